@@ -1,0 +1,28 @@
+#!/usr/bin/env bash
+# `bash run.sh` sets up, prepares text, trains a small GPT and shows what it writes.
+# `bash run.sh test` sets up and runs the tests. Run again, each does only what is not done yet.
+set -euo pipefail
+cd "$(dirname "$0")"
+
+python=${PYTHON:-python3}
+stamp=.venv/requirements.sha256
+wanted=$(cat requirements.txt | "$python" -c 'import hashlib, sys; print(hashlib.sha256(sys.stdin.buffer.read()).hexdigest())')
+if [ "$(cat "$stamp" 2>/dev/null || true)" != "$wanted" ]; then
+  [ -x .venv/bin/python ] || "$python" -m venv .venv
+  .venv/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
+  echo "$wanted" > "$stamp"
+fi
+export PATH="$PWD/.venv/bin:$PATH"
+
+if [ "${1:-}" = test ]; then
+  shift
+  exec python -m pytest "$@"
+fi
+preset=${1:-tiny}
+python prepare_data.py "$preset"
+torchrun train.py "$preset"
+python eval.py loss "$preset"
+python eval.py sample "$preset"
+echo "checkpoints  $(ls -d "runs/$preset"/checkpoints/step_* | tail -n 1)"
+echo "metrics      runs/$preset/metrics.jsonl"
+echo "picture      runs/$preset/loss.png"
