@@ -1,0 +1,176 @@
+"""tokenizer.py against its oracle: the `tokenizers` library, which reads the same file."""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+import sysconfig
+import unicodedata
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import tokenizer as T
+from tokenizer import SPECIAL_TOKENS, Tokenizer, blocks
+
+SPECIALS = " ".join(SPECIAL_TOKENS)
+AWKWARD = [
+    "", " ", "\n", "\r\n", "\r\n\r\n  \t", "\x00", "a\x00b\x00\x00", "tab\there", "trailing   ",
+    "I'll we've it's DON'T 'S 'ſ 'K", "1234567 3.14159 1e-10", "٣٤٥٦ ३४५ 一二三 Ⅷ ²³ ½ 𝟙𝟚𝟛",
+    "e\u0301 n\u0303 a\u030a\u0323", "Zürich Ångström ﬁ", "שלום עולם", "مرحبا بالعالم ١٢٣",
+    "\u202eright to left\u202c", "👩‍👩‍👧‍👦 👍🏽 🇧🇷🇵🇹 ❤️", "ไทยไม่มีเว้นวรรค", "汉字かなカナ한글",
+    "a\u200bb\u200d\u00a0c\u3000d\u2028e\u2029f\x85g", "\ufeffBOM", "\U0010ffff\ue000\ufffe",
+    SPECIALS,
+    f"x{SPECIALS}y<|bos|><|bos", "((((((((((((((((((((", "_" * 300, "=" * 1000 + "\n" * 50,
+    " " * 5000 + "x", "a" * 5000, "\u0301" * 200, "def f(x):\n\treturn x  # çãõ\n\n\n",
+]
+
+
+@pytest.fixture(scope="module")
+def python_text() -> list[str]:
+    folder = Path(sysconfig.get_paths()["stdlib"])
+    return [p.read_text("utf-8", "replace") for p in sorted(folder.glob("*.py"))]
+
+
+@pytest.fixture(scope="module")
+def tok(python_text) -> Tokenizer:
+    return Tokenizer.train(python_text[:60] + AWKWARD, 1200)
+
+
+def oracle(tok: Tokenizer):
+    import tokenizers
+
+    hf = tokenizers.Tokenizer.from_str(tok.spec)
+    hf.encode_special_tokens = True  # special tokens in the text are plain text
+    return lambda text: hf.encode(text, add_special_tokens=False).ids
+
+
+def random_texts(count: int, seed: int):
+    """Strings over all Unicode categories (but surrogates), long runs and digits mixed in."""
+    rng = random.Random(seed)
+    by_category: dict[str, list[str]] = {}
+    for c in range(0x110000):
+        by_category.setdefault(unicodedata.category(chr(c)), []).append(chr(c))
+    del by_category["Cs"]
+    groups = [*by_category.values(), [" "], ["\n"], list("aeiou'"), list("0123456789"),
+              [text for text in AWKWARD if len(text) < 100]]  # longer runs: below
+    for _ in range(count):
+        parts = []
+        for _ in range(rng.randrange(1, 40)):
+            group = rng.choice(groups)
+            parts += rng.choice(group) * rng.randrange(2, 60) if rng.random() < 0.05 \
+                else [rng.choice(group) for _ in range(rng.randrange(1, 6))]
+        yield "".join(parts)
+
+
+def test_ids_are_those_of_the_tokenizers_library(tok, python_text):
+    hf = oracle(tok)
+    for text in [*AWKWARD, *python_text[60:110], *random_texts(3000, seed=0)]:
+        assert tok.encode(text) == hf(text), repr(text[:80])
+    every = [chr(c) for c in range(0x110000) if not 0xD800 <= c < 0xE000]
+    for k in range(0, len(every), 64):
+        text = "a ".join(every[k : k + 64]) + "1".join(every[k : k + 64])
+        assert tok.encode(text) == hf(text), hex(ord(every[k]))
+
+
+def test_decode_gives_the_text_back_and_token_bytes_add_up(tok):
+    for text in [*AWKWARD, *random_texts(500, seed=1)]:
+        ids = tok.encode(text)
+        assert tok.decode(ids) == text
+        assert int(tok.token_bytes[ids].sum()) == len(text.encode("utf-8"))
+        assert not ids or max(ids) < tok.vocab_size
+
+
+def test_specials_come_first_and_text_cannot_make_them(tok):
+    assert tok.bos_id == 0 and tok.vocab_size == 1200
+    assert [tok.special[name] for name in SPECIAL_TOKENS] == list(range(len(SPECIAL_TOKENS)))
+    assert tok.token_bytes[: len(SPECIAL_TOKENS)].tolist() == [0] * len(SPECIAL_TOKENS)
+    assert (tok.token_bytes[len(SPECIAL_TOKENS) :] > 0).all()
+    assert sorted(tok.token_bytes[len(SPECIAL_TOKENS) :])[:256] == [1] * 256
+    for text in (SPECIALS, "<|bos|>", "a<|bos|>b"):
+        assert min(tok.encode(text)) >= len(SPECIAL_TOKENS)
+
+
+def test_digits_come_in_groups_of_two():
+    """Even a text of nothing but years does not teach it a token of three digits."""
+    tok = Tokenizer.train([" ".join(str(year) for year in range(1000, 3000))] * 5, 500)
+    assert [tok.decode([i]) for i in tok.encode("20241")] == ["20", "24", "1"]
+    assert max(len(p) for run in ("7" * 40, "2020" * 5) for p in map(
+        tok.decode, ([i] for i in tok.encode(run)))) == 2
+
+
+def test_a_long_text_has_the_ids_of_the_uncut_one(tok, python_text):
+    """Blocks end where the split ends anyway; without such a place bytes still all survive."""
+    hf = oracle(tok)
+    text = "\n".join(python_text)[:400_000]
+    assert len(list(blocks(text))) > 4
+    assert tok.encode(text) == hf(text)
+    for text in ("x" * 200_000, " " * 1_000_000, "中" * 150_000, "\t \n" * 100_000, "(" * 300_000):
+        assert "".join(blocks(text)) == text and max(map(len, blocks(text))) <= T.BLOCK
+        assert tok.decode(tok.encode(text)) == text
+
+
+def test_lone_surrogates_become_replacement_characters(tok):
+    assert tok.decode(tok.encode("a\ud800b\udc00")) == "a\ufffdb\ufffd"
+    assert tok.decode(tok.encode("\ud83d\ude00")) == "😀"
+
+
+def test_nfc_is_stored_and_honoured(tmp_path):
+    texts = ["cafe\u0301 ac\u0327a\u0303o", "Å \u212b A\u030a \u1112\u1161\u11ab"] * 20
+    nfc = Tokenizer.train(texts, 300, nfc=True)
+    nfc.save(tmp_path / "tokenizer.json")
+    again = Tokenizer.load(tmp_path / "tokenizer.json")
+    assert again.nfc and not Tokenizer.train(texts, 300).nfc
+    assert json.loads(again.spec)["normalizer"] == {"type": "NFC"}
+    hf = oracle(again)
+    for text in [*texts, *AWKWARD, *random_texts(1000, seed=2)]:
+        assert again.encode(text) == hf(text)
+    for text in [*texts, *AWKWARD]:
+        assert again.decode(again.encode(text)) == unicodedata.normalize("NFC", text)
+
+
+def test_training_is_deterministic_and_survives_the_disk(tok, python_text, tmp_path):
+    again = Tokenizer.train(python_text[:60] + AWKWARD, 1200)
+    assert again.sha256 == tok.sha256
+    tok.save(tmp_path / "t.json")
+    loaded = Tokenizer.load(tmp_path / "t.json")
+    assert loaded.sha256 == tok.sha256 and (loaded.token_bytes == tok.token_bytes).all()
+    assert list(tmp_path.iterdir()) == [tmp_path / "t.json"]
+    assert loaded.encode_batch(["a", "b c"]) == [tok.encode("a"), tok.encode("b c")]
+    assert loaded.encode_array("b c").dtype == np.uint32
+
+
+def test_other_tokenizers_are_refused_in_a_sentence(tok, tmp_path):
+    def variant(change) -> Path:
+        tree = json.loads(tok.spec)
+        change(tree)
+        path = tmp_path / "t.json"
+        path.write_text(json.dumps(tree))
+        return path
+
+    def unigram(tree):
+        tree["model"]["type"] = "Unigram"
+
+    def lower(tree):
+        tree["normalizer"] = {"type": "Lowercase"}
+
+    def metaspace(tree):
+        tree["pre_tokenizer"] = {"type": "Metaspace"}
+
+    def gap(tree):
+        tree["model"]["vocab"]["Ġzzz"] = 5000
+
+    for change in (unigram, lower, metaspace, gap):
+        with pytest.raises(ValueError, match="train"):
+            Tokenizer.load(variant(change))
+    (tmp_path / "t.json").write_text("not json")
+    with pytest.raises(ValueError, match="not a tokenizer.json"):
+        Tokenizer.load(tmp_path / "t.json")
+    with pytest.raises(ValueError, match="does not exist"):
+        Tokenizer.load(tmp_path / "none.json")
+    with pytest.raises(ValueError, match="vocab_size 100"):
+        Tokenizer.train(["a"], 100)

@@ -1,0 +1,194 @@
+"""Text <-> token ids: a byte-level BPE, trained by `tokenizers`, run by `tiktoken`.
+
+Reads and writes `tokenizer.json` (the Hugging Face format). Guarantees:
+- any text encodes, and decodes to the same text (every byte has a token);
+- `tokenizers` and `tiktoken` give the same ids: one merge table, two engines, the second 4x faster;
+- a special token written in the text is encoded as ordinary characters, never as its id.
+
+Ids: special tokens first (`<|bos|>` is 0), then the 256 bytes, then one id per merge, in the order
+in which they were learned. Next: prepare_data.py (who trains and uses it), data.py (rows of ids).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+import numpy as np
+
+BOS = "<|bos|>"
+SPECIAL_TOKENS = (BOS, "<|user|>", "<|assistant|>", "<|end|>")  # the last three: for chat, later
+
+# GPT-4's split, with numbers in groups of one or two digits. A token never crosses a split.
+SPLIT = (
+    r"'(?:[sdmtSDMT]|[lL][lL]|[vV][eE]|[rR][eE])"  # 's 'll 've ...
+    r"|[^\r\n\p{L}\p{N}]?+\p{L}+"  # a word, with the space or sign before it
+    r"|\p{N}{1,2}"
+    r"| ?[^\s\p{L}\p{N}]++[\r\n]*"  # punctuation, with the line end after it
+    r"|\s*[\r\n]"
+    r"|\s+(?!\S)"  # spaces, but for the last one, which belongs to the next word
+    r"|\s+"
+)
+
+# The split is a backtracking regex: it overflows its stack on a million spaces, so a longer text
+# goes in by blocks. A block ends after a word where it can: there the split ends too, whatever
+# follows, so the ids are those of the uncut text. Only 32K characters without such a place
+# are cut blindly: then a token may be split in two, and still no byte is lost.
+BLOCK = 65_536
+AFTER_A_WORD = re.compile(r"[^\W_](?=[ \t\n.,;:!?()\[\]{}<>=+*/\"-])")
+
+
+def byte_symbols() -> dict[str, int]:
+    """The 256 printable characters that stand for bytes in tokenizer.json (GPT-2's table).
+
+    'A' -> 65, 'Ġ' -> 32 (space), 'Ċ' -> 10 (line feed)
+    """
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [b for b in range(256) if b not in printable]
+    return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(others)}
+
+
+def blocks(text: str, size: int = BLOCK) -> Iterator[str]:
+    """Cut a long text into blocks of at most `size` characters: `"".join(blocks(t)) == t`."""
+    start = 0
+    while len(text) - start > size:
+        word_end = AFTER_A_WORD.search(text, start + size // 2, start + size)
+        end = word_end.end() if word_end else start + size
+        yield text[start:end]
+        start = end
+    yield text[start:]
+
+
+class Tokenizer:
+    """A byte-level BPE. Build one with `Tokenizer.train` or `Tokenizer.load`."""
+
+    def __init__(self, spec: str) -> None:
+        """`spec` is the text of a tokenizer.json."""
+        import tiktoken
+
+        self.spec = spec
+        tree = json.loads(spec)
+        pattern, self.nfc = _check(tree)
+        symbols = byte_symbols()
+        self.special = {t["content"]: t["id"] for t in tree["added_tokens"]}
+        ranks = {  # the bytes of each ordinary token -> its id, which is also its merge priority
+            bytes(symbols[c] for c in token): i
+            for token, i in tree["model"]["vocab"].items() if token not in self.special
+        }
+        self.vocab_size = len(ranks) + len(self.special)
+        if sorted([*ranks.values(), *self.special.values()]) != list(range(self.vocab_size)):
+            raise ValueError("the tokenizer's ids have gaps or duplicates; train a new one")
+        if BOS not in self.special:
+            raise ValueError(f"the tokenizer has no {BOS} token, which starts every row")
+        self.bos_id = self.special[BOS]
+        self.token_bytes = np.zeros(self.vocab_size, dtype=np.int32)  # 0 for special tokens
+        for token, i in ranks.items():
+            self.token_bytes[i] = len(token)
+        self._nfc = _nfc() if self.nfc else None
+        self._engine = tiktoken.Encoding(
+            "nano2049", pat_str=pattern, mergeable_ranks=ranks, special_tokens=self.special)
+
+    @classmethod
+    def train(cls, texts: Iterable[str], vocab_size: int, *, nfc: bool = False,
+              min_frequency: int = 2, progress: bool = False) -> Tokenizer:
+        """Learn `vocab_size` tokens, or fewer if no pair of them occurs `min_frequency` times."""
+        from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
+        from tokenizers import Tokenizer as HFTokenizer
+
+        smallest = 256 + len(SPECIAL_TOKENS)
+        if vocab_size < smallest:
+            raise ValueError(f"vocab_size {vocab_size} is below {smallest}: the 256 bytes and "
+                             f"{len(SPECIAL_TOKENS)} special tokens; try --vocab_size 4096")
+        bpe = HFTokenizer(models.BPE())
+        bpe.normalizer = normalizers.NFC() if nfc else None
+        bpe.pre_tokenizer = pre_tokenizers.Sequence([
+            pre_tokenizers.Split(Regex(SPLIT), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ])
+        bpe.decoder = decoders.ByteLevel()
+        trainer = trainers.BpeTrainer(
+            vocab_size=vocab_size, min_frequency=min_frequency, show_progress=progress,
+            special_tokens=list(SPECIAL_TOKENS),
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
+        bpe.train_from_iterator((b for text in texts for b in blocks(clean(text))), trainer)
+        return cls(bpe.to_str(pretty=True))
+
+    @classmethod
+    def load(cls, path: str | Path) -> Tokenizer:
+        """Read a tokenizer.json; ValueError if it is not a byte-level BPE."""
+        try:
+            return cls(Path(path).read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise ValueError(f"{path} does not exist: --tokenizer wants a tokenizer.json") from None
+        except (KeyError, TypeError, json.JSONDecodeError):
+            raise ValueError(f"{path} is not a tokenizer.json of a byte-level BPE") from None
+
+    def save(self, path: str | Path) -> None:
+        """Write tokenizer.json: under another name first, so that no half of it is ever seen."""
+        temporary = Path(f"{path}.tmp-{os.getpid()}")
+        temporary.write_text(self.spec, encoding="utf-8")
+        os.replace(temporary, path)
+
+    @property
+    def sha256(self) -> str:
+        return hashlib.sha256(self.spec.encode("utf-8")).hexdigest()
+
+    def encode_array(self, text: str) -> np.ndarray:
+        """text -> ids, uint32, without BOS; no Python object per token is made."""
+        text = clean(text)
+        if self.nfc and not text.isascii():
+            text = self._nfc(text)
+        parts = [  # nothing allowed, nothing forbidden: special tokens in the text are plain text
+            self._engine.encode_to_numpy(block, allowed_special=set(), disallowed_special=())
+            for block in blocks(text)
+        ]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def encode(self, text: str) -> list[int]:
+        """text -> ids, without BOS."""
+        return self.encode_array(text).tolist()
+
+    def encode_batch(self, texts: Iterable[str]) -> list[list[int]]:
+        return [self.encode(text) for text in texts]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """ids -> text; a character of which bytes are missing becomes U+FFFD."""
+        return self._engine.decode([int(i) for i in ids], errors="replace")
+
+
+def _nfc() -> Callable[[str], str]:
+    """NFC as `tokenizers` does it: Python's own knows another version of Unicode."""
+    from tokenizers.normalizers import NFC
+
+    return NFC().normalize_str
+
+
+def clean(text: str) -> str:
+    """Python strings can hold half a UTF-16 pair, which no UTF-8 has: it becomes U+FFFD."""
+    try:
+        text.encode("utf-8")
+        return text
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def _check(tree: dict) -> tuple[str, bool]:
+    """(split pattern, NFC?) of a parsed tokenizer.json, or ValueError if it is of another kind."""
+    def refuse(what: str) -> ValueError:
+        return ValueError(f"not a byte-level BPE of this project's kind: {what}; "
+                          "train one by leaving --tokenizer empty")
+
+    if tree["model"]["type"] != "BPE":
+        raise refuse(f"the model is {tree['model']['type']}")
+    normalizer = (tree["normalizer"] or {"type": None})["type"]
+    if normalizer not in (None, "NFC"):
+        raise refuse(f"the normalizer is {normalizer}")
+    steps = (tree["pre_tokenizer"] or {}).get("pretokenizers", [])
+    if [s["type"] for s in steps] != ["Split", "ByteLevel"] or steps[1]["use_regex"] \
+            or steps[1]["add_prefix_space"] or steps[0]["behavior"] != "Isolated":
+        raise refuse("the pre-tokenizer is not Split, then ByteLevel")
+    return steps[0]["pattern"]["Regex"], normalizer == "NFC"
