@@ -1,0 +1,337 @@
+"""The knobs: one dataclass per concern, a docstring per field (its help text), and the presets.
+
+`parse(program, part)` turns a command line into a preset with overrides: the first word after the
+program names the preset (none: tiny), every field of the program's dataclasses is an option.
+`run(main)` is how a program ends: a mistake of the user's is one sentence and an exit code.
+"""
+
+from __future__ import annotations
+
+import difflib
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from model import GPTConfig
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """What `prepare_data.py` reads and writes."""
+
+    source: tuple[str, ...] = ("stdlib",)
+    """Where the text comes from, one or more of `stdlib`, `stdlib+site`, `files:PATH`,
+    `hf:REPO[:CONFIG][@REVISION]`; `NAME=` before it names the source in a mixture, `#FIELD+FIELD`
+    after it says which fields hold the text."""
+    data_dir: str = ""
+    """Folder to write; empty: data/PRESET."""
+    tokenizer: str = ""
+    """An existing tokenizer.json to use; empty: train one on the text."""
+    vocab_size: int = 4096
+    """Tokens in the vocabulary, special tokens included."""
+    nfc: bool = False
+    """Normalize text to Unicode NFC before encoding."""
+    row_len: int = 513
+    """Tokens in a row: seq_len inputs + 1."""
+    packing: Literal["best_fit", "best_fit_discard", "concat"] = "best_fit"
+    """best_fit loses nothing; the others are there to compare with."""
+    tokens: str = ""
+    """Stop after enough units for this many tokens (`2B`, `500M`); empty: everything."""
+    val_fraction: float = 0.02
+    """Share of the documents, chosen by content hash, that go to validation."""
+    workers: int = 0
+    """Processes; 0: one per core."""
+    part: str = ""
+    """`I/N`: prepare only the I-th of N parts of the units (machines in parallel)."""
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """What `train.py` does with the data and the model."""
+
+    # Where
+    run_dir: str = ""
+    """Folder of the run; empty: runs/PRESET."""
+    data_dir: str = ""
+    """Folder that prepare_data.py wrote; empty: data/PRESET."""
+    stage: str = ""
+    """Copy the shards to this (local, fast) folder first, verify them, and read from there."""
+    verify: bool = False
+    """Check the sha256 of every shard before the first step, not in the background."""
+
+    # How much
+    steps: int = 0
+    """Optimizer steps; 0: as many as `tokens` makes."""
+    tokens: str = ""
+    """Tokens to train on (`2B`, `500M`); empty: 10.5 per weight of the blocks and the head."""
+    tokens_per_step: int = 524_288
+    """Tokens in one optimizer step over all ranks and micro-batches."""
+    micro_batch: int = 0
+    """Rows per forward pass on one rank; 0: found by the program."""
+    ramp_steps: int = 0
+    """Steps with a quarter, then half of tokens_per_step, before the whole."""
+
+    # What of
+    mixture: tuple[str, ...] = ()
+    """Weights of the data's sources, `NAME=WEIGHT ...`; empty: in proportion to their rows."""
+    decay_mixture: tuple[str, ...] = ()
+    """Another mixture for the decay phase; empty: the same."""
+    seed: int = 0
+    """Of the initial weights and the order of the rows."""
+
+    # Optimizer
+    optimizer: Literal["muon", "adamw"] = "muon"
+    """muon: Muon for the matrices, AdamW for the rest; adamw: AdamW for all."""
+    lr: float = 6e-5
+    """Learning rate of `--optimizer adamw`."""
+    lr_scale: float = 1.0
+    """Factor on the four learning rates of `--optimizer muon`."""
+    matrix_lr: float = 0.02
+    """Muon: matrices inside the blocks."""
+    embedding_lr: float = 0.3
+    """AdamW beside Muon: embedding tables, at width 768 (scaled by width^-1/2)."""
+    head_lr: float = 0.008
+    """AdamW beside Muon: the head, likewise."""
+    scalar_lr: float = 0.005
+    """AdamW beside Muon: gates and scalars outside the blocks."""
+    weight_decay: float = 0.1
+    """Of the matrices; with Muon cautious, and falling to 0 over the run."""
+    grad_clip: float = 0.0
+    """Largest gradient norm; 0: no clipping."""
+    schedule: Literal["wsd", "cosine", "multistep"] = "wsd"
+    """Learning rate over the run: warmup-stable-decay, cosine, or steps at 80% and 90%."""
+    warmup: int = 40
+    """Steps of linear warmup."""
+    decay: float = 0.65
+    """wsd: the share of the run in which the learning rate falls."""
+    final_lr: float = 0.05
+    """The factor that the learning rate ends at (wsd, cosine)."""
+    skip_nonfinite: int = 0
+    """Steps with a non-finite loss or gradient to skip before giving up; 0: stop at the first."""
+    noise_scale_every: int = 0
+    """Estimate the gradient noise scale every N steps; 0: never."""
+
+    # Watch
+    log_every: int = 10
+    """Steps between lines on the screen (metrics.jsonl gets every step)."""
+    eval_every: int = 250
+    """Steps between validations; there is one before the first step and one at the end anyway."""
+    eval_tokens: int = 10_485_760
+    """Validation targets to score, always the same ones."""
+    wandb: bool = False
+    """Also log to Weights & Biases (as WANDB_MODE says, if it is set)."""
+    profile: bool = False
+    """Record a few steps: trace, memory over a step, and where the time goes; then stop."""
+    plan: bool = False
+    """Print parameters, tokens, memory, disk, hours and dollars, and stop."""
+    usd_per_hour: float = 3.0
+    """What this machine costs, for --plan and the last line."""
+    peak_tflops: float = 0.0
+    """Peak of one device in dense TFLOP/s, for MFU; 0: by the device's name."""
+    measure_peak: bool = False
+    """Measure a matmul ceiling at start and use it as the peak (always done on CPU)."""
+
+    # Survive
+    save_every: int = 0
+    """Steps between checkpoints; 0: by the clock alone (there is one at the end anyway)."""
+    save_minutes: float = 15.0
+    """Minutes between checkpoints; 0: by steps alone."""
+    keep: int = 2
+    """Newest valid checkpoints to keep."""
+    milestone_every: int = 0
+    """Keep the checkpoint of every k-th step for good; 0: none."""
+    mirror: str = ""
+    """Copy each checkpoint to this second folder as well."""
+    resume: str = "auto"
+    """auto: from the newest valid checkpoint in run_dir, if any; or the path of one."""
+    init_from: str = ""
+    """Begin a new run with the weights of this checkpoint."""
+
+    # On what
+    device: str = "auto"
+    """auto, cuda, mps or cpu."""
+    dtype: Literal["auto", "bf16", "fp32"] = "auto"
+    """Of the computation; the weights are fp32. auto: bf16 where the hardware has it."""
+    compile: bool = True
+    """torch.compile the training step; eager if that fails here."""
+    parallel: Literal["auto", "ddp", "fsdp"] = "auto"
+    """Several ranks: a whole model on each (ddp), or sharded (fsdp)."""
+
+
+# A run goes on under other values of these; every other field is part of what the run *is*.
+FREE_FIELDS = frozenset(
+    "run_dir data_dir stage verify micro_batch log_every eval_every eval_tokens wandb profile plan "
+    "usd_per_hour peak_tflops measure_peak save_every save_minutes keep milestone_every mirror "
+    "resume device compile parallel noise_scale_every skip_nonfinite".split()
+)
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A model, its data and its training, known by one word."""
+
+    model: GPTConfig
+    data: DataConfig
+    train: TrainConfig = field(default_factory=TrainConfig)
+    name: str = ""
+
+
+def _d(depth: int, tokens_per_step: int) -> Preset:
+    """The depth dial: width 64 x depth, heads of 128, MLP 4x."""
+    model = GPTConfig(
+        n_layer=depth,
+        n_embd=64 * depth,
+        n_head=depth // 2,
+        n_kv_head=depth // 2,
+        mlp_hidden=256 * depth,
+        extras=("value_embeds", "smear"),
+    )
+    data = DataConfig(
+        source=("hf:karpathy/climbmix-400b-shuffle",), vocab_size=32_768, row_len=2049,
+        val_fraction=0.001,
+    )  # fmt: skip
+    return Preset(model, data, TrainConfig(tokens_per_step=tokens_per_step))
+
+
+_LLAMA = dict(
+    mlp="swiglu", qk_norm=False, embed_norm=False, tie_embeddings=True, logit_softcap=0.0,
+    rope_theta=10_000.0, head_dim=64,
+)  # fmt: skip
+
+PRESETS = {
+    "tiny": Preset(
+        GPTConfig(
+            seq_len=512, vocab_size=4096, n_layer=4, n_embd=256, n_head=2, n_kv_head=2,
+            mlp_hidden=1024, extras=("value_embeds", "smear", "backout", "qk_scale"),
+        ),
+        DataConfig(vocab_size=4096, row_len=513),
+        TrainConfig(
+            steps=1000, tokens_per_step=2048,  # 4 x 512
+            lr_scale=1.5, weight_decay=0.0, warmup=10, log_every=25, eval_every=100,
+            eval_tokens=81_920, save_minutes=1.0,
+        ),
+    ),
+    "d12": _d(12, 524_288),  # 16 x 2048 x 16
+    "d20": _d(20, 1_048_576),
+    "d24": _d(24, 1_048_576),
+    # The two runs that the project's sources describe.
+    "smol-135m": Preset(
+        GPTConfig(
+            vocab_size=49_152, n_layer=30, n_embd=576, n_head=9, n_kv_head=3, mlp_hidden=1536,
+            **_LLAMA,
+        ),
+        DataConfig(
+            source=("hf:HuggingFaceFW/fineweb-edu:sample-100BT",), vocab_size=49_152, row_len=2049,
+            val_fraction=0.001,
+        ),
+        TrainConfig(
+            tokens="50B", tokens_per_step=2_097_152,  # 16 x 2048 x 64
+            optimizer="adamw", lr=6e-5, schedule="cosine", final_lr=0.1, warmup=100, grad_clip=1.0,
+        ),
+    ),
+    "biatron-345m": Preset(
+        GPTConfig(
+            seq_len=4096, vocab_size=32_000, n_layer=32, n_embd=960, n_head=15, n_kv_head=5,
+            mlp_hidden=2560, **_LLAMA,
+        ),
+        DataConfig(
+            source=(
+                "gigaverbo=hf:TucanoBR/GigaVerbo",
+                "reasoning=hf:cnmoro/reasoning-v1-20m-portuguese",
+                "finemath=hf:HuggingFaceTB/finemath:finemath-4plus",
+                "infiwebmath=hf:HuggingFaceTB/finemath:infiwebmath-4plus",
+            ),
+            vocab_size=32_000, nfc=True, row_len=4097, val_fraction=0.001,
+        ),
+        TrainConfig(
+            steps=152_000, tokens_per_step=2_097_152,  # 8 x 4096 x 64
+            optimizer="adamw", lr=6e-5, schedule="cosine", final_lr=0.1, warmup=152, grad_clip=1.0,
+            mixture=("gigaverbo=60", "reasoning=30", "finemath=5", "infiwebmath=5"),
+        ),
+    ),
+}  # fmt: skip
+
+
+# --------------------------------------------------------------------------- command line
+
+
+@dataclass(frozen=True)
+class TrainArgs:
+    model: GPTConfig
+    train: TrainConfig
+
+
+def parse(program: str, part: Literal["data", "train"], argv: list[str]) -> Preset:
+    """Command line -> preset with overrides, the folders filled in.
+
+    `parse("train.py", "train", ["d12", "--steps", "200"])`. Unknown options are answered by tyro:
+    the nearest one named, exit code 2.
+    """
+    import tyro
+
+    name, argv = (argv[0], argv[1:]) if argv and argv[0][0] != "-" else ("tiny", argv)
+    preset = replace(find_preset(name), name=name)
+    default = preset.data if part == "data" else TrainArgs(preset.model, preset.train)
+    args = tyro.cli(
+        type(default),
+        default=default,
+        args=argv,
+        prog=f"{program} {name}",
+        config=(tyro.conf.OmitArgPrefixes,),
+        use_underscores=True,
+    )
+    if part == "data":
+        return replace(preset, data=replace(args, data_dir=args.data_dir or f"data/{name}"))
+    train = replace(
+        args.train,
+        run_dir=args.train.run_dir or f"runs/{name}",
+        data_dir=args.train.data_dir or f"data/{name}",
+    )
+    return replace(preset, model=args.model, train=train)
+
+
+def find_preset(name: str) -> Preset:
+    if name not in PRESETS:
+        near = difflib.get_close_matches(name, PRESETS, n=1, cutoff=0.0)[0]
+        raise ValueError(
+            f"there is no preset {name!r}; did you mean {near}? There are {', '.join(PRESETS)}"
+        )
+    return PRESETS[name]
+
+
+def count(text: str) -> int:
+    """ "2B" -> 2_000_000_000, "500M", "10k", "4096"; "" -> 0."""
+    units = {"K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
+    number, unit = (text[:-1], units[text[-1].upper()]) if text[-1:].upper() in units else (text, 1)
+    try:
+        return round(float(number) * unit) if text else 0
+    except ValueError:
+        raise ValueError(f"{text!r} is no number of tokens; write 2B, 500M or 4096") from None
+
+
+def weights(mixture: tuple[str, ...]) -> dict[str, float] | None:
+    """("a=60", "b=40") -> {"a": 60.0, "b": 40.0}; () -> None."""
+    pairs = {}
+    for item in filter(None, mixture):
+        name, _, weight = item.rpartition("=")
+        try:
+            pairs[name] = float(weight)
+        except ValueError:
+            raise ValueError(
+                f"{item!r} is not NAME=WEIGHT, as in --mixture wiki=60 code=40"
+            ) from None
+    return pairs or None
+
+
+def run(main: Callable[[list[str]], int | None]) -> None:
+    """Run main(argv) and exit with what it returns; an error with an exit code (ValueError: 2) is
+    printed as one sentence, without a traceback."""
+    try:
+        sys.exit(main(sys.argv[1:]) or 0)
+    except Exception as error:
+        code = 2 if isinstance(error, ValueError) else getattr(error, "exit_code", None)
+        if code is None:
+            raise
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        sys.exit(code)

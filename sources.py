@@ -1,0 +1,402 @@
+"""Where text comes from: a source spec -> units -> documents.
+
+    stdlib                       the Python standard library of this machine (31 MB, no network)
+    stdlib+site                  the same and the installed packages
+    files:PATH                   a file, a folder or a glob: .txt .md .jsonl .parquet, also .gz .zst
+    hf:REPO[:CONFIG][@REVISION]  a Hugging Face dataset, streamed; or a URL or path of data files
+`NAME=` before a spec names it, `#FIELD+FIELD` after it says which fields hold the text.
+
+A unit is a piece of a source that can be read on its own: some files, a byte range of a big one.
+The list of units depends on the source alone, so it is the same on every machine, in an order
+mixed by hash: a prefix of it is a fair sample. Next: prepare_data.py turns units into shards.
+"""
+
+from __future__ import annotations
+
+import codecs
+import glob
+import gzip
+import hashlib
+import io
+import json
+import os
+import re
+import sys
+import sysconfig
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import BinaryIO
+
+MB = 1 << 20
+SMALLEST_UNIT, LARGEST_UNIT = 4 * MB, 64 * MB  # in between: 64 units, to keep the cores busy
+DOCUMENT = MB  # a longer plain text becomes several documents, cut at line ends
+TEXT = (".txt", ".text", ".md", ".py")
+KINDS = (*TEXT, ".jsonl", ".ndjson", ".parquet")
+TRIES = 6  # in a row without a document, when streaming
+RETRY_S = 1.0  # before the second try; doubled before each further one
+
+
+class SourceError(Exception):
+    """A source that cannot be read, now: the network, or a damaged file."""
+
+    exit_code = 3
+
+
+@dataclass(frozen=True)
+class Source:
+    name: str
+    kind: str  # stdlib, files or hf
+    place: str
+    fields: tuple[str, ...] = ("text",)
+    config: str | None = None
+    revision: str | None = None
+
+
+def parse(spec: str) -> Source:
+    """'code=files:src#body' -> Source(name='code', kind='files', place='src', fields=('body',))"""
+    name, rest = re.fullmatch(r"(?:([\w.-]+)=)?(.*)", spec, re.DOTALL).groups()
+    rest, _, fields = rest.partition("#")
+    fields = tuple(fields.split("+")) if fields else ("text",)
+    kind, _, place = rest.partition(":")
+    if rest in ("stdlib", "stdlib+site"):
+        return Source(name or "stdlib", "stdlib", rest, fields)
+    if kind == "files" and place:
+        return Source(name or re.sub(r"[^\w.-]", "_", Path(place).stem) or "files", "files", place,
+                      fields)
+    if kind == "hf" and place:
+        config = revision = None
+        if not is_data_file(place):
+            place, _, revision = place.partition("@")
+            place, _, config = place.partition(":")
+        name = name or re.sub(r"[^\w.-]", "_", place.rstrip("/").split("/")[-1])
+        return Source(name, "hf", place, fields, config or None, revision or None)
+    raise ValueError(f"source {spec!r} is none of stdlib, stdlib+site, files:PATH, "
+                     "hf:REPO[:CONFIG][@REVISION]")
+
+
+def list_units(source: Source) -> tuple[list[dict], dict]:
+    """-> units, and facts for the manifest (revision, files).
+
+    Local unit: {"bytes": 123, "pieces": [[name, start, end], ...]}, start and end in bytes, or in
+    row groups for parquet. Streamed unit: {"shard": 3, "of": 100}: the dataset's own files.
+    """
+    if source.kind == "hf":
+        return _hf_units(source)
+    files = local_files(source)
+    sizes = {name: path.stat().st_size for name, path in files.items()}
+    total = sum(sizes.values())
+    target = min(LARGEST_UNIT, max(SMALLEST_UNIT, total // 64))
+    pieces = [p for name, path in files.items() for p in _pieces(name, path, sizes[name], target)]
+    pieces.sort(key=lambda p: hashlib.blake2b(f"{p[0]}:{p[1]}".encode()).digest())
+    units, held = [], 0
+    for name, start, end, size in pieces:
+        if not units or held + size > target:
+            units.append({"bytes": 0, "pieces": []})
+            held = 0
+        units[-1]["pieces"].append([name, start, end])
+        units[-1]["bytes"] += size
+        held += size
+    return units, {"files": sizes}
+
+
+def documents(source: Source, unit: dict, notes: Counter) -> Iterator[str]:
+    """The texts of a unit. `notes` counts what was odd: empty documents, bytes not UTF-8, ..."""
+    if source.kind == "hf":
+        texts = _hf_documents(source, unit)
+    else:
+        files = cached_files(source)
+        texts = (text for name, start, end in unit["pieces"]
+                 for text in _read(files[name], start, end, source.fields, notes))
+    for text in texts:
+        if text:
+            yield text
+        else:
+            notes["empty documents"] += 1
+
+
+# ----------------------------------------------------------------------------------- local files
+
+
+def local_files(source: Source) -> dict[str, Path]:
+    """The files of a local source: name (the same on every machine) -> path, sorted by name."""
+    if source.kind == "stdlib":
+        paths = sysconfig.get_paths()
+        roots = {"stdlib": paths["stdlib"]}
+        if source.place == "stdlib+site":
+            roots |= {"site": paths["purelib"]}
+        found = {f"{root}/{path.relative_to(folder)}": path for root, folder in roots.items()
+                 for path in _walk(Path(folder), (".py",), links=False)
+                 if root == "site"
+                 or not {"site-packages", "dist-packages"} & set(path.parts)}
+    else:
+        place = Path(source.place).expanduser()
+        if place.is_dir():
+            found = {path.relative_to(place).as_posix(): path for path in _walk(place, KINDS)}
+        elif place.exists():
+            found = {place.name: place}
+        else:
+            found = {Path(p).as_posix(): Path(p)
+                     for p in glob.glob(str(place), recursive=True) if os.path.isfile(p)}
+            if not found:
+                raise ValueError(f"files:{source.place}: no such file or folder")
+        if not found:
+            raise ValueError(f"files:{source.place} has no file that ends in {' '.join(KINDS)} "
+                             "(or one of these + .gz or .zst); name the files with a glob, as in "
+                             f"'files:{source.place}/**/*.html'")
+    return dict(sorted(found.items()))
+
+
+cached_files = lru_cache(maxsize=16)(local_files)  # a pool's process asks once per unit
+
+
+def _walk(root: Path, kinds: tuple[str, ...], links: bool = True) -> Iterator[Path]:
+    seen = set()  # a link may lead back to a folder above
+    for folder, folders, names in os.walk(root, followlinks=links):
+        real = os.path.realpath(folder)
+        folders[:] = sorted(d for d in folders if d != "__pycache__" and not d.startswith("."))
+        if real in seen:
+            folders[:] = []
+            continue
+        seen.add(real)
+        for name in sorted(names):
+            path = Path(folder, name)
+            if kind_of(name) in kinds and path.is_file() and (links or not path.is_symlink()):
+                yield path
+
+
+def kind_of(name: str) -> str:
+    """'a.jsonl.gz' -> '.jsonl'"""
+    return Path(re.sub(r"\.(gz|zst)$", "", name.lower())).suffix
+
+
+def _pieces(name: str, path: Path, size: int, target: int) -> Iterator[tuple]:
+    """(name, start, end, bytes) of each piece of a file; one piece if it cannot be cut."""
+    if kind_of(name) == ".parquet":
+        import pyarrow.parquet as pq
+
+        try:
+            metadata = pq.ParquetFile(path).metadata
+        except (OSError, ValueError) as error:
+            raise SourceError(f"{path} is not a readable parquet file: {error}") from None
+        first = held = 0
+        for i in range(metadata.num_row_groups):
+            held += metadata.row_group(i).total_byte_size
+            if held >= target or i == metadata.num_row_groups - 1:
+                yield name, first, i + 1, held
+                first, held = i + 1, 0
+    elif name.endswith((".gz", ".zst")):
+        yield name, 0, -1, size
+    else:
+        count = max(1, -(-size // target))
+        for i in range(count):
+            start, end = size * i // count, size * (i + 1) // count
+            yield name, start, end, end - start
+
+
+def _open(path: Path) -> BinaryIO:
+    if path.name.endswith(".gz"):
+        return gzip.open(path)
+    if path.name.endswith(".zst"):
+        import zstandard
+
+        frames = zstandard.ZstdDecompressor().stream_reader(open(path, "rb"),  # noqa: SIM115
+                                                            read_across_frames=True)
+        return io.BufferedReader(frames, MB)
+    return open(path, "rb")
+
+
+def _read(path: Path, start: int, end: int, fields: tuple[str, ...],
+          notes: Counter) -> Iterator[str]:
+    """The documents of one piece of a file: those whose first byte lies in start .. end."""
+    kind = kind_of(path.name)
+    try:
+        if kind == ".parquet":
+            yield from _read_parquet(path, start, end, fields)
+            return
+        with _open(path) as f:
+            if end >= 0:
+                first, start, end = start, _line_start(f, start), _line_start(f, end)
+                if start == end and first > 0:
+                    return  # no line starts in this range
+                f.seek(start)
+            length = end - start if end >= 0 else sys.maxsize
+            if kind in (".jsonl", ".ndjson"):
+                yield from _read_jsonl(f, length, fields, str(path), notes)
+            else:
+                yield from _read_text(f, length, str(path), notes)
+    except (OSError, EOFError) as error:
+        raise SourceError(f"{path} cannot be read: {error}") from None
+    except Exception as error:
+        if type(error).__name__ != "ZstdError":
+            raise
+        raise SourceError(f"{path} cannot be read: {error}") from None
+
+
+def _line_start(f: BinaryIO, position: int) -> int:
+    """The first line start at or after `position`, so that ranges meet without gap or overlap."""
+    if position == 0:
+        return 0
+    f.seek(position - 1)
+    while (line := f.readline(MB)) and not line.endswith(b"\n"):
+        pass
+    return f.tell()
+
+
+def decode(raw: bytes, notes: Counter) -> str:
+    """UTF-8; a byte that is not is read as Latin-1, and counted: nothing is lost."""
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError:
+        notes["documents with bytes that are not UTF-8 (read as Latin-1)"] += 1
+        return raw.decode("utf-8", errors="as_latin1")
+
+
+codecs.register_error("as_latin1", lambda e: (e.object[e.start:e.end].decode("latin-1"), e.end))
+
+
+def _read_text(f: BinaryIO, length: int, name: str, notes: Counter) -> Iterator[str]:
+    """Plain text: at most DOCUMENT bytes per document, cut at a line end if there is one."""
+    carry, first = b"", True
+    while True:
+        block = f.read(min(DOCUMENT - len(carry), length))
+        length -= len(block)
+        if first and block[:2] in (b"\xff\xfe", b"\xfe\xff"):
+            raise SourceError(f"{name} is UTF-16; convert it: iconv -f UTF-16 -t UTF-8")
+        if first and not block:
+            notes["empty files"] += 1
+        first, raw = False, carry + block
+        if len(raw) < DOCUMENT and (length == 0 or not block):  # the end
+            if raw:
+                yield decode(raw, notes)
+            return
+        if len(raw) < DOCUMENT:  # a short read
+            carry = raw
+            continue
+        cut = raw.rfind(b"\n") + 1 or _character_start(raw)
+        yield decode(raw[:cut], notes)
+        carry = raw[cut:]
+
+
+def _character_start(raw: bytes) -> int:
+    """Where to cut so as not to split the last UTF-8 character."""
+    i = len(raw)
+    while i > len(raw) - 3 and 0x80 <= raw[i - 1] < 0xC0:  # continuation bytes
+        i -= 1
+    return i - 1 if raw[i - 1] >= 0xC0 else len(raw)
+
+
+def join_fields(record: dict, fields: tuple[str, ...], where: str) -> str:
+    if missing := [f for f in fields if f not in record]:
+        raise ValueError(f"{where} has no field {missing[0]!r}, it has {', '.join(record)}; add "
+                         f"#{next(iter(record), 'FIELD')} to the source, say")
+    return "\n\n".join(str(record[f]) for f in fields if record[f])
+
+
+def _read_jsonl(f: BinaryIO, length: int, fields: tuple[str, ...], name: str,
+                notes: Counter) -> Iterator[str]:
+    done = 0
+    while done < length and (line := f.readline()):
+        done += len(line)
+        if line.strip():
+            try:
+                record = json.loads(decode(line, notes))
+            except ValueError:
+                record = None
+            if not isinstance(record, dict):
+                raise SourceError(f"{name}: not a JSON object on the line that starts "
+                                  f"{decode(line[:60], Counter())!r}; repair or remove it")
+            yield join_fields(record, fields, name)
+
+
+def _read_parquet(path: Path, first: int, last: int, fields: tuple[str, ...]) -> Iterator[str]:
+    import pyarrow.parquet as pq
+
+    with pq.ParquetFile(path) as file:
+        columns = file.schema_arrow.names
+        join_fields(dict.fromkeys(columns), fields, str(path))  # are they there?
+        for batch in file.iter_batches(128, row_groups=list(range(first, last)),
+                                       columns=list(fields)):
+            for record in batch.to_pylist():
+                yield join_fields(record, fields, str(path))
+
+
+# ---------------------------------------------------------------------------------- Hugging Face
+
+
+def is_data_file(place: str) -> bool:
+    return "://" in place or kind_of(place) in (".parquet", ".jsonl", ".json")
+
+
+def _hf_load(source: Source):
+    import datasets
+
+    datasets.config.STREAMING_READ_MAX_RETRIES = 2  # the retries with back-off are ours
+    datasets.config.STREAMING_READ_RETRY_INTERVAL = 0.5
+    if is_data_file(source.place):
+        builder = "parquet" if kind_of(source.place) == ".parquet" else "json"
+        return datasets.load_dataset(builder, data_files=source.place, split="train",
+                                     streaming=True)
+    return datasets.load_dataset(source.place, source.config, revision=source.revision,
+                                 split="train", streaming=True)
+
+
+def _hf_units(source: Source) -> tuple[list[dict], dict]:
+    """One unit per file of the dataset, at a pinned revision."""
+    def look() -> Iterator[tuple]:
+        revision = source.revision
+        if not is_data_file(source.place):
+            from huggingface_hub import HfApi
+
+            revision = HfApi().dataset_info(source.place, revision=source.revision).sha
+        yield _hf_load(source).num_shards, revision
+
+    count, revision = next(retrying(lambda done: look(), f"hf:{source.place}", tries=3))
+    units = [{"shard": i, "of": count} for i in range(count)]
+    units.sort(key=lambda u: hashlib.blake2b(f"{u['shard']}".encode()).digest())
+    return units, {"revision": revision, "shards": count}
+
+
+def _hf_documents(source: Source, unit: dict) -> Iterator[str]:
+    where = f"hf:{source.place}"
+
+    def stream(done: int) -> Iterator[str]:
+        dataset = _hf_load(source).shard(unit["of"], unit["shard"])
+        for record in dataset.skip(done) if done else dataset:
+            yield join_fields(record, source.fields, where)
+
+    return retrying(stream, where)
+
+
+def retrying(stream: Callable[[int], Iterator], where: str, tries: int = 0) -> Iterator:
+    """Go through stream(0); after a failure wait, then go on with stream(items so far).
+
+    Waits 1, 2, 4, ... seconds; gives up after `tries` failures in a row without an item between.
+    """
+    done, failures, tries = 0, 0, tries or TRIES
+    while True:
+        try:
+            for item in stream(done):
+                done, failures = done + 1, 0
+                yield item
+            return
+        except Exception as error:
+            if isinstance(error, LookupError | ImportError | ValueError | TypeError) or \
+                    re.search("(Dataset|Repository|Revision)NotFound", type(error).__name__):
+                if not type(error).__module__.startswith("pyarrow"):  # torn data: a ValueError too
+                    raise ValueError(f"{where}: {_one_line(error)}") from None
+            failures += 1
+            if failures >= tries:
+                raise SourceError(f"{where} failed {tries} times in a row ({_one_line(error)}); "
+                                  "run the same command again: finished units are kept") from None
+            wait = RETRY_S * 2 ** (failures - 1)
+            print(f"{where}: {_one_line(error)}; again in {wait:.0f} s "
+                  f"({failures} of {tries - 1})", file=sys.stderr)
+            time.sleep(wait)
+
+
+def _one_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"

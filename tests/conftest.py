@@ -1,0 +1,98 @@
+"""What several tests share: a small data folder, and ways to run the programs."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+# One thread: the models here are tiny, and threads that wait for each other on a busy machine
+# take longer than the work.
+os.environ["OMP_NUM_THREADS"] = "1"
+
+ROOT = Path(__file__).parent.parent
+# A model of a few thousand weights, on the CPU, eager and in fp32: its runs take seconds.
+SMALL = (
+    "--n_layer 2 --n_embd 32 --n_head 2 --n_kv_head 2 --head_dim 16 --mlp_hidden 64 "
+    "--tokens_per_step 512 --steps 12 --no_compile --device cpu --dtype fp32 --warmup 2 "
+    "--eval_tokens 1024 --log_every 1"
+).split()
+
+
+def environment(**more) -> dict[str, str]:
+    """Of a child process: offline, one thread, no ranks inherited."""
+    env = {
+        k: v for k, v in os.environ.items() if not k.startswith(("RANK", "WORLD_SIZE", "LOCAL_"))
+    }
+    bin_dir = str(Path(sys.executable).parent)
+    return env | {
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "PATH": bin_dir + os.pathsep + env["PATH"],
+        **more,
+    }
+
+
+def command(program: str, args, nproc: int = 0) -> list[str]:
+    """nproc 0: plain python; else under torchrun, on a free port."""
+    if not nproc:
+        return [sys.executable, str(ROOT / program), *map(str, args)]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    return [*launcher, f"--nproc_per_node={nproc}", str(ROOT / program), *map(str, args)]
+
+
+def run(program: str, *args, nproc: int = 0, timeout: int = 120, **env):
+    """Run a program to its end; `.returncode`, `.stdout`, `.stderr`."""
+    return subprocess.run(
+        command(program, args, nproc), capture_output=True, text=True, timeout=timeout, cwd=ROOT,
+        env=environment(**env),
+    )  # fmt: skip
+
+
+def metrics(run_dir) -> list[dict]:
+    return [json.loads(line) for line in (Path(run_dir) / "metrics.jsonl").read_text().splitlines()]
+
+
+def losses(run_dir) -> dict[int, float]:
+    return {r["step"]: r["loss"] for r in metrics(run_dir) if "loss" in r}
+
+
+def parameters(run_dir, step: int) -> dict:
+    """name -> tensor of a checkpoint: weights and optimizer state."""
+    import torch
+    from torch.distributed.checkpoint import FileSystemReader
+    from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from_keys
+
+    path = Path(run_dir) / "checkpoints" / f"step_{step:08d}" / "dcp"
+    state = _load_state_dict_from_keys(storage_reader=FileSystemReader(path))
+    flat = {}
+
+    def walk(prefix, tree):
+        for key, value in tree.items():
+            if isinstance(value, dict):
+                walk(f"{prefix}{key}.", value)
+            elif isinstance(value, torch.Tensor):
+                flat[prefix + key] = value
+
+    walk("", state)
+    return flat
+
+
+@pytest.fixture(scope="session")
+def small_data(tmp_path_factory) -> Path:
+    """Rows of 65 tokens, a vocabulary of 512, from this project's own sources and invented text."""
+    folder = tmp_path_factory.mktemp("small")
+    texts = folder / "texts"
+    texts.mkdir()
+    for path in sorted(ROOT.glob("*.py")):
+        (texts / f"{path.stem}.txt").write_text(path.read_text())
+    for i in range(40):
+        (texts / f"note{i}.txt").write_text(f"def note_{i}(x):\n    return x + {i}\n" * (i + 3))
+    result = run(
+        "prepare_data.py", "tiny", "--source", f"files:{texts}", "--vocab_size", 512, "--row_len",
+        65, "--val_fraction", 0.2, "--data_dir", folder / "data", "--workers", 1,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    return folder / "data"

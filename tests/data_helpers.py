@@ -1,0 +1,135 @@
+"""Small data folders, and prepare_data.py as a process, for the tests of the data path."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import random
+import subprocess
+import sys
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+from unittest import mock
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+WORDS = ("o a de que e do da em um para com não uma os no se na por mais as dos como mas ao ele "
+         "das à seu sua ou quando muito nos já eu também só pelo pela até isso ela entre depois "
+         "sem mesmo coração água pão João ação música árvore república você açúcar 1822 1988 "
+         "42").split()
+
+
+def sentence(rng: random.Random, words: int) -> str:
+    return " ".join(rng.choice(WORDS) for _ in range(words)).capitalize() + ".\n"
+
+
+def write_texts(folder: Path, count: int = 60, seed: int = 0) -> Path:
+    """A folder of `count` small Portuguese-like .txt files, about 4 KB each."""
+    rng = random.Random(seed)
+    folder.mkdir(parents=True, exist_ok=True)
+    for i in range(count):
+        text = "".join(sentence(rng, rng.randrange(5, 30)) for _ in range(rng.randrange(10, 80)))
+        (folder / f"{i:04d}.txt").write_text(text, encoding="utf-8")
+    return folder
+
+
+def write_jsonl(path: Path, count: int, seed: int = 0) -> Path:
+    """`count` documents, about 1.2 KB each, in one .jsonl file."""
+    rng = random.Random(seed)
+    with open(path, "w", encoding="utf-8") as f:
+        for i in range(count):
+            text = "".join(sentence(rng, 12) for _ in range(rng.randrange(2, 30)))
+            f.write(json.dumps({"id": i, "text": text}, ensure_ascii=i % 2 == 0) + "\n")
+    return path
+
+
+# The units of the tests are small, so that there are several: 40 KB, not 4 MB.
+DRIVER = ("import sys, sources; sources.SMALLEST_UNIT = 40_000; import config, prepare_data; "
+          "config.run(prepare_data.main)")
+
+
+def command(folder: Path, *options: str) -> list[str]:
+    return [sys.executable, "-c", DRIVER, "--data_dir", str(folder), "--vocab_size", "400",
+            "--row_len", "65", *options]
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+
+
+def prepare(folder: Path, *options: str, program: tuple = ()) -> subprocess.CompletedProcess:
+    """The same within this process, which saves its start; the units still have theirs."""
+    import config
+    import prepare_data
+    import sources
+
+    arguments = command(folder, *options)
+    argv = ["prepare_data.py", *program, *arguments[3:]]
+    out, err, code = io.StringIO(), io.StringIO(), None
+    sources.cached_files.cache_clear()
+    with (mock.patch.object(sources, "SMALLEST_UNIT", 40_000), redirect_stdout(out),
+          mock.patch.dict(os.environ, environment()), mock.patch.object(sys, "argv", argv),
+          redirect_stderr(err)):
+        try:
+            config.run(prepare_data.main)
+        except SystemExit as end:
+            code = end.code
+    return subprocess.CompletedProcess(arguments, code, out.getvalue(), err.getvalue())
+
+
+def fingerprint(folder: Path) -> str:
+    return json.loads((folder / "manifest.json").read_text())["fingerprint"]
+
+
+def hashes(folder: Path) -> dict[str, str]:
+    """file -> sha256 of all shards, from the bytes on disk."""
+    from data import sha256_of
+
+    return {p.relative_to(folder).as_posix(): sha256_of(p)
+            for p in sorted(folder.glob("*/*/*.npy"))}
+
+
+def make_folder(folder: Path, rows: dict[str, dict[str, int]], row_len: int = 9,
+                vocab_size: int = 50, shard_rows: int = 100, dtype: str = "<u2"):
+    """A data folder without text: rows[split][source] rows; row i of a source holds BOS, then
+    tokens that say which row it is. Returns its Manifest."""
+    import numpy as np
+
+    import data
+
+    folder.mkdir(parents=True, exist_ok=True)
+    names = list(rows["train"])
+    splits: dict = {"train": {}, "val": {}}
+    for split in splits:
+        for s, name in enumerate(names):
+            shards, total = [], rows[split].get(name, 0)
+            for start in range(0, total, shard_rows):
+                path = folder / split / name / f"unit_{start // shard_rows:05d}_00.npy"
+                writer = data.ShardWriter(path, row_len, dtype)
+                for i in range(start, min(total, start + shard_rows)):
+                    writer.append(row_of(i, s, row_len, vocab_size))
+                shards.append(writer.close(folder))
+            splits[split][name] = {"rows": total, "shards": shards}
+    (folder / "tokenizer.json").write_text("{}")
+    np.save(folder / "token_bytes.npy", np.ones(vocab_size, np.int32))
+    tree = {"format": data.FORMAT, "row_len": row_len, "dtype": dtype, "splits": splits,
+            "tokenizer": {"vocab_size": vocab_size, "bos_id": 0,
+                          "sha256": data.sha256_of(folder / "tokenizer.json")},
+            "sources": [{"name": name} for name in names]}
+    tree["fingerprint"] = data.fingerprint(tree)
+    data.write_json(folder / "manifest.json", tree)
+    return data.Manifest.load(folder)
+
+
+def row_of(i: int, source: int, row_len: int, vocab_size: int):
+    """BOS, the source, then i in base vocab_size - 1: distinct rows, readable back."""
+    import numpy as np
+
+    row = np.zeros(row_len, np.uint16)
+    row[1] = source + 1
+    for k in range(2, row_len):
+        row[k] = 1 + i % (vocab_size - 1)
+        i //= vocab_size - 1
+    return row

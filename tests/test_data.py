@@ -1,0 +1,488 @@
+"""packing.py, order.py and data.py against slow, obvious oracles; reliability cases 20, 21, 23."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+import time
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from data_helpers import ROOT, make_folder, row_of
+
+import data
+from data import DataError, Manifest, Order, Permutation, RowLoader, pack, val_batches
+from order import Quota
+
+# ---------------------------------------------------------------------------------- packing
+
+
+def documents(count: int, seed: int = 0, median: float = 40, dtype=np.uint16) -> list[np.ndarray]:
+    """Documents of log-normal length in which every token occurs once: 1, 2, 3, ..."""
+    rng = np.random.default_rng(seed)
+    lengths = np.maximum(1, rng.lognormal(np.log(median), 1.0, count).astype(int))
+    tokens = np.arange(1, lengths.sum() + 1).astype(np.uint32)
+    return [d.astype(dtype if lengths.sum() < 65_536 else np.uint32)
+            for d in np.split(tokens, np.cumsum(lengths)[:-1])]
+
+
+def pieces(rows: list[np.ndarray], rest: list[np.ndarray]) -> list[list[int]]:
+    """What stands between two BOS, in rows and rest."""
+    found = []
+    for row in rows:
+        assert row[0] == 0
+        for token in row.tolist():
+            found.append([]) if token == 0 else found[-1].append(token)
+    return [p for p in [*found, *(r.tolist() for r in rest)] if p]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_best_fit_loses_no_token_and_every_row_is_full(seed):
+    rng = random.Random(seed)
+    row_len, buffer = rng.choice([2, 3, 17, 129, 513]), rng.choice([1, 2, 50, 16_384])
+    docs = documents(rng.randrange(1, 800), seed)
+    packed = pack(docs, row_len, bos_id=0, buffer=buffer)
+    rows = list(packed)
+    assert all(r.shape == (row_len,) and r.dtype == docs[0].dtype for r in rows)
+    found = pieces(rows, packed.rest)
+    everything = sorted(t for p in found for t in p)
+    assert everything == sorted(t for d in docs for t in d.tolist())  # each token exactly once
+    for piece in found:  # each piece is a run of one document
+        assert piece == list(range(piece[0], piece[0] + len(piece)))
+    s = packed.stats
+    assert s.dropped == 0 and s.documents == len(docs) and s.tokens == sum(map(len, docs))
+    assert s.rows == len(rows) and s.rows * row_len == s.tokens + s.bos - s.rest
+    assert sum(len(r) + 1 for r in packed.rest) < row_len  # fewer than a row of them
+
+
+def test_best_fit_takes_the_longest_that_fits_or_the_pair_that_fills():
+    def of(lengths, row_len):
+        docs = [np.full(n, n) for n in lengths]
+        packed = pack(docs, row_len, 0)
+        rows = [row.tolist() for row in packed]
+        return [[t for t, before in zip(row[1:], row) if before == 0] for row in rows], packed
+
+    rows, _ = of([6, 2, 3], 11)  # with BOS 7, 3, 4: the longest, then what fills
+    assert rows == [[6, 3]]
+    rows, packed = of([9, 6, 3, 1], 11)  # 10 leaves room for a bare BOS only; 7 + 4 fill the row
+    assert rows[0] == [6, 3] and packed.stats.cuts == 0
+    _, packed = of([7, 7, 7], 10)  # nothing fits: one is cut, its tail comes back with BOS
+    assert packed.stats.cuts == 2 and packed.stats.rows == 2
+
+
+def test_best_fit_cuts_few_documents_on_web_like_lengths():
+    rng = np.random.default_rng(0)
+    docs = [np.zeros(n, np.uint16) + 1 for n in
+            np.maximum(1, rng.lognormal(np.log(600), 1.0, 25_000).astype(int))]
+    packed = pack(docs, 2049, 0)
+    rows = sum(1 for _ in packed)
+    assert packed.stats.cuts / rows < 0.1 and packed.stats.dropped == 0
+
+
+def test_long_documents_do_not_hold_on_to_memory():
+    """The tail of a cut document is a copy: 200 tails must not keep 200 long documents alive."""
+    packed = pack((np.ones(500_000, np.uint16) for _ in range(200)), 1025, 0, buffer=10_000)
+    tracemalloc.start()
+    for _ in packed:
+        pass
+    assert tracemalloc.get_traced_memory()[1] < 20e6
+    tracemalloc.stop()
+
+
+def test_the_other_policies_do_what_their_names_say():
+    docs = documents(3000, median=60)
+    packed = pack(docs, 257, 0, policy="concat")
+    rows = list(packed)
+    oracle = np.concatenate([np.concatenate(([0], d)) for d in docs])
+    assert (np.concatenate(rows) == oracle[: len(rows) * 257]).all()
+    assert packed.stats.rest == sum(map(len, docs)) - int((np.concatenate(rows) != 0).sum())
+
+    packed = pack(docs, 257, 0, policy="best_fit_discard")
+    rows = list(packed)
+    s = packed.stats
+    assert all(r[0] == 0 for r in rows) and s.rest == 0
+    assert s.rows * 257 == s.tokens + s.bos - s.dropped and 0.05 < s.dropped / s.tokens < 0.5
+    kept = [t for p in pieces(rows, []) for t in p]
+    assert len(kept) == len(set(kept)) == s.tokens - s.dropped
+    with pytest.raises(ValueError, match="best_fit, best_fit_discard, concat"):
+        pack(docs, 257, 0, policy="first_fit")
+
+
+def test_best_fit_discard_is_the_peers_method():
+    """Against the plainest possible version of it: scan, crop the shortest, throw the tail away."""
+    docs = [d.tolist() for d in documents(1500, median=60)]
+    waiting, held, expected = list(docs), [], []
+    while True:
+        row = []
+        while len(row) < 129:
+            while waiting and len(held) < 1000:
+                held.append([0, *waiting.pop(0)])
+            if not held:
+                break
+            room = 129 - len(row)
+            fitting = [d for d in held if len(d) <= room]
+            best = max(fitting, key=len) if fitting else min(held, key=len)
+            held.remove(best)
+            row += best[:room]
+        if len(row) < 129:
+            break
+        expected.append(row)
+    rows = [r.tolist() for r in pack([np.array(d) for d in docs], 129, 0, "best_fit_discard")]
+    assert rows == expected
+
+
+# ------------------------------------------------------------------------------------ order
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 5, 16, 97, 1000, 4097])
+def test_permutation_is_a_bijection(n):
+    for epoch in range(3):
+        assert sorted(map(Permutation(n, 7, 0, epoch), range(n))) == list(range(n))
+
+
+def test_permutation_is_not_visibly_biased():
+    """All 24 orders of 4 items, equally often over 4,800 keys (chi-square, 23 degrees: 99.9%)."""
+    counts: dict = {}
+    for key in range(4800):
+        p = Permutation(4, key)
+        order = tuple(map(p, range(4)))
+        counts[order] = counts.get(order, 0) + 1
+    assert len(counts) == 24
+    assert sum((c - 200) ** 2 / 200 for c in counts.values()) < 49.7
+
+
+@pytest.mark.parametrize("weights", [(1,), (0.6, 0.3, 0.05, 0.05), (1, 1, 1), (7, 0, 3),
+                                     (123_457, 9, 88_001), (0.1, 0.2, 0.3, 0.4)])
+def test_quota_is_exact_within_one_and_counts_itself(weights):
+    quota, had = Quota(weights), [0] * len(weights)
+    for p in range(20_000):
+        assert quota.counts(p) == had
+        source, i = quota(p)
+        assert i == had[source]
+        had[source] += 1
+        for n, w in zip(had, weights):
+            assert abs(n * sum(weights) - (p + 1) * w) <= sum(weights) * (1 + 1e-9)
+    far = 10**12
+    counts = quota.counts(far)
+    assert sum(counts) == far
+    for n, w in zip(counts, weights):
+        assert abs(n - far * w / sum(weights)) <= 1.01
+    source, i = quota(far)
+    assert i == counts[source] and quota.counts(far + 1)[source] == i + 1
+
+
+def test_quota_with_sixteen_sources():
+    rng = random.Random(0)
+    for k in (5, 8, 16):
+        weights = [rng.expovariate(1) for _ in range(k)]
+        quota, had = Quota(weights), [0] * k
+        for p in range(4000):
+            had[quota(p)[0]] += 1
+            assert max(abs(n - (p + 1) * w / sum(weights)) for n, w in zip(had, weights)) < 1.5
+
+
+def test_each_epoch_of_each_source_is_a_bijection_and_epochs_differ():
+    sizes = [60, 25, 7]
+    order = Order(sizes, [0.6, 0.3, 0.1], seed=5)
+    drawn: list[list[int]] = [[], [], []]
+    for p in range(900):
+        source, row = order(p)
+        drawn[source].append(row)
+    for rows, size in zip(drawn, sizes):
+        epochs = [rows[k : k + size] for k in range(0, len(rows) - size + 1, size)]
+        assert len(epochs) >= 8 and all(sorted(e) == list(range(size)) for e in epochs)
+        assert len({tuple(e) for e in epochs}) == len(epochs)
+    assert order.epochs(900) == [len(r) / s for r, s in zip(drawn, sizes)]
+    assert [order(p) for p in range(50)] != [Order(sizes, [0.6, 0.3, 0.1], 6)(p) for p in range(50)]
+
+
+def test_the_decay_mixture_takes_over_and_no_row_is_skipped():
+    sizes, switch = [40, 40], 31
+    order = Order(sizes, [1, 1], 3, decay_weights=[0, 1], decay_from=switch)
+    plain = Order(sizes, [1, 1], 3)
+    assert [order(p) for p in range(switch)] == [plain(p) for p in range(switch)]
+    second = [order(p)[1] for p in range(100) if order(p)[0] == 1]
+    assert {order(p)[0] for p in range(switch, 100)} == {1}
+    assert sorted(second[:40]) == list(range(40)) and sorted(second[40:80]) == list(range(40))
+    assert order.epochs(switch + 10)[0] == plain.epochs(switch)[0]
+
+
+def test_golden_order():
+    """These may never change: a run that is resumed by another version must see the same rows."""
+    order = Order([1000, 50, 7], [0.6, 0.3, 0.1], seed=42)
+    assert [order(p) for p in range(8)] == GOLDEN_START
+    assert [order(10**12 + p) for p in range(4)] == GOLDEN_FAR
+    assert [Permutation(10, 1, 2, 3)(i) for i in range(10)] == GOLDEN_PERMUTATION
+
+
+GOLDEN_START = [(0, 599), (1, 6), (0, 972), (0, 930), (1, 48), (2, 1), (0, 846), (0, 709)]
+GOLDEN_FAR = [(0, 737), (1, 0), (0, 439), (0, 162)]
+GOLDEN_PERMUTATION = [7, 8, 1, 4, 3, 9, 2, 0, 5, 6]
+
+
+def test_order_refuses_what_cannot_be():
+    for sizes, weights in (([1], [1, 1]), ([1, 1], [0, 0]), ([1, 1], [1, -1]), ([0, 1], [1, 1])):
+        with pytest.raises(ValueError):
+            Order(sizes, weights, 0)
+    assert Order([0, 1], [0, 1], 0)(5) == (1, 0)
+
+
+# ----------------------------------------------------------------------------------- loader
+
+
+@pytest.fixture
+def manifest(tmp_path) -> Manifest:
+    return make_folder(tmp_path / "d", {"train": {"a": 230, "b": 90}, "val": {"a": 21, "b": 5}})
+
+
+def read(loader: RowLoader, batches: int):
+    out = [loader.next_batch() for _ in range(batches)]
+    loader.close()
+    return out
+
+
+def test_loader_gives_the_rows_of_the_order(manifest):
+    loader = RowLoader(manifest, seed=3, micro_batch=4, position=100)
+    order = Order([230, 90], [230, 90], 3)
+    for k, (inputs, targets) in enumerate(read(loader, 30)):
+        assert inputs.shape == targets.shape == (4, 8) and str(inputs.dtype) == "torch.int64"
+        for j in range(4):
+            source, row = order(100 + 4 * k + j)
+            expected = row_of(row, source, 9, 50)
+            assert inputs[j].tolist() == expected[:-1].tolist()
+            assert targets[j].tolist() == expected[1:].tolist()
+    assert loader.position == 220 and loader.pop_wait_s() >= 0
+
+
+def test_the_global_sequence_is_the_same_at_every_world_size(manifest):
+    def rows(world_size, micro_batch, position=40):
+        loaders = [RowLoader(manifest, seed=1, micro_batch=micro_batch, rank=r, position=position,
+                             world_size=world_size, weights={"a": 1, "b": 2})
+                   for r in range(world_size)]
+        out = []
+        for _ in range(48 // (world_size * micro_batch)):
+            for loader in loaders:
+                out += loader.next_batch()[0].tolist()
+        assert {loader.position for loader in loaders} == {position + 48}
+        for loader in loaders:
+            loader.close()
+        return out
+
+    assert rows(1, 4) == rows(2, 4) == rows(4, 2) == rows(3, 16) == rows(1, 1)
+    # stopped after 24 rows, and resumed with nothing but the position
+    assert rows(1, 4)[24:] == rows(2, 2, position=64)[:24]
+
+
+def test_batches_are_not_overwritten_by_later_ones(manifest):
+    loader = RowLoader(manifest, seed=1, micro_batch=2, prefetch=2)
+    kept = [loader.next_batch() for _ in range(20)]
+    copies = [(a.clone(), b.clone()) for a, b in kept]
+    for _ in range(50):
+        loader.next_batch()
+    time.sleep(0.05)
+    loader.close()
+    assert all((a == c).all() and (b == d).all() for (a, b), (c, d) in zip(kept, copies))
+
+
+def test_row_ids_and_mixture_names(manifest):
+    loader = RowLoader(manifest, seed=1, micro_batch=2, weights={"b": 1})
+    names = loader.row_ids(0, 3)
+    loader.close()
+    assert all(n.startswith("train/b/unit_00000_00.npy row ") for n in names)
+    with pytest.raises(ValueError, match="'c'.*a, b"):
+        RowLoader(manifest, seed=1, micro_batch=2, weights={"c": 1})
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("max_rows", [0, 7, 19])
+def test_each_validation_row_once_in_a_fixed_order(manifest, world_size, max_rows):
+    ranks = [list(val_batches(manifest, 4, max_rows, r, world_size)) for r in range(world_size)]
+    assert len({len(batches) for batches in ranks}) == 1  # the same number on each rank
+    per_rank = [[row for x, _ in batches for row in x.tolist()] for batches in ranks]
+    assert all(0 < len(x) <= 4 for batches in ranks for x, _ in batches)
+    seen = [row for k in range(30) for row in (rows[k] for rows in per_rank if k < len(rows))]
+    places = [(s, i) for i in range(21) for s, size in ((0, 21), (1, 5)) if i < size]
+    expected = [row_of(i, s, 9, 50)[:-1].tolist() for s, i in places[: max_rows or None]]
+    assert seen == expected
+
+
+def test_more_ranks_than_validation_rows_is_refused(manifest):
+    with pytest.raises(ValueError, match="val_fraction"):
+        list(val_batches(manifest, 4, 2, 0, 3))
+
+
+def test_case_23_far_positions_cost_what_near_ones_do():
+    """Construction and batches at 0 and 10^12 within 2x (and some slack), memory flat."""
+    sizes = [10**9, 10**8, 1000]
+
+    def cost(position) -> tuple[float, int]:
+        best, peak = 1e9, 0
+        for _ in range(5):
+            tracemalloc.start()
+            order = Order(sizes, [0.6, 0.3, 0.1], 1)
+            for p in range(position, position + 200):
+                order(p)
+            peak = tracemalloc.get_traced_memory()[1]
+            tracemalloc.stop()
+            order = Order(sizes, [0.6, 0.3, 0.1], 1)
+            t0 = time.perf_counter()
+            for p in range(position, position + 2000):
+                order(p)
+            best = min(best, time.perf_counter() - t0)
+        return best, peak
+
+    (t0, m0), (t1, m1) = cost(0), cost(10**12)
+    assert t1 < 2 * t0 + 0.01 and m1 < 2 * m0 + 10_000 and m1 < 200_000
+
+
+def test_a_program_may_end_without_closing_its_loader(manifest):
+    code = ("import sys; from data import *; m = Manifest.load(sys.argv[1])\n"
+            "for k in range(8): RowLoader(m, seed=k, micro_batch=64, verify=True).next_batch()")
+    done = subprocess.run([sys.executable, "-c", code, str(manifest.dir)], cwd=ROOT, timeout=60,
+                          capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+# -------------------------------------------------------------------------- damaged data
+
+
+def shard(manifest: Manifest, k: int = 1) -> Path:
+    return manifest.dir / manifest.shards("train", "a")[k]["file"]
+
+
+def flip(path: Path) -> None:
+    raw = bytearray(path.read_bytes())
+    raw[len(raw) // 2] ^= 1
+    path.write_bytes(raw)
+
+
+def test_case_20_a_flipped_byte_is_found_and_named(manifest):
+    manifest.check()
+    manifest.verify()
+    flip(shard(manifest))
+    manifest.check()  # sizes are right
+    entry = manifest.shards("train", "a")[1]
+    with pytest.raises(DataError) as error:
+        manifest.verify()
+    message = str(error.value)
+    assert entry["file"] in message and entry["sha256"] in message
+    assert data.sha256_of(shard(manifest)) in message and error.value.exit_code == 3
+
+
+def test_case_20_the_background_check_stops_the_loader(manifest):
+    flip(shard(manifest))
+    loader = RowLoader(manifest, seed=1, micro_batch=1, verify=True)
+    with pytest.raises(DataError, match="unit_00001_00.npy is damaged"):
+        for _ in range(2000):
+            loader.next_batch()
+            time.sleep(0.005)
+    loader.close()
+    intact = RowLoader(Manifest.load(manifest.dir), seed=1, micro_batch=1, rank=0, world_size=5,
+                       verify=True)  # another rank, whose share of the shards is whole
+    time.sleep(0.3)
+    intact.next_batch()
+    intact.close()
+
+
+def test_case_21_truncated_missing_wrong_dtype_token_out_of_range(manifest, tmp_path):
+    path = shard(manifest)
+    whole = path.read_bytes()
+
+    def refused(match: str) -> None:
+        fresh = Manifest.load(manifest.dir)
+        with pytest.raises(DataError, match=match) as error:
+            fresh.check()
+        assert error.value.exit_code == 3 and path.name in str(error.value)
+
+    path.write_bytes(whole[:-10])
+    refused("bytes")
+    path.unlink()
+    refused("missing")
+    path.write_bytes(whole.replace(b"'<u2'", b"'<i2'"))
+    refused("holds <i2")
+    path.write_bytes(whole.replace(b"(100, 9)", b"(90, 10)"))
+    refused(r"\(90, 10\)")
+    path.write_bytes(whole)
+    Manifest.load(manifest.dir).check()
+
+    big = make_folder(tmp_path / "big", {"train": {"a": 5}, "val": {"a": 5}}, vocab_size=50)
+    tree = big.tree | {"tokenizer": big.tree["tokenizer"] | {"vocab_size": 3}}
+    with pytest.raises(DataError, match="vocabulary ends at 2"):
+        Manifest(big.dir, tree).check()
+    loader = RowLoader(Manifest(big.dir, tree), seed=0, micro_batch=4)
+    with pytest.raises(DataError, match="row .* has token"):
+        loader.next_batch()
+
+
+def test_case_21_another_tokenizer_or_an_edited_manifest(manifest):
+    (manifest.dir / "tokenizer.json").write_text("{ }")
+    with pytest.raises(DataError, match=r"tokenizer\.json"):
+        manifest.check()
+    path = manifest.dir / "manifest.json"
+    path.write_text(path.read_text().replace('"row_len": 9', '"row_len": 8'))
+    with pytest.raises(DataError, match="edited"):
+        Manifest.load(manifest.dir)
+    path.write_text("{")
+    with pytest.raises(DataError, match="not valid JSON"):
+        Manifest.load(manifest.dir)
+    with pytest.raises(ValueError, match=r"python prepare_data\.py nothing"):
+        Manifest.load(manifest.dir.parent / "nothing")
+
+
+def test_a_shard_that_vanishes_during_the_run_is_named(tmp_path):
+    manifest = make_folder(tmp_path / "d", {"train": {"a": 200}, "val": {}}, shard_rows=5)
+    loader = RowLoader(manifest, seed=1, micro_batch=1, weights={"a": 1}, prefetch=2)
+    loader.next_batch()
+    for entry in manifest.shards("train", "a"):
+        (manifest.dir / entry["file"]).unlink()
+    with pytest.raises(DataError, match="missing"):
+        for _ in range(300):
+            loader.next_batch()
+
+
+# ---------------------------------------------------------------------------------- staging
+
+
+def test_a_shard_that_is_cut_off_during_the_run_is_named(manifest):
+    loader = RowLoader(manifest, seed=1, micro_batch=1, prefetch=2)
+    loader.next_batch()
+    for entry in manifest.shards("train"):
+        with open(manifest.dir / entry["file"], "r+b") as f:
+            f.truncate(200)
+    with pytest.raises(DataError, match="ends before row"):
+        for _ in range(300):
+            loader.next_batch()
+
+
+def test_stage_copies_verifies_and_does_not_copy_twice(manifest, tmp_path):
+    staged = data.stage(manifest, tmp_path / "fast")
+    assert staged.fingerprint == manifest.fingerprint and staged.dir != manifest.dir
+    staged.check()
+    staged.verify()
+    files = {s["file"]: (staged.dir / s["file"]).stat().st_mtime_ns for s in staged.shards("train")}
+    flip(staged.dir / staged.shards("train")[0]["file"])  # a damaged copy is replaced
+    again = data.stage(manifest, tmp_path / "fast")
+    again.verify()
+    times = {f: (again.dir / f).stat().st_mtime_ns for f in files}
+    assert sum(times[f] != files[f] for f in files) == 1
+    assert not list(again.dir.rglob("*.tmp-*"))
+
+
+def test_stage_refuses_a_damaged_source(manifest, tmp_path):
+    flip(shard(manifest))
+    with pytest.raises(DataError, match="damaged"):
+        data.stage(manifest, tmp_path / "fast")
+    assert not list((tmp_path / "fast").rglob("manifest.json"))
+
+
+def test_uint32_rows(tmp_path):
+    wide = make_folder(tmp_path / "w", {"train": {"a": 10}, "val": {"a": 3}}, dtype="<u4")
+    wide.check()
+    (inputs, _), = read(RowLoader(wide, seed=0, micro_batch=2), 1)
+    assert inputs.shape == (2, 8)

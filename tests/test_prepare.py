@@ -1,0 +1,505 @@
+"""prepare_data.py as a user runs it; reliability cases 22 (kills, connections), 25 (bad text)."""
+
+from __future__ import annotations
+
+import gzip
+import http.server
+import json
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from data_helpers import (
+    ROOT,
+    command,
+    environment,
+    fingerprint,
+    hashes,
+    prepare,
+    write_jsonl,
+    write_texts,
+)
+
+import sources
+from data import Manifest
+from tokenizer import Tokenizer
+
+
+@pytest.fixture(scope="module")
+def jsonl(tmp_path_factory) -> Path:
+    """300 KB of documents in one file: several units."""
+    return write_jsonl(tmp_path_factory.mktemp("text") / "docs.jsonl", 320)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(jsonl, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("undisturbed") / "d"
+    done = prepare(folder, "--source", f"files:{jsonl}", "--workers", "1")
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def texts_of(path: Path) -> list[str]:
+    return [json.loads(line)["text"] for line in path.read_text("utf-8").splitlines()]
+
+
+def pieces(folder: Path, split: str) -> list[str]:
+    """What stands between two BOS in the rows of a split, decoded."""
+    manifest, found = Manifest.load(folder), []
+    tokenizer = Tokenizer.load(folder / "tokenizer.json")
+    for shard in manifest.shards(split):
+        for row in np.load(folder / shard["file"]):
+            for start, end in zip(*bounds(row)):
+                found.append(tokenizer.decode(row[start + 1 : end]))
+    return [p for p in found if p]
+
+
+def bounds(row: np.ndarray) -> tuple[list[int], list[int]]:
+    starts = np.flatnonzero(row == 0).tolist()
+    assert starts[0] == 0
+    return starts, [*starts[1:], len(row)]
+
+
+def error_of(done: subprocess.CompletedProcess, code: int) -> str:
+    """The one sentence that a failed run prints."""
+    assert done.returncode == code, (done.returncode, done.stderr)
+    assert "Traceback" not in done.stderr, done.stderr
+    line = [x for x in done.stderr.splitlines() if x.startswith("error: ")]
+    assert len(line) == 1, done.stderr
+    return line[0]
+
+
+# ------------------------------------------------------------------------------- the whole
+
+
+def test_what_is_prepared_is_the_text(jsonl, undisturbed):
+    """Every character of every document is in a row, but for the last partial row of each split;
+    validation is apart from training, by the documents' content."""
+    manifest = Manifest.load(undisturbed)
+    manifest.check()
+    manifest.verify()
+    texts = texts_of(jsonl)
+    found = {split: pieces(undisturbed, split) for split in ("train", "val")}
+    everything = "\x00".join(texts)
+    for split in ("train", "val"):
+        assert all(p in everything for p in found[split] if "\ufffd" not in p)
+    facts = manifest.tree["splits"]
+    assert sum(f["docs"]["documents"] for f in facts.values()) == 320
+    sizes = sum(f["docs"]["bytes"] for f in facts.values())
+    assert sizes == sum(len(t.encode()) for t in texts)
+    tokenizer, lost = Tokenizer.load(undisturbed / "tokenizer.json"), 0
+    for split, f in facts.items():
+        packing = f["docs"]["packing"]
+        lost += packing["dropped"]
+        assert 0 <= packing["dropped"] < manifest.row_len
+        kept = f["docs"]["tokens"] - packing["dropped"]
+        assert manifest.rows(split) * 65 == kept + packing["bos"]
+    in_rows = Counter()
+    for shard in manifest.shards("train") + manifest.shards("val"):
+        in_rows.update(np.load(undisturbed / shard["file"]).ravel().tolist())
+    in_text = Counter(i for t in texts for i in tokenizer.encode(t))
+    assert in_rows[0] > 0 and not in_text[0]
+    assert not (in_rows - in_text - Counter({0: in_rows[0]}))  # no token that was not in the text
+    assert sum((in_text - in_rows).values()) == lost
+
+
+def test_duplicates_fall_on_one_side(tmp_path):
+    texts = texts_of(write_jsonl(tmp_path / "a.jsonl", 100))
+    path = tmp_path / "b.jsonl"
+    path.write_text("".join(json.dumps({"text": t}) + "\n" for t in texts * 3))
+    done = prepare(tmp_path / "d", "--source", f"files:{path}", "--val_fraction", "0.2")
+    assert done.returncode == 0, done.stderr
+    train, val = (set(pieces(tmp_path / "d", split)) for split in ("train", "val"))
+    long = {p for p in train | val if len(p) > 40}
+    assert not {p for p in long if p in train and p in val}
+    facts = Manifest.load(tmp_path / "d").tree["splits"]
+    assert facts["val"]["b"]["documents"] % 3 == 0 and facts["val"]["b"]["documents"] > 20
+
+
+def test_a_finished_folder_is_left_alone(jsonl, undisturbed):
+    before = {p: p.stat().st_mtime_ns for p in undisturbed.rglob("*")}
+    again = prepare(undisturbed, "--source", f"files:{jsonl}")
+    assert again.returncode == 0 and "up to date" in again.stdout
+    assert len(again.stdout.splitlines()) == 1
+    assert {p: p.stat().st_mtime_ns for p in undisturbed.rglob("*")} == before
+    other = prepare(undisturbed, "--source", f"files:{jsonl}", "--nfc")
+    assert "holds other data" in error_of(other, 2) and "rm -r" in other.stderr
+
+
+def test_verify_by_hand_and_repair(jsonl, undisturbed, tmp_path):
+    folder = tmp_path / "d"
+    shutil.copytree(undisturbed, folder)
+
+    def run() -> subprocess.CompletedProcess:
+        return prepare(folder, program=("verify",))
+
+    assert run().returncode == 0
+    path = folder / Manifest.load(folder).shards("train")[2]["file"]
+    raw = bytearray(path.read_bytes())
+    raw[-7] ^= 4
+    path.write_bytes(raw)
+    assert "expected sha256" in error_of(run(), 3) and path.name in run().stderr
+    path.unlink()
+    assert prepare(folder, "--source", f"files:{jsonl}").returncode == 0
+    assert run().returncode == 0 and hashes(folder) == hashes(undisturbed)
+    assert fingerprint(folder) == fingerprint(undisturbed)
+
+
+# ----------------------------------------------------------------------- case 22: any history
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_case_22_killed_at_random_and_rerun(workers, jsonl, undisturbed, tmp_path):
+    """SIGKILL at random moments, with another number of processes each time: the same bytes."""
+    rng, folder, kills = random.Random(workers), tmp_path / "d", 0
+    source = ("--source", f"files:{jsonl}")
+
+    def start(count: int) -> subprocess.Popen:
+        return subprocess.Popen(command(folder, *source, "--workers", str(count)), cwd=ROOT,
+                                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                                env=environment())
+
+    t0 = time.monotonic()
+    assert start(workers).wait(timeout=120) == 0
+    whole = time.monotonic() - t0
+    shutil.rmtree(folder)
+    for attempt in range(4):
+        process = start(1 + attempt % workers)
+        try:
+            process.wait(timeout=rng.uniform(0.3, 0.95) * whole)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+            kills += 1
+    assert kills >= 1
+    done = prepare(folder, *source, "--workers", str(workers))
+    assert done.returncode == 0, done.stderr
+    assert hashes(folder) == hashes(undisturbed)
+    assert fingerprint(folder) == fingerprint(undisturbed)
+
+
+def test_case_22_done_units_are_not_redone(jsonl, undisturbed, tmp_path):
+    folder = tmp_path / "d"
+    shutil.copytree(undisturbed, folder)
+    (folder / "manifest.json").unlink()
+    records = sorted((folder / ".units").glob("*/docs_*.json"))
+    assert len(records) == Manifest.load(undisturbed).tree["sources"][0]["units"] > 4
+    records[3].unlink()
+    times = {p: p.stat().st_mtime_ns for p in folder.glob("*/*/unit_*.npy")}
+    assert prepare(folder, "--source", f"files:{jsonl}").returncode == 0
+    redone = {p.name for p in times if p.stat().st_mtime_ns != times[p]}
+    assert redone == {"unit_00003_00.npy"}
+    assert fingerprint(folder) == fingerprint(undisturbed)
+
+
+def test_parts_on_several_machines_then_a_merge(jsonl, undisturbed, tmp_path):
+    folder = tmp_path / "d"
+    for part in ("2/3", "1/3", "3/3"):
+        done = prepare(folder, "--source", f"files:{jsonl}", "--part", part)
+        assert done.returncode == 0 and not (folder / "manifest.json").exists(), done.stderr
+    times = {p: p.stat().st_mtime_ns for p in folder.glob("*/*/unit_*.npy")}
+    assert prepare(folder, "--source", f"files:{jsonl}").returncode == 0
+    assert {p: p.stat().st_mtime_ns for p in times} == times  # the merge only merges
+    assert hashes(folder) == hashes(undisturbed) and fingerprint(folder) == fingerprint(undisturbed)
+    wrong = prepare(folder, "--source", f"files:{jsonl}", "--part", "4/3")
+    assert "part '4/3'" in error_of(wrong, 2)
+
+
+def test_tokens_stops_after_enough_units_and_extends(jsonl, undisturbed, tmp_path):
+    folder = tmp_path / "d"
+    whole = Manifest.load(undisturbed).tree["splits"]["train"]["docs"]["tokens"]
+    runs = []
+    for workers in ("1", "3"):
+        shutil.rmtree(folder, ignore_errors=True)
+        done = prepare(folder, "--source", f"files:{jsonl}", "--tokens", "30k",
+                       "--workers", workers)
+        assert done.returncode == 0, done.stderr
+        tree = Manifest.load(folder).tree
+        assert tree["sources"][0]["units"] < tree["sources"][0]["units_in_source"]
+        assert 30_000 <= tree["splits"]["train"]["docs"]["tokens"] < 30_000 + whole / 6
+        runs.append((fingerprint(folder), Manifest.load(folder).shards("train")))
+    assert runs[0] == runs[1]
+    assert prepare(folder, "--source", f"files:{jsonl}").returncode == 0  # and now everything
+    assert [s["sha256"] for s in Manifest.load(folder).shards("train")] == \
+        [s["sha256"] for s in Manifest.load(undisturbed).shards("train")]
+
+
+# ------------------------------------------------------------------------------ the formats
+
+
+def test_the_same_documents_from_every_format(tmp_path, monkeypatch):
+    import pyarrow
+    import pyarrow.parquet
+    import zstandard
+
+    monkeypatch.setattr(sources, "SMALLEST_UNIT", 30_000)
+    path = write_jsonl(tmp_path / "a.jsonl", 150)
+    texts = sorted(texts_of(path))
+    raw = path.read_bytes()
+    (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(raw))
+    (tmp_path / "c.jsonl.zst").write_bytes(zstandard.compress(raw))
+    table = pyarrow.table({"id": range(150), "text": texts_of(path)})
+    pyarrow.parquet.write_table(table, tmp_path / "d.parquet", row_group_size=20)
+    counts = {}
+    for name in ("a.jsonl", "b.jsonl.gz", "c.jsonl.zst", "d.parquet"):
+        source = sources.parse(f"files:{tmp_path / name}")
+        units, _ = sources.list_units(source)
+        read = [t for u in units for t in sources.documents(source, u, Counter())]
+        assert sorted(read) == texts, name
+        counts[name] = len(units)
+    assert counts["a.jsonl"] > 3 and counts["d.parquet"] > 2
+    source = sources.parse(f"hf:{tmp_path}/*.parquet")
+    units, _ = sources.list_units(source)
+    assert sorted(t for u in units for t in sources.documents(source, u, Counter())) == texts
+
+
+def test_plain_text_of_any_size_is_read_whole(tmp_path, monkeypatch):
+    monkeypatch.setattr(sources, "SMALLEST_UNIT", 1000)
+    monkeypatch.setattr(sources, "LARGEST_UNIT", 1000)
+    monkeypatch.setattr(sources, "DOCUMENT", 300)
+    rng = random.Random(0)
+    for trial in range(40):
+        size = rng.choice([0, 1, 299, 300, 301, 5000])
+        text = "".join(rng.choice(["a", "é", "汉", "👍", " ", "\n" if trial % 3 else "-"])
+                       for _ in range(size))
+        (tmp_path / f"{trial}.txt").write_text(text, encoding="utf-8", newline="")
+        source, notes = sources.parse(f"files:{tmp_path / f'{trial}.txt'}"), Counter()
+        units, _ = sources.list_units(source)
+        pieces = sorted((u["pieces"][0][1], u) for u in units)
+        read = [t for _, u in pieces for t in sources.documents(source, u, notes)]
+        assert "".join(read) == text and all(len(t.encode()) <= 300 for t in read)
+        assert not [note for note in notes if "UTF-8" in note]
+
+
+def test_specs():
+    parse = sources.parse
+    assert parse("files:a/b c.txt").name == "b_c"
+    assert parse("code=files:src#body").fields == ("body",) and parse("x=stdlib").name == "x"
+    hf = parse("math=hf:Org/set:four@abc#q+a")
+    assert (hf.name, hf.place, hf.config, hf.revision, hf.fields) == \
+        ("math", "Org/set", "four", "abc", ("q", "a"))
+    assert parse("hf:http://127.0.0.1:80/a.parquet").place == "http://127.0.0.1:80/a.parquet"
+    for bad in ("", "files:", "http://x", "std"):
+        with pytest.raises(ValueError, match="none of"):
+            parse(bad)
+
+
+def test_stdlib_leaves_installed_packages_out():
+    for place in ("stdlib", "stdlib+site"):
+        files = sources.local_files(sources.parse(place))
+        assert "stdlib/abc.py" in files and len(files) > 500
+        assert any(n.startswith("site/numpy/") for n in files) == (place == "stdlib+site")
+        assert not [n for n in files if n.startswith("stdlib/") and "site-packages" in n]
+    units, _ = sources.list_units(sources.parse("stdlib"))
+    assert len(units) >= 4 and units == sources.list_units(sources.parse("stdlib"))[0]
+
+
+def test_links_do_not_loop(tmp_path):
+    write_texts(tmp_path / "t", 3)
+    (tmp_path / "t" / "loop").symlink_to(tmp_path / "t")
+    (tmp_path / "t" / "gone.txt").symlink_to(tmp_path / "nothing")
+    assert len(sources.local_files(sources.parse(f"files:{tmp_path / 't'}"))) == 3
+
+
+# -------------------------------------------------------------------- case 22: connections
+
+
+class Flaky(http.server.SimpleHTTPRequestHandler):
+    """Serves byte ranges; every third answer breaks off in the middle."""
+
+    protocol_version = "HTTP/1.0"
+    requests, failing = 0, "some"
+
+    def do_HEAD(self):
+        self.answer(body=False)
+
+    def do_GET(self):
+        self.answer(body=True)
+
+    def answer(self, body: bool) -> None:
+        raw = Path(self.directory, self.path.lstrip("/")).read_bytes()
+        first, last = 0, len(raw) - 1
+        if wanted := self.headers.get("Range"):
+            a, _, b = wanted.removeprefix("bytes=").partition("-")
+            first, last = (int(a), int(b or last)) if a else (len(raw) - int(b), last)
+        part = raw[first : min(last, len(raw) - 1) + 1]
+        if body:
+            type(self).requests += 1
+        if self.failing == "all" and body:
+            self.send_error(503)
+            return
+        self.send_response(206 if wanted else 200)
+        self.send_header("Content-Length", str(len(part)))
+        self.send_header("Accept-Ranges", "bytes")
+        if wanted:
+            self.send_header("Content-Range", f"bytes {first}-{first + len(part) - 1}/{len(raw)}")
+        self.end_headers()
+        if body:
+            broken = self.failing == "some" and self.requests % 3 == 2 and len(part) > 2000
+            self.wfile.write(part[: len(part) // 2] if broken else part)
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def server(tmp_path):
+    import pyarrow
+    import pyarrow.parquet
+
+    texts = texts_of(write_jsonl(tmp_path / "a.jsonl", 400, seed=5))
+    pyarrow.parquet.write_table(pyarrow.table({"text": texts}), tmp_path / "a.parquet",
+                                row_group_size=40)
+
+    class Handler(Flaky):
+        def __init__(self, *args):
+            super().__init__(*args, directory=str(tmp_path))
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield Handler, f"http://127.0.0.1:{server.server_port}/a.parquet", texts
+    server.shutdown()
+
+
+def test_case_22_a_source_that_disconnects(server, monkeypatch):
+    handler, url, texts = server
+    monkeypatch.setattr(sources, "RETRY_S", 0.01)
+    source = sources.parse(f"hf:{url}")
+    units, _ = sources.list_units(source)
+    assert [t for u in units for t in sources.documents(source, u, Counter())] == texts
+    assert handler.requests > 3
+
+
+def test_case_22_a_source_that_stays_away(server, tmp_path, monkeypatch):
+    """Bounded retries, a sentence and exit 3; when it is back, the same command finishes."""
+    handler, url, texts = server
+    handler.failing = "all"
+    monkeypatch.setattr(sources, "RETRY_S", 0.01)
+    monkeypatch.setattr(sources, "TRIES", 3)
+    source = sources.parse(f"hf:{url}")
+    with pytest.raises(sources.SourceError, match="3 times in a row") as error:
+        list(sources.documents(source, {"shard": 0, "of": 1}, Counter()))
+    assert error.value.exit_code == 3
+    handler.failing = "some"
+    done = prepare(tmp_path / "d", "--source", f"hf:{url}")
+    assert done.returncode == 0, done.stderr
+    facts = Manifest.load(tmp_path / "d").tree["splits"]
+    assert sum(f["a.parquet"]["documents"] for f in facts.values()) == len(texts)
+
+
+def test_retries_go_on_where_they_were_and_back_off(monkeypatch):
+    waits: list[float] = []
+    monkeypatch.setattr(time, "sleep", waits.append)
+
+    def stream(done):
+        for i in range(done, 10):
+            if i in (3, 7) and len(waits) < {3: 2, 7: 5}[i]:
+                raise ConnectionError("gone")
+            yield i
+
+    assert list(sources.retrying(stream, "x")) == list(range(10))
+    assert waits == [1, 2, 1, 2, 4]
+
+    def never(done):
+        raise ConnectionError("gone")
+        yield
+
+    with pytest.raises(sources.SourceError, match="6 times"):
+        list(sources.retrying(never, "x"))
+
+
+# --------------------------------------------------------------------- case 25: bad text
+
+
+def test_case_25_odd_text_loses_nothing_and_says_so(tmp_path):
+    folder = write_texts(tmp_path / "t", 60)
+    (folder / "empty.txt").write_bytes(b"")
+    (folder / "short.txt").write_text("One sentence.")
+    (folder / "latin1.txt").write_bytes("coração não".encode("latin-1"))
+    (folder / "nul.txt").write_bytes(b"a\x00b\x00\x00c")
+    (folder / "special.txt").write_text("before <|bos|><|end|> after")
+    (folder / "line.txt").write_text("um dois " * 400_000)  # 3.2 MB on one line
+    done = prepare(tmp_path / "d", "--source", f"files:{folder}", "--val_fraction", "0.1")
+    assert done.returncode == 0, done.stderr
+    assert "1 empty files" in done.stdout, done.stdout
+    assert "1 documents with bytes that are not UTF-8" in done.stdout, done.stdout
+    tree = Manifest.load(tmp_path / "d").tree
+    facts = [tree["splits"][s]["t"] for s in ("train", "val")]
+    names = sources.local_files(sources.parse(f"files:{folder}"))
+    assert sum(f["documents"] for f in facts) == len(names) - 1 + 3  # the line: 4 documents
+    assert sum(f["bytes"] for f in facts) == sum(p.stat().st_size for p in names.values()) + 3
+    rows = [r for s in ("train", "val") for r in pieces(tmp_path / "d", s)]
+    everything = "".join(rows)
+    assert "<|bos|>" in everything.replace("\n", "") or "<|" in everything
+    for shard in Manifest.load(tmp_path / "d").shards("train"):
+        assert set(np.unique(np.load(tmp_path / "d" / shard["file"])[:, :]).tolist()) & {1, 2, 3} \
+            == set()  # no special token but BOS
+    assert everything.count("\x00") == 3
+
+
+@pytest.mark.parametrize("case", ["empty folder", "no such file", "bad json", "no field", "utf16",
+                                  "broken gz", "broken parquet", "little text", "no validation"])
+def test_case_25_what_cannot_be_read_gets_a_sentence(case, tmp_path):
+    folder = tmp_path / "t"
+    folder.mkdir()
+    code, word, options = 2, "", []
+    if case == "empty folder":
+        (folder / "page.html").write_text("text")
+        word = r"has no file that ends in .txt"
+    elif case == "no such file":
+        folder, word = tmp_path / "none", "no such file or folder"
+    elif case == "bad json":
+        (folder / "a.jsonl").write_text('{"text": "a"}\n{"text": \n')
+        code, word = 3, "not a JSON object on the line that starts"
+    elif case == "no field":
+        (folder / "a.jsonl").write_text('{"body": "a", "title": "b"}\n')
+        word = "no field 'text', it has body, title"
+    elif case == "utf16":
+        (folder / "a.txt").write_bytes("text".encode("utf-16"))
+        code, word = 3, "UTF-16"
+    elif case == "broken gz":
+        raw = gzip.compress(b"some text\n" * 5000)
+        (folder / "a.txt.gz").write_bytes(raw[: len(raw) // 2])
+        code, word = 3, "cannot be read"
+    elif case == "broken parquet":
+        (folder / "a.parquet").write_bytes(b"PAR1 nonsense")
+        code, word = 3, "not a readable parquet"
+    elif case == "little text":
+        (folder / "a.txt").write_text("um dois")
+        word = "less than one row of 65"
+    else:
+        write_texts(folder, 5)
+        word, options = "try --val_fraction", ["--val_fraction", "0.00001"]
+    done = prepare(tmp_path / "d", "--source", f"files:{folder}", *options)
+    message = error_of(done, code)
+    assert word in message and str(tmp_path) in message or case in ("little text", "no validation")
+    assert not (tmp_path / "d" / "manifest.json").exists()
+
+
+def test_a_mixture_of_sources_and_an_existing_tokenizer(jsonl, undisturbed, tmp_path):
+    write_texts(tmp_path / "texts", 40)
+    done = prepare(tmp_path / "d", "--tokenizer", str(undisturbed / "tokenizer.json"), "--source",
+                   f"web=files:{jsonl}", f"books=files:{tmp_path / 'texts'}")
+    assert done.returncode == 0, done.stderr
+    manifest = Manifest.load(tmp_path / "d")
+    assert manifest.sources == ["web", "books"] and manifest.rows("train", "books") > 50
+    assert manifest.tokenizer_sha256 == Manifest.load(undisturbed).tokenizer_sha256
+    assert manifest.rows("val", "web") > 0
+    same = prepare(tmp_path / "e", "--source", f"files:{jsonl}", f"files:{jsonl}")
+    assert "two sources are named 'docs'" in error_of(same, 2)
+
+
+def test_too_little_disk_is_said_before_any_work(jsonl, tmp_path):
+    done = prepare(tmp_path / "d", "--source", f"files:{jsonl}", "--tokens", "900T")
+    assert "GB are free" in error_of(done, 6)
