@@ -1,0 +1,178 @@
+"""How fast is the training, in numbers that can be compared: tokens/s, FLOP/s, MFU, time left.
+
+Reads:  the model's FLOPs per token (`GPT.flops_per_token`) and what the loop reports of each step.
+Gives:  `peak_flops` (datasheet), `measure_matmul` (what the device really reaches), `mfu`, `Meter`.
+Guarantees: no peak is invented for a device that the table does not name in whole words;
+        evaluation, saving and compilation never count as training time.
+Two conventions of FLOPs per token exist and the same run reads 32% in one, 41% in the other, so
+both are printed: `full` counts all T x T attention (PaLM, appendix B), `causal` the half that a
+causal model needs (Megatron-LM). Next: optim.py.
+"""
+
+from __future__ import annotations
+
+import re
+import statistics
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+
+# Dense bf16 FLOP/s of one device. (Vendors print the sparse figure larger: it is twice this one.)
+# A key matches a device name that has all its words; the key with the most words wins.
+PEAK_FLOPS = {
+    "GB200": 2.5e15, "B200": 2.25e15, "B100": 1.8e15,
+    "H200": 989e12, "H200 NVL": 836e12, "H200 PCIE": 836e12, "GH200": 989e12,
+    "H100": 989e12, "H100 NVL": 835e12, "H100 PCIE": 756e12,  # a bare name is the SXM board
+    "H800": 989e12, "H800 PCIE": 756e12, "H20": 148e12,
+    "A100": 312e12, "A800": 312e12, "A40": 149.7e12, "A30": 165e12,
+    "L40S": 362e12, "L40": 181e12, "L4": 121e12,
+    "MI355X": 2.5e15, "MI325X": 1307.4e12, "MI300X": 1307.4e12, "MI300A": 980.6e12,
+    "MI250X": 383e12, "MI250": 362.1e12,
+    "RTX 5090": 209.5e12, "RTX 4090": 165.2e12, "RTX 3090": 71e12,
+}  # fmt: skip
+# These words after a known name make it another, slower or faster card: a slice, a laptop's, ...
+DIFFERENT_CARD = {"MIG", "LAPTOP", "TI", "SUPER", "D", "CNX"}
+
+
+def peak_flops(device_name: str, compute_units: int | None = None) -> float | None:
+    """Dense bf16 FLOP/s of one device, from its name; None when it is not in the table.
+
+    "NVIDIA H100 80GB HBM3" -> 989e12, "NVIDIA RTX A4000" -> None (it is no A40).
+    `compute_units` is read by Intel's Max 1550 alone: `max_compute_units` of its properties.
+    """
+    words = set(re.findall(r"[A-Z0-9]+", device_name.upper()))
+    if {"MAX", "1550"} <= words:
+        if compute_units is None and torch.xpu.is_available():
+            compute_units = torch.xpu.get_device_properties().max_compute_units
+        return 512 * compute_units * 1300e6 if compute_units else None
+    keys = [key for key in PEAK_FLOPS if words.issuperset(key.split())]
+    if not keys or words & DIFFERENT_CARD:
+        return None
+    return PEAK_FLOPS[max(keys, key=lambda key: len(key.split()))]
+
+
+def mfu(
+    tokens_per_s: float, flops_per_token: float, peak: float | None, world_size: int = 1
+) -> float | None:
+    """Model FLOPs utilization, a fraction: the model's FLOP/s over what all devices could do.
+
+    tokens_per_s counts all ranks and all micro-batches; peak is the FLOP/s of ONE device (None:
+    unknown, and so is the result). PaLM (Chowdhery et al. 2022), appendix B.
+    """
+    return tokens_per_s * flops_per_token / (peak * world_size) if peak else None
+
+
+def measure_matmul(
+    device: torch.device | str, dtype: torch.dtype = torch.bfloat16, seconds: float = 1.0
+) -> float:
+    """FLOP/s that a big square matmul reaches on this device, now: the ceiling for any model.
+
+    Random data: a GPU draws less power on zeros and runs 13% faster. On several ranks, call it on
+    all at once, so that ranks which share a processor measure their share.
+    """
+    device = torch.device(device)
+    n = 2048 if device.type == "cpu" else 8192
+    sync = torch.get_device_module(device).synchronize
+    a, b = (torch.randn(n, n, device=device).to(dtype) for _ in range(2))
+    out, times = torch.empty_like(a), []
+    deadline = time.perf_counter() + seconds
+    while len(times) < 5 or time.perf_counter() < deadline:
+        sync()
+        start = time.perf_counter()
+        torch.mm(a, b.T, out=out)
+        sync()
+        times.append(time.perf_counter() - start)
+    return 2 * n**3 / statistics.median(times[2:])  # the first two warm up
+
+
+class Meter:
+    """Speed over the last `window` optimizer steps, and the time left.
+
+    Call `step` when a step is known to be complete, with the tokens of the whole step: all ranks,
+    all micro-batches. On a GPU the loop runs ahead of the device and reads each loss one step
+    late; the time from one such read to the next is then the time of one step. Before a pause,
+    read the loss that is still pending, or the pause is charged with that step's time.
+
+    The first step of a process compiles: its time is `first_step_s`, and it leaves the window as
+    soon as there is a second. Nothing of the meter is saved, so a resumed run starts afresh.
+    """
+
+    def __init__(
+        self, flops_full: float, flops_causal: float, peak: float | None = None,
+        world_size: int = 1, window: int = 50, clock: Callable[[], float] = time.perf_counter,
+    ):  # fmt: skip
+        self.flops_full, self.flops_causal = flops_full, flops_causal
+        self.peak, self.world_size, self.clock = peak, world_size, clock
+        self.steps: deque[tuple[int, float, float]] = deque(maxlen=window)  # tokens, dt_s, wait_s
+        self.pauses: dict[str, list[float]] = defaultdict(list)  # kind -> seconds of each
+        self.first_step_s: float | None = None
+        self.n_steps = 0
+        self.start()
+
+    def start(self) -> None:
+        """The next step begins now (the constructor and `step` call it)."""
+        self._since, self._paused_s = self.clock(), 0.0
+
+    def step(self, tokens: int, dt_s: float | None = None, data_wait_s: float = 0.0) -> float:
+        """One optimizer step of `tokens` is complete; returns its seconds.
+
+        dt_s None: the time since the last step, pauses taken out.
+        """
+        if dt_s is None:
+            dt_s = self.clock() - self._since - self._paused_s
+        self.start()
+        self.n_steps += 1
+        if self.n_steps == 1:
+            self.first_step_s = dt_s
+        elif self.n_steps == 2:
+            self.steps.clear()
+        self.steps.append((tokens, dt_s, data_wait_s))
+        return dt_s
+
+    def pause(self, kind: str, seconds: float) -> None:
+        """`seconds` since the last step went to `kind` ("eval", "save"), not to training."""
+        self.pauses[kind].append(seconds)
+        self._paused_s += seconds
+
+    @contextmanager
+    def paused(self, kind: str) -> Iterator[None]:
+        """`with meter.paused("eval"): ...`; not to be nested."""
+        start = self.clock()
+        try:
+            yield
+        finally:
+            self.pause(kind, self.clock() - start)
+
+    def eta_s(self, tokens_left: int, **pauses_left: int) -> float:
+        """Seconds to the end: `eta_s(tokens_left, eval=12, save=3)`, each at its mean so far.
+
+        Tokens and not steps, so that a batch ramp does not bend it. A kind of pause that never
+        happened yet counts as free.
+        """
+        training_s = tokens_left / self.summary()["tokens_per_s_mean"]
+        seen = {kind: n for kind, n in pauses_left.items() if kind in self.pauses}
+        return training_s + sum(n * statistics.mean(self.pauses[kind]) for kind, n in seen.items())
+
+    def summary(self) -> dict[str, float | None]:
+        """After the first step: the window's figures, named for metrics.jsonl.
+
+        Medians, as one stall says nothing of the speed; tokens_per_s_mean has the stalls in.
+        TFLOP/s are per device, and never None; MFU are fractions, None if the peak is unknown.
+        """
+        tokens, dts, waits = zip(*self.steps, strict=True)
+        tokens_per_s = statistics.median(n / dt for n, dt in zip(tokens, dts, strict=True))
+        per_device = tokens_per_s / self.world_size / 1e12
+        return {
+            "tokens_per_s": tokens_per_s,
+            "tokens_per_s_mean": sum(tokens) / sum(dts),
+            "dt_ms": 1e3 * statistics.median(dts),
+            "data_wait_ms": 1e3 * statistics.mean(waits),
+            "tflops_full": per_device * self.flops_full,
+            "tflops_causal": per_device * self.flops_causal,
+            "mfu_full": mfu(tokens_per_s, self.flops_full, self.peak, self.world_size),
+            "mfu_causal": mfu(tokens_per_s, self.flops_causal, self.peak, self.world_size),
+            **{f"{kind}_s": sum(seconds) for kind, seconds in self.pauses.items()},
+        }

@@ -1,0 +1,487 @@
+"""The model: one GPT with named, orthogonal choices, and what it costs in FLOPs.
+
+Reads nothing, writes nothing. `GPT(config)` may be built on the meta device; `init_weights()`,
+called once after `to_empty`, is the only place where a weight gets its value, so both ways give the
+same model. Weights are kept in fp32 and cast to `compute_dtype` where they are used; the loss is
+computed in fp32.
+
+Shapes: B rows, T positions, C = n_embd, H query heads, G key/value heads, D = head_dim,
+V = vocab_size.
+Next: optim.py moves these weights; train.py runs the loop.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+EXTRAS = ("value_embeds", "smear", "lambdas", "backout", "qk_scale")
+VALUE_GATE_CHANNELS = 12  # the gates look at the first few channels only: a few FLOPs
+SMEAR_GATE_CHANNELS = 24
+QK_SCALE = 1.2
+
+
+@dataclass(frozen=True)
+class GPTConfig:
+    """The architecture. Every combination that a preset uses maps on a stock transformers class
+    as long as `extras` is empty."""
+
+    seq_len: int = 2048
+    """Positions the model sees at once (a row holds one token more)."""
+    vocab_size: int = 32_768
+    """Tokens in the vocabulary; the tables are padded to a multiple of 64 rows."""
+    n_layer: int = 12
+    """Transformer blocks."""
+    n_head: int = 6
+    """Query heads."""
+    n_kv_head: int = 6
+    """Key/value heads; fewer than n_head is grouped-query attention (GQA)."""
+    head_dim: int = 128
+    """Channels of a head."""
+    n_embd: int = 768
+    """Width of the residual stream."""
+    mlp: Literal["relu2", "swiglu"] = "relu2"
+    """Activation of the MLP: ReLU squared, or SwiGLU."""
+    mlp_hidden: int = 3072
+    """Hidden width of the MLP."""
+    qk_norm: bool = True
+    """RMSNorm on queries and keys, per head."""
+    embed_norm: bool = True
+    """RMSNorm right after the embedding."""
+    tie_embeddings: bool = False
+    """One table for the embedding and the head."""
+    logit_softcap: float = 15.0
+    """Squash the logits to +-this with tanh; 0: none."""
+    rope_theta: float = 100_000.0
+    """Base of the rotary frequencies."""
+    nope_every: int = 0
+    """No positional encoding (NoPE) on every k-th layer; 0: RoPE everywhere."""
+    doc_mask: bool = False
+    """Attention stays within a document (dense mask: memory grows with T squared)."""
+    extras: tuple[str, ...] = ()
+    """Shortcuts that make small models learn faster: value_embeds, smear, lambdas, backout,
+    qk_scale; an empty string for none (then the model exports to a stock class)."""
+    bos_id: int = 0
+    """The token that begins each document."""
+
+    def __post_init__(self):
+        object.__setattr__(self, "extras", tuple(name for name in self.extras if name))
+        for name in self.extras:
+            if name not in EXTRAS:
+                raise ValueError(f"extras has no {name!r}; choose from {', '.join(EXTRAS)}")
+        if self.n_head % self.n_kv_head:
+            raise ValueError(
+                f"n_head {self.n_head} is not a multiple of n_kv_head {self.n_kv_head}; "
+                f"try --n_kv_head {math.gcd(self.n_head, self.n_kv_head)}"
+            )
+        if self.head_dim % 2:
+            raise ValueError(f"head_dim {self.head_dim} is odd; RoPE rotates pairs of channels")
+        if self.mlp not in ("relu2", "swiglu"):
+            raise ValueError(f"mlp {self.mlp!r} is neither relu2 nor swiglu")
+
+    @property
+    def padded_vocab(self) -> int:
+        """Rows of the tables: vocab_size rounded up to 64, for the tensor cores."""
+        return (self.vocab_size + 63) // 64 * 64
+
+    def has_value_embed(self, layer: int) -> bool:
+        """Alternate layers, the last one included."""
+        return "value_embeds" in self.extras and (self.n_layer - 1 - layer) % 2 == 0
+
+    def has_rope(self, layer: int) -> bool:
+        return self.nope_every == 0 or (layer + 1) % self.nope_every != 0
+
+
+def rms_norm(x: Tensor) -> Tensor:
+    """x / sqrt(mean(x^2) + 1e-6) over the last dimension, no weight (Zhang & Sennrich 2019)."""
+    return F.rms_norm(x, (x.size(-1),), eps=1e-6)
+
+
+def rope_tables(seq_len: int, head_dim: int, theta: float, device=None) -> tuple[Tensor, Tensor]:
+    """cos and sin of position x frequency: (seq_len, head_dim / 2) each, fp32 (Su et al. 2021)."""
+    exponent = torch.arange(0, head_dim, 2, device=device, dtype=torch.float32) / head_dim
+    angle = torch.outer(torch.arange(seq_len, device=device, dtype=torch.float32), theta**-exponent)
+    return angle.cos(), angle.sin()
+
+
+def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate the pairs (x[i], x[i + D/2]) by position: Llama's half-split layout and sign.
+
+    x (B, T, H, D), cos and sin (T, D/2) -> (B, T, H, D), same dtype as x.
+    """
+    x1, x2 = x.chunk(2, dim=-1)  # (B, T, H, D/2) each
+    cos, sin = cos[:, None, :], sin[:, None, :]  # (T, 1, D/2)
+    return torch.cat([x1 * cos - x2 * sin, x2 * cos + x1 * sin], dim=-1).to(x.dtype)
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    """softmax(q k^T / sqrt(D)) v, causal unless a mask (True: may look) says otherwise.
+
+    q (B, H, T, D), k and v (B, G, S, D) -> (B, H, T, D). PyTorch's kernel, which never stores the
+    T x T scores; but its version for CPUs is slow on short rows, where plain matmuls win.
+    """
+    H, T, D = q.shape[1:]
+    causal = mask is None and T > 1
+    if causal and k.shape == q.shape and by_matmuls(q.device, T):
+        future = torch.full((T, T), float("-inf"), device=q.device).triu(1)
+        scores = ((q * D**-0.5) @ k.mT).float() + future  # (B, H, T, T)
+        return F.softmax(scores, dim=-1).to(v.dtype) @ v
+    return F.scaled_dot_product_attention(
+        q, k, v, attn_mask=mask, is_causal=causal, enable_gqa=k.size(1) != H
+    )
+
+
+def by_matmuls(device: torch.device, T: int) -> bool:
+    return device.type == "cpu" and T <= 1024
+
+
+def attention_backend(config: GPTConfig, device: torch.device, dtype: torch.dtype) -> str:
+    """What computes the attention of a training step here: `matmuls`, or the kernel that PyTorch
+    picks (cudnn_attention, flash_attention, efficient_attention, math)."""
+    T, gqa = config.seq_len, config.n_head != config.n_kv_head
+    if by_matmuls(device, T) and not gqa and not config.doc_mask:
+        return "matmuls"
+    q = torch.empty(1, config.n_head, T, config.head_dim, device=device, dtype=dtype)
+    k = q.requires_grad_()[:, : config.n_kv_head]
+    mask = torch.ones(T, T, dtype=torch.bool, device=device) if config.doc_mask else None
+    choice = torch._fused_sdp_choice(q, k, k, mask, is_causal=mask is None, enable_gqa=gqa)
+    return torch.nn.attention.SDPBackend(choice).name.lower()
+
+
+class Linear(nn.Linear):
+    """A matrix without bias, kept in fp32 and cast to the dtype of what it multiplies."""
+
+    def __init__(self, n_in: int, n_out: int):
+        super().__init__(n_in, n_out, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight.to(x.dtype))
+
+
+class KVCache:
+    """Keys and values of the positions seen so far, for generation; `length` of them."""
+
+    def __init__(self, config: GPTConfig, batch: int, max_len: int, dtype, device):
+        shape = (config.n_layer, batch, config.n_kv_head, max_len, config.head_dim)
+        self.k = torch.zeros(shape, dtype=dtype, device=device)
+        self.v = torch.zeros(shape, dtype=dtype, device=device)
+        self.length = 0
+        self.last_embed: Tensor | None = None  # (B, 1, C): what `smear` remembers
+
+    def append(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Store k, v (B, G, T, D) behind what is there; return all of it (B, G, length + T, D)."""
+        end = self.length + k.size(2)
+        self.k[layer, :, :, self.length : end] = k
+        self.v[layer, :, :, self.length : end] = v
+        return self.k[layer, :, :, :end], self.v[layer, :, :, :end]
+
+
+class Attention(nn.Module):
+    def __init__(self, config: GPTConfig, layer: int):
+        super().__init__()
+        self.layer = layer
+        self.n_head, self.n_kv_head, self.head_dim = (
+            config.n_head,
+            config.n_kv_head,
+            config.head_dim,
+        )
+        self.qk_norm = config.qk_norm
+        self.qk_scale = QK_SCALE if "qk_scale" in config.extras else 1.0
+        self.rope = config.has_rope(layer)
+        self.q = Linear(config.n_embd, config.n_head * config.head_dim)
+        self.k = Linear(config.n_embd, config.n_kv_head * config.head_dim)
+        self.v = Linear(config.n_embd, config.n_kv_head * config.head_dim)
+        self.out = Linear(config.n_head * config.head_dim, config.n_embd)
+        if config.has_value_embed(layer):
+            self.value_gate = Linear(VALUE_GATE_CHANNELS, config.n_kv_head)
+
+    def forward(self, x, value_embed, cos, sin, mask, cache):
+        B, T, _ = x.shape
+        q = self.q(x).view(B, T, self.n_head, self.head_dim)  # (B, T, H, D)
+        k = self.k(x).view(B, T, self.n_kv_head, self.head_dim)  # (B, T, G, D)
+        v = self.v(x).view(B, T, self.n_kv_head, self.head_dim)  # (B, T, G, D)
+        if value_embed is not None:
+            gate = 3 * torch.sigmoid(self.value_gate(x[..., :VALUE_GATE_CHANNELS]))  # (B, T, G)
+            v = v + gate[..., None] * value_embed.view(B, T, self.n_kv_head, self.head_dim)
+        if self.rope:
+            q, k = apply_rope(q, cos, sin), apply_rope(k, cos, sin)
+        if self.qk_norm:
+            q, k = rms_norm(q) * self.qk_scale, rms_norm(k) * self.qk_scale
+        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)  # (B, H or G, T, D)
+        if cache is not None:
+            k, v = cache.append(self.layer, k, v)
+        y = attend(q, k, v, mask)  # (B, H, T, D)
+        y = y.transpose(1, 2).reshape(B, T, self.n_head * self.head_dim)  # (B, T, H * D)
+        return self.out(y)
+
+
+class MLP(nn.Module):
+    def __init__(self, config: GPTConfig):
+        super().__init__()
+        self.up = Linear(config.n_embd, config.mlp_hidden)
+        if config.mlp == "swiglu":
+            self.gate = Linear(config.n_embd, config.mlp_hidden)
+        self.down = Linear(config.mlp_hidden, config.n_embd)
+        self.swiglu = config.mlp == "swiglu"
+
+    def forward(self, x):
+        h = F.silu(self.gate(x)) * self.up(x) if self.swiglu else F.relu(self.up(x)).square()
+        return self.down(h)  # (B, T, mlp_hidden) -> (B, T, C)
+
+
+class Block(nn.Module):
+    def __init__(self, config: GPTConfig, layer: int):
+        super().__init__()
+        self.attn = Attention(config, layer)
+        self.mlp = MLP(config)
+
+    def forward(self, x, value_embed, cos, sin, mask, cache):
+        x = x + self.attn(rms_norm(x), value_embed, cos, sin, mask, cache)
+        return x + self.mlp(rms_norm(x))
+
+
+class GPT(nn.Module):
+    def __init__(self, config: GPTConfig, compute_dtype: torch.dtype = torch.float32):
+        """compute_dtype: of the activations and of the weights where they are multiplied."""
+        super().__init__()
+        self.config, self.compute_dtype = config, compute_dtype
+        self.embed = nn.Embedding(config.padded_vocab, config.n_embd)
+        self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.n_layer))
+        if not config.tie_embeddings:
+            self.head = Linear(config.n_embd, config.padded_vocab)
+        kv_width = config.n_kv_head * config.head_dim
+        self.value_embeds = nn.ModuleDict(
+            {
+                str(layer): nn.Embedding(config.padded_vocab, kv_width)
+                for layer in range(config.n_layer)
+                if config.has_value_embed(layer)
+            }
+        )
+        if "smear" in config.extras:
+            self.smear_gate = Linear(SMEAR_GATE_CHANNELS, 1)
+            self.smear_scale = nn.Parameter(torch.empty(1))
+        if "lambdas" in config.extras:
+            self.residual_lambdas = nn.Parameter(torch.empty(config.n_layer))
+            self.embed_lambdas = nn.Parameter(torch.empty(config.n_layer))
+        if "backout" in config.extras:
+            self.backout_scale = nn.Parameter(torch.empty(1))
+        cos, sin = rope_tables(config.seq_len, config.head_dim, config.rope_theta)
+        self.register_buffer("cos", cos, persistent=False)
+        self.register_buffer("sin", sin, persistent=False)
+
+    # ---------------------------------------------------------------- initial values
+
+    @torch.no_grad()
+    def init_weights(self) -> None:
+        """Give every weight its initial value, from torch's global generator, in parameter order.
+
+        | weight                  | head of its own           | tied head                  |
+        | ----------------------- | ------------------------- | -------------------------- |
+        | embed                   | normal, std 0.8           | normal, std 0.006          |
+        | head                    | normal, std 0.001         | (the embedding)            |
+        | q, k, v, value_embeds   | uniform, std C^-1/2       | normal, std 0.006          |
+        | up, gate                | uniform, std 0.4 C^-1/2   | normal, std 0.006          |
+        | out, down               | 0                         | normal, 0.006 / sqrt(2 L)  |
+        | value_gate              | uniform 0 .. 0.02         | the same                   |
+        | smear_gate, smear_scale | 0                         | the same                   |
+        | residual_lambdas        | 1.15 -> 1.05 over depth   | the same                   |
+        | embed_lambdas           | 0.20 -> 0.05 over depth   | the same                   |
+        | backout_scale           | 0.2                       | the same                   |
+
+        Sources: nanochat for the first column; DeepSeek LLM (std 0.006) with Megatron-LM's scaling
+        of the projections for the second: a tied table must be small, or each token would predict
+        itself. A sharded weight (DTensor) is drawn whole and cut, so that sharding changes nothing.
+        """
+        n_layer, unit = self.config.n_layer, self.config.n_embd**-0.5
+        for name, p in self.named_parameters():
+            sharded = isinstance(p, DTensor)
+            full = torch.empty(p.shape, dtype=p.dtype, device=p.device) if sharded else p
+            kind = name.removesuffix(".weight").split(".")[-1]
+            if name.startswith("value_embeds"):
+                kind = "value_embeds"
+            if kind == "value_gate":
+                full.uniform_(0, 0.02)
+            elif kind in ("smear_gate", "smear_scale"):
+                full.zero_()
+            elif kind == "residual_lambdas":
+                full.copy_(torch.linspace(1.15, 1.05, n_layer))
+            elif kind == "embed_lambdas":
+                full.copy_(torch.linspace(0.20, 0.05, n_layer))
+            elif kind == "backout_scale":
+                full.fill_(0.2)
+            elif self.config.tie_embeddings:
+                full.normal_(0, 0.006 / (2 * n_layer) ** (0.5 * (kind in ("out", "down"))))
+            elif kind in ("embed", "head"):
+                full.normal_(0, 0.8 if kind == "embed" else 0.001)
+            elif kind in ("out", "down"):
+                full.zero_()
+            else:
+                bound = 3**0.5 * unit * (0.4 if kind in ("up", "gate") else 1.0)
+                full.uniform_(-bound, bound)  # the standard deviation of U(-b, b) is b / sqrt(3)
+            if sharded:
+                p.copy_(distribute_tensor(full, p.device_mesh, p.placements, src_data_rank=None))
+        cos, sin = rope_tables(self.config.seq_len, self.config.head_dim, self.config.rope_theta)
+        self.cos.copy_(cos)
+        self.sin.copy_(sin)
+
+    def param_groups(self) -> dict[str, list[nn.Parameter]]:
+        """Parameters by the way they are optimized: matrix (inside the blocks), embedding, head
+        (a tied table counts as one), scalar (everything else that is tiny)."""
+        groups = {"matrix": [], "embedding": [], "head": [], "scalar": []}
+        for name, p in self.named_parameters():
+            if name.startswith("blocks."):
+                groups["matrix"].append(p)
+            elif name == "head.weight" or (name == "embed.weight" and self.config.tie_embeddings):
+                groups["head"].append(p)
+            elif name == "embed.weight" or name.startswith("value_embeds."):
+                groups["embedding"].append(p)
+            else:
+                groups["scalar"].append(p)
+        return groups
+
+    # ---------------------------------------------------------------- forward
+
+    def forward(
+        self,
+        idx: Tensor,
+        targets: Tensor | None = None,
+        reduction: Literal["mean", "none"] = "mean",
+        cache: KVCache | None = None,
+    ) -> Tensor:
+        """idx (B, T) int64 -> logits (B, T, V) in fp32, or with targets (B, T) the mean
+        cross-entropy in nats (`reduction="none"`: (B, T), one per target)."""
+        config, start = self.config, cache.length if cache else 0
+        T = idx.size(1)
+        if start + T > config.seq_len:
+            raise ValueError(f"{start + T} positions do not fit in seq_len {config.seq_len}")
+        cos, sin = self.cos[start : start + T], self.sin[start : start + T]  # (T, D/2)
+        mask = self._mask(idx, start, cache)
+
+        x = self.embed(idx).to(self.compute_dtype)  # (B, T, C)
+        if config.embed_norm:
+            x = rms_norm(x)
+        if "smear" in config.extras:
+            x = self._smear(x, idx, cache)
+        embedded = x
+        for layer, block in enumerate(self.blocks):
+            if "lambdas" in config.extras:
+                x = self.residual_lambdas[layer] * x + self.embed_lambdas[layer] * embedded
+                x = x.to(self.compute_dtype)
+            value_embed = None
+            if config.has_value_embed(layer):
+                value_embed = self.value_embeds[str(layer)](idx).to(self.compute_dtype)
+            x = block(x, value_embed, cos, sin, mask, cache)
+            if layer == config.n_layer // 2:
+                middle = x
+        if "backout" in config.extras:
+            x = x - self.backout_scale.to(x.dtype) * middle
+        if cache is not None:
+            cache.length += T
+
+        head = self.embed if config.tie_embeddings else self.head
+        logits = F.linear(rms_norm(x), head.weight.to(x.dtype))  # (B, T, padded V)
+        logits = logits[..., : config.vocab_size].float()  # the padding is never seen by the loss
+        if config.logit_softcap:
+            logits = config.logit_softcap * torch.tanh(logits / config.logit_softcap)
+        if targets is None:
+            return logits
+        loss = self._cross_entropy(logits, targets)  # (B, T)
+        return loss.mean() if reduction == "mean" else loss
+
+    def _cross_entropy(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """-log softmax(logits)[target], in nats: logits (B, T, V), targets (B, T) -> (B, T)."""
+        if not self.config.logit_softcap or self.config.logit_softcap > 50:
+            return F.cross_entropy(logits.transpose(1, 2), targets, reduction="none")
+        # Capped logits cannot overflow exp, so there is no maximum to find first: one pass less
+        # over the largest tensor of all. The target's logit is picked by a comparison, which the
+        # compiler fuses into that pass.
+        is_target = torch.arange(logits.size(-1), device=logits.device) == targets[..., None]
+        return logits.exp().sum(-1).log() - torch.where(is_target, logits, 0.0).sum(-1)
+
+    def _mask(self, idx: Tensor, start: int, cache: KVCache | None) -> Tensor | None:
+        """None means plain causal attention (fast path), else True where a query may look."""
+        T = idx.size(1)
+        if cache is not None and start > 0 and T > 1:
+            ones = torch.ones(T, start + T, dtype=torch.bool, device=idx.device)
+            return ones.tril(start)  # (T, start + T)
+        if self.config.doc_mask and cache is None:
+            document = (idx == self.config.bos_id).cumsum(1)  # (B, T)
+            same = document[:, None, :, None] == document[:, None, None, :]  # (B, 1, T, T)
+            return same & torch.ones(T, T, dtype=torch.bool, device=idx.device).tril()
+        return None
+
+    def _smear(self, x: Tensor, idx: Tensor, cache: KVCache | None) -> Tensor:
+        """Mix the previous token's embedding into each token, except where a document begins."""
+        first = torch.zeros_like(x[:, :1])
+        if cache is not None:
+            first = first if cache.last_embed is None else cache.last_embed
+            cache.last_embed = x[:, -1:]
+        previous = torch.cat([first, x[:, :-1]], dim=1)  # (B, T, C)
+        gate = self.smear_scale.to(x.dtype) * torch.sigmoid(
+            self.smear_gate(x[..., :SMEAR_GATE_CHANNELS])
+        )  # (B, T, 1)
+        return x + gate * previous * (idx != self.config.bos_id)[..., None]
+
+    # ---------------------------------------------------------------- cost and use
+
+    def flops_per_token(self, causal: bool = False) -> int:
+        """FLOPs of forward and backward per token: 6 per matmul weight, plus attention.
+
+        Attention is 12 L H D T when every query is counted against all T keys (PaLM, appendix B;
+        the usual "MFU"), half of that when only the causal half is (Megatron-LM). Table look-ups,
+        recomputation and the optimizer are not counted; a tied table counts once, as the head.
+        """
+        c = self.config
+        matmul = sum(m.weight.numel() for m in self.modules() if isinstance(m, nn.Linear))
+        if c.tie_embeddings:
+            matmul += self.embed.weight.numel()
+        attention = 12 * c.n_layer * c.n_head * c.head_dim * c.seq_len
+        return 6 * matmul + (attention // 2 if causal else attention)
+
+    @torch.no_grad()
+    def generate(
+        self,
+        idx: Tensor,
+        max_new_tokens: int,
+        temperature: float = 0.8,
+        top_k: int = 50,
+        generator: torch.Generator | None = None,
+        stop_id: int = -1,
+        first: Tensor | None = None,
+    ) -> Tensor:
+        """Continue the prompts idx (B, T) by sampling; temperature 0 takes the likeliest token.
+
+        Returns (B, T + n), n = max_new_tokens, or what fits in seq_len, or fewer if every row has
+        drawn stop_id. first: (V,) bool, the ids that may come first (see eval.py); None: all. The
+        prompt counts as one document. Padding ids cannot be drawn: the logits end at vocab_size.
+        """
+        n = min(max_new_tokens, self.config.seq_len - idx.size(1))
+        if n <= 0:
+            raise ValueError(
+                f"a prompt of {idx.size(1)} tokens leaves no room in seq_len {self.config.seq_len}"
+            )
+        prompt_len = idx.size(1)
+        cache = KVCache(self.config, idx.size(0), idx.size(1) + n, self.compute_dtype, idx.device)
+        new = idx
+        for _ in range(n):
+            logits = self(new, cache=cache)[:, -1]  # (B, V)
+            if first is not None:
+                logits, first = logits.masked_fill(~first, float("-inf")), None
+            if temperature == 0:
+                new = logits.argmax(-1, keepdim=True)  # (B, 1)
+            else:
+                top, ids = logits.topk(min(top_k, logits.size(-1)))  # (B, k)
+                drawn = torch.multinomial(
+                    F.softmax(top / temperature, dim=-1), 1, generator=generator
+                )
+                new = ids.gather(-1, drawn)  # (B, 1)
+            idx = torch.cat([idx, new], dim=1)
+            if (idx[:, prompt_len:] == stop_id).any(dim=1).all():
+                break
+        return idx

@@ -1,0 +1,270 @@
+"""The optimizers: Muon for the matrices inside the blocks, AdamW for the rest; the schedules.
+
+It is handed parameters and hands back `torch.optim.Optimizer`s; it knows nothing of the model.
+Both skip a step entirely (parameters and state stay as they are) when their attribute `found_inf`
+is a tensor that holds 1: the guard against non-finite numbers, without asking the device.
+
+Muon works on plain tensors, under data parallelism (the expensive part is divided among the ranks)
+and on FSDP2's sharded DTensors. Next: train.py, which sets lr and momentum before each step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+# ------------------------------------------------------------------------------------ schedules
+
+
+def lr_at(
+    step: int,
+    steps: int,
+    schedule: str = "wsd",
+    warmup: int = 40,
+    decay: float = 0.65,
+    final: float = 0.05,
+) -> float:
+    """The factor on every learning rate at `step` (0-based) of a run of `steps`.
+
+    All warm up linearly over `warmup` steps: step 0 gets 1/warmup. Then
+    - `wsd` (warmup, stable, decay): 1, then linear to `final` over the last `decay` of the run;
+    - `cosine`: half a cosine from 1 to `final`;
+    - `multistep`: 1, from 80% of the run 0.316, from 90% on 0.1 (DeepSeek LLM, section 2.3).
+    """
+    if step < warmup:
+        return (step + 1) / warmup
+    if schedule == "wsd":
+        decay_steps = decay * steps
+        left = (steps - step) / decay_steps if decay_steps else 1.0
+        return min(1.0, final + (1 - final) * left) if left < 1 else 1.0
+    if schedule == "cosine":
+        progress = (step - warmup) / max(1, steps - warmup)
+        return final + (1 - final) * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
+    if schedule == "multistep":
+        return 1.0 if step < 0.8 * steps else 0.316 if step < 0.9 * steps else 0.1
+    raise ValueError(f"schedule {schedule!r} is none of wsd, cosine, multistep")
+
+
+def momentum_at(step: int, steps: int, decay: float = 0.65) -> float:
+    """Muon's momentum: 0.85 -> 0.97 over the first 400 steps (or fifth of the run), then -> 0.90
+    over the decay of the learning rate: average more when the steps are large."""
+    rise = min(400, max(1, steps // 5))
+    momentum = 0.85 + 0.12 * min(1.0, step / rise)
+    into_decay = max(0.0, (step - (1 - decay) * steps) / max(1.0, decay * steps))
+    return momentum + (0.90 - momentum) * min(1.0, into_decay)
+
+
+def weight_decay_at(step: int, steps: int) -> float:
+    """The factor on Muon's weight decay: half a cosine from 1 to 0 over the run."""
+    return 0.5 * (1 + math.cos(math.pi * step / steps))
+
+
+def batch_at(step: int, ramp_steps: int) -> float:
+    """The share of tokens_per_step that a step takes: 1/4, 1/2, then 1 after `ramp_steps` steps.
+    Early gradients point the same way, so small batches waste less (McCandlish et al. 2018)."""
+    if step >= ramp_steps:
+        return 1.0
+    return 0.25 if step < ramp_steps / 2 else 0.5
+
+
+# ----------------------------------------------------------------------------------------- Muon
+
+# Quintic coefficients of the five Polar Express iterations (Amsel et al. 2025, arXiv 2505.16932),
+# each the best polynomial for the range in which the one before left the singular values.
+POLAR_EXPRESS = (
+    (8.156554524902461, -22.48329292557795, 15.878769915207462),
+    (4.042929935166739, -2.808917465908714, 0.5000178451051316),
+    (3.8916678022926607, -2.772484153217685, 0.5060648178503393),
+    (3.285753657755655, -2.3681294933425376, 0.46449024233003106),
+    (2.3465413258596377, -1.7097828382687081, 0.42323551169305323),
+)
+
+
+def orthogonalize(g: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """The nearest semi-orthogonal matrix of each g (N, rows, cols): U V^T of its SVD, roughly.
+
+    Iterates X <- aX + (bA + cA^2)X with A = X X^T, which moves every singular value towards 1
+    (Newton-Schulz; Jordan et al. 2024). Works on the short side, in `dtype` (bf16 is enough).
+    """
+    x = g.to(dtype)
+    tall = x.size(-2) > x.size(-1)
+    x = x.mT if tall else x
+    x = x / (x.float().norm(dim=(-2, -1), keepdim=True) * 1.01 + 1e-7).to(dtype)
+    for a, b, c in POLAR_EXPRESS:
+        gram = x @ x.mT  # (N, short, short)
+        x = a * x + (b * gram + c * (gram @ gram)) @ x
+    return x.mT if tall else x
+
+
+def reduce_variance(u: Tensor, second: Tensor, beta2: Tensor) -> tuple[Tensor, Tensor]:
+    """Give the rows of u (N, rows, cols) (or columns, if there are more) the same long-run size,
+    leaving the norm of each matrix as it was (NorMuon, Li et al. 2025).
+
+    second: running mean square, (N, rows, 1) or (N, 1, cols). Returns the new u and second, fp32.
+    """
+    u = u.float()
+    side = -1 if second.size(-1) == 1 else -2
+    mean_square = u.square().mean(dim=side, keepdim=True)
+    second = second.lerp(mean_square, 1 - beta2)
+    scale = second.clamp_min(1e-10).rsqrt()
+    old_norm = mean_square.sum(dim=(-2, -1), keepdim=True)
+    new_norm = (mean_square * scale.square()).sum(dim=(-2, -1), keepdim=True)
+    return u * scale * (old_norm / new_norm.clamp_min(1e-10)).sqrt(), second
+
+
+# The three stages of a Muon step, on lists of matrices of one shape. Each is one compiled kernel;
+# between them the matrices may travel between ranks. `keep` is 0 when the step must not happen.
+
+
+def _momentum_stage(grads, momenta, momentum, keep):
+    grad = torch.stack(grads)
+    grad = torch.where(keep > 0, grad, torch.zeros_like(grad))
+    average = torch.stack(momenta).lerp(grad, (1 - momentum) * keep)
+    for old, new in zip(momenta, average.unbind(0)):
+        old.copy_(new)
+    return grad.lerp(average, momentum)  # Nesterov: look one step ahead
+
+
+def _variance_stage(u, seconds, beta2, keep):
+    u, second = reduce_variance(u, torch.stack(seconds), 1 - (1 - beta2) * keep)
+    for old, new in zip(seconds, second.unbind(0)):
+        old.copy_(new)
+    return u
+
+
+def _update_stage(params, u, lr, weight_decay, keep):
+    p = torch.stack(params)
+    decay = weight_decay * p * (u * p > 0)  # cautious: never pull against the update
+    p = p - lr * keep * (u + decay)
+    for old, new in zip(params, p.unbind(0)):
+        old.copy_(new)
+
+
+class Muon(torch.optim.Optimizer):
+    """Momentum, orthogonalized (Jordan et al. 2024), with NorMuon's variance reduction and cautious
+    weight decay. For 2-D weights inside a network; not for embedding tables or the head.
+
+    params: 2-D tensors, plain or DTensors sharded by rows. lr is multiplied by
+    sqrt(max(1, rows / cols)). ns_dtype: of the Newton-Schulz matmuls. divide: every rank holds the
+    same gradients, so let each orthogonalize its share (data parallel). compile: fuse each stage.
+    State per parameter: momentum_buffer (like the parameter), second_moment (a row or a column).
+    """
+
+    def __init__(
+        self,
+        params,
+        lr: float = 0.02,
+        momentum: float = 0.95,
+        weight_decay: float = 0.0,
+        beta2: float = 0.9,
+        ns_dtype: torch.dtype = torch.float32,
+        divide: bool = False,
+        compile: bool = False,
+    ):
+        defaults = dict(lr=lr, momentum=momentum, weight_decay=weight_decay, beta2=beta2)
+        super().__init__(params, defaults)
+        for p in (p for group in self.param_groups for p in group["params"]):
+            if p.ndim != 2:
+                raise ValueError(f"Muon takes matrices, not a parameter of shape {tuple(p.shape)}")
+        self.ns_dtype, self.divide = ns_dtype, divide
+        self.found_inf: Tensor | None = None
+
+        def wrap(stage):
+            return torch.compile(stage, dynamic=False, fullgraph=True) if compile else stage
+
+        self._orthogonalize = wrap(orthogonalize)
+        self._momentum, self._variance = wrap(_momentum_stage), wrap(_variance_stage)
+        self._update = wrap(_update_stage)
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            by_shape = defaultdict(list)
+            for p in group["params"]:
+                if p.grad is not None:
+                    by_shape[tuple(p.shape)].append(p)
+            for shape, params in by_shape.items():
+                self._step_shape(shape, params, group)
+        return loss
+
+    def _step_shape(self, shape: tuple[int, int], params: list[Tensor], group: dict) -> None:
+        rows, cols = shape
+        for p in params:
+            if not self.state[p]:
+                side = (rows, 1) if rows >= cols else (1, cols)
+                self.state[p]["momentum_buffer"] = torch.zeros_like(p)
+                self.state[p]["second_moment"] = torch.zeros(side, device=p.device)
+        # 0-D tensors, not floats: a new value does not recompile the stages.
+        device = params[0].device
+        number = lambda x: torch.full(
+            (), x, dtype=torch.float32, device=device
+        )  # no copy to wait for
+        keep = number(1.0) if self.found_inf is None else 1 - self.found_inf
+        lr = number(group["lr"] * max(1.0, rows / cols) ** 0.5)
+        momenta = [_local(self.state[p]["momentum_buffer"]) for p in params]
+        seconds = [self.state[p]["second_moment"] for p in params]
+
+        grads = [_local(p.grad) for p in params]
+        u = self._momentum(grads, momenta, number(group["momentum"]), keep)  # (N, local rows, cols)
+        if isinstance(params[0], DTensor):
+            u = _gather_rows(u, params[0])  # (N, rows, cols)
+        u = self._divided_orthogonalize(u, params[0])
+        u = self._variance(u, seconds, number(group["beta2"]), keep)
+        if isinstance(params[0], DTensor):
+            start, stop = _row_range(params[0])
+            u = u[:, start:stop]
+        self._update([_local(p) for p in params], u, lr, number(group["weight_decay"]), keep)
+
+    def _divided_orthogonalize(self, u: Tensor, p: Tensor) -> Tensor:
+        """Orthogonalize u (N, rows, cols): all here, or a share on each rank and exchanged."""
+        group = p.device_mesh.get_group() if isinstance(p, DTensor) else None
+        world = dist.get_world_size(group) if self.divide or group else 1
+        if world == 1:
+            return self._orthogonalize(u, self.ns_dtype)
+        n, rank = u.size(0), dist.get_rank(group)
+        share = math.ceil(n / world)
+        u = torch.cat([u, u.new_zeros(share * world - n, *u.shape[1:])])  # every share is full
+        mine = self._orthogonalize(u[rank * share : (rank + 1) * share], self.ns_dtype)
+        whole = mine.new_empty(share * world, *mine.shape[1:])
+        dist.all_gather(list(whole.chunk(world)), mine.contiguous(), group=group)
+        return whole[:n]
+
+
+def _local(t: Tensor) -> Tensor:
+    return t.to_local() if isinstance(t, DTensor) else t
+
+
+def _row_range(p: DTensor) -> tuple[int, int]:
+    """The rows of p that this rank holds: FSDP2 cuts dimension 0 into chunks of ceil(rows / W)."""
+    chunk = math.ceil(p.shape[0] / p.device_mesh.size())
+    start = min(p.device_mesh.get_local_rank() * chunk, p.shape[0])
+    return start, start + p.to_local().size(0)
+
+
+def _gather_rows(u: Tensor, p: DTensor) -> Tensor:
+    """u (N, local rows, cols) on each rank -> (N, rows, cols) on every rank."""
+    mesh = p.device_mesh
+    chunk = math.ceil(p.shape[0] / mesh.size())
+    padded = u.new_zeros(chunk, u.size(0), u.size(2))  # rows first: the gather joins dimension 0
+    padded[: u.size(1)] = u.transpose(0, 1)
+    whole = u.new_empty(chunk * mesh.size(), u.size(0), u.size(2))
+    dist.all_gather(list(whole.chunk(mesh.size())), padded, group=mesh.get_group())
+    return whole[: p.shape[0]].transpose(0, 1).contiguous()
+
+
+# --------------------------------------------------------------------------------------- building
+
+
+def adamw(groups: list[dict], eps: float = 1e-8) -> torch.optim.AdamW:
+    """Fused AdamW: one kernel per step, honours `found_inf`, and works on DTensors (the default,
+    foreach, leaks memory there). groups: dicts with params, lr, betas, weight_decay."""
+    return torch.optim.AdamW(groups, eps=eps, fused=True)

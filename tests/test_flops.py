@@ -1,0 +1,236 @@
+"""flops.py: device names, the published claims recomputed, and a meter under a fake clock."""
+
+import pytest
+import torch
+
+import flops
+from flops import Meter, measure_matmul, mfu, peak_flops
+
+# Strings as torch.cuda.get_device_name() and friends return them.
+NAMES = {
+    "NVIDIA GB200": 2.5e15,
+    "NVIDIA B200": 2.25e15,
+    "NVIDIA B100": 1.8e15,
+    "NVIDIA H200": 989e12,
+    "NVIDIA H200 NVL": 836e12,
+    "NVIDIA GH200 480GB": 989e12,
+    "NVIDIA GH200 144G HBM3e": 989e12,
+    "NVIDIA H100 80GB HBM3": 989e12,
+    "NVIDIA H100 PCIe": 756e12,
+    "NVIDIA H100 NVL": 835e12,
+    "nvidia h100 pcie": 756e12,
+    "NVIDIA H800": 989e12,
+    "NVIDIA H800 NVL": 989e12,
+    "NVIDIA H800 PCIe": 756e12,
+    "NVIDIA H20": 148e12,
+    "NVIDIA H20-3e": 148e12,
+    "NVIDIA A100-SXM4-40GB": 312e12,
+    "NVIDIA A100-SXM4-80GB": 312e12,
+    "NVIDIA A100 80GB PCIe": 312e12,
+    "A100-PCIE-40GB": 312e12,
+    "NVIDIA A800-SXM4-80GB": 312e12,
+    "NVIDIA A40": 149.7e12,
+    "NVIDIA A30": 165e12,
+    "NVIDIA L40S": 362e12,
+    "NVIDIA L40": 181e12,
+    "NVIDIA L4": 121e12,
+    "AMD Instinct MI355X": 2.5e15,
+    "AMD Instinct MI325X": 1307.4e12,
+    "AMD Instinct MI300X": 1307.4e12,
+    "AMD Instinct MI300X VF": 1307.4e12,
+    "AMD Instinct MI300A": 980.6e12,
+    "AMD Instinct MI250X": 383e12,
+    "AMD Instinct MI250": 362.1e12,
+    "NVIDIA GeForce RTX 5090": 209.5e12,
+    "NVIDIA GeForce RTX 4090": 165.2e12,
+    "NVIDIA GeForce RTX 3090": 71e12,
+    # Names that contain, or nearly are, one of the table's: no figure may be invented for them.
+    "NVIDIA RTX A4000": None,
+    "NVIDIA RTX A3000 Laptop GPU": None,
+    "NVIDIA RTX A6000": None,
+    "NVIDIA A10": None,
+    "NVIDIA A10G": None,
+    "NVIDIA L20": None,
+    "NVIDIA H100 80GB HBM3 MIG 1g.10gb": None,
+    "NVIDIA GeForce RTX 3090 Ti": None,
+    "NVIDIA GeForce RTX 4090 D": None,
+    "NVIDIA GeForce RTX 4090 Laptop GPU": None,
+    "NVIDIA GeForce RTX 5080": None,
+    "Tesla V100-SXM2-16GB": None,
+    "AMD EPYC": None,
+    "cpu": None,
+    "": None,
+}
+
+
+@pytest.mark.parametrize(("name", "expected"), NAMES.items())
+def test_peak_flops_matches_whole_model_words(name, expected):
+    assert peak_flops(name) == expected
+
+
+def test_peak_of_intel_max_needs_its_compute_units():
+    name = "Intel(R) Data Center GPU Max 1550"
+    assert peak_flops(name, compute_units=448) == pytest.approx(512 * 448 * 1300e6)
+    assert peak_flops(name) is None or torch.xpu.is_available()
+
+
+# Published claims, recomputed: tokens/s of all devices, FLOPs per token, devices, MFU in percent.
+H100 = peak_flops("NVIDIA H100 80GB HBM3")
+CLAIMS = {
+    "Biatron 345M, causal": (112_129, 2_826_731_520, 1, 32.05),
+    "Biatron 345M, full": (112_129, 3_581_706_240, 1, 40.6),
+    "nanochat d20 on 8 GPUs, full": (1_075_000, 3_491_758_080, 8, 47.44),
+    # Its log said 17,535 tok/s: one micro-batch's tokens over the time of eight.
+    "nanochat d20 on 1 GPU, full": (8 * 17_535, 3_491_758_080, 1, 49.5),
+    "nanochat d20 on 1 GPU, causal": (8 * 17_535, 3_177_185_280, 1, 45.1),
+    "SmolLM2-135M, causal": (50.3e9 / (2.73 * 86_400), 1_019_215_872, 1, 21.98),
+    "SmolLM2-135M, full": (50.3e9 / (2.73 * 86_400), 1_231_552_512, 1, 26.6),
+}
+
+
+@pytest.mark.parametrize(("tokens_per_s", "flops_per_token", "gpus", "percent"), CLAIMS.values(),
+                         ids=CLAIMS)  # fmt: skip
+def test_published_claims(tokens_per_s, flops_per_token, gpus, percent):
+    places = len(str(percent).split(".")[1])
+    assert round(100 * mfu(tokens_per_s, flops_per_token, H100, gpus), places) == percent
+
+
+def test_published_claim_of_transformers_120m():
+    tokens_per_s = 57 * 2_097_152 / 2_400
+    assert tokens_per_s == pytest.approx(49_807, abs=1)
+    # The claim gives no shape, so 6 FLOPs for each of its 120M parameters.
+    assert 100 * mfu(tokens_per_s, 6 * 120e6, H100) == pytest.approx(3.62, abs=0.02)
+
+
+def test_achieved_tflops_of_the_biatron_claim():
+    meter = Meter(3_581_706_240, 2_826_731_520, peak=None)
+    for _ in range(3):
+        meter.step(tokens=112_129, dt_s=1.0)
+    assert meter.summary()["tflops_causal"] == pytest.approx(316.96, abs=0.01)
+    assert meter.summary()["mfu_full"] is None  # unknown device: no MFU, but the FLOP/s are known
+
+
+def test_mfu_is_tokens_times_flops_over_all_devices():
+    assert mfu(1000.0, 5e9, 1e13) == 0.5
+    assert mfu(1000.0, 5e9, 1e13, world_size=8) == 0.5 / 8
+    assert mfu(1000.0, 5e9, None, world_size=8) is None
+
+
+class Clock:
+    """A clock that moves when told."""
+
+    def __init__(self):
+        self.now = 1000.0
+
+    def __call__(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.now += seconds
+
+
+def run(meter, clock, steps, *, tokens, seconds, wait=0.0):
+    for _ in range(steps):
+        clock.sleep(seconds)
+        meter.step(tokens, data_wait_s=wait)
+
+
+def test_meter_counts_accumulation_and_ranks_as_a_wall_clock_does():
+    clock, micro_batch, seq_len, accum, ranks = Clock(), 4, 512, 8, 2
+    meter = Meter(flops_full=8e8, flops_causal=7e8, peak=1e13, world_size=ranks, clock=clock)
+    tokens = micro_batch * seq_len * accum * ranks  # 4 x 512 x 8 x 2 = 32,768
+    run(meter, clock, 1, tokens=tokens, seconds=60)  # compiles
+    start, done = clock.now, 0
+    for step in range(20):
+        for _ in range(accum):
+            clock.sleep(0.05 + 0.001 * (step % 2))
+        meter.step(tokens, data_wait_s=0.002)
+        done += tokens
+    wall = done / (clock.now - start)
+    s = meter.summary()
+    assert s["tokens_per_s"] == pytest.approx(wall, rel=0.03)
+    assert s["tokens_per_s_mean"] == pytest.approx(wall)
+    assert s["mfu_full"] == pytest.approx(s["tokens_per_s"] * 8e8 / (1e13 * ranks))
+    assert s["mfu_causal"] == pytest.approx(s["mfu_full"] * 7 / 8)
+    assert s["tflops_full"] == pytest.approx(s["mfu_full"] * 10)
+    assert s["data_wait_ms"] == pytest.approx(2.0)
+    assert meter.first_step_s == pytest.approx(60)
+
+
+def test_pauses_are_no_training_time_but_are_shown():
+    clock = Clock()
+    meter = Meter(1e9, 1e9, clock=clock)
+    with meter.paused("eval"):  # before the first step
+        clock.sleep(7)
+    run(meter, clock, 3, tokens=1000, seconds=1)
+    clock.sleep(0.5)
+    with meter.paused("eval"):  # and in the middle of one
+        clock.sleep(9)
+    meter.pause("save", 2.0)
+    clock.sleep(2.0 + 0.5)
+    assert meter.step(1000) == pytest.approx(1.0)
+    s = meter.summary()
+    assert meter.first_step_s == pytest.approx(1.0)
+    assert s["tokens_per_s_mean"] == pytest.approx(1000) == s["tokens_per_s"]
+    assert (s["eval_s"], s["save_s"]) == (pytest.approx(16), pytest.approx(2))
+
+
+def test_a_pause_that_raises_is_still_no_training_time():
+    clock = Clock()
+    meter = Meter(1e9, 1e9, clock=clock)
+    with pytest.raises(OSError), meter.paused("save"):
+        clock.sleep(5)
+        raise OSError
+    clock.sleep(1)
+    assert meter.step(1000) == pytest.approx(1)
+
+
+def test_eta_has_the_evaluations_and_saves_still_to_come():
+    clock = Clock()
+    meter = Meter(1e9, 1e9, clock=clock)
+    run(meter, clock, 1, tokens=1000, seconds=30)
+    run(meter, clock, 5, tokens=1000, seconds=2)
+    for seconds in (4, 6):
+        with meter.paused("eval"):
+            clock.sleep(seconds)
+    run(meter, clock, 1, tokens=1000, seconds=2)
+    assert meter.eta_s(10_000) == pytest.approx(20)
+    assert meter.eta_s(10_000, eval=3, save=2) == pytest.approx(20 + 3 * 5)  # no save seen yet
+    with meter.paused("save"):
+        clock.sleep(1)
+    assert meter.eta_s(10_000, eval=3, save=2) == pytest.approx(20 + 3 * 5 + 2 * 1)
+    assert meter.eta_s(0) == 0
+
+
+def test_a_batch_ramp_does_not_bend_the_eta():
+    clock = Clock()
+    meter = Meter(1e9, 1e9, clock=clock)
+    run(meter, clock, 2, tokens=1000, seconds=1)
+    run(meter, clock, 3, tokens=4000, seconds=4)
+    assert meter.eta_s(8000) == pytest.approx(8)
+
+
+def test_the_first_step_stands_in_until_there_is_a_second():
+    clock = Clock()
+    meter = Meter(1e9, 1e9, clock=clock)
+    run(meter, clock, 1, tokens=1000, seconds=50)
+    assert meter.summary()["tokens_per_s"] == pytest.approx(20)
+    run(meter, clock, 1, tokens=1000, seconds=2)
+    assert meter.summary()["tokens_per_s"] == pytest.approx(500)
+
+
+def test_the_window_forgets_and_the_median_ignores_a_stall():
+    clock = Clock()
+    meter = Meter(1e9, 1e9, window=5, clock=clock)
+    run(meter, clock, 5, tokens=1000, seconds=9)
+    run(meter, clock, 4, tokens=1000, seconds=1)
+    run(meter, clock, 1, tokens=1000, seconds=6)
+    s = meter.summary()
+    assert s["tokens_per_s"] == pytest.approx(1000)
+    assert s["tokens_per_s_mean"] == pytest.approx(5000 / 10)
+
+
+def test_measure_matmul_is_what_the_device_reaches():
+    got = measure_matmul("cpu", torch.float32, seconds=0.1)
+    assert 1e9 < got < 1e14
+    assert flops.mfu(got / 1e9, 1e9, got) == pytest.approx(1)

@@ -1,0 +1,410 @@
+"""The model against slow, obvious versions of itself, and against the published counts."""
+
+import math
+import subprocess
+import sys
+import textwrap
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from config import PRESETS
+from model import EXTRAS, GPT, GPTConfig, apply_rope, rms_norm, rope_tables
+
+SMALL = GPTConfig(
+    seq_len=32, vocab_size=100, n_layer=3, n_head=4, n_kv_head=2, head_dim=8, n_embd=32,
+    mlp_hidden=64,
+)  # fmt: skip
+STOCK = replace(
+    SMALL, mlp="swiglu", qk_norm=False, embed_norm=False, tie_embeddings=True, logit_softcap=0.0
+)
+VARIANTS = {
+    "plain": SMALL,
+    "extras": replace(SMALL, extras=EXTRAS),
+    "stock": STOCK,
+    "nope": replace(STOCK, nope_every=3),
+    "doc_mask": replace(SMALL, doc_mask=True, extras=("value_embeds", "smear")),
+}
+
+
+def build(config, seed=0):
+    """A model whose zero-initialized weights are random too, so that every path counts."""
+    torch.manual_seed(seed)
+    model = GPT(config)
+    model.init_weights()
+    for p in model.parameters():
+        if not p.any():
+            torch.nn.init.normal_(p, std=0.1)
+    return model
+
+
+def tokens(config, rows=2, length=None, seed=1):
+    g = torch.Generator().manual_seed(seed)
+    idx = torch.randint(1, config.vocab_size, (rows, length or config.seq_len), generator=g)
+    idx[:, 0] = config.bos_id
+    return idx
+
+
+# ---------------------------------------------------------------- published counts
+
+
+def depth(d, vocab_size):
+    return replace(
+        GPTConfig(), n_layer=d, n_embd=64 * d, n_head=d // 2, n_kv_head=d // 2, mlp_hidden=256 * d,
+        vocab_size=vocab_size,
+    )  # fmt: skip
+
+
+GOLDEN = [  # configuration, parameters, FLOPs per token in the full and in the causal convention
+    (depth(20, 65_536), 560_988_160, 3_491_758_080, 3_177_185_280),
+    (replace(PRESETS["d12"].model, extras=()), 135_266_304, 887_095_296, 773_849_088),
+    (replace(PRESETS["d20"].model, extras=()), 477_102_080, 3_240_099_840, 2_925_527_040),
+    (replace(PRESETS["d24"].model, extras=()), 780_140_544, 5_284_823_040, 4_831_838_208),
+    (PRESETS["smol-135m"].model, 134_479_872, 1_231_552_512, 1_019_215_872),
+    (PRESETS["biatron-345m"].model, 345_292_800, 3_581_706_240, 2_826_731_520),
+]
+
+
+@pytest.mark.parametrize("config, n_params, full, causal", GOLDEN)
+def test_published_parameter_and_flop_counts(config, n_params, full, causal):
+    with torch.device("meta"):
+        model = GPT(config)
+    assert sum(p.numel() for p in model.parameters()) == n_params
+    assert model.flops_per_token() == full
+    assert model.flops_per_token(causal=True) == causal
+
+
+# ---------------------------------------------------------------- the forward pass
+
+
+def oracle(model: GPT, idx: torch.Tensor) -> torch.Tensor:
+    """Logits of one row of a model without extras, one position and one head at a time."""
+    c, T = model.config, idx.size(0)
+    p = dict(model.named_parameters())
+    angles = [[t * c.rope_theta ** (-2 * i / c.head_dim) for i in range(c.head_dim // 2)]
+              for t in range(T)]  # fmt: skip
+
+    def rope(v, t):  # rotate the complex number (v[i], v[i + D/2]) by its angle
+        half = torch.complex(v[: c.head_dim // 2].double(), v[c.head_dim // 2 :].double())
+        half = half * torch.exp(1j * torch.tensor(angles[t], dtype=torch.float64))
+        return torch.cat([half.real, half.imag]).float()
+
+    def norm(v):
+        return v / (v.square().mean() + 1e-6).sqrt()
+
+    x = [p["embed.weight"][i] for i in idx]
+    if c.embed_norm:
+        x = [norm(v) for v in x]
+    for layer in range(c.n_layer):
+        w = {k: p[f"blocks.{layer}.{k}.weight"] for k in ("attn.q", "attn.k", "attn.v", "attn.out")}
+        h = [norm(v) for v in x]
+        for t in range(T):
+            heads = []
+            for head in range(c.n_head):
+                group = head // (c.n_head // c.n_kv_head)
+                rows = slice(head * c.head_dim, (head + 1) * c.head_dim)
+                kv = slice(group * c.head_dim, (group + 1) * c.head_dim)
+                fix = (lambda v: norm(v)) if c.qk_norm else (lambda v: v)
+                turn = rope if c.has_rope(layer) else (lambda v, t: v)
+                q = fix(turn(w["attn.q"][rows] @ h[t], t))
+                ks = [fix(turn(w["attn.k"][kv] @ h[s], s)) for s in range(t + 1)]
+                vs = [w["attn.v"][kv] @ h[s] for s in range(t + 1)]
+                a = torch.softmax(torch.stack([q @ k for k in ks]) / c.head_dim**0.5, 0)
+                heads.append(sum(a[s] * vs[s] for s in range(t + 1)))
+            x[t] = x[t] + w["attn.out"] @ torch.cat(heads)
+        mlp = model.blocks[layer].mlp
+        for t in range(T):
+            up = mlp.up.weight @ norm(x[t])
+            hidden = (
+                F.silu(mlp.gate.weight @ norm(x[t])) * up if c.mlp == "swiglu" else up.relu() ** 2
+            )
+            x[t] = x[t] + mlp.down.weight @ hidden
+    head = p["embed.weight"] if c.tie_embeddings else p["head.weight"]
+    logits = torch.stack([head @ norm(v) for v in x])[:, : c.vocab_size]
+    return c.logit_softcap * torch.tanh(logits / c.logit_softcap) if c.logit_softcap else logits
+
+
+@pytest.mark.parametrize("name", ["plain", "stock", "nope"])
+@torch.no_grad()
+def test_forward_equals_the_slow_oracle(name):
+    model = build(VARIANTS[name])
+    idx = tokens(model.config, rows=1, length=9)
+    torch.testing.assert_close(model(idx)[0], oracle(model, idx[0]), atol=2e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+@torch.no_grad()
+def test_a_later_token_changes_nothing_before_it(name):
+    model = build(VARIANTS[name])
+    idx = tokens(model.config)
+    other = idx.clone()
+    other[:, 20] = (other[:, 20] + 1) % 99 + 1
+    a, b = model(idx), model(other)
+    assert torch.equal(a[:, :20], b[:, :20])
+    assert not torch.allclose(a[:, 20], b[:, 20])
+    if name != "doc_mask":  # every earlier token counts: the past is really read
+        assert not torch.allclose(a[:, 31], b[:, 31])
+
+
+@torch.no_grad()
+def test_loss_is_the_cross_entropy_of_the_logits_with_these_targets():
+    model = build(VARIANTS["extras"])
+    idx, targets = tokens(model.config), tokens(model.config, seed=2)
+    by_hand = -F.log_softmax(model(idx).double(), -1).gather(-1, targets[..., None])[..., 0]
+    each = model(idx, targets, reduction="none")
+    torch.testing.assert_close(each.double(), by_hand, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(model(idx, targets), each.mean())
+
+
+@torch.no_grad()
+def test_the_padding_of_the_vocabulary_is_never_seen():
+    model = build(SMALL)
+    assert model.embed.num_embeddings == model.head.out_features == 128
+    idx, targets = tokens(SMALL), tokens(SMALL, seed=2)
+    before = model(idx, targets)
+    model.head.weight[100:] = 1e3
+    assert torch.equal(model(idx, targets), before)
+    assert model(idx).shape == (2, 32, 100)
+    assert model.generate(idx[:, :4], 20, temperature=5.0, top_k=1000).max() < 100
+
+
+@torch.no_grad()
+def test_packed_documents_with_doc_mask_give_the_logits_of_each_alone():
+    model = build(VARIANTS["doc_mask"])
+    docs = [tokens(SMALL, 1, n, seed=n) for n in (5, 11, 16)]
+    packed = model(torch.cat(docs, dim=1))
+    alone = torch.cat([model(doc) for doc in docs], dim=1)
+    torch.testing.assert_close(packed, alone, atol=1e-5, rtol=1e-4)
+    without = build(replace(VARIANTS["doc_mask"], doc_mask=False))
+    assert not torch.allclose(without(torch.cat(docs, dim=1)), alone, atol=1e-2)
+
+
+def test_apply_rope_is_a_rotation_that_sees_only_distances():
+    cos, sin = rope_tables(16, 8, 1e4)
+    x = torch.randn(1, 1, 1, 8).expand(1, 16, 1, 8)
+    turned = apply_rope(x, cos, sin)
+    torch.testing.assert_close(turned.norm(dim=-1), x.norm(dim=-1))
+    dots = turned[0, :, 0] @ turned[0, :, 0].T
+    for distance in range(8):
+        diagonal = dots.diagonal(distance)
+        torch.testing.assert_close(diagonal, diagonal[:1].expand_as(diagonal), atol=1e-4, rtol=1e-4)
+    assert apply_rope(x.bfloat16(), cos, sin).dtype == torch.bfloat16
+
+
+def test_rms_norm_has_unit_mean_square():
+    x = torch.randn(4, 64) * 100
+    torch.testing.assert_close(rms_norm(x).square().mean(-1), torch.ones(4))
+
+
+@torch.no_grad()
+def test_attention_by_matmuls_equals_the_kernel(monkeypatch):
+    import model
+
+    q, k, v = torch.randn(3, 2, 4, 24, 16)
+    by_hand = model.attend(q, k, v, None)
+    monkeypatch.setattr(model, "by_matmuls", lambda device, T: False)
+    torch.testing.assert_close(by_hand, model.attend(q, k, v, None), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["plain", "stock", "doc_mask"])
+def test_the_attention_backend_has_a_name(name):
+    from model import attention_backend
+
+    backend = attention_backend(VARIANTS[name], torch.device("cpu"), torch.float32)
+    assert backend.endswith("_attention") or backend == "math"  # these have grouped queries
+    equal_heads = replace(VARIANTS[name], n_kv_head=4)
+    backend = attention_backend(equal_heads, torch.device("cpu"), torch.float32)
+    assert (backend == "matmuls") != equal_heads.doc_mask
+
+
+# ---------------------------------------------------------------- generation
+
+
+@pytest.mark.parametrize("name", ["plain", "extras", "stock", "nope"])
+@torch.no_grad()
+def test_cached_generation_takes_the_token_that_the_whole_forward_prefers(name):
+    model = build(VARIANTS[name])
+    idx = tokens(model.config, rows=3, length=6)
+    out = model.generate(idx, 26, temperature=0)
+    assert out.shape == (3, 32)
+    logits = model(out)[:, 5:-1]
+    best = logits.max(-1).values
+    chosen = logits.gather(-1, out[:, 6:, None])[..., 0]
+    torch.testing.assert_close(chosen, best, atol=1e-4, rtol=1e-4)
+
+
+@torch.no_grad()
+def test_a_prompt_read_in_two_pieces_gives_the_same_logits():
+    from model import KVCache
+
+    model = build(VARIANTS["extras"])
+    idx = tokens(SMALL, length=12)
+    cache = KVCache(model.config, 2, 12, torch.float32, idx.device)
+    pieces = torch.cat([model(idx[:, :5], cache=cache), model(idx[:, 5:], cache=cache)], dim=1)
+    torch.testing.assert_close(pieces, model(idx), atol=1e-5, rtol=1e-4)
+
+
+@torch.no_grad()
+def test_generation_is_seeded_and_stops_at_the_stop_token():
+    model = build(SMALL)
+    idx = tokens(SMALL, length=4)
+    draw = [model.generate(idx, 8, generator=torch.Generator().manual_seed(7)) for _ in range(2)]
+    assert torch.equal(*draw)
+    only = torch.zeros(100, dtype=torch.bool)
+    only[[17, 42]] = True
+    assert set(model.generate(idx, 8, first=only)[:, 4].tolist()) <= {17, 42}
+    likeliest = model.generate(idx[:1], 8, temperature=0)
+    stopped = model.generate(idx[:1], 8, temperature=0, stop_id=int(likeliest[0, 5]))
+    assert torch.equal(stopped, likeliest[:, : stopped.size(1)]) and stopped.size(1) <= 6
+    with pytest.raises(ValueError, match="leaves no room"):
+        model.generate(tokens(SMALL), 1)
+
+
+# ---------------------------------------------------------------- initial values
+
+
+@pytest.mark.parametrize("name", ["plain", "extras", "stock"])
+def test_meta_build_equals_plain_build(name):
+    plain = GPT(VARIANTS[name])
+    with torch.device("meta"):
+        meta = GPT(VARIANTS[name])
+    assert all(t.is_meta for t in [*meta.parameters(), *meta.buffers()])
+    meta.to_empty(device="cpu")
+    with torch.no_grad():
+        for t in [*meta.parameters(), *meta.buffers()]:
+            t.fill_(float("nan"))  # what to_empty leaves may be anything
+    torch.manual_seed(3)
+    meta.init_weights()
+    torch.manual_seed(3)
+    plain.init_weights()  # again: what nn.Linear drew for itself in between must not matter
+    for (key, a), b in zip(plain.state_dict().items(), meta.state_dict().values()):
+        assert torch.equal(a, b), key
+    assert torch.equal(plain.cos, meta.cos) and torch.equal(plain.sin, meta.sin)
+
+
+def std_of(model, suffix):
+    return (
+        torch.cat([p.flatten() for n, p in model.named_parameters() if n.endswith(suffix)])
+        .detach()
+        .std()
+    )
+
+
+def test_the_table_of_initial_values():
+    """Row by row, what init_weights' docstring promises."""
+    config = replace(depth(4, 4096), seq_len=64, extras=EXTRAS)
+    model = GPT(config)
+    torch.manual_seed(0)
+    model.init_weights()
+    unit = config.n_embd**-0.5
+    want = {
+        "embed.weight": 0.8, "head.weight": 0.001, "attn.q.weight": unit, "attn.k.weight": unit,
+        "attn.v.weight": unit, "mlp.up.weight": 0.4 * unit, "attn.out.weight": 0.0,
+        "mlp.down.weight": 0.0,
+    }  # fmt: skip
+    for suffix, std in want.items():
+        assert float(std_of(model, suffix)) == pytest.approx(std, rel=0.03), suffix
+    for table in model.value_embeds.values():
+        assert float(table.weight.std()) == pytest.approx(unit, rel=0.03)
+    gates = [p for n, p in model.named_parameters() if "value_gate" in n]
+    assert gates and all(0 <= g.min() and g.max() <= 0.02 for g in gates)
+    assert not model.smear_gate.weight.any() and not model.smear_scale.any()
+    ends = [model.residual_lambdas[0], model.residual_lambdas[-1], model.embed_lambdas[0],
+            model.embed_lambdas[-1], model.backout_scale[0]]  # fmt: skip
+    assert [round(float(x), 4) for x in ends] == [1.15, 1.05, 0.20, 0.05, 0.2]
+    tied = GPT(replace(config, tie_embeddings=True, extras=()))
+    tied.init_weights()
+    for suffix in ("embed.weight", "attn.q.weight", "mlp.up.weight"):
+        assert float(std_of(tied, suffix)) == pytest.approx(0.006, rel=0.03), suffix
+    for suffix in ("attn.out.weight", "mlp.down.weight"):
+        assert float(std_of(tied, suffix)) == pytest.approx(0.006 / 8**0.5, rel=0.03), suffix
+
+
+@pytest.mark.parametrize("name", ["tiny", "d12", "smol-135m"])
+@torch.no_grad()
+def test_loss_at_initialization_is_ln_vocab(name):
+    config = replace(PRESETS[name].model, n_layer=4, seq_len=128)
+    model = GPT(config)
+    torch.manual_seed(0)
+    model.init_weights()
+    idx = tokens(config, rows=2)
+    assert float(model(idx, tokens(config, seed=5))) == pytest.approx(
+        math.log(config.vocab_size), rel=0.02
+    )
+
+
+@pytest.mark.parametrize("name", ["extras", "stock"])
+def test_one_batch_can_be_learned_by_heart(name):
+    model = build(VARIANTS[name])
+    idx = tokens(SMALL, rows=4, length=33)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.0)
+    for _ in range(300):
+        loss = model(idx[:, :-1], idx[:, 1:])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if loss < 0.09:
+            break
+    assert loss < 0.1
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads Linux's /proc")
+def test_memory_while_building_is_one_copy_of_the_model():
+    """Peak host memory of meta + to_empty + init_weights, in a process of its own."""
+    program = textwrap.dedent("""
+        import re, torch
+        from model import GPT, GPTConfig
+        torch.nn.functional.linear(torch.ones(64, 64), torch.ones(64, 64))
+        torch.empty(1 << 20).uniform_()
+        status = lambda: open("/proc/self/status").read()
+        rss = lambda: 1024 * int(re.search(r"VmHWM:\s+(\d+)", status())[1])
+        with torch.device("meta"):
+            model = GPT(GPTConfig(n_layer=16, vocab_size=8192, n_embd=768, mlp_hidden=3072))
+        size = 4 * sum(p.numel() for p in model.parameters())
+        before = rss()
+        model.to_empty(device="cpu")
+        model.init_weights()
+        print((rss() - before) / size)
+    """)
+    out = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True,
+        cwd=Path(__file__).parent.parent,
+    )  # fmt: skip
+    assert 0.5 < float(out.stdout) <= 1.1
+
+
+# ---------------------------------------------------------------- configuration and compiler
+
+
+def test_impossible_configurations_are_refused_with_the_way_out():
+    with pytest.raises(ValueError, match="n_head 4 is not a multiple of n_kv_head 3"):
+        replace(SMALL, n_kv_head=3)
+    with pytest.raises(ValueError, match="no 'value_embed'; choose from value_embeds"):
+        replace(SMALL, extras=("value_embed",))
+    assert replace(SMALL, extras=("",)).extras == ()
+
+
+@pytest.mark.parametrize("name", ["extras", "stock"])
+def test_one_graph_no_breaks_no_recompiles(name):
+    """50 training steps with eager evaluations and generation in between compile exactly once."""
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    model = build(VARIANTS[name])
+    compiled = torch.compile(model, dynamic=False, fullgraph=True, backend="aot_eager")
+    idx = tokens(SMALL, length=33)
+    inputs, targets = idx[:, :-1].contiguous(), idx[:, 1:].contiguous()
+    for step in range(50):
+        compiled(inputs, targets).backward()
+        model.zero_grad(set_to_none=True)
+        if step % 10 == 0:
+            with torch.no_grad():
+                model.eval()(inputs[:1], targets[:1], reduction="none")
+                model.generate(inputs[:1, :4], 3)
+            model.train()
+    counters = torch._dynamo.utils.counters
+    assert counters["stats"]["unique_graphs"] == 1
+    assert not counters["graph_break"]
+    assert not counters["recompiles"]

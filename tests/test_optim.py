@@ -1,0 +1,133 @@
+"""Muon against a plain loop over matrices, the skip of bad steps, the schedules' values."""
+
+import pytest
+import torch
+from conftest import ROOT, run
+
+from optim import POLAR_EXPRESS, Muon, adamw, batch_at, lr_at, momentum_at, orthogonalize
+
+
+@pytest.mark.parametrize("shape", [(8, 8), (40, 8), (8, 40)])
+def test_orthogonalize_brings_every_singular_value_near_one(shape):
+    torch.manual_seed(0)
+    left, _, right = torch.linalg.svd(torch.randn(5, *shape), full_matrices=False)
+    g = left @ torch.diag(torch.logspace(-2, 0, 8)) @ right  # singular values from 0.01 to 1
+    u = orthogonalize(g * torch.logspace(-4, 4, 5)[:, None, None])  # whatever the scale
+    values = torch.linalg.svdvals(u)
+    assert values.min() > 0.7 and values.max() < 1.3
+    torch.testing.assert_close(u, left @ right, atol=0.25, rtol=0)
+    assert not orthogonalize(torch.zeros(1, *shape)).any()  # no 0/0
+
+
+def slow_muon(params, grads_by_step, lr, momentum, weight_decay, beta2):
+    """One matrix at a time, every formula written out, in float64."""
+    state = [dict(m=torch.zeros_like(p), v=None) for p in params]
+    params = [p.clone() for p in params]
+    for grads in grads_by_step:
+        for i, (p, g) in enumerate(zip(params, grads)):
+            rows, cols = p.shape
+            m = state[i]["m"] = momentum * state[i]["m"] + (1 - momentum) * g
+            x = (1 - momentum) * g + momentum * m
+            x = x / (1.01 * x.norm() + 1e-7)
+            if rows > cols:
+                x = x.T
+            for a, b, c in POLAR_EXPRESS:
+                s = x @ x.T
+                x = a * x + b * s @ x + c * s @ s @ x
+            if rows > cols:
+                x = x.T
+            mean_square = (x**2).mean(1, keepdim=True) if rows >= cols else (x**2).mean(0, True)
+            v = torch.zeros_like(mean_square) if state[i]["v"] is None else state[i]["v"]
+            v = state[i]["v"] = beta2 * v + (1 - beta2) * mean_square
+            y = x / v.clamp_min(1e-10).sqrt()
+            y = y * x.norm() / y.norm()
+            pull = weight_decay * p * (y * p > 0)
+            params[i] = p - lr * max(1, rows / cols) ** 0.5 * (y + pull)
+    return params
+
+
+def test_muon_equals_a_loop_over_matrices():
+    torch.manual_seed(0)
+    shapes = [(6, 6), (6, 6), (12, 4), (4, 12), (12, 4)]
+    start = [torch.randn(s, dtype=torch.float64) for s in shapes]
+    grads = [[torch.randn(s, dtype=torch.float64) for s in shapes] for _ in range(3)]
+    want = slow_muon(start, grads, 0.1, 0.9, 0.2, 0.8)
+    params = [torch.nn.Parameter(p.float()) for p in start]
+    optimizer = Muon(params, lr=0.1, momentum=0.9, weight_decay=0.2, beta2=0.8)
+    for step in grads:
+        for p, g in zip(params, step):
+            p.grad = g.float()
+        optimizer.step()
+    for p, w in zip(params, want):
+        torch.testing.assert_close(p.double(), w, atol=2e-4, rtol=2e-4)
+
+
+def test_compiled_muon_equals_eager():
+    torch.manual_seed(0)
+    start, grad = torch.randn(3, 8, 4), torch.randn(3, 8, 4)
+    results = []
+    for compile in (False, True):
+        params = [torch.nn.Parameter(p.clone()) for p in start]
+        optimizer = Muon(params, lr=0.1, weight_decay=0.1, compile=compile)
+        for _ in range(2):
+            for p, g in zip(params, grad):
+                p.grad = g.clone()
+            optimizer.step()
+        results.append(torch.stack([p.detach() for p in params]))
+    torch.testing.assert_close(*results, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["muon", "adamw"])
+def test_a_step_with_found_inf_leaves_no_trace(kind):
+    def make():
+        torch.manual_seed(0)
+        params = [torch.nn.Parameter(torch.randn(4, 4)) for _ in range(2)]
+        if kind == "muon":
+            return params, Muon(params, lr=0.1)
+        return params, adamw([dict(params=params, lr=0.1, betas=(0.9, 0.95), weight_decay=0.1)])
+
+    def go(steps):
+        params, optimizer = make()
+        g = torch.Generator().manual_seed(1)
+        for bad in steps:
+            for p in params:
+                p.grad = torch.full((4, 4), torch.nan) if bad else torch.randn(4, 4, generator=g)
+            optimizer.found_inf = torch.tensor(float(bad))
+            optimizer.step()
+        return params
+
+    for a, b in zip(go([False, False, False]), go([False, True, False, True, True, False])):
+        assert torch.equal(a, b)
+    params, optimizer = make()
+    optimizer.found_inf = torch.tensor(1.0)  # from the very first step on
+    before = [p.detach().clone() for p in params]
+    for p in params:
+        p.grad = torch.full((4, 4), torch.inf)
+    optimizer.step()
+    assert all(torch.equal(a, b) for a, b in zip(before, params))
+
+
+def test_muon_on_two_ranks_divided_and_sharded():
+    result = run("tests/ranks_muon.py", nproc=2, PYTHONPATH=str(ROOT))
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("agrees") == 2
+
+
+def test_muon_refuses_what_is_no_matrix():
+    with pytest.raises(ValueError, match=r"shape \(3,\)"):
+        Muon([torch.nn.Parameter(torch.zeros(3))])
+
+
+def test_schedules():
+    wsd = [lr_at(s, 100, "wsd", warmup=10, decay=0.5, final=0.1) for s in (0, 9, 30, 50, 75, 99)]
+    assert wsd == pytest.approx([0.1, 1.0, 1.0, 1.0, 0.55, 0.118])
+    cosine = [lr_at(s, 110, "cosine", warmup=10, final=0.1) for s in (0, 10, 60, 110)]
+    assert cosine == pytest.approx([0.1, 1.0, 0.55, 0.1])
+    assert [lr_at(s, 100, "multistep", 5) for s in (0, 79, 80, 90)] == [0.2, 1.0, 0.316, 0.1]
+    assert lr_at(50, 100, "wsd", 0, decay=0.0) == 1.0
+    with pytest.raises(ValueError, match="'linear' is none of"):
+        lr_at(50, 100, "linear")
+    assert momentum_at(0, 4000) == pytest.approx(0.85)
+    assert momentum_at(400, 4000) == pytest.approx(0.97)
+    assert momentum_at(4000, 4000) == pytest.approx(0.90)
+    assert [batch_at(s, 10) for s in (0, 4, 5, 9, 10)] == [0.25, 0.25, 0.5, 0.5, 1.0]
