@@ -1,0 +1,118 @@
+"""What a checkpoint costs: seconds that training stands still, bytes on disk, seconds to resume.
+
+    python benchmarks/checkpoint.py [--layers 30] [--repeats 3] [--dir DIR]
+
+Builds smol-135m (134,479,872 parameters) with AdamW on the CPU, 1.6 GB of state, and saves it by
+turns synchronously and asynchronously. Writes to DIR (a temporary folder), then removes it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from checkpoint import Checkpointer, checkpoints, why_invalid
+from model import GPT, GPTConfig
+from optim import adamw
+
+
+def build(layers: int) -> tuple[torch.nn.Module, list[torch.optim.Optimizer]]:
+    model = GPT(
+        GPTConfig(
+            seq_len=2048,
+            vocab_size=49_152,
+            n_layer=layers,
+            n_head=9,
+            n_kv_head=3,
+            head_dim=64,
+            n_embd=576,
+            mlp="swiglu",
+            mlp_hidden=1536,
+            qk_norm=False,
+            embed_norm=False,
+            tie_embeddings=True,
+            logit_softcap=0.0,
+        )
+    )
+    model.init_weights()
+    optimizer = adamw([{"params": list(model.parameters()), "lr": 1e-3}])
+    for p in model.parameters():
+        p.grad = torch.randn_like(p)
+    optimizer.step()  # moments that are not zeros
+    optimizer.zero_grad(set_to_none=True)
+    return model, [optimizer]
+
+
+def timed(work) -> float:
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--layers", type=int, default=30, help="fewer is quicker")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--dir", type=Path, help="the disk to measure")
+    args = parser.parse_args()
+    root = Path(tempfile.mkdtemp(dir=args.dir))
+    quiet = {"log": lambda text: None}
+    try:
+        model, optimizers = build(args.layers)
+        parameters = sum(p.numel() for p in model.parameters())
+        state_bytes = 3 * 4 * parameters  # weights and two moments, fp32
+        sync = Checkpointer(root / "sync", asynchronous=False, **quiet)
+        behind = Checkpointer(root / "async", **quiet)
+        set_aside_s = timed(lambda: behind.resume(model, optimizers))
+
+        sync_s, stall_s, total_s = [], [], []
+        for step in range(args.repeats):
+            sync.save(step, model, optimizers, {})
+            sync_s.append(sync.last_save_s.stall_s)
+            behind.save(step, model, optimizers, {})
+            behind.wait()
+            stall_s.append(behind.last_save_s.stall_s)
+            total_s.append(behind.last_save_s.total_s)
+
+        newest = checkpoints(root / "async")[0]
+        written = sum(p.stat().st_size for p in newest.rglob("*") if p.is_file())
+        verify_s = timed(lambda: why_invalid(newest))
+        fresh, others = build(args.layers)
+        resume_s = timed(
+            lambda: Checkpointer(root / "async", asynchronous=False, **quiet).resume(fresh, others)
+        )
+        same = all(
+            torch.equal(a, b) for a, b in zip(model.parameters(), fresh.parameters(), strict=True)
+        )
+
+        sync_m, stall_m = statistics.median(sync_s), statistics.median(stall_s)
+        print(f"{parameters:,} parameters, {state_bytes / 1e9:.3f} GB of state, CPU, "
+              f"{torch.get_num_threads()} threads, torch {torch.__version__}")  # fmt: skip
+        rows = [
+            ("synchronous save: training stands still", f"{sync_m:.3f} s", sync_s),
+            ("asynchronous save: training stands still", f"{stall_m:.3f} s", stall_s),
+            ("  shorter by (target 5x)", f"{sync_m / stall_m:.1f}x", None),
+            ("  until published, behind training", f"{statistics.median(total_s):.3f} s", total_s),
+            ("memory set aside at start, once", f"{set_aside_s:.3f} s", None),
+            ("bytes written / bytes of state (target 1.02)", f"{written / state_bytes:.4f}", None),
+            ("resume (verify, load), warm page cache", f"{resume_s:.3f} s", None),
+            ("  of it, reading and hashing every file", f"{verify_s:.3f} s", None),
+            ("loaded weights are the saved ones", "yes" if same else "NO", None),
+        ]
+        for name, value, all_of in rows:
+            each = "  (" + ", ".join(f"{x:.2f}" for x in all_of) + ")" if all_of else ""
+            print(f"| {name:<46} | {value:>9} |{each}")
+    finally:
+        shutil.rmtree(root, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,274 @@
+"""Speed of the real training step, on random rows: no data folder needed.
+
+    python benchmarks/throughput.py d12 d20 --micro_batch 16 32 64        on a GPU
+    python benchmarks/throughput.py cpu-6x384 --tokens_per_step 4096      on a laptop
+
+For each preset and micro-batch a process of its own builds train.py's Trainer and lets it take
+steps: its loader, model, guard, optimizers and meter. Prints one table and appends it to
+benchmarks/RESULTS.md (--results "" for no file). A case that fails costs its row and no more.
+MFU is against the datasheet (n/a for a device that has none here), `of matmul` against a big
+matmul timed before and after the steps; both in the full convention unless they say causal.
+"""
+
+# ruff: noqa: E402 (the clock starts before the imports)
+from __future__ import annotations
+
+import time
+
+STARTED = time.perf_counter()  # before the imports: they are part of the time to the first step
+
+import argparse
+import contextlib
+import datetime
+import gc
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+import config as cfg
+import flops
+import metrics
+import plan
+import runtime
+import train
+from model import GPTConfig, attention_backend
+
+MORE_PRESETS = {
+    # nanoGPT's 124M, for comparison with other people's figures
+    "gpt2-124m": cfg.Preset(
+        GPTConfig(
+            seq_len=1024, vocab_size=50_257, n_layer=12, n_head=12, n_kv_head=12, head_dim=64,
+            n_embd=768, mlp_hidden=3072, qk_norm=False, embed_norm=False, tie_embeddings=True,
+            logit_softcap=0.0,
+        ),
+        cfg.DataConfig(),
+        cfg.TrainConfig(optimizer="adamw", tokens_per_step=524_288),
+    ),
+    # small enough for a CPU, big enough for its matmuls
+    "cpu-6x384": cfg.Preset(
+        GPTConfig(
+            seq_len=512, vocab_size=8192, n_layer=6, n_head=3, n_kv_head=3, head_dim=128,
+            n_embd=384, mlp_hidden=1536, extras=cfg.PRESETS["tiny"].model.extras,
+        ),
+        cfg.DataConfig(),
+        cfg.TrainConfig(tokens_per_step=4096),
+    ),
+}  # fmt: skip
+
+
+class RandomRows:
+    """Stands in for data.Manifest: as many rows as anyone asks for, of random tokens."""
+
+    sources, tree, dtype = ["random"], {"sources": [{}]}, np.uint16
+    fingerprint = tokenizer_sha256 = "0" * 64
+
+    def __init__(self, model: GPTConfig):
+        self.row_len, self.vocab_size, self.bos_id = model.seq_len + 1, model.vocab_size, 0
+        pool = np.random.default_rng(0).integers(0, self.vocab_size, (256, self.row_len))
+        self.pool = pool.astype(self.dtype)
+        self.pool[:, 0] = self.bos_id
+
+    def rows(self, split, source=None) -> int:
+        return 1 << 40
+
+    def tokens(self, split) -> int:
+        return self.rows(split) * self.row_len
+
+    def row(self, split, source, row) -> np.ndarray:
+        return self.pool[row % len(self.pool)]
+
+    def token_bytes(self) -> np.ndarray:
+        return np.ones(self.vocab_size, dtype=np.int32)
+
+
+def find_preset(name: str) -> cfg.Preset:
+    return MORE_PRESETS[name] if name in MORE_PRESETS else cfg.find_preset(name)
+
+
+def measure(case: dict, run_dir: str) -> dict:
+    """Take case["warmup"] + case["steps"] optimizer steps; returns the figures of the last ones."""
+    preset = find_preset(case["preset"])
+    options = dict(run_dir=run_dir, data_dir="random rows", steps=10_000, verify=True)
+    preset = replace(
+        preset,
+        name=case["preset"],
+        model=replace(preset.model, **case.get("model", {})),
+        train=replace(preset.train, **options, **case.get("train", {})),
+    )
+    world = runtime.join(preset.train.device, preset.train.dtype)
+    rows, log = RandomRows(preset.model), metrics.Log(Path(run_dir), first=False)
+    decided = plan.make_plan(preset.train, preset.model, rows, world)
+    run = train.Trainer(preset, preset.model, rows, world, decided, log)
+    run.get_ready()
+    if case.get("autocast"):
+        run.step_model = _with_autocast(run.step_model, world.device)
+    ceiling_dtype = getattr(torch, case.get("ceiling_dtype") or "", world.dtype)
+    run.log.write = lambda record: None
+    for i in range(case["warmup"] + case["steps"]):
+        if i == case["warmup"]:
+            run.drain()
+            before = flops.measure_matmul(world.device, ceiling_dtype)
+            run.meter.steps.clear()
+            run.meter.start()
+        run.set_schedule()
+        run.guard(run.accumulate())
+        run.take_step()
+        if world.device.type == "cpu":
+            run.drain()  # the step is complete: read it now, not together with the next
+        if i == 0:
+            run.drain()
+            first_step_s = time.perf_counter() - STARTED
+            gc.collect()
+            gc.freeze()
+    run.drain()
+    ceiling = (before + flops.measure_matmul(world.device, ceiling_dtype)) / 2
+    run.loader.close()
+    speed, model = run.meter.summary(), run.model
+    peak = preset.train.peak_tflops * 1e12 or flops.peak_flops(world.device_name)
+    per_token = {"full": model.flops_per_token(), "causal": model.flops_per_token(causal=True)}
+    return {
+        "tokens_per_s": speed["tokens_per_s"],
+        "dt_ms": speed["dt_ms"],
+        "data_wait_ms": speed["data_wait_ms"],
+        "mfu": {k: flops.mfu(speed["tokens_per_s"], n, peak) for k, n in per_token.items()},
+        "of_ceiling": flops.mfu(speed["tokens_per_s"], per_token["full"], ceiling),
+        "ceiling": ceiling,
+        "micro_batch": run.micro_batch,
+        "grad_accum": run.grad_accum,
+        "dtype": str(world.dtype).removeprefix("torch."),
+        "attention": attention_backend(preset.model, world.device, world.dtype),
+        "memory": peak_memory(world.device),
+        "first_step_s": first_step_s,
+    }
+
+
+def _with_autocast(model, device: torch.device):
+    def forward(*args):
+        with torch.autocast(device.type, dtype=torch.bfloat16):
+            return model(*args)
+
+    return forward
+
+
+def peak_memory(device: torch.device) -> int:
+    """Bytes at the highest: of the device's allocator, or of the whole process on a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def run_case(case: dict, timeout_s: float = 900) -> dict:
+    """`measure` in a process of its own; {"error": ...} if that fails."""
+    command = [sys.executable, str(Path(__file__).resolve()), "--case", json.dumps(case)]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=timeout_s, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return {"error": f"took more than {timeout_s:.0f} s"}
+    if done.returncode:
+        return {"error": (done.stderr.strip().splitlines() or ["no message"])[-1][:200]}
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def percent(fraction: float | None) -> str:
+    return "n/a" if fraction is None else f"{fraction:.1%}"
+
+
+HEADER = ["preset", "micro-batch", "dtype", "attention", "ms/step", "tok/s", "MFU full",
+          "MFU causal", "of matmul", "memory", "data wait", "first step"]  # fmt: skip
+
+
+def cells(name: str, r: dict) -> list[str]:
+    return [
+        name, f"{r['micro_batch']} x {r['grad_accum']}", r["dtype"], r["attention"],
+        f"{r['dt_ms']:,.0f}", f"{r['tokens_per_s']:,.0f}", percent(r["mfu"]["full"]),
+        percent(r["mfu"]["causal"]), f"{percent(r['of_ceiling'])} of {r['ceiling'] / 1e12:.3g}T",
+        f"{r['memory'] / 1e9:.2f} GB", f"{r['data_wait_ms']:.1f} ms", f"{r['first_step_s']:.0f} s",
+    ]  # fmt: skip
+
+
+def table(header: list[str], rows: list[list[str]]) -> str:
+    """A Markdown table that also reads well on a screen."""
+    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+    lines = [header, ["-" * w for w in widths], *rows]
+    return "\n".join(
+        "| " + " | ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)) + " |"
+        for line in lines
+    )
+
+
+def device_name() -> str:
+    if torch.cuda.is_available():
+        return torch.cuda.get_device_name()
+    name = "CPU"
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        name = next(x.split(":")[1].strip() for x in lines if x.startswith("model name"))
+    return f"{name}, {torch.get_num_threads()} threads"
+
+
+def report(title: str, header: list[str], rows: list[list[str]], results: str) -> None:
+    """Print the table, and append it with device, date and version to `results`, if that is set."""
+    text = table(header, rows)
+    today = datetime.date.today().isoformat()
+    print(f"\n{title}: {device_name()}, torch {torch.__version__}, {today}\n\n{text}")
+    if results:
+        path = Path(results)
+        new = not path.exists()
+        with open(path, "a") as file:
+            file.write("# Measured\n" if new else "")
+            file.write(f"\n## {title}: {device_name()}, torch {torch.__version__}, {today}\n")
+            file.write(f"\n`{' '.join(['python', *sys.argv])}`\n\n{text}\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("presets", nargs="*", default=["tiny"],
+                        help=f"of {', '.join([*cfg.PRESETS, *MORE_PRESETS])}")  # fmt: skip
+    parser.add_argument("--micro_batch", type=int, nargs="+", default=[0], help="0: auto")
+    parser.add_argument("--tokens_per_step", type=int, default=0, help="0: the preset's")
+    parser.add_argument("--steps", type=int, default=10, help="measured, after --warmup")
+    parser.add_argument("--warmup", type=int, default=3)
+    parser.add_argument("--dtype", choices=["auto", "bf16", "fp32"], default="auto")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--no_compile", action="store_true")
+    parser.add_argument("--extras", nargs="*", help="instead of the preset's")
+    parser.add_argument("--results", default=str(ROOT / "benchmarks" / "RESULTS.md"))
+    parser.add_argument("--case", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.case:
+        with tempfile.TemporaryDirectory() as run_dir:
+            print(json.dumps(measure(json.loads(args.case), run_dir)))
+        return
+    rows = []
+    for name in args.presets:
+        base = find_preset(name)
+        tokens = args.tokens_per_step or base.train.tokens_per_step
+        for micro_batch in args.micro_batch:
+            options = dict(micro_batch=micro_batch, tokens_per_step=tokens, dtype=args.dtype,
+                           device=args.device, compile=not args.no_compile)  # fmt: skip
+            case = dict(preset=name, train=options, steps=args.steps, warmup=args.warmup)
+            if args.extras is not None:
+                case["model"] = dict(extras=args.extras)
+            result = run_case(case)
+            if "error" in result:
+                print(f"{name}, micro-batch {micro_batch or 'auto'}: {result['error']}", flush=True)
+                continue
+            rows.append(cells(name, result))
+            print(" | ".join(rows[-1]), flush=True)
+    if rows:
+        report("Throughput", HEADER, rows, args.results)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,156 @@
+"""Look at a trained model: `python eval.py loss [PRESET]`, `python eval.py sample [PRESET]`.
+
+Reads RUN_DIR's newest valid checkpoint (or --checkpoint) and the data folder it was trained on.
+`loss` gives nats per token and bits per byte on the whole validation split; `sample` continues a
+prompt. A pretrained model completes text; it does not answer. Works with the raw module, on one
+device. Next: train.py made the checkpoint, model.py has generate().
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+import tyro
+
+import checkpoint
+import config as cfg
+import data
+import metrics
+import runtime
+from model import GPT, GPTConfig
+
+
+@dataclass(frozen=True)
+class EvalConfig:
+    """Which model to look at."""
+
+    run_dir: str = ""
+    """Folder of the run; empty: runs/PRESET."""
+    checkpoint: str = ""
+    """A checkpoint folder; empty: the newest valid one of the run."""
+    data_dir: str = ""
+    """Data folder; empty: the one that the run was trained on."""
+    device: str = "auto"
+    """auto, cuda, mps or cpu."""
+
+
+@dataclass(frozen=True)
+class LossConfig(EvalConfig):
+    """Bits per byte on the validation split."""
+
+    rows: int = 0
+    """Validation rows to score; 0: all."""
+    batch: int = 8
+    """Rows per forward pass."""
+
+
+@dataclass(frozen=True)
+class SampleConfig(EvalConfig):
+    """Continue a prompt."""
+
+    prompt: tuple[str, ...] = ("def ", "class ", "import ")
+    """Texts to continue, one sample each."""
+    max_new_tokens: int = 80
+    """Tokens to add."""
+    temperature: float = 0.8
+    """0: always the likeliest token; 1: as the model believes."""
+    top_k: int = 50
+    """Draw among this many of the likeliest tokens."""
+    seed: int = 0
+    """Of the draws."""
+
+
+def load(config: EvalConfig) -> tuple[GPT, dict, data.Manifest]:
+    """The model with its weights, what its trainer saved, and its data."""
+    root = Path(config.run_dir) / "checkpoints"
+    path = Path(config.checkpoint) if config.checkpoint else checkpoint.latest_valid(root)
+    if path is None or not path.exists():
+        raise ValueError(
+            f"there is no checkpoint in {path or root}; train one first: torchrun train.py "
+            f"{Path(config.run_dir).name}"
+        )
+    trainer = checkpoint.read_trainer(path)
+    device = runtime.pick_device(config.device)
+    with torch.device("meta"):
+        model = GPT(GPTConfig(**trainer["model"]), compute_dtype=runtime.pick_dtype(device))
+    model.to_empty(device=device)
+    model.init_weights()  # the rotary tables; the weights are overwritten
+    checkpoint.load_model(path, model)
+    manifest = data.Manifest.load(config.data_dir or trainer["config"]["data_dir"])
+    if manifest.tokenizer_sha256 != trainer["identity"]["tokenizer_sha256"]:
+        raise ValueError(
+            f"{manifest.dir} has another tokenizer than {path} was trained with; "
+            f"give its data folder with --data_dir"
+        )
+    print(f"{path}: step {trainer['step']:,}, {trainer['tokens']:,} tokens")
+    return model.eval(), trainer, manifest
+
+
+def score(config: LossConfig) -> None:
+    """Print the loss, and append it to RUN_DIR/eval.jsonl."""
+    model, trainer, manifest = load(config)
+    device = model.cos.device
+    batches = data.val_batches(manifest, config.batch, config.rows, device=device)
+    token_bytes = torch.from_numpy(manifest.token_bytes()).to(device)
+    loss, bpb = metrics.bits_per_byte(model, batches, token_bytes)
+    rows = min(config.rows or manifest.rows("val"), manifest.rows("val"))
+    print(
+        f"validation: {loss:.4f} nats per token, {bpb:.4f} bits per byte, on {rows:,} rows of "
+        f"{manifest.dir} (fingerprint {manifest.fingerprint[:12]})"
+    )
+    record = dict(step=trainer["step"], tokens=trainer["tokens"], val_loss=loss, val_bpb=bpb,
+                  rows=rows, data_fingerprint=manifest.fingerprint)  # fmt: skip
+    with open(Path(config.run_dir) / "eval.jsonl", "a") as file:
+        file.write(json.dumps(record | asdict(config)) + "\n")
+
+
+def sample(config: SampleConfig) -> None:
+    """Print a continuation of each prompt. The prompt begins a document, so BOS goes before it."""
+    from tokenizer import Tokenizer
+
+    model, _, manifest = load(config)
+    tokenizer = Tokenizer.load(manifest.dir / "tokenizer.json")
+    device = model.cos.device
+    for prompt in config.prompt:
+        generator = torch.Generator(device).manual_seed(config.seed)
+        # In training text a space belongs to the word that follows it (" name" is one token), so a
+        # prompt that ends in one would be odd: leave it to the first new token to begin with it.
+        text = prompt.rstrip(" ") or prompt
+        spaces = prompt[len(text) :]
+        texts = [tokenizer.decode([i]) for i in range(tokenizer.vocab_size)] if spaces else []
+        first = torch.tensor([t.startswith(spaces) for t in texts], device=device)
+        out = model.generate(
+            torch.tensor([[manifest.bos_id, *tokenizer.encode(text)]], device=device),
+            config.max_new_tokens, config.temperature, config.top_k, generator,
+            stop_id=manifest.bos_id, first=first if first.any() else None,
+        )[0].tolist()  # fmt: skip
+        print(f"--- {prompt!r}\n{tokenizer.decode([i for i in out if i != manifest.bos_id])}\n")
+
+
+COMMANDS = {"loss": (score, LossConfig), "sample": (sample, SampleConfig)}
+
+
+def main(argv: list[str]) -> int:
+    """`eval.py COMMAND [PRESET] [--option value ...]`"""
+    if not argv or argv[0] not in COMMANDS:
+        near = difflib.get_close_matches(argv[0], COMMANDS, n=1, cutoff=0) if argv else []
+        hint = f", did you mean {near[0]}?" if near else ""
+        given = repr(argv[0]) if argv else "nothing"
+        raise ValueError(f"eval.py does {' or '.join(COMMANDS)}, not {given}{hint}")
+    run, kind = COMMANDS[argv[0]]
+    name, rest = ("tiny", argv[1:]) if not argv[1:] or argv[1][0] == "-" else (argv[1], argv[2:])
+    cfg.find_preset(name)
+    default = kind(run_dir=f"runs/{name}")
+    config = tyro.cli(
+        kind, default=default, args=rest, prog=f"eval.py {argv[0]}", use_underscores=True
+    )
+    run(config)
+    return 0
+
+
+if __name__ == "__main__":
+    cfg.run(main)

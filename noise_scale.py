@@ -1,0 +1,54 @@
+"""The gradient noise scale: how many tokens a step are worth averaging (McCandlish et al. 2018).
+
+Reads the squared gradient norms of a small and a big batch of the same step; gives
+tr(Sigma) / |G|^2 in tokens. A batch far below it wastes steps, one far above it wastes tokens.
+Sigma: covariance of the gradient of one token; G: the true gradient. Next: optim.py, train.py.
+"""
+
+from __future__ import annotations
+
+
+class NoiseScale:
+    """tr(Sigma) / |G|^2 from batches of two sizes, both averaged over time before the ratio.
+
+    A mean gradient over B tokens has E|g|^2 = |G|^2 + tr(Sigma) / B. Two sizes, two equations
+    (appendix A.1). One step's estimates are wild, and a ratio of wild numbers is biased: so each
+    is averaged first, with an exponential moving average that starts unbiased (as Adam's do).
+    """
+
+    def __init__(self, decay: float = 0.95):
+        self.decay = decay
+        self.n_updates = 0
+        self._sums = [0.0, 0.0]  # moving averages of |G|^2 and tr(Sigma), before bias correction
+
+    def update(self, small_sq: float, big_sq: float, b_small: int, b_big: int) -> None:
+        """small_sq, big_sq: |gradient|^2 of the mean loss over b_small and b_big tokens.
+
+        The small batch is the step's first micro-batch, the big one the whole step. With equal
+        sizes there is nothing to compare and nothing happens.
+        """
+        if b_small == b_big:
+            return
+        grad_sq = (b_big * big_sq - b_small * small_sq) / (b_big - b_small)
+        trace = (small_sq - big_sq) / (1 / b_small - 1 / b_big)
+        for i, new in enumerate((grad_sq, trace)):
+            self._sums[i] = self.decay * self._sums[i] + (1 - self.decay) * new
+        self.n_updates += 1
+
+    @property
+    def grad_sq(self) -> float | None:
+        """|G|^2, averaged; None before the first update."""
+        return self._sums[0] / (1 - self.decay**self.n_updates) if self.n_updates else None
+
+    @property
+    def trace(self) -> float | None:
+        """tr(Sigma) of one token, averaged; None before the first update."""
+        return self._sums[1] / (1 - self.decay**self.n_updates) if self.n_updates else None
+
+    @property
+    def tokens(self) -> float | None:
+        """The noise scale in tokens; None (print `n/a`) if unknown or drowned in the noise."""
+        return self.trace / self.grad_sq if self.n_updates and self.grad_sq > 0 else None
+
+    def __str__(self) -> str:
+        return "n/a" if self.tokens is None else f"{max(self.tokens, 0):,.0f} tokens"

@@ -1,0 +1,464 @@
+"""Real processes for test_faults.py: start train.py, watch it, kill it, and spoil it on purpose.
+
+`start` forks a process that has the imports behind it (a run of a tiny model then takes a second),
+puts itself into the place of `python train.py ARGS`, or of one rank of several, and applies
+`spoil`: functions of this file that break something in that process. `launch` is torchrun itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import multiprocessing
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from conftest import ROOT, SMALL, command, environment
+
+HERE = Path(__file__).parent
+PEAK = ("--peak_tflops", "0.1")  # saves measuring it
+
+
+# ------------------------------------------------------------------------------- processes
+
+
+class Run:
+    """The processes of one run: its ranks (and a launcher), and where they print to."""
+
+    def __init__(self, processes: list, outputs: list[Path], run_dir: Path):
+        self.processes, self.outputs, self.run_dir = processes, outputs, Path(run_dir)
+
+    @property
+    def text(self) -> str:
+        return "".join(o.read_text(errors="replace") for o in self.outputs)
+
+    @property
+    def pids(self) -> list[int]:
+        """Of the ranks, in order; under torchrun those that have started."""
+        if isinstance(self.processes[0], subprocess.Popen):
+            return [pid for p in self.processes for pid in ranks_of(p.pid)]
+        return [p.pid for p in self.processes]
+
+    def alive(self) -> bool:
+        return any(_code(p) is None for p in self.processes)
+
+    def step(self) -> int:
+        """The last step in metrics.jsonl."""
+        return max((r["step"] for r in records(self.run_dir) if "loss" in r), default=0)
+
+    def until(self, ready, timeout_s: float = 60.0) -> Run:
+        """Wait for ready(); the run may not end before."""
+        deadline = time.monotonic() + timeout_s
+        while not ready():
+            assert self.alive() or ready(), f"ended too early: {self.codes()}\n{self.text}"
+            assert time.monotonic() < deadline, f"waited {timeout_s} s\n{self.text}"
+            time.sleep(0.002)
+        return self
+
+    def until_step(self, step: int) -> Run:
+        return self.until(lambda: self.step() >= step)
+
+    def kill(self, signum: int = signal.SIGKILL, ranks=None) -> Run:
+        """Send a signal to the launchers and the ranks, or to these ranks alone."""
+        pids = self.pids if ranks is None else [self.pids[r] for r in ranks]
+        if ranks is None and isinstance(self.processes[0], subprocess.Popen):
+            pids = [p.pid for p in self.processes] + pids
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signum)
+        return self
+
+    def codes(self) -> list[int | None]:
+        return [_code(p) for p in self.processes]
+
+    def end(self, *codes: int, timeout_s: float = 60.0) -> str:
+        """Wait for the end, which must come with these exit codes (of all, if one); the output."""
+        deadline = time.monotonic() + timeout_s
+        while self.alive() and time.monotonic() < deadline:
+            time.sleep(0.005)
+        late = self.alive()
+        self.kill()
+        for p in self.processes:
+            p.wait() if isinstance(p, subprocess.Popen) else p.join()
+        assert not late, f"still there after {timeout_s} s\n{self.text}"
+        expected = list(codes) * (len(self.processes) if len(codes) == 1 else 1)
+        assert not codes or self.codes() == expected, f"{self.codes()}\n{self.text}"
+        return self.text
+
+
+def _code(process) -> int | None:
+    return process.poll() if isinstance(process, subprocess.Popen) else process.exitcode
+
+
+def ranks_of(launcher: int) -> list[int]:
+    """Process ids of a launcher's ranks, in order of local rank (from /proc)."""
+    found = {}
+    for status in Path("/proc").glob("[0-9]*/status"):
+        with contextlib.suppress(OSError):
+            if f"\nPPid:\t{launcher}\n" in status.read_text():
+                variables = (status.parent / "environ").read_bytes().split(b"\0")
+                rank = [v[11:] for v in variables if v.startswith(b"LOCAL_RANK=")]
+                if rank:
+                    found[int(rank[0])] = int(status.parent.name)
+    return [found[r] for r in sorted(found)]
+
+
+def records(run_dir) -> list[dict]:
+    """Lines of metrics.jsonl, also while it is being written."""
+    path, found = Path(run_dir) / "metrics.jsonl", []
+    for line in path.read_text().splitlines() if path.exists() else []:
+        with contextlib.suppress(ValueError):
+            found.append(json.loads(line))
+    return found
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("localhost", 0))
+        return s.getsockname()[1]
+
+
+_outputs = iter(range(10**9))
+
+
+def start(data, run_dir, *args, world: int = 1, spoil=(), env=None) -> Run:
+    """`python train.py tiny ... ARGS` on `world` ranks, without a launcher."""
+    context = multiprocessing.get_context("forkserver")
+    path = f"{ROOT}{os.pathsep}{HERE}"
+    with _variable("PYTHONPATH", path), _variable("CUDA_VISIBLE_DEVICES", ""):
+        context.set_forkserver_preload(["faults_preload"])
+        multiprocessing.forkserver.ensure_running()
+    argv = ["tiny", *SMALL, *PEAK, "--data_dir", data, "--run_dir", run_dir, *args]
+    env = {"RANK": "", "WORLD_SIZE": "", "LOCAL_RANK": "", **(env or {})}
+    processes, outputs = [], []
+    folder = Path(run_dir).parent
+    folder.mkdir(parents=True, exist_ok=True)
+    port = str(free_port())
+    for rank in range(world):
+        mine = dict(env)
+        if world > 1:
+            mine |= {
+                "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world),
+                "LOCAL_WORLD_SIZE": str(world), "MASTER_ADDR": "localhost", "MASTER_PORT": port,
+            }  # fmt: skip
+        outputs.append(folder / f"output_{next(_outputs)}_rank_{rank}.txt")
+        outputs[-1].touch()
+        job = (str(outputs[-1]), mine, [str(a) for a in argv], list(spoil))
+        processes.append(context.Process(target=child, args=job, daemon=True))
+        processes[-1].start()
+    return Run(processes, outputs, run_dir)
+
+
+def launch(data, run_dir, *args, world: int = 2, nodes: int = 1, spoil=(), **env) -> Run:
+    """The same under torchrun; `nodes` launchers that meet as nodes of a cluster would."""
+    argv = ["tiny", *SMALL, *PEAK, "--data_dir", data, "--run_dir", run_dir, *args]
+    argv = [str(a) for a in argv]
+    whole = command(str(HERE / "faults.py"), [json.dumps(list(spoil)), *argv], nproc=world)
+    if nodes > 1:
+        meet = [f"--nnodes={nodes}", "--rdzv_backend=c10d", "--rdzv_id=test",
+                "--local_addr=localhost", f"--rdzv_endpoint=localhost:{free_port()}"]  # fmt: skip
+        at = whole.index("--standalone")
+        whole[at : at + 1] = meet
+    folder = Path(run_dir).parent
+    processes, outputs = [], []
+    for _ in range(nodes):
+        outputs.append(folder / f"output_{next(_outputs)}.txt")
+        with open(outputs[-1], "w") as file:
+            processes.append(
+                subprocess.Popen(
+                    whole, stdout=file, stderr=subprocess.STDOUT, cwd=ROOT,
+                    env=environment(PYTHONPATH=f"{ROOT}{os.pathsep}{HERE}", **env),
+                )  # fmt: skip
+            )
+    return Run(processes, outputs, run_dir)
+
+
+@contextlib.contextmanager
+def _variable(name: str, value: str):
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        os.environ.pop(name) if before is None else os.environ.__setitem__(name, before)
+
+
+def child(output: str, env: dict, argv: list[str], spoil: list) -> None:
+    """Become `python train.py`: what the forked process runs."""
+    file = os.open(output, os.O_WRONLY | os.O_APPEND)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    sys.stdout = open(1, "w", closefd=False)
+    sys.stderr = open(2, "w", closefd=False)
+    for name, value in env.items():
+        os.environ.pop(name, None) if value == "" else os.environ.__setitem__(name, value)
+    sys.path[:0] = [p for p in env.get("PYTHONPATH", "").split(os.pathsep) if p]
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    become_train(argv, spoil)
+
+
+def become_train(argv: list[str], spoil: list) -> None:
+    import config
+    import train
+
+    for name, *args in spoil:
+        globals()[name](*args)
+    sys.argv = ["train.py", *argv]
+    config.run(train.main)
+
+
+# ------------------------------------------------------------------- what a run can be spoiled by
+
+
+def rank() -> int:
+    return int(os.environ.get("RANK", 0))
+
+
+def _after(owner, name: str, more) -> None:
+    """Let more(self) run after each call of a method."""
+    method = getattr(owner, name)
+
+    def both(self, *args, **kwargs):
+        result = method(self, *args, **kwargs)
+        more(self)
+        return result
+
+    setattr(owner, name, both)
+
+
+def slow(seconds: float) -> None:
+    """Sleep after each step, so that there is time to be killed in."""
+    import train
+
+    _after(train.Trainer, "take_step", lambda run: time.sleep(seconds))
+
+
+def signal_at(step: int, signum: int, only_rank: int = -1) -> None:
+    """Send this process a signal right after a step."""
+    import train
+
+    def send(run):
+        if run.step == step and only_rank in (-1, rank()):
+            os.kill(os.getpid(), signum)
+
+    _after(train.Trainer, "take_step", send)
+
+
+def kill_at_stage(stage: str, step: int) -> None:
+    """SIGKILL to the first rank at this stage of publishing the checkpoint of `step`."""
+    import checkpoint
+
+    begun = []
+    begin = checkpoint._begin
+
+    def noting(path, state):
+        begun.append(path.name)
+        return begin(path, state)
+
+    def stage_is(name):
+        if name == stage and begun and begun[-1] == f"step_{step:08d}":
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    checkpoint._begin, checkpoint._stage = noting, stage_is
+
+
+def kill_before_validation(step: int) -> None:
+    """SIGKILL once the checkpoint of `step` is published, before the validation that follows."""
+    import train
+
+    evaluate = train.Trainer.evaluate
+
+    def die(run):
+        if run.step == step and run.saved_step == step:
+            run.checkpoints.join()
+            if run.step > run.first_step:
+                os.kill(os.getpid(), signal.SIGKILL)
+        return evaluate(run)
+
+    train.Trainer.evaluate = die
+    _after(train.Trainer, "get_ready", lambda run: setattr(run, "first_step", run.step))
+
+
+def save_at_once() -> None:
+    """Instead of training: save what was loaded, under its own step, as if it were new."""
+    import train
+
+    def resave(run):
+        run.meter.start()
+        path = run.run_dir / "checkpoints" / f"step_{run.step:08d}"
+        if rank() == 0:
+            path.rename(path.with_name("before"))
+        run.save(wait=True)
+        return 0
+
+    train.train = resave
+
+
+def slow_stage(stage: str, seconds: float) -> None:
+    import checkpoint
+
+    checkpoint._stage = lambda name: time.sleep(seconds) if name == stage else None
+
+
+def failing_saves(first: int, last: int, only_rank: int = 0) -> None:
+    """Writing the checkpoints of steps first..last ends in a full disk."""
+    import checkpoint
+
+    honest = checkpoint._write_own
+
+    def write(team, tmp, *rest):
+        step = int(tmp.name.split("-")[1])
+        if first <= step <= last and team.rank == only_rank:
+            raise OSError(28, "No space left on device")
+        return honest(team, tmp, *rest)
+
+    checkpoint._write_own = write
+
+
+def poison(steps: list[int], only_rank: int) -> None:
+    """A loss of NaN, gradients included, at these steps on one rank."""
+    import torch
+
+    import train
+
+    honest = train.Trainer.accumulate
+
+    def accumulate(run):
+        if run.step + 1 not in steps or rank() != only_rank:
+            return honest(run)
+        forward = run.step_model
+        run.step_model = _Wrapped(forward)
+        try:
+            return honest(run)
+        finally:
+            run.step_model = forward
+
+    class _Wrapped(torch.nn.Module):
+        def __init__(self, model):
+            super().__init__()
+            self.model = model
+
+        def forward(self, inputs, targets):
+            return self.model(inputs, targets) * float("nan")
+
+    train.Trainer.accumulate = accumulate
+
+
+def note_weights() -> None:
+    """Print a fingerprint of weights and optimizer state after each step, bad ones included."""
+    import hashlib
+
+    import train
+
+    def fingerprint(run):
+        digest = hashlib.sha256()
+        tensors = [p.detach() for p in run.model.parameters()]
+        for optimizer in run.optimizers:
+            tensors += [t for slots in optimizer.state.values() for t in slots.values()]
+        for tensor in tensors:
+            digest.update(getattr(tensor, "_local_tensor", tensor).numpy().tobytes())
+        return digest.hexdigest()
+
+    read = train.Trainer._read
+
+    def note(run, pending):
+        print(f"rank {rank()} weights {pending['step']} {fingerprint(run)}", flush=True)
+        return read(run, pending)
+
+    train.Trainer._read = note
+
+
+def note_rows() -> None:
+    """Print each row that is trained on, with its position in the order of all."""
+    import data
+
+    honest = data.RowLoader.next_batch
+
+    def next_batch(loader):
+        first = loader.position + loader.rank * loader.micro_batch
+        for p, row in enumerate(loader.row_ids(first, loader.micro_batch), first):
+            print(f"position {p}: {row}", flush=True)
+        return honest(loader)
+
+    data.RowLoader.next_batch = next_batch
+
+
+def late(only_rank: int, seconds: float, limit_s: float) -> None:
+    """One rank comes too late to the meeting, which waits `limit_s`."""
+    import runtime
+
+    join = runtime.join
+    if rank() == only_rank:
+        time.sleep(seconds)
+    runtime.join = lambda device, dtype: join(device, dtype, timeout_s=limit_s)
+
+
+def unverified() -> None:
+    """No hashing in the background: what else would notice?"""
+    import data
+
+    data.RowLoader._verify = lambda loader: None
+
+
+def disk(free: int) -> None:
+    import shutil
+
+    usage = shutil.disk_usage("/")._replace(free=free)
+    shutil.disk_usage = lambda path: usage
+
+
+def no_compiler(where: str, only_rank: int = -1) -> None:
+    """torch.compile refuses at once, or when the compiled model is called."""
+    import torch
+
+    def fail(*args, **kwargs):
+        raise RuntimeError("no C++ compiler found")
+
+    def compile(model, **kwargs):
+        return fail() if where == "at once" else fail
+
+    if only_rank in (-1, rank()):
+        torch.compile = compile
+
+
+def fake_compiler(only_rank: int) -> None:
+    """A compiler that works, and says how often it was asked."""
+    import torch
+
+    if rank() == only_rank:
+        asked = []
+
+        def compile(model, **kwargs):
+            asked.append(model)
+            print(f"compiled {len(asked)} time", flush=True)
+            return model
+
+        torch.compile = compile
+
+
+def memory_for(rows: int, from_step: int = 0, only_rank: int = -1) -> None:
+    """Training on more than `rows` rows at a time is out of memory, from a step on."""
+    import torch
+
+    import train
+    from model import GPT
+
+    honest, taken = GPT.forward, []
+    _after(train.Trainer, "take_step", lambda run: taken.append(run.step))
+
+    def forward(model, inputs, *args, **kwargs):
+        here = only_rank in (-1, rank()) and len(taken) >= from_step
+        if here and torch.is_grad_enabled() and len(inputs) > rows:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        return honest(model, inputs, *args, **kwargs)
+
+    GPT.forward = forward
+
+
+if __name__ == "__main__":  # under torchrun: faults.py SPOIL ARGS
+    become_train(sys.argv[2:], json.loads(sys.argv[1]))

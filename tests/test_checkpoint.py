@@ -1,0 +1,751 @@
+"""checkpoint.py against real kills, real full files, real flipped bytes and real processes.
+
+`python tests/test_checkpoint.py SCENARIO DIR` is what the tests start as other processes.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+import checkpoint
+import optim
+from checkpoint import Checkpointer, CheckpointError, NonFiniteError, StorageError
+
+BEFORE_RENAME = ("begin", "write", "hash", "manifest")
+AFTER_RENAME = ("rename", "latest")
+TENSORS_FAIL = 12_000  # bytes a file may have: then DCP's file is too long for the disk
+RANDOM_STATE_FAILS = 1_500  # then even the random state is
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+
+
+class Toy(nn.Module):
+    """Sizes that two ranks cannot halve, a matrix for Muon, a buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.inp, self.body = nn.Linear(5, 7), nn.Linear(7, 9, bias=False)
+        self.out = nn.Linear(9, 3)
+        self.register_buffer("scale", torch.ones(3))
+
+    def forward(self, x):
+        return self.out(torch.tanh(self.body(torch.tanh(self.inp(x))))) * self.scale
+
+
+def build(seed=0, shard=False):
+    torch.manual_seed(seed)
+    model = Toy()
+    if shard:
+        fully_shard(model)
+    rest = [p for name, p in model.named_parameters() if name != "body.weight"]
+    muon = optim.Muon([model.body.weight], lr=0.02, weight_decay=0.1)
+    return model, [muon, optim.adamw([{"params": rest, "lr": 0.01, "weight_decay": 0.1}])]
+
+
+def train(model, optimizers, steps, forward=None):
+    """`steps` updates on batches drawn from the global random state, so that it matters too."""
+    losses = []
+    for _ in range(steps):
+        loss = (forward or model)(torch.randn(4, 5)).square().mean()
+        loss.backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        losses.append(loss.item())
+    return losses
+
+
+def snapshot(model, optimizers):
+    """Whole copies of everything that a checkpoint must hold."""
+
+    def full(t):
+        return (t.full_tensor() if isinstance(t, DTensor) else t).detach().clone()
+
+    names = {p: name for name, p in model.named_parameters()}
+    state = {name: full(t) for name, t in model.state_dict().items()}
+    for optimizer in optimizers:
+        for p, slots in optimizer.state.items():
+            state |= {f"{names[p]}/{slot}": full(t) for slot, t in slots.items()}
+    return state
+
+
+def assert_same(a, b):
+    assert a.keys() == b.keys()
+    for key in a:
+        assert a[key].dtype == b[key].dtype and torch.equal(a[key], b[key]), key
+
+
+def names(root):
+    return sorted(p.name for p in Path(root).iterdir())
+
+
+def steps_in(root):
+    return sorted(int(p.name[5:]) for p in Path(root).glob("step_*"))
+
+
+def flip(file, at, bit=1):
+    data = bytearray(file.read_bytes())
+    data[at] ^= bit
+    file.write_bytes(data)
+
+
+def files_of(path):
+    return sorted(p for p in path.rglob("*") if p.is_file())
+
+
+@contextmanager
+def largest_file(size):
+    """Writes beyond `size` bytes fail in the kernel, as on a full disk, also inside C++."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.fixture
+def log():
+    return []
+
+
+@pytest.fixture
+def run(tmp_path, log):
+    """A toy trained two steps, and saved at 10 and 20 with two steps in between."""
+    model, optimizers = build()
+    train(model, optimizers, 2)
+    saver = Checkpointer(tmp_path / "c", log=log.append, asynchronous=False)
+    for step in (10, 20):
+        saver.save(step, model, optimizers, {"position": step * 8})
+        if step == 10:
+            train(model, optimizers, 2)
+    return saver
+
+
+def resume(root, log, **options):
+    model, optimizers = build(seed=1)
+    return Checkpointer(root, log=log.append, **options).resume(model, optimizers)
+
+
+# ------------------------------------------------------------------------------ same bits
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_resumed_equals_uninterrupted(tmp_path, log, asynchronous):
+    model, optimizers = build()
+    saver = Checkpointer(tmp_path, log=log.append, asynchronous=asynchronous)
+    assert saver.resume(model, optimizers) is None
+    train(model, optimizers, 3)
+    saver.save(3, model, optimizers, {"position": 12, "best_bpb": float("inf"), "config": {"a": 1}})
+    expected = train(model, optimizers, 3)
+    saver.close()
+
+    again, others = build(seed=1)
+    trainer = Checkpointer(tmp_path, log=log.append).resume(again, others)
+    assert trainer["step"] == 3 and trainer["position"] == 12 and trainer["config"] == {"a": 1}
+    assert trainer["best_bpb"] == float("inf") and trainer["world_size"] == 1
+    assert train(again, others, 3) == expected
+    assert_same(snapshot(again, others), snapshot(model, optimizers))
+
+
+def test_saving_before_the_first_step_changes_nothing(tmp_path):
+    model, optimizers = build()
+    expected = train(model, optimizers, 3)
+    again, others = build()
+    saver = Checkpointer(tmp_path, log=lambda text: None)
+    assert saver.resume(again, others) is None
+    saver.save(0, again, others, {}, wait=True)
+    assert train(again, others, 3) == expected
+    assert_same(snapshot(again, others), snapshot(model, optimizers))
+    third, more = build(seed=2)
+    saver.resume(third, more)
+    assert train(third, more, 3) == expected
+
+
+def test_functions_without_a_checkpointer(tmp_path, log):
+    model, optimizers = build()
+    train(model, optimizers, 2)
+    path = checkpoint.save(tmp_path, 7, model, optimizers, {"note": "x"})
+    assert checkpoint.latest_valid(tmp_path, log=log.append) == path and not log
+    again, others = build(seed=1)
+    assert checkpoint.load(path, again, others)["note"] == "x"
+    assert_same(snapshot(again, others), snapshot(model, optimizers))
+    third = build(seed=2)[0]
+    assert checkpoint.load_model(path, third)["step"] == 7
+    assert_same(dict(third.state_dict()), dict(model.state_dict()))
+    assert checkpoint.read_trainer(path) == {"note": "x", "step": 7, "world_size": 1}
+    assert checkpoint.latest_valid(tmp_path / "none") is None
+
+
+def test_parameters_changed_right_after_an_async_save(tmp_path, log, monkeypatch):
+    model, optimizers = build()
+    train(model, optimizers, 2)
+    saver = Checkpointer(tmp_path, log=log.append)
+    for step in (10, 20):  # the first save makes the buffers, the second reuses them
+        go = threading.Event()
+        monkeypatch.setattr(checkpoint, "_stage", lambda name, go=go: go.wait(30))
+        expected = snapshot(model, optimizers)
+        saver.save(step, model, optimizers, {})
+        train(model, optimizers, 1)
+        with torch.no_grad():
+            for p in model.parameters():
+                p.fill_(float("nan"))
+        go.set()
+        saver.wait()
+        again, others = build(seed=1)
+        checkpoint.load(checkpoint.latest_valid(tmp_path), again, others)
+        assert_same(snapshot(again, others), expected)
+        checkpoint.load(checkpoint.latest_valid(tmp_path), model, optimizers)
+
+
+# ------------------------------------------------------------------------------- damage
+
+
+def test_any_flipped_byte_is_found(run):
+    path = checkpoint.checkpoints(run.root)[0]
+    assert checkpoint.why_invalid(path) is None
+    for file in files_of(path):
+        size = file.stat().st_size
+        small = file.name == "MANIFEST.json"
+        for at in range(size) if small else (0, size // 2, size - 1):
+            flip(file, at)
+            assert checkpoint.why_invalid(path) is not None, (file, at)
+            flip(file, at)
+    assert checkpoint.why_invalid(path) is None
+
+
+def test_flipped_byte_warns_and_uses_the_older(run, log):
+    newest = checkpoint.checkpoints(run.root)[0]
+    flip(newest / "dcp" / "__0_0.distcp", 2000)
+    assert resume(run.root, log)["step"] == 10
+    assert any("warning" in text and "__0_0.distcp" in text for text in log)
+    with pytest.raises(CheckpointError, match="__0_0.distcp") as e:
+        checkpoint.load(newest, *build())
+    assert e.value.exit_code == 4
+    with pytest.raises(CheckpointError, match="__0_0.distcp"):
+        checkpoint.load_model(newest, build()[0])
+
+
+def test_all_corrupt_is_no_fresh_start(run, log):
+    for path in checkpoint.checkpoints(run.root):
+        flip(path / "trainer.json", 3)
+    with pytest.raises(CheckpointError, match="none of the 2") as e:
+        resume(run.root, log)
+    assert e.value.exit_code == 4
+
+
+@pytest.mark.parametrize(
+    "hint", [b"", b"\xff\x00garbage", b"step_00000099", b"step_00000010", None]
+)
+def test_latest_is_only_a_hint(run, log, hint):
+    latest = run.root / "latest"
+    latest.unlink() if hint is None else latest.write_bytes(hint)
+    assert resume(run.root, log)["step"] == 20
+    assert any("warning" in text and "latest" in text for text in log)
+
+
+@pytest.mark.parametrize(
+    "file", ["rng/rank_0.pt", "MANIFEST.json", "trainer.json", "dcp/.metadata"]
+)
+def test_missing_file_is_invalid(run, log, file):
+    (run.root / "step_00000020" / file).unlink()
+    assert resume(run.root, log)["step"] == 10
+    assert any("warning" in text and Path(file).name in text for text in log)
+
+
+def test_truncated_and_empty_files_are_invalid(run, log):
+    os.truncate(run.root / "step_00000020" / "dcp" / "__0_0.distcp", 0)
+    assert resume(run.root, log)["step"] == 10
+    os.truncate(run.root / "step_00000010" / "MANIFEST.json", 100)
+    with pytest.raises(CheckpointError):
+        resume(run.root, log)
+
+
+def test_what_does_not_fit_is_refused_by_name(run):
+    path = checkpoint.checkpoints(run.root)[0]
+
+    def refused(model, optimizers, match):
+        before = snapshot(model, optimizers)
+        with pytest.raises(CheckpointError, match=match):
+            checkpoint.load(path, model, optimizers)
+        after = snapshot(model, optimizers)
+        for key in before:
+            assert torch.equal(before[key], after[key])  # nothing was loaded
+
+    model, optimizers = build()
+    model.scale = model.scale.double()
+    refused(model, optimizers, "model.scale is .*float32.*float64")
+    model, optimizers = build()
+    model.scale = torch.ones(4)
+    refused(model, optimizers, r"model.scale is .*\(3,\).*\(4,\)")
+    model, optimizers = build()
+    model.register_buffer("more", torch.ones(1))
+    refused(model, optimizers, "model.more is not there")
+    model, optimizers = build()
+    del model.scale
+    refused(model, optimizers, "model.scale is .* in the checkpoint and not there here")
+    model = build()[0]
+    refused(model, [optim.adamw(list(model.parameters()))], "optim.state.body.weight.exp_avg")
+    model = build()[0].bfloat16()
+    with pytest.raises(CheckpointError, match="bfloat16"):
+        checkpoint.load_model(path, model)
+
+
+def test_non_finite_state_is_not_saved(run):
+    model, optimizers = build()
+    train(model, optimizers, 1)
+    moment = optimizers[1].state[model.out.bias]["exp_avg_sq"]
+    for value in (float("nan"), float("inf"), -float("inf")):
+        moment[1] = value
+        with pytest.raises(NonFiniteError, match="out.bias.exp_avg_sq") as e:
+            run.save(30, model, optimizers, {})
+        assert e.value.exit_code == 5
+    run.asynchronous = True
+    run.save(30, model, optimizers, {})
+    with pytest.raises(NonFiniteError):
+        run.wait()
+    run.close()  # said once
+    run.save(30, model, optimizers, {})
+    run._thread.join()
+    with pytest.raises(NonFiniteError):  # the next save says so too
+        run.save(40, model, optimizers, {})
+    assert names(run.root) == ["latest", "step_00000010", "step_00000020"]
+    moment[1] = 0.5
+    run.save(30, model, optimizers, {}, wait=True)
+
+
+# --------------------------------------------------------------------------------- kills
+
+
+def test_everything_is_on_the_disk_before_the_rename(run, monkeypatch):
+    """What a power cut would show: every file and folder was fsynced after its last change."""
+    synced, real = {}, os.fsync  # inode -> when its content had last changed
+
+    def fsync(fd):
+        real(fd)
+        synced[os.fstat(fd).st_ino] = os.fstat(fd).st_mtime_ns
+
+    def is_safe(path):
+        return synced.get(path.stat().st_ino) == path.stat().st_mtime_ns
+
+    def stage(name):
+        if name == "manifest":
+            (tmp,) = run.root.glob(".tmp-*")
+            assert [p for p in [tmp, *tmp.rglob("*")] if not is_safe(p)] == []
+        if name in AFTER_RENAME:
+            assert is_safe(run.root)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(checkpoint, "_stage", stage)
+    run.save(30, *build(), {}, wait=True)
+
+
+def test_killed_at_every_stage(tmp_path, log):
+    spawn("kills", tmp_path)
+    for stage in (*BEFORE_RENAME, *AFTER_RENAME, "trash"):
+        root = tmp_path / stage
+        left = names(root)
+        tmp, trash = (sum(name.startswith(kind) for name in left) for kind in (".tmp", ".trash"))
+        assert (tmp, trash) == (stage in BEFORE_RENAME, stage == "trash"), left
+        expected = 10 if stage in BEFORE_RENAME else 20
+        model, optimizers = build(seed=1)
+        assert Checkpointer(root, log=log.append).resume(model, optimizers)["step"] == expected
+        want = torch.load(tmp_path / f"{stage}.{expected}.pt", weights_only=True)
+        assert_same(snapshot(model, optimizers), want)
+        assert not [name for name in names(root) if name.startswith(".")]
+        assert (
+            steps_in(root)
+            == {10: [5, 10], 20: [10, 20] if stage == "trash" else [5, 10, 20]}[expected]
+        )
+
+
+def die_at(stage, name):
+    if name == stage:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def scenario_kills(out):
+    """For every stage, a process that dies there by SIGKILL during an asynchronous save."""
+    for stage in (*BEFORE_RENAME, *AFTER_RENAME, "trash"):
+        pid = os.fork()
+        if pid == 0:
+            model, optimizers = build()
+            saver = Checkpointer(out / stage, log=lambda text: None)
+            for step in (5, 10, 20):
+                train(model, optimizers, 1)
+                torch.save(snapshot(model, optimizers), out / f"{stage}.{step}.pt")
+                if step == 20:
+                    checkpoint._stage = partial(die_at, stage)
+                saver.save(step, model, optimizers, {})
+                saver.wait()
+            os._exit(1)  # survived
+        assert os.waitpid(pid, 0)[1] == signal.SIGKILL, stage
+
+
+def test_main_that_fails_lets_the_save_in_flight_end(tmp_path):
+    spawn("exit_5", tmp_path, code=5)
+    assert checkpoint.latest_valid(tmp_path / "c").name == "step_00000001"
+
+
+def scenario_exit_5(out):
+    model, optimizers = build()
+    checkpoint._stage = lambda name: time.sleep(0.1)
+    Checkpointer(out / "c").save(1, model, optimizers, {})
+    sys.exit(5)
+
+
+# ------------------------------------------------------------------------------- storage
+
+
+def test_full_disk_keeps_training_then_stops_at_the_third(run, log):
+    model, optimizers = build()
+    train(model, optimizers, 1)
+    run.asynchronous = True
+    before = names(run.root)
+    with largest_file(TENSORS_FAIL):
+        run.save(30, model, optimizers, {})
+        run.save(40, model, optimizers, {})
+        run.wait()  # two failures: training goes on
+        assert names(run.root) == before and (run.root / "latest").read_text() == "step_00000020"
+        assert sum("warning" in text for text in log) == 2
+    run.save(50, model, optimizers, {})  # room again: the count starts afresh
+    run.wait()
+    assert steps_in(run.root) == [20, 50]
+    with largest_file(TENSORS_FAIL):
+        run.save(60, model, optimizers, {})
+        run.save(70, model, optimizers, {})
+        with pytest.raises(StorageError, match="3 in a row") as e:
+            run.save(80, model, optimizers, {})  # at once, not one interval later
+        assert e.value.exit_code == 6
+    assert names(run.root) == ["latest", "step_00000020", "step_00000050"]
+    assert checkpoint.latest_valid(run.root).name == "step_00000050"
+
+
+def test_final_save_that_fails_raises(run):
+    for size in (TENSORS_FAIL, RANDOM_STATE_FAILS):
+        with largest_file(size), pytest.raises(StorageError, match="step 30"):
+            run.save(30, *build(), {}, wait=True)
+    run.save(30, *build(), {}, wait=True)
+    assert steps_in(run.root) == [20, 30]
+
+
+def test_last_save_that_fails_in_the_background_raises_at_the_end(run):
+    run.asynchronous = True
+    with largest_file(TENSORS_FAIL):
+        run.save(30, *build(), {})
+        run.join()
+        with pytest.raises(StorageError, match="step 30"):
+            run.close()
+
+
+def test_disk_too_small_is_seen_before_writing(run, monkeypatch):
+    usage = shutil.disk_usage(run.root)._replace(free=1000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    monkeypatch.setattr(checkpoint, "_stage", lambda name: pytest.fail("a folder was made"))
+    with pytest.raises(StorageError, match="0.000 GB free, a checkpoint takes 0.001 GB"):
+        run.save(30, *build(), {}, wait=True)
+
+
+def test_slow_saves_wait_for_each_other(tmp_path, log, monkeypatch):
+    events = []
+
+    def slow(name):
+        events.append(name)
+        if name == "write":
+            time.sleep(0.3)
+
+    monkeypatch.setattr(checkpoint, "_stage", slow)
+    model, optimizers = build()
+    saver = Checkpointer(tmp_path, log=log.append)
+    start = time.perf_counter()
+    saver.save(1, model, optimizers, {})
+    assert time.perf_counter() - start < 0.3  # the first does not wait
+    saver.save(2, model, optimizers, {})
+    saver.save(3, model, optimizers, {}, wait=True)
+    assert time.perf_counter() - start > 0.9
+    waits = [text for text in log if "waited" in text]
+    assert len(waits) == 2 and "step 2" in waits[0] and "step 3" in waits[1]
+    one = [*BEFORE_RENAME, *AFTER_RENAME]
+    assert events == one + one + one + ["trash"]  # never two at a time
+    assert [text.split()[1][-1] for text in log if text.startswith("saved")] == ["1", "2", "3"]
+    assert (tmp_path / "latest").read_text() == "step_00000003"
+    stall_s, total_s = saver.last_save_s
+    assert 0.3 < stall_s <= total_s < 5
+
+
+def test_same_step_again_is_left_as_it_is_unless_damaged(run):
+    file = run.root / "step_00000020" / "trainer.json"
+    before = file.read_bytes()
+    run.save(20, *build(), {"other": 1}, best=True, wait=True)
+    assert file.read_bytes() == before and (run.root / "best").read_text() == "step_00000020"
+    flip(file, 2)
+    run.save(20, *build(), {"other": 1}, wait=True)
+    assert checkpoint.read_trainer(file.parent)["other"] == 1
+
+
+# ----------------------------------------------------------------------------- retention
+
+
+def test_retention_keeps_exactly_what_it_says(tmp_path, log):
+    model, optimizers = build()
+    train(model, optimizers, 1)
+    first = Checkpointer(tmp_path, log=log.append)
+    for step in (1, 2):
+        first.save(step, model, optimizers, {}, wait=True)
+    saver = Checkpointer(tmp_path, keep=3, milestone_every=5, log=log.append, asynchronous=False)
+    assert saver.resume(model, optimizers)["step"] == 2
+    for step in range(3, 13):
+        saver.save(step, model, optimizers, {}, best=step in (4, 7))
+        best = {7} if step >= 7 else {4} if step >= 4 else set()
+        milestones = {s for s in (5, 10) if s <= step}
+        expected = {step - 2, step - 1, step} | {2} | best | milestones  # 2: resumed from
+        assert set(steps_in(tmp_path)) == expected, step
+    assert (tmp_path / "best").read_text() == "step_00000007"
+    assert names(tmp_path) == ["best", "latest"] + [f"step_{s:08d}" for s in (2, 5, 7, 10, 11, 12)]
+
+
+def test_best_may_be_known_only_while_it_is_being_saved(tmp_path, log, monkeypatch):
+    model, optimizers = build()
+    mirror = tmp_path / "m"
+    saver = Checkpointer(tmp_path / "c", mirror=mirror, log=log.append)
+    go = threading.Event()
+    monkeypatch.setattr(checkpoint, "_stage", lambda name: go.wait(30))
+    saver.save(1, model, optimizers, {})
+    saver.mark_best(1)  # in flight
+    assert not (tmp_path / "c" / "best").exists()
+    go.set()
+    for step in (2, 3, 4, 5, 6):
+        saver.save(step, model, optimizers, {}, wait=True)
+        if step == 4:
+            saver.mark_best(4)  # published, and 1 is no longer needed
+    for root in (tmp_path / "c", mirror):
+        assert steps_in(root) == [4, 5, 6] and (root / "best").read_text() == "step_00000004"
+    with largest_file(TENSORS_FAIL):
+        saver.save(7, model, optimizers, {})
+        saver.mark_best(7)
+        saver.wait()  # a best that was never published takes nothing away
+    saver.save(8, model, optimizers, {}, wait=True)
+    assert steps_in(tmp_path / "c") == [4, 6, 8] and not any("after the save" in x for x in log)
+
+
+def test_resume_from_a_given_checkpoint(run, log):
+    model, optimizers = build(seed=1)
+    saver = Checkpointer(run.root, log=log.append)
+    assert saver.resume(model, optimizers, run.root / "step_00000010")["step"] == 10
+    for step in (30, 40):
+        saver.save(step, model, optimizers, {}, wait=True)
+    assert steps_in(run.root) == [10, 30, 40]
+    flip(run.root / "step_00000030" / "trainer.json", 3)
+    with pytest.raises(CheckpointError, match="trainer.json"):
+        saver.resume(model, optimizers, run.root / "step_00000030")
+
+
+def test_retention_counts_only_valid_ones(run):
+    model, optimizers = build()
+    train(model, optimizers, 1)
+    flip(run.root / "step_00000020" / "trainer.json", 0)
+    run.save(30, model, optimizers, {})
+    assert steps_in(run.root) == [10, 30]  # 10 is the second valid one
+    flip(run.root / "step_00000030" / "trainer.json", 0)
+    flip(run.root / "step_00000010" / "trainer.json", 0)
+    run.save(40, model, optimizers, {})
+    assert steps_in(run.root) == [10, 30, 40]  # one valid one left: nothing is deleted
+    with pytest.raises(ValueError, match="keep 1"):
+        Checkpointer(run.root, keep=1)
+
+
+def test_mirror(tmp_path, log):
+    model, optimizers = build()
+    root, mirror = tmp_path / "c", tmp_path / "far" / "m"
+    saver = Checkpointer(root, mirror=mirror, log=log.append)
+    for step in (1, 2, 3):
+        train(model, optimizers, 1)
+        saver.save(step, model, optimizers, {})
+    saver.close()
+    assert steps_in(mirror) == [2, 3] and checkpoint.why_invalid(mirror / "step_00000003") is None
+    flip(root / "step_00000003" / "dcp" / "__0_0.distcp", 5)
+    for gone in (False, True):  # the newest local one is damaged; the whole folder is gone
+        if gone:
+            shutil.rmtree(root)
+        again, others = build(seed=1)
+        assert Checkpointer(root, mirror=mirror, log=log.append).resume(again, others)["step"] == 3
+        assert_same(snapshot(again, others), snapshot(model, optimizers))
+        assert checkpoint.why_invalid(root / "step_00000003") is None
+    (mirror / "step_00000003" / "MANIFEST.json").unlink()  # killed while copying
+    shutil.rmtree(root)
+    assert resume(root, log, mirror=mirror)["step"] == 2
+
+    shutil.rmtree(mirror)
+    mirror.write_text("not a folder")
+    saver.save(4, model, optimizers, {}, wait=True)  # a mirror that fails does not fail the save
+    assert "warning: after the save of step_00000004" in "".join(log)
+    assert checkpoint.latest_valid(root).name == "step_00000004"
+
+
+def test_lock(tmp_path):
+    held = checkpoint.lock(tmp_path / "run")
+    with pytest.raises(ValueError, match=f"in use by process {os.getpid()}"):
+        checkpoint.lock(tmp_path / "run")
+    held.close()
+    checkpoint.lock(tmp_path / "run").close()
+
+
+# ---------------------------------------------------------------------------- many ranks
+
+
+def spawn(scenario, out, world=1, code=0, timeout_s=120):
+    """Run a scenario of this file in `world` processes that must all exit with `code`."""
+    env = dict(os.environ, OMP_NUM_THREADS="1", WORLD_SIZE=str(world))
+    command = [sys.executable, __file__, scenario, str(out)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    ranks = [subprocess.Popen(command, env=env | {"RANK": str(r)}, **pipes) for r in range(world)]
+    deadline = time.monotonic() + timeout_s
+    try:
+        outputs = [p.communicate(timeout=max(1, deadline - time.monotonic()))[0] for p in ranks]
+    finally:
+        for p in ranks:
+            p.kill()
+    assert [p.returncode for p in ranks] == [code] * world, "\n".join(outputs)
+    return outputs
+
+
+def test_fsdp_to_single_to_ddp_to_fsdp(tmp_path, log):
+    spawn("fsdp_save", tmp_path, world=2)
+    expected = torch.load(tmp_path / "fsdp.pt", weights_only=True)
+    model, optimizers = build(seed=1)
+    assert Checkpointer(tmp_path / "fsdp", log=log.append).resume(model, optimizers)["step"] == 2
+    assert_same(snapshot(model, optimizers), expected)
+    train(model, optimizers, 1)
+    torch.save(snapshot(model, optimizers), tmp_path / "single.pt")
+    checkpoint.save(tmp_path / "single", 3, model, optimizers, {})
+    outputs = spawn("load_on_two", tmp_path, world=2)
+    assert "rank 1 has no random state in step_00000003" in outputs[1]
+    model, optimizers = build(seed=1)  # and DDP's own checkpoint, on one process again
+    checkpoint.load(checkpoint.latest_valid(tmp_path / "ddp"), model, optimizers)
+    assert_same(snapshot(model, optimizers), torch.load(tmp_path / "ddp.pt", weights_only=True))
+
+
+def scenario_fsdp_save(out):
+    model, optimizers = build(shard=True)
+    train(model, optimizers, 2)
+    saver = Checkpointer(out / "fsdp")
+    saver.save(1, model, optimizers, {})  # makes the buffers
+    train(model, optimizers, 1)
+    state = snapshot(model, optimizers)
+    saver.save(2, model, optimizers, {})  # reuses them, and runs while training's collectives do
+    train(model, optimizers, 20)
+    saver.close()
+    if dist.get_rank() == 0:
+        torch.save(state, out / "fsdp.pt")
+        files = names(out / "fsdp" / "step_00000002" / "dcp")
+        assert files == [".metadata", "__0_0.distcp", "__1_0.distcp"], files
+
+
+def scenario_load_on_two(out):
+    expected = torch.load(out / "single.pt", weights_only=True)
+    for shard in (False, True):
+        model, optimizers = build(seed=3, shard=shard)
+        assert Checkpointer(out / "single").resume(model, optimizers)["step"] == 3
+        assert_same(snapshot(model, optimizers), expected)
+    first, second = torch.randn(3), torch.randn(3)
+    checkpoint.load(out / "single" / "step_00000003", model, optimizers)
+    assert torch.equal(torch.randn(3), first) and torch.equal(torch.randn(3), second)
+
+    model, optimizers = build(seed=3)
+    checkpoint.load(out / "single" / "step_00000003", model, optimizers)
+    torch.manual_seed(dist.get_rank())
+    train(model, optimizers, 2, forward=DistributedDataParallel(model))
+    path = checkpoint.save(out / "ddp", 5, model, optimizers, {})
+    expected, draws = snapshot(model, optimizers), torch.randn(3)
+    if dist.get_rank() == 0:
+        torch.save(expected, out / "ddp.pt")
+    again, others = build(seed=4, shard=True)
+    checkpoint.load(path, again, others)
+    assert_same(snapshot(again, others), expected)
+    assert torch.equal(torch.randn(3), draws)  # each rank its own random state
+
+
+def test_failures_on_one_rank_reach_all(tmp_path):
+    outputs = spawn("one_rank_fails", tmp_path, world=2)
+    for output in outputs:
+        assert "step 2 could not be saved" in output and "rank 1: " in output
+    assert steps_in(tmp_path / "c") == [1, 4]
+
+
+def scenario_one_rank_fails(out):
+    rank = dist.get_rank()
+    model, optimizers = build()
+    train(model, optimizers, 1, forward=DistributedDataParallel(model))
+    saver = Checkpointer(out / "c")
+    saver.save(1, model, optimizers, {}, wait=True)
+    before = names(out / "c")
+
+    def nothing_new():
+        dist.barrier()
+        assert names(out / "c") == before
+        dist.barrier()
+
+    nothing_new()
+    with largest_file(TENSORS_FAIL if rank == 1 else 1 << 30):  # DCP's write fails on rank 1
+        saver.save(2, model, optimizers, {})
+        saver.wait()
+    nothing_new()
+
+    for broken in ("_hash_own", "_check_finite", "_begin", "_commit"):  # on the rank that runs it
+        honest = getattr(checkpoint, broken)
+        if rank == (1 if broken in ("_hash_own", "_check_finite") else 0):
+            setattr(checkpoint, broken, raise_oserror)
+        try:
+            saver.save(3, model, optimizers, {}, wait=True)
+            raise AssertionError("no error")
+        except StorageError as e:
+            assert "OSError: no" in str(e), e
+        setattr(checkpoint, broken, honest)
+        saver._failures = 0
+        nothing_new()
+
+    if rank == 1:
+        keep = model.out.bias.detach().clone()
+        model.out.bias.data[0] = float("nan")
+    try:
+        saver.save(3, model, optimizers, {}, wait=True)
+        raise AssertionError("no error")
+    except NonFiniteError as e:
+        assert "rank 1: model.out.bias" in str(e)
+    if rank == 1:
+        model.out.bias.data.copy_(keep)
+    saver.save(4, model, optimizers, {}, wait=True)
+
+
+def raise_oserror(*args):
+    raise OSError("no")
+
+
+if __name__ == "__main__":
+    scenario, out = sys.argv[1], Path(sys.argv[2])
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    if world > 1:
+        meet = f"file://{out}/meet_{scenario}"
+        dist.init_process_group("gloo", init_method=meet, rank=rank, world_size=world)
+    globals()[f"scenario_{scenario}"](out)
+    if world > 1:
+        dist.barrier()
+        dist.destroy_process_group()

@@ -1,0 +1,335 @@
+"""What train.py says before the first step, or soon after: damaged data, missing ranks, full disks,
+compilers and GPUs that do not work, too little memory, a wandb that hangs (see faults.py)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import stat
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import SMALL, losses, metrics, run
+from faults import launch, start
+
+import checkpoint
+import data as data_module
+
+
+@pytest.fixture
+def data(small_data, tmp_path) -> Path:
+    """A copy of the data, to be damaged."""
+    return shutil.copytree(small_data, tmp_path / "data")
+
+
+@pytest.fixture(scope="module")
+def plain(small_data, tmp_path_factory):
+    run_dir = tmp_path_factory.mktemp("plain") / "run"
+    start(small_data, run_dir).end(0)
+    return run_dir
+
+
+def shard(data: Path) -> Path:
+    return max(data.glob("train/*/*.npy"), key=lambda p: p.stat().st_size)
+
+
+def sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def flip(path: Path, at: int, bit: int = 1) -> None:
+    content = bytearray(path.read_bytes())
+    content[at] ^= bit
+    path.write_bytes(content)
+
+
+def edit_manifest(data: Path, change) -> None:
+    """As a preparation with other options would have written it: its fingerprint fits."""
+    path = data / "manifest.json"
+    tree = json.loads(path.read_text())
+    change(tree)
+    tree["fingerprint"] = data_module.fingerprint(tree)
+    path.write_text(json.dumps(tree))
+
+
+# ------------------------------------------------------------------------------------ the data
+
+
+@pytest.mark.parametrize("world, args", [(1, ["--verify"]), (1, []), (2, [])])
+def test_a_flipped_byte_in_a_shard(world, args, data, tmp_path):
+    """At once when asked to verify; else by the verification that runs behind the training."""
+    damaged = shard(data)
+    expected = sha256(damaged)
+    flip(damaged, -1000)
+    spoil = [("slow", 0.05)]
+    text = start(data, tmp_path / "run", *args, "--steps", 100, world=world, spoil=spoil).end()
+    assert f"{damaged} is damaged: expected sha256 {expected}, actual {sha256(damaged)}" in text
+    if world == 1:
+        start(data, tmp_path / "again", *args, "--steps", 100, spoil=spoil).end(3)
+        assert "Traceback" not in text
+    trained = losses(tmp_path / "run") if (tmp_path / "run").exists() else {}
+    assert len(trained) == 0 if args else len(trained) < 50
+    assert not checkpoint.checkpoints(tmp_path / "run" / "checkpoints")
+
+
+def cut(path):
+    os.truncate(path, path.stat().st_size - 100)
+
+
+def other_dtype(path):
+    path.write_bytes(path.read_bytes().replace(b"'<u2'", b"'<i2'", 1))
+
+
+@pytest.mark.parametrize(
+    "damage, words",
+    [
+        (cut, "bytes, its manifest says"),
+        (Path.unlink, "is missing"),
+        (other_dtype, r"holds <i2 .*, its manifest says <u2"),
+    ],
+)
+def test_a_shard_that_is_cut_missing_or_of_another_type(damage, words, data, tmp_path):
+    damaged = shard(data)
+    damage(damaged)
+    text = start(data, tmp_path / "run").end(3)
+    assert re.search(f"error: shard {re.escape(str(damaged))} .*{words}", text), text
+    assert "Traceback" not in text and not (tmp_path / "run").exists()
+
+
+def test_a_token_beyond_the_vocabulary(data, tmp_path):
+    def change(tree):
+        shards = next(iter(tree["splits"]["train"].values()))["shards"]
+        shards[0]["max"] = 5000
+
+    whole = (data / "manifest.json").read_text()
+    edit_manifest(data, change)
+    text = start(data, tmp_path / "run").end(3)
+    assert "has token 5000, the vocabulary ends at 511" in text
+
+    (data / "manifest.json").write_text(whole)
+    for path in data.glob("train/*/*.npy"):  # written over behind the manifest's back
+        content = bytearray(path.read_bytes())
+        content[128:] = b"\xff" * (len(content) - 128)
+        path.write_bytes(content)
+    text = start(data, tmp_path / "run", spoil=[("unverified",)]).end(3)
+    assert re.search(r"row \d+ has token 65535, the vocabulary ends at 511", text)
+    assert not losses(tmp_path / "run") if (tmp_path / "run" / "metrics.jsonl").exists() else True
+
+
+def test_a_run_does_not_go_on_with_other_data_or_another_tokenizer(data, tmp_path):
+    run_dir = tmp_path / "run"
+    start(data, run_dir, spoil=[("signal_at", 5, 15)]).end(143)
+    seen = losses(run_dir)
+
+    def other_data(tree):
+        tree["sources"][0]["note"] = "prepared otherwise"
+
+    def other_tokenizer(tree):
+        tokenizer = data / "tokenizer.json"
+        tokenizer.write_text(tokenizer.read_text() + "\n")
+        tree["tokenizer"]["sha256"] = sha256(tokenizer)
+
+    for change, field in ((other_data, "data_fingerprint"), (other_tokenizer, "tokenizer_sha256")):
+        edit_manifest(data, change)
+        text = start(data, run_dir).end(2)
+        assert re.search(rf"another configuration: .*{field} is '\w+' there and '\w+' here", text)
+    (data / "tokenizer.json").write_text("{}")  # and one that is not the data's
+    text = start(data, run_dir).end(3)
+    assert "is not the one the data was made with" in text
+    assert losses(run_dir) == seen
+
+
+# ------------------------------------------------------------------------ the folder, the disk
+
+
+def test_a_second_trainer_is_sent_away_and_the_first_does_not_notice(plain, small_data, tmp_path):
+    run_dir = tmp_path / "run"
+    first = start(small_data, run_dir, spoil=[("slow", 0.15)]).until_step(2)
+    for world in (1, 2):
+        text = start(small_data, run_dir, world=world).end()
+        assert f"{run_dir} is in use by process {first.pids[0]} on" in text
+    assert start(small_data, run_dir).end(2)
+    assert first.alive()
+    first.end(0)
+    assert losses(run_dir) == losses(plain)
+    assert [r["step"] for r in metrics(run_dir)] == [r["step"] for r in metrics(plain)]
+
+
+def test_no_room_for_the_checkpoints(small_data, tmp_path):
+    big = ["--n_layer", 12, "--n_embd", 768, "--mlp_hidden", 3072]
+    spoil = [("disk", 100_000_000)]
+    text = start(small_data, tmp_path / "run", *big, spoil=spoil).end(2)
+    assert re.search(r"has 0\.1 GB free, 3 checkpoints take [1-9]\d*\.\d GB; free some space", text)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_that_cannot_be_written(small_data, tmp_path):
+    (tmp_path / "file").write_text("")
+    text = start(small_data, tmp_path / "ok", "--run_dir", tmp_path / "file" / "run").end(2)
+    assert re.search(r"file/run cannot be written \(Not a directory\); choose another", text)
+    if os.geteuid():  # to the superuser every folder is writable
+        (tmp_path / "closed").mkdir(mode=0o500)
+        text = start(small_data, tmp_path / "ok", "--run_dir", tmp_path / "closed" / "run").end(2)
+        assert "cannot be written (Permission denied)" in text
+    assert "Traceback" not in text
+
+
+# ------------------------------------------------------------------------ ranks that do not come
+
+
+@pytest.mark.parametrize("silent, starter", [(0, start), (1, start), (1, launch)])
+def test_a_silent_rank_is_named_in_time(silent, starter, small_data, tmp_path):
+    began = time.monotonic()
+    run = starter(small_data, tmp_path / "run", world=2, spoil=[("late", silent, 60, 3)])
+    words = rf"error: rank {silent} of 2 did not come within 3 s"
+    run.until(lambda: re.search(words, run.text), timeout_s=25)
+    assert time.monotonic() - began < 20
+    if starter is launch:
+        run.end(1)  # torchrun ends the silent one
+    else:
+        run.until(lambda: run.codes()[1 - silent] == 1).kill().end()
+    assert not (tmp_path / "run").exists()
+
+
+# ------------------------------------------------------------------------ what does not work here
+
+
+@pytest.mark.parametrize("where", ["at once", "when called"])
+def test_a_compiler_that_fails_falls_back_to_eager_and_says_so(where, plain, small_data, tmp_path):
+    args = ["--compile"]
+    text = start(small_data, tmp_path / "a", *args, spoil=[("no_compiler", where)]).end(0)
+    assert "torch.compile does not work here, so eager it is: RuntimeError: no C++ comp" in text
+    assert losses(tmp_path / "a") == losses(plain)
+    if where == "when called":  # on one rank alone: all follow it
+        spoil = [("no_compiler", where, 1), ("fake_compiler", 0)]
+        text = start(small_data, tmp_path / "b", *args, world=2, spoil=spoil).end(0)
+        assert "so eager it is: RuntimeError: no C++" in text and "compiled 1 time\n" in text
+
+
+def test_a_gpu_that_torch_cannot_use(small_data, tmp_path):
+    if torch.cuda.is_available():
+        pytest.skip("this one works")
+    tool = tmp_path / "bin" / "nvidia-smi"
+    tool.parent.mkdir()
+    tool.write_text("#!/bin/sh\necho 470.82.01\n")
+    tool.chmod(tool.stat().st_mode | stat.S_IXUSR)
+    env = {"PATH": f"{tool.parent}{os.pathsep}{os.environ['PATH']}"}
+    text = start(small_data, tmp_path / "run", "--device", "auto", env=env).end(2)
+    assert f"a GPU (driver 470.82.01), but PyTorch {torch.__version__}" in text
+    assert "--device cpu" in text
+    start(small_data, tmp_path / "run", "--device", "cpu", env=env).end(0)
+    tool.write_text("#!/bin/sh\necho 'No devices were found'\nexit 6\n")  # a driver, but no GPU
+    start(small_data, tmp_path / "other", "--device", "auto", env=env).end(0)
+
+
+# ------------------------------------------------------------------------ too little memory
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_the_micro_batch_is_halved_until_it_fits(world, plain, small_data, tmp_path):
+    """8 rows per step: 8 and 4 at a time are too many for one rank, 4 for one of two."""
+    run_dir = tmp_path / "run"
+    spoil = [("memory_for", 3, 0, world - 1)]
+    text = start(small_data, run_dir, "--save_every", 4, world=world, spoil=spoil).end(0)
+    halved = [int(n) for n in re.findall("micro-batch halved to (\\d+)", text)]
+    assert halved == ([4, 2] if world == 1 else [2])
+    trainer = checkpoint.read_trainer(run_dir / "checkpoints" / "step_00000012")
+    assert trainer["micro_batch"] == 2 and trainer["tokens"] == 12 * 512
+    one, two = losses(run_dir), losses(plain)
+    assert max(abs(one[s] - two[s]) for s in two) < 1e-3
+    # resumed, also where there is room for more, it sums as before: the same bits
+    for path in (run_dir / "checkpoints").glob("step_00000012"):
+        shutil.rmtree(path)
+    (run_dir / "status.json").unlink()
+    start(small_data, run_dir, world=world).end(0)
+    assert losses(run_dir) == one
+
+
+def test_not_even_one_row_fits(small_data, tmp_path):
+    text = start(small_data, tmp_path / "run", spoil=[("memory_for", 0)]).end(2)
+    assert "out of memory with 1 rows of 64 tokens; try" in text and "smaller preset" in text
+    args = ["--micro_batch", 4]  # asked for: nobody halves it
+    text = start(small_data, tmp_path / "run", *args, spoil=[("memory_for", 3)]).end(2)
+    assert "out of memory with 4 rows of 64 tokens; try --micro_batch 2" in text
+
+
+def test_out_of_memory_in_the_middle_names_the_command_that_goes_on(plain, small_data, tmp_path):
+    run_dir = tmp_path / "run"
+    spoil = [("memory_for", 4, 6)]
+    text = start(small_data, run_dir, "--save_every", 3, spoil=spoil).end(2)
+    found = re.search("error: out of memory at step 6 .*: (python train.py tiny .*)", text)
+    assert found, text
+    assert found[1].endswith("--micro_batch 4") and "Traceback" not in text
+    assert json.loads((run_dir / "status.json").read_text())["error"] == "out of memory"
+    text = start(small_data, *_run_dir_and_rest(found[1]), spoil=spoil).end(0)
+    assert "resumed at step 6 " in text
+    one, two = losses(run_dir), losses(plain)
+    assert max(abs(one[s] - two[s]) for s in two) < 1e-3
+    spoil = [("memory_for", 2, 6, 1)]  # on one of two ranks
+    text = start(small_data, tmp_path / "two", world=2, spoil=spoil).end()
+    assert "go on with: torchrun --nproc_per_node=2 train.py tiny" in text
+    assert "--micro_batch 2" in text
+
+
+def _run_dir_and_rest(command: str) -> list[str]:
+    words = command.split()[3:]
+    at = words.index("--run_dir")
+    return [words[at + 1], *words]
+
+
+# ------------------------------------------------------------------------ wandb
+
+
+WANDB = {
+    "hangs at import": "import time; time.sleep(600)",
+    "hangs at init": "import time\ndef init(**k): time.sleep(600)",
+    "hangs at log": "import time\nclass R:\n def log(self, *a, **k): time.sleep(600)\n"
+                    "def init(**k): return R()",
+    "raises at init": "def init(**k): raise ConnectionError('no network')",
+    "raises at log": "class R:\n def log(self, *a, **k): raise OSError('gone')\n"
+                     "def init(**k): return R()",
+    "exits": "import sys\ndef init(**k): sys.exit(3)",
+}  # fmt: skip
+
+
+SLOW = [pytest.param(f, marks=pytest.mark.slow) for f in ("hangs at import", "hangs at init")]
+
+
+@pytest.mark.parametrize("fault", [*SLOW, *list(WANDB)[2:]])
+def test_wandb_cannot_stop_a_run(fault, plain, small_data, tmp_path):
+    (tmp_path / "modules").mkdir()
+    (tmp_path / "modules" / "wandb.py").write_text(WANDB[fault])
+    run_dir, began = tmp_path / "run", time.monotonic()
+    env = {"PYTHONPATH": str(tmp_path / "modules")}
+    if fault == "hangs at log":  # once with the end of a real interpreter
+        args = ["tiny", *SMALL, "--data_dir", small_data, "--run_dir", run_dir, "--wandb"]
+        result = run("train.py", *args, timeout=60, **env)
+        assert result.returncode == 0, result.stderr
+        text = result.stdout
+    else:
+        text = start(small_data, run_dir, "--wandb", env=env).end(0, timeout_s=40)
+    assert time.monotonic() - began < 40
+    assert "wandb is" in text and "done: 12 steps" in text
+    assert losses(run_dir) == losses(plain)
+    assert [r["step"] for r in metrics(run_dir)] == [r["step"] for r in metrics(plain)]
+
+
+def test_wandb_gets_everything_when_it_works(plain, small_data, tmp_path):
+    (tmp_path / "modules").mkdir()
+    (tmp_path / "modules" / "wandb.py").write_text(
+        "class R:\n"
+        " def log(self, r, step): open(self.path, 'a').write(f'{step}\\n')\n"
+        " def finish(self): open(self.path, 'a').write('end')\n"
+        "def init(**k):\n r = R(); r.path = k['dir'] / 'seen'; return r\n"
+    )
+    env = {"PYTHONPATH": str(tmp_path / "modules")}
+    start(small_data, tmp_path / "run", "--wandb", env=env).end(0)
+    seen = (tmp_path / "run" / "seen").read_text().split()
+    assert seen == [str(r["step"]) for r in metrics(plain)] + ["end"]
+
+

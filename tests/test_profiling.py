@@ -1,0 +1,176 @@
+"""profiling.py: names, an invented trace of a GPU, and a real profile of a compiled model."""
+
+import gzip
+import json
+
+import pytest
+import torch
+from torch import nn
+from torch.profiler import record_function
+
+import profiling
+from profiling import ROWS, breakdown, classify, profile, to_spans
+
+NAMES = {
+    "nvjet_hsh_128x256_64x4_1x2_h_bz_coopA_NTT": "matmul",
+    "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64": "matmul",
+    "void cutlass::Kernel2<cutlass_80_wmma_tensorop_bf16_s161616gemm_bf16>": "matmul",
+    "ampere_bf16_s16816gemm_bf16_128x64_ldg8_f2f_stages_64x4_tn": "matmul",
+    "void cublasLt::splitKreduce_kernel<32, 16, int, float>": "matmul",
+    "triton_tem_fused_mm_3": "matmul",
+    "Cijk_Alik_Bljk_BBS_BH_Bias_HAS_SAV_UserArgs_MT256x256x64": "matmul",
+    "aten::mm": "matmul",
+    "mkldnn::_linear_pointwise": "matmul",
+    "cudnn_generated_fort_native_sdpa_sm90_flash_bprop_wgmma_f16_knob_7": "attention",
+    "void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<128, 128, 64>>": "attention",
+    "fmha_cutlassF_bf16_aligned_64x128_rf_sm80": "attention",
+    "triton_tem_fused_flex_attention_0": "attention",
+    "aten::_scaled_dot_product_flash_attention_for_cpu_backward": "attention",
+    "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)": "communication",
+    "c10d::allreduce_": "communication",
+    "gloo:all_reduce": "communication",
+    "triton_poi_fused_add_mul_2": "elementwise",
+    "triton_per_fused__to_copy_rms_norm_5": "elementwise",
+    "void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<int>>":
+        "elementwise",
+    "triton_poi_fused__scaled_dot_product_cudnn_attention_backward_4": "elementwise",
+    "Memcpy HtoD (Pinned -> Device)": "elementwise",
+    "Torch-Compiled Region: 0/0": "elementwise",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "row"), NAMES.items())
+def test_classify(name, row):
+    assert classify(name) == row
+
+
+def event(name, cat, start, end, tid=1):
+    return {"ph": "X", "name": name, "cat": cat, "ts": start, "dur": end - start, "tid": tid}
+
+
+GPU_TRACE = [
+    event("ProfilerStep#1", "user_annotation", 0, 100),
+    event("data", "user_annotation", 0, 10),
+    event("aten::mm", "cpu_op", 10, 12),  # the host launches early: not the device's time
+    event("optimizer", "user_annotation", 14, 16),
+    event("nvjet_hsh", "kernel", 15, 45, tid=7),
+    event("cudnn_sdpa", "kernel", 45, 60, tid=7),
+    event("triton_poi_fused", "kernel", 60, 65, tid=7),
+    event("ncclDevKernel_AllReduce", "kernel", 62, 75, tid=9),  # 3 of 13 are hidden
+    event("optimizer", "gpu_user_annotation", 75, 95, tid=7),
+    event("nvjet_newton_schulz", "kernel", 75, 85, tid=7),
+    event("triton_poi_adam", "kernel", 86, 95, tid=7),
+]
+
+
+def test_gpu_timeline_counts_each_instant_once():
+    got = breakdown(to_spans(GPU_TRACE), 0, 100)
+    assert got == {
+        "matmul": 30, "attention": 15, "elementwise": 5, "optimizer": 19, "communication": 10,
+        "data wait": 10, "idle": 11,
+    }  # fmt: skip
+    assert sum(got.values()) == 100
+
+
+def test_kernels_beyond_the_window_are_cut():
+    assert breakdown([(-5, 5, "matmul"), (95, 120, "attention")], 0, 100) == {
+        **dict.fromkeys(ROWS, 0.0), "matmul": 5, "attention": 5, "idle": 90,
+    }  # fmt: skip
+
+
+def test_cpu_timeline_takes_the_inner_operator_and_the_region_around_it():
+    got = breakdown(
+        to_spans([
+            event("ProfilerStep#1", "user_annotation", 0, 100),
+            event("data", "user_annotation", 0, 5),
+            event("aten::copy_", "cpu_op", 1, 4),
+            event("Torch-Compiled Region: 0/0", "cpu_op", 10, 60),
+            event("aten::mm", "cpu_op", 20, 40),
+            event("aten::scaled_dot_product_attention", "cpu_op", 40, 50),
+            event("aten::bmm", "cpu_op", 41, 49),
+            event("aten::mm", "cpu_op", 0, 100, tid=2),  # another thread's
+            event("gloo:all_reduce", "user_annotation", 55, 65, tid=3),  # 5 of 10 are hidden
+            event("optimizer", "user_annotation", 70, 90),
+            event("aten::mm", "cpu_op", 72, 88),
+        ]),
+        0, 100,
+    )  # fmt: skip
+    assert got == {
+        "matmul": 20, "attention": 10, "elementwise": 20, "optimizer": 20, "communication": 5,
+        "data wait": 5, "idle": 20,
+    }  # fmt: skip
+
+
+class Toy(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.qkv, self.out = nn.Linear(256, 768), nn.Linear(256, 256)
+
+    def forward(self, x):  # (B, T, C) -> loss
+        B, T, C = x.shape
+        q, k, v = self.qkv(x).view(B, T, 3, 4, C // 4).permute(2, 0, 3, 1, 4)  # (B, H, T, D)
+        y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.out(y.transpose(1, 2).reshape(B, T, C)).tanh().square().mean()
+
+
+@pytest.fixture(scope="module")
+def profiled(tmp_path_factory):
+    """Two recorded steps of a compiled toy model, the optimizer and the data in their regions."""
+    torch.manual_seed(0)
+    model = Toy()
+    compiled, opt = torch.compile(model), torch.optim.AdamW(model.parameters())
+    out = tmp_path_factory.mktemp("profile") / "new"
+    with profile(out, torch.device("cpu"), warmup=2, steps=2) as prof:
+        while not prof.done:
+            with record_function("data"):
+                x = torch.randn(4, 256, 256)
+            compiled(x).backward()
+            with record_function("optimizer"):
+                opt.step()
+                opt.zero_grad()
+            prof.step()
+    return prof
+
+
+def test_real_profile_has_every_row_and_adds_up(profiled):
+    events = profiled.events()
+    marks = [e for e in events if e["name"].startswith("ProfilerStep")]
+    assert len(marks) == 2
+    start, end = marks[0]["ts"], marks[-1]["ts"] + marks[-1]["dur"]
+    got = breakdown(to_spans(events), start, end)
+    assert sum(got.values()) == pytest.approx(end - start)
+    for row in ("matmul", "attention", "elementwise", "optimizer", "data wait"):
+        assert got[row] > 0, row
+    assert got["communication"] == 0
+
+
+def test_real_table_fits_a_screen_and_names_its_files(profiled):
+    table = profiled.table()
+    assert all(row in table for row in ROWS) and "2 steps" in table
+    assert len(table.splitlines()) <= 24 and max(map(len, table.splitlines()[:-2])) <= 100
+    assert profiled.image.stat().st_size > 1000
+    assert str(profiled.trace) in table
+    with gzip.open(profiled.trace, "rt") as file:
+        assert json.load(file)["traceEvents"]
+
+
+def test_memory_has_the_batch_in_it(profiled):
+    """Peak above the first step: at least the batch and qkv, 4 x 256 x (256 + 768) floats."""
+    peak = max(size for _, size in profiled.memory(profiled.events()))
+    assert 4 * 256 * (256 + 768) * 4 <= peak < 1e9
+
+
+def test_without_matplotlib_there_is_a_word_instead_of_a_picture(profiled, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
+    assert "matplotlib is not installed" in profiled.table()
+
+
+def test_too_few_steps_is_a_sentence(tmp_path):
+    with profile(tmp_path, torch.device("cpu"), warmup=1, steps=3) as prof:
+        prof.step()
+    with pytest.raises(ValueError, match="try --steps 4"):
+        prof.table()
+
+
+def test_regions_are_rows():
+    assert set(profiling.REGIONS.values()) < set(ROWS) == {*profiling.PRIORITY, "idle"}

@@ -1,0 +1,263 @@
+"""The loop as a whole: the same losses however it is launched, a resume that leaves no trace."""
+
+import json
+import math
+import re
+
+import pytest
+import torch
+from conftest import SMALL, losses, metrics, parameters, run
+
+import config
+import train
+from model import GPT, GPTConfig
+
+
+def start(data, run_dir, *args, **kwargs):
+    """Train in a process of its own; fails with the program's own words."""
+    result = run(
+        "train.py", "tiny", *SMALL, "--data_dir", data, "--run_dir", run_dir, *args, **kwargs
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout
+
+
+def here(data, run_dir, *args) -> int:
+    """Train in this process: quicker."""
+    args = ["tiny", *SMALL, "--data_dir", data, "--run_dir", run_dir, *args]
+    return train.main([str(a) for a in args])
+
+
+@pytest.fixture(scope="module")
+def plain(small_data, tmp_path_factory):
+    """An undisturbed run of 12 steps, by plain `python`."""
+    run_dir = tmp_path_factory.mktemp("plain") / "run"
+    return run_dir, start(small_data, run_dir, "--save_every", 6)
+
+
+def test_what_a_run_prints_and_writes(plain):
+    run_dir, out = plain
+    assert re.search(
+        r"step 12/12 \| loss \d\.\d{4} \| lr 0\.\d+ \| \|g\| \d+\.\d+ \| \d+ ms \| "
+        r"[\d.]+[KM]? tok/s \| mfu [\d.]+% full [\d.]+% causal \| data [\d.]+ ms \| \d+s left", out
+    ), out  # fmt: skip
+    assert re.search(r"step 0 \| validation .* bpb", out)
+    assert re.search(r"step 12 \| validation .* bpb", out)
+    for name in ("checkpoints/step_00000012", "metrics.jsonl", "loss.png"):
+        assert (run_dir / name).exists() and name.split("/")[0] in out
+    assert json.loads((run_dir / "status.json").read_text())["state"] == "done"
+    records = metrics(run_dir)
+    assert [r["step"] for r in records if "loss" in r] == list(range(1, 13))
+    assert records[-1]["tokens"] == 12 * 512
+    assert losses(run_dir)[1] == pytest.approx(math.log(512), rel=0.02)
+    first, last = [r["val_bpb"] for r in records if "val_bpb" in r]
+    assert last < first
+
+
+def test_torchrun_with_one_rank_gives_the_same_bits(plain, small_data, tmp_path):
+    start(small_data, tmp_path / "run", nproc=1)
+    assert losses(tmp_path / "run") == losses(plain[0])
+
+
+def test_two_ranks_give_the_same_losses(plain, small_data, tmp_path):
+    start(small_data, tmp_path / "run", nproc=2)
+    one, two = losses(plain[0]), losses(tmp_path / "run")
+    assert one.keys() == two.keys()
+    assert max(abs(one[s] - two[s]) for s in one) < 1e-4
+
+
+def test_accumulated_micro_batches_equal_one_big_batch(plain, small_data, tmp_path):
+    here(small_data, tmp_path / "run", "--micro_batch", 2)
+    one, four = losses(plain[0]), losses(tmp_path / "run")
+    assert max(abs(one[s] - four[s]) for s in one) < 1e-4
+
+
+def test_interrupted_and_resumed_equals_uninterrupted(plain, small_data, tmp_path):
+    """Stopped after 6 steps by a signal to itself, then run again: the same bits."""
+    run_dir = tmp_path / "run"
+    driver = """
+import os, signal, sys, train
+step = train.Trainer.take_step
+def take_step(run):
+    step(run)
+    if run.step == 5:
+        os.kill(os.getpid(), signal.SIGTERM)
+train.Trainer.take_step = take_step
+sys.exit(train.main(sys.argv[1:]))
+"""
+    script = tmp_path / "driver.py"
+    script.write_text(driver)
+    args = ["tiny", *SMALL, "--data_dir", small_data, "--run_dir", run_dir]
+    stopped = run(str(script), *args, PYTHONPATH=str(train.__file__).rsplit("/", 1)[0])
+    assert stopped.returncode == 143, stopped.stdout + stopped.stderr
+    status = json.loads((run_dir / "status.json").read_text())
+    assert status["state"] == "preempted" and 5 < status["step"] < 9
+    out = start(small_data, run_dir)
+    assert f"resumed at step {status['step']}" in out
+    assert losses(run_dir) == losses(plain[0])
+    whole, resumed = parameters(plain[0], 12), parameters(run_dir, 12)
+    assert whole.keys() == resumed.keys() and len(whole) > 10
+    for name in whole:
+        assert torch.equal(whole[name], resumed[name]), name
+    before = {p: p.stat().st_mtime_ns for p in run_dir.rglob("*") if p.is_file()}
+    again = start(small_data, run_dir)
+    assert "is finished (12 steps); nothing to do" in again
+    changed = {p.name for p, t in before.items() if p.exists() and p.stat().st_mtime_ns != t}
+    assert changed <= {".lock", "config.json"}
+
+
+def test_adamw_cosine_and_clipping_run_too(small_data, tmp_path):
+    stock = "--mlp swiglu --tie_embeddings --n_kv_head 1 --extras".split() + [""]
+    other = "--optimizer adamw --lr 0.003 --schedule cosine --grad_clip 1.0".split()
+    here(small_data, tmp_path / "run", *other, *stock)
+    values = list(losses(tmp_path / "run").values())
+    assert values[-1] < values[0] - 0.05
+
+
+def test_a_batch_ramp_and_its_tokens(small_data, tmp_path):
+    here(small_data, tmp_path / "run", "--ramp_steps", 4)
+    tokens = [r["tokens"] for r in metrics(tmp_path / "run") if "loss" in r]
+    assert [b - a for a, b in zip([0, *tokens], tokens)] == [128] * 2 + [256] * 2 + [512] * 8
+
+
+def test_a_mixture_is_drawn_by_its_weights_and_another_in_the_decay(tmp_path):
+    for name, word in (("low", "calm"), ("high", "storm")):
+        (tmp_path / name).mkdir()
+        for i in range(12):
+            (tmp_path / name / f"{i}.txt").write_text(f"{i} {word} and {word} again, {i}. " * 90)
+    result = run(
+        "prepare_data.py", "tiny", "--source", f"low=files:{tmp_path}/low",
+        f"high=files:{tmp_path}/high", "--vocab_size", 300, "--row_len", 65, "--val_fraction", 0.2,
+        "--data_dir", tmp_path / "data", "--workers", 1,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    mixture = ("--mixture", "low=3", "high=1", "--decay_mixture", "high=1", "--decay", 0.5)
+    here(tmp_path / "data", tmp_path / "run", *mixture)
+    rows = {n: len_rows(tmp_path / "data", n) for n in ("low", "high")}
+    last = [r["epochs"] for r in metrics(tmp_path / "run") if "epochs" in r][-1]
+    drawn = {n: round(last[n] * rows[n]) for n in rows}  # of 12 steps x 8 rows, 6 steps in decay
+    assert drawn == {"low": 36, "high": 12 + 48}
+    with pytest.raises(ValueError, match="nosuch"):
+        here(tmp_path / "data", tmp_path / "other", "--mixture", "nosuch=1")
+
+
+def len_rows(data_dir, source):
+    from data import Manifest
+
+    return Manifest.load(data_dir).rows("train", source)
+
+
+def test_the_noise_scale_is_logged_when_there_is_something_to_compare(small_data, tmp_path):
+    here(small_data, tmp_path / "a", "--noise_scale_every", 2, "--micro_batch", 2)
+    found = [r["noise_scale_tokens"] for r in metrics(tmp_path / "a") if "noise_scale_tokens" in r]
+    assert len(found) == 6 and any(x for x in found)
+    here(small_data, tmp_path / "b", "--noise_scale_every", 2)
+    found = [r["noise_scale_tokens"] for r in metrics(tmp_path / "b") if "noise_scale_tokens" in r]
+    assert found == [None] * 6
+
+
+def test_speed_and_mfu_are_what_a_wall_clock_says(small_data, tmp_path):
+    """2 ranks, 8 micro-batches a step, a validation in the middle: within 3%."""
+    peak = ("--peak_tflops", 0.01)
+    args = (*SMALL, *peak, "--micro_batch", 1, "--tokens_per_step", 1024, "--steps", 60)
+    result = run(
+        "train.py", "tiny", *args, "--eval_every", 30, "--eval_tokens", 8192, "--data_dir",
+        small_data, "--run_dir", tmp_path, nproc=2,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    steps = [r for r in metrics(tmp_path) if "loss" in r]
+    first, last = steps[9], steps[58]
+    wall_s = last["time"] - first["time"] - (last["eval_s"] - first["eval_s"])
+    tokens_per_s = (last["tokens"] - first["tokens"]) / wall_s
+    by_meter = sum(1024 for _ in steps[10:59]) / sum(r["step_s"] for r in steps[10:59])
+    assert by_meter == pytest.approx(tokens_per_s, rel=0.03)
+    assert last["eval_s"] > first["eval_s"] > 0  # there was a pause to leave out
+    window = [r["step_s"] for r in steps[9:59]]  # the meter looks at the last 50 steps
+    median = sorted(1024 / s for s in window)
+    assert last["tokens_per_s"] == pytest.approx((median[24] + median[25]) / 2, rel=1e-6)
+    shape = json.loads((tmp_path / "config.json").read_text())
+    model = GPT(GPTConfig(**{k: shape[k] for k in GPTConfig.__dataclass_fields__}))
+    for kind, flops in (("full", model.flops_per_token()), ("causal", model.flops_per_token(True))):
+        assert last[f"mfu_{kind}"] == pytest.approx(last["tokens_per_s"] * flops / (2 * 0.01e12))
+
+
+def test_profile_and_plan(small_data, tmp_path, capsys):
+    assert here(small_data, tmp_path / "run", "--profile") == 0
+    out = capsys.readouterr().out
+    for row in ("matmul", "attention", "optimizer", "data wait", "idle", "trace.json"):
+        assert row in out
+    assert train.main(["d12", "--extras", "", "--plan", "--device", "cpu"]) == 0
+    out = capsys.readouterr().out
+    assert "135,266,304" in out and "887,095,296" in out and "$" in out
+
+
+# ---------------------------------------------------------------- mistakes
+
+
+MISTAKES = {
+    "unknown preset": (["tyni"], r"no preset 'tyni'; did you mean tiny"),
+    "misspelled option": (["tiny", "--stepz", "4"], r"--steps"),
+    "no data": (["tiny", "--data_dir", "{tmp}/none"], r"python prepare_data.py"),
+    "indivisible": (
+        ["tiny", *SMALL, "--data_dir", "{data}", "--tokens_per_step", "1000"],
+        r"tokens_per_step 1000 is not a multiple of 1 rows x 64 tokens x 1 ranks = 64; "
+        r"try --tokens_per_step 1024",
+    ),
+    "wrong device": (["tiny", "--device", "tpu"], r"'tpu' is none of auto, cuda, mps, cpu"),
+    "not the data's": (
+        ["tiny", *SMALL, "--data_dir", "{data}", "--vocab_size", "77"],
+        r"--vocab_size 77 was asked",
+    ),
+    "no number": (["tiny", *SMALL, "--data_dir", "{data}", "--steps", "0", "--tokens", "2x"],
+                  r"'2x' is no number of tokens"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_gets_a_sentence_and_exit_code_2(name, small_data, tmp_path):
+    args, words = MISTAKES[name]
+    args = [a.format(tmp=tmp_path, data=small_data) for a in args]
+    result = run("train.py", *args, "--run_dir", tmp_path / "run")
+    assert result.returncode == 2, result.stdout + result.stderr
+    assert re.search(words, result.stderr + result.stdout)
+    assert "Traceback" not in result.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_another_configuration_in_the_same_folder_is_refused(plain, small_data):
+    run_dir = plain[0]
+    with pytest.raises(ValueError, match=r"lr_scale is [\d.]+ there and 3\.0 here"):
+        here(small_data, run_dir, "--lr_scale", 3.0)
+    with pytest.raises(ValueError, match="steps is 12 there and 20 here"):
+        here(small_data, run_dir, "--steps", 20)
+
+
+# ---------------------------------------------------------------- the configuration itself
+
+
+def test_every_field_of_every_configuration_is_read_somewhere():
+    import dataclasses
+    from pathlib import Path
+
+    import eval as eval_program
+    from model import GPTConfig
+
+    root = Path(train.__file__).parent
+    code = {p.name: p.read_text() for p in root.glob("*.py")}
+    kinds = [config.DataConfig, config.TrainConfig, GPTConfig, eval_program.LossConfig,
+             eval_program.SampleConfig]  # fmt: skip
+    for kind in kinds:
+        for field in dataclasses.fields(kind):
+            reads = re.compile(rf"\.{field.name}\b")
+            assert any(reads.search(text) for text in code.values()), (
+                f"{kind.__name__}.{field.name}"
+            )
+
+
+def test_presets_fit_their_data():
+    for name, preset in config.PRESETS.items():
+        assert preset.model.vocab_size == preset.data.vocab_size, name
+        assert preset.model.seq_len == preset.data.row_len - 1, name
+        assert preset.train.tokens_per_step % preset.model.seq_len == 0, name
+    fields = {f for f in config.TrainConfig.__dataclass_fields__}
+    assert config.FREE_FIELDS <= fields
