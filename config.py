@@ -8,7 +8,9 @@ program names the preset (none: tiny), every field of the program's dataclasses 
 from __future__ import annotations
 
 import difflib
+import os
 import sys
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -328,10 +330,18 @@ def run(main: Callable[[list[str]], int | None]) -> None:
     """Run main(argv) and exit with what it returns; an error with an exit code (ValueError: 2) is
     printed as one sentence, without a traceback."""
     try:
-        sys.exit(main(sys.argv[1:]) or 0)
+        code = main(sys.argv[1:]) or 0
     except Exception as error:
         code = 2 if isinstance(error, ValueError) else getattr(error, "exit_code", None)
         if code is None:
-            raise
-        print(f"error: {error}", file=sys.stderr, flush=True)
-        sys.exit(code)
+            traceback.print_exc()
+            code = 1
+        else:
+            print(f"error: {error}", file=sys.stderr, flush=True)
+    if "RANK" in os.environ:
+        # a thread of gloo that lets go of a tensor while Python tears itself down would abort
+        # the process, and turn its exit code into a signal: leave without tearing down
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)

@@ -5,6 +5,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 
+from config import run
 from optim import Muon
 
 
@@ -32,15 +33,20 @@ def train(model, **options):
     return [p.full_tensor() if hasattr(p, "full_tensor") else p for p in model.parameters()]
 
 
-dist.init_process_group("gloo")
-alone = train(build())
-divided = train(build(), divide=True)
-sharded = build()
-for layer in sharded:
-    fully_shard(layer)
-sharded = train(sharded)
-for a, b, c in zip(alone, divided, sharded):
-    torch.testing.assert_close(b, a, atol=1e-6, rtol=1e-5)
-    torch.testing.assert_close(c, a, atol=1e-6, rtol=1e-5)
-print(f"rank {dist.get_rank()} agrees")
-dist.destroy_process_group()
+def main(argv):
+    dist.init_process_group("gloo")
+    alone = train(build())
+    divided = train(build(), divide=True)
+    sharded = build()
+    for layer in sharded:
+        fully_shard(layer)
+    sharded = train(sharded)
+    for a, b, c in zip(alone, divided, sharded):
+        torch.testing.assert_close(b, a, atol=1e-6, rtol=1e-5)
+        torch.testing.assert_close(c, a, atol=1e-6, rtol=1e-5)
+    print(f"rank {dist.get_rank()} agrees")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    run(main)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import SMALL, losses, metrics, run
+from conftest import ROOT, SMALL, losses, metrics, run
 from faults import launch, start
 
 import checkpoint
@@ -194,6 +194,32 @@ def test_a_silent_rank_is_named_in_time(silent, starter, small_data, tmp_path):
     else:
         run.until(lambda: run.codes()[1 - silent] == 1).kill().end()
     assert not (tmp_path / "run").exists()
+
+
+BUSY_TO_THE_END = """
+import sys, torch, torch.distributed as dist
+from config import run
+
+def main(argv):
+    dist.init_process_group("gloo")
+    global group  # what outlives the call keeps gloo's threads at work
+    group = dist.group.WORLD
+    for _ in range(400):
+        dist.all_reduce(torch.ones(300_000), async_op=True)
+    return int(argv[0])
+
+run(main)
+"""
+
+
+@pytest.mark.parametrize("code", [0, 6])
+def test_a_busy_connection_does_not_turn_the_exit_code_into_an_abort(code, tmp_path):
+    (tmp_path / "busy.py").write_text(BUSY_TO_THE_END)
+    result = run(tmp_path / "busy.py", code, nproc=2, PYTHONPATH=str(ROOT))
+    if code:
+        assert f"exitcode  : {code} " in result.stderr
+    else:
+        assert result.returncode == 0, result.stderr
 
 
 # ------------------------------------------------------------------------ what does not work here
