@@ -97,7 +97,8 @@ def orthogonalize(g: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     x = x / (x.float().norm(dim=(-2, -1), keepdim=True) * 1.01 + 1e-7).to(dtype)
     for a, b, c in POLAR_EXPRESS:
         gram = x @ x.mT  # (N, short, short)
-        x = a * x + (b * gram + c * (gram @ gram)) @ x
+        poly = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)  # bA + cA^2, rounded once
+        x = torch.baddbmm(x, poly, x, beta=a)
     return x.mT if tall else x
 
 
@@ -117,17 +118,18 @@ def reduce_variance(u: Tensor, second: Tensor, beta2: Tensor) -> tuple[Tensor, T
     return u * scale * (old_norm / new_norm.clamp_min(1e-10)).sqrt(), second
 
 
-# The three stages of a Muon step, on lists of matrices of one shape. Each is one compiled kernel;
+# The three stages of a Muon step, on lists of matrices of one shape. Each is compiled on a GPU;
 # between them the matrices may travel between ranks. `keep` is 0 when the step must not happen.
+# What is done number by number is done matrix by matrix: on a CPU, a matrix stays in its cache.
 
 
 def _momentum_stage(grads, momenta, momentum, keep):
-    grad = torch.stack(grads)
-    grad = torch.where(keep > 0, grad, torch.zeros_like(grad))
-    average = torch.stack(momenta).lerp(grad, (1 - momentum) * keep)
-    for old, new in zip(momenta, average.unbind(0)):
-        old.copy_(new)
-    return grad.lerp(average, momentum)  # Nesterov: look one step ahead
+    ahead = []
+    for grad, average in zip(grads, momenta):
+        grad = torch.where(keep > 0, grad, torch.zeros_like(grad))
+        average.lerp_(grad, (1 - momentum) * keep)
+        ahead.append(grad.lerp(average, momentum))  # Nesterov: look one step ahead
+    return torch.stack(ahead)
 
 
 def _variance_stage(u, seconds, beta2, keep):
@@ -138,11 +140,9 @@ def _variance_stage(u, seconds, beta2, keep):
 
 
 def _update_stage(params, u, lr, weight_decay, keep):
-    p = torch.stack(params)
-    decay = weight_decay * p * (u * p > 0)  # cautious: never pull against the update
-    p = p - lr * keep * (u + decay)
-    for old, new in zip(params, p.unbind(0)):
-        old.copy_(new)
+    for p, update in zip(params, u.unbind(0)):
+        decay = weight_decay * p * (update * p > 0)  # cautious: never pull against the update
+        p.sub_(lr * keep * (update + decay))
 
 
 class Muon(torch.optim.Optimizer):

@@ -7,6 +7,8 @@ stops the program instead of letting it crawl on the CPU. Next: train.py.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import glob
 import os
 import shutil
@@ -116,6 +118,7 @@ def join(device: str = "auto", dtype: str = "auto", timeout_s: float = 30.0) -> 
         ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
         if ranks_here > 1 or "OMP_NUM_THREADS" not in os.environ:
             torch.set_num_threads(max(1, cores() // ranks_here))
+        _keep_freed_memory()
     torch.set_float32_matmul_precision("high")
     name = "cpu"
     if chosen.type == "cuda":
@@ -124,6 +127,16 @@ def join(device: str = "auto", dtype: str = "auto", timeout_s: float = 30.0) -> 
     if world_size > 1:
         _meet(world, timeout_s)
     return world
+
+
+def _keep_freed_memory() -> None:
+    """Let the C library keep what large tensors leave behind: it would give their pages back, and
+    every step would wait for the system to clear new ones (a seventh of a step on a CPU)."""
+    m_mmap_max, m_trim_threshold = -4, -1  # from malloc.h of glibc
+    with contextlib.suppress(OSError, AttributeError):  # another C library has no mallopt
+        libc = ctypes.CDLL(None)
+        libc.mallopt(m_mmap_max, 0)
+        libc.mallopt(m_trim_threshold, -1)
 
 
 def _meet(world: World, timeout_s: float) -> None:
