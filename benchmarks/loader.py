@@ -23,8 +23,8 @@ import numpy as np
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-import data  # noqa: E402
-from data import Manifest, Order, RowLoader  # noqa: E402
+import data
+from data import Manifest, Order, RowLoader
 
 H100_ROWS_PER_S = 250
 

@@ -20,9 +20,9 @@ import numpy as np
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-import sources  # noqa: E402
-from packing import pack  # noqa: E402
-from tokenizer import Tokenizer  # noqa: E402
+import sources
+from packing import pack
+from tokenizer import Tokenizer
 
 
 def web_like(count: int, seed: int = 0) -> list[np.ndarray]:

@@ -29,8 +29,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-import sources  # noqa: E402
-from tokenizer import Tokenizer  # noqa: E402
+import sources
+from tokenizer import Tokenizer
 
 
 def stdlib_texts() -> list[str]:

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from config import PRESETS
-from model import EXTRAS, GPT, GPTConfig, apply_rope, rms_norm, rope_tables
+from model import EXTRAS, GPT, CappedCrossEntropy, GPTConfig, apply_rope, rms_norm, rope_tables
 
 SMALL = GPTConfig(
     seq_len=32, vocab_size=100, n_layer=3, n_head=4, n_kv_head=2, head_dim=8, n_embd=32,
@@ -157,6 +157,22 @@ def test_loss_is_the_cross_entropy_of_the_logits_with_these_targets():
     each = model(idx, targets, reduction="none")
     torch.testing.assert_close(each.double(), by_hand, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(model(idx, targets), each.mean())
+
+
+@pytest.mark.parametrize("dtype, rounding", [(torch.float32, 1e-5), (torch.bfloat16, 8e-3)])
+def test_capped_cross_entropy_and_its_gradient_are_autograds(dtype, rounding):
+    cap, g = 15.0, torch.Generator().manual_seed(0)
+    logits = (torch.randn(2, 8, 50, generator=g) * 10).to(dtype).requires_grad_()
+    targets = torch.randint(50, (2, 8), generator=g)
+    weight = torch.rand(2, 8, generator=g)  # another gradient for each position
+    loss = CappedCrossEntropy.apply(logits, targets, cap)
+    (ours,) = torch.autograd.grad((loss * weight).sum(), logits)
+    capped = cap * torch.tanh(logits.double() / cap)
+    slow = F.cross_entropy(capped.transpose(1, 2), targets, reduction="none")
+    (theirs,) = torch.autograd.grad((slow * weight).sum(), logits)
+    torch.testing.assert_close(loss.double(), slow, atol=1e-5, rtol=1e-5)
+    assert ours.dtype == dtype
+    torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=rounding)
 
 
 @torch.no_grad()
