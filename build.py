@@ -7,7 +7,6 @@ before the first step. The names are in the order in which train.py calls them.
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 import checkpoint
 import config as cfg
 import data
+import durable
 import flops
 import metrics
 import optim
@@ -64,7 +64,7 @@ def claim_run_dir(preset: cfg.Preset, model_config: GPTConfig, manifest, world) 
     if not world.first:
         return None
     try:
-        claim = checkpoint.lock(run_dir)
+        claim = durable.lock(run_dir)
     except OSError as error:
         raise ValueError(
             f"{run_dir} cannot be written ({error.strerror}); choose another --run_dir"
@@ -83,9 +83,7 @@ def claim_run_dir(preset: cfg.Preset, model_config: GPTConfig, manifest, world) 
                 f"{run_dir} holds a run with another configuration: {'; '.join(differ)}; "
                 "give the same options to go on with it, or another --run_dir to start anew"
             )
-    tmp = path.with_suffix(".tmp")
-    tmp.write_text(json.dumps(now, indent=1) + "\n")
-    os.replace(tmp, path)
+    durable.write_text(path, json.dumps(now, indent=1) + "\n")
     return claim
 
 

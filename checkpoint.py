@@ -11,13 +11,10 @@ on a disk load silently otherwise. Read `_publish` first: it is the protocol. Ne
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
-import os
 import re
 import shutil
-import socket
 import threading
 import time
 import uuid
@@ -33,6 +30,8 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint import staging
 from torch.distributed.checkpoint import state_dict as dcp_state
 from torch.distributed.tensor import DTensor
+
+from durable import fsync, sha256_of, write_text
 
 Optimizers = list[torch.optim.Optimizer]
 FORMAT = 1
@@ -117,32 +116,6 @@ class _Team:
 # ------------------------------------------------------------------------ files that survive
 
 
-def _fsync(path: Path) -> None:
-    """Force a file's bytes, or a folder's list of names, onto the disk."""
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-def _write_text(path: Path, text: str) -> None:
-    """Replace a file as a whole: whoever reads it, even after a crash, sees the old or the new."""
-    tmp = path.with_name(f".tmp-{path.name}-{threading.get_ident()}")
-    tmp.write_text(text)
-    _fsync(tmp)
-    tmp.replace(path)
-    _fsync(path.parent)
-
-
-def _sha256(path: Path) -> str:
-    digest, buffer = hashlib.sha256(), memoryview(bytearray(1 << 20))
-    with open(path, "rb", buffering=0) as file:
-        while n := file.readinto(buffer):
-            digest.update(buffer[:n])
-    return digest.hexdigest()
-
-
 def _trash(path: Path) -> None:
     """Delete a folder in two steps: a kill never leaves half a checkpoint under its name."""
     trash = path.with_name(f".trash-{path.name}-{uuid.uuid4().hex[:8]}")
@@ -158,30 +131,10 @@ def _copy(source: Path, root: Path) -> Path:
     for name in [*json.loads((source / MANIFEST).read_text())["files"], MANIFEST]:
         (target / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source / name, target / name)
-        _fsync(target / name)
+        fsync(target / name)
     for folder in (target / "dcp", target / "rng", target, root):
-        _fsync(folder)
+        fsync(folder)
     return target
-
-
-def lock(run_dir: str | Path) -> Any:
-    """Claim run_dir for this process (call it on rank 0); keep the result: closing it lets go.
-
-    The kernel drops the claim when the process ends, however it does. ValueError if taken."""
-    Path(run_dir).mkdir(parents=True, exist_ok=True)
-    file = open(Path(run_dir) / ".lock", "a+")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        file.seek(0)
-        raise ValueError(
-            f"{run_dir} is in use by {file.read().strip() or 'another trainer'}; "
-            "stop that one, or give this run another directory"
-        ) from None
-    file.truncate(0)
-    file.write(f"process {os.getpid()} on {socket.gethostname()}")
-    file.flush()
-    return file
 
 
 # ------------------------------------------------------------------------- what counts as one
@@ -210,7 +163,7 @@ def why_invalid(path: str | Path) -> str | None:
         return f"{MANIFEST} is missing or damaged ({type(e).__name__})"
     for name, expected in files.items():
         try:
-            actual = _sha256(Path(path) / name)
+            actual = sha256_of(Path(path) / name)
         except (OSError, ValueError) as e:
             return f"{name} is missing or unreadable ({type(e).__name__})"
         if actual != expected:
@@ -379,21 +332,21 @@ def _hash_own(team: _Team, tmp: Path) -> dict[str, str]:
     if team.rank == 0:
         own += [tmp / "dcp" / ".metadata", tmp / "trainer.json"]
     for file in own:
-        _fsync(file)
-    return {str(file.relative_to(tmp)): _sha256(file) for file in sorted(own)}
+        fsync(file)
+    return {str(file.relative_to(tmp)): sha256_of(file) for file in sorted(own)}
 
 
 def _commit(tmp: Path, path: Path, files: dict[str, str]) -> None:
-    _write_text(tmp / MANIFEST, json.dumps({"format": FORMAT, "files": files}, indent=1))  # (4)
+    write_text(tmp / MANIFEST, json.dumps({"format": FORMAT, "files": files}, indent=1))  # (4)
     for folder in (tmp / "dcp", tmp / "rng", tmp):
-        _fsync(folder)
+        fsync(folder)
     _stage("manifest")
     if path.exists():
         _trash(path)  # a damaged one of the same step
     tmp.rename(path)  # (5) the one moment at which the checkpoint comes into being
-    _fsync(path.parent)
+    fsync(path.parent)
     _stage("rename")
-    _write_text(path.parent / "latest", path.name)  # (6) a hint for people
+    write_text(path.parent / "latest", path.name)  # (6) a hint for people
     _stage("latest")
 
 
@@ -451,7 +404,7 @@ def _read_into(team: _Team, path: Path, state: dict[str, Tensor], prefix: str = 
 class Checkpointer:
     """Saves behind the training, keeps the checkpoints worth keeping, and finds the one to resume.
 
-    root: where they live; this run must own it (see `lock`). keep: how many of the newest valid
+    root: where they live; this run must own it (durable.lock). keep: how many of the newest valid
     ones stay; also kept: every `milestone_every` steps, the best, the one resumed from.
     mirror: a second folder, better on another disk, that gets a copy of each.
     asynchronous: copy the state to memory, then write it while training goes on.
@@ -506,9 +459,9 @@ class Checkpointer:
 
     def save(
         self, step: int, model: nn.Module, optimizers: Optimizers, trainer: dict,
-        *, best: bool = False, wait: bool = False,
+        *, wait: bool = False,
     ) -> None:  # fmt: skip
-        """Save the state after `step` steps. best: as mark_best(step).
+        """Save the state after `step` steps.
 
         wait: return when it is published; any failure is raised. Otherwise a failure to write is
         logged and training goes on, until the third in a row: StorageError."""
@@ -520,8 +473,6 @@ class Checkpointer:
             self._say(f"step {step}: waited {waited:.1f} s for the save before to end")
         state, rng = _state(model, optimizers), _rng_state()
         work = (step, _record(trainer, step, self._team), rng, start)
-        if best:
-            self.mark_best(step)
         if self.asynchronous and not wait and self._failures < MAX_FAILURES - 1:
             self._copy_state(state)
             stall_s = time.perf_counter() - start
@@ -602,7 +553,7 @@ class Checkpointer:
                 if published and root == self.mirror:
                     _copy(path, root)
                 if self._best == path.name and (root / path.name).exists():
-                    _write_text(root / "best", path.name)
+                    write_text(root / "best", path.name)
                 if published:
                     self._retain(root)
         except Exception as e:

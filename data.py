@@ -26,6 +26,7 @@ from typing import BinaryIO
 
 import numpy as np
 
+from durable import publish, sha256_of
 from order import Order, Permutation
 from packing import Packing, PackStats, pack
 
@@ -39,31 +40,6 @@ class DataError(Exception):
 
 
 # ------------------------------------------------------------------------- shards and manifest
-
-
-def sha256_of(path: Path, pause: float = 0.0, stop: threading.Event | None = None) -> str:
-    """sha256 of a file. After each block, sleep `pause` times what the block took."""
-    digest = hashlib.sha256()
-    with open(path, "rb") as f:
-        while True:
-            t0 = time.perf_counter()
-            if not (block := f.read(1 << 22)) or (stop and stop.is_set()):
-                return digest.hexdigest()
-            digest.update(block)
-            if stop and pause:
-                stop.wait(pause * (time.perf_counter() - t0))
-
-
-def publish(temporary: Path, path: Path) -> None:
-    """Make a finished temporary file durable, then visible under its name: all of it or nothing."""
-    with open(temporary, "rb") as f:
-        os.fsync(f.fileno())
-    os.replace(temporary, path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 def write_json(path: Path, tree: dict) -> None:

@@ -19,6 +19,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+import durable
+
 
 @torch.no_grad()
 def bits_per_byte(
@@ -77,16 +79,13 @@ class Log:
             r for r in read_jsonl(self.file)
             if r["step"] < step or r["step"] == step and not (validated_again and "val_bpb" in r)
         ]  # fmt: skip
-        tmp = self.file.with_suffix(".tmp")
-        tmp.write_text("".join(json.dumps(r) + "\n" for r in keep))
-        os.replace(tmp, self.file)
+        durable.write_text(self.file, "".join(json.dumps(r) + "\n" for r in keep))
 
     def status(self, state: str, **facts) -> None:
         """Replace status.json: what a scheduler, or a person, wants to know of a run that ended."""
         if self.first:
-            tmp = self.run_dir / ".status.tmp"
-            tmp.write_text(json.dumps({"state": state, **facts}, indent=1) + "\n")
-            os.replace(tmp, self.run_dir / "status.json")
+            text = json.dumps({"state": state, **facts}, indent=1) + "\n"
+            durable.write_text(self.run_dir / "status.json", text)
 
     def plot(self) -> Path | None:
         """Draw loss.png; None if matplotlib is not installed or nothing was logged."""

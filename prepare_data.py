@@ -32,6 +32,7 @@ from pathlib import Path
 import numpy as np
 
 import data
+import durable
 import sources
 from tokenizer import Tokenizer, blocks
 
@@ -419,7 +420,7 @@ def merge(plan: Plan, done: dict) -> data.Manifest:
     temporary = plan.folder / f"token_bytes.npy.tmp-{os.getpid()}"
     with open(temporary, "wb") as f:
         np.save(f, tokenizer.token_bytes)
-    data.publish(temporary, plan.folder / "token_bytes.npy")
+    durable.publish(temporary, plan.folder / "token_bytes.npy")
     data.write_json(plan.folder / "manifest.json", tree)
     manifest = data.Manifest.load(plan.folder)
     manifest.check()

@@ -85,9 +85,9 @@ def fingerprint(folder: Path) -> str:
 
 def hashes(folder: Path) -> dict[str, str]:
     """file -> sha256 of all shards, from the bytes on disk."""
-    from data import sha256_of
+    import durable
 
-    return {p.relative_to(folder).as_posix(): sha256_of(p)
+    return {p.relative_to(folder).as_posix(): durable.sha256_of(p)
             for p in sorted(folder.glob("*/*/*.npy"))}
 
 
@@ -98,6 +98,7 @@ def make_folder(folder: Path, rows: dict[str, dict[str, int]], row_len: int = 9,
     import numpy as np
 
     import data
+    import durable
 
     folder.mkdir(parents=True, exist_ok=True)
     names = list(rows["train"])
@@ -116,7 +117,7 @@ def make_folder(folder: Path, rows: dict[str, dict[str, int]], row_len: int = 9,
     np.save(folder / "token_bytes.npy", np.ones(vocab_size, np.int32))
     tree = {"format": data.FORMAT, "row_len": row_len, "dtype": dtype, "splits": splits,
             "tokenizer": {"vocab_size": vocab_size, "bos_id": 0,
-                          "sha256": data.sha256_of(folder / "tokenizer.json")},
+                          "sha256": durable.sha256_of(folder / "tokenizer.json")},
             "sources": [{"name": name} for name in names]}
     tree["fingerprint"] = data.fingerprint(tree)
     data.write_json(folder / "manifest.json", tree)

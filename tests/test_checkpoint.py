@@ -27,6 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import checkpoint
+import durable
 import optim
 from checkpoint import Checkpointer, CheckpointError, NonFiniteError, StorageError
 
@@ -494,7 +495,8 @@ def test_slow_saves_wait_for_each_other(tmp_path, log, monkeypatch):
 def test_same_step_again_is_left_as_it_is_unless_damaged(run):
     file = run.root / "step_00000020" / "trainer.json"
     before = file.read_bytes()
-    run.save(20, *build(), {"other": 1}, best=True, wait=True)
+    run.save(20, *build(), {"other": 1}, wait=True)
+    run.mark_best(20)
     assert file.read_bytes() == before and (run.root / "best").read_text() == "step_00000020"
     flip(file, 2)
     run.save(20, *build(), {"other": 1}, wait=True)
@@ -513,7 +515,9 @@ def test_retention_keeps_exactly_what_it_says(tmp_path, log):
     saver = Checkpointer(tmp_path, keep=3, milestone_every=5, log=log.append, asynchronous=False)
     assert saver.resume(model, optimizers)["step"] == 2
     for step in range(3, 13):
-        saver.save(step, model, optimizers, {}, best=step in (4, 7))
+        if step in (4, 7):
+            saver.mark_best(step)
+        saver.save(step, model, optimizers, {})
         best = {7} if step >= 7 else {4} if step >= 4 else set()
         milestones = {s for s in (5, 10) if s <= step}
         expected = {step - 2, step - 1, step} | {2} | best | milestones  # 2: resumed from
@@ -601,11 +605,11 @@ def test_mirror(tmp_path, log):
 
 
 def test_lock(tmp_path):
-    held = checkpoint.lock(tmp_path / "run")
+    held = durable.lock(tmp_path / "run")
     with pytest.raises(ValueError, match=f"in use by process {os.getpid()}"):
-        checkpoint.lock(tmp_path / "run")
+        durable.lock(tmp_path / "run")
     held.close()
-    checkpoint.lock(tmp_path / "run").close()
+    durable.lock(tmp_path / "run").close()
 
 
 # ---------------------------------------------------------------------------- many ranks

@@ -17,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from data_helpers import ROOT, make_folder, row_of
 
 import data
+import durable
 from data import DataError, Manifest, Order, Permutation, RowLoader, pack, val_batches
 from order import Quota
 
@@ -372,7 +373,7 @@ def test_case_20_a_flipped_byte_is_found_and_named(manifest):
         manifest.verify()
     message = str(error.value)
     assert entry["file"] in message and entry["sha256"] in message
-    assert data.sha256_of(shard(manifest)) in message and error.value.exit_code == 3
+    assert durable.sha256_of(shard(manifest)) in message and error.value.exit_code == 3
 
 
 def test_case_20_the_background_check_stops_the_loader(manifest):
