@@ -131,7 +131,10 @@ def join(device: str = "auto", dtype: str = "auto", timeout_s: float = 30.0) -> 
 
 def _keep_freed_memory() -> None:
     """Let the C library keep what large tensors leave behind: it would give their pages back, and
-    every step would wait for the system to clear new ones (a seventh of a step on a CPU)."""
+    every step would wait for the system to clear new ones (a seventh of a step on a CPU).
+    Whoever set one of its MALLOC_ variables knows better."""
+    if any(name.startswith("MALLOC_") for name in os.environ):
+        return
     m_mmap_max, m_trim_threshold = -4, -1  # from malloc.h of glibc
     with contextlib.suppress(OSError, AttributeError):  # another C library has no mallopt
         libc = ctypes.CDLL(None)
