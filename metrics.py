@@ -128,10 +128,10 @@ def plot_loss(jsonl: Path, image: Path) -> Path | None:
     left, right = figure.subplots(1, 2)
     if train:
         tokens, losses = zip(*train, strict=True)
-        smooth, ema = [], losses[0]
+        smooth, total, weight = [], 0.0, 0.0  # a decaying mean, over what there is so far
         for loss in losses:
-            ema = 0.95 * ema + 0.05 * loss
-            smooth.append(ema)
+            total, weight = 0.95 * total + loss, 0.95 * weight + 1
+            smooth.append(total / weight)
         left.plot(tokens, losses, color="0.8", linewidth=0.6)
         left.plot(tokens, smooth, linewidth=1.5)
     left.set(xlabel="training tokens", ylabel="training loss, nats per token", ylim=(0, None))

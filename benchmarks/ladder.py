@@ -26,6 +26,8 @@ START = {
         "compile": False, "dtype": "fp32", "optimizer": "adamw", "lr": 3e-4, "micro_batch": 1,
     },
     "ceiling_dtype": "bfloat16",
+    # off is its default; as long as it is set, runtime.py leaves the C library's memory alone
+    "environment": {"MALLOC_PERTURB_": "0"},
 }  # fmt: skip
 
 # (what changes, the change, is it kept?)
@@ -35,6 +37,7 @@ RUNGS = [
     ("torch.compile", {"train": {"compile": True}}, True),
     ("bf16 by autocast", {"autocast": True}, False),
     ("bf16 by casting the weights", {"train": {"dtype": "bf16"}}, True),
+    ("memory kept between steps", {"environment": {"MALLOC_PERTURB_": None}}, True),
     ("heads of 128", {"model": {"n_head": 3, "n_kv_head": 3, "head_dim": 128}}, True),
     ("Muon for the matrices", {"train": {"optimizer": "muon"}}, True),
     ("value embeddings", {"model": {"extras": ["value_embeds"]}}, True),
@@ -66,7 +69,8 @@ def main() -> None:
         for name, change, keep in rungs:
             case = merge(kept, change)
             kept = case if keep else kept
-            result = run_case(case)
+            environment = {k: v for k, v in case.pop("environment").items() if v}
+            result = run_case(case, **environment)
             if "error" in result:
                 print(f"{name}: {result['error']}", flush=True)
                 continue
