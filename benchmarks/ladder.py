@@ -35,9 +35,9 @@ RUNGS = [
     ("eager, fp32, AdamW, heads of 64, 1 row at a time", {}, True),
     ("8 rows at a time", {"train": {"micro_batch": 8}}, True),
     ("torch.compile", {"train": {"compile": True}}, True),
+    ("memory kept between steps", {"environment": {"MALLOC_PERTURB_": None}}, True),
     ("bf16 by autocast", {"autocast": True}, False),
     ("bf16 by casting the weights", {"train": {"dtype": "bf16"}}, True),
-    ("memory kept between steps", {"environment": {"MALLOC_PERTURB_": None}}, True),
     ("heads of 128", {"model": {"n_head": 3, "n_kv_head": 3, "head_dim": 128}}, True),
     ("Muon for the matrices", {"train": {"optimizer": "muon"}}, True),
     ("value embeddings", {"model": {"extras": ["value_embeds"]}}, True),
@@ -69,7 +69,7 @@ def main() -> None:
         for name, change, keep in rungs:
             case = merge(kept, change)
             kept = case if keep else kept
-            environment = {k: v for k, v in case.pop("environment").items() if v}
+            environment = {k: v for k, v in case["environment"].items() if v}
             result = run_case(case, **environment)
             if "error" in result:
                 print(f"{name}: {result['error']}", flush=True)
