@@ -26,9 +26,7 @@ from model import GPT, GPTConfig
 from plan import Plan
 
 
-def open_data(
-    preset: cfg.Preset, log: metrics.Log | None = None
-) -> tuple[data.Manifest, GPTConfig]:
+def open_data(preset: cfg.Preset) -> tuple[data.Manifest, GPTConfig]:
     """The prepared data, checked, and the model's configuration as the data completes it."""
     config, name = preset.train, preset.name
     manifest = data.Manifest.load(config.data_dir)

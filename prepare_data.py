@@ -428,6 +428,8 @@ def finished(plan: Plan) -> data.Manifest | None:
 
 def prepare(config, shares: dict[str, float] | None = None) -> data.Manifest | None:
     """Prepare what a DataConfig says; None if only a part was asked for."""
+    from runtime import cores  # comes with torch, like config.py
+
     t0 = time.perf_counter()
     plan = Plan(config, shares or {})
     if (manifest := finished(plan)) is not None:
@@ -445,13 +447,6 @@ def prepare(config, shares: dict[str, float] | None = None) -> data.Manifest | N
     manifest = merge(plan, done)
     print(report(manifest, time.perf_counter() - t0, workers))
     return manifest
-
-
-def cores() -> int:
-    try:
-        return len(os.sched_getaffinity(0))  # those that this process may use
-    except AttributeError:  # not on Linux
-        return os.cpu_count() or 1
 
 
 def make_tokenizer(plan: Plan) -> None:
