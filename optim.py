@@ -91,31 +91,33 @@ def orthogonalize(g: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     Iterates X <- aX + (bA + cA^2)X with A = X X^T, which moves every singular value towards 1
     (Newton-Schulz; Jordan et al. 2024). Works on the short side, in `dtype` (bf16 is enough).
     """
-    x = g.to(dtype)
-    tall = x.size(-2) > x.size(-1)
+    tall = g.size(-2) > g.size(-1)
+    norm = torch.linalg.vector_norm(g, dim=(-2, -1), keepdim=True, dtype=torch.float32)
+    x = (g / (norm * 1.01 + 1e-7)).to(dtype)
     x = x.mT if tall else x
-    x = x / (x.float().norm(dim=(-2, -1), keepdim=True) * 1.01 + 1e-7).to(dtype)
     for a, b, c in POLAR_EXPRESS:
         gram = x @ x.mT  # (N, short, short)
         poly = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)  # bA + cA^2, rounded once
         x = torch.baddbmm(x, poly, x, beta=a)
-    return x.mT if tall else x
+    return x.mT.contiguous() if tall else x
 
 
-def reduce_variance(u: Tensor, second: Tensor, beta2: Tensor) -> tuple[Tensor, Tensor]:
-    """Give the rows of u (N, rows, cols) (or columns, if there are more) the same long-run size,
-    leaving the norm of each matrix as it was (NorMuon, Li et al. 2025).
+def variance_scale(u: Tensor, second: Tensor, beta2: Tensor) -> tuple[Tensor, Tensor]:
+    """What to multiply the rows of u (N, rows, cols) by (or its columns, if there are more), so
+    that they all have the same long-run size and the norm of each matrix stays as it was (NorMuon,
+    Li et al. 2025).
 
-    second: running mean square, (N, rows, 1) or (N, 1, cols). Returns the new u and second, fp32.
+    second: running mean square, (N, rows, 1) or (N, 1, cols). Returns the scale, of that shape,
+    and the new second, both fp32.
     """
-    u = u.float()
     side = -1 if second.size(-1) == 1 else -2
-    mean_square = u.square().mean(dim=side, keepdim=True)
+    norm = torch.linalg.vector_norm(u, dim=side, keepdim=True, dtype=torch.float32)
+    mean_square = norm.square() / u.size(side)
     second = second.lerp(mean_square, 1 - beta2)
     scale = second.clamp_min(1e-10).rsqrt()
     old_norm = mean_square.sum(dim=(-2, -1), keepdim=True)
     new_norm = (mean_square * scale.square()).sum(dim=(-2, -1), keepdim=True)
-    return u * scale * (old_norm / new_norm.clamp_min(1e-10)).sqrt(), second
+    return scale * (old_norm / new_norm.clamp_min(1e-10)).sqrt(), second
 
 
 # The three stages of a Muon step, on lists of matrices of one shape. Each is compiled on a GPU;
@@ -126,23 +128,25 @@ def reduce_variance(u: Tensor, second: Tensor, beta2: Tensor) -> tuple[Tensor, T
 def _momentum_stage(grads, momenta, momentum, keep):
     ahead = []
     for grad, average in zip(grads, momenta):
-        grad = torch.where(keep > 0, grad, torch.zeros_like(grad))
+        grad = torch.where(keep > 0, grad, torch.zeros_like(grad))  # 0 x NaN would be NaN
         average.lerp_(grad, (1 - momentum) * keep)
         ahead.append(grad.lerp(average, momentum))  # Nesterov: look one step ahead
     return torch.stack(ahead)
 
 
 def _variance_stage(u, seconds, beta2, keep):
-    u, second = reduce_variance(u, torch.stack(seconds), 1 - (1 - beta2) * keep)
+    scale, second = variance_scale(u, torch.stack(seconds), 1 - (1 - beta2) * keep)
     for old, new in zip(seconds, second.unbind(0)):
         old.copy_(new)
-    return u
+    return scale
 
 
-def _update_stage(params, u, lr, weight_decay, keep):
-    for p, update in zip(params, u.unbind(0)):
-        decay = weight_decay * p * (update * p > 0)  # cautious: never pull against the update
-        p.sub_(lr * keep * (update + decay))
+def _update_stage(params, u, scale, lr, weight_decay, keep):
+    for p, direction, s in zip(params, u.unbind(0), scale.unbind(0)):
+        update = direction * s
+        agree = (update * p).gt_(0)  # cautious: decay never pulls against the update
+        update.addcmul_(agree.mul_(p), weight_decay)
+        p.addcmul_(update, -lr * keep)
 
 
 class Muon(torch.optim.Optimizer):
@@ -218,11 +222,13 @@ class Muon(torch.optim.Optimizer):
         if isinstance(params[0], DTensor):
             u = _gather_rows(u, params[0])  # (N, rows, cols)
         u = self._divided_orthogonalize(u, params[0])
-        u = self._variance(u, seconds, number(group["beta2"]), keep)
+        scale = self._variance(u, seconds, number(group["beta2"]), keep)
         if isinstance(params[0], DTensor):
             start, stop = _row_range(params[0])
             u = u[:, start:stop]
-        self._update([_local(p) for p in params], u, lr, number(group["weight_decay"]), keep)
+            scale = scale[:, start:stop] if rows >= cols else scale
+        weight_decay = number(group["weight_decay"])
+        self._update([_local(p) for p in params], u, scale, lr, weight_decay, keep)
 
     def _divided_orthogonalize(self, u: Tensor, p: Tensor) -> Tensor:
         """Orthogonalize u (N, rows, cols): all here, or a share on each rank and exchanged."""
