@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import doctest
 import random
 import subprocess
 import sys
 import time
 import tracemalloc
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +20,7 @@ from data_helpers import ROOT, make_folder, row_of
 
 import data
 import durable
+import packing
 from data import DataError, Manifest, Order, Permutation, RowLoader, pack, val_batches
 from order import Quota
 
@@ -73,8 +76,32 @@ def test_best_fit_takes_the_longest_that_fits_or_the_pair_that_fills():
     assert rows == [[6, 3]]
     rows, packed = of([9, 6, 3, 1], 11)  # 10 leaves room for a bare BOS only; 7 + 4 fill the row
     assert rows[0] == [6, 3] and packed.stats.cuts == 0
+    rows, packed = of([4, 8, 2], 10)  # the 5 is half a row, but no pair with itself
+    assert rows == [[8]] and packed.stats.cuts == 0
     _, packed = of([7, 7, 7], 10)  # nothing fits: one is cut, its tail comes back with BOS
     assert packed.stats.cuts == 2 and packed.stats.rows == 2
+
+
+def test_shelves_find_what_a_search_finds():
+    rng = random.Random(0)
+    for _ in range(500):
+        row_len = rng.randrange(2, 40)
+        lengths = [rng.randrange(2, row_len + 1) for _ in range(rng.randrange(1, 8))]
+        shelves = packing.Shelves(row_len)
+        for n in lengths:
+            shelves.put(np.zeros(n - 1))
+        for space in range(1, row_len + 1):
+            fits = [n for n in lengths if n <= space]
+            others = {n: Counter(lengths) - Counter([n]) for n in fits}
+            pairs = [n for n in fits if space - n in others[n]]
+            exact = [n for n in fits if n == space]
+            assert shelves.best(space) == max(exact or pairs or fits or [0])
+        assert sorted(len(shelves.take(shelves.longest())) + 1 for _ in lengths) == sorted(lengths)
+        assert not (shelves.full or shelves.mirror or shelves.documents or shelves.tokens)
+
+
+def test_the_example_in_the_text_is_true():
+    assert doctest.testmod(packing) == (0, 2)
 
 
 def test_best_fit_cuts_few_documents_on_web_like_lengths():
