@@ -26,7 +26,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from durable import publish, sha256_of
+from durable import publish, replacing, sha256_of, temporary_name, write_text
 from order import Order, Permutation
 from packing import Packing, PackStats, pack
 
@@ -43,9 +43,7 @@ class DataError(Exception):
 
 
 def write_json(path: Path, tree: dict) -> None:
-    temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}")
-    temporary.write_text(json.dumps(tree, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    publish(temporary, path)
+    write_text(path, json.dumps(tree, indent=1, ensure_ascii=False) + "\n")
 
 
 class ShardWriter:
@@ -56,7 +54,7 @@ class ShardWriter:
     def __init__(self, path: Path, row_len: int, dtype: str) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path, self.row_len, self.dtype = path, row_len, dtype
-        self.temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}")
+        self.temporary = temporary_name(path)
         self.rows, self.min, self.max, self._block = 0, 2**32, -1, []
         self._file = open(self.temporary, "wb")  # noqa: SIM115 (closed in `close`)
         self._write_header()
@@ -243,12 +241,17 @@ def fingerprint(tree: dict) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
+def staged(manifest: Manifest, folder: str | Path) -> Path:
+    """Where in `folder` the copy is that `stage` makes."""
+    return Path(folder) / manifest.fingerprint[:16]
+
+
 def stage(manifest: Manifest, folder: str | Path) -> Manifest:
     """Copy a data folder onto a local disk, verifying every shard; returns the copy's manifest.
 
     What is already there and intact is not copied again. The manifest comes last, as always.
     """
-    target = Path(folder) / manifest.fingerprint[:16]
+    target = staged(manifest, folder)
     shards = manifest.shards("train") + manifest.shards("val")
     missing = sum(s["bytes"] for s in shards if not (target / s["file"]).exists())
     target.mkdir(parents=True, exist_ok=True)
@@ -260,7 +263,7 @@ def stage(manifest: Manifest, folder: str | Path) -> Manifest:
         if path.exists() and sha256_of(path) == shard["sha256"]:
             continue
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}")
+        temporary = temporary_name(path)
         try:
             shutil.copyfile(manifest.dir / shard["file"], temporary)
         except FileNotFoundError:
@@ -271,8 +274,8 @@ def stage(manifest: Manifest, folder: str | Path) -> Manifest:
                             f"{shard['sha256']}, actual {actual}; {REMEDY}")
         publish(temporary, path)
     for name in ("tokenizer.json", "token_bytes.npy", "manifest.json"):
-        shutil.copyfile(manifest.dir / name, target / f"{name}.tmp-{os.getpid()}")
-        publish(target / f"{name}.tmp-{os.getpid()}", target / name)
+        with replacing(target / name) as file:
+            file.write((manifest.dir / name).read_bytes())
     return Manifest.load(target)
 
 
@@ -372,8 +375,12 @@ class RowLoader:
         atexit.unregister(self.close)
 
     def _read_ahead(self, position: int) -> None:
+        import torch
+
         rows = np.empty((self.micro_batch, self.manifest.row_len), dtype=self.manifest.dtype)
         try:
+            if self.device.type == "cuda":  # a new thread would begin with the first GPU
+                torch.cuda.set_device(self.device)
             while (slot := self._free.get()) is not None and not self._stop.is_set():
                 buffer, copied = slot
                 if copied is not None:

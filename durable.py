@@ -1,7 +1,8 @@
 """Files that survive a crash: forced onto the disk, replaced as a whole, known by their sha256.
 
 A file that a program writes here is seen, under its name, either whole or not at all, whatever
-kills the program. The lowest floor: data.py, checkpoint.py and the diary of a run stand on it.
+kills the program; what a killed one leaves behind is called `.tmp-*`. The lowest floor: every file
+that writes something stands on it.
 """
 
 from __future__ import annotations
@@ -12,8 +13,11 @@ import os
 import socket
 import threading
 import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 
 def fsync(path: Path) -> None:
@@ -25,6 +29,11 @@ def fsync(path: Path) -> None:
         os.close(fd)
 
 
+def temporary_name(path: Path) -> Path:
+    """Where to write `path` until it is whole: beside it, a name that no other writer has."""
+    return path.with_name(f".tmp-{path.name}-{uuid.uuid4().hex[:8]}")
+
+
 def publish(temporary: Path, path: Path) -> None:
     """Make a finished temporary file durable, then visible under its name."""
     fsync(temporary)
@@ -32,11 +41,23 @@ def publish(temporary: Path, path: Path) -> None:
     fsync(path.parent)
 
 
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """`with replacing(path) as file:` write the new content; at the end of the block it replaces
+    the old as a whole: whoever reads the file, even after a crash, sees the one or the other."""
+    temporary = temporary_name(path)
+    try:
+        with open(temporary, "wb") as file:
+            yield file
+        publish(temporary, path)
+    finally:  # published, it is gone
+        temporary.unlink(missing_ok=True)
+
+
 def write_text(path: Path, text: str) -> None:
-    """Replace a file as a whole: whoever reads it, even after a crash, sees the old or the new."""
-    temporary = path.with_name(f".tmp-{path.name}-{os.getpid()}-{threading.get_ident()}")
-    temporary.write_text(text)
-    publish(temporary, path)
+    """Replace a file as a whole; in UTF-8."""
+    with replacing(path) as file:
+        file.write(text.encode("utf-8"))
 
 
 def sha256_of(path: Path, pause: float = 0.0, stop: threading.Event | None = None) -> str:

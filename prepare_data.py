@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import resource
 import shutil
 import subprocess
@@ -307,10 +306,8 @@ def merge(plan: Plan, done: dict) -> data.Manifest:
     tree["fingerprint"] = data.fingerprint(tree)
     tree["made"] = {"at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "commit": commit()}
     tokenizer.save(plan.folder / "tokenizer.json")
-    temporary = plan.folder / f"token_bytes.npy.tmp-{os.getpid()}"
-    with open(temporary, "wb") as f:
-        np.save(f, tokenizer.token_bytes)
-    durable.publish(temporary, plan.folder / "token_bytes.npy")
+    with durable.replacing(plan.folder / "token_bytes.npy") as file:
+        np.save(file, tokenizer.token_bytes)
     data.write_json(plan.folder / "manifest.json", tree)
     manifest = data.Manifest.load(plan.folder)
     manifest.check()
@@ -353,11 +350,10 @@ def check_enough(plan: Plan, splits: dict) -> None:
 
 def sweep(plan: Plan, manifest: data.Manifest) -> None:
     """Remove what killed runs left behind, and rests of smaller selections."""
-    kept = {s["file"] for split in ("train", "val") for s in manifest.shards(split)}
-    for path in [*plan.folder.glob("*/*/*"), *plan.folder.glob("*.tmp-*")]:
-        name = path.relative_to(plan.folder).as_posix()
-        if ".tmp-" in path.name or (path.name.startswith("rest_") and name not in kept):
-            path.unlink(missing_ok=True)
+    kept = {plan.folder / s["file"] for split in ("train", "val") for s in manifest.shards(split)}
+    rests = set(plan.folder.glob("[tv]*/*/rest_*")) - kept
+    for path in [*rests, *plan.folder.rglob(".tmp-*")]:
+        path.unlink(missing_ok=True)
 
 
 def commit() -> str:
@@ -454,7 +450,13 @@ def make_tokenizer(plan: Plan) -> None:
     memory along when it ends)."""
     config = plan.config
     if plan.tokenizer.exists():
-        return
+        try:
+            Tokenizer.load(plan.tokenizer)
+            return
+        except ValueError as error:  # damaged; the ids of the finished units may not be a new one's
+            print(f"beginning {plan.folder} again: {error}", file=sys.stderr)
+            for path in plan.records.iterdir():
+                path.unlink()
     if config.tokenizer:
         Tokenizer.load(config.tokenizer).save(plan.tokenizer)
         return

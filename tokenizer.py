@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
+
+from durable import write_text
 
 BOS = "<|bos|>"
 SPECIAL_TOKENS = (BOS, "<|user|>", "<|assistant|>", "<|end|>")  # the last three: for chat, later
@@ -124,14 +125,12 @@ class Tokenizer:
             return cls(Path(path).read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise ValueError(f"{path} does not exist: --tokenizer wants a tokenizer.json") from None
-        except (KeyError, TypeError, json.JSONDecodeError):
+        except (KeyError, TypeError, json.JSONDecodeError, UnicodeDecodeError):
             raise ValueError(f"{path} is not a tokenizer.json of a byte-level BPE") from None
 
     def save(self, path: str | Path) -> None:
-        """Write tokenizer.json: under another name first, so that no half of it is ever seen."""
-        temporary = Path(f"{path}.tmp-{os.getpid()}")
-        temporary.write_text(self.spec, encoding="utf-8")
-        os.replace(temporary, path)
+        """Write tokenizer.json, whole or not at all."""
+        write_text(Path(path), self.spec)
 
     @property
     def sha256(self) -> str:

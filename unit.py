@@ -86,7 +86,7 @@ def prepare_unit(job: dict) -> dict:
 
     name = f"{source.name}/unit_{index:05d}"
     for split in ("train", "val"):
-        for stale in (folder / split / source.name).glob(f"unit_{index:05d}*.tmp-*"):
+        for stale in (folder / split / source.name).glob(f".tmp-unit_{index:05d}*"):
             stale.unlink(missing_ok=True)
     train = packing(encoded())
     result = {"train": write_rows(train, folder, f"train/{name}", job["row_len"], dtype)}

@@ -203,6 +203,17 @@ def test_case_22_done_units_are_not_redone(jsonl, undisturbed, tmp_path):
     assert fingerprint(folder) == fingerprint(undisturbed)
 
 
+def test_a_damaged_tokenizer_is_trained_again_and_the_units_redone(jsonl, undisturbed, tmp_path):
+    folder = tmp_path / "d"
+    shutil.copytree(undisturbed, folder)
+    (folder / "manifest.json").unlink()
+    for path in folder.rglob("tokenizer.json"):
+        path.write_bytes(b"")
+    done = prepare(folder, "--source", f"files:{jsonl}")
+    assert done.returncode == 0 and "again" in done.stderr, done.stderr
+    assert hashes(folder) == hashes(undisturbed) and fingerprint(folder) == fingerprint(undisturbed)
+
+
 def test_parts_on_several_machines_then_a_merge(jsonl, undisturbed, tmp_path):
     folder = tmp_path / "d"
     for part in ("2/3", "1/3", "3/3"):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import stat
 import sys
 import sysconfig
 import unicodedata
@@ -144,6 +146,24 @@ def test_training_is_deterministic_and_survives_the_disk(tok, python_text, tmp_p
     assert loaded.encode_array("b c").dtype == np.uint32
 
 
+def test_what_is_saved_is_on_the_disk_before_it_is_seen(tok, tmp_path, monkeypatch):
+    events, fsync, replace = [], os.fsync, Path.replace
+
+    def note_fsync(fd):
+        events.append("folder" if stat.S_ISDIR(os.fstat(fd).st_mode) else "file")
+        fsync(fd)
+
+    def note_replace(path, target):
+        events.append("replace")
+        return replace(path, target)
+
+    monkeypatch.setattr(os, "fsync", note_fsync)
+    monkeypatch.setattr(Path, "replace", note_replace)
+    tok.save(tmp_path / "t.json")
+    assert events == ["file", "replace", "folder"]
+    assert Tokenizer.load(tmp_path / "t.json").sha256 == tok.sha256
+
+
 def test_other_tokenizers_are_refused_in_a_sentence(tok, tmp_path):
     def variant(change) -> Path:
         tree = json.loads(tok.spec)
@@ -168,6 +188,9 @@ def test_other_tokenizers_are_refused_in_a_sentence(tok, tmp_path):
         with pytest.raises(ValueError, match="train"):
             Tokenizer.load(variant(change))
     (tmp_path / "t.json").write_text("not json")
+    with pytest.raises(ValueError, match="not a tokenizer.json"):
+        Tokenizer.load(tmp_path / "t.json")
+    (tmp_path / "t.json").write_bytes(b"\xff\xfe")
     with pytest.raises(ValueError, match="not a tokenizer.json"):
         Tokenizer.load(tmp_path / "t.json")
     with pytest.raises(ValueError, match="does not exist"):
