@@ -29,7 +29,7 @@ import numpy as np
 import data
 import durable
 import sources
-from tokenizer import Tokenizer
+from tokenizer import Tokenizer, check_vocab_size
 from unit import (
     BUFFER,
     TOKENIZER_CHARS,
@@ -70,10 +70,14 @@ class Plan:
                              "--source a=files:... b=files:...")
         self.part, self.parts = parse_part(config.part)
         self.shares = [shares.get(n, 1.0) for n in names]
-        self.tokens = count(config.tokens)
-        if self.tokens < 0 or not 0 <= config.val_fraction < 1 or config.workers < 0:
-            raise ValueError(f"tokens {config.tokens!r} and workers {config.workers} must be >= 0, "
-                             f"val_fraction {config.val_fraction} in 0 .. 1")
+        self.tokens = 0 if config.tokens == "all" else count(config.tokens)  # 0: everything
+        if not 0 < config.val_fraction < 1:
+            raise ValueError(f"val_fraction {config.val_fraction} is not between 0 and 1 (a run "
+                             "validates on that share of the text); try --val_fraction 0.02")
+        if config.workers < 0:
+            raise ValueError(f"workers {config.workers} is below 0; 0 takes all cores")
+        if not config.tokenizer:
+            check_vocab_size(config.vocab_size)
         data.pack([], config.row_len, 0, config.packing)  # refuses an unknown policy, now
         listed = [self._list(source) for source in self.sources]
         self.units = [units for units, _ in listed]
@@ -342,7 +346,7 @@ def check_enough(plan: Plan, splits: dict) -> None:
     if not totals["train"]["rows"]:
         raise ValueError(f"the text makes {totals['train']['tokens']} training tokens, less than "
                          f"one row of {row_len}; give it more text or a smaller --row_len")
-    if fraction and not totals["val"]["rows"]:
+    if not totals["val"]["rows"]:
         raise ValueError(f"the validation split has {totals['val']['tokens']} tokens, less than "
                          f"one row of {row_len}; try --val_fraction {min(0.5, fraction * 4):g}, or "
                          "give it more text")

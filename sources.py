@@ -24,6 +24,7 @@ import re
 import sys
 import sysconfig
 import time
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -44,6 +45,13 @@ class SourceError(Exception):
     """A source that cannot be read, now: the network, or a damaged file."""
 
     exit_code = 3
+
+
+class UsageError(ValueError):
+    """What was asked for is not there: another field, another dataset. The code is said here, as a
+    ValueError that comes out of a process of the pool could be anybody's."""
+
+    exit_code = 2
 
 
 @dataclass(frozen=True)
@@ -228,10 +236,10 @@ def _read(path: Path, start: int, end: int, fields: tuple[str, ...],
                 yield from _read_jsonl(f, length, fields, str(path), notes)
             else:
                 yield from _read_text(f, length, str(path), notes)
-    except (OSError, EOFError) as error:
-        raise SourceError(f"{path} cannot be read: {error}") from None
     except Exception as error:
-        if type(error).__name__ != "ZstdError":
+        library = type(error).__module__.split(".")[0]
+        if not isinstance(error, OSError | EOFError | zlib.error) and \
+                library not in ("pyarrow", "zstandard"):
             raise
         raise SourceError(f"{path} cannot be read: {error}") from None
 
@@ -291,7 +299,7 @@ def _character_start(raw: bytes) -> int:
 
 def join_fields(record: dict, fields: tuple[str, ...], where: str) -> str:
     if missing := [f for f in fields if f not in record]:
-        raise ValueError(f"{where} has no field {missing[0]!r}, it has {', '.join(record)}; add "
+        raise UsageError(f"{where} has no field {missing[0]!r}, it has {', '.join(record)}; add "
                          f"#{next(iter(record), 'FIELD')} to the source, say")
     return "\n\n".join(str(record[f]) for f in fields if record[f])
 
@@ -383,11 +391,13 @@ def retrying(stream: Callable[[int], Iterator], where: str, tries: int = 0) -> I
                 done, failures = done + 1, 0
                 yield item
             return
+        except UsageError:
+            raise
         except Exception as error:
             if isinstance(error, LookupError | ImportError | ValueError | TypeError) or \
                     re.search("(Dataset|Repository|Revision)NotFound", type(error).__name__):
                 if not type(error).__module__.startswith("pyarrow"):  # torn data: a ValueError too
-                    raise ValueError(f"{where}: {_one_line(error)}") from None
+                    raise UsageError(f"{where}: {_one_line(error)}") from None
             failures += 1
             if failures >= tries:
                 raise SourceError(f"{where} failed {tries} times in a row ({_one_line(error)}); "

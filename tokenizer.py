@@ -64,6 +64,14 @@ def blocks(text: str, size: int = BLOCK) -> Iterator[str]:
     yield text[start:]
 
 
+def check_vocab_size(vocab_size: int) -> None:
+    """ValueError if it is too small to hold every byte."""
+    smallest = 256 + len(SPECIAL_TOKENS)
+    if vocab_size < smallest:
+        raise ValueError(f"vocab_size {vocab_size} is below {smallest}: the 256 bytes and "
+                         f"{len(SPECIAL_TOKENS)} special tokens; try --vocab_size 4096")
+
+
 class Tokenizer:
     """A byte-level BPE. Build one with `Tokenizer.train` or `Tokenizer.load`."""
 
@@ -100,10 +108,7 @@ class Tokenizer:
         from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
         from tokenizers import Tokenizer as HFTokenizer
 
-        smallest = 256 + len(SPECIAL_TOKENS)
-        if vocab_size < smallest:
-            raise ValueError(f"vocab_size {vocab_size} is below {smallest}: the 256 bytes and "
-                             f"{len(SPECIAL_TOKENS)} special tokens; try --vocab_size 4096")
+        check_vocab_size(vocab_size)
         bpe = HFTokenizer(models.BPE())
         bpe.normalizer = normalizers.NFC() if nfc else None
         bpe.pre_tokenizer = pre_tokenizers.Sequence([

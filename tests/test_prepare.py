@@ -460,7 +460,8 @@ def test_case_25_odd_text_loses_nothing_and_says_so(tmp_path):
 
 
 @pytest.mark.parametrize("case", ["empty folder", "no such file", "bad json", "no field", "utf16",
-                                  "broken gz", "broken parquet", "little text", "no validation"])
+                                  "broken gz", "damaged gz", "broken parquet", "little text",
+                                  "small vocabulary", "no validation", "no val_fraction"])
 def test_case_25_what_cannot_be_read_gets_a_sentence(case, tmp_path):
     folder = tmp_path / "t"
     folder.mkdir()
@@ -483,6 +484,14 @@ def test_case_25_what_cannot_be_read_gets_a_sentence(case, tmp_path):
         raw = gzip.compress(b"some text\n" * 5000)
         (folder / "a.txt.gz").write_bytes(raw[: len(raw) // 2])
         code, word = 3, "cannot be read"
+    elif case == "damaged gz":
+        raw = bytearray(gzip.compress(random.Random(0).randbytes(20_000)))
+        raw[10:] = bytes(x ^ 255 for x in raw[10:])
+        (folder / "a.txt.gz").write_bytes(raw)
+        code, word = 3, "cannot be read"
+    elif case == "small vocabulary":
+        write_texts(folder, 5)
+        word, options = "--vocab_size 4096", ["--vocab_size", "100"]
     elif case == "broken parquet":
         (folder / "a.parquet").write_bytes(b"PAR1 nonsense")
         code, word = 3, "not a readable parquet"
@@ -492,9 +501,13 @@ def test_case_25_what_cannot_be_read_gets_a_sentence(case, tmp_path):
     else:
         write_texts(folder, 5)
         word, options = "try --val_fraction", ["--val_fraction", "0.00001"]
+        if case == "no val_fraction":
+            word, options = "val_fraction 0.0", ["--val_fraction", "0"]
     done = prepare(tmp_path / "d", "--source", f"files:{folder}", *options)
     message = error_of(done, code)
-    assert word in message and str(tmp_path) in message or case in ("little text", "no validation")
+    assert word in message
+    assert str(tmp_path) in message or case in ("little text", "small vocabulary", "no validation",
+                                                "no val_fraction")
     assert not (tmp_path / "d" / "manifest.json").exists()
 
 
