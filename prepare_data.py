@@ -2,8 +2,10 @@
 
 Reads the sources of the preset; writes data/PRESET (manifest.json last: until then there is no
 dataset). The work is a map over units, each a pure function from text to shards, so the result is
-the same bytes for any number of processes or machines (`--part 1/4`, ...; then without --part), and
-after any number of kills: a run does what is not done yet. A finished data set is left alone.
+the same bytes for any number of processes or machines, and after any number of kills: a run does
+what is not done yet. A finished data set is left alone. Machines (`--part 1/4`, ...; then without
+--part) must share the folder: apart, each would train its own tokenizer and pin its own revision
+of a dataset, and nothing would fit together.
 `python prepare_data.py verify [PRESET]` reads every shard again and compares its sha256.
 Next: sources.py (where text comes from), data.py (rows, shards, manifest), train.py.
 """
@@ -59,9 +61,7 @@ def digest(tree: object) -> str:
 class Plan:
     """What is to be done, where its records are, and how much of it is done already."""
 
-    def __init__(self, config, shares: dict[str, float]) -> None:
-        from config import count
-
+    def __init__(self, config, mixture: dict[str, float]) -> None:
         self.config, self.folder = config, Path(config.data_dir)
         self.sources = [sources.parse(spec) for spec in config.source]
         names = [s.name for s in self.sources]
@@ -69,8 +69,8 @@ class Plan:
             raise ValueError(f"two sources are named {max(names, key=names.count)!r}; name them: "
                              "--source a=files:... b=files:...")
         self.part, self.parts = parse_part(config.part)
-        self.shares = [shares.get(n, 1.0) for n in names]
-        self.tokens = 0 if config.tokens == "all" else count(config.tokens)  # 0: everything
+        self.shares = shares_of(self.sources, mixture)
+        self.tokens = tokens_wanted(config.tokens, self.sources)
         if not 0 < config.val_fraction < 1:
             raise ValueError(f"val_fraction {config.val_fraction} is not between 0 and 1 (a run "
                              "validates on that share of the text); try --val_fraction 0.02")
@@ -154,16 +154,42 @@ def parse_part(text: str) -> tuple[int, int]:
     return int(i) - 1, int(n)
 
 
+def shares_of(listed: list[sources.Source], mixture: dict[str, float]) -> list[float]:
+    """What part of `tokens` each source gives: as it says itself, or by the preset's mixture."""
+    if all(s.share is None for s in listed):
+        return [mixture.get(s.name, 1.0) for s in listed]
+    if not all(s.share for s in listed):
+        raise ValueError("say the share of every source, above 0, or of none, as in "
+                         "--source web:80=hf:... books:20=files:...")
+    return [s.share for s in listed]
+
+
+def tokens_wanted(text: str, listed: list[sources.Source]) -> int:
+    """'2B' -> 2_000_000_000; 0 for everything, which of a Hub source nobody gets unasked."""
+    from config import count
+
+    tokens = 0 if text == "all" else count(text)
+    hub = [s.place for s in listed if s.kind == "hf"]
+    if hub and not tokens and text != "all":
+        raise ValueError(f"hf:{hub[0]} may hold far more than you need; say how many tokens you "
+                         "want, as in --tokens 2B, or --tokens all for everything")
+    return tokens
+
+
 def check_disk(plan: Plan, done_tokens: int) -> None:
-    """Before any work: is there room for what the tokens, or the files, imply?"""
-    width = 2 if plan.config.vocab_size <= 65_536 else 4
-    if plan.tokens:
-        tokens = plan.tokens / plan.parts * 1.05
-    else:  # at least 2.5 bytes of text per token; compressed text holds about 4 times its size
-        tokens = sum(
-            (4 if f.endswith((".gz", ".zst")) else 1) * size
-            for facts in plan.facts for f, size in facts.get("files", {}).items()
-        ) / 2.5 / plan.parts
+    """Before any work: is there room for the tokens wanted, or for all, if the files hold less?"""
+    width, tokens = 2 if plan.config.vocab_size <= 65_536 else 4, 0.0
+    for i, facts in enumerate(plan.facts):
+        most = plan.target(i) * 1.05
+        if "files" in facts:  # at least 2.5 bytes of text per token; compressed, about 4 times that
+            size = sum((4 if f.endswith((".gz", ".zst")) else 1) * size
+                       for f, size in facts["files"].items())
+            most = min(most, size / 2.5 / plan.parts)
+        tokens += most
+    if tokens == float("inf"):
+        print("the size of a Hub source is unknown until it is read: whether all of it fits on the "
+              "disk was not checked", file=sys.stderr)
+        return
     need = max(0.0, tokens - done_tokens) * width
     plan.folder.mkdir(parents=True, exist_ok=True)
     if need > (free := shutil.disk_usage(plan.folder).free):
@@ -385,6 +411,8 @@ def report(manifest: data.Manifest, seconds: float, workers: int) -> str:
                 f"{t['rows']:,} rows | cut {100 * packing['cuts'] / max(1, t['documents']):.2f}% "
                 f"of documents | dropped {100 * packing['dropped'] / t['tokens']:.4f}% of tokens | "
                 "padding 0%")
+        if split == "train" and t["tokens"] < (wanted := manifest.tree["tokens_wanted"]):
+            lines.append(f"note  {wanted:,} training tokens were asked for, the text has no more")
     lines += [f"note  {n:,} {what}" for what, n in manifest.tree["notes"].items()]
     lines.append(f"{seconds:.1f} s | peak memory {peak_gb(resource.RUSAGE_SELF):.2f} GB, and "
                  f"{peak_gb(resource.RUSAGE_CHILDREN):.2f} GB in the largest of {workers} workers")
@@ -426,12 +454,15 @@ def finished(plan: Plan) -> data.Manifest | None:
     return manifest if tree["tokens_wanted"] == plan.tokens else None
 
 
-def prepare(config, shares: dict[str, float] | None = None) -> data.Manifest | None:
-    """Prepare what a DataConfig says; None if only a part was asked for."""
+def prepare(config, mixture: dict[str, float] | None = None) -> data.Manifest | None:
+    """Prepare what a DataConfig says; None if only a part was asked for.
+
+    mixture: the sources' shares of `config.tokens` by name, where the sources don't say them.
+    """
     from runtime import cores  # comes with torch, like config.py
 
     t0 = time.perf_counter()
-    plan = Plan(config, shares or {})
+    plan = Plan(config, mixture or {})
     if (manifest := finished(plan)) is not None:
         print(f"{plan.folder} is up to date: {manifest.rows('train'):,} training rows of "
               f"{manifest.row_len}, fingerprint {manifest.fingerprint[:16]}")

@@ -4,11 +4,14 @@
     stdlib+site                  the same and the installed packages
     files:PATH                   a file, a folder or a glob: .txt .md .jsonl .parquet, also .gz .zst
     hf:REPO[:CONFIG][@REVISION]  a Hugging Face dataset, streamed; or a URL or path of data files
-`NAME=` before a spec names it, `#FIELD+FIELD` after it says which fields hold the text.
+`NAME=` before a spec names it, `NAME:60=` also says its share of the tokens wanted; `#FIELD+FIELD`
+after it says which fields hold the text.
 
 A unit is a piece of a source that can be read on its own: some files, a byte range of a big one.
 The list of units depends on the source alone, so it is the same on every machine, in an order
-mixed by hash: a prefix of it is a fair sample. Next: prepare_data.py turns units into shards.
+mixed by hash: a prefix of it is a fair sample. (Of a dataset it depends on the revision, which
+prepare_data.py pins in the data folder: machines that work on parts must share that.) Next:
+prepare_data.py turns units into shards.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ import time
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import BinaryIO
@@ -62,26 +65,29 @@ class Source:
     fields: tuple[str, ...] = ("text",)
     config: str | None = None
     revision: str | None = None
+    share: float | None = field(default=None, repr=False)  # of the tokens wanted; None: not said
 
 
 def parse(spec: str) -> Source:
     """'code=files:src#body' -> Source(name='code', kind='files', place='src', fields=('body',))"""
-    name, rest = re.fullmatch(r"(?:([\w.-]+)=)?(.*)", spec, re.DOTALL).groups()
+    name, share, rest = re.fullmatch(r"(?:([\w.-]+)(?::(\d+(?:\.\d+)?))?=)?(.*)", spec,
+                                     re.DOTALL).groups()
+    share = None if share is None else float(share)
     rest, _, fields = rest.partition("#")
     fields = tuple(fields.split("+")) if fields else ("text",)
     kind, _, place = rest.partition(":")
     if rest in ("stdlib", "stdlib+site"):
-        return Source(name or "stdlib", "stdlib", rest, fields)
+        return Source(name or "stdlib", "stdlib", rest, fields, share=share)
     if kind == "files" and place:
         return Source(name or re.sub(r"[^\w.-]", "_", Path(place).stem) or "files", "files", place,
-                      fields)
+                      fields, share=share)
     if kind == "hf" and place:
         config = revision = None
         if not is_data_file(place):
             place, _, revision = place.partition("@")
             place, _, config = place.partition(":")
         name = name or re.sub(r"[^\w.-]", "_", place.rstrip("/").split("/")[-1])
-        return Source(name, "hf", place, fields, config or None, revision or None)
+        return Source(name, "hf", place, fields, config or None, revision or None, share)
     raise ValueError(f"source {spec!r} is none of stdlib, stdlib+site, files:PATH, "
                      "hf:REPO[:CONFIG][@REVISION]")
 

@@ -297,11 +297,14 @@ def test_specs():
     parse = sources.parse
     assert parse("files:a/b c.txt").name == "b_c"
     assert parse("code=files:src#body").fields == ("body",) and parse("x=stdlib").name == "x"
+    assert parse("x=stdlib").share is None and parse("x:2.5=stdlib") == parse("x:2.50=stdlib")
+    half = parse("web:0.5=hf:Org/set:four")
+    assert (half.name, half.share, half.place, half.config) == ("web", 0.5, "Org/set", "four")
     hf = parse("math=hf:Org/set:four@abc#q+a")
     assert (hf.name, hf.place, hf.config, hf.revision, hf.fields) == \
         ("math", "Org/set", "four", "abc", ("q", "a"))
     assert parse("hf:http://127.0.0.1:80/a.parquet").place == "http://127.0.0.1:80/a.parquet"
-    for bad in ("", "files:", "http://x", "std"):
+    for bad in ("", "files:", "http://x", "std", "x:y=stdlib", "x:1.2.3=stdlib"):
         with pytest.raises(ValueError, match="none of"):
             parse(bad)
 
@@ -403,7 +406,7 @@ def test_case_22_a_source_that_stays_away(server, tmp_path, monkeypatch):
         list(sources.documents(source, {"shard": 0, "of": 1}, Counter()))
     assert error.value.exit_code == 3
     handler.failing = "some"
-    done = prepare(tmp_path / "d", "--source", f"hf:{url}")
+    done = prepare(tmp_path / "d", "--source", f"hf:{url}", "--tokens", "all")
     assert done.returncode == 0, done.stderr
     facts = Manifest.load(tmp_path / "d").tree["splits"]
     assert sum(f["a.parquet"]["documents"] for f in facts.values()) == len(texts)
@@ -524,6 +527,51 @@ def test_a_mixture_of_sources_and_an_existing_tokenizer(jsonl, undisturbed, tmp_
     assert "two sources are named 'docs'" in error_of(same, 2)
 
 
-def test_too_little_disk_is_said_before_any_work(jsonl, tmp_path):
-    done = prepare(tmp_path / "d", "--source", f"files:{jsonl}", "--tokens", "900T")
+def test_shares_of_the_tokens_wanted(jsonl, tmp_path):
+    write_jsonl(tmp_path / "books.jsonl", 320, seed=1)
+    places = f"web:3=files:{jsonl}", f"books:1=files:{tmp_path / 'books.jsonl'}"
+    done = prepare(tmp_path / "d", "--tokens", "60k", "--source", *places)
+    assert done.returncode == 0 and "asked for" not in done.stdout, done.stderr
+    facts = Manifest.load(tmp_path / "d").tree["splits"]["train"]
+    units = 15_000  # at least, and a source goes on to the end of its last one
+    assert 45_000 <= facts["web"]["tokens"] < 45_000 + units
+    assert 15_000 <= facts["books"]["tokens"] < 15_000 + units
+    more = prepare(tmp_path / "e", "--tokens", "900k", "--source", *places)
+    assert "900,000 training tokens were asked for, the text has no more" in more.stdout
+    one = prepare(tmp_path / "f", "--source", places[0], f"files:{tmp_path / 'books.jsonl'}")
+    assert "share of every source" in error_of(one, 2)
+
+
+def test_too_little_disk_is_said_before_any_work(jsonl, tmp_path, monkeypatch):
+    import pyarrow
+    import pyarrow.parquet
+
+    table = pyarrow.table({"text": texts_of(jsonl)})
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+    hub = ("--source", f"hf:{tmp_path / 'a.parquet'}")
+    assert "--tokens 2B, or --tokens all" in error_of(prepare(tmp_path / "d", *hub), 2)
+    assert not (tmp_path / "d").exists()
+    done = prepare(tmp_path / "d", *hub, "--tokens", "900T")
+    assert "about 1890000.0 GB more are needed" in error_of(done, 6)  # 5% of slack, 2 bytes each
+    done = prepare(tmp_path / "d", *hub, "--tokens", "all")
+    assert done.returncode == 0 and "size of a Hub source is unknown" in done.stderr
+    # local text has a size, whatever is wanted of it
+    assert prepare(tmp_path / "e", "--source", f"files:{jsonl}", "--tokens", "900T").returncode == 0
+    usage = shutil.disk_usage(tmp_path)._replace(free=100_000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+    done = prepare(tmp_path / "f", "--source", f"files:{jsonl}")
     assert "GB are free" in error_of(done, 6)
+
+
+def test_each_preset_prepares_what_it_trains_on():
+    import config
+    import plan
+
+    for name, preset in config.PRESETS.items():
+        trained = plan.steps_for(preset.train, plan.n_params(preset.model)) \
+            * preset.train.tokens_per_step
+        prepared = config.count(preset.data.tokens)
+        if any(sources.parse(spec).kind == "hf" for spec in preset.data.source):
+            assert trained <= prepared < 1.05 * trained, name
+        else:
+            assert not prepared, name
