@@ -113,23 +113,27 @@ class Manifest:
         self._open = lru_cache(maxsize=128)(self._open_shard)  # open files are limited (1,024, say)
 
     @classmethod
-    def load(cls, folder: str | Path) -> Manifest:
+    def load(cls, folder: str | Path, preset: str = "PRESET") -> Manifest:
+        """Read FOLDER/manifest.json. `preset` is for the remedy: the word that prepares such data.
+
+        ValueError if there is none, DataError if it cannot be used.
+        """
         path = Path(folder) / "manifest.json"
         try:
             tree = json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
-            preset = Path(folder).name or "tiny"
-            raise ValueError(f"{path} does not exist: no data is prepared there; "
-                             f"run: python prepare_data.py {preset}") from None
+            usual = Path(folder) == Path("data", preset)
+            raise ValueError(f"{path} does not exist: no data is prepared there; run: python "
+                             f"prepare_data.py {preset}{'' if usual else f' --data_dir {folder}'} "
+                             "(and the options you want)") from None
         except ValueError:
-            raise DataError(f"{path} is not valid JSON; delete it and run prepare_data.py again "
-                            "(finished units are kept)") from None
+            raise DataError(f"{path} is not valid JSON; {REMEDY}") from None
         if tree.get("format") != FORMAT:
             raise DataError(f"{path} has format {tree.get('format')}, this program reads {FORMAT}; "
-                            "prepare the data again")
+                            f"remove the data (rm -r {folder}) and {AGAIN}")
         if tree["fingerprint"] != fingerprint(tree):
             raise DataError(f"{path} was edited: its fingerprint is {tree['fingerprint'][:12]}, "
-                            f"its content says {fingerprint(tree)[:12]}; prepare the data again")
+                            f"its content says {fingerprint(tree)[:12]}; {REMEDY}")
         return cls(folder, tree)
 
     def shards(self, split: str, source: str | int | None = None) -> list[dict]:
@@ -151,7 +155,11 @@ class Manifest:
 
     def token_bytes(self) -> np.ndarray:
         """int32 (vocab_size,): bytes of text per token id, 0 for special tokens."""
-        return np.load(self.dir / "token_bytes.npy")
+        path = self.dir / "token_bytes.npy"
+        try:
+            return np.load(path)
+        except (OSError, ValueError, EOFError) as error:
+            raise DataError(f"{path} cannot be read ({error}); {AGAIN}") from None
 
     def locate(self, split: str, source: int, row: int) -> tuple[dict, int]:
         """(shard entry, row within the shard) of a source's row."""
@@ -211,10 +219,10 @@ class Manifest:
         tokenizer = self.dir / "tokenizer.json"
         if not tokenizer.exists() or sha256_of(tokenizer) != self.tokenizer_sha256:
             raise DataError(f"{tokenizer} is not the one the data was made with (sha256 "
-                            f"{self.tokenizer_sha256[:12]}...); prepare the data again")
+                            f"{self.tokenizer_sha256[:12]}...); {AGAIN}")
         if self.token_bytes().shape != (self.vocab_size,):
             raise DataError(f"{self.dir / 'token_bytes.npy'} does not have {self.vocab_size} "
-                            "entries; prepare the data again")
+                            f"entries; {AGAIN}")
 
     def verify(self, shards: list[dict] | None = None, pause: float = 0.0,
                stop: threading.Event | None = None) -> None:
@@ -232,7 +240,8 @@ class Manifest:
 
 
 FORMAT = 1  # of the folder; changes when older folders can no longer be read
-REMEDY = "delete it and run prepare_data.py again (only what is missing is redone)"
+AGAIN = "run the same prepare_data.py command again"
+REMEDY = f"delete it and {AGAIN} (only what is missing is redone)"
 
 
 def fingerprint(tree: dict) -> str:
@@ -392,7 +401,8 @@ class RowLoader:
                     j = int(rows.max(axis=1).argmax())
                     raise DataError(f"{self.row_ids(first + j, 1)[0]} has token {rows[j].max()}, "
                                     f"the vocabulary ends at {self.manifest.vocab_size - 1}; "
-                                    "run: python prepare_data.py verify")
+                                    "run: python prepare_data.py verify --data_dir "
+                                    f"{self.manifest.dir}")
                 array = buffer.numpy()
                 array[0], array[1] = rows[:, :-1], rows[:, 1:]
                 self._ready.put(slot)

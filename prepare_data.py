@@ -432,11 +432,12 @@ def finished(plan: Plan) -> data.Manifest | None:
     manifest = data.Manifest.load(plan.folder)
     tree = manifest.tree
     if tree["prepared_from"] != plan.key:
-        if tree["options"] == plan.options and {s.kind for s in plan.sources} == {"stdlib"}:
-            print("the installed Python files have changed since; the data is kept as it was made")
+        same = tree["options"] == plan.options
+        if same and tree["tokens_wanted"] == plan.tokens and \
+                {s.kind for s in plan.sources} == {"stdlib"}:
+            keep_as_made(plan, manifest)
             return manifest
-        what = "its text has changed since" if tree["options"] == plan.options \
-            else "made with other options"
+        what = "its text has changed since" if same else "made with other options"
         raise ValueError(f"{plan.folder} holds other data ({what}); choose another --data_dir, or "
                          f"remove it first: rm -r {plan.folder}")
     reason = ""
@@ -452,6 +453,18 @@ def finished(plan: Plan) -> data.Manifest | None:
         path.unlink()
         return None
     return manifest if tree["tokens_wanted"] == plan.tokens else None
+
+
+def keep_as_made(plan: Plan, manifest: data.Manifest) -> None:
+    """The text is another one by now: the data is used if it is whole, but cannot be repaired."""
+    try:
+        manifest.check()
+    except data.DataError as error:
+        reason = str(error).partition("; ")[0]  # without its remedy, which would not help
+        raise data.DataError(f"{reason}; the installed Python files have changed since, so it "
+                             "cannot be made as it was; remove the data and run the same command "
+                             f"again: rm -r {plan.folder}") from None
+    print("the installed Python files have changed since; the data is kept as it was made")
 
 
 def prepare(config, mixture: dict[str, float] | None = None) -> data.Manifest | None:
@@ -514,7 +527,7 @@ def main(argv: list[str]) -> int:
 
     if argv[:1] == ["verify"]:
         preset = config.parse("prepare_data.py verify", "data", argv[1:])
-        manifest = data.Manifest.load(preset.data.data_dir)
+        manifest = data.Manifest.load(preset.data.data_dir, preset.name)
         manifest.check()
         manifest.verify()
         shards = manifest.shards("train") + manifest.shards("val")

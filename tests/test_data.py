@@ -459,8 +459,25 @@ def test_case_21_another_tokenizer_or_an_edited_manifest(manifest):
     path.write_text("{")
     with pytest.raises(DataError, match="not valid JSON"):
         Manifest.load(manifest.dir)
-    with pytest.raises(ValueError, match=r"python prepare_data\.py nothing"):
-        Manifest.load(manifest.dir.parent / "nothing")
+
+
+def test_the_command_that_makes_missing_data(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for arguments, command in (
+        (("data/d12", "d12"), "prepare_data.py d12 (and"),
+        (("data/pt", "tiny"), "prepare_data.py tiny --data_dir data/pt (and"),
+        (("data/pt",), "prepare_data.py PRESET --data_dir data/pt (and"),
+        ((tmp_path / "x", "d12"), f"prepare_data.py d12 --data_dir {tmp_path / 'x'} (and"),
+    ):
+        with pytest.raises(ValueError) as error:
+            Manifest.load(*arguments)
+        assert f"run: python {command}" in str(error.value)
+
+
+def test_a_missing_table_of_token_bytes_is_said(manifest):
+    (manifest.dir / "token_bytes.npy").unlink()
+    with pytest.raises(DataError, match=r"token_bytes.*run the same prepare_data\.py command"):
+        manifest.check()
 
 
 def test_a_shard_that_vanishes_during_the_run_is_named(tmp_path):

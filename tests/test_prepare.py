@@ -26,6 +26,7 @@ from data_helpers import (
     environment,
     fingerprint,
     hashes,
+    make_folder,
     prepare,
     write_jsonl,
     write_texts,
@@ -135,6 +136,29 @@ def test_a_finished_folder_is_left_alone(jsonl, undisturbed):
     assert {p: p.stat().st_mtime_ns for p in undisturbed.rglob("*")} == before
     other = prepare(undisturbed, "--source", f"files:{jsonl}", "--nfc")
     assert "holds other data" in error_of(other, 2) and "rm -r" in other.stderr
+
+
+def test_data_of_an_older_library_is_kept_while_it_is_whole(tmp_path):
+    """It cannot be repaired, as its text is gone; and no remedy may lead in a circle."""
+    import config
+    import data
+    import prepare_data
+
+    folder, source = tmp_path / "d", ("--source", "stdlib")
+    manifest = make_folder(folder, {"train": {"stdlib": 300}, "val": {"stdlib": 9}}, row_len=65)
+    asked = config.DataConfig(data_dir=str(folder), vocab_size=400, row_len=65)
+    tree = manifest.tree | {"options": prepare_data.Plan(asked, {}).options, "tokens_wanted": 0,
+                            "prepared_from": "the text of an older Python"}
+    data.write_json(folder / "manifest.json", tree | {"fingerprint": data.fingerprint(tree)})
+    done = prepare(folder, *source)
+    assert done.returncode == 0 and "have changed since" in done.stdout
+    more = prepare(folder, *source, "--tokens", "1M")
+    assert "its text has changed since" in error_of(more, 2) and "rm -r" in more.stderr
+    path = folder / manifest.shards("train")[1]["file"]
+    path.unlink()
+    message = error_of(prepare(folder, *source), 3)
+    assert f"{path} is missing" in message and f"again: rm -r {folder}" in message
+    assert "delete it" not in message
 
 
 def test_verify_by_hand_and_repair(jsonl, undisturbed, tmp_path):
