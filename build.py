@@ -6,6 +6,7 @@ before the first step. The names are in the order in which train.py calls them.
 
 from __future__ import annotations
 
+import gc
 import json
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -26,7 +27,7 @@ from model import GPT, GPTConfig
 from plan import Plan
 
 
-def open_data(preset: cfg.Preset) -> tuple[data.Manifest, GPTConfig]:
+def open_data(preset: cfg.Preset, world: runtime.World) -> tuple[data.Manifest, GPTConfig]:
     """The prepared data, checked, and the model's configuration as the data completes it."""
     config, name = preset.train, preset.name
     manifest = data.Manifest.load(config.data_dir)
@@ -49,11 +50,21 @@ def open_data(preset: cfg.Preset) -> tuple[data.Manifest, GPTConfig]:
             "text, or shorter rows: python prepare_data.py "
             f"{name} --row_len {(manifest.row_len - 1) // 2 + 1}"
         )
+    for mixture in (config.mixture, config.decay_mixture):
+        data.mixture_weights(manifest, cfg.weights(mixture))  # refuses an unknown source, now
     if config.verify:
-        manifest.verify()
+        runtime.once_per_node(world, manifest.verify)
     if config.stage:
-        manifest = data.stage(manifest, config.stage)
+        runtime.once_per_node(world, lambda: data.stage(manifest, config.stage))
+        manifest = data.Manifest.load(data.staged(manifest, config.stage))
     return manifest, replace(given, **found)
+
+
+def taken_from_data(asked: GPTConfig, model_config: GPTConfig) -> str:
+    """One line on what the data decided against the preset; empty if it is as the preset says."""
+    before, now = asdict(asked), asdict(model_config)
+    changed = [f"{key} {now[key]:,}, not {before[key]:,}" for key in now if now[key] != before[key]]
+    return "decided   by the data: " + ", ".join(changed) if changed else ""
 
 
 def claim_run_dir(preset: cfg.Preset, model_config: GPTConfig, manifest, world) -> object:
@@ -67,22 +78,28 @@ def claim_run_dir(preset: cfg.Preset, model_config: GPTConfig, manifest, world) 
         raise ValueError(
             f"{run_dir} cannot be written ({error.strerror}); choose another --run_dir"
         ) from None
+    for junk in run_dir.glob(".tmp-*"):
+        junk.unlink()  # of a run that was killed while it wrote a small file
     now = identity(preset.train, model_config, manifest)
     path = run_dir / "config.json"
     if path.exists() and checkpoint.checkpoints(run_dir / "checkpoints"):
-        before = json.loads(path.read_text())
-        differ = [
-            f"{k} is {before.get(k)!r} there and {now.get(k)!r} here"
-            for k in sorted(before.keys() | now.keys())
-            if before.get(k) != now.get(k)
-        ]
-        if differ:
-            raise ValueError(
-                f"{run_dir} holds a run with another configuration: {'; '.join(differ)}; "
-                "give the same options to go on with it, or another --run_dir to start anew"
-            )
+        check_same_run(run_dir, json.loads(path.read_text()), now)
     durable.write_text(path, json.dumps(now, indent=1) + "\n")
     return claim
+
+
+def check_same_run(where: Path, before: dict, now: dict) -> None:
+    """ValueError with the fields that differ if `where` belongs to another run (see identity)."""
+    differ = [
+        f"{k} is {before.get(k)!r} there and {now.get(k)!r} here"
+        for k in sorted(before.keys() | now.keys())
+        if before.get(k) != now.get(k)
+    ]
+    if differ:
+        raise ValueError(
+            f"{where} is of a run with another configuration: {'; '.join(differ)}; "
+            "give the same options to go on with it, or another --run_dir to start anew"
+        )
 
 
 def identity(config: cfg.TrainConfig, model_config: GPTConfig, manifest: data.Manifest) -> dict:
@@ -109,6 +126,11 @@ def build_model(model_config: GPTConfig, world: runtime.World, plan: Plan, seed:
             if plan.compile:  # block by block: gathering its weights in between is not traced
                 block.compile(dynamic=False, fullgraph=True)
             fully_shard(block, mesh=mesh, mp_policy=policy)
+        if plan.compile:
+            # the loss has a graph of its own, or its temporaries would be larger than the model
+            model.cross_entropy = torch.compile(model.cross_entropy, dynamic=False, fullgraph=True)
+            # all blocks count together: each kind, for each number of rows that is tried
+            torch._dynamo.config.recompile_limit = 64
         fully_shard(model, mesh=mesh, mp_policy=policy)
     model.to_empty(device=world.device)
     torch.manual_seed(seed)
@@ -141,7 +163,6 @@ def build_optimizers(
             weight_decay=config.weight_decay,
             ns_dtype=world.dtype,
             divide=world.world_size > 1 and not sharded,
-            compile=config.compile and world.device.type == "cuda",
         )
         optimizers = [muon]
     adamw = [
@@ -156,11 +177,13 @@ def build_optimizers(
 
 
 def compile_step(model: GPT, plan: Plan, world: runtime.World, log: metrics.Log):
-    """Find what runs here: (callable model, micro-batch). Tries one forward and backward on random
+    """Find what runs here: (callable model, micro-batch). Tries forward and backward on random
     tokens: out of memory halves the micro-batch, a failing compiler falls back to eager; the
     printed line says which. Tokens per step stay what they are."""
     compiled = None if plan.compile and not plan.sharded else model
     micro_batch, T = plan.micro_batch, model.config.seq_len
+    if plan.compile:
+        log.say("compiling ...")
     while True:
         problem = None
         try:
@@ -170,35 +193,58 @@ def compile_step(model: GPT, plan: Plan, world: runtime.World, log: metrics.Log)
             tokens = torch.randint(
                 model.config.vocab_size, (micro_batch, T + 1), generator=generator
             ).to(world.device)
-            compiled(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()).backward()
-        except torch.OutOfMemoryError:
-            problem = "memory"
+            accumulates = plan.rows_at(plan.ramp_steps) > micro_batch * world.world_size
+            for _ in range(1 + accumulates):  # then a backward has gradients beside the old ones
+                compiled(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()).backward()
         except Exception as error:  # the compiler's errors share no base class
-            if compiled is model:
-                if plan.sharded and plan.compile:
-                    raise ValueError(
-                        f"torch.compile does not work here ({type(error).__name__}: "
-                        f"{str(error).strip().splitlines()[0]}); add --no_compile"
-                    ) from error
+            said = (str(error).strip() or "no message").splitlines()[0]
+            if _is_out_of_memory(error):
+                problem = "memory"
+            elif compiled is not model:
+                problem = f"{type(error).__name__}: {said}"
+            elif plan.sharded and plan.compile:
+                raise ValueError(
+                    f"torch.compile does not work here ({type(error).__name__}: {said}); "
+                    "add --no_compile"
+                ) from error
+            else:
                 raise
-            problem = f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"
         model.zero_grad(set_to_none=True)
         problem = _any_rank(problem)
         if problem is None:
             return compiled, micro_batch
         if problem == "memory":
             if world.device.type == "cuda":
+                gc.collect()
                 torch.cuda.empty_cache()
-            if micro_batch == 1 or not plan.auto_micro_batch:
+            # an error in the middle leaves FSDP in the middle; torch 2.11 cannot put it right
+            can_retry = not plan.sharded or hasattr(model, "reset_iter_state")
+            if plan.sharded and can_retry:
+                model.reset_iter_state()
+            if micro_batch == 1 or not plan.auto_micro_batch or not can_retry:
+                ways = ["a smaller preset"]
+                if world.world_size > 1 and not plan.sharded:
+                    ways.insert(0, "--parallel fsdp")
+                if micro_batch > 1:
+                    ways.insert(0, f"--micro_batch {plan.smaller_micro_batch(micro_batch)}")
                 raise ValueError(
-                    f"out of memory with {micro_batch} rows of {T} tokens; try --micro_batch "
-                    f"{max(1, micro_batch // 2)}, --parallel fsdp, or a smaller preset"
+                    f"out of memory with {micro_batch} rows of {T} tokens; try {' or '.join(ways)}"
                 )
             micro_batch = plan.smaller_micro_batch(micro_batch)
             log.say(f"out of memory: micro-batch halved to {micro_batch}")
         else:
             log.say(f"torch.compile does not work here, so eager it is: {problem}")
             compiled = model
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """Also where a library words it in its own way: the compiler, the driver."""
+    text = str(error).lower()
+    return (
+        isinstance(error, torch.OutOfMemoryError)
+        or "out of memory" in text
+        or "outofmemoryerror" in text
+    )
 
 
 def _any_rank(problem: str | None) -> str | None:

@@ -47,7 +47,7 @@ class CheckpointError(Exception):
 
 
 class NonFiniteError(CheckpointError):
-    """The state to save holds NaN or infinity."""
+    """A loss, a gradient or the state to save is NaN or infinite."""
 
     exit_code = 5
 
@@ -288,7 +288,9 @@ def _publish(
         return path  # published before, and still valid
     try:
         team.all(lambda: _write_own(team, tmp, state, record, rng))  # (2) all but tensors
-        writer = dcp.FileSystemWriter(tmp / "dcp", sync_files=True)  # ... each rank its part
+        # ... each rank its part. Copying ahead is for tensors on a GPU: here it would only wait, at
+        # every few tensors, for what training has put on the GPU meanwhile.
+        writer = dcp.FileSystemWriter(tmp / "dcp", sync_files=True, per_thread_copy_ahead=0)
         team.all(lambda: dcp.save(state, storage_writer=writer, **team.for_dcp))
         _stage("write")
         hashes = team.all(lambda: _hash_own(team, tmp))  # (3) each rank re-reads what it wrote
@@ -371,9 +373,11 @@ def load(path: str | Path, model: nn.Module, optimizers: Optimizers, log: Callab
     return _load(team, Path(path), model, optimizers, log)
 
 
-def load_model(path: str | Path, model: nn.Module) -> dict:
-    """Load only the weights, into a plain module, on this process alone; returns `trainer`."""
-    _verify(Path(path))
+def load_model(path: str | Path, model: nn.Module, verified: bool = False) -> dict:
+    """Load only the weights, into a plain module, on this process alone; returns `trainer`.
+    verified: somebody has just read and hashed all of it (`latest_valid` does)."""
+    if not verified:
+        _verify(Path(path))
     state = {f"model.{name}": t for name, t in model.state_dict().items()}
     _read_into(_Team(alone=True), Path(path), state, prefix="model.")
     return read_trainer(path)
@@ -437,13 +441,17 @@ class Checkpointer:
                 shutil.rmtree(junk) if junk.is_dir() else junk.unlink()
 
     def resume(
-        self, model: nn.Module, optimizers: Optimizers, path: str | Path | None = None
-    ) -> dict | None:
+        self, model: nn.Module, optimizers: Optimizers, path: str | Path | None = None,
+        check: Callable[[Path, dict], None] = lambda path, trainer: None,
+    ) -> dict | None:  # fmt: skip
         """Load the newest valid checkpoint, here or in the mirror (or the one at `path`); returns
-        its `trainer`, or None if there is none. Also sets aside the memory that saves copy into."""
+        its `trainer`, or None if there is none. check(path, trainer) may raise before anything is
+        copied or loaded. Also sets aside the memory that saves copy into."""
         trainer = None
         find = (lambda: _verify(Path(path))) if path else self._find
         if path := self._team.first(find, CheckpointError):
+            check(path, read_trainer(path))
+            path = self._team.first(lambda: self._bring_home(path), CheckpointError)
             self._resumed_from = path.name
             trainer = _load(self._team, path, model, optimizers, self.log)
         if self.asynchronous:
@@ -451,11 +459,13 @@ class Checkpointer:
         return trainer
 
     def _find(self) -> Path | None:
-        found = latest_valid(self.root, self.mirror, log=self.log)
-        if found and found.parent != self.root:
-            self.log(f"{found.name} is restored from {found.parent}")
-            found = _copy(found, self.root)
-        return found
+        return latest_valid(self.root, self.mirror, log=self.log)
+
+    def _bring_home(self, found: Path) -> Path:
+        if found.parent != self.mirror:
+            return found
+        self.log(f"{found.name} is restored from {self.mirror}")
+        return _copy(found, self.root)
 
     def save(
         self, step: int, model: nn.Module, optimizers: Optimizers, trainer: dict,
@@ -555,16 +565,17 @@ class Checkpointer:
                 if self._best == path.name and (root / path.name).exists():
                     write_text(root / "best", path.name)
                 if published:
-                    self._retain(root)
+                    self._retain(root, root / path.name)
         except Exception as e:
             self.log(f"warning: after the save of {path.name}: {type(e).__name__}: {e}")
 
-    def _retain(self, root: Path) -> None:
-        """Delete all but the newest `keep` valid ones, milestones, the best, the resumed-from."""
+    def _retain(self, root: Path, new: Path) -> None:
+        """Delete all but the newest `keep` valid ones, milestones, the best, the resumed-from.
+        new: has just been written; the others are read and hashed before they count."""
         found = checkpoints(root)
         kept: list[Path] = []
         for path in found:
-            if len(kept) < self.keep and why_invalid(path) is None:
+            if len(kept) < self.keep and (path == new or why_invalid(path) is None):
                 kept.append(path)
         if len(kept) < self.keep:
             return  # nothing to spare

@@ -8,11 +8,13 @@ program names the preset (none: tiny), every field of the program's dataclasses 
 from __future__ import annotations
 
 import difflib
+import math
 import os
 import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Literal
 
 from model import GPTConfig
@@ -24,8 +26,8 @@ class DataConfig:
 
     source: tuple[str, ...] = ("stdlib",)
     """Where the text comes from, one or more of `stdlib`, `stdlib+site`, `files:PATH`,
-    `hf:REPO[:CONFIG][@REVISION]`; `NAME=` before it names the source in a mixture, `#FIELD+FIELD`
-    after it says which fields hold the text."""
+    `hf:REPO[:CONFIG][@REVISION]`; `NAME=` before it names the source in a mixture, `NAME:60=` also
+    says its share of `tokens`, `#FIELD+FIELD` after it says which fields hold the text."""
     data_dir: str = ""
     """Folder to write; empty: data/PRESET."""
     tokenizer: str = ""
@@ -34,18 +36,21 @@ class DataConfig:
     """Tokens in the vocabulary, special tokens included."""
     nfc: bool = False
     """Normalize text to Unicode NFC before encoding."""
-    row_len: int = 513
+    row_len: int = 257
     """Tokens in a row: seq_len inputs + 1."""
     packing: Literal["best_fit", "best_fit_discard", "concat"] = "best_fit"
     """best_fit loses nothing; the others are there to compare with."""
     tokens: str = ""
-    """Stop after enough units for this many tokens (`2B`, `500M`); empty: everything."""
+    """Stop after enough units for this many tokens (`2B`, `500M`), shared among the sources as they
+    say, or as the preset's mixture says, else evenly; `all` or empty: everything (of a Hub source
+    only if `all` is said)."""
     val_fraction: float = 0.02
     """Share of the documents, chosen by content hash, that go to validation."""
     workers: int = 0
     """Processes; 0: one per core."""
     part: str = ""
-    """`I/N`: prepare only the I-th of N parts of the units (machines in parallel)."""
+    """`I/N`: prepare only the I-th of N parts of the units (machines in parallel, which must share
+    data_dir)."""
 
 
 @dataclass(frozen=True)
@@ -85,8 +90,8 @@ class TrainConfig:
     # Optimizer
     optimizer: Literal["muon", "adamw"] = "muon"
     """muon: Muon for the matrices, AdamW for the rest; adamw: AdamW for all."""
-    lr: float = 6e-5
-    """Learning rate of `--optimizer adamw`."""
+    lr: float = 6e-4
+    """Learning rate of `--optimizer adamw`; small models take more, large ones less."""
     lr_scale: float = 1.0
     """Factor on the four learning rates of `--optimizer muon`."""
     matrix_lr: float = 0.02
@@ -106,7 +111,7 @@ class TrainConfig:
     warmup: int = 40
     """Steps of linear warmup."""
     decay: float = 0.65
-    """wsd: the share of the run in which the learning rate falls."""
+    """The share of the run in which wsd lowers the learning rate, and decay_mixture holds."""
     final_lr: float = 0.05
     """The factor that the learning rate ends at (wsd, cosine)."""
     skip_nonfinite: int = 0
@@ -116,9 +121,10 @@ class TrainConfig:
 
     # Watch
     log_every: int = 10
-    """Steps between lines on the screen (metrics.jsonl gets every step)."""
+    """Steps between lines on the screen (metrics.jsonl gets every step); 0: first and last."""
     eval_every: int = 250
-    """Steps between validations; there is one before the first step and one at the end anyway."""
+    """Steps between validations, the best of which is saved; there is one before the first step
+    and one at the end anyway; 0: no other."""
     eval_tokens: int = 10_485_760
     """Validation targets to score, always the same ones."""
     wandb: bool = False
@@ -144,7 +150,7 @@ class TrainConfig:
     milestone_every: int = 0
     """Keep the checkpoint of every k-th step for good; 0: none."""
     mirror: str = ""
-    """Copy each checkpoint to this second folder as well."""
+    """Copy each checkpoint to a folder of the run's name in this second place as well."""
     resume: str = "auto"
     """auto: from the newest valid checkpoint in run_dir, if any; or the path of one."""
     init_from: str = ""
@@ -159,6 +165,16 @@ class TrainConfig:
     """torch.compile the training step; eager if that fails here."""
     parallel: Literal["auto", "ddp", "fsdp"] = "auto"
     """Several ranks: a whole model on each (ddp), or sharded (fsdp)."""
+
+    def __post_init__(self):
+        for name, value in vars(self).items():
+            if isinstance(value, (int, float)) and not 0 <= value < math.inf:
+                raise ValueError(f"--{name} {value} is not a number from 0 on")
+        for name in ("tokens_per_step", "eval_tokens"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"--{name} {getattr(self, name)} is less than one token")
+        if self.decay > 1:
+            raise ValueError(f"--decay {self.decay} is a share of the run, from 0 to 1")
 
 
 # A run goes on under other values of these; every other field is part of what the run *is*.
@@ -176,10 +192,12 @@ class Preset:
     model: GPTConfig
     data: DataConfig
     train: TrainConfig = field(default_factory=TrainConfig)
+    prompts: tuple[str, ...] = ("The largest planet is", "Once upon a time", "Water boils when")
+    """What `eval.py sample` continues."""
     name: str = ""
 
 
-def _d(depth: int, tokens_per_step: int) -> Preset:
+def _d(depth: int, tokens_per_step: int, data_tokens: str) -> Preset:
     """The depth dial: width 64 x depth, heads of 128, MLP 4x."""
     model = GPTConfig(
         n_layer=depth,
@@ -191,7 +209,7 @@ def _d(depth: int, tokens_per_step: int) -> Preset:
     )
     data = DataConfig(
         source=("hf:karpathy/climbmix-400b-shuffle",), vocab_size=32_768, row_len=2049,
-        val_fraction=0.001,
+        tokens=data_tokens, val_fraction=0.001,
     )  # fmt: skip
     return Preset(model, data, TrainConfig(tokens_per_step=tokens_per_step))
 
@@ -209,16 +227,17 @@ PRESETS = {
         ),
         # Short rows and a slow Muon: with rows of 513, or with Muon's usual rate, some seeds were
         # still near 2 bits per byte after 1M tokens, where all three tried now have 1.46 or less.
-        DataConfig(vocab_size=4096, row_len=257),
+        DataConfig(),
         TrainConfig(
-            steps=1000, tokens_per_step=2048,  # 8 x 256
-            lr_scale=1.5, matrix_lr=0.01, weight_decay=0.0, warmup=10, log_every=25, eval_every=100,
-            eval_tokens=81_920, save_minutes=1.0,
+            steps=1000, tokens_per_step=2048,  # 8 rows
+            lr=1e-3, lr_scale=1.5, matrix_lr=0.01, weight_decay=0.0, warmup=10, log_every=25,
+            eval_every=100, eval_tokens=81_920, save_minutes=1.0,
         ),
+        prompts=("def ", "class ", "import "),
     ),
-    "d12": _d(12, 524_288),  # 16 x 2048 x 16
-    "d20": _d(20, 1_048_576),
-    "d24": _d(24, 1_048_576),
+    "d12": _d(12, 524_288, "1.2B"),  # 256 rows
+    "d20": _d(20, 1_048_576, "4.7B"),
+    "d24": _d(24, 1_048_576, "7.8B"),
     # The two runs that the project's sources describe.
     "smol-135m": Preset(
         GPTConfig(
@@ -227,10 +246,10 @@ PRESETS = {
         ),
         DataConfig(
             source=("hf:HuggingFaceFW/fineweb-edu:sample-100BT",), vocab_size=49_152, row_len=2049,
-            val_fraction=0.001,
+            tokens="51B", val_fraction=0.001,
         ),
         TrainConfig(
-            tokens="50B", tokens_per_step=2_097_152,  # 16 x 2048 x 64
+            tokens="50B", tokens_per_step=2_097_152,  # 1,024 rows
             optimizer="adamw", lr=6e-5, schedule="cosine", final_lr=0.1, warmup=100, grad_clip=1.0,
         ),
     ),
@@ -246,13 +265,14 @@ PRESETS = {
                 "finemath=hf:HuggingFaceTB/finemath:finemath-4plus",
                 "infiwebmath=hf:HuggingFaceTB/finemath:infiwebmath-4plus",
             ),
-            vocab_size=32_000, nfc=True, row_len=4097, val_fraction=0.001,
+            vocab_size=32_000, nfc=True, row_len=4097, tokens="325B", val_fraction=0.001,
         ),
         TrainConfig(
-            steps=152_000, tokens_per_step=2_097_152,  # 8 x 4096 x 64
+            steps=152_000, tokens_per_step=2_097_152,  # 512 rows
             optimizer="adamw", lr=6e-5, schedule="cosine", final_lr=0.1, warmup=152, grad_clip=1.0,
             mixture=("gigaverbo=60", "reasoning=30", "finemath=5", "infiwebmath=5"),
         ),
+        prompts=("O maior planeta é", "Era uma vez", "A água ferve quando"),
     ),
 }  # fmt: skip
 
@@ -305,13 +325,16 @@ def find_preset(name: str) -> Preset:
 
 
 def count(text: str) -> int:
-    """ "2B" -> 2_000_000_000, "500M", "10k", "4096"; "" -> 0."""
+    """ "2B" -> 2_000_000_000, "500M", "10k", "4096"; "" -> 0 (and "0", and no fewer)."""
     units = {"K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
     number, unit = (text[:-1], units[text[-1].upper()]) if text[-1:].upper() in units else (text, 1)
     try:
-        return round(float(number) * unit) if text else 0
-    except ValueError:
-        raise ValueError(f"{text!r} is no number of tokens; write 2B, 500M or 4096") from None
+        tokens = round(float(number) * unit) if text else 0
+    except (ValueError, OverflowError):
+        tokens = -1
+    if tokens < 0:
+        raise ValueError(f"{text!r} is no number of tokens; write 2B, 500M or 4096")
+    return tokens
 
 
 def weights(mixture: tuple[str, ...]) -> dict[str, float] | None:
@@ -329,15 +352,14 @@ def weights(mixture: tuple[str, ...]) -> dict[str, float] | None:
 
 
 def run(main: Callable[[list[str]], int | None]) -> None:
-    """Run main(argv) and exit with what it returns; an error with an exit code (ValueError: 2) is
-    printed as one sentence, without a traceback."""
+    """Run main(argv) and exit with what it returns; of an error that is a bug, with a traceback, of
+    any other with one sentence."""
     try:
         code = main(sys.argv[1:]) or 0
     except Exception as error:
-        code = 2 if isinstance(error, ValueError) else getattr(error, "exit_code", None)
-        if code is None:
+        code = exit_code(error)
+        if code == 1 and not hasattr(error, "exit_code"):
             traceback.print_exc()
-            code = 1
         else:
             print(f"error: {error}", file=sys.stderr, flush=True)
     if "RANK" in os.environ:
@@ -347,3 +369,13 @@ def run(main: Callable[[list[str]], int | None]) -> None:
         sys.stderr.flush()
         os._exit(code)
     sys.exit(code)
+
+
+def exit_code(error: BaseException) -> int:
+    """Its own; 2 (configuration) for a ValueError raised in a file of this folder; 1 for what else
+    there is, a ValueError from inside a library among it: that is a bug."""
+    if isinstance(error, ValueError) and not hasattr(error, "exit_code"):
+        *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+        here = Path(frame.f_code.co_filename).resolve().parent == Path(__file__).resolve().parent
+        return 2 if here else 1
+    return getattr(error, "exit_code", 1)

@@ -52,14 +52,14 @@ class LossConfig(EvalConfig):
 class SampleConfig(EvalConfig):
     """Continue a prompt."""
 
-    prompt: tuple[str, ...] = ("def ", "class ", "import ")
+    prompt: tuple[str, ...] = ()
     """Texts to continue, one sample each."""
     max_new_tokens: int = 80
     """Tokens to add."""
     temperature: float = 0.8
     """0: always the likeliest token; 1: as the model believes."""
     top_k: int = 50
-    """Draw among this many of the likeliest tokens."""
+    """Draw among this many of the likeliest tokens; 0: among all."""
     seed: int = 0
     """Of the draws."""
 
@@ -79,14 +79,17 @@ def load(config: EvalConfig) -> tuple[GPT, dict, data.Manifest]:
         model = GPT(GPTConfig(**trainer["model"]), compute_dtype=runtime.pick_dtype(device))
     model.to_empty(device=device)
     model.init_weights()  # the rotary tables; the weights are overwritten
-    checkpoint.load_model(path, model)
+    checkpoint.load_model(path, model, verified=not config.checkpoint)
     manifest = data.Manifest.load(config.data_dir or trainer["config"]["data_dir"])
     if manifest.tokenizer_sha256 != trainer["identity"]["tokenizer_sha256"]:
         raise ValueError(
             f"{manifest.dir} has another tokenizer than {path} was trained with; "
             f"give its data folder with --data_dir"
         )
-    print(f"{path}: step {trainer['step']:,}, {trainer['tokens']:,} tokens")
+    print(
+        f"{path}: step {trainer['step']:,}, {trainer['tokens']:,} tokens; computed in "
+        f"{str(model.compute_dtype).removeprefix('torch.')}"
+    )
     return model.eval(), trainer, manifest
 
 
@@ -143,8 +146,8 @@ def main(argv: list[str]) -> int:
         raise ValueError(f"eval.py does {' or '.join(COMMANDS)}, not {given}{hint}")
     run, kind = COMMANDS[argv[0]]
     name, rest = ("tiny", argv[1:]) if not argv[1:] or argv[1][0] == "-" else (argv[1], argv[2:])
-    cfg.find_preset(name)
-    default = kind(run_dir=f"runs/{name}")
+    prompts = cfg.find_preset(name).prompts
+    default = kind(run_dir=f"runs/{name}", **({"prompt": prompts} if kind is SampleConfig else {}))
     config = tyro.cli(
         kind, default=default, args=rest, prog=f"eval.py {argv[0]}", use_underscores=True
     )

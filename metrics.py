@@ -12,6 +12,7 @@ import math
 import os
 import queue
 import threading
+import uuid
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -33,15 +34,14 @@ def bits_per_byte(
     the mean loss. batches: inputs and targets (B, T); every rank must bring as many batches (the
     parts of a sharded model compute in step). token_bytes: (V,) bytes per token id.
     """
-    device = token_bytes.device
-    total = torch.zeros(4, dtype=torch.float64, device=device)  # nats, targets, text nats, bytes
+    total = torch.zeros(4, dtype=torch.float64)  # nats, targets, text nats, bytes: on the host
     training = model.training
     model.eval()
     for inputs, targets in batches:
         nats = model(inputs, targets, reduction="none")  # (B, T)
         size = token_bytes[targets]  # (B, T)
         sums = (nats, torch.ones_like(nats), nats * (size > 0), size)
-        total += torch.stack([x.sum(dtype=torch.float64) for x in sums])
+        total += torch.stack([x.sum(dtype=torch.float32) for x in sums]).cpu()
     model.train(training)
     if dist.is_initialized():
         dist.all_reduce(total)
@@ -53,7 +53,7 @@ class Log:
     """The run's diary. On ranks other than the first, every method does nothing."""
 
     def __init__(self, run_dir: Path, first: bool, wandb_config: dict | None = None):
-        """wandb_config: also send everything to wandb, under this configuration."""
+        """wandb_config: also send everything to wandb, to one run, whose configuration this is."""
         self.run_dir, self.first = run_dir, first
         self.file = run_dir / "metrics.jsonl"
         self.wandb = _Wandb(run_dir, wandb_config) if first and wandb_config is not None else None
@@ -94,6 +94,39 @@ class Log:
     def close(self) -> None:
         if self.wandb:
             self.wandb.close()
+
+
+def step_line(r: dict, steps: int, left_s: float, noise_scale: str = "") -> str:
+    """One step of `steps`, from its record in metrics.jsonl, for the screen:
+
+    step 120/2,000 | loss 3.4120 | lr 0.810 | |g| 0.930 | 512 ms | 1.02M tok/s | mfu 41.0% full ...
+
+    ms and tok/s are medians over the last steps, `data` a mean (see flops.Meter)."""
+    if r["mfu_full"] is None:
+        used = f"mfu n/a, {r['tflops_full']:.2f}/{r['tflops_causal']:.2f} TFLOP/s full/causal"
+    else:
+        used = f"mfu {r['mfu_full']:.1%} full {r['mfu_causal']:.1%} causal"
+    noise = f" | noise scale {noise_scale}" if noise_scale else ""
+    return (
+        f"step {r['step']:,}/{steps:,} | loss {r['loss']:.4f} | lr {r['lr']:.3f} | "
+        f"|g| {r['norm']:.3f} | {r['dt_ms']:.0f} ms | {short(r['tokens_per_s'])} tok/s | "
+        f"{used} | data {r['data_wait_ms']:.1f} ms | {duration(left_s)} left{noise}"
+    )
+
+
+def short(x: float) -> str:
+    """1_020_000 -> 1.02M"""
+    for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "K")):
+        if x >= size:
+            return f"{x / size:.3g}{unit}"
+    return f"{x:.0f}"
+
+
+def duration(seconds: float) -> str:
+    """3725 -> 1h02m; 95 -> 1m35s"""
+    minutes, s = divmod(round(seconds), 60)
+    hours, m = divmod(minutes, 60)
+    return f"{hours}h{m:02d}m" if hours else f"{m}m{s:02d}s" if m else f"{s}s"
 
 
 def is_done(run_dir: Path) -> bool:
@@ -178,7 +211,13 @@ class _Wandb:
             os.environ.setdefault("WANDB_MODE", "online" if key else "offline")
             import wandb
 
-            run = wandb.init(project="nano2049", name=run_dir.name, dir=run_dir, config=config)
+            id_file = run_dir / "wandb_id"  # so that a run that is resumed stays one there
+            if not id_file.exists():
+                durable.write_text(id_file, uuid.uuid4().hex[:12])
+            run = wandb.init(
+                project="nano2049", name=run_dir.name, id=id_file.read_text(), resume="allow",
+                dir=run_dir, config=config,
+            )  # fmt: skip
             while (record := self.queue.get()) is not None:
                 run.log(record, step=record["step"])
             run.finish()

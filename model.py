@@ -422,10 +422,10 @@ class GPT(nn.Module):
         if targets is None:
             logits = logits.float()
             return softcap(logits, config.logit_softcap) if config.logit_softcap else logits
-        loss = self._cross_entropy(logits, targets)  # (B, T)
+        loss = self.cross_entropy(logits, targets)  # (B, T)
         return loss.mean() if reduction == "mean" else loss
 
-    def _cross_entropy(self, logits: Tensor, targets: Tensor) -> Tensor:
+    def cross_entropy(self, logits: Tensor, targets: Tensor) -> Tensor:
         """-log softmax(logits)[target], in nats: logits (B, T, V), targets (B, T) -> (B, T)."""
         cap = self.config.logit_softcap
         if 0 < cap <= 50:  # e^50 still fits in fp32, with room for the sum
@@ -484,12 +484,18 @@ class GPT(nn.Module):
         stop_id: int = -1,
         first: Tensor | None = None,
     ) -> Tensor:
-        """Continue the prompts idx (B, T) by sampling; temperature 0 takes the likeliest token.
+        """Continue the prompts idx (B, T) by sampling among the top_k likeliest tokens (0: all);
+        temperature 0 takes the likeliest.
 
         Returns (B, T + n), n = max_new_tokens, or what fits in seq_len, or fewer if every row has
         drawn stop_id. first: (V,) bool, the ids that may come first (see eval.py); None: all. The
         prompt counts as one document. Padding ids cannot be drawn: the logits end at vocab_size.
         """
+        if max_new_tokens < 1 or top_k < 0 or temperature < 0:
+            raise ValueError(
+                f"max_new_tokens {max_new_tokens} must be 1 or more, top_k {top_k} and temperature "
+                f"{temperature} 0 or more"
+            )
         n = min(max_new_tokens, self.config.seq_len - idx.size(1))
         if n <= 0:
             raise ValueError(
@@ -505,7 +511,7 @@ class GPT(nn.Module):
             if temperature == 0:
                 new = logits.argmax(-1, keepdim=True)  # (B, 1)
             else:
-                top, ids = logits.topk(min(top_k, logits.size(-1)))  # (B, k)
+                top, ids = logits.topk(min(top_k or logits.size(-1), logits.size(-1)))  # (B, k)
                 drawn = torch.multinomial(
                     F.softmax(top / temperature, dim=-1), 1, generator=generator
                 )

@@ -120,7 +120,7 @@ def variance_scale(u: Tensor, second: Tensor, beta2: Tensor) -> tuple[Tensor, Te
     return scale * (old_norm / new_norm.clamp_min(1e-10)).sqrt(), second
 
 
-# The three stages of a Muon step, on lists of matrices of one shape. Each is compiled on a GPU;
+# The stages of a Muon step, on lists of matrices of one shape. Each is compiled on a GPU;
 # between them the matrices may travel between ranks. `keep` is 0 when the step must not happen.
 # What is done number by number is done matrix by matrix: on a CPU, a matrix stays in its cache.
 
@@ -155,7 +155,7 @@ class Muon(torch.optim.Optimizer):
 
     params: 2-D tensors, plain or DTensors sharded by rows. lr is multiplied by
     sqrt(max(1, rows / cols)). ns_dtype: of the Newton-Schulz matmuls. divide: every rank holds the
-    same gradients, so let each orthogonalize its share (data parallel). compile: fuse each stage.
+    same gradients, so let each orthogonalize its share (data parallel).
     State per parameter: momentum_buffer (like the parameter), second_moment (a row or a column).
     """
 
@@ -168,7 +168,6 @@ class Muon(torch.optim.Optimizer):
         beta2: float = 0.9,
         ns_dtype: torch.dtype = torch.float32,
         divide: bool = False,
-        compile: bool = False,
     ):
         defaults = dict(lr=lr, momentum=momentum, weight_decay=weight_decay, beta2=beta2)
         super().__init__(params, defaults)
@@ -178,12 +177,15 @@ class Muon(torch.optim.Optimizer):
         self.ns_dtype, self.divide = ns_dtype, divide
         self.found_inf: Tensor | None = None
 
-        def wrap(stage):
-            return torch.compile(stage, dynamic=False, fullgraph=True) if compile else stage
+        self._orthogonalize = orthogonalize
+        self._momentum, self._variance = _momentum_stage, _variance_stage
+        self._update = _update_stage
 
-        self._orthogonalize = wrap(orthogonalize)
-        self._momentum, self._variance = wrap(_momentum_stage), wrap(_variance_stage)
-        self._update = wrap(_update_stage)
+    def compile(self) -> None:
+        """Fuse each stage from now on: worth it on a GPU."""
+        for stage in ("_orthogonalize", "_momentum", "_variance", "_update"):
+            eager = getattr(self, stage)
+            setattr(self, stage, torch.compile(eager, dynamic=False, fullgraph=True))
 
     @torch.no_grad()
     def step(self, closure=None):

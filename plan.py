@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -16,6 +16,7 @@ import torch
 import config as cfg
 import flops
 import optim
+from checkpoint import StorageError
 from data import Manifest
 from model import GPT, GPTConfig, attention_backend
 from runtime import World
@@ -131,8 +132,7 @@ def make_plan(config: cfg.TrainConfig, model: GPTConfig, manifest: Manifest, wor
             f"warning: {rows / have:.1f} epochs over the same text teach little after the fourth; "
             "prepare more text, or take fewer --steps"
         )
-    object.__setattr__(plan, "text", "\n".join(lines))
-    return plan
+    return replace(plan, text="\n".join(lines))
 
 
 def pick_parallel(config: cfg.TrainConfig, world: World, state: int) -> tuple[str, str]:
@@ -173,15 +173,15 @@ def check_disk(config: cfg.TrainConfig, checkpoint_bytes: int) -> None:
         folder = folder.parent
     free, need = shutil.disk_usage(folder).free, (config.keep + 1) * checkpoint_bytes
     if free < need:
-        raise ValueError(
+        raise StorageError(
             f"{config.run_dir} has {free / 1e9:.1f} GB free, {config.keep + 1} checkpoints take "
             f"{need / 1e9:.1f} GB; free some space or choose another --run_dir"
         )
 
 
-def describe(preset: cfg.Preset, device: torch.device) -> str:
+def describe(preset: cfg.Preset, world: World) -> str:
     """`--plan`: what the run would take. Estimates are called so."""
-    config, model = preset.train, preset.model
+    config, model, device = preset.train, preset.model, world.device
     params = n_params(model)
     steps = steps_for(config, params)
     tokens = steps * config.tokens_per_step
@@ -190,28 +190,26 @@ def describe(preset: cfg.Preset, device: torch.device) -> str:
     full, causal = meta.flops_per_token(), meta.flops_per_token(causal=True)
     state = state_bytes(params, config.optimizer)
     saved = state - 4 * sum(params.values())
-    rows = max(1, min(MICRO_BATCH_TOKENS[device.type], config.tokens_per_step) // model.seq_len)
-    rows = config.micro_batch or rows
-    accum = config.tokens_per_step / (rows * model.seq_len)
+    rows = pick_micro_batch(config, model.seq_len, world, config.tokens_per_step)
+    accum = config.tokens_per_step // (rows * model.seq_len)
     # what backward needs of a token, in bf16: about 10 vectors of the width and 3 of the MLP's
     # hidden width per layer, and the logits, their softmax and its gradient
     per_token = (
         2 * model.n_layer * (10 * model.n_embd + 3 * model.mlp_hidden) + 8 * model.vocab_size
     )
     activations = rows * model.seq_len * per_token
-    if device.type == "cuda":
-        name = torch.cuda.get_device_name(device)
-        peak = config.peak_tflops * 1e12 or flops.peak_flops(name)
-    else:
-        name, peak = f"this {device.type}", config.peak_tflops * 1e12
-        peak = peak or flops.measure_matmul(device, seconds=0.5)
+    name, mfu = world.device_name, EXPECTED_MFU[device.type]
+    peak = flops.peak_flops(name)
+    if config.peak_tflops:  # of the machine that somebody thinks of renting
+        name, mfu, peak = "such a device", EXPECTED_MFU["cuda"], config.peak_tflops * 1e12
+    elif device.type == "cpu":
+        peak = flops.measure_matmul(device, world.dtype, seconds=0.5)
     if peak:
-        rate = EXPECTED_MFU[device.type] * peak / full
-        hours = tokens / rate / 3600
+        hours = tokens * full / (mfu * peak) / 3600
         cost = f"${hours * config.usd_per_hour:,.2f} at ${config.usd_per_hour:.2f}/hour"
         time_line = (
             f"{hours:,.2f} hours on one rank of {name}, if it reaches "
-            f"{EXPECTED_MFU[device.type]:.0%} of {peak / 1e12:.1f} TFLOP/s; {cost}"
+            f"{mfu:.0%} of {peak / 1e12:.1f} TFLOP/s; {cost}"
         )
     else:
         time_line = f"n/a: the peak of {name} is unknown; give --peak_tflops"

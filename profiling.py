@@ -29,7 +29,9 @@ PRIORITY = ("optimizer", "attention", "matmul", "elementwise", "communication", 
 NAMES = {
     "elementwise": ("triton_poi", "triton_red", "triton_per"),  # named after what they follow
     "communication": ("nccl", "rccl", "c10d::", "gloo:", "allreduce", "all_reduce", "allgather"),
-    "attention": ("scaled_dot_product", "sdpa", "flash", "fmha", "attention", "flex_", "attn"),
+    "attention": (
+        "scaled_dot_product", "sdpa", "cudnn", "flash", "fmha", "attention", "flex_", "attn",
+    ),
     "matmul": (
         "gemm", "gemv", "cutlass", "cublas", "nvjet", "xmma", "wgmma", "cijk_", "_tem_fused",
         "aten::mm", "aten::bmm", "aten::addmm", "aten::baddbmm", "aten::linear", "mkldnn",

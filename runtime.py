@@ -14,6 +14,7 @@ import os
 import shutil
 import subprocess
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -120,7 +121,7 @@ def join(device: str = "auto", dtype: str = "auto", timeout_s: float = 30.0) -> 
             torch.set_num_threads(max(1, cores() // ranks_here))
         _keep_freed_memory()
     torch.set_float32_matmul_precision("high")
-    name = "cpu"
+    name = chosen.type
     if chosen.type == "cuda":
         name = torch.cuda.get_device_name(chosen)
     world = World(rank, world_size, local_rank, chosen, pick_dtype(chosen, dtype), name)
@@ -184,6 +185,24 @@ def _open_store(world: World, timeout: timedelta) -> dist.Store:
     return dist.TCPStore(
         address, port, world.world_size, world.first, timeout, wait_for_workers=False
     )
+
+
+def once_per_node(world: World, work: Callable[[], object]) -> None:
+    """Run work() on the first rank of each node while the others wait, for hours if need be; an
+    error on one is raised on all."""
+    error = None
+    if world.local_rank == 0:
+        try:
+            work()
+        except Exception as e:
+            error = e
+    if world.world_size > 1:
+        patient = dist.new_group(backend="gloo", timeout=timedelta(days=1))
+        errors = [None] * world.world_size
+        dist.all_gather_object(errors, error, group=patient)
+        error = next((e for e in errors if e), None)
+    if error:
+        raise error
 
 
 def leave() -> None:

@@ -2,7 +2,8 @@
 
 Reads  DATA_DIR (from prepare_data.py). Writes RUN_DIR/{config.json, metrics.jsonl, loss.png,
 status.json, checkpoints/}. Run again, it goes on from the newest valid checkpoint, same bits.
-The story is `train()`; everything before it is set-up, in the order in which `main()` calls it.
+The story is `train()`, a dozen lines near the end: it tells a `Trainer`, which is most of this
+file, what to do when. `main()` sets up; what it calls is in build.py and plan.py.
 
 Shapes: B rows per micro-batch, T positions. Next: checkpoint.py, eval.py.
 """
@@ -13,6 +14,7 @@ import contextlib
 import gc
 import math
 import os
+import shlex
 import signal
 import time
 from dataclasses import asdict, replace
@@ -36,18 +38,17 @@ import runtime
 from noise_scale import NoiseScale
 from plan import describe, make_plan
 
-
-class NonFiniteError(Exception):
-    """A loss or a gradient was NaN or infinite."""
-
-    exit_code = 5
-
+EVAL_BATCH_TOKENS = 16_384  # at most: eager, a batch takes several times the memory
 
 # ---------------------------------------------------------------------------------- the run
 
 
 class Trainer:
-    """A run in progress. `step` optimizer steps are done, `position` rows are consumed."""
+    """A run in progress: `step` optimizer steps are done, `position` rows are consumed.
+
+    Of the coming step: set_schedule, accumulate, guard, take_step, in this order. Now and then:
+    evaluate, save. On a GPU the host is a step ahead of the device, and reads a step's numbers
+    when the next one is launched; `drain` waits for them."""
 
     def __init__(self, preset, model_config, manifest, world, plan, log):
         self.config: cfg.TrainConfig = preset.train
@@ -60,25 +61,34 @@ class Trainer:
         self.noise = NoiseScale()
         self.step = self.position = self.tokens = self.skipped = 0
         self.best_bpb = math.inf
-        self.saved_step = -1  # step of the last checkpoint
+        self.saved_step, self.saved_at = -1, time.monotonic()  # of the last checkpoint
         self.warned = False
-        self.signal = 0
+        self.signal = 0  # that this process has got
+        self.stop = 0  # signal that all ranks know of
         self.pending: dict | None = None  # the last step, until its numbers are read
+        self.lr_factor = 0.0
         self.found_inf = torch.zeros((), device=world.device)
+        self.report = torch.zeros(5, device=world.device)  # loss, bad, SIGINT, SIGTERM, norm
         self.checkpoints = checkpoint.Checkpointer(
             self.run_dir / "checkpoints",
             keep=self.config.keep,
             milestone_every=self.config.milestone_every,
-            mirror=self.config.mirror or None,
+            mirror=Path(self.config.mirror) / self.run_dir.name if self.config.mirror else None,
             log=log.say,
         )
         self.loader: data.RowLoader | None = None
+        self.meter: flops.Meter | None = None
         self._restore()
 
     def get_ready(self) -> None:
         """Compile, wrap, open the data: what a run that is already finished does not need."""
         world, plan = self.world, self.plan
         step_model, self.micro_batch = build.compile_step(self.model, plan, world, self.log)
+        compiler_works = plan.compile and (plan.sharded or step_model is not self.model)
+        if compiler_works and world.device.type == "cuda":  # a CPU would never get that time back
+            for optimizer in self.optimizers:
+                if isinstance(optimizer, optim.Muon):
+                    optimizer.compile()
         if plan.parallel == "ddp":
             step_model = DistributedDataParallel(step_model, gradient_as_bucket_view=True)
         self.step_model = step_model
@@ -96,14 +106,16 @@ class Trainer:
         """From this run's newest checkpoint, or from --init_from, or from the initial values."""
         config = self.config
         path = None if config.resume == "auto" else config.resume
-        state = self.checkpoints.resume(self.model, self.optimizers, path)
+
+        def same_run(path: Path, trainer: dict) -> None:
+            build.check_same_run(path, trainer["identity"], self.identity)
+
+        state = self.checkpoints.resume(self.model, self.optimizers, path, same_run)
         if state is None:
             if config.init_from:
                 checkpoint.load_model(config.init_from, self.model)
                 self.log.say(f"weights from {config.init_from}")
             return
-        if state["identity"] != self.identity:
-            raise ValueError(f"{path or self.run_dir} is of a run with another configuration")
         self.step, self.position, self.tokens = state["step"], state["position"], state["tokens"]
         self.best_bpb, self.skipped = state["best_bpb"], state["skipped"]
         self.saved_step = self.step
@@ -154,7 +166,8 @@ class Trainer:
                 inputs, targets = self.loader.next_batch()  # (B, T) each
             last = k == grad_accum - 1
             is_ddp = isinstance(self.step_model, DistributedDataParallel)
-            # ranks exchange gradients once a step, with the last micro-batch
+            # DDP exchanges gradients once a step, with the last micro-batch; FSDP each time, as it
+            # has no room for whole gradients
             quiet = self.step_model.no_sync() if is_ddp and not last else contextlib.nullcontext()
             with quiet:
                 loss = self.step_model(inputs, targets) / grad_accum
@@ -184,7 +197,7 @@ class Trainer:
         self.found_inf = bad if self.config.skip_nonfinite else torch.maximum(self.found_inf, bad)
         for optimizer in self.optimizers:
             optimizer.found_inf = self.found_inf
-        self.report = torch.cat([report, norm.reshape(1)])  # loss, bad, SIGINT, SIGTERM, norm
+        self.report = torch.cat([report, norm.reshape(1)])
 
     def take_step(self) -> None:
         """Move the weights, and note what the step was until its numbers can be read."""
@@ -242,8 +255,9 @@ class Trainer:
         if "noise" in note:
             record["noise_scale_tokens"] = note["noise"]
         self.log.write(record)
-        if note["step"] % self.config.log_every == 0 or note["step"] in (1, self.plan.steps):
-            self.log.say(self._line(record))
+        if _is_due(note["step"], self.config.log_every) or note["step"] in (1, self.plan.steps):
+            left_s, noise = self._time_left_s(), str(self.noise) if "noise" in note else ""
+            self.log.say(metrics.step_line(record, self.plan.steps, left_s, noise))
 
     def _refuse(self, note: dict, loss: float, norm: float) -> None:
         """A step with non-finite numbers did not happen: skip it, or stop here."""
@@ -257,27 +271,17 @@ class Trainer:
         if self.skipped > self.config.skip_nonfinite:
             self.checkpoints.join()  # the newest may be on its way
             newest = checkpoint.latest_valid(self.run_dir / "checkpoints", log=self.log.say)
-            raise NonFiniteError(
+            raise checkpoint.NonFiniteError(
                 f"{text}. Last good checkpoint: {newest}; try a smaller learning rate, or "
                 f"--skip_nonfinite {self.config.skip_nonfinite + 10}"
             )
         self.log.say(f"warning: {text}; skipped ({self.skipped} so far)")
 
-    def _line(self, r: dict) -> str:
-        """step 120/2000 | loss 3.412 | lr 0.81 | |g| 0.93 | 512 ms | 1.02M tok/s | mfu ..."""
-        if r["mfu_full"] is None:
-            used = f"mfu n/a, {r['tflops_full']:.2f}/{r['tflops_causal']:.2f} TFLOP/s full/causal"
-        else:
-            used = f"mfu {r['mfu_full']:.1%} full {r['mfu_causal']:.1%} causal"
+    def _time_left_s(self) -> float:
         tokens_left = (self.plan.rows - self.position) * self.model.config.seq_len
-        evals = (self.plan.steps - self.step) // self.config.eval_every + 1
-        eta = self.meter.eta_s(tokens_left, eval=evals, save=1)
-        noise = f" | noise scale {self.noise}" if "noise_scale_tokens" in r else ""
-        return (
-            f"step {r['step']:,}/{self.plan.steps:,} | loss {r['loss']:.4f} | lr {r['lr']:.3f} | "
-            f"|g| {r['norm']:.3f} | {r['dt_ms']:.0f} ms | {short(r['tokens_per_s'])} tok/s | "
-            f"{used} | data {r['data_wait_ms']:.1f} ms | {duration(eta)} left{noise}"
-        )
+        every = self.config.eval_every
+        evals = (self.plan.steps - self.step) // every + 1 if every else 1
+        return self.meter.eta_s(tokens_left, eval=evals, save=1)
 
     @property
     def grad_accum(self) -> int:
@@ -289,14 +293,13 @@ class Trainer:
         return norm.full_tensor() if hasattr(norm, "full_tensor") else norm
 
     def _noise_step(self) -> bool:
-        every = self.config.noise_scale_every
-        return bool(every) and self.step % every == 0
+        return _is_due(self.step, self.config.noise_scale_every)
 
     def _noise_update(self, tokens: int) -> float | None:
         """Gradient of the first micro-batch against that of the whole step (a host sync)."""
         small = self.micro_batch * self.model.config.seq_len
-        if self.plan.sharded:
-            small *= self.world.world_size  # sharded gradients are averaged over the ranks at once
+        if self.plan.sharded or self.grad_accum == 1:
+            small *= self.world.world_size  # this gradient was averaged over the ranks already
         small_sq, big_sq = self.first_grad_sq.item(), self.report[4].item() ** 2
         if math.isfinite(small_sq + big_sq):  # a skipped step must not spoil the average
             self.noise.update(small_sq, big_sq, small, tokens)
@@ -305,12 +308,14 @@ class Trainer:
     # ------------------------------------------------------------------ now and then
 
     def evaluate(self) -> None:
-        """Bits per byte on the validation rows, with the model itself, not the compiled one."""
+        """Bits per byte on the validation rows, with the model itself, not the compiled one. A
+        better one than ever is saved, and kept."""
         self.drain()
-        max_rows = max(1, self.config.eval_tokens // self.model.config.seq_len)
+        T = self.model.config.seq_len
+        rows = min(self.micro_batch, max(1, EVAL_BATCH_TOKENS // T))
         batches = data.val_batches(
-            self.manifest, self.micro_batch, max_rows, self.world.rank, self.world.world_size,
-            self.world.device,
+            self.manifest, rows, max(1, self.config.eval_tokens // T), self.world.rank,
+            self.world.world_size, self.world.device,
         )  # fmt: skip
         with self.meter.paused("eval"):
             loss, bpb = metrics.bits_per_byte(self.model, batches, self.token_bytes)
@@ -325,7 +330,9 @@ class Trainer:
         )
         if bpb < self.best_bpb:
             self.best_bpb = bpb
-            if self.saved_step == self.step:
+            if self.step:
+                if self.saved_step != self.step:
+                    self.save()
                 self.checkpoints.mark_best(self.step)
 
     def save(self, wait: bool = False) -> None:
@@ -352,12 +359,12 @@ class Trainer:
             )
 
     def validation_is_due(self) -> bool:
-        return self.step % self.config.eval_every == 0 or self.step == self.plan.steps
+        """At the start too: a validation that fails should do so in the first minute."""
+        return self.step in (0, self.plan.steps) or _is_due(self.step, self.config.eval_every)
 
     def save_is_due(self) -> bool:
         """By steps or by the clock; the first rank's clock, as the ranks must agree."""
-        every = self.config.save_every
-        if every and self.step % every == 0:
+        if _is_due(self.step, self.config.save_every):
             return True
         if not self.config.save_minutes:
             return False
@@ -374,19 +381,16 @@ class Trainer:
 def train(run: Trainer) -> int:
     """Schedule, accumulate, guard, step, log, evaluate, save; until the last step or a signal."""
     config, plan = run.config, run.plan
-    run.stop, run.saved_at = 0, time.monotonic()
     run.log.status("running", from_step=run.step, process=os.getpid())
     profiler = contextlib.ExitStack()
     profile = None
     if config.profile:
-        profile = profiler.enter_context(
-            profiling.profile(run.run_dir / "profile", run.world.device)
-        )
-    first_step = run.step
+        several = run.world.world_size > 1
+        folder = run.run_dir / "profile" / (f"rank_{run.world.rank}" if several else "")
+        profile = profiler.enter_context(profiling.profile(folder, run.world.device))
+    first_step, run.saved_at = run.step, time.monotonic()
     if run.validation_is_due():
-        # at step 0: so that a validation that fails does so in the first minute;
-        # resumed: the kill may have come between this checkpoint and its validation
-        run.evaluate()
+        run.evaluate()  # resumed: the kill may have come between this checkpoint and its validation
     run.meter.start()
     while run.step < plan.steps and not run.stop:
         run.set_schedule()
@@ -407,7 +411,9 @@ def train(run: Trainer) -> int:
     profiler.close()
     run.drain()
     if profile:
-        run.log.say(profile.table())
+        run.log.status("profiled", step=run.step, exit_code=0)
+        if run.world.first:
+            run.log.say(profile.table())
         return 0
     return finish(run)
 
@@ -428,7 +434,7 @@ def finish(run: Trainer) -> int:
     dollars = seconds / 3600 * run.config.usd_per_hour
     cost = f" (${dollars:.2f})" if run.world.device.type == "cuda" else ""
     run.log.say(
-        f"done: {run.step:,} steps, {run.tokens:,} tokens, {duration(seconds)}{cost}\n"
+        f"done: {run.step:,} steps, {run.tokens:,} tokens, {metrics.duration(seconds)}{cost}\n"
         f"checkpoint  {run.run_dir / 'checkpoints' / f'step_{run.step:08d}'}\n"
         f"metrics     {run.log.file}\n" + (f"picture     {image}\n" if image else "") +
         f"next        python eval.py sample --run_dir {run.run_dir}"
@@ -448,39 +454,33 @@ def listen_to_signals(run: Trainer) -> None:
         signal.signal(signum, on_signal)
 
 
-def short(x: float) -> str:
-    """1_020_000 -> 1.02M"""
-    for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "K")):
-        if x >= size:
-            return f"{x / size:.3g}{unit}"
-    return f"{x:.0f}"
-
-
-def duration(seconds: float) -> str:
-    """3725 -> 1h02m; 95 -> 1m35s"""
-    minutes, s = divmod(round(seconds), 60)
-    hours, m = divmod(minutes, 60)
-    return f"{hours}h{m:02d}m" if hours else f"{m}m{s:02d}s" if m else f"{s}s"
+def _is_due(step: int, every: int) -> bool:
+    """Every so many steps; 0: never."""
+    return every > 0 and step % every == 0
 
 
 def main(argv: list[str]) -> int:
     started = time.perf_counter()
     preset = cfg.parse("train.py", "train", argv)
-    if preset.train.plan:
-        print(describe(preset, runtime.pick_device(preset.train.device)))
+    config = preset.train
+    world = runtime.join(config.device, config.dtype)
+    if config.plan:
+        if world.first:
+            print(describe(preset, world))
         return 0
-    world = runtime.join(preset.train.device, preset.train.dtype)
-    manifest, model_config = build.open_data(preset)
-    plan = make_plan(preset.train, model_config, manifest, world)
+    manifest, model_config = build.open_data(preset, world)
+    plan = make_plan(config, model_config, manifest, world)
     claim = build.claim_run_dir(preset, model_config, manifest, world)
-    log = metrics.Log(
-        Path(preset.train.run_dir), world.first, asdict(preset) if preset.train.wandb else None
-    )
+    everything = asdict(config) | build.identity(config, model_config, manifest)
+    log = metrics.Log(Path(config.run_dir), world.first, everything if config.wandb else None)
     log.say(plan.text)
-    run = Trainer(preset, model_config, manifest, world, plan, log)
-    run.started = started
-    listen_to_signals(run)
+    if decided := build.taken_from_data(preset.model, model_config):
+        log.say(decided)
+    run = None
     try:
+        run = Trainer(preset, model_config, manifest, world, plan, log)
+        run.started = started
+        listen_to_signals(run)
         if run.step >= plan.steps and metrics.is_done(run.run_dir):
             log.say(f"{run.run_dir} is finished ({run.step:,} steps); nothing to do. Sample from "
                     f"it: python eval.py sample --run_dir {run.run_dir}")  # fmt: skip
@@ -490,20 +490,22 @@ def main(argv: list[str]) -> int:
     except torch.OutOfMemoryError as error:
         # the last of two equal options wins, so the command can simply be made longer
         smaller = plan.smaller_micro_batch(getattr(run, "micro_batch", plan.micro_batch))
+        step = run.step if run else 0
         ranks = os.environ.get("LOCAL_WORLD_SIZE", 1)
         launcher = "python" if world.world_size == 1 else f"torchrun --nproc_per_node={ranks}"
-        log.status("failed", step=run.step, error="out of memory", exit_code=2)
+        log.status("failed", step=step, error="out of memory", exit_code=2)
         raise ValueError(
-            f"out of memory at step {run.step:,} ({str(error).splitlines()[0]}); go on with: "
-            f"{launcher} train.py {' '.join(argv)} --micro_batch {smaller}"
+            f"out of memory at step {step:,} ({str(error).splitlines()[0]}); go on with: "
+            f"{launcher} train.py {shlex.join(argv)} --micro_batch {smaller}"
         ) from None
     except Exception as error:
-        log.status("failed", step=run.step, error=str(error)[:1000],
-                   exit_code=getattr(error, "exit_code", 1))  # fmt: skip
+        log.status("failed", step=run.step if run else 0, error=str(error)[:1000],
+                   exit_code=cfg.exit_code(error))  # fmt: skip
         raise
     finally:
-        run.checkpoints.join()  # a save in flight may end, whatever happened
-        if run.loader:
+        if run:
+            run.checkpoints.join()  # a save in flight may end, whatever happened
+        if run and run.loader:
             run.loader.close()
         log.close()
         del claim

@@ -1,14 +1,20 @@
 """The loop as a whole: the same losses however it is launched, a resume that leaves no trace."""
 
+import ast
+import dataclasses
+import gzip
 import json
 import math
 import re
+import shutil
+from pathlib import Path
 
 import pytest
 import torch
 from conftest import SMALL, losses, metrics, parameters, run
 
 import config
+import eval as eval_program
 import train
 from model import GPT, GPTConfig
 
@@ -156,6 +162,15 @@ def test_the_noise_scale_is_logged_when_there_is_something_to_compare(small_data
     assert found == [None] * 6
 
 
+def test_the_noise_scale_of_two_ranks(small_data, tmp_path):
+    """Without accumulation the first gradient is that of all ranks already: nothing to compare."""
+    noise = ("--noise_scale_every", 3)
+    out = start(small_data, tmp_path / "a", *noise, nproc=2)
+    assert out.count("| noise scale n/a") == 4
+    out = start(small_data, tmp_path / "b", *noise, "--micro_batch", 1, nproc=2)
+    assert len(re.findall(r"\| noise scale [\d,]+ tokens", out)) >= 2
+
+
 def test_speed_and_mfu_are_what_a_wall_clock_says(small_data, tmp_path):
     """2 ranks, 8 micro-batches a step, a validation in the middle: within 3%."""
     peak = ("--peak_tflops", 0.01)
@@ -189,6 +204,59 @@ def test_profile_and_plan(small_data, tmp_path, capsys):
     assert train.main(["d12", "--extras", "", "--plan", "--device", "cpu"]) == 0
     out = capsys.readouterr().out
     assert "135,266,304" in out and "887,095,296" in out and "$" in out
+    train.main(["d12", "--plan", "--device", "cpu", "--peak_tflops", "989"])
+    assert "such a device, if it reaches 40% of 989.0 TFLOP/s" in capsys.readouterr().out
+
+
+def test_profile_of_two_ranks(small_data, tmp_path):
+    out = start(small_data, tmp_path / "run", "--profile", nproc=2)
+    assert out.count("where the time goes") == 1
+    for rank in (0, 1):
+        with gzip.open(tmp_path / "run" / "profile" / f"rank_{rank}" / "trace.json.gz") as trace:
+            assert json.load(trace)["traceEvents"]
+    assert json.loads((tmp_path / "run" / "status.json").read_text())["state"] == "profiled"
+
+
+def test_fsdp_compiled_gives_the_losses_of_one_rank(plain, small_data, tmp_path):
+    result = run(
+        "train.py", "tiny", *(a for a in SMALL if a != "--no_compile"), "--data_dir", small_data,
+        "--run_dir", tmp_path / "run", "--parallel", "fsdp", nproc=2, timeout=300,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "compiling" in result.stdout and "does not work" not in result.stdout
+    one, two = losses(plain[0]), losses(tmp_path / "run")
+    assert max(abs(one[s] - two[s]) for s in one) < 3e-3
+
+
+def test_staged_mirrored_and_begun_from_other_weights(small_data, tmp_path, capsys):
+    """The options for machines that go away: a local copy of the data, a far copy of the run."""
+    far, options = tmp_path / "far", ("--stage", tmp_path / "disk", "--mirror", tmp_path / "far")
+    here(small_data, tmp_path / "run", *options, "--verify")
+    staged = list((tmp_path / "disk").glob("*/manifest.json"))
+    assert [p.read_text() for p in staged] == [(small_data / "manifest.json").read_text()]
+    assert (far / "run" / "step_00000012" / "MANIFEST.json").exists()
+
+    shutil.rmtree(tmp_path / "run")  # the machine is gone
+    capsys.readouterr()
+    here(small_data, tmp_path / "run", *options)
+    out = capsys.readouterr().out
+    assert "step_00000012 is restored from" in out and "resumed at step 12" in out
+
+    best = [r["val_bpb"] for r in metrics(tmp_path / "run") if "val_bpb" in r][-1]
+    here(small_data, tmp_path / "new", "--init_from", far / "run" / "step_00000012")
+    first = [r["val_bpb"] for r in metrics(tmp_path / "new") if "val_bpb" in r][0]
+    assert first == pytest.approx(best, rel=1e-6)
+
+
+def test_the_best_validation_is_saved_and_kept(small_data, tmp_path, monkeypatch):
+    """By the clock alone no checkpoint would fall on it."""
+    bpb = iter([4.0, 3.0, 2.0, 2.5, 2.6, 2.7, 2.8])
+    monkeypatch.setattr(train.metrics, "bits_per_byte", lambda *args: (1.0, next(bpb)))
+    here(small_data, tmp_path, "--eval_every", 2, "--save_every", 3)
+    checkpoints = tmp_path / "checkpoints"
+    assert (checkpoints / "best").read_text() == "step_00000004"
+    kept = sorted(p.name for p in checkpoints.glob("step_*"))
+    assert kept == ["step_00000004", "step_00000009", "step_00000012"]
 
 
 # ---------------------------------------------------------------- mistakes
@@ -207,6 +275,15 @@ MISTAKES = {
     "not the data's": (
         ["tiny", *SMALL, "--data_dir", "{data}", "--vocab_size", "77"],
         r"--vocab_size 77 was asked",
+    ),
+    "a negative number": (["tiny", "--steps", "-5"], r"--steps -5 is not a number from 0 on"),
+    "no token": (["tiny", "--tokens_per_step", "0"], r"--tokens_per_step 0 is less than one token"),
+    "fewer tokens than none": (
+        ["tiny", *SMALL, "--data_dir", "{data}", "--steps", "0", "--tokens=-5M"],
+        r"'-5M' is no number of tokens",
+    ),
+    "not a source": (
+        ["tiny", *SMALL, "--data_dir", "{data}", "--mixture", "nosuch=1"], r"source 'nosuch'",
     ),
     "no number": (["tiny", *SMALL, "--data_dir", "{data}", "--steps", "0", "--tokens", "2x"],
                   r"'2x' is no number of tokens"),
@@ -232,26 +309,41 @@ def test_another_configuration_in_the_same_folder_is_refused(plain, small_data):
         here(small_data, run_dir, "--steps", 20)
 
 
+def test_a_checkpoint_of_another_run_is_refused(plain, small_data, tmp_path):
+    other = ("--resume", plain[0] / "checkpoints" / "step_00000006", "--steps", 20)
+    with pytest.raises(ValueError, match="step_00000006 is of a run .* steps is 12 there and 20 h"):
+        here(small_data, tmp_path, *other)
+    status = json.loads((tmp_path / "status.json").read_text())
+    assert status["state"] == "failed" and status["exit_code"] == 2
+
+
+def test_a_bug_is_not_taken_for_a_mistake():
+    """One sentence for the ValueErrors of this project; a library's come with a traceback."""
+    with pytest.raises(ValueError) as ours:
+        config.count("2x")
+    with pytest.raises(ValueError) as theirs:
+        json.loads("{")
+    assert config.exit_code(ours.value) == 2 and config.exit_code(theirs.value) == 1
+
+
 # ---------------------------------------------------------------- the configuration itself
 
 
 def test_every_field_of_every_configuration_is_read_somewhere():
-    import dataclasses
-    from pathlib import Path
-
-    import eval as eval_program
-    from model import GPTConfig
-
-    root = Path(train.__file__).parent
-    code = {p.name: p.read_text() for p in root.glob("*.py")}
-    kinds = [config.DataConfig, config.TrainConfig, GPTConfig, eval_program.LossConfig,
-             eval_program.SampleConfig]  # fmt: skip
-    for kind in kinds:
+    trees = [ast.parse(p.read_text()) for p in Path(train.__file__).parent.glob("*.py")]
+    nodes = [n for tree in trees for n in ast.walk(tree) if isinstance(n, ast.Attribute)]
+    reads = {(ast.unparse(n.value).split(".")[-1], n.attr) for n in nodes}
+    # what a configuration is called where it is read
+    called = {
+        config.DataConfig: ("config",),
+        config.TrainConfig: ("config", "c", "train"),
+        GPTConfig: ("config", "c", "model", "self"),
+        eval_program.LossConfig: ("config",),
+        eval_program.SampleConfig: ("config",),
+    }
+    for kind, names in called.items():
         for field in dataclasses.fields(kind):
-            reads = re.compile(rf"\.{field.name}\b")
-            assert any(reads.search(text) for text in code.values()), (
-                f"{kind.__name__}.{field.name}"
-            )
+            assert any((name, field.name) in reads for name in names), f"{kind}: {field.name}"
 
 
 def test_presets_fit_their_data():
