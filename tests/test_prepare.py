@@ -34,7 +34,8 @@ from data_helpers import (
 
 import sources
 from data import Manifest
-from tokenizer import Tokenizer
+from tokenizer import SPECIAL_TOKENS, Tokenizer
+from unit import is_val
 
 
 @pytest.fixture(scope="module")
@@ -466,8 +467,9 @@ def test_case_25_odd_text_loses_nothing_and_says_so(tmp_path):
     (folder / "short.txt").write_text("One sentence.")
     (folder / "latin1.txt").write_bytes("coração não".encode("latin-1"))
     (folder / "nul.txt").write_bytes(b"a\x00b\x00\x00c")
-    (folder / "special.txt").write_text("before <|bos|><|end|> after")
-    (folder / "line.txt").write_text("um dois " * 400_000)  # 3.2 MB on one line
+    forged = "".join(SPECIAL_TOKENS)
+    for i in range(100):  # some of them are for validation
+        (folder / f"special{i}.txt").write_text(f"before {forged} after {i}")
     done = prepare(tmp_path / "d", "--source", f"files:{folder}", "--val_fraction", "0.1")
     assert done.returncode == 0, done.stderr
     assert "1 empty files" in done.stdout, done.stdout
@@ -475,15 +477,39 @@ def test_case_25_odd_text_loses_nothing_and_says_so(tmp_path):
     tree = Manifest.load(tmp_path / "d").tree
     facts = [tree["splits"][s]["t"] for s in ("train", "val")]
     names = sources.local_files(sources.parse(f"files:{folder}"))
-    assert sum(f["documents"] for f in facts) == len(names) - 1 + 3  # the line: 4 documents
+    assert sum(f["documents"] for f in facts) == len(names) - 1
     assert sum(f["bytes"] for f in facts) == sum(p.stat().st_size for p in names.values()) + 3
-    rows = [r for s in ("train", "val") for r in pieces(tmp_path / "d", s)]
-    everything = "".join(rows)
-    assert "<|bos|>" in everything.replace("\n", "") or "<|" in everything
-    for shard in Manifest.load(tmp_path / "d").shards("train"):
-        assert set(np.unique(np.load(tmp_path / "d" / shard["file"])[:, :]).tolist()) & {1, 2, 3} \
-            == set()  # no special token but BOS
-    assert everything.count("\x00") == 3
+    tokenizer = Tokenizer.load(tmp_path / "d" / "tokenizer.json")
+    source = sources.parse(f"files:{folder}")
+    texts = [t for u in sources.list_units(source)[0]
+             for t in sources.documents(source, u, Counter())]
+    for split in ("train", "val"):
+        mine = [t for t in texts if is_val(t.encode(), 0.1) == (split == "val")]
+        assert sum(forged in t for t in mine) > 3
+        in_text, in_rows = Counter(i for t in mine for i in tokenizer.encode(t)), Counter()
+        for shard in Manifest.load(tmp_path / "d").shards(split):
+            in_rows.update(np.load(tmp_path / "d" / shard["file"]).ravel().tolist())
+        packing = tree["splits"][split]["t"]["packing"]
+        assert in_rows.pop(0) == packing["bos"]  # those that the packer wrote, and none of the text
+        assert not in_rows - in_text and not in_rows.keys() & {1, 2, 3}
+        assert (in_text - in_rows).total() == packing["dropped"] < 65
+
+
+@pytest.mark.parametrize("megabytes", [3, pytest.param(100, marks=pytest.mark.slow)])
+def test_case_25_all_of_it_on_one_line(megabytes, tmp_path):
+    text = "um dois três " * (megabytes * 10**6 // 14)
+    (tmp_path / "line.txt").write_text(text, encoding="utf-8")
+    write_texts(tmp_path / "t", 20)
+    done = prepare(tmp_path / "d", "--source", f"line=files:{tmp_path / 'line.txt'}",
+                   f"rest=files:{tmp_path / 't'}", "--val_fraction", "0.2")
+    assert done.returncode == 0, done.stderr
+    splits = Manifest.load(tmp_path / "d").tree["splits"]
+    facts = [splits[split]["line"] for split in ("train", "val")]
+    assert sum(f["bytes"] for f in facts) == len(text.encode())
+    assert sum(f["documents"] for f in facts) == -(-len(text.encode()) // sources.DOCUMENT)
+    for f in facts:
+        assert f["rows"] * 65 == f["tokens"] + f["packing"]["bos"] - f["packing"]["dropped"]
+        assert 0 <= f["packing"]["dropped"] < 65
 
 
 @pytest.mark.parametrize("case", ["empty folder", "no such file", "bad json", "no field", "utf16",
