@@ -99,18 +99,19 @@ class Log:
 def step_line(r: dict, steps: int, left_s: float, noise_scale: str = "") -> str:
     """One step of `steps`, from its record in metrics.jsonl, for the screen:
 
-    step 120/2,000 | loss 3.4120 | lr 0.810 | |g| 0.930 | 512 ms | 1.02M tok/s | mfu 41.0% full ...
+    step 120/2,000 | loss 3.4120 | bpb 1.052 | lr 0.810 | |g| 0.930 | 512 ms | 1.02M tok/s | ...
 
-    ms and tok/s are medians over the last steps, `data` a mean (see flops.Meter)."""
+    ms and tok/s are medians over the last steps, `data` a mean (see flops.Meter); bpb is the loss
+    over the bytes of the step's own text (validation's also leaves the special tokens out)."""
     if r["mfu_full"] is None:
         used = f"mfu n/a, {r['tflops_full']:.2f}/{r['tflops_causal']:.2f} TFLOP/s full/causal"
     else:
         used = f"mfu {r['mfu_full']:.1%} full {r['mfu_causal']:.1%} causal"
     noise = f" | noise scale {noise_scale}" if noise_scale else ""
     return (
-        f"step {r['step']:,}/{steps:,} | loss {r['loss']:.4f} | lr {r['lr']:.3f} | "
-        f"|g| {r['norm']:.3f} | {r['dt_ms']:.0f} ms | {short(r['tokens_per_s'])} tok/s | "
-        f"{used} | data {r['data_wait_ms']:.1f} ms | {duration(left_s)} left{noise}"
+        f"step {r['step']:,}/{steps:,} | loss {r['loss']:.4f} | bpb {r['bpb']:.3f} | "
+        f"lr {r['lr']:.3f} | |g| {r['norm']:.3f} | {r['dt_ms']:.0f} ms | "
+        f"{short(r['tokens_per_s'])} tok/s | {used} | data {r['data_wait_ms']:.1f} ms | {duration(left_s)} left{noise}"
     )
 
 

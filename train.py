@@ -68,7 +68,8 @@ class Trainer:
         self.pending: dict | None = None  # the last step, until its numbers are read
         self.lr_factor = 0.0
         self.found_inf = torch.zeros((), device=world.device)
-        self.report = torch.zeros(5, device=world.device)  # loss, bad, SIGINT, SIGTERM, norm
+        self.n_bytes = torch.zeros((), device=world.device)  # of text in the step's targets
+        self.report = torch.zeros(6, device=world.device)  # what guard() finds, see there
         self.checkpoints = checkpoint.Checkpointer(
             self.run_dir / "checkpoints",
             keep=self.config.keep,
@@ -161,6 +162,7 @@ class Trainer:
         """Forward and backward over the step's rows; returns the mean loss of this rank's, 0-D."""
         grad_accum = self.grad_accum
         total = torch.zeros((), device=self.world.device)
+        self.n_bytes = torch.zeros_like(total)
         for k in range(grad_accum):
             with record_function("data"):
                 inputs, targets = self.loader.next_batch()  # (B, T) each
@@ -173,6 +175,7 @@ class Trainer:
                 loss = self.step_model(inputs, targets) / grad_accum
                 loss.backward()
             total += loss.detach()
+            self.n_bytes += self.token_bytes[targets].sum()
             if k == 0 and self._noise_step():
                 self.first_grad_sq = self._grad_norm() ** 2 * grad_accum**2
         return total
@@ -188,16 +191,16 @@ class Trainer:
         bad = ~(loss.isfinite() & norm.isfinite())
         told = [float(self.signal == s) for s in (signal.SIGINT, signal.SIGTERM)]
         told = [torch.full((), x, device=loss.device) for x in told]  # a fill, no copy to wait for
-        report = torch.stack([loss, bad.float(), *told])  # (4,)
+        report = torch.stack([loss, self.n_bytes, bad.float(), *told])  # (5,)
         if self.world.world_size > 1:
             with record_function("communication"):
                 dist.all_reduce(report)
-        bad = (report[1] > 0).float()
+        bad = (report[2] > 0).float()
         # Without leave to skip, the first bad step is the last: no later step may be taken either.
         self.found_inf = bad if self.config.skip_nonfinite else torch.maximum(self.found_inf, bad)
         for optimizer in self.optimizers:
             optimizer.found_inf = self.found_inf
-        self.report = torch.cat([report, norm.reshape(1)])
+        self.report = torch.cat([report, norm.reshape(1)])  # (6,): the norm is that of all ranks
 
     def take_step(self) -> None:
         """Move the weights, and note what the step was until its numbers can be read."""
@@ -213,7 +216,7 @@ class Trainer:
 
     def _note_step(self) -> dict:
         """Start copying the step's numbers to the host, without waiting for them."""
-        host = torch.empty(5, pin_memory=self.world.device.type == "cuda")
+        host = torch.empty(6, pin_memory=self.world.device.type == "cuda")
         host.copy_(self.report, non_blocking=True)
         copied = None
         if self.world.device.type == "cuda":
@@ -240,7 +243,7 @@ class Trainer:
         """Numbers of a finished step: stop on bad ones, write the rest down."""
         if note["copied"]:
             note["copied"].synchronize()
-        loss, bad, sigint, sigterm, norm = note["host"].tolist()
+        loss, n_bytes, bad, sigint, sigterm, norm = note["host"].tolist()
         loss /= self.world.world_size
         step_s = self.meter.step(note["tokens"], data_wait_s=self.loader.pop_wait_s())
         self.stop = signal.SIGINT if sigint else signal.SIGTERM if sigterm else 0
@@ -249,8 +252,9 @@ class Trainer:
             self.log.write(dict(step=note["step"], tokens=note["seen"], skipped=self.skipped))
             return
         speed = self.meter.summary()
-        record = dict(step=note["step"], tokens=note["seen"], loss=loss, lr=note["lr"], norm=norm)
-        record |= dict(time=time.time(), step_s=step_s)
+        bpb = loss * note["tokens"] / math.log(2) / max(n_bytes, 1)
+        record = dict(step=note["step"], tokens=note["seen"], loss=loss, bpb=bpb, lr=note["lr"])
+        record |= dict(norm=norm, time=time.time(), step_s=step_s)
         record |= {k: v for k, v in speed.items() if k != "tokens_per_s_mean"}
         if "noise" in note:
             record["noise_scale_tokens"] = note["noise"]
@@ -300,7 +304,7 @@ class Trainer:
         small = self.micro_batch * self.model.config.seq_len
         if self.plan.sharded or self.grad_accum == 1:
             small *= self.world.world_size  # this gradient was averaged over the ranks already
-        small_sq, big_sq = self.first_grad_sq.item(), self.report[4].item() ** 2
+        small_sq, big_sq = self.first_grad_sq.item(), self.report[-1].item() ** 2
         if math.isfinite(small_sq + big_sq):  # a skipped step must not spoil the average
             self.noise.update(small_sq, big_sq, small, tokens)
         return self.noise.tokens

@@ -16,6 +16,7 @@ from conftest import SMALL, losses, metrics, parameters, run
 import config
 import eval as eval_program
 import train
+from data import Manifest, RowLoader
 from model import GPT, GPTConfig
 
 
@@ -44,8 +45,9 @@ def plain(small_data, tmp_path_factory):
 def test_what_a_run_prints_and_writes(plain):
     run_dir, out = plain
     assert re.search(
-        r"step 12/12 \| loss \d\.\d{4} \| lr 0\.\d+ \| \|g\| \d+\.\d+ \| \d+ ms \| "
-        r"[\d.]+[KM]? tok/s \| mfu [\d.]+% full [\d.]+% causal \| data [\d.]+ ms \| \d+s left", out
+        r"step 12/12 \| loss \d\.\d{4} \| bpb \d\.\d{3} \| lr 0\.\d+ \| \|g\| \d+\.\d+ \| "
+        r"\d+ ms \| [\d.]+[KM]? tok/s \| mfu [\d.]+% full [\d.]+% causal \| "
+        r"data [\d.]+ ms \| \d+s left", out
     ), out  # fmt: skip
     assert re.search(r"step 0 \| validation .* bpb", out)
     assert re.search(r"step 12 \| validation .* bpb", out)
@@ -58,6 +60,17 @@ def test_what_a_run_prints_and_writes(plain):
     assert losses(run_dir)[1] == pytest.approx(math.log(512), rel=0.02)
     first, last = [r["val_bpb"] for r in records if "val_bpb" in r]
     assert last < first
+
+
+def test_bits_per_byte_of_a_step_are_those_of_its_text(plain, small_data, tmp_path):
+    manifest = Manifest.load(small_data)
+    loader = RowLoader(manifest, seed=0, micro_batch=8)
+    size, steps = manifest.token_bytes(), [r for r in metrics(plain[0]) if "loss" in r]
+    for record in steps:
+        n_bytes = size[loader.next_batch()[1].numpy()].sum()
+        assert record["bpb"] == pytest.approx(record["loss"] * 512 / math.log(2) / n_bytes)
+    start(small_data, tmp_path, "--steps", 1, "--micro_batch", 2, nproc=2)
+    assert metrics(tmp_path)[1]["bpb"] == pytest.approx(steps[0]["bpb"], rel=1e-4)
 
 
 def test_torchrun_with_one_rank_gives_the_same_bits(plain, small_data, tmp_path):
@@ -148,8 +161,6 @@ def test_a_mixture_is_drawn_by_its_weights_and_another_in_the_decay(tmp_path):
 
 
 def len_rows(data_dir, source):
-    from data import Manifest
-
     return Manifest.load(data_dir).rows("train", source)
 
 
