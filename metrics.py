@@ -111,7 +111,8 @@ def step_line(r: dict, steps: int, left_s: float, noise_scale: str = "") -> str:
     return (
         f"step {r['step']:,}/{steps:,} | loss {r['loss']:.4f} | bpb {r['bpb']:.3f} | "
         f"lr {r['lr']:.3f} | |g| {r['norm']:.3f} | {r['dt_ms']:.0f} ms | "
-        f"{short(r['tokens_per_s'])} tok/s | {used} | data {r['data_wait_ms']:.1f} ms | {duration(left_s)} left{noise}"
+        f"{short(r['tokens_per_s'])} tok/s | {used} | "
+        f"data {r['data_wait_ms']:.1f} ms | {duration(left_s)} left{noise}"
     )
 
 
