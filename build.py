@@ -30,7 +30,7 @@ from plan import Plan
 def open_data(preset: cfg.Preset, world: runtime.World) -> tuple[data.Manifest, GPTConfig]:
     """The prepared data, checked, and the model's configuration as the data completes it."""
     config, name = preset.train, preset.name
-    manifest = data.Manifest.load(config.data_dir)
+    manifest = data.Manifest.load(config.data_dir, name)
     manifest.check()
     default, given = cfg.PRESETS[name].model, preset.model
     found = {

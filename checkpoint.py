@@ -31,7 +31,7 @@ from torch.distributed.checkpoint import staging
 from torch.distributed.checkpoint import state_dict as dcp_state
 from torch.distributed.tensor import DTensor
 
-from durable import fsync, sha256_of, write_text
+from durable import StorageError, fsync, sha256_of, write_text
 
 Optimizers = list[torch.optim.Optimizer]
 FORMAT = 1
@@ -50,12 +50,6 @@ class NonFiniteError(CheckpointError):
     """A loss, a gradient or the state to save is NaN or infinite."""
 
     exit_code = 5
-
-
-class StorageError(Exception):
-    """The checkpoint could not be written."""
-
-    exit_code = 6
 
 
 class SaveTime(NamedTuple):

@@ -26,7 +26,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from durable import publish, replacing, sha256_of, temporary_name, write_text
+from durable import StorageError, publish, replacing, sha256_of, temporary_name, write_text
 from order import Order, Permutation
 from packing import Packing, PackStats, pack
 
@@ -56,7 +56,7 @@ class ShardWriter:
         self.path, self.row_len, self.dtype = path, row_len, dtype
         self.temporary = temporary_name(path)
         self.rows, self.min, self.max, self._block = 0, 2**32, -1, []
-        self._file = open(self.temporary, "wb")  # noqa: SIM115 (closed in `close`)
+        self._file = open(self.temporary, "wb")
         self._write_header()
 
     def _write_header(self) -> None:
@@ -181,7 +181,7 @@ class Manifest:
         """(open file, where its rows begin), once its header says what the manifest says."""
         path = self.dir / file
         try:
-            f = open(path, "rb", buffering=0)  # noqa: SIM115 (closed when the cache drops it)
+            f = open(path, "rb", buffering=0)
             if hasattr(os, "posix_fadvise"):
                 os.posix_fadvise(f.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
             if file in self._checked:
@@ -265,7 +265,7 @@ def stage(manifest: Manifest, folder: str | Path) -> Manifest:
     missing = sum(s["bytes"] for s in shards if not (target / s["file"]).exists())
     target.mkdir(parents=True, exist_ok=True)
     if missing > (free := shutil.disk_usage(target).free):
-        raise ValueError(f"staging needs {missing / 1e9:.1f} GB more in {folder}, where "
+        raise StorageError(f"staging needs {missing / 1e9:.1f} GB more in {folder}, where "
                          f"{free / 1e9:.1f} GB are free; choose another disk or leave --stage out")
     for shard in shards:
         path = target / shard["file"]
@@ -407,7 +407,7 @@ class RowLoader:
                 array[0], array[1] = rows[:, :-1], rows[:, 1:]
                 self._ready.put(slot)
                 position += self.world_size * self.micro_batch
-        except Exception as error:  # noqa: BLE001 (raised again by next_batch)
+        except Exception as error:
             self._fail(error)
 
     def _verify(self) -> None:
@@ -419,7 +419,7 @@ class RowLoader:
         try:
             shards = self.manifest.shards("train") + self.manifest.shards("val")
             self.manifest.verify(shards[self.rank :: self.world_size], pause=4.0, stop=self._stop)
-        except Exception as error:  # noqa: BLE001 (raised again by next_batch)
+        except Exception as error:
             self._fail(error)
 
     def _fail(self, error: Exception) -> None:

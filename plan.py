@@ -16,8 +16,8 @@ import torch
 import config as cfg
 import flops
 import optim
-from checkpoint import StorageError
 from data import Manifest
+from durable import StorageError
 from model import GPT, GPTConfig, attention_backend
 from runtime import World
 
@@ -111,6 +111,11 @@ def make_plan(config: cfg.TrainConfig, model: GPTConfig, manifest: Manifest, wor
         compile=config.compile,
     )
     check_disk(config, state - 4 * sum(params.values()))
+    if manifest.rows("val") < world.world_size:
+        raise ValueError(
+            f"{manifest.rows('val')} validation rows cannot be shared by {world.world_size} ranks; "
+            "prepare data with a larger --val_fraction"
+        )
     rows, have = plan.rows, manifest.rows("train")
     accum = config.tokens_per_step // (micro_batch * model.seq_len * world.world_size)
     lines = [

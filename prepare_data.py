@@ -45,12 +45,6 @@ from unit import (
 # config.py comes with torch: it is imported in `main`, not in each process of the pool.
 
 
-class DiskError(Exception):
-    """Not enough room."""
-
-    exit_code = 6
-
-
 # ---------------------------------------------------------------------------------- the plan
 
 
@@ -193,7 +187,7 @@ def check_disk(plan: Plan, done_tokens: int) -> None:
     need = max(0.0, tokens - done_tokens) * width
     plan.folder.mkdir(parents=True, exist_ok=True)
     if need > (free := shutil.disk_usage(plan.folder).free):
-        raise DiskError(f"about {need / 1e9:.1f} GB more are needed in {plan.folder}, "
+        raise durable.StorageError(f"about {need / 1e9:.1f} GB more are needed in {plan.folder}, "
                         f"{free / 1e9:.1f} GB are free; choose another --data_dir or fewer "
                         "--tokens")
 

@@ -217,7 +217,7 @@ def _open(path: Path) -> BinaryIO:
     if path.name.endswith(".zst"):
         import zstandard
 
-        frames = zstandard.ZstdDecompressor().stream_reader(open(path, "rb"),  # noqa: SIM115
+        frames = zstandard.ZstdDecompressor().stream_reader(open(path, "rb"),
                                                             read_across_frames=True)
         return io.BufferedReader(frames, MB)
     return open(path, "rb")

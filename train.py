@@ -1,7 +1,8 @@
 """Train a GPT: `python train.py [PRESET] [--option value ...]`, or `torchrun` for several ranks.
 
 Reads  DATA_DIR (from prepare_data.py). Writes RUN_DIR/{config.json, metrics.jsonl, loss.png,
-status.json, checkpoints/}. Run again, it goes on from the newest valid checkpoint, same bits.
+status.json, checkpoints/}. Run again, it goes on from the newest valid checkpoint: on a CPU to the
+same bits, on a GPU within the rounding of sums that come in no fixed order.
 The story is `train()`, a dozen lines near the end: it tells a `Trainer`, which is most of this
 file, what to do when. `main()` sets up; what it calls is in build.py and plan.py.
 
@@ -318,8 +319,8 @@ class Trainer:
         T = self.model.config.seq_len
         rows = min(self.micro_batch, max(1, EVAL_BATCH_TOKENS // T))
         batches = data.val_batches(
-            self.manifest, rows, max(1, self.config.eval_tokens // T), self.world.rank,
-            self.world.world_size, self.world.device,
+            self.manifest, rows, max(self.world.world_size, self.config.eval_tokens // T),
+            self.world.rank, self.world.world_size, self.world.device,
         )  # fmt: skip
         with self.meter.paused("eval"):
             loss, bpb = metrics.bits_per_byte(self.model, batches, self.token_bytes)

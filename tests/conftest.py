@@ -51,6 +51,13 @@ def run(program: str, *args, nproc: int = 0, timeout: int = 120, **env):
     )  # fmt: skip
 
 
+def flip(file: Path, at: int = -10, bit: int = 1) -> None:
+    """Spoil one byte of a file, as a disk may."""
+    content = bytearray(file.read_bytes())
+    content[at] ^= bit
+    file.write_bytes(content)
+
+
 def metrics(run_dir) -> list[dict]:
     return [json.loads(line) for line in (Path(run_dir) / "metrics.jsonl").read_text().splitlines()]
 

@@ -12,8 +12,7 @@ from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from unittest import mock
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+from conftest import environment
 
 WORDS = ("o a de que e do da em um para com não uma os no se na por mais as dos como mas ao ele "
          "das à seu sua ou quando muito nos já eu também só pelo pela até isso ela entre depois "
@@ -55,10 +54,6 @@ def command(folder: Path, *options: str) -> list[str]:
             "--row_len", "65", *options]
 
 
-def environment() -> dict[str, str]:
-    return {**os.environ, "OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-
-
 def prepare(folder: Path, *options: str, program: tuple = ()) -> subprocess.CompletedProcess:
     """The same within this process, which saves its start; the units still have theirs."""
     import config
@@ -70,8 +65,8 @@ def prepare(folder: Path, *options: str, program: tuple = ()) -> subprocess.Comp
     out, err, code = io.StringIO(), io.StringIO(), None
     sources.cached_files.cache_clear()
     with (mock.patch.object(sources, "SMALLEST_UNIT", 40_000), redirect_stdout(out),
-          mock.patch.dict(os.environ, environment()), mock.patch.object(sys, "argv", argv),
-          redirect_stderr(err)):
+          mock.patch.dict(os.environ, environment(RAYON_NUM_THREADS="1")),
+          mock.patch.object(sys, "argv", argv), redirect_stderr(err)):
         try:
             config.run(prepare_data.main)
         except SystemExit as end:

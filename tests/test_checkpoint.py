@@ -26,6 +26,8 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from conftest import flip
+
 import checkpoint
 import durable
 import optim
@@ -100,12 +102,6 @@ def names(root):
 
 def steps_in(root):
     return sorted(int(p.name[5:]) for p in Path(root).glob("step_*"))
-
-
-def flip(file, at, bit=1):
-    data = bytearray(file.read_bytes())
-    data[at] ^= bit
-    file.write_bytes(data)
 
 
 def files_of(path):

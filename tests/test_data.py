@@ -16,7 +16,8 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from data_helpers import ROOT, make_folder, row_of
+from conftest import ROOT, flip
+from data_helpers import make_folder, row_of
 
 import data
 import durable
@@ -405,12 +406,6 @@ def test_a_program_may_end_without_closing_its_loader(manifest):
 
 def shard(manifest: Manifest, k: int = 1) -> Path:
     return manifest.dir / manifest.shards("train", "a")[k]["file"]
-
-
-def flip(path: Path) -> None:
-    raw = bytearray(path.read_bytes())
-    raw[len(raw) // 2] ^= 1
-    path.write_bytes(raw)
 
 
 def test_case_20_a_flipped_byte_is_found_and_named(manifest):

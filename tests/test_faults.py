@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import losses, metrics, parameters
+from conftest import flip, losses, metrics, parameters
 from faults import launch, records, start
 from soak import soak
 
@@ -77,12 +77,6 @@ def leftovers(run_dir) -> list[str]:
 
 def status(run_dir) -> dict:
     return json.loads((Path(run_dir) / "status.json").read_text())
-
-
-def flip(file: Path, at: int = -10, bit: int = 1) -> None:
-    data = bytearray(file.read_bytes())
-    data[at] ^= bit
-    file.write_bytes(data)
 
 
 # ------------------------------------------------------------------------- killed at any moment

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT, SMALL, losses, metrics, run
+from conftest import ROOT, SMALL, flip, losses, metrics, run
 from faults import launch, start
 
 import checkpoint
@@ -40,12 +40,6 @@ def shard(data: Path) -> Path:
 
 def sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def flip(path: Path, at: int, bit: int = 1) -> None:
-    content = bytearray(path.read_bytes())
-    content[at] ^= bit
-    path.write_bytes(content)
 
 
 def edit_manifest(data: Path, change) -> None:

@@ -20,8 +20,8 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+from conftest import ROOT
 from data_helpers import (
-    ROOT,
     command,
     environment,
     fingerprint,
