@@ -102,6 +102,12 @@ def orthogonalize(g: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     return x.mT.contiguous() if tall else x
 
 
+def orthogonalize_flops(rows: int, cols: int) -> int:
+    """FLOPs of the matmuls that one matrix takes in `orthogonalize`: no part of a model's own."""
+    short, long = sorted((rows, cols))
+    return len(POLAR_EXPRESS) * (4 * short**2 * long + 2 * short**3)
+
+
 def variance_scale(u: Tensor, second: Tensor, beta2: Tensor) -> tuple[Tensor, Tensor]:
     """What to multiply the rows of u (N, rows, cols) by (or its columns, if there are more), so
     that they all have the same long-run size and the norm of each matrix stays as it was (NorMuon,

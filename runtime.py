@@ -13,6 +13,7 @@ import glob
 import os
 import shutil
 import subprocess
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -164,17 +165,27 @@ def _meet(world: World, timeout_s: float) -> None:
         )
     backend = "cpu:gloo,cuda:nccl" if world.device.type == "cuda" else "gloo"
     dist.init_process_group(backend, store=store, rank=world.rank, world_size=world.world_size)
-    number = torch.ones(1, device=world.device)
-    work = dist.all_reduce(number, async_op=True)
-    while not work.is_completed():
-        if time.monotonic() > deadline + timeout_s:
-            raise RankError(
-                f"rank {world.rank} ({world.device_name}) waited {timeout_s:.0f} s for an "
-                "all-reduce of one number; try NCCL_P2P_DISABLE=1 or NCCL_DEBUG=INFO to see why"
-            )
-        time.sleep(0.01)
-    work.wait()
-    assert number.item() == world.world_size, f"all-reduce gave {number.item()}"
+    number, failures = torch.ones(1, device=world.device), []
+
+    def add_up() -> None:  # in a thread, as what sets up the connection can hang in the call itself
+        try:
+            if world.device.type == "cuda":
+                torch.cuda.set_device(world.device)
+            dist.all_reduce(number)
+            assert number.item() == world.world_size, f"all-reduce gave {number.item()}"
+        except Exception as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=add_up, daemon=True)
+    thread.start()
+    thread.join(timeout_s)
+    if thread.is_alive():
+        raise RankError(
+            f"rank {world.rank} ({world.device_name}) waited {timeout_s:.0f} s for an "
+            "all-reduce of one number; try NCCL_P2P_DISABLE=1 or NCCL_DEBUG=INFO to see why"
+        )
+    if failures:
+        raise failures[0]
 
 
 def _open_store(world: World, timeout: timedelta) -> dist.Store:

@@ -34,6 +34,7 @@ sys.path.insert(0, str(ROOT))
 import config as cfg
 import flops
 import metrics
+import optim
 import plan
 import runtime
 import train
@@ -138,6 +139,11 @@ def measure(case: dict, run_dir: str) -> dict:
         "data_wait_ms": speed["data_wait_ms"],
         "mfu": {k: flops.mfu(speed["tokens_per_s"], n, peak) for k, n in per_token.items()},
         "of_ceiling": flops.mfu(speed["tokens_per_s"], per_token["full"], ceiling),
+        "of_ceiling_with_muon": flops.mfu(
+            speed["tokens_per_s"],
+            per_token["full"] + muon_flops(run.optimizers) / decided.tokens_per_step,
+            ceiling,
+        ),
         "ceiling": ceiling,
         "micro_batch": run.micro_batch,
         "grad_accum": run.grad_accum,
@@ -146,6 +152,12 @@ def measure(case: dict, run_dir: str) -> dict:
         "memory": peak_memory(world.device),
         "first_step_s": first_step_s,
     }
+
+
+def muon_flops(optimizers: list) -> int:
+    """FLOPs of Muon's own matmuls in a step; 0 without it."""
+    groups = [g for o in optimizers if isinstance(o, optim.Muon) for g in o.param_groups]
+    return sum(optim.orthogonalize_flops(*p.shape) for g in groups for p in g["params"])
 
 
 def _with_autocast(model, device: torch.device):
