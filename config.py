@@ -363,8 +363,9 @@ def run(main: Callable[[list[str]], int | None]) -> None:
         else:
             print(f"error: {error}", file=sys.stderr, flush=True)
     if "RANK" in os.environ:
-        # a thread of gloo that lets go of a tensor while Python tears itself down would abort
-        # the process, and turn its exit code into a signal: leave without tearing down
+        # Leave without tearing anything down, process groups included: a thread of gloo that lets
+        # go of a tensor meanwhile would abort the process, and turn its exit code into a signal, or
+        # wait for Python's lock, which the tearing down holds while it waits for that thread.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)

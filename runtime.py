@@ -214,8 +214,3 @@ def once_per_node(world: World, work: Callable[[], object]) -> None:
         error = next((e for e in errors if e), None)
     if error:
         raise error
-
-
-def leave() -> None:
-    if dist.is_initialized():
-        dist.destroy_process_group()

@@ -92,6 +92,8 @@ class Trainer:
                 if isinstance(optimizer, optim.Muon):
                     optimizer.compile()
         if plan.parallel == "ddp":
+            # compiled before it is wrapped, it stays one graph, whose gradients all come at its
+            # end: their exchange does not overlap with it
             step_model = DistributedDataParallel(step_model, gradient_as_bucket_view=True)
         self.step_model = step_model
         self.log.rewind(self.step, self.validation_is_due())
@@ -514,7 +516,6 @@ def main(argv: list[str]) -> int:
             run.loader.close()
         log.close()
         del claim
-        runtime.leave()
 
 
 if __name__ == "__main__":

@@ -74,7 +74,6 @@ def case(parallel: str, optimizer: str, rows: int) -> None:
     if world.first:
         n_params = sum(p.numel() for p in model.parameters())
         print(json.dumps(dict(n_params=n_params, ranks=ranks)), flush=True)
-    runtime.leave()
 
 
 def main() -> None:
@@ -84,7 +83,7 @@ def main() -> None:
     parser.add_argument("--case", nargs=2, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.case:
-        return case(*args.case, args.rows)
+        cfg.run(lambda argv: case(*args.case, args.rows))
     print("| optimizer | parallel | rank | peak MB | before the model | of it state |")
     print("|---|---|---|---|---|---|")
     for optimizer in ("adamw", "muon"):
