@@ -26,6 +26,8 @@ import runtime
 from model import GPT, GPTConfig
 from plan import Plan
 
+OUT_OF_MEMORY = "out of memory"
+
 
 def open_data(preset: cfg.Preset, world: runtime.World) -> tuple[data.Manifest, GPTConfig]:
     """The prepared data, checked, and the model's configuration as the data completes it."""
@@ -177,64 +179,71 @@ def build_optimizers(
 
 
 def compile_step(model: GPT, plan: Plan, world: runtime.World, log: metrics.Log):
-    """Find what runs here: (callable model, micro-batch). Tries forward and backward on random
-    tokens: out of memory halves the micro-batch, a failing compiler falls back to eager; the
-    printed line says which. Tokens per step stay what they are."""
-    compiled = None if plan.compile and not plan.sharded else model
-    micro_batch, T = plan.micro_batch, model.config.seq_len
-    if plan.compile:
+    """Find what runs here: (callable model, micro-batch). Out of memory halves the micro-batch, a
+    failing compiler falls back to eager; the printed line says which. Tokens per step stay what
+    they are."""
+    micro_batch, compile = plan.micro_batch, plan.compile
+    if compile:
         log.say("compiling ...")
     while True:
-        problem = None
-        try:
-            if compiled is None:
-                compiled = torch.compile(model, dynamic=False, fullgraph=True)
-            generator = torch.Generator().manual_seed(0)
-            tokens = torch.randint(
-                model.config.vocab_size, (micro_batch, T + 1), generator=generator
-            ).to(world.device)
-            accumulates = plan.rows_at(plan.ramp_steps) > micro_batch * world.world_size
-            for _ in range(1 + accumulates):  # then a backward has gradients beside the old ones
-                compiled(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()).backward()
-        except Exception as error:  # the compiler's errors share no base class
-            said = (str(error).strip() or "no message").splitlines()[0]
-            if _is_out_of_memory(error):
-                problem = "memory"
-            elif compiled is not model:
-                problem = f"{type(error).__name__}: {said}"
-            elif plan.sharded and plan.compile:
-                raise ValueError(
-                    f"torch.compile does not work here ({type(error).__name__}: {said}); "
-                    "add --no_compile"
-                ) from error
-            else:
-                raise
-        model.zero_grad(set_to_none=True)
+        step_model, problem = _try_step(model, plan, world, micro_batch, compile)
         problem = _any_rank(problem)
         if problem is None:
-            return compiled, micro_batch
-        if problem == "memory":
-            if world.device.type == "cuda":
-                gc.collect()
-                torch.cuda.empty_cache()
-            # an error in the middle leaves FSDP in the middle; torch 2.11 cannot put it right
-            can_retry = not plan.sharded or hasattr(model, "reset_iter_state")
-            if plan.sharded and can_retry:
-                model.reset_iter_state()
-            if micro_batch == 1 or not plan.auto_micro_batch or not can_retry:
-                ways = ["a smaller preset"]
-                if world.world_size > 1 and not plan.sharded:
-                    ways.insert(0, "--parallel fsdp")
-                if micro_batch > 1:
-                    ways.insert(0, f"--micro_batch {plan.smaller_micro_batch(micro_batch)}")
-                raise ValueError(
-                    f"out of memory with {micro_batch} rows of {T} tokens; try {' or '.join(ways)}"
-                )
-            micro_batch = plan.smaller_micro_batch(micro_batch)
+            return step_model, micro_batch
+        if problem == OUT_OF_MEMORY:
+            micro_batch = _fewer_rows(model, plan, world, micro_batch)
             log.say(f"out of memory: micro-batch halved to {micro_batch}")
+        elif plan.sharded:
+            raise ValueError(f"torch.compile does not work here ({problem}); add --no_compile")
         else:
             log.say(f"torch.compile does not work here, so eager it is: {problem}")
-            compiled = model
+            compile = False
+
+
+def _try_step(model: GPT, plan: Plan, world: runtime.World, micro_batch: int, compile: bool):
+    """Forward and backward on random tokens; returns the callable model, and what went wrong."""
+    T, problem, step_model = model.config.seq_len, None, model
+    try:
+        if compile and not plan.sharded:  # sharded, its blocks are compiled already
+            step_model = torch.compile(model, dynamic=False, fullgraph=True)
+        generator = torch.Generator().manual_seed(0)
+        tokens = torch.randint(model.config.vocab_size, (micro_batch, T + 1), generator=generator)
+        tokens = tokens.to(world.device)
+        accumulates = plan.rows_at(plan.ramp_steps) > micro_batch * world.world_size
+        for _ in range(1 + accumulates):  # the second makes gradients beside those of the first
+            step_model(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()).backward()
+    except Exception as error:  # the compiler's errors share no base class
+        if _is_out_of_memory(error):
+            problem = OUT_OF_MEMORY
+        elif not compile:
+            raise
+        else:
+            said = (str(error).strip() or "no message").splitlines()[0]
+            problem = f"{type(error).__name__}: {said}"
+    model.zero_grad(set_to_none=True)
+    return step_model, problem
+
+
+def _fewer_rows(model: GPT, plan: Plan, world: runtime.World, micro_batch: int) -> int:
+    """At most half of the micro-batch that did not fit; ValueError if it is not ours to choose."""
+    if world.device.type == "cuda":
+        gc.collect()
+        torch.cuda.empty_cache()
+    # an error in the middle leaves FSDP in the middle; torch 2.11 has no way to put it right
+    can_retry = not plan.sharded or hasattr(model, "reset_iter_state")
+    if plan.sharded and can_retry:
+        model.reset_iter_state()
+    if micro_batch > 1 and plan.auto_micro_batch and can_retry:
+        return plan.smaller_micro_batch(micro_batch)
+    ways = ["a smaller preset"]
+    if world.world_size > 1 and not plan.sharded:
+        ways.insert(0, "--parallel fsdp")
+    if micro_batch > 1:
+        ways.insert(0, f"--micro_batch {plan.smaller_micro_batch(micro_batch)}")
+    raise ValueError(
+        f"out of memory with {micro_batch} rows of {model.config.seq_len} tokens; try "
+        f"{' or '.join(ways)}"
+    )
 
 
 def _is_out_of_memory(error: Exception) -> bool:

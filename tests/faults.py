@@ -460,5 +460,25 @@ def memory_for(rows: int, from_step: int = 0, only_rank: int = -1) -> None:
     GPT.forward = forward
 
 
+def memory_for_backward(rows: int) -> None:
+    """The backward through the first block is out of memory with more than `rows` rows."""
+    import torch
+
+    from model import Block
+
+    honest = Block.forward
+
+    def fail(grad):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    def forward(block, x, *args, **kwargs):
+        out = honest(block, x, *args, **kwargs)
+        if block.attn.layer == 0 and out.requires_grad and len(x) > rows:
+            out.register_hook(fail)
+        return out
+
+    Block.forward = forward
+
+
 if __name__ == "__main__":  # under torchrun: faults.py SPOIL ARGS
     become_train(sys.argv[2:], json.loads(sys.argv[1]))

@@ -270,6 +270,17 @@ def test_the_micro_batch_is_halved_until_it_fits(world, plain, small_data, tmp_p
     assert losses(run_dir) == one
 
 
+def test_the_micro_batch_is_halved_in_the_middle_of_a_sharded_backward(plain, small_data, tmp_path):
+    """Later blocks have exchanged their gradients by then, the first is still whole."""
+    run_dir, spoil = tmp_path / "run", [("memory_for_backward", 2)]
+    options = ("--parallel", "fsdp", "--lr_scale", 0.1)
+    text = start(small_data, run_dir, *options, world=2, spoil=spoil).end(0)
+    assert "micro-batch halved to 2" in text
+    start(small_data, tmp_path / "one", "--lr_scale", 0.1).end(0)
+    one, two = losses(tmp_path / "one"), losses(run_dir)
+    assert max(abs(one[s] - two[s]) for s in one) < 1e-4
+
+
 def test_not_even_one_row_fits(small_data, tmp_path):
     text = start(small_data, tmp_path / "run", spoil=[("memory_for", 0)]).end(2)
     assert "out of memory with 1 rows of 64 tokens; try" in text and "smaller preset" in text
