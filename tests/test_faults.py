@@ -1,6 +1,6 @@
 """train.py killed, starved, poisoned and lied to: real processes, real signals (see faults.py).
 
-Numbers in the names of sections: nothing here is mocked but the one thing that breaks.
+Nothing here is mocked but the one thing that breaks.
 """
 
 from __future__ import annotations
