@@ -44,6 +44,8 @@ from unit import (
 
 # config.py comes with torch: it is imported in `main`, not in each process of the pool.
 
+POOL_DIED = ("a process of the pool died (out of memory?); run the same command again: finished "
+             "units are kept; fewer --workers need less memory")
 
 # ---------------------------------------------------------------------------------- the plan
 
@@ -237,9 +239,7 @@ def run_units(plan: Plan, workers: int) -> dict[tuple[int, int], dict]:
                     done[unit] = future.result()
                 bar.update()
         except BrokenProcessPool:
-            raise sources.SourceError(
-                "a process of the pool died (out of memory?); run the same command again: finished "
-                "units are kept; fewer --workers need less memory") from None
+            raise sources.SourceError(POOL_DIED) from None
         except BaseException:
             for process in list(pool._processes.values()):
                 process.terminate()
@@ -510,7 +510,10 @@ def make_tokenizer(plan: Plan) -> None:
            "chars": TOKENIZER_CHARS, "vocab_size": config.vocab_size, "nfc": config.nfc,
            "val_fraction": config.val_fraction, "path": str(plan.tokenizer)}
     with ProcessPoolExecutor(1, get_context("spawn"), start_worker, (None,)) as pool:
-        peak = pool.submit(train_tokenizer, job).result()
+        try:
+            peak = pool.submit(train_tokenizer, job).result()
+        except BrokenProcessPool:
+            raise sources.SourceError(POOL_DIED) from None
     size = Tokenizer.load(plan.tokenizer).vocab_size
     print(f"tokenizer: {size:,} tokens in {time.perf_counter() - t0:.1f} s, peak memory "
           f"{peak:.2f} GB", file=sys.stderr)

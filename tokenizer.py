@@ -120,7 +120,10 @@ class Tokenizer:
             vocab_size=vocab_size, min_frequency=min_frequency, show_progress=progress,
             special_tokens=list(SPECIAL_TOKENS),
             initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
-        bpe.train_from_iterator((b for text in texts for b in blocks(clean(text))), trainer)
+        # All of it first: the library would ask for it from a thread of its own, and what streams
+        # text from the Hub has crashed there.
+        pieces = [piece for text in texts for piece in blocks(clean(text))]
+        bpe.train_from_iterator(pieces, trainer)
         return cls(bpe.to_str(pretty=True))
 
     @classmethod

@@ -8,6 +8,7 @@ import random
 import stat
 import sys
 import sysconfig
+import threading
 import unicodedata
 from pathlib import Path
 
@@ -197,3 +198,16 @@ def test_other_tokenizers_are_refused_in_a_sentence(tok, tmp_path):
         Tokenizer.load(tmp_path / "none.json")
     with pytest.raises(ValueError, match="vocab_size 100"):
         Tokenizer.train(["a"], 100)
+
+
+def test_text_is_asked_for_in_the_thread_that_trains():
+    """The library's own thread, which would ask for it, has crashed in what streams text."""
+    threads = []
+
+    def texts():
+        for i in range(50):
+            threads.append(threading.get_ident())
+            yield f"text number {i}"
+
+    Tokenizer.train(texts(), 280)
+    assert threads == [threading.get_ident()] * 50
