@@ -121,6 +121,9 @@ def join(device: str = "auto", dtype: str = "auto", timeout_s: float = 30.0) -> 
         if ranks_here > 1 or "OMP_NUM_THREADS" not in os.environ:
             torch.set_num_threads(max(1, cores() // ranks_here))
         _keep_freed_memory()
+        # sums in a fixed order, also where threads add to the same row of a table: the same bits
+        torch.use_deterministic_algorithms(True)
+        torch.utils.deterministic.fill_uninitialized_memory = False
     torch.set_float32_matmul_precision("high")
     name = chosen.type
     if chosen.type == "cuda":
