@@ -226,7 +226,7 @@ PRESETS = {
             mlp_hidden=1024, extras=("value_embeds", "smear", "backout", "qk_scale"),
         ),
         # Short rows and a slow Muon: with rows of 513, or with Muon's usual rate, some seeds were
-        # still near 2 bits per byte after 1M tokens; seven runs of eight now have 1.47 or less.
+        # still near 2 bits per byte after 1M tokens; ten runs of eleven now have 1.47 or less.
         DataConfig(),
         TrainConfig(
             steps=1000, tokens_per_step=2048,  # 8 rows

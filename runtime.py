@@ -205,13 +205,14 @@ def once_per_node(world: World, work: Callable[[], object]) -> None:
     """Run work() on the first rank of each node while the others wait, for hours if need be; an
     error on one is raised on all."""
     error = None
+    if world.world_size > 1:
+        patient = dist.new_group(backend="gloo", timeout=timedelta(days=1))
     if world.local_rank == 0:
         try:
             work()
         except Exception as e:
             error = e
     if world.world_size > 1:
-        patient = dist.new_group(backend="gloo", timeout=timedelta(days=1))
         errors = [None] * world.world_size
         dist.all_gather_object(errors, error, group=patient)
         error = next((e for e in errors if e), None)

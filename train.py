@@ -3,8 +3,8 @@
 Reads  DATA_DIR (from prepare_data.py). Writes RUN_DIR/{config.json, metrics.jsonl, loss.png,
 status.json, checkpoints/}. Run again, it goes on from the newest valid checkpoint: on a CPU to the
 same bits, on a GPU within the rounding of sums that come in no fixed order.
-The story is `train()`, a dozen lines near the end: it tells a `Trainer`, which is most of this
-file, what to do when. `main()` sets up; what it calls is in build.py and plan.py.
+The story is the loop in `train()`, near the end: it tells a `Trainer`, which is most of this file,
+what to do when. `main()` sets up; what it calls is in build.py and plan.py.
 
 Shapes: B rows per micro-batch, T positions. Next: checkpoint.py, eval.py.
 """

@@ -79,7 +79,9 @@ def test_torchrun_with_one_rank_gives_the_same_bits(plain, small_data, tmp_path)
 
 
 def test_two_ranks_give_the_same_losses(plain, small_data, tmp_path):
-    start(small_data, tmp_path / "run", nproc=2)
+    # the data is verified and copied by the first rank, while the second waits
+    start(small_data, tmp_path / "run", "--verify", "--stage", tmp_path / "disk", nproc=2)
+    assert len(list(tmp_path.glob("disk/*/manifest.json"))) == 1
     one, two = losses(plain[0]), losses(tmp_path / "run")
     assert one.keys() == two.keys()
     assert max(abs(one[s] - two[s]) for s in one) < 1e-4
