@@ -7,14 +7,8 @@ program names the preset (none: tiny), every field of the program's dataclasses 
 
 from __future__ import annotations
 
-import difflib
 import math
-import os
-import sys
-import traceback
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Literal
 
 from model import GPTConfig
@@ -275,108 +269,3 @@ PRESETS = {
         prompts=("O maior planeta é", "Era uma vez", "A água ferve quando"),
     ),
 }  # fmt: skip
-
-
-# --------------------------------------------------------------------------- command line
-
-
-@dataclass(frozen=True)
-class TrainArgs:
-    model: GPTConfig
-    train: TrainConfig
-
-
-def parse(program: str, part: Literal["data", "train"], argv: list[str]) -> Preset:
-    """Command line -> preset with overrides, the folders filled in.
-
-    `parse("train.py", "train", ["d12", "--steps", "200"])`. Unknown options are answered by tyro:
-    the nearest one named, exit code 2.
-    """
-    import tyro
-
-    name, argv = (argv[0], argv[1:]) if argv and argv[0][0] != "-" else ("tiny", argv)
-    preset = replace(find_preset(name), name=name)
-    default = preset.data if part == "data" else TrainArgs(preset.model, preset.train)
-    args = tyro.cli(
-        type(default),
-        default=default,
-        args=argv,
-        prog=f"{program} {name}",
-        config=(tyro.conf.OmitArgPrefixes,),
-        use_underscores=True,
-    )
-    if part == "data":
-        return replace(preset, data=replace(args, data_dir=args.data_dir or f"data/{name}"))
-    train = replace(
-        args.train,
-        run_dir=args.train.run_dir or f"runs/{name}",
-        data_dir=args.train.data_dir or f"data/{name}",
-    )
-    return replace(preset, model=args.model, train=train)
-
-
-def find_preset(name: str) -> Preset:
-    if name not in PRESETS:
-        near = difflib.get_close_matches(name, PRESETS, n=1, cutoff=0.0)[0]
-        raise ValueError(
-            f"there is no preset {name!r}; did you mean {near}? There are {', '.join(PRESETS)}"
-        )
-    return PRESETS[name]
-
-
-def count(text: str) -> int:
-    """ "2B" -> 2_000_000_000, "500M", "10k", "4096"; "" -> 0 (and "0", and no fewer)."""
-    units = {"K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
-    number, unit = (text[:-1], units[text[-1].upper()]) if text[-1:].upper() in units else (text, 1)
-    try:
-        tokens = round(float(number) * unit) if text else 0
-    except (ValueError, OverflowError):
-        tokens = -1
-    if tokens < 0:
-        raise ValueError(f"{text!r} is no number of tokens; write 2B, 500M or 4096")
-    return tokens
-
-
-def weights(mixture: tuple[str, ...]) -> dict[str, float] | None:
-    """("a=60", "b=40") -> {"a": 60.0, "b": 40.0}; () -> None."""
-    pairs = {}
-    for item in filter(None, mixture):
-        name, _, weight = item.rpartition("=")
-        try:
-            pairs[name] = float(weight)
-        except ValueError:
-            raise ValueError(
-                f"{item!r} is not NAME=WEIGHT, as in --mixture wiki=60 code=40"
-            ) from None
-    return pairs or None
-
-
-def run(main: Callable[[list[str]], int | None]) -> None:
-    """Run main(argv) and exit with what it returns; of an error that is a bug, with a traceback, of
-    any other with one sentence."""
-    try:
-        code = main(sys.argv[1:]) or 0
-    except Exception as error:
-        code = exit_code(error)
-        if code == 1 and not hasattr(error, "exit_code"):
-            traceback.print_exc()
-        else:
-            print(f"error: {error}", file=sys.stderr, flush=True)
-    if "RANK" in os.environ:
-        # Leave without tearing anything down, process groups included: a thread of gloo that lets
-        # go of a tensor meanwhile would abort the process, and turn its exit code into a signal, or
-        # wait for Python's lock, which the tearing down holds while it waits for that thread.
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
-    sys.exit(code)
-
-
-def exit_code(error: BaseException) -> int:
-    """Its own; 2 (configuration) for a ValueError raised in a file of this folder; 1 for what else
-    there is, a ValueError from inside a library among it: that is a bug."""
-    if isinstance(error, ValueError) and not hasattr(error, "exit_code"):
-        *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-        here = Path(frame.f_code.co_filename).resolve().parent == Path(__file__).resolve().parent
-        return 2 if here else 1
-    return getattr(error, "exit_code", 1)

@@ -1,309 +1,422 @@
-"""Rows of tokens on disk, and the loader that feeds them to the model.
+"""Documents -> rows -> order -> batches: what the model is fed.
 
-  documents --pack--> rows of row_len tokens --> shards (.npy) + manifest.json      prepare_data.py
-  position p --Order--> (source, row) --Manifest--> tokens --RowLoader--> (inputs, targets) train.py
+  documents --pack--> rows of row_len tokens, written as shards           prepare_data.py
+  position p --Order--> (source, row) --manifest--> tokens --RowLoader--> (inputs, targets)
 
-`pack` is packing.py and `Order` is order.py, which stand below this file: read them first.
-Guarantees: a batch depends on (fingerprint, seed, position) and nothing else, so the loader's whole
-state is one integer; a file that changed is noticed. Next: train.py.
+Guarantees: no token is lost and none is padding; a batch depends on (data, seed, position) and
+nothing else, so the loader's whole state is one integer. Next: train.py.
 """
 
 from __future__ import annotations
 
 import atexit
-import bisect
 import hashlib
-import json
+import math
 import os
 import queue
-import shutil
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
 from functools import lru_cache
-from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 
-from durable import StorageError, publish, replacing, sha256_of, temporary_name, write_text
-from order import Order, Permutation
-from packing import Packing, PackStats, pack
+from machinery.errors import DataError
 
 # torch is imported where a batch is made: each process of prepare_data.py does without it.
 
-
-class DataError(Exception):
-    """The data on disk is not what its manifest says, or could not be read."""
-
-    exit_code = 3
+# ------------------------------------------------------------------------------------ packing
 
 
-# ------------------------------------------------------------------------- shards and manifest
+@dataclass
+class PackStats:
+    """What became of the documents. Always: rows * row_len == tokens + bos - dropped - rest."""
+
+    documents: int = 0
+    tokens: int = 0  # of the documents, without BOS
+    bos: int = 0  # BOS tokens written, one at the start of each piece of a document
+    rows: int = 0
+    splits: int = 0  # full rows made of one document that is longer than a row
+    cuts: int = 0  # documents cut because none fitted in what was left of a row
+    dropped: int = 0  # tokens thrown away
+    rest: int = 0  # tokens left over: fewer than a row of them (see `Packing.rest`)
 
 
-def write_json(path: Path, tree: dict) -> None:
-    write_text(path, json.dumps(tree, indent=1, ensure_ascii=False) + "\n")
+class Shelves:
+    """Documents by length: one shelf per length (BOS included), and a bit per shelf that has any.
 
-
-class ShardWriter:
-    """Rows -> one .npy file, (rows, row_len), written in blocks: the memory it takes is flat."""
-
-    HEADER = 128  # bytes: numpy pads the header so that the row count can be filled in later
-
-    def __init__(self, path: Path, row_len: int, dtype: str) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self.path, self.row_len, self.dtype = path, row_len, dtype
-        self.temporary = temporary_name(path)
-        self.rows, self.min, self.max, self._block = 0, 2**32, -1, []
-        self._file = open(self.temporary, "wb")
-        self._write_header()
-
-    def _write_header(self) -> None:
-        self._file.seek(0)
-        np.lib.format.write_array_header_1_0(self._file, {
-            "descr": self.dtype, "fortran_order": False, "shape": (self.rows, self.row_len)})
-        assert self._file.tell() == self.HEADER
-
-    def append(self, row: np.ndarray) -> None:
-        self._block.append(row)
-        self.rows += 1
-        if len(self._block) == 256:
-            self._flush()
-
-    def _flush(self) -> None:
-        if self._block:
-            block = np.stack(self._block).astype(self.dtype)
-            self.min, self.max = min(self.min, int(block.min())), max(self.max, int(block.max()))
-            self._file.write(block.tobytes())
-            self._block = []
-
-    def close(self, root: Path) -> dict:
-        """Publish the shard; returns its entry in the manifest."""
-        self._flush()
-        self._write_header()
-        self._file.close()
-        entry = {"file": self.path.relative_to(root).as_posix(), "rows": self.rows,
-                 "bytes": self.temporary.stat().st_size, "sha256": sha256_of(self.temporary),
-                 "min": self.min, "max": self.max}
-        publish(self.temporary, self.path)
-        return entry
-
-
-class Manifest:
-    """manifest.json, parsed: what a data folder holds. No shard is opened before it is read."""
-
-    def __init__(self, folder: str | Path, tree: dict) -> None:
-        self.dir, self.tree = Path(folder), tree
-        self.fingerprint: str = tree["fingerprint"]
-        self.row_len: int = tree["row_len"]
-        self.dtype: str = tree["dtype"]
-        self.vocab_size: int = tree["tokenizer"]["vocab_size"]
-        self.bos_id: int = tree["tokenizer"]["bos_id"]
-        self.tokenizer_sha256: str = tree["tokenizer"]["sha256"]
-        self.sources: list[str] = [s["name"] for s in tree["sources"]]
-        self._starts = {}  # (split, source index) -> the first row of each shard, then the total
-        for split in ("train", "val"):
-            for i in range(len(self.sources)):
-                starts = [0]
-                for shard in self.shards(split, i):
-                    starts.append(starts[-1] + shard["rows"])
-                self._starts[split, i] = starts
-        self._checked: dict[str, int] = {}  # shards of which the header was read -> its length
-        self._open = lru_cache(maxsize=128)(self._open_shard)  # open files are limited (1,024, say)
-
-    @classmethod
-    def load(cls, folder: str | Path, preset: str = "PRESET") -> Manifest:
-        """Read FOLDER/manifest.json. `preset` is for the remedy: the word that prepares such data.
-
-        ValueError if there is none, DataError if it cannot be used.
-        """
-        path = Path(folder) / "manifest.json"
-        try:
-            tree = json.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            usual = Path(folder) == Path("data", preset)
-            raise ValueError(f"{path} does not exist: no data is prepared there; run: python "
-                             f"prepare_data.py {preset}{'' if usual else f' --data_dir {folder}'} "
-                             "(and the options you want)") from None
-        except ValueError:
-            raise DataError(f"{path} is not valid JSON; {REMEDY}") from None
-        if tree.get("format") != FORMAT:
-            raise DataError(f"{path} has format {tree.get('format')}, this program reads {FORMAT}; "
-                            f"remove the data (rm -r {folder}) and {AGAIN}")
-        if tree["fingerprint"] != fingerprint(tree):
-            raise DataError(f"{path} was edited: its fingerprint is {tree['fingerprint'][:12]}, "
-                            f"its content says {fingerprint(tree)[:12]}; {REMEDY}")
-        return cls(folder, tree)
-
-    def shards(self, split: str, source: str | int | None = None) -> list[dict]:
-        """The shard entries of a split, in order; of one source, by name or index, or of all."""
-        if isinstance(source, int):
-            source = self.sources[source]
-        names = self.sources if source is None else [source]
-        return [s for name in names for s in self.tree["splits"][split][name]["shards"]]
-
-    def rows(self, split: str, source: str | int | None = None) -> int:
-        if source is None:
-            return sum(self._starts[split, i][-1] for i in range(len(self.sources)))
-        i = source if isinstance(source, int) else self.sources.index(source)
-        return self._starts[split, i][-1]
-
-    def tokens(self, split: str) -> int:
-        """Targets in a split: what one epoch trains on, or evaluation scores."""
-        return self.rows(split) * (self.row_len - 1)
-
-    def token_bytes(self) -> np.ndarray:
-        """int32 (vocab_size,): bytes of text per token id, 0 for special tokens."""
-        path = self.dir / "token_bytes.npy"
-        try:
-            return np.load(path)
-        except (OSError, ValueError, EOFError) as error:
-            raise DataError(f"{path} cannot be read ({error}); {AGAIN}") from None
-
-    def locate(self, split: str, source: int, row: int) -> tuple[dict, int]:
-        """(shard entry, row within the shard) of a source's row."""
-        starts = self._starts[split, source]
-        k = bisect.bisect_right(starts, row) - 1
-        return self.tree["splits"][split][self.sources[source]]["shards"][k], row - starts[k]
-
-    def row(self, split: str, source: int, row: int) -> np.ndarray:
-        """One row, (row_len,), read from its shard."""
-        shard, i = self.locate(split, source, row)
-        f, start = self._open(shard["file"], shard["rows"])
-        size = self.row_len * np.dtype(self.dtype).itemsize
-        raw = os.pread(f.fileno(), size, start + i * size)  # unlike a memory map: no read-ahead,
-        if len(raw) < size:  # and a file that was cut off is an error, not a crash
-            raise DataError(f"shard {self.dir / shard['file']} ends before row {i}; {REMEDY}")
-        return np.frombuffer(raw, self.dtype)
-
-    def _open_shard(self, file: str, rows: int) -> tuple[BinaryIO, int]:
-        """(open file, where its rows begin), once its header says what the manifest says."""
-        path = self.dir / file
-        try:
-            f = open(path, "rb", buffering=0)
-            if hasattr(os, "posix_fadvise"):
-                os.posix_fadvise(f.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
-            if file in self._checked:
-                return f, self._checked[file]
-            version = np.lib.format.read_magic(f)
-            shape, _, dtype = np.lib.format.read_array_header_1_0(f) if version == (1, 0) else (
-                None, None, None)
-        except FileNotFoundError:
-            raise DataError(f"shard {path} is missing; {REMEDY}") from None
-        except (ValueError, OSError, EOFError) as error:
-            raise DataError(f"shard {path} cannot be read ({error}); {REMEDY}") from None
-        if shape != (rows, self.row_len) or dtype != np.dtype(self.dtype):
-            found = "another format" if dtype is None else f"{dtype.str} {shape}"
-            raise DataError(f"shard {path} holds {found}, its manifest says {self.dtype} "
-                            f"{(rows, self.row_len)}; {REMEDY}")
-        self._checked[file] = f.tell()
-        return f, self._checked[file]
-
-    def check(self) -> None:
-        """Before the first step: all files there, with the size, dtype, shape and token range that
-        the manifest says. Milliseconds per shard; contents are `verify`'s task."""
-        files = [(s["file"], s["bytes"]) for split in ("train", "val") for s in self.shards(split)]
-        for file, size in files:
-            path = self.dir / file
-            if not path.exists():
-                raise DataError(f"shard {path} is missing; {REMEDY}")
-            if path.stat().st_size != size:
-                raise DataError(f"shard {path} has {path.stat().st_size:,} bytes, its manifest "
-                                f"says {size:,}; {REMEDY}")
-        for shard in self.shards("train") + self.shards("val"):
-            self._open(shard["file"], shard["rows"])
-            if shard["max"] >= self.vocab_size:
-                raise DataError(f"shard {self.dir / shard['file']} has token {shard['max']}, the "
-                                f"vocabulary ends at {self.vocab_size - 1}; {REMEDY}")
-        tokenizer = self.dir / "tokenizer.json"
-        if not tokenizer.exists() or sha256_of(tokenizer) != self.tokenizer_sha256:
-            raise DataError(f"{tokenizer} is not the one the data was made with (sha256 "
-                            f"{self.tokenizer_sha256[:12]}...); {AGAIN}")
-        if self.token_bytes().shape != (self.vocab_size,):
-            raise DataError(f"{self.dir / 'token_bytes.npy'} does not have {self.vocab_size} "
-                            f"entries; {AGAIN}")
-
-    def verify(self, shards: list[dict] | None = None, pause: float = 0.0,
-               stop: threading.Event | None = None) -> None:
-        """Read every shard (or those given) and compare its sha256 with the manifest's."""
-        for shard in self.shards("train") + self.shards("val") if shards is None else shards:
-            path = self.dir / shard["file"]
-            if not path.exists():
-                raise DataError(f"shard {path} is missing; {REMEDY}")
-            actual = sha256_of(path, pause, stop)
-            if stop and stop.is_set():
-                return
-            if actual != shard["sha256"]:
-                raise DataError(f"shard {path} is damaged: expected sha256 {shard['sha256']}, "
-                                f"actual {actual}; {REMEDY}")
-
-
-FORMAT = 1  # of the folder; changes when older folders can no longer be read
-AGAIN = "run the same prepare_data.py command again"
-REMEDY = f"delete it and {AGAIN} (only what is missing is redone)"
-
-
-def fingerprint(tree: dict) -> str:
-    """sha256 over all of a manifest but the fingerprint and `made` (when, and by which commit)."""
-    content = {k: v for k, v in tree.items() if k not in ("fingerprint", "made")}
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
-def staged(manifest: Manifest, folder: str | Path) -> Path:
-    """Where in `folder` the copy is that `stage` makes."""
-    return Path(folder) / manifest.fingerprint[:16]
-
-
-def stage(manifest: Manifest, folder: str | Path) -> Manifest:
-    """Copy a data folder onto a local disk, verifying every shard; returns the copy's manifest.
-
-    What is already there and intact is not copied again. The manifest comes last, as always.
+    The longest document that fits is found with two operations on the bits, whatever the number
+    of documents.
     """
-    target = staged(manifest, folder)
-    shards = manifest.shards("train") + manifest.shards("val")
-    missing = sum(s["bytes"] for s in shards if not (target / s["file"]).exists())
-    target.mkdir(parents=True, exist_ok=True)
-    if missing > (free := shutil.disk_usage(target).free):
-        raise StorageError(f"staging needs {missing / 1e9:.1f} GB more in {folder}, where "
-                         f"{free / 1e9:.1f} GB are free; choose another disk or leave --stage out")
-    for shard in shards:
-        path = target / shard["file"]
-        if path.exists() and sha256_of(path) == shard["sha256"]:
-            continue
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = temporary_name(path)
-        try:
-            shutil.copyfile(manifest.dir / shard["file"], temporary)
-        except FileNotFoundError:
-            raise DataError(f"shard {manifest.dir / shard['file']} is missing; {REMEDY}") from None
-        if (actual := sha256_of(temporary)) != shard["sha256"]:
-            temporary.unlink()
-            raise DataError(f"shard {manifest.dir / shard['file']} is damaged: expected sha256 "
-                            f"{shard['sha256']}, actual {actual}; {REMEDY}")
-        publish(temporary, path)
-    for name in ("tokenizer.json", "token_bytes.npy", "manifest.json"):
-        with replacing(target / name) as file:
-            file.write((manifest.dir / name).read_bytes())
-    return Manifest.load(target)
+
+    def __init__(self, row_len: int) -> None:
+        self.row_len = row_len
+        self.shelves: list[list[np.ndarray]] = [[] for _ in range(row_len + 1)]
+        self.full = self.mirror = 0  # bit n, and bit row_len - n: shelves[n] is not empty
+        self.documents = self.tokens = 0  # on all shelves; tokens with a BOS per document
+
+    def put(self, ids: np.ndarray) -> None:
+        n = len(ids) + 1
+        self.shelves[n].append(ids)
+        self.full |= 1 << n
+        self.mirror |= 1 << (self.row_len - n)
+        self.documents += 1
+        self.tokens += n
+
+    def take(self, n: int) -> np.ndarray:
+        shelf = self.shelves[n]
+        ids = shelf.pop()
+        if not shelf:
+            self.full ^= 1 << n
+            self.mirror ^= 1 << (self.row_len - n)
+        self.documents -= 1
+        self.tokens -= n
+        return ids
+
+    def longest(self) -> int:
+        return self.full.bit_length() - 1
+
+    def best(self, space: int) -> int:
+        """The length of the document to put into `space` tokens; 0 if none fits.
+
+        One that fills it exactly; else the longest of which the *complement* (the length that then
+        fills what is left) is there too: this look one step ahead makes 5 times fewer cuts; else
+        the longest.
+        """
+        fits = self.full & ((2 << space) - 1)  # shelves 0 .. space
+        if not fits:
+            return 0
+        longest = fits.bit_length() - 1
+        # bit n: shelves n and space - n are not empty; so the highest bit is space / 2 or more
+        pairs = fits & (self.mirror >> (self.row_len - space))
+        if longest == space or not pairs:
+            return longest
+        n = pairs.bit_length() - 1
+        lone = 2 * n == space and len(self.shelves[n]) == 1  # no complement but itself
+        return longest if lone else n
+
+
+class Packing:
+    """An iterator over rows; `.stats` and `.rest` (a list of documents) are final at its end."""
+
+    def __init__(self, docs: Iterable, row_len: int, bos_id: int, policy: str, buffer: int) -> None:
+        policies = {
+            "best_fit": self._best_fit,
+            "best_fit_discard": self._best_fit_discard,
+            "concat": self._concat,
+        }
+        if policy not in policies:
+            raise ValueError(f"packing {policy!r} is unknown; choose one of {', '.join(policies)}")
+        if row_len < 2 or buffer < 1:
+            raise ValueError(f"row_len {row_len} must be at least 2 and buffer {buffer} at least 1")
+        self.row_len, self.bos_id, self.buffer = row_len, bos_id, buffer
+        self.stats, self.rest = PackStats(), []
+        self._rows = policies[policy](self._count(docs))
+
+    def __iter__(self) -> Iterator[np.ndarray]:
+        for row in self._rows:
+            self.stats.rows += 1
+            yield row
+
+    def _count(self, docs: Iterable) -> Iterator[np.ndarray]:
+        for doc in docs:
+            ids = np.asarray(doc)
+            if len(ids):
+                self.stats.documents += 1
+                self.stats.tokens += len(ids)
+                yield ids
+
+    def _write(self, row: np.ndarray, at: int, ids: np.ndarray) -> int:
+        """Write BOS + ids at `at`; returns where the next document starts."""
+        self.stats.bos += 1
+        row[at] = self.bos_id
+        row[at + 1 : at + 1 + len(ids)] = ids
+        return at + 1 + len(ids)
+
+    def _best_fit(self, docs: Iterator[np.ndarray]) -> Iterator[np.ndarray]:
+        """Keep `buffer` documents on shelves, so that there is one for most spaces left in a row;
+        cut one only when none fits."""
+        R, shelves, dtype = self.row_len, Shelves(self.row_len), np.dtype(np.int64)
+        for ids in docs:
+            dtype = ids.dtype
+            if len(ids) >= R:  # longer than a row: cut into rows first
+                ids = ids.copy()  # the last piece is kept: don't let it hold on to a big batch
+                while len(ids) >= R:
+                    row = np.empty(R, dtype)
+                    self._write(row, 0, ids[: R - 1])
+                    self.stats.splits += 1
+                    yield row
+                    ids = ids[R - 1 :].copy() if len(ids) < 2 * R else ids[R - 1 :]
+            if len(ids):
+                shelves.put(ids)
+            while shelves.documents >= self.buffer and shelves.tokens >= R:
+                yield self._fill_row(shelves, dtype)
+        while shelves.tokens >= R:
+            yield self._fill_row(shelves, dtype)
+        self.rest = [ids for shelf in reversed(shelves.shelves) for ids in shelf]
+        self.stats.rest = sum(len(ids) for ids in self.rest)
+
+    def _fill_row(self, shelves: Shelves, dtype: np.dtype) -> np.ndarray:
+        row, at = np.empty(self.row_len, dtype), 0
+        while space := self.row_len - at:
+            if n := shelves.best(space):
+                at = self._write(row, at, shelves.take(n))
+            elif space == 1:  # a bare BOS, which says that the document before it is complete
+                at = self._write(row, at, row[:0])
+            else:  # cut the longest: its tail is still long, so it spoils no short filler
+                ids = shelves.take(shelves.longest())
+                at = self._write(row, at, ids[: space - 1])
+                shelves.put(ids[space - 1 :])
+                self.stats.cuts += 1
+        return row
+
+    def _best_fit_discard(self, docs: Iterator[np.ndarray]) -> Iterator[np.ndarray]:
+        """nanochat's method, to compare with: of 1,000 documents take the longest that fits; when
+        none does, crop the shortest one to what is left, and throw its tail away."""
+        R, held, more = self.row_len, [], True
+        while True:
+            row, at = None, 0
+            while at < R:
+                while more and len(held) < min(self.buffer, 1000):
+                    more = (ids := next(docs, None)) is not None
+                    if more:
+                        held.append(ids)
+                if not held:  # the text is at its end, and this row is not full
+                    self.stats.dropped += at - self._bos_in(row, at)
+                    self.stats.bos -= self._bos_in(row, at)
+                    return
+                row = np.empty(R, held[0].dtype) if row is None else row
+                lengths = [len(ids) + 1 for ids in held]
+                fitting = [n for n in lengths if n <= R - at]
+                ids = held.pop(lengths.index(max(fitting) if fitting else min(lengths)))
+                if not fitting:
+                    self.stats.cuts += 1
+                    self.stats.dropped += len(ids) - (R - at - 1)
+                at = self._write(row, at, ids[: R - at - 1])
+            yield row
+
+    def _bos_in(self, row: np.ndarray | None, end: int) -> int:
+        return 0 if row is None else int((row[:end] == self.bos_id).sum())
+
+    def _concat(self, docs: Iterator[np.ndarray]) -> Iterator[np.ndarray]:
+        """All documents end to end, cut every row_len tokens: rows start anywhere in a document."""
+        row, at = None, 0
+        for ids in docs:
+            piece = np.concatenate((np.array([self.bos_id], ids.dtype), ids))
+            self.stats.bos += 1
+            while len(piece):
+                row = np.empty(self.row_len, ids.dtype) if row is None else row
+                n = min(len(piece), self.row_len - at)
+                row[at : at + n] = piece[:n]
+                piece, at = piece[n:], at + n
+                if at == self.row_len:
+                    yield row
+                    row, at = None, 0
+                    self.stats.cuts += len(piece) > 0
+        if at:
+            left = row[:at]
+            self.rest = [left[left != self.bos_id]]
+            self.stats.rest = len(self.rest[0])
+            self.stats.bos -= at - self.stats.rest
+
+
+def pack(
+    docs: Iterable, row_len: int, bos_id: int, policy: str = "best_fit", buffer: int = 16_384
+) -> Packing:
+    """Documents (sequences of ids, without BOS) -> rows, arrays of exactly `row_len` ids.
+
+    >>> packed = pack([[5, 6], [7, 8, 9, 4]], row_len=4, bos_id=0)
+    >>> [row.tolist() for row in packed], [ids.tolist() for ids in packed.rest]
+    ([[0, 7, 8, 9], [0, 5, 6, 0]], [[4]])
+
+    Iterate over the result, then read its `.stats`. What is left at the end, less than a row, is
+    in `.rest`: dropped by nobody but the caller.
+    """
+    return Packing(docs, row_len, bos_id, policy, buffer)
+
+
+# -------------------------------------------------------------------------------------- order
+
+MASK = 2**64 - 1
+
+
+def mix(x: int) -> int:
+    """64 bits -> 64 well-mixed bits (the finalizer of SplitMix64, Steele et al. 2014)."""
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & MASK
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & MASK
+    return x ^ (x >> 31)
+
+
+class Permutation:
+    """A keyed bijection of 0..n-1, computed one element at a time: no table, whatever n.
+
+    A Feistel network on pairs (l, r) with l < a, r < b, a * b just above n (Black and Rogaway
+    2002): each round adds to one half a keyed hash of the other half, which can be undone, so the
+    whole can. A result outside 0..n-1 goes through again (cycle walking; rare, as a * b is hardly
+    above n). 12 rounds; 4 are visibly biased on small sets.
+    """
+
+    ROUNDS = 12
+
+    def __init__(self, n: int, *key: int) -> None:
+        self.n = n
+        self.b = max(1, math.isqrt(n))
+        self.a = -(-n // self.b)
+        name = "/".join(map(str, key))
+        self.keys = [
+            int.from_bytes(hashlib.blake2b(f"{name}/{i}".encode(), digest_size=8).digest(), "big")
+            for i in range(self.ROUNDS)
+        ]
+
+    def __call__(self, x: int) -> int:
+        a, b, keys = self.a, self.b, self.keys
+        while True:
+            left, right = divmod(x, b)
+            for i in range(0, self.ROUNDS, 2):
+                left = (left + mix((right + keys[i]) & MASK)) % a
+                right = (right + mix((left + keys[i + 1]) & MASK)) % b
+            x = left * b + right
+            if x < self.n:
+                return x
+
+
+class Quota:
+    """Deals positions 0, 1, 2, ... to sources in exact proportion to their weights, in O(1).
+
+    The sources are the leaves of a binary tree. Of the n positions that reach a node, the left
+    branch has had round(n * its share): whole numbers, exact at any n. So the i-th source has had
+    p * w_i of the first p positions, within 1 for up to 4 sources and within 1.5 for up to 16.
+    """
+
+    def __init__(self, weights: Sequence[float]) -> None:
+        exact = [Fraction(str(w)) for w in weights]  # 0.05 means 1/20
+        if not exact or min(exact) < 0 or sum(exact) == 0:
+            raise ValueError(f"mixture weights {list(weights)} must be >= 0, and not all 0")
+        unit = math.lcm(*(w.denominator for w in exact))
+        leaves = [(int(w * unit), i) for i, w in enumerate(exact) if w]
+        leaves.sort(key=lambda leaf: (-leaf[0], leaf[1]))
+        self.count = len(weights)
+        self.tree = self._build(leaves, Fraction(0), root=True)[1]
+
+    def _build(self, leaves: list, above: Fraction, root: bool = False) -> tuple:
+        """(error bound, tree). A rounding error made at a node of weight W reaches a leaf of
+        weight w scaled by w / W: of the possible trees, take that with the smallest sum."""
+        if len(leaves) == 1:
+            return leaves[0][0] * above, leaves[0][1]
+        total = sum(w for w, _ in leaves)
+        above = above if root else above + Fraction(1, total)
+        if len(leaves) <= 6:
+            cuts = range(1, len(leaves))
+        else:  # too many trees to try: split where the halves are the most equal
+            cuts = [
+                min(
+                    range(1, len(leaves)),
+                    key=lambda k: abs(total - 2 * sum(w for w, _ in leaves[:k])),
+                )
+            ]
+        best = None
+        for k in cuts:
+            left, right = self._build(leaves[:k], above), self._build(leaves[k:], above)
+            bound = max(left[0], right[0])
+            if best is None or bound < best[0]:
+                best = bound, (left[1], right[1], sum(w for w, _ in leaves[:k]), total)
+        return best
+
+    def __call__(self, p: int) -> tuple[int, int]:
+        """Position p -> (source, how many earlier positions that source had)."""
+        node = self.tree
+        while isinstance(node, tuple):
+            left, right, w, total = node
+            had = (2 * p * w + total) // (2 * total)  # round(p * w / total)
+            if (2 * (p + 1) * w + total) // (2 * total) > had:
+                node, p = left, had
+            else:
+                node, p = right, p - had
+        return node, p
+
+    def counts(self, p: int) -> list[int]:
+        """How many of the first p positions each source has had."""
+        counts = [0] * self.count
+        todo = [(self.tree, p)]
+        while todo:
+            node, n = todo.pop()
+            if isinstance(node, tuple):
+                left, right, w, total = node
+                had = (2 * n * w + total) // (2 * total)
+                todo += [(left, had), (right, n - had)]
+            else:
+                counts[node] = n
+        return counts
+
+
+class Order:
+    """Position p, any p >= 0 -> (source, row). A pure function: nothing to save, nothing to replay.
+
+    p -> (source, i-th row drawn from it) by quota -> epoch, index = divmod(i, size) -> that epoch's
+    permutation of the source's rows. From position `decay_from` on, `decay_weights` hold; each
+    source goes on where it was, so that no row comes twice before all have come once.
+    """
+
+    def __init__(
+        self,
+        sizes: Sequence[int],
+        weights: Sequence[float],
+        seed: int,
+        *,
+        decay_weights: Sequence[float] | None = None,
+        decay_from: int = 0,
+    ) -> None:
+        if len(sizes) != len(weights):
+            raise ValueError(f"{len(sizes)} sources but {len(weights)} mixture weights")
+        self.sizes, self.seed = list(sizes), seed
+        self.stages = [(0, [0] * len(sizes), Quota(weights))]  # (from, counts there, quota)
+        if decay_weights is not None:
+            if len(sizes) != len(decay_weights):
+                raise ValueError(f"{len(sizes)} sources but {len(decay_weights)} decay weights")
+            before = self.stages[0][2].counts(decay_from)
+            self.stages.append((decay_from, before, Quota(decay_weights)))
+        for i, size in enumerate(sizes):
+            if size < 1 and any(w[i] for w in (weights, decay_weights) if w is not None):
+                raise ValueError(
+                    f"source {i} has no rows to draw from; give it more text or weight 0"
+                )
+        self._permutation = lru_cache(maxsize=64)(
+            lambda source, epoch: Permutation(self.sizes[source], seed, source, epoch)
+        )
+
+    def __call__(self, p: int) -> tuple[int, int]:
+        start, before, quota = self.stages[-1 if p >= self.stages[-1][0] else 0]
+        source, i = quota(p - start)
+        epoch, i = divmod(i + before[source], self.sizes[source])
+        return source, self._permutation(source, epoch)(i)
+
+    def epochs(self, p: int) -> list[float]:
+        """How many times the first p positions went through each source."""
+        start, before, quota = self.stages[-1 if p >= self.stages[-1][0] else 0]
+        counts = [a + b for a, b in zip(before, quota.counts(p - start))]
+        return [n / size if size else 0.0 for n, size in zip(counts, self.sizes)]
 
 
 # ----------------------------------------------------------------------------------- the loader
 
 
-def mixture_weights(manifest: Manifest, weights: dict | Sequence[float] | None) -> list[float]:
+def mixture_weights(manifest, weights: dict | Sequence[float] | None) -> list[float]:
     """Weights in the manifest's order of sources; None: in proportion to their rows."""
     names = manifest.sources
     if weights is None:
         return [manifest.rows("train", i) for i in range(len(names))]
     if isinstance(weights, dict):
         if unknown := [name for name in weights if name not in names]:
-            raise ValueError(f"the mixture names source {unknown[0]!r}, the data has "
-                             f"{', '.join(names)}")
+            raise ValueError(
+                f"the mixture names source {unknown[0]!r}, the data has {', '.join(names)}"
+            )
         return [weights.get(name, 0) for name in names]
     if len(weights) != len(names):
-        raise ValueError(f"{len(weights)} mixture weights for {len(names)} sources: "
-                         f"{', '.join(names)}")
+        raise ValueError(
+            f"{len(weights)} mixture weights for {len(names)} sources: {', '.join(names)}"
+        )
     return list(weights)
 
 
@@ -315,11 +428,23 @@ class RowLoader:
     are the same for any number of ranks and any split into micro-batches.
     """
 
-    def __init__(self, manifest: Manifest, *, seed: int, micro_batch: int, split: str = "train",
-                 rank: int = 0, world_size: int = 1, position: int = 0,
-                 weights: dict | Sequence[float] | None = None,
-                 decay_weights: dict | Sequence[float] | None = None, decay_from: int = 0,
-                 device: object = "cpu", prefetch: int = 4, verify: bool = False) -> None:
+    def __init__(
+        self,
+        manifest,
+        *,
+        seed: int,
+        micro_batch: int,
+        split: str = "train",
+        rank: int = 0,
+        world_size: int = 1,
+        position: int = 0,
+        weights: dict | Sequence[float] | None = None,
+        decay_weights: dict | Sequence[float] | None = None,
+        decay_from: int = 0,
+        device: object = "cpu",
+        prefetch: int = 4,
+        verify: bool = False,
+    ) -> None:
         import torch
 
         self.manifest, self.split, self.position = manifest, split, position
@@ -327,9 +452,14 @@ class RowLoader:
         self.device = torch.device(device)
         sizes = [manifest.rows(split, i) for i in range(len(manifest.sources))]
         self.order = Order(
-            sizes, mixture_weights(manifest, weights), seed, decay_from=decay_from,
-            decay_weights=None if decay_weights is None else mixture_weights(
-                manifest, decay_weights))
+            sizes,
+            mixture_weights(manifest, weights),
+            seed,
+            decay_from=decay_from,
+            decay_weights=None
+            if decay_weights is None
+            else mixture_weights(manifest, decay_weights),
+        )
         self._wait_s, self._stop = 0.0, threading.Event()
         self._free, self._ready, self._failure = queue.Queue(), queue.Queue(), None
         pin, T = self.device.type == "cuda", manifest.row_len - 1
@@ -399,10 +529,12 @@ class RowLoader:
                     rows[j] = self.manifest.row(self.split, *self.order(first + j))
                 if rows.max() >= self.manifest.vocab_size:
                     j = int(rows.max(axis=1).argmax())
-                    raise DataError(f"{self.row_ids(first + j, 1)[0]} has token {rows[j].max()}, "
-                                    f"the vocabulary ends at {self.manifest.vocab_size - 1}; "
-                                    "run: python prepare_data.py verify --data_dir "
-                                    f"{self.manifest.dir}")
+                    raise DataError(
+                        f"{self.row_ids(first + j, 1)[0]} has token {rows[j].max()}, "
+                        f"the vocabulary ends at {self.manifest.vocab_size - 1}; "
+                        "run: python prepare_data.py verify --data_dir "
+                        f"{self.manifest.dir}"
+                    )
                 array = buffer.numpy()
                 array[0], array[1] = rows[:, :-1], rows[:, 1:]
                 self._ready.put(slot)
@@ -427,8 +559,14 @@ class RowLoader:
         self._ready.put(None)  # wakes next_batch, which raises it
 
 
-def val_batches(manifest: Manifest, batch: int, max_rows: int = 0, rank: int = 0,
-                world_size: int = 1, device: object = "cpu") -> Iterator[tuple]:
+def val_batches(
+    manifest,
+    batch: int,
+    max_rows: int = 0,
+    rank: int = 0,
+    world_size: int = 1,
+    device: object = "cpu",
+) -> Iterator[tuple]:
     """The first `max_rows` validation rows (0: all), each once, in an order that never changes.
 
     Yields (inputs, targets) as RowLoader does, of about `batch` rows. Sources take turns; within
@@ -438,12 +576,18 @@ def val_batches(manifest: Manifest, batch: int, max_rows: int = 0, rank: int = 0
     import torch
 
     sizes = [manifest.rows("val", i) for i in range(len(manifest.sources))]
-    turns = ((i, row) for row in range(max(sizes, default=0))
-             for i, size in enumerate(sizes) if row < size)
+    turns = (
+        (i, row)
+        for row in range(max(sizes, default=0))
+        for i, size in enumerate(sizes)
+        if row < size
+    )
     total = min(max_rows or sum(sizes), sum(sizes))
     if total < world_size:
-        raise ValueError(f"{total} validation rows cannot be shared by {world_size} ranks; prepare "
-                         "more: --val_fraction")
+        raise ValueError(
+            f"{total} validation rows cannot be shared by {world_size} ranks; prepare "
+            "more: --val_fraction"
+        )
     mine = [place for k, place in zip(range(total), turns) if k % world_size == rank]
     # the same on each rank, and no rank's is ever empty
     batches = min(-(-total // (batch * world_size)), total // world_size)
@@ -452,7 +596,3 @@ def val_batches(manifest: Manifest, batch: int, max_rows: int = 0, rank: int = 0
         rows = np.stack([manifest.row("val", i, row) for i, row in part])
         tensor = torch.from_numpy(rows.astype(np.int64)).to(device)
         yield tensor[:, :-1].contiguous(), tensor[:, 1:].contiguous()
-
-
-__all__ = ["DataError", "Manifest", "Order", "PackStats", "Packing", "Permutation", "RowLoader",
-           "ShardWriter", "pack", "stage", "val_batches"]

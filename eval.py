@@ -16,11 +16,8 @@ from pathlib import Path
 import torch
 import tyro
 
-import checkpoint
-import config as cfg
 import data
-import metrics
-import runtime
+from machinery import checkpoint, cli, diary, ranks, shards
 from model import GPT, GPTConfig
 
 
@@ -64,7 +61,7 @@ class SampleConfig(EvalConfig):
     """Of the draws."""
 
 
-def load(config: EvalConfig) -> tuple[GPT, dict, data.Manifest]:
+def load(config: EvalConfig) -> tuple[GPT, dict, shards.Manifest]:
     """The model with its weights, what its trainer saved, and its data."""
     root = Path(config.run_dir) / "checkpoints"
     path = Path(config.checkpoint) if config.checkpoint else checkpoint.latest_valid(root)
@@ -74,13 +71,13 @@ def load(config: EvalConfig) -> tuple[GPT, dict, data.Manifest]:
             f"{Path(config.run_dir).name}"
         )
     trainer = checkpoint.read_trainer(path)
-    device = runtime.pick_device(config.device)
+    device = ranks.pick_device(config.device)
     with torch.device("meta"):
-        model = GPT(GPTConfig(**trainer["model"]), compute_dtype=runtime.pick_dtype(device))
+        model = GPT(GPTConfig(**trainer["model"]), compute_dtype=ranks.pick_dtype(device))
     model.to_empty(device=device)
     model.init_weights()  # the rotary tables; the weights are overwritten
     checkpoint.load_model(path, model, verified=not config.checkpoint)
-    manifest = data.Manifest.load(config.data_dir or trainer["config"]["data_dir"])
+    manifest = shards.Manifest.load(config.data_dir or trainer["config"]["data_dir"])
     if manifest.tokenizer_sha256 != trainer["identity"]["tokenizer_sha256"]:
         raise ValueError(
             f"{manifest.dir} has another tokenizer than {path} was trained with; "
@@ -99,7 +96,7 @@ def score(config: LossConfig) -> None:
     device = model.cos.device
     batches = data.val_batches(manifest, config.batch, config.rows, device=device)
     token_bytes = torch.from_numpy(manifest.token_bytes()).to(device)
-    loss, bpb = metrics.bits_per_byte(model, batches, token_bytes)
+    loss, bpb = diary.bits_per_byte(model, batches, token_bytes)
     rows = min(config.rows or manifest.rows("val"), manifest.rows("val"))
     print(
         f"validation: {loss:.4f} nats per token, {bpb:.4f} bits per byte, on {rows:,} rows of "
@@ -146,7 +143,7 @@ def main(argv: list[str]) -> int:
         raise ValueError(f"eval.py does {' or '.join(COMMANDS)}, not {given}{hint}")
     run, kind = COMMANDS[argv[0]]
     name, rest = ("tiny", argv[1:]) if not argv[1:] or argv[1][0] == "-" else (argv[1], argv[2:])
-    prompts = cfg.find_preset(name).prompts
+    prompts = cli.find_preset(name).prompts
     default = kind(run_dir=f"runs/{name}", **({"prompt": prompts} if kind is SampleConfig else {}))
     config = tyro.cli(
         kind, default=default, args=rest, prog=f"eval.py {argv[0]}", use_underscores=True
@@ -156,4 +153,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    cfg.run(main)
+    cli.run(main)

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from durable import write_text
+from machinery.durable import write_text
 
 BOS = "<|bos|>"
 SPECIAL_TOKENS = (BOS, "<|user|>", "<|assistant|>", "<|end|>")  # the last three: for chat, later
@@ -68,8 +68,10 @@ def check_vocab_size(vocab_size: int) -> None:
     """ValueError if it is too small to hold every byte."""
     smallest = 256 + len(SPECIAL_TOKENS)
     if vocab_size < smallest:
-        raise ValueError(f"vocab_size {vocab_size} is below {smallest}: the 256 bytes and "
-                         f"{len(SPECIAL_TOKENS)} special tokens; try --vocab_size 4096")
+        raise ValueError(
+            f"vocab_size {vocab_size} is below {smallest}: the 256 bytes and "
+            f"{len(SPECIAL_TOKENS)} special tokens; try --vocab_size 4096"
+        )
 
 
 class Tokenizer:
@@ -86,7 +88,8 @@ class Tokenizer:
         self.special = {t["content"]: t["id"] for t in tree["added_tokens"]}
         ranks = {  # the bytes of each ordinary token -> its id, which is also its merge priority
             bytes(symbols[c] for c in token): i
-            for token, i in tree["model"]["vocab"].items() if token not in self.special
+            for token, i in tree["model"]["vocab"].items()
+            if token not in self.special
         }
         self.vocab_size = len(ranks) + len(self.special)
         if sorted([*ranks.values(), *self.special.values()]) != list(range(self.vocab_size)):
@@ -99,11 +102,19 @@ class Tokenizer:
             self.token_bytes[i] = len(token)
         self._nfc = _nfc() if self.nfc else None
         self._engine = tiktoken.Encoding(
-            "nano2049", pat_str=pattern, mergeable_ranks=ranks, special_tokens=self.special)
+            "nano2049", pat_str=pattern, mergeable_ranks=ranks, special_tokens=self.special
+        )
 
     @classmethod
-    def train(cls, texts: Iterable[str], vocab_size: int, *, nfc: bool = False,
-              min_frequency: int = 2, progress: bool = False) -> Tokenizer:
+    def train(
+        cls,
+        texts: Iterable[str],
+        vocab_size: int,
+        *,
+        nfc: bool = False,
+        min_frequency: int = 2,
+        progress: bool = False,
+    ) -> Tokenizer:
         """Learn `vocab_size` tokens, or fewer if no pair of them occurs `min_frequency` times."""
         from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
         from tokenizers import Tokenizer as HFTokenizer
@@ -111,15 +122,20 @@ class Tokenizer:
         check_vocab_size(vocab_size)
         bpe = HFTokenizer(models.BPE())
         bpe.normalizer = normalizers.NFC() if nfc else None
-        bpe.pre_tokenizer = pre_tokenizers.Sequence([
-            pre_tokenizers.Split(Regex(SPLIT), behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ])
+        bpe.pre_tokenizer = pre_tokenizers.Sequence(
+            [
+                pre_tokenizers.Split(Regex(SPLIT), behavior="isolated"),
+                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+            ]
+        )
         bpe.decoder = decoders.ByteLevel()
         trainer = trainers.BpeTrainer(
-            vocab_size=vocab_size, min_frequency=min_frequency, show_progress=progress,
+            vocab_size=vocab_size,
+            min_frequency=min_frequency,
+            show_progress=progress,
             special_tokens=list(SPECIAL_TOKENS),
-            initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        )
         # All of it first: the library would ask for it from a thread of its own, and what streams
         # text from the Hub has crashed there.
         pieces = [piece for text in texts for piece in blocks(clean(text))]
@@ -185,9 +201,12 @@ def clean(text: str) -> str:
 
 def _check(tree: dict) -> tuple[str, bool]:
     """(split pattern, NFC?) of a parsed tokenizer.json, or ValueError if it is of another kind."""
+
     def refuse(what: str) -> ValueError:
-        return ValueError(f"not a byte-level BPE of this project's kind: {what}; "
-                          "train one by leaving --tokenizer empty")
+        return ValueError(
+            f"not a byte-level BPE of this project's kind: {what}; "
+            "train one by leaving --tokenizer empty"
+        )
 
     if tree["model"]["type"] != "BPE":
         raise refuse(f"the model is {tree['model']['type']}")
@@ -195,7 +214,11 @@ def _check(tree: dict) -> tuple[str, bool]:
     if normalizer not in (None, "NFC"):
         raise refuse(f"the normalizer is {normalizer}")
     steps = (tree["pre_tokenizer"] or {}).get("pretokenizers", [])
-    if [s["type"] for s in steps] != ["Split", "ByteLevel"] or steps[1]["use_regex"] \
-            or steps[1]["add_prefix_space"] or steps[0]["behavior"] != "Isolated":
+    if (
+        [s["type"] for s in steps] != ["Split", "ByteLevel"]
+        or steps[1]["use_regex"]
+        or steps[1]["add_prefix_space"]
+        or steps[0]["behavior"] != "Isolated"
+    ):
         raise refuse("the pre-tokenizer is not Split, then ByteLevel")
     return steps[0]["pattern"]["Regex"], normalizer == "NFC"

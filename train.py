@@ -27,17 +27,14 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import record_function
 
-import build
-import checkpoint
 import config as cfg
 import data
 import flops
-import metrics
 import optim
-import profiling
-import runtime
-from noise_scale import NoiseScale
-from plan import describe, make_plan
+from instruments import profiler
+from instruments.noise_scale import NoiseScale
+from machinery import checkpoint, cli, diary, errors, ranks, setup
+from machinery.plan import describe, make_plan
 
 EVAL_BATCH_TOKENS = 16_384  # at most: eager, a batch takes several times the memory
 
@@ -55,9 +52,9 @@ class Trainer:
         self.config: cfg.TrainConfig = preset.train
         self.world, self.plan, self.log, self.manifest = world, plan, log, manifest
         self.run_dir = Path(self.config.run_dir)
-        self.identity = build.identity(self.config, model_config, manifest)
-        self.model = build.build_model(model_config, world, plan, self.config.seed)
-        self.optimizers = build.build_optimizers(self.model, self.config, world, plan.sharded)
+        self.identity = setup.identity(self.config, model_config, manifest)
+        self.model = setup.build_model(model_config, world, plan, self.config.seed)
+        self.optimizers = setup.build_optimizers(self.model, self.config, world, plan.sharded)
         self.token_bytes = torch.from_numpy(manifest.token_bytes()).to(world.device)
         self.noise = NoiseScale()
         self.step = self.position = self.tokens = self.skipped = 0
@@ -85,7 +82,7 @@ class Trainer:
     def get_ready(self) -> None:
         """Compile, wrap, open the data: what a run that is already finished does not need."""
         world, plan = self.world, self.plan
-        step_model, self.micro_batch = build.compile_step(self.model, plan, world, self.log)
+        step_model, self.micro_batch = setup.compile_step(self.model, plan, world, self.log)
         compiler_works = plan.compile and (plan.sharded or step_model is not self.model)
         if compiler_works and world.device.type == "cuda":  # a CPU would never get that time back
             for optimizer in self.optimizers:
@@ -98,7 +95,7 @@ class Trainer:
         self.step_model = step_model
         self.log.rewind(self.step, self.validation_is_due())
         self.loader = self._open_loader()
-        peak = build.find_peak(self.config, world)
+        peak = setup.find_peak(self.config, world)
         self.meter = flops.Meter(
             self.model.flops_per_token(),
             self.model.flops_per_token(causal=True),
@@ -112,7 +109,7 @@ class Trainer:
         path = None if config.resume == "auto" else config.resume
 
         def same_run(path: Path, trainer: dict) -> None:
-            build.check_same_run(path, trainer["identity"], self.identity)
+            setup.check_same_run(path, trainer["identity"], self.identity)
 
         state = self.checkpoints.resume(self.model, self.optimizers, path, same_run)
         if state is None:
@@ -138,8 +135,8 @@ class Trainer:
             rank=self.world.rank,
             world_size=self.world.world_size,
             position=self.position,
-            weights=cfg.weights(config.mixture),
-            decay_weights=cfg.weights(config.decay_mixture),
+            weights=cli.weights(config.mixture),
+            decay_weights=cli.weights(config.decay_mixture),
             decay_from=plan.rows_before(decay_step),
             device=self.world.device,
             verify=not config.verify,
@@ -264,7 +261,7 @@ class Trainer:
         self.log.write(record)
         if _is_due(note["step"], self.config.log_every) or note["step"] in (1, self.plan.steps):
             left_s, noise = self._time_left_s(), str(self.noise) if "noise" in note else ""
-            self.log.say(metrics.step_line(record, self.plan.steps, left_s, noise))
+            self.log.say(diary.step_line(record, self.plan.steps, left_s, noise))
 
     def _refuse(self, note: dict, loss: float, norm: float) -> None:
         """A step with non-finite numbers did not happen: skip it, or stop here."""
@@ -278,7 +275,7 @@ class Trainer:
         if self.skipped > self.config.skip_nonfinite:
             self.checkpoints.join()  # the newest may be on its way
             newest = checkpoint.latest_valid(self.run_dir / "checkpoints", log=self.log.say)
-            raise checkpoint.NonFiniteError(
+            raise errors.NonFiniteError(
                 f"{text}. Last good checkpoint: {newest}; try a smaller learning rate, or "
                 f"--skip_nonfinite {self.config.skip_nonfinite + 10}"
             )
@@ -325,7 +322,7 @@ class Trainer:
             self.world.rank, self.world.world_size, self.world.device,
         )  # fmt: skip
         with self.meter.paused("eval"):
-            loss, bpb = metrics.bits_per_byte(self.model, batches, self.token_bytes)
+            loss, bpb = diary.bits_per_byte(self.model, batches, self.token_bytes)
         epochs = self.loader.order.epochs(self.position)  # so far, by source
         epochs = dict(zip(self.manifest.sources, (round(n, 4) for n in epochs), strict=True))
         record = dict(step=self.step, tokens=self.tokens, val_loss=loss, val_bpb=bpb)
@@ -389,12 +386,12 @@ def train(run: Trainer) -> int:
     """Schedule, accumulate, guard, step, log, evaluate, save; until the last step or a signal."""
     config, plan = run.config, run.plan
     run.log.status("running", from_step=run.step, process=os.getpid())
-    profiler = contextlib.ExitStack()
+    recording = contextlib.ExitStack()
     profile = None
     if config.profile:
         several = run.world.world_size > 1
         folder = run.run_dir / "profile" / (f"rank_{run.world.rank}" if several else "")
-        profile = profiler.enter_context(profiling.profile(folder, run.world.device))
+        profile = recording.enter_context(profiler.profile(folder, run.world.device))
     first_step, run.saved_at = run.step, time.monotonic()
     if run.validation_is_due():
         run.evaluate()  # resumed: the kill may have come between this checkpoint and its validation
@@ -415,7 +412,7 @@ def train(run: Trainer) -> int:
             run.save()  # before the validation: a kill there costs nothing
         if run.validation_is_due():
             run.evaluate()
-    profiler.close()
+    recording.close()
     run.drain()
     if profile:
         run.log.status("profiled", step=run.step, exit_code=0)
@@ -441,7 +438,7 @@ def finish(run: Trainer) -> int:
     dollars = seconds / 3600 * run.config.usd_per_hour
     cost = f" (${dollars:.2f})" if run.world.device.type == "cuda" else ""
     run.log.say(
-        f"done: {run.step:,} steps, {run.tokens:,} tokens, {metrics.duration(seconds)}{cost}\n"
+        f"done: {run.step:,} steps, {run.tokens:,} tokens, {diary.duration(seconds)}{cost}\n"
         f"checkpoint  {run.run_dir / 'checkpoints' / f'step_{run.step:08d}'}\n"
         f"metrics     {run.log.file}\n" + (f"picture     {image}\n" if image else "") +
         f"next        python eval.py sample --run_dir {run.run_dir}"
@@ -468,27 +465,27 @@ def _is_due(step: int, every: int) -> bool:
 
 def main(argv: list[str]) -> int:
     started = time.perf_counter()
-    preset = cfg.parse("train.py", "train", argv)
+    preset = cli.parse("train.py", "train", argv)
     config = preset.train
-    world = runtime.join(config.device, config.dtype)
+    world = ranks.join(config.device, config.dtype)
     if config.plan:
         if world.first:
             print(describe(preset, world))
         return 0
-    manifest, model_config = build.open_data(preset, world)
+    manifest, model_config = setup.open_data(preset, world)
     plan = make_plan(config, model_config, manifest, world)
-    claim = build.claim_run_dir(preset, model_config, manifest, world)
-    everything = asdict(config) | build.identity(config, model_config, manifest)
-    log = metrics.Log(Path(config.run_dir), world.first, everything if config.wandb else None)
+    claim = setup.claim_run_dir(preset, model_config, manifest, world)
+    everything = asdict(config) | setup.identity(config, model_config, manifest)
+    log = diary.Log(Path(config.run_dir), world.first, everything if config.wandb else None)
     log.say(plan.text)
-    if decided := build.taken_from_data(preset.model, model_config):
+    if decided := setup.taken_from_data(preset.model, model_config):
         log.say(decided)
     run = None
     try:
         run = Trainer(preset, model_config, manifest, world, plan, log)
         run.started = started
         listen_to_signals(run)
-        if run.step >= plan.steps and metrics.is_done(run.run_dir):
+        if run.step >= plan.steps and diary.is_done(run.run_dir):
             log.say(f"{run.run_dir} is finished ({run.step:,} steps); nothing to do. Sample from "
                     f"it: python eval.py sample --run_dir {run.run_dir}")  # fmt: skip
             return 0
@@ -498,8 +495,8 @@ def main(argv: list[str]) -> int:
         # the last of two equal options wins, so the command can simply be made longer
         smaller = plan.smaller_micro_batch(getattr(run, "micro_batch", plan.micro_batch))
         step = run.step if run else 0
-        ranks = os.environ.get("LOCAL_WORLD_SIZE", 1)
-        launcher = "python" if world.world_size == 1 else f"torchrun --nproc_per_node={ranks}"
+        ranks_here = os.environ.get("LOCAL_WORLD_SIZE", 1)
+        launcher = "python" if world.world_size == 1 else f"torchrun --nproc_per_node={ranks_here}"
         log.status("failed", step=step, error="out of memory", exit_code=2)
         raise ValueError(
             f"out of memory at step {step:,} ({str(error).splitlines()[0]}); go on with: "
@@ -507,7 +504,7 @@ def main(argv: list[str]) -> int:
         ) from None
     except Exception as error:
         log.status("failed", step=run.step if run else 0, error=str(error)[:1000],
-                   exit_code=cfg.exit_code(error))  # fmt: skip
+                   exit_code=cli.exit_code(error))  # fmt: skip
         raise
     finally:
         if run:
@@ -519,4 +516,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    cfg.run(main)
+    cli.run(main)

@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from checkpoint import Checkpointer, checkpoints, why_invalid
+from machinery.checkpoint import Checkpointer, checkpoints, why_invalid
 from model import GPT, GPTConfig
 from optim import adamw
 

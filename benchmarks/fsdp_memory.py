@@ -24,9 +24,8 @@ import torch.distributed as dist
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
-import build
 import config as cfg
-import runtime
+from machinery import cli, ranks, setup
 from model import GPTConfig
 
 MODEL = GPTConfig(
@@ -36,7 +35,7 @@ STEPS = 2
 FRUGAL = {"OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": "65536"}  # bytes
 
 
-def peak_mb(world: runtime.World) -> float:
+def peak_mb(world: ranks.World) -> float:
     if world.device.type == "cuda":
         return torch.cuda.max_memory_allocated() / 1e6
     status = Path("/proc/self/status").read_text()
@@ -46,18 +45,16 @@ def peak_mb(world: runtime.World) -> float:
 
 def case(parallel: str, optimizer: str, rows: int) -> None:
     """One rank of one case; the first prints a line of JSON."""
-    world = runtime.join(dtype="fp32")
+    world = ranks.join(dtype="fp32")
     config = replace(cfg.TrainConfig(), optimizer=optimizer, compile=False)
     before = peak_mb(world)
     sharded = parallel == "fsdp"
     shape = SimpleNamespace(sharded=sharded, compile=False)
-    model = build.build_model(MODEL, world, shape, seed=0)
-    optimizers = build.build_optimizers(model, config, world, sharded)
+    model = setup.build_model(MODEL, world, shape, seed=0)
+    optimizers = setup.build_optimizers(model, config, world, sharded)
     step_model = model
     if parallel == "ddp":
-        step_model = torch.nn.parallel.DistributedDataParallel(
-            model, gradient_as_bucket_view=True
-        )
+        step_model = torch.nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
     tokens = torch.randint(MODEL.vocab_size, (rows, MODEL.seq_len + 1), device=world.device)
     for _ in range(STEPS):
         step_model(tokens[:, :-1], tokens[:, 1:]).backward()
@@ -68,12 +65,12 @@ def case(parallel: str, optimizer: str, rows: int) -> None:
         model.zero_grad(set_to_none=True)
     state = sum(getattr(t, "_local_tensor", t).nbytes for t in held) / 1e6
     mine = (before, peak_mb(world), state)
-    ranks = [mine] * world.world_size
+    of_all = [mine] * world.world_size
     if world.world_size > 1:
-        dist.all_gather_object(ranks, mine)
+        dist.all_gather_object(of_all, mine)
     if world.first:
         n_params = sum(p.numel() for p in model.parameters())
-        print(json.dumps(dict(n_params=n_params, ranks=ranks)), flush=True)
+        print(json.dumps(dict(n_params=n_params, ranks=of_all)), flush=True)
 
 
 def main() -> None:
@@ -83,7 +80,7 @@ def main() -> None:
     parser.add_argument("--case", nargs=2, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.case:
-        cfg.run(lambda argv: case(*args.case, args.rows))
+        cli.run(lambda argv: case(*args.case, args.rows))
     print("| optimizer | parallel | rank | peak MB | before the model | of it state |")
     print("|---|---|---|---|---|---|")
     for optimizer in ("adamw", "muon"):

@@ -27,7 +27,7 @@ START = {
         "compile": False, "dtype": "fp32", "optimizer": "adamw", "lr": 3e-4, "micro_batch": 1,
     },
     "ceiling_dtype": "bfloat16",
-    # off is its default; as long as it is set, runtime.py leaves the C library's memory alone
+    # off is its default; as long as it is set, ranks.py leaves the C library's memory alone
     "environment": {"MALLOC_PERTURB_": "0"},
 }  # fmt: skip
 

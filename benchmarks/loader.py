@@ -52,21 +52,32 @@ def sparse_folder(folder: Path, gigabytes: float, row_len: int = 2049) -> None:
     while total < gigabytes * 1e9:
         name = f"train/web/unit_{len(shards):05d}_00.npy"
         with open(folder / name, "wb") as f:
-            np.lib.format.write_array_header_1_0(f, {
-                "descr": "<u2", "fortran_order": False, "shape": (rows, row_len)})
+            np.lib.format.write_array_header_1_0(
+                f, {"descr": "<u2", "fortran_order": False, "shape": (rows, row_len)}
+            )
             f.truncate(f.tell() + rows * row_len * 2)
         size = (folder / name).stat().st_size
         shards.append({"file": name, "rows": rows, "bytes": size, "sha256": "", "min": 0, "max": 0})
         total += size
     (folder / "tokenizer.json").write_text("{}")
     np.save(folder / "token_bytes.npy", np.ones(50_000, np.int32))
-    tree = {"format": data.FORMAT, "row_len": row_len, "dtype": "<u2", "sources": [{"name": "web"}],
-            "tokenizer": {"vocab_size": 50_000, "bos_id": 0,
-                          "sha256": data.sha256_of(folder / "tokenizer.json")},
-            "splits": {"train": {"web": {"rows": rows * len(shards), "shards": shards}},
-                       "val": {"web": {"rows": 0, "shards": []}}}}
-    tree["fingerprint"] = data.fingerprint(tree)
-    data.write_json(folder / "manifest.json", tree)
+    tree = {
+        "format": shards.FORMAT,
+        "row_len": row_len,
+        "dtype": "<u2",
+        "sources": [{"name": "web"}],
+        "tokenizer": {
+            "vocab_size": 50_000,
+            "bos_id": 0,
+            "sha256": data.sha256_of(folder / "tokenizer.json"),
+        },
+        "splits": {
+            "train": {"web": {"rows": rows * len(shards), "shards": shards}},
+            "val": {"web": {"rows": 0, "shards": []}},
+        },
+    }
+    tree["fingerprint"] = shards.fingerprint(tree)
+    shards.write_json(folder / "manifest.json", tree)
 
 
 def loader_rate(manifest: Manifest, position: int, micro_batch: int = 16, batches: int = 400):
@@ -88,8 +99,10 @@ def main() -> None:
     import torch  # noqa: F401 (its import is no part of the first batch)
 
     print("order                     position 0          position 10^12")
-    for name, sizes in (("10^4 rows", [6000, 3000, 500, 500]),
-                        ("10^9 rows", [600_000_000, 300_000_000, 50_000_000, 50_000_000])):
+    for name, sizes in (
+        ("10^4 rows", [6000, 3000, 500, 500]),
+        ("10^9 rows", [600_000_000, 300_000_000, 50_000_000, 50_000_000]),
+    ):
         near, far = order_cost(sizes, 0), order_cost(sizes, 10**12)
         print(f"  {name:16} {near[0]:8.2f} us {near[1]:7,} B {far[0]:8.2f} us {far[1]:7,} B")
     with tempfile.TemporaryDirectory(dir=os.environ.get("TMPDIR")) as scratch:
@@ -103,17 +116,23 @@ def main() -> None:
         loader.next_batch()
         t2 = time.perf_counter()
         loader.close()
-        print(f"{args.gigabytes:.0f} GB in {len(manifest.shards('train'))} shards: load and check "
-              f"{t1 - t0:.3f} s, first batch {t2 - t1:.3f} s, together {t2 - t0:.3f} s")
+        print(
+            f"{args.gigabytes:.0f} GB in {len(manifest.shards('train'))} shards: load and check "
+            f"{t1 - t0:.3f} s, first batch {t2 - t1:.3f} s, together {t2 - t0:.3f} s"
+        )
         for position in (0, 10**12):
             rate = loader_rate(manifest, position)
-            print(f"  rows of {manifest.row_len} at position {position:.0e}: {rate:,.0f} rows/s, "
-                  f"{rate / H100_ROWS_PER_S:.0f}x an H100 at d12")
+            print(
+                f"  rows of {manifest.row_len} at position {position:.0e}: {rate:,.0f} rows/s, "
+                f"{rate / H100_ROWS_PER_S:.0f}x an H100 at d12"
+            )
     if (ROOT / "data/tiny/manifest.json").exists():
         manifest = Manifest.load(ROOT / "data/tiny")
         for position in (0, 10**12):
-            print(f"data/tiny, rows of {manifest.row_len} at position {position:.0e}: "
-                  f"{loader_rate(manifest, position):,.0f} rows/s")
+            print(
+                f"data/tiny, rows of {manifest.row_len} at position {position:.0e}: "
+                f"{loader_rate(manifest, position):,.0f} rows/s"
+            )
 
 
 if __name__ == "__main__":

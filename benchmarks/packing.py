@@ -20,8 +20,8 @@ import numpy as np
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-import sources
-from packing import pack
+from data import pack
+from machinery import sources
 from tokenizer import Tokenizer
 
 
@@ -34,8 +34,11 @@ def web_like(count: int, seed: int = 0) -> list[np.ndarray]:
 
 def stdlib() -> list[np.ndarray]:
     source = sources.parse("stdlib")
-    texts = [text for unit in sources.list_units(source)[0]
-             for text in sources.documents(source, unit, Counter())]
+    texts = [
+        text
+        for unit in sources.list_units(source)[0]
+        for text in sources.documents(source, unit, Counter())
+    ]
     path = ROOT / "data" / "tiny" / "tokenizer.json"
     tokenizer = Tokenizer.load(path) if path.exists() else Tokenizer.train(texts, 4096)
     return [tokenizer.encode_array(text).astype(np.uint16) for text in texts]
@@ -48,8 +51,10 @@ def measure(docs: list[np.ndarray], row_len: int, policy: str) -> str:
     seconds = time.process_time() - t0
     s = packed.stats
     assert rows == s.rows and rows * row_len == s.tokens + s.bos - s.dropped - s.rest
-    return (f"{policy:17} {100 * s.dropped / s.tokens:9.4f} {s.rest:7,} {s.cuts / rows:9.4f} "
-            f"{s.splits / rows:10.4f} {s.tokens / seconds / 1e6:9.1f}")
+    return (
+        f"{policy:17} {100 * s.dropped / s.tokens:9.4f} {s.rest:7,} {s.cuts / rows:9.4f} "
+        f"{s.splits / rows:10.4f} {s.tokens / seconds / 1e6:9.1f}"
+    )
 
 
 def main() -> None:

@@ -29,14 +29,17 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-import sources
+from machinery import sources
 from tokenizer import Tokenizer
 
 
 def stdlib_texts() -> list[str]:
     source = sources.parse("stdlib")
-    return [text[:20_000] for unit in sources.list_units(source)[0]
-            for text in sources.documents(source, unit, Counter())]
+    return [
+        text[:20_000]
+        for unit in sources.list_units(source)[0]
+        for text in sources.documents(source, unit, Counter())
+    ]
 
 
 def write_jsonl(path: Path, texts: list[str], megabytes: float) -> list[str]:
@@ -70,15 +73,27 @@ def memory_of(pid: int) -> int:
 
 
 def command(folder: Path, text: Path, *options: str) -> list[str]:
-    return [sys.executable, str(ROOT / "prepare_data.py"), "--source", f"files:{text}",
-            "--data_dir", str(folder), "--vocab_size", "32768", "--row_len", "2049", *options]
+    return [
+        sys.executable,
+        str(ROOT / "prepare_data.py"),
+        "--source",
+        f"files:{text}",
+        "--data_dir",
+        str(folder),
+        "--vocab_size",
+        "32768",
+        "--row_len",
+        "2049",
+        *options,
+    ]
 
 
 def run(folder: Path, text: Path, *options: str) -> tuple[float, float, float]:
     """(seconds, core-seconds, peak GB) of all processes together."""
     t0, cpu0, peak = time.perf_counter(), cpu_seconds(), 0
-    process = subprocess.Popen(command(folder, text, *options), stdout=subprocess.DEVNULL,
-                               stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        command(folder, text, *options), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     while process.poll() is None:
         peak = max(peak, memory_of(process.pid))
         time.sleep(0.1)
@@ -106,22 +121,31 @@ def throughput(scratch: Path, megabytes: float) -> None:
     tokenizer = Tokenizer.load(path)
     t0 = time.process_time()
     bare = sum(len(tokenizer.encode_array(t)) for t in sample) / (time.process_time() - t0)
-    print(f"{megabytes:.0f} MB of text: with a new tokenizer {whole:.1f} s, peak {peak:.2f} GB; "
-          f"bare tokenizer {bare / 1e6:.2f} Mtok/s", flush=True)
+    print(
+        f"{megabytes:.0f} MB of text: with a new tokenizer {whole:.1f} s, peak {peak:.2f} GB; "
+        f"bare tokenizer {bare / 1e6:.2f} Mtok/s",
+        flush=True,
+    )
     prints, seconds = set(), {}
     for workers in (1, 2):
         folder = scratch / f"workers{workers}"
-        seconds[workers], cpu, peak = run(folder, text, "--workers", str(workers), "--tokenizer",
-                                          str(path))
+        seconds[workers], cpu, peak = run(
+            folder, text, "--workers", str(workers), "--tokenizer", str(path)
+        )
         tokens, fingerprint = facts(folder)
         prints.add(fingerprint)
         rate, per_core = tokens / seconds[workers] / workers, tokens / cpu
-        print(f"  {workers} workers: {seconds[workers]:.1f} s, {rate / 1e6:.2f} Mtok/s per worker "
-              f"= {100 * rate / bare:.0f}% of bare by the clock; {per_core / 1e6:.2f} Mtok per "
-              f"core-second = {100 * per_core / bare:.0f}%; peak {peak:.2f} GB", flush=True)
+        print(
+            f"  {workers} workers: {seconds[workers]:.1f} s, {rate / 1e6:.2f} Mtok/s per worker "
+            f"= {100 * rate / bare:.0f}% of bare by the clock; {per_core / 1e6:.2f} Mtok per "
+            f"core-second = {100 * per_core / bare:.0f}%; peak {peak:.2f} GB",
+            flush=True,
+        )
         shutil.rmtree(folder)
-    print(f"  1 -> 2 workers: {seconds[1] / seconds[2]:.2f}x, "
-          f"{'the same fingerprint' if len(prints) == 1 else 'FINGERPRINTS DIFFER'}")
+    print(
+        f"  1 -> 2 workers: {seconds[1] / seconds[2]:.2f}x, "
+        f"{'the same fingerprint' if len(prints) == 1 else 'FINGERPRINTS DIFFER'}"
+    )
     shutil.rmtree(scratch / "first")
     text.unlink()
 
@@ -135,7 +159,9 @@ def kills(scratch: Path, count: int, megabytes: float = 60) -> None:
     while done < count:
         process = subprocess.Popen(
             command(folder, text, "--workers", str(rng.choice((1, 2, 3)))),
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
         try:
             process.wait(timeout=rng.uniform(0.5, 0.6 * seconds))
         except subprocess.TimeoutExpired:
@@ -148,9 +174,11 @@ def kills(scratch: Path, count: int, megabytes: float = 60) -> None:
             restarts += 1
     run(folder, text, "--workers", "2")
     same = facts(folder)[1] == expected
-    print(f"{count} kills ({restarts} runs finished between them): "
-          f"{'the same fingerprint' if same else 'ANOTHER FINGERPRINT'} as undisturbed, "
-          f"{len(list(folder.rglob('*.tmp-*')))} temporary files left")
+    print(
+        f"{count} kills ({restarts} runs finished between them): "
+        f"{'the same fingerprint' if same else 'ANOTHER FINGERPRINT'} as undisturbed, "
+        f"{len(list(folder.rglob('*.tmp-*')))} temporary files left"
+    )
 
 
 def main() -> None:

@@ -33,11 +33,9 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 import config as cfg
 import flops
-import metrics
 import optim
-import plan
-import runtime
 import train
+from machinery import cli, diary, plan, ranks
 from model import GPTConfig, attention_backend
 
 MORE_PRESETS = {
@@ -64,7 +62,7 @@ MORE_PRESETS = {
 
 
 class RandomRows:
-    """Stands in for data.Manifest: as many rows as anyone asks for, of random tokens."""
+    """Stands in for shards.Manifest: as many rows as anyone asks for, of random tokens."""
 
     sources, tree, dtype = ["random"], {"sources": [{}]}, np.uint16
     fingerprint = tokenizer_sha256 = "0" * 64
@@ -89,7 +87,7 @@ class RandomRows:
 
 
 def find_preset(name: str) -> cfg.Preset:
-    return MORE_PRESETS[name] if name in MORE_PRESETS else cfg.find_preset(name)
+    return MORE_PRESETS[name] if name in MORE_PRESETS else cli.find_preset(name)
 
 
 def measure(case: dict, run_dir: str) -> dict:
@@ -102,8 +100,8 @@ def measure(case: dict, run_dir: str) -> dict:
         model=replace(preset.model, **case.get("model", {})),
         train=replace(preset.train, **options, **case.get("train", {})),
     )
-    world = runtime.join(preset.train.device, preset.train.dtype)
-    rows, log = RandomRows(preset.model), metrics.Log(Path(run_dir), first=False)
+    world = ranks.join(preset.train.device, preset.train.dtype)
+    rows, log = RandomRows(preset.model), diary.Log(Path(run_dir), first=False)
     decided = plan.make_plan(preset.train, preset.model, rows, world)
     run = train.Trainer(preset, preset.model, rows, world, decided, log)
     run.get_ready()

@@ -93,7 +93,7 @@ def small_data(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("small")
     texts = folder / "texts"
     texts.mkdir()
-    for path in sorted(ROOT.glob("*.py")):
+    for path in sorted([*ROOT.glob("*.py"), *ROOT.glob("machinery/*.py")]):
         (texts / f"{path.stem}.txt").write_text(path.read_text())
     for i in range(40):
         (texts / f"note{i}.txt").write_text(f"def note_{i}(x):\n    return x + {i}\n" * (i + 3))

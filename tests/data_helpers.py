@@ -14,10 +14,12 @@ from unittest import mock
 
 from conftest import environment
 
-WORDS = ("o a de que e do da em um para com não uma os no se na por mais as dos como mas ao ele "
-         "das à seu sua ou quando muito nos já eu também só pelo pela até isso ela entre depois "
-         "sem mesmo coração água pão João ação música árvore república você açúcar 1822 1988 "
-         "42").split()
+WORDS = (
+    "o a de que e do da em um para com não uma os no se na por mais as dos como mas ao ele "
+    "das à seu sua ou quando muito nos já eu também só pelo pela até isso ela entre depois "
+    "sem mesmo coração água pão João ação música árvore república você açúcar 1822 1988 "
+    "42"
+).split()
 
 
 def sentence(rng: random.Random, words: int) -> str:
@@ -45,30 +47,45 @@ def write_jsonl(path: Path, count: int, seed: int = 0) -> Path:
 
 
 # The units of the tests are small, so that there are several: 40 KB, not 4 MB.
-DRIVER = ("import sys, sources; sources.SMALLEST_UNIT = 40_000; import config, prepare_data; "
-          "config.run(prepare_data.main)")
+DRIVER = (
+    "import sys; from machinery import cli, sources; sources.SMALLEST_UNIT = 40_000; "
+    "import prepare_data; cli.run(prepare_data.main)"
+)
 
 
 def command(folder: Path, *options: str) -> list[str]:
-    return [sys.executable, "-c", DRIVER, "--data_dir", str(folder), "--vocab_size", "400",
-            "--row_len", "65", *options]
+    return [
+        sys.executable,
+        "-c",
+        DRIVER,
+        "--data_dir",
+        str(folder),
+        "--vocab_size",
+        "400",
+        "--row_len",
+        "65",
+        *options,
+    ]
 
 
 def prepare(folder: Path, *options: str, program: tuple = ()) -> subprocess.CompletedProcess:
     """The same within this process, which saves its start; the units still have theirs."""
-    import config
     import prepare_data
-    import sources
+    from machinery import cli, sources
 
     arguments = command(folder, *options)
     argv = ["prepare_data.py", *program, *arguments[3:]]
     out, err, code = io.StringIO(), io.StringIO(), None
     sources.cached_files.cache_clear()
-    with (mock.patch.object(sources, "SMALLEST_UNIT", 40_000), redirect_stdout(out),
-          mock.patch.dict(os.environ, environment(RAYON_NUM_THREADS="1")),
-          mock.patch.object(sys, "argv", argv), redirect_stderr(err)):
+    with (
+        mock.patch.object(sources, "SMALLEST_UNIT", 40_000),
+        redirect_stdout(out),
+        mock.patch.dict(os.environ, environment(RAYON_NUM_THREADS="1")),
+        mock.patch.object(sys, "argv", argv),
+        redirect_stderr(err),
+    ):
         try:
-            config.run(prepare_data.main)
+            cli.run(prepare_data.main)
         except SystemExit as end:
             code = end.code
     return subprocess.CompletedProcess(arguments, code, out.getvalue(), err.getvalue())
@@ -80,43 +97,58 @@ def fingerprint(folder: Path) -> str:
 
 def hashes(folder: Path) -> dict[str, str]:
     """file -> sha256 of all shards, from the bytes on disk."""
-    import durable
+    from machinery import durable
 
-    return {p.relative_to(folder).as_posix(): durable.sha256_of(p)
-            for p in sorted(folder.glob("*/*/*.npy"))}
+    return {
+        p.relative_to(folder).as_posix(): durable.sha256_of(p)
+        for p in sorted(folder.glob("*/*/*.npy"))
+    }
 
 
-def make_folder(folder: Path, rows: dict[str, dict[str, int]], row_len: int = 9,
-                vocab_size: int = 50, shard_rows: int = 100, dtype: str = "<u2"):
+def make_folder(
+    folder: Path,
+    rows: dict[str, dict[str, int]],
+    row_len: int = 9,
+    vocab_size: int = 50,
+    shard_rows: int = 100,
+    dtype: str = "<u2",
+):
     """A data folder without text: rows[split][source] rows; row i of a source holds BOS, then
     tokens that say which row it is. Returns its Manifest."""
     import numpy as np
 
-    import data
-    import durable
+    from machinery import durable, shards
 
     folder.mkdir(parents=True, exist_ok=True)
     names = list(rows["train"])
     splits: dict = {"train": {}, "val": {}}
     for split in splits:
         for s, name in enumerate(names):
-            shards, total = [], rows[split].get(name, 0)
+            entries, total = [], rows[split].get(name, 0)
             for start in range(0, total, shard_rows):
                 path = folder / split / name / f"unit_{start // shard_rows:05d}_00.npy"
-                writer = data.ShardWriter(path, row_len, dtype)
+                writer = shards.ShardWriter(path, row_len, dtype)
                 for i in range(start, min(total, start + shard_rows)):
                     writer.append(row_of(i, s, row_len, vocab_size))
-                shards.append(writer.close(folder))
-            splits[split][name] = {"rows": total, "shards": shards}
+                entries.append(writer.close(folder))
+            splits[split][name] = {"rows": total, "shards": entries}
     (folder / "tokenizer.json").write_text("{}")
     np.save(folder / "token_bytes.npy", np.ones(vocab_size, np.int32))
-    tree = {"format": data.FORMAT, "row_len": row_len, "dtype": dtype, "splits": splits,
-            "tokenizer": {"vocab_size": vocab_size, "bos_id": 0,
-                          "sha256": durable.sha256_of(folder / "tokenizer.json")},
-            "sources": [{"name": name} for name in names]}
-    tree["fingerprint"] = data.fingerprint(tree)
-    data.write_json(folder / "manifest.json", tree)
-    return data.Manifest.load(folder)
+    tree = {
+        "format": shards.FORMAT,
+        "row_len": row_len,
+        "dtype": dtype,
+        "splits": splits,
+        "tokenizer": {
+            "vocab_size": vocab_size,
+            "bos_id": 0,
+            "sha256": durable.sha256_of(folder / "tokenizer.json"),
+        },
+        "sources": [{"name": name} for name in names],
+    }
+    tree["fingerprint"] = shards.fingerprint(tree)
+    shards.write_json(folder / "manifest.json", tree)
+    return shards.Manifest.load(folder)
 
 
 def row_of(i: int, source: int, row_len: int, vocab_size: int):

@@ -171,7 +171,10 @@ def launch(data, run_dir, *args, world: int = 2, nodes: int = 1, spoil=(), **env
         with open(outputs[-1], "w") as file:
             processes.append(
                 subprocess.Popen(
-                    whole, stdout=file, stderr=subprocess.STDOUT, cwd=ROOT,
+                    whole,
+                    stdout=file,
+                    stderr=subprocess.STDOUT,
+                    cwd=ROOT,
                     env=environment(PYTHONPATH=f"{ROOT}{os.pathsep}{HERE}", **env),
                 )  # fmt: skip
             )
@@ -203,13 +206,13 @@ def child(output: str, env: dict, argv: list[str], spoil: list) -> None:
 
 
 def become_train(argv: list[str], spoil: list) -> None:
-    import config
     import train
+    from machinery import cli
 
     for name, *args in spoil:
         globals()[name](*args)
     sys.argv = ["train.py", *argv]
-    config.run(train.main)
+    cli.run(train.main)
 
 
 # ------------------------------------------------------------------- what a run can be spoiled by
@@ -251,7 +254,7 @@ def signal_at(step: int, signum: int, only_rank: int = -1) -> None:
 
 def kill_at_stage(stage: str, step: int) -> None:
     """SIGKILL to the first rank at this stage of publishing the checkpoint of `step`."""
-    import checkpoint
+    from machinery import checkpoint
 
     begun = []
     begin = checkpoint._begin
@@ -300,14 +303,14 @@ def save_at_once() -> None:
 
 
 def slow_stage(stage: str, seconds: float) -> None:
-    import checkpoint
+    from machinery import checkpoint
 
     checkpoint._stage = lambda name: time.sleep(seconds) if name == stage else None
 
 
 def failing_saves(first: int, last: int, only_rank: int = 0) -> None:
     """Writing the checkpoints of steps first..last ends in a full disk."""
-    import checkpoint
+    from machinery import checkpoint
 
     honest = checkpoint._write_own
 
@@ -390,12 +393,12 @@ def note_rows() -> None:
 
 def late(only_rank: int, seconds: float, limit_s: float) -> None:
     """One rank comes too late to the meeting, which waits `limit_s`."""
-    import runtime
+    from machinery import ranks
 
-    join = runtime.join
+    join = ranks.join
     if rank() == only_rank:
         time.sleep(seconds)
-    runtime.join = lambda device, dtype: join(device, dtype, timeout_s=limit_s)
+    ranks.join = lambda device, dtype: join(device, dtype, timeout_s=limit_s)
 
 
 def unverified() -> None:

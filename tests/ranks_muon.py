@@ -5,7 +5,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 
-from config import run
+from machinery.cli import run
 from optim import Muon
 
 

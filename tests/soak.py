@@ -19,7 +19,7 @@ sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
 from conftest import losses
 from faults import records, start
 
-import checkpoint
+from machinery import checkpoint
 
 STEPS = 120
 ARGS = ("--steps", STEPS, "--lr_scale", 0.1, "--save_every", 2, "--eval_every", 25)

@@ -28,10 +28,9 @@ from torch.nn.parallel import DistributedDataParallel
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from conftest import flip
 
-import checkpoint
-import durable
 import optim
-from checkpoint import Checkpointer, CheckpointError, NonFiniteError, StorageError
+from machinery import checkpoint, durable
+from machinery.checkpoint import Checkpointer, CheckpointError, NonFiniteError, StorageError
 
 BEFORE_RENAME = ("begin", "write", "hash", "manifest")
 AFTER_RENAME = ("rename", "latest")
@@ -749,4 +748,4 @@ if __name__ == "__main__":
     if world > 1:
         dist.barrier()
         sys.stdout.flush()
-        os._exit(0)  # as config.run leaves, and why
+        os._exit(0)  # as cli.run leaves, and why

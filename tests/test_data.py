@@ -19,11 +19,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from conftest import ROOT, flip
 from data_helpers import make_folder, row_of
 
-import data
-import durable
-import packing
-from data import DataError, Manifest, Order, Permutation, RowLoader, pack, val_batches
-from order import Quota
+import data as packing
+from data import Order, Permutation, Quota, RowLoader, pack, val_batches
+from machinery import durable, shards
+from machinery.errors import DataError
+from machinery.shards import Manifest
 
 # ---------------------------------------------------------------------------------- packing
 
@@ -33,8 +33,10 @@ def documents(count: int, seed: int = 0, median: float = 40, dtype=np.uint16) ->
     rng = np.random.default_rng(seed)
     lengths = np.maximum(1, rng.lognormal(np.log(median), 1.0, count).astype(int))
     tokens = np.arange(1, lengths.sum() + 1).astype(np.uint32)
-    return [d.astype(dtype if lengths.sum() < 65_536 else np.uint32)
-            for d in np.split(tokens, np.cumsum(lengths)[:-1])]
+    return [
+        d.astype(dtype if lengths.sum() < 65_536 else np.uint32)
+        for d in np.split(tokens, np.cumsum(lengths)[:-1])
+    ]
 
 
 def pieces(rows: list[np.ndarray], rest: list[np.ndarray]) -> list[list[int]]:
@@ -107,8 +109,10 @@ def test_the_example_in_the_text_is_true():
 
 def test_best_fit_cuts_few_documents_on_web_like_lengths():
     rng = np.random.default_rng(0)
-    docs = [np.zeros(n, np.uint16) + 1 for n in
-            np.maximum(1, rng.lognormal(np.log(600), 1.0, 25_000).astype(int))]
+    docs = [
+        np.zeros(n, np.uint16) + 1
+        for n in np.maximum(1, rng.lognormal(np.log(600), 1.0, 25_000).astype(int))
+    ]
     packed = pack(docs, 2049, 0)
     rows = sum(1 for _ in packed)
     assert packed.stats.cuts / rows < 0.1 and packed.stats.dropped == 0
@@ -186,8 +190,17 @@ def test_permutation_is_not_visibly_biased():
     assert sum((c - 200) ** 2 / 200 for c in counts.values()) < 49.7
 
 
-@pytest.mark.parametrize("weights", [(1,), (0.6, 0.3, 0.05, 0.05), (1, 1, 1), (7, 0, 3),
-                                     (123_457, 9, 88_001), (0.1, 0.2, 0.3, 0.4)])
+@pytest.mark.parametrize(
+    "weights",
+    [
+        (1,),
+        (0.6, 0.3, 0.05, 0.05),
+        (1, 1, 1),
+        (7, 0, 3),
+        (123_457, 9, 88_001),
+        (0.1, 0.2, 0.3, 0.4),
+    ],
+)
 def test_quota_is_exact_within_one_and_counts_itself(weights):
     quota, had = Quota(weights), [0] * len(weights)
     for p in range(20_000):
@@ -291,9 +304,18 @@ def test_loader_gives_the_rows_of_the_order(manifest):
 
 def test_the_global_sequence_is_the_same_at_every_world_size(manifest):
     def rows(world_size, micro_batch, position=40):
-        loaders = [RowLoader(manifest, seed=1, micro_batch=micro_batch, rank=r, position=position,
-                             world_size=world_size, weights={"a": 1, "b": 2})
-                   for r in range(world_size)]
+        loaders = [
+            RowLoader(
+                manifest,
+                seed=1,
+                micro_batch=micro_batch,
+                rank=r,
+                position=position,
+                world_size=world_size,
+                weights={"a": 1, "b": 2},
+            )
+            for r in range(world_size)
+        ]
         out = []
         for _ in range(48 // (world_size * micro_batch)):
             for loader in loaders:
@@ -394,10 +416,19 @@ def test_case_23_far_positions_cost_what_near_ones_do(manifest):
 
 
 def test_a_program_may_end_without_closing_its_loader(manifest):
-    code = ("import sys; from data import *; m = Manifest.load(sys.argv[1])\n"
-            "for k in range(8): RowLoader(m, seed=k, micro_batch=64, verify=True).next_batch()")
-    done = subprocess.run([sys.executable, "-c", code, str(manifest.dir)], cwd=ROOT, timeout=60,
-                          capture_output=True, text=True, check=False)
+    code = (
+        "import sys; from data import *; from machinery.shards import Manifest\n"
+        "m = Manifest.load(sys.argv[1])\n"
+        "for k in range(8): RowLoader(m, seed=k, micro_batch=64, verify=True).next_batch()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(manifest.dir)],
+        cwd=ROOT,
+        timeout=60,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -429,8 +460,9 @@ def test_case_20_the_background_check_stops_the_loader(manifest):
             loader.next_batch()
             time.sleep(0.005)
     loader.close()
-    intact = RowLoader(Manifest.load(manifest.dir), seed=1, micro_batch=1, rank=0, world_size=5,
-                       verify=True)  # another rank, whose share of the shards is whole
+    intact = RowLoader(
+        Manifest.load(manifest.dir), seed=1, micro_batch=1, rank=0, world_size=5, verify=True
+    )  # another rank, whose share of the shards is whole
     time.sleep(0.3)
     intact.next_batch()
     intact.close()
@@ -524,13 +556,13 @@ def test_a_shard_that_is_cut_off_during_the_run_is_named(manifest):
 
 
 def test_stage_copies_verifies_and_does_not_copy_twice(manifest, tmp_path):
-    staged = data.stage(manifest, tmp_path / "fast")
+    staged = shards.stage(manifest, tmp_path / "fast")
     assert staged.fingerprint == manifest.fingerprint and staged.dir != manifest.dir
     staged.check()
     staged.verify()
     files = {s["file"]: (staged.dir / s["file"]).stat().st_mtime_ns for s in staged.shards("train")}
     flip(staged.dir / staged.shards("train")[0]["file"])  # a damaged copy is replaced
-    again = data.stage(manifest, tmp_path / "fast")
+    again = shards.stage(manifest, tmp_path / "fast")
     again.verify()
     times = {f: (again.dir / f).stat().st_mtime_ns for f in files}
     assert sum(times[f] != files[f] for f in files) == 1
@@ -540,12 +572,12 @@ def test_stage_copies_verifies_and_does_not_copy_twice(manifest, tmp_path):
 def test_stage_refuses_a_damaged_source(manifest, tmp_path):
     flip(shard(manifest))
     with pytest.raises(DataError, match="damaged"):
-        data.stage(manifest, tmp_path / "fast")
+        shards.stage(manifest, tmp_path / "fast")
     assert not list((tmp_path / "fast").rglob("manifest.json"))
 
 
 def test_uint32_rows(tmp_path):
     wide = make_folder(tmp_path / "w", {"train": {"a": 10}, "val": {"a": 3}}, dtype="<u4")
     wide.check()
-    (inputs, _), = read(RowLoader(wide, seed=0, micro_batch=2), 1)
+    ((inputs, _),) = read(RowLoader(wide, seed=0, micro_batch=2), 1)
     assert inputs.shape == (2, 8)

@@ -19,7 +19,7 @@ from conftest import flip, losses, metrics, parameters
 from faults import launch, records, start
 from soak import soak
 
-import checkpoint
+from machinery import checkpoint
 
 STEPS = 24
 LONG = ("--steps", STEPS)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from noise_scale import NoiseScale
+from instruments.noise_scale import NoiseScale
 
 
 def test_quadratic_with_known_covariance():

@@ -18,8 +18,7 @@ from conftest import ROOT, SMALL, flip, losses, metrics, run
 from faults import launch, start
 from torch.distributed.fsdp import FSDPModule
 
-import checkpoint
-import data as data_module
+from machinery import checkpoint, shards
 
 
 @pytest.fixture
@@ -48,7 +47,7 @@ def edit_manifest(data: Path, change) -> None:
     path = data / "manifest.json"
     tree = json.loads(path.read_text())
     change(tree)
-    tree["fingerprint"] = data_module.fingerprint(tree)
+    tree["fingerprint"] = shards.fingerprint(tree)
     path.write_text(json.dumps(tree))
 
 
@@ -193,7 +192,7 @@ def test_a_silent_rank_is_named_in_time(silent, starter, small_data, tmp_path):
 
 BUSY_TO_THE_END = """
 import sys, torch, torch.distributed as dist
-from config import run
+from machinery.cli import run
 
 def main(argv):
     dist.init_process_group("gloo")
@@ -366,5 +365,3 @@ def test_wandb_gets_everything_when_it_works(plain, small_data, tmp_path):
     start(small_data, tmp_path / "run", "--wandb", env=env).end(0)
     seen = (tmp_path / "run" / "seen").read_text().split()
     assert seen == [str(r["step"]) for r in metrics(plain)] + ["end"]
-
-

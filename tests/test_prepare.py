@@ -32,10 +32,10 @@ from data_helpers import (
     write_texts,
 )
 
-import sources
-from data import Manifest
+from machinery import cli, errors, sources
+from machinery.shards import Manifest
+from machinery.worker import is_val
 from tokenizer import SPECIAL_TOKENS, Tokenizer
-from unit import is_val
 
 
 @pytest.fixture(scope="module")
@@ -142,15 +142,18 @@ def test_a_finished_folder_is_left_alone(jsonl, undisturbed):
 def test_data_of_an_older_library_is_kept_while_it_is_whole(tmp_path):
     """It cannot be repaired, as its text is gone; and no remedy may lead in a circle."""
     import config
-    import data
     import prepare_data
+    from machinery import shards
 
     folder, source = tmp_path / "d", ("--source", "stdlib")
     manifest = make_folder(folder, {"train": {"stdlib": 300}, "val": {"stdlib": 9}}, row_len=65)
     asked = config.DataConfig(data_dir=str(folder), vocab_size=400, row_len=65)
-    tree = manifest.tree | {"options": prepare_data.Plan(asked, {}).options, "tokens_wanted": 0,
-                            "prepared_from": "the text of an older Python"}
-    data.write_json(folder / "manifest.json", tree | {"fingerprint": data.fingerprint(tree)})
+    tree = manifest.tree | {
+        "options": prepare_data.Plan(asked, {}).options,
+        "tokens_wanted": 0,
+        "prepared_from": "the text of an older Python",
+    }
+    shards.write_json(folder / "manifest.json", tree | {"fingerprint": shards.fingerprint(tree)})
     done = prepare(folder, *source)
     assert done.returncode == 0 and "have changed since" in done.stdout
     more = prepare(folder, *source, "--tokens", "1M")
@@ -191,9 +194,13 @@ def test_case_22_killed_at_random_and_rerun(workers, jsonl, undisturbed, tmp_pat
     source = ("--source", f"files:{jsonl}")
 
     def start(count: int) -> subprocess.Popen:
-        return subprocess.Popen(command(folder, *source, "--workers", str(count)), cwd=ROOT,
-                                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                                env=environment())
+        return subprocess.Popen(
+            command(folder, *source, "--workers", str(count)),
+            cwd=ROOT,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env=environment(),
+        )
 
     t0 = time.monotonic()
     assert start(workers).wait(timeout=120) == 0
@@ -258,8 +265,9 @@ def test_tokens_stops_after_enough_units_and_extends(jsonl, undisturbed, tmp_pat
     runs = []
     for workers in ("1", "3"):
         shutil.rmtree(folder, ignore_errors=True)
-        done = prepare(folder, "--source", f"files:{jsonl}", "--tokens", "30k",
-                       "--workers", workers)
+        done = prepare(
+            folder, "--source", f"files:{jsonl}", "--tokens", "30k", "--workers", workers
+        )
         assert done.returncode == 0, done.stderr
         tree = Manifest.load(folder).tree
         assert tree["sources"][0]["units"] < tree["sources"][0]["units_in_source"]
@@ -267,8 +275,9 @@ def test_tokens_stops_after_enough_units_and_extends(jsonl, undisturbed, tmp_pat
         runs.append((fingerprint(folder), Manifest.load(folder).shards("train")))
     assert runs[0] == runs[1]
     assert prepare(folder, "--source", f"files:{jsonl}").returncode == 0  # and now everything
-    assert [s["sha256"] for s in Manifest.load(folder).shards("train")] == \
-        [s["sha256"] for s in Manifest.load(undisturbed).shards("train")]
+    assert [s["sha256"] for s in Manifest.load(folder).shards("train")] == [
+        s["sha256"] for s in Manifest.load(undisturbed).shards("train")
+    ]
 
 
 # ------------------------------------------------------------------------------ the formats
@@ -307,8 +316,9 @@ def test_plain_text_of_any_size_is_read_whole(tmp_path, monkeypatch):
     rng = random.Random(0)
     for trial in range(40):
         size = rng.choice([0, 1, 299, 300, 301, 5000])
-        text = "".join(rng.choice(["a", "é", "汉", "👍", " ", "\n" if trial % 3 else "-"])
-                       for _ in range(size))
+        text = "".join(
+            rng.choice(["a", "é", "汉", "👍", " ", "\n" if trial % 3 else "-"]) for _ in range(size)
+        )
         (tmp_path / f"{trial}.txt").write_text(text, encoding="utf-8", newline="")
         source, notes = sources.parse(f"files:{tmp_path / f'{trial}.txt'}"), Counter()
         units, _ = sources.list_units(source)
@@ -326,8 +336,13 @@ def test_specs():
     half = parse("web:0.5=hf:Org/set:four")
     assert (half.name, half.share, half.place, half.config) == ("web", 0.5, "Org/set", "four")
     hf = parse("math=hf:Org/set:four@abc#q+a")
-    assert (hf.name, hf.place, hf.config, hf.revision, hf.fields) == \
-        ("math", "Org/set", "four", "abc", ("q", "a"))
+    assert (hf.name, hf.place, hf.config, hf.revision, hf.fields) == (
+        "math",
+        "Org/set",
+        "four",
+        "abc",
+        ("q", "a"),
+    )
     assert parse("hf:http://127.0.0.1:80/a.parquet").place == "http://127.0.0.1:80/a.parquet"
     for bad in ("", "files:", "http://x", "std", "x:y=stdlib", "x:1.2.3=stdlib"):
         with pytest.raises(ValueError, match="none of"):
@@ -398,8 +413,9 @@ def server(tmp_path):
     import pyarrow.parquet
 
     texts = texts_of(write_jsonl(tmp_path / "a.jsonl", 400, seed=5))
-    pyarrow.parquet.write_table(pyarrow.table({"text": texts}), tmp_path / "a.parquet",
-                                row_group_size=40)
+    pyarrow.parquet.write_table(
+        pyarrow.table({"text": texts}), tmp_path / "a.parquet", row_group_size=40
+    )
 
     class Handler(Flaky):
         def __init__(self, *args):
@@ -427,7 +443,7 @@ def test_case_22_a_source_that_stays_away(server, tmp_path, monkeypatch):
     monkeypatch.setattr(sources, "RETRY_S", 0.01)
     monkeypatch.setattr(sources, "TRIES", 3)
     source = sources.parse(f"hf:{url}")
-    with pytest.raises(sources.SourceError, match="3 times in a row") as error:
+    with pytest.raises(errors.DataError, match="3 times in a row") as error:
         list(sources.documents(source, {"shard": 0, "of": 1}, Counter()))
     assert error.value.exit_code == 3
     handler.failing = "some"
@@ -454,7 +470,7 @@ def test_retries_go_on_where_they_were_and_back_off(monkeypatch):
         raise ConnectionError("gone")
         yield
 
-    with pytest.raises(sources.SourceError, match="6 times"):
+    with pytest.raises(errors.DataError, match="6 times"):
         list(sources.retrying(never, "x"))
 
 
@@ -481,8 +497,9 @@ def test_case_25_odd_text_loses_nothing_and_says_so(tmp_path):
     assert sum(f["bytes"] for f in facts) == sum(p.stat().st_size for p in names.values()) + 3
     tokenizer = Tokenizer.load(tmp_path / "d" / "tokenizer.json")
     source = sources.parse(f"files:{folder}")
-    texts = [t for u in sources.list_units(source)[0]
-             for t in sources.documents(source, u, Counter())]
+    texts = [
+        t for u in sources.list_units(source)[0] for t in sources.documents(source, u, Counter())
+    ]
     for split in ("train", "val"):
         mine = [t for t in texts if is_val(t.encode(), 0.1) == (split == "val")]
         assert sum(forged in t for t in mine) > 3
@@ -500,8 +517,14 @@ def test_case_25_all_of_it_on_one_line(megabytes, tmp_path):
     text = "um dois três " * (megabytes * 10**6 // 14)
     (tmp_path / "line.txt").write_text(text, encoding="utf-8")
     write_texts(tmp_path / "t", 20)
-    done = prepare(tmp_path / "d", "--source", f"line=files:{tmp_path / 'line.txt'}",
-                   f"rest=files:{tmp_path / 't'}", "--val_fraction", "0.2")
+    done = prepare(
+        tmp_path / "d",
+        "--source",
+        f"line=files:{tmp_path / 'line.txt'}",
+        f"rest=files:{tmp_path / 't'}",
+        "--val_fraction",
+        "0.2",
+    )
     assert done.returncode == 0, done.stderr
     splits = Manifest.load(tmp_path / "d").tree["splits"]
     facts = [splits[split]["line"] for split in ("train", "val")]
@@ -512,9 +535,23 @@ def test_case_25_all_of_it_on_one_line(megabytes, tmp_path):
         assert 0 <= f["packing"]["dropped"] < 65
 
 
-@pytest.mark.parametrize("case", ["empty folder", "no such file", "bad json", "no field", "utf16",
-                                  "broken gz", "damaged gz", "broken parquet", "little text",
-                                  "small vocabulary", "no validation", "no val_fraction"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        "empty folder",
+        "no such file",
+        "bad json",
+        "no field",
+        "utf16",
+        "broken gz",
+        "damaged gz",
+        "broken parquet",
+        "little text",
+        "small vocabulary",
+        "no validation",
+        "no val_fraction",
+    ],
+)
 def test_case_25_what_cannot_be_read_gets_a_sentence(case, tmp_path):
     folder = tmp_path / "t"
     folder.mkdir()
@@ -559,15 +596,25 @@ def test_case_25_what_cannot_be_read_gets_a_sentence(case, tmp_path):
     done = prepare(tmp_path / "d", "--source", f"files:{folder}", *options)
     message = error_of(done, code)
     assert word in message
-    assert str(tmp_path) in message or case in ("little text", "small vocabulary", "no validation",
-                                                "no val_fraction")
+    assert str(tmp_path) in message or case in (
+        "little text",
+        "small vocabulary",
+        "no validation",
+        "no val_fraction",
+    )
     assert not (tmp_path / "d" / "manifest.json").exists()
 
 
 def test_a_mixture_of_sources_and_an_existing_tokenizer(jsonl, undisturbed, tmp_path):
     write_texts(tmp_path / "texts", 40)
-    done = prepare(tmp_path / "d", "--tokenizer", str(undisturbed / "tokenizer.json"), "--source",
-                   f"web=files:{jsonl}", f"books=files:{tmp_path / 'texts'}")
+    done = prepare(
+        tmp_path / "d",
+        "--tokenizer",
+        str(undisturbed / "tokenizer.json"),
+        "--source",
+        f"web=files:{jsonl}",
+        f"books=files:{tmp_path / 'texts'}",
+    )
     assert done.returncode == 0, done.stderr
     manifest = Manifest.load(tmp_path / "d")
     assert manifest.sources == ["web", "books"] and manifest.rows("train", "books") > 50
@@ -615,12 +662,13 @@ def test_too_little_disk_is_said_before_any_work(jsonl, tmp_path, monkeypatch):
 
 def test_each_preset_prepares_what_it_trains_on():
     import config
-    import plan
+    from machinery import plan
 
     for name, preset in config.PRESETS.items():
-        trained = plan.steps_for(preset.train, plan.n_params(preset.model)) \
-            * preset.train.tokens_per_step
-        prepared = config.count(preset.data.tokens)
+        trained = (
+            plan.steps_for(preset.train, plan.n_params(preset.model)) * preset.train.tokens_per_step
+        )
+        prepared = cli.count(preset.data.tokens)
         if any(sources.parse(spec).kind == "hf" for spec in preset.data.source):
             assert trained <= prepared < 1.05 * trained, name
         else:

@@ -22,14 +22,38 @@ from tokenizer import SPECIAL_TOKENS, Tokenizer, blocks
 
 SPECIALS = " ".join(SPECIAL_TOKENS)
 AWKWARD = [
-    "", " ", "\n", "\r\n", "\r\n\r\n  \t", "\x00", "a\x00b\x00\x00", "tab\there", "trailing   ",
-    "I'll we've it's DON'T 'S 'ſ 'K", "1234567 3.14159 1e-10", "٣٤٥٦ ३४५ 一二三 Ⅷ ²³ ½ 𝟙𝟚𝟛",
-    "e\u0301 n\u0303 a\u030a\u0323", "Zürich Ångström ﬁ", "שלום עולם", "مرحبا بالعالم ١٢٣",
-    "\u202eright to left\u202c", "👩‍👩‍👧‍👦 👍🏽 🇧🇷🇵🇹 ❤️", "ไทยไม่มีเว้นวรรค", "汉字かなカナ한글",
-    "a\u200bb\u200d\u00a0c\u3000d\u2028e\u2029f\x85g", "\ufeffBOM", "\U0010ffff\ue000\ufffe",
+    "",
+    " ",
+    "\n",
+    "\r\n",
+    "\r\n\r\n  \t",
+    "\x00",
+    "a\x00b\x00\x00",
+    "tab\there",
+    "trailing   ",
+    "I'll we've it's DON'T 'S 'ſ 'K",
+    "1234567 3.14159 1e-10",
+    "٣٤٥٦ ३४५ 一二三 Ⅷ ²³ ½ 𝟙𝟚𝟛",
+    "e\u0301 n\u0303 a\u030a\u0323",
+    "Zürich Ångström ﬁ",
+    "שלום עולם",
+    "مرحبا بالعالم ١٢٣",
+    "\u202eright to left\u202c",
+    "👩‍👩‍👧‍👦 👍🏽 🇧🇷🇵🇹 ❤️",
+    "ไทยไม่มีเว้นวรรค",
+    "汉字かなカナ한글",
+    "a\u200bb\u200d\u00a0c\u3000d\u2028e\u2029f\x85g",
+    "\ufeffBOM",
+    "\U0010ffff\ue000\ufffe",
     SPECIALS,
-    f"x{SPECIALS}y<|bos|><|bos", "((((((((((((((((((((", "_" * 300, "=" * 1000 + "\n" * 50,
-    " " * 5000 + "x", "a" * 5000, "\u0301" * 200, "def f(x):\n\treturn x  # çãõ\n\n\n",
+    f"x{SPECIALS}y<|bos|><|bos",
+    "((((((((((((((((((((",
+    "_" * 300,
+    "=" * 1000 + "\n" * 50,
+    " " * 5000 + "x",
+    "a" * 5000,
+    "\u0301" * 200,
+    "def f(x):\n\treturn x  # çãõ\n\n\n",
 ]
 
 
@@ -59,14 +83,23 @@ def random_texts(count: int, seed: int):
     for c in range(0x110000):
         by_category.setdefault(unicodedata.category(chr(c)), []).append(chr(c))
     del by_category["Cs"]
-    groups = [*by_category.values(), [" "], ["\n"], list("aeiou'"), list("0123456789"),
-              [text for text in AWKWARD if len(text) < 100]]  # longer runs: below
+    groups = [
+        *by_category.values(),
+        [" "],
+        ["\n"],
+        list("aeiou'"),
+        list("0123456789"),
+        [text for text in AWKWARD if len(text) < 100],
+    ]  # longer runs: below
     for _ in range(count):
         parts = []
         for _ in range(rng.randrange(1, 40)):
             group = rng.choice(groups)
-            parts += rng.choice(group) * rng.randrange(2, 60) if rng.random() < 0.05 \
+            parts += (
+                rng.choice(group) * rng.randrange(2, 60)
+                if rng.random() < 0.05
                 else [rng.choice(group) for _ in range(rng.randrange(1, 6))]
+            )
         yield "".join(parts)
 
 
@@ -102,8 +135,14 @@ def test_digits_come_in_groups_of_two():
     """Even a text of nothing but years does not teach it a token of three digits."""
     tok = Tokenizer.train([" ".join(str(year) for year in range(1000, 3000))] * 5, 500)
     assert [tok.decode([i]) for i in tok.encode("20241")] == ["20", "24", "1"]
-    assert max(len(p) for run in ("7" * 40, "2020" * 5) for p in map(
-        tok.decode, ([i] for i in tok.encode(run)))) == 2
+    assert (
+        max(
+            len(p)
+            for run in ("7" * 40, "2020" * 5)
+            for p in map(tok.decode, ([i] for i in tok.encode(run)))
+        )
+        == 2
+    )
 
 
 def test_a_long_text_has_the_ids_of_the_uncut_one(tok, python_text):

@@ -7,16 +7,17 @@ import json
 import math
 import re
 import shutil
-from pathlib import Path
 
 import pytest
 import torch
-from conftest import SMALL, losses, metrics, parameters, run
+from conftest import ROOT, SMALL, losses, metrics, parameters, run
 
 import config
 import eval as eval_program
 import train
-from data import Manifest, RowLoader
+from data import RowLoader
+from machinery import cli
+from machinery.shards import Manifest
 from model import GPT, GPTConfig
 
 
@@ -264,7 +265,7 @@ def test_staged_mirrored_and_begun_from_other_weights(small_data, tmp_path, caps
 def test_the_best_validation_is_saved_and_kept(small_data, tmp_path, monkeypatch):
     """By the clock alone no checkpoint would fall on it."""
     bpb = iter([4.0, 3.0, 2.0, 2.5, 2.6, 2.7, 2.8])
-    monkeypatch.setattr(train.metrics, "bits_per_byte", lambda *args: (1.0, next(bpb)))
+    monkeypatch.setattr(train.diary, "bits_per_byte", lambda *args: (1.0, next(bpb)))
     here(small_data, tmp_path, "--eval_every", 2, "--save_every", 3)
     checkpoints = tmp_path / "checkpoints"
     assert (checkpoints / "best").read_text() == "step_00000004"
@@ -333,17 +334,20 @@ def test_a_checkpoint_of_another_run_is_refused(plain, small_data, tmp_path):
 def test_a_bug_is_not_taken_for_a_mistake():
     """One sentence for the ValueErrors of this project; a library's come with a traceback."""
     with pytest.raises(ValueError) as ours:
-        config.count("2x")
+        cli.count("2x")
     with pytest.raises(ValueError) as theirs:
         json.loads("{")
-    assert config.exit_code(ours.value) == 2 and config.exit_code(theirs.value) == 1
+    assert cli.exit_code(ours.value) == 2 and cli.exit_code(theirs.value) == 1
 
 
 # ---------------------------------------------------------------- the configuration itself
 
 
 def test_every_field_of_every_configuration_is_read_somewhere():
-    trees = [ast.parse(p.read_text()) for p in Path(train.__file__).parent.glob("*.py")]
+    trees = [
+        ast.parse(p.read_text())
+        for p in [q for d in (".", "machinery", "instruments") for q in (ROOT / d).glob("*.py")]
+    ]
     nodes = [n for tree in trees for n in ast.walk(tree) if isinstance(n, ast.Attribute)]
     reads = {(ast.unparse(n.value).split(".")[-1], n.attr) for n in nodes}
     # what a configuration is called where it is read

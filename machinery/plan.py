@@ -16,10 +16,11 @@ import torch
 import config as cfg
 import flops
 import optim
-from data import Manifest
-from durable import StorageError
+from machinery import cli
+from machinery.errors import StorageError
+from machinery.ranks import World
+from machinery.shards import Manifest
 from model import GPT, GPTConfig, attention_backend
-from runtime import World
 
 TOKENS_PER_WEIGHT = 10.5  # of the blocks and the head: where the d* shapes train best per FLOP
 MICRO_BATCH_TOKENS = {"cuda": 65_536, "mps": 8_192, "cpu": 8_192}  # a start for `auto`
@@ -85,7 +86,7 @@ def steps_for(config: cfg.TrainConfig, params: dict[str, int]) -> int:
     """Steps as asked for, by tokens, or 10.5 tokens per weight of the blocks and the head."""
     if config.steps:
         return config.steps
-    tokens = cfg.count(config.tokens)
+    tokens = cli.count(config.tokens)
     if not tokens:
         tokens = TOKENS_PER_WEIGHT * (params["matrix"] + params["head"])
     return max(1, math.ceil(tokens / config.tokens_per_step))

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-import durable
+from machinery import durable
 
 
 @torch.no_grad()

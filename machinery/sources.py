@@ -35,6 +35,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import BinaryIO
 
+from machinery.errors import DataError, UsageError
+
 MB = 1 << 20
 SMALLEST_UNIT, LARGEST_UNIT = 4 * MB, 64 * MB  # in between: 64 units, to keep the cores busy
 DOCUMENT = MB  # a longer plain text becomes several documents, cut at line ends
@@ -42,19 +44,6 @@ TEXT = (".txt", ".text", ".md", ".py")
 KINDS = (*TEXT, ".jsonl", ".ndjson", ".parquet")
 TRIES = 6  # in a row without a document, when streaming
 RETRY_S = 1.0  # before the second try; doubled before each further one
-
-
-class SourceError(Exception):
-    """A source that cannot be read, now: the network, or a damaged file."""
-
-    exit_code = 3
-
-
-class UsageError(ValueError):
-    """What was asked for is not there: another field, another dataset. The code is said here, as a
-    ValueError that comes out of a process of the pool could be anybody's."""
-
-    exit_code = 2
 
 
 @dataclass(frozen=True)
@@ -70,8 +59,9 @@ class Source:
 
 def parse(spec: str) -> Source:
     """'code=files:src#body' -> Source(name='code', kind='files', place='src', fields=('body',))"""
-    name, share, rest = re.fullmatch(r"(?:([\w.-]+)(?::(\d+(?:\.\d+)?))?=)?(.*)", spec,
-                                     re.DOTALL).groups()
+    name, share, rest = re.fullmatch(
+        r"(?:([\w.-]+)(?::(\d+(?:\.\d+)?))?=)?(.*)", spec, re.DOTALL
+    ).groups()
     share = None if share is None else float(share)
     rest, _, fields = rest.partition("#")
     fields = tuple(fields.split("+")) if fields else ("text",)
@@ -79,8 +69,13 @@ def parse(spec: str) -> Source:
     if rest in ("stdlib", "stdlib+site"):
         return Source(name or "stdlib", "stdlib", rest, fields, share=share)
     if kind == "files" and place:
-        return Source(name or re.sub(r"[^\w.-]", "_", Path(place).stem) or "files", "files", place,
-                      fields, share=share)
+        return Source(
+            name or re.sub(r"[^\w.-]", "_", Path(place).stem) or "files",
+            "files",
+            place,
+            fields,
+            share=share,
+        )
     if kind == "hf" and place:
         config = revision = None
         if not is_data_file(place):
@@ -88,8 +83,9 @@ def parse(spec: str) -> Source:
             place, _, config = place.partition(":")
         name = name or re.sub(r"[^\w.-]", "_", place.rstrip("/").split("/")[-1])
         return Source(name, "hf", place, fields, config or None, revision or None, share)
-    raise ValueError(f"source {spec!r} is none of stdlib, stdlib+site, files:PATH, "
-                     "hf:REPO[:CONFIG][@REVISION]")
+    raise ValueError(
+        f"source {spec!r} is none of stdlib, stdlib+site, files:PATH, hf:REPO[:CONFIG][@REVISION]"
+    )
 
 
 def list_units(source: Source) -> tuple[list[dict], dict]:
@@ -123,8 +119,11 @@ def documents(source: Source, unit: dict, notes: Counter) -> Iterator[str]:
         texts = _hf_documents(source, unit)
     else:
         files = cached_files(source)
-        texts = (text for name, start, end in unit["pieces"]
-                 for text in _read(files[name], start, end, source.fields, notes))
+        texts = (
+            text
+            for name, start, end in unit["pieces"]
+            for text in _read(files[name], start, end, source.fields, notes)
+        )
     for text in texts:
         if text:
             yield text
@@ -142,10 +141,12 @@ def local_files(source: Source) -> dict[str, Path]:
         roots = {"stdlib": paths["stdlib"]}
         if source.place == "stdlib+site":
             roots |= {"site": paths["purelib"]}
-        found = {f"{root}/{path.relative_to(folder)}": path for root, folder in roots.items()
-                 for path in _walk(Path(folder), (".py",), links=False)
-                 if root == "site"
-                 or not {"site-packages", "dist-packages"} & set(path.parts)}
+        found = {
+            f"{root}/{path.relative_to(folder)}": path
+            for root, folder in roots.items()
+            for path in _walk(Path(folder), (".py",), links=False)
+            if root == "site" or not {"site-packages", "dist-packages"} & set(path.parts)
+        }
     else:
         place = Path(source.place).expanduser()
         if place.is_dir():
@@ -153,14 +154,19 @@ def local_files(source: Source) -> dict[str, Path]:
         elif place.exists():
             found = {place.name: place}
         else:
-            found = {Path(p).as_posix(): Path(p)
-                     for p in glob.glob(str(place), recursive=True) if os.path.isfile(p)}
+            found = {
+                Path(p).as_posix(): Path(p)
+                for p in glob.glob(str(place), recursive=True)
+                if os.path.isfile(p)
+            }
             if not found:
                 raise ValueError(f"files:{source.place}: no such file or folder")
         if not found:
-            raise ValueError(f"files:{source.place} has no file that ends in {' '.join(KINDS)} "
-                             "(or one of these + .gz or .zst); name the files with a glob, as in "
-                             f"'files:{source.place}/**/*.html'")
+            raise ValueError(
+                f"files:{source.place} has no file that ends in {' '.join(KINDS)} "
+                "(or one of these + .gz or .zst); name the files with a glob, as in "
+                f"'files:{source.place}/**/*.html'"
+            )
     return dict(sorted(found.items()))
 
 
@@ -195,7 +201,7 @@ def _pieces(name: str, path: Path, size: int, target: int) -> Iterator[tuple]:
         try:
             metadata = pq.ParquetFile(path).metadata
         except (OSError, ValueError) as error:
-            raise SourceError(f"{path} is not a readable parquet file: {error}") from None
+            raise DataError(f"{path} is not a readable parquet file: {error}") from None
         first = held = 0
         for i in range(metadata.num_row_groups):
             held += metadata.row_group(i).total_byte_size
@@ -217,14 +223,16 @@ def _open(path: Path) -> BinaryIO:
     if path.name.endswith(".zst"):
         import zstandard
 
-        frames = zstandard.ZstdDecompressor().stream_reader(open(path, "rb"),
-                                                            read_across_frames=True)
+        frames = zstandard.ZstdDecompressor().stream_reader(
+            open(path, "rb"), read_across_frames=True
+        )
         return io.BufferedReader(frames, MB)
     return open(path, "rb")
 
 
-def _read(path: Path, start: int, end: int, fields: tuple[str, ...],
-          notes: Counter) -> Iterator[str]:
+def _read(
+    path: Path, start: int, end: int, fields: tuple[str, ...], notes: Counter
+) -> Iterator[str]:
     """The documents of one piece of a file: those whose first byte lies in start .. end."""
     kind = kind_of(path.name)
     try:
@@ -244,10 +252,12 @@ def _read(path: Path, start: int, end: int, fields: tuple[str, ...],
                 yield from _read_text(f, length, str(path), notes)
     except Exception as error:
         library = type(error).__module__.split(".")[0]
-        if not isinstance(error, OSError | EOFError | zlib.error) and \
-                library not in ("pyarrow", "zstandard"):
+        if not isinstance(error, OSError | EOFError | zlib.error) and library not in (
+            "pyarrow",
+            "zstandard",
+        ):
             raise
-        raise SourceError(f"{path} cannot be read: {error}") from None
+        raise DataError(f"{path} cannot be read: {error}") from None
 
 
 def _line_start(f: BinaryIO, position: int) -> int:
@@ -269,7 +279,7 @@ def decode(raw: bytes, notes: Counter) -> str:
         return raw.decode("utf-8", errors="as_latin1")
 
 
-codecs.register_error("as_latin1", lambda e: (e.object[e.start:e.end].decode("latin-1"), e.end))
+codecs.register_error("as_latin1", lambda e: (e.object[e.start : e.end].decode("latin-1"), e.end))
 
 
 def _read_text(f: BinaryIO, length: int, name: str, notes: Counter) -> Iterator[str]:
@@ -279,7 +289,7 @@ def _read_text(f: BinaryIO, length: int, name: str, notes: Counter) -> Iterator[
         block = f.read(min(DOCUMENT - len(carry), length))
         length -= len(block)
         if first and block[:2] in (b"\xff\xfe", b"\xfe\xff"):
-            raise SourceError(f"{name} is UTF-16; convert it: iconv -f UTF-16 -t UTF-8")
+            raise DataError(f"{name} is UTF-16; convert it: iconv -f UTF-16 -t UTF-8")
         if first and not block:
             notes["empty files"] += 1
         first, raw = False, carry + block
@@ -305,13 +315,16 @@ def _character_start(raw: bytes) -> int:
 
 def join_fields(record: dict, fields: tuple[str, ...], where: str) -> str:
     if missing := [f for f in fields if f not in record]:
-        raise UsageError(f"{where} has no field {missing[0]!r}, it has {', '.join(record)}; add "
-                         f"#{next(iter(record), 'FIELD')} to the source, say")
+        raise UsageError(
+            f"{where} has no field {missing[0]!r}, it has {', '.join(record)}; add "
+            f"#{next(iter(record), 'FIELD')} to the source, say"
+        )
     return "\n\n".join(str(record[f]) for f in fields if record[f])
 
 
-def _read_jsonl(f: BinaryIO, length: int, fields: tuple[str, ...], name: str,
-                notes: Counter) -> Iterator[str]:
+def _read_jsonl(
+    f: BinaryIO, length: int, fields: tuple[str, ...], name: str, notes: Counter
+) -> Iterator[str]:
     done = 0
     while done < length and (line := f.readline()):
         done += len(line)
@@ -321,8 +334,10 @@ def _read_jsonl(f: BinaryIO, length: int, fields: tuple[str, ...], name: str,
             except ValueError:
                 record = None
             if not isinstance(record, dict):
-                raise SourceError(f"{name}: not a JSON object on the line that starts "
-                                  f"{decode(line[:60], Counter())!r}; repair or remove it")
+                raise DataError(
+                    f"{name}: not a JSON object on the line that starts "
+                    f"{decode(line[:60], Counter())!r}; repair or remove it"
+                )
             yield join_fields(record, fields, name)
 
 
@@ -332,8 +347,9 @@ def _read_parquet(path: Path, first: int, last: int, fields: tuple[str, ...]) ->
     with pq.ParquetFile(path) as file:
         columns = file.schema_arrow.names
         join_fields(dict.fromkeys(columns), fields, str(path))  # are they there?
-        for batch in file.iter_batches(128, row_groups=list(range(first, last)),
-                                       columns=list(fields)):
+        for batch in file.iter_batches(
+            128, row_groups=list(range(first, last)), columns=list(fields)
+        ):
             for record in batch.to_pylist():
                 yield join_fields(record, fields, str(path))
 
@@ -352,14 +368,17 @@ def _hf_load(source: Source):
     datasets.config.STREAMING_READ_RETRY_INTERVAL = 0.5
     if is_data_file(source.place):
         builder = "parquet" if kind_of(source.place) == ".parquet" else "json"
-        return datasets.load_dataset(builder, data_files=source.place, split="train",
-                                     streaming=True)
-    return datasets.load_dataset(source.place, source.config, revision=source.revision,
-                                 split="train", streaming=True)
+        return datasets.load_dataset(
+            builder, data_files=source.place, split="train", streaming=True
+        )
+    return datasets.load_dataset(
+        source.place, source.config, revision=source.revision, split="train", streaming=True
+    )
 
 
 def _hf_units(source: Source) -> tuple[list[dict], dict]:
     """One unit per file of the dataset, at a pinned revision."""
+
     def look() -> Iterator[tuple]:
         revision = source.revision
         if not is_data_file(source.place):
@@ -400,17 +419,22 @@ def retrying(stream: Callable[[int], Iterator], where: str, tries: int = 0) -> I
         except UsageError:
             raise
         except Exception as error:
-            if isinstance(error, LookupError | ImportError | ValueError | TypeError) or \
-                    re.search("(Dataset|Repository|Revision)NotFound", type(error).__name__):
+            if isinstance(error, LookupError | ImportError | ValueError | TypeError) or re.search(
+                "(Dataset|Repository|Revision)NotFound", type(error).__name__
+            ):
                 if not type(error).__module__.startswith("pyarrow"):  # torn data: a ValueError too
                     raise UsageError(f"{where}: {_one_line(error)}") from None
             failures += 1
             if failures >= tries:
-                raise SourceError(f"{where} failed {tries} times in a row ({_one_line(error)}); "
-                                  "run the same command again: finished units are kept") from None
+                raise DataError(
+                    f"{where} failed {tries} times in a row ({_one_line(error)}); "
+                    "run the same command again: finished units are kept"
+                ) from None
             wait = RETRY_S * 2 ** (failures - 1)
-            print(f"{where}: {_one_line(error)}; again in {wait:.0f} s "
-                  f"({failures} of {tries - 1})", file=sys.stderr)
+            print(
+                f"{where}: {_one_line(error)}; again in {wait:.0f} s ({failures} of {tries - 1})",
+                file=sys.stderr,
+            )
             time.sleep(wait)
 
 

@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 
 import data
-import sources
+from machinery import shards, sources
 from tokenizer import Tokenizer, blocks
 
 SHARD_ROWS = 65_536  # 268 MB of rows of 2,049 two-byte tokens
@@ -93,13 +93,22 @@ def prepare_unit(job: dict) -> dict:
     val = packing(val_docs)
     rows = list(val)  # scattered, so that the first rows are a fair sample of the unit
     order = data.Permutation(len(rows), "val") if rows else None
-    result["val"] = write_rows((rows[order(i)] for i in range(len(rows))), folder, f"val/{name}",
-                               job["row_len"], dtype)
-    record = {"notes": notes, "splits": {
-        split: {**totals[split], "packing": asdict(packed.stats), "shards": result[split],
-                "rest": [ids.tolist() for ids in packed.rest]}
-        for split, packed in (("train", train), ("val", val))}}
-    data.write_json(Path(job["record"]), record)
+    result["val"] = write_rows(
+        (rows[order(i)] for i in range(len(rows))), folder, f"val/{name}", job["row_len"], dtype
+    )
+    record = {
+        "notes": notes,
+        "splits": {
+            split: {
+                **totals[split],
+                "packing": asdict(packed.stats),
+                "shards": result[split],
+                "rest": [ids.tolist() for ids in packed.rest],
+            }
+            for split, packed in (("train", train), ("val", val))
+        },
+    }
+    shards.write_json(Path(job["record"]), record)
     return record
 
 
@@ -108,7 +117,9 @@ def write_rows(rows, folder: Path, name: str, row_len: int, dtype: np.dtype) -> 
     entries, writer = [], None
     for row in rows:
         if writer is None:
-            writer = data.ShardWriter(folder / f"{name}_{len(entries):02d}.npy", row_len, dtype.str)
+            writer = shards.ShardWriter(
+                folder / f"{name}_{len(entries):02d}.npy", row_len, dtype.str
+            )
         writer.append(row)
         if writer.rows == SHARD_ROWS:
             entries.append(writer.close(folder))
@@ -120,6 +131,7 @@ def write_rows(rows, folder: Path, name: str, row_len: int, dtype: np.dtype) -> 
 
 def train_tokenizer(job: dict) -> float:
     """Train on a capped sample of the training documents; returns the process's peak in GB."""
+
     def sample() -> Iterator[str]:
         for source, units, share in job["sources"]:
             units = units[:TOKENIZER_UNITS]
@@ -133,8 +145,9 @@ def train_tokenizer(job: dict) -> float:
                         left -= len(text)
                         yield text
 
-    tokenizer = Tokenizer.train(sample(), job["vocab_size"], nfc=job["nfc"],
-                                progress=sys.stderr.isatty())
+    tokenizer = Tokenizer.train(
+        sample(), job["vocab_size"], nfc=job["nfc"], progress=sys.stderr.isatty()
+    )
     tokenizer.save(job["path"])
     return peak_gb(resource.RUSAGE_SELF)
 

@@ -15,24 +15,21 @@ import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-import checkpoint
 import config as cfg
 import data
-import durable
 import flops
-import metrics
 import optim
-import runtime
+from machinery import checkpoint, cli, diary, durable, ranks, shards
+from machinery.plan import Plan
 from model import GPT, GPTConfig
-from plan import Plan
 
 OUT_OF_MEMORY = "out of memory"
 
 
-def open_data(preset: cfg.Preset, world: runtime.World) -> tuple[data.Manifest, GPTConfig]:
+def open_data(preset: cfg.Preset, world: ranks.World) -> tuple[shards.Manifest, GPTConfig]:
     """The prepared data, checked, and the model's configuration as the data completes it."""
     config, name = preset.train, preset.name
-    manifest = data.Manifest.load(config.data_dir, name)
+    manifest = shards.Manifest.load(config.data_dir, name)
     manifest.check()
     default, given = cfg.PRESETS[name].model, preset.model
     found = {
@@ -53,12 +50,12 @@ def open_data(preset: cfg.Preset, world: runtime.World) -> tuple[data.Manifest, 
             f"{name} --row_len {(manifest.row_len - 1) // 2 + 1}"
         )
     for mixture in (config.mixture, config.decay_mixture):
-        data.mixture_weights(manifest, cfg.weights(mixture))  # refuses an unknown source, now
+        data.mixture_weights(manifest, cli.weights(mixture))  # refuses an unknown source, now
     if config.verify:
-        runtime.once_per_node(world, manifest.verify)
+        ranks.once_per_node(world, manifest.verify)
     if config.stage:
-        runtime.once_per_node(world, lambda: data.stage(manifest, config.stage))
-        manifest = data.Manifest.load(data.staged(manifest, config.stage))
+        ranks.once_per_node(world, lambda: shards.stage(manifest, config.stage))
+        manifest = shards.Manifest.load(shards.staged(manifest, config.stage))
     return manifest, replace(given, **found)
 
 
@@ -104,7 +101,7 @@ def check_same_run(where: Path, before: dict, now: dict) -> None:
         )
 
 
-def identity(config: cfg.TrainConfig, model_config: GPTConfig, manifest: data.Manifest) -> dict:
+def identity(config: cfg.TrainConfig, model_config: GPTConfig, manifest: shards.Manifest) -> dict:
     """What makes this run this run: all that, if changed, would change the numbers."""
     fields = {k: v for k, v in asdict(config).items() if k not in cfg.FREE_FIELDS}
     facts = {
@@ -115,7 +112,7 @@ def identity(config: cfg.TrainConfig, model_config: GPTConfig, manifest: data.Ma
     return json.loads(json.dumps(fields | asdict(model_config) | facts))
 
 
-def build_model(model_config: GPTConfig, world: runtime.World, plan: Plan, seed: int) -> GPT:
+def build_model(model_config: GPTConfig, world: ranks.World, plan: Plan, seed: int) -> GPT:
     """On `meta` first, so that a weight exists once, on its device, and (sharded) only its part."""
     with torch.device("meta"):
         model = GPT(model_config, compute_dtype=world.dtype)
@@ -141,7 +138,7 @@ def build_model(model_config: GPTConfig, world: runtime.World, plan: Plan, seed:
 
 
 def build_optimizers(
-    model: GPT, config: cfg.TrainConfig, world: runtime.World, sharded: bool
+    model: GPT, config: cfg.TrainConfig, world: ranks.World, sharded: bool
 ) -> list[torch.optim.Optimizer]:
     """Muon and AdamW, or AdamW alone. `base_lr` is what the schedule multiplies."""
     groups = model.param_groups()
@@ -178,7 +175,7 @@ def build_optimizers(
     return optimizers
 
 
-def compile_step(model: GPT, plan: Plan, world: runtime.World, log: metrics.Log):
+def compile_step(model: GPT, plan: Plan, world: ranks.World, log: diary.Log):
     """Find what runs here: (callable model, micro-batch). Out of memory halves the micro-batch, a
     failing compiler falls back to eager; the printed line says which. Tokens per step stay what
     they are."""
@@ -200,7 +197,7 @@ def compile_step(model: GPT, plan: Plan, world: runtime.World, log: metrics.Log)
             compile = False
 
 
-def _try_step(model: GPT, plan: Plan, world: runtime.World, micro_batch: int, compile: bool):
+def _try_step(model: GPT, plan: Plan, world: ranks.World, micro_batch: int, compile: bool):
     """Forward and backward on random tokens; returns the callable model, and what went wrong."""
     T, problem, step_model = model.config.seq_len, None, model
     try:
@@ -224,7 +221,7 @@ def _try_step(model: GPT, plan: Plan, world: runtime.World, micro_batch: int, co
     return step_model, problem
 
 
-def _fewer_rows(model: GPT, plan: Plan, world: runtime.World, micro_batch: int) -> int:
+def _fewer_rows(model: GPT, plan: Plan, world: ranks.World, micro_batch: int) -> int:
     """At most half of the micro-batch that did not fit; ValueError if it is not ours to choose."""
     if world.device.type == "cuda":
         gc.collect()
@@ -265,7 +262,7 @@ def _any_rank(problem: str | None) -> str | None:
     return next((p for p in problems if p), None)
 
 
-def find_peak(config: cfg.TrainConfig, world: runtime.World) -> float | None:
+def find_peak(config: cfg.TrainConfig, world: ranks.World) -> float | None:
     """FLOP/s of one device: as given, by name, or (on a CPU, or when asked) a measured matmul."""
     if config.peak_tflops:
         return config.peak_tflops * 1e12

@@ -20,12 +20,6 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 
-class StorageError(Exception):
-    """What should be written does not fit, or the disk fails."""
-
-    exit_code = 6
-
-
 def fsync(path: Path) -> None:
     """Force a file's bytes, or a folder's list of names, onto the disk."""
     fd = os.open(path, os.O_RDONLY)

@@ -1,4 +1,4 @@
-"""profiling.py: names, an invented trace of a GPU, and a real profile of a compiled model."""
+"""profiler.py: names, an invented trace of a GPU, and a real profile of a compiled model."""
 
 import gzip
 import json
@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from torch.profiler import record_function
 
-import profiling
-from profiling import ROWS, breakdown, classify, profile, to_spans
+from instruments import profiler
+from instruments.profiler import ROWS, breakdown, classify, profile, to_spans
 
 NAMES = {
     "nvjet_hsh_128x256_64x4_1x2_h_bz_coopA_NTT": "matmul",
@@ -173,4 +173,4 @@ def test_too_few_steps_is_a_sentence(tmp_path):
 
 
 def test_regions_are_rows():
-    assert set(profiling.REGIONS.values()) < set(ROWS) == {*profiling.PRIORITY, "idle"}
+    assert set(profiler.REGIONS.values()) < set(ROWS) == {*profiler.PRIORITY, "idle"}

@@ -1,5 +1,6 @@
-"""What runtime.py does to the process: memory is kept, sums are the same each time (ranks, devices:
-test_preflight.py)."""
+"""What ranks.py does to the process: memory is kept, sums are the same each time.
+
+Ranks and devices: test_preflight.py."""
 
 import platform
 
@@ -7,8 +8,9 @@ import pytest
 from conftest import ROOT, run
 
 KEPT = """
-import os, runtime, torch
-runtime.join("cpu", "fp32")
+import os, torch
+from machinery import ranks
+ranks.join("cpu", "fp32")
 def resident():
     return int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 before = resident()
@@ -28,8 +30,9 @@ def test_memory_of_a_freed_tensor_is_kept_for_the_next(tuned_by_user, tmp_path):
 
 
 SAME_SUMS = """
-import torch, runtime
-runtime.join("cpu", "fp32")
+import torch
+from machinery import ranks
+ranks.join("cpu", "fp32")
 torch.set_num_threads(2)
 torch.manual_seed(0)
 table, ids = torch.nn.Embedding(16, 256), torch.randint(16, (20_000,))

@@ -31,25 +31,14 @@ from torch.distributed.checkpoint import staging
 from torch.distributed.checkpoint import state_dict as dcp_state
 from torch.distributed.tensor import DTensor
 
-from durable import StorageError, fsync, sha256_of, write_text
+from machinery.durable import fsync, sha256_of, write_text
+from machinery.errors import CheckpointError, NonFiniteError, StorageError
 
 Optimizers = list[torch.optim.Optimizer]
 FORMAT = 1
 MANIFEST = "MANIFEST.json"
 MAX_FAILURES = 3  # saves in a row that may fail before training stops
 warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or unini")
-
-
-class CheckpointError(Exception):
-    """No checkpoint can be used, or it does not fit this model."""
-
-    exit_code = 4
-
-
-class NonFiniteError(CheckpointError):
-    """A loss, a gradient or the state to save is NaN or infinite."""
-
-    exit_code = 5
 
 
 class SaveTime(NamedTuple):
@@ -97,7 +86,7 @@ class _Team:
         return self.all(lambda: work() if self.rank == 0 else None, otherwise)[0]
 
     def _as_value(self, e: BaseException, otherwise: type) -> tuple[type, str]:
-        if isinstance(e, (CheckpointError, StorageError)):
+        if isinstance(e, (CheckpointError, NonFiniteError, StorageError)):
             return type(e), f"rank {self.rank}: {e}" if self.size > 1 else str(e)
         failures = {self.rank: (e, None)}
         if isinstance(e, dcp.CheckpointException):  # it has gathered those of all ranks itself

@@ -22,11 +22,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-
-class RankError(Exception):
-    """A rank did not answer."""
-
-    exit_code = 1
+from machinery.errors import RankError
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,124 @@
+"""Command line -> preset, and how a program ends.
+
+`parse(program, part, argv)`: the first word names the preset (none: tiny), every field of the
+program's dataclasses is an option. `run(main)`: a user's mistake is one sentence and an exit code,
+a bug a traceback. Next: config.py, the knobs; errors.py, the exit codes.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+import config as cfg
+from model import GPTConfig
+
+ROOT = Path(__file__).resolve().parent.parent
+OURS = (ROOT, ROOT / "machinery", ROOT / "instruments")  # not .venv, which lies in ROOT too
+
+
+@dataclass(frozen=True)
+class TrainArgs:
+    model: GPTConfig
+    train: cfg.TrainConfig
+
+
+def parse(program: str, part: Literal["data", "train"], argv: list[str]) -> cfg.Preset:
+    """Command line -> preset with overrides, the folders filled in.
+
+    `parse("train.py", "train", ["d12", "--steps", "200"])`. Unknown options are answered by tyro:
+    the nearest one named, exit code 2.
+    """
+    import tyro
+
+    name, argv = (argv[0], argv[1:]) if argv and argv[0][0] != "-" else ("tiny", argv)
+    preset = replace(find_preset(name), name=name)
+    default = preset.data if part == "data" else TrainArgs(preset.model, preset.train)
+    args = tyro.cli(
+        type(default),
+        default=default,
+        args=argv,
+        prog=f"{program} {name}",
+        config=(tyro.conf.OmitArgPrefixes,),
+        use_underscores=True,
+    )
+    if part == "data":
+        return replace(preset, data=replace(args, data_dir=args.data_dir or f"data/{name}"))
+    train = replace(
+        args.train,
+        run_dir=args.train.run_dir or f"runs/{name}",
+        data_dir=args.train.data_dir or f"data/{name}",
+    )
+    return replace(preset, model=args.model, train=train)
+
+
+def find_preset(name: str) -> cfg.Preset:
+    if name not in cfg.PRESETS:
+        near = difflib.get_close_matches(name, cfg.PRESETS, n=1, cutoff=0.0)[0]
+        raise ValueError(
+            f"there is no preset {name!r}; did you mean {near}? There are {', '.join(cfg.PRESETS)}"
+        )
+    return cfg.PRESETS[name]
+
+
+def count(text: str) -> int:
+    """ "2B" -> 2_000_000_000, "500M", "10k", "4096"; "" -> 0 (and "0", and no fewer)."""
+    units = {"K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
+    number, unit = (text[:-1], units[text[-1].upper()]) if text[-1:].upper() in units else (text, 1)
+    try:
+        tokens = round(float(number) * unit) if text else 0
+    except (ValueError, OverflowError):
+        tokens = -1
+    if tokens < 0:
+        raise ValueError(f"{text!r} is no number of tokens; write 2B, 500M or 4096")
+    return tokens
+
+
+def weights(mixture: tuple[str, ...]) -> dict[str, float] | None:
+    """("a=60", "b=40") -> {"a": 60.0, "b": 40.0}; () -> None."""
+    pairs = {}
+    for item in filter(None, mixture):
+        name, _, weight = item.rpartition("=")
+        try:
+            pairs[name] = float(weight)
+        except ValueError:
+            raise ValueError(
+                f"{item!r} is not NAME=WEIGHT, as in --mixture wiki=60 code=40"
+            ) from None
+    return pairs or None
+
+
+def run(main: Callable[[list[str]], int | None]) -> None:
+    """Run main(argv) and exit with what it returns; of an error that is a bug, with a traceback, of
+    any other with one sentence."""
+    try:
+        code = main(sys.argv[1:]) or 0
+    except Exception as error:
+        code = exit_code(error)
+        if code == 1 and not hasattr(error, "exit_code"):
+            traceback.print_exc()
+        else:
+            print(f"error: {error}", file=sys.stderr, flush=True)
+    if "RANK" in os.environ:
+        # Leave without tearing anything down, process groups included: a thread of gloo that lets
+        # go of a tensor meanwhile would abort the process, and turn its exit code into a signal, or
+        # wait for Python's lock, which the tearing down holds while it waits for that thread.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
+
+
+def exit_code(error: BaseException) -> int:
+    """Its own; 2 (configuration) for a ValueError raised in a file of this folder; 1 for what else
+    there is, a ValueError from inside a library among it: that is a bug."""
+    if isinstance(error, ValueError) and not hasattr(error, "exit_code"):
+        *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+        return 2 if Path(frame.f_code.co_filename).resolve().parent in OURS else 1
+    return getattr(error, "exit_code", 1)
