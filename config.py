@@ -141,8 +141,6 @@ class TrainConfig:
     """Minutes between checkpoints; 0: by steps alone."""
     keep: int = 2
     """Newest valid checkpoints to keep."""
-    milestone_every: int = 0
-    """Keep the checkpoint of every k-th step for good; 0: none."""
     mirror: str = ""
     """Copy each checkpoint to a folder of the run's name in this second place as well."""
     resume: str = "auto"
@@ -174,7 +172,7 @@ class TrainConfig:
 # A run goes on under other values of these; every other field is part of what the run *is*.
 FREE_FIELDS = frozenset(
     "run_dir data_dir stage verify micro_batch log_every eval_every eval_tokens wandb profile plan "
-    "usd_per_hour peak_tflops measure_peak save_every save_minutes keep milestone_every mirror "
+    "usd_per_hour peak_tflops measure_peak save_every save_minutes keep mirror "
     "resume device compile parallel noise_scale_every skip_nonfinite".split()
 )
 

@@ -15,7 +15,8 @@ from collections import defaultdict
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributed.checkpoint import state_dict as dcp_state
 from torch.distributed.tensor import DTensor
 
 # ------------------------------------------------------------------------------------ schedules
@@ -282,3 +283,14 @@ def adamw(groups: list[dict], eps: float = 1e-8) -> torch.optim.AdamW:
     """Fused AdamW: one kernel per step, honours `found_inf`, and works on DTensors (the default,
     foreach, leaks memory there). groups: dicts with params, lr, betas, weight_decay."""
     return torch.optim.AdamW(groups, eps=eps, fused=True)
+
+
+def create_state(model: nn.Module, optimizers: list[torch.optim.Optimizer]) -> None:
+    """Create all optimizer state now, as zeros: a checkpoint needs tensors to load into, and the
+    memory plan should see them. DCP takes a step with zero gradients and lr 0, which AdamW counts,
+    so the state is zeroed afterwards."""
+    for optimizer in optimizers:
+        dcp_state.get_optimizer_state_dict(model, optimizer)
+        for slots in optimizer.state.values():
+            for tensor in slots.values():
+                tensor.zero_()

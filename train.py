@@ -60,7 +60,6 @@ class Trainer:
         self.step = self.position = self.tokens = self.skipped = 0
         self.best_bpb = math.inf
         self.saved_step, self.saved_at = -1, time.monotonic()  # of the last checkpoint
-        self.warned = False
         self.signal = 0  # that this process has got
         self.stop = 0  # signal that all ranks know of
         self.pending: dict | None = None  # the last step, until its numbers are read
@@ -71,7 +70,6 @@ class Trainer:
         self.checkpoints = checkpoint.Checkpointer(
             self.run_dir / "checkpoints",
             keep=self.config.keep,
-            milestone_every=self.config.milestone_every,
             mirror=Path(self.config.mirror) / self.run_dir.name if self.config.mirror else None,
             log=log.say,
         )
@@ -166,6 +164,9 @@ class Trainer:
         for k in range(grad_accum):
             with record_function("data"):
                 inputs, targets = self.loader.next_batch()  # (B, T) each
+            # a model's randomness is a function of (seed, position), as its rows are
+            first_row = self.position + (k * self.world.world_size + self.world.rank) * len(inputs)
+            torch.manual_seed(data.mix(data.mix(self.config.seed) ^ first_row))
             last = k == grad_accum - 1
             is_ddp = isinstance(self.step_model, DistributedDataParallel)
             # DDP exchanges gradients once a step, with the last micro-batch; FSDP each time, as it
@@ -348,19 +349,7 @@ class Trainer:
         )  # fmt: skip
         with self.meter.paused("save"):
             self.checkpoints.save(self.step, self.model, self.optimizers, state, wait=wait)
-        self._warn_if_slow()
         self.saved_at, self.saved_step = time.monotonic(), self.step
-
-    def _warn_if_slow(self) -> None:
-        """A save that takes longer than the launcher waits after SIGTERM would be cut short."""
-        grace_s = float(os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", 30))
-        took = self.checkpoints.last_save_s
-        if took and took.total_s > grace_s and self.world.world_size > 1 and not self.warned:
-            self.warned = True
-            self.log.say(
-                f"warning: a save takes {took.total_s:.0f} s, but torchrun kills {grace_s:.0f} s "
-                f"after SIGTERM; give it --shutdown-timeout {2 * took.total_s:.0f}"
-            )
 
     def validation_is_due(self) -> bool:
         """At the start too: a validation that fails should do so in the first minute."""

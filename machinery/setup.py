@@ -172,6 +172,7 @@ def build_optimizers(
     optimizers.append(optim.adamw(adamw, eps=eps))
     for group in (g for o in optimizers for g in o.param_groups):
         group["base_lr"], group["base_weight_decay"] = group["lr"], group["weight_decay"]
+    optim.create_state(model, optimizers)
     return optimizers
 
 
