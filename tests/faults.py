@@ -241,6 +241,17 @@ def slow(seconds: float) -> None:
     _after(train.Trainer, "take_step", lambda run: time.sleep(seconds))
 
 
+def hold(step: int, until: str) -> None:
+    """After a step, wait until this file exists."""
+    import train
+
+    def wait(run):
+        while run.step == step and not Path(until).exists():
+            time.sleep(0.01)
+
+    _after(train.Trainer, "take_step", wait)
+
+
 def signal_at(step: int, signum: int, only_rank: int = -1) -> None:
     """Send this process a signal right after a step."""
     import train

@@ -76,10 +76,10 @@ def leftovers(run_dir) -> list[str]:
 
 
 def unpublished(run_dir) -> list[int]:
-    """Steps of the half-written checkpoints. A kill may leave other `.tmp-*` as well, since the
-    training beside the save writes status.json and `best`."""
-    return [int(p.name.split("-")[1]) for p in Path(run_dir).glob("checkpoints/.tmp-*-*/")
-            if not p.name.startswith(".tmp-best")]  # fmt: skip
+    """Steps of the half-written checkpoints: folders. A kill may leave a file `.tmp-*` as well, as
+    training goes on beside the save and writes `best` and status.json."""
+    found = Path(run_dir).glob("checkpoints/.tmp-*")
+    return [int(p.name.split("-")[1]) for p in found if p.is_dir()]
 
 
 def status(run_dir) -> dict:
