@@ -170,7 +170,7 @@ def read_trainer(path: str | Path) -> dict:
     return json.loads((Path(path) / "trainer.json").read_text())
 
 
-# -------------------------------------------------------------------------------- the state
+# ------------------------------------------------------------------ the state, and loading it
 
 
 def _state(model: nn.Module, optimizers: Optimizers) -> dict[str, Tensor]:
@@ -215,6 +215,30 @@ def _check_fits(path: Path, state: dict[str, Tensor], prefix: str) -> None:
             )
 
 
+def load_model(path: str | Path, model: nn.Module, verified: bool = False) -> dict:
+    """Load the weights alone, into a plain module on this process; returns `trainer`.
+
+    verified: `latest_valid` has just read and hashed all of it. CheckpointError names the file that
+    is damaged or the tensor that does not fit; nothing has been loaded then."""
+    if not verified:
+        _verify(Path(path))
+    state = {f"model.{name}": t for name, t in model.state_dict().items()}
+    _read_into(_Team(alone=True), Path(path), state, prefix="model.")
+    return read_trainer(path)
+
+
+def _verify(path: Path) -> Path:
+    if why := why_invalid(path):
+        raise CheckpointError(f"{path} cannot be used: {why}")
+    return path
+
+
+def _read_into(team: _Team, path: Path, state: dict[str, Tensor], prefix: str = "") -> None:
+    team.on_all(lambda: _check_fits(path, state, prefix), CheckpointError)
+    reader = dcp.FileSystemReader(path / "dcp")
+    team.on_all(lambda: dcp.load(state, storage_reader=reader, **team.for_dcp), CheckpointError)
+
+
 # ------------------------------------------------------------------------------ the protocol
 
 
@@ -228,8 +252,8 @@ def _publish(team: _Team, root: Path, step: int, state: dict[str, Tensor], recor
         return path  # published before, and still valid
     try:
         team.on_all(lambda: _check_finite(state))
-        # The state is already in host memory. DCP's copy-ahead would synchronize with the GPU
-        # every few tensors, that is, wait for training.
+        # Behind the training, the state is in host memory already: DCP's copy-ahead would only
+        # synchronize with the GPU every few tensors, that is, wait for training.
         writer = dcp.FileSystemWriter(tmp / "dcp", sync_files=True, per_thread_copy_ahead=0)
         team.on_all(lambda: dcp.save(state, storage_writer=writer, **team.for_dcp))  # (2) write
         _stage("write")
@@ -283,33 +307,6 @@ def _commit(tmp: Path, path: Path, record: str, hashes: list[dict[str, str]]) ->
     _stage("rename")
 
 
-# -------------------------------------------------------------------------------- the way back
-
-
-def load_model(path: str | Path, model: nn.Module, verified: bool = False) -> dict:
-    """Load the weights alone, into a plain module on this process; returns `trainer`.
-
-    verified: `latest_valid` has just read and hashed all of it. CheckpointError names the file that
-    is damaged or the tensor that does not fit; nothing has been loaded then."""
-    if not verified:
-        _verify(Path(path))
-    state = {f"model.{name}": t for name, t in model.state_dict().items()}
-    _read_into(_Team(alone=True), Path(path), state, prefix="model.")
-    return read_trainer(path)
-
-
-def _verify(path: Path) -> Path:
-    if why := why_invalid(path):
-        raise CheckpointError(f"{path} cannot be used: {why}")
-    return path
-
-
-def _read_into(team: _Team, path: Path, state: dict[str, Tensor], prefix: str = "") -> None:
-    team.on_all(lambda: _check_fits(path, state, prefix), CheckpointError)
-    reader = dcp.FileSystemReader(path / "dcp")
-    team.on_all(lambda: dcp.load(state, storage_reader=reader, **team.for_dcp), CheckpointError)
-
-
 # ------------------------------------------------------------------------- over a whole run
 
 
@@ -330,6 +327,7 @@ class Checkpointer:
         self._roots = [self.root, self.mirror] if mirror else [self.root]
         self.keep, self.log = keep, log
         self._team = _Team()
+        self._say = log if self._team.rank == 0 else lambda text: None  # once, not on every rank
         self._resumed_from: str | None = None
         self._best: str | None = None
         self._buffers: dict[str, Tensor] | None = None  # the copy that a save writes
@@ -354,7 +352,10 @@ class Checkpointer:
         `trainer`, or None if there is none. check(path, trainer) may raise before anything is
         copied or loaded. Also allocates the memory that saves copy the state into."""
         state, trainer = _state(model, optimizers), None
-        if found := self._team.on_first(lambda: self._find(path), CheckpointError):
+        find = lambda: latest_valid(self.root, self.mirror, log=self.log)
+        if path:
+            find = lambda: _verify(Path(path))
+        if found := self._team.on_first(find, CheckpointError):
             trainer = read_trainer(found)
             check(found, trainer)
             found = self._team.on_first(lambda: self._restore_from_mirror(found), CheckpointError)
@@ -362,9 +363,6 @@ class Checkpointer:
             _read_into(self._team, found, state)
         self._copy_state(state)
         return trainer
-
-    def _find(self, path: str | Path | None) -> Path | None:
-        return _verify(Path(path)) if path else latest_valid(self.root, self.mirror, log=self.log)
 
     def _restore_from_mirror(self, found: Path) -> Path:
         if found.parent != self.mirror:
@@ -496,7 +494,3 @@ class Checkpointer:
         for path in found:
             if path not in kept and path.name != self._resumed_from:
                 _trash(path)
-
-    def _say(self, text: str) -> None:
-        if self._team.rank == 0:
-            self.log(text)
