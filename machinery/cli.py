@@ -8,8 +8,10 @@ a bug a traceback. Next: config.py, the knobs; errors.py, the exit codes.
 from __future__ import annotations
 
 import difflib
+import json
 import os
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -104,7 +106,7 @@ def run(main: Callable[[list[str]], int | None]) -> None:
         if code == 1 and not hasattr(error, "exit_code"):
             traceback.print_exc()
         else:
-            print(f"error: {error}", file=sys.stderr, flush=True)
+            _report(f"error: {error}")
     if "RANK" in os.environ:
         # Leave without tearing anything down, process groups included: a thread of gloo that lets
         # go of a tensor meanwhile would abort the process, and turn its exit code into a signal, or
@@ -113,6 +115,16 @@ def run(main: Callable[[list[str]], int | None]) -> None:
         sys.stderr.flush()
         os._exit(code)
     sys.exit(code)
+
+
+def _report(text: str) -> None:
+    """Print the sentence; under torchrun also put it into the launcher's summary, which would say
+    only the exit code, and print it on the first rank of each machine alone."""
+    file = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if file:
+        Path(file).write_text(json.dumps({"message": text, "timestamp": int(time.time())}))
+    if not file or os.environ.get("LOCAL_RANK") == "0":
+        print(text, file=sys.stderr, flush=True)
 
 
 def exit_code(error: BaseException) -> int:

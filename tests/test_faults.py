@@ -255,6 +255,16 @@ def test_a_step_that_cannot_be_divided(small_data, tmp_path):
     start(small_data, run_dir, *args.replace("9728", "10240").split(), world=2).end(0)
 
 
+def test_a_mistake_under_torchrun_is_one_sentence(small_data, tmp_path):
+    """Printed once, and in the launcher's summary, the last thing on the screen."""
+    run = launch(small_data, tmp_path / "run", "--tokens_per_step", 1000)
+    text = run.end(1)
+    said, summary = text.split(" FAILED\n", 1)
+    words = r"error: tokens_per_step 1000 is not a multiple of .*; try --tokens_per_step \d+"
+    assert len(re.findall(rf"^{words}", said, re.M)) == 1
+    assert re.search(rf"Root Cause[^=]*exitcode  : 2 [^=]*traceback : {words}", summary)
+
+
 # ------------------------------------------------------------------ damaged checkpoints
 
 
