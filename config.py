@@ -44,7 +44,7 @@ class DataConfig:
     """Processes; 0: one per core."""
     cluster: str = ""
     """Address of a Dask scheduler (`tcp://HOST:8786`) whose workers prepare the units; empty:
-    processes of this machine. Start the workers in the repository's folder, or with that folder in
+    processes of this machine. Start scheduler and workers in the repository's folder, or with it in
     PYTHONPATH; all machines must share data_dir (and the files of a `files:` source)."""
 
 

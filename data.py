@@ -274,30 +274,22 @@ class Order:
     """
 
     def __init__(
-        self,
-        sizes: Sequence[int],
-        weights: Sequence[float],
-        seed: int,
-        *,
-        decay_weights: Sequence[float] | None = None,
-        decay_from: int = 0,
-    ) -> None:
-        if len(sizes) != len(weights):
-            raise ValueError(f"{len(sizes)} sources but {len(weights)} mixture weights")
-        self.sizes, self.seed = list(sizes), seed
-        self.phases = [
-            (0, [0] * len(sizes), Quota(weights))
-        ]  # (first position, counts there, quota)
-        if decay_weights is not None:
-            if len(sizes) != len(decay_weights):
-                raise ValueError(f"{len(sizes)} sources but {len(decay_weights)} decay weights")
-            before = self.phases[0][2].counts(decay_from)
-            self.phases.append((decay_from, before, Quota(decay_weights)))
-        for i, size in enumerate(sizes):
-            if size < 1 and any(w[i] for w in (weights, decay_weights) if w is not None):
-                raise ValueError(
-                    f"source {i} has no rows to draw from; give it more text or weight 0"
-                )
+        self, sizes: Sequence[int], weights: Sequence[float], seed: int,
+        decay_weights: Sequence[float] | None = None, decay_from: int = 0,
+    ) -> None:  # fmt: skip
+        mixtures = [weights] if decay_weights is None else [weights, decay_weights]
+        self.sizes = list(sizes)
+        self.phases = []  # (first position, rows drawn before it, quota)
+        for start, mixture in zip((0, decay_from), mixtures):
+            if len(sizes) != len(mixture):
+                raise ValueError(f"{len(sizes)} sources but {len(mixture)} mixture weights")
+            before = self.phases[0][2].counts(start) if self.phases else [0] * len(sizes)
+            self.phases.append((start, before, Quota(mixture)))
+            for i, size in enumerate(sizes):
+                if size < 1 and mixture[i]:
+                    raise ValueError(
+                        f"source {i} has no rows to draw from; give it more text or weight 0"
+                    )
         self._permutation = lru_cache(maxsize=64)(
             lambda source, epoch: Permutation(self.sizes[source], seed, source, epoch)
         )
@@ -362,14 +354,9 @@ class RowLoader:
         self.rank, self.world_size, self.micro_batch = rank, world_size, micro_batch
         self.device = torch.device(device)
         sizes = [manifest.rows(split, i) for i in range(len(manifest.sources))]
+        mixture = mixture_weights(manifest, weights)
         decay = None if decay_weights is None else mixture_weights(manifest, decay_weights)
-        self.order = Order(
-            sizes,
-            mixture_weights(manifest, weights),
-            seed,
-            decay_weights=decay,
-            decay_from=decay_from,
-        )
+        self.order = Order(sizes, mixture, seed, decay, decay_from)
         self._wait_s, self._stop = 0.0, threading.Event()
         self._free, self._ready, self._failure = queue.Queue(), queue.Queue(), None
         pin, T = self.device.type == "cuda", manifest.row_len - 1
@@ -460,10 +447,7 @@ def val_batches(
 
     sizes = [manifest.rows("val", i) for i in range(len(manifest.sources))]
     turns = (
-        (i, row)
-        for row in range(max(sizes, default=0))
-        for i, size in enumerate(sizes)
-        if row < size
+        (i, row) for row in range(max(sizes, default=0)) for i, n in enumerate(sizes) if row < n
     )
     total = min(max_rows or sum(sizes), sum(sizes))
     if total < world_size:

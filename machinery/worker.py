@@ -306,28 +306,12 @@ def tokenizer_sample(job: Job) -> Iterator[str]:
 def open_pool(workers: int, cluster: str) -> Iterator[tuple[Executor, int]]:
     """The executor of a preparation and its number of slots: local processes, or a Dask cluster's.
 
-    A worker of a cluster imports this repository by name and reads and writes the data folder:
-    start it in the repository's folder (or with that in PYTHONPATH), on a shared disk.
+    Start a cluster's scheduler and workers in the repository's folder, or with it in PYTHONPATH, as
+    they import this file by name; they must share the data folder.
     """
     if cluster:
-        client = connect(cluster)
-        with client, client.get_executor(pure=False, retries=2) as pool:
-            slots = sum(client.nthreads().values())
-            if not slots:
-                raise ValueError(
-                    f"the cluster {cluster} has no workers; start some in the repository's folder: "
-                    f"dask worker {cluster}"
-                )
-            try:
-                yield pool, slots
-            except ModuleNotFoundError as error:
-                raise ValueError(
-                    f"a worker of {cluster} cannot import our code ({error}); start the workers "
-                    "in the repository's folder, or with that folder in PYTHONPATH"
-                ) from None
-            except BaseException:
-                pool.shutdown(wait=False)  # cancels
-                raise
+        with connect(cluster) as client:
+            yield from _cluster_pool(client, cluster)
         return
     with ProcessPoolExecutor(workers, get_context("spawn"), start_worker) as pool:
         try:
@@ -341,7 +325,7 @@ def open_pool(workers: int, cluster: str) -> Iterator[tuple[Executor, int]]:
 
 
 def connect(cluster: str):
-    """A Dask client; ValueError, in a sentence, if that cannot be had."""
+    """A Dask client; a ValueError of one sentence if Dask or its scheduler is not there."""
     try:
         from distributed import Client
     except ImportError:
@@ -354,6 +338,30 @@ def connect(cluster: str):
         raise ValueError(
             f"no Dask scheduler answers at {cluster} ({error}); start one: dask scheduler"
         ) from None
+
+
+def _cluster_pool(client, cluster: str) -> Iterator[tuple[Executor, int]]:
+    from distributed.scheduler import KilledWorker
+
+    if not (slots := sum(client.nthreads().values())):
+        raise ValueError(
+            f"the cluster {cluster} has no workers; start some in the repository's folder: "
+            f"dask worker {cluster}"
+        )
+    pool = client.get_executor(pure=False, retries=2)
+    try:
+        yield pool, slots
+    except KilledWorker as error:
+        raise DataError(f"the cluster gave up on a unit whose workers died ({error})") from None
+    except Exception as error:
+        if ModuleNotFoundError in (type(error), type(error.__cause__)):
+            raise ValueError(
+                f"the cluster {cluster} cannot import our code; start its scheduler and its "
+                "workers in the repository's folder, or with that folder in PYTHONPATH"
+            ) from None
+        raise
+    finally:
+        pool.shutdown(wait=False)  # cancels the units that still run
 
 
 def start_worker() -> None:

@@ -250,13 +250,13 @@ def test_a_damaged_tokenizer_is_trained_again_and_the_units_redone(jsonl, undist
 
 
 @contextlib.contextmanager
-def cluster(tmp_path: Path, workers: int):
+def cluster(tmp_path: Path, workers: int, started_in: Path = ROOT):
     """A Dask scheduler and worker processes on loopback: (address, worker processes)."""
     where = dict(
-        cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        env=environment(PYTHONPATH=str(ROOT), DASK_DISTRIBUTED__DEPLOY__LOST_WORKER_TIMEOUT="1s"),
+        cwd=started_in, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        env=environment(PYTHONPATH=str(started_in)),
     )  # fmt: skip
-    port_file, processes = tmp_path / "scheduler.json", []
+    port_file, processes = tmp_path / f"scheduler{time.monotonic_ns()}.json", []
     dask = [sys.executable, "-m", "distributed.cli.dask_scheduler"]
     spec = [sys.executable, "-m", "distributed.cli.dask_worker"]
     try:
@@ -342,6 +342,8 @@ def test_a_cluster_that_cannot_be_had_is_one_sentence(jsonl, tmp_path, monkeypat
         assert f"has no workers; start some in the repository's folder: dask worker {address}" in (
             run(address)
         )
+    with cluster(tmp_path, 1, started_in=tmp_path) as (address, _):
+        assert "in the repository's folder, or with that folder in PYTHONPATH" in run(address)
     monkeypatch.setitem(sys.modules, "distributed", None)
     assert "pip install distributed" in run("tcp://127.0.0.1:1")
 
