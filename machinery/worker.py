@@ -22,7 +22,7 @@ from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExe
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import asdict, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import groupby
 from multiprocessing import get_context, parent_process
 from pathlib import Path
@@ -124,7 +124,7 @@ class Job:
             return None
         return [size for facts in self.facts for size in facts["files"].values()]
 
-    @property
+    @cached_property
     def block(self) -> int:
         """Characters that are held out together. Few files: a thousandth of the text."""
         sizes = self.local_sizes
@@ -132,8 +132,7 @@ class Job:
             return sources.DOCUMENT
         return min(max(4096, sum(sizes) // 1024), sources.DOCUMENT)
 
-    @property
-    @lru_cache(maxsize=1)  # noqa: B019 (one job per program)
+    @cached_property
     def val_below(self) -> int:
         """Blocks of which the 64-bit hash is below this are held out: `val_fraction` of them.
 
