@@ -20,8 +20,8 @@ class DataConfig:
 
     source: tuple[str, ...] = ("stdlib",)
     """Where the text comes from, one or more of `stdlib`, `stdlib+site`, `files:PATH`,
-    `hf:REPO[:CONFIG][@REVISION]`; `NAME=` before it names the source in a mixture, `NAME:60=` also
-    says its share of `tokens`, `#FIELD+FIELD` after it says which fields hold the text."""
+    `hf:REPO[:CONFIG][@REVISION]`. `NAME=` before it names the source in a mixture;
+    `#FIELD+FIELD` after it names the fields that hold the text."""
     data_dir: str = ""
     """Folder to write; empty: data/PRESET."""
     tokenizer: str = ""
@@ -32,19 +32,20 @@ class DataConfig:
     """Normalize text to Unicode NFC before encoding."""
     row_len: int = 257
     """Tokens in a row: seq_len inputs + 1."""
-    packing: Literal["best_fit", "best_fit_discard", "concat"] = "best_fit"
-    """best_fit loses nothing; the others are there to compare with."""
     tokens: str = ""
-    """Stop after enough units for this many tokens (`2B`, `500M`), shared among the sources as they
-    say, or as the preset's mixture says, else evenly; `all` or empty: everything (of a Hub source
-    only if `all` is said)."""
+    """Stop after enough units for this many training tokens (`2B`, `500M`), shared among the
+    sources by `mixture`; `all` or empty: everything (of a Hub source only if you say `all`)."""
+    mixture: tuple[str, ...] = ()
+    """Each source's share of `tokens`, `NAME=SHARE ...`; empty: the shares that the preset trains
+    with, or equal shares if you give other sources."""
     val_fraction: float = 0.02
-    """Share of the documents, chosen by content hash, that go to validation."""
+    """Share of the text, chosen by content hash, that is held out for validation."""
     workers: int = 0
     """Processes; 0: one per core."""
-    part: str = ""
-    """`I/N`: prepare only the I-th of N parts of the units (machines in parallel, which must share
-    data_dir)."""
+    cluster: str = ""
+    """Address of a Dask scheduler (`tcp://HOST:8786`) whose workers prepare the units; empty:
+    processes of this machine. Start scheduler and workers in the repository's folder, or with it in
+    PYTHONPATH; all machines must share data_dir (and the files of a `files:` source)."""
 
 
 @dataclass(frozen=True)
