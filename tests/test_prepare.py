@@ -735,6 +735,15 @@ def test_a_presets_mixture_shares_its_own_sources_only():
     assert folder == "x"
 
 
+def test_a_small_corpus_holds_out_a_row_however_small_the_fraction(tmp_path):
+    write_texts(tmp_path / "t", 20)
+    source = ("--source", f"files:{tmp_path / 't'}")
+    done = prepare(tmp_path / "d", *source, "--val_fraction", "0.000001")
+    assert done.returncode == 0, done.stderr
+    manifest = Manifest.load(tmp_path / "d")
+    assert manifest.rows("val") >= 1 and manifest.rows("train") > 10 * manifest.rows("val")
+
+
 @pytest.mark.parametrize(
     "size", [100_000, 1_100_000, pytest.param(20_000_000, marks=pytest.mark.slow)]
 )
