@@ -253,14 +253,14 @@ class Muon(torch.optim.Optimizer):
 
 def local(t: Tensor) -> Tensor:
     """The part of a sharded tensor that this rank holds; any other tensor as it is."""
-    return t.tolocal() if isinstance(t, DTensor) else t
+    return t.to_local() if isinstance(t, DTensor) else t
 
 
 def _row_range(p: DTensor) -> tuple[int, int]:
     """The rows of p that this rank holds: FSDP2 cuts dimension 0 into chunks of ceil(rows / W)."""
     chunk = math.ceil(p.shape[0] / p.device_mesh.size())
     start = min(p.device_mesh.get_local_rank() * chunk, p.shape[0])
-    return start, start + p.tolocal().size(0)
+    return start, start + p.to_local().size(0)
 
 
 def _gather_rows(u: Tensor, p: DTensor) -> Tensor:
@@ -298,19 +298,24 @@ def build(
     width: of the residual stream; AdamW's rates beside Muon are tuned at 768 and scale with
     width^-1/2. ns_dtype, divide: see Muon.
     """
+
+    def group(kinds: tuple, lr: float, betas: tuple, weight_decay: float) -> dict:
+        params = [p for kind in kinds for p in groups[kind]]
+        return dict(params=params, lr=lr, betas=betas, weight_decay=weight_decay)
+
     if config.optimizer == "adamw":
-        matrices = groups["matrix"] + groups["embedding"] + groups["head"]
+        tables_and_matrices = ("matrix", "embedding", "head")
         recipe = [
-            (matrices, config.lr, (0.9, 0.95), config.weight_decay),
-            (groups["scalar"], config.lr, (0.9, 0.95), 0.0),
+            group(tables_and_matrices, config.lr, (0.9, 0.95), config.weight_decay),
+            group(("scalar",), config.lr, (0.9, 0.95), 0.0),
         ]
         optimizers = [adamw(recipe, eps=1e-8)]
     else:
         scale, table_scale = config.lr_scale, config.lr_scale * (width / 768) ** -0.5
         recipe = [
-            (groups["embedding"], config.embedding_lr * table_scale, (0.8, 0.995), 0.001),
-            (groups["head"], config.head_lr * table_scale, (0.8, 0.96), 0.01),
-            (groups["scalar"], config.scalar_lr * scale, (0.8, 0.95), 0.0),
+            group(("embedding",), config.embedding_lr * table_scale, (0.8, 0.995), 0.001),
+            group(("head",), config.head_lr * table_scale, (0.8, 0.96), 0.01),
+            group(("scalar",), config.scalar_lr * scale, (0.8, 0.95), 0.0),
         ]
         muon = Muon(
             groups["matrix"],
@@ -322,19 +327,16 @@ def build(
         optimizers = [muon, adamw(recipe, eps=1e-10)]
     for optimizer in optimizers:
         check_obeys_found_inf(optimizer)
-        for group in optimizer.param_groups:
-            group["base_lr"], group["base_weight_decay"] = group["lr"], group["weight_decay"]
+        for g in optimizer.param_groups:
+            g["base_lr"], g["base_weight_decay"] = g["lr"], g["weight_decay"]
     return optimizers
 
 
-def adamw(recipe: list[tuple], eps: float = 1e-8) -> torch.optim.AdamW:
-    """Fused AdamW: one kernel per step, obeys `found_inf`, and works on DTensors (the default,
-    foreach, leaks memory there). recipe: (parameters, lr, betas, weight_decay) per group."""
-    groups = [
-        dict(params=params, lr=lr, betas=betas, weight_decay=weight_decay)
-        for params, lr, betas, weight_decay in recipe
-        if params
-    ]
+def adamw(groups: list[dict], eps: float = 1e-8) -> torch.optim.AdamW:
+    """Fused AdamW with its state: one kernel per step, obeys `found_inf`, and works on DTensors
+    (the default, foreach, leaks memory there). groups: dicts with params, lr, betas, weight_decay;
+    those without parameters are left out."""
+    groups = [group for group in groups if group["params"]]
     optimizer = torch.optim.AdamW(groups, eps=eps, fused=True)
     for p in (p for group in groups for p in group["params"]):
         optimizer.state[p] = {
