@@ -1,18 +1,17 @@
-"""Checkpoints: killed at any moment, a run goes on from the newest whole one, to the same bits.
+"""Checkpoints: a run that is killed at any moment resumes from the newest valid one, bit for bit.
 
-Writes and reads ROOT/step_00001000/{MANIFEST.json, trainer.json, dcp/, rng/rank_0.pt}. Tensors go
-through torch.distributed.checkpoint (DCP): one process, DDP and FSDP2 on any number of ranks load
-what any other saved. ROOT/latest and ROOT/best name a checkpoint; `.tmp-*`, `.trash-*` never count.
-ROOT must be one file system that all ranks see.
-
-A folder is a checkpoint only if every file in its MANIFEST is there with its sha256: bytes that rot
-on a disk load silently otherwise. Read `_publish` first: it is the protocol. Next: eval.py.
+Writes and reads ROOT/step_00001000/{MANIFEST.json, trainer.json, dcp/}, tensors through DCP
+(torch.distributed.checkpoint): one process, DDP and FSDP2 load what any of them saved, on any
+number of ranks, which must all see ROOT. ROOT/best names a checkpoint; `.tmp-*` and `.trash-*`
+never count, and the next start removes them. A folder is a checkpoint only if every file of its
+MANIFEST is there with its sha256, or a damaged tensor would load unnoticed. Random states are not
+saved: training seeds from the position. Start at `_publish`, the protocol. Next: durable.py.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
+import os
 import re
 import shutil
 import threading
@@ -21,7 +20,7 @@ import uuid
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -35,30 +34,23 @@ from machinery.durable import fsync, sha256_of, write_text
 from machinery.errors import CheckpointError, NonFiniteError, StorageError
 
 Optimizers = list[torch.optim.Optimizer]
-FORMAT = 1
+FORMAT = 2  # 1 also held random states
 MANIFEST = "MANIFEST.json"
-MAX_FAILURES = 3  # saves in a row that may fail before training stops
+MAX_FAILURES = 3  # failed saves in a row that end the run
 warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or unini")
 
 
-class SaveTime(NamedTuple):
-    stall_s: float
-    """Seconds that training stood still."""
-    total_s: float
-    """Seconds until the checkpoint was published and the old ones were cleared away."""
-
-
 def _stage(name: str) -> None:
-    """Every stage of a save passes here by name, so that tests can kill it right there."""
+    """Called by name at every stage of a save: tests replace it to kill the process there."""
 
 
 # ------------------------------------------------------------------------- ranks that agree
 
 
 class _Team:
-    """The ranks that save together. A failure on one is gathered as a value and raised on all:
-    nobody waits for a rank that has given up. Has its own gloo group, so that saving in the
-    background never mixes with the collectives of training. alone: this process only."""
+    """The ranks that save together. An error on one rank is gathered as a value and raised on all,
+    so that no rank waits for one that has given up. The team has its own gloo group: a save in the
+    background never mixes with the collectives of training. alone: a team of this process only."""
 
     def __init__(self, alone: bool = False):
         together = dist.is_available() and dist.is_initialized() and not alone
@@ -67,29 +59,30 @@ class _Team:
         self.group = dist.new_group(backend="gloo") if self.size > 1 else None
         self.for_dcp = {"process_group": self.group, "no_dist": self.size == 1}
 
-    def all(self, work: Callable[[], Any], otherwise: type = StorageError) -> list:
-        """Run work() on every rank; its results, by rank. Errors not ours become `otherwise`."""
+    def on_all(self, work: Callable[[], Any], otherwise: type = StorageError) -> list:
+        """Run work() on every rank; returns the results by rank. If any rank fails, every rank
+        raises the same error; one that is not of errors.py becomes `otherwise`."""
         try:
-            mine = (work(), None)
-        except (Exception, dcp.CheckpointException) as e:  # DCP's is no Exception
-            mine = (None, self._as_value(e, otherwise))
-        results = [mine] * self.size
+            own = (work(), None)
+        except (Exception, dcp.CheckpointException) as e:  # DCP's is a BaseException
+            own = (None, self._as_value(e, otherwise))
+        results = [own] * self.size
         if self.size > 1:
-            dist.all_gather_object(results, mine, group=self.group)
+            dist.all_gather_object(results, own, group=self.group)
         errors = [error for _, error in results if error]
         if errors:
             raise errors[0][0]("; ".join(dict.fromkeys(text for _, text in errors)))
         return [result for result, _ in results]
 
-    def first(self, work: Callable[[], Any], otherwise: type = StorageError) -> Any:
-        """Run work() on rank 0 only; every rank gets its result."""
-        return self.all(lambda: work() if self.rank == 0 else None, otherwise)[0]
+    def on_first(self, work: Callable[[], Any], otherwise: type = StorageError) -> Any:
+        """Run work() on rank 0 only; every rank gets its result, or its error."""
+        return self.on_all(lambda: work() if self.rank == 0 else None, otherwise)[0]
 
     def _as_value(self, e: BaseException, otherwise: type) -> tuple[type, str]:
         if isinstance(e, (CheckpointError, NonFiniteError, StorageError)):
             return type(e), f"rank {self.rank}: {e}" if self.size > 1 else str(e)
         failures = {self.rank: (e, None)}
-        if isinstance(e, dcp.CheckpointException):  # it has gathered those of all ranks itself
+        if isinstance(e, dcp.CheckpointException):  # DCP has gathered the errors of all ranks
             failures = e.failures
         return otherwise, "; ".join(
             f"rank {rank}: {type(why).__name__}: {why}" for rank, (why, _) in failures.items()
@@ -100,7 +93,7 @@ class _Team:
 
 
 def _trash(path: Path) -> None:
-    """Delete a folder in two steps: a kill never leaves half a checkpoint under its name."""
+    """Rename a folder, then delete it: a kill never leaves half a checkpoint under its name."""
     trash = path.with_name(f".trash-{path.name}-{uuid.uuid4().hex[:8]}")
     path.rename(trash)
     _stage("trash")
@@ -108,14 +101,14 @@ def _trash(path: Path) -> None:
 
 
 def _copy(source: Path, root: Path) -> Path:
-    """Copy a published checkpoint to another root, MANIFEST last: until then it is not valid."""
+    """Copy a published checkpoint to another root. MANIFEST comes last and makes it valid."""
     target = root / source.name
     shutil.rmtree(target, ignore_errors=True)
     for name in [*json.loads((source / MANIFEST).read_text())["files"], MANIFEST]:
         (target / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source / name, target / name)
         fsync(target / name)
-    for folder in (target / "dcp", target / "rng", target, root):
+    for folder in (target / "dcp", target, root):
         fsync(folder)
     return target
 
@@ -134,14 +127,13 @@ def _step_of(path: Path) -> int:
 
 
 def why_invalid(path: str | Path) -> str | None:
-    """Read and hash the whole checkpoint: None if it is as published, else what is wrong with it.
-
-    The MANIFEST holds nothing but names and hashes, so a wrong byte in itself shows up as well."""
+    """Read and hash the whole checkpoint: None if it is as published, else a sentence about the
+    first fault. MANIFEST holds only names and hashes, so a wrong byte in it is found as well."""
     try:
         manifest = json.loads((Path(path) / MANIFEST).read_text())
         files = dict(manifest["files"])
-        if manifest["format"] != FORMAT:
-            return f"{MANIFEST} has format {manifest['format']}, this program reads {FORMAT}"
+        if (found := manifest["format"]) != FORMAT:
+            return f"it has format {found}, another version's; this program reads format {FORMAT}"
     except (OSError, ValueError, KeyError, TypeError) as e:
         return f"{MANIFEST} is missing or damaged ({type(e).__name__})"
     for name, expected in files.items():
@@ -157,49 +149,35 @@ def why_invalid(path: str | Path) -> str | None:
 def latest_valid(
     root: str | Path, mirror: str | Path | None = None, *, log: Callable = print
 ) -> Path | None:
-    """The newest valid checkpoint in root (or mirror); None if there is none at all.
+    """The newest valid checkpoint in root or mirror; None if there is no checkpoint at all.
 
-    CheckpointError if there are some but all are bad: a silent fresh start would be worse."""
-    root = Path(root)
+    CheckpointError if there are some and none is valid: training must not silently start over."""
     found = checkpoints(root) + (checkpoints(mirror) if mirror else [])
-    if not found:
-        return None
-    for path in sorted(found, key=_step_of, reverse=True):  # stable: of two, the one in root first
+    for path in sorted(found, key=_step_of, reverse=True):  # stable: the one in root comes first
         if (why := why_invalid(path)) is None:
-            break
+            return path
         log(f"warning: {path} is not used: {why}")
-    else:
+    if found:
         raise CheckpointError(
             f"none of the {len(found)} checkpoints in {root} is valid; restore one from a copy, or "
-            "move them away to start afresh"
+            "move them away to start over"
         )
-    try:
-        hint = (root / "latest").read_text(errors="replace").strip()[:80]
-    except OSError:
-        hint = ""
-    if hint != path.name:
-        log(f"warning: {root}/latest says {hint!r}; the newest valid one is {path.name}, used")
-    return path
+    return None
 
 
 def read_trainer(path: str | Path) -> dict:
-    """What the trainer saved beside the tensors: step, position, configuration, ..."""
+    """The trainer's own record beside the tensors: step, world_size, configuration, ..."""
     return json.loads((Path(path) / "trainer.json").read_text())
 
 
-# -------------------------------------------------------------------------------- the state
+# ------------------------------------------------------------------ the state, and loading it
 
 
 def _state(model: nn.Module, optimizers: Optimizers) -> dict[str, Tensor]:
     """name -> the live tensor, sharded or not: `model.*` and `optim.state.*`, by parameter name.
 
     A load writes into these very tensors. Hyperparameters are left out: the schedule sets them."""
-    for optimizer in optimizers:
-        if not optimizer.state:  # the first step makes it; DCP takes one with gradients and lr 0
-            dcp_state.get_optimizer_state_dict(model, optimizer)
-            for slots in optimizer.state.values():
-                for tensor in slots.values():
-                    tensor.zero_()  # as if it had not been (AdamW counts its steps)
+    assert all(o.state for o in optimizers), "create the optimizer's state before the first save"
     flat = dcp_state.StateDictOptions(flatten_optimizer_state_dict=True)
     weights = dcp_state.get_model_state_dict(model)
     moments = dcp_state.get_optimizer_state_dict(model, optimizers, options=flat)
@@ -223,7 +201,7 @@ def _check_finite(state: dict[str, Tensor]) -> None:
 
 
 def _check_fits(path: Path, state: dict[str, Tensor], prefix: str) -> None:
-    """DCP would cast other dtypes and ignore extra keys without a word."""
+    """Compare names, dtypes and shapes: DCP silently casts dtypes and ignores extra keys."""
     saved = dcp.FileSystemReader(path / "dcp").read_metadata().state_dict_metadata
     saved = {k: (str(v.properties.dtype), tuple(v.size)) for k, v in saved.items()}
     saved = {k: v for k, v in saved.items() if k.startswith(prefix)}
@@ -237,49 +215,51 @@ def _check_fits(path: Path, state: dict[str, Tensor], prefix: str) -> None:
             )
 
 
-def _rng_state() -> dict[str, Tensor]:
-    state = {"cpu": torch.get_rng_state()}
-    if torch.cuda.is_available():
-        state["cuda"] = torch.cuda.get_rng_state()
-    return state
+def load_model(path: str | Path, model: nn.Module, verified: bool = False) -> dict:
+    """Load the weights alone, into a plain module on this process; returns `trainer`.
+
+    verified: `latest_valid` has just read and hashed all of it. CheckpointError names the file that
+    is damaged or the tensor that does not fit; nothing has been loaded then."""
+    if not verified:
+        _verify(Path(path))
+    state = {f"model.{name}": t for name, t in model.state_dict().items()}
+    _read_into(_Team(alone=True), Path(path), state, prefix="model.")
+    return read_trainer(path)
 
 
-def _restore_rng(path: Path, step: int, rank: int, log: Callable) -> None:
-    file = path / "rng" / f"rank_{rank}.pt"
-    if not file.exists():  # more ranks than at the save: a seed that any restart would give
-        torch.manual_seed(int(hashlib.sha256(f"{step}/{rank}".encode()).hexdigest()[:12], 16))
-        log(f"rank {rank} has no random state in {path.name}: seeded from step and rank")
-        return
-    state = torch.load(file, weights_only=True)
-    torch.set_rng_state(state["cpu"])
-    if "cuda" in state and torch.cuda.is_available():
-        torch.cuda.set_rng_state(state["cuda"])
+def _verify(path: Path) -> Path:
+    if why := why_invalid(path):
+        raise CheckpointError(f"{path} cannot be used: {why}")
+    return path
+
+
+def _read_into(team: _Team, path: Path, state: dict[str, Tensor], prefix: str = "") -> None:
+    team.on_all(lambda: _check_fits(path, state, prefix), CheckpointError)
+    reader = dcp.FileSystemReader(path / "dcp")
+    team.on_all(lambda: dcp.load(state, storage_reader=reader, **team.for_dcp), CheckpointError)
 
 
 # ------------------------------------------------------------------------------ the protocol
 
 
-def _publish(
-    team: _Team, root: Path, step: int, state: dict[str, Tensor], record: str, rng: dict
-) -> Path:
-    """Write the checkpoint of `step`; it exists when, and only when, step (5) has happened.
+def _publish(team: _Team, root: Path, step: int, state: dict[str, Tensor], record: str) -> Path:
+    """Write the checkpoint of `step`. It exists if, and only if, the rename (5) has happened.
 
-    record: the text of trainer.json. Raises the same StorageError or NonFiniteError everywhere."""
+    record: the text of trainer.json. All ranks raise the same StorageError or NonFiniteError."""
     path = root / f"step_{step:08d}"
-    tmp = team.first(lambda: _begin(path, state))  # (1) room enough? then a temporary folder
+    tmp = team.on_first(lambda: _begin(path, state))  # (1) enough room? then a temporary folder
     if tmp is None:
         return path  # published before, and still valid
     try:
-        team.all(lambda: _write_own(team, tmp, state, record, rng))  # (2) all but tensors
-        # ... each rank its part. Copying ahead is for tensors on a GPU: here it would only wait, at
-        # every few tensors, for what training has put on the GPU meanwhile.
+        team.on_all(lambda: _check_finite(state))
+        # Behind the training, the state is in host memory already: DCP's copy-ahead would only
+        # synchronize with the GPU every few tensors, that is, wait for training.
         writer = dcp.FileSystemWriter(tmp / "dcp", sync_files=True, per_thread_copy_ahead=0)
-        team.all(lambda: dcp.save(state, storage_writer=writer, **team.for_dcp))
+        team.on_all(lambda: dcp.save(state, storage_writer=writer, **team.for_dcp))  # (2) write
         _stage("write")
-        hashes = team.all(lambda: _hash_own(team, tmp))  # (3) each rank re-reads what it wrote
+        hashes = team.on_all(lambda: _hash_own(team, tmp))  # (3) each rank re-reads its files
         _stage("hash")
-        files = {name: sha for own in hashes for name, sha in own.items()}
-        team.first(lambda: _commit(tmp, path, files))  # (4) MANIFEST (5) rename (6) latest
+        team.on_first(lambda: _commit(tmp, path, record, hashes))  # (4) MANIFEST (5) rename
     except Exception:
         if team.rank == 0:
             shutil.rmtree(tmp, ignore_errors=True)
@@ -298,128 +278,69 @@ def _begin(path: Path, state: dict[str, Tensor]) -> Path | None:
             f"{path.parent} has {free / 1e9:.3f} GB free, a checkpoint takes {need / 1e9:.3f} GB"
         )
     tmp = path.parent / f".tmp-{_step_of(path):08d}-{uuid.uuid4().hex[:8]}"
-    (tmp / "rng").mkdir(parents=True)
-    (tmp / "dcp").mkdir()
+    (tmp / "dcp").mkdir(parents=True)
     _stage("begin")
     return tmp
 
 
-def _write_own(team: _Team, tmp: Path, state: dict, record: str, rng: dict) -> None:
-    _check_finite(state)
-    torch.save(rng, tmp / "rng" / f"rank_{team.rank}.pt")
-    if team.rank == 0:
-        (tmp / "trainer.json").write_text(record)
-
-
 def _hash_own(team: _Team, tmp: Path) -> dict[str, str]:
-    """{name: sha256} of the files this rank wrote, all forced onto the disk."""
-    own = [*tmp.glob(f"dcp/__{team.rank}_*"), tmp / "rng" / f"rank_{team.rank}.pt"]
+    """{name: sha256} of the files that this rank has written, forced onto the disk first."""
+    own = sorted(tmp.glob(f"dcp/__{team.rank}_*"))
     if team.rank == 0:
-        own += [tmp / "dcp" / ".metadata", tmp / "trainer.json"]
+        own.append(tmp / "dcp" / ".metadata")
     for file in own:
         fsync(file)
-    return {str(file.relative_to(tmp)): sha256_of(file) for file in sorted(own)}
+    return {str(file.relative_to(tmp)): sha256_of(file) for file in own}
 
 
-def _commit(tmp: Path, path: Path, files: dict[str, str]) -> None:
+def _commit(tmp: Path, path: Path, record: str, hashes: list[dict[str, str]]) -> None:
+    fsync(tmp / "dcp")
+    write_text(tmp / "trainer.json", record)
+    files = {name: sha for own in hashes for name, sha in own.items()}
+    files["trainer.json"] = sha256_of(tmp / "trainer.json")
     write_text(tmp / MANIFEST, json.dumps({"format": FORMAT, "files": files}, indent=1))  # (4)
-    for folder in (tmp / "dcp", tmp / "rng", tmp):
-        fsync(folder)
     _stage("manifest")
     if path.exists():
         _trash(path)  # a damaged one of the same step
     tmp.rename(path)  # (5) the one moment at which the checkpoint comes into being
     fsync(path.parent)
     _stage("rename")
-    write_text(path.parent / "latest", path.name)  # (6) a hint for people
-    _stage("latest")
-
-
-def _record(trainer: dict, step: int, team: _Team) -> str:
-    return json.dumps(trainer | {"step": step, "world_size": team.size}, indent=1)
-
-
-def save(
-    root: str | Path, step: int, model: nn.Module, optimizers: Optimizers, trainer: dict
-) -> Path:
-    """Save now, on all ranks together; returns the checkpoint's path. See also Checkpointer."""
-    team = _Team()
-    state = _state(model, optimizers)
-    return _publish(team, Path(root), step, state, _record(trainer, step, team), _rng_state())
-
-
-def load(path: str | Path, model: nn.Module, optimizers: Optimizers, log: Callable = print) -> dict:
-    """Load this very checkpoint, random states included, on all ranks together; returns what
-    `trainer` was. Raises CheckpointError naming the file or the key, before anything is loaded."""
-    team = _Team()
-    team.first(lambda: _verify(Path(path)), CheckpointError)
-    return _load(team, Path(path), model, optimizers, log)
-
-
-def load_model(path: str | Path, model: nn.Module, verified: bool = False) -> dict:
-    """Load only the weights, into a plain module, on this process alone; returns `trainer`.
-    verified: somebody has just read and hashed all of it (`latest_valid` does)."""
-    if not verified:
-        _verify(Path(path))
-    state = {f"model.{name}": t for name, t in model.state_dict().items()}
-    _read_into(_Team(alone=True), Path(path), state, prefix="model.")
-    return read_trainer(path)
-
-
-def _verify(path: Path) -> Path:
-    if why := why_invalid(path):
-        raise CheckpointError(f"{path} cannot be used: {why}")
-    return path
-
-
-def _load(team: _Team, path: Path, model: nn.Module, optimizers: Optimizers, log: Callable) -> dict:
-    _read_into(team, path, _state(model, optimizers))
-    trainer = read_trainer(path)
-    _restore_rng(path, trainer["step"], team.rank, log)
-    return trainer
-
-
-def _read_into(team: _Team, path: Path, state: dict[str, Tensor], prefix: str = "") -> None:
-    team.all(lambda: _check_fits(path, state, prefix), CheckpointError)
-    reader = dcp.FileSystemReader(path / "dcp")
-    team.all(lambda: dcp.load(state, storage_reader=reader, **team.for_dcp), CheckpointError)
 
 
 # ------------------------------------------------------------------------- over a whole run
 
 
 class Checkpointer:
-    """Saves behind the training, keeps the checkpoints worth keeping, and finds the one to resume.
+    """Saves behind the training, keeps the checkpoints worth keeping, finds the one to resume.
 
-    root: where they live; this run must own it (durable.lock). keep: how many of the newest valid
-    ones stay; also kept: every `milestone_every` steps, the best, the one resumed from.
-    mirror: a second folder, better on another disk, that gets a copy of each.
-    asynchronous: copy the state to memory, then write it while training goes on.
-    last_save_s: (stall_s, total_s) of the last save that ended. Call every method on all ranks."""
+    root: the folder of checkpoints; this run must own it (durable.lock). keep: how many of the
+    newest valid ones stay, beside the best and the one resumed from. mirror: a second folder,
+    better on another disk, that gets a copy of each. Call every method on all ranks."""
 
     def __init__(
-        self, root: str | Path, *, keep: int = 2, milestone_every: int = 0,
-        mirror: str | Path | None = None, asynchronous: bool = True, log: Callable = print,
+        self, root: str | Path, *, keep: int = 2, mirror: str | Path | None = None,
+        log: Callable = print,
     ):  # fmt: skip
         if keep < 2:
             raise ValueError(f"keep {keep}: give 2 or more, so that one bad file cannot end a run")
         self.root, self.mirror = Path(root), Path(mirror) if mirror else None
-        self.keep, self.milestone_every, self.log = keep, milestone_every, log
-        self.asynchronous = asynchronous
-        self.last_save_s: SaveTime | None = None
+        self._roots = [self.root, self.mirror] if mirror else [self.root]
+        self.keep, self.log = keep, log
         self._team = _Team()
+        self._say = log if self._team.rank == 0 else lambda text: None  # once, not on every rank
         self._resumed_from: str | None = None
         self._best: str | None = None
-        self._buffers: dict[str, Tensor] | None = None  # the copy that is being written
+        self._buffers: dict[str, Tensor] | None = None  # the copy that a save writes
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None  # of the last save
         self._failures = 0  # in a row
-        self._team.first(self._sweep)
+        self._warned = False
+        self._team.on_first(self._sweep)
 
     def _sweep(self) -> None:
-        """Clear away what a killed run left half written or half deleted."""
+        """Remove whatever a killed run has left half written or half deleted."""
         self.root.mkdir(parents=True, exist_ok=True)
-        for root in filter(None, (self.root, self.mirror)):
+        for root in self._roots:
             for junk in [*root.glob(".tmp-*"), *root.glob(".trash-*")]:
                 shutil.rmtree(junk) if junk.is_dir() else junk.unlink()
 
@@ -427,24 +348,23 @@ class Checkpointer:
         self, model: nn.Module, optimizers: Optimizers, path: str | Path | None = None,
         check: Callable[[Path, dict], None] = lambda path, trainer: None,
     ) -> dict | None:  # fmt: skip
-        """Load the newest valid checkpoint, here or in the mirror (or the one at `path`); returns
-        its `trainer`, or None if there is none. check(path, trainer) may raise before anything is
-        copied or loaded. Also sets aside the memory that saves copy into."""
-        trainer = None
-        find = (lambda: _verify(Path(path))) if path else self._find
-        if path := self._team.first(find, CheckpointError):
-            check(path, read_trainer(path))
-            path = self._team.first(lambda: self._bring_home(path), CheckpointError)
-            self._resumed_from = path.name
-            trainer = _load(self._team, path, model, optimizers, self.log)
-        if self.asynchronous:
-            self._copy_state(_state(model, optimizers))
+        """Load the newest valid checkpoint of root or mirror, or the one at `path`; returns its
+        `trainer`, or None if there is none. check(path, trainer) may raise before anything is
+        copied or loaded. Also allocates the memory that saves copy the state into."""
+        state, trainer = _state(model, optimizers), None
+        find = lambda: latest_valid(self.root, self.mirror, log=self.log)
+        if path:
+            find = lambda: _verify(Path(path))
+        if found := self._team.on_first(find, CheckpointError):
+            trainer = read_trainer(found)
+            check(found, trainer)
+            found = self._team.on_first(lambda: self._restore_from_mirror(found), CheckpointError)
+            self._resumed_from = found.name
+            _read_into(self._team, found, state)
+        self._copy_state(state)
         return trainer
 
-    def _find(self) -> Path | None:
-        return latest_valid(self.root, self.mirror, log=self.log)
-
-    def _bring_home(self, found: Path) -> Path:
+    def _restore_from_mirror(self, found: Path) -> Path:
         if found.parent != self.mirror:
             return found
         self.log(f"{found.name} is restored from {self.mirror}")
@@ -454,29 +374,26 @@ class Checkpointer:
         self, step: int, model: nn.Module, optimizers: Optimizers, trainer: dict,
         *, wait: bool = False,
     ) -> None:  # fmt: skip
-        """Save the state after `step` steps.
+        """Save the state after `step` steps: copy it to memory, then write it behind the training.
+        At most one save is in flight; the next one waits for it.
 
-        wait: return when it is published; any failure is raised. Otherwise a failure to write is
-        logged and training goes on, until the third in a row: StorageError."""
+        wait: return when it is published, and raise any failure. Otherwise a failure to write is
+        logged and training continues, until the third in a row: StorageError."""
         start = time.perf_counter()
-        busy = self._thread and self._thread.is_alive()
+        if self._thread and self._thread.is_alive():
+            self.join()
+            self._say(f"step {step}: waited {time.perf_counter() - start:.1f} s for the last save")
         self.wait()
-        if busy:
-            waited = time.perf_counter() - start
-            self._say(f"step {step}: waited {waited:.1f} s for the save before to end")
-        state, rng = _state(model, optimizers), _rng_state()
-        work = (step, _record(trainer, step, self._team), rng, start)
-        if self.asynchronous and not wait and self._failures < MAX_FAILURES - 1:
+        state = _state(model, optimizers)
+        record = json.dumps(trainer | {"step": step, "world_size": self._team.size}, indent=1)
+        if wait or self._failures == MAX_FAILURES - 1:  # a third failure must raise here and now
+            self._run(step, state, record, start)
+            self.close() if wait else self.wait()
+        else:
             self._copy_state(state)
-            stall_s = time.perf_counter() - start
-            args = (self._buffers, *work, stall_s)
+            args = (step, self._buffers, record, start, time.perf_counter() - start)
             self._thread = threading.Thread(target=self._run, args=args)  # outlives a failing main
             self._thread.start()
-        else:  # also before the last failure allowed: training must not go on after it
-            self._run(state, *work)
-            self.wait()
-            if wait and self._error:
-                raise self._error
 
     def mark_best(self, step: int) -> None:
         """Keep the checkpoint of `step`, also if it is still being saved, until a better one."""
@@ -485,13 +402,13 @@ class Checkpointer:
             self._tidy(self.root / self._best)
 
     def join(self) -> None:
-        """Let the save in flight end, whatever comes of it: for when training has failed."""
+        """Wait for the save in flight and ignore its outcome: for when training has failed."""
         if self._thread:
             self._thread.join()
             self._thread = None
 
     def wait(self) -> None:
-        """Let the save in flight end. Raises what training must not go on after."""
+        """Wait for the save in flight. Raises the errors that training must not continue after."""
         self.join()
         error = self._error
         if isinstance(error, NonFiniteError) or self._failures >= MAX_FAILURES:
@@ -499,13 +416,13 @@ class Checkpointer:
             raise error
 
     def close(self) -> None:
-        """The end of the run: let the save in flight end. Raises if the last save failed."""
+        """The end of the run: wait for the save in flight. Raises if the last save failed."""
         self.wait()
         if self._error:
             raise self._error
 
     def _copy_state(self, state: dict[str, Tensor]) -> None:
-        """Copy the state to CPU memory, pinned if there is a GPU, that is kept from save to save:
+        """Copy the state to CPU memory (pinned if there is a GPU), which is kept from save to save:
         touching a page for the first time takes longer than copying into it."""
         cuda = torch.cuda.is_available()
         if self._buffers is None or self._buffers.keys() != state.keys():
@@ -516,14 +433,14 @@ class Checkpointer:
         if cuda:
             torch.cuda.synchronize()
 
-    def _run(self, state, step, record, rng, start, stall_s=None) -> None:
-        """Publish and clean up, in the background or not; leave the outcome in self._error. All
-        ranks have the same outcome, and look at it only in save() and wait(), at the same step."""
+    def _run(self, step, state, record, start, stall_s=None) -> None:
+        """Publish and tidy up, in the background or not; the outcome is left in self._error. All
+        ranks have the same outcome, and read it only in save() and wait(), at the same step."""
         try:
-            path = _publish(self._team, self.root, step, state, record, rng)
-            self._error, self._failures = None, 0
+            path = _publish(self._team, self.root, step, state, record)
         except NonFiniteError as e:
             self._error = e
+            return
         except Exception as e:
             self._failures += 1
             self._error = StorageError(
@@ -531,18 +448,24 @@ class Checkpointer:
                 f"make room for {self.root}, the checkpoints there are intact"
             )
             self.log(f"warning: {self._error}")
-        if self._error is None and self._team.rank == 0:
+            return
+        self._error, self._failures = None, 0
+        if self._team.rank == 0:
             self._tidy(path, published=True)
-        total_s = time.perf_counter() - start
-        self.last_save_s = SaveTime(stall_s or total_s, total_s)
-        if self._error is None:
-            stood = f"training stood still {self.last_save_s.stall_s:.2f} s"
-            self._say(f"saved {path} in {total_s:.2f} s, {stood}")
+        took_s = time.perf_counter() - start
+        self._say(f"saved {path} in {took_s:.2f} s, training stood still {stall_s or took_s:.2f} s")
+        grace_s = float(os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", 30))
+        if "TORCHELASTIC_RUN_ID" in os.environ and took_s > grace_s and not self._warned:
+            self._warned = True
+            self._say(
+                f"warning: a save takes {took_s:.0f} s, but torchrun kills {grace_s:.0f} s after "
+                f"SIGTERM; give it --shutdown-timeout {2 * took_s:.0f}"
+            )
 
     def _tidy(self, path: Path, published: bool = False) -> None:
-        """What follows a publish; if it goes wrong, that is a warning: the checkpoint is safe."""
+        """Mirror, `best`, retention. A failure here is a warning: the checkpoint itself is safe."""
         try:
-            for root in filter(None, (self.root, self.mirror)):
+            for root in self._roots:
                 if published and root == self.mirror:
                     _copy(path, root)
                 if self._best == path.name and (root / path.name).exists():
@@ -553,22 +476,21 @@ class Checkpointer:
             self.log(f"warning: after the save of {path.name}: {type(e).__name__}: {e}")
 
     def _retain(self, root: Path, new: Path) -> None:
-        """Delete all but the newest `keep` valid ones, milestones, the best, the resumed-from.
-        new: has just been written; the others are read and hashed before they count."""
-        found = checkpoints(root)
-        kept: list[Path] = []
+        """Delete all but the newest `keep` valid ones, the best and the one resumed from. `new` has
+        just been written; the others are read and hashed before they count."""
+        found, kept = checkpoints(root), []
         for path in found:
             if len(kept) < self.keep and (path == new or why_invalid(path) is None):
                 kept.append(path)
         if len(kept) < self.keep:
             return  # nothing to spare
-        best = root / "best"
-        protected = {self._resumed_from, best.read_text().strip() if best.exists() else None}
+        if (best := root / "best").exists():
+            name = best.read_text(errors="replace").strip()
+            if root / name not in found:
+                self.log(f"warning: {best} names {name[:80]!r}, which is no checkpoint: nothing is "
+                         "deleted until that file is, or a better validation")  # fmt: skip
+                return
+            kept.append(root / name)
         for path in found:
-            milestone = self.milestone_every and _step_of(path) % self.milestone_every == 0
-            if path not in kept and path.name not in protected and not milestone:
+            if path not in kept and path.name != self._resumed_from:
                 _trash(path)
-
-    def _say(self, text: str) -> None:
-        if self._team.rank == 0:
-            self.log(text)

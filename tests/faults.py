@@ -241,6 +241,17 @@ def slow(seconds: float) -> None:
     _after(train.Trainer, "take_step", lambda run: time.sleep(seconds))
 
 
+def hold(step: int, until: str) -> None:
+    """After a step, wait until this file exists."""
+    import train
+
+    def wait(run):
+        while run.step == step and not Path(until).exists():
+            time.sleep(0.01)
+
+    _after(train.Trainer, "take_step", wait)
+
+
 def signal_at(step: int, signum: int, only_rank: int = -1) -> None:
     """Send this process a signal right after a step."""
     import train
@@ -312,15 +323,25 @@ def failing_saves(first: int, last: int, only_rank: int = 0) -> None:
     """Writing the checkpoints of steps first..last ends in a full disk."""
     from machinery import checkpoint
 
-    honest = checkpoint._write_own
+    honest = checkpoint._hash_own
 
-    def write(team, tmp, *rest):
+    def fsync_and_hash(team, tmp):
         step = int(tmp.name.split("-")[1])
         if first <= step <= last and team.rank == only_rank:
             raise OSError(28, "No space left on device")
-        return honest(team, tmp, *rest)
+        return honest(team, tmp)
 
-    checkpoint._write_own = write
+    checkpoint._hash_own = fsync_and_hash
+
+
+def dropout(p: float) -> None:
+    """Dropout at the output of each MLP, as a reader may add it to the model."""
+    import torch.nn.functional as F
+
+    from model import MLP
+
+    honest = MLP.forward
+    MLP.forward = lambda mlp, x: F.dropout(honest(mlp, x), p, mlp.training)
 
 
 def poison(steps: list[int], only_rank: int) -> None:

@@ -142,13 +142,14 @@ def test_a_run_does_not_go_on_with_other_data_or_another_tokenizer(data, tmp_pat
 
 
 def test_a_second_trainer_is_sent_away_and_the_first_does_not_notice(plain, small_data, tmp_path):
-    run_dir = tmp_path / "run"
-    first = start(small_data, run_dir, spoil=[("slow", 0.15)]).until_step(2)
+    run_dir, go = tmp_path / "run", tmp_path / "go"
+    first = start(small_data, run_dir, spoil=[("hold", 2, str(go))]).until_step(2)
     for world in (1, 2):
         text = start(small_data, run_dir, world=world).end()
         assert f"{run_dir} is in use by process {first.pids[0]} on" in text
     assert start(small_data, run_dir).end(2)
     assert first.alive()
+    go.touch()
     first.end(0)
     assert losses(run_dir) == losses(plain)
     assert [r["step"] for r in metrics(run_dir)] == [r["step"] for r in metrics(plain)]
