@@ -97,7 +97,7 @@ def make_plan(
     of_a_token = 2 * model.n_layer * (10 * model.n_embd + 3 * model.mlp_hidden)
     activations = micro_batch * model.seq_len * (of_a_token + 8 * model.vocab_size)
     if peak:
-        rented = run.peak_tflops and device.type == "cpu"  # somebody thinks of renting that device
+        rented = run.peak_tflops and not manifest  # --plan for a device that one thinks of renting
         name, mfu = world.device_name, EXPECTED_MFU["cuda" if rented else device.type]
         hours = tokens * full / (mfu * peak * world.world_size) / 3600
         speed = (
@@ -117,7 +117,7 @@ def make_plan(
         f"{torch.__version__}, {torch.get_num_threads()} threads; attention by "
         f"{attention_backend(model, device, world.dtype)}, loss by "
         f"{'machinery/fused_loss.py' if fused else 'model.py'}",
-        f"memory    {why}, and about {activations / 1e9:.2f} GB go to activations",
+        f"memory    {why}; activations take about {activations / 1e9:.2f} GB",
         f"disk      {2 * tokens / 1e9:.2f} GB for one epoch of rows, {run.keep + 1} checkpoints of "
         f"{checkpoint / 1e9:.2f} GB",
         "time      " + (speed or f"n/a: no peak is known for {world.device_name}; --peak_tflops"),
@@ -181,7 +181,7 @@ def pick_parallel(asked: str, world: World, state: int) -> tuple[str, str]:
     if asked != "auto":
         return asked, f"{asked} as asked: {sizes}"
     choice = "ddp" if state < 0.5 * world.memory_bytes else "fsdp"
-    return choice, f"{choice}: {sizes}, and half of it is for activations"
+    return choice, f"{choice}: {sizes}, half of it for activations"
 
 
 def pick_micro_batch(
