@@ -1,8 +1,8 @@
 """The knobs: one dataclass per concern, a docstring per field (its help text), and the presets.
 
-`parse(program, part)` turns a command line into a preset with overrides: the first word after the
-program names the preset (none: tiny), every field of the program's dataclasses is an option.
-`run(main)` is how a program ends: a mistake of the user's is one sentence and an exit code.
+TrainConfig says what a run *is*: another value makes another run. RunConfig says where and how it
+is carried out: a resumed run may change it. GPTConfig (model.py) is the architecture. Every field
+is an option of its program. Next: machinery/cli.py turns a command line into a preset.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ class DataConfig:
 
     source: tuple[str, ...] = ("stdlib",)
     """Where the text comes from, one or more of `stdlib`, `stdlib+site`, `files:PATH`,
-    `hf:REPO[:CONFIG][@REVISION]`; `NAME=` before it names the source in a mixture, `NAME:60=` also
-    says its share of `tokens`, `#FIELD+FIELD` after it says which fields hold the text."""
+    `hf:REPO[:CONFIG][@REVISION]`. `NAME=` before it names the source in a mixture;
+    `#FIELD+FIELD` after it names the fields that hold the text."""
     data_dir: str = ""
     """Folder to write; empty: data/PRESET."""
     tokenizer: str = ""
@@ -32,52 +32,41 @@ class DataConfig:
     """Normalize text to Unicode NFC before encoding."""
     row_len: int = 257
     """Tokens in a row: seq_len inputs + 1."""
-    packing: Literal["best_fit", "best_fit_discard", "concat"] = "best_fit"
-    """best_fit loses nothing; the others are there to compare with."""
     tokens: str = ""
-    """Stop after enough units for this many tokens (`2B`, `500M`), shared among the sources as they
-    say, or as the preset's mixture says, else evenly; `all` or empty: everything (of a Hub source
-    only if `all` is said)."""
+    """Stop after enough units for this many training tokens (`2B`, `500M`), shared among the
+    sources by `mixture`; `all` or empty: everything (of a Hub source only if you say `all`)."""
+    mixture: tuple[str, ...] = ()
+    """Each source's share of `tokens`, `NAME=SHARE ...`; empty: the shares that the preset trains
+    with, or equal shares if you give other sources."""
     val_fraction: float = 0.02
-    """Share of the documents, chosen by content hash, that go to validation."""
+    """Share of the text, chosen by content hash, that is held out for validation."""
     workers: int = 0
     """Processes; 0: one per core."""
-    part: str = ""
-    """`I/N`: prepare only the I-th of N parts of the units (machines in parallel, which must share
-    data_dir)."""
+    cluster: str = ""
+    """Address of a Dask scheduler (`tcp://HOST:8786`) whose workers prepare the units; empty:
+    processes of this machine. Start scheduler and workers in the repository's folder, or with it in
+    PYTHONPATH; all machines must share data_dir (and the files of a `files:` source)."""
 
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """What `train.py` does with the data and the model."""
-
-    # Where
-    run_dir: str = ""
-    """Folder of the run; empty: runs/PRESET."""
-    data_dir: str = ""
-    """Folder that prepare_data.py wrote; empty: data/PRESET."""
-    stage: str = ""
-    """Copy the shards to this (local, fast) folder first, verify them, and read from there."""
-    verify: bool = False
-    """Check the sha256 of every shard before the first step, not in the background."""
+    """What a run of `train.py` is, beside its model and its data."""
 
     # How much
     steps: int = 0
     """Optimizer steps; 0: as many as `tokens` makes."""
     tokens: str = ""
     """Tokens to train on (`2B`, `500M`); empty: 10.5 per weight of the blocks and the head."""
-    tokens_per_step: int = 524_288
+    tokens_per_step: int = 524_288  # 256 rows x 2,048
     """Tokens in one optimizer step over all ranks and micro-batches."""
-    micro_batch: int = 0
-    """Rows per forward pass on one rank; 0: found by the program."""
     ramp_steps: int = 0
     """Steps with a quarter, then half of tokens_per_step, before the whole."""
 
-    # What of
+    # On which rows
     mixture: tuple[str, ...] = ()
     """Weights of the data's sources, `NAME=WEIGHT ...`; empty: in proportion to their rows."""
     decay_mixture: tuple[str, ...] = ()
-    """Another mixture for the decay phase; empty: the same."""
+    """Another mixture for the last `decay` of the run; empty: the same."""
     seed: int = 0
     """Of the initial weights and the order of the rows."""
 
@@ -105,13 +94,39 @@ class TrainConfig:
     warmup: int = 40
     """Steps of linear warmup."""
     decay: float = 0.65
-    """The share of the run in which wsd lowers the learning rate, and decay_mixture holds."""
+    """The last share of the run, in which wsd lowers the learning rate and decay_mixture holds."""
     final_lr: float = 0.05
     """The factor that the learning rate ends at (wsd, cosine)."""
-    skip_nonfinite: int = 0
-    """Steps with a non-finite loss or gradient to skip before giving up; 0: stop at the first."""
-    noise_scale_every: int = 0
-    """Estimate the gradient noise scale every N steps; 0: never."""
+    dtype: Literal["auto", "bf16", "fp32"] = "auto"
+    """Of the computation; the weights are fp32. auto: bf16 where the hardware has it."""
+
+    def __post_init__(self):
+        _check_numbers(self)
+        if self.decay > 1:
+            raise ValueError(f"--decay {self.decay} is a share of the run, from 0 to 1")
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """Where and how a run is carried out; a resumed run may change any of it."""
+
+    # Where
+    run_dir: str = ""
+    """Folder of the run; empty: runs/PRESET."""
+    data_dir: str = ""
+    """Folder that prepare_data.py wrote; empty: data/PRESET."""
+    stage: str = ""
+    """Copy the shards to this (local, fast) folder first, verify them, and read from there."""
+
+    # On what
+    device: str = "auto"
+    """auto, cuda, mps or cpu."""
+    compile: bool = True
+    """torch.compile the training step; eager if that fails here."""
+    parallel: Literal["auto", "ddp", "fsdp"] = "auto"
+    """Several ranks: a whole model on each (ddp), or sharded (fsdp)."""
+    micro_batch: int = 0
+    """Rows per forward pass on one rank; 0: found by the program."""
 
     # Watch
     log_every: int = 10
@@ -119,10 +134,12 @@ class TrainConfig:
     eval_every: int = 250
     """Steps between validations, the best of which is saved; there is one before the first step
     and one at the end anyway; 0: no other."""
-    eval_tokens: int = 10_485_760
+    eval_tokens: int = 10_485_760  # 20 x 524,288
     """Validation targets to score, always the same ones."""
+    noise_scale_every: int = 0
+    """Estimate the gradient noise scale every N steps; 0: never."""
     wandb: bool = False
-    """Also log to Weights & Biases (as WANDB_MODE says, if it is set)."""
+    """Send metrics.jsonl to Weights & Biases as well (as WANDB_MODE says, if it is set)."""
     profile: bool = False
     """Record a few steps: trace, memory over a step, and where the time goes; then stop."""
     plan: bool = False
@@ -130,9 +147,7 @@ class TrainConfig:
     usd_per_hour: float = 3.0
     """What this machine costs, for --plan and the last line."""
     peak_tflops: float = 0.0
-    """Peak of one device in dense TFLOP/s, for MFU; 0: by the device's name."""
-    measure_peak: bool = False
-    """Measure a matmul ceiling at start and use it as the peak (always done on CPU)."""
+    """Peak of one device in dense TFLOP/s, for MFU; 0: by the device's name, on a CPU measured."""
 
     # Survive
     save_every: int = 0
@@ -140,41 +155,26 @@ class TrainConfig:
     save_minutes: float = 15.0
     """Minutes between checkpoints; 0: by steps alone."""
     keep: int = 2
-    """Newest valid checkpoints to keep."""
+    """Newest valid checkpoints to keep; the best is kept as well."""
     mirror: str = ""
     """Copy each checkpoint to a folder of the run's name in this second place as well."""
     resume: str = "auto"
     """auto: from the newest valid checkpoint in run_dir, if any; or the path of one."""
     init_from: str = ""
     """Begin a new run with the weights of this checkpoint."""
-
-    # On what
-    device: str = "auto"
-    """auto, cuda, mps or cpu."""
-    dtype: Literal["auto", "bf16", "fp32"] = "auto"
-    """Of the computation; the weights are fp32. auto: bf16 where the hardware has it."""
-    compile: bool = True
-    """torch.compile the training step; eager if that fails here."""
-    parallel: Literal["auto", "ddp", "fsdp"] = "auto"
-    """Several ranks: a whole model on each (ddp), or sharded (fsdp)."""
+    skip_nonfinite: int = 0
+    """Steps with a non-finite loss or gradient to skip before giving up; 0: stop at the first."""
 
     def __post_init__(self):
-        for name, value in vars(self).items():
-            if isinstance(value, (int, float)) and not 0 <= value < math.inf:
-                raise ValueError(f"--{name} {value} is not a number from 0 on")
-        for name in ("tokens_per_step", "eval_tokens"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"--{name} {getattr(self, name)} is less than one token")
-        if self.decay > 1:
-            raise ValueError(f"--decay {self.decay} is a share of the run, from 0 to 1")
+        _check_numbers(self)
 
 
-# A run goes on under other values of these; every other field is part of what the run *is*.
-FREE_FIELDS = frozenset(
-    "run_dir data_dir stage verify micro_batch log_every eval_every eval_tokens wandb profile plan "
-    "usd_per_hour peak_tflops measure_peak save_every save_minutes keep mirror "
-    "resume device compile parallel noise_scale_every skip_nonfinite".split()
-)
+def _check_numbers(config) -> None:
+    for name, value in vars(config).items():
+        if isinstance(value, (int, float)) and not 0 <= value < math.inf:
+            raise ValueError(f"--{name} {value} is not a number from 0 on")
+        if name in ("tokens_per_step", "eval_tokens") and value < 1:
+            raise ValueError(f"--{name} {value} is less than one token")
 
 
 @dataclass(frozen=True)
@@ -184,9 +184,11 @@ class Preset:
     model: GPTConfig
     data: DataConfig
     train: TrainConfig = field(default_factory=TrainConfig)
+    run: RunConfig = field(default_factory=RunConfig)
     prompts: tuple[str, ...] = ("The largest planet is", "Once upon a time", "Water boils when")
     """What `eval.py sample` continues."""
     name: str = ""
+    """The word; filled in by machinery/cli.py."""
 
 
 def _d(depth: int, tokens_per_step: int, data_tokens: str) -> Preset:
@@ -199,10 +201,10 @@ def _d(depth: int, tokens_per_step: int, data_tokens: str) -> Preset:
         mlp_hidden=256 * depth,
         extras=("value_embeds", "smear"),
     )
+    source = ("hf:karpathy/climbmix-400b-shuffle",)
     data = DataConfig(
-        source=("hf:karpathy/climbmix-400b-shuffle",), vocab_size=32_768, row_len=2049,
-        tokens=data_tokens, val_fraction=0.001,
-    )  # fmt: skip
+        source, vocab_size=32_768, row_len=2049, tokens=data_tokens, val_fraction=0.001
+    )
     return Preset(model, data, TrainConfig(tokens_per_step=tokens_per_step))
 
 
@@ -221,13 +223,14 @@ PRESETS = {
         # still near 2 bits per byte after 1M tokens; ten runs of eleven now have 1.47 or less.
         DataConfig(),
         TrainConfig(
-            steps=1000, tokens_per_step=2048,  # 8 rows
-            lr=1e-3, lr_scale=1.5, matrix_lr=0.01, weight_decay=0.0, warmup=10, log_every=25,
-            eval_every=100, eval_tokens=81_920, save_minutes=1.0,
+            steps=1000, tokens_per_step=2048,  # 8 rows x 256
+            lr=1e-3, lr_scale=1.5, matrix_lr=0.01, weight_decay=0.0, warmup=10,
         ),
+        RunConfig(log_every=25, eval_every=100, eval_tokens=81_920, save_minutes=1.0),
         prompts=("def ", "class ", "import "),
     ),
-    "d12": _d(12, 524_288, "1.2B"),  # 256 rows
+    # Data: 2% more than 10.5 tokens per weight of the blocks and the head, 110M, 435M and 730M.
+    "d12": _d(12, 524_288, "1.2B"),  # 256 rows x 2,048
     "d20": _d(20, 1_048_576, "4.7B"),
     "d24": _d(24, 1_048_576, "7.8B"),
     # The two runs that the project's sources describe.
@@ -241,7 +244,7 @@ PRESETS = {
             tokens="51B", val_fraction=0.001,
         ),
         TrainConfig(
-            tokens="50B", tokens_per_step=2_097_152,  # 1,024 rows
+            tokens="50B", tokens_per_step=2_097_152,  # 1,024 rows x 2,048
             optimizer="adamw", lr=6e-5, schedule="cosine", final_lr=0.1, warmup=100, grad_clip=1.0,
         ),
     ),
@@ -260,7 +263,7 @@ PRESETS = {
             vocab_size=32_000, nfc=True, row_len=4097, tokens="325B", val_fraction=0.001,
         ),
         TrainConfig(
-            steps=152_000, tokens_per_step=2_097_152,  # 512 rows
+            steps=152_000, tokens_per_step=2_097_152,  # 512 rows x 4,096
             optimizer="adamw", lr=6e-5, schedule="cosine", final_lr=0.1, warmup=152, grad_clip=1.0,
             mixture=("gigaverbo=60", "reasoning=30", "finemath=5", "infiwebmath=5"),
         ),

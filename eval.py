@@ -10,15 +10,45 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 import tyro
+from torch import Tensor, nn
 
 import data
-from machinery import checkpoint, cli, diary, ranks, shards
+from machinery import checkpoint, cli, ranks, shards
 from model import GPT, GPTConfig
+
+
+@torch.no_grad()
+def bits_per_byte(
+    model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]], token_bytes: Tensor
+) -> tuple[float, float]:
+    """Loss in nats per token and in bits per byte of text, over all ranks' batches.
+
+    Bits per byte does not depend on the tokenizer: total nats of the targets that stand for text,
+    over ln 2, over the bytes of that text. Special tokens (0 bytes) are left out of it, and are in
+    the mean loss. batches: inputs and targets (B, T); every rank must bring as many batches (the
+    parts of a sharded model compute in step). token_bytes: (V,) bytes per token id.
+    """
+    total = torch.zeros(4, dtype=torch.float64)  # nats, targets, text nats, bytes: on the host
+    training = model.training
+    model.eval()
+    for inputs, targets in batches:
+        nats = model(inputs, targets, reduction="none")  # (B, T)
+        size = token_bytes[targets]  # (B, T)
+        sums = (nats, torch.ones_like(nats), nats * (size > 0), size)
+        total += torch.stack([x.sum(dtype=torch.float32) for x in sums]).cpu()
+    model.train(training)
+    if dist.is_initialized():
+        dist.all_reduce(total)
+    nats, targets, text_nats, n_bytes = total.tolist()
+    return nats / targets, text_nats / math.log(2) / n_bytes
 
 
 @dataclass(frozen=True)
@@ -77,7 +107,7 @@ def load(config: EvalConfig) -> tuple[GPT, dict, shards.Manifest]:
     model.to_empty(device=device)
     model.init_weights()  # the rotary tables; the weights are overwritten
     checkpoint.load_model(path, model, verified=not config.checkpoint)
-    manifest = shards.Manifest.load(config.data_dir or trainer["config"]["data_dir"])
+    manifest = shards.Manifest.load(config.data_dir or trainer["data_dir"])
     if manifest.tokenizer_sha256 != trainer["identity"]["tokenizer_sha256"]:
         raise ValueError(
             f"{manifest.dir} has another tokenizer than {path} was trained with; "
@@ -96,7 +126,7 @@ def score(config: LossConfig) -> None:
     device = model.cos.device
     batches = data.val_batches(manifest, config.batch, config.rows, device=device)
     token_bytes = torch.from_numpy(manifest.token_bytes()).to(device)
-    loss, bpb = diary.bits_per_byte(model, batches, token_bytes)
+    loss, bpb = bits_per_byte(model, batches, token_bytes)
     rows = min(config.rows or manifest.rows("val"), manifest.rows("val"))
     print(
         f"validation: {loss:.4f} nats per token, {bpb:.4f} bits per byte, on {rows:,} rows of "
@@ -117,16 +147,15 @@ def sample(config: SampleConfig) -> None:
     device = model.cos.device
     for prompt in config.prompt:
         generator = torch.Generator(device).manual_seed(config.seed)
-        # In training text a space belongs to the word that follows it (" name" is one token), so a
-        # prompt that ends in one would be odd: leave it to the first new token to begin with it.
+        # In training text a space belongs to the word after it (" name" is one token), so a prompt
+        # that ends in one is unlike any text: the model does better without.
         text = prompt.rstrip(" ") or prompt
-        spaces = prompt[len(text) :]
-        texts = [tokenizer.decode([i]) for i in range(tokenizer.vocab_size)] if spaces else []
-        first = torch.tensor([t.startswith(spaces) for t in texts], device=device)
+        if text != prompt:
+            print(f"the spaces at the end of {prompt!r} are left out: words begin with theirs")
         out = model.generate(
             torch.tensor([[manifest.bos_id, *tokenizer.encode(text)]], device=device),
             config.max_new_tokens, config.temperature, config.top_k, generator,
-            stop_id=manifest.bos_id, first=first if first.any() else None,
+            stop_id=manifest.bos_id,
         )[0].tolist()  # fmt: skip
         print(f"--- {prompt!r}\n{tokenizer.decode([i for i in out if i != manifest.bos_id])}\n")
 

@@ -1,13 +1,11 @@
-"""The model: one GPT with named, orthogonal choices, and what it costs in FLOPs.
+"""The GPT: its configuration, initial values, forward pass, loss, FLOPs and generation.
 
-Reads nothing, writes nothing. `GPT(config)` may be built on the meta device; `init_weights()`,
-called once after `to_empty`, is the only place where a weight gets its value, so both ways give the
-same model. Weights are kept in fp32 and cast to `compute_dtype` where they are used; the loss is
-computed in fp32.
+`GPT(config)` may be built on the meta device: `init_weights()`, called once after `to_empty`, is
+the only place where a weight gets its value. Weights are kept in fp32 and cast to `compute_dtype`
+where they are used; the loss is computed in fp32.
 
 Shapes: B rows, T positions, C = n_embd, H query heads, G key/value heads, D = head_dim,
-V = vocab_size.
-Next: optim.py moves these weights; train.py runs the loop.
+V = vocab_size. Next: optim.py moves these weights, train.py runs the loop.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-EXTRAS = ("value_embeds", "smear", "lambdas", "backout", "qk_scale")
+EXTRAS = ("value_embeds", "smear", "backout", "qk_scale")
 VALUE_GATE_CHANNELS = 12  # the gates look at the first few channels only: a few FLOPs
 SMEAR_GATE_CHANNELS = 24
 QK_SCALE = 1.2
@@ -65,8 +63,8 @@ class GPTConfig:
     doc_mask: bool = False
     """Attention stays within a document (dense mask: memory grows with T squared)."""
     extras: tuple[str, ...] = ()
-    """Shortcuts that make small models learn faster: value_embeds, smear, lambdas, backout,
-    qk_scale; an empty string for none (then the model exports to a stock class)."""
+    """Shortcuts that make small models learn faster: value_embeds, smear, backout, qk_scale; an
+    empty string for none (then the model exports to a stock class)."""
     bos_id: int = 0
     """The token that begins each document."""
 
@@ -98,6 +96,28 @@ class GPTConfig:
         return self.nope_every == 0 or (layer + 1) % self.nope_every != 0
 
 
+# How each weight is optimized, by the last word of its name; `GPT.init_weights` has the table of
+# initial values. A new weight needs a place in both.
+GROUP_OF = {
+    **dict.fromkeys(("q", "k", "v", "out", "up", "gate", "down", "value_gate"), "matrix"),
+    **dict.fromkeys(("embed", "value_embeds"), "embedding"),
+    **dict.fromkeys(("smear_gate", "smear_scale", "backout_scale"), "scalar"),
+    "head": "head",
+}
+
+
+def kind_of(name: str) -> str:
+    """ "blocks.3.attn.q.weight" -> "q", "value_embeds.3.weight" -> "value_embeds"."""
+    words = name.removesuffix(".weight").split(".")
+    kind = "value_embeds" if words[0] == "value_embeds" else words[-1]
+    if kind not in GROUP_OF:
+        raise ValueError(
+            f"the weight {name!r} has no initial value and no optimizer; give {kind!r} a line in "
+            "GPT.init_weights and a place in GROUP_OF (model.py)"
+        )
+    return kind
+
+
 def rms_norm(x: Tensor) -> Tensor:
     """x / sqrt(mean(x^2) + 1e-6) over the last dimension, no weight (Zhang & Sennrich 2019)."""
     return F.rms_norm(x, (x.size(-1),), eps=1e-6)
@@ -123,67 +143,23 @@ def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
     """softmax(q k^T / sqrt(D)) v, causal unless a mask (True: may look) says otherwise.
 
-    q (B, H, T, D), k and v (B, G, S, D) -> (B, H, T, D). PyTorch's kernel, which never stores the
-    T x T scores; but its version for CPUs is slow on short rows, where plain matmuls win.
+    q (B, H, T, D), k and v (B, G, S, D) -> (B, H, T, D). With G < H, each key/value head serves
+    H / G query heads. PyTorch's kernel never stores the T x T scores.
     """
-    H, T, D = q.shape[1:]
-    causal = mask is None and T > 1
-    if causal and k.shape == q.shape and by_matmuls(q.device, T):
-        future = torch.full((T, T), float("-inf"), device=q.device).triu(1)
-        scores = ((q * D**-0.5) @ k.mT).float() + future  # (B, H, T, T)
-        return F.softmax(scores, dim=-1).to(v.dtype) @ v
-    return F.scaled_dot_product_attention(
-        q, k, v, attn_mask=mask, is_causal=causal, enable_gqa=k.size(1) != H
-    )
-
-
-def by_matmuls(device: torch.device, T: int) -> bool:
-    return device.type == "cpu" and T <= 1024
-
-
-def attention_backend(config: GPTConfig, device: torch.device, dtype: torch.dtype) -> str:
-    """What computes the attention of a training step here: `matmuls`, or the kernel that PyTorch
-    picks (cudnn_attention, flash_attention, efficient_attention, math)."""
-    T, gqa = config.seq_len, config.n_head != config.n_kv_head
-    if by_matmuls(device, T) and not gqa and not config.doc_mask:
-        return "matmuls"
-    q = torch.empty(1, config.n_head, T, config.head_dim, device=device, dtype=dtype)
-    k = q.requires_grad_()[:, : config.n_kv_head]
-    mask = torch.ones(T, T, dtype=torch.bool, device=device) if config.doc_mask else None
-    choice = torch._fused_sdp_choice(q, k, k, mask, is_causal=mask is None, enable_gqa=gqa)
-    return torch.nn.attention.SDPBackend(choice).name.lower()
+    causal = mask is None and q.size(2) > 1
+    gqa = k.size(1) != q.size(1)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, enable_gqa=gqa)
 
 
 def softcap(logits: Tensor, cap: float) -> Tensor:
-    """cap x tanh(logits / cap), by way of the sigmoid: half the time on a CPU. fp32 in and out."""
-    return 2 * cap * torch.sigmoid(logits * (2 / cap)) - cap
+    """Squash the logits into -cap .. cap (Gemma 2); cap 0 leaves them alone."""
+    return cap * torch.tanh(logits / cap) if cap else logits
 
 
-class CappedCrossEntropy(torch.autograd.Function):
-    """-log softmax(softcap(logits))[target] in nats: logits (B, T, V), targets (B, T) -> (B, T).
-
-    Logits that are capped cannot overflow exp, so there is no maximum to find first; and with the
-    gradient written out, softmax - one_hot times the slope of the cap, both directions are one pass
-    over the largest tensor there is, which stays in the dtype it came in.
-    """
-
-    @staticmethod
-    def forward(ctx, logits, targets, cap):
-        log_sum = softcap(logits.float(), cap).exp().sum(-1).log()  # (B, T)
-        target = logits.gather(-1, targets[..., None]).squeeze(-1)  # (B, T)
-        ctx.save_for_backward(logits, targets, log_sum)
-        ctx.cap = cap
-        return log_sum - softcap(target.float(), cap)
-
-    @staticmethod
-    def backward(ctx, grad):
-        logits, targets, log_sum = ctx.saved_tensors
-        capped = softcap(logits.float(), ctx.cap)
-        ids = torch.arange(logits.size(-1), device=logits.device)
-        one_hot = (ids == targets[..., None]).float()
-        error = (capped - log_sum[..., None]).exp() - one_hot  # (B, T, V)
-        slope = 1 - (capped / ctx.cap).square()
-        return (error * slope * grad[..., None]).to(logits.dtype), None, None
+def cross_entropy(logits: Tensor, targets: Tensor, cap: float) -> Tensor:
+    """-log softmax(softcap(logits))[target] in nats: logits (B, T, V), targets (B, T) -> (B, T)."""
+    logits = softcap(logits.float(), cap)
+    return F.cross_entropy(logits.transpose(1, 2), targets, reduction="none")
 
 
 class Linear(nn.Linear):
@@ -217,15 +193,7 @@ class KVCache:
 class Attention(nn.Module):
     def __init__(self, config: GPTConfig, layer: int):
         super().__init__()
-        self.layer = layer
-        self.n_head, self.n_kv_head, self.head_dim = (
-            config.n_head,
-            config.n_kv_head,
-            config.head_dim,
-        )
-        self.qk_norm = config.qk_norm
-        self.qk_scale = QK_SCALE if "qk_scale" in config.extras else 1.0
-        self.rope = config.has_rope(layer)
+        self.config, self.layer = config, layer
         self.q = Linear(config.n_embd, config.n_head * config.head_dim)
         self.k = Linear(config.n_embd, config.n_kv_head * config.head_dim)
         self.v = Linear(config.n_embd, config.n_kv_head * config.head_dim)
@@ -234,23 +202,24 @@ class Attention(nn.Module):
             self.value_gate = Linear(VALUE_GATE_CHANNELS, config.n_kv_head)
 
     def forward(self, x, value_embed, cos, sin, mask, cache):
-        B, T, _ = x.shape
-        q = self.q(x).view(B, T, self.n_head, self.head_dim)  # (B, T, H, D)
-        k = self.k(x).view(B, T, self.n_kv_head, self.head_dim)  # (B, T, G, D)
-        v = self.v(x).view(B, T, self.n_kv_head, self.head_dim)  # (B, T, G, D)
+        config, (B, T, _) = self.config, x.shape
+        H, G, D = config.n_head, config.n_kv_head, config.head_dim
+        q = self.q(x).view(B, T, H, D)
+        k = self.k(x).view(B, T, G, D)
+        v = self.v(x).view(B, T, G, D)
         if value_embed is not None:
             gate = 3 * torch.sigmoid(self.value_gate(x[..., :VALUE_GATE_CHANNELS]))  # (B, T, G)
-            v = v + gate[..., None] * value_embed.view(B, T, self.n_kv_head, self.head_dim)
-        if self.rope:
+            v = v + gate[..., None] * value_embed.view(B, T, G, D)
+        if config.has_rope(self.layer):
             q, k = apply_rope(q, cos, sin), apply_rope(k, cos, sin)
-        if self.qk_norm:
-            q, k = rms_norm(q) * self.qk_scale, rms_norm(k) * self.qk_scale
+        if config.qk_norm:
+            scale = QK_SCALE if "qk_scale" in config.extras else 1.0
+            q, k = rms_norm(q) * scale, rms_norm(k) * scale
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)  # (B, H or G, T, D)
         if cache is not None:
             k, v = cache.append(self.layer, k, v)
         y = attend(q, k, v, mask)  # (B, H, T, D)
-        y = y.transpose(1, 2).reshape(B, T, self.n_head * self.head_dim)  # (B, T, H * D)
-        return self.out(y)
+        return self.out(y.transpose(1, 2).reshape(B, T, H * D))
 
 
 class MLP(nn.Module):
@@ -283,6 +252,7 @@ class GPT(nn.Module):
         """compute_dtype: of the activations and of the weights where they are multiplied."""
         super().__init__()
         self.config, self.compute_dtype = config, compute_dtype
+        self.cross_entropy = cross_entropy  # machinery/setup.py may put a faster form here
         self.embed = nn.Embedding(config.padded_vocab, config.n_embd)
         self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.n_layer))
         if not config.tie_embeddings:
@@ -298,9 +268,6 @@ class GPT(nn.Module):
         if "smear" in config.extras:
             self.smear_gate = Linear(SMEAR_GATE_CHANNELS, 1)
             self.smear_scale = nn.Parameter(torch.empty(1))
-        if "lambdas" in config.extras:
-            self.residual_lambdas = nn.Parameter(torch.empty(config.n_layer))
-            self.embed_lambdas = nn.Parameter(torch.empty(config.n_layer))
         if "backout" in config.extras:
             self.backout_scale = nn.Parameter(torch.empty(1))
         cos, sin = rope_tables(config.seq_len, config.head_dim, config.rope_theta)
@@ -322,38 +289,30 @@ class GPT(nn.Module):
         | out, down               | 0                         | normal, 0.006 / sqrt(2 L)  |
         | value_gate              | uniform 0 .. 0.02         | the same                   |
         | smear_gate, smear_scale | 0                         | the same                   |
-        | residual_lambdas        | 1.15 -> 1.05 over depth   | the same                   |
-        | embed_lambdas           | 0.20 -> 0.05 over depth   | the same                   |
         | backout_scale           | 0.2                       | the same                   |
 
         Sources: nanochat for the first column; DeepSeek LLM (std 0.006) with Megatron-LM's scaling
         of the projections for the second: a tied table must be small, or each token would predict
         itself. A sharded weight (DTensor) is drawn whole and cut, so that sharding changes nothing.
         """
-        n_layer, unit = self.config.n_layer, self.config.n_embd**-0.5
+        unit, tied = self.config.n_embd**-0.5, self.config.tie_embeddings
         for name, p in self.named_parameters():
-            sharded = isinstance(p, DTensor)
+            sharded, kind = isinstance(p, DTensor), kind_of(name)
             full = torch.empty(p.shape, dtype=p.dtype, device=p.device) if sharded else p
-            kind = name.removesuffix(".weight").split(".")[-1]
-            if name.startswith("value_embeds"):
-                kind = "value_embeds"
             if kind == "value_gate":
                 full.uniform_(0, 0.02)
             elif kind in ("smear_gate", "smear_scale"):
                 full.zero_()
-            elif kind == "residual_lambdas":
-                full.copy_(torch.linspace(1.15, 1.05, n_layer))
-            elif kind == "embed_lambdas":
-                full.copy_(torch.linspace(0.20, 0.05, n_layer))
             elif kind == "backout_scale":
                 full.fill_(0.2)
-            elif self.config.tie_embeddings:
-                full.normal_(0, 0.006 / (2 * n_layer) ** (0.5 * (kind in ("out", "down"))))
+            elif tied:
+                depth = 2 * self.config.n_layer if kind in ("out", "down") else 1
+                full.normal_(0, 0.006 / depth**0.5)
             elif kind in ("embed", "head"):
                 full.normal_(0, 0.8 if kind == "embed" else 0.001)
             elif kind in ("out", "down"):
                 full.zero_()
-            else:
+            else:  # q, k, v, up, gate, value_embeds
                 bound = 3**0.5 * unit * (0.4 if kind in ("up", "gate") else 1.0)
                 full.uniform_(-bound, bound)  # the standard deviation of U(-b, b) is b / sqrt(3)
             if sharded:
@@ -363,18 +322,12 @@ class GPT(nn.Module):
         self.sin.copy_(sin)
 
     def param_groups(self) -> dict[str, list[nn.Parameter]]:
-        """Parameters by the way they are optimized: matrix (inside the blocks), embedding, head
-        (a tied table counts as one), scalar (everything else that is tiny)."""
+        """Parameters by the way they are optimized: matrix, embedding, head (a tied table counts
+        as the head) and scalar."""
         groups = {"matrix": [], "embedding": [], "head": [], "scalar": []}
         for name, p in self.named_parameters():
-            if name.startswith("blocks."):
-                groups["matrix"].append(p)
-            elif name == "head.weight" or (name == "embed.weight" and self.config.tie_embeddings):
-                groups["head"].append(p)
-            elif name == "embed.weight" or name.startswith("value_embeds."):
-                groups["embedding"].append(p)
-            else:
-                groups["scalar"].append(p)
+            tied = name == "embed.weight" and self.config.tie_embeddings
+            groups["head" if tied else GROUP_OF[kind_of(name)]].append(p)
         return groups
 
     # ---------------------------------------------------------------- forward
@@ -400,11 +353,7 @@ class GPT(nn.Module):
             x = rms_norm(x)
         if "smear" in config.extras:
             x = self._smear(x, idx, cache)
-        embedded = x
         for layer, block in enumerate(self.blocks):
-            if "lambdas" in config.extras:
-                x = self.residual_lambdas[layer] * x + self.embed_lambdas[layer] * embedded
-                x = x.to(self.compute_dtype)
             value_embed = None
             if config.has_value_embed(layer):
                 value_embed = self.value_embeds[str(layer)](idx).to(self.compute_dtype)
@@ -420,18 +369,9 @@ class GPT(nn.Module):
         logits = F.linear(rms_norm(x), head.weight.to(x.dtype))  # (B, T, padded V)
         logits = logits[..., : config.vocab_size]  # the padding is never seen by the loss
         if targets is None:
-            logits = logits.float()
-            return softcap(logits, config.logit_softcap) if config.logit_softcap else logits
-        loss = self.cross_entropy(logits, targets)  # (B, T)
+            return softcap(logits.float(), config.logit_softcap)
+        loss = self.cross_entropy(logits, targets, config.logit_softcap)  # (B, T)
         return loss.mean() if reduction == "mean" else loss
-
-    def cross_entropy(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """-log softmax(logits)[target], in nats: logits (B, T, V), targets (B, T) -> (B, T)."""
-        cap = self.config.logit_softcap
-        if 0 < cap <= 50:  # e^50 still fits in fp32, with room for the sum
-            return CappedCrossEntropy.apply(logits, targets, cap)
-        logits = softcap(logits.float(), cap) if cap else logits.float()
-        return F.cross_entropy(logits.transpose(1, 2), targets, reduction="none")
 
     def _mask(self, idx: Tensor, start: int, cache: KVCache | None) -> Tensor | None:
         """None means plain causal attention (fast path), else True where a query may look."""
@@ -462,14 +402,14 @@ class GPT(nn.Module):
     def flops_per_token(self, causal: bool = False) -> int:
         """FLOPs of forward and backward per token: 6 per matmul weight, plus attention.
 
-        Attention is 12 L H D T when every query is counted against all T keys (PaLM, appendix B;
+        Every 2-D weight but the look-up tables counts as one that is multiplied. Attention is
+        12 L H D T when every query is counted against all T keys (PaLM, appendix B;
         the usual "MFU"), half of that when only the causal half is (Megatron-LM). Table look-ups,
         recomputation and the optimizer are not counted; a tied table counts once, as the head.
         """
         c = self.config
-        matmul = sum(m.weight.numel() for m in self.modules() if isinstance(m, nn.Linear))
-        if c.tie_embeddings:
-            matmul += self.embed.weight.numel()
+        lookups = {id(p) for p in self.param_groups()["embedding"]}
+        matmul = sum(p.numel() for p in self.parameters() if p.ndim == 2 and id(p) not in lookups)
         attention = 12 * c.n_layer * c.n_head * c.head_dim * c.seq_len
         return 6 * matmul + (attention // 2 if causal else attention)
 
@@ -482,14 +422,13 @@ class GPT(nn.Module):
         top_k: int = 50,
         generator: torch.Generator | None = None,
         stop_id: int = -1,
-        first: Tensor | None = None,
     ) -> Tensor:
         """Continue the prompts idx (B, T) by sampling among the top_k likeliest tokens (0: all);
         temperature 0 takes the likeliest.
 
         Returns (B, T + n), n = max_new_tokens, or what fits in seq_len, or fewer if every row has
-        drawn stop_id. first: (V,) bool, the ids that may come first (see eval.py); None: all. The
-        prompt counts as one document. Padding ids cannot be drawn: the logits end at vocab_size.
+        drawn stop_id. The prompt counts as one document. Padding ids cannot be drawn: the logits
+        end at vocab_size.
         """
         if max_new_tokens < 1 or top_k < 0 or temperature < 0:
             raise ValueError(
@@ -506,8 +445,6 @@ class GPT(nn.Module):
         new = idx
         for _ in range(n):
             logits = self(new, cache=cache)[:, -1]  # (B, V)
-            if first is not None:
-                logits, first = logits.masked_fill(~first, float("-inf")), None
             if temperature == 0:
                 new = logits.argmax(-1, keepdim=True)  # (B, 1)
             else:

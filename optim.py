@@ -1,11 +1,10 @@
-"""The optimizers: Muon for the matrices inside the blocks, AdamW for the rest; the schedules.
+"""The optimizers: Muon for the matrices inside the blocks, AdamW for the rest; their schedules.
 
-It is handed parameters and hands back `torch.optim.Optimizer`s; it knows nothing of the model.
-Both skip a step entirely (parameters and state stay as they are) when their attribute `found_inf`
-is a tensor that holds 1: the guard against non-finite numbers, without asking the device.
-
-Muon works on plain tensors, under data parallelism (the expensive part is divided among the ranks)
-and on FSDP2's sharded DTensors. Next: train.py, which sets lr and momentum before each step.
+`build` is handed groups of parameters and a TrainConfig and returns `torch.optim.Optimizer`s, with
+their state already made; it knows nothing of the model. `set_schedule` gives every group its
+learning rate, momentum and weight decay of a step. Both optimizers skip a step, state included,
+when their attribute `found_inf` holds 1: that keeps NaN out of the weights without a host sync.
+To add an optimizer, add it to `build`, `state_bytes` and `READ_BY`. Next: train.py, the loop.
 """
 
 from __future__ import annotations
@@ -15,8 +14,7 @@ from collections import defaultdict
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
-from torch.distributed.checkpoint import state_dict as dcp_state
+from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 # ------------------------------------------------------------------------------------ schedules
@@ -103,12 +101,6 @@ def orthogonalize(g: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     return x.mT.contiguous() if tall else x
 
 
-def orthogonalize_flops(rows: int, cols: int) -> int:
-    """FLOPs of the matmuls that one matrix takes in `orthogonalize`: no part of a model's own."""
-    short, long = sorted((rows, cols))
-    return len(POLAR_EXPRESS) * (4 * short**2 * long + 2 * short**3)
-
-
 def variance_scale(u: Tensor, second: Tensor, beta2: Tensor) -> tuple[Tensor, Tensor]:
     """What to multiply the rows of u (N, rows, cols) by (or its columns, if there are more), so
     that they all have the same long-run size and the norm of each matrix stays as it was (NorMuon,
@@ -127,33 +119,33 @@ def variance_scale(u: Tensor, second: Tensor, beta2: Tensor) -> tuple[Tensor, Te
     return scale * (old_norm / new_norm.clamp_min(1e-10)).sqrt(), second
 
 
-# The stages of a Muon step, on lists of matrices of one shape. Each is compiled on a GPU;
-# between them the matrices may travel between ranks. `keep` is 0 when the step must not happen.
-# What is done number by number is done matrix by matrix: on a CPU, a matrix stays in its cache.
+# The parts of a Muon step, on lists of matrices of one shape. Each is compiled on a GPU; between
+# them the matrices may travel between ranks. `apply` is 0 when the step must not happen.
+# Elementwise work goes one matrix at a time, so that on a CPU the matrix stays in cache.
 
 
-def _momentum_stage(grads, momenta, momentum, keep):
+def _momentum(grads, momenta, momentum, apply):
     ahead = []
     for grad, average in zip(grads, momenta):
-        grad = torch.where(keep > 0, grad, torch.zeros_like(grad))  # 0 x NaN would be NaN
-        average.lerp_(grad, (1 - momentum) * keep)
+        grad = torch.where(apply > 0, grad, torch.zeros_like(grad))  # 0 x NaN would be NaN
+        average.lerp_(grad, (1 - momentum) * apply)
         ahead.append(grad.lerp(average, momentum))  # Nesterov: look one step ahead
     return torch.stack(ahead)
 
 
-def _variance_stage(u, seconds, beta2, keep):
-    scale, second = variance_scale(u, torch.stack(seconds), 1 - (1 - beta2) * keep)
+def _variance(u, seconds, beta2, apply):
+    scale, second = variance_scale(u, torch.stack(seconds), 1 - (1 - beta2) * apply)
     for old, new in zip(seconds, second.unbind(0)):
         old.copy_(new)
     return scale
 
 
-def _update_stage(params, u, scale, lr, weight_decay, keep):
+def _update(params, u, scale, lr, weight_decay, apply):
     for p, direction, s in zip(params, u.unbind(0), scale.unbind(0)):
         update = direction * s
         agree = (update * p).gt_(0)  # cautious: decay never pulls against the update
         update.addcmul_(agree.mul_(p), weight_decay)
-        p.addcmul_(update, -lr * keep)
+        p.addcmul_(update, -lr * apply)
 
 
 class Muon(torch.optim.Optimizer):
@@ -180,19 +172,26 @@ class Muon(torch.optim.Optimizer):
         super().__init__(params, defaults)
         for p in (p for group in self.param_groups for p in group["params"]):
             if p.ndim != 2:
-                raise ValueError(f"Muon takes matrices, not a parameter of shape {tuple(p.shape)}")
+                raise ValueError(
+                    f"Muon takes matrices, not a parameter of shape {tuple(p.shape)}; give its "
+                    "name another group in GROUP_OF (model.py), such as scalar"
+                )
+            rows, cols = p.shape
+            side = (rows, 1) if rows >= cols else (1, cols)
+            self.state[p]["momentum_buffer"] = torch.zeros_like(p)
+            self.state[p]["second_moment"] = torch.zeros(side, device=p.device)
         self.ns_dtype, self.divide = ns_dtype, divide
         self.found_inf: Tensor | None = None
+        self._step_supports_amp_scaling = True  # torch's own mark: step() obeys found_inf
 
         self._orthogonalize = orthogonalize
-        self._momentum, self._variance = _momentum_stage, _variance_stage
-        self._update = _update_stage
+        self._momentum, self._variance, self._update = _momentum, _variance, _update
 
     def compile(self) -> None:
-        """Fuse each stage from now on: worth it on a GPU."""
-        for stage in ("_orthogonalize", "_momentum", "_variance", "_update"):
-            eager = getattr(self, stage)
-            setattr(self, stage, torch.compile(eager, dynamic=False, fullgraph=True))
+        """Fuse each part from now on: worth it on a GPU."""
+        for part in ("_orthogonalize", "_momentum", "_variance", "_update"):
+            eager = getattr(self, part)
+            setattr(self, part, torch.compile(eager, dynamic=False, fullgraph=True))
 
     @torch.no_grad()
     def step(self, closure=None):
@@ -211,33 +210,31 @@ class Muon(torch.optim.Optimizer):
 
     def _step_shape(self, shape: tuple[int, int], params: list[Tensor], group: dict) -> None:
         rows, cols = shape
-        for p in params:
-            if not self.state[p]:
-                side = (rows, 1) if rows >= cols else (1, cols)
-                self.state[p]["momentum_buffer"] = torch.zeros_like(p)
-                self.state[p]["second_moment"] = torch.zeros(side, device=p.device)
-        # 0-D tensors, not floats: a new value does not recompile the stages.
+        # 0-D tensors, not floats: a new value does not recompile anything.
         device = params[0].device
-        number = lambda x: torch.full(
-            (), x, dtype=torch.float32, device=device
-        )  # no copy to wait for
-        keep = number(1.0) if self.found_inf is None else 1 - self.found_inf
-        lr = number(group["lr"] * max(1.0, rows / cols) ** 0.5)
-        momenta = [_local(self.state[p]["momentum_buffer"]) for p in params]
+
+        def scalar(x: float) -> Tensor:
+            return torch.full((), x, dtype=torch.float32, device=device)  # no copy to wait for
+
+        apply = scalar(1.0) if self.found_inf is None else 1 - self.found_inf
+        lr = scalar(group["lr"] * max(1.0, rows / cols) ** 0.5)
+        momenta = [local(self.state[p]["momentum_buffer"]) for p in params]
         seconds = [self.state[p]["second_moment"] for p in params]
 
-        grads = [_local(p.grad) for p in params]
-        u = self._momentum(grads, momenta, number(group["momentum"]), keep)  # (N, local rows, cols)
+        grads = [local(p.grad) for p in params]
+        u = self._momentum(
+            grads, momenta, scalar(group["momentum"]), apply
+        )  # (N, local rows, cols)
         if isinstance(params[0], DTensor):
             u = _gather_rows(u, params[0])  # (N, rows, cols)
         u = self._divided_orthogonalize(u, params[0])
-        scale = self._variance(u, seconds, number(group["beta2"]), keep)
+        scale = self._variance(u, seconds, scalar(group["beta2"]), apply)
         if isinstance(params[0], DTensor):
             start, stop = _row_range(params[0])
             u = u[:, start:stop]
             scale = scale[:, start:stop] if rows >= cols else scale
-        weight_decay = number(group["weight_decay"])
-        self._update([_local(p) for p in params], u, scale, lr, weight_decay, keep)
+        weight_decay = scalar(group["weight_decay"])
+        self._update([local(p) for p in params], u, scale, lr, weight_decay, apply)
 
     def _divided_orthogonalize(self, u: Tensor, p: Tensor) -> Tensor:
         """Orthogonalize u (N, rows, cols): all here, or a share on each rank and exchanged."""
@@ -248,13 +245,14 @@ class Muon(torch.optim.Optimizer):
         n, rank = u.size(0), dist.get_rank(group)
         share = math.ceil(n / world)
         u = torch.cat([u, u.new_zeros(share * world - n, *u.shape[1:])])  # every share is full
-        mine = self._orthogonalize(u[rank * share : (rank + 1) * share], self.ns_dtype)
-        whole = mine.new_empty(share * world, *mine.shape[1:])
-        dist.all_gather(list(whole.chunk(world)), mine.contiguous(), group=group)
+        own = self._orthogonalize(u[rank * share : (rank + 1) * share], self.ns_dtype)
+        whole = own.new_empty(share * world, *own.shape[1:])
+        dist.all_gather(list(whole.chunk(world)), own.contiguous(), group=group)
         return whole[:n]
 
 
-def _local(t: Tensor) -> Tensor:
+def local(t: Tensor) -> Tensor:
+    """The part of a sharded tensor that this rank holds; any other tensor as it is."""
     return t.to_local() if isinstance(t, DTensor) else t
 
 
@@ -278,19 +276,111 @@ def _gather_rows(u: Tensor, p: DTensor) -> Tensor:
 
 # --------------------------------------------------------------------------------------- building
 
+# Options that only some choices of another option read: {option: (the other, choices, instead)}.
+READ_BY = {
+    "lr": ("optimizer", ("adamw",), "--lr_scale"),
+    "lr_scale": ("optimizer", ("muon",), "--lr"),
+    "matrix_lr": ("optimizer", ("muon",), "--lr"),
+    "embedding_lr": ("optimizer", ("muon",), "--lr"),
+    "head_lr": ("optimizer", ("muon",), "--lr"),
+    "scalar_lr": ("optimizer", ("muon",), "--lr"),
+    "decay": ("schedule", ("wsd",), "--steps"),
+    "final_lr": ("schedule", ("wsd", "cosine"), "--schedule wsd or cosine"),
+}
+
+
+def build(
+    groups: dict[str, list[Tensor]], config, width: int, *, ns_dtype=torch.float32, divide=False
+) -> list[torch.optim.Optimizer]:
+    """The optimizers of a TrainConfig, with their state; `base_lr` is what the schedule multiplies.
+
+    groups: parameters by kind (matrix, embedding, head, scalar), as GPT.param_groups gives them.
+    width: of the residual stream; AdamW's rates beside Muon are tuned at 768 and scale with
+    width^-1/2. ns_dtype, divide: see Muon.
+    """
+
+    def group(kinds: tuple, lr: float, betas: tuple, weight_decay: float) -> dict:
+        params = [p for kind in kinds for p in groups[kind]]
+        return dict(params=params, lr=lr, betas=betas, weight_decay=weight_decay)
+
+    if config.optimizer == "adamw":
+        tables_and_matrices = ("matrix", "embedding", "head")
+        recipe = [
+            group(tables_and_matrices, config.lr, (0.9, 0.95), config.weight_decay),
+            group(("scalar",), config.lr, (0.9, 0.95), 0.0),
+        ]
+        optimizers = [adamw(recipe, eps=1e-8)]
+    else:
+        scale, table_scale = config.lr_scale, config.lr_scale * (width / 768) ** -0.5
+        recipe = [
+            group(("embedding",), config.embedding_lr * table_scale, (0.8, 0.995), 0.001),
+            group(("head",), config.head_lr * table_scale, (0.8, 0.96), 0.01),
+            group(("scalar",), config.scalar_lr * scale, (0.8, 0.95), 0.0),
+        ]
+        muon = Muon(
+            groups["matrix"],
+            lr=config.matrix_lr * scale,
+            weight_decay=config.weight_decay,
+            ns_dtype=ns_dtype,
+            divide=divide,
+        )
+        optimizers = [muon, adamw(recipe, eps=1e-10)]
+    for optimizer in optimizers:
+        check_obeys_found_inf(optimizer)
+        for g in optimizer.param_groups:
+            g["base_lr"], g["base_weight_decay"] = g["lr"], g["weight_decay"]
+    return optimizers
+
 
 def adamw(groups: list[dict], eps: float = 1e-8) -> torch.optim.AdamW:
-    """Fused AdamW: one kernel per step, honours `found_inf`, and works on DTensors (the default,
-    foreach, leaks memory there). groups: dicts with params, lr, betas, weight_decay."""
-    return torch.optim.AdamW(groups, eps=eps, fused=True)
+    """Fused AdamW with its state: one kernel per step, obeys `found_inf`, and works on DTensors
+    (the default, foreach, leaks memory there). groups: dicts with params, lr, betas, weight_decay;
+    those without parameters are left out."""
+    groups = [group for group in groups if group["params"]]
+    optimizer = torch.optim.AdamW(groups, eps=eps, fused=True)
+    for p in (p for group in groups for p in group["params"]):
+        optimizer.state[p] = {
+            "step": torch.zeros((), device=p.device),
+            "exp_avg": torch.zeros_like(p),
+            "exp_avg_sq": torch.zeros_like(p),
+        }
+    return optimizer
 
 
-def create_state(model: nn.Module, optimizers: list[torch.optim.Optimizer]) -> None:
-    """Create all optimizer state now, as zeros: a checkpoint needs tensors to load into, and the
-    memory plan should see them. DCP takes a step with zero gradients and lr 0, which AdamW counts,
-    so the state is zeroed afterwards."""
+def check_obeys_found_inf(optimizer: torch.optim.Optimizer) -> None:
+    """ValueError for an optimizer that would let NaN into the weights."""
+    if not getattr(optimizer, "_step_supports_amp_scaling", False):
+        name = type(optimizer).__name__
+        raise ValueError(
+            f"{name} ignores found_inf, so one NaN would spoil the weights; build it with "
+            "fused=True if it has that, or let its step() do nothing where found_inf is 1 and set "
+            "_step_supports_amp_scaling, as Muon does (optim.py)"
+        )
+
+
+def state_bytes(params: dict[str, int], optimizer: str) -> int:
+    """Bytes of fp32 weights, gradients and optimizer state (Muon keeps one number per weight,
+    AdamW two). params: how many of each kind."""
+    total = sum(params.values())
+    moments = 2 * total - (params["matrix"] if optimizer == "muon" else 0)
+    return 4 * (2 * total + moments)
+
+
+def set_schedule(optimizers: list[torch.optim.Optimizer], step: int, steps: int, config) -> float:
+    """Give every group its learning rate, momentum and weight decay of `step` (0-based); returns
+    the factor on the learning rates."""
+    factor = lr_at(step, steps, config.schedule, config.warmup, config.decay, config.final_lr)
+    decay = config.decay if config.schedule == "wsd" else 0.0
+    for group in (group for optimizer in optimizers for group in optimizer.param_groups):
+        group["lr"] = group["base_lr"] * factor
+        if "momentum" in group:  # Muon's
+            group["momentum"] = momentum_at(step, steps, decay)
+            group["weight_decay"] = group["base_weight_decay"] * weight_decay_at(step, steps)
+    return factor
+
+
+def compile_steps(optimizers: list[torch.optim.Optimizer]) -> None:
+    """Fuse the work of those optimizers that can be compiled."""
     for optimizer in optimizers:
-        dcp_state.get_optimizer_state_dict(model, optimizer)
-        for slots in optimizer.state.values():
-            for tensor in slots.values():
-                tensor.zero_()
+        if isinstance(optimizer, Muon):
+            optimizer.compile()

@@ -2,11 +2,11 @@
 
 Reads and writes `tokenizer.json` (the Hugging Face format). Guarantees:
 - any text encodes, and decodes to the same text (every byte has a token);
-- `tokenizers` and `tiktoken` give the same ids: one merge table, two engines, the second 4x faster;
+- `tokenizers` and `tiktoken` give the same ids from one merge table; `tiktoken` is 4x faster;
 - a special token written in the text is encoded as ordinary characters, never as its id.
 
 Ids: special tokens first (`<|bos|>` is 0), then the 256 bytes, then one id per merge, in the order
-in which they were learned. Next: prepare_data.py (who trains and uses it), data.py (rows of ids).
+learned. Next: prepare_data.py trains and runs it, data.py packs the ids into rows.
 """
 
 from __future__ import annotations
@@ -19,8 +19,6 @@ from pathlib import Path
 
 import numpy as np
 
-from machinery.durable import write_text
-
 BOS = "<|bos|>"
 SPECIAL_TOKENS = (BOS, "<|user|>", "<|assistant|>", "<|end|>")  # the last three: for chat, later
 
@@ -31,14 +29,14 @@ SPLIT = (
     r"|\p{N}{1,2}"
     r"| ?[^\s\p{L}\p{N}]++[\r\n]*"  # punctuation, with the line end after it
     r"|\s*[\r\n]"
-    r"|\s+(?!\S)"  # spaces, but for the last one, which belongs to the next word
+    r"|\s+(?!\S)"  # spaces except the last one, which belongs to the next word
     r"|\s+"
 )
 
-# The split is a backtracking regex: it overflows its stack on a million spaces, so a longer text
-# goes in by blocks. A block ends after a word where it can: there the split ends too, whatever
-# follows, so the ids are those of the uncut text. Only 32K characters without such a place
-# are cut blindly: then a token may be split in two, and still no byte is lost.
+# The split is a backtracking regex and overflows its stack on a million spaces, so a long text is
+# encoded in blocks. A block ends after a word, where the split ends too whatever follows, so the
+# ids are those of the uncut text. Only 32K characters without a word end are cut anywhere: a token
+# may then become two, but no byte is lost.
 BLOCK = 65_536
 AFTER_A_WORD = re.compile(r"[^\W_](?=[ \t\n.,;:!?()\[\]{}<>=+*/\"-])")
 
@@ -65,7 +63,7 @@ def blocks(text: str, size: int = BLOCK) -> Iterator[str]:
 
 
 def check_vocab_size(vocab_size: int) -> None:
-    """ValueError if it is too small to hold every byte."""
+    """ValueError if `vocab_size` is too small to hold every byte."""
     smallest = 256 + len(SPECIAL_TOKENS)
     if vocab_size < smallest:
         raise ValueError(
@@ -115,7 +113,7 @@ class Tokenizer:
         min_frequency: int = 2,
         progress: bool = False,
     ) -> Tokenizer:
-        """Learn `vocab_size` tokens, or fewer if no pair of them occurs `min_frequency` times."""
+        """Learn `vocab_size` tokens, or fewer once no pair occurs `min_frequency` times."""
         from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
         from tokenizers import Tokenizer as HFTokenizer
 
@@ -136,8 +134,8 @@ class Tokenizer:
             special_tokens=list(SPECIAL_TOKENS),
             initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         )
-        # All of it first: the library would ask for it from a thread of its own, and what streams
-        # text from the Hub has crashed there.
+        # Collect the text first: `train_from_iterator` reads from its own thread, and Hub streaming
+        # has crashed there.
         pieces = [piece for text in texts for piece in blocks(clean(text))]
         bpe.train_from_iterator(pieces, trainer)
         return cls(bpe.to_str(pretty=True))
@@ -148,24 +146,26 @@ class Tokenizer:
         try:
             return cls(Path(path).read_text(encoding="utf-8"))
         except FileNotFoundError:
-            raise ValueError(f"{path} does not exist: --tokenizer wants a tokenizer.json") from None
+            raise ValueError(
+                f"{path} does not exist: --tokenizer needs the path of a tokenizer.json"
+            ) from None
         except (KeyError, TypeError, json.JSONDecodeError, UnicodeDecodeError):
             raise ValueError(f"{path} is not a tokenizer.json of a byte-level BPE") from None
 
     def save(self, path: str | Path) -> None:
-        """Write tokenizer.json, whole or not at all."""
-        write_text(Path(path), self.spec)
+        """Write tokenizer.json. (machinery.durable.write_text(path, self.spec) survives a kill.)"""
+        Path(path).write_text(self.spec, encoding="utf-8")
 
     @property
     def sha256(self) -> str:
         return hashlib.sha256(self.spec.encode("utf-8")).hexdigest()
 
     def encode_array(self, text: str) -> np.ndarray:
-        """text -> ids, uint32, without BOS; no Python object per token is made."""
+        """text -> uint32 ids without BOS; makes no Python object per token."""
         text = clean(text)
         if self.nfc and not text.isascii():
             text = self._nfc(text)
-        parts = [  # nothing allowed, nothing forbidden: special tokens in the text are plain text
+        parts = [  # no special token is allowed and none is refused: in text they are plain text
             self._engine.encode_to_numpy(block, allowed_special=set(), disallowed_special=())
             for block in blocks(text)
         ]
@@ -179,19 +179,19 @@ class Tokenizer:
         return [self.encode(text) for text in texts]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """ids -> text; a character of which bytes are missing becomes U+FFFD."""
+        """ids -> text; an incomplete character becomes U+FFFD."""
         return self._engine.decode([int(i) for i in ids], errors="replace")
 
 
 def _nfc() -> Callable[[str], str]:
-    """NFC as `tokenizers` does it: Python's own knows another version of Unicode."""
+    """NFC as `tokenizers` does it; Python's own follows another version of Unicode."""
     from tokenizers.normalizers import NFC
 
     return NFC().normalize_str
 
 
 def clean(text: str) -> str:
-    """Python strings can hold half a UTF-16 pair, which no UTF-8 has: it becomes U+FFFD."""
+    """Replace each lone UTF-16 surrogate, which UTF-8 cannot encode, by U+FFFD."""
     try:
         text.encode("utf-8")
         return text
@@ -200,12 +200,12 @@ def clean(text: str) -> str:
 
 
 def _check(tree: dict) -> tuple[str, bool]:
-    """(split pattern, NFC?) of a parsed tokenizer.json, or ValueError if it is of another kind."""
+    """A parsed tokenizer.json -> (split pattern, NFC?); ValueError if it is of another kind."""
 
-    def refuse(what: str) -> ValueError:
+    def refuse(reason: str) -> ValueError:
         return ValueError(
-            f"not a byte-level BPE of this project's kind: {what}; "
-            "train one by leaving --tokenizer empty"
+            f"not a byte-level BPE that this project can run: {reason}; "
+            "leave --tokenizer empty to train one"
         )
 
     if tree["model"]["type"] != "BPE":

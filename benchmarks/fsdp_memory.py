@@ -25,6 +25,7 @@ import torch.distributed as dist
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 import config as cfg
+import optim
 from machinery import cli, ranks, setup
 from model import GPTConfig
 
@@ -45,13 +46,15 @@ def peak_mb(world: ranks.World) -> float:
 
 def case(parallel: str, optimizer: str, rows: int) -> None:
     """One rank of one case; the first prints a line of JSON."""
-    world = ranks.join(dtype="fp32")
-    config = replace(cfg.TrainConfig(), optimizer=optimizer, compile=False)
+    world = ranks.start(dtype="fp32")
+    config = replace(cfg.TrainConfig(), optimizer=optimizer)
     before = peak_mb(world)
     sharded = parallel == "fsdp"
-    shape = SimpleNamespace(sharded=sharded, compile=False)
+    shape = SimpleNamespace(sharded=sharded, compile=False, fused_loss=True)
     model = setup.build_model(MODEL, world, shape, seed=0)
-    optimizers = setup.build_optimizers(model, config, world, sharded)
+    optimizers = optim.build(
+        model.param_groups(), config, MODEL.n_embd, divide=world.world_size > 1 and not sharded
+    )
     step_model = model
     if parallel == "ddp":
         step_model = torch.nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
@@ -68,7 +71,7 @@ def case(parallel: str, optimizer: str, rows: int) -> None:
     of_all = [mine] * world.world_size
     if world.world_size > 1:
         dist.all_gather_object(of_all, mine)
-    if world.first:
+    if world.is_first:
         n_params = sum(p.numel() for p in model.parameters())
         print(json.dumps(dict(n_params=n_params, ranks=of_all)), flush=True)
 

@@ -1,4 +1,4 @@
-"""What a batch costs: near and far, with few rows and with a billion.
+"""The cost of a batch: near and far, with few rows and with a billion.
 
     python benchmarks/loader.py
 
@@ -6,6 +6,7 @@
 2. The real loader on data/tiny (or a made-up folder): rows/s, against the 250 rows/s that an H100
    eats at preset d12 (about 512K tokens/s in rows of 2,048).
 3. A 100 GB manifest of sparse files: seconds from `Manifest.load` to the first batch.
+4. One row of 2,049 tokens: microseconds to read it, with and without the check of its crc32.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import sys
 import tempfile
 import time
 import tracemalloc
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -23,8 +25,9 @@ import numpy as np
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-import data
-from data import Manifest, Order, RowLoader
+from data import Order, RowLoader
+from machinery import durable, shards
+from machinery.shards import Manifest
 
 H100_ROWS_PER_S = 250
 
@@ -47,17 +50,29 @@ def order_cost(sizes: list[int], position: int, rows: int = 20_000) -> tuple[flo
 
 def sparse_folder(folder: Path, gigabytes: float, row_len: int = 2049) -> None:
     """A manifest of that size whose shards are holes on the disk (all zeros when read)."""
-    shards, rows, total = [], 65_536, 0
+    entries, rows, total = [], shards.SHARD_ROWS, 0
+    crcs = np.full(rows, zlib.crc32(bytes(2 * row_len)), "<u4").tobytes()
     folder.joinpath("train", "web").mkdir(parents=True)
     while total < gigabytes * 1e9:
-        name = f"train/web/unit_{len(shards):05d}_00.npy"
-        with open(folder / name, "wb") as f:
-            np.lib.format.write_array_header_1_0(
-                f, {"descr": "<u2", "fortran_order": False, "shape": (rows, row_len)}
-            )
-            f.truncate(f.tell() + rows * row_len * 2)
-        size = (folder / name).stat().st_size
-        shards.append({"file": name, "rows": rows, "bytes": size, "sha256": "", "min": 0, "max": 0})
+        name = f"train/web/unit_{len(entries):05d}_00"
+        size = 128 + rows * row_len * 2
+        with open(folder / f"{name}.npy", "wb") as f:
+            f.write(shards.header("<u2", (rows, row_len)))
+            f.truncate(size)
+        (folder / f"{name}.crc32.npy").write_bytes(shards.header("<u4", (rows,)) + crcs)
+        entries.append(
+            {
+                "file": f"{name}.npy",
+                "rows": rows,
+                "bytes": size,
+                "sha256": "",
+                "min": 0,
+                "max": 0,
+                "crc32_file": f"{name}.crc32.npy",
+                "crc32_bytes": 128 + len(crcs),
+                "crc32_sha256": "",
+            }
+        )
         total += size
     (folder / "tokenizer.json").write_text("{}")
     np.save(folder / "token_bytes.npy", np.ones(50_000, np.int32))
@@ -69,15 +84,36 @@ def sparse_folder(folder: Path, gigabytes: float, row_len: int = 2049) -> None:
         "tokenizer": {
             "vocab_size": 50_000,
             "bos_id": 0,
-            "sha256": data.sha256_of(folder / "tokenizer.json"),
+            "sha256": durable.sha256_of(folder / "tokenizer.json"),
         },
         "splits": {
-            "train": {"web": {"rows": rows * len(shards), "shards": shards}},
+            "train": {"web": {"rows": rows * len(entries), "shards": entries}},
             "val": {"web": {"rows": 0, "shards": []}},
         },
     }
     tree["fingerprint"] = shards.fingerprint(tree)
     shards.write_json(folder / "manifest.json", tree)
+
+
+def row_cost(manifest: Manifest, rows: int = 5000) -> tuple[float, float]:
+    """Microseconds to read a random row: (with the check of its crc32, the bytes alone)."""
+    order, checked, bare = Order([manifest.rows("train")], [1], 0), 1e9, 1e9
+    places = [order(p)[1] for p in range(rows)]
+    for row in places:  # fill the page cache
+        manifest.row("train", 0, row)
+    size = manifest.row_len * np.dtype(manifest.dtype).itemsize
+    for _ in range(5):
+        t0 = time.perf_counter()
+        for row in places:
+            manifest.row("train", 0, row)
+        t1 = time.perf_counter()
+        for row in places:
+            shard, i = manifest.locate("train", 0, row)
+            file, _ = manifest._open(shard["file"], shard["crc32_file"], shard["rows"])
+            np.frombuffer(os.pread(file.fileno(), size, 128 + i * size), manifest.dtype)
+        t2 = time.perf_counter()
+        checked, bare = min(checked, t1 - t0), min(bare, t2 - t1)
+    return checked / rows * 1e6, bare / rows * 1e6
 
 
 def loader_rate(manifest: Manifest, position: int, micro_batch: int = 16, batches: int = 400):
@@ -117,7 +153,7 @@ def main() -> None:
         t2 = time.perf_counter()
         loader.close()
         print(
-            f"{args.gigabytes:.0f} GB in {len(manifest.shards('train'))} shards: load and check "
+            f"{args.gigabytes:.0f} GB in {len(manifest.all_shards())} shards: load and check "
             f"{t1 - t0:.3f} s, first batch {t2 - t1:.3f} s, together {t2 - t0:.3f} s"
         )
         for position in (0, 10**12):
@@ -126,6 +162,10 @@ def main() -> None:
                 f"  rows of {manifest.row_len} at position {position:.0e}: {rate:,.0f} rows/s, "
                 f"{rate / H100_ROWS_PER_S:.0f}x an H100 at d12"
             )
+        small = Path(scratch) / "small"
+        sparse_folder(small, 3.0)
+        checked, bare = row_cost(Manifest.load(small))
+        print(f"a row of 2,049 tokens: {checked:.1f} us with its crc32, {bare:.1f} us without")
     if (ROOT / "data/tiny/manifest.json").exists():
         manifest = Manifest.load(ROOT / "data/tiny")
         for position in (0, 10**12):

@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import datetime
-import gc
 import json
 import os
 import resource
@@ -36,7 +35,7 @@ import flops
 import optim
 import train
 from machinery import cli, diary, plan, ranks
-from model import GPTConfig, attention_backend
+from model import GPTConfig
 
 MORE_PRESETS = {
     # nanoGPT's 124M, for comparison with other people's figures
@@ -92,18 +91,22 @@ def find_preset(name: str) -> cfg.Preset:
 
 def measure(case: dict, run_dir: str) -> dict:
     """Take case["warmup"] + case["steps"] optimizer steps; returns the figures of the last ones."""
-    preset = find_preset(case["preset"])
-    options = dict(run_dir=run_dir, data_dir="random rows", steps=10_000, verify=True)
+    preset, given = find_preset(case["preset"]), case.get("train", {})
+    options = dict(run_dir=run_dir, data_dir="random rows") | given
+    options = {k: v for k, v in options.items() if k in cfg.RunConfig.__dataclass_fields__}
+    recipe = {"steps": 10_000} | {k: v for k, v in given.items() if k not in options}
     preset = replace(
         preset,
         name=case["preset"],
         model=replace(preset.model, **case.get("model", {})),
-        train=replace(preset.train, **options, **case.get("train", {})),
+        train=replace(preset.train, **recipe),
+        run=replace(preset.run, **options),
     )
-    world = ranks.join(preset.train.device, preset.train.dtype)
-    rows, log = RandomRows(preset.model), diary.Log(Path(run_dir), first=False)
-    decided = plan.make_plan(preset.train, preset.model, rows, world)
-    run = train.Trainer(preset, preset.model, rows, world, decided, log)
+    world = ranks.start(preset.run.device, preset.train.dtype)
+    rows, log = RandomRows(preset.model), diary.Log(Path(run_dir), is_first=False)
+    decided = plan.make_plan(preset, preset.model, world, rows)
+    run = train.Trainer(preset, world, decided, rows, log)
+    run.build(preset.model)
     run.get_ready()
     if case.get("autocast"):
         run.step_model = _with_autocast(run.step_model, world.device)
@@ -118,18 +121,14 @@ def measure(case: dict, run_dir: str) -> dict:
         run.set_schedule()
         run.guard(run.accumulate())
         run.take_step()
-        if world.device.type == "cpu":
-            run.drain()  # the step is complete: read it now, not together with the next
         if i == 0:
             run.drain()
             first_step_s = time.time() - case["asked_at"]
-            gc.collect()
-            gc.freeze()
     run.drain()
     ceiling = (before + flops.measure_matmul(world.device, ceiling_dtype)) / 2
     run.loader.close()
     speed, model = run.meter.summary(), run.model
-    peak = preset.train.peak_tflops * 1e12 or flops.peak_flops(world.device_name)
+    peak = preset.run.peak_tflops * 1e12 or flops.peak_flops(world.device_name)
     per_token = {"full": model.flops_per_token(), "causal": model.flops_per_token(causal=True)}
     return {
         "tokens_per_s": speed["tokens_per_s"],
@@ -146,16 +145,22 @@ def measure(case: dict, run_dir: str) -> dict:
         "micro_batch": run.micro_batch,
         "grad_accum": run.grad_accum,
         "dtype": str(world.dtype).removeprefix("torch."),
-        "attention": attention_backend(preset.model, world.device, world.dtype),
+        "attention": plan.attention_backend(preset.model, world.device, world.dtype),
         "memory": peak_memory(world.device),
         "first_step_s": first_step_s,
     }
 
 
+def orthogonalize_flops(rows: int, cols: int) -> int:
+    """FLOPs of the matmuls that one matrix takes in `optim.orthogonalize`: no part of a model's."""
+    short, long = sorted((rows, cols))
+    return len(optim.POLAR_EXPRESS) * (4 * short**2 * long + 2 * short**3)
+
+
 def muon_flops(optimizers: list) -> int:
     """FLOPs of Muon's own matmuls in a step; 0 without it."""
     groups = [g for o in optimizers if isinstance(o, optim.Muon) for g in o.param_groups]
-    return sum(optim.orthogonalize_flops(*p.shape) for g in groups for p in g["params"])
+    return sum(orthogonalize_flops(*p.shape) for g in groups for p in g["params"])
 
 
 def _with_autocast(model, device: torch.device):

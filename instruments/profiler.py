@@ -186,3 +186,22 @@ def profile(
     recording = Profile(out_dir, device, warmup, steps)
     with recording.profiler:
         yield recording
+
+
+def run(trainer) -> int:
+    """`train.py --profile`: a few steps of a Trainer, then the table. Returns the exit code."""
+    several = trainer.world.world_size > 1
+    folder = trainer.run_dir / "profile" / (f"rank_{trainer.world.rank}" if several else "")
+    trainer.log.status("running", from_step=trainer.step)
+    trainer.meter.start()
+    with profile(folder, trainer.world.device) as recording:
+        while not recording.done and trainer.step < trainer.plan.steps:
+            trainer.set_schedule()
+            trainer.guard(trainer.accumulate())
+            trainer.take_step()
+            recording.step()
+    trainer.drain()
+    trainer.log.status("profiled", step=trainer.step, exit_code=0)
+    if trainer.world.is_first:
+        trainer.log.print(recording.table())
+    return 0

@@ -20,6 +20,7 @@ from typing import Literal
 
 import config as cfg
 from model import GPTConfig
+from optim import READ_BY
 
 ROOT = Path(__file__).resolve().parent.parent
 OURS = (ROOT, ROOT / "machinery", ROOT / "instruments")  # not .venv, which lies in ROOT too
@@ -29,19 +30,20 @@ OURS = (ROOT, ROOT / "machinery", ROOT / "instruments")  # not .venv, which lies
 class TrainArgs:
     model: GPTConfig
     train: cfg.TrainConfig
+    run: cfg.RunConfig
 
 
 def parse(program: str, part: Literal["data", "train"], argv: list[str]) -> cfg.Preset:
     """Command line -> preset with overrides, the folders filled in.
 
-    `parse("train.py", "train", ["d12", "--steps", "200"])`. Unknown options are answered by tyro:
-    the nearest one named, exit code 2.
+    `parse("train.py", "train", ["d12", "--steps", "200"])`. tyro answers an unknown option with
+    the nearest one and exit code 2.
     """
     import tyro
 
     name, argv = (argv[0], argv[1:]) if argv and argv[0][0] != "-" else ("tiny", argv)
     preset = replace(find_preset(name), name=name)
-    default = preset.data if part == "data" else TrainArgs(preset.model, preset.train)
+    default = preset.data if part == "data" else TrainArgs(preset.model, preset.train, preset.run)
     args = tyro.cli(
         type(default),
         default=default,
@@ -52,12 +54,26 @@ def parse(program: str, part: Literal["data", "train"], argv: list[str]) -> cfg.
     )
     if part == "data":
         return replace(preset, data=replace(args, data_dir=args.data_dir or f"data/{name}"))
-    train = replace(
-        args.train,
-        run_dir=args.train.run_dir or f"runs/{name}",
-        data_dir=args.train.data_dir or f"data/{name}",
+    refuse_unread(args.train, preset.train)
+    run = replace(
+        args.run,
+        run_dir=args.run.run_dir or f"runs/{name}",
+        data_dir=args.run.data_dir or f"data/{name}",
     )
-    return replace(preset, model=args.model, train=train)
+    return replace(preset, model=args.model, train=args.train, run=run)
+
+
+def refuse_unread(given: cfg.TrainConfig, preset: cfg.TrainConfig) -> None:
+    """ValueError for an option that the chosen optimizer or schedule would ignore."""
+    for name, (other, choices, instead) in READ_BY.items():
+        value, choice = getattr(given, name), getattr(given, other)
+        if name == "decay" and given.decay_mixture:
+            continue  # it says where that mixture begins
+        if value != getattr(preset, name) and choice not in choices:
+            raise ValueError(
+                f"--{name} {value} has no effect with --{other} {choice}: only "
+                f"{' and '.join(choices)} read it; use {instead}, or leave it out"
+            )
 
 
 def find_preset(name: str) -> cfg.Preset:
@@ -97,8 +113,7 @@ def weights(mixture: tuple[str, ...]) -> dict[str, float] | None:
 
 
 def run(main: Callable[[list[str]], int | None]) -> None:
-    """Run main(argv) and exit with what it returns; of an error that is a bug, with a traceback, of
-    any other with one sentence."""
+    """Run main(argv) and exit with its result. Bugs get a traceback, user mistakes one sentence."""
     try:
         code = main(sys.argv[1:]) or 0
     except Exception as error:
@@ -108,9 +123,8 @@ def run(main: Callable[[list[str]], int | None]) -> None:
         else:
             _report(f"error: {error}")
     if "RANK" in os.environ:
-        # Leave without tearing anything down, process groups included: a thread of gloo that lets
-        # go of a tensor meanwhile would abort the process, and turn its exit code into a signal, or
-        # wait for Python's lock, which the tearing down holds while it waits for that thread.
+        # Skip Python's teardown. While it runs, a gloo thread may free a tensor, which either
+        # aborts the process (the exit code becomes a signal) or deadlocks on the GIL.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
@@ -128,8 +142,8 @@ def _report(text: str) -> None:
 
 
 def exit_code(error: BaseException) -> int:
-    """Its own; 2 (configuration) for a ValueError raised in a file of this folder; 1 for what else
-    there is, a ValueError from inside a library among it: that is a bug."""
+    """The error's own exit_code if it has one; 2 for a ValueError raised by our code (a user
+    mistake); 1 for anything else, including a ValueError raised inside a library (a bug)."""
     if isinstance(error, ValueError) and not hasattr(error, "exit_code"):
         *_, (frame, _) = traceback.walk_tb(error.__traceback__)
         return 2 if Path(frame.f_code.co_filename).resolve().parent in OURS else 1

@@ -1,119 +1,163 @@
-"""What a run says about itself: bits per byte, metrics.jsonl, loss.png, status.json, wandb.
+"""What a run did: metrics.jsonl, status.json, loss.png, the numbers of a step, how it ended.
 
-Writes into the run's folder; `metrics.jsonl` (one JSON object per step or validation) is the truth,
-everything else can be drawn from it. Guarantees: wandb never asks, never waits and never stops a
-run: it hangs behind a bounded queue in a thread of its own. Next: train.py, eval.py.
+Writes into the run's folder. `metrics.jsonl` (one JSON object per step or validation) is the truth:
+everything else can be drawn from it. wandb is fed by a process of its own that follows this file,
+so it can neither ask, nor wait, nor stop a run. Next: train.py writes it, instruments/to_wandb.py
+follows it.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import os
-import queue
-import threading
-import uuid
-from collections.abc import Iterable
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
-from machinery import durable
+from machinery import checkpoint, cli, durable
+from machinery.errors import NonFiniteError
+
+WANDB_GRACE_S = 10.0  # that a finished run waits for wandb
 
 
-@torch.no_grad()
-def bits_per_byte(
-    model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]], token_bytes: Tensor
-) -> tuple[float, float]:
-    """Loss in nats per token and in bits per byte of text, over all ranks' batches.
+class LateNumbers:
+    """The numbers of one step on their way from the device to the host, which does not wait."""
 
-    Bits per byte does not depend on the tokenizer: total nats of the targets that stand for text,
-    over ln 2, over the bytes of that text. Special tokens (0 bytes) are left out of it, and are in
-    the mean loss. batches: inputs and targets (B, T); every rank must bring as many batches (the
-    parts of a sharded model compute in step). token_bytes: (V,) bytes per token id.
-    """
-    total = torch.zeros(4, dtype=torch.float64)  # nats, targets, text nats, bytes: on the host
-    training = model.training
-    model.eval()
-    for inputs, targets in batches:
-        nats = model(inputs, targets, reduction="none")  # (B, T)
-        size = token_bytes[targets]  # (B, T)
-        sums = (nats, torch.ones_like(nats), nats * (size > 0), size)
-        total += torch.stack([x.sum(dtype=torch.float32) for x in sums]).cpu()
-    model.train(training)
-    if dist.is_initialized():
-        dist.all_reduce(total)
-    nats, targets, text_nats, n_bytes = total.tolist()
-    return nats / targets, text_nats / math.log(2) / n_bytes
+    def __init__(self, names: tuple[str, ...]):
+        """names: of the numbers, in the order in which `send` gets them."""
+        self.names = names
+        self._pending: tuple | None = None
+
+    def send(self, numbers: Tensor, note: dict) -> None:
+        """Start copying numbers (len(names),); `note` travels along."""
+        on_gpu = numbers.device.type == "cuda"
+        host = torch.empty(len(self.names), pin_memory=on_gpu)
+        host.copy_(numbers, non_blocking=True)
+        copied = torch.cuda.Event() if on_gpu else None
+        if copied:
+            copied.record()
+        self._pending = (note, host, copied)
+
+    def read(self) -> tuple[dict, dict[str, float]] | None:
+        """(note, numbers by name) once they have arrived; None if none are on their way."""
+        if self._pending is None:
+            return None
+        (note, host, copied), self._pending = self._pending, None
+        if copied:
+            copied.synchronize()
+        return note, dict(zip(self.names, host.tolist()))
 
 
 class Log:
     """The run's diary. On ranks other than the first, every method does nothing."""
 
-    def __init__(self, run_dir: Path, first: bool, wandb_config: dict | None = None):
-        """wandb_config: also send everything to wandb, to one run, whose configuration this is."""
-        self.run_dir, self.first = run_dir, first
+    def __init__(self, run_dir: Path, is_first: bool, wandb: bool = False):
+        """wandb: start the process that follows metrics.jsonl, at the first `rewind`."""
+        self.run_dir, self.is_first, self._wants_wandb = run_dir, is_first, wandb
         self.file = run_dir / "metrics.jsonl"
-        self.wandb = _Wandb(run_dir, wandb_config) if first and wandb_config is not None else None
+        self._wandb: subprocess.Popen | None = None
 
-    def say(self, text: str) -> None:
-        if self.first:
+    def print(self, text: str) -> None:
+        if self.is_first:
             print(text, flush=True)
 
     def write(self, record: dict) -> None:
         """Append one line to metrics.jsonl."""
-        if not self.first:
+        if not self.is_first:
             return
         with open(self.file, "a") as file:
             file.write(json.dumps(record) + "\n")
-        if self.wandb:
-            self.wandb.put(record)
 
     def rewind(self, step: int, validated_again: bool = False) -> None:
-        """Drop the lines that a run resumed after `step` will write again."""
-        if not self.first or not self.file.exists():
+        """Drop the lines that a run resumed after `step` writes again; then let wandb follow."""
+        if not self.is_first:
             return
-        keep = [
-            r for r in read_jsonl(self.file)
-            if r["step"] < step or r["step"] == step and not (validated_again and "val_bpb" in r)
-        ]  # fmt: skip
-        durable.write_text(self.file, "".join(json.dumps(r) + "\n" for r in keep))
+        if self.file.exists():
+            keep = [
+                r
+                for r in read_jsonl(self.file)
+                if r["step"] < step
+                or (r["step"] == step and not (validated_again and "val_bpb" in r))
+            ]
+            durable.write_text(self.file, "".join(json.dumps(r) + "\n" for r in keep))
+        if self._wants_wandb:
+            program = Path(__file__).parent.parent / "instruments" / "to_wandb.py"
+            self._wandb = subprocess.Popen([sys.executable, program, self.run_dir, "--follow"])
 
     def status(self, state: str, **facts) -> None:
         """Replace status.json: what a scheduler, or a person, wants to know of a run that ended."""
-        if self.first:
+        if self.is_first:
             text = json.dumps({"state": state, **facts}, indent=1) + "\n"
             durable.write_text(self.run_dir / "status.json", text)
 
     def plot(self) -> Path | None:
         """Draw loss.png; None if matplotlib is not installed or nothing was logged."""
-        return plot_loss(self.file, self.run_dir / "loss.png") if self.first else None
+        return plot_loss(self.file, self.run_dir / "loss.png") if self.is_first else None
 
     def close(self) -> None:
-        if self.wandb:
-            self.wandb.close()
+        """Give wandb a moment to catch up."""
+        if self._wandb:
+            try:
+                self._wandb.wait(WANDB_GRACE_S)
+            except subprocess.TimeoutExpired:
+                self._wandb.kill()
+                print(
+                    f"wandb is behind or does not answer; {self.file} has everything, and python "
+                    f"instruments/to_wandb.py {self.run_dir} sends it again",
+                    flush=True,
+                )
 
 
-def step_line(r: dict, steps: int, left_s: float, noise_scale: str = "") -> str:
-    """One step of `steps`, from its record in metrics.jsonl, for the screen:
+@contextmanager
+def outcome(run, argv: list[str]) -> Iterator[None]:
+    """Around a whole run: write to status.json why it failed, and close what it holds. Out of
+    memory becomes a ValueError with the command that resumes in smaller micro-batches."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        run.log.status("failed", step=run.step, error="out of memory", exit_code=2)
+        # the last of two equal options wins, so the command can simply be made longer
+        micro_batch = getattr(run, "micro_batch", run.plan.micro_batch)
+        smaller = run.plan.smaller_micro_batch(micro_batch)
+        ranks_here = os.environ.get("LOCAL_WORLD_SIZE", 1)
+        several = run.world.world_size > 1
+        launcher = f"torchrun --nproc_per_node={ranks_here}" if several else "python"
+        raise ValueError(
+            f"out of memory at step {run.step:,} ({str(error).splitlines()[0]}); resume with: "
+            f"{launcher} train.py {shlex.join(argv)} --micro_batch {smaller}"
+        ) from None
+    except Exception as error:
+        code = cli.exit_code(error)
+        run.log.status("failed", step=run.step, error=str(error)[:1000], exit_code=code)
+        raise
+    finally:
+        run.close()
 
-    step 120/2,000 | loss 3.4120 | bpb 1.052 | lr 0.810 | |g| 0.930 | 512 ms | 1.02M tok/s | ...
 
-    ms and tok/s are medians over the last steps, `data` a mean (see flops.Meter); bpb is the loss
-    over the bytes of the step's own text (validation's also leaves the special tokens out)."""
-    if r["mfu_full"] is None:
-        used = f"mfu n/a, {r['tflops_full']:.2f}/{r['tflops_causal']:.2f} TFLOP/s full/causal"
-    else:
-        used = f"mfu {r['mfu_full']:.1%} full {r['mfu_causal']:.1%} causal"
-    noise = f" | noise scale {noise_scale}" if noise_scale else ""
-    return (
-        f"step {r['step']:,}/{steps:,} | loss {r['loss']:.4f} | bpb {r['bpb']:.3f} | "
-        f"lr {r['lr']:.3f} | |g| {r['norm']:.3f} | {r['dt_ms']:.0f} ms | "
-        f"{short(r['tokens_per_s'])} tok/s | {used} | "
-        f"data {r['data_wait_ms']:.1f} ms | {duration(left_s)} left{noise}"
+def refuse_step(run, note: dict, loss: float, norm: float) -> None:
+    """A step with non-finite numbers did not happen: skip it, or raise NonFiniteError."""
+    rows = run.loader.row_ids(note["first_row"], note["rows"])
+    named = ", ".join(rows[:4]) + (f", ... ({len(rows)} rows)" if len(rows) > 4 else "")
+    text = (
+        f"step {note['step']}: loss {loss}, gradient norm {norm}; its weights were not changed; "
+        f"rows: {named}"
     )
+    run.skipped += 1
+    allowed = run.options.skip_nonfinite
+    if run.skipped > allowed:
+        run.checkpoints.join()  # the newest may be on its way
+        newest = checkpoint.latest_valid(run.run_dir / "checkpoints", log=run.log.print)
+        raise NonFiniteError(
+            f"{text}. Last good checkpoint: {newest}; try a smaller learning rate, or "
+            f"--skip_nonfinite {allowed + 10}"
+        )
+    run.log.print(f"warning: {text}; skipped ({run.skipped} so far)")
 
 
 def short(x: float) -> str:
@@ -179,56 +223,3 @@ def plot_loss(jsonl: Path, image: Path) -> Path | None:
         axes.grid(alpha=0.3)
     figure.savefig(image, dpi=120)
     return image
-
-
-class _Wandb:
-    """wandb behind a queue: when it hangs or fails, records are dropped and training goes on."""
-
-    def __init__(self, run_dir: Path, config: dict, size: int = 10_000):
-        self.queue: queue.Queue = queue.Queue(maxsize=size)
-        self.dropped = 0
-        self.thread = threading.Thread(target=self._work, args=(run_dir, config), daemon=True)
-        self.thread.start()
-
-    def put(self, record: dict) -> None:
-        try:
-            self.queue.put_nowait(record)
-        except queue.Full:
-            self.dropped += 1
-
-    def close(self, timeout_s: float = 10.0) -> None:
-        try:
-            self.queue.put(None, timeout=timeout_s)
-        except queue.Full:
-            pass
-        self.thread.join(timeout_s)
-        if self.thread.is_alive() or self.dropped:
-            print(f"wandb is behind or hangs ({self.dropped} records dropped); "
-                  "metrics.jsonl has everything", flush=True)  # fmt: skip
-
-    def _work(self, run_dir: Path, config: dict) -> None:
-        try:
-            # Without a key wandb would ask at the prompt; then it writes to a local folder instead.
-            key = os.environ.get("WANDB_API_KEY") or "api.wandb.ai" in _netrc()
-            os.environ.setdefault("WANDB_MODE", "online" if key else "offline")
-            import wandb
-
-            id_file = run_dir / "wandb_id"  # so that a run that is resumed stays one there
-            if not id_file.exists():
-                durable.write_text(id_file, uuid.uuid4().hex[:12])
-            run = wandb.init(
-                project="nano2049", name=run_dir.name, id=id_file.read_text(), resume="allow",
-                dir=run_dir, config=config,
-            )  # fmt: skip
-            while (record := self.queue.get()) is not None:
-                run.log(record, step=record["step"])
-            run.finish()
-        except (Exception, SystemExit) as error:  # whatever happens there, it is not worth a run
-            print(f"wandb is off: {type(error).__name__}: {error}", flush=True)
-            while self.queue.get() is not None:
-                pass
-
-
-def _netrc() -> str:
-    path = Path(os.environ.get("NETRC", Path.home() / ".netrc"))
-    return path.read_text() if path.exists() else ""

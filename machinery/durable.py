@@ -1,8 +1,7 @@
 """Files that survive a crash: forced onto the disk, replaced as a whole, known by their sha256.
 
-A file that a program writes here is seen, under its name, either whole or not at all, whatever
-kills the program; what a killed one leaves behind is called `.tmp-*`. The lowest floor: every file
-that writes something stands on it.
+A file written with `replacing` is either whole or not there, whatever kills the program. A killed
+program leaves only `.tmp-*` files behind. Imports nothing of ours; every file that writes uses it.
 """
 
 from __future__ import annotations
@@ -11,8 +10,6 @@ import fcntl
 import hashlib
 import os
 import socket
-import threading
-import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,7 +27,7 @@ def fsync(path: Path) -> None:
 
 
 def temporary_name(path: Path) -> Path:
-    """Where to write `path` until it is whole: beside it, a name that no other writer has."""
+    """A name beside `path` that no other writer uses, to write to until the file is whole."""
     return path.with_name(f".tmp-{path.name}-{uuid.uuid4().hex[:8]}")
 
 
@@ -43,40 +40,37 @@ def publish(temporary: Path, path: Path) -> None:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """`with replacing(path) as file:` write the new content; at the end of the block it replaces
-    the old as a whole: whoever reads the file, even after a crash, sees the one or the other."""
+    """`with replacing(path) as file:` write the new content, which replaces the old at the end of
+    the block. A reader sees the old file or the new one, even after a crash."""
     temporary = temporary_name(path)
     try:
         with open(temporary, "wb") as file:
             yield file
         publish(temporary, path)
-    finally:  # published, it is gone
+    finally:  # after `publish` there is nothing left to remove
         temporary.unlink(missing_ok=True)
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace a file as a whole; in UTF-8."""
+    """Replace a whole file by `text` in UTF-8."""
     with replacing(path) as file:
         file.write(text.encode("utf-8"))
 
 
-def sha256_of(path: Path, pause: float = 0.0, stop: threading.Event | None = None) -> str:
-    """sha256 of a file. After each block, sleep `pause` times what the block took."""
+def sha256_of(path: Path) -> str:
+    """The sha256 of a file, in hexadecimal; read in blocks of 4 MB."""
     digest, buffer = hashlib.sha256(), memoryview(bytearray(1 << 22))
     with open(path, "rb", buffering=0) as file:
-        while True:
-            began = time.perf_counter()
-            if not (n := file.readinto(buffer)) or (stop and stop.is_set()):
-                return digest.hexdigest()
+        while n := file.readinto(buffer):
             digest.update(buffer[:n])
-            if stop and pause:
-                stop.wait(pause * (time.perf_counter() - began))
+    return digest.hexdigest()
 
 
 def lock(folder: str | Path) -> Any:
-    """Claim a folder for this process; keep the result: closing it lets go.
+    """Claim a folder for this process, until the returned file is closed or the process ends.
 
-    The kernel drops the claim when the process ends, however it does. ValueError if taken."""
+    The kernel drops the claim however the process ends. ValueError if another process has it.
+    """
     Path(folder).mkdir(parents=True, exist_ok=True)
     file = open(Path(folder) / ".lock", "a+")
     try:

@@ -12,6 +12,7 @@ import ctypes
 import glob
 import os
 import shutil
+import signal
 import subprocess
 import threading
 import time
@@ -37,7 +38,7 @@ class World:
     device_name: str
 
     @property
-    def first(self) -> bool:
+    def is_first(self) -> bool:
         return self.rank == 0
 
     @property
@@ -106,7 +107,7 @@ def pick_dtype(device: torch.device, asked: str = "auto") -> torch.dtype:
     return torch.bfloat16 if native else torch.float32
 
 
-def join(device: str = "auto", dtype: str = "auto", timeout_s: float = 30.0) -> World:
+def start(device: str = "auto", dtype: str = "auto", timeout_s: float = 30.0) -> World:
     """Become a rank: pick the device, meet the others, test the connection."""
     rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     local_rank = int(os.environ.get("LOCAL_RANK", 0))
@@ -116,7 +117,7 @@ def join(device: str = "auto", dtype: str = "auto", timeout_s: float = 30.0) -> 
         ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
         if ranks_here > 1 or "OMP_NUM_THREADS" not in os.environ:
             torch.set_num_threads(max(1, cores() // ranks_here))
-        _keep_freed_memory()
+        keep_freed_memory()
         # sums in a fixed order, also where threads add to the same row of a table: the same bits
         torch.use_deterministic_algorithms(True)
         torch.utils.deterministic.fill_uninitialized_memory = False
@@ -126,14 +127,14 @@ def join(device: str = "auto", dtype: str = "auto", timeout_s: float = 30.0) -> 
         name = torch.cuda.get_device_name(chosen)
     world = World(rank, world_size, local_rank, chosen, pick_dtype(chosen, dtype), name)
     if world_size > 1:
-        _meet(world, timeout_s)
+        meet_and_test(world, timeout_s)
     return world
 
 
-def _keep_freed_memory() -> None:
-    """Let the C library keep what large tensors leave behind: it would give their pages back, and
-    every step would wait for the system to clear new ones (a seventh of a step on a CPU).
-    Whoever set one of its MALLOC_ variables knows better."""
+def keep_freed_memory() -> None:
+    """Let the C library keep the memory of freed tensors. It would return their pages, and every
+    step would wait for the system to clear new ones: 12% of a step on a CPU. A MALLOC_ variable
+    that somebody has set is left alone."""
     if any(name.startswith("MALLOC_") for name in os.environ):
         return
     m_mmap_max, m_trim_threshold = -4, -1  # from malloc.h of glibc
@@ -143,7 +144,7 @@ def _keep_freed_memory() -> None:
         libc.mallopt(m_trim_threshold, -1)
 
 
-def _meet(world: World, timeout_s: float) -> None:
+def meet_and_test(world: World, timeout_s: float) -> None:
     """Wait for every rank by name, then prove that an all-reduce works, in bounded time."""
     deadline, silent = time.monotonic() + timeout_s, []
     try:
@@ -193,8 +194,29 @@ def _open_store(world: World, timeout: timedelta) -> dist.Store:
         return next(dist.rendezvous("env://", timeout=timeout))[0]
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     return dist.TCPStore(
-        address, port, world.world_size, world.first, timeout, wait_for_workers=False
+        address, port, world.world_size, world.is_first, timeout, wait_for_workers=False
     )
+
+
+def any_rank(problem: str | None) -> str | None:
+    """The first rank's problem, on all ranks, so that they decide alike."""
+    if not dist.is_initialized():
+        return problem
+    problems = [None] * dist.get_world_size()
+    dist.all_gather_object(problems, problem)
+    return next((p for p in problems if p), None)
+
+
+def listen_to_signals(run) -> None:
+    """SIGTERM and SIGINT set `run.signal`; the next all-reduce carries it to all ranks."""
+
+    def on_signal(signum, frame):
+        if run.signal == signal.SIGINT and signum == signal.SIGINT:
+            raise KeyboardInterrupt  # asked twice
+        run.signal = signum
+
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(signum, on_signal)
 
 
 def once_per_node(world: World, work: Callable[[], object]) -> None:

@@ -1,11 +1,13 @@
-"""The parts of a run, each from its configuration: data, folder, model, optimizers, compiled step.
+"""The parts of a run, each from its configuration: data, folder, model, compiled step.
 
-Reads DATA_DIR; writes RUN_DIR/config.json and claims the folder. What is refused here is refused
-before the first step. The names are in the order in which train.py calls them.
+Reads DATA_DIR; writes RUN_DIR/config.json and claims the folder. Whatever is refused here is
+refused before the first step. The functions come in the order in which train.py calls them.
+Next: train.py.
 """
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 from dataclasses import asdict, replace
@@ -17,9 +19,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 import config as cfg
 import data
-import flops
-import optim
-from machinery import checkpoint, cli, diary, durable, ranks, shards
+from machinery import checkpoint, cli, diary, durable, fused_loss, ranks, shards
 from machinery.plan import Plan
 from model import GPT, GPTConfig
 
@@ -27,50 +27,47 @@ OUT_OF_MEMORY = "out of memory"
 
 
 def open_data(preset: cfg.Preset, world: ranks.World) -> tuple[shards.Manifest, GPTConfig]:
-    """The prepared data, checked, and the model's configuration as the data completes it."""
-    config, name = preset.train, preset.name
-    manifest = shards.Manifest.load(config.data_dir, name)
+    """The prepared data, checked, and the model's configuration completed by it."""
+    config, options, name = preset.train, preset.run, preset.name
+    manifest = shards.Manifest.load(options.data_dir, name)
     manifest.check()
     default, given = cfg.PRESETS[name].model, preset.model
-    found = {
-        "vocab_size": manifest.vocab_size,
-        "seq_len": manifest.row_len - 1,
-        "bos_id": manifest.bos_id,
-    }
+    found = dict(
+        vocab_size=manifest.vocab_size, seq_len=manifest.row_len - 1, bos_id=manifest.bos_id
+    )
     for key, value in found.items():
         if getattr(given, key) not in (getattr(default, key), value):
             raise ValueError(
-                f"--{key} {getattr(given, key)} was asked for, but {config.data_dir} has {value}; "
-                f"leave it out, or prepare the data that way"
+                f"--{key} {getattr(given, key)} was asked for, but {options.data_dir} has {value}; "
+                "leave it out, or prepare the data that way"
             )
     if not manifest.rows("train"):
         raise ValueError(
-            f"{config.data_dir} has no training row of {manifest.row_len} tokens; prepare more "
+            f"{options.data_dir} has no training row of {manifest.row_len} tokens; prepare more "
             "text, or shorter rows: python prepare_data.py "
             f"{name} --row_len {(manifest.row_len - 1) // 2 + 1}"
         )
     for mixture in (config.mixture, config.decay_mixture):
         data.mixture_weights(manifest, cli.weights(mixture))  # refuses an unknown source, now
-    if config.verify:
-        ranks.once_per_node(world, manifest.verify)
-    if config.stage:
-        ranks.once_per_node(world, lambda: shards.stage(manifest, config.stage))
-        manifest = shards.Manifest.load(shards.staged(manifest, config.stage))
+    if options.stage:
+        ranks.once_per_node(world, lambda: shards.stage(manifest, options.stage))
+        manifest = shards.Manifest.load(shards.staged(manifest, options.stage))
     return manifest, replace(given, **found)
 
 
-def taken_from_data(asked: GPTConfig, model_config: GPTConfig) -> str:
-    """One line on what the data decided against the preset; empty if it is as the preset says."""
+def decided_by_data(asked: GPTConfig, model_config: GPTConfig) -> str:
+    """A line on where the data overruled the preset; empty if it did not."""
     before, now = asdict(asked), asdict(model_config)
     changed = [f"{key} {now[key]:,}, not {before[key]:,}" for key in now if now[key] != before[key]]
-    return "decided   by the data: " + ", ".join(changed) if changed else ""
+    return "\ndecided   by the data: " + ", ".join(changed) if changed else ""
 
 
-def claim_run_dir(preset: cfg.Preset, model_config: GPTConfig, manifest, world) -> object:
-    """Lock RUN_DIR, and refuse to go on with a run that was started under another configuration."""
-    run_dir = Path(preset.train.run_dir)
-    if not world.first:
-        return None
+def claim_run_dir(preset: cfg.Preset, model_config: GPTConfig, manifest, world):
+    """Lock RUN_DIR, and refuse to resume a run of another configuration. Returns the lock, a
+    context manager."""
+    run_dir = Path(preset.run.run_dir)
+    if not world.is_first:
+        return contextlib.nullcontext()
     try:
         claim = durable.lock(run_dir)
     except OSError as error:
@@ -88,28 +85,26 @@ def claim_run_dir(preset: cfg.Preset, model_config: GPTConfig, manifest, world) 
 
 
 def check_same_run(where: Path, before: dict, now: dict) -> None:
-    """ValueError with the fields that differ if `where` belongs to another run (see identity)."""
+    """ValueError with the fields that differ if `where` belongs to another run (see identity). A
+    field that is newer than that run has its default there."""
+    before = asdict(cfg.TrainConfig()) | asdict(GPTConfig()) | before
     differ = [
         f"{k} is {before.get(k)!r} there and {now.get(k)!r} here"
         for k in sorted(before.keys() | now.keys())
-        if before.get(k) != now.get(k)
+        if json.dumps(before.get(k)) != json.dumps(now.get(k))
     ]
     if differ:
         raise ValueError(
-            f"{where} is of a run with another configuration: {'; '.join(differ)}; "
-            "give the same options to go on with it, or another --run_dir to start anew"
+            f"{where} is of a run with another configuration: {'; '.join(differ)}; give the same "
+            "options to resume it, or another --run_dir to start a new run (--init_from takes the "
+            "weights along)"
         )
 
 
 def identity(config: cfg.TrainConfig, model_config: GPTConfig, manifest: shards.Manifest) -> dict:
-    """What makes this run this run: all that, if changed, would change the numbers."""
-    fields = {k: v for k, v in asdict(config).items() if k not in cfg.FREE_FIELDS}
-    facts = {
-        "data_fingerprint": manifest.fingerprint,
-        "tokenizer_sha256": manifest.tokenizer_sha256,
-    }
-    # through JSON, so that tuples and lists compare equal to what was read back
-    return json.loads(json.dumps(fields | asdict(model_config) | facts))
+    """The facts that make this run this run: change one, and the numbers change."""
+    facts = dict(data_fingerprint=manifest.fingerprint, tokenizer_sha256=manifest.tokenizer_sha256)
+    return asdict(config) | asdict(model_config) | facts
 
 
 def build_model(model_config: GPTConfig, world: ranks.World, plan: Plan, seed: int) -> GPT:
@@ -126,75 +121,38 @@ def build_model(model_config: GPTConfig, world: ranks.World, plan: Plan, seed: i
                 block.compile(dynamic=False, fullgraph=True)
             fully_shard(block, mesh=mesh, mp_policy=policy)
         if plan.compile:
-            # the loss has a graph of its own, or its temporaries would be larger than the model
-            model.cross_entropy = torch.compile(model.cross_entropy, dynamic=False, fullgraph=True)
-            # all blocks count together: each kind, for each number of rows that is tried
+            # torch counts recompiles over all blocks: one per kind of block and micro-batch size
             torch._dynamo.config.recompile_limit = 64
         fully_shard(model, mesh=mesh, mp_policy=policy)
+    if plan.fused_loss:
+        model.cross_entropy = fused_loss.capped_cross_entropy
+    if plan.sharded and plan.compile:
+        # the loss has a graph of its own, or its temporaries would be larger than the model
+        model.cross_entropy = torch.compile(model.cross_entropy, dynamic=False, fullgraph=True)
     model.to_empty(device=world.device)
     torch.manual_seed(seed)
     model.init_weights()
     return model
 
 
-def build_optimizers(
-    model: GPT, config: cfg.TrainConfig, world: ranks.World, sharded: bool
-) -> list[torch.optim.Optimizer]:
-    """Muon and AdamW, or AdamW alone. `base_lr` is what the schedule multiplies."""
-    groups = model.param_groups()
-    if config.optimizer == "adamw":
-        matrices = groups["matrix"] + groups["embedding"] + groups["head"]
-        recipe = [(matrices, config.lr, (0.9, 0.95), config.weight_decay)]
-        recipe += [(groups["scalar"], config.lr, (0.9, 0.95), 0.0)]
-        eps, optimizers = 1e-8, []
-    else:
-        width = (model.config.n_embd / 768) ** -0.5
-        recipe = [
-            (groups["embedding"], config.embedding_lr * width, (0.8, 0.995), 0.001),
-            (groups["head"], config.head_lr * width, (0.8, 0.96), 0.01),
-            (groups["scalar"], config.scalar_lr, (0.8, 0.95), 0.0),
-        ]
-        recipe = [(ps, lr * config.lr_scale, betas, wd) for ps, lr, betas, wd in recipe]
-        eps = 1e-10
-        muon = optim.Muon(
-            groups["matrix"],
-            lr=config.matrix_lr * config.lr_scale,
-            weight_decay=config.weight_decay,
-            ns_dtype=world.dtype,
-            divide=world.world_size > 1 and not sharded,
-        )
-        optimizers = [muon]
-    adamw = [
-        dict(params=params, lr=lr, betas=betas, weight_decay=wd)
-        for params, lr, betas, wd in recipe
-        if params
-    ]
-    optimizers.append(optim.adamw(adamw, eps=eps))
-    for group in (g for o in optimizers for g in o.param_groups):
-        group["base_lr"], group["base_weight_decay"] = group["lr"], group["weight_decay"]
-    optim.create_state(model, optimizers)
-    return optimizers
-
-
 def compile_step(model: GPT, plan: Plan, world: ranks.World, log: diary.Log):
-    """Find what runs here: (callable model, micro-batch). Out of memory halves the micro-batch, a
-    failing compiler falls back to eager; the printed line says which. Tokens per step stay what
-    they are."""
+    """Try a step until it runs: (callable model, micro-batch). Out of memory halves the
+    micro-batch, a failing compiler means eager; both are printed. Tokens per step stay the same."""
     micro_batch, compile = plan.micro_batch, plan.compile
     if compile:
-        log.say("compiling ...")
+        log.print("compiling ...")
     while True:
         step_model, problem = _try_step(model, plan, world, micro_batch, compile)
-        problem = _any_rank(problem)
+        problem = ranks.any_rank(problem)
         if problem is None:
             return step_model, micro_batch
         if problem == OUT_OF_MEMORY:
             micro_batch = _fewer_rows(model, plan, world, micro_batch)
-            log.say(f"out of memory: micro-batch halved to {micro_batch}")
+            log.print(f"out of memory: micro-batch halved to {micro_batch}")
         elif plan.sharded:
             raise ValueError(f"torch.compile does not work here ({problem}); add --no_compile")
         else:
-            log.say(f"torch.compile does not work here, so eager it is: {problem}")
+            log.print(f"torch.compile does not work here, so eager it is: {problem}")
             compile = False
 
 
@@ -207,8 +165,9 @@ def _try_step(model: GPT, plan: Plan, world: ranks.World, micro_batch: int, comp
         generator = torch.Generator().manual_seed(0)
         tokens = torch.randint(model.config.vocab_size, (micro_batch, T + 1), generator=generator)
         tokens = tokens.to(world.device)
-        accumulates = plan.rows_at(plan.ramp_steps) > micro_batch * world.world_size
-        for _ in range(1 + accumulates):  # the second makes gradients beside those of the first
+        accumulates = plan.rows_in_step(plan.ramp_steps) > micro_batch * world.world_size
+        # run twice when accumulating: the peak comes when new gradients are added to old ones
+        for _ in range(1 + accumulates):
             step_model(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()).backward()
     except Exception as error:  # the compiler's errors share no base class
         if _is_out_of_memory(error):
@@ -252,21 +211,3 @@ def _is_out_of_memory(error: Exception) -> bool:
         or "out of memory" in text
         or "outofmemoryerror" in text
     )
-
-
-def _any_rank(problem: str | None) -> str | None:
-    """The first rank's problem, on all ranks, so that they decide alike."""
-    if not dist.is_initialized():
-        return problem
-    problems = [None] * dist.get_world_size()
-    dist.all_gather_object(problems, problem)
-    return next((p for p in problems if p), None)
-
-
-def find_peak(config: cfg.TrainConfig, world: ranks.World) -> float | None:
-    """FLOP/s of one device: as given, by name, or (on a CPU, or when asked) a measured matmul."""
-    if config.peak_tflops:
-        return config.peak_tflops * 1e12
-    if config.measure_peak or world.device.type == "cpu":
-        return flops.measure_matmul(world.device, world.dtype, seconds=0.5)
-    return flops.peak_flops(world.device_name)

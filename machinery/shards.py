@@ -1,18 +1,25 @@
-"""Rows on disk: .npy shards and the manifest that names them, written once, checked before use.
+"""Rows on disk: .npy shards, a checksum per row, and the manifest that lists them.
 
-Writes and reads DATA_DIR/{train,val}/SOURCE/*.npy and DATA_DIR/manifest.json. Next: data.py reads
-rows through `Manifest`, worker.py writes shards.
+Writes and reads, in DATA_DIR:
+    {train,val}/SOURCE/NAME_00.npy         (rows, row_len), little-endian uint16 or uint32
+    {train,val}/SOURCE/NAME_00.crc32.npy   (rows,) uint32: the crc32 of each row's bytes
+    manifest.json                          written last: without it there is no dataset
+Guarantees: every file is listed with its sha256, and a row is checked whenever it is read, so that
+a damaged row is never trained on. Next: data.py draws rows, worker.py writes shards.
 """
 
 from __future__ import annotations
 
 import bisect
 import hashlib
+import io
 import json
 import os
 import shutil
-import threading
+import zlib
+from collections.abc import Iterable
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
 
@@ -21,64 +28,69 @@ import numpy as np
 from machinery.durable import publish, replacing, sha256_of, temporary_name, write_text
 from machinery.errors import DataError, StorageError
 
+FORMAT = 2  # of the folder; grows when older folders can no longer be read
+SHARD_ROWS = 16_384  # 67 MB of rows of 2,049 two-byte tokens
+AGAIN = "run the same prepare_data.py command again"
+REMEDY = f"delete it and {AGAIN} (only missing files are redone)"
+
 
 def write_json(path: Path, tree: dict) -> None:
+    """Replace a whole JSON file."""
     write_text(path, json.dumps(tree, indent=1, ensure_ascii=False) + "\n")
 
 
-class ShardWriter:
-    """Rows -> one .npy file, (rows, row_len), written in blocks: the memory it takes is flat."""
+def dtype_for(vocab_size: int) -> str:
+    """The smallest unsigned dtype that holds every token id."""
+    return "<u2" if vocab_size <= 65_536 else "<u4"
 
-    HEADER = 128  # bytes: numpy pads the header so that the row count can be filled in later
 
-    def __init__(self, path: Path, row_len: int, dtype: str) -> None:
+def header(dtype: str, shape: tuple[int, ...]) -> bytes:
+    """The first 128 bytes of a .npy file of this dtype and shape."""
+    file = io.BytesIO()
+    np.lib.format.write_array_header_1_0(
+        file, {"descr": np.dtype(dtype).str, "fortran_order": False, "shape": shape}
+    )
+    return file.getvalue()
+
+
+def write_shards(rows: Iterable[np.ndarray], folder: Path, name: str, dtype: str) -> list[dict]:
+    """Write rows to FOLDER/NAME_00.npy, NAME_01.npy, ...; returns their manifest entries."""
+    rows, entries = iter(rows), []
+    while block := list(islice(rows, SHARD_ROWS)):
+        array = np.stack(block).astype(dtype)  # (rows, row_len)
+        crcs = np.array([zlib.crc32(row) for row in array], "<u4")
+        path = folder / f"{name}_{len(entries):02d}.npy"
+        crc_path = path.with_suffix(".crc32.npy")
         path.parent.mkdir(parents=True, exist_ok=True)
-        self.path, self.row_len, self.dtype = path, row_len, dtype
-        self.temporary = temporary_name(path)
-        self.rows, self.min, self.max, self._block = 0, 2**32, -1, []
-        self._file = open(self.temporary, "wb")
-        self._write_header()
-
-    def _write_header(self) -> None:
-        self._file.seek(0)
-        np.lib.format.write_array_header_1_0(
-            self._file,
-            {"descr": self.dtype, "fortran_order": False, "shape": (self.rows, self.row_len)},
+        for target, content in ((path, array), (crc_path, crcs)):
+            with replacing(target) as file:
+                np.save(file, content)
+        entries.append(
+            {
+                "file": path.relative_to(folder).as_posix(),
+                "rows": len(array),
+                "bytes": path.stat().st_size,
+                "sha256": sha256_of(path),
+                "crc32_file": crc_path.relative_to(folder).as_posix(),
+                "crc32_bytes": crc_path.stat().st_size,
+                "crc32_sha256": sha256_of(crc_path),
+                "min": int(array.min()),
+                "max": int(array.max()),
+            }
         )
-        assert self._file.tell() == self.HEADER
+    return entries
 
-    def append(self, row: np.ndarray) -> None:
-        self._block.append(row)
-        self.rows += 1
-        if len(self._block) == 256:
-            self._flush()
 
-    def _flush(self) -> None:
-        if self._block:
-            block = np.stack(self._block).astype(self.dtype)
-            self.min, self.max = min(self.min, int(block.min())), max(self.max, int(block.max()))
-            self._file.write(block.tobytes())
-            self._block = []
-
-    def close(self, root: Path) -> dict:
-        """Publish the shard; returns its entry in the manifest."""
-        self._flush()
-        self._write_header()
-        self._file.close()
-        entry = {
-            "file": self.path.relative_to(root).as_posix(),
-            "rows": self.rows,
-            "bytes": self.temporary.stat().st_size,
-            "sha256": sha256_of(self.temporary),
-            "min": self.min,
-            "max": self.max,
-        }
-        publish(self.temporary, self.path)
-        return entry
+def files_of(shard: dict) -> list[tuple[str, int, str]]:
+    """The two files of a shard entry: (name, bytes, sha256) each."""
+    return [
+        (shard["file"], shard["bytes"], shard["sha256"]),
+        (shard["crc32_file"], shard["crc32_bytes"], shard["crc32_sha256"]),
+    ]
 
 
 class Manifest:
-    """manifest.json, parsed: what a data folder holds. No shard is opened before it is read."""
+    """A parsed manifest.json. Opens no shard before one of its rows is read."""
 
     def __init__(self, folder: str | Path, tree: dict) -> None:
         self.dir, self.tree = Path(folder), tree
@@ -89,21 +101,20 @@ class Manifest:
         self.bos_id: int = tree["tokenizer"]["bos_id"]
         self.tokenizer_sha256: str = tree["tokenizer"]["sha256"]
         self.sources: list[str] = [s["name"] for s in tree["sources"]]
-        self._starts = {}  # (split, source index) -> the first row of each shard, then the total
+        self._starts = {}  # (split, source index) -> first row of each shard, then the total
         for split in ("train", "val"):
             for i in range(len(self.sources)):
                 starts = [0]
                 for shard in self.shards(split, i):
                     starts.append(starts[-1] + shard["rows"])
                 self._starts[split, i] = starts
-        self._checked: dict[str, int] = {}  # shards of which the header was read -> its length
-        self._open = lru_cache(maxsize=128)(self._open_shard)  # open files are limited (1,024, say)
+        self._open = lru_cache(maxsize=96)(self._open_shard)  # macOS allows 256 open files
 
     @classmethod
     def load(cls, folder: str | Path, preset: str = "PRESET") -> Manifest:
-        """Read FOLDER/manifest.json. `preset` is for the remedy: the word that prepares such data.
+        """Read FOLDER/manifest.json. `preset` is the word that prepares such data, for the error.
 
-        ValueError if there is none, DataError if it cannot be used.
+        ValueError if there is no manifest, DataError if it cannot be used.
         """
         path = Path(folder) / "manifest.json"
         try:
@@ -125,25 +136,28 @@ class Manifest:
         if tree["fingerprint"] != fingerprint(tree):
             raise DataError(
                 f"{path} was edited: its fingerprint is {tree['fingerprint'][:12]}, "
-                f"its content says {fingerprint(tree)[:12]}; {REMEDY}"
+                f"its content has {fingerprint(tree)[:12]}; {REMEDY}"
             )
         return cls(folder, tree)
 
-    def shards(self, split: str, source: str | int | None = None) -> list[dict]:
-        """The shard entries of a split, in order; of one source, by name or index, or of all."""
-        if isinstance(source, int):
-            source = self.sources[source]
-        names = self.sources if source is None else [source]
-        return [s for name in names for s in self.tree["splits"][split][name]["shards"]]
+    def shards(self, split: str, source: int) -> list[dict]:
+        """The shard entries of one source (by index) in a split, in order."""
+        return self.tree["splits"][split][self.sources[source]]["shards"]
 
-    def rows(self, split: str, source: str | int | None = None) -> int:
+    def all_shards(self, splits: tuple[str, ...] = ("train", "val")) -> list[dict]:
+        """The shard entries of all sources in these splits, in order."""
+        return [
+            s for split in splits for i in range(len(self.sources)) for s in self.shards(split, i)
+        ]
+
+    def rows(self, split: str, source: int | None = None) -> int:
+        """How many rows a source has in a split; None: all sources together."""
         if source is None:
             return sum(self._starts[split, i][-1] for i in range(len(self.sources)))
-        i = source if isinstance(source, int) else self.sources.index(source)
-        return self._starts[split, i][-1]
+        return self._starts[split, source][-1]
 
     def tokens(self, split: str) -> int:
-        """Targets in a split: what one epoch trains on, or evaluation scores."""
+        """Targets in a split: an epoch trains on this many, or evaluation scores them."""
         return self.rows(split) * (self.row_len - 1)
 
     def token_bytes(self) -> np.ndarray:
@@ -155,62 +169,72 @@ class Manifest:
             raise DataError(f"{path} cannot be read ({error}); {AGAIN}") from None
 
     def locate(self, split: str, source: int, row: int) -> tuple[dict, int]:
-        """(shard entry, row within the shard) of a source's row."""
+        """A source's row -> (shard entry, row within the shard)."""
         starts = self._starts[split, source]
         k = bisect.bisect_right(starts, row) - 1
-        return self.tree["splits"][split][self.sources[source]]["shards"][k], row - starts[k]
+        return self.shards(split, source)[k], row - starts[k]
 
     def row(self, split: str, source: int, row: int) -> np.ndarray:
-        """One row, (row_len,), read from its shard."""
+        """One row, (row_len,), checked against its crc32; DataError if it is damaged."""
         shard, i = self.locate(split, source, row)
-        f, start = self._open(shard["file"], shard["rows"])
-        size = self.row_len * np.dtype(self.dtype).itemsize
-        raw = os.pread(f.fileno(), size, start + i * size)  # unlike a memory map: no read-ahead,
-        if len(raw) < size:  # and a file that was cut off is an error, not a crash
-            raise DataError(f"shard {self.dir / shard['file']} ends before row {i}; {REMEDY}")
+        raw, crc = self._read(shard, i)
+        if zlib.crc32(raw) != int.from_bytes(crc, "little"):
+            raise DataError(
+                f"shard {self.dir / shard['file']} is damaged: row {i} does not match its crc32; "
+                f"{REMEDY}"
+            )
         return np.frombuffer(raw, self.dtype)
 
-    def _open_shard(self, file: str, rows: int) -> tuple[BinaryIO, int]:
-        """(open file, where its rows begin), once its header says what the manifest says."""
-        path = self.dir / file
+    def _read(self, shard: dict, i: int) -> tuple[bytes, bytes]:
+        """The bytes of row `i` of a shard, and of its crc32, unchecked."""
+        file, crc_file = self._open(shard["file"], shard["crc32_file"], shard["rows"])
+        size = self.row_len * np.dtype(self.dtype).itemsize
+        # pread: unlike a memory map it reads no further, and a truncated file is no SIGBUS
+        raw = os.pread(file.fileno(), size, 128 + i * size)
+        crc = os.pread(crc_file.fileno(), 4, 128 + i * 4)
+        if len(raw) < size or len(crc) < 4:
+            raise DataError(f"shard {self.dir / shard['file']} ends before row {i}; {REMEDY}")
+        return raw, crc
+
+    def _open_shard(self, file: str, crc_file: str, rows: int) -> tuple[BinaryIO, BinaryIO]:
+        """Both files of a shard, open, once their headers match the manifest."""
+        return (
+            self._open_file(file, header(self.dtype, (rows, self.row_len))),
+            self._open_file(crc_file, header("<u4", (rows,))),
+        )
+
+    def _open_file(self, name: str, expected: bytes) -> BinaryIO:
+        path = self.dir / name
         try:
-            f = open(path, "rb", buffering=0)
+            file = open(path, "rb", buffering=0)
             if hasattr(os, "posix_fadvise"):
-                os.posix_fadvise(f.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
-            if file in self._checked:
-                return f, self._checked[file]
-            version = np.lib.format.read_magic(f)
-            shape, _, dtype = (
-                np.lib.format.read_array_header_1_0(f) if version == (1, 0) else (None, None, None)
-            )
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
+            found = file.read(128)
         except FileNotFoundError:
             raise DataError(f"shard {path} is missing; {REMEDY}") from None
-        except (ValueError, OSError, EOFError) as error:
+        except OSError as error:
             raise DataError(f"shard {path} cannot be read ({error}); {REMEDY}") from None
-        if shape != (rows, self.row_len) or dtype != np.dtype(self.dtype):
-            found = "another format" if dtype is None else f"{dtype.str} {shape}"
+        if found != expected:
+            says = [h[10:].decode("latin-1").strip() or "nothing" for h in (found, expected)]
             raise DataError(
-                f"shard {path} holds {found}, its manifest says {self.dtype} "
-                f"{(rows, self.row_len)}; {REMEDY}"
+                f"shard {path} has the header {says[0]}, its manifest says {says[1]}; {REMEDY}"
             )
-        self._checked[file] = f.tell()
-        return f, self._checked[file]
+        return file
 
     def check(self) -> None:
-        """Before the first step: all files there, with the size, dtype, shape and token range that
-        the manifest says. Milliseconds per shard; contents are `verify`'s task."""
-        files = [(s["file"], s["bytes"]) for split in ("train", "val") for s in self.shards(split)]
-        for file, size in files:
-            path = self.dir / file
-            if not path.exists():
-                raise DataError(f"shard {path} is missing; {REMEDY}")
-            if path.stat().st_size != size:
-                raise DataError(
-                    f"shard {path} has {path.stat().st_size:,} bytes, its manifest "
-                    f"says {size:,}; {REMEDY}"
-                )
-        for shard in self.shards("train") + self.shards("val"):
-            self._open(shard["file"], shard["rows"])
+        """Before the first step: every file has the size, dtype, shape and token range that the
+        manifest says. Milliseconds per shard; `row` and `verify` check contents."""
+        for shard in self.all_shards():
+            for name, size, _ in files_of(shard):
+                path = self.dir / name
+                if not path.exists():
+                    raise DataError(f"shard {path} is missing; {REMEDY}")
+                if path.stat().st_size != size:
+                    raise DataError(
+                        f"shard {path} has {path.stat().st_size:,} bytes, its manifest "
+                        f"says {size:,}; {REMEDY}"
+                    )
+            self._open(shard["file"], shard["crc32_file"], shard["rows"])
             if shard["max"] >= self.vocab_size:
                 raise DataError(
                     f"shard {self.dir / shard['file']} has token {shard['max']}, the "
@@ -219,7 +243,7 @@ class Manifest:
         tokenizer = self.dir / "tokenizer.json"
         if not tokenizer.exists() or sha256_of(tokenizer) != self.tokenizer_sha256:
             raise DataError(
-                f"{tokenizer} is not the one the data was made with (sha256 "
+                f"{tokenizer} is not the tokenizer that made the data (sha256 "
                 f"{self.tokenizer_sha256[:12]}...); {AGAIN}"
             )
         if self.token_bytes().shape != (self.vocab_size,):
@@ -227,34 +251,25 @@ class Manifest:
                 f"{self.dir / 'token_bytes.npy'} does not have {self.vocab_size} entries; {AGAIN}"
             )
 
-    def verify(
-        self,
-        shards: list[dict] | None = None,
-        pause: float = 0.0,
-        stop: threading.Event | None = None,
-    ) -> None:
-        """Read every shard (or those given) and compare its sha256 with the manifest's."""
-        for shard in self.shards("train") + self.shards("val") if shards is None else shards:
-            path = self.dir / shard["file"]
-            if not path.exists():
-                raise DataError(f"shard {path} is missing; {REMEDY}")
-            actual = sha256_of(path, pause, stop)
-            if stop and stop.is_set():
-                return
-            if actual != shard["sha256"]:
-                raise DataError(
-                    f"shard {path} is damaged: expected sha256 {shard['sha256']}, "
-                    f"actual {actual}; {REMEDY}"
-                )
+    def verify(self) -> None:
+        """Read every file of every shard and compare its sha256 with the manifest's."""
+        for shard in self.all_shards():
+            for name, _, expected in files_of(shard):
+                _verify_file(self.dir / name, self.dir / name, expected)
 
 
-FORMAT = 1  # of the folder; changes when older folders can no longer be read
-AGAIN = "run the same prepare_data.py command again"
-REMEDY = f"delete it and {AGAIN} (only what is missing is redone)"
+def _verify_file(path: Path, named: Path, expected: str) -> None:
+    """DataError, about the file `named`, if `path` does not have the expected sha256."""
+    if not path.exists():
+        raise DataError(f"shard {named} is missing; {REMEDY}")
+    if (actual := sha256_of(path)) != expected:
+        raise DataError(
+            f"shard {named} is damaged: expected sha256 {expected}, actual {actual}; {REMEDY}"
+        )
 
 
 def fingerprint(tree: dict) -> str:
-    """sha256 over all of a manifest but the fingerprint and `made` (when, and by which commit)."""
+    """sha256 over a manifest, except `made` (when, by which commit) and the fingerprint itself."""
     content = {k: v for k, v in tree.items() if k not in ("fingerprint", "made")}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
@@ -265,36 +280,33 @@ def staged(manifest: Manifest, folder: str | Path) -> Path:
 
 
 def stage(manifest: Manifest, folder: str | Path) -> Manifest:
-    """Copy a data folder onto a local disk, verifying every shard; returns the copy's manifest.
+    """Copy a data folder to a local disk and verify it; returns the copy's manifest.
 
-    What is already there and intact is not copied again. The manifest comes last, as always.
+    Copies no file again that is already there and intact. The manifest comes last.
     """
     target = staged(manifest, folder)
-    shards = manifest.shards("train") + manifest.shards("val")
-    missing = sum(s["bytes"] for s in shards if not (target / s["file"]).exists())
+    files = [f for shard in manifest.all_shards() for f in files_of(shard)]
+    missing = sum(size for name, size, _ in files if not (target / name).exists())
     target.mkdir(parents=True, exist_ok=True)
     if missing > (free := shutil.disk_usage(target).free):
         raise StorageError(
             f"staging needs {missing / 1e9:.1f} GB more in {folder}, where "
             f"{free / 1e9:.1f} GB are free; choose another disk or leave --stage out"
         )
-    for shard in shards:
-        path = target / shard["file"]
-        if path.exists() and sha256_of(path) == shard["sha256"]:
+    for name, _, sha256 in files:
+        path = target / name
+        if path.exists() and sha256_of(path) == sha256:
             continue
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = temporary_name(path)
         try:
-            shutil.copyfile(manifest.dir / shard["file"], temporary)
+            shutil.copyfile(manifest.dir / name, temporary)
+            _verify_file(temporary, manifest.dir / name, sha256)
+            publish(temporary, path)
         except FileNotFoundError:
-            raise DataError(f"shard {manifest.dir / shard['file']} is missing; {REMEDY}") from None
-        if (actual := sha256_of(temporary)) != shard["sha256"]:
-            temporary.unlink()
-            raise DataError(
-                f"shard {manifest.dir / shard['file']} is damaged: expected sha256 "
-                f"{shard['sha256']}, actual {actual}; {REMEDY}"
-            )
-        publish(temporary, path)
+            raise DataError(f"shard {manifest.dir / name} is missing; {REMEDY}") from None
+        finally:
+            temporary.unlink(missing_ok=True)
     for name in ("tokenizer.json", "token_bytes.npy", "manifest.json"):
         with replacing(target / name) as file:
             file.write((manifest.dir / name).read_bytes())

@@ -4,14 +4,11 @@
     stdlib+site                  the same and the installed packages
     files:PATH                   a file, a folder or a glob: .txt .md .jsonl .parquet, also .gz .zst
     hf:REPO[:CONFIG][@REVISION]  a Hugging Face dataset, streamed; or a URL or path of data files
-`NAME=` before a spec names it, `NAME:60=` also says its share of the tokens wanted; `#FIELD+FIELD`
-after it says which fields hold the text.
+`NAME=` before a spec names the source; `#FIELD+FIELD` after it names the fields that hold the text.
 
-A unit is a piece of a source that can be read on its own: some files, a byte range of a big one.
-The list of units depends on the source alone, so it is the same on every machine, in an order
-mixed by hash: a prefix of it is a fair sample. (Of a dataset it depends on the revision, which
-prepare_data.py pins in the data folder: machines that work on parts must share that.) Next:
-prepare_data.py turns units into shards.
+A unit is a piece of a source that can be read on its own: some files, or a byte range of a big one.
+Units depend on the source alone and are ordered by hash: the first few are a fair sample. (Units of
+a Hub dataset depend on its revision, which worker.py pins.) Next: worker.py makes shards of units.
 """
 
 from __future__ import annotations
@@ -26,24 +23,25 @@ import os
 import re
 import sys
 import sysconfig
-import time
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import takewhile
 from pathlib import Path
 from typing import BinaryIO
 
 from machinery.errors import DataError, UsageError
+from tokenizer import blocks
 
 MB = 1 << 20
-SMALLEST_UNIT, LARGEST_UNIT = 4 * MB, 64 * MB  # in between: 64 units, to keep the cores busy
-DOCUMENT = MB  # a longer plain text becomes several documents, cut at line ends
+SMALLEST_UNIT, LARGEST_UNIT = 4 * MB, 16 * MB  # 16 MB of text take one core about 4 seconds
+DOCUMENT = MB  # characters; a longer plain text becomes several documents
 TEXT = (".txt", ".text", ".md", ".py")
 KINDS = (*TEXT, ".jsonl", ".ndjson", ".parquet")
-TRIES = 6  # in a row without a document, when streaming
-RETRY_S = 1.0  # before the second try; doubled before each further one
+TRIES, RETRY_S = 50, 2.0  # the Hub's library survives an outage of 100 s
 
 
 @dataclass(frozen=True)
@@ -54,47 +52,62 @@ class Source:
     fields: tuple[str, ...] = ("text",)
     config: str | None = None
     revision: str | None = None
-    share: float | None = field(default=None, repr=False)  # of the tokens wanted; None: not said
+
+    @property
+    def remote(self) -> bool:
+        """Listed over the network: the list is looked up once and then kept."""
+        return self.kind == "hf"
+
+    @property
+    def unbounded(self) -> bool:
+        """May hold far more text than anyone wants, and does not say how much."""
+        return self.kind == "hf"
+
+    @property
+    def mutable(self) -> bool:
+        """People edit its files in place, so that modification times matter."""
+        return self.kind == "files"
+
+    @property
+    def installed(self) -> bool:
+        """Changes when Python is updated, through nobody's intention."""
+        return self.kind == "stdlib"
+
+    def on_any_machine(self) -> Source:
+        """The same source, independent of the current folder."""
+        return replace(self, place=os.path.abspath(self.place)) if self.mutable else self
 
 
 def parse(spec: str) -> Source:
     """'code=files:src#body' -> Source(name='code', kind='files', place='src', fields=('body',))"""
-    name, share, rest = re.fullmatch(
-        r"(?:([\w.-]+)(?::(\d+(?:\.\d+)?))?=)?(.*)", spec, re.DOTALL
-    ).groups()
-    share = None if share is None else float(share)
+    name, rest = re.fullmatch(r"(?:([\w.-]+)=)?(.*)", spec, re.DOTALL).groups()
     rest, _, fields = rest.partition("#")
     fields = tuple(fields.split("+")) if fields else ("text",)
     kind, _, place = rest.partition(":")
     if rest in ("stdlib", "stdlib+site"):
-        return Source(name or "stdlib", "stdlib", rest, fields, share=share)
+        return Source(name or "stdlib", "stdlib", rest, fields)
     if kind == "files" and place:
-        return Source(
-            name or re.sub(r"[^\w.-]", "_", Path(place).stem) or "files",
-            "files",
-            place,
-            fields,
-            share=share,
-        )
+        name = name or re.sub(r"[^\w.-]", "_", Path(place).stem) or "files"
+        return Source(name, "files", os.path.expanduser(place), fields)
     if kind == "hf" and place:
         config = revision = None
         if not is_data_file(place):
             place, _, revision = place.partition("@")
             place, _, config = place.partition(":")
         name = name or re.sub(r"[^\w.-]", "_", place.rstrip("/").split("/")[-1])
-        return Source(name, "hf", place, fields, config or None, revision or None, share)
+        return Source(name, "hf", place, fields, config or None, revision or None)
     raise ValueError(
         f"source {spec!r} is none of stdlib, stdlib+site, files:PATH, hf:REPO[:CONFIG][@REVISION]"
     )
 
 
 def list_units(source: Source) -> tuple[list[dict], dict]:
-    """-> units, and facts for the manifest (revision, files).
+    """The units of a source, and facts for the manifest (revision, or the files' sizes).
 
     Local unit: {"bytes": 123, "pieces": [[name, start, end], ...]}, start and end in bytes, or in
-    row groups for parquet. Streamed unit: {"shard": 3, "of": 100}: the dataset's own files.
+    row groups for parquet. Streamed unit: {"shard": 3, "of": 100}: one of the dataset's own files.
     """
-    if source.kind == "hf":
+    if source.remote:
         return _hf_units(source)
     files = local_files(source)
     sizes = {name: path.stat().st_size for name, path in files.items()}
@@ -114,8 +127,8 @@ def list_units(source: Source) -> tuple[list[dict], dict]:
 
 
 def documents(source: Source, unit: dict, notes: Counter) -> Iterator[str]:
-    """The texts of a unit. `notes` counts what was odd: empty documents, bytes not UTF-8, ..."""
-    if source.kind == "hf":
+    """The texts of a unit. `notes` counts oddities: empty documents, bytes that are not UTF-8."""
+    if source.remote:
         texts = _hf_documents(source, unit)
     else:
         files = cached_files(source)
@@ -148,17 +161,15 @@ def local_files(source: Source) -> dict[str, Path]:
             if root == "site" or not {"site-packages", "dist-packages"} & set(path.parts)
         }
     else:
-        place = Path(source.place).expanduser()
+        place = Path(source.place)
         if place.is_dir():
             found = {path.relative_to(place).as_posix(): path for path in _walk(place, KINDS)}
         elif place.exists():
             found = {place.name: place}
         else:
-            found = {
-                Path(p).as_posix(): Path(p)
-                for p in glob.glob(str(place), recursive=True)
-                if os.path.isfile(p)
-            }
+            fixed = [part for part in takewhile(lambda p: not glob.has_magic(p), place.parts)]
+            matches = map(Path, glob.glob(str(place), recursive=True))
+            found = {p.relative_to(Path(*fixed)).as_posix(): p for p in matches if p.is_file()}
             if not found:
                 raise ValueError(f"files:{source.place}: no such file or folder")
         if not found:
@@ -170,7 +181,7 @@ def local_files(source: Source) -> dict[str, Path]:
     return dict(sorted(found.items()))
 
 
-cached_files = lru_cache(maxsize=16)(local_files)  # a pool's process asks once per unit
+cached_files = lru_cache(maxsize=16)(local_files)  # a worker needs them once per unit
 
 
 def _walk(root: Path, kinds: tuple[str, ...], links: bool = True) -> Iterator[Path]:
@@ -194,7 +205,7 @@ def kind_of(name: str) -> str:
 
 
 def _pieces(name: str, path: Path, size: int, target: int) -> Iterator[tuple]:
-    """(name, start, end, bytes) of each piece of a file; one piece if it cannot be cut."""
+    """(name, start, end, bytes) of each piece of a file; one piece if the file cannot be cut."""
     if kind_of(name) == ".parquet":
         import pyarrow.parquet as pq
 
@@ -249,7 +260,7 @@ def _read(
             if kind in (".jsonl", ".ndjson"):
                 yield from _read_jsonl(f, length, fields, str(path), notes)
             else:
-                yield from _read_text(f, length, str(path), notes)
+                yield from _read_text(f.read(end - start if end >= 0 else -1), str(path), notes)
     except Exception as error:
         library = type(error).__module__.split(".")[0]
         if not isinstance(error, OSError | EOFError | zlib.error) and library not in (
@@ -271,7 +282,7 @@ def _line_start(f: BinaryIO, position: int) -> int:
 
 
 def decode(raw: bytes, notes: Counter) -> str:
-    """UTF-8; a byte that is not is read as Latin-1, and counted: nothing is lost."""
+    """Decode UTF-8. Any other byte is read as Latin-1 and counted, so that nothing is lost."""
     try:
         return raw.decode("utf-8")
     except UnicodeDecodeError:
@@ -282,35 +293,14 @@ def decode(raw: bytes, notes: Counter) -> str:
 codecs.register_error("as_latin1", lambda e: (e.object[e.start : e.end].decode("latin-1"), e.end))
 
 
-def _read_text(f: BinaryIO, length: int, name: str, notes: Counter) -> Iterator[str]:
-    """Plain text: at most DOCUMENT bytes per document, cut at a line end if there is one."""
-    carry, first = b"", True
-    while True:
-        block = f.read(min(DOCUMENT - len(carry), length))
-        length -= len(block)
-        if first and block[:2] in (b"\xff\xfe", b"\xfe\xff"):
-            raise DataError(f"{name} is UTF-16; convert it: iconv -f UTF-16 -t UTF-8")
-        if first and not block:
-            notes["empty files"] += 1
-        first, raw = False, carry + block
-        if len(raw) < DOCUMENT and (length == 0 or not block):  # the end
-            if raw:
-                yield decode(raw, notes)
-            return
-        if len(raw) < DOCUMENT:  # a short read
-            carry = raw
-            continue
-        cut = raw.rfind(b"\n") + 1 or _character_start(raw)
-        yield decode(raw[:cut], notes)
-        carry = raw[cut:]
-
-
-def _character_start(raw: bytes) -> int:
-    """Where to cut so as not to split the last UTF-8 character."""
-    i = len(raw)
-    while i > len(raw) - 3 and 0x80 <= raw[i - 1] < 0xC0:  # continuation bytes
-        i -= 1
-    return i - 1 if raw[i - 1] >= 0xC0 else len(raw)
+def _read_text(raw: bytes, name: str, notes: Counter) -> Iterator[str]:
+    """A piece of plain text -> documents of at most DOCUMENT characters."""
+    if raw[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        raise DataError(f"{name} is UTF-16; convert it: iconv -f UTF-16 -t UTF-8")
+    if not raw:
+        notes["empty files"] += 1
+        return
+    yield from blocks(decode(raw, notes), DOCUMENT)
 
 
 def join_fields(record: dict, fields: tuple[str, ...], where: str) -> str:
@@ -346,7 +336,7 @@ def _read_parquet(path: Path, first: int, last: int, fields: tuple[str, ...]) ->
 
     with pq.ParquetFile(path) as file:
         columns = file.schema_arrow.names
-        join_fields(dict.fromkeys(columns), fields, str(path))  # are they there?
+        join_fields(dict.fromkeys(columns), fields, str(path))  # refuses a missing field
         for batch in file.iter_batches(
             128, row_groups=list(range(first, last)), columns=list(fields)
         ):
@@ -364,8 +354,10 @@ def is_data_file(place: str) -> bool:
 def _hf_load(source: Source):
     import datasets
 
-    datasets.config.STREAMING_READ_MAX_RETRIES = 2  # the retries with back-off are ours
-    datasets.config.STREAMING_READ_RETRY_INTERVAL = 0.5
+    datasets.config.STREAMING_READ_MAX_RETRIES = TRIES
+    datasets.config.STREAMING_READ_RETRY_INTERVAL = RETRY_S
+    datasets.config.STREAMING_OPEN_MAX_RETRIES = TRIES
+    datasets.config.STREAMING_OPEN_RETRY_INTERVAL = RETRY_S
     if is_data_file(source.place):
         builder = "parquet" if kind_of(source.place) == ".parquet" else "json"
         return datasets.load_dataset(
@@ -378,65 +370,39 @@ def _hf_load(source: Source):
 
 def _hf_units(source: Source) -> tuple[list[dict], dict]:
     """One unit per file of the dataset, at a pinned revision."""
-
-    def look() -> Iterator[tuple]:
-        revision = source.revision
+    revision = source.revision
+    with _named_errors(source):
         if not is_data_file(source.place):
             from huggingface_hub import HfApi
 
             revision = HfApi().dataset_info(source.place, revision=source.revision).sha
-        yield _hf_load(source).num_shards, revision
-
-    count, revision = next(retrying(lambda done: look(), f"hf:{source.place}", tries=3))
+        count = _hf_load(source).num_shards
     units = [{"shard": i, "of": count} for i in range(count)]
     units.sort(key=lambda u: hashlib.blake2b(f"{u['shard']}".encode()).digest())
     return units, {"revision": revision, "shards": count}
 
 
 def _hf_documents(source: Source, unit: dict) -> Iterator[str]:
-    where = f"hf:{source.place}"
-
-    def stream(done: int) -> Iterator[str]:
-        dataset = _hf_load(source).shard(unit["of"], unit["shard"])
-        for record in dataset.skip(done) if done else dataset:
-            yield join_fields(record, source.fields, where)
-
-    return retrying(stream, where)
+    with _named_errors(source):
+        for record in _hf_load(source).shard(unit["of"], unit["shard"]):
+            yield join_fields(record, source.fields, f"hf:{source.place}")
 
 
-def retrying(stream: Callable[[int], Iterator], where: str, tries: int = 0) -> Iterator:
-    """Go through stream(0); after a failure wait, then go on with stream(items so far).
-
-    Waits 1, 2, 4, ... seconds; gives up after `tries` failures in a row without an item between.
-    """
-    done, failures, tries = 0, 0, tries or TRIES
-    while True:
-        try:
-            for item in stream(done):
-                done, failures = done + 1, 0
-                yield item
-            return
-        except UsageError:
-            raise
-        except Exception as error:
-            if isinstance(error, LookupError | ImportError | ValueError | TypeError) or re.search(
-                "(Dataset|Repository|Revision)NotFound", type(error).__name__
-            ):
-                if not type(error).__module__.startswith("pyarrow"):  # torn data: a ValueError too
-                    raise UsageError(f"{where}: {_one_line(error)}") from None
-            failures += 1
-            if failures >= tries:
-                raise DataError(
-                    f"{where} failed {tries} times in a row ({_one_line(error)}); "
-                    "run the same command again: finished units are kept"
-                ) from None
-            wait = RETRY_S * 2 ** (failures - 1)
-            print(
-                f"{where}: {_one_line(error)}; again in {wait:.0f} s ({failures} of {tries - 1})",
-                file=sys.stderr,
-            )
-            time.sleep(wait)
-
-
-def _one_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+@contextmanager
+def _named_errors(source: Source) -> Iterator[None]:
+    """Turn a library's error into one sentence: UsageError if the name is wrong, else DataError."""
+    try:
+        yield
+    except UsageError:
+        raise
+    except Exception as error:
+        where, kind = f"hf:{source.place}", type(error)
+        reason = f"{kind.__name__}: {' '.join(str(error).split())[:300]}"
+        wrong_name = re.search("(Dataset|Repository|Revision|DataFiles)NotFound", kind.__name__)
+        torn = kind.__module__.startswith("pyarrow")  # its errors are ValueErrors, too
+        if wrong_name or isinstance(error, LookupError | ImportError | ValueError) and not torn:
+            raise UsageError(f"{where}: {reason}") from None
+        raise DataError(
+            f"{where} cannot be read ({reason}); run the same command again: finished units are "
+            "kept"
+        ) from None

@@ -126,11 +126,13 @@ def make_folder(
         for s, name in enumerate(names):
             entries, total = [], rows[split].get(name, 0)
             for start in range(0, total, shard_rows):
-                path = folder / split / name / f"unit_{start // shard_rows:05d}_00.npy"
-                writer = shards.ShardWriter(path, row_len, dtype)
-                for i in range(start, min(total, start + shard_rows)):
-                    writer.append(row_of(i, s, row_len, vocab_size))
-                entries.append(writer.close(folder))
+                rows_here = range(start, min(total, start + shard_rows))
+                entries += shards.write_shards(
+                    (row_of(i, s, row_len, vocab_size) for i in rows_here),
+                    folder,
+                    f"{split}/{name}/unit_{start // shard_rows:05d}",
+                    dtype,
+                )
             splits[split][name] = {"rows": total, "shards": entries}
     (folder / "tokenizer.json").write_text("{}")
     np.save(folder / "token_bytes.npy", np.ones(vocab_size, np.int32))

@@ -388,13 +388,13 @@ def note_weights() -> None:
             digest.update(getattr(tensor, "_local_tensor", tensor).numpy().tobytes())
         return digest.hexdigest()
 
-    read = train.Trainer._read
+    log_step = train.Trainer._log_step
 
-    def note(run, pending):
-        print(f"rank {rank()} weights {pending['step']} {fingerprint(run)}", flush=True)
-        return read(run, pending)
+    def noting(run, note, numbers):
+        print(f"rank {rank()} weights {note['step']} {fingerprint(run)}", flush=True)
+        return log_step(run, note, numbers)
 
-    train.Trainer._read = note
+    train.Trainer._log_step = noting
 
 
 def note_rows() -> None:
@@ -416,17 +416,10 @@ def late(only_rank: int, seconds: float, limit_s: float) -> None:
     """One rank comes too late to the meeting, which waits `limit_s`."""
     from machinery import ranks
 
-    join = ranks.join
+    honest = ranks.start
     if rank() == only_rank:
         time.sleep(seconds)
-    ranks.join = lambda device, dtype: join(device, dtype, timeout_s=limit_s)
-
-
-def unverified() -> None:
-    """No hashing in the background: what else would notice?"""
-    import data
-
-    data.RowLoader._verify = lambda loader: None
+    ranks.start = lambda device, dtype: honest(device, dtype, timeout_s=limit_s)
 
 
 def disk(free: int) -> None:

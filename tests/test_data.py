@@ -1,4 +1,4 @@
-"""packing.py, order.py and data.py against slow, obvious oracles; reliability cases 20, 21, 23."""
+"""data.py and machinery/shards.py against slow, obvious oracles; reliability cases 20, 21, 23."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 import tracemalloc
+import zlib
 from collections import Counter
 from pathlib import Path
 
@@ -19,7 +20,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from conftest import ROOT, flip
 from data_helpers import make_folder, row_of
 
-import data as packing
+import data
+from benchmarks.packing import best_fit_discard, concat
 from data import Order, Permutation, Quota, RowLoader, pack, val_batches
 from machinery import durable, shards
 from machinery.errors import DataError
@@ -39,14 +41,14 @@ def documents(count: int, seed: int = 0, median: float = 40, dtype=np.uint16) ->
     ]
 
 
-def pieces(rows: list[np.ndarray], rest: list[np.ndarray]) -> list[list[int]]:
-    """What stands between two BOS, in rows and rest."""
+def pieces(rows: list[np.ndarray], leftover: list[np.ndarray]) -> list[list[int]]:
+    """The runs of tokens between two BOS, in rows and leftover."""
     found = []
     for row in rows:
         assert row[0] == 0
         for token in row.tolist():
             found.append([]) if token == 0 else found[-1].append(token)
-    return [p for p in [*found, *(r.tolist() for r in rest)] if p]
+    return [p for p in [*found, *(r.tolist() for r in leftover)] if p]
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -57,15 +59,15 @@ def test_best_fit_loses_no_token_and_every_row_is_full(seed):
     packed = pack(docs, row_len, bos_id=0, buffer=buffer)
     rows = list(packed)
     assert all(r.shape == (row_len,) and r.dtype == docs[0].dtype for r in rows)
-    found = pieces(rows, packed.rest)
+    found = pieces(rows, packed.leftover)
     everything = sorted(t for p in found for t in p)
     assert everything == sorted(t for d in docs for t in d.tolist())  # each token exactly once
     for piece in found:  # each piece is a run of one document
         assert piece == list(range(piece[0], piece[0] + len(piece)))
     s = packed.stats
     assert s.dropped == 0 and s.documents == len(docs) and s.tokens == sum(map(len, docs))
-    assert s.rows == len(rows) and s.rows * row_len == s.tokens + s.bos - s.rest
-    assert sum(len(r) + 1 for r in packed.rest) < row_len  # fewer than a row of them
+    assert s.rows == len(rows) and s.rows * row_len == s.tokens + s.bos - s.leftover
+    assert sum(len(r) + 1 for r in packed.leftover) < row_len  # fewer than a row of them
 
 
 def test_best_fit_takes_the_longest_that_fits_or_the_pair_that_fills():
@@ -90,7 +92,7 @@ def test_shelves_find_what_a_search_finds():
     for _ in range(500):
         row_len = rng.randrange(2, 40)
         lengths = [rng.randrange(2, row_len + 1) for _ in range(rng.randrange(1, 8))]
-        shelves = packing.Shelves(row_len)
+        shelves = data.Shelves(row_len)
         for n in lengths:
             shelves.put(np.zeros(n - 1))
         for space in range(1, row_len + 1):
@@ -100,11 +102,11 @@ def test_shelves_find_what_a_search_finds():
             exact = [n for n in fits if n == space]
             assert shelves.best(space) == max(exact or pairs or fits or [0])
         assert sorted(len(shelves.take(shelves.longest())) + 1 for _ in lengths) == sorted(lengths)
-        assert not (shelves.full or shelves.mirror or shelves.documents or shelves.tokens)
+        assert not (shelves.has or shelves.has_complement or shelves.documents or shelves.tokens)
 
 
 def test_the_example_in_the_text_is_true():
-    assert doctest.testmod(packing) == (0, 2)
+    assert doctest.testmod(data) == (0, 2)
 
 
 def test_best_fit_cuts_few_documents_on_web_like_lengths():
@@ -130,21 +132,21 @@ def test_long_documents_do_not_hold_on_to_memory():
 
 def test_the_other_policies_do_what_their_names_say():
     docs = documents(3000, median=60)
-    packed = pack(docs, 257, 0, policy="concat")
+    packed = concat(docs, 257, 0)
     rows = list(packed)
     oracle = np.concatenate([np.concatenate(([0], d)) for d in docs])
     assert (np.concatenate(rows) == oracle[: len(rows) * 257]).all()
-    assert packed.stats.rest == sum(map(len, docs)) - int((np.concatenate(rows) != 0).sum())
+    assert packed.stats.leftover == sum(map(len, docs)) - int((np.concatenate(rows) != 0).sum())
 
-    packed = pack(docs, 257, 0, policy="best_fit_discard")
+    packed = best_fit_discard(docs, 257, 0)
     rows = list(packed)
     s = packed.stats
-    assert all(r[0] == 0 for r in rows) and s.rest == 0
+    assert all(r[0] == 0 for r in rows) and s.leftover == 0
     assert s.rows * 257 == s.tokens + s.bos - s.dropped and 0.05 < s.dropped / s.tokens < 0.5
     kept = [t for p in pieces(rows, []) for t in p]
     assert len(kept) == len(set(kept)) == s.tokens - s.dropped
-    with pytest.raises(ValueError, match="best_fit, best_fit_discard, concat"):
-        pack(docs, 257, 0, policy="first_fit")
+    with pytest.raises(ValueError, match="row_len 1 must be at least 2"):
+        pack(docs, 1, 0)
 
 
 def test_best_fit_discard_is_the_peers_method():
@@ -166,7 +168,7 @@ def test_best_fit_discard_is_the_peers_method():
         if len(row) < 129:
             break
         expected.append(row)
-    rows = [r.tolist() for r in pack([np.array(d) for d in docs], 129, 0, "best_fit_discard")]
+    rows = [r.tolist() for r in best_fit_discard([np.array(d) for d in docs], 129, 0)]
     assert rows == expected
 
 
@@ -201,20 +203,21 @@ def test_permutation_is_not_visibly_biased():
         (0.1, 0.2, 0.3, 0.4),
     ],
 )
-def test_quota_is_exact_within_one_and_counts_itself(weights):
+def test_quota_is_exact_within_a_row_and_counts_itself(weights):
     quota, had = Quota(weights), [0] * len(weights)
+    bound = 1 if len(weights) <= 3 else 1.2
     for p in range(20_000):
         assert quota.counts(p) == had
         source, i = quota(p)
         assert i == had[source]
         had[source] += 1
         for n, w in zip(had, weights):
-            assert abs(n * sum(weights) - (p + 1) * w) <= sum(weights) * (1 + 1e-9)
+            assert abs(n * sum(weights) - (p + 1) * w) <= sum(weights) * (bound + 1e-9)
     far = 10**12
     counts = quota.counts(far)
     assert sum(counts) == far
     for n, w in zip(counts, weights):
-        assert abs(n - far * w / sum(weights)) <= 1.01
+        assert abs(n - far * w / sum(weights)) <= bound + 0.01
     source, i = quota(far)
     assert i == counts[source] and quota.counts(far + 1)[source] == i + 1
 
@@ -226,7 +229,7 @@ def test_quota_with_sixteen_sources():
         quota, had = Quota(weights), [0] * k
         for p in range(4000):
             had[quota(p)[0]] += 1
-            assert max(abs(n - (p + 1) * w / sum(weights)) for n, w in zip(had, weights)) < 1.5
+            assert max(abs(n - (p + 1) * w / sum(weights)) for n, w in zip(had, weights)) < 1.25
 
 
 def test_each_epoch_of_each_source_is_a_bijection_and_epochs_differ():
@@ -263,8 +266,8 @@ def test_golden_order():
     assert [Permutation(10, 1, 2, 3)(i) for i in range(10)] == GOLDEN_PERMUTATION
 
 
-GOLDEN_START = [(0, 599), (1, 6), (0, 972), (0, 930), (1, 48), (2, 1), (0, 846), (0, 709)]
-GOLDEN_FAR = [(0, 737), (1, 0), (0, 439), (0, 162)]
+GOLDEN_START = [(0, 599), (1, 6), (0, 972), (1, 48), (0, 930), (0, 846), (2, 1), (0, 709)]
+GOLDEN_FAR = [(0, 737), (1, 0), (0, 439), (1, 48)]
 GOLDEN_PERMUTATION = [7, 8, 1, 4, 3, 9, 2, 0, 5, 6]
 
 
@@ -419,7 +422,7 @@ def test_a_program_may_end_without_closing_its_loader(manifest):
     code = (
         "import sys; from data import *; from machinery.shards import Manifest\n"
         "m = Manifest.load(sys.argv[1])\n"
-        "for k in range(8): RowLoader(m, seed=k, micro_batch=64, verify=True).next_batch()"
+        "for k in range(8): RowLoader(m, seed=k, micro_batch=64).next_batch()"
     )
     done = subprocess.run(
         [sys.executable, "-c", code, str(manifest.dir)],
@@ -436,7 +439,7 @@ def test_a_program_may_end_without_closing_its_loader(manifest):
 
 
 def shard(manifest: Manifest, k: int = 1) -> Path:
-    return manifest.dir / manifest.shards("train", "a")[k]["file"]
+    return manifest.dir / manifest.shards("train", 0)[k]["file"]
 
 
 def test_case_20_a_flipped_byte_is_found_and_named(manifest):
@@ -444,7 +447,7 @@ def test_case_20_a_flipped_byte_is_found_and_named(manifest):
     manifest.verify()
     flip(shard(manifest))
     manifest.check()  # sizes are right
-    entry = manifest.shards("train", "a")[1]
+    entry = manifest.shards("train", 0)[1]
     with pytest.raises(DataError) as error:
         manifest.verify()
     message = str(error.value)
@@ -452,20 +455,66 @@ def test_case_20_a_flipped_byte_is_found_and_named(manifest):
     assert durable.sha256_of(shard(manifest)) in message and error.value.exit_code == 3
 
 
-def test_case_20_the_background_check_stops_the_loader(manifest):
-    flip(shard(manifest))
-    loader = RowLoader(manifest, seed=1, micro_batch=1, verify=True)
-    with pytest.raises(DataError, match="unit_00001_00.npy is damaged"):
-        for _ in range(2000):
-            loader.next_batch()
-            time.sleep(0.005)
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_case_20_a_damaged_row_is_never_trained_on(split, manifest):
+    """Every row of the data is read: each is right or refused, and only the damaged one is."""
+    (flipped, _), row_bytes = manifest.locate(split, 0, 17), 9 * 2
+    flip(manifest.dir / flipped["file"], at=128 + 17 * row_bytes + 5)
+    manifest.check()  # sizes and headers are right
+    for source, name in enumerate(manifest.sources):
+        for row in range(manifest.rows(split, source)):
+            if (name, row) == ("a", 17):
+                with pytest.raises(DataError, match=f"{flipped['file']} is damaged: row 17 ") as e:
+                    manifest.row(split, source, row)
+                assert e.value.exit_code == 3 and "delete it and run the same" in str(e.value)
+            else:
+                expected = row_of(row, source, 9, 50)
+                assert (manifest.row(split, source, row) == expected).all()
+
+
+def test_case_20_the_loader_stops_before_the_damaged_row(manifest):
+    order = Order([230, 90], [230, 90], 1)
+    places = [order(p) for p in range(50)]
+    shard, row = manifest.locate("train", *places[23])
+    flip(manifest.dir / shard["file"], at=128 + row * 18)
+    loader = RowLoader(manifest, seed=1, micro_batch=1, prefetch=2)
+    for source, i in places[:23]:
+        try:  # the reader is ahead: it may say so early, and never hands the row out
+            inputs, _ = loader.next_batch()
+        except DataError:
+            break
+        assert inputs[0].tolist() == row_of(i, source, 9, 50)[:-1].tolist()
+    with pytest.raises(DataError, match=f"{shard['file']} is damaged: row {row} "):
+        loader.next_batch()
     loader.close()
-    intact = RowLoader(
-        Manifest.load(manifest.dir), seed=1, micro_batch=1, rank=0, world_size=5, verify=True
-    )  # another rank, whose share of the shards is whole
-    time.sleep(0.3)
-    intact.next_batch()
-    intact.close()
+
+
+def test_case_20_a_damaged_checksum_is_found_too(manifest):
+    entry = manifest.shards("train", 0)[1]
+    flip(manifest.dir / entry["crc32_file"], at=-2)
+    with pytest.raises(DataError, match="row 99 does not match its crc32"):
+        manifest.row("train", 0, 199)
+    with pytest.raises(DataError, match=r"unit_00001_00\.crc32\.npy is damaged: expected sha256"):
+        manifest.verify()
+
+
+def test_the_checksums_are_those_of_zlib_and_shards_are_cut_at_a_fixed_size(tmp_path, monkeypatch):
+    monkeypatch.setattr(shards, "SHARD_ROWS", 7)
+    rows = [row_of(i, 0, 9, 50) for i in range(17)]
+    entries = shards.write_shards(rows, tmp_path, "train/a/unit_00000", "<u4")
+    assert [e["rows"] for e in entries] == [7, 7, 3]
+    written = np.concatenate([np.load(tmp_path / e["file"]) for e in entries])
+    crcs = np.concatenate([np.load(tmp_path / e["crc32_file"]) for e in entries])
+    assert written.dtype == np.uint32 and (written == np.stack(rows)).all()
+    assert crcs.tolist() == [zlib.crc32(row.astype("<u4").tobytes()) for row in rows]
+    assert (shards.dtype_for(65_536), shards.dtype_for(65_537)) == ("<u2", "<u4")
+
+
+def test_data_of_an_older_format_is_refused_with_the_way_out(manifest):
+    path = manifest.dir / "manifest.json"
+    shards.write_json(path, manifest.tree | {"format": 1})
+    with pytest.raises(DataError, match=r"format 1, this program reads 2; remove the data \(rm -r"):
+        Manifest.load(manifest.dir)
 
 
 def test_case_21_truncated_missing_wrong_dtype_token_out_of_range(manifest, tmp_path):
@@ -483,7 +532,7 @@ def test_case_21_truncated_missing_wrong_dtype_token_out_of_range(manifest, tmp_
     path.unlink()
     refused("missing")
     path.write_bytes(whole.replace(b"'<u2'", b"'<i2'"))
-    refused("holds <i2")
+    refused("header .*<i2")
     path.write_bytes(whole.replace(b"(100, 9)", b"(90, 10)"))
     refused(r"\(90, 10\)")
     path.write_bytes(whole)
@@ -493,9 +542,6 @@ def test_case_21_truncated_missing_wrong_dtype_token_out_of_range(manifest, tmp_
     tree = big.tree | {"tokenizer": big.tree["tokenizer"] | {"vocab_size": 3}}
     with pytest.raises(DataError, match="vocabulary ends at 2"):
         Manifest(big.dir, tree).check()
-    loader = RowLoader(Manifest(big.dir, tree), seed=0, micro_batch=4)
-    with pytest.raises(DataError, match="row .* has token"):
-        loader.next_batch()
 
 
 def test_case_21_another_tokenizer_or_an_edited_manifest(manifest):
@@ -534,7 +580,7 @@ def test_a_shard_that_vanishes_during_the_run_is_named(tmp_path):
     manifest = make_folder(tmp_path / "d", {"train": {"a": 200}, "val": {}}, shard_rows=5)
     loader = RowLoader(manifest, seed=1, micro_batch=1, weights={"a": 1}, prefetch=2)
     loader.next_batch()
-    for entry in manifest.shards("train", "a"):
+    for entry in manifest.shards("train", 0):
         (manifest.dir / entry["file"]).unlink()
     with pytest.raises(DataError, match="missing"):
         for _ in range(300):
@@ -547,7 +593,7 @@ def test_a_shard_that_vanishes_during_the_run_is_named(tmp_path):
 def test_a_shard_that_is_cut_off_during_the_run_is_named(manifest):
     loader = RowLoader(manifest, seed=1, micro_batch=1, prefetch=2)
     loader.next_batch()
-    for entry in manifest.shards("train"):
+    for entry in manifest.all_shards(("train",)):
         with open(manifest.dir / entry["file"], "r+b") as f:
             f.truncate(200)
     with pytest.raises(DataError, match="ends before row"):
@@ -560,8 +606,11 @@ def test_stage_copies_verifies_and_does_not_copy_twice(manifest, tmp_path):
     assert staged.fingerprint == manifest.fingerprint and staged.dir != manifest.dir
     staged.check()
     staged.verify()
-    files = {s["file"]: (staged.dir / s["file"]).stat().st_mtime_ns for s in staged.shards("train")}
-    flip(staged.dir / staged.shards("train")[0]["file"])  # a damaged copy is replaced
+    files = {
+        s["file"]: (staged.dir / s["file"]).stat().st_mtime_ns
+        for s in staged.all_shards(("train",))
+    }
+    flip(staged.dir / staged.all_shards(("train",))[0]["file"])  # a damaged copy is replaced
     again = shards.stage(manifest, tmp_path / "fast")
     again.verify()
     times = {f: (again.dir / f).stat().st_mtime_ns for f in files}

@@ -32,13 +32,13 @@ def test_nothing_to_compare_is_not_a_division_by_zero():
     noise = NoiseScale()
     assert noise.tokens is None
     noise.update(2.0, 2.0, b_small=512, b_big=512)
-    assert noise.tokens is None and str(noise) == "n/a"
+    assert noise.tokens is None
 
 
 def test_drowned_in_noise_is_not_a_negative_scale():
     noise = NoiseScale()
     noise.update(small_sq=8.0, big_sq=0.5, b_small=1, b_big=8)  # |G|^2 comes out at -0.57
-    assert noise.tokens is None and str(noise) == "n/a"
+    assert noise.tokens is None
 
 
 def test_a_constant_is_its_own_average_from_the_first_update():
@@ -49,4 +49,3 @@ def test_a_constant_is_its_own_average_from_the_first_update():
         assert noise.grad_sq == pytest.approx(2)
         assert noise.trace == pytest.approx(640)
         assert noise.tokens == pytest.approx(320)
-    assert str(noise) == "320 tokens"

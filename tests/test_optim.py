@@ -5,15 +5,19 @@ import torch
 from conftest import ROOT, run
 from torch.utils.flop_counter import FlopCounterMode
 
+from benchmarks.throughput import orthogonalize_flops
+from config import TrainConfig
 from optim import (
     POLAR_EXPRESS,
     Muon,
     adamw,
     batch_at,
+    build,
+    check_obeys_found_inf,
     lr_at,
     momentum_at,
     orthogonalize,
-    orthogonalize_flops,
+    set_schedule,
 )
 
 
@@ -150,3 +154,27 @@ def test_schedules():
     assert momentum_at(400, 4000) == pytest.approx(0.97)
     assert momentum_at(4000, 4000) == pytest.approx(0.90)
     assert [batch_at(s, 10) for s in (0, 4, 5, 9, 10)] == [0.25, 0.25, 0.5, 0.5, 1.0]
+
+
+def test_an_optimizer_that_would_let_nan_through_is_refused():
+    params = [torch.nn.Parameter(torch.ones(4, 4))]
+    for kind in (torch.optim.SGD, torch.optim.AdamW):
+        with pytest.raises(ValueError, match=f"{kind.__name__} ignores found_inf"):
+            check_obeys_found_inf(kind(params, lr=0.1))
+    for optimizer in (Muon(params), adamw([dict(params=params, lr=0.1)])):
+        check_obeys_found_inf(optimizer)
+        before = params[0].detach().clone()
+        params[0].grad = torch.full((4, 4), float("nan"))
+        optimizer.found_inf = torch.ones(())
+        optimizer.step()
+        assert torch.equal(params[0], before)
+
+
+def test_only_the_schedule_with_a_decay_bends_the_momentum():
+    params = [torch.nn.Parameter(torch.ones(4, 4))]
+    groups = dict(matrix=params, embedding=[], head=[], scalar=[torch.nn.Parameter(torch.ones(2))])
+    for schedule, last in (("wsd", 0.90), ("cosine", 0.97)):
+        config = TrainConfig(schedule=schedule)
+        optimizers = build(groups, config, width=64)
+        set_schedule(optimizers, 1000, 1000, config)
+        assert optimizers[0].param_groups[0]["momentum"] == pytest.approx(last)

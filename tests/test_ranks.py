@@ -10,7 +10,7 @@ from conftest import ROOT, run
 KEPT = """
 import os, torch
 from machinery import ranks
-ranks.join("cpu", "fp32")
+ranks.start("cpu", "fp32")
 def resident():
     return int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 before = resident()
@@ -32,7 +32,7 @@ def test_memory_of_a_freed_tensor_is_kept_for_the_next(tuned_by_user, tmp_path):
 SAME_SUMS = """
 import torch
 from machinery import ranks
-ranks.join("cpu", "fp32")
+ranks.start("cpu", "fp32")
 torch.set_num_threads(2)
 torch.manual_seed(0)
 table, ids = torch.nn.Embedding(16, 256), torch.randint(16, (20_000,))

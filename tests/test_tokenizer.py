@@ -18,6 +18,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import tokenizer as T
+from machinery import durable
 from tokenizer import SPECIAL_TOKENS, Tokenizer, blocks
 
 SPECIALS = " ".join(SPECIAL_TOKENS)
@@ -199,7 +200,7 @@ def test_what_is_saved_is_on_the_disk_before_it_is_seen(tok, tmp_path, monkeypat
 
     monkeypatch.setattr(os, "fsync", note_fsync)
     monkeypatch.setattr(Path, "replace", note_replace)
-    tok.save(tmp_path / "t.json")
+    durable.write_text(tmp_path / "t.json", tok.spec)
     assert events == ["file", "replace", "folder"]
     assert Tokenizer.load(tmp_path / "t.json").sha256 == tok.sha256
 

@@ -1,0 +1,77 @@
+"""Send a run to Weights & Biases: `python instruments/to_wandb.py RUN_DIR [--follow]`.
+
+Reads RUN_DIR/metrics.jsonl and config.json; `train.py --wandb` starts it with --follow, which waits
+for more lines until the run has ended. As a process of its own it cannot stop, slow or question a
+training run. Without a key it writes to a local folder (WANDB_MODE=offline); a resumed run stays
+one run there (RUN_DIR/wandb_id).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+POLL_S = 1.0
+
+
+def records(run_dir: Path, follow: bool) -> Iterator[dict]:
+    """The lines of metrics.jsonl; with follow, also those that are still to come."""
+    parent = os.getppid()
+    while not (run_dir / "metrics.jsonl").exists() and follow and os.getppid() == parent:
+        time.sleep(POLL_S)
+    with open(run_dir / "metrics.jsonl") as file:
+        while True:
+            ended = not follow or os.getppid() != parent or has_ended(run_dir)
+            while line := file.readline():
+                if not line.endswith("\n"):  # half a line: it is still being written
+                    file.seek(file.tell() - len(line.encode()))
+                    break
+                yield json.loads(line)
+            if ended:
+                return
+            time.sleep(POLL_S)
+
+
+def has_ended(run_dir: Path) -> bool:
+    """Whether status.json says that the run came to an end, whatever end."""
+    try:
+        return json.loads((run_dir / "status.json").read_text())["state"] != "running"
+    except (OSError, ValueError):
+        return False
+
+
+def main(argv: list[str]) -> int:
+    run_dir, follow = Path(argv[0]), "--follow" in argv
+    netrc = Path(os.environ.get("NETRC", Path.home() / ".netrc"))
+    key = os.environ.get("WANDB_API_KEY") or netrc.exists() and "wandb.ai" in netrc.read_text()
+    os.environ.setdefault("WANDB_MODE", "online" if key else "offline")  # never asks at the prompt
+    try:
+        import wandb
+
+        id_file = run_dir / "wandb_id"
+        if not id_file.exists():
+            id_file.write_text(uuid.uuid4().hex[:12])
+        run = wandb.init(
+            project="nano2049",
+            name=run_dir.name,
+            id=id_file.read_text(),
+            resume="allow",
+            dir=run_dir,
+            config=json.loads((run_dir / "config.json").read_text()),
+        )
+        for record in records(run_dir, follow):
+            run.log(record, step=record["step"])
+        run.finish()
+    except (Exception, SystemExit) as error:
+        print(f"wandb is off: {type(error).__name__}: {error}", flush=True)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
