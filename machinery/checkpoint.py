@@ -28,10 +28,10 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 from torch.distributed.checkpoint import staging
 from torch.distributed.checkpoint import state_dict as dcp_state
-from torch.distributed.tensor import DTensor
 
 from machinery.durable import fsync, sha256_of, write_text
 from machinery.errors import CheckpointError, NonFiniteError, StorageError
+from optim import local
 
 Optimizers = list[torch.optim.Optimizer]
 FORMAT = 2  # 1 also held random states
@@ -187,13 +187,9 @@ def _state(model: nn.Module, optimizers: Optimizers) -> dict[str, Tensor]:
     return state
 
 
-def _local(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
 def _check_finite(state: dict[str, Tensor]) -> None:
     for name, tensor in state.items():
-        part = _local(tensor.detach())
+        part = local(tensor.detach())
         if part.is_floating_point() and part.numel():
             low, high = part.aminmax()  # both are NaN if one element is
             if not (low.isfinite() & high.isfinite()):
@@ -429,7 +425,7 @@ class Checkpointer:
             self._buffers = staging.BlockingAsyncStager(cache_staged_state_dict=cuda).stage(state)
             return
         for name, tensor in state.items():
-            _local(self._buffers[name]).copy_(_local(tensor.detach()), non_blocking=cuda)
+            local(self._buffers[name]).copy_(local(tensor.detach()), non_blocking=cuda)
         if cuda:
             torch.cuda.synchronize()
 

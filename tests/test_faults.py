@@ -466,7 +466,7 @@ def test_two_launchers_make_one_run_and_survive_a_kill(whole, small_data, tmp_pa
 
 @pytest.mark.parametrize("optimizer", ["muon", "adamw"])
 def test_fsdp_on_two_ranks_gives_the_losses_of_one(optimizer, whole, small_data, tmp_path):
-    args = [*CALM, "--optimizer", optimizer, "--lr", 0.003]
+    args = CALM if optimizer == "muon" else [*LONG, "--optimizer", optimizer, "--lr", 0.003]
     fsdp = start(small_data, tmp_path / "run", *args, "--parallel", "fsdp", world=2)
     fsdp.end(0)
     worst = assert_close(tmp_path / "run", whole(1, *args))
