@@ -5,6 +5,7 @@ import subprocess
 import sys
 import textwrap
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ import torch.nn.functional as F
 
 import model as model_file
 from config import PRESETS
-from machinery.fused_loss import capped_cross_entropy
+from machinery.fused_loss import capped_cross_entropy, usable
 from model import EXTRAS, GPT, GPTConfig, apply_rope, rms_norm, rope_tables
 
 SMALL = GPTConfig(
@@ -186,6 +187,12 @@ def test_an_edited_attention_or_loss_is_the_one_that_runs(monkeypatch):
             torch.randn(*idx.shape, config.n_embd), None, model.cos[: idx.size(1)],
             model.sin[: idx.size(1)], None, None,
         ).any()  # fmt: skip
+    assert usable(15.0) and not usable(0.0)
+    smoothed = partial(F.cross_entropy, reduction="none", label_smoothing=0.1)
+    monkeypatch.setattr(
+        model_file, "cross_entropy", lambda x, targets, cap: smoothed(x.transpose(1, 2), targets)
+    )
+    assert not usable(15.0)
     monkeypatch.setattr(model_file, "cross_entropy", lambda *args: torch.full((2, 3), 7.0))
     model = GPT(SMALL)
     model.init_weights()
