@@ -33,21 +33,16 @@ PEAK_FLOPS = {
     "MI250X": 383e12, "MI250": 362.1e12,
     "RTX 5090": 209.5e12, "RTX 4090": 165.2e12, "RTX 3090": 71e12,
 }  # fmt: skip
-# These words after a known name make it another, slower or faster card: a slice, a laptop's, ...
+# A card with one of these words in its name is a different card: a slice, a laptop's, ...
 DIFFERENT_CARD = {"MIG", "LAPTOP", "TI", "SUPER", "D", "CNX"}
 
 
-def peak_flops(device_name: str, compute_units: int | None = None) -> float | None:
+def peak_flops(device_name: str) -> float | None:
     """Dense bf16 FLOP/s of one device, from its name; None when it is not in the table.
 
     "NVIDIA H100 80GB HBM3" -> 989e12, "NVIDIA RTX A4000" -> None (it is no A40).
-    `compute_units` is read by Intel's Max 1550 alone: `max_compute_units` of its properties.
     """
     words = set(re.findall(r"[A-Z0-9]+", device_name.upper()))
-    if {"MAX", "1550"} <= words:
-        if compute_units is None and torch.xpu.is_available():
-            compute_units = torch.xpu.get_device_properties().max_compute_units
-        return 512 * compute_units * 1300e6 if compute_units else None
     keys = [key for key in PEAK_FLOPS if words.issuperset(key.split())]
     if not keys or words & DIFFERENT_CARD:
         return None

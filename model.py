@@ -258,13 +258,9 @@ class GPT(nn.Module):
         if not config.tie_embeddings:
             self.head = Linear(config.n_embd, config.padded_vocab)
         kv_width = config.n_kv_head * config.head_dim
-        self.value_embeds = nn.ModuleDict(
-            {
-                str(layer): nn.Embedding(config.padded_vocab, kv_width)
-                for layer in range(config.n_layer)
-                if config.has_value_embed(layer)
-            }
-        )
+        self.value_embeds = nn.ModuleDict()
+        for layer in filter(config.has_value_embed, range(config.n_layer)):
+            self.value_embeds[str(layer)] = nn.Embedding(config.padded_vocab, kv_width)
         if "smear" in config.extras:
             self.smear_gate = Linear(SMEAR_GATE_CHANNELS, 1)
             self.smear_scale = nn.Parameter(torch.empty(1))
@@ -392,10 +388,9 @@ class GPT(nn.Module):
             first = first if cache.last_embed is None else cache.last_embed
             cache.last_embed = x[:, -1:]
         previous = torch.cat([first, x[:, :-1]], dim=1)  # (B, T, C)
-        gate = self.smear_scale.to(x.dtype) * torch.sigmoid(
-            self.smear_gate(x[..., :SMEAR_GATE_CHANNELS])
-        )  # (B, T, 1)
-        return x + gate * previous * (idx != self.config.bos_id)[..., None]
+        gate = torch.sigmoid(self.smear_gate(x[..., :SMEAR_GATE_CHANNELS]))  # (B, T, 1)
+        inside = (idx != self.config.bos_id)[..., None]
+        return x + self.smear_scale.to(x.dtype) * gate * previous * inside
 
     # ---------------------------------------------------------------- cost and use
 
@@ -449,9 +444,8 @@ class GPT(nn.Module):
                 new = logits.argmax(-1, keepdim=True)  # (B, 1)
             else:
                 top, ids = logits.topk(min(top_k or logits.size(-1), logits.size(-1)))  # (B, k)
-                drawn = torch.multinomial(
-                    F.softmax(top / temperature, dim=-1), 1, generator=generator
-                )
+                probs = F.softmax(top / temperature, dim=-1)
+                drawn = torch.multinomial(probs, 1, generator=generator)
                 new = ids.gather(-1, drawn)  # (B, 1)
             idx = torch.cat([idx, new], dim=1)
             if (idx[:, prompt_len:] == stop_id).any(dim=1).all():

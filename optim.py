@@ -222,9 +222,8 @@ class Muon(torch.optim.Optimizer):
         seconds = [self.state[p]["second_moment"] for p in params]
 
         grads = [local(p.grad) for p in params]
-        u = self._momentum(
-            grads, momenta, scalar(group["momentum"]), apply
-        )  # (N, local rows, cols)
+        momentum = scalar(group["momentum"])
+        u = self._momentum(grads, momenta, momentum, apply)  # (N, local rows, cols)
         if isinstance(params[0], DTensor):
             u = _gather_rows(u, params[0])  # (N, rows, cols)
         u = self._divided_orthogonalize(u, params[0])
@@ -279,11 +278,10 @@ def _gather_rows(u: Tensor, p: DTensor) -> Tensor:
 # Options that only some choices of another option read: {option: (the other, choices, instead)}.
 READ_BY = {
     "lr": ("optimizer", ("adamw",), "--lr_scale"),
-    "lr_scale": ("optimizer", ("muon",), "--lr"),
-    "matrix_lr": ("optimizer", ("muon",), "--lr"),
-    "embedding_lr": ("optimizer", ("muon",), "--lr"),
-    "head_lr": ("optimizer", ("muon",), "--lr"),
-    "scalar_lr": ("optimizer", ("muon",), "--lr"),
+    **dict.fromkeys(
+        ("lr_scale", "matrix_lr", "embedding_lr", "head_lr", "scalar_lr"),
+        ("optimizer", ("muon",), "--lr"),
+    ),
     "decay": ("schedule", ("wsd",), "--steps"),
     "final_lr": ("schedule", ("wsd", "cosine"), "--schedule wsd or cosine"),
 }

@@ -84,12 +84,8 @@ class Trainer:
             self.run_dir / "checkpoints", keep=options.keep, mirror=mirror, log=self.log.print
         )
         path = None if options.resume == "auto" else options.resume
-        state = self.checkpoints.resume(
-            self.model,
-            self.optimizers,
-            path,
-            lambda path, state: setup.check_same_run(path, state["identity"], self.identity),
-        )
+        same_run = lambda path, state: setup.check_same_run(path, state["identity"], self.identity)
+        state = self.checkpoints.resume(self.model, self.optimizers, path, same_run)
         if state:
             self._resume(state)
         elif options.init_from:
@@ -198,11 +194,10 @@ class Trainer:
             scale = (self.config.grad_clip / (norm + 1e-6)).clamp(max=1.0)
             for p in self.model.parameters():
                 p.grad.mul_(scale)
-        flags = {
-            "sigint": self.signal == signal.SIGINT,
-            "sigterm": self.signal == signal.SIGTERM,
-            "late": self.world.is_first and self._clock_says_save(),  # the first rank's clock
-        }
+        minutes = (time.monotonic() - self.saved_at) / 60
+        is_late = self.world.is_first and 0 < self.options.save_minutes < minutes
+        sigint, sigterm = self.signal == signal.SIGINT, self.signal == signal.SIGTERM
+        flags = {"sigint": sigint, "sigterm": sigterm, "late": is_late}
         numbers["bad"] = (~(numbers["loss"].isfinite() & norm.isfinite())).float()
         for name, flag in flags.items():
             numbers[name] = torch.full_like(norm, float(flag))  # a fill: no copy to wait for
@@ -244,9 +239,8 @@ class Trainer:
         tokens = note["rows"] * self.plan.seq_len
         loss = numbers["loss"] / self.world.world_size
         step_s = self.meter.step(tokens, data_wait_s=self.loader.pop_wait_s())
-        self.stop = (
-            signal.SIGINT if numbers["sigint"] else signal.SIGTERM if numbers["sigterm"] else 0
-        )
+        asked = [s for s in (signal.SIGINT, signal.SIGTERM) if numbers[s.name.lower()]]
+        self.stop = asked[0] if asked else 0
         self.save_is_late = bool(numbers["late"])
         record = dict(step=note["step"], tokens=note["first_row"] * self.plan.seq_len + tokens)
         if numbers["bad"]:
@@ -295,10 +289,10 @@ class Trainer:
         record = dict(step=self.step, tokens=self.tokens, val_loss=loss, val_bpb=bpb)
         self.log.write(record | dict(epochs=epochs))
         is_best = bpb < self.best_bpb
+        read = ", ".join(f"{name} {n:.2f}" for name, n in epochs.items())
         self.log.print(
             f"step {self.step:,} | validation {loss:.4f} nats/token, {bpb:.4f} bpb"
-            f"{' (best)' if is_best else ''} | epochs "
-            + ", ".join(f"{name} {n:.2f}" for name, n in epochs.items())
+            f"{' (best)' if is_best else ''} | epochs {read}"
         )
         if is_best:
             self.best_bpb = bpb
@@ -311,10 +305,6 @@ class Trainer:
         """By steps, by the first rank's clock, or at the end."""
         by_steps = _is_due(self.step, self.options.save_every)
         return by_steps or self.save_is_late or self.step == self.plan.steps
-
-    def _clock_says_save(self) -> bool:
-        minutes = self.options.save_minutes
-        return minutes > 0 and time.monotonic() - self.saved_at > 60 * minutes
 
     def save(self, wait: bool = False) -> None:
         self.drain()

@@ -68,12 +68,6 @@ def test_peak_flops_matches_whole_model_words(name, expected):
     assert peak_flops(name) == expected
 
 
-def test_peak_of_intel_max_needs_its_compute_units():
-    name = "Intel(R) Data Center GPU Max 1550"
-    assert peak_flops(name, compute_units=448) == pytest.approx(512 * 448 * 1300e6)
-    assert peak_flops(name) is None or torch.xpu.is_available()
-
-
 # Published claims, recomputed: tokens/s of all devices, FLOPs per token, devices, MFU in percent.
 H100 = peak_flops("NVIDIA H100 80GB HBM3")
 CLAIMS = {
