@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# `bash run.sh` sets up, prepares text, trains a small GPT and shows what it writes.
-# `bash run.sh test` sets up and runs the tests. Run again, each does only what is not done yet.
+# `bash run.sh [PRESET]` sets up, prepares text, trains a GPT (default: tiny) and prints samples.
+# `bash run.sh test` sets up and runs the tests. Run again, each does only what is missing.
 set -euo pipefail
 cd "$(dirname "$0")"
 
