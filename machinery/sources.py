@@ -27,7 +27,7 @@ import zlib
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import takewhile
 from pathlib import Path
@@ -73,10 +73,6 @@ class Source:
         """Changes when Python is updated, through nobody's intention."""
         return self.kind == "stdlib"
 
-    def on_any_machine(self) -> Source:
-        """The same source, independent of the current folder."""
-        return replace(self, place=os.path.abspath(self.place)) if self.mutable else self
-
 
 def parse(spec: str) -> Source:
     """'code=files:src#body' -> Source(name='code', kind='files', place='src', fields=('body',))"""
@@ -88,7 +84,7 @@ def parse(spec: str) -> Source:
         return Source(name or "stdlib", "stdlib", rest, fields)
     if kind == "files" and place:
         name = name or re.sub(r"[^\w.-]", "_", Path(place).stem) or "files"
-        return Source(name, "files", os.path.expanduser(place), fields)
+        return Source(name, "files", os.path.abspath(os.path.expanduser(place)), fields)
     if kind == "hf" and place:
         config = revision = None
         if not is_data_file(place):
