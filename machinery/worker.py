@@ -371,7 +371,7 @@ def run_units(job: Job, pool: Executor, slots: int) -> dict[tuple[int, int], dic
                 running[pool.submit(prepare_unit, *job.task(*unit))] = unit
             if not running:
                 return done
-            bar.set_postfix_str(f"{len(done)} units done, {len(running)} running")
+            bar.set_postfix_str(f"{len(running)} running")
             finished, _ = wait(running, timeout=0.5, return_when=FIRST_COMPLETED)
             for future in finished:
                 unit = running.pop(future)
@@ -409,7 +409,7 @@ def progress_bar(job: Job, done: dict):
         start = sum(map(train_tokens, done.values()))
         counted = dict(total=job.tokens, initial=start, unit="tok", unit_scale=True)
     else:
-        counted = dict(total=sum(map(len, job.units)), initial=len(done), unit="unit")
+        counted = dict(total=sum(map(len, job.units)), initial=len(done), unit=" units")
     return tqdm(**counted, desc="prepare", mininterval=0.5, dynamic_ncols=True)
 
 
