@@ -369,11 +369,9 @@ class RowLoader:
 
     def row_ids(self, position: int, count: int) -> list[str]:
         """Names of `count` rows from `position` on: 'train/web/unit_00003_00.npy row 17'."""
-        names = []
-        for p in range(position, position + count):
-            shard, row = self.manifest.locate(self.split, *self.order(p))
-            names.append(f"{shard['file']} row {row}")
-        return names
+        places = (self.order(p) for p in range(position, position + count))
+        found = (self.manifest.locate(self.split, *place) for place in places)
+        return [f"{shard['file']} row {row}" for shard, row in found]
 
     def next_batch(self):
         """-> inputs, targets: int64 (micro_batch, row_len - 1) each, on the device."""

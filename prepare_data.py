@@ -94,12 +94,8 @@ def make_tokenizer(job: worker.Job) -> None:
     else:
         t0 = time.perf_counter()
         print(f"training a tokenizer of {config.vocab_size:,} tokens ...", file=sys.stderr)
-        tokenizer = Tokenizer.train(
-            worker.tokenizer_sample(job),
-            config.vocab_size,
-            nfc=config.nfc,
-            progress=sys.stderr.isatty(),
-        )
+        sample, on_terminal = worker.tokenizer_sample(job), sys.stderr.isatty()
+        tokenizer = Tokenizer.train(sample, config.vocab_size, nfc=config.nfc, progress=on_terminal)
         seconds = time.perf_counter() - t0
         print(f"tokenizer: {tokenizer.vocab_size:,} tokens in {seconds:.1f} s", file=sys.stderr)
     durable.write_text(job.tokenizer, tokenizer.spec)
@@ -124,15 +120,8 @@ def merge(job: worker.Job, records: dict) -> shards.Manifest:
     facts, notes = [], Counter()
     for s, source in enumerate(job.sources):
         chosen = chosen_units(job, s, records)
-        facts.append(
-            {
-                "name": source.name,
-                "spec": job.config.source[s],
-                "units": len(chosen),
-                "units_in_source": len(job.units[s]),
-                **job.facts[s],
-            }
-        )
+        counts = {"units": len(chosen), "units_in_source": len(job.units[s])}
+        facts.append({"name": source.name, "spec": job.config.source[s], **counts, **job.facts[s]})
         for record in chosen:
             notes.update(record["notes"])
         for split in ("train", "val"):
@@ -193,35 +182,33 @@ def summary(parts: list[dict], leftover: data.PackStats, entries: list[dict]) ->
     }
 
 
+def total(by_source: dict) -> Counter:
+    """Documents, bytes, tokens and rows of a split, all sources together."""
+    t = Counter()
+    for facts in by_source.values():
+        t.update({key: facts[key] for key in ("documents", "bytes", "tokens", "rows")})
+    return t
+
+
 def check_enough(job: worker.Job, splits: dict) -> None:
     """ValueError if a split has no row: training would stop at once, with a worse sentence."""
-    rows, tokens = (
-        {
-            split: sum(facts[key] for facts in by_source.values())
-            for split, by_source in splits.items()
-        }
-        for key in ("rows", "tokens")
-    )
-    if not rows["train"]:
-        raise ValueError(
-            f"the text makes {tokens['train']} training tokens, less than "
-            f"one row of {job.config.row_len}; give it more text or a smaller --row_len"
-        )
-    if not rows["val"]:
-        raise ValueError(
-            f"the validation split has {tokens['val']} tokens, less than one row of "
-            f"{job.config.row_len}; try --val_fraction {min(0.5, job.config.val_fraction * 4):g}, "
-            "or give it more text"
-        )
+    more_val = f"--val_fraction {min(0.5, job.config.val_fraction * 4):g}"
+    for split, option in (("train", "a smaller --row_len"), ("val", more_val)):
+        t = total(splits[split])
+        if not t["rows"]:
+            raise ValueError(
+                f"the {split} split has {t['tokens']} tokens, less than one row of "
+                f"{job.config.row_len}; try {option}, or give it more text"
+            )
 
 
 def report(manifest: shards.Manifest, seconds: float) -> str:
     """The lines that a preparation prints at its end."""
     lines = []
     for split in ("train", "val"):
-        t, packing = Counter(), Counter()
-        for facts in manifest.tree["splits"][split].values():
-            t.update({k: facts[k] for k in ("documents", "bytes", "tokens", "rows")})
+        by_source, packing = manifest.tree["splits"][split], Counter()
+        t = total(by_source)
+        for facts in by_source.values():
             packing.update(facts["packing"])
         if t["tokens"]:
             lines.append(
@@ -235,13 +222,11 @@ def report(manifest: shards.Manifest, seconds: float) -> str:
             lines.append(f"note  {wanted:,} training tokens were asked for, the text has no more")
     lines += [f"note  {n:,} {oddity}" for oddity, n in manifest.tree["notes"].items()]
     unit = 1 if sys.platform == "darwin" else 1024
-    peaks = [
+    own, child = (
         resource.getrusage(who).ru_maxrss * unit / 1e9
         for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
-    ]
-    lines.append(
-        f"{seconds:.1f} s | peak memory {peaks[0]:.2f} GB, largest worker {peaks[1]:.2f} GB"
     )
+    lines.append(f"{seconds:.1f} s | peak memory {own:.2f} GB, largest worker {child:.2f} GB")
     lines.append(
         f"{manifest.dir}/manifest.json: fingerprint {manifest.fingerprint[:16]}, "
         f"vocabulary {manifest.vocab_size:,}, rows of {manifest.row_len}"

@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -98,7 +98,6 @@ class Tokenizer:
         self.token_bytes = np.zeros(self.vocab_size, dtype=np.int32)  # 0 for special tokens
         for token, i in ranks.items():
             self.token_bytes[i] = len(token)
-        self._nfc = _nfc() if self.nfc else None
         self._engine = tiktoken.Encoding(
             "nano2049", pat_str=pattern, mergeable_ranks=ranks, special_tokens=self.special
         )
@@ -163,8 +162,10 @@ class Tokenizer:
     def encode_array(self, text: str) -> np.ndarray:
         """text -> uint32 ids without BOS; makes no Python object per token."""
         text = clean(text)
-        if self.nfc and not text.isascii():
-            text = self._nfc(text)
+        if self.nfc and not text.isascii():  # Python's own NFC is of another version of Unicode
+            from tokenizers.normalizers import NFC
+
+            text = NFC().normalize_str(text)
         parts = [  # no special token is allowed and none is refused: in text they are plain text
             self._engine.encode_to_numpy(block, allowed_special=set(), disallowed_special=())
             for block in blocks(text)
@@ -183,13 +184,6 @@ class Tokenizer:
         return self._engine.decode([int(i) for i in ids], errors="replace")
 
 
-def _nfc() -> Callable[[str], str]:
-    """NFC as `tokenizers` does it; Python's own follows another version of Unicode."""
-    from tokenizers.normalizers import NFC
-
-    return NFC().normalize_str
-
-
 def clean(text: str) -> str:
     """Replace each lone UTF-16 surrogate, which UTF-8 cannot encode, by U+FFFD."""
     try:
@@ -201,24 +195,20 @@ def clean(text: str) -> str:
 
 def _check(tree: dict) -> tuple[str, bool]:
     """A parsed tokenizer.json -> (split pattern, NFC?); ValueError if it is of another kind."""
-
-    def refuse(reason: str) -> ValueError:
-        return ValueError(
+    normalizer = (tree["normalizer"] or {"type": None})["type"]
+    steps = (tree["pre_tokenizer"] or {}).get("pretokenizers", [])
+    keys = ("type", "behavior", "use_regex", "add_prefix_space")
+    expected = [("Split", "Isolated", None, None), ("ByteLevel", None, False, False)]
+    reason = ""
+    if tree["model"]["type"] != "BPE":
+        reason = f"the model is {tree['model']['type']}"
+    elif normalizer not in (None, "NFC"):
+        reason = f"the normalizer is {normalizer}"
+    elif [tuple(step.get(key) for key in keys) for step in steps] != expected:
+        reason = "the pre-tokenizer is not Split, then ByteLevel"
+    if reason:
+        raise ValueError(
             f"not a byte-level BPE that this project can run: {reason}; "
             "leave --tokenizer empty to train one"
         )
-
-    if tree["model"]["type"] != "BPE":
-        raise refuse(f"the model is {tree['model']['type']}")
-    normalizer = (tree["normalizer"] or {"type": None})["type"]
-    if normalizer not in (None, "NFC"):
-        raise refuse(f"the normalizer is {normalizer}")
-    steps = (tree["pre_tokenizer"] or {}).get("pretokenizers", [])
-    if (
-        [s["type"] for s in steps] != ["Split", "ByteLevel"]
-        or steps[1]["use_regex"]
-        or steps[1]["add_prefix_space"]
-        or steps[0]["behavior"] != "Isolated"
-    ):
-        raise refuse("the pre-tokenizer is not Split, then ByteLevel")
     return steps[0]["pattern"]["Regex"], normalizer == "NFC"

@@ -26,28 +26,18 @@ def fsync(path: Path) -> None:
         os.close(fd)
 
 
-def temporary_name(path: Path) -> Path:
-    """A name beside `path` that no other writer uses, to write to until the file is whole."""
-    return path.with_name(f".tmp-{path.name}-{uuid.uuid4().hex[:8]}")
-
-
-def publish(temporary: Path, path: Path) -> None:
-    """Make a finished temporary file durable, then visible under its name."""
-    fsync(temporary)
-    temporary.replace(path)
-    fsync(path.parent)
-
-
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
     """`with replacing(path) as file:` write the new content, which replaces the old at the end of
     the block. A reader sees the old file or the new one, even after a crash."""
-    temporary = temporary_name(path)
+    temporary = path.with_name(f".tmp-{path.name}-{uuid.uuid4().hex[:8]}")
     try:
         with open(temporary, "wb") as file:
             yield file
-        publish(temporary, path)
-    finally:  # after `publish` there is nothing left to remove
+        fsync(temporary)
+        temporary.replace(path)
+        fsync(path.parent)
+    finally:  # once it is replaced, there is nothing left to remove
         temporary.unlink(missing_ok=True)
 
 

@@ -14,18 +14,19 @@ import bisect
 import hashlib
 import io
 import json
+import math
 import os
 import shutil
 import zlib
 from collections.abc import Iterable
 from functools import lru_cache
-from itertools import islice
+from itertools import accumulate, islice
 from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
 
-from machinery.durable import publish, replacing, sha256_of, temporary_name, write_text
+from machinery.durable import replacing, sha256_of, write_text
 from machinery.errors import DataError, StorageError
 
 FORMAT = 2  # of the folder; grows when older folders can no longer be read
@@ -101,14 +102,12 @@ class Manifest:
         self.bos_id: int = tree["tokenizer"]["bos_id"]
         self.tokenizer_sha256: str = tree["tokenizer"]["sha256"]
         self.sources: list[str] = [s["name"] for s in tree["sources"]]
-        self._starts = {}  # (split, source index) -> first row of each shard, then the total
-        for split in ("train", "val"):
-            for i in range(len(self.sources)):
-                starts = [0]
-                for shard in self.shards(split, i):
-                    starts.append(starts[-1] + shard["rows"])
-                self._starts[split, i] = starts
-        self._open = lru_cache(maxsize=96)(self._open_shard)  # macOS allows 256 open files
+        self._starts = {  # (split, source index) -> first row of each shard, then the total
+            (split, i): [0, *accumulate(shard["rows"] for shard in self.shards(split, i))]
+            for split in ("train", "val")
+            for i in range(len(self.sources))
+        }
+        self._open = lru_cache(maxsize=192)(self._open_file)  # macOS allows 256 open files
 
     @classmethod
     def load(cls, folder: str | Path, preset: str = "PRESET") -> Manifest:
@@ -122,9 +121,8 @@ class Manifest:
         except FileNotFoundError:
             usual = Path(folder) == Path("data", preset)
             raise ValueError(
-                f"{path} does not exist: no data is prepared there; run: python "
-                f"prepare_data.py {preset}{'' if usual else f' --data_dir {folder}'} "
-                "(and the options you want)"
+                f"{path} does not exist; run: python prepare_data.py {preset}"
+                f"{'' if usual else f' --data_dir {folder}'} (and the options you want)"
             ) from None
         except ValueError:
             raise DataError(f"{path} is not valid JSON; {REMEDY}") from None
@@ -187,7 +185,7 @@ class Manifest:
 
     def _read(self, shard: dict, i: int) -> tuple[bytes, bytes]:
         """The bytes of row `i` of a shard, and of its crc32, unchecked."""
-        file, crc_file = self._open(shard["file"], shard["crc32_file"], shard["rows"])
+        file, crc_file = self._files(shard)
         size = self.row_len * np.dtype(self.dtype).itemsize
         # pread: unlike a memory map it reads no further, and a truncated file is no SIGBUS
         raw = os.pread(file.fileno(), size, 128 + i * size)
@@ -196,45 +194,39 @@ class Manifest:
             raise DataError(f"shard {self.dir / shard['file']} ends before row {i}; {REMEDY}")
         return raw, crc
 
-    def _open_shard(self, file: str, crc_file: str, rows: int) -> tuple[BinaryIO, BinaryIO]:
-        """Both files of a shard, open, once their headers match the manifest."""
+    def _files(self, shard: dict) -> tuple[BinaryIO, BinaryIO]:
+        """The rows and the checksums of a shard, open."""
+        rows = shard["rows"]
         return (
-            self._open_file(file, header(self.dtype, (rows, self.row_len))),
-            self._open_file(crc_file, header("<u4", (rows,))),
+            self._open(shard["file"], self.dtype, (rows, self.row_len)),
+            self._open(shard["crc32_file"], "<u4", (rows,)),
         )
 
-    def _open_file(self, name: str, expected: bytes) -> BinaryIO:
-        path = self.dir / name
+    def _open_file(self, name: str, dtype: str, shape: tuple[int, ...]) -> BinaryIO:
+        """A .npy file, open; DataError unless it has the header and the size of this array."""
+        path, expected = self.dir / name, header(dtype, shape)
         try:
             file = open(path, "rb", buffering=0)
             if hasattr(os, "posix_fadvise"):
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
-            found = file.read(128)
+            found, size = file.read(128), os.fstat(file.fileno()).st_size
         except FileNotFoundError:
             raise DataError(f"shard {path} is missing; {REMEDY}") from None
         except OSError as error:
             raise DataError(f"shard {path} cannot be read ({error}); {REMEDY}") from None
+        right = 128 + math.prod(shape) * np.dtype(dtype).itemsize
+        if size != right:
+            raise DataError(f"shard {path} has {size:,} bytes, not {right:,}; {REMEDY}")
         if found != expected:
-            says = [h[10:].decode("latin-1").strip() or "nothing" for h in (found, expected)]
-            raise DataError(
-                f"shard {path} has the header {says[0]}, its manifest says {says[1]}; {REMEDY}"
-            )
+            says = [h[10:].decode("latin-1").strip() for h in (found, expected)]
+            raise DataError(f"shard {path} has the header {says[0]}, not {says[1]}; {REMEDY}")
         return file
 
     def check(self) -> None:
         """Before the first step: every file has the size, dtype, shape and token range that the
         manifest says. Milliseconds per shard; `row` and `verify` check contents."""
         for shard in self.all_shards():
-            for name, size, _ in files_of(shard):
-                path = self.dir / name
-                if not path.exists():
-                    raise DataError(f"shard {path} is missing; {REMEDY}")
-                if path.stat().st_size != size:
-                    raise DataError(
-                        f"shard {path} has {path.stat().st_size:,} bytes, its manifest "
-                        f"says {size:,}; {REMEDY}"
-                    )
-            self._open(shard["file"], shard["crc32_file"], shard["rows"])
+            self._files(shard)
             if shard["max"] >= self.vocab_size:
                 raise DataError(
                     f"shard {self.dir / shard['file']} has token {shard['max']}, the "
@@ -255,10 +247,10 @@ class Manifest:
         """Read every file of every shard and compare its sha256 with the manifest's."""
         for shard in self.all_shards():
             for name, _, expected in files_of(shard):
-                _verify_file(self.dir / name, self.dir / name, expected)
+                _verify(self.dir / name, self.dir / name, expected)
 
 
-def _verify_file(path: Path, named: Path, expected: str) -> None:
+def _verify(path: Path, named: Path, expected: str) -> None:
     """DataError, about the file `named`, if `path` does not have the expected sha256."""
     if not path.exists():
         raise DataError(f"shard {named} is missing; {REMEDY}")
@@ -298,15 +290,10 @@ def stage(manifest: Manifest, folder: str | Path) -> Manifest:
         if path.exists() and sha256_of(path) == sha256:
             continue
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = temporary_name(path)
-        try:
-            shutil.copyfile(manifest.dir / name, temporary)
-            _verify_file(temporary, manifest.dir / name, sha256)
-            publish(temporary, path)
-        except FileNotFoundError:
-            raise DataError(f"shard {manifest.dir / name} is missing; {REMEDY}") from None
-        finally:
-            temporary.unlink(missing_ok=True)
+        with open(manifest.dir / name, "rb") as source, replacing(path) as file:
+            shutil.copyfileobj(source, file, 1 << 22)
+            file.flush()
+            _verify(Path(file.name), manifest.dir / name, sha256)
     for name in ("tokenizer.json", "token_bytes.npy", "manifest.json"):
         with replacing(target / name) as file:
             file.write((manifest.dir / name).read_bytes())

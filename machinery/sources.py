@@ -21,13 +21,12 @@ import io
 import json
 import os
 import re
-import sys
 import sysconfig
 import zlib
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import takewhile
 from pathlib import Path
@@ -53,29 +52,11 @@ class Source:
     config: str | None = None
     revision: str | None = None
 
-    @property
-    def remote(self) -> bool:
-        """Listed over the network: the list is looked up once and then kept."""
-        return self.kind == "hf"
-
-    @property
-    def unbounded(self) -> bool:
-        """May hold far more text than anyone wants, and does not say how much."""
-        return self.kind == "hf"
-
-    @property
-    def mutable(self) -> bool:
-        """People edit its files in place, so that modification times matter."""
-        return self.kind == "files"
-
-    @property
-    def installed(self) -> bool:
-        """Changes when Python is updated, through nobody's intention."""
-        return self.kind == "stdlib"
-
-    def on_any_machine(self) -> Source:
-        """The same source, independent of the current folder."""
-        return replace(self, place=os.path.abspath(self.place)) if self.mutable else self
+    # Asked for by these names elsewhere, never by the kind:
+    remote = property(lambda self: self.kind == "hf")  # listed over the network, once, then kept
+    unbounded = property(lambda self: self.kind == "hf")  # may hold more text than anyone wants
+    mutable = property(lambda self: self.kind == "files")  # people edit its files in place
+    installed = property(lambda self: self.kind == "stdlib")  # an update of Python changes it
 
 
 def parse(spec: str) -> Source:
@@ -88,7 +69,7 @@ def parse(spec: str) -> Source:
         return Source(name or "stdlib", "stdlib", rest, fields)
     if kind == "files" and place:
         name = name or re.sub(r"[^\w.-]", "_", Path(place).stem) or "files"
-        return Source(name, "files", os.path.expanduser(place), fields)
+        return Source(name, "files", os.path.abspath(os.path.expanduser(place)), fields)
     if kind == "hf" and place:
         config = revision = None
         if not is_data_file(place):
@@ -115,14 +96,12 @@ def list_units(source: Source) -> tuple[list[dict], dict]:
     target = min(LARGEST_UNIT, max(SMALLEST_UNIT, total // 64))
     pieces = [p for name, path in files.items() for p in _pieces(name, path, sizes[name], target)]
     pieces.sort(key=lambda p: hashlib.blake2b(f"{p[0]}:{p[1]}".encode()).digest())
-    units, held = [], 0
+    units: list[dict] = []
     for name, start, end, size in pieces:
-        if not units or held + size > target:
+        if not units or units[-1]["bytes"] + size > target:
             units.append({"bytes": 0, "pieces": []})
-            held = 0
         units[-1]["pieces"].append([name, start, end])
         units[-1]["bytes"] += size
-        held += size
     return units, {"files": sizes}
 
 
@@ -160,24 +139,23 @@ def local_files(source: Source) -> dict[str, Path]:
             for path in _walk(Path(folder), (".py",), links=False)
             if root == "site" or not {"site-packages", "dist-packages"} & set(path.parts)
         }
+        return dict(sorted(found.items()))
+    place = Path(source.place)
+    if place.is_dir():
+        found = {path.relative_to(place).as_posix(): path for path in _walk(place, KINDS)}
+    elif place.exists():
+        found = {place.name: place}
     else:
-        place = Path(source.place)
-        if place.is_dir():
-            found = {path.relative_to(place).as_posix(): path for path in _walk(place, KINDS)}
-        elif place.exists():
-            found = {place.name: place}
-        else:
-            fixed = [part for part in takewhile(lambda p: not glob.has_magic(p), place.parts)]
-            matches = map(Path, glob.glob(str(place), recursive=True))
-            found = {p.relative_to(Path(*fixed)).as_posix(): p for p in matches if p.is_file()}
-            if not found:
-                raise ValueError(f"files:{source.place}: no such file or folder")
+        root = Path(*takewhile(lambda part: not glob.has_magic(part), place.parts))
+        matches = map(Path, glob.glob(str(place), recursive=True))
+        found = {p.relative_to(root).as_posix(): p for p in matches if p.is_file()}
         if not found:
-            raise ValueError(
-                f"files:{source.place} has no file that ends in {' '.join(KINDS)} "
-                "(or one of these + .gz or .zst); name the files with a glob, as in "
-                f"'files:{source.place}/**/*.html'"
-            )
+            raise ValueError(f"files:{place}: no such file or folder")
+    if not found:
+        raise ValueError(
+            f"files:{place} has no file that ends in {' '.join(KINDS)} (or in one of these + .gz "
+            f"or .zst); name its files with a glob, as in 'files:{place}/**/*.html'"
+        )
     return dict(sorted(found.items()))
 
 
@@ -234,18 +212,14 @@ def _open(path: Path) -> BinaryIO:
     if path.name.endswith(".zst"):
         import zstandard
 
-        frames = zstandard.ZstdDecompressor().stream_reader(
-            open(path, "rb"), read_across_frames=True
-        )
-        return io.BufferedReader(frames, MB)
+        reader = zstandard.ZstdDecompressor().stream_reader
+        return io.BufferedReader(reader(open(path, "rb"), read_across_frames=True), MB)
     return open(path, "rb")
 
 
-def _read(
-    path: Path, start: int, end: int, fields: tuple[str, ...], notes: Counter
-) -> Iterator[str]:
+def _read(path: Path, start: int, end: int, fields: tuple, notes: Counter) -> Iterator[str]:
     """The documents of one piece of a file: those whose first byte lies in start .. end."""
-    kind = kind_of(path.name)
+    kind, length = kind_of(path.name), -1  # to the end
     try:
         if kind == ".parquet":
             yield from _read_parquet(path, start, end, fields)
@@ -256,17 +230,14 @@ def _read(
                 if start == end and first > 0:
                     return  # no line starts in this range
                 f.seek(start)
-            length = end - start if end >= 0 else sys.maxsize
+                length = end - start
             if kind in (".jsonl", ".ndjson"):
-                yield from _read_jsonl(f, length, fields, str(path), notes)
+                yield from _read_jsonl(f, length, fields, path, notes)
             else:
-                yield from _read_text(f.read(end - start if end >= 0 else -1), str(path), notes)
+                yield from _read_text(f.read(length), path, notes)
     except Exception as error:
-        library = type(error).__module__.split(".")[0]
-        if not isinstance(error, OSError | EOFError | zlib.error) and library not in (
-            "pyarrow",
-            "zstandard",
-        ):
+        known = isinstance(error, OSError | EOFError | zlib.error)
+        if not known and type(error).__module__.split(".")[0] not in ("pyarrow", "zstandard"):
             raise
         raise DataError(f"{path} cannot be read: {error}") from None
 
@@ -293,10 +264,10 @@ def decode(raw: bytes, notes: Counter) -> str:
 codecs.register_error("as_latin1", lambda e: (e.object[e.start : e.end].decode("latin-1"), e.end))
 
 
-def _read_text(raw: bytes, name: str, notes: Counter) -> Iterator[str]:
+def _read_text(raw: bytes, path: Path, notes: Counter) -> Iterator[str]:
     """A piece of plain text -> documents of at most DOCUMENT characters."""
     if raw[:2] in (b"\xff\xfe", b"\xfe\xff"):
-        raise DataError(f"{name} is UTF-16; convert it: iconv -f UTF-16 -t UTF-8")
+        raise DataError(f"{path} is UTF-16; convert it: iconv -f UTF-16 -t UTF-8")
     if not raw:
         notes["empty files"] += 1
         return
@@ -313,22 +284,23 @@ def join_fields(record: dict, fields: tuple[str, ...], where: str) -> str:
 
 
 def _read_jsonl(
-    f: BinaryIO, length: int, fields: tuple[str, ...], name: str, notes: Counter
+    f: BinaryIO, length: int, fields: tuple, path: Path, notes: Counter
 ) -> Iterator[str]:
     done = 0
-    while done < length and (line := f.readline()):
+    while done != length and (line := f.readline()):  # a range ends where a line does
         done += len(line)
-        if line.strip():
-            try:
-                record = json.loads(decode(line, notes))
-            except ValueError:
-                record = None
-            if not isinstance(record, dict):
-                raise DataError(
-                    f"{name}: not a JSON object on the line that starts "
-                    f"{decode(line[:60], Counter())!r}; repair or remove it"
-                )
-            yield join_fields(record, fields, name)
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(decode(line, notes))
+        except ValueError:
+            record = None
+        if not isinstance(record, dict):
+            raise DataError(
+                f"{path}: not a JSON object on the line that starts "
+                f"{decode(line[:60], Counter())!r}; repair or remove it"
+            )
+        yield join_fields(record, fields, str(path))
 
 
 def _read_parquet(path: Path, first: int, last: int, fields: tuple[str, ...]) -> Iterator[str]:
@@ -337,9 +309,8 @@ def _read_parquet(path: Path, first: int, last: int, fields: tuple[str, ...]) ->
     with pq.ParquetFile(path) as file:
         columns = file.schema_arrow.names
         join_fields(dict.fromkeys(columns), fields, str(path))  # refuses a missing field
-        for batch in file.iter_batches(
-            128, row_groups=list(range(first, last)), columns=list(fields)
-        ):
+        groups = list(range(first, last))
+        for batch in file.iter_batches(128, row_groups=groups, columns=list(fields)):
             for record in batch.to_pylist():
                 yield join_fields(record, fields, str(path))
 
@@ -354,18 +325,14 @@ def is_data_file(place: str) -> bool:
 def _hf_load(source: Source):
     import datasets
 
-    datasets.config.STREAMING_READ_MAX_RETRIES = TRIES
-    datasets.config.STREAMING_READ_RETRY_INTERVAL = RETRY_S
-    datasets.config.STREAMING_OPEN_MAX_RETRIES = TRIES
-    datasets.config.STREAMING_OPEN_RETRY_INTERVAL = RETRY_S
+    for action in ("READ", "OPEN"):
+        setattr(datasets.config, f"STREAMING_{action}_MAX_RETRIES", TRIES)
+        setattr(datasets.config, f"STREAMING_{action}_RETRY_INTERVAL", RETRY_S)
+    what, options = (source.place, source.config), {"revision": source.revision}
     if is_data_file(source.place):
-        builder = "parquet" if kind_of(source.place) == ".parquet" else "json"
-        return datasets.load_dataset(
-            builder, data_files=source.place, split="train", streaming=True
-        )
-    return datasets.load_dataset(
-        source.place, source.config, revision=source.revision, split="train", streaming=True
-    )
+        what = ("parquet" if kind_of(source.place) == ".parquet" else "json",)
+        options = {"data_files": source.place}
+    return datasets.load_dataset(*what, **options, split="train", streaming=True)
 
 
 def _hf_units(source: Source) -> tuple[list[dict], dict]:
@@ -403,6 +370,6 @@ def _named_errors(source: Source) -> Iterator[None]:
         if wrong_name or isinstance(error, LookupError | ImportError | ValueError) and not torn:
             raise UsageError(f"{where}: {reason}") from None
         raise DataError(
-            f"{where} cannot be read ({reason}); run the same command again: finished units are "
-            "kept"
+            f"{where} cannot be read ({reason}); run the same command again: finished units "
+            "are kept"
         ) from None

@@ -41,11 +41,6 @@ TOKENIZER_UNITS = 16  # that it is drawn from, per source
 FEW_FILES = 256  # fewer: some blocks of their documents are held out, instead of whole documents
 SMALL = 24_000_000  # bytes of a corpus that is read once more, to hold out at least a row
 
-POOL_DIED = (
-    "a process of the pool died (out of memory?); run the same command again: finished "
-    "units are kept; fewer --workers need less memory"
-)
-
 load_tokenizer = lru_cache(maxsize=1)(Tokenizer.load)
 
 
@@ -62,34 +57,19 @@ class Job:
     def __init__(self, config) -> None:
         self.config, self.folder = config, Path(config.data_dir)
         self.sources = [sources.parse(spec) for spec in config.source]
-        names = [s.name for s in self.sources]
-        if len(set(names)) < len(names):
-            raise ValueError(
-                f"two sources are named {max(names, key=names.count)!r}; name them: "
-                "--source a=files:... b=files:..."
-            )
-        self.shares = shares_of(names, config.mixture)
-        self.tokens = tokens_wanted(config.tokens, self.sources)
-        if not 0 < config.val_fraction < 1:
-            raise ValueError(
-                f"val_fraction {config.val_fraction} is not between 0 and 1 (a run "
-                "validates on that share of the text); try --val_fraction 0.02"
-            )
-        if config.workers < 0:
-            raise ValueError(f"workers {config.workers} is below 0; 0 takes all cores")
-        if not config.tokenizer:
-            check_vocab_size(config.vocab_size)
-        data.pack([], config.row_len, 0)  # refuses a bad row_len, now
+        self._read_options()
         listed = [self._list(source) for source in self.sources]
         self.units = [units for units, _ in listed]
         self.facts = [facts for _, facts in listed]
+        revisions = [facts.get("revision") for facts in self.facts]
+        self.sources = [replace(s, revision=r) for s, r in zip(self.sources, revisions)]
         tokenizer = [config.vocab_size, config.nfc, TOKENIZER_CHARS, self.shares]
         if config.tokenizer:
             tokenizer = Tokenizer.load(config.tokenizer).sha256
         options = {
             "format": shards.FORMAT,
             "source": list(config.source),
-            "revisions": [f.get("revision") for f in self.facts],
+            "revisions": revisions,
             "row_len": config.row_len,
             "buffer": BUFFER,
             "val_fraction": config.val_fraction,
@@ -97,8 +77,43 @@ class Job:
         }
         self.options = digest(options)
         self.key = digest([self.options, self.units])  # of all that decides the shards' content
-        self.records = self.folder / ".units" / self.key
+        self.records = self.folder.absolute() / ".units" / self.key
         self.tokenizer = self.records / "tokenizer.json"
+
+    def _read_options(self) -> None:
+        """Set `shares` and `tokens` (0: all); ValueError for an option that cannot be used."""
+        from machinery.cli import count, weights  # imports torch: the workers do without
+
+        config, names = self.config, [source.name for source in self.sources]
+        name = max(names, key=names.count)
+        if names.count(name) > 1:
+            raise ValueError(
+                f"two sources are named {name!r}; name them: --source a=files:... b=files:..."
+            )
+        shares = weights(config.mixture) or dict.fromkeys(names, 1.0)
+        if set(shares) != set(names) or min(shares.values()) <= 0:
+            raise ValueError(
+                f"the mixture {' '.join(config.mixture)} must give each source "
+                f"({', '.join(names)}) a share above 0, as in --mixture web=80 books=20"
+            )
+        self.shares = [shares[name] for name in names]
+        self.tokens = 0 if config.tokens == "all" else count(config.tokens)
+        unbounded = [source.place for source in self.sources if source.unbounded]
+        if unbounded and not self.tokens and config.tokens != "all":
+            raise ValueError(
+                f"hf:{unbounded[0]} may hold far more text than you need; choose a number of "
+                "training tokens, as in --tokens 2B, or --tokens all for everything"
+            )
+        if not 0 < config.val_fraction < 1:
+            raise ValueError(
+                f"val_fraction {config.val_fraction} is not between 0 and 1; "
+                "try --val_fraction 0.02"
+            )
+        if config.workers < 0:
+            raise ValueError(f"workers {config.workers} is below 0; 0 takes all cores")
+        if not config.tokenizer:
+            check_vocab_size(config.vocab_size)
+        data.pack([], config.row_len, 0)  # refuses a bad row_len
 
     def _list(self, source: sources.Source) -> tuple[list[dict], dict]:
         """The units and facts of a source. A remote list is kept, so that it stays as it was."""
@@ -111,11 +126,6 @@ class Job:
             shards.write_json(path, {"units": units, "facts": facts})
         listing = json.loads(path.read_text(encoding="utf-8"))
         return listing["units"], listing["facts"]
-
-    def pinned(self, i: int) -> sources.Source:
-        """Source `i`, readable from any process: at its pinned revision, its path absolute."""
-        revision = self.facts[i].get("revision")
-        return replace(self.sources[i], revision=revision).on_any_machine()
 
     @property
     def local_sizes(self) -> list[int] | None:
@@ -157,12 +167,9 @@ class Job:
             below = max(below, value + 1)
         return below
 
-    def record_path(self, source: int, unit: int) -> Path:
-        return self.records / f"{self.sources[source].name}_{unit:05d}.json"
-
     def record(self, source: int, unit: int) -> dict | None:
         """The record of a finished unit; None if a shard is missing or its text is newer."""
-        path = self.record_path(source, unit)
+        path = self.records / record_name(self.sources[source], unit)
         try:
             record = json.loads(path.read_text(encoding="utf-8"))
             for split in ("train", "val"):
@@ -188,36 +195,13 @@ class Job:
 
     def target(self, source: int) -> float:
         """Training tokens wanted of a source; inf: all."""
-        if not self.tokens:
-            return float("inf")
-        return self.tokens * self.shares[source] / sum(self.shares)
+        return self.tokens * self.shares[source] / sum(self.shares) or float("inf")
 
-
-def shares_of(names: list[str], mixture: tuple[str, ...]) -> list[float]:
-    """The share of `tokens` that each source gives; without a mixture, equal shares."""
-    from machinery.cli import weights  # cli imports torch
-
-    shares = weights(mixture) or dict.fromkeys(names, 1.0)
-    if set(shares) != set(names) or min(shares.values()) <= 0:
-        raise ValueError(
-            f"the mixture {' '.join(mixture)} must give each source ({', '.join(names)}) a share "
-            "above 0, as in --mixture web=80 books=20"
-        )
-    return [shares[name] for name in names]
-
-
-def tokens_wanted(text: str, listed: list[sources.Source]) -> int:
-    """'2B' -> 2_000_000_000; 'all' or '' -> 0, everything; '' is refused for a Hub source."""
-    from machinery.cli import count
-
-    tokens = 0 if text == "all" else count(text)
-    unbounded = [s.place for s in listed if s.unbounded]
-    if unbounded and not tokens and text != "all":
-        raise ValueError(
-            f"hf:{unbounded[0]} may hold far more than you need; say how many tokens you "
-            "want, as in --tokens 2B, or --tokens all for everything"
-        )
-    return tokens
+    def task(self, source: int, unit: int) -> tuple:
+        """The arguments of `prepare_unit`: plain values, which any process can unpickle."""
+        content = self.units[source][unit]
+        split = self.block, self.val_below
+        return self.records, self.sources[source], unit, content, self.config.row_len, *split
 
 
 # ------------------------------------------------------------------------------------- a unit
@@ -237,23 +221,25 @@ def split_text(text: str, block: int, val_below: int) -> Iterator[tuple[str, str
         yield split, "".join(run)
 
 
-def prepare_unit(task: dict) -> dict:
+def prepare_unit(
+    records: Path, source: sources.Source, index: int, unit: dict,
+    row_len: int, block: int, val_below: int,
+) -> dict:  # fmt: skip
     """Read, tokenize, pack and write one unit; returns its record, which is written last."""
-    folder, source, index = Path(task["folder"]), task["source"], task["index"]
-    if not Path(task["tokenizer"]).exists():
+    if not (records / "tokenizer.json").exists():
         raise UsageError(
-            f"{task['tokenizer']} is not there on {socket.gethostname()}: all machines of a "
+            f"{records}/tokenizer.json is not there on {socket.gethostname()}: all machines of a "
             "cluster must share the data folder"
         )
-    tokenizer = load_tokenizer(task["tokenizer"])
+    tokenizer, folder = load_tokenizer(records / "tokenizer.json"), records.parent.parent
     dtype = shards.dtype_for(tokenizer.vocab_size)
     notes, totals = Counter(), {"train": Counter(), "val": Counter()}
     val_docs: list[np.ndarray] = []
 
     def train_docs() -> Iterator[np.ndarray]:
         """The training documents as ids; those for validation are set aside."""
-        for text in sources.documents(source, task["unit"], notes):
-            for split, part in split_text(text, task["block"], task["val_below"]):
+        for text in sources.documents(source, unit, notes):
+            for split, part in split_text(text, block, val_below):
                 ids = tokenizer.encode_array(part).astype(dtype)
                 size = len(part.encode("utf-8", "replace"))
                 totals[split].update(documents=1, bytes=size, tokens=len(ids))
@@ -262,24 +248,28 @@ def prepare_unit(task: dict) -> dict:
                 else:
                     val_docs.append(ids)
 
-    train = data.pack(train_docs(), task["row_len"], tokenizer.bos_id, BUFFER)
-    name = f"{source.name}/unit_{index:05d}"
-    entries = {"train": shards.write_shards(train, folder, f"train/{name}", dtype)}
-    val = data.pack(val_docs, task["row_len"], tokenizer.bos_id, BUFFER)
+    name, bos_id = f"{source.name}/unit_{index:05d}", tokenizer.bos_id
+    train = data.pack(train_docs(), row_len, bos_id, BUFFER)
+    train_shards = shards.write_shards(train, folder, f"train/{name}", dtype)
+    val = data.pack(val_docs, row_len, bos_id, BUFFER)
     rows = list(val)  # shuffled, so that the first rows are a fair sample of the unit
-    order = data.Permutation(len(rows), "val") if rows else None
+    order = data.Permutation(len(rows), "val")
     shuffled = (rows[order(i)] for i in range(len(rows)))
-    entries["val"] = shards.write_shards(shuffled, folder, f"val/{name}", dtype)
-    record = {"notes": notes, "val_below": task["val_below"], "splits": {}}
-    for split, packed in (("train", train), ("val", val)):
+    val_shards = shards.write_shards(shuffled, folder, f"val/{name}", dtype)
+    record = {"notes": notes, "val_below": val_below, "splits": {}}
+    for split, packed, entries in (("train", train, train_shards), ("val", val, val_shards)):
         record["splits"][split] = {
             **totals[split],
             "packing": asdict(packed.stats),
-            "shards": entries[split],
+            "shards": entries,
             "leftover": [ids.tolist() for ids in packed.leftover],
         }
-    shards.write_json(Path(task["record"]), record)
+    shards.write_json(records / record_name(source, index), record)
     return record
+
+
+def record_name(source: sources.Source, unit: int) -> str:
+    return f"{source.name}_{unit:05d}.json"
 
 
 def tokenizer_sample(job: Job) -> Iterator[str]:
@@ -288,7 +278,7 @@ def tokenizer_sample(job: Job) -> Iterator[str]:
         units = job.units[s][:TOKENIZER_UNITS]
         for unit in units:
             left = TOKENIZER_CHARS * job.shares[s] / sum(job.shares) / len(units)
-            for text in sources.documents(job.pinned(s), unit, Counter()):
+            for text in sources.documents(job.sources[s], unit, Counter()):
                 for split, part in split_text(text, job.block, job.val_below):
                     if left > 0 and split == "train":
                         part = part[: min(TOKENIZER_DOC_CHARS, int(left) + 1)]
@@ -309,58 +299,51 @@ def open_pool(workers: int, cluster: str) -> Iterator[tuple[Executor, int]]:
     they import this file by name; they must share the data folder.
     """
     if cluster:
-        with connect(cluster) as client:
-            yield from _cluster_pool(client, cluster)
+        yield from cluster_pool(cluster)
         return
     with ProcessPoolExecutor(workers, get_context("spawn"), start_worker) as pool:
         try:
             yield pool, workers
         except BrokenProcessPool:
-            raise DataError(POOL_DIED) from None
+            raise DataError(
+                "a process of the pool died (out of memory?); run the same command again: "
+                "finished units are kept; fewer --workers need less memory"
+            ) from None
         except BaseException:
             for process in list(pool._processes.values()):
                 process.terminate()
             raise
 
 
-def connect(cluster: str):
-    """A Dask client; a ValueError of one sentence if Dask or its scheduler is not there."""
+def cluster_pool(address: str) -> Iterator[tuple[Executor, int]]:
     try:
         from distributed import Client
+        from distributed.scheduler import KilledWorker
+
+        client = Client(address, timeout="30s")
     except ImportError:
-        raise ValueError(
-            "--cluster needs Dask, which is not installed: pip install distributed"
-        ) from None
-    try:
-        return Client(cluster, timeout="30s")
+        raise ValueError("--cluster needs Dask: pip install distributed") from None
     except (OSError, ValueError) as error:
         raise ValueError(
-            f"no Dask scheduler answers at {cluster} ({error}); start one: dask scheduler"
+            f"no Dask scheduler answers at {address} ({error}); start one: dask scheduler"
         ) from None
-
-
-def _cluster_pool(client, cluster: str) -> Iterator[tuple[Executor, int]]:
-    from distributed.scheduler import KilledWorker
-
-    if not (slots := sum(client.nthreads().values())):
-        raise ValueError(
-            f"the cluster {cluster} has no workers; start some in the repository's folder: "
-            f"dask worker {cluster}"
-        )
-    pool = client.get_executor(pure=False, retries=2)
-    try:
-        yield pool, slots
-    except KilledWorker as error:
-        raise DataError(f"the cluster gave up on a unit whose workers died ({error})") from None
-    except Exception as error:
-        if ModuleNotFoundError in (type(error), type(error.__cause__)):
+    with client:  # at its end, the cluster drops the units that still run
+        if not (slots := sum(client.nthreads().values())):
             raise ValueError(
-                f"the cluster {cluster} cannot import our code; start its scheduler and its "
+                f"the cluster {address} has no workers; start some in the repository's folder: "
+                f"dask worker {address}"
+            )
+        try:
+            yield client.get_executor(pure=False, retries=2), slots
+        except KilledWorker as error:
+            raise DataError(f"the cluster gave up on a unit whose workers died ({error})") from None
+        except Exception as error:
+            if ModuleNotFoundError not in (type(error), type(error.__cause__)):
+                raise
+            raise ValueError(
+                f"the cluster {address} cannot import our code; start its scheduler and its "
                 "workers in the repository's folder, or with that folder in PYTHONPATH"
             ) from None
-        raise
-    finally:
-        pool.shutdown(wait=False)  # cancels the units that still run
 
 
 def start_worker() -> None:
@@ -376,11 +359,8 @@ def start_worker() -> None:
 
 def run_units(job: Job, pool: Executor, slots: int) -> dict[tuple[int, int], dict]:
     """Do the unfinished units; returns all records by (source, unit)."""
-    done = {}
-    for s in range(len(job.sources)):
-        for u in range(len(job.units[s])):
-            if (record := job.record(s, u)) is not None:
-                done[s, u] = record
+    units = [(s, u) for s in range(len(job.sources)) for u in range(len(job.units[s]))]
+    done = {unit: record for unit in units if (record := job.record(*unit)) is not None}
     if next_unit(job, done, {}) is None:
         return done
     check_room(job, sum(map(train_tokens, done.values())))
@@ -388,15 +368,15 @@ def run_units(job: Job, pool: Executor, slots: int) -> dict[tuple[int, int], dic
     with progress_bar(job, done) as bar:
         while True:
             while len(running) < slots and (unit := next_unit(job, done, running)):
-                running[pool.submit(prepare_unit, unit_task(job, *unit))] = unit
+                running[pool.submit(prepare_unit, *job.task(*unit))] = unit
             if not running:
                 return done
-            bar.set_postfix_str(f"{len(done)} units done, {len(running)} running")
+            bar.set_postfix_str(f"{len(running)} running")
             finished, _ = wait(running, timeout=0.5, return_when=FIRST_COMPLETED)
             for future in finished:
-                s, u = unit = running.pop(future)
+                unit = running.pop(future)
                 done[unit] = record = future.result()
-                bar.update(train_tokens(record) if job.tokens else job.units[s][u].get("bytes", 0))
+                bar.update(train_tokens(record) if job.tokens else 1)
 
 
 def train_tokens(record: dict) -> int:
@@ -421,34 +401,16 @@ def next_unit(job: Job, done: dict, running: dict) -> tuple[int, int] | None:
     return None
 
 
-def unit_task(job: Job, source: int, unit: int) -> dict:
-    """The arguments of `prepare_unit`: plain values, which any process can unpickle."""
-    return {
-        "source": job.pinned(source),
-        "index": unit,
-        "unit": job.units[source][unit],
-        "folder": str(job.folder.absolute()),
-        "record": str(job.record_path(source, unit).absolute()),
-        "tokenizer": str(job.tokenizer.absolute()),
-        "row_len": job.config.row_len,
-        "block": job.block,
-        "val_below": job.val_below,
-    }
-
-
 def progress_bar(job: Job, done: dict):
-    """Tokens if a number is wanted, else bytes; moves whenever a unit ends."""
+    """Counts tokens if a number of them is wanted, else units."""
     from tqdm import tqdm
 
-    sizes = [u.get("bytes") for units in job.units for u in units]
-    total, start = job.tokens, sum(map(train_tokens, done.values()))
-    if not job.tokens:
-        total = None if None in sizes else sum(sizes)
-        start = sum(job.units[s][u].get("bytes", 0) for s, u in done)
-    return tqdm(
-        total=total, initial=start, unit="tok" if job.tokens else "B", unit_scale=True,
-        desc="prepare", mininterval=0.5, dynamic_ncols=True,
-    )  # fmt: skip
+    if job.tokens:
+        start = sum(map(train_tokens, done.values()))
+        counted = dict(total=job.tokens, initial=start, unit="tok", unit_scale=True)
+    else:
+        counted = dict(total=sum(map(len, job.units)), initial=len(done), unit=" units")
+    return tqdm(**counted, desc="prepare", mininterval=0.5, dynamic_ncols=True)
 
 
 def check_room(job: Job, done_tokens: int) -> None:
@@ -458,11 +420,8 @@ def check_room(job: Job, done_tokens: int) -> None:
     if (sizes := job.local_sizes) is not None:  # at least 2.5 bytes of text per token
         tokens = min(tokens or float("inf"), sum(sizes) / 2.5)
     elif not tokens:
-        print(
-            "the size of a Hub source is unknown until it is read: the room on the disk was not "
-            "checked",
-            file=sys.stderr,
-        )
+        note = "the size of a Hub source is unknown: the room on the disk was not checked"
+        print(note, file=sys.stderr)
     need = max(0.0, tokens - done_tokens) * width
     if need > (free := shutil.disk_usage(job.folder).free):
         raise StorageError(
@@ -478,47 +437,38 @@ def reuse(job: Job) -> shards.Manifest | None:
     """The manifest, if the folder holds this job's data; ValueError if it holds something else.
 
     None if something is missing or damaged: the caller removes the manifest and redoes that.
+    Python's own text changes with each update: data made of it is kept while it is whole.
     """
-    if not (job.folder / "manifest.json").exists():
+    path, rm = job.folder / "manifest.json", f"rm -r {job.folder}"
+    if not path.exists():
         return None
     manifest = shards.Manifest.load(job.folder)
-    tree = manifest.tree
-    same_tokens = tree["tokens_wanted"] == job.tokens
-    if tree["prepared_from"] != job.key:
-        same = tree["options"] == job.options
-        if same and same_tokens and all(s.installed for s in job.sources):
-            return keep_as_made(job, manifest)
-        reason = "its text has changed since" if same else "made with other options"
+    tree, installed = manifest.tree, all(source.installed for source in job.sources)
+    same_text, same_tokens = tree["prepared_from"] == job.key, tree["tokens_wanted"] == job.tokens
+    same_options = tree["options"] == job.options
+    if not same_text and not (same_options and same_tokens and installed):
+        reason = "its text has changed since" if same_options else "made with other options"
         raise ValueError(
-            f"{job.folder} holds other data ({reason}); choose another --data_dir, or "
-            f"remove it first: rm -r {job.folder}"
+            f"{job.folder} holds other data ({reason}); choose another --data_dir, or remove it "
+            f"first: {rm}"
         )
-    reason = ""
     try:
         manifest.check()
+        counts = [facts["units"] for facts in tree["sources"]] if same_text else []
+        if any(job.newer_than(path, s, u) for s, count in enumerate(counts) for u in range(count)):
+            raise DataError("some of its text is newer")
     except DataError as error:
-        reason = str(error)
-    units = [(s, u) for s, facts in enumerate(tree["sources"]) for u in range(facts["units"])]
-    if any(job.newer_than(job.folder / "manifest.json", s, u) for s, u in units):
-        reason = "some of its text is newer"
-    if reason:
-        print(f"redoing the missing parts of {job.folder}: {reason}", file=sys.stderr)
-        return None
-    return manifest if same_tokens else None
-
-
-def keep_as_made(job: Job, manifest: shards.Manifest) -> shards.Manifest:
-    """Python's own text has changed: the data is used if it is whole, but cannot be repaired."""
-    try:
-        manifest.check()
-    except DataError as error:
-        reason = str(error).partition("; ")[0]  # without its remedy, which would not help
+        reason = str(error).partition("; ")[0]  # without its remedy
+        if same_text:
+            print(f"redoing the missing parts of {job.folder}: {reason}", file=sys.stderr)
+            return None
         raise DataError(
             f"{reason}; the installed Python files have changed since, so it cannot be made as it "
-            f"was; remove the data and run the same command again: rm -r {job.folder}"
+            f"was; remove the data and run the same command again: {rm}"
         ) from None
-    print("the installed Python files have changed since; the data is kept as it was made")
-    return manifest
+    if not same_text:
+        print("the installed Python files have changed since; the data is kept as it was made")
+    return manifest if same_tokens else None
 
 
 def sweep(folder: Path, manifest: shards.Manifest | None = None) -> None:

@@ -788,13 +788,17 @@ def test_too_little_disk_is_said_before_any_work(jsonl, tmp_path, monkeypatch):
 
 
 def test_each_preset_prepares_what_it_trains_on():
+    import torch
+
     import config
     from machinery import plan
+    from model import GPT
 
     for name, preset in config.PRESETS.items():
-        trained = (
-            plan.steps_for(preset.train, plan.n_params(preset.model)) * preset.train.tokens_per_step
-        )
+        with torch.device("meta"):
+            groups = GPT(preset.model).param_groups()
+        params = {kind: sum(p.numel() for p in ps) for kind, ps in groups.items()}
+        trained = plan.steps_for(preset.train, params) * preset.train.tokens_per_step
         prepared = cli.count(preset.data.tokens)
         if any(sources.parse(spec).unbounded for spec in preset.data.source):
             assert trained <= prepared < 1.05 * trained, name
