@@ -34,9 +34,9 @@ SPLIT = (
 )
 
 # The split is a backtracking regex and overflows its stack on a million spaces, so a long text is
-# encoded in blocks. A block ends after a word, where the split ends too whatever follows, so the
-# ids are those of the uncut text. Only 32K characters without a word end are cut anywhere: a token
-# may then become two, but no byte is lost.
+# encoded in blocks. A block ends after a word. The split always ends there too, so the ids are
+# those of the uncut text. Only a stretch of 32K characters without the end of a word is cut
+# anywhere: a token may then become two, but no byte is lost.
 BLOCK = 65_536
 AFTER_A_WORD = re.compile(r"[^\W_](?=[ \t\n.,;:!?()\[\]{}<>=+*/\"-])")
 
@@ -165,7 +165,7 @@ class Tokenizer:
         text = clean(text)
         if self.nfc and not text.isascii():
             text = self._nfc(text)
-        parts = [  # no special token is allowed and none is refused: in text they are plain text
+        parts = [  # special tokens written in the text are encoded as plain text
             self._engine.encode_to_numpy(block, allowed_special=set(), disallowed_special=())
             for block in blocks(text)
         ]
@@ -184,7 +184,7 @@ class Tokenizer:
 
 
 def _nfc() -> Callable[[str], str]:
-    """NFC as `tokenizers` does it; Python's own follows another version of Unicode."""
+    """NFC as `tokenizers` does it; Python's own NFC follows another version of Unicode."""
     from tokenizers.normalizers import NFC
 
     return NFC().normalize_str

@@ -1,4 +1,4 @@
-"""Files that survive a crash: forced onto the disk, replaced as a whole, known by their sha256.
+"""Files that survive a crash: written through to the disk, replaced as a whole, and hashed.
 
 A file written with `replacing` is either whole or not there, whatever kills the program. A killed
 program leaves only `.tmp-*` files behind. Imports nothing of ours; every file that writes uses it.
@@ -40,8 +40,8 @@ def publish(temporary: Path, path: Path) -> None:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """`with replacing(path) as file:` write the new content, which replaces the old at the end of
-    the block. A reader sees the old file or the new one, even after a crash."""
+    """`with replacing(path) as file:` write the new content; it replaces the old when the block
+    ends. A reader sees the old file or the new one, never a part, even after a crash."""
     temporary = temporary_name(path)
     try:
         with open(temporary, "wb") as file:

@@ -36,9 +36,9 @@ from tokenizer import Tokenizer, blocks, check_vocab_size
 
 BUFFER = 16_384  # documents held by the packer
 TOKENIZER_CHARS = 200_000_000  # text that a tokenizer is trained on, at most
-TOKENIZER_DOC_CHARS = 10_000  # of one document
-TOKENIZER_UNITS = 16  # that it is drawn from, per source
-FEW_FILES = 256  # fewer: some blocks of their documents are held out, instead of whole documents
+TOKENIZER_DOC_CHARS = 10_000  # at most, of one document
+TOKENIZER_UNITS = 16  # per source, from which that text is drawn
+FEW_FILES = 256  # with fewer, blocks of documents are held out instead of whole documents
 SMALL = 24_000_000  # bytes of a corpus that is read once more, to hold out at least a row
 
 POOL_DIED = (
@@ -96,7 +96,9 @@ class Job:
             "tokenizer": tokenizer,
         }
         self.options = digest(options)
-        self.key = digest([self.options, self.units])  # of all that decides the shards' content
+        self.key = digest(
+            [self.options, self.units]
+        )  # a hash of all that decides the content of the shards
         self.records = self.folder / ".units" / self.key
         self.tokenizer = self.records / "tokenizer.json"
 
@@ -134,7 +136,7 @@ class Job:
 
     @cached_property
     def val_below(self) -> int:
-        """Blocks of which the 64-bit hash is below this are held out: `val_fraction` of them.
+        """A block is held out if its 64-bit hash is below this: `val_fraction` of all blocks are.
 
         A small corpus is read here, and if that would be less than a row (at 8 bytes per token),
         the blocks with the smallest hashes are held out, up to half of the text.
@@ -230,7 +232,8 @@ def hash64(raw: bytes) -> int:
 def split_text(text: str, block: int, val_below: int) -> Iterator[tuple[str, str]]:
     """A document -> ("train" or "val", text), chosen block by block by the content alone.
 
-    So a text that occurs twice is on one side only. Neighbours on the same side stay together.
+    A text that occurs twice is therefore on one side only. Neighbouring blocks on the same side
+    stay together.
     """
     side = lambda part: "val" if hash64(part.encode("utf-8", "replace")) < val_below else "train"
     for split, run in groupby(blocks(text, block), side):
@@ -305,8 +308,8 @@ def tokenizer_sample(job: Job) -> Iterator[str]:
 def open_pool(workers: int, cluster: str) -> Iterator[tuple[Executor, int]]:
     """The executor of a preparation and its number of slots: local processes, or a Dask cluster's.
 
-    Start a cluster's scheduler and workers in the repository's folder, or with it in PYTHONPATH, as
-    they import this file by name; they must share the data folder.
+    A cluster's scheduler and workers need the repository's folder in PYTHONPATH, because they
+    import this file by name, and they must share the data folder.
     """
     if cluster:
         with connect(cluster) as client:
@@ -335,7 +338,8 @@ def connect(cluster: str):
         return Client(cluster, timeout="30s")
     except (OSError, ValueError) as error:
         raise ValueError(
-            f"no Dask scheduler answers at {cluster} ({error}); start one: dask scheduler"
+            f"no Dask scheduler answers at {cluster} ({error}); start one in the "
+            "repository's folder: PYTHONPATH=. dask scheduler"
         ) from None
 
 
@@ -345,7 +349,7 @@ def _cluster_pool(client, cluster: str) -> Iterator[tuple[Executor, int]]:
     if not (slots := sum(client.nthreads().values())):
         raise ValueError(
             f"the cluster {cluster} has no workers; start some in the repository's folder: "
-            f"dask worker {cluster}"
+            f"PYTHONPATH=. dask worker {cluster}"
         )
     pool = client.get_executor(pure=False, retries=2)
     try:
@@ -356,7 +360,7 @@ def _cluster_pool(client, cluster: str) -> Iterator[tuple[Executor, int]]:
         if ModuleNotFoundError in (type(error), type(error.__cause__)):
             raise ValueError(
                 f"the cluster {cluster} cannot import our code; start its scheduler and its "
-                "workers in the repository's folder, or with that folder in PYTHONPATH"
+                "workers with the repository's folder in PYTHONPATH"
             ) from None
         raise
     finally:
@@ -508,11 +512,12 @@ def reuse(job: Job) -> shards.Manifest | None:
 
 
 def keep_as_made(job: Job, manifest: shards.Manifest) -> shards.Manifest:
-    """Python's own text has changed: the data is used if it is whole, but cannot be repaired."""
+    """After an update of Python, whose text has changed: use the data if it is whole. It can no
+    longer be repaired, because its text is gone."""
     try:
         manifest.check()
     except DataError as error:
-        reason = str(error).partition("; ")[0]  # without its remedy, which would not help
+        reason = str(error).partition("; ")[0]  # without the remedy, which does not apply here
         raise DataError(
             f"{reason}; the installed Python files have changed since, so it cannot be made as it "
             f"was; remove the data and run the same command again: rm -r {job.folder}"
