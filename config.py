@@ -44,8 +44,8 @@ class DataConfig:
     """Processes; 0: one per core."""
     cluster: str = ""
     """Address of a Dask scheduler (`tcp://HOST:8786`) whose workers prepare the units; empty:
-    processes of this machine. Start scheduler and workers in the repository's folder, or with it in
-    PYTHONPATH; all machines must share data_dir (and the files of a `files:` source)."""
+    processes of this machine. Scheduler and workers need the repository's folder in PYTHONPATH;
+    all machines must share data_dir (and the files of a `files:` source)."""
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from functools import lru_cache
 
 import numpy as np
 
-# torch is imported where a batch is made: the workers of prepare_data.py do without it.
+# torch is imported where a batch is made: the workers of prepare_data.py do not need it.
 
 # ------------------------------------------------------------------------------------ packing
 
@@ -159,9 +159,9 @@ class Packing:
         while space := self.row_len - at:
             if n := shelves.best(space):
                 at = self._write(row, at, shelves.take(n))
-            elif space == 1:  # a bare BOS: the document before it is complete
+            elif space == 1:  # one BOS fills it: no document is cut
                 at = self._write(row, at, row[:0])
-            else:  # cut the longest: its tail is still long, so it takes no short filler's place
+            else:  # cut the longest: its tail stays long, and short documents are kept to fill gaps
                 ids = shelves.take(shelves.longest())
                 at = self._write(row, at, ids[: space - 1])
                 shelves.put(ids[space - 1 :])
@@ -198,9 +198,9 @@ class Permutation:
     """A keyed bijection of 0..n-1, computed one element at a time: no table, whatever n.
 
     A Feistel network on pairs (l, r) with l < a, r < b, a * b just above n (Black and Rogaway
-    2002): each round adds to one half a keyed hash of the other half. A round can be undone, so all
-    can. A result outside 0..n-1 goes through again (cycle walking; rare, as a * b is hardly above
-    n). 12 rounds; 4 are visibly biased on small sets.
+    2002): each round adds to one half a keyed hash of the other half, which can be undone, so the
+    whole is a bijection. A result outside 0..n-1 goes through again (cycle walking; rare, because
+    a * b is barely above n). 12 rounds; 4 are visibly biased on small sets.
     """
 
     ROUNDS = 12
@@ -230,8 +230,9 @@ class Permutation:
 class Quota:
     """Deals positions 0, 1, 2, ... to sources in exact proportion to their weights.
 
-    A chain, heaviest source first: of the n positions that reach a source, it has had
-    round(n * its share of what is left) and the rest passes on. Whole numbers, so exact at any n.
+    A chain, heaviest source first: of the n positions that reach a source, it takes
+    round(n * its share of the weight from here on) and passes on the others. Integer arithmetic,
+    so exact at any n.
     After p positions a source has had p * weight within 1 for up to 3 sources, 1.2 for up to 16.
     """
 
@@ -365,7 +366,9 @@ class RowLoader:
             self._free.put((buffer, torch.cuda.Event() if pin else None))
         self._thread = threading.Thread(target=self._read_ahead, args=(position,), daemon=True)
         self._thread.start()
-        atexit.register(self.close)  # a thread inside torch when Python ends aborts the process
+        atexit.register(
+            self.close
+        )  # a thread that is inside torch when Python exits aborts the process
 
     def row_ids(self, position: int, count: int) -> list[str]:
         """Names of `count` rows from `position` on: 'train/web/unit_00003_00.npy row 17'."""

@@ -1,11 +1,11 @@
 """How fast is the training, in numbers that can be compared: tokens/s, FLOP/s, MFU, time left.
 
-Reads:  the model's FLOPs per token (`GPT.flops_per_token`) and what the loop reports of each step.
-Gives:  `peak_flops` (datasheet), `measure_matmul` (what the device really reaches), `mfu`, `Meter`.
+Reads:  the model's FLOPs per token (`GPT.flops_per_token`), and the loop's report of each step.
+Gives:  `peak_flops` (datasheet), `measure_matmul` (what the device reaches), `mfu`, `Meter`.
 Guarantees: no peak is invented for a device that the table does not name in whole words;
         evaluation, saving and compilation never count as training time.
-Two conventions of FLOPs per token exist and the same run reads 32% in one, 41% in the other, so
-both are printed: `full` counts all T x T attention (PaLM, appendix B), `causal` the half that a
+There are two conventions of FLOPs per token. The same run has 32% MFU in one and 41% in the other,
+so both are printed: `full` counts all T x T attention (PaLM, appendix B), `causal` the half that a
 causal model needs (Megatron-LM). Next: optim.py.
 """
 
@@ -52,7 +52,7 @@ def peak_flops(device_name: str) -> float | None:
 def mfu(
     tokens_per_s: float, flops_per_token: float, peak: float | None, world_size: int = 1
 ) -> float | None:
-    """Model FLOPs utilization, a fraction: the model's FLOP/s over what all devices could do.
+    """Model FLOPs utilization, a fraction: the model's FLOP/s over the peak of all devices.
 
     tokens_per_s counts all ranks and all micro-batches; peak is the FLOP/s of ONE device (None:
     unknown, and so is the result). PaLM (Chowdhery et al. 2022), appendix B.
@@ -88,8 +88,8 @@ class Meter:
 
     Call `step` when a step is known to be complete, with the tokens of the whole step: all ranks,
     all micro-batches. On a GPU the loop runs ahead of the device and reads each loss one step
-    late; the time from one such read to the next is then the time of one step. Before a pause,
-    read the loss that is still pending, or the pause is charged with that step's time.
+    late; the time from one such read to the next is then the time of one step. Read the loss that
+    is still pending before a pause, or that step's time is counted as part of the pause.
 
     The first step of a process compiles: its time is `first_step_s`, and it leaves the window as
     soon as there is a second. Nothing of the meter is saved, so a resumed run starts afresh.
@@ -142,10 +142,10 @@ class Meter:
             self.pause(kind, self.clock() - start)
 
     def eta_s(self, tokens_left: int, **pauses_left: int) -> float:
-        """Seconds to the end: `eta_s(tokens_left, eval=12, save=3)`, each at its mean so far.
+        """Seconds to the end, from means so far: `eta_s(tokens_left, eval=12, save=3)`.
 
-        Tokens and not steps, so that a batch ramp does not bend it. A kind of pause that never
-        happened yet counts as free.
+        It counts tokens, not steps, because a batch ramp makes early steps shorter. A kind of
+        pause that has not happened yet counts as 0 s.
         """
         training_s = tokens_left / self.summary()["tokens_per_s_mean"]
         seen = {kind: n for kind, n in pauses_left.items() if kind in self.pauses}
@@ -154,8 +154,8 @@ class Meter:
     def summary(self) -> dict[str, float | None]:
         """After the first step: the window's figures, named for metrics.jsonl.
 
-        Medians, as one stall says nothing of the speed; tokens_per_s_mean has the stalls in.
-        TFLOP/s are per device, and never None; MFU are fractions, None if the peak is unknown.
+        Medians, because one stall says nothing about the speed; tokens_per_s_mean includes stalls.
+        TFLOP/s are per device and always known; MFU is a fraction, None if the peak is unknown.
         """
         tokens, dts, waits = zip(*self.steps, strict=True)
         tokens_per_s = statistics.median(n / dt for n, dt in zip(tokens, dts, strict=True))

@@ -61,10 +61,10 @@ class GPTConfig:
     nope_every: int = 0
     """No positional encoding (NoPE) on every k-th layer; 0: RoPE everywhere."""
     doc_mask: bool = False
-    """Attention stays within a document (dense mask: memory grows with T squared)."""
+    """Keep attention within a document (dense mask: memory grows with T squared)."""
     extras: tuple[str, ...] = ()
-    """Shortcuts that make small models learn faster: value_embeds, smear, backout, qk_scale; an
-    empty string for none (then the model exports to a stock class)."""
+    """Shortcuts that make small models learn faster: value_embeds, smear, backout, qk_scale. Give
+    an empty string for none; only then does the model map on a stock class."""
     bos_id: int = 0
     """The token that begins each document."""
 
@@ -124,7 +124,7 @@ def rms_norm(x: Tensor) -> Tensor:
 
 
 def rope_tables(seq_len: int, head_dim: int, theta: float, device=None) -> tuple[Tensor, Tensor]:
-    """cos and sin of position x frequency: (seq_len, head_dim / 2) each, fp32 (Su et al. 2021)."""
+    """cos and sin of position * frequency: (seq_len, head_dim / 2) each, fp32 (Su et al. 2021)."""
     exponent = torch.arange(0, head_dim, 2, device=device, dtype=torch.float32) / head_dim
     angle = torch.outer(torch.arange(seq_len, device=device, dtype=torch.float32), theta**-exponent)
     return angle.cos(), angle.sin()
@@ -163,7 +163,7 @@ def cross_entropy(logits: Tensor, targets: Tensor, cap: float) -> Tensor:
 
 
 class Linear(nn.Linear):
-    """A matrix without bias, kept in fp32 and cast to the dtype of what it multiplies."""
+    """A matrix without bias, kept in fp32 and cast to the dtype of its input."""
 
     def __init__(self, n_in: int, n_out: int):
         super().__init__(n_in, n_out, bias=False)
@@ -183,7 +183,7 @@ class KVCache:
         self.last_embed: Tensor | None = None  # (B, 1, C): what `smear` remembers
 
     def append(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Store k, v (B, G, T, D) behind what is there; return all of it (B, G, length + T, D)."""
+        """Append k, v (B, G, T, D) to the cache; return the whole (B, G, length + T, D)."""
         end = self.length + k.size(2)
         self.k[layer, :, :, self.length : end] = k
         self.v[layer, :, :, self.length : end] = v
@@ -249,7 +249,7 @@ class Block(nn.Module):
 
 class GPT(nn.Module):
     def __init__(self, config: GPTConfig, compute_dtype: torch.dtype = torch.float32):
-        """compute_dtype: of the activations and of the weights where they are multiplied."""
+        """compute_dtype: the dtype of the activations, and of the weights while in use."""
         super().__init__()
         self.config, self.compute_dtype = config, compute_dtype
         self.cross_entropy = cross_entropy  # machinery/setup.py may put a faster form here
@@ -370,7 +370,7 @@ class GPT(nn.Module):
         return loss.mean() if reduction == "mean" else loss
 
     def _mask(self, idx: Tensor, start: int, cache: KVCache | None) -> Tensor | None:
-        """None means plain causal attention (fast path), else True where a query may look."""
+        """None for plain causal attention (the fast path); else True where a query may look."""
         T = idx.size(1)
         if cache is not None and start > 0 and T > 1:
             ones = torch.ones(T, start + T, dtype=torch.bool, device=idx.device)
@@ -397,10 +397,10 @@ class GPT(nn.Module):
     def flops_per_token(self, causal: bool = False) -> int:
         """FLOPs of forward and backward per token: 6 per matmul weight, plus attention.
 
-        Every 2-D weight but the look-up tables counts as one that is multiplied. Attention is
-        12 L H D T when every query is counted against all T keys (PaLM, appendix B;
-        the usual "MFU"), half of that when only the causal half is (Megatron-LM). Table look-ups,
-        recomputation and the optimizer are not counted; a tied table counts once, as the head.
+        Every 2-D weight except the look-up tables counts as a matmul. Attention takes 12 L H D T
+        if each query meets all T keys (PaLM, appendix B: the usual "MFU"), and half of that if
+        only the causal half counts (Megatron-LM). Table look-ups, recomputation and the optimizer
+        are not counted; a tied table counts once, as the head.
         """
         c = self.config
         lookups = {id(p) for p in self.param_groups()["embedding"]}
@@ -421,7 +421,7 @@ class GPT(nn.Module):
         """Continue the prompts idx (B, T) by sampling among the top_k likeliest tokens (0: all);
         temperature 0 takes the likeliest.
 
-        Returns (B, T + n), n = max_new_tokens, or what fits in seq_len, or fewer if every row has
+        Returns (B, T + n). n is max_new_tokens, or fewer if seq_len is reached or every row has
         drawn stop_id. The prompt counts as one document. Padding ids cannot be drawn: the logits
         end at vocab_size.
         """

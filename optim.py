@@ -1,6 +1,6 @@
 """The optimizers: Muon for the matrices inside the blocks, AdamW for the rest; their schedules.
 
-`build` is handed groups of parameters and a TrainConfig and returns `torch.optim.Optimizer`s, with
+`build` takes groups of parameters and a TrainConfig and returns `torch.optim.Optimizer`s, with
 their state already made; it knows nothing of the model. `set_schedule` gives every group its
 learning rate, momentum and weight decay of a step. Both optimizers skip a step, state included,
 when their attribute `found_inf` holds 1: that keeps NaN out of the weights without a host sync.
@@ -102,9 +102,8 @@ def orthogonalize(g: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 def variance_scale(u: Tensor, second: Tensor, beta2: Tensor) -> tuple[Tensor, Tensor]:
-    """What to multiply the rows of u (N, rows, cols) by (or its columns, if there are more), so
-    that they all have the same long-run size and the norm of each matrix stays as it was (NorMuon,
-    Li et al. 2025).
+    """The factors on the rows of u (N, rows, cols), or on its columns if there are more. They give
+    all rows the same long-run size and keep the norm of each matrix (NorMuon, Li et al. 2025).
 
     second: running mean square, (N, rows, 1) or (N, 1, cols). Returns the scale, of that shape,
     and the new second, both fp32.
@@ -210,7 +209,7 @@ class Muon(torch.optim.Optimizer):
 
     def _step_shape(self, shape: tuple[int, int], params: list[Tensor], group: dict) -> None:
         rows, cols = shape
-        # 0-D tensors, not floats: a new value does not recompile anything.
+        # 0-D tensors, not floats: a new float would recompile the step.
         device = params[0].device
 
         def scalar(x: float) -> Tensor:
@@ -236,7 +235,7 @@ class Muon(torch.optim.Optimizer):
         self._update([local(p) for p in params], u, scale, lr, weight_decay, apply)
 
     def _divided_orthogonalize(self, u: Tensor, p: Tensor) -> Tensor:
-        """Orthogonalize u (N, rows, cols): all here, or a share on each rank and exchanged."""
+        """Orthogonalize u (N, rows, cols): all of it here, or each rank a share, then exchange."""
         group = p.device_mesh.get_group() if isinstance(p, DTensor) else None
         world = dist.get_world_size(group) if self.divide or group else 1
         if world == 1:
@@ -275,7 +274,7 @@ def _gather_rows(u: Tensor, p: DTensor) -> Tensor:
 
 # --------------------------------------------------------------------------------------- building
 
-# Options that only some choices of another option read: {option: (the other, choices, instead)}.
+# Options that only some optimizers or schedules read: {option: (chosen by, choices, use instead)}.
 READ_BY = {
     "lr": ("optimizer", ("adamw",), "--lr_scale"),
     **dict.fromkeys(

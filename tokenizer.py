@@ -34,9 +34,9 @@ SPLIT = (
 )
 
 # The split is a backtracking regex and overflows its stack on a million spaces, so a long text is
-# encoded in blocks. A block ends after a word, where the split ends too whatever follows, so the
-# ids are those of the uncut text. Only 32K characters without a word end are cut anywhere: a token
-# may then become two, but no byte is lost.
+# encoded in blocks. A block ends after a word. The split always ends there too, so the ids are
+# those of the uncut text. Only a stretch of 32K characters without the end of a word is cut
+# anywhere: a token may then become two, but no byte is lost.
 BLOCK = 65_536
 AFTER_A_WORD = re.compile(r"[^\W_](?=[ \t\n.,;:!?()\[\]{}<>=+*/\"-])")
 

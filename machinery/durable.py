@@ -1,4 +1,4 @@
-"""Files that survive a crash: forced onto the disk, replaced as a whole, known by their sha256.
+"""Files that survive a crash: written through to the disk, replaced as a whole, and hashed.
 
 A file written with `replacing` is either whole or not there, whatever kills the program. A killed
 program leaves only `.tmp-*` files behind. Imports nothing of ours; every file that writes uses it.

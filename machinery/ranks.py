@@ -2,7 +2,7 @@
 
 Reads the environment that torchrun sets; plain `python` is one rank. Guarantees: a rank that is
 missing or cannot talk is named within a time limit, before any work; a GPU that PyTorch cannot use
-stops the program instead of letting it crawl on the CPU. Next: train.py.
+stops the program, which would otherwise crawl on the CPU. Next: train.py.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def start(device: str = "auto", dtype: str = "auto", timeout_s: float = 30.0) ->
         if ranks_here > 1 or "OMP_NUM_THREADS" not in os.environ:
             torch.set_num_threads(max(1, cores() // ranks_here))
         keep_freed_memory()
-        # sums in a fixed order, also where threads add to the same row of a table: the same bits
+        # a fixed order of sums, also when threads add to the same row of a table: the same bits
         torch.use_deterministic_algorithms(True)
         torch.utils.deterministic.fill_uninitialized_memory = False
     torch.set_float32_matmul_precision("high")
@@ -132,9 +132,9 @@ def start(device: str = "auto", dtype: str = "auto", timeout_s: float = 30.0) ->
 
 
 def keep_freed_memory() -> None:
-    """Let the C library keep the memory of freed tensors. It would return their pages, and every
-    step would wait for the system to clear new ones: 12% of a step on a CPU. A MALLOC_ variable
-    that somebody has set is left alone."""
+    """Let the C library keep the memory of freed tensors. By default it returns their pages, and
+    every step waits for the system to clear new ones: 12% of a step on a CPU. Does nothing if a
+    MALLOC_ variable is set."""
     if any(name.startswith("MALLOC_") for name in os.environ):
         return
     m_mmap_max, m_trim_threshold = -4, -1  # from malloc.h of glibc
@@ -151,7 +151,7 @@ def meet_and_test(world: World, timeout_s: float) -> None:
         store = _open_store(world, timedelta(seconds=timeout_s))
         store.set(f"here/{world.rank}", "")
     except (dist.DistError, RuntimeError):
-        silent.append(0)  # its node holds the store
+        silent.append(0)  # the store lives on rank 0's node, so rank 0 is the one that is missing
     for rank in range(0 if silent else world.world_size):
         try:
             left_s = max(0.1, deadline - time.monotonic())
@@ -167,7 +167,7 @@ def meet_and_test(world: World, timeout_s: float) -> None:
     dist.init_process_group(backend, store=store, rank=world.rank, world_size=world.world_size)
     number, failures = torch.ones(1, device=world.device), []
 
-    def add_up() -> None:  # in a thread, as what sets up the connection can hang in the call itself
+    def add_up() -> None:  # in a thread, because the call that sets up the connection can hang
         try:
             if world.device.type == "cuda":
                 torch.cuda.set_device(world.device)
@@ -189,7 +189,7 @@ def meet_and_test(world: World, timeout_s: float) -> None:
 
 
 def _open_store(world: World, timeout: timedelta) -> dist.Store:
-    """Where ranks leave each other notes: torchrun's, or else one that rank 0 holds."""
+    """The store through which ranks find each other: torchrun's, or else one that rank 0 holds."""
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         return next(dist.rendezvous("env://", timeout=timeout))[0]
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])

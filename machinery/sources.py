@@ -243,7 +243,8 @@ def _read(path: Path, start: int, end: int, fields: tuple, notes: Counter) -> It
 
 
 def _line_start(f: BinaryIO, position: int) -> int:
-    """The first line start at or after `position`, so that ranges meet without gap or overlap."""
+    """The first start of a line at or after `position`: byte ranges then neither miss nor repeat
+    a line."""
     if position == 0:
         return 0
     f.seek(position - 1)
@@ -366,7 +367,7 @@ def _named_errors(source: Source) -> Iterator[None]:
         where, kind = f"hf:{source.place}", type(error)
         reason = f"{kind.__name__}: {' '.join(str(error).split())[:300]}"
         wrong_name = re.search("(Dataset|Repository|Revision|DataFiles)NotFound", kind.__name__)
-        torn = kind.__module__.startswith("pyarrow")  # its errors are ValueErrors, too
+        torn = kind.__module__.startswith("pyarrow")  # it raises ValueError too
         if wrong_name or isinstance(error, LookupError | ImportError | ValueError) and not torn:
             raise UsageError(f"{where}: {reason}") from None
         raise DataError(

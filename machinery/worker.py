@@ -36,9 +36,9 @@ from tokenizer import Tokenizer, blocks, check_vocab_size
 
 BUFFER = 16_384  # documents held by the packer
 TOKENIZER_CHARS = 200_000_000  # text that a tokenizer is trained on, at most
-TOKENIZER_DOC_CHARS = 10_000  # of one document
-TOKENIZER_UNITS = 16  # that it is drawn from, per source
-FEW_FILES = 256  # fewer: some blocks of their documents are held out, instead of whole documents
+TOKENIZER_DOC_CHARS = 10_000  # at most, of one document
+TOKENIZER_UNITS = 16  # per source, from which that text is drawn
+FEW_FILES = 256  # with fewer, blocks of documents are held out instead of whole documents
 SMALL = 24_000_000  # bytes of a corpus that is read once more, to hold out at least a row
 
 load_tokenizer = lru_cache(maxsize=1)(Tokenizer.load)
@@ -144,7 +144,7 @@ class Job:
 
     @cached_property
     def val_below(self) -> int:
-        """Blocks of which the 64-bit hash is below this are held out: `val_fraction` of them.
+        """A block is held out if its 64-bit hash is below this: `val_fraction` of all blocks are.
 
         A small corpus is read here, and if that would be less than a row (at 8 bytes per token),
         the blocks with the smallest hashes are held out, up to half of the text.
@@ -214,7 +214,8 @@ def hash64(raw: bytes) -> int:
 def split_text(text: str, block: int, val_below: int) -> Iterator[tuple[str, str]]:
     """A document -> ("train" or "val", text), chosen block by block by the content alone.
 
-    So a text that occurs twice is on one side only. Neighbours on the same side stay together.
+    A text that occurs twice is therefore on one side only. Neighbouring blocks on the same side
+    stay together.
     """
     side = lambda part: "val" if hash64(part.encode("utf-8", "replace")) < val_below else "train"
     for split, run in groupby(blocks(text, block), side):
@@ -295,8 +296,8 @@ def tokenizer_sample(job: Job) -> Iterator[str]:
 def open_pool(workers: int, cluster: str) -> Iterator[tuple[Executor, int]]:
     """The executor of a preparation and its number of slots: local processes, or a Dask cluster's.
 
-    Start a cluster's scheduler and workers in the repository's folder, or with it in PYTHONPATH, as
-    they import this file by name; they must share the data folder.
+    A cluster's scheduler and workers need the repository's folder in PYTHONPATH, because they
+    import this file by name, and they must share the data folder.
     """
     if cluster:
         yield from cluster_pool(cluster)
@@ -325,13 +326,14 @@ def cluster_pool(address: str) -> Iterator[tuple[Executor, int]]:
         raise ValueError("--cluster needs Dask: pip install distributed") from None
     except (OSError, ValueError) as error:
         raise ValueError(
-            f"no Dask scheduler answers at {address} ({error}); start one: dask scheduler"
+            f"no Dask scheduler answers at {address} ({error}); start one in the "
+            "repository's folder: PYTHONPATH=. dask scheduler"
         ) from None
     with client:  # at its end, the cluster drops the units that still run
         if not (slots := sum(client.nthreads().values())):
             raise ValueError(
                 f"the cluster {address} has no workers; start some in the repository's folder: "
-                f"dask worker {address}"
+                f"PYTHONPATH=. dask worker {address}"
             )
         try:
             yield client.get_executor(pure=False, retries=2), slots
@@ -342,7 +344,7 @@ def cluster_pool(address: str) -> Iterator[tuple[Executor, int]]:
                 raise
             raise ValueError(
                 f"the cluster {address} cannot import our code; start its scheduler and its "
-                "workers in the repository's folder, or with that folder in PYTHONPATH"
+                "workers with the repository's folder in PYTHONPATH"
             ) from None
 
 
