@@ -193,11 +193,7 @@ class Muon(torch.optim.Optimizer):
             setattr(self, part, torch.compile(eager, dynamic=False, fullgraph=True))
 
     @torch.no_grad()
-    def step(self, closure=None):
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+    def step(self) -> None:
         for group in self.param_groups:
             by_shape = defaultdict(list)
             for p in group["params"]:
@@ -205,7 +201,6 @@ class Muon(torch.optim.Optimizer):
                     by_shape[tuple(p.shape)].append(p)
             for shape, params in by_shape.items():
                 self._step_shape(shape, params, group)
-        return loss
 
     def _step_shape(self, shape: tuple[int, int], params: list[Tensor], group: dict) -> None:
         rows, cols = shape

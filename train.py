@@ -37,7 +37,7 @@ from machinery.plan import make_plan
 EVAL_BATCH_TOKENS = 16_384  # at most: eager, a batch takes several times the memory of training's
 
 # The numbers of a step, summed over the ranks by one all-reduce. To print another one, add its name
-# here, its value in `Trainer.guard`, and its place in `step_line`.
+# here, its value in `Trainer.guard`, and its place in `_log_step` and `step_line`.
 NUMBERS = ("loss", "bytes", "bad", "sigint", "sigterm", "late")
 
 
@@ -160,8 +160,7 @@ class Trainer:
         """Forward and backward over the rows of the step; returns this rank's mean loss in nats
         per token, and the bytes of text in its targets."""
         grad_accum, world_size, position = self.grad_accum, self.world.world_size, self.position
-        loss_sum = torch.zeros((), device=self.world.device)
-        n_bytes = torch.zeros_like(loss_sum)
+        loss_sum, n_bytes = torch.zeros(2, device=self.world.device)
         for k in range(grad_accum):
             with record_function("data"):
                 inputs, targets = self.loader.next_batch()  # (B, T) each
@@ -321,14 +320,6 @@ class Trainer:
         with self.meter.paused("save"):
             self.checkpoints.save(self.step, self.model, self.optimizers, state, wait=wait)
         self.saved_at, self.saved_step, self.save_is_late = time.monotonic(), self.step, False
-
-    def close(self) -> None:
-        """Whatever happened: let a save in flight end, stop the threads."""
-        if self.checkpoints:
-            self.checkpoints.join()
-        if self.loader:
-            self.loader.close()
-        self.log.close()
 
 
 def train(run: Trainer) -> int:

@@ -136,8 +136,12 @@ def outcome(run, argv: list[str]) -> Iterator[None]:
         code = cli.exit_code(error)
         run.log.status("failed", step=run.step, error=str(error)[:1000], exit_code=code)
         raise
-    finally:
-        run.close()
+    finally:  # whatever happened: let a save in flight end, stop the threads
+        if run.checkpoints:
+            run.checkpoints.join()
+        if run.loader:
+            run.loader.close()
+        run.log.close()
 
 
 def refuse_step(run, note: dict, loss: float, norm: float) -> None:

@@ -3,6 +3,7 @@
 import ast
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -96,3 +97,13 @@ def test_the_one_file_run_has_the_losses_of_train(tmp_path):
     full = losses(tmp_path / "run")
     assert [full[s] for s in range(1, steps + 1)] == bare
     assert bare[-1] < bare[0] - 1 and os.path.exists(tmp_path / "run" / "metrics.jsonl")
+
+
+def test_the_line_counts_of_the_readme_are_true():
+    """Within 3%, as a small change should not have to touch the README."""
+    rows = re.findall(r"^  (\w+\.py) +(\d+)  ", (ROOT / "README.md").read_text(), re.MULTILINE)
+    assert len(rows) > 20
+    for name, promised in rows:
+        paths = [ROOT / room / name for room in (".", "machinery", "instruments")]
+        lines = len(next(p for p in paths if p.exists()).read_text().splitlines())
+        assert abs(lines - int(promised)) <= max(3, 0.03 * lines), f"{name}: {lines} lines"
