@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import math
-import os
 import signal
 import time
 from dataclasses import asdict, replace
@@ -130,7 +129,7 @@ class Trainer:
         )
         full, causal = self.model.flops_per_token(), self.model.flops_per_token(causal=True)
         self.meter = flops.Meter(full, causal, plan.peak, world.world_size)
-        self.log.rewind(self.step, self.validation_is_due())
+        self.log.begin(self.step, self.validation_is_due())
         gc.collect()
         gc.freeze()  # all this stays: spare the collector from searching it again and again
 
@@ -324,7 +323,6 @@ class Trainer:
 
 def train(run: Trainer) -> int:
     """Schedule, accumulate, guard, step, save, evaluate; until the last step or a signal."""
-    run.log.status("running", from_step=run.step, process=os.getpid())
     if run.validation_is_due():
         run.evaluate()  # after a resume this may be a repeat: a kill can come between the two
     run.meter.start()

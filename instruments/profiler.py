@@ -192,7 +192,6 @@ def run(trainer) -> int:
     """`train.py --profile`: a few steps of a Trainer, then the table. Returns the exit code."""
     several = trainer.world.world_size > 1
     folder = trainer.run_dir / "profile" / (f"rank_{trainer.world.rank}" if several else "")
-    trainer.log.status("running", from_step=trainer.step)
     trainer.meter.start()
     with profile(folder, trainer.world.device) as recording:
         while not recording.done and trainer.step < trainer.plan.steps:

@@ -58,7 +58,7 @@ class Log:
     """The run's diary. On ranks other than the first, every method does nothing."""
 
     def __init__(self, run_dir: Path, is_first: bool, wandb: bool = False):
-        """wandb: start the process that follows metrics.jsonl, at the first `rewind`."""
+        """wandb: start the process that follows metrics.jsonl, in `begin`."""
         self.run_dir, self.is_first, self._wants_wandb = run_dir, is_first, wandb
         self.file = run_dir / "metrics.jsonl"
         self._wandb: subprocess.Popen | None = None
@@ -74,8 +74,9 @@ class Log:
         with open(self.file, "a") as file:
             file.write(json.dumps(record) + "\n")
 
-    def rewind(self, step: int, validated_again: bool = False) -> None:
-        """Drop the lines that a run resumed after `step` writes again; then let wandb follow."""
+    def begin(self, step: int, validated_again: bool = False) -> None:
+        """Training begins after `step`: drop the lines that a resumed run writes again, say so in
+        status.json, let wandb follow."""
         if not self.is_first:
             return
         if self.file.exists():
@@ -86,6 +87,7 @@ class Log:
                 or (r["step"] == step and not (validated_again and "val_bpb" in r))
             ]
             durable.write_text(self.file, "".join(json.dumps(r) + "\n" for r in keep))
+        self.status("running", from_step=step, process=os.getpid())
         if self._wants_wandb:
             program = Path(__file__).parent.parent / "instruments" / "to_wandb.py"
             self._wandb = subprocess.Popen([sys.executable, program, self.run_dir, "--follow"])
