@@ -58,7 +58,7 @@ class Trainer:
         self.late = diary.LateNumbers((*NUMBERS, "norm"))
         self.signal = 0  # signal received by this process (0: none)
         self.stop = 0  # signal agreed on by all ranks: stop after this step
-        self.started = self.saved_at = time.monotonic()
+        self.started = time.monotonic()
         self.saved_step, self.save_is_late = -1, False
         self.checkpoints = self.loader = self.noise = None
         if self.options.noise_scale_every:
@@ -130,6 +130,7 @@ class Trainer:
         full, causal = self.model.flops_per_token(), self.model.flops_per_token(causal=True)
         self.meter = flops.Meter(full, causal, plan.peak, world.world_size)
         self.log.begin(self.step, self.validation_is_due())
+        self.saved_at = time.monotonic()  # so that compiling does not count
         gc.collect()
         gc.freeze()  # all this stays: spare the collector from searching it again and again
 
