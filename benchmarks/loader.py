@@ -109,7 +109,7 @@ def row_cost(manifest: Manifest, rows: int = 5000) -> tuple[float, float]:
         t1 = time.perf_counter()
         for row in places:
             shard, i = manifest.locate("train", 0, row)
-            file, _ = manifest._open(shard["file"], shard["crc32_file"], shard["rows"])
+            file, _ = manifest.open_shard(shard)
             np.frombuffer(os.pread(file.fileno(), size, 128 + i * size), manifest.dtype)
         t2 = time.perf_counter()
         checked, bare = min(checked, t1 - t0), min(bare, t2 - t1)

@@ -35,6 +35,20 @@ AGAIN = "run the same prepare_data.py command again"
 REMEDY = f"delete it and {AGAIN} (only missing files are redone)"
 
 
+def damaged(path: Path, how: str, remedy: str = REMEDY) -> DataError:
+    """The error for a file that is not what it should be: its path, how, and the way out."""
+    return DataError(f"{path} {how}; {remedy}")
+
+
+def check_room(folder: Path, need: float, remedy: str) -> None:
+    """StorageError if `need` bytes do not fit on the disk of `folder`."""
+    if need > (free := shutil.disk_usage(folder).free):
+        raise StorageError(
+            f"about {need / 1e9:.1f} GB more are needed in {folder}, "
+            f"{free / 1e9:.1f} GB are free; {remedy}"
+        )
+
+
 def write_json(path: Path, tree: dict) -> None:
     """Replace a whole JSON file."""
     write_text(path, json.dumps(tree, indent=1, ensure_ascii=False) + "\n")
@@ -47,10 +61,8 @@ def dtype_for(vocab_size: int) -> str:
 
 def header(dtype: str, shape: tuple[int, ...]) -> bytes:
     """The first 128 bytes of a .npy file of this dtype and shape."""
-    file = io.BytesIO()
-    np.lib.format.write_array_header_1_0(
-        file, {"descr": np.dtype(dtype).str, "fortran_order": False, "shape": shape}
-    )
+    file, facts = io.BytesIO(), {"descr": dtype, "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(file, facts)
     return file.getvalue()
 
 
@@ -60,33 +72,24 @@ def write_shards(rows: Iterable[np.ndarray], folder: Path, name: str, dtype: str
     while block := list(islice(rows, SHARD_ROWS)):
         array = np.stack(block).astype(dtype)  # (rows, row_len)
         crcs = np.array([zlib.crc32(row) for row in array], "<u4")
-        path = folder / f"{name}_{len(entries):02d}.npy"
-        crc_path = path.with_suffix(".crc32.npy")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        for target, content in ((path, array), (crc_path, crcs)):
-            with replacing(target) as file:
-                np.save(file, content)
-        entries.append(
-            {
-                "file": path.relative_to(folder).as_posix(),
-                "rows": len(array),
-                "bytes": path.stat().st_size,
-                "sha256": sha256_of(path),
-                "crc32_file": crc_path.relative_to(folder).as_posix(),
-                "crc32_bytes": crc_path.stat().st_size,
-                "crc32_sha256": sha256_of(crc_path),
-                "min": int(array.min()),
-                "max": int(array.max()),
-            }
-        )
+        entry = {"rows": len(array), "min": int(array.min()), "max": int(array.max())}
+        stem = f"{name}_{len(entries):02d}"
+        for key, suffix, content in (("", "npy", array), ("crc32_", "crc32.npy", crcs)):
+            file = f"{stem}.{suffix}"
+            path = folder / file
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with replacing(path) as f:
+                np.save(f, content)
+            size, sha256 = path.stat().st_size, sha256_of(path)
+            entry |= {f"{key}file": file, f"{key}bytes": size, f"{key}sha256": sha256}
+        entries.append(entry)
     return entries
 
 
 def files_of(shard: dict) -> list[tuple[str, int, str]]:
-    """The two files of a shard entry: (name, bytes, sha256) each."""
+    """The two files of a shard entry, its rows and its checksums: (name, bytes, sha256) each."""
     return [
-        (shard["file"], shard["bytes"], shard["sha256"]),
-        (shard["crc32_file"], shard["crc32_bytes"], shard["crc32_sha256"]),
+        (shard[f"{key}file"], shard[f"{key}bytes"], shard[f"{key}sha256"]) for key in ("", "crc32_")
     ]
 
 
@@ -111,31 +114,24 @@ class Manifest:
 
     @classmethod
     def load(cls, folder: str | Path, preset: str = "PRESET") -> Manifest:
-        """Read FOLDER/manifest.json. `preset` is the word that prepares such data, for the error.
-
-        ValueError if there is no manifest, DataError if it cannot be used.
-        """
+        """Read FOLDER/manifest.json. ValueError, with the command that prepares `preset`, if there
+        is none; DataError if it cannot be used."""
         path = Path(folder) / "manifest.json"
         try:
             tree = json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
-            usual = Path(folder) == Path("data", preset)
+            option = "" if Path(folder) == Path("data", preset) else f" --data_dir {folder}"
             raise ValueError(
-                f"{path} does not exist; run: python prepare_data.py {preset}"
-                f"{'' if usual else f' --data_dir {folder}'} (and the options you want)"
+                f"{path} does not exist; run: python prepare_data.py {preset}{option} "
+                "(and the options you want)"
             ) from None
         except ValueError:
-            raise DataError(f"{path} is not valid JSON; {REMEDY}") from None
+            raise damaged(path, "is not valid JSON") from None
         if tree.get("format") != FORMAT:
-            raise DataError(
-                f"{path} has format {tree.get('format')}, this program reads {FORMAT}; "
-                f"remove the data (rm -r {folder}) and {AGAIN}"
-            )
+            how = f"has format {tree.get('format')}, this program reads {FORMAT}"
+            raise damaged(path, how, f"remove the data (rm -r {folder}) and {AGAIN}")
         if tree["fingerprint"] != fingerprint(tree):
-            raise DataError(
-                f"{path} was edited: its fingerprint is {tree['fingerprint'][:12]}, "
-                f"its content has {fingerprint(tree)[:12]}; {REMEDY}"
-            )
+            raise damaged(path, "was edited: its fingerprint is not that of its content")
         return cls(folder, tree)
 
     def shards(self, split: str, source: int) -> list[dict]:
@@ -144,9 +140,8 @@ class Manifest:
 
     def all_shards(self, splits: tuple[str, ...] = ("train", "val")) -> list[dict]:
         """The shard entries of all sources in these splits, in order."""
-        return [
-            s for split in splits for i in range(len(self.sources)) for s in self.shards(split, i)
-        ]
+        sources = range(len(self.sources))
+        return [shard for split in splits for i in sources for shard in self.shards(split, i)]
 
     def rows(self, split: str, source: int | None = None) -> int:
         """How many rows a source has in a split; None: all sources together."""
@@ -164,7 +159,7 @@ class Manifest:
         try:
             return np.load(path)
         except (OSError, ValueError, EOFError) as error:
-            raise DataError(f"{path} cannot be read ({error}); {AGAIN}") from None
+            raise damaged(path, f"cannot be read ({error})", AGAIN) from None
 
     def locate(self, split: str, source: int, row: int) -> tuple[dict, int]:
         """A source's row -> (shard entry, row within the shard)."""
@@ -175,32 +170,21 @@ class Manifest:
     def row(self, split: str, source: int, row: int) -> np.ndarray:
         """One row, (row_len,), checked against its crc32; DataError if it is damaged."""
         shard, i = self.locate(split, source, row)
-        raw, crc = self._read(shard, i)
-        if zlib.crc32(raw) != int.from_bytes(crc, "little"):
-            raise DataError(
-                f"shard {self.dir / shard['file']} is damaged: row {i} does not match its crc32; "
-                f"{REMEDY}"
-            )
-        return np.frombuffer(raw, self.dtype)
-
-    def _read(self, shard: dict, i: int) -> tuple[bytes, bytes]:
-        """The bytes of row `i` of a shard, and of its crc32, unchecked."""
-        file, crc_file = self._files(shard)
+        path, (file, crc_file) = self.dir / shard["file"], self.open_shard(shard)
         size = self.row_len * np.dtype(self.dtype).itemsize
         # pread: unlike a memory map it reads no further, and a truncated file is no SIGBUS
         raw = os.pread(file.fileno(), size, 128 + i * size)
         crc = os.pread(crc_file.fileno(), 4, 128 + i * 4)
         if len(raw) < size or len(crc) < 4:
-            raise DataError(f"shard {self.dir / shard['file']} ends before row {i}; {REMEDY}")
-        return raw, crc
+            raise damaged(path, f"ends before row {i}")
+        if zlib.crc32(raw) != int.from_bytes(crc, "little"):
+            raise damaged(path, f"is damaged: row {i} does not match its crc32")
+        return np.frombuffer(raw, self.dtype)
 
-    def _files(self, shard: dict) -> tuple[BinaryIO, BinaryIO]:
+    def open_shard(self, shard: dict) -> tuple[BinaryIO, BinaryIO]:
         """The rows and the checksums of a shard, open."""
-        rows = shard["rows"]
-        return (
-            self._open(shard["file"], self.dtype, (rows, self.row_len)),
-            self._open(shard["crc32_file"], "<u4", (rows,)),
-        )
+        rows = self._open(shard["file"], self.dtype, (shard["rows"], self.row_len))
+        return rows, self._open(shard["crc32_file"], "<u4", (shard["rows"],))
 
     def _open_file(self, name: str, dtype: str, shape: tuple[int, ...]) -> BinaryIO:
         """A .npy file, open; DataError unless it has the header and the size of this array."""
@@ -211,53 +195,44 @@ class Manifest:
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
             found, size = file.read(128), os.fstat(file.fileno()).st_size
         except FileNotFoundError:
-            raise DataError(f"shard {path} is missing; {REMEDY}") from None
+            raise damaged(path, "is missing", AGAIN) from None
         except OSError as error:
-            raise DataError(f"shard {path} cannot be read ({error}); {REMEDY}") from None
-        right = 128 + math.prod(shape) * np.dtype(dtype).itemsize
-        if size != right:
-            raise DataError(f"shard {path} has {size:,} bytes, not {right:,}; {REMEDY}")
+            raise damaged(path, f"cannot be read ({error})") from None
+        if size != (right := 128 + math.prod(shape) * np.dtype(dtype).itemsize):
+            raise damaged(path, f"has {size:,} bytes, its manifest says {right:,}")
         if found != expected:
             says = [h[10:].decode("latin-1").strip() for h in (found, expected)]
-            raise DataError(f"shard {path} has the header {says[0]}, not {says[1]}; {REMEDY}")
+            raise damaged(path, f"has the header {says[0]}, its manifest says {says[1]}")
         return file
 
     def check(self) -> None:
-        """Before the first step: every file has the size, dtype, shape and token range that the
-        manifest says. Milliseconds per shard; `row` and `verify` check contents."""
+        """Before the first step: compare every file's size, dtype, shape and token range with the
+        manifest. It takes milliseconds per shard; `row` and `verify` check contents."""
         for shard in self.all_shards():
-            self._files(shard)
-            if shard["max"] >= self.vocab_size:
-                raise DataError(
-                    f"shard {self.dir / shard['file']} has token {shard['max']}, the "
-                    f"vocabulary ends at {self.vocab_size - 1}; {REMEDY}"
-                )
+            self.open_shard(shard)
+            if (largest := shard["max"]) >= self.vocab_size:
+                how = f"has token {largest}, the vocabulary ends at {self.vocab_size - 1}"
+                raise damaged(self.dir / shard["file"], how)
         tokenizer = self.dir / "tokenizer.json"
         if not tokenizer.exists() or sha256_of(tokenizer) != self.tokenizer_sha256:
-            raise DataError(
-                f"{tokenizer} is not the tokenizer that made the data (sha256 "
-                f"{self.tokenizer_sha256[:12]}...); {AGAIN}"
-            )
+            raise damaged(tokenizer, "is not the tokenizer that made the data", AGAIN)
         if self.token_bytes().shape != (self.vocab_size,):
-            raise DataError(
-                f"{self.dir / 'token_bytes.npy'} does not have {self.vocab_size} entries; {AGAIN}"
-            )
+            how = f"does not have {self.vocab_size} entries"
+            raise damaged(self.dir / "token_bytes.npy", how, AGAIN)
 
     def verify(self) -> None:
         """Read every file of every shard and compare its sha256 with the manifest's."""
         for shard in self.all_shards():
-            for name, _, expected in files_of(shard):
-                _verify(self.dir / name, self.dir / name, expected)
+            for name, _, sha256 in files_of(shard):
+                compare(self.dir / name, self.dir / name, sha256)
 
 
-def _verify(path: Path, named: Path, expected: str) -> None:
-    """DataError, about the file `named`, if `path` does not have the expected sha256."""
+def compare(path: Path, original: Path, expected: str) -> None:
+    """DataError, about `original`, if `path` (it or a copy of it) has another sha256."""
     if not path.exists():
-        raise DataError(f"shard {named} is missing; {REMEDY}")
+        raise damaged(original, "is missing", AGAIN)
     if (actual := sha256_of(path)) != expected:
-        raise DataError(
-            f"shard {named} is damaged: expected sha256 {expected}, actual {actual}; {REMEDY}"
-        )
+        raise damaged(original, f"is damaged: expected sha256 {expected}, actual {actual}")
 
 
 def fingerprint(tree: dict) -> str:
@@ -267,33 +242,28 @@ def fingerprint(tree: dict) -> str:
 
 
 def staged(manifest: Manifest, folder: str | Path) -> Path:
-    """Where in `folder` the copy is that `stage` makes."""
+    """The folder of the copy that `stage` makes in `folder`."""
     return Path(folder) / manifest.fingerprint[:16]
 
 
 def stage(manifest: Manifest, folder: str | Path) -> Manifest:
     """Copy a data folder to a local disk and verify it; returns the copy's manifest.
 
-    Copies no file again that is already there and intact. The manifest comes last.
+    Files that are already there and intact are not copied again. The manifest comes last.
     """
     target = staged(manifest, folder)
-    files = [f for shard in manifest.all_shards() for f in files_of(shard)]
+    files = [file for shard in manifest.all_shards() for file in files_of(shard)]
     missing = sum(size for name, size, _ in files if not (target / name).exists())
     target.mkdir(parents=True, exist_ok=True)
-    if missing > (free := shutil.disk_usage(target).free):
-        raise StorageError(
-            f"staging needs {missing / 1e9:.1f} GB more in {folder}, where "
-            f"{free / 1e9:.1f} GB are free; choose another disk or leave --stage out"
-        )
+    check_room(target, missing, "choose another disk or leave --stage out")
     for name, _, sha256 in files:
         path = target / name
         if path.exists() and sha256_of(path) == sha256:
             continue
         path.parent.mkdir(parents=True, exist_ok=True)
-        with open(manifest.dir / name, "rb") as source, replacing(path) as file:
-            shutil.copyfileobj(source, file, 1 << 22)
-            file.flush()
-            _verify(Path(file.name), manifest.dir / name, sha256)
+        with replacing(path) as file:
+            shutil.copyfile(manifest.dir / name, file.name)
+            compare(Path(file.name), manifest.dir / name, sha256)
     for name in ("tokenizer.json", "token_bytes.npy", "manifest.json"):
         with replacing(target / name) as file:
             file.write((manifest.dir / name).read_bytes())

@@ -93,7 +93,7 @@ def test_a_shard_that_is_cut_missing_or_of_another_type(damage, words, data, tmp
     damaged = shard(data)
     damage(damaged)
     text = start(data, tmp_path / "run").end(3)
-    assert re.search(f"error: shard {re.escape(str(damaged))} .*{words}", text), text
+    assert re.search(f"error: {re.escape(str(damaged))} .*{words}", text), text
     assert "Traceback" not in text and not (tmp_path / "run").exists()
 
 
