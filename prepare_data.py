@@ -101,17 +101,6 @@ def make_tokenizer(job: worker.Job) -> None:
     durable.write_text(job.tokenizer, tokenizer.spec)
 
 
-def chosen_units(job: worker.Job, source: int, records: dict) -> list[dict]:
-    """The records of the first units of a source that together have the tokens wanted."""
-    chosen, have = [], 0
-    for u in range(len(job.units[source])):
-        if have >= job.target(source):
-            break
-        chosen.append(records[source, u])
-        have += worker.train_tokens(records[source, u])
-    return chosen
-
-
 def merge(job: worker.Job, records: dict) -> shards.Manifest:
     """Write tokenizer.json, token_bytes.npy and, last of all, the manifest."""
     tokenizer = Tokenizer.load(job.tokenizer)
@@ -119,7 +108,7 @@ def merge(job: worker.Job, records: dict) -> shards.Manifest:
     splits: dict = {"train": {}, "val": {}}
     facts, notes = [], Counter()
     for s, source in enumerate(job.sources):
-        chosen = chosen_units(job, s, records)
+        chosen = [records[unit] for unit in worker.first_units(job, s, records)]
         counts = {"units": len(chosen), "units_in_source": len(job.units[s])}
         facts.append({"name": source.name, "spec": job.config.source[s], **counts, **job.facts[s]})
         for record in chosen:

@@ -1,9 +1,9 @@
 """One unit of text -> its shards, and the pool that does all units of a job.
 
-`prepare_unit` is a pure function from a job to files, so any number of processes or machines gives
-the same bytes. A unit's record, DATA_DIR/.units/KEY/SOURCE_00003.json, is written last and makes
-it done; `run_units` does the units without one. The processes of the pool import this file, and no
-torch. Next: prepare_data.py tells the story, shards.py holds the rows.
+`prepare_unit` is a pure function from a task to files, so any number of processes or machines gives
+the same bytes. A unit's record, DATA_DIR/.units/KEY/SOURCE_00003.json, is written last: with it the
+unit is done, and `run_units` does the units without one. The processes of the pool import this
+file, and so without torch. Next: prepare_data.py tells the story, shards.py holds the rows.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
 import signal
 import socket
 import sys
@@ -31,12 +30,12 @@ import numpy as np
 
 import data
 from machinery import shards, sources
-from machinery.errors import DataError, StorageError, UsageError
+from machinery.errors import DataError, UsageError
 from tokenizer import Tokenizer, blocks, check_vocab_size
 
 BUFFER = 16_384  # documents held by the packer
-TOKENIZER_CHARS = 200_000_000  # text that a tokenizer is trained on, at most
-TOKENIZER_DOC_CHARS = 10_000  # at most, of one document
+TOKENIZER_CHARS = 200_000_000  # the most text that a tokenizer is trained on
+TOKENIZER_DOC_CHARS = 10_000  # the most of one document
 TOKENIZER_UNITS = 16  # per source, from which that text is drawn
 FEW_FILES = 256  # with fewer, blocks of documents are held out instead of whole documents
 SMALL = 24_000_000  # bytes of a corpus that is read once more, to hold out at least a row
@@ -58,23 +57,15 @@ class Job:
         self.config, self.folder = config, Path(config.data_dir)
         self.sources = [sources.parse(spec) for spec in config.source]
         self._read_options()
-        listed = [self._list(source) for source in self.sources]
-        self.units = [units for units, _ in listed]
-        self.facts = [facts for _, facts in listed]
+        self.units, self.facts = zip(*map(self._list, self.sources))
         revisions = [facts.get("revision") for facts in self.facts]
         self.sources = [replace(s, revision=r) for s, r in zip(self.sources, revisions)]
         tokenizer = [config.vocab_size, config.nfc, TOKENIZER_CHARS, self.shares]
         if config.tokenizer:
             tokenizer = Tokenizer.load(config.tokenizer).sha256
-        options = {
-            "format": shards.FORMAT,
-            "source": list(config.source),
-            "revisions": revisions,
-            "row_len": config.row_len,
-            "buffer": BUFFER,
-            "val_fraction": config.val_fraction,
-            "tokenizer": tokenizer,
-        }
+        options = {key: getattr(config, key) for key in ("source", "row_len", "val_fraction")}
+        options |= {"format": shards.FORMAT, "buffer": BUFFER}
+        options |= {"revisions": revisions, "tokenizer": tokenizer}
         self.options = digest(options)
         self.key = digest([self.options, self.units])  # of all that decides the shards' content
         self.records = self.folder.absolute() / ".units" / self.key
@@ -104,11 +95,8 @@ class Job:
                 f"hf:{unbounded[0]} may hold far more text than you need; choose a number of "
                 "training tokens, as in --tokens 2B, or --tokens all for everything"
             )
-        if not 0 < config.val_fraction < 1:
-            raise ValueError(
-                f"val_fraction {config.val_fraction} is not between 0 and 1; "
-                "try --val_fraction 0.02"
-            )
+        if not 0 < (fraction := config.val_fraction) < 1:
+            raise ValueError(f"val_fraction {fraction} is not in (0, 1); try --val_fraction 0.02")
         if config.workers < 0:
             raise ValueError(f"workers {config.workers} is below 0; 0 takes all cores")
         if not config.tokenizer:
@@ -116,7 +104,7 @@ class Job:
         data.pack([], config.row_len, 0)  # refuses a bad row_len
 
     def _list(self, source: sources.Source) -> tuple[list[dict], dict]:
-        """The units and facts of a source. A remote list is kept, so that it stays as it was."""
+        """The units and facts of a source. A remote list is kept on disk: it may change there."""
         if not source.remote:
             return sources.list_units(source)
         path = self.folder / ".units" / f"remote-{digest(repr(source))}.json"
@@ -128,6 +116,10 @@ class Job:
         return listing["units"], listing["facts"]
 
     @property
+    def all_units(self) -> list[tuple[int, int]]:
+        return [(s, u) for s, units in enumerate(self.units) for u in range(len(units))]
+
+    @property
     def local_sizes(self) -> list[int] | None:
         """Bytes of each file; None if a source is remote and does not say."""
         if any("files" not in facts for facts in self.facts):
@@ -136,7 +128,7 @@ class Job:
 
     @cached_property
     def block(self) -> int:
-        """Characters that are held out together. Few files: a thousandth of the text."""
+        """Characters that are held out together; with few files, a thousandth of the text."""
         sizes = self.local_sizes
         if sizes is None or len(sizes) >= FEW_FILES:
             return sources.DOCUMENT
@@ -146,19 +138,17 @@ class Job:
     def val_below(self) -> int:
         """A block is held out if its 64-bit hash is below this: `val_fraction` of all blocks are.
 
-        A small corpus is read here, and if that would be less than a row (at 8 bytes per token),
-        the blocks with the smallest hashes are held out, up to half of the text.
+        A small corpus is read here. If less than a row (at 8 bytes per token) would be held out,
+        the blocks with the smallest hashes are, up to half of the text.
         """
         below, sizes = int(self.config.val_fraction * 2**64), self.local_sizes
         if sizes is None or sum(sizes) > SMALL:
             return below
         found = {}  # hash -> bytes: a block that occurs twice counts once
-        for s, units in enumerate(self.units):
-            for unit in units:
-                for text in sources.documents(self.sources[s], unit, Counter()):
-                    for block in blocks(text, self.block):
-                        raw = block.encode("utf-8", "replace")
-                        found[hash64(raw)] = len(raw)
+        for s, u in self.all_units:
+            texts = sources.documents(self.sources[s], self.units[s][u], Counter())
+            for block in (block for text in texts for block in blocks(text, self.block)):
+                found[hash64(block)] = len(block.encode("utf-8", "replace"))
         wanted, held = min(8 * self.config.row_len, sum(found.values()) // 2), 0
         for value in sorted(found):
             if value >= below and held >= wanted:
@@ -172,42 +162,33 @@ class Job:
         path = self.records / record_name(self.sources[source], unit)
         try:
             record = json.loads(path.read_text(encoding="utf-8"))
-            for split in ("train", "val"):
-                for shard in record["splits"][split]["shards"]:
-                    for name, size, _ in shards.files_of(shard):
-                        if (self.folder / name).stat().st_size != size:
-                            return None
+            entries = [s for split in record["splits"].values() for s in split["shards"]]
+            listed = [file for entry in entries for file in shards.files_of(entry)]
+            whole = all((self.folder / f).stat().st_size == size for f, size, _ in listed)
         except (OSError, ValueError):
             return None
-        if record["val_below"] != self.val_below or self.newer_than(path, source, unit):
-            return None
-        return record
+        same = whole and record["val_below"] == self.val_below
+        return record if same and not self.newer_than(path, source, unit) else None
 
     def newer_than(self, path: Path, source: int, unit: int) -> bool:
         """Was a file of the unit written after `path`? (Another size gives another key.)"""
         if not self.sources[source].mutable:
             return False
-        files = sources.cached_files(self.sources[source])
-        return any(
-            files[name].stat().st_mtime > path.stat().st_mtime
-            for name, _, _ in self.units[source][unit]["pieces"]
-        )
-
-    def target(self, source: int) -> float:
-        """Training tokens wanted of a source; inf: all."""
-        return self.tokens * self.shares[source] / sum(self.shares) or float("inf")
+        files, written = sources.cached_files(self.sources[source]), path.stat().st_mtime
+        names = {name for name, _, _ in self.units[source][unit]["pieces"]}
+        return any(files[name].stat().st_mtime > written for name in names)
 
     def task(self, source: int, unit: int) -> tuple:
         """The arguments of `prepare_unit`: plain values, which any process can unpickle."""
-        content = self.units[source][unit]
-        split = self.block, self.val_below
-        return self.records, self.sources[source], unit, content, self.config.row_len, *split
+        where = self.records, self.sources[source], unit, self.units[source][unit]
+        return *where, self.config.row_len, self.block, self.val_below
 
 
 # ------------------------------------------------------------------------------------- a unit
 
 
-def hash64(raw: bytes) -> int:
+def hash64(text: str) -> int:
+    raw = text.encode("utf-8", "replace")
     return int.from_bytes(hashlib.blake2b(raw, digest_size=8).digest(), "big")
 
 
@@ -217,7 +198,7 @@ def split_text(text: str, block: int, val_below: int) -> Iterator[tuple[str, str
     A text that occurs twice is therefore on one side only. Neighbouring blocks on the same side
     stay together.
     """
-    side = lambda part: "val" if hash64(part.encode("utf-8", "replace")) < val_below else "train"
+    side = lambda part: "val" if hash64(part) < val_below else "train"
     for split, run in groupby(blocks(text, block), side):
         yield split, "".join(run)
 
@@ -249,22 +230,19 @@ def prepare_unit(
                 else:
                     val_docs.append(ids)
 
-    name, bos_id = f"{source.name}/unit_{index:05d}", tokenizer.bos_id
-    train = data.pack(train_docs(), row_len, bos_id, BUFFER)
-    train_shards = shards.write_shards(train, folder, f"train/{name}", dtype)
-    val = data.pack(val_docs, row_len, bos_id, BUFFER)
-    rows = list(val)  # shuffled, so that the first rows are a fair sample of the unit
-    order = data.Permutation(len(rows), "val")
-    shuffled = (rows[order(i)] for i in range(len(rows)))
-    val_shards = shards.write_shards(shuffled, folder, f"val/{name}", dtype)
-    record = {"notes": notes, "val_below": val_below, "splits": {}}
-    for split, packed, entries in (("train", train, train_shards), ("val", val, val_shards)):
-        record["splits"][split] = {
-            **totals[split],
-            "packing": asdict(packed.stats),
-            "shards": entries,
-            "leftover": [ids.tolist() for ids in packed.leftover],
-        }
+    splits = {}
+    for split, docs in (("train", train_docs()), ("val", val_docs)):
+        packed = data.pack(docs, row_len, tokenizer.bos_id, BUFFER)
+        rows = iter(packed)
+        if split == "val":  # shuffled, so that the first rows are a fair sample of the unit
+            order = data.Permutation(len(in_order := list(packed)), "val")
+            rows = (in_order[order(i)] for i in range(len(in_order)))
+        name = f"{split}/{source.name}/unit_{index:05d}"
+        entries = shards.write_shards(rows, folder, name, dtype)
+        leftover = [ids.tolist() for ids in packed.leftover]
+        counts = {**totals[split], "packing": asdict(packed.stats)}
+        splits[split] = {**counts, "shards": entries, "leftover": leftover}
+    record = {"notes": notes, "val_below": val_below, "splits": splits}
     shards.write_json(records / record_name(source, index), record)
     return record
 
@@ -275,16 +253,16 @@ def record_name(source: sources.Source, unit: int) -> str:
 
 def tokenizer_sample(job: Job) -> Iterator[str]:
     """Training text for a tokenizer: from the first units of each source, in the job's shares."""
-    for s in range(len(job.sources)):
+    for s, share in enumerate(job.shares):
         units = job.units[s][:TOKENIZER_UNITS]
         for unit in units:
-            left = TOKENIZER_CHARS * job.shares[s] / sum(job.shares) / len(units)
-            for text in sources.documents(job.sources[s], unit, Counter()):
-                for split, part in split_text(text, job.block, job.val_below):
-                    if left > 0 and split == "train":
-                        part = part[: min(TOKENIZER_DOC_CHARS, int(left) + 1)]
-                        left -= len(part)
-                        yield part
+            left = TOKENIZER_CHARS * share / sum(job.shares) / len(units)
+            texts = sources.documents(job.sources[s], unit, Counter())
+            parts = (part for t in texts for part in split_text(t, job.block, job.val_below))
+            for part in (part for split, part in parts if split == "train"):
+                part = part[: min(TOKENIZER_DOC_CHARS, int(left) + 1)]
+                left -= len(part)
+                yield part
                 if left <= 0:
                     break
 
@@ -296,8 +274,8 @@ def tokenizer_sample(job: Job) -> Iterator[str]:
 def open_pool(workers: int, cluster: str) -> Iterator[tuple[Executor, int]]:
     """The executor of a preparation and its number of slots: local processes, or a Dask cluster's.
 
-    A cluster's scheduler and workers need the repository's folder in PYTHONPATH, because they
-    import this file by name, and they must share the data folder.
+    The cluster's machines share the data folder. Its scheduler and workers have the repository's
+    folder in PYTHONPATH, because they import this file by name.
     """
     if cluster:
         yield from cluster_pool(cluster)
@@ -317,6 +295,7 @@ def open_pool(workers: int, cluster: str) -> Iterator[tuple[Executor, int]]:
 
 
 def cluster_pool(address: str) -> Iterator[tuple[Executor, int]]:
+    here = "in the repository's folder: PYTHONPATH=. dask"
     try:
         from distributed import Client
         from distributed.scheduler import KilledWorker
@@ -325,16 +304,12 @@ def cluster_pool(address: str) -> Iterator[tuple[Executor, int]]:
     except ImportError:
         raise ValueError("--cluster needs Dask: pip install distributed") from None
     except (OSError, ValueError) as error:
-        raise ValueError(
-            f"no Dask scheduler answers at {address} ({error}); start one in the "
-            "repository's folder: PYTHONPATH=. dask scheduler"
-        ) from None
+        reason = f"no Dask scheduler answers at {address} ({error})"
+        raise ValueError(f"{reason}; start one {here} scheduler") from None
     with client:  # at its end, the cluster drops the units that still run
         if not (slots := sum(client.nthreads().values())):
-            raise ValueError(
-                f"the cluster {address} has no workers; start some in the repository's folder: "
-                f"PYTHONPATH=. dask worker {address}"
-            )
+            reason = f"the cluster {address} has no workers"
+            raise ValueError(f"{reason}; start some {here} worker {address}")
         try:
             yield client.get_executor(pure=False, retries=2), slots
         except KilledWorker as error:
@@ -349,7 +324,7 @@ def cluster_pool(address: str) -> Iterator[tuple[Executor, int]]:
 
 
 def start_worker() -> None:
-    """In a process of the local pool: leave Ctrl-C to the parent, and end when the parent ends."""
+    """In a process of the local pool: the parent handles Ctrl-C, and the end of it is ours."""
 
     def die_with_parent() -> None:
         parent_process().join()
@@ -361,13 +336,20 @@ def start_worker() -> None:
 
 def run_units(job: Job, pool: Executor, slots: int) -> dict[tuple[int, int], dict]:
     """Do the unfinished units; returns all records by (source, unit)."""
-    units = [(s, u) for s in range(len(job.sources)) for u in range(len(job.units[s]))]
-    done = {unit: record for unit in units if (record := job.record(*unit)) is not None}
+    from tqdm import tqdm
+
+    done = {unit: record for unit in job.all_units if (record := job.record(*unit)) is not None}
     if next_unit(job, done, {}) is None:
         return done
     check_room(job, sum(map(train_tokens, done.values())))
     running: dict[Future, tuple[int, int]] = {}
-    with progress_bar(job, done) as bar:
+    # the bar counts tokens if a number of them is wanted, else units
+    amount, name = (train_tokens, "tok") if job.tokens else (lambda record: 1, " units")
+    bar = tqdm(
+        desc="prepare", unit=name, unit_scale=bool(job.tokens), mininterval=0.5, dynamic_ncols=True,
+        total=job.tokens or len(job.all_units), initial=sum(map(amount, done.values())),
+    )  # fmt: skip
+    with bar:
         while True:
             while len(running) < slots and (unit := next_unit(job, done, running)):
                 running[pool.submit(prepare_unit, *job.task(*unit))] = unit
@@ -376,43 +358,34 @@ def run_units(job: Job, pool: Executor, slots: int) -> dict[tuple[int, int], dic
             bar.set_postfix_str(f"{len(running)} running")
             finished, _ = wait(running, timeout=0.5, return_when=FIRST_COMPLETED)
             for future in finished:
-                unit = running.pop(future)
-                done[unit] = record = future.result()
-                bar.update(train_tokens(record) if job.tokens else 1)
+                done[running.pop(future)] = record = future.result()
+                bar.update(amount(record))
 
 
 def train_tokens(record: dict) -> int:
     return record["splits"]["train"].get("tokens", 0)
 
 
+def first_units(job: Job, source: int, records: dict) -> Iterator[tuple[int, int]]:
+    """The first units of a source that together have the tokens wanted.
+
+    A unit without a record counts as much as the mean of those with one.
+    """
+    known = [train_tokens(record) for (s, _), record in records.items() if s == source]
+    guess, have = sum(known) / len(known) if known else job.tokens / 4, 0.0
+    target = job.tokens * job.shares[source] / sum(job.shares) or float("inf")
+    for u in range(len(job.units[source])):
+        if have >= target:
+            break
+        yield source, u
+        have += train_tokens(records[source, u]) if (source, u) in records else guess
+
+
 def next_unit(job: Job, done: dict, running: dict) -> tuple[int, int] | None:
     """The first unit that is neither done nor running, while tokens are still wanted."""
-    busy = set(running.values())
-    for s in range(len(job.sources)):
-        known = [train_tokens(r) for (i, _), r in done.items() if i == s]
-        guess, have = sum(known) / len(known) if known else job.tokens / 4, 0.0
-        for u in range(len(job.units[s])):
-            if have >= job.target(s):
-                break
-            if (s, u) in done:
-                have += train_tokens(done[s, u])
-            elif (s, u) in busy:
-                have += guess
-            else:
-                return s, u
-    return None
-
-
-def progress_bar(job: Job, done: dict):
-    """Counts tokens if a number of them is wanted, else units."""
-    from tqdm import tqdm
-
-    if job.tokens:
-        start = sum(map(train_tokens, done.values()))
-        counted = dict(total=job.tokens, initial=start, unit="tok", unit_scale=True)
-    else:
-        counted = dict(total=sum(map(len, job.units)), initial=len(done), unit=" units")
-    return tqdm(**counted, desc="prepare", mininterval=0.5, dynamic_ncols=True)
+    busy = {*done, *running.values()}
+    wanted = (unit for s in range(len(job.sources)) for unit in first_units(job, s, done))
+    return next((unit for unit in wanted if unit not in busy), None)
 
 
 def check_room(job: Job, done_tokens: int) -> None:
@@ -422,14 +395,9 @@ def check_room(job: Job, done_tokens: int) -> None:
     if (sizes := job.local_sizes) is not None:  # at least 2.5 bytes of text per token
         tokens = min(tokens or float("inf"), sum(sizes) / 2.5)
     elif not tokens:
-        note = "the size of a Hub source is unknown: the room on the disk was not checked"
-        print(note, file=sys.stderr)
+        print("the size of a Hub source is unknown: room not checked", file=sys.stderr)
     need = max(0.0, tokens - done_tokens) * width
-    if need > (free := shutil.disk_usage(job.folder).free):
-        raise StorageError(
-            f"about {need / 1e9:.1f} GB more are needed in {job.folder}, "
-            f"{free / 1e9:.1f} GB are free; choose another --data_dir or fewer --tokens"
-        )
+    shards.check_room(job.folder, need, "choose another --data_dir or fewer --tokens")
 
 
 # ----------------------------------------------------------------------------- earlier results
@@ -456,8 +424,8 @@ def reuse(job: Job) -> shards.Manifest | None:
         )
     try:
         manifest.check()
-        counts = [facts["units"] for facts in tree["sources"]] if same_text else []
-        if any(job.newer_than(path, s, u) for s, count in enumerate(counts) for u in range(count)):
+        counts = [range(facts["units"]) for facts in tree["sources"]]
+        if any(job.newer_than(path, s, u) for s, units in enumerate(counts) for u in units):
             raise DataError("some of its text is newer")
     except DataError as error:
         reason = str(error).partition("; ")[0]  # without its remedy
