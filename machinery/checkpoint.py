@@ -190,11 +190,10 @@ def _check_fits(path: Path, state: dict[str, Tensor], prefix: str) -> None:
     """Compare names, dtypes and shapes: DCP would cast dtypes and ignore extra keys."""
     saved = dcp.FileSystemReader(path / "dcp").read_metadata().state_dict_metadata
     saved = {k: (str(v.properties.dtype), tuple(v.size)) for k, v in saved.items()}
-    saved = {k: v for k, v in saved.items() if k.startswith(prefix)}
     wanted = {k: (str(v.dtype), tuple(v.shape)) for k, v in state.items()}
     for key in sorted(saved.keys() | wanted.keys()):
         there, here = saved.get(key, "not there"), wanted.get(key, "not there")
-        if there != here:
+        if there != here and key.startswith(prefix):
             raise CheckpointError(
                 f"{path} does not fit this model: {key} is {there} in the checkpoint and {here} "
                 "here; use the configuration in its trainer.json, or another run directory"
