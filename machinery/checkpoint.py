@@ -44,24 +44,21 @@ def _stage(name: str) -> None:
     """Called by name at every stage of a save: tests replace it to kill the process there."""
 
 
-# ------------------------------------------------------------------------- ranks that agree
-
-
 class _Team:
     """The ranks that save together. An error on one rank is gathered as a value and raised on all,
-    so that no rank waits for one that has given up. The team has its own gloo group: a save in the
-    background never mixes with the collectives of training. alone: a team of this process only."""
+    so that no rank waits for one that has given up. The team has its own gloo group, since a save
+    in the background must not mix with the collectives of training. alone: only this process."""
 
     def __init__(self, alone: bool = False):
-        together = dist.is_available() and dist.is_initialized() and not alone
+        together = dist.is_initialized() and not alone
         self.rank = dist.get_rank() if together else 0
         self.size = dist.get_world_size() if together else 1
-        self.group = dist.new_group(backend="gloo") if self.size > 1 else None
+        self.group = dist.new_group(backend="gloo") if together else None
         self.for_dcp = {"process_group": self.group, "no_dist": self.size == 1}
 
     def on_all(self, work: Callable[[], Any], otherwise: type = StorageError) -> list:
         """Run work() on every rank; returns the results by rank. If any rank fails, every rank
-        raises the same error; one that is not of errors.py becomes `otherwise`."""
+        raises the same error: its class is `otherwise` unless it comes from errors.py."""
         try:
             own = (work(), None)
         except (Exception, dcp.CheckpointException) as e:  # DCP's is a BaseException
@@ -79,17 +76,14 @@ class _Team:
         return self.on_all(lambda: work() if self.rank == 0 else None, otherwise)[0]
 
     def _as_value(self, e: BaseException, otherwise: type) -> tuple[type, str]:
-        if isinstance(e, (CheckpointError, NonFiniteError, StorageError)):
+        if hasattr(e, "exit_code"):
             return type(e), f"rank {self.rank}: {e}" if self.size > 1 else str(e)
-        failures = {self.rank: (e, None)}
-        if isinstance(e, dcp.CheckpointException):  # DCP has gathered the errors of all ranks
-            failures = e.failures
-        return otherwise, "; ".join(
-            f"rank {rank}: {type(why).__name__}: {why}" for rank, (why, _) in failures.items()
-        )
+        failures = getattr(e, "failures", {self.rank: (e, None)})  # DCP's are those of all ranks
+        texts = (f"rank {rank}: {type(why).__name__}: {why}" for rank, (why, _) in failures.items())
+        return otherwise, "; ".join(texts)
 
 
-# ------------------------------------------------------------------------ files that survive
+# ------------------------------------------------------------------------ the folders on disk
 
 
 def _trash(path: Path) -> None:
@@ -113,22 +107,16 @@ def _copy(source: Path, root: Path) -> Path:
     return target
 
 
-# ------------------------------------------------------------------------- what counts as one
-
-
-def checkpoints(root: str | Path) -> list[Path]:
-    """The checkpoint folders in root, newest first, valid or not."""
-    folders = (p for p in Path(root).glob("step_*") if re.fullmatch(r"step_\d{8,}", p.name))
-    return sorted(folders, key=_step_of, reverse=True)
-
-
-def _step_of(path: Path) -> int:
-    return int(path.name.removeprefix("step_"))
+def checkpoints(*roots: str | Path) -> list[Path]:
+    """The checkpoint folders in the roots, valid or not: newest first, then by root."""
+    found = [path for root in roots for path in Path(root).glob("step_*")]
+    found = [path for path in found if re.fullmatch(r"step_\d{8,}", path.name)]
+    return sorted(found, key=lambda path: int(path.name[5:]), reverse=True)
 
 
 def why_invalid(path: str | Path) -> str | None:
-    """Read and hash the whole checkpoint: None if it is as published, else a sentence about the
-    first fault. MANIFEST holds only names and hashes, so a wrong byte in it is found as well."""
+    """Read and hash the whole checkpoint: None if it is as published, else its first fault.
+    MANIFEST holds only names and hashes, so a wrong byte in it is found as well."""
     try:
         manifest = json.loads((Path(path) / MANIFEST).read_text())
         files = dict(manifest["files"])
@@ -146,27 +134,30 @@ def why_invalid(path: str | Path) -> str | None:
     return None
 
 
-def latest_valid(
-    root: str | Path, mirror: str | Path | None = None, *, log: Callable = print
-) -> Path | None:
-    """The newest valid checkpoint in root or mirror; None if there is no checkpoint at all.
-
-    CheckpointError if there are some and none is valid: training must not silently start over."""
-    found = checkpoints(root) + (checkpoints(mirror) if mirror else [])
-    for path in sorted(found, key=_step_of, reverse=True):  # stable: the one in root comes first
+def latest_valid(*roots: str | Path, log: Callable = print) -> Path | None:
+    """The newest valid checkpoint in the roots; None if they hold no checkpoint at all.
+    CheckpointError if none is valid, since training must not start over in silence."""
+    found = checkpoints(*roots)
+    for path in found:
         if (why := why_invalid(path)) is None:
             return path
         log(f"warning: {path} is not used: {why}")
     if found:
         raise CheckpointError(
-            f"none of the {len(found)} checkpoints in {root} is valid; restore one from a copy, or "
-            "move them away to start over"
+            f"none of the {len(found)} checkpoints in {roots[0]} is valid; restore one from a "
+            "copy, or move them away to start over"
         )
     return None
 
 
+def _verify(path: Path) -> Path:
+    if why := why_invalid(path):
+        raise CheckpointError(f"{path} cannot be used: {why}")
+    return path
+
+
 def read_trainer(path: str | Path) -> dict:
-    """The trainer's own record beside the tensors: step, world_size, configuration, ..."""
+    """The trainer's own record, beside the tensors: step, world_size, configuration, ..."""
     return json.loads((Path(path) / "trainer.json").read_text())
 
 
@@ -175,8 +166,7 @@ def read_trainer(path: str | Path) -> dict:
 
 def _state(model: nn.Module, optimizers: Optimizers) -> dict[str, Tensor]:
     """name -> the live tensor, sharded or not: `model.*` and `optim.state.*`, by parameter name.
-
-    A load writes into these very tensors. Hyperparameters are left out: the schedule sets them."""
+    Loading writes into these tensors. Hyperparameters are left out, as the schedule sets them."""
     assert all(o.state for o in optimizers), "create the optimizer's state before the first save"
     flat = dcp_state.StateDictOptions(flatten_optimizer_state_dict=True)
     weights = dcp_state.get_model_state_dict(model)
@@ -197,36 +187,17 @@ def _check_finite(state: dict[str, Tensor]) -> None:
 
 
 def _check_fits(path: Path, state: dict[str, Tensor], prefix: str) -> None:
-    """Compare names, dtypes and shapes: DCP silently casts dtypes and ignores extra keys."""
+    """Compare names, dtypes and shapes: DCP would cast dtypes and ignore extra keys."""
     saved = dcp.FileSystemReader(path / "dcp").read_metadata().state_dict_metadata
     saved = {k: (str(v.properties.dtype), tuple(v.size)) for k, v in saved.items()}
-    saved = {k: v for k, v in saved.items() if k.startswith(prefix)}
     wanted = {k: (str(v.dtype), tuple(v.shape)) for k, v in state.items()}
     for key in sorted(saved.keys() | wanted.keys()):
         there, here = saved.get(key, "not there"), wanted.get(key, "not there")
-        if there != here:
+        if there != here and key.startswith(prefix):
             raise CheckpointError(
                 f"{path} does not fit this model: {key} is {there} in the checkpoint and {here} "
                 "here; use the configuration in its trainer.json, or another run directory"
             )
-
-
-def load_model(path: str | Path, model: nn.Module, verified: bool = False) -> dict:
-    """Load the weights alone, into a plain module on this process; returns `trainer`.
-
-    verified: `latest_valid` has just read and hashed all of it. CheckpointError names the file that
-    is damaged or the tensor that does not fit; nothing has been loaded then."""
-    if not verified:
-        _verify(Path(path))
-    state = {f"model.{name}": t for name, t in model.state_dict().items()}
-    _read_into(_Team(alone=True), Path(path), state, prefix="model.")
-    return read_trainer(path)
-
-
-def _verify(path: Path) -> Path:
-    if why := why_invalid(path):
-        raise CheckpointError(f"{path} cannot be used: {why}")
-    return path
 
 
 def _read_into(team: _Team, path: Path, state: dict[str, Tensor], prefix: str = "") -> None:
@@ -235,12 +206,22 @@ def _read_into(team: _Team, path: Path, state: dict[str, Tensor], prefix: str = 
     team.on_all(lambda: dcp.load(state, storage_reader=reader, **team.for_dcp), CheckpointError)
 
 
+def load_model(path: str | Path, model: nn.Module, verified: bool = False) -> dict:
+    """Load the weights alone into an unsharded module, without other ranks; returns `trainer`.
+
+    verified: `latest_valid` has just hashed every file. If a file is damaged or a tensor does not
+    fit, CheckpointError names it, and nothing has been loaded."""
+    path = Path(path) if verified else _verify(Path(path))
+    state = {f"model.{name}": t for name, t in model.state_dict().items()}
+    _read_into(_Team(alone=True), path, state, prefix="model.")
+    return read_trainer(path)
+
+
 # ------------------------------------------------------------------------------ the protocol
 
 
 def _publish(team: _Team, root: Path, step: int, state: dict[str, Tensor], record: str) -> Path:
-    """Write the checkpoint of `step`. It exists if, and only if, the rename (5) has happened.
-
+    """Write the checkpoint of `step`, which exists if and only if the rename (5) has happened.
     record: the text of trainer.json. All ranks raise the same StorageError or NonFiniteError."""
     path = root / f"step_{step:08d}"
     tmp = team.on_first(lambda: _begin(path, state))  # (1) enough room? then a temporary folder
@@ -248,8 +229,8 @@ def _publish(team: _Team, root: Path, step: int, state: dict[str, Tensor], recor
         return path  # published before, and still valid
     try:
         team.on_all(lambda: _check_finite(state))
-        # Behind the training, the state is in host memory already: DCP's copy-ahead would only
-        # synchronize with the GPU every few tensors, that is, wait for training.
+        # The state is in host memory already: DCP's copy-ahead would synchronize with the GPU
+        # every few tensors, that is, wait for training.
         writer = dcp.FileSystemWriter(tmp / "dcp", sync_files=True, per_thread_copy_ahead=0)
         team.on_all(lambda: dcp.save(state, storage_writer=writer, **team.for_dcp))  # (2) write
         _stage("write")
@@ -264,7 +245,7 @@ def _publish(team: _Team, root: Path, step: int, state: dict[str, Tensor], recor
 
 
 def _begin(path: Path, state: dict[str, Tensor]) -> Path | None:
-    if path.exists() and why_invalid(path) is None:
+    if why_invalid(path) is None:
         return None
     path.parent.mkdir(parents=True, exist_ok=True)
     need = int(1.02 * sum(t.numel() * t.element_size() for t in state.values())) + (1 << 20)
@@ -273,19 +254,17 @@ def _begin(path: Path, state: dict[str, Tensor]) -> Path | None:
         raise StorageError(
             f"{path.parent} has {free / 1e9:.3f} GB free, a checkpoint takes {need / 1e9:.3f} GB"
         )
-    tmp = path.parent / f".tmp-{_step_of(path):08d}-{uuid.uuid4().hex[:8]}"
+    tmp = path.parent / f".tmp-{path.name[5:]}-{uuid.uuid4().hex[:8]}"
     (tmp / "dcp").mkdir(parents=True)
     _stage("begin")
     return tmp
 
 
 def _hash_own(team: _Team, tmp: Path) -> dict[str, str]:
-    """{name: sha256} of the files that this rank has written, forced onto the disk first."""
-    own = sorted(tmp.glob(f"dcp/__{team.rank}_*"))
+    """{name: sha256} of the files that this rank has written; DCP has forced them onto the disk."""
+    own = list(tmp.glob(f"dcp/__{team.rank}_*"))
     if team.rank == 0:
         own.append(tmp / "dcp" / ".metadata")
-    for file in own:
-        fsync(file)
     return {str(file.relative_to(tmp)): sha256_of(file) for file in own}
 
 
@@ -313,17 +292,12 @@ class Checkpointer:
     newest valid ones stay, beside the best and the one resumed from. mirror: a second folder,
     better on another disk, that gets a copy of each. Call every method on all ranks."""
 
-    def __init__(
-        self, root: str | Path, *, keep: int = 2, mirror: str | Path | None = None,
-        log: Callable = print,
-    ):  # fmt: skip
+    def __init__(self, root: Path, keep: int = 2, mirror: Path | None = None, log=print):
         if keep < 2:
             raise ValueError(f"keep {keep}: give 2 or more, so that one bad file cannot end a run")
-        self.root, self.mirror = Path(root), Path(mirror) if mirror else None
-        self._roots = [self.root, self.mirror] if mirror else [self.root]
-        self.keep, self.log = keep, log
+        self.root, self.mirror, self.keep, self.log = root, mirror, keep, log
+        self._roots = [root, mirror] if mirror else [root]
         self._team = _Team()
-        self._say = log if self._team.rank == 0 else lambda text: None  # once, not on every rank
         self._resumed_from: str | None = None
         self._best: str | None = None
         self._buffers: dict[str, Tensor] | None = None  # the copy that a save writes
@@ -334,51 +308,44 @@ class Checkpointer:
         self._team.on_first(self._sweep)
 
     def _sweep(self) -> None:
-        """Remove whatever a killed run has left half written or half deleted."""
+        """Remove everything that a killed run has left half written or half deleted."""
         self.root.mkdir(parents=True, exist_ok=True)
         for root in self._roots:
             for junk in [*root.glob(".tmp-*"), *root.glob(".trash-*")]:
                 shutil.rmtree(junk) if junk.is_dir() else junk.unlink()
 
     def resume(
-        self, model: nn.Module, optimizers: Optimizers, path: str | Path | None = None,
-        check: Callable[[Path, dict], None] = lambda path, trainer: None,
-    ) -> dict | None:  # fmt: skip
-        """Load the newest valid checkpoint of root or mirror, or the one at `path`; returns its
-        `trainer`, or None if there is none. check(path, trainer) may raise before anything is
+        self, model: nn.Module, optimizers: Optimizers, path: Path | None = None, check=None
+    ) -> dict | None:
+        """Load the checkpoint at `path`, or else the newest valid one of root and mirror; returns
+        its `trainer`, or None if there is none. check(path, trainer) may raise before anything is
         copied or loaded. Also allocates the memory that saves copy the state into."""
         state, trainer = _state(model, optimizers), None
-        find = lambda: latest_valid(self.root, self.mirror, log=self.log)
-        if path:
-            find = lambda: _verify(Path(path))
+        find = lambda: _verify(Path(path)) if path else latest_valid(*self._roots, log=self.log)
         if found := self._team.on_first(find, CheckpointError):
             trainer = read_trainer(found)
-            check(found, trainer)
-            found = self._team.on_first(lambda: self._restore_from_mirror(found), CheckpointError)
+            if check:
+                check(found, trainer)
+            if found.parent == self.mirror:
+                self.log(f"{found.name} is restored from {self.mirror}")
+                found = self._team.on_first(lambda: _copy(found, self.root), CheckpointError)
             self._resumed_from = found.name
             _read_into(self._team, found, state)
         self._copy_state(state)
         return trainer
 
-    def _restore_from_mirror(self, found: Path) -> Path:
-        if found.parent != self.mirror:
-            return found
-        self.log(f"{found.name} is restored from {self.mirror}")
-        return _copy(found, self.root)
-
     def save(
-        self, step: int, model: nn.Module, optimizers: Optimizers, trainer: dict,
-        *, wait: bool = False,
-    ) -> None:  # fmt: skip
+        self, step: int, model: nn.Module, optimizers: Optimizers, trainer: dict, wait: bool = False
+    ) -> None:
         """Save the state after `step` steps: copy it to memory, then write it behind the training.
         At most one save is in flight; the next one waits for it.
 
-        wait: return when it is published, and raise any failure. Otherwise a failure to write is
-        logged and training continues, until the third in a row: StorageError."""
+        wait: return when it is published, and raise any failure. Without it a failed write is
+        logged and training continues; the third in a row raises StorageError."""
         start = time.perf_counter()
         if self._thread and self._thread.is_alive():
             self.join()
-            self._say(f"step {step}: waited {time.perf_counter() - start:.1f} s for the last save")
+            self.log(f"step {step}: waited {time.perf_counter() - start:.1f} s for the last save")
         self.wait()
         state = _state(model, optimizers)
         record = json.dumps(trainer | {"step": step, "world_size": self._team.size}, indent=1)
@@ -398,7 +365,7 @@ class Checkpointer:
             self._tidy(self.root / self._best)
 
     def join(self) -> None:
-        """Wait for the save in flight and ignore its outcome: for when training has failed."""
+        """Wait for the save in flight and ignore its outcome: training has failed already."""
         if self._thread:
             self._thread.join()
             self._thread = None
@@ -418,8 +385,8 @@ class Checkpointer:
             raise self._error
 
     def _copy_state(self, state: dict[str, Tensor]) -> None:
-        """Copy the state to CPU memory (pinned if there is a GPU), which is kept from save to save:
-        touching a page for the first time takes longer than copying into it."""
+        """Copy the state to CPU memory (pinned if there is a GPU) that is kept from save to save,
+        since touching a page for the first time takes longer than copying into it."""
         cuda = torch.cuda.is_available()
         if self._buffers is None or self._buffers.keys() != state.keys():
             self._buffers = staging.BlockingAsyncStager(cache_staged_state_dict=cuda).stage(state)
@@ -430,8 +397,8 @@ class Checkpointer:
             torch.cuda.synchronize()
 
     def _run(self, step, state, record, start, stall_s=None) -> None:
-        """Publish and tidy up, in the background or not; the outcome is left in self._error. All
-        ranks have the same outcome, and read it only in save() and wait(), at the same step."""
+        """Publish and tidy up, in the background or not, and leave the outcome in self._error. All
+        ranks have the same outcome and read it at the same step, in save() or wait()."""
         try:
             path = _publish(self._team, self.root, step, state, record)
         except NonFiniteError as e:
@@ -449,11 +416,11 @@ class Checkpointer:
         if self._team.rank == 0:
             self._tidy(path, published=True)
         took_s = time.perf_counter() - start
-        self._say(f"saved {path} in {took_s:.2f} s, training stood still {stall_s or took_s:.2f} s")
+        self.log(f"saved {path} in {took_s:.2f} s, training stood still {stall_s or took_s:.2f} s")
         grace_s = float(os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", 30))
         if "TORCHELASTIC_RUN_ID" in os.environ and took_s > grace_s and not self._warned:
             self._warned = True
-            self._say(
+            self.log(
                 f"warning: a save takes {took_s:.0f} s, but torchrun kills {grace_s:.0f} s after "
                 f"SIGTERM; give it --shutdown-timeout {2 * took_s:.0f}"
             )
@@ -473,7 +440,7 @@ class Checkpointer:
 
     def _retain(self, root: Path, new: Path) -> None:
         """Delete all but the newest `keep` valid ones, the best and the one resumed from. `new` has
-        just been written; the others are read and hashed before they count."""
+        just been written; the others count only after they have been read and hashed."""
         found, kept = checkpoints(root), []
         for path in found:
             if len(kept) < self.keep and (path == new or why_invalid(path) is None):
@@ -483,8 +450,8 @@ class Checkpointer:
         if (best := root / "best").exists():
             name = best.read_text(errors="replace").strip()
             if root / name not in found:
-                self.log(f"warning: {best} names {name[:80]!r}, which is no checkpoint: nothing is "
-                         "deleted until that file is, or a better validation")  # fmt: skip
+                why = f"{best} names {name[:80]!r}, which is no checkpoint"
+                self.log(f"warning: {why}; until the next better one, nothing is deleted")
                 return
             kept.append(root / name)
         for path in found:

@@ -34,20 +34,16 @@ class Plan:
 
     steps: int
     tokens_per_step: int
+    ramp_steps: int
     seq_len: int
     world_size: int
     micro_batch: int
     auto_micro_batch: bool
-    ramp_steps: int
-    parallel: str
-    """none, ddp or fsdp"""
+    parallel: str  # none, ddp or fsdp
     compile: bool
-    fused_loss: bool
-    """The loss is machinery/fused_loss.py's form of the one in model.py."""
-    peak: float | None
-    """FLOP/s of one device; None: unknown."""
-    text: str
-    """The table to print."""
+    fused_loss: bool  # use the loss of machinery/fused_loss.py
+    peak: float | None  # FLOP/s of one device; None: unknown
+    text: str = ""  # the table to print
 
     @property
     def sharded(self) -> bool:
@@ -68,7 +64,7 @@ class Plan:
         return whole + sum(self.rows_in_step(s) for s in range(ramp))
 
     def smaller_micro_batch(self, than: int) -> int:
-        """At most half of it, and still dividing a rank's rows of every step."""
+        """At most half of `than`, and a divisor of a rank's rows of every step."""
         per_rank = self.rows_in_step(0) // self.world_size
         return next(n for n in range(max(1, than // 2), 0, -1) if per_rank % n == 0)
 
@@ -76,101 +72,91 @@ class Plan:
 def make_plan(
     preset: cfg.Preset, model: GPTConfig, world: World, manifest: Manifest | None = None
 ) -> Plan:
-    """Decide, and check before the first step whatever can be checked. manifest: None under
+    """Decide, and check everything that can be checked before the first step. manifest: None under
     `--plan`, which needs no data."""
-    config, run, device = preset.train, preset.run, world.device
+    config, run, W = preset.train, preset.run, world.world_size
     with torch.device("meta"):
         meta = GPT(model)
     params = {kind: sum(p.numel() for p in ps) for kind, ps in meta.param_groups().items()}
-    n_params, steps = sum(params.values()), steps_for(config, params)
-    state = optim.state_bytes(params, config.optimizer)
-    checkpoint = state - 4 * n_params  # gradients are not saved
+    n_params, state = sum(params.values()), optim.state_bytes(params, config.optimizer)
     parallel, why = pick_parallel(run.parallel, world, state)
-    smallest = round(config.tokens_per_step * optim.batch_at(0, config.ramp_steps))
-    micro_batch = pick_micro_batch(config, run.micro_batch, model.seq_len, world, smallest)
-    accum = config.tokens_per_step // (micro_batch * model.seq_len * world.world_size)
-    fused, tokens = fused_loss.usable(model.logit_softcap), steps * config.tokens_per_step
+    plan = Plan(
+        steps=steps_for(config, params),
+        tokens_per_step=config.tokens_per_step,
+        ramp_steps=config.ramp_steps,
+        seq_len=model.seq_len,
+        world_size=W,
+        micro_batch=pick_micro_batch(config, run.micro_batch, model.seq_len, world),
+        auto_micro_batch=not run.micro_batch,
+        parallel=parallel,
+        compile=run.compile,
+        fused_loss=fused_loss.usable(model.logit_softcap),
+        peak=find_peak(run, world),
+    )
+    tokens, rows = plan.steps * plan.tokens_per_step, plan.micro_batch
+    accum = plan.tokens_per_step // (rows * model.seq_len * W)
     full, causal = meta.flops_per_token(), meta.flops_per_token(causal=True)
-    peak, speed = find_peak(run, world), ""
-    # Backward needs of a token, in bf16: about 10 vectors of the width and 3 of the MLP's hidden
-    # width per layer; and the logits, their softmax and its gradient.
+    checkpoint = state - 4 * n_params  # gradients are not saved
+    # In bf16 the backward pass needs, per token: in each layer about 10 vectors of n_embd and 3 of
+    # mlp_hidden; and the logits, their softmax and its gradient.
     of_a_token = 2 * model.n_layer * (10 * model.n_embd + 3 * model.mlp_hidden)
-    activations = micro_batch * model.seq_len * (of_a_token + 8 * model.vocab_size)
-    if peak:
+    activations = rows * model.seq_len * (of_a_token + 8 * model.vocab_size)
+    time = f"n/a: no peak is known for {world.device_name}; --peak_tflops"
+    if plan.peak:
         rented = run.peak_tflops and not manifest  # --plan for a device that one thinks of renting
-        name, mfu = world.device_name, EXPECTED_MFU["cuda" if rented else device.type]
-        hours = tokens * full / (mfu * peak * world.world_size) / 3600
-        speed = (
-            f"{hours:,.2f} hours on {'such a device' if rented else name}, if it reaches {mfu:.0%} "
-            f"of {peak / 1e12:.1f} TFLOP/s; ${hours * run.usd_per_hour:,.2f} at "
-            f"${run.usd_per_hour:.2f}/hour"
+        mfu = EXPECTED_MFU["cuda" if rented else world.device.type]
+        hours = tokens * full / (mfu * plan.peak * W) / 3600
+        time = (
+            f"{hours:,.2f} hours on {'such a device' if rented else world.device_name}, if it "
+            f"reaches {mfu:.0%} of {plan.peak / 1e12:.1f} TFLOP/s; "
+            f"${hours * run.usd_per_hour:,.2f} at ${run.usd_per_hour:.2f}/hour"
         )
     lines = [
         f"model     {n_params:,} parameters ({params['matrix']:,} in matrices), {model.n_layer} "
         f"layers x {model.n_embd}, vocabulary {model.vocab_size:,}; extras: "
         f"{', '.join(model.extras) or 'none'}",
         f"FLOPs     {full:,} per token in the full convention, {causal:,} in the causal one",
-        f"run       {steps:,} steps x {config.tokens_per_step:,} tokens = {tokens:,} tokens",
-        f"step      {micro_batch} rows x {model.seq_len:,} tokens x {accum} accumulated x "
-        f"{world.world_size} rank{'s' * (world.world_size > 1)}",
+        f"run       {plan.steps:,} steps x {plan.tokens_per_step:,} tokens = {tokens:,} tokens",
+        f"step      {rows} rows x {model.seq_len:,} tokens x {accum} accumulated x {W} "
+        f"rank{'s' * (W > 1)}",
         f"on        {world.device_name}, {str(world.dtype).removeprefix('torch.')}, torch "
         f"{torch.__version__}, {torch.get_num_threads()} threads; attention by "
-        f"{attention_backend(model, device, world.dtype)}, loss by "
-        f"{'machinery/fused_loss.py' if fused else 'model.py'}",
+        f"{attention_backend(model, world.device, world.dtype)}, loss by "
+        f"{'machinery/fused_loss.py' if plan.fused_loss else 'model.py'}",
         f"memory    {why}; activations take about {activations / 1e9:.2f} GB",
         f"disk      {2 * tokens / 1e9:.2f} GB for one epoch of rows, {run.keep + 1} checkpoints of "
         f"{checkpoint / 1e9:.2f} GB",
-        "time      " + (speed or f"n/a: no peak is known for {world.device_name}; --peak_tflops"),
+        f"time      {time}",
     ]
-    plan = Plan(
-        steps=steps,
-        tokens_per_step=config.tokens_per_step,
-        seq_len=model.seq_len,
-        world_size=world.world_size,
-        micro_batch=micro_batch,
-        auto_micro_batch=not run.micro_batch,
-        ramp_steps=config.ramp_steps,
-        parallel=parallel,
-        compile=run.compile,
-        fused_loss=fused,
-        peak=peak,
-        text="\n".join(lines),
-    )
     if manifest:
         check_disk(run, checkpoint)
-        return replace(plan, text=f"{plan.text}\n{check_data(run, plan, manifest)}")
-    return plan
+        lines += check_data(run, plan, manifest)
+    return replace(plan, text="\n".join(lines))
 
 
-def check_data(run: cfg.RunConfig, plan: Plan, manifest: Manifest) -> str:
-    """The plan's line about the data, with a warning if there is little of it."""
-    if manifest.rows("val") < plan.world_size:
+def check_data(run: cfg.RunConfig, plan: Plan, manifest: Manifest) -> list[str]:
+    """The plan's line about the data, and a warning if there is little of it."""
+    if (rows := manifest.rows("val")) < plan.world_size:
         raise ValueError(
-            f"{manifest.rows('val')} validation rows cannot be shared by {plan.world_size} ranks; "
-            "prepare data with a larger --val_fraction"
+            f"{rows} validation rows cannot be shared by {plan.world_size} ranks; prepare data "
+            "with a larger --val_fraction"
         )
     epochs = plan.rows / manifest.rows("train")
-    text = (
+    lines = [
         f"data      {run.data_dir}: {manifest.tokens('train'):,} training tokens in rows of "
         f"{manifest.row_len:,}, {epochs:.2f} epochs; fingerprint {manifest.fingerprint[:12]}, "
         f"tokenizer {manifest.tokenizer_sha256[:12]}"
-    )
+    ]
     if epochs > 4:
-        text += (
-            f"\nwarning: {epochs:.1f} epochs over the same text teach little after the fourth; "
-            "prepare more text, or take fewer --steps"
-        )
-    return text
+        why = "the same text teaches little after the fourth"
+        lines.append(f"warning: {epochs:.1f} epochs, but {why}; prepare more, or lower --steps")
+    return lines
 
 
 def steps_for(config: cfg.TrainConfig, params: dict[str, int]) -> int:
-    """Steps as asked for, by tokens, or 10.5 tokens per weight of the blocks and the head."""
-    if config.steps:
-        return config.steps
-    tokens = cli.count(config.tokens)
-    if not tokens:
-        tokens = TOKENS_PER_WEIGHT * (params["matrix"] + params["head"])
-    return max(1, math.ceil(tokens / config.tokens_per_step))
+    """Steps as given, or for the tokens given, or for 10.5 tokens per weight of blocks and head."""
+    tokens = cli.count(config.tokens) or TOKENS_PER_WEIGHT * (params["matrix"] + params["head"])
+    return config.steps or max(1, math.ceil(tokens / config.tokens_per_step))
 
 
 def pick_parallel(asked: str, world: World, state: int) -> tuple[str, str]:
@@ -184,34 +170,31 @@ def pick_parallel(asked: str, world: World, state: int) -> tuple[str, str]:
     return choice, f"{choice}: {sizes}, half of it for activations"
 
 
-def pick_micro_batch(
-    config: cfg.TrainConfig, asked: int, seq_len: int, world: World, smallest: int
-) -> int:
+def pick_micro_batch(config: cfg.TrainConfig, asked: int, seq_len: int, world: World) -> int:
     """Rows per forward pass: as asked, or the most that divide a step and fit the usual budget."""
-    W, tokens = world.world_size, config.tokens_per_step
-    unit = max(1, asked) * seq_len * W
-    for total in (smallest, tokens):
-        if total % unit:
-            ramp = "" if total == tokens else f" (the first of the ramp's steps takes {total})"
-            unit_of_all = unit * (4 if ramp else 1)  # a quarter must be a multiple too
-            good = max(1, round(tokens / unit_of_all)) * unit_of_all
-            raise ValueError(
-                f"tokens_per_step {tokens}{ramp} is not a multiple of {max(1, asked)} "
-                f"rows x {seq_len} tokens x {W} ranks = {unit}; try --tokens_per_step {good}"
-            )
+    tokens, W = config.tokens_per_step, world.world_size
+    rows = max(1, asked)
+    unit = rows * seq_len * W
+    share = round(1 / optim.batch_at(0, config.ramp_steps))  # 4: a ramp begins with a quarter
+    if tokens % (share * unit):
+        ramp = f" (the first of the ramp's steps takes {tokens // share})" if share > 1 else ""
+        good = max(1, round(tokens / (share * unit))) * share * unit
+        raise ValueError(
+            f"tokens_per_step {tokens}{ramp} is not a multiple of {rows} rows x {seq_len} tokens x "
+            f"{W} ranks = {unit}; try --tokens_per_step {good}"
+        )
     if asked:
         return asked
-    per_rank = smallest // (seq_len * W)
+    per_rank = tokens // (share * unit)
     budget = max(1, MICRO_BATCH_TOKENS[world.device.type] // seq_len)
     return max(n for n in range(1, min(per_rank, budget) + 1) if per_rank % n == 0)
 
 
-def check_disk(run: cfg.RunConfig, checkpoint_bytes: int) -> None:
-    """Room for the checkpoints that are kept, and the one being written."""
+def check_disk(run: cfg.RunConfig, checkpoint: int) -> None:
+    """Room for the checkpoints that are kept and the one being written; checkpoint: its bytes."""
     folder = Path(run.run_dir).absolute()
-    while not folder.exists():
-        folder = folder.parent
-    free, need = shutil.disk_usage(folder).free, (run.keep + 1) * checkpoint_bytes
+    there = next(p for p in (folder, *folder.parents) if p.exists())
+    free, need = shutil.disk_usage(there).free, (run.keep + 1) * checkpoint
     if free < need:
         raise StorageError(
             f"{run.run_dir} has {free / 1e9:.1f} GB free, {run.keep + 1} checkpoints take "

@@ -1,7 +1,7 @@
 """The parts of a run, each from its configuration: data, folder, model, compiled step.
 
-Reads DATA_DIR; writes RUN_DIR/config.json and claims the folder. Whatever is refused here is
-refused before the first step. The functions come in the order in which train.py calls them.
+Reads DATA_DIR; writes RUN_DIR/config.json and claims the folder. A run is refused here, before its
+first step, if it cannot work. The functions come in the order in which train.py calls them.
 Next: train.py.
 """
 
@@ -28,13 +28,12 @@ OUT_OF_MEMORY = "out of memory"
 
 def open_data(preset: cfg.Preset, world: ranks.World) -> tuple[shards.Manifest, GPTConfig]:
     """The prepared data, checked, and the model's configuration completed by it."""
-    config, options, name = preset.train, preset.run, preset.name
-    manifest = shards.Manifest.load(options.data_dir, name)
+    config, options, given = preset.train, preset.run, preset.model
+    default = cfg.PRESETS[preset.name].model
+    manifest = shards.Manifest.load(options.data_dir, preset.name)
     manifest.check()
-    default, given = cfg.PRESETS[name].model, preset.model
-    found = dict(
-        vocab_size=manifest.vocab_size, seq_len=manifest.row_len - 1, bos_id=manifest.bos_id
-    )
+    seq_len = manifest.row_len - 1
+    found = dict(vocab_size=manifest.vocab_size, seq_len=seq_len, bos_id=manifest.bos_id)
     for key, value in found.items():
         if getattr(given, key) not in (getattr(default, key), value):
             raise ValueError(
@@ -43,12 +42,11 @@ def open_data(preset: cfg.Preset, world: ranks.World) -> tuple[shards.Manifest, 
             )
     if not manifest.rows("train"):
         raise ValueError(
-            f"{options.data_dir} has no training row of {manifest.row_len} tokens; prepare more "
-            "text, or shorter rows: python prepare_data.py "
-            f"{name} --row_len {(manifest.row_len - 1) // 2 + 1}"
+            f"{options.data_dir} has no training row of {seq_len + 1} tokens; prepare more text, "
+            f"or shorter rows: python prepare_data.py {preset.name} --row_len {seq_len // 2 + 1}"
         )
     for mixture in (config.mixture, config.decay_mixture):
-        data.mixture_weights(manifest, cli.weights(mixture))  # refuses an unknown source, now
+        data.mixture_weights(manifest, cli.weights(mixture))  # refuses an unknown source
     if options.stage:
         ranks.once_per_node(world, lambda: shards.stage(manifest, options.stage))
         manifest = shards.Manifest.load(shards.staged(manifest, options.stage))
@@ -56,7 +54,7 @@ def open_data(preset: cfg.Preset, world: ranks.World) -> tuple[shards.Manifest, 
 
 
 def decided_by_data(asked: GPTConfig, model_config: GPTConfig) -> str:
-    """A line on where the data overruled the preset; empty if it did not."""
+    """A line on the fields where the data overruled the preset; empty if there are none."""
     before, now = asdict(asked), asdict(model_config)
     changed = [f"{key} {now[key]:,}, not {before[key]:,}" for key in now if now[key] != before[key]]
     return "\ndecided   by the data: " + ", ".join(changed) if changed else ""
@@ -86,7 +84,7 @@ def claim_run_dir(preset: cfg.Preset, model_config: GPTConfig, manifest, world):
 
 def check_same_run(where: Path, before: dict, now: dict) -> None:
     """ValueError with the fields that differ if `where` belongs to another run (see identity). A
-    field that is newer than that run has its default there."""
+    run that is older than a field had its default."""
     before = asdict(cfg.TrainConfig()) | asdict(GPTConfig()) | before
     differ = [
         f"{k} is {before.get(k)!r} there and {now.get(k)!r} here"
@@ -102,33 +100,30 @@ def check_same_run(where: Path, before: dict, now: dict) -> None:
 
 
 def identity(config: cfg.TrainConfig, model_config: GPTConfig, manifest: shards.Manifest) -> dict:
-    """The facts that make this run this run: change one, and the numbers change."""
+    """The facts that decide the numbers of a run: with one changed, it is another run."""
     facts = dict(data_fingerprint=manifest.fingerprint, tokenizer_sha256=manifest.tokenizer_sha256)
     return asdict(config) | asdict(model_config) | facts
 
 
 def build_model(model_config: GPTConfig, world: ranks.World, plan: Plan, seed: int) -> GPT:
-    """On `meta` first, so that a weight exists once, on its device, and (sharded) only its part."""
+    """On `meta` first, so that each weight is allocated once, on its device; sharded, in part."""
     with torch.device("meta"):
         model = GPT(model_config, compute_dtype=world.dtype)
-    if plan.sharded:
-        policy = MixedPrecisionPolicy(cast_forward_inputs=False)
-        if world.dtype != torch.float32:
-            policy = MixedPrecisionPolicy(world.dtype, torch.float32, cast_forward_inputs=False)
-        mesh = dist.init_device_mesh(world.device.type, (world.world_size,))
-        for block in model.blocks:
-            if plan.compile:  # block by block: gathering its weights in between is not traced
-                block.compile(dynamic=False, fullgraph=True)
-            fully_shard(block, mesh=mesh, mp_policy=policy)
-        if plan.compile:
-            # torch counts recompiles over all blocks: one per kind of block and micro-batch size
-            torch._dynamo.config.recompile_limit = 64
-        fully_shard(model, mesh=mesh, mp_policy=policy)
     if plan.fused_loss:
         model.cross_entropy = fused_loss.capped_cross_entropy
     if plan.sharded and plan.compile:
-        # the loss has a graph of its own, or its temporaries would be larger than the model
+        # Block by block, since FSDP gathers weights in between, which cannot be traced. Torch
+        # counts the recompiles of all blocks together: one per kind of block and micro-batch size.
+        torch._dynamo.config.recompile_limit = 64
+        for block in model.blocks:
+            block.compile(dynamic=False, fullgraph=True)
+        # Eager, the loss would have temporaries larger than the model.
         model.cross_entropy = torch.compile(model.cross_entropy, dynamic=False, fullgraph=True)
+    if plan.sharded:
+        policy = MixedPrecisionPolicy(world.dtype, torch.float32, cast_forward_inputs=False)
+        mesh = dist.init_device_mesh(world.device.type, (world.world_size,))
+        for module in (*model.blocks, model):
+            fully_shard(module, mesh=mesh, mp_policy=policy)
     model.to_empty(device=world.device)
     torch.manual_seed(seed)
     model.init_weights()
@@ -136,7 +131,7 @@ def build_model(model_config: GPTConfig, world: ranks.World, plan: Plan, seed: i
 
 
 def compile_step(model: GPT, plan: Plan, world: ranks.World, log: diary.Log):
-    """Try a step until it runs: (callable model, micro-batch). Out of memory halves the
+    """Try a step until it runs; returns (callable model, micro-batch). Out of memory halves the
     micro-batch, a failing compiler means eager; both are printed. Tokens per step stay the same."""
     micro_batch, compile = plan.micro_batch, plan.compile
     if compile:
@@ -162,31 +157,28 @@ def _try_step(model: GPT, plan: Plan, world: ranks.World, micro_batch: int, comp
     try:
         if compile and not plan.sharded:  # sharded, its blocks are compiled already
             step_model = torch.compile(model, dynamic=False, fullgraph=True)
-        generator = torch.Generator().manual_seed(0)
-        tokens = torch.randint(model.config.vocab_size, (micro_batch, T + 1), generator=generator)
-        tokens = tokens.to(world.device)
+        tokens = torch.randint(model.config.vocab_size, (micro_batch, T + 1), device=world.device)
         accumulates = plan.rows_in_step(plan.ramp_steps) > micro_batch * world.world_size
         # run twice when accumulating: the peak comes when new gradients are added to old ones
         for _ in range(1 + accumulates):
             step_model(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()).backward()
     except Exception as error:  # the compiler's errors share no base class
-        if _is_out_of_memory(error):
+        said = (str(error).strip() or "no message").splitlines()[0]
+        problem = f"{type(error).__name__}: {said}"
+        if "outofmemory" in repr(error).lower().replace(" ", ""):  # torch's, the driver's, ...
             problem = OUT_OF_MEMORY
         elif not compile:
             raise
-        else:
-            said = (str(error).strip() or "no message").splitlines()[0]
-            problem = f"{type(error).__name__}: {said}"
     model.zero_grad(set_to_none=True)
     return step_model, problem
 
 
 def _fewer_rows(model: GPT, plan: Plan, world: ranks.World, micro_batch: int) -> int:
-    """At most half of the micro-batch that did not fit; ValueError if it is not ours to choose."""
+    """At most half of the micro-batch that did not fit; ValueError if that cannot be tried."""
     if world.device.type == "cuda":
         gc.collect()
         torch.cuda.empty_cache()
-    # an error in the middle leaves FSDP in the middle; torch 2.11 has no way to put it right
+    # An error in the middle of a step leaves FSDP's state there; torch 2.11 cannot reset it.
     can_retry = not plan.sharded or hasattr(model, "reset_iter_state")
     if plan.sharded and can_retry:
         model.reset_iter_state()
@@ -200,14 +192,4 @@ def _fewer_rows(model: GPT, plan: Plan, world: ranks.World, micro_batch: int) ->
     raise ValueError(
         f"out of memory with {micro_batch} rows of {model.config.seq_len} tokens; try "
         f"{' or '.join(ways)}"
-    )
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    """Also where a library words it in its own way: the compiler, the driver."""
-    text = str(error).lower()
-    return (
-        isinstance(error, torch.OutOfMemoryError)
-        or "out of memory" in text
-        or "outofmemoryerror" in text
     )
