@@ -8,7 +8,6 @@ device. Next: train.py made the checkpoint, model.py has generate().
 
 from __future__ import annotations
 
-import difflib
 import json
 import math
 from collections.abc import Iterable
@@ -17,7 +16,6 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import tyro
 from torch import Tensor, nn
 
 import data
@@ -165,19 +163,13 @@ COMMANDS = {"loss": (score, LossConfig), "sample": (sample, SampleConfig)}
 
 def main(argv: list[str]) -> int:
     """`eval.py COMMAND [PRESET] [--option value ...]`"""
-    if not argv or argv[0] not in COMMANDS:
-        near = difflib.get_close_matches(argv[0], COMMANDS, n=1, cutoff=0) if argv else []
-        hint = f", did you mean {near[0]}?" if near else ""
-        given = repr(argv[0]) if argv else "nothing"
-        raise ValueError(f"eval.py does {' or '.join(COMMANDS)}, not {given}{hint}")
-    run, kind = COMMANDS[argv[0]]
-    name, rest = ("tiny", argv[1:]) if not argv[1:] or argv[1][0] == "-" else (argv[1], argv[2:])
+    if not argv:
+        raise ValueError(f"eval.py needs a command: {' or '.join(COMMANDS)}")
+    run, kind = cli.find("command", argv[0], COMMANDS)
+    name, options = cli.split_preset(argv[1:])
     prompts = cli.find_preset(name).prompts
     default = kind(run_dir=f"runs/{name}", **({"prompt": prompts} if kind is SampleConfig else {}))
-    config = tyro.cli(
-        kind, default=default, args=rest, prog=f"eval.py {argv[0]}", use_underscores=True
-    )
-    run(config)
+    run(cli.read_options(default, options, f"eval.py {argv[0]}"))
     return 0
 
 

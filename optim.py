@@ -15,22 +15,17 @@ from collections import defaultdict
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard
 
 # ------------------------------------------------------------------------------------ schedules
 
 
 def lr_at(
-    step: int,
-    steps: int,
-    schedule: str = "wsd",
-    warmup: int = 40,
-    decay: float = 0.65,
-    final: float = 0.05,
+    step: int, steps: int, schedule: str, warmup: int = 40, decay: float = 0.65, final: float = 0.05
 ) -> float:
     """The factor on every learning rate at `step` (0-based) of a run of `steps`.
 
-    All warm up linearly over `warmup` steps: step 0 gets 1/warmup. Then
+    All schedules warm up linearly over `warmup` steps: step 0 gets 1/warmup. Then
     - `wsd` (warmup, stable, decay): 1, then linear to `final` over the last `decay` of the run;
     - `cosine`: half a cosine from 1 to `final`;
     - `multistep`: 1, from 80% of the run 0.316, from 90% on 0.1 (DeepSeek LLM, section 2.3).
@@ -66,9 +61,7 @@ def weight_decay_at(step: int, steps: int) -> float:
 def batch_at(step: int, ramp_steps: int) -> float:
     """The share of tokens_per_step that a step takes: 1/4, 1/2, then 1 after `ramp_steps` steps.
     Early gradients point the same way, so small batches waste less (McCandlish et al. 2018)."""
-    if step >= ramp_steps:
-        return 1.0
-    return 0.25 if step < ramp_steps / 2 else 0.5
+    return 1.0 if step >= ramp_steps else 0.25 if step < ramp_steps / 2 else 0.5
 
 
 # ----------------------------------------------------------------------------------------- Muon
@@ -119,7 +112,7 @@ def variance_scale(u: Tensor, second: Tensor, beta2: Tensor) -> tuple[Tensor, Te
 
 
 # The parts of a Muon step, on lists of matrices of one shape. Each is compiled on a GPU; between
-# them the matrices may travel between ranks. `apply` is 0 when the step must not happen.
+# them the ranks may exchange the matrices. `apply` is 0 when the step must not happen.
 # Elementwise work goes one matrix at a time, so that on a CPU the matrix stays in cache.
 
 
@@ -203,29 +196,27 @@ class Muon(torch.optim.Optimizer):
                 self._step_shape(shape, params, group)
 
     def _step_shape(self, shape: tuple[int, int], params: list[Tensor], group: dict) -> None:
-        rows, cols = shape
-        # 0-D tensors, not floats: a new float would recompile the step.
-        device = params[0].device
+        (rows, cols), first = shape, params[0]
+        sharded = isinstance(first, DTensor)
 
-        def scalar(x: float) -> Tensor:
-            return torch.full((), x, dtype=torch.float32, device=device)  # no copy to wait for
+        def scalar(x: float) -> Tensor:  # a new float, unlike a 0-D tensor, would recompile
+            return torch.full((), x, dtype=torch.float32, device=first.device)  # a fill, no copy
 
         apply = scalar(1.0) if self.found_inf is None else 1 - self.found_inf
         lr = scalar(group["lr"] * max(1.0, rows / cols) ** 0.5)
+        grads = [local(p.grad) for p in params]
         momenta = [local(self.state[p]["momentum_buffer"]) for p in params]
         seconds = [self.state[p]["second_moment"] for p in params]
 
-        grads = [local(p.grad) for p in params]
-        momentum = scalar(group["momentum"])
-        u = self._momentum(grads, momenta, momentum, apply)  # (N, local rows, cols)
-        if isinstance(params[0], DTensor):
-            u = _gather_rows(u, params[0])  # (N, rows, cols)
-        u = self._divided_orthogonalize(u, params[0])
+        u = self._momentum(grads, momenta, scalar(group["momentum"]), apply)
+        if sharded:  # (N, local rows, cols) -> (N, rows, cols)
+            whole = dict(shape=(len(params), rows, cols), stride=(rows * cols, cols, 1))
+            u = DTensor.from_local(u, first.device_mesh, [Shard(1)], **whole).full_tensor()
+        u = self._divided_orthogonalize(u, first)
         scale = self._variance(u, seconds, scalar(group["beta2"]), apply)
-        if isinstance(params[0], DTensor):
-            start, stop = _row_range(params[0])
-            u = u[:, start:stop]
-            scale = scale[:, start:stop] if rows >= cols else scale
+        if sharded:
+            u = _own_rows(u, first)
+            scale = _own_rows(scale, first) if rows >= cols else scale
         weight_decay = scalar(group["weight_decay"])
         self._update([local(p) for p in params], u, scale, lr, weight_decay, apply)
 
@@ -249,22 +240,11 @@ def local(t: Tensor) -> Tensor:
     return t.to_local() if isinstance(t, DTensor) else t
 
 
-def _row_range(p: DTensor) -> tuple[int, int]:
-    """The rows of p that this rank holds: FSDP2 cuts dimension 0 into chunks of ceil(rows / W)."""
-    chunk = math.ceil(p.shape[0] / p.device_mesh.size())
-    start = min(p.device_mesh.get_local_rank() * chunk, p.shape[0])
-    return start, start + p.to_local().size(0)
-
-
-def _gather_rows(u: Tensor, p: DTensor) -> Tensor:
-    """u (N, local rows, cols) on each rank -> (N, rows, cols) on every rank."""
-    mesh = p.device_mesh
-    chunk = math.ceil(p.shape[0] / mesh.size())
-    padded = u.new_zeros(chunk, u.size(0), u.size(2))  # rows first: the gather joins dimension 0
-    padded[: u.size(1)] = u.transpose(0, 1)
-    whole = u.new_empty(chunk * mesh.size(), u.size(0), u.size(2))
-    dist.all_gather(list(whole.chunk(mesh.size())), padded, group=mesh.get_group())
-    return whole[: p.shape[0]].transpose(0, 1).contiguous()
+def _own_rows(t: Tensor, p: DTensor) -> Tensor:
+    """t (N, rows, ...) -> (N, local rows, ...): the rows of p that this rank holds."""
+    chunk = math.ceil(p.shape[0] / p.device_mesh.size())  # FSDP2: the last ranks may have fewer
+    start = p.device_mesh.get_local_rank() * chunk
+    return t[:, start : start + chunk]
 
 
 # --------------------------------------------------------------------------------------- building
@@ -296,10 +276,10 @@ def build(
         return dict(params=params, lr=lr, betas=betas, weight_decay=weight_decay)
 
     if config.optimizer == "adamw":
-        tables_and_matrices = ("matrix", "embedding", "head")
+        lr, betas, decayed = config.lr, (0.9, 0.95), ("matrix", "embedding", "head")
         recipe = [
-            group(tables_and_matrices, config.lr, (0.9, 0.95), config.weight_decay),
-            group(("scalar",), config.lr, (0.9, 0.95), 0.0),
+            group(decayed, lr, betas, config.weight_decay),
+            group(("scalar",), lr, betas, 0.0),
         ]
         optimizers = [adamw(recipe, eps=1e-8)]
     else:
@@ -309,13 +289,8 @@ def build(
             group(("head",), config.head_lr * table_scale, (0.8, 0.96), 0.01),
             group(("scalar",), config.scalar_lr * scale, (0.8, 0.95), 0.0),
         ]
-        muon = Muon(
-            groups["matrix"],
-            lr=config.matrix_lr * scale,
-            weight_decay=config.weight_decay,
-            ns_dtype=ns_dtype,
-            divide=divide,
-        )
+        lr, how = config.matrix_lr * scale, dict(ns_dtype=ns_dtype, divide=divide)
+        muon = Muon(groups["matrix"], lr, weight_decay=config.weight_decay, **how)
         optimizers = [muon, adamw(recipe, eps=1e-10)]
     for optimizer in optimizers:
         check_obeys_found_inf(optimizer)
@@ -325,9 +300,9 @@ def build(
 
 
 def adamw(groups: list[dict], eps: float = 1e-8) -> torch.optim.AdamW:
-    """Fused AdamW with its state: one kernel per step, obeys `found_inf`, and works on DTensors
-    (the default, foreach, leaks memory there). groups: dicts with params, lr, betas, weight_decay;
-    those without parameters are left out."""
+    """Fused AdamW with its state: one kernel per step, which obeys `found_inf` and works on
+    DTensors (the default, foreach, leaks memory there). groups: dicts with params, lr, betas,
+    weight_decay; a group without parameters is left out."""
     groups = [group for group in groups if group["params"]]
     optimizer = torch.optim.AdamW(groups, eps=eps, fused=True)
     for p in (p for group in groups for p in group["params"]):
@@ -372,7 +347,7 @@ def set_schedule(optimizers: list[torch.optim.Optimizer], step: int, steps: int,
 
 
 def compile_steps(optimizers: list[torch.optim.Optimizer]) -> None:
-    """Fuse the work of those optimizers that can be compiled."""
+    """Compile the optimizers that can be compiled: Muon."""
     for optimizer in optimizers:
         if isinstance(optimizer, Muon):
             optimizer.compile()

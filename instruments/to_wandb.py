@@ -1,9 +1,9 @@
 """Send a run to Weights & Biases: `python instruments/to_wandb.py RUN_DIR [--follow]`.
 
-Reads RUN_DIR/metrics.jsonl and config.json; `train.py --wandb` starts it with --follow, which waits
-for more lines until the run has ended. As a process of its own it cannot stop, slow or question a
-training run. Without a key it writes to a local folder (WANDB_MODE=offline); a resumed run stays
-one run there (RUN_DIR/wandb_id).
+Reads RUN_DIR/metrics.jsonl and config.json. `train.py --wandb` starts it with --follow, which sends
+new lines until the run ends. As a process of its own it cannot stop or slow a training run. Without
+a key it writes to a local folder (WANDB_MODE=offline). A resumed run remains one run there
+(RUN_DIR/wandb_id).
 """
 
 from __future__ import annotations
@@ -16,29 +16,25 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
-POLL_S = 1.0
-
 
 def records(run_dir: Path, follow: bool) -> Iterator[dict]:
-    """The lines of metrics.jsonl; with follow, also those that are still to come."""
-    parent = os.getppid()
-    while not (run_dir / "metrics.jsonl").exists() and follow and os.getppid() == parent:
-        time.sleep(POLL_S)
+    """The lines of metrics.jsonl; with follow, also those written later, until the run ends."""
+    parent, line = os.getppid(), ""
     with open(run_dir / "metrics.jsonl") as file:
         while True:
-            ended = not follow or os.getppid() != parent or has_ended(run_dir)
-            while line := file.readline():
-                if not line.endswith("\n"):  # half a line: it is still being written
-                    file.seek(file.tell() - len(line.encode()))
-                    break
-                yield json.loads(line)
+            ended = not follow or os.getppid() != parent or has_ended(run_dir)  # before reading
+            while part := file.readline():
+                line += part  # it may be half a line, still being written
+                if line.endswith("\n"):
+                    yield json.loads(line)
+                    line = ""
             if ended:
                 return
-            time.sleep(POLL_S)
+            time.sleep(1)
 
 
 def has_ended(run_dir: Path) -> bool:
-    """Whether status.json says that the run came to an end, whatever end."""
+    """Whether status.json says that the run is over, for whatever reason."""
     try:
         return json.loads((run_dir / "status.json").read_text())["state"] != "running"
     except (OSError, ValueError):
@@ -56,14 +52,9 @@ def main(argv: list[str]) -> int:
         id_file = run_dir / "wandb_id"
         if not id_file.exists():
             id_file.write_text(uuid.uuid4().hex[:12])
-        run = wandb.init(
-            project="nano2049",
-            name=run_dir.name,
-            id=id_file.read_text(),
-            resume="allow",
-            dir=run_dir,
-            config=json.loads((run_dir / "config.json").read_text()),
-        )
+        config = json.loads((run_dir / "config.json").read_text())
+        same = dict(name=run_dir.name, id=id_file.read_text(), resume="allow")
+        run = wandb.init(project="nano2049", dir=run_dir, config=config, **same)
         for record in records(run_dir, follow):
             run.log(record, step=record["step"])
         run.finish()

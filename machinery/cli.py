@@ -2,7 +2,7 @@
 
 `parse(program, part, argv)`: the first word names the preset (none: tiny), every field of the
 program's dataclasses is an option. `run(main)`: a user's mistake is one sentence and an exit code,
-a bug a traceback. Next: config.py, the knobs; errors.py, the exit codes.
+a bug a traceback. Next: config.py, the options; errors.py, the exit codes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import config as cfg
 from model import GPTConfig
@@ -28,39 +28,40 @@ OURS = (ROOT, ROOT / "machinery", ROOT / "instruments")  # not .venv, which lies
 
 @dataclass(frozen=True)
 class TrainArgs:
+    """The parts of a preset that are options of train.py."""
+
     model: GPTConfig
     train: cfg.TrainConfig
     run: cfg.RunConfig
 
 
 def parse(program: str, part: Literal["data", "train"], argv: list[str]) -> cfg.Preset:
-    """Command line -> preset with overrides, the folders filled in.
-
-    `parse("train.py", "train", ["d12", "--steps", "200"])`. tyro answers an unknown option with
-    the nearest one and exit code 2.
-    """
-    import tyro
-
-    name, argv = (argv[0], argv[1:]) if argv and argv[0][0] != "-" else ("tiny", argv)
+    """Command line -> preset with overrides, the folders filled in:
+    `parse("train.py", "train", ["d12", "--steps", "200"])`."""
+    name, argv = split_preset(argv)
     preset = replace(find_preset(name), name=name)
     default = preset.data if part == "data" else TrainArgs(preset.model, preset.train, preset.run)
-    args = tyro.cli(
-        type(default),
-        default=default,
-        args=argv,
-        prog=f"{program} {name}",
-        config=(tyro.conf.OmitArgPrefixes,),
-        use_underscores=True,
-    )
+    args = read_options(default, argv, f"{program} {name}")
     if part == "data":
         return replace(preset, data=replace(args, data_dir=args.data_dir or f"data/{name}"))
     refuse_unread(args.train, preset.train)
-    run = replace(
-        args.run,
-        run_dir=args.run.run_dir or f"runs/{name}",
-        data_dir=args.run.data_dir or f"data/{name}",
-    )
+    run_dir, data_dir = args.run.run_dir or f"runs/{name}", args.run.data_dir or f"data/{name}"
+    run = replace(args.run, run_dir=run_dir, data_dir=data_dir)
     return replace(preset, model=args.model, train=args.train, run=run)
+
+
+def split_preset(argv: list[str]) -> tuple[str, list[str]]:
+    """["d12", "--steps", "200"] -> ("d12", ["--steps", "200"]); without a name, tiny."""
+    return (argv[0], argv[1:]) if argv and argv[0][0] != "-" else ("tiny", argv)
+
+
+def read_options(default: Any, argv: list[str], program: str) -> Any:
+    """The dataclass `default` with the options of argv. tyro answers an unknown option with the
+    nearest one and exit code 2."""
+    import tyro
+
+    style = dict(config=(tyro.conf.OmitArgPrefixes,), use_underscores=True)
+    return tyro.cli(type(default), default=default, args=argv, prog=program, **style)
 
 
 def refuse_unread(given: cfg.TrainConfig, preset: cfg.TrainConfig) -> None:
@@ -68,7 +69,7 @@ def refuse_unread(given: cfg.TrainConfig, preset: cfg.TrainConfig) -> None:
     for name, (other, choices, instead) in READ_BY.items():
         value, choice = getattr(given, name), getattr(given, other)
         if name == "decay" and given.decay_mixture:
-            continue  # it says where that mixture begins
+            continue  # --decay also says where that mixture begins
         if value != getattr(preset, name) and choice not in choices:
             raise ValueError(
                 f"--{name} {value} has no effect with --{other} {choice}: only "
@@ -77,20 +78,24 @@ def refuse_unread(given: cfg.TrainConfig, preset: cfg.TrainConfig) -> None:
 
 
 def find_preset(name: str) -> cfg.Preset:
-    if name not in cfg.PRESETS:
-        near = difflib.get_close_matches(name, cfg.PRESETS, n=1, cutoff=0.0)[0]
+    return find("preset", name, cfg.PRESETS)
+
+
+def find(kind: str, name: str, table: dict) -> Any:
+    """table[name]; ValueError with the nearest name if there is no such entry."""
+    if name not in table:
+        near = difflib.get_close_matches(name, table, n=1, cutoff=0.0)[0]
         raise ValueError(
-            f"there is no preset {name!r}; did you mean {near}? There are {', '.join(cfg.PRESETS)}"
+            f"there is no {kind} {name!r}; did you mean {near}? There are {', '.join(table)}"
         )
-    return cfg.PRESETS[name]
+    return table[name]
 
 
 def count(text: str) -> int:
-    """ "2B" -> 2_000_000_000, "500M", "10k", "4096"; "" -> 0 (and "0", and no fewer)."""
-    units = {"K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
-    number, unit = (text[:-1], units[text[-1].upper()]) if text[-1:].upper() in units else (text, 1)
+    """A number of tokens: "2B" -> 2_000_000_000, "10k" -> 10_000, "4096" -> 4096, "" -> 0."""
+    unit = {"K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}.get(text[-1:].upper(), 1)
     try:
-        tokens = round(float(number) * unit) if text else 0
+        tokens = round(float(text if unit == 1 else text[:-1]) * unit) if text else 0
     except (ValueError, OverflowError):
         tokens = -1
     if tokens < 0:
@@ -100,20 +105,17 @@ def count(text: str) -> int:
 
 def weights(mixture: tuple[str, ...]) -> dict[str, float] | None:
     """("a=60", "b=40") -> {"a": 60.0, "b": 40.0}; () -> None."""
-    pairs = {}
-    for item in filter(None, mixture):
-        name, _, weight = item.rpartition("=")
-        try:
-            pairs[name] = float(weight)
-        except ValueError:
-            raise ValueError(
-                f"{item!r} is not NAME=WEIGHT, as in --mixture wiki=60 code=40"
-            ) from None
-    return pairs or None
+    pairs = [item.rpartition("=") for item in mixture if item]
+    try:
+        return {name: float(weight) for name, _, weight in pairs} or None
+    except ValueError:
+        given = " ".join(mixture)
+        raise ValueError(f"{given!r} is not NAME=WEIGHT ..., as in wiki=60 code=40") from None
 
 
 def run(main: Callable[[list[str]], int | None]) -> None:
-    """Run main(argv) and exit with its result. Bugs get a traceback, user mistakes one sentence."""
+    """Run main(argv) and exit with its result. A user's mistake prints one sentence, a bug a
+    traceback."""
     try:
         code = main(sys.argv[1:]) or 0
     except Exception as error:
@@ -123,8 +125,8 @@ def run(main: Callable[[list[str]], int | None]) -> None:
         else:
             _report(f"error: {error}")
     if "RANK" in os.environ:
-        # Skip Python's teardown. While it runs, a gloo thread may free a tensor, which either
-        # aborts the process (the exit code becomes a signal) or deadlocks on the GIL.
+        # Skip Python's teardown: a gloo thread that frees a tensor meanwhile either aborts the
+        # process (the exit code becomes a signal) or deadlocks on the GIL.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
@@ -132,18 +134,17 @@ def run(main: Callable[[list[str]], int | None]) -> None:
 
 
 def _report(text: str) -> None:
-    """Print the sentence; under torchrun also put it into the launcher's summary, which would say
-    only the exit code, and print it on the first rank of each machine alone."""
-    file = os.environ.get("TORCHELASTIC_ERROR_FILE")
-    if file:
+    """Print the sentence. Under torchrun, only the first rank of each node prints it, and it also
+    goes to the launcher's summary, which would otherwise give the exit code alone."""
+    if file := os.environ.get("TORCHELASTIC_ERROR_FILE"):
         Path(file).write_text(json.dumps({"message": text, "timestamp": int(time.time())}))
     if not file or os.environ.get("LOCAL_RANK") == "0":
         print(text, file=sys.stderr, flush=True)
 
 
 def exit_code(error: BaseException) -> int:
-    """The error's own exit_code if it has one; 2 for a ValueError raised by our code (a user
-    mistake); 1 for anything else, including a ValueError raised inside a library (a bug)."""
+    """The error's own exit_code if it has one; 2 for a ValueError that our code raised (a user's
+    mistake); 1 for anything else (a bug), such as a ValueError that a library raised."""
     if isinstance(error, ValueError) and not hasattr(error, "exit_code"):
         *_, (frame, _) = traceback.walk_tb(error.__traceback__)
         return 2 if Path(frame.f_code.co_filename).resolve().parent in OURS else 1

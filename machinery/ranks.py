@@ -1,22 +1,21 @@
 """The machine a program runs on: device, dtype, threads, and the ranks that train together.
 
-Reads the environment that torchrun sets; plain `python` is one rank. Guarantees: a rank that is
-missing or cannot talk is named within a time limit, before any work; a GPU that PyTorch cannot use
-stops the program, which would otherwise crawl on the CPU. Next: train.py.
+Reads the environment that torchrun sets; plain `python` is one rank. Guarantees: a rank that does
+not come or cannot communicate is named within a time limit, before any work; a GPU that PyTorch
+cannot use stops the program, which would otherwise run on the CPU, unnoticed and slow.
+Next: train.py.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-import glob
 import os
-import shutil
 import signal
 import subprocess
 import threading
-import time
 from collections.abc import Callable
+from concurrent import futures
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -28,26 +27,31 @@ from machinery.errors import RankError
 
 @dataclass(frozen=True)
 class World:
-    """Who this process is among the ranks, and what it computes on."""
+    """This process among the ranks, and the device and dtype it computes with."""
 
     rank: int
     world_size: int
     local_rank: int
+    ranks_here: int
+    """Ranks on this node."""
     device: torch.device
     dtype: torch.dtype
-    device_name: str
 
     @property
     def is_first(self) -> bool:
         return self.rank == 0
 
     @property
+    def device_name(self) -> str:
+        on_gpu = self.device.type == "cuda"
+        return torch.cuda.get_device_name(self.device) if on_gpu else self.device.type
+
+    @property
     def memory_bytes(self) -> int:
-        """Memory of the device (of the host, shared by its ranks, for a CPU)."""
+        """Memory of the GPU; without one, this rank's share of the host's."""
         if self.device.type == "cuda":
             return torch.cuda.get_device_properties(self.device).total_memory
-        ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // ranks_here
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // self.ranks_here
 
 
 def cores() -> int:
@@ -56,32 +60,30 @@ def cores() -> int:
 
 
 def pick_device(asked: str = "auto", local_rank: int = 0) -> torch.device:
-    """`auto`: cuda, then mps, then cpu; an unusable GPU is an error, not a reason for the CPU."""
+    """`auto`: cuda, then mps, then cpu. ValueError for a GPU that PyTorch cannot use."""
+    has_cuda = torch.cuda.is_available()
     if asked == "auto":
-        if torch.cuda.is_available():
-            asked = "cuda"
-        elif glob.glob("/proc/driver/nvidia/version") or shutil.which("nvidia-smi"):
-            _explain_unusable_gpu()
-        asked = "mps" if asked == "auto" and torch.backends.mps.is_available() else asked
-        asked = "cpu" if asked == "auto" else asked
+        if not has_cuda:
+            _refuse_unusable_gpu()
+        asked = "cuda" if has_cuda else "mps" if torch.backends.mps.is_available() else "cpu"
     try:
         device = torch.device(asked)
     except RuntimeError:
         raise ValueError(f"device {asked!r} is none of auto, cuda, mps, cpu") from None
     if device.type == "cuda":
-        if not torch.cuda.is_available():
-            raise ValueError("--device cuda was asked for, but PyTorch sees no GPU; try cpu")
+        if not has_cuda:
+            raise ValueError(f"--device {asked} was asked for, but PyTorch sees no GPU; try cpu")
         device = torch.device("cuda", local_rank if device.index is None else device.index)
         torch.cuda.set_device(device)
     return device
 
 
-def _explain_unusable_gpu() -> None:
-    """Raise if there is a GPU with a driver; return if `nvidia-smi` finds none either."""
+def _refuse_unusable_gpu() -> None:
+    """ValueError if `nvidia-smi` finds a GPU although PyTorch does not."""
     query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
         driver = subprocess.run(query, capture_output=True, text=True, timeout=20)
-    except (OSError, subprocess.TimeoutExpired):
+    except (OSError, subprocess.TimeoutExpired):  # most often: there is no such program
         return
     if driver.returncode == 0 and driver.stdout.strip():
         raise ValueError(
@@ -92,40 +94,33 @@ def _explain_unusable_gpu() -> None:
 
 
 def pick_dtype(device: torch.device, asked: str = "auto") -> torch.dtype:
-    """bf16 where the hardware multiplies it natively, else fp32 (emulated bf16 is slower)."""
+    """`auto`: bf16 where the hardware multiplies it natively, else fp32 (emulation is slower)."""
     if asked != "auto":
         return {"bf16": torch.bfloat16, "fp32": torch.float32}[asked]
+    native = False
     if device.type == "cuda":
         native = torch.cuda.get_device_capability(device) >= (8, 0)
     elif device.type == "cpu":
-        native = any(
-            getattr(torch.cpu, f"_is_{unit}_supported", lambda: False)()
-            for unit in ("avx512_bf16", "amx_tile")
-        )
-    else:
-        native = False
+        native = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
     return torch.bfloat16 if native else torch.float32
 
 
 def start(device: str = "auto", dtype: str = "auto", timeout_s: float = 30.0) -> World:
     """Become a rank: pick the device, meet the others, test the connection."""
-    rank, world_size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-    local_rank = int(os.environ.get("LOCAL_RANK", 0))
+    alone = dict(RANK=0, WORLD_SIZE=1, LOCAL_RANK=0, LOCAL_WORLD_SIZE=1)
+    ranks = [int(os.environ.get(name, default)) for name, default in alone.items()]
+    _, world_size, local_rank, ranks_here = ranks
     chosen = pick_device(device, local_rank)
     if chosen.type == "cpu":
         # torchrun gives each of several ranks one thread; take a fair share of the cores instead
-        ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
         if ranks_here > 1 or "OMP_NUM_THREADS" not in os.environ:
             torch.set_num_threads(max(1, cores() // ranks_here))
         keep_freed_memory()
-        # a fixed order of sums, also when threads add to the same row of a table: the same bits
+        # Threads that add to the same row of a table do so in a fixed order: the same bits.
         torch.use_deterministic_algorithms(True)
         torch.utils.deterministic.fill_uninitialized_memory = False
     torch.set_float32_matmul_precision("high")
-    name = chosen.type
-    if chosen.type == "cuda":
-        name = torch.cuda.get_device_name(chosen)
-    world = World(rank, world_size, local_rank, chosen, pick_dtype(chosen, dtype), name)
+    world = World(*ranks, chosen, pick_dtype(chosen, dtype))
     if world_size > 1:
         meet_and_test(world, timeout_s)
     return world
@@ -145,65 +140,62 @@ def keep_freed_memory() -> None:
 
 
 def meet_and_test(world: World, timeout_s: float) -> None:
-    """Wait for every rank by name, then prove that an all-reduce works, in bounded time."""
-    deadline, silent = time.monotonic() + timeout_s, []
+    """Wait for all ranks, then test an all-reduce. RankError names those that do not come, and a
+    connection that hangs."""
+    timeout, here = timedelta(seconds=timeout_s), [f"here/{r}" for r in range(world.world_size)]
     try:
-        store = _open_store(world, timedelta(seconds=timeout_s))
-        store.set(f"here/{world.rank}", "")
-    except (dist.DistError, RuntimeError):
-        silent.append(0)  # the store lives on rank 0's node, so rank 0 is the one that is missing
-    for rank in range(0 if silent else world.world_size):
-        try:
-            left_s = max(0.1, deadline - time.monotonic())
-            store.wait([f"here/{rank}"], timedelta(seconds=left_s))
-        except (dist.DistStoreError, RuntimeError):
-            silent.append(rank)
-    if silent:
+        store = _open_store(world, timeout)
+        store.set(here[world.rank], "")
+        with contextlib.suppress(dist.DistStoreError):  # the time is over
+            store.wait(here, timeout)
+        missing = [str(rank) for rank, key in enumerate(here) if not store.check([key])]
+    except RuntimeError:
+        missing = ["0"]  # its node holds the store
+    if missing:
         raise RankError(
-            f"rank {', '.join(map(str, silent))} of {world.world_size} did not come within "
-            f"{timeout_s:.0f} s; look at its output, and at the network between the nodes"
+            f"rank {', '.join(missing)} of {world.world_size} did not come within {timeout_s:.0f} "
+            "s; look at its output, and at the network between the nodes"
         )
     backend = "cpu:gloo,cuda:nccl" if world.device.type == "cuda" else "gloo"
     dist.init_process_group(backend, store=store, rank=world.rank, world_size=world.world_size)
-    number, failures = torch.ones(1, device=world.device), []
 
-    def add_up() -> None:  # in a thread, because the call that sets up the connection can hang
+    counted = futures.Future()
+
+    def count_ranks() -> None:
         try:
             if world.device.type == "cuda":
-                torch.cuda.set_device(world.device)
+                torch.cuda.set_device(world.device)  # a thread begins with device 0
+            number = torch.ones(1, device=world.device)
             dist.all_reduce(number)
-            assert number.item() == world.world_size, f"all-reduce gave {number.item()}"
+            counted.set_result(number.item())
         except Exception as error:
-            failures.append(error)
+            counted.set_exception(error)
 
-    thread = threading.Thread(target=add_up, daemon=True)
-    thread.start()
-    thread.join(timeout_s)
-    if thread.is_alive():
+    # in a thread, because the call that sets up the connection can hang
+    threading.Thread(target=count_ranks, daemon=True).start()
+    try:
+        assert counted.result(timeout_s) == world.world_size, f"counted {counted.result()} ranks"
+    except futures.TimeoutError:
         raise RankError(
             f"rank {world.rank} ({world.device_name}) waited {timeout_s:.0f} s for an "
             "all-reduce of one number; try NCCL_P2P_DISABLE=1 or NCCL_DEBUG=INFO to see why"
-        )
-    if failures:
-        raise failures[0]
+        ) from None
 
 
 def _open_store(world: World, timeout: timedelta) -> dist.Store:
     """The store through which ranks find each other: torchrun's, or else one that rank 0 holds."""
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         return next(dist.rendezvous("env://", timeout=timeout))[0]
-    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    return dist.TCPStore(
-        address, port, world.world_size, world.is_first, timeout, wait_for_workers=False
-    )
+    address, port, n = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), world.world_size
+    return dist.TCPStore(address, port, n, world.is_first, timeout, wait_for_workers=False)
 
 
-def any_rank(problem: str | None) -> str | None:
-    """The first rank's problem, on all ranks, so that they decide alike."""
+def any_rank(problem: object, group: dist.ProcessGroup | None = None) -> object:
+    """The first rank's problem (a text, an exception; None: no problem), the same on all ranks."""
     if not dist.is_initialized():
         return problem
     problems = [None] * dist.get_world_size()
-    dist.all_gather_object(problems, problem)
+    dist.all_gather_object(problems, problem, group=group)
     return next((p for p in problems if p), None)
 
 
@@ -220,9 +212,9 @@ def listen_to_signals(run) -> None:
 
 
 def once_per_node(world: World, work: Callable[[], object]) -> None:
-    """Run work() on the first rank of each node while the others wait, for hours if need be; an
-    error on one is raised on all."""
-    error = None
+    """Run work() on the first rank of each node while the others wait, for a day if need be. An
+    error on one rank is raised on all."""
+    error = patient = None
     if world.world_size > 1:
         patient = dist.new_group(backend="gloo", timeout=timedelta(days=1))
     if world.local_rank == 0:
@@ -230,9 +222,5 @@ def once_per_node(world: World, work: Callable[[], object]) -> None:
             work()
         except Exception as e:
             error = e
-    if world.world_size > 1:
-        errors = [None] * world.world_size
-        dist.all_gather_object(errors, error, group=patient)
-        error = next((e for e in errors if e), None)
-    if error:
+    if error := any_rank(error, patient):
         raise error

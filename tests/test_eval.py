@@ -42,7 +42,7 @@ def test_samples_are_seeded_text(trained):
 
 
 MISTAKES = {
-    "no command": ([], "eval.py does loss or sample, not nothing"),
+    "no command": ([], "eval.py needs a command: loss or sample"),
     "misspelled": (["sampel"], "did you mean sample"),
     "no run": (["loss", "--run_dir", "{tmp}/none"], "there is no checkpoint in .*train one first"),
     "other data": (

@@ -9,7 +9,7 @@ from torch import nn
 from torch.profiler import record_function
 
 from instruments import profiler
-from instruments.profiler import ROWS, breakdown, classify, profile, to_spans
+from instruments.profiler import ROWS, Profile, breakdown, classify, to_spans
 
 NAMES = {
     "nvjet_hsh_128x256_64x4_1x2_h_bz_coopA_NTT": "matmul",
@@ -120,7 +120,7 @@ def profiled(tmp_path_factory):
     model = Toy()
     compiled, opt = torch.compile(model), torch.optim.AdamW(model.parameters())
     out = tmp_path_factory.mktemp("profile") / "new"
-    with profile(out, torch.device("cpu"), warmup=2, steps=2) as prof:
+    with Profile(out, torch.device("cpu"), warmup=2, steps=2) as prof:
         while not prof.done:
             with record_function("data"):
                 x = torch.randn(4, 256, 256)
@@ -133,7 +133,7 @@ def profiled(tmp_path_factory):
 
 
 def test_real_profile_has_every_row_and_adds_up(profiled):
-    events = profiled.events()
+    events = profiled.trace_events()
     marks = [e for e in events if e["name"].startswith("ProfilerStep")]
     assert len(marks) == 2
     start, end = marks[0]["ts"], marks[-1]["ts"] + marks[-1]["dur"]
@@ -156,7 +156,7 @@ def test_real_table_fits_a_screen_and_names_its_files(profiled):
 
 def test_memory_has_the_batch_in_it(profiled):
     """Peak above the first step: at least the batch and qkv, 4 x 256 x (256 + 768) floats."""
-    peak = max(size for _, size in profiled.memory(profiled.events()))
+    peak = max(size for _, size in profiled.memory(profiled.trace_events()))
     assert 4 * 256 * (256 + 768) * 4 <= peak < 1e9
 
 
@@ -166,7 +166,7 @@ def test_without_matplotlib_there_is_a_word_instead_of_a_picture(profiled, monke
 
 
 def test_too_few_steps_is_a_sentence(tmp_path):
-    with profile(tmp_path, torch.device("cpu"), warmup=1, steps=3) as prof:
+    with Profile(tmp_path, torch.device("cpu"), warmup=1, steps=3) as prof:
         prof.step()
     with pytest.raises(ValueError, match="try --steps 4"):
         prof.table()
