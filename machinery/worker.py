@@ -424,8 +424,9 @@ def reuse(job: Job) -> shards.Manifest | None:
         )
     try:
         manifest.check()
-        counts = [range(facts["units"]) for facts in tree["sources"]]
-        if any(job.newer_than(path, s, u) for s, units in enumerate(counts) for u in units):
+        counts = [facts["units"] for facts in tree["sources"]] if same_text else []
+        units = [(s, u) for s, count in enumerate(counts) for u in range(count)]
+        if any(job.newer_than(path, *unit) for unit in units):
             raise DataError("some of its text is newer")
     except DataError as error:
         reason = str(error).partition("; ")[0]  # without its remedy
