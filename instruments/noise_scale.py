@@ -2,8 +2,8 @@
 
 Reads the gradient norms of the first micro-batch of a step and of the whole step; gives
 tr(Sigma) / |G|^2 in tokens. A batch far below it wastes steps, one far above it wastes tokens.
-Sigma: covariance of the gradient of one token; G: the true gradient. train.py calls `first` and
-`whole` on every step that is due.
+Sigma: covariance of the gradient of one token; G: the true gradient. Next: train.py, which calls
+`first` and `whole`.
 """
 
 from __future__ import annotations
@@ -14,15 +14,14 @@ from torch import Tensor
 
 
 class NoiseScale:
-    """tr(Sigma) / |G|^2 from the gradients of two batch sizes, averaged over the steps.
+    """tr(Sigma) / |G|^2 from the gradients of two batch sizes, estimated `every` so many steps.
 
     A mean gradient over B tokens has E|g|^2 = |G|^2 + tr(Sigma) / B. Two sizes, two equations
-    (appendix A.1). One step's estimates are wild, and a ratio of wild numbers is biased, so each
-    is averaged before the ratio: `grad_sq` (|G|^2) and `trace` (tr(Sigma) of one token).
+    (appendix A.1). One step's estimates are wild, and a ratio of wild numbers is biased, so
+    `grad_sq` (|G|^2) and `trace` (tr(Sigma) of one token) are moving averages with `decay`.
     """
 
     def __init__(self, every: int = 1, decay: float = 0.95):
-        """every: steps between estimates. decay: of the exponential moving averages."""
         self.every, self.decay = every, decay
         self.grad_sq = self.trace = self._weight = 0.0
 
@@ -37,16 +36,15 @@ class NoiseScale:
     def whole(self, norm: Tensor, rows: int, seq_len: int) -> float | None:
         """norm: () of the gradient averaged over all `rows` rows of the step. Waits for the
         device; returns `tokens`."""
-        small_norm, small_rows = self._first
-        small_sq, big_sq = small_norm.item() ** 2, norm.item() ** 2
+        first_norm, first_rows = self._first
+        small_sq, big_sq = first_norm.item() ** 2, norm.item() ** 2
         if math.isfinite(small_sq + big_sq):  # a skipped step must not spoil the average
-            self.update(small_sq, big_sq, small_rows * seq_len, rows * seq_len)
+            self.update(small_sq, big_sq, first_rows * seq_len, rows * seq_len)
         return self.tokens
 
     def update(self, small_sq: float, big_sq: float, b_small: int, b_big: int) -> None:
-        """small_sq, big_sq: |gradient|^2 of the mean loss over b_small and b_big tokens. With equal
-        sizes there is nothing to compare and nothing happens."""
-        if b_small == b_big:
+        """small_sq, big_sq: |gradient|^2 of the mean loss over b_small and b_big tokens."""
+        if b_small == b_big:  # nothing to compare
             return
         grad_sq = (b_big * big_sq - b_small * small_sq) / (b_big - b_small)
         trace = (small_sq - big_sq) / (1 / b_small - 1 / b_big)

@@ -1,18 +1,18 @@
 """Where a training step spends its time and memory: the mechanism behind `train.py --profile`.
 
-Reads a few steps under torch.profiler, in which the loop marks three regions with
-`torch.profiler.record_function`: "data", "communication" and "optimizer". Writes
-OUT/trace.json.gz (open it in https://ui.perfetto.dev or chrome://tracing) and OUT/memory.png.
-Guarantees: the rows of `table()` add up to the time of a step; each instant is counted once.
-On a GPU the rows split the device's own timeline: `communication` is the part that no computation
-hides, and in `idle` the device waits for the host. On a CPU they split the main thread's.
-Next: train.py.
+Runs a few steps under torch.profiler; the loop marks the regions "data", "communication" and
+"optimizer" with `record_function`. Writes OUT/trace.json.gz (open it in https://ui.perfetto.dev or
+chrome://tracing) and OUT/memory.png. Guarantees: the rows of `table()` add up to the time of a
+step; each instant is counted once. On a GPU the rows split the device's timeline: `communication`
+is the part that no computation hides, and in `idle` the device waits for the host. On a CPU they
+split the main thread's. Next: train.py.
 """
 
 from __future__ import annotations
 
 import gzip
 import json
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -24,60 +24,49 @@ ROWS = ("matmul", "attention", "elementwise", "optimizer", "communication", "dat
 # (attention its matmuls), so on a CPU this order also decides between outer and inner ones.
 PRIORITY = ("optimizer", "attention", "matmul", "elementwise", "communication", "data wait")
 
-# Fragments of the names of kernels (CUDA, ROCm) and operators (CPU), lower case; first hit wins.
+# Patterns in the names of kernels (CUDA, ROCm) and operators (CPU), lower case; first hit wins.
 NAMES = {
-    "elementwise": ("triton_poi", "triton_red", "triton_per"),  # named after what they follow
-    "communication": ("nccl", "rccl", "c10d::", "gloo:", "allreduce", "all_reduce", "allgather"),
-    "attention": (
-        "scaled_dot_product", "sdpa", "cudnn", "flash", "fmha", "attention", "flex_", "attn",
-    ),
-    "matmul": (
-        "gemm", "gemv", "cutlass", "cublas", "nvjet", "xmma", "wgmma", "cijk_", "_tem_fused",
-        "aten::mm", "aten::bmm", "aten::addmm", "aten::baddbmm", "aten::linear", "mkldnn",
-    ),
-}  # fmt: skip
+    "elementwise": "triton_(poi|red|per)",  # named after the operators that follow
+    "communication": "nccl|rccl|c10d::|gloo:|all_?reduce|allgather",
+    "attention": "scaled_dot_product|sdpa|cudnn|flash|fmha|attention|flex_|attn",
+    "matmul": "gemm|gemv|cutlass|cublas|nvjet|xmma|wgmma|cijk_|_tem_fused"
+    "|aten::(mm|bmm|addmm|baddbmm|linear)|mkldnn",
+}
 
 Span = tuple[float, float, str]  # start and end in microseconds, category
 
 
 def classify(name: str) -> str:
     """Category of a kernel or operator by its name; elementwise if no other fits."""
-    name = name.lower()
-    hits = (row for row, parts in NAMES.items() if any(part in name for part in parts))
+    hits = (row for row, pattern in NAMES.items() if re.search(pattern, name.lower()))
     return next(hits, "elementwise")
 
 
 def step_marks(events: list[dict]) -> list[dict]:
-    """The events that span one training step each."""
+    """The events that each span one training step."""
     mine = [e for e in events if e.get("cat") == "user_annotation"]
     return [e for e in mine if e["name"].startswith("ProfilerStep")]
 
 
 def to_spans(events: list[dict]) -> list[Span]:
     """Timeline of the device (of the main thread if there is no kernel) from a Chrome trace."""
-    thread = step_marks(events)[0]["tid"]
+    main = step_marks(events)[0]["tid"]
     events = [e for e in events if e.get("ph") == "X"]
     kernels = [e for e in events if e.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]
     # The profiler draws each region twice: on the host, and around the kernels it launched.
     drawn = "gpu_user_annotation" if kernels else "user_annotation"
     regions = [e for e in events if e["name"] in REGIONS and e.get("cat") == drawn]
-    ops = kernels or [e for e in events if e.get("cat") == "cpu_op" and e["tid"] == thread]
-    spans = [
-        (e["ts"], e["ts"] + e["dur"], _region_of(e, regions) or classify(e["name"])) for e in ops
-    ]
+    ops = kernels or [e for e in events if e.get("cat") == "cpu_op" and e["tid"] == main]
+    rows = []
+    for e in ops:  # a region around the middle of an operator, on its thread or stream, owns it
+        middle, mine = e["ts"] + e["dur"] / 2, [r for r in regions if r["tid"] == e["tid"]]
+        around = (REGIONS[r["name"]] for r in mine if r["ts"] <= middle <= r["ts"] + r["dur"])
+        rows.append((e, next(around, classify(e["name"]))))
     for e in events:
         waits = e["name"] == "data" and e.get("cat") == "user_annotation"
         if waits or (not kernels and (e in regions or e["name"].startswith("gloo:"))):
-            spans.append((e["ts"], e["ts"] + e["dur"], REGIONS.get(e["name"], "communication")))
-    return spans
-
-
-def _region_of(event: dict, regions: list[dict]) -> str | None:
-    """The row of the region around the middle of an event, on the same thread or stream."""
-    middle = event["ts"] + event["dur"] / 2
-    same = (r for r in regions if r["tid"] == event["tid"])
-    around = (r for r in same if r["ts"] <= middle <= r["ts"] + r["dur"])
-    return next((REGIONS[r["name"]] for r in around), None)
+            rows.append((e, REGIONS.get(e["name"], "communication")))
+    return [(e["ts"], e["ts"] + e["dur"], row) for e, row in rows]
 
 
 def breakdown(spans: list[Span], start: float, end: float) -> dict[str, float]:
@@ -121,25 +110,21 @@ class Profile(torch.profiler.profile):
         super().step()
 
     def trace_events(self) -> list[dict]:
-        with gzip.open(self.trace, "rt") as file:
-            return json.load(file)["traceEvents"]
+        """The events of the Chrome trace."""
+        return json.loads(gzip.decompress(self.trace.read_bytes()))["traceEvents"]
 
     def table(self) -> str:
         """One screen: milliseconds per step and share of each row, and the peak of memory."""
         if self.step_num <= self.warmup:
-            raise ValueError(
-                f"nothing was profiled in {self.step_num} steps, {self.warmup} of them warm up; "
-                f"try --steps {self.last}"
-            )
+            raise ValueError(f"{self.step_num} steps only warm up; try --steps {self.last}")
         events = self.trace_events()
         marks = step_marks(events)
         start, end = marks[0]["ts"], max(e["ts"] + e["dur"] for e in marks)
-        n = len(marks)
-        lines = [f"where the time goes: mean of {n} steps, {(end - start) / n / 1e3:.1f} ms each"]
+        n, total = len(marks), end - start
+        lines = [f"where the time goes: mean of {n} steps, {total / n / 1e3:.1f} ms each"]
         for row, us in breakdown(to_spans(events), start, end).items():
-            lines.append(f"  {row:<14}{us / n / 1e3:10.1f} ms {us / (end - start):7.1%}")
-        memory = self.memory(events)
-        if memory:
+            lines.append(f"  {row:<14}{us / n / 1e3:10.1f} ms {us / total:7.1%}")
+        if memory := self.memory(events):
             since = " since the first step" if self.on.type == "cpu" else ""
             lines.append(f"peak memory {max(b for _, b in memory) / 1e6:,.1f} MB allocated{since}")
             lines.append(f"memory over time: {self.draw(memory, marks)}")
@@ -158,11 +143,11 @@ class Profile(torch.profiler.profile):
             from matplotlib.figure import Figure  # no pyplot: works without a display
         except ImportError:
             return "no picture, as matplotlib is not installed"
-        start, axes = marks[0]["ts"], Figure(figsize=(9, 4), layout="constrained").subplots()
-        times, sizes = [(t - start) / 1e3 for t, _ in memory], [b / 1e6 for _, b in memory]
-        axes.step(times, sizes, where="post", linewidth=0.8)
+        axes = Figure(figsize=(9, 4), layout="constrained").subplots()
+        ms = lambda time: (time - marks[0]["ts"]) / 1e3
+        axes.step([ms(t) for t, _ in memory], [b / 1e6 for _, b in memory], where="post")
         for mark in marks:
-            axes.axvline((mark["ts"] - start) / 1e3, color="gray", linestyle=":")
+            axes.axvline(ms(mark["ts"]), color="gray", linestyle=":")
         axes.set(xlabel="milliseconds (dotted: a step begins)", ylabel="MB allocated")
         axes.figure.savefig(self.image, dpi=120)
         return str(self.image)

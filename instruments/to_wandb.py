@@ -1,9 +1,9 @@
 """Send a run to Weights & Biases: `python instruments/to_wandb.py RUN_DIR [--follow]`.
 
-Reads RUN_DIR/metrics.jsonl and config.json. `train.py --wandb` starts it with --follow, which sends
-new lines until the run ends. As a process of its own it cannot stop or slow a training run. Without
-a key it writes to a local folder (WANDB_MODE=offline). A resumed run remains one run there
-(RUN_DIR/wandb_id).
+Reads RUN_DIR/metrics.jsonl and config.json; writes RUN_DIR/wandb_id, so that a resumed run remains
+one run there. `train.py --wandb` starts it with --follow, which sends new lines until the run ends.
+As a process of its own it cannot stop or slow the training. Without a key it writes to a local
+folder (WANDB_MODE=offline).
 """
 
 from __future__ import annotations
@@ -43,13 +43,12 @@ def has_ended(run_dir: Path) -> bool:
 
 def main(argv: list[str]) -> int:
     run_dir, follow = Path(argv[0]), "--follow" in argv
-    netrc = Path(os.environ.get("NETRC", Path.home() / ".netrc"))
+    netrc, id_file = Path(os.environ.get("NETRC", Path.home() / ".netrc")), run_dir / "wandb_id"
     key = os.environ.get("WANDB_API_KEY") or netrc.exists() and "wandb.ai" in netrc.read_text()
     os.environ.setdefault("WANDB_MODE", "online" if key else "offline")  # never asks at the prompt
     try:
         import wandb
 
-        id_file = run_dir / "wandb_id"
         if not id_file.exists():
             id_file.write_text(uuid.uuid4().hex[:12])
         config = json.loads((run_dir / "config.json").read_text())
