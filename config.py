@@ -23,7 +23,7 @@ class DataConfig:
     `hf:REPO[:CONFIG][@REVISION]`. `NAME=` before it names the source in a mixture;
     `#FIELD+FIELD` after it names the fields that hold the text."""
     data_dir: str = ""
-    """Folder to write; empty: data/PRESET."""
+    """Folder to write; by default data/PRESET."""
     tokenizer: str = ""
     """An existing tokenizer.json to use; empty: train one on the text."""
     vocab_size: int = 4096
@@ -112,9 +112,9 @@ class RunConfig:
 
     # Where
     run_dir: str = ""
-    """Folder of the run; empty: runs/PRESET."""
+    """Folder of the run; by default runs/PRESET."""
     data_dir: str = ""
-    """Folder that prepare_data.py wrote; empty: data/PRESET."""
+    """Folder that prepare_data.py wrote; by default data/PRESET."""
     stage: str = ""
     """Copy the shards to this (local, fast) folder first, verify them, and read from there."""
 

@@ -166,9 +166,9 @@ def main(argv: list[str]) -> int:
     if not argv:
         raise ValueError(f"eval.py needs a command: {' or '.join(COMMANDS)}")
     run, kind = cli.find("command", argv[0], COMMANDS)
-    name, options = cli.split_preset(argv[1:])
-    prompts = cli.find_preset(name).prompts
-    default = kind(run_dir=f"runs/{name}", **({"prompt": prompts} if kind is SampleConfig else {}))
+    preset, options = cli.split_preset(argv[1:])
+    prompt = {"prompt": preset.prompts} if kind is SampleConfig else {}
+    default = kind(run_dir=f"runs/{preset.name}", **prompt)
     run(cli.read_options(default, options, f"eval.py {argv[0]}"))
     return 0
 

@@ -86,7 +86,7 @@ class RandomRows:
 
 
 def find_preset(name: str) -> cfg.Preset:
-    return MORE_PRESETS[name] if name in MORE_PRESETS else cli.find_preset(name)
+    return MORE_PRESETS[name] if name in MORE_PRESETS else cli.find("preset", name, cfg.PRESETS)
 
 
 def measure(case: dict, run_dir: str) -> dict:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import config as cfg
+from machinery.errors import RankError
 from model import GPTConfig
 from optim import READ_BY
 
@@ -36,28 +37,28 @@ class TrainArgs:
 
 
 def parse(program: str, part: Literal["data", "train"], argv: list[str]) -> cfg.Preset:
-    """Command line -> preset with overrides, the folders filled in:
+    """Command line -> preset with its folders and the options of argv:
     `parse("train.py", "train", ["d12", "--steps", "200"])`."""
-    name, argv = split_preset(argv)
-    preset = replace(find_preset(name), name=name)
-    default = preset.data if part == "data" else TrainArgs(preset.model, preset.train, preset.run)
-    args = read_options(default, argv, f"{program} {name}")
+    preset, options = split_preset(argv)
+    data = replace(preset.data, data_dir=f"data/{preset.name}")
+    run = replace(preset.run, data_dir=data.data_dir, run_dir=f"runs/{preset.name}")
+    default = data if part == "data" else TrainArgs(preset.model, preset.train, run)
+    args = read_options(default, options, f"{program} {preset.name}")
     if part == "data":
-        return replace(preset, data=replace(args, data_dir=args.data_dir or f"data/{name}"))
+        return replace(preset, data=args)
     refuse_unread(args.train, preset.train)
-    run_dir, data_dir = args.run.run_dir or f"runs/{name}", args.run.data_dir or f"data/{name}"
-    run = replace(args.run, run_dir=run_dir, data_dir=data_dir)
-    return replace(preset, model=args.model, train=args.train, run=run)
+    return replace(preset, **vars(args))
 
 
-def split_preset(argv: list[str]) -> tuple[str, list[str]]:
-    """["d12", "--steps", "200"] -> ("d12", ["--steps", "200"]); without a name, tiny."""
-    return (argv[0], argv[1:]) if argv and argv[0][0] != "-" else ("tiny", argv)
+def split_preset(argv: list[str]) -> tuple[cfg.Preset, list[str]]:
+    """["d12", "--steps", "200"] -> (preset d12, ["--steps", "200"]); without a name, tiny."""
+    name, *options = argv if argv and not argv[0].startswith("-") else ("tiny", *argv)
+    return replace(find("preset", name, cfg.PRESETS), name=name), options
 
 
 def read_options(default: Any, argv: list[str], program: str) -> Any:
-    """The dataclass `default` with the options of argv. tyro answers an unknown option with the
-    nearest one and exit code 2."""
+    """The dataclass `default` with the options of argv. For an unknown option, tyro prints the
+    nearest one and exits with 2."""
     import tyro
 
     style = dict(config=(tyro.conf.OmitArgPrefixes,), use_underscores=True)
@@ -68,27 +69,22 @@ def refuse_unread(given: cfg.TrainConfig, preset: cfg.TrainConfig) -> None:
     """ValueError for an option that the chosen optimizer or schedule would ignore."""
     for name, (other, choices, instead) in READ_BY.items():
         value, choice = getattr(given, name), getattr(given, other)
-        if name == "decay" and given.decay_mixture:
-            continue  # --decay also says where that mixture begins
-        if value != getattr(preset, name) and choice not in choices:
+        is_read = choice in choices or (name == "decay" and given.decay_mixture)
+        if value != getattr(preset, name) and not is_read:
             raise ValueError(
                 f"--{name} {value} has no effect with --{other} {choice}: only "
                 f"{' and '.join(choices)} read it; use {instead}, or leave it out"
             )
 
 
-def find_preset(name: str) -> cfg.Preset:
-    return find("preset", name, cfg.PRESETS)
-
-
 def find(kind: str, name: str, table: dict) -> Any:
     """table[name]; ValueError with the nearest name if there is no such entry."""
-    if name not in table:
-        near = difflib.get_close_matches(name, table, n=1, cutoff=0.0)[0]
-        raise ValueError(
-            f"there is no {kind} {name!r}; did you mean {near}? There are {', '.join(table)}"
-        )
-    return table[name]
+    if name in table:
+        return table[name]
+    near = difflib.get_close_matches(name, table, n=1, cutoff=0.0)[0]
+    raise ValueError(
+        f"there is no {kind} {name!r}; did you mean {near}? There are {', '.join(table)}"
+    )
 
 
 def count(text: str) -> int:
@@ -120,13 +116,13 @@ def run(main: Callable[[list[str]], int | None]) -> None:
         code = main(sys.argv[1:]) or 0
     except Exception as error:
         code = exit_code(error)
-        if code == 1 and not hasattr(error, "exit_code"):
+        if code == 1 and not isinstance(error, RankError):
             traceback.print_exc()
         else:
             _report(f"error: {error}")
     if "RANK" in os.environ:
-        # Skip Python's teardown: a gloo thread that frees a tensor meanwhile either aborts the
-        # process (the exit code becomes a signal) or deadlocks on the GIL.
+        # Skip Python's teardown: a gloo thread that frees a tensor then either aborts the process
+        # (the exit code becomes a signal) or deadlocks on the GIL.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
@@ -146,6 +142,6 @@ def exit_code(error: BaseException) -> int:
     """The error's own exit_code if it has one; 2 for a ValueError that our code raised (a user's
     mistake); 1 for anything else (a bug), such as a ValueError that a library raised."""
     if isinstance(error, ValueError) and not hasattr(error, "exit_code"):
-        *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-        return 2 if Path(frame.f_code.co_filename).resolve().parent in OURS else 1
+        raised_in = traceback.extract_tb(error.__traceback__)[-1].filename
+        return 2 if Path(raised_in).resolve().parent in OURS else 1
     return getattr(error, "exit_code", 1)

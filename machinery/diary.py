@@ -15,6 +15,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from statistics import fmean
 
 import torch
 from torch import Tensor
@@ -24,25 +25,22 @@ from machinery.errors import NonFiniteError
 
 
 class LateNumbers:
-    """Copies the numbers of one step from the device to the host, which goes on meanwhile."""
+    """Copies the numbers of one step to the host, which launches the next step meanwhile."""
 
     def __init__(self, names: tuple[str, ...]):
         self.names = names
         self._pending: tuple | None = None
 
     def send(self, numbers: Tensor, note: dict) -> None:
-        """Start to copy `numbers` (len(names),), in the order of the names. `read` returns `note`
-        with them."""
-        on_gpu = numbers.device.type == "cuda"
-        host = torch.empty(len(self.names), pin_memory=on_gpu)
-        host.copy_(numbers, non_blocking=True)
-        copied = torch.cuda.Event() if on_gpu else None
-        if copied:
-            copied.record()
+        """Start to copy `numbers` (len(names),); `read` returns them, and `note`."""
+        on_cuda = numbers.device.type == "cuda"
+        host = torch.empty(len(self.names), pin_memory=on_cuda)
+        host.copy_(numbers, non_blocking=on_cuda)
+        copied = torch.cuda.current_stream().record_event() if on_cuda else None
         self._pending = (note, host, copied)
 
     def read(self) -> tuple[dict, dict[str, float]] | None:
-        """(note, numbers by name), after waiting for the copy; None if nothing was sent."""
+        """Wait for the copy; returns (note, numbers by name), or None if nothing was sent."""
         if self._pending is None:
             return None
         (note, host, copied), self._pending = self._pending, None
@@ -52,10 +50,10 @@ class LateNumbers:
 
 
 class Log:
-    """The files of a run, and what it prints. On ranks other than the first it does nothing."""
+    """The files and the printed lines of a run; silent on all ranks but the first. wandb: `begin`
+    starts a process that sends metrics.jsonl there."""
 
     def __init__(self, run_dir: Path, is_first: bool, wandb: bool = False):
-        """wandb: `begin` starts a process that sends metrics.jsonl there."""
         self.run_dir, self.is_first, self._wants_wandb = run_dir, is_first, wandb
         self.file = run_dir / "metrics.jsonl"
         self._wandb: subprocess.Popen | None = None
@@ -71,13 +69,13 @@ class Log:
                 file.write(json.dumps(record) + "\n")
 
     def begin(self, step: int, validates: bool = False) -> None:
-        """Training begins after `step`, first with a validation if it `validates`: drop the lines
-        that a resumed run will write again, update status.json, start wandb's process."""
+        """Training begins after `step`; it `validates` first, or not. Drop the lines that a resumed
+        run will write again, update status.json, start wandb's process."""
         if not self.is_first:
             return
-        last = lambda r: step if validates and "val_bpb" in r else step + 1  # the first to drop
-        keep = [r for r in read_jsonl(self.file) if r["step"] < last(r)]
-        durable.write_text(self.file, "".join(json.dumps(r) + "\n" for r in keep))
+        done = lambda r: step - 1 if validates and "val_bpb" in r else step
+        keep = [json.dumps(r) + "\n" for r in read_jsonl(self.file) if r["step"] <= done(r)]
+        durable.write_text(self.file, "".join(keep))
         self.status("running", from_step=step, process=os.getpid())
         if self._wants_wandb:
             program = cli.ROOT / "instruments" / "to_wandb.py"
@@ -90,8 +88,33 @@ class Log:
             durable.write_text(self.run_dir / "status.json", text)
 
     def plot(self) -> Path | None:
-        """Draw loss.png from metrics.jsonl; None on other ranks or without matplotlib."""
-        return plot_loss(self.file, self.run_dir / "loss.png") if self.is_first else None
+        """Draw loss.png from metrics.jsonl: the training loss and its mean over 40 steps, and the
+        validation. None on other ranks or without matplotlib."""
+        if not self.is_first:
+            return None
+        try:
+            from matplotlib.figure import Figure  # no pyplot: works without a display
+        except ImportError:
+            return None
+        records = read_jsonl(self.file)
+        column = lambda name, beside: [r[name] for r in records if beside in r]
+        tokens, losses = column("tokens", beside="loss"), column("loss", beside="loss")
+        means = [fmean(losses[max(0, i - 39) : i + 1]) for i in range(len(losses))]
+        figure = Figure(figsize=(10, 4), layout="constrained")
+        left, right = figure.subplots(1, 2)
+        left.plot(tokens, losses, color="0.8", linewidth=0.6)
+        left.plot(tokens, means, linewidth=1.5)
+        left.set(ylabel="training loss, nats per token", ylim=(0, None))
+        tokens, bpb = column("tokens", beside="val_bpb"), column("val_bpb", beside="val_bpb")
+        right.plot(tokens, bpb, marker="o", markersize=3)
+        right.set(ylabel="validation, bits per byte")
+        if bpb:
+            right.set_title(f"{bpb[-1]:.3f} at the end", loc="right", fontsize="medium")
+        for axes in (left, right):
+            axes.set(xlabel="training tokens")
+            axes.grid(alpha=0.3)
+        figure.savefig(self.run_dir / "loss.png", dpi=120)
+        return self.run_dir / "loss.png"
 
     def close(self) -> None:
         """Wait 10 s for wandb's process, then end it."""
@@ -115,12 +138,13 @@ def outcome(run, argv: list[str]) -> Iterator[None]:
     except torch.OutOfMemoryError as error:
         run.log.status("failed", step=run.step, error="out of memory", exit_code=2)
         world, micro_batch = run.world, getattr(run, "micro_batch", run.plan.micro_batch)
-        several = f"torchrun --nproc_per_node={world.ranks_here}"
-        # the last of two equal options wins, so the command can simply be made longer
-        options = f"{shlex.join(argv)} --micro_batch {run.plan.smaller_micro_batch(micro_batch)}"
+        torchrun = f"torchrun --nproc_per_node={world.ranks_here}"
+        program = torchrun if world.world_size > 1 else "python"
+        # The last of two equal options wins, so one more at the end is enough.
         raise ValueError(
             f"out of memory at step {run.step:,} ({str(error).splitlines()[0]}); resume with: "
-            f"{several if world.world_size > 1 else 'python'} train.py {options}"
+            f"{program} train.py {shlex.join(argv)} "
+            f"--micro_batch {run.plan.smaller_micro_batch(micro_batch)}"
         ) from None
     except Exception as error:
         code = cli.exit_code(error)
@@ -139,10 +163,8 @@ def refuse_step(run, note: dict, loss: float, norm: float) -> None:
     if that is one more than allowed."""
     rows = run.loader.row_ids(note["first_row"], note["rows"])
     named = ", ".join(rows[:4]) + (f", ... ({len(rows)} rows)" if len(rows) > 4 else "")
-    text = (
-        f"step {note['step']}: loss {loss}, gradient norm {norm}; its weights were not changed; "
-        f"rows: {named}"
-    )
+    numbers = f"loss {loss}, gradient norm {norm}; its weights were not changed"
+    text = f"step {note['step']}: {numbers}; rows: {named}"
     run.skipped += 1
     allowed = run.options.skip_nonfinite
     if run.skipped > allowed:
@@ -184,35 +206,3 @@ def read_jsonl(path: Path) -> list[dict]:
         with suppress(ValueError):
             records.append(json.loads(line))
     return records
-
-
-def plot_loss(jsonl: Path, image: Path) -> Path | None:
-    """Training loss (smoothed) over tokens on the left, validation bits per byte on the right;
-    None without matplotlib."""
-    try:
-        from matplotlib.figure import Figure  # no pyplot: works without a display
-    except ImportError:
-        return None
-    records = read_jsonl(jsonl)
-    losses = [r["loss"] for r in records if "loss" in r]
-    smooth, total, weight = [], 0.0, 0.0  # a decaying mean of the losses so far
-    for loss in losses:
-        total, weight = 0.95 * total + loss, 0.95 * weight + 1
-        smooth.append(total / weight)
-    figure = Figure(figsize=(10, 4), layout="constrained")
-    left, right = figure.subplots(1, 2)
-    tokens = [r["tokens"] for r in records if "loss" in r]
-    left.plot(tokens, losses, color="0.8", linewidth=0.6)
-    left.plot(tokens, smooth, linewidth=1.5)
-    left.set(ylabel="training loss, nats per token", ylim=(0, None))
-    validations = [(r["tokens"], r["val_bpb"]) for r in records if "val_bpb" in r]
-    if validations:
-        right.plot(*zip(*validations), marker="o", markersize=3)
-        tokens, bpb = validations[-1]
-        right.set_title(f"{bpb:.3f} at the end", loc="right", fontsize="medium")
-    right.set(ylabel="validation, bits per byte")
-    for axes in (left, right):
-        axes.set(xlabel="training tokens")
-        axes.grid(alpha=0.3)
-    figure.savefig(image, dpi=120)
-    return image
