@@ -2,22 +2,21 @@
 
 Reads the environment that torchrun sets; plain `python` is one rank. Guarantees: a rank that does
 not come or cannot communicate is named within a time limit, before any work; a GPU that PyTorch
-cannot use stops the program, which would otherwise run on the CPU, unnoticed and slow.
-Next: train.py.
+cannot use stops the program instead of leaving it to a slow CPU. Next: train.py.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import multiprocessing
 import os
 import signal
 import subprocess
-import threading
 from collections.abc import Callable
-from concurrent import futures
 from dataclasses import dataclass
 from datetime import timedelta
+from multiprocessing.pool import ThreadPool
 
 import torch
 import torch.distributed as dist
@@ -43,8 +42,8 @@ class World:
 
     @property
     def device_name(self) -> str:
-        on_gpu = self.device.type == "cuda"
-        return torch.cuda.get_device_name(self.device) if on_gpu else self.device.type
+        kind = self.device.type
+        return torch.cuda.get_device_name(self.device) if kind == "cuda" else kind
 
     @property
     def memory_bytes(self) -> int:
@@ -80,14 +79,11 @@ def pick_device(asked: str = "auto", local_rank: int = 0) -> torch.device:
 
 def _refuse_unusable_gpu() -> None:
     """ValueError if `nvidia-smi` finds a GPU although PyTorch does not."""
-    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    try:
-        driver = subprocess.run(query, capture_output=True, text=True, timeout=20)
-    except (OSError, subprocess.TimeoutExpired):  # most often: there is no such program
-        return
-    if driver.returncode == 0 and driver.stdout.strip():
+    query = "timeout 20 nvidia-smi --query-gpu=driver_version --format=csv,noheader"
+    status, driver = subprocess.getstatusoutput(query)  # status 127: no such program
+    if status == 0 and driver:
         raise ValueError(
-            f"there is a GPU (driver {driver.stdout.split()[0]}), but PyTorch {torch.__version__} "
+            f"there is a GPU (driver {driver.split()[0]}), but PyTorch {torch.__version__} "
             f"(built for CUDA {torch.version.cuda}) cannot use it; install a PyTorch built for "
             "that driver or a newer driver, or ask for --device cpu"
         )
@@ -127,28 +123,26 @@ def start(device: str = "auto", dtype: str = "auto", timeout_s: float = 30.0) ->
 
 
 def keep_freed_memory() -> None:
-    """Let the C library keep the memory of freed tensors. By default it returns their pages, and
-    every step waits for the system to clear new ones: 12% of a step on a CPU. Does nothing if a
-    MALLOC_ variable is set."""
-    if any(name.startswith("MALLOC_") for name in os.environ):
-        return
+    """Let the C library keep the memory of freed tensors, unless a MALLOC_ variable is set. By
+    default it returns their pages, and clearing new ones takes 12% of a step on a CPU."""
     m_mmap_max, m_trim_threshold = -4, -1  # from malloc.h of glibc
-    with contextlib.suppress(OSError, AttributeError):  # another C library has no mallopt
-        libc = ctypes.CDLL(None)
-        libc.mallopt(m_mmap_max, 0)
-        libc.mallopt(m_trim_threshold, -1)
+    if not any(name.startswith("MALLOC_") for name in os.environ):
+        with contextlib.suppress(OSError, AttributeError):  # another C library has no mallopt
+            libc = ctypes.CDLL(None)
+            libc.mallopt(m_mmap_max, 0)
+            libc.mallopt(m_trim_threshold, -1)
 
 
 def meet_and_test(world: World, timeout_s: float) -> None:
-    """Wait for all ranks, then test an all-reduce. RankError names those that do not come, and a
-    connection that hangs."""
-    timeout, here = timedelta(seconds=timeout_s), [f"here/{r}" for r in range(world.world_size)]
+    """Wait for all ranks, then test an all-reduce. RankError names the ranks that do not come, or
+    the one whose connection hangs."""
+    timeout, keys = timedelta(seconds=timeout_s), [f"here/{r}" for r in range(world.world_size)]
     try:
         store = _open_store(world, timeout)
-        store.set(here[world.rank], "")
+        store.set(keys[world.rank], "")
         with contextlib.suppress(dist.DistStoreError):  # the time is over
-            store.wait(here, timeout)
-        missing = [str(rank) for rank, key in enumerate(here) if not store.check([key])]
+            store.wait(keys, timeout)
+        missing = [str(rank) for rank, key in enumerate(keys) if not store.check([key])]
     except RuntimeError:
         missing = ["0"]  # its node holds the store
     if missing:
@@ -159,27 +153,23 @@ def meet_and_test(world: World, timeout_s: float) -> None:
     backend = "cpu:gloo,cuda:nccl" if world.device.type == "cuda" else "gloo"
     dist.init_process_group(backend, store=store, rank=world.rank, world_size=world.world_size)
 
-    counted = futures.Future()
+    def count_ranks() -> float:
+        if world.device.type == "cuda":
+            torch.cuda.set_device(world.device)  # a thread begins with device 0
+        one = torch.ones(1, device=world.device)
+        dist.all_reduce(one)
+        return one.item()
 
-    def count_ranks() -> None:
-        try:
-            if world.device.type == "cuda":
-                torch.cuda.set_device(world.device)  # a thread begins with device 0
-            number = torch.ones(1, device=world.device)
-            dist.all_reduce(number)
-            counted.set_result(number.item())
-        except Exception as error:
-            counted.set_exception(error)
-
-    # in a thread, because the call that sets up the connection can hang
-    threading.Thread(target=count_ranks, daemon=True).start()
     try:
-        assert counted.result(timeout_s) == world.world_size, f"counted {counted.result()} ranks"
-    except futures.TimeoutError:
+        # in a daemon thread, because the call that sets up the connection can hang
+        with ThreadPool(1) as pool:
+            counted = pool.apply_async(count_ranks).get(timeout_s)
+    except multiprocessing.TimeoutError:
         raise RankError(
             f"rank {world.rank} ({world.device_name}) waited {timeout_s:.0f} s for an "
             "all-reduce of one number; try NCCL_P2P_DISABLE=1 or NCCL_DEBUG=INFO to see why"
         ) from None
+    assert counted == world.world_size, f"counted {counted} ranks"
 
 
 def _open_store(world: World, timeout: timedelta) -> dist.Store:
@@ -192,23 +182,23 @@ def _open_store(world: World, timeout: timedelta) -> dist.Store:
 
 def any_rank(problem: object, group: dist.ProcessGroup | None = None) -> object:
     """The first rank's problem (a text, an exception; None: no problem), the same on all ranks."""
-    if not dist.is_initialized():
-        return problem
-    problems = [None] * dist.get_world_size()
-    dist.all_gather_object(problems, problem, group=group)
-    return next((p for p in problems if p), None)
+    problems = [problem]
+    if dist.is_initialized():
+        problems *= dist.get_world_size()
+        dist.all_gather_object(problems, problem, group=group)
+    return next(filter(None, problems), None)
 
 
 def listen_to_signals(run) -> None:
     """SIGTERM and SIGINT set `run.signal`; the next all-reduce carries it to all ranks."""
 
     def on_signal(signum, frame):
-        if run.signal == signal.SIGINT and signum == signal.SIGINT:
+        if run.signal == signum == signal.SIGINT:
             raise KeyboardInterrupt  # asked twice
         run.signal = signum
 
-    for signum in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(signum, on_signal)
+    signal.signal(signal.SIGTERM, on_signal)
+    signal.signal(signal.SIGINT, on_signal)
 
 
 def once_per_node(world: World, work: Callable[[], object]) -> None:
@@ -217,10 +207,10 @@ def once_per_node(world: World, work: Callable[[], object]) -> None:
     error = patient = None
     if world.world_size > 1:
         patient = dist.new_group(backend="gloo", timeout=timedelta(days=1))
-    if world.local_rank == 0:
-        try:
+    try:
+        if world.local_rank == 0:
             work()
-        except Exception as e:
-            error = e
+    except Exception as e:
+        error = e
     if error := any_rank(error, patient):
         raise error
