@@ -10,13 +10,13 @@ Next: machinery/worker.py (one unit), machinery/sources.py (text), data.py (rows
 
 from __future__ import annotations
 
-import resource
 import subprocess
 import sys
 import time
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from resource import RUSAGE_CHILDREN, RUSAGE_SELF, getrusage
 
 import numpy as np
 
@@ -79,7 +79,7 @@ def prepare(config) -> shards.Manifest:
 
 
 def make_tokenizer(job: worker.Job) -> None:
-    """Copy the tokenizer that the config names, or train one on a sample of the training text."""
+    """Copy the tokenizer named in the config, or train one on a sample of the training text."""
     config = job.config
     if job.tokenizer.exists():
         try:
@@ -115,7 +115,7 @@ def merge(job: worker.Job, records: dict) -> shards.Manifest:
             notes.update(record["notes"])
         for split in ("train", "val"):
             parts = [record["splits"][split] for record in chosen]
-            # each unit leaves less than a row over: together these make some more rows
+            # each unit leaves over less than a row; together these make some more rows
             leftover = [np.array(ids, dtype) for part in parts for ids in part["leftover"]]
             packed = data.pack(leftover, job.config.row_len, tokenizer.bos_id, worker.BUFFER)
             name = f"{split}/{source.name}/leftover_{job.key[:8]}_{len(chosen):05d}"
@@ -155,7 +155,7 @@ def merge(job: worker.Job, records: dict) -> shards.Manifest:
 
 
 def summary(parts: list[dict], leftover: data.PackStats, entries: list[dict]) -> dict:
-    """One split of one source: the sum of its units and of the rows made of their leftovers."""
+    """One split of one source: its units and the rows packed from their leftovers, summed."""
     packing = Counter()
     for part in parts:
         packing.update(part["packing"])
@@ -172,10 +172,11 @@ def summary(parts: list[dict], leftover: data.PackStats, entries: list[dict]) ->
 
 
 def total(by_source: dict) -> Counter:
-    """Documents, bytes, tokens and rows of a split, all sources together."""
+    """Documents, bytes, tokens, rows, cuts and dropped tokens of a split, over all its sources."""
     t = Counter()
     for facts in by_source.values():
         t.update({key: facts[key] for key in ("documents", "bytes", "tokens", "rows")})
+        t.update({key: facts["packing"][key] for key in ("cuts", "dropped")})
     return t
 
 
@@ -192,29 +193,23 @@ def check_enough(job: worker.Job, splits: dict) -> None:
 
 
 def report(manifest: shards.Manifest, seconds: float) -> str:
-    """The lines that a preparation prints at its end."""
+    """The lines printed at the end of a preparation."""
     lines = []
     for split in ("train", "val"):
-        by_source, packing = manifest.tree["splits"][split], Counter()
-        t = total(by_source)
-        for facts in by_source.values():
-            packing.update(facts["packing"])
+        t = total(manifest.tree["splits"][split])
         if t["tokens"]:
             lines.append(
                 f"{split:5} {t['documents']:,} documents | {t['bytes'] / 1e6:,.1f} MB | "
                 f"{t['tokens']:,} tokens | {t['bytes'] / t['tokens']:.3f} bytes/token | "
-                f"{t['rows']:,} rows | cut {100 * packing['cuts'] / max(1, t['documents']):.2f}% "
-                f"of documents | dropped {100 * packing['dropped'] / t['tokens']:.4f}% of tokens | "
+                f"{t['rows']:,} rows | cut {100 * t['cuts'] / max(1, t['documents']):.2f}% "
+                f"of documents | dropped {100 * t['dropped'] / t['tokens']:.4f}% of tokens | "
                 "padding 0%"
             )
         if split == "train" and t["tokens"] < (wanted := manifest.tree["tokens_wanted"]):
             lines.append(f"note  {wanted:,} training tokens were asked for, the text has no more")
     lines += [f"note  {n:,} {oddity}" for oddity, n in manifest.tree["notes"].items()]
     unit = 1 if sys.platform == "darwin" else 1024
-    own, child = (
-        resource.getrusage(who).ru_maxrss * unit / 1e9
-        for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
-    )
+    own, child = (getrusage(who).ru_maxrss * unit / 1e9 for who in (RUSAGE_SELF, RUSAGE_CHILDREN))
     lines.append(f"{seconds:.1f} s | peak memory {own:.2f} GB, largest worker {child:.2f} GB")
     lines.append(
         f"{manifest.dir}/manifest.json: fingerprint {manifest.fingerprint[:16]}, "

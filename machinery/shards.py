@@ -4,8 +4,8 @@ Writes and reads, in DATA_DIR:
     {train,val}/SOURCE/NAME_00.npy         (rows, row_len), little-endian uint16 or uint32
     {train,val}/SOURCE/NAME_00.crc32.npy   (rows,) uint32: the crc32 of each row's bytes
     manifest.json                          written last: without it there is no dataset
-Guarantees: every file is listed with its sha256, and a row is checked whenever it is read, so that
-a damaged row is never trained on. Next: data.py draws rows, worker.py writes shards.
+The manifest lists every file with its sha256. A row is checked whenever it is read, so a damaged
+row is never trained on. Next: data.py draws rows, worker.py writes shards.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import shutil
 import zlib
 from collections.abc import Iterable
 from functools import lru_cache
-from itertools import accumulate, islice
+from itertools import accumulate, islice, product
 from pathlib import Path
 from typing import BinaryIO
 
@@ -36,17 +36,15 @@ REMEDY = f"delete it and {AGAIN} (only missing files are redone)"
 
 
 def damaged(path: Path, how: str, remedy: str = REMEDY) -> DataError:
-    """The error for a file that is not what it should be: its path, how, and the way out."""
+    """The error for a damaged file: its path, the damage, the way out."""
     return DataError(f"{path} {how}; {remedy}")
 
 
 def check_room(folder: Path, need: float, remedy: str) -> None:
     """StorageError if `need` bytes do not fit on the disk of `folder`."""
     if need > (free := shutil.disk_usage(folder).free):
-        raise StorageError(
-            f"about {need / 1e9:.1f} GB more are needed in {folder}, "
-            f"{free / 1e9:.1f} GB are free; {remedy}"
-        )
+        more = f"about {need / 1e9:.1f} GB more are needed in {folder}"
+        raise StorageError(f"{more}, {free / 1e9:.1f} GB are free; {remedy}")
 
 
 def write_json(path: Path, tree: dict) -> None:
@@ -73,9 +71,8 @@ def write_shards(rows: Iterable[np.ndarray], folder: Path, name: str, dtype: str
         array = np.stack(block).astype(dtype)  # (rows, row_len)
         crcs = np.array([zlib.crc32(row) for row in array], "<u4")
         entry = {"rows": len(array), "min": int(array.min()), "max": int(array.max())}
-        stem = f"{name}_{len(entries):02d}"
         for key, suffix, content in (("", "npy", array), ("crc32_", "crc32.npy", crcs)):
-            file = f"{stem}.{suffix}"
+            file = f"{name}_{len(entries):02d}.{suffix}"
             path = folder / file
             path.parent.mkdir(parents=True, exist_ok=True)
             with replacing(path) as f:
@@ -87,10 +84,9 @@ def write_shards(rows: Iterable[np.ndarray], folder: Path, name: str, dtype: str
 
 
 def files_of(shard: dict) -> list[tuple[str, int, str]]:
-    """The two files of a shard entry, its rows and its checksums: (name, bytes, sha256) each."""
-    return [
-        (shard[f"{key}file"], shard[f"{key}bytes"], shard[f"{key}sha256"]) for key in ("", "crc32_")
-    ]
+    """(name, bytes, sha256) of the two files of a shard entry: its rows and its checksums."""
+    facts = ("file", "bytes", "sha256")
+    return [tuple(shard[key + fact] for fact in facts) for key in ("", "crc32_")]
 
 
 class Manifest:
@@ -107,8 +103,7 @@ class Manifest:
         self.sources: list[str] = [s["name"] for s in tree["sources"]]
         self._starts = {  # (split, source index) -> first row of each shard, then the total
             (split, i): [0, *accumulate(shard["rows"] for shard in self.shards(split, i))]
-            for split in ("train", "val")
-            for i in range(len(self.sources))
+            for split, i in product(("train", "val"), range(len(self.sources)))
         }
         self._open = lru_cache(maxsize=192)(self._open_file)  # macOS allows 256 open files
 
@@ -140,17 +135,16 @@ class Manifest:
 
     def all_shards(self, splits: tuple[str, ...] = ("train", "val")) -> list[dict]:
         """The shard entries of all sources in these splits, in order."""
-        sources = range(len(self.sources))
-        return [shard for split in splits for i in sources for shard in self.shards(split, i)]
+        places = product(splits, range(len(self.sources)))
+        return [shard for place in places for shard in self.shards(*place)]
 
     def rows(self, split: str, source: int | None = None) -> int:
         """How many rows a source has in a split; None: all sources together."""
-        if source is None:
-            return sum(self._starts[split, i][-1] for i in range(len(self.sources)))
-        return self._starts[split, source][-1]
+        sources = range(len(self.sources)) if source is None else [source]
+        return sum(self._starts[split, i][-1] for i in sources)
 
     def tokens(self, split: str) -> int:
-        """Targets in a split: an epoch trains on this many, or evaluation scores them."""
+        """How many targets a split has: those of one epoch, or of a whole evaluation."""
         return self.rows(split) * (self.row_len - 1)
 
     def token_bytes(self) -> np.ndarray:
@@ -199,15 +193,15 @@ class Manifest:
         except OSError as error:
             raise damaged(path, f"cannot be read ({error})") from None
         if size != (right := 128 + math.prod(shape) * np.dtype(dtype).itemsize):
-            raise damaged(path, f"has {size:,} bytes, its manifest says {right:,}")
+            raise damaged(path, f"has {size:,} bytes, not {right:,}")
         if found != expected:
             says = [h[10:].decode("latin-1").strip() for h in (found, expected)]
-            raise damaged(path, f"has the header {says[0]}, its manifest says {says[1]}")
+            raise damaged(path, f"has the header {says[0]}, not {says[1]}")
         return file
 
     def check(self) -> None:
-        """Before the first step: compare every file's size, dtype, shape and token range with the
-        manifest. It takes milliseconds per shard; `row` and `verify` check contents."""
+        """Compare every file's size, dtype, shape and token range with the manifest. This takes
+        milliseconds per shard; `row` and `verify` check the content."""
         for shard in self.all_shards():
             self.open_shard(shard)
             if (largest := shard["max"]) >= self.vocab_size:
@@ -216,8 +210,8 @@ class Manifest:
         tokenizer = self.dir / "tokenizer.json"
         if not tokenizer.exists() or sha256_of(tokenizer) != self.tokenizer_sha256:
             raise damaged(tokenizer, "is not the tokenizer that made the data", AGAIN)
-        if self.token_bytes().shape != (self.vocab_size,):
-            how = f"does not have {self.vocab_size} entries"
+        if (shape := self.token_bytes().shape) != (self.vocab_size,):
+            how = f"has the shape {shape}, not ({self.vocab_size},)"
             raise damaged(self.dir / "token_bytes.npy", how, AGAIN)
 
     def verify(self) -> None:
@@ -228,7 +222,7 @@ class Manifest:
 
 
 def compare(path: Path, original: Path, expected: str) -> None:
-    """DataError, about `original`, if `path` (it or a copy of it) has another sha256."""
+    """DataError about `original` if `path`, which is it or a copy of it, has another sha256."""
     if not path.exists():
         raise damaged(original, "is missing", AGAIN)
     if (actual := sha256_of(path)) != expected:

@@ -6,29 +6,27 @@
     hf:REPO[:CONFIG][@REVISION]  a Hugging Face dataset, streamed; or a URL or path of data files
 `NAME=` before a spec names the source; `#FIELD+FIELD` after it names the fields that hold the text.
 
-A unit is a piece of a source that can be read on its own: some files, or a byte range of a big one.
-Units depend on the source alone and are ordered by hash: the first few are a fair sample. (Units of
-a Hub dataset depend on its revision, which worker.py pins.) Next: worker.py makes shards of units.
+A unit is a part of a source that can be read on its own: some files, or a byte range of a big one.
+The source alone decides its units (for a Hub dataset, the revision that worker.py pins). They are
+ordered by hash, so the first few are a fair sample. Next: worker.py turns a unit into shards.
 """
 
 from __future__ import annotations
 
 import codecs
 import glob
-import gzip
 import hashlib
 import io
 import json
 import os
 import re
 import sysconfig
-import zlib
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import takewhile
+from itertools import chain, takewhile
 from pathlib import Path
 from typing import BinaryIO
 
@@ -40,21 +38,22 @@ SMALLEST_UNIT, LARGEST_UNIT = 4 * MB, 16 * MB  # 16 MB of text take one core abo
 DOCUMENT = MB  # characters; a longer plain text becomes several documents
 TEXT = (".txt", ".text", ".md", ".py")
 KINDS = (*TEXT, ".jsonl", ".ndjson", ".parquet")
+REPAIR = "repair or remove it"
+AGAIN = "run the same command again: finished units are kept"
 TRIES, RETRY_S = 50, 2.0  # the Hub's library survives an outage of 100 s
 
 
 @dataclass(frozen=True)
 class Source:
     name: str
-    kind: str  # stdlib, files or hf
+    kind: str  # stdlib, files or hf; other files ask for the properties below instead
     place: str
     fields: tuple[str, ...] = ("text",)
     config: str | None = None
     revision: str | None = None
 
-    # Asked for by these names elsewhere, never by the kind:
     remote = property(lambda self: self.kind == "hf")  # listed over the network, once, then kept
-    unbounded = property(lambda self: self.kind == "hf")  # may hold more text than anyone wants
+    unbounded = remote  # may hold more text than anyone wants
     mutable = property(lambda self: self.kind == "files")  # people edit its files in place
     installed = property(lambda self: self.kind == "stdlib")  # an update of Python changes it
 
@@ -63,37 +62,36 @@ def parse(spec: str) -> Source:
     """'code=files:src#body' -> Source(name='code', kind='files', place='src', fields=('body',))"""
     name, rest = re.fullmatch(r"(?:([\w.-]+)=)?(.*)", spec, re.DOTALL).groups()
     rest, _, fields = rest.partition("#")
-    fields = tuple(fields.split("+")) if fields else ("text",)
     kind, _, place = rest.partition(":")
+    config = revision = ""
     if rest in ("stdlib", "stdlib+site"):
-        return Source(name or "stdlib", "stdlib", rest, fields)
-    if kind == "files" and place:
-        name = name or re.sub(r"[^\w.-]", "_", Path(place).stem) or "files"
-        return Source(name, "files", os.path.abspath(os.path.expanduser(place)), fields)
-    if kind == "hf" and place:
-        config = revision = None
+        name, kind, place = name or "stdlib", "stdlib", rest
+    elif kind == "files" and place:
+        name = name or Path(place).stem or "files"
+        place = os.path.abspath(os.path.expanduser(place))
+    elif kind == "hf" and place:
         if not is_data_file(place):
             place, _, revision = place.partition("@")
             place, _, config = place.partition(":")
-        name = name or re.sub(r"[^\w.-]", "_", place.rstrip("/").split("/")[-1])
-        return Source(name, "hf", place, fields, config or None, revision or None)
-    raise ValueError(
-        f"source {spec!r} is none of stdlib, stdlib+site, files:PATH, hf:REPO[:CONFIG][@REVISION]"
-    )
+        name = name or place.rstrip("/").split("/")[-1]
+    else:
+        forms = "stdlib, stdlib+site, files:PATH, hf:REPO[:CONFIG][@REVISION]"
+        raise ValueError(f"source {spec!r} is none of {forms}")
+    name, fields = re.sub(r"[^\w.-]", "_", name), tuple((fields or "text").split("+"))
+    return Source(name, kind, place, fields, config or None, revision or None)
 
 
 def list_units(source: Source) -> tuple[list[dict], dict]:
     """The units of a source, and facts for the manifest (revision, or the files' sizes).
 
     Local unit: {"bytes": 123, "pieces": [[name, start, end], ...]}, start and end in bytes, or in
-    row groups for parquet. Streamed unit: {"shard": 3, "of": 100}: one of the dataset's own files.
+    row groups for parquet. Hub unit: {"shard": 3, "of": 100}: one of the dataset's own files.
     """
     if source.remote:
         return _hf_units(source)
     files = local_files(source)
     sizes = {name: path.stat().st_size for name, path in files.items()}
-    total = sum(sizes.values())
-    target = min(LARGEST_UNIT, max(SMALLEST_UNIT, total // 64))
+    target = min(LARGEST_UNIT, max(SMALLEST_UNIT, sum(sizes.values()) // 64))
     pieces = [p for name, path in files.items() for p in _pieces(name, path, sizes[name], target)]
     pieces.sort(key=lambda p: hashlib.blake2b(f"{p[0]}:{p[1]}".encode()).digest())
     units: list[dict] = []
@@ -110,12 +108,9 @@ def documents(source: Source, unit: dict, notes: Counter) -> Iterator[str]:
     if source.remote:
         texts = _hf_documents(source, unit)
     else:
-        files = cached_files(source)
-        texts = (
-            text
-            for name, start, end in unit["pieces"]
-            for text in _read(files[name], start, end, source.fields, notes)
-        )
+        files = local_files(source)
+        read = (_read(files[name], *span, source.fields, notes) for name, *span in unit["pieces"])
+        texts = chain.from_iterable(read)
     for text in texts:
         if text:
             yield text
@@ -126,8 +121,10 @@ def documents(source: Source, unit: dict, notes: Counter) -> Iterator[str]:
 # ----------------------------------------------------------------------------------- local files
 
 
+@lru_cache(maxsize=16)  # a worker needs them once per unit
 def local_files(source: Source) -> dict[str, Path]:
     """The files of a local source: name (the same on every machine) -> path, sorted by name."""
+    place = Path(source.place)
     if source.kind == "stdlib":
         paths = sysconfig.get_paths()
         roots = {"stdlib": paths["stdlib"]}
@@ -139,10 +136,13 @@ def local_files(source: Source) -> dict[str, Path]:
             for path in _walk(Path(folder), (".py",), links=False)
             if root == "site" or not {"site-packages", "dist-packages"} & set(path.parts)
         }
-        return dict(sorted(found.items()))
-    place = Path(source.place)
-    if place.is_dir():
+    elif place.is_dir():
         found = {path.relative_to(place).as_posix(): path for path in _walk(place, KINDS)}
+        if not found:
+            raise ValueError(
+                f"files:{place} has no file that ends in {' '.join(KINDS)} (or in one of these + "
+                f".gz or .zst); name its files with a glob, as in 'files:{place}/**/*.html'"
+            )
     elif place.exists():
         found = {place.name: place}
     else:
@@ -151,26 +151,18 @@ def local_files(source: Source) -> dict[str, Path]:
         found = {p.relative_to(root).as_posix(): p for p in matches if p.is_file()}
         if not found:
             raise ValueError(f"files:{place}: no such file or folder")
-    if not found:
-        raise ValueError(
-            f"files:{place} has no file that ends in {' '.join(KINDS)} (or in one of these + .gz "
-            f"or .zst); name its files with a glob, as in 'files:{place}/**/*.html'"
-        )
     return dict(sorted(found.items()))
 
 
-cached_files = lru_cache(maxsize=16)(local_files)  # a worker needs them once per unit
-
-
 def _walk(root: Path, kinds: tuple[str, ...], links: bool = True) -> Iterator[Path]:
+    """The files of these kinds in a folder and below, in a fixed order; hidden folders left out."""
     seen = set()  # a link may lead back to a folder above
     for folder, folders, names in os.walk(root, followlinks=links):
-        real = os.path.realpath(folder)
-        folders[:] = sorted(d for d in folders if d != "__pycache__" and not d.startswith("."))
-        if real in seen:
-            folders[:] = []
+        if (real := os.path.realpath(folder)) in seen:
+            folders.clear()
             continue
         seen.add(real)
+        folders[:] = sorted(d for d in folders if d != "__pycache__" and not d.startswith("."))
         for name in sorted(names):
             path = Path(folder, name)
             if kind_of(name) in kinds and path.is_file() and (links or not path.is_symlink()):
@@ -187,10 +179,8 @@ def _pieces(name: str, path: Path, size: int, target: int) -> Iterator[tuple]:
     if kind_of(name) == ".parquet":
         import pyarrow.parquet as pq
 
-        try:
+        with _named_errors(path, REPAIR):
             metadata = pq.ParquetFile(path).metadata
-        except (OSError, ValueError) as error:
-            raise DataError(f"{path} is not a readable parquet file: {error}") from None
         first = held = 0
         for i in range(metadata.num_row_groups):
             held += metadata.row_group(i).total_byte_size
@@ -207,44 +197,59 @@ def _pieces(name: str, path: Path, size: int, target: int) -> Iterator[tuple]:
 
 
 def _open(path: Path) -> BinaryIO:
-    if path.name.endswith(".gz"):
-        return gzip.open(path)
-    if path.name.endswith(".zst"):
-        import zstandard
+    """A file, open; a .gz or .zst file is decompressed as it is read."""
+    if not path.name.endswith((".gz", ".zst")):
+        return open(path, "rb")
+    import pyarrow
 
-        reader = zstandard.ZstdDecompressor().stream_reader
-        return io.BufferedReader(reader(open(path, "rb"), read_across_frames=True), MB)
-    return open(path, "rb")
+    return io.BufferedReader(pyarrow.input_stream(path), MB)
 
 
 def _read(path: Path, start: int, end: int, fields: tuple, notes: Counter) -> Iterator[str]:
     """The documents of one piece of a file: those whose first byte lies in start .. end."""
     kind, length = kind_of(path.name), -1  # to the end
-    try:
+    with _named_errors(path, REPAIR):
         if kind == ".parquet":
             yield from _read_parquet(path, start, end, fields)
             return
         with _open(path) as f:
             if end >= 0:
-                first, start, end = start, _line_start(f, start), _line_start(f, end)
-                if start == end and first > 0:
-                    return  # no line starts in this range
+                start, end = _line_start(f, start), _line_start(f, end)
                 f.seek(start)
-                length = end - start
+                length = end - start  # may be 0: a long line spans several pieces
             if kind in (".jsonl", ".ndjson"):
-                yield from _read_jsonl(f, length, fields, path, notes)
-            else:
-                yield from _read_text(f.read(length), path, notes)
+                yield from _read_jsonl(f, length, path, fields, notes)
+            elif raw := f.read(length):
+                if raw[:2] in (b"\xff\xfe", b"\xfe\xff"):
+                    raise DataError(f"{path} is UTF-16; convert it: iconv -f UTF-16 -t UTF-8")
+                yield from blocks(decode(raw, notes), DOCUMENT)
+            elif start == 0:
+                notes["empty files"] += 1
+
+
+@contextmanager
+def _named_errors(where: object, remedy: str) -> Iterator[None]:
+    """Turn a library's error into one sentence: UsageError for a wrong name on the Hub, else
+    DataError. In the reading of local files, another class of error is a bug and stays as it is."""
+    try:
+        yield
+    except (DataError, UsageError):
+        raise
     except Exception as error:
-        known = isinstance(error, OSError | EOFError | zlib.error)
-        if not known and type(error).__module__.split(".")[0] not in ("pyarrow", "zstandard"):
+        kind, local = type(error), isinstance(where, Path)
+        reason = f"{kind.__name__}: {' '.join(str(error).split())[:300]}"
+        torn = kind.__module__.startswith("pyarrow")  # it raises ValueError too
+        if local and not torn and not isinstance(error, OSError):
             raise
-        raise DataError(f"{path} cannot be read: {error}") from None
+        wrong_name = re.search("(Dataset|Repository|Revision|DataFiles)NotFound", kind.__name__)
+        wrong_value = not torn and isinstance(error, LookupError | ImportError | ValueError)
+        if wrong_name or wrong_value:
+            raise UsageError(f"{where}: {reason}") from None
+        raise DataError(f"{where} cannot be read ({reason}); {remedy}") from None
 
 
 def _line_start(f: BinaryIO, position: int) -> int:
-    """The first start of a line at or after `position`: byte ranges then neither miss nor repeat
-    a line."""
+    """The first start of a line at or after `position`. So byte ranges share no line, miss none."""
     if position == 0:
         return 0
     f.seek(position - 1)
@@ -265,17 +270,8 @@ def decode(raw: bytes, notes: Counter) -> str:
 codecs.register_error("as_latin1", lambda e: (e.object[e.start : e.end].decode("latin-1"), e.end))
 
 
-def _read_text(raw: bytes, path: Path, notes: Counter) -> Iterator[str]:
-    """A piece of plain text -> documents of at most DOCUMENT characters."""
-    if raw[:2] in (b"\xff\xfe", b"\xfe\xff"):
-        raise DataError(f"{path} is UTF-16; convert it: iconv -f UTF-16 -t UTF-8")
-    if not raw:
-        notes["empty files"] += 1
-        return
-    yield from blocks(decode(raw, notes), DOCUMENT)
-
-
-def join_fields(record: dict, fields: tuple[str, ...], where: str) -> str:
+def join_fields(record: dict, fields: tuple[str, ...], where: object) -> str:
+    """The document of a record: its text fields, a blank line between them."""
     if missing := [f for f in fields if f not in record]:
         raise UsageError(
             f"{where} has no field {missing[0]!r}, it has {', '.join(record)}; add "
@@ -284,11 +280,10 @@ def join_fields(record: dict, fields: tuple[str, ...], where: str) -> str:
     return "\n\n".join(str(record[f]) for f in fields if record[f])
 
 
-def _read_jsonl(
-    f: BinaryIO, length: int, fields: tuple, path: Path, notes: Counter
-) -> Iterator[str]:
+def _read_jsonl(f: BinaryIO, length: int, path: Path, fields, notes: Counter) -> Iterator[str]:
+    """A document per line, for `length` bytes, which end where a line does (-1: to the end)."""
     done = 0
-    while done != length and (line := f.readline()):  # a range ends where a line does
+    while done != length and (line := f.readline()):
         done += len(line)
         if not line.strip():
             continue
@@ -297,23 +292,21 @@ def _read_jsonl(
         except ValueError:
             record = None
         if not isinstance(record, dict):
-            raise DataError(
-                f"{path}: not a JSON object on the line that starts "
-                f"{decode(line[:60], Counter())!r}; repair or remove it"
-            )
-        yield join_fields(record, fields, str(path))
+            start = decode(line[:60], Counter())
+            reason = f"not a JSON object on the line that starts {start!r}"
+            raise DataError(f"{path}: {reason}; {REPAIR}")
+        yield join_fields(record, fields, path)
 
 
 def _read_parquet(path: Path, first: int, last: int, fields: tuple[str, ...]) -> Iterator[str]:
+    """A document per row, of the row groups first .. last - 1."""
     import pyarrow.parquet as pq
 
     with pq.ParquetFile(path) as file:
-        columns = file.schema_arrow.names
-        join_fields(dict.fromkeys(columns), fields, str(path))  # refuses a missing field
-        groups = list(range(first, last))
-        for batch in file.iter_batches(128, row_groups=groups, columns=list(fields)):
+        join_fields(dict.fromkeys(file.schema_arrow.names), fields, path)  # refuses a missing field
+        for batch in file.iter_batches(128, range(first, last), columns=list(fields)):
             for record in batch.to_pylist():
-                yield join_fields(record, fields, str(path))
+                yield join_fields(record, fields, path)
 
 
 # ---------------------------------------------------------------------------------- Hugging Face
@@ -329,21 +322,21 @@ def _hf_load(source: Source):
     for action in ("READ", "OPEN"):
         setattr(datasets.config, f"STREAMING_{action}_MAX_RETRIES", TRIES)
         setattr(datasets.config, f"STREAMING_{action}_RETRY_INTERVAL", RETRY_S)
-    what, options = (source.place, source.config), {"revision": source.revision}
+    what = {"path": source.place, "name": source.config, "revision": source.revision}
     if is_data_file(source.place):
-        what = ("parquet" if kind_of(source.place) == ".parquet" else "json",)
-        options = {"data_files": source.place}
-    return datasets.load_dataset(*what, **options, split="train", streaming=True)
+        kind = "parquet" if kind_of(source.place) == ".parquet" else "json"
+        what = {"path": kind, "data_files": source.place}
+    return datasets.load_dataset(**what, split="train", streaming=True)
 
 
 def _hf_units(source: Source) -> tuple[list[dict], dict]:
     """One unit per file of the dataset, at a pinned revision."""
     revision = source.revision
-    with _named_errors(source):
+    with _named_errors(f"hf:{source.place}", AGAIN):
         if not is_data_file(source.place):
             from huggingface_hub import HfApi
 
-            revision = HfApi().dataset_info(source.place, revision=source.revision).sha
+            revision = HfApi().dataset_info(source.place, revision=revision).sha
         count = _hf_load(source).num_shards
     units = [{"shard": i, "of": count} for i in range(count)]
     units.sort(key=lambda u: hashlib.blake2b(f"{u['shard']}".encode()).digest())
@@ -351,26 +344,7 @@ def _hf_units(source: Source) -> tuple[list[dict], dict]:
 
 
 def _hf_documents(source: Source, unit: dict) -> Iterator[str]:
-    with _named_errors(source):
+    where = f"hf:{source.place}"
+    with _named_errors(where, AGAIN):
         for record in _hf_load(source).shard(unit["of"], unit["shard"]):
-            yield join_fields(record, source.fields, f"hf:{source.place}")
-
-
-@contextmanager
-def _named_errors(source: Source) -> Iterator[None]:
-    """Turn a library's error into one sentence: UsageError if the name is wrong, else DataError."""
-    try:
-        yield
-    except UsageError:
-        raise
-    except Exception as error:
-        where, kind = f"hf:{source.place}", type(error)
-        reason = f"{kind.__name__}: {' '.join(str(error).split())[:300]}"
-        wrong_name = re.search("(Dataset|Repository|Revision|DataFiles)NotFound", kind.__name__)
-        torn = kind.__module__.startswith("pyarrow")  # it raises ValueError too
-        if wrong_name or isinstance(error, LookupError | ImportError | ValueError) and not torn:
-            raise UsageError(f"{where}: {reason}") from None
-        raise DataError(
-            f"{where} cannot be read ({reason}); run the same command again: finished units "
-            "are kept"
-        ) from None
+            yield join_fields(record, source.fields, where)

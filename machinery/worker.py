@@ -1,9 +1,9 @@
 """One unit of text -> its shards, and the pool that does all units of a job.
 
 `prepare_unit` is a pure function from a task to files, so any number of processes or machines gives
-the same bytes. A unit's record, DATA_DIR/.units/KEY/SOURCE_00003.json, is written last: with it the
-unit is done, and `run_units` does the units without one. The processes of the pool import this
-file, and so without torch. Next: prepare_data.py tells the story, shards.py holds the rows.
+the same bytes. It writes the unit's record, DATA_DIR/.units/KEY/SOURCE_00003.json, last: then the
+unit is done, and `run_units` does the units without a record. The processes of the pool import this
+file, so it imports no torch. Next: prepare_data.py tells the story, shards.py holds the rows.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import cached_property, lru_cache
 from itertools import groupby
-from multiprocessing import get_context, parent_process
+from multiprocessing import active_children, get_context, parent_process
 from pathlib import Path
 
 import numpy as np
@@ -47,6 +47,7 @@ load_tokenizer = lru_cache(maxsize=1)(Tokenizer.load)
 
 
 def digest(tree: object) -> str:
+    """16 hexadecimal digits of the sha256 of a JSON tree."""
     return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -58,15 +59,15 @@ class Job:
         self.sources = [sources.parse(spec) for spec in config.source]
         self._read_options()
         self.units, self.facts = zip(*map(self._list, self.sources))
+        self.all_units = [(s, u) for s, units in enumerate(self.units) for u in range(len(units))]
         revisions = [facts.get("revision") for facts in self.facts]
         self.sources = [replace(s, revision=r) for s, r in zip(self.sources, revisions)]
         tokenizer = [config.vocab_size, config.nfc, TOKENIZER_CHARS, self.shares]
         if config.tokenizer:
             tokenizer = Tokenizer.load(config.tokenizer).sha256
         options = {key: getattr(config, key) for key in ("source", "row_len", "val_fraction")}
-        options |= {"format": shards.FORMAT, "buffer": BUFFER}
-        options |= {"revisions": revisions, "tokenizer": tokenizer}
-        self.options = digest(options)
+        options |= {"format": shards.FORMAT, "buffer": BUFFER, "revisions": revisions}
+        self.options = digest(options | {"tokenizer": tokenizer})
         self.key = digest([self.options, self.units])  # of all that decides the shards' content
         self.records = self.folder.absolute() / ".units" / self.key
         self.tokenizer = self.records / "tokenizer.json"
@@ -76,11 +77,9 @@ class Job:
         from machinery.cli import count, weights  # imports torch: the workers do without
 
         config, names = self.config, [source.name for source in self.sources]
-        name = max(names, key=names.count)
-        if names.count(name) > 1:
-            raise ValueError(
-                f"two sources are named {name!r}; name them: --source a=files:... b=files:..."
-            )
+        if twice := [name for name in names if names.count(name) > 1]:
+            names = "--source a=files:... b=files:..."
+            raise ValueError(f"two sources are named {twice[0]!r}; name them: {names}")
         shares = weights(config.mixture) or dict.fromkeys(names, 1.0)
         if set(shares) != set(names) or min(shares.values()) <= 0:
             raise ValueError(
@@ -116,12 +115,8 @@ class Job:
         return listing["units"], listing["facts"]
 
     @property
-    def all_units(self) -> list[tuple[int, int]]:
-        return [(s, u) for s, units in enumerate(self.units) for u in range(len(units))]
-
-    @property
     def local_sizes(self) -> list[int] | None:
-        """Bytes of each file; None if a source is remote and does not say."""
+        """Bytes of each file; None if a source is remote: the Hub does not say."""
         if any("files" not in facts for facts in self.facts):
             return None
         return [size for facts in self.facts for size in facts["files"].values()]
@@ -159,7 +154,7 @@ class Job:
 
     def record(self, source: int, unit: int) -> dict | None:
         """The record of a finished unit; None if a shard is missing or its text is newer."""
-        path = self.records / record_name(self.sources[source], unit)
+        path = self.record_path(source, unit)
         try:
             record = json.loads(path.read_text(encoding="utf-8"))
             entries = [s for split in record["splits"].values() for s in split["shards"]]
@@ -170,24 +165,28 @@ class Job:
         same = whole and record["val_below"] == self.val_below
         return record if same and not self.newer_than(path, source, unit) else None
 
+    def record_path(self, source: int, unit: int) -> Path:
+        return self.records / f"{self.sources[source].name}_{unit:05d}.json"
+
     def newer_than(self, path: Path, source: int, unit: int) -> bool:
         """Was a file of the unit written after `path`? (Another size gives another key.)"""
         if not self.sources[source].mutable:
             return False
-        files, written = sources.cached_files(self.sources[source]), path.stat().st_mtime
+        files, written = sources.local_files(self.sources[source]), path.stat().st_mtime
         names = {name for name, _, _ in self.units[source][unit]["pieces"]}
         return any(files[name].stat().st_mtime > written for name in names)
 
     def task(self, source: int, unit: int) -> tuple:
         """The arguments of `prepare_unit`: plain values, which any process can unpickle."""
-        where = self.records, self.sources[source], unit, self.units[source][unit]
-        return *where, self.config.row_len, self.block, self.val_below
+        what = self.sources[source], self.units[source][unit], self.record_path(source, unit)
+        return *what, f"unit_{unit:05d}", self.config.row_len, self.block, self.val_below
 
 
 # ------------------------------------------------------------------------------------- a unit
 
 
 def hash64(text: str) -> int:
+    """64 bits that depend on the text alone: the same on every machine."""
     raw = text.encode("utf-8", "replace")
     return int.from_bytes(hashlib.blake2b(raw, digest_size=8).digest(), "big")
 
@@ -195,25 +194,22 @@ def hash64(text: str) -> int:
 def split_text(text: str, block: int, val_below: int) -> Iterator[tuple[str, str]]:
     """A document -> ("train" or "val", text), chosen block by block by the content alone.
 
-    A text that occurs twice is therefore on one side only. Neighbouring blocks on the same side
-    stay together.
+    So a text that occurs twice is on one side only. Neighboring blocks on a side stay together.
     """
     side = lambda part: "val" if hash64(part) < val_below else "train"
     for split, run in groupby(blocks(text, block), side):
         yield split, "".join(run)
 
 
-def prepare_unit(
-    records: Path, source: sources.Source, index: int, unit: dict,
-    row_len: int, block: int, val_below: int,
-) -> dict:  # fmt: skip
-    """Read, tokenize, pack and write one unit; returns its record, which is written last."""
-    if not (records / "tokenizer.json").exists():
+def prepare_unit(source, unit: dict, path: Path, name: str, row_len, block, val_below) -> dict:
+    """Read, tokenize, pack and write one unit; returns its record, written last, to `path`."""
+    spec, folder = path.with_name("tokenizer.json"), path.parents[2]
+    if not spec.exists():
         raise UsageError(
-            f"{records}/tokenizer.json is not there on {socket.gethostname()}: all machines of a "
-            "cluster must share the data folder"
+            f"{spec} is not there on {socket.gethostname()}: all machines of a cluster must share "
+            "the data folder"
         )
-    tokenizer, folder = load_tokenizer(records / "tokenizer.json"), records.parent.parent
+    tokenizer = load_tokenizer(spec)
     dtype = shards.dtype_for(tokenizer.vocab_size)
     notes, totals = Counter(), {"train": Counter(), "val": Counter()}
     val_docs: list[np.ndarray] = []
@@ -236,19 +232,14 @@ def prepare_unit(
         rows = iter(packed)
         if split == "val":  # shuffled, so that the first rows are a fair sample of the unit
             order = data.Permutation(len(in_order := list(packed)), "val")
-            rows = (in_order[order(i)] for i in range(len(in_order)))
-        name = f"{split}/{source.name}/unit_{index:05d}"
-        entries = shards.write_shards(rows, folder, name, dtype)
+            rows = (in_order[order(i)] for i in range(order.n))
+        entries = shards.write_shards(rows, folder, f"{split}/{source.name}/{name}", dtype)
         leftover = [ids.tolist() for ids in packed.leftover]
         counts = {**totals[split], "packing": asdict(packed.stats)}
         splits[split] = {**counts, "shards": entries, "leftover": leftover}
     record = {"notes": notes, "val_below": val_below, "splits": splits}
-    shards.write_json(records / record_name(source, index), record)
+    shards.write_json(path, record)
     return record
-
-
-def record_name(source: sources.Source, unit: int) -> str:
-    return f"{source.name}_{unit:05d}.json"
 
 
 def tokenizer_sample(job: Job) -> Iterator[str]:
@@ -284,17 +275,17 @@ def open_pool(workers: int, cluster: str) -> Iterator[tuple[Executor, int]]:
         try:
             yield pool, workers
         except BrokenProcessPool:
-            raise DataError(
-                "a process of the pool died (out of memory?); run the same command again: "
-                "finished units are kept; fewer --workers need less memory"
-            ) from None
+            reason = "a process of the pool died (out of memory?)"
+            remedy = f"{sources.AGAIN}; fewer --workers need less memory"
+            raise DataError(f"{reason}; {remedy}") from None
         except BaseException:
-            for process in list(pool._processes.values()):
+            for process in active_children():
                 process.terminate()
             raise
 
 
 def cluster_pool(address: str) -> Iterator[tuple[Executor, int]]:
+    """The executor of a running Dask cluster; ValueError if it cannot be used as it is."""
     here = "in the repository's folder: PYTHONPATH=. dask"
     try:
         from distributed import Client
@@ -313,25 +304,24 @@ def cluster_pool(address: str) -> Iterator[tuple[Executor, int]]:
         try:
             yield client.get_executor(pure=False, retries=2), slots
         except KilledWorker as error:
-            raise DataError(f"the cluster gave up on a unit whose workers died ({error})") from None
+            reason = f"the workers of a unit died each time ({error})"
+            raise DataError(f"{reason}; {sources.AGAIN}") from None
         except Exception as error:
             if ModuleNotFoundError not in (type(error), type(error.__cause__)):
                 raise
-            raise ValueError(
-                f"the cluster {address} cannot import our code; start its scheduler and its "
-                "workers with the repository's folder in PYTHONPATH"
-            ) from None
+            how = "start its scheduler and workers with the repository's folder in PYTHONPATH"
+            raise ValueError(f"the cluster {address} cannot import our code; {how}") from None
 
 
 def start_worker() -> None:
-    """In a process of the local pool: the parent handles Ctrl-C, and the end of it is ours."""
+    """In a process of the local pool: leave Ctrl-C to the parent, and end when the parent ends."""
 
-    def die_with_parent() -> None:
+    def end_with_parent() -> None:
         parent_process().join()
         os._exit(1)
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=die_with_parent, daemon=True).start()
+    threading.Thread(target=end_with_parent, daemon=True).start()
 
 
 def run_units(job: Job, pool: Executor, slots: int) -> dict[tuple[int, int], dict]:
@@ -345,11 +335,8 @@ def run_units(job: Job, pool: Executor, slots: int) -> dict[tuple[int, int], dic
     running: dict[Future, tuple[int, int]] = {}
     # the bar counts tokens if a number of them is wanted, else units
     amount, name = (train_tokens, "tok") if job.tokens else (lambda record: 1, " units")
-    bar = tqdm(
-        desc="prepare", unit=name, unit_scale=bool(job.tokens), mininterval=0.5, dynamic_ncols=True,
-        total=job.tokens or len(job.all_units), initial=sum(map(amount, done.values())),
-    )  # fmt: skip
-    with bar:
+    total, initial = job.tokens or len(job.all_units), sum(map(amount, done.values()))
+    with tqdm(desc="prepare", total=total, initial=initial, unit=name, unit_scale=True) as bar:
         while True:
             while len(running) < slots and (unit := next_unit(job, done, running)):
                 running[pool.submit(prepare_unit, *job.task(*unit))] = unit
@@ -363,6 +350,7 @@ def run_units(job: Job, pool: Executor, slots: int) -> dict[tuple[int, int], dic
 
 
 def train_tokens(record: dict) -> int:
+    """The training tokens of a finished unit."""
     return record["splits"]["train"].get("tokens", 0)
 
 
@@ -409,7 +397,7 @@ def reuse(job: Job) -> shards.Manifest | None:
     None if something is missing or damaged: the caller removes the manifest and redoes that.
     Python's own text changes with each update: data made of it is kept while it is whole.
     """
-    path, rm = job.folder / "manifest.json", f"rm -r {job.folder}"
+    path, remove = job.folder / "manifest.json", f"rm -r {job.folder}"
     if not path.exists():
         return None
     manifest = shards.Manifest.load(job.folder)
@@ -418,15 +406,12 @@ def reuse(job: Job) -> shards.Manifest | None:
     same_options = tree["options"] == job.options
     if not same_text and not (same_options and same_tokens and installed):
         reason = "its text has changed since" if same_options else "made with other options"
-        raise ValueError(
-            f"{job.folder} holds other data ({reason}); choose another --data_dir, or remove it "
-            f"first: {rm}"
-        )
+        remedy = f"choose another --data_dir, or remove it first: {remove}"
+        raise ValueError(f"{job.folder} holds other data ({reason}); {remedy}")
     try:
         manifest.check()
-        counts = [facts["units"] for facts in tree["sources"]] if same_text else []
-        units = [(s, u) for s, count in enumerate(counts) for u in range(count)]
-        if any(job.newer_than(path, *unit) for unit in units):
+        units = ((s, u) for s, facts in enumerate(tree["sources"]) for u in range(facts["units"]))
+        if same_text and any(job.newer_than(path, *unit) for unit in units):
             raise DataError("some of its text is newer")
     except DataError as error:
         reason = str(error).partition("; ")[0]  # without its remedy
@@ -435,7 +420,7 @@ def reuse(job: Job) -> shards.Manifest | None:
             return None
         raise DataError(
             f"{reason}; the installed Python files have changed since, so it cannot be made as it "
-            f"was; remove the data and run the same command again: {rm}"
+            f"was; remove the data and run the same command again: {remove}"
         ) from None
     if not same_text:
         print("the installed Python files have changed since; the data is kept as it was made")

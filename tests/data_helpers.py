@@ -76,7 +76,7 @@ def prepare(folder: Path, *options: str, program: tuple = ()) -> subprocess.Comp
     arguments = command(folder, *options)
     argv = ["prepare_data.py", *program, *arguments[3:]]
     out, err, code = io.StringIO(), io.StringIO(), None
-    sources.cached_files.cache_clear()
+    sources.local_files.cache_clear()
     with (
         mock.patch.object(sources, "SMALLEST_UNIT", 40_000),
         redirect_stdout(out),

@@ -661,7 +661,7 @@ def test_case_25_what_cannot_be_read_gets_a_sentence(case, tmp_path, monkeypatch
         word, options = "--vocab_size 4096", ["--vocab_size", "100"]
     elif case == "broken parquet":
         (folder / "a.parquet").write_bytes(b"PAR1 nonsense")
-        code, word = 3, "not a readable parquet"
+        code, word = 3, "not a parquet file"
     elif case == "little text":
         (folder / "a.txt").write_text("um dois")
         word = "less than one row of 65"
