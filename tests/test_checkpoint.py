@@ -476,7 +476,7 @@ def test_disk_too_small_is_seen_before_writing(run, monkeypatch):
     usage = shutil.disk_usage(run.root)._replace(free=1000)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
     monkeypatch.setattr(checkpoint, "_stage", lambda name: pytest.fail("a folder was made"))
-    with pytest.raises(StorageError, match="0.000 GB free, a checkpoint takes 0.001 GB"):
+    with pytest.raises(StorageError, match="0.0 GB are free; a checkpoint must fit"):
         run.save(30, *build(), {}, wait=True)
 
 
