@@ -177,7 +177,8 @@ def _state(model: nn.Module, optimizers: Optimizers) -> dict[str, Tensor]:
 
 def _check_finite(state: dict[str, Tensor]) -> None:
     for name, tensor in state.items():
-        if not local(tensor).isfinite().all():
+        part = local(tensor)  # its least and greatest are NaN if one element is
+        if part.numel() and not torch.stack(part.aminmax()).isfinite().all():
             raise NonFiniteError(f"{name} holds non-finite numbers; it was not saved")
 
 
@@ -285,7 +286,8 @@ class Checkpointer:
         self._roots = [root, mirror] if mirror else [root]
         self._team = _Team()
         self._resumed_from = self._best = ""  # names of checkpoints
-        self._buffers: dict[str, Tensor] | None = None  # the copy that a save writes
+        cuda = torch.cuda.is_available()  # then the copy that a save writes is in pinned memory
+        self._stager = staging.BlockingAsyncStager(cache_staged_state_dict=cuda)
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None  # of the last save
         self._failures = 0  # in a row
@@ -304,7 +306,7 @@ class Checkpointer:
     ) -> dict | None:
         """Load the checkpoint at `path`, or else the newest valid one of root and mirror; returns
         its `trainer`, or None if there is none. check(path, trainer) may raise before anything is
-        copied or loaded. Also allocates the memory that saves copy the state into."""
+        copied or loaded."""
         state, trainer = _state(model, optimizers), None
         find = lambda: _verify(path) if path else latest_valid(*self._roots, log=self.log)
         if found := self._team.on_first(find, CheckpointError):
@@ -316,7 +318,9 @@ class Checkpointer:
                 found = self._team.on_first(lambda: _copy(found, self.root), CheckpointError)
             self._resumed_from = found.name
             _read_into(self._team, found, state)
-        self._copy_state(state)
+        # Every save copies into this memory: to touch new pages would take longer than the copy.
+        self._stager.state_dict_cache = self._stager.stage(state)
+        self._stager.cache_staged_state_dict = True
         return trainer
 
     def save(
@@ -336,8 +340,8 @@ class Checkpointer:
             self._run(step, state, record, start)
             self.wait(final=wait)
         else:
-            self._copy_state(state)
-            args = (step, self._buffers, record, start, time.perf_counter() - start)
+            state = self._stager.stage(state)
+            args = (step, state, record, start, time.perf_counter() - start)
             self._thread = threading.Thread(target=self._run, args=args)  # outlives a failing main
             self._thread.start()
 
@@ -365,18 +369,6 @@ class Checkpointer:
     def close(self) -> None:
         """The end of the run: wait for the save in flight. Raises if the last save failed."""
         self.wait(final=True)
-
-    def _copy_state(self, state: dict[str, Tensor]) -> None:
-        """Copy the state to CPU memory (pinned if there is a GPU) that is kept from save to save,
-        since touching a page for the first time takes longer than copying into it."""
-        cuda = torch.cuda.is_available()
-        if self._buffers is None:
-            self._buffers = staging.BlockingAsyncStager(cache_staged_state_dict=cuda).stage(state)
-            return
-        for name, tensor in state.items():
-            local(self._buffers[name]).copy_(local(tensor.detach()), non_blocking=cuda)
-        if cuda:
-            torch.cuda.synchronize()
 
     def _run(self, step, state, record, start, stall_s=None) -> None:
         """Publish and tidy up, in the background or not, and leave the outcome in self._error: the
