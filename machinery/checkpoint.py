@@ -2,17 +2,17 @@
 
 Writes and reads ROOT/step_00001000/{MANIFEST.json, trainer.json, dcp/}, tensors through DCP
 (torch.distributed.checkpoint): one process, DDP and FSDP2 load what any of them saved, on any
-number of ranks, which must all see ROOT. ROOT/best names a checkpoint; `.tmp-*` and `.trash-*`
-never count, and the next start removes them. A folder is a checkpoint only if every file of its
-MANIFEST is there with its sha256, or a damaged tensor would load unnoticed. Random states are not
-saved: training seeds from the position. Start at `_publish`, the protocol. Next: durable.py.
+number of ranks, which must all see ROOT. A checkpoint is valid only if every file in its MANIFEST
+has its sha256. ROOT/best names the best one; `.tmp-*` and `.trash-*` never count, and the next
+start removes them. Random states are not saved: training seeds from the position. Start at
+`_publish`, the protocol. Next: durable.py.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
-import re
 import shutil
 import threading
 import time
@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint import staging
 from torch.distributed.checkpoint import state_dict as dcp_state
 
-from machinery.durable import fsync, sha256_of, write_text
+from machinery.durable import check_room, fsync, sha256_of, write_text
 from machinery.errors import CheckpointError, NonFiniteError, StorageError
 from optim import local
 
@@ -45,9 +45,8 @@ def _stage(name: str) -> None:
 
 
 class _Team:
-    """The ranks that save together. An error on one rank is gathered as a value and raised on all,
-    so that no rank waits for one that has given up. The team has its own gloo group, since a save
-    in the background must not mix with the collectives of training. alone: only this process."""
+    """The ranks that save together, in a gloo group of their own: a save in the background must
+    not mix with the collectives of training. alone: this process only."""
 
     def __init__(self, alone: bool = False):
         together = dist.is_initialized() and not alone
@@ -57,8 +56,8 @@ class _Team:
         self.for_dcp = {"process_group": self.group, "no_dist": self.size == 1}
 
     def on_all(self, work: Callable[[], Any], otherwise: type = StorageError) -> list:
-        """Run work() on every rank; returns the results by rank. If any rank fails, every rank
-        raises the same error: its class is `otherwise` unless it comes from errors.py."""
+        """Run work() on every rank; returns the results by rank. If one rank fails, all ranks raise
+        the same error, so that none waits for it: of class `otherwise` unless from errors.py."""
         try:
             own = (work(), None)
         except (Exception, dcp.CheckpointException) as e:  # DCP's is a BaseException
@@ -109,8 +108,7 @@ def _copy(source: Path, root: Path) -> Path:
 
 def checkpoints(*roots: str | Path) -> list[Path]:
     """The checkpoint folders in the roots, valid or not: newest first, then by root."""
-    found = [path for root in roots for path in Path(root).glob("step_*")]
-    found = [path for path in found if re.fullmatch(r"step_\d{8,}", path.name)]
+    found = [p for root in roots for p in Path(root).glob("step_*") if p.name[5:].isdecimal()]
     return sorted(found, key=lambda path: int(path.name[5:]), reverse=True)
 
 
@@ -179,11 +177,9 @@ def _state(model: nn.Module, optimizers: Optimizers) -> dict[str, Tensor]:
 
 def _check_finite(state: dict[str, Tensor]) -> None:
     for name, tensor in state.items():
-        part = local(tensor.detach())
-        if part.is_floating_point() and part.numel():
-            low, high = part.aminmax()  # both are NaN if one element is
-            if not (low.isfinite() & high.isfinite()):
-                raise NonFiniteError(f"{name} holds non-finite numbers; it was not saved")
+        part = local(tensor)  # its least and greatest are NaN if one element is
+        if part.numel() and not torch.stack(part.aminmax()).isfinite().all():
+            raise NonFiniteError(f"{name} holds non-finite numbers; it was not saved")
 
 
 def _check_fits(path: Path, state: dict[str, Tensor], prefix: str) -> None:
@@ -207,10 +203,9 @@ def _read_into(team: _Team, path: Path, state: dict[str, Tensor], prefix: str = 
 
 
 def load_model(path: str | Path, model: nn.Module, verified: bool = False) -> dict:
-    """Load the weights alone into an unsharded module, without other ranks; returns `trainer`.
-
-    verified: `latest_valid` has just hashed every file. If a file is damaged or a tensor does not
-    fit, CheckpointError names it, and nothing has been loaded."""
+    """Load only the weights, into an unsharded module on this rank; returns `trainer`. A damaged
+    file or a tensor that does not fit is a CheckpointError, and nothing is loaded. verified:
+    `latest_valid` has just hashed every file."""
     path = Path(path) if verified else _verify(Path(path))
     state = {f"model.{name}": t for name, t in model.state_dict().items()}
     _read_into(_Team(alone=True), path, state, prefix="model.")
@@ -248,12 +243,8 @@ def _begin(path: Path, state: dict[str, Tensor]) -> Path | None:
     if why_invalid(path) is None:
         return None
     path.parent.mkdir(parents=True, exist_ok=True)
-    need = int(1.02 * sum(t.numel() * t.element_size() for t in state.values())) + (1 << 20)
-    free = shutil.disk_usage(path.parent).free
-    if free < need:
-        raise StorageError(
-            f"{path.parent} has {free / 1e9:.3f} GB free, a checkpoint takes {need / 1e9:.3f} GB"
-        )
+    need = 1.02 * sum(t.nbytes for t in state.values()) + (1 << 20)
+    check_room(path.parent, need, "a checkpoint must fit")
     tmp = path.parent / f".tmp-{path.name[5:]}-{uuid.uuid4().hex[:8]}"
     (tmp / "dcp").mkdir(parents=True)
     _stage("begin")
@@ -282,15 +273,11 @@ def _commit(tmp: Path, path: Path, record: str, hashes: list[dict[str, str]]) ->
     _stage("rename")
 
 
-# ------------------------------------------------------------------------- over a whole run
-
-
 class Checkpointer:
-    """Saves behind the training, keeps the checkpoints worth keeping, finds the one to resume.
-
-    root: the folder of checkpoints; this run must own it (durable.lock). keep: how many of the
-    newest valid ones stay, beside the best and the one resumed from. mirror: a second folder,
-    better on another disk, that gets a copy of each. Call every method on all ranks."""
+    """All checkpoints of a run: save behind the training, retention, resume. Every rank calls every
+    method. root: the folder of checkpoints, which this run owns (durable.lock). keep: how many of
+    the newest valid ones stay, beside the best and the one resumed from. mirror: a second folder,
+    better on another disk, that gets a copy of each."""
 
     def __init__(self, root: Path, keep: int = 2, mirror: Path | None = None, log=print):
         if keep < 2:
@@ -298,9 +285,9 @@ class Checkpointer:
         self.root, self.mirror, self.keep, self.log = root, mirror, keep, log
         self._roots = [root, mirror] if mirror else [root]
         self._team = _Team()
-        self._resumed_from: str | None = None
-        self._best: str | None = None
-        self._buffers: dict[str, Tensor] | None = None  # the copy that a save writes
+        self._resumed_from = self._best = ""  # names of checkpoints
+        cuda = torch.cuda.is_available()  # then the copy that a save writes is in pinned memory
+        self._stager = staging.BlockingAsyncStager(cache_staged_state_dict=cuda)
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None  # of the last save
         self._failures = 0  # in a row
@@ -319,9 +306,9 @@ class Checkpointer:
     ) -> dict | None:
         """Load the checkpoint at `path`, or else the newest valid one of root and mirror; returns
         its `trainer`, or None if there is none. check(path, trainer) may raise before anything is
-        copied or loaded. Also allocates the memory that saves copy the state into."""
+        copied or loaded."""
         state, trainer = _state(model, optimizers), None
-        find = lambda: _verify(Path(path)) if path else latest_valid(*self._roots, log=self.log)
+        find = lambda: _verify(path) if path else latest_valid(*self._roots, log=self.log)
         if found := self._team.on_first(find, CheckpointError):
             trainer = read_trainer(found)
             if check:
@@ -331,17 +318,17 @@ class Checkpointer:
                 found = self._team.on_first(lambda: _copy(found, self.root), CheckpointError)
             self._resumed_from = found.name
             _read_into(self._team, found, state)
-        self._copy_state(state)
+        # Every save copies into this memory: to touch new pages would take longer than the copy.
+        self._stager.state_dict_cache = self._stager.stage(state)
+        self._stager.cache_staged_state_dict = True
         return trainer
 
     def save(
         self, step: int, model: nn.Module, optimizers: Optimizers, trainer: dict, wait: bool = False
     ) -> None:
-        """Save the state after `step` steps: copy it to memory, then write it behind the training.
-        At most one save is in flight; the next one waits for it.
-
-        wait: return when it is published, and raise any failure. Without it a failed write is
-        logged and training continues; the third in a row raises StorageError."""
+        """Save the state after `step` steps: copy it to memory, then write it behind the training,
+        once the save before has ended. A failed write is logged and training continues; the third
+        in a row raises StorageError. wait: return when it is published, and raise any failure."""
         start = time.perf_counter()
         if self._thread and self._thread.is_alive():
             self.join()
@@ -351,10 +338,10 @@ class Checkpointer:
         record = json.dumps(trainer | {"step": step, "world_size": self._team.size}, indent=1)
         if wait or self._failures == MAX_FAILURES - 1:  # a third failure must raise here and now
             self._run(step, state, record, start)
-            self.close() if wait else self.wait()
+            self.wait(final=wait)
         else:
-            self._copy_state(state)
-            args = (step, self._buffers, record, start, time.perf_counter() - start)
+            state = self._stager.stage(state)
+            args = (step, state, record, start, time.perf_counter() - start)
             self._thread = threading.Thread(target=self._run, args=args)  # outlives a failing main
             self._thread.start()
 
@@ -370,39 +357,26 @@ class Checkpointer:
             self._thread.join()
             self._thread = None
 
-    def wait(self) -> None:
-        """Wait for the save in flight. Raises the errors that training must not continue after."""
+    def wait(self, final: bool = False) -> None:
+        """Wait for the save in flight. Raises its error if training must not continue after it;
+        final: any error."""
         self.join()
         error = self._error
-        if isinstance(error, NonFiniteError) or self._failures >= MAX_FAILURES:
+        if error and (final or self._failures >= MAX_FAILURES):
             self._error, self._failures = None, 0
             raise error
 
     def close(self) -> None:
         """The end of the run: wait for the save in flight. Raises if the last save failed."""
-        self.wait()
-        if self._error:
-            raise self._error
-
-    def _copy_state(self, state: dict[str, Tensor]) -> None:
-        """Copy the state to CPU memory (pinned if there is a GPU) that is kept from save to save,
-        since touching a page for the first time takes longer than copying into it."""
-        cuda = torch.cuda.is_available()
-        if self._buffers is None or self._buffers.keys() != state.keys():
-            self._buffers = staging.BlockingAsyncStager(cache_staged_state_dict=cuda).stage(state)
-            return
-        for name, tensor in state.items():
-            local(self._buffers[name]).copy_(local(tensor.detach()), non_blocking=cuda)
-        if cuda:
-            torch.cuda.synchronize()
+        self.wait(final=True)
 
     def _run(self, step, state, record, start, stall_s=None) -> None:
-        """Publish and tidy up, in the background or not, and leave the outcome in self._error. All
-        ranks have the same outcome and read it at the same step, in save() or wait()."""
+        """Publish and tidy up, in the background or not, and leave the outcome in self._error: the
+        same on all ranks, which read it at the same step in wait()."""
         try:
             path = _publish(self._team, self.root, step, state, record)
         except NonFiniteError as e:
-            self._error = e
+            self._error, self._failures = e, MAX_FAILURES  # training must not continue
             return
         except Exception as e:
             self._failures += 1
@@ -441,10 +415,9 @@ class Checkpointer:
     def _retain(self, root: Path, new: Path) -> None:
         """Delete all but the newest `keep` valid ones, the best and the one resumed from. `new` has
         just been written; the others count only after they have been read and hashed."""
-        found, kept = checkpoints(root), []
-        for path in found:
-            if len(kept) < self.keep and (path == new or why_invalid(path) is None):
-                kept.append(path)
+        found = checkpoints(root)
+        valid = (path for path in found if path == new or why_invalid(path) is None)
+        kept = list(itertools.islice(valid, self.keep))
         if len(kept) < self.keep:
             return  # nothing to spare
         if (best := root / "best").exists():

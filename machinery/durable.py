@@ -1,7 +1,7 @@
 """Files that survive a crash: written through to the disk, replaced as a whole, and hashed.
 
 A file written with `replacing` is either whole or not there, whatever kills the program. A killed
-program leaves only `.tmp-*` files behind. Imports nothing of ours; every file that writes uses it.
+program leaves only `.tmp-*` files behind. Every file of ours that writes uses this one.
 """
 
 from __future__ import annotations
@@ -9,12 +9,15 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import shutil
 import socket
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
+
+from machinery.errors import StorageError
 
 
 def fsync(path: Path) -> None:
@@ -56,11 +59,19 @@ def sha256_of(path: Path) -> str:
     return digest.hexdigest()
 
 
-def lock(folder: str | Path) -> Any:
-    """Claim a folder for this process, until the returned file is closed or the process ends.
+def check_room(folder: Path, need: float, remedy: str) -> None:
+    """StorageError if `need` bytes do not fit on the disk of `folder`, which need not exist yet."""
+    there = next(p for p in (folder, *folder.absolute().parents) if p.exists())
+    if need > (free := shutil.disk_usage(there).free):
+        raise StorageError(
+            f"about {need / 1e9:.1f} GB more are needed in {folder}, "
+            f"{free / 1e9:.1f} GB are free; {remedy}"
+        )
 
-    The kernel drops the claim however the process ends. ValueError if another process has it.
-    """
+
+def lock(folder: str | Path) -> Any:
+    """Claim a folder until the returned file is closed or this process ends, however it ends.
+    ValueError if another process has it."""
     Path(folder).mkdir(parents=True, exist_ok=True)
     file = open(Path(folder) / ".lock", "a+")
     try:

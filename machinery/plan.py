@@ -1,14 +1,13 @@
 """The arithmetic of a run before it runs: steps, micro-batches, memory, disk, hours, dollars.
 
-Reads the configuration, and what the data and the machine say; writes nothing. Every decision that
-the program takes (`auto`) is taken here and printed with its reason: a run prints the table and
-goes on, `--plan` prints it and stops. Next: setup.py builds what was planned.
+Reads the configuration, the data's manifest and the machine; writes nothing. Every `auto` is
+decided here and printed with its reason: a run prints the table and continues, `--plan` prints it
+and stops. Next: setup.py builds what was planned.
 """
 
 from __future__ import annotations
 
 import math
-import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,8 +16,7 @@ import torch
 import config as cfg
 import flops
 import optim
-from machinery import cli, fused_loss
-from machinery.errors import StorageError
+from machinery import cli, durable, fused_loss
 from machinery.ranks import World
 from machinery.shards import Manifest
 from model import GPT, GPTConfig
@@ -26,6 +24,11 @@ from model import GPT, GPTConfig
 TOKENS_PER_WEIGHT = 10.5  # of the blocks and the head: where the d* shapes train best per FLOP
 MICRO_BATCH_TOKENS = {"cuda": 65_536, "mps": 8_192, "cpu": 8_192}  # where `auto` starts
 EXPECTED_MFU = {"cuda": 0.40, "mps": 0.3, "cpu": 0.2}  # full convention; an assumption, no promise
+
+
+def largest_divisor(n: int, most: int) -> int:
+    """The largest divisor of n that is at most `most`."""
+    return next(d for d in range(min(n, most), 0, -1) if n % d == 0)
 
 
 @dataclass(frozen=True)
@@ -65,15 +68,13 @@ class Plan:
 
     def smaller_micro_batch(self, than: int) -> int:
         """At most half of `than`, and a divisor of a rank's rows of every step."""
-        per_rank = self.rows_in_step(0) // self.world_size
-        return next(n for n in range(max(1, than // 2), 0, -1) if per_rank % n == 0)
+        return largest_divisor(self.rows_in_step(0) // self.world_size, max(1, than // 2))
 
 
 def make_plan(
     preset: cfg.Preset, model: GPTConfig, world: World, manifest: Manifest | None = None
 ) -> Plan:
-    """Decide, and check everything that can be checked before the first step. manifest: None under
-    `--plan`, which needs no data."""
+    """Decide, and check that the run can work. manifest: None under `--plan`, without data."""
     config, run, W = preset.train, preset.run, world.world_size
     with torch.device("meta"):
         meta = GPT(model)
@@ -97,6 +98,7 @@ def make_plan(
     accum = plan.tokens_per_step // (rows * model.seq_len * W)
     full, causal = meta.flops_per_token(), meta.flops_per_token(causal=True)
     checkpoint = state - 4 * n_params  # gradients are not saved
+    saves = run.keep + 1  # those kept and the one being written
     # In bf16 the backward pass needs, per token: in each layer about 10 vectors of n_embd and 3 of
     # mlp_hidden; and the logits, their softmax and its gradient.
     of_a_token = 2 * model.n_layer * (10 * model.n_embd + 3 * model.mlp_hidden)
@@ -124,33 +126,32 @@ def make_plan(
         f"{attention_backend(model, world.device, world.dtype)}, loss by "
         f"{'machinery/fused_loss.py' if plan.fused_loss else 'model.py'}",
         f"memory    {why}; activations take about {activations / 1e9:.2f} GB",
-        f"disk      {2 * tokens / 1e9:.2f} GB for one epoch of rows, {run.keep + 1} checkpoints of "
+        f"disk      {2 * tokens / 1e9:.2f} GB for one epoch of rows, {saves} checkpoints of "
         f"{checkpoint / 1e9:.2f} GB",
         f"time      {time}",
     ]
     if manifest:
-        check_disk(run, checkpoint)
-        lines += check_data(run, plan, manifest)
+        remedy = f"{saves} checkpoints must fit: free some space or choose another --run_dir"
+        durable.check_room(Path(run.run_dir), saves * checkpoint, remedy)
+        lines.append(check_data(run, plan, manifest))
     return replace(plan, text="\n".join(lines))
 
 
-def check_data(run: cfg.RunConfig, plan: Plan, manifest: Manifest) -> list[str]:
-    """The plan's line about the data, and a warning if there is little of it."""
+def check_data(run: cfg.RunConfig, plan: Plan, manifest: Manifest) -> str:
+    """The plan's line about the data, and a warning if a run repeats it too often."""
     if (rows := manifest.rows("val")) < plan.world_size:
         raise ValueError(
             f"{rows} validation rows cannot be shared by {plan.world_size} ranks; prepare data "
             "with a larger --val_fraction"
         )
     epochs = plan.rows / manifest.rows("train")
-    lines = [
+    text = (
         f"data      {run.data_dir}: {manifest.tokens('train'):,} training tokens in rows of "
         f"{manifest.row_len:,}, {epochs:.2f} epochs; fingerprint {manifest.fingerprint[:12]}, "
         f"tokenizer {manifest.tokenizer_sha256[:12]}"
-    ]
-    if epochs > 4:
-        why = "the same text teaches little after the fourth"
-        lines.append(f"warning: {epochs:.1f} epochs, but {why}; prepare more, or lower --steps")
-    return lines
+    )
+    why = "but the same text teaches little after the fourth; prepare more, or lower --steps"
+    return f"{text}\nwarning: {epochs:.1f} epochs, {why}" if epochs > 4 else text
 
 
 def steps_for(config: cfg.TrainConfig, params: dict[str, int]) -> int:
@@ -174,32 +175,17 @@ def pick_micro_batch(config: cfg.TrainConfig, asked: int, seq_len: int, world: W
     """Rows per forward pass: as asked, or the most that divide a step and fit the usual budget."""
     tokens, W = config.tokens_per_step, world.world_size
     rows = max(1, asked)
-    unit = rows * seq_len * W
     share = round(1 / optim.batch_at(0, config.ramp_steps))  # 4: a ramp begins with a quarter
-    if tokens % (share * unit):
+    unit = share * rows * seq_len * W
+    if tokens % unit:
         ramp = f" (the first of the ramp's steps takes {tokens // share})" if share > 1 else ""
-        good = max(1, round(tokens / (share * unit))) * share * unit
+        good = max(1, round(tokens / unit)) * unit
         raise ValueError(
             f"tokens_per_step {tokens}{ramp} is not a multiple of {rows} rows x {seq_len} tokens x "
-            f"{W} ranks = {unit}; try --tokens_per_step {good}"
+            f"{W} ranks = {unit // share}; try --tokens_per_step {good}"
         )
-    if asked:
-        return asked
-    per_rank = tokens // (share * unit)
     budget = max(1, MICRO_BATCH_TOKENS[world.device.type] // seq_len)
-    return max(n for n in range(1, min(per_rank, budget) + 1) if per_rank % n == 0)
-
-
-def check_disk(run: cfg.RunConfig, checkpoint: int) -> None:
-    """Room for the checkpoints that are kept and the one being written; checkpoint: its bytes."""
-    folder = Path(run.run_dir).absolute()
-    there = next(p for p in (folder, *folder.parents) if p.exists())
-    free, need = shutil.disk_usage(there).free, (run.keep + 1) * checkpoint
-    if free < need:
-        raise StorageError(
-            f"{run.run_dir} has {free / 1e9:.1f} GB free, {run.keep + 1} checkpoints take "
-            f"{need / 1e9:.1f} GB; free some space or choose another --run_dir"
-        )
+    return asked or largest_divisor(tokens // unit, budget)
 
 
 def find_peak(run: cfg.RunConfig, world: World) -> float | None:
@@ -212,8 +198,7 @@ def find_peak(run: cfg.RunConfig, world: World) -> float | None:
 
 
 def attention_backend(config: GPTConfig, device: torch.device, dtype: torch.dtype) -> str:
-    """The kernel that PyTorch picks for the attention of a training step here: cudnn_attention,
-    flash_attention, efficient_attention or math."""
+    """The kernel that PyTorch picks for attention in training: flash_attention, math, ..."""
     T, gqa = config.seq_len, config.n_head != config.n_kv_head
     q = torch.empty(1, config.n_head, T, config.head_dim, device=device, dtype=dtype)
     k = q.requires_grad_()[:, : config.n_kv_head]

@@ -1,8 +1,7 @@
 """The parts of a run, each from its configuration: data, folder, model, compiled step.
 
-Reads DATA_DIR; writes RUN_DIR/config.json and claims the folder. A run is refused here, before its
-first step, if it cannot work. The functions come in the order in which train.py calls them.
-Next: train.py.
+Reads DATA_DIR; locks RUN_DIR and writes its config.json. A run that cannot work is refused here,
+before its first step. train.py calls these functions from top to bottom. Next: train.py.
 """
 
 from __future__ import annotations
@@ -35,10 +34,10 @@ def open_data(preset: cfg.Preset, world: ranks.World) -> tuple[shards.Manifest, 
     seq_len = manifest.row_len - 1
     found = dict(vocab_size=manifest.vocab_size, seq_len=seq_len, bos_id=manifest.bos_id)
     for key, value in found.items():
-        if getattr(given, key) not in (getattr(default, key), value):
+        if (asked := getattr(given, key)) not in (getattr(default, key), value):
             raise ValueError(
-                f"--{key} {getattr(given, key)} was asked for, but {options.data_dir} has {value}; "
-                "leave it out, or prepare the data that way"
+                f"--{key} {asked} was asked for, but {options.data_dir} has {value}; leave it out, "
+                "or prepare the data that way"
             )
     if not manifest.rows("train"):
         raise ValueError(
@@ -61,8 +60,7 @@ def decided_by_data(asked: GPTConfig, model_config: GPTConfig) -> str:
 
 
 def claim_run_dir(preset: cfg.Preset, model_config: GPTConfig, manifest, world):
-    """Lock RUN_DIR, and refuse to resume a run of another configuration. Returns the lock, a
-    context manager."""
+    """Lock RUN_DIR, refuse to resume a run of another configuration, return the lock to close."""
     run_dir = Path(preset.run.run_dir)
     if not world.is_first:
         return contextlib.nullcontext()
@@ -83,9 +81,8 @@ def claim_run_dir(preset: cfg.Preset, model_config: GPTConfig, manifest, world):
 
 
 def check_same_run(where: Path, before: dict, now: dict) -> None:
-    """ValueError with the fields that differ if `where` belongs to another run (see identity). A
-    run that is older than a field had its default."""
-    before = asdict(cfg.TrainConfig()) | asdict(GPTConfig()) | before
+    """ValueError with the fields that differ if `where` belongs to another run (see identity)."""
+    before = asdict(cfg.TrainConfig()) | asdict(GPTConfig()) | before  # newer fields: default
     differ = [
         f"{k} is {before.get(k)!r} there and {now.get(k)!r} here"
         for k in sorted(before.keys() | now.keys())
@@ -184,12 +181,9 @@ def _fewer_rows(model: GPT, plan: Plan, world: ranks.World, micro_batch: int) ->
         model.reset_iter_state()
     if micro_batch > 1 and plan.auto_micro_batch and can_retry:
         return plan.smaller_micro_batch(micro_batch)
-    ways = ["a smaller preset"]
-    if world.world_size > 1 and not plan.sharded:
-        ways.insert(0, "--parallel fsdp")
-    if micro_batch > 1:
-        ways.insert(0, f"--micro_batch {plan.smaller_micro_batch(micro_batch)}")
+    fewer = f"--micro_batch {plan.smaller_micro_batch(micro_batch)} or " if micro_batch > 1 else ""
+    shard = "--parallel fsdp or " if plan.parallel == "ddp" else ""
     raise ValueError(
-        f"out of memory with {micro_batch} rows of {model.config.seq_len} tokens; try "
-        f"{' or '.join(ways)}"
+        f"out of memory with {micro_batch} rows of {model.config.seq_len} tokens; "
+        f"try {fewer}{shard}a smaller preset"
     )

@@ -26,8 +26,8 @@ from typing import BinaryIO
 
 import numpy as np
 
-from machinery.durable import replacing, sha256_of, write_text
-from machinery.errors import DataError, StorageError
+from machinery.durable import check_room, replacing, sha256_of, write_text
+from machinery.errors import DataError
 
 FORMAT = 2  # of the folder; grows when older folders can no longer be read
 SHARD_ROWS = 16_384  # 67 MB of rows of 2,049 two-byte tokens
@@ -38,13 +38,6 @@ REMEDY = f"delete it and {AGAIN} (only missing files are redone)"
 def damaged(path: Path, how: str, remedy: str = REMEDY) -> DataError:
     """The error for a damaged file: its path, the damage, the way out."""
     return DataError(f"{path} {how}; {remedy}")
-
-
-def check_room(folder: Path, need: float, remedy: str) -> None:
-    """StorageError if `need` bytes do not fit on the disk of `folder`."""
-    if need > (free := shutil.disk_usage(folder).free):
-        more = f"about {need / 1e9:.1f} GB more are needed in {folder}"
-        raise StorageError(f"{more}, {free / 1e9:.1f} GB are free; {remedy}")
 
 
 def write_json(path: Path, tree: dict) -> None:

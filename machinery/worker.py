@@ -29,7 +29,7 @@ from pathlib import Path
 import numpy as np
 
 import data
-from machinery import shards, sources
+from machinery import durable, shards, sources
 from machinery.errors import DataError, UsageError
 from tokenizer import Tokenizer, blocks, check_vocab_size
 
@@ -385,7 +385,7 @@ def check_room(job: Job, done_tokens: int) -> None:
     elif not tokens:
         print("the size of a Hub source is unknown: room not checked", file=sys.stderr)
     need = max(0.0, tokens - done_tokens) * width
-    shards.check_room(job.folder, need, "choose another --data_dir or fewer --tokens")
+    durable.check_room(job.folder, need, "choose another --data_dir or fewer --tokens")
 
 
 # ----------------------------------------------------------------------------- earlier results

@@ -151,7 +151,8 @@ def test_no_room_for_the_checkpoints(small_data, tmp_path):
     big = ["--n_layer", 12, "--n_embd", 768, "--mlp_hidden", 3072]
     spoil = [("disk", 100_000_000)]
     text = start(small_data, tmp_path / "run", *big, spoil=spoil).end(6)
-    assert re.search(r"has 0\.1 GB free, 3 checkpoints take [1-9]\d*\.\d GB; free some space", text)
+    assert re.search(r"about [1-9]\d*\.\d GB more are needed", text)
+    assert f"in {tmp_path / 'run'}, 0.1 GB are free; 3 checkpoints must fit: free some" in text
     assert not (tmp_path / "run").exists()
 
 
