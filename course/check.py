@@ -1,0 +1,89 @@
+"""Check an exercise: `python course/check.py 3`; `--all` tells which of them are solved.
+
+course/exercises/exNN.py holds the function to write and the oracle that judges it; the reference
+is in course/solutions (look when you are done). `--solutions [N ...]` proves the oracles: each
+accepts its reference and refuses the wrong answers beside it, with an assertion that says why.
+Exit codes: 0 solved (or proven), 1 not yet, 2 no such exercise.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import lesson  # puts the project on the path
+
+EXERCISES = sorted(int(path.stem[2:]) for path in (lesson.COURSE / "exercises").glob("ex*.py"))
+
+
+def load(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def files(number: int) -> tuple[ModuleType, ModuleType]:
+    """-> the exercise, its solution."""
+    name = f"ex{number:02d}.py"
+    return tuple(load(lesson.COURSE / folder / name) for folder in ("exercises", "solutions"))
+
+
+def verdict(oracle, answer) -> str | None:
+    """None if the oracle accepts the answer, else what it says; any error is a refusal."""
+    try:
+        oracle(answer)
+    except NotImplementedError as error:
+        return f"not begun: {error}"
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+def check(number: int) -> bool:
+    exercise = load(lesson.COURSE / "exercises" / f"ex{number:02d}.py")
+    said = verdict(exercise.oracle, exercise)
+    print(f"exercise {number}: {said or 'solved'}")
+    return said is None
+
+
+def prove(number: int) -> list[str]:
+    """What is wrong with the oracle of an exercise; [] if it can tell right from wrong."""
+    exercise, solution = files(number)
+    oracle, problems = exercise.oracle, []
+    if said := verdict(oracle, solution):
+        problems.append(f"the reference is refused: {said}")
+    if len(solution.WRONG) < 3:
+        problems.append("fewer than three wrong answers")
+    for name, parts in solution.WRONG.items():
+        said = verdict(oracle, SimpleNamespace(**(vars(solution) | parts))) or "is accepted"
+        kind, _, reason = said.partition(": ")
+        print(f"  {number}: {name}: {reason or said}")
+        if kind != "AssertionError" or not reason:
+            problems.append(f"{name!r} should fail an assertion that says why, but {said}")
+    return problems
+
+
+def main(argv: list[str]) -> int:
+    if argv == ["--all"]:
+        return 0 if all([check(number) for number in EXERCISES]) else 1
+    numbers = [int(word) for word in argv if word.isdigit()]
+    unknown = [word for word in argv if word != "--solutions" and not word.isdigit()]
+    unknown += [str(number) for number in numbers if number not in EXERCISES]
+    if unknown or not argv:
+        known = ", ".join(map(str, EXERCISES))
+        asked = f"there is no exercise {unknown[0]}" if unknown else "which exercise?"
+        print(f"{asked}; try one of {known}, --all or --solutions", file=sys.stderr)
+        return 2
+    if "--solutions" not in argv:
+        return 0 if all([check(number) for number in numbers]) else 1
+    problems = {number: prove(number) for number in numbers or EXERCISES}
+    for number, found in problems.items():
+        print(f"exercise {number}: {'; '.join(found) or 'the oracle can tell'}")
+    return int(any(problems.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
