@@ -149,7 +149,8 @@ lesson.holds(max(row[2] for row in rows) < 1e-6, "gradients and ten steps are to
 # compiler do it.)
 
 # %%
-chain, big = [np.sqrt, np.exp, np.tanh, np.square, np.negative, np.exp], rng.random(4_000_000)
+chain = [np.sqrt, np.exp, np.tanh, np.square, np.negative, np.exp]
+big = rng.random(4_000_000, np.float32)
 
 
 def run(x, block):

@@ -26,6 +26,7 @@ sys.path.insert(0, str(COURSE.parent))
 
 def begin(number: int, name: str) -> None:
     """Print the lesson's title now, and its time at the end of the program."""
+    OUT.mkdir(exist_ok=True)
     print(f"lesson {number}: {name}")
     atexit.register(lambda: print(f"{time.perf_counter() - START:.0f} s"))
 
@@ -62,7 +63,6 @@ def figure(width: float = 7, height: float = 3.5):
 
 def save(fig, name: str) -> None:
     """Write the figure to course/out/NAME.png."""
-    OUT.mkdir(exist_ok=True)
     fig.savefig(OUT / f"{name}.png", dpi=100)
     print(f"figure: course/out/{name}.png")
 
