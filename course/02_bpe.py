@@ -186,7 +186,7 @@ ax = fig.subplots()
 for name, curve in curves.items():
     ax.plot(sizes, curve, "o-")
     ax.text(sizes[-1] * 1.05, curve[-1], name, va="center")
-ax.set(xscale="log", xlabel="vocabulary", ylabel="bytes per token", xlim=(280, 9000))
+ax.set(xscale="log", xlabel="vocabulary", ylabel="bytes per token", xlim=(280, 11_000))
 ax.set_xticks(sizes, sizes), ax.minorticks_off()
 ax.set_title("trained on Python: a larger vocabulary buys most at home")
 lesson.save(fig, "02_bpe")

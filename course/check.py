@@ -3,6 +3,7 @@
 course/exercises/exNN.py holds the function to write and the oracle that judges it; the reference
 is in course/solutions (look when you are done). `--solutions [N ...]` proves the oracles: each
 accepts its reference and refuses the wrong answers beside it, with an assertion that says why.
+`--mutants [N ...]` changes the references in one place at a time, and counts what is refused.
 Exit codes: 0 solved (or proven), 1 not yet, 2 no such exercise.
 """
 
@@ -60,29 +61,37 @@ def prove(number: int) -> list[str]:
     for name, parts in solution.WRONG.items():
         said = verdict(oracle, SimpleNamespace(**(vars(solution) | parts))) or "is accepted"
         kind, _, reason = said.partition(": ")
-        print(f"  {number}: {name}: {reason or said}")
+        print(f"  {name}: {reason or said}")
         if kind != "AssertionError" or not reason:
             problems.append(f"{name!r} should fail an assertion that says why, but {said}")
+    print(f"exercise {number}: {'; '.join(problems) or 'the oracle can tell'}")
     return problems
 
 
+def sharp(number: int) -> bool:
+    """Are most one-place changes of the reference refused?"""
+    import mutants
+
+    exercise, _ = files(number)
+    paths = [lesson.COURSE / folder / f"ex{number:02d}.py" for folder in ("exercises", "solutions")]
+    refused, total = mutants.score(*paths, exercise.oracle)
+    print(f"exercise {number}: {refused} of {total} mutants refused")
+    return refused >= mutants.WANTED * total > 0
+
+
 def main(argv: list[str]) -> int:
-    if argv == ["--all"]:
-        return 0 if all([check(number) for number in EXERCISES]) else 1
-    numbers = [int(word) for word in argv if word.isdigit()]
-    unknown = [word for word in argv if word != "--solutions" and not word.isdigit()]
-    unknown += [str(number) for number in numbers if number not in EXERCISES]
+    modes = {"--all": check, "--solutions": lambda number: not prove(number), "--mutants": sharp}
+    mode = argv[0] if argv and argv[0] in modes else None
+    words = argv[1:] if mode else argv
+    known = {str(number): number for number in EXERCISES}
+    unknown = [word for word in words if word not in known]
     if unknown or not argv:
-        known = ", ".join(map(str, EXERCISES))
         asked = f"there is no exercise {unknown[0]}" if unknown else "which exercise?"
-        print(f"{asked}; try one of {known}, --all or --solutions", file=sys.stderr)
+        options = ", ".join([*known, *modes])
+        print(f"{asked}; try one of {options}", file=sys.stderr)
         return 2
-    if "--solutions" not in argv:
-        return 0 if all([check(number) for number in numbers]) else 1
-    problems = {number: prove(number) for number in numbers or EXERCISES}
-    for number, found in problems.items():
-        print(f"exercise {number}: {'; '.join(found) or 'the oracle can tell'}")
-    return int(any(problems.values()))
+    numbers = [known[word] for word in words] or EXERCISES
+    return 0 if all([modes[mode or "--all"](number) for number in numbers]) else 1
 
 
 if __name__ == "__main__":
