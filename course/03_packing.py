@@ -98,9 +98,9 @@ def best_fit(lengths: list[int]) -> tuple:
     tokens = rng.integers(1, 32_768, sum(lengths), dtype=np.uint16)
     cut = np.cumsum(lengths)
     packed = pack([tokens[end - n + 1 : end] for n, end in zip(lengths, cut)], ROW, BOS)
-    starts = [row[0] == BOS for row in packed]
-    s = packed.stats
-    return s.rows, 0.0, 100 * s.leftover / s.tokens, s.cuts / s.rows, 100 * float(np.mean(starts))
+    rows = np.stack(list(packed))  # (rows, ROW)
+    lost = 100 * (1 - np.count_nonzero(rows != BOS) / (sum(lengths) - len(lengths)))
+    return len(rows), 0.0, lost, packed.stats.cuts / len(rows), 100 * np.mean(rows[:, 0] == BOS)
 
 
 text = sum(lengths) - len(lengths)

@@ -6,7 +6,7 @@
 # Source: *Pré-Treino Eficiente de Modelos de Linguagem*, "MFU" (equation 3.2), "Iniciando um
 # Pré-Treino", "Tabela 7.1", "Tabela 7.2", "Propondo um novo pré-treino", "Comparação de
 # Performance", "Finalização do Pré-treino"; *nanobot pre-train*, "MFU(模型FLOPs利用率)监控". Core
-# file: `flops.py`. Before: lesson 6. Next: lesson 9. Takes 4 seconds on two cores.
+# file: `flops.py`. Before: lesson 6. Next: lesson 9. Takes 5 seconds on two cores.
 
 # %%
 import lesson  # first: it puts the project on the path
@@ -61,7 +61,8 @@ for name, config in models.items():
     with torch.device("meta"):  # no weight takes memory
         model = GPT(config)
     by_hand = [sum(flops_by_hand(config, causal).values()) for causal in (False, True)]
-    assert by_hand == [model.flops_per_token(), model.flops_per_token(causal=True)]
+    counted = [model.flops_per_token(), model.flops_per_token(causal=True)]
+    assert by_hand == counted, f"{name}: {by_hand} by hand, {counted} in model.py"
     share = 100 * flops_by_hand(config)["scores"] / by_hand[0]
     rows.append((name, sum(p.numel() for p in model.parameters()), *by_hand, share))
     cost[name] = tuple(by_hand)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+import traceback
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -38,14 +39,21 @@ def verdict(oracle, answer) -> str | None:
         oracle(answer)
     except NotImplementedError as error:
         return f"not begun: {error}"
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
+    except AssertionError as error:
+        return f"AssertionError: {error}"
+    except Exception as error:  # in the answer: its last line there
+        frames = traceback.extract_tb(error.__traceback__)
+        lines = [f.lineno for f in frames if Path(f.filename) == Path(answer.__file__)]
+        return f"{type(error).__name__}: {error} (line {lines[-1] if lines else '?'})"
     return None
 
 
 def check(number: int) -> bool:
-    exercise = load(lesson.COURSE / "exercises" / f"ex{number:02d}.py")
-    said = verdict(exercise.oracle, exercise)
+    try:
+        exercise = load(lesson.COURSE / "exercises" / f"ex{number:02d}.py")
+        said = verdict(exercise.oracle, exercise)
+    except SyntaxError as error:
+        said = f"SyntaxError: {error}"
     print(f"exercise {number}: {said or 'solved'}")
     return said is None
 

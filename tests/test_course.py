@@ -37,12 +37,30 @@ def test_the_oracle_accepts_the_reference_and_refuses_wrong_answers(number):
     assert said and said.startswith("not begun"), said
 
 
+def test_a_learner_is_told_the_line(monkeypatch, tmp_path, capsys):
+    (tmp_path / "exercises").mkdir()
+    monkeypatch.setattr(lesson, "COURSE", tmp_path)
+    exercise = tmp_path / "exercises" / "ex01.py"
+    judge = "def oracle(answer):\n    assert answer.f() == 1, 'f() is not 1'\n"
+    for body, said in (
+        ("return 1", "solved"),
+        ("return 2", "AssertionError: f() is not 1"),
+        ("return 1 / 0", "ZeroDivisionError: division by zero (line 2)"),
+        ("return (", "SyntaxError: '(' was never closed (ex01.py, line 2)"),
+    ):
+        exercise.write_text(f"def f():\n    {body}\n\n{judge}")
+        assert check.check(1) == (said == "solved")
+        assert capsys.readouterr().out == f"exercise 1: {said}\n"
+
+
 def test_an_oracle_that_cannot_tell_is_found_out(monkeypatch):
     def answer():
         raise ValueError("not an assertion")
 
     exercise = SimpleNamespace(oracle=lambda answer: answer.f())
-    solution = SimpleNamespace(f=lambda: 1, WRONG={"right": dict(f=int), "ends": dict(f=answer)})
+    solution = SimpleNamespace(
+        __file__="", f=lambda: 1, WRONG={"right": dict(f=int), "ends": dict(f=answer)}
+    )
     monkeypatch.setattr(check, "files", lambda number: (exercise, solution))
     few, accepted, no_assertion = check.prove(0)
     assert "fewer than three" in few and "is accepted" in accepted and "ValueError" in no_assertion
