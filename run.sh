@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # `bash run.sh [PRESET]` sets up, prepares text, trains a GPT (default: tiny) and prints samples.
-# `bash run.sh test` sets up and runs the tests. Run again, each does only what is missing.
+# `bash run.sh test` sets up and runs the tests; `bash run.sh lesson 3` runs a lesson of course/.
+# Run again, each does only what is missing.
 set -euo pipefail
 cd "$(dirname "$0")"
 
@@ -17,6 +18,9 @@ export PATH="$PWD/.venv/bin:$PATH"
 if [ "${1:-}" = test ]; then
   shift
   exec python -m pytest "$@"
+fi
+if [ "${1:-}" = lesson ]; then
+  exec python "course/$(printf %02d "${2:?which lesson? try: bash run.sh lesson 3}")"_*.py
 fi
 preset=${1:-tiny}
 python prepare_data.py "$preset"

@@ -1,0 +1,200 @@
+"""What the lessons share: tables, figures, claims, ranks, and two small data sets.
+
+It puts the project on the path, so a lesson imports it before the project's modules."""
+
+import ast
+import atexit
+import inspect
+import os
+import pickle
+import queue
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+
+COURSE = Path(__file__).resolve().parent
+OUT = COURSE / "out"
+START = time.perf_counter()
+sys.path.insert(0, str(COURSE.parent))
+
+
+def begin(number: int, name: str) -> None:
+    """Print the lesson's title now, and its time at the end of the program."""
+    OUT.mkdir(exist_ok=True)
+    print(f"lesson {number}: {name}")
+    atexit.register(lambda: print(f"{time.perf_counter() - START:.0f} s"))
+
+
+def table(columns: list[str], rows: list[tuple], title: str = "table") -> None:
+    """Print rows under columns: words to the left, numbers to the right, None as a dash."""
+
+    def cell(x) -> str:
+        if isinstance(x, (float, np.floating)):
+            return f"{x:,.0f}" if abs(x) >= 1000 else f"{x:.4g}"
+        return "-" if x is None else f"{x:,}" if isinstance(x, (int, np.integer)) else str(x)
+
+    words = [all(isinstance(row[i], str) for row in rows) for i in range(len(columns))]
+    lines = [columns, *([cell(x) for x in row] for row in rows)]
+    width = [max(len(line[i]) for line in lines) for i in range(len(columns))]
+    print(title)
+    for line in lines:
+        cells = [c.ljust(w) if word else c.rjust(w) for c, w, word in zip(line, width, words)]
+        print("  " + "  ".join(cells).rstrip())
+
+
+def holds(claim: bool, text: str) -> None:
+    """A claim of the lesson: printed if it holds, an AssertionError if not."""
+    assert claim, f"does not hold: {text}"
+    print(f"holds: {text}")
+
+
+def figure(width: float = 7, height: float = 3.5):
+    """A matplotlib figure; needs no display. In a notebook, `fig` as the last line shows it."""
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def save(fig, name: str) -> None:
+    """Write the figure to course/out/NAME.png."""
+    fig.savefig(OUT / f"{name}.png", dpi=100)
+    print(f"figure: course/out/{name}.png")
+
+
+def tiny_run() -> Path:
+    """The folder of the run that `bash run.sh` makes; without it the lesson ends with code 2."""
+    if (COURSE.parent / "runs/tiny/checkpoints").is_dir():
+        return COURSE.parent / "runs/tiny"
+    print("run bash run.sh first (five minutes)", file=sys.stderr)
+    sys.exit(2)
+
+
+# the pictures of 0 to 9: 7 rows of 5 dots, one bit each
+GLYPHS = "3a33ae62e 11842108e 3a211111f 7c441062e 08ca97c42 "
+GLYPHS += "7e1e0862e 1910f462e 7c2222108 3a317462e 3a317844c"
+
+
+def digits(n: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """n pictures -> float32 (n, 784) from 0 to 1, labels int64 (n,): MNIST without a download.
+
+    Glyphs enlarged three times, moved by up to two pixels, with normal noise of 0.5."""
+    dots = [[int(dot) for dot in f"{int(glyph, 16):035b}"] for glyph in GLYPHS.split()]
+    big = np.kron(np.array(dots).reshape(10, 7, 5), np.ones((1, 3, 3)))  # (10, 21, 15)
+    rng = np.random.default_rng(seed)
+    labels, moved = rng.integers(0, 10, n), rng.integers(0, 3, (n, 2))
+    images = rng.normal(0, 0.5, (n, 28, 28)).astype(np.float32)
+    for image, label, (down, right) in zip(images, labels, moved):
+        image[3 + down : 24 + down, 6 + right : 21 + right] += big[label]
+    return np.clip(images, 0, 1).reshape(n, 784), labels
+
+
+def bytes_of_stdlib(n: int) -> np.ndarray:
+    """The first n bytes of the Python standard library's sources, int64: text of 256 tokens."""
+    text = b""
+    for path in sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py")):
+        text += path.read_bytes()
+        if len(text) >= n:
+            return np.frombuffer(text[:n], np.uint8).astype(np.int64)
+    raise ValueError(f"the standard library has {len(text):,} bytes, fewer than {n:,}")
+
+
+def ranks(world: int, fn, *args, timeout_s: float = 50.0) -> list:
+    """Run fn(rank, world, *args) in `world` processes joined by gloo -> results by rank.
+
+    The children get the caller's definitions (imports, functions, classes, CONSTANTS), not its
+    cells, so this works from a notebook too. One launch takes about 4 s: put all that a lesson
+    compares into one. A RuntimeError names a rank that fails or hangs."""
+    with tempfile.TemporaryDirectory() as name:
+        folder, env = Path(name), os.environ | {"OMP_NUM_THREADS": "1"}
+        (folder / "job").write_bytes(pickle.dumps((world, fn.__name__, args)))
+        (folder / "definitions.py").write_text(_definitions(fn))
+        children = []
+        for r in range(world):
+            command, said = [sys.executable, __file__, name, str(r)], folder / f"{r}.stderr"
+            children.append(subprocess.Popen(command, env=env, stderr=said.open("w")))
+        deadline = time.monotonic() + timeout_s
+        try:
+            while None in (codes := [c.poll() for c in children]) and not any(codes):
+                time.sleep(0.02)
+                late = [r for r, code in enumerate(codes) if code is None]
+                if time.monotonic() > deadline:
+                    raise RuntimeError(f"ranks {late} did not end within {timeout_s:.0f} s")
+        finally:
+            for c in children:
+                c.kill()
+                c.wait()
+        for r in [r for r, code in enumerate(codes) if code]:
+            raise RuntimeError(f"rank {r} failed:\n{(folder / f'{r}.stderr').read_text()[-2000:]}")
+        return [pickle.loads((folder / str(r)).read_bytes()) for r in range(world)]
+
+
+def threads(world: int, fn, *args) -> tuple[list, list[int]]:
+    """Run fn(rank, world, send, recv, *args) in threads -> results and bytes sent, by rank.
+
+    send(to, x) sends a copy of an array or CPU tensor; recv(source) waits for one. For exercises,
+    which are judged in a second: the first error of a rank, or a deadlock, is raised here."""
+    boxes = {(a, b): queue.Queue() for a in range(world) for b in range(world)}
+    results, sent, errors = [None] * world, [0] * world, []
+
+    def work(rank: int) -> None:
+        def send(to: int, x) -> None:
+            sent[rank] += x.nbytes
+            boxes[rank, to].put(x.copy() if hasattr(x, "copy") else x.clone())
+
+        def recv(source: int):
+            try:
+                return boxes[source, rank].get(timeout=5)
+            except queue.Empty:
+                raise AssertionError(f"rank {rank} waits for rank {source} for ever") from None
+
+        try:
+            results[rank] = fn(rank, world, send, recv, *args)
+        except BaseException as error:
+            errors.append(error)
+
+    team = [threading.Thread(target=work, args=(r,), daemon=True) for r in range(world)]
+    for t in team:
+        t.start()
+    for t in team:
+        t.join(timeout=20)
+    if errors:
+        raise errors[0]
+    assert not any(t.is_alive() for t in team), "a rank does not come to its end"
+    return results, sent
+
+
+def _definitions(fn) -> str:
+    """The caller's file (in a notebook: its cells so far) without what it merely executes."""
+    path = Path(inspect.getsourcefile(fn) or "")
+    cells = [path.read_text()] if path.is_file() and "ipykernel" not in str(path) else None
+    if cells is None:
+        from IPython import get_ipython
+
+        cells = [c for c in get_ipython().user_ns["In"] if not c.lstrip().startswith(("%", "!"))]
+    keep, out = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef), []
+    for node in (node for cell in cells for node in ast.parse(cell).body):
+        targets = node.targets if isinstance(node, ast.Assign) else [None]
+        constant = all(isinstance(x, ast.Name) and x.id.isupper() for x in targets)
+        out += [ast.unparse(node)] if isinstance(node, keep) or constant else []
+    return "\n".join(out)
+
+
+if __name__ == "__main__":  # a rank: python lesson.py FOLDER RANK
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    folder, rank, names = Path(sys.argv[1]), int(sys.argv[2]), {"__name__": "definitions"}
+    world, name, args = pickle.loads((folder / "job").read_bytes())
+    dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=world)
+    exec(compile((folder / "definitions.py").read_text(), "definitions.py", "exec"), names)
+    (folder / str(rank)).write_bytes(pickle.dumps(names[name](rank, world, *args)))
+    dist.barrier()
+    sys.stdout.flush()
+    os._exit(0)  # Python's end and gloo's threads do not get along

@@ -1,0 +1,429 @@
+"""What the sources printed: their tables and headings, which the lessons recompute.
+
+Figures only, as literals; each table names its place. A document is known by its title:
+- "Pré-Treino Eficiente de Modelos de Linguagem": a thesis, ten weeks of pretraining (Portuguese)
+- "nanobot pre-train": a note on a training script (Chinese)
+- "NfNN": a monograph on an autodiff library and its parameter server (Portuguese)
+- "Armazenamento": an article on storage for training at scale (Portuguese)
+- "擴展的驚喜": four riddles of a large run, from the Smol Training Playbook (Chinese)
+"""
+
+# NfNN, "4.5 Resultados", table 4.1: setting, method, workers, seconds for 5,000 updates, half
+# of the 95% interval, accuracy in %
+TABLE_4_1 = [
+    ("Desktop", "Sync", 1, 12, 1, 83.686157),
+    ("Desktop", "Sync", 2, 238, 5, 87.105171),
+    ("Desktop", "Sync", 3, 260, 10, 88.499664),
+    ("Desktop", "Async", 1, 30, 5, 83.686157),
+    ("Desktop", "Async", 2, 10, 5, 83.392136),
+    ("Desktop", "Async", 3, 9, 2, 83.274529),
+    ("Datacenter", "Sync", 1, 230, 9, 83.686157),
+    ("Datacenter", "Sync", 2, 235, 10, 87.105171),
+    ("Datacenter", "Sync", 3, 232, 12, 88.508064),
+    ("Datacenter", "Async", 1, 229, 5, 83.686157),
+    ("Datacenter", "Async", 2, 114, 5, 83.610550),
+    ("Datacenter", "Async", 3, 74, 6, 83.795364),
+]  # fmt: skip
+
+# NfNN, "4.5 Resultados", table 4.2: setting, method, workers, bytes that the server sent, received
+TABLE_4_2 = [
+    ("Desktop", "Sync", 1, 509_000_004, 509_000_000),
+    ("Desktop", "Sync", 2, 1_018_000_008, 1_018_000_000),
+    ("Desktop", "Sync", 3, 1_527_000_012, 1_527_000_000),
+    ("Desktop", "Async", 1, 509_101_800, 509_000_000),
+    ("Desktop", "Async", 2, 509_203_600, 509_000_000),
+    ("Desktop", "Async", 3, 509_305_400, 509_000_000),
+    ("Datacenter", "Sync", 1, 509_000_004, 509_000_000),
+    ("Datacenter", "Sync", 2, 1_018_000_008, 1_018_000_000),
+    ("Datacenter", "Sync", 3, 1_527_000_012, 1_527_000_000),
+    ("Datacenter", "Async", 1, 509_101_800, 509_000_000),
+    ("Datacenter", "Async", 2, 509_203_600, 509_000_000),
+    ("Datacenter", "Async", 3, 509_305_400, 509_000_000),
+]  # fmt: skip
+
+# Thesis, week 7, "Experimentos Realizados", table 7.1: framework, parameters without embeddings,
+# GPU, GPUs, TFLOP/s of one GPU, info, tokens/s of all, MFU in % (None: not printed)
+TABLE_7_1 = [
+    ("Megatron-LM", "89M", "H100", 1, 215.5, "BF16 - Flash attention 3", 273_384, 21.73),
+    ("Megatron-LM", "89M", "H100", 2, 212.9, "BF16 - Flash attention 3", 497_102, 22.14),
+    ("Megatron-LM", "89M", "H100", 2, 222.7, "FP8 - Flash attention 3", 502_810, None),
+    ("Megatron-LM", "89M", "H100", 2, 183.2, "BF16 - Fused attention", 427_850, 18.52),
+    ("Megatron-LM", "1.7B", "H100", 2, 431.5, "BF16 - Flash attention 3", 89_074, 43.62),
+    ("Megatron-LM", "1.7B", "H100", 2, 444.2, "BF16 - Fused attention", 93_071, 44.89),
+    ("Transformers", "120M", "H100", 1, 35.8, "BF16 - SDPA", 52_022, 3.6),
+    ("Megatron-LM", "89M", "B200", 2, 282.9, "BF16", 720_317, 12.7),
+]  # fmt: skip
+
+# Thesis, week 7, "Experimentos Realizados", table 7.2, 8 x B200: parameters without embeddings
+# (billions), sequences in a step, tokens in a step, tokens/s of all, TFLOP/s of one GPU, MFU in %,
+# days for 100B tokens
+TABLE_7_2 = [
+    (2.5, 128, 524_288, 325_948.3, 722, 32.09, 3.55),
+    (5.4, 16, 65_536, 166_293.24, 745, 33.11, 6.96),
+    (5.4, 32, 131_072, 180_302.27, 800, 35.56, 6.42),
+    (18.9, 16, 65_536, 51_543.35, 773, 34.36, 22.46),
+    (18.9, 16, 65_536, 41_784.79, 630, 28.0, 27.7),
+    (25.6, 10, 40_960, 26_075.13, 538, 23.91, 44.39),
+    (25.6, 16, 65_536, 29_292.22, 539, 23.96, 39.51),
+    (58, 10, 40_960, 6_461.26, 543, 24.13, 179.13),
+]  # fmt: skip
+
+# Thesis, week 9, "Avaliação dos Checkpoints", table 9.1: step of the checkpoint -> Elo points, in
+# the order printed
+TABLE_9_1 = {
+    24000: 1059.90, 20000: 1058.29, 10500: 1057.78, 13000: 1056.88, 10000: 1050.70, 14000: 1046.44,
+    18000: 1043.90, 13500: 1031.83, 19000: 1039.23, 19500: 1034.80, 16000: 1033.17, 17500: 1032.32,
+    23000: 1031.83, 22500: 1031.29, 15500: 1030.61, 16500: 1026.50, 15000: 1024.23, 22000: 1016.67,
+    8500: 1010.24, 21000: 1003.03, 12000: 1001.49, 14500: 1000.05, 17000: 1000.00, 6500: 999.33,
+    9500: 999.26, 9000: 998.56, 3000: 997.89, 18500: 987.31, 23500: 986.14, 11000: 984.18,
+    6000: 984.06, 5500: 981.52, 12500: 972.97, 8000: 969.56, 3500: 969.46, 1000: 968.73,
+    11500: 955.97, 7500: 954.55, 21500: 954.25, 5000: 954.07, 7000: 950.71, 4500: 941.72,
+    4000: 938.84, 1500: 938.15, 2000: 932.68, 2500: 904.11,
+}  # fmt: skip
+
+# Thesis, week 9, "Avaliação dos Checkpoints": MMLU subject -> (accuracy of a checkpoint,
+# questions), answers scored as a whole
+MMLU = {
+    "high_school_government_and_politics": (0.1969, 193),
+    "security_studies": (0.1878, 245),
+    "global_facts": (0.1800, 100),
+    "sociology": (0.2438, 201),
+    "high_school_european_history": (0.2182, 165),
+    "college_biology": (0.2569, 144),
+    "high_school_psychology": (0.1927, 545),
+    "astronomy": (0.1776, 152),
+    "electrical_engineering": (0.2414, 145),
+    "logical_fallacies": (0.2209, 163),
+    "nutrition": (0.2353, 306),
+    "high_school_biology": (0.1806, 310),
+    "high_school_macroeconomics": (0.2051, 390),
+    "virology": (0.2831, 166),
+    "machine_learning": (0.3125, 112),
+    "jurisprudence": (0.2593, 108),
+    "professional_psychology": (0.2500, 612),
+    "abstract_algebra": (0.2200, 100),
+    "econometrics": (0.2368, 114),
+    "high_school_mathematics": (0.2111, 270),
+    "high_school_computer_science": (0.2500, 100),
+    "philosophy": (0.1865, 311),
+    "college_chemistry": (0.1900, 100),
+    "human_sexuality": (0.2595, 131),
+    "high_school_chemistry": (0.1675, 203),
+    "human_aging": (0.3139, 223),
+    "anatomy": (0.1852, 135),
+    "management": (0.1748, 103),
+    "college_medicine": (0.2139, 173),
+    "computer_security": (0.2800, 100),
+    "marketing": (0.2906, 234),
+    "conceptual_physics": (0.2638, 235),
+    "medical_genetics": (0.3000, 100),
+    "public_relations": (0.2182, 110),
+    "world_religions": (0.3216, 171),
+    "high_school_us_history": (0.2500, 204),
+    "international_law": (0.2397, 121),
+    "professional_law": (0.2458, 1534),
+    "high_school_physics": (0.1987, 151),
+    "moral_disputes": (0.2486, 346),
+    "high_school_world_history": (0.2700, 237),
+    "professional_medicine": (0.1838, 272),
+    "miscellaneous": (0.2375, 783),
+    "high_school_microeconomics": (0.2101, 238),
+    "business_ethics": (0.3000, 100),
+    "clinical_knowledge": (0.2151, 265),
+    "formal_logic": (0.2857, 126),
+    "college_physics": (0.2157, 102),
+    "high_school_statistics": (0.1528, 216),
+    "professional_accounting": (0.2340, 282),
+    "elementary_mathematics": (0.2090, 378),
+    "college_mathematics": (0.2100, 100),
+    "moral_scenarios": (0.2380, 895),
+    "college_computer_science": (0.2600, 100),
+    "high_school_geography": (0.1768, 198),
+    "us_foreign_policy": (0.2800, 100),
+    "prehistory": (0.2160, 324),
+}  # fmt: skip
+
+# Not from the sources: the accuracy of a model that answers A to every question, on the same
+# subjects. Any result of lm-evaluation-harness for a model whose logits are NaN shows these rates.
+ALWAYS_A = {
+    "high_school_government_and_politics": 0.1969,
+    "security_studies": 0.1878,
+    "global_facts": 0.18,
+    "sociology": 0.2438,
+    "high_school_european_history": 0.2182,
+    "college_biology": 0.2569,
+    "high_school_psychology": 0.1927,
+    "astronomy": 0.1776,
+    "electrical_engineering": 0.2414,
+    "logical_fallacies": 0.2209,
+    "nutrition": 0.2255,
+    "high_school_biology": 0.1774,
+    "high_school_macroeconomics": 0.2026,
+    "virology": 0.2831,
+    "machine_learning": 0.3125,
+    "jurisprudence": 0.2593,
+    "professional_psychology": 0.25,
+    "abstract_algebra": 0.22,
+    "econometrics": 0.2368,
+    "high_school_mathematics": 0.2111,
+    "high_school_computer_science": 0.25,
+    "philosophy": 0.1865,
+    "college_chemistry": 0.2,
+    "human_sexuality": 0.2595,
+    "high_school_chemistry": 0.1527,
+    "human_aging": 0.3139,
+    "anatomy": 0.1852,
+    "management": 0.1748,
+    "college_medicine": 0.2081,
+    "computer_security": 0.28,
+    "marketing": 0.2906,
+    "conceptual_physics": 0.2638,
+    "medical_genetics": 0.3,
+    "public_relations": 0.2182,
+    "world_religions": 0.3216,
+    "high_school_us_history": 0.25,
+    "international_law": 0.2397,
+    "professional_law": 0.2458,
+    "high_school_physics": 0.1987,
+    "moral_disputes": 0.2486,
+    "high_school_world_history": 0.27,
+    "professional_medicine": 0.1838,
+    "miscellaneous": 0.2375,
+    "high_school_microeconomics": 0.2101,
+    "business_ethics": 0.3,
+    "clinical_knowledge": 0.2151,
+    "formal_logic": 0.2857,
+    "college_physics": 0.2157,
+    "high_school_statistics": 0.1528,
+    "professional_accounting": 0.234,
+    "elementary_mathematics": 0.209,
+    "college_mathematics": 0.21,
+    "moral_scenarios": 0.238,
+    "college_computer_science": 0.26,
+    "high_school_geography": 0.1768,
+    "us_foreign_policy": 0.28,
+    "prehistory": 0.216,
+}  # fmt: skip
+
+# Thesis, week 10, "Avaliação", table 10.2: MMLU subject (translated) -> accuracies of
+# these models
+MODELS_10_2 = (
+    "biatron-345m", "gemma-3-270m", "gemma-3-1B-pt", "Tucano-630m", "SmolLM2-360M",
+    "Qwen3-0.6B-Base", "Tucano-160m",
+)  # fmt: skip
+TABLE_10_2 = {
+    "abstract_algebra": (0.31, 0.22, 0.31, 0.20, 0.24, 0.22, 0.22),
+    "anatomy": (0.24, 0.19, 0.29, 0.24, 0.22, 0.19, 0.24),
+    "astronomy": (0.22, 0.19, 0.33, 0.23, 0.20, 0.18, 0.18),
+    "business_ethics": (0.23, 0.30, 0.19, 0.25, 0.22, 0.30, 0.31),
+    "clinical_knowledge": (0.25, 0.21, 0.24, 0.26, 0.20, 0.22, 0.22),
+    "college_biology": (0.26, 0.24, 0.24, 0.24, 0.24, 0.26, 0.27),
+    "college_chemistry": (0.28, 0.21, 0.36, 0.33, 0.22, 0.20, 0.18),
+    "college_computer_science": (0.32, 0.27, 0.32, 0.28, 0.25, 0.26, 0.25),
+    "college_mathematics": (0.24, 0.21, 0.27, 0.26, 0.25, 0.21, 0.18),
+    "college_medicine": (0.23, 0.20, 0.31, 0.24, 0.20, 0.21, 0.21),
+    "college_physics": (0.23, 0.22, 0.36, 0.31, 0.21, 0.22, 0.23),
+    "computer_security": (0.27, 0.28, 0.22, 0.21, 0.28, 0.28, 0.27),
+    "conceptual_physics": (0.26, 0.27, 0.19, 0.18, 0.25, 0.26, 0.28),
+    "econometrics": (0.19, 0.23, 0.22, 0.18, 0.22, 0.24, 0.25),
+    "electrical_engineering": (0.26, 0.23, 0.28, 0.19, 0.26, 0.24, 0.26),
+    "elementary_mathematics": (0.23, 0.20, 0.24, 0.25, 0.22, 0.21, 0.23),
+    "formal_logic": (0.22, 0.27, 0.30, 0.25, 0.29, 0.29, 0.25),
+    "global_facts": (0.26, 0.19, 0.34, 0.21, 0.24, 0.18, 0.18),
+    "high_school_biology": (0.25, 0.19, 0.25, 0.30, 0.19, 0.18, 0.17),
+    "high_school_chemistry": (0.20, 0.15, 0.29, 0.26, 0.18, 0.15, 0.21),
+    "high_school_computer_science": (0.35, 0.25, 0.30, 0.22, 0.23, 0.25, 0.25),
+    "high_school_european_history": (0.21, 0.22, 0.21, 0.23, 0.23, 0.22, 0.22),
+    "high_school_geography": (0.35, 0.18, 0.27, 0.30, 0.20, 0.18, 0.19),
+    "high_school_government_and_politics": (0.27, 0.20, 0.30, 0.31, 0.23, 0.20, 0.20),
+    "high_school_macroeconomics": (0.28, 0.21, 0.23, 0.29, 0.23, 0.20, 0.21),
+    "high_school_mathematics": (0.25, 0.23, 0.28, 0.28, 0.23, 0.21, 0.22),
+    "high_school_microeconomics": (0.25, 0.21, 0.25, 0.32, 0.22, 0.21, 0.21),
+    "high_school_physics": (0.22, 0.21, 0.26, 0.28, 0.20, 0.20, 0.22),
+    "high_school_psychology": (0.25, 0.20, 0.26, 0.24, 0.20, 0.19, 0.19),
+    "high_school_statistics": (0.20, 0.18, 0.27, 0.43, 0.16, 0.15, 0.14),
+    "high_school_us_history": (0.27, 0.24, 0.25, 0.26, 0.25, 0.25, 0.25),
+    "high_school_world_history": (0.22, 0.27, 0.29, 0.24, 0.27, 0.27, 0.26),
+    "human_aging": (0.26, 0.29, 0.26, 0.31, 0.29, 0.31, 0.32),
+    "human_sexuality": (0.29, 0.24, 0.21, 0.20, 0.26, 0.26, 0.26),
+    "international_law": (0.20, 0.24, 0.14, 0.21, 0.21, 0.24, 0.24),
+    "jurisprudence": (0.23, 0.25, 0.18, 0.26, 0.27, 0.26, 0.26),
+    "logical_fallacies": (0.23, 0.21, 0.29, 0.23, 0.21, 0.22, 0.22),
+    "machine_learning": (0.26, 0.28, 0.21, 0.21, 0.33, 0.31, 0.33),
+    "management": (0.23, 0.18, 0.25, 0.20, 0.20, 0.17, 0.17),
+    "marketing": (0.20, 0.29, 0.25, 0.24, 0.27, 0.29, 0.26),
+    "medical_genetics": (0.23, 0.33, 0.32, 0.29, 0.35, 0.30, 0.28),
+    "miscellaneous": (0.26, 0.24, 0.27, 0.21, 0.26, 0.24, 0.25),
+    "moral_disputes": (0.27, 0.25, 0.27, 0.22, 0.28, 0.25, 0.25),
+    "moral_scenarios": (0.27, 0.25, 0.25, 0.26, 0.25, 0.24, 0.24),
+    "nutrition": (0.25, 0.23, 0.26, 0.24, 0.24, 0.23, 0.22),
+    "philosophy": (0.24, 0.19, 0.27, 0.19, 0.20, 0.19, 0.20),
+    "prehistory": (0.23, 0.21, 0.23, 0.25, 0.24, 0.22, 0.22),
+    "professional_accounting": (0.24, 0.23, 0.27, 0.28, 0.28, 0.23, 0.23),
+    "professional_law": (0.23, 0.25, 0.25, 0.25, 0.25, 0.25, 0.25),
+    "professional_medicine": (0.23, 0.19, 0.27, 0.25, 0.20, 0.18, 0.18),
+    "professional_psychology": (0.24, 0.24, 0.25, 0.22, 0.25, 0.25, 0.25),
+    "public_relations": (0.23, 0.22, 0.21, 0.28, 0.22, 0.22, 0.23),
+    "security_studies": (0.24, 0.19, 0.25, 0.31, 0.20, 0.19, 0.19),
+    "sociology": (0.24, 0.26, 0.27, 0.27, 0.24, 0.24, 0.24),
+    "us_foreign_policy": (0.24, 0.28, 0.26, 0.27, 0.33, 0.28, 0.28),
+    "virology": (0.26, 0.28, 0.22, 0.21, 0.26, 0.28, 0.29),
+    "world_religions": (0.28, 0.31, 0.30, 0.32, 0.29, 0.32, 0.33),
+}  # fmt: skip
+
+# Document -> its headings, and the numbers of its tables. Lessons cite them; a test compares.
+HEADINGS = {
+    "Pré-Treino Eficiente de Modelos de Linguagem": """
+Anotações detalhadas da Semana 1
+The Ultra-Scale Playbook: Training LLMs on GPU Clusters.
+Anotações da Semana 2
+An Empirical Model of Large-Batch Training
+Anotações da Semana 3
+Dependência do tamanho do Modelo
+Temperatura
+Teste de Memory profile
+MFU
+Anotações da Semana 4
+Paralelismo de Dados
+Segunda Otimização: Sincronizar um lote/bucket de gradientes
+Zero Redundancy Optimizer (ZeRO)
+ZeRO-1: Particionamento dos Estados do Optimizer
+ZeRO-2: Adicionando o particionamento do Gradiente
+ZeRO-3: Adicionando o particionamento do Modelo (FSDP)
+Anotações da Semana 5
+Paralelismo de Tensor (TP) Nos Blocos do Transformers
+Paralelismo de Sequência
+Paralelismo de Contexto
+Ring Attention
+Pipeline Parallelism
+Intercalando os Estágios
+Zero Bubble and DualPipe
+Paralelismo de Expert
+Paralelismo 5D - em poucas palavras
+Anotações da Semana 6
+GPT-OSS-120B & GPT-OSS-20B Model Card
+DeepSeek LLM Scaling Open-Source Language Models With Longtermism
+Tokenizador
+Iniciando um Pré-Treino
+Anotações da Semana 7
+Megatron Core User Guide
+Gerando Dataset
+Experimentos Realizados
+Anotações da Semana 8
+Nemotron-CC: Transforming Common Crawl into a Refined Long-Horizon Pretraining Dataset (May, 2025)
+Nemotron-4 340B Technical Report (Aug, 2024)
+Nemotron-3 (Nov, 2023)
+Nemotron-H - (Set,2025)
+Propondo um novo pré-treino
+Comparativo da loss
+Inferência em alguns checkpoints
+Anotações da Semana 9
+Comparação de Performance
+Avaliação dos Checkpoints
+Iniciando um novo pré-treino em português
+The Smol Training Playbook: The Secrets to Building World-Class LLMs
+Anotações da Semana 10
+Conversão do checkpoint
+Hello World - Como dar um nome ao novo modelo?
+Finalização do Pré-treino
+Avaliação
+Agradecimento
+Tabela 4.1
+Tabela 4.2
+Tabela 6.1
+Tabela 7.1
+Tabela 7.2
+Tabela 8.1
+Tabela 9.1
+Tabela 9.2
+Tabela 9.3
+Tabela 10.1
+Tabela 10.2
+""",
+    "nanobot pre-train": """
+数据构造
+Meta张量初始化(节省显存)
+数据预取(Pipeline优化)
+MFU(模型FLOPs利用率)监控
+""",
+    "NfNN": """
+1.1 Conceitos iniciais de bibliotecas de diferenciação automática
+1.1.1 Bibliotecas de aprendizagem profunda vs diferenciação automática
+1.1.2 Definição de diferenciação automática
+1.1.3 Operações em tensores
+1.1.4 Descida de gradiente
+1.1.5 Avaliação imediata vs. avaliação preguiçosa
+1.1.6 Capacidade de fusão de kernel
+1.1.7 Alocação de memória
+1.2 Análise de diferentes bibliotecas de diferenciação automática
+1.2.1 PyTorch
+1.2.2 TensorFlow
+1.2.4 GGML
+1.2.5 TinyGrad
+1.3 Discussão
+2.1 Aprendizado federado vs distribuído
+2.2 Hiperparâmetros
+2.3 Paralelismo de modelo vs paralelismo de dados
+2.4 Otimização centralizada vs descentralizada
+2.5 Otimização síncrona vs assíncrona
+3.1 Escolha de linguagem
+3.2 Alocação de memória
+3.3 Diferenciação automática
+3.4 Otimizadores
+3.5 Implementação de um servidor de parâmetros
+3.6 Diferentes backends
+4.1 Descrição do conjunto de dados
+4.2 Descrição do modelo
+4.3 Diferentes abordagens distribuídas
+4.4 Descrição dos ambientes de teste
+4.5 Resultados
+4.6 Discussão
+Conclusão
+Tabela 4.1
+Tabela 4.2
+Algoritmo 3
+Algoritmo 4
+Figura 3.1
+""",
+    "Armazenamento": """
+O que “armazenamento” significa em ML em larga escala
+Hierarquia de armazenamento e por que ela importa
+Armazenamento de conjuntos de dados: de dados brutos a shards prontos para treinamento
+Conjuntos de dados brutos vs processados
+O problema de “arquivos pequenos”
+Formatos comuns de conjunto de dados e por que são usados
+Estratégia de fragmentação em shards (regras práticas)
+Compressão: trade-offs entre largura de banda e CPU
+Determinismo e versionamento do conjunto de dados
+Exemplo prático: streaming de shards WebDataset com cache local
+Checkpoints: o que salvar e como salvar com segurança
+Checkpoints completos vs incrementais
+Checkpoints fragmentados/distribuídos
+Atomicidade: tornando checkpoints seguros sob falhas
+Checkpointing assíncrono
+Exemplo prático: publicação segura de diretório de checkpoint
+Políticas de retenção
+Padrões de armazenamento para treinamento em larga escala
+Padrão 1: Object store como fonte da verdade + cache local por nó
+Padrão 2: Sistema de arquivos paralelo compartilhado para conjuntos de dados quentes
+Padrão 3: Checkpointing em dois níveis (local e depois remoto)
+Padrão 4: Preparar (staging) conjuntos de dados nos nós antes do treinamento começar
+Padrão 5: Streaming + pré-processamento online (com cuidado)
+Engenharia de desempenho: diagnosticando gargalos de armazenamento
+Sintomas de que você está limitado por E/S
+O que medir
+Confiabilidade, consistência e segurança
+Semântica de consistência
+Integridade de dados
+Controle de acesso e privacidade
+Escolhas de armazenamento interagem com escolhas de modelo/runtime
+Recomendações práticas (padrões testados em batalha)
+""",
+    "擴展的驚喜": """
+擴展的驚喜
+謎題 #1 – 消失的輸送量
+謎題 #2 – 持續的輸送量下降
+謎題 #3 – 嘈雜的損失
+啟動,第二次嘗試
+""",
+}

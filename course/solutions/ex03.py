@@ -1,0 +1,74 @@
+"""Exercise 3: the reference, and answers that the oracle must refuse."""
+
+from __future__ import annotations
+
+
+def pack_lengths(lengths, row, keep_tails=True, pad=False):
+    held = {d: (0, n) for d, n in enumerate(lengths)}  # document -> (next token, places it needs)
+    rows = []
+    while sum(n for _, n in held.values()) >= row or (pad and held):
+        pieces, space = [], row
+        while space and held:
+            fits = [d for d in held if held[d][1] <= space]
+            d = max(fits or held, key=lambda d: held[d][1])  # none fits: cut the longest
+            start, need = held.pop(d)
+            took = min(need, space)
+            stop = start + took - (start > 0)
+            pieces.append((d, start, stop))
+            space -= took
+            if took < need and keep_tails:
+                held[d] = (stop, need - took + 1)
+        rows.append(pieces)
+    return rows
+
+
+def throws_tails_away(lengths, row):
+    return pack_lengths(lengths, row, keep_tails=False)
+
+
+def pads_the_last_row(lengths, row):
+    return pack_lengths(lengths, row, pad=True)
+
+
+def as_they_come(lengths, row):
+    """A document is cut although another one would have fitted."""
+    held = [(d, 0, n) for d, n in enumerate(lengths)]
+    rows = []
+    while sum(n for *_, n in held) >= row:
+        pieces, space = [], row
+        while space:
+            d, start, need = held.pop(0)
+            took = min(need, space)
+            stop = start + took - (start > 0)
+            pieces.append((d, start, stop))
+            space -= took
+            if took < need:
+                held.insert(0, (d, stop, need - took + 1))
+        rows.append(pieces)
+    return rows
+
+
+def forgets_the_bos(lengths, row):
+    """The rest of a cut document goes on without BOS, so its row is one place too long."""
+    held = dict(enumerate(lengths))
+    done, rows = [0] * len(lengths), []
+    while sum(held.values()) >= row:
+        pieces, space = [], row
+        while space:
+            fits = [d for d in held if held[d] <= space]
+            d = max(fits or held, key=lambda d: held[d])
+            took = min(held[d], space)
+            pieces.append((d, done[d], done[d] + took))
+            done[d], held[d], space = done[d] + took, held[d] - took, space - took
+            if not held[d]:
+                del held[d]
+        rows.append(pieces)
+    return rows
+
+
+WRONG = {  # name -> what of the reference it replaces
+    "throws the tails away": dict(pack_lengths=throws_tails_away),
+    "takes documents as they come": dict(pack_lengths=as_they_come),
+    "pads the last row": dict(pack_lengths=pads_the_last_row),
+    "forgets the repeated BOS": dict(pack_lengths=forgets_the_bos),
+}
