@@ -97,7 +97,7 @@ def _check_numbers(model: GPT, theirs: nn.Module, where: str) -> float:
         raise ParityError(f"logits differ by {difference:.1e} {where}; {limit:.1e} is allowed")
 
     n = min(NEW_TOKENS, T // 2)
-    long, short = ids[0, : T - n], ids[1, : max(1, (T - n) // 2)]
+    long, short = ids[0, : T - n], ids[1, 1 : 1 + (T - n) // 2]  # the second without BOS in front
     padding = len(long) - len(short)
     batch = torch.stack([long, torch.cat([torch.full((padding,), c.bos_id), short])])  # (2, T - n)
     mask = torch.ones_like(batch)
