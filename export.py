@@ -31,7 +31,7 @@ class ExportConfig:
     data_dir: str = ""
     """Data folder, for the tokenizer; empty: the one that the run was trained on."""
     out: str = ""
-    """Folder to write; it must not exist. Empty: RUN_DIR/export_STEP."""
+    """Folder to write; it must not exist. Empty: export_STEP in the run's folder."""
     usd_per_hour: float = 0.0
     """What the machine cost, for the model card; 0: not known."""
 
@@ -104,9 +104,9 @@ def write_json(path: Path, tree: dict) -> None:
     path.write_text(json.dumps(tree, ensure_ascii=False, indent=1), encoding="utf-8")
 
 
-def training_facts(run_dir: Path, path: Path, trainer: dict, usd_per_hour: float) -> dict:
+def training_facts(path: Path, trainer: dict, usd_per_hour: float) -> dict:
     """What config.json keeps of the training, and the card shows; None: not known."""
-    step, records = trainer["step"], diary.read_jsonl(run_dir / "metrics.jsonl")
+    step, records = trainer["step"], diary.read_jsonl(path.parent.parent / "metrics.jsonl")
     bpb = [r["val_bpb"] for r in records if r["step"] == step and "val_bpb" in r]
     step_s = {r["step"]: r["step_s"] for r in records if "step_s" in r and r["step"] <= step}
     hours = sum(step_s.values()) / 3600 if len(step_s) == step else None
@@ -169,29 +169,27 @@ special token written in a text is read as plain text. {masked}A row is one docu
 def export(config: ExportConfig, title: str, prompt: str) -> Path:
     """Load, write, compare, publish; returns the folder. ParityError if the comparison fails."""
     model, path, trainer, manifest = load(config)
-    out = Path(config.out or f"{config.run_dir}/export_{trainer['step']:08d}")
+    out = Path(config.out or path.parent.parent / f"export_{trainer['step']:08d}")
     tokenizer = Tokenizer.load(manifest.dir / "tokenizer.json")
     name, why = huggingface.choose_class(model.config)
     own = name == huggingface.OWN
-    chosen = (
-        f"modeling_nano2049.py beside the weights ({why})" if own else f"the stock {name} ({why})"
-    )
-    print(f"{path}: step {trainer['step']:,}, {trainer['tokens']:,} tokens, goes to {chosen}")
+    chosen = "modeling_nano2049.py beside the weights" if own else f"the stock {name}"
+    print(f"{path}: step {trainer['step']:,}, {trainer['tokens']:,} tokens")
+    print(f"class: {chosen} ({why})")
     trust = ", trust_remote_code=True" if own else ""
     usage = (
         "from transformers import pipeline\n"
-        f'generate = pipeline("text-generation", "{out}"{trust})\n'
+        f'generate = pipeline("text-generation", "{{}}"{trust})\n'
         f'print(generate({prompt!r}, max_new_tokens=80)[0]["generated_text"])'
     )
     with durable.creating(out) as folder:
-        facts = training_facts(Path(config.run_dir), path, trainer, config.usd_per_hour)
-        facts = write_model(model, folder, facts)
+        facts = write_model(model, folder, training_facts(path, trainer, config.usd_per_hour))
         write_tokenizer(tokenizer, folder, model.config.seq_len)
-        write_card(folder, title, facts, model, manifest, usage)
+        write_card(folder, title, facts, model, manifest, usage.format(out.name))
         # A row of the exported model is one document, whatever the rows of training were.
         model.config = replace(model.config, doc_mask=False)
         print(f"checked: {parity.check(folder, model, tokenizer)}")
-    print(f"written: {out}\n\nin Python:\n{usage}\n\nto score it:")
+    print(f"written: {out}\n\nin Python:\n{usage.format(out)}\n\nto score it:")
     print(
         f"lm_eval --model hf --model_args pretrained={out},dtype=float32"
         f"{trust.replace(', ', ',')} --tasks hellaswag --batch_size 8 --device cpu"

@@ -182,8 +182,10 @@ def load_exported(
     Needs safetensors, not transformers. ValueError if export.py did not write the folder,
     CheckpointError if its weights are damaged.
     """
-    from safetensors.torch import load_file
-
+    try:
+        from safetensors.torch import load_file
+    except ImportError:
+        raise ValueError(f"to read {folder}, pip install -r requirements-eval.txt") from None
     folder = Path(folder)
     try:
         facts = json.loads((folder / "config.json").read_text(encoding="utf-8"))["nano2049"]
