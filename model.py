@@ -126,7 +126,8 @@ def rms_norm(x: Tensor) -> Tensor:
 def rope_tables(seq_len: int, head_dim: int, theta: float, device=None) -> tuple[Tensor, Tensor]:
     """cos and sin of position * frequency: (seq_len, head_dim / 2) each, fp32 (Su et al. 2021)."""
     exponent = torch.arange(0, head_dim, 2, device=device, dtype=torch.float32) / head_dim
-    angle = torch.outer(torch.arange(seq_len, device=device, dtype=torch.float32), theta**-exponent)
+    frequency = 1.0 / theta**exponent  # written so, it is transformers' to the bit
+    angle = torch.outer(torch.arange(seq_len, device=device, dtype=torch.float32), frequency)
     return angle.cos(), angle.sin()
 
 

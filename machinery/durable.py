@@ -44,6 +44,24 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         temporary.unlink(missing_ok=True)
 
 
+@contextmanager
+def creating(folder: Path) -> Iterator[Path]:
+    """`with creating(folder) as temporary:` fill a new folder, which gets its name at the end of
+    the block. If the block raises, nothing is left. ValueError if the folder is there already."""
+    if folder.exists():
+        raise ValueError(f"{folder} exists already; remove it, or give another folder")
+    temporary = folder.with_name(f".tmp-{folder.name}-{uuid.uuid4().hex[:8]}")
+    try:
+        temporary.mkdir(parents=True)
+        yield temporary
+        for path in [*temporary.rglob("*"), temporary]:
+            fsync(path)
+        temporary.rename(folder)
+        fsync(folder.parent)
+    finally:  # once it is renamed, there is nothing left to remove
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
 def write_text(path: Path, text: str) -> None:
     """Replace a whole file by `text` in UTF-8."""
     with replacing(path) as file:

@@ -9,6 +9,7 @@
 | 4    | no checkpoint can be used, or it does not fit | CheckpointError |
 | 5    | a loss, a gradient or a weight is NaN or infinite | NonFiniteError |
 | 6    | the disk is full or fails | StorageError |
+| 7    | an exported model does not compute what ours does | ParityError |
 | 130  | stopped by SIGINT (Ctrl-C) | |
 | 143  | stopped by SIGTERM | |
 
@@ -54,3 +55,9 @@ class StorageError(Exception):
     """What should be written does not fit, or the disk fails."""
 
     exit_code = 6
+
+
+class ParityError(Exception):
+    """An exported model or tokenizer does not compute what ours does."""
+
+    exit_code = 7

@@ -1,0 +1,215 @@
+"""A checkpoint -> a folder that transformers loads: `python export.py [PRESET] [--out FOLDER]`.
+
+Reads RUN_DIR's newest valid checkpoint (or --checkpoint), metrics.jsonl, and the data folder for
+its tokenizer. Writes model.safetensors, config.json, the tokenizer, a model card, and, for a model
+that no stock class computes, modeling_nano2049.py. Guarantees: the folder gets its name only after
+transformers, reading it as any user would, gave our token ids, our logits and our greedy text.
+Needs requirements-eval.txt. Next: machinery/huggingface.py, which class and which weights.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import asdict, dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
+
+from machinery import checkpoint, cli, diary, durable, huggingface, parity, shards
+from model import GPT, GPTConfig
+from tokenizer import BOS, Tokenizer
+
+
+@dataclass(frozen=True)
+class ExportConfig:
+    """Which checkpoint, and where to."""
+
+    run_dir: str = ""
+    """Folder of the run; empty: runs/PRESET."""
+    checkpoint: str = ""
+    """A checkpoint folder; empty: the newest valid one of the run."""
+    data_dir: str = ""
+    """Data folder, for the tokenizer; empty: the one that the run was trained on."""
+    out: str = ""
+    """Folder to write; it must not exist. Empty: export_STEP in the run's folder."""
+    usd_per_hour: float = 0.0
+    """What the machine cost, for the model card; 0: not known."""
+
+
+def load(config: ExportConfig) -> tuple[GPT, Path, dict, shards.Manifest]:
+    """(model in fp32 on the CPU, its checkpoint, the trainer's record, its data)."""
+    root = Path(config.run_dir) / "checkpoints"
+    path = Path(config.checkpoint) if config.checkpoint else checkpoint.latest_valid(root)
+    if path is None or not path.exists():
+        raise ValueError(
+            f"there is no checkpoint in {path or root}; train one first: python train.py "
+            f"{Path(config.run_dir).name}"
+        )
+    trainer = checkpoint.read_trainer(path)
+    model = GPT(GPTConfig(**trainer["model"]))
+    model.init_weights()
+    checkpoint.load_model(path, model, verified=not config.checkpoint)
+    manifest = shards.Manifest.load(config.data_dir or trainer["data_dir"])
+    if manifest.tokenizer_sha256 != trainer["identity"]["tokenizer_sha256"]:
+        raise ValueError(
+            f"{manifest.dir} has another tokenizer than {path} was trained with; "
+            f"give its data folder with --data_dir"
+        )
+    return model.eval(), path, trainer, manifest
+
+
+# ------------------------------------------------------------------------------- the folder
+
+
+def write_model(model: GPT, folder: Path, facts: dict) -> dict:
+    """Weights, config.json and generation_config.json; returns the facts of config.json."""
+    from safetensors.torch import save_file
+
+    name, _ = huggingface.choose_class(model.config)
+    config, weights = huggingface.to_huggingface(model)
+    file = folder / "model.safetensors"
+    save_file(weights, file, metadata={"format": "pt"})
+    file.chmod(0o644)  # safetensors makes it readable by its owner alone
+    facts = dict(format=huggingface.FORMAT, class_name=name) | facts
+    facts |= dict(model=asdict(config), weights_sha256=durable.sha256_of(file))
+    write_json(folder / "config.json", huggingface.config_json(config, name) | {"nano2049": facts})
+    ids = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), config.bos_id)
+    sampling = dict(do_sample=True, temperature=0.8, top_k=50)
+    write_json(folder / "generation_config.json", ids | sampling)
+    if name == huggingface.OWN:
+        shutil.copyfile(huggingface.OWN_FILE, folder / "modeling_nano2049.py")
+    return facts
+
+
+def write_tokenizer(tokenizer: Tokenizer, folder: Path, seq_len: int) -> None:
+    """tokenizer.json with BOS put first by a post-processor: of the ways to say so, the only one
+    that every version of transformers and lm_eval obeys."""
+    bos = {"SpecialToken": {"id": BOS, "type_id": 0}}
+    text, second = ({"Sequence": {"id": s, "type_id": i}} for i, s in enumerate("AB"))
+    entry = {"id": BOS, "ids": [tokenizer.bos_id], "tokens": [BOS]}
+    template = dict(type="TemplateProcessing", single=[bos, text], pair=[bos, text, second],
+                    special_tokens={BOS: entry})  # fmt: skip
+    write_json(folder / "tokenizer.json", json.loads(tokenizer.spec) | {"post_processor": template})
+    options = dict(
+        tokenizer_class="PreTrainedTokenizerFast",  # else the class of the model splits otherwise
+        bos_token=BOS, eos_token=BOS, pad_token=BOS,  # the next document begins where one ends
+        split_special_tokens=True,  # "<|end|>" in a text is plain text, as in training
+        clean_up_tokenization_spaces=False, model_max_length=seq_len, padding_side="left",
+        model_input_names=["input_ids", "attention_mask"],
+    )  # fmt: skip
+    write_json(folder / "tokenizer_config.json", options)
+
+
+def write_json(path: Path, tree: dict) -> None:
+    path.write_text(json.dumps(tree, ensure_ascii=False, indent=1), encoding="utf-8")
+
+
+def training_facts(path: Path, trainer: dict, usd_per_hour: float) -> dict:
+    """What config.json keeps of the training, and the card shows; None: not known."""
+    step, records = trainer["step"], diary.read_jsonl(path.parent.parent / "metrics.jsonl")
+    bpb = [r["val_bpb"] for r in records if r["step"] == step and "val_bpb" in r]
+    step_s = {r["step"]: r["step_s"] for r in records if "step_s" in r and r["step"] <= step}
+    hours = sum(step_s.values()) / 3600 if len(step_s) == step else None
+    return dict(
+        step=step, tokens=trainer["tokens"], identity=trainer["identity"],
+        checkpoint_sha256=durable.sha256_of(path / checkpoint.MANIFEST),
+        val_bpb=bpb[-1] if bpb else None, hours=hours,
+        usd=hours * usd_per_hour if hours and usd_per_hour else None,
+    )  # fmt: skip
+
+
+def write_card(folder: Path, title: str, facts: dict, model: GPT, manifest, usage: str) -> None:
+    """README.md, the model card: what the model is, what it was trained on, how to use it."""
+    c, identity, known = model.config, facts["identity"], lambda x, text: text if x else "not known"
+    same_data = manifest.fingerprint == identity["data_fingerprint"]
+    sources = [f"`{s['spec']}`" + (f" at `{s['revision']}`" if s.get("revision") else "")
+               for s in manifest.tree["sources"]]  # fmt: skip
+    needs = "5" if facts["class_name"] in huggingface.NEEDS_5 else "4.57 or 5"
+    rows = {
+        "class": f"{facts['class_name']}ForCausalLM, of transformers {needs}",
+        "parameters": f"{sum(p.numel() for p in model.parameters()):,}",
+        "shape": f"{c.n_layer} layers, width {c.n_embd}, {c.n_head} query heads and {c.n_kv_head} "
+        f"key/value heads of {c.head_dim}, MLP {c.mlp} of {c.mlp_hidden}",
+        "context": f"{c.seq_len:,} tokens",
+        "training": f"{facts['step']:,} steps, {facts['tokens']:,} tokens",
+        "validation": known(facts["val_bpb"], f"{facts['val_bpb'] or 0:.4f} bits per byte"),
+        "time": known(facts["hours"], f"{facts['hours'] or 0:.2f} hours of steps"),
+        "cost": known(facts["usd"], f"${facts['usd'] or 0:,.2f}"),
+        "text": known(same_data, ", ".join(sources)),
+        "data fingerprint": f"`{identity['data_fingerprint']}`",
+        "tokenizer, before BOS was added": f"sha256 `{identity['tokenizer_sha256']}`",
+        "checkpoint": f"sha256 of its MANIFEST.json `{facts['checkpoint_sha256']}`",
+        "model.safetensors": f"sha256 `{facts['weights_sha256']}`",
+    }
+    masked = "It was trained with attention kept within a document. " if c.doc_mask else ""
+    text = f"""---
+library_name: transformers
+pipeline_tag: text-generation
+---
+# {title}
+
+A pretrained language model, trained with nano2049. It completes text; it does not answer.
+
+```python
+{usage}
+```
+
+It loads in fp32; `dtype=torch.bfloat16` halves the memory. The tokenizer puts BOS in front, and a
+special token written in a text is read as plain text. {masked}A row is one document.
+
+| | |
+| --- | --- |
+""" + "".join(f"| {name} | {value} |\n" for name, value in rows.items())
+    (folder / "README.md").write_text(text, encoding="utf-8")
+
+
+# ---------------------------------------------------------------------------------- the story
+
+
+def export(config: ExportConfig, title: str, prompt: str) -> Path:
+    """Load, write, compare, publish; returns the folder. ParityError if the comparison fails."""
+    model, path, trainer, manifest = load(config)
+    out = Path(config.out or path.parent.parent / f"export_{trainer['step']:08d}")
+    tokenizer = Tokenizer.load(manifest.dir / "tokenizer.json")
+    name, why = huggingface.choose_class(model.config)
+    own = name == huggingface.OWN
+    chosen = "modeling_nano2049.py beside the weights" if own else f"the stock {name}"
+    print(f"{path}: step {trainer['step']:,}, {trainer['tokens']:,} tokens")
+    print(f"class: {chosen} ({why})")
+    trust = ", trust_remote_code=True" if own else ""
+    usage = (
+        "from transformers import pipeline\n"
+        f'generate = pipeline("text-generation", "{{}}"{trust})\n'
+        f'print(generate({prompt!r}, max_new_tokens=80)[0]["generated_text"])'
+    )
+    with durable.creating(out) as folder:
+        facts = write_model(model, folder, training_facts(path, trainer, config.usd_per_hour))
+        write_tokenizer(tokenizer, folder, model.config.seq_len)
+        write_card(folder, title, facts, model, manifest, usage.format(out.name))
+        # A row of the exported model is one document, whatever the rows of training were.
+        model.config = replace(model.config, doc_mask=False)
+        print(f"checked: {parity.check(folder, model, tokenizer)}")
+    print(f"written: {out}\n\nin Python:\n{usage.format(out)}\n\nto score it:")
+    print(
+        f"lm_eval --model hf --model_args pretrained={out},dtype=float32"
+        f"{trust.replace(', ', ',')} --tasks hellaswag --batch_size 8 --device cpu"
+    )
+    return out
+
+
+def main(argv: list[str]) -> int:
+    """`export.py [PRESET] [--option value ...]`"""
+    missing = [m for m in ("transformers", "safetensors") if find_spec(m) is None]
+    if missing:
+        raise ValueError(
+            f"{' and '.join(missing)} is not installed; pip install -r requirements-eval.txt"
+        )
+    name, options = cli.split_preset(argv)
+    prompt = cli.find_preset(name).prompts[0].rstrip()
+    config = cli.read_options(ExportConfig(run_dir=f"runs/{name}"), options, "export.py")
+    export(config, f"nano2049 {name}", prompt)
+    return 0
+
+
+if __name__ == "__main__":
+    cli.run(main)

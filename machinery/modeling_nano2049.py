@@ -1,0 +1,254 @@
+"""The GPT of nano2049 for transformers 5: `from_pretrained(FOLDER, trust_remote_code=True)`.
+
+export.py copies this file beside the weights of a model that no stock class of transformers
+computes. It imports torch and transformers only. The parameters have the names of the trainer's
+model, so model.safetensors holds its weights as they are. A row of ids is one document: BOS, then
+its tokens. Shapes: B rows, T positions, H query heads, G key/value heads, D = head_dim.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from transformers import GenerationMixin, PreTrainedConfig, PreTrainedModel
+from transformers.cache_utils import DynamicCache, DynamicLayer
+from transformers.masking_utils import create_causal_mask
+from transformers.modeling_outputs import CausalLMOutputWithPast
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+VALUE_GATE_CHANNELS, SMEAR_GATE_CHANNELS, QK_SCALE = 12, 24, 1.2
+
+
+class Nano2049Config(PreTrainedConfig):
+    """The fields of the trainer's GPTConfig, under its names."""
+
+    model_type = "nano2049"
+    keys_to_ignore_at_inference = ["past_key_values"]
+    attribute_map = {  # the names that other code asks for
+        "max_position_embeddings": "seq_len",
+        "num_hidden_layers": "n_layer",
+        "hidden_size": "n_embd",
+        "num_attention_heads": "n_head",
+        "num_key_value_heads": "n_kv_head",
+        "intermediate_size": "mlp_hidden",
+    }
+
+    def __init__(
+        self,
+        seq_len=2048,
+        vocab_size=32_768,
+        n_layer=12,
+        n_head=6,
+        n_kv_head=6,
+        head_dim=128,
+        n_embd=768,
+        mlp="relu2",
+        mlp_hidden=3072,
+        qk_norm=True,
+        embed_norm=True,
+        logit_softcap=15.0,
+        rope_theta=100_000.0,
+        nope_every=0,
+        extras=(),
+        **kwargs,
+    ):
+        self.seq_len, self.vocab_size, self.n_layer, self.n_embd = (
+            seq_len, vocab_size, n_layer, n_embd,
+        )  # fmt: skip
+        self.n_head, self.n_kv_head, self.head_dim = n_head, n_kv_head, head_dim
+        self.mlp, self.mlp_hidden, self.logit_softcap = mlp, mlp_hidden, logit_softcap
+        self.qk_norm, self.embed_norm = qk_norm, embed_norm
+        self.rope_theta, self.nope_every, self.extras = rope_theta, nope_every, list(extras)
+        super().__init__(**kwargs)
+
+    def has_value_embed(self, layer):
+        return "value_embeds" in self.extras and (self.n_layer - 1 - layer) % 2 == 0
+
+    def has_rope(self, layer):
+        return self.nope_every == 0 or (layer + 1) % self.nope_every != 0
+
+
+def rms_norm(x):
+    return F.rms_norm(x, (x.size(-1),), eps=1e-6)
+
+
+def apply_rope(x, cos, sin):
+    """x (B, T, H, D), cos and sin (B or 1, T, 1, D/2) -> (B, T, H, D)."""
+    x1, x2 = x.chunk(2, dim=-1)  # (B, T, H, D/2) each
+    return torch.cat([x1 * cos - x2 * sin, x2 * cos + x1 * sin], dim=-1).to(x.dtype)
+
+
+def linear(n_in, n_out):
+    return nn.Linear(n_in, n_out, bias=False)
+
+
+class Attention(nn.Module):
+    def __init__(self, config, layer):
+        super().__init__()
+        self.config, self.layer = config, layer
+        # what transformers' attention functions ask a module for
+        self.is_causal, self.num_key_value_groups = True, config.n_head // config.n_kv_head
+        self.q = linear(config.n_embd, config.n_head * config.head_dim)
+        self.k = linear(config.n_embd, config.n_kv_head * config.head_dim)
+        self.v = linear(config.n_embd, config.n_kv_head * config.head_dim)
+        self.out = linear(config.n_head * config.head_dim, config.n_embd)
+        if config.has_value_embed(layer):
+            self.value_gate = linear(VALUE_GATE_CHANNELS, config.n_kv_head)
+
+    def forward(self, x, value_embed, cos, sin, mask, cache):
+        config, (B, T, _) = self.config, x.shape
+        heads = (B, T, -1, config.head_dim)
+        q, k, v = self.q(x).view(heads), self.k(x).view(heads), self.v(x).view(heads)
+        if value_embed is not None:
+            gate = 3 * torch.sigmoid(self.value_gate(x[..., :VALUE_GATE_CHANNELS]))  # (B, T, G)
+            v = v + gate[..., None] * value_embed.view(heads)
+        if config.has_rope(self.layer):
+            q, k = apply_rope(q, cos, sin), apply_rope(k, cos, sin)
+        if config.qk_norm:
+            scale = QK_SCALE if "qk_scale" in config.extras else 1.0
+            q, k = rms_norm(q) * scale, rms_norm(k) * scale
+        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)  # (B, H or G, T, D)
+        if cache is not None:
+            k, v = cache.update(k, v, self.layer)
+        attend = ALL_ATTENTION_FUNCTIONS[config._attn_implementation]
+        y, _ = attend(self, q, k, v, mask, dropout=0.0, scaling=config.head_dim**-0.5)
+        return self.out(y.reshape(B, T, -1))  # y (B, T, H, D)
+
+
+class MLP(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.up = linear(config.n_embd, config.mlp_hidden)
+        if config.mlp == "swiglu":
+            self.gate = linear(config.n_embd, config.mlp_hidden)
+        self.down = linear(config.mlp_hidden, config.n_embd)
+        self.swiglu = config.mlp == "swiglu"
+
+    def forward(self, x):
+        h = F.silu(self.gate(x)) * self.up(x) if self.swiglu else F.relu(self.up(x)).square()
+        return self.down(h)
+
+
+class Block(nn.Module):
+    def __init__(self, config, layer):
+        super().__init__()
+        self.attn = Attention(config, layer)
+        self.mlp = MLP(config)
+
+    def forward(self, x, *args):
+        x = x + self.attn(rms_norm(x), *args)
+        return x + self.mlp(rms_norm(x))
+
+
+class Nano2049ForCausalLM(PreTrainedModel, GenerationMixin):
+    config_class = Nano2049Config
+    _supports_sdpa = True
+    _no_split_modules = ["Block"]
+    _skip_keys_device_placement = ["past_key_values"]
+    _tied_weights_keys = {"head.weight": "embed.weight"}
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.embed = nn.Embedding(config.vocab_size, config.n_embd)
+        self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.n_layer))
+        self.head = linear(config.n_embd, config.vocab_size)
+        self.value_embeds = nn.ModuleDict()
+        for layer in filter(config.has_value_embed, range(config.n_layer)):
+            table = nn.Embedding(config.vocab_size, config.n_kv_head * config.head_dim)
+            self.value_embeds[str(layer)] = table
+        if "smear" in config.extras:
+            self.smear_gate = linear(SMEAR_GATE_CHANNELS, 1)
+            self.smear_scale = nn.Parameter(torch.zeros(1))
+        if "backout" in config.extras:
+            self.backout_scale = nn.Parameter(torch.zeros(1))
+        self.post_init()
+
+    def get_input_embeddings(self):
+        return self.embed
+
+    def set_input_embeddings(self, value):
+        self.embed = value
+
+    def get_output_embeddings(self):
+        return self.head
+
+    def set_output_embeddings(self, value):
+        self.head = value
+
+    def forward(
+        self,
+        input_ids,
+        attention_mask=None,
+        position_ids=None,
+        past_key_values=None,
+        labels=None,
+        use_cache=None,
+        logits_to_keep=0,
+        **kwargs,
+    ):
+        """input_ids (B, T) -> logits (B, T, V) in fp32, or of the last logits_to_keep positions."""
+        config, cache = self.config, past_key_values
+        if use_cache and cache is None:
+            cache = DynamicCache(config=config)
+        if position_ids is None:
+            start = cache.get_seq_length() if cache is not None else 0
+            position_ids = start + torch.arange(input_ids.size(1), device=input_ids.device)[None]
+        x = self._embed(input_ids)  # (B, T, C)
+        mask = create_causal_mask(
+            config=config, inputs_embeds=x, attention_mask=attention_mask, past_key_values=cache,
+            position_ids=position_ids,
+        )  # fmt: skip
+        cos, sin = self._rope(position_ids)
+
+        if "smear" in config.extras:
+            x = self._smear(x, input_ids, attention_mask, cache)
+        for layer, block in enumerate(self.blocks):
+            value_embed = None
+            if config.has_value_embed(layer):
+                value_embed = self.value_embeds[str(layer)](input_ids)
+            x = block(x, value_embed, cos, sin, mask, cache)
+            if layer == config.n_layer // 2:
+                middle = x
+        if "backout" in config.extras:
+            x = x - self.backout_scale.to(x.dtype) * middle
+
+        keep = logits_to_keep
+        keep = slice(-keep, None) if isinstance(keep, int) else keep  # 0: slice(0, None), all
+        logits = self.head(rms_norm(x[:, keep])).float()
+        if cap := config.logit_softcap:
+            logits = cap * torch.tanh(logits / cap)
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(
+                logits=logits, labels=labels, vocab_size=config.vocab_size, **kwargs
+            )
+        return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=cache)
+
+    def _embed(self, ids):
+        x = self.embed(ids)
+        return rms_norm(x) if self.config.embed_norm else x
+
+    def _rope(self, position_ids):
+        """(B or 1, T) -> cos and sin, (B or 1, T, 1, D/2) each, in fp32."""
+        D, device = self.config.head_dim, position_ids.device
+        exponent = torch.arange(0, D, 2, device=device, dtype=torch.float32) / D
+        angle = position_ids[..., None, None].float() * (1.0 / self.config.rope_theta**exponent)
+        return angle.cos(), angle.sin()
+
+    def _smear(self, x, ids, attention_mask, cache):
+        """Mix the previous token's embedding into each token, except where a document begins.
+
+        The ids seen so far are kept in the cache as one more layer, so that whatever reorders, cuts
+        or repeats the cache does the same to them."""
+        T, seen = ids.size(1), ids
+        if cache is not None:
+            while len(cache.layers) <= self.config.n_layer:
+                cache.layers.append(DynamicLayer())
+            column = ids[:, None, :, None]  # (B, 1, T, 1), as keys and values are
+            seen = cache.update(column, column, self.config.n_layer)[0][:, 0, :, 0]  # (B, S)
+        is_token = torch.ones_like(seen)
+        if attention_mask is not None and attention_mask.ndim == 2:
+            is_token = attention_mask[:, -seen.size(1) :]  # 0: padding
+        previous = F.pad(seen, (1, 0))[:, -T - 1 : -1]  # (B, T)
+        inside = F.pad(is_token, (1, 0))[:, -T - 1 : -1].bool() & (ids != self.config.bos_token_id)
+        gate = torch.sigmoid(self.smear_gate(x[..., :SMEAR_GATE_CHANNELS]))  # (B, T, 1)
+        return x + self.smear_scale.to(x.dtype) * gate * self._embed(previous) * inside[..., None]

@@ -1,0 +1,135 @@
+"""An exported folder is believed only after transformers, reading it, gave our numbers.
+
+`check(folder, model, tokenizer)` loads the folder as a user would and compares token ids, logits
+and greedy text, in fp32 on the CPU. At the trained weights and at random ones of unit scale: an
+untrained model has zeros in `out` and `down`, behind which half of a wrong mapping would hide.
+ParityError says what differs. Next: huggingface.py made the weights, export.py calls this.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from machinery import huggingface
+from machinery.errors import ParityError
+from model import GPT, kind_of
+from tokenizer import Tokenizer
+
+TOLERANCE = 2e-5  # of logits in fp32, times their standard deviation if that is above 1
+POSITIONS = 512  # of a row to compare, and of those
+NEW_TOKENS = 32  # to generate
+
+TEXTS = (
+    "", " ", "def f(x):\n    return x", " a space before", "a space after ", "\n\n\n  \t x\r\n",
+    "a , b . c ! do n't it 's", "12345 1,234.5 1e-9", "A" * 300, "    " * 50,
+    "<|bos|>", "<|bos|>a document<|end|>", "x<|user|>y <|assistant|>", "<|bos|", "<s></s>",
+    "caf\u00e9 \u00f1 a\u00e7\u00e3o", "e\u0301 combining", "\u4f60\u597d \u0645\u0631\u062d",
+    "\U0001f642 \U0001f469\u200d\U0001f4bb", "\u00a0nbsp", "\ufefffirst", "\u1100\u1161 \uac00",
+    "\x00\x7f\x85", "\u0130\u017f\u1e9e \ufb01", "\u0e2a\u0e27\u0e31\u0e2a\u0e14\u0e35", "\u2028x",
+)  # fmt: skip
+"""What tokenizers disagree on: spaces, digits, special tokens written out, odd Unicode."""
+
+
+def check(folder: Path, model: GPT, tokenizer: Tokenizer) -> str:
+    """One line that says what was compared; ParityError if anything differs.
+
+    model: in fp32 on the CPU, without doc_mask (a row of the folder's model is one document). Its
+    weights are random afterwards, which saves the memory of a second model."""
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")  # this folder is all that is read
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    name, _ = huggingface.choose_class(model.config)
+    options = {"trust_remote_code": True} if name == huggingface.OWN else {}
+    theirs, report = transformers.AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, output_loading_info=True, **options
+    )
+    if wrong := {key: sorted(names) for key, names in report.items() if names}:
+        raise ParityError(f"{name} does not load these weights as they are: {wrong}")
+    _check_tokenizer(transformers.AutoTokenizer.from_pretrained(folder, **options), tokenizer)
+    theirs.generation_config = transformers.GenerationConfig(pad_token_id=model.config.bos_id)
+    trained = _check_numbers(model, theirs.eval(), "at the trained weights")
+    set_unit_weights(model)
+    theirs.load_state_dict(huggingface.to_huggingface(model)[1], strict=False)  # tied: no head
+    random = _check_numbers(model, theirs, "at random weights")
+    return (
+        f"{len(TEXTS)} texts have equal ids; logits differ by {trained:.1g} at most, "
+        f"{random:.1g} at random weights; greedy text is equal, with the cache and left-padded"
+    )
+
+
+def _check_tokenizer(theirs, tokenizer: Tokenizer) -> None:
+    """Ids with BOS in front, ids without, and text from ids."""
+    for text in TEXTS:
+        ids = tokenizer.encode(text)
+        if (found := theirs(text).input_ids) != [tokenizer.bos_id, *ids]:
+            why = "BOS is not in front" if found == ids else "the ids differ"
+            raise ParityError(f"the exported tokenizer reads {text[:40]!r} otherwise: {why}")
+        if theirs(text, add_special_tokens=False).input_ids != ids:
+            raise ParityError(f"the exported tokenizer reads {text[:40]!r} otherwise without BOS")
+        if theirs.decode(ids) != tokenizer.decode(ids):
+            raise ParityError(f"the exported tokenizer does not give {text[:40]!r} back")
+    special = {theirs.bos_token_id, theirs.eos_token_id, theirs.pad_token_id}
+    if special != {tokenizer.bos_id} or len(theirs) != tokenizer.vocab_size:
+        raise ParityError(
+            f"the exported tokenizer has {len(theirs)} tokens, and {special} for BOS, EOS and "
+            f"padding; ours has {tokenizer.vocab_size}, and {tokenizer.bos_id} for all three"
+        )
+
+
+@torch.no_grad()
+def _check_numbers(model: GPT, theirs: nn.Module, where: str) -> float:
+    """Compare logits and greedy text; returns the largest difference of two logits."""
+    c, generator = model.config, torch.Generator().manual_seed(0)
+    T = min(c.seq_len, POSITIONS)
+    ids = torch.randint(c.vocab_size - 1, (2, T), generator=generator)
+    ids += ids >= c.bos_id  # any token but BOS
+    ids[:, 0] = ids[1, T // 2] = c.bos_id  # the second row has two documents
+    ours = model(ids)  # (2, T, V)
+    limit = TOLERANCE * max(1.0, ours.std().item())
+    difference = (ours - theirs(ids).logits).abs().max().item()
+    if not difference <= limit:  # NaN is refused as well
+        raise ParityError(f"logits differ by {difference:.1e} {where}; {limit:.1e} is allowed")
+
+    n = min(NEW_TOKENS, T // 2)
+    long, short = ids[0, : T - n], ids[1, 1 : 1 + (T - n) // 2]  # the second without BOS in front
+    padding = len(long) - len(short)
+    batch = torch.stack([long, torch.cat([torch.full((padding,), c.bos_id), short])])  # (2, T - n)
+    mask = torch.ones_like(batch)
+    mask[1, :padding] = 0
+    greedy = dict(max_new_tokens=n, do_sample=False, use_cache=True)
+    alone = theirs.generate(batch[:1], attention_mask=mask[:1], **greedy)[:, -n:]  # (1, n)
+    both = theirs.generate(batch, attention_mask=mask, **greedy)[:, -n:]  # (2, n)
+    _check_greedy(model, long, alone[0], 2 * limit, f"with the cache, {where}")
+    _check_greedy(model, long, both[0], 2 * limit, f"in a batch, {where}")
+    _check_greedy(model, short, both[1], 2 * limit, f"in a left-padded batch, {where}")
+    return difference
+
+
+def _check_greedy(model: GPT, prompt: Tensor, new: Tensor, limit: float, where: str) -> None:
+    """Each new token must be our likeliest after the text before it, by a forward pass without a
+    cache. `limit`: so close, two logits are equal, and either token will do."""
+    logits = model(torch.cat([prompt, new])[None])[0, len(prompt) - 1 : -1]  # (n, V)
+    short_of_best = logits.max(-1).values - logits.gather(1, new[:, None])[:, 0]  # (n,)
+    if bad := (short_of_best > limit).nonzero().flatten().tolist():
+        raise ParityError(
+            f"greedy text differs from its token {bad[0] + 1} of {len(new)} on, {where}"
+        )
+
+
+@torch.no_grad()
+def set_unit_weights(model: GPT, seed: int = 0) -> None:
+    """Random weights such that every path of the model counts: tables and scalars of standard
+    deviation 1, matrices of n_in^-1/2."""
+    generator = torch.Generator().manual_seed(seed)
+    for name, p in model.named_parameters():
+        kind = kind_of(name)
+        is_lookup = kind == "value_embeds" or kind == "embed" and not model.config.tie_embeddings
+        fan_in = p.size(1) if p.ndim == 2 and not is_lookup else 1
+        p.copy_(torch.randn(p.shape, generator=generator) * fan_in**-0.5)

@@ -1,0 +1,427 @@
+"""export.py, machinery/huggingface.py, parity.py and modeling_nano2049.py: transformers computes
+our numbers with an exported folder, the folder can be read back, and a wrong one is never left."""
+
+import json
+import os
+import re
+import tempfile
+from dataclasses import asdict, replace
+from types import SimpleNamespace
+
+import pytest
+from conftest import SMALL, run
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("HF_MODULES_CACHE", tempfile.mkdtemp())
+transformers = pytest.importorskip("transformers")
+pytest.importorskip("safetensors")
+
+import torch  # noqa: E402
+
+import export  # noqa: E402
+import train  # noqa: E402
+from machinery import huggingface, parity  # noqa: E402
+from machinery.errors import CheckpointError, ParityError  # noqa: E402
+from model import EXTRAS, GPT, GPTConfig, rope_tables  # noqa: E402
+from tokenizer import Tokenizer  # noqa: E402
+
+BASE = GPTConfig(
+    seq_len=96, vocab_size=331, n_layer=2, n_head=4, n_kv_head=4, head_dim=16, n_embd=64,
+    mlp_hidden=96, rope_theta=54_321.0,
+)  # fmt: skip
+LLAMA = dict(mlp="swiglu", qk_norm=False, embed_norm=False, tie_embeddings=True, logit_softcap=0.0)
+CASES = {
+    "nanochat": ("NanoChat", {}),
+    "grouped queries, another head_dim": ("NanoChat", dict(n_kv_head=2, head_dim=24)),
+    "tied, no softcap, odd width": (
+        "NanoChat", dict(tie_embeddings=True, logit_softcap=0.0, n_embd=66),
+    ),
+    "doc_mask": ("NanoChat", dict(doc_mask=True)),
+    "llama": ("Llama", LLAMA),
+    "llama untied, grouped queries": ("Llama", LLAMA | dict(tie_embeddings=False, n_kv_head=1)),
+    "llama, embed_norm folded": ("Llama", LLAMA | dict(embed_norm=True)),
+    "llama of an odd width": ("SmolLM3", LLAMA | dict(n_embd=66)),
+    "NoPE on every 2nd layer": ("SmolLM3", LLAMA | dict(nope_every=2, n_kv_head=2, n_layer=4)),
+    "NoPE on all layers": ("SmolLM3", LLAMA | dict(nope_every=1)),
+    "qwen3": ("Qwen3", LLAMA | dict(qk_norm=True, head_dim=24)),
+    "qwen3 untied, embed_norm folded, odd width": (
+        "Qwen3",
+        LLAMA | dict(qk_norm=True, embed_norm=True, tie_embeddings=False, n_kv_head=2, n_embd=66),
+    ),
+    "arcee": ("Arcee", LLAMA | dict(mlp="relu2")),
+    "arcee, grouped queries, embed_norm folded": (
+        "Arcee", LLAMA | dict(mlp="relu2", embed_norm=True, n_kv_head=2),
+    ),
+    "all extras": (huggingface.OWN, dict(extras=EXTRAS, n_layer=3)),
+    "all extras, tied SwiGLU with NoPE, grouped queries": (
+        huggingface.OWN,
+        dict(extras=EXTRAS, tie_embeddings=True, mlp="swiglu", nope_every=2, n_kv_head=2),
+    ),
+    "relu2 with NoPE": (huggingface.OWN, dict(nope_every=2)),
+    "SwiGLU with softcap": (huggingface.OWN, LLAMA | dict(logit_softcap=15.0)),
+    "no embed_norm": (huggingface.OWN, dict(embed_norm=False)),
+    **{name: (huggingface.OWN, dict(extras=(name,))) for name in EXTRAS},
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    words = [f"def name_{i}(x):\n    return x + {i}  # caf\u00e9\n" for i in range(200)]
+    tokenizer = Tokenizer.train(words, BASE.vocab_size)
+    assert tokenizer.vocab_size == BASE.vocab_size and tokenizer.vocab_size % 64
+    return tokenizer
+
+
+def build(seed: int = 1, **changes) -> GPT:
+    """A model with random weights behind which nothing hides."""
+    model = GPT(replace(BASE, **changes))
+    model.init_weights()
+    parity.set_unit_weights(model, seed)
+    return model.eval()
+
+
+@pytest.fixture
+def export_model(tokenizer, tmp_path, monkeypatch):
+    """export.export for a model in memory, without a run on disk."""
+    (tmp_path / "data").mkdir()
+    tokenizer.save(tmp_path / "data" / "tokenizer.json")
+    path = tmp_path / "checkpoints" / "step_00000007"
+    path.mkdir(parents=True)
+    (path / "MANIFEST.json").write_text("{}")
+    manifest = SimpleNamespace(
+        dir=tmp_path / "data", fingerprint="f00d", tree={"sources": [{"spec": "stdlib"}]}
+    )
+    identity = dict(data_fingerprint="f00d", tokenizer_sha256=tokenizer.sha256)
+
+    def export_model(model):
+        trainer = dict(step=7, tokens=7000, identity=identity, model=asdict(model.config))
+        loaded = (model, path, trainer, manifest)
+        monkeypatch.setattr(export, "load", lambda config: loaded)
+        config = export.ExportConfig(run_dir=str(tmp_path), out=str(tmp_path / "out"))
+        return export.export(config, "a test", "def")
+
+    return export_model
+
+
+def open_in_transformers(folder, model_too: bool = True):
+    trust = dict(trust_remote_code=True)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **trust)
+    if not model_too:
+        return tokenizer
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, **trust)
+    return model.eval(), tokenizer
+
+
+# ------------------------------------------------------------------------------- equal numbers
+
+
+@pytest.mark.parametrize("case", CASES)
+@torch.no_grad()
+def test_transformers_computes_the_same_and_the_folder_can_be_read_back(case, export_model, capsys):
+    name, changes = CASES[case]
+    model, ours = build(**changes), build(**changes)  # the export spoils the weights of the first
+    folder = export_model(model)
+    assert f'class_name": "{name}"' in (folder / "config.json").read_text()
+    printed = capsys.readouterr().out
+    assert ("modeling_nano2049.py" if name == huggingface.OWN else f"the stock {name}") in printed
+
+    ids = torch.randint(1, BASE.vocab_size, (2, 60), generator=torch.Generator().manual_seed(2))
+    ids[:, 0] = 0
+    logits = ours(ids)
+    back, facts = huggingface.load_exported(folder)
+    assert (facts["step"], facts["tokens"]) == (7, 7000)
+    assert back.config.doc_mask == ours.config.doc_mask
+    torch.testing.assert_close(back(ids), logits, atol=2e-5, rtol=0)
+    if facts["model"] == json.loads(json.dumps(asdict(ours.config))):  # unless a norm was folded
+        for key, weight in ours.state_dict().items():
+            rows = BASE.vocab_size if "embed" in key or "head" in key else None
+            assert torch.equal(back.state_dict()[key][:rows], weight[:rows]), key
+
+    theirs, _ = open_in_transformers(folder)  # the comparison once more, without parity.py
+    torch.testing.assert_close(theirs(ids).logits, logits, atol=2e-5, rtol=0)
+    theirs.generation_config.eos_token_id = None
+    ours.config = replace(ours.config, doc_mask=False)
+    prompt, mask = ids[:1, :8], torch.ones(1, 8)  # no mask: BOS would pass for padding
+    greedy = theirs.generate(prompt, attention_mask=mask, max_new_tokens=40, do_sample=False)
+    assert greedy.tolist() == ours.generate(prompt, 40, temperature=0).tolist()
+
+
+def test_an_untrained_model_passes_too(export_model):
+    """Its logits are tiny, and the random weights do the comparing."""
+    model = GPT(BASE)
+    model.init_weights()
+    export_model(model.eval())
+
+
+@torch.no_grad()
+def test_the_own_file_keeps_its_ids_in_the_cache(export_model):
+    """In chunks, by beams, and with padding on the left."""
+    changes = dict(extras=EXTRAS, n_layer=3)
+    ours = build(**changes)
+    theirs, _ = open_in_transformers(export_model(build(**changes)))
+    ids = torch.randint(1, BASE.vocab_size, (2, 60), generator=torch.Generator().manual_seed(3))
+    ids[:, 0] = ids[1, 30] = 0
+    expected = ours(ids)
+    cache, parts = transformers.DynamicCache(config=theirs.config), []
+    for part in ids.split([17, 1, 22, 1, 19], dim=1):
+        parts.append(theirs(part, past_key_values=cache, use_cache=True).logits)
+    torch.testing.assert_close(torch.cat(parts, 1), expected, atol=3e-5, rtol=0)
+
+    beams = dict(
+        attention_mask=torch.ones(2, 20),
+        max_new_tokens=12,
+        num_beams=4,
+        do_sample=False,
+        eos_token_id=None,
+    )
+    with_cache, without = (
+        theirs.generate(ids[:, :20], use_cache=c, **beams) for c in (True, False)
+    )
+    assert torch.equal(with_cache, without)
+
+    mask = torch.ones_like(ids)
+    mask[0, :20] = 0
+    padded = torch.cat([torch.cat([torch.full((20,), 7), ids[0, :40]])[None], ids[1:]])
+    positions = (mask.cumsum(1) - 1).clamp(min=0)
+    logits = theirs(padded, attention_mask=mask, position_ids=positions).logits
+    torch.testing.assert_close(logits[0, 20:], expected[0, :40], atol=3e-5, rtol=0)
+    torch.testing.assert_close(logits[1], expected[1], atol=3e-5, rtol=0)
+
+    loss = theirs(ids, labels=ids).loss  # for those who finetune it
+    assert loss.item() == pytest.approx(ours(ids[:, :-1], ids[:, 1:]).item(), abs=1e-4)
+
+
+def test_rotary_tables_are_those_of_transformers_to_the_bit():
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    options = dict(hidden_size=64, num_attention_heads=1, max_position_embeddings=4096)
+    config = transformers.LlamaConfig(
+        **options, rope_parameters={"rope_type": "default", "rope_theta": 54_321.0}
+    )
+    cos, sin = LlamaRotaryEmbedding(config)(torch.zeros(1), torch.arange(4096)[None])
+    ours = rope_tables(4096, 64, 54_321.0)
+    assert torch.equal(cos[0, :, :32], ours[0]) and torch.equal(sin[0, :, :32], ours[1])
+
+
+# ------------------------------------------------------------------- a wrong export is refused
+
+
+def edit_json(monkeypatch, file: str, edit):
+    """Let write_json change a file on its way."""
+    honest = export.write_json
+
+    def write_json(path, tree):
+        if path.name == file:
+            edit(tree)
+        honest(path, tree)
+
+    monkeypatch.setattr(export, "write_json", write_json)
+
+
+def edit_names(monkeypatch, edit):
+    honest = huggingface.names_in
+    monkeypatch.setattr(huggingface, "names_in", lambda c, name: edit(honest(c, name)))
+
+
+def edit_own_file(monkeypatch, tmp_path, old: str, new: str):
+    text = huggingface.OWN_FILE.read_text()
+    assert old in text
+    (tmp_path / "edited").mkdir()
+    file = tmp_path / "edited" / "modeling_nano2049.py"
+    file.write_text(text.replace(old, new))
+    monkeypatch.setattr(huggingface, "OWN_FILE", file)
+
+
+def exchanged(names: dict) -> dict:
+    """k and v for each other."""
+    swap = {"k_proj": "v_proj", "v_proj": "k_proj"}
+    return {a: re.sub("[kv]_proj", lambda m: swap[m[0]], b) for a, b in names.items()}
+
+
+TOKENIZER, OPTIONS, CONFIG = "tokenizer.json", "tokenizer_config.json", "config.json"
+STOCK_MUTANTS = {  # name -> (changes of the model, what is spoilt, what the refusal says)
+    "rope turns the other way": (
+        {},
+        lambda m: m.setattr(huggingface, "swap_halves", lambda w, head_dim: w),
+        "logits differ by",
+    ),
+    "k and v exchanged": (LLAMA, lambda m: edit_names(m, exchanged), "logits differ by"),
+    "a weight left out": (
+        LLAMA,
+        lambda m: m.setattr(huggingface, "norms_in", lambda c, name: {}),
+        "does not load these weights as they are: .*missing_keys",
+    ),
+    "another theta": (
+        LLAMA,
+        lambda m: edit_json(m, CONFIG, lambda t: t["rope_parameters"].update(rope_theta=1e4)),
+        "logits differ by",
+    ),
+    "another epsilon": (
+        LLAMA | dict(tie_embeddings=False),
+        lambda m: edit_json(m, CONFIG, lambda t: t.update(rms_norm_eps=1e-4)),
+        "logits differ by",
+    ),
+    "softcap 0": (
+        dict(logit_softcap=0.0),
+        lambda m: edit_json(m, CONFIG, lambda t: t.update(final_logit_softcapping=0.0)),
+        "logits differ by",
+    ),
+    "RoPE on a NoPE layer": (
+        LLAMA | dict(nope_every=2),
+        lambda m: edit_json(m, CONFIG, lambda t: t.update(no_rope_layers=[1, 1])),
+        "logits differ by",
+    ),
+    "no BOS": (
+        {},
+        lambda m: edit_json(m, TOKENIZER, lambda t: t.update(post_processor=None)),
+        "BOS is not in front",
+    ),
+    "special tokens parsed": (
+        {},
+        lambda m: edit_json(m, OPTIONS, lambda t: t.update(split_special_tokens=False)),
+        r"reads '<\|bos\|>' otherwise: the ids differ",
+    ),
+    "another class of tokenizer": (
+        LLAMA | dict(qk_norm=True),
+        lambda m: edit_json(m, OPTIONS, lambda t: t.pop("tokenizer_class")),
+        "the exported tokenizer reads",
+    ),
+    "another end of text": (
+        {},
+        lambda m: edit_json(m, OPTIONS, lambda t: t.update(eos_token="<|end|>")),
+        r"has 331 tokens, and \{0, 3\}",
+    ),
+}
+OWN_MUTANTS = {  # name -> (code of the own file, in its place, what the refusal says)
+    "ids lost in the cache": (
+        "if cache is not None:\n            while",
+        "if False:\n            while",
+        "greedy text differs from its token 2 of 32 on, with the cache",
+    ),
+    "padding taken for a token": (
+        "is_token = attention_mask[:, -seen.size(1) :]",
+        "pass",
+        "greedy text differs .* in a left-padded batch",
+    ),
+    "smear over the border": (
+        ".bool() & (ids != self.config.bos_token_id)", ".bool()", "logits differ by",
+    ),
+    "the other layers' value embeddings": ("% 2 == 0", "% 2 == 1", "does not load"),
+}  # fmt: skip
+
+
+def refused(export_model, model, tmp_path, words):
+    with pytest.raises(ParityError, match=words) as caught:
+        export_model(model)
+    assert caught.value.exit_code == 7
+    assert not (tmp_path / "out").exists() and not list(tmp_path.glob(".tmp-*"))
+
+
+@pytest.mark.parametrize("mutant", STOCK_MUTANTS)
+def test_a_wrong_export_is_refused(mutant, export_model, tmp_path, monkeypatch):
+    changes, spoil, words = STOCK_MUTANTS[mutant]
+    spoil(monkeypatch)
+    refused(export_model, build(**changes), tmp_path, words)
+
+
+@pytest.mark.parametrize("mutant", OWN_MUTANTS)
+def test_a_wrong_modelling_file_is_refused(mutant, export_model, tmp_path, monkeypatch):
+    old, new, words = OWN_MUTANTS[mutant]
+    edit_own_file(monkeypatch, tmp_path, old, new)
+    refused(export_model, build(extras=EXTRAS, n_layer=3), tmp_path, words)
+
+
+def test_an_untrained_model_hides_nothing(export_model, tmp_path, monkeypatch):
+    """`out` and the head are (nearly) zero, so that k and v exchanged change no logit."""
+    edit_names(monkeypatch, exchanged)
+    model = GPT(replace(BASE, mlp="swiglu", logit_softcap=0.0))
+    model.init_weights()
+    refused(export_model, model.eval(), tmp_path, "at random weights")
+
+
+# --------------------------------------------------------------------------------- the folder
+
+
+def test_the_folder(export_model, tokenizer):
+    folder = export_model(build(**LLAMA))
+    tree = json.loads((folder / "config.json").read_text())
+    assert tree["rope_theta"] == tree["rope_parameters"]["rope_theta"]  # for transformers 4
+    assert (folder / "model.safetensors").stat().st_mode & 0o444 == 0o444
+    theirs = open_in_transformers(folder, model_too=False)
+    assert type(theirs).__name__ in ("TokenizersBackend", "PreTrainedTokenizerFast")
+    assert Tokenizer.load(folder / "tokenizer.json").encode("x <|end|>") == tokenizer.encode(
+        "x <|end|>"
+    )
+    batch = theirs(["def", "def name_1(x)"], padding=True)  # on the left, as generation needs it
+    assert batch["attention_mask"][0][0] == 0 and batch["input_ids"][0][-1] != 0
+    config = transformers.AutoConfig.from_pretrained(folder)
+    assert config.nano2049["identity"]["data_fingerprint"] == "f00d"
+    card = (folder / "README.md").read_text()
+    for words in ("7 steps, 7,000 tokens", "`f00d`", "`stdlib`", config.nano2049["weights_sha256"]):
+        assert words in card
+
+
+def test_reading_back_refuses_what_is_not_an_export(export_model, tmp_path):
+    with pytest.raises(ValueError, match="is not a folder that export.py wrote"):
+        huggingface.load_exported(tmp_path / "data")
+    folder = export_model(build())
+    weights = folder / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-3] ^= 1
+    weights.write_bytes(content)
+    with pytest.raises(CheckpointError, match="not the file that was exported"):
+        huggingface.load_exported(folder)
+
+
+# -------------------------------------------------------------------------------- the program
+
+
+@pytest.fixture(scope="module", params=["value_embeds smear", ""], ids=["own", "stock"])
+def trained(request, small_data, tmp_path_factory):
+    run_dir = tmp_path_factory.mktemp("export") / "run"
+    train.main(["tiny", *SMALL, "--extras", *(request.param.split() or [""]), "--data_dir",
+                str(small_data), "--run_dir", str(run_dir)])  # fmt: skip
+    return run_dir, "own" if request.param else "NanoChat"
+
+
+def test_the_program_on_a_trained_model(trained, small_data, tmp_path, capsys):
+    run_dir, kind = trained
+    out = tmp_path / "out"
+    args = ["--run_dir", str(run_dir), "--out", str(out)]
+    assert export.main([*args, "--usd_per_hour", "3600"]) == 0
+    printed = capsys.readouterr().out
+    assert f"lm_eval --model hf --model_args pretrained={out},dtype=float32" in printed
+    assert ("trust_remote_code=True" in printed) == (kind == "own")
+    card = (out / "README.md").read_text()
+    assert re.search(r"\| validation \| [\d.]+ bits per byte \|", card)
+    assert str(out) not in card  # a path of this machine
+    assert re.search(r"\| cost \| \$[\d.]+ \|", card)
+
+    # the three lines that it prints, with greedy text
+    usage = re.search(r"in Python:\n(.*?)\n\n", printed, re.DOTALL)[1]
+    assert usage.replace(str(out), "out") in card and len(usage.splitlines()) == 3
+    lines = usage.replace("max_new_tokens=80", "max_new_tokens=16, do_sample=False")
+    names = {"print": lambda text: names.update(text=text)}
+    exec(lines, names)
+    tokenizer = Tokenizer.load(small_data / "tokenizer.json")
+    model, facts = huggingface.load_exported(out)
+    assert facts["step"] == 12
+    ids = torch.tensor([[0, *tokenizer.encode("def")]])
+    new = model.generate(ids, 16, temperature=0, stop_id=0)[0, 1:].tolist()
+    assert names["text"] == tokenizer.decode([i for i in new if i])
+
+    with pytest.raises(ValueError, match="exists already"):
+        export.main(args)
+
+
+def test_a_mistake_gets_a_sentence_and_exit_code_2(tmp_path):
+    result = run("export.py", "--run_dir", tmp_path)
+    assert result.returncode == 2, result.stdout + result.stderr
+    assert re.search("there is no checkpoint in .*train one first", result.stderr)
+    assert "Traceback" not in result.stderr
+
+
+def test_without_transformers_it_says_what_to_install(monkeypatch):
+    monkeypatch.setattr(export, "find_spec", lambda name: None if name == "transformers" else name)
+    with pytest.raises(ValueError, match="transformers is not installed; pip install -r req"):
+        export.main([])
