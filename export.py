@@ -4,7 +4,7 @@ Reads RUN_DIR's newest valid checkpoint (or --checkpoint), metrics.jsonl, and th
 its tokenizer. Writes model.safetensors, config.json, the tokenizer, a model card, and, for a model
 that no stock class computes, modeling_nano2049.py. Guarantees: the folder gets its name only after
 transformers, reading it as any user would, gave our token ids, our logits and our greedy text.
-Needs requirements-eval.txt. Next: machinery/huggingface.py, which class and which weights.
+Needs requirements-eval.txt. Next: hf/mapping.py, which class and which weights.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 
-from machinery import checkpoint, cli, diary, durable, huggingface, parity, shards
+from hf import mapping, parity
+from machinery import checkpoint, cli, diary, durable, shards
 from model import GPT, GPTConfig
 from tokenizer import BOS, Tokenizer
 
@@ -65,19 +66,19 @@ def write_model(model: GPT, folder: Path, facts: dict) -> dict:
     """Weights, config.json and generation_config.json; returns the facts of config.json."""
     from safetensors.torch import save_file
 
-    name, _ = huggingface.choose_class(model.config)
-    config, weights = huggingface.to_huggingface(model)
+    name, _ = mapping.choose_class(model.config)
+    config, weights = mapping.to_huggingface(model)
     file = folder / "model.safetensors"
     save_file(weights, file, metadata={"format": "pt"})
     file.chmod(0o644)  # safetensors makes it readable by its owner alone
-    facts = dict(format=huggingface.FORMAT, class_name=name) | facts
+    facts = dict(format=mapping.FORMAT, class_name=name) | facts
     facts |= dict(model=asdict(config), weights_sha256=durable.sha256_of(file))
-    write_json(folder / "config.json", huggingface.config_json(config, name) | {"nano2049": facts})
+    write_json(folder / "config.json", mapping.config_json(config, name) | {"nano2049": facts})
     ids = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), config.bos_id)
     sampling = dict(do_sample=True, temperature=0.8, top_k=50)
     write_json(folder / "generation_config.json", ids | sampling)
-    if name == huggingface.OWN:
-        shutil.copyfile(huggingface.OWN_FILE, folder / "modeling_nano2049.py")
+    if name == mapping.OWN:
+        shutil.copyfile(mapping.OWN_FILE, folder / "modeling_nano2049.py")
     return facts
 
 
@@ -124,7 +125,7 @@ def write_card(folder: Path, title: str, facts: dict, model: GPT, manifest, usag
     same_data = manifest.fingerprint == identity["data_fingerprint"]
     sources = [f"`{s['spec']}`" + (f" at `{s['revision']}`" if s.get("revision") else "")
                for s in manifest.tree["sources"]]  # fmt: skip
-    needs = "5" if facts["class_name"] in huggingface.NEEDS_5 else "4.57 or 5"
+    needs = "5" if facts["class_name"] in mapping.NEEDS_5 else "4.57 or 5"
     rows = {
         "class": f"{facts['class_name']}ForCausalLM, of transformers {needs}",
         "parameters": f"{sum(p.numel() for p in model.parameters()):,}",
@@ -171,8 +172,8 @@ def export(config: ExportConfig, title: str, prompt: str) -> Path:
     model, path, trainer, manifest = load(config)
     out = Path(config.out or path.parent.parent / f"export_{trainer['step']:08d}")
     tokenizer = Tokenizer.load(manifest.dir / "tokenizer.json")
-    name, why = huggingface.choose_class(model.config)
-    own = name == huggingface.OWN
+    name, why = mapping.choose_class(model.config)
+    own = name == mapping.OWN
     chosen = "modeling_nano2049.py beside the weights" if own else f"the stock {name}"
     print(f"{path}: step {trainer['step']:,}, {trainer['tokens']:,} tokens")
     print(f"class: {chosen} ({why})")
@@ -204,10 +205,9 @@ def main(argv: list[str]) -> int:
         raise ValueError(
             f"{' and '.join(missing)} is not installed; pip install -r requirements-eval.txt"
         )
-    name, options = cli.split_preset(argv)
-    prompt = cli.find_preset(name).prompts[0].rstrip()
-    config = cli.read_options(ExportConfig(run_dir=f"runs/{name}"), options, "export.py")
-    export(config, f"nano2049 {name}", prompt)
+    preset, options = cli.split_preset(argv)
+    config = cli.read_options(ExportConfig(run_dir=f"runs/{preset.name}"), options, "export.py")
+    export(config, f"nano2049 {preset.name}", preset.prompts[0].rstrip())
     return 0
 
 

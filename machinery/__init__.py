@@ -9,9 +9,6 @@ worker      one unit is a pure function, so any number of machines gives the sam
 ranks       device and dtype are found; ranks meet in bounded time, or the missing one is named
 plan        every decision that the program takes is printed before the first step
 setup       a weight exists once; what does not compile or fit falls back, and says so
-parity      an export is published only if transformers computes our numbers with it
 checkpoint  killed anywhere, a run resumes from the newest valid checkpoint to the same bits
-huggingface the same numbers under the names of a stock transformers class, and back
-modeling_nano2049   the model for transformers, where no stock class computes it
 diary       what a run did is in metrics.jsonl, whatever else fails
 """

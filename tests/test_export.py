@@ -1,4 +1,4 @@
-"""export.py, machinery/huggingface.py, parity.py and modeling_nano2049.py: transformers computes
+"""export.py, machinery/mapping.py, parity.py and modeling_nano2049.py: transformers computes
 our numbers with an exported folder, the folder can be read back, and a wrong one is never left."""
 
 import json
@@ -20,7 +20,7 @@ import torch  # noqa: E402
 
 import export  # noqa: E402
 import train  # noqa: E402
-from machinery import huggingface, parity  # noqa: E402
+from hf import mapping, parity  # noqa: E402
 from machinery.errors import CheckpointError, ParityError  # noqa: E402
 from model import EXTRAS, GPT, GPTConfig, rope_tables  # noqa: E402
 from tokenizer import Tokenizer  # noqa: E402
@@ -52,15 +52,15 @@ CASES = {
     "arcee, grouped queries, embed_norm folded": (
         "Arcee", LLAMA | dict(mlp="relu2", embed_norm=True, n_kv_head=2),
     ),
-    "all extras": (huggingface.OWN, dict(extras=EXTRAS, n_layer=3)),
+    "all extras": (mapping.OWN, dict(extras=EXTRAS, n_layer=3)),
     "all extras, tied SwiGLU with NoPE, grouped queries": (
-        huggingface.OWN,
+        mapping.OWN,
         dict(extras=EXTRAS, tie_embeddings=True, mlp="swiglu", nope_every=2, n_kv_head=2),
     ),
-    "relu2 with NoPE": (huggingface.OWN, dict(nope_every=2)),
-    "SwiGLU with softcap": (huggingface.OWN, LLAMA | dict(logit_softcap=15.0)),
-    "no embed_norm": (huggingface.OWN, dict(embed_norm=False)),
-    **{name: (huggingface.OWN, dict(extras=(name,))) for name in EXTRAS},
+    "relu2 with NoPE": (mapping.OWN, dict(nope_every=2)),
+    "SwiGLU with softcap": (mapping.OWN, LLAMA | dict(logit_softcap=15.0)),
+    "no embed_norm": (mapping.OWN, dict(embed_norm=False)),
+    **{name: (mapping.OWN, dict(extras=(name,))) for name in EXTRAS},
 }  # fmt: skip
 
 
@@ -123,12 +123,12 @@ def test_transformers_computes_the_same_and_the_folder_can_be_read_back(case, ex
     folder = export_model(model)
     assert f'class_name": "{name}"' in (folder / "config.json").read_text()
     printed = capsys.readouterr().out
-    assert ("modeling_nano2049.py" if name == huggingface.OWN else f"the stock {name}") in printed
+    assert ("modeling_nano2049.py" if name == mapping.OWN else f"the stock {name}") in printed
 
     ids = torch.randint(1, BASE.vocab_size, (2, 60), generator=torch.Generator().manual_seed(2))
     ids[:, 0] = 0
     logits = ours(ids)
-    back, facts = huggingface.load_exported(folder)
+    back, facts = mapping.load_exported(folder)
     assert (facts["step"], facts["tokens"]) == (7, 7000)
     assert back.config.doc_mask == ours.config.doc_mask
     torch.testing.assert_close(back(ids), logits, atol=2e-5, rtol=0)
@@ -219,17 +219,17 @@ def edit_json(monkeypatch, file: str, edit):
 
 
 def edit_names(monkeypatch, edit):
-    honest = huggingface.names_in
-    monkeypatch.setattr(huggingface, "names_in", lambda c, name: edit(honest(c, name)))
+    honest = mapping.names_in
+    monkeypatch.setattr(mapping, "names_in", lambda c, name: edit(honest(c, name)))
 
 
 def edit_own_file(monkeypatch, tmp_path, old: str, new: str):
-    text = huggingface.OWN_FILE.read_text()
+    text = mapping.OWN_FILE.read_text()
     assert old in text
     (tmp_path / "edited").mkdir()
     file = tmp_path / "edited" / "modeling_nano2049.py"
     file.write_text(text.replace(old, new))
-    monkeypatch.setattr(huggingface, "OWN_FILE", file)
+    monkeypatch.setattr(mapping, "OWN_FILE", file)
 
 
 def exchanged(names: dict) -> dict:
@@ -242,13 +242,13 @@ TOKENIZER, OPTIONS, CONFIG = "tokenizer.json", "tokenizer_config.json", "config.
 STOCK_MUTANTS = {  # name -> (changes of the model, what is spoilt, what the refusal says)
     "rope turns the other way": (
         {},
-        lambda m: m.setattr(huggingface, "swap_halves", lambda w, head_dim: w),
+        lambda m: m.setattr(mapping, "swap_halves", lambda w, head_dim: w),
         "logits differ by",
     ),
     "k and v exchanged": (LLAMA, lambda m: edit_names(m, exchanged), "logits differ by"),
     "a weight left out": (
         LLAMA,
-        lambda m: m.setattr(huggingface, "norms_in", lambda c, name: {}),
+        lambda m: m.setattr(mapping, "norms_in", lambda c, name: {}),
         "does not load these weights as they are: .*missing_keys",
     ),
     "another theta": (
@@ -363,14 +363,14 @@ def test_the_folder(export_model, tokenizer):
 
 def test_reading_back_refuses_what_is_not_an_export(export_model, tmp_path):
     with pytest.raises(ValueError, match="is not a folder that export.py wrote"):
-        huggingface.load_exported(tmp_path / "data")
+        mapping.load_exported(tmp_path / "data")
     folder = export_model(build())
     weights = folder / "model.safetensors"
     content = bytearray(weights.read_bytes())
     content[-3] ^= 1
     weights.write_bytes(content)
     with pytest.raises(CheckpointError, match="not the file that was exported"):
-        huggingface.load_exported(folder)
+        mapping.load_exported(folder)
 
 
 # -------------------------------------------------------------------------------- the program
@@ -404,7 +404,7 @@ def test_the_program_on_a_trained_model(trained, small_data, tmp_path, capsys):
     names = {"print": lambda text: names.update(text=text)}
     exec(lines, names)
     tokenizer = Tokenizer.load(small_data / "tokenizer.json")
-    model, facts = huggingface.load_exported(out)
+    model, facts = mapping.load_exported(out)
     assert facts["step"] == 12
     ids = torch.tensor([[0, *tokenizer.encode("def")]])
     new = model.generate(ids, 16, temperature=0, stop_id=0)[0, 1:].tolist()

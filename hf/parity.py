@@ -3,7 +3,7 @@
 `check(folder, model, tokenizer)` loads the folder as a user would and compares token ids, logits
 and greedy text, in fp32 on the CPU. At the trained weights and at random ones of unit scale: an
 untrained model has zeros in `out` and `down`, behind which half of a wrong mapping would hide.
-ParityError says what differs. Next: huggingface.py made the weights, export.py calls this.
+ParityError says what differs. Next: mapping.py made the weights, export.py calls this.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from machinery import huggingface
+from hf import mapping
 from machinery.errors import ParityError
 from model import GPT, kind_of
 from tokenizer import Tokenizer
@@ -45,8 +45,8 @@ def check(folder: Path, model: GPT, tokenizer: Tokenizer) -> str:
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    name, _ = huggingface.choose_class(model.config)
-    options = {"trust_remote_code": True} if name == huggingface.OWN else {}
+    name, _ = mapping.choose_class(model.config)
+    options = {"trust_remote_code": True} if name == mapping.OWN else {}
     theirs, report = transformers.AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float32, output_loading_info=True, **options
     )
@@ -56,7 +56,7 @@ def check(folder: Path, model: GPT, tokenizer: Tokenizer) -> str:
     theirs.generation_config = transformers.GenerationConfig(pad_token_id=model.config.bos_id)
     trained = _check_numbers(model, theirs.eval(), "at the trained weights")
     set_unit_weights(model)
-    theirs.load_state_dict(huggingface.to_huggingface(model)[1], strict=False)  # tied: no head
+    theirs.load_state_dict(mapping.to_huggingface(model)[1], strict=False)  # tied: no head
     random = _check_numbers(model, theirs, "at random weights")
     return (
         f"{len(TEXTS)} texts have equal ids; logits differ by {trained:.1g} at most, "
