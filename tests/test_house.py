@@ -20,7 +20,7 @@ MAY_IMPORT = {
     "config": IDEAS,
     "machinery": IDEAS | {"config", "machinery"},
     "instruments": IDEAS | {"config", "machinery"},
-    "hf": IDEAS | {"machinery"},
+    "hf": IDEAS | {"machinery", "hf"},
     "train": IDEAS | {"config", "machinery", "instruments", "eval"},
     **dict.fromkeys(PROGRAMS - {"train"}, IDEAS | {"config", "machinery", "instruments", "hf"}),
     **dict.fromkeys(IDEAS, set()),
