@@ -4,15 +4,18 @@
     python course/render.py [NUMBER ...]
 
 Each lesson runs as a notebook in its own kernel; a lesson that fails ends the program with code 1.
+The figures that README.md shows are copied to course/figures.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from pathlib import Path
 
 COURSE = Path(__file__).resolve().parent
+SHOWN = (3, 7, 11, 14, 15, 18)  # lessons whose figure README.md shows
 
 
 def execute(path: Path):
@@ -46,6 +49,9 @@ def main(argv: list[str]) -> int:
         target = COURSE / "out" / "html" / f"{path.stem}.html"
         target.write_text(page, encoding="utf-8")
         print(target.relative_to(COURSE.parent))
+        if int(path.stem[:2]) in SHOWN:
+            (COURSE / "figures").mkdir(exist_ok=True)
+            shutil.copy(COURSE / "out" / f"{path.stem}.png", COURSE / "figures")
     return int(bool(failed))
 
 
