@@ -4,7 +4,7 @@ COMMAND: `loss` (nats per token and bits per byte on held-out text), `sample` (c
 `choice` (multiple choice by log-likelihood). MODEL: a preset's name, or the folder of a run, of a
 checkpoint or of an export. Reads that and the data folder it was trained on; appends figures to
 eval.jsonl there. A pretrained model completes text; it does not answer. Works with the raw module,
-on one device. Next: model.py has generate(), instruments/exams.py the questions.
+on one device. Next: model.py has generate(), instruments/choice.py the choice.
 """
 
 from __future__ import annotations
@@ -16,11 +16,9 @@ import os
 import stat
 import sys
 import time
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from statistics import NormalDist
 from typing import Literal
 
 import torch
@@ -30,7 +28,6 @@ from torch import Tensor, nn
 import data
 from config import PRESETS, Preset
 from machinery import checkpoint, cli, ranks, shards
-from machinery.errors import NonFiniteError
 from model import GPT, GPTConfig
 from tokenizer import Tokenizer
 
@@ -311,148 +308,14 @@ class ChoiceConfig(EvalConfig):
     log-likelihood by a tenth of a nat, which decides close questions."""
 
 
-LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
-
-
-def encode_pair(tokenizer: Tokenizer, context: str, answer: str) -> tuple[list[int], list[int]]:
-    """Context and answer -> ids of both, BOS in front of the context. As in lm_eval, a space goes
-    between them, spaces at the end of the context go to the answer, and both are encoded as one
-    text, since a token may reach over the border."""
-    bos, bare = [tokenizer.bos_id], context.rstrip()
-    if not context:
-        return bos, tokenizer.encode(" " + answer)
-    prefix = bos + tokenizer.encode(bare)
-    whole = bos + tokenizer.encode(context + " " + answer)
-    return prefix, whole[len(prefix) :]
-
-
-@torch.no_grad()
-def log_likelihoods(
-    model: GPT, pairs: list[tuple[list[int], list[int]]], batch: int
-) -> tuple[list[float], int]:
-    """log p(answer | context) in nats of each pair of ids, and how many pairs were too long: they
-    lose the beginning of the context."""
-    seq_len, device, out = model.config.seq_len, model.cos.device, [0.0] * len(pairs)
-    longest = sorted(range(len(pairs)), key=lambda i: -len(pairs[i][0]) - len(pairs[i][1]))
-    if (most := max(len(answer) for _, answer in pairs)) > seq_len:
-        raise ValueError(f"an answer of {most} tokens does not fit in seq_len {seq_len}")
-    for at in range(0, len(pairs), batch):
-        part = longest[at : at + batch]
-        rows = [(pairs[i][0] + pairs[i][1])[-seq_len - 1 :] for i in part]
-        idx = torch.zeros(len(part), len(rows[0]), dtype=torch.long)  # what follows a row is unseen
-        for r, row in enumerate(rows):
-            idx[r, : len(row)] = torch.tensor(row)
-        nats = model(idx[:, :-1].to(device), idx[:, 1:].to(device), reduction="none").cpu()
-        for r, (i, row) in enumerate(zip(part, rows)):
-            end = len(row) - 1
-            out[i] = -nats[r, end - len(pairs[i][1]) : end].double().sum().item()
-    return out, sum(len(context) + len(answer) > seq_len + 1 for context, answer in pairs)
-
-
-def statistics(picks: list[int], golds: list[int], options: list[int]) -> dict:
-    """Accuracy with its standard error, sqrt(p (1 - p) / (n - 1)), and how far it is from chance:
-    z = (hits - sum of 1/k) / sqrt(sum of 1/k (1 - 1/k)), k being each question's own options.
-
-    Besides, what a model that always names one position would look like: the share of the most
-    frequent pick, and the accuracy of the best constant answer."""
-    n, hits = len(picks), sum(p == g for p, g in zip(picks, golds))
-    expected = sum(1 / k for k in options)
-    deviation = math.sqrt(sum(1 / k * (1 - 1 / k) for k in options))
-    p, (pick, times), (best, right) = hits / n, most_common(picks), most_common(golds)
-    return dict(
-        n=n, accuracy=p, stderr=math.sqrt(p * (1 - p) / (n - 1)), chance=expected / n,
-        z=(hits - expected) / deviation, most_picked=pick, most_picked_share=times / n,
-        best_constant=best, best_constant_accuracy=right / n,
-    )  # fmt: skip
-
-
-def most_common(values: list[int]) -> tuple[int, int]:
-    return Counter(values).most_common(1)[0]
-
-
-def verdict(score: dict, limit: float, letters: bool) -> str:
-    """In plain words; |z| up to `limit` cannot be told from chance."""
-    if letters and score["most_picked_share"] > 0.9:
-        return f"a constant answer: nearly always {LETTERS[score['most_picked']]}"
-    if abs(score["z"]) <= limit:
-        return "cannot be told from chance"
-    if score["z"] < 0:
-        return "below chance"
-    if letters and score["accuracy"] <= score["best_constant_accuracy"]:
-        return "above chance, but no better than a constant answer"
-    return "above chance"
-
-
-NORMS = {"sum": lambda text: 1, "per character": len, "per byte": lambda text: len(text.encode())}
-
-
-def choose(config: ChoiceConfig, task: str, how: str, questions: list, model: GPT,
-           tokenizer: Tokenizer) -> dict[str, dict]:  # fmt: skip
-    """Score the answers of a task's questions; returns {norm: statistics}. With letters for
-    answers there is only the sum, since all are of one length."""
-    pairs, texts = [], []
-    for q in questions:
-        as_ids = isinstance(q.context, list)
-        texts.append([tokenizer.decode(a) for a in q.answers] if as_ids else list(q.answers))
-        for answer in q.answers:
-            ids = ([tokenizer.bos_id, *q.context], answer)
-            pairs.append(ids if as_ids else encode_pair(tokenizer, q.context, answer))
-    nats, too_long = log_likelihoods(model, pairs, config.batch)
-    if not all(map(math.isfinite, nats)):
-        raise NonFiniteError(f"{task}: the model gives log-likelihoods that are NaN or infinite")
-    if too_long:
-        print(
-            f"{task}: {too_long} of {len(pairs)} contexts lose their beginning, BOS included, to "
-            f"fit in seq_len {model.config.seq_len}"
-        )
-    rest = iter(nats)
-    scores = [[next(rest) for _ in answers] for answers in texts]
-    if config.save:
-        with open(config.save, "a") as file:
-            for q, nats in zip(questions, scores):
-                file.write(json.dumps(dict(task=task, mode=how, gold=q.gold, nats=nats)) + "\n")
-    golds, options, figures = [q.gold for q in questions], list(map(len, texts)), {}
-    for norm in ["sum"] if how == "letter" else NORMS:
-        divided = (
-            [x / (NORMS[norm](t) or 1) for x, t in zip(*pair)] for pair in zip(scores, texts)
-        )
-        figures[norm] = statistics([x.index(max(x)) for x in divided], golds, options)
-    return figures
-
-
 def choice(config: ChoiceConfig) -> None:
     """Print the accuracy of each task, and append it to eval.jsonl."""
-    from instruments import exams
+    from instruments.choice import run
 
     model, trainer = load_model(config)
-    tokenizer, asked = open_tokenizer(config, trainer), {}
-    for task in config.task:  # all of them are read before the first is scored
-        how = exams.usual_mode(task, config.mode)
-        source = lambda: open_data(config, trainer)
-        args = (config.shots, config.limit, source, model.config.seq_len)
-        asked[task] = how, exams.ask(task, how, *args)
-    count = sum(1 if how == "letter" else len(NORMS) for how, _ in asked.values())
-    limit = NormalDist().inv_cdf(1 - 0.05 / 2 / count)
-    for task, (how, questions) in asked.items():
-        figures = choose(config, task, how, questions, model, tokenizer)
-        n, chance = len(questions), figures["sum"]["chance"]
-        print(f"{task}: {n:,} questions, mode {how}, {config.shots} shots, chance {chance:.4f}")
-        for norm, score in figures.items():
-            print(
-                f"  {norm:13}  {score['accuracy']:.4f} +- {score['stderr']:.4f}   "
-                f"z {score['z']:+6.2f}   {verdict(score, limit, how == 'letter')}"
-            )
-            keep_record(config, trainer, task=task, mode=how, norm=norm, **score)
-        if how == "letter":
-            print(
-                f"  the most predicted letter is {LETTERS[score['most_picked']]}, on "
-                f"{score['most_picked_share']:.1%}; always {LETTERS[score['best_constant']]} would "
-                f"score {score['best_constant_accuracy']:.4f}"
-            )
-    print(
-        f"{count} scores printed, so one differs from chance if |z| > {limit:.2f} (5% for all of "
-        "them together)"
-    )
+    tokenizer = open_tokenizer(config, trainer)
+    for figures in run(config, model, tokenizer, lambda: open_data(config, trainer)):
+        keep_record(config, trainer, **figures)
 
 
 COMMANDS = {

@@ -19,8 +19,8 @@ from machinery.cli import find
 from machinery.errors import DataError
 
 MODES = ("letter", "answer", "options")
-CONTINUATION_TOKENS = 32  # of each answer; the context has as many or more
-CONTINUATION_ITEMS = 400  # a standard error of 0.02 or so
+ANSWER_TOKENS, CONTEXT_TOKENS = 32, 64  # of a continuation
+CONTINUATIONS = 300  # a standard error below 0.03
 
 
 @dataclass(frozen=True)
@@ -239,27 +239,27 @@ def continuations(manifest, seq_len: int) -> list[Question]:
     """Which of four spans comes next in the held-out text? A set that no one can have seen, needs
     no download, and that any trained model passes: if it does not, `choice` or the model is broken.
 
-    An item is a document, or a piece of one, in a validation row: its last tokens are the right
-    answer, all before them the context. The wrong answers are the right ones of three other items,
-    a quarter of the list apart, so that each span is right once and wrong three times: judging the
+    An item is a document, or a piece of one, in a validation row: its first tokens are the context,
+    the next ones the right answer. The wrong answers are the right ones of three other items, a
+    quarter of the list apart, so that each span is right once and wrong three times: judging the
     answers without the context gives chance, 1/4, and so does any constant answer.
     """
-    n, pieces = CONTINUATION_TOKENS, []
+    pieces, n = [], min(CONTEXT_TOKENS + ANSWER_TOKENS, seq_len // 2)
     for source in range(len(manifest.sources)):
         for i in range(manifest.rows("val", source)):
             row = manifest.row("val", source, i)[: seq_len + 1]
             starts = (row == manifest.bos_id).nonzero()[0].tolist()
             for start, end in zip(starts, [*starts[1:], len(row)]):
-                if end - start > 2 * n:
-                    pieces.append(row[start + 1 : end].tolist())
-    count = min(CONTINUATION_ITEMS, len(pieces)) // 4 * 4
+                if end - start > n:
+                    pieces.append(row[start + 1 : start + 1 + n].tolist())
+    count = min(CONTINUATIONS, len(pieces)) // 4 * 4
     pieces = [pieces[len(pieces) * k // count] for k in range(count)]  # spread over the split
     if not pieces:
         raise ValueError(
             f"the validation rows of {manifest.dir} hold fewer than 4 pieces of text of more than "
-            f"{2 * n} tokens; prepare more: --val_fraction"
+            f"{n} tokens; prepare more: --val_fraction"
         )
-    questions, quarter = [], len(pieces) // 4
+    questions, quarter, n = [], len(pieces) // 4, n // 3  # a third is the answer
     for i, piece in enumerate(pieces):
         gold = i % 4
         others = (pieces[(i + (k - gold) % 4 * quarter) % len(pieces)] for k in range(4))
