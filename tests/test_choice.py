@@ -266,7 +266,7 @@ def hub_copy(folder, name: str):
     configs = ["---", "configs:"]
     folder.mkdir()
     for config in exam.configs:
-        configs += [f"- config_name: {config or 'default'}", "  data_files:"]
+        configs += [f"- config_name: '{config or 'default'}'", "  data_files:"]
         for split in filter(None, (exam.split, exam.examples)):
             file = f"{config or 'default'}-{split}.jsonl"
             (folder / file).write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -312,8 +312,8 @@ def test_examples_are_of_the_same_subject(offline, tmp_path):
 
 def test_a_changed_schema_and_a_missing_hub_are_one_sentence(offline, tmp_path):
     folder = hub_copy(tmp_path / "copy", "piqa")
-    text = (folder / "default-validation.jsonl").read_text()
-    (folder / "default-validation.jsonl").write_text(text.replace("sol1", "solution1"))
+    for file in folder.glob("*.jsonl"):
+        file.write_text(file.read_text().replace("sol1", "solution1"))
     with pytest.raises(exams.DataError, match="KeyError: 'sol1'.*--task piqa=FOLDER"):
         exams.ask(f"piqa={folder}", "answer", 0, 0, None, 64)
     with pytest.raises(exams.DataError, match="piqa could not be loaded from baber/piqa"):
