@@ -235,8 +235,11 @@ def find_prompts(config: SampleConfig, path: Path) -> tuple[str, ...]:
                 return lines
             print("standard input is empty")
     name = Path(config.run_dir or path).name
-    print(f"prompts: those of {f'the preset {name}' if name in PRESETS else 'every preset'}")
-    return PRESETS[name].prompts if name in PRESETS else Preset.prompts
+    if name in PRESETS:
+        print(f"prompts: those of the preset {name}")
+        return PRESETS[name].prompts
+    print("prompts: three that suit any text; give your own with --prompt")
+    return Preset.prompts
 
 
 def sample(config: SampleConfig) -> None:

@@ -13,6 +13,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from statistics import NormalDist
 from string import ascii_uppercase
 
@@ -129,11 +130,20 @@ def score(
 def run(config, model: GPT, tokenizer: Tokenizer, manifest: Callable) -> Iterator[dict]:
     """Score every task of eval.py's ChoiceConfig and print its figures; yields one record of each.
     All tasks are read before the first is scored. manifest(): the data, if a task needs it."""
+    if config.shots < 0 or config.limit < 0 or config.batch < 1:
+        raise ValueError(
+            f"--shots {config.shots} and --limit {config.limit} must be 0 or more, --batch "
+            f"{config.batch} 1 or more"
+        )
     asked = {}
     for task in config.task:
         mode = exams.usual_mode(task, config.mode)
         args = (config.shots, config.limit, manifest, model.config.seq_len)
         asked[task] = mode, exams.ask(task, mode, *args)
+        if (n := len(asked[task][1])) < 2:
+            raise ValueError(f"{task} gives {n} questions; a standard error needs 2 or more")
+    if config.save:
+        Path(config.save).write_text("")
     count = sum(1 if mode == "letter" else len(NORMS) for mode, _ in asked.values())
     limit = limit_of_z(count)
     for task, (mode, questions) in asked.items():

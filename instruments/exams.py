@@ -305,8 +305,6 @@ def ask(task: str, mode: str, shots: int, limit: int, manifest, seq_len: int) ->
         if split
         else (items[:shots], items[shots:])
     )
-    if len(items) < 2:
-        raise ValueError(f"{task} has {len(items)} items to ask after {shots} examples; 2 are few")
     questions = []
     for item in items[: limit or None]:
         same = [e for e in examples if not split or e.subject == item.subject][:shots]

@@ -324,10 +324,13 @@ def test_a_changed_schema_and_a_missing_hub_are_one_sentence(offline, tmp_path):
 
 # ------------------------------------------------------------------------------ lm_eval
 
-TASK = """task: mine
+TASK = """task: {name}
 dataset_path: json
-dataset_kwargs: {{data_files: {{test: {file}}}}}
+dataset_kwargs: {{data_files: {{test: {test}, examples: {examples}}}}}
 test_split: test
+fewshot_split: examples
+fewshot_config: {{sampler: first_n}}
+num_fewshot: {shots}
 output_type: multiple_choice
 doc_to_text: "{{{{query}}}}"
 doc_to_choice: "{{{{choices}}}}"
@@ -353,29 +356,38 @@ def test_the_figures_are_those_of_lm_eval(small_data, tmp_path):
     ):
         done = run(program, *args, timeout=500)
         assert done.returncode == 0, done.stderr
-    file, ours = tmp_path / "mine.jsonl", tmp_path / "ours.jsonl"
     rows = [dict(query=q, choices=a, gold=i % len(a)) for i, (q, a) in enumerate(QUESTIONS)]
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (tmp_path / "mine.yaml").write_text(TASK.format(file=file))
-    mine = run("eval.py", "choice", run_dir, "--task", file, "--save", ours, "--device", "cpu")
-    assert mine.returncode == 0, mine.stderr
+    shots = {"bare": 0, "taught": 2}  # of a file, the first items are the examples
+    for name, n in shots.items():
+        files = {"all": rows, "examples": rows[: n or 1], "test": rows[n:]}
+        paths = {key: tmp_path / f"{name}_{key}.jsonl" for key in files}
+        for key, path in paths.items():
+            path.write_text("".join(json.dumps(row) + "\n" for row in files[key]))
+        (tmp_path / f"{name}.yaml").write_text(TASK.format(name=name, shots=n, **paths))
+        args = ("--task", paths["all"], "--shots", n, "--save", tmp_path / f"{name}_nats.jsonl")
+        mine = run("eval.py", "choice", run_dir, *args, "--device", "cpu")
+        assert mine.returncode == 0, mine.stderr
     command = [
         sys.executable, "-m", "lm_eval", "--model", "hf", "--model_args",
-        f"pretrained={folder},dtype=float32,trust_remote_code=True", "--tasks", "mine",
+        f"pretrained={folder},dtype=float32,trust_remote_code=True", "--tasks", "bare,taught",
         "--include_path", tmp_path, "--batch_size", "4", "--device", "cpu", "--log_samples",
         "--output_path", tmp_path / "out",
     ]  # fmt: skip
     env = environment(HF_DATASETS_OFFLINE="1", HF_HOME=str(tmp_path / "hf"))
     done = subprocess.run(list(map(str, command)), env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
-    (samples,) = (tmp_path / "out").rglob("samples_mine_*.jsonl")
-    theirs = {s["doc_id"]: s for s in map(json.loads, samples.read_text().splitlines())}
-    for i, line in enumerate(ours.read_text().splitlines()):
-        expected = [float(answer[0]) for answer in theirs[i]["filtered_resps"]]
-        assert json.loads(line)["nats"] == pytest.approx(expected, abs=1e-3), QUESTIONS[i]
     (results,) = (tmp_path / "out").rglob("results_*.json")
-    figures = json.loads(results.read_text())["results"]["mine"]
+    results = json.loads(results.read_text())["results"]
     records = [json.loads(x) for x in (run_dir / "eval.jsonl").read_text().splitlines()]
-    for record, metric in zip(records, ("acc", "acc_norm", "acc_bytes")):
-        assert record["accuracy"] == pytest.approx(figures[f"{metric},none"])
-        assert record["stderr"] == pytest.approx(figures[f"{metric}_stderr,none"])
+    for name in shots:
+        (samples,) = (tmp_path / "out").rglob(f"samples_{name}_*.jsonl")
+        theirs = {s["doc_id"]: s for s in map(json.loads, samples.read_text().splitlines())}
+        ours = (tmp_path / f"{name}_nats.jsonl").read_text().splitlines()
+        assert len(ours) == len(theirs)
+        for i, line in enumerate(ours):
+            expected = [float(answer[0]) for answer in theirs[i]["filtered_resps"]]
+            assert json.loads(line)["nats"] == pytest.approx(expected, abs=1e-3), (name, i)
+        for metric in ("acc", "acc_norm", "acc_bytes"):
+            record = records.pop(0)
+            assert record["accuracy"] == pytest.approx(results[name][f"{metric},none"])
+            assert record["stderr"] == pytest.approx(results[name][f"{metric}_stderr,none"])

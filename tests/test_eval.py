@@ -192,6 +192,7 @@ MISTAKES = {
         ["sample", "{run}", "--prompt", "word " * 80], 2, "leaves no room in seq_len 64",
     ),
     "no share": (["sample", "{run}", "--prompt", "a", "--top_p", "0"], 2, "top_p 0.0 above 0"),
+    "one question": (["choice", "{run}", "--limit", "1"], 2, "gives 1 questions"),
     "no network": (
         ["choice", "{run}", "--task", "arc_easy"], 3, "arc_easy could not be loaded.*=FOLDER",
     ),
