@@ -1,26 +1,35 @@
-"""Look at a trained model: `python eval.py loss [PRESET]`, `python eval.py sample [PRESET]`.
+"""Look at a trained model: `python eval.py COMMAND [MODEL] [--option value ...]`.
 
-Reads RUN_DIR's newest valid checkpoint (or --checkpoint) and the data folder it was trained on.
-`loss` gives nats per token and bits per byte on the whole validation split; `sample` continues a
-prompt. A pretrained model completes text; it does not answer. Works with the raw module, on one
-device. Next: train.py made the checkpoint, model.py has generate().
+COMMAND: `loss` (nats per token and bits per byte on held-out text), `sample` (continue prompts) or
+`choice` (multiple choice by log-likelihood). MODEL: a preset's name, or the folder of a run, of a
+checkpoint or of an export. Reads that and the data folder it was trained on; appends figures to
+eval.jsonl there. A pretrained model completes text; it does not answer. Works with the raw module,
+on one device. Next: model.py has generate(), instruments/choice.py the choice.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import os
+import stat
+import sys
+import time
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import Literal
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 import data
+from config import PRESETS, Preset
 from machinery import checkpoint, cli, ranks, shards
 from model import GPT, GPTConfig
+from tokenizer import Tokenizer
 
 
 @torch.no_grad()
@@ -49,6 +58,9 @@ def bits_per_byte(
     return nats / targets, text_nats / math.log(2) / n_bytes
 
 
+# ------------------------------------------------------------------------- which model
+
+
 @dataclass(frozen=True)
 class EvalConfig:
     """Which model to look at."""
@@ -56,11 +68,109 @@ class EvalConfig:
     run_dir: str = ""
     """Folder of the run; empty: runs/PRESET."""
     checkpoint: str = ""
-    """A checkpoint folder; empty: the newest valid one of the run."""
+    """A checkpoint's or an export's folder; empty: the newest valid checkpoint of the run."""
     data_dir: str = ""
     """Data folder; empty: the one that the run was trained on."""
     device: str = "auto"
     """auto, cuda, mps or cpu."""
+    dtype: Literal["auto", "bf16", "fp32"] = "auto"
+    """Of the computation; auto: bf16 where the hardware has it."""
+
+
+def is_export(path: Path) -> bool:
+    """Whether export.py wrote this folder."""
+    config = path / "config.json"
+    return config.is_file() and "nano2049" in config.read_text() and not is_run(path)
+
+
+def is_run(path: Path) -> bool:
+    return (path / "checkpoints").is_dir()
+
+
+def place(word: str) -> dict[str, str]:
+    """MODEL, the first word after the command -> the options that it stands for."""
+    path = Path(word)
+    if word in PRESETS:
+        return dict(run_dir=f"runs/{word}")
+    if is_run(path):
+        return dict(run_dir=word)
+    if (path / "trainer.json").exists() or is_export(path):
+        return dict(checkpoint=word)
+    runs = sorted(str(p.parent) for p in Path("runs").glob("*/checkpoints"))
+    steps = map(str, checkpoint.checkpoints(path.parent))
+    raise ValueError(
+        f"{word!r} is neither a preset ({', '.join(PRESETS)}) nor the folder of a run (there are: "
+        f"{', '.join(runs) or 'none'}), of a checkpoint "
+        f"{f'({path.parent} has: ' + names + ') ' if (names := ', '.join(steps)) else ''}"
+        "or of an export"
+    )
+
+
+def load_model(config: EvalConfig) -> tuple[GPT, dict]:
+    """The model with its weights; what its trainer recorded, and `path`, the folder it is from."""
+    path, device = Path(config.checkpoint), ranks.pick_device(config.device)
+    dtype = ranks.pick_dtype(device, config.dtype)
+    if config.checkpoint and is_export(path):
+        from hf.mapping import load_exported
+
+        model, trainer = load_exported(path, device, dtype)
+    else:
+        root = Path(config.run_dir) / "checkpoints"
+        path = path if config.checkpoint else checkpoint.latest_valid(root)
+        if path is None or not path.exists():
+            raise ValueError(
+                f"there is no checkpoint in {path or root}; train one first: torchrun train.py "
+                f"{Path(config.run_dir).name}"
+            )
+        trainer = checkpoint.read_trainer(path)
+        with torch.device("meta"):
+            model = GPT(GPTConfig(**trainer["model"]), compute_dtype=dtype)
+        model.to_empty(device=device)
+        model.init_weights()  # the rotary tables; the weights are overwritten
+        checkpoint.load_model(path, model, verified=not config.checkpoint)
+    print(
+        f"{path}: step {trainer['step']:,}, {trainer['tokens']:,} tokens; computed in "
+        f"{str(dtype).removeprefix('torch.')}"
+    )
+    return model.eval(), trainer | {"path": str(path)}
+
+
+def open_data(config: EvalConfig, trainer: dict) -> shards.Manifest:
+    """The data that the model was trained on, or another folder of the same tokenizer."""
+    folder = config.data_dir or trainer.get("data_dir")
+    if not folder:
+        raise ValueError(f"{trainer['path']} does not say what it was trained on; give --data_dir")
+    manifest = shards.Manifest.load(folder)
+    if manifest.tokenizer_sha256 != trainer["identity"]["tokenizer_sha256"]:
+        raise ValueError(
+            f"{manifest.dir} has another tokenizer than {trainer['path']} was trained with; "
+            f"give its data folder with --data_dir"
+        )
+    return manifest
+
+
+def open_tokenizer(config: EvalConfig, trainer: dict) -> Tokenizer:
+    """An export has its own tokenizer.json; a checkpoint's is in the data folder."""
+    own = Path(trainer["path"], "tokenizer.json")
+    return Tokenizer.load(own if own.exists() else open_data(config, trainer).dir / own.name)
+
+
+def load(config: EvalConfig) -> tuple[GPT, dict, shards.Manifest]:
+    """The model, what its trainer recorded, and its data."""
+    model, trainer = load_model(config)
+    return model, trainer, open_data(config, trainer)
+
+
+def keep_record(config: EvalConfig, trainer: dict, **figures) -> None:
+    """Append a line to eval.jsonl in the folder of the run, or of the export."""
+    path = Path(trainer["path"])
+    run_dir = path.parent.parent if path.parent.name == "checkpoints" else path
+    line = asdict(config) | dict(step=trainer["step"], tokens=trainer["tokens"], **figures)
+    with open(run_dir / "eval.jsonl", "a") as file:
+        file.write(json.dumps(line) + "\n")
+
+
+# --------------------------------------------------------------------------------- loss
 
 
 @dataclass(frozen=True)
@@ -73,103 +183,161 @@ class LossConfig(EvalConfig):
     """Rows per forward pass."""
 
 
+def loss(config: LossConfig) -> None:
+    """Print the loss, and append it to eval.jsonl."""
+    model, trainer, manifest = load(config)
+    device = model.cos.device
+    batches = data.val_batches(manifest, config.batch, config.rows, device=device)
+    token_bytes = torch.from_numpy(manifest.token_bytes()).to(device)
+    nats, bpb = bits_per_byte(model, batches, token_bytes)
+    rows = min(config.rows or manifest.rows("val"), manifest.rows("val"))
+    print(
+        f"validation: {nats:.4f} nats per token, {bpb:.4f} bits per byte, on {rows:,} rows of "
+        f"{manifest.dir} (fingerprint {manifest.fingerprint[:12]})"
+    )
+    figures = dict(val_loss=nats, val_bpb=bpb, rows=rows, data_fingerprint=manifest.fingerprint)
+    keep_record(config, trainer, **figures)
+
+
+# ------------------------------------------------------------------------------- sample
+
+
 @dataclass(frozen=True)
 class SampleConfig(EvalConfig):
     """Continue a prompt."""
 
     prompt: tuple[str, ...] = ()
-    """Texts to continue, one sample each."""
+    """Texts to continue; none: the lines of standard input, if it is a pipe or a file, or else
+    the preset's own."""
+    n: int = 1
+    """Samples of each prompt, drawn together; a single one is printed as it comes."""
     max_new_tokens: int = 80
     """Tokens to add."""
     temperature: float = 0.8
     """0: always the likeliest token; 1: as the model believes."""
     top_k: int = 50
     """Draw among this many of the likeliest tokens; 0: among all."""
+    top_p: float = 1.0
+    """Draw among the likeliest tokens that hold this share of the probability; 1: among all."""
     seed: int = 0
     """Of the draws."""
 
 
-def load(config: EvalConfig) -> tuple[GPT, dict, shards.Manifest]:
-    """The model with its weights, what its trainer saved, and its data."""
-    root = Path(config.run_dir) / "checkpoints"
-    path = Path(config.checkpoint) if config.checkpoint else checkpoint.latest_valid(root)
-    if path is None or not path.exists():
-        raise ValueError(
-            f"there is no checkpoint in {path or root}; train one first: torchrun train.py "
-            f"{Path(config.run_dir).name}"
-        )
-    trainer = checkpoint.read_trainer(path)
-    device = ranks.pick_device(config.device)
-    with torch.device("meta"):
-        model = GPT(GPTConfig(**trainer["model"]), compute_dtype=ranks.pick_dtype(device))
-    model.to_empty(device=device)
-    model.init_weights()  # the rotary tables; the weights are overwritten
-    checkpoint.load_model(path, model, verified=not config.checkpoint)
-    manifest = shards.Manifest.load(config.data_dir or trainer["data_dir"])
-    if manifest.tokenizer_sha256 != trainer["identity"]["tokenizer_sha256"]:
-        raise ValueError(
-            f"{manifest.dir} has another tokenizer than {path} was trained with; "
-            f"give its data folder with --data_dir"
-        )
-    print(
-        f"{path}: step {trainer['step']:,}, {trainer['tokens']:,} tokens; computed in "
-        f"{str(model.compute_dtype).removeprefix('torch.')}"
-    )
-    return model.eval(), trainer, manifest
-
-
-def score(config: LossConfig) -> None:
-    """Print the loss, and append it to RUN_DIR/eval.jsonl."""
-    model, trainer, manifest = load(config)
-    device = model.cos.device
-    batches = data.val_batches(manifest, config.batch, config.rows, device=device)
-    token_bytes = torch.from_numpy(manifest.token_bytes()).to(device)
-    loss, bpb = bits_per_byte(model, batches, token_bytes)
-    rows = min(config.rows or manifest.rows("val"), manifest.rows("val"))
-    print(
-        f"validation: {loss:.4f} nats per token, {bpb:.4f} bits per byte, on {rows:,} rows of "
-        f"{manifest.dir} (fingerprint {manifest.fingerprint[:12]})"
-    )
-    record = dict(step=trainer["step"], tokens=trainer["tokens"], val_loss=loss, val_bpb=bpb,
-                  rows=rows, data_fingerprint=manifest.fingerprint)  # fmt: skip
-    with open(Path(config.run_dir) / "eval.jsonl", "a") as file:
-        file.write(json.dumps(record | asdict(config)) + "\n")
+def find_prompts(config: SampleConfig, path: Path) -> tuple[str, ...]:
+    """The prompts of the command line, of standard input, or of the preset; says which."""
+    if config.prompt:
+        return config.prompt
+    with contextlib.suppress(OSError):  # it may be closed
+        mode = os.fstat(0).st_mode
+        if stat.S_ISFIFO(mode) or stat.S_ISREG(mode):
+            print("prompts: the lines of standard input, up to its end", flush=True)
+            if lines := tuple(line.rstrip("\n") for line in sys.stdin if line.strip()):
+                return lines
+            print("standard input is empty")
+    name = Path(config.run_dir or path).name
+    if name in PRESETS:
+        print(f"prompts: those of the preset {name}")
+        return PRESETS[name].prompts
+    print("prompts: three that suit any text; give your own with --prompt")
+    return Preset.prompts
 
 
 def sample(config: SampleConfig) -> None:
-    """Print a continuation of each prompt. The prompt begins a document, so BOS goes before it."""
-    from tokenizer import Tokenizer
-
-    model, _, manifest = load(config)
-    tokenizer = Tokenizer.load(manifest.dir / "tokenizer.json")
-    device = model.cos.device
-    for prompt in config.prompt:
-        generator = torch.Generator(device).manual_seed(config.seed)
+    """Print continuations of each prompt, and on standard error the speed. The prompt begins a
+    document, so BOS goes before it."""
+    if config.n < 1:
+        raise ValueError(f"--n {config.n} samples; give 1 or more")
+    model, trainer = load_model(config)
+    tokenizer = open_tokenizer(config, trainer)
+    for prompt in find_prompts(config, Path(trainer["path"])):
         # In training text a space belongs to the word after it (" name" is one token), so a prompt
         # that ends in one is unlike any text: the model does better without.
         text = prompt.rstrip(" ") or prompt
         if text != prompt:
             print(f"the spaces at the end of {prompt!r} are left out: words begin with theirs")
-        out = model.generate(
-            torch.tensor([[manifest.bos_id, *tokenizer.encode(text)]], device=device),
-            config.max_new_tokens, config.temperature, config.top_k, generator,
-            stop_id=manifest.bos_id,
-        )[0].tolist()  # fmt: skip
-        print(f"--- {prompt!r}\n{tokenizer.decode([i for i in out if i != manifest.bos_id])}\n")
+        print(f"--- {prompt!r}")
+        continue_prompt(model, tokenizer, text, config)
 
 
-COMMANDS = {"loss": (score, LossConfig), "sample": (sample, SampleConfig)}
+def continue_prompt(model: GPT, tokenizer: Tokenizer, text: str, config: SampleConfig) -> None:
+    """Draw and print config.n continuations of a text, each up to the next BOS."""
+    device, bos = model.cos.device, tokenizer.bos_id
+    idx = torch.tensor([[bos, *tokenizer.encode(text)]] * config.n, device=device)  # (n, T)
+    generator = torch.Generator(device).manual_seed(config.seed)
+    rows, shown, start = [[] for _ in range(config.n)], "", time.perf_counter()
+    stream = model.stream(
+        idx, config.max_new_tokens, config.temperature, config.top_k, generator, bos, config.top_p
+    )
+    for new in stream:  # (n, 1)
+        for row, token in zip(rows, new.flatten().tolist()):
+            if bos not in row[-1:]:
+                row.append(token)
+        if config.n == 1:  # all but a character whose last bytes are still to come
+            ready = text + tokenizer.decode(i for i in rows[0] if i != bos).rstrip("\ufffd")
+            print(ready[len(shown) :], end="", flush=True)
+            shown = ready
+    seconds, count = time.perf_counter() - start, sum(map(len, rows))
+    for row in rows:
+        whole = text + tokenizer.decode(i for i in row if i != bos)
+        print(whole[len(shown) :] + "\n")
+    speed = f"{count} tokens in {seconds:.2f} s: {count / seconds:,.0f} tokens/s, prompt included"
+    print(speed, file=sys.stderr)
+
+
+# ------------------------------------------------------------------------------- choice
+
+
+@dataclass(frozen=True)
+class ChoiceConfig(EvalConfig):
+    """Multiple choice: which answer does the model find likeliest?"""
+
+    task: tuple[str, ...] = ("continuation",)
+    """continuation (held-out text, no download), the presets of instruments/exams.py (hellaswag,
+    arc_easy, mmlu, enem, oab ...; NAME=FOLDER reads a local copy), or JSONL files with `query`,
+    `choices` and `gold`."""
+    mode: Literal["auto", "letter", "answer", "options"] = "auto"
+    """letter: the options are shown, their letters compared; answer: nothing is shown, the full
+    answers are compared; options: shown, and the full answers compared. auto: the exam's usual."""
+    shots: int = 0
+    """Solved examples before each question."""
+    limit: int = 0
+    """Ask the first this many questions; 0: all."""
+    batch: int = 8
+    """Answers per forward pass."""
+    save: str = ""
+    """Write each question's log-likelihoods to this JSONL file."""
+    dtype: Literal["auto", "bf16", "fp32"] = "fp32"
+    """Of the computation. Only fp32 gives the figures of lm_eval: bf16 moves an answer's
+    log-likelihood by a tenth of a nat, which decides close questions."""
+
+
+def choice(config: ChoiceConfig) -> None:
+    """Print the accuracy of each task, and append it to eval.jsonl."""
+    from instruments.choice import run
+
+    model, trainer = load_model(config)
+    tokenizer = open_tokenizer(config, trainer)
+    for figures in run(config, model, tokenizer, lambda: open_data(config, trainer)):
+        keep_record(config, trainer, **figures)
+
+
+COMMANDS = {
+    "loss": (loss, LossConfig),
+    "sample": (sample, SampleConfig),
+    "choice": (choice, ChoiceConfig),
+}
 
 
 def main(argv: list[str]) -> int:
-    """`eval.py COMMAND [PRESET] [--option value ...]`"""
+    """`eval.py COMMAND [MODEL] [--option value ...]`"""
     if not argv:
         raise ValueError(f"eval.py needs a command: {' or '.join(COMMANDS)}")
     run, kind = cli.find("command", argv[0], COMMANDS)
-    preset, options = cli.split_preset(argv[1:])
-    prompt = {"prompt": preset.prompts} if kind is SampleConfig else {}
-    default = kind(run_dir=f"runs/{preset.name}", **prompt)
-    run(cli.read_options(default, options, f"eval.py {argv[0]}"))
+    word, options = cli.first_word(argv[1:])
+    given = place(word)
+    if not given.keys() <= {field.name for field in fields(kind)}:
+        raise ValueError(f"eval.py {argv[0]} needs a preset or a run; {word} is neither")
+    run(cli.read_options(kind(**given), options, f"eval.py {argv[0]}"))
     return 0
 
 

@@ -1,4 +1,4 @@
-"""A checkpoint -> a folder that transformers loads: `python export.py [PRESET] [--out FOLDER]`.
+"""A checkpoint -> a folder that transformers loads: `python export.py [MODEL] [--out FOLDER]`.
 
 Reads RUN_DIR's newest valid checkpoint (or --checkpoint), metrics.jsonl, and the data folder for
 its tokenizer. Writes model.safetensors, config.json, the tokenizer, a model card, and, for a model
@@ -15,9 +15,11 @@ from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 
+from config import PRESETS, Preset
+from eval import EvalConfig, is_export, load, place
 from hf import mapping, parity
-from machinery import checkpoint, cli, diary, durable, shards
-from model import GPT, GPTConfig
+from machinery import checkpoint, cli, diary, durable
+from model import GPT
 from tokenizer import BOS, Tokenizer
 
 
@@ -35,28 +37,6 @@ class ExportConfig:
     """Folder to write; it must not exist. Empty: export_STEP in the run's folder."""
     usd_per_hour: float = 0.0
     """What the machine cost, for the model card; 0: not known."""
-
-
-def load(config: ExportConfig) -> tuple[GPT, Path, dict, shards.Manifest]:
-    """(model in fp32 on the CPU, its checkpoint, the trainer's record, its data)."""
-    root = Path(config.run_dir) / "checkpoints"
-    path = Path(config.checkpoint) if config.checkpoint else checkpoint.latest_valid(root)
-    if path is None or not path.exists():
-        raise ValueError(
-            f"there is no checkpoint in {path or root}; train one first: python train.py "
-            f"{Path(config.run_dir).name}"
-        )
-    trainer = checkpoint.read_trainer(path)
-    model = GPT(GPTConfig(**trainer["model"]))
-    model.init_weights()
-    checkpoint.load_model(path, model, verified=not config.checkpoint)
-    manifest = shards.Manifest.load(config.data_dir or trainer["data_dir"])
-    if manifest.tokenizer_sha256 != trainer["identity"]["tokenizer_sha256"]:
-        raise ValueError(
-            f"{manifest.dir} has another tokenizer than {path} was trained with; "
-            f"give its data folder with --data_dir"
-        )
-    return model.eval(), path, trainer, manifest
 
 
 # ------------------------------------------------------------------------------- the folder
@@ -167,15 +147,20 @@ special token written in a text is read as plain text. {masked}A row is one docu
 # ---------------------------------------------------------------------------------- the story
 
 
-def export(config: ExportConfig, title: str, prompt: str) -> Path:
+def export(config: ExportConfig) -> Path:
     """Load, write, compare, publish; returns the folder. ParityError if the comparison fails."""
-    model, path, trainer, manifest = load(config)
-    out = Path(config.out or path.parent.parent / f"export_{trainer['step']:08d}")
+    if config.checkpoint and is_export(Path(config.checkpoint)):
+        raise ValueError(f"{config.checkpoint} is an export already; give a run or a checkpoint")
+    where = EvalConfig(config.run_dir, config.checkpoint, config.data_dir, "cpu", "fp32")
+    model, trainer, manifest = load(where)
+    path = Path(trainer["path"])
+    run_dir = path.parent.parent
+    out = Path(config.out or run_dir / f"export_{trainer['step']:08d}")
+    prompt = PRESETS.get(run_dir.name, Preset).prompts[0].rstrip()
     tokenizer = Tokenizer.load(manifest.dir / "tokenizer.json")
     name, why = mapping.choose_class(model.config)
     own = name == mapping.OWN
     chosen = "modeling_nano2049.py beside the weights" if own else f"the stock {name}"
-    print(f"{path}: step {trainer['step']:,}, {trainer['tokens']:,} tokens")
     print(f"class: {chosen} ({why})")
     trust = ", trust_remote_code=True" if own else ""
     usage = (
@@ -186,7 +171,9 @@ def export(config: ExportConfig, title: str, prompt: str) -> Path:
     with durable.creating(out) as folder:
         facts = write_model(model, folder, training_facts(path, trainer, config.usd_per_hour))
         write_tokenizer(tokenizer, folder, model.config.seq_len)
-        write_card(folder, title, facts, model, manifest, usage.format(out.name))
+        write_card(
+            folder, f"nano2049 {run_dir.name}", facts, model, manifest, usage.format(out.name)
+        )
         # A row of the exported model is one document, whatever the rows of training were.
         model.config = replace(model.config, doc_mask=False)
         print(f"checked: {parity.check(folder, model, tokenizer)}")
@@ -199,15 +186,14 @@ def export(config: ExportConfig, title: str, prompt: str) -> Path:
 
 
 def main(argv: list[str]) -> int:
-    """`export.py [PRESET] [--option value ...]`"""
+    """`export.py [MODEL] [--option value ...]`; MODEL: a preset, or a run or a checkpoint."""
     missing = [m for m in ("transformers", "safetensors") if find_spec(m) is None]
     if missing:
         raise ValueError(
             f"{' and '.join(missing)} is not installed; pip install -r requirements-eval.txt"
         )
-    preset, options = cli.split_preset(argv)
-    config = cli.read_options(ExportConfig(run_dir=f"runs/{preset.name}"), options, "export.py")
-    export(config, f"nano2049 {preset.name}", preset.prompts[0].rstrip())
+    word, options = cli.first_word(argv)
+    export(cli.read_options(ExportConfig(**place(word)), options, "export.py"))
     return 0
 
 

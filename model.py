@@ -11,6 +11,7 @@ V = vocab_size. Next: optim.py moves these weights, train.py runs the loop.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -410,45 +411,45 @@ class GPT(nn.Module):
         return 6 * matmul + (attention // 2 if causal else attention)
 
     @torch.no_grad()
-    def generate(
-        self,
-        idx: Tensor,
-        max_new_tokens: int,
-        temperature: float = 0.8,
-        top_k: int = 50,
-        generator: torch.Generator | None = None,
-        stop_id: int = -1,
-    ) -> Tensor:
-        """Continue the prompts idx (B, T) by sampling among the top_k likeliest tokens (0: all);
-        temperature 0 takes the likeliest.
+    def stream(
+        self, idx: Tensor, max_new_tokens: int, temperature: float = 0.8, top_k: int = 50,
+        generator: torch.Generator | None = None, stop_id: int = -1, top_p: float = 1.0,
+    ) -> Iterator[Tensor]:  # fmt: skip
+        """Continue the prompts idx (B, T): yield each next id, (B, 1), as soon as it is drawn from
+        the top_k likeliest (0: all) that hold top_p of the probability. Temperature 0 takes the
+        likeliest. Ends after max_new_tokens, at seq_len, or once every row has drawn stop_id.
 
-        Returns (B, T + n). n is max_new_tokens, or fewer if seq_len is reached or every row has
-        drawn stop_id. The prompt counts as one document. Padding ids cannot be drawn: the logits
-        end at vocab_size.
+        The prompt counts as one document. Padding ids cannot be drawn: the logits end at
+        vocab_size.
         """
-        if max_new_tokens < 1 or top_k < 0 or temperature < 0:
+        if max_new_tokens < 1 or top_k < 0 or temperature < 0 or not 0 < top_p <= 1:
             raise ValueError(
                 f"max_new_tokens {max_new_tokens} must be 1 or more, top_k {top_k} and temperature "
-                f"{temperature} 0 or more"
+                f"{temperature} 0 or more, and top_p {top_p} above 0 and at most 1"
             )
         n = min(max_new_tokens, self.config.seq_len - idx.size(1))
         if n <= 0:
             raise ValueError(
                 f"a prompt of {idx.size(1)} tokens leaves no room in seq_len {self.config.seq_len}"
             )
-        prompt_len = idx.size(1)
         cache = KVCache(self.config, idx.size(0), idx.size(1) + n, self.compute_dtype, idx.device)
-        new = idx
+        new, stopped = idx, False
         for _ in range(n):
             logits = self(new, cache=cache)[:, -1]  # (B, V)
             if temperature == 0:
                 new = logits.argmax(-1, keepdim=True)  # (B, 1)
             else:
                 top, ids = logits.topk(min(top_k or logits.size(-1), logits.size(-1)))  # (B, k)
-                probs = F.softmax(top / temperature, dim=-1)
+                probs = F.softmax(top / temperature, dim=-1)  # the likeliest first
+                if top_p < 1:  # keep those that begin below top_p: at least one
+                    probs = probs * (probs.cumsum(-1) - probs < top_p)
                 drawn = torch.multinomial(probs, 1, generator=generator)
                 new = ids.gather(-1, drawn)  # (B, 1)
-            idx = torch.cat([idx, new], dim=1)
-            if (idx[:, prompt_len:] == stop_id).any(dim=1).all():
-                break
-        return idx
+            yield new
+            stopped = stopped | (new == stop_id)
+            if stopped.all():
+                return
+
+    def generate(self, idx: Tensor, *args, **options) -> Tensor:
+        """The whole of `stream`, after its prompts: idx (B, T) -> (B, T + n)."""
+        return torch.cat([idx, *self.stream(idx, *args, **options)], dim=1)

@@ -26,7 +26,7 @@ preset=${1:-tiny}
 python prepare_data.py "$preset"
 torchrun train.py "$preset"
 python eval.py loss "$preset"
-python eval.py sample "$preset"
+python eval.py sample "$preset" < /dev/null  # the prompts of the preset
 echo "checkpoints  $(ls -d "runs/$preset"/checkpoints/step_* | tail -n 1)"
 echo "metrics      runs/$preset/metrics.jsonl"
 echo "picture      runs/$preset/loss.png"

@@ -52,8 +52,13 @@ def parse(program: str, part: Literal["data", "train"], argv: list[str]) -> cfg.
 
 def split_preset(argv: list[str]) -> tuple[cfg.Preset, list[str]]:
     """["d12", "--steps", "200"] -> (preset d12, ["--steps", "200"]); without a name, tiny."""
-    name, *options = argv if argv and not argv[0].startswith("-") else ("tiny", *argv)
+    name, options = first_word(argv)
     return replace(find("preset", name, cfg.PRESETS), name=name), options
+
+
+def first_word(argv: list[str]) -> tuple[str, list[str]]:
+    """The word before the options, tiny if there is none; and the options."""
+    return (argv[0], argv[1:]) if argv and not argv[0].startswith("-") else ("tiny", argv)
 
 
 def read_options(default: Any, argv: list[str], program: str) -> Any:

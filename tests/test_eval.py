@@ -1,12 +1,20 @@
-"""eval.py on a small trained model: the same figure as the trainer's, and samples of text."""
+"""eval.py on a small trained model: which model a word means, the trainer's own figure again, and
+samples of text."""
 
 import json
 import re
+import subprocess
 
 import pytest
-from conftest import SMALL, metrics, run
+import torch
+from conftest import ROOT, SMALL, command, environment, metrics, run
 
+import eval as evaluate
 import train
+from machinery import cli
+from model import GPT, GPTConfig
+
+CPU = ("--device", "cpu", "--dtype", "fp32")
 
 
 @pytest.fixture(scope="module")
@@ -17,46 +25,190 @@ def trained(small_data, tmp_path_factory):
     return run_dir
 
 
-def test_loss_is_what_the_trainer_measured(trained):
-    result = run("eval.py", "loss", "--run_dir", trained, "--device", "cpu", "--batch", 3)
-    assert result.returncode == 0, result.stderr
-    bpb = float(re.search(r"([\d.]+) bits per byte", result.stdout)[1])
-    record = json.loads((trained / "eval.jsonl").read_text().splitlines()[-1])
+def look(capsys, *args) -> str:
+    """eval.py in this process: what it prints."""
+    capsys.readouterr()
+    assert evaluate.main([str(arg) for arg in args]) == 0
+    return capsys.readouterr().out
+
+
+def records(run_dir) -> list[dict]:
+    return [json.loads(line) for line in (run_dir / "eval.jsonl").read_text().splitlines()]
+
+
+def test_loss_is_what_the_trainer_measured(trained, capsys):
+    out = look(capsys, "loss", trained, *CPU, "--batch", 3)
+    bpb, record = float(re.search(r"([\d.]+) bits per byte", out)[1]), records(trained)[-1]
     assert record["val_bpb"] == pytest.approx(bpb, abs=1e-4)
-    assert record["step"] == 12
+    assert record["step"] == 12 and "float32" in out
     last = [r["val_bpb"] for r in metrics(trained) if "val_bpb" in r][-1]
-    # the trainer was asked for fp32; eval.py takes bf16 where the machine has it
-    assert record["val_bpb"] == pytest.approx(last, rel=5e-3)
+    assert record["val_bpb"] == pytest.approx(last, rel=1e-5)  # the trainer computed in fp32 too
+    look(capsys, "loss", trained, "--device", "cpu", "--dtype", "bf16", "--rows", 20)
+    assert records(trained)[-1]["val_bpb"] != record["val_bpb"]
+    assert records(trained)[-1]["val_bpb"] == pytest.approx(last, rel=0.1)
 
 
-def test_samples_are_seeded_text(trained):
-    args = ("sample", "--run_dir", trained, "--device", "cpu", "--prompt", "def ", "import",
-            "--max_new_tokens", 20)  # fmt: skip
-    first, again = run("eval.py", *args), run("eval.py", *args)
-    assert first.returncode == 0, first.stderr
-    assert first.stdout == again.stdout
-    assert "--- 'def '\ndef" in first.stdout and "--- 'import'\nimport" in first.stdout
-    other = run("eval.py", *args, "--seed", 1)
-    assert other.stdout != first.stdout
+def test_a_run_a_checkpoint_and_the_options_name_the_same_model(trained, capsys, monkeypatch):
+    (path,) = (trained / "checkpoints").glob("step_00000012")
+    args = (*CPU, "--prompt", "def", "--max_new_tokens", 8)
+    monkeypatch.chdir(trained.parent)
+    outs = [
+        look(capsys, "sample", *model, *args)
+        for model in ([trained], [path], ["--run_dir", trained], ["--checkpoint", path])
+    ]
+    assert len({out.replace(str(trained), "") for out in outs}) == 1
+    monkeypatch.setattr(evaluate, "PRESETS", {"fox": None})
+    (trained.parent / "runs").mkdir()
+    (trained.parent / "runs" / "fox").symlink_to(trained)
+    assert outs[0].replace(str(trained), "runs/fox") == look(capsys, "sample", "fox", *args)
+    with pytest.raises(ValueError, match=r"'fix' is neither a preset \(fox\).*there are: runs/fox"):
+        evaluate.main(["sample", "fix"])
+    with pytest.raises(ValueError, match=r"checkpoints has: .*step_00000012"):
+        evaluate.main(["sample", str(path.with_name("step_00000013"))])
 
+
+def test_a_record_goes_to_the_run_of_the_checkpoint(trained, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    before = len(records(trained)) if (trained / "eval.jsonl").exists() else 0
+    (path,) = (trained / "checkpoints").glob("step_00000012")
+    look(capsys, "loss", "--checkpoint", path, *CPU, "--rows", 8)
+    look(capsys, "choice", path, "--device", "cpu", "--limit", 8)
+    found = records(trained)[before:]
+    assert [r.get("norm") for r in found] == [None, "sum", "per character", "per byte"]
+    assert found[1]["n"] == 8 and found[1]["chance"] == 0.25 and found[1]["dtype"] == "fp32"
+
+
+def test_an_exported_folder_is_a_model_too(trained, capsys, tmp_path):
+    pytest.importorskip("machinery.huggingface")
+    pytest.importorskip("transformers")
+    if not (ROOT / "export.py").exists():
+        pytest.skip("there is no export.py")
+    folder = tmp_path / "folder"
+    done = run("export.py", "--run_dir", trained, "--out", folder, timeout=500)
+    assert done.returncode == 0, done.stderr
+    args = (*CPU, "--prompt", "def", "import", "--max_new_tokens", 12)
+    text = lambda out: out.partition("---")[2]
+    assert text(look(capsys, "sample", folder, *args)) == text(
+        look(capsys, "sample", trained, *args)
+    )
+    data_dir = json.loads(next(trained.glob("checkpoints/step*/trainer.json")).read_text())
+    args = (*CPU, "--rows", 8, "--data_dir", data_dir["data_dir"])
+    figures = [re.search(r"[\d.]+ bits", look(capsys, "loss", m, *args))[0]
+               for m in (folder, trained)]  # fmt: skip
+    assert figures[0] == figures[1]
+
+
+# ------------------------------------------------------------------------------- samples
+
+
+def test_samples_are_seeded_text(trained, capsys):
+    args = ("sample", trained, *CPU, "--prompt", "def ", "import", "--max_new_tokens", 20)
+    first = look(capsys, *args)
+    assert first == look(capsys, *args) != look(capsys, *args, "--seed", 1)
+    assert "--- 'def '\ndef" in first and "--- 'import'\nimport" in first
+
+
+def test_several_samples_of_a_prompt_differ(trained, capsys):
+    args = ("sample", trained, *CPU, "--prompt", "x = ", "--max_new_tokens", 20)
+    out = look(capsys, *args, "--n", 3).partition("---")[2]
+    samples = re.findall(r"^x =.*", out, re.MULTILINE)
+    assert len(samples) == 3 and len(set(samples)) > 1
+    greedy = look(capsys, *args, "--n", 2, "--temperature", 0).partition("'\n")[2]
+    assert greedy[: len(greedy) // 2] == greedy[len(greedy) // 2 :]
+    nucleus = look(capsys, *args, "--n", 2, "--top_p", 1e-6).partition("'\n")[2]
+    assert nucleus == greedy  # the likeliest token alone holds that much
+
+
+def test_a_stream_prints_each_character_once_and_whole(capsys):
+    """A character of several bytes comes when its last byte does."""
+    text = "é日🎉 fin\ufffd."
+    ids = list(text.encode())
+
+    class Bytes:
+        bos_id = 256
+        encode = staticmethod(lambda text: list(text.encode()))
+        decode = staticmethod(lambda ids: bytes(ids).decode(errors="replace"))
+
+    class Model:
+        cos = torch.zeros(1)
+
+        def stream(self, idx, *_):
+            for i in [*ids, 256]:
+                heard.append(capsys.readouterr().out)
+                yield torch.tensor([[i]])
+
+    heard = []
+    evaluate.continue_prompt(Model(), Bytes(), ">", evaluate.SampleConfig())
+    heard.append(capsys.readouterr().out)
+    assert "".join(heard) == f">{text}\n\n"
+    assert heard[1:4] == ["", ">é", ""] or heard[1:4] == [">", "é", ""]
+
+
+def test_top_p_keeps_the_tokens_that_hold_it():
+    torch.manual_seed(0)
+    config = GPTConfig(
+        seq_len=8, vocab_size=40, n_layer=1, n_head=1, n_kv_head=1, head_dim=8, n_embd=8,
+        mlp_hidden=8,
+    )  # fmt: skip
+    model = GPT(config)
+    model.init_weights()
+    torch.nn.init.normal_(model.head.weight)
+    idx = torch.zeros(4000, 1, dtype=torch.long)
+    probs = model(idx[:1])[0, -1].softmax(-1).detach()
+    order = probs.argsort(descending=True).tolist()
+    nucleus, held = set(), 0.0
+    while held < 0.6:
+        held += float(probs[order[len(nucleus)]])
+        nucleus.add(order[len(nucleus)])
+    draw = lambda **more: model.generate(idx, 1, 1.0, 0, torch.Generator().manual_seed(0), **more)
+    assert set(draw(top_p=0.6)[:, 1].tolist()) == nucleus
+    assert set(draw()[:, 1].tolist()) > nucleus
+    share = (draw(top_p=0.6)[:, 1] == order[0]).float().mean()
+    assert share == pytest.approx(float(probs[order[0]]) / held, abs=0.03)
+
+
+def test_prompts_from_a_pipe(trained):
+    args = ("sample", trained, *CPU, "--max_new_tokens", 4)
+    done = subprocess.run(
+        command("eval.py", args), input="def f\n\nimport\n", capture_output=True, text=True,
+        cwd=ROOT, env=environment(),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "prompts: the lines of standard input" in done.stdout
+    assert re.findall(r"^--- (.*)", done.stdout, re.MULTILINE) == ["'def f'", "'import'"]
+    assert len(re.findall(r"^4 tokens in .* tokens/s", done.stderr, re.MULTILINE)) == 2
+
+
+# ------------------------------------------------------------------------------ mistakes
 
 MISTAKES = {
-    "no command": ([], "eval.py needs a command: loss or sample"),
-    "misspelled": (["sampel"], "did you mean sample"),
-    "no run": (["loss", "--run_dir", "{tmp}/none"], "there is no checkpoint in .*train one first"),
+    "no command": ([], 2, "eval.py needs a command: loss or sample or choice"),
+    "misspelled": (["sampel"], 2, "did you mean sample"),
+    "no run": (["loss", "--run_dir", "{tmp}/none"], 2, "there is no checkpoint .*train one first"),
+    "no such model": (["loss", "{tmp}/none"], 2, r"neither a preset \(tiny, .*biatron-345m\)"),
     "other data": (
-        ["loss", "--run_dir", "{run}", "--data_dir", "{tmp}"], "python prepare_data.py",
+        ["loss", "--run_dir", "{run}", "--data_dir", "{tmp}"], 2, "python prepare_data.py",
     ),
     "long prompt": (
-        ["sample", "--run_dir", "{run}", "--prompt", "word " * 80], "leaves no room in seq_len 64",
+        ["sample", "{run}", "--prompt", "word " * 80], 2, "leaves no room in seq_len 64",
     ),
+    "no share": (["sample", "{run}", "--prompt", "a", "--top_p", "0"], 2, "top_p 0.0 above 0"),
+    "one question": (["choice", "{run}", "--limit", "1"], 2, "gives 1 questions"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_a_mistake_gets_a_sentence_and_exit_code_2(name, trained, tmp_path):
-    args, words = MISTAKES[name]
-    result = run("eval.py", *[a.format(tmp=tmp_path, run=trained) for a in args])
-    assert result.returncode == 2, result.stdout + result.stderr
-    assert re.search(words, result.stderr)
-    assert "Traceback" not in result.stderr
+def test_a_mistake_gets_a_sentence_and_its_exit_code(name, trained, tmp_path):
+    args, code, words = MISTAKES[name]
+    with pytest.raises(Exception, match=words) as caught:
+        evaluate.main([a.format(tmp=tmp_path, run=trained) for a in args])
+    assert cli.exit_code(caught.value) == code
+
+
+def test_without_a_network_an_exam_is_one_sentence(trained, tmp_path):
+    pytest.importorskip("datasets")
+    args = ("choice", trained, "--task", "arc_easy")
+    done = run("eval.py", *args, HF_HOME=str(tmp_path / "hf"))
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert re.search("^error: arc_easy could not be loaded.*=FOLDER$", done.stderr, re.MULTILINE)
+    assert "Traceback" not in done.stderr

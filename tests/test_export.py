@@ -98,7 +98,7 @@ def export_model(tokenizer, tmp_path, monkeypatch):
         loaded = (model, path, trainer, manifest)
         monkeypatch.setattr(export, "load", lambda config: loaded)
         config = export.ExportConfig(run_dir=str(tmp_path), out=str(tmp_path / "out"))
-        return export.export(config, "a test", "def")
+        return export.export(config)
 
     return export_model
 

@@ -22,9 +22,14 @@ MAY_IMPORT = {
     "instruments": IDEAS | {"config", "machinery"},
     "hf": IDEAS | {"machinery", "hf"},
     "train": IDEAS | {"config", "machinery", "instruments", "eval"},
-    **dict.fromkeys(PROGRAMS - {"train"}, IDEAS | {"config", "machinery", "instruments", "hf"}),
+    "export": IDEAS | {"config", "machinery", "hf", "eval"},
+    **dict.fromkeys(
+        PROGRAMS - {"train", "export"}, IDEAS | {"config", "machinery", "instruments", "hf"}
+    ),
     **dict.fromkeys(IDEAS, set()),
 }
+for program in ("train", "export"):  # the metric is eval's, and so is finding a model
+    MAY_IMPORT[program] = MAY_IMPORT[program] | {"eval"}
 
 
 def imports(path: Path):

@@ -1,0 +1,176 @@
+"""Multiple choice by log-likelihood: which of the answers does the model find likeliest?
+
+`score` gives a task's figures, equal to lm_eval's (0.4.13, `--model hf`, dtype float32) within
+0.001 nats an answer; `verdict` says in words whether a figure means anything. Small models are at
+chance on most exams, so chance is computed from the questions themselves, and a model that always
+names the same letter is told apart from one that knows. eval.py calls `run`; exams.py has the
+questions.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from statistics import NormalDist
+from string import ascii_uppercase
+
+import torch
+
+from instruments import exams
+from machinery.errors import NonFiniteError
+from model import GPT
+from tokenizer import Tokenizer
+
+NORMS = {"sum": lambda text: 1, "per character": len, "per byte": lambda text: len(text.encode())}
+CONSTANT = 0.9  # a letter predicted more often than this is a constant answer
+
+Pair = tuple[list[int], list[int]]  # ids of the context, BOS in front, and of the answer
+
+
+def encode_pair(tokenizer: Tokenizer, context: str, answer: str) -> Pair:
+    """A space goes between context and answer, spaces at the end of the context go to the answer,
+    and both are encoded as one text, since a token may reach over the border."""
+    bos, text = [tokenizer.bos_id], context + " " + answer
+    if not context:
+        return bos, tokenizer.encode(text)
+    prefix, whole = bos + tokenizer.encode(context.rstrip()), bos + tokenizer.encode(text)
+    return prefix, whole[len(prefix) :]
+
+
+@torch.no_grad()
+def log_likelihoods(model: GPT, pairs: list[Pair], batch: int) -> list[float]:
+    """log p(answer | context) in nats of each pair. A pair longer than seq_len + 1 tokens loses the
+    beginning of its context; ValueError for an answer that does not fit alone."""
+    seq_len, device, nats = model.config.seq_len, model.cos.device, [0.0] * len(pairs)
+    if (most := max(len(answer) for _, answer in pairs)) > seq_len:
+        raise ValueError(f"an answer of {most} tokens does not fit in seq_len {seq_len}")
+    order = sorted(range(len(pairs)), key=lambda i: -len(pairs[i][0]) - len(pairs[i][1]))
+    for at in range(0, len(pairs), batch):
+        part = order[at : at + batch]
+        rows = [(pairs[i][0] + pairs[i][1])[-seq_len - 1 :] for i in part]  # the longest first
+        ids = torch.zeros(len(part), len(rows[0]), dtype=torch.long)  # (B, T + 1)
+        for r, row in enumerate(rows):
+            ids[r, : len(row)] = torch.tensor(row)  # attention is causal: what follows is not seen
+        loss = model(ids[:, :-1].to(device), ids[:, 1:].to(device), reduction="none").cpu()
+        for r, i in enumerate(part):
+            end = len(rows[r]) - 1
+            nats[i] = -loss[r, end - len(pairs[i][1]) : end].double().sum().item()
+    return nats
+
+
+def statistics(picks: list[int], golds: list[int], options: list[int]) -> dict:
+    """Accuracy with its standard error, sqrt(p (1 - p) / (n - 1)), and its distance from chance,
+    z = (hits - sum of 1/k) / sqrt(sum of 1/k (1 - 1/k)) with k the options of each question.
+
+    Also what a constant answer would look like: the share of the position picked most often, and
+    the accuracy of always naming the position that is most often right."""
+    n, hits = len(picks), sum(p == g for p, g in zip(picks, golds))
+    expected = sum(1 / k for k in options)
+    deviation = math.sqrt(sum(1 / k * (1 - 1 / k) for k in options))
+    (picked, times), (best, right) = (Counter(x).most_common(1)[0] for x in (picks, golds))
+    p = hits / n
+    return dict(
+        n=n, accuracy=p, stderr=math.sqrt(p * (1 - p) / (n - 1)), chance=expected / n,
+        z=(hits - expected) / deviation, most_picked=picked, most_picked_share=times / n,
+        best_constant=best, best_constant_accuracy=right / n,
+    )  # fmt: skip
+
+
+def limit_of_z(count: int) -> float:
+    """Of `count` scores at chance, any exceeds this |z| in 5% of cases or fewer (Bonferroni)."""
+    return NormalDist().inv_cdf(1 - 0.05 / count / 2)
+
+
+def verdict(figures: dict, limit: float, letters: bool) -> str:
+    """A figure in plain words; a |z| up to `limit` cannot be told from chance."""
+    if letters and figures["most_picked_share"] > CONSTANT:
+        return f"a constant answer: nearly always {ascii_uppercase[figures['most_picked']]}"
+    if abs(figures["z"]) <= limit:
+        return "cannot be told from chance"
+    if figures["z"] < 0:
+        return "below chance"
+    if letters and figures["accuracy"] <= figures["best_constant_accuracy"]:
+        return "above chance, but no better than a constant answer"
+    return "above chance"
+
+
+def score(
+    questions: list[exams.Question], model: GPT, tokenizer: Tokenizer, batch: int, letters: bool
+) -> tuple[dict[str, dict], list[list[float]], int]:
+    """{norm: statistics}, the nats of each question's answers, and how many of the contexts were
+    too long. The sum of the nats, or that divided by the answer's characters or bytes (the space
+    in front not counted); for letters the sum alone, since they are all of one length."""
+    pairs, texts = [], []
+    for q in questions:
+        if isinstance(q.context, str):
+            pairs += [encode_pair(tokenizer, q.context, answer) for answer in q.answers]
+            texts.append(q.answers)
+        else:
+            pairs += [([tokenizer.bos_id, *q.context], answer) for answer in q.answers]
+            texts.append([tokenizer.decode(answer) for answer in q.answers])
+    flat = log_likelihoods(model, pairs, batch)
+    if not all(map(math.isfinite, flat)):
+        raise NonFiniteError("the model gives log-likelihoods that are NaN or infinite")
+    rest = iter(flat)
+    nats = [[next(rest) for _ in q.answers] for q in questions]
+    golds, options, figures = [q.gold for q in questions], [len(q.answers) for q in questions], {}
+    for norm in ["sum"] if letters else NORMS:
+        picks = []
+        for values, answers in zip(nats, texts):
+            scaled = [x / max(1, NORMS[norm](text)) for x, text in zip(values, answers)]
+            picks.append(scaled.index(max(scaled)))
+        figures[norm] = statistics(picks, golds, options)
+    room = model.config.seq_len + 1
+    return figures, nats, sum(len(context) + len(answer) > room for context, answer in pairs)
+
+
+def run(config, model: GPT, tokenizer: Tokenizer, manifest: Callable) -> Iterator[dict]:
+    """Score every task of eval.py's ChoiceConfig and print its figures; yields one record of each.
+    All tasks are read before the first is scored. manifest(): the data, if a task needs it."""
+    if config.shots < 0 or config.limit < 0 or config.batch < 1:
+        raise ValueError(
+            f"--shots {config.shots} and --limit {config.limit} must be 0 or more, --batch "
+            f"{config.batch} 1 or more"
+        )
+    asked = {}
+    for task in config.task:
+        mode = exams.usual_mode(task, config.mode)
+        args = (config.shots, config.limit, manifest, model.config.seq_len)
+        asked[task] = mode, exams.ask(task, mode, *args)
+        if (n := len(asked[task][1])) < 2:
+            raise ValueError(f"{task} gives {n} questions; a standard error needs 2 or more")
+    if config.save:
+        Path(config.save).write_text("")
+    count = sum(1 if mode == "letter" else len(NORMS) for mode, _ in asked.values())
+    limit = limit_of_z(count)
+    for task, (mode, questions) in asked.items():
+        letters = mode == "letter"
+        figures, nats, cut = score(questions, model, tokenizer, config.batch, letters)
+        chance = figures["sum"]["chance"]
+        print(
+            f"{task}: {len(questions):,} questions, mode {mode}, {config.shots} examples, chance "
+            f"{chance:.4f}"
+        )
+        if cut:
+            print(f"  {cut} contexts lost their beginning: seq_len is {model.config.seq_len}")
+        for norm, f in figures.items():
+            print(
+                f"  {norm:13}  {f['accuracy']:.4f} +- {f['stderr']:.4f}  z {f['z']:+6.2f}  "
+                f"{verdict(f, limit, letters)}"
+            )
+            yield dict(task=task, mode=mode, norm=norm, **f)
+        if letters:
+            f, name = figures["sum"], ascii_uppercase
+            print(
+                f"  {name[f['most_picked']]} is predicted in {f['most_picked_share']:.1%} of the "
+                f"questions; always {name[f['best_constant']]} would score "
+                f"{f['best_constant_accuracy']:.4f}"
+            )
+        if config.save:
+            with open(config.save, "a", encoding="utf-8") as file:
+                for q, values in zip(questions, nats):
+                    file.write(json.dumps(dict(task=task, gold=q.gold, nats=values)) + "\n")
+    print(f"{count} scores: one differs from chance if |z| > {limit:.2f} (5% for all together)")

@@ -1,0 +1,317 @@
+"""The questions that `eval.py choice` asks: exams from the Hub, a JSONL file, or held-out text.
+
+A task is a preset's name (`arc_easy`), a preset from a local copy of its repository
+(`arc_easy=FOLDER`), a JSONL file with the fields `query`, `choices`, `gold` and optionally `cue`
+and `subject`, or `continuation`. `ask(task, ...)` gives Questions: a context and the answers whose
+log-likelihoods are compared. Reads through `datasets`; writes nothing. Next: eval.py scores them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import string
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from machinery.cli import find
+from machinery.errors import DataError
+
+MODES = ("letter", "answer", "options")
+ANSWER_TOKENS, CONTEXT_TOKENS = 32, 64  # of a continuation
+CONTINUATIONS = 300  # a standard error below 0.03
+
+
+@dataclass(frozen=True)
+class Item:
+    """One question of an exam, before it is written out for a model."""
+
+    query: str
+    choices: tuple[str, ...]
+    gold: int  # which of the choices is right
+    cue: str = ""  # the line after the question, such as "Answer:"
+    subject: str = ""  # few-shot examples are of the same subject
+    margin: str = ""  # before the letter of an option
+
+
+@dataclass(frozen=True)
+class Question:
+    """What the model is given, and the answers to choose from; ids (without BOS) for
+    continuations, whose borders lie between tokens, else text."""
+
+    context: str | list[int]
+    answers: tuple
+    gold: int
+
+
+def write_out(item: Item, mode: str) -> tuple[str, tuple[str, ...]]:
+    """An item -> context and answers, in LightEval's three formulations.
+
+    answer:  "Question: 1+1?\\nAnswer:"                   -> " 2", " 3": nothing is shown, the full
+             answers are compared (cloze)
+    letter:  "Question: 1+1?\\nA. 2\\nB. 3\\nAnswer:"     -> " A", " B"
+    options: the same context as letter's                 -> " 2", " 3"
+    """
+    if mode == "answer":
+        return "\n".join(filter(None, (item.query, item.cue))), item.choices
+    letters = tuple(string.ascii_uppercase[: len(item.choices)])
+    shown = (f"{item.margin}{a}. {choice}" for a, choice in zip(letters, item.choices))
+    context = "\n".join((item.query, *shown, item.cue or "Answer:"))
+    return context, letters if mode == "letter" else item.choices
+
+
+def with_examples(item: Item, examples: Iterable[Item], mode: str) -> Question:
+    """The item after solved examples, each "context answer", with an empty line between them."""
+    solved = []
+    for example in examples:
+        context, answers = write_out(example, mode)
+        solved.append(f"{context} {answers[example.gold]}")
+    context, answers = write_out(item, mode)
+    return Question("\n\n".join((*solved, context)), answers, item.gold)
+
+
+# ------------------------------------------------------------------------- exams on the Hub
+
+
+def _hellaswag(row: dict) -> Item:
+    def clean(text: str) -> str:
+        """Drop the marks that WikiHow's pages left, as lm_eval does."""
+        text = text.strip().replace(" [title]", ". ")
+        return re.sub(r"\[.*?\]", "", text).replace("  ", " ")
+
+    query = f"{row['activity_label']}: {row['ctx_a']} {row['ctx_b'].capitalize()}"
+    return Item(clean(query), tuple(map(clean, row["endings"])), int(row["label"]))
+
+
+def _labelled(question: str, choices: dict, key: str) -> tuple[str, tuple[str, ...], int]:
+    return question, tuple(choices["text"]), list(choices["label"]).index(key)
+
+
+def _arc(row: dict) -> Item:
+    query, choices, gold = _labelled(row["question"], row["choices"], row["answerKey"])
+    return Item(f"Question: {query}", choices, gold, "Answer:")
+
+
+def _piqa(row: dict) -> Item:
+    choices = (row["sol1"], row["sol2"])
+    return Item(f"Question: {row['goal']}", choices, int(row["label"]), "Answer:")
+
+
+def _mmlu(row: dict) -> Item:
+    query, choices = row["question"].strip(), tuple(row["choices"])
+    return Item(query, choices, int(row["answer"]), "Answer:", row["subject"])
+
+
+def _portuguese(query: str, choices: Iterable[str], gold: int, subject: str = "") -> Item:
+    return Item(f"Pergunta: {query.strip()}", tuple(choices), gold, "Resposta:", subject, " ")
+
+
+def _enem(row: dict) -> Item | None:
+    if row["label"] not in string.ascii_uppercase:  # "Anulado": annulled by the examiners
+        return None
+    query = row["question"]
+    for description in row["description"] or ():  # a figure's, in words
+        query = query.replace("[[placeholder]]", description, 1)
+    gold = string.ascii_uppercase.index(row["label"])
+    return _portuguese(query, row["alternatives"], gold)
+
+
+def _keyed(row: dict) -> Item | None:
+    if row["answerKey"] not in row["choices"]["label"]:  # annulled
+        return None
+    return _portuguese(*_labelled(row["question"], row["choices"], row["answerKey"]))
+
+
+def _mmmlu(row: dict) -> Item:
+    choices, gold = (row[letter] for letter in "ABCD"), "ABCD".index(row["Answer"])
+    return _portuguese(row["Question"], choices, gold, row["Subject"])
+
+
+def _m_mmlu(row: dict) -> Item:
+    choices = (row[f"option_{letter}"] for letter in "abcd")
+    return _portuguese(row["instruction"], choices, "ABCD".index(row["answer"].upper()))
+
+
+def _exams(row: dict) -> Item | None:
+    if row["info"]["language"] != "Portuguese" or row["answerKey"] == "@":  # "@": no right answer
+        return None
+    question = row["question"]
+    return _portuguese(*_labelled(question["stem"], question["choices"], row["answerKey"]))
+
+
+def _m3exam(row: dict) -> Item | None:
+    choices = [re.sub(r"^\(?[A-Ea-e1-5][).]\s*", "", option) for option in row["options"]]
+    gold = "ABCDE".find(row["answer_text"].strip("() ").upper())
+    if not 0 <= gold < len(choices) or not all(choices):  # the option was a picture
+        return None
+    return _portuguese("\n".join(filter(None, (row["background"], row["question_text"]))),
+                       choices, gold)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Exam:
+    """Where an exam is on the Hub and how its rows become items."""
+
+    repo: str
+    configs: tuple[str | None, ...]
+    split: str
+    read: Callable[[dict], Item | None]  # None: the row is no question
+    mode: str = "letter"  # the usual one
+    examples: str = ""  # the split of the few-shot examples; empty: the first items themselves
+    revision: str | None = None
+
+
+EXAMS = {
+    "hellaswag": Exam("Rowan/hellaswag", (None,), "validation", _hellaswag, "answer", "train"),
+    "arc_easy": Exam("allenai/ai2_arc", ("ARC-Easy",), "test", _arc, "answer", "train"),
+    "arc_challenge": Exam("allenai/ai2_arc", ("ARC-Challenge",), "test", _arc, "answer", "train"),
+    "piqa": Exam("baber/piqa", (None,), "validation", _piqa, "answer", "train"),
+    "mmlu": Exam("cais/mmlu", ("all",), "test", _mmlu, examples="dev"),
+    # In Portuguese. The first is LightEval's; the two of eduagarcia's are usually scored by
+    # generating text, three-shot: such figures are not comparable with log-likelihoods.
+    "enem": Exam("maritaca-ai/enem", ("2022", "2023", "2024"), "train", _enem),
+    "enem_challenge": Exam("eduagarcia/enem_challenge", (None,), "train", _keyed),
+    "oab": Exam("eduagarcia/oab_exams", (None,), "train", _keyed),
+    "mmlu_pt": Exam(
+        "openai/MMMLU", ("PT_BR",), "test", _mmmlu,
+        revision="038c7808122969ead7456361af05cb8f47d247f8",
+    ),
+    "m_mmlu_pt": Exam("alexandrainst/m_mmlu", ("pt",), "test", _m_mmlu, examples="train"),
+    "exams_pt": Exam("mhardalov/exams", ("multilingual",), "test", _exams),
+    "m3exam_pt": Exam("chiayewken/m3exam", ("portuguese",), "test", _m3exam, examples="dev"),
+}  # fmt: skip
+
+
+def _rows(name: str, folder: str, split: str) -> list[Item]:
+    """The items of one split of an exam, over its configurations; DataError if the Hub cannot be
+    reached or the rows have other fields."""
+    import datasets
+
+    exam, items = EXAMS[name], []
+    where, revision = (folder, None) if folder else (exam.repo, exam.revision)
+    copy = f"give a copy of the repository: --task {name}=FOLDER"
+    for config in exam.configs:
+        try:
+            rows = datasets.load_dataset(where, config, split=split, revision=revision)
+        except Exception as error:
+            why = str(error).strip().splitlines()[0] if str(error).strip() else "no reason given"
+            raise DataError(
+                f"{name} could not be loaded from {where} ({type(error).__name__}: {why[:200]}); "
+                f"connect to the Hub, or {copy}"
+            ) from None
+        try:
+            items += filter(None, map(exam.read, rows))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise DataError(
+                f"a row of {where} is not as {name} expects ({type(error).__name__}: {error}): the "
+                f"set has changed since this was written; {copy}"
+            ) from None
+    return items
+
+
+# ------------------------------------------------------------------ files and held-out text
+
+
+def _file(path: Path) -> list[Item]:
+    """The items of a JSONL file; ValueError with the line that is not one."""
+    items = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        try:
+            row = json.loads(line)
+            extra = {key: str(row[key]) for key in ("cue", "subject") if key in row}
+            item = Item(
+                str(row["query"]), tuple(map(str, row["choices"])), int(row["gold"]), **extra
+            )
+            fine = 1 < len(item.choices) <= 26 and 0 <= item.gold < len(item.choices)
+        except (ValueError, KeyError, TypeError):
+            fine = False
+        if not fine:
+            raise ValueError(
+                f'{path}, line {number} is not {{"query": text, "choices": [2 texts or more], '
+                f'"gold": index of the right one}}: {line[:80]!r}'
+            )
+        items.append(item)
+    return items
+
+
+def continuations(manifest, seq_len: int) -> list[Question]:
+    """Which of four spans comes next in the held-out text? A set that no one can have seen, needs
+    no download, and that any trained model passes: if it does not, `choice` or the model is broken.
+
+    An item is a document, or a piece of one, in a validation row: its first tokens are the context,
+    the next ones the right answer. The wrong answers are the right ones of three other items, a
+    quarter of the list apart, so that each span is right once and wrong three times: judging the
+    answers without the context gives chance, 1/4, and so does any constant answer.
+    """
+    pieces, n = [], min(CONTEXT_TOKENS + ANSWER_TOKENS, seq_len // 2)
+    for source in range(len(manifest.sources)):
+        for i in range(manifest.rows("val", source)):
+            row = manifest.row("val", source, i)[: seq_len + 1]
+            starts = (row == manifest.bos_id).nonzero()[0].tolist()
+            for start, end in zip(starts, [*starts[1:], len(row)]):
+                if end - start > n:
+                    pieces.append(row[start + 1 : start + 1 + n].tolist())
+    count = min(CONTINUATIONS, len(pieces)) // 4 * 4
+    pieces = [pieces[len(pieces) * k // count] for k in range(count)]  # spread over the split
+    if not pieces:
+        raise ValueError(
+            f"the validation rows of {manifest.dir} hold fewer than 4 pieces of text of more than "
+            f"{n} tokens; prepare more: --val_fraction"
+        )
+    questions, quarter, n = [], len(pieces) // 4, n // 3  # a third is the answer
+    for i, piece in enumerate(pieces):
+        gold = i % 4
+        others = (pieces[(i + (k - gold) % 4 * quarter) % len(pieces)] for k in range(4))
+        questions.append(Question(piece[:-n], tuple(other[-n:] for other in others), gold))
+    return questions
+
+
+# ---------------------------------------------------------------------------------- asking
+
+
+def usual_mode(task: str, mode: str) -> str:
+    """The mode that `auto` stands for, which is the exam's own; `answer` for a file."""
+    name = task.partition("=")[0]
+    if task == "continuation":
+        if mode not in ("auto", "answer"):
+            raise ValueError(f"continuation has no options to show; leave --mode {mode} out")
+        return "answer"
+    if mode != "auto":
+        return mode
+    return EXAMS[name].mode if name in EXAMS else "answer"
+
+
+def ask(task: str, mode: str, shots: int, limit: int, manifest, seq_len: int) -> list[Question]:
+    """The questions of a task, written out in this mode (one of MODES) after `shots` examples.
+
+    Examples are the first ones of the same subject in the exam's own split for them. An exam
+    without one, or a file, gives its first items, which are not asked then. limit: ask this many
+    (0: all). manifest: a function that gives the held-out text, called for `continuation` only.
+    """
+    if task == "continuation":
+        if shots:
+            raise ValueError(f"continuation takes no examples; leave --shots {shots} out")
+        questions = continuations(manifest(), seq_len)
+        return questions[: limit or None]
+    name, _, folder = task.partition("=")
+    if Path(task).is_file():
+        items, split = _file(Path(task)), ""
+    else:
+        find("task", name, {"continuation": None, **EXAMS, "FILE.jsonl": None})
+        items, split = _rows(name, folder, EXAMS[name].split), EXAMS[name].examples
+    examples, items = (
+        (_rows(name, folder, split) if shots else [], items)
+        if split
+        else (items[:shots], items[shots:])
+    )
+    questions = []
+    for item in items[: limit or None]:
+        same = [e for e in examples if not split or e.subject == item.subject][:shots]
+        if len(same) < shots:
+            raise ValueError(
+                f"{task} has {len(same)} examples of {item.subject or 'its own'}; "
+                f"try --shots {len(same)}"
+            )
+        questions.append(with_examples(item, same, mode))
+    return questions
