@@ -94,8 +94,8 @@ def export_model(tokenizer, tmp_path, monkeypatch):
     identity = dict(data_fingerprint="f00d", tokenizer_sha256=tokenizer.sha256)
 
     def export_model(model):
-        trainer = dict(step=7, tokens=7000, identity=identity, model=asdict(model.config))
-        loaded = (model, path, trainer, manifest)
+        trainer = dict(step=7, tokens=7000, identity=identity, path=str(path))
+        loaded = (model, trainer | dict(model=asdict(model.config)), manifest)
         monkeypatch.setattr(export, "load", lambda config: loaded)
         config = export.ExportConfig(run_dir=str(tmp_path), out=str(tmp_path / "out"))
         return export.export(config)
@@ -406,7 +406,7 @@ def test_the_program_on_a_trained_model(trained, small_data, tmp_path, capsys):
     tokenizer = Tokenizer.load(small_data / "tokenizer.json")
     model, facts = mapping.load_exported(out)
     assert facts["step"] == 12
-    ids = torch.tensor([[0, *tokenizer.encode("def")]])
+    ids = torch.tensor([[0, *tokenizer.encode("The largest planet is")]])
     new = model.generate(ids, 16, temperature=0, stop_id=0)[0, 1:].tolist()
     assert names["text"] == tokenizer.decode([i for i in new if i])
 

@@ -19,7 +19,7 @@ ROOMS = {"machinery", "instruments", "hf", "course"}
 MAY_IMPORT = {
     "config": IDEAS,
     "machinery": IDEAS | {"config", "machinery"},
-    "instruments": IDEAS | {"config", "machinery"},
+    "instruments": IDEAS | {"config", "machinery", "instruments"},
     "hf": IDEAS | {"machinery", "hf"},
     "train": IDEAS | {"config", "machinery", "instruments", "eval"},
     "export": IDEAS | {"config", "machinery", "hf", "eval"},
