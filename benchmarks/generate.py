@@ -15,7 +15,7 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from machinery.cli import find_preset  # noqa: E402
+from config import PRESETS  # noqa: E402
 from model import GPT  # noqa: E402
 
 TOKENS = 256
@@ -37,7 +37,7 @@ def timed(work) -> tuple[torch.Tensor, float]:
 def main(name: str = "tiny") -> None:
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    model = GPT(find_preset(name).model)
+    model = GPT(PRESETS[name].model)
     model.init_weights()
     for p in model.parameters():  # an untrained head and an untrained `out` are near 0
         torch.nn.init.normal_(p, std=p.size(-1) ** -0.5)
