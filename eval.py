@@ -89,6 +89,41 @@ class SampleConfig(EvalConfig):
     """Of the draws."""
 
 
+@dataclass(frozen=True)
+class TournamentConfig:
+    """Let checkpoints continue the same prompts, and a judge compare what they wrote."""
+
+    run_dir: str = ""
+    """Folder of the run, for tournament.json; empty: runs/PRESET."""
+    players: tuple[str, ...] = ()
+    """Checkpoint folders; empty: all checkpoints of the run."""
+    data_dir: str = ""
+    """Data folder; empty: the one that the players were trained on."""
+    device: str = "auto"
+    """auto, cuda, mps or cpu."""
+    prompts: tuple[str, ...] = ()
+    """Texts: the first prompt_tokens of each are continued, the rest is what the human wrote.
+    Empty: held-out documents of the data."""
+    n_prompts: int = 60
+    """Held-out documents to take."""
+    prompt_tokens: int = 32
+    """Tokens of a text that the players are given."""
+    max_new_tokens: int = 64
+    """Tokens that they add."""
+    seed: int = 0
+    """Of the choice of documents and of the draws."""
+    judge: str = ""
+    """A checkpoint, or a run's folder (its newest), which judges by likelihood; empty: the run's
+    newest, which then does not play."""
+    judge_url: str = ""
+    """Ask an OpenAI-compatible server instead: `http://127.0.0.1:8000/v1`. A key, if it needs one,
+    is read from OPENAI_API_KEY."""
+    judge_model: str = ""
+    """The model's name on that server."""
+    judge_timeout: float = 60.0
+    """Seconds to wait for one answer of the server."""
+
+
 def load(config: EvalConfig) -> tuple[GPT, dict, shards.Manifest]:
     """The model with its weights, what its trainer saved, and its data."""
     root = Path(config.run_dir) / "checkpoints"
@@ -158,7 +193,19 @@ def sample(config: SampleConfig) -> None:
         print(f"--- {prompt!r}\n{tokenizer.decode([i for i in out if i != manifest.bos_id])}\n")
 
 
-COMMANDS = {"loss": (score, LossConfig), "sample": (sample, SampleConfig)}
+def tournament(config: TournamentConfig) -> None:
+    """Print ratings of the players, and write them to RUN_DIR/tournament.json."""
+    from instruments.tournament import hold
+
+    fixed = dict(run_dir=config.run_dir, data_dir=config.data_dir, device=config.device)
+    hold(config, lambda path: load(EvalConfig(checkpoint=str(path), **fixed)), bits_per_byte)
+
+
+COMMANDS = {
+    "loss": (score, LossConfig),
+    "sample": (sample, SampleConfig),
+    "tournament": (tournament, TournamentConfig),
+}
 
 
 def main(argv: list[str]) -> int:
