@@ -80,7 +80,9 @@ class Server:
         try:
             from openai import OpenAI
         except ImportError:
-            raise ValueError("--judge_url needs the openai package: pip install openai") from None
+            raise ValueError(
+                "--judge_url needs the package openai: pip install -r requirements-eval.txt"
+            ) from None
         if not model or timeout_s <= 0:
             raise ValueError(
                 f"--judge_url {url} needs --judge_model, the model's name there, and a "

@@ -82,7 +82,9 @@ def hold(config, load: Callable, bits_per_byte: Callable) -> None:
     report = dict(
         config=asdict(config), judge=judged_by, judge_bpb=judge_bpb,
         judge_answers=server.answers if server else None, doubts=doubts, players=table,
-        wins=wins.sum(0).tolist(), prompts=[tokenizer.decode(p) for p in prompts],
+        wins={p.name: dict(zip([q.name for q in players], row))
+              for p, row in zip(players, wins.sum(0).tolist())},
+        prompts=[tokenizer.decode(p) for p in prompts],
         completions={p.name: [tokenizer.decode(c) for c in p.completions] for p in players},
     )  # fmt: skip
     path = Path(config.run_dir) / "tournament.json"
@@ -97,7 +99,7 @@ def hold(config, load: Callable, bits_per_byte: Callable) -> None:
 def entrants(config) -> tuple[list[Path], Path | None]:
     """The players' checkpoints, oldest first, and the judge's; the judge does not play."""
     root = Path(config.run_dir) / "checkpoints"
-    found = [Path(p) for p in config.players] or checkpoint.checkpoints(root)[::-1]
+    found = [Path(p) for p in dict.fromkeys(config.players)] or checkpoint.checkpoints(root)[::-1]
     if not found:
         raise ValueError(f"there is no checkpoint in {root}; train first, or name some: --players")
     referee = None
@@ -147,6 +149,8 @@ def texts(config, manifest, tokenizer) -> tuple[list[list[int]], list[list[int]]
             )
     if not documents:
         documents = list(itertools.islice(held_out(manifest, whole, config.seed), config.n_prompts))
+        if len(documents) < config.n_prompts:
+            print(f"only {len(documents)} held-out documents have {whole} tokens within a row")
     if not documents:
         raise ValueError(
             f"no held-out document has {whole} tokens within a row of {manifest.row_len}; ask for "
@@ -232,8 +236,8 @@ def show(table: list[dict], judged_by, judge_bpb, n_prompts: int, doubts: list[s
             f"{row['name']:{width}}  {row['rating']:6.0f}  {row['low']:6.0f} .. {row['high']:<6.0f}"
             f"  {row['elo']:5.0f}  {row['elo_low']:4.0f} .. {row['elo_high']:<4.0f}  {bpb:>9}"
         )
-    if steps := progress(table):
-        print(f"rank correlation of rating and training step: {steps:.2f}")
+    if (rho := progress(table)) is not None:
+        print(f"rank correlation of rating and training step: {rho:.2f}")
     for doubt in doubts:
         print(f"this judge cannot be trusted: {doubt}")
 

@@ -4,10 +4,12 @@ import json
 import re
 import shutil
 import socket
+import subprocess
 import sys
 import threading
 import time
-from contextlib import contextmanager
+import urllib.request
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import SMALL
+from conftest import ROOT, SMALL, environment, run
 
 import eval as eval_program
 import train
@@ -363,7 +365,8 @@ def test_the_judge_does_not_play_and_the_controls_always_do(trained, tmp_path, c
 
     completions = report["completions"]
     assert {len(texts) for texts in completions.values()} == {12} and len(report["prompts"]) == 12
-    assert np.array(report["wins"]).sum() == pytest.approx(12 * 4 * 4 / 2)
+    wins = report["wins"]  # wins and losses make 12 of each pair; against itself, half of them
+    assert all(wins[a][b] + wins[b][a] == 12 for a in wins for b in wins) and len(wins) == 4
     for prompt, loop in zip(report["prompts"], completions["loop"]):
         assert prompt.endswith(loop[: len(loop) // 2]), "the loop repeats the end of the prompt"
 
@@ -436,3 +439,53 @@ def test_a_mistake_gets_a_sentence_and_exit_code_2(name, trained, tmp_path, monk
         cli.run(eval_program.main)
     assert end.value.code == 2
     assert re.search(words, capsys.readouterr().err)
+
+
+@pytest.mark.slow
+@openai
+@pytest.mark.parametrize("chat", [False, True])
+def test_a_real_server_answers_in_both_orders(chat, small_data, tmp_path):
+    """`transformers serve` on an export of our own: a model of this size has no taste, so that the
+    test is of the way there and back. Without a chat template the server refuses chat."""
+    for library in ("transformers", "safetensors", "fastapi", "uvicorn"):
+        pytest.importorskip(library)
+    if not (ROOT / "export.py").exists():
+        pytest.skip("there is no export.py")
+    train.main(["tiny", *SMALL, "--data_dir", str(small_data), "--run_dir", str(tmp_path / "run"),
+                "--extras"])  # fmt: skip
+    folder = tmp_path / "judge"
+    done = run("export.py", "--run_dir", tmp_path / "run", "--out", folder, timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr
+    if chat:
+        file = folder / "tokenizer_config.json"
+        template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"chat_template": template}))
+    with transformers_serve(folder, tmp_path / "cache") as url:
+        server = judge.Server(url, str(folder), 120)
+        wins = server.compare(["def f", "class A"], [["(x):", ":"], ["()", "(B)"], ["x", "y"]])
+    assert server.chat == chat
+    assert sum(server.answers.values()) == 12  # 2 prompts x 3 pairs x 2 orders
+    assert wins + wins.transpose(0, 2, 1) == pytest.approx(np.ones((2, 3, 3)))
+
+
+@contextmanager
+def transformers_serve(folder: Path, cache: Path):
+    """The address of a server with the model in `folder`; it ends with the block."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    (cache / "hub").mkdir(parents=True)
+    command = [Path(sys.executable).parent / "transformers", "serve", folder, "--device", "cpu",
+               "--dtype", "float32", "--host", "127.0.0.1", "--port", str(port)]  # fmt: skip
+    server = subprocess.Popen(command, env=environment(HF_HOME=str(cache)))
+    try:
+        deadline = time.monotonic() + 300
+        while True:
+            assert server.poll() is None and time.monotonic() < deadline, "it did not start"
+            with suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/health"):
+                break
+            time.sleep(0.2)
+        yield f"http://127.0.0.1:{port}/v1"
+    finally:
+        server.terminate()
+        server.wait(30)
