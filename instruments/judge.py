@@ -96,12 +96,14 @@ class Server:
         question = QUESTION.format(prompt="1, 2,", a=" 3, 4", b=" 2, 2")
         try:
             self.ask(question)
-            print(f"{model} is asked through chat/completions")
+            how = "chat/completions"
         except Refused as refusal:  # often because the model has no chat template
-            self.chat = False
+            self.chat, how = False, f"completions, as it refuses chat: {refusal.why}"
+        # From now on it may stumble; after an error, some servers also drop the connection.
+        self.client = self.client.with_options(max_retries=2)
+        if not self.chat:
             self.ask(question)
-            print(f"{model} is asked through completions, as it refuses chat: {refusal.why}")
-        self.client = self.client.with_options(max_retries=2)  # from now on it may stumble
+        print(f"{model} is asked through {how}")
 
     def ask(self, question: str) -> str:
         """The model's answer. Refused or ValueError, one sentence, if there is none in time."""

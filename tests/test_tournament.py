@@ -160,12 +160,17 @@ def judge_server(answer, refuse_chat: bool = False):
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        broken = False
 
         def do_POST(self):
+            if self.broken:  # as uvicorn after an error of its program: this connection is no more
+                self.close_connection = True
+                return
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             chat = self.path == "/v1/chat/completions"
             requests.append((self.path, body))
             if chat and refuse_chat:
+                self.broken = True
                 return self.reply(500, {"error": "tokenizer.chat_template is not set"})
             question = body["messages"][0]["content"] if chat else body["prompt"]
             text = answer(question, len(requests))
