@@ -19,7 +19,7 @@ ROOMS = {"machinery", "instruments", "course"}
 MAY_IMPORT = {
     "config": IDEAS,
     "machinery": IDEAS | {"config", "machinery"},
-    "instruments": IDEAS | {"config", "machinery"},
+    "instruments": IDEAS | {"config", "machinery", "instruments"},
     "train": IDEAS | {"config", "machinery", "instruments", "eval"},
     **dict.fromkeys(PROGRAMS - {"train"}, IDEAS | {"config", "machinery", "instruments"}),
     **dict.fromkeys(IDEAS, set()),
