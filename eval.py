@@ -321,10 +321,82 @@ def choice(config: ChoiceConfig) -> None:
         keep_record(config, trainer, **figures)
 
 
+# ------------------------------------------------------------------------------------ tournament
+
+
+@dataclass(frozen=True)
+class TournamentConfig:
+    """Let checkpoints continue the same prompts, and a judge compare what they wrote."""
+
+    run_dir: str = ""
+    """Folder of the run, for tournament.json; empty: runs/PRESET."""
+    players: tuple[str, ...] = ()
+    """Checkpoint folders; empty: all checkpoints of the run."""
+    data_dir: str = ""
+    """Data folder; empty: the one that the players were trained on."""
+    device: str = "auto"
+    """auto, cuda, mps or cpu."""
+    prompts: tuple[str, ...] = ()
+    """Texts: the first prompt_tokens of each are continued, the rest is what the human wrote.
+    Empty: held-out documents of the data."""
+    n_prompts: int = 60
+    """Held-out documents to take."""
+    prompt_tokens: int = 32
+    """Tokens of a text that the players are given."""
+    max_new_tokens: int = 64
+    """Tokens that they add."""
+    seed: int = 0
+    """Of the choice of documents and of the draws."""
+    judge: str = ""
+    """A checkpoint, or a run's folder (its newest), which judges by likelihood; empty: the run's
+    newest, which then does not play."""
+    judge_url: str = ""
+    """Ask an OpenAI-compatible server instead: `http://127.0.0.1:8000/v1`. A key, if it needs one,
+    is read from OPENAI_API_KEY."""
+    judge_model: str = ""
+    """The model's name on that server."""
+    judge_timeout: float = 60.0
+    """Seconds to wait for one answer of the server."""
+
+
+def tournament(config: TournamentConfig) -> None:
+    """Print ratings of the players, and write them to RUN_DIR/tournament.json."""
+    from instruments.tournament import hold
+
+    fixed = dict(run_dir=config.run_dir, data_dir=config.data_dir, device=config.device)
+    hold(config, lambda path: load(EvalConfig(checkpoint=str(path), **fixed)), bits_per_byte)
+
+
+# ---------------------------------------------------------------------------------------- report
+
+
+@dataclass(frozen=True)
+class ReportConfig(EvalConfig):
+    """A page on a run, RUN_DIR/report.html and report.md, with samples of its checkpoints."""
+
+    prompt: tuple[str, ...] = ()
+    """Texts to continue; empty: the beginnings of some held-out rows."""
+    max_new_tokens: int = 60
+    """Tokens to add."""
+    usd_per_hour: float = 0.0
+    """What the machine costs; 0: as train.py was told, if it ran on a GPU."""
+
+
+def report(config: ReportConfig) -> None:
+    """Sample from the checkpoints that have no samples yet; then write the page."""
+    from instruments import report
+
+    report.Run(config.run_dir)  # refuses a folder that is not a run's
+    report.take_samples(config, load)
+    print(report.write(config.run_dir, config.usd_per_hour))
+
+
 COMMANDS = {
     "loss": (loss, LossConfig),
     "sample": (sample, SampleConfig),
     "choice": (choice, ChoiceConfig),
+    "tournament": (tournament, TournamentConfig),
+    "report": (report, ReportConfig),
 }
 
 
@@ -332,6 +404,11 @@ def main(argv: list[str]) -> int:
     """`eval.py COMMAND [MODEL] [--option value ...]`"""
     if not argv:
         raise ValueError(f"eval.py needs a command: {' or '.join(COMMANDS)}")
+    if argv[0] == "compare":  # its words are folders of runs, not a preset
+        from instruments import report
+
+        print(report.compare(argv[1:]))
+        return 0
     run, kind = cli.find("command", argv[0], COMMANDS)
     word, options = cli.first_word(argv[1:])
     given = place(word)

@@ -1,0 +1,250 @@
+"""The tournament: checkpoints continue the same prompts, a judge compares them, ratings follow.
+
+Reads checkpoints and held-out documents; prints a table and writes RUN_DIR/tournament.json, with
+all the texts, which are worth reading. Two players whose place is known always take part: the
+human text, which should come out at the top, and a loop of the prompt's last tokens, which should
+come out at the bottom. Where they do not, the table says that the judge cannot be trusted.
+eval.py calls `hold`. Next: judge.py, who decides; ratings.py, the arithmetic.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import data
+from instruments import judge, ratings
+from machinery import checkpoint
+from machinery.durable import write_text
+from machinery.shards import Manifest
+from tokenizer import Tokenizer
+
+HUMAN, LOOP = "human text", "loop"
+LOOP_LEN = 8  # tokens
+BPB_ROWS = 64  # validation rows for the bits per byte of players and judge
+
+
+@dataclass
+class Player:
+    """Who takes part, and what it wrote on each prompt."""
+
+    name: str
+    completions: list[list[int]]
+    checkpoint: str = ""
+    step: int | None = None
+    bpb: float | None = None
+
+
+def hold(config, load: Callable, bits_per_byte: Callable) -> None:
+    """config: eval.py's TournamentConfig. load(path) -> (model, trainer's record, manifest)."""
+    if config.judge and config.judge_url:
+        raise ValueError(f"--judge {config.judge} and --judge_url are two judges; give one of them")
+    server = None
+    if config.judge_url:
+        server = judge.Server(config.judge_url, config.judge_model, config.judge_timeout)
+    paths, referee = entrants(config)
+    manifest = Manifest.load(config.data_dir or checkpoint.read_trainer(paths[0])["data_dir"])
+    tokenizer = Tokenizer.load(manifest.dir / "tokenizer.json")
+    prompts, human = texts(config, manifest, tokenizer)
+
+    def opened(path: Path) -> tuple:
+        model, record, own = load(path)
+        if own.tokenizer_sha256 != manifest.tokenizer_sha256:
+            raise ValueError(f"{path} has another tokenizer than {paths[0]}; they cannot compete")
+        batches = data.val_batches(manifest, 8, BPB_ROWS, device=model.cos.device)
+        token_bytes = torch.from_numpy(manifest.token_bytes()).to(model.cos.device)
+        return model, record["step"], bits_per_byte(model, batches, token_bytes)[1]
+
+    players = []
+    for path, name in zip(paths, names(paths)):
+        model, step, bpb = opened(path)
+        players.append(Player(name, write(model, prompts, config), str(path), step, bpb))
+    loops = [(p[-LOOP_LEN:] * config.max_new_tokens)[: config.max_new_tokens] for p in prompts]
+    players += [Player(HUMAN, human), Player(LOOP, loops)]
+
+    judge_bpb, judged_by = None, config.judge_url
+    if server:
+        decoded = [[tokenizer.decode(c) for c in p.completions] for p in players]
+        wins = server.compare([tokenizer.decode(p) for p in prompts], decoded)
+    else:
+        model, _, judge_bpb = opened(referee)
+        judged_by = str(referee)
+        wins = judge.compare([judge.novel_mean(model, prompts, p.completions) for p in players])
+    table = rate(players, wins)
+    doubts = why_untrusted(table, judge_bpb)
+    show(table, judged_by, judge_bpb, len(prompts), doubts)
+    report = dict(
+        config=asdict(config), judge=judged_by, judge_bpb=judge_bpb,
+        judge_answers=server.answers if server else None, doubts=doubts, players=table,
+        wins={p.name: dict(zip([q.name for q in players], row))
+              for p, row in zip(players, wins.sum(0).tolist())},
+        prompts=[tokenizer.decode(p) for p in prompts],
+        completions={p.name: [tokenizer.decode(c) for c in p.completions] for p in players},
+    )  # fmt: skip
+    path = Path(config.run_dir) / "tournament.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(path, json.dumps(report, indent=1, ensure_ascii=False) + "\n")
+    print(f"wrote {path}")
+
+
+# ------------------------------------------------------------------------------- the players
+
+
+def entrants(config) -> tuple[list[Path], Path | None]:
+    """The players' checkpoints, oldest first, and the judge's; the judge does not play."""
+    root = Path(config.run_dir) / "checkpoints"
+    found = [Path(p) for p in dict.fromkeys(config.players)] or checkpoint.checkpoints(root)[::-1]
+    if not found:
+        raise ValueError(f"there is no checkpoint in {root}; train first, or name some: --players")
+    referee = None
+    if not config.judge_url:
+        referee = Path(config.judge or config.run_dir)
+        referee = checkpoint.latest_valid(referee / "checkpoints") or referee
+    for path in [*found, *filter(None, [referee])]:
+        if not (path / checkpoint.MANIFEST).exists():
+            raise ValueError(
+                f"{path} is neither a checkpoint, as it has no {checkpoint.MANIFEST}, nor a run"
+            )
+    players = found
+    if referee:  # a copy of it, which has the same hashes, does not play either
+        content = (referee / checkpoint.MANIFEST).read_text()
+        players = [p for p in found if (p / checkpoint.MANIFEST).read_text() != content]
+    if len(players) < len(found):
+        print(f"{referee} is the judge, so it does not play: it would like its own text best")
+    if not players:
+        raise ValueError(
+            f"no player is left beside the judge {referee}; train with --save_every and a larger "
+            "--keep, or name other checkpoints with --players"
+        )
+    return players, referee
+
+
+def names(paths: list[Path]) -> list[str]:
+    """The shortest names that tell the checkpoints apart: step 300, tiny step 300, the path."""
+    short = [f"step {int(p.name[5:])}" if p.name[5:].isdigit() else p.name for p in paths]
+    longer = [f"{p.resolve().parent.parent.name} {name}" for p, name in zip(paths, short)]
+    return next((x for x in (short, longer) if len(set(x)) == len(x)), [str(p) for p in paths])
+
+
+def texts(config, manifest, tokenizer) -> tuple[list[list[int]], list[list[int]]]:
+    """Token ids of the prompts, all of prompt_tokens, and how the human went on."""
+    begin, whole = config.prompt_tokens, config.prompt_tokens + config.max_new_tokens
+    if begin < 1 or config.max_new_tokens < 1 or config.n_prompts < 1:
+        raise ValueError(
+            f"--prompt_tokens {begin}, --max_new_tokens {config.max_new_tokens} and --n_prompts "
+            f"{config.n_prompts} must be 1 or more"
+        )
+    documents = [tokenizer.encode(text) for text in config.prompts]
+    for text, ids in zip(config.prompts, documents):
+        if len(ids) <= begin:
+            raise ValueError(
+                f"the text {text[:40]!r} has {len(ids)} tokens, and --prompt_tokens {begin} leaves "
+                "nothing for the human to have written; give a longer text or a smaller number"
+            )
+    if not documents:
+        documents = list(itertools.islice(held_out(manifest, whole, config.seed), config.n_prompts))
+        if len(documents) < config.n_prompts:
+            print(f"only {len(documents)} held-out documents have {whole} tokens within a row")
+    if not documents:
+        raise ValueError(
+            f"no held-out document has {whole} tokens within a row of {manifest.row_len}; ask for "
+            "fewer with --prompt_tokens and --max_new_tokens"
+        )
+    return [ids[:begin] for ids in documents], [ids[begin:whole] for ids in documents]
+
+
+def held_out(manifest, length: int, seed: int):
+    """Validation documents of `length` tokens or more, at most one of a row, rows shuffled."""
+    rows = [
+        (s, row) for s in range(len(manifest.sources)) for row in range(manifest.rows("val", s))
+    ]
+    for k in np.random.default_rng(seed).permutation(len(rows)):
+        ids = manifest.row("val", *rows[k]).astype(np.int64)
+        for document in np.split(ids, np.flatnonzero(ids == manifest.bos_id)):
+            if len(document) > length and document[0] == manifest.bos_id:
+                yield document[1:].tolist()
+                break
+
+
+def write(model, prompts: list[list[int]], config) -> list[list[int]]:
+    """Continue each prompt as the model believes: temperature 1, all tokens. Sharper samples loop,
+    which a judge by likelihood cannot be asked about. The draws are the same for every player."""
+    bos, device = model.config.bos_id, model.cos.device
+    if (needed := 1 + config.prompt_tokens + config.max_new_tokens) > model.config.seq_len:
+        raise ValueError(
+            f"--prompt_tokens {config.prompt_tokens} and --max_new_tokens {config.max_new_tokens} "
+            f"need {needed} positions, a player has {model.config.seq_len}"
+        )
+    idx = torch.tensor([[bos, *p] for p in prompts], device=device)  # (N, T)
+    generator = torch.Generator(device).manual_seed(config.seed)
+    out = model.generate(idx, config.max_new_tokens, 1.0, 0, generator, stop_id=bos)
+    new = out[:, idx.size(1) :].tolist()
+    return [ids[: ids.index(bos)] if bos in ids else ids for ids in new]
+
+
+# --------------------------------------------------------------------------------- the table
+
+
+def rate(players: list[Player], wins: np.ndarray) -> list[dict]:
+    """The players with their ratings, best first."""
+    rating, (low, high) = ratings.bradley_terry(wins.sum(0)), ratings.interval(wins)
+    elos = ratings.elo_orders(wins)  # (orders, P)
+    columns = dict(rating=rating, low=low, high=high, elo=elos.mean(0), elo_low=elos.min(0),
+                   elo_high=elos.max(0))  # fmt: skip
+    rows = [
+        dict(name=p.name, checkpoint=p.checkpoint, step=p.step, bpb=p.bpb)
+        | {name: float(column[i]) for name, column in columns.items()}
+        for i, p in enumerate(players)
+    ]
+    return sorted(rows, key=lambda row: -row["rating"])
+
+
+def why_untrusted(table: list[dict], judge_bpb: float | None) -> list[str]:
+    """A sentence for each reason not to believe this judge."""
+    rating = {row["name"]: row["rating"] for row in table}
+    # equal ratings share the better place; two that differ by rounding are equal
+    place = {name: 1 + sum(r > own + 1e-6 for r in rating.values()) for name, own in rating.items()}
+    doubts, n = [], len(table)
+    if place[LOOP] <= (n + 1) / 2:
+        doubts.append(f"it puts the loop in place {place[LOOP]} of {n}, not in the lower half")
+    if place[HUMAN] > -(-n // 3):
+        doubts.append(f"it puts the human text in place {place[HUMAN]} of {n}, below the top third")
+    if judge_bpb is not None:
+        best = min((row for row in table if row["bpb"]), key=lambda row: row["bpb"])
+        if judge_bpb >= best["bpb"]:
+            doubts.append(
+                f"at {judge_bpb:.3f} bits per byte it is no better a model than {best['name']} at "
+                f"{best['bpb']:.3f}"
+            )
+    return doubts
+
+
+def show(table: list[dict], judged_by, judge_bpb, n_prompts: int, doubts: list[str]) -> None:
+    width = max(len(row["name"]) for row in table)
+    known = f", {judge_bpb:.3f} bits per byte" if judge_bpb else ""
+    print(f"\n{n_prompts} prompts, judged by {judged_by}{known}")
+    print(f"{'player':{width}}  rating  95% over prompts    Elo  over orders    bits/byte")
+    for row in table:
+        bpb = f"{row['bpb']:.3f}" if row["bpb"] else "-"
+        print(
+            f"{row['name']:{width}}  {row['rating']:6.0f}  {row['low']:6.0f} .. {row['high']:<6.0f}"
+            f"  {row['elo']:5.0f}  {row['elo_low']:4.0f} .. {row['elo_high']:<4.0f}  {bpb:>9}"
+        )
+    if (rho := progress(table)) is not None:
+        print(f"rank correlation of rating and training step: {rho:.2f}")
+    for doubt in doubts:
+        print(f"this judge cannot be trusted: {doubt}")
+
+
+def progress(table: list[dict]) -> float | None:
+    """Spearman's correlation of rating and step; None unless three steps or more, all distinct."""
+    steps = [row["step"] for row in table if row["step"] is not None]
+    if len(steps) < 3 or len(set(steps)) < len(steps):
+        return None
+    return float(np.corrcoef(np.argsort(np.argsort(steps)), np.arange(len(steps))[::-1])[0, 1])
