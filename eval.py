@@ -158,13 +158,43 @@ def sample(config: SampleConfig) -> None:
         print(f"--- {prompt!r}\n{tokenizer.decode([i for i in out if i != manifest.bos_id])}\n")
 
 
-COMMANDS = {"loss": (score, LossConfig), "sample": (sample, SampleConfig)}
+@dataclass(frozen=True)
+class ReportConfig(EvalConfig):
+    """A page on a run, RUN_DIR/report.html and report.md, with samples of its checkpoints."""
+
+    prompt: tuple[str, ...] = ()
+    """Texts to continue; empty: the beginnings of some held-out rows."""
+    max_new_tokens: int = 60
+    """Tokens to add."""
+    usd_per_hour: float = 0.0
+    """What the machine costs; 0: as train.py was told, if it ran on a GPU."""
+
+
+def report(config: ReportConfig) -> None:
+    """Sample from the checkpoints that have no samples yet; then write the page."""
+    from instruments import report
+
+    report.Run(config.run_dir)  # refuses a folder that is not a run's
+    report.take_samples(config, load)
+    print(report.write(config.run_dir, config.usd_per_hour))
+
+
+COMMANDS = {
+    "loss": (score, LossConfig),
+    "sample": (sample, SampleConfig),
+    "report": (report, ReportConfig),
+}
 
 
 def main(argv: list[str]) -> int:
     """`eval.py COMMAND [PRESET] [--option value ...]`"""
     if not argv:
         raise ValueError(f"eval.py needs a command: {' or '.join(COMMANDS)}")
+    if argv[0] == "compare":  # its words are folders of runs, not a preset
+        from instruments import report
+
+        print(report.compare(argv[1:]))
+        return 0
     run, kind = cli.find("command", argv[0], COMMANDS)
     name, options = cli.split_preset(argv[1:])
     prompts = cli.find_preset(name).prompts

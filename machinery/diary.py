@@ -1,8 +1,9 @@
 """What a run did: metrics.jsonl, status.json, loss.png, the numbers of a step, how it ended.
 
-Writes into the run's folder. `metrics.jsonl` has one JSON object per step or validation; the
-picture and wandb are drawn from it alone. A process of its own feeds wandb, so wandb can neither
-delay nor stop a run. Next: train.py writes it, instruments/to_wandb.py follows it.
+Writes into the run's folder. `metrics.jsonl` has one JSON object per step or validation,
+`starts.jsonl` one per process; the picture and wandb need the first alone. A process of its own
+feeds wandb, so wandb can neither delay nor stop a run. Next: train.py writes it,
+instruments/to_wandb.py follows it, instruments/report.py makes a page of it.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import os
 import shlex
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -70,6 +72,29 @@ class Log:
             with open(self.file, "a") as file:
                 file.write(json.dumps(record) + "\n")
 
+    def start(self, argv: list[str], world, options) -> None:
+        """Append to starts.jsonl where this process runs, and how far the one before it came."""
+        if not self.is_first:
+            return
+        steps = [r for r in read_jsonl(self.file) if "loss" in r]
+        record = dict(time=time.time(), command=shlex.join(["train.py", *argv]))
+        record |= dict(device=world.device_name, world_size=world.world_size)
+        record |= dict(on_gpu=world.device.type == "cuda", usd_per_hour=options.usd_per_hour)
+        record |= dict(data_dir=options.data_dir)
+        if steps:
+            record |= dict(last_step=steps[-1]["step"], last_time=steps[-1]["time"])
+        with open(self.run_dir / "starts.jsonl", "a") as file:
+            file.write(json.dumps(record) + "\n")
+
+    def report(self) -> None:
+        """A finished run on one page. Whatever goes wrong is a line: the run itself is complete."""
+        try:
+            from instruments import report
+
+            self.print(f"report      {report.write(self.run_dir)}")
+        except Exception as error:
+            self.print(f"report      none: {type(error).__name__}: {error}")
+
     def begin(self, step: int, validates: bool = False) -> None:
         """Training begins after `step`, first with a validation if it `validates`: drop the lines
         that a resumed run will write again, update status.json, start wandb's process."""
@@ -109,8 +134,10 @@ class Log:
 @contextmanager
 def outcome(run, argv: list[str]) -> Iterator[None]:
     """Around a whole run: write to status.json why it failed, and close what it holds. Out of
-    memory becomes a ValueError with the command that resumes in smaller micro-batches."""
+    memory becomes a ValueError with the command that resumes in smaller micro-batches. A finished
+    run is summed up in a report."""
     try:
+        run.log.start(argv, run.world, run.options)
         yield
     except torch.OutOfMemoryError as error:
         run.log.status("failed", step=run.step, error="out of memory", exit_code=2)
@@ -132,6 +159,8 @@ def outcome(run, argv: list[str]) -> Iterator[None]:
         if run.loader:
             run.loader.close()
         run.log.close()
+    if run.log.is_first and run.loader and run.step >= run.plan.steps:
+        run.log.report()
 
 
 def refuse_step(run, note: dict, loss: float, norm: float) -> None:
