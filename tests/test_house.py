@@ -18,7 +18,7 @@ ROOMS = {"machinery", "instruments", "course"}
 # what the files of a room, or a single file, may import of ours
 MAY_IMPORT = {
     "config": IDEAS,
-    "machinery": IDEAS | {"config", "machinery"},
+    "machinery": IDEAS | {"config", "machinery", "instruments"},  # the last not at a top
     "instruments": IDEAS | {"config", "machinery"},
     "train": IDEAS | {"config", "machinery", "instruments", "eval"},
     **dict.fromkeys(PROGRAMS - {"train"}, IDEAS | {"config", "machinery", "instruments"}),
