@@ -165,11 +165,13 @@ def result(run: Run, usd_per_hour: float) -> list[tuple]:
         rows.append((name, f"{figures}, at step {r['step']:,}"))
     if not run.steps:
         return rows
-    used = f"{last['tflops_full']:.2f} TFLOP/s full, {last['tflops_causal']:.2f} causal"
+    share = run.speed() / last["tokens_per_s"]  # of the last window's: all figures are medians
+    full, causal = (share * last[f"tflops_{how}"] for how in ("full", "causal"))
+    used = f"{full:.2f} TFLOP/s full, {causal:.2f} causal"
     if last["mfu_full"] is not None:
-        used = f"mfu {last['mfu_full']:.1%} full, {last['mfu_causal']:.1%} causal"
+        used = f"mfu {share * last['mfu_full']:.1%} full, {share * last['mfu_causal']:.1%} causal"
     training = duration(run.seconds_at(run.tokens))
-    rows += [("speed", f"{short(run.speed())} tok/s, {used} at the end"), ("training", training)]
+    rows += [("speed", f"{short(run.speed())} tok/s, {used}"), ("training", training)]
     if processes := run.processes():
         sums = {k: sum(p[k] for p in processes) for k in ("seconds", "eval_s", "save_s")}
         rows.append(("in all", (
