@@ -182,24 +182,36 @@ def total(by_source: dict) -> Counter:
 
 def check_enough(job: worker.Job, splits: dict) -> None:
     """ValueError if a split has no row: training would stop at once, with a worse sentence."""
-    more_val = f"--val_fraction {min(0.5, job.config.val_fraction * 4):g}"
-    for split, option in (("train", "a smaller --row_len"), ("val", more_val)):
-        t = total(splits[split])
-        if not t["rows"]:
-            raise ValueError(
-                f"the {split} split has {t['tokens']} tokens, less than one row of "
-                f"{job.config.row_len}; try {option}, or give it more text"
-            )
+    row_len, sums = job.config.row_len, {split: total(splits[split]) for split in splits}
+    text, tokens = (sum(t[key] for t in sums.values()) for key in ("bytes", "tokens"))
+    for split, t in sums.items():
+        if t["rows"]:
+            continue
+        shorter = longest_row(text // 2)
+        advice = f"try --row_len {shorter}, or give it" if shorter > 8 else "give it"
+        if split == "val" and 16 * row_len < text:
+            fraction = max(4 * job.config.val_fraction, 16 * row_len / tokens)
+            advice = f"try --val_fraction {min(0.5, fraction):.2g}, or give it"
+        raise ValueError(
+            f"the {split} split has {t['tokens']} tokens, less than one row of {row_len}, as the "
+            f"text has {text:,} bytes; {advice} more text"
+        )
+
+
+def longest_row(size: int) -> int:
+    """2^k + 1 tokens that surely fit in so many bytes: a token has at most 8, with rare exceptions.
+    Half of a small corpus can always be held out (see worker.py)."""
+    return (1 << (max(1, size // 8 - 1).bit_length() - 1)) + 1
 
 
 def report(manifest: shards.Manifest, seconds: float) -> str:
     """The lines printed at the end of a preparation."""
-    lines = []
+    lines, by = [], manifest.tree["splits"]
     for split in ("train", "val"):
-        t = total(manifest.tree["splits"][split])
+        t = total(by[split])
         if t["tokens"]:
             lines.append(
-                f"{split:5} {t['documents']:,} documents | {t['bytes'] / 1e6:,.1f} MB | "
+                f"{split:5} {t['documents']:,} documents | {t['bytes'] / 1e6:,.2f} MB | "
                 f"{t['tokens']:,} tokens | {t['bytes'] / t['tokens']:.3f} bytes/token | "
                 f"{t['rows']:,} rows | cut {100 * t['cuts'] / max(1, t['documents']):.2f}% "
                 f"of documents | dropped {100 * t['dropped'] / t['tokens']:.4f}% of tokens | "
@@ -207,6 +219,14 @@ def report(manifest: shards.Manifest, seconds: float) -> str:
             )
         if split == "train" and t["tokens"] < (wanted := manifest.tree["tokens_wanted"]):
             lines.append(f"note  {wanted:,} training tokens were asked for, the text has no more")
+    text, held = (sum(total(by[s])["bytes"] for s in which) for which in (by, ("val",)))
+    if held > max(0.1, 2 * manifest.tree["val_fraction"]) * text:
+        shorter = longest_row(text // 20)
+        advice = f"try --row_len {shorter} in another --data_dir, or " if shorter > 16 else ""
+        lines.append(
+            f"note  {held / text:.0%} of the text is held out, as that takes a row at least; "
+            f"{advice}give it more text"
+        )
     lines += [f"note  {n:,} {oddity}" for oddity, n in manifest.tree["notes"].items()]
     unit = 1 if sys.platform == "darwin" else 1024
     own, child = (getrusage(who).ru_maxrss * unit / 1e9 for who in (RUSAGE_SELF, RUSAGE_CHILDREN))

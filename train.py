@@ -1,8 +1,7 @@
 """Train a GPT: `python train.py [PRESET] [--option value ...]`, or `torchrun` for several ranks.
 
-Reads DATA_DIR (from prepare_data.py); writes RUN_DIR/{config.json, metrics.jsonl, loss.png,
-status.json, checkpoints/}. Run again, it resumes from the newest valid checkpoint: on a CPU to the
-same bits, on a GPU within rounding, as sums there come in no fixed order.
+Reads DATA_DIR (from prepare_data.py); writes RUN_DIR. Run again, it resumes from the newest valid
+checkpoint: on a CPU to the same bits, on a GPU within rounding (sums come in no fixed order).
 
 Start at `train()`, near the end: each line of its loop is one method of `Trainer`. What keeps the
 promises (checkpoints, ranks that agree, falling back) is in machinery/. Shapes: B rows per
@@ -340,14 +339,14 @@ def train(run: Trainer) -> int:
 
 
 def finish(run: Trainer) -> int:
-    """The last checkpoint, the picture, and the next command to type. Returns the exit code."""
+    """The last checkpoint, the report, and the next command to type. Returns the exit code."""
     run.drain()
     if run.saved_step != run.step:
         run.save(wait=True)
     run.checkpoints.close()
-    image = run.log.plot()
     code = 128 + run.stop if run.stop else 0
     run.log.status("preempted" if run.stop else "done", step=run.step, exit_code=code)
+    page = run.log.report()
     if run.stop:
         name = signal.Signals(run.stop).name
         run.log.print(f"stopped by {name} after step {run.step:,}; the same command resumes")
@@ -359,7 +358,7 @@ def finish(run: Trainer) -> int:
         f"done: {run.step:,} steps, {run.tokens:,} tokens, {diary.duration(seconds)}{cost}",
         f"checkpoint  {run.run_dir / 'checkpoints' / f'step_{run.step:08d}'}",
         f"metrics     {run.log.file}",
-        f"picture     {image or 'none: matplotlib is not installed'}",
+        page,
         f"next        python eval.py sample --run_dir {run.run_dir}",
     ]
     run.log.print("\n".join(lines))

@@ -1,8 +1,9 @@
 """What a run did: metrics.jsonl, status.json, loss.png, the numbers of a step, how it ended.
 
-Writes into the run's folder. `metrics.jsonl` has one JSON object per step or validation; the
-picture and wandb are drawn from it alone. A process of its own feeds wandb, so wandb can neither
-delay nor stop a run. Next: train.py writes it, instruments/to_wandb.py follows it.
+Writes into the run's folder. `metrics.jsonl` has one JSON object per step or validation,
+`starts.jsonl` one per process; the picture and wandb need the first alone. A process of its own
+feeds wandb, so wandb can neither delay nor stop a run. Next: train.py writes it,
+instruments/to_wandb.py follows it, instruments/report.py makes a page of it.
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ import os
 import shlex
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from statistics import fmean
 
 import torch
 from torch import Tensor
@@ -68,6 +69,32 @@ class Log:
             with open(self.file, "a") as file:
                 file.write(json.dumps(record) + "\n")
 
+    def start(self, argv: list[str], world, options) -> None:
+        """Append to starts.jsonl where this process runs, and how far the one before it came."""
+        if not self.is_first:
+            return
+        steps = [r for r in read_jsonl(self.file) if "loss" in r]
+        record = dict(time=time.time(), command=shlex.join(["train.py", *argv]))
+        record |= dict(device=world.device_name, world_size=world.world_size)
+        record |= dict(on_gpu=world.device.type == "cuda", usd_per_hour=options.usd_per_hour)
+        record |= dict(data_dir=options.data_dir)
+        if steps:
+            record |= dict(last_step=steps[-1]["step"], last_time=steps[-1]["time"])
+        with open(self.run_dir / "starts.jsonl", "a") as file:
+            file.write(json.dumps(record) + "\n")
+
+    def report(self) -> str:
+        """Write loss.png and report.html; returns the line to print. Whatever goes wrong is in
+        that line, too: the run itself is complete."""
+        if not self.is_first:
+            return ""
+        try:
+            from instruments import report
+
+            return f"report      {report.write(self.run_dir)}, and loss.png beside it"
+        except Exception as error:
+            return f"report      none: {type(error).__name__}: {error}"
+
     def begin(self, step: int, validates: bool = False) -> None:
         """Training begins after `step`; it `validates` first, or not. Drop the lines that a resumed
         run will write again, update status.json, start wandb's process."""
@@ -87,35 +114,6 @@ class Log:
             text = json.dumps({"state": state, **facts}, indent=1) + "\n"
             durable.write_text(self.run_dir / "status.json", text)
 
-    def plot(self) -> Path | None:
-        """Draw loss.png from metrics.jsonl: the training loss and its mean over 40 steps, and the
-        validation. None on other ranks or without matplotlib."""
-        if not self.is_first:
-            return None
-        try:
-            from matplotlib.figure import Figure  # no pyplot: works without a display
-        except ImportError:
-            return None
-        records = read_jsonl(self.file)
-        column = lambda name, beside: [r[name] for r in records if beside in r]
-        tokens, losses = column("tokens", beside="loss"), column("loss", beside="loss")
-        means = [fmean(losses[max(0, i - 39) : i + 1]) for i in range(len(losses))]
-        figure = Figure(figsize=(10, 4), layout="constrained")
-        left, right = figure.subplots(1, 2)
-        left.plot(tokens, losses, color="0.8", linewidth=0.6)
-        left.plot(tokens, means, linewidth=1.5)
-        left.set(ylabel="training loss, nats per token", ylim=(0, None))
-        tokens, bpb = column("tokens", beside="val_bpb"), column("val_bpb", beside="val_bpb")
-        right.plot(tokens, bpb, marker="o", markersize=3)
-        right.set(ylabel="validation, bits per byte")
-        if bpb:
-            right.set_title(f"{bpb[-1]:.3f} at the end", loc="right", fontsize="medium")
-        for axes in (left, right):
-            axes.set(xlabel="training tokens")
-            axes.grid(alpha=0.3)
-        figure.savefig(self.run_dir / "loss.png", dpi=120)
-        return self.run_dir / "loss.png"
-
     def close(self) -> None:
         """Wait 10 s for wandb's process, then end it."""
         if self._wandb:
@@ -134,6 +132,7 @@ def outcome(run, argv: list[str]) -> Iterator[None]:
     """Around a whole run: write to status.json why it failed, and close what it holds. Out of
     memory becomes a ValueError with the command that resumes in smaller micro-batches."""
     try:
+        run.log.start(argv, run.world, run.options)
         yield
     except torch.OutOfMemoryError as error:
         run.log.status("failed", step=run.step, error="out of memory", exit_code=2)

@@ -35,10 +35,10 @@ from tokenizer import Tokenizer, blocks, check_vocab_size
 
 BUFFER = 16_384  # documents held by the packer
 TOKENIZER_CHARS = 200_000_000  # the most text that a tokenizer is trained on
-TOKENIZER_DOC_CHARS = 10_000  # the most of one document
+TOKENIZER_DOC_CHARS = 10_000  # the most of one document, unless there are few files
 TOKENIZER_UNITS = 16  # per source, from which that text is drawn
 FEW_FILES = 256  # with fewer, blocks of documents are held out instead of whole documents
-SMALL = 24_000_000  # bytes of a corpus that is read once more, to hold out at least a row
+SMALL = 24_000_000  # bytes of a corpus that is read once more, to hold out the share asked for
 
 load_tokenizer = lru_cache(maxsize=1)(Tokenizer.load)
 
@@ -121,20 +121,27 @@ class Job:
             return None
         return [size for facts in self.facts for size in facts["files"].values()]
 
+    @property
+    def few_files(self) -> bool:
+        """Whether the documents are parts of files, rather than what someone wrote as one."""
+        return self.local_sizes is not None and len(self.local_sizes) < FEW_FILES
+
     @cached_property
     def block(self) -> int:
-        """Characters that are held out together; with few files, a thousandth of the text."""
-        sizes = self.local_sizes
-        if sizes is None or len(sizes) >= FEW_FILES:
+        """Characters that are held out together. With few files: 4,096, or a thousandth of a long
+        text, or a 32nd of a short one."""
+        if not self.few_files:
             return sources.DOCUMENT
-        return min(max(4096, sum(sizes) // 1024), sources.DOCUMENT)
+        size = sum(self.local_sizes)
+        return min(max(min(4096, size // 32), size // 1024, 1), sources.DOCUMENT)
 
     @cached_property
     def val_below(self) -> int:
         """A block is held out if its 64-bit hash is below this: `val_fraction` of all blocks are.
 
-        A small corpus is read here. If less than a row (at 8 bytes per token) would be held out,
-        the blocks with the smallest hashes are, up to half of the text.
+        Of a few dozen blocks that may be none, or far too many. So a small corpus is read here, and
+        the blocks with the smallest hashes are held out, until they have `val_fraction` of the
+        bytes, and at least a row (at 8 bytes per token), but not over half of the text.
         """
         below, sizes = int(self.config.val_fraction * 2**64), self.local_sizes
         if sizes is None or sum(sizes) > SMALL:
@@ -144,12 +151,13 @@ class Job:
             texts = sources.documents(self.sources[s], self.units[s][u], Counter())
             for block in (block for text in texts for block in blocks(text, self.block)):
                 found[hash64(block)] = len(block.encode("utf-8", "replace"))
-        wanted, held = min(8 * self.config.row_len, sum(found.values()) // 2), 0
+        size, below, held = sum(found.values()), 0, 0
+        wanted = max(self.config.val_fraction * size, min(8 * self.config.row_len, size // 2))
         for value in sorted(found):
-            if value >= below and held >= wanted:
+            if held >= wanted:
                 break
             held += found[value]
-            below = max(below, value + 1)
+            below = value + 1
         return below
 
     def record(self, source: int, unit: int) -> dict | None:
@@ -243,7 +251,12 @@ def prepare_unit(source, unit: dict, path: Path, name: str, row_len, block, val_
 
 
 def tokenizer_sample(job: Job) -> Iterator[str]:
-    """Training text for a tokenizer: from the first units of each source, in the job's shares."""
+    """Training text for a tokenizer: from the first units of each source, in the job's shares.
+
+    No document gives more than a page or two, so that many have their say. The parts of a few files
+    are not such documents: they give all they have, up to the limit of the whole.
+    """
+    most = TOKENIZER_CHARS if job.few_files else TOKENIZER_DOC_CHARS
     for s, share in enumerate(job.shares):
         units = job.units[s][:TOKENIZER_UNITS]
         for unit in units:
@@ -251,7 +264,7 @@ def tokenizer_sample(job: Job) -> Iterator[str]:
             texts = sources.documents(job.sources[s], unit, Counter())
             parts = (part for t in texts for part in split_text(t, job.block, job.val_below))
             for part in (part for split, part in parts if split == "train"):
-                part = part[: min(TOKENIZER_DOC_CHARS, int(left) + 1)]
+                part = part[: min(most, int(left) + 1)]
                 left -= len(part)
                 yield part
                 if left <= 0:

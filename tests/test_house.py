@@ -17,16 +17,12 @@ PROGRAMS = {"train", "eval", "export", "prepare_data"}
 ROOMS = {"machinery", "instruments", "hf", "course"}
 # what the files of a room, or a single file, may import of ours
 MAY_IMPORT = {
+    **dict.fromkeys(IDEAS, set()),
     "config": IDEAS,
-    "machinery": IDEAS | {"config", "machinery"},
+    "machinery": IDEAS | {"config", "machinery", "instruments"},  # the last not at a file's top
     "instruments": IDEAS | {"config", "machinery", "instruments"},
     "hf": IDEAS | {"machinery", "hf"},
-    "train": IDEAS | {"config", "machinery", "instruments", "eval"},
-    "export": IDEAS | {"config", "machinery", "hf", "eval"},
-    **dict.fromkeys(
-        PROGRAMS - {"train", "export"}, IDEAS | {"config", "machinery", "instruments", "hf"}
-    ),
-    **dict.fromkeys(IDEAS, set()),
+    **dict.fromkeys(PROGRAMS, IDEAS | {"config", "machinery", "instruments", "hf"}),
 }
 for program in ("train", "export"):  # the metric is eval's, and so is finding a model
     MAY_IMPORT[program] = MAY_IMPORT[program] | {"eval"}

@@ -579,8 +579,12 @@ def test_case_25_odd_text_loses_nothing_and_says_so(tmp_path):
     texts = [
         t for u in sources.list_units(source)[0] for t in sources.documents(source, u, Counter())
     ]
+    import config
+
+    job = worker.Job(config.DataConfig((f"files:{folder}",), row_len=65, val_fraction=0.1))
+    parts = [part for t in texts for part in split_text(t, job.block, job.val_below)]
     for split in ("train", "val"):
-        own = [p for t in texts for side, p in split_text(t, 4096, 2**64 // 10) if side == split]
+        own = [part for side, part in parts if side == split]
         assert sum(forged in t for t in own) > 3
         in_text, in_rows = Counter(i for t in own for i in tokenizer.encode(t)), Counter()
         for shard in Manifest.load(tmp_path / "d").all_shards((split,)):
@@ -806,3 +810,89 @@ def test_each_preset_prepares_what_it_trains_on():
             assert trained <= prepared < 1.05 * trained, name
         else:
             assert not prepared, name
+
+
+# --------------------------------------------------------------------------- one text file
+
+
+def dialogue(path: Path, size: int) -> str:
+    """A play in one file, as people bring it first: invented words, of which some are frequent.
+    Each speech has a number of its own."""
+    rng, parts, length = random.Random(size), [], 0
+    syllables = [a + b for a in "bcdfghklmnprstvw" for b in ("a", "e", "i", "o", "ou", "ea")]
+    words = ["".join(rng.choices(syllables, k=rng.choice((1, 2, 2, 3)))) for _ in range(6000)]
+    weights = [1 / rank for rank in range(1, len(words) + 1)]
+    while length < size:
+        speech = " ".join(rng.choices(words, weights, k=rng.randrange(8, 60)))
+        number = rng.randrange(10**11, 10**12)
+        parts.append(f"{rng.choice(('ROMEO', 'JULIET', 'All'))}:\n{number} {speech}.\n\n")
+        length += len(parts[-1])
+    path.write_text(text := "".join(parts)[:size])
+    return text
+
+
+@pytest.mark.parametrize("size", [100_000, 1_100_000])
+def test_one_text_file_gets_a_whole_vocabulary_and_validation_text_of_its_own(size, tmp_path):
+    """With the sizes of tiny: rows of 257 tokens, a vocabulary of 2,048."""
+    text = dialogue(tmp_path / "input.txt", size)
+    options = "--row_len", "257", "--vocab_size", "2048"
+    done = prepare(tmp_path / "d", "--source", f"files:{tmp_path / 'input.txt'}", *options)
+    assert done.returncode == 0, done.stderr
+    manifest = Manifest.load(tmp_path / "d")
+    assert manifest.vocab_size == 2048 and "note" not in done.stdout
+    train, val = (manifest.tree["splits"][split]["input"] for split in ("train", "val"))
+    assert 0.02 <= val["bytes"] / size <= 0.10 and manifest.rows("val") >= 1
+    assert train["bytes"] + val["bytes"] == size
+    # training text is cut only where a piece is held out, and into the pieces that are read
+    assert train["documents"] <= val["documents"] + 1 + size // 40_000
+    found = {split: pieces(tmp_path / "d", split) for split in ("train", "val")}
+    assert all(p in text for p in found["val"] + found["train"] if "\ufffd" not in p)
+    in_training = "\x00".join(found["train"])
+    held_out = [p for p in found["val"] if len(p) > 40]
+    assert held_out and not [p for p in held_out if p in in_training]
+    numbers = [set(re.findall(r"\b\d{12}\b", "\x00".join(p))) for p in found.values()]
+    assert len(numbers[1]) > 5 and not numbers[0] & numbers[1]
+
+
+def test_a_tokenizer_reads_all_of_a_few_files_and_a_page_of_each_of_many(tmp_path, monkeypatch):
+    import config
+
+    for i in range(4):
+        dialogue(tmp_path / f"{i}.txt", 15_000 + i)
+    monkeypatch.setattr(worker, "TOKENIZER_DOC_CHARS", 1000)
+    asked = config.DataConfig((f"files:{tmp_path}",))
+    read = lambda: sum(map(len, worker.tokenizer_sample(worker.Job(asked))))
+    assert 0.85 * 60_000 < read() < 0.98 * 60_000  # what is held out it does not see
+    monkeypatch.setattr(worker, "TOKENIZER_CHARS", 20_000)
+    assert 20_000 <= read() < 20_010
+    monkeypatch.setattr(worker, "FEW_FILES", 4)
+    assert read() == 3 * 1000  # of four documents, one is held out
+
+
+@pytest.mark.parametrize("size", [300, 700, 5000])
+def test_the_remedy_for_too_little_text_works(size, tmp_path):
+    dialogue(tmp_path / "input.txt", size)
+    source = ("--source", f"files:{tmp_path / 'input.txt'}", "--vocab_size", "300")
+    done = prepare(tmp_path / "d", *source, "--row_len", "257")
+    said = error_of(done, 2) if size < 5000 else done.stdout
+    remedy = re.search(r"try (--row_len \d+)", said)[1].split()
+    folder = tmp_path / ("d" if size < 5000 else "e")
+    done = prepare(folder, *source, *remedy)
+    assert done.returncode == 0, done.stderr
+    manifest = Manifest.load(folder)
+    assert manifest.rows("val") >= 1 and manifest.rows("train") >= manifest.rows("val") / 2
+    assert size < 5000 or "held out, as that" not in done.stdout
+    hopeless = tmp_path / "few.txt"
+    hopeless.write_text("To be.")
+    message = error_of(prepare(tmp_path / "f", "--source", f"files:{hopeless}"), 2)
+    assert "give it more text" in message and "--row_len" not in message
+
+
+def test_the_remedy_for_no_validation_text_works(tmp_path, monkeypatch):
+    write_texts(tmp_path / "t", 20)
+    monkeypatch.setattr(worker, "SMALL", 0)  # as if there were too much text to read it once more
+    source = ("--source", f"files:{tmp_path / 't'}")
+    message = error_of(prepare(tmp_path / "d", *source, "--val_fraction", "0.00001"), 2)
+    remedy = re.search(r"try (--val_fraction [\d.]+)", message)[1].split()
+    done = prepare(tmp_path / "d", *source, *remedy)
+    assert done.returncode == 0 and Manifest.load(tmp_path / "d").rows("val") >= 1

@@ -1,0 +1,419 @@
+"""A run on one page, and several runs in one picture: `python eval.py report`, `... compare A B`.
+
+Reads what a run left in its folder (metrics.jsonl, config.json, starts.jsonl, status.json,
+samples.jsonl) and the manifest of its data. `write` makes RUN_DIR/loss.png, report.md and
+report.html, which needs no other file; `compare` draws compare.png and returns the table. A run
+may have been killed in the middle of a line, resumed, or never validated. A run that ends calls
+`write` (machinery/diary.py); no error here can stop it.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import statistics
+import time
+from dataclasses import replace
+from html import escape
+from itertools import accumulate
+from pathlib import Path
+
+import numpy as np
+
+from machinery import checkpoint, cli, durable, shards
+from machinery.diary import duration, read_jsonl, short
+
+HASHES = ("data_fingerprint", "tokenizer_sha256")
+CSS = """
+body { font: 15px/1.5 system-ui, sans-serif; color: #222; background: #fff; max-width: 1000px;
+  margin: 0 auto; padding: 0 1em 2em; }
+h2 { border-bottom: 1px solid #ddd; margin: 1.5em 0 .4em; }
+.row { display: flex; flex-wrap: wrap; column-gap: 1em; padding: .2em 0; break-inside: avoid; }
+.row b { flex: 0 0 10em; font-weight: 600; }
+.row span { flex: 1 1 12em; overflow-wrap: anywhere; }
+.Configuration { columns: 18em; column-gap: 2em; }
+.Configuration span { flex: 1 1 4em; }
+.curves { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 300px), 1fr));
+  gap: .8em; }
+.curves img { width: 100%; display: block; }
+pre { white-space: pre-wrap; overflow-wrap: anywhere; background: #f6f6f4; padding: .7em;
+  margin: .3em 0 1em; }
+"""
+
+
+class Run:
+    """What a run folder says. steps, validations: records of metrics.jsonl, in order."""
+
+    def __init__(self, folder: str | Path):
+        self.dir = Path(folder)
+        if not (self.dir / "metrics.jsonl").exists():
+            there = sorted(str(p.parent) for p in self.dir.parent.glob("*/metrics.jsonl"))
+            others = f"there are {', '.join(there)}" if there else "train one first: train.py"
+            raise ValueError(f"{self.dir} is not the folder of a run (no metrics.jsonl); {others}")
+        records = read_jsonl(self.dir / "metrics.jsonl")
+        self.steps = [r for r in records if "loss" in r]
+        self.validations = [r for r in records if "val_bpb" in r]
+        self.skipped = sum("skipped" in r for r in records)
+        self.tokens = max((r["tokens"] for r in records), default=0)
+        self.samples = sorted(read_jsonl(self.dir / "samples.jsonl"), key=lambda r: r["step"])
+        config, status = (self.dir / name for name in ("config.json", "status.json"))
+        self.config = json.loads(config.read_text()) if config.exists() else {}
+        self.status = json.loads(status.read_text()) if status.exists() else {"state": "unknown"}
+        self.starts = read_jsonl(self.dir / "starts.jsonl")
+
+    def seconds_at(self, tokens: float) -> float:
+        """Seconds of training until then, without validation, saving, and time between starts."""
+        done = [0, *(r["tokens"] for r in self.steps)]
+        return float(np.interp(tokens, done, [0, *accumulate(r["step_s"] for r in self.steps)]))
+
+    def speed(self) -> float:
+        """Median tokens per second, as the meter gave it; the first step compiles."""
+        return statistics.median([r["tokens_per_s"] for r in self.steps[1:] or self.steps] or [0])
+
+    def processes(self) -> list[dict]:
+        """The starts that trained, each with `begin` and `end` (steps), `seconds`, and its pauses;
+        [] for a run of a version that wrote no starts.jsonl."""
+        found = []
+        for start, after in zip(self.starts, [*self.starts[1:], {}]):
+            own = [r for r in self.steps if start["time"] <= r["time"] < after.get("time", np.inf)]
+            # Lines of steps that were done again are gone: the next start knows how far it came.
+            last = own[-1] if own else {"time": start["time"]}
+            if after.get("last_time", 0) > last["time"]:
+                last = last | {"time": after["last_time"], "step": after["last_step"]}
+            if "step" in last:
+                facts = {key: last.get(key, 0) for key in ("eval_s", "save_s")}
+                facts |= dict(begin=own[0]["step"] - 1 if own else None, end=last["step"])
+                found.append(start | facts | {"seconds": last["time"] - start["time"]})
+        return found
+
+    def manifest(self) -> shards.Manifest | None:
+        """Of the data that the run was trained on; None if it is gone or has changed."""
+        folders = [start["data_dir"] for start in self.starts]
+        for path in checkpoint.checkpoints(self.dir / "checkpoints"):
+            folders.append(checkpoint.read_trainer(path)["data_dir"])
+        for folder in dict.fromkeys(folders):
+            if (Path(folder) / "manifest.json").exists():
+                manifest = shards.Manifest.load(folder)
+                if manifest.fingerprint == self.config.get("data_fingerprint"):
+                    return manifest
+        return None
+
+
+# ------------------------------------------------------------------------------------ the page
+
+
+def write(run_dir: str | Path, usd_per_hour: float = 0.0) -> Path:
+    """Write RUN_DIR/loss.png, report.md and report.html; returns the last. usd_per_hour 0: as the
+    run was told, if it was on a GPU."""
+    run = Run(run_dir)
+    title, pictures = f"Run {run.dir.resolve().name}", draw_curves(run)
+    sections = {
+        "Result": result(run, usd_per_hour),
+        "Curves": [],
+        "Starts": [describe(process) for process in run.processes()],
+        "Data": data_facts(run),
+        "Configuration": [(k, plain(v)) for k, v in run.config.items() if k not in HASHES],
+    }
+    text = [f"# {title}"]
+    page = [
+        "<!doctype html><html lang=en><meta charset=utf-8>",
+        "<meta name=viewport content='width=device-width, initial-scale=1'>",
+        f"<title>{escape(title)}</title><style>{CSS}</style><h1>{escape(title)}</h1>",
+    ]
+    for name, rows in sections.items():
+        if name == "Curves" and pictures:
+            images = (base64.b64encode(png).decode() for png in pictures)
+            tags = (f"<img alt='' src='data:image/png;base64,{image}'>" for image in images)
+            page.append(f"<h2>{name}</h2><div class=curves>{''.join(tags)}</div>")
+            text.append("The curves are in report.html.")
+        elif rows:
+            cells = (f"<b>{escape(str(a))}</b><span>{escape(str(b))}</span>" for a, b in rows)
+            lines = (f"<div class=row>{c}</div>" for c in cells)
+            page.append(f"<h2>{name}</h2><div class={name}>{''.join(lines)}</div>")
+            text.append(f"## {name}\n\n" + "\n".join(f"- {a}: {b}" for a, b in rows))
+    for i, r in enumerate(run.samples):
+        when = f"step {r['step']:,}, {short(r['tokens'])} tokens: {r['prompt']!r}"
+        page += [
+            *([] if i else ["<h2>Samples</h2>"]),
+            f"{escape(when)}<pre>{escape(r['text'])}</pre>",
+        ]
+        text += [*([] if i else ["## Samples"]), when]
+        text.append("\n".join(f"    {line}" for line in r["text"].splitlines()))
+    durable.write_text(run.dir / "report.md", "\n\n".join(text) + "\n")
+    durable.write_text(run.dir / "report.html", "\n".join(page) + "\n")
+    return run.dir / "report.html"
+
+
+def plain(value) -> str:
+    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def result(run: Run, usd_per_hour: float) -> list[tuple]:
+    """How far the run came, what it reached, how fast, and what it cost: (name, text) each."""
+    of = f" of {n:,}" if (n := run.config.get("steps")) else ""
+    last = run.steps[-1] if run.steps else {"step": 0}
+    skipped = f", {run.skipped} skipped" if run.skipped else ""
+    rows = [
+        ("state", ": ".join(filter(None, (run.status["state"], run.status.get("error"))))),
+        ("steps", f"{last['step']:,}{of}{skipped}"),
+        ("tokens", f"{run.tokens:,}"),
+    ]
+    by_bpb = sorted(run.validations, key=lambda r: r["val_bpb"])
+    for name, r in zip(("validation", "best"), [*run.validations[-1:], *by_bpb[:1]]):
+        figures = f"{r['val_bpb']:.4f} bits per byte, {r['val_loss']:.4f} nats per token"
+        rows.append((name, f"{figures}, at step {r['step']:,}"))
+    if not run.steps:
+        return rows
+    share = run.speed() / last["tokens_per_s"]  # of the last window's: all figures are medians
+    full, causal = (share * last[f"tflops_{how}"] for how in ("full", "causal"))
+    used = f"{full:.2f} TFLOP/s full, {causal:.2f} causal"
+    if last["mfu_full"] is not None:
+        used = f"mfu {share * last['mfu_full']:.1%} full, {share * last['mfu_causal']:.1%} causal"
+    training = duration(run.seconds_at(run.tokens))
+    rows += [("speed", f"{short(run.speed())} tok/s, {used}"), ("training", training)]
+    if processes := run.processes():
+        sums = {k: sum(p[k] for p in processes) for k in ("seconds", "eval_s", "save_s")}
+        rows.append(("in all", (
+            f"{duration(sums['seconds'])}, of it {duration(sums['eval_s'])} of validation and "
+            f"{duration(sums['save_s'])} of saving; set-up and steps done twice are included"
+        )))  # fmt: skip
+        told = max(p["usd_per_hour"] if p["on_gpu"] else 0 for p in processes)
+        if usd := usd_per_hour or told:
+            rows.append(("cost", f"${sums['seconds'] / 3600 * usd:,.2f} at ${usd:.2f} per hour"))
+    return rows
+
+
+def describe(process: dict) -> tuple[str, str]:
+    """A start: when; on what, which steps, how long, by which command."""
+    at = time.strftime("%Y-%m-%d %H:%M", time.localtime(process["time"]))
+    begin = "?" if process["begin"] is None else f"{process['begin']:,}"
+    steps = f"step {begin} to {process['end']:,} in {duration(process['seconds'])}"
+    on = f"{process['world_size']} x {process['device']}"
+    return at, f"{on}, {steps}: {process['command']}"
+
+
+def data_facts(run: Run) -> list[tuple]:
+    """Sources, tokens and packing, and the hashes that say whether two runs saw the same."""
+    rows = [("data", "the folder that the run was trained on is gone, or has changed")]
+    if manifest := run.manifest():
+        tree, rows = manifest.tree, [("folder", manifest.dir)]
+        rows += [(f"source {s['name']}", s.get("spec", "")) for s in tree["sources"]]
+        for split, by_source in tree["splits"].items():
+            for name, facts in by_source.items():
+                documents, size, tokens = (
+                    facts.get(key, 0) for key in ("documents", "bytes", "tokens")
+                )
+                packing = facts.get("packing", {})
+                rows.append((f"{split}, {name}", (
+                    f"{documents:,} documents, {size / 1e6:,.2f} MB, {tokens:,} tokens "
+                    f"({size / max(1, tokens):.3f} bytes per token), {facts['rows']:,} rows; "
+                    f"{packing.get('cuts', 0):,} documents cut, "
+                    f"{packing.get('dropped', 0):,} tokens dropped"
+                )))  # fmt: skip
+        packing = tree.get("packing", {}).get("policy", "unknown")
+        rows.append(("packing", f"{packing}, rows of {manifest.row_len:,} tokens"))
+        rows.append(("prepared", ", commit ".join(tree.get("made", {}).values())))
+    for key in HASHES:
+        rows.append((key, run.config.get(key, "unknown")))
+    for path in checkpoint.checkpoints(run.dir / "checkpoints")[:1]:
+        if (file := path / checkpoint.MANIFEST).exists():
+            rows.append((path.name, f"its MANIFEST.json has sha256 {durable.sha256_of(file)}"))
+    return rows
+
+
+PANELS = (  # title, unit, key of the training records, key of the validations, is it noisy?
+    ("loss", "nats per token", "loss", "val_loss", True),
+    ("bits per byte", "bits per byte", "bpb", "val_bpb", True),
+    ("learning rate", "factor", "lr", None, False),
+    ("gradient norm", "", "norm", None, True),
+    ("speed", "tokens per second", "tokens_per_s", None, False),
+    ("waiting for data", "ms per step", "data_wait_ms", None, False),
+)
+
+
+def draw_curves(run: Run) -> list[bytes]:
+    """The PNGs of the page, and loss.png, the first two of them; [] before the first step, or
+    without matplotlib."""
+    try:
+        from matplotlib.figure import Figure  # no pyplot: works without a display
+    except ImportError:
+        print("report: no pictures, as matplotlib is not installed")
+        return []
+    if not run.steps:
+        return []
+    both = Figure(figsize=(10, 4), layout="constrained")
+    for axes, panel in zip(both.subplots(1, 2), PANELS):
+        draw_panel(axes, run, *panel)
+    with durable.replacing(run.dir / "loss.png") as file:
+        file.write(png_of(both))
+    figures = [Figure(figsize=(4.6, 2.9), layout="constrained") for _ in PANELS]
+    for figure, panel in zip(figures, PANELS):
+        draw_panel(figure.subplots(), run, *panel)
+    return [png_of(figure) for figure in figures]
+
+
+def draw_panel(axes, run: Run, title, unit, key, val_key, is_noisy) -> None:
+    """One number of every step over the tokens trained on."""
+    tokens, values = zip(*((r["tokens"], r[key]) for r in run.steps))
+    if is_noisy:
+        axes.plot(tokens, values, color="0.82", linewidth=0.6)
+        values = smooth(values)
+    axes.plot(tokens, values, linewidth=1.4, label="training")
+    if val_key and run.validations:
+        points = zip(*((r["tokens"], r[val_key]) for r in run.validations))
+        axes.plot(*points, marker="o", markersize=3, linewidth=1, label="validation")
+        axes.legend(fontsize="small", frameon=False)
+    axes.set_title(title, fontsize="medium", loc="left")
+    axes.set(xlabel="tokens", ylabel=unit, ylim=(0, None))
+    tidy(axes)
+    mfu, speed = run.steps[-1]["mfu_full"], run.steps[-1]["tokens_per_s"]
+    if key == "tokens_per_s" and mfu:
+        scale = axes.secondary_yaxis(
+            "right", (lambda y: y * mfu / speed, lambda y: y * speed / mfu)
+        )
+        scale.set_ylabel("mfu, full convention")
+        scale.tick_params(labelsize="small")
+
+
+def smooth(values) -> list[float]:
+    """A decaying mean of the values so far, over some 20 of them."""
+    sums = accumulate(values, lambda total, value: 0.95 * total + value)
+    weights = accumulate([1.0] * len(values), lambda total, one: 0.95 * total + one)
+    return [total / weight for total, weight in zip(sums, weights)]
+
+
+def tidy(axes) -> None:
+    """A light grid, and ticks like 1.5M."""
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.tick_params(labelsize="small")
+    for axis in (axes.xaxis, axes.yaxis):
+        if axis.get_view_interval()[1] >= 2000:
+            axis.set_major_formatter(lambda x, _: short(x))
+
+
+def png_of(figure) -> bytes:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, dpi=150, format="png")
+    return buffer.getvalue()
+
+
+# -------------------------------------------------------------------------------- several runs
+
+
+def compare(folders: list[str]) -> str:
+    """Draw compare.png beside the first run; returns the table and the path, to print."""
+    if len(folders) < 2:
+        raise ValueError(
+            "compare needs the folders of two runs or more: python eval.py compare runs/a runs/b"
+        )
+    runs = [Run(folder) for folder in folders]
+    for run in runs:
+        if len(run.validations) < 2:
+            raise ValueError(
+                f"{run.dir} has no validation after its first step yet: let it run on, or compare "
+                "other runs"
+            )
+    common, base = min(run.validations[-1]["tokens"] for run in runs), 0.0
+    rows = [("run", "tokens", f"bpb at {short(common)}", "difference", "best until then", "tok/s",
+             "training time")]  # fmt: skip
+    for run in runs:
+        known = [(r["tokens"], r["val_bpb"]) for r in run.validations]
+        bpb = float(np.interp(common, *zip(*known)))  # a straight line between two validations
+        base = base or bpb
+        best = min(bpb, *(value for tokens, value in known if tokens <= common))
+        figures = f"{bpb:.4f}", f"{bpb - base:+.4f}", f"{best:.4f}", short(run.speed())
+        took = duration(run.seconds_at(common))
+        rows.append((str(run.dir), short(run.tokens), *figures, took))
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+    lines += ["", *differences(runs)]
+    path = runs[0].dir.parent / "compare.png"
+    if picture := draw_compared(runs, common):
+        path.write_bytes(picture)
+        lines.append(f"picture: {path}")
+    return "\n".join(lines)
+
+
+def differences(runs: list[Run]) -> list[str]:
+    """Each field of the configuration that differs; then how far the figures can be trusted."""
+    keys = {key: 0 for run in runs for key in run.config}
+    values = {key: [plain(run.config.get(key)) or "none" for run in runs] for key in keys}
+    differ = {key: found for key, found in values.items() if len(set(found)) > 1}
+    lines = [f"{key}: {', '.join(found)}" for key, found in differ.items()]
+    advice = "trust a difference only if it is larger than that between two seeds"
+    if "data_fingerprint" in differ:
+        advice = "warning: the data differ, so the bits per byte are of different text"
+    elif not differ.keys() - {"seed"}:
+        advice = "nothing differs but the seed: the difference above is noise"
+    return [*lines, advice]
+
+
+def draw_compared(runs: list[Run], common: int) -> bytes | None:
+    """Validation bits per byte over tokens and over training time; None without matplotlib."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        print("compare: no picture, as matplotlib is not installed")
+        return None
+    figure = Figure(figsize=(11, 4.5), layout="constrained")
+    by_tokens, by_time = figure.subplots(1, 2, sharey=True)
+    is_long = max(run.seconds_at(run.tokens) for run in runs) > 2 * 3600
+    for run in runs:
+        # without the first: the untrained model's would squeeze all the others
+        tokens, bpb = zip(*((r["tokens"], r["val_bpb"]) for r in run.validations[1:]))
+        style = dict(marker="o", markersize=3, linewidth=1.4, label=str(run.dir))
+        by_tokens.plot(tokens, bpb, **style)
+        seconds = map(run.seconds_at, tokens)
+        by_time.plot([s / (3600 if is_long else 60) for s in seconds], bpb, **style)
+    by_tokens.axvline(common, color="0.6", linewidth=0.8, linestyle=":")
+    by_tokens.set(xlabel="tokens", ylabel="validation, bits per byte", xlim=(0, None))
+    by_time.set(xlabel=f"{'hours' if is_long else 'minutes'} of training", xlim=(0, None))
+    by_tokens.legend(frameon=False)
+    for axes in (by_tokens, by_time):
+        tidy(axes)
+    return png_of(figure)
+
+
+# ---------------------------------------------------------------------------------- the samples
+
+
+def take_samples(config, load) -> None:
+    """Continue some texts with each checkpoint that has no samples yet: RUN_DIR/samples.jsonl.
+
+    config: a ReportConfig; without prompts, the beginnings of three held-out rows. load: eval.py's,
+    EvalConfig -> (model, the trainer's record, manifest)."""
+    import torch
+
+    from tokenizer import Tokenizer
+
+    file, root = Path(config.run_dir) / "samples.jsonl", Path(config.run_dir) / "checkpoints"
+    sampled = {r["step"] for r in read_jsonl(file)}
+    for path in reversed(checkpoint.checkpoints(root)):
+        if int(path.name.removeprefix("step_")) in sampled:
+            continue
+        try:
+            model, trainer, manifest = load(replace(config, checkpoint=str(path)))
+        except Exception as error:
+            if cli.exit_code(error) == 1:
+                raise  # a bug
+            print(f"no samples of {path}: {error}")
+            continue
+        tokenizer, device = Tokenizer.load(manifest.dir / "tokenizer.json"), model.cos.device
+        starts = [manifest.row("val", 0, i)[:12] for i in range(min(3, manifest.rows("val", 0)))]
+        prompts = config.prompt or [text_of(tokenizer, row) for row in starts]
+        for prompt in prompts:
+            out = model.generate(
+                torch.tensor([[manifest.bos_id, *tokenizer.encode(prompt)]], device=device),
+                config.max_new_tokens, generator=torch.Generator(device).manual_seed(0),
+                stop_id=manifest.bos_id,
+            )  # fmt: skip
+            record = dict(step=trainer["step"], tokens=trainer["tokens"], prompt=prompt)
+            with open(file, "a") as f:
+                f.write(json.dumps(record | dict(text=text_of(tokenizer, out[0]))) + "\n")
+
+
+def text_of(tokenizer, ids) -> str:
+    """ids: (n,), a tensor or an array; without BOS."""
+    return tokenizer.decode(i for i in ids.tolist() if i != tokenizer.bos_id)
