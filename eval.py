@@ -1,10 +1,14 @@
 """Look at a trained model: `python eval.py COMMAND [MODEL] [--option value ...]`.
 
-COMMAND: `loss` (nats per token and bits per byte on held-out text), `sample` (continue prompts) or
-`choice` (multiple choice by log-likelihood). MODEL: a preset's name, or the folder of a run, of a
-checkpoint or of an export. Reads that and the data folder it was trained on; appends figures to
-eval.jsonl there. A pretrained model completes text; it does not answer. Works with the raw module,
-on one device. Next: model.py has generate(), instruments/choice.py the choice.
+    loss        nats per token and bits per byte on held-out text
+    sample      continue prompts; a pretrained model completes text, it does not answer
+    choice      multiple choice by log-likelihood
+    tournament  checkpoints continue the same prompts, and a judge compares them
+    report      a page on a run; `compare RUN RUN ...` puts several into one picture
+
+MODEL: a preset's name, or the folder of a run, of a checkpoint or of an export. Appends figures to
+eval.jsonl there. Works with the raw module, on one device. Next: model.py has generate(),
+instruments/ the long half of the last three.
 """
 
 from __future__ import annotations
@@ -403,7 +407,7 @@ COMMANDS = {
 def main(argv: list[str]) -> int:
     """`eval.py COMMAND [MODEL] [--option value ...]`"""
     if not argv:
-        raise ValueError(f"eval.py needs a command: {' or '.join(COMMANDS)}")
+        raise ValueError(f"eval.py needs a command: {', '.join(COMMANDS)} or compare")
     if argv[0] == "compare":  # its words are folders of runs, not a preset
         from instruments import report
 
