@@ -29,4 +29,4 @@ python eval.py loss "$preset"
 python eval.py sample "$preset" < /dev/null  # the prompts of the preset
 echo "checkpoints  $(ls -d "runs/$preset"/checkpoints/step_* | tail -n 1)"
 echo "metrics      runs/$preset/metrics.jsonl"
-echo "picture      runs/$preset/loss.png"
+echo "report       runs/$preset/report.html"
