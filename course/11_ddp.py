@@ -16,15 +16,11 @@ import contextlib
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 from config import PRESETS
 from model import GPT, GPTConfig
 
-SIZES = dict(n_layer=2, n_head=2, n_kv_head=2, head_dim=16, n_embd=32, mlp_hidden=64)
-CONFIG = GPTConfig(seq_len=16, vocab_size=64, tie_embeddings=True, **SIZES)
-STEPS = 5
-ROWS = 8
+CONFIG = GPTConfig(16, 64, 2, 2, 2, 16, n_embd=32, mlp_hidden=64, tie_embeddings=True)
 BUCKET = 16_384  # bytes
 lesson.begin(11, "data parallel")
 
@@ -36,7 +32,7 @@ lesson.begin(11, "data parallel")
 
 # %%
 class Naive(nn.Module):
-    """After the backward pass, average the gradients one by one. `log`: bytes of each exchange."""
+    """After the backward pass, average the gradients one by one. `log`: bytes of each."""
 
     def __init__(self, module):
         super().__init__()
@@ -61,10 +57,9 @@ class Naive(nn.Module):
 
     def average(self, t):
         self.send(t).wait()
-        t /= dist.get_world_size()
+        t.div_(dist.get_world_size())
 
     def finish(self):
-        """Between the backward pass and the optimizer."""
         for p in self.params:
             self.average(p.grad)
 
@@ -85,33 +80,29 @@ class Overlapped(Naive):
     def finish(self):
         for t, work in self.sent:
             work.wait()
-            t /= dist.get_world_size()
+            t.div_(dist.get_world_size())
         self.sent = []
 
 
 class Bucketed(Overlapped):
     """The same with gradients that lie end to end in one tensor, sent in slices of equal size."""
 
-    def __init__(self, module, bucket_bytes=BUCKET):
+    def __init__(self, module):
         super().__init__(module)
-        flat = torch.zeros(sum(p.numel() for p in self.params))
-        self.buckets, self.place, end = flat.split(bucket_bytes // 4), {}, 0
+        n, end, self.place = sum(p.numel() for p in self.params), 0, {}
+        flat, done = torch.zeros(n), torch.zeros(n, dtype=torch.bool)
+        self.buckets = list(zip(flat.split(BUCKET // 4), done.split(BUCKET // 4)))
         for p in reversed(self.params):  # the last layer's gradients come first
-            self.place[p] = range(end, end + p.numel())
-            p.grad = flat[end : end + p.numel()].view_as(p)
-            end += p.numel()
-        self.missing = [len(bucket) for bucket in self.buckets]
+            here = slice(end, end := end + p.numel())
+            p.grad, self.place[p] = flat[here].view_as(p), done[here]
 
     def hook(self, p):
-        if not self.sync:
-            return
-        place, size = self.place[p], len(self.buckets[0])
-        for i in range(place.start // size, (place.stop - 1) // size + 1):
-            inside = min(place.stop, (i + 1) * size) - max(place.start, i * size)
-            self.missing[i] -= inside
-            if not self.missing[i]:
-                self.sent.append((self.buckets[i], self.send(self.buckets[i])))
-                self.missing[i] = len(self.buckets[i])
+        if self.sync:
+            self.place[p].fill_(True)
+            for bucket, done in self.buckets:
+                if done.all():
+                    self.sent.append((bucket, self.send(bucket)))
+                    done.zero_()
 
 
 # %% [markdown]
@@ -138,11 +129,9 @@ def ring_all_reduce(t) -> int:
 
 
 class Ring(Naive):
-    def finish(self):
-        flat = torch.cat([p.grad.flatten() for p in self.params])
-        self.log.append(ring_all_reduce(flat))
-        for p, g in zip(self.params, flat.split([p.numel() for p in self.params])):
-            p.grad.copy_(g.view_as(p) / dist.get_world_size())
+    def average(self, t):
+        self.log.append(ring_all_reduce(t.view(-1)))
+        t.div_(dist.get_world_size())
 
 
 # %% [markdown]
@@ -154,56 +143,43 @@ class Ring(Naive):
 
 # %%
 class TensorHook(Naive):
+    finish = lambda self: None
+
     def __init__(self, module):
         super().__init__(module)
         for p in self.params:
-            self.register(p)
-
-    def register(self, p):
-        p.register_hook(self.hook)
-
-    def hook(self, g):
-        if self.sync:
-            self.average(g)
-        return g
-
-    def finish(self):
-        pass
+            p.register_hook(lambda g: self.average(g) if self.sync else None)
 
 
 class ParameterHook(TensorHook):
-    def register(self, p):
-        p.register_post_accumulate_grad_hook(lambda p: self.average(p.data) if self.sync else None)
+    def __init__(self, module):
+        Naive.__init__(self, module)
+        hook = lambda p: self.average(p.data) if self.sync else None
+        for p in self.params:
+            p.register_post_accumulate_grad_hook(hook)
 
 
-WAYS = {
-    "naive": Naive,
-    "overlapped": Overlapped,
-    "in buckets": Bucketed,
-    "our ring": Ring,
-    "PyTorch's DDP": DistributedDataParallel,
-    "tensor's hook": TensorHook,
-    "parameter's hook": ParameterHook,
-}
+BY_HAND = [Naive, Overlapped, Bucketed, Ring]
+DDP = nn.parallel.DistributedDataParallel
+WAYS = {way.__name__: way for way in [*BY_HAND, DDP, TensorHook, ParameterHook]}
 
 
 def train(way, rank, world, accum):
-    """STEPS steps of SGD -> weights, bytes of each exchange of the last step, and how many of those
-    were sent before the end of its backward pass."""
+    """-> weights after five steps, bytes of each exchange of the last one, how many were early."""
     torch.manual_seed(rank)  # other weights on each rank, until the wrapper makes them equal
     model = GPT(CONFIG)
     model.init_weights()
     model.blocks[0].attn.q.weight.requires_grad_(False)
     wrapped = WAYS[way](model) if way else model
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    data = torch.randint(64, (STEPS, ROWS, 17), generator=torch.Generator().manual_seed(1))
+    data = torch.randint(64, (5, 8, 17), generator=torch.Generator().manual_seed(1))
     for rows in data:
         optimizer.zero_grad(set_to_none=False)
         wrapped.log = []
         parts = rows.chunk(world)[rank].chunk(accum)
         for part in parts:
-            hold = way and part is not parts[-1]
-            with wrapped.no_sync() if hold else contextlib.nullcontext():
+            last = part is parts[-1]
+            with contextlib.nullcontext() if last else wrapped.no_sync():
                 (wrapped(part[:, :-1], part[:, 1:]) / accum).backward()
         early = len(wrapped.log)
         if hasattr(wrapped, "finish"):
@@ -213,42 +189,31 @@ def train(way, rank, world, accum):
 
 
 def compare(rank, world):
-    alone = train(None, 0, 1, 1)[0]
-    return alone, {(way, k): train(way, rank, world, k) for way in WAYS for k in (1, 2)}
+    cases = [(way, k) for way in WAYS for k in (1, 2)]
+    return train(None, 0, 1, 1)[0], {(way, k): train(way, rank, world, k) for way, k in cases}
 
 
 # %%
 (alone, first), (_, second) = lesson.ranks(2, compare, timeout_s=150)
-rows, apart = [], {}
+rows, far = [], lambda a, b: (a - b).abs().max().item()
 for way in WAYS:
-    to_one = [(first[way, k][0] - alone).abs().max().item() for k in (1, 2)]
-    apart[way] = [(first[way, k][0] - second[way, k][0]).abs().max().item() for k in (1, 2)]
-    _, log, early = first[way, 2]
-    known = (len(log), sum(log), "yes" if early else "no") if log else (None, None, None)
-    rows.append((way, *known, *to_one, *apart[way]))
+    log, early = first[way, 2][1:]
+    known = (len(log), sum(log), "yes" if early else "no") if log else (None, None, "")
+    to_one = [far(first[way, k][0], alone) for k in (1, 2)]
+    rows.append((way, *known, *to_one, *(far(first[way, k][0], second[way, k][0]) for k in (1, 2))))
 columns = ["way", "exchanges", "bytes", "early", "to one process", "accum 2", "between ranks"]
 lesson.table([*columns, "accum 2"], rows, "two ranks, five steps: largest difference of a weight")
-by_way = {row[0]: row for row in rows}
 
-gradients = 4 * (len(alone) - 32 * 32)  # bytes of all gradients; the frozen matrix has none
-right, wrong = list(WAYS)[:5], list(WAYS)[5:]
-same = all(max(by_way[way][4:6]) < 1e-6 for way in right)
-lesson.holds(same, "five ways are one process with all the rows, to 1e-6, accumulating or not")
-lesson.holds(all(max(apart[way]) == 0 for way in right), "their ranks are equal bit for bit")
-counts = {way: len(first[way, 1][1]) for way in WAYS}
-tensors = sum(1 for _ in GPT(CONFIG).parameters()) - 1
-lesson.holds(counts["naive"] == counts["overlapped"] == tensors, "an exchange per parameter")
-lesson.holds(counts["in buckets"] == -(-gradients // BUCKET), "or ceil(S / bucket) of them")
-lesson.holds(
-    by_way["our ring"][2] == gradients, "a ring of 2 sends 2 (N - 1) / N x S = S bytes per rank"
-)
-sent = all(sum(first[way, k][1]) == gradients for way in right[:3] for k in (1, 2))
-lesson.holds(sent, "each gradient is sent once a step, accumulating or not")
-early = [by_way[way][3] for way in right[:3]]
-lesson.holds(early == ["no", "yes", "yes"], "hooks send before the backward pass has ended")
-lesson.holds(max(by_way[wrong[0]][4::2]) < 1e-6, "the tensor's hook is right without accumulation")
-lesson.holds(apart[wrong[0]][1] > 1e-3, "with it, the ranks drift apart")
-lesson.holds(min(apart[wrong[1]]) > 1e-3, "averaged weights drift apart in any case")
+right, tensor_hook, parameter_hook = rows[:5], *rows[5:]
+size = 4 * (len(alone) - 32 * 32)  # bytes of the gradients; the frozen matrix has none
+lesson.holds(max(max(row[4:6]) for row in right) < 1e-6, "five ways are one process, to 1e-6")
+lesson.holds(max(max(row[6:]) for row in right) == 0, "and their ranks are equal bit for bit")
+sent = all(sum(first[way.__name__, k][1]) == size for way in BY_HAND for k in (1, 2))
+lesson.holds(sent, "S bytes a step, accumulating or not; in a ring of 2, 2 (N - 1) / N S is S")
+sends = [(row[1], row[3]) for row in right[:3]] == [(12, "no"), (12, "yes"), (5, "yes")]
+lesson.holds(sends and 5 == -(-size // BUCKET), "12 late, 12 early, or ceil(S / bucket) early")
+lesson.holds(tensor_hook[6] == 0 and tensor_hook[7] > 1e-3, "TensorHook is right until accum is 2")
+lesson.holds(min(parameter_hook[6:]) > 1e-3, "averaged weights drift apart in any case")
 
 # %% [markdown]
 # ## Why buckets
@@ -263,14 +228,12 @@ lesson.holds(min(apart[wrong[1]]) > 1e-3, "averaged weights drift apart in any c
 # %%
 backward_s, alpha_s, beta = 0.2, 5e-6, 50e9  # beta in bytes/s
 with torch.device("meta"):
-    model = GPT(PRESETS["biatron-345m"].model)
-tensor_bytes = [4 * p.numel() for p in model.parameters()][::-1]
+    big = GPT(PRESETS["biatron-345m"].model)
+tensor_bytes = [4 * p.numel() for p in big.parameters()][::-1]
 
 
 def exchanges(sizes, nodes, overlap=True):
-    """-> (start, end) of each exchange in seconds since the backward pass began.
-
-    A gradient is ready after its share of the backward pass, and exchanges queue."""
+    """-> (start, end) of each in seconds; a gradient is ready after its share of the pass."""
     ready, free, out = 0.0, 0.0, []
     for n in sizes:
         ready += backward_s * n / sum(sizes)
@@ -280,49 +243,31 @@ def exchanges(sizes, nodes, overlap=True):
     return out
 
 
-def bucketed(mb):
-    whole, rest = divmod(sum(tensor_bytes), int(mb * 1e6))
-    return [int(mb * 1e6)] * whole + [rest]
-
-
+buckets = [min(25_000_000, sum(tensor_bytes) - i) for i in range(0, sum(tensor_bytes), 25_000_000)]
 plans = {
-    "naive": (tensor_bytes, False),
-    "overlapped": (tensor_bytes, True),
-    "buckets of 25 MB": (bucketed(25), True),
+    "Naive": (tensor_bytes, False),
+    "Overlapped": (tensor_bytes, True),
+    "Bucketed, 25 MB": (buckets, True),
     "one bucket": ([sum(tensor_bytes)], True),
 }
-nodes = [2, 16, 128, 512]
-after = {
-    name: [1e3 * (exchanges(sizes, N, overlap)[-1][1] - backward_s) for N in nodes]
-    for name, (sizes, overlap) in plans.items()
-}
-rows = [(name, len(sizes), *after[name]) for name, (sizes, _) in plans.items()]
+nodes, rows = [2, 16, 128, 512], []
+for name, (sizes, overlap) in plans.items():
+    ends = [exchanges(sizes, N, overlap)[-1][1] for N in nodes]
+    rows.append((name, len(sizes), *(1e3 * (end - backward_s) for end in ends)))
 lesson.table(["way", "k", *(f"N = {N}" for N in nodes)], rows, "ms of waiting after backward")
-formula = len(tensor_bytes) * 2 * 511 * alpha_s + 2 * 511 / 512 * sum(tensor_bytes) / beta
-lesson.holds(
-    abs(after["naive"][-1] / 1e3 / formula - 1) < 1e-9, "naive waits for the whole formula"
-)
-best = all(after["buckets of 25 MB"][i] == min(a[i] for a in after.values()) for i in (1, 2))
-lesson.holds(best, "at 16 and 128 nodes, buckets wait least")
+best = [min(row[i] for row in rows) == rows[2 + (i == 5)][i] for i in (2, 3, 4, 5)]
+lesson.holds(all(best), "to 128 nodes, buckets win; at 512 they are too many messages")
 
 # %%
 fig = lesson.figure(8, 4)
-left, right = fig.subplots(1, 2, width_ratios=[3, 2])
-colors = ["crimson", "darkorange", "seagreen", "gray"]
+ax = fig.subplots()
 for y, (sizes, overlap) in enumerate(plans.values()):
     spans = [(1e3 * a, 1e3 * (b - a)) for a, b in exchanges(sizes, 128, overlap)]
-    left.broken_barh([(0, 1e3 * backward_s)], (y - 0.35, 0.3), color="lightgray")
-    left.broken_barh(spans, (y, 0.3), color=colors[y], edgecolor="white", linewidth=0.05)
-left.axvline(1e3 * backward_s, color="black", linewidth=0.8)
-left.text(100, -0.2, "backward pass", ha="center", va="center")
-left.set_yticks(range(4), plans), left.invert_yaxis()
-left.set(xlabel="ms", title="exchanges of a step, 128 nodes")
-sizes_mb = [0.5, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1380]
-for N, shade in zip(nodes, (0.35, 0.55, 0.75, 1.0)):
-    waits = [1e3 * (exchanges(bucketed(mb), N)[-1][1] - backward_s) for mb in sizes_mb]
-    right.loglog(sizes_mb, waits, color="seagreen", alpha=shade)
-    right.text(0.45, waits[0], f"{N}", ha="right", va="center", color="seagreen")
-right.set(xlim=(0.15, 2000), xlabel="MB in a bucket", title="ms of waiting, 2 to 512 nodes")
+    ax.broken_barh([(0, 1e3 * backward_s)], (y - 0.35, 0.3), color="lightgray")
+    ax.broken_barh(spans, (y, 0.3), color=f"C{y}", edgecolor="white", linewidth=0.05)
+    ax.text(sum(spans[-1]) + 5, y + 0.15, f"+ {rows[y][4]:.0f} ms", va="center", color=f"C{y}")
+ax.set_yticks(range(4), plans), ax.invert_yaxis()
+ax.set(xlim=(0, 650), xlabel="ms", title="a backward pass (gray) and its exchanges, 128 nodes")
 lesson.save(fig, "11_ddp")
 
 # %% [markdown]
