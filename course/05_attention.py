@@ -61,10 +61,10 @@ def random_qkv(T, B=1):
 
 # %% [markdown]
 # ## The same result from blocks
-# Flash attention takes the scores block by block and forgets them. A softmax over all keys is not a
-# sum over blocks, but it becomes one with two numbers of memory: an output and, per query, the log
-# of the sum of exponentials so far (`lse`). When a block raises it, the old output shrinks to
-# match. The backward pass computes the scores again: exp(score - lse) is the softmax's weight.
+# Flash attention computes the scores block by block and forgets them. A softmax over all keys is
+# not a sum over blocks, but it becomes one if each query keeps two things: its output so far, and
+# the log of its sum of exponentials so far (`lse`). When a block raises `lse`, the old output
+# shrinks to match. The backward pass computes the scores again: exp(score - lse) is the weight.
 
 
 # %%
@@ -198,8 +198,8 @@ lesson.holds(rows[1][2] < 1e-5 < 1e-2 < min(rows[0][2], rows[2][2]), "one NoPE l
 # %% [markdown]
 # ## Fewer keys, and only those of the same text
 # In generation the memory is the cache: k and v of all earlier tokens, in every layer. Grouped
-# queries (GQA) let several heads share one k and v. And a document mask makes rows of several texts
-# (lesson 3) equal to the texts alone, for a dense mask of T x T.
+# queries (GQA) let several heads share one k and v. A document mask computes each text of a packed
+# row (lesson 3) as if it were alone, at the price of a dense T x T mask.
 
 # %%
 q, k, v = torch.randn(1, 9, T, D), *torch.randn(2, 1, 3, T, D)
@@ -227,9 +227,9 @@ for name, color in zip(names, ("crimson", "steelblue", None, "darkorange")):
     if name != "our Flash":  # equal to the kernel
         y = [stored[name, T] / 1e6 for T in lengths]
         ax.loglog(lengths, y, "o-", color=color)
-        label = f"{name}\n{y[-1]:.0f} MB"
+        label = f"{name}, {y[-1]:.0f} MB"
         ax.text(2300, y[-1], label, color=color, va="center")
-ax.set(xlim=(110, 6000), ylim=(0.05, 80))
+ax.set(xlim=(110, 9000), ylim=(0.05, 80))
 ax.set(xlabel="length T", ylabel="MB stored for the backward pass")
 ax.set_xticks(lengths, [f"{T:,}" for T in lengths]), ax.minorticks_off()
 ax.set_yticks([0.1, 1, 10], ["0.1", "1", "10"]), ax.grid(color="gainsboro")
@@ -238,9 +238,10 @@ lesson.save(fig, "05_attention")
 
 # %% [markdown]
 # ## Trap
-# "Attention's memory grows with the square of the length" is true of scores that are *stored*: 32
-# times the kernel's bytes at T = 2,048, and not of attention itself, whose *work* is quadratic. The
-# square returns by the back door: a dense mask, a request for the weights, a bias per pair.
+# "Attention's memory grows with the square of the length" is true of scores that are *stored*: at
+# T = 2,048 they take 32 times the bytes that the kernel keeps. Of attention itself only the *work*
+# is quadratic. But the square comes back unnoticed with a dense mask (17 times), with a bias for
+# every pair, or when somebody asks for the weights.
 #
 # ## Exercise
 # `exercises/ex05.py`: merge the attention of two blocks of keys. `python course/check.py 5`

@@ -211,7 +211,7 @@ lesson.holds(max(max(row[6:]) for row in right) == 0, "and their ranks are equal
 sent = all(sum(first[way.__name__, k][1]) == size for way in BY_HAND for k in (1, 2))
 lesson.holds(sent, "S bytes a step, accumulating or not; in a ring of 2, 2 (N - 1) / N S is S")
 sends = [(row[1], row[3]) for row in right[:3]] == [(12, "no"), (12, "yes"), (5, "yes")]
-lesson.holds(sends and 5 == -(-size // BUCKET), "12 late, 12 early, or ceil(S / bucket) early")
+lesson.holds(sends and 5 == -(-size // BUCKET), "hooks send early; ceil(S / bucket) exchanges")
 lesson.holds(tensor_hook[6] == 0 and tensor_hook[7] > 1e-3, "TensorHook is right until accum is 2")
 lesson.holds(min(parameter_hook[6:]) > 1e-3, "averaged weights drift apart in any case")
 
@@ -273,10 +273,10 @@ lesson.save(fig, "11_ddp")
 # %% [markdown]
 # ## Trap
 # A hook gets an argument, and it is not always the gradient that you mean. The tensor's hook gets
-# that of the last micro-batch alone: the sums of the earlier ones stay different, and the ranks
-# part. The other one gets the parameter, and a function called `average_gradients` averages
-# weights. Both train, both losses fall, no error is raised. The right line is `p.grad`, in
-# `register_post_accumulate_grad_hook`; and the test is that ranks are equal, bit for bit.
+# the last micro-batch's alone: the sum of the earlier ones differs from rank to rank, and so do the
+# weights, by 0.02 after five steps. The other hook gets the parameter, and a function that should
+# average gradients averages weights. Both runs train, and no error is raised. Average `p.grad`, in
+# `register_post_accumulate_grad_hook`; and test that the ranks are equal, bit for bit.
 #
 # ## Exercise
 # `exercises/ex11.py`: the ring all-reduce. `python course/check.py 11`

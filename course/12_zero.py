@@ -1,8 +1,8 @@
 # %% [markdown]
-# # 12. ZeRO: who keeps a copy of it
+# # 12. ZeRO: who keeps which part
 #
 # **Question.** With data parallelism every rank keeps the same weights, gradients and moments. Each
-# stage of ZeRO shards one of them more: what does it save, and what does it send?
+# stage of ZeRO shards one more of them: how much memory does it save, and which bytes travel?
 #
 # Sources: *Pré-Treino Eficiente de Modelos de Linguagem*, "Zero Redundancy Optimizer (ZeRO)",
 # "ZeRO-1: Particionamento dos Estados do Optimizer", "ZeRO-2: Adicionando o particionamento do
@@ -55,8 +55,8 @@ lesson.holds(mixed == [120, 31.4, 16.6, 1.9], "7.5B, mixed, 64 ranks: 120, 31.4,
 # ## The three stages by hand
 # A unit holds the parameters of a layer end to end, cut in one shard per rank; a rank updates its
 # own. An all-reduce is a reduce-scatter (the sum of *my* shard) and an all-gather (everybody's
-# shard); ZeRO takes the two apart and updates in between. By a ring, each sends (N - 1) / N of the
-# tensor.
+# shard); ZeRO takes the two apart and updates in between. In a ring, a rank sends (N - 1) / N of
+# the tensor in each. Checkpoints follow: every rank writes its own shard.
 
 
 # %%
@@ -258,11 +258,11 @@ lesson.save(fig, "12_zero")
 local = [rank[2][2][1] for rank in (first, second)]
 print(f"norms of the shards {local[0]:.4f} and {local[1]:.4f}, of the gradient {norm:.4f}")
 together = abs(sum(x * x for x in local) / norm**2 - 1) < 1e-5
-lesson.holds(together and max(local) < 0.9 * norm, "add the squares over the ranks")
+lesson.holds(together and max(local) < 0.9 * norm, "add up the squares of all ranks, then clip")
 
 # %% [markdown]
-# The other one is in the table: stages 2 and 3 have no room for whole gradients, so every
-# micro-batch is exchanged, and accumulation, which saves DDP its traffic, saves them nothing.
+# The last column of the second table holds another trap: stages 2 and 3 have no room for whole
+# gradients, so they exchange those of every micro-batch. Accumulation saves DDP traffic, not them.
 #
 # ## Exercise
 # `exercises/ex12.py`: who updates which parameter? `python course/check.py 12`
