@@ -147,7 +147,7 @@ for text, (schedule, cost, each) in formulas.items():
     lesson.holds(all(bubble(schedule, p, m, cost) == (p - 1) * each for p, m in grid), text)
 
 # %%
-fig = lesson.figure(8, 5.6)
+fig = lesson.figure(7, 4.8)
 axes = fig.subplots(5, 1, sharex=True)
 for ax, (name, (end, _, _, peaks)) in zip(axes, found.items()):
     ax.barh(range(P), min(end, 33), height=0.9, color="lightgray")  # idle, where nothing is on it
@@ -158,7 +158,7 @@ for ax, (name, (end, _, _, peaks)) in zip(axes, found.items()):
         ax.barh(d, width, left=start, lw=0.6 if width else 0, **looks)
     most = max(peaks) * schedules[name][1]["F"]  # a thin stage keeps half as much
     ax.text(33.5, 1.5, f"{name}\nends at {end:g}\nkeeps {most:g}", va="center", fontsize=9)
-    ax.set(ylim=(3.6, -0.6), yticks=range(P), xlim=(0, 38.5), ylabel="device")
+    ax.set(ylim=(3.6, -0.6), yticks=range(P), xlim=(0, 39), ylabel="device")
 axes[0].set_title("pale: forward, full: backward, hatched: weights; grey: idle", fontsize=9)
 axes[-1].set_xlabel("time (a forward pass of a stage is 1)")
 lesson.save(fig, "14_pipeline")

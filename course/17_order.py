@@ -158,11 +158,11 @@ lesson.holds(
 )
 
 # %%
-fig = lesson.figure(8, 3.2)
+fig = lesson.figure(7.6, 3)
 left, right = fig.subplots(1, 2, width_ratios=[3, 2])
-left.plot(batches(loss, 16), color="crimson", lw=1, label="rows in document order")
-left.plot(batches(shuffled[0], 16), color="tab:blue", lw=1.4, label="shuffled rows")
-left.set(xlabel="step", ylabel="loss of a batch of 16", ylim=(3, 7)), left.legend()
+left.plot(batches(loss, 32), color="crimson", lw=1, label="rows in document order")
+left.plot(batches(shuffled[0], 32), color="tab:blue", lw=1.4, label="shuffled rows")
+left.set(xlabel="step", ylabel="loss of a batch of 32", ylim=(3, 6.5)), left.legend()
 steps = np.array([1e3, 1e7])
 right.loglog(steps, 16 * steps * BATCH, color="crimson")
 right.loglog(steps, [held] * 2, color="tab:blue")
