@@ -147,7 +147,7 @@ for text, (schedule, cost, each) in formulas.items():
     lesson.holds(all(bubble(schedule, p, m, cost) == (p - 1) * each for p, m in grid), text)
 
 # %%
-fig = lesson.figure(7, 4.8)
+fig = lesson.figure(6.8, 4.5)
 axes = fig.subplots(5, 1, sharex=True)
 for ax, (name, (end, _, _, peaks)) in zip(axes, found.items()):
     ax.barh(range(P), min(end, 33), height=0.9, color="lightgray")  # idle, where nothing is on it
