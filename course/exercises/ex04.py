@@ -1,0 +1,107 @@
+"""Exercise 4: bring a model from meta to a device.
+
+    materialize(model, device) -> None
+
+`model` was built on meta, by any code: modules in modules, parameters, buffers, perhaps a table
+that several modules share. Afterwards:
+1. every parameter and buffer is on `device`; the modules are the same objects;
+2. parameters that were one object are one object again (`named_parameters` with
+   remove_duplicate=False sees each name);
+3. every module that has `reset_parameters()` was asked once to give its own parameters and buffers
+   their values, in the order of `model.modules()`, when its memory was already there and its shared
+   tables were already shared: then the random numbers are those of a plain build;
+4. what was frozen (requires_grad False) is frozen.
+"""
+
+from __future__ import annotations
+
+from torch import nn
+
+
+def materialize(model: nn.Module, device: str) -> None:
+    raise NotImplementedError("write materialize, then: python course/check.py 4")
+
+
+def oracle(answer) -> None:
+    """The judge. You may read it: it tests what comes out, and does not tell how."""
+    import torch
+
+    class Table(nn.Module):
+        def __init__(self, rows: int, width: int) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.empty(rows, width))
+            self.bias = nn.Parameter(torch.empty(rows), requires_grad=False)
+
+        def reset_parameters(self) -> None:
+            self.asked = getattr(self, "asked", 0) + 1
+            with torch.no_grad():
+                self.weight.normal_()
+                self.bias.zero_()
+
+    class Rotary(nn.Module):
+        def __init__(self, n: int, persistent: bool) -> None:
+            super().__init__()
+            self.register_buffer("cos", torch.empty(n), persistent=persistent)
+            self.asked = 0
+
+        def reset_parameters(self) -> None:
+            self.asked += 1
+            self.cos.copy_(torch.arange(len(self.cos)).cos())
+
+    class Net(nn.Module):  # its own parameter, no reset_parameters: only a container
+        def __init__(self, shared: bool) -> None:
+            super().__init__()
+            self.embed = Table(6, 4)
+            self.blocks = nn.ModuleList(nn.Sequential(Table(4, 4), Rotary(3, i)) for i in (0, 1))
+            self.head = Table(6, 4)
+            self.middle = Table(6, 4)
+            if shared:
+                self.head.weight = self.embed.weight
+                self.blocks[1][0].bias = self.blocks[0][0].bias
+            self.blocks[0][0].weight.requires_grad_(False)
+
+    def tensors(model: nn.Module) -> dict[str, torch.Tensor]:
+        named = dict(model.named_parameters(remove_duplicate=False))
+        return named | dict(model.named_buffers())
+
+    for shared in (False, True):
+        plain = Net(shared)
+        torch.manual_seed(4)
+        for module in plain.modules():
+            if hasattr(module, "reset_parameters"):
+                module.reset_parameters()
+        with torch.device("meta"):
+            model = Net(shared)
+        modules = list(model.modules())
+        torch.manual_seed(4)
+        torch.use_deterministic_algorithms(True)  # new memory is full of NaN
+        try:
+            answer.materialize(model, "cpu")
+        finally:
+            torch.use_deterministic_algorithms(False)
+        same = [a is b for a, b in zip(modules, model.modules())]
+        assert all(same) and len(same) == len(modules), "a module was replaced by another"
+        found, expected = tensors(model), tensors(plain)
+        assert found.keys() == expected.keys(), f"names {sorted(found.keys() ^ expected.keys())}"
+        for name, t in found.items():
+            assert t.device.type == "cpu", f"{name} is on {t.device}"
+            assert not t.isnan().any(), f"{name} was given memory, but no values: {t.tolist()}"
+            frozen = not expected[name].requires_grad
+            assert t.requires_grad != frozen, f"{name} should{' ' if frozen else ' not '}be frozen"
+        for name in found:
+            ties, ought = ([n for n in x if x[n] is x[name]] for x in (found, expected))
+            assert ties == ought, f"{name} should be one tensor for {ought}, it is for {ties}"
+        for name, module in model.named_modules():
+            if hasattr(module, "reset_parameters"):
+                n = getattr(module, "asked", 0)
+                assert n == 1, f"reset_parameters of {name} was called {n} times, should be once"
+        for name, t in found.items():
+            assert torch.equal(t, expected[name]), (
+                f"{name} has other values than a plain build: {t.flatten()[:3].tolist()}..., not "
+                f"{expected[name].flatten()[:3].tolist()}..."
+            )
+    torch.manual_seed(4)
+    with torch.device("meta"):
+        model = Table(2, 3)  # no module below it
+    answer.materialize(model, "cpu")
+    assert not model.weight.is_meta and model.asked == 1, "a model of one module counts, too"

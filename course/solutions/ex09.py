@@ -1,0 +1,61 @@
+"""Exercise 9: the reference, and answers that the oracle must refuse."""
+
+from __future__ import annotations
+
+import math
+
+
+def estimates(steps, seq_len):
+    """-> (|G|^2, tr(Sigma)) of each step that counts."""
+    found = []
+    for small_sq, big_sq, small, big in steps:
+        if small == big or not math.isfinite(small_sq + big_sq):
+            continue
+        b, B = small * seq_len, big * seq_len  # tokens
+        found.append(((B * big_sq - b * small_sq) / (B - b), (small_sq - big_sq) / (1 / b - 1 / B)))
+    return found
+
+
+def noise_scale(steps, seq_len):
+    G_sq, trace = 0.0, 0.0
+    for g, t in estimates(steps, seq_len):
+        G_sq, trace = G_sq + g, trace + t
+    return trace / G_sq if G_sq > 0 else None
+
+
+def mean_of_ratios(steps, seq_len):
+    """Biased: a step whose |G|^2 happens to be near 0 outweighs all the others."""
+    ratios = [t / g for g, t in estimates(steps, seq_len) if g]
+    return sum(ratios) / len(ratios) if ratios else None
+
+
+def sizes_swapped(steps, seq_len):
+    return noise_scale([(small_sq, big_sq, n, m) for small_sq, big_sq, m, n in steps], seq_len)
+
+
+def in_rows(steps, seq_len):
+    return noise_scale(steps, 1)
+
+
+def norms_first(steps, seq_len):
+    """Averages the norms over the steps, though their sizes differ."""
+    count = [s for s in steps if s[2] != s[3] and math.isfinite(s[0] + s[1])]
+    if not count:
+        return None
+    means = [sum(column) / len(count) for column in zip(*count)]
+    return noise_scale([tuple(means)], seq_len)
+
+
+def negative_too(steps, seq_len):
+    found = estimates(steps, seq_len)
+    G_sq, trace = sum(g for g, _ in found), sum(t for _, t in found)
+    return trace / G_sq if G_sq else None
+
+
+WRONG = {  # name -> what of the reference it replaces
+    "averages the ratios of single steps": dict(noise_scale=mean_of_ratios),
+    "swaps the sizes": dict(noise_scale=sizes_swapped),
+    "counts rows where tokens are meant": dict(noise_scale=in_rows),
+    "averages norms of different sizes": dict(noise_scale=norms_first),
+    "gives a negative noise scale": dict(noise_scale=negative_too),
+}
