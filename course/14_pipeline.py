@@ -8,7 +8,7 @@
 # Source: *Pré-Treino Eficiente de Modelos de Linguagem*, "Pipeline Parallelism" (naive, 1F1B),
 # "Intercalando os Estágios", "Zero Bubble and DualPipe", "Paralelismo de Expert". Core file:
 # `model.py`, `Block` (what a stage is made of). Before: lesson 13. Next: lesson 15.
-# Takes 12 seconds on two cores.
+# Takes 15 seconds on two cores.
 
 # %%
 import lesson  # first: it puts the project on the path
@@ -129,9 +129,10 @@ lesson.holds(found["interleaved"] == (28.5, 4.5, 0.1875, [11, 9, 7, 5]), "interl
 lesson.holds(found["ZB-H1"] == (27, 3, 0.125, [4, 4, 4, 4]), "ZB-H1: a third of it")
 
 # %% [markdown]
-# The formulas, on a grid of P and M. Two that are quoted and not built here: ZB-H2 keeps twice as
-# much and has (P - 1)(F + B - 2W) = 0; DualPipe, from both ends at once, (P/2 - 1)(FB + B - 3W)
-# with two copies of the weights.
+# The formulas, on a grid of P and M; Bi is backward without `W`. Two that are quoted and not built
+# here: ZB-H2 keeps twice as much and has (P - 1)(F + Bi - 2W), here 0; DualPipe
+# feeds the pipe from both ends, has two copies of the weights, and (P/2 - 1)(FB + B - 3W), where
+# FB is a forward and a backward pass that overlap.
 
 # %%
 grid = [(p, k * p) for p in (2, 3, 4, 8) for k in (1, 2, 4)]
@@ -141,7 +142,7 @@ formulas = {
     "1F1B: the same": (one_f_one_b, FUSED, 3),
     "interleaved, V = 2: (P - 1)(F + B) / V": (interleaved, HALF, 3 / 2),
     "V = 4: the same": (lambda p, m: interleaved(p, m, 4), dict(F=0.25, B=0.5), 3 / 4),
-    "ZB-H1: (P - 1)(F + B - W)": (zb_h1, SPLIT, 1),
+    "ZB-H1: (P - 1)(F + Bi - W)": (zb_h1, SPLIT, 1),
 }
 for text, (schedule, cost, each) in formulas.items():
     lesson.holds(all(bubble(schedule, p, m, cost) == (p - 1) * each for p, m in grid), text)

@@ -8,7 +8,7 @@
 # store como fonte da verdade + cache local por nó", "Checkpoints completos vs incrementais",
 # "Integridade de dados"; *Pré-Treino Eficiente de Modelos de Linguagem*, "Finalização do
 # Pré-treino" (75 restarts). Core file: `machinery/durable.py`, then `machinery/checkpoint.py`.
-# Before: lesson 15. Next: lesson 18. Takes 12 seconds on two cores.
+# Before: lesson 15. Next: lesson 18. Takes 18 seconds on two cores.
 
 # %%
 import lesson  # first: it puts the project on the path

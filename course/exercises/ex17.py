@@ -2,12 +2,12 @@
 
     order(p, sizes, weights, seed) -> (source, row)
 
-sizes: rows of each source; weights: how its share of the positions compares with the others', whole
-numbers; p: any position from 0 on, also 10^12. Nothing is saved between calls. Rules:
+sizes: rows of each source; weights: whole numbers, a source of weight 2 gets twice the positions of
+one of weight 1; p: any position from 0 on, also 10^12. Nothing is saved between calls. Rules:
 1. after any number of positions each source has had its share of them, within one row;
 2. the rows that a source gives are epochs: it gives each row once before it gives one again;
-3. each epoch of each source, and each seed, has an order of its own; it looks random: the step from
-   a row to the next, row 2 - row 1 modulo the size, is not always the same;
+3. each epoch of each source, and each seed, has an order of its own; it looks random: two rows in
+   succession do not always differ by the same number, modulo the size;
 4. memory does not grow with the sizes or with p, and neither does the time.
 """
 
@@ -50,6 +50,8 @@ def oracle(answer) -> None:
             assert n < 9 or different == len(epochs), (
                 f"{case}: {len(epochs)} epochs of source {i} have {different} orders: {epochs[:2]}"
             )
+    far = [answer.order(7 * 10**15 + i, [7], [1], 5)[1] for i in range(7)]
+    assert len(set(far)) == 7, f"an epoch of 7 rows at position 7 x 10^15 is {far}"
     n, runs = 307, {}
     for seed in (1, 2):
         places = [answer.order(p, [n, n], [1, 1], seed) for p in range(2 * n)]
@@ -57,7 +59,7 @@ def oracle(answer) -> None:
             rows = [row for s, row in places if s == source]
             steps = Counter((b - a) % n for a, b in zip(rows, rows[1:]))
             step, times = steps.most_common(1)[0]
-            assert times < 20, f"row 2 - row 1 is {step} at {times} of {n} positions: no shuffle"
+            assert times < 20, f"successive rows differ by {step} at {times} of {n} places"
             runs[seed, source] = rows
     for a, b in (((1, 0), (2, 0)), ((1, 0), (1, 1))):
         same = sum(x == y for x, y in zip(runs[a], runs[b]))
