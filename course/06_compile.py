@@ -91,6 +91,9 @@ lesson.holds(rows[1][3] > 40 * rows[0][3], "the ten lines move 40 times the byte
 lesson.holds(rows[1][5] > rows[1][4] and rows[0][4] > rows[0][5], "so each meets another limit")
 
 # %% [markdown]
+# The ten lines take even longer than their bytes: each result is new memory, which the system must
+# clear first. A result that is never stored costs nothing of the kind.
+#
 # ## Fusion
 # `torch.compile` writes one loop for the chain: each number is read once and written once, whatever
 # happens in between. The bytes are then those of the first argument and the last result.
