@@ -104,7 +104,7 @@ def bytes_of_stdlib(n: int) -> np.ndarray:
     raise ValueError(f"the standard library has {len(text):,} bytes, fewer than {n:,}")
 
 
-def ranks(world: int, fn, *args, timeout_s: float = 50.0) -> list:
+def ranks(world: int, fn, *args, timeout_s: float = 120.0) -> list:
     """Run fn(rank, world, *args) in `world` processes joined by gloo -> results by rank.
 
     The children get the caller's definitions (imports, functions, classes, CONSTANTS), not its
