@@ -1,4 +1,4 @@
-"""export.py, machinery/mapping.py, parity.py and modeling_nano2049.py: transformers computes
+"""export.py, and hf/mapping.py, parity.py and modeling_nano2049.py: transformers computes
 our numbers with an exported folder, the folder can be read back, and a wrong one is never left."""
 
 import json

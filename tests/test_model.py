@@ -1,4 +1,4 @@
-"""The model against slow, obvious versions of itself, and against the published counts."""
+"""model.py against slow, obvious versions of itself, and against the published counts."""
 
 import math
 import subprocess

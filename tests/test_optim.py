@@ -1,4 +1,4 @@
-"""Muon against a plain loop over matrices, the skip of bad steps, the schedules' values."""
+"""optim.py: Muon against a loop over matrices, the skip of bad steps, the schedules' values."""
 
 import pytest
 import torch

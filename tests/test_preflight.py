@@ -1,5 +1,7 @@
-"""What train.py says before the first step, or soon after: damaged data, missing ranks, full disks,
-compilers and GPUs that do not work, too little memory, a wandb that hangs (see faults.py)."""
+"""machinery/setup.py, plan.py, ranks.py: what train.py says before the first step or soon after.
+
+Damaged data, missing ranks, full disks, compilers and GPUs that do not work, too little memory, a
+wandb that hangs (see faults.py)."""
 
 from __future__ import annotations
 

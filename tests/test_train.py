@@ -1,4 +1,4 @@
-"""The loop as a whole: the same losses however it is launched, a resume that leaves no trace."""
+"""train.py as a whole: the same losses however it is launched, a resume that leaves no trace."""
 
 import ast
 import dataclasses
