@@ -11,6 +11,7 @@
 # %%
 import lesson  # first: it puts the project on the path
 import math
+import re
 import tempfile
 from dataclasses import replace
 from importlib.util import find_spec
@@ -121,8 +122,8 @@ def converted(fault: str) -> tuple[GPT, list]:
     """A model with the converted weights, and the biases of its q, k and v by layer."""
     model = GPT(replace(config, tie_embeddings=fault != "head: not tied, random"))
     model.init_weights()
-    if model.config.tie_embeddings is False:
-        torch.nn.init.normal_(model.head.weight, std=truth.embed.weight.std().item())
+    if not model.config.tie_embeddings:
+        model.head.weight.data = torch.randn(256, C) * truth.embed.weight.std()
     model.load_state_dict(truth.state_dict(), strict=False)
     found = []
     for layer, block in enumerate(model.blocks):
@@ -181,8 +182,7 @@ lesson.holds(distance[0] == 0, "converted rightly: not a bit differs")
 lesson.holds(min(distance[1:]) > 1e-3, "every mistake moves the logits")
 expected = ("nowhere", *["0 attn.q"] * 3, "0 attn.k", "2 attn.q", "0 attn.q", "logits")
 lesson.holds(starts == expected, "and starts where it was made")
-same = [d < 1e-4 for d in maps[3][:3]]
-lesson.holds(same == [False, True, True], "k converted, q not: in layer 0, k and v are right")
+lesson.holds(max(maps[3][1:3]) < 1e-4, "k converted, q not: in layer 0, k and v are right")
 
 # %%
 fig = lesson.figure(8, 3.2)
@@ -191,8 +191,7 @@ seen = torch.tensor(maps[1:]).clamp(min=1e-5).log10()  # (faults, places)
 image = axes.imshow(seen, cmap="magma_r", vmin=-5, vmax=1, aspect="auto")
 fig.colorbar(image, label="difference, log10 of its sd", ticks=[-5, -3, -1, 1])
 axes.set_yticks(range(len(FAULTS) - 1), FAULTS[1:])
-ticks = [p.split()[-1].removeprefix("attn.") for p in places]
-axes.set_xticks(range(len(places)), ticks, rotation=90, fontsize=8)
+axes.set_xticks(range(len(places)), [re.split("[ .]", p)[-1] for p in places], rotation=90)
 for layer in range(config.n_layer):
     axes.axvline(5 * layer + 4.5, color="silver")
     axes.text(5 * layer + 2, -0.7, f"layer {layer}", ha="center")
@@ -218,34 +217,28 @@ for value in (-torch.inf, torch.finfo(torch.float32).min, -10_000.0, -100.0):
     said = ["NaN" if b.isnan().any() else "uniform" if b.std() < 1e-6 else
             "as if unmasked" if (b - plain).abs().max() < 1e-3 else "?" for b in blind]  # fmt: skip
     rows.append((f"{value:.4g}", leak, *said))
-columns = ["mask", "leaks, rows that see", "filled in, blind row", "added, blind row"]
-lesson.table(columns, rows)
-lesson.holds(
-    [row[1] == 0 for row in rows] == [True, True, True, False], "-10,000 is -inf, to the bit"
-)
+lesson.table(["mask", "leaks, rows that see", "filled in, blind row", "added, blind row"], rows)
+lesson.holds(max(row[1] for row in rows[:3]) == 0, "rows that see: -10,000 is -inf, to the bit")
 lesson.holds(rows[3][1] > 0.5, "-100 leaks as soon as the visible scores are lower")
 lesson.holds([row[2] for row in rows] == ["NaN", *["uniform"] * 3], "blind rows: NaN, or uniform")
 lesson.holds(rows[2][3] == "as if unmasked", "-10,000 added to a blind row masks nothing")
 
 # %% [markdown]
 # ## What may be moved
-# A norm without weights commutes with the rotation, which keeps lengths; one with weights does not.
+# A norm without weights commutes with the rotation, which keeps lengths.
 # And who rotates the other way round is served by swapping the halves of every head in q and in k:
 # this is all that `hf/mapping.py` does for `NanoChatForCausalLM`. With transformers installed, the
 # right model goes there and back, as `export.py` sends every checkpoint.
 
 # %%
 heads, cos, sin = torch.randn(1, T, H, D), truth.cos[:T], truth.sin[:T]
-weight = torch.randn(D)
 before, after = apply_rope(rms_norm(heads), cos, sin), rms_norm(apply_rope(heads, cos, sin))
 lesson.holds((before - after).abs().max() < 1e-5, "norm and rotation commute")
-weighted = apply_rope(rms_norm(heads) * weight, cos, sin) - after * weight
-lesson.holds(weighted.abs().max() > 0.1, "but not if the norm has weights")
 other_way = apply_rope(heads.roll(D // 2, -1), cos, sin).roll(D // 2, -1)
 lesson.holds(torch.equal(other_way, apply_rope(heads, cos, -sin)), "halves swapped: sign turned")
 w = attention.q.weight
-swapped = (w @ x.T).view(H, D, T).roll(D // 2, 1).flatten(0, 1)
-lesson.holds(torch.equal(swap_halves(w, D) @ x.T, swapped), "which can be done to the weights")
+swapped = (w @ x.T).view(H, D, T).roll(D // 2, 1).flatten(0, 1) - swap_halves(w, D) @ x.T
+lesson.holds(swapped.abs().max() < 1e-5, "which can be done to the weights")
 
 if find_spec("transformers") and find_spec("safetensors"):
     from transformers import AutoModelForCausalLM, logging
