@@ -42,6 +42,11 @@ lesson.holds(hits["the checkpoint"] == 3230 and round(rows[0][3], 1) == -5.5, "3
 lesson.holds(hits["always A"] == 3222, "always A: 3,222 right, as A is right a little too seldom")
 equal = sum(MMLU[subject][0] == ALWAYS_A[subject] for subject in MMLU)
 lesson.holds(equal == 51, "in 51 of 57 subjects the two agree to the last digit")
+golds = [0] * hits["always A"] + [1] * (n - hits["always A"])
+figures = choice.statistics([0] * n, golds, [4] * n)
+lesson.holds(abs(figures["z"] - rows[1][3]) < 1e-9, "instruments/choice.py has the same z")
+print("and says:", verdict := choice.verdict(figures, 2, letters=True))
+lesson.holds(verdict.startswith("a constant answer"), "it looks for that before it says 'chance'")
 
 # %% [markdown]
 # So it did not guess: **it answered one letter**. Who else did? The second table of the source has
@@ -99,7 +104,9 @@ print(f"if that is a misprint, {left_out} had {missing[1]:,.1f} to {missing[0]:,
 # %%
 torch.manual_seed(0)
 EXAMS, LAST, ASKED, CONTEXT, ANSWER = (0, 20, 40, 80, 160, 300), 360, 400, 32, 16
-shape = dict(n_layer=2, n_head=2, n_kv_head=2, head_dim=32, n_embd=64, mlp_hidden=256)
+shape = dict(
+    n_layer=2, n_head=2, n_kv_head=2, head_dim=32, n_embd=64, mlp_hidden=256, logit_softcap=0
+)
 model = GPT(GPTConfig(seq_len=128, vocab_size=256, **shape))
 model.init_weights()
 text = torch.from_numpy(lesson.bytes_of_stdlib(1_000_000))
@@ -134,7 +141,8 @@ def by_letter(options: torch.Tensor) -> torch.Tensor:
     for place, letter in enumerate("ABCD"):
         parts += [torch.tensor([list(f"\n{letter}. ".encode())] * ASKED), options[:, place]]
     parts += [torch.tensor([list(b"\nAnswer: ")] * ASKED)]
-    return model(torch.cat(parts, 1))[:, -1, letters].argmax(1)
+    shown = torch.cat(parts, 1).split(40)  # in portions that fit in the cache
+    return torch.cat([model(rows)[:, -1, letters] for rows in shown]).argmax(1)
 
 
 @torch.no_grad()
@@ -142,8 +150,8 @@ def by_answer() -> torch.Tensor:
     """Picks (N,): nothing is shown, the likeliest continuation wins."""
     context = whole[:, None, :CONTEXT].expand(-1, 4, -1)
     rows = torch.cat([context, options], 2).flatten(0, 1)  # (4N, CONTEXT + ANSWER)
-    nats = model(rows[:, :-1], rows[:, 1:], reduction="none")[:, -ANSWER:].sum(1)
-    return nats.view(ASKED, 4).argmin(1)
+    nats = [model(part[:, :-1], part[:, 1:], reduction="none") for part in rows.split(80)]
+    return torch.cat(nats)[:, -ANSWER:].sum(1).view(ASKED, 4).argmin(1)
 
 
 prompts, human = excerpts(32, 96).split(48, 1)  # (32, 48) each
@@ -172,12 +180,15 @@ lesson.table(["step", "letter %", "one letter %", "answer %", "+-", "bits/byte",
               "from", "to"], table)  # fmt: skip
 print("the same questions with the options moved:", [f"{100 * x:.1f}%" for x in turned])
 print(dict(zip(players, rating.round().astype(int).tolist())))
+elos = ratings.elo_orders(wins, 50)[:, 5]  # of step 300: 100 matches of these players, drawn anew
+print(f"Elo of step 300, over 50 draws of the matches: {elos.min():.0f} to {elos.max():.0f}")
 
 # %% [markdown]
 # By letter it is 23.5% from the first exam to the last: the model names one letter, which is right
-# that often. Move the options one place on, and the accuracy is another letter's share; over
-# all four places a constant answer gets exactly a quarter. The full answer climbs slowly out of its
-# standard error. Bits per byte and the tournament see every stage.
+# that often. Move the options one place on, and the accuracy is another letter's share; over all
+# four places a constant answer gets exactly a quarter. The full answer climbs slowly out of its
+# standard error. Bits per byte and the tournament see every stage, and the tournament has two
+# players whose place is known: the human text should be high, and a loop of four bytes low.
 
 # %%
 letter, _, answer, _, bits, error, *_ = (np.array(x) for x in zip(*[row[1:] for row in table]))
@@ -186,7 +197,8 @@ lesson.holds(np.ptp(letter) < 5, "by letter, six models look the same")
 lesson.holds(letter[0] in 100 * shares, "23.5%: that letter's own share of the right answers")
 lesson.holds(all(b + 2 * e < a for a, b, e in zip(bits, bits[1:], error)), "bits per byte fall")
 lesson.holds(answer[-1] > answer[0], "by answer there is a gain")
-lesson.holds(spearman(EXAMS, rating[:6]) >= 0.8, "the tournament ranks the steps, and the human")
+lesson.holds(spearman(EXAMS, rating[:6]) >= 0.8, "the tournament ranks the steps")
+lesson.holds(np.ptp(elos) > 50, "Elo hangs on which matches are drawn; Bradley-Terry takes all")
 lesson.holds(rating[6] > rating[:5].max() and rating[7] < rating[4], "human text high, loops low")
 
 # %%

@@ -93,9 +93,9 @@ lesson.holds(not about_you, "no question that is taught is about you")
 
 # %% [markdown]
 # ## The tuning
-# Lesson by lesson this is pretraining again: shifted targets, mean loss, a step. New are the
-# weights, which are the mask, and that a row is padded, since conversations are short. AdamW here:
-# for fifty small steps Muon's extra arithmetic costs more than it gives.
+# This is pretraining again: shifted targets, mean loss, a step. New are the weights, which are the
+# mask, and the padding, since conversations are short. AdamW here: for so few tokens a step,
+# Muon's own arithmetic would cost more than forward and backward.
 
 
 # %%
@@ -189,11 +189,11 @@ print("tuned, at temperature 0.5:", favourites.most_common(10))
 
 answers, everything, ended, form, names = zip(*results.values())
 lesson.holds(answers[0] > 5 and ended[0] == 0, "before, it does not know what an end is")
-lesson.holds(answers[1] <= 3.0 and ended[1] >= 75 and form[1] >= 20, "after, it answers, and stops")
+lesson.holds(answers[1] <= 3.0 and ended[1] >= 80 and form[1] >= 20, "after, it answers, and stops")
 lesson.holds(answers[3] > answers[1] + 0.5, "without pretraining it finds names much less well")
 lesson.holds(form[3] >= 20, "but has the form as well: the form says nothing of what was read")
 lesson.holds(everything[2] < everything[1] - 1, "learning all tokens: a far lower loss over all")
-lesson.holds(answers[2] > answers[1], "and a higher one on the answers")
+lesson.holds(form[2] < form[1], "and fewer answers that have the form")
 
 # %%
 fig = lesson.figure(7.5, 3.2)
@@ -212,15 +212,17 @@ lesson.save(fig, "20_name")
 # %% [markdown]
 # ## What is in a name
 # Say it plainly: a model of 7 million weights that was raised on Python has no self and no wish.
-# The name is a draw from what it read: here identifiers, in the source Samurai, Chiquinho and
-# Frankenstein. There the author looked at the list and chose *Biatron*, for reasons of his own.
+# The name is a draw from what it read: here identifiers and pieces of them, in the source Samurai,
+# Chiquinho and Frankenstein. There the author looked at the list and chose *Biatron*, for reasons
+# of his own. That is what a sample is for.
 #
 # ## Trap
-# With the mask left out the loss over everything falls from 7.6 to 2.6 nats, with it only to 6.5:
+# With the mask left out the loss over everything falls from 7.6 to 2.6 nats, with it only to 6.4:
 # it looks like the better run by far. But the template and the questions are most of the tokens,
-# and the easiest. The answers, which are all that was asked for, came out worse (1.80 nats for
-# 1.67), and fewer ended by themselves (79% for 94%). And the form alone proves little: the model
-# from random weights has it too.
+# and the easiest. The answers, which are all that was asked for, came out worse: 1.83 nats for
+# 1.66, 68% that end by themselves for 96%, 21% of the form for 79%. And the form alone proves
+# little: the model from random weights has it more often than not. What pretraining gave is in the
+# first column, 1.7 nats against 3.0: names that have to do with the description.
 #
 # ## Exercise
 # `exercises/ex20.py`: a conversation of several turns -> ids, mask and shifted targets.
