@@ -7,7 +7,7 @@
 # Source: *Pré-Treino Eficiente de Modelos de Linguagem*, "Avaliação dos Checkpoints", "Tabela 9.1"
 # (the tournament), "Avaliação", "Tabela 10.2". Core file: `eval.py`, with `instruments/choice.py`,
 # `judge.py` and `ratings.py` beside it. Before: lesson 16. Next: lesson 19 (export).
-# Takes 30 seconds on two cores.
+# Takes 45 seconds on two cores.
 
 # %%
 import lesson  # first: it puts the project on the path

@@ -6,7 +6,7 @@
 #
 # Source: *Pré-Treino Eficiente de Modelos de Linguagem*, "Conversão do checkpoint" (fused queries,
 # keys and values, another mask, biases by default). Core file: `export.py`, with `hf/mapping.py`
-# and `hf/parity.py`. Before: lesson 18. Next: lesson 20 (a name). Takes 8 seconds on two cores.
+# and `hf/parity.py`. Before: lesson 18. Next: lesson 20 (a name). Takes 10 seconds on two cores.
 
 # %%
 import lesson  # first: it puts the project on the path
