@@ -9,11 +9,11 @@ constant_answer(predictions, golds) -> (letter, its share, accuracy), for exampl
     model that always says that letter.
 
 bradley_terry(wins) -> ratings: wins[i][j] is how often player i beat player j. The strengths p
-    under which the wins are likeliest, where i beats j with probability p[i] / (p[i] + p[j]), on
+    under which the wins are likeliest, if i beats j with probability p[i] / (p[i] + p[j]), on
     Elo's scale: 400 points more are ten times the strength, and the mean is 1000. Not every pair
-    has met, but each player has won against one that leads, by more such wins, to each other, so
-    the strengths are finite. No match has an order, nor has the result. (Minorize and maximize:
-    p[i] = wins of i / sum over j of matches(i, j) / (p[i] + p[j]), over and over.)
+    has met, but the matches join all players and nobody has only won or only lost, so that the
+    strengths are finite. Matches have no order, and the result depends on none. (To compute it:
+    p[i] = wins of i / sum over j of matches(i, j) / (p[i] + p[j]), for all i, again and again.)
 """
 
 from __future__ import annotations
