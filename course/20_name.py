@@ -7,7 +7,7 @@
 # Source: *Pré-Treino Eficiente de Modelos de Linguagem*, "Tokenizador" (the chat template), "Hello
 # World - Como dar um nome ao novo modelo?", "Agradecimento" (the name that it got in the end).
 # Core file: `tokenizer.py` (the special tokens), `eval.py`. Before: lesson 19. Next: your own run.
-# Takes 40 seconds on two cores.
+# Takes 55 seconds on two cores.
 
 # %%
 import lesson  # first: it puts the project on the path
@@ -26,6 +26,7 @@ import optim
 from config import PRESETS
 from model import GPT
 
+torch.set_num_threads(1)
 STEPS, ROWS, SAMPLES = 48, 16, 24  # of the tuning, conversations of a step, answers a question
 lesson.begin(20, "a name")
 config = eval.EvalConfig(run_dir=str(lesson.tiny_run()), device="cpu")
