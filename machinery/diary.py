@@ -58,6 +58,7 @@ class Log:
         self.run_dir, self.is_first, self._wants_wandb = run_dir, is_first, wandb
         self.file = run_dir / "metrics.jsonl"
         self._wandb: subprocess.Popen | None = None
+        self._start: dict = {}
 
     def print(self, text: str) -> None:
         if self.is_first:
@@ -70,18 +71,11 @@ class Log:
                 file.write(json.dumps(record) + "\n")
 
     def start(self, argv: list[str], world, options) -> None:
-        """Append to starts.jsonl where this process runs, and how far the one before it came."""
-        if not self.is_first:
-            return
-        steps = [r for r in read_jsonl(self.file) if "loss" in r]
-        record = dict(time=time.time(), command=shlex.join(["train.py", *argv]))
-        record |= dict(device=world.device_name, world_size=world.world_size)
-        record |= dict(on_gpu=world.device.type == "cuda", usd_per_hour=options.usd_per_hour)
-        record |= dict(data_dir=options.data_dir)
-        if steps:
-            record |= dict(last_step=steps[-1]["step"], last_time=steps[-1]["time"])
-        with open(self.run_dir / "starts.jsonl", "a") as file:
-            file.write(json.dumps(record) + "\n")
+        """Remember for `begin` where this process runs, and by which command."""
+        self._start = dict(time=time.time(), command=shlex.join(["train.py", *argv]))
+        self._start |= dict(device=world.device_name, on_gpu=world.device.type == "cuda")
+        self._start |= dict(world_size=world.world_size, usd_per_hour=options.usd_per_hour)
+        self._start |= dict(data_dir=options.data_dir)
 
     def report(self) -> str:
         """Write loss.png and report.html; returns the line to print. Whatever goes wrong is in
@@ -96,12 +90,18 @@ class Log:
             return f"report      none: {type(error).__name__}: {error}"
 
     def begin(self, step: int, validates: bool = False) -> None:
-        """Training begins after `step`; it `validates` first, or not. Drop the lines that a resumed
-        run will write again, update status.json, start wandb's process."""
+        """Training begins after `step`; it `validates` first, or not. Append to starts.jsonl where
+        this process runs and how far the one before it came. Drop the lines that a resumed run will
+        write again, update status.json, start wandb's process."""
         if not self.is_first:
             return
+        records = read_jsonl(self.file)
+        if steps := [r for r in records if "loss" in r]:
+            self._start |= dict(last_step=steps[-1]["step"], last_time=steps[-1]["time"])
+        with open(self.run_dir / "starts.jsonl", "a") as file:
+            file.write(json.dumps(self._start) + "\n")
         done = lambda r: step - 1 if validates and "val_bpb" in r else step
-        keep = [json.dumps(r) + "\n" for r in read_jsonl(self.file) if r["step"] <= done(r)]
+        keep = [json.dumps(r) + "\n" for r in records if r["step"] <= done(r)]
         durable.write_text(self.file, "".join(keep))
         self.status("running", from_step=step, process=os.getpid())
         if self._wants_wandb:
