@@ -9,6 +9,7 @@ import sys
 from types import SimpleNamespace
 
 import check
+import covered
 import lesson
 import mutants
 import numpy as np
@@ -148,6 +149,18 @@ def test_a_lesson_has_its_parts(path):
     code = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
     assert all(cells) and len(code) <= 180, f"{len(code)} lines of code; a lesson has 150 or fewer"
     assert not re.search(r"if __name__|import argparse", text, re.MULTILINE)
+
+
+def test_every_heading_of_the_documents_has_its_place():
+    """Cited by a lesson, or listed in covered.py with a file that exists; never in neither."""
+    pages = " ".join(re.sub(r"\n# ?", " ", path.read_text()) for path in LESSONS)
+    for document, headings in published.HEADINGS.items():
+        places = covered.WHERE.get(document, {})
+        listed = [h for text in places.values() for h in text.strip().split("\n")]
+        uncited = [h for h in headings.strip().split("\n") if f'"{h}"' not in pages]
+        assert sorted(uncited) == sorted(listed), document
+        for place in places.keys() - {covered.LEFT_OUT, covered.FRAME}:
+            assert (ROOT / place).exists(), place
 
 
 def test_every_exercise_has_a_lesson():
