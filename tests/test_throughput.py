@@ -9,6 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 
 
+@pytest.mark.slow
 def test_one_row_for_each_micro_batch_that_works(tmp_path):
     results = tmp_path / "RESULTS.md"
     command = [sys.executable, ROOT / "benchmarks" / "throughput.py", "tiny", "--no_compile"]
