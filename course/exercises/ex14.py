@@ -1,4 +1,4 @@
-"""Exercise 14: the order of 1F1B.
+"""Exercise 14: the order of 1F1B (one forward, one backward, in turns).
 
     one_f_one_b(2, 3) -> [["F0", "F1", "B0", "F2", "B1", "B2"],
                           ["F0", "B0", "F1", "B1", "F2", "B2"]]
@@ -6,9 +6,10 @@
 P devices, one stage of the model on each, and M micro-batches; "F1" is the forward pass of
 micro-batch 1 through the device's stage, "B1" its backward pass. An operation runs as soon as its
 device has done everything before it in its list, and its input is there: F needs the same F of the
-device before; B needs the F of its own device, and the B of the device after. Rules:
+device before; B needs the F of its own device, and the B of the device after (the last has none).
+Rules:
 1. each device runs each F and each B exactly once;
-2. all is over after (M + P - 1)(F + B), where F and B are the times of one pass;
+2. all is over after (M + P - 1)(t_F + t_B), the times of one forward and one backward pass;
 3. device d never keeps more than P - d activations: a forward pass adds one, its backward pass
    releases it.
 """
@@ -52,7 +53,9 @@ def oracle(answer) -> None:
             kept = 0
             for i, op in enumerate(order):
                 kept += 1 if op[0] == "F" else -1
-                assert kept <= P - d, f"{case} keeps {kept} activations after {order[: i + 1]}"
+                keeps = f"keeps {kept} activations, may keep {P - d}, after {order[: i + 1]}"
+                assert kept <= P - d, f"rule 3: {case} {keeps}"
         for cost in (dict(F=1, B=2), dict(F=1, B=1), dict(F=3, B=4)):
             end, best = run(orders, cost), (M + P - 1) * sum(cost.values())
-            assert end == best, f"P = {P}, M = {M}, {cost}: ends at {end}, 1F1B at {best}: {orders}"
+            times = f"P = {P}, M = {M}, times {cost}: ends at {end}, 1F1B at {best}"
+            assert end == best, f"rule 2: {times}: {orders}"
