@@ -366,9 +366,8 @@ class RowLoader:
             self._free.put((buffer, torch.cuda.Event() if pin else None))
         self._thread = threading.Thread(target=self._read_ahead, args=(position,), daemon=True)
         self._thread.start()
-        atexit.register(
-            self.close
-        )  # a thread that is inside torch when Python exits aborts the process
+        # A thread that is inside torch when Python exits aborts the process.
+        atexit.register(self.close)
 
     def row_ids(self, position: int, count: int) -> list[str]:
         """Names of `count` rows from `position` on: 'train/web/unit_00003_00.npy row 17'."""

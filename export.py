@@ -190,7 +190,7 @@ def main(argv: list[str]) -> int:
     missing = [m for m in ("transformers", "safetensors") if find_spec(m) is None]
     if missing:
         raise ValueError(
-            f"{' and '.join(missing)} is not installed; pip install -r requirements-eval.txt"
+            f"not installed: {' and '.join(missing)}; pip install -r requirements-eval.txt"
         )
     word, options = cli.first_word(argv)
     export(cli.read_options(ExportConfig(**place(word)), options, "export.py"))

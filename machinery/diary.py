@@ -1,9 +1,9 @@
-"""What a run did: metrics.jsonl, status.json, loss.png, the numbers of a step, how it ended.
+"""What a run did: metrics.jsonl, starts.jsonl, status.json, the numbers of a step, how it ended.
 
 Writes into the run's folder. `metrics.jsonl` has one JSON object per step or validation,
-`starts.jsonl` one per process; the picture and wandb need the first alone. A process of its own
-feeds wandb, so wandb can neither delay nor stop a run. Next: train.py writes it,
-instruments/to_wandb.py follows it, instruments/report.py makes a page of it.
+`starts.jsonl` one per process. A process of its own feeds wandb, so wandb can neither delay nor
+stop a run. Next: train.py writes it, instruments/to_wandb.py follows it, instruments/report.py
+draws loss.png and makes a page of it.
 """
 
 from __future__ import annotations

@@ -423,5 +423,5 @@ def test_a_mistake_gets_a_sentence_and_exit_code_2(tmp_path):
 
 def test_without_transformers_it_says_what_to_install(monkeypatch):
     monkeypatch.setattr(export, "find_spec", lambda name: None if name == "transformers" else name)
-    with pytest.raises(ValueError, match="transformers is not installed; pip install -r req"):
+    with pytest.raises(ValueError, match="not installed: transformers; pip install -r req"):
         export.main([])
