@@ -53,10 +53,12 @@ def write_model(model: GPT, folder: Path, facts: dict) -> dict:
     file.chmod(0o644)  # safetensors makes it readable by its owner alone
     facts = dict(format=mapping.FORMAT, class_name=name) | facts
     facts |= dict(model=asdict(config), weights_sha256=durable.sha256_of(file))
-    write_json(folder / "config.json", mapping.config_json(config, name) | {"nano2049": facts})
+    durable.write_json(
+        folder / "config.json", mapping.config_json(config, name) | {"nano2049": facts}
+    )
     ids = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), config.bos_id)
     sampling = dict(do_sample=True, temperature=0.8, top_k=50)
-    write_json(folder / "generation_config.json", ids | sampling)
+    durable.write_json(folder / "generation_config.json", ids | sampling)
     if name == mapping.OWN:
         shutil.copyfile(mapping.OWN_FILE, folder / "modeling_nano2049.py")
     return facts
@@ -70,7 +72,9 @@ def write_tokenizer(tokenizer: Tokenizer, folder: Path, seq_len: int) -> None:
     entry = {"id": BOS, "ids": [tokenizer.bos_id], "tokens": [BOS]}
     template = dict(type="TemplateProcessing", single=[bos, text], pair=[bos, text, second],
                     special_tokens={BOS: entry})  # fmt: skip
-    write_json(folder / "tokenizer.json", json.loads(tokenizer.spec) | {"post_processor": template})
+    durable.write_json(
+        folder / "tokenizer.json", json.loads(tokenizer.spec) | {"post_processor": template}
+    )
     options = dict(
         tokenizer_class="PreTrainedTokenizerFast",  # else the class of the model splits otherwise
         bos_token=BOS, eos_token=BOS, pad_token=BOS,  # the next document begins where one ends
@@ -78,11 +82,7 @@ def write_tokenizer(tokenizer: Tokenizer, folder: Path, seq_len: int) -> None:
         clean_up_tokenization_spaces=False, model_max_length=seq_len, padding_side="left",
         model_input_names=["input_ids", "attention_mask"],
     )  # fmt: skip
-    write_json(folder / "tokenizer_config.json", options)
-
-
-def write_json(path: Path, tree: dict) -> None:
-    path.write_text(json.dumps(tree, ensure_ascii=False, indent=1), encoding="utf-8")
+    durable.write_json(folder / "tokenizer_config.json", options)
 
 
 def training_facts(path: Path, trainer: dict, usd_per_hour: float) -> dict:

@@ -17,7 +17,7 @@ export PATH="$PWD/.venv/bin:$PATH"
 
 if [ "${1:-}" = test ]; then
   shift
-  exec python -m pytest "$@"
+  exec python -m pytest -n 2 "$@"  # two at a time
 fi
 if [ "${1:-}" = lesson ]; then
   exec python "course/$(printf %02d "${2:?which lesson? try: bash run.sh lesson 3}")"_*.py

@@ -92,7 +92,7 @@ def sparse_folder(folder: Path, gigabytes: float, row_len: int = 2049) -> None:
         },
     }
     tree["fingerprint"] = shards.fingerprint(tree)
-    shards.write_json(folder / "manifest.json", tree)
+    durable.write_json(folder / "manifest.json", tree)
 
 
 def row_cost(manifest: Manifest, rows: int = 5000) -> tuple[float, float]:

@@ -10,7 +10,6 @@ eval.py calls `hold`. Next: judge.py, who decides; ratings.py, the arithmetic.
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,7 +20,7 @@ import torch
 import data
 from instruments import judge, ratings
 from machinery import checkpoint
-from machinery.durable import write_text
+from machinery.durable import write_json
 from machinery.shards import Manifest
 from tokenizer import Tokenizer
 
@@ -88,8 +87,7 @@ def hold(config, load: Callable, bits_per_byte: Callable) -> None:
         completions={p.name: [tokenizer.decode(c) for c in p.completions] for p in players},
     )  # fmt: skip
     path = Path(config.run_dir) / "tournament.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_text(path, json.dumps(report, indent=1, ensure_ascii=False) + "\n")
+    write_json(path, report)
     print(f"wrote {path}")
 
 

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint import staging
 from torch.distributed.checkpoint import state_dict as dcp_state
 
-from machinery.durable import check_room, fsync, sha256_of, write_text
+from machinery.durable import check_room, fsync, sha256_of, write_json, write_text
 from machinery.errors import CheckpointError, NonFiniteError, StorageError
 from optim import local
 
@@ -264,7 +264,7 @@ def _commit(tmp: Path, path: Path, record: str, hashes: list[dict[str, str]]) ->
     write_text(tmp / "trainer.json", record)
     files = {name: sha for own in hashes for name, sha in own.items()}
     files["trainer.json"] = sha256_of(tmp / "trainer.json")
-    write_text(tmp / MANIFEST, json.dumps({"format": FORMAT, "files": files}, indent=1))  # (4)
+    write_json(tmp / MANIFEST, {"format": FORMAT, "files": files})  # (4)
     _stage("manifest")
     if path.exists():
         _trash(path)  # a damaged one of the same step

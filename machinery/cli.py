@@ -39,7 +39,8 @@ class TrainArgs:
 def parse(program: str, part: Literal["data", "train"], argv: list[str]) -> cfg.Preset:
     """Command line -> preset with its folders and the options of argv:
     `parse("train.py", "train", ["d12", "--steps", "200"])`."""
-    preset, options = split_preset(argv)
+    name, options = first_word(argv)
+    preset = replace(find("preset", name, cfg.PRESETS), name=name)
     data = replace(preset.data, data_dir=f"data/{preset.name}")
     run = replace(preset.run, data_dir=data.data_dir, run_dir=f"runs/{preset.name}")
     default = data if part == "data" else TrainArgs(preset.model, preset.train, run)
@@ -48,12 +49,6 @@ def parse(program: str, part: Literal["data", "train"], argv: list[str]) -> cfg.
         return replace(preset, data=args)
     refuse_unread(args.train, preset.train)
     return replace(preset, **vars(args))
-
-
-def split_preset(argv: list[str]) -> tuple[cfg.Preset, list[str]]:
-    """["d12", "--steps", "200"] -> (preset d12, ["--steps", "200"]); without a name, tiny."""
-    name, options = first_word(argv)
-    return replace(find("preset", name, cfg.PRESETS), name=name), options
 
 
 def first_word(argv: list[str]) -> tuple[str, list[str]]:
@@ -115,8 +110,8 @@ def weights(mixture: tuple[str, ...]) -> dict[str, float] | None:
 
 
 def run(main: Callable[[list[str]], int | None]) -> None:
-    """Run main(argv) and exit with its result. A user's mistake prints one sentence, a bug a
-    traceback."""
+    """Run main(argv) and exit with its result. A user's mistake prints one sentence, once per node,
+    a bug a traceback."""
     try:
         code = main(sys.argv[1:]) or 0
     except Exception as error:
@@ -124,7 +119,11 @@ def run(main: Callable[[list[str]], int | None]) -> None:
         if code == 1 and not isinstance(error, RankError):
             traceback.print_exc()
         else:
-            _report(f"error: {error}")
+            text, file = f"error: {error}", os.environ.get("TORCHELASTIC_ERROR_FILE")
+            if file:  # for torchrun's summary, which would otherwise give the exit code alone
+                Path(file).write_text(json.dumps({"message": text, "timestamp": int(time.time())}))
+            if not file or os.environ.get("LOCAL_RANK") == "0":
+                print(text, file=sys.stderr, flush=True)
     if "RANK" in os.environ:
         # Skip Python's teardown: a gloo thread that frees a tensor then either aborts the process
         # (the exit code becomes a signal) or deadlocks on the GIL.
@@ -132,15 +131,6 @@ def run(main: Callable[[list[str]], int | None]) -> None:
         sys.stderr.flush()
         os._exit(code)
     sys.exit(code)
-
-
-def _report(text: str) -> None:
-    """Print the sentence. Under torchrun, only the first rank of each node prints it, and it also
-    goes to the launcher's summary, which would otherwise give the exit code alone."""
-    if file := os.environ.get("TORCHELASTIC_ERROR_FILE"):
-        Path(file).write_text(json.dumps({"message": text, "timestamp": int(time.time())}))
-    if not file or os.environ.get("LOCAL_RANK") == "0":
-        print(text, file=sys.stderr, flush=True)
 
 
 def exit_code(error: BaseException) -> int:

@@ -111,8 +111,7 @@ class Log:
     def status(self, state: str, **facts) -> None:
         """Replace status.json, which tells a scheduler or a person how the run is or ended."""
         if self.is_first:
-            text = json.dumps({"state": state, **facts}, indent=1) + "\n"
-            durable.write_text(self.run_dir / "status.json", text)
+            durable.write_json(self.run_dir / "status.json", {"state": state, **facts})
 
     def close(self) -> None:
         """Wait 10 s for wandb's process, then end it."""

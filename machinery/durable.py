@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import json
 import os
 import shutil
 import socket
@@ -33,6 +34,7 @@ def fsync(path: Path) -> None:
 def replacing(path: Path) -> Iterator[BinaryIO]:
     """`with replacing(path) as file:` write the new content, which replaces the old at the end of
     the block. A reader sees the old file or the new one, even after a crash."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".tmp-{path.name}-{uuid.uuid4().hex[:8]}")
     try:
         with open(temporary, "wb") as file:
@@ -66,6 +68,11 @@ def write_text(path: Path, text: str) -> None:
     """Replace a whole file by `text` in UTF-8."""
     with replacing(path) as file:
         file.write(text.encode("utf-8"))
+
+
+def write_json(path: Path, tree: dict) -> None:
+    """Replace a whole file by `tree` as JSON."""
+    write_text(path, json.dumps(tree, indent=1, ensure_ascii=False) + "\n")
 
 
 def sha256_of(path: Path) -> str:

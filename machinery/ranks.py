@@ -13,7 +13,6 @@ import multiprocessing
 import os
 import signal
 import subprocess
-from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.pool import ThreadPool
@@ -199,18 +198,3 @@ def listen_to_signals(run) -> None:
 
     signal.signal(signal.SIGTERM, on_signal)
     signal.signal(signal.SIGINT, on_signal)
-
-
-def once_per_node(world: World, work: Callable[[], object]) -> None:
-    """Run work() on the first rank of each node while the others wait, for a day if need be. An
-    error on one rank is raised on all."""
-    error = patient = None
-    if world.world_size > 1:
-        patient = dist.new_group(backend="gloo", timeout=timedelta(days=1))
-    try:
-        if world.local_rank == 0:
-            work()
-    except Exception as e:
-        error = e
-    if error := any_rank(error, patient):
-        raise error

@@ -47,8 +47,9 @@ def open_data(preset: cfg.Preset, world: ranks.World) -> tuple[shards.Manifest, 
     for mixture in (config.mixture, config.decay_mixture):
         data.mixture_weights(manifest, cli.weights(mixture))  # refuses an unknown source
     if options.stage:
-        ranks.once_per_node(world, lambda: shards.stage(manifest, options.stage))
-        manifest = shards.Manifest.load(shards.staged(manifest, options.stage))
+        from instruments import stage
+
+        manifest = stage.once_per_node(manifest, options.stage, world)
     return manifest, replace(given, **found)
 
 
@@ -76,7 +77,7 @@ def claim_run_dir(preset: cfg.Preset, model_config: GPTConfig, manifest, world):
     path = run_dir / "config.json"
     if path.exists() and checkpoint.checkpoints(run_dir / "checkpoints"):
         check_same_run(run_dir, json.loads(path.read_text()), now)
-    durable.write_text(path, json.dumps(now, indent=1) + "\n")
+    durable.write_json(path, now)
     return claim
 
 

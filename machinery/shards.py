@@ -16,7 +16,6 @@ import io
 import json
 import math
 import os
-import shutil
 import zlib
 from collections.abc import Iterable
 from functools import lru_cache
@@ -26,7 +25,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from machinery.durable import check_room, replacing, sha256_of, write_text
+from machinery.durable import replacing, sha256_of
 from machinery.errors import DataError
 
 FORMAT = 2  # of the folder; grows when older folders can no longer be read
@@ -38,11 +37,6 @@ REMEDY = f"delete it and {AGAIN} (only missing files are redone)"
 def damaged(path: Path, how: str, remedy: str = REMEDY) -> DataError:
     """The error for a damaged file: its path, the damage, the way out."""
     return DataError(f"{path} {how}; {remedy}")
-
-
-def write_json(path: Path, tree: dict) -> None:
-    """Replace a whole JSON file."""
-    write_text(path, json.dumps(tree, indent=1, ensure_ascii=False) + "\n")
 
 
 def dtype_for(vocab_size: int) -> str:
@@ -67,7 +61,6 @@ def write_shards(rows: Iterable[np.ndarray], folder: Path, name: str, dtype: str
         for key, suffix, content in (("", "npy", array), ("crc32_", "crc32.npy", crcs)):
             file = f"{name}_{len(entries):02d}.{suffix}"
             path = folder / file
-            path.parent.mkdir(parents=True, exist_ok=True)
             with replacing(path) as f:
                 np.save(f, content)
             size, sha256 = path.stat().st_size, sha256_of(path)
@@ -226,32 +219,3 @@ def fingerprint(tree: dict) -> str:
     """sha256 over a manifest, except `made` (when, by which commit) and the fingerprint itself."""
     content = {k: v for k, v in tree.items() if k not in ("fingerprint", "made")}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
-def staged(manifest: Manifest, folder: str | Path) -> Path:
-    """The folder of the copy that `stage` makes in `folder`."""
-    return Path(folder) / manifest.fingerprint[:16]
-
-
-def stage(manifest: Manifest, folder: str | Path) -> Manifest:
-    """Copy a data folder to a local disk and verify it; returns the copy's manifest.
-
-    Files that are already there and intact are not copied again. The manifest comes last.
-    """
-    target = staged(manifest, folder)
-    files = [file for shard in manifest.all_shards() for file in files_of(shard)]
-    missing = sum(size for name, size, _ in files if not (target / name).exists())
-    target.mkdir(parents=True, exist_ok=True)
-    check_room(target, missing, "choose another disk or leave --stage out")
-    for name, _, sha256 in files:
-        path = target / name
-        if path.exists() and sha256_of(path) == sha256:
-            continue
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as file:
-            shutil.copyfile(manifest.dir / name, file.name)
-            compare(Path(file.name), manifest.dir / name, sha256)
-    for name in ("tokenizer.json", "token_bytes.npy", "manifest.json"):
-        with replacing(target / name) as file:
-            file.write((manifest.dir / name).read_bytes())
-    return Manifest.load(target)

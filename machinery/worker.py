@@ -109,8 +109,7 @@ class Job:
         path = self.folder / ".units" / f"remote-{digest(repr(source))}.json"
         if not path.exists():
             units, facts = sources.list_units(source)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            shards.write_json(path, {"units": units, "facts": facts})
+            durable.write_json(path, {"units": units, "facts": facts})
         listing = json.loads(path.read_text(encoding="utf-8"))
         return listing["units"], listing["facts"]
 
@@ -246,7 +245,7 @@ def prepare_unit(source, unit: dict, path: Path, name: str, row_len, block, val_
         counts = {**totals[split], "packing": asdict(packed.stats)}
         splits[split] = {**counts, "shards": entries, "leftover": leftover}
     record = {"notes": notes, "val_below": val_below, "splits": splits}
-    shards.write_json(path, record)
+    durable.write_json(path, record)
     return record
 
 
@@ -276,13 +275,11 @@ def tokenizer_sample(job: Job) -> Iterator[str]:
 
 @contextmanager
 def open_pool(workers: int, cluster: str) -> Iterator[tuple[Executor, int]]:
-    """The executor of a preparation and its number of slots: local processes, or a Dask cluster's.
-
-    The cluster's machines share the data folder. Its scheduler and workers have the repository's
-    folder in PYTHONPATH, because they import this file by name.
-    """
+    """The executor of a preparation and its slots: local processes, or a Dask cluster's."""
     if cluster:
-        yield from cluster_pool(cluster)
+        from instruments import dask_cluster
+
+        yield from dask_cluster.executor(cluster)
         return
     with ProcessPoolExecutor(workers, get_context("spawn"), start_worker) as pool:
         try:
@@ -295,35 +292,6 @@ def open_pool(workers: int, cluster: str) -> Iterator[tuple[Executor, int]]:
             for process in active_children():
                 process.terminate()
             raise
-
-
-def cluster_pool(address: str) -> Iterator[tuple[Executor, int]]:
-    """The executor of a running Dask cluster; ValueError if it cannot be used as it is."""
-    here = "in the repository's folder: PYTHONPATH=. dask"
-    try:
-        from distributed import Client
-        from distributed.scheduler import KilledWorker
-
-        client = Client(address, timeout="30s")
-    except ImportError:
-        raise ValueError("--cluster needs Dask: pip install distributed") from None
-    except (OSError, ValueError) as error:
-        reason = f"no Dask scheduler answers at {address} ({error})"
-        raise ValueError(f"{reason}; start one {here} scheduler") from None
-    with client:  # at its end, the cluster drops the units that still run
-        if not (slots := sum(client.nthreads().values())):
-            reason = f"the cluster {address} has no workers"
-            raise ValueError(f"{reason}; start some {here} worker {address}")
-        try:
-            yield client.get_executor(pure=False, retries=2), slots
-        except KilledWorker as error:
-            reason = f"the workers of a unit died each time ({error})"
-            raise DataError(f"{reason}; {sources.AGAIN}") from None
-        except Exception as error:
-            if ModuleNotFoundError not in (type(error), type(error.__cause__)):
-                raise
-            how = "start its scheduler and workers with the repository's folder in PYTHONPATH"
-            raise ValueError(f"the cluster {address} cannot import our code; {how}") from None
 
 
 def start_worker() -> None:

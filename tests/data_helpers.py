@@ -149,7 +149,7 @@ def make_folder(
         "sources": [{"name": name} for name in names],
     }
     tree["fingerprint"] = shards.fingerprint(tree)
-    shards.write_json(folder / "manifest.json", tree)
+    durable.write_json(folder / "manifest.json", tree)
     return shards.Manifest.load(folder)
 
 

@@ -512,7 +512,7 @@ def test_the_checksums_are_those_of_zlib_and_shards_are_cut_at_a_fixed_size(tmp_
 
 def test_data_of_an_older_format_is_refused_with_the_way_out(manifest):
     path = manifest.dir / "manifest.json"
-    shards.write_json(path, manifest.tree | {"format": 1})
+    durable.write_json(path, manifest.tree | {"format": 1})
     with pytest.raises(DataError, match=r"format 1, this program reads 2; remove the data \(rm -r"):
         Manifest.load(manifest.dir)
 
@@ -600,30 +600,6 @@ def test_a_shard_that_is_cut_off_during_the_run_is_named(manifest):
     with pytest.raises(DataError, match="ends before row"):
         for _ in range(300):
             loader.next_batch()
-
-
-def test_stage_copies_verifies_and_does_not_copy_twice(manifest, tmp_path):
-    staged = shards.stage(manifest, tmp_path / "fast")
-    assert staged.fingerprint == manifest.fingerprint and staged.dir != manifest.dir
-    staged.check()
-    staged.verify()
-    files = {
-        s["file"]: (staged.dir / s["file"]).stat().st_mtime_ns
-        for s in staged.all_shards(("train",))
-    }
-    flip(staged.dir / staged.all_shards(("train",))[0]["file"])  # a damaged copy is replaced
-    again = shards.stage(manifest, tmp_path / "fast")
-    again.verify()
-    times = {f: (again.dir / f).stat().st_mtime_ns for f in files}
-    assert sum(times[f] != files[f] for f in files) == 1
-    assert not list(again.dir.rglob("*.tmp-*"))
-
-
-def test_stage_refuses_a_damaged_source(manifest, tmp_path):
-    flip(shard(manifest))
-    with pytest.raises(DataError, match="damaged"):
-        shards.stage(manifest, tmp_path / "fast")
-    assert not list((tmp_path / "fast").rglob("manifest.json"))
 
 
 def test_uint32_rows(tmp_path):

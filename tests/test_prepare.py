@@ -146,7 +146,7 @@ def test_a_finished_folder_is_left_alone(jsonl, undisturbed):
 def test_data_of_an_older_library_is_kept_while_it_is_whole(tmp_path):
     """It cannot be repaired, as its text is gone; and no remedy may lead in a circle."""
     import config
-    from machinery import shards
+    from machinery import durable, shards
 
     folder, source = tmp_path / "d", ("--source", "stdlib")
     manifest = make_folder(folder, {"train": {"stdlib": 300}, "val": {"stdlib": 9}}, row_len=65)
@@ -156,7 +156,7 @@ def test_data_of_an_older_library_is_kept_while_it_is_whole(tmp_path):
         "tokens_wanted": 0,
         "prepared_from": "the text of an older Python",
     }
-    shards.write_json(folder / "manifest.json", tree | {"fingerprint": shards.fingerprint(tree)})
+    durable.write_json(folder / "manifest.json", tree | {"fingerprint": shards.fingerprint(tree)})
     done = prepare(folder, *source)
     assert done.returncode == 0 and "have changed since" in done.stdout
     more = prepare(folder, *source, "--tokens", "1M")
