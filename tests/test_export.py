@@ -21,6 +21,7 @@ import torch  # noqa: E402
 import export  # noqa: E402
 import train  # noqa: E402
 from hf import mapping, parity  # noqa: E402
+from machinery import durable  # noqa: E402
 from machinery.errors import CheckpointError, ParityError  # noqa: E402
 from model import EXTRAS, GPT, GPTConfig, rope_tables  # noqa: E402
 from tokenizer import Tokenizer  # noqa: E402
@@ -208,14 +209,14 @@ def test_rotary_tables_are_those_of_transformers_to_the_bit():
 
 def edit_json(monkeypatch, file: str, edit):
     """Let write_json change a file on its way."""
-    honest = export.write_json
+    honest = durable.write_json
 
     def write_json(path, tree):
         if path.name == file:
             edit(tree)
         honest(path, tree)
 
-    monkeypatch.setattr(export, "write_json", write_json)
+    monkeypatch.setattr(durable, "write_json", write_json)
 
 
 def edit_names(monkeypatch, edit):
