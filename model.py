@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-EXTRAS = ("value_embeds", "smear", "backout", "qk_scale")
+EXTRAS = ("key_offset", "value_embeds", "smear", "backout", "qk_scale")
 VALUE_GATE_CHANNELS = 12  # the gates look at the first few channels only: a few FLOPs
 SMEAR_GATE_CHANNELS = 24
 QK_SCALE = 1.2
@@ -64,8 +64,8 @@ class GPTConfig:
     doc_mask: bool = False
     """Keep attention within a document (dense mask: memory grows with T squared)."""
     extras: tuple[str, ...] = ()
-    """Shortcuts that make small models learn faster: value_embeds, smear, backout, qk_scale. Give
-    an empty string for none; only then does the model map on a stock class."""
+    """Shortcuts that make small models learn faster: key_offset, value_embeds, smear, backout,
+    qk_scale. Give an empty string for none; only then does the model map on a stock class."""
     bos_id: int = 0
     """The token that begins each document."""
 
@@ -182,7 +182,7 @@ class KVCache:
         self.k = torch.zeros(shape, dtype=dtype, device=device)
         self.v = torch.zeros(shape, dtype=dtype, device=device)
         self.length = 0
-        self.last_embed: Tensor | None = None  # (B, 1, C): what `smear` remembers
+        self.last: dict[str | int, Tensor] = {}  # what `token_before` remembers
 
     def append(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Append k, v (B, G, T, D) to the cache; return the whole (B, G, length + T, D)."""
@@ -190,6 +190,16 @@ class KVCache:
         self.k[layer, :, :, self.length : end] = k
         self.v[layer, :, :, self.length : end] = v
         return self.k[layer, :, :, :end], self.v[layer, :, :, :end]
+
+
+def token_before(x: Tensor, cache: KVCache | None, key: str | int) -> Tensor:
+    """x (B, T, ...) -> x of the token before each, which the cache remembers from call to call
+    under `key`. The first of all has no token before it and gets itself."""
+    first = x[:, :1]
+    if cache is not None:
+        first = cache.last.get(key, first)
+        cache.last[key] = x[:, -1:]
+    return torch.cat([first, x[:, :-1]], dim=1)
 
 
 class Attention(nn.Module):
@@ -203,7 +213,7 @@ class Attention(nn.Module):
         if config.has_value_embed(layer):
             self.value_gate = Linear(VALUE_GATE_CHANNELS, config.n_kv_head)
 
-    def forward(self, x, value_embed, cos, sin, mask, cache):
+    def forward(self, x, value_embed, cos, sin, mask, cache, begins=None):
         config, (B, T, _) = self.config, x.shape
         H, G, D = config.n_head, config.n_kv_head, config.head_dim
         q = self.q(x).view(B, T, H, D)
@@ -212,6 +222,11 @@ class Attention(nn.Module):
         if value_embed is not None:
             gate = 3 * torch.sigmoid(self.value_gate(x[..., :VALUE_GATE_CHANNELS]))  # (B, T, G)
             v = v + gate[..., None] * value_embed.view(B, T, G, D)
+        if "key_offset" in config.extras:
+            # Half of each key, in the pairs that RoPE turns least, is that of the token before. So
+            # one layer finds what followed a token last time; otherwise that takes two layers.
+            slow = torch.arange(D, device=x.device) % (D // 2) >= D // 4  # pairs are (i, i + D/2)
+            k = torch.where(slow & ~begins[..., None, None], token_before(k, cache, self.layer), k)
         if config.has_rope(self.layer):
             q, k = apply_rope(q, cos, sin), apply_rope(k, cos, sin)
         if config.qk_norm:
@@ -244,8 +259,8 @@ class Block(nn.Module):
         self.attn = Attention(config, layer)
         self.mlp = MLP(config)
 
-    def forward(self, x, value_embed, cos, sin, mask, cache):
-        x = x + self.attn(rms_norm(x), value_embed, cos, sin, mask, cache)
+    def forward(self, x, value_embed, cos, sin, mask, cache, begins=None):
+        x = x + self.attn(rms_norm(x), value_embed, cos, sin, mask, cache, begins)
         return x + self.mlp(rms_norm(x))
 
 
@@ -345,17 +360,19 @@ class GPT(nn.Module):
             raise ValueError(f"{start + T} positions do not fit in seq_len {config.seq_len}")
         cos, sin = self.cos[start : start + T], self.sin[start : start + T]  # (T, D/2)
         mask = self._mask(idx, start, cache)
+        begins = idx == config.bos_id  # (B, T)
+        begins[:, 0] |= start == 0  # without BOS too
 
         x = self.embed(idx).to(self.compute_dtype)  # (B, T, C)
         if config.embed_norm:
             x = rms_norm(x)
         if "smear" in config.extras:
-            x = self._smear(x, idx, cache)
+            x = self._smear(x, begins, cache)
         for layer, block in enumerate(self.blocks):
             value_embed = None
             if config.has_value_embed(layer):
                 value_embed = self.value_embeds[str(layer)](idx).to(self.compute_dtype)
-            x = block(x, value_embed, cos, sin, mask, cache)
+            x = block(x, value_embed, cos, sin, mask, cache, begins)
             if layer == config.n_layer // 2:
                 middle = x
         if "backout" in config.extras:
@@ -383,16 +400,11 @@ class GPT(nn.Module):
             return same & torch.ones(T, T, dtype=torch.bool, device=idx.device).tril()
         return None
 
-    def _smear(self, x: Tensor, idx: Tensor, cache: KVCache | None) -> Tensor:
+    def _smear(self, x: Tensor, begins: Tensor, cache: KVCache | None) -> Tensor:
         """Mix the previous token's embedding into each token, except where a document begins."""
-        first = torch.zeros_like(x[:, :1])
-        if cache is not None:
-            first = first if cache.last_embed is None else cache.last_embed
-            cache.last_embed = x[:, -1:]
-        previous = torch.cat([first, x[:, :-1]], dim=1)  # (B, T, C)
+        previous = token_before(x, cache, "embed")  # (B, T, C)
         gate = torch.sigmoid(self.smear_gate(x[..., :SMEAR_GATE_CHANNELS]))  # (B, T, 1)
-        inside = (idx != self.config.bos_id)[..., None]
-        return x + self.smear_scale.to(x.dtype) * gate * previous * inside
+        return x + self.smear_scale.to(x.dtype) * gate * previous * ~begins[..., None]
 
     # ---------------------------------------------------------------- cost and use
 

@@ -77,6 +77,16 @@ def apply_rope(x, cos, sin):
     return torch.cat([x1 * cos - x2 * sin, x2 * cos + x1 * sin], dim=-1).to(x.dtype)
 
 
+def remember(cache, layer, x):
+    """Keep x (B, n, T, d) in the cache as one more layer, so that whatever reorders, cuts or
+    repeats the cache does the same to it; returns all seen so far, (B, n, S, d)."""
+    if cache is None:
+        return x
+    while len(cache.layers) <= layer:
+        cache.layers.append(DynamicLayer())
+    return cache.update(x, x[..., :0], layer)[0]
+
+
 def linear(n_in, n_out):
     return nn.Linear(n_in, n_out, bias=False)
 
@@ -94,13 +104,15 @@ class Attention(nn.Module):
         if config.has_value_embed(layer):
             self.value_gate = linear(VALUE_GATE_CHANNELS, config.n_kv_head)
 
-    def forward(self, x, value_embed, cos, sin, mask, cache):
+    def forward(self, x, value_embed, inside, cos, sin, mask, cache):
         config, (B, T, _) = self.config, x.shape
         heads = (B, T, -1, config.head_dim)
         q, k, v = self.q(x).view(heads), self.k(x).view(heads), self.v(x).view(heads)
         if value_embed is not None:
             gate = 3 * torch.sigmoid(self.value_gate(x[..., :VALUE_GATE_CHANNELS]))  # (B, T, G)
             v = v + gate[..., None] * value_embed.view(heads)
+        if "key_offset" in config.extras:
+            k = self._offset(k, inside, cache)
         if config.has_rope(self.layer):
             q, k = apply_rope(q, cos, sin), apply_rope(k, cos, sin)
         if config.qk_norm:
@@ -112,6 +124,14 @@ class Attention(nn.Module):
         attend = ALL_ATTENTION_FUNCTIONS[config._attn_implementation]
         y, _ = attend(self, q, k, v, mask, dropout=0.0, scaling=config.head_dim**-0.5)
         return self.out(y.reshape(B, T, -1))  # y (B, T, H, D)
+
+    def _offset(self, k, inside, cache):
+        """Take half of each key, in the pairs that RoPE turns least, from the token before."""
+        T, D = k.size(1), k.size(-1)
+        seen = remember(cache, self.config.n_layer + 1 + self.layer, k.transpose(1, 2))
+        previous = F.pad(seen, (0, 0, 1, 0))[:, :, -T - 1 : -1].transpose(1, 2)  # (B, T, G, D)
+        slow = torch.arange(D, device=k.device) % (D // 2) >= D // 4
+        return torch.where(slow & inside[..., None, None], previous, k)
 
 
 class MLP(nn.Module):
@@ -198,14 +218,15 @@ class Nano2049ForCausalLM(PreTrainedModel, GenerationMixin):
             position_ids=position_ids,
         )  # fmt: skip
         cos, sin = self._rope(position_ids)
+        inside = self._inside(input_ids, attention_mask, cache)
 
         if "smear" in config.extras:
-            x = self._smear(x, input_ids, attention_mask, cache)
+            x = self._smear(x, input_ids, inside, cache)
         for layer, block in enumerate(self.blocks):
             value_embed = None
             if config.has_value_embed(layer):
                 value_embed = self.value_embeds[str(layer)](input_ids)
-            x = block(x, value_embed, cos, sin, mask, cache)
+            x = block(x, value_embed, inside, cos, sin, mask, cache)
             if layer == config.n_layer // 2:
                 middle = x
         if "backout" in config.extras:
@@ -234,21 +255,18 @@ class Nano2049ForCausalLM(PreTrainedModel, GenerationMixin):
         angle = position_ids[..., None, None].float() * (1.0 / self.config.rope_theta**exponent)
         return angle.cos(), angle.sin()
 
-    def _smear(self, x, ids, attention_mask, cache):
-        """Mix the previous token's embedding into each token, except where a document begins.
-
-        The ids seen so far are kept in the cache as one more layer, so that whatever reorders, cuts
-        or repeats the cache does the same to them."""
-        T, seen = ids.size(1), ids
-        if cache is not None:
-            while len(cache.layers) <= self.config.n_layer:
-                cache.layers.append(DynamicLayer())
-            column = ids[:, None, :, None]  # (B, 1, T, 1), as keys and values are
-            seen = cache.update(column, column, self.config.n_layer)[0][:, 0, :, 0]  # (B, S)
-        is_token = torch.ones_like(seen)
+    def _inside(self, ids, attention_mask, cache):
+        """(B, T): whether the token before is there, no padding, and of the same document."""
+        T, start = ids.size(1), cache.get_seq_length() if cache is not None else 0
+        is_token = ids.new_ones(ids.size(0), start + T)
         if attention_mask is not None and attention_mask.ndim == 2:
-            is_token = attention_mask[:, -seen.size(1) :]  # 0: padding
+            is_token = attention_mask[:, -start - T :]  # 0: padding
+        return F.pad(is_token, (1, 0))[:, -T - 1 : -1].bool() & (ids != self.config.bos_token_id)
+
+    def _smear(self, x, ids, inside, cache):
+        """Mix the previous token's embedding into each token, except where a document begins."""
+        T = ids.size(1)
+        seen = remember(cache, self.config.n_layer, ids[:, None, :, None])[:, 0, :, 0]  # (B, S)
         previous = F.pad(seen, (1, 0))[:, -T - 1 : -1]  # (B, T)
-        inside = F.pad(is_token, (1, 0))[:, -T - 1 : -1].bool() & (ids != self.config.bos_token_id)
         gate = torch.sigmoid(self.smear_gate(x[..., :SMEAR_GATE_CHANNELS]))  # (B, T, 1)
         return x + self.smear_scale.to(x.dtype) * gate * self._embed(previous) * inside[..., None]

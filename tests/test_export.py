@@ -155,8 +155,8 @@ def test_an_untrained_model_passes_too(export_model):
 
 
 @torch.no_grad()
-def test_the_own_file_keeps_its_ids_in_the_cache(export_model):
-    """In chunks, by beams, and with padding on the left."""
+def test_the_own_file_keeps_what_came_before_in_the_cache(export_model):
+    """In chunks, taken back, by beams, and with padding on the left."""
     changes = dict(extras=EXTRAS, n_layer=3)
     ours = build(**changes)
     theirs, _ = open_in_transformers(export_model(build(**changes)))
@@ -167,6 +167,9 @@ def test_the_own_file_keeps_its_ids_in_the_cache(export_model):
     for part in ids.split([17, 1, 22, 1, 19], dim=1):
         parts.append(theirs(part, past_key_values=cache, use_cache=True).logits)
     torch.testing.assert_close(torch.cat(parts, 1), expected, atol=3e-5, rtol=0)
+    cache.crop(-23)  # as after a guess that was refused
+    again = theirs(ids[:, 37:], past_key_values=cache, use_cache=True).logits
+    torch.testing.assert_close(again, expected[:, 37:], atol=3e-5, rtol=0)
 
     beams = dict(
         attention_mask=torch.ones(2, 20),
@@ -294,19 +297,21 @@ STOCK_MUTANTS = {  # name -> (changes of the model, what is spoilt, what the ref
     ),
 }
 OWN_MUTANTS = {  # name -> (code of the own file, in its place, what the refusal says)
-    "ids lost in the cache": (
-        "if cache is not None:\n            while",
-        "if False:\n            while",
+    "what came before lost in the cache": (
+        "if cache is None:\n        return x",
+        "if True:\n        return x",
         "greedy text differs from its token 2 of 32 on, with the cache",
     ),
     "padding taken for a token": (
-        "is_token = attention_mask[:, -seen.size(1) :]",
+        "is_token = attention_mask[:, -start - T :]",
         "pass",
         "greedy text differs .* in a left-padded batch",
     ),
-    "smear over the border": (
+    "keys and smear over the border": (
         ".bool() & (ids != self.config.bos_token_id)", ".bool()", "logits differ by",
     ),
+    "keys over the border": ("slow & inside[..., None, None]", "slow", "logits differ by"),
+    "the fast half of the keys": (">= D // 4", "< D // 4", "logits differ by"),
     "the other layers' value embeddings": ("% 2 == 0", "% 2 == 1", "does not load"),
 }  # fmt: skip
 

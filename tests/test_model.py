@@ -27,9 +27,10 @@ STOCK = replace(
 VARIANTS = {
     "plain": SMALL,
     "extras": replace(SMALL, extras=EXTRAS),
+    "key_offset": replace(SMALL, extras=("key_offset",)),
     "stock": STOCK,
     "nope": replace(STOCK, nope_every=3),
-    "doc_mask": replace(SMALL, doc_mask=True, extras=("value_embeds", "smear")),
+    "doc_mask": replace(SMALL, doc_mask=True, extras=("key_offset", "value_embeds", "smear")),
 }
 
 
@@ -84,7 +85,7 @@ def test_published_parameter_and_flop_counts(config, n_params, full, causal):
 
 
 def oracle(model: GPT, idx: torch.Tensor) -> torch.Tensor:
-    """Logits of one row of a model without extras, one position and one head at a time."""
+    """Logits of one row, one position and one head at a time; of the extras it knows key_offset."""
     c, T = model.config, idx.size(0)
     p = dict(model.named_parameters())
     angles = [[t * c.rope_theta ** (-2 * i / c.head_dim) for i in range(c.head_dim // 2)]
@@ -104,6 +105,15 @@ def oracle(model: GPT, idx: torch.Tensor) -> torch.Tensor:
     for layer in range(c.n_layer):
         w = {k: p[f"blocks.{layer}.{k}.weight"] for k in ("attn.q", "attn.k", "attn.v", "attn.out")}
         h = [norm(v) for v in x]
+
+        def key(s, kv, w=w, h=h):
+            own, half = w["attn.k"][kv] @ h[s], c.head_dim // 2
+            if "key_offset" in c.extras and s > 0 and idx[s] != c.bos_id:
+                before = w["attn.k"][kv] @ h[s - 1]
+                for i in range(half // 2, half):  # the slow frequencies, each of two channels
+                    own[i], own[i + half] = before[i], before[i + half]
+            return own
+
         for t in range(T):
             heads = []
             for head in range(c.n_head):
@@ -113,7 +123,7 @@ def oracle(model: GPT, idx: torch.Tensor) -> torch.Tensor:
                 fix = (lambda v: norm(v)) if c.qk_norm else (lambda v: v)
                 turn = rope if c.has_rope(layer) else (lambda v, t: v)
                 q = fix(turn(w["attn.q"][rows] @ h[t], t))
-                ks = [fix(turn(w["attn.k"][kv] @ h[s], s)) for s in range(t + 1)]
+                ks = [fix(turn(key(s, kv), s)) for s in range(t + 1)]
                 vs = [w["attn.v"][kv] @ h[s] for s in range(t + 1)]
                 a = torch.softmax(torch.stack([q @ k for k in ks]) / c.head_dim**0.5, 0)
                 heads.append(sum(a[s] * vs[s] for s in range(t + 1)))
@@ -130,11 +140,12 @@ def oracle(model: GPT, idx: torch.Tensor) -> torch.Tensor:
     return c.logit_softcap * torch.tanh(logits / c.logit_softcap) if c.logit_softcap else logits
 
 
-@pytest.mark.parametrize("name", ["plain", "stock", "nope"])
+@pytest.mark.parametrize("name", ["plain", "stock", "nope", "key_offset"])
 @torch.no_grad()
 def test_forward_equals_the_slow_oracle(name):
     model = build(VARIANTS[name])
     idx = tokens(model.config, rows=1, length=9)
+    idx[0, 4] = model.config.bos_id
     torch.testing.assert_close(model(idx)[0], oracle(model, idx[0]), atol=2e-4, rtol=1e-4)
 
 
@@ -265,7 +276,7 @@ def test_the_attention_backend_has_a_name(name):
 # ---------------------------------------------------------------- generation
 
 
-@pytest.mark.parametrize("name", ["plain", "extras", "stock", "nope"])
+@pytest.mark.parametrize("name", ["plain", "extras", "key_offset", "stock", "nope"])
 @torch.no_grad()
 def test_cached_generation_takes_the_token_that_the_whole_forward_prefers(name):
     model = build(VARIANTS[name])
@@ -278,14 +289,15 @@ def test_cached_generation_takes_the_token_that_the_whole_forward_prefers(name):
     torch.testing.assert_close(chosen, best, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("lengths", [(5, 7), (1, 1, 4, 1, 3, 2), (12,)])
+@pytest.mark.parametrize("first", [0, 9], ids=["BOS", "no BOS"])
 @torch.no_grad()
-def test_a_prompt_read_in_two_pieces_gives_the_same_logits():
-    from model import KVCache
-
+def test_a_prompt_read_in_pieces_gives_the_same_logits(lengths, first):
     model = build(VARIANTS["extras"])
     idx = tokens(SMALL, length=12)
-    cache = KVCache(model.config, 2, 12, torch.float32, idx.device)
-    pieces = torch.cat([model(idx[:, :5], cache=cache), model(idx[:, 5:], cache=cache)], dim=1)
+    idx[:, 0], idx[1, 6] = first, SMALL.bos_id
+    cache = model_file.KVCache(model.config, 2, 12, torch.float32, idx.device)
+    pieces = torch.cat([model(part, cache=cache) for part in idx.split(lengths, dim=1)], dim=1)
     torch.testing.assert_close(pieces, model(idx), atol=1e-5, rtol=1e-4)
 
 
@@ -419,7 +431,7 @@ def test_memory_while_building_is_one_copy_of_the_model():
 def test_impossible_configurations_are_refused_with_the_way_out():
     with pytest.raises(ValueError, match="n_head 4 is not a multiple of n_kv_head 3"):
         replace(SMALL, n_kv_head=3)
-    with pytest.raises(ValueError, match="no 'value_embed'; choose from value_embeds"):
+    with pytest.raises(ValueError, match="no 'value_embed'; choose from key_offset, value_embeds"):
         replace(SMALL, extras=("value_embed",))
     assert replace(SMALL, extras=("",)).extras == ()
 
