@@ -15,6 +15,7 @@ import contextlib
 import datetime
 import hashlib
 import json
+import math
 import os
 import re
 import shlex
@@ -89,19 +90,23 @@ class Case:
 # ---------------------------------------------------------------- the statistics
 
 
+def mean_and_sd(values: list[float]) -> tuple[float, float]:
+    """The standard deviation has n - 1 below the line. NaN where there are too few values."""
+    mean = statistics.fmean(values) if values else math.nan
+    return mean, statistics.stdev(values) if len(values) > 1 else math.nan
+
+
 def verdict(base: dict[int, float], change: dict[int, float]) -> tuple[float, float, str]:
     """Seed -> bits per byte, of the base and of a change: (mean and standard deviation of the
     difference in bits per byte, "better", "worse" or why neither).
 
     Paired by seed: d = change - base with the same seed, so with the same rows in the same order.
-    A verdict needs |mean(d)| > 2 sd(d). sd is that of the differences themselves (n - 1 below the
-    line), not of their mean, as so few seeds do not show how far they can scatter: with three, a
-    change that does nothing passes in 7% of cases (Student's t = 2 sqrt(3), 2 degrees of freedom),
-    with five in 1%.
+    A verdict needs |mean(d)| > 2 sd(d). sd is that of the differences themselves, not of their
+    mean, as so few seeds do not show how far they can scatter: with three, a change that does
+    nothing passes in 7% of cases (Student's t = 2 sqrt(3), 2 degrees of freedom), with five in 1%.
     """
     d = [change[seed] - base[seed] for seed in sorted(base.keys() & change.keys())]
-    mean = statistics.fmean(d) if d else float("nan")
-    sd = statistics.stdev(d) if len(d) > 1 else float("nan")
+    mean, sd = mean_and_sd(d)
     if len(d) < MIN_SEEDS:
         return mean, sd, f"no verdict: {len(d)} of {MIN_SEEDS} seeds"
     if abs(mean) > 2 * sd:
@@ -144,6 +149,7 @@ def read_recipe(argv: list[str], dtype: str) -> tuple[dict, int, int]:
     preset = replace(preset, run=replace(preset.run, stage=""))
     manifest, model = setup.open_data(preset, world=None)  # only --stage would ask for the world
     recipe = as_json(setup.identity(preset.train, model, manifest))
+    recipe["extras"].sort()  # in any order, they make the same model
     recipe["eval_tokens"] = preset.run.eval_tokens
     recipe["dtype"] = dtype if recipe["dtype"] == "auto" else recipe["dtype"]
     del recipe["seed"]  # the only thing in which the runs of a change differ
@@ -322,10 +328,9 @@ def last_line(text: str) -> str:
 # ---------------------------------------------------------------- the tables
 
 
-def spread(values: list[float]) -> str:
-    """Mean and standard deviation (n - 1)."""
-    sd = f"{statistics.stdev(values):.4f}" if len(values) > 1 else "n/a"
-    return f"{statistics.fmean(values):.4f} ± {sd}"
+def spread(mean: float, sd: float, sign: str = "") -> str:
+    """A mean and its standard deviation; NaN is n/a."""
+    return f"{mean:{sign}.4f} ± {sd:.4f}".replace("+nan", "nan").replace("nan", "n/a")
 
 
 def render_comparison(rows: list[dict]) -> str:
@@ -347,8 +352,8 @@ def render_comparison(rows: list[dict]) -> str:
         lines.append([
             name, " ".join(map(str, bpb)),
             *(f"{statistics.fmean(nearest(row, t) for row in runs):.4f}" for t in ticks),
-            spread(list(bpb.values())),
-            "" if is_base else f"{mean:+.4f} ± {sd:.4f}", "" if is_base else word,
+            spread(*mean_and_sd(list(bpb.values()))),
+            "" if is_base else spread(mean, sd, "+"), "" if is_base else word,
             f"{statistics.fmean(row['tokens_per_s'] for row in runs):,.0f}",
             " ".join(sorted({row["commit"] for row in runs})), max(row["date"] for row in runs),
         ])  # fmt: skip

@@ -114,6 +114,7 @@ def test_the_table():
     assert cells[1][5:7] == ["-0.1267 ± 0.0379", "better"]
     assert cells[1][7:] == ["101", "abc def", "2026-01-01"]
     assert "- low lr: `--lr 1`" in text and "bpb at 1K" in text and "data f00d" in text
+    assert "| n/a ± n/a  |" in ablate.render(rows[:1])  # without a base
     # another base or device is another table; a field added since, at its default, is not
     others = [
         row("base", {}, 0, 1, device="H100"),
@@ -136,7 +137,7 @@ def test_a_gpu_has_one_run_at_a_time(monkeypatch):
 
 # ---------------------------------------------------------------- the runs
 
-CHANGES = ["--change", "no smear: --extras value_embeds", "--change",
+CHANGES = ["--change", "no smear: --extras value_embeds backout", "--change",
            "diverges: --optimizer adamw --lr 1e30"]  # fmt: skip
 
 
@@ -150,7 +151,7 @@ def test_side_by_side_and_a_failure_costs_its_own_line(ablation, quick, tmp_path
     ]  # fmt: skip
     assert rows[0]["val"] == [[0, 3.0], [1024, 2.0], [2048, 1.0]] and rows[0]["tokens_per_s"] == 7
     bare = next(r for r in rows if r["name"] == "no smear")
-    assert bare["changed"] == {"extras": ["value_embeds"]} and "seed" not in bare["base"]
+    assert bare["changed"] == {"extras": ["backout", "value_embeds"]} and "seed" not in bare["base"]
     assert all(r["commit"] and r["torch"] and r["date"] and r["at_once"] == 2 for r in rows)
     times = [json.loads(path.read_text().splitlines()[-1])
              for path in tmp_path.glob("runs/*/metrics.jsonl")]  # fmt: skip
@@ -165,7 +166,7 @@ def test_a_run_is_not_made_twice(ablation, quick, tmp_path, capsys):
     rows = lines_of(tmp_path)
     assert len(rows) == 2 and "has been run" not in capsys.readouterr().out
     # said otherwise it is the same run
-    same = ["--change", "only value_embeds: --extras value_embeds --warmup 2", "--seeds", "0"]
+    same = ["--change", "no smear: --extras backout value_embeds --warmup 2", "--seeds", "0"]
     assert ablation(*same) == 0
     assert lines_of(tmp_path) == rows and capsys.readouterr().out.count("has been run") == 2
     # another seed is another run
@@ -173,11 +174,11 @@ def test_a_run_is_not_made_twice(ablation, quick, tmp_path, capsys):
     assert len(lines_of(tmp_path)) == 4 and capsys.readouterr().out.count("has been run") == 2
     # against another base it is not run again either, but stands in that table too
     swap = ["--change", "smear: --extras smear", "--seeds", "0"]
-    assert ablation(*swap, extras="value_embeds") == 0
+    assert ablation(*swap, extras="backout value_embeds") == 0
     assert capsys.readouterr().out.count("has been run") == 2 and len(lines_of(tmp_path)) == 6
     assert (tmp_path / "RESULTS.md").read_text().count("\n## ") == 2
     assert len(list(tmp_path.glob("runs/*.log"))) == 4
-    assert ablation(*swap, extras="value_embeds") == 0  # and there only once
+    assert ablation(*swap, extras="backout value_embeds") == 0  # and there only once
     assert len(lines_of(tmp_path)) == 6
     # unless asked
     assert ablation(*smear, "--seeds", "0", "--again") == 0
