@@ -412,14 +412,46 @@ def note_rows() -> None:
     data.RowLoader.next_batch = next_batch
 
 
-def late(only_rank: int, seconds: float, limit_s: float) -> None:
-    """One rank comes too late to the meeting, which waits `limit_s`."""
+def limits(meet_s: float, answer_s: float = 100.0) -> None:
+    """How long ranks wait for each other."""
     from machinery import ranks
 
-    honest = ranks.start
+    ranks.MEET_S, ranks.ANSWER_S = meet_s, answer_s
+
+
+def late(only_rank: int, seconds: float, limit_s: float) -> None:
+    """One rank comes too late to the meeting, which waits `limit_s`."""
+    limits(limit_s)
     if rank() == only_rank:
         time.sleep(seconds)
-    ranks.start = lambda device, dtype: honest(device, dtype, timeout_s=limit_s)
+
+
+def mute(only_rank: int) -> None:
+    """One rank says that it is there, and then connects to nobody."""
+    import torch.distributed as dist
+
+    if rank() == only_rank:
+        dist.init_process_group = lambda *args, **kwargs: time.sleep(600)
+
+
+def slow_mirror(seconds: float) -> None:
+    """Each copy to the mirror takes a while."""
+    from machinery import checkpoint
+
+    honest = checkpoint._copy
+    checkpoint._copy = lambda *args: (time.sleep(seconds), honest(*args))
+
+
+def slow_step(step: int, seconds: float, only_rank: int) -> None:
+    """One rank takes longer over one step, as for compiling."""
+    import train
+
+    def wait(run):
+        if run.step == step and rank() == only_rank:
+            time.sleep(seconds)
+
+    honest = train.Trainer.accumulate
+    train.Trainer.accumulate = lambda run: (wait(run), honest(run))[1]
 
 
 def disk(free: int) -> None:
