@@ -143,9 +143,13 @@ def start(data, run_dir, *args, world: int = 1, spoil=(), env=None) -> Run:
         mine = dict(env)
         if world > 1:
             mine |= {
-                "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world),
-                "LOCAL_WORLD_SIZE": str(world), "MASTER_ADDR": "localhost", "MASTER_PORT": port,
-            }  # fmt: skip
+                "RANK": str(rank),
+                "LOCAL_RANK": str(rank),
+                "WORLD_SIZE": str(world),
+                "LOCAL_WORLD_SIZE": str(world),
+                "MASTER_ADDR": "localhost",
+                "MASTER_PORT": port,
+            }
         outputs.append(folder / f"output_{next(_outputs)}_rank_{rank}.txt")
         outputs[-1].touch()
         job = (str(outputs[-1]), mine, [str(a) for a in argv], list(spoil))
@@ -160,8 +164,13 @@ def launch(data, run_dir, *args, world: int = 2, nodes: int = 1, spoil=(), **env
     argv = [str(a) for a in argv]
     whole = command(str(HERE / "faults.py"), [json.dumps(list(spoil)), *argv], nproc=world)
     if nodes > 1:
-        meet = [f"--nnodes={nodes}", "--rdzv_backend=c10d", "--rdzv_id=test",
-                "--local_addr=localhost", f"--rdzv_endpoint=localhost:{free_port()}"]  # fmt: skip
+        meet = [
+            f"--nnodes={nodes}",
+            "--rdzv_backend=c10d",
+            "--rdzv_id=test",
+            "--local_addr=localhost",
+            f"--rdzv_endpoint=localhost:{free_port()}",
+        ]
         at = whole.index("--standalone")
         whole[at : at + 1] = meet
     folder = Path(run_dir).parent
@@ -176,7 +185,7 @@ def launch(data, run_dir, *args, world: int = 2, nodes: int = 1, spoil=(), **env
                     stderr=subprocess.STDOUT,
                     cwd=ROOT,
                     env=environment(PYTHONPATH=f"{ROOT}{os.pathsep}{HERE}", **env),
-                )  # fmt: skip
+                )
             )
     return Run(processes, outputs, run_dir)
 
