@@ -275,9 +275,13 @@ class Order:
     """
 
     def __init__(
-        self, sizes: Sequence[int], weights: Sequence[float], seed: int,
-        decay_weights: Sequence[float] | None = None, decay_from: int = 0,
-    ) -> None:  # fmt: skip
+        self,
+        sizes: Sequence[int],
+        weights: Sequence[float],
+        seed: int,
+        decay_weights: Sequence[float] | None = None,
+        decay_from: int = 0,
+    ) -> None:
         mixtures = [weights] if decay_weights is None else [weights, decay_weights]
         self.sizes = list(sizes)
         self.phases = []  # (first position, rows drawn before it, quota)
@@ -430,12 +434,7 @@ class RowLoader:
 
 
 def val_batches(
-    manifest,
-    batch: int,
-    max_rows: int = 0,
-    rank: int = 0,
-    world_size: int = 1,
-    device: object = "cpu",
+    manifest, batch: int, max_rows: int = 0, rank: int = 0, world_size: int = 1, device="cpu"
 ) -> Iterator[tuple]:
     """The first `max_rows` validation rows (0: all), each once, in an order that never changes.
 

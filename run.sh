@@ -6,11 +6,24 @@ set -euo pipefail
 cd "$(dirname "$0")"
 
 python=${PYTHON:-python3}
-stamp=.venv/requirements.sha256
-wanted=$(cat requirements.txt | "$python" -c 'import hashlib, sys; print(hashlib.sha256(sys.stdin.buffer.read()).hexdigest())')
-if [ "$(cat "$stamp" 2>/dev/null || true)" != "$wanted" ]; then
+wanted=$(cat requirements.txt)
+# PyPI's torch 2.13 is built for CUDA 13, which wants driver 580; its last one for CUDA 12, which wants
+# 525, is 2.10. A build from elsewhere (2.13.0+cu126, 2.13.0+cpu) is the user's choice, and stays.
+query="nvidia-smi --query-gpu=driver_version --format=csv,noheader"
+driver=$(timeout 20 $query 2> /dev/null | head -n 1) || driver=
+chosen=$(compgen -G ".venv/lib/python3*/site-packages/torch-*+*.dist-info") || chosen=
+if [[ $driver =~ ^([0-9]+)\. && ${BASH_REMATCH[1]} -lt 580 && -z $chosen ]]; then
+  if [ "${BASH_REMATCH[1]}" -lt 525 ]; then
+    echo "error: driver $driver is too old for CUDA 12; install driver 525 or newer, best 580" >&2
+    exit 2
+  fi
+  echo "driver $driver is older than 580: torch 2.10 for CUDA 12 instead of 2.13 for CUDA 13"
+  wanted=${wanted/torch==2.13.0/torch==2.10.0}
+fi
+stamp=.venv/requirements.txt
+if [ "$(cat "$stamp" 2> /dev/null || true)" != "$wanted" ]; then
   [ -x .venv/bin/python ] || "$python" -m venv .venv
-  .venv/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
+  .venv/bin/python -m pip install --quiet --disable-pip-version-check -r <(echo "$wanted")
   echo "$wanted" > "$stamp"
 fi
 export PATH="$PWD/.venv/bin:$PATH"

@@ -331,6 +331,7 @@ def train(run: Trainer) -> int:
         numbers = run.accumulate()
         run.guard(numbers)
         run.take_step()
+        ranks.expect_answers()
         if run.save_is_due():
             run.save()  # before the validation: a kill there costs nothing
         if run.validation_is_due():

@@ -91,13 +91,19 @@ def main() -> None:
             command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
             command += [f"--nproc_per_node={args.ranks}", __file__, "--rows", str(args.rows)]
             out = subprocess.run(
-                [*command, "--case", parallel, optimizer], check=True, stdout=subprocess.PIPE,
-                text=True, env=os.environ | FRUGAL,
-            )  # fmt: skip
+                [*command, "--case", parallel, optimizer],
+                check=True,
+                stdout=subprocess.PIPE,
+                text=True,
+                env=os.environ | FRUGAL,
+            )
             result = json.loads(out.stdout.strip().splitlines()[-1])
             for rank, (before, peak, state) in enumerate(result["ranks"]):
-                print(f"| {optimizer} | {parallel} | {rank} | {peak:,.0f} | {before:,.0f} | "
-                      f"{state:,.0f} |", flush=True)  # fmt: skip
+                print(
+                    f"| {optimizer} | {parallel} | {rank} | {peak:,.0f} | {before:,.0f} | "
+                    f"{state:,.0f} |",
+                    flush=True,
+                )
     print(f"\n{result['n_params']:,} parameters, {args.rows} x 128 tokens per rank, fp32")
 
 

@@ -24,12 +24,16 @@ START = {
     "preset": "cpu-6x384",
     "model": {"extras": [], "n_head": 6, "n_kv_head": 6, "head_dim": 64},
     "train": {
-        "compile": False, "dtype": "fp32", "optimizer": "adamw", "lr": 3e-4, "micro_batch": 1,
+        "compile": False,
+        "dtype": "fp32",
+        "optimizer": "adamw",
+        "lr": 3e-4,
+        "micro_batch": 1,
     },
     "ceiling_dtype": "bfloat16",
     # off is its default; as long as it is set, ranks.py leaves the C library's memory alone
     "environment": {"MALLOC_PERTURB_": "0"},
-}  # fmt: skip
+}
 
 # (what changes, the change, is it kept?)
 RUNGS = [
@@ -42,9 +46,12 @@ RUNGS = [
     ("heads of 128", {"model": {"n_head": 3, "n_kv_head": 3, "head_dim": 128}}, True),
     ("Muon for the matrices", {"train": {"optimizer": "muon"}}, True),
     ("value embeddings", {"model": {"extras": ["value_embeds"]}}, True),
-    ("the other extras: the default",
-     {"model": {"extras": ["value_embeds", "smear", "backout", "qk_scale"]}}, True),
-]  # fmt: skip
+    (
+        "the other extras: the default",
+        {"model": {"extras": ["value_embeds", "smear", "backout", "qk_scale"]}},
+        True,
+    ),
+]
 
 
 def merge(case: dict, change: dict) -> dict:
@@ -59,8 +66,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=8, help="measured, after 3 to warm up")
     parser.add_argument("--rounds", type=int, default=1, help="times that the ladder is climbed")
-    parser.add_argument("--head_dim", type=int, choices=[64, 128], default=128,
-                        help="64: leave the rung `heads of 128` out")  # fmt: skip
+    parser.add_argument(
+        "--head_dim",
+        type=int,
+        choices=[64, 128],
+        default=128,
+        help="64: leave the rung `heads of 128` out",
+    )
     parser.add_argument("--results", default=str(ROOT / "benchmarks" / "RESULTS.md"))
     args = parser.parse_args()
     rungs = [rung for rung in RUNGS if args.head_dim == 128 or rung[0] != "heads of 128"]
@@ -75,20 +87,26 @@ def main() -> None:
             if "error" in result:
                 print(f"{name}: {result['error']}", flush=True)
                 continue
-            print(f"{name}: {result['tokens_per_s']:,.0f} tok/s, "
-                  f"{percent(result['of_ceiling'])} of the ceiling", flush=True)  # fmt: skip
+            print(
+                f"{name}: {result['tokens_per_s']:,.0f} tok/s, "
+                f"{percent(result['of_ceiling'])} of the ceiling",
+                flush=True,
+            )
             if name not in best or result["of_ceiling"] > best[name]["of_ceiling"]:
                 best[name] = result
     header = ["change", "tok/s", "ms/step", "of the ceiling", "with Muon's", "ceiling, GFLOP/s"]
     rows = [
         [
-            name if keep else f"{name} (taken back)", f"{r['tokens_per_s']:,.0f}",
-            f"{r['dt_ms']:,.0f}", percent(r["of_ceiling"]), percent(r["of_ceiling_with_muon"]),
+            name if keep else f"{name} (taken back)",
+            f"{r['tokens_per_s']:,.0f}",
+            f"{r['dt_ms']:,.0f}",
+            percent(r["of_ceiling"]),
+            percent(r["of_ceiling_with_muon"]),
             f"{r['ceiling'] / 1e9:,.0f}",
         ]
         for name, _, keep in rungs
         if (r := best.get(name))
-    ]  # fmt: skip
+    ]
     report("The CPU ladder", header, rows, args.results)
 
 

@@ -18,10 +18,12 @@ import datetime
 import json
 import os
 import resource
+import signal
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -41,8 +43,17 @@ MORE_PRESETS = {
     # nanoGPT's 124M, for comparison with other people's figures
     "gpt2-124m": cfg.Preset(
         GPTConfig(
-            seq_len=1024, vocab_size=50_257, n_layer=12, n_head=12, n_kv_head=12, head_dim=64,
-            n_embd=768, mlp_hidden=3072, qk_norm=False, embed_norm=False, tie_embeddings=True,
+            seq_len=1024,
+            vocab_size=50_257,
+            n_layer=12,
+            n_head=12,
+            n_kv_head=12,
+            head_dim=64,
+            n_embd=768,
+            mlp_hidden=3072,
+            qk_norm=False,
+            embed_norm=False,
+            tie_embeddings=True,
             logit_softcap=0.0,
         ),
         cfg.DataConfig(),
@@ -51,13 +62,20 @@ MORE_PRESETS = {
     # small enough for a CPU, big enough for its matmuls
     "cpu-6x384": cfg.Preset(
         GPTConfig(
-            seq_len=512, vocab_size=8192, n_layer=6, n_head=3, n_kv_head=3, head_dim=128,
-            n_embd=384, mlp_hidden=1536, extras=cfg.PRESETS["tiny"].model.extras,
+            seq_len=512,
+            vocab_size=8192,
+            n_layer=6,
+            n_head=3,
+            n_kv_head=3,
+            head_dim=128,
+            n_embd=384,
+            mlp_hidden=1536,
+            extras=cfg.PRESETS["tiny"].model.extras,
         ),
         cfg.DataConfig(),
         cfg.TrainConfig(tokens_per_step=4096),
     ),
-}  # fmt: skip
+}
 
 
 class RandomRows:
@@ -103,6 +121,9 @@ def measure(case: dict, run_dir: str) -> dict:
         run=replace(preset.run, **options),
     )
     world = ranks.start(preset.run.device, preset.train.dtype)
+    if case.get("flash"):  # another FlashAttention, which PyTorch would use only after cuDNN's
+        torch.nn.attention.activate_flash_attention_impl(case["flash"])
+        torch.backends.cuda.enable_cudnn_sdp(False)
     rows, log = RandomRows(preset.model), diary.Log(Path(run_dir), is_first=False)
     decided = plan.make_plan(preset, preset.model, world, rows)
     run = train.Trainer(preset, world, decided, rows, log)
@@ -184,9 +205,13 @@ def run_case(case: dict, timeout_s: float = 900, **environment: str) -> dict:
     case = json.dumps({**case, "asked_at": time.time()})
     try:
         done = subprocess.run(
-            [sys.executable, str(Path(__file__).resolve()), "--case", case], capture_output=True,
-            text=True, timeout=timeout_s, check=False, env={**os.environ, **environment},
-        )  # fmt: skip
+            [sys.executable, str(Path(__file__).resolve()), "--case", case],
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+            env={**os.environ, **environment},
+        )
     except subprocess.TimeoutExpired:
         return {"error": f"took more than {timeout_s:.0f} s"}
     if done.returncode:
@@ -198,17 +223,37 @@ def percent(fraction: float | None) -> str:
     return "n/a" if fraction is None else f"{fraction:.1%}"
 
 
-HEADER = ["preset", "micro-batch", "dtype", "attention", "ms/step", "tok/s", "MFU full",
-          "MFU causal", "of matmul", "memory", "data wait", "first step"]  # fmt: skip
+HEADER = [
+    "preset",
+    "micro-batch",
+    "dtype",
+    "attention",
+    "ms/step",
+    "tok/s",
+    "MFU full",
+    "MFU causal",
+    "of matmul",
+    "memory",
+    "data wait",
+    "first step",
+]
 
 
 def cells(name: str, r: dict) -> list[str]:
     return [
-        name, f"{r['micro_batch']} x {r['grad_accum']}", r["dtype"], r["attention"],
-        f"{r['dt_ms']:,.0f}", f"{r['tokens_per_s']:,.0f}", percent(r["mfu"]["full"]),
-        percent(r["mfu"]["causal"]), f"{percent(r['of_ceiling'])} of {r['ceiling'] / 1e12:.3g}T",
-        f"{r['memory'] / 1e9:.2f} GB", f"{r['data_wait_ms']:.1f} ms", f"{r['first_step_s']:.0f} s",
-    ]  # fmt: skip
+        name,
+        f"{r['micro_batch']} x {r['grad_accum']}",
+        r["dtype"],
+        r["attention"],
+        f"{r['dt_ms']:,.0f}",
+        f"{r['tokens_per_s']:,.0f}",
+        percent(r["mfu"]["full"]),
+        percent(r["mfu"]["causal"]),
+        f"{percent(r['of_ceiling'])} of {r['ceiling'] / 1e12:.3g}T",
+        f"{r['memory'] / 1e9:.2f} GB",
+        f"{r['data_wait_ms']:.1f} ms",
+        f"{r['first_step_s']:.0f} s",
+    ]
 
 
 def table(header: list[str], rows: list[list[str]]) -> str:
@@ -247,8 +292,12 @@ def report(title: str, header: list[str], rows: list[list[str]], results: str) -
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("presets", nargs="*", default=["tiny"],
-                        help=f"of {', '.join([*cfg.PRESETS, *MORE_PRESETS])}")  # fmt: skip
+    parser.add_argument(
+        "presets",
+        nargs="*",
+        default=["tiny"],
+        help=f"of {', '.join([*cfg.PRESETS, *MORE_PRESETS])}",
+    )
     parser.add_argument("--micro_batch", type=int, nargs="+", default=[0], help="0: auto")
     parser.add_argument("--tokens_per_step", type=int, default=0, help="0: the preset's")
     parser.add_argument("--steps", type=int, default=10, help="measured, after --warmup")
@@ -265,23 +314,30 @@ def main() -> None:
             print(json.dumps(measure(json.loads(args.case), run_dir)))
         return
     rows = []
-    for name in args.presets:
-        base = find_preset(name)
-        tokens = args.tokens_per_step or base.train.tokens_per_step
-        for micro_batch in args.micro_batch:
-            options = dict(micro_batch=micro_batch, tokens_per_step=tokens, dtype=args.dtype,
-                           device=args.device, compile=not args.no_compile)  # fmt: skip
-            case = dict(preset=name, train=options, steps=args.steps, warmup=args.warmup)
-            if args.extras is not None:
-                case["model"] = dict(extras=args.extras)
-            result = run_case(case)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(124))  # report what there is until then
+    try:
+        for case in cases(args):
+            result, micro_batch = run_case(case), case["train"]["micro_batch"]
             if "error" in result:
-                print(f"{name}, micro-batch {micro_batch or 'auto'}: {result['error']}", flush=True)
+                where = f"{case['preset']}, micro-batch {micro_batch or 'auto'}"
+                print(f"{where}: {result['error']}", flush=True)
                 continue
-            rows.append(cells(name, result))
+            rows.append(cells(case["preset"], result))
             print(" | ".join(rows[-1]), flush=True)
-    if rows:
-        report("Throughput", HEADER, rows, args.results)
+    finally:
+        if rows:
+            report("Throughput", HEADER, rows, args.results)
+
+
+def cases(args) -> Iterator[dict]:
+    """One for each preset and micro-batch."""
+    for name in args.presets:
+        tokens = args.tokens_per_step or find_preset(name).train.tokens_per_step
+        for micro_batch in args.micro_batch:
+            options = dict(micro_batch=micro_batch, tokens_per_step=tokens, dtype=args.dtype)
+            options |= dict(device=args.device, compile=not args.no_compile)
+            case = dict(preset=name, train=options, steps=args.steps, warmup=args.warmup)
+            yield case if args.extras is None else case | dict(model=dict(extras=args.extras))
 
 
 if __name__ == "__main__":

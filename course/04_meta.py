@@ -172,9 +172,16 @@ lesson.holds(tied and pair[1].weight is not pair[0].weight, "to_empty unties a s
 
 # %%
 SMALL = replace(
-    CONFIG, n_layer=2, n_embd=64, n_head=2, n_kv_head=2, head_dim=32, mlp_hidden=256,
-    vocab_size=256, seq_len=64,
-)  # fmt: skip
+    CONFIG,
+    n_layer=2,
+    n_embd=64,
+    n_head=2,
+    n_kv_head=2,
+    head_dim=32,
+    mlp_hidden=256,
+    vocab_size=256,
+    seq_len=64,
+)
 text = torch.from_numpy(lesson.bytes_of_stdlib(500_000))
 
 

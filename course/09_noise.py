@@ -66,9 +66,15 @@ lesson.holds((formula[256], formula[65_536]) == (0.1039, 0.1261), "the step satu
 # %%
 T = 128
 config = GPTConfig(
-    seq_len=T, vocab_size=256, n_layer=2, n_embd=64, n_head=2, n_kv_head=2, head_dim=32,
+    seq_len=T,
+    vocab_size=256,
+    n_layer=2,
+    n_embd=64,
+    n_head=2,
+    n_kv_head=2,
+    head_dim=32,
     mlp_hidden=256,
-)  # fmt: skip
+)
 text = torch.from_numpy(lesson.bytes_of_stdlib(1_000_000))
 
 

@@ -23,9 +23,15 @@ from optim import Muon
 
 torch.set_num_threads(1)
 CONFIG = GPTConfig(
-    seq_len=256, vocab_size=256, n_layer=6, n_embd=128, n_head=2, n_kv_head=2, head_dim=64,
+    seq_len=256,
+    vocab_size=256,
+    n_layer=6,
+    n_embd=128,
+    n_head=2,
+    n_kv_head=2,
+    head_dim=64,
     mlp_hidden=512,
-)  # fmt: skip
+)
 lesson.begin(10, "profiler")
 
 # %% [markdown]

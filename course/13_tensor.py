@@ -21,9 +21,16 @@ from config import PRESETS
 from model import Block, GPTConfig, attend, rms_norm
 
 CONFIG = GPTConfig(
-    n_layer=1, n_embd=32, n_head=4, n_kv_head=2, head_dim=8, mlp="swiglu", mlp_hidden=64,
-    nope_every=1, qk_norm=False,
-)  # fmt: skip
+    n_layer=1,
+    n_embd=32,
+    n_head=4,
+    n_kv_head=2,
+    head_dim=8,
+    mlp="swiglu",
+    mlp_hidden=64,
+    nope_every=1,
+    qk_norm=False,
+)
 lesson.begin(13, "tensor parallel")
 torch.set_num_threads(1)
 

@@ -110,8 +110,12 @@ def zb_h1(P: int, M: int) -> list:
 
 FUSED, SPLIT, HALF = dict(F=1, B=2), dict(F=1, B=1, W=1), dict(F=0.5, B=1)
 schedules = {
-    "naive": (naive, FUSED), "gpipe": (gpipe, FUSED), "1F1B": (one_f_one_b, FUSED),
-    "interleaved": (interleaved, HALF), "ZB-H1": (zb_h1, SPLIT)}  # fmt: skip
+    "naive": (naive, FUSED),
+    "gpipe": (gpipe, FUSED),
+    "1F1B": (one_f_one_b, FUSED),
+    "interleaved": (interleaved, HALF),
+    "ZB-H1": (zb_h1, SPLIT),
+}
 P, M = 4, 8
 rows, events, found = [], {}, {}  # found: end, bubble, bubble/work, peaks
 for name, (schedule, cost) in schedules.items():
@@ -227,8 +231,11 @@ def pipeline(rank: int, world: int, micro: int) -> tuple:
 
 
 ran = lesson.ranks(2, pipeline, 6, timeout_s=150)
-lesson.table(["rank", "loss error", "gradient error", "most activations kept", "share of weights"],
-             [(rank, *row) for rank, row in enumerate(ran)], "1F1B on two processes")  # fmt: skip
+lesson.table(
+    ["rank", "loss error", "gradient error", "most activations kept", "share of weights"],
+    [(rank, *row) for rank, row in enumerate(ran)],
+    "1F1B on two processes",
+)
 lesson.holds(max(max(row[:2]) for row in ran) < 1e-6, "loss and gradients are one process's")
 lesson.holds([row[2:] for row in ran] == [(2, 0.5), (1, 0.5)], "rank d keeps P - d activations")
 

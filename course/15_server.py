@@ -265,8 +265,10 @@ def averaged(pools: list, k: int, steps: int = 960, lr: float = 0.1) -> float:
 
 
 digits_of = [np.flatnonzero(labels // 2 == k) for k in range(5)]
-rows = [(k, 2 * 5 * MODEL_BYTES // k, averaged([range(4000)] * 5, k), averaged(digits_of, k))
-        for k in (1, 4, 16)]  # fmt: skip
+rows = [
+    (k, 2 * 5 * MODEL_BYTES // k, averaged([range(4000)] * 5, k), averaged(digits_of, k))
+    for k in (1, 4, 16)
+]
 columns = ["local steps", "bytes per step", "all have all digits", "each has two"]
 lesson.table(columns, rows, "five workers, accuracy in %")
 lesson.holds(max(row[2] for row in rows) - min(row[2] for row in rows) < 2, "same data: k is free")

@@ -65,8 +65,10 @@ for p in range(2000):
 held = tracemalloc.get_traced_memory()[1]
 tracemalloc.stop()
 kinds = [("nanosets", 16), ("Megatron, rows and shuffle", 12)]
-rows = [(name, *(b * n * BATCH / 1e9 for n in (SHORT, LONG)), b * 11e12 / 4096 / 1e9)
-        for name, b in kinds]  # fmt: skip
+rows = [
+    (name, *(b * n * BATCH / 1e9 for n in (SHORT, LONG)), b * 11e12 / 4096 / 1e9)
+    for name, b in kinds
+]
 rows.append(("Order", *[held / 1e9] * 3))
 lesson.table(["GB in each process", "32K steps", "3.2M steps", "11T tokens of 4,096"], rows)
 
@@ -208,8 +210,10 @@ for name, (before, after) in ways.items():
     seen = np.bincount(np.concatenate([before, after]), minlength=n)
     table.append((name, int((seen > 1).sum()), int((seen == 0).sum())))
 lesson.table(["what is saved", "rows twice", "rows never"], table)
-lesson.holds([row[1:] for row in table] == [(done, 0), (0, 10_000), (6000, 0), (0, 0)],
-             "only a position survives a change of ranks")  # fmt: skip
+lesson.holds(
+    [row[1:] for row in table] == [(done, 0), (0, 10_000), (6000, 0), (0, 0)],
+    "only a position survives a change of ranks",
+)
 
 # %% [markdown]
 # ## Trap
@@ -223,8 +227,10 @@ heading = {
 }
 lines = [(name, *c.values(), 16 * BATCH * c["train_steps"] // 10**6) for name, c in heading.items()]
 lesson.table(["heading", "train_steps", "decay from", "decay steps", "index, MB"], lines)
-lesson.holds(all(c["decay_from"] + c["decay"] == c["train_steps"] for c in heading.values()),
-             "the lines agree among themselves")  # fmt: skip
+lesson.holds(
+    all(c["decay_from"] + c["decay"] == c["train_steps"] for c in heading.values()),
+    "the lines agree among themselves",
+)
 lesson.holds((lines[0][4], lines[1][4]) == (26_214, 262), "so the headings are swapped")
 
 # %% [markdown]

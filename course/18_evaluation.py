@@ -53,8 +53,10 @@ lesson.holds(verdict.startswith("a constant answer"), "it looks for that before 
 # seven models; in how many subjects does each show, to its two digits, the rate of "always A"?
 
 # %%
-same = {name: sum(abs(TABLE_10_2[s][i] - ALWAYS_A[s]) < 0.00501 for s in TABLE_10_2)
-        for i, name in enumerate(MODELS_10_2)}  # fmt: skip
+same = {
+    name: sum(abs(TABLE_10_2[s][i] - ALWAYS_A[s]) < 0.00501 for s in TABLE_10_2)
+    for i, name in enumerate(MODELS_10_2)
+}
 lesson.table(["model", "of 57 as always A"], sorted(same.items(), key=lambda x: -x[1]))
 lesson.holds(list(same.values()) == [3, 25, 3, 5, 10, 57, 26], "Qwen3-0.6B: 57 of 57")
 print("so that Biatron stands above Qwen3-0.6B in this table says nothing of either")
@@ -76,15 +78,26 @@ rng = np.random.default_rng(0)
 steps, points = (np.array(x) for x in zip(*sorted(TABLE_9_1.items())))
 late, whole = steps >= 12_500, spearman(steps, points)
 shuffled = [abs(spearman(steps, rng.permutation(points))) for _ in range(2000)]
-spread = [ratings.elo([(*rng.choice(46, 2, replace=False), rng.integers(2)) for _ in range(100)],
-                      46).std() for _ in range(200)]  # fmt: skip
+spread = [
+    ratings.elo(
+        [(*rng.choice(46, 2, replace=False), rng.integers(2)) for _ in range(100)], 46
+    ).std()
+    for _ in range(200)
+]
 second_half = spearman(steps[late], points[late])
-lesson.table(["of table 9.1", "value", "to compare with"], [
-    ("rank correlation with the step", whole, f"shuffled: {max(shuffled):.2f} at most, of 2,000"),
-    ("the same, from step 12,500 on", second_half, "0: no order"),
-    ("spread of the points", points.std(), f"46 equal players: {np.mean(spread):.0f}"),
-    ("sum of the points", float(points.sum()), "46,000: what one wins another loses"),
-])  # fmt: skip
+lesson.table(
+    ["of table 9.1", "value", "to compare with"],
+    [
+        (
+            "rank correlation with the step",
+            whole,
+            f"of 2,000 shuffled: {max(shuffled):.2f} at most",
+        ),
+        ("the same, from step 12,500 on", second_half, "0: no order"),
+        ("spread of the points", points.std(), f"46 equal players: {np.mean(spread):.0f}"),
+        ("sum of the points", float(points.sum()), "46,000: what one wins another loses"),
+    ],
+)
 lesson.holds(round(whole, 3) == 0.653 and whole > max(shuffled), "correlation 0.653, no accident")
 lesson.holds(abs(second_half) < 0.05, "but none in the second half of the training")
 lesson.holds(
@@ -163,8 +176,10 @@ batches = [(row[:, :-1], row[:, 1:]) for row in rows.split(16)]
 exams, players, one_byte = {}, {}, torch.ones(256, dtype=torch.long)
 for step in EXAMS:
     model.load_state_dict(snapshots[step])
-    scores = [choice.statistics(picks.tolist(), gold.tolist(), [4] * ASKED)
-              for picks in (by_letter(options), by_answer())]  # fmt: skip
+    scores = [
+        choice.statistics(picks.tolist(), gold.tolist(), [4] * ASKED)
+        for picks in (by_letter(options), by_answer())
+    ]
     bits = [bits_per_byte(model, [batch], one_byte)[1] for batch in batches]
     draws = torch.Generator().manual_seed(0)
     players[f"step {step}"] = model.generate(prompts, 48, 1.0, 0, draws)[:, 48:].tolist()
@@ -176,11 +191,21 @@ model.load_state_dict(snapshots[LAST])
 likelihood = [judge.novel_mean(model, prompts.tolist(), texts) for texts in players.values()]
 wins = judge.compare(likelihood)  # (prompts, players, players)
 rating, (low, high) = ratings.bradley_terry(wins.sum(0)), ratings.interval(wins, 300)
-table = [(name, 100 * e[0]["accuracy"], 100 * e[0]["most_picked_share"], 100 * e[1]["accuracy"],
-          100 * e[1]["stderr"], e[2], e[3], *r)
-         for (name, e), *r in zip(exams.items(), rating, low, high)]  # fmt: skip
-lesson.table(["step", "letter %", "one letter %", "answer %", "+-", "bits/byte", "+-", "rating",
-              "from", "to"], table)  # fmt: skip
+table = [
+    (
+        name,
+        100 * e[0]["accuracy"],
+        100 * e[0]["most_picked_share"],
+        100 * e[1]["accuracy"],
+        100 * e[1]["stderr"],
+        e[2],
+        e[3],
+        *r,
+    )
+    for (name, e), *r in zip(exams.items(), rating, low, high)
+]
+columns = "step, letter %, one letter %, answer %, +-, bits/byte, +-, rating, from, to"
+lesson.table(columns.split(", "), table)
 print("the same questions with the options moved:", [f"{100 * x:.1f}%" for x in turned])
 print(dict(zip(players, rating.round().astype(int).tolist())))
 elos = ratings.elo_orders(wins, 50)[:, 5]  # of step 300: 100 matches of these players, drawn anew

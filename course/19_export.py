@@ -31,10 +31,20 @@ H, G, D, C, T = 8, 2, 16, 128, 48  # query heads, key/value heads, channels of o
 lesson.begin(19, "export")
 torch.manual_seed(0)
 config = GPTConfig(
-    seq_len=64, vocab_size=256, n_layer=4, n_head=H, n_kv_head=G, head_dim=D, n_embd=C,
-    mlp="swiglu", mlp_hidden=256, qk_norm=False, embed_norm=False, tie_embeddings=True,
+    seq_len=64,
+    vocab_size=256,
+    n_layer=4,
+    n_head=H,
+    n_kv_head=G,
+    head_dim=D,
+    n_embd=C,
+    mlp="swiglu",
+    mlp_hidden=256,
+    qk_norm=False,
+    embed_norm=False,
+    tie_embeddings=True,
     logit_softcap=0.0,
-)  # fmt: skip
+)
 truth = GPT(config)
 truth.init_weights()
 set_unit_weights(truth)
@@ -72,8 +82,8 @@ def megatron_attention(x: Tensor, fused: Tensor, bias: Tensor, out: Tensor) -> T
     rows = (x @ fused.T + bias).view(len(x), G, H // G + 2, D)
     q, k, v = rows.split([H // G, 1, 1], dim=2)  # (T, G, H/G, D), then (T, G, 1, D) twice
     turn = torch.complex(truth.cos, truth.sin)[: len(x), None, None]  # (T, 1, 1, D/2)
-    q, k = (torch.view_as_real(torch.view_as_complex(a.reshape(*a.shape[:-1], D // 2, 2)) * turn)
-            .flatten(-2) for a in (q, k))  # fmt: skip
+    q, k = (torch.view_as_complex(a.reshape(*a.shape[:-1], D // 2, 2)) * turn for a in (q, k))
+    q, k = torch.view_as_real(q).flatten(-2), torch.view_as_real(k).flatten(-2)
     scores = torch.einsum("tghd,sgd->ghts", q, k[:, :, 0]) / math.sqrt(D)
     later = torch.ones(len(x), len(x), dtype=torch.bool).triu(1)
     shares = scores.masked_fill(later, -10_000).softmax(-1)
@@ -211,12 +221,20 @@ scores -= scores.max()  # softmax does not see a constant
 later = torch.ones(64, 64, dtype=torch.bool).triu(1)  # every row sees itself at least
 hidden, plain = torch.ones(64, dtype=torch.bool), scores[0].softmax(-1)  # of a row of padding
 exact, rows = scores.masked_fill(later, -torch.inf).softmax(-1), []
+
+
+def kind(row: Tensor) -> str:
+    if row.isnan().any():
+        return "NaN"
+    if row.std() < 1e-6:
+        return "uniform"
+    return "as if unmasked" if (row - plain).abs().max() < 1e-3 else "?"
+
+
 for value in (-torch.inf, torch.finfo(torch.float32).min, -10_000.0, -100.0):
     leak = (scores.masked_fill(later, value).softmax(-1) - exact).abs().max().item()
     blind = [scores[0].masked_fill(hidden, value).softmax(-1), (scores[0] + value).softmax(-1)]
-    said = ["NaN" if b.isnan().any() else "uniform" if b.std() < 1e-6 else
-            "as if unmasked" if (b - plain).abs().max() < 1e-3 else "?" for b in blind]  # fmt: skip
-    rows.append((f"{value:.4g}", leak, *said))
+    rows.append((f"{value:.4g}", leak, *map(kind, blind)))
 lesson.table(["mask", "leaks, rows that see", "filled in, blind row", "added, blind row"], rows)
 lesson.holds(max(row[1] for row in rows[:3]) == 0, "rows that see: -10,000 is -inf, to the bit")
 lesson.holds(rows[3][1] > 0.5, "-100 leaks as soon as the visible scores are lower")

@@ -82,8 +82,11 @@ FORMS = [("What is it called? ", "It is called "), ("What would you call it? ", 
 pairs = described(Path(sysconfig.get_paths()["stdlib"]))
 random.Random(0).shuffle(pairs)
 taught = [(q + line, f"{a}{name}.") for name, line in pairs[96:] for q, a in FORMS]
-held_out = [(q + line, f"{a}{name}.") for i, (name, line) in enumerate(pairs[:96])
-            for q, a in [FORMS[i % 2]]]  # fmt: skip
+held_out = [
+    (q + line, f"{a}{name}.")
+    for i, (name, line) in enumerate(pairs[:96])
+    for q, a in [FORMS[i % 2]]
+]
 taught.sort(key=lambda pair: len(pair[0] + pair[1]))  # of similar length: little padding
 batches = [taught[i : i + ROWS] for i in range(0, len(taught), ROWS)]
 random.Random(1).shuffle(batches)

@@ -23,7 +23,7 @@ TABLE_4_1 = [
     ("Datacenter", "Async", 1, 229, 5, 83.686157),
     ("Datacenter", "Async", 2, 114, 5, 83.610550),
     ("Datacenter", "Async", 3, 74, 6, 83.795364),
-]  # fmt: skip
+]
 
 # NfNN, "4.5 Resultados", table 4.2: setting, method, workers, bytes that the server sent, received
 TABLE_4_2 = [
@@ -39,7 +39,7 @@ TABLE_4_2 = [
     ("Datacenter", "Async", 1, 509_101_800, 509_000_000),
     ("Datacenter", "Async", 2, 509_203_600, 509_000_000),
     ("Datacenter", "Async", 3, 509_305_400, 509_000_000),
-]  # fmt: skip
+]
 
 # Thesis, week 7, "Experimentos Realizados", table 7.1: framework, parameters without embeddings,
 # GPU, GPUs, TFLOP/s of one GPU, info, tokens/s of all, MFU in % (None: not printed)
@@ -52,7 +52,7 @@ TABLE_7_1 = [
     ("Megatron-LM", "1.7B", "H100", 2, 444.2, "BF16 - Fused attention", 93_071, 44.89),
     ("Transformers", "120M", "H100", 1, 35.8, "BF16 - SDPA", 52_022, 3.6),
     ("Megatron-LM", "89M", "B200", 2, 282.9, "BF16", 720_317, 12.7),
-]  # fmt: skip
+]
 
 # Thesis, week 7, "Experimentos Realizados", table 7.2, 8 x B200: parameters without embeddings
 # (billions), sequences in a step, tokens in a step, tokens/s of all, TFLOP/s of one GPU, MFU in %,
@@ -66,7 +66,7 @@ TABLE_7_2 = [
     (25.6, 10, 40_960, 26_075.13, 538, 23.91, 44.39),
     (25.6, 16, 65_536, 29_292.22, 539, 23.96, 39.51),
     (58, 10, 40_960, 6_461.26, 543, 24.13, 179.13),
-]  # fmt: skip
+]
 
 # Thesis, week 9, "Avaliação dos Checkpoints", table 9.1: step of the checkpoint -> Elo points, in
 # the order printed
@@ -141,7 +141,7 @@ MMLU = {
     "high_school_geography": (0.1768, 198),
     "us_foreign_policy": (0.2800, 100),
     "prehistory": (0.2160, 324),
-}  # fmt: skip
+}
 
 # Not from the sources: the accuracy of a model that answers A to every question, on the same
 # subjects. Any result of lm-evaluation-harness for a model whose logits are NaN shows these rates.
@@ -203,14 +203,19 @@ ALWAYS_A = {
     "high_school_geography": 0.1768,
     "us_foreign_policy": 0.28,
     "prehistory": 0.216,
-}  # fmt: skip
+}
 
 # Thesis, week 10, "Avaliação", table 10.2: MMLU subject (translated) -> accuracies of
 # these models
 MODELS_10_2 = (
-    "biatron-345m", "gemma-3-270m", "gemma-3-1B-pt", "Tucano-630m", "SmolLM2-360M",
-    "Qwen3-0.6B-Base", "Tucano-160m",
-)  # fmt: skip
+    "biatron-345m",
+    "gemma-3-270m",
+    "gemma-3-1B-pt",
+    "Tucano-630m",
+    "SmolLM2-360M",
+    "Qwen3-0.6B-Base",
+    "Tucano-160m",
+)
 TABLE_10_2 = {
     "abstract_algebra": (0.31, 0.22, 0.31, 0.20, 0.24, 0.22, 0.22),
     "anatomy": (0.24, 0.19, 0.29, 0.24, 0.22, 0.19, 0.24),
@@ -269,7 +274,7 @@ TABLE_10_2 = {
     "us_foreign_policy": (0.24, 0.28, 0.26, 0.27, 0.33, 0.28, 0.28),
     "virology": (0.26, 0.28, 0.22, 0.21, 0.26, 0.28, 0.29),
     "world_religions": (0.28, 0.31, 0.30, 0.32, 0.29, 0.32, 0.33),
-}  # fmt: skip
+}
 
 # Document -> its headings, and the numbers of its tables. Lessons cite them; a test compares.
 HEADINGS = {

@@ -57,11 +57,9 @@ def choose_class(c: GPTConfig) -> tuple[str, str]:
 
 def config_json(c: GPTConfig, name: str) -> dict:
     """config.json of a class, for the GPTConfig that `to_huggingface` returned."""
-    tree = dict(
-        architectures=[f"{name}ForCausalLM"], model_type=name.lower(), dtype="float32",
-        vocab_size=c.vocab_size, tie_word_embeddings=c.tie_embeddings, use_cache=True,
-        bos_token_id=c.bos_id, eos_token_id=c.bos_id, pad_token_id=c.bos_id,
-    )  # fmt: skip
+    tree = dict(architectures=[f"{name}ForCausalLM"], model_type=name.lower(), dtype="float32")
+    tree |= dict(vocab_size=c.vocab_size, tie_word_embeddings=c.tie_embeddings, use_cache=True)
+    tree |= dict(bos_token_id=c.bos_id, eos_token_id=c.bos_id, pad_token_id=c.bos_id)
     if name == OWN:
         file = OWN_FILE.stem
         auto = {
@@ -72,14 +70,16 @@ def config_json(c: GPTConfig, name: str) -> dict:
         return (
             tree | {"auto_map": auto} | {k: v for k, v in asdict(c).items() if k not in elsewhere}
         )
+    tree |= dict(hidden_size=c.n_embd, num_hidden_layers=c.n_layer, head_dim=c.head_dim)
+    tree |= dict(num_attention_heads=c.n_head, num_key_value_heads=c.n_kv_head)
+    tree |= dict(intermediate_size=c.mlp_hidden, max_position_embeddings=c.seq_len)
     tree |= dict(
-        hidden_size=c.n_embd, intermediate_size=c.mlp_hidden, num_hidden_layers=c.n_layer,
-        num_attention_heads=c.n_head, num_key_value_heads=c.n_kv_head, head_dim=c.head_dim,
-        max_position_embeddings=c.seq_len, rms_norm_eps=1e-6, attention_bias=False,
+        rms_norm_eps=1e-6,
+        attention_bias=False,
         hidden_act="relu2" if c.mlp == "relu2" else "silu",
         rope_parameters={"rope_type": "default", "rope_theta": c.rope_theta},
         rope_theta=c.rope_theta,  # where transformers 4 looks; without it, it takes 10,000 silently
-    )  # fmt: skip
+    )
     if name == "NanoChat":
         tree["final_logit_softcapping"] = c.logit_softcap or None  # 0.0 would divide by zero
     if name == "SmolLM3":
@@ -94,9 +94,9 @@ def names_in(c: GPTConfig, name: str) -> dict[str, str]:
     if not c.tie_embeddings:
         names["head.weight"] = "lm_head.weight"
     up, down = ("fc1", "fc2") if name == "NanoChat" else ("up_proj", "down_proj")
-    parts = {"attn.q": "self_attn.q_proj", "attn.k": "self_attn.k_proj",
-             "attn.v": "self_attn.v_proj", "attn.out": "self_attn.o_proj",
-             "mlp.up": f"mlp.{up}", "mlp.down": f"mlp.{down}"}  # fmt: skip
+    parts = {"attn.q": "self_attn.q_proj", "attn.k": "self_attn.k_proj"}
+    parts |= {"attn.v": "self_attn.v_proj", "attn.out": "self_attn.o_proj"}
+    parts |= {"mlp.up": f"mlp.{up}", "mlp.down": f"mlp.{down}"}
     if c.mlp == "swiglu":
         parts["mlp.gate"] = "mlp.gate_proj"
     for i in range(c.n_layer):

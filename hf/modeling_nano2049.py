@@ -51,9 +51,8 @@ class Nano2049Config(PreTrainedConfig):
         extras=(),
         **kwargs,
     ):
-        self.seq_len, self.vocab_size, self.n_layer, self.n_embd = (
-            seq_len, vocab_size, n_layer, n_embd,
-        )  # fmt: skip
+        self.seq_len, self.vocab_size = seq_len, vocab_size
+        self.n_layer, self.n_embd = n_layer, n_embd
         self.n_head, self.n_kv_head, self.head_dim = n_head, n_kv_head, head_dim
         self.mlp, self.mlp_hidden, self.logit_softcap = mlp, mlp_hidden, logit_softcap
         self.qk_norm, self.embed_norm = qk_norm, embed_norm
@@ -214,9 +213,12 @@ class Nano2049ForCausalLM(PreTrainedModel, GenerationMixin):
             position_ids = start + torch.arange(input_ids.size(1), device=input_ids.device)[None]
         x = self._embed(input_ids)  # (B, T, C)
         mask = create_causal_mask(
-            config=config, inputs_embeds=x, attention_mask=attention_mask, past_key_values=cache,
+            config=config,
+            inputs_embeds=x,
+            attention_mask=attention_mask,
+            past_key_values=cache,
             position_ids=position_ids,
-        )  # fmt: skip
+        )
         cos, sin = self._rope(position_ids)
         inside = self._inside(input_ids, attention_mask, cache)
 

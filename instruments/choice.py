@@ -72,11 +72,10 @@ def statistics(picks: list[int], golds: list[int], options: list[int]) -> dict:
     deviation = math.sqrt(sum(1 / k * (1 - 1 / k) for k in options))
     (picked, times), (best, right) = (Counter(x).most_common(1)[0] for x in (picks, golds))
     p = hits / n
-    return dict(
-        n=n, accuracy=p, stderr=math.sqrt(p * (1 - p) / (n - 1)), chance=expected / n,
-        z=(hits - expected) / deviation, most_picked=picked, most_picked_share=times / n,
-        best_constant=best, best_constant_accuracy=right / n,
-    )  # fmt: skip
+    stderr, z = math.sqrt(p * (1 - p) / (n - 1)), (hits - expected) / deviation
+    score = dict(n=n, accuracy=p, stderr=stderr, chance=expected / n, z=z)
+    score |= dict(most_picked=picked, most_picked_share=times / n)
+    return score | dict(best_constant=best, best_constant_accuracy=right / n)
 
 
 def limit_of_z(count: int) -> float:

@@ -145,8 +145,9 @@ def _m3exam(row: dict) -> Item | None:
     gold = "ABCDE".find(row["answer_text"].strip("() ").upper())
     if not 0 <= gold < len(choices) or not all(choices):  # the option was a picture
         return None
-    return _portuguese("\n".join(filter(None, (row["background"], row["question_text"]))),
-                       choices, gold)  # fmt: skip
+    return _portuguese(
+        "\n".join(filter(None, (row["background"], row["question_text"]))), choices, gold
+    )
 
 
 @dataclass(frozen=True)
@@ -174,13 +175,16 @@ EXAMS = {
     "enem_challenge": Exam("eduagarcia/enem_challenge", (None,), "train", _keyed),
     "oab": Exam("eduagarcia/oab_exams", (None,), "train", _keyed),
     "mmlu_pt": Exam(
-        "openai/MMMLU", ("PT_BR",), "test", _mmmlu,
+        "openai/MMMLU",
+        ("PT_BR",),
+        "test",
+        _mmmlu,
         revision="038c7808122969ead7456361af05cb8f47d247f8",
     ),
     "m_mmlu_pt": Exam("alexandrainst/m_mmlu", ("pt",), "test", _m_mmlu, examples="train"),
     "exams_pt": Exam("mhardalov/exams", ("multilingual",), "test", _exams),
     "m3exam_pt": Exam("chiayewken/m3exam", ("portuguese",), "test", _m3exam, examples="dev"),
-}  # fmt: skip
+}
 
 
 def _rows(name: str, folder: str, split: str) -> list[Item]:

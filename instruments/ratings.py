@@ -65,6 +65,7 @@ def elo_orders(wins: np.ndarray, orders: int = 100, matches: int = 100, seed: in
     decided by the majority over all prompts."""
     total, rng = wins.sum(0), np.random.default_rng(seed)
     score = 0.5 + 0.5 * np.sign(total - total.T)  # (P, P)
-    pairs = [[rng.choice(len(total), 2, replace=False) for _ in range(matches)]
-             for _ in range(orders)]  # fmt: skip
+    pairs = [
+        [rng.choice(len(total), 2, replace=False) for _ in range(matches)] for _ in range(orders)
+    ]
     return np.array([elo([(i, j, score[i, j]) for i, j in order], len(total)) for order in pairs])

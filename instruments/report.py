@@ -174,10 +174,10 @@ def result(run: Run, usd_per_hour: float) -> list[tuple]:
     rows += [("speed", f"{short(run.speed())} tok/s, {used}"), ("training", training)]
     if processes := run.processes():
         sums = {k: sum(p[k] for p in processes) for k in ("seconds", "eval_s", "save_s")}
-        rows.append(("in all", (
-            f"{duration(sums['seconds'])}, of it {duration(sums['eval_s'])} of validation and "
-            f"{duration(sums['save_s'])} of saving; set-up and steps done twice are included"
-        )))  # fmt: skip
+        seconds, eval_s, save_s = (duration(total) for total in sums.values())
+        parts = f"of it {eval_s} of validation and {save_s} of saving"
+        text = f"{seconds}, {parts}; set-up and steps done twice are included"
+        rows.append(("in all", text))
         told = max(p["usd_per_hour"] if p["on_gpu"] else 0 for p in processes)
         if usd := usd_per_hour or told:
             rows.append(("cost", f"${sums['seconds'] / 3600 * usd:,.2f} at ${usd:.2f} per hour"))
@@ -205,12 +205,13 @@ def data_facts(run: Run) -> list[tuple]:
                     facts.get(key, 0) for key in ("documents", "bytes", "tokens")
                 )
                 packing = facts.get("packing", {})
-                rows.append((f"{split}, {name}", (
+                text = (
                     f"{documents:,} documents, {size / 1e6:,.2f} MB, {tokens:,} tokens "
                     f"({size / max(1, tokens):.3f} bytes per token), {facts['rows']:,} rows; "
                     f"{packing.get('cuts', 0):,} documents cut, "
                     f"{packing.get('dropped', 0):,} tokens dropped"
-                )))  # fmt: skip
+                )
+                rows.append((f"{split}, {name}", text))
         packing = tree.get("packing", {}).get("policy", "unknown")
         rows.append(("packing", f"{packing}, rows of {manifest.row_len:,} tokens"))
         rows.append(("prepared", ", commit ".join(tree.get("made", {}).values())))
@@ -316,8 +317,8 @@ def compare(folders: list[str]) -> str:
                 "other runs"
             )
     common, base = min(run.validations[-1]["tokens"] for run in runs), 0.0
-    rows = [("run", "tokens", f"bpb at {short(common)}", "difference", "best until then", "tok/s",
-             "training time")]  # fmt: skip
+    at = f"bpb at {short(common)}"
+    rows = [("run", "tokens", at, "difference", "best until then", "tok/s", "training time")]
     for run in runs:
         known = [(r["tokens"], r["val_bpb"]) for r in run.validations]
         bpb = float(np.interp(common, *zip(*known)))  # a straight line between two validations
@@ -404,11 +405,9 @@ def take_samples(config, load) -> None:
         starts = [manifest.row("val", 0, i)[:12] for i in range(min(3, manifest.rows("val", 0)))]
         prompts = config.prompt or [text_of(tokenizer, row) for row in starts]
         for prompt in prompts:
-            out = model.generate(
-                torch.tensor([[manifest.bos_id, *tokenizer.encode(prompt)]], device=device),
-                config.max_new_tokens, generator=torch.Generator(device).manual_seed(0),
-                stop_id=manifest.bos_id,
-            )  # fmt: skip
+            idx = torch.tensor([[manifest.bos_id, *tokenizer.encode(prompt)]], device=device)
+            draws = dict(generator=torch.Generator(device).manual_seed(0), stop_id=manifest.bos_id)
+            out = model.generate(idx, config.max_new_tokens, **draws)
             record = dict(step=trainer["step"], tokens=trainer["tokens"], prompt=prompt)
             with open(file, "a") as f:
                 f.write(json.dumps(record | dict(text=text_of(tokenizer, out[0]))) + "\n")

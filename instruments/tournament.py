@@ -78,14 +78,17 @@ def hold(config, load: Callable, bits_per_byte: Callable) -> None:
     table = rate(players, wins)
     doubts = why_untrusted(table, judge_bpb)
     show(table, judged_by, judge_bpb, len(prompts), doubts)
-    report = dict(
-        config=asdict(config), judge=judged_by, judge_bpb=judge_bpb,
-        judge_answers=server.answers if server else None, doubts=doubts, players=table,
-        wins={p.name: dict(zip([q.name for q in players], row))
-              for p, row in zip(players, wins.sum(0).tolist())},
+    report = dict(config=asdict(config), judge=judged_by, judge_bpb=judge_bpb, doubts=doubts)
+    report |= dict(
+        judge_answers=server.answers if server else None,
+        players=table,
+        wins={
+            p.name: dict(zip([q.name for q in players], row))
+            for p, row in zip(players, wins.sum(0).tolist())
+        },
         prompts=[tokenizer.decode(p) for p in prompts],
         completions={p.name: [tokenizer.decode(c) for c in p.completions] for p in players},
-    )  # fmt: skip
+    )
     path = Path(config.run_dir) / "tournament.json"
     write_json(path, report)
     print(f"wrote {path}")
@@ -193,8 +196,8 @@ def rate(players: list[Player], wins: np.ndarray) -> list[dict]:
     """The players with their ratings, best first."""
     rating, (low, high) = ratings.bradley_terry(wins.sum(0)), ratings.interval(wins)
     elos = ratings.elo_orders(wins)  # (orders, P)
-    columns = dict(rating=rating, low=low, high=high, elo=elos.mean(0), elo_low=elos.min(0),
-                   elo_high=elos.max(0))  # fmt: skip
+    columns = dict(rating=rating, low=low, high=high)
+    columns |= dict(elo=elos.mean(0), elo_low=elos.min(0), elo_high=elos.max(0))
     rows = [
         dict(name=p.name, checkpoint=p.checkpoint, step=p.step, bpb=p.bpb)
         | {name: float(column[i]) for name, column in columns.items()}

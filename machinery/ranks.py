@@ -1,14 +1,15 @@
 """The machine a program runs on: device, dtype, threads, and the ranks that train together.
 
 Reads the environment that torchrun sets; plain `python` is one rank. Guarantees: a rank that does
-not come or cannot communicate is named within a time limit, before any work; a GPU that PyTorch
-cannot use stops the program instead of leaving it to a slow CPU. Next: train.py.
+not come, connect or answer ends the others within a time limit; a GPU that PyTorch cannot use stops
+the program. Next: train.py.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import multiprocessing
 import os
 import signal
@@ -19,8 +20,12 @@ from multiprocessing.pool import ThreadPool
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from machinery.errors import RankError
+
+MEET_S, NODES_MEET_S = 30.0, 300.0  # for ranks to come, and to connect; with several nodes
+ANSWER_S = 100.0  # for a rank to join a collective, once all have taken a step
 
 
 @dataclass(frozen=True)
@@ -30,8 +35,7 @@ class World:
     rank: int
     world_size: int
     local_rank: int
-    ranks_here: int
-    """Ranks on this node."""
+    ranks_here: int  # on this node
     device: torch.device
     dtype: torch.dtype
 
@@ -60,9 +64,15 @@ def cores() -> int:
 def pick_device(asked: str = "auto", local_rank: int = 0) -> torch.device:
     """`auto`: cuda, then mps, then cpu. ValueError for a GPU that PyTorch cannot use."""
     has_cuda = torch.cuda.is_available()
+    if asked == "auto" and not has_cuda:
+        query = "timeout 20 nvidia-smi --query-gpu=driver_version --format=csv,noheader"
+        status, driver = subprocess.getstatusoutput(query)  # status 127: no such program
+        if status == 0 and driver:
+            raise ValueError(
+                f"there is a GPU (driver {driver.split()[0]}), but PyTorch {torch.__version__} "
+                "cannot use it; run.sh installs one for that driver; --device cpu does without"
+            )
     if asked == "auto":
-        if not has_cuda:
-            _refuse_unusable_gpu()
         asked = "cuda" if has_cuda else "mps" if torch.backends.mps.is_available() else "cpu"
     try:
         device = torch.device(asked)
@@ -74,18 +84,6 @@ def pick_device(asked: str = "auto", local_rank: int = 0) -> torch.device:
         device = torch.device("cuda", local_rank if device.index is None else device.index)
         torch.cuda.set_device(device)
     return device
-
-
-def _refuse_unusable_gpu() -> None:
-    """ValueError if `nvidia-smi` finds a GPU although PyTorch does not."""
-    query = "timeout 20 nvidia-smi --query-gpu=driver_version --format=csv,noheader"
-    status, driver = subprocess.getstatusoutput(query)  # status 127: no such program
-    if status == 0 and driver:
-        raise ValueError(
-            f"there is a GPU (driver {driver.split()[0]}), but PyTorch {torch.__version__} "
-            f"(built for CUDA {torch.version.cuda}) cannot use it; install a PyTorch built for "
-            "that driver or a newer driver, or ask for --device cpu"
-        )
 
 
 def pick_dtype(device: torch.device, asked: str = "auto") -> torch.dtype:
@@ -100,32 +98,31 @@ def pick_dtype(device: torch.device, asked: str = "auto") -> torch.dtype:
     return torch.bfloat16 if native else torch.float32
 
 
-def start(device: str = "auto", dtype: str = "auto", timeout_s: float = 30.0) -> World:
+def start(device: str = "auto", dtype: str = "auto") -> World:
     """Become a rank: pick the device, meet the others, test the connection."""
     alone = dict(RANK=0, WORLD_SIZE=1, LOCAL_RANK=0, LOCAL_WORLD_SIZE=1)
     ranks = [int(os.environ.get(name, default)) for name, default in alone.items()]
     _, world_size, local_rank, ranks_here = ranks
     chosen = pick_device(device, local_rank)
     if chosen.type == "cpu":
-        # torchrun gives each of several ranks one thread; take a fair share of the cores instead
-        if ranks_here > 1 or "OMP_NUM_THREADS" not in os.environ:
-            torch.set_num_threads(max(1, cores() // ranks_here))
-        keep_freed_memory()
-        # Threads that add to the same row of a table do so in a fixed order: the same bits.
-        torch.use_deterministic_algorithms(True)
-        torch.utils.deterministic.fill_uninitialized_memory = False
+        _set_up_cpu(ranks_here)
     torch.set_float32_matmul_precision("high")
     world = World(*ranks, chosen, pick_dtype(chosen, dtype))
     if world_size > 1:
-        meet_and_test(world, timeout_s)
+        meet_and_test(world, MEET_S if world_size == ranks_here else NODES_MEET_S)
     return world
 
 
-def keep_freed_memory() -> None:
-    """Let the C library keep the memory of freed tensors, unless a MALLOC_ variable is set. By
-    default it returns their pages, and clearing new ones takes 12% of a step on a CPU."""
-    m_mmap_max, m_trim_threshold = -4, -1  # from malloc.h of glibc
+def _set_up_cpu(ranks_here: int) -> None:
+    # torchrun gives each of several ranks one thread; take a fair share of the cores instead
+    if ranks_here > 1 or "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(max(1, cores() // ranks_here))
+    # Threads that add to the same row of a table do so in a fixed order: the same bits.
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = False
+    # The C library returns the pages of freed tensors, and clearing new ones takes 12% of a step.
     if not any(name.startswith("MALLOC_") for name in os.environ):
+        m_mmap_max, m_trim_threshold = -4, -1  # from malloc.h of glibc
         with contextlib.suppress(OSError, AttributeError):  # another C library has no mallopt
             libc = ctypes.CDLL(None)
             libc.mallopt(m_mmap_max, 0)
@@ -133,11 +130,16 @@ def keep_freed_memory() -> None:
 
 
 def meet_and_test(world: World, timeout_s: float) -> None:
-    """Wait for all ranks, then test an all-reduce. RankError names the ranks that do not come, or
-    the one whose connection hangs."""
-    timeout, keys = timedelta(seconds=timeout_s), [f"here/{r}" for r in range(world.world_size)]
+    """Wait for all ranks, connect them, add up one number. RankError names the ranks that do not
+    come, or the one whose connection fails."""
+    timeout, size = timedelta(seconds=timeout_s), world.world_size
+    keys = [f"here/{rank}" for rank in range(size)]
     try:
-        store = _open_store(world, timeout)
+        if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":  # torchrun holds one
+            store = next(dist.rendezvous("env://", timeout=timeout))[0]
+        else:
+            address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+            store = dist.TCPStore(address, port, size, world.is_first, timeout, False)
         store.set(keys[world.rank], "")
         with contextlib.suppress(dist.DistStoreError):  # the time is over
             store.wait(keys, timeout)
@@ -146,37 +148,41 @@ def meet_and_test(world: World, timeout_s: float) -> None:
         missing = ["0"]  # its node holds the store
     if missing:
         raise RankError(
-            f"rank {', '.join(missing)} of {world.world_size} did not come within {timeout_s:.0f} "
-            "s; look at its output, and at the network between the nodes"
+            f"rank {', '.join(missing)} of {size} did not come within {timeout_s:.0f} s; "
+            "look at its output, and at the network between the nodes"
         )
-    backend = "cpu:gloo,cuda:nccl" if world.device.type == "cuda" else "gloo"
-    dist.init_process_group(backend, store=store, rank=world.rank, world_size=world.world_size)
 
-    def count_ranks() -> float:
+    def add_up() -> None:
+        backend = "gloo"
         if world.device.type == "cuda":
+            backend = "cpu:gloo,cuda:nccl"
             torch.cuda.set_device(world.device)  # a thread begins with device 0
+        dist.init_process_group(backend, None, timeout, size, world.rank, store)
         one = torch.ones(1, device=world.device)
         dist.all_reduce(one)
-        return one.item()
+        if one.item() != size:
+            raise RuntimeError(f"{size} ones add up to {one.item()}")
 
     try:
-        # in a daemon thread, because the call that sets up the connection can hang
+        # in a daemon thread, because the calls that set up the connections can hang
         with ThreadPool(1) as pool:
-            counted = pool.apply_async(count_ranks).get(timeout_s)
-    except multiprocessing.TimeoutError:
+            pool.apply_async(add_up).get(timeout_s)
+    except (multiprocessing.TimeoutError, RuntimeError) as error:
         raise RankError(
-            f"rank {world.rank} ({world.device_name}) waited {timeout_s:.0f} s for an "
-            "all-reduce of one number; try NCCL_P2P_DISABLE=1 or NCCL_DEBUG=INFO to see why"
+            f"rank {world.rank} ({world.device_name}) could not connect within {timeout_s:.0f} s "
+            f"({error or 'no answer'}); between nodes set GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME"
+            " to their network; within one, try NCCL_P2P_DISABLE=1; NCCL_DEBUG=INFO says more"
         ) from None
-    assert counted == world.world_size, f"counted {counted} ranks"
+    _set_pg_timeout(timedelta(minutes=30))  # enough for compiling
 
 
-def _open_store(world: World, timeout: timedelta) -> dist.Store:
-    """The store through which ranks find each other: torchrun's, or else one that rank 0 holds."""
-    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        return next(dist.rendezvous("env://", timeout=timeout))[0]
-    address, port, n = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), world.world_size
-    return dist.TCPStore(address, port, n, world.is_first, timeout, wait_for_workers=False)
+@functools.cache  # once
+def expect_answers() -> None:
+    """Wait for every rank's first step; from then on, a rank that does not answer for ANSWER_S
+    ends the others. What may take longer, such as a save, has a group of its own."""
+    if dist.is_initialized():
+        any_rank(None)
+        _set_pg_timeout(timedelta(seconds=ANSWER_S))
 
 
 def any_rank(problem: object, group: dist.ProcessGroup | None = None) -> object:
@@ -196,5 +202,5 @@ def listen_to_signals(run) -> None:
             raise KeyboardInterrupt  # asked twice
         run.signal = signum
 
-    signal.signal(signal.SIGTERM, on_signal)
-    signal.signal(signal.SIGINT, on_signal)
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(signum, on_signal)

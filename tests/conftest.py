@@ -46,9 +46,13 @@ def command(program: str, args, nproc: int = 0) -> list[str]:
 def run(program: str, *args, nproc: int = 0, timeout: int = 120, **env):
     """Run a program to its end; `.returncode`, `.stdout`, `.stderr`."""
     return subprocess.run(
-        command(program, args, nproc), capture_output=True, text=True, timeout=timeout, cwd=ROOT,
+        command(program, args, nproc),
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        cwd=ROOT,
         env=environment(**env),
-    )  # fmt: skip
+    )
 
 
 def flip(file: Path, at: int = -10, bit: int = 1) -> None:
@@ -97,9 +101,8 @@ def small_data(tmp_path_factory) -> Path:
         (texts / f"{path.stem}.txt").write_text(path.read_text())
     for i in range(40):
         (texts / f"note{i}.txt").write_text(f"def note_{i}(x):\n    return x + {i}\n" * (i + 3))
-    result = run(
-        "prepare_data.py", "tiny", "--source", f"files:{texts}", "--vocab_size", 512, "--row_len",
-        65, "--val_fraction", 0.2, "--data_dir", folder / "data", "--workers", 1,
-    )  # fmt: skip
+    options = "--vocab_size 512 --row_len 65 --val_fraction 0.2 --workers 1".split()
+    options += ["--source", f"files:{texts}", "--data_dir", folder / "data"]
+    result = run("prepare_data.py", "tiny", *options)
     assert result.returncode == 0, result.stderr
     return folder / "data"

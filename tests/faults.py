@@ -143,9 +143,13 @@ def start(data, run_dir, *args, world: int = 1, spoil=(), env=None) -> Run:
         mine = dict(env)
         if world > 1:
             mine |= {
-                "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world),
-                "LOCAL_WORLD_SIZE": str(world), "MASTER_ADDR": "localhost", "MASTER_PORT": port,
-            }  # fmt: skip
+                "RANK": str(rank),
+                "LOCAL_RANK": str(rank),
+                "WORLD_SIZE": str(world),
+                "LOCAL_WORLD_SIZE": str(world),
+                "MASTER_ADDR": "localhost",
+                "MASTER_PORT": port,
+            }
         outputs.append(folder / f"output_{next(_outputs)}_rank_{rank}.txt")
         outputs[-1].touch()
         job = (str(outputs[-1]), mine, [str(a) for a in argv], list(spoil))
@@ -160,8 +164,13 @@ def launch(data, run_dir, *args, world: int = 2, nodes: int = 1, spoil=(), **env
     argv = [str(a) for a in argv]
     whole = command(str(HERE / "faults.py"), [json.dumps(list(spoil)), *argv], nproc=world)
     if nodes > 1:
-        meet = [f"--nnodes={nodes}", "--rdzv_backend=c10d", "--rdzv_id=test",
-                "--local_addr=localhost", f"--rdzv_endpoint=localhost:{free_port()}"]  # fmt: skip
+        meet = [
+            f"--nnodes={nodes}",
+            "--rdzv_backend=c10d",
+            "--rdzv_id=test",
+            "--local_addr=localhost",
+            f"--rdzv_endpoint=localhost:{free_port()}",
+        ]
         at = whole.index("--standalone")
         whole[at : at + 1] = meet
     folder = Path(run_dir).parent
@@ -176,7 +185,7 @@ def launch(data, run_dir, *args, world: int = 2, nodes: int = 1, spoil=(), **env
                     stderr=subprocess.STDOUT,
                     cwd=ROOT,
                     env=environment(PYTHONPATH=f"{ROOT}{os.pathsep}{HERE}", **env),
-                )  # fmt: skip
+                )
             )
     return Run(processes, outputs, run_dir)
 
@@ -412,14 +421,46 @@ def note_rows() -> None:
     data.RowLoader.next_batch = next_batch
 
 
-def late(only_rank: int, seconds: float, limit_s: float) -> None:
-    """One rank comes too late to the meeting, which waits `limit_s`."""
+def limits(meet_s: float, answer_s: float = 100.0) -> None:
+    """How long ranks wait for each other."""
     from machinery import ranks
 
-    honest = ranks.start
+    ranks.MEET_S, ranks.ANSWER_S = meet_s, answer_s
+
+
+def late(only_rank: int, seconds: float, limit_s: float) -> None:
+    """One rank comes too late to the meeting, which waits `limit_s`."""
+    limits(limit_s)
     if rank() == only_rank:
         time.sleep(seconds)
-    ranks.start = lambda device, dtype: honest(device, dtype, timeout_s=limit_s)
+
+
+def mute(only_rank: int) -> None:
+    """One rank says that it is there, and then connects to nobody."""
+    import torch.distributed as dist
+
+    if rank() == only_rank:
+        dist.init_process_group = lambda *args, **kwargs: time.sleep(600)
+
+
+def slow_mirror(seconds: float) -> None:
+    """Each copy to the mirror takes a while."""
+    from machinery import checkpoint
+
+    honest = checkpoint._copy
+    checkpoint._copy = lambda *args: (time.sleep(seconds), honest(*args))
+
+
+def slow_step(step: int, seconds: float, only_rank: int) -> None:
+    """One rank takes longer over one step, as for compiling."""
+    import train
+
+    def wait(run):
+        if run.step == step and rank() == only_rank:
+            time.sleep(seconds)
+
+    honest = train.Trainer.accumulate
+    train.Trainer.accumulate = lambda run: (wait(run), honest(run))[1]
 
 
 def disk(free: int) -> None:

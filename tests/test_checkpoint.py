@@ -180,8 +180,11 @@ def test_a_save_draws_no_random_numbers(tmp_path, log):
     saver.resume(model, optimizers)
     assert torch.equal(torch.get_rng_state(), before)
     assert [p.name for p in files_of(tmp_path / "step_00000002")] == [
-        "MANIFEST.json", ".metadata", "__0_0.distcp", "trainer.json"
-    ]  # fmt: skip
+        "MANIFEST.json",
+        ".metadata",
+        "__0_0.distcp",
+        "trainer.json",
+    ]
 
 
 def test_saving_before_the_first_step_changes_nothing(tmp_path):

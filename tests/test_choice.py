@@ -30,9 +30,16 @@ def model(tokenizer):
     """Random, but with logits of size: an untrained one finds all tokens equally likely."""
     torch.manual_seed(0)
     config = GPTConfig(
-        seq_len=64, vocab_size=tokenizer.vocab_size, n_layer=2, n_head=2, n_kv_head=1, head_dim=16,
-        n_embd=32, mlp_hidden=64, extras=("value_embeds", "smear"),
-    )  # fmt: skip
+        seq_len=64,
+        vocab_size=tokenizer.vocab_size,
+        n_layer=2,
+        n_head=2,
+        n_kv_head=1,
+        head_dim=16,
+        n_embd=32,
+        mlp_hidden=64,
+        extras=("value_embeds", "smear"),
+    )
     model = GPT(config)
     model.init_weights()
     for p in model.parameters():
@@ -198,19 +205,34 @@ def test_a_continuation_is_what_follows_in_the_held_out_text(small_data):
 
 
 KEYED = dict(
-    question="Quem?", choices=dict(text=["x", "y", "z"], label=["A", "B", "C"]), answerKey="C",
-    id="1", exam_id="2",
-)  # fmt: skip
+    question="Quem?",
+    choices=dict(text=["x", "y", "z"], label=["A", "B", "C"]),
+    answerKey="C",
+    id="1",
+    exam_id="2",
+)
 # exam -> rows of its schema, the items that they make (none for what is to be skipped)
 ROWS = {
     "hellaswag": (
-        [dict(activity_label="Baking", ctx_a="He bakes.", ctx_b="he", label="1",
-              endings=["eats [title] then", "runs [x] off  now", "c", "d"])],
+        [
+            dict(
+                activity_label="Baking",
+                ctx_a="He bakes.",
+                ctx_b="he",
+                label="1",
+                endings=["eats [title] then", "runs [x] off  now", "c", "d"],
+            )
+        ],
         [Item("Baking: He bakes. He", ("eats. then", "runs off now", "c", "d"), 1)],
     ),
     "arc_easy": (
-        [dict(question="Why?", choices=dict(text=["a", "b", "c"], label=["1", "2", "3"]),
-              answerKey="2")],
+        [
+            dict(
+                question="Why?",
+                choices=dict(text=["a", "b", "c"], label=["1", "2", "3"]),
+                answerKey="2",
+            )
+        ],
         [Item("Question: Why?", ("a", "b", "c"), 1, "Answer:")],
     ),
     "piqa": (
@@ -222,12 +244,31 @@ ROWS = {
         [Item("2+2?", ("1", "2", "3", "4"), 3, "Answer:", "maths")],
     ),
     "enem": (
-        [dict(question="Veja [[placeholder]] e [[placeholder]]. Qual?", label="E",
-              alternatives=list("pqrst"), description=["um mapa", "um [0] gráfico"], figures=[]),
-         dict(question="?", label="Anulado", alternatives=list("pqrst"), description=[],
-              figures=[])],
-        [Item("Pergunta: Veja um mapa e um [0] gráfico. Qual?", tuple("pqrst"), 4, "Resposta:",
-              margin=" ")],
+        [
+            dict(
+                question="Veja [[placeholder]] e [[placeholder]]. Qual?",
+                label="E",
+                alternatives=list("pqrst"),
+                description=["um mapa", "um [0] gráfico"],
+                figures=[],
+            ),
+            dict(
+                question="?",
+                label="Anulado",
+                alternatives=list("pqrst"),
+                description=[],
+                figures=[],
+            ),
+        ],
+        [
+            Item(
+                "Pergunta: Veja um mapa e um [0] gráfico. Qual?",
+                tuple("pqrst"),
+                4,
+                "Resposta:",
+                margin=" ",
+            )
+        ],
     ),
     "oab": (
         [KEYED, KEYED | dict(answerKey="nula")],
@@ -238,25 +279,57 @@ ROWS = {
         [Item("Pergunta: Onde?", ("1", "2", "3", "4"), 1, "Resposta:", "law", " ")],
     ),
     "m_mmlu_pt": (
-        [dict(instruction="Onde?", option_a="1", option_b="2", option_c="3", option_d="4",
-              answer="D", id="law/test/0")],
+        [
+            dict(
+                instruction="Onde?",
+                option_a="1",
+                option_b="2",
+                option_c="3",
+                option_d="4",
+                answer="D",
+                id="law/test/0",
+            )
+        ],
         [Item("Pergunta: Onde?", ("1", "2", "3", "4"), 3, "Resposta:", margin=" ")],
     ),
     "exams_pt": (
-        [dict(id="1", question=dict(stem="O quê?", choices=dict(text=["u", "v"], label=["A", "B"])),
-              answerKey=key, info=dict(grade=12, subject="Biology", language=language))
-         for key, language in (("B", "Portuguese"), ("@", "Portuguese"), ("A", "Polish"))],
+        [
+            dict(
+                id="1",
+                question=dict(stem="O quê?", choices=dict(text=["u", "v"], label=["A", "B"])),
+                answerKey=key,
+                info=dict(grade=12, subject="Biology", language=language),
+            )
+            for key, language in (("B", "Portuguese"), ("@", "Portuguese"), ("A", "Polish"))
+        ],
         [Item("Pergunta: O quê?", ("u", "v"), 1, "Resposta:", margin=" ")],
     ),
     "m3exam_pt": (
-        [dict(question_text="Qual?", background="Um texto.", options=["(A) sim", "(B) não"],
-              answer_text="B", language="portuguese", level="high", subject="x",
-              subject_category="y"),
-         dict(question_text="Qual?", background="", options=["(A)", "(B)"], answer_text="A",
-              language="portuguese", level="high", subject="x", subject_category="y")],
+        [
+            dict(
+                question_text="Qual?",
+                background="Um texto.",
+                options=["(A) sim", "(B) não"],
+                answer_text="B",
+                language="portuguese",
+                level="high",
+                subject="x",
+                subject_category="y",
+            ),
+            dict(
+                question_text="Qual?",
+                background="",
+                options=["(A)", "(B)"],
+                answer_text="A",
+                language="portuguese",
+                level="high",
+                subject="x",
+                subject_category="y",
+            ),
+        ],
         [Item("Pergunta: Um texto.\nQual?", ("sim", "não"), 1, "Resposta:", margin=" ")],
     ),
-}  # fmt: skip
+}
 ROWS["arc_challenge"], ROWS["enem_challenge"] = ROWS["arc_easy"], ROWS["oab"]
 
 
@@ -299,14 +372,17 @@ def test_an_exams_rows_become_items(name, offline, tmp_path):
 def test_examples_are_of_the_same_subject(offline, tmp_path):
     folder = hub_copy(tmp_path / "copy", "mmlu")
     row = ROWS["mmlu"][0][0]
-    lines = [json.dumps(row | dict(subject=s, question=q)) for s, q in
-             (("law", "l1"), ("maths", "m1"), ("law", "l2"), ("maths", "m2"))]  # fmt: skip
+    lines = [
+        json.dumps(row | dict(subject=s, question=q))
+        for s, q in (("law", "l1"), ("maths", "m1"), ("law", "l2"), ("maths", "m2"))
+    ]
     (folder / "all-dev.jsonl").write_text("\n".join(lines) + "\n")
     (folder / "all-test.jsonl").write_text("\n".join(lines[:2]) + "\n")
     asked = exams.ask(f"mmlu={folder}", "letter", 2, 0, None, 64)
     assert [re.findall(r"\b[lm]\d\b", q.context) for q in asked] == [
-        ["l1", "l2", "l1"], ["m1", "m2", "m1"]
-    ]  # fmt: skip
+        ["l1", "l2", "l1"],
+        ["m1", "m2", "m1"],
+    ]
     with pytest.raises(ValueError, match="try --shots 2"):
         exams.ask(f"mmlu={folder}", "letter", 3, 0, None, 64)
 
@@ -368,12 +444,10 @@ def test_the_figures_are_those_of_lm_eval(small_data, tmp_path):
         args = ("--task", paths["all"], "--shots", n, "--save", tmp_path / f"{name}_nats.jsonl")
         mine = run("eval.py", "choice", run_dir, *args, "--device", "cpu")
         assert mine.returncode == 0, mine.stderr
-    command = [
-        sys.executable, "-m", "lm_eval", "--model", "hf", "--model_args",
-        f"pretrained={folder},dtype=float32,trust_remote_code=True", "--tasks", "bare,taught",
-        "--include_path", tmp_path, "--batch_size", "4", "--device", "cpu", "--log_samples",
-        "--output_path", tmp_path / "out",
-    ]  # fmt: skip
+    options = "--model hf --tasks bare,taught --batch_size 4 --device cpu --log_samples".split()
+    options += ["--model_args", f"pretrained={folder},dtype=float32,trust_remote_code=True"]
+    options += ["--include_path", tmp_path, "--output_path", tmp_path / "out"]
+    command = [sys.executable, "-m", "lm_eval", *options]
     env = environment(HF_DATASETS_OFFLINE="1", HF_HOME=str(tmp_path / "hf"))
     done = subprocess.run(list(map(str, command)), env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]

@@ -20,8 +20,8 @@ CPU = ("--device", "cpu", "--dtype", "fp32")
 @pytest.fixture(scope="module")
 def trained(small_data, tmp_path_factory):
     run_dir = tmp_path_factory.mktemp("eval") / "run"
-    train.main(["tiny", *SMALL, "--eval_tokens", "100_000_000", "--data_dir", str(small_data),
-                "--run_dir", str(run_dir)])  # fmt: skip
+    folders = ["--data_dir", str(small_data), "--run_dir", str(run_dir)]
+    train.main(["tiny", *SMALL, "--eval_tokens", "100_000_000", *folders])
     return run_dir
 
 
@@ -90,8 +90,9 @@ def test_an_exported_folder_is_a_model_too(trained, capsys, tmp_path):
     )
     data_dir = json.loads(next(trained.glob("checkpoints/step*/trainer.json")).read_text())
     args = (*CPU, "--rows", 8, "--data_dir", data_dir["data_dir"])
-    figures = [re.search(r"[\d.]+ bits", look(capsys, "loss", m, *args))[0]
-               for m in (folder, trained)]  # fmt: skip
+    figures = [
+        re.search(r"[\d.]+ bits", look(capsys, "loss", m, *args))[0] for m in (folder, trained)
+    ]
     assert figures[0] == figures[1]
 
 
@@ -144,9 +145,15 @@ def test_a_stream_prints_each_character_once_and_whole(capsys):
 def test_top_p_keeps_the_tokens_that_hold_it():
     torch.manual_seed(0)
     config = GPTConfig(
-        seq_len=8, vocab_size=40, n_layer=1, n_head=1, n_kv_head=1, head_dim=8, n_embd=8,
+        seq_len=8,
+        vocab_size=40,
+        n_layer=1,
+        n_head=1,
+        n_kv_head=1,
+        head_dim=8,
+        n_embd=8,
         mlp_hidden=8,
-    )  # fmt: skip
+    )
     model = GPT(config)
     model.init_weights()
     torch.nn.init.normal_(model.head.weight)
@@ -167,9 +174,13 @@ def test_top_p_keeps_the_tokens_that_hold_it():
 def test_prompts_from_a_pipe(trained):
     args = ("sample", trained, *CPU, "--max_new_tokens", 4)
     done = subprocess.run(
-        command("eval.py", args), input="def f\n\nimport\n", capture_output=True, text=True,
-        cwd=ROOT, env=environment(),
-    )  # fmt: skip
+        command("eval.py", args),
+        input="def f\n\nimport\n",
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env=environment(),
+    )
     assert done.returncode == 0, done.stderr
     assert "prompts: the lines of standard input" in done.stdout
     assert re.findall(r"^--- (.*)", done.stdout, re.MULTILINE) == ["'def f'", "'import'"]
@@ -184,14 +195,18 @@ MISTAKES = {
     "no run": (["loss", "--run_dir", "{tmp}/none"], 2, "there is no checkpoint .*train one first"),
     "no such model": (["loss", "{tmp}/none"], 2, r"neither a preset \(tiny, .*biatron-345m\)"),
     "other data": (
-        ["loss", "--run_dir", "{run}", "--data_dir", "{tmp}"], 2, "python prepare_data.py",
+        ["loss", "--run_dir", "{run}", "--data_dir", "{tmp}"],
+        2,
+        "python prepare_data.py",
     ),
     "long prompt": (
-        ["sample", "{run}", "--prompt", "word " * 80], 2, "leaves no room in seq_len 64",
+        ["sample", "{run}", "--prompt", "word " * 80],
+        2,
+        "leaves no room in seq_len 64",
     ),
     "no share": (["sample", "{run}", "--prompt", "a", "--top_p", "0"], 2, "top_p 0.0 above 0"),
     "one question": (["choice", "{run}", "--limit", "1"], 2, "gives 1 questions"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", MISTAKES)

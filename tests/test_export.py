@@ -27,15 +27,23 @@ from model import EXTRAS, GPT, GPTConfig, rope_tables  # noqa: E402
 from tokenizer import Tokenizer  # noqa: E402
 
 BASE = GPTConfig(
-    seq_len=96, vocab_size=331, n_layer=2, n_head=4, n_kv_head=4, head_dim=16, n_embd=64,
-    mlp_hidden=96, rope_theta=54_321.0,
-)  # fmt: skip
+    seq_len=96,
+    vocab_size=331,
+    n_layer=2,
+    n_head=4,
+    n_kv_head=4,
+    head_dim=16,
+    n_embd=64,
+    mlp_hidden=96,
+    rope_theta=54_321.0,
+)
 LLAMA = dict(mlp="swiglu", qk_norm=False, embed_norm=False, tie_embeddings=True, logit_softcap=0.0)
 CASES = {
     "nanochat": ("NanoChat", {}),
     "grouped queries, another head_dim": ("NanoChat", dict(n_kv_head=2, head_dim=24)),
     "tied, no softcap, odd width": (
-        "NanoChat", dict(tie_embeddings=True, logit_softcap=0.0, n_embd=66),
+        "NanoChat",
+        dict(tie_embeddings=True, logit_softcap=0.0, n_embd=66),
     ),
     "doc_mask": ("NanoChat", dict(doc_mask=True)),
     "llama": ("Llama", LLAMA),
@@ -51,7 +59,8 @@ CASES = {
     ),
     "arcee": ("Arcee", LLAMA | dict(mlp="relu2")),
     "arcee, grouped queries, embed_norm folded": (
-        "Arcee", LLAMA | dict(mlp="relu2", embed_norm=True, n_kv_head=2),
+        "Arcee",
+        LLAMA | dict(mlp="relu2", embed_norm=True, n_kv_head=2),
     ),
     "all extras": (mapping.OWN, dict(extras=EXTRAS, n_layer=3)),
     "all extras, tied SwiGLU with NoPE, grouped queries": (
@@ -62,7 +71,7 @@ CASES = {
     "SwiGLU with softcap": (mapping.OWN, LLAMA | dict(logit_softcap=15.0)),
     "no embed_norm": (mapping.OWN, dict(embed_norm=False)),
     **{name: (mapping.OWN, dict(extras=(name,))) for name in EXTRAS},
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")
@@ -308,12 +317,14 @@ OWN_MUTANTS = {  # name -> (code of the own file, in its place, what the refusal
         "greedy text differs .* in a left-padded batch",
     ),
     "keys and smear over the border": (
-        ".bool() & (ids != self.config.bos_token_id)", ".bool()", "logits differ by",
+        ".bool() & (ids != self.config.bos_token_id)",
+        ".bool()",
+        "logits differ by",
     ),
     "keys over the border": ("slow & inside[..., None, None]", "slow", "logits differ by"),
     "the fast half of the keys": (">= D // 4", "< D // 4", "logits differ by"),
     "the other layers' value embeddings": ("% 2 == 0", "% 2 == 1", "does not load"),
-}  # fmt: skip
+}
 
 
 def refused(export_model, model, tmp_path, words):
@@ -385,8 +396,8 @@ def test_reading_back_refuses_what_is_not_an_export(export_model, tmp_path):
 @pytest.fixture(scope="module", params=["value_embeds smear", ""], ids=["own", "stock"])
 def trained(request, small_data, tmp_path_factory):
     run_dir = tmp_path_factory.mktemp("export") / "run"
-    train.main(["tiny", *SMALL, "--extras", *(request.param.split() or [""]), "--data_dir",
-                str(small_data), "--run_dir", str(run_dir)])  # fmt: skip
+    folders = ["--data_dir", str(small_data), "--run_dir", str(run_dir)]
+    train.main(["tiny", *SMALL, "--extras", *(request.param.split() or [""]), *folders])
     return run_dir, "own" if request.param else "NanoChat"
 
 

@@ -239,14 +239,25 @@ def test_the_last_step_of_one_world_is_the_state_of_the_next(small_data, tmp_pat
 def test_a_step_that_cannot_be_divided(small_data, tmp_path):
     """All factors and the nearest good value, before there is even a folder."""
     cases = [
-        (1, "--tokens_per_step 1000", "tokens_per_step 1000 is not a multiple of 1 rows x 64 "
-         "tokens x 1 ranks = 64; try --tokens_per_step 1024"),
-        (2, "--tokens_per_step 960 --micro_batch 3", "tokens_per_step 960 is not a multiple of "
-         "3 rows x 64 tokens x 2 ranks = 384; try --tokens_per_step 768"),
-        (2, "--tokens_per_step 9728 --micro_batch 4 --ramp_steps 4", "tokens_per_step 9728 (the "
-         "first of the ramp's steps takes 2432) is not a multiple of 4 rows x 64 tokens x 2 ranks "
-         "= 512; try --tokens_per_step 10240"),
-    ]  # fmt: skip
+        (
+            1,
+            "--tokens_per_step 1000",
+            "tokens_per_step 1000 is not a multiple of 1 rows x 64 tokens x 1 ranks = 64; "
+            "try --tokens_per_step 1024",
+        ),
+        (
+            2,
+            "--tokens_per_step 960 --micro_batch 3",
+            "tokens_per_step 960 is not a multiple of 3 rows x 64 tokens x 2 ranks = 384; "
+            "try --tokens_per_step 768",
+        ),
+        (
+            2,
+            "--tokens_per_step 9728 --micro_batch 4 --ramp_steps 4",
+            "tokens_per_step 9728 (the first of the ramp's steps takes 2432) is not a multiple of "
+            "4 rows x 64 tokens x 2 ranks = 512; try --tokens_per_step 10240",
+        ),
+    ]
     for world, args, words in cases:
         run_dir = tmp_path / "run"
         text = start(small_data, run_dir, *args.split(), world=world).end(2)
@@ -317,9 +328,7 @@ def test_saves_slower_than_their_interval_wait_in_order(whole, small_data, tmp_p
 
 
 @pytest.mark.parametrize("world", [1, 2])
-def test_a_full_disk_is_trained_through_until_the_third_failure(
-    world, whole, small_data, tmp_path
-):  # fmt: skip
+def test_a_full_disk_is_trained_through_until_the_third_failure(world, whole, small_data, tmp_path):
     run_dir, bad = tmp_path / "run", world - 1  # the rank whose disk is full
     args = [*LONG, "--save_every", 2]
     spoil = [("failing_saves", 6, 9, bad), ("slow", 0.03)]
@@ -407,9 +416,7 @@ def weights_after(text: str, rank: int) -> dict[int, str]:
 
 
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
-def test_nan_on_one_rank_stops_all_before_the_weights_change(
-    parallel, whole, small_data, tmp_path
-):  # fmt: skip
+def test_nan_on_one_rank_stops_all_before_the_weights_change(parallel, whole, small_data, tmp_path):
     run_dir = tmp_path / "run"
     args = [*LONG, "--save_every", 3, "--parallel", parallel]
     spoil = [("poison", [7], 1), ("note_weights",)]

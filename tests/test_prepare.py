@@ -253,9 +253,11 @@ def test_a_damaged_tokenizer_is_trained_again_and_the_units_redone(jsonl, undist
 def cluster(tmp_path: Path, workers: int, started_in: Path = ROOT):
     """A Dask scheduler and worker processes on loopback: (address, worker processes)."""
     where = dict(
-        cwd=started_in, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        cwd=started_in,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
         env=environment(PYTHONPATH=str(started_in)),
-    )  # fmt: skip
+    )
     port_file, processes = tmp_path / f"scheduler{time.monotonic_ns()}.json", []
     dask = [sys.executable, "-m", "distributed.cli.dask_scheduler"]
     spec = [sys.executable, "-m", "distributed.cli.dask_worker"]

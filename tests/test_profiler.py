@@ -31,12 +31,11 @@ NAMES = {
     "gloo:all_reduce": "communication",
     "triton_poi_fused_add_mul_2": "elementwise",
     "triton_per_fused__to_copy_rms_norm_5": "elementwise",
-    "void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<int>>":
-        "elementwise",
+    "void at::native::vectorized_elementwise_kernel<4, FillFunctor<int>>": "elementwise",
     "triton_poi_fused__scaled_dot_product_cudnn_attention_backward_4": "elementwise",
     "Memcpy HtoD (Pinned -> Device)": "elementwise",
     "Torch-Compiled Region: 0/0": "elementwise",
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("name", "row"), NAMES.items())
@@ -66,39 +65,55 @@ GPU_TRACE = [
 def test_gpu_timeline_counts_each_instant_once():
     got = breakdown(to_spans(GPU_TRACE), 0, 100)
     assert got == {
-        "matmul": 30, "attention": 15, "elementwise": 5, "optimizer": 19, "communication": 10,
-        "data wait": 10, "idle": 11,
-    }  # fmt: skip
+        "matmul": 30,
+        "attention": 15,
+        "elementwise": 5,
+        "optimizer": 19,
+        "communication": 10,
+        "data wait": 10,
+        "idle": 11,
+    }
     assert sum(got.values()) == 100
 
 
 def test_kernels_beyond_the_window_are_cut():
     assert breakdown([(-5, 5, "matmul"), (95, 120, "attention")], 0, 100) == {
-        **dict.fromkeys(ROWS, 0.0), "matmul": 5, "attention": 5, "idle": 90,
-    }  # fmt: skip
+        **dict.fromkeys(ROWS, 0.0),
+        "matmul": 5,
+        "attention": 5,
+        "idle": 90,
+    }
 
 
 def test_cpu_timeline_takes_the_inner_operator_and_the_region_around_it():
     got = breakdown(
-        to_spans([
-            event("ProfilerStep#1", "user_annotation", 0, 100),
-            event("data", "user_annotation", 0, 5),
-            event("aten::copy_", "cpu_op", 1, 4),
-            event("Torch-Compiled Region: 0/0", "cpu_op", 10, 60),
-            event("aten::mm", "cpu_op", 20, 40),
-            event("aten::scaled_dot_product_attention", "cpu_op", 40, 50),
-            event("aten::bmm", "cpu_op", 41, 49),
-            event("aten::mm", "cpu_op", 0, 100, tid=2),  # another thread's
-            event("gloo:all_reduce", "user_annotation", 55, 65, tid=3),  # 5 of 10 are hidden
-            event("optimizer", "user_annotation", 70, 90),
-            event("aten::mm", "cpu_op", 72, 88),
-        ]),
-        0, 100,
-    )  # fmt: skip
+        to_spans(
+            [
+                event("ProfilerStep#1", "user_annotation", 0, 100),
+                event("data", "user_annotation", 0, 5),
+                event("aten::copy_", "cpu_op", 1, 4),
+                event("Torch-Compiled Region: 0/0", "cpu_op", 10, 60),
+                event("aten::mm", "cpu_op", 20, 40),
+                event("aten::scaled_dot_product_attention", "cpu_op", 40, 50),
+                event("aten::bmm", "cpu_op", 41, 49),
+                event("aten::mm", "cpu_op", 0, 100, tid=2),  # another thread's
+                event("gloo:all_reduce", "user_annotation", 55, 65, tid=3),  # 5 of 10 are hidden
+                event("optimizer", "user_annotation", 70, 90),
+                event("aten::mm", "cpu_op", 72, 88),
+            ]
+        ),
+        0,
+        100,
+    )
     assert got == {
-        "matmul": 20, "attention": 10, "elementwise": 20, "optimizer": 20, "communication": 5,
-        "data wait": 5, "idle": 20,
-    }  # fmt: skip
+        "matmul": 20,
+        "attention": 10,
+        "elementwise": 20,
+        "optimizer": 20,
+        "communication": 5,
+        "data wait": 5,
+        "idle": 20,
+    }
 
 
 class Toy(nn.Module):

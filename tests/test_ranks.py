@@ -1,11 +1,15 @@
-"""What ranks.py does to the process: memory is kept, sums are the same each time.
+"""machinery/ranks.py: memory is kept, sums are the same each time, and nobody waits for ever.
 
-Ranks and devices: test_preflight.py."""
+Ranks that do not come, and devices: test_preflight.py."""
 
 import platform
+import re
+import signal
+import time
 
 import pytest
-from conftest import ROOT, run
+from conftest import ROOT, losses, run
+from faults import start
 
 KEPT = """
 import os, torch
@@ -51,3 +55,62 @@ def test_threads_that_add_to_the_same_row_give_the_same_bits(tmp_path):
     (tmp_path / "sums.py").write_text(SAME_SUMS)
     result = run(tmp_path / "sums.py", PYTHONPATH=str(ROOT))
     assert "1 different sums" in result.stdout.splitlines(), result.stdout + result.stderr
+
+
+# ------------------------------------------------------------------------ waiting for each other
+
+WAITS = """
+import os
+from machinery import ranks
+ranks.meet_and_test = lambda world, timeout_s: print(timeout_s)
+ranks.start("cpu", "fp32")
+"""
+
+
+@pytest.mark.parametrize("ranks_here, seconds", [(2, "30.0"), (1, "300.0")])
+def test_nodes_may_come_later_than_the_ranks_of_one(ranks_here, seconds, tmp_path):
+    (tmp_path / "waits.py").write_text(WAITS)
+    env = dict(RANK="0", WORLD_SIZE="2", LOCAL_RANK="0", LOCAL_WORLD_SIZE=str(ranks_here))
+    result = run(tmp_path / "waits.py", PYTHONPATH=str(ROOT), **env)
+    assert result.stdout.split() == [seconds], result.stderr
+
+
+def test_a_rank_that_comes_but_does_not_connect_costs_a_bounded_time(small_data, tmp_path):
+    ways_out = "GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME .* NCCL_P2P_DISABLE=1"
+    words = rf"error: rank 0 \(cpu\) could not connect within 4 s .*{ways_out}"
+    run = start(small_data, tmp_path / "run", world=2, spoil=[("limits", 4), ("mute", 1)])
+    run.until(lambda: run.codes() == [1, 1], timeout_s=40)
+    assert re.search(words, run.text), run.text
+    assert "Traceback" not in run.text and not (tmp_path / "run").exists()
+
+
+def test_an_address_that_nobody_can_reach(small_data, tmp_path):
+    """Each rank publishes an address of a network that is not there."""
+    env = {"GLOO_SOCKET_IFNAME": "nowhere0"}
+    run = start(small_data, tmp_path / "run", world=2, env=env)
+    text = run.end(1, timeout_s=40)
+    assert "could not connect within" in text and "nowhere0" in text
+    assert "Traceback" not in text
+
+
+def test_a_rank_that_stops_in_the_middle_ends_the_other(small_data, tmp_path):
+    spoil = [("limits", 30, 3), ("slow", 0.1)]
+    run = start(small_data, tmp_path / "run", "--steps", 100, world=2, spoil=spoil)
+    run.until_step(3).kill(signal.SIGSTOP, ranks=[1])
+    stopped = time.monotonic()
+    run.until(lambda: run.codes()[0] == 1, timeout_s=30)
+    assert 2 < time.monotonic() - stopped < 25
+    assert "Timed out" in run.text
+    run.kill().end()
+
+
+def test_compilers_and_disks_may_take_longer_than_a_step(small_data, tmp_path):
+    """The first step of one rank, and rank 0's copies to the mirror, take longer than the limit
+    for an answer. Another step that does ends the run."""
+    args = ["--save_every", 6, "--mirror", tmp_path / "mirror"]
+    spoil = [("limits", 30, 3), ("slow_step", 0, 5, 1), ("slow_mirror", 5)]
+    start(small_data, tmp_path / "run", *args, world=2, spoil=spoil).end(0)
+    assert len(losses(tmp_path / "run")) == 12
+    spoil[1] = ("slow_step", 6, 8, 1)
+    text = start(small_data, tmp_path / "other", *args, world=2, spoil=spoil).end()
+    assert "Timed out waiting 3000ms" in text and 6 <= len(losses(tmp_path / "other")) < 8

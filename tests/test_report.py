@@ -48,8 +48,13 @@ def start(time: float, **more) -> dict:
 
 def ten_steps(bpb_at_10: float = 2.0) -> list[dict]:
     steps = [step(n, 100 + 2.0 * n) for n in range(1, 11)]
-    return [validation(0, 4.0), *steps[:5], validation(5, 3.0), *steps[5:],
-            validation(10, bpb_at_10)]  # fmt: skip
+    return [
+        validation(0, 4.0),
+        *steps[:5],
+        validation(5, 3.0),
+        *steps[5:],
+        validation(10, bpb_at_10),
+    ]
 
 
 class Page(HTMLParser):
@@ -85,9 +90,16 @@ def test_the_page_tells_the_figures_of_a_run_and_needs_nothing_else(tmp_path):
     sample = dict(step=10, tokens=10_000, prompt="<i>", text="if a < b:\n    return")
     (folder / "samples.jsonl").write_text(json.dumps(sample) + "\n")
     text, page = pages(folder)
-    for words in ("done", "10 of 10", "2.0000 bits per byte, 4.0000 nats per token, at step 10",
-                  "500 tok/s, mfu 30.0% full, 25.0% causal", "training: 20s", "extras: smear <b>",
-                  "step 0 to 10 in 30s: train.py tiny", "in all: 30s"):  # fmt: skip
+    for words in (
+        "done",
+        "10 of 10",
+        "2.0000 bits per byte, 4.0000 nats per token, at step 10",
+        "500 tok/s, mfu 30.0% full, 25.0% causal",
+        "training: 20s",
+        "extras: smear <b>",
+        "step 0 to 10 in 30s: train.py tiny",
+        "in all: 30s",
+    ):
         assert words in text, words
         assert all(part in page.text for part in words.split(": ", 1)), words
     assert "if a < b:\n    return" in page.text and "cost" not in text
@@ -103,9 +115,11 @@ def test_restarts_are_told_and_steps_done_twice_are_paid(tmp_path):
     """Killed after step 8, of which 5 was saved; resumed on a GPU, 40 s later."""
     steps = [step(n, 100 + 2.0 * n, eval_s=3.0, save_s=1.0) for n in range(1, 6)]
     steps += [step(n, 150 + 2.0 * n, eval_s=2.0) for n in range(6, 9)]
-    starts = [start(95.0, on_gpu=True, usd_per_hour=36.0),
-              start(156.0, on_gpu=True, last_step=8, last_time=116.0),
-              start(900.0, last_step=8, last_time=166.0)]  # the last did not train  # fmt: skip
+    starts = [
+        start(95.0, on_gpu=True, usd_per_hour=36.0),
+        start(156.0, on_gpu=True, last_step=8, last_time=116.0),
+        start(900.0, last_step=8, last_time=166.0),  # did not train
+    ]
     text, _ = pages(make_run(tmp_path / "a", steps, {"state": "running"}, starts))
     assert "step 0 to 8 in 21s" in text and "step 5 to 8 in 10s" in text
     assert text.count("train.py tiny") == 2
@@ -166,8 +180,11 @@ def test_what_a_difference_is_worth(tmp_path):
 def test_a_run_that_cannot_be_compared_gets_a_sentence(tmp_path):
     a = make_run(tmp_path / "a", ten_steps())
     young = make_run(tmp_path / "young", [validation(0, 4.0), step(1, 102.0)])
-    mistakes = [([a], "two runs or more"), ([a, young], "young has no validation after"),
-                ([a, tmp_path / "c"], f"no metrics.jsonl.*there are {a}, {young}")]  # fmt: skip
+    mistakes = [
+        ([a], "two runs or more"),
+        ([a, young], "young has no validation after"),
+        ([a, tmp_path / "c"], f"no metrics.jsonl.*there are {a}, {young}"),
+    ]
     for folders, words in mistakes:
         with pytest.raises(ValueError, match=words) as error:
             eval.main(["compare", *map(str, folders)])

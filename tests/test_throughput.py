@@ -18,9 +18,14 @@ def test_one_row_for_each_micro_batch_that_works(tmp_path):
     command += ["--micro_batch", "1", "3", "--tokens_per_step", "512", "--steps", "2"]
     command += ["--warmup", "1", "--device", "cpu", "--results", results]
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=200, check=False, cwd=tmp_path,
+        command,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+        cwd=tmp_path,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr
     row = r"\| tiny +\| 1 x 2 +\| (bfloat16|float32) +\| \w+ +\| [\d,]+ +\| [\d,]+ +\| n/a +\| n/a"
     assert len(re.findall(row, results.read_text())) == 1

@@ -130,8 +130,19 @@ def test_a_token_is_new_if_its_bigram_is():
 
 def test_novel_mean_is_the_mean_log_p_of_the_new_tokens():
     torch.manual_seed(0)
-    model = GPT(GPTConfig(seq_len=64, vocab_size=50, n_layer=1, n_head=2, n_kv_head=2, head_dim=8,
-                          n_embd=16, mlp_hidden=32, extras=()))  # fmt: skip
+    model = GPT(
+        GPTConfig(
+            seq_len=64,
+            vocab_size=50,
+            n_layer=1,
+            n_head=2,
+            n_kv_head=2,
+            head_dim=8,
+            n_embd=16,
+            mlp_hidden=32,
+            extras=(),
+        )
+    )
     model.init_weights()
     for p in model.parameters():
         torch.nn.init.normal_(p, std=0.5)
@@ -259,8 +270,17 @@ def test_a_server_that_refuses_chat_is_asked_for_completions(capsys):
 
 
 def test_only_a_clear_letter_is_an_answer():
-    letters = {"A": "A", " b": "", "B.": "B", "**A**": "A", "Answer: B": "B", "A or B?": "", "": "",
-               "Apple": "", "<think>A? B?</think>B": "B"}  # fmt: skip
+    letters = {
+        "A": "A",
+        " b": "",
+        "B.": "B",
+        "**A**": "A",
+        "Answer: B": "B",
+        "A or B?": "",
+        "": "",
+        "Apple": "",
+        "<think>A? B?</think>B": "B",
+    }
     for text, letter in letters.items():
         assert judge.parse(text) == (letter or "unparsable"), text
 
@@ -340,8 +360,8 @@ OPTIONS = ["--device", "cpu", "--prompt_tokens", 8, "--max_new_tokens", 16, "--n
 def trained(small_data, tmp_path_factory) -> Path:
     """A run with checkpoints of steps 4, 8 and 12."""
     run_dir = tmp_path_factory.mktemp("tournament") / "run"
-    train.main(["tiny", *SMALL, "--data_dir", str(small_data), "--run_dir", str(run_dir),
-                "--save_every", "4", "--keep", "9", "--eval_every", "0"])  # fmt: skip
+    folders = ["--data_dir", str(small_data), "--run_dir", str(run_dir)]
+    train.main(["tiny", *SMALL, *folders, *"--save_every 4 --keep 9 --eval_every 0".split()])
     return run_dir
 
 
@@ -403,8 +423,8 @@ def test_own_texts_and_a_server_as_judge(trained, capsys):
 
     text = "The largest planet of all that go around our sun is called Jupiter."
     with judge_server(likes_the_human) as (url, _):
-        report = hold(trained, "--prompts", text, "--max_new_tokens", 40, "--judge_url", url,
-                      "--judge_model", "scripted")  # fmt: skip
+        judge = ["--judge_url", url, "--judge_model", "scripted"]
+        report = hold(trained, "--prompts", text, "--max_new_tokens", 40, *judge)
     assert report["prompts"][0] + report["completions"]["human text"][0] == text
     assert report["players"][0]["name"] == "human text"
     assert players(report) == {"step 4", "step 8", "step 12", "human text", "loop"}
@@ -420,15 +440,17 @@ MISTAKES = {
     "two judges": (["--judge", "{run}", "--judge_url", "http://x/v1"], "two judges; give one"),
     "no model": (["--judge_url", "http://127.0.0.1:1/v1"], "needs --judge_model"),
     "down": (
-        ["--judge_url", "http://127.0.0.1:1/v1", "--judge_model", "x"], "is it running, .*/v1",
+        ["--judge_url", "http://127.0.0.1:1/v1", "--judge_model", "x"],
+        "is it running, .*/v1",
     ),
     "short text": (["--prompts", "a b"], "leaves nothing for the human to have written"),
     "long prompt": (["--prompt_tokens", "60"], "no held-out document has 76 tokens within a row"),
     "nothing": (["--max_new_tokens", "0"], "must be 1 or more"),
     "long text": (
-        ["--prompts", "word " * 90, "--prompt_tokens", "60"], "need 77 positions, .* has 64",
+        ["--prompts", "word " * 90, "--prompt_tokens", "60"],
+        "need 77 positions, .* has 64",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", MISTAKES)
@@ -456,8 +478,8 @@ def test_a_real_server_answers_in_both_orders(chat, small_data, tmp_path):
         pytest.importorskip(library)
     if not (ROOT / "export.py").exists():
         pytest.skip("there is no export.py")
-    train.main(["tiny", *SMALL, "--data_dir", str(small_data), "--run_dir", str(tmp_path / "run"),
-                "--extras"])  # fmt: skip
+    folders = ["--data_dir", str(small_data), "--run_dir", str(tmp_path / "run")]
+    train.main(["tiny", *SMALL, *folders, "--extras"])
     folder = tmp_path / "judge"
     done = run("export.py", "--run_dir", tmp_path / "run", "--out", folder, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -480,8 +502,8 @@ def transformers_serve(folder: Path, cache: Path):
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     (cache / "hub").mkdir(parents=True)
-    command = [Path(sys.executable).parent / "transformers", "serve", folder, "--device", "cpu",
-               "--dtype", "float32", "--host", "127.0.0.1", "--port", str(port)]  # fmt: skip
+    options = f"--device cpu --dtype float32 --host 127.0.0.1 --port {port}".split()
+    command = [Path(sys.executable).parent / "transformers", "serve", folder, *options]
     server = subprocess.Popen(command, env=environment(HF_HOME=str(cache)))
     try:
         deadline = time.monotonic() + 300

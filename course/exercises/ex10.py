@@ -55,9 +55,13 @@ def oracle(answer) -> None:
         grads = {"the weight": weight.grad, "argument 0": args[0].grad, "argument 1": args[1].grad}
         again = torch.rand(3)
         return dict(
-            out=out, grads=grads, kept=bytes_kept, after=after, again=again,
+            out=out,
+            grads=grads,
+            kept=bytes_kept,
+            after=after,
+            again=again,
             calls=(calls_before, calls[0]),
-        )  # fmt: skip
+        )
 
     for wants in ((True, True), (False, True), (True, False), (False, False)):
         for dropout in (0.0, 0.3):

@@ -1,0 +1,91 @@
+"""run.sh: it installs the PyTorch that the GPU's driver can run, before anything else happens.
+
+nvidia-smi and Python are played by small scripts; pip's arguments are what they note."""
+
+import os
+import shutil
+import subprocess
+
+import pytest
+from conftest import ROOT
+
+# `-m venv .venv` copies the script there; as .venv/bin/python it notes its arguments, and for pip
+# also the requirements
+PYTHON = """#!/usr/bin/env bash
+if [ "$2" = venv ]; then mkdir -p .venv/bin && exec cp "$0" .venv/bin/python; fi
+echo "$@" >> commands
+for last; do :; done
+if [ "$2" = pip ]; then cat "$last" > installed; fi
+"""
+
+
+@pytest.fixture
+def machine(tmp_path):
+    """A folder with run.sh, and a function that runs it with a driver (None: no nvidia-smi)."""
+    (tmp_path / "bin").mkdir()
+    for name in ("run.sh", "requirements.txt"):
+        shutil.copy(ROOT / name, tmp_path / name)
+    _script(tmp_path / "bin" / "python3", PYTHON)
+
+    def run(says: str | None, code: int = 0):
+        if says is not None:
+            _script(tmp_path / "bin" / "nvidia-smi", f"#!/bin/sh\necho '{says}'\nexit {code}\n")
+        path = f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}"
+        command = ["bash", tmp_path / "run.sh", "test"]
+        env = {**os.environ, "PATH": path, "PYTHON": "python3"}
+        return subprocess.run(command, capture_output=True, text=True, env=env)
+
+    return run
+
+
+def _script(path, text: str) -> None:
+    path.write_text(text)
+    path.chmod(0o755)
+
+
+def torch_of(folder) -> str:
+    lines = (folder / "installed").read_text().splitlines()
+    return next(line.split()[0] for line in lines if line.startswith("torch=="))
+
+
+@pytest.mark.parametrize(
+    "says, code, torch",
+    [
+        ("580.65.06", 0, "torch==2.13.0"),
+        ("610.10", 0, "torch==2.13.0"),
+        ("535.183.01\n535.183.01", 0, "torch==2.10.0"),
+        ("525.60.13", 0, "torch==2.10.0"),
+        ("No devices were found", 6, "torch==2.13.0"),
+        ("[N/A]", 0, "torch==2.13.0"),
+    ],
+)
+def test_torch_fits_the_driver(says, code, torch, machine, tmp_path):
+    done = machine(says, code)
+    assert done.returncode == 0, done.stderr
+    assert torch_of(tmp_path) == torch
+    assert ("torch 2.10 for CUDA 12" in done.stdout) == (torch == "torch==2.10.0")
+    others = (tmp_path / "installed").read_text().replace(torch, "torch==2.13.0")
+    assert others == (ROOT / "requirements.txt").read_text()  # the rest as it stands there
+
+
+def test_a_driver_that_nothing_runs_on_costs_no_download(machine, tmp_path):
+    done = machine("470.82.01")
+    assert done.returncode == 2 and not (tmp_path / ".venv").exists()
+    assert "error: driver 470.82.01 is too old" in done.stderr
+
+
+def test_installed_once_and_again_after_a_new_driver(machine, tmp_path):
+    for says, installs in (("550.54", 1), ("550.54", 1), ("580.65", 2), ("580.65", 2)):
+        assert machine(says).returncode == 0
+        assert (tmp_path / "commands").read_text().count("pip install") == installs
+    assert torch_of(tmp_path) == "torch==2.13.0"
+    assert (tmp_path / "commands").read_text().count("-m pytest") == 4
+
+
+def test_a_build_that_the_user_chose_stays(machine, tmp_path):
+    (tmp_path / ".venv/lib/python3.11/site-packages/torch-2.13.0+cu126.dist-info").mkdir(
+        parents=True
+    )
+    for driver in ("470.82.01", "550.54"):
+        assert machine(driver).returncode == 0
+    assert torch_of(tmp_path) == "torch==2.13.0"  # which pip finds there already
