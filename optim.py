@@ -94,60 +94,47 @@ def orthogonalize(g: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     return x.mT.contiguous() if tall else x
 
 
-def variance_scale(u: Tensor, second: Tensor, beta2: Tensor) -> tuple[Tensor, Tensor]:
+# The other parts of a Muon step, in place; `apply` is 0 when it must not happen. Compiled, they
+# take all matrices of one shape as one tensor (N, rows, cols): a list would compile for minutes.
+# Eager, `_momentum` and `_update` take one matrix at a time, which stays in the cache of a CPU.
+
+
+def _momentum(grad: Tensor, average: Tensor, momentum: Tensor, apply: Tensor) -> None:
+    grad.masked_fill_(apply == 0, 0.0)  # 0 x NaN would be NaN
+    average.lerp_(grad, (1 - momentum) * apply)
+    grad.lerp_(average, momentum)  # Nesterov: look one step ahead
+
+
+def _variance(u: Tensor, second: Tensor, beta2: Tensor, apply: Tensor) -> Tensor:
     """The factors on the rows of u (N, rows, cols), or on its columns if there are more. They give
     all rows the same long-run size and keep the norm of each matrix (NorMuon, Li et al. 2025).
-
-    second: running mean square, (N, rows, 1) or (N, 1, cols). Returns the scale, of that shape,
-    and the new second, both fp32.
-    """
+    second: running mean square, (N, rows, 1) or (N, 1, cols), fp32, like the result."""
     side = -1 if second.size(-1) == 1 else -2
     norm = torch.linalg.vector_norm(u, dim=side, keepdim=True, dtype=torch.float32)
     mean_square = norm.square() / u.size(side)
-    second = second.lerp(mean_square, 1 - beta2)
+    second.lerp_(mean_square, (1 - beta2) * apply)
     scale = second.clamp_min(1e-10).rsqrt()
     old_norm = mean_square.sum(dim=(-2, -1), keepdim=True)
     new_norm = (mean_square * scale.square()).sum(dim=(-2, -1), keepdim=True)
-    return scale * (old_norm / new_norm.clamp_min(1e-10)).sqrt(), second
+    return scale * (old_norm / new_norm.clamp_min(1e-10)).sqrt()
 
 
-# The parts of a Muon step, on lists of matrices of one shape. Each is compiled on a GPU; between
-# them the ranks may exchange the matrices. `apply` is 0 when the step must not happen.
-# Elementwise work goes one matrix at a time, so that on a CPU the matrix stays in cache.
-
-
-def _momentum(grads, momenta, momentum, apply):
-    ahead = []
-    for grad, average in zip(grads, momenta):
-        grad = torch.where(apply > 0, grad, torch.zeros_like(grad))  # 0 x NaN would be NaN
-        average.lerp_(grad, (1 - momentum) * apply)
-        ahead.append(grad.lerp(average, momentum))  # Nesterov: look one step ahead
-    return torch.stack(ahead)
-
-
-def _variance(u, seconds, beta2, apply):
-    scale, second = variance_scale(u, torch.stack(seconds), 1 - (1 - beta2) * apply)
-    for old, new in zip(seconds, second.unbind(0)):
-        old.copy_(new)
-    return scale
-
-
-def _update(params, u, scale, lr, weight_decay, apply):
-    for p, direction, s in zip(params, u.unbind(0), scale.unbind(0)):
-        update = direction * s
-        agree = (update * p).gt_(0)  # cautious: decay never pulls against the update
-        update.addcmul_(agree.mul_(p), weight_decay)
-        p.addcmul_(update, -lr * apply)
+def _update(p: Tensor, u: Tensor, scale: Tensor, lr: Tensor, decay: Tensor, apply: Tensor) -> None:
+    update = u * scale
+    agree = (update * p).gt_(0)  # cautious: decay never pulls against the update
+    update.addcmul_(agree.mul_(p), decay)
+    p.addcmul_(update, -lr * apply)
 
 
 class Muon(torch.optim.Optimizer):
     """Momentum, orthogonalized (Jordan et al. 2024), with NorMuon's variance reduction and cautious
     weight decay. For 2-D weights inside a network; not for embedding tables or the head.
 
-    params: 2-D tensors, plain or DTensors sharded by rows. lr is multiplied by
-    sqrt(max(1, rows / cols)). ns_dtype: of the Newton-Schulz matmuls. divide: every rank holds the
-    same gradients, so let each orthogonalize its share (data parallel).
-    State per parameter: momentum_buffer (like the parameter), second_moment (a row or a column).
+    params: 2-D tensors, plain or DTensors sharded by rows; each needs a gradient in every step. lr
+    is multiplied by sqrt(max(1, rows / cols)). ns_dtype: of the Newton-Schulz matmuls. divide:
+    every rank holds the same gradients, so let each orthogonalize its share (data parallel).
+    State per parameter: momentum_buffer (like the parameter), second_moment (a row or a column);
+    each is a view into `stacks`, which hold the state of all parameters of one shape.
     """
 
     def __init__(
@@ -176,39 +163,46 @@ class Muon(torch.optim.Optimizer):
         self.found_inf: Tensor | None = None
         self._step_supports_amp_scaling = True  # torch's own mark: step() obeys found_inf
 
-        self._orthogonalize = orthogonalize
+        self._orthogonalize, self.compiled = orthogonalize, False
         self._momentum, self._variance, self._update = _momentum, _variance, _update
-
-    def compile(self) -> None:
-        """Fuse each part from now on: worth it on a GPU."""
-        for part in ("_orthogonalize", "_momentum", "_variance", "_update"):
-            eager = getattr(self, part)
-            setattr(self, part, torch.compile(eager, dynamic=False, fullgraph=True))
+        self._stack_state()
+        self.register_load_state_dict_post_hook(Muon._stack_state)  # loading replaces the tensors
 
     @torch.no_grad()
-    def step(self) -> None:
+    def _stack_state(self) -> None:
+        self.stacks = []  # (group, N parameters of one shape, their momenta, their second moments)
         for group in self.param_groups:
             by_shape = defaultdict(list)
             for p in group["params"]:
-                if p.grad is not None:
-                    by_shape[tuple(p.shape)].append(p)
-            for shape, params in by_shape.items():
-                self._step_shape(shape, params, group)
+                by_shape[p.shape].append(p)
+            for params in by_shape.values():
+                state = []
+                for name in ("momentum_buffer", "second_moment"):
+                    parts = [local(self.state[p][name]) for p in params]
+                    state.append(torch.stack(parts))  # (N, ...)
+                    for part, view in zip(parts, state[-1]):
+                        part.set_(view)
+                self.stacks.append((group, params, *state))
 
-    def _step_shape(self, shape: tuple[int, int], params: list[Tensor], group: dict) -> None:
-        (rows, cols), first = shape, params[0]
+    @torch.no_grad()
+    def step(self) -> None:
+        for stack in self.stacks:
+            self._step_stack(*stack)
+
+    def _step_stack(self, group: dict, params: list, momenta: Tensor, seconds: Tensor) -> None:
+        first, (rows, cols) = params[0], params[0].shape
         sharded = isinstance(first, DTensor)
 
         def scalar(x: float) -> Tensor:  # a new float, unlike a 0-D tensor, would recompile
             return torch.full((), x, dtype=torch.float32, device=first.device)  # a fill, no copy
 
+        pieces = (lambda *stacks: [stacks]) if self.compiled else zip
         apply = scalar(1.0) if self.found_inf is None else 1 - self.found_inf
+        momentum, decay = scalar(group["momentum"]), scalar(group["weight_decay"])
         lr = scalar(group["lr"] * max(1.0, rows / cols) ** 0.5)
-        grads = [local(p.grad) for p in params]
-        momenta = [local(self.state[p]["momentum_buffer"]) for p in params]
-        seconds = [self.state[p]["second_moment"] for p in params]
-
-        u = self._momentum(grads, momenta, scalar(group["momentum"]), apply)
+        u = torch.stack([local(p.grad) for p in params])
+        for grad, average in pieces(u, momenta):
+            self._momentum(grad, average, momentum, apply)
         if sharded:  # (N, local rows, cols) -> (N, rows, cols)
             whole = dict(shape=(len(params), rows, cols), stride=(rows * cols, cols, 1))
             u = DTensor.from_local(u, first.device_mesh, [Shard(1)], **whole).full_tensor()
@@ -217,8 +211,12 @@ class Muon(torch.optim.Optimizer):
         if sharded:
             u = _own_rows(u, first)
             scale = _own_rows(scale, first) if rows >= cols else scale
-        weight_decay = scalar(group["weight_decay"])
-        self._update([local(p) for p in params], u, scale, lr, weight_decay, apply)
+        params = [local(p) for p in params]
+        weights = torch.stack(params) if self.compiled else params
+        for p, direction, s in pieces(weights, u, scale):
+            self._update(p, direction, s, lr, decay, apply)
+        if self.compiled:
+            torch._foreach_copy_(params, weights.unbind(0))
 
     def _divided_orthogonalize(self, u: Tensor, p: Tensor) -> Tensor:
         """Orthogonalize u (N, rows, cols): all of it here, or each rank a share, then exchange."""
@@ -231,7 +229,7 @@ class Muon(torch.optim.Optimizer):
         u = torch.cat([u, u.new_zeros(share * world - n, *u.shape[1:])])  # every share is full
         own = self._orthogonalize(u[rank * share : (rank + 1) * share], self.ns_dtype)
         whole = own.new_empty(share * world, *own.shape[1:])
-        dist.all_gather(list(whole.chunk(world)), own.contiguous(), group=group)
+        dist.all_gather_into_tensor(whole, own.contiguous(), group=group)
         return whole[:n]
 
 
@@ -299,12 +297,22 @@ def build(
     return optimizers
 
 
+class _AdamW(torch.optim.AdamW):
+    """torch's, on this rank's part of sharded tensors: AdamW is elementwise, so the result is the
+    same. On the DTensors themselves, torch 2.11 leaks two objects per parameter and step."""
+
+    def _init_group(self, group: dict, *lists: list[Tensor]) -> bool:
+        has_complex = super()._init_group(group, *lists)  # fills the lists: parameters, grads, ...
+        for tensors in lists:
+            tensors[:] = map(local, tensors)
+        return has_complex
+
+
 def adamw(groups: list[dict], eps: float = 1e-8) -> torch.optim.AdamW:
-    """Fused AdamW with its state: one kernel per step, which obeys `found_inf` and works on
-    DTensors (the default, foreach, leaks memory there). groups: dicts with params, lr, betas,
-    weight_decay; a group without parameters is left out."""
+    """Fused AdamW with its state: one kernel per step, which obeys `found_inf`. groups: dicts with
+    params, lr, betas, weight_decay; a group without parameters is left out."""
     groups = [group for group in groups if group["params"]]
-    optimizer = torch.optim.AdamW(groups, eps=eps, fused=True)
+    optimizer = _AdamW(groups, eps=eps, fused=True)
     for p in (p for group in groups for p in group["params"]):
         optimizer.state[p] = {
             "step": torch.zeros((), device=p.device),
@@ -347,7 +355,9 @@ def set_schedule(optimizers: list[torch.optim.Optimizer], step: int, steps: int,
 
 
 def compile_steps(optimizers: list[torch.optim.Optimizer]) -> None:
-    """Compile the optimizers that can be compiled: Muon."""
-    for optimizer in optimizers:
-        if isinstance(optimizer, Muon):
-            optimizer.compile()
+    """Fuse the parts of Muon's step from now on: worth it on a GPU."""
+    for muon in (optimizer for optimizer in optimizers if isinstance(optimizer, Muon)):
+        muon.compiled = True
+        for name in ("_orthogonalize", "_momentum", "_variance", "_update"):
+            part = torch.compile(getattr(muon, name), dynamic=False, fullgraph=True)
+            setattr(muon, name, part)

@@ -1,49 +1,78 @@
-"""Run by test_optim.py on 2 ranks: Muon, divided and on sharded weights, against one rank."""
+"""Run by test_optim.py on 2 ranks: Muon (divided, sharded) and AdamW (sharded) against one rank."""
+
+import gc
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from machinery.cli import run
-from optim import Muon
+from optim import Muon, adamw
 
 
-def build():
+def build(shard=False):
     torch.manual_seed(0)
-    # shapes that 2 ranks cannot share evenly: 3 matrices of one shape, 5 and 7 rows
-    return nn.ModuleList(
-        [nn.Linear(6, 5, bias=False) for _ in range(3)] + [nn.Linear(5, 7, bias=False)]
-    )
+    # shapes that 2 ranks cannot share evenly: 3 matrices of one shape, 5 and 7 rows, and 1 row
+    sizes = [(6, 5), (6, 5), (6, 5), (5, 7), (3, 1)]
+    model = nn.ModuleList([nn.Linear(*size, bias=False) for size in sizes])
+    for layer in model if shard else ():
+        fully_shard(layer)
+    return model
 
 
-def train(model, **options):
-    optimizer = Muon(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1, **options)
+def muon(model, **options):
+    return Muon(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1, **options)
+
+
+def adam(model):
+    params = list(model.parameters())
+    return adamw([dict(params=params, lr=0.1, betas=(0.9, 0.95), weight_decay=0.1)])
+
+
+def full(t):
+    return t.full_tensor() if isinstance(t, DTensor) else t.detach()
+
+
+def train(model, optimizer, steps=4):
+    """Returns the parameters and the state, whole."""
     g = torch.Generator().manual_seed(1)
-    for step in range(4):
+    for step in range(steps):
         for p in model.parameters():
-            grad = torch.randn(p.shape, generator=g)  # the same on every rank
-            if hasattr(p, "device_mesh"):
-                from torch.distributed.tensor import distribute_tensor
-
-                grad = distribute_tensor(grad, p.device_mesh, p.placements)
-            p.grad = grad
+            p.grad = torch.randn(p.shape, generator=g)  # the same on every rank
+            if isinstance(p, DTensor):
+                p.grad = distribute_tensor(p.grad, p.device_mesh, p.placements)
         optimizer.found_inf = torch.tensor(float(step == 2))  # this one must not happen
         optimizer.step()
-    return [p.full_tensor() if hasattr(p, "full_tensor") else p for p in model.parameters()]
+    state = [t for p in model.parameters() for t in optimizer.state[p].values()]
+    return [full(t) for t in (*model.parameters(), *state)]
+
+
+def specs() -> int:
+    """How many descriptions of sharded tensors are alive."""
+    gc.collect()
+    return sum(type(o).__name__ == "DTensorSpec" for o in gc.get_objects())
 
 
 def main(argv):
     dist.init_process_group("gloo")
-    alone = train(build())
-    divided = train(build(), divide=True)
-    sharded = build()
-    for layer in sharded:
-        fully_shard(layer)
-    sharded = train(sharded)
-    for a, b, c in zip(alone, divided, sharded):
-        torch.testing.assert_close(b, a, atol=1e-6, rtol=1e-5)
-        torch.testing.assert_close(c, a, atol=1e-6, rtol=1e-5)
+    close = dict(atol=1e-6, rtol=1e-5)
+    alone, divided, sharded = build(), build(), build(shard=True)
+    whole = train(alone, muon(alone))
+    torch.testing.assert_close(train(divided, muon(divided, divide=True)), whole, **close)
+    torch.testing.assert_close(train(sharded, muon(sharded)), whole, **close)
+
+    alone, sharded = build(), build(shard=True)
+    torch.testing.assert_close(train(sharded, adam(sharded)), train(alone, adam(alone)), **close)
+
+    optimizers = muon(sharded), adam(sharded)
+    counts = []
+    for steps in (10, 100):
+        for optimizer in optimizers:
+            train(sharded, optimizer, steps)
+        counts.append(specs())
+    assert counts[0] == counts[1], f"DTensorSpecs alive after 10 and 110 steps: {counts}"
     print(f"rank {dist.get_rank()} agrees")
 
 

@@ -1,5 +1,7 @@
 """optim.py: Muon against a loop over matrices, the skip of bad steps, the schedules' values."""
 
+import copy
+
 import pytest
 import torch
 from conftest import ROOT, run
@@ -14,6 +16,7 @@ from optim import (
     batch_at,
     build,
     check_obeys_found_inf,
+    compile_steps,
     lr_at,
     momentum_at,
     orthogonalize,
@@ -91,7 +94,7 @@ def test_compiled_muon_equals_eager():
         params = [torch.nn.Parameter(p.clone()) for p in start]
         optimizer = Muon(params, lr=0.1, weight_decay=0.1)
         if compile:
-            optimizer.compile()
+            compile_steps([optimizer])
         for _ in range(2):
             for p, g in zip(params, grad):
                 p.grad = g.clone()
@@ -130,7 +133,42 @@ def test_a_step_with_found_inf_leaves_no_trace(kind):
     assert all(torch.equal(a, b) for a, b in zip(before, params))
 
 
-def test_muon_on_two_ranks_divided_and_sharded():
+@pytest.mark.parametrize("how", ["load_state_dict", "in place"])
+def test_a_resumed_muon_steps_on_the_loaded_state(how):
+    torch.manual_seed(0)
+    shapes = [(6, 6), (6, 6), (12, 4), (4, 12), (12, 4)]
+    start = [torch.randn(s) for s in shapes]
+    grads = [[torch.randn(s) for s in shapes] for _ in range(4)]
+
+    def go(params, optimizer, grads):
+        for step in grads:
+            for p, g in zip(params, step):
+                p.grad = g.clone()
+            optimizer.step()
+        return params
+
+    def make(values):
+        params = [torch.nn.Parameter(t.detach().clone()) for t in values]
+        return params, Muon(params, lr=0.1)
+
+    params, optimizer = make(start)
+    go(params, optimizer, grads[:2])
+    resumed, other = make(params)
+    if how == "in place":  # as checkpoint.py does
+        for p, q in zip(params, resumed):
+            for name, t in optimizer.state[p].items():
+                other.state[q][name].copy_(t)
+    else:
+        other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    go(params, optimizer, grads[2:])
+    go(resumed, other, grads[2:])
+    for p, q in zip(params, resumed):
+        assert torch.equal(p, q)
+        for name, t in optimizer.state[p].items():  # and a second save holds what the steps did
+            assert torch.equal(t, other.state[q][name])
+
+
+def test_optimizers_on_two_ranks_divided_and_sharded():
     result = run("tests/ranks_muon.py", nproc=2, PYTHONPATH=str(ROOT))
     assert result.returncode == 0, result.stderr
     assert result.stdout.count("agrees") == 2
