@@ -101,11 +101,11 @@ class Attention(nn.Module):
         if value_embed is not None:
             gate = 3 * torch.sigmoid(self.value_gate(x[..., :VALUE_GATE_CHANNELS]))  # (B, T, G)
             v = v + gate[..., None] * value_embed.view(heads)
-        if config.has_rope(self.layer):
-            q, k = apply_rope(q, cos, sin), apply_rope(k, cos, sin)
         if config.qk_norm:
             scale = QK_SCALE if "qk_scale" in config.extras else 1.0
             q, k = rms_norm(q) * scale, rms_norm(k) * scale
+        if config.has_rope(self.layer):
+            q, k = apply_rope(q, cos, sin), apply_rope(k, cos, sin)
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)  # (B, H or G, T, D)
         if cache is not None:
             k, v = cache.update(k, v, self.layer)
