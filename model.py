@@ -153,14 +153,16 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, enable_gqa=gqa)
 
 
-def softcap(logits: Tensor, cap: float) -> Tensor:
-    """Squash the logits into -cap .. cap (Gemma 2); cap 0 leaves them alone."""
+def head_logits(x: Tensor, weight: Tensor, config: GPTConfig) -> Tensor:
+    """x (B, T, C), the head's weight (padded V, C) -> logits (B, T, V) in fp32: the padding is cut
+    off, and the rest squashed into -cap .. cap (Gemma 2) unless the cap is 0."""
+    logits, cap = F.linear(x, weight)[..., : config.vocab_size].float(), config.logit_softcap
     return cap * torch.tanh(logits / cap) if cap else logits
 
 
-def cross_entropy(logits: Tensor, targets: Tensor, cap: float) -> Tensor:
-    """-log softmax(softcap(logits))[target] in nats: logits (B, T, V), targets (B, T) -> (B, T)."""
-    logits = softcap(logits.float(), cap)
+def cross_entropy(x: Tensor, weight: Tensor, targets: Tensor, config: GPTConfig) -> Tensor:
+    """-log softmax(head_logits)[target] in nats: targets (B, T) -> (B, T)."""
+    logits = head_logits(x, weight, config)  # (B, T, V)
     return F.cross_entropy(logits.transpose(1, 2), targets, reduction="none")
 
 
@@ -227,11 +229,11 @@ class Attention(nn.Module):
             # one layer finds what followed a token last time; otherwise that takes two layers.
             slow = torch.arange(D, device=x.device) % (D // 2) >= D // 4  # pairs are (i, i + D/2)
             k = torch.where(slow & ~begins[..., None, None], token_before(k, cache, self.layer), k)
-        if config.has_rope(self.layer):
-            q, k = apply_rope(q, cos, sin), apply_rope(k, cos, sin)
         if config.qk_norm:
             scale = QK_SCALE if "qk_scale" in config.extras else 1.0
             q, k = rms_norm(q) * scale, rms_norm(k) * scale
+        if config.has_rope(self.layer):
+            q, k = apply_rope(q, cos, sin), apply_rope(k, cos, sin)
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)  # (B, H or G, T, D)
         if cache is not None:
             k, v = cache.append(self.layer, k, v)
@@ -381,11 +383,10 @@ class GPT(nn.Module):
             cache.length += T
 
         head = self.embed if config.tie_embeddings else self.head
-        logits = F.linear(rms_norm(x), head.weight.to(x.dtype))  # (B, T, padded V)
-        logits = logits[..., : config.vocab_size]  # the padding is never seen by the loss
+        x, weight = rms_norm(x), head.weight.to(x.dtype)
         if targets is None:
-            return softcap(logits.float(), config.logit_softcap)
-        loss = self.cross_entropy(logits, targets, config.logit_softcap)  # (B, T)
+            return head_logits(x, weight, config)
+        loss = self.cross_entropy(x, weight, targets, config)  # (B, T)
         return loss.mean() if reduction == "mean" else loss
 
     def _mask(self, idx: Tensor, start: int, cache: KVCache | None) -> Tensor | None:

@@ -50,7 +50,7 @@ def case(parallel: str, optimizer: str, rows: int) -> None:
     config = replace(cfg.TrainConfig(), optimizer=optimizer)
     before = peak_mb(world)
     sharded = parallel == "fsdp"
-    shape = SimpleNamespace(sharded=sharded, compile=False, fused_loss=True)
+    shape = SimpleNamespace(sharded=sharded, compile=False, fused=("loss", "MLP", "gates"))
     model = setup.build_model(MODEL, world, shape, seed=0)
     optimizers = optim.build(
         model.param_groups(), config, MODEL.n_embd, divide=world.world_size > 1 and not sharded

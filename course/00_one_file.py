@@ -29,7 +29,7 @@ import config as cfg
 import flops
 import optim
 from data import Order, mix64
-from machinery import fused_loss
+from machinery import fused
 from machinery.ranks import start
 from machinery.shards import Manifest
 from model import GPT
@@ -61,8 +61,7 @@ def build_model(preset: cfg.Preset, manifest: Manifest, device, dtype) -> GPT:
         model = GPT(replace(preset.model, **found), compute_dtype=dtype)
     torch.manual_seed(preset.train.seed)
     model.init_weights()
-    if fused_loss.usable(model.config.logit_softcap):  # the same loss in fewer passes
-        model.cross_entropy = fused_loss.capped_cross_entropy
+    fused.install(model, fused.usable(model.config))  # the same numbers in fewer passes
     return model
 
 

@@ -205,8 +205,8 @@ def pipeline(rank: int, world: int, micro: int) -> tuple:
         for block in model.blocks[2 * rank : 2 * rank + 2]:
             x = block(x, None, model.cos, model.sin, None, None)
         if rank == 1:
-            logits, cap = model.head(rms_norm(x)), model.config.logit_softcap  # (B, T, V)
-            x = model.cross_entropy(logits, tokens[m, :, 1:], cap).mean() / micro
+            head = rms_norm(x), model.head.weight
+            x = model.cross_entropy(*head, tokens[m, :, 1:], model.config).mean() / micro
         return x
 
     kept, total, most, sends = {}, 0.0, 0, []

@@ -112,11 +112,11 @@ class Attention(nn.Module):
             v = v + gate[..., None] * value_embed.view(heads)
         if "key_offset" in config.extras:
             k = self._offset(k, inside, cache)
-        if config.has_rope(self.layer):
-            q, k = apply_rope(q, cos, sin), apply_rope(k, cos, sin)
         if config.qk_norm:
             scale = QK_SCALE if "qk_scale" in config.extras else 1.0
             q, k = rms_norm(q) * scale, rms_norm(k) * scale
+        if config.has_rope(self.layer):
+            q, k = apply_rope(q, cos, sin), apply_rope(k, cos, sin)
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)  # (B, H or G, T, D)
         if cache is not None:
             k, v = cache.update(k, v, self.layer)

@@ -16,7 +16,7 @@ import torch
 import config as cfg
 import flops
 import optim
-from machinery import cli, durable, fused_loss
+from machinery import cli, durable, fused
 from machinery.ranks import World
 from machinery.shards import Manifest
 from model import GPT, GPTConfig
@@ -44,7 +44,7 @@ class Plan:
     auto_micro_batch: bool
     parallel: str  # none, ddp or fsdp
     compile: bool
-    fused_loss: bool  # use the loss of machinery/fused_loss.py
+    fused: tuple[str, ...]  # parts of the model in the form of machinery/fused.py
     peak: float | None  # FLOP/s of one device; None: unknown
     text: str = ""  # the table to print
 
@@ -91,7 +91,7 @@ def make_plan(
         auto_micro_batch=not run.micro_batch,
         parallel=parallel,
         compile=run.compile,
-        fused_loss=fused_loss.usable(model.logit_softcap),
+        fused=fused.usable(model),
         peak=find_peak(run, world),
     )
     tokens, rows = plan.steps * plan.tokens_per_step, plan.micro_batch
@@ -123,8 +123,8 @@ def make_plan(
         f"rank{'s' * (W > 1)}",
         f"on        {world.device_name}, {str(world.dtype).removeprefix('torch.')}, torch "
         f"{torch.__version__}, {torch.get_num_threads()} threads; attention by "
-        f"{attention_backend(model, world.device, world.dtype)}, loss by "
-        f"{'machinery/fused_loss.py' if plan.fused_loss else 'model.py'}",
+        f"{attention_backend(model, world.device, world.dtype)}"
+        f"; {', '.join(plan.fused) or 'nothing'} by machinery/fused.py",
         f"memory    {why}; activations take about {activations / 1e9:.2f} GB",
         f"disk      {2 * tokens / 1e9:.2f} GB for one epoch of rows, {saves} checkpoints of "
         f"{checkpoint / 1e9:.2f} GB",
@@ -203,5 +203,6 @@ def attention_backend(config: GPTConfig, device: torch.device, dtype: torch.dtyp
     q = torch.empty(1, config.n_head, T, config.head_dim, device=device, dtype=dtype)
     k = q.requires_grad_()[:, : config.n_kv_head]
     mask = torch.ones(T, T, dtype=torch.bool, device=device) if config.doc_mask else None
+    torch.backends.cuda.enable_cudnn_sdp(mask is None)  # its backward with a mask can give NaN
     choice = torch._fused_sdp_choice(q, k, k, mask, is_causal=mask is None, enable_gqa=gqa)
     return torch.nn.attention.SDPBackend(choice).name.lower()

@@ -18,7 +18,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 import config as cfg
 import data
-from machinery import checkpoint, cli, diary, durable, fused_loss, ranks, shards
+from machinery import checkpoint, cli, diary, durable, fused, ranks, shards
 from machinery.plan import Plan
 from model import GPT, GPTConfig
 
@@ -107,8 +107,7 @@ def build_model(model_config: GPTConfig, world: ranks.World, plan: Plan, seed: i
     """On `meta` first, so that each weight is allocated once, on its device; sharded, in part."""
     with torch.device("meta"):
         model = GPT(model_config, compute_dtype=world.dtype)
-    if plan.fused_loss:
-        model.cross_entropy = fused_loss.capped_cross_entropy
+    fused.install(model, plan.fused)
     if plan.sharded and plan.compile:
         # Block by block, since FSDP gathers weights in between, which cannot be traced. Torch
         # counts the recompiles of all blocks together: one per kind of block and micro-batch size.

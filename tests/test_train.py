@@ -117,7 +117,7 @@ sys.exit(train.main(sys.argv[1:]))
     out = start(small_data, run_dir)
     assert f"resumed at step {status['step']}" in out
     assert "with micro-batches of 8 rows" in out  # the checkpoint's, printed
-    assert "loss by machinery/fused_loss.py" in out
+    assert "loss, MLP, gates by machinery/fused.py" in out
     assert losses(run_dir) == losses(plain[0])
     whole, resumed = parameters(plain[0], 12), parameters(run_dir, 12)
     assert whole.keys() == resumed.keys() and len(whole) > 10

@@ -1,0 +1,133 @@
+"""Parts of model.py in forms that move or keep fewer bytes: the same numbers, the same gradients.
+
+setup.py puts in place each form that `usable` finds equal to model.py's, and the plan line names
+them: once you edit the loss or the MLP in model.py, yours is the one that runs. Next: model.py.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import model
+
+LARGEST_CAP = 50  # e^50 still fits in fp32, with room for the sum
+THIN = 24  # channels, at most, of a matrix that keeps no matmul busy
+
+
+def usable(config: model.GPTConfig) -> tuple[str, ...]:
+    """Those forms, of "loss", "MLP" and "gates", that equal model.py's for this configuration."""
+    config, found = replace(config, vocab_size=5, n_embd=6, mlp_hidden=8), []
+    x = torch.linspace(-9, 9, 4 * 7 * 6).sin().view(4, 7, 6).requires_grad_()  # (B, T, C)
+    weight = torch.linspace(-9, 9, 64 * 6).view(64, 6).requires_grad_()
+    targets = torch.arange(4 * 7).view(4, 7) % 5
+    given = x, weight, targets, config
+    if 0 < config.logit_softcap <= LARGEST_CAP and _same(model.cross_entropy, cross_entropy, given):
+        found.append("loss")
+    for name, plain in (("MLP", model.MLP(config)), ("gates", model.Linear(6, 2))):
+        lean = copy.deepcopy(plain)
+        lean.__class__ = LEAN[name]
+        if _same(plain, lean, (x,)):
+            found.append(name)
+    return tuple(found)
+
+
+def _same(plain, lean, given) -> bool:
+    """Whether both give the same values, and the same gradients to the inputs that have one."""
+    ours, theirs = plain(*given), lean(*given)
+    if ours.shape != theirs.shape or not torch.allclose(ours, theirs, atol=1e-4):
+        return False
+    inputs = [x for x in given if isinstance(x, Tensor) and x.requires_grad]
+    pairs = zip(*(torch.autograd.grad(y.square().sum(), inputs) for y in (ours, theirs)))
+    return all(torch.allclose(a, b, atol=1e-4, rtol=1e-4) for a, b in pairs)
+
+
+def install(gpt: model.GPT, forms: tuple[str, ...]) -> None:
+    """Give a model the forms that are named."""
+    if "loss" in forms:
+        gpt.cross_entropy = cross_entropy
+    for module in gpt.modules():
+        if "MLP" in forms and type(module) is model.MLP:
+            module.__class__ = LeanMLP
+        if "gates" in forms and type(module) is model.Linear and module.in_features <= THIN:
+            module.__class__ = ThinLinear
+
+
+def cross_entropy(x: Tensor, weight: Tensor, targets: Tensor, config: model.GPTConfig) -> Tensor:
+    """What model.cross_entropy computes: x (B, T, C), weight (padded V, C) -> nats, (B, T)."""
+    sizes = config.vocab_size, config.logit_softcap
+    return _HeadLoss.apply(x, weight, targets, *sizes, torch.is_grad_enabled())
+
+
+class _HeadLoss(torch.autograd.Function):
+    """The gradient of the logits, (softmax - one_hot) times the slope of the cap, is made together
+    with the loss: one kernel reads the logits, the largest tensor there is, and they are not kept.
+    What backward is given, a number per position, then scales x: it is narrower.
+
+    Capped logits cannot overflow exp, so there is no maximum to find first. The powers are those of
+    two, one instruction each on a GPU."""
+
+    @staticmethod
+    def forward(ctx, x, weight, targets, vocab, cap, with_gradient):
+        log2_e = math.log2(math.e)
+        logits = F.linear(x, weight)[..., :vocab]  # (B, T, V)
+        sigmoid = torch.reciprocal(1 + torch.exp2(logits.float() * (-2 * log2_e / cap)))
+        capped = (2 * sigmoid - 1) * (cap * log2_e)  # as 2 sigmoid(2 y) - 1 = tanh(y)
+        log_sum = capped.exp2().sum(-1, keepdim=True).log2()  # (B, T, 1)
+        if with_gradient:
+            hit = torch.arange(vocab, device=x.device) == targets[..., None]
+            error = ((capped - log_sum).exp2() - hit.float()) * (4 * sigmoid * (1 - sigmoid))
+            error = F.pad(error.to(x.dtype), (0, weight.size(0) - vocab))  # (B, T, padded V)
+            ctx.save_for_backward(x, weight, error)
+        target = cap * log2_e * torch.tanh(logits.gather(-1, targets[..., None]).float() / cap)
+        return (log_sum - target).squeeze(-1) / log2_e
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, weight, error = ctx.saved_tensors
+        grad = grad[..., None].to(x.dtype)  # (B, T, 1)
+        scaled = (x * grad).flatten(0, -2)  # (B T, C)
+        return (error @ weight) * grad, error.flatten(0, -2).mT @ scaled, None, None, None, None
+
+
+class LeanMLP(model.MLP):
+    """relu^2 that keeps less; SwiGLU with one matmul for both of its matrices."""
+
+    def forward(self, x):
+        if not self.swiglu:
+            return self.down(_ReluSquared.apply(self.up(x)))
+        both = torch.cat([self.gate.weight, self.up.weight]).to(x.dtype)
+        gate, up = F.linear(x, both).chunk(2, dim=-1)  # (B, T, mlp_hidden) each
+        return self.down(F.silu(gate) * up)
+
+
+class _ReluSquared(torch.autograd.Function):
+    """relu(x)^2 from whose result, which the next matmul keeps anyway, the slope is found: it is
+    2 relu(x) = 2 sqrt(result)."""
+
+    @staticmethod
+    def forward(ctx, x):
+        h = F.relu(x).square()
+        ctx.save_for_backward(h)
+        return h
+
+    @staticmethod
+    def backward(ctx, grad):
+        (h,) = ctx.saved_tensors
+        return (grad.float() * 2 * h.float().sqrt()).to(grad.dtype)
+
+
+class ThinLinear(model.Linear):
+    """A product that the compiler fuses with its neighbours: for a matrix so thin, starting the
+    matmuls of forward and backward takes longer than what they compute."""
+
+    def forward(self, x):
+        return (x[..., None, :].float() * self.weight).sum(-1).to(x.dtype)  # (..., n_out)
+
+
+LEAN = {"MLP": LeanMLP, "gates": ThinLinear}
