@@ -1,7 +1,8 @@
 """How fast is the training, in numbers that can be compared: tokens/s, FLOP/s, MFU, time left.
 
 Reads:  the model's FLOPs per token (`GPT.flops_per_token`), and the loop's report of each step.
-Gives:  `peak_flops` (datasheet), `measure_matmul` (what the device reaches), `mfu`, `Meter`.
+Gives:  `peak_flops` (datasheet), `measure_matmul` (what the device reaches), `mfu`, `Meter`;
+        `activation_bytes`, what a step needs of the memory.
 Guarantees: no peak is invented for a device that the table does not name in whole words;
         evaluation, saving and compilation never count as training time.
 There are two conventions of FLOPs per token. The same run has 32% MFU in one and 41% in the other,
@@ -87,6 +88,25 @@ def mfu(
     unknown, and so is the result). PaLM (Chowdhery et al. 2022), appendix B.
     """
     return tokens_per_s * flops_per_token / (peak * world_size) if peak else None
+
+
+def activation_bytes(model) -> int:
+    """GPU memory per token, beside weights, gradients and optimizer, at the peak of a step that is
+    compiled and computes in bf16: what each layer keeps for backward, and the logits.
+
+    model: a GPTConfig. An estimate; tests/test_preflight.py compares it with what the compiler
+    decides to keep."""
+    q, kv = model.n_head * model.head_dim, model.n_kv_head * model.head_dim
+    layer = 4 * model.n_embd  # the input of attention and of the MLP, before the norm and after it
+    layer += 2 * q + 2 * kv  # queries, keys, values, and what attention returns
+    layer += (q + kv) if model.qk_norm else 0  # queries and keys before their norm
+    layer += kv if "value_embeds" in model.extras else 0  # two in every other layer
+    # relu2 is found from its result; SwiGLU keeps gate and up as well
+    layer += model.mlp_hidden * (3 if model.mlp == "swiglu" else 1)
+    once = 4 * model.n_embd  # around the embedding and the last norm
+    # Capped, the gradient of the logits is made beside them; else in their place.
+    once += model.padded_vocab * (2 if model.logit_softcap else 1)
+    return 2 * (model.n_layer * layer + once)
 
 
 def measure_matmul(

@@ -18,7 +18,8 @@ import flops
 from machinery import diary, plan, ranks
 from model import GPT, GPTConfig
 
-# Assumed, as shares of the datasheet's figures; from published runs on H100s.
+# Assumed, as shares of the datasheet's figures, for H100s. (tests/test_flops.py has a published
+# speed that they come near.) Other cards may reach more of their peak, or less.
 MATMUL = 0.756  # of the peak, by a matmul in bf16 of unlimited width
 HALF_WIDTH = 204  # channels; a matmul of width C reaches C / (C + HALF_WIDTH) of that
 NARROW = 0.9  # the factor for grouped queries, whose keys and values are narrow matrices

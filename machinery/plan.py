@@ -82,17 +82,17 @@ def make_plan(
     params = {kind: sum(p.numel() for p in ps) for kind, ps in meta.param_groups().items()}
     n_params, state = sum(params.values()), optim.state_bytes(params, config.optimizer)
     parallel, why = pick_parallel(run.parallel, world, state)
-    per_token = activation_bytes(model, world.dtype)
-    state_here = state // (W if parallel == "fsdp" else 1)
-    room = USABLE * world.memory_bytes - state_here if world.device.type == "cuda" else math.inf
-    most = int(min(MICRO_BATCH_TOKENS[world.device.type], room / per_token) / model.seq_len)
+    per_token, at_once = flops.activation_bytes(model), MICRO_BATCH_TOKENS[world.device.type]
+    if world.device.type == "cuda":
+        room = USABLE * world.memory_bytes - state / (W if parallel == "fsdp" else 1)
+        at_once = min(at_once, room / per_token)
     plan = Plan(
         steps=steps_for(config, params),
         tokens_per_step=config.tokens_per_step,
         ramp_steps=config.ramp_steps,
         seq_len=model.seq_len,
         world_size=W,
-        micro_batch=pick_micro_batch(config, run.micro_batch, model.seq_len, W, most),
+        micro_batch=pick_micro_batch(config, run.micro_batch, model.seq_len, W, at_once),
         auto_micro_batch=not run.micro_batch,
         parallel=parallel,
         compile=run.compile,
@@ -165,22 +165,8 @@ def pick_parallel(asked: str, world: World, state: int) -> tuple[str, str]:
     return choice, f"{choice}: {sizes}, half of it for activations"
 
 
-def activation_bytes(model: GPTConfig, dtype: torch.dtype) -> int:
-    """Memory per token at the peak of a compiled step, beside the state: what forward keeps for
-    backward in each layer, and the logits with their gradient."""
-    q, kv = model.n_head * model.head_dim, model.n_kv_head * model.head_dim
-    layer = 4 * model.n_embd  # the input of either branch, before its norm and after it
-    layer += 2 * q + 2 * kv  # queries, keys, values, and the attention's output
-    layer += (q + kv) * model.qk_norm  # queries and keys before the norm
-    layer += kv * ("value_embeds" in model.extras)  # two in every other layer
-    layer += model.mlp_hidden * (3 if model.mlp == "swiglu" else 1)  # (up, gate and) their product
-    once = 4 * model.n_embd  # the embedding, and the input of the head
-    once += model.padded_vocab * (2 if model.logit_softcap else 1)  # logits; machinery's gradient
-    return dtype.itemsize * (model.n_layer * layer + once)
-
-
-def pick_micro_batch(config: cfg.TrainConfig, asked: int, seq_len: int, W: int, most: int) -> int:
-    """Rows per forward pass: as asked, or the most that divide a step, up to `most`."""
+def pick_micro_batch(config: cfg.TrainConfig, asked: int, seq_len: int, W: int, most: float) -> int:
+    """Rows per forward pass: as asked, or the most that divide a step, up to `most` tokens."""
     tokens, rows = config.tokens_per_step, max(1, asked)
     share = round(1 / optim.batch_at(0, config.ramp_steps))  # 4: a ramp begins with a quarter
     unit = share * rows * seq_len * W
@@ -191,7 +177,7 @@ def pick_micro_batch(config: cfg.TrainConfig, asked: int, seq_len: int, W: int, 
             f"tokens_per_step {tokens}{ramp} is not a multiple of {rows} rows x {seq_len} tokens x "
             f"{W} ranks = {unit // share}; try --tokens_per_step {good}"
         )
-    return asked or largest_divisor(tokens // unit, max(1, most))
+    return asked or largest_divisor(tokens // unit, max(1, int(most / seq_len)))
 
 
 def find_peak(run: cfg.RunConfig, world: World) -> float | None:

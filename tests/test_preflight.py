@@ -22,8 +22,10 @@ from conftest import ROOT, SMALL, flip, losses, metrics, run
 from faults import launch, start
 from torch.distributed.fsdp import FSDPModule
 
+import flops
 from data import RowLoader
-from machinery import checkpoint, plan, setup, shards
+from machinery import checkpoint, diary, plan, setup, shards
+from machinery.errors import NonFiniteError
 from model import GPT, GPTConfig
 
 
@@ -364,7 +366,7 @@ def test_the_plan_knows_what_forward_keeps_for_backward(extras):
     model = GPT(config, compute_dtype=torch.bfloat16)
     model.init_weights()
     kept = kept_for_backward(model, torch.randint(64, (16, 256)))
-    assert plan.activation_bytes(config, torch.bfloat16) == pytest.approx(kept, rel=0.1)
+    assert flops.activation_bytes(config) == pytest.approx(kept, rel=0.1)
 
 
 @pytest.mark.parametrize(
@@ -391,6 +393,19 @@ def test_an_old_cudnn_is_asked_by_name_where_it_is_right(
         assert order[0] == torch.nn.attention.SDPBackend.CUDNN_ATTENTION.value
         assert order[1:] == [backend for backend in before if backend != order[0]]
     assert plan.prefer_cudnn(config, torch.device("cpu")) == ""
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+def test_a_refused_step_names_another_attention_on_a_gpu(kind, tmp_path):
+    run = SimpleNamespace(
+        loader=SimpleNamespace(row_ids=lambda first, n: ["a.npy row 3"]),
+        checkpoints=SimpleNamespace(join=lambda: None), options=SimpleNamespace(skip_nonfinite=0),
+        log=SimpleNamespace(print=print), world=SimpleNamespace(device=torch.device(kind)),
+        skipped=0, run_dir=tmp_path,
+    )  # fmt: skip
+    with pytest.raises(NonFiniteError, match="a.npy row 3.*--skip_nonfinite 10") as error:
+        diary.refuse_step(run, dict(step=3, first_row=16, rows=8), float("nan"), 1.0)
+    assert ("TORCH_CUDNN_SDPA_DEPRIORITIZED=1" in str(error.value)) == (kind == "cuda")
 
 
 # ------------------------------------------------------------------------ wandb
