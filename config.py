@@ -144,8 +144,10 @@ class RunConfig:
     """Record a few steps: trace, memory over a step, and where the time goes; then stop."""
     plan: bool = False
     """Print parameters, tokens, memory, disk, hours and dollars, and stop."""
+    gpu: str = ""
+    """With --plan: estimate for this card instead of this machine: `H100`, `8xH200`, `4090`."""
     usd_per_hour: float = 3.0
-    """What this machine costs, for --plan and the last line."""
+    """What this machine, with all its GPUs, costs; for --plan and the last line."""
     peak_tflops: float = 0.0
     """Peak of one device in dense TFLOP/s, for MFU; 0: by the device's name, on a CPU measured."""
 
@@ -167,6 +169,8 @@ class RunConfig:
 
     def __post_init__(self):
         _check_numbers(self)
+        if self.gpu and not self.plan:
+            raise ValueError(f"--gpu {self.gpu} is only for an estimate; add --plan")
 
 
 def _check_numbers(config) -> None:

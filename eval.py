@@ -38,24 +38,30 @@ from tokenizer import Tokenizer
 
 @torch.no_grad()
 def bits_per_byte(
-    model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]], token_bytes: Tensor
+    model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]], token_bytes: Tensor, rows: int = 0
 ) -> tuple[float, float]:
     """Loss in nats per token and in bits per byte of text, over all ranks' batches.
 
     Bits per byte does not depend on the tokenizer: total nats of the targets that stand for text,
     over ln 2, over the bytes of that text. Special tokens (0 bytes) are left out of it, and are in
     the mean loss. batches: inputs and targets (B, T); every rank must bring as many batches (the
-    parts of a sharded model compute in step). token_bytes: (V,) bytes per token id.
+    parts of a sharded model compute in step). token_bytes: (V,) bytes per token id. rows: of every
+    forward pass, since a compiled model is compiled for one shape; a shorter batch is filled up
+    with copies of its first row, which are not scored.
     """
-    total = torch.zeros(4, dtype=torch.float64)  # nats, targets, text nats, bytes: on the host
+    parts = []  # read after the loop, so that the host never waits for the device in between
     training = model.training
     model.eval()
     for inputs, targets in batches:
-        nats = model(inputs, targets, reduction="none")  # (B, T)
-        size = token_bytes[targets]  # (B, T)
+        n = len(inputs)
+        fill = torch.arange(max(n, rows), device=inputs.device)
+        fill = fill * (fill < n)  # 0 .. n - 1, then 0
+        nats = model(inputs[fill], targets[fill], reduction="none")[:n]  # (n, T)
+        size = token_bytes[targets]  # (n, T)
         sums = (nats, torch.ones_like(nats), nats * (size > 0), size)
-        total += torch.stack([x.sum(dtype=torch.float32) for x in sums]).cpu()
+        parts.append(torch.stack([x.sum(dtype=torch.float32) for x in sums]))
     model.train(training)
+    total = torch.stack(parts).cpu().double().sum(0)  # nats, targets, text nats, bytes
     if dist.is_initialized():
         dist.all_reduce(total)
     nats, targets, text_nats, n_bytes = total.tolist()

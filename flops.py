@@ -1,7 +1,8 @@
 """How fast is the training, in numbers that can be compared: tokens/s, FLOP/s, MFU, time left.
 
 Reads:  the model's FLOPs per token (`GPT.flops_per_token`), and the loop's report of each step.
-Gives:  `peak_flops` (datasheet), `measure_matmul` (what the device reaches), `mfu`, `Meter`.
+Gives:  `peak_flops` (datasheet), `measure_matmul` (what the device reaches), `mfu`, `Meter`;
+        `activation_bytes`, what a step needs of the memory.
 Guarantees: no peak is invented for a device that the table does not name in whole words;
         evaluation, saving and compilation never count as training time.
 There are two conventions of FLOPs per token. The same run has 32% MFU in one and 41% in the other,
@@ -17,36 +18,65 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import torch
 
-# Dense bf16 FLOP/s of one device. (Vendors print the sparse figure larger: it is twice this one.)
-# A key matches a device name that has all its words; the key with the most words wins.
-PEAK_FLOPS = {
-    "GB200": 2.5e15, "B200": 2.25e15, "B100": 1.8e15,
-    "H200": 989e12, "H200 NVL": 836e12, "H200 PCIE": 836e12, "GH200": 989e12,
-    "H100": 989e12, "H100 NVL": 835e12, "H100 PCIE": 756e12,  # a bare name is the SXM board
-    "H800": 989e12, "H800 PCIE": 756e12, "H20": 148e12,
-    "A100": 312e12, "A800": 312e12, "A40": 149.7e12, "A30": 165e12,
-    "L40S": 362e12, "L40": 181e12, "L4": 121e12,
-    "MI355X": 2.5e15, "MI325X": 1307.4e12, "MI300X": 1307.4e12, "MI300A": 980.6e12,
-    "MI250X": 383e12, "MI250": 362.1e12,
-    "RTX 5090": 209.5e12, "RTX 4090": 165.2e12, "RTX 3090": 71e12,
+
+class Card(NamedTuple):
+    """What the datasheet of a device says."""
+
+    peak: (
+        float  # dense bf16 FLOP/s. (Vendors print the sparse figure larger: it is twice this one.)
+    )
+    memory_gb: int
+    memory_tb_s: float  # bandwidth of that memory, TB/s
+
+    @property
+    def memory_bytes(self) -> float:
+        """What a program finds: a datasheet's GB is 2^30 bytes, less 1% for the driver."""
+        return 0.99 * self.memory_gb * 2**30
+
+
+# From the vendors' datasheets. A key matches a device name that has all its words; the key with the
+# most words wins, and a bare name is the SXM board. An MI250 is two devices, each with its half.
+CARDS = {
+    "GB200": Card(2.5e15, 186, 8.0), "B200": Card(2.25e15, 180, 7.7),
+    "B100": Card(1.8e15, 192, 8.0),
+    "H200": Card(989e12, 141, 4.8), "H200 NVL": Card(836e12, 141, 4.8),
+    "H200 PCIE": Card(836e12, 141, 4.8), "GH200": Card(989e12, 96, 4.0),
+    "H100": Card(989e12, 80, 3.35), "H100 NVL": Card(835e12, 94, 3.9),
+    "H100 PCIE": Card(756e12, 80, 2.0), "H800": Card(989e12, 80, 3.35),
+    "H800 PCIE": Card(756e12, 80, 2.0), "H20": Card(148e12, 96, 4.0),
+    "A100": Card(312e12, 80, 2.0), "A100 40GB": Card(312e12, 40, 1.555),
+    "A800": Card(312e12, 80, 2.0), "A40": Card(149.7e12, 48, 0.696), "A30": Card(165e12, 24, 0.933),
+    "L40S": Card(362e12, 48, 0.864), "L40": Card(181e12, 48, 0.864), "L4": Card(121e12, 24, 0.3),
+    "MI355X": Card(2.5e15, 288, 8.0), "MI325X": Card(1307.4e12, 256, 6.0),
+    "MI300X": Card(1307.4e12, 192, 5.3), "MI300A": Card(980.6e12, 128, 5.3),
+    "MI250X": Card(191.5e12, 64, 1.6), "MI250": Card(181.05e12, 64, 1.6),
+    "RTX 5090": Card(209.5e12, 32, 1.79), "RTX 4090": Card(165.2e12, 24, 1.01),
+    "RTX 3090": Card(71e12, 24, 0.936),
 }  # fmt: skip
 # A card with one of these words in its name is a different card: a slice, a laptop's, ...
 DIFFERENT_CARD = {"MIG", "LAPTOP", "TI", "SUPER", "D", "CNX"}
 
 
-def peak_flops(device_name: str) -> float | None:
-    """Dense bf16 FLOP/s of one device, from its name; None when it is not in the table.
+def find_card(device_name: str) -> Card | None:
+    """The card of that name; None when it is not in the table.
 
-    "NVIDIA H100 80GB HBM3" -> 989e12, "NVIDIA RTX A4000" -> None (it is no A40).
+    "NVIDIA H100 80GB HBM3" -> CARDS["H100"], "NVIDIA RTX A4000" -> None (it is no A40).
     """
     words = set(re.findall(r"[A-Z0-9]+", device_name.upper()))
-    keys = [key for key in PEAK_FLOPS if words.issuperset(key.split())]
+    keys = [key for key in CARDS if words.issuperset(key.split())]
     if not keys or words & DIFFERENT_CARD:
         return None
-    return PEAK_FLOPS[max(keys, key=lambda key: len(key.split()))]
+    return CARDS[max(keys, key=lambda key: len(key.split()))]
+
+
+def peak_flops(device_name: str) -> float | None:
+    """Dense bf16 FLOP/s of one device, from its name; None when it is not in the table."""
+    card = find_card(device_name)
+    return card.peak if card else None
 
 
 def mfu(
@@ -58,6 +88,25 @@ def mfu(
     unknown, and so is the result). PaLM (Chowdhery et al. 2022), appendix B.
     """
     return tokens_per_s * flops_per_token / (peak * world_size) if peak else None
+
+
+def activation_bytes(model) -> int:
+    """GPU memory per token, beside weights, gradients and optimizer, at the peak of a step that is
+    compiled and computes in bf16: what each layer keeps for backward, and the logits.
+
+    model: a GPTConfig. An estimate; tests/test_preflight.py compares it with what the compiler
+    decides to keep."""
+    q, kv = model.n_head * model.head_dim, model.n_kv_head * model.head_dim
+    layer = 4 * model.n_embd  # the input of attention and of the MLP, before the norm and after it
+    layer += 2 * q + 2 * kv  # queries, keys, values, and what attention returns
+    layer += (q + kv) if model.qk_norm else 0  # queries and keys before their norm
+    layer += kv if "value_embeds" in model.extras else 0  # two in every other layer
+    # relu2 is found from its result; SwiGLU keeps gate and up as well
+    layer += model.mlp_hidden * (3 if model.mlp == "swiglu" else 1)
+    once = 4 * model.n_embd  # around the embedding and the last norm
+    # Capped, the gradient of the logits is made beside them; else in their place.
+    once += model.padded_vocab * (2 if model.logit_softcap else 1)
+    return 2 * (model.n_layer * layer + once)
 
 
 def measure_matmul(

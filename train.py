@@ -13,11 +13,13 @@ from __future__ import annotations
 import contextlib
 import gc
 import math
+import os
 import signal
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
 
+os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")  # torch reads it now
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -31,8 +33,6 @@ import optim
 from eval import bits_per_byte
 from machinery import checkpoint, cli, diary, ranks, setup
 from machinery.plan import make_plan
-
-EVAL_BATCH_TOKENS = 16_384  # at most: eager, a batch takes several times the memory of training's
 
 # The numbers of a step, summed over the ranks by one all-reduce. To print another one, add its name
 # here, its value in `Trainer.guard`, and its place in `_log_step` and `step_line`.
@@ -106,6 +106,8 @@ class Trainer:
         """Compile, wrap, open the data: a run that is already finished does not need this."""
         config, world, plan = self.config, self.world, self.plan
         step_model, self.micro_batch = setup.compile_step(self.model, plan, world, self.log)
+        # On a CPU, compiling validation takes the time that it saves in a million tokens.
+        self.val_model = step_model if world.device.type == "cuda" else self.model
         compiled = plan.compile and (plan.sharded or step_model is not self.model)
         if compiled and world.device.type == "cuda":  # a CPU would never regain that time
             optim.compile_steps(self.optimizers)
@@ -271,17 +273,15 @@ class Trainer:
         return self.step in (0, self.plan.steps) or _is_due(self.step, self.options.eval_every)
 
     def evaluate(self) -> None:
-        """Bits per byte on the validation rows, by the raw model, not the compiled one. The best
-        so far is saved and kept."""
+        """Bits per byte on the validation rows; the best so far is saved and kept."""
         self.drain()
-        T, world = self.plan.seq_len, self.world
-        rows = min(self.micro_batch, max(1, EVAL_BATCH_TOKENS // T))
-        max_rows = max(world.world_size, self.options.eval_tokens // T)
+        world, rows = self.world, self.micro_batch
+        max_rows = max(world.world_size, self.options.eval_tokens // self.plan.seq_len)
         batches = data.val_batches(
             self.manifest, rows, max_rows, world.rank, world.world_size, world.device
         )
         with self.meter.paused("eval"):
-            loss, bpb = bits_per_byte(self.model, batches, self.token_bytes)
+            loss, bpb = bits_per_byte(self.val_model, batches, self.token_bytes, rows)
         epochs = self.loader.order.epochs(self.position)  # so far, by source
         epochs = {name: round(n, 4) for name, n in zip(self.manifest.sources, epochs)}
         record = dict(step=self.step, tokens=self.tokens, val_loss=loss, val_bpb=bpb)
@@ -398,9 +398,10 @@ def main(argv: list[str]) -> int:
     preset = cli.parse("train.py", "train", argv)
     world = ranks.start(preset.run.device, preset.train.dtype)
     if preset.run.plan:
-        plan = make_plan(preset, preset.model, world)
+        from instruments import forecast
+
         if world.is_first:
-            print(plan.text)
+            print(forecast.page(preset, world))
         return 0
     manifest, model_config = setup.open_data(preset, world)
     plan = make_plan(preset, model_config, world, manifest)

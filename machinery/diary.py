@@ -168,9 +168,10 @@ def refuse_step(run, note: dict, loss: float, norm: float) -> None:
     if run.skipped > allowed:
         run.checkpoints.join()  # the newest checkpoint may not be published yet
         newest = checkpoint.latest_valid(run.run_dir / "checkpoints", log=run.log.print)
+        other = "TORCH_CUDNN_SDPA_DEPRIORITIZED=1 (another attention), "
         raise NonFiniteError(
-            f"{text}. Last good checkpoint: {newest}; try a smaller learning rate, or "
-            f"--skip_nonfinite {allowed + 10}"
+            f"{text}. Last good checkpoint: {newest}; try a smaller learning rate, "
+            f"{other * (run.world.device.type == 'cuda')}or --skip_nonfinite {allowed + 10}"
         )
     run.log.print(f"warning: {text}; skipped ({run.skipped} so far)")
 

@@ -1,8 +1,8 @@
-"""The arithmetic of a run before it runs: steps, micro-batches, memory, disk, hours, dollars.
+"""The arithmetic of a run before it runs: steps, micro-batches, memory, disk.
 
 Reads the configuration, the data's manifest and the machine; writes nothing. Every `auto` is
-decided here and printed with its reason: a run prints the table and continues, `--plan` prints it
-and stops. Next: setup.py builds what was planned.
+decided here and printed with its reason. `--plan` prints the table, hours and dollars
+(instruments/forecast.py) and stops. Next: setup.py builds what was planned.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+from torch.nn.attention import SDPBackend
 
 import config as cfg
 import flops
@@ -23,7 +24,7 @@ from model import GPT, GPTConfig
 
 TOKENS_PER_WEIGHT = 10.5  # of the blocks and the head: where the d* shapes train best per FLOP
 MICRO_BATCH_TOKENS = {"cuda": 65_536, "mps": 8_192, "cpu": 8_192}  # where `auto` starts
-EXPECTED_MFU = {"cuda": 0.40, "mps": 0.3, "cpu": 0.2}  # full convention; an assumption, no promise
+USABLE = 0.92  # of a GPU's memory; the rest is for fragments, NCCL's and cuDNN's buffers
 
 
 def largest_divisor(n: int, most: int) -> int:
@@ -81,13 +82,17 @@ def make_plan(
     params = {kind: sum(p.numel() for p in ps) for kind, ps in meta.param_groups().items()}
     n_params, state = sum(params.values()), optim.state_bytes(params, config.optimizer)
     parallel, why = pick_parallel(run.parallel, world, state)
+    per_token, at_once = flops.activation_bytes(model), MICRO_BATCH_TOKENS[world.device.type]
+    if world.device.type == "cuda":
+        room = USABLE * world.memory_bytes - state / (W if parallel == "fsdp" else 1)
+        at_once = min(at_once, room / per_token)
     plan = Plan(
         steps=steps_for(config, params),
         tokens_per_step=config.tokens_per_step,
         ramp_steps=config.ramp_steps,
         seq_len=model.seq_len,
         world_size=W,
-        micro_batch=pick_micro_batch(config, run.micro_batch, model.seq_len, world),
+        micro_batch=pick_micro_batch(config, run.micro_batch, model.seq_len, W, at_once),
         auto_micro_batch=not run.micro_batch,
         parallel=parallel,
         compile=run.compile,
@@ -99,20 +104,7 @@ def make_plan(
     full, causal = meta.flops_per_token(), meta.flops_per_token(causal=True)
     checkpoint = state - 4 * n_params  # gradients are not saved
     saves = run.keep + 1  # those kept and the one being written
-    # In bf16 the backward pass needs, per token: in each layer about 10 vectors of n_embd and 3 of
-    # mlp_hidden; and the logits, their softmax and its gradient.
-    of_a_token = 2 * model.n_layer * (10 * model.n_embd + 3 * model.mlp_hidden)
-    activations = rows * model.seq_len * (of_a_token + 8 * model.vocab_size)
-    time = f"n/a: no peak is known for {world.device_name}; --peak_tflops"
-    if plan.peak:
-        rented = run.peak_tflops and not manifest  # --plan for a device that one thinks of renting
-        mfu = EXPECTED_MFU["cuda" if rented else world.device.type]
-        hours = tokens * full / (mfu * plan.peak * W) / 3600
-        time = (
-            f"{hours:,.2f} hours on {'such a device' if rented else world.device_name}, if it "
-            f"reaches {mfu:.0%} of {plan.peak / 1e12:.1f} TFLOP/s; "
-            f"${hours * run.usd_per_hour:,.2f} at ${run.usd_per_hour:.2f}/hour"
-        )
+    activations = rows * model.seq_len * per_token
     lines = [
         f"model     {n_params:,} parameters ({params['matrix']:,} in matrices), {model.n_layer} "
         f"layers x {model.n_embd}, vocabulary {model.vocab_size:,}; extras: "
@@ -121,16 +113,18 @@ def make_plan(
         f"run       {plan.steps:,} steps x {plan.tokens_per_step:,} tokens = {tokens:,} tokens",
         f"step      {rows} rows x {model.seq_len:,} tokens x {accum} accumulated x {W} "
         f"rank{'s' * (W > 1)}",
-        f"on        {world.device_name}, {str(world.dtype).removeprefix('torch.')}, torch "
-        f"{torch.__version__}, {torch.get_num_threads()} threads; attention by "
-        f"{attention_backend(model, world.device, world.dtype)}"
-        f"; {', '.join(plan.fused) or 'nothing'} by machinery/fused.py",
         f"memory    {why}; activations take about {activations / 1e9:.2f} GB",
         f"disk      {2 * tokens / 1e9:.2f} GB for one epoch of rows, {saves} checkpoints of "
         f"{checkpoint / 1e9:.2f} GB",
-        f"time      {time}",
     ]
     if manifest:
+        remark = prefer_cudnn(model, world.device)
+        lines.append(
+            f"on        {world.device_name}, {str(world.dtype).removeprefix('torch.')}, torch "
+            f"{torch.__version__}, {torch.get_num_threads()} threads; attention by "
+            f"{attention_backend(model, world.device, world.dtype)}"
+            f"; {', '.join(plan.fused) or 'nothing'} by machinery/fused.py{remark}"
+        )
         remedy = f"{saves} checkpoints must fit: free some space or choose another --run_dir"
         durable.check_room(Path(run.run_dir), saves * checkpoint, remedy)
         lines.append(check_data(run, plan, manifest))
@@ -171,10 +165,9 @@ def pick_parallel(asked: str, world: World, state: int) -> tuple[str, str]:
     return choice, f"{choice}: {sizes}, half of it for activations"
 
 
-def pick_micro_batch(config: cfg.TrainConfig, asked: int, seq_len: int, world: World) -> int:
-    """Rows per forward pass: as asked, or the most that divide a step and fit the usual budget."""
-    tokens, W = config.tokens_per_step, world.world_size
-    rows = max(1, asked)
+def pick_micro_batch(config: cfg.TrainConfig, asked: int, seq_len: int, W: int, most: float) -> int:
+    """Rows per forward pass: as asked, or the most that divide a step, up to `most` tokens."""
+    tokens, rows = config.tokens_per_step, max(1, asked)
     share = round(1 / optim.batch_at(0, config.ramp_steps))  # 4: a ramp begins with a quarter
     unit = share * rows * seq_len * W
     if tokens % unit:
@@ -184,8 +177,7 @@ def pick_micro_batch(config: cfg.TrainConfig, asked: int, seq_len: int, world: W
             f"tokens_per_step {tokens}{ramp} is not a multiple of {rows} rows x {seq_len} tokens x "
             f"{W} ranks = {unit // share}; try --tokens_per_step {good}"
         )
-    budget = max(1, MICRO_BATCH_TOKENS[world.device.type] // seq_len)
-    return asked or largest_divisor(tokens // unit, budget)
+    return asked or largest_divisor(tokens // unit, max(1, int(most / seq_len)))
 
 
 def find_peak(run: cfg.RunConfig, world: World) -> float | None:
@@ -197,6 +189,19 @@ def find_peak(run: cfg.RunConfig, world: World) -> float | None:
     return flops.peak_flops(world.device_name)
 
 
+def prefer_cudnn(config: GPTConfig, device: torch.device) -> str:
+    """On Hopper, torch avoids cuDNN's attention, the fastest there, before cuDNN 9.15.1 (in wheels
+    for CUDA 12), which fails at some lengths. Ask for it at the others; returns a remark."""
+    hopper = device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
+    if not hopper or (torch.backends.cudnn.version() or 0) > 91500:  # 9.15.0
+        return ""
+    if config.seq_len % 128 == 0 and not config.doc_mask:
+        first = SDPBackend.CUDNN_ATTENTION.value
+        order = sorted(torch._C._get_sdp_priority_order(), key=lambda backend: backend != first)
+        torch._C._set_sdp_priority_order(order)
+    return "; cuDNN is older than 9.15.1: pip install -U nvidia-cudnn-cu12"
+
+
 def attention_backend(config: GPTConfig, device: torch.device, dtype: torch.dtype) -> str:
     """The kernel that PyTorch picks for attention in training: flash_attention, math, ..."""
     T, gqa = config.seq_len, config.n_head != config.n_kv_head
@@ -205,4 +210,4 @@ def attention_backend(config: GPTConfig, device: torch.device, dtype: torch.dtyp
     mask = torch.ones(T, T, dtype=torch.bool, device=device) if config.doc_mask else None
     torch.backends.cuda.enable_cudnn_sdp(mask is None)  # its backward with a mask can give NaN
     choice = torch._fused_sdp_choice(q, k, k, mask, is_causal=mask is None, enable_gqa=gqa)
-    return torch.nn.attention.SDPBackend(choice).name.lower()
+    return SDPBackend(choice).name.lower()

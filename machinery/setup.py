@@ -19,7 +19,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 import config as cfg
 import data
 from machinery import checkpoint, cli, diary, durable, fused, ranks, shards
-from machinery.plan import Plan
+from machinery.plan import USABLE, Plan
 from model import GPT, GPTConfig
 
 OUT_OF_MEMORY = "out of memory"
@@ -131,12 +131,17 @@ def compile_step(model: GPT, plan: Plan, world: ranks.World, log: diary.Log):
     """Try a step until it runs; returns (callable model, micro-batch). Out of memory halves the
     micro-batch, a failing compiler means eager; both are printed. Tokens per step stay the same."""
     micro_batch, compile = plan.micro_batch, plan.compile
+    on_gpu = world.device.type == "cuda"
+    if on_gpu and plan.auto_micro_batch:
+        torch.cuda.set_per_process_memory_fraction(USABLE)
     if compile:
         log.print("compiling ...")
     while True:
         step_model, problem = _try_step(model, plan, world, micro_batch, compile)
         problem = ranks.any_rank(problem)
         if problem is None:
+            if on_gpu:
+                torch.cuda.set_per_process_memory_fraction(1.0)
             return step_model, micro_batch
         if problem == OUT_OF_MEMORY:
             micro_batch = _fewer_rows(model, plan, world, micro_batch)
@@ -149,16 +154,20 @@ def compile_step(model: GPT, plan: Plan, world: ranks.World, log: diary.Log):
 
 
 def _try_step(model: GPT, plan: Plan, world: ranks.World, micro_batch: int, compile: bool):
-    """Forward and backward on random tokens; returns the callable model, and what went wrong."""
+    """A step and a validation on random tokens; returns the callable model, and what went wrong."""
     T, problem, step_model = model.config.seq_len, None, model
     try:
         if compile and not plan.sharded:  # sharded, its blocks are compiled already
             step_model = torch.compile(model, dynamic=False, fullgraph=True)
         tokens = torch.randint(model.config.vocab_size, (micro_batch, T + 1), device=world.device)
+        inputs, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
         accumulates = plan.rows_in_step(plan.ramp_steps) > micro_batch * world.world_size
         # run twice when accumulating: the peak comes when new gradients are added to old ones
         for _ in range(1 + accumulates):
-            step_model(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()).backward()
+            step_model(inputs, targets).backward()
+        if world.device.type == "cuda":  # as Trainer.evaluate will
+            with torch.no_grad():
+                step_model.eval()(inputs, targets, reduction="none")
     except Exception as error:  # the compiler's errors share no base class
         said = (str(error).strip() or "no message").splitlines()[0]
         problem = f"{type(error).__name__}: {said}"
@@ -166,7 +175,7 @@ def _try_step(model: GPT, plan: Plan, world: ranks.World, micro_batch: int, comp
             problem = OUT_OF_MEMORY
         elif not compile:
             raise
-    model.zero_grad(set_to_none=True)
+    model.train().zero_grad(set_to_none=True)
     return step_model, problem
 
 

@@ -5,6 +5,7 @@ wandb that hangs (see faults.py)."""
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import os
@@ -13,6 +14,7 @@ import shutil
 import stat
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -20,8 +22,11 @@ from conftest import ROOT, SMALL, flip, losses, metrics, run
 from faults import launch, start
 from torch.distributed.fsdp import FSDPModule
 
+import flops
 from data import RowLoader
-from machinery import checkpoint, shards
+from machinery import checkpoint, diary, plan, setup, shards
+from machinery.errors import NonFiniteError
+from model import GPT, GPTConfig
 
 
 @pytest.fixture
@@ -310,6 +315,97 @@ def _run_dir_and_rest(command: str) -> list[str]:
     words = command.split()[3:]
     at = words.index("--run_dir")
     return [words[at + 1], *words]
+
+
+def test_on_a_gpu_the_trial_has_less_memory_than_the_run(monkeypatch):
+    """Unless the micro-batch was asked for: then it may fill the card."""
+    limits, tried = [], []
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", limits.append)
+
+    def try_step(model, plan, world, micro_batch, compile):
+        tried.append((micro_batch, limits[-1:]))
+        return model, setup.OUT_OF_MEMORY if micro_batch > 4 else None
+
+    monkeypatch.setattr(setup, "_try_step", try_step)
+    world = SimpleNamespace(device=torch.device("cuda"))
+    log = SimpleNamespace(print=lambda text: None)
+    decided = setup.Plan(
+        steps=1, tokens_per_step=512, ramp_steps=0, seq_len=64, world_size=1, micro_batch=8,
+        auto_micro_batch=True, parallel="none", compile=True, fused_loss=False, peak=None,
+    )  # fmt: skip
+    assert setup.compile_step("model", decided, world, log) == ("model", 4)
+    assert tried == [(8, [0.92]), (4, [0.92])] and limits == [0.92, 1.0]
+    asked = dataclasses.replace(decided, micro_batch=4, auto_micro_batch=False)
+    tried.clear()
+    assert setup.compile_step("model", asked, world, log) == ("model", 4)
+    assert tried == [(4, [1.0])]
+
+
+def kept_for_backward(model: GPT, tokens: torch.Tensor) -> float:
+    """Bytes per token that the graph, partitioned as the compiler does it, keeps for backward."""
+    step = torch.compile(model, backend="aot_eager_decomp_partition", dynamic=False)
+    kept = {}
+
+    def keep(t):
+        kept[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
+        return t
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
+        step(tokens, tokens)
+    weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    return sum(n for at, n in kept.items() if at not in weights) / tokens.numel()
+
+
+@pytest.mark.parametrize("extras", [(), ("value_embeds",)])
+def test_the_plan_knows_what_forward_keeps_for_backward(extras):
+    """With queries and keys normed, or grouped. The logits are few here."""
+    config = GPTConfig(
+        n_layer=2, n_embd=128, n_head=4, n_kv_head=4 if extras else 2, head_dim=32, mlp="swiglu",
+        mlp_hidden=256, vocab_size=64, seq_len=256, qk_norm=bool(extras), extras=extras,
+    )  # fmt: skip
+    model = GPT(config, compute_dtype=torch.bfloat16)
+    model.init_weights()
+    kept = kept_for_backward(model, torch.randint(64, (16, 256)))
+    assert flops.activation_bytes(config) == pytest.approx(kept, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    "version, seq_len, doc_mask, asks, remarks",
+    [
+        (91002, 2048, False, True, True),
+        (91002, 2000, False, False, True),
+        (91002, 2048, True, False, True),
+        (91501, 2048, False, False, False),  # torch prefers it by itself
+    ],
+)
+def test_an_old_cudnn_is_asked_by_name_where_it_is_right(
+    version, seq_len, doc_mask, asks, remarks, monkeypatch
+):
+    before, orders = torch._C._get_sdp_priority_order(), []
+    monkeypatch.setattr(torch._C, "_set_sdp_priority_order", orders.append)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(torch.backends.cudnn, "version", lambda: version)
+    config = GPTConfig(seq_len=seq_len, doc_mask=doc_mask)
+    text = plan.prefer_cudnn(config, torch.device("cuda"))
+    assert ("pip install -U nvidia-cudnn-cu12" in text) == remarks
+    assert bool(orders) == asks
+    for order in orders:
+        assert order[0] == torch.nn.attention.SDPBackend.CUDNN_ATTENTION.value
+        assert order[1:] == [backend for backend in before if backend != order[0]]
+    assert plan.prefer_cudnn(config, torch.device("cpu")) == ""
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+def test_a_refused_step_names_another_attention_on_a_gpu(kind, tmp_path):
+    run = SimpleNamespace(
+        loader=SimpleNamespace(row_ids=lambda first, n: ["a.npy row 3"]),
+        checkpoints=SimpleNamespace(join=lambda: None), options=SimpleNamespace(skip_nonfinite=0),
+        log=SimpleNamespace(print=print), world=SimpleNamespace(device=torch.device(kind)),
+        skipped=0, run_dir=tmp_path,
+    )  # fmt: skip
+    with pytest.raises(NonFiniteError, match="a.npy row 3.*--skip_nonfinite 10") as error:
+        diary.refuse_step(run, dict(step=3, first_row=16, rows=8), float("nan"), 1.0)
+    assert ("TORCH_CUDNN_SDPA_DEPRIORITIZED=1" in str(error.value)) == (kind == "cuda")
 
 
 # ------------------------------------------------------------------------ wandb

@@ -15,7 +15,7 @@ from conftest import ROOT, SMALL, losses, metrics, parameters, run
 import config
 import eval as eval_program
 import train
-from data import RowLoader
+from data import RowLoader, val_batches
 from machinery import cli
 from machinery.shards import Manifest
 from model import GPT, GPTConfig
@@ -221,8 +221,11 @@ def test_profile_and_plan(small_data, tmp_path, capsys):
     assert train.main(["d12", "--extras", "", "--plan", "--device", "cpu"]) == 0
     out = capsys.readouterr().out
     assert "135,266,304" in out and "887,095,296" in out and "$" in out
-    train.main(["d12", "--plan", "--device", "cpu", "--peak_tflops", "989"])
-    assert "such a device, if it reaches 40% of 989.0 TFLOP/s" in capsys.readouterr().out
+    train.main(["d12", "--plan", "--device", "cpu", "--peak_tflops", "989", "--extras", ""])
+    out = capsys.readouterr().out
+    assert "989.00 TFLOP/s" in out and "20% MFU full" in out and "8 x H100" not in out
+    train.main(["d20", "--plan", "--gpu", "8xH100"])
+    assert "8 x H100, 85.0 GB, 989.00 TFLOP/s, 3.35 TB/s each" in capsys.readouterr().out
 
 
 def test_profile_of_two_ranks(small_data, tmp_path):
@@ -266,6 +269,34 @@ def test_staged_mirrored_and_begun_from_other_weights(small_data, tmp_path, caps
     here(small_data, tmp_path / "new", "--init_from", far / "run" / "step_00000012")
     first = [r["val_bpb"] for r in metrics(tmp_path / "new") if "val_bpb" in r][0]
     assert first == pytest.approx(best, rel=1e-6)
+
+
+def test_validation_compiles_one_shape_and_scores_each_target_once(small_data):
+    """Batches of 3, 3 and 2 rows through a compiled model of 3 rows, against each row alone."""
+    manifest = Manifest.load(small_data)
+    config = GPTConfig(
+        seq_len=64, vocab_size=512, n_layer=1, n_embd=32, n_head=2, n_kv_head=2, head_dim=16,
+        mlp_hidden=64,
+    )  # fmt: skip
+    model = GPT(config)
+    model.init_weights()
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph
+
+    compiled = torch.compile(model, backend=backend, dynamic=False, fullgraph=True)
+    compiled(*next(val_batches(manifest, 3))).backward()  # training has a graph of its own
+    size = torch.from_numpy(manifest.token_bytes())
+    sizes = [len(inputs) for inputs, _ in val_batches(manifest, 3, 8)]
+    assert sorted(sizes) == [2, 3, 3] and len(graphs) == 1
+    found = eval_program.bits_per_byte(compiled, val_batches(manifest, 3, 8), size, 3)
+    assert len(graphs) == 2 and model.training
+    alone = [(model(x, y).item(), size[y].sum()) for x, y in val_batches(manifest, 1, 8)]
+    assert found[0] == pytest.approx(sum(nats for nats, _ in alone) / 8, rel=1e-6)
+    plain = eval_program.bits_per_byte(model, val_batches(manifest, 8, 8), size)
+    assert found == pytest.approx(plain, rel=1e-6)
 
 
 def test_the_best_validation_is_saved_and_kept(small_data, tmp_path, monkeypatch):

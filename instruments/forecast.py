@@ -1,0 +1,121 @@
+"""How long a run takes and what it costs, before it runs: `train.py PRESET --plan [--gpu 8xH100]`.
+
+Reads the preset and the table of cards in flops.py; no card is needed, and nothing is written.
+`step_s` adds up what a step must do: matmuls, attention, and the memory traffic of all other
+kernels, each at a rate that is assumed here. So the result is an estimate, and ten percent either
+way would be no surprise. A run prints the truth. Next: machinery/plan.py.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import torch
+
+import config as cfg
+import flops
+from machinery import diary, plan, ranks
+from model import GPT, GPTConfig
+
+# Assumed, as shares of the datasheet's figures, for H100s. (tests/test_flops.py has a published
+# speed that they come near.) Other cards may reach more of their peak, or less.
+MATMUL = 0.756  # of the peak, by a matmul in bf16 of unlimited width
+HALF_WIDTH = 204  # channels; a matmul of width C reaches C / (C + HALF_WIDTH) of that
+NARROW = 0.9  # the factor for grouped queries, whose keys and values are narrow matrices
+ATTENTION = {128: (0.50, 0.40), 64: (0.40, 0.30)}  # head_dim -> forward, backward
+TRAFFIC = 0.79  # of the bandwidth, by the fused elementwise kernels
+FORWARD = 0.33  # validation's share of the time of forward and backward
+OTHER_MFU = {"cuda": 0.4, "mps": 0.3, "cpu": 0.2}  # full convention; a device not in the table
+
+
+@dataclass(frozen=True)
+class Elsewhere(ranks.World):
+    """Cards that this machine need not have."""
+
+    name: str
+    card: flops.Card
+
+    @property
+    def device_name(self) -> str:
+        return self.name
+
+    @property
+    def memory_bytes(self) -> int:
+        return int(self.card.memory_bytes)
+
+
+def rent(asked: str) -> Elsewhere:
+    """ "8xH100" -> eight of them."""
+    count, name = re.fullmatch(r"(?:(\d+)x)?(.*)", asked).groups()
+    name = name if flops.find_card(name) else f"RTX {name}"
+    card, n = flops.find_card(name), int(count or 1)
+    if card is None or not n:
+        raise ValueError(
+            f"--gpu {asked} is not in the table; choose from {', '.join(flops.CARDS)}, or several: "
+            "8xH100"
+        )
+    return Elsewhere(0, n, 0, n, torch.device("cuda"), torch.bfloat16, name, card)
+
+
+def page(preset: cfg.Preset, world: ranks.World) -> str:
+    """The plan with hours and dollars, on this machine or on `--gpu`."""
+    run, model = preset.run, preset.model
+    world = rent(run.gpu) if run.gpu else world
+    decided, card = plan.make_plan(preset, model, world), flops.find_card(world.device_name)
+    with torch.device("meta"):
+        meta = GPT(model)
+    tokens, full = decided.rows * decided.seq_len, meta.flops_per_token()
+    on = f"on        {world.world_size} x {world.device_name}"
+    if decided.peak is None:
+        why = "no peak is known for it; --peak_tflops, or --gpu for a card that is known"
+        return f"{decided.text}\n{on}\ntime      n/a: {why}"
+    on += f", {world.memory_bytes / 1e9:.1f} GB, {decided.peak / 1e12:,.2f} TFLOP/s"
+    if card:
+        on += f", {card.memory_tb_s} TB/s"
+        speed = tokens / (decided.steps * step_s(decided, meta, card))
+    else:
+        speed = OTHER_MFU[world.device.type] * decided.peak * world.world_size / full
+    validations = 2 + (decided.steps - 1) // run.eval_every if run.eval_every else 2
+    hours = (tokens + FORWARD * validations * run.eval_tokens) / speed / 3600
+    mfu = flops.mfu(speed, full, decided.peak, world.world_size)
+    dollars = f"${hours * run.usd_per_hour:,.2f} at ${run.usd_per_hour:.2f}/hour for all of it"
+    lines = [
+        decided.text,
+        f"{on} each",
+        f"speed     an estimate: {diary.short(speed)} tok/s, {mfu:.0%} MFU full",
+        f"time      an estimate: {hours:,.2f} hours with validation; {dollars} (--usd_per_hour)",
+    ]
+    return "\n".join(lines)
+
+
+def step_s(decided: plan.Plan, meta: GPT, card: flops.Card) -> float:
+    """Seconds of a whole step on one of the ranks, without what they send to each other."""
+    c, peak, bandwidth = meta.config, decided.peak, TRAFFIC * card.memory_tb_s * 1e12
+    tokens = decided.micro_batch * decided.seq_len
+    params = sum(p.numel() for p in meta.parameters())
+    attention = 2 * c.n_layer * c.n_head * c.head_dim * c.seq_len  # FLOPs of forward, per token
+    matmul = meta.flops_per_token(causal=True) - 3 * attention
+    matmul_rate = MATMUL * peak * c.n_embd / (c.n_embd + HALF_WIDTH)
+    if c.n_kv_head < c.n_head:
+        matmul_rate *= NARROW
+    forward, backward = (share * peak for share in ATTENTION[128 if c.head_dim > 64 else 64])
+    micro_batch_s = tokens * (matmul / matmul_rate + attention / forward)
+    micro_batch_s += tokens * 2.5 * attention / backward  # it computes the scores again
+    # Adding a gradient moves 12 bytes, casting a matmul's weight and its gradient 12 more.
+    micro_batch_s += (tokens * traffic(c) + 12 * params + 12 * matmul / 6) / bandwidth
+    accum = decided.tokens_per_step // (tokens * decided.world_size)
+    return accum * micro_batch_s + 40 * params / bandwidth  # the optimizer: about 40 bytes each
+
+
+def traffic(c: GPTConfig) -> int:
+    """Bytes per token that the compiled elementwise kernels read and write, forward and backward:
+    counted in the generated code, in tensors of two bytes."""
+    q, kv = c.n_head * c.head_dim, c.n_kv_head * c.head_dim
+    layer = 18 * c.n_embd  # adding to the residual stream, and norm
+    layer += (6 if c.qk_norm else 4) * (q + kv)  # rotation, and the norm of queries and keys
+    layer += 4 * kv if "value_embeds" in c.extras else 0  # 8 in every other layer
+    layer += (8 if c.mlp == "swiglu" else 5) * c.mlp_hidden
+    once = (2 if c.logit_softcap else 3) * c.padded_vocab
+    once += 28 * c.n_embd if "smear" in c.extras else 0
+    return 2 * (c.n_layer * layer + once)
