@@ -331,7 +331,7 @@ def test_on_a_gpu_the_trial_has_less_memory_than_the_run(monkeypatch):
     log = SimpleNamespace(print=lambda text: None)
     decided = setup.Plan(
         steps=1, tokens_per_step=512, ramp_steps=0, seq_len=64, world_size=1, micro_batch=8,
-        auto_micro_batch=True, parallel="none", compile=True, fused_loss=False, peak=None,
+        auto_micro_batch=True, parallel="none", compile=True, fused=(), peak=None,
     )  # fmt: skip
     assert setup.compile_step("model", decided, world, log) == ("model", 4)
     assert tried == [(8, [0.92]), (4, [0.92])] and limits == [0.92, 1.0]
