@@ -14,15 +14,11 @@
 | 143  | stopped by SIGTERM | |
 
 Plain ValueError is the idiom for a user's mistake; cli.py decides whose ValueError it was. The
-classes below are for what has a code of its own. Next: cli.py.
+classes below are for what has a code of its own, and their meaning is in the table. Next: cli.py.
 """
-
-from __future__ import annotations
 
 
 class RankError(Exception):
-    """A rank did not answer."""
-
     exit_code = 1
 
 
@@ -34,30 +30,20 @@ class UsageError(ValueError):
 
 
 class DataError(Exception):
-    """The data on disk is not what its manifest says, or text could not be read."""
-
     exit_code = 3
 
 
 class CheckpointError(Exception):
-    """No checkpoint can be used, or it does not fit this model."""
-
     exit_code = 4
 
 
 class NonFiniteError(Exception):
-    """A loss, a gradient or the state to save is NaN or infinite."""
-
     exit_code = 5
 
 
 class StorageError(Exception):
-    """What should be written does not fit, or the disk fails."""
-
     exit_code = 6
 
 
 class ParityError(Exception):
-    """An exported model or tokenizer does not compute what ours does."""
-
     exit_code = 7
