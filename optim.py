@@ -94,10 +94,9 @@ def orthogonalize(g: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     return x.mT.contiguous() if tall else x
 
 
-# The other parts of a Muon step, in place. On a GPU each is compiled, and takes all matrices of one
-# shape as one tensor (N, rows, cols): a list would be unrolled, and compile for minutes. Otherwise
-# `_momentum` and `_update` take one matrix at a time, which stays in the cache of a CPU.
-# `apply` is 0 when the step must not happen.
+# The other parts of a Muon step, in place; `apply` is 0 when it must not happen. Compiled, they
+# take all matrices of one shape as one tensor (N, rows, cols): a list would compile for minutes.
+# Eager, `_momentum` and `_update` take one matrix at a time, which stays in the cache of a CPU.
 
 
 def _momentum(grad: Tensor, average: Tensor, momentum: Tensor, apply: Tensor) -> None:
@@ -109,9 +108,7 @@ def _momentum(grad: Tensor, average: Tensor, momentum: Tensor, apply: Tensor) ->
 def _variance(u: Tensor, second: Tensor, beta2: Tensor, apply: Tensor) -> Tensor:
     """The factors on the rows of u (N, rows, cols), or on its columns if there are more. They give
     all rows the same long-run size and keep the norm of each matrix (NorMuon, Li et al. 2025).
-
-    second: running mean square, (N, rows, 1) or (N, 1, cols), fp32, like the result.
-    """
+    second: running mean square, (N, rows, 1) or (N, 1, cols), fp32, like the result."""
     side = -1 if second.size(-1) == 1 else -2
     norm = torch.linalg.vector_norm(u, dim=side, keepdim=True, dtype=torch.float32)
     mean_square = norm.square() / u.size(side)
@@ -133,12 +130,11 @@ class Muon(torch.optim.Optimizer):
     """Momentum, orthogonalized (Jordan et al. 2024), with NorMuon's variance reduction and cautious
     weight decay. For 2-D weights inside a network; not for embedding tables or the head.
 
-    params: 2-D tensors, plain or DTensors sharded by rows. lr is multiplied by
-    sqrt(max(1, rows / cols)). ns_dtype: of the Newton-Schulz matmuls. divide: every rank holds the
-    same gradients, so let each orthogonalize its share (data parallel). Every step needs the
-    gradient of every parameter.
+    params: 2-D tensors, plain or DTensors sharded by rows; each needs a gradient in every step. lr
+    is multiplied by sqrt(max(1, rows / cols)). ns_dtype: of the Newton-Schulz matmuls. divide:
+    every rank holds the same gradients, so let each orthogonalize its share (data parallel).
     State per parameter: momentum_buffer (like the parameter), second_moment (a row or a column);
-    both are views of tensors that hold those of all parameters of one shape.
+    each is a view into `stacks`, which hold the state of all parameters of one shape.
     """
 
     def __init__(
@@ -167,10 +163,10 @@ class Muon(torch.optim.Optimizer):
         self.found_inf: Tensor | None = None
         self._step_supports_amp_scaling = True  # torch's own mark: step() obeys found_inf
 
-        self._stack_state()
-        self.register_load_state_dict_post_hook(Muon._stack_state)  # loading replaces the tensors
         self._orthogonalize, self.compiled = orthogonalize, False
         self._momentum, self._variance, self._update = _momentum, _variance, _update
+        self._stack_state()
+        self.register_load_state_dict_post_hook(Muon._stack_state)  # loading replaces the tensors
 
     @torch.no_grad()
     def _stack_state(self) -> None:
@@ -180,16 +176,13 @@ class Muon(torch.optim.Optimizer):
             for p in group["params"]:
                 by_shape[p.shape].append(p)
             for params in by_shape.values():
-                names = ("momentum_buffer", "second_moment")
-                state = [_stack([self.state[p][name] for p in params]) for name in names]
+                state = []
+                for name in ("momentum_buffer", "second_moment"):
+                    parts = [local(self.state[p][name]) for p in params]
+                    state.append(torch.stack(parts))  # (N, ...)
+                    for part, view in zip(parts, state[-1]):
+                        part.set_(view)
                 self.stacks.append((group, params, *state))
-
-    def compile(self) -> None:
-        """Fuse each part from now on: worth it on a GPU."""
-        self.compiled = True
-        for part in ("_orthogonalize", "_momentum", "_variance", "_update"):
-            eager = getattr(self, part)
-            setattr(self, part, torch.compile(eager, dynamic=False, fullgraph=True))
 
     @torch.no_grad()
     def step(self) -> None:
@@ -203,13 +196,10 @@ class Muon(torch.optim.Optimizer):
         def scalar(x: float) -> Tensor:  # a new float, unlike a 0-D tensor, would recompile
             return torch.full((), x, dtype=torch.float32, device=first.device)  # a fill, no copy
 
-        def pieces(*stacks):
-            return [stacks] if self.compiled else zip(*stacks)
-
+        pieces = (lambda *stacks: [stacks]) if self.compiled else zip
         apply = scalar(1.0) if self.found_inf is None else 1 - self.found_inf
         momentum, decay = scalar(group["momentum"]), scalar(group["weight_decay"])
         lr = scalar(group["lr"] * max(1.0, rows / cols) ** 0.5)
-
         u = torch.stack([local(p.grad) for p in params])
         for grad, average in pieces(u, momenta):
             self._momentum(grad, average, momentum, apply)
@@ -246,15 +236,6 @@ class Muon(torch.optim.Optimizer):
 def local(t: Tensor) -> Tensor:
     """The part of a sharded tensor that this rank holds; any other tensor as it is."""
     return t.to_local() if isinstance(t, DTensor) else t
-
-
-def _stack(tensors: list[Tensor]) -> Tensor:
-    """One tensor (N, ...) that holds what `tensors` hold; each of them becomes a view of it."""
-    parts = [local(t) for t in tensors]
-    stacked = torch.stack(parts)
-    for part, view in zip(parts, stacked):
-        part.set_(view)
-    return stacked
 
 
 def _own_rows(t: Tensor, p: DTensor) -> Tensor:
@@ -374,7 +355,9 @@ def set_schedule(optimizers: list[torch.optim.Optimizer], step: int, steps: int,
 
 
 def compile_steps(optimizers: list[torch.optim.Optimizer]) -> None:
-    """Compile the optimizers that can be compiled: Muon."""
-    for optimizer in optimizers:
-        if isinstance(optimizer, Muon):
-            optimizer.compile()
+    """Fuse the parts of Muon's step from now on: worth it on a GPU."""
+    for muon in (optimizer for optimizer in optimizers if isinstance(optimizer, Muon)):
+        muon.compiled = True
+        for name in ("_orthogonalize", "_momentum", "_variance", "_update"):
+            part = torch.compile(getattr(muon, name), dynamic=False, fullgraph=True)
+            setattr(muon, name, part)

@@ -110,9 +110,9 @@ class Trainer:
         if compiled and world.device.type == "cuda":  # a CPU would never regain that time
             optim.compile_steps(self.optimizers)
         if plan.parallel == "ddp":
-            # Compiled before it is wrapped, it stays one graph, and all its gradients come at the
-            # graph's end: their exchange does not overlap with it.
+            # Compiled before it is wrapped, it stays one graph; gradients are exchanged after it.
             step_model = DistributedDataParallel(step_model, gradient_as_bucket_view=True)
+            step_model.broadcast_buffers = False  # constants, the same on every rank
         self.step_model = step_model
         self.loader = data.RowLoader(
             self.manifest,

@@ -28,6 +28,7 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 from torch.distributed.checkpoint import staging
 from torch.distributed.checkpoint import state_dict as dcp_state
+from torch.distributed.tensor import DTensor
 
 from machinery.durable import check_room, fsync, sha256_of, write_text
 from machinery.errors import CheckpointError, NonFiniteError, StorageError
@@ -175,6 +176,14 @@ def _state(model: nn.Module, optimizers: Optimizers) -> dict[str, Tensor]:
     return state
 
 
+def _own(state: dict[str, Tensor], team: _Team) -> dict[str, Tensor]:
+    """What this rank copies and writes: its shards, and its share of the tensors that every rank
+    holds whole, dealt out by size."""
+    whole = sorted((t.nbytes, name) for name, t in state.items() if not isinstance(t, DTensor))
+    others = {name for i, (_, name) in enumerate(whole) if i % team.size != team.rank}
+    return {name: t for name, t in state.items() if name not in others}
+
+
 def _check_finite(state: dict[str, Tensor]) -> None:
     for name, tensor in state.items():
         part = local(tensor)  # its least and greatest are NaN if one element is
@@ -217,9 +226,11 @@ def load_model(path: str | Path, model: nn.Module, verified: bool = False) -> di
 
 def _publish(team: _Team, root: Path, step: int, state: dict[str, Tensor], record: str) -> Path:
     """Write the checkpoint of `step`, which exists if and only if the rename (5) has happened.
-    record: the text of trainer.json. All ranks raise the same StorageError or NonFiniteError."""
+    state: this rank's part (see _own); record: the text of trainer.json. All ranks raise the same
+    StorageError or NonFiniteError."""
     path = root / f"step_{step:08d}"
-    tmp = team.on_first(lambda: _begin(path, state))  # (1) enough room? then a temporary folder
+    sizes = team.on_all(lambda: sum(local(t).nbytes for t in state.values()))
+    tmp = team.on_first(lambda: _begin(path, sum(sizes)))  # (1) enough room? a temporary folder
     if tmp is None:
         return path  # published before, and still valid
     try:
@@ -239,12 +250,11 @@ def _publish(team: _Team, root: Path, step: int, state: dict[str, Tensor], recor
     return path
 
 
-def _begin(path: Path, state: dict[str, Tensor]) -> Path | None:
+def _begin(path: Path, nbytes: int) -> Path | None:
     if why_invalid(path) is None:
         return None
     path.parent.mkdir(parents=True, exist_ok=True)
-    need = 1.02 * sum(t.nbytes for t in state.values()) + (1 << 20)
-    check_room(path.parent, need, "a checkpoint must fit")
+    check_room(path.parent, 1.02 * nbytes + (1 << 20), "a checkpoint must fit")
     tmp = path.parent / f".tmp-{path.name[5:]}-{uuid.uuid4().hex[:8]}"
     (tmp / "dcp").mkdir(parents=True)
     _stage("begin")
@@ -319,7 +329,7 @@ class Checkpointer:
             self._resumed_from = found.name
             _read_into(self._team, found, state)
         # Every save copies into this memory: to touch new pages would take longer than the copy.
-        self._stager.state_dict_cache = self._stager.stage(state)
+        self._stager.state_dict_cache = self._stager.stage(_own(state, self._team))
         self._stager.cache_staged_state_dict = True
         return trainer
 
@@ -334,7 +344,7 @@ class Checkpointer:
             self.join()
             self.log(f"step {step}: waited {time.perf_counter() - start:.1f} s for the last save")
         self.wait()
-        state = _state(model, optimizers)
+        state = _own(_state(model, optimizers), self._team)
         record = json.dumps(trainer | {"step": step, "world_size": self._team.size}, indent=1)
         if wait or self._failures == MAX_FAILURES - 1:  # a third failure must raise here and now
             self._run(step, state, record, start)

@@ -741,6 +741,31 @@ def scenario_load_on_two(out):
     assert_same(snapshot(again, others), expected)
 
 
+def test_each_rank_copies_only_what_it_writes(tmp_path):
+    print(*spawn("staged_bytes", tmp_path, world=2))
+
+
+def scenario_staged_bytes(out):
+    for shard in (False, True):
+        model, optimizers = build(shard=shard)
+        train(model, optimizers, 1)
+        saver = Checkpointer(out / str(shard))
+        saver.resume(model, optimizers)
+        saver.save(1, model, optimizers, {})
+        staged = {k: optim.local(t).nbytes for k, t in saver._stager.state_dict_cache.items()}
+        total = sum(t.nbytes for t in checkpoint._state(model, optimizers).values())
+        by_rank = [staged, None]
+        dist.all_gather_object(by_rank, staged)
+        sums = [sum(part.values()) for part in by_rank]
+        assert sum(sums) == total and max(sums) < 0.75 * total, (sums, total)
+        saver.close()
+        saved = sum(
+            file.stat().st_size for file in out.glob(f"{shard}/*/dcp/__{dist.get_rank()}_*")
+        )
+        assert sum(staged.values()) < saved < sum(staged.values()) + 2500 * len(staged)
+        print(f"{'sharded' if shard else 'whole'}: {sums} of {total} bytes")
+
+
 def test_failures_on_one_rank_reach_all(tmp_path):
     outputs = spawn("one_rank_fails", tmp_path, world=2)
     for output in outputs:
@@ -780,16 +805,18 @@ def scenario_one_rank_fails(out):
         saver._failures = 0
         nothing_new()
 
+    weights = dict(model.named_parameters())  # NaN in all of them, as each rank checks its own
+    keep = {name: p.detach().clone() for name, p in weights.items()}
     if rank == 1:
-        keep = model.out.bias.detach().clone()
-        model.out.bias.data[0] = float("nan")
+        for p in weights.values():
+            p.data[0] = float("nan")
     try:
         saver.save(3, model, optimizers, {}, wait=True)
         raise AssertionError("no error")
     except NonFiniteError as e:
-        assert "rank 1: model.out.bias" in str(e)
-    if rank == 1:
-        model.out.bias.data.copy_(keep)
+        assert re.search(r"rank 1: model\.\S+ holds non-finite", str(e)), e
+    for name, p in weights.items():
+        p.data.copy_(keep[name])
     saver.save(4, model, optimizers, {}, wait=True)
 
 

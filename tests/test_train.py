@@ -230,7 +230,10 @@ def test_profile_of_two_ranks(small_data, tmp_path):
     assert out.count("where the time goes") == 1
     for rank in (0, 1):
         with gzip.open(tmp_path / "run" / "profile" / f"rank_{rank}" / "trace.json.gz") as trace:
-            assert json.load(trace)["traceEvents"]
+            events = json.load(trace)["traceEvents"]
+        # DDP exchanges gradients but no buffers, which are constants; it tells its buckets once.
+        called = [event["name"] for event in events]
+        assert "c10d::allreduce_" in called and called.count("c10d::broadcast_") <= 2
     assert json.loads((tmp_path / "run" / "status.json").read_text())["state"] == "profiled"
 
 
