@@ -122,11 +122,10 @@ def _set_up_cpu(ranks_here: int) -> None:
     torch.utils.deterministic.fill_uninitialized_memory = False
     # The C library returns the pages of freed tensors, and clearing new ones takes 12% of a step.
     if not any(name.startswith("MALLOC_") for name in os.environ):
-        m_mmap_max, m_trim_threshold = -4, -1  # from malloc.h of glibc
         with contextlib.suppress(OSError, AttributeError):  # another C library has no mallopt
             libc = ctypes.CDLL(None)
-            libc.mallopt(m_mmap_max, 0)
-            libc.mallopt(m_trim_threshold, -1)
+            libc.mallopt(-4, 0)  # M_MMAP_MAX; the numbers are from glibc's malloc.h
+            libc.mallopt(-1, -1)  # M_TRIM_THRESHOLD
 
 
 def meet_and_test(world: World, timeout_s: float) -> None:
@@ -157,14 +156,16 @@ def meet_and_test(world: World, timeout_s: float) -> None:
         if world.device.type == "cuda":
             backend = "cpu:gloo,cuda:nccl"
             torch.cuda.set_device(world.device)  # a thread begins with device 0
-        dist.init_process_group(backend, None, timeout, size, world.rank, store)
+        # gloo gives up earlier than the thread, as it knows the address that does not answer
+        dist.init_process_group(backend, None, timeout / 2, size, world.rank, store)
+        _set_pg_timeout(timedelta(minutes=30))  # also before the first step: time to compile
         one = torch.ones(1, device=world.device)
         dist.all_reduce(one)
         if one.item() != size:
             raise RuntimeError(f"{size} ones add up to {one.item()}")
 
     try:
-        # in a daemon thread, because the calls that set up the connections can hang
+        # in a daemon thread, as setting up the connections can hang
         with ThreadPool(1) as pool:
             pool.apply_async(add_up).get(timeout_s)
     except (multiprocessing.TimeoutError, RuntimeError) as error:
@@ -173,7 +174,6 @@ def meet_and_test(world: World, timeout_s: float) -> None:
             f"({error or 'no answer'}); between nodes set GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME"
             " to their network; within one, try NCCL_P2P_DISABLE=1; NCCL_DEBUG=INFO says more"
         ) from None
-    _set_pg_timeout(timedelta(minutes=30))  # enough for compiling
 
 
 @functools.cache  # once

@@ -1,0 +1,191 @@
+"""What only a GPU can show: model.py, data.py, machinery/fused_loss.py and train.py on one.
+
+Skipped without a GPU. TEST_DEVICE=cpu runs what has a meaning there, to test the tests."""
+
+import os
+
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import SMALL, losses
+from faults import start
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+import model
+from data import RowLoader
+from machinery import fused_loss, shards
+
+DEVICE = torch.device(os.environ.get("TEST_DEVICE", "cuda"))
+pytestmark = pytest.mark.skipif(
+    DEVICE.type == "cuda" and not torch.cuda.is_available(), reason="needs a GPU"
+)
+gpu_only = pytest.mark.skipif(DEVICE.type != "cuda", reason="needs a GPU")
+D12 = dict(n_layer=3, n_embd=256, n_head=2, n_kv_head=2, head_dim=128, mlp_hidden=1024)
+
+
+def batch(rows: int, seq_len: int, vocab: int) -> tuple[torch.Tensor, torch.Tensor]:
+    tokens = torch.randint(vocab, (rows, seq_len + 1), device=DEVICE)
+    return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()  # (B, T) each
+
+
+def gradients(gpt: model.GPT, step, inputs, targets) -> tuple[float, torch.Tensor]:
+    """The loss, and all gradients as one vector."""
+    gpt.zero_grad()
+    loss = step(inputs, targets)
+    loss.backward()
+    return loss.item(), torch.cat([p.grad.float().flatten() for p in gpt.parameters()])
+
+
+def difference(a: torch.Tensor, b: torch.Tensor) -> float:
+    """Relative, of two vectors."""
+    return ((a - b).norm() / b.norm()).item()
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_compiled_step_in_bf16_is_the_eager_one_in_fp32(fused):
+    """Within what bf16 costs: the eager step in bf16 is as far from fp32."""
+    extras = ("value_embeds", "smear")
+    config = model.GPTConfig(seq_len=512, vocab_size=1000, extras=extras, **D12)
+    inputs, targets = batch(4, 512, 1000)
+    found = {}
+    for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
+        torch.manual_seed(0)
+        gpt = model.GPT(config, compute_dtype=dtype).to(DEVICE)
+        gpt.init_weights()
+        for p in gpt.parameters():  # beyond the start, where some matrices are zero
+            p.data.add_(torch.randn_like(p), alpha=0.02)
+        if fused:
+            gpt.cross_entropy = fused_loss.capped_cross_entropy
+        found[name] = gradients(gpt, gpt, inputs, targets)
+        if dtype == torch.bfloat16:
+            compiled = torch.compile(gpt, dynamic=False, fullgraph=True)
+            found["compiled"] = gradients(gpt, compiled, inputs, targets)
+    (exact, grad), (eager, eager_grad) = found["fp32"], found["bf16"]
+    loss, compiled_grad = found["compiled"]
+    assert abs(loss - exact) < 0.01 and abs(eager - exact) < 0.01
+    assert difference(compiled_grad, grad) < 1.5 * difference(eager_grad, grad) + 0.005
+    assert difference(eager_grad, grad) < 0.05
+
+
+def plain_attention(q, k, v) -> torch.Tensor:
+    """The formula, in fp32: (B, H, T, D), (B, G, T, D) twice -> (B, H, T, D)."""
+    T, D = q.shape[2:]
+    k, v = (x.repeat_interleave(q.size(1) // x.size(1), dim=1) for x in (k, v))
+    scores = q @ k.transpose(-1, -2) / D**0.5  # (B, H, T, T)
+    future = torch.ones(T, T, dtype=torch.bool, device=q.device).triu(1)
+    return scores.masked_fill(future, -torch.inf).softmax(-1) @ v
+
+
+@gpu_only
+@pytest.mark.parametrize("backend", [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION])
+@pytest.mark.parametrize("heads, kv_heads, head_dim", [(4, 4, 128), (9, 3, 64)])
+def test_attention_of_each_kernel_is_the_formula(backend, heads, kv_heads, head_dim):
+    T, leaves = 512, []
+    for n in (heads, kv_heads, kv_heads):
+        x = torch.randn(2, n, T, head_dim, device=DEVICE, dtype=torch.bfloat16)
+        leaves.append(x.requires_grad_())
+    exact = [x.detach().float().requires_grad_() for x in leaves]
+    with sdpa_kernel(backend):
+        out = F.scaled_dot_product_attention(
+            *leaves, is_causal=True, enable_gqa=heads != kv_heads
+        )  # (B, H, T, D)
+    expected = plain_attention(*exact)
+    direction = torch.randn_like(expected)
+    out.backward(direction.to(out.dtype))
+    expected.backward(direction)
+    assert difference(out.float(), expected) < 0.01
+    for x, y in zip(leaves, exact):
+        assert difference(x.grad.float(), y.grad) < 0.02
+
+
+def test_what_the_model_uses_is_the_formula():
+    q = torch.randn(2, 4, 256, 128, device=DEVICE, dtype=torch.bfloat16)
+    k, v = (torch.randn(2, 2, 256, 128, device=DEVICE, dtype=torch.bfloat16) for _ in range(2))
+    out = model.attend(q, k, v, None)
+    assert difference(out.float(), plain_attention(q.float(), k.float(), v.float())) < 0.01
+
+
+def test_the_fused_loss_in_bf16_is_that_of_the_model():
+    vocab, cap = 5000, 15.0
+    logits = (4 * torch.randn(2, 300, vocab, device=DEVICE)).bfloat16().requires_grad_()
+    exact = logits.detach().float().requires_grad_()
+    targets = torch.randint(vocab, (2, 300), device=DEVICE)
+    fused = torch.compile(fused_loss.capped_cross_entropy)(logits, targets, cap)  # (B, T)
+    plain = model.cross_entropy(exact, targets, cap)
+    assert torch.allclose(fused, plain, atol=1e-3)
+    fused.mean().backward()
+    plain.mean().backward()
+    assert difference(logits.grad.float(), exact.grad) < 0.01
+
+
+def test_pinned_batches_are_the_rows_of_the_data_also_when_the_device_is_behind(small_data):
+    """A buffer that is refilled before its copy has happened would show here."""
+    manifest = shards.Manifest.load(small_data)
+    args = dict(seed=3, micro_batch=8, prefetch=2)
+    here, there = RowLoader(manifest, **args), RowLoader(manifest, device=DEVICE, **args)
+    busy = torch.randn(2048, 2048, device=DEVICE)
+    on_device = []
+    for _ in range(40):
+        for _ in range(20 if DEVICE.type == "cuda" else 0):
+            busy = busy @ busy / 2048  # the copies queue up behind this
+        on_device.append([x.clone() for x in there.next_batch()])
+    for batch_there in on_device:
+        for x, y in zip(batch_there, here.next_batch()):
+            assert torch.equal(x.cpu(), y)
+    here.close()
+    there.close()
+
+
+@pytest.mark.parametrize("compile", ["--no_compile", pytest.param("--compile", marks=gpu_only)])
+def test_killed_and_resumed_it_ends_at_the_same_loss(compile, small_data, tmp_path):
+    args = ["--device", DEVICE.type, "--dtype", "bf16", "--steps", 40, "--save_every", 10, compile]
+    env = {"CUDA_VISIBLE_DEVICES": "0"}
+    start(small_data, tmp_path / "whole", *args, env=env).end(0, timeout_s=240)
+    run = start(small_data, tmp_path / "run", *args, spoil=[("slow", 0.05)], env=env)
+    run.until(lambda: run.step() >= 25, timeout_s=200).kill().end()
+    text = start(small_data, tmp_path / "run", *args, env=env).end(0, timeout_s=240)
+    assert "resumed at step" in text
+    whole, resumed = losses(tmp_path / "whole"), losses(tmp_path / "run")
+    tolerance = 0.02 if DEVICE.type == "cuda" else 0.0
+    assert whole.keys() == resumed.keys() and len(whole) == 40
+    assert max(abs(whole[s] - resumed[s]) for s in whole) <= tolerance
+
+
+PEAKS = """
+import sys, torch, train
+taken = {}
+honest = train.Trainer.get_ready
+def get_ready(run):
+    honest(run)
+    taken["probe"] = torch.cuda.max_memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+train.Trainer.get_ready = get_ready
+code = train.main(sys.argv[1:])
+print("probe", taken["probe"], "steps", torch.cuda.max_memory_allocated())
+sys.exit(code)
+"""
+
+
+@gpu_only
+def test_the_trial_step_needs_the_memory_of_a_real_one(small_data, tmp_path):
+    """Else a micro-batch that passes the trial ends the run at its first step."""
+    import subprocess
+    import sys
+
+    from conftest import ROOT, environment
+
+    big = ["--n_layer", 4, "--n_embd", 512, "--n_head", 4, "--n_kv_head", 4, "--head_dim", 128]
+    args = ["tiny", *SMALL, *big, "--mlp_hidden", 2048, "--device", "cuda", "--dtype", "bf16"]
+    args += ["--compile", "--tokens_per_step", 65_536, "--micro_batch", 512, "--steps", 3]
+    args += ["--data_dir", small_data, "--run_dir", tmp_path / "run"]
+    done = subprocess.run(
+        [sys.executable, "-c", PEAKS, *map(str, args)],
+        cwd=ROOT,
+        env=environment(),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    words = done.stdout.split()
+    probe, steps = int(words[words.index("probe") + 1]), int(words[-1])
+    assert steps < 1.05 * probe, f"{probe / 1e9:.2f} GB in the trial, {steps / 1e9:.2f} after it"
