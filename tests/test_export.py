@@ -163,10 +163,11 @@ def test_an_untrained_model_passes_too(export_model):
     export_model(model.eval())
 
 
+@pytest.mark.parametrize("extras", [EXTRAS, ("key_offset",)], ids=["all", "key_offset"])
 @torch.no_grad()
-def test_the_own_file_keeps_what_came_before_in_the_cache(export_model):
+def test_the_own_file_keeps_what_came_before_in_the_cache(extras, export_model):
     """In chunks, taken back, by beams, and with padding on the left."""
-    changes = dict(extras=EXTRAS, n_layer=3)
+    changes = dict(extras=extras, n_layer=3)
     ours = build(**changes)
     theirs, _ = open_in_transformers(export_model(build(**changes)))
     ids = torch.randint(1, BASE.vocab_size, (2, 60), generator=torch.Generator().manual_seed(3))
