@@ -90,12 +90,12 @@ def mfu(
     return tokens_per_s * flops_per_token / (peak * world_size) if peak else None
 
 
-def activation_bytes(model) -> int:
-    """GPU memory per token, beside weights, gradients and optimizer, at the peak of a step that is
-    compiled and computes in bf16: what each layer keeps for backward, and the logits.
+def activation_bytes(model, itemsize: int = 2) -> int:
+    """GPU memory per token, beside weights, gradients and optimizer, at the peak of a compiled
+    step: what each layer keeps for backward, and the logits.
 
-    model: a GPTConfig. An estimate; tests/test_preflight.py compares it with what the compiler
-    decides to keep."""
+    model: a GPTConfig; itemsize: bytes of a number (2: bf16). An estimate; tests/test_preflight.py
+    compares it with what the compiler decides to keep."""
     q, kv = model.n_head * model.head_dim, model.n_kv_head * model.head_dim
     layer = 4 * model.n_embd  # the input of attention and of the MLP, before the norm and after it
     layer += 2 * q + 2 * kv  # queries, keys, values, and what attention returns
@@ -106,7 +106,7 @@ def activation_bytes(model) -> int:
     once = 4 * model.n_embd  # around the embedding and the last norm
     # Capped, the gradient of the logits is made beside them; else in their place.
     once += model.padded_vocab * (2 if model.logit_softcap else 1)
-    return 2 * (model.n_layer * layer + once)
+    return itemsize * (model.n_layer * layer + once)
 
 
 def measure_matmul(

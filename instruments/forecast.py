@@ -83,7 +83,8 @@ def page(preset: cfg.Preset, world: ranks.World) -> str:
     lines = [
         decided.text,
         f"{on} each",
-        f"speed     an estimate: {diary.short(speed)} tok/s, {mfu:.0%} MFU full",
+        f"speed     an estimate: {diary.short(speed)} tok/s, {mfu:.0%} MFU full"
+        f"{', without the time they exchange gradients' * (world.world_size > 1)}",
         f"time      an estimate: {hours:,.2f} hours with validation; {dollars} (--usd_per_hour)",
     ]
     return "\n".join(lines)

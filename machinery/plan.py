@@ -82,7 +82,8 @@ def make_plan(
     params = {kind: sum(p.numel() for p in ps) for kind, ps in meta.param_groups().items()}
     n_params, state = sum(params.values()), optim.state_bytes(params, config.optimizer)
     parallel, why = pick_parallel(run.parallel, world, state)
-    per_token, at_once = flops.activation_bytes(model), MICRO_BATCH_TOKENS[world.device.type]
+    per_token = flops.activation_bytes(model, world.dtype.itemsize)
+    at_once = MICRO_BATCH_TOKENS[world.device.type]
     if world.device.type == "cuda":
         room = USABLE * world.memory_bytes - state / (W if parallel == "fsdp" else 1)
         at_once = min(at_once, room / per_token)
