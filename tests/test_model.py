@@ -522,6 +522,7 @@ def test_one_graph_no_breaks_no_recompiles(name):
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     model = build(VARIANTS[name])
+    fused.install(model, fused.usable(model.config))
     compiled = torch.compile(model, dynamic=False, fullgraph=True, backend="aot_eager")
     idx = tokens(SMALL, length=33)
     inputs, targets = idx[:, :-1].contiguous(), idx[:, 1:].contiguous()
