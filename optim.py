@@ -229,7 +229,7 @@ class Muon(torch.optim.Optimizer):
         u = torch.cat([u, u.new_zeros(share * world - n, *u.shape[1:])])  # every share is full
         own = self._orthogonalize(u[rank * share : (rank + 1) * share], self.ns_dtype)
         whole = own.new_empty(share * world, *own.shape[1:])
-        dist.all_gather_into_tensor(whole, own.contiguous(), group=group)
+        dist.all_gather(list(whole.chunk(world)), own.contiguous(), group=group)
         return whole[:n]
 
 
