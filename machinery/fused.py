@@ -16,46 +16,51 @@ from torch import Tensor
 
 import model
 
+FORMS = ("loss", "MLP", "gates")
 LARGEST_CAP = 50  # e^50 still fits in fp32, with room for the sum
 THIN = 24  # channels, at most, of a matrix that keeps no matmul busy
 
 
 def usable(config: model.GPTConfig) -> tuple[str, ...]:
-    """Those forms, of "loss", "MLP" and "gates", that equal model.py's for this configuration."""
-    config, found = replace(config, vocab_size=5, n_embd=6, mlp_hidden=8), []
-    x = torch.linspace(-9, 9, 4 * 7 * 6).sin().view(4, 7, 6).requires_grad_()  # (B, T, C)
-    weight = torch.linspace(-9, 9, 64 * 6).view(64, 6).requires_grad_()
-    targets = torch.arange(4 * 7).view(4, 7) % 5
-    given = x, weight, targets, config
-    if 0 < config.logit_softcap <= LARGEST_CAP and _same(model.cross_entropy, cross_entropy, given):
-        found.append("loss")
-    for name, plain in (("MLP", model.MLP(config)), ("gates", model.Linear(6, 2))):
-        lean = copy.deepcopy(plain)
-        lean.__class__ = LEAN[name]
-        if _same(plain, lean, (x,)):
-            found.append(name)
+    """Those FORMS that give a small model of this kind the losses and gradients of model.py."""
+    small = replace(config, seq_len=8, vocab_size=50, n_layer=3, n_embd=32, mlp_hidden=32)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        plain, found = model.GPT(small), []
+        for p in plain.parameters():
+            torch.nn.init.normal_(p, std=0.3)
+        wanted = _numbers(plain)
+        for form in FORMS:
+            lean = copy.deepcopy(plain)
+            if install(lean, (form,)) and all(map(_same, wanted, _numbers(lean))):
+                found.append(form)
     return tuple(found)
 
 
-def _same(plain, lean, given) -> bool:
-    """Whether both give the same values, and the same gradients to the inputs that have one."""
-    ours, theirs = plain(*given), lean(*given)
-    if ours.shape != theirs.shape or not torch.allclose(ours, theirs, atol=1e-4):
-        return False
-    inputs = [x for x in given if isinstance(x, Tensor) and x.requires_grad]
-    pairs = zip(*(torch.autograd.grad(y.square().sum(), inputs) for y in (ours, theirs)))
-    return all(torch.allclose(a, b, atol=1e-4, rtol=1e-4) for a, b in pairs)
+def _numbers(gpt: model.GPT) -> list[Tensor]:
+    """The loss of each position, and the gradients when each position has another weight."""
+    torch.manual_seed(0)  # equal dropout, if there is any
+    ids = torch.arange(16).view(2, 8)
+    losses = gpt(ids, ids + 9, reduction="none")
+    parameters = list(gpt.parameters())
+    return [losses, *torch.autograd.grad(losses.square().sum(), parameters, materialize_grads=True)]
 
 
-def install(gpt: model.GPT, forms: tuple[str, ...]) -> None:
-    """Give a model the forms that are named."""
-    if "loss" in forms:
-        gpt.cross_entropy = cross_entropy
+def _same(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape and bool((a - b).norm() <= 1e-4 * a.norm())
+
+
+def install(gpt: model.GPT, forms: tuple[str, ...]) -> int:
+    """Give a model the forms that are named; returns how many of its parts have changed."""
+    changed = 0
+    if "loss" in forms and 0 < gpt.config.logit_softcap <= LARGEST_CAP:
+        gpt.cross_entropy, changed = cross_entropy, 1
     for module in gpt.modules():
         if "MLP" in forms and type(module) is model.MLP:
-            module.__class__ = LeanMLP
+            module.__class__, changed = LeanMLP, changed + 1
         if "gates" in forms and type(module) is model.Linear and module.in_features <= THIN:
-            module.__class__ = ThinLinear
+            module.__class__, changed = ThinLinear, changed + 1
+    return changed
 
 
 def cross_entropy(x: Tensor, weight: Tensor, targets: Tensor, config: model.GPTConfig) -> Tensor:
@@ -128,6 +133,3 @@ class ThinLinear(model.Linear):
 
     def forward(self, x):
         return (x[..., None, :].float() * self.weight).sum(-1).to(x.dtype)  # (..., n_out)
-
-
-LEAN = {"MLP": LeanMLP, "gates": ThinLinear}
