@@ -135,7 +135,8 @@ def compile_step(model: GPT, plan: Plan, world: ranks.World, log: diary.Log):
     if on_gpu and plan.auto_micro_batch:
         torch.cuda.set_per_process_memory_fraction(USABLE)
     if compile:
-        log.print("compiling ...")
+        also = "and validation" if on_gpu or plan.sharded else "(validation stays eager)"
+        log.print(f"compiling the step {also} ...")
     while True:
         step_model, problem = _try_step(model, plan, world, micro_batch, compile)
         problem = ranks.any_rank(problem)
