@@ -82,7 +82,7 @@ class _HeadLoss(torch.autograd.Function):
         log2_e = math.log2(math.e)
         logits = F.linear(x, weight)[..., :vocab]  # (B, T, V)
         sigmoid = torch.reciprocal(1 + torch.exp2(logits.float() * (-2 * log2_e / cap)))
-        capped = (2 * sigmoid - 1) * (cap * log2_e)  # as 2 sigmoid(2 y) - 1 = tanh(y)
+        capped = sigmoid * (2 * cap * log2_e) - cap * log2_e  # as tanh(y) = 2 sigmoid(2 y) - 1
         log_sum = capped.exp2().sum(-1, keepdim=True).log2()  # (B, T, 1)
         if with_gradient:
             hit = torch.arange(vocab, device=x.device) == targets[..., None]
@@ -112,8 +112,8 @@ class LeanMLP(model.MLP):
 
 
 class _ReluSquared(torch.autograd.Function):
-    """relu(x)^2 from whose result, which the next matmul keeps anyway, the slope is found: it is
-    2 relu(x) = 2 sqrt(result)."""
+    """relu(x)^2, which keeps its result alone (the next matmul keeps it anyway): the slope,
+    2 relu(x), is 2 sqrt(result)."""
 
     @staticmethod
     def forward(ctx, x):
@@ -124,7 +124,7 @@ class _ReluSquared(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad):
         (h,) = ctx.saved_tensors
-        return (grad.float() * 2 * h.float().sqrt()).to(grad.dtype)
+        return grad * (4 * h).sqrt()
 
 
 class ThinLinear(model.Linear):
