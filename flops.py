@@ -26,9 +26,7 @@ import torch
 class Card(NamedTuple):
     """What the datasheet of a device says."""
 
-    peak: (
-        float  # dense bf16 FLOP/s. (Vendors print the sparse figure larger: it is twice this one.)
-    )
+    peak: float  # dense bf16 FLOP/s (the sparse figure that vendors print larger is twice this one)
     memory_gb: int
     memory_tb_s: float  # bandwidth of that memory, TB/s
 
