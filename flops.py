@@ -26,9 +26,7 @@ import torch
 class Card(NamedTuple):
     """What the datasheet of a device says."""
 
-    peak: (
-        float  # dense bf16 FLOP/s. (Vendors print the sparse figure larger: it is twice this one.)
-    )
+    peak: float  # dense bf16 FLOP/s (the sparse figure that vendors print larger is twice this one)
     memory_gb: int
     memory_tb_s: float  # bandwidth of that memory, TB/s
 
@@ -41,7 +39,7 @@ class Card(NamedTuple):
 # From the vendors' datasheets. A key matches a device name that has all its words; the key with the
 # most words wins, and a bare name is the SXM board. An MI250 is two devices, each with its half.
 CARDS = {
-    "GB200": Card(2.5e15, 186, 8.0), "B200": Card(2.25e15, 180, 7.7),
+    "GB200": Card(2.5e15, 186, 8.0), "B200": Card(2.25e15, 180, 8.0),
     "B100": Card(1.8e15, 192, 8.0),
     "H200": Card(989e12, 141, 4.8), "H200 NVL": Card(836e12, 141, 4.8),
     "H200 PCIE": Card(836e12, 141, 4.8), "GH200": Card(989e12, 96, 4.0),
