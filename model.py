@@ -348,14 +348,10 @@ class GPT(nn.Module):
     # ---------------------------------------------------------------- forward
 
     def forward(
-        self,
-        idx: Tensor,
-        targets: Tensor | None = None,
-        reduction: Literal["mean", "none"] = "mean",
-        cache: KVCache | None = None,
+        self, idx: Tensor, targets: Tensor | None = None, reduction: str = "mean", cache=None
     ) -> Tensor:
         """idx (B, T) int64 -> logits (B, T, V) in fp32, or with targets (B, T) the mean
-        cross-entropy in nats (`reduction="none"`: (B, T), one per target)."""
+        cross-entropy in nats (`reduction="none"`: (B, T), one per target). cache: a KVCache."""
         config, start = self.config, cache.length if cache else 0
         T = idx.size(1)
         if start + T > config.seq_len:

@@ -70,13 +70,9 @@ class Trainer:
         config, options, world, plan = self.config, self.options, self.world, self.plan
         self.identity = setup.identity(config, model_config, self.manifest)
         self.model = setup.build_model(model_config, world, plan, config.seed)
-        self.optimizers = optim.build(
-            self.model.param_groups(),
-            config,
-            model_config.n_embd,
-            ns_dtype=world.dtype,
-            divide=plan.parallel == "ddp",
-        )
+        groups, width = self.model.param_groups(), model_config.n_embd
+        how = dict(ns_dtype=world.dtype, divide=plan.parallel == "ddp")
+        self.optimizers = optim.build(groups, config, width, **how)
         mirror = Path(options.mirror) / self.run_dir.name if options.mirror else None
         self.checkpoints = checkpoint.Checkpointer(
             self.run_dir / "checkpoints", keep=options.keep, mirror=mirror, log=self.log.print
@@ -232,6 +228,7 @@ class Trainer:
     def drain(self) -> None:
         """Read the step whose numbers are still on their way."""
         if arrived := self.late.read():
+            ranks.expect_answers()
             self._log_step(*arrived)
 
     def _log_step(self, note: dict, numbers: dict[str, float]) -> None:
@@ -331,7 +328,6 @@ def train(run: Trainer) -> int:
         numbers = run.accumulate()
         run.guard(numbers)
         run.take_step()
-        ranks.expect_answers()
         if run.save_is_due():
             run.save()  # before the validation: a kill there costs nothing
         if run.validation_is_due():
