@@ -80,15 +80,17 @@ class _HeadLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, weight, targets, vocab, cap, with_gradient):
         log2_e = math.log2(math.e)
-        logits = F.linear(x, weight)[..., :vocab]  # (B, T, V)
+        logits = F.linear(x, weight)  # (B, T, padded V)
+        ids = torch.arange(weight.size(0), device=x.device)
         sigmoid = torch.reciprocal(1 + torch.exp2(logits.float() * (-2 * log2_e / cap)))
         capped = sigmoid * (2 * cap * log2_e) - cap * log2_e  # as tanh(y) = 2 sigmoid(2 y) - 1
+        if vocab < weight.size(0):
+            capped = capped.masked_fill(ids >= vocab, -math.inf)  # no probability, no gradient
         log_sum = capped.exp2().sum(-1, keepdim=True).log2()  # (B, T, 1)
         if with_gradient:
-            hit = torch.arange(vocab, device=x.device) == targets[..., None]
-            error = ((capped - log_sum).exp2() - hit.float()) * (4 * sigmoid * (1 - sigmoid))
-            error = F.pad(error.to(x.dtype), (0, weight.size(0) - vocab))  # (B, T, padded V)
-            ctx.save_for_backward(x, weight, error)
+            one_hot = (ids == targets[..., None]).float()
+            error = ((capped - log_sum).exp2() - one_hot) * (4 * sigmoid * (1 - sigmoid))
+            ctx.save_for_backward(x, weight, error.to(x.dtype))
         target = cap * log2_e * torch.tanh(logits.gather(-1, targets[..., None]).float() / cap)
         return (log_sum - target).squeeze(-1) / log2_e
 
