@@ -165,9 +165,12 @@ def find_device(argv: list[str]) -> tuple[str, str, bool]:
         "print(json.dumps([w.device_name, str(w.dtype), w.device.type == 'cuda']))"
     )
     asked = subprocess.run(
-        [sys.executable, "-c", code, device], capture_output=True, text=True, check=False,
+        [sys.executable, "-c", code, device],
+        capture_output=True,
+        text=True,
+        check=False,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
+    )
     if asked.returncode:
         raise UsageError(f"--device {device} does not work: {last_line(asked.stderr)}")
     name, dtype, is_cuda = json.loads(asked.stdout.splitlines()[-1])
@@ -287,14 +290,19 @@ def run_cases(left: list[tuple[Case, int]], slots: list[dict], config: AblateCon
                     failed += 1
                     log = run_dir.with_suffix(".log")
                     why = last_line(log.read_text(errors="replace"))
-                    print(f"{case.name}: failed with exit code {process.returncode}: {why} ({log})",
-                          flush=True)  # fmt: skip
+                    print(
+                        f"{case.name}: failed with exit code {process.returncode}: {why} ({log})",
+                        flush=True,
+                    )
                 else:
                     row = case.row | read_result(run_dir) | {"at_once": len(slots)}
                     append(file, row)
                     tokens, bpb = row["val"][-1]
-                    print(f"{case.name}: {bpb:.4f} bpb after {diary.short(tokens)} tokens, "
-                          f"{diary.short(row['tokens_per_s'])} tok/s", flush=True)  # fmt: skip
+                    print(
+                        f"{case.name}: {bpb:.4f} bpb after {diary.short(tokens)} tokens, "
+                        f"{diary.short(row['tokens_per_s'])} tok/s",
+                        flush=True,
+                    )
             time.sleep(0.1)
     finally:  # stopped: train.py saves a checkpoint first
         for *_, process in running:
@@ -349,18 +357,32 @@ def render_comparison(rows: list[dict]) -> str:
         bpb = {row["seed"]: row["val"][-1][1] for row in runs}
         mean, sd, word = verdict(base, bpb)
         name, is_base = runs[-1]["name"], not runs[-1]["changed"]
-        lines.append([
-            name, " ".join(map(str, bpb)),
-            *(f"{statistics.fmean(nearest(row, t) for row in runs):.4f}" for t in ticks),
-            spread(*mean_and_sd(list(bpb.values()))),
-            "" if is_base else spread(mean, sd, "+"), "" if is_base else word,
-            f"{statistics.fmean(row['tokens_per_s'] for row in runs):,.0f}",
-            " ".join(sorted({row["commit"] for row in runs})), max(row["date"] for row in runs),
-        ])  # fmt: skip
+        lines.append(
+            [
+                name,
+                " ".join(map(str, bpb)),
+                *(f"{statistics.fmean(nearest(row, t) for row in runs):.4f}" for t in ticks),
+                spread(*mean_and_sd(list(bpb.values()))),
+                "" if is_base else spread(mean, sd, "+"),
+                "" if is_base else word,
+                f"{statistics.fmean(row['tokens_per_s'] for row in runs):,.0f}",
+                " ".join(sorted({row["commit"] for row in runs})),
+                max(row["date"] for row in runs),
+            ]
+        )
         if not is_base:
             notes.append(f"- {name}: `{runs[-1]['options']}`")
-    header = ["change", "seeds", *(f"bpb at {diary.short(t)}" for t in ticks), "bpb at the end",
-              "difference", "verdict", "tok/s", "commit", "date"]  # fmt: skip
+    header = [
+        "change",
+        "seeds",
+        *(f"bpb at {diary.short(t)}" for t in ticks),
+        "bpb at the end",
+        "difference",
+        "verdict",
+        "tok/s",
+        "commit",
+        "date",
+    ]
     facts = recipe_of(first)
     title = f"## {first['preset']}, {first['device']}, {diary.short(first['val'][-1][0])} tokens"
     about = (

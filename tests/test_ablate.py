@@ -107,8 +107,11 @@ def test_the_table():
     rows += [row("base", {}, seed, 1.4 - 0.1 * seed + 0.01 * seed) for seed in (0, 1, 2)]
     rows += [row("low lr", {"lr": 0.1}, 2, 1.05, commit="def")]  # again: the newer counts
     text = ablate.render(rows)
-    cells = [[c.strip() for c in line.split("|")[1:-1]] for line in text.splitlines()
-             if line.startswith(("| base", "| low"))]  # fmt: skip
+    cells = [
+        [c.strip() for c in line.split("|")[1:-1]]
+        for line in text.splitlines()
+        if line.startswith(("| base", "| low"))
+    ]
     assert cells[0][:5] == ["base", "0 1 2", "2.0000", "1.5000", "1.3100 ± 0.0900"]
     # 1.3, 1.2, 1.05 - 1.4, 1.31, 1.22 = -0.1, -0.11, -0.17: mean -0.1267, sd 0.0379
     assert cells[1][5:7] == ["-0.1267 ± 0.0379", "better"]
@@ -137,8 +140,12 @@ def test_a_gpu_has_one_run_at_a_time(monkeypatch):
 
 # ---------------------------------------------------------------- the runs
 
-CHANGES = ["--change", "no smear: --extras value_embeds backout", "--change",
-           "diverges: --optimizer adamw --lr 1e30"]  # fmt: skip
+CHANGES = [
+    "--change",
+    "no smear: --extras value_embeds backout",
+    "--change",
+    "diverges: --optimizer adamw --lr 1e30",
+]
 
 
 def test_side_by_side_and_a_failure_costs_its_own_line(ablation, quick, tmp_path, capsys):
@@ -147,14 +154,19 @@ def test_side_by_side_and_a_failure_costs_its_own_line(ablation, quick, tmp_path
     assert len(re.findall(r"diverges, seed [03]: failed .* 1: error: the loss is not", out)) == 2
     rows = lines_of(tmp_path)
     assert sorted((r["name"], r["seed"]) for r in rows) == [
-        ("base", 0), ("base", 3), ("no smear", 0), ("no smear", 3)
-    ]  # fmt: skip
+        ("base", 0),
+        ("base", 3),
+        ("no smear", 0),
+        ("no smear", 3),
+    ]
     assert rows[0]["val"] == [[0, 3.0], [1024, 2.0], [2048, 1.0]] and rows[0]["tokens_per_s"] == 7
     bare = next(r for r in rows if r["name"] == "no smear")
     assert bare["changed"] == {"extras": ["backout", "value_embeds"]} and "seed" not in bare["base"]
     assert all(r["commit"] and r["torch"] and r["date"] and r["at_once"] == 2 for r in rows)
-    times = [json.loads(path.read_text().splitlines()[-1])
-             for path in tmp_path.glob("runs/*/metrics.jsonl")]  # fmt: skip
+    times = [
+        json.loads(path.read_text().splitlines()[-1])
+        for path in tmp_path.glob("runs/*/metrics.jsonl")
+    ]
     at_once = [sum(a["begin"] <= b["begin"] < a["end"] for a in times) for b in times]
     assert max(at_once) == 2
     assert "diverges" not in (tmp_path / "RESULTS.md").read_text()

@@ -174,8 +174,9 @@ CLAIMS = {
 }
 
 
-@pytest.mark.parametrize(("tokens_per_s", "flops_per_token", "gpus", "percent"), CLAIMS.values(),
-                         ids=CLAIMS)  # fmt: skip
+@pytest.mark.parametrize(
+    ("tokens_per_s", "flops_per_token", "gpus", "percent"), CLAIMS.values(), ids=CLAIMS
+)
 def test_published_claims(tokens_per_s, flops_per_token, gpus, percent):
     places = len(str(percent).split(".")[1])
     assert round(100 * mfu(tokens_per_s, flops_per_token, H100, gpus), places) == percent

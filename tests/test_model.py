@@ -20,9 +20,15 @@ from machinery import fused
 from model import EXTRAS, GPT, GPTConfig, apply_rope, rms_norm, rope_tables
 
 SMALL = GPTConfig(
-    seq_len=32, vocab_size=100, n_layer=3, n_head=4, n_kv_head=2, head_dim=8, n_embd=32,
+    seq_len=32,
+    vocab_size=100,
+    n_layer=3,
+    n_head=4,
+    n_kv_head=2,
+    head_dim=8,
+    n_embd=32,
     mlp_hidden=64,
-)  # fmt: skip
+)
 STOCK = replace(
     SMALL, mlp="swiglu", qk_norm=False, embed_norm=False, tie_embeddings=True, logit_softcap=0.0
 )
@@ -59,9 +65,14 @@ def tokens(config, rows=2, length=None, seed=1):
 
 def depth(d, vocab_size):
     return replace(
-        GPTConfig(), n_layer=d, n_embd=64 * d, n_head=d // 2, n_kv_head=d // 2, mlp_hidden=256 * d,
+        GPTConfig(),
+        n_layer=d,
+        n_embd=64 * d,
+        n_head=d // 2,
+        n_kv_head=d // 2,
+        mlp_hidden=256 * d,
         vocab_size=vocab_size,
-    )  # fmt: skip
+    )
 
 
 GOLDEN = [  # configuration, parameters, FLOPs per token in the full and in the causal convention
@@ -90,8 +101,10 @@ def oracle(model: GPT, idx: torch.Tensor) -> torch.Tensor:
     """Logits of one row, one position and one head at a time; of the extras it knows key_offset."""
     c, T = model.config, idx.size(0)
     p = dict(model.named_parameters())
-    angles = [[t * c.rope_theta ** (-2 * i / c.head_dim) for i in range(c.head_dim // 2)]
-              for t in range(T)]  # fmt: skip
+    angles = [
+        [t * c.rope_theta ** (-2 * i / c.head_dim) for i in range(c.head_dim // 2)]
+        for t in range(T)
+    ]
 
     def rope(v, t):  # rotate the complex number (v[i], v[i + D/2]) by its angle
         half = torch.complex(v[: c.head_dim // 2].double(), v[c.head_dim // 2 :].double())
@@ -269,10 +282,9 @@ def test_an_edited_attention_or_loss_is_the_one_that_runs(monkeypatch):
     for config in (SMALL, replace(SMALL, n_kv_head=SMALL.n_head), VARIANTS["stock"]):
         model = build(config)
         idx = tokens(config)
-        assert not model.blocks[0].attn(
-            torch.randn(*idx.shape, config.n_embd), None, model.cos[: idx.size(1)],
-            model.sin[: idx.size(1)], None, None,
-        ).any()  # fmt: skip
+        x, T = torch.randn(*idx.shape, config.n_embd), idx.size(1)
+        out = model.blocks[0].attn(x, None, model.cos[:T], model.sin[:T], None, None)
+        assert not out.any()
     monkeypatch.undo()
     extras = VARIANTS["extras"]
     assert fused.usable(extras) == fused.FORMS
@@ -435,10 +447,15 @@ def test_the_table_of_initial_values():
     model.init_weights()
     unit = config.n_embd**-0.5
     want = {
-        "embed.weight": 0.8, "head.weight": 0.001, "attn.q.weight": unit, "attn.k.weight": unit,
-        "attn.v.weight": unit, "mlp.up.weight": 0.4 * unit, "attn.out.weight": 0.0,
+        "embed.weight": 0.8,
+        "head.weight": 0.001,
+        "attn.q.weight": unit,
+        "attn.k.weight": unit,
+        "attn.v.weight": unit,
+        "mlp.up.weight": 0.4 * unit,
+        "attn.out.weight": 0.0,
         "mlp.down.weight": 0.0,
-    }  # fmt: skip
+    }
     for suffix, std in want.items():
         assert float(std_of(model, suffix)) == pytest.approx(std, rel=0.03), suffix
     for table in model.value_embeds.values():
@@ -502,9 +519,13 @@ def test_memory_while_building_is_one_copy_of_the_model():
         print((rss() - before) / size)
     """)
     out = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True,
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
         cwd=Path(__file__).parent.parent,
-    )  # fmt: skip
+    )
     assert 0.5 < float(out.stdout) <= 1.1
 
 

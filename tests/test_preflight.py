@@ -330,9 +330,18 @@ def test_on_a_gpu_the_trial_has_less_memory_than_the_run(monkeypatch):
     world = SimpleNamespace(device=torch.device("cuda"))
     log = SimpleNamespace(print=lambda text: None)
     decided = setup.Plan(
-        steps=1, tokens_per_step=512, ramp_steps=0, seq_len=64, world_size=1, micro_batch=8,
-        auto_micro_batch=True, parallel="none", compile=True, fused=(), peak=None,
-    )  # fmt: skip
+        steps=1,
+        tokens_per_step=512,
+        ramp_steps=0,
+        seq_len=64,
+        world_size=1,
+        micro_batch=8,
+        auto_micro_batch=True,
+        parallel="none",
+        compile=True,
+        fused=(),
+        peak=None,
+    )
     assert setup.compile_step("model", decided, world, log) == ("model", 4)
     assert tried == [(8, [0.92]), (4, [0.92])] and limits == [0.92, 1.0]
     asked = dataclasses.replace(decided, micro_batch=4, auto_micro_batch=False)
@@ -360,9 +369,18 @@ def kept_for_backward(model: GPT, tokens: torch.Tensor) -> float:
 def test_the_plan_knows_what_forward_keeps_for_backward(extras):
     """With queries and keys normed, or grouped. The logits are few here."""
     config = GPTConfig(
-        n_layer=2, n_embd=128, n_head=4, n_kv_head=4 if extras else 2, head_dim=32, mlp="swiglu",
-        mlp_hidden=256, vocab_size=64, seq_len=256, qk_norm=bool(extras), extras=extras,
-    )  # fmt: skip
+        n_layer=2,
+        n_embd=128,
+        n_head=4,
+        n_kv_head=4 if extras else 2,
+        head_dim=32,
+        mlp="swiglu",
+        mlp_hidden=256,
+        vocab_size=64,
+        seq_len=256,
+        qk_norm=bool(extras),
+        extras=extras,
+    )
     model = GPT(config, compute_dtype=torch.bfloat16)
     model.init_weights()
     kept = kept_for_backward(model, torch.randint(64, (16, 256)))
@@ -399,10 +417,13 @@ def test_an_old_cudnn_is_asked_by_name_where_it_is_right(
 def test_a_refused_step_names_another_attention_on_a_gpu(kind, tmp_path):
     run = SimpleNamespace(
         loader=SimpleNamespace(row_ids=lambda first, n: ["a.npy row 3"]),
-        checkpoints=SimpleNamespace(join=lambda: None), options=SimpleNamespace(skip_nonfinite=0),
-        log=SimpleNamespace(print=print), world=SimpleNamespace(device=torch.device(kind)),
-        skipped=0, run_dir=tmp_path,
-    )  # fmt: skip
+        checkpoints=SimpleNamespace(join=lambda: None),
+        options=SimpleNamespace(skip_nonfinite=0),
+        log=SimpleNamespace(print=print),
+        world=SimpleNamespace(device=torch.device(kind)),
+        skipped=0,
+        run_dir=tmp_path,
+    )
     with pytest.raises(NonFiniteError, match="a.npy row 3.*--skip_nonfinite 10") as error:
         diary.refuse_step(run, dict(step=3, first_row=16, rows=8), float("nan"), 1.0)
     assert ("TORCH_CUDNN_SDPA_DEPRIORITIZED=1" in str(error.value)) == (kind == "cuda")
@@ -415,12 +436,12 @@ WANDB = {
     "hangs at import": "import time; time.sleep(600)",
     "hangs at init": "import time\ndef init(**k): time.sleep(600)",
     "hangs at log": "import time\nclass R:\n def log(self, *a, **k): time.sleep(600)\n"
-                    "def init(**k): return R()",
+    "def init(**k): return R()",
     "raises at init": "def init(**k): raise ConnectionError('no network')",
     "raises at log": "class R:\n def log(self, *a, **k): raise OSError('gone')\n"
-                     "def init(**k): return R()",
+    "def init(**k): return R()",
     "exits": "import sys\ndef init(**k): sys.exit(3)",
-}  # fmt: skip
+}
 
 
 SLOW = [pytest.param(f, marks=pytest.mark.slow) for f in ("hangs at import", "hangs at init")]

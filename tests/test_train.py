@@ -48,8 +48,9 @@ def test_what_a_run_prints_and_writes(plain):
     assert re.search(
         r"step 12/12 \| loss \d\.\d{4} \| bpb \d\.\d{3} \| lr 0\.\d+ \| \|g\| \d+\.\d+ \| "
         r"\d+ ms \| [\d.]+[KM]? tok/s \| mfu [\d.]+% full [\d.]+% causal \| "
-        r"data [\d.]+ ms \| \d+s left", out
-    ), out  # fmt: skip
+        r"data [\d.]+ ms \| \d+s left",
+        out,
+    ), out
     assert re.search(r"step 0 \| validation .* bpb", out)
     assert re.search(r"step 12 \| validation .* bpb", out)
     for name in ("checkpoints/step_00000012", "metrics.jsonl", "loss.png"):
@@ -149,11 +150,10 @@ def test_a_mixture_is_drawn_by_its_weights_and_another_in_the_decay(tmp_path):
         (tmp_path / name).mkdir()
         for i in range(12):
             (tmp_path / name / f"{i}.txt").write_text(f"{i} {word} and {word} again, {i}. " * 90)
-    result = run(
-        "prepare_data.py", "tiny", "--source", f"low=files:{tmp_path}/low",
-        f"high=files:{tmp_path}/high", "--vocab_size", 300, "--row_len", 65, "--val_fraction", 0.2,
-        "--data_dir", tmp_path / "data", "--workers", 1,
-    )  # fmt: skip
+    sources = ["--source", f"low=files:{tmp_path}/low", f"high=files:{tmp_path}/high"]
+    options = "--vocab_size 300 --row_len 65 --val_fraction 0.2 --workers 1".split()
+    folder = ["--data_dir", tmp_path / "data"]
+    result = run("prepare_data.py", "tiny", *sources, *options, *folder)
     assert result.returncode == 0, result.stderr
     mixture = ("--mixture", "low=3", "high=1", "--decay_mixture", "high=1", "--decay", 0.5)
     here(tmp_path / "data", tmp_path / "run", *mixture)
@@ -192,10 +192,9 @@ def test_speed_and_mfu_are_what_a_wall_clock_says(small_data, tmp_path):
     """2 ranks, 8 micro-batches a step, a validation in the middle: within 3%."""
     peak = ("--peak_tflops", 0.01)
     args = (*SMALL, *peak, "--micro_batch", 1, "--tokens_per_step", 1024, "--steps", 60)
-    result = run(
-        "train.py", "tiny", *args, "--eval_every", 30, "--eval_tokens", 8192, "--data_dir",
-        small_data, "--run_dir", tmp_path, nproc=2,
-    )  # fmt: skip
+    folders = ["--data_dir", small_data, "--run_dir", tmp_path]
+    often = ["--eval_every", 30, "--eval_tokens", 8192]
+    result = run("train.py", "tiny", *args, *often, *folders, nproc=2)
     assert result.returncode == 0, result.stderr
     steps = [r for r in metrics(tmp_path) if "loss" in r]
     first, last = steps[9], steps[58]
@@ -241,10 +240,9 @@ def test_profile_of_two_ranks(small_data, tmp_path):
 
 
 def test_fsdp_compiled_gives_the_losses_of_one_rank(plain, small_data, tmp_path):
-    result = run(
-        "train.py", "tiny", *(a for a in SMALL if a != "--no_compile"), "--data_dir", small_data,
-        "--run_dir", tmp_path / "run", "--parallel", "fsdp", nproc=2, timeout=300,
-    )  # fmt: skip
+    args = [a for a in SMALL if a != "--no_compile"] + ["--parallel", "fsdp"]
+    folders = ["--data_dir", small_data, "--run_dir", tmp_path / "run"]
+    result = run("train.py", "tiny", *args, *folders, nproc=2, timeout=300)
     assert result.returncode == 0, result.stdout + result.stderr
     assert "compiling" in result.stdout and "does not work" not in result.stdout
     one, two = losses(plain[0]), losses(tmp_path / "run")
@@ -275,9 +273,15 @@ def test_validation_compiles_one_shape_and_scores_each_target_once(small_data):
     """Batches of 3, 3 and 2 rows through a compiled model of 3 rows, against each row alone."""
     manifest = Manifest.load(small_data)
     config = GPTConfig(
-        seq_len=64, vocab_size=512, n_layer=1, n_embd=32, n_head=2, n_kv_head=2, head_dim=16,
+        seq_len=64,
+        vocab_size=512,
+        n_layer=1,
+        n_embd=32,
+        n_head=2,
+        n_kv_head=2,
+        head_dim=16,
         mlp_hidden=64,
-    )  # fmt: skip
+    )
     model = GPT(config)
     model.init_weights()
     graphs = []
@@ -328,7 +332,8 @@ MISTAKES = {
         r"--vocab_size 77 was asked",
     ),
     "an option of another optimizer": (
-        ["tiny", "--lr", "0.1"], r"--lr 0.1 has no effect with --optimizer muon: only adamw read",
+        ["tiny", "--lr", "0.1"],
+        r"--lr 0.1 has no effect with --optimizer muon: only adamw read",
     ),
     "an option of another schedule": (
         ["tiny", "--schedule", "cosine", "--decay", "0.3"],
@@ -341,11 +346,14 @@ MISTAKES = {
         r"'-5M' is no number of tokens",
     ),
     "not a source": (
-        ["tiny", *SMALL, "--data_dir", "{data}", "--mixture", "nosuch=1"], r"source 'nosuch'",
+        ["tiny", *SMALL, "--data_dir", "{data}", "--mixture", "nosuch=1"],
+        r"source 'nosuch'",
     ),
-    "no number": (["tiny", *SMALL, "--data_dir", "{data}", "--steps", "0", "--tokens", "2x"],
-                  r"'2x' is no number of tokens"),
-}  # fmt: skip
+    "no number": (
+        ["tiny", *SMALL, "--data_dir", "{data}", "--steps", "0", "--tokens", "2x"],
+        r"'2x' is no number of tokens",
+    ),
+}
 
 
 @pytest.mark.parametrize("name", MISTAKES)
