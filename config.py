@@ -5,8 +5,6 @@ is carried out: a resumed run may change it. GPTConfig (model.py) is the archite
 is an option of its program. Next: machinery/cli.py turns a command line into a preset.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 from typing import Literal
@@ -212,10 +210,8 @@ def _d(depth: int, tokens_per_step: int, data_tokens: str) -> Preset:
     return Preset(model, data, TrainConfig(tokens_per_step=tokens_per_step))
 
 
-_LLAMA = dict(
-    mlp="swiglu", qk_norm=False, embed_norm=False, tie_embeddings=True, logit_softcap=0.0,
-    rope_theta=10_000.0, head_dim=64,
-)  # fmt: skip
+_LLAMA = dict(mlp="swiglu", qk_norm=False, embed_norm=False, tie_embeddings=True, head_dim=64)
+_LLAMA |= dict(logit_softcap=0.0, rope_theta=10_000.0)
 
 PRESETS = {
     "tiny": Preset(

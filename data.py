@@ -12,8 +12,6 @@ Guarantees: no token is lost and none is padding; a batch depends on (data, seed
 nothing else, so the loader's whole state is one integer. Next: train.py.
 """
 
-from __future__ import annotations
-
 import atexit
 import hashlib
 import math

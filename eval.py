@@ -11,8 +11,6 @@ eval.jsonl there. Works with the raw module, on one device. Next: model.py has g
 instruments/ the long half of the last three.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math

@@ -7,8 +7,6 @@ transformers, reading it as any user would, gave our token ids, our logits and o
 Needs requirements-eval.txt. Next: hf/mapping.py, which class and which weights.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from dataclasses import asdict, dataclass, replace
@@ -70,18 +68,22 @@ def write_tokenizer(tokenizer: Tokenizer, folder: Path, seq_len: int) -> None:
     bos = {"SpecialToken": {"id": BOS, "type_id": 0}}
     text, second = ({"Sequence": {"id": s, "type_id": i}} for i, s in enumerate("AB"))
     entry = {"id": BOS, "ids": [tokenizer.bos_id], "tokens": [BOS]}
-    template = dict(type="TemplateProcessing", single=[bos, text], pair=[bos, text, second],
-                    special_tokens={BOS: entry})  # fmt: skip
+    template = {"type": "TemplateProcessing", "special_tokens": {BOS: entry}}
+    template |= {"single": [bos, text], "pair": [bos, text, second]}
     durable.write_json(
         folder / "tokenizer.json", json.loads(tokenizer.spec) | {"post_processor": template}
     )
     options = dict(
         tokenizer_class="PreTrainedTokenizerFast",  # else the class of the model splits otherwise
-        bos_token=BOS, eos_token=BOS, pad_token=BOS,  # the next document begins where one ends
+        bos_token=BOS,
+        eos_token=BOS,
+        pad_token=BOS,  # the next document begins where one ends
         split_special_tokens=True,  # "<|end|>" in a text is plain text, as in training
-        clean_up_tokenization_spaces=False, model_max_length=seq_len, padding_side="left",
+        clean_up_tokenization_spaces=False,
+        model_max_length=seq_len,
+        padding_side="left",
         model_input_names=["input_ids", "attention_mask"],
-    )  # fmt: skip
+    )
     durable.write_json(folder / "tokenizer_config.json", options)
 
 
@@ -92,19 +94,24 @@ def training_facts(path: Path, trainer: dict, usd_per_hour: float) -> dict:
     step_s = {r["step"]: r["step_s"] for r in records if "step_s" in r and r["step"] <= step}
     hours = sum(step_s.values()) / 3600 if len(step_s) == step else None
     return dict(
-        step=step, tokens=trainer["tokens"], identity=trainer["identity"],
+        step=step,
+        tokens=trainer["tokens"],
+        identity=trainer["identity"],
         checkpoint_sha256=durable.sha256_of(path / checkpoint.MANIFEST),
-        val_bpb=bpb[-1] if bpb else None, hours=hours,
+        val_bpb=bpb[-1] if bpb else None,
+        hours=hours,
         usd=hours * usd_per_hour if hours and usd_per_hour else None,
-    )  # fmt: skip
+    )
 
 
 def write_card(folder: Path, title: str, facts: dict, model: GPT, manifest, usage: str) -> None:
     """README.md, the model card: what the model is, what it was trained on, how to use it."""
     c, identity, known = model.config, facts["identity"], lambda x, text: text if x else "not known"
     same_data = manifest.fingerprint == identity["data_fingerprint"]
-    sources = [f"`{s['spec']}`" + (f" at `{s['revision']}`" if s.get("revision") else "")
-               for s in manifest.tree["sources"]]  # fmt: skip
+    sources = [
+        f"`{s['spec']}`" + (f" at `{s['revision']}`" if s.get("revision") else "")
+        for s in manifest.tree["sources"]
+    ]
     needs = "5" if facts["class_name"] in mapping.NEEDS_5 else "4.57 or 5"
     rows = {
         "class": f"{facts['class_name']}ForCausalLM, of transformers {needs}",

@@ -10,8 +10,6 @@ so both are printed: `full` counts all T x T attention (PaLM, appendix B), `caus
 causal model needs (Megatron-LM). Next: optim.py.
 """
 
-from __future__ import annotations
-
 import re
 import statistics
 import time
@@ -143,9 +141,14 @@ class Meter:
     """
 
     def __init__(
-        self, flops_full: float, flops_causal: float, peak: float | None = None,
-        world_size: int = 1, window: int = 50, clock: Callable[[], float] = time.perf_counter,
-    ):  # fmt: skip
+        self,
+        flops_full: float,
+        flops_causal: float,
+        peak: float | None = None,
+        world_size: int = 1,
+        window: int = 50,
+        clock: Callable[[], float] = time.perf_counter,
+    ):
         self.flops_full, self.flops_causal = flops_full, flops_causal
         self.peak, self.world_size, self.clock = peak, world_size, clock
         self.steps: deque[tuple[int, float, float]] = deque(maxlen=window)  # tokens, dt_s, wait_s

@@ -8,8 +8,6 @@ Shapes: B rows, T positions, C = n_embd, H query heads, G key/value heads, D = h
 V = vocab_size. Next: optim.py moves these weights, train.py runs the loop.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -421,9 +419,8 @@ class GPT(nn.Module):
 
     @torch.no_grad()
     def stream(
-        self, idx: Tensor, max_new_tokens: int, temperature: float = 0.8, top_k: int = 50,
-        generator: torch.Generator | None = None, stop_id: int = -1, top_p: float = 1.0,
-    ) -> Iterator[Tensor]:  # fmt: skip
+        self, idx, max_new_tokens, temperature=0.8, top_k=50, generator=None, stop_id=-1, top_p=1.0
+    ) -> Iterator[Tensor]:
         """Continue the prompts idx (B, T): yield each next id, (B, 1), as soon as it is drawn from
         the top_k likeliest (0: all) that hold top_p of the probability. Temperature 0 takes the
         likeliest. Ends after max_new_tokens, at seq_len, or once every row has drawn stop_id.

@@ -7,8 +7,6 @@ when their attribute `found_inf` holds 1: that keeps NaN out of the weights with
 To add an optimizer, add it to `build`, `state_bytes` and `READ_BY`. Next: train.py, the loop.
 """
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 

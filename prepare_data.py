@@ -8,8 +8,6 @@ resumes: the same command does only what is missing. A finished dataset is left 
 Next: machinery/worker.py (one unit), machinery/sources.py (text), data.py (rows), train.py.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import time

@@ -9,8 +9,6 @@ Ids: special tokens first (`<|bos|>` is 0), then the 256 bytes, then one id per 
 learned. Next: prepare_data.py trains and runs it, data.py packs the ids into rows.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re
@@ -111,7 +109,7 @@ class Tokenizer:
         nfc: bool = False,
         min_frequency: int = 2,
         progress: bool = False,
-    ) -> Tokenizer:
+    ) -> "Tokenizer":
         """Learn `vocab_size` tokens, or fewer once no pair occurs `min_frequency` times."""
         from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
         from tokenizers import Tokenizer as HFTokenizer
@@ -140,7 +138,7 @@ class Tokenizer:
         return cls(bpe.to_str(pretty=True))
 
     @classmethod
-    def load(cls, path: str | Path) -> Tokenizer:
+    def load(cls, path: str | Path) -> "Tokenizer":
         """Read a tokenizer.json; ValueError if it is not a byte-level BPE."""
         try:
             return cls(Path(path).read_text(encoding="utf-8"))

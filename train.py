@@ -8,8 +8,6 @@ promises (checkpoints, ranks that agree, falling back) is in machinery/. Shapes:
 micro-batch, T positions.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import math

@@ -9,8 +9,6 @@ run a second time; ABLATIONS.md shows these lines as tables. A run that fails co
 more. The rule of the verdict is in `verdict`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import datetime
 import hashlib
@@ -420,8 +418,7 @@ def join_values(argv: list[str]) -> list[str]:
 
 
 def main(argv: list[str]) -> int:
-    preset, options = cli.split_preset(argv)
-    name = preset.name
+    name, options = cli.first_word(argv)
     config = cli.read_options(AblateConfig(), join_values(options), f"ablate.py {name}")
     device, dtype, is_cuda = find_device([name, *shlex.split(config.base)])
     cases = make_cases(name, config, device, dtype)

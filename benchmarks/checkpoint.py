@@ -6,8 +6,6 @@ Builds smol-135m (134,479,872 parameters) with AdamW on the CPU, 1.6 GB of state
 turns with wait=True and without. Writes to DIR (a temporary folder), then removes it.
 """
 
-from __future__ import annotations
-
 import argparse
 import shutil
 import statistics

@@ -8,8 +8,6 @@
 its table goes to --results.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib.util
 import json

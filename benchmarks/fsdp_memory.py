@@ -8,8 +8,6 @@ keeps: weights, gradients, moments. The C library is told to hand freed blocks b
 keeps each block's gathered weights, and the peak of FSDP is that of DDP (2.2 GB against 2.1).
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

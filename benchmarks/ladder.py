@@ -10,8 +10,6 @@ optimizer too, which are work of the machine but no progress. Of several rounds 
 Appends to benchmarks/RESULTS.md (--results "" for no file).
 """
 
-from __future__ import annotations
-
 import argparse
 import copy
 import sys

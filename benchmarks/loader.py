@@ -9,8 +9,6 @@
 4. One row of 2,049 tokens: microseconds to read it, with and without the check of its crc32.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

@@ -8,8 +8,6 @@ one document that is longer than a row, which no policy can avoid; `cuts` counts
 data.py trains with best fit; the other two policies are here.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 import time

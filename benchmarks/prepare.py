@@ -10,8 +10,6 @@ disturb it. Memory is the sum over all processes, sampled ten times a second.
 `--kills N`: SIGKILL N times at random moments, then the fingerprint against an undisturbed run's.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -7,8 +7,6 @@ The same training step as throughput.py, on random rows. `cold` starts with an e
 to benchmarks/RESULTS.md (--results "" for no file).
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 import tempfile

@@ -10,8 +10,6 @@ MFU is against the datasheet (n/a for a device that has none here), `of matmul` 
 matmul timed before and after the steps; both in the full convention unless they say causal.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import datetime

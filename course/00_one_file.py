@@ -11,8 +11,6 @@ bare line below it into a promise; whoever has read this knows what those files 
 Shapes: B rows per step (tiny: 8), T positions (256), V vocabulary (4,096).
 """
 
-from __future__ import annotations
-
 import argparse
 import math
 import sys

@@ -7,8 +7,6 @@ accepts its reference and refuses the wrong answers beside it, with an assertion
 Exit codes: 0 solved (or proven), 1 not yet, 2 no such exercise.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 import traceback

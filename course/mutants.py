@@ -5,8 +5,6 @@ turned, a number one larger. The oracle should refuse the change. Some changes c
 bound that is never reached), so it need not refuse all; what it accepts is printed, for a look.
 """
 
-from __future__ import annotations
-
 import ast
 import copy
 import os

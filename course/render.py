@@ -7,8 +7,6 @@ Each lesson runs as a notebook in its own kernel; a lesson that fails ends the p
 The figures that README.md shows are copied to course/figures.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys

@@ -7,8 +7,6 @@ where the norms are, the MLP, which layers have RoPE, and (NanoChat) which way R
 Next: export.py writes and checks the folder; modeling_nano2049.py is OWN.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict, replace
 from pathlib import Path

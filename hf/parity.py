@@ -6,8 +6,6 @@ untrained model has zeros in `out` and `down`, behind which half of a wrong mapp
 ParityError says what differs. Next: mapping.py made the weights, export.py calls this.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -7,8 +7,6 @@ names the same letter is told apart from one that knows. eval.py calls `run`; ex
 questions.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections import Counter

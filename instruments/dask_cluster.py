@@ -4,8 +4,6 @@ They share the data folder. The scheduler and the workers have the repository's 
 PYTHONPATH, since they import machinery/worker.py by name. Next: docs/clusters.md has the commands.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from concurrent.futures import Executor
 

@@ -6,8 +6,6 @@ and `subject`, or `continuation`. `ask(task, ...)` gives Questions: a context an
 log-likelihoods are compared. Reads through `datasets`; writes nothing. Next: eval.py scores them.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import string

@@ -6,8 +6,6 @@ kernels, each at a rate that is assumed here. So the result is an estimate, and 
 way would be no surprise. A run prints the truth. Next: machinery/plan.py.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 

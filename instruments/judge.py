@@ -5,8 +5,6 @@
 Next: tournament.py, which asks them.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from concurrent.futures import ThreadPoolExecutor

@@ -6,8 +6,6 @@ Sigma: covariance of the gradient of one token; G: the true gradient. Next: trai
 `first` and `whole`.
 """
 
-from __future__ import annotations
-
 import math
 
 from torch import Tensor

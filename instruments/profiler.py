@@ -8,8 +8,6 @@ is the part that no computation hides, and in `idle` the device waits for the ho
 split the main thread's. Next: train.py.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import re

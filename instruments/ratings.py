@@ -6,8 +6,6 @@ Bradley-Terry needs no order of the matches, and its interval says how much to b
 depends on the order, as `elo_orders` shows. Next: judge.py makes the wins.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import numpy as np

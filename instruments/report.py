@@ -7,8 +7,6 @@ may have been killed in the middle of a line, resumed, or never validated. A run
 `write` (machinery/diary.py); no error here can stop it.
 """
 
-from __future__ import annotations
-
 import base64
 import io
 import json

@@ -4,8 +4,6 @@ Reads DATA_DIR, writes DIR/FINGERPRINT. A file that is already there and intact 
 and the manifest comes last. For a slow shared file system. Next: machinery/shards.py.
 """
 
-from __future__ import annotations
-
 import shutil
 from datetime import timedelta
 from pathlib import Path

@@ -6,8 +6,6 @@ As a process of its own it cannot stop or slow the training. Without a key it wr
 folder (WANDB_MODE=offline).
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -7,8 +7,6 @@ come out at the bottom. Where they do not, the table says that the judge cannot 
 eval.py calls `hold`. Next: judge.py, who decides; ratings.py, the arithmetic.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 from dataclasses import asdict, dataclass

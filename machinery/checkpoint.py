@@ -8,8 +8,6 @@ start removes them. Random states are not saved: training seeds from the positio
 `_publish`, the protocol. Next: durable.py.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

@@ -5,8 +5,6 @@ program's dataclasses is an option. `run(main)`: a user's mistake is one sentenc
 a bug a traceback. Next: config.py, the options; errors.py, the exit codes.
 """
 
-from __future__ import annotations
-
 import difflib
 import json
 import os

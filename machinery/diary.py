@@ -6,8 +6,6 @@ stop a run. Next: train.py writes it, instruments/to_wandb.py follows it, instru
 draws loss.png and makes a page of it.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

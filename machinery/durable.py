@@ -4,8 +4,6 @@ A file written with `replacing` is either whole or not there, whatever kills the
 program leaves only `.tmp-*` files behind. Every file of ours that writes uses this one.
 """
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import json

@@ -4,8 +4,6 @@ setup.py puts in place each form that `usable` finds equal to model.py's, and th
 them: once you edit the loss or the MLP in model.py, yours is the one that runs. Next: model.py.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 from dataclasses import replace

@@ -5,8 +5,6 @@ decided here and printed with its reason. `--plan` prints the table, hours and d
 (instruments/forecast.py) and stops. Next: setup.py builds what was planned.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path

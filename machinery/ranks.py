@@ -5,8 +5,6 @@ not come, connect or answer ends the others within a time limit; a GPU that PyTo
 the program. Next: train.py.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import functools

@@ -4,8 +4,6 @@ Reads DATA_DIR; locks RUN_DIR and writes its config.json. A run that cannot work
 before its first step. train.py calls these functions from top to bottom. Next: train.py.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import json

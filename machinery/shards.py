@@ -8,8 +8,6 @@ The manifest lists every file with its sha256. A row is checked whenever it is r
 row is never trained on. Next: data.py draws rows, worker.py writes shards.
 """
 
-from __future__ import annotations
-
 import bisect
 import hashlib
 import io
@@ -94,7 +92,7 @@ class Manifest:
         self._open = lru_cache(maxsize=192)(self._open_file)  # macOS allows 256 open files
 
     @classmethod
-    def load(cls, folder: str | Path, preset: str = "PRESET") -> Manifest:
+    def load(cls, folder: str | Path, preset: str = "PRESET") -> "Manifest":
         """Read FOLDER/manifest.json. ValueError, with the command that prepares `preset`, if there
         is none; DataError if it cannot be used."""
         path = Path(folder) / "manifest.json"

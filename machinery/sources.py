@@ -11,8 +11,6 @@ The source alone decides its units (for a Hub dataset, the revision that worker.
 ordered by hash, so the first few are a fair sample. Next: worker.py turns a unit into shards.
 """
 
-from __future__ import annotations
-
 import codecs
 import glob
 import hashlib

@@ -6,8 +6,6 @@ unit is done, and `run_units` does the units without a record. The processes of 
 file, so it imports no torch. Next: prepare_data.py tells the story, shards.py holds the rows.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

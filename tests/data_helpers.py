@@ -1,7 +1,5 @@
 """Small data folders, and prepare_data.py as a process, for the tests of the data path."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

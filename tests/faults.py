@@ -5,8 +5,6 @@ puts itself into the place of `python train.py ARGS`, or of one rank of several,
 `spoil`: functions of this file that break something in that process. `launch` is torchrun itself.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import multiprocessing
@@ -51,7 +49,7 @@ class Run:
         """The last step in metrics.jsonl."""
         return max((r["step"] for r in records(self.run_dir) if "loss" in r), default=0)
 
-    def until(self, ready, timeout_s: float = 60.0) -> Run:
+    def until(self, ready, timeout_s: float = 60.0) -> "Run":
         """Wait for ready(); the run may not end before."""
         deadline = time.monotonic() + timeout_s
         while not ready():
@@ -60,10 +58,10 @@ class Run:
             time.sleep(0.002)
         return self
 
-    def until_step(self, step: int) -> Run:
+    def until_step(self, step: int) -> "Run":
         return self.until(lambda: self.step() >= step)
 
-    def kill(self, signum: int = signal.SIGKILL, ranks=None) -> Run:
+    def kill(self, signum: int = signal.SIGKILL, ranks=None) -> "Run":
         """Send a signal to the launchers and the ranks, or to these ranks alone."""
         pids = self.pids if ranks is None else [self.pids[r] for r in ranks]
         if ranks is None and isinstance(self.processes[0], subprocess.Popen):
@@ -511,6 +509,7 @@ def memory_for(rows: int, from_step: int = 0, only_rank: int = -1) -> None:
 
     def forward(model, inputs, *args, **kwargs):
         here = only_rank in (-1, rank()) and len(taken) >= from_step
+        here = here and model.config.seq_len > 8  # the small model of machinery/fused.py fits
         if here and torch.is_grad_enabled() and len(inputs) > rows:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
         return honest(model, inputs, *args, **kwargs)

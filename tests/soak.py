@@ -6,8 +6,6 @@ the run must have the losses of an undisturbed one. Prints its figures. Also run
 """
 
 # ruff: noqa: E402
-from __future__ import annotations
-
 import contextlib
 import random
 import signal

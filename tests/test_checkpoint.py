@@ -3,8 +3,6 @@
 `python tests/test_checkpoint.py SCENARIO DIR` is what the tests start as other processes.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

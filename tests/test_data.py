@@ -1,7 +1,5 @@
 """data.py and machinery/shards.py against slow, obvious oracles; reliability cases 20, 21, 23."""
 
-from __future__ import annotations
-
 import doctest
 import random
 import subprocess

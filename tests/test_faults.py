@@ -3,8 +3,6 @@
 Nothing here is mocked but the one thing that breaks.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import re

@@ -3,8 +3,6 @@
 Damaged data, missing ranks, full disks, compilers and GPUs that do not work, too little memory, a
 wandb that hangs (see faults.py)."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """prepare_data.py as a user runs it; reliability cases 22 (kills, connections), 25 (bad text)."""
 
-from __future__ import annotations
-
 import contextlib
 import gzip
 import http.server

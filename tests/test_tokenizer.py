@@ -1,7 +1,5 @@
 """tokenizer.py against its oracle: the `tokenizers` library, which reads the same file."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -15,8 +15,6 @@ A node has a value, the nodes it was made from, and for each of those a rule: gr
 4. uses every rule once, however many paths lead through it.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 

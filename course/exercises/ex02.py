@@ -12,8 +12,6 @@ pairs of ids, in the order learned:
 4. it ends early when no pair is left that occurs twice.
 """
 
-from __future__ import annotations
-
 
 def merge_order(words: dict[bytes, int], k: int) -> list[tuple[int, int]]:
     raise NotImplementedError("write merge_order, then: python course/check.py 2")

@@ -15,8 +15,6 @@ is held in its place, the repeated token included. Rules:
    and nothing else.
 """
 
-from __future__ import annotations
-
 
 def pack_lengths(lengths: list[int], row: int) -> list[list[tuple[int, int, int]]]:
     raise NotImplementedError("write pack_lengths, then: python course/check.py 3")

@@ -13,8 +13,6 @@ that several modules share. Afterwards:
 4. what was frozen (requires_grad False) is frozen.
 """
 
-from __future__ import annotations
-
 from torch import nn
 
 

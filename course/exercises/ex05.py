@@ -11,8 +11,6 @@ scores. The result is both for the two blocks together, as if all keys had been 
 3. The arguments stay as they are; the dtype too.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 

@@ -12,8 +12,6 @@ block. Rules:
 4. x is not changed.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 

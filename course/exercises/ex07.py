@@ -14,8 +14,6 @@ audit(line) -> the first of the four, in this order, that does not follow from t
 do. Allow 0.5% for rounding.
 """
 
-from __future__ import annotations
-
 
 def audit(line: dict) -> str:
     raise NotImplementedError("write audit, then: python course/check.py 7")

@@ -15,8 +15,6 @@ earlier one) has happened. Rules:
    in flight while the host loads, the better.
 """
 
-from __future__ import annotations
-
 
 class Ring:
     def __init__(self, device, n: int) -> None:
@@ -39,7 +37,7 @@ class LazyDevice:
         self.buffers.append([-1])
         return self.buffers[-1]
 
-    def copy(self, buffer: list[int]) -> Event:
+    def copy(self, buffer: list[int]) -> "Event":
         assert any(buffer is b for b in self.buffers), "a copy from a list that is no buffer"
         self.queued.append(buffer)
         return Event(self, len(self.queued))

@@ -13,8 +13,6 @@ mean gradient of b tokens has E|g|^2 = |G|^2 + tr(Sigma) / b, with Sigma of one 
 4. None if no step counts, or if the mean estimate of |G|^2 is not above 0.
 """
 
-from __future__ import annotations
-
 
 def noise_scale(steps: list[tuple[float, float, int, int]], seq_len: int) -> float | None:
     raise NotImplementedError("write noise_scale, then: python course/check.py 9")

@@ -12,8 +12,6 @@ fn takes tensors and returns one tensor; it may use others (weights) from outsid
 torch.utils.checkpoint is off limits; torch.autograd.Function is all you need.
 """
 
-from __future__ import annotations
-
 
 def recompute(fn, *args):
     raise NotImplementedError("write recompute, then: python course/check.py 10")

@@ -11,8 +11,6 @@ rank and does not wait; recv(source) waits for one.
    together send 2 (world - 1) times the bytes of x, in parts that differ by at most one element.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

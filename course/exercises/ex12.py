@@ -12,8 +12,6 @@ the same storage are tied: one parameter that has two places in the model. The r
    Mind that Python gives a text another hash in every process.
 """
 
-from __future__ import annotations
-
 
 def partition(parameters: list[tuple[str, int]], world: int) -> list[int]:
     raise NotImplementedError("write partition, then: python course/check.py 12")

@@ -13,8 +13,6 @@
    k and v of all ranks: in each of world - 1 turns it passes on those of one, with their positions.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

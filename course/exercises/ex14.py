@@ -14,8 +14,6 @@ Rules:
    releases it.
 """
 
-from __future__ import annotations
-
 
 def one_f_one_b(P: int, M: int) -> list[list[str]]:
     raise NotImplementedError("write one_f_one_b, then: python course/check.py 14")

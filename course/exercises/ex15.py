@@ -11,8 +11,6 @@ bytes_sent(n, T, mode, floats=25_450) -> bytes that the server sends to its n wo
     the new weights.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 

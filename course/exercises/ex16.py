@@ -19,8 +19,6 @@ A crash loses content that was not synced, and names that were not: a file may b
 may lack its latest files, a rename may never have happened.
 """
 
-from __future__ import annotations
-
 
 def publish(disk, folder: str, files: dict[str, bytes]) -> None:
     raise NotImplementedError("write publish, then: python course/check.py 16")
@@ -91,7 +89,7 @@ class Disk:
         node[0] = dict(node[1]) if isinstance(node[1], dict) else node[1]
         self._did("fsync", path or "/")
 
-    def after_crash(self, keeps, operations: int = 0) -> Disk:
+    def after_crash(self, keeps, operations: int = 0) -> "Disk":
         """keeps(is a folder) -> bool: did what was not synced of this node survive?"""
 
         def survivor(node: list) -> list:

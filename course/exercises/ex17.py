@@ -11,8 +11,6 @@ one of weight 1; p: any position from 0 on, also 10^12. Nothing is saved between
 4. memory does not grow with the sizes or with p, and neither does the time.
 """
 
-from __future__ import annotations
-
 
 def order(p: int, sizes: list[int], weights: list[int], seed: int) -> tuple[int, int]:
     raise NotImplementedError("write order, then: python course/check.py 17")

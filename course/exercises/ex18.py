@@ -16,8 +16,6 @@ bradley_terry(wins) -> ratings: wins[i][j] is how often player i beat player j. 
     p[i] = wins of i / sum over j of matches(i, j) / (p[i] + p[j]), for all i, again and again.)
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 

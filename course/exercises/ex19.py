@@ -8,8 +8,6 @@ next group. q gets n_head * head_dim rows, k and v get n_kv_head * head_dim each
 w is a weight (rows, n_embd) or a bias (rows,): what comes out has the same number of dimensions.
 """
 
-from __future__ import annotations
-
 from torch import Tensor
 
 

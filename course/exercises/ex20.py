@@ -17,8 +17,6 @@
    end.
 """
 
-from __future__ import annotations
-
 BOS, ROLES, END, IGNORED = 0, {"user": 1, "assistant": 2}, 3, -100
 
 

@@ -1,7 +1,5 @@
 """Exercise 3: the reference, and answers that the oracle must refuse."""
 
-from __future__ import annotations
-
 
 def pack_lengths(lengths, row, keep_tails=True, pad=False):
     held = {d: (0, n) for d, n in enumerate(lengths)}  # document -> (next token, places it needs)

@@ -1,7 +1,5 @@
 """Exercise 4: the reference, and answers that the oracle must refuse."""
 
-from __future__ import annotations
-
 
 def reset(model):
     for module in model.modules():

@@ -1,7 +1,5 @@
 """Exercise 7: the reference, and answers that the oracle must refuse."""
 
-from __future__ import annotations
-
 from flops import peak_flops
 
 

@@ -1,7 +1,5 @@
 """Exercise 8: the reference, and answers that the oracle must refuse."""
 
-from __future__ import annotations
-
 
 class Ring:
     def __init__(self, device, n):

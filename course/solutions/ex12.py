@@ -1,7 +1,5 @@
 """Exercise 12: the reference, and answers that the oracle must refuse."""
 
-from __future__ import annotations
-
 
 def partition(parameters, world):
     owner, load = {}, [0] * world

@@ -1,7 +1,5 @@
 """Exercise 13: the reference, and answers that the oracle must refuse."""
 
-from __future__ import annotations
-
 import numpy as np
 
 

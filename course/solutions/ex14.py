@@ -1,7 +1,5 @@
 """Exercise 14: the reference, and answers that the oracle must refuse."""
 
-from __future__ import annotations
-
 
 def one_f_one_b(P, M):
     return [alternate(M, warmup=min(P - 1 - d, M)) for d in range(P)]

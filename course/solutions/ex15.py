@@ -1,7 +1,5 @@
 """Exercise 15: the reference, and answers that the oracle must refuse."""
 
-from __future__ import annotations
-
 
 def server_update(w, gradients, lr, mode):
     share = lr / len(gradients) if mode == "mean" else lr

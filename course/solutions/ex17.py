@@ -1,7 +1,5 @@
 """Exercise 17: the reference, and answers that the oracle must refuse."""
 
-from __future__ import annotations
-
 import random
 from hashlib import blake2b
 from math import isqrt

@@ -1,7 +1,5 @@
 """Exercise 18: the reference, and answers that the oracle must refuse."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import numpy as np

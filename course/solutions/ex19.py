@@ -1,7 +1,5 @@
 """Exercise 19: the reference, and answers that the oracle must refuse."""
 
-from __future__ import annotations
-
 
 def split_qkv(w, n_head, n_kv_head, head_dim):
     groups = w.view(n_kv_head, -1, *w.shape[1:])

@@ -1,7 +1,5 @@
 """Exercise 20: the reference, and answers that the oracle must refuse."""
 
-from __future__ import annotations
-
 import re
 
 BOS, ROLES, END, IGNORED = 0, {"user": 1, "assistant": 2}, 3, -100
