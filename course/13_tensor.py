@@ -20,17 +20,8 @@ import torch.nn.functional as F
 from config import PRESETS
 from model import Block, GPTConfig, attend, rms_norm
 
-CONFIG = GPTConfig(
-    n_layer=1,
-    n_embd=32,
-    n_head=4,
-    n_kv_head=2,
-    head_dim=8,
-    mlp="swiglu",
-    mlp_hidden=64,
-    nope_every=1,
-    qk_norm=False,
-)
+SHAPE = dict(n_layer=1, n_embd=32, n_head=4, n_kv_head=2, head_dim=8, mlp_hidden=64)
+CONFIG = GPTConfig(**SHAPE, mlp="swiglu", nope_every=1, qk_norm=False)
 lesson.begin(13, "tensor parallel")
 torch.set_num_threads(1)
 
@@ -158,10 +149,8 @@ def both(rank, world):
     out = {way: cut_layer(rank, world, way) for way in BORDERS}
     q, k, v = torch.randn(3, 2, 64, 16, generator=torch.Generator().manual_seed(1))
     want = attend(q[None], k[None], v[None], None)[0]
-    for name, parts in {
-        "blocks": torch.arange(64).chunk(world),
-        "zigzag": zigzag(64, world),
-    }.items():
+    cuts = {"blocks": torch.arange(64).chunk(world), "zigzag": zigzag(64, world)}
+    for name, parts in cuts.items():
         mine = parts[rank]
         o, work = ring_attention(q[:, mine], k[:, mine], v[:, mine], mine, world)
         out[name] = (o - want[:, mine]).abs().max().item(), work

@@ -109,13 +109,8 @@ def zb_h1(P: int, M: int) -> list:
 
 
 FUSED, SPLIT, HALF = dict(F=1, B=2), dict(F=1, B=1, W=1), dict(F=0.5, B=1)
-schedules = {
-    "naive": (naive, FUSED),
-    "gpipe": (gpipe, FUSED),
-    "1F1B": (one_f_one_b, FUSED),
-    "interleaved": (interleaved, HALF),
-    "ZB-H1": (zb_h1, SPLIT),
-}
+schedules = {"naive": (naive, FUSED), "gpipe": (gpipe, FUSED), "1F1B": (one_f_one_b, FUSED)}
+schedules |= {"interleaved": (interleaved, HALF), "ZB-H1": (zb_h1, SPLIT)}
 P, M = 4, 8
 rows, events, found = [], {}, {}  # found: end, bubble, bubble/work, peaks
 for name, (schedule, cost) in schedules.items():
@@ -231,11 +226,8 @@ def pipeline(rank: int, world: int, micro: int) -> tuple:
 
 
 ran = lesson.ranks(2, pipeline, 6, timeout_s=150)
-lesson.table(
-    ["rank", "loss error", "gradient error", "most activations kept", "share of weights"],
-    [(rank, *row) for rank, row in enumerate(ran)],
-    "1F1B on two processes",
-)
+columns = ["rank", "loss error", "gradient error", "most activations kept", "share of weights"]
+lesson.table(columns, [(rank, *row) for rank, row in enumerate(ran)], "1F1B on two processes")
 lesson.holds(max(max(row[:2]) for row in ran) < 1e-6, "loss and gradients are one process's")
 lesson.holds([row[2:] for row in ran] == [(2, 0.5), (1, 0.5)], "rank d keeps P - d activations")
 
@@ -275,9 +267,8 @@ for name, logits in (("even", even), ("random router", x @ router), ("skewed", (
     rows.append((name, load.max() / load.mean(), *drop, sent, error))
 columns = ["routing", "max/mean", "dropped % at 1.0", "at 1.25", "bytes sent", "error"]
 lesson.table(columns, rows, f"top {TOP} of {E} experts, {N} ranks")
-lesson.holds(
-    rows[0][4] == 2 * (TOP * TOKENS) * C * 4 * (N - 1) // N, "2 x copies x C x 4 (N - 1)/N"
-)
+copies = TOP * TOKENS
+lesson.holds(rows[0][4] == 2 * copies * C * 4 * (N - 1) // N, "2 x copies x C x 4 (N - 1)/N")
 lesson.holds(max(row[5] for row in rows) < 1e-6, "expert parallel = the sum over all experts")
 lesson.holds(rows[0][1:4] == (1, 0, 0) and rows[2][2] > rows[2][3] > 5, "skewed, it drops tokens")
 

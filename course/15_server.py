@@ -239,9 +239,8 @@ for name, style in (("Datacenter", "o-"), ("Desktop", "s:")):
         seconds = [5 * ms[name, mode, n] for n in (1, 2, 3)]
         right.plot([1, 2, 3], seconds, style, color=color)
         right.text(3.1, seconds[2] - 4, f"{name} {mode.lower()}", color=color, fontsize=8)
-right.set(
-    xlabel="workers (source)", ylabel="s per 5,000 updates", xticks=[1, 2, 3], xlim=(0.9, 4.5)
-)
+right.set(xlabel="workers (source)", ylabel="s per 5,000 updates")
+right.set(xticks=[1, 2, 3], xlim=(0.9, 4.5))
 lesson.save(fig, "15_server")
 
 # %% [markdown]
@@ -264,11 +263,9 @@ def averaged(pools: list, k: int, steps: int = 960, lr: float = 0.1) -> float:
     return accuracy(w)
 
 
-digits_of = [np.flatnonzero(labels // 2 == k) for k in range(5)]
-rows = [
-    (k, 2 * 5 * MODEL_BYTES // k, averaged([range(4000)] * 5, k), averaged(digits_of, k))
-    for k in (1, 4, 16)
-]
+shared, own = [range(4000)] * 5, [np.flatnonzero(labels // 2 == k) for k in range(5)]
+sent = lambda k: 2 * 5 * MODEL_BYTES // k  # there and back, for five workers
+rows = [(k, sent(k), averaged(shared, k), averaged(own, k)) for k in (1, 4, 16)]
 columns = ["local steps", "bytes per step", "all have all digits", "each has two"]
 lesson.table(columns, rows, "five workers, accuracy in %")
 lesson.holds(max(row[2] for row in rows) - min(row[2] for row in rows) < 2, "same data: k is free")

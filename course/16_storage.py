@@ -229,12 +229,8 @@ lesson.holds(chain > 0.3 * 10 * state.nbytes, "and the deltas of a training run 
 # %%
 fig = lesson.figure(7.6, 3)
 left, right = fig.subplots(1, 2, width_ratios=[3, 2])
-lives = [
-    [("whole", 1), ("truncate, write", 4), ("whole", 2)],
-    [("write .tmp", 5), ("new", 2)],
-    [("write .tmp, fsync", 5.4), ("new", 1.6)],
-    [("write object", 5), ("new", 2)],
-]
+lives = [[("whole", 1), ("truncate, write", 4), ("whole", 2)], [("write .tmp", 5), ("new", 2)]]
+lives += [[("write .tmp, fsync", 5.4), ("new", 1.6)], [("write object", 5), ("new", 2)]]
 for y, life in enumerate(lives):
     start = 0
     for said, long in life:
@@ -243,11 +239,8 @@ for y, life in enumerate(lives):
         left.text(start + long / 2, y, said, ha="center", va="center", color="white", fontsize=9)
         start += long
 left.set_yticks(range(4), [f"{name}\n{n} of {KILLS} torn" for name, n in seen], fontsize=9)
-left.set(
-    ylim=(3.6, -0.6),
-    xticks=[],
-    xlabel="time of a kill; blue: the old file is found,\nred: a torn one, green: the new one",
-)
+key = "time of a kill; blue: the old file is found,\nred: a torn one, green: the new one"
+left.set(ylim=(3.6, -0.6), xticks=[], xlabel=key)
 right.plot([row[0] for row in cache], [row[2] for row in cache], "o-", color="tab:green")
 right.plot([row[0] for row in cache], [row[1] for row in cache], "o-", color="crimson")
 right.text(3, 88, "shuffled shards", color="tab:green")
@@ -267,9 +260,8 @@ for name, content in (("step_9", b"old"), ("step_9.tmp", b"new")):
 code = subprocess.run(["mv", FOLDER / "step_9.tmp", FOLDER / "step_9"]).returncode
 inside = sorted(p.name for p in (FOLDER / "step_9").iterdir())
 lesson.holds(code == 0 and inside == ["step_9.tmp", "weights"], "mv: moved into it, exit code 0")
-lesson.holds(
-    (FOLDER / "step_9/weights").read_bytes() == b"old", "and the checkpoint is the old one"
-)
+weights = (FOLDER / "step_9/weights").read_bytes()
+lesson.holds(weights == b"old", "and the checkpoint is the old one")
 
 # %% [markdown]
 # And SIGKILL forgives a missing fsync (`rename` above came through 40 times), since the kernel

@@ -53,10 +53,8 @@ lesson.holds(verdict.startswith("a constant answer"), "it looks for that before 
 # seven models; in how many subjects does each show, to its two digits, the rate of "always A"?
 
 # %%
-same = {
-    name: sum(abs(TABLE_10_2[s][i] - ALWAYS_A[s]) < 0.00501 for s in TABLE_10_2)
-    for i, name in enumerate(MODELS_10_2)
-}
+agree = lambda i, subject: abs(TABLE_10_2[subject][i] - ALWAYS_A[subject]) < 0.00501
+same = {name: sum(agree(i, s) for s in TABLE_10_2) for i, name in enumerate(MODELS_10_2)}
 lesson.table(["model", "of 57 as always A"], sorted(same.items(), key=lambda x: -x[1]))
 lesson.holds(list(same.values()) == [3, 25, 3, 5, 10, 57, 26], "Qwen3-0.6B: 57 of 57")
 print("so that Biatron stands above Qwen3-0.6B in this table says nothing of either")
@@ -77,33 +75,20 @@ def spearman(a, b) -> float:
 rng = np.random.default_rng(0)
 steps, points = (np.array(x) for x in zip(*sorted(TABLE_9_1.items())))
 late, whole = steps >= 12_500, spearman(steps, points)
-shuffled = [abs(spearman(steps, rng.permutation(points))) for _ in range(2000)]
-spread = [
-    ratings.elo(
-        [(*rng.choice(46, 2, replace=False), rng.integers(2)) for _ in range(100)], 46
-    ).std()
-    for _ in range(200)
+shuffled = max(abs(spearman(steps, rng.permutation(points))) for _ in range(2000))
+match = lambda: (*rng.choice(46, 2, replace=False), rng.integers(2))
+equals = np.mean([ratings.elo([match() for _ in range(100)], 46).std() for _ in range(200)])
+second_half, spread = spearman(steps[late], points[late]), points.std()
+rows = [
+    ("rank correlation with the step", whole, f"of 2,000 shuffled: {shuffled:.2f} at most"),
+    ("the same, from step 12,500 on", second_half, "0: no order"),
+    ("spread of the points", spread, f"46 equal players: {equals:.0f}"),
+    ("sum of the points", float(points.sum()), "46,000: what one wins another loses"),
 ]
-second_half = spearman(steps[late], points[late])
-lesson.table(
-    ["of table 9.1", "value", "to compare with"],
-    [
-        (
-            "rank correlation with the step",
-            whole,
-            f"of 2,000 shuffled: {max(shuffled):.2f} at most",
-        ),
-        ("the same, from step 12,500 on", second_half, "0: no order"),
-        ("spread of the points", points.std(), f"46 equal players: {np.mean(spread):.0f}"),
-        ("sum of the points", float(points.sum()), "46,000: what one wins another loses"),
-    ],
-)
-lesson.holds(round(whole, 3) == 0.653 and whole > max(shuffled), "correlation 0.653, no accident")
+lesson.table(["of table 9.1", "value", "to compare with"], rows)
+lesson.holds(round(whole, 3) == 0.653 and whole > shuffled, "correlation 0.653, no accident")
 lesson.holds(abs(second_half) < 0.05, "but none in the second half of the training")
-lesson.holds(
-    round(points.std()) == 39 and 27 < np.mean(spread) < 33,
-    "spread 39; equal players have about 30",
-)
+lesson.holds(round(spread) == 39 and 27 < equals < 33, "spread 39; equal players have about 30")
 lesson.holds(round(points.sum(), 2) == 45_945.20, "points sum to 45,945.20, 54.80 too few")
 # Step 13,500 stands between 1,043.90 and 1,039.23 with the points of step 23,000, 1,031.83.
 misprint = TABLE_9_1[19_000] - TABLE_9_1[13_500], TABLE_9_1[18_000] - TABLE_9_1[13_500]
@@ -176,10 +161,8 @@ batches = [(row[:, :-1], row[:, 1:]) for row in rows.split(16)]
 exams, players, one_byte = {}, {}, torch.ones(256, dtype=torch.long)
 for step in EXAMS:
     model.load_state_dict(snapshots[step])
-    scores = [
-        choice.statistics(picks.tolist(), gold.tolist(), [4] * ASKED)
-        for picks in (by_letter(options), by_answer())
-    ]
+    picks = by_letter(options).tolist(), by_answer().tolist()
+    scores = [choice.statistics(picked, gold.tolist(), [4] * ASKED) for picked in picks]
     bits = [bits_per_byte(model, [batch], one_byte)[1] for batch in batches]
     draws = torch.Generator().manual_seed(0)
     players[f"step {step}"] = model.generate(prompts, 48, 1.0, 0, draws)[:, 48:].tolist()
@@ -191,19 +174,10 @@ model.load_state_dict(snapshots[LAST])
 likelihood = [judge.novel_mean(model, prompts.tolist(), texts) for texts in players.values()]
 wins = judge.compare(likelihood)  # (prompts, players, players)
 rating, (low, high) = ratings.bradley_terry(wins.sum(0)), ratings.interval(wins, 300)
-table = [
-    (
-        name,
-        100 * e[0]["accuracy"],
-        100 * e[0]["most_picked_share"],
-        100 * e[1]["accuracy"],
-        100 * e[1]["stderr"],
-        e[2],
-        e[3],
-        *r,
-    )
-    for (name, e), *r in zip(exams.items(), rating, low, high)
-]
+table = []
+for (step, (letter, answer, *bits)), *rated in zip(exams.items(), rating, low, high):
+    shares = letter["accuracy"], letter["most_picked_share"], answer["accuracy"], answer["stderr"]
+    table.append((step, *(100 * share for share in shares), *bits, *rated))
 columns = "step, letter %, one letter %, answer %, +-, bits/byte, +-, rating, from, to"
 lesson.table(columns.split(", "), table)
 print("the same questions with the options moved:", [f"{100 * x:.1f}%" for x in turned])

@@ -30,21 +30,9 @@ from model import GPT, GPTConfig, apply_rope, rms_norm
 H, G, D, C, T = 8, 2, 16, 128, 48  # query heads, key/value heads, channels of one, width, tokens
 lesson.begin(19, "export")
 torch.manual_seed(0)
-config = GPTConfig(
-    seq_len=64,
-    vocab_size=256,
-    n_layer=4,
-    n_head=H,
-    n_kv_head=G,
-    head_dim=D,
-    n_embd=C,
-    mlp="swiglu",
-    mlp_hidden=256,
-    qk_norm=False,
-    embed_norm=False,
-    tie_embeddings=True,
-    logit_softcap=0.0,
-)
+shape = dict(seq_len=64, vocab_size=256, n_layer=4, n_head=H, n_kv_head=G, head_dim=D, n_embd=C)
+off = dict(qk_norm=False, embed_norm=False, logit_softcap=0.0)
+config = GPTConfig(**shape, **off, mlp="swiglu", mlp_hidden=256, tie_embeddings=True)
 truth = GPT(config)
 truth.init_weights()
 set_unit_weights(truth)
@@ -112,9 +100,8 @@ ours = attention(x[None], None, truth.cos[:T], truth.sin[:T], None, None)[0]
 lesson.holds((theirs - ours).abs().max() < 1e-5, "Megatron's attention by hand = ours, to 1e-5")
 
 # A bias of the values passes through attention as it is, since the shares of a query sum to 1.
-zeros = torch.zeros(H * D, 1), torch.zeros(G * D, 1)
 v_bias = torch.randn(G, D)
-fused_bias = fuse(*zeros, v_bias.view(-1, 1)).flatten()
+fused_bias = fuse(torch.zeros(H * D, 1), torch.zeros(G * D, 1), v_bias.view(-1, 1)).flatten()
 biased = megatron_attention(x, checkpoint[0], fused_bias, attention.out.weight)
 folded = theirs + attention.out.weight @ v_bias.repeat_interleave(H // G, 0).flatten()
 lesson.holds((biased - folded).abs().max() < 1e-4, "so it can be folded into a bias of the output")
@@ -155,16 +142,12 @@ def trace(model: GPT, biases: list, eps: float = 1e-6) -> dict[str, Tensor]:
     """Name of the part -> what it gave, in the order of computation; `logits` is the last."""
     seen = {}
 
-    def watch(name: str, bias):
-        def hook(module, inputs, out):
-            seen[name] = out if bias is None else out + bias
-            return seen[name]
-
-        return hook
+    def watch(name: str, bias):  # a hook that notes what a part gives, and passes it on
+        return lambda module, inputs, out: seen.setdefault(name, out + bias)
 
     hooks = []
     for layer, (block, extra) in enumerate(zip(model.blocks, biases)):
-        for name, bias in zip(PARTS, [*extra, None, None]):
+        for name, bias in zip(PARTS, [*extra, 0, 0]):
             part = block.get_submodule(name)
             hooks.append(part.register_forward_hook(watch(f"{layer} {name}", bias)))
     model_file.rms_norm = lambda x: F.rms_norm(x, (x.size(-1),), eps=eps)
