@@ -30,7 +30,7 @@ export PATH="$PWD/.venv/bin:$PATH"
 
 if [ "${1:-}" = test ]; then
   shift
-  exec python -m pytest -n 2 "$@"  # two at a time
+  exec python -m pytest -n 3 --dist worksteal "$@"  # most tests wait for programs to start
 fi
 if [ "${1:-}" = lesson ]; then
   exec python "course/$(printf %02d "${2:?which lesson? try: bash run.sh lesson 3}")"_*.py

@@ -189,8 +189,11 @@ def find_peak(run: cfg.RunConfig, world: World) -> float | None:
 
 
 def prefer_cudnn(config: GPTConfig, device: torch.device) -> str:
-    """On Hopper, torch avoids cuDNN's attention, the fastest there, before cuDNN 9.15.1 (in wheels
-    for CUDA 12), which fails at some lengths. Ask for it at the others; returns a remark."""
+    """Say when torch may use cuDNN's attention, the fastest on Hopper; returns a remark.
+
+    Not with a mask: its backward can give NaN. Before cuDNN 9.15.1 (in wheels for CUDA 12) torch
+    avoids it, as it fails at some lengths; here it is asked for at the others."""
+    torch.backends.cuda.enable_cudnn_sdp(not config.doc_mask)
     hopper = device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
     if not hopper or (torch.backends.cudnn.version() or 0) > 91500:  # 9.15.0
         return ""
@@ -207,6 +210,5 @@ def attention_backend(config: GPTConfig, device: torch.device, dtype: torch.dtyp
     q = torch.empty(1, config.n_head, T, config.head_dim, device=device, dtype=dtype)
     k = q.requires_grad_()[:, : config.n_kv_head]
     mask = torch.ones(T, T, dtype=torch.bool, device=device) if config.doc_mask else None
-    torch.backends.cuda.enable_cudnn_sdp(mask is None)  # its backward with a mask can give NaN
     choice = torch._fused_sdp_choice(q, k, k, mask, is_causal=mask is None, enable_gqa=gqa)
     return SDPBackend(choice).name.lower()
