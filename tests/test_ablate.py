@@ -197,6 +197,7 @@ def test_a_run_is_not_made_twice(ablation, quick, tmp_path, capsys):
     assert len(lines_of(tmp_path)) == 8 and len(list(tmp_path.glob("runs/*.log"))) == 6
 
 
+@pytest.mark.slow
 def test_real_runs_go_on_after_a_kill(ablation, tmp_path, monkeypatch, capsys):
     """With train.py itself: stopped after the base's first checkpoint, then the same command."""
     monkeypatch.undo()

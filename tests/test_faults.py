@@ -87,7 +87,7 @@ def status(run_dir) -> dict:
 # ------------------------------------------------------------------------- killed at any moment
 
 
-@pytest.mark.parametrize("world", [1, 2])
+@pytest.mark.parametrize("world", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_killed_at_random_steps_it_replays_the_same_bits(world, whole, small_data, tmp_path):
     expected, draw = losses(whole(world)), random.Random(world)
     run_dir, seen = tmp_path / "run", 0

@@ -360,8 +360,9 @@ def test_rms_norm_has_unit_mean_square():
 
 @pytest.mark.parametrize("name", ["plain", "stock", "doc_mask"])
 def test_the_attention_backend_has_a_name(name):
-    from machinery.plan import attention_backend
+    from machinery.plan import attention_backend, prefer_cudnn
 
+    assert prefer_cudnn(VARIANTS[name], torch.device("cpu")) == ""
     backend = attention_backend(VARIANTS[name], torch.device("cpu"), torch.float32)
     assert backend.endswith("_attention") or backend == "math"
     # with an explicit mask, the backward pass of cuDNN's can give NaN

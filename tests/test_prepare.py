@@ -188,7 +188,7 @@ def test_verify_by_hand_and_repair(jsonl, undisturbed, tmp_path):
 # ----------------------------------------------------------------------- case 22: any history
 
 
-@pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.parametrize("workers", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_case_22_killed_at_random_and_rerun(workers, jsonl, undisturbed, tmp_path):
     """SIGKILL at random moments, with another number of processes each time: the same bytes."""
     rng, folder, kills = random.Random(workers), tmp_path / "d", 0
