@@ -210,8 +210,15 @@ def _d(depth: int, tokens_per_step: int, data_tokens: str) -> Preset:
     return Preset(model, data, TrainConfig(tokens_per_step=tokens_per_step))
 
 
-_LLAMA = dict(mlp="swiglu", qk_norm=False, embed_norm=False, tie_embeddings=True, head_dim=64)
-_LLAMA |= dict(logit_softcap=0.0, rope_theta=10_000.0)
+_LLAMA = dict(
+    mlp="swiglu",
+    head_dim=64,
+    qk_norm=False,
+    embed_norm=False,
+    tie_embeddings=True,
+    logit_softcap=0.0,
+    rope_theta=10_000.0,
+)
 
 PRESETS = {
     "tiny": Preset(

@@ -86,23 +86,23 @@ def mfu(
     return tokens_per_s * flops_per_token / (peak * world_size) if peak else None
 
 
-def activation_bytes(model, itemsize: int = 2) -> int:
+def activation_bytes(config, itemsize: int = 2) -> int:
     """GPU memory per token, beside weights, gradients and optimizer, at the peak of a compiled
     step: what each layer keeps for backward, and the logits.
 
-    model: a GPTConfig; itemsize: bytes of a number (2: bf16). An estimate; tests/test_preflight.py
+    config: a GPTConfig; itemsize: bytes of a number (2: bf16). An estimate; tests/test_preflight.py
     compares it with what the compiler decides to keep."""
-    q, kv = model.n_head * model.head_dim, model.n_kv_head * model.head_dim
-    layer = 4 * model.n_embd  # the input of attention and of the MLP, before the norm and after it
+    q, kv = config.n_head * config.head_dim, config.n_kv_head * config.head_dim
+    layer = 4 * config.n_embd  # the input of attention and of the MLP, before the norm and after it
     layer += 2 * q + 2 * kv  # queries, keys, values, and what attention returns
-    layer += (q + kv) if model.qk_norm else 0  # queries and keys before their norm
-    layer += kv if "value_embeds" in model.extras else 0  # two in every other layer
+    layer += (q + kv) if config.qk_norm else 0  # queries and keys before their norm
+    layer += kv if "value_embeds" in config.extras else 0  # two in every other layer
     # relu2 is found from its result; SwiGLU keeps gate and up as well
-    layer += model.mlp_hidden * (3 if model.mlp == "swiglu" else 1)
-    once = 4 * model.n_embd  # around the embedding and the last norm
+    layer += config.mlp_hidden * (3 if config.mlp == "swiglu" else 1)
+    once = 4 * config.n_embd  # around the embedding and the last norm
     # Capped, the gradient of the logits is made beside them; else in their place.
-    once += model.padded_vocab * (2 if model.logit_softcap else 1)
-    return itemsize * (model.n_layer * layer + once)
+    once += config.padded_vocab * (2 if config.logit_softcap else 1)
+    return itemsize * (config.n_layer * layer + once)
 
 
 def measure_matmul(

@@ -213,7 +213,7 @@ class Attention(nn.Module):
         if config.has_value_embed(layer):
             self.value_gate = Linear(VALUE_GATE_CHANNELS, config.n_kv_head)
 
-    def forward(self, x, value_embed, cos, sin, mask, cache, begins=None):
+    def forward(self, x, value_embed, cos, sin, mask, cache, begins):
         config, (B, T, _) = self.config, x.shape
         H, G, D = config.n_head, config.n_kv_head, config.head_dim
         q = self.q(x).view(B, T, H, D)
@@ -259,7 +259,7 @@ class Block(nn.Module):
         self.attn = Attention(config, layer)
         self.mlp = MLP(config)
 
-    def forward(self, x, value_embed, cos, sin, mask, cache, begins=None):
+    def forward(self, x, value_embed, cos, sin, mask, cache, begins):
         x = x + self.attn(rms_norm(x), value_embed, cos, sin, mask, cache, begins)
         return x + self.mlp(rms_norm(x))
 

@@ -395,7 +395,8 @@ class Checkpointer:
             self.log(f"warning: {self._error}")
             return
         self._error, self._failures = None, 0
-        self._team.on_first(lambda: self._tidy(path, published=True))  # and all wait here
+        # The others wait here: in a collective of training they would soon give up.
+        self._team.on_first(lambda: self._tidy(path, published=True))
         took_s = time.perf_counter() - start
         self.log(f"saved {path} in {took_s:.2f} s, training stood still {stall_s or took_s:.2f} s")
         grace_s = float(os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", 30))

@@ -1,6 +1,6 @@
 """The arithmetic of a run before it runs: steps, micro-batches, memory, disk.
 
-Reads the configuration, the data's manifest and the machine; writes nothing. Every `auto` is
+Reads the configuration, the data's manifest and the machine; writes no file. Every `auto` is
 decided here and printed with its reason. `--plan` prints the table, hours and dollars
 (instruments/forecast.py) and stops. Next: setup.py builds what was planned.
 """

@@ -112,6 +112,7 @@ def start(device: str = "auto", dtype: str = "auto") -> World:
 
 
 def _set_up_cpu(ranks_here: int) -> None:
+    """Threads, sums that are the same bits each time, and memory that is kept."""
     # torchrun gives each of several ranks one thread; take a fair share of the cores instead
     if ranks_here > 1 or "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, cores() // ranks_here))

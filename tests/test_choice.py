@@ -212,6 +212,8 @@ KEYED = dict(
     exam_id="2",
 )
 # exam -> rows of its schema, the items that they make (none for what is to be skipped)
+M3EXAM = dict(question_text="Qual?", language="portuguese", level="high")
+M3EXAM |= dict(subject="x", subject_category="y")
 ROWS = {
     "hellaswag": (
         [
@@ -306,26 +308,8 @@ ROWS = {
     ),
     "m3exam_pt": (
         [
-            dict(
-                question_text="Qual?",
-                background="Um texto.",
-                options=["(A) sim", "(B) não"],
-                answer_text="B",
-                language="portuguese",
-                level="high",
-                subject="x",
-                subject_category="y",
-            ),
-            dict(
-                question_text="Qual?",
-                background="",
-                options=["(A)", "(B)"],
-                answer_text="A",
-                language="portuguese",
-                level="high",
-                subject="x",
-                subject_category="y",
-            ),
+            M3EXAM | dict(background="Um texto.", options=["(A) sim", "(B) não"], answer_text="B"),
+            M3EXAM | dict(background="", options=["(A)", "(B)"], answer_text="A"),
         ],
         [Item("Pergunta: Um texto.\nQual?", ("sim", "não"), 1, "Resposta:", margin=" ")],
     ),

@@ -283,7 +283,7 @@ def test_an_edited_attention_or_loss_is_the_one_that_runs(monkeypatch):
         model = build(config)
         idx = tokens(config)
         x, T = torch.randn(*idx.shape, config.n_embd), idx.size(1)
-        out = model.blocks[0].attn(x, None, model.cos[:T], model.sin[:T], None, None)
+        out = model.blocks[0].attn(x, None, model.cos[:T], model.sin[:T], None, None, None)
         assert not out.any()
     monkeypatch.undo()
     extras = VARIANTS["extras"]
