@@ -84,7 +84,7 @@ class TrainConfig:
     scalar_lr: float = 0.005
     """AdamW beside Muon: gates and scalars outside the blocks."""
     weight_decay: float = 0.1
-    """Of the matrices; with Muon cautious, and falling to 0 over the run."""
+    """Of the matrices; with Muon cautious, and falling as the learning rate does."""
     grad_clip: float = 0.0
     """Largest gradient norm; 0: no clipping."""
     schedule: Literal["wsd", "cosine", "multistep"] = "wsd"

@@ -31,9 +31,9 @@ def lr_at(
     if step < warmup:
         return (step + 1) / warmup
     if schedule == "wsd":
-        decay_steps = decay * steps
-        left = (steps - step) / decay_steps if decay_steps else 1.0
-        return min(1.0, final + (1 - final) * left) if left < 1 else 1.0
+        if step <= (begins := decay_begins(steps, decay)):
+            return 1.0
+        return final + (1 - final) * (steps - step) / (steps - begins)
     if schedule == "cosine":
         progress = (step - warmup) / max(1, steps - warmup)
         return final + (1 - final) * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
@@ -42,18 +42,19 @@ def lr_at(
     raise ValueError(f"schedule {schedule!r} is none of wsd, cosine, multistep")
 
 
-def momentum_at(step: int, steps: int, decay: float = 0.65) -> float:
-    """Muon's momentum: 0.85 -> 0.97 over the first 400 steps (or fifth of the run), then -> 0.90
-    over the decay of the learning rate: average more when the steps are large."""
-    rise = min(400, max(1, steps // 5))
-    momentum = 0.85 + 0.12 * min(1.0, step / rise)
-    into_decay = max(0.0, (step - (1 - decay) * steps) / max(1.0, decay * steps))
-    return momentum + (0.90 - momentum) * min(1.0, into_decay)
+def decay_begins(steps: int, decay: float) -> int:
+    """Steps before the learning rate of `wsd` falls. Until then nothing depends on the length of
+    the run: it may still become longer."""
+    return steps - round(decay * steps)
 
 
-def weight_decay_at(step: int, steps: int) -> float:
-    """The factor on Muon's weight decay: half a cosine from 1 to 0 over the run."""
-    return 0.5 * (1 + math.cos(math.pi * step / steps))
+def momentum_at(step: int, steps: int, warmup: int = 40, decay: float = 0.65) -> float:
+    """Muon's momentum: 0.85 -> 0.97 over ten times the warmup, then -> 0.90 over the decay of the
+    learning rate: average more when the steps are large."""
+    momentum = 0.85 + 0.12 * min(1.0, step / max(1, 10 * warmup))
+    begins = decay_begins(steps, decay)
+    into_decay = max(0, step - begins) / max(1, steps - begins)
+    return momentum + (0.90 - momentum) * into_decay
 
 
 def batch_at(step: int, ramp_steps: int) -> float:
@@ -341,14 +342,14 @@ def state_bytes(params: dict[str, int], optimizer: str) -> int:
 
 def set_schedule(optimizers: list[torch.optim.Optimizer], step: int, steps: int, config) -> float:
     """Give every group its learning rate, momentum and weight decay of `step` (0-based); returns
-    the factor on the learning rates."""
+    the factor on the learning rates. Muon's weight decay falls with them."""
     factor = lr_at(step, steps, config.schedule, config.warmup, config.decay, config.final_lr)
     decay = config.decay if config.schedule == "wsd" else 0.0
     for group in (group for optimizer in optimizers for group in optimizer.param_groups):
         group["lr"] = group["base_lr"] * factor
         if "momentum" in group:  # Muon's
-            group["momentum"] = momentum_at(step, steps, decay)
-            group["weight_decay"] = group["base_weight_decay"] * weight_decay_at(step, steps)
+            group["momentum"] = momentum_at(step, steps, config.warmup, decay)
+            group["weight_decay"] = group["base_weight_decay"] * factor
     return factor
 
 

@@ -55,6 +55,9 @@ class Trainer:
         self.late = diary.LateNumbers((*NUMBERS, "norm"))
         self.signal = 0  # signal received by this process (0: none)
         self.stop = 0  # signal agreed on by all ranks: stop after this step
+        self.decay_begins = optim.decay_begins(plan.steps, self.config.decay)
+        wsd = self.config.schedule == "wsd"
+        self.keep_step = self.decay_begins if wsd else plan.steps  # see save_is_due
         self.started = time.monotonic()
         self.saved_step, self.save_is_late = -1, False
         self.checkpoints = self.loader = self.noise = None
@@ -73,10 +76,16 @@ class Trainer:
         self.optimizers = optim.build(groups, config, width, **how)
         mirror = Path(options.mirror) / self.run_dir.name if options.mirror else None
         self.checkpoints = checkpoint.Checkpointer(
-            self.run_dir / "checkpoints", keep=options.keep, mirror=mirror, log=self.log.print
+            self.run_dir / "checkpoints",
+            keep=options.keep,
+            keep_step=self.keep_step,
+            mirror=mirror,
+            log=self.log.print,
         )
-        path = None if options.resume == "auto" else options.resume
-        same_run = lambda path, state: setup.check_same_run(path, state["identity"], self.identity)
+        path = None if options.resume == "auto" else Path(options.resume)
+        same_run = lambda path, state: setup.check_same_run(
+            path, state["identity"], self.identity, state["step"]
+        )
         state = self.checkpoints.resume(self.model, self.optimizers, path, same_run)
         if state:
             self._resume(state)
@@ -119,7 +128,7 @@ class Trainer:
             position=self.position,
             weights=cli.weights(config.mixture),
             decay_weights=cli.weights(config.decay_mixture),
-            decay_from=plan.rows_before(round((1 - config.decay) * plan.steps)),
+            decay_from=plan.rows_before(self.decay_begins),
             device=world.device,
         )
         full, causal = self.model.flops_per_token(), self.model.flops_per_token(causal=True)
@@ -295,9 +304,10 @@ class Trainer:
                 self.checkpoints.mark_best(self.step)
 
     def save_is_due(self) -> bool:
-        """By steps, by the first rank's clock, or at the end."""
+        """By steps, by the first rank's clock, at the end, and where the learning rate begins to
+        fall: from there, a run can become longer."""
         by_steps = _is_due(self.step, self.options.save_every)
-        return by_steps or self.save_is_late or self.step == self.plan.steps
+        return by_steps or self.save_is_late or self.step in (self.keep_step, self.plan.steps)
 
     def save(self, wait: bool = False) -> None:
         self.drain()
@@ -399,6 +409,7 @@ def main(argv: list[str]) -> int:
         return 0
     manifest, model_config = setup.open_data(preset, world)
     plan = make_plan(preset, model_config, world, manifest)
+    preset = replace(preset, train=replace(preset.train, steps=plan.steps, tokens=""))
     claim = setup.claim_run_dir(preset, model_config, manifest, world)
     log = diary.Log(Path(preset.run.run_dir), world.is_first, wandb=preset.run.wandb)
     log.print(plan.text + setup.decided_by_data(preset.model, model_config))

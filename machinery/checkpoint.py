@@ -108,7 +108,11 @@ def _copy(source: Path, root: Path) -> Path:
 def checkpoints(*roots: str | Path) -> list[Path]:
     """The checkpoint folders in the roots, valid or not: newest first, then by root."""
     found = [p for root in roots for p in Path(root).glob("step_*") if p.name[5:].isdecimal()]
-    return sorted(found, key=lambda path: int(path.name[5:]), reverse=True)
+    return sorted(found, key=step_of, reverse=True)
+
+
+def step_of(path: Path) -> int:
+    return int(path.name[5:])
 
 
 def why_invalid(path: str | Path) -> str | None:
@@ -284,13 +288,16 @@ def _commit(tmp: Path, path: Path, record: str, hashes: list[dict[str, str]]) ->
 class Checkpointer:
     """All checkpoints of a run: save behind the training, retention, resume. Every rank calls every
     method. root: the folder of checkpoints, which this run owns (durable.lock). keep: how many of
-    the newest valid ones stay, beside the best and the one resumed from. mirror: a second folder,
-    better on another disk, that gets a copy of each."""
+    the newest valid ones stay, beside the best, that of `keep_step` and the one resumed from.
+    mirror: a second folder, better on another disk, that gets a copy of each."""
 
-    def __init__(self, root: Path, keep: int = 2, mirror: Path | None = None, log=print):
+    def __init__(
+        self, root: Path, keep: int = 2, keep_step: int = 0, mirror: Path | None = None, log=print
+    ):
         if keep < 2:
             raise ValueError(f"keep {keep}: give 2 or more, so that one bad file cannot end a run")
-        self.root, self.mirror, self.keep, self.log = root, mirror, keep, log
+        self.root, self.mirror, self.log = root, mirror, log
+        self.keep, self.keep_step = keep, keep_step
         self._roots = [root, mirror] if mirror else [root]
         self._team = _Team()
         self._resumed_from = self._best = ""  # names of checkpoints
@@ -421,8 +428,9 @@ class Checkpointer:
             self.log(f"warning: after the save of {path.name}: {type(e).__name__}: {e}")
 
     def _retain(self, root: Path, new: Path) -> None:
-        """Delete all but the newest `keep` valid ones, the best and the one resumed from. `new` has
-        just been written; the others count only after they have been read and hashed."""
+        """Delete all but the newest `keep` valid ones, the best, that of `keep_step` and the one
+        resumed from. `new` has just been written; the others count only after they have been read
+        and hashed."""
         found = checkpoints(root)
         valid = (path for path in found if path == new or why_invalid(path) is None)
         kept = list(itertools.islice(valid, self.keep))
@@ -436,5 +444,6 @@ class Checkpointer:
                 return
             kept.append(root / name)
         for path in found:
-            if path not in kept and path.name != self._resumed_from:
+            stays = path.name == self._resumed_from or step_of(path) == self.keep_step
+            if path not in kept and not stays:
                 _trash(path)

@@ -16,6 +16,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 import config as cfg
 import data
+import optim
 from machinery import checkpoint, cli, diary, durable, fused, ranks, shards
 from machinery.plan import USABLE, Plan
 from model import GPT, GPTConfig
@@ -73,25 +74,29 @@ def claim_run_dir(preset: cfg.Preset, model_config: GPTConfig, manifest, world):
         junk.unlink()  # of a run that was killed while it wrote a small file
     now = identity(preset.train, model_config, manifest)
     path = run_dir / "config.json"
-    if path.exists() and checkpoint.checkpoints(run_dir / "checkpoints"):
-        check_same_run(run_dir, json.loads(path.read_text()), now)
+    if path.exists() and (saved := checkpoint.checkpoints(run_dir / "checkpoints")):
+        check_same_run(run_dir, json.loads(path.read_text()), now, checkpoint.step_of(saved[0]))
     durable.write_json(path, now)
     return claim
 
 
-def check_same_run(where: Path, before: dict, now: dict) -> None:
-    """ValueError with the fields that differ if `where` belongs to another run (see identity)."""
+def check_same_run(where: Path, before: dict, now: dict, step: int) -> None:
+    """ValueError with the fields that differ if `where`, at `step`, belongs to another run (see
+    identity). The number of steps may differ before the learning rate falls in either run."""
     before = asdict(cfg.TrainConfig()) | asdict(GPTConfig()) | before  # newer fields: default
-    differ = [
-        f"{k} is {before.get(k)!r} there and {now.get(k)!r} here"
-        for k in sorted(before.keys() | now.keys())
-        if json.dumps(before.get(k)) != json.dumps(now.get(k))
-    ]
+    keys = sorted(before.keys() | now.keys())
+    differ = [k for k in keys if json.dumps(before.get(k)) != json.dumps(now.get(k))]
+    remedy = "give the same options to resume it, or another --run_dir to start a new run"
+    if differ == ["steps"] and now["schedule"] == "wsd":
+        shorter = min(before["steps"], now["steps"])
+        if step <= (begins := optim.decay_begins(shorter, now["decay"])):
+            return
+        remedy = f"--resume a checkpoint up to step {begins} in another --run_dir, or {remedy}"
     if differ:
+        fields = "; ".join(f"{k} is {before.get(k)!r} there and {now.get(k)!r} here" for k in differ)
         raise ValueError(
-            f"{where} is of a run with another configuration: {'; '.join(differ)}; give the same "
-            "options to resume it, or another --run_dir to start a new run (--init_from takes the "
-            "weights along)"
+            f"{where} is of a run with another configuration: {fields}; {remedy} (--init_from "
+            "takes the weights along)"
         )
 
 

@@ -547,17 +547,17 @@ def test_retention_keeps_exactly_what_it_says(tmp_path, log):
     first = Checkpointer(tmp_path, log=log.append)
     for step in (1, 2):
         first.save(step, model, optimizers, {}, wait=True)
-    saver = Checkpointer(tmp_path, keep=3, log=log.append)
+    saver = Checkpointer(tmp_path, keep=3, keep_step=5, log=log.append)
     assert saver.resume(model, optimizers)["step"] == 2
     for step in range(3, 13):
         if step in (4, 7):
             saver.mark_best(step)
         saver.save(step, model, optimizers, {}, wait=True)
         best = {7} if step >= 7 else {4} if step >= 4 else set()
-        expected = {step - 2, step - 1, step} | {2} | best  # 2: resumed from
+        expected = {step - 2, step - 1, step} | {2} | best | ({5} if step > 5 else set())
         assert set(steps_in(tmp_path)) == expected, step
     assert (tmp_path / "best").read_text() == "step_00000007"
-    assert names(tmp_path) == ["best"] + [f"step_{s:08d}" for s in (2, 7, 10, 11, 12)]
+    assert names(tmp_path) == ["best"] + [f"step_{s:08d}" for s in (2, 5, 7, 10, 11, 12)]  # 2: resumed from
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff\x00garbage", b"step_00000099", b"../c"])
