@@ -93,10 +93,10 @@ def check_same_run(where: Path, before: dict, now: dict, step: int) -> None:
             return
         remedy = f"--resume a checkpoint up to step {begins} in another --run_dir, or {remedy}"
     if differ:
-        fields = "; ".join(f"{k} is {before.get(k)!r} there and {now.get(k)!r} here" for k in differ)
+        fields = [f"{k} is {before.get(k)!r} there and {now.get(k)!r} here" for k in differ]
         raise ValueError(
-            f"{where} is of a run with another configuration: {fields}; {remedy} (--init_from "
-            "takes the weights along)"
+            f"{where} is of a run with another configuration: {'; '.join(fields)}; {remedy} "
+            "(--init_from takes the weights along)"
         )
 
 

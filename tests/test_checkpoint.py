@@ -557,7 +557,7 @@ def test_retention_keeps_exactly_what_it_says(tmp_path, log):
         expected = {step - 2, step - 1, step} | {2} | best | ({5} if step > 5 else set())
         assert set(steps_in(tmp_path)) == expected, step
     assert (tmp_path / "best").read_text() == "step_00000007"
-    assert names(tmp_path) == ["best"] + [f"step_{s:08d}" for s in (2, 5, 7, 10, 11, 12)]  # 2: resumed from
+    assert names(tmp_path) == ["best"] + [f"step_{s:08d}" for s in (2, 5, 7, 10, 11, 12)]
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff\x00garbage", b"step_00000099", b"../c"])

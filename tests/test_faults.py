@@ -20,7 +20,7 @@ from soak import soak
 from machinery import checkpoint
 
 STEPS = 24
-LONG = ("--steps", STEPS)
+LONG = ("--steps", STEPS, "--decay", 0)  # a decay would make one more checkpoint
 # Sums in another order differ in the last bit; a large learning rate would blow that up to 1e-3.
 CALM = (*LONG, "--lr_scale", 0.1)
 
