@@ -49,9 +49,9 @@ def decay_begins(steps: int, decay: float) -> int:
 
 
 def momentum_at(step: int, steps: int, warmup: int = 40, decay: float = 0.65) -> float:
-    """Muon's momentum: 0.85 -> 0.97 over ten times the warmup, then -> 0.90 over the decay of the
-    learning rate: average more when the steps are large."""
-    momentum = 0.85 + 0.12 * min(1.0, step / max(1, 10 * warmup))
+    """Muon's momentum: 0.85 -> 0.97 over 20 times the warmup, at most 400 steps, then -> 0.90 over
+    the decay of the learning rate: average more when the steps are large."""
+    momentum = 0.85 + 0.12 * min(1.0, step / max(1, min(400, 20 * warmup)))
     begins = decay_begins(steps, decay)
     into_decay = max(0, step - begins) / max(1, steps - begins)
     return momentum + (0.90 - momentum) * into_decay

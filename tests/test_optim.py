@@ -190,6 +190,7 @@ def test_schedules():
         lr_at(50, 100, "linear")
     momentum = [momentum_at(s, 4000) for s in (0, 200, 400, 1400, 2700, 4000)]
     assert momentum == pytest.approx([0.85, 0.91, 0.97, 0.97, 0.935, 0.90])
+    assert momentum_at(100, 1000, warmup=10) == pytest.approx(0.91)
     assert [batch_at(s, 10) for s in (0, 4, 5, 9, 10)] == [0.25, 0.25, 0.5, 0.5, 1.0]
 
 
