@@ -91,7 +91,7 @@ def cut_layer(rank, world, way):
     torch.manual_seed(0)
     whole, x = Block(CONFIG, 0), torch.randn(16, 4, 32)  # (T, B, C)
     a = x.clone().requires_grad_()
-    want = whole(a.transpose(0, 1), *[None] * 5).transpose(0, 1)
+    want = whole(a.transpose(0, 1), *[None] * 6).transpose(0, 1)
     (want.square().sum() / 64).backward()
     split = {name.split(".")[-2]: p for name, p in whole.named_parameters()}
     part = lambda name, p: p.chunk(world, 1 if name in ("out", "down") else 0)[rank]

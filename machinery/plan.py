@@ -102,7 +102,7 @@ def make_plan(
     accum = plan.tokens_per_step // (rows * model.seq_len * W)
     full, causal = meta.flops_per_token(), meta.flops_per_token(causal=True)
     checkpoint = state - 4 * n_params  # gradients are not saved
-    saves = run.keep + 3  # the newest, the best, that before the decay, the one being written
+    saves = run.keep + 2  # the newest (with the best), that before the decay, and one being written
     activations = rows * model.seq_len * per_token
     lines = [
         f"model     {n_params:,} parameters ({params['matrix']:,} in matrices), {model.n_layer} "
