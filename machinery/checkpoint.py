@@ -323,6 +323,9 @@ class Checkpointer:
         its `trainer`, or None if there is none. check(path, trainer) may raise before anything is
         copied or loaded."""
         state, trainer = _state(model, optimizers), None
+        own = [root.resolve() for root in self._roots]
+        if path and path.resolve().parent not in own and checkpoints(*own):
+            path = None  # of another run, from which this one has begun already
         find = lambda: _verify(path) if path else latest_valid(*self._roots, log=self.log)
         if found := self._team.on_first(find, CheckpointError):
             trainer = read_trainer(found)

@@ -285,7 +285,11 @@ def test_a_run_made_longer_is_the_run_planned_that_way(small_data, tmp_path):
 
     stable = short / "checkpoints" / "step_00000004"
     here(small_data, longer, *decayed, "--steps", 24, "--resume", stable)
-    assert losses(longer) == {s: loss for s, loss in losses(planned).items() if s > 4}
+    wanted = {s: loss for s, loss in losses(planned).items() if s > 4}
+    assert losses(longer) == wanted and len(metrics(longer)) > len(wanted)
+    written = metrics(longer)
+    here(small_data, longer, *decayed, "--steps", 24, "--resume", stable)
+    assert metrics(longer) == written  # not begun again: it is finished
     one, two = parameters(planned, 24), parameters(longer, 24)
     assert one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
     # and a run that was stopped in time, in its own folder
