@@ -159,8 +159,8 @@ class RunConfig:
     mirror: str = ""
     """Copy each checkpoint to a folder of the run's name in this second place as well."""
     resume: str = "auto"
-    """auto: from the newest valid checkpoint in run_dir, if any; or the path of one. One of another
-    run only begins a new run: given again, the new run resumes from its own."""
+    """auto: from the newest valid checkpoint in run_dir, if any; or the path of one. If that is of
+    another run, it is only where this run begins: repeated, the command resumes from its own."""
     init_from: str = ""
     """Begin a new run with the weights of this checkpoint."""
     skip_nonfinite: int = 0

@@ -43,8 +43,8 @@ def lr_at(
 
 
 def decay_begins(steps: int, decay: float) -> int:
-    """Steps before the learning rate of `wsd` falls. Until then nothing depends on the length of
-    the run: it may still become longer."""
+    """The number of steps before the learning rate of `wsd` falls. Until then, nothing depends on
+    the length of the run, so a longer one can resume from there."""
     return steps - round(decay * steps)
 
 

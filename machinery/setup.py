@@ -82,7 +82,7 @@ def claim_run_dir(preset: cfg.Preset, model_config: GPTConfig, manifest, world):
 
 def check_same_run(where: Path, before: dict, now: dict, step: int) -> None:
     """ValueError with the fields that differ if `where`, at `step`, belongs to another run (see
-    identity). The number of steps may differ before the learning rate falls in either run."""
+    identity). The number of steps may differ while the learning rate has fallen in neither run."""
     before = asdict(cfg.TrainConfig()) | asdict(GPTConfig()) | before  # newer fields: default
     keys = sorted(before.keys() | now.keys())
     differ = [k for k in keys if json.dumps(before.get(k)) != json.dumps(now.get(k))]

@@ -271,32 +271,32 @@ def test_staged_mirrored_and_begun_from_other_weights(small_data, tmp_path, caps
 
 def test_a_run_made_longer_is_the_run_planned_that_way(small_data, tmp_path):
     """From the checkpoint that every run keeps where its learning rate begins to fall."""
-    decayed = ("--weight_decay", 0.1, "--no_compile")
+    options = ("--weight_decay", 0.1, "--no_compile")
     planned, short, longer = (tmp_path / name for name in ("planned", "short", "longer"))
-    here(small_data, planned, *decayed, "--steps", 24)
-    here(small_data, short, *decayed, "--save_every", 2)
+    here(small_data, planned, *options, "--steps", 24)
+    here(small_data, short, *options, "--save_every", 2)
     saved = sorted(p.name for p in (short / "checkpoints").glob("step_*"))
     assert saved == [f"step_{step:08d}" for step in (4, 10, 12)]  # 65% of 12 steps decay
     with pytest.raises(ValueError, match="steps is 12 there and 24 here; --resume a checkp"):
-        here(small_data, short, *decayed, "--steps", 24)
+        here(small_data, short, *options, "--steps", 24)
     with pytest.raises(ValueError, match="up to step 4 in another --run_dir"):
         last = short / "checkpoints" / "step_00000012"
-        here(small_data, longer, *decayed, "--steps", 24, "--resume", last)
+        here(small_data, longer, *options, "--steps", 24, "--resume", last)
 
     stable = short / "checkpoints" / "step_00000004"
-    here(small_data, longer, *decayed, "--steps", 24, "--resume", stable)
+    here(small_data, longer, *options, "--steps", 24, "--resume", stable)
     wanted = {s: loss for s, loss in losses(planned).items() if s > 4}
     assert losses(longer) == wanted and len(metrics(longer)) > len(wanted)
     written = metrics(longer)
-    here(small_data, longer, *decayed, "--steps", 24, "--resume", stable)
+    here(small_data, longer, *options, "--steps", 24, "--resume", stable)
     assert metrics(longer) == written  # not begun again: it is finished
     one, two = parameters(planned, 24), parameters(longer, 24)
     assert one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
-    # and a run that was stopped in time, in its own folder
+    # A run that was stopped in time becomes longer in its own folder.
     shutil.rmtree(longer)
     shutil.rmtree(short / "checkpoints" / "step_00000010")
     shutil.rmtree(short / "checkpoints" / "step_00000012")
-    here(small_data, short, *decayed, "--steps", 24)
+    here(small_data, short, *options, "--steps", 24)
     assert all(torch.equal(one[k], two) for k, two in parameters(short, 24).items())
 
 
