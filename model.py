@@ -18,10 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-EXTRAS = ("key_offset", "value_embeds", "smear", "backout", "qk_scale")
-VALUE_GATE_CHANNELS = 12  # the gates look at the first few channels only: a few FLOPs
-SMEAR_GATE_CHANNELS = 24
-QK_SCALE = 1.2
+EXTRAS = ("key_offset", "value_embeds")
+VALUE_GATE_CHANNELS = 12  # the gate looks at the first few channels only: a few FLOPs
 
 
 @dataclass(frozen=True)
@@ -62,8 +60,8 @@ class GPTConfig:
     doc_mask: bool = False
     """Keep attention within a document (dense mask: memory grows with T squared)."""
     extras: tuple[str, ...] = ()
-    """Shortcuts that make small models learn faster: key_offset, value_embeds, smear, backout,
-    qk_scale. Give an empty string for none; only then does the model map on a stock class."""
+    """Shortcuts that make small models learn faster: key_offset, value_embeds. Give an empty
+    string for none; only then does the model map on a stock class."""
     bos_id: int = 0
     """The token that begins each document."""
 
@@ -100,9 +98,8 @@ class GPTConfig:
 GROUP_OF = {
     **dict.fromkeys(("q", "k", "v", "out", "up", "gate", "down", "value_gate"), "matrix"),
     **dict.fromkeys(("embed", "value_embeds"), "embedding"),
-    **dict.fromkeys(("smear_gate", "smear_scale", "backout_scale"), "scalar"),
     "head": "head",
-}
+}  # "scalar" is the group for gains and biases, of which this model has none
 
 
 def kind_of(name: str) -> str:
@@ -182,7 +179,7 @@ class KVCache:
         self.k = torch.zeros(shape, dtype=dtype, device=device)
         self.v = torch.zeros(shape, dtype=dtype, device=device)
         self.length = 0
-        self.last: dict[str | int, Tensor] = {}  # what `token_before` remembers
+        self.last: dict[int, Tensor] = {}  # what `token_before` remembers
 
     def append(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Append k, v (B, G, T, D) to the cache; return the whole (B, G, length + T, D)."""
@@ -192,13 +189,13 @@ class KVCache:
         return self.k[layer, :, :, :end], self.v[layer, :, :, :end]
 
 
-def token_before(x: Tensor, cache: KVCache | None, key: str | int) -> Tensor:
-    """x (B, T, ...) -> x of the token before each, which the cache remembers from call to call
-    under `key`. The first of all has no token before it and gets itself."""
+def token_before(x: Tensor, cache: KVCache | None, layer: int) -> Tensor:
+    """x (B, T, ...) -> x of the token before each, which the cache remembers from call to call.
+    The first of all has no token before it and gets itself."""
     first = x[:, :1]
     if cache is not None:
-        first = cache.last.get(key, first)
-        cache.last[key] = x[:, -1:]
+        first = cache.last.get(layer, first)
+        cache.last[layer] = x[:, -1:]
     return torch.cat([first, x[:, :-1]], dim=1)
 
 
@@ -228,8 +225,7 @@ class Attention(nn.Module):
             slow = torch.arange(D, device=x.device) % (D // 2) >= D // 4  # pairs are (i, i + D/2)
             k = torch.where(slow & ~begins[..., None, None], token_before(k, cache, self.layer), k)
         if config.qk_norm:
-            scale = QK_SCALE if "qk_scale" in config.extras else 1.0
-            q, k = rms_norm(q) * scale, rms_norm(k) * scale
+            q, k = rms_norm(q), rms_norm(k)
         if config.has_rope(self.layer):
             q, k = apply_rope(q, cos, sin), apply_rope(k, cos, sin)
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)  # (B, H or G, T, D)
@@ -278,11 +274,6 @@ class GPT(nn.Module):
         self.value_embeds = nn.ModuleDict()
         for layer in filter(config.has_value_embed, range(config.n_layer)):
             self.value_embeds[str(layer)] = nn.Embedding(config.padded_vocab, kv_width)
-        if "smear" in config.extras:
-            self.smear_gate = Linear(SMEAR_GATE_CHANNELS, 1)
-            self.smear_scale = nn.Parameter(torch.empty(1))
-        if "backout" in config.extras:
-            self.backout_scale = nn.Parameter(torch.empty(1))
         cos, sin = rope_tables(config.seq_len, config.head_dim, config.rope_theta)
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
@@ -293,7 +284,7 @@ class GPT(nn.Module):
     def init_weights(self) -> None:
         """Give every weight its initial value, from torch's global generator, in parameter order.
 
-        | weight                  | head of its own           | tied head                  |
+        | weight                  | untied head               | tied head                  |
         | ----------------------- | ------------------------- | -------------------------- |
         | embed                   | normal, std 0.8           | normal, std 0.006          |
         | head                    | normal, std 0.001         | (the embedding)            |
@@ -301,12 +292,11 @@ class GPT(nn.Module):
         | up, gate                | uniform, std 0.4 C^-1/2   | normal, std 0.006          |
         | out, down               | 0                         | normal, 0.006 / sqrt(2 L)  |
         | value_gate              | uniform 0 .. 0.02         | the same                   |
-        | smear_gate, smear_scale | 0                         | the same                   |
-        | backout_scale           | 0.2                       | the same                   |
 
         Sources: nanochat for the first column; DeepSeek LLM (std 0.006) with Megatron-LM's scaling
         of the projections for the second: a tied table must be small, or each token would predict
-        itself. A sharded weight (DTensor) is drawn whole and cut, so that sharding changes nothing.
+        itself. With an untied head, `_look_back` then changes the embedding and one attention head.
+        A sharded weight (DTensor) is drawn whole and cut, so that sharding changes nothing.
         """
         unit, tied = self.config.n_embd**-0.5, self.config.tie_embeddings
         for name, p in self.named_parameters():
@@ -314,10 +304,6 @@ class GPT(nn.Module):
             full = torch.empty(p.shape, dtype=p.dtype, device=p.device) if sharded else p
             if kind == "value_gate":
                 full.uniform_(0, 0.02)
-            elif kind in ("smear_gate", "smear_scale"):
-                full.zero_()
-            elif kind == "backout_scale":
-                full.fill_(0.2)
             elif tied:
                 depth = 2 * self.config.n_layer if kind in ("out", "down") else 1
                 full.normal_(0, 0.006 / depth**0.5)
@@ -328,11 +314,37 @@ class GPT(nn.Module):
             else:  # q, k, v, up, gate, value_embeds
                 bound = 3**0.5 * unit * (0.4 if kind in ("up", "gate") else 1.0)
                 full.uniform_(-bound, bound)  # the standard deviation of U(-b, b) is b / sqrt(3)
+            if not tied:
+                self._look_back(name, full)
             if sharded:
                 p.copy_(distribute_tensor(full, p.device_mesh, p.placements, src_data_rank=None))
         cos, sin = rope_tables(self.config.seq_len, self.config.head_dim, self.config.rope_theta)
         self.cos.copy_(cos)
         self.sin.copy_(sin)
+
+    def _look_back(self, name: str, weight: Tensor) -> None:
+        """Let the first head of the first layer begin by looking at the token before each token.
+
+        To copy what followed a token last time, keys must know the token before theirs (induction
+        heads, Olsson et al. 2022). A model that has to discover this lies on a plateau first, for
+        as long as its seed wants. Here a quarter of the channels are equal in all embeddings, which
+        gives q and k a part that knows no token, only its place: in the pairs that RoPE turns
+        fastest, with q turned back by one place, so that it meets the k of the token before."""
+        config, D = self.config, self.config.head_dim
+        same, pairs = config.n_embd // 4, max(1, D // 12)
+        if not (config.embed_norm and config.qk_norm and config.has_rope(0)):
+            return
+        part = 5 * (D / pairs) ** 0.5 / same  # five times as long as the part that knows the token
+        if name == "embed.weight":
+            weight[:, :same] = 0.8
+        elif name == "blocks.0.attn.k.weight":
+            weight[:pairs, :same] += part
+        elif name == "blocks.0.attn.q.weight":
+            cos, sin = rope_tables(2, D, config.rope_theta, weight.device)  # of places 0 and 1
+            weight[:pairs, :same] += part * cos[1, :pairs, None]
+            weight[D // 2 : D // 2 + pairs, :same] -= part * sin[1, :pairs, None]
+        elif name == "blocks.0.attn.out.weight":
+            weight[:, :D].normal_(0, 0.5 * D**-0.5)
 
     def param_groups(self) -> dict[str, list[nn.Parameter]]:
         """Parameters by the way they are optimized: matrix, embedding, head (a tied table counts
@@ -362,17 +374,11 @@ class GPT(nn.Module):
         x = self.embed(idx).to(self.compute_dtype)  # (B, T, C)
         if config.embed_norm:
             x = rms_norm(x)
-        if "smear" in config.extras:
-            x = self._smear(x, begins, cache)
         for layer, block in enumerate(self.blocks):
             value_embed = None
             if config.has_value_embed(layer):
                 value_embed = self.value_embeds[str(layer)](idx).to(self.compute_dtype)
             x = block(x, value_embed, cos, sin, mask, cache, begins)
-            if layer == config.n_layer // 2:
-                middle = x
-        if "backout" in config.extras:
-            x = x - self.backout_scale.to(x.dtype) * middle
         if cache is not None:
             cache.length += T
 
@@ -394,12 +400,6 @@ class GPT(nn.Module):
             same = document[:, None, :, None] == document[:, None, None, :]  # (B, 1, T, T)
             return same & torch.ones(T, T, dtype=torch.bool, device=idx.device).tril()
         return None
-
-    def _smear(self, x: Tensor, begins: Tensor, cache: KVCache | None) -> Tensor:
-        """Mix the previous token's embedding into each token, except where a document begins."""
-        previous = token_before(x, cache, "embed")  # (B, T, C)
-        gate = torch.sigmoid(self.smear_gate(x[..., :SMEAR_GATE_CHANNELS]))  # (B, T, 1)
-        return x + self.smear_scale.to(x.dtype) * gate * previous * ~begins[..., None]
 
     # ---------------------------------------------------------------- cost and use
 

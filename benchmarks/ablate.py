@@ -1,7 +1,7 @@
 """Is a change worth it? Named changes against a base, with several seeds, at equal tokens.
 
     python benchmarks/ablate.py tiny --base "--steps 488 --tokens_per_step 4096" --seeds 0 1 2 \\
-        --change "no smear: --extras value_embeds backout qk_scale" --change "slow: --lr_scale 0.5"
+        --change "no key offset: --extras value_embeds" --change "slow: --lr_scale 0.5"
 
 Each run is train.py in a process of its own, in a folder under --runs_dir. Killed, the same command
 goes on where it was. A run that ends well becomes a line of benchmarks/ABLATIONS.jsonl and is not
@@ -116,7 +116,7 @@ def verdict(base: dict[int, float], change: dict[int, float]) -> tuple[float, fl
 
 
 def read_change(text: str) -> tuple[str, str]:
-    """ "no smear: --extras backout" -> ("no smear", "--extras backout")."""
+    """ "slow: --lr_scale 0.5" -> ("slow", "--lr_scale 0.5")."""
     name, _, options = (part.strip() for part in text.partition(":"))
     if not name or name == "base" or not options.startswith("--"):
         raise UsageError(

@@ -44,11 +44,7 @@ RUNGS = [
     ("heads of 128", {"model": {"n_head": 3, "n_kv_head": 3, "head_dim": 128}}, True),
     ("Muon for the matrices", {"train": {"optimizer": "muon"}}, True),
     ("value embeddings", {"model": {"extras": ["value_embeds"]}}, True),
-    (
-        "the other extras: the default",
-        {"model": {"extras": ["value_embeds", "smear", "backout", "qk_scale"]}},
-        True,
-    ),
+    ("key offset: the default", {"model": {"extras": ["key_offset", "value_embeds"]}}, True),
 ]
 
 

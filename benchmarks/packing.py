@@ -1,18 +1,24 @@
 """Three packing policies compared: tokens thrown away, documents cut, time.
 
     python benchmarks/packing.py [--documents 100000] [--row_len 2049]
+    python benchmarks/packing.py --write data/contiguous --like data/tiny
 
 Reads document lengths like the web's (log-normal, median 600 tokens, sigma 1.0) and the Python
 standard library, tokenized (by data/tiny's tokenizer if there is one). `split` counts rows made of
 one document that is longer than a row, which no policy can avoid; `cuts` counts the avoidable ones.
 data.py trains with best fit; the other two policies are here.
+
+--write prepares the text of tiny once more, with the tokenizer of --like, as contiguous rows. Train
+on either, and score both models on the validation rows of both (`eval.py loss --data_dir`).
 """
 
 import argparse
+import contextlib
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -20,8 +26,10 @@ import numpy as np
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+import data
+import prepare_data
 from data import Packing, pack
-from machinery import sources
+from machinery import shards, sources, worker
 from tokenizer import Tokenizer
 
 
@@ -122,11 +130,29 @@ def measure(docs: list[np.ndarray], row_len: int, policy: str) -> str:
     )
 
 
+@contextlib.contextmanager
+def one_thread(workers: int, cluster: str):
+    """In place of worker.open_pool: other processes would not have the policy set here."""
+    with ThreadPoolExecutor(1) as pool:
+        yield pool, 1
+
+
+def write_contiguous(folder: str, like: Path) -> None:
+    data.pack, worker.open_pool = concat, one_thread
+    options = ["--tokenizer", str(like / "tokenizer.json"), "--data_dir", folder]
+    row_len = shards.Manifest.load(like).row_len
+    prepare_data.main(["tiny", *options, "--row_len", str(row_len)])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--documents", type=int, default=100_000)
     parser.add_argument("--row_len", type=int, default=2049)
+    parser.add_argument("--write", help="folder for contiguous rows")
+    parser.add_argument("--like", type=Path, default=ROOT / "data" / "tiny")
     args = parser.parse_args()
+    if args.write:
+        return write_contiguous(args.write, args.like)
     for name, docs in (("web-like", web_like(args.documents)), ("stdlib", stdlib())):
         total = sum(map(len, docs))
         print(f"\n{name}: {len(docs):,} documents, {total:,} tokens, rows of {args.row_len}")

@@ -182,7 +182,7 @@ def last_logits(n_layer, nope_every, idx):
     model = GPT(config)
     torch.manual_seed(1)
     for p in model.parameters():
-        torch.nn.init.normal_(p, std=0.3)  # init_weights begins with attention switched off
+        torch.nn.init.normal_(p, std=0.3)  # init_weights begins with almost all of it switched off
     return model(idx)[:, -1]
 
 

@@ -15,7 +15,7 @@ from transformers.masking_utils import create_causal_mask
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-VALUE_GATE_CHANNELS, SMEAR_GATE_CHANNELS, QK_SCALE = 12, 24, 1.2
+VALUE_GATE_CHANNELS = 12
 
 
 class Nano2049Config(PreTrainedConfig):
@@ -113,8 +113,7 @@ class Attention(nn.Module):
         if "key_offset" in config.extras:
             k = self._offset(k, inside, cache)
         if config.qk_norm:
-            scale = QK_SCALE if "qk_scale" in config.extras else 1.0
-            q, k = rms_norm(q) * scale, rms_norm(k) * scale
+            q, k = rms_norm(q), rms_norm(k)
         if config.has_rope(self.layer):
             q, k = apply_rope(q, cos, sin), apply_rope(k, cos, sin)
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)  # (B, H or G, T, D)
@@ -127,7 +126,7 @@ class Attention(nn.Module):
     def _offset(self, k, inside, cache):
         """Take half of each key, in the pairs that RoPE turns least, from the token before."""
         T, D = k.size(1), k.size(-1)
-        seen = remember(cache, self.config.n_layer + 1 + self.layer, k.transpose(1, 2))
+        seen = remember(cache, self.config.n_layer + self.layer, k.transpose(1, 2))
         previous = F.pad(seen, (0, 0, 1, 0))[:, :, -T - 1 : -1].transpose(1, 2)  # (B, T, G, D)
         slow = torch.arange(D, device=k.device) % (D // 2) >= D // 4
         return torch.where(slow & inside[..., None, None], previous, k)
@@ -174,11 +173,6 @@ class Nano2049ForCausalLM(PreTrainedModel, GenerationMixin):
         for layer in filter(config.has_value_embed, range(config.n_layer)):
             table = nn.Embedding(config.vocab_size, config.n_kv_head * config.head_dim)
             self.value_embeds[str(layer)] = table
-        if "smear" in config.extras:
-            self.smear_gate = linear(SMEAR_GATE_CHANNELS, 1)
-            self.smear_scale = nn.Parameter(torch.zeros(1))
-        if "backout" in config.extras:
-            self.backout_scale = nn.Parameter(torch.zeros(1))
         self.post_init()
 
     def get_input_embeddings(self):
@@ -211,7 +205,9 @@ class Nano2049ForCausalLM(PreTrainedModel, GenerationMixin):
         if position_ids is None:
             start = cache.get_seq_length() if cache is not None else 0
             position_ids = start + torch.arange(input_ids.size(1), device=input_ids.device)[None]
-        x = self._embed(input_ids)  # (B, T, C)
+        x = self.embed(input_ids)  # (B, T, C)
+        if config.embed_norm:
+            x = rms_norm(x)
         mask = create_causal_mask(
             config=config,
             inputs_embeds=x,
@@ -222,17 +218,11 @@ class Nano2049ForCausalLM(PreTrainedModel, GenerationMixin):
         cos, sin = self._rope(position_ids)
         inside = self._inside(input_ids, attention_mask, cache)
 
-        if "smear" in config.extras:
-            x = self._smear(x, input_ids, inside, cache)
         for layer, block in enumerate(self.blocks):
             value_embed = None
             if config.has_value_embed(layer):
                 value_embed = self.value_embeds[str(layer)](input_ids)
             x = block(x, value_embed, inside, cos, sin, mask, cache)
-            if layer == config.n_layer // 2:
-                middle = x
-        if "backout" in config.extras:
-            x = x - self.backout_scale.to(x.dtype) * middle
 
         keep = logits_to_keep
         keep = slice(-keep, None) if isinstance(keep, int) else keep  # 0: slice(0, None), all
@@ -245,10 +235,6 @@ class Nano2049ForCausalLM(PreTrainedModel, GenerationMixin):
                 logits=logits, labels=labels, vocab_size=config.vocab_size, **kwargs
             )
         return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=cache)
-
-    def _embed(self, ids):
-        x = self.embed(ids)
-        return rms_norm(x) if self.config.embed_norm else x
 
     def _rope(self, position_ids):
         """(B or 1, T) -> cos and sin, (B or 1, T, 1, D/2) each, in fp32."""
@@ -264,11 +250,3 @@ class Nano2049ForCausalLM(PreTrainedModel, GenerationMixin):
         if attention_mask is not None and attention_mask.ndim == 2:
             is_token = attention_mask[:, -start - T :]  # 0: padding
         return F.pad(is_token, (1, 0))[:, -T - 1 : -1].bool() & (ids != self.config.bos_token_id)
-
-    def _smear(self, x, ids, inside, cache):
-        """Mix the previous token's embedding into each token, except where a document begins."""
-        T = ids.size(1)
-        seen = remember(cache, self.config.n_layer, ids[:, None, :, None])[:, 0, :, 0]  # (B, S)
-        previous = F.pad(seen, (1, 0))[:, -T - 1 : -1]  # (B, T)
-        gate = torch.sigmoid(self.smear_gate(x[..., :SMEAR_GATE_CHANNELS]))  # (B, T, 1)
-        return x + self.smear_scale.to(x.dtype) * gate * self._embed(previous) * inside[..., None]

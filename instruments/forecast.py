@@ -114,7 +114,7 @@ def traffic(c: GPTConfig) -> int:
     layer = 18 * c.n_embd  # adding to the residual stream, and norm
     layer += (6 if c.qk_norm else 4) * (q + kv)  # rotation, and the norm of queries and keys
     layer += 4 * kv if "value_embeds" in c.extras else 0  # 8 in every other layer
+    layer += 8 * kv if "key_offset" in c.extras else 0
     layer += (8 if c.mlp == "swiglu" else 5) * c.mlp_hidden
     once = (2 if c.logit_softcap else 3) * c.padded_vocab
-    once += 28 * c.n_embd if "smear" in c.extras else 0
     return 2 * (c.n_layer * layer + once)

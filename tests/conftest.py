@@ -17,7 +17,7 @@ ROOT = Path(__file__).parent.parent
 SMALL = (
     "--n_layer 2 --n_embd 32 --n_head 2 --n_kv_head 2 --head_dim 16 --mlp_hidden 64 "
     "--tokens_per_step 512 --steps 12 --no_compile --device cpu --dtype fp32 --warmup 2 "
-    "--eval_tokens 1024 --log_every 1"
+    "--eval_tokens 1024 --log_every 1 --decay 0.65"
 ).split()
 
 

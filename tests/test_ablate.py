@@ -37,7 +37,7 @@ def ablation(small_data, tmp_path, monkeypatch):
     monkeypatch.setattr(ablate, "find_device", lambda argv: ("cpu", "fp32", False))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
-    def run(*args, extras="smear", steps=4):
+    def run(*args, extras="key_offset", steps=4):
         base = f"{' '.join(SMALL)} --data_dir {small_data} --extras {extras} --steps {steps}"
         base += f" --eval_every {steps // 2} --save_every {max(1, steps // 10)}"
         where = ["--runs_dir", str(tmp_path / "runs"), "--results", str(tmp_path / "RESULTS.md")]
@@ -142,7 +142,7 @@ def test_a_gpu_has_one_run_at_a_time(monkeypatch):
 
 CHANGES = [
     "--change",
-    "no smear: --extras value_embeds backout",
+    "values: --extras value_embeds key_offset",
     "--change",
     "diverges: --optimizer adamw --lr 1e30",
 ]
@@ -156,12 +156,13 @@ def test_side_by_side_and_a_failure_costs_its_own_line(ablation, quick, tmp_path
     assert sorted((r["name"], r["seed"]) for r in rows) == [
         ("base", 0),
         ("base", 3),
-        ("no smear", 0),
-        ("no smear", 3),
+        ("values", 0),
+        ("values", 3),
     ]
     assert rows[0]["val"] == [[0, 3.0], [1024, 2.0], [2048, 1.0]] and rows[0]["tokens_per_s"] == 7
-    bare = next(r for r in rows if r["name"] == "no smear")
-    assert bare["changed"] == {"extras": ["backout", "value_embeds"]} and "seed" not in bare["base"]
+    both = next(r for r in rows if r["name"] == "values")
+    assert both["changed"] == {"extras": ["key_offset", "value_embeds"]}
+    assert "seed" not in both["base"]
     assert all(r["commit"] and r["torch"] and r["date"] and r["at_once"] == 2 for r in rows)
     times = [
         json.loads(path.read_text().splitlines()[-1])
@@ -173,27 +174,27 @@ def test_side_by_side_and_a_failure_costs_its_own_line(ablation, quick, tmp_path
 
 
 def test_a_run_is_not_made_twice(ablation, quick, tmp_path, capsys):
-    smear = CHANGES[:2]
-    assert ablation(*smear, "--seeds", "0") == 0
+    values = CHANGES[:2]
+    assert ablation(*values, "--seeds", "0") == 0
     rows = lines_of(tmp_path)
     assert len(rows) == 2 and "has been run" not in capsys.readouterr().out
     # said otherwise it is the same run
-    same = ["--change", "no smear: --extras backout value_embeds --warmup 2", "--seeds", "0"]
+    same = ["--change", "values: --extras key_offset value_embeds --warmup 2", "--seeds", "0"]
     assert ablation(*same) == 0
     assert lines_of(tmp_path) == rows and capsys.readouterr().out.count("has been run") == 2
     # another seed is another run
-    assert ablation(*smear, "--seeds", "0", "1") == 0
+    assert ablation(*values, "--seeds", "0", "1") == 0
     assert len(lines_of(tmp_path)) == 4 and capsys.readouterr().out.count("has been run") == 2
     # against another base it is not run again either, but stands in that table too
-    swap = ["--change", "smear: --extras smear", "--seeds", "0"]
-    assert ablation(*swap, extras="backout value_embeds") == 0
+    swap = ["--change", "no values: --extras key_offset", "--seeds", "0"]
+    assert ablation(*swap, extras="value_embeds key_offset") == 0
     assert capsys.readouterr().out.count("has been run") == 2 and len(lines_of(tmp_path)) == 6
     assert (tmp_path / "RESULTS.md").read_text().count("\n## ") == 2
     assert len(list(tmp_path.glob("runs/*.log"))) == 4
-    assert ablation(*swap, extras="backout value_embeds") == 0  # and there only once
+    assert ablation(*swap, extras="value_embeds key_offset") == 0  # and there only once
     assert len(lines_of(tmp_path)) == 6
     # unless asked
-    assert ablation(*smear, "--seeds", "0", "--again") == 0
+    assert ablation(*values, "--seeds", "0", "--again") == 0
     assert len(lines_of(tmp_path)) == 8 and len(list(tmp_path.glob("runs/*.log"))) == 6
 
 
@@ -202,7 +203,7 @@ def test_real_runs_go_on_after_a_kill(ablation, tmp_path, monkeypatch, capsys):
     """With train.py itself: stopped after the base's first checkpoint, then the same command."""
     monkeypatch.undo()
     monkeypatch.setattr(ablate.signal, "signal", lambda *args: None)
-    args = ["--change", "no smear: --extras value_embeds", "--seeds", "5"]
+    args = ["--change", "values: --extras value_embeds", "--seeds", "5"]
     honest = time.sleep
 
     def stop(seconds):
@@ -219,14 +220,14 @@ def test_real_runs_go_on_after_a_kill(ablation, tmp_path, monkeypatch, capsys):
     assert ablation(*args, steps=200) == 0
     assert "resumed at step" in log.read_text()
     rows = lines_of(tmp_path)
-    assert [r["name"] for r in rows] == ["base", "no smear"]
+    assert [r["name"] for r in rows] == ["base", "values"]
     for r in rows:
         assert [tokens for tokens, _ in r["val"]] == [0, 51_200, 102_400]
         assert r["val"][0][1] > r["val"][-1][1] > 1 and r["tokens_per_s"] > 0
         assert r["device"] == "cpu" and r["base"]["dtype"] == "fp32"
     assert rows[0]["val"][-1][1] != rows[1]["val"][-1][1]
     table = (tmp_path / "RESULTS.md").read_text()
-    assert re.search(r"\| no smear +\| 5 +\| .*no verdict: 1 of 3 seeds", table)
+    assert re.search(r"\| values +\| 5 +\| .*no verdict: 1 of 3 seeds", table)
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ def model(tokenizer):
         head_dim=16,
         n_embd=32,
         mlp_hidden=64,
-        extras=("value_embeds", "smear"),
+        extras=("key_offset", "value_embeds"),
     )
     model = GPT(config)
     model.init_weights()

@@ -44,7 +44,7 @@ def difference(a: torch.Tensor, b: torch.Tensor) -> float:
 @pytest.mark.parametrize("lean", [False, True])
 def test_a_compiled_step_in_bf16_is_the_eager_one_in_fp32(lean):
     """Within what bf16 costs: the eager step in bf16 is as far from fp32."""
-    extras = ("value_embeds", "smear")
+    extras = ("key_offset", "value_embeds")
     config = model.GPTConfig(seq_len=512, vocab_size=1000, extras=extras, **D12)
     inputs, targets = batch(4, 512, 1000)
     found = {}

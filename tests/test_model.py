@@ -38,7 +38,7 @@ VARIANTS = {
     "key_offset": replace(SMALL, extras=("key_offset",)),
     "stock": STOCK,
     "nope": replace(STOCK, nope_every=3),
-    "doc_mask": replace(SMALL, doc_mask=True, extras=("key_offset", "value_embeds", "smear")),
+    "doc_mask": replace(SMALL, doc_mask=True, extras=EXTRAS),
 }
 
 
@@ -433,11 +433,12 @@ def test_meta_build_equals_plain_build(name):
 
 
 def std_of(model, suffix):
-    return (
-        torch.cat([p.flatten() for n, p in model.named_parameters() if n.endswith(suffix)])
-        .detach()
-        .std()
-    )
+    """Without what _look_back has changed: the first layer, a quarter of the embeddings."""
+    named = {n: p.detach() for n, p in model.named_parameters()}
+    if suffix == "embed.weight":
+        return named[suffix][:, model.config.n_embd // 4 :].std()
+    later = [p for n, p in named.items() if n.endswith(suffix) and not n.startswith("blocks.0.")]
+    return torch.cat([p.flatten() for p in later]).std()
 
 
 def test_the_table_of_initial_values():
@@ -463,14 +464,34 @@ def test_the_table_of_initial_values():
         assert float(table.weight.detach().std()) == pytest.approx(unit, rel=0.03)
     gates = [p for n, p in model.named_parameters() if "value_gate" in n]
     assert gates and all(0 <= g.min() and g.max() <= 0.02 for g in gates)
-    assert not model.smear_gate.weight.any() and not model.smear_scale.any()
-    assert round(float(model.backout_scale), 4) == 0.2
     tied = GPT(replace(config, tie_embeddings=True, extras=()))
     tied.init_weights()
     for suffix in ("embed.weight", "attn.q.weight", "mlp.up.weight"):
         assert float(std_of(tied, suffix)) == pytest.approx(0.006, rel=0.03), suffix
     for suffix in ("attn.out.weight", "mlp.down.weight"):
         assert float(std_of(tied, suffix)) == pytest.approx(0.006 / 8**0.5, rel=0.03), suffix
+
+
+@pytest.mark.parametrize("name", ["tiny", "d12"])
+@torch.no_grad()
+def test_one_head_begins_by_looking_at_the_token_before(name, monkeypatch):
+    T, before = 256, []
+
+    def attend(q, k, v, mask):
+        scores = q @ k.mT / q.size(-1) ** 0.5
+        weights = scores.masked_fill(torch.ones(T, T).triu(1).bool(), -1e9).softmax(-1)
+        before.append(weights[0].diagonal(-1, 1, 2).mean(1))  # (H,)
+        return weights @ v
+
+    monkeypatch.setattr(model_file, "attend", attend)
+    config = replace(PRESETS[name].model, n_layer=2, seq_len=T, extras=())
+    model = GPT(config)
+    torch.manual_seed(0)
+    model.init_weights()
+    model(tokens(config, rows=1, length=T))
+    heads = torch.cat(before)  # of both layers
+    assert heads[0] > 0.6 and heads[1:].max() < 0.1
+    assert model.blocks[0].attn.out.weight[:, config.head_dim :].count_nonzero() == 0
 
 
 @pytest.mark.parametrize("name", ["tiny", "d12", "smol-135m"])

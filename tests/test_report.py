@@ -86,7 +86,9 @@ def pages(folder) -> tuple[str, Page]:
 
 def test_the_page_tells_the_figures_of_a_run_and_needs_nothing_else(tmp_path):
     state = {"state": "done", "step": 10, "exit_code": 0}
-    folder = make_run(tmp_path / "a", ten_steps(), state, [start(90.0)], extras=["smear", "<b>"])
+    folder = make_run(
+        tmp_path / "a", ten_steps(), state, [start(90.0)], extras=["value_embeds", "<b>"]
+    )
     sample = dict(step=10, tokens=10_000, prompt="<i>", text="if a < b:\n    return")
     (folder / "samples.jsonl").write_text(json.dumps(sample) + "\n")
     text, page = pages(folder)
@@ -96,7 +98,7 @@ def test_the_page_tells_the_figures_of_a_run_and_needs_nothing_else(tmp_path):
         "2.0000 bits per byte, 4.0000 nats per token, at step 10",
         "500 tok/s, mfu 30.0% full, 25.0% causal",
         "training: 20s",
-        "extras: smear <b>",
+        "extras: value_embeds <b>",
         "step 0 to 10 in 30s: train.py tiny",
         "in all: 30s",
     ):
@@ -153,7 +155,7 @@ def rows_of(table: str) -> list[list[str]]:
 
 
 def test_runs_are_compared_at_the_tokens_they_share(tmp_path):
-    a = make_run(tmp_path / "a", ten_steps(), extras=["smear"])
+    a = make_run(tmp_path / "a", ten_steps(), extras=["value_embeds"])
     longer = [r for r in ten_steps(2.4) if r["step"] < 10]
     longer += [step(n, 200.0 + n) for n in range(10, 21)] + [validation(15, 2.0), validation(20, 1)]
     b = make_run(tmp_path / "b", longer)
@@ -163,7 +165,7 @@ def test_runs_are_compared_at_the_tokens_they_share(tmp_path):
     assert first == [str(a), "10K", "2.0000", "+0.0000", "2.0000", "500", "20s"]
     # b has 3.0 after 5K and 2.0 after 15K: 2.5 between them
     assert second == [str(b), "20K", "2.5000", "+0.5000", "2.5000", "500", "20s"]
-    assert "extras: smear, none" in out and "between two seeds" in out
+    assert "extras: value_embeds, none" in out and "between two seeds" in out
     assert f"picture: {tmp_path / 'compare.png'}" in out
     assert (tmp_path / "compare.png").read_bytes().startswith(b"\x89PNG")
 

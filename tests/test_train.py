@@ -133,7 +133,7 @@ sys.exit(train.main(sys.argv[1:]))
 
 def test_adamw_cosine_and_clipping_run_too(small_data, tmp_path):
     stock = "--mlp swiglu --tie_embeddings --n_kv_head 1 --extras".split() + [""]
-    other = "--optimizer adamw --lr 0.003 --schedule cosine --grad_clip 1.0".split()
+    other = "--optimizer adamw --lr 0.003 --schedule cosine --decay 0.8 --grad_clip 1.0".split()
     here(small_data, tmp_path / "run", *other, *stock)
     values = list(losses(tmp_path / "run").values())
     assert values[-1] < values[0] - 0.05
