@@ -326,21 +326,21 @@ class GPT(nn.Module):
         """Let the first head of the first layer begin by looking at the token before each token.
 
         To copy what followed a token last time, keys must know the token before theirs (induction
-        heads, Olsson et al. 2022). A model that has to discover this lies on a plateau first, for
-        as long as its seed wants. Here a quarter of the channels are equal in all embeddings, which
-        gives q and k a part that knows no token, only its place: in the pairs that RoPE turns
-        fastest, with q turned back by one place, so that it meets the k of the token before."""
+        heads, Olsson et al. 2022). A model that has to discover this stays on a plateau first, for
+        a time that depends on the seed. Here a quarter of the channels are equal in all embeddings.
+        They give q and k a part that is the same for every token, in the pairs that RoPE turns
+        fastest; q's is turned back by one position, so that it matches k's at the token before."""
         config, D = self.config, self.config.head_dim
         same, pairs = config.n_embd // 4, max(1, D // 12)
         if not (config.embed_norm and config.qk_norm and config.has_rope(0)):
             return
-        part = 5 * (D / pairs) ** 0.5 / same  # five times as long as the part that knows the token
+        part = 5 * (D / pairs) ** 0.5 / same  # five times as long as what depends on the token
         if name == "embed.weight":
             weight[:, :same] = 0.8
         elif name == "blocks.0.attn.k.weight":
             weight[:pairs, :same] += part
         elif name == "blocks.0.attn.q.weight":
-            cos, sin = rope_tables(2, D, config.rope_theta, weight.device)  # of places 0 and 1
+            cos, sin = rope_tables(2, D, config.rope_theta, weight.device)  # of positions 0 and 1
             weight[:pairs, :same] += part * cos[1, :pairs, None]
             weight[D // 2 : D // 2 + pairs, :same] -= part * sin[1, :pairs, None]
         elif name == "blocks.0.attn.out.weight":

@@ -246,10 +246,11 @@ def edit_own_file(monkeypatch, tmp_path, old: str, new: str):
     monkeypatch.setattr(mapping, "OWN_FILE", file)
 
 
-def exchanged(names: dict) -> dict:
-    """gate and up for each other."""
-    swap = {"gate_proj": "up_proj", "up_proj": "gate_proj"}
-    return {a: re.sub("(gate|up)_proj", lambda m: swap[m[0]], b) for a, b in names.items()}
+def exchanged(a: str, b: str):
+    """An edit of the names: a_proj and b_proj for each other."""
+    swap = {f"{a}_proj": f"{b}_proj", f"{b}_proj": f"{a}_proj"}
+    pattern = f"({a}|{b})_proj"
+    return lambda names: {k: re.sub(pattern, lambda m: swap[m[0]], v) for k, v in names.items()}
 
 
 TOKENIZER, OPTIONS, CONFIG = "tokenizer.json", "tokenizer_config.json", "config.json"
@@ -259,7 +260,7 @@ STOCK_MUTANTS = {  # name -> (changes of the model, what is spoilt, what the ref
         lambda m: m.setattr(mapping, "swap_halves", lambda w, head_dim: w),
         "logits differ by",
     ),
-    "gate and up exchanged": (LLAMA, lambda m: edit_names(m, exchanged), "logits differ by"),
+    "k and v exchanged": (LLAMA, lambda m: edit_names(m, exchanged("k", "v")), "logits differ by"),
     "a weight left out": (
         LLAMA,
         lambda m: m.setattr(mapping, "norms_in", lambda c, name: {}),
@@ -322,6 +323,11 @@ OWN_MUTANTS = {  # name -> (code of the own file, in its place, what the refusal
         ".bool()",
         "logits differ by",
     ),
+    "keys from before the first token": (
+        "slow & inside[..., None, None]",
+        "slow",
+        "logits differ by",
+    ),
     "the fast half of the keys": (">= D // 4", "< D // 4", "logits differ by"),
     "the other layers' value embeddings": ("% 2 == 0", "% 2 == 1", "does not load"),
 }
@@ -350,7 +356,7 @@ def test_a_wrong_modelling_file_is_refused(mutant, export_model, tmp_path, monke
 
 def test_an_untrained_model_hides_nothing(export_model, tmp_path, monkeypatch):
     """`down` is zero, so that gate and up exchanged change no logit."""
-    edit_names(monkeypatch, exchanged)
+    edit_names(monkeypatch, exchanged("gate", "up"))
     model = GPT(replace(BASE, mlp="swiglu", logit_softcap=0.0))
     model.init_weights()
     refused(export_model, model.eval(), tmp_path, "at random weights")
