@@ -230,7 +230,7 @@ PRESETS = {
         DataConfig(),
         TrainConfig(
             steps=1000, tokens_per_step=2048,  # 4 rows x 512
-            lr=1e-3, lr_scale=0.5, embedding_lr=0.1, weight_decay=0.0, warmup=10, decay=0.8,
+            lr=1e-3, embedding_lr=0.1, weight_decay=0.0, warmup=10, decay=0.8,
         ),
         RunConfig(log_every=25, eval_every=100, eval_tokens=81_920, save_minutes=1.0),
         prompts=("def ", "class ", "import "),

@@ -258,6 +258,33 @@ READ_BY = {
 }
 
 
+# The learning rates of `--optimizer muon`, by batch, width and horizon:
+#
+# 1. Batch. The gradient of B tokens is the true one, g, and noise of squared norm |g|^2 B0/B, where
+#    B0 is the noise scale in tokens (lesson 9). A step of Muon or Adam has the same size whatever
+#    the gradient's, so the part of it that points along g is
+#    c = |g| / sqrt(|g|^2 + |g|^2 B0/B) = 1 / sqrt(1 + B0/B).
+#    A rate lr gains lr c |g| and loses lr^2 h/2 to the curvature h: best is lr = c |g|/h. So rates
+#    grow with sqrt(B) while noise dominates (Malladi et al. 2022), and not with B >> B0.
+# 2. Width. A layer whose weights move by an orthogonal matrix times lr changes its outputs by lr
+#    (RMS for RMS) at any width: no factor on Muon's rate but sqrt(rows/cols) for more outputs than
+#    inputs. Adam moves a logit by lr x width if the update follows its input, by lr x width^1/2 if
+#    they are unrelated: the tables take width^-1/2, with 1 at 768.
+# 3. Horizon. Noise would have longer runs step less, up to steps^-1/2 (Ghadimi & Lan 2013). No
+#    factor: it would tie the stable part of wsd to the length of the run, which can then no longer
+#    be changed, and from 500 to 2,000 steps it is worth little.
+#
+# B0 is fitted, and all three are tested, in benchmarks/RESULTS.md.
+
+NOISE_TOKENS = 6144  # B0
+
+
+def batch_factor(tokens_per_step: int) -> float:
+    """The part c of a step that points along the true gradient: 0.5 at 2,048 tokens, 0.99 at
+    524,288."""
+    return (1 + NOISE_TOKENS / tokens_per_step) ** -0.5
+
+
 def build(
     groups: dict[str, list[Tensor]], config, width: int, *, ns_dtype=torch.float32, divide=False
 ) -> list[torch.optim.Optimizer]:
@@ -280,7 +307,8 @@ def build(
         ]
         optimizers = [adamw(recipe, eps=1e-8)]
     else:
-        scale, table_scale = config.lr_scale, config.lr_scale * (width / 768) ** -0.5
+        scale = config.lr_scale * batch_factor(config.tokens_per_step)
+        table_scale = scale * (width / 768) ** -0.5
         recipe = [
             group(("embedding",), config.embedding_lr * table_scale, (0.8, 0.995), 0.001),
             group(("head",), config.head_lr * table_scale, (0.8, 0.96), 0.01),

@@ -10,10 +10,12 @@ from torch.utils.flop_counter import FlopCounterMode
 from benchmarks.throughput import orthogonalize_flops
 from config import TrainConfig
 from optim import (
+    NOISE_TOKENS,
     POLAR_EXPRESS,
     Muon,
     adamw,
     batch_at,
+    batch_factor,
     build,
     check_obeys_found_inf,
     compile_steps,
@@ -216,3 +218,29 @@ def test_only_the_schedule_with_a_decay_bends_the_momentum():
         optimizers = build(groups, config, width=64)
         set_schedule(optimizers, 1000, 1000, config)
         assert optimizers[0].param_groups[0]["momentum"] == pytest.approx(last)
+
+
+@pytest.mark.parametrize("tokens", [512, 2048, 32_768])
+def test_the_factor_of_a_batch_is_the_part_of_a_step_along_the_true_gradient(tokens):
+    torch.manual_seed(0)
+    size = 1_000_000
+    g = torch.randn(size)
+    one_token = NOISE_TOKENS**0.5 * torch.randn(size)  # noise of B0 times the squared norm of g
+    mean = g + one_token / tokens**0.5
+    cosine = torch.cosine_similarity(g, mean, dim=0)
+    assert batch_factor(tokens) == pytest.approx(cosine.item(), rel=0.01)
+
+
+def test_rates_follow_batch_and_width():
+    params = {kind: [torch.nn.Parameter(torch.ones(4, 4))] for kind in ("matrix", "embedding")}
+    groups = dict(head=[], scalar=[], **params)
+
+    def rates(width, **options):
+        optimizers = build(groups, TrainConfig(**options), width)
+        return [g["lr"] for optimizer in optimizers for g in optimizer.param_groups]
+
+    matrix, table = rates(768, tokens_per_step=2**40)
+    assert (matrix, table) == pytest.approx((0.02, 0.3))
+    assert rates(768, tokens_per_step=2048) == pytest.approx([matrix / 2, table / 2])
+    assert rates(192, tokens_per_step=2**40) == pytest.approx([matrix, 2 * table])
+    assert rates(192, tokens_per_step=2048, optimizer="adamw") == [6e-4]
