@@ -74,8 +74,8 @@ class TrainConfig:
     lr: float = 6e-4
     """Learning rate of `--optimizer adamw`; small models take more, large ones less."""
     lr_scale: float = 1.0
-    """Factor on the four learning rates of `--optimizer muon`; one for the batch, which the program
-    finds and prints, comes on top (optim.py)."""
+    """Factor on the four learning rates of `--optimizer muon`, beside the one for the batch, which
+    the program prints (optim.py)."""
     matrix_lr: float = 0.02
     """Muon: matrices inside the blocks."""
     embedding_lr: float = 0.3

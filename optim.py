@@ -270,13 +270,13 @@ READ_BY = {
 #    (RMS for RMS) at any width: no factor on Muon's rate but sqrt(rows/cols) for more outputs than
 #    inputs. Adam moves a logit by lr x width if the update follows its input, by lr x width^1/2 if
 #    they are unrelated: the tables take width^-1/2, with 1 at 768.
-# 3. Horizon. Noise would have longer runs step less, up to steps^-1/2 (Ghadimi & Lan 2013). No
-#    factor: it would tie the stable part of wsd to the length of the run, which can then no longer
-#    be changed, and from 500 to 2,000 steps it is worth little.
+# 3. Horizon. The more steps, the smaller the best rate, down to steps^-1/2 where noise dominates
+#    (Ghadimi & Lan 2013). No factor: with one, the stable part of wsd would depend on the length
+#    of the run, which could then not be changed. That costs `tiny` 0.3% at 500 steps.
 #
-# B0 is fitted, and all three are tested, in benchmarks/RESULTS.md.
+# benchmarks/RESULTS.md shows where this was measured, and where it was not.
 
-NOISE_TOKENS = 6144  # B0
+NOISE_TOKENS = 6144  # B0, fitted to `tiny`
 
 
 def batch_factor(tokens_per_step: int) -> float:

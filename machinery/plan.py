@@ -104,7 +104,9 @@ def make_plan(
     checkpoint = state - 4 * n_params  # gradients are not saved
     saves = run.keep + 2  # the newest (with the best), that before the decay, and one being written
     activations = rows * model.seq_len * per_token
-    rates = f"; learning rates x {optim.batch_factor(plan.tokens_per_step):.3f}"
+    rates = ""
+    if config.optimizer == "muon":
+        rates = f"; learning rates x {optim.batch_factor(plan.tokens_per_step):.3f} for this batch"
     lines = [
         f"model     {n_params:,} parameters ({params['matrix']:,} in matrices), {model.n_layer} "
         f"layers x {model.n_embd}, vocabulary {model.vocab_size:,}; extras: "
@@ -112,7 +114,7 @@ def make_plan(
         f"FLOPs     {full:,} per token in the full convention, {causal:,} in the causal one",
         f"run       {plan.steps:,} steps x {plan.tokens_per_step:,} tokens = {tokens:,} tokens",
         f"step      {rows} rows x {model.seq_len:,} tokens x {accum} accumulated x {W} "
-        f"rank{'s' * (W > 1)}{rates * (config.optimizer == 'muon')}",
+        f"rank{'s' * (W > 1)}{rates}",
         f"memory    {why}; activations take about {activations / 1e9:.2f} GB",
         f"disk      {2 * tokens / 1e9:.2f} GB for one epoch of rows, {saves} checkpoints of "
         f"{checkpoint / 1e9:.2f} GB",
