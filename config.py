@@ -70,7 +70,8 @@ class TrainConfig:
 
     # Optimizer
     optimizer: Literal["muon", "adamw"] = "muon"
-    """muon: Muon for the matrices, AdamW for the rest; adamw: AdamW for all."""
+    """muon: Muon for the matrices, AdamW for the rest; adamw: AdamW for all; best with
+    --tie_embeddings."""
     lr: float = 6e-4
     """Learning rate of `--optimizer adamw`; small models take more, large ones less."""
     lr_scale: float = 1.0
