@@ -1,8 +1,8 @@
 """The knobs: one dataclass per concern, a docstring per field (its help text), and the presets.
 
-TrainConfig says what a run *is*: another value makes another run. RunConfig says where and how it
-is carried out: a resumed run may change it. GPTConfig (model.py) is the architecture. Every field
-is an option of its program. Next: machinery/cli.py turns a command line into a preset.
+TrainConfig says what a run *is*: a different value makes a different run. RunConfig says where and
+how it is carried out: a resumed run may change it. GPTConfig (model.py) is the architecture. Every
+field is an option of its program. Next: machinery/cli.py turns a command line into a preset.
 """
 
 import math
@@ -86,13 +86,14 @@ class TrainConfig:
     scalar_lr: float = 0.005
     """AdamW beside Muon: gains and biases, if you add some."""
     weight_decay: float = 0.1
-    """Of the matrices; with Muon cautious, and falling as the learning rate does."""
+    """muon: of the matrices, cautious, and falling as the learning rate does (that of the tables is
+    fixed, in optim.py); adamw: of all 2-D weights."""
     grad_clip: float = 0.0
     """Largest gradient norm; 0: no clipping."""
     schedule: Literal["wsd", "cosine", "multistep"] = "wsd"
     """Learning rate over the run: warmup-stable-decay, cosine, or steps at 80% and 90%."""
     warmup: int = 40
-    """Steps of linear warmup."""
+    """Steps of linear warmup; Muon's momentum takes up to 20 times as many."""
     decay: float = 0.65
     """The last share of the run, in which wsd lowers the learning rate and decay_mixture holds."""
     final_lr: float = 0.05
@@ -162,7 +163,7 @@ class RunConfig:
     """Copy each checkpoint to a folder of the run's name in this second place as well."""
     resume: str = "auto"
     """auto: from the newest valid checkpoint in run_dir, if any; or the path of one. If that is of
-    another run, it is only where this run begins: repeated, the command resumes from its own."""
+    a different run, it is only the starting point: repeated, the command resumes from its own."""
     init_from: str = ""
     """Begin a new run with the weights of this checkpoint."""
     skip_nonfinite: int = 0

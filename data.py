@@ -3,13 +3,14 @@
 1. prepare_data.py tokenizes documents and packs them (`pack`) into rows of row_len tokens:
 
        row 17  | BOS the cat sat . BOS a longer document, cut | exactly row_len tokens
-       row 18  | BOS at the end of row 17 . BOS yes . BOS no  | no padding, nothing lost
+       row 18  | BOS at the end of row 17 . BOS yes . BOS no  | no padding, no token lost
 
 2. `Order` maps position p = 0, 1, 2, ... to (source, row): shuffled, and in the mixture's shares.
 3. `RowLoader` reads the rows of a batch ahead of time; inputs = row[:-1], targets = row[1:].
 
-Guarantees: no token is lost and none is padding; a batch depends on (data, seed, position) and
-nothing else, so the loader's whole state is one integer. Next: train.py.
+Guarantees: no token is lost but those of the last, partial row of a source; the only filler is one
+BOS where a single place is left. A batch depends on (data, seed, position) and nothing else, so the
+loader's whole state is one integer. Next: train.py.
 """
 
 import atexit

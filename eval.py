@@ -6,9 +6,9 @@
     tournament  checkpoints continue the same prompts, and a judge compares them
     report      a page on a run; `compare RUN RUN ...` puts several into one picture
 
-MODEL: a preset's name, or the folder of a run, of a checkpoint or of an export. Appends figures to
-eval.jsonl there. Works with the raw module, on one device. Next: model.py has generate(),
-instruments/ the long half of the last three.
+MODEL: a preset's name, or the folder of a run, of a checkpoint or of an export. `loss` and `choice`
+append their figures to eval.jsonl in the folder of the run or export. Works with the raw module, on
+one device. Next: model.py has generate(), instruments/ most of the last three.
 """
 
 import contextlib
@@ -151,8 +151,8 @@ def open_data(config: EvalConfig, trainer: dict) -> shards.Manifest:
     manifest = shards.Manifest.load(folder)
     if manifest.tokenizer_sha256 != trainer["identity"]["tokenizer_sha256"]:
         raise ValueError(
-            f"{manifest.dir} has another tokenizer than {trainer['path']} was trained with; "
-            f"give its data folder with --data_dir"
+            f"{manifest.dir} has a different tokenizer from that of {trainer['path']}; give the "
+            "folder of the data it was trained on with --data_dir"
         )
     return manifest
 

@@ -4,8 +4,8 @@
 the only place where a weight gets its value. Weights are kept in fp32 and cast to `compute_dtype`
 where they are used; the loss is computed in fp32.
 
-Shapes: B rows, T positions, C = n_embd, H query heads, G key/value heads, D = head_dim,
-V = vocab_size. Next: optim.py moves these weights, train.py runs the loop.
+Shapes: B rows, T positions (S of keys), C = n_embd, L layers, H query heads, G key/value heads,
+D = head_dim, V = vocab_size. Next: optim.py moves these weights, train.py runs the loop.
 """
 
 import math
@@ -60,8 +60,8 @@ class GPTConfig:
     doc_mask: bool = False
     """Keep attention within a document (dense mask: memory grows with T squared)."""
     extras: tuple[str, ...] = ()
-    """Shortcuts that make small models learn faster: key_offset, value_embeds. Give an empty
-    string for none; only then does the model map on a stock class."""
+    """Shortcuts that make small models learn faster: key_offset, value_embeds (see Attention).
+    Give an empty string for none; only then does the model map on a stock class."""
     bos_id: int = 0
     """The token that begins each document."""
 
@@ -217,11 +217,13 @@ class Attention(nn.Module):
         k = self.k(x).view(B, T, G, D)
         v = self.v(x).view(B, T, G, D)
         if value_embed is not None:
+            # A second table, of values for this layer: what a token means, whatever came before it
+            # (modded-nanogpt; the gate, which begins at 1.5, is nanochat's).
             gate = 3 * torch.sigmoid(self.value_gate(x[..., :VALUE_GATE_CHANNELS]))  # (B, T, G)
             v = v + gate[..., None] * value_embed.view(B, T, G, D)
         if "key_offset" in config.extras:
             # Half of each key, in the pairs that RoPE turns least, is that of the token before. So
-            # one layer finds what followed a token last time; otherwise that takes two layers.
+            # one layer can find what followed a token last time; without this, that takes two.
             slow = torch.arange(D, device=x.device) % (D // 2) >= D // 4  # pairs are (i, i + D/2)
             k = torch.where(slow & ~begins[..., None, None], token_before(k, cache, self.layer), k)
         if config.qk_norm:

@@ -84,7 +84,7 @@ def orthogonalize(g: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     """
     tall = g.size(-2) > g.size(-1)
     norm = torch.linalg.vector_norm(g, dim=(-2, -1), keepdim=True, dtype=torch.float32)
-    x = (g / (norm * 1.01 + 1e-7)).to(dtype)
+    x = (g / (norm * 1.01 + 1e-7)).to(dtype)  # no singular value above 1, not even after rounding
     x = x.mT if tall else x
     for a, b, c in POLAR_EXPRESS:
         gram = x @ x.mT  # (N, short, short)
@@ -195,7 +195,7 @@ class Muon(torch.optim.Optimizer):
         def scalar(x: float) -> Tensor:  # a new float, unlike a 0-D tensor, would recompile
             return torch.full((), x, dtype=torch.float32, device=first.device)  # a fill, no copy
 
-        pieces = (lambda *stacks: [stacks]) if self.compiled else zip
+        pieces = (lambda *stacks: [stacks]) if self.compiled else zip  # all at once, or each alone
         apply = scalar(1.0) if self.found_inf is None else 1 - self.found_inf
         momentum, decay = scalar(group["momentum"]), scalar(group["weight_decay"])
         lr = scalar(group["lr"] * max(1.0, rows / cols) ** 0.5)
@@ -264,8 +264,8 @@ READ_BY = {
 #    B0 is the noise scale in tokens (lesson 9). A step of Muon or Adam has the same size whatever
 #    the gradient's, so the part of it that points along g is
 #    c = |g| / sqrt(|g|^2 + |g|^2 B0/B) = 1 / sqrt(1 + B0/B).
-#    A rate lr gains lr c |g| and loses lr^2 h/2 to the curvature h: best is lr = c |g|/h. So rates
-#    grow with sqrt(B) while noise dominates (Malladi et al. 2022), and not with B >> B0.
+#    A rate lr gains lr c |g| and loses lr^2 h/2 to the curvature h: best is lr = c |g|/h. So the
+#    best rate grows as sqrt(B) while noise dominates (Malladi et al. 2022), and not beyond B0.
 # 2. Width. A layer whose weights move by an orthogonal matrix times lr changes its outputs by lr
 #    (RMS for RMS) at any width: no factor on Muon's rate but sqrt(rows/cols) for more outputs than
 #    inputs. Adam moves a logit by lr x width if the update follows its input, by lr x width^1/2 if
@@ -291,8 +291,8 @@ def build(
     """The optimizers of a TrainConfig, with their state; `base_lr` is what the schedule multiplies.
 
     groups: parameters by kind (matrix, embedding, head, scalar), as GPT.param_groups gives them.
-    width: of the residual stream; AdamW's rates beside Muon are tuned at 768 and scale with
-    width^-1/2. ns_dtype, divide: see Muon.
+    width: of the residual stream; the tables' rates beside Muon are tuned at 768 and scale with
+    width^-1/2. Their betas and weight decay are nanochat's. ns_dtype, divide: see Muon.
     """
 
     def group(kinds: tuple, lr: float, betas: tuple, weight_decay: float) -> dict:

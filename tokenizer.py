@@ -1,7 +1,8 @@
 """Text <-> token ids: a byte-level BPE, trained by `tokenizers`, run by `tiktoken`.
 
 Reads and writes `tokenizer.json` (the Hugging Face format). Guarantees:
-- any text encodes, and decodes to the same text (every byte has a token);
+- any text encodes, and decodes to the same text, as every byte has a token (after NFC, if asked;
+  a lone surrogate becomes U+FFFD);
 - `tokenizers` and `tiktoken` give the same ids from one merge table; `tiktoken` is 4x faster;
 - a special token written in the text is encoded as ordinary characters, never as its id.
 

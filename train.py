@@ -17,7 +17,7 @@ import time
 from dataclasses import asdict, replace
 from pathlib import Path
 
-os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")  # torch reads it now
+os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")  # read by the import
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -30,7 +30,8 @@ import flops
 import optim
 from eval import bits_per_byte
 from machinery import checkpoint, cli, diary, ranks, setup
-from machinery.plan import make_plan
+from machinery.plan import Plan, make_plan
+from machinery.shards import Manifest
 
 # The numbers of a step, summed over the ranks by one all-reduce. To print another one, add its name
 # here, its value in `Trainer.guard`, and its place in `_log_step` and `step_line`.
@@ -44,14 +45,17 @@ class Trainer:
     the host is one step ahead of the device: it reads a step's numbers after launching the next
     one. `drain` waits for them, after which host and device agree."""
 
-    def __init__(self, preset: cfg.Preset, world, plan, manifest, log):
+    def __init__(
+        self, preset: cfg.Preset, world: ranks.World, plan: Plan, manifest: Manifest, log: diary.Log
+    ):
         self.config, self.options = preset.train, preset.run
         self.world, self.plan, self.log, self.manifest = world, plan, log, manifest
         self.run_dir = Path(self.options.run_dir)
         self.token_bytes = torch.from_numpy(manifest.token_bytes()).to(world.device)
         self.step = self.skipped = 0
         self.best_bpb = math.inf
-        self.found_inf = torch.zeros((), device=world.device)  # 1: the optimizers skip the step
+        # 1: the optimizers skip the step. Usually a GradScaler sets this flag of torch's, for fp16.
+        self.found_inf = torch.zeros((), device=world.device)
         self.late = diary.LateNumbers((*NUMBERS, "norm"))
         self.signal = 0  # signal received by this process (0: none)
         self.stop = 0  # signal agreed on by all ranks: stop after this step
@@ -98,7 +102,7 @@ class Trainer:
         self.best_bpb, self.skipped = state["best_bpb"], state["skipped"]
         same_ranks = state["world_size"] == self.world.world_size
         if self.plan.auto_micro_batch and same_ranks:
-            # sums in another order would not give the same bits
+            # sums in a different order would not give the same bits
             self.plan = replace(self.plan, micro_batch=state["micro_batch"])
         self.log.print(
             f"resumed at step {self.step:,} ({self.tokens:,} tokens) with micro-batches of "
@@ -106,7 +110,10 @@ class Trainer:
         )
 
     def get_ready(self) -> None:
-        """Compile, wrap, open the data: a run that is already finished does not need this."""
+        """Compile, wrap, open the data: a run that is already finished does not need this.
+
+        `model` is the module itself, which is saved; `step_model` the same weights compiled, under
+        DDP if it is used; `val_model` what validation runs."""
         config, world, plan = self.config, self.world, self.plan
         step_model, self.micro_batch = setup.compile_step(self.model, plan, world, self.log)
         # On a CPU, compiling validation takes the time that it saves in a million tokens.

@@ -399,9 +399,9 @@ def render(rows: list[dict]) -> str:
     text = (
         "# Ablations\n\nMade by benchmarks/ablate.py from the lines of the .jsonl file beside this "
         "one. Bits per byte (bpb)\nof the validation, mean and standard deviation over the seeds; "
-        "the difference to the base is paired\nby seed, and has a verdict above two standard "
-        "deviations of it. Lines of several commits are compared\nas they are: `--again` where the "
-        "code between them matters.\n\n"
+        "the difference to the base is paired\nby seed, and gets a verdict above two of its "
+        "standard deviations. Lines of different commits are\ncompared as they stand: measure "
+        "`--again` if the code between them matters.\n\n"
     )
     return text + "\n".join(map(render_comparison, groups.values()))
 

@@ -55,7 +55,7 @@ if [ $preset = d12 ]; then
   speed d20 16 32
   speed smol-135m 32 64
 else
-  speed tiny 1 4
+  speed tiny 1 2
 fi
 part profile 120 python train.py $train --run_dir $work/profile --profile
 part levers 370 $hour levers $preset $sizes --results $out/RESULTS.md

@@ -5,10 +5,10 @@ The same data, model, optimizer and order of rows as train.py: the first losses 
 trains on one device, in one process. Pull the plug and all is lost; feed it NaN and the weights
 are gone; a flipped byte on the disk is caught only because `Manifest.row` insists.
 
-Read it before train.py. Each comment that begins with "machinery:" names the file that turns the
-bare line below it into a promise; whoever has read this knows what those files are for.
+Read it before train.py. A comment that begins with the name of a file says which file turns the
+bare line beside it into a promise; once you have read this, you know what those files are for.
 
-Shapes: B rows per step (tiny: 8), T positions (256), V vocabulary (4,096).
+Shapes: B rows per step (tiny: 4), T positions (512), V vocabulary (4,096).
 """
 
 import argparse

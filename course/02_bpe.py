@@ -24,7 +24,8 @@ lesson.begin(2, "BPE")
 # %% [markdown]
 # ## The whole algorithm
 # Begin with bytes. Count the pairs of neighbours, give the most frequent pair an id of its own,
-# replace it everywhere, and again. Words are counted once: a pair never crosses the end of a word.
+# replace it everywhere, and again. Each distinct word is kept once, with its count: a pair never
+# crosses the end of a word.
 
 
 # %%

@@ -41,7 +41,7 @@ def nanosets(samples_per_epoch: int, samples: int, seed: int) -> np.ndarray:
 
 
 def megatron(lengths: np.ndarray, row: int) -> np.ndarray:
-    """Documents on end, cut into rows -> int32 (rows, 2): the document and offset where each
+    """Documents end to end, cut into rows -> int32 (rows, 2): the document and offset where each
     begins. The .idx file has the lengths; a shuffle of the rows takes 4 bytes more per sample."""
     ends = np.cumsum(lengths)
     at = np.arange(ends[-1] // row) * row

@@ -227,8 +227,8 @@ lesson.holds(rows[2][3] == "as if unmasked", "-10,000 added to a blind row masks
 # %% [markdown]
 # ## What may be moved
 # A norm without weights commutes with the rotation, which keeps lengths.
-# And who rotates the other way round is served by swapping the halves of every head in q and in k:
-# this is all that `hf/mapping.py` does for `NanoChatForCausalLM`. With transformers installed, the
+# For a model that rotates the other way round, swap the halves of every head in q and in k: this is
+# all that `hf/mapping.py` does for `NanoChatForCausalLM`. With transformers installed, the
 # right model goes there and back, as `export.py` sends every checkpoint.
 
 # %%

@@ -1,5 +1,5 @@
 """Where the headings of the documents went that no lesson cites: to a file of the project or to a
-lesson that treats the same thing, or nowhere. README.md tells what was left out and why.
+lesson that treats the same thing, or nowhere. README.md lists what was left out.
 
 Lessons cite the other headings themselves. A test holds that every heading of published.HEADINGS is
 either cited or listed here, and that each file named here exists.

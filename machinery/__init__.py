@@ -11,4 +11,5 @@ plan        every decision that the program takes is printed before the first st
 setup       a weight exists once; what does not compile or fit falls back, and says so
 checkpoint  killed anywhere, a run resumes from the newest valid checkpoint to the same bits
 diary       what a run did is in metrics.jsonl, whatever else fails
+fused       the same numbers and gradients in less time, or not used
 """
