@@ -218,7 +218,7 @@ def _rows(name: str, folder: str, split: str) -> list[Item]:
 def _file(path: Path) -> list[Item]:
     """The items of a JSONL file; ValueError with the line that is not one."""
     items = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(path.read_bytes().splitlines(), 1):  # UTF-8
         try:
             row = json.loads(line)
             extra = {key: str(row[key]) for key in ("cue", "subject") if key in row}

@@ -102,7 +102,9 @@ def make_plan(
     accum = plan.tokens_per_step // (rows * model.seq_len * W)
     full, causal = meta.flops_per_token(), meta.flops_per_token(causal=True)
     checkpoint = state - 4 * n_params  # gradients are not saved
-    saves = run.keep + 2  # the newest (with the best), that before the decay, and one being written
+    saved = sum(path.is_dir() for path in Path(run.run_dir, "checkpoints").glob("*"))
+    # The newest, the best, that before the decay, one being written, and the one resumed from.
+    saves = run.keep + 3 + (saved > 0)
     activations = rows * model.seq_len * per_token
     rates = ""
     if config.optimizer == "muon":
@@ -127,8 +129,9 @@ def make_plan(
             f"{attention_backend(model, world.device, world.dtype)}"
             f"; {', '.join(plan.fused) or 'nothing'} by machinery/fused.py{remark}"
         )
-        remedy = f"{saves} checkpoints must fit: free some space or choose another --run_dir"
-        durable.check_room(Path(run.run_dir), saves * checkpoint, remedy)
+        new = max(1, saves - saved)
+        remedy = f"room for {new} checkpoints: free some space or choose another --run_dir"
+        durable.check_room(Path(run.run_dir), new * checkpoint, remedy)
         lines.append(check_data(run, plan, manifest))
     return replace(plan, text="\n".join(lines))
 

@@ -157,8 +157,20 @@ def test_no_room_for_the_checkpoints(small_data, tmp_path):
     spoil = [("disk", 100_000_000)]
     text = start(small_data, tmp_path / "run", *big, spoil=spoil).end(6)
     assert re.search(r"about [1-9]\d*\.\d GB more are needed", text)
-    assert f"in {tmp_path / 'run'}, 0.1 GB are free; 4 checkpoints must fit: free some" in text
+    assert f"in {tmp_path / 'run'}, 0.1 GB are free; room for 5 checkpoints: free some" in text
     assert not (tmp_path / "run").exists()
+
+
+def test_a_resumed_run_needs_room_only_for_what_it_has_not_written_yet(small_data, tmp_path):
+    """Six checkpoints at the most, of which three are there; a new run needs five."""
+    run_dir = tmp_path / "run"
+    start(small_data, run_dir, "--save_every", 3, spoil=[("signal_at", 8, 15)]).end(143)
+    newest, *older = checkpoint.checkpoints(run_dir / "checkpoints")
+    assert len(older) == 2  # one of them where the learning rate falls
+    files = newest.rglob("*")
+    spoil = [("disk", int(4 * sum(path.stat().st_size for path in files)))]
+    assert "room for 5 checkpoints" in start(small_data, tmp_path / "new", spoil=spoil).end(6)
+    start(small_data, run_dir, "--save_every", 3, spoil=spoil).end(0)
 
 
 def test_a_folder_that_cannot_be_written(small_data, tmp_path):
