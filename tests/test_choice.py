@@ -177,13 +177,21 @@ def test_a_files_first_items_are_the_examples(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "line", ["[1]", '{"query": "a"}', '{"query": "a", "choices": ["b", "c"], "gold": 2}', "x"]
+    "line",
+    [b"[1]", b'{"query": "a"}', b'{"query": "a", "choices": ["b", "c"], "gold": 2}', b"x", b"\xe9"],
 )
 def test_a_bad_line_is_named(tmp_path, line):
     path = write_items(tmp_path / "sums.jsonl", 2)
-    path.write_text(path.read_text() + line + "\n")
+    path.write_bytes(path.read_bytes() + line + b"\n")
     with pytest.raises(ValueError, match="sums.jsonl, line 3 is not"):
         exams.ask(str(path), "answer", 0, 0, None, 64)
+
+
+def test_a_line_may_hold_what_unicode_calls_the_end_of_one(tmp_path):
+    path = tmp_path / "one.jsonl"
+    path.write_text('{"query": "a\u2028b", "choices": ["c", "d"], "gold": 0}\n', encoding="utf-8")
+    (question,) = exams.ask(str(path), "answer", 0, 0, None, 64)
+    assert question.context == "a\u2028b"
 
 
 def test_a_continuation_is_what_follows_in_the_held_out_text(small_data):
