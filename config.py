@@ -105,6 +105,8 @@ class TrainConfig:
         _check_numbers(self)
         if self.decay > 1:
             raise ValueError(f"--decay {self.decay} is a share of the run, from 0 to 1")
+        if any(self.decay_mixture) and not self.decay:
+            raise ValueError("--decay_mixture has no effect with --decay 0")
 
 
 @dataclass(frozen=True)
@@ -181,6 +183,8 @@ def _check_numbers(config) -> None:
             raise ValueError(f"--{name} {value} is not a number from 0 on")
         if name in ("tokens_per_step", "eval_tokens") and value < 1:
             raise ValueError(f"--{name} {value} is less than one token")
+        if name == "seed" and value >= 1 << 63:
+            raise ValueError(f"--seed {value} is not below 2^63")
 
 
 @dataclass(frozen=True)

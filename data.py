@@ -326,6 +326,20 @@ def mixture_weights(manifest, weights: dict[str, float] | None) -> list[float]:
     return [weights.get(name, 0) for name in names]
 
 
+def order_of(
+    manifest,
+    split: str,
+    seed: int,
+    weights: dict[str, float] | None = None,
+    decay_weights: dict[str, float] | None = None,
+    decay_from: int = 0,
+) -> Order:
+    """The order of the rows of a split, with weights by the names of the sources."""
+    sizes = [manifest.rows(split, i) for i in range(len(manifest.sources))]
+    decay = None if decay_weights is None else mixture_weights(manifest, decay_weights)
+    return Order(sizes, mixture_weights(manifest, weights), seed, decay, decay_from)
+
+
 class RowLoader:
     """Batches by position. A thread reads ahead into a small ring of (pinned) buffers.
 
@@ -357,10 +371,7 @@ class RowLoader:
         self.manifest, self.split, self.position = manifest, split, position
         self.rank, self.world_size, self.micro_batch = rank, world_size, micro_batch
         self.device = torch.device(device)
-        sizes = [manifest.rows(split, i) for i in range(len(manifest.sources))]
-        mixture = mixture_weights(manifest, weights)
-        decay = None if decay_weights is None else mixture_weights(manifest, decay_weights)
-        self.order = Order(sizes, mixture, seed, decay, decay_from)
+        self.order = order_of(manifest, split, seed, weights, decay_weights, decay_from)
         self._wait_s, self._stop = 0.0, threading.Event()
         self._free, self._ready, self._failure = queue.Queue(), queue.Queue(), None
         pin, T = self.device.type == "cuda", manifest.row_len - 1

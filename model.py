@@ -67,6 +67,12 @@ class GPTConfig:
 
     def __post_init__(self):
         object.__setattr__(self, "extras", tuple(name for name in self.extras if name))
+        sizes = ("seq_len", "vocab_size", "n_layer", "n_embd", "n_head", "n_kv_head", "head_dim")
+        for name in (*sizes, "mlp_hidden"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} {getattr(self, name)} is less than 1")
+        if "value_embeds" in self.extras and self.n_embd < VALUE_GATE_CHANNELS:
+            raise ValueError(f"value_embeds needs n_embd {VALUE_GATE_CHANNELS} or more")
         for name in self.extras:
             if name not in EXTRAS:
                 raise ValueError(f"extras has no {name!r}; choose from {', '.join(EXTRAS)}")
@@ -430,7 +436,7 @@ class GPT(nn.Module):
         The prompt counts as one document. Padding ids cannot be drawn: the logits end at
         vocab_size.
         """
-        if max_new_tokens < 1 or top_k < 0 or temperature < 0 or not 0 < top_p <= 1:
+        if max_new_tokens < 1 or top_k < 0 or not temperature >= 0 or not 0 < top_p <= 1:
             raise ValueError(
                 f"max_new_tokens {max_new_tokens} must be 1 or more, top_k {top_k} and temperature "
                 f"{temperature} 0 or more, and top_p {top_p} above 0 and at most 1"

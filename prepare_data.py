@@ -186,7 +186,7 @@ def check_enough(job: worker.Job, splits: dict) -> None:
         if t["rows"]:
             continue
         shorter = longest_row(text // 2)
-        advice = f"try --row_len {shorter}, or give it" if shorter > 8 else "give it"
+        advice = f"try --row_len {shorter}, or give it" if 8 < shorter < row_len else "give it"
         if split == "val" and 16 * row_len < text:
             fraction = max(4 * job.config.val_fraction, 16 * row_len / tokens)
             advice = f"try --val_fraction {min(0.5, fraction):.2g}, or give it"

@@ -326,7 +326,7 @@ class Trainer:
             tokens=self.tokens,  # for people: computed from step
             identity=self.identity,
             model=asdict(self.model.config),
-            data_dir=str(self.manifest.dir),
+            data_dir=self.options.data_dir,  # not the copy of --stage
         )
         with self.meter.paused("save"):
             self.checkpoints.save(self.step, self.model, self.optimizers, state, wait=wait)

@@ -140,7 +140,10 @@ def run(config, model: GPT, tokenizer: Tokenizer, manifest: Callable) -> Iterato
         if (n := len(asked[task][1])) < 2:
             raise ValueError(f"{task} gives {n} questions; a standard error needs 2 or more")
     if config.save:
-        Path(config.save).write_text("")
+        try:
+            Path(config.save).write_text("")
+        except OSError as error:
+            raise ValueError(f"--save {config.save}: {error.strerror}") from None
     count = sum(1 if mode == "letter" else len(NORMS) for mode, _ in asked.values())
     limit = limit_of_z(count)
     for task, (mode, questions) in asked.items():

@@ -12,6 +12,7 @@ import io
 import json
 import statistics
 import time
+from contextlib import suppress
 from dataclasses import replace
 from html import escape
 from itertools import accumulate
@@ -89,7 +90,8 @@ class Run:
         """Of the data that the run was trained on; None if it is gone or has changed."""
         folders = [start["data_dir"] for start in self.starts]
         for path in checkpoint.checkpoints(self.dir / "checkpoints"):
-            folders.append(checkpoint.read_trainer(path)["data_dir"])
+            with suppress(OSError, ValueError, KeyError):  # damaged
+                folders.append(checkpoint.read_trainer(path)["data_dir"])
         for folder in dict.fromkeys(folders):
             if (Path(folder) / "manifest.json").exists():
                 manifest = shards.Manifest.load(folder)
@@ -388,9 +390,10 @@ def take_samples(config, load) -> None:
     from tokenizer import Tokenizer
 
     file, root = Path(config.run_dir) / "samples.jsonl", Path(config.run_dir) / "checkpoints"
-    sampled = {r["step"] for r in read_jsonl(file)}
+    sampled = {(r["step"], r["prompt"]) for r in read_jsonl(file)}
     for path in reversed(checkpoint.checkpoints(root)):
-        if int(path.name.removeprefix("step_")) in sampled:
+        done = {prompt for step, prompt in sampled if step == checkpoint.step_of(path)}
+        if done.issuperset(config.prompt) and done:
             continue
         try:
             model, trainer, manifest = load(replace(config, checkpoint=str(path)))
@@ -402,7 +405,7 @@ def take_samples(config, load) -> None:
         tokenizer, device = Tokenizer.load(manifest.dir / "tokenizer.json"), model.cos.device
         starts = [manifest.row("val", 0, i)[:12] for i in range(min(3, manifest.rows("val", 0)))]
         prompts = config.prompt or [text_of(tokenizer, row) for row in starts]
-        for prompt in prompts:
+        for prompt in [prompt for prompt in prompts if prompt not in done]:
             idx = torch.tensor([[manifest.bos_id, *tokenizer.encode(prompt)]], device=device)
             draws = dict(generator=torch.Generator(device).manual_seed(0), stop_id=manifest.bos_id)
             out = model.generate(idx, config.max_new_tokens, **draws)

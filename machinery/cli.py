@@ -6,7 +6,9 @@ a bug a traceback. Next: config.py, the options; errors.py, the exit codes.
 """
 
 import difflib
+import errno
 import json
+import math
 import os
 import sys
 import time
@@ -17,7 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import config as cfg
-from machinery.errors import RankError
+from machinery.errors import RankError, StorageError
 from model import GPTConfig
 from optim import READ_BY
 
@@ -73,6 +75,10 @@ def refuse_unread(given: cfg.TrainConfig, preset: cfg.TrainConfig) -> None:
                 f"--{name} {value} has no effect with --{other} {choice}: only "
                 f"{' and '.join(choices)} read it; use {instead}, or leave it out"
             )
+    if given.tokens != preset.tokens and given.steps:
+        raise ValueError(
+            f"--tokens {given.tokens} has no effect with --steps {given.steps}; add --steps 0"
+        )
 
 
 def find(kind: str, name: str, table: dict) -> Any:
@@ -101,10 +107,13 @@ def weights(mixture: tuple[str, ...]) -> dict[str, float] | None:
     """("a=60", "b=40") -> {"a": 60.0, "b": 40.0}; () -> None."""
     pairs = [item.rpartition("=") for item in mixture if item]
     try:
-        return {name: float(weight) for name, _, weight in pairs} or None
+        found = {name: float(weight) for name, _, weight in pairs}
     except ValueError:
+        found = {"": math.nan}
+    if not all(map(math.isfinite, found.values())):
         given = " ".join(mixture)
-        raise ValueError(f"{given!r} is not NAME=WEIGHT ..., as in wiki=60 code=40") from None
+        raise ValueError(f"{given!r} is not NAME=WEIGHT ..., as in wiki=60 code=40")
+    return found or None
 
 
 def run(main: Callable[[list[str]], int | None]) -> None:
@@ -133,7 +142,10 @@ def run(main: Callable[[list[str]], int | None]) -> None:
 
 def exit_code(error: BaseException) -> int:
     """The error's own exit_code if it has one; 2 for a ValueError that our code raised (a user's
-    mistake); 1 for anything else (a bug), such as a ValueError that a library raised."""
+    mistake); that of a StorageError for a disk that is full or fails; 1 for anything else (a bug),
+    such as a ValueError that a library raised."""
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
+        return StorageError.exit_code
     if isinstance(error, ValueError) and not hasattr(error, "exit_code"):
         raised_in = traceback.extract_tb(error.__traceback__)[-1].filename
         return 2 if Path(raised_in).resolve().parent in OURS else 1

@@ -57,16 +57,27 @@ class Log:
         self.file = run_dir / "metrics.jsonl"
         self._wandb: subprocess.Popen | None = None
         self._start: dict = {}
+        self._waiting: list[str] = []  # lines that a full disk did not take
 
     def print(self, text: str) -> None:
         if self.is_first:
             print(text, flush=True)
 
     def write(self, record: dict) -> None:
-        """Append one line to metrics.jsonl."""
-        if self.is_first:
+        """Append one line to metrics.jsonl, and those before it that a full disk did not take."""
+        if not self.is_first:
+            return
+        self._waiting.append(json.dumps(record) + "\n")
+        size = self.file.stat().st_size if self.file.exists() else 0
+        try:
             with open(self.file, "a") as file:
-                file.write(json.dumps(record) + "\n")
+                file.writelines(self._waiting)
+            self._waiting = []
+        except OSError as error:
+            with suppress(OSError):
+                os.truncate(self.file, size)  # no half of a line stays
+            if len(self._waiting) == 1:
+                self.print(f"warning: {self.file}: {error.strerror}; its lines wait in memory")
 
     def start(self, argv: list[str], world, options) -> None:
         """Remember for `begin` where this process runs, and by which command."""
@@ -89,8 +100,8 @@ class Log:
 
     def begin(self, step: int, validates: bool = False) -> None:
         """Training begins after `step`; it `validates` first, or not. Append to starts.jsonl where
-        this process runs and how far the one before it came. Drop the lines that a resumed run will
-        write again, update status.json, start wandb's process."""
+        this process runs and how far the one before it came. Drop the lines and samples that a
+        resumed run will write again, update status.json, start wandb's process."""
         if not self.is_first:
             return
         records = read_jsonl(self.file)
@@ -101,6 +112,10 @@ class Log:
         done = lambda r: step - 1 if validates and "val_bpb" in r else step
         keep = [json.dumps(r) + "\n" for r in records if r["step"] <= done(r)]
         durable.write_text(self.file, "".join(keep))
+        samples = self.run_dir / "samples.jsonl"
+        if records := read_jsonl(samples):
+            keep = [json.dumps(r) + "\n" for r in records if r["step"] <= step]
+            durable.write_text(samples, "".join(keep))
         self.status("running", from_step=step, process=os.getpid())
         if self._wants_wandb:
             program = cli.ROOT / "instruments" / "to_wandb.py"
@@ -110,6 +125,10 @@ class Log:
         """Replace status.json, which tells a scheduler or a person how the run is or ended."""
         if self.is_first:
             durable.write_json(self.run_dir / "status.json", {"state": state, **facts})
+
+    def failed(self, step: int, error: str, code: int) -> None:
+        with suppress(OSError):  # a full disk must not hide the error
+            self.status("failed", step=step, error=error, exit_code=code)
 
     def close(self) -> None:
         """Wait 10 s for wandb's process, then end it."""
@@ -132,7 +151,7 @@ def outcome(run, argv: list[str]) -> Iterator[None]:
         run.log.start(argv, run.world, run.options)
         yield
     except torch.OutOfMemoryError as error:
-        run.log.status("failed", step=run.step, error="out of memory", exit_code=2)
+        run.log.failed(run.step, "out of memory", 2)
         world, micro_batch = run.world, getattr(run, "micro_batch", run.plan.micro_batch)
         torchrun = f"torchrun --nproc_per_node={world.ranks_here}"
         program = torchrun if world.world_size > 1 else "python"
@@ -143,8 +162,7 @@ def outcome(run, argv: list[str]) -> Iterator[None]:
             f"--micro_batch {run.plan.smaller_micro_batch(micro_batch)}"
         ) from None
     except Exception as error:
-        code = cli.exit_code(error)
-        run.log.status("failed", step=run.step, error=str(error)[:1000], exit_code=code)
+        run.log.failed(run.step, str(error)[:1000], cli.exit_code(error))
         raise
     finally:  # a save in flight ends first
         if run.checkpoints:
@@ -177,7 +195,7 @@ def refuse_step(run, note: dict, loss: float, norm: float) -> None:
 def short(x: float) -> str:
     """1_020_000 -> 1.02M"""
     for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "K")):
-        if x >= size:
+        if x >= 0.9995 * size:  # 999,600 is 1M, not 1000K
             return f"{x / size:.3g}{unit}"
     return f"{x:.0f}"
 

@@ -50,6 +50,8 @@ def creating(folder: Path) -> Iterator[Path]:
     the block. If the block raises, nothing is left. ValueError if the folder is there already."""
     if folder.exists():
         raise ValueError(f"{folder} exists already; remove it, or give another folder")
+    for stale in folder.parent.glob(f".tmp-{folder.name}-*"):
+        shutil.rmtree(stale)  # of a program that was killed
     temporary = folder.with_name(f".tmp-{folder.name}-{uuid.uuid4().hex[:8]}")
     try:
         temporary.mkdir(parents=True)

@@ -13,6 +13,7 @@ import torch
 from torch.nn.attention import SDPBackend
 
 import config as cfg
+import data
 import flops
 import optim
 from machinery import cli, durable, fused
@@ -98,7 +99,7 @@ def make_plan(
         fused=fused.usable(model),
         peak=find_peak(run, world),
     )
-    tokens, rows = plan.steps * plan.tokens_per_step, plan.micro_batch
+    tokens, rows = plan.rows * plan.seq_len, plan.micro_batch
     accum = plan.tokens_per_step // (rows * model.seq_len * W)
     full, causal = meta.flops_per_token(), meta.flops_per_token(causal=True)
     checkpoint = state - 4 * n_params  # gradients are not saved
@@ -132,25 +133,30 @@ def make_plan(
         new = max(1, saves - saved)
         remedy = f"room for {new} checkpoints: free some space or choose another --run_dir"
         durable.check_room(Path(run.run_dir), new * checkpoint, remedy)
-        lines.append(check_data(run, plan, manifest))
+        lines.append(check_data(preset, plan, manifest))
     return replace(plan, text="\n".join(lines))
 
 
-def check_data(run: cfg.RunConfig, plan: Plan, manifest: Manifest) -> str:
-    """The plan's line about the data, and a warning if a run repeats it too often."""
+def check_data(preset: cfg.Preset, plan: Plan, manifest: Manifest) -> str:
+    """The plan's line about the data, and a warning if a run repeats a source too often."""
+    train = preset.train
     if (rows := manifest.rows("val")) < plan.world_size:
         raise ValueError(
             f"{rows} validation rows cannot be shared by {plan.world_size} ranks; prepare data "
             "with a larger --val_fraction"
         )
-    epochs = plan.rows / manifest.rows("train")
+    mixtures = cli.weights(train.mixture), cli.weights(train.decay_mixture)
+    decay_from = plan.rows_before(optim.decay_begins(plan.steps, train.decay))
+    order = data.order_of(manifest, "train", train.seed, *mixtures, decay_from)
+    epochs, name = max(zip(order.epochs(plan.rows), manifest.sources))
+    of = f" of {name}" if len(manifest.sources) > 1 else ""
     text = (
-        f"data      {run.data_dir}: {manifest.tokens('train'):,} training tokens in rows of "
-        f"{manifest.row_len:,}, {epochs:.2f} epochs; fingerprint {manifest.fingerprint[:12]}, "
+        f"data      {preset.run.data_dir}: {manifest.tokens('train'):,} training tokens in rows of "
+        f"{manifest.row_len:,}, {epochs:.2f} epochs{of}; fingerprint {manifest.fingerprint[:12]}, "
         f"tokenizer {manifest.tokenizer_sha256[:12]}"
     )
     why = "but the same text teaches little after the fourth; prepare more, or lower --steps"
-    return f"{text}\nwarning: {epochs:.1f} epochs, {why}" if epochs > 4 else text
+    return f"{text}\nwarning: {epochs:.1f} epochs{of}, {why}" if epochs > 4 else text
 
 
 def steps_for(config: cfg.TrainConfig, params: dict[str, int]) -> int:

@@ -61,7 +61,7 @@ def cores() -> int:
 
 def pick_device(asked: str = "auto", local_rank: int = 0) -> torch.device:
     """`auto`: cuda, then mps, then cpu. ValueError for a GPU that PyTorch cannot use."""
-    has_cuda = torch.cuda.is_available()
+    has_cuda, has_mps = torch.cuda.is_available(), torch.backends.mps.is_available()
     if asked == "auto" and not has_cuda:
         query = "timeout 20 nvidia-smi --query-gpu=driver_version --format=csv,noheader"
         status, driver = subprocess.getstatusoutput(query)  # status 127: no such program
@@ -71,14 +71,16 @@ def pick_device(asked: str = "auto", local_rank: int = 0) -> torch.device:
                 "cannot use it; run.sh installs one for that driver; --device cpu does without"
             )
     if asked == "auto":
-        asked = "cuda" if has_cuda else "mps" if torch.backends.mps.is_available() else "cpu"
+        asked = "cuda" if has_cuda else "mps" if has_mps else "cpu"
+    there = {"cuda": has_cuda, "mps": has_mps, "cpu": True}
     try:
         device = torch.device(asked)
-    except RuntimeError:
+        is_there = there[device.type]
+    except (RuntimeError, KeyError):
         raise ValueError(f"device {asked!r} is none of auto, cuda, mps, cpu") from None
+    if not is_there:
+        raise ValueError(f"--device {asked} was asked for, but PyTorch sees no GPU; try cpu")
     if device.type == "cuda":
-        if not has_cuda:
-            raise ValueError(f"--device {asked} was asked for, but PyTorch sees no GPU; try cpu")
         device = torch.device("cuda", local_rank if device.index is None else device.index)
         torch.cuda.set_device(device)
     return device

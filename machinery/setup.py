@@ -70,7 +70,7 @@ def claim_run_dir(preset: cfg.Preset, model_config: GPTConfig, manifest, world):
         raise ValueError(
             f"{run_dir} cannot be written ({error.strerror}); choose another --run_dir"
         ) from None
-    for junk in run_dir.glob(".tmp-*"):
+    for junk in filter(Path.is_file, run_dir.glob(".tmp-*")):
         junk.unlink()  # of a run that was killed while it wrote a small file
     now = identity(preset.train, model_config, manifest)
     path = run_dir / "config.json"

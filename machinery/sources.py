@@ -65,7 +65,7 @@ def parse(spec: str) -> Source:
     if rest in ("stdlib", "stdlib+site"):
         name, kind, place = name or "stdlib", "stdlib", rest
     elif kind == "files" and place:
-        name = name or Path(place).stem or "files"
+        name = name or Path(place).stem
         place = os.path.abspath(os.path.expanduser(place))
     elif kind == "hf" and place:
         if not is_data_file(place):
@@ -75,7 +75,8 @@ def parse(spec: str) -> Source:
     else:
         forms = "stdlib, stdlib+site, files:PATH, hf:REPO[:CONFIG][@REVISION]"
         raise ValueError(f"source {spec!r} is none of {forms}")
-    name, fields = re.sub(r"[^\w.-]", "_", name), tuple((fields or "text").split("+"))
+    name = re.sub(r"[^\w.-]", "_", name).lstrip(".") or kind  # a folder's name, below train/
+    fields = tuple((fields or "text").split("+"))
     return Source(name, kind, place, fields, config or None, revision or None)
 
 
@@ -185,7 +186,7 @@ def _pieces(name: str, path: Path, size: int, target: int) -> Iterator[tuple]:
             if held >= target or i == metadata.num_row_groups - 1:
                 yield name, first, i + 1, held
                 first, held = i + 1, 0
-    elif name.endswith((".gz", ".zst")):
+    elif compression_of(name):
         yield name, 0, -1, size
     else:
         count = max(1, -(-size // target))
@@ -194,13 +195,17 @@ def _pieces(name: str, path: Path, size: int, target: int) -> Iterator[tuple]:
             yield name, start, end, end - start
 
 
+def compression_of(name: str) -> str | None:
+    return {".gz": "gzip", ".zst": "zstd"}.get(Path(name).suffix.lower())
+
+
 def _open(path: Path) -> BinaryIO:
     """A file, open; a .gz or .zst file is decompressed as it is read."""
-    if not path.name.endswith((".gz", ".zst")):
+    if not (compression := compression_of(path.name)):
         return open(path, "rb")
     import pyarrow
 
-    return io.BufferedReader(pyarrow.input_stream(path), MB)
+    return io.BufferedReader(pyarrow.input_stream(path, compression), MB)
 
 
 def _read(path: Path, start: int, end: int, fields: tuple, notes: Counter) -> Iterator[str]:

@@ -62,7 +62,12 @@ class Job:
         self.sources = [replace(s, revision=r) for s, r in zip(self.sources, revisions)]
         tokenizer = [config.vocab_size, config.nfc, TOKENIZER_CHARS, self.shares]
         if config.tokenizer:
-            tokenizer = Tokenizer.load(config.tokenizer).sha256
+            loaded = Tokenizer.load(config.tokenizer)
+            if config.nfc and not loaded.nfc:
+                raise ValueError(
+                    f"--nfc has no effect: {config.tokenizer} was trained without it; add --no_nfc"
+                )
+            tokenizer = loaded.sha256
         options = {key: getattr(config, key) for key in ("source", "row_len", "val_fraction")}
         options |= {"format": shards.FORMAT, "buffer": BUFFER, "revisions": revisions}
         self.options = digest(options | {"tokenizer": tokenizer})

@@ -341,6 +341,22 @@ def failing_saves(first: int, last: int, only_rank: int = 0) -> None:
     checkpoint._hash_own = fsync_and_hash
 
 
+def full_disk_for_metrics(first: int, last: int) -> None:
+    """metrics.jsonl takes nothing from step first to last; half of the first line was written."""
+    from machinery import diary
+
+    honest = diary.Log.write
+
+    def write(log, record):
+        file = log.file
+        if first <= record["step"] <= last:
+            log.file = Path("/dev/full")
+        honest(log, record)
+        log.file = file
+
+    diary.Log.write = write
+
+
 def dropout(p: float) -> None:
     """Dropout at the output of each MLP, as a reader may add it to the model."""
     import torch.nn.functional as F

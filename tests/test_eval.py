@@ -3,6 +3,7 @@ samples of text."""
 
 import json
 import re
+import shutil
 import subprocess
 
 import pytest
@@ -11,7 +12,8 @@ from conftest import ROOT, SMALL, command, environment, metrics, run
 
 import eval as evaluate
 import train
-from machinery import cli
+from machinery import checkpoint, cli
+from machinery.errors import CheckpointError
 from model import GPT, GPTConfig
 
 CPU = ("--device", "cpu", "--dtype", "fp32")
@@ -205,6 +207,17 @@ MISTAKES = {
         "leaves no room in seq_len 64",
     ),
     "no share": (["sample", "{run}", "--prompt", "a", "--top_p", "0"], 2, "top_p 0.0 above 0"),
+    "no temperature": (
+        ["sample", "{run}", "--prompt", "a", "--temperature", "nan"],
+        2,
+        "ure nan 0",
+    ),
+    "no row": (["loss", "{run}", "--batch", "0"], 2, "--batch 0 is less than one row"),
+    "nowhere to save": (
+        ["choice", "{run}", "--limit", "8", "--save", "{tmp}/none/a.jsonl"],
+        2,
+        "--save .*none/a.jsonl: No such file",
+    ),
     "one question": (["choice", "{run}", "--limit", "1"], 2, "gives 1 questions"),
 }
 
@@ -215,6 +228,16 @@ def test_a_mistake_gets_a_sentence_and_its_exit_code(name, trained, tmp_path):
     with pytest.raises(Exception, match=words) as caught:
         evaluate.main([a.format(tmp=tmp_path, run=trained) for a in args])
     assert cli.exit_code(caught.value) == code
+
+
+def test_a_damaged_checkpoint_is_named(trained, tmp_path):
+    folder = shutil.copytree(trained, tmp_path / "run")
+    newest, *_ = checkpoint.checkpoints(folder / "checkpoints")
+    text = (newest / "trainer.json").read_text()
+    (newest / "trainer.json").write_text(text[:100])
+    with pytest.raises(CheckpointError, match="trainer.json has sha256"):
+        evaluate.main(["loss", "--checkpoint", str(newest)])
+    assert evaluate.main(["report", str(folder), "--max_new_tokens", "4"]) == 0
 
 
 def test_without_a_network_an_exam_is_one_sentence(trained, tmp_path):

@@ -343,9 +343,19 @@ def test_a_full_disk_is_trained_through_until_the_third_failure(world, whole, sm
     assert max(losses(run_dir)) == 18  # at once
     assert checkpoints(run_dir)[-1] == 12
     assert status(run_dir)["exit_code"] == 6 and not leftovers(run_dir)
+
     start(small_data, run_dir, *args, world=world).end(0)  # room again
     assert losses(run_dir) == losses(whole(world))
     assert_same_state(run_dir, whole(world))
+
+
+def test_metrics_wait_while_the_disk_is_full(whole, small_data, tmp_path):
+    run_dir = tmp_path / "run"
+    spoil = [("full_disk_for_metrics", 5, 9)]
+    text = start(small_data, run_dir, *LONG, spoil=spoil).end(0)
+    assert text.count("No space left on device; its lines wait in memory") == 1
+    assert losses(run_dir) == losses(whole())
+    assert [r["step"] for r in metrics(run_dir)] == [r["step"] for r in metrics(whole())]
 
 
 def test_the_final_save_may_not_fail(small_data, tmp_path):

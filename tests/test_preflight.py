@@ -173,6 +173,11 @@ def test_a_resumed_run_needs_room_only_for_what_it_has_not_written_yet(small_dat
     start(small_data, run_dir, "--save_every", 3, spoil=spoil).end(0)
 
 
+def test_a_killed_export_is_not_in_the_way(small_data, tmp_path):
+    (tmp_path / "run" / ".tmp-export_00000004-0").mkdir(parents=True)
+    start(small_data, tmp_path / "run").end(0)
+
+
 def test_a_folder_that_cannot_be_written(small_data, tmp_path):
     (tmp_path / "file").write_text("")
     text = start(small_data, tmp_path / "ok", "--run_dir", tmp_path / "file" / "run").end(2)

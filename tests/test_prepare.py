@@ -139,6 +139,9 @@ def test_a_finished_folder_is_left_alone(jsonl, undisturbed):
     assert {p: p.stat().st_mtime_ns for p in undisturbed.rglob("*")} == before
     other = prepare(undisturbed, "--source", f"files:{jsonl}", "--nfc")
     assert "holds other data" in error_of(other, 2) and "rm -r" in other.stderr
+    mine = ("--tokenizer", undisturbed / "tokenizer.json", "--nfc")
+    other = prepare(undisturbed.parent / "e", "--source", f"files:{jsonl}", *mine)
+    assert "was trained without it; add --no_nfc" in error_of(other, 2)
 
 
 def test_data_of_an_older_library_is_kept_while_it_is_whole(tmp_path):
@@ -386,10 +389,12 @@ def test_the_same_documents_from_every_format(tmp_path, monkeypatch):
     raw = path.read_bytes()
     (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(raw))
     (tmp_path / "c.jsonl.zst").write_bytes(zstandard.compress(raw))
+    (tmp_path / "E.JSONL.GZ").write_bytes(gzip.compress(raw))
+    (tmp_path / "F.JSONL.ZST").write_bytes(zstandard.compress(raw))
     table = pyarrow.table({"id": range(150), "text": texts_of(path)})
     pyarrow.parquet.write_table(table, tmp_path / "d.parquet", row_group_size=20)
     counts = {}
-    for name in ("a.jsonl", "b.jsonl.gz", "c.jsonl.zst", "d.parquet"):
+    for name in ("a.jsonl", "b.jsonl.gz", "c.jsonl.zst", "d.parquet", "E.JSONL.GZ", "F.JSONL.ZST"):
         source = sources.parse(f"files:{tmp_path / name}")
         units, _ = sources.list_units(source)
         read = [t for u in units for t in sources.documents(source, u, Counter())]
@@ -423,6 +428,7 @@ def test_plain_text_of_any_size_is_read_whole(tmp_path, monkeypatch):
 def test_specs():
     parse = sources.parse
     assert parse("files:a/b c.txt").name == "b_c"
+    assert parse("files:..").name == parse("..=files:x").name == "files"  # not a folder above
     assert parse("code=files:src#body").fields == ("body",) and parse("x=stdlib").name == "x"
     hf = parse("math=hf:Org/set:four@abc#q+a")
     assert (hf.name, hf.place, hf.config, hf.revision, hf.fields) == (

@@ -211,7 +211,7 @@ def test_a_finished_run_writes_its_page(trained, small_data, tmp_path):
     assert len(Page((trained / "report.html").read_text()).links) == 6
 
 
-def test_by_hand_it_samples_from_each_checkpoint_once(trained, capsys):
+def test_by_hand_it_samples_from_each_checkpoint_once(trained, tmp_path, capsys):
     where = ["report", "--device", "cpu", "--run_dir"]
     for _ in range(2):
         options = ["--prompt", "def ", "--max_new_tokens", "8"]
@@ -221,6 +221,12 @@ def test_by_hand_it_samples_from_each_checkpoint_once(trained, capsys):
         assert [(r["step"], r["prompt"]) for r in samples] == [(s, "def ") for s in (4, 6, 12)]
         assert all(r["text"].startswith("def ") and len(r["text"]) > 8 for r in samples)
     assert "step 6," in (trained / "report.md").read_text()
+    assert eval.main([*where, str(trained), "--prompt", "class ", "--max_new_tokens", "8"]) == 0
+    samples = diary.read_jsonl(trained / "samples.jsonl")
+    assert [(r["step"], r["prompt"]) for r in samples[3:]] == [(s, "class ") for s in (4, 6, 12)]
+    log = diary.Log(shutil.copytree(trained, tmp_path / "resumed"), is_first=True)
+    log.begin(6)  # the steps 7 to 12 will be other ones
+    assert [r["step"] for r in diary.read_jsonl(log.run_dir / "samples.jsonl")] == [4, 6, 4, 6]
     (trained / "samples.jsonl").unlink()
     assert eval.main([*where, str(trained)]) == 0  # continues held-out text
     assert len(diary.read_jsonl(trained / "samples.jsonl")) == 9

@@ -84,6 +84,8 @@ def test_two_ranks_give_the_same_losses(plain, small_data, tmp_path):
     # the data is copied by the first rank, while the second waits
     start(small_data, tmp_path / "run", "--stage", tmp_path / "disk", nproc=2)
     assert len(list(tmp_path.glob("disk/*/manifest.json"))) == 1
+    record = json.loads((tmp_path / "run/checkpoints/step_00000012/trainer.json").read_text())
+    assert record["data_dir"] == str(small_data)  # not the copy, which may go
     one, two = losses(plain[0]), losses(tmp_path / "run")
     assert one.keys() == two.keys()
     assert max(abs(one[s] - two[s]) for s in one) < 1e-4
@@ -139,13 +141,14 @@ def test_adamw_cosine_and_clipping_run_too(small_data, tmp_path):
     assert values[-1] < values[0] - 0.05
 
 
-def test_a_batch_ramp_and_its_tokens(small_data, tmp_path):
+def test_a_batch_ramp_and_its_tokens(small_data, tmp_path, capsys):
     here(small_data, tmp_path / "run", "--ramp_steps", 4)
     tokens = [r["tokens"] for r in metrics(tmp_path / "run") if "loss" in r]
     assert [b - a for a, b in zip([0, *tokens], tokens)] == [128] * 2 + [256] * 2 + [512] * 8
+    assert f"= {tokens[-1]:,} tokens\n" in capsys.readouterr().out
 
 
-def test_a_mixture_is_drawn_by_its_weights_and_another_in_the_decay(tmp_path):
+def test_a_mixture_is_drawn_by_its_weights_and_another_in_the_decay(tmp_path, capsys):
     for name, word in (("low", "calm"), ("high", "storm")):
         (tmp_path / name).mkdir()
         for i in range(12):
@@ -161,6 +164,8 @@ def test_a_mixture_is_drawn_by_its_weights_and_another_in_the_decay(tmp_path):
     last = [r["epochs"] for r in metrics(tmp_path / "run") if "epochs" in r][-1]
     drawn = {n: round(last[n] * rows[n]) for n in rows}  # of 12 steps x 8 rows, 6 steps in decay
     assert drawn == {"low": 36, "high": 12 + 48}
+    said = re.search(r"([\d.]+) epochs of (\w+);", capsys.readouterr().out)
+    assert last[said[2]] == max(last.values()) == pytest.approx(float(said[1]), abs=0.01)
     with pytest.raises(ValueError, match="nosuch"):
         here(tmp_path / "data", tmp_path / "other", "--mixture", "nosuch=1")
 
@@ -380,6 +385,19 @@ MISTAKES = {
         ["tiny", *SMALL, "--data_dir", "{data}", "--mixture", "nosuch=1"],
         r"source 'nosuch'",
     ),
+    "tokens beside steps": (
+        ["tiny", "--tokens", "100K"],
+        r"--tokens 100K has no effect with --steps",
+    ),
+    "a weight that is no number": (["tiny", "--mixture", "a=nan"], r"'a=nan' is not NAME=WEIGHT"),
+    "a mixture for no decay": (
+        ["tiny", "--decay", "0", "--decay_mixture", "a=1"],
+        r"--decay_mixture has no effect with --decay 0",
+    ),
+    "a model of nothing": (["tiny", "--n_layer", "0"], r"n_layer 0 is less than 1"),
+    "heads of nothing": (["tiny", "--n_kv_head", "0"], r"n_kv_head 0 is less than 1"),
+    "a seed beyond torch's": (["tiny", "--seed", str(10**20)], r"--seed 10+ is not below 2\^63"),
+    "a device of torch's": (["tiny", "--device", "meta"], r"device 'meta' is none of auto, cuda"),
     "no number": (
         ["tiny", *SMALL, "--data_dir", "{data}", "--steps", "0", "--tokens", "2x"],
         r"'2x' is no number of tokens",
@@ -421,6 +439,9 @@ def test_a_bug_is_not_taken_for_a_mistake():
     with pytest.raises(ValueError) as theirs:
         json.loads("{")
     assert cli.exit_code(ours.value) == 2 and cli.exit_code(theirs.value) == 1
+    with pytest.raises(OSError) as full, open("/dev/full", "w") as file:
+        file.write("x")
+    assert cli.exit_code(full.value) == 6
 
 
 # ---------------------------------------------------------------- the configuration itself
