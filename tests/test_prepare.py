@@ -139,7 +139,7 @@ def test_a_finished_folder_is_left_alone(jsonl, undisturbed):
     assert {p: p.stat().st_mtime_ns for p in undisturbed.rglob("*")} == before
     other = prepare(undisturbed, "--source", f"files:{jsonl}", "--nfc")
     assert "holds other data" in error_of(other, 2) and "rm -r" in other.stderr
-    mine = ("--tokenizer", undisturbed / "tokenizer.json", "--nfc")
+    mine = ("--tokenizer", str(undisturbed / "tokenizer.json"), "--nfc")
     other = prepare(undisturbed.parent / "e", "--source", f"files:{jsonl}", *mine)
     assert "was trained without it; add --no_nfc" in error_of(other, 2)
 

@@ -389,7 +389,10 @@ MISTAKES = {
         ["tiny", "--tokens", "100K"],
         r"--tokens 100K has no effect with --steps",
     ),
-    "a weight that is no number": (["tiny", "--mixture", "a=nan"], r"'a=nan' is not NAME=WEIGHT"),
+    "a weight that is no number": (
+        ["tiny", *SMALL, "--data_dir", "{data}", "--mixture", "a=nan"],
+        r"'a=nan' is not NAME=WEIGHT",
+    ),
     "a mixture for no decay": (
         ["tiny", "--decay", "0", "--decay_mixture", "a=1"],
         r"--decay_mixture has no effect with --decay 0",
