@@ -130,14 +130,12 @@ def load_model(config: EvalConfig) -> tuple[GPT, dict]:
                 f"there is no checkpoint in {path or root}; train one first: torchrun train.py "
                 f"{Path(config.run_dir).name}"
             )
-        if config.checkpoint:  # latest_valid has verified its own
-            checkpoint.verify(path)
         trainer = checkpoint.read_trainer(path)
         with torch.device("meta"):
             model = GPT(GPTConfig(**trainer["model"]), compute_dtype=dtype)
         model.to_empty(device=device)
         model.init_weights()  # the rotary tables; the weights are overwritten
-        checkpoint.load_model(path, model, verified=True)
+        checkpoint.load_model(path, model, verified=not config.checkpoint)
     print(
         f"{path}: step {trainer['step']:,}, {trainer['tokens']:,} tokens; computed in "
         f"{str(dtype).removeprefix('torch.')}"

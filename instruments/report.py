@@ -22,6 +22,7 @@ import numpy as np
 
 from machinery import checkpoint, cli, durable, shards
 from machinery.diary import duration, read_jsonl, short
+from machinery.errors import CheckpointError
 
 HASHES = ("data_fingerprint", "tokenizer_sha256")
 CSS = """
@@ -90,7 +91,7 @@ class Run:
         """Of the data that the run was trained on; None if it is gone or has changed."""
         folders = [start["data_dir"] for start in self.starts]
         for path in checkpoint.checkpoints(self.dir / "checkpoints"):
-            with suppress(OSError, ValueError, KeyError):  # damaged
+            with suppress(CheckpointError):
                 folders.append(checkpoint.read_trainer(path)["data_dir"])
         for folder in dict.fromkeys(folders):
             if (Path(folder) / "manifest.json").exists():

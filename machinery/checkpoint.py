@@ -151,7 +151,7 @@ def latest_valid(*roots: str | Path, log: Callable = print) -> Path | None:
     return None
 
 
-def verify(path: Path) -> Path:
+def _verify(path: Path) -> Path:
     if why := why_invalid(path):
         raise CheckpointError(f"{path} cannot be used: {why}")
     return path
@@ -159,7 +159,11 @@ def verify(path: Path) -> Path:
 
 def read_trainer(path: str | Path) -> dict:
     """The trainer's own record, beside the tensors: step, world_size, configuration, ..."""
-    return json.loads((Path(path) / "trainer.json").read_text())
+    try:
+        return json.loads((Path(path) / "trainer.json").read_text())
+    except (OSError, ValueError) as e:
+        why = f"trainer.json is missing or damaged ({type(e).__name__})"
+        raise CheckpointError(f"{path} cannot be used: {why}") from None
 
 
 # ------------------------------------------------------------------ the state, and loading it
@@ -217,7 +221,7 @@ def load_model(path: str | Path, model: nn.Module, verified: bool = False) -> di
     """Load only the weights, into an unsharded module on this rank; returns `trainer`. A damaged
     file or a tensor that does not fit is a CheckpointError, and nothing is loaded. verified:
     `latest_valid` has just hashed every file."""
-    path = Path(path) if verified else verify(Path(path))
+    path = Path(path) if verified else _verify(Path(path))
     state = {f"model.{name}": t for name, t in model.state_dict().items()}
     _read_into(_Team(alone=True), path, state, prefix="model.")
     return read_trainer(path)
@@ -326,7 +330,7 @@ class Checkpointer:
         own = [root.resolve() for root in self._roots]
         if path and path.resolve().parent not in own and checkpoints(*own):
             path = None  # of another run, from which this one has begun already
-        find = lambda: verify(path) if path else latest_valid(*self._roots, log=self.log)
+        find = lambda: _verify(path) if path else latest_valid(*self._roots, log=self.log)
         if found := self._team.on_first(find, CheckpointError):
             trainer = read_trainer(found)
             if check:
