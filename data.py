@@ -330,11 +330,11 @@ def order_of(
     manifest,
     split: str,
     seed: int,
-    weights: dict[str, float] | None = None,
-    decay_weights: dict[str, float] | None = None,
-    decay_from: int = 0,
+    weights: dict[str, float] | None,
+    decay_weights: dict[str, float] | None,
+    decay_from: int,
 ) -> Order:
-    """The order of the rows of a split, with weights by the names of the sources."""
+    """The order of the rows of a split; weights by the names of the sources."""
     sizes = [manifest.rows(split, i) for i in range(len(manifest.sources))]
     decay = None if decay_weights is None else mixture_weights(manifest, decay_weights)
     return Order(sizes, mixture_weights(manifest, weights), seed, decay, decay_from)

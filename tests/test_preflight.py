@@ -22,7 +22,7 @@ from torch.distributed.fsdp import FSDPModule
 
 import flops
 from data import RowLoader
-from machinery import checkpoint, diary, plan, setup, shards
+from machinery import checkpoint, diary, durable, plan, setup, shards
 from machinery.errors import NonFiniteError
 from model import GPT, GPTConfig
 
@@ -174,8 +174,12 @@ def test_a_resumed_run_needs_room_only_for_what_it_has_not_written_yet(small_dat
 
 
 def test_a_killed_export_is_not_in_the_way(small_data, tmp_path):
-    (tmp_path / "run" / ".tmp-export_00000004-0").mkdir(parents=True)
+    left = tmp_path / "run" / ".tmp-export_00000004-0"
+    left.mkdir(parents=True)
     start(small_data, tmp_path / "run").end(0)
+    assert left.exists()  # it could be of an export in progress; the next one to that place ends it
+    with durable.creating(tmp_path / "run" / "export_00000004"):
+        assert not left.exists()
 
 
 def test_a_folder_that_cannot_be_written(small_data, tmp_path):

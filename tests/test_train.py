@@ -16,7 +16,7 @@ import config
 import eval as eval_program
 import train
 from data import RowLoader, val_batches
-from machinery import cli
+from machinery import cli, diary
 from machinery.shards import Manifest
 from model import GPT, GPTConfig
 
@@ -445,6 +445,7 @@ def test_a_bug_is_not_taken_for_a_mistake():
     with pytest.raises(OSError) as full, open("/dev/full", "w") as file:
         file.write("x")
     assert cli.exit_code(full.value) == 6
+    diary.Log(Path("/dev/full"), is_first=True).failed(3, "why", 6)  # hides nothing
 
 
 # ---------------------------------------------------------------- the configuration itself
