@@ -76,8 +76,8 @@ def test_only_tables_are_laid_out_by_hand():
 
 
 def test_the_one_file_run_has_the_losses_of_train(tmp_path):
-    """The first 20 of tiny, compiled, to the bit."""
-    data, steps = tmp_path / "data", 20
+    """The first 12 of tiny, compiled, to the bit."""
+    data, steps = tmp_path / "data", 12
     env = environment(OMP_NUM_THREADS="2")
     tools = dict(cwd=ROOT, env=env, check=True, capture_output=True, text=True)
     text = tmp_path / "text"
@@ -96,7 +96,9 @@ def test_the_one_file_run_has_the_losses_of_train(tmp_path):
         "sys.exit(train.main(sys.argv[1:]))\n"
     )
     command = [sys.executable, "-c", driver, "--data_dir", data, "--run_dir", tmp_path / "run"]
-    ours = subprocess.run([*command, "--device", "cpu"], **{**tools, "check": False})
+    ours = subprocess.run(
+        [*command, "--device", "cpu", "--eval_tokens", "2048"], **{**tools, "check": False}
+    )
     assert ours.returncode == 128 + signal.SIGTERM, ours.stderr
     code = (
         "import importlib.util, json, sys\n"
