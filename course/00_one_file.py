@@ -86,7 +86,8 @@ def train(preset: cfg.Preset, data_dir: Path, steps: int, compile: bool, rows_va
     # for each way in which what follows can fail
     world = start(preset.run.device, config.dtype)  # machinery/ranks.py: device, dtype, threads
     device = world.device
-    manifest = Manifest.load(data_dir)  # machinery/shards.py: every row is checked when it is read
+    # machinery/shards.py: every row is checked when it is read
+    manifest = Manifest.load(data_dir, preset.name)
     token_bytes = torch.from_numpy(manifest.token_bytes()).to(device)
 
     model = build_model(preset, manifest, device, world.dtype)

@@ -7,7 +7,7 @@
 # Source: *Pré-Treino Eficiente de Modelos de Linguagem*, "Tokenizador" (the chat template), "Hello
 # World - Como dar um nome ao novo modelo?", "Agradecimento" (the name that it got in the end).
 # Core file: `tokenizer.py` (the special tokens), `eval.py`. Before: lesson 19. Next: your own run.
-# Takes 55 seconds on two cores.
+# Takes about a minute.
 
 # %%
 import lesson  # first: it puts the project on the path
@@ -196,7 +196,7 @@ lesson.holds(answers[1] <= 3.0 and ended[1] >= 50 and form[1] >= 10, "after, it 
 lesson.holds(answers[3] > answers[1] + 0.5, "without pretraining it finds names much less well")
 lesson.holds(form[3] >= 10, "but has the form as well: the form says nothing of what was read")
 lesson.holds(everything[2] < everything[1] - 1, "learning all tokens: a far lower loss over all")
-lesson.holds(form[2] < form[1], "and fewer answers that have the form")
+lesson.holds(answers[2] > answers[1] - 0.1, "and the answers are no better for it")
 
 # %%
 fig = lesson.figure(7.5, 3.2)
@@ -222,10 +222,12 @@ lesson.save(fig, "20_name")
 # ## Trap
 # With the mask left out the loss over everything falls from 6.6 to 2.4 nats, with it only to 5.4:
 # it looks like the better run by far. But the template and the questions are most of the tokens,
-# and the easiest. The answers, which are all that was asked for, came out no better: 1.70 nats
-# against 1.67, and 76% of the form against 94%. And the form alone proves little: the model from
-# random weights has it in 71%. What pretraining gave is in the first column, 1.7 nats against 3.1:
-# names that have to do with the description.
+# and the easiest. The answers, which are all that was asked for, come out no better: 1.70 nats
+# against 1.67. And the form proves little. The model from random weights has it in 71% of its 72
+# answers, those with and without the mask in 94% and 76% after one run of `tiny`, in 68% and 72%
+# after the same run on a CPU that rounds differently: look twice before you call that a difference.
+# What pretraining gave is in the first column, 1.7 nats against 3.1: names that have to do with the
+# description.
 #
 # ## Exercise
 # `exercises/ex20.py`: a conversation of several turns -> ids, mask and shifted targets.

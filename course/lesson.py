@@ -71,7 +71,7 @@ def tiny_run() -> Path:
     """The folder of the run that `bash run.sh` makes; without it the lesson ends with code 2."""
     if (COURSE.parent / "runs/tiny/checkpoints").is_dir():
         return COURSE.parent / "runs/tiny"
-    print("run bash run.sh first (five minutes)", file=sys.stderr)
+    print("run bash run.sh first (5 to 15 minutes)", file=sys.stderr)
     sys.exit(2)
 
 
