@@ -7,7 +7,7 @@
 # Source: *Pré-Treino Eficiente de Modelos de Linguagem*, "Tokenizador" (the chat template), "Hello
 # World - Como dar um nome ao novo modelo?", "Agradecimento" (the name that it got in the end).
 # Core file: `tokenizer.py` (the special tokens), `eval.py`. Before: lesson 19. Next: your own run.
-# Takes about a minute.
+# Takes 55 seconds on two cores, up to 90 on old ones.
 
 # %%
 import lesson  # first: it puts the project on the path
