@@ -223,9 +223,9 @@ lesson.save(fig, "20_name")
 # With the mask left out the loss over everything falls from 6.6 to 2.4 nats, with it only to 5.4:
 # it looks like the better run by far. But the template and the questions are most of the tokens,
 # and the easiest. The answers, which are all that was asked for, come out no better: 1.70 nats
-# against 1.67. And the form proves little. The model from random weights has it in 71% of its 72
-# answers, those with and without the mask in 94% and 76% after one run of `tiny`, in 68% and 72%
-# after the same run on a CPU that rounds differently: look twice before you call that a difference.
+# against 1.67. The form proves little: the model from random weights has it in 71% of its answers.
+# Nor does it tell the two apart. With the mask and without, it was 94% and 76% after one run of
+# `tiny`, and 68% and 72% after the same run on a CPU that rounds differently: 72 answers are few.
 # What pretraining gave is in the first column, 1.7 nats against 3.1: names that have to do with the
 # description.
 #

@@ -49,7 +49,7 @@ class Run:
         """The last step in metrics.jsonl."""
         return max((r["step"] for r in records(self.run_dir) if "loss" in r), default=0)
 
-    def until(self, ready, timeout_s: float = 120.0) -> "Run":
+    def until(self, ready, timeout_s: float = 60.0) -> "Run":
         """Wait for ready(); the run may not end before."""
         deadline = time.monotonic() + timeout_s
         while not ready():
@@ -74,7 +74,7 @@ class Run:
     def codes(self) -> list[int | None]:
         return [_code(p) for p in self.processes]
 
-    def end(self, *codes: int, timeout_s: float = 120.0) -> str:
+    def end(self, *codes: int, timeout_s: float = 60.0) -> str:
         """Wait for the end, which must come with these exit codes (of all, if one); the output."""
         deadline = time.monotonic() + timeout_s
         while self.alive() and time.monotonic() < deadline:
@@ -450,10 +450,19 @@ def limits(meet_s: float, answer_s: float = 100.0) -> None:
 
 
 def late(only_rank: int, seconds: float, limit_s: float) -> None:
-    """One rank comes too late to the meeting, which waits `limit_s`."""
+    """One rank comes too late to the meeting, which waits `limit_s`; the others print its start."""
+    from machinery import ranks
+
     limits(limit_s)
     if rank() == only_rank:
         time.sleep(seconds)
+    honest = ranks.meet_and_test
+
+    def meet_and_test(*args):
+        print(f"meeting since {time.monotonic()}", flush=True)
+        honest(*args)
+
+    ranks.meet_and_test = meet_and_test
 
 
 def mute(only_rank: int) -> None:

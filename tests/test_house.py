@@ -76,8 +76,8 @@ def test_only_tables_are_laid_out_by_hand():
 
 
 def test_the_one_file_run_has_the_losses_of_train(tmp_path):
-    """The first 12 of tiny, compiled, to the bit."""
-    data, steps = tmp_path / "data", 12
+    """The first 20 of tiny, compiled, to the bit."""
+    data, steps = tmp_path / "data", 20
     env = environment(OMP_NUM_THREADS="2")
     tools = dict(cwd=ROOT, env=env, check=True, capture_output=True, text=True)
     text = tmp_path / "text"
