@@ -88,14 +88,14 @@ def make_tokenizer(job: worker.Job) -> None:
             for path in job.records.iterdir():
                 path.unlink()
     if config.tokenizer:
-        tokenizer = Tokenizer.load(config.tokenizer)
+        tokenizer, where = Tokenizer.load(config.tokenizer), f"from {config.tokenizer}"
     else:
         t0 = time.perf_counter()
         print(f"training a tokenizer of {config.vocab_size:,} tokens ...", file=sys.stderr)
         sample, on_terminal = worker.tokenizer_sample(job), sys.stderr.isatty()
         tokenizer = Tokenizer.train(sample, config.vocab_size, nfc=config.nfc, progress=on_terminal)
-        seconds = time.perf_counter() - t0
-        print(f"tokenizer: {tokenizer.vocab_size:,} tokens in {seconds:.1f} s", file=sys.stderr)
+        where = f"in {time.perf_counter() - t0:.1f} s"
+    print(f"tokenizer: {tokenizer.vocab_size:,} tokens {where}", file=sys.stderr)
     durable.write_text(job.tokenizer, tokenizer.spec)
 
 

@@ -16,7 +16,7 @@ import config as cfg
 import data
 import flops
 import optim
-from machinery import cli, durable, fused
+from machinery import checkpoint, cli, durable, fused
 from machinery.ranks import World
 from machinery.shards import Manifest
 from model import GPT, GPTConfig
@@ -102,10 +102,10 @@ def make_plan(
     tokens, rows = plan.rows * plan.seq_len, plan.micro_batch
     accum = plan.tokens_per_step // (rows * model.seq_len * W)
     full, causal = meta.flops_per_token(), meta.flops_per_token(causal=True)
-    checkpoint = state - 4 * n_params  # gradients are not saved
-    saved = sum(path.is_dir() for path in Path(run.run_dir, "checkpoints").glob("*"))
+    one_save = state - 4 * n_params  # gradients are not saved
+    saved = checkpoint.checkpoints(Path(run.run_dir, "checkpoints"))
     # The newest, the best, that before the decay, one being written, and the one resumed from.
-    saves = run.keep + 3 + (saved > 0)
+    saves = run.keep + 3 + bool(saved)
     activations = rows * model.seq_len * per_token
     rates = ""
     if config.optimizer == "muon":
@@ -120,7 +120,7 @@ def make_plan(
         f"rank{'s' * (W > 1)}{rates}",
         f"memory    {why}; activations take about {activations / 1e9:.2f} GB",
         f"disk      {2 * tokens / 1e9:.2f} GB for one epoch of rows, {saves} checkpoints of "
-        f"{checkpoint / 1e9:.2f} GB",
+        f"{one_save / 1e9:.2f} GB",
     ]
     if manifest:
         remark = prefer_cudnn(model, world.device)
@@ -130,9 +130,10 @@ def make_plan(
             f"{attention_backend(model, world.device, world.dtype)}"
             f"; {', '.join(plan.fused) or 'nothing'} by machinery/fused.py{remark}"
         )
-        new = max(1, saves - saved)
+        new = max(1, saves - len(saved))
         remedy = f"room for {new} checkpoints: free some space or choose another --run_dir"
-        durable.check_room(Path(run.run_dir), new * checkpoint, remedy)
+        if not saved or checkpoint.step_of(saved[0]) < plan.steps:  # else it is finished
+            durable.check_room(Path(run.run_dir), new * one_save, remedy)
         lines.append(check_data(preset, plan, manifest))
     return replace(plan, text="\n".join(lines))
 

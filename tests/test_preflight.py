@@ -171,6 +171,8 @@ def test_a_resumed_run_needs_room_only_for_what_it_has_not_written_yet(small_dat
     spoil = [("disk", int(4 * sum(path.stat().st_size for path in files)))]
     assert "room for 5 checkpoints" in start(small_data, tmp_path / "new", spoil=spoil).end(6)
     start(small_data, run_dir, "--save_every", 3, spoil=spoil).end(0)
+    again = start(small_data, run_dir, "--save_every", 3, spoil=[("disk", 1000)]).end(0)
+    assert "is finished (12 steps); nothing to do" in again  # finished, it needs no room at all
 
 
 def test_a_killed_export_is_not_in_the_way(small_data, tmp_path):

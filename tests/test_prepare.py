@@ -706,6 +706,7 @@ def test_a_mixture_of_sources_and_an_existing_tokenizer(jsonl, undisturbed, tmp_
     )
     assert done.returncode == 0, done.stderr
     manifest = Manifest.load(tmp_path / "d")
+    assert f"tokenizer: {manifest.vocab_size:,} tokens from {undisturbed}" in done.stderr
     assert manifest.sources == ["web", "books"] and manifest.rows("train", 1) > 50
     assert manifest.tokenizer_sha256 == Manifest.load(undisturbed).tokenizer_sha256
     assert manifest.rows("val", 0) > 0
