@@ -48,7 +48,7 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """What a run of `train.py` is, beside its model and its data."""
+    """What a run of `train.py` is, apart from its model and its data."""
 
     # How much
     steps: int = 0
@@ -75,16 +75,16 @@ class TrainConfig:
     lr: float = 6e-4
     """Learning rate of `--optimizer adamw`; small models take more, large ones less."""
     lr_scale: float = 1.0
-    """Factor on the four learning rates of `--optimizer muon`, beside the one for the batch, which
-    the program prints (optim.py)."""
+    """Factor on the four learning rates of `--optimizer muon`, on top of the one for the batch,
+    which the program prints (optim.py)."""
     matrix_lr: float = 0.02
     """Muon: matrices inside the blocks."""
     embedding_lr: float = 0.3
-    """AdamW beside Muon: embedding tables, at width 768 (scaled by width^-1/2)."""
+    """AdamW alongside Muon: embedding tables, at width 768 (scaled by width^-1/2)."""
     head_lr: float = 0.008
-    """AdamW beside Muon: the head, likewise."""
+    """AdamW alongside Muon: the head, likewise."""
     scalar_lr: float = 0.005
-    """AdamW beside Muon: gains and biases, if you add some."""
+    """AdamW alongside Muon: gains and biases, if you add some."""
     weight_decay: float = 0.1
     """muon: of the matrices, cautious, and falling as the learning rate does (that of the tables is
     fixed, in optim.py); adamw: of all 2-D weights."""
@@ -242,7 +242,7 @@ PRESETS = {
         RunConfig(log_every=25, eval_every=100, eval_tokens=81_920, save_minutes=1.0),
         prompts=("def ", "class ", "import "),
     ),
-    # Data: 2% more than 10.5 tokens per weight of the blocks and the head, 110M, 435M and 730M.
+    # Data: 2 to 4% more than 10.5 tokens per weight of blocks and head, 110M, 435M and 730M.
     "d12": _d(12, 524_288, "1.2B"),  # 256 rows x 2,048
     "d20": _d(20, 1_048_576, "4.7B"),
     "d24": _d(24, 1_048_576, "7.8B"),

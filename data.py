@@ -356,7 +356,6 @@ class RowLoader:
         *,
         seed: int,
         micro_batch: int,
-        split: str = "train",
         rank: int = 0,
         world_size: int = 1,
         position: int = 0,
@@ -368,10 +367,10 @@ class RowLoader:
     ) -> None:
         import torch
 
-        self.manifest, self.split, self.position = manifest, split, position
+        self.manifest, self.position = manifest, position
         self.rank, self.world_size, self.micro_batch = rank, world_size, micro_batch
         self.device = torch.device(device)
-        self.order = order_of(manifest, split, seed, weights, decay_weights, decay_from)
+        self.order = order_of(manifest, "train", seed, weights, decay_weights, decay_from)
         self._wait_s, self._stop = 0.0, threading.Event()
         self._free, self._ready, self._failure = queue.Queue(), queue.Queue(), None
         pin, T = self.device.type == "cuda", manifest.row_len - 1
@@ -386,7 +385,7 @@ class RowLoader:
     def row_ids(self, position: int, count: int) -> list[str]:
         """Names of `count` rows from `position` on: 'train/web/unit_00003_00.npy row 17'."""
         places = (self.order(p) for p in range(position, position + count))
-        found = (self.manifest.locate(self.split, *place) for place in places)
+        found = (self.manifest.locate("train", *place) for place in places)
         return [f"{shard['file']} row {row}" for shard, row in found]
 
     def next_batch(self):
@@ -433,7 +432,7 @@ class RowLoader:
                     copied.synchronize()  # its last copy to the GPU may still be in flight
                 first = position + self.rank * self.micro_batch
                 for j in range(self.micro_batch):
-                    rows[j] = self.manifest.row(self.split, *self.order(first + j))
+                    rows[j] = self.manifest.row("train", *self.order(first + j))
                 array = buffer.numpy()
                 array[0], array[1] = rows[:, :-1], rows[:, 1:]
                 self._ready.put(slot)

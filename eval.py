@@ -42,7 +42,7 @@ def bits_per_byte(
 
     Bits per byte does not depend on the tokenizer: total nats of the targets that stand for text,
     over ln 2, over the bytes of that text. Special tokens (0 bytes) are left out of it, and are in
-    the mean loss. batches: inputs and targets (B, T); every rank must bring as many batches (the
+    the mean loss. batches: inputs and targets (B, T); every rank must bring the same number (the
     parts of a sharded model compute in step). token_bytes: (V,) bytes per token id. rows: of every
     forward pass, since a compiled model is compiled for one shape; a shorter batch is filled up
     with copies of its first row, which are not scored.
@@ -224,7 +224,7 @@ class SampleConfig(EvalConfig):
     max_new_tokens: int = 80
     """Tokens to add."""
     temperature: float = 0.8
-    """0: always the likeliest token; 1: as the model believes."""
+    """0: always the likeliest token; 1: the model's own probabilities."""
     top_k: int = 50
     """Draw among this many of the likeliest tokens; 0: among all."""
     top_p: float = 1.0

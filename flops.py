@@ -87,8 +87,8 @@ def mfu(
 
 
 def activation_bytes(config, itemsize: int = 2) -> int:
-    """GPU memory per token, beside weights, gradients and optimizer, at the peak of a compiled
-    step: what each layer keeps for backward, and the logits.
+    """GPU memory per token at the peak of a compiled step, in addition to weights, gradients and
+    optimizer: what each layer keeps for backward, and the logits.
 
     config: a GPTConfig; itemsize: bytes of a number (2: bf16). An estimate; tests/test_preflight.py
     compares it with what the compiler decides to keep."""

@@ -24,7 +24,7 @@ VALUE_GATE_CHANNELS = 12  # the gate looks at the first few channels only: a few
 
 @dataclass(frozen=True)
 class GPTConfig:
-    """The architecture. Every combination that a preset uses maps on a stock transformers class
+    """The architecture. Every combination that a preset uses maps onto a stock transformers class
     as long as `extras` is empty."""
 
     seq_len: int = 2048
@@ -61,7 +61,7 @@ class GPTConfig:
     """Keep attention within a document (dense mask: memory grows with T squared)."""
     extras: tuple[str, ...] = ()
     """Shortcuts that make small models learn faster: key_offset, value_embeds (see Attention).
-    Give an empty string for none; only then does the model map on a stock class."""
+    Give an empty string for none; only then does the model map onto a stock class."""
     bos_id: int = 0
     """The token that begins each document."""
 

@@ -253,7 +253,7 @@ READ_BY = {
         ("lr_scale", "matrix_lr", "embedding_lr", "head_lr", "scalar_lr"),
         ("optimizer", ("muon",), "--lr"),
     ),
-    "decay": ("schedule", ("wsd",), "--steps"),
+    "decay": ("schedule", ("wsd",), "--schedule wsd"),
     "final_lr": ("schedule", ("wsd", "cosine"), "--schedule wsd or cosine"),
 }
 
@@ -291,7 +291,7 @@ def build(
     """The optimizers of a TrainConfig, with their state; `base_lr` is what the schedule multiplies.
 
     groups: parameters by kind (matrix, embedding, head, scalar), as GPT.param_groups gives them.
-    width: of the residual stream; the tables' rates beside Muon are tuned at 768 and scale with
+    width: of the residual stream; the tables' rates alongside Muon are tuned at 768 and scale with
     width^-1/2. Their betas and weight decay are nanochat's. ns_dtype, divide: see Muon.
     """
 

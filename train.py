@@ -1,7 +1,7 @@
 """Train a GPT: `python train.py [PRESET] [--option value ...]`, or `torchrun` for several ranks.
 
 Reads DATA_DIR (from prepare_data.py); writes RUN_DIR. Run again, it resumes from the newest valid
-checkpoint: on a CPU to the same bits, on a GPU within rounding (sums come in no fixed order).
+checkpoint: on a CPU to the same bits, on a GPU within rounding (it sums in no fixed order).
 
 Start at `train()`, near the end: each line of its loop is one method of `Trainer`. What keeps the
 promises (checkpoints, ranks that agree, falling back) is in machinery/. Shapes: B rows per
@@ -35,7 +35,7 @@ from machinery.shards import Manifest
 
 # The numbers of a step, summed over the ranks by one all-reduce. To print another one, add its name
 # here, its value in `Trainer.guard`, and its place in `_log_step` and `step_line`.
-NUMBERS = ("loss", "bytes", "bad", "sigint", "sigterm", "late")
+NUMBERS = ("loss", "bytes", "bad", "sigint", "sigterm", "overdue")
 
 
 class Trainer:
@@ -63,7 +63,7 @@ class Trainer:
         wsd = self.config.schedule == "wsd"
         self.keep_step = self.decay_begins if wsd else plan.steps  # see save_is_due
         self.started = time.monotonic()
-        self.saved_step, self.save_is_late = -1, False
+        self.saved_step, self.save_is_overdue = -1, False
         self.checkpoints = self.loader = self.noise = None
         if self.options.noise_scale_every:
             from instruments.noise_scale import NoiseScale
@@ -205,9 +205,9 @@ class Trainer:
             for p in self.model.parameters():
                 p.grad.mul_(scale)
         minutes = (time.monotonic() - self.saved_at) / 60
-        is_late = self.world.is_first and 0 < self.options.save_minutes < minutes
+        is_overdue = self.world.is_first and 0 < self.options.save_minutes < minutes
         sigint, sigterm = self.signal == signal.SIGINT, self.signal == signal.SIGTERM
-        flags = {"sigint": sigint, "sigterm": sigterm, "late": is_late}
+        flags = {"sigint": sigint, "sigterm": sigterm, "overdue": is_overdue}
         numbers["bad"] = (~(numbers["loss"].isfinite() & norm.isfinite())).float()
         for name, flag in flags.items():
             numbers[name] = torch.full_like(norm, float(flag))  # a fill: no copy to wait for
@@ -252,7 +252,7 @@ class Trainer:
         step_s = self.meter.step(tokens, data_wait_s=self.loader.pop_wait_s())
         asked = [s for s in (signal.SIGINT, signal.SIGTERM) if numbers[s.name.lower()]]
         self.stop = asked[0] if asked else 0
-        self.save_is_late = bool(numbers["late"])
+        self.save_is_overdue = bool(numbers["overdue"])
         record = dict(step=note["step"], tokens=note["first_row"] * self.plan.seq_len + tokens)
         if numbers["bad"]:
             diary.refuse_step(self, note, loss, numbers["norm"])
@@ -314,7 +314,7 @@ class Trainer:
         """By steps, by the first rank's clock, at the end, and where the learning rate begins to
         fall: from there, a run can become longer."""
         by_steps = _is_due(self.step, self.options.save_every)
-        return by_steps or self.save_is_late or self.step in (self.keep_step, self.plan.steps)
+        return by_steps or self.save_is_overdue or self.step in (self.keep_step, self.plan.steps)
 
     def save(self, wait: bool = False) -> None:
         self.drain()
@@ -330,7 +330,7 @@ class Trainer:
         )
         with self.meter.paused("save"):
             self.checkpoints.save(self.step, self.model, self.optimizers, state, wait=wait)
-        self.saved_at, self.saved_step, self.save_is_late = time.monotonic(), self.step, False
+        self.saved_at, self.saved_step, self.save_is_overdue = time.monotonic(), self.step, False
 
 
 def train(run: Trainer) -> int:

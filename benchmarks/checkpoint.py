@@ -12,34 +12,20 @@ import statistics
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+from config import PRESETS
 from machinery.checkpoint import Checkpointer, checkpoints, why_invalid
-from model import GPT, GPTConfig
+from model import GPT
 from optim import adamw
 
 
 def build(layers: int) -> tuple[torch.nn.Module, list[torch.optim.Optimizer]]:
-    model = GPT(
-        GPTConfig(
-            seq_len=2048,
-            vocab_size=49_152,
-            n_layer=layers,
-            n_head=9,
-            n_kv_head=3,
-            head_dim=64,
-            n_embd=576,
-            mlp="swiglu",
-            mlp_hidden=1536,
-            qk_norm=False,
-            embed_norm=False,
-            tie_embeddings=True,
-            logit_softcap=0.0,
-        )
-    )
+    model = GPT(replace(PRESETS["smol-135m"].model, n_layer=layers))
     model.init_weights()
     optimizer = adamw([{"params": list(model.parameters()), "lr": 1e-3}])
     for p in model.parameters():

@@ -6,7 +6,7 @@
 # Less than 30 minutes on one H100: the machine, the tests that need a GPU, a run that is killed and
 # resumed, the speed of the presets, a profile, and levers that only a GPU can judge. Everything goes
 # to first_hour/ and first_hour.tar.gz; its RESULTS.md holds tables for benchmarks/RESULTS.md. A part
-# that fails or takes too long is said, and the next one begins. A CPU gets smaller sizes; on a busy
+# that fails or takes too long is reported, and the next one begins. A CPU gets smaller sizes; on a busy
 # machine, SLOW=4 before the command gives each part four times as long.
 set -uo pipefail
 cd "$(dirname "$0")/.."

@@ -143,7 +143,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("preset", nargs="?", default="tiny")
     parser.add_argument("--data_dir", help="empty: data/PRESET; run prepare_data.py first")
-    parser.add_argument("--steps", type=int, default=20, help="of the preset's, to take")
+    parser.add_argument("--steps", type=int, default=20, help="of the preset's steps, how many")
     parser.add_argument("--no_compile", action="store_true")
     parser.add_argument("--val_rows", type=int, default=40)
     args = parser.parse_args()

@@ -18,8 +18,8 @@ from model import GPT, kind_of
 from tokenizer import Tokenizer
 
 TOLERANCE = 2e-5  # of logits in fp32, times their standard deviation if that is above 1
-POSITIONS = 512  # of a row to compare, and of those
-NEW_TOKENS = 32  # to generate
+POSITIONS = 512  # of a row: their logits are compared
+NEW_TOKENS = 32  # generated greedily, and compared
 
 TEXTS = (
     "", " ", "def f(x):\n    return x", " a space before", "a space after ", "\n\n\n  \t x\r\n",

@@ -98,8 +98,8 @@ def score(
     questions: list[exams.Question], model: GPT, tokenizer: Tokenizer, batch: int, letters: bool
 ) -> tuple[dict[str, dict], list[list[float]], int]:
     """{norm: statistics}, the nats of each question's answers, and how many of the contexts were
-    too long. The sum of the nats, or that divided by the answer's characters or bytes (the space
-    in front not counted); for letters the sum alone, since they are all of one length."""
+    too long. norm: the sum of the nats, or that divided by the answer's characters or bytes (the
+    space in front not counted). Letters have the sum alone, since they are all of one length."""
     pairs, texts = [], []
     for q in questions:
         if isinstance(q.context, str):

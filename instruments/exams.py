@@ -3,7 +3,7 @@
 A task is a preset's name (`arc_easy`), a preset from a local copy of its repository
 (`arc_easy=FOLDER`), a JSONL file with the fields `query`, `choices`, `gold` and optionally `cue`
 and `subject`, or `continuation`. `ask(task, ...)` gives Questions: a context and the answers whose
-log-likelihoods are compared. Reads through `datasets`; writes nothing. Next: eval.py scores them.
+log-likelihoods are compared. Reads through `datasets`; writes nothing. Next: choice.py scores them.
 """
 
 import json

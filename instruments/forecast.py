@@ -77,12 +77,12 @@ def page(preset: cfg.Preset, world: ranks.World) -> str:
     validations = 2 + (decided.steps - 1) // run.eval_every if run.eval_every else 2
     hours = (tokens + FORWARD * validations * run.eval_tokens) / speed / 3600
     mfu = flops.mfu(speed, full, decided.peak, world.world_size)
-    dollars = f"${hours * run.usd_per_hour:,.2f} at ${run.usd_per_hour:.2f}/hour for all of it"
+    dollars = f"${hours * run.usd_per_hour:,.2f} at ${run.usd_per_hour:.2f}/hour for the machine"
     lines = [
         decided.text,
         f"{on} each",
         f"speed     an estimate: {diary.short(speed)} tok/s, {mfu:.0%} MFU full"
-        f"{', without the time they exchange gradients' * (world.world_size > 1)}",
+        f"{', exchanging gradients not counted' * (world.world_size > 1)}",
         f"time      an estimate: {hours:,.2f} hours with validation; {dollars} (--usd_per_hour)",
     ]
     return "\n".join(lines)

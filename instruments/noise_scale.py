@@ -1,4 +1,4 @@
-"""The gradient noise scale: how many tokens a step are worth averaging (McCandlish et al. 2018).
+"""The gradient noise scale: up to how many tokens a larger step pays (McCandlish et al. 2018).
 
 Reads the gradient norms of the first micro-batch of a step and of the whole step; gives
 tr(Sigma) / |G|^2 in tokens. A batch far below it wastes steps, one far above it wastes tokens.

@@ -24,9 +24,7 @@ def bradley_terry(wins: np.ndarray, prior: float = 0.5) -> np.ndarray:
     p = np.ones(wins.shape[:-1])  # (..., P)
     for _ in range(10_000):
         before = p.copy()
-        for i in range(
-            n_players
-        ):  # one after another: all at once, two players would swap for ever
+        for i in range(n_players):  # in turn: all at once, two players would swap forever
             meetings = p[..., i, None] + p  # (..., P)
             won = (wins[..., i, :] * p / meetings).sum(-1)
             p[..., i] = won / (wins[..., :, i] / meetings).sum(-1)

@@ -172,8 +172,9 @@ def held_out(manifest, length: int, seed: int):
 
 
 def write(model, prompts: list[list[int]], config) -> list[list[int]]:
-    """Continue each prompt as the model believes: temperature 1, all tokens. Sharper samples loop,
-    which a judge by likelihood cannot be asked about. The draws are the same for every player."""
+    """Continue each prompt with the model's own probabilities: temperature 1, all tokens. At a
+    lower one samples loop, and a judge by likelihood likes loops. The draws are the same for every
+    player."""
     bos, device = model.config.bos_id, model.cos.device
     if (needed := 1 + config.prompt_tokens + config.max_new_tokens) > model.config.seq_len:
         raise ValueError(

@@ -218,7 +218,7 @@ def _read_into(team: _Team, path: Path, state: dict[str, Tensor], prefix: str = 
 
 
 def load_model(path: str | Path, model: nn.Module, verified: bool = False) -> dict:
-    """Load only the weights, into an unsharded module on this rank; returns `trainer`. A damaged
+    """Load only the weights, or this rank's shards of them; returns `trainer`. A damaged
     file or a tensor that does not fit is a CheckpointError, and nothing is loaded. verified:
     `latest_valid` has just hashed every file."""
     path = Path(path) if verified else _verify(Path(path))
@@ -292,7 +292,7 @@ def _commit(tmp: Path, path: Path, record: str, hashes: list[dict[str, str]]) ->
 class Checkpointer:
     """All checkpoints of a run: save behind the training, retention, resume. Every rank calls every
     method. root: the folder of checkpoints, which this run owns (durable.lock). keep: how many of
-    the newest valid ones stay, beside the best, that of `keep_step` and the one resumed from.
+    the newest valid ones stay, apart from the best, that of `keep_step` and the one resumed from.
     mirror: a second folder, better on another disk, that gets a copy of each."""
 
     def __init__(
@@ -348,9 +348,10 @@ class Checkpointer:
     def save(
         self, step: int, model: nn.Module, optimizers: Optimizers, trainer: dict, wait: bool = False
     ) -> None:
-        """Save the state after `step` steps: copy it to memory, then write it behind the training,
-        once the save before has ended. A failed write is logged and training continues; the third
-        in a row raises StorageError. wait: return when it is published, and raise any failure."""
+        """Save the state after `step` steps: wait for the save before, if it has not ended, copy
+        the state to memory, and write it behind the training. A failed write is logged and training
+        continues; the third in a row raises StorageError. wait: return when it is published, and
+        raise any failure."""
         start = time.perf_counter()
         if self._thread and self._thread.is_alive():
             self.join()
@@ -418,7 +419,7 @@ class Checkpointer:
             self._warned = True
             self.log(
                 f"warning: a save takes {took_s:.0f} s, but torchrun kills {grace_s:.0f} s after "
-                f"SIGTERM; give it --shutdown-timeout {2 * took_s:.0f}"
+                f"SIGTERM; before it, export TORCH_ELASTIC_SHUTDOWN_TIMEOUT={2 * took_s:.0f}"
             )
 
     def _tidy(self, path: Path, published: bool = False) -> None:

@@ -24,12 +24,14 @@ from model import GPTConfig
 from optim import READ_BY
 
 ROOT = Path(__file__).resolve().parent.parent
-OURS = (ROOT, ROOT / "machinery", ROOT / "instruments")  # not .venv, which lies in ROOT too
+# Folders of ours, but not .venv, which lies in ROOT too.
+OURS = (ROOT, *(ROOT / room for room in ("machinery", "hf", "instruments")))
 
 
 @dataclass(frozen=True)
 class TrainArgs:
-    """The parts of a preset that are options of train.py."""
+    """Train a GPT. The first word is the preset (none: tiny); each option overrides one of its
+    values."""
 
     model: GPTConfig
     train: cfg.TrainConfig
@@ -72,8 +74,8 @@ def refuse_unread(given: cfg.TrainConfig, preset: cfg.TrainConfig) -> None:
         is_read = choice in choices or (name == "decay" and given.decay_mixture)
         if value != getattr(preset, name) and not is_read:
             raise ValueError(
-                f"--{name} {value} has no effect with --{other} {choice}: only "
-                f"{' and '.join(choices)} read it; use {instead}, or leave it out"
+                f"--{name} {value} has no effect with --{other} {choice}, it is read by "
+                f"{' and '.join(choices)} alone; use {instead}, or leave it out"
             )
     if given.tokens != preset.tokens and given.steps:
         raise ValueError(

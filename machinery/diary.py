@@ -214,7 +214,7 @@ def is_done(run_dir: Path) -> bool:
 
 
 def read_jsonl(path: Path) -> list[dict]:
-    """The records of metrics.jsonl, without a last line that a kill cut short; [] if there is no
+    """The records of a .jsonl file, without a last line that a kill cut short; [] if there is no
     such file."""
     records = []
     for line in path.read_text().splitlines() if path.exists() else ():

@@ -1,7 +1,8 @@
 """Files that survive a crash: written through to the disk, replaced as a whole, and hashed.
 
 A file written with `replacing` is either whole or not there, whatever kills the program. A killed
-program leaves only `.tmp-*` files behind. Every file of ours that writes uses this one.
+program leaves only `.tmp-*` files behind. Whatever must be whole is written through this module;
+files that only grow (.jsonl) are appended to.
 """
 
 import fcntl

@@ -1,8 +1,9 @@
 """The arithmetic of a run before it runs: steps, micro-batches, memory, disk.
 
-Reads the configuration, the data's manifest and the machine; writes no file. Every `auto` is
-decided here and printed with its reason. `--plan` prints the table, hours and dollars
-(instruments/forecast.py) and stops. Next: setup.py builds what was planned.
+Reads the configuration, the data's manifest and the machine; writes no file. What the options leave
+open is decided here and printed; only the micro-batch may still shrink in setup.py. `--plan` prints
+the table, hours and dollars (instruments/forecast.py) and stops. Next: setup.py builds what is
+planned here.
 """
 
 import math
@@ -119,7 +120,7 @@ def make_plan(
         f"step      {rows} rows x {model.seq_len:,} tokens x {accum} accumulated x {W} "
         f"rank{'s' * (W > 1)}{rates}",
         f"memory    {why}; activations take about {activations / 1e9:.2f} GB",
-        f"disk      {2 * tokens / 1e9:.2f} GB for one epoch of rows, {saves} checkpoints of "
+        f"disk      {2 * tokens / 1e9:.2f} GB of rows if none is repeated, {saves} checkpoints of "
         f"{one_save / 1e9:.2f} GB",
     ]
     if manifest:

@@ -2,7 +2,7 @@
 
     stdlib                       the Python standard library of this machine (31 MB, no network)
     stdlib+site                  the same and the installed packages
-    files:PATH                   a file, a folder or a glob: .txt .md .jsonl .parquet, also .gz .zst
+    files:PATH                   file, folder or glob: .txt .md .py .jsonl (also .gz .zst), .parquet
     hf:REPO[:CONFIG][@REVISION]  a Hugging Face dataset, streamed; or a URL or path of data files
 `NAME=` before a spec names the source; `#FIELD+FIELD` after it names the fields that hold the text.
 
@@ -277,8 +277,8 @@ def join_fields(record: dict, fields: tuple[str, ...], where: object) -> str:
     """The document of a record: its text fields, a blank line between them."""
     if missing := [f for f in fields if f not in record]:
         raise UsageError(
-            f"{where} has no field {missing[0]!r}, it has {', '.join(record)}; add "
-            f"#{next(iter(record), 'FIELD')} to the source, say"
+            f"{where} has no field {missing[0]!r}, it has {', '.join(record)}; for example, add "
+            f"#{next(iter(record), 'FIELD')} to the source"
         )
     return "\n\n".join(str(record[f]) for f in fields if record[f])
 

@@ -255,8 +255,8 @@ def prepare_unit(source, unit: dict, path: Path, name: str, row_len, block, val_
 def tokenizer_sample(job: Job) -> Iterator[str]:
     """Training text for a tokenizer: from the first units of each source, in the job's shares.
 
-    No document gives more than a page or two, so that many have their say. The parts of a few files
-    are not such documents: they give all they have, up to the limit of the whole.
+    No document gives more than TOKENIZER_DOC_CHARS, so that many have their say. The parts of a few
+    files are not such documents: they give all they have, up to the limit of the whole.
     """
     most = TOKENIZER_CHARS if job.few_files else TOKENIZER_DOC_CHARS
     for s, share in enumerate(job.shares):

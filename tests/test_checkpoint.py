@@ -516,7 +516,7 @@ def test_slow_saves_wait_for_each_other(tmp_path, log, monkeypatch):
 def test_a_save_slower_than_the_grace_of_torchrun_warns_once(run, log, monkeypatch):
     def warnings_of(step):
         run.save(step, *build(), {}, wait=True)
-        return [text for text in log if "--shutdown-timeout" in text]
+        return [text for text in log if "export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=" in text]
 
     monkeypatch.setenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "0.0001")
     assert not warnings_of(30)  # nobody will kill: this is not torchrun

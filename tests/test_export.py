@@ -21,7 +21,7 @@ import torch  # noqa: E402
 import export  # noqa: E402
 import train  # noqa: E402
 from hf import mapping, parity  # noqa: E402
-from machinery import durable  # noqa: E402
+from machinery import cli, durable  # noqa: E402
 from machinery.errors import CheckpointError, ParityError  # noqa: E402
 from model import EXTRAS, GPT, GPTConfig, rope_tables  # noqa: E402
 from tokenizer import Tokenizer  # noqa: E402
@@ -385,8 +385,9 @@ def test_the_folder(export_model, tokenizer):
 
 
 def test_reading_back_refuses_what_is_not_an_export(export_model, tmp_path):
-    with pytest.raises(ValueError, match="is not a folder that export.py wrote"):
+    with pytest.raises(ValueError, match="is not a folder that export.py wrote") as refused:
         mapping.load_exported(tmp_path / "data")
+    assert cli.exit_code(refused.value) == 2  # one sentence, no traceback
     folder = export_model(build())
     weights = folder / "model.safetensors"
     content = bytearray(weights.read_bytes())

@@ -487,6 +487,14 @@ def test_fsdp_on_two_ranks_gives_the_losses_of_one(optimizer, whole, small_data,
     worst = assert_close(tmp_path / "run", whole(1, *args))
     print(f"{optimizer}: largest difference in loss over {STEPS} steps: {worst:.1e}")
 
+    # The weights alone, sharded as well, begin another run.
+    newest = checkpoint.checkpoints(tmp_path / "run" / "checkpoints")[0]
+    args = [*args, "--parallel", "fsdp", "--init_from", newest]
+    assert "weights from" in start(small_data, tmp_path / "new", *args, world=2).end(0)
+    records = (metrics(tmp_path / name) for name in ("run", "new"))
+    before, after = ([r["val_bpb"] for r in of if "val_bpb" in r] for of in records)
+    assert after[0] == pytest.approx(before[-1], rel=1e-6) and after[0] < before[0]
+
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ways", [("1 rank",), ("DDP x 2",), ("1 rank", "DDP x 2", "FSDP x 2")])
