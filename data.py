@@ -469,5 +469,8 @@ def val_batches(
     for k in range(batches):
         part = own_rows[len(own_rows) * k // batches : len(own_rows) * (k + 1) // batches]
         rows = np.stack([manifest.row("val", i, row) for i, row in part])
-        tensor = torch.from_numpy(rows.astype(np.int64)).to(device)
+        tensor = torch.from_numpy(rows.astype(np.int64))  # (b, row_len)
+        if torch.device(device).type == "cuda":
+            tensor = tensor.pin_memory()  # else the copy would wait for the device
+        tensor = tensor.to(device, non_blocking=True)
         yield tensor[:, :-1].contiguous(), tensor[:, 1:].contiguous()

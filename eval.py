@@ -118,6 +118,7 @@ def load_model(config: EvalConfig) -> tuple[GPT, dict]:
     """The model with its weights; what its trainer recorded, and `path`, the folder it is from."""
     path, device = Path(config.checkpoint), ranks.pick_device(config.device)
     dtype = ranks.pick_dtype(device, config.dtype)
+    torch.backends.cuda.enable_cudnn_sdp(False)  # it plans each new length of the cache anew
     if config.checkpoint and is_export(path):
         from hf.mapping import load_exported
 
@@ -170,12 +171,15 @@ def load(config: EvalConfig) -> tuple[GPT, dict, shards.Manifest]:
 
 
 def keep_record(config: EvalConfig, trainer: dict, **figures) -> None:
-    """Append a line to eval.jsonl in the folder of the run, or of the export."""
+    """Append a line to eval.jsonl in the folder of the run, or of the export, if that is ours."""
     path = Path(trainer["path"])
     run_dir = path.parent.parent if path.parent.name == "checkpoints" else path
     line = asdict(config) | dict(step=trainer["step"], tokens=trainer["tokens"], **figures)
-    with open(run_dir / "eval.jsonl", "a") as file:
-        file.write(json.dumps(line) + "\n")
+    try:
+        with open(run_dir / "eval.jsonl", "a") as file:
+            file.write(json.dumps(line) + "\n")
+    except OSError as error:
+        print(f"not in {run_dir / 'eval.jsonl'}: {error.strerror}", file=sys.stderr)
 
 
 # --------------------------------------------------------------------------------- loss
@@ -241,6 +245,7 @@ def find_prompts(config: SampleConfig, path: Path) -> tuple[str, ...]:
         mode = os.fstat(0).st_mode
         if stat.S_ISFIFO(mode) or stat.S_ISREG(mode):
             print("prompts: the lines of standard input, up to its end", flush=True)
+            sys.stdin.reconfigure(errors="replace")  # bytes that are not UTF-8 stop nothing
             if lines := tuple(line.rstrip("\n") for line in sys.stdin if line.strip()):
                 return lines
             print("standard input is empty")

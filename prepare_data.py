@@ -64,14 +64,16 @@ def prepare(config) -> shards.Manifest:
             f"{manifest.row_len}, fingerprint {manifest.fingerprint[:16]}"
         )
         return manifest
-    (job.folder / "manifest.json").unlink(missing_ok=True)  # no dataset while it is changed
-    job.records.mkdir(parents=True, exist_ok=True)
-    worker.sweep(job.folder)
-    make_tokenizer(job)
-    workers = config.workers or cores()
-    with worker.open_pool(workers, config.cluster) as (pool, slots):
-        records = worker.run_units(job, pool, slots)
-    manifest = merge(job, records)
+    with durable.lock(job.folder, "--data_dir"):
+        (job.folder / "manifest.json").unlink(missing_ok=True)  # no dataset while it is changed
+        worker.forget_others(job)
+        job.records.mkdir(parents=True, exist_ok=True)
+        worker.sweep(job.folder)
+        make_tokenizer(job)
+        workers = config.workers or cores()
+        with worker.open_pool(workers, config.cluster) as (pool, slots):
+            records = worker.run_units(job, pool, slots)
+        manifest = merge(job, records)
     print(report(manifest, time.perf_counter() - t0))
     return manifest
 

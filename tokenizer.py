@@ -62,8 +62,10 @@ def blocks(text: str, size: int = BLOCK) -> Iterator[str]:
 
 
 def check_vocab_size(vocab_size: int) -> None:
-    """ValueError if `vocab_size` is too small to hold every byte."""
-    smallest = 256 + len(SPECIAL_TOKENS)
+    """ValueError if `vocab_size` is too small to hold every byte, or larger than anyone's."""
+    smallest, largest = 256 + len(SPECIAL_TOKENS), 1 << 20
+    if vocab_size > largest:
+        raise ValueError(f"vocab_size {vocab_size} is above {largest}; try --vocab_size 65536")
     if vocab_size < smallest:
         raise ValueError(
             f"vocab_size {vocab_size} is below {smallest}: the 256 bytes and "
@@ -143,11 +145,12 @@ class Tokenizer:
         """Read a tokenizer.json; ValueError if it is not a byte-level BPE."""
         try:
             return cls(Path(path).read_text(encoding="utf-8"))
-        except FileNotFoundError:
+        except OSError as error:
             raise ValueError(
-                f"{path} does not exist: --tokenizer needs the path of a tokenizer.json"
+                f"{path} cannot be read ({error.strerror}): --tokenizer needs the path of a "
+                "tokenizer.json"
             ) from None
-        except (KeyError, TypeError, json.JSONDecodeError, UnicodeDecodeError):
+        except (KeyError, TypeError, AttributeError, json.JSONDecodeError, UnicodeDecodeError):
             raise ValueError(f"{path} is not a tokenizer.json of a byte-level BPE") from None
 
     def save(self, path: str | Path) -> None:

@@ -119,11 +119,12 @@ def measure(case: dict, run_dir: str) -> dict:
         run=replace(preset.run, **options),
     )
     world = ranks.start(preset.run.device, preset.train.dtype)
+    rows, log = RandomRows(preset.model), diary.Log(Path(run_dir), is_first=False)
+    plan.durable.check_room = lambda *_: None  # nothing is saved
+    decided = plan.make_plan(preset, preset.model, world, rows)
     if case.get("flash"):  # another FlashAttention, which PyTorch would use only after cuDNN's
         torch.nn.attention.activate_flash_attention_impl(case["flash"])
         torch.backends.cuda.enable_cudnn_sdp(False)
-    rows, log = RandomRows(preset.model), diary.Log(Path(run_dir), is_first=False)
-    decided = plan.make_plan(preset, preset.model, world, rows)
     run = train.Trainer(preset, world, decided, rows, log)
     run.build(preset.model)
     run.get_ready()

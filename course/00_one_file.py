@@ -1,8 +1,8 @@
 """Lesson 0: the whole training run in one file, without a single seat belt.
 
-The same data, model, optimizer and order of rows as train.py: the first losses are the same bits
-(`python course/00_one_file.py` beside `python train.py --log_every 1`; a test compares them). It
-trains on one device, in one process. Pull the plug and all is lost; feed it NaN and the weights
+The preset tiny, with the same data, model, optimizer and order of rows as train.py: the first losses
+are the same bits (`python course/00_one_file.py` beside `python train.py --log_every 1`; a test
+compares them). It trains on one device, in one process. Pull the plug and all is lost; feed it NaN and the weights
 are gone; a flipped byte on the disk is caught only because `Manifest.row` insists.
 
 Read it before train.py. A comment that begins with the name of a file says which file turns the
@@ -141,14 +141,13 @@ def train(preset: cfg.Preset, data_dir: Path, steps: int, compile: bool, rows_va
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("preset", nargs="?", default="tiny")
-    parser.add_argument("--data_dir", help="empty: data/PRESET; run prepare_data.py first")
-    parser.add_argument("--steps", type=int, default=20, help="of the preset's steps, how many")
+    parser.add_argument("--data_dir", default=ROOT / "data" / "tiny", help="prepare_data.py made it")
+    parser.add_argument("--steps", type=int, default=20, help="of the preset's 1,000, how many")
     parser.add_argument("--no_compile", action="store_true")
     parser.add_argument("--val_rows", type=int, default=40)
     args = parser.parse_args()
-    data_dir = Path(args.data_dir or ROOT / "data" / args.preset)
-    train(cfg.PRESETS[args.preset], data_dir, args.steps, not args.no_compile, args.val_rows)
+    preset, data_dir = cfg.PRESETS["tiny"], Path(args.data_dir)
+    train(preset, data_dir, args.steps, not args.no_compile, args.val_rows)
 
 
 if __name__ == "__main__":

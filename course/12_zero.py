@@ -225,7 +225,7 @@ dimensions = [
     ("sequence (SP)", "positions, in the norms", "activations", "the same bytes as TP"),
     ("context (CP)", "positions", "keys and values", "each attention"),
     ("pipeline (PP)", "layers", "activations", "between stages"),
-    ("expert (EP)", "experts", "tokens", "each such layer, 2 all-to-alls"),
+    ("expert (EP)", "experts", "tokens", "each such layer, 4 all-to-alls"),
 ]
 lesson.table(["way", "cuts", "sends", "when"], dimensions, "what is cut, what travels")
 rows = []

@@ -195,8 +195,8 @@ lesson.save(fig, "19_export")
 # %% [markdown]
 # ## What hides a key?
 # The source lost days to this: -inf in one framework, another number in the other. A value that is
-# *filled in* hides a key as long as no visible score is below it. A value that is *added* to a row
-# without any visible key does nothing at all, since softmax does not see a constant.
+# *filled in* hides a key as long as the largest visible score is some 100 above it. -10,000 that is
+# *added* to a row without any visible key does nothing at all: softmax does not see a constant.
 
 # %%
 scores = torch.randn(64, 64) * 60  # steep, as some heads are

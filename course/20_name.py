@@ -68,7 +68,7 @@ def described(folder: Path) -> list[tuple[str, str]]:
     """(name, first line of its docstring) of the functions and classes of the Python files."""
     found = set()
     for path in [*folder.glob("*.py"), *folder.glob("*/*.py")]:
-        if {"site-packages", "test", "idlelib"} & set(path.parts):
+        if {"site-packages", "test", "idlelib"} & set(path.relative_to(folder).parts):
             continue
         for node in ast.walk(ast.parse(path.read_bytes())):
             if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and not node.name.startswith("__"):

@@ -50,8 +50,8 @@ def check(number: int) -> bool:
     try:
         exercise = load(lesson.COURSE / "exercises" / f"ex{number:02d}.py")
         said = verdict(exercise.oracle, exercise)
-    except SyntaxError as error:
-        said = f"SyntaxError: {error}"
+    except Exception as error:  # in the file itself, before anything is checked
+        said = f"{type(error).__name__}: {error}"
     print(f"exercise {number}: {said or 'solved'}")
     return said is None
 

@@ -86,6 +86,16 @@ def remember(cache, layer, x):
     return cache.update(x, x[..., :0], layer)[0]
 
 
+def eager(module, q, k, v, mask, scaling, **_):
+    """Attention in plain PyTorch: q (B, H, T, D), k and v (B, G, S, D), mask to be added ->
+    (B, T, H, D) and the weights (B, H, T, S)."""
+    k, v = (x.repeat_interleave(module.num_key_value_groups, dim=1) for x in (k, v))
+    scores = q @ k.mT * scaling
+    scores = scores if mask is None else scores + mask
+    weights = scores.float().softmax(-1).to(q.dtype)
+    return (weights @ v).transpose(1, 2), weights
+
+
 def linear(n_in, n_out):
     return nn.Linear(n_in, n_out, bias=False)
 
@@ -119,7 +129,8 @@ class Attention(nn.Module):
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)  # (B, H or G, T, D)
         if cache is not None:
             k, v = cache.update(k, v, self.layer)
-        attend = ALL_ATTENTION_FUNCTIONS[config._attn_implementation]
+        how = config._attn_implementation
+        attend = eager if how == "eager" else ALL_ATTENTION_FUNCTIONS[how]
         y, _ = attend(self, q, k, v, mask, dropout=0.0, scaling=config.head_dim**-0.5)
         return self.out(y.reshape(B, T, -1))  # y (B, T, H, D)
 

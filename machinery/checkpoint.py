@@ -29,7 +29,7 @@ from torch.distributed.checkpoint import state_dict as dcp_state
 from torch.distributed.tensor import DTensor
 
 from machinery.durable import check_room, fsync, sha256_of, write_json, write_text
-from machinery.errors import CheckpointError, NonFiniteError, StorageError
+from machinery.errors import CheckpointError, NonFiniteError, StorageError, UsageError
 from optim import local
 
 Optimizers = list[torch.optim.Optimizer]
@@ -327,11 +327,7 @@ class Checkpointer:
         its `trainer`, or None if there is none. check(path, trainer) may raise before anything is
         copied or loaded."""
         state, trainer = _state(model, optimizers), None
-        own = [root.resolve() for root in self._roots]
-        if path and path.resolve().parent not in own and checkpoints(*own):
-            path = None  # of another run, from which this one has begun already
-        find = lambda: _verify(path) if path else latest_valid(*self._roots, log=self.log)
-        if found := self._team.on_first(find, CheckpointError):
+        if found := self._team.on_first(lambda: self._find(path), CheckpointError):
             trainer = read_trainer(found)
             if check:
                 check(found, trainer)
@@ -344,6 +340,23 @@ class Checkpointer:
         self._stager.state_dict_cache = self._stager.stage(_own(state, self._team))
         self._stager.cache_staged_state_dict = True
         return trainer
+
+    def _find(self, path: Path | None) -> Path | None:
+        """The checkpoint to resume from. UsageError if this run has a newer one than `path`: what
+        it did from there on would be mixed with what it did before."""
+        own = [root.resolve() for root in self._roots]
+        if path and path.resolve().parent not in own and checkpoints(*own):
+            path = None  # of another run, from which this one has begun already
+        if not path:
+            return latest_valid(*self._roots, log=self.log)
+        _verify(path)
+        newer = (p for p in checkpoints(*own) if step_of(p) > step_of(path))
+        if newest := next((p for p in newer if why_invalid(p) is None), None):
+            raise UsageError(
+                f"{path} is not the newest checkpoint of its run ({newest.name} is); leave out "
+                "--resume, or choose another --run_dir to go back to it"
+            )
+        return path
 
     def save(
         self, step: int, model: nn.Module, optimizers: Optimizers, trainer: dict, wait: bool = False

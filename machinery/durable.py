@@ -6,6 +6,7 @@ files that only grow (.jsonl) are appended to.
 """
 
 import fcntl
+import glob
 import hashlib
 import json
 import os
@@ -51,11 +52,15 @@ def creating(folder: Path) -> Iterator[Path]:
     the block. If the block raises, nothing is left. ValueError if the folder is there already."""
     if folder.exists():
         raise ValueError(f"{folder} exists already; remove it, or give another folder")
-    for stale in folder.parent.glob(f".tmp-{folder.name}-*"):
+    for stale in folder.parent.glob(f".tmp-{glob.escape(folder.name)}-{8 * '[0-9a-f]'}"):
         shutil.rmtree(stale)  # of a program that was killed
     temporary = folder.with_name(f".tmp-{folder.name}-{uuid.uuid4().hex[:8]}")
     try:
-        temporary.mkdir(parents=True)
+        try:
+            temporary.mkdir(parents=True)
+        except OSError as error:
+            why = f"{folder} cannot be written ({error.strerror}); give another folder"
+            raise ValueError(why) from None
         yield temporary
         for path in [*temporary.rglob("*"), temporary]:
             fsync(path)
@@ -95,18 +100,22 @@ def check_room(folder: Path, need: float, remedy: str) -> None:
         )
 
 
-def lock(folder: str | Path) -> Any:
+def lock(folder: str | Path, option: str) -> Any:
     """Claim a folder until the returned file is closed or this process ends, however it ends.
-    ValueError if another process has it."""
-    Path(folder).mkdir(parents=True, exist_ok=True)
-    file = open(Path(folder) / ".lock", "a+")
+    ValueError if another process has it, or if it cannot be written. option: which names it."""
     try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        file = open(Path(folder) / ".lock", "a+")
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         file.seek(0)
         raise ValueError(
-            f"{folder} is in use by {file.read().strip() or 'another trainer'}; "
-            "stop that one, or give this run another directory"
+            f"{folder} is in use by {file.read().strip() or 'another program'}; "
+            f"stop that one, or choose another {option}"
+        ) from None
+    except OSError as error:
+        raise ValueError(
+            f"{folder} cannot be written ({error.strerror}); choose another {option}"
         ) from None
     file.truncate(0)
     file.write(f"process {os.getpid()} on {socket.gethostname()}")

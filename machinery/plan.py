@@ -7,6 +7,7 @@ planned here.
 """
 
 import math
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -86,6 +87,7 @@ def make_plan(
     at_once = MICRO_BATCH_TOKENS[world.device.type]
     if world.device.type == "cuda":
         room = USABLE * world.memory_bytes - state / (W if parallel == "fsdp" else 1)
+        room -= 4 * n_params * (parallel == "ddp")  # its buckets hold the gradients once more
         at_once = min(at_once, room / per_token)
     plan = Plan(
         steps=steps_for(config, params),
@@ -209,7 +211,8 @@ def prefer_cudnn(config: GPTConfig, device: torch.device) -> str:
     avoids it, as it fails at some lengths; here it is asked for at the others."""
     torch.backends.cuda.enable_cudnn_sdp(not config.doc_mask)
     hopper = device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
-    if not hopper or (torch.backends.cudnn.version() or 0) > 91500:  # 9.15.0
+    unwanted = os.environ.get("TORCH_CUDNN_SDPA_DEPRIORITIZED") == "1"  # torch's own switch
+    if not hopper or unwanted or (torch.backends.cudnn.version() or 0) > 91500:  # 9.15.0
         return ""
     if config.seq_len % 128 == 0 and not config.doc_mask:
         first = SDPBackend.CUDNN_ATTENTION.value

@@ -64,12 +64,7 @@ def claim_run_dir(preset: cfg.Preset, model_config: GPTConfig, manifest, world):
     run_dir = Path(preset.run.run_dir)
     if not world.is_first:
         return contextlib.nullcontext()
-    try:
-        claim = durable.lock(run_dir)
-    except OSError as error:
-        raise ValueError(
-            f"{run_dir} cannot be written ({error.strerror}); choose another --run_dir"
-        ) from None
+    claim = durable.lock(run_dir, "--run_dir")
     for junk in filter(Path.is_file, run_dir.glob(".tmp-*")):
         junk.unlink()  # of a run that was killed while it wrote a small file
     now = identity(preset.train, model_config, manifest)
@@ -141,7 +136,7 @@ def compile_step(model: GPT, plan: Plan, world: ranks.World, log: diary.Log):
         also = "and validation" if on_gpu or plan.sharded else "(validation stays eager)"
         log.print(f"compiling the step {also} ...")
     while True:
-        step_model, problem = _try_step(model, plan, world, micro_batch, compile)
+        step_model, problem = _try_step(model, plan, world, micro_batch, compile, on_gpu)
         problem = ranks.any_rank(problem)
         if problem is None:
             if on_gpu:
@@ -157,10 +152,15 @@ def compile_step(model: GPT, plan: Plan, world: ranks.World, log: diary.Log):
             compile = False
 
 
-def _try_step(model: GPT, plan: Plan, world: ranks.World, micro_batch: int, compile: bool):
-    """A step and a validation on random tokens; returns the callable model, and what went wrong."""
+def _try_step(
+    model: GPT, plan: Plan, world: ranks.World, micro_batch: int, compile: bool, validate: bool
+):
+    """A step on random tokens, and a validation; returns the callable model, and what went wrong.
+    No gradient is left."""
     T, problem, step_model = model.config.seq_len, None, model
     try:
+        # The room for the buckets in which DDP will exchange the gradients.
+        buckets = [torch.empty_like(p) for p in model.parameters() if plan.parallel == "ddp"]
         if compile and not plan.sharded:  # sharded, its blocks are compiled already
             step_model = torch.compile(model, dynamic=False, fullgraph=True)
         tokens = torch.randint(model.config.vocab_size, (micro_batch, T + 1), device=world.device)
@@ -169,7 +169,10 @@ def _try_step(model: GPT, plan: Plan, world: ranks.World, micro_batch: int, comp
         # run twice when accumulating: the peak comes when new gradients are added to old ones
         for _ in range(1 + accumulates):
             step_model(inputs, targets).backward()
-        if world.device.type == "cuda":  # as Trainer.evaluate will
+        del buckets
+        # Not after a validation: that leaves FSDP's root whole, and its shards would keep theirs.
+        model.zero_grad(set_to_none=True)
+        if validate:  # as Trainer.evaluate will
             with torch.no_grad():
                 step_model.eval()(inputs, targets, reduction="none")
     except Exception as error:  # the compiler's errors share no base class

@@ -104,6 +104,9 @@ class Manifest:
                 f"{path} does not exist; run: python prepare_data.py {preset}{option} "
                 "(and the options you want)"
             ) from None
+        except OSError as error:
+            why = f"{path} cannot be read ({error.strerror}); choose another --data_dir"
+            raise ValueError(why) from None
         except ValueError:
             raise damaged(path, "is not valid JSON") from None
         if tree.get("format") != FORMAT:

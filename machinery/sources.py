@@ -105,7 +105,7 @@ def list_units(source: Source) -> tuple[list[dict], dict]:
 def documents(source: Source, unit: dict, notes: Counter) -> Iterator[str]:
     """The texts of a unit. `notes` counts oddities: empty documents, bytes that are not UTF-8."""
     if source.remote:
-        texts = _hf_documents(source, unit)
+        texts = _hf_documents(source, unit, notes)
     else:
         files = local_files(source)
         read = (_read(files[name], *span, source.fields, notes) for name, *span in unit["pieces"])
@@ -150,6 +150,8 @@ def local_files(source: Source) -> dict[str, Path]:
         found = {p.relative_to(root).as_posix(): p for p in matches if p.is_file()}
         if not found:
             raise ValueError(f"files:{place}: no such file or folder")
+    if odd := [name for name in found if name.encode("utf-8", "ignore").decode() != name]:
+        raise UsageError(f"files:{place}: the name {odd[0]!r} is not UTF-8; rename the file")
     return dict(sorted(found.items()))
 
 
@@ -213,7 +215,7 @@ def _read(path: Path, start: int, end: int, fields: tuple, notes: Counter) -> It
     kind, length = kind_of(path.name), -1  # to the end
     with _named_errors(path, REPAIR):
         if kind == ".parquet":
-            yield from _read_parquet(path, start, end, fields)
+            yield from _read_parquet(path, start, end, fields, notes)
             return
         with _open(path) as f:
             if end >= 0:
@@ -273,14 +275,25 @@ def decode(raw: bytes, notes: Counter) -> str:
 codecs.register_error("as_latin1", lambda e: (e.object[e.start : e.end].decode("latin-1"), e.end))
 
 
-def join_fields(record: dict, fields: tuple[str, ...], where: object) -> str:
+def join_fields(record: dict, fields: tuple[str, ...], where: object, notes: Counter) -> str:
     """The document of a record: its text fields, a blank line between them."""
     if missing := [f for f in fields if f not in record]:
         raise UsageError(
             f"{where} has no field {missing[0]!r}, it has {', '.join(record)}; for example, add "
             f"#{next(iter(record), 'FIELD')} to the source"
         )
-    return "\n\n".join(str(record[f]) for f in fields if record[f])
+    return "\n\n".join(_text(record[f], f, where, notes) for f in fields if record[f])
+
+
+def _text(value: object, field: str, where: object, notes: Counter) -> str:
+    if isinstance(value, bytes):
+        return decode(value, notes)
+    if type(value) not in (str, int, float):
+        raise UsageError(
+            f"{where}: the field {field!r} holds a {type(value).__name__}, not text; write the "
+            "text that you want into a field of its own"
+        )
+    return str(value)
 
 
 def _read_jsonl(f: BinaryIO, length: int, path: Path, fields, notes: Counter) -> Iterator[str]:
@@ -292,24 +305,25 @@ def _read_jsonl(f: BinaryIO, length: int, path: Path, fields, notes: Counter) ->
             continue
         try:
             record = json.loads(decode(line, notes))
-        except ValueError:
+        except (ValueError, RecursionError):  # the latter: nested too deeply
             record = None
         if not isinstance(record, dict):
             start = decode(line[:60], Counter())
             reason = f"not a JSON object on the line that starts {start!r}"
             raise DataError(f"{path}: {reason}; {REPAIR}")
-        yield join_fields(record, fields, path)
+        yield join_fields(record, fields, path, notes)
 
 
-def _read_parquet(path: Path, first: int, last: int, fields: tuple[str, ...]) -> Iterator[str]:
+def _read_parquet(path: Path, first: int, last: int, fields: tuple, notes) -> Iterator[str]:
     """A document per row, of the row groups first .. last - 1."""
     import pyarrow.parquet as pq
 
     with pq.ParquetFile(path) as file:
-        join_fields(dict.fromkeys(file.schema_arrow.names), fields, path)  # refuses a missing field
+        names = dict.fromkeys(file.schema_arrow.names)
+        join_fields(names, fields, path, notes)  # refuses a missing field
         for batch in file.iter_batches(128, range(first, last), columns=list(fields)):
             for record in batch.to_pylist():
-                yield join_fields(record, fields, path)
+                yield join_fields(record, fields, path, notes)
 
 
 # ---------------------------------------------------------------------------------- Hugging Face
@@ -346,8 +360,8 @@ def _hf_units(source: Source) -> tuple[list[dict], dict]:
     return units, {"revision": revision, "shards": count}
 
 
-def _hf_documents(source: Source, unit: dict) -> Iterator[str]:
+def _hf_documents(source: Source, unit: dict, notes: Counter) -> Iterator[str]:
     where = f"hf:{source.place}"
     with _named_errors(where, AGAIN):
         for record in _hf_load(source).shard(unit["of"], unit["shard"]):
-            yield join_fields(record, source.fields, where)
+            yield join_fields(record, source.fields, where, notes)

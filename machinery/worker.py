@@ -9,10 +9,12 @@ file, so it imports no torch. Next: prepare_data.py tells the story, shards.py h
 import hashlib
 import json
 import os
+import shutil
 import signal
 import socket
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
@@ -67,7 +69,7 @@ class Job:
                 raise ValueError(
                     f"--nfc has no effect: {config.tokenizer} was trained without it; add --no_nfc"
                 )
-            tokenizer = loaded.sha256
+            tokenizer = [loaded.sha256, self.shares]
         options = {key: getattr(config, key) for key in ("source", "row_len", "val_fraction")}
         options |= {"format": shards.FORMAT, "buffer": BUFFER, "revisions": revisions}
         self.options = digest(options | {"tokenizer": tokenizer})
@@ -179,12 +181,13 @@ class Job:
         return self.records / f"{self.sources[source].name}_{unit:05d}.json"
 
     def newer_than(self, path: Path, source: int, unit: int) -> bool:
-        """Was a file of the unit written after `path`? (Another size gives another key.)"""
+        """Was a file of the unit written after `path`? (Another size gives another key.) Of a time
+        in the future, nobody knows."""
         if not self.sources[source].mutable:
             return False
         files, written = sources.local_files(self.sources[source]), path.stat().st_mtime
         names = {name for name, _, _ in self.units[source][unit]["pieces"]}
-        return any(files[name].stat().st_mtime > written for name in names)
+        return any(written < files[name].stat().st_mtime <= time.time() for name in names)
 
     def task(self, source: int, unit: int) -> tuple:
         """The arguments of `prepare_unit`: plain values, which any process can unpickle."""
@@ -409,6 +412,13 @@ def reuse(job: Job) -> shards.Manifest | None:
     if not same_text:
         print("the installed Python files have changed since; the data is kept as it was made")
     return manifest if same_tokens else None
+
+
+def forget_others(job: Job) -> None:
+    """Remove the records of other options or other text: this job's shards have the same names."""
+    for records in job.records.parent.glob("*"):
+        if records.is_dir() and records != job.records:
+            shutil.rmtree(records)
 
 
 def sweep(folder: Path, manifest: shards.Manifest | None = None) -> None:

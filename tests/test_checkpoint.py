@@ -30,7 +30,8 @@ from conftest import flip
 
 import optim
 from machinery import checkpoint, durable
-from machinery.checkpoint import Checkpointer, CheckpointError, NonFiniteError, StorageError
+from machinery.checkpoint import Checkpointer
+from machinery.errors import CheckpointError, NonFiniteError, StorageError, UsageError
 
 BEFORE_RENAME = ("begin", "write", "hash", "manifest")
 STAGES = (*BEFORE_RENAME, "rename")
@@ -614,13 +615,18 @@ def test_best_may_be_known_only_while_it_is_being_saved(tmp_path, log, monkeypat
 def test_resume_from_a_given_checkpoint(run, log):
     model, optimizers = build(seed=1)
     saver = Checkpointer(run.root, log=log.append)
-    assert saver.resume(model, optimizers, run.root / "step_00000010")["step"] == 10
-    for step in (30, 40):
+    older, newest = (run.root / f"step_{step:08d}" for step in (10, 20))
+    assert saver.resume(model, optimizers, newest)["step"] == 20
+    with pytest.raises(UsageError, match="step_00000020 is.; leave out --resume, or"):
+        saver.resume(model, optimizers, older)  # saves of both would be mixed
+    assert Checkpointer(run.root.parent / "back").resume(model, optimizers, older)["step"] == 10
+    flip(newest / "trainer.json", 3)
+    with pytest.raises(CheckpointError, match="trainer.json"):
+        saver.resume(model, optimizers, newest)
+    assert saver.resume(model, optimizers, older)["step"] == 10  # none that is valid is newer
+    for step in (20, 30, 40):
         saver.save(step, model, optimizers, {}, wait=True)
     assert steps_in(run.root) == [10, 30, 40]
-    flip(run.root / "step_00000030" / "trainer.json", 3)
-    with pytest.raises(CheckpointError, match="trainer.json"):
-        saver.resume(model, optimizers, run.root / "step_00000030")
 
 
 def test_retention_counts_only_valid_ones(run):
@@ -666,11 +672,13 @@ def test_mirror(tmp_path, log):
 
 
 def test_lock(tmp_path):
-    held = durable.lock(tmp_path / "run")
-    with pytest.raises(ValueError, match=f"in use by process {os.getpid()}"):
-        durable.lock(tmp_path / "run")
+    held = durable.lock(tmp_path / "run", "--run_dir")
+    with pytest.raises(ValueError, match=f"in use by process {os.getpid()} .* another --run_dir"):
+        durable.lock(tmp_path / "run", "--run_dir")
     held.close()
-    durable.lock(tmp_path / "run").close()
+    durable.lock(tmp_path / "run", "--run_dir").close()
+    with pytest.raises(ValueError, match="cannot be written"):
+        durable.lock(tmp_path / "run" / ".lock" / "below", "--run_dir")
 
 
 # ---------------------------------------------------------------------------- many ranks

@@ -79,6 +79,12 @@ def test_a_record_goes_to_the_run_of_the_checkpoint(trained, capsys, tmp_path, m
     assert [r.get("norm") for r in found] == [None, "sum", "per character", "per byte"]
     assert found[1]["n"] == 8 and found[1]["chance"] == 0.25 and found[1]["dtype"] == "fp32"
 
+    copy = shutil.copytree(path, tmp_path / "copy")  # where no line can be written
+    (copy / "eval.jsonl").mkdir()
+    evaluate.main(["loss", str(copy), *CPU, "--rows", "8"])
+    out, err = capsys.readouterr()
+    assert " bits" in out and f"not in {copy / 'eval.jsonl'}: Is a directory" in err
+
 
 def test_an_exported_folder_is_a_model_too(trained, capsys, tmp_path):
     pytest.importorskip("transformers")
@@ -103,7 +109,9 @@ def test_an_exported_folder_is_a_model_too(trained, capsys, tmp_path):
 
 def test_samples_are_seeded_text(trained, capsys):
     args = ("sample", trained, *CPU, "--prompt", "def ", "import", "--max_new_tokens", 20)
+    torch.backends.cuda.enable_cudnn_sdp(True)
     first = look(capsys, *args)
+    assert not torch.backends.cuda.cudnn_sdp_enabled()  # on a GPU, a new plan for each token
     assert first == look(capsys, *args) != look(capsys, *args, "--seed", 1)
     assert "--- 'def '\ndef" in first and "--- 'import'\nimport" in first
 
@@ -177,16 +185,17 @@ def test_prompts_from_a_pipe(trained):
     args = ("sample", trained, *CPU, "--max_new_tokens", 4)
     done = subprocess.run(
         command("eval.py", args),
-        input="def f\n\nimport\n",
+        input=b"def f\n\nimport\ncaf\xe9\n",  # the last line is Latin-1
         capture_output=True,
-        text=True,
         cwd=ROOT,
         env=environment(),
     )
+    done.stdout, done.stderr = done.stdout.decode(), done.stderr.decode()
     assert done.returncode == 0, done.stderr
     assert "prompts: the lines of standard input" in done.stdout
-    assert re.findall(r"^--- (.*)", done.stdout, re.MULTILINE) == ["'def f'", "'import'"]
-    assert len(re.findall(r"^4 tokens in .* tokens/s", done.stderr, re.MULTILINE)) == 2
+    prompts = re.findall(r"^--- (.*)", done.stdout, re.MULTILINE)
+    assert prompts == ["'def f'", "'import'", "'caf\ufffd'"]
+    assert len(re.findall(r"^4 tokens in .* tokens/s", done.stderr, re.MULTILINE)) == 3
 
 
 # ------------------------------------------------------------------------------ mistakes

@@ -177,6 +177,9 @@ def test_the_own_file_keeps_what_came_before_in_the_cache(extras, export_model):
     for part in ids.split([17, 1, 22, 1, 19], dim=1):
         parts.append(theirs(part, past_key_values=cache, use_cache=True).logits)
     torch.testing.assert_close(torch.cat(parts, 1), expected, atol=3e-5, rtol=0)
+    theirs.set_attn_implementation("eager")  # which some tools ask for
+    torch.testing.assert_close(theirs(ids).logits, expected, atol=3e-5, rtol=0)
+    theirs.set_attn_implementation("sdpa")
     cache.crop(-23)  # as after a guess that was refused
     again = theirs(ids[:, 37:], past_key_values=cache, use_cache=True).logits
     torch.testing.assert_close(again, expected[:, 37:], atol=3e-5, rtol=0)

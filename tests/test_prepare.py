@@ -4,6 +4,7 @@ import contextlib
 import gzip
 import http.server
 import json
+import os
 import random
 import re
 import shutil
@@ -34,7 +35,7 @@ from data_helpers import (
     write_texts,
 )
 
-from machinery import cli, errors, sources, worker
+from machinery import cli, durable, errors, sources, worker
 from machinery.shards import Manifest
 from machinery.worker import split_text
 from tokenizer import SPECIAL_TOKENS, Tokenizer
@@ -239,6 +240,46 @@ def test_case_22_done_units_are_not_redone(jsonl, undisturbed, tmp_path):
     assert fingerprint(folder) == fingerprint(undisturbed)
 
 
+def test_two_unfinished_preparations_in_one_folder_do_not_mix(jsonl, tmp_path):
+    """Their shards have the same names, and most of them the same size."""
+    folder, found = tmp_path / "d", []
+    for vocab_size in ("420", "421", "420"):
+        (folder / "manifest.json").unlink(missing_ok=True)  # as if killed before it was written
+        done = prepare(folder, "--source", f"files:{jsonl}", "--vocab_size", vocab_size)
+        assert done.returncode == 0, done.stderr
+        found.append(hashes(folder))
+    assert prepare(folder, program=("verify",)).returncode == 0
+    assert found[0] == found[2] != found[1]
+
+
+def test_a_folder_is_prepared_by_one_program_at_a_time(jsonl, undisturbed, tmp_path):
+    folder, source = tmp_path / "d", ("--source", f"files:{jsonl}")
+    shutil.copytree(undisturbed, folder)
+    with durable.lock(folder, "--data_dir"):
+        assert prepare(folder, *source).returncode == 0  # up to date: nothing is changed
+        (folder / "manifest.json").unlink()
+        (folder / ".tmp-of_the_other").touch()
+        message = error_of(prepare(folder, *source), 2)
+        assert f"{folder} is in use by process" in message and "another --data_dir" in message
+        assert (folder / ".tmp-of_the_other").exists()
+    assert prepare(folder, *source).returncode == 0
+    (tmp_path / "file").touch()
+    for place in (tmp_path / "file", tmp_path / "file" / "below"):
+        assert "choose another --data_dir" in error_of(prepare(place, *source), 2)
+        assert "cannot be read" in error_of(prepare(place, program=("verify",)), 2)
+
+
+def test_a_file_of_the_future_is_not_newer_for_ever(tmp_path):
+    source = ("--source", f"files:{write_texts(tmp_path / 't', 30)}")
+    assert prepare(tmp_path / "d", *source).returncode == 0
+    path = tmp_path / "t" / "0007.txt"
+    for shift, words in ((1e6, "is up to date"), (0, "some of its text is newer")):
+        time.sleep(0.02)
+        os.utime(path, (time.time() + shift,) * 2)
+        done = prepare(tmp_path / "d", *source)
+        assert done.returncode == 0 and words in done.stdout + done.stderr
+
+
 def test_a_damaged_tokenizer_is_trained_again_and_the_units_redone(jsonl, undisturbed, tmp_path):
     folder = tmp_path / "d"
     shutil.copytree(undisturbed, folder)
@@ -387,14 +428,17 @@ def test_the_same_documents_from_every_format(tmp_path, monkeypatch):
     path = write_jsonl(tmp_path / "a.jsonl", 150)
     texts = sorted(texts_of(path))
     raw = path.read_bytes()
+    (tmp_path / "g").mkdir()
     (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(raw))
     (tmp_path / "c.jsonl.zst").write_bytes(zstandard.compress(raw))
     (tmp_path / "E.JSONL.GZ").write_bytes(gzip.compress(raw))
     (tmp_path / "F.JSONL.ZST").write_bytes(zstandard.compress(raw))
     table = pyarrow.table({"id": range(150), "text": texts_of(path)})
     pyarrow.parquet.write_table(table, tmp_path / "d.parquet", row_group_size=20)
-    counts = {}
-    for name in ("a.jsonl", "b.jsonl.gz", "c.jsonl.zst", "d.parquet", "E.JSONL.GZ", "F.JSONL.ZST"):
+    raw = pyarrow.table({"text": pyarrow.array([t.encode() for t in texts_of(path)])})  # bytes
+    pyarrow.parquet.write_table(raw, tmp_path / "g" / "g.parquet", row_group_size=20)
+    counts, names = {}, ("b.jsonl.gz", "c.jsonl.zst", "E.JSONL.GZ", "F.JSONL.ZST", "g/g.parquet")
+    for name in ("a.jsonl", "d.parquet", *names):
         source = sources.parse(f"files:{tmp_path / name}")
         units, _ = sources.list_units(source)
         read = [t for u in units for t in sources.documents(source, u, Counter())]
@@ -629,13 +673,18 @@ def test_case_25_all_of_it_on_one_line(megabytes, tmp_path):
         "empty folder",
         "no such file",
         "bad json",
+        "deep json",
         "no field",
+        "no text",
+        "bad name",
         "utf16",
         "broken gz",
         "damaged gz",
         "broken parquet",
         "little text",
         "small vocabulary",
+        "large vocabulary",
+        "folder for a tokenizer",
         "no validation",
         "no val_fraction",
     ],
@@ -652,6 +701,15 @@ def test_case_25_what_cannot_be_read_gets_a_sentence(case, tmp_path, monkeypatch
     elif case == "bad json":
         (folder / "a.jsonl").write_text('{"text": "a"}\n{"text": \n')
         code, word = 3, "not a JSON object on the line that starts"
+    elif case == "deep json":
+        (folder / "a.jsonl").write_text('{"text": ' + 100_000 * "[" + "\n")
+        code, word = 3, "not a JSON object on the line that starts"
+    elif case == "no text":
+        (folder / "a.jsonl").write_text('{"text": [{"role": "user", "content": "a"}]}\n')
+        word = "the field 'text' holds a list, not text"
+    elif case == "bad name":
+        (folder / os.fsdecode(b"caf\xe9.txt")).write_text("text")
+        word = "the name 'caf\\udce9.txt' is not UTF-8; rename"
     elif case == "no field":
         (folder / "a.jsonl").write_text('{"body": "a", "title": "b"}\n')
         word = "no field 'text', it has body, title"
@@ -670,6 +728,12 @@ def test_case_25_what_cannot_be_read_gets_a_sentence(case, tmp_path, monkeypatch
     elif case == "small vocabulary":
         write_texts(folder, 5)
         word, options = "--vocab_size 4096", ["--vocab_size", "100"]
+    elif case == "large vocabulary":
+        write_texts(folder, 5)
+        word, options = "is above 1048576", ["--vocab_size", "100000000000000000000"]
+    elif case == "folder for a tokenizer":
+        write_texts(folder, 5)
+        word, options = f"{folder} cannot be read (Is a dir", ["--tokenizer", str(folder)]
     elif case == "broken parquet":
         (folder / "a.parquet").write_bytes(b"PAR1 nonsense")
         code, word = 3, "not a parquet file"
@@ -688,6 +752,7 @@ def test_case_25_what_cannot_be_read_gets_a_sentence(case, tmp_path, monkeypatch
     assert str(tmp_path) in message or case in (
         "little text",
         "small vocabulary",
+        "large vocabulary",
         "no validation",
         "no val_fraction",
     )
@@ -710,6 +775,11 @@ def test_a_mixture_of_sources_and_an_existing_tokenizer(jsonl, undisturbed, tmp_
     assert manifest.sources == ["web", "books"] and manifest.rows("train", 1) > 50
     assert manifest.tokenizer_sha256 == Manifest.load(undisturbed).tokenizer_sha256
     assert manifest.rows("val", 0) > 0
+    options = ("--tokenizer", str(undisturbed / "tokenizer.json"), "--tokens", "20k")
+    options += ("--source", f"web=files:{jsonl}", f"books=files:{tmp_path / 'texts'}", "--mixture")
+    assert prepare(tmp_path / "f", *options, "web=3", "books=1").returncode == 0
+    done = prepare(tmp_path / "f", *options, "web=1", "books=3")
+    assert "made with other options" in error_of(done, 2)
     same = prepare(tmp_path / "e", "--source", f"files:{jsonl}", f"files:{jsonl}")
     assert "two sources are named 'docs'" in error_of(same, 2)
 
