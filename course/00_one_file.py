@@ -1,9 +1,9 @@
 """Lesson 0: the whole training run in one file, without a single seat belt.
 
-The preset tiny, with the same data, model, optimizer and order of rows as train.py: the first losses
-are the same bits (`python course/00_one_file.py` beside `python train.py --log_every 1`; a test
-compares them). It trains on one device, in one process. Pull the plug and all is lost; feed it NaN and the weights
-are gone; a flipped byte on the disk is caught only because `Manifest.row` insists.
+The preset tiny, with the data, model, optimizer and order of rows of train.py: the first losses are
+the same bits (`python course/00_one_file.py` beside `python train.py --log_every 1`; a test
+compares them). It trains on one device, in one process. Pull the plug and all is lost; feed it NaN
+and the weights are gone; a flipped byte on the disk is caught only because `Manifest.row` insists.
 
 Read it before train.py. A comment that begins with the name of a file says which file turns the
 bare line beside it into a promise; once you have read this, you know what those files are for.
@@ -141,7 +141,7 @@ def train(preset: cfg.Preset, data_dir: Path, steps: int, compile: bool, rows_va
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data_dir", default=ROOT / "data" / "tiny", help="prepare_data.py made it")
+    parser.add_argument("--data_dir", default=ROOT / "data" / "tiny", help="of prepare_data.py")
     parser.add_argument("--steps", type=int, default=20, help="of the preset's 1,000, how many")
     parser.add_argument("--no_compile", action="store_true")
     parser.add_argument("--val_rows", type=int, default=40)
