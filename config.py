@@ -165,7 +165,8 @@ class RunConfig:
     """Copy each checkpoint to a folder of the run's name in this second place as well."""
     resume: str = "auto"
     """auto: from the newest valid checkpoint in run_dir, if any; or the path of one. If that is of
-    a different run, it is only the starting point: repeated, the command resumes from its own."""
+    a different run, it is only the starting point: repeated, the command resumes from its own. Of
+    this run it must be the newest valid one."""
     init_from: str = ""
     """Begin a new run with the weights of this checkpoint."""
     skip_nonfinite: int = 0

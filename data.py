@@ -470,7 +470,7 @@ def val_batches(
         part = own_rows[len(own_rows) * k // batches : len(own_rows) * (k + 1) // batches]
         rows = np.stack([manifest.row("val", i, row) for i, row in part])
         tensor = torch.from_numpy(rows.astype(np.int64))  # (b, row_len)
-        if torch.device(device).type == "cuda":
-            tensor = tensor.pin_memory()  # else the copy would wait for the device
-        tensor = tensor.to(device, non_blocking=True)
+        if pin := torch.device(device).type == "cuda":  # else the copy waits for the device
+            tensor = tensor.pin_memory()
+        tensor = tensor.to(device, non_blocking=pin)
         yield tensor[:, :-1].contiguous(), tensor[:, 1:].contiguous()

@@ -171,7 +171,7 @@ def load(config: EvalConfig) -> tuple[GPT, dict, shards.Manifest]:
 
 
 def keep_record(config: EvalConfig, trainer: dict, **figures) -> None:
-    """Append a line to eval.jsonl in the folder of the run, or of the export, if that is ours."""
+    """Append a line to eval.jsonl in the folder of the run, or of the export, if that is possible."""
     path = Path(trainer["path"])
     run_dir = path.parent.parent if path.parent.name == "checkpoints" else path
     line = asdict(config) | dict(step=trainer["step"], tokens=trainer["tokens"], **figures)
@@ -179,7 +179,8 @@ def keep_record(config: EvalConfig, trainer: dict, **figures) -> None:
         with open(run_dir / "eval.jsonl", "a") as file:
             file.write(json.dumps(line) + "\n")
     except OSError as error:
-        print(f"not in {run_dir / 'eval.jsonl'}: {error.strerror}", file=sys.stderr)
+        reason = f"{run_dir / 'eval.jsonl'}: {error.strerror}"
+        print(f"the figures above could not be written to {reason}", file=sys.stderr)
 
 
 # --------------------------------------------------------------------------------- loss
@@ -245,9 +246,9 @@ def find_prompts(config: SampleConfig, path: Path) -> tuple[str, ...]:
         mode = os.fstat(0).st_mode
         if stat.S_ISFIFO(mode) or stat.S_ISREG(mode):
             print("prompts: the lines of standard input, up to its end", flush=True)
-            sys.stdin.reconfigure(errors="replace")  # bytes that are not UTF-8 stop nothing
-            if lines := tuple(line.rstrip("\n") for line in sys.stdin if line.strip()):
-                return lines
+            with open(0, encoding="utf-8", errors="replace", closefd=False) as file:
+                if lines := tuple(line.rstrip("\n") for line in file if line.strip()):
+                    return lines
             print("standard input is empty")
     name = Path(config.run_dir or path).name
     if name in PRESETS:

@@ -82,6 +82,7 @@ def make_tokenizer(job: worker.Job) -> None:
     """Copy the tokenizer named in the config, or train one on a sample of the training text."""
     config = job.config
     if job.tokenizer.exists():
+        job.tokenizer.read_bytes()  # a disk that cannot be read has damaged nothing
         try:
             Tokenizer.load(job.tokenizer)
             return

@@ -145,7 +145,7 @@ class Tokenizer:
         """Read a tokenizer.json; ValueError if it is not a byte-level BPE."""
         try:
             return cls(Path(path).read_text(encoding="utf-8"))
-        except OSError as error:
+        except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
             raise ValueError(
                 f"{path} cannot be read ({error.strerror}): --tokenizer needs the path of a "
                 "tokenizer.json"

@@ -141,8 +141,10 @@ def train(preset: cfg.Preset, data_dir: Path, steps: int, compile: bool, rows_va
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data_dir", default=ROOT / "data" / "tiny", help="of prepare_data.py")
-    parser.add_argument("--steps", type=int, default=20, help="of the preset's 1,000, how many")
+    parser.add_argument(
+        "--data_dir", default=ROOT / "data" / "tiny", help="made by prepare_data.py"
+    )
+    parser.add_argument("--steps", type=int, default=20, help="how many of 1,000 to take")
     parser.add_argument("--no_compile", action="store_true")
     parser.add_argument("--val_rows", type=int, default=40)
     args = parser.parse_args()

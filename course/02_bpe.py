@@ -136,7 +136,7 @@ for choose in (smallest, first_met, largest):
     assert bpe.decode(ids) == text and (differ or ids == library.encode(text))
 columns = ["of equals, the", "merges equal to the library's", "first difference", "bytes/token"]
 lesson.table(columns, rows)
-same = [row[1] for row in rows]  # how many, depends on the Python whose library is the text
+same = [row[1] for row in rows]  # how many depends on the Python whose library is the text
 lesson.holds(same[0] == 300 > max(same[1:]), "only the smallest pair of ids gives 300")
 lesson.holds(max(r[3] for r in rows) < 1.01 * min(r[3] for r in rows), "all compress alike")
 

@@ -269,7 +269,7 @@ columns = ["routing", "max/mean", "dropped % at 1.0", "at 1.25", "bytes sent", "
 lesson.table(columns, rows, f"top {TOP} of {E} experts, {N} ranks")
 copies = TOP * TOKENS
 lesson.holds(rows[0][4] == 2 * copies * C * 4 * (N - 1) // N, "2 x copies x C x 4 (N - 1)/N")
-lesson.holds(max(row[5] for row in rows) < 1e-6, "each token by its experts = all experts")
+lesson.holds(max(row[5] for row in rows) < 1e-6, "sent to its experts or to all: the same")
 lesson.holds(rows[0][1:4] == (1, 0, 0) and rows[2][2] > rows[2][3] > 5, "skewed, it drops tokens")
 
 # %% [markdown]

@@ -50,8 +50,10 @@ def check(number: int) -> bool:
     try:
         exercise = load(lesson.COURSE / "exercises" / f"ex{number:02d}.py")
         said = verdict(exercise.oracle, exercise)
-    except Exception as error:  # in the file itself, before anything is checked
-        said = f"{type(error).__name__}: {error}"
+    except SyntaxError as error:
+        said = f"SyntaxError: {error}"
+    except Exception:  # in the file itself, before anything is checked
+        said = traceback.format_exc(limit=-1).partition("\n")[2].rstrip()
     print(f"exercise {number}: {said or 'solved'}")
     return said is None
 

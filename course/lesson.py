@@ -151,7 +151,7 @@ def threads(world: int, fn, *args) -> tuple[list, list[int]]:
             try:
                 return boxes[source, rank].get(timeout=5)
             except queue.Empty:
-                raise AssertionError(f"rank {rank} waits for rank {source} for ever") from None
+                raise AssertionError(f"rank {rank} waits for rank {source} forever") from None
 
         try:
             results[rank] = fn(rank, world, send, recv, *args)

@@ -173,8 +173,8 @@ def held_out(manifest, length: int, seed: int):
 
 def write(model, prompts: list[list[int]], config) -> list[list[int]]:
     """Continue each prompt with the model's own probabilities: temperature 1, all tokens. At a
-    lower one samples loop, and a judge by likelihood likes loops. The draws are the same for every
-    player."""
+    lower temperature, samples loop, and a judge by likelihood likes loops. The draws are the same
+    for every player."""
     bos, device = model.config.bos_id, model.cos.device
     if (needed := 1 + config.prompt_tokens + config.max_new_tokens) > model.config.seq_len:
         raise ValueError(

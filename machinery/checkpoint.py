@@ -432,7 +432,7 @@ class Checkpointer:
             self._warned = True
             self.log(
                 f"warning: a save takes {took_s:.0f} s, but torchrun kills {grace_s:.0f} s after "
-                f"SIGTERM; before it, export TORCH_ELASTIC_SHUTDOWN_TIMEOUT={2 * took_s:.0f}"
+                f"SIGTERM; before you start, export TORCH_ELASTIC_SHUTDOWN_TIMEOUT={2 * took_s:.0f}"
             )
 
     def _tidy(self, path: Path, published: bool = False) -> None:

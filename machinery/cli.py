@@ -6,7 +6,6 @@ a bug a traceback. Next: config.py, the options; errors.py, the exit codes.
 """
 
 import difflib
-import errno
 import json
 import math
 import os
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import config as cfg
-from machinery.errors import RankError, StorageError
+from machinery.errors import DISK_FAILS, RankError, StorageError
 from model import GPTConfig
 from optim import READ_BY
 
@@ -74,7 +73,7 @@ def refuse_unread(given: cfg.TrainConfig, preset: cfg.TrainConfig) -> None:
         is_read = choice in choices or (name == "decay" and given.decay_mixture)
         if value != getattr(preset, name) and not is_read:
             raise ValueError(
-                f"--{name} {value} has no effect with --{other} {choice}, it is read by "
+                f"--{name} {value} has no effect with --{other} {choice}: it is read by "
                 f"{' and '.join(choices)} alone; use {instead}, or leave it out"
             )
     if given.tokens != preset.tokens and given.steps:
@@ -146,7 +145,7 @@ def exit_code(error: BaseException) -> int:
     """The error's own exit_code if it has one; 2 for a ValueError that our code raised (a user's
     mistake); that of a StorageError for a disk that is full or fails; 1 for anything else (a bug),
     such as a ValueError that a library raised."""
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
+    if isinstance(error, OSError) and error.errno in DISK_FAILS:
         return StorageError.exit_code
     if isinstance(error, ValueError) and not hasattr(error, "exit_code"):
         raised_in = traceback.extract_tb(error.__traceback__)[-1].filename

@@ -1,7 +1,7 @@
 """What a run did: metrics.jsonl, starts.jsonl, status.json, the numbers of a step, how it ended.
 
 Writes into the run's folder. `metrics.jsonl` has one JSON object per step or validation,
-`starts.jsonl` one per process. A process of its own feeds wandb, so wandb can neither delay nor
+`starts.jsonl` one per start. A process of its own feeds wandb, so wandb can neither delay nor
 stop a run. Next: train.py writes it, instruments/to_wandb.py follows it, instruments/report.py
 draws loss.png and makes a page of it.
 """

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from machinery.errors import StorageError
+from machinery.errors import DISK_FAILS, StorageError
 
 
 def fsync(path: Path) -> None:
@@ -28,6 +28,18 @@ def fsync(path: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+@contextmanager
+def writable(folder: str | Path, remedy: str) -> Iterator[None]:
+    """`with writable(folder, remedy):` a ValueError in place of an OSError, unless the disk is full
+    or fails."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in DISK_FAILS:
+            raise
+        raise ValueError(f"{folder} cannot be written ({error.strerror}); {remedy}") from None
 
 
 @contextmanager
@@ -56,11 +68,8 @@ def creating(folder: Path) -> Iterator[Path]:
         shutil.rmtree(stale)  # of a program that was killed
     temporary = folder.with_name(f".tmp-{folder.name}-{uuid.uuid4().hex[:8]}")
     try:
-        try:
+        with writable(folder, "give another folder"):
             temporary.mkdir(parents=True)
-        except OSError as error:
-            why = f"{folder} cannot be written ({error.strerror}); give another folder"
-            raise ValueError(why) from None
         yield temporary
         for path in [*temporary.rglob("*"), temporary]:
             fsync(path)
@@ -102,21 +111,18 @@ def check_room(folder: Path, need: float, remedy: str) -> None:
 
 def lock(folder: str | Path, option: str) -> Any:
     """Claim a folder until the returned file is closed or this process ends, however it ends.
-    ValueError if another process has it, or if it cannot be written. option: which names it."""
-    try:
+    ValueError if another process has it. option: the one that names the folder."""
+    with writable(folder, f"choose another {option}"):
         Path(folder).mkdir(parents=True, exist_ok=True)
         file = open(Path(folder) / ".lock", "a+")
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        file.seek(0)
-        raise ValueError(
-            f"{folder} is in use by {file.read().strip() or 'another program'}; "
-            f"stop that one, or choose another {option}"
-        ) from None
-    except OSError as error:
-        raise ValueError(
-            f"{folder} cannot be written ({error.strerror}); choose another {option}"
-        ) from None
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            raise ValueError(
+                f"{folder} is in use by {file.read().strip() or 'another program'}; "
+                f"stop that one, or choose another {option}"
+            ) from None
     file.truncate(0)
     file.write(f"process {os.getpid()} on {socket.gethostname()}")
     file.flush()

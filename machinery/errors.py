@@ -17,6 +17,10 @@ Plain ValueError is the idiom for a user's mistake; cli.py decides whose ValueEr
 classes below are for what has a code of its own, and their meaning is in the table. Next: cli.py.
 """
 
+import errno
+
+DISK_FAILS = (errno.ENOSPC, errno.EDQUOT, errno.EIO)  # of an OSError: code 6
+
 
 class RankError(Exception):
     exit_code = 1

@@ -135,7 +135,7 @@ def make_plan(
         )
         new = max(1, saves - len(saved))
         remedy = f"room for {new} checkpoints: free some space or choose another --run_dir"
-        if not saved or checkpoint.step_of(saved[0]) < plan.steps:  # else it is finished
+        if not saved or checkpoint.step_of(saved[0]) < plan.steps:  # else finished, if it is valid
             durable.check_room(Path(run.run_dir), new * one_save, remedy)
         lines.append(check_data(preset, plan, manifest))
     return replace(plan, text="\n".join(lines))

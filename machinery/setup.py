@@ -169,12 +169,12 @@ def _try_step(
         # run twice when accumulating: the peak comes when new gradients are added to old ones
         for _ in range(1 + accumulates):
             step_model(inputs, targets).backward()
-        del buckets
         # Not after a validation: that leaves FSDP's root whole, and its shards would keep theirs.
         model.zero_grad(set_to_none=True)
         if validate:  # as Trainer.evaluate will
             with torch.no_grad():
                 step_model.eval()(inputs, targets, reduction="none")
+        del buckets
     except Exception as error:  # the compiler's errors share no base class
         said = (str(error).strip() or "no message").splitlines()[0]
         problem = f"{type(error).__name__}: {said}"

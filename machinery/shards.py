@@ -104,7 +104,7 @@ class Manifest:
                 f"{path} does not exist; run: python prepare_data.py {preset}{option} "
                 "(and the options you want)"
             ) from None
-        except OSError as error:
+        except (NotADirectoryError, IsADirectoryError, PermissionError) as error:
             why = f"{path} cannot be read ({error.strerror}); choose another --data_dir"
             raise ValueError(why) from None
         except ValueError:

@@ -58,6 +58,8 @@ class Source:
 
 def parse(spec: str) -> Source:
     """'code=files:src#body' -> Source(name='code', kind='files', place='src', fields=('body',))"""
+    if not is_utf8(spec):
+        raise ValueError(f"the name in --source {spec!r} is not UTF-8; rename the file or folder")
     name, rest = re.fullmatch(r"(?:([\w.-]+)=)?(.*)", spec, re.DOTALL).groups()
     rest, _, fields = rest.partition("#")
     kind, _, place = rest.partition(":")
@@ -150,9 +152,14 @@ def local_files(source: Source) -> dict[str, Path]:
         found = {p.relative_to(root).as_posix(): p for p in matches if p.is_file()}
         if not found:
             raise ValueError(f"files:{place}: no such file or folder")
-    if odd := [name for name in found if name.encode("utf-8", "ignore").decode() != name]:
-        raise UsageError(f"files:{place}: the name {odd[0]!r} is not UTF-8; rename the file")
+    if odd := [str(path) for name, path in found.items() if not is_utf8(name)]:
+        raise UsageError(f"the name of {odd[0]!r} is not UTF-8; rename the file")
     return dict(sorted(found.items()))
+
+
+def is_utf8(name: str) -> bool:
+    """Python reads other bytes of a file's name as surrogates, which cannot be written as JSON."""
+    return name.encode("utf-8", "ignore").decode() == name
 
 
 def _walk(root: Path, kinds: tuple[str, ...], links: bool = True) -> Iterator[Path]:
@@ -288,7 +295,7 @@ def join_fields(record: dict, fields: tuple[str, ...], where: object, notes: Cou
 def _text(value: object, field: str, where: object, notes: Counter) -> str:
     if isinstance(value, bytes):
         return decode(value, notes)
-    if type(value) not in (str, int, float):
+    if isinstance(value, list | dict):
         raise UsageError(
             f"{where}: the field {field!r} holds a {type(value).__name__}, not text; write the "
             "text that you want into a field of its own"

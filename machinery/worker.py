@@ -69,7 +69,9 @@ class Job:
                 raise ValueError(
                     f"--nfc has no effect: {config.tokenizer} was trained without it; add --no_nfc"
                 )
-            tokenizer = [loaded.sha256, self.shares]
+            tokenizer = loaded.sha256
+            if len(set(self.shares)) > 1:  # they decide which units there are
+                tokenizer = [tokenizer, self.shares]
         options = {key: getattr(config, key) for key in ("source", "row_len", "val_fraction")}
         options |= {"format": shards.FORMAT, "buffer": BUFFER, "revisions": revisions}
         self.options = digest(options | {"tokenizer": tokenizer})
@@ -114,7 +116,8 @@ class Job:
         path = self.folder / ".units" / f"remote-{digest(repr(source))}.json"
         if not path.exists():
             units, facts = sources.list_units(source)
-            durable.write_json(path, {"units": units, "facts": facts})
+            with durable.writable(self.folder, "choose another --data_dir"):
+                durable.write_json(path, {"units": units, "facts": facts})
         listing = json.loads(path.read_text(encoding="utf-8"))
         return listing["units"], listing["facts"]
 
@@ -181,8 +184,8 @@ class Job:
         return self.records / f"{self.sources[source].name}_{unit:05d}.json"
 
     def newer_than(self, path: Path, source: int, unit: int) -> bool:
-        """Was a file of the unit written after `path`? (Another size gives another key.) Of a time
-        in the future, nobody knows."""
+        """Was a file of the unit written after `path`? (Another size gives another key.) A time in
+        the future says nothing and is ignored."""
         if not self.sources[source].mutable:
             return False
         files, written = sources.local_files(self.sources[source]), path.stat().st_mtime
@@ -418,6 +421,8 @@ def forget_others(job: Job) -> None:
     """Remove the records of other options or other text: this job's shards have the same names."""
     for records in job.records.parent.glob("*"):
         if records.is_dir() and records != job.records:
+            reason = "its unfinished units are of other options or other text"
+            print(f"starting {job.folder} again: {reason}", file=sys.stderr)
             shutil.rmtree(records)
 
 

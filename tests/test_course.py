@@ -96,7 +96,7 @@ def test_mutants_change_what_the_exercise_asks_for_and_nothing_else(tmp_path):
     ]
 
     def hangs_or_fails(answer):
-        while answer.f(2) != 4:  # for ever, or an error
+        while answer.f(2) != 4:  # forever, or an error
             pass
         assert answer.f(9) == 0
 

@@ -83,7 +83,7 @@ def test_a_record_goes_to_the_run_of_the_checkpoint(trained, capsys, tmp_path, m
     (copy / "eval.jsonl").mkdir()
     evaluate.main(["loss", str(copy), *CPU, "--rows", "8"])
     out, err = capsys.readouterr()
-    assert " bits" in out and f"not in {copy / 'eval.jsonl'}: Is a directory" in err
+    assert " bits" in out and f"not be written to {copy / 'eval.jsonl'}: Is a directory" in err
 
 
 def test_an_exported_folder_is_a_model_too(trained, capsys, tmp_path):

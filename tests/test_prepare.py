@@ -269,7 +269,7 @@ def test_a_folder_is_prepared_by_one_program_at_a_time(jsonl, undisturbed, tmp_p
         assert "cannot be read" in error_of(prepare(place, program=("verify",)), 2)
 
 
-def test_a_file_of_the_future_is_not_newer_for_ever(tmp_path):
+def test_a_file_of_the_future_is_not_newer_forever(tmp_path):
     source = ("--source", f"files:{write_texts(tmp_path / 't', 30)}")
     assert prepare(tmp_path / "d", *source).returncode == 0
     path = tmp_path / "t" / "0007.txt"
@@ -709,7 +709,7 @@ def test_case_25_what_cannot_be_read_gets_a_sentence(case, tmp_path, monkeypatch
         word = "the field 'text' holds a list, not text"
     elif case == "bad name":
         (folder / os.fsdecode(b"caf\xe9.txt")).write_text("text")
-        word = "the name 'caf\\udce9.txt' is not UTF-8; rename"
+        word = "caf\\udce9.txt' is not UTF-8; rename"
     elif case == "no field":
         (folder / "a.jsonl").write_text('{"body": "a", "title": "b"}\n')
         word = "no field 'text', it has body, title"

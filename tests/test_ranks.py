@@ -1,4 +1,4 @@
-"""machinery/ranks.py: memory is kept, sums are the same each time, and nobody waits for ever.
+"""machinery/ranks.py: memory is kept, sums are the same each time, and nobody waits forever.
 
 Ranks that do not come, and devices: test_preflight.py."""
 

@@ -370,11 +370,11 @@ MISTAKES = {
     ),
     "an option of another optimizer": (
         ["tiny", "--lr", "0.1"],
-        r"--lr 0.1 has no effect with --optimizer muon, it is read by adamw alone",
+        r"--lr 0.1 has no effect with --optimizer muon: it is read by adamw alone",
     ),
     "an option of another schedule": (
         ["tiny", "--schedule", "cosine", "--decay", "0.3"],
-        r"--decay 0.3 has no effect with --schedule cosine, it is read by wsd alone",
+        r"--decay 0.3 has no effect with --schedule cosine: it is read by wsd alone",
     ),
     "a negative number": (["tiny", "--steps", "-5"], r"--steps -5 is not a number from 0 on"),
     "no token": (["tiny", "--tokens_per_step", "0"], r"--tokens_per_step 0 is less than one token"),

@@ -38,7 +38,7 @@ def oracle(answer) -> None:
                     free[d] = max([free[d], *(done[op] for op in needs)]) + cost[kind]
                     done[kind, m, d] = free[d]
                     left[d].pop(0)
-            assert len(done) > before, f"deadlock, device: operation that waits for ever {waiting}"
+            assert len(done) > before, f"deadlock, device: operation that waits forever {waiting}"
         return max(free)
 
     for P, M in ((1, 3), (2, 1), (2, 3), (3, 3), (4, 8), (4, 2), (5, 7), (8, 16)):
