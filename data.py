@@ -232,7 +232,7 @@ class Quota:
     A chain, heaviest source first: of the n positions that reach a source, it takes
     round(n * its share of the weight from here on) and passes on the others. Integer arithmetic,
     so exact at any n.
-    After p positions a source has had p * weight within 1 for up to 3 sources, 1.2 for up to 16.
+    After p positions a source has had p * weight within 1 for up to 3 sources, 1.7 for up to 16.
     """
 
     def __init__(self, weights: Sequence[float]) -> None:

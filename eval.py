@@ -171,7 +171,7 @@ def load(config: EvalConfig) -> tuple[GPT, dict, shards.Manifest]:
 
 
 def keep_record(config: EvalConfig, trainer: dict, **figures) -> None:
-    """Append a line to eval.jsonl in the folder of the run, or of the export, if that is possible."""
+    """Append a line to eval.jsonl in the folder of the run or the export, if it can be written."""
     path = Path(trainer["path"])
     run_dir = path.parent.parent if path.parent.name == "checkpoints" else path
     line = asdict(config) | dict(step=trainer["step"], tokens=trainer["tokens"], **figures)
@@ -402,6 +402,11 @@ def report(config: ReportConfig) -> None:
     """Sample from the checkpoints that have no samples yet; then write the page."""
     from instruments import report
 
+    if config.checkpoint:
+        raise ValueError(
+            f"{config.checkpoint} is not the folder of a run; a report is of a whole run: "
+            "python eval.py report RUN_DIR"
+        )
     report.Run(config.run_dir)  # refuses a folder that is not a run's
     report.take_samples(config, load)
     print(report.write(config.run_dir, config.usd_per_hour))

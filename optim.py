@@ -28,17 +28,16 @@ def lr_at(
     - `cosine`: half a cosine from 1 to `final`;
     - `multistep`: 1, from 80% of the run 0.316, from 90% on 0.1 (DeepSeek LLM, section 2.3).
     """
-    if step < warmup:
-        return (step + 1) / warmup
+    warm = min(1.0, (step + 1) / max(1, warmup))  # a short run may decay before it is warm
     if schedule == "wsd":
         if step <= (begins := decay_begins(steps, decay)):
-            return 1.0
-        return final + (1 - final) * (steps - step) / (steps - begins)
+            return warm
+        return warm * (final + (1 - final) * (steps - step) / (steps - begins))
     if schedule == "cosine":
-        progress = (step - warmup) / max(1, steps - warmup)
-        return final + (1 - final) * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
+        progress = min(1.0, max(0, step - warmup) / max(1, steps - warmup))
+        return warm * (final + (1 - final) * 0.5 * (1 + math.cos(math.pi * progress)))
     if schedule == "multistep":
-        return 1.0 if step < 0.8 * steps else 0.316 if step < 0.9 * steps else 0.1
+        return warm * (1.0 if step < 0.8 * steps else 0.316 if step < 0.9 * steps else 0.1)
     raise ValueError(f"schedule {schedule!r} is none of wsd, cosine, multistep")
 
 

@@ -10,7 +10,8 @@ wanted=$(cat requirements.txt)
 # PyPI's torch 2.13 is built for CUDA 13, which wants driver 580; its last one for CUDA 12, which wants
 # 525, is 2.10. A build from elsewhere (2.13.0+cu126, 2.13.0+cpu) is the user's choice, and stays.
 query="nvidia-smi --query-gpu=driver_version --format=csv,noheader"
-driver=$(timeout 20 $query 2> /dev/null | head -n 1) || driver=
+driver=$(timeout 20 $query 2> /dev/null) || driver=
+driver=${driver%%$'\n'*}  # of the first GPU
 chosen=$(compgen -G ".venv/lib/python3*/site-packages/torch-*+*.dist-info") || chosen=
 if [[ $driver =~ ^([0-9]+)\. && ${BASH_REMATCH[1]} -lt 580 && -z $chosen ]]; then
   if [ "${BASH_REMATCH[1]}" -lt 525 ]; then
@@ -22,7 +23,14 @@ if [[ $driver =~ ^([0-9]+)\. && ${BASH_REMATCH[1]} -lt 580 && -z $chosen ]]; the
 fi
 stamp=.venv/requirements.txt
 if [ "$(cat "$stamp" 2> /dev/null || true)" != "$wanted" ]; then
-  [ -x .venv/bin/python ] || "$python" -m venv .venv
+  if ! .venv/bin/python -m pip --version > /dev/null 2>&1; then  # none yet, or half of one
+    "$python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' || {
+      echo "error: $("$python" --version) is older than 3.10; PYTHON=python3.12 bash run.sh" >&2
+      exit 2
+    }
+    rm -rf .venv
+    "$python" -m venv .venv
+  fi
   .venv/bin/python -m pip install --quiet --disable-pip-version-check -r <(echo "$wanted")
   echo "$wanted" > "$stamp"
 fi
@@ -33,11 +41,17 @@ if [ "${1:-}" = test ]; then
   exec python -m pytest -n 3 --dist worksteal "$@"  # most tests wait for programs to start
 fi
 if [ "${1:-}" = lesson ]; then
-  exec python "course/$(printf %02d "${2:?which lesson? try: bash run.sh lesson 3}")"_*.py
+  number=${2:?which lesson? try: bash run.sh lesson 3}
+  [[ $number =~ ^[0-9]+$ ]] || { echo "error: lesson $number: give a number, 0 to 20" >&2; exit 2; }
+  exec python "course/$(printf %02d "$((10#$number))")"_*.py
+fi
+if [ $# -gt 1 ]; then
+  echo "error: run.sh takes a preset alone; for '${*:2}' run the programs by hand (README.md)" >&2
+  exit 2
 fi
 preset=${1:-tiny}
 python prepare_data.py "$preset"
-torchrun train.py "$preset"
+torchrun --standalone train.py "$preset"
 python eval.py loss "$preset"
 python eval.py sample "$preset" < /dev/null  # the prompts of the preset
 echo "checkpoints  $(ls -d "runs/$preset"/checkpoints/step_* | tail -n 1)"

@@ -287,7 +287,8 @@ class Trainer:
         """Bits per byte on the validation rows; the best so far is saved and kept."""
         self.drain()
         world, rows = self.world, self.micro_batch
-        max_rows = max(world.world_size, self.options.eval_tokens // self.plan.seq_len)
+        max_rows = min(self.options.eval_tokens // self.plan.seq_len, self.manifest.rows("val"))
+        max_rows = max(1, max_rows // world.world_size) * world.world_size  # as many on each rank
         batches = data.val_batches(
             self.manifest, rows, max_rows, world.rank, world.world_size, world.device
         )

@@ -91,7 +91,8 @@ class Case:
 def mean_and_sd(values: list[float]) -> tuple[float, float]:
     """The standard deviation has n - 1 below the line. NaN where there are too few values."""
     mean = statistics.fmean(values) if values else math.nan
-    return mean, statistics.stdev(values) if len(values) > 1 else math.nan
+    known = len(values) > 1 and math.isfinite(mean)
+    return mean, statistics.stdev(values) if known else math.nan
 
 
 def verdict(base: dict[int, float], change: dict[int, float]) -> tuple[float, float, str]:
@@ -149,6 +150,7 @@ def read_recipe(argv: list[str], dtype: str) -> tuple[dict, int, int]:
     recipe = as_json(setup.identity(preset.train, model, manifest))
     recipe["extras"].sort()  # in any order, they make the same model
     recipe["eval_tokens"] = preset.run.eval_tokens
+    recipe["init_from"], recipe["resume"] = preset.run.init_from, preset.run.resume
     recipe["dtype"] = dtype if recipe["dtype"] == "auto" else recipe["dtype"]
     del recipe["seed"]  # the only thing in which the runs of a change differ
     return recipe, tokens_of(preset, model), preset.train.tokens_per_step
@@ -212,10 +214,14 @@ def make_cases(name: str, config: AblateConfig, device: str, dtype: str) -> list
 
 
 def code_version() -> str:
-    """The commit, with a + behind it if the code has been edited since."""
-    git = ["git", "-C", str(ROOT), "diff", "--quiet", "HEAD", "--", "*.py"]
-    edited = subprocess.run(git, capture_output=True, check=False).returncode == 1
-    return prepare_data.commit()[:7] + "+" * edited
+    """The commit, and if the code has been edited since, + and what names the edits."""
+    git = ["git", "-C", str(ROOT), "diff", "HEAD", "--", "*.py"]
+    try:
+        edits = subprocess.run(git, capture_output=True, check=False).stdout
+    except OSError:  # there is no git
+        edits = b""
+    named = "+" + hashlib.sha256(edits).hexdigest()[:7] if edits else ""
+    return prepare_data.commit()[:7] + named
 
 
 # ---------------------------------------------------------------- what was run
@@ -224,6 +230,7 @@ def code_version() -> str:
 def recipe_of(row: dict) -> dict:
     """The whole recipe of a line; a field that is newer than the line has its default."""
     defaults = as_json(asdict(cfg.TrainConfig()) | asdict(GPTConfig()))
+    defaults |= dict(init_from="", resume="auto")
     return defaults | row["base"] | row["changed"] | {"seed": row["seed"]}
 
 

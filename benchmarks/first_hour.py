@@ -122,6 +122,8 @@ def levers(preset: str, tokens_per_step: int, steps: int, results: str) -> None:
     try:
         before = run_case(plain, timeout_s=300)
         print("without:", before, flush=True)
+        if "error" in before:
+            return
         for name, (change, variables) in LEVERS.items():
             if not cuda and "rows" not in change:
                 print(f"{name}: skipped, needs a GPU", flush=True)

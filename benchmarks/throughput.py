@@ -195,7 +195,8 @@ def peak_memory(device: torch.device) -> int:
     """Bytes at the highest: of the device's allocator, or of the whole process on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def run_case(case: dict, timeout_s: float = 900, **environment: str) -> dict:

@@ -31,6 +31,7 @@ class Item:
     cue: str = ""  # the line after the question, such as "Answer:"
     subject: str = ""  # few-shot examples are of the same subject
     margin: str = ""  # before the letter of an option
+    intro: str = ""  # before the examples
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ def with_examples(item: Item, examples: Iterable[Item], mode: str) -> Question:
         context, answers = write_out(example, mode)
         solved.append(f"{context} {answers[example.gold]}")
     context, answers = write_out(item, mode)
-    return Question("\n\n".join((*solved, context)), answers, item.gold)
+    return Question(item.intro + "\n\n".join((*solved, context)), answers, item.gold)
 
 
 # ------------------------------------------------------------------------- exams on the Hub
@@ -98,7 +99,9 @@ def _piqa(row: dict) -> Item:
 
 def _mmlu(row: dict) -> Item:
     query, choices = row["question"].strip(), tuple(row["choices"])
-    return Item(query, choices, int(row["answer"]), "Answer:", row["subject"])
+    about = row["subject"].replace("_", " ")
+    intro = f"The following are multiple choice questions (with answers) about {about}.\n\n"
+    return Item(query, choices, int(row["answer"]), "Answer:", row["subject"], intro=intro)
 
 
 def _portuguese(query: str, choices: Iterable[str], gold: int, subject: str = "") -> Item:
@@ -301,6 +304,8 @@ def ask(task: str, mode: str, shots: int, limit: int, manifest, seq_len: int) ->
         items, split = _file(Path(task)), ""
     else:
         find("task", name, {"continuation": None, **EXAMS, "FILE.jsonl": None})
+        if name not in EXAMS:
+            raise ValueError(f"--task {task}: there is no such file")
         items, split = _rows(name, folder, EXAMS[name].split), EXAMS[name].examples
     examples, items = (
         (_rows(name, folder, split) if shots else [], items)

@@ -65,6 +65,8 @@ def page(preset: cfg.Preset, world: ranks.World) -> str:
         meta = GPT(model)
     tokens, full = decided.rows * decided.seq_len, meta.flops_per_token()
     on = f"on        {world.world_size} x {world.device_name}"
+    if card and preset.train.dtype == "fp32":
+        raise ValueError("--plan knows what cards do in bf16 only; leave --dtype fp32 out")
     if decided.peak is None:
         why = "no peak is known for it; --peak_tflops, or --gpu for a card that is known"
         return f"{decided.text}\n{on}\ntime      n/a: {why}"

@@ -88,8 +88,11 @@ class Server:
             )
         self.url, self.model, self.timeout_s, self.chat = url, model, timeout_s, True
         # A local server needs no key, but the client does.
-        key = os.environ.get("OPENAI_API_KEY", "none")
-        self.client = OpenAI(base_url=url, api_key=key, timeout=timeout_s, max_retries=0)
+        key = os.environ.get("OPENAI_API_KEY") or "none"
+        try:
+            self.client = OpenAI(base_url=url, api_key=key, timeout=timeout_s, max_retries=0)
+        except Exception as error:  # a proxy of the environment that its library does not know
+            raise ValueError(self.fault(f"{type(error).__name__}: {error}")) from None
         self.answers = {"A": 0, "B": 0, "unparsable": 0}
         question = QUESTION.format(prompt="1, 2,", a=" 3, 4", b=" 2, 2")
         try:
@@ -123,8 +126,8 @@ class Server:
     def fault(self, why: str) -> str:
         return (
             f"the judge at {self.url} gives no answer ({why}); is it running, does its address end "
-            f"in /v1, is --judge_model {self.model} right, and is --judge_timeout "
-            f"{self.timeout_s:g} enough?"
+            f"in /v1, is --judge_model {self.model} right, is --judge_timeout {self.timeout_s:g} "
+            "enough, and does a proxy stand between (NO_PROXY)?"
         )
 
     def compare(self, prompts: list[str], completions: list[list[str]]) -> np.ndarray:
@@ -155,6 +158,8 @@ class Server:
 
 def parse(text: str) -> str:
     """Answer: B -> B; A. -> A; A or B, both, Apple -> unparsable. What a model thinks aloud before
-    `</think>` does not count."""
+    `</think>` does not count, nor does a thought that was cut off."""
+    if "<think>" in text and "</think>" not in text:
+        return "unparsable"
     letters = set(re.findall(r"\b[AB]\b", text.rpartition("</think>")[2]))
     return letters.pop() if len(letters) == 1 else "unparsable"

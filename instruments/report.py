@@ -61,6 +61,15 @@ class Run:
         self.config = json.loads(config.read_text()) if config.exists() else {}
         self.status = json.loads(status.read_text()) if status.exists() else {"state": "unknown"}
         self.starts = read_jsonl(self.dir / "starts.jsonl")
+        first = self.starts[0] if self.starts else {}
+        for key in ("init_from", "eval_tokens"):  # they decide what was trained, and on what judged
+            if key in first:
+                self.config[key] = first[key]
+
+    @property
+    def first_step(self) -> int:
+        """1, unless it was begun from a checkpoint of another run."""
+        return self.steps[0]["step"] if self.steps else 1
 
     def seconds_at(self, tokens: float) -> float:
         """Seconds of training until then, without validation, saving, and time between starts."""
@@ -322,11 +331,18 @@ def compare(folders: list[str]) -> str:
     rows = [("run", "tokens", at, "difference", "best until then", "tok/s", "training time")]
     for run in runs:
         known = [(r["tokens"], r["val_bpb"]) for r in run.validations]
+        if known[0][0] > common:
+            raise ValueError(
+                f"{run.dir} begins at {short(known[0][0])} tokens, where another run has ended "
+                f"({short(common)}); compare runs that have some tokens in common"
+            )
         bpb = float(np.interp(common, *zip(*known)))  # a straight line between two validations
         base = base or bpb
         best = min(bpb, *(value for tokens, value in known if tokens <= common))
         figures = f"{bpb:.4f}", f"{bpb - base:+.4f}", f"{best:.4f}", short(run.speed())
-        took = duration(run.seconds_at(common))
+        took = f"n/a, begins at step {run.first_step:,}"
+        if run.first_step == 1:
+            took = duration(run.seconds_at(common))
         rows.append((str(run.dir), short(run.tokens), *figures, took))
     widths = [max(map(len, column)) for column in zip(*rows)]
     lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
@@ -347,6 +363,8 @@ def differences(runs: list[Run]) -> list[str]:
     advice = "trust a difference only if it is larger than that between two seeds"
     if "data_fingerprint" in differ:
         advice = "warning: the data differ, so the bits per byte are of different text"
+    elif "eval_tokens" in differ:
+        advice = "warning: eval_tokens differ, so the bits per byte are of more or less text"
     elif not differ.keys() - {"seed"}:
         advice = "nothing differs but the seed: the difference above is noise"
     return [*lines, advice]
@@ -364,11 +382,13 @@ def draw_compared(runs: list[Run], common: int) -> bytes | None:
     is_long = max(run.seconds_at(run.tokens) for run in runs) > 2 * 3600
     for run in runs:
         # without the first: the untrained model's would squeeze all the others
-        tokens, bpb = zip(*((r["tokens"], r["val_bpb"]) for r in run.validations[1:]))
+        trained = [r for r in run.validations if r["tokens"]]
+        tokens, bpb = zip(*((r["tokens"], r["val_bpb"]) for r in trained))
         style = dict(marker="o", markersize=3, linewidth=1.4, label=str(run.dir))
         by_tokens.plot(tokens, bpb, **style)
-        seconds = map(run.seconds_at, tokens)
-        by_time.plot([s / (3600 if is_long else 60) for s in seconds], bpb, **style)
+        if run.first_step == 1:
+            seconds = map(run.seconds_at, tokens)
+            by_time.plot([s / (3600 if is_long else 60) for s in seconds], bpb, **style)
     by_tokens.axvline(common, color="0.6", linewidth=0.8, linestyle=":")
     by_tokens.set(xlabel="tokens", ylabel="validation, bits per byte", xlim=(0, None))
     by_time.set(xlabel=f"{'hours' if is_long else 'minutes'} of training", xlim=(0, None))

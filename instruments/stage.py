@@ -39,7 +39,10 @@ def copy(manifest: Manifest, folder: str | Path) -> Manifest:
     target = target_of(manifest, folder)
     files = [file for shard in manifest.all_shards() for file in files_of(shard)]
     missing = sum(size for name, size, _ in files if not (target / name).exists())
-    durable.check_room(target, missing, "choose another disk or leave --stage out")
+    remedy = "choose another disk or leave --stage out"
+    durable.check_room(target, missing, remedy)
+    with durable.writable(target, remedy):
+        target.mkdir(parents=True, exist_ok=True)
     for name, _, sha256 in files:
         path = target / name
         if path.exists() and durable.sha256_of(path) == sha256:

@@ -111,9 +111,9 @@ def weights(mixture: tuple[str, ...]) -> dict[str, float] | None:
         found = {name: float(weight) for name, _, weight in pairs}
     except ValueError:
         found = {"": math.nan}
-    if not all(map(math.isfinite, found.values())):
+    if not all(map(math.isfinite, found.values())) or len(found) < len(pairs):
         given = " ".join(mixture)
-        raise ValueError(f"{given!r} is not NAME=WEIGHT ..., as in wiki=60 code=40")
+        raise ValueError(f"{given!r} is not NAME=WEIGHT ..., each once, as in wiki=60 code=40")
     return found or None
 
 

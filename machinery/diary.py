@@ -85,6 +85,7 @@ class Log:
         self._start |= dict(device=world.device_name, on_gpu=world.device.type == "cuda")
         self._start |= dict(world_size=world.world_size, usd_per_hour=options.usd_per_hour)
         self._start |= dict(data_dir=options.data_dir)
+        self._start |= dict(init_from=options.init_from, eval_tokens=options.eval_tokens)
 
     def report(self) -> str:
         """Write loss.png and report.html; returns the line to print. Whatever goes wrong is in
@@ -155,12 +156,20 @@ def outcome(run, argv: list[str]) -> Iterator[None]:
         world, micro_batch = run.world, getattr(run, "micro_batch", run.plan.micro_batch)
         torchrun = f"torchrun --nproc_per_node={world.ranks_here}"
         program = torchrun if world.world_size > 1 else "python"
+        if micro_batch == 1:
+            raise ValueError(
+                f"out of memory at step {run.step:,} with micro-batches of one row; try "
+                "--parallel fsdp on several GPUs, or a smaller preset"
+            ) from None
         # The last of two equal options wins, so one more at the end is enough.
         raise ValueError(
             f"out of memory at step {run.step:,} ({str(error).splitlines()[0]}); resume with: "
             f"{program} train.py {shlex.join(argv)} "
             f"--micro_batch {run.plan.smaller_micro_batch(micro_batch)}"
         ) from None
+    except KeyboardInterrupt:
+        run.log.failed(run.step, "interrupted twice", 130)
+        raise
     except Exception as error:
         run.log.failed(run.step, str(error)[:1000], cli.exit_code(error))
         raise

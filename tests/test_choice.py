@@ -251,7 +251,16 @@ ROWS = {
     ),
     "mmlu": (
         [dict(question="2+2? ", subject="maths", choices=["1", "2", "3", "4"], answer=3)],
-        [Item("2+2?", ("1", "2", "3", "4"), 3, "Answer:", "maths")],
+        [
+            Item(
+                "2+2?",
+                ("1", "2", "3", "4"),
+                3,
+                "Answer:",
+                "maths",
+                intro="The following are multiple choice questions (with answers) about maths.\n\n",
+            )
+        ],
     ),
     "enem": (
         [
@@ -389,6 +398,8 @@ def test_a_changed_schema_and_a_missing_hub_are_one_sentence(offline, tmp_path):
         exams.ask("piqa", "answer", 0, 0, None, 64)
     with pytest.raises(ValueError, match="did you mean piqa"):
         exams.ask("piqqa", "answer", 0, 0, None, 64)
+    with pytest.raises(ValueError, match="--task FILE.jsonl: there is no such file"):
+        exams.ask("FILE.jsonl", "answer", 0, 0, None, 64)
 
 
 # ------------------------------------------------------------------------------ lm_eval

@@ -222,12 +222,13 @@ def test_quota_is_exact_within_a_row_and_counts_itself(weights):
 
 def test_quota_with_sixteen_sources():
     rng = random.Random(0)
-    for k in (5, 8, 16):
-        weights = [rng.expovariate(1) for _ in range(k)]
+    for k, least in ((5, 0), (8, 0), (16, 0), (16, 50)):  # the last: nearly equal weights
+        weights = [least + rng.expovariate(1) for _ in range(k)]
         quota, had = Quota(weights), [0] * k
         for p in range(4000):
             had[quota(p)[0]] += 1
-            assert max(abs(n - (p + 1) * w / sum(weights)) for n, w in zip(had, weights)) < 1.25
+            far = max(abs(n - (p + 1) * w / sum(weights)) for n, w in zip(had, weights))
+            assert far < (1.7 if least else 1.25)
 
 
 def test_each_epoch_of_each_source_is_a_bijection_and_epochs_differ():

@@ -317,12 +317,21 @@ def test_no_fresh_start_when_all_checkpoints_are_damaged(saved, small_data, tmp_
 
 
 def test_saves_slower_than_their_interval_wait_in_order(whole, small_data, tmp_path):
-    spoil = [("slow_stage", "write", 0.4)]
+    spoil = [("slow_stage", "write", 2.0)]  # 8 steps take far less
     text = start(small_data, tmp_path / "run", *LONG, "--save_every", 8, spoil=spoil).end(0)
     assert re.search(r"step 16: waited \d\.\d s for the last save", text)
     saved = [int(s) for s in re.findall(r"^saved .*step_(\d+) in", text, re.M)]
     assert saved == [8, 16, 24]
     assert losses(tmp_path / "run") == losses(whole())
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_saves_by_the_clock(world, whole, small_data, tmp_path):
+    """The clock of the first rank; every rank saves with it."""
+    text = start(small_data, tmp_path / "run", *LONG, "--save_minutes", 0.001, world=world).end(0)
+    saved = [int(s) for s in re.findall(r"^saved .*step_(\d+) in", text, re.M)]
+    assert len(saved) > 1 and saved[0] < saved[-1] == STEPS  # without it, the last alone
+    assert losses(tmp_path / "run") == losses(whole(world, *LONG))
 
 
 @pytest.mark.parametrize("world", [1, 2])

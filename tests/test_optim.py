@@ -188,6 +188,8 @@ def test_schedules():
     assert cosine == pytest.approx([0.1, 1.0, 0.55, 0.1])
     assert [lr_at(s, 100, "multistep", 5) for s in (0, 79, 80, 90)] == [0.2, 1.0, 0.316, 0.1]
     assert lr_at(50, 100, "wsd", 0, decay=0.0) == 1.0
+    short = [lr_at(s, 50, "wsd", warmup=40, decay=0.65) for s in range(50)]  # warm after 40 of 50
+    assert max(abs(a - b) for a, b in zip(short, short[1:])) < 0.05  # and yet without a jump
     with pytest.raises(ValueError, match="'linear' is none of"):
         lr_at(50, 100, "linear")
     momentum = [momentum_at(s, 4000) for s in (0, 200, 400, 1400, 2700, 4000)]
@@ -216,8 +218,17 @@ def test_only_the_schedule_with_a_decay_bends_the_momentum():
     for schedule, last in (("wsd", 0.90), ("cosine", 0.97)):
         config = TrainConfig(schedule=schedule)
         optimizers = build(groups, config, width=64)
+        before = [g["weight_decay"] for g in optimizers[1].param_groups]
+        factor = set_schedule(optimizers, 990, 1000, config)
+        assert factor == lr_at(990, 1000, schedule, config.warmup, config.decay, config.final_lr)
+        assert 0 < factor < 0.1
+        for group in (g for optimizer in optimizers for g in optimizer.param_groups):
+            assert group["lr"] == group["base_lr"] * factor > 0
+        (muon,) = optimizers[0].param_groups
+        assert muon["weight_decay"] == config.weight_decay * factor > 0
+        assert [g["weight_decay"] for g in optimizers[1].param_groups] == before
         set_schedule(optimizers, 1000, 1000, config)
-        assert optimizers[0].param_groups[0]["momentum"] == pytest.approx(last)
+        assert muon["momentum"] == pytest.approx(last)
 
 
 @pytest.mark.parametrize("tokens", [512, 2048, 32_768])

@@ -444,6 +444,14 @@ def test_an_old_cudnn_is_asked_by_name_where_it_is_right(
     assert plan.prefer_cudnn(config, torch.device("cuda")) == "" and not orders
 
 
+def test_state_over_half_of_the_memory_is_sharded():
+    world = lambda ranks: SimpleNamespace(world_size=ranks, memory_bytes=80e9)
+    found = [plan.pick_parallel("auto", world(8), state)[0] for state in (39e9, 41e9)]
+    assert found == ["ddp", "fsdp"]
+    assert plan.pick_parallel("ddp", world(8), 41e9)[0] == "ddp"
+    assert plan.pick_parallel("auto", world(1), 41e9)[0] == "none"
+
+
 @pytest.mark.parametrize("kind", ["cpu", "cuda"])
 def test_a_refused_step_names_another_attention_on_a_gpu(kind, tmp_path):
     run = SimpleNamespace(

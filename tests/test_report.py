@@ -177,6 +177,27 @@ def test_what_a_difference_is_worth(tmp_path):
     both = report.compare([str(a), str(seed)])
     assert "seed: 0, 1" in both and "the difference above is noise" in both
     assert "warning: the data differ" in report.compare([str(a), str(data)])
+    started = [start(100.0, init_from="", eval_tokens=1000)]
+    tuned = [start(100.0, init_from="runs/a", eval_tokens=1000)]
+    brief = [start(100.0, init_from="", eval_tokens=10)]
+    runs = [
+        make_run(tmp_path / name, ten_steps(), starts=s)
+        for name, s in zip("def", (started, tuned, brief))
+    ]
+    other = report.compare([str(runs[0]), str(runs[1])])
+    assert "init_from: none, runs/a" in other and "larger than that between two seeds" in other
+    assert "warning: eval_tokens differ" in report.compare([str(runs[0]), str(runs[2])])
+
+
+def test_a_run_begun_from_another_has_no_training_time(tmp_path):
+    """What the other one took is not in its folder."""
+    a, later = make_run(tmp_path / "a", ten_steps()), ten_steps()[7:]
+    b = make_run(tmp_path / "b", [validation(5, 3.0), *later])
+    assert "n/a, begins at step 6" in report.compare([str(a), str(b)])
+    c = make_run(tmp_path / "c", ten_steps()[:7])
+    far = make_run(tmp_path / "far", [validation(9, 3.0), step(10, 120.0), validation(10, 2.0)])
+    with pytest.raises(ValueError, match="far begins at 9K tokens, where another run has ended"):
+        report.compare([str(c), str(far)])
 
 
 def test_a_run_that_cannot_be_compared_gets_a_sentence(tmp_path):

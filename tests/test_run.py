@@ -27,11 +27,11 @@ def machine(tmp_path):
         shutil.copy(ROOT / name, tmp_path / name)
     _script(tmp_path / "bin" / "python3", PYTHON)
 
-    def run(says: str | None, code: int = 0):
+    def run(says: str | None, code: int = 0, words=("test",)):
         if says is not None:
             _script(tmp_path / "bin" / "nvidia-smi", f"#!/bin/sh\necho '{says}'\nexit {code}\n")
         path = f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}"
-        command = ["bash", tmp_path / "run.sh", "test"]
+        command = ["bash", tmp_path / "run.sh", *words]
         env = {**os.environ, "PATH": path, "PYTHON": "python3"}
         return subprocess.run(command, capture_output=True, text=True, env=env)
 
@@ -68,6 +68,27 @@ def test_torch_fits_the_driver(says, code, torch, machine, tmp_path):
     assert others == (ROOT / "requirements.txt").read_text()  # the rest as it stands there
 
 
+def test_the_driver_of_many_gpus_is_that_of_the_first(machine, tmp_path):
+    """A tool that writes a line per GPU, slowly, must not die of a reader that has left."""
+    machine("")
+    shutil.rmtree(tmp_path / ".venv")
+    slow = "for i in 1 2 3 4 5 6 7 8; do echo 535.183.01 || exit 1; sleep 0.02; done"
+    _script(tmp_path / "bin" / "nvidia-smi", f"#!/bin/bash\n{slow}\n")
+    assert machine(None).returncode == 0 and torch_of(tmp_path) == "torch==2.10.0"
+
+
+def test_half_a_venv_is_made_again(machine, tmp_path):
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    _script(tmp_path / ".venv" / "bin" / "python", "#!/bin/sh\nexit 1\n")  # without pip
+    assert machine("580.65").returncode == 0 and torch_of(tmp_path) == "torch==2.13.0"
+
+
+def test_run_takes_one_word(machine, tmp_path):
+    for words, said in ((["tiny", "--steps", "5"], "'--steps 5'"), (["lesson", "x"], "lesson x:")):
+        done = machine("580.65", words=words)
+        assert done.returncode == 2 and said in done.stderr
+
+
 def test_a_driver_that_nothing_runs_on_costs_no_download(machine, tmp_path):
     done = machine("470.82.01")
     assert done.returncode == 2 and not (tmp_path / ".venv").exists()
@@ -86,6 +107,8 @@ def test_a_build_that_the_user_chose_stays(machine, tmp_path):
     (tmp_path / ".venv/lib/python3.11/site-packages/torch-2.13.0+cu126.dist-info").mkdir(
         parents=True
     )
+    (tmp_path / ".venv/bin").mkdir()
+    _script(tmp_path / ".venv/bin/python", PYTHON)
     for driver in ("470.82.01", "550.54"):
         assert machine(driver).returncode == 0
     assert torch_of(tmp_path) == "torch==2.13.0"  # which pip finds there already
