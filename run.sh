@@ -23,13 +23,12 @@ if [[ $driver =~ ^([0-9]+)\. && ${BASH_REMATCH[1]} -lt 580 && -z $chosen ]]; the
 fi
 stamp=.venv/requirements.txt
 if [ "$(cat "$stamp" 2> /dev/null || true)" != "$wanted" ]; then
-  if ! .venv/bin/python -m pip --version > /dev/null 2>&1; then  # none yet, or half of one
+  if ! .venv/bin/python -m pip --version > /dev/null 2>&1; then  # no .venv yet, or one without pip
     "$python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' || {
       echo "error: $("$python" --version) is older than 3.10; PYTHON=python3.12 bash run.sh" >&2
       exit 2
     }
-    rm -rf .venv
-    "$python" -m venv .venv
+    "$python" -m venv .venv  # keeps the packages that are there
   fi
   .venv/bin/python -m pip install --quiet --disable-pip-version-check -r <(echo "$wanted")
   echo "$wanted" > "$stamp"

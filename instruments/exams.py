@@ -305,7 +305,7 @@ def ask(task: str, mode: str, shots: int, limit: int, manifest, seq_len: int) ->
     else:
         find("task", name, {"continuation": None, **EXAMS, "FILE.jsonl": None})
         if name not in EXAMS:
-            raise ValueError(f"--task {task}: there is no such file")
+            raise ValueError(f"--task {task} is neither an exam nor a file that is there")
         items, split = _rows(name, folder, EXAMS[name].split), EXAMS[name].examples
     examples, items = (
         (_rows(name, folder, split) if shots else [], items)

@@ -342,8 +342,8 @@ class Checkpointer:
         return trainer
 
     def _find(self, path: Path | None) -> Path | None:
-        """The checkpoint to resume from. UsageError if this run has a newer one than `path`: what
-        it did from there on would be mixed with what it did before."""
+        """The checkpoint to resume from. UsageError if this run has a newer one than `path`: the
+        checkpoints of two histories would lie in one folder."""
         own = [root.resolve() for root in self._roots]
         if path and path.resolve().parent not in own and checkpoints(*own):
             path = None  # of another run, from which this one has begun already

@@ -159,7 +159,7 @@ def _try_step(
     No gradient is left."""
     T, problem, step_model = model.config.seq_len, None, model
     try:
-        # The room for the buckets in which DDP will exchange the gradients.
+        # As much memory as the buckets in which DDP will exchange the gradients.
         buckets = [torch.empty_like(p) for p in model.parameters() if plan.parallel == "ddp"]
         if compile and not plan.sharded:  # sharded, its blocks are compiled already
             step_model = torch.compile(model, dynamic=False, fullgraph=True)
@@ -169,7 +169,7 @@ def _try_step(
         # run twice when accumulating: the peak comes when new gradients are added to old ones
         for _ in range(1 + accumulates):
             step_model(inputs, targets).backward()
-        # Not after a validation: that leaves FSDP's root whole, and its shards would keep theirs.
+        # Before the validation: that leaves FSDP's root unsharded, and this would miss its shards.
         model.zero_grad(set_to_none=True)
         if validate:  # as Trainer.evaluate will
             with torch.no_grad():

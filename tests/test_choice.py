@@ -398,7 +398,7 @@ def test_a_changed_schema_and_a_missing_hub_are_one_sentence(offline, tmp_path):
         exams.ask("piqa", "answer", 0, 0, None, 64)
     with pytest.raises(ValueError, match="did you mean piqa"):
         exams.ask("piqqa", "answer", 0, 0, None, 64)
-    with pytest.raises(ValueError, match="--task FILE.jsonl: there is no such file"):
+    with pytest.raises(ValueError, match="--task FILE.jsonl is neither an exam nor a file"):
         exams.ask("FILE.jsonl", "answer", 0, 0, None, 64)
 
 
