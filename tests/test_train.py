@@ -89,8 +89,12 @@ def test_two_ranks_give_the_same_losses(plain, small_data, tmp_path):
     assert record["data_dir"] == str(small_data)  # not the copy, which may go
     assert_same_run(plain[0], tmp_path / "run")
     one, two = parameters(plain[0], 12), parameters(tmp_path / "run", 12)
-    for name in one:
-        torch.testing.assert_close(one[name], two[name], atol=1e-4, rtol=1e-3, msg=name)
+    assert one.keys() == two.keys()
+    for name, tensor in one.items():
+        # Whole tensors: AdamW moves a weight by as much when its gradient is nothing but rounding,
+        # so single weights of an embedding may be far apart.
+        apart = (tensor.double() - two[name].double()).norm()
+        assert apart <= 5e-4 * tensor.double().norm(), (name, apart)
 
 
 def assert_same_run(a, b, limit=5e-6):
