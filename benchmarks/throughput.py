@@ -313,6 +313,10 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as run_dir:
             print(json.dumps(measure(json.loads(args.case), run_dir)))
         return
+    try:
+        _ = [find_preset(name) for name in args.presets]
+    except ValueError as error:
+        parser.error(str(error))
     rows = []
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(124))  # report what there is until then
     try:

@@ -6,6 +6,7 @@ As a process of its own it cannot stop or slow the training. Without a key it wr
 folder (WANDB_MODE=offline).
 """
 
+import argparse
 import json
 import os
 import sys
@@ -40,19 +41,23 @@ def has_ended(run_dir: Path) -> bool:
 
 
 def main(argv: list[str]) -> int:
-    run_dir, follow = Path(argv[0]), "--follow" in argv
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("run_dir", type=Path)
+    parser.add_argument("--follow", action="store_true", help="until the run ends")
+    args = parser.parse_args(argv)
+    run_dir = args.run_dir
     netrc, id_file = Path(os.environ.get("NETRC", Path.home() / ".netrc")), run_dir / "wandb_id"
     key = os.environ.get("WANDB_API_KEY") or netrc.exists() and "wandb.ai" in netrc.read_text()
     os.environ.setdefault("WANDB_MODE", "online" if key else "offline")  # never asks at the prompt
     try:
         import wandb
 
+        config = json.loads((run_dir / "config.json").read_text())
         if not id_file.exists():
             id_file.write_text(uuid.uuid4().hex[:12])
-        config = json.loads((run_dir / "config.json").read_text())
         same = dict(name=run_dir.name, id=id_file.read_text(), resume="allow")
         run = wandb.init(project="nano2049", dir=run_dir, config=config, **same)
-        for record in records(run_dir, follow):
+        for record in records(run_dir, args.follow):
             run.log(record, step=record["step"])
         run.finish()
     except (Exception, SystemExit) as error:

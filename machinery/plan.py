@@ -11,6 +11,7 @@ import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch.nn.attention import SDPBackend
 
@@ -20,7 +21,7 @@ import flops
 import optim
 from machinery import checkpoint, cli, durable, fused
 from machinery.ranks import World
-from machinery.shards import Manifest
+from machinery.shards import Manifest, dtype_for
 from model import GPT, GPTConfig
 
 TOKENS_PER_WEIGHT = 10.5  # of the blocks and the head: where the d* shapes train best per FLOP
@@ -110,6 +111,7 @@ def make_plan(
     # The newest, the best, that before the decay, one being written, and the one resumed from.
     saves = run.keep + 3 + bool(saved)
     activations = rows * model.seq_len * per_token
+    token_size = np.dtype(dtype_for(model.vocab_size)).itemsize
     rates = ""
     if config.optimizer == "muon":
         rates = f"; learning rates x {optim.batch_factor(plan.tokens_per_step):.3f} for this batch"
@@ -122,8 +124,8 @@ def make_plan(
         f"step      {rows} rows x {model.seq_len:,} tokens x {accum} accumulated x {W} "
         f"rank{'s' * (W > 1)}{rates}",
         f"memory    {why}; activations take about {activations / 1e9:.2f} GB",
-        f"disk      {2 * tokens / 1e9:.2f} GB of rows if none is repeated, {saves} checkpoints of "
-        f"{one_save / 1e9:.2f} GB",
+        f"disk      {tokens * token_size / 1e9:.2f} GB of rows if none is repeated, "
+        f"{saves} checkpoints of {one_save / 1e9:.2f} GB",
     ]
     if manifest:
         remark = prefer_cudnn(model, world.device)

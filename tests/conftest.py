@@ -91,6 +91,17 @@ def parameters(run_dir, step: int) -> dict:
     return flat
 
 
+@pytest.fixture(autouse=True)
+def leave_no_run_behind():
+    """A test that fails within a run must not slow down or confuse those after it."""
+    yield
+    if faults := sys.modules.get("faults"):
+        while faults.Run.of_this_test:
+            run = faults.Run.of_this_test.pop()
+            if run.alive():
+                run.stop()
+
+
 @pytest.fixture(scope="session")
 def small_data(tmp_path_factory) -> Path:
     """Rows of 65 tokens, a vocabulary of 512, from this project's own sources and invented text."""

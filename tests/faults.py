@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import ClassVar
 
 from conftest import ROOT, SMALL, command, environment
 
@@ -28,8 +29,11 @@ PEAK = ("--peak_tflops", "0.1")  # saves measuring it
 class Run:
     """The processes of one run: its ranks (and a launcher), and where they print to."""
 
+    of_this_test: ClassVar[list["Run"]] = []  # conftest.py stops them after it
+
     def __init__(self, processes: list, outputs: list[Path], run_dir: Path):
         self.processes, self.outputs, self.run_dir = processes, outputs, Path(run_dir)
+        self.of_this_test.append(self)
 
     @property
     def text(self) -> str:
@@ -71,6 +75,12 @@ class Run:
                 os.kill(pid, signum)
         return self
 
+    def stop(self) -> None:
+        """Kill what is left, and wait for it."""
+        self.kill()
+        for p in self.processes:
+            p.wait() if isinstance(p, subprocess.Popen) else p.join()
+
     def codes(self) -> list[int | None]:
         return [_code(p) for p in self.processes]
 
@@ -80,9 +90,7 @@ class Run:
         while self.alive() and time.monotonic() < deadline:
             time.sleep(0.005)
         late = self.alive()
-        self.kill()
-        for p in self.processes:
-            p.wait() if isinstance(p, subprocess.Popen) else p.join()
+        self.stop()
         assert not late, f"still there after {timeout_s} s\n{self.text}"
         expected = list(codes) * (len(self.processes) if len(codes) == 1 else 1)
         assert not codes or self.codes() == expected, f"{self.codes()}\n{self.text}"

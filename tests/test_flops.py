@@ -103,6 +103,7 @@ def numbers_of(preset: str, *argv: str) -> dict:
         hours=number("time", "estimate: "),
         dollars=number("time", "validation; "),
         mfu=number("speed", "tok/s, "),
+        disk=number("disk", "disk"),
     )
 
 
@@ -118,6 +119,14 @@ def test_a_forecast_needs_no_card_and_follows_the_one_that_is_asked_for():
     assert eight["hours"] == pytest.approx(
         numbers_of("d24", "--gpu", "H100")["hours"] / 8, rel=0.02
     )
+
+
+def test_a_token_takes_two_bytes_of_the_disk_and_four_in_a_large_vocabulary():
+    tokens = 1000 * config.PRESETS["d12"].train.tokens_per_step
+    for vocab_size, size in ((65_536, 2), (131_072, 4)):
+        options = ("--gpu", "H100", "--steps", "1000", "--vocab_size", str(vocab_size))
+        found = numbers_of("d12", *options)["disk"]
+        assert found == pytest.approx(size * tokens / 1e9, abs=0.01)
 
 
 def test_a_forecast_of_an_unknown_card_names_the_known_ones():
