@@ -281,6 +281,26 @@ def test_fsdp_compiled_gives_the_losses_of_one_rank(plain, small_data, tmp_path)
     assert_same_run(plain[0], tmp_path / "run", limit=1e-5)
 
 
+@pytest.mark.slow
+def test_compiled_in_bf16_on_two_threads_it_resumes_to_the_same_bits(small_data, tmp_path):
+    drop = ("--no_compile", "--dtype", "fp32")
+    args = [a for a in SMALL if a not in drop] + ["--dtype", "bf16", "--data_dir", small_data]
+    for name, more in (
+        ("whole", ("--save_every", 6)),
+        ("resumed", ("--resume", tmp_path / "whole/checkpoints/step_00000006")),
+    ):
+        folder = ("--run_dir", tmp_path / name)
+        result = run("train.py", "tiny", *args, *folder, *more, timeout=300, OMP_NUM_THREADS="2")
+        assert result.returncode == 0, result.stdout + result.stderr
+        assert "bfloat16" in result.stdout and "2 threads" in result.stdout
+        assert "compiling" in result.stdout and "does not work" not in result.stdout
+    whole, resumed = losses(tmp_path / "whole"), losses(tmp_path / "resumed")
+    assert resumed == {step: loss for step, loss in whole.items() if step > 6} and len(resumed) == 6
+    one, two = parameters(tmp_path / "whole", 12), parameters(tmp_path / "resumed", 12)
+    assert one.keys() == two.keys()
+    assert all(torch.equal(one[name], two[name]) for name in one)
+
+
 def test_staged_mirrored_and_begun_from_other_weights(small_data, tmp_path, capsys):
     """The options for machines that go away: a local copy of the data, a far copy of the run."""
     far, options = tmp_path / "far", ("--stage", tmp_path / "disk", "--mirror", tmp_path / "far")
