@@ -242,7 +242,8 @@ lesson.holds(min(slow_disk) > 4 * max(hidden), "only a step shorter than the rea
 # ## Trap
 # It is often said that `model(x)` and `optimizer.step()` make the CPU wait for the GPU. They queue,
 # and only the *device* keeps their order. What waits is whatever must know a number: `.item()`,
-# `.cpu()`, `print(loss)`, `synchronize()`. One of them in each step of the naive loop cost 30%.
+# `.cpu()`, `print(loss)`, `synchronize()`. One of them in each step made the
+# naive loop 45% longer.
 #
 # And the loader's fast path may be off without a word: `torch.device("cuda") == "cuda"` is False.
 

@@ -257,7 +257,8 @@ ratios = [abs(row[3]) for row in rows]
 lesson.holds(max(ratios) > 10 * min(ratios), "single steps differ by more than a factor of ten")
 
 # %% [markdown]
-# Eight steps are few, too: `train.py` takes a moving average over hundreds.
+# Eight steps are few, too: `train.py --noise_scale_every N` averages about its last 20 estimates,
+# which come from 20 N steps.
 #
 # ## Exercise
 # `exercises/ex09.py`: the noise scale in tokens, from the norms of many steps.

@@ -11,8 +11,10 @@
 # lesson 16. Takes 25 seconds on two cores.
 
 # %%
-import lesson  # first: it puts the project on the path
 import os
+
+os.environ["OMP_NUM_THREADS"] = "1"  # also in the workers: more may sum in another order
+import lesson  # puts the project on the path
 import select
 import socket
 import subprocess
@@ -113,18 +115,16 @@ def worker(port: int, seed: int, nodelay: bool, work_s: float) -> None:
 # *Asynchronous*: weights to all once; then whoever sends a gradient gets the new weights back.
 # Workers are processes of their own, which run the definitions above.
 
+
 # %%
-definitions = lesson._definitions(worker)
-
-
 def serve(mode: str, seeds: list[int], updates: int, nodelay: bool = True, work_s: float = 0.0):
     """A worker per seed -> weights, bytes sent, bytes received, ms per update, mean
     staleness: updates of the model between a worker's weights and its gradient's arrival."""
     listener = socket.create_server(("127.0.0.1", 0))
     listener.settimeout(60)
-    env = os.environ | {"PYTHONPATH": str(lesson.COURSE), "OMP_NUM_THREADS": "1"}
+    env = os.environ | {"PYTHONPATH": str(lesson.COURSE)}
     calls = [(listener.getsockname()[1], seed, nodelay, work_s) for seed in seeds]
-    programs = [f"{definitions}\nworker{call}" for call in calls]
+    programs = [f"{lesson._definitions(worker)}\nworker{call}" for call in calls]
     team = [subprocess.Popen([sys.executable, "-c", program], env=env) for program in programs]
     wires = [Wire(listener.accept()[0], nodelay) for _ in seeds]
     w, clock, stale, version = initial(), [time.perf_counter()], [], dict.fromkeys(wires, 0)

@@ -46,7 +46,7 @@ def oracle(answer) -> None:
             self.asked += 1
             self.cos.copy_(torch.arange(len(self.cos)).cos())
 
-    class Net(nn.Module):  # its own parameter, no reset_parameters: only a container
+    class Net(nn.Module):  # no parameter of its own, no reset_parameters: a container
         def __init__(self, shared: bool) -> None:
             super().__init__()
             self.embed = Table(6, 4)

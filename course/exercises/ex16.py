@@ -14,7 +14,7 @@ The operations of the disk:
     disk.remove(path)       a file, or a folder with all that is in it
     disk.exists(path)
     disk.fsync(path)        of a file: its content lasts; of a folder: its list of names lasts (the
-                            files in it are another matter)
+                            files in it are another matter); the disk's root is ""
 A crash loses content that was not synced, and names that were not: a file may be empty, a folder
 may lack its latest files, a rename may never have happened.
 """

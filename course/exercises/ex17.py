@@ -18,6 +18,7 @@ def order(p: int, sizes: list[int], weights: list[int], seed: int) -> tuple[int,
 
 def oracle(answer) -> None:
     """The judge. You may read it: it tests what comes out, and does not tell how."""
+    import time
     import tracemalloc
     from collections import Counter
 
@@ -48,6 +49,10 @@ def oracle(answer) -> None:
             assert n < 9 or different == len(epochs), (
                 f"{case}: {len(epochs)} epochs of source {i} have {different} orders: {epochs[:2]}"
             )
+    start = time.perf_counter()
+    answer.order(10**6, [7], [1], 5)
+    took = time.perf_counter() - start
+    assert took < 0.2, f"position 10^6 takes {took:.1f} s: the time must not grow with p"
     far = [answer.order(7 * 10**15 + i, [7], [1], 5)[1] for i in range(7)]
     assert len(set(far)) == 7, f"an epoch of 7 rows at position 7 x 10^15 is {far}"
     n, runs = 307, {}
