@@ -125,7 +125,7 @@ class RunConfig:
     device: str = "auto"
     """auto, cuda, mps or cpu."""
     compile: bool = True
-    """torch.compile the training step; eager if that fails here."""
+    """torch.compile the training step; if it fails, eager (a sharded run asks for --no_compile)."""
     parallel: Literal["auto", "ddp", "fsdp"] = "auto"
     """Several ranks: a whole model on each (ddp), or sharded (fsdp)."""
     micro_batch: int = 0
@@ -135,8 +135,8 @@ class RunConfig:
     log_every: int = 10
     """Steps between lines on the screen (metrics.jsonl gets every step); 0: first and last."""
     eval_every: int = 250
-    """Steps between validations, the best of which is saved; there is one before the first step
-    and one at the end anyway; 0: no other."""
+    """Steps between validations; a checkpoint is saved at the best one. There is one before the
+    first step and one at the end anyway; 0: no other."""
     eval_tokens: int = 10_485_760  # 20 x 524,288
     """Validation targets to score, always the same ones."""
     noise_scale_every: int = 0
@@ -162,11 +162,11 @@ class RunConfig:
     keep: int = 2
     """Newest valid checkpoints to keep; the best is kept as well."""
     mirror: str = ""
-    """Copy each checkpoint to a folder of the run's name in this second place as well."""
+    """A second folder: each checkpoint is also copied to MIRROR/NAME, as in runs/NAME."""
     resume: str = "auto"
     """auto: from the newest valid checkpoint in run_dir, if any; or the path of one. If that is of
-    a different run, it is only the starting point: repeated, the command resumes from its own. Of
-    this run it must be the newest valid one."""
+    a different run, it is only the starting point: repeated, the command resumes from its own. A
+    checkpoint of this run must be its newest valid one."""
     init_from: str = ""
     """Begin a new run with the weights of this checkpoint."""
     skip_nonfinite: int = 0
@@ -241,13 +241,13 @@ PRESETS = {
             lr=1e-3, embedding_lr=0.1, weight_decay=0.0, warmup=10, decay=0.8,
         ),
         RunConfig(log_every=25, eval_every=100, eval_tokens=81_920, save_minutes=1.0),
-        prompts=("def ", "class ", "import "),
+        prompts=("def", "class", "import"),
     ),
     # Data: 2 to 4% more than 10.5 tokens per weight of blocks and head, 110M, 435M and 730M.
     "d12": _d(12, 524_288, "1.2B"),  # 256 rows x 2,048
     "d20": _d(20, 1_048_576, "4.7B"),
     "d24": _d(24, 1_048_576, "7.8B"),
-    # The two runs that the project's sources describe.
+    # The two runs that the documents behind the course describe (course/README.md).
     "smol-135m": Preset(
         GPTConfig(
             vocab_size=49_152, n_layer=30, n_embd=576, n_head=9, n_kv_head=3, mlp_hidden=1536,

@@ -155,6 +155,8 @@ def open_data(config: EvalConfig, trainer: dict) -> shards.Manifest:
             f"{manifest.dir} has a different tokenizer from that of {trainer['path']}; give the "
             "folder of the data it was trained on with --data_dir"
         )
+    tokenizer = manifest.dir / "tokenizer.json"
+    shards.compare(tokenizer, tokenizer, manifest.tokenizer_sha256)
     return manifest
 
 
@@ -170,11 +172,20 @@ def load(config: EvalConfig) -> tuple[GPT, dict, shards.Manifest]:
     return model, trainer, open_data(config, trainer)
 
 
+def run_of(path: str | Path) -> Path:
+    """The folder of the run that a checkpoint (or its copy in a mirror) is of; else the path."""
+    path = Path(os.path.abspath(path))
+    if not path.name.startswith("step_"):
+        return path
+    return path.parent.parent if path.parent.name == "checkpoints" else path.parent
+
+
 def keep_record(config: EvalConfig, trainer: dict, **figures) -> None:
     """Append a line to eval.jsonl in the folder of the run or the export, if it can be written."""
-    path = Path(trainer["path"])
-    run_dir = path.parent.parent if path.parent.name == "checkpoints" else path
-    line = asdict(config) | dict(step=trainer["step"], tokens=trainer["tokens"], **figures)
+    run_dir = run_of(trainer["path"])
+    line = asdict(config) | dict(
+        run_dir=str(run_dir), step=trainer["step"], tokens=trainer["tokens"], **figures
+    )
     try:
         with open(run_dir / "eval.jsonl", "a") as file:
             file.write(json.dumps(line) + "\n")
@@ -198,12 +209,15 @@ class LossConfig(EvalConfig):
 
 def loss(config: LossConfig) -> None:
     """Print the loss, and append it to eval.jsonl."""
-    if config.batch < 1:
-        raise ValueError(f"--batch {config.batch} is less than one row")
+    if config.batch < 1 or config.rows < 0:
+        raise ValueError(
+            f"--batch {config.batch} must be 1 or more, --rows {config.rows} 0 or more"
+        )
     model, trainer, manifest = load(config)
     device = model.cos.device
     batches = data.val_batches(manifest, config.batch, config.rows, device=device)
-    token_bytes = torch.from_numpy(manifest.token_bytes()).to(device)
+    tokenizer = Tokenizer.load(manifest.dir / "tokenizer.json")
+    token_bytes = torch.from_numpy(tokenizer.token_bytes).to(device)
     nats, bpb = bits_per_byte(model, batches, token_bytes)
     rows = min(config.rows or manifest.rows("val"), manifest.rows("val"))
     print(
@@ -250,7 +264,7 @@ def find_prompts(config: SampleConfig, path: Path) -> tuple[str, ...]:
                 if lines := tuple(line.rstrip("\n") for line in file if line.strip()):
                     return lines
             print("standard input is empty")
-    name = Path(config.run_dir or path).name
+    name = run_of(path).name
     if name in PRESETS:
         print(f"prompts: those of the preset {name}")
         return PRESETS[name].prompts
@@ -308,7 +322,7 @@ class ChoiceConfig(EvalConfig):
     """Multiple choice: which answer does the model find likeliest?"""
 
     task: tuple[str, ...] = ("continuation",)
-    """continuation (held-out text, no download), the presets of instruments/exams.py (hellaswag,
+    """continuation (held-out text, no download), the exams of instruments/exams.py (hellaswag,
     arc_easy, mmlu, enem, oab ...; NAME=FOLDER reads a local copy), or JSONL files with `query`,
     `choices` and `gold`."""
     mode: Literal["auto", "letter", "answer", "options"] = "auto"
@@ -412,25 +426,34 @@ def report(config: ReportConfig) -> None:
     print(report.write(config.run_dir, config.usd_per_hour))
 
 
+def compare(run_dirs: list[str]) -> None:
+    """Print bits per byte of several runs at equal tokens, and where their picture is."""
+    from instruments import report
+
+    print(report.compare(run_dirs))
+
+
 COMMANDS = {
     "loss": (loss, LossConfig),
     "sample": (sample, SampleConfig),
     "choice": (choice, ChoiceConfig),
     "tournament": (tournament, TournamentConfig),
     "report": (report, ReportConfig),
+    "compare": (compare, None),  # its words are folders of runs, not a preset
 }
 
 
 def main(argv: list[str]) -> int:
     """`eval.py COMMAND [MODEL] [--option value ...]`"""
     if not argv:
-        raise ValueError(f"eval.py needs a command: {', '.join(COMMANDS)} or compare")
-    if argv[0] == "compare":  # its words are folders of runs, not a preset
-        from instruments import report
-
-        print(report.compare(argv[1:]))
+        raise ValueError(f"eval.py needs a command: {', '.join(COMMANDS)}")
+    if argv[0] in ("-h", "--help"):
+        print(__doc__)
         return 0
     run, kind = cli.find("command", argv[0], COMMANDS)
+    if kind is None:
+        run(argv[1:])
+        return 0
     word, options = cli.first_word(argv[1:])
     given = place(word)
     if not given.keys() <= {field.name for field in fields(kind)}:

@@ -10,13 +10,15 @@ Needs requirements-eval.txt. Next: hf/mapping.py, which class and which weights.
 import json
 import shutil
 from dataclasses import asdict, dataclass, replace
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
 from config import PRESETS, Preset
-from eval import EvalConfig, is_export, load, place
+from eval import EvalConfig, is_export, load, place, run_of
 from hf import mapping, parity
 from machinery import checkpoint, cli, diary, durable
+from machinery.errors import StorageError
 from model import GPT
 from tokenizer import BOS, Tokenizer
 
@@ -42,12 +44,17 @@ class ExportConfig:
 
 def write_model(model: GPT, folder: Path, facts: dict) -> dict:
     """Weights, config.json and generation_config.json; returns the facts of config.json."""
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     name, _ = mapping.choose_class(model.config)
     config, weights = mapping.to_huggingface(model)
     file = folder / "model.safetensors"
-    save_file(weights, file, metadata={"format": "pt"})
+    durable.check_room(folder, sum(w.nbytes for w in weights.values()), "give another --out")
+    try:
+        save_file(weights, file, metadata={"format": "pt"})
+    except SafetensorError as error:  # which is no OSError
+        raise StorageError(f"{file} could not be written: {error}") from None
     file.chmod(0o644)  # safetensors makes it readable by its owner alone
     facts = dict(format=mapping.FORMAT, class_name=name) | facts
     facts |= dict(model=asdict(config), weights_sha256=durable.sha256_of(file))
@@ -89,7 +96,7 @@ def write_tokenizer(tokenizer: Tokenizer, folder: Path, seq_len: int) -> None:
 
 def training_facts(path: Path, trainer: dict, usd_per_hour: float) -> dict:
     """What config.json keeps of the training, and the card shows; None: not known."""
-    step, records = trainer["step"], diary.read_jsonl(path.parent.parent / "metrics.jsonl")
+    step, records = trainer["step"], diary.read_jsonl(run_of(path) / "metrics.jsonl")
     bpb = [r["val_bpb"] for r in records if r["step"] == step and "val_bpb" in r]
     step_s = {r["step"]: r["step_s"] for r in records if "step_s" in r and r["step"] <= step}
     hours = sum(step_s.values()) / 3600 if len(step_s) == step else None
@@ -112,7 +119,7 @@ def write_card(folder: Path, title: str, facts: dict, model: GPT, manifest, usag
         f"`{s['spec']}`" + (f" at `{s['revision']}`" if s.get("revision") else "")
         for s in manifest.tree["sources"]
     ]
-    needs = "5" if facts["class_name"] in mapping.NEEDS_5 else "4.57 or 5"
+    needs = mapping.NEEDS.get(facts["class_name"], "4.57 or newer")
     rows = {
         "class": f"{facts['class_name']}ForCausalLM, of transformers {needs}",
         "parameters": f"{sum(p.numel() for p in model.parameters()):,}",
@@ -161,7 +168,7 @@ def export(config: ExportConfig) -> Path:
     where = EvalConfig(config.run_dir, config.checkpoint, config.data_dir, "cpu", "fp32")
     model, trainer, manifest = load(where)
     path = Path(trainer["path"])
-    run_dir = path.parent.parent
+    run_dir = run_of(path)
     out = Path(config.out or run_dir / f"export_{trainer['step']:08d}")
     prompt = PRESETS.get(run_dir.name, Preset).prompts[0].rstrip()
     tokenizer = Tokenizer.load(manifest.dir / "tokenizer.json")
@@ -199,6 +206,8 @@ def main(argv: list[str]) -> int:
         raise ValueError(
             f"not installed: {' and '.join(missing)}; pip install -r requirements-eval.txt"
         )
+    if tuple(map(int, (found := version("transformers")).split(".")[:2])) < (5, 4):
+        raise ValueError(f"transformers {found} is too old; pip install -r requirements-eval.txt")
     word, options = cli.first_word(argv)
     export(cli.read_options(ExportConfig(**place(word)), options, "export.py"))
     return 0

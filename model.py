@@ -208,7 +208,7 @@ def token_before(x: Tensor, cache: KVCache | None, layer: int) -> Tensor:
 class Attention(nn.Module):
     def __init__(self, config: GPTConfig, layer: int):
         super().__init__()
-        self.config, self.layer = config, layer
+        self.config, self.layer, self.rope = config, layer, config.has_rope(layer)
         self.q = Linear(config.n_embd, config.n_head * config.head_dim)
         self.k = Linear(config.n_embd, config.n_kv_head * config.head_dim)
         self.v = Linear(config.n_embd, config.n_kv_head * config.head_dim)
@@ -234,7 +234,7 @@ class Attention(nn.Module):
             k = torch.where(slow & ~begins[..., None, None], token_before(k, cache, self.layer), k)
         if config.qk_norm:
             q, k = rms_norm(q), rms_norm(k)
-        if config.has_rope(self.layer):
+        if self.rope:
             q, k = apply_rope(q, cos, sin), apply_rope(k, cos, sin)
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)  # (B, H or G, T, D)
         if cache is not None:

@@ -4,7 +4,8 @@
 their state already made; it knows nothing of the model. `set_schedule` gives every group its
 learning rate, momentum and weight decay of a step. Both optimizers skip a step, state included,
 when their attribute `found_inf` holds 1: that keeps NaN out of the weights without a host sync.
-To add an optimizer, add it to `build`, `state_bytes` and `READ_BY`. Next: train.py, the loop.
+To add an optimizer, add it to `build`, `state_bytes` and `READ_BY`, and its name to config.py.
+Next: train.py, the loop.
 """
 
 import math

@@ -147,7 +147,7 @@ def merge(job: worker.Job, records: dict) -> shards.Manifest:
     tree["made"] = {"at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "commit": commit()}
     durable.write_text(job.folder / "tokenizer.json", tokenizer.spec)
     with durable.replacing(job.folder / "token_bytes.npy") as file:
-        np.save(file, tokenizer.token_bytes)
+        shards.save_array(file, tokenizer.token_bytes)
     durable.write_json(job.folder / "manifest.json", tree)
     manifest = shards.Manifest.load(job.folder)
     manifest.check()

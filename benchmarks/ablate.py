@@ -408,7 +408,8 @@ def render(rows: list[dict]) -> str:
         "one. Bits per byte (bpb)\nof the validation, mean and standard deviation over the seeds; "
         "the difference to the base is paired\nby seed, and gets a verdict above two of its "
         "standard deviations. Lines of different commits are\ncompared as they stand: measure "
-        "`--again` if the code between them matters.\n\n"
+        "`--again` if the code between them matters. Options are\nas they were typed; "
+        "what `--lr_scale` multiplies has changed since (RESULTS.md).\n\n"
     )
     return text + "\n".join(map(render_comparison, groups.values()))
 

@@ -44,7 +44,8 @@ def peak_mb(world: ranks.World) -> float:
 
 def case(parallel: str, optimizer: str, rows: int) -> None:
     """One rank of one case; the first prints a line of JSON."""
-    world = ranks.start(dtype="fp32")
+    enough = torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])
+    world = ranks.start("cuda" if enough else "cpu", dtype="fp32")
     config = replace(cfg.TrainConfig(), optimizer=optimizer)
     before = peak_mb(world)
     sharded = parallel == "fsdp"

@@ -1,6 +1,6 @@
 """The ladder: what each change is worth on a CPU, from a plain eager step to the default.
 
-    python benchmarks/ladder.py [--steps 8] [--rounds 2] [--head_dim 64]
+    python benchmarks/ladder.py [--steps 8] [--rounds 1] [--head_dim 128]
 
 6 layers x 384, T 512, vocabulary 8,192, 4,096 tokens a step, random rows: the real training step
 of train.py (see throughput.py). One change per row, kept unless the row says "taken back". Speed

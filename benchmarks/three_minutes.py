@@ -1,6 +1,6 @@
 """What does a model know after three minutes of training on this CPU?
 
-    python benchmarks/three_minutes.py [--seconds 180] [--seeds 0 1 2]
+    python benchmarks/three_minutes.py [--seconds 180] [--seeds 0]
 
 Each variant of `tiny` first takes some steps to find the time of one; then it trains for as many as
 fit in that time, with its whole schedule. Compiling and validating do not count. Two runs of one

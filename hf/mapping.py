@@ -22,7 +22,7 @@ from model import GPT, GPTConfig, kind_of, rms_norm
 FORMAT = 1
 OWN = "Nano2049"
 OWN_FILE = Path(__file__).with_name("modeling_nano2049.py")
-NEEDS_5 = ("NanoChat", OWN)  # the other classes are in transformers 4.57 as well
+NEEDS = {"NanoChat": "5", OWN: "5.4 or newer"}  # the other classes are in 4.57 as well
 
 
 def choose_class(c: GPTConfig) -> tuple[str, str]:

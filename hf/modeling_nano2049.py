@@ -1,4 +1,4 @@
-"""The GPT of nano2049 for transformers 5: `from_pretrained(FOLDER, trust_remote_code=True)`.
+"""The GPT of nano2049 for transformers 5.4: `from_pretrained(FOLDER, trust_remote_code=True)`.
 
 export.py copies this file beside the weights of a model that no stock class of transformers
 computes. It imports torch and transformers only. The parameters have the names of the trainer's

@@ -121,7 +121,8 @@ def score(
             picks.append(scaled.index(max(scaled)))
         figures[norm] = statistics(picks, golds, options)
     room = model.config.seq_len + 1
-    return figures, nats, sum(len(context) + len(answer) > room for context, answer in pairs)
+    too_long = iter([len(context) + len(answer) > room for context, answer in pairs])
+    return figures, nats, sum(any([next(too_long) for _ in q.answers]) for q in questions)
 
 
 def run(config, model: GPT, tokenizer: Tokenizer, manifest: Callable) -> Iterator[dict]:
@@ -132,6 +133,8 @@ def run(config, model: GPT, tokenizer: Tokenizer, manifest: Callable) -> Iterato
             f"--shots {config.shots} and --limit {config.limit} must be 0 or more, --batch "
             f"{config.batch} 1 or more"
         )
+    if not config.task:
+        raise ValueError("--task needs a name; leave it out for continuation")
     asked = {}
     for task in config.task:
         mode = exams.usual_mode(task, config.mode)
@@ -155,7 +158,7 @@ def run(config, model: GPT, tokenizer: Tokenizer, manifest: Callable) -> Iterato
             f"{chance:.4f}"
         )
         if cut:
-            print(f"  {cut} contexts lost their beginning: seq_len is {model.config.seq_len}")
+            print(f"  {cut} questions lost their beginning: seq_len is {model.config.seq_len}")
         for norm, f in figures.items():
             print(
                 f"  {norm:13}  {f['accuracy']:.4f} +- {f['stderr']:.4f}  z {f['z']:+6.2f}  "

@@ -1,8 +1,8 @@
 """The questions that `eval.py choice` asks: exams from the Hub, a JSONL file, or held-out text.
 
-A task is a preset's name (`arc_easy`), a preset from a local copy of its repository
-(`arc_easy=FOLDER`), a JSONL file with the fields `query`, `choices`, `gold` and optionally `cue`
-and `subject`, or `continuation`. `ask(task, ...)` gives Questions: a context and the answers whose
+A task is an exam's name (`arc_easy`), an exam from a local copy of its repository
+(`arc_easy=FOLDER`), a JSONL file with the fields `query`, `choices`, `gold` and optionally `cue`,
+or `continuation`. `ask(task, ...)` gives Questions: a context and the answers whose
 log-likelihoods are compared. Reads through `datasets`; writes nothing. Next: choice.py scores them.
 """
 
@@ -109,7 +109,7 @@ def _portuguese(query: str, choices: Iterable[str], gold: int, subject: str = ""
 
 
 def _enem(row: dict) -> Item | None:
-    if row["label"] not in string.ascii_uppercase:  # "Anulado": annulled by the examiners
+    if row["label"] not in tuple(string.ascii_uppercase):  # "Anulado": annulled by the examiners
         return None
     query = row["question"]
     for description in row["description"] or ():  # a figure's, in words
@@ -143,7 +143,8 @@ def _exams(row: dict) -> Item | None:
 
 def _m3exam(row: dict) -> Item | None:
     choices = [re.sub(r"^\(?[A-Ea-e1-5][).]\s*", "", option) for option in row["options"]]
-    gold = "ABCDE".find(row["answer_text"].strip("() ").upper())
+    key = row["answer_text"].strip("() ").upper()
+    gold = "ABCDE".find(key) if key else -1
     if not 0 <= gold < len(choices) or not all(choices):  # the option was a picture
         return None
     return _portuguese(
@@ -224,11 +225,12 @@ def _file(path: Path) -> list[Item]:
     for number, line in enumerate(path.read_bytes().splitlines(), 1):  # UTF-8
         try:
             row = json.loads(line)
-            extra = {key: str(row[key]) for key in ("cue", "subject") if key in row}
+            extra = {"cue": str(row["cue"])} if "cue" in row else {}
             item = Item(
                 str(row["query"]), tuple(map(str, row["choices"])), int(row["gold"]), **extra
             )
-            fine = 1 < len(item.choices) <= 26 and 0 <= item.gold < len(item.choices)
+            fine = isinstance(row["choices"], list) and 1 < len(item.choices) <= 26
+            fine = fine and 0 <= item.gold < len(item.choices)
         except (ValueError, KeyError, TypeError):
             fine = False
         if not fine:

@@ -18,8 +18,8 @@ import torch
 import data
 from instruments import judge, ratings
 from machinery import checkpoint
-from machinery.durable import write_json
-from machinery.shards import Manifest
+from machinery.durable import writable, write_json
+from machinery.shards import Manifest, compare
 from tokenizer import Tokenizer
 
 HUMAN, LOOP = "human text", "loop"
@@ -47,7 +47,9 @@ def hold(config, load: Callable, bits_per_byte: Callable) -> None:
         server = judge.Server(config.judge_url, config.judge_model, config.judge_timeout)
     paths, referee = entrants(config)
     manifest = Manifest.load(config.data_dir or checkpoint.read_trainer(paths[0])["data_dir"])
-    tokenizer = Tokenizer.load(manifest.dir / "tokenizer.json")
+    path = manifest.dir / "tokenizer.json"
+    compare(path, path, manifest.tokenizer_sha256)
+    tokenizer = Tokenizer.load(path)
     prompts, human = texts(config, manifest, tokenizer)
 
     def opened(path: Path) -> tuple:
@@ -55,7 +57,7 @@ def hold(config, load: Callable, bits_per_byte: Callable) -> None:
         if own.tokenizer_sha256 != manifest.tokenizer_sha256:
             raise ValueError(f"{path} has another tokenizer than {paths[0]}; they cannot compete")
         batches = data.val_batches(manifest, 8, BPB_ROWS, device=model.cos.device)
-        token_bytes = torch.from_numpy(manifest.token_bytes()).to(model.cos.device)
+        token_bytes = torch.from_numpy(tokenizer.token_bytes).to(model.cos.device)
         return model, record["step"], bits_per_byte(model, batches, token_bytes)[1]
 
     players = []
@@ -88,7 +90,8 @@ def hold(config, load: Callable, bits_per_byte: Callable) -> None:
         completions={p.name: [tokenizer.decode(c) for c in p.completions] for p in players},
     )
     path = Path(config.run_dir) / "tournament.json"
-    write_json(path, report)
+    with writable(config.run_dir, "choose another --run_dir"):
+        write_json(path, report)
     print(f"wrote {path}")
 
 
@@ -107,9 +110,8 @@ def entrants(config) -> tuple[list[Path], Path | None]:
         referee = checkpoint.latest_valid(referee / "checkpoints") or referee
     for path in [*found, *filter(None, [referee])]:
         if not (path / checkpoint.MANIFEST).exists():
-            raise ValueError(
-                f"{path} is neither a checkpoint, as it has no {checkpoint.MANIFEST}, nor a run"
-            )
+            or_run = ", nor a run with one" if path == referee else ""
+            raise ValueError(f"{path} is no checkpoint (it has no {checkpoint.MANIFEST}){or_run}")
     players = found
     if referee:  # a copy of it, which has the same hashes, does not play either
         content = (referee / checkpoint.MANIFEST).read_text()
@@ -134,6 +136,8 @@ def names(paths: list[Path]) -> list[str]:
 def texts(config, manifest, tokenizer) -> tuple[list[list[int]], list[list[int]]]:
     """Token ids of the prompts, all of prompt_tokens, and how the human went on."""
     begin, whole = config.prompt_tokens, config.prompt_tokens + config.max_new_tokens
+    if config.seed < 0:
+        raise ValueError(f"--seed {config.seed} must be 0 or more")
     if begin < 1 or config.max_new_tokens < 1 or config.n_prompts < 1:
         raise ValueError(
             f"--prompt_tokens {begin}, --max_new_tokens {config.max_new_tokens} and --n_prompts "
@@ -243,8 +247,13 @@ def show(table: list[dict], judged_by, judge_bpb, n_prompts: int, doubts: list[s
 
 
 def progress(table: list[dict]) -> float | None:
-    """Spearman's correlation of rating and step; None unless three steps or more, all distinct."""
-    steps = [row["step"] for row in table if row["step"] is not None]
-    if len(steps) < 3 or len(set(steps)) < len(steps):
+    """Spearman's correlation of rating and step; None unless three steps or more, all distinct, and
+    two ratings or more."""
+    rows = [row for row in table if row["step"] is not None]
+    steps = [row["step"] for row in rows]
+    ratings = np.array([row["rating"] for row in rows]).round(6)  # a draw is a draw
+    if len(steps) < 3 or len(set(steps)) < len(steps) or len(set(ratings)) < 2:
         return None
-    return float(np.corrcoef(np.argsort(np.argsort(steps)), np.arange(len(steps))[::-1])[0, 1])
+    below, equal = (op(ratings[:, None], ratings).sum(1) for op in (np.greater, np.equal))
+    ranks = below + equal / 2  # equal ratings have the mean of their ranks
+    return float(np.corrcoef(np.argsort(np.argsort(steps)), ranks)[0, 1])

@@ -93,7 +93,8 @@ def _trash(path: Path) -> None:
 
 
 def _copy(source: Path, root: Path) -> Path:
-    """Copy a published checkpoint to another root. MANIFEST comes last and makes it valid."""
+    """Copy a published checkpoint to another root, and read the copy. MANIFEST comes last and makes
+    it valid."""
     target = root / source.name
     shutil.rmtree(target, ignore_errors=True)
     for name in [*json.loads((source / MANIFEST).read_text())["files"], MANIFEST]:
@@ -102,7 +103,7 @@ def _copy(source: Path, root: Path) -> Path:
         fsync(target / name)
     for folder in (target / "dcp", target, root):
         fsync(folder)
-    return target
+    return _verify(target)
 
 
 def checkpoints(*roots: str | Path) -> list[Path]:
@@ -326,9 +327,9 @@ class Checkpointer:
         """Load the checkpoint at `path`, or else the newest valid one of root and mirror; returns
         its `trainer`, or None if there is none. check(path, trainer) may raise before anything is
         copied or loaded."""
-        state, trainer = _state(model, optimizers), None
-        if found := self._team.on_first(lambda: self._find(path), CheckpointError):
-            trainer = read_trainer(found)
+        state = _state(model, optimizers)
+        found, trainer = self._team.on_first(lambda: self._find(path), CheckpointError)
+        if found:
             if check:
                 check(found, trainer)
             if found.parent == self.mirror:
@@ -341,14 +342,16 @@ class Checkpointer:
         self._stager.cache_staged_state_dict = True
         return trainer
 
-    def _find(self, path: Path | None) -> Path | None:
-        """The checkpoint to resume from. UsageError if this run has a newer one than `path`: the
+    def _find(self, path: Path | None) -> tuple[Path | None, dict | None]:
+        """The checkpoint to resume from, and its `trainer`; both None if there is none. Only rank 0
+        must see a mirror. UsageError if this run has a newer one than `path`: the
         checkpoints of two histories would lie in one folder."""
         own = [root.resolve() for root in self._roots]
         if path and path.resolve().parent not in own and checkpoints(*own):
             path = None  # of another run, from which this one has begun already
         if not path:
-            return latest_valid(*self._roots, log=self.log)
+            path = latest_valid(*self._roots, log=self.log)
+            return path, path and read_trainer(path)
         _verify(path)
         newer = (p for p in checkpoints(*own) if step_of(p) > step_of(path))
         if newest := next((p for p in newer if why_invalid(p) is None), None):
@@ -356,7 +359,7 @@ class Checkpointer:
                 f"{path} is not the newest checkpoint of its run ({newest.name} is); leave out "
                 "--resume, or choose another --run_dir to go back to it"
             )
-        return path
+        return path, read_trainer(path)
 
     def save(
         self, step: int, model: nn.Module, optimizers: Optimizers, trainer: dict, wait: bool = False

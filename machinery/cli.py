@@ -122,6 +122,9 @@ def run(main: Callable[[list[str]], int | None]) -> None:
     a bug a traceback."""
     try:
         code = main(sys.argv[1:]) or 0
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr, flush=True)
+        code = 130
     except Exception as error:
         code = exit_code(error)
         if code == 1 and not isinstance(error, RankError):

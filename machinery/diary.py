@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from machinery import checkpoint, cli, durable
+from machinery import checkpoint, cli, durable, errors
 from machinery.errors import NonFiniteError
 
 
@@ -68,6 +68,9 @@ class Log:
         if not self.is_first:
             return
         self._waiting.append(json.dumps(record) + "\n")
+        self._flush()
+
+    def _flush(self) -> None:
         size = self.file.stat().st_size if self.file.exists() else 0
         try:
             with open(self.file, "a") as file:
@@ -132,7 +135,11 @@ class Log:
             self.status("failed", step=step, error=error, exit_code=code)
 
     def close(self) -> None:
-        """Wait 10 s for wandb's process, then end it."""
+        """Write the lines that still wait. Wait 10 s for wandb's process, then end it."""
+        if self._waiting:
+            self._flush()
+        if self._waiting:
+            self.print(f"warning: {self.file}: its last {len(self._waiting)} lines are lost")
         if self._wandb:
             try:
                 self._wandb.wait(10)
@@ -151,7 +158,13 @@ def outcome(run, argv: list[str]) -> Iterator[None]:
     try:
         run.log.start(argv, run.world, run.options)
         yield
-    except torch.OutOfMemoryError as error:
+    except KeyboardInterrupt:
+        run.log.failed(run.step, "interrupted twice", 130)
+        raise
+    except Exception as error:
+        if not (isinstance(error, RuntimeError) and errors.is_out_of_memory(error)):
+            run.log.failed(run.step, str(error)[:1000], cli.exit_code(error))
+            raise
         run.log.failed(run.step, "out of memory", 2)
         world, micro_batch = run.world, getattr(run, "micro_batch", run.plan.micro_batch)
         torchrun = f"torchrun --nproc_per_node={world.ranks_here}"
@@ -167,12 +180,6 @@ def outcome(run, argv: list[str]) -> Iterator[None]:
             f"{program} train.py {shlex.join(argv)} "
             f"--micro_batch {run.plan.smaller_micro_batch(micro_batch)}"
         ) from None
-    except KeyboardInterrupt:
-        run.log.failed(run.step, "interrupted twice", 130)
-        raise
-    except Exception as error:
-        run.log.failed(run.step, str(error)[:1000], cli.exit_code(error))
-        raise
     finally:  # a save in flight ends first
         if run.checkpoints:
             run.checkpoints.join()

@@ -4,9 +4,9 @@
 | ---- | ------- | ----- |
 | 0    | done | |
 | 1    | a bug, with a traceback; or a rank that did not answer | RankError |
-| 2    | the command or its configuration is wrong | UsageError, any ValueError of ours |
-| 3    | the data is missing, damaged or cannot be read | DataError |
-| 4    | no checkpoint can be used, or it does not fit | CheckpointError |
+| 2    | the command is wrong, or names what is not there | UsageError, any ValueError of ours |
+| 3    | the data is damaged or incomplete, or a source cannot be read | DataError |
+| 4    | there are checkpoints, but none is valid, or it does not fit | CheckpointError |
 | 5    | a loss, a gradient or a weight is NaN or infinite | NonFiniteError |
 | 6    | the disk is full or fails | StorageError |
 | 7    | an exported model does not compute what ours does | ParityError |
@@ -20,6 +20,13 @@ classes below are for what has a code of its own, and their meaning is in the ta
 import errno
 
 DISK_FAILS = (errno.ENOSPC, errno.EDQUOT, errno.EIO)  # of an OSError: code 6
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether a device has no memory left, in the words of torch, the driver, Triton, cuDNN or
+    cuBLAS."""
+    said = repr(error).lower().replace(" ", "")
+    return any(words in said for words in ("outofmemory", "alloc_failed", "cublascreate"))
 
 
 class RankError(Exception):

@@ -1,7 +1,8 @@
 """Parts of model.py in forms that move or keep fewer bytes: the same numbers, the same gradients.
 
 setup.py puts in place each form that `usable` finds equal to model.py's, and the plan line names
-them: once you edit the loss or the MLP in model.py, yours is the one that runs. Next: model.py.
+them. If you edit the loss or the MLP in model.py so that it computes something else, your version
+runs. Next: model.py.
 """
 
 import copy

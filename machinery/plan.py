@@ -89,6 +89,8 @@ def make_plan(
     if world.device.type == "cuda":
         room = USABLE * world.memory_bytes - state / (W if parallel == "fsdp" else 1)
         room -= 4 * n_params * (parallel == "ddp")  # its buckets hold the gradients once more
+        whole = params["embedding"] + params["head"]  # what FSDP gathers for all of a step
+        room -= world.dtype.itemsize * whole * (parallel == "fsdp")
         at_once = min(at_once, room / per_token)
     plan = Plan(
         steps=steps_for(config, params),
@@ -198,12 +200,12 @@ def pick_micro_batch(config: cfg.TrainConfig, asked: int, seq_len: int, W: int, 
 
 
 def find_peak(run: cfg.RunConfig, world: World) -> float | None:
-    """FLOP/s of one device: as given, by its name, or (on a CPU) a matmul timed now."""
+    """FLOP/s of one device: as given, in bf16 by its name, or (on a CPU) a matmul timed now."""
     if run.peak_tflops:
         return run.peak_tflops * 1e12
     if world.device.type == "cpu":
         return flops.measure_matmul(world.device, world.dtype, seconds=0.5)
-    return flops.peak_flops(world.device_name)
+    return flops.peak_flops(world.device_name) if world.dtype == torch.bfloat16 else None
 
 
 def prefer_cudnn(config: GPTConfig, device: torch.device) -> str:

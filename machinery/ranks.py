@@ -82,6 +82,11 @@ def pick_device(asked: str = "auto", local_rank: int = 0) -> torch.device:
         raise ValueError(f"--device {asked} was asked for, but PyTorch sees no GPU; try cpu")
     if device.type == "cuda":
         device = torch.device("cuda", local_rank if device.index is None else device.index)
+        if device.index >= (n := torch.cuda.device_count()):
+            raise ValueError(
+                f"rank {local_rank} of this machine wants {device}, but there are {n} GPUs; "
+                f"try torchrun --nproc_per_node={n}"
+            )
         torch.cuda.set_device(device)
     return device
 

@@ -17,7 +17,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 import config as cfg
 import data
 import optim
-from machinery import checkpoint, cli, diary, durable, fused, ranks, shards
+from machinery import checkpoint, cli, diary, durable, errors, fused, ranks, shards
 from machinery.plan import USABLE, Plan
 from model import GPT, GPTConfig
 
@@ -60,11 +60,14 @@ def decided_by_data(asked: GPTConfig, model_config: GPTConfig) -> str:
 
 
 def claim_run_dir(preset: cfg.Preset, model_config: GPTConfig, manifest, world):
-    """Lock RUN_DIR, refuse to resume a run of another configuration, return the lock to close."""
-    run_dir = Path(preset.run.run_dir)
+    """Lock RUN_DIR and its mirror, refuse to resume a run of another configuration, return the
+    locks to close."""
+    run_dir, claims = Path(preset.run.run_dir), contextlib.ExitStack()
     if not world.is_first:
-        return contextlib.nullcontext()
-    claim = durable.lock(run_dir, "--run_dir")
+        return claims
+    claims.enter_context(durable.lock(run_dir, "--run_dir"))
+    if preset.run.mirror:
+        claims.enter_context(durable.lock(Path(preset.run.mirror, run_dir.name), "--mirror"))
     for junk in filter(Path.is_file, run_dir.glob(".tmp-*")):
         junk.unlink()  # of a run that was killed while it wrote a small file
     now = identity(preset.train, model_config, manifest)
@@ -72,7 +75,7 @@ def claim_run_dir(preset: cfg.Preset, model_config: GPTConfig, manifest, world):
     if path.exists() and (saved := checkpoint.checkpoints(run_dir / "checkpoints")):
         check_same_run(run_dir, json.loads(path.read_text()), now, checkpoint.step_of(saved[0]))
     durable.write_json(path, now)
-    return claim
+    return claims
 
 
 def check_same_run(where: Path, before: dict, now: dict, step: int) -> None:
@@ -137,13 +140,14 @@ def compile_step(model: GPT, plan: Plan, world: ranks.World, log: diary.Log):
         log.print(f"compiling the step {also} ...")
     while True:
         step_model, problem = _try_step(model, plan, world, micro_batch, compile, on_gpu)
+        on_all = not ranks.any_rank(problem is None)
         problem = ranks.any_rank(problem)
         if problem is None:
             if on_gpu:
                 torch.cuda.set_per_process_memory_fraction(1.0)
             return step_model, micro_batch
         if problem == OUT_OF_MEMORY:
-            micro_batch = _fewer_rows(model, plan, world, micro_batch)
+            micro_batch = _fewer_rows(model, plan, world, micro_batch, on_all)
             log.print(f"out of memory: micro-batch halved to {micro_batch}")
         elif plan.sharded:
             raise ValueError(f"torch.compile does not work here ({problem}); add --no_compile")
@@ -178,7 +182,7 @@ def _try_step(
     except Exception as error:  # the compiler's errors share no base class
         said = (str(error).strip() or "no message").splitlines()[0]
         problem = f"{type(error).__name__}: {said}"
-        if "outofmemory" in repr(error).lower().replace(" ", ""):  # torch's, the driver's, ...
+        if errors.is_out_of_memory(error):
             problem = OUT_OF_MEMORY
         elif not compile:
             raise
@@ -186,13 +190,15 @@ def _try_step(
     return step_model, problem
 
 
-def _fewer_rows(model: GPT, plan: Plan, world: ranks.World, micro_batch: int) -> int:
-    """At most half of the micro-batch that did not fit; ValueError if that cannot be tried."""
+def _fewer_rows(model: GPT, plan: Plan, world: ranks.World, micro_batch: int, on_all: bool) -> int:
+    """At most half of the micro-batch that did not fit, on all ranks or on some; ValueError if that
+    cannot be tried."""
     if world.device.type == "cuda":
         gc.collect()
         torch.cuda.empty_cache()
-    # An error in the middle of a step leaves FSDP's state there; torch 2.11 cannot reset it.
-    can_retry = not plan.sharded or hasattr(model, "reset_iter_state")
+    # An error in the middle of a step leaves FSDP's state there; torch 2.11 cannot reset it. And if
+    # only some ranks failed, the others wait for exchanges that will never come.
+    can_retry = not plan.sharded or on_all and hasattr(model, "reset_iter_state")
     if plan.sharded and can_retry:
         model.reset_iter_state()
     if micro_batch > 1 and plan.auto_micro_batch and can_retry:

@@ -49,6 +49,12 @@ def header(dtype: str, shape: tuple[int, ...]) -> bytes:
     return file.getvalue()
 
 
+def save_array(file: BinaryIO, array: np.ndarray) -> None:
+    """As np.save, whose OSError does not say that the disk is full."""
+    file.write(header(array.dtype.str, array.shape))
+    file.write(np.ascontiguousarray(array).data)
+
+
 def write_shards(rows: Iterable[np.ndarray], folder: Path, name: str, dtype: str) -> list[dict]:
     """Write rows to FOLDER/NAME_00.npy, NAME_01.npy, ...; returns their manifest entries."""
     rows, entries = iter(rows), []
@@ -60,7 +66,7 @@ def write_shards(rows: Iterable[np.ndarray], folder: Path, name: str, dtype: str
             file = f"{name}_{len(entries):02d}.{suffix}"
             path = folder / file
             with replacing(path) as f:
-                np.save(f, content)
+                save_array(f, content)
             size, sha256 = path.stat().st_size, sha256_of(path)
             entry |= {f"{key}file": file, f"{key}bytes": size, f"{key}sha256": sha256}
         entries.append(entry)
@@ -154,8 +160,11 @@ class Manifest:
         path, (file, crc_file) = self.dir / shard["file"], self.open_shard(shard)
         size = self.row_len * np.dtype(self.dtype).itemsize
         # pread: unlike a memory map it reads no further, and a truncated file is no SIGBUS
-        raw = os.pread(file.fileno(), size, 128 + i * size)
-        crc = os.pread(crc_file.fileno(), 4, 128 + i * 4)
+        try:
+            raw = os.pread(file.fileno(), size, 128 + i * size)
+            crc = os.pread(crc_file.fileno(), 4, 128 + i * 4)
+        except OSError as error:
+            raise damaged(path, f"cannot be read at row {i} ({error.strerror})") from None
         if len(raw) < size or len(crc) < 4:
             raise damaged(path, f"ends before row {i}")
         if zlib.crc32(raw) != int.from_bytes(crc, "little"):
@@ -212,7 +221,11 @@ def compare(path: Path, original: Path, expected: str) -> None:
     """DataError about `original` if `path`, which is it or a copy of it, has another sha256."""
     if not path.exists():
         raise damaged(original, "is missing", AGAIN)
-    if (actual := sha256_of(path)) != expected:
+    try:
+        actual = sha256_of(path)
+    except OSError as error:
+        raise damaged(path, f"cannot be read ({error.strerror})") from None
+    if actual != expected:
         raise damaged(original, f"is damaged: expected sha256 {expected}, actual {actual}")
 
 

@@ -347,10 +347,11 @@ def train_tokens(record: dict) -> int:
 def first_units(job: Job, source: int, records: dict) -> Iterator[tuple[int, int]]:
     """The first units of a source that together have the tokens wanted.
 
-    A unit without a record counts as much as the mean of those with one.
+    A unit without a record counts as much as the mean of those with one; as long as there is none,
+    as a 16th of all tokens, so that 16 begin at once.
     """
     known = [train_tokens(record) for (s, _), record in records.items() if s == source]
-    guess, have = sum(known) / len(known) if known else job.tokens / 4, 0.0
+    guess, have = sum(known) / len(known) if known else job.tokens / 16, 0.0
     target = job.tokens * job.shares[source] / sum(job.shares) or float("inf")
     for u in range(len(job.units[source])):
         if have >= target:

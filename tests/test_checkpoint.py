@@ -476,7 +476,7 @@ def test_last_save_that_fails_in_the_background_raises_at_the_end(run):
 
 
 def test_disk_too_small_is_seen_before_writing(run, monkeypatch):
-    usage = shutil.disk_usage(run.root)._replace(free=1000)
+    usage = shutil.disk_usage(run.root)._replace(free=(1 << 20) + 1000)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
     monkeypatch.setattr(checkpoint, "_stage", lambda name: pytest.fail("a folder was made"))
     with pytest.raises(StorageError, match="0.0 GB are free; a checkpoint must fit"):
@@ -652,6 +652,8 @@ def test_mirror(tmp_path, log):
         saver.save(step, model, optimizers, {})
     saver.close()
     assert steps_in(mirror) == [2, 3] and checkpoint.why_invalid(mirror / "step_00000003") is None
+    assert resumed_step(root, log, mirror=mirror) == 3
+    assert "is restored from" not in "".join(log)  # the near one is as good
     flip(root / "step_00000003" / "dcp" / "__0_0.distcp", 5)
     for gone in (False, True):  # the newest local one is damaged; the whole folder is gone
         if gone:
@@ -669,6 +671,51 @@ def test_mirror(tmp_path, log):
     saver.save(4, model, optimizers, {}, wait=True)  # a mirror that fails does not fail the save
     assert "warning: after the save of step_00000004" in "".join(log)
     assert checkpoint.latest_valid(root).name == "step_00000004"
+
+
+def test_a_copy_from_the_mirror_is_read_before_it_is_used(tmp_path, log, monkeypatch):
+    """The disk to which it is copied may be the one that has just damaged a checkpoint."""
+    model, optimizers = build()
+    root, mirror, copyfile = tmp_path / "c", tmp_path / "m", shutil.copyfile
+    saver = Checkpointer(root, mirror=mirror, log=log.append)
+    saver.save(1, model, optimizers, {}, wait=True)
+
+    def copy_badly(source, target):
+        copyfile(source, target)
+        if target.name == "__0_0.distcp":
+            flip(target, 4000)
+
+    monkeypatch.setattr(shutil, "copyfile", copy_badly)
+    shutil.rmtree(root)
+    with pytest.raises(CheckpointError, match="__0_0.distcp has sha256"):
+        resume(root, log, mirror=mirror)
+    for step in (2, 3, 4):  # a bad copy to the mirror does not drive the good one out
+        saver.save(step, model, optimizers, {}, wait=True)
+    assert checkpoint.latest_valid(mirror, log=log.append).name == "step_00000001"
+
+
+def test_a_name_is_given_after_the_content_is_on_the_disk(tmp_path, monkeypatch):
+    synced, unsafe, fsync = set(), [], os.fsync
+    key = lambda s: (s.st_ino, s.st_mtime_ns)
+    monkeypatch.setattr(os, "fsync", lambda fd: (fsync(fd), synced.add(key(os.fstat(fd)))))
+
+    def checked(move):
+        def check_and_move(a, b):
+            paths = [Path(a), *Path(a).rglob("*")]
+            unsafe.append([p for p in paths if key(p.stat()) not in synced])
+            move(a, b)
+
+        return check_and_move
+
+    monkeypatch.setattr(os, "replace", checked(os.replace))
+    monkeypatch.setattr(os, "rename", checked(os.rename))
+    durable.write_text(tmp_path / "a", "text")
+    assert key(tmp_path.stat()) in synced
+    with durable.creating(tmp_path / "folder") as folder:
+        (folder / "below").mkdir()
+        (folder / "below" / "b").write_text("text")
+    assert key(tmp_path.stat()) in synced
+    assert unsafe == [[], []]
 
 
 def test_lock(tmp_path):
@@ -702,6 +749,9 @@ def spawn(scenario, out, world=1, code=0, timeout_s=120):
 
 def test_fsdp_to_single_to_ddp_to_fsdp(tmp_path, log):
     spawn("fsdp_save", tmp_path, world=2)
+    path = tmp_path / "fsdp" / "step_00000002"
+    listed = set(json.loads((path / "MANIFEST.json").read_text())["files"])
+    assert listed == {str(p.relative_to(path)) for p in files_of(path)} - {"MANIFEST.json"}
     expected = torch.load(tmp_path / "fsdp.pt", weights_only=True)
     trainer, model, optimizers = resume(tmp_path / "fsdp", log)
     assert trainer["step"] == 2 and trainer["world_size"] == 2
@@ -748,6 +798,30 @@ def scenario_load_on_two(out):
     again, others = build(seed=4, shard=True)
     Checkpointer(out / "ddp").resume(again, others)
     assert_same(snapshot(again, others), expected)
+
+
+def test_only_the_first_rank_must_see_the_mirror(tmp_path):
+    model, optimizers = build()
+    train(model, optimizers, 1)
+    saver = Checkpointer(tmp_path / "c", mirror=tmp_path / "m")
+    saver.save(1, model, optimizers, {}, wait=True)
+    shutil.rmtree(tmp_path / "c")
+    spawn("mirror_of_the_first", tmp_path, world=2)
+
+
+def scenario_mirror_of_the_first(out):
+    honest = Path.read_text
+    if dist.get_rank() == 1:  # its node has no such folder
+        mine = str(out / "m")
+
+        def read_text(path, *args, **kwargs):
+            if str(path).startswith(mine):
+                raise FileNotFoundError(path)
+            return honest(path, *args, **kwargs)
+
+        Path.read_text = read_text
+    model, optimizers = build(seed=3)
+    assert Checkpointer(out / "c", mirror=out / "m").resume(model, optimizers)["step"] == 1
 
 
 def test_each_rank_copies_only_what_it_writes(tmp_path):

@@ -1,6 +1,8 @@
 """data.py and machinery/shards.py against slow, obvious oracles; reliability cases 20, 21, 23."""
 
 import doctest
+import errno
+import os
 import random
 import subprocess
 import sys
@@ -469,6 +471,32 @@ def test_case_20_a_damaged_row_is_never_trained_on(split, manifest):
             else:
                 expected = row_of(row, source, 9, 50)
                 assert (manifest.row(split, source, row) == expected).all()
+
+
+def test_case_20_a_row_that_the_disk_cannot_read_is_named(manifest, monkeypatch):
+    def fail(*args):
+        raise OSError(errno.EIO, "Input/output error")
+
+    name = manifest.shards("train", 0)[1]["file"]
+    monkeypatch.setattr(os, "pread", fail)
+    with pytest.raises(DataError, match=f"{name} cannot be read at row 17 .Input/output error"):
+        manifest.row("train", 0, 117)
+    monkeypatch.setattr(shards, "sha256_of", fail)
+    with pytest.raises(DataError, match="npy cannot be read .Input/output error"):
+        manifest.verify()
+
+
+def test_an_array_is_written_as_numpy_writes_it_but_a_full_disk_is_named(tmp_path):
+    for array in (np.arange(6, dtype="<u2").reshape(2, 3), np.arange(5, dtype=np.int32)):
+        np.save(tmp_path / "theirs.npy", array)
+        with open(tmp_path / "ours.npy", "wb") as file:
+            shards.save_array(file, array)
+        assert (tmp_path / "ours.npy").read_bytes() == (tmp_path / "theirs.npy").read_bytes()
+    if not Path("/dev/full").exists():
+        pytest.skip("only Linux has a disk that is always full")
+    with pytest.raises(OSError) as error, open("/dev/full", "wb") as file:
+        shards.save_array(file, np.zeros(100_000, "<u2"))
+    assert error.value.errno == errno.ENOSPC
 
 
 def test_case_20_the_loader_stops_before_the_damaged_row(manifest):

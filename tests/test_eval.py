@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 
+import numpy as np
 import pytest
 import torch
 from conftest import ROOT, SMALL, command, environment, metrics, run
@@ -13,7 +14,7 @@ from conftest import ROOT, SMALL, command, environment, metrics, run
 import eval as evaluate
 import train
 from machinery import checkpoint, cli
-from machinery.errors import CheckpointError
+from machinery.errors import CheckpointError, DataError
 from model import GPT, GPTConfig
 
 CPU = ("--device", "cpu", "--dtype", "fp32")
@@ -221,7 +222,9 @@ MISTAKES = {
         2,
         "ure nan 0",
     ),
-    "no row": (["loss", "{run}", "--batch", "0"], 2, "--batch 0 is less than one row"),
+    "no row": (["loss", "{run}", "--batch", "0"], 2, "--batch 0 must be 1 or more"),
+    "less than no row": (["loss", "{run}", "--rows", "-5"], 2, "--rows -5 0 or more"),
+    "no task": (["choice", "{run}", "--task"], 2, "--task needs a name"),
     "nowhere to save": (
         ["choice", "{run}", "--limit", "8", "--save", "{tmp}/none/a.jsonl"],
         2,
@@ -237,6 +240,31 @@ def test_a_mistake_gets_a_sentence_and_its_exit_code(name, trained, tmp_path):
     with pytest.raises(Exception, match=words) as caught:
         evaluate.main([a.format(tmp=tmp_path, run=trained) for a in args])
     assert cli.exit_code(caught.value) == code
+
+
+def test_a_tokenizer_that_has_changed_is_not_used(trained, small_data, tmp_path):
+    data = shutil.copytree(small_data, tmp_path / "data")
+    np.save(data / "token_bytes.npy", 2 * np.load(data / "token_bytes.npy"))
+    figures = []
+    for folder in (small_data, data):  # bits per byte do not depend on a file that nothing checks
+        evaluate.main(["loss", str(trained), "--data_dir", str(folder), "--rows", "8"])
+        figures.append(json.loads((trained / "eval.jsonl").read_text().splitlines()[-1])["val_bpb"])
+    assert figures[0] == figures[1]
+    (data / "tokenizer.json").write_text((data / "tokenizer.json").read_text() + " ")
+    for name, *more in (["loss"], ["sample", "--prompt", "a"], ["choice", "--limit", "8"]):
+        with pytest.raises(DataError, match="tokenizer.json is damaged"):
+            evaluate.main([name, str(trained), "--data_dir", str(data), *more])
+
+
+def test_a_checkpoint_is_of_the_run_that_it_lies_in(trained, tmp_path, monkeypatch):
+    newest = checkpoint.checkpoints(trained / "checkpoints")[0]
+    assert evaluate.run_of(newest) == trained
+    assert evaluate.run_of(tmp_path / "mirror" / trained.name / newest.name).name == trained.name
+    before = (trained / "eval.jsonl").read_text() if (trained / "eval.jsonl").exists() else ""
+    monkeypatch.chdir(newest.parent)
+    evaluate.main(["loss", newest.name, "--rows", "8"])
+    line = json.loads((trained / "eval.jsonl").read_text()[len(before) :])
+    assert line["run_dir"] == str(trained) and not (newest / "eval.jsonl").exists()
 
 
 def test_a_damaged_checkpoint_is_named(trained, tmp_path):

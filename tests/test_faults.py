@@ -370,6 +370,24 @@ def test_metrics_wait_while_the_disk_is_full(whole, small_data, tmp_path):
     assert [r["step"] for r in metrics(run_dir)] == [r["step"] for r in metrics(whole())]
 
 
+def test_metrics_that_wait_at_the_end_are_written_or_named(whole, small_data, tmp_path):
+    spoil = [("full_disk_for_metrics", STEPS - 3, STEPS)]
+    start(small_data, tmp_path / "run", *LONG, spoil=spoil).end(0)
+    assert losses(tmp_path / "run") == losses(whole())
+    steps = [[r["step"] for r in metrics(run)] for run in (tmp_path / "run", whole())]
+    assert steps[0] == steps[1]
+    spoil = [("full_disk_for_metrics", STEPS - 3, 10**9)]  # also when it ends
+    text = start(small_data, tmp_path / "lost", *LONG, spoil=spoil).end(0)
+    assert re.search(r"metrics.jsonl: its last 5 lines are lost", text), text[-900:]
+
+
+def test_the_save_in_flight_ends_before_a_failing_run(small_data, tmp_path):
+    spoil = [("slow_stage", "write", 3.0), ("memory_for", 0, 7)]
+    args = (*LONG, "--save_every", 6)
+    text = start(small_data, tmp_path / "run", *args, world=2, spoil=spoil).end(2)
+    assert "out of memory at step" in text and checkpoints(tmp_path / "run") == [6]
+
+
 def test_the_final_save_may_not_fail(small_data, tmp_path):
     text = start(small_data, tmp_path / "run", spoil=[("failing_saves", 12, 12)]).end(6)
     assert "step 12 could not be saved" in text and "done:" not in text

@@ -121,6 +121,18 @@ def test_a_forecast_needs_no_card_and_follows_the_one_that_is_asked_for():
     )
 
 
+def test_an_fsdp_plan_leaves_room_for_the_tables_that_are_whole_during_a_step():
+    assert numbers_of("d24", "--gpu", "8x4090")["rows"] == 4
+
+
+def test_a_datasheet_tells_the_peak_of_bf16_only():
+    card = forecast.rent("H100")
+    assert plan.find_peak(config.RunConfig(), card) == 989e12
+    fp32 = replace(card, dtype=torch.float32)
+    assert plan.find_peak(config.RunConfig(), fp32) is None
+    assert plan.find_peak(config.RunConfig(peak_tflops=67.0), fp32) == 67e12
+
+
 def test_a_token_takes_two_bytes_of_the_disk_and_four_in_a_large_vocabulary():
     tokens = 1000 * config.PRESETS["d12"].train.tokens_per_step
     for vocab_size, size in ((65_536, 2), (131_072, 4)):

@@ -584,3 +584,14 @@ def test_one_graph_no_breaks_no_recompiles(name):
     assert counters["stats"]["unique_graphs"] == 1
     assert not counters["graph_break"]
     assert not counters["recompiles"]
+
+
+def test_sharded_blocks_are_compiled_once_per_kind():
+    """Block by block, as under FSDP: with RoPE and without make two graphs, not one per layer."""
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    model = build(replace(SMALL, n_layer=6, nope_every=3, extras=()))
+    for block in model.blocks:
+        block.compile(dynamic=False, fullgraph=True, backend="eager")
+    model(tokens(SMALL, length=32))
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2

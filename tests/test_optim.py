@@ -242,6 +242,18 @@ def test_the_factor_of_a_batch_is_the_part_of_a_step_along_the_true_gradient(tok
     assert batch_factor(tokens) == pytest.approx(cosine.item(), rel=0.01)
 
 
+def test_each_kind_of_parameter_has_its_rate_betas_and_decay():
+    kinds, config = ("matrix", "embedding", "head", "scalar"), TrainConfig(tokens_per_step=2**40)
+    groups = {kind: [torch.nn.Parameter(torch.ones(4, 4))] for kind in kinds}
+    _, adam = build(groups, config, 768)
+    found = [(round(g["lr"], 6), g["betas"], g["weight_decay"]) for g in adam.param_groups]
+    assert found == [
+        (config.embedding_lr, (0.8, 0.995), 0.001),
+        (config.head_lr, (0.8, 0.96), 0.01),
+        (config.scalar_lr, (0.8, 0.95), 0.0),
+    ]
+
+
 def test_rates_follow_batch_and_width():
     params = {kind: [torch.nn.Parameter(torch.ones(4, 4))] for kind in ("matrix", "embedding")}
     groups = dict(head=[], scalar=[], **params)

@@ -20,9 +20,10 @@ from conftest import ROOT, SMALL, flip, losses, metrics, run
 from faults import launch, start
 from torch.distributed.fsdp import FSDPModule
 
+import config
 import flops
 from data import RowLoader
-from machinery import checkpoint, diary, durable, plan, setup, shards
+from machinery import checkpoint, diary, durable, errors, plan, ranks, setup, shards
 from machinery.errors import NonFiniteError
 from model import GPT, GPTConfig
 
@@ -105,11 +106,11 @@ def test_a_shard_that_is_cut_missing_or_of_another_type(damage, words, data, tmp
 def test_a_token_beyond_the_vocabulary(data, tmp_path):
     def change(tree):
         shards = next(iter(tree["splits"]["train"].values()))["shards"]
-        shards[0]["max"] = 5000
+        shards[0]["max"] = 512
 
     edit_manifest(data, change)
     text = start(data, tmp_path / "run").end(3)
-    assert "has token 5000, the vocabulary ends at 511" in text
+    assert "has token 512, the vocabulary ends at 511" in text
 
 
 def test_a_run_does_not_go_on_with_other_data_or_another_tokenizer(data, tmp_path):
@@ -376,6 +377,49 @@ def test_on_a_gpu_the_trial_has_less_memory_than_the_run(monkeypatch):
     tried.clear()
     assert setup.compile_step("model", asked, world, log) == ("model", 4)
     assert tried == [(4, [1.0])]
+    tried.clear()
+    sharded = dataclasses.replace(decided, parallel="fsdp")
+    gpt = SimpleNamespace(reset_iter_state=lambda: None, config=SimpleNamespace(seq_len=64))
+    assert setup.compile_step(gpt, sharded, world, log) == (gpt, 4)
+    honest = ranks.any_rank  # another rank had memory enough, and waits for exchanges of this one
+    monkeypatch.setattr(ranks, "any_rank", lambda x: True if isinstance(x, bool) else honest(x))
+    with pytest.raises(ValueError, match="out of memory with 8 rows .* try --micro_batch 4 or"):
+        setup.compile_step(gpt, sharded, world, log)
+
+
+def test_two_runs_of_one_name_cannot_share_a_mirror(data, tmp_path):
+    """Each would remove the other's checkpoints."""
+    world, manifest = SimpleNamespace(is_first=True), shards.Manifest.load(data)
+    one, two = (
+        dataclasses.replace(
+            config.PRESETS["tiny"],
+            run=config.RunConfig(
+                run_dir=str(tmp_path / host / "tiny"), mirror=str(tmp_path / "far")
+            ),
+        )
+        for host in ("a", "b")
+    )
+    with setup.claim_run_dir(one, one.model, manifest, world):
+        with pytest.raises(ValueError, match="far/tiny is in use by .* choose another --mirror"):
+            setup.claim_run_dir(two, two.model, manifest, world)
+    setup.claim_run_dir(two, two.model, manifest, world).close()
+
+
+@pytest.mark.parametrize(
+    "said, is_memory",
+    [
+        ("CUDA out of memory. Tried to allocate 2.00 GiB", True),
+        ("CUDA error: out of memory", True),
+        ("Triton Error [CUDA]: out of memory", True),
+        ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasLtMatmul`", True),
+        ("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`", True),
+        ("cuDNN error: CUDNN_STATUS_ALLOC_FAILED", True),
+        ("CUDA error: an illegal memory access was encountered", False),
+        ("Connection reset by peer", False),
+    ],
+)
+def test_the_ways_to_say_that_a_gpu_is_full(said, is_memory):
+    assert errors.is_out_of_memory(RuntimeError(said)) == is_memory
 
 
 def kept_for_backward(model: GPT, tokens: torch.Tensor) -> float:

@@ -226,6 +226,64 @@ def test_case_22_killed_at_random_and_rerun(workers, jsonl, undisturbed, tmp_pat
     assert fingerprint(folder) == fingerprint(undisturbed)
 
 
+def test_case_22_a_killed_program_leaves_no_process_and_a_killed_process_is_named(jsonl, tmp_path):
+    def start() -> tuple[subprocess.Popen, list[int]]:
+        folder = tmp_path / "d"
+        shutil.rmtree(folder, ignore_errors=True)
+        process = subprocess.Popen(
+            command(folder, "--source", f"files:{jsonl}", "--workers", "2"),
+            cwd=ROOT,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment(),
+        )
+        deadline = time.monotonic() + 60
+        while not list(folder.glob(".units/*/docs_*.json")) and time.monotonic() < deadline:
+            time.sleep(0.005)
+        return process, children_of(process.pid)
+
+    process, children = start()
+    os.kill(children[0], signal.SIGKILL)
+    said = process.communicate(timeout=60)[1]
+    assert process.returncode == 3 and "Traceback" not in said, said
+    assert "a process of the pool died" in said
+
+    process, children = start()
+    process.kill()
+    process.communicate()
+    deadline = time.monotonic() + 15
+    while any(map(is_alive, children)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    left = [pid for pid in children if is_alive(pid)]
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    assert len(children) == 2 and not left
+
+
+def children_of(pid: int) -> list[int]:
+    """The processes of its pool."""
+    found = map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
+    return [p for p in found if b"spawn_main" in Path(f"/proc/{p}/cmdline").read_bytes()]
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process runs; one that has ended, and waits to be asked for its code, does not."""
+    with contextlib.suppress(FileNotFoundError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes() != b""
+    return False
+
+
+def test_a_manifest_goes_before_its_data_changes(jsonl, undisturbed, tmp_path, monkeypatch):
+    folder = tmp_path / "d"
+    shutil.copytree(undisturbed, folder)
+    (folder / Manifest.load(folder).all_shards()[0]["file"]).unlink()
+    stop = mock.Mock(side_effect=errors.DataError("stopped"))
+    monkeypatch.setattr(worker, "run_units", stop)
+    assert "stopped" in error_of(prepare(folder, "--source", f"files:{jsonl}"), 3)
+    assert not (folder / "manifest.json").exists()
+
+
 def test_case_22_done_units_are_not_redone(jsonl, undisturbed, tmp_path):
     folder = tmp_path / "d"
     shutil.copytree(undisturbed, folder)

@@ -8,8 +8,11 @@ import signal
 import time
 
 import pytest
+import torch
 from conftest import ROOT, losses, run
-from faults import start
+from faults import free_port, start
+
+from machinery import ranks
 
 KEPT = """
 import os, torch
@@ -31,6 +34,36 @@ def test_memory_of_a_freed_tensor_is_kept_for_the_next(tuned_by_user, tmp_path):
     result = run(tmp_path / "kept.py", PYTHONPATH=str(ROOT), **theirs)
     assert result.returncode == 0, result.stderr
     assert (int(result.stdout) < 32 << 20) == tuned_by_user
+
+
+TIMEOUTS = """
+import torch, torch.distributed as dist
+from machinery import ranks
+def timeout():
+    backend = dist.group.WORLD._get_backend(torch.device("cpu"))
+    return backend.options._timeout.total_seconds()
+ranks.meet_and_test(ranks.World(0, 1, 0, 1, torch.device("cpu"), torch.float32), 8.0)
+print(timeout())
+ranks.expect_answers()
+print(timeout())
+"""
+
+
+def test_a_first_step_may_take_half_an_hour_and_the_next_ones_may_not(tmp_path):
+    (tmp_path / "timeouts.py").write_text(TIMEOUTS)
+    here = dict(MASTER_ADDR="localhost", MASTER_PORT=str(free_port()), PYTHONPATH=str(ROOT))
+    result = run(tmp_path / "timeouts.py", **here)
+    assert result.stdout.split() == ["1800.0", "100.0"], result.stdout + result.stderr
+
+
+def test_a_rank_without_a_gpu_of_its_own_is_told_so(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    assert ranks.pick_device("auto", 1) == torch.device("cuda", 1)
+    for asked, rank in (("auto", 2), ("cuda:3", 0)):
+        with pytest.raises(ValueError, match=f"rank {rank} .* there are 2 GPUs; try .*node=2"):
+            ranks.pick_device(asked, rank)
 
 
 SAME_SUMS = """

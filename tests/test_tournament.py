@@ -346,10 +346,15 @@ def test_a_judge_is_doubted_for_the_loop_the_human_and_its_own_loss():
 
 
 def test_progress_is_spearmans():
-    rows = [dict(step=s) for s in (300, None, 400, 200, 100, None)]  # best first
+    steps = (300, None, 400, 200, 100, None)
+    rows = [dict(step=s, rating=6.0 - i) for i, s in enumerate(steps)]  # best first
     assert tournament.progress(rows) == pytest.approx(0.8)
     assert tournament.progress(rows[:3]) is None
-    assert tournament.progress([*rows, dict(step=300)]) is None
+    assert tournament.progress([*rows, dict(step=300, rating=0.0)]) is None
+    tied = [dict(step=s, rating=r) for s, r in ((1, 5.0), (2, 5.0), (3, 5.0), (4, 1.0))]
+    assert tournament.progress(tied) == tournament.progress(tied[::-1])
+    assert tournament.progress(tied) == pytest.approx(-0.7746, abs=1e-4)  # scipy.stats.spearmanr
+    assert tournament.progress(tied[:3]) is None
 
 
 # ---------------------------------------------------------------------------------- the command
@@ -437,7 +442,9 @@ def test_own_texts_and_a_server_as_judge(trained, capsys):
 MISTAKES = {
     "no run": (["--run_dir", "{tmp}/none"], "no checkpoint in .*none/checkpoints; train first"),
     "no player": (["--players", "{root}/step_00000012"], "no player is left beside the judge"),
-    "no checkpoint": (["--judge", "{tmp}"], "is neither a checkpoint, .* nor a run"),
+    "no checkpoint": (["--judge", "{tmp}"], r"is no checkpoint \(.*\), nor a run with one"),
+    "a run plays": (["--players", "{run}"], r"is no checkpoint \(it has no MANIFEST.json\)$"),
+    "bad seed": (["--seed", "-1"], "--seed -1 must be 0 or more"),
     "two judges": (["--judge", "{run}", "--judge_url", "http://x/v1"], "two judges; give one"),
     "no model": (["--judge_url", "http://127.0.0.1:1/v1"], "needs --judge_model"),
     "down": (
