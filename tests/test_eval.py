@@ -242,6 +242,15 @@ def test_a_mistake_gets_a_sentence_and_its_exit_code(name, trained, tmp_path):
     assert cli.exit_code(caught.value) == code
 
 
+def test_ctrl_c_is_no_traceback(capsys):
+    def interrupted(argv):
+        raise KeyboardInterrupt
+
+    with pytest.raises(SystemExit) as end:
+        cli.run(interrupted)
+    assert end.value.code == 130 and capsys.readouterr().err == "stopped\n"
+
+
 def test_a_tokenizer_that_has_changed_is_not_used(trained, small_data, tmp_path):
     data = shutil.copytree(small_data, tmp_path / "data")
     np.save(data / "token_bytes.npy", 2 * np.load(data / "token_bytes.npy"))
