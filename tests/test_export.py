@@ -4,6 +4,7 @@ our numbers with an exported folder, the folder can be read back, and a wrong on
 import json
 import os
 import re
+import shutil
 import tempfile
 from dataclasses import asdict, replace
 from types import SimpleNamespace
@@ -22,7 +23,7 @@ import export  # noqa: E402
 import train  # noqa: E402
 from hf import mapping, parity  # noqa: E402
 from machinery import cli, durable  # noqa: E402
-from machinery.errors import CheckpointError, ParityError  # noqa: E402
+from machinery.errors import CheckpointError, ParityError, StorageError  # noqa: E402
 from model import EXTRAS, GPT, GPTConfig, rope_tables  # noqa: E402
 from tokenizer import Tokenizer  # noqa: E402
 
@@ -423,6 +424,7 @@ def test_the_program_on_a_trained_model(trained, small_data, tmp_path, capsys):
     assert re.search(r"\| validation \| [\d.]+ bits per byte \|", card)
     assert str(out) not in card  # a path of this machine
     assert re.search(r"\| cost \| \$[\d.]+ \|", card)
+    assert f"of transformers {'5.4 or newer' if kind == 'own' else '5'} |" in card
 
     # the three lines that it prints, with greedy text
     usage = re.search(r"in Python:\n(.*?)\n\n", printed, re.DOTALL)[1]
@@ -446,6 +448,29 @@ def test_a_mistake_gets_a_sentence_and_exit_code_2(tmp_path):
     assert result.returncode == 2, result.stdout + result.stderr
     assert re.search("there is no checkpoint in .*train one first", result.stderr)
     assert "Traceback" not in result.stderr
+
+
+def test_a_full_disk_has_its_exit_code_and_leaves_nothing(trained, tmp_path, monkeypatch):
+    from safetensors import SafetensorError
+
+    def fail(*args, **kwargs):
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    args = ["--run_dir", str(trained[0]), "--out", str(tmp_path / "out")]
+    monkeypatch.setattr("safetensors.torch.save_file", fail)
+    with pytest.raises(StorageError, match="could not be written: .*No space left"):
+        export.main(args)
+    usage = shutil.disk_usage(tmp_path)._replace(free=1000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    with pytest.raises(StorageError, match="0.0 GB are free; give another --out"):
+        export.main(args)
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_old_transformers_is_named(monkeypatch):
+    monkeypatch.setattr(export, "version", lambda name: "5.3.0")
+    with pytest.raises(ValueError, match="transformers 5.3.0 is too old; pip install -r req"):
+        export.main([])
 
 
 def test_without_transformers_it_says_what_to_install(monkeypatch):

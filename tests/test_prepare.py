@@ -15,6 +15,7 @@ import threading
 import time
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 import numpy as np
@@ -282,6 +283,17 @@ def test_a_manifest_goes_before_its_data_changes(jsonl, undisturbed, tmp_path, m
     monkeypatch.setattr(worker, "run_units", stop)
     assert "stopped" in error_of(prepare(folder, "--source", f"files:{jsonl}"), 3)
     assert not (folder / "manifest.json").exists()
+
+
+def test_sixteen_units_begin_before_the_size_of_one_is_known():
+    job = SimpleNamespace(tokens=10**9, shares=(1.0,), sources=("web",), units=[range(6000)])
+    running = {}
+    while unit := worker.next_unit(job, {}, running):
+        running[len(running)] = unit
+    assert list(running.values()) == [(0, u) for u in range(16)]
+    done = {(0, 0): {"splits": {"train": {"tokens": 5 * 10**8}}}}
+    assert worker.next_unit(job, done, {}) == (0, 1)
+    assert worker.next_unit(job, done, {1: (0, 1)}) is None  # two of that size are enough
 
 
 def test_case_22_done_units_are_not_redone(jsonl, undisturbed, tmp_path):
