@@ -162,7 +162,7 @@ class RunConfig:
     keep: int = 2
     """Newest valid checkpoints to keep; the best is kept as well."""
     mirror: str = ""
-    """A second folder: each checkpoint is also copied to MIRROR/NAME, as in runs/NAME."""
+    """Also copy each checkpoint to MIRROR/NAME, where NAME is the last part of run_dir."""
     resume: str = "auto"
     """auto: from the newest valid checkpoint in run_dir, if any; or the path of one. If that is of
     a different run, it is only the starting point: repeated, the command resumes from its own. A

@@ -155,15 +155,13 @@ def open_data(config: EvalConfig, trainer: dict) -> shards.Manifest:
             f"{manifest.dir} has a different tokenizer from that of {trainer['path']}; give the "
             "folder of the data it was trained on with --data_dir"
         )
-    tokenizer = manifest.dir / "tokenizer.json"
-    shards.compare(tokenizer, tokenizer, manifest.tokenizer_sha256)
     return manifest
 
 
 def open_tokenizer(config: EvalConfig, trainer: dict) -> Tokenizer:
     """An export has its own tokenizer.json; a checkpoint's is in the data folder."""
     own = Path(trainer["path"], "tokenizer.json")
-    return Tokenizer.load(own if own.exists() else open_data(config, trainer).dir / own.name)
+    return Tokenizer.load(own if own.exists() else open_data(config, trainer).tokenizer_file())
 
 
 def load(config: EvalConfig) -> tuple[GPT, dict, shards.Manifest]:
@@ -216,7 +214,7 @@ def loss(config: LossConfig) -> None:
     model, trainer, manifest = load(config)
     device = model.cos.device
     batches = data.val_batches(manifest, config.batch, config.rows, device=device)
-    tokenizer = Tokenizer.load(manifest.dir / "tokenizer.json")
+    tokenizer = Tokenizer.load(manifest.tokenizer_file())
     token_bytes = torch.from_numpy(tokenizer.token_bytes).to(device)
     nats, bpb = bits_per_byte(model, batches, token_bytes)
     rows = min(config.rows or manifest.rows("val"), manifest.rows("val"))

@@ -171,7 +171,7 @@ def export(config: ExportConfig) -> Path:
     run_dir = run_of(path)
     out = Path(config.out or run_dir / f"export_{trainer['step']:08d}")
     prompt = PRESETS.get(run_dir.name, Preset).prompts[0].rstrip()
-    tokenizer = Tokenizer.load(manifest.dir / "tokenizer.json")
+    tokenizer = Tokenizer.load(manifest.tokenizer_file())
     name, why = mapping.choose_class(model.config)
     own = name == mapping.OWN
     chosen = "modeling_nano2049.py beside the weights" if own else f"the stock {name}"

@@ -423,7 +423,7 @@ def take_samples(config, load) -> None:
                 raise  # a bug
             print(f"no samples of {path}: {error}")
             continue
-        tokenizer, device = Tokenizer.load(manifest.dir / "tokenizer.json"), model.cos.device
+        tokenizer, device = Tokenizer.load(manifest.tokenizer_file()), model.cos.device
         starts = [manifest.row("val", 0, i)[:12] for i in range(min(3, manifest.rows("val", 0)))]
         prompts = config.prompt or [text_of(tokenizer, row) for row in starts]
         for prompt in [prompt for prompt in prompts if prompt not in done]:

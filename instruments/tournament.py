@@ -19,7 +19,7 @@ import data
 from instruments import judge, ratings
 from machinery import checkpoint
 from machinery.durable import writable, write_json
-from machinery.shards import Manifest, compare
+from machinery.shards import Manifest
 from tokenizer import Tokenizer
 
 HUMAN, LOOP = "human text", "loop"
@@ -47,9 +47,7 @@ def hold(config, load: Callable, bits_per_byte: Callable) -> None:
         server = judge.Server(config.judge_url, config.judge_model, config.judge_timeout)
     paths, referee = entrants(config)
     manifest = Manifest.load(config.data_dir or checkpoint.read_trainer(paths[0])["data_dir"])
-    path = manifest.dir / "tokenizer.json"
-    compare(path, path, manifest.tokenizer_sha256)
-    tokenizer = Tokenizer.load(path)
+    tokenizer = Tokenizer.load(manifest.tokenizer_file())
     prompts, human = texts(config, manifest, tokenizer)
 
     def opened(path: Path) -> tuple:

@@ -343,9 +343,9 @@ class Checkpointer:
         return trainer
 
     def _find(self, path: Path | None) -> tuple[Path | None, dict | None]:
-        """The checkpoint to resume from, and its `trainer`; both None if there is none. Only rank 0
-        must see a mirror. UsageError if this run has a newer one than `path`: the
-        checkpoints of two histories would lie in one folder."""
+        """The checkpoint to resume from, and its `trainer`; both None if there is none. Runs on
+        rank 0, the only one that needs to see the mirror. UsageError if this run has a newer one
+        than `path`: the checkpoints of two histories would lie in one folder."""
         own = [root.resolve() for root in self._roots]
         if path and path.resolve().parent not in own and checkpoints(*own):
             path = None  # of another run, from which this one has begun already

@@ -71,6 +71,7 @@ class Log:
         self._flush()
 
     def _flush(self) -> None:
+        """Append the waiting lines; if the disk does not take them, they go on waiting."""
         size = self.file.stat().st_size if self.file.exists() else 0
         try:
             with open(self.file, "a") as file:

@@ -140,6 +140,13 @@ class Manifest:
         """How many targets a split has: those of one epoch, or of a whole evaluation."""
         return self.rows(split) * (self.row_len - 1)
 
+    def tokenizer_file(self) -> Path:
+        """The path of tokenizer.json; DataError unless its hash is that of the data's tokenizer."""
+        path = self.dir / "tokenizer.json"
+        if not path.exists() or sha256_of(path) != self.tokenizer_sha256:
+            raise damaged(path, "is not the tokenizer that made the data", AGAIN)
+        return path
+
     def token_bytes(self) -> np.ndarray:
         """int32 (vocab_size,): bytes of text per token id, 0 for special tokens."""
         path = self.dir / "token_bytes.npy"
@@ -203,9 +210,7 @@ class Manifest:
             if (largest := shard["max"]) >= self.vocab_size:
                 how = f"has token {largest}, the vocabulary ends at {self.vocab_size - 1}"
                 raise damaged(self.dir / shard["file"], how)
-        tokenizer = self.dir / "tokenizer.json"
-        if not tokenizer.exists() or sha256_of(tokenizer) != self.tokenizer_sha256:
-            raise damaged(tokenizer, "is not the tokenizer that made the data", AGAIN)
+        self.tokenizer_file()
         if (shape := self.token_bytes().shape) != (self.vocab_size,):
             how = f"has the shape {shape}, not ({self.vocab_size},)"
             raise damaged(self.dir / "token_bytes.npy", how, AGAIN)

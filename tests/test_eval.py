@@ -261,7 +261,7 @@ def test_a_tokenizer_that_has_changed_is_not_used(trained, small_data, tmp_path)
     assert figures[0] == figures[1]
     (data / "tokenizer.json").write_text((data / "tokenizer.json").read_text() + " ")
     for name, *more in (["loss"], ["sample", "--prompt", "a"], ["choice", "--limit", "8"]):
-        with pytest.raises(DataError, match="tokenizer.json is damaged"):
+        with pytest.raises(DataError, match="tokenizer.json is not the tokenizer that made"):
             evaluate.main([name, str(trained), "--data_dir", str(data), *more])
 
 

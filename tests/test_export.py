@@ -100,7 +100,10 @@ def export_model(tokenizer, tmp_path, monkeypatch):
     path.mkdir(parents=True)
     (path / "MANIFEST.json").write_text("{}")
     manifest = SimpleNamespace(
-        dir=tmp_path / "data", fingerprint="f00d", tree={"sources": [{"spec": "stdlib"}]}
+        dir=tmp_path / "data",
+        fingerprint="f00d",
+        tree={"sources": [{"spec": "stdlib"}]},
+        tokenizer_file=lambda: tmp_path / "data" / "tokenizer.json",
     )
     identity = dict(data_fingerprint="f00d", tokenizer_sha256=tokenizer.sha256)
 
