@@ -42,7 +42,7 @@ class PackStats:
     splits: int = 0  # full rows made of one document that is longer than a row
     cuts: int = 0  # documents cut because none fitted in the space left in a row
     dropped: int = 0  # tokens thrown away: none by best fit
-    leftover: int = 0  # tokens in `Packing.leftover`: fewer than a row of them
+    leftover: int = 0  # tokens in `Packing.leftover`: less than a row, which its caller may drop
 
 
 class Shelves:

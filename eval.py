@@ -132,6 +132,11 @@ def load_model(config: EvalConfig) -> tuple[GPT, dict]:
                 f"{Path(config.run_dir).name}"
             )
         trainer = checkpoint.read_trainer(path)
+        if unknown := sorted(trainer["model"].keys() - GPTConfig.__dataclass_fields__.keys()):
+            raise ValueError(
+                f"{path} has {', '.join(unknown)} in its configuration, which this model.py does "
+                "not know; use the model.py that it was trained with"
+            )
         with torch.device("meta"):
             model = GPT(GPTConfig(**trainer["model"]), compute_dtype=dtype)
         model.to_empty(device=device)
@@ -214,8 +219,7 @@ def loss(config: LossConfig) -> None:
     model, trainer, manifest = load(config)
     device = model.cos.device
     batches = data.val_batches(manifest, config.batch, config.rows, device=device)
-    tokenizer = Tokenizer.load(manifest.tokenizer_file())
-    token_bytes = torch.from_numpy(tokenizer.token_bytes).to(device)
+    token_bytes = torch.from_numpy(manifest.token_bytes()).to(device)
     nats, bpb = bits_per_byte(model, batches, token_bytes)
     rows = min(config.rows or manifest.rows("val"), manifest.rows("val"))
     print(

@@ -63,7 +63,7 @@ class GPTConfig:
     """Shortcuts that make small models learn faster: key_offset, value_embeds (see Attention).
     Give an empty string for none; only then does the model map onto a stock class."""
     bos_id: int = 0
-    """The token that begins each document."""
+    """The token that begins each document, and each piece of one that was cut."""
 
     def __post_init__(self):
         object.__setattr__(self, "extras", tuple(name for name in self.extras if name))
@@ -100,7 +100,8 @@ class GPTConfig:
 
 
 # How each weight is optimized, by the last word of its name; `GPT.init_weights` has the table of
-# initial values. A new weight needs a place in both.
+# initial values. A new weight needs a place in both. A bare nn.Parameter is also cast by hand where
+# it is used, by `.to(x.dtype)`: otherwise all after it is computed in fp32.
 GROUP_OF = {
     **dict.fromkeys(("q", "k", "v", "out", "up", "gate", "down", "value_gate"), "matrix"),
     **dict.fromkeys(("embed", "value_embeds"), "embedding"),
@@ -229,7 +230,7 @@ class Attention(nn.Module):
             v = v + gate[..., None] * value_embed.view(B, T, G, D)
         if "key_offset" in config.extras:
             # Half of each key, in the pairs that RoPE turns least, is that of the token before. So
-            # one layer can find what followed a token last time; without this, that takes two.
+            # one layer can find what followed an earlier copy of a token; otherwise that takes two.
             slow = torch.arange(D, device=x.device) % (D // 2) >= D // 4  # pairs are (i, i + D/2)
             k = torch.where(slow & ~begins[..., None, None], token_before(k, cache, self.layer), k)
         if config.qk_norm:
@@ -319,9 +320,11 @@ class GPT(nn.Module):
                 full.normal_(0, 0.8 if kind == "embed" else 0.001)
             elif kind in ("out", "down"):
                 full.zero_()
-            else:  # q, k, v, up, gate, value_embeds
+            elif kind in ("q", "k", "v", "up", "gate", "value_embeds"):
                 bound = 3**0.5 * unit * (0.4 if kind in ("up", "gate") else 1.0)
                 full.uniform_(-bound, bound)  # the standard deviation of U(-b, b) is b / sqrt(3)
+            else:
+                raise ValueError(f"give {kind!r} a line in GPT.init_weights (model.py)")
             if not tied:
                 self._look_back(name, full)
             if sharded:
@@ -339,18 +342,18 @@ class GPT(nn.Module):
         They give q and k a part that is the same for every token, in the pairs that RoPE turns
         fastest; q's is turned back by one position, so that it matches k's at the token before."""
         config, D = self.config, self.config.head_dim
-        same, pairs = config.n_embd // 4, max(1, D // 12)
+        n_same, n_pairs = config.n_embd // 4, max(1, D // 12)
         if not (config.embed_norm and config.qk_norm and config.has_rope(0)):
             return
-        part = 5 * (D / pairs) ** 0.5 / same  # five times as long as what depends on the token
+        part = 5 * (D / n_pairs) ** 0.5 / n_same  # 5 times the norm of what depends on the token
         if name == "embed.weight":
-            weight[:, :same] = 0.8
+            weight[:, :n_same] = 0.8
         elif name == "blocks.0.attn.k.weight":
-            weight[:pairs, :same] += part
+            weight[:n_pairs, :n_same] += part
         elif name == "blocks.0.attn.q.weight":
             cos, sin = rope_tables(2, D, config.rope_theta, weight.device)  # of positions 0 and 1
-            weight[:pairs, :same] += part * cos[1, :pairs, None]
-            weight[D // 2 : D // 2 + pairs, :same] -= part * sin[1, :pairs, None]
+            weight[:n_pairs, :n_same] += part * cos[1, :n_pairs, None]
+            weight[D // 2 : D // 2 + n_pairs, :n_same] -= part * sin[1, :n_pairs, None]
         elif name == "blocks.0.attn.out.weight":
             weight[:, :D].normal_(0, 0.5 * D**-0.5)
 
@@ -450,7 +453,7 @@ class GPT(nn.Module):
         new, stopped = idx, False
         for _ in range(n):
             logits = self(new, cache=cache)[:, -1]  # (B, V)
-            if temperature == 0:
+            if temperature < 1e-5:  # logits over less could be infinite
                 new = logits.argmax(-1, keepdim=True)  # (B, 1)
             else:
                 top, ids = logits.topk(min(top_k or logits.size(-1), logits.size(-1)))  # (B, k)

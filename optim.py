@@ -4,8 +4,8 @@
 their state already made; it knows nothing of the model. `set_schedule` gives every group its
 learning rate, momentum and weight decay of a step. Both optimizers skip a step, state included,
 when their attribute `found_inf` holds 1: that keeps NaN out of the weights without a host sync.
-To add an optimizer, add it to `build`, `state_bytes` and `READ_BY`, and its name to config.py.
-Next: train.py, the loop.
+To add an optimizer, make its state (tensors) in `__init__` and add it to `build`, `state_bytes` and
+`READ_BY`; to add a schedule, to `lr_at` and `READ_BY`. Its name goes to config.py. Next: train.py.
 """
 
 import math
@@ -93,7 +93,7 @@ def orthogonalize(g: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     return x.mT.contiguous() if tall else x
 
 
-# The other parts of a Muon step, in place; `apply` is 0 when it must not happen. Compiled, they
+# The other parts of a Muon step, in place; `apply` is 0 in a step to skip. Compiled, they
 # take all matrices of one shape as one tensor (N, rows, cols): a list would compile for minutes.
 # Eager, `_momentum` and `_update` take one matrix at a time, which stays in the cache of a CPU.
 
@@ -306,7 +306,7 @@ def build(
             group(("scalar",), lr, betas, 0.0),
         ]
         optimizers = [adamw(recipe, eps=1e-8)]
-    else:
+    elif config.optimizer == "muon":
         scale = config.lr_scale * batch_factor(config.tokens_per_step)
         table_scale = scale * (width / 768) ** -0.5
         recipe = [
@@ -317,6 +317,8 @@ def build(
         lr, how = config.matrix_lr * scale, dict(ns_dtype=ns_dtype, divide=divide)
         muon = Muon(groups["matrix"], lr, weight_decay=config.weight_decay, **how)
         optimizers = [muon, adamw(recipe, eps=1e-10)]
+    else:
+        raise ValueError(f"optimizer {config.optimizer!r} is neither muon nor adamw")
     for optimizer in optimizers:
         check_obeys_found_inf(optimizer)
         for g in optimizer.param_groups:
@@ -373,11 +375,12 @@ def set_schedule(optimizers: list[torch.optim.Optimizer], step: int, steps: int,
     the factor on the learning rates. Muon's weight decay falls with them."""
     factor = lr_at(step, steps, config.schedule, config.warmup, config.decay, config.final_lr)
     decay = config.decay if config.schedule == "wsd" else 0.0
-    for group in (group for optimizer in optimizers for group in optimizer.param_groups):
-        group["lr"] = group["base_lr"] * factor
-        if "momentum" in group:  # Muon's
-            group["momentum"] = momentum_at(step, steps, config.warmup, decay)
-            group["weight_decay"] = group["base_weight_decay"] * factor
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = group["base_lr"] * factor
+            if isinstance(optimizer, Muon):
+                group["momentum"] = momentum_at(step, steps, config.warmup, decay)
+                group["weight_decay"] = group["base_weight_decay"] * factor
     return factor
 
 

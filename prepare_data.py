@@ -103,7 +103,7 @@ def make_tokenizer(job: worker.Job) -> None:
 
 
 def merge(job: worker.Job, records: dict) -> shards.Manifest:
-    """Write tokenizer.json, token_bytes.npy and, last of all, the manifest."""
+    """Write tokenizer.json and, last of all, the manifest."""
     tokenizer = Tokenizer.load(job.tokenizer)
     dtype = shards.dtype_for(tokenizer.vocab_size)
     splits: dict = {"train": {}, "val": {}}
@@ -146,8 +146,6 @@ def merge(job: worker.Job, records: dict) -> shards.Manifest:
     tree["fingerprint"] = shards.fingerprint(tree)
     tree["made"] = {"at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "commit": commit()}
     durable.write_text(job.folder / "tokenizer.json", tokenizer.spec)
-    with durable.replacing(job.folder / "token_bytes.npy") as file:
-        shards.save_array(file, tokenizer.token_bytes)
     durable.write_json(job.folder / "manifest.json", tree)
     manifest = shards.Manifest.load(job.folder)
     manifest.check()

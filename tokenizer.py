@@ -50,6 +50,16 @@ def byte_symbols() -> dict[str, int]:
     return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(others)}
 
 
+def bytes_per_token(tree: dict) -> np.ndarray:
+    """A parsed tokenizer.json -> int32 (vocab_size,): bytes of text per token id, 0 for special
+    tokens."""
+    special = {t["id"] for t in tree["added_tokens"]}
+    vocab = {i: token for token, i in tree["model"]["vocab"].items() if i not in special}
+    sizes = np.zeros(len(vocab) + len(special), np.int32)
+    sizes[list(vocab)] = [len(token) for token in vocab.values()]  # a character per byte
+    return sizes
+
+
 def blocks(text: str, size: int = BLOCK) -> Iterator[str]:
     """Cut a long text into blocks of at most `size` characters: `"".join(blocks(t)) == t`."""
     start = 0
@@ -96,9 +106,7 @@ class Tokenizer:
         if BOS not in self.special:
             raise ValueError(f"the tokenizer has no {BOS} token, which starts every row")
         self.bos_id = self.special[BOS]
-        self.token_bytes = np.zeros(self.vocab_size, dtype=np.int32)  # 0 for special tokens
-        for token, i in ranks.items():
-            self.token_bytes[i] = len(token)
+        self.token_bytes = bytes_per_token(tree)
         self._engine = tiktoken.Encoding(
             "nano2049", pat_str=pattern, mergeable_ranks=ranks, special_tokens=self.special
         )

@@ -34,7 +34,7 @@ from machinery.plan import Plan, make_plan
 from machinery.shards import Manifest
 
 # The numbers of a step, summed over the ranks by one all-reduce. To print another one, add its name
-# here, its value in `Trainer.guard`, and its place in `_log_step` and `step_line`.
+# here, its value in `accumulate` or `guard`, and its place in `_log_step` and `step_line`.
 NUMBERS = ("loss", "bytes", "bad", "sigint", "sigterm", "overdue")
 
 
@@ -54,7 +54,7 @@ class Trainer:
         self.token_bytes = torch.from_numpy(manifest.token_bytes()).to(world.device)
         self.step = self.skipped = 0
         self.best_bpb = math.inf
-        # 1: the optimizers skip the step. Usually a GradScaler sets this flag of torch's, for fp16.
+        # 1: the optimizers skip the step. (A flag of torch's, which GradScaler sets in fp16.)
         self.found_inf = torch.zeros((), device=world.device)
         self.late = diary.LateNumbers((*NUMBERS, "norm"))
         self.signal = 0  # signal received by this process (0: none)

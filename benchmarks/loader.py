@@ -73,7 +73,6 @@ def sparse_folder(folder: Path, gigabytes: float, row_len: int = 2049) -> None:
         )
         total += size
     (folder / "tokenizer.json").write_text("{}")
-    np.save(folder / "token_bytes.npy", np.ones(50_000, np.int32))
     tree = {
         "format": shards.FORMAT,
         "row_len": row_len,

@@ -148,9 +148,9 @@ def measure(case: dict, run_dir: str) -> dict:
     ceiling = (before + flops.measure_matmul(world.device, ceiling_dtype)) / 2
     run.loader.close()
     speed, model = run.meter.summary(), run.model
-    peak = preset.run.peak_tflops * 1e12
-    if not peak and world.dtype == torch.bfloat16:
-        peak = flops.peak_flops(world.device_name)
+    peak = decided.peak
+    if world.device.type == "cpu" and not preset.run.peak_tflops:
+        peak = None  # one was measured: `of matmul` does that better
     per_token = {"full": model.flops_per_token(), "causal": model.flops_per_token(causal=True)}
     return {
         "tokens_per_s": speed["tokens_per_s"],

@@ -52,8 +52,8 @@ def build_model(preset: cfg.Preset, manifest: Manifest, device, dtype) -> GPT:
     found = dict(
         vocab_size=manifest.vocab_size, seq_len=manifest.row_len - 1, bos_id=manifest.bos_id
     )
-    # machinery/setup.py: built on the meta device first, so that no weight exists twice; sharded
-    # over GPUs (FSDP2) when the state does not fit on one
+    # machinery/setup.py: built on the meta device (shapes without memory) first, so that no weight
+    # exists twice; sharded over GPUs (FSDP2) when the state does not fit on one
     torch.manual_seed(preset.train.seed)
     with torch.device(device):
         model = GPT(replace(preset.model, **found), compute_dtype=dtype)

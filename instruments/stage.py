@@ -50,7 +50,7 @@ def copy(manifest: Manifest, folder: str | Path) -> Manifest:
         with durable.replacing(path) as file:
             shutil.copyfile(manifest.dir / name, file.name)
             compare(Path(file.name), manifest.dir / name, sha256)
-    for name in ("tokenizer.json", "token_bytes.npy", "manifest.json"):
+    for name in ("tokenizer.json", "manifest.json"):
         with durable.replacing(target / name) as file:
             file.write((manifest.dir / name).read_bytes())
     return Manifest.load(target)

@@ -208,7 +208,8 @@ def _check_fits(path: Path, state: dict[str, Tensor], prefix: str) -> None:
         if there != here and key.startswith(prefix):
             raise CheckpointError(
                 f"{path} does not fit this model: {key} is {there} in the checkpoint and {here} "
-                "here; use the configuration in its trainer.json, or another run directory"
+                "here; use the configuration in its trainer.json and the model.py of that time, or "
+                "another run directory"
             )
 
 

@@ -25,6 +25,7 @@ import numpy as np
 
 from machinery.durable import replacing, sha256_of
 from machinery.errors import DataError
+from tokenizer import bytes_per_token
 
 FORMAT = 2  # of the folder; grows when older folders can no longer be read
 SHARD_ROWS = 16_384  # 67 MB of rows of 2,049 two-byte tokens
@@ -149,11 +150,7 @@ class Manifest:
 
     def token_bytes(self) -> np.ndarray:
         """int32 (vocab_size,): bytes of text per token id, 0 for special tokens."""
-        path = self.dir / "token_bytes.npy"
-        try:
-            return np.load(path)
-        except (OSError, ValueError, EOFError) as error:
-            raise damaged(path, f"cannot be read ({error})", AGAIN) from None
+        return bytes_per_token(json.loads(self.tokenizer_file().read_text(encoding="utf-8")))
 
     def locate(self, split: str, source: int, row: int) -> tuple[dict, int]:
         """A source's row -> (shard entry, row within the shard)."""
@@ -211,9 +208,6 @@ class Manifest:
                 how = f"has token {largest}, the vocabulary ends at {self.vocab_size - 1}"
                 raise damaged(self.dir / shard["file"], how)
         self.tokenizer_file()
-        if (shape := self.token_bytes().shape) != (self.vocab_size,):
-            how = f"has the shape {shape}, not ({self.vocab_size},)"
-            raise damaged(self.dir / "token_bytes.npy", how, AGAIN)
 
     def verify(self) -> None:
         """Read every file of every shard and compare its sha256 with the manifest's."""

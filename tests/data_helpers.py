@@ -113,7 +113,6 @@ def make_folder(
 ):
     """A data folder without text: rows[split][source] rows; row i of a source holds BOS, then
     tokens that say which row it is. Returns its Manifest."""
-    import numpy as np
 
     from machinery import durable, shards
 
@@ -133,7 +132,6 @@ def make_folder(
                 )
             splits[split][name] = {"rows": total, "shards": entries}
     (folder / "tokenizer.json").write_text("{}")
-    np.save(folder / "token_bytes.npy", np.ones(vocab_size, np.int32))
     tree = {
         "format": shards.FORMAT,
         "row_len": row_len,

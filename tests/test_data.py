@@ -597,12 +597,6 @@ def test_the_command_that_makes_missing_data(tmp_path, monkeypatch):
         assert f"run: python {command}" in str(error.value)
 
 
-def test_a_missing_table_of_token_bytes_is_said(manifest):
-    (manifest.dir / "token_bytes.npy").unlink()
-    with pytest.raises(DataError, match=r"token_bytes.*run the same prepare_data\.py command"):
-        manifest.check()
-
-
 def test_a_shard_that_vanishes_during_the_run_is_named(tmp_path):
     manifest = make_folder(tmp_path / "d", {"train": {"a": 200}, "val": {}}, shard_rows=5)
     loader = RowLoader(manifest, seed=1, micro_batch=1, weights={"a": 1}, prefetch=2)

@@ -18,6 +18,7 @@ transformers = pytest.importorskip("transformers")
 pytest.importorskip("safetensors")
 
 import torch  # noqa: E402
+import torch.nn.functional as F  # noqa: E402
 
 import export  # noqa: E402
 import train  # noqa: E402
@@ -260,6 +261,13 @@ def exchanged(a: str, b: str):
     return lambda names: {k: re.sub(pattern, lambda m: swap[m[0]], v) for k, v in names.items()}
 
 
+def windowed(q, k, v, mask):
+    """model.attend, but each token sees itself and the 599 before it alone."""
+    T, S = q.size(2), k.size(2)
+    near = torch.ones(T, S, dtype=torch.bool).tril(S - T).triu(S - T - 599)
+    return F.scaled_dot_product_attention(q, k, v, near, enable_gqa=True)
+
+
 TOKENIZER, OPTIONS, CONFIG = "tokenizer.json", "tokenizer_config.json", "config.json"
 STOCK_MUTANTS = {  # name -> (changes of the model, what is spoilt, what the refusal says)
     "rope turns the other way": (
@@ -292,6 +300,11 @@ STOCK_MUTANTS = {  # name -> (changes of the model, what is spoilt, what the ref
         LLAMA | dict(nope_every=2),
         lambda m: edit_json(m, CONFIG, lambda t: t.update(no_rope_layers=[1, 1])),
         "logits differ by",
+    ),
+    "a window that only long texts show": (
+        dict(seq_len=1024),
+        lambda m: m.setattr("model.attend", windowed),
+        "logits differ by .*change hf/ as well",
     ),
     "no BOS": (
         {},

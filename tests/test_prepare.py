@@ -64,6 +64,7 @@ def pieces(folder: Path, split: str) -> list[str]:
     """What stands between two BOS in the rows of a split, decoded."""
     manifest, found = Manifest.load(folder), []
     tokenizer = Tokenizer.load(folder / "tokenizer.json")
+    assert (manifest.token_bytes() == tokenizer.token_bytes).all()
     for shard in manifest.all_shards((split,)):
         for row in np.load(folder / shard["file"]):
             for start, end in zip(*bounds(row)):
