@@ -184,6 +184,10 @@ def _check_numbers(config) -> None:
             raise ValueError(f"--{name} {value} is not a number from 0 on")
         if name in ("tokens_per_step", "eval_tokens") and value < 1:
             raise ValueError(f"--{name} {value} is less than one token")
+        if name == "keep" and value < 2:
+            raise ValueError(
+                f"--keep {value}: give 2 or more, so that one bad file cannot end a run"
+            )
         if name == "seed" and value >= 1 << 63:
             raise ValueError(f"--seed {value} is not below 2^63")
 

@@ -41,11 +41,11 @@ if [ "${1:-}" = test ]; then
 fi
 if [ "${1:-}" = lesson ]; then
   number=${2:?which lesson? try: bash run.sh lesson 3}
-  [[ $number =~ ^[0-9]+$ ]] || { echo "error: lesson $number: give a number, 0 to 20" >&2; exit 2; }
+  [[ $number =~ ^0?(1?[0-9]|20)$ ]] || { echo "error: lesson $number: give a number, 0 to 20" >&2; exit 2; }
   exec python "course/$(printf %02d "$((10#$number))")"_*.py
 fi
-if [ $# -gt 1 ]; then
-  echo "error: run.sh takes a preset alone; for '${*:2}' run the programs by hand (README.md)" >&2
+if [[ $# -gt 1 || ${1:-} == -* ]]; then
+  echo "error: run.sh takes a preset alone; for '$*' run the programs by hand (README.md)" >&2
   exit 2
 fi
 preset=${1:-tiny}

@@ -52,7 +52,7 @@ class Trainer:
         self.world, self.plan, self.log, self.manifest = world, plan, log, manifest
         self.run_dir = Path(self.options.run_dir)
         self.token_bytes = torch.from_numpy(manifest.token_bytes()).to(world.device)
-        self.step = self.skipped = 0
+        self.step = self.resumed_at = self.skipped = 0
         self.best_bpb = math.inf
         # 1: the optimizers skip the step. (A flag of torch's, which GradScaler sets in fp16.)
         self.found_inf = torch.zeros((), device=world.device)
@@ -98,8 +98,10 @@ class Trainer:
             self.log.print(f"weights from {options.init_from}")
 
     def _resume(self, state: dict) -> None:
-        self.step = self.saved_step = state["step"]
-        self.best_bpb, self.skipped = state["best_bpb"], state["skipped"]
+        self.step = self.resumed_at = self.saved_step = state["step"]
+        self.skipped = state["skipped"]
+        if state.get("eval_tokens") == self.options.eval_tokens:  # else it is of another text
+            self.best_bpb = state["best_bpb"]
         same_ranks = state["world_size"] == self.world.world_size
         if self.plan.auto_micro_batch and same_ranks:
             # sums in a different order would not give the same bits
@@ -108,6 +110,8 @@ class Trainer:
             f"resumed at step {self.step:,} ({self.tokens:,} tokens) with micro-batches of "
             f"{self.plan.micro_batch} rows"
         )
+        if self.options.init_from:
+            self.log.print(f"{self.options.init_from} was its beginning, and is not read again")
 
     def get_ready(self) -> None:
         """Compile, wrap, open the data: a run that is already finished does not need this.
@@ -273,7 +277,7 @@ class Trainer:
 
     def _time_left_s(self) -> float:
         every = self.options.eval_every
-        evals = (self.plan.steps - self.step) // every + 1 if every else 1
+        evals = math.ceil(self.plan.steps / every) - self.step // every if every else 1
         tokens_left = (self.plan.rows - self.position) * self.plan.seq_len
         return self.meter.eta_s(tokens_left, eval=evals, save=1)
 
@@ -322,6 +326,7 @@ class Trainer:
         state = dict(
             step=self.step,
             best_bpb=self.best_bpb,
+            eval_tokens=self.options.eval_tokens,
             skipped=self.skipped,
             micro_batch=self.micro_batch,
             tokens=self.tokens,  # for people: computed from step
@@ -367,8 +372,9 @@ def finish(run: Trainer) -> int:
     seconds = time.monotonic() - run.started
     dollars = seconds / 3600 * run.options.usd_per_hour
     cost = f" (${dollars:.2f})" if run.world.device.type == "cuda" else ""
+    since = f" since step {run.resumed_at:,}" if run.resumed_at else ""
     lines = [
-        f"done: {run.step:,} steps, {run.tokens:,} tokens, {diary.duration(seconds)}{cost}",
+        f"done: {run.step:,} steps, {run.tokens:,} tokens, {diary.duration(seconds)}{cost}{since}",
         f"checkpoint  {run.run_dir / 'checkpoints' / f'step_{run.step:08d}'}",
         f"metrics     {run.log.file}",
         page,

@@ -70,10 +70,10 @@ def _said(command: str) -> str:
 
 def _write_rate(n_bytes: int = 1 << 28) -> float:
     """Bytes per second, forced onto the disk of the checkpoints."""
-    file, begin = WORK / "write", time.perf_counter()
     WORK.mkdir(parents=True, exist_ok=True)
+    file, noise, begin = WORK / "write", os.urandom(n_bytes), time.perf_counter()
     with open(file, "wb") as f:
-        f.write(os.urandom(n_bytes))
+        f.write(noise)
         f.flush()
         os.fsync(f.fileno())
     rate = n_bytes / (time.perf_counter() - begin)
@@ -123,7 +123,7 @@ def levers(preset: str, tokens_per_step: int, steps: int, results: str) -> None:
         before = run_case(plain, timeout_s=300)
         print("without:", before, flush=True)
         if "error" in before:
-            return
+            sys.exit(1)
         for name, (change, variables) in LEVERS.items():
             if not cuda and "rows" not in change:
                 print(f"{name}: skipped, needs a GPU", flush=True)

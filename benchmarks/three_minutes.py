@@ -50,7 +50,7 @@ def measure(options: str, seconds: float, seed: int, probe: int = 60) -> tuple[f
         records = train(options, probe, seed, Path(folder) / "probe")
         times = [r["step_s"] for r in records if "step_s" in r]
         step_s = statistics.mean(times[probe // 2 :])  # the first compiles
-        steps = round(seconds / step_s)
+        steps = max(1, round(seconds / step_s))
         records = train(options, steps, seed, Path(folder) / "run")
     return step_s, steps, [r["val_bpb"] for r in records if "val_bpb" in r][-1]
 

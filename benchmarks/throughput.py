@@ -333,6 +333,8 @@ def main() -> None:
     finally:
         if rows:
             report("Throughput", HEADER, rows, args.results)
+    if not rows:
+        sys.exit(1)
 
 
 def cases(args) -> Iterator[dict]:

@@ -73,7 +73,8 @@ def page(preset: cfg.Preset, world: ranks.World) -> str:
     on += f", {world.memory_bytes / 1e9:.1f} GB, {decided.peak / 1e12:,.2f} TFLOP/s"
     if card:
         on += f", {card.memory_tb_s} TB/s"
-        speed = tokens / (decided.steps * step_s(decided, meta, card))
+        whole_steps = decided.rows / decided.rows_in_step(decided.ramp_steps)
+        speed = tokens / (whole_steps * step_s(decided, meta, card))
     else:
         speed = OTHER_MFU[world.device.type] * decided.peak * world.world_size / full
     validations = 2 + (decided.steps - 1) // run.eval_every if run.eval_every else 2

@@ -61,10 +61,10 @@ class Run:
         self.config = json.loads(config.read_text()) if config.exists() else {}
         self.status = json.loads(status.read_text()) if status.exists() else {"state": "unknown"}
         self.starts = read_jsonl(self.dir / "starts.jsonl")
-        first = self.starts[0] if self.starts else {}
-        for key in ("init_from", "eval_tokens"):  # they decide what was trained, and on what judged
-            if key in first:
-                self.config[key] = first[key]
+        for start in self.starts[:1]:  # they decide what was trained, and on what judged
+            self.config["init_from"] = start.get("init_from")
+            sizes = dict.fromkeys(start.get("eval_tokens") for start in self.starts)
+            self.config["eval_tokens"] = ", then ".join(map(str, sizes))
 
     @property
     def first_step(self) -> int:
@@ -188,9 +188,12 @@ def result(run: Run, usd_per_hour: float) -> list[tuple]:
         parts = f"of it {eval_s} of validation and {save_s} of saving"
         text = f"{seconds}, {parts}; set-up and steps done twice are included"
         rows.append(("in all", text))
-        told = max(p["usd_per_hour"] if p["on_gpu"] else 0 for p in processes)
-        if usd := usd_per_hour or told:
-            rows.append(("cost", f"${sums['seconds'] / 3600 * usd:,.2f} at ${usd:.2f} per hour"))
+        told = [p["usd_per_hour"] if p["on_gpu"] else 0 for p in processes]
+        rates = [usd_per_hour or usd for usd in told]
+        if any(rates):
+            usd = sum(p["seconds"] / 3600 * rate for p, rate in zip(processes, rates))
+            at = ", ".join(f"${rate:.2f}" for rate in dict.fromkeys(rates))
+            rows.append(("cost", f"${usd:,.2f} at {at} per hour"))
     return rows
 
 
@@ -349,8 +352,11 @@ def compare(folders: list[str]) -> str:
     lines += ["", *differences(runs)]
     path = runs[0].dir.parent / "compare.png"
     if picture := draw_compared(runs, common):
-        path.write_bytes(picture)
-        lines.append(f"picture: {path}")
+        try:
+            path.write_bytes(picture)
+            lines.append(f"picture: {path}")
+        except OSError as error:
+            lines.append(f"picture: none, as {path} cannot be written ({error.strerror})")
     return "\n".join(lines)
 
 
@@ -363,7 +369,7 @@ def differences(runs: list[Run]) -> list[str]:
     advice = "trust a difference only if it is larger than that between two seeds"
     if "data_fingerprint" in differ:
         advice = "warning: the data differ, so the bits per byte are of different text"
-    elif "eval_tokens" in differ:
+    elif "eval_tokens" in differ or any("then" in size for size in values.get("eval_tokens", ())):
         advice = "warning: eval_tokens differ, so the bits per byte are of more or less text"
     elif not differ.keys() - {"seed"}:
         advice = "nothing differs but the seed: the difference above is noise"
@@ -431,7 +437,10 @@ def take_samples(config, load) -> None:
             draws = dict(generator=torch.Generator(device).manual_seed(0), stop_id=manifest.bos_id)
             out = model.generate(idx, config.max_new_tokens, **draws)
             record = dict(step=trainer["step"], tokens=trainer["tokens"], prompt=prompt)
-            with open(file, "a") as f:
+            with (
+                durable.writable(file, "copy the run to where you may write"),
+                open(file, "a") as f,
+            ):
                 f.write(json.dumps(record | dict(text=text_of(tokenizer, out[0]))) + "\n")
 
 

@@ -300,8 +300,6 @@ class Checkpointer:
     def __init__(
         self, root: Path, keep: int = 2, keep_step: int = 0, mirror: Path | None = None, log=print
     ):
-        if keep < 2:
-            raise ValueError(f"keep {keep}: give 2 or more, so that one bad file cannot end a run")
         self.root, self.mirror, self.log = root, mirror, log
         self.keep, self.keep_step = keep, keep_step
         self._roots = [root, mirror] if mirror else [root]

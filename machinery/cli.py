@@ -9,6 +9,7 @@ import difflib
 import json
 import math
 import os
+import select
 import sys
 import time
 import traceback
@@ -46,10 +47,12 @@ def parse(program: str, part: Literal["data", "train"], argv: list[str]) -> cfg.
     run = replace(preset.run, data_dir=data.data_dir, run_dir=f"runs/{preset.name}")
     default = data if part == "data" else TrainArgs(preset.model, preset.train, run)
     args = read_options(default, options, f"{program} {preset.name}")
+    # An empty folder, such as a variable of the shell that is not set, means the preset's own.
     if part == "data":
-        return replace(preset, data=args)
+        return replace(preset, data=replace(args, data_dir=args.data_dir or data.data_dir))
     refuse_unread(args.train, preset.train)
-    return replace(preset, **vars(args))
+    folders = {k: getattr(args.run, k) or getattr(run, k) for k in ("run_dir", "data_dir")}
+    return replace(preset, model=args.model, train=args.train, run=replace(args.run, **folders))
 
 
 def first_word(argv: list[str]) -> tuple[str, list[str]]:
@@ -99,7 +102,7 @@ def count(text: str) -> int:
         tokens = round(float(text if unit == 1 else text[:-1]) * unit) if text else 0
     except (ValueError, OverflowError):
         tokens = -1
-    if tokens < 0:
+    if text and tokens < 1:
         raise ValueError(f"{text!r} is no number of tokens; write 2B, 500M or 4096")
     return tokens
 
@@ -122,12 +125,15 @@ def run(main: Callable[[list[str]], int | None]) -> None:
     a bug a traceback."""
     try:
         code = main(sys.argv[1:]) or 0
+        sys.stdout.flush()
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr, flush=True)
         code = 130
     except Exception as error:
         code = exit_code(error)
-        if code == 1 and not isinstance(error, RankError):
+        if code == 141:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for what is still to be printed
+        elif code == 1 and not isinstance(error, RankError):
             traceback.print_exc()
         else:
             text, file = f"error: {error}", os.environ.get("TORCHELASTIC_ERROR_FILE")
@@ -146,11 +152,20 @@ def run(main: Callable[[list[str]], int | None]) -> None:
 
 def exit_code(error: BaseException) -> int:
     """The error's own exit_code if it has one; 2 for a ValueError that our code raised (a user's
-    mistake); that of a StorageError for a disk that is full or fails; 1 for anything else (a bug),
-    such as a ValueError that a library raised."""
+    mistake); that of a StorageError for a disk that is full or fails; 141 if nobody reads what we
+    print; 1 for anything else (a bug), such as a ValueError that a library raised."""
+    if isinstance(error, BrokenPipeError) and _nobody_reads():
+        return 141
     if isinstance(error, OSError) and error.errno in DISK_FAILS:
         return StorageError.exit_code
     if isinstance(error, ValueError) and not hasattr(error, "exit_code"):
         raised_in = traceback.extract_tb(error.__traceback__)[-1].filename
         return 2 if Path(raised_in).resolve().parent in OURS else 1
     return getattr(error, "exit_code", 1)
+
+
+def _nobody_reads() -> bool:
+    """Whether standard output is a pipe that its reader has closed, as `| head` does."""
+    poll = select.poll()
+    poll.register(1, 0)
+    return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))

@@ -112,8 +112,9 @@ class Log:
         records = read_jsonl(self.file)
         if steps := [r for r in records if "loss" in r]:
             self._start |= dict(last_step=steps[-1]["step"], last_time=steps[-1]["time"])
-        with open(self.run_dir / "starts.jsonl", "a") as file:
-            file.write(json.dumps(self._start) + "\n")
+        starts = self.run_dir / "starts.jsonl"
+        lines = [json.dumps(r) + "\n" for r in [*read_jsonl(starts), self._start]]
+        durable.write_text(starts, "".join(lines))
         done = lambda r: step - 1 if validates and "val_bpb" in r else step
         keep = [json.dumps(r) + "\n" for r in records if r["step"] <= done(r)]
         durable.write_text(self.file, "".join(keep))
@@ -133,7 +134,8 @@ class Log:
 
     def failed(self, step: int, error: str, code: int) -> None:
         with suppress(OSError):  # a full disk must not hide the error
-            self.status("failed", step=step, error=error, exit_code=code)
+            if not is_done(self.run_dir):  # else nothing had begun: the command was wrong
+                self.status("failed", step=step, error=error, exit_code=code)
 
     def close(self) -> None:
         """Write the lines that still wait. Wait 10 s for wandb's process, then end it."""

@@ -82,7 +82,7 @@ def creating(folder: Path) -> Iterator[Path]:
 def write_text(path: Path, text: str) -> None:
     """Replace a whole file by `text` in UTF-8."""
     with replacing(path) as file:
-        file.write(text.encode("utf-8"))
+        file.write(text.encode("utf-8", "backslashreplace"))  # a path may hold any bytes
 
 
 def write_json(path: Path, tree: dict) -> None:

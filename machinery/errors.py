@@ -11,6 +11,7 @@
 | 6    | the disk is full or fails | StorageError |
 | 7    | an exported model does not compute what ours does | ParityError |
 | 130  | stopped by SIGINT (Ctrl-C) | |
+| 141  | nobody reads the output any more, as after `| head` | |
 | 143  | stopped by SIGTERM | |
 
 Plain ValueError is the idiom for a user's mistake; cli.py decides whose ValueError it was. The

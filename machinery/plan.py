@@ -122,7 +122,9 @@ def make_plan(
         f"layers x {model.n_embd}, vocabulary {model.vocab_size:,}; extras: "
         f"{', '.join(model.extras) or 'none'}",
         f"FLOPs     {full:,} per token in the full convention, {causal:,} in the causal one",
-        f"run       {plan.steps:,} steps x {plan.tokens_per_step:,} tokens = {tokens:,} tokens",
+        f"run       {plan.steps:,} steps x {plan.tokens_per_step:,} tokens"
+        f"{f' (fewer in the first {ramp:,})' if (ramp := plan.ramp_steps) else ''} "
+        f"= {tokens:,} tokens",
         f"step      {rows} rows x {model.seq_len:,} tokens x {accum} accumulated x {W} "
         f"rank{'s' * (W > 1)}{rates}",
         f"memory    {why}; activations take about {activations / 1e9:.2f} GB",
@@ -170,7 +172,9 @@ def check_data(preset: cfg.Preset, plan: Plan, manifest: Manifest) -> str:
 def steps_for(config: cfg.TrainConfig, params: dict[str, int]) -> int:
     """Steps as given, or for the tokens given, or for 10.5 tokens per weight of blocks and head."""
     tokens = cli.count(config.tokens) or TOKENS_PER_WEIGHT * (params["matrix"] + params["head"])
-    return config.steps or max(1, math.ceil(tokens / config.tokens_per_step))
+    ramp = config.ramp_steps  # its steps together take so much less, in whole steps:
+    less = sum(1 - optim.batch_at(step, ramp) for step in range(ramp))
+    return config.steps or max(1, math.ceil(tokens / config.tokens_per_step + less))
 
 
 def pick_parallel(asked: str, world: World, state: int) -> tuple[str, str]:

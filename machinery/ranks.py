@@ -177,8 +177,9 @@ def meet_and_test(world: World, timeout_s: float) -> None:
     except (multiprocessing.TimeoutError, RuntimeError) as error:
         raise RankError(
             f"rank {world.rank} ({world.device_name}) could not connect within {timeout_s:.0f} s "
-            f"({error or 'no answer'}); between nodes set GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME"
-            " to their network; within one, try NCCL_P2P_DISABLE=1; NCCL_DEBUG=INFO says more"
+            f"({str(error) or 'no answer'}); between nodes set GLOO_SOCKET_IFNAME and "
+            "NCCL_SOCKET_IFNAME to their network; within one, try NCCL_P2P_DISABLE=1; "
+            "NCCL_DEBUG=INFO says more"
         ) from None
 
 

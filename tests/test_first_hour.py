@@ -10,6 +10,7 @@ from conftest import ROOT
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
 import first_hour  # noqa: E402
+import throughput  # noqa: E402
 
 # As .venv/bin/python: notes its arguments; preparing data fails and the levers take too long.
 PYTHON = """#!/bin/sh
@@ -52,6 +53,16 @@ def test_a_lever_is_compared_with_the_mean_of_the_runs_around_it():
     cells = first_hour.compare(around[0], with_it, around[1])
     assert cells == ["cudnn", "64 x 1", "300 -> 330", "+10.0%", "30.0 -> 40.0 GB"]
     assert "took more" in first_hour.compare(plain, {"error": "took more than 240 s"}, plain)[3]
+
+
+def test_levers_and_throughput_without_a_figure_have_failed(monkeypatch, capsys):
+    for module in (first_hour, throughput):
+        monkeypatch.setattr(module, "run_case", lambda case, **how: {"error": "no luck"})
+    monkeypatch.setattr(throughput.sys, "argv", ["throughput.py", "tiny"])
+    for work in (lambda: first_hour.levers("tiny", 2048, 1, ""), throughput.main):
+        with pytest.raises(SystemExit) as end:
+            work()
+        assert end.value.code == 1 and "no luck" in capsys.readouterr().out
 
 
 def test_losses_of_a_run_that_was_resumed(tmp_path):

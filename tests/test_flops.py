@@ -1,6 +1,7 @@
 """flops.py: device names, the published claims recomputed, and a meter under a fake clock;
 instruments/forecast.py: what `--plan --gpu` adds up and prints."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -119,6 +120,18 @@ def test_a_forecast_needs_no_card_and_follows_the_one_that_is_asked_for():
     assert eight["hours"] == pytest.approx(
         numbers_of("d24", "--gpu", "H100")["hours"] / 8, rel=0.02
     )
+
+
+def test_a_ramp_takes_fewer_tokens_and_less_time():
+    options = ("d12", "--gpu", "H100", "--eval_tokens", "1", "--steps", "2206")
+    whole, ramp = numbers_of(*options), numbers_of(*options, "--ramp_steps", "2206")
+    assert ramp["mfu"] == whole["mfu"]
+    assert ramp["hours"] == pytest.approx(0.375 * whole["hours"], abs=0.01)
+    options = ["d12", "--plan", "--gpu", "H100", "--tokens", "1.2B", "--ramp_steps", "400"]
+    given = cli.parse("train.py", "train", options)
+    page = forecast.page(given, None)
+    tokens = re.search(r"\(fewer in the first 400\) = ([\d,]+) tokens", page)[1].replace(",", "")
+    assert 1.2e9 <= int(tokens) < 1.2e9 + given.train.tokens_per_step
 
 
 def test_an_fsdp_plan_leaves_room_for_the_tables_that_are_whole_during_a_step():

@@ -119,14 +119,14 @@ def test_restarts_are_told_and_steps_done_twice_are_paid(tmp_path):
     steps += [step(n, 150 + 2.0 * n, eval_s=2.0) for n in range(6, 9)]
     starts = [
         start(95.0, on_gpu=True, usd_per_hour=36.0),
-        start(156.0, on_gpu=True, last_step=8, last_time=116.0),
+        start(156.0, on_gpu=True, last_step=8, last_time=116.0),  # $3 an hour
         start(900.0, last_step=8, last_time=166.0),  # did not train
     ]
     text, _ = pages(make_run(tmp_path / "a", steps, {"state": "running"}, starts))
     assert "step 0 to 8 in 21s" in text and "step 5 to 8 in 10s" in text
     assert text.count("train.py tiny") == 2
     assert "in all: 31s, of it 5s of validation and 1s of saving" in text
-    assert "training: 16s" in text and "$0.31 at $36.00 per hour" in text
+    assert "training: 16s" in text and "$0.22 at $36.00, $3.00 per hour" in text  # 21 s and 10 s
 
 
 BROKEN = {
@@ -187,6 +187,9 @@ def test_what_a_difference_is_worth(tmp_path):
     other = report.compare([str(runs[0]), str(runs[1])])
     assert "init_from: none, runs/a" in other and "larger than that between two seeds" in other
     assert "warning: eval_tokens differ" in report.compare([str(runs[0]), str(runs[2])])
+    mixed = [start(100.0, eval_tokens=1000), start(110.0, eval_tokens=10)]
+    mixed = [make_run(tmp_path / name, ten_steps(), starts=mixed) for name in "gh"]
+    assert "warning: eval_tokens differ" in report.compare([str(folder) for folder in mixed])
 
 
 def test_a_run_begun_from_another_has_no_training_time(tmp_path):

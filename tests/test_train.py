@@ -6,8 +6,12 @@ import gzip
 import json
 import math
 import re
+import shlex
 import shutil
+import subprocess
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,6 +21,7 @@ import config
 import eval as eval_program
 import train
 from data import RowLoader, val_batches
+from instruments import report
 from machinery import cli, diary
 from machinery.shards import Manifest
 from model import GPT, GPTConfig
@@ -423,6 +428,11 @@ MISTAKES = {
         r"--decay 0.3 has no effect with --schedule cosine: it is read by wsd alone",
     ),
     "a negative number": (["tiny", "--steps", "-5"], r"--steps -5 is not a number from 0 on"),
+    "one checkpoint": (["tiny", "--plan", "--keep", "1"], r"--keep 1: give 2 or more"),
+    "less than a token": (
+        ["tiny", *SMALL, "--data_dir", "{data}", "--steps", "0", "--tokens", "0"],
+        r"'0' is no number of tokens",
+    ),
     "no token": (["tiny", "--tokens_per_step", "0"], r"--tokens_per_step 0 is less than one token"),
     "fewer tokens than none": (
         ["tiny", *SMALL, "--data_dir", "{data}", "--steps", "0", "--tokens=-5M"],
@@ -476,6 +486,55 @@ def test_another_configuration_in_the_same_folder_is_refused(plain, small_data):
         here(small_data, run_dir, "--lr_scale", 3.0)
     with pytest.raises(ValueError, match="steps is 12 there and 20 here"):
         here(small_data, run_dir, "--steps", 20)
+    older = run_dir / "checkpoints" / "step_00000006"  # refused only once the model is built
+    with pytest.raises(ValueError, match="is not the newest checkpoint"):
+        here(small_data, run_dir, "--resume", older)
+    assert diary.is_done(run_dir)  # a mistaken command does not make it a failed run
+
+
+def test_figures_of_another_text_are_not_the_best(plain, small_data, tmp_path, capsys, monkeypatch):
+    """After a resume with another --eval_tokens; and half a line in starts.jsonl costs no start."""
+    run_dir = shutil.copytree(plain[0], tmp_path / "run")
+    shutil.rmtree(run_dir / "checkpoints" / "step_00000012")
+    with open(run_dir / "starts.jsonl", "a") as file:
+        file.write('{"time": 17')
+    file = run_dir / "checkpoints" / "step_00000006" / "trainer.json"
+    assert json.loads(file.read_text())["best_bpb"] > 1
+    resume, best = train.Trainer._resume, []
+    noted = lambda self, state: (resume(self, state), best.append(self.best_bpb))
+    monkeypatch.setattr(train.Trainer, "_resume", noted)
+    here(small_data, run_dir, "--eval_tokens", 64)
+    assert best == [math.inf]
+    out = capsys.readouterr().out
+    assert "resumed at step 6" in out and re.search(r"done: 12 steps, .* since step 6\n", out)
+    starts = diary.read_jsonl(run_dir / "starts.jsonl")
+    assert [s["eval_tokens"] == 64 for s in starts] == [False, True]
+    assert f"{starts[0]['eval_tokens']}, then 64" in str(report.Run(run_dir).config)
+
+
+def test_an_empty_folder_is_the_presets_own():
+    preset = cli.parse("train.py", "train", ["d12", "--run_dir", "", "--data_dir", ""])
+    assert (preset.run.run_dir, preset.run.data_dir) == ("runs/d12", "data/d12")
+    assert cli.parse("prepare_data.py", "data", ["--data_dir", ""]).data.data_dir == "data/tiny"
+
+
+def test_time_left_has_every_validation_that_will_come():
+    asked = []
+    meter = SimpleNamespace(eta_s=lambda tokens, **counts: asked.append(counts["eval"]))
+    plan = SimpleNamespace(steps=2206, rows=0, seq_len=1)
+    for step, every in ((1, 250), (1999, 250), (2000, 250), (2205, 0), (2205, 2206)):
+        run = SimpleNamespace(plan=plan, step=step, position=0, meter=meter)
+        run.options = SimpleNamespace(eval_every=every)
+        train.Trainer._time_left_s(run)
+    assert asked == [9, 2, 1, 1, 1]
+
+
+def test_a_reader_that_has_left_is_no_traceback():
+    code = "from machinery import cli\n"
+    code += "cli.run(lambda argv: [print('x' * 80) for _ in range(100_000)] and 0)"
+    command = shlex.join([sys.executable, "-c", code]) + " | head -n 1; exit ${PIPESTATUS[0]}"
+    done = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (141, "") and done.stdout == "x" * 80 + "\n"
 
 
 def test_a_checkpoint_of_another_run_is_refused(plain, small_data, tmp_path):
