@@ -144,7 +144,7 @@ class Tokenizer:
         )
         # Collect the text first: `train_from_iterator` reads from its own thread, and Hub streaming
         # has crashed there.
-        pieces = [piece for text in texts for piece in blocks(clean(text))]
+        pieces = [piece for text in texts for piece in blocks(normalize(text))]
         bpe.train_from_iterator(pieces, trainer)
         return cls(bpe.to_str(pretty=True))
 
@@ -169,13 +169,14 @@ class Tokenizer:
     def sha256(self) -> str:
         return hashlib.sha256(self.spec.encode("utf-8")).hexdigest()
 
-    def encode_array(self, text: str) -> np.ndarray:
-        """text -> uint32 ids without BOS; makes no Python object per token."""
-        text = clean(text)
-        if self.nfc and not text.isascii():  # Python's own NFC is of another version of Unicode
-            from tokenizers.normalizers import NFC
+    def normalize(self, text: str) -> str:
+        """The text that the ids stand for: what `decode` gives back."""
+        return normalize(text, self.nfc)
 
-            text = NFC().normalize_str(text)
+    def encode_array(self, text: str, *, normalized: bool = False) -> np.ndarray:
+        """text -> uint32 ids without BOS; makes no Python object per token. `normalized`: the text
+        went through `normalize` before."""
+        text = text if normalized else self.normalize(text)
         parts = [  # no special token is allowed and none is refused: in text they are plain text
             self._engine.encode_to_numpy(block, allowed_special=set(), disallowed_special=())
             for block in blocks(text)
@@ -194,13 +195,20 @@ class Tokenizer:
         return self._engine.decode([int(i) for i in ids], errors="replace")
 
 
-def clean(text: str) -> str:
-    """Replace each lone UTF-16 surrogate, which UTF-8 cannot encode, by U+FFFD."""
+def normalize(text: str, nfc: bool = False) -> str:
+    """Replace each lone UTF-16 surrogate, which UTF-8 cannot encode, by U+FFFD; then NFC if asked.
+
+    "e" + U+0301 -> "é" with NFC: one spelling for each text
+    """
     try:
         text.encode("utf-8")
-        return text
     except UnicodeEncodeError:
-        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    if nfc and not text.isascii():  # Python's own NFC is of another version of Unicode
+        from tokenizers.normalizers import NFC
+
+        text = NFC().normalize_str(text)
+    return text
 
 
 def _check(tree: dict) -> tuple[str, bool]:

@@ -31,7 +31,7 @@ import numpy as np
 import data
 from machinery import durable, shards, sources
 from machinery.errors import DataError, UsageError
-from tokenizer import Tokenizer, blocks, check_vocab_size
+from tokenizer import Tokenizer, blocks, check_vocab_size, normalize
 
 BUFFER = 16_384  # documents held by the packer
 TOKENIZER_CHARS = 200_000_000  # the most text that a tokenizer is trained on
@@ -62,6 +62,7 @@ class Job:
         self.all_units = [(s, u) for s, units in enumerate(self.units) for u in range(len(units))]
         revisions = [facts.get("revision") for facts in self.facts]
         self.sources = [replace(s, revision=r) for s, r in zip(self.sources, revisions)]
+        self.nfc = config.nfc
         tokenizer = [config.vocab_size, config.nfc, TOKENIZER_CHARS, self.shares]
         if config.tokenizer:
             loaded = Tokenizer.load(config.tokenizer)
@@ -69,7 +70,7 @@ class Job:
                 raise ValueError(
                     f"--nfc has no effect: {config.tokenizer} was trained without it; add --no_nfc"
                 )
-            tokenizer = loaded.sha256
+            self.nfc, tokenizer = loaded.nfc, loaded.sha256
             if len(set(self.shares)) > 1:  # they decide which units there are
                 tokenizer = [tokenizer, self.shares]
         options = {key: getattr(config, key) for key in ("source", "row_len", "val_fraction")}
@@ -155,9 +156,8 @@ class Job:
             return below
         found = {}  # hash -> bytes: a block that occurs twice counts once
         for s, u in self.all_units:
-            texts = sources.documents(self.sources[s], self.units[s][u], Counter())
-            for block in (block for text in texts for block in blocks(text, self.block)):
-                found[hash64(block)] = len(block.encode("utf-8", "replace"))
+            for block in (b for text in self.texts(s, u) for b in blocks(text, self.block)):
+                found[hash64(block)] = len(block.encode("utf-8"))
         size, below, held = sum(found.values()), 0, 0
         wanted = max(self.config.val_fraction * size, min(8 * self.config.row_len, size // 2))
         for value in sorted(found):
@@ -166,6 +166,11 @@ class Job:
             held += found[value]
             below = value + 1
         return below
+
+    def texts(self, source: int, unit: int) -> Iterator[str]:
+        """The documents of a unit, normalized: the form in which they are split and tokenized."""
+        documents = sources.documents(self.sources[source], self.units[source][unit], Counter())
+        return (normalize(text, self.nfc) for text in documents)
 
     def record(self, source: int, unit: int) -> dict | None:
         """The record of a finished unit; None if a shard is missing or its text is newer."""
@@ -203,12 +208,12 @@ class Job:
 
 def hash64(text: str) -> int:
     """64 bits that depend on the text alone: the same on every machine."""
-    raw = text.encode("utf-8", "replace")
+    raw = text.encode("utf-8")
     return int.from_bytes(hashlib.blake2b(raw, digest_size=8).digest(), "big")
 
 
 def split_text(text: str, block: int, val_below: int) -> Iterator[tuple[str, str]]:
-    """A document -> ("train" or "val", text), chosen block by block by the content alone.
+    """A normalized document -> ("train" or "val", text), block by block, by the content alone.
 
     So a text that occurs twice is on one side only. Neighboring blocks on a side stay together.
     """
@@ -233,9 +238,9 @@ def prepare_unit(source, unit: dict, path: Path, name: str, row_len, block, val_
     def train_docs() -> Iterator[np.ndarray]:
         """The training documents as ids; those for validation are set aside."""
         for text in sources.documents(source, unit, notes):
-            for split, part in split_text(text, block, val_below):
-                ids = tokenizer.encode_array(part).astype(dtype)
-                size = len(part.encode("utf-8", "replace"))
+            for split, part in split_text(tokenizer.normalize(text), block, val_below):
+                ids = tokenizer.encode_array(part, normalized=True).astype(dtype)
+                size = len(part.encode("utf-8"))
                 totals[split].update(documents=1, bytes=size, tokens=len(ids))
                 if split == "train":
                     yield ids
@@ -266,10 +271,10 @@ def tokenizer_sample(job: Job) -> Iterator[str]:
     """
     most = TOKENIZER_CHARS if job.few_files else TOKENIZER_DOC_CHARS
     for s, share in enumerate(job.shares):
-        units = job.units[s][:TOKENIZER_UNITS]
-        for unit in units:
-            left = TOKENIZER_CHARS * share / sum(job.shares) / len(units)
-            texts = sources.documents(job.sources[s], unit, Counter())
+        units = min(TOKENIZER_UNITS, len(job.units[s]))
+        for u in range(units):
+            left = TOKENIZER_CHARS * share / sum(job.shares) / units
+            texts = job.texts(s, u)
             parts = (part for t in texts for part in split_text(t, job.block, job.val_below))
             for part in (part for split, part in parts if split == "train"):
                 part = part[: min(most, int(left) + 1)]

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+import unicodedata
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -36,6 +37,7 @@ from data_helpers import (
     write_texts,
 )
 
+from config import DataConfig
 from machinery import cli, durable, errors, sources, worker
 from machinery.shards import Manifest
 from machinery.worker import split_text
@@ -132,6 +134,21 @@ def test_duplicates_fall_on_one_side(tmp_path):
     assert not {p for p in long if p in train and p in val}
     facts = Manifest.load(tmp_path / "d").tree["splits"]
     assert facts["val"]["b"]["documents"] % 3 == 0 and facts["val"]["b"]["documents"] > 20
+
+
+def test_nfc_comes_before_the_split_and_the_count(tmp_path):
+    texts = [f"ação número {i} é única" for i in range(40)]
+    both = [unicodedata.normalize(form, text) for text in texts for form in ("NFC", "NFD")]
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in both))
+    options = {"vocab_size": 300, "row_len": 9, "val_fraction": 0.3, "nfc": True}
+    job = worker.Job(DataConfig((f"files:{path}",), data_dir=str(tmp_path / "d"), **options))
+    sample = list(worker.tokenizer_sample(job))
+    assert len(sample) % 2 == 0 and set(sample) <= set(texts)
+    durable.write_text(job.tokenizer, Tokenizer.train(sample, 300, nfc=True).spec)
+    splits = worker.prepare_unit(*job.task(0, 0))["splits"]
+    assert splits["train"]["documents"] == len(sample) and splits["val"]["documents"] > 10
+    assert splits["train"]["bytes"] == sum(len(text.encode()) for text in sample)
 
 
 def test_a_finished_folder_is_left_alone(jsonl, undisturbed):
