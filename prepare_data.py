@@ -79,17 +79,26 @@ def prepare(config) -> shards.Manifest:
 
 
 def make_tokenizer(job: worker.Job) -> None:
-    """Copy the tokenizer named in the config, or train one on a sample of the training text."""
+    """Copy the tokenizer named in the config, or train one on a sample of the training text. One
+    that is there is kept, unless it is damaged or was trained on an older text."""
     config = job.config
     if job.tokenizer.exists():
         job.tokenizer.read_bytes()  # a disk that cannot be read has damaged nothing
         try:
             Tokenizer.load(job.tokenizer)
+            newer = not config.tokenizer and any(
+                job.newer_than(job.tokenizer, *unit) for unit in job.all_units
+            )
+            reason = "some of its text is newer than the tokenizer" if newer else ""
+        except ValueError as error:
+            reason = str(error)
+        if not reason:
             return
-        except ValueError as error:  # damaged: a new one may give other ids than the finished units
-            print(f"starting {job.folder} again: {error}", file=sys.stderr)
-            for path in job.records.iterdir():
-                path.unlink()
+        print(f"starting {job.folder} again: {reason}", file=sys.stderr)
+        # A new one may give other ids than the finished units. The old one stays until it is
+        # replaced, so that a kill in between is no harm.
+        for path in set(job.records.iterdir()) - {job.tokenizer}:
+            path.unlink()
     if config.tokenizer:
         tokenizer, where = Tokenizer.load(config.tokenizer), f"from {config.tokenizer}"
     else:
