@@ -323,13 +323,20 @@ def _read_jsonl(f: BinaryIO, length: int, path: Path, fields, notes: Counter) ->
 
 def _read_parquet(path: Path, first: int, last: int, fields: tuple, notes) -> Iterator[str]:
     """A document per row, of the row groups first .. last - 1."""
+    import pyarrow as pa
     import pyarrow.parquet as pq
+
+    text = (pa.string(), pa.large_string(), pa.string_view())
+
+    def raw(column: pa.Array) -> pa.Array:  # text that is not UTF-8 would raise in to_pylist
+        return column.cast(pa.large_binary()) if column.type in text else column
 
     with pq.ParquetFile(path) as file:
         names = dict.fromkeys(file.schema_arrow.names)
         join_fields(names, fields, path, notes)  # refuses a missing field
         for batch in file.iter_batches(128, range(first, last), columns=list(fields)):
-            for record in batch.to_pylist():
+            columns = pa.RecordBatch.from_arrays(list(map(raw, batch.columns)), batch.schema.names)
+            for record in columns.to_pylist():
                 yield join_fields(record, fields, path, notes)
 
 

@@ -554,6 +554,26 @@ def test_the_same_documents_from_every_format(tmp_path, monkeypatch):
     assert sorted(t for u in units for t in sources.documents(source, u, Counter())) == texts
 
 
+def read_all(path: Path) -> tuple[list[str], Counter]:
+    """The documents of a file or folder, and the notes made."""
+    source, notes = sources.parse(f"files:{path}"), Counter()
+    sources.local_files.cache_clear()
+    units, _ = sources.list_units(source)
+    return [text for unit in units for text in sources.documents(source, unit, notes)], notes
+
+
+def test_parquet_text_that_is_not_utf8_is_read_as_latin1(tmp_path):
+    import pyarrow
+    import pyarrow.parquet
+
+    raw = pyarrow.array([b"ol\xe1", b"sim", None])
+    column = pyarrow.Array.from_buffers(pyarrow.string(), 3, raw.buffers())
+    pyarrow.parquet.write_table(pyarrow.table({"text": column}), tmp_path / "a.parquet")
+    texts, notes = read_all(tmp_path / "a.parquet")
+    assert texts == ["olá", "sim"] and notes["empty documents"] == 1
+    assert notes["documents with bytes that are not UTF-8 (read as Latin-1)"] == 1
+
+
 def test_plain_text_of_any_size_is_read_whole(tmp_path, monkeypatch):
     monkeypatch.setattr(sources, "SMALLEST_UNIT", 1000)
     monkeypatch.setattr(sources, "LARGEST_UNIT", 1000)
