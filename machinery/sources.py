@@ -124,8 +124,13 @@ def documents(source: Source, unit: dict, notes: Counter) -> Iterator[str]:
 
 @lru_cache(maxsize=16)  # a worker needs them once per unit
 def local_files(source: Source) -> dict[str, Path]:
-    """The files of a local source: name (the same on every machine) -> path, sorted by name."""
-    place = Path(source.place)
+    """The files of a local source: name (the same on every machine) -> path, sorted by name.
+    DataError if a folder cannot be read."""
+    with _named_errors(Path(source.place), "change its permissions, or name other files"):
+        return _find_files(source, Path(source.place))
+
+
+def _find_files(source: Source, place: Path) -> dict[str, Path]:
     if source.kind == "stdlib":
         paths = sysconfig.get_paths()
         roots = {"stdlib": paths["stdlib"]}
@@ -163,9 +168,14 @@ def is_utf8(name: str) -> bool:
 
 
 def _walk(root: Path, kinds: tuple[str, ...], links: bool = True) -> Iterator[Path]:
-    """The files of these kinds in a folder and below, in a fixed order; hidden folders left out."""
+    """The files of these kinds in a folder and below, in a fixed order; what is hidden is left out.
+    OSError if a folder cannot be read: `os.walk` alone would leave its files out."""
+
+    def refuse(error: OSError) -> None:
+        raise error
+
     seen = set()  # a link may lead back to a folder above
-    for folder, folders, names in os.walk(root, followlinks=links):
+    for folder, folders, names in os.walk(root, onerror=refuse, followlinks=links):
         if (real := os.path.realpath(folder)) in seen:
             folders.clear()
             continue
@@ -173,7 +183,9 @@ def _walk(root: Path, kinds: tuple[str, ...], links: bool = True) -> Iterator[Pa
         folders[:] = sorted(d for d in folders if d != "__pycache__" and not d.startswith("."))
         for name in sorted(names):
             path = Path(folder, name)
-            if kind_of(name) in kinds and path.is_file() and (links or not path.is_symlink()):
+            if name.startswith(".") or kind_of(name) not in kinds:
+                continue
+            if path.is_file() and (links or not path.is_symlink()):
                 yield path
 
 

@@ -1,6 +1,7 @@
 """prepare_data.py as a user runs it; reliability cases 22 (kills, connections), 25 (bad text)."""
 
 import contextlib
+import errno
 import gzip
 import http.server
 import json
@@ -572,6 +573,26 @@ def test_parquet_text_that_is_not_utf8_is_read_as_latin1(tmp_path):
     texts, notes = read_all(tmp_path / "a.parquet")
     assert texts == ["olá", "sim"] and notes["empty documents"] == 1
     assert notes["documents with bytes that are not UTF-8 (read as Latin-1)"] == 1
+
+
+def test_hidden_files_are_left_out_and_a_locked_folder_is_named(tmp_path, monkeypatch):
+    (tmp_path / "a.txt").write_text("text")
+    (tmp_path / "._a.txt").write_bytes(b"\0\5\x16\7 of a Mac")
+    assert read_all(tmp_path)[0] == ["text"]
+    (tmp_path / "locked").mkdir()
+    scandir = os.scandir  # root may read a locked folder, so the refusal is put in
+
+    def refuse(path):
+        if str(path).endswith("locked"):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(errors.DataError, match="Permission denied: '.*locked'"):
+        read_all(tmp_path)
+    monkeypatch.setattr(Path, "is_dir", lambda path: refuse(tmp_path / "locked"))
+    with pytest.raises(errors.DataError, match="Permission denied"):
+        read_all(tmp_path)
 
 
 def test_plain_text_of_any_size_is_read_whole(tmp_path, monkeypatch):
