@@ -32,6 +32,9 @@ SPLIT = (
     r"|\s+"
 )
 
+# A tokenizer that gives this line back loses no class of characters.
+AWKWARD = "Aé汉 \u0623\u0e01 42½\u0660 🎉\u200d ...?! _-'s\t\r\n\n  \x00\x7f\xa0\u2028\ufffd "
+
 # The split is a backtracking regex and overflows its stack on a million spaces, so a long text is
 # encoded in blocks. A block ends after a word. The split always ends there too, so the ids are
 # those of the uncut text. Only a stretch of 32K characters without the end of a word is cut
@@ -107,9 +110,17 @@ class Tokenizer:
             raise ValueError(f"the tokenizer has no {BOS} token, which starts every row")
         self.bos_id = self.special[BOS]
         self.token_bytes = bytes_per_token(tree)
-        self._engine = tiktoken.Encoding(
-            "nano2049", pat_str=pattern, mergeable_ranks=ranks, special_tokens=self.special
-        )
+        if missing := [b for b in range(256) if bytes([b]) not in ranks]:
+            raise _other_kind(f"{len(missing)} of the 256 bytes have no token, as {missing[0]}")
+        try:
+            self._engine = tiktoken.Encoding(
+                "nano2049", pat_str=pattern, mergeable_ranks=ranks, special_tokens=self.special
+            )
+        except ValueError as error:
+            reason = f"its split pattern cannot be compiled ({' '.join(str(error).split())[:200]})"
+            raise _other_kind(reason) from None
+        if self.decode(self.encode(AWKWARD)) != self.normalize(AWKWARD):
+            raise _other_kind(f"its split pattern {pattern!r} leaves out some of the text")
 
     @classmethod
     def train(
@@ -153,7 +164,7 @@ class Tokenizer:
         """Read a tokenizer.json; ValueError if it is not a byte-level BPE."""
         try:
             return cls(Path(path).read_text(encoding="utf-8"))
-        except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
+        except (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError) as error:
             raise ValueError(
                 f"{path} cannot be read ({error.strerror}): --tokenizer needs the path of a "
                 "tokenizer.json"
@@ -225,8 +236,12 @@ def _check(tree: dict) -> tuple[str, bool]:
     elif [tuple(step.get(key) for key in keys) for step in steps] != expected:
         reason = "the pre-tokenizer is not Split, then ByteLevel"
     if reason:
-        raise ValueError(
-            f"not a byte-level BPE that this project can run: {reason}; "
-            "leave --tokenizer empty to train one"
-        )
+        raise _other_kind(reason)
     return steps[0]["pattern"]["Regex"], normalizer == "NFC"
+
+
+def _other_kind(reason: str) -> ValueError:
+    return ValueError(
+        f"not a byte-level BPE that this project can run: {reason}; "
+        "leave --tokenizer empty to train one"
+    )

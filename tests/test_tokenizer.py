@@ -1,5 +1,6 @@
 """tokenizer.py against its oracle: the `tokenizers` library, which reads the same file."""
 
+import errno
 import json
 import os
 import random
@@ -9,6 +10,7 @@ import sysconfig
 import threading
 import unicodedata
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -223,7 +225,17 @@ def test_other_tokenizers_are_refused_in_a_sentence(tok, tmp_path):
     def gap(tree):
         tree["model"]["vocab"]["Ġzzz"] = 5000
 
-    for change in (unigram, lower, metaspace, gap):
+    def words_alone(tree):
+        tree["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = r"\w+"
+
+    def unclosed(tree):
+        tree["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = "(unclosed"
+
+    def no_space(tree):  # the byte of a space goes, the last id takes its place
+        vocab = tree["model"]["vocab"]
+        vocab[max(vocab, key=vocab.get)] = vocab.pop("Ġ")
+
+    for change in (unigram, lower, metaspace, gap, words_alone, unclosed, no_space):
         with pytest.raises(ValueError, match="train"):
             Tokenizer.load(variant(change))
     (tmp_path / "t.json").write_text("not json")
@@ -234,6 +246,10 @@ def test_other_tokenizers_are_refused_in_a_sentence(tok, tmp_path):
         Tokenizer.load(tmp_path / "t.json")
     with pytest.raises(ValueError, match="No such file or directory"):
         Tokenizer.load(tmp_path / "none.json")
+    refused = PermissionError(errno.EACCES, "Permission denied")
+    with mock.patch.object(Path, "read_text", side_effect=refused):
+        with pytest.raises(ValueError, match="t.json cannot be read .Permission denied"):
+            Tokenizer.load(tmp_path / "t.json")
     with pytest.raises(ValueError, match="vocab_size 100"):
         Tokenizer.train(["a"], 100)
 
