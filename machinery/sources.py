@@ -36,6 +36,7 @@ SMALLEST_UNIT, LARGEST_UNIT = 4 * MB, 16 * MB  # 16 MB of text take one core abo
 DOCUMENT = MB  # characters; a longer plain text becomes several documents
 TEXT = (".txt", ".text", ".md", ".py")
 KINDS = (*TEXT, ".jsonl", ".ndjson", ".parquet")
+NOT_TEXT = {b"BZh": "a bzip2", b"\xfd7zXZ": "an xz", b"PK\3\4": "a zip", b"%PDF": "a PDF"}
 REPAIR = "repair or remove it"
 AGAIN = "run the same command again: finished units are kept"
 TRIES, RETRY_S = 50, 2.0  # the Hub's library survives an outage of 100 s
@@ -210,10 +211,20 @@ def _pieces(name: str, path: Path, size: int, target: int) -> Iterator[tuple]:
     elif compression_of(name):
         yield name, 0, -1, size
     else:
+        if kind_of(name) not in KINDS:  # named by hand
+            with _named_errors(path, REPAIR), open(path, "rb") as f:
+                _refuse_packed(path, f.read(8))
         count = max(1, -(-size // target))
         for i in range(count):
             start, end = size * i // count, size * (i + 1) // count
             yield name, start, end, end - start
+
+
+def _refuse_packed(path: Path, start: bytes) -> None:
+    """DataError if a file starts as a form of compressed text that is not read here."""
+    for magic, kind in NOT_TEXT.items():
+        if start.startswith(magic):
+            raise DataError(f"{path} is {kind} file, not text; take the text out of it first")
 
 
 def compression_of(name: str) -> str | None:

@@ -1,5 +1,6 @@
 """prepare_data.py as a user runs it; reliability cases 22 (kills, connections), 25 (bad text)."""
 
+import bz2
 import contextlib
 import errno
 import gzip
@@ -593,6 +594,12 @@ def test_hidden_files_are_left_out_and_a_locked_folder_is_named(tmp_path, monkey
     monkeypatch.setattr(Path, "is_dir", lambda path: refuse(tmp_path / "locked"))
     with pytest.raises(errors.DataError, match="Permission denied"):
         read_all(tmp_path)
+
+
+def test_a_compressed_file_named_by_hand_is_refused(tmp_path):
+    (tmp_path / "a.txt.bz2").write_bytes(bz2.compress(b"text"))
+    with pytest.raises(errors.DataError, match="a.txt.bz2 is a bzip2 file, not text"):
+        read_all(tmp_path / "a.txt.bz2")
 
 
 def test_plain_text_of_any_size_is_read_whole(tmp_path, monkeypatch):
