@@ -396,6 +396,7 @@ class RowLoader:
         item = self._ready.get()
         self._wait_s += time.perf_counter() - t0
         if self._failure is not None:
+            self._ready.put(None)  # the next call raises it too
             raise self._failure
         buffer, copied = item
         if copied is None:
