@@ -226,7 +226,8 @@ def report(manifest: shards.Manifest, seconds: float) -> str:
                 "padding 0%"
             )
         if split == "train" and t["tokens"] < (wanted := manifest.tree["tokens_wanted"]):
-            lines.append(f"note  {wanted:,} training tokens were asked for, the text has no more")
+            why = shortage(manifest.tree)
+            lines.append(f"note  {wanted:,} training tokens were asked for, {why}")
     text, held = (sum(total(by[s])["bytes"] for s in which) for which in (by, ("val",)))
     if held > max(0.1, 2 * manifest.tree["val_fraction"]) * text:
         shorter = longest_row(text // 20)
@@ -244,6 +245,17 @@ def report(manifest: shards.Manifest, seconds: float) -> str:
         f"vocabulary {manifest.vocab_size:,}, rows of {manifest.row_len}"
     )
     return "\n".join(lines)
+
+
+def shortage(tree: dict) -> str:
+    """Why there are fewer tokens than asked for: the sources that ran out, and the way out."""
+    used_up = [s["name"] for s in tree["sources"] if s["units"] == s["units_in_source"]]
+    if len(used_up) == len(tree["sources"]):
+        return "the text has no more"
+    return (
+        f"there is no more text in {', '.join(used_up)}; in another --data_dir, give it more text, "
+        "or a smaller share in --mixture"
+    )
 
 
 def commit() -> str:

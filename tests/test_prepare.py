@@ -953,6 +953,13 @@ def test_shares_of_the_tokens_wanted(jsonl, tmp_path):
         assert "must give each source (web, books) a share above 0" in error_of(refused, 2)
 
 
+def test_a_source_that_ran_out_is_named():
+    web, books = ({"name": name, "units": 3, "units_in_source": 3} for name in ("web", "books"))
+    assert prepare_data.shortage({"sources": [web, books]}) == "the text has no more"
+    said = prepare_data.shortage({"sources": [web | {"units_in_source": 9}, books]})
+    assert "no more text in books;" in said
+
+
 def test_a_presets_mixture_shares_its_own_sources_only():
     import config
 
