@@ -37,6 +37,7 @@ DOCUMENT = MB  # characters; a longer plain text becomes several documents
 TEXT = (".txt", ".text", ".md", ".py")
 KINDS = (*TEXT, ".jsonl", ".ndjson", ".parquet")
 NOT_TEXT = {b"BZh": "a bzip2", b"\xfd7zXZ": "an xz", b"PK\3\4": "a zip", b"%PDF": "a PDF"}
+LONGEST_NAME = 200  # bytes of a source's name: its files' names have at most 255
 REPAIR = "repair or remove it"
 AGAIN = "run the same command again: finished units are kept"
 TRIES, RETRY_S = 50, 2.0  # the Hub's library survives an outage of 100 s
@@ -51,7 +52,8 @@ class Source:
     config: str | None = None
     revision: str | None = None
 
-    remote = property(lambda self: self.kind == "hf")  # listed over the network, once, then kept
+    remote = property(lambda self: self.kind == "hf")  # read by the Hub's library
+    distant = property(lambda self: self.remote and not is_local_glob(self.place))  # listed once
     unbounded = remote  # may hold more text than anyone wants
     mutable = property(lambda self: self.kind == "files")  # people edit its files in place
     installed = property(lambda self: self.kind == "stdlib")  # an update of Python changes it
@@ -79,6 +81,11 @@ def parse(spec: str) -> Source:
         forms = "stdlib, stdlib+site, files:PATH, hf:REPO[:CONFIG][@REVISION]"
         raise ValueError(f"source {spec!r} is none of {forms}")
     name = re.sub(r"[^\w.-]", "_", name).lstrip(".") or kind  # a folder's name, below train/
+    if len(name.encode()) > LONGEST_NAME:
+        raise ValueError(
+            f"the source's name {name[:20]}... has {len(name.encode())} bytes, more than "
+            f"{LONGEST_NAME}; give it a short name: --source NAME={kind}:..."
+        )
     fields = tuple((fields or "text").split("+"))
     return Source(name, kind, place, fields, config or None, revision or None)
 
@@ -368,6 +375,11 @@ def _read_parquet(path: Path, first: int, last: int, fields: tuple, notes) -> It
 
 def is_data_file(place: str) -> bool:
     return "://" in place or kind_of(place) in (".parquet", ".jsonl", ".json")
+
+
+def is_local_glob(place: str) -> bool:
+    """Whether hf:PLACE names data files of this machine, which may become more at any time."""
+    return is_data_file(place) and "://" not in place
 
 
 def _hf_load(source: Source):

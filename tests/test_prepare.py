@@ -640,6 +640,20 @@ def test_specs():
             parse(bad)
 
 
+def test_a_long_name_is_refused_at_once(tmp_path):
+    with pytest.raises(ValueError, match="has 202 bytes.* --source NAME=files:"):
+        sources.parse(f"files:{tmp_path}/{'á' * 101}.txt")
+    assert sources.parse(f"a=files:{tmp_path}/{'á' * 101}.txt").name == "a"
+
+
+def test_a_local_glob_of_the_hubs_library_is_listed_anew(tmp_path):
+    config = DataConfig((f"hf:{tmp_path}/*.jsonl",), data_dir=str(tmp_path), tokens="1M")
+    write_jsonl(tmp_path / "a.jsonl", 1)
+    assert len(worker.Job(config).all_units) == 1
+    write_jsonl(tmp_path / "b.jsonl", 1)
+    assert len(worker.Job(config).all_units) == 2
+
+
 def test_stdlib_leaves_installed_packages_out():
     for place in ("stdlib", "stdlib+site"):
         files = sources.local_files(sources.parse(place))
