@@ -200,6 +200,8 @@ def check_enough(job: worker.Job, splits: dict) -> None:
         if split == "val" and 16 * row_len < text:
             fraction = max(4 * job.config.val_fraction, 16 * row_len / tokens)
             advice = f"try --val_fraction {min(0.5, fraction):.2g}, or give it"
+        if split == "train" and job.config.val_fraction > 0.5 and 16 * row_len < text:
+            advice = "try --val_fraction 0.02, or give it"
         raise ValueError(
             f"the {split} split has {t['tokens']} tokens, less than one row of {row_len}, as the "
             f"text has {text:,} bytes; {advice} more text"

@@ -262,6 +262,8 @@ def _read(path: Path, start: int, end: int, fields: tuple, notes: Counter) -> It
             if kind in (".jsonl", ".ndjson"):
                 yield from _read_jsonl(f, length, path, fields, notes)
             elif raw := f.read(length):
+                if start == 0 and kind != ".py":  # so that the text of stdlib stays what it is
+                    raw = raw.removeprefix(codecs.BOM_UTF8)
                 if raw[:2] in (b"\xff\xfe", b"\xfe\xff"):
                     raise DataError(f"{path} is UTF-16; convert it: iconv -f UTF-16 -t UTF-8")
                 yield from blocks(decode(raw, notes), DOCUMENT)
@@ -319,7 +321,8 @@ def join_fields(record: dict, fields: tuple[str, ...], where: object, notes: Cou
             f"{where} has no field {missing[0]!r}, it has {', '.join(record)}; for example, add "
             f"#{next(iter(record), 'FIELD')} to the source"
         )
-    return "\n\n".join(_text(record[f], f, where, notes) for f in fields if record[f])
+    full = lambda value: value not in (None, "", b"")  # a 0 is text
+    return "\n\n".join(_text(record[f], f, where, notes) for f in fields if full(record[f]))
 
 
 def _text(value: object, field: str, where: object, notes: Counter) -> str:
@@ -338,6 +341,7 @@ def _read_jsonl(f: BinaryIO, length: int, path: Path, fields, notes: Counter) ->
     done = 0
     while done != length and (line := f.readline()):
         done += len(line)
+        line = line.removeprefix(codecs.BOM_UTF8)
         if not line.strip():
             continue
         try:

@@ -1,6 +1,7 @@
 """prepare_data.py as a user runs it; reliability cases 22 (kills, connections), 25 (bad text)."""
 
 import bz2
+import codecs
 import contextlib
 import errno
 import gzip
@@ -602,6 +603,18 @@ def test_a_compressed_file_named_by_hand_is_refused(tmp_path):
         read_all(tmp_path / "a.txt.bz2")
 
 
+def test_a_mark_of_utf8_is_no_text_and_a_zero_is(tmp_path):
+    bom = codecs.BOM_UTF8
+    for name, raw, expected in (
+        ("a.txt", bom + b"text " + bom, "text \ufeff"),
+        ("a.py", bom + b"text", "\ufefftext"),
+        ("a.jsonl", bom + b'{"text": "text"}\n', "text"),
+        ("b.jsonl", b'{"text": 0}\n', "0"),
+    ):
+        (tmp_path / name).write_bytes(raw)
+        assert read_all(tmp_path / name)[0] == [expected]
+
+
 def test_plain_text_of_any_size_is_read_whole(tmp_path, monkeypatch):
     monkeypatch.setattr(sources, "SMALLEST_UNIT", 1000)
     monkeypatch.setattr(sources, "LARGEST_UNIT", 1000)
@@ -1131,6 +1144,17 @@ def test_the_remedy_for_too_little_text_works(size, tmp_path):
     hopeless.write_text("To be.")
     message = error_of(prepare(tmp_path / "f", "--source", f"files:{hopeless}"), 2)
     assert "give it more text" in message and "--row_len" not in message
+
+
+def test_the_remedy_for_no_training_text_is_a_smaller_fraction():
+    counts = Counter(documents=9, bytes=5000, tokens=2000, rows=30)
+    none = Counter(documents=0, bytes=0, tokens=0, rows=0)
+    splits = {"train": {"t": none | {"packing": {}}}, "val": {"t": counts | {"packing": {}}}}
+    for facts in (splits["train"]["t"], splits["val"]["t"]):
+        facts["packing"] = Counter(cuts=0, dropped=0)
+    job = SimpleNamespace(config=DataConfig(row_len=65, val_fraction=0.999))
+    with pytest.raises(ValueError, match="try --val_fraction 0.02, or give it more text"):
+        prepare_data.check_enough(job, splits)
 
 
 def test_the_remedy_for_no_validation_text_works(tmp_path, monkeypatch):
