@@ -40,7 +40,11 @@ TOKENIZER_UNITS = 16  # per source, from which that text is drawn
 FEW_FILES = 256  # with fewer, blocks of documents are held out instead of whole documents
 SMALL = 24_000_000  # bytes of a corpus that is read once more, to hold out the share asked for
 
-load_tokenizer = lru_cache(maxsize=1)(Tokenizer.load)
+
+@lru_cache(maxsize=1)  # a process needs it once per unit
+def load_tokenizer(path: Path, written_ns: int) -> Tokenizer:
+    """`written_ns` is the file's time: a cluster's worker may outlive a tokenizer."""
+    return Tokenizer.load(path)
 
 
 # ------------------------------------------------------------------------------------ the job
@@ -230,7 +234,7 @@ def prepare_unit(source, unit: dict, path: Path, name: str, row_len, block, val_
             f"{spec} is not there on {socket.gethostname()}: all machines of a cluster must share "
             "the data folder"
         )
-    tokenizer = load_tokenizer(spec)
+    tokenizer = load_tokenizer(spec, spec.stat().st_mtime_ns)
     dtype = shards.dtype_for(tokenizer.vocab_size)
     notes, totals = Counter(), {"train": Counter(), "val": Counter()}
     val_docs: list[np.ndarray] = []

@@ -398,6 +398,19 @@ def test_an_edit_that_keeps_the_sizes_trains_the_tokenizer_again(tmp_path):
     assert job.tokenizer.read_bytes() != first and not record.exists()
 
 
+def test_a_process_that_outlives_a_tokenizer_reads_the_new_one(tmp_path):
+    text = "the cat sat on the mat " * 100
+    path = tmp_path / "a.txt"
+    path.write_text(text)
+    options = {"data_dir": str(tmp_path / "d"), "row_len": 9}
+    job, sizes = worker.Job(DataConfig((f"files:{path}",), **options)), []
+    for vocab_size in (260, 280):
+        durable.write_text(job.tokenizer, Tokenizer.train([text], vocab_size).spec)
+        record = worker.prepare_unit(*job.task(0, 0))
+        sizes.append(sum(record["splits"][split]["tokens"] for split in ("train", "val")))
+    assert sizes[1] < sizes[0] == len(text)
+
+
 @contextlib.contextmanager
 def cluster(tmp_path: Path, workers: int, started_in: Path = ROOT):
     """A Dask scheduler and worker processes on loopback: (address, worker processes)."""
