@@ -147,7 +147,7 @@ def _find_files(source: Source, place: Path) -> dict[str, Path]:
         found = {
             f"{root}/{path.relative_to(folder)}": path
             for root, folder in roots.items()
-            for path in _walk(Path(folder), (".py",), links=False)
+            for path in _walk(Path(folder), (".py",), installed=True)
             if root == "site" or not {"site-packages", "dist-packages"} & set(path.parts)
         }
     elif place.is_dir():
@@ -175,15 +175,17 @@ def is_utf8(name: str) -> bool:
     return name.encode("utf-8", "ignore").decode() == name
 
 
-def _walk(root: Path, kinds: tuple[str, ...], links: bool = True) -> Iterator[Path]:
+def _walk(root: Path, kinds: tuple[str, ...], installed: bool = False) -> Iterator[Path]:
     """The files of these kinds in a folder and below, in a fixed order; what is hidden is left out.
-    OSError if a folder cannot be read: `os.walk` alone would leave its files out."""
+    OSError if a folder cannot be read. installed: Python's own folders, where links and folders
+    that cannot be read are left out."""
 
     def refuse(error: OSError) -> None:
-        raise error
+        if not installed:
+            raise error
 
     seen = set()  # a link may lead back to a folder above
-    for folder, folders, names in os.walk(root, onerror=refuse, followlinks=links):
+    for folder, folders, names in os.walk(root, onerror=refuse, followlinks=not installed):
         if (real := os.path.realpath(folder)) in seen:
             folders.clear()
             continue
@@ -193,7 +195,7 @@ def _walk(root: Path, kinds: tuple[str, ...], links: bool = True) -> Iterator[Pa
             path = Path(folder, name)
             if name.startswith(".") or kind_of(name) not in kinds:
                 continue
-            if path.is_file() and (links or not path.is_symlink()):
+            if path.is_file() and not (installed and path.is_symlink()):
                 yield path
 
 
