@@ -311,6 +311,14 @@ def test_a_weight_that_no_table_knows_is_refused():
             ask()
 
 
+def test_a_weight_without_an_initial_value_is_refused(monkeypatch):
+    monkeypatch.setitem(model_file.GROUP_OF, "gain", "scalar")
+    model = build(SMALL)
+    model.blocks[0].attn.register_parameter("gain", torch.nn.Parameter(torch.ones(3)))
+    with pytest.raises(ValueError, match="give 'gain' a line in GPT.init_weights"):
+        model.init_weights()
+
+
 def test_a_raw_matrix_counts_as_flops():
     model = build(SMALL)
     before = model.flops_per_token()

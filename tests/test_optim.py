@@ -254,6 +254,22 @@ def test_each_kind_of_parameter_has_its_rate_betas_and_decay():
     ]
 
 
+def test_an_optimizer_that_build_does_not_know_is_not_muon():
+    groups = {kind: [] for kind in ("matrix", "embedding", "head", "scalar")}
+    with pytest.raises(ValueError, match="'lion' is neither muon nor adamw"):
+        build(groups, TrainConfig(optimizer="lion"), 768)
+
+
+def test_the_schedule_moves_the_momentum_of_muon_alone():
+    p, config = torch.nn.Parameter(torch.ones(2, 2)), TrainConfig()
+    other = torch.optim.SGD([p], lr=1.0, momentum=0.9, weight_decay=0.1)
+    for g in other.param_groups:
+        g["base_lr"], g["base_weight_decay"] = 1.0, 0.1
+    set_schedule([other], 0, 1000, config)
+    found = other.param_groups[0]
+    assert (found["lr"], found["momentum"], found["weight_decay"]) == (1 / config.warmup, 0.9, 0.1)
+
+
 def test_rates_follow_batch_and_width():
     params = {kind: [torch.nn.Parameter(torch.ones(4, 4))] for kind in ("matrix", "embedding")}
     groups = dict(head=[], scalar=[], **params)
