@@ -111,7 +111,7 @@ class Trainer:
             f"{self.plan.micro_batch} rows"
         )
         if self.options.init_from:
-            self.log.print(f"{self.options.init_from} was its beginning, and is not read again")
+            self.log.print(f"{self.options.init_from} is not read: the run has its own checkpoint")
 
     def get_ready(self) -> None:
         """Compile, wrap, open the data: a run that is already finished does not need this.

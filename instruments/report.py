@@ -61,8 +61,8 @@ class Run:
         self.config = json.loads(config.read_text()) if config.exists() else {}
         self.status = json.loads(status.read_text()) if status.exists() else {"state": "unknown"}
         self.starts = read_jsonl(self.dir / "starts.jsonl")
-        for start in self.starts[:1]:  # they decide what was trained, and on what judged
-            self.config["init_from"] = start.get("init_from")
+        if self.starts:  # they decide what was trained, and on what judged
+            self.config["init_from"] = self.starts[0].get("init_from")
             sizes = dict.fromkeys(start.get("eval_tokens") for start in self.starts)
             self.config["eval_tokens"] = ", then ".join(map(str, sizes))
 

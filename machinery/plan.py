@@ -117,14 +117,14 @@ def make_plan(
     rates = ""
     if config.optimizer == "muon":
         rates = f"; learning rates x {optim.batch_factor(plan.tokens_per_step):.3f} for this batch"
+    ramp = f" (fewer in the first {plan.ramp_steps:,})" if plan.ramp_steps else ""
     lines = [
         f"model     {n_params:,} parameters ({params['matrix']:,} in matrices), {model.n_layer} "
         f"layers x {model.n_embd}, vocabulary {model.vocab_size:,}; extras: "
         f"{', '.join(model.extras) or 'none'}",
         f"FLOPs     {full:,} per token in the full convention, {causal:,} in the causal one",
-        f"run       {plan.steps:,} steps x {plan.tokens_per_step:,} tokens"
-        f"{f' (fewer in the first {ramp:,})' if (ramp := plan.ramp_steps) else ''} "
-        f"= {tokens:,} tokens",
+        f"run       {plan.steps:,} steps x {plan.tokens_per_step:,} tokens{ramp} = {tokens:,} "
+        "tokens",
         f"step      {rows} rows x {model.seq_len:,} tokens x {accum} accumulated x {W} "
         f"rank{'s' * (W > 1)}{rates}",
         f"memory    {why}; activations take about {activations / 1e9:.2f} GB",

@@ -53,7 +53,7 @@ class Source:
     revision: str | None = None
 
     remote = property(lambda self: self.kind == "hf")  # read by the Hub's library
-    distant = property(lambda self: self.remote and not is_local_glob(self.place))  # listed once
+    listed_once = property(lambda self: self.remote and not is_local_glob(self.place))
     unbounded = remote  # may hold more text than anyone wants
     mutable = property(lambda self: self.kind == "files")  # people edit its files in place
     installed = property(lambda self: self.kind == "stdlib")  # an update of Python changes it

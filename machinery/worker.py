@@ -115,8 +115,8 @@ class Job:
         data.pack([], config.row_len, 0)  # refuses a bad row_len
 
     def _list(self, source: sources.Source) -> tuple[list[dict], dict]:
-        """The units and facts of a source. A distant list is kept on disk: it may change there."""
-        if not source.distant:
+        """The units and facts of a source. A list from the network is kept on disk."""
+        if not source.listed_once:
             return sources.list_units(source)
         path = self.folder / ".units" / f"remote-{digest(repr(source))}.json"
         if not path.exists():

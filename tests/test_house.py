@@ -124,5 +124,5 @@ def test_the_line_counts_of_the_readme_are_true():
         paths = [ROOT / room / name for room in (".", *ROOMS)]
         lines = len(next(p for p in paths if p.exists()).read_text().splitlines())
         assert abs(lines - int(promised)) <= max(3, 0.03 * lines), (
-            f"{name} has {lines} lines: write so in README.md, The house"
+            f"{name} has {lines} lines: write that number in README.md, The house"
         )
