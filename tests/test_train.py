@@ -493,7 +493,8 @@ def test_another_configuration_in_the_same_folder_is_refused(plain, small_data):
 
 
 def test_figures_of_another_text_are_not_the_best(plain, small_data, tmp_path, capsys, monkeypatch):
-    """After a resume with another --eval_tokens; and half a line in starts.jsonl costs no start."""
+    """After a resume with another --eval_tokens; half a line in starts.jsonl costs no start, and
+    weights to begin from are not read."""
     run_dir = shutil.copytree(plain[0], tmp_path / "run")
     shutil.rmtree(run_dir / "checkpoints" / "step_00000012")
     with open(run_dir / "starts.jsonl", "a") as file:
@@ -503,9 +504,10 @@ def test_figures_of_another_text_are_not_the_best(plain, small_data, tmp_path, c
     resume, best = train.Trainer._resume, []
     noted = lambda self, state: (resume(self, state), best.append(self.best_bpb))
     monkeypatch.setattr(train.Trainer, "_resume", noted)
-    here(small_data, run_dir, "--eval_tokens", 64)
+    here(small_data, run_dir, "--eval_tokens", 64, "--init_from", file.parent)
     assert best == [math.inf]
     out = capsys.readouterr().out
+    assert f"{file.parent} is not read: the run has its own" in out
     assert "resumed at step 6" in out and re.search(r"done: 12 steps, .* since step 6\n", out)
     starts = diary.read_jsonl(run_dir / "starts.jsonl")
     assert [s["eval_tokens"] == 64 for s in starts] == [False, True]
