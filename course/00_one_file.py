@@ -1,9 +1,9 @@
 """Lesson 0: the whole training run in one file, without a single seat belt.
 
-The preset tiny, with the data, model, optimizer and order of rows of train.py: the first losses are
-the same bits (`python course/00_one_file.py` beside `python train.py --log_every 1`; a test
-compares them). It trains on one device, in one process. Pull the plug and all is lost; feed it NaN
-and the weights are gone; a flipped byte on the disk is caught only because `Manifest.row` insists.
+It trains the preset tiny with the data, model, optimizer and row order of train.py, on one device,
+in one process. The first losses are the same, bit for bit (compare `python course/00_one_file.py`
+with `python train.py --log_every 1`; a test does). Pull the plug and all is lost; feed it NaN and
+the weights are gone; a flipped byte on the disk is caught only because `Manifest.row` insists.
 
 Read it before train.py. A comment that begins with the name of a file says which file turns the
 bare line beside it into a promise; once you have read this, you know what those files are for.

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 1. Autograd: backward is a topological sort
 #
-# **Question.** How does a library know derivatives that nobody wrote down, and what do being lazy
-# and fusing buy?
+# **Question.** How does a library know derivatives that nobody wrote down, and what do lazy
+# evaluation and fusion buy?
 #
 # Source: *NfNN*, "1.1.2 Definição de diferenciação automática", "1.1.5 Avaliação imediata vs.
 # avaliação preguiçosa", "1.1.6 Capacidade de fusão de kernel", "1.1.7 Alocação de memória", "3.2
@@ -143,7 +143,7 @@ lesson.table(["expression", "gradient", "distance to torch"], rows)
 lesson.holds(max(row[2] for row in rows) < 1e-6, "gradients and ten steps are torch's")
 
 # %% [markdown]
-# ## What being lazy buys
+# ## What lazy evaluation buys
 # Run at once, each of six elementwise operations reads and writes 16 MB. Recorded first, they can
 # run block by block: 4,096 numbers stay in the cache while all six pass over them. (Lesson 6 lets a
 # compiler do it.)
@@ -154,7 +154,7 @@ big = rng.random(4_000_000, np.float32)
 
 
 def run(x, block):
-    """All operations on a block, then the next -> result, results as long as x that were made."""
+    """All operations on a block, then the next -> result, how many results were as long as x."""
     parts, whole = [], 0
     for i in range(0, len(x), block):
         part = x[i : i + block]

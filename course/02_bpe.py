@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 2. BPE: merges by hand, equal to the library's
 #
-# **Question.** What exactly does a BPE trainer do, and how little decides that two trainers differ?
+# **Question.** What exactly does a BPE trainer do, and how small a detail makes two of them differ?
 #
 # Source: *Pré-Treino Eficiente de Modelos de Linguagem*, "Tokenizador" (32,000 tokens, byte-level,
 # NFC, min_frequency 5). Core file: `tokenizer.py`. Before: lesson 0. Next: lesson 3 (what becomes
@@ -24,7 +24,7 @@ lesson.begin(2, "BPE")
 # %% [markdown]
 # ## The whole algorithm
 # Begin with bytes. Count the pairs of neighbours, give the most frequent pair an id of its own,
-# replace it everywhere, and again. Each distinct word is kept once, with its count: a pair never
+# replace it everywhere, and repeat. Each distinct word is kept once, with its count: a pair never
 # crosses the end of a word.
 
 
@@ -53,7 +53,7 @@ def largest(counts: Counter) -> tuple[int, int]:
 
 
 class BPE:
-    """Byte-level: ids are `reserved` special ones, the 256 bytes of `alphabet`, one per merge."""
+    """Byte-level. Ids: first `reserved` special ones, then the bytes of `alphabet`, then merges."""
 
     def __init__(self, split: str | None = None, alphabet=range(256), reserved: int = 0):
         self.split, self.alphabet, self.reserved = split, list(alphabet), reserved
@@ -134,7 +134,7 @@ for choose in (smallest, first_met, largest):
     rows.append((choose.__name__, 300 - len(differ), differ[0] if differ else None))
     rows[-1] += (len(text.encode()) / len(ids),)
     assert bpe.decode(ids) == text and (differ or ids == library.encode(text))
-columns = ["of equals, the", "merges equal to the library's", "first difference", "bytes/token"]
+columns = ["ties go to the", "merges equal to the library's", "first difference", "bytes/token"]
 lesson.table(columns, rows)
 same = [row[1] for row in rows]  # how many depends on the Python whose library is the text
 lesson.holds(same[0] == 300 > max(same[1:]), "only the smallest pair of ids gives 300")
@@ -143,8 +143,8 @@ lesson.holds(max(r[3] for r in rows) < 1.01 * min(r[3] for r in rows), "all comp
 # %% [markdown]
 # ## Two ways to write é, and two languages
 # Unicode writes "coração" with 7 characters (NFC) or with 9 (NFD: letter, then accent), which look
-# the same and are other bytes. `nfc` makes them one before encoding. The text to train on is the
-# page of this course, in English and in Portuguese; 20 lines of each are held out.
+# the same but are different bytes. `nfc` turns both into NFC before encoding. The text to train on
+# is this course's README, in English and in Portuguese; 20 lines of each are held out.
 
 # %%
 pages = {"English": "README.md", "Portuguese": "README.pt.md"}
@@ -162,7 +162,7 @@ for form in ("NFC", "NFD"):
     plain, nfc = len(tokenizers["Portuguese"].encode(word)), len(with_nfc.encode(word))
     rows.append((form, len(word), len(word.encode()), plain, nfc))
 lesson.table(["coração in", "characters", "bytes", "tokens", "tokens with nfc"], rows, "nfc")
-lesson.holds(rows[1][3] > rows[0][3] == rows[0][4] == rows[1][4], "with nfc, both are one word")
+lesson.holds(rows[1][3] > rows[0][3] == rows[0][4] == rows[1][4], "with nfc, both cost the same")
 fertility = {  # tokens per word
     (home, text): len(tokenizers[home].encode(held_out[text])) / len(held_out[text].split())
     for home in pages

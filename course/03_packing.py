@@ -1,5 +1,5 @@
 # %% [markdown]
-# # 3. Packing: what becomes of the tokens between documents
+# # 3. Packing: what becomes of the tokens between documents and rows
 #
 # **Question.** Text comes in documents of any length, a model eats rows of exactly 2,049 tokens:
 # what does each way from one to the other throw away, pad, or cut?
@@ -31,7 +31,7 @@ lesson.begin(3, "packing")
 def fill_row(held: list[int], row: int, waiting: Iterator[int]) -> list[tuple[int, int]]:
     """One row by the source's rule -> [(length of the document, tokens of it used)].
 
-    held: lengths of at most HELD documents, refilled from `waiting`; it loses those that are used.
+    held: lengths of at most HELD documents, refilled from `waiting`; used ones are removed.
     """
     used, space = [], row
     while space:
@@ -108,13 +108,13 @@ def best_fit(lengths: list[int]) -> tuple:
 text = sum(lengths) - len(lengths)
 padded = sum(-(-(n - 1) // (ROW - 1)) for n in lengths)  # a long document takes several rows
 pieces = [min(ROW, n - i) for n in lengths for i in range(0, n - 1, ROW - 1)]
-long = len(pieces) - len(lengths)  # rows' ends within documents that are longer than a row
+forced_cuts = len(pieces) - len(lengths)  # rows' ends within documents that are longer than a row
 rows, _, lost, cuts, _ = cropped(pieces)
 results = {
-    "padded": (padded, 100 * (1 - text / (padded * (ROW - 1))), 0.0, long / padded, 100.0),
+    "padded": (padded, 100 * (1 - text / (padded * (ROW - 1))), 0.0, forced_cuts / padded, 100.0),
     "end to end": concatenated(lengths),
     "source's rule": cropped(lengths),
-    "the same, long ones cut first": (rows, 0.0, lost, cuts + long / rows, 100.0),
+    "the same, long ones cut first": (rows, 0.0, lost, cuts + forced_cuts / rows, 100.0),
     "best fit, tails kept": best_fit(lengths),
 }
 columns = ["policy", "rows", "padding %", "lost %", "cuts/row", "BOS first %"]
@@ -124,9 +124,10 @@ rows, padding, lost, cuts, bos_first = zip(*results.values())
 lesson.holds(padding[0] > 50, "a row per document is more than half padding")
 lesson.holds(cuts[1] > 0.95 and bos_first[1] < 5, "end to end, nearly every row begins mid-text")
 lesson.holds(round(lost[2], 1) == 20.0 and round(lost[3], 2) == 1.85, "source's rule: 20.0%, 1.85%")
-lesson.holds(lost[2] > 10 * lost[3], "it loses by documents that never fit, hardly by the tails")
+lesson.holds(lost[2] > 10 * lost[3], "it loses documents that never fit, and hardly any tails")
 lesson.holds(lost[4] < 0.1 and bos_first[4] == 100, "best fit loses nothing")
-lesson.holds(cuts[4] * rows[4] - long < 0.01 * len(lengths), "and cuts few but the long ones")
+few = cuts[4] * rows[4] - forced_cuts < 0.01 * len(lengths)
+lesson.holds(few, "and cuts few but the long ones")
 
 # %%
 fig = lesson.figure(8, 3.2)

@@ -36,7 +36,7 @@ lesson.begin(4, "meta")
 # %% [markdown]
 # ## Nothing, in the right shape
 # A tensor on the device `meta` has a shape and a dtype, and no memory. One can build a model there,
-# count it, plan its cuts over GPUs, and only then decide where it shall live.
+# count its parameters, plan its sharding, and only then decide where it will live.
 
 
 # %%
@@ -60,9 +60,9 @@ lesson.holds(count == 780_140_544 and grown < 50e6, "counted without being there
 
 # %% [markdown]
 # ## Three ways to a model
-# Each in a process of its own, which watches its memory. `copy.deepcopy` plays the device: the
-# model is first built in the host's memory, then a second time where it shall live. (Copied to a
-# real GPU, the first copy is the host's: times eight, if eight ranks of a machine do it at once.)
+# Each in a process of its own, which watches its memory. `copy.deepcopy` stands for the move to a
+# device: the model is built in the host's memory, then exists again where it will live. (With real
+# GPUs the first copy is in host memory: eight of them, if eight ranks of a machine do it at once.)
 #
 # Torch gives each weight an initial value when the module is built, and `init_weights` gives it
 # another: count the random numbers.
@@ -187,7 +187,7 @@ text = torch.from_numpy(lesson.bytes_of_stdlib(500_000))
 
 
 def losses(forgotten: bool, steps: int = 120) -> list[float]:
-    model, gen, said = GPT(SMALL), torch.Generator().manual_seed(0), []
+    model, gen, curve = GPT(SMALL), torch.Generator().manual_seed(0), []
     torch.manual_seed(0)
     model.init_weights()
     if forgotten:
@@ -200,15 +200,15 @@ def losses(forgotten: bool, steps: int = 120) -> list[float]:
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        said.append(loss.item())
-    return said
+        curve.append(loss.item())
+    return curve
 
 
 curves = {"filled": losses(False), "forgotten": losses(True)}
 rows = [(name, c[0], sum(c[-20:]) / 20) for name, c in curves.items()]
 lesson.table(["rotary tables", "first loss", "mean of the last 20"], rows)
 lesson.holds(
-    rows[0][2] + 0.03 < rows[1][2] < rows[1][1] - 1, "it learns, and worse; nobody is told"
+    rows[0][2] + 0.03 < rows[1][2] < rows[1][1] - 1, "it learns, but worse, and without an error"
 )
 
 # %% [markdown]

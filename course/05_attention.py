@@ -98,7 +98,7 @@ class Flash(torch.autograd.Function):
     def backward(ctx, do):
         q, k, v, o, lse = ctx.saved_tensors
         dq, dk, dv = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
-        mean = (do * o).sum(-1, keepdim=True)  # of the weights' gradients, each by its weight
+        mean = (do * o).sum(-1, keepdim=True)  # of the weights' gradients, weighted by the weights
         for i, j, scores in Flash.blocks(q, k, ctx.is_causal):
             weights = (scores - lse[..., i, None]).exp()
             dv[..., j, :] += weights.mT @ do[..., i, :]
@@ -172,8 +172,8 @@ products = q @ k.T  # the same q and k at each position (T, T)
 lesson.holds((products[8:, 8:] - products[:-8, :-8]).abs().max() < 1e-4, "only distance counts")
 
 # %% [markdown]
-# Without positions (NoPE) a layer sees a *set* of earlier tokens: mix them, and the last token
-# notices nothing. A second layer does notice, since the causal mask gave each token another past.
+# Without positions (NoPE) a layer sees a *set* of earlier tokens: shuffle them, and the last token
+# notices nothing. A second layer does: the causal mask has given each token a different past.
 
 
 # %%
@@ -192,7 +192,7 @@ rows = []
 for n_layer, nope_every in ((1, 0), (1, 1), (2, 1)):
     change = (last_logits(n_layer, nope_every, idx) - last_logits(n_layer, nope_every, mixed)).abs()
     rows.append((n_layer, "NoPE" if nope_every else "RoPE", change.max().item()))
-lesson.table(["layers", "positions", "change of the logits"], rows, "earlier tokens mixed")
+lesson.table(["layers", "positions", "change of the logits"], rows, "earlier tokens shuffled")
 lesson.holds(rows[1][2] < 1e-5 < 1e-2 < min(rows[0][2], rows[2][2]), "one NoPE layer sees a set")
 
 # %% [markdown]

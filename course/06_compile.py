@@ -60,7 +60,7 @@ def elu(x):
 
 
 def chain(k: int):
-    """k operations, each of one number at a time."""
+    """k elementwise operations."""
 
     def f(x):
         for i in range(k):
@@ -148,9 +148,9 @@ lesson.holds(graphs == [(1, 0), (2, 1)], "model.MLP is one graph, with .item() i
 # %% [markdown]
 # ## Fewer bytes each
 # The other way to move less is smaller numbers. A float of 8 bits (e4m3) ends at 448, one of 4 bits
-# (e2m1) knows the sizes 0, 0.5, 1, 1.5, 2, 3, 4, 6, and int8 has 127 equal steps. A *scale* brings
-# the largest value of a tensor, or of 32 neighbours, to the end of the range. Here one value in
-# 1,000 is 100 times too large, as in the activations of a language model.
+# (e2m1) has the magnitudes 0, 0.5, 1, 1.5, 2, 3, 4, 6, and int8 has 127 equal steps. A *scale*
+# brings the largest value of a tensor, or of 32 neighbours, to the end of the range. Here one value
+# in 1,000 is 100 times larger than usual, as in the activations of a language model.
 
 # %%
 E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
@@ -203,11 +203,11 @@ fp8 = [loss["fp8 e4m3, per 32"], loss["fp8 e4m3, per tensor"]]
 order = [loss["float32"], loss["bfloat16"], *fp8]
 lesson.holds(order == sorted(order), "fp32 < bf16 < fp8 with a scale for 32 < fp8 with one for all")
 equal = [loss[f"{name}, per tensor"] / loss[f"{name}, per 32"] for name in FORMATS]
-lesson.holds(equal[0] < 2 and min(equal[1:]) > 4, "fp8 can do with one scale; int8 and fp4 cannot")
+lesson.holds(equal[0] < 2 and min(equal[1:]) > 4, "one scale is enough for fp8, not for int8, fp4")
 
 # %% [markdown]
 # A float carries a scale of its own, its exponent, so an outlier costs fp8 little. But exponents
-# end: a gradient of 1e-8 is nothing in fp16. Multiply the loss by 2^14 (a *gradient scaler*), and
+# are limited: 1e-8 becomes 0 in fp16. Multiply the loss by 2^14 (a *gradient scaler*), and
 # divide before the step. bf16 has the exponents of fp32 and needs none of this.
 
 # %%

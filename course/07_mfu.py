@@ -114,7 +114,7 @@ for _, params, gpu, gpus, tflops, info, speed, said in TABLE_7_1:
     peak = B200 if gpu == "B200" else FP8 if "FP8" in info else DATASHEET
     run, per_token = f"{params} {gpus} x {gpu} {info[:4]}", tflops * 1e6 * gpus / speed
     audit.append((run, said, 100 * tflops * 1e12 / peak, per_token))
-lesson.table(["row", "MFU said", "MFU", "MFLOPs/token"], audit, "table 7.1")
+lesson.table(["row", "published %", "MFU %", "MFLOPs/token"], audit, "table 7.1")
 computed = [round(row[2], 2) for row in audit]
 lesson.holds(computed == [21.78, 21.52, 11.25, 18.52, 43.61, 44.9, 3.62, 12.57], "7.1 recomputed")
 small = [round(row[3]) for row in audit if row[0].startswith("89M") and "FP8" not in row[0]]
@@ -142,7 +142,7 @@ lesson.save(fig, "07_mfu")
 # %% [markdown]
 # ## Trap
 # A table of peaks that is searched by substring reads "RTX A4000" as an A40 and "L40" as an L4, and
-# with infinity for a stranger prints 0% MFU as if that had been measured.
+# with infinity for an unknown GPU prints 0% MFU as if that had been measured.
 
 # %%
 PEAKS = {"A40": 149.7e12, "L40S": 362e12, "L4": 121e12, "H800": 756e12}

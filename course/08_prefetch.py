@@ -29,9 +29,9 @@ lesson.begin(8, "prefetch")
 
 # %% [markdown]
 # ## A GPU in 15 lines
-# A GPU does not do what you ask: it *notes* it. A launch puts work in a queue and returns at once,
-# and the device takes the work from there in order. That needs a thread and a queue. The CPU as a
-# device is simpler: it does the work before the launch returns.
+# A GPU does not run a call at once: a launch puts the work in a *queue* and returns, and the device
+# takes it from there in order. That needs a thread and a queue. The CPU as a device is simpler: it
+# does the work before the launch returns.
 
 
 # %%
@@ -76,7 +76,7 @@ lesson.holds((queued, len(device.busy)) == (0, 3), "launching waits for nothing,
 # Loading takes L = 10 ms of the host, computing C = 20 ms of the device, and there are n = 15
 # steps. If the two take turns, the run takes n(L + C) = 450 ms; if they overlap, L + nC = 310.
 #
-# The source moves `next(loader)` behind `backward()`. Two more things may differ: whether the loop
+# The source moves `next(loader)` after `backward()`. Two more things may differ: whether the loop
 # synchronizes in each step (one `.item()` for the log is enough), and whether a thread reads ahead.
 
 
@@ -120,8 +120,8 @@ turns, overlapped = 1000 * STEPS * (LOAD + COMPUTE), 1000 * (LOAD + STEPS * COMP
 ms, rows = {}, []
 for kind, *how in kinds:
     order, sync, thread = how
-    alone = not thread and (kind is Cpu or (order == "naive" and sync))
-    formula, best = turns if alone else overlapped, math.inf
+    serial = not thread and (kind is Cpu or (order == "naive" and sync))
+    formula, best = turns if serial else overlapped, math.inf
     for _ in range(10):  # a busy machine oversleeps
         best = min(best, run(kind(), *how)[0]) if best > 1.08 * formula else best
     ms[(kind, *how)] = best
@@ -245,7 +245,7 @@ lesson.holds(min(slow_disk) > 4 * max(hidden), "only a step shorter than the rea
 # `.cpu()`, `print(loss)`, `synchronize()`. One of them in each step made the
 # naive loop 45% longer.
 #
-# And the loader's fast path may be off without a word: `torch.device("cuda") == "cuda"` is False.
+# And one comparison can silently disable a fast path: `torch.device("cuda") == "cuda"` is False.
 
 # %%
 lesson.holds(torch.device("cuda") != "cuda" == torch.device("cuda").type, "ask for .type")

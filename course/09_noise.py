@@ -59,8 +59,8 @@ lesson.holds((formula[256], formula[65_536]) == (0.1039, 0.1261), "the step satu
 # %% [markdown]
 # ## A model that learns to read
 # Nobody knows the H of a language model, so the usual measure leaves it out: B_simple =
-# tr(Sigma) / |G|^2, the spread of the gradient over its length. We may take it from the rows one by
-# one. In training that is too slow: there are only the norms at two batch sizes, the micro-batch's
+# tr(Sigma) / |G|^2, the spread of the gradient over its length. It can be measured row by row. In
+# training that is too slow: only the norms at two batch sizes are known there, the micro-batch's
 # and the step's, and `NoiseScale` solves the two equations E|g_B|^2 = |G|^2 + tr(Sigma) / B.
 
 # %%
@@ -93,14 +93,14 @@ def row_gradients(model: GPT, rows: torch.Tensor) -> torch.Tensor:
 
 
 def moments(g: torch.Tensor) -> tuple[float, float]:
-    """Gradients of rows of T tokens -> |G|^2 and tr(Sigma) of one token, without bias."""
+    """Gradients of rows of T tokens -> unbiased estimates: |G|^2, tr(Sigma) of one token."""
     mean = g.mean(0)
     spread = ((g - mean).square().sum() / (len(g) - 1)).item()  # tr(Sigma) of one row
     return mean.square().sum().item() - spread / len(g), T * spread
 
 
 def train(model: GPT, steps: int, rows: int, lr: float, seed: int, seq_len: int = T):
-    """A generator that stops after each step, with its loss."""
+    """A generator: yields the loss of each step."""
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95))
     gen = torch.Generator().manual_seed(seed)
     for step in range(steps):
@@ -188,7 +188,7 @@ rows = [(lr, B, lr / B, trembling(lr, B), lr / B / (2 - lr)) for lr, B in cases]
 lesson.table(["lr", "B", "lr / B", "variance of w", "lr / (B (2 - lr))"], rows)
 var = [row[3] for row in rows]
 lesson.holds(max(var[:3]) < 1.1 * min(var[:3]), "with lr / B kept the variance is the same")
-lesson.holds(var[3] > 3 * var[0] > 9 * var[4], "with lr or B alone: another")
+lesson.holds(var[3] > 3 * var[0] > 9 * var[4], "with lr or B alone changed, it is not")
 
 # %% [markdown]
 # Is that a rule for language models? Nine runs of the byte model, each over 49,152 tokens. A larger

@@ -139,7 +139,8 @@ lesson.holds(matrices <= state < 1.02 * matrices, "Muon keeps one number per wei
 
 # %% [markdown]
 # ## Forgetting
-# Keep only what enters each block, and run the block's forward again when backward comes to it.
+# *Activation checkpointing*: keep only what enters each block, and run the block's forward again
+# when backward comes to it.
 
 
 # %%
@@ -174,7 +175,7 @@ lesson.table(["way", "MB kept", "forward calls", "GFLOP"], rows)
 (kept, calls, flops, grads), (less, twice, more, same), (_, _, most, _) = ways.values()
 lesson.holds(less < kept / 5 and (calls, twice) == (1, 2), "a fifth or less is kept, forward twice")
 lesson.holds(1.3 < most / flops < 4 / 3, "FLOPs times 4/3, less the head")
-lesson.holds(more < most, "torch is cleverer: the block's last matmul leaves nothing for backward")
+lesson.holds(more < most, "torch stops early: backward needs nothing from a block's last matmul")
 lesson.holds(all(map(torch.equal, grads, same)), "the gradients are equal bit for bit")
 
 # %% [markdown]

@@ -107,7 +107,7 @@ class Bucketed(Overlapped):
 
 # %% [markdown]
 # ## A ring
-# How does an all-reduce move its bytes? N ranks in a ring cut the tensor in N parts. For N - 1
+# How does an all-reduce move its bytes? N ranks in a ring cut the tensor into N parts. For N - 1
 # turns each passes a part to the right and adds the one that comes from the left; now each has one
 # whole sum. For N - 1 more turns they pass the sums on. Each sends 2 (N - 1) / N of the tensor.
 
@@ -206,7 +206,7 @@ lesson.table([*columns, "accum 2"], rows, "two ranks, five steps: largest differ
 
 right, tensor_hook, parameter_hook = rows[:5], *rows[5:]
 size = 4 * (len(alone) - 32 * 32)  # bytes of the gradients; the frozen matrix has none
-lesson.holds(max(max(row[4:6]) for row in right) < 1e-6, "five ways are one process, to 1e-6")
+lesson.holds(max(max(row[4:6]) for row in right) < 1e-6, "five ways equal one process, to 1e-6")
 lesson.holds(max(max(row[6:]) for row in right) == 0, "and their ranks are equal bit for bit")
 sent = all(sum(first[way.__name__, k][1]) == size for way in BY_HAND for k in (1, 2))
 lesson.holds(sent, "S bytes a step, accumulating or not; in a ring of 2, 2 (N - 1) / N S is S")
@@ -217,8 +217,8 @@ lesson.holds(min(parameter_hook[6:]) > 1e-3, "averaged weights drift apart in an
 
 # %% [markdown]
 # ## Why buckets
-# A message costs a fixed time and one per byte. An all-reduce over N nodes is 2 (N - 1) of them in
-# a row, so with k exchanges
+# A message costs a fixed time, and a time per byte. An all-reduce over N nodes is 2 (N - 1)
+# messages in a row, so with k exchanges
 #
 #     t = k 2 (N - 1) alpha + 2 (N - 1) / N S / beta
 #

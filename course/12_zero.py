@@ -53,7 +53,7 @@ lesson.holds(mixed == [120, 31.4, 16.6, 1.9], "7.5B, mixed, 64 ranks: 120, 31.4,
 
 # %% [markdown]
 # ## The three stages by hand
-# A unit holds the parameters of a layer end to end, cut in one shard per rank; a rank updates its
+# A unit holds the parameters of a layer end to end, cut into one shard per rank; a rank updates its
 # own. An all-reduce is a reduce-scatter (the sum of *my* shard) and an all-gather (everybody's
 # shard); ZeRO takes the two apart and updates in between. In a ring, a rank sends (N - 1) / N of
 # the tensor in each. Checkpoints follow: every rank writes its own shard.
@@ -86,7 +86,7 @@ class Unit:
         Unit.sent += self.flat.nbytes * (self.world - 1) // self.world
 
     def reduce(self):
-        """Add the mean gradient of my shard to it, and drop the whole gradients."""
+        """Add the mean gradient of my shard to its grad, and drop the whole gradients."""
         whole, part = torch.cat([p.grad.flatten() for p in self.params]), self.mine.detach() * 0
         whole = nn.functional.pad(whole, (0, len(self.flat) - len(whole)))
         dist.reduce_scatter_tensor(part, whole / self.world)
@@ -205,7 +205,7 @@ for way in [0, 1, 2, 3, "fully_shard"]:
     rows.append((str(way), far, *more))
 columns = ["stage", "to one process", *columns[1:4], "sent", "sent, accum 2"]
 lesson.table(columns, rows, f"two ranks, {n:,} parameters: bytes held before the step")
-lesson.holds(max(row[1] for row in rows) < 1e-6, "all stages are one process, to 1e-6")
+lesson.holds(max(row[1] for row in rows) < 1e-6, "all stages equal one process, to 1e-6")
 memory = all(first[way][2][0] == per_rank(way, n, 2) for way in range(4))
 lesson.holds(memory, "bytes held are those of the arithmetic")
 sent, twice = ([row[i] / (4 * n) for row in rows[:4]] for i in (5, 6))
@@ -251,8 +251,8 @@ lesson.save(fig, "12_zero")
 
 # %% [markdown]
 # ## Trap
-# A rank that clips gradients by the norm of what *it* holds uses another factor than its
-# neighbour, and no error is raised.
+# A rank that clips gradients by the norm of what *it* holds uses a different factor from its
+# neighbour's, and no error is raised.
 
 # %%
 local = [rank[2][2][1] for rank in (first, second)]

@@ -194,8 +194,8 @@ lesson.holds(list(sizes.values()) == [[1, 5], [1, 3], [1, 2, 3, 6]], "none of th
 # %% [markdown]
 # ## One seed for all
 # Each rank draws its own half of a cut matrix. With the same seed, the halves are equal: twins,
-# which get the same gradient forever. Nine students learn a net of 64 hidden units; each has two
-# shards of 32, of one seed, of two seeds, or (second shard zero) only the first.
+# which get the same gradient forever. Nine students learn a net of 64 hidden units. Each has two
+# shards of 32: from one seed, from two seeds, or one shard alone (the other is zero).
 
 
 # %%

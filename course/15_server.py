@@ -2,7 +2,7 @@
 # # 15. Parameter servers, and what summing really does
 #
 # **Question.** A synchronous server with three workers is more accurate than one with a single
-# worker, says the table. Is it? And where do 230 seconds go?
+# worker, says the source's table. Is it? And where do its 230 seconds go?
 #
 # Source: *NfNN*, "2.1 Aprendizado federado vs distribuído", "2.4 Otimização centralizada vs
 # descentralizada", "2.5 Otimização síncrona vs assíncrona", "3.5 Implementação de um servidor de
@@ -13,7 +13,7 @@
 # %%
 import os
 
-os.environ["OMP_NUM_THREADS"] = "1"  # also in the workers: more may sum in another order
+os.environ["OMP_NUM_THREADS"] = "1"  # also in the workers: more threads may sum differently
 import lesson  # puts the project on the path
 import select
 import socket

@@ -37,8 +37,8 @@ lesson.begin(16, "storage")
 
 # %% [markdown]
 # ## Small files
-# 4,000 rows of 257 tokens, each in a file of its own, or all in one shard. A disk gives out blocks
-# of 4 KB, and a row has 514 bytes.
+# 4,000 rows of 257 tokens, each in a file of its own, or all in one shard. A file system allocates
+# blocks of 4 KB, and a row has 514 bytes.
 
 # %%
 paths = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
@@ -76,7 +76,7 @@ entropy = lambda x: -sum(p * np.log2(p) for p in np.unique(x, return_counts=True
 squeeze = lambda x: len(zstandard.ZstdCompressor(level=3).compress(x.tobytes())) / x.nbytes
 table = [("zstd", squeeze(rows), entropy(rows)), ("delta, zstd", squeeze(delta), entropy(delta))]
 table += [("byte planes, zstd", squeeze(planes), None)]
-lesson.table(["way", "compressed / raw", "bits in a number, alone"], table)
+lesson.table(["way", "compressed / raw", "entropy, bits/number"], table)
 undone = (np.cumsum(delta, dtype="<u2").reshape(rows.shape) == rows).all()
 lesson.holds(undone and table[1][1] > 1.1 * table[0][1], "delta coding makes it worse")
 lesson.holds(table[2][1] > table[0][1] and table[1][2] > table[0][2], "so do planes; here is why")
@@ -168,11 +168,11 @@ lesson.holds("sha256" in why_invalid(folder) and newest.name[-1] == "1", "the la
 # %% [markdown]
 # ## A cache in front of a slow store
 # A request to an object store takes 10 ms and brings a whole shard; a node holds k of 64 shards and
-# drops the one not used for longest. What is drawn decides: rows from everywhere, or shard after
-# shard in shuffled order, with rows shuffled inside.
+# drops the least recently used. Hits depend on the order of reading: rows from everywhere, or shard
+# after shard in shuffled order, with rows shuffled inside.
 
 # %%
-SHARDS, PER = 64, 256
+SHARDS, PER_SHARD = 64, 256
 
 
 def misses(drawn: np.ndarray, room: int) -> np.ndarray:
@@ -187,9 +187,9 @@ def misses(drawn: np.ndarray, room: int) -> np.ndarray:
     return out
 
 
-row_order, shard_order = Order([SHARDS * PER], [1.0], 1), Order([SHARDS], [1.0], 1)
-everywhere = np.array([row_order(p)[1] // PER for p in range(2 * SHARDS * PER)])
-by_shard = np.repeat([shard_order(p)[1] for p in range(2 * SHARDS)], PER)
+row_order, shard_order = Order([SHARDS * PER_SHARD], [1.0], 1), Order([SHARDS], [1.0], 1)
+everywhere = np.array([row_order(p)[1] // PER_SHARD for p in range(2 * SHARDS * PER_SHARD)])
+by_shard = np.repeat([shard_order(p)[1] for p in range(2 * SHARDS)], PER_SHARD)
 cache = []
 for room in (1, 4, 16, 32, 48, 64):
     a, b = (misses(drawn, room).reshape(2, -1) for drawn in (everywhere, by_shard))
@@ -198,7 +198,8 @@ for room in (1, 4, 16, 32, 48, 64):
 columns = ["shards held", "rows: hits %", "shards: hits %", "rows: s waiting", "shards: s waiting"]
 lesson.table(columns, [row[:5] for row in cache], "second epoch; 10 ms a request")
 lesson.holds(all(abs(row[1] - 100 * row[0] / SHARDS) < 3 for row in cache), "shuffled rows: k / n")
-lesson.holds(all(row[2] >= 100 * (1 - 1 / PER) for row in cache), "shuffled shards: 1 - 1 / rows")
+by_rows = 1 - 1 / PER_SHARD
+lesson.holds(all(row[2] >= 100 * by_rows for row in cache), "shuffled shards: 1 - 1 / rows")
 lesson.holds(cache[-1][1] == 100 and cache[-1][5] < 100, "all held: only the first epoch is cold")
 
 # %% [markdown]

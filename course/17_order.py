@@ -85,7 +85,7 @@ del index
 # ## A shuffle without a table
 # `Permutation` computes one element of a shuffle: rounds of a keyed hash, each of which can be
 # undone, so no two positions get the same row. How many rounds? Take seven rows and 4,000 keys, and
-# count how often position x gets row y. Honest counts scatter by one standard deviation.
+# count how often position x gets row y. Unbiased counts deviate by about one standard deviation.
 
 
 # %%
@@ -128,7 +128,7 @@ lesson.holds(sorted(ours[1]) == list(range(n)), "and each row comes once in it")
 # %% [markdown]
 # ## Riddle 3: documents were shuffled, rows were not
 # Rows of one file resemble each other, so a batch of neighbours is an opinion poll in one family.
-# As a ruler that does not learn: a bigram model of half of the standard library gives each row of
+# As a ruler that does not learn, a bigram model of half of the standard library gives each row of
 # the other half its loss. If rows are independent, a batch of B has 1 / sqrt(B) of their spread.
 
 # %%
@@ -139,7 +139,7 @@ docs, V = [tokenizer.encode_array(text).astype(np.int64) for text in texts], 204
 known, unknown = docs[::2], docs[1::2]
 uni = np.bincount(np.concatenate(known), minlength=V) + 0.5
 pairs = np.bincount(np.concatenate([d[:-1] * V + d[1:] for d in known]), minlength=V * V)
-pairs = pairs.reshape(V, V) + 20 * uni / uni.sum()  # smoothed: 20 imagined pairs per token
+pairs = pairs.reshape(V, V) + 20 * uni / uni.sum()  # smoothed: 20 pseudocounts per token
 surprise = np.log(pairs.sum(1, keepdims=True) / pairs)  # (V, V) nats: -log p(next | token)
 packed = np.stack(list(pack(unknown, 257, tokenizer.bos_id, buffer=1)))  # in document order
 loss = surprise[packed[:, :-1], packed[:, 1:]].mean(1)  # (rows,)

@@ -28,16 +28,16 @@ lesson.begin(18, "evaluation")
 
 # %% [markdown]
 # ## 23% is not near 25%
-# 14,042 questions with four options. Anyone who guesses gets a quarter of them, give or take
-# sqrt(n p (1 - p)) = 51. How many of those steps away is the checkpoint of the source?
+# 14,042 questions with four options. Anyone who guesses gets a quarter of them, with a standard
+# deviation of sqrt(n p (1 - p)) = 51. How many of those away is the checkpoint of the source?
 
 # %%
 n = sum(count for _, count in MMLU.values())
 hits = {"the checkpoint": sum(round(rate * count) for rate, count in MMLU.values())}
 hits["always A"] = sum(round(ALWAYS_A[subject] * count) for subject, (_, count) in MMLU.items())
-step = math.sqrt(n * 0.25 * 0.75)
-rows = [(who, right, right / n, (right - n / 4) / step) for who, right in hits.items()]
-lesson.table(["who", "right", "share", "z"], rows, f"{n:,} questions; one step is {step:.1f}")
+sd = math.sqrt(n * 0.25 * 0.75)
+rows = [(who, right, right / n, (right - n / 4) / sd) for who, right in hits.items()]
+lesson.table(["who", "right", "share", "z"], rows, f"{n:,} questions; one sd is {sd:.1f}")
 lesson.holds(hits["the checkpoint"] == 3230 and round(rows[0][3], 1) == -5.5, "3,230 right: z -5.5")
 lesson.holds(hits["always A"] == 3222, "always A: 3,222 right, as A is right a little too seldom")
 equal = sum(MMLU[subject][0] == ALWAYS_A[subject] for subject in MMLU)
@@ -57,7 +57,7 @@ agree = lambda i, subject: abs(TABLE_10_2[subject][i] - ALWAYS_A[subject]) < 0.0
 same = {name: sum(agree(i, s) for s in TABLE_10_2) for i, name in enumerate(MODELS_10_2)}
 lesson.table(["model", "of 57 as always A"], sorted(same.items(), key=lambda x: -x[1]))
 lesson.holds(list(same.values()) == [3, 25, 3, 5, 10, 57, 26], "Qwen3-0.6B: 57 of 57")
-print("so that Biatron stands above Qwen3-0.6B in this table says nothing of either")
+print("so Biatron's place above Qwen3-0.6B in this table says nothing about either")
 
 # %% [markdown]
 # ## The tournament of the source
@@ -202,7 +202,7 @@ lesson.holds(abs(letter[-1] - 25) < 2.5 * spread[-1], "and the last scores no be
 lesson.holds(answer[-1] - 25 > 2.5 * spread[-1], "by full answer, it beats chance")
 lesson.holds(all(b + 2 * e < a for a, b, e in zip(bits, bits[1:], error)), "bits per byte fall")
 lesson.holds(spearman(EXAMS, rating[:6]) >= 0.8, "the tournament ranks the steps")
-lesson.holds(np.ptp(elos) > 50, "Elo hangs on which matches are drawn; Bradley-Terry takes all")
+lesson.holds(np.ptp(elos) > 50, "Elo depends on the matches drawn; Bradley-Terry uses them all")
 lesson.holds(rating[6] > rating[:5].max() and rating[7] < rating[4], "human text high, loops low")
 
 # %%
@@ -227,10 +227,10 @@ lesson.save(fig, "18_evaluation")
 
 # %% [markdown]
 # ## Trap
-# "Near random" was said of 23.0%, which is 5.5 steps *below* chance: something other than guessing
-# made it. Before you compare with chance, compare with a constant answer, and with the same options
-# in other places. And before you believe a tournament, let equal players play it: of the spread of
-# 39 points, about 30 would be there if all 46 checkpoints were the same.
+# "Near random" was said of 23.0%, which is 5.5 standard deviations *below* chance: something other
+# than guessing made it. Before you compare with chance, compare with a constant answer, and with
+# the same options in other places. And before you believe a tournament, let equal players play it:
+# of the spread of 39 points, about 30 would be there if all 46 checkpoints were the same.
 #
 # ## Exercise
 # `exercises/ex18.py`: a test of chance, a constant answer found out, and ratings that do not depend

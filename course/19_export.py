@@ -27,7 +27,7 @@ from hf.mapping import swap_halves
 from hf.parity import set_unit_weights
 from model import GPT, GPTConfig, apply_rope, rms_norm
 
-H, G, D, C, T = 8, 2, 16, 128, 48  # query heads, key/value heads, channels of one, width, tokens
+H, G, D, C, T = 8, 2, 16, 128, 48  # query heads, key/value heads, head_dim, width, tokens
 lesson.begin(19, "export")
 torch.manual_seed(0)
 shape = dict(seq_len=64, vocab_size=256, n_layer=4, n_head=H, n_kv_head=G, head_dim=D, n_embd=C)
@@ -78,7 +78,7 @@ def megatron_attention(x: Tensor, fused: Tensor, bias: Tensor, out: Tensor) -> T
     return torch.einsum("ghts,sgd->tghd", shares, v[:, :, 0]).flatten(1) @ out.T
 
 
-# the checkpoint that is to be converted; it has biases, in layer 2 at least
+# the checkpoint to be converted; its biases are zero but for those of layer 2
 checkpoint, biases = [], []
 for layer, block in enumerate(truth.blocks):
     q, k, v = (getattr(block.attn, name).weight.data for name in "qkv")
@@ -142,7 +142,7 @@ def trace(model: GPT, biases: list, eps: float = 1e-6) -> dict[str, Tensor]:
     """Name of the part -> what it gave, in the order of computation; `logits` is the last."""
     seen = {}
 
-    def watch(name: str, bias):  # a hook that notes what a part gives, and passes it on
+    def watch(name: str, bias):  # a hook that adds the bias to a part's output, and records it
         return lambda module, inputs, out: seen.setdefault(name, out + bias)
 
     hooks = []
@@ -227,9 +227,9 @@ lesson.holds(rows[2][3] == "as if unmasked", "-10,000 added to a blind row masks
 # %% [markdown]
 # ## What may be moved
 # A norm without weights commutes with the rotation, which keeps lengths.
-# For a model that rotates the other way round, swap the halves of every head in q and in k: this is
-# all that `hf/mapping.py` does for `NanoChatForCausalLM`. With transformers installed, the
-# right model goes there and back, as `export.py` sends every checkpoint.
+# For a model that rotates the other way round, swap the halves of every head in q and in k: apart
+# from names, this is all that `hf/mapping.py` does for `NanoChatForCausalLM`. With transformers
+# installed, the right model is exported and compared here, as `export.py` does every checkpoint.
 
 # %%
 heads, cos, sin = torch.randn(1, T, H, D), truth.cos[:T], truth.sin[:T]
@@ -259,10 +259,10 @@ else:
 
 # %% [markdown]
 # ## Trap
-# "It generates text" is no parity. With q and k both in the wrong layout a trained model still
-# writes: only the positions are muddled, and here one token in five is still the likeliest. The
-# quietest mistake, another eps, moves 6% of the tokens and no reader would find it. Compare
-# logits, and part by part.
+# "It generates text" does not prove parity. With q and k both in the wrong layout a trained model
+# still writes: only the positions are muddled, and here the likeliest token is still right in one
+# place of five. The quietest mistake, another eps, changes it in 6% of the places, and no reader
+# would notice. Compare logits, part by part.
 #
 # ## Exercise
 # `exercises/ex19.py`: split Megatron's fused matrix for any number of heads and groups.

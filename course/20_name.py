@@ -27,7 +27,7 @@ from config import PRESETS
 from model import GPT
 
 torch.set_num_threads(1)
-STEPS, ROWS, SAMPLES = 48, 16, 24  # of the tuning, conversations of a step, answers a question
+STEPS, ROWS, SAMPLES = 48, 16, 24  # of tuning; conversations per step; answers per question
 lesson.begin(20, "a name")
 config = eval.EvalConfig(run_dir=str(lesson.tiny_run()), device="cpu")
 model, trainer, _ = eval.load(config)
@@ -96,9 +96,9 @@ lesson.holds(not about_you, "no question that is taught is about you")
 
 # %% [markdown]
 # ## The tuning
-# This is pretraining again: shifted targets, mean loss, a step. New are the weights, which are the
-# mask, and the padding, since conversations are short. AdamW here: for so few tokens a step,
-# Muon's own arithmetic would cost more than forward and backward.
+# This is pretraining again: shifted targets, mean loss, a step. Two things are new: the mask, which
+# weights the loss, and the padding, since conversations are short. AdamW here: for so few tokens a
+# step, Muon's own arithmetic would cost more than forward and backward.
 
 
 # %%

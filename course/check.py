@@ -1,4 +1,4 @@
-"""Check an exercise: `python course/check.py 3`; `--all` tells which of them are solved.
+"""Check an exercise: `python course/check.py 3`; `--all` shows which are solved.
 
 course/exercises/exNN.py holds the function to write and the oracle that judges it; the reference
 is in course/solutions (look when you are done). `--solutions [N ...]` proves the oracles: each
@@ -72,7 +72,7 @@ def prove(number: int) -> list[str]:
         print(f"  {name}: {reason or said}")
         if kind != "AssertionError" or not reason:
             problems.append(f"{name!r} should fail an assertion that says why, but {said}")
-    print(f"exercise {number}: {'; '.join(problems) or 'the oracle can tell'}")
+    print(f"exercise {number}: {'; '.join(problems) or 'the oracle tells right from wrong'}")
     return problems
 
 

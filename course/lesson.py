@@ -95,7 +95,7 @@ def digits(n: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def bytes_of_stdlib(n: int) -> np.ndarray:
-    """The first n bytes of the Python standard library's sources, int64: text of 256 tokens."""
+    """The first n bytes of the standard library's sources, int64: a vocabulary of 256."""
     text = b""
     for path in sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py")):
         text += path.read_bytes()
@@ -165,7 +165,7 @@ def threads(world: int, fn, *args) -> tuple[list, list[int]]:
         t.join(timeout=20)
     if errors:
         raise errors[0]
-    assert not any(t.is_alive() for t in team), "a rank does not come to its end"
+    assert not any(t.is_alive() for t in team), "a rank did not finish"
     return results, sent
 
 

@@ -11,7 +11,7 @@ A node has a value, the nodes it was made from, and for each of those a rule: gr
    already stays, so a second call doubles it;
 2. leaves d root / d node of this call in the grad of every other node;
 3. sums the gradient of a parent that was broadcast, such as a bias over a batch, to its shape:
-   a rule gives the shape of the result, which may have more dimensions, or n where it had 1;
+   a rule returns the node's shape, which may have more dimensions, or n where the parent has 1;
 4. uses every rule once, however many paths lead through it.
 """
 
@@ -30,7 +30,7 @@ def backward(root: Node) -> None:
 
 
 def oracle(answer) -> None:
-    """The judge. You may read it: it tests what comes out, and does not tell how."""
+    """The judge. You may read it: it tests the result and gives no solution away."""
 
     def node(data, *parents_and_rules):
         """Rules that count how often they are used."""

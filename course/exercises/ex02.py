@@ -18,7 +18,7 @@ def merge_order(words: dict[bytes, int], k: int) -> list[tuple[int, int]]:
 
 
 def oracle(answer) -> None:
-    """The judge. You may read it: it tests what comes out, and does not tell how.
+    """The judge. You may read it: it tests the result and gives no solution away.
 
     It follows your merges one by one, and counts pairs in the words as they then are."""
     import random

@@ -21,7 +21,7 @@ def pack_lengths(lengths: list[int], row: int) -> list[list[tuple[int, int, int]
 
 
 def oracle(answer) -> None:
-    """The judge. You may read it: it tests what comes out, and does not tell how."""
+    """The judge. You may read it: it tests the result and gives no solution away."""
     import random
 
     rng = random.Random(3)

@@ -21,7 +21,7 @@ def materialize(model: nn.Module, device: str) -> None:
 
 
 def oracle(answer) -> None:
-    """The judge. You may read it: it tests what comes out, and does not tell how."""
+    """The judge. You may read it: it tests the result and gives no solution away."""
     import torch
 
     class Table(nn.Module):

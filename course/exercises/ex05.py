@@ -6,8 +6,8 @@ Each of n queries has attended to one block of keys, then to another: o (n, D) i
 weighted mean of the values *in that block*, lse (n,) the log of the sum of the exponentials of its
 scores. The result is both for the two blocks together, as if all keys had been in one.
 1. Scores may be 1,000 or -1,000: nothing overflows.
-2. A query to which a block is wholly masked has lse = -inf and o = 0 there; if both are, the result
-   is that too: no NaN, ever.
+2. A query for which a block is wholly masked has lse = -inf and o = 0 there; if both are, so has
+   the result: no NaN, ever.
 3. The arguments stay as they are; the dtype too.
 """
 
@@ -21,7 +21,7 @@ def merge(
 
 
 def oracle(answer) -> None:
-    """The judge. You may read it: it tests what comes out, and does not tell how."""
+    """The judge. You may read it: it tests the result and gives no solution away."""
     rng = np.random.default_rng(5)
 
     def attend(scores, v):

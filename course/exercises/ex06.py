@@ -5,8 +5,8 @@
 x: float32, (n,). It is cut into blocks of `block` neighbours; the last may be shorter. codes: int8
 (n,), from -127 to 127. scales: float32, one per block. A number is read back as code * scale of its
 block. Rules:
-1. no number is off by more than half a step, where a step is the block's largest size / 127 (and
-   float32's rounding);
+1. no number is off by more than half a step (plus float32's rounding), where a step is the block's
+   largest magnitude / 127;
 2. the largest of a block has the code 127 or -127;
 3. a block of zeros is read back as zeros; its scale is 0;
 4. x is not changed.
@@ -20,7 +20,7 @@ def quantize(x: np.ndarray, block: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def oracle(answer) -> None:
-    """The judge. You may read it: it tests what comes out, and does not tell how."""
+    """The judge. You may read it: it tests the result and gives no solution away."""
     rng = np.random.default_rng(6)
     cases = [([1.0, -2.0, 0.5, 4.0], 2), ([0.0, 0.0, 3.0], 2), ([-5.0], 4), ([], 3)]
     cases += [([127.0, 0.6, 63.5, -1.4, -127.0], 5), ([1e-30, -3e-30, 1e30, 2e30], 2)]

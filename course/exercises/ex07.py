@@ -20,7 +20,7 @@ def audit(line: dict) -> str:
 
 
 def oracle(answer) -> None:
-    """The judge. You may read it: it tests what comes out, and does not tell how."""
+    """The judge. You may read it: it tests the result and gives no solution away."""
     import random
 
     rng = random.Random(7)

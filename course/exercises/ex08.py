@@ -56,7 +56,7 @@ class Event:
 
 
 def oracle(answer) -> None:
-    """The judge. You may read it: it tests what comes out, and does not tell how."""
+    """The judge. You may read it: it tests the result and gives no solution away."""
     import random
 
     rng = random.Random(8)

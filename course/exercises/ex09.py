@@ -19,7 +19,7 @@ def noise_scale(steps: list[tuple[float, float, int, int]], seq_len: int) -> flo
 
 
 def oracle(answer) -> None:
-    """The judge. You may read it: it tests what comes out, and does not tell how."""
+    """The judge. You may read it: it tests the result and gives no solution away."""
     import random
 
     rng = random.Random(9)

@@ -18,7 +18,7 @@ def recompute(fn, *args):
 
 
 def oracle(answer) -> None:
-    """The judge. You may read it: it tests what comes out, and does not tell how."""
+    """The judge. You may read it: it tests the result and gives no solution away."""
     import torch
     import torch.nn.functional as F
 

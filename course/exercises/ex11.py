@@ -21,7 +21,7 @@ def ring_all_reduce(rank: int, world: int, send: Callable, recv: Callable, x: np
 
 
 def oracle(answer) -> None:
-    """The judge. You may read it: it tests what comes out, and does not tell how."""
+    """The judge. You may read it: it tests the result and gives no solution away."""
     import lesson
 
     def check(world, n, dtype):

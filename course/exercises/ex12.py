@@ -9,7 +9,7 @@ the same storage are tied: one parameter that has two places in the model. The r
 2. A rank's load is the sum of the sizes it owns. It differs from total / world by the size of the
    largest parameter at most.
 3. Every rank calls partition for itself, in a process of its own, and all must get the same answer.
-   Mind that Python gives a text another hash in every process.
+   Note that Python hashes a str differently in every process.
 """
 
 
@@ -18,7 +18,7 @@ def partition(parameters: list[tuple[str, int]], world: int) -> list[int]:
 
 
 def oracle(answer) -> None:
-    """The judge. You may read it: it tests what comes out, and does not tell how."""
+    """The judge. You may read it: it tests the result and gives no solution away."""
     import random
 
     class Name(str):

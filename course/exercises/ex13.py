@@ -36,7 +36,7 @@ def ring_attention(
 
 
 def oracle(answer) -> None:
-    """The judge. You may read it: it tests what comes out, and does not tell how."""
+    """The judge. You may read it: it tests the result and gives no solution away."""
     import lesson
 
     for T, P in ((2, 1), (4, 2), (16, 2), (24, 3), (64, 4), (80, 5), (4096, 8)):

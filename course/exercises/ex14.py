@@ -20,7 +20,7 @@ def one_f_one_b(P: int, M: int) -> list[list[str]]:
 
 
 def oracle(answer) -> None:
-    """The judge. You may read it: it tests what comes out, and does not tell how."""
+    """The judge. You may read it: it tests the result and gives no solution away."""
 
     def run(orders: list[list[str]], cost: dict) -> float:
         done, free, left = {}, [0] * len(orders), [list(order) for order in orders]

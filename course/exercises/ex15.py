@@ -25,7 +25,7 @@ def bytes_sent(n: int, T: int, mode: str, floats: int = 25_450) -> int:
 
 
 def oracle(answer) -> None:
-    """The judge. You may read it: it tests what comes out, and does not tell how."""
+    """The judge. You may read it: it tests the result and gives no solution away."""
     rng = np.random.default_rng(15)
     for n in (1, 2, 3, 5):
         w = [rng.normal(size=shape).astype(np.float32) for shape in ((4, 3), (1, 3))]

@@ -2,7 +2,7 @@
 
     publish(disk, "run/step_5", {"weights": b"...", "config": b"..."})
 
-Readers take "run/step_5" for whole as soon as it exists. The disk may crash after any operation,
+Readers consider "run/step_5" complete as soon as it exists. The disk may crash after any operation,
 and then it forgets what was not synced; "run" is there from the start. Rules:
 1. after a crash the folder either does not exist, or holds exactly these files with these bytes;
 2. once `publish` has returned, the folder is there after any crash;
@@ -109,7 +109,7 @@ class Disk:
 
 
 def oracle(answer) -> None:
-    """The judge. You may read it: it tests what comes out, and does not tell how."""
+    """The judge. You may read it: it tests the result and gives no solution away."""
     import random
 
     rng = random.Random(16)
@@ -125,7 +125,7 @@ def oracle(answer) -> None:
         operations, done = 0, False
         while not done:
             operations += 1
-            assert operations < 200, "publish does not come to its end within 200 operations"
+            assert operations < 200, "publish did not finish within 200 operations"
             for what, keeps in luck.items():
                 run = [{}, {}]
                 disk = Disk([{"run": run}, {"run": run}], operations)

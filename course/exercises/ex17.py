@@ -17,7 +17,7 @@ def order(p: int, sizes: list[int], weights: list[int], seed: int) -> tuple[int,
 
 
 def oracle(answer) -> None:
-    """The judge. You may read it: it tests what comes out, and does not tell how."""
+    """The judge. You may read it: it tests the result and gives no solution away."""
     import time
     import tracemalloc
     from collections import Counter

@@ -1,7 +1,7 @@
 """Exercise 18: three questions to ask of a result before you believe it.
 
-is_chance(3230, n=14_042, k=4) -> False: 3,230 right of 14,042, with k options each. True if what is
-    right is at most two standard deviations, sqrt(n p (1 - p)) with p = 1/k, away from n p, on
+is_chance(3230, n=14_042, k=4) -> False: 3,230 right of 14,042, with k options each. True if the
+    number right is at most two standard deviations, sqrt(n p (1 - p)) with p = 1/k, from n p, on
     either side.
 
 constant_answer(predictions, golds) -> (letter, its share, accuracy), for example ("A", 0.97, 0.23):
@@ -32,7 +32,7 @@ def bradley_terry(wins: np.ndarray) -> np.ndarray:
 
 
 def oracle(answer) -> None:
-    """The judge. You may read it: it tests what comes out, and does not tell how."""
+    """The judge. You may read it: it tests the result and gives no solution away."""
     # n p = 3510.5 and a step of 51.3; 25 and 4.33; 50 and 5 (k = 2)
     cases = [(3230, 14_042, 4, False), (3500, 14_042, 4, True), (3790, 14_042, 4, False)]
     cases += [(33, 100, 4, True), (34, 100, 4, False), (17, 100, 4, True), (16, 100, 4, False)]

@@ -16,7 +16,7 @@ def split_qkv(w: Tensor, n_head: int, n_kv_head: int, head_dim: int) -> tuple[Te
 
 
 def oracle(answer) -> None:
-    """The judge. You may read it: it tests what comes out, and does not tell how."""
+    """The judge. You may read it: it tests the result and gives no solution away."""
     import torch
 
     def fused_attention(x, w, bias, H, G, D):

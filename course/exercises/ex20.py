@@ -29,7 +29,7 @@ def shifted(ids: list[int], mask: list[int], length: int) -> tuple[list[int], li
 
 
 def oracle(answer) -> None:
-    """The judge. You may read it: it tests what comes out, and does not tell how."""
+    """The judge. You may read it: it tests the result and gives no solution away."""
     import lesson  # noqa: F401  (puts the project on the path)
 
     from tokenizer import SPECIAL_TOKENS, Tokenizer
