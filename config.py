@@ -58,7 +58,7 @@ class TrainConfig:
     tokens_per_step: int = 524_288  # 256 rows x 2,048
     """Tokens in one optimizer step over all ranks and micro-batches."""
     ramp_steps: int = 0
-    """Steps with a quarter, then half of tokens_per_step, before the whole."""
+    """Steps of batch-size ramp: a quarter of tokens_per_step, then half, before the whole."""
 
     # On which rows
     mixture: tuple[str, ...] = ()
@@ -66,7 +66,7 @@ class TrainConfig:
     decay_mixture: tuple[str, ...] = ()
     """Another mixture for the last `decay` of the run; empty: the same."""
     seed: int = 0
-    """Of the initial weights and the order of the rows."""
+    """Seed of the initial weights and of the order of the rows."""
 
     # Optimizer
     optimizer: Literal["muon", "adamw"] = "muon"
@@ -75,8 +75,8 @@ class TrainConfig:
     lr: float = 6e-4
     """Learning rate of `--optimizer adamw`; small models take more, large ones less."""
     lr_scale: float = 1.0
-    """Factor on the four learning rates of `--optimizer muon`, on top of the one for the batch,
-    which the program prints (optim.py)."""
+    """Factor on the four learning rates of `--optimizer muon`, on top of the factor for the batch
+    size, which the program prints (optim.py)."""
     matrix_lr: float = 0.02
     """Muon: matrices inside the blocks."""
     embedding_lr: float = 0.3
@@ -86,7 +86,7 @@ class TrainConfig:
     scalar_lr: float = 0.005
     """AdamW alongside Muon: gains and biases, if you add some."""
     weight_decay: float = 0.1
-    """muon: of the matrices, cautious, and falling as the learning rate does (that of the tables is
+    """muon: of the matrices, cautious, scheduled like the learning rate (that of the tables is
     fixed, in optim.py); adamw: of all 2-D weights."""
     grad_clip: float = 0.0
     """Largest gradient norm; 0: no clipping."""
@@ -95,16 +95,17 @@ class TrainConfig:
     warmup: int = 40
     """Steps of linear warmup; Muon's momentum takes up to 20 times as many."""
     decay: float = 0.65
-    """The last share of the run, in which wsd lowers the learning rate and decay_mixture holds."""
+    """Share of the run, at its end, in which wsd lowers the learning rate and decay_mixture
+    applies."""
     final_lr: float = 0.05
-    """The factor that the learning rate ends at (wsd, cosine)."""
+    """Final learning rate, as a fraction of the peak (wsd, cosine)."""
     dtype: Literal["auto", "bf16", "fp32"] = "auto"
-    """Of the computation; the weights are fp32. auto: bf16 where the hardware has it."""
+    """Dtype of the computation; the weights are fp32. auto: bf16 where the hardware has it."""
 
     def __post_init__(self):
         _check_numbers(self)
         if self.decay > 1:
-            raise ValueError(f"--decay {self.decay} is a share of the run, from 0 to 1")
+            raise ValueError(f"--decay {self.decay} must be a share of the run, between 0 and 1")
         if any(self.decay_mixture) and not self.decay:
             raise ValueError("--decay_mixture has no effect with --decay 0")
 
@@ -125,7 +126,7 @@ class RunConfig:
     device: str = "auto"
     """auto, cuda, mps or cpu."""
     compile: bool = True
-    """torch.compile the training step; if it fails, eager (a sharded run asks for --no_compile)."""
+    """torch.compile the training step; if that fails, run eager (a sharded run stops instead)."""
     parallel: Literal["auto", "ddp", "fsdp"] = "auto"
     """Several ranks: a whole model on each (ddp), or sharded (fsdp)."""
     micro_batch: int = 0
@@ -135,12 +136,13 @@ class RunConfig:
     log_every: int = 10
     """Steps between lines on the screen (metrics.jsonl gets every step); 0: first and last."""
     eval_every: int = 250
-    """Steps between validations; a checkpoint is saved at the best one. There is one before the
-    first step and one at the end anyway; 0: no other."""
+    """Steps between validations; each new best one saves a checkpoint. Validation always runs
+    before the first step and at the end; 0: only then."""
     eval_tokens: int = 10_485_760  # 20 x 524,288
     """Validation targets to score, always the same ones."""
     noise_scale_every: int = 0
-    """Estimate the gradient noise scale every N steps; 0: never."""
+    """Estimate the gradient noise scale every N steps; 0: never. It compares a micro-batch with the
+    whole step, so a step needs several: see --micro_batch."""
     wandb: bool = False
     """Send metrics.jsonl to Weights & Biases as well (as WANDB_MODE says, if it is set)."""
     profile: bool = False
@@ -152,7 +154,7 @@ class RunConfig:
     usd_per_hour: float = 3.0
     """What this machine, with all its GPUs, costs; for --plan and the last line."""
     peak_tflops: float = 0.0
-    """Peak of one device in dense TFLOP/s, for MFU; 0: by the device's name, on a CPU measured."""
+    """Peak of one device in dense TFLOP/s, for MFU; 0: looked up by name; on a CPU, measured."""
 
     # Survive
     save_every: int = 0
@@ -164,9 +166,9 @@ class RunConfig:
     mirror: str = ""
     """Also copy each checkpoint to MIRROR/NAME, where NAME is the last part of run_dir."""
     resume: str = "auto"
-    """auto: from the newest valid checkpoint in run_dir, if any; or the path of one. If that is of
-    a different run, it is only the starting point: repeated, the command resumes from its own. A
-    checkpoint of this run must be its newest valid one."""
+    """auto: from the newest valid checkpoint in run_dir, if any. Or the path of a checkpoint: of
+    this run, only its newest valid one; of another run, as the starting point, after which the same
+    command resumes from this run's own."""
     init_from: str = ""
     """Begin a new run with the weights of this checkpoint."""
     skip_nonfinite: int = 0
@@ -181,7 +183,7 @@ class RunConfig:
 def _check_numbers(config) -> None:
     for name, value in vars(config).items():
         if isinstance(value, (int, float)) and not 0 <= value < math.inf:
-            raise ValueError(f"--{name} {value} is not a number from 0 on")
+            raise ValueError(f"--{name} {value} must be a finite number, 0 or more")
         if name in ("tokens_per_step", "eval_tokens") and value < 1:
             raise ValueError(f"--{name} {value} is less than one token")
         if name == "keep" and value < 2:

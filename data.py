@@ -8,9 +8,9 @@
 2. `Order` maps position p = 0, 1, 2, ... to (source, row): shuffled, and in the mixture's shares.
 3. `RowLoader` reads the rows of a batch ahead of time; inputs = row[:-1], targets = row[1:].
 
-Guarantees: no token is lost but those of the last, partial row of a source; the only filler is one
-BOS where a single place is left. A batch depends on (data, seed, position) and nothing else, so the
-loader's whole state is one integer. Next: train.py.
+Guarantees: no token is lost except in the last, partial row of a source; the only filler is one
+BOS where a single place is left. The row at a position depends only on data, mixtures and seed, so
+the loader's whole state is one integer. Next: train.py.
 """
 
 import atexit
@@ -100,9 +100,9 @@ class Shelves:
 
 
 class Packing:
-    """An iterator over rows, packed by best fit with a buffer of documents.
+    """An iterable of rows, packed by best fit with a buffer of documents.
 
-    `.stats` and `.leftover` (a list of documents, less than a row together) are final at its end.
+    `.stats` and `.leftover` (documents, together less than a row) are final once it is exhausted.
     """
 
     def __init__(self, docs: Iterable, row_len: int, bos_id: int, buffer: int) -> None:
@@ -137,13 +137,13 @@ class Packing:
         for ids in docs:
             dtype = ids.dtype
             if len(ids) >= R:  # longer than a row: cut into rows first
-                ids = ids.copy()  # the last piece is kept and must not keep a big batch alive
                 while len(ids) >= R:
                     row = np.empty(R, dtype)
                     self._write(row, 0, ids[: R - 1])
                     self.stats.splits += 1
                     yield row
-                    ids = ids[R - 1 :].copy() if len(ids) < 2 * R else ids[R - 1 :]
+                    ids = ids[R - 1 :]
+                ids = ids.copy()  # a view would keep the whole document alive
             if len(ids):
                 shelves.put(ids)
             while shelves.documents >= self.buffer and shelves.tokens >= R:
@@ -232,7 +232,8 @@ class Quota:
     A chain, heaviest source first: of the n positions that reach a source, it takes
     round(n * its share of the weight from here on) and passes on the others. Integer arithmetic,
     so exact at any n.
-    After p positions a source has had p * weight within 1 for up to 3 sources, 1.7 for up to 16.
+    After p positions, a source's count is within 1 of p * its share of the weights for up to 3
+    sources, within 1.7 for up to 16.
     """
 
     def __init__(self, weights: Sequence[float]) -> None:
@@ -471,7 +472,7 @@ def val_batches(
         part = own_rows[len(own_rows) * k // batches : len(own_rows) * (k + 1) // batches]
         rows = np.stack([manifest.row("val", i, row) for i, row in part])
         tensor = torch.from_numpy(rows.astype(np.int64))  # (b, row_len)
-        if pin := torch.device(device).type == "cuda":  # else the copy waits for the device
+        if pin := torch.device(device).type == "cuda":  # unpinned, the copy would block the host
             tensor = tensor.pin_memory()
         tensor = tensor.to(device, non_blocking=pin)
         yield tensor[:, :-1].contiguous(), tensor[:, 1:].contiguous()

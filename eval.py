@@ -41,11 +41,11 @@ def bits_per_byte(
     """Loss in nats per token and in bits per byte of text, over all ranks' batches.
 
     Bits per byte does not depend on the tokenizer: total nats of the targets that stand for text,
-    over ln 2, over the bytes of that text. Special tokens (0 bytes) are left out of it, and are in
-    the mean loss. batches: inputs and targets (B, T); every rank must bring the same number (the
-    parts of a sharded model compute in step). token_bytes: (V,) bytes per token id. rows: of every
-    forward pass, since a compiled model is compiled for one shape; a shorter batch is filled up
-    with copies of its first row, which are not scored.
+    over ln 2, over the bytes of that text. Special tokens (0 bytes) are left out of it, but count
+    in the mean loss. batches: inputs and targets (B, T), as many on every rank (the ranks of a
+    sharded model run in lockstep). token_bytes: (V,) bytes per token id. rows: of every forward
+    pass, since a compiled model is compiled for one shape; a smaller batch is padded with copies of
+    its first row, which are not scored.
     """
     parts = []  # read after the loop, so that the host never waits for the device in between
     training = model.training
@@ -82,7 +82,7 @@ class EvalConfig:
     device: str = "auto"
     """auto, cuda, mps or cpu."""
     dtype: Literal["auto", "bf16", "fp32"] = "auto"
-    """Of the computation; auto: bf16 where the hardware has it."""
+    """Dtype of the computation; auto: bf16 where the hardware has it."""
 
 
 def is_export(path: Path) -> bool:
@@ -95,7 +95,7 @@ def is_run(path: Path) -> bool:
     return (path / "checkpoints").is_dir()
 
 
-def place(word: str) -> dict[str, str]:
+def find_model(word: str) -> dict[str, str]:
     """MODEL, the first word after the command -> the options that it stands for."""
     path = Path(word)
     if word in PRESETS:
@@ -251,7 +251,7 @@ class SampleConfig(EvalConfig):
     top_p: float = 1.0
     """Draw among the likeliest tokens that hold this share of the probability; 1: among all."""
     seed: int = 0
-    """Of the draws."""
+    """Seed of the draws."""
 
 
 def find_prompts(config: SampleConfig, path: Path) -> tuple[str, ...]:
@@ -333,13 +333,13 @@ class ChoiceConfig(EvalConfig):
     shots: int = 0
     """Solved examples before each question."""
     limit: int = 0
-    """Ask the first this many questions; 0: all."""
+    """Ask only the first N questions; 0: all."""
     batch: int = 8
     """Answers per forward pass."""
     save: str = ""
     """Write each question's log-likelihoods to this JSONL file."""
     dtype: Literal["auto", "bf16", "fp32"] = "fp32"
-    """Of the computation. Only fp32 gives the figures of lm_eval: bf16 moves an answer's
+    """Dtype of the computation. Only fp32 gives the figures of lm_eval: bf16 moves an answer's
     log-likelihood by a tenth of a nat, which decides close questions."""
 
 
@@ -457,7 +457,7 @@ def main(argv: list[str]) -> int:
         run(argv[1:])
         return 0
     word, options = cli.first_word(argv[1:])
-    given = place(word)
+    given = find_model(word)
     if not given.keys() <= {field.name for field in fields(kind)}:
         raise ValueError(f"eval.py {argv[0]} needs a preset or a run; {word} is neither")
     run(cli.read_options(kind(**given), options, f"eval.py {argv[0]}"))

@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from config import PRESETS, Preset
-from eval import EvalConfig, is_export, load, place, run_of
+from eval import EvalConfig, find_model, is_export, load, run_of
 from hf import mapping, parity
 from machinery import checkpoint, cli, diary, durable
 from machinery.errors import StorageError
@@ -81,10 +81,10 @@ def write_tokenizer(tokenizer: Tokenizer, folder: Path, seq_len: int) -> None:
         folder / "tokenizer.json", json.loads(tokenizer.spec) | {"post_processor": template}
     )
     options = dict(
-        tokenizer_class="PreTrainedTokenizerFast",  # else the class of the model splits otherwise
+        tokenizer_class="PreTrainedTokenizerFast",  # else the model type's, with another split
         bos_token=BOS,
-        eos_token=BOS,
-        pad_token=BOS,  # the next document begins where one ends
+        eos_token=BOS,  # the next document begins where one ends
+        pad_token=BOS,
         split_special_tokens=True,  # "<|end|>" in a text is plain text, as in training
         clean_up_tokenization_spaces=False,
         model_max_length=seq_len,
@@ -209,7 +209,7 @@ def main(argv: list[str]) -> int:
     if tuple(map(int, (found := version("transformers")).split(".")[:2])) < (5, 4):
         raise ValueError(f"transformers {found} is too old; pip install -r requirements-eval.txt")
     word, options = cli.first_word(argv)
-    export(cli.read_options(ExportConfig(**place(word)), options, "export.py"))
+    export(cli.read_options(ExportConfig(**find_model(word)), options, "export.py"))
     return 0
 
 

@@ -100,7 +100,7 @@ def activation_bytes(config, itemsize: int = 2) -> int:
     # relu2 is found from its result; SwiGLU keeps gate and up as well
     layer += config.mlp_hidden * (3 if config.mlp == "swiglu" else 1)
     once = 4 * config.n_embd  # around the embedding and the last norm
-    # Capped, the gradient of the logits is made beside them; else in their place.
+    # With a softcap, the gradient of the logits is a second tensor; else it takes their place.
     once += config.padded_vocab * (2 if config.logit_softcap else 1)
     return itemsize * (config.n_layer * layer + once)
 

@@ -100,8 +100,8 @@ class GPTConfig:
 
 
 # How each weight is optimized, by the last word of its name; `GPT.init_weights` has the table of
-# initial values. A new weight needs a place in both. A bare nn.Parameter is also cast by hand where
-# it is used, by `.to(x.dtype)`: otherwise all after it is computed in fp32.
+# initial values. A new weight needs a line in both. A bare nn.Parameter must also be cast where it
+# is used, with `.to(x.dtype)`: otherwise everything after it is computed in fp32.
 GROUP_OF = {
     **dict.fromkeys(("q", "k", "v", "out", "up", "gate", "down", "value_gate"), "matrix"),
     **dict.fromkeys(("embed", "value_embeds"), "embedding"),
@@ -197,8 +197,8 @@ class KVCache:
 
 
 def token_before(x: Tensor, cache: KVCache | None, layer: int) -> Tensor:
-    """x (B, T, ...) -> x of the token before each, which the cache remembers from call to call.
-    The first of all has no token before it and gets itself."""
+    """x (B, T, ...) -> x shifted by one position: each token gets that of the token before it.
+    The cache keeps the last one from call to call; the very first token gets its own."""
     first = x[:, :1]
     if cache is not None:
         first = cache.last.get(layer, first)
@@ -224,13 +224,13 @@ class Attention(nn.Module):
         k = self.k(x).view(B, T, G, D)
         v = self.v(x).view(B, T, G, D)
         if value_embed is not None:
-            # A second table, of values for this layer: what a token means, whatever came before it
+            # A second embedding, added to this layer's values: what a token means in any context
             # (modded-nanogpt; the gate, which begins at 1.5, is nanochat's).
             gate = 3 * torch.sigmoid(self.value_gate(x[..., :VALUE_GATE_CHANNELS]))  # (B, T, G)
             v = v + gate[..., None] * value_embed.view(B, T, G, D)
         if "key_offset" in config.extras:
-            # Half of each key, in the pairs that RoPE turns least, is that of the token before. So
-            # one layer can find what followed an earlier copy of a token; otherwise that takes two.
+            # Half of each key, the pairs that RoPE rotates slowest, comes from the token before. So
+            # one layer can find what followed an earlier copy of a token; otherwise it takes two.
             slow = torch.arange(D, device=x.device) % (D // 2) >= D // 4  # pairs are (i, i + D/2)
             k = torch.where(slow & ~begins[..., None, None], token_before(k, cache, self.layer), k)
         if config.qk_norm:
@@ -304,8 +304,8 @@ class GPT(nn.Module):
 
         Sources: nanochat for the first column; DeepSeek LLM (std 0.006) with Megatron-LM's scaling
         of the projections for the second: a tied table must be small, or each token would predict
-        itself. With an untied head, `_look_back` then changes the embedding and one attention head.
-        A sharded weight (DTensor) is drawn whole and cut, so that sharding changes nothing.
+        itself. With an untied head, `_init_previous_token_head` then changes the embedding and one
+        head. A sharded weight (DTensor) is drawn whole and cut, so that sharding changes nothing.
         """
         unit, tied = self.config.n_embd**-0.5, self.config.tie_embeddings
         for name, p in self.named_parameters():
@@ -326,21 +326,21 @@ class GPT(nn.Module):
             else:
                 raise ValueError(f"give {kind!r} a line in GPT.init_weights (model.py)")
             if not tied:
-                self._look_back(name, full)
+                self._init_previous_token_head(name, full)
             if sharded:
                 p.copy_(distribute_tensor(full, p.device_mesh, p.placements, src_data_rank=None))
         cos, sin = rope_tables(self.config.seq_len, self.config.head_dim, self.config.rope_theta)
         self.cos.copy_(cos)
         self.sin.copy_(sin)
 
-    def _look_back(self, name: str, weight: Tensor) -> None:
-        """Let the first head of the first layer begin by looking at the token before each token.
+    def _init_previous_token_head(self, name: str, weight: Tensor) -> None:
+        """Initialize the first head of the first layer as a previous-token head.
 
         To copy what followed a token last time, keys must know the token before theirs (induction
-        heads, Olsson et al. 2022). A model that has to discover this stays on a plateau first, for
+        heads, Olsson et al. 2022). A model that has to discover this first stays on a plateau, for
         a time that depends on the seed. Here a quarter of the channels are equal in all embeddings.
-        They give q and k a part that is the same for every token, in the pairs that RoPE turns
-        fastest; q's is turned back by one position, so that it matches k's at the token before."""
+        They give q and k a part that is the same for every token, in the pairs that RoPE rotates
+        fastest; q's is rotated back by one position, to match that of k at the token before."""
         config, D = self.config, self.config.head_dim
         n_same, n_pairs = config.n_embd // 4, max(1, D // 12)
         if not (config.embed_norm and config.qk_norm and config.has_rope(0)):
@@ -453,12 +453,12 @@ class GPT(nn.Module):
         new, stopped = idx, False
         for _ in range(n):
             logits = self(new, cache=cache)[:, -1]  # (B, V)
-            if temperature < 1e-5:  # logits over less could be infinite
+            if temperature < 1e-5:  # dividing by less could overflow
                 new = logits.argmax(-1, keepdim=True)  # (B, 1)
             else:
                 top, ids = logits.topk(min(top_k or logits.size(-1), logits.size(-1)))  # (B, k)
                 probs = F.softmax(top / temperature, dim=-1)  # the likeliest first
-                if top_p < 1:  # keep those that begin below top_p: at least one
+                if top_p < 1:  # keep a token if those before it hold less than top_p: at least one
                     probs = probs * (probs.cumsum(-1) - probs < top_p)
                 drawn = torch.multinomial(probs, 1, generator=generator)
                 new = ids.gather(-1, drawn)  # (B, 1)

@@ -105,8 +105,8 @@ def _momentum(grad: Tensor, average: Tensor, momentum: Tensor, apply: Tensor) ->
 
 
 def _variance(u: Tensor, second: Tensor, beta2: Tensor, apply: Tensor) -> Tensor:
-    """The factors on the rows of u (N, rows, cols), or on its columns if there are more. They give
-    all rows the same long-run size and keep the norm of each matrix (NorMuon, Li et al. 2025).
+    """Factors on the rows of u (N, rows, cols), or on the columns of a wide u, that give them all
+    the same long-run size and keep the norm of each matrix (NorMuon, Li et al. 2025).
     second: running mean square, (N, rows, 1) or (N, 1, cols), fp32, like the result."""
     side = -1 if second.size(-1) == 1 else -2
     norm = torch.linalg.vector_norm(u, dim=side, keepdim=True, dtype=torch.float32)
@@ -260,16 +260,16 @@ READ_BY = {
 
 # The learning rates of `--optimizer muon`, by batch, width and horizon:
 #
-# 1. Batch. The gradient of B tokens is the true one, g, and noise of squared norm |g|^2 B0/B, where
-#    B0 is the noise scale in tokens (lesson 9). A step of Muon or Adam has the same size whatever
-#    the gradient's, so the part of it that points along g is
+# 1. Batch. The gradient of B tokens is the true one, g, plus noise of squared norm |g|^2 B0/B,
+#    where B0 is the noise scale in tokens (lesson 9). A step of Muon or Adam has the same size
+#    whatever the gradient's, so the part of it that points along g is
 #    c = |g| / sqrt(|g|^2 + |g|^2 B0/B) = 1 / sqrt(1 + B0/B).
-#    A rate lr gains lr c |g| and loses lr^2 h/2 to the curvature h: best is lr = c |g|/h. So the
-#    best rate grows as sqrt(B) while noise dominates (Malladi et al. 2022), and not beyond B0.
+#    A step of size lr gains lr c |g| and loses lr^2 h/2 to the curvature h: the best lr is c |g|/h.
+#    So it grows as sqrt(B) while noise dominates (Malladi et al. 2022), and not beyond B0.
 # 2. Width. A layer whose weights move by an orthogonal matrix times lr changes its outputs by lr
 #    (RMS for RMS) at any width: no factor on Muon's rate but sqrt(rows/cols) for more outputs than
-#    inputs. Adam moves a logit by lr x width if the update follows its input, by lr x width^1/2 if
-#    they are unrelated: the tables take width^-1/2, with 1 at 768.
+#    inputs. Adam moves a logit by lr x width if the update aligns with its input, by lr x width^1/2
+#    if they are unrelated: the tables' rates scale as width^-1/2, with factor 1 at 768.
 # 3. Horizon. The more steps, the smaller the best rate, down to steps^-1/2 where noise dominates
 #    (Ghadimi & Lan 2013). No factor: with one, the stable part of wsd would depend on the length
 #    of the run, which could then not be changed. That costs `tiny` 0.3% at 500 steps.
@@ -279,7 +279,7 @@ READ_BY = {
 NOISE_TOKENS = 6144  # B0, fitted to `tiny`
 
 
-def batch_factor(tokens_per_step: int) -> float:
+def lr_batch_factor(tokens_per_step: int) -> float:
     """The part c of a step that points along the true gradient: 0.5 at 2,048 tokens, 0.99 at
     524,288."""
     return (1 + NOISE_TOKENS / tokens_per_step) ** -0.5
@@ -307,7 +307,7 @@ def build(
         ]
         optimizers = [adamw(recipe, eps=1e-8)]
     elif config.optimizer == "muon":
-        scale = config.lr_scale * batch_factor(config.tokens_per_step)
+        scale = config.lr_scale * lr_batch_factor(config.tokens_per_step)
         table_scale = scale * (width / 768) ** -0.5
         recipe = [
             group(("embedding",), config.embedding_lr * table_scale, (0.8, 0.995), 0.001),
@@ -371,8 +371,8 @@ def state_bytes(params: dict[str, int], optimizer: str) -> int:
 
 
 def set_schedule(optimizers: list[torch.optim.Optimizer], step: int, steps: int, config) -> float:
-    """Give every group its learning rate, momentum and weight decay of `step` (0-based); returns
-    the factor on the learning rates. Muon's weight decay falls with them."""
+    """Set every group's learning rate, momentum and weight decay for `step` (0-based); returns the
+    factor on the learning rates. Muon's weight decay gets the same factor."""
     factor = lr_at(step, steps, config.schedule, config.warmup, config.decay, config.final_lr)
     decay = config.decay if config.schedule == "wsd" else 0.0
     for optimizer in optimizers:

@@ -79,11 +79,11 @@ def prepare(config) -> shards.Manifest:
 
 
 def make_tokenizer(job: worker.Job) -> None:
-    """Copy the tokenizer named in the config, or train one on a sample of the training text. One
-    that is there is kept, unless it is damaged or was trained on an older text."""
+    """Copy the tokenizer named in the config, or train one on a sample of the training text. An
+    existing one is kept, unless it is damaged or was trained on older text."""
     config = job.config
     if job.tokenizer.exists():
-        job.tokenizer.read_bytes()  # a disk that cannot be read has damaged nothing
+        job.tokenizer.read_bytes()  # OSError here: an unreadable file is not a damaged tokenizer
         try:
             Tokenizer.load(job.tokenizer)
             newer = not config.tokenizer and any(
@@ -209,8 +209,8 @@ def check_enough(job: worker.Job, splits: dict) -> None:
 
 
 def longest_row(size: int) -> int:
-    """2^k + 1 tokens that surely fit in so many bytes: a token has at most 8, with rare exceptions.
-    Half of a small corpus can always be held out (see worker.py)."""
+    """The largest row length 2^k + 1 that `size` bytes of text surely fill: a token has at most 8
+    bytes, with rare exceptions. Half of a small corpus can always be held out (see worker.py)."""
     return (1 << (max(1, size // 8 - 1).bit_length() - 1)) + 1
 
 

@@ -15,7 +15,7 @@ driver=${driver%%$'\n'*}  # of the first GPU
 chosen=$(compgen -G ".venv/lib/python3*/site-packages/torch-*+*.dist-info") || chosen=
 if [[ $driver =~ ^([0-9]+)\. && ${BASH_REMATCH[1]} -lt 580 && -z $chosen ]]; then
   if [ "${BASH_REMATCH[1]}" -lt 525 ]; then
-    echo "error: driver $driver is too old for CUDA 12; install driver 525 or newer, best 580" >&2
+    echo "error: driver $driver is too old for CUDA 12; install 525 or newer, preferably 580" >&2
     exit 2
   fi
   echo "driver $driver is older than 580: torch 2.10 for CUDA 12 instead of 2.13 for CUDA 13"

@@ -32,13 +32,13 @@ SPLIT = (
     r"|\s+"
 )
 
-# A tokenizer that gives this line back loses no class of characters.
+# A tokenizer that round-trips this line loses no class of characters.
 AWKWARD = "Aé汉 \u0623\u0e01 42½\u0660 🎉\u200d ...?! _-'s\t\r\n\n  \x00\x7f\xa0\u2028\ufffd "
 
 # The split is a backtracking regex and overflows its stack on a million spaces, so a long text is
 # encoded in blocks. A block ends after a word. The split always ends there too, so the ids are
-# those of the uncut text. Only a stretch of 32K characters without the end of a word is cut
-# anywhere: a token may then become two, but no byte is lost.
+# those of the uncut text. Only a stretch of 32K characters without the end of a word is cut at an
+# arbitrary place: a token may then become two, but no byte is lost.
 BLOCK = 65_536
 AFTER_A_WORD = re.compile(r"[^\W_](?=[ \t\n.,;:!?()\[\]{}<>=+*/\"-])")
 

@@ -1,10 +1,10 @@
 """Train a GPT: `python train.py [PRESET] [--option value ...]`, or `torchrun` for several ranks.
 
 Reads DATA_DIR (from prepare_data.py); writes RUN_DIR. Run again, it resumes from the newest valid
-checkpoint: on a CPU to the same bits, on a GPU within rounding (it sums in no fixed order).
+checkpoint: on a CPU bit for bit, on a GPU up to rounding (its sums have no fixed order).
 
-Start at `train()`, near the end: each line of its loop is one method of `Trainer`. What keeps the
-promises (checkpoints, ranks that agree, falling back) is in machinery/. Shapes: B rows per
+Start at `train()`, near the end: each line of its loop is one method of `Trainer`. What makes a run
+robust (checkpoints, agreement between ranks, fallbacks) is in machinery/. Shapes: B rows per
 micro-batch, T positions.
 """
 
@@ -120,13 +120,14 @@ class Trainer:
         DDP if it is used; `val_model` what validation runs."""
         config, world, plan = self.config, self.world, self.plan
         step_model, self.micro_batch = setup.compile_step(self.model, plan, world, self.log)
-        # On a CPU, compiling validation takes the time that it saves in a million tokens.
+        # On a CPU, compiling validation costs as much time as it saves in a million tokens.
         self.val_model = step_model if world.device.type == "cuda" else self.model
         compiled = plan.compile and (plan.sharded or step_model is not self.model)
         if compiled and world.device.type == "cuda":  # a CPU would never regain that time
             optim.compile_steps(self.optimizers)
         if plan.parallel == "ddp":
-            # Compiled before it is wrapped, it stays one graph; gradients are exchanged after it.
+            # Compiled before it is wrapped, the model stays one graph; DDP exchanges the gradients
+            # after the whole backward pass.
             step_model = DistributedDataParallel(step_model, gradient_as_bucket_view=True)
             step_model.broadcast_buffers = False  # constants, the same on every rank
         self.step_model = step_model
@@ -147,7 +148,7 @@ class Trainer:
         self.log.begin(self.step, self.validation_is_due())
         self.saved_at = time.monotonic()  # so that compiling does not count
         gc.collect()
-        gc.freeze()  # all this stays: spare the collector from searching it again and again
+        gc.freeze()  # all of this lives on: the collector need not scan it again and again
 
     @property
     def position(self) -> int:
@@ -201,7 +202,7 @@ class Trainer:
         return contextlib.nullcontext()
 
     def guard(self, numbers: dict[str, Tensor]) -> None:
-        """Keep non-finite numbers out of the weights and let all ranks know the same, with one
+        """Keep non-finite numbers out of the weights and give all ranks the same numbers, with one
         all-reduce and without waiting for the device."""
         norm = self._grad_norm()
         if self.config.grad_clip:
@@ -220,8 +221,8 @@ class Trainer:
             with record_function("communication"):
                 dist.all_reduce(sums)
         bad = (sums[NUMBERS.index("bad")] > 0).float()
-        # If skipping is not allowed, the flag stays up: the host notices one step late, and must
-        # not have applied the next step meanwhile.
+        # If skipping is not allowed, the flag stays up: the host notices one step late, and the
+        # next step must not change the weights before that.
         self.found_inf = bad if self.options.skip_nonfinite else torch.maximum(self.found_inf, bad)
         for optimizer in self.optimizers:
             optimizer.found_inf = self.found_inf
@@ -342,7 +343,7 @@ class Trainer:
 def train(run: Trainer) -> int:
     """Schedule, accumulate, guard, step, save, evaluate; until the last step or a signal."""
     if run.validation_is_due():
-        run.evaluate()  # after a resume this may be a repeat: a kill can come between the two
+        run.evaluate()  # after a resume maybe a repeat: a kill can come between save and evaluate
     run.meter.start()
     while run.step < run.plan.steps and not run.stop:
         run.set_schedule()
@@ -390,7 +391,7 @@ def step_line(r: dict, steps: int, left_s: float) -> str:
     step 120/2,000 | loss 3.4120 | bpb 1.052 | lr 0.810 | |g| 0.930 | 512 ms | 1.02M tok/s | ...
 
     ms and tok/s are medians over the last steps, `data` a mean (see flops.Meter); bpb is the loss
-    over the bytes of the step's own text (validation leaves the special tokens out as well)."""
+    over the bytes of the step's own text (validation alone leaves out special tokens)."""
     if r["mfu_full"] is None:
         used = f"mfu n/a, {r['tflops_full']:.2f}/{r['tflops_causal']:.2f} TFLOP/s full/causal"
     else:

@@ -3,9 +3,9 @@
     python benchmarks/ablate.py tiny --base "--steps 488 --tokens_per_step 4096" --seeds 0 1 2 \\
         --change "no key offset: --extras value_embeds" --change "slow: --lr_scale 0.5"
 
-Each run is train.py in a process of its own, in a folder under --runs_dir. Killed, the same command
-goes on where it was. A run that ends well becomes a line of benchmarks/ABLATIONS.jsonl and is not
-run a second time; ABLATIONS.md shows these lines as tables. A run that fails costs its line and no
+Each run is train.py in a process of its own, in a folder under --runs_dir. After a kill, the same
+command goes on where it was. A run that succeeds becomes a line of benchmarks/ABLATIONS.jsonl, and
+is not repeated; ABLATIONS.md shows these lines as tables. A run that fails costs its line and no
 more. The rule of the verdict is in `verdict`.
 """
 
@@ -56,7 +56,7 @@ class AblateConfig:
     threads: int = 1
     """Threads of each run on a CPU."""
     again: bool = False
-    """Run what is in the table already once more; the newer result counts."""
+    """Repeat the runs that are already in the table; the newer results count."""
     runs_dir: str = str(ROOT / "runs" / "ablate")
     """Folder for the runs' folders and logs."""
     results: str = str(ROOT / "benchmarks" / "ABLATIONS.md")
@@ -66,7 +66,9 @@ class AblateConfig:
         if not self.seeds or len(set(self.seeds)) < len(self.seeds):
             raise ValueError(f"--seeds {self.seeds}: give each seed once, and one at least")
         if self.at_once < 0 or self.threads < 1:
-            raise ValueError(f"--at_once {self.at_once} --threads {self.threads}: give 1 or more")
+            raise ValueError(
+                f"--at_once {self.at_once} must be 0 or more, --threads {self.threads} 1 or more"
+            )
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,7 @@ class Case:
 
 
 def mean_and_sd(values: list[float]) -> tuple[float, float]:
-    """The standard deviation has n - 1 below the line. NaN where there are too few values."""
+    """Mean and sample standard deviation (divisor n - 1). NaN where there are too few values."""
     mean = statistics.fmean(values) if values else math.nan
     known = len(values) > 1 and math.isfinite(mean)
     return mean, statistics.stdev(values) if known else math.nan
@@ -157,8 +159,8 @@ def read_recipe(argv: list[str], dtype: str) -> tuple[dict, int, int]:
 
 
 def find_device(argv: list[str]) -> tuple[str, str, bool]:
-    """(name of the device, what dtype `auto` is there, whether it is a GPU of CUDA). Asked in
-    another process, as this one must leave the GPU's memory to the runs."""
+    """(name of the device, what dtype `auto` is there, whether it is a CUDA GPU). Asked in another
+    process, as this one must leave the GPU's memory to the runs."""
     device = cli.parse("train.py", "train", argv).run.device
     code = (
         "import json, sys; from machinery import ranks; w = ranks.start(sys.argv[1])\n"
@@ -214,7 +216,7 @@ def make_cases(name: str, config: AblateConfig, device: str, dtype: str) -> list
 
 
 def code_version() -> str:
-    """The commit, and if the code has been edited since, + and what names the edits."""
+    """The commit; if the code has been edited since, followed by + and a hash of the edits."""
     git = ["git", "-C", str(ROOT), "diff", "HEAD", "--", "*.py"]
     try:
         edits = subprocess.run(git, capture_output=True, check=False).stdout
@@ -247,8 +249,8 @@ def append(file: Path, row: dict) -> None:
 
 
 def to_do(cases: list[Case], file: Path, again: bool) -> list[tuple[Case, int]]:
-    """The cases without a line, each with the number of its lines. A line of another comparison
-    is copied into this one."""
+    """The cases still to run (those without a line, or all of them if `again`), each with the
+    number of lines it has. A line found in another comparison only is copied into this one."""
     rows, left = diary.read_jsonl(file), []
     for case in cases:
         found = [
@@ -269,7 +271,7 @@ def to_do(cases: list[Case], file: Path, again: bool) -> list[tuple[Case, int]]:
 
 
 def run_dir_of(case: Case, earlier: int, runs_dir: str) -> Path:
-    """The same whenever the same run is asked for, of the same code."""
+    """The run's folder: always the same one for the same run of the same code."""
     facts = json.dumps([case.recipe, case.row["device"], case.row["commit"], earlier])
     word = re.sub(r"\W+", "_", case.row["name"])
     digest = hashlib.sha256(facts.encode()).hexdigest()[:8]
@@ -406,9 +408,9 @@ def render(rows: list[dict]) -> str:
     text = (
         "# Ablations\n\nMade by benchmarks/ablate.py from the lines of the .jsonl file beside this "
         "one. Bits per byte (bpb)\nof the validation, mean and standard deviation over the seeds; "
-        "the difference to the base is paired\nby seed, and gets a verdict above two of its "
-        "standard deviations. Lines of different commits are\ncompared as they stand: measure "
-        "`--again` if the code between them matters. Options are\nas they were typed; "
+        "the difference from the base is paired\nby seed, and gets a verdict above two of its "
+        "standard deviations. Lines of different commits are\ncompared as they stand: run "
+        "`--again` if the changes between them matter. Options are\nas they were typed; "
         "what `--lr_scale` multiplies has changed since (RESULTS.md).\n\n"
     )
     return text + "\n".join(map(render_comparison, groups.values()))

@@ -2,8 +2,8 @@
 
     python benchmarks/checkpoint.py [--layers 30] [--repeats 3] [--dir DIR]
 
-Builds smol-135m (134,479,872 parameters) with AdamW on the CPU, 1.6 GB of state, and saves it by
-turns with wait=True and without. Writes to DIR (a temporary folder), then removes it.
+Builds smol-135m (134,479,872 parameters) with AdamW on the CPU, 1.6 GB of state, and saves it with
+wait=True and without, in turn. Writes to a temporary folder (in DIR), and removes it at the end.
 """
 
 import argparse
@@ -54,14 +54,14 @@ def main() -> None:
         parameters = sum(p.numel() for p in model.parameters())
         state_bytes = 3 * 4 * parameters  # weights and two moments, fp32
         sync = Checkpointer(root / "sync", **quiet)
-        behind = Checkpointer(root / "async", **quiet)
-        set_aside_s = timed(lambda: behind.resume(model, optimizers))
+        background = Checkpointer(root / "async", **quiet)
+        set_aside_s = timed(lambda: background.resume(model, optimizers))
 
         sync_s, stall_s, total_s = [], [], []
         for step in range(args.repeats):
             sync_s.append(timed(lambda: sync.save(step, model, optimizers, {}, wait=True)))  # noqa: B023
-            stall_s.append(timed(lambda: behind.save(step, model, optimizers, {})))  # noqa: B023
-            total_s.append(stall_s[-1] + timed(behind.wait))
+            stall_s.append(timed(lambda: background.save(step, model, optimizers, {})))  # noqa: B023
+            total_s.append(stall_s[-1] + timed(background.wait))
 
         newest = checkpoints(root / "async")[0]
         written = sum(p.stat().st_size for p in newest.rglob("*") if p.is_file())
@@ -82,11 +82,15 @@ def main() -> None:
             ("save with wait: training stands still", f"{sync_m:.3f} s", sync_s),
             ("save without: training stands still", f"{stall_m:.3f} s", stall_s),
             ("  shorter by (target 5x)", f"{sync_m / stall_m:.1f}x", None),
-            ("  until published, behind training", f"{statistics.median(total_s):.3f} s", total_s),
+            (
+                "  until published, in the background",
+                f"{statistics.median(total_s):.3f} s",
+                total_s,
+            ),
             ("memory set aside at start, once", f"{set_aside_s:.3f} s", None),
             ("bytes written / bytes of state (target 1.02)", f"{written / state_bytes:.4f}", None),
             ("resume (verify, load, set memory aside)", f"{resume_s:.3f} s", None),
-            ("  of it, reading and hashing every file", f"{verify_s:.3f} s", None),
+            ("  of which reading and hashing every file", f"{verify_s:.3f} s", None),
             ("loaded weights are the saved ones", "yes" if same else "NO", None),
         ]
         for name, value, all_of in rows:

@@ -4,8 +4,8 @@
 
 Every case is a torchrun of its own: the model, the optimizers and a few steps of train.py on random
 tokens. Peak memory is VmHWM of /proc/self/status (on a GPU: torch's own peak). State is what a rank
-keeps: weights, gradients, moments. The C library is told to hand freed blocks back at once: else it
-keeps each block's gathered weights, and the peak of FSDP is that of DDP (2.2 GB against 2.1).
+keeps: weights, gradients, moments. The C library is told to return freed memory at once: otherwise
+it holds each block's gathered weights, and FSDP peaks as high as DDP (2.2 GB against 2.1).
 """
 
 import argparse
@@ -49,8 +49,8 @@ def case(parallel: str, optimizer: str, rows: int) -> None:
     config = replace(cfg.TrainConfig(), optimizer=optimizer)
     before = peak_mb(world)
     sharded = parallel == "fsdp"
-    shape = SimpleNamespace(sharded=sharded, compile=False, fused=("loss", "MLP", "gates"))
-    model = setup.build_model(MODEL, world, shape, seed=0)
+    plan = SimpleNamespace(sharded=sharded, compile=False, fused=("loss", "MLP", "gates"))
+    model = setup.build_model(MODEL, world, plan, seed=0)
     optimizers = optim.build(
         model.param_groups(), config, MODEL.n_embd, divide=world.world_size > 1 and not sharded
     )
@@ -83,7 +83,7 @@ def main() -> None:
     args = parser.parse_args()
     if args.case:
         cli.run(lambda argv: case(*args.case, args.rows))
-    print("| optimizer | parallel | rank | peak MB | before the model | of it state |")
+    print("| optimizer | parallel | rank | peak MB | before the model | of which state |")
     print("|---|---|---|---|---|---|")
     for optimizer in ("adamw", "muon"):
         for parallel in ("ddp", "fsdp"):

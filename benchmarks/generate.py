@@ -2,8 +2,8 @@
 
 Without a cache, each new token runs the whole text through the model again: n tokens cost about
 n^2 / 2 positions instead of n. Prints tokens/s of both ways and their ratio, greedy and in fp32
-with random weights, and checks that both give the same tokens. Seconds are those of the processor
-on one thread, so that other programs on the machine count little.
+with random weights, and checks that both yield the same tokens. Seconds are CPU time of one thread,
+so that other programs on the machine count little.
 """
 
 import sys
@@ -43,7 +43,7 @@ def main(name: str = "tiny") -> None:
         torch.nn.init.normal_(p, std=p.size(-1) ** -0.5)
     idx = torch.zeros(1, 1, dtype=torch.long)
     n = min(TOKENS, model.config.seq_len - 1)
-    recompute(model, idx, 8)  # what only the first calls cost
+    recompute(model, idx, 8)  # warm up both ways
     model.generate(idx, 8, temperature=0)
     cached, cached_s = timed(lambda: model.generate(idx, n, temperature=0))
     whole, whole_s = timed(lambda: recompute(model, idx, n))

@@ -4,9 +4,9 @@
 
 6 layers x 384, T 512, vocabulary 8,192, 4,096 tokens a step, random rows: the real training step
 of train.py (see throughput.py). One change per row, kept unless the row says "taken back". Speed
-is over the bf16 matmul ceiling of the same minute, in the full convention, so that rows taken on
-a busy or a throttled machine can still be compared; "with Muon's" counts the matmuls of the
-optimizer too, which are work of the machine but no progress. Of several rounds the best counts.
+is a fraction of the bf16 matmul ceiling of the same minute, in the full convention, so that rows
+measured on a busy or a throttled machine can still be compared; "with Muon's" also counts the
+optimizer's matmuls, which are work but not the model's. Of several rounds the best counts.
 Appends to benchmarks/RESULTS.md (--results "" for no file).
 """
 
@@ -29,7 +29,7 @@ START = {
         "micro_batch": 1,
     },
     "ceiling_dtype": "bfloat16",
-    # off is its default; as long as it is set, ranks.py leaves the C library's memory alone
+    # 0 is its default; but while any MALLOC_ variable is set, ranks.py does not tune the allocator
     "environment": {"MALLOC_PERTURB_": "0"},
 }
 

@@ -3,8 +3,8 @@
     python benchmarks/loader.py
 
 1. `Order` alone: microseconds per row and memory, at position 0 and 10^12, with 10^4 and 10^9 rows.
-2. A 100 GB manifest of sparse files: seconds from `Manifest.load` to the first batch, and the real
-   loader's rows/s, against the 250 rows/s that an H100 eats at preset d12 (about 512K tokens/s).
+2. A 100 GB data folder of sparse files: seconds from `Manifest.load` to the first batch, and the
+   real loader's rows/s, against the 250 that an H100 consumes at preset d12 (about 512K tokens/s).
 3. One row of 2,049 tokens: microseconds to read it, with and without the check of its crc32.
 4. The real loader on data/tiny, if it is there: rows/s.
 """
@@ -47,7 +47,7 @@ def order_cost(sizes: list[int], position: int, rows: int = 20_000) -> tuple[flo
 
 
 def sparse_folder(folder: Path, gigabytes: float, row_len: int = 2049) -> None:
-    """A manifest of that size whose shards are holes on the disk (all zeros when read)."""
+    """Write a data folder of that size whose shards are sparse files (they read as zeros)."""
     entries, rows, total = [], shards.SHARD_ROWS, 0
     crcs = np.full(rows, zlib.crc32(bytes(2 * row_len)), "<u4").tobytes()
     folder.joinpath("train", "web").mkdir(parents=True)

@@ -3,7 +3,7 @@
     python benchmarks/packing.py [--documents 100000] [--row_len 2049]
     python benchmarks/packing.py --write data/contiguous --like data/tiny
 
-Reads document lengths like the web's (log-normal, median 600 tokens, sigma 1.0) and the Python
+Packs documents of lengths like the web's (log-normal, median 600 tokens, sigma 1.0) and the Python
 standard library, tokenized (by data/tiny's tokenizer if there is one). `split` counts rows made of
 one document that is longer than a row, which no policy can avoid; `cuts` counts the avoidable ones.
 data.py trains with best fit; the other two policies are here.

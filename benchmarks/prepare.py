@@ -2,11 +2,11 @@
 
     python benchmarks/prepare.py [--megabytes 100 1000] [--kills 20]
 
-Per size: a .jsonl file made of the Python standard library's text, over and over (each copy begins
-with another word), is prepared with 1 and with 2 workers. `bare` is the tokenizer alone, one
-thread, on the same text, the same tokenizer, in core-seconds. The first figure of each size is by
-the clock, start of Python included; the second counts core-seconds, so that a busy machine does not
-disturb it. Memory is the sum over all processes, sampled ten times a second.
+Per size: a .jsonl file made of the Python standard library's text, over and over (each copy has a
+number of its own), is prepared with 1 and with 2 workers. `bare` is the same tokenizer alone, one
+thread, on the beginning of that text, in core-seconds. Of a line's two rates, the first is by the
+clock, start of Python included; the second is per core-second, which a busy machine does not
+disturb. Memory is the sum over all processes, sampled ten times a second.
 `--kills N`: SIGKILL N times at random moments, then the fingerprint against an undisturbed run's.
 """
 

@@ -2,9 +2,9 @@
 
     python benchmarks/three_minutes.py [--seconds 180] [--seeds 0]
 
-Each variant of `tiny` first takes some steps to find the time of one; then it trains for as many as
-fit in that time, with its whole schedule. Compiling and validating do not count. Two runs of one
-thread each go side by side.
+Each variant of `tiny` first takes some steps to time one; then it trains for as many as fit in
+--seconds, with its whole schedule. Compiling and validating do not count. Two runs of one thread
+each go side by side.
 """
 
 import argparse

@@ -40,7 +40,7 @@ def choose_class(c: GPTConfig) -> tuple[str, str]:
         return OWN, "only NanoChat has a softcap, and it has relu2 and qk_norm with it"
     if c.mlp == "relu2":
         if c.nope_every or odd_width:
-            return OWN, "no stock class has relu2 with NoPE, or n_embd no multiple of n_head"
+            return OWN, "no stock class has relu2 with NoPE, or with n_embd % n_head != 0"
         return "Arcee", "it is Llama with relu2"
     if c.qk_norm:
         if c.nope_every:
@@ -76,7 +76,7 @@ def config_json(c: GPTConfig, name: str) -> dict:
         attention_bias=False,
         hidden_act="relu2" if c.mlp == "relu2" else "silu",
         rope_parameters={"rope_type": "default", "rope_theta": c.rope_theta},
-        rope_theta=c.rope_theta,  # where transformers 4 looks; without it, it takes 10,000 silently
+        rope_theta=c.rope_theta,  # for transformers 4, which would silently take 10,000 without it
     )
     if name == "NanoChat":
         tree["final_logit_softcapping"] = c.logit_softcap or None  # 0.0 would divide by zero
@@ -121,8 +121,8 @@ def norms_in(c: GPTConfig, name: str) -> dict[str, Tensor]:
 def swap_halves(w: Tensor, head_dim: int) -> Tensor:
     """Swap the two halves of each head's rows in q or k, (heads * D, C).
 
-    We rotate (x1, x2) to (x1 cos - x2 sin, x2 cos + x1 sin), NanoChat the other way round; with the
-    halves swapped in q and in k the products of the two are the same. Done twice, it undoes itself.
+    We rotate (x1, x2) to (x1 cos - x2 sin, x2 cos + x1 sin), NanoChat by the opposite angle; with
+    the halves swapped in both q and k, their dot products are unchanged. It is its own inverse.
     """
     return w.view(-1, 2, head_dim // 2, w.size(1)).flip(1).reshape(w.shape)
 

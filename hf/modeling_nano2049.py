@@ -1,4 +1,4 @@
-"""The GPT of nano2049 for transformers 5.4: `from_pretrained(FOLDER, trust_remote_code=True)`.
+"""nano2049's GPT for transformers 5.4 or newer: `from_pretrained(DIR, trust_remote_code=True)`.
 
 export.py copies this file beside the weights of a model that no stock class of transformers
 computes. It imports torch and transformers only. The parameters have the names of the trainer's
@@ -113,7 +113,7 @@ class Attention(nn.Module):
         if config.has_value_embed(layer):
             self.value_gate = linear(VALUE_GATE_CHANNELS, config.n_kv_head)
 
-    def forward(self, x, value_embed, inside, cos, sin, mask, cache):
+    def forward(self, x, value_embed, has_previous, cos, sin, mask, cache):
         config, (B, T, _) = self.config, x.shape
         heads = (B, T, -1, config.head_dim)
         q, k, v = self.q(x).view(heads), self.k(x).view(heads), self.v(x).view(heads)
@@ -121,7 +121,7 @@ class Attention(nn.Module):
             gate = 3 * torch.sigmoid(self.value_gate(x[..., :VALUE_GATE_CHANNELS]))  # (B, T, G)
             v = v + gate[..., None] * value_embed.view(heads)
         if "key_offset" in config.extras:
-            k = self._offset(k, inside, cache)
+            k = self._offset(k, has_previous, cache)
         if config.qk_norm:
             q, k = rms_norm(q), rms_norm(k)
         if config.has_rope(self.layer):
@@ -134,13 +134,13 @@ class Attention(nn.Module):
         y, _ = attend(self, q, k, v, mask, dropout=0.0, scaling=config.head_dim**-0.5)
         return self.out(y.reshape(B, T, -1))  # y (B, T, H, D)
 
-    def _offset(self, k, inside, cache):
-        """Take half of each key, in the pairs that RoPE turns least, from the token before."""
+    def _offset(self, k, has_previous, cache):
+        """Take half of each key, the pairs that RoPE rotates slowest, from the token before."""
         T, D = k.size(1), k.size(-1)
         seen = remember(cache, self.config.n_layer + self.layer, k.transpose(1, 2))
         previous = F.pad(seen, (0, 0, 1, 0))[:, :, -T - 1 : -1].transpose(1, 2)  # (B, T, G, D)
         slow = torch.arange(D, device=k.device) % (D // 2) >= D // 4
-        return torch.where(slow & inside[..., None, None], previous, k)
+        return torch.where(slow & has_previous[..., None, None], previous, k)
 
 
 class MLP(nn.Module):
@@ -227,13 +227,13 @@ class Nano2049ForCausalLM(PreTrainedModel, GenerationMixin):
             position_ids=position_ids,
         )
         cos, sin = self._rope(position_ids)
-        inside = self._inside(input_ids, attention_mask, cache)
+        has_previous = self._has_previous(input_ids, attention_mask, cache)
 
         for layer, block in enumerate(self.blocks):
             value_embed = None
             if config.has_value_embed(layer):
                 value_embed = self.value_embeds[str(layer)](input_ids)
-            x = block(x, value_embed, inside, cos, sin, mask, cache)
+            x = block(x, value_embed, has_previous, cos, sin, mask, cache)
 
         keep = logits_to_keep
         keep = slice(-keep, None) if isinstance(keep, int) else keep  # 0: slice(0, None), all
@@ -254,8 +254,8 @@ class Nano2049ForCausalLM(PreTrainedModel, GenerationMixin):
         angle = position_ids[..., None, None].float() * (1.0 / self.config.rope_theta**exponent)
         return angle.cos(), angle.sin()
 
-    def _inside(self, ids, attention_mask, cache):
-        """(B, T): whether the token before is there, no padding, and of the same document."""
+    def _has_previous(self, ids, attention_mask, cache):
+        """(B, T): whether the token before exists, is not padding, and is of the same document."""
         T, start = ids.size(1), cache.get_seq_length() if cache is not None else 0
         is_token = ids.new_ones(ids.size(0), start + T)
         if attention_mask is not None and attention_mask.ndim == 2:

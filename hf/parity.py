@@ -1,8 +1,8 @@
-"""An exported folder is believed only after transformers, reading it, gave our numbers.
+"""An exported folder is trusted only once transformers, loading it, computes our numbers.
 
 `check(folder, model, tokenizer)` loads the folder as a user would and compares token ids, logits
-and greedy text, in fp32 on the CPU. At the trained weights and at random ones of unit scale: an
-untrained model has zeros in `out` and `down`, behind which half of a wrong mapping would hide.
+and greedy text, in fp32 on the CPU: at the trained weights, and at random ones of unit scale, since
+an untrained model has zeros in `out` and `down`, which would hide half of a wrong mapping.
 ParityError says what differs. Next: mapping.py made the weights, export.py calls this.
 """
 
@@ -18,7 +18,7 @@ from model import GPT, kind_of
 from tokenizer import Tokenizer
 
 TOLERANCE = 2e-5  # of logits in fp32, times their standard deviation if that is above 1
-POSITIONS = 512  # of a row: greedy text follows at most so many
+POSITIONS = 512  # of a row, at most, for a prompt with its greedy text
 NEW_TOKENS = 32  # generated greedily, and compared
 
 TEXTS = (
@@ -68,11 +68,13 @@ def _check_tokenizer(theirs, tokenizer: Tokenizer) -> None:
         ids = tokenizer.encode(text)
         if (found := theirs(text).input_ids) != [tokenizer.bos_id, *ids]:
             why = "BOS is not in front" if found == ids else "the ids differ"
-            raise ParityError(f"the exported tokenizer reads {text[:40]!r} otherwise: {why}")
+            raise ParityError(f"the exported tokenizer encodes {text[:40]!r} differently: {why}")
         if theirs(text, add_special_tokens=False).input_ids != ids:
-            raise ParityError(f"the exported tokenizer reads {text[:40]!r} otherwise without BOS")
+            raise ParityError(
+                f"the exported tokenizer encodes {text[:40]!r} differently without BOS"
+            )
         if theirs.decode(ids) != tokenizer.decode(ids):
-            raise ParityError(f"the exported tokenizer does not give {text[:40]!r} back")
+            raise ParityError(f"the exported tokenizer decodes {text[:40]!r} differently")
     special = {theirs.bos_token_id, theirs.eos_token_id, theirs.pad_token_id}
     if special != {tokenizer.bos_id} or len(theirs) != tokenizer.vocab_size:
         raise ParityError(
@@ -115,7 +117,7 @@ def _check_numbers(model: GPT, theirs: nn.Module, where: str) -> float:
 
 def _check_greedy(model: GPT, prompt: Tensor, new: Tensor, limit: float, where: str) -> None:
     """Each new token must be our likeliest after the text before it, by a forward pass without a
-    cache. `limit`: so close, two logits are equal, and either token will do."""
+    cache. Logits within `limit` of the best count as equal to it, and either token will do."""
     logits = model(torch.cat([prompt, new])[None])[0, len(prompt) - 1 : -1]  # (n, V)
     short_of_best = logits.max(-1).values - logits.gather(1, new[:, None])[:, 0]  # (n,)
     if bad := (short_of_best > limit).nonzero().flatten().tolist():

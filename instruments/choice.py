@@ -29,8 +29,8 @@ Pair = tuple[list[int], list[int]]  # ids of the context, BOS in front, and of t
 
 
 def encode_pair(tokenizer: Tokenizer, context: str, answer: str) -> Pair:
-    """A space goes between context and answer, spaces at the end of the context go to the answer,
-    and both are encoded as one text, since a token may reach over the border."""
+    """A space goes between context and answer, white space at the end of the context counts as the
+    answer's, and both are encoded as one text, since a token may span the boundary."""
     bos, text = [tokenizer.bos_id], context + " " + answer
     if not context:
         return bos, tokenizer.encode(text)
@@ -77,7 +77,8 @@ def statistics(picks: list[int], golds: list[int], options: list[int]) -> dict:
 
 
 def limit_of_z(count: int) -> float:
-    """Of `count` scores at chance, any exceeds this |z| in 5% of cases or fewer (Bonferroni)."""
+    """A |z| that, of `count` scores at chance, one or more exceed in at most 5% of cases
+    (Bonferroni)."""
     return NormalDist().inv_cdf(1 - 0.05 / count / 2)
 
 
@@ -97,9 +98,9 @@ def verdict(figures: dict, limit: float, letters: bool) -> str:
 def score(
     questions: list[exams.Question], model: GPT, tokenizer: Tokenizer, batch: int, letters: bool
 ) -> tuple[dict[str, dict], list[list[float]], int]:
-    """{norm: statistics}, the nats of each question's answers, and how many of the contexts were
-    too long. norm: the sum of the nats, or that divided by the answer's characters or bytes (the
-    space in front not counted). Letters have the sum alone, since they are all of one length."""
+    """{norm: statistics}, the nats of each question's answers, and how many of the questions were
+    too long. norm: the sum of the nats, or that divided by the answer's characters or bytes (not
+    counting the space in front). Letters get the sum alone, as they all have the same length."""
     pairs, texts = [], []
     for q in questions:
         if isinstance(q.context, str):
@@ -125,9 +126,9 @@ def score(
     return figures, nats, sum(any([next(too_long) for _ in q.answers]) for q in questions)
 
 
-def run(config, model: GPT, tokenizer: Tokenizer, manifest: Callable) -> Iterator[dict]:
+def run(config, model: GPT, tokenizer: Tokenizer, load_manifest: Callable) -> Iterator[dict]:
     """Score every task of eval.py's ChoiceConfig and print its figures; yields one record of each.
-    All tasks are read before the first is scored. manifest(): the data, if a task needs it."""
+    All tasks are read before the first is scored. load_manifest(): the data, if a task needs it."""
     if config.shots < 0 or config.limit < 0 or config.batch < 1:
         raise ValueError(
             f"--shots {config.shots} and --limit {config.limit} must be 0 or more, --batch "
@@ -137,11 +138,11 @@ def run(config, model: GPT, tokenizer: Tokenizer, manifest: Callable) -> Iterato
         raise ValueError("--task needs a name; leave it out for continuation")
     asked = {}
     for task in config.task:
-        mode = exams.usual_mode(task, config.mode)
-        args = (config.shots, config.limit, manifest, model.config.seq_len)
+        mode = exams.resolve_mode(task, config.mode)
+        args = (config.shots, config.limit, load_manifest, model.config.seq_len)
         asked[task] = mode, exams.ask(task, mode, *args)
         if (n := len(asked[task][1])) < 2:
-            raise ValueError(f"{task} gives {n} questions; a standard error needs 2 or more")
+            raise ValueError(f"{task} has {n} questions to ask; a standard error needs 2 or more")
     if config.save:
         try:
             Path(config.save).write_text("")
@@ -176,4 +177,4 @@ def run(config, model: GPT, tokenizer: Tokenizer, manifest: Callable) -> Iterato
             with open(config.save, "a", encoding="utf-8") as file:
                 for q, values in zip(questions, nats):
                     file.write(json.dumps(dict(task=task, gold=q.gold, nats=values)) + "\n")
-    print(f"{count} scores: one differs from chance if |z| > {limit:.2f} (5% for all together)")
+    print(f"{count} scores: one differs from chance if |z| > {limit:.2f} (5% family-wise error)")

@@ -1,7 +1,7 @@
 """`--cluster tcp://HOST:8786`: preparation on the machines of a running Dask cluster.
 
-They share the data folder. The scheduler and the workers have the repository's folder in
-PYTHONPATH, since they import machinery/worker.py by name. Next: docs/clusters.md has the commands.
+All machines must share the data folder. The scheduler and the workers need the repository's folder
+in PYTHONPATH, since they import machinery/worker.py by name. Next: docs/clusters.md (the commands).
 """
 
 from collections.abc import Iterator

@@ -47,8 +47,8 @@ class Question:
 def write_out(item: Item, mode: str) -> tuple[str, tuple[str, ...]]:
     """An item -> context and answers, in LightEval's three formulations.
 
-    answer:  "Question: 1+1?\\nAnswer:"                   -> " 2", " 3": nothing is shown, the full
-             answers are compared (cloze)
+    answer:  "Question: 1+1?\\nAnswer:"                   -> " 2", " 3": the options are not shown,
+             the full answers are compared (cloze)
     letter:  "Question: 1+1?\\nA. 2\\nB. 3\\nAnswer:"     -> " A", " B"
     options: the same context as letter's                 -> " 2", " 3"
     """
@@ -243,8 +243,8 @@ def _file(path: Path) -> list[Item]:
 
 
 def continuations(manifest, seq_len: int) -> list[Question]:
-    """Which of four spans comes next in the held-out text? A set that no one can have seen, needs
-    no download, and that any trained model passes: if it does not, `choice` or the model is broken.
+    """Which of four spans comes next in the held-out text? A test that nobody trained on, that
+    needs no download, and that any trained model passes: else `choice` or the model is broken.
 
     An item is a document, or a piece of one, in a validation row: its first tokens are the context,
     the next ones the right answer. The wrong answers are the right ones of three other items, a
@@ -277,8 +277,9 @@ def continuations(manifest, seq_len: int) -> list[Question]:
 # ---------------------------------------------------------------------------------- asking
 
 
-def usual_mode(task: str, mode: str) -> str:
-    """The mode that `auto` stands for, which is the exam's own; `answer` for a file."""
+def resolve_mode(task: str, mode: str) -> str:
+    """The mode to use: `mode` itself or, if that is `auto`, the exam's own (`answer` for a file).
+    ValueError for a `continuation` with options to show."""
     name = task.partition("=")[0]
     if task == "continuation":
         if mode not in ("auto", "answer"):
@@ -289,17 +290,19 @@ def usual_mode(task: str, mode: str) -> str:
     return EXAMS[name].mode if name in EXAMS else "answer"
 
 
-def ask(task: str, mode: str, shots: int, limit: int, manifest, seq_len: int) -> list[Question]:
+def ask(
+    task: str, mode: str, shots: int, limit: int, load_manifest, seq_len: int
+) -> list[Question]:
     """The questions of a task, written out in this mode (one of MODES) after `shots` examples.
 
-    Examples are the first ones of the same subject in the exam's own split for them. An exam
-    without one, or a file, gives its first items, which are not asked then. limit: ask this many
-    (0: all). manifest: a function that gives the held-out text, called for `continuation` only.
+    Examples are the first of the same subject in the exam's own split for them. Where there is no
+    such split, and in a file, the first items are the examples, and are not asked. limit: ask this
+    many (0: all). load_manifest: gives the Manifest, called for `continuation` only.
     """
     if task == "continuation":
         if shots:
             raise ValueError(f"continuation takes no examples; leave --shots {shots} out")
-        questions = continuations(manifest(), seq_len)
+        questions = continuations(load_manifest(), seq_len)
         return questions[: limit or None]
     name, _, folder = task.partition("=")
     if Path(task).is_file():

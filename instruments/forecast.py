@@ -23,12 +23,12 @@ HALF_WIDTH = 204  # channels; a matmul of width C reaches C / (C + HALF_WIDTH) o
 NARROW = 0.9  # the factor for grouped queries, whose keys and values are narrow matrices
 ATTENTION = {128: (0.50, 0.40), 64: (0.40, 0.30)}  # head_dim -> forward, backward
 TRAFFIC = 0.79  # of the bandwidth, by the fused elementwise kernels
-FORWARD = 0.33  # validation's share of the time of forward and backward
+FORWARD = 0.33  # time of a token in validation over that of one in training
 OTHER_MFU = {"cuda": 0.4, "mps": 0.3, "cpu": 0.2}  # full convention; a device not in the table
 
 
 @dataclass(frozen=True)
-class Elsewhere(ranks.World):
+class NamedGPUs(ranks.World):
     """Cards that this machine need not have."""
 
     name: str
@@ -43,7 +43,7 @@ class Elsewhere(ranks.World):
         return int(self.card.memory_bytes)
 
 
-def rent(asked: str) -> Elsewhere:
+def parse_gpus(asked: str) -> NamedGPUs:
     """ "8xH100" -> eight of them."""
     count, name = re.fullmatch(r"(?:(\d+)x)?(.*)", asked).groups()
     name = name if flops.find_card(name) else f"RTX {name}"
@@ -53,13 +53,13 @@ def rent(asked: str) -> Elsewhere:
             f"--gpu {asked} is not in the table; choose from {', '.join(flops.CARDS)}, or several: "
             "8xH100"
         )
-    return Elsewhere(0, n, 0, n, torch.device("cuda"), torch.bfloat16, name, card)
+    return NamedGPUs(0, n, 0, n, torch.device("cuda"), torch.bfloat16, name, card)
 
 
 def page(preset: cfg.Preset, world: ranks.World) -> str:
     """The plan with hours and dollars, on this machine or on `--gpu`."""
     run, model = preset.run, preset.model
-    world = rent(run.gpu) if run.gpu else world
+    world = parse_gpus(run.gpu) if run.gpu else world
     decided, card = plan.make_plan(preset, model, world), flops.find_card(world.device_name)
     with torch.device("meta"):
         meta = GPT(model)
@@ -68,7 +68,7 @@ def page(preset: cfg.Preset, world: ranks.World) -> str:
     if card and preset.train.dtype == "fp32":
         raise ValueError("--plan knows what cards do in bf16 only; leave --dtype fp32 out")
     if decided.peak is None:
-        why = "no peak is known for it; --peak_tflops, or --gpu for a card that is known"
+        why = "its peak is unknown; set --peak_tflops, or name a known card with --gpu"
         return f"{decided.text}\n{on}\ntime      n/a: {why}"
     on += f", {world.memory_bytes / 1e9:.1f} GB, {decided.peak / 1e12:,.2f} TFLOP/s"
     if card:
@@ -92,7 +92,7 @@ def page(preset: cfg.Preset, world: ranks.World) -> str:
 
 
 def step_s(decided: plan.Plan, meta: GPT, card: flops.Card) -> float:
-    """Seconds of a whole step on one of the ranks, without what they send to each other."""
+    """Seconds of a full-size step on one rank, without communication."""
     c, peak, bandwidth = meta.config, decided.peak, TRAFFIC * card.memory_tb_s * 1e12
     tokens = decided.micro_batch * decided.seq_len
     params = sum(p.numel() for p in meta.parameters())
@@ -103,11 +103,12 @@ def step_s(decided: plan.Plan, meta: GPT, card: flops.Card) -> float:
         matmul_rate *= NARROW
     forward, backward = (share * peak for share in ATTENTION[128 if c.head_dim > 64 else 64])
     micro_batch_s = tokens * (matmul / matmul_rate + attention / forward)
-    micro_batch_s += tokens * 2.5 * attention / backward  # it computes the scores again
-    # Adding a gradient moves 12 bytes, casting a matmul's weight and its gradient 12 more.
+    micro_batch_s += tokens * 2.5 * attention / backward  # 2.5: it recomputes the scores
+    # Adding a gradient moves 12 bytes, casting a matmul's weight and its gradient 12 more; a weight
+    # in a matmul costs 6 FLOPs per token, so matmul / 6 is their number.
     micro_batch_s += (tokens * traffic(c) + 12 * params + 12 * matmul / 6) / bandwidth
     accum = decided.tokens_per_step // (tokens * decided.world_size)
-    return accum * micro_batch_s + 40 * params / bandwidth  # the optimizer: about 40 bytes each
+    return accum * micro_batch_s + 40 * params / bandwidth  # optimizer: about 40 bytes/parameter
 
 
 def traffic(c: GPTConfig) -> int:

@@ -12,8 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import torch
 
-QUESTION = """A text and two ways to go on are given. Which of the two is written better and follows
-from the text? A way to go on that only repeats itself is bad.
+QUESTION = """Below are a text and two continuations of it. Which continuation is better written and
+follows from the text? A continuation that only repeats itself is bad.
 
 Text:
 {prompt}
@@ -91,7 +91,7 @@ class Server:
         key = os.environ.get("OPENAI_API_KEY") or "none"
         try:
             self.client = OpenAI(base_url=url, api_key=key, timeout=timeout_s, max_retries=0)
-        except Exception as error:  # a proxy of the environment that its library does not know
+        except Exception as error:  # a proxy setting in the environment that httpx does not support
             raise ValueError(self.fault(f"{type(error).__name__}: {error}")) from None
         self.answers = {"A": 0, "B": 0, "unparsable": 0}
         question = QUESTION.format(prompt="1, 2,", a=" 3, 4", b=" 2, 2")
@@ -100,7 +100,7 @@ class Server:
             how = "chat/completions"
         except Refused as refusal:  # often because the model has no chat template
             self.chat, how = False, f"completions, as it refuses chat: {refusal.why}"
-        # From now on it may stumble; after an error, some servers also drop the connection.
+        # Retry from now on: some servers drop the connection after an error.
         self.client = self.client.with_options(max_retries=2)
         if not self.chat:
             self.ask(question)

@@ -1,6 +1,6 @@
-"""The gradient noise scale: up to how many tokens a larger step pays (McCandlish et al. 2018).
+"""The gradient noise scale: up to how many tokens a larger batch pays off (McCandlish et al. 2018).
 
-Reads the gradient norms of the first micro-batch of a step and of the whole step; gives
+Reads the gradient norms of the first micro-batch of a step and of the whole step; estimates
 tr(Sigma) / |G|^2 in tokens. A batch far below it wastes steps, one far above it wastes tokens.
 Sigma: covariance of the gradient of one token; G: the true gradient. Next: train.py, which calls
 `first` and `whole`.
@@ -12,10 +12,10 @@ from torch import Tensor
 
 
 class NoiseScale:
-    """tr(Sigma) / |G|^2 from the gradients of two batch sizes, estimated `every` so many steps.
+    """tr(Sigma) / |G|^2 from the gradients of two batch sizes, estimated every `every` steps.
 
     A mean gradient over B tokens has E|g|^2 = |G|^2 + tr(Sigma) / B. Two sizes, two equations
-    (appendix A.1). One step's estimates are wild, and a ratio of wild numbers is biased, so
+    (appendix A.1). One step's estimates are noisy, and a ratio of noisy numbers is biased, so
     `grad_sq` (|G|^2) and `trace` (tr(Sigma) of one token) are moving averages with `decay`.
     """
 

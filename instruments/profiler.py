@@ -89,7 +89,7 @@ class Profile(torch.profiler.profile):
     def __init__(self, out_dir: Path, device: torch.device, warmup: int = 1, steps: int = 3):
         out_dir.mkdir(parents=True, exist_ok=True)
         self.trace, self.image = out_dir / "trace.json.gz", out_dir / "memory.png"
-        self.on, self.warmup, self.last = device, warmup, warmup + steps
+        self.device, self.warmup, self.last = device, warmup, warmup + steps
         super().__init__(
             schedule=torch.profiler.schedule(wait=0, warmup=warmup, active=steps, repeat=1),
             on_trace_ready=lambda _: self.export_chrome_trace(str(self.trace)),
@@ -104,7 +104,7 @@ class Profile(torch.profiler.profile):
     def step(self) -> None:
         """Call it after each optimizer step."""
         if self.step_num + 1 in (self.warmup, self.last):
-            torch.get_device_module(self.on).synchronize()  # record whole steps
+            torch.get_device_module(self.device).synchronize()  # record whole steps
         super().step()
 
     def trace_events(self) -> list[dict]:
@@ -123,7 +123,7 @@ class Profile(torch.profiler.profile):
         for row, us in breakdown(to_spans(events), start, end).items():
             lines.append(f"  {row:<14}{us / n / 1e3:10.1f} ms {us / total:7.1%}")
         if memory := self.memory(events):
-            since = " since the first step" if self.on.type == "cpu" else ""
+            since = " since the first step" if self.device.type == "cpu" else ""
             lines.append(f"peak memory {max(b for _, b in memory) / 1e6:,.1f} MB allocated{since}")
             lines.append(f"memory over time: {self.draw(memory, marks)}")
         return "\n".join([*lines, f"trace: {self.trace} (open it in https://ui.perfetto.dev)"])
@@ -131,7 +131,7 @@ class Profile(torch.profiler.profile):
     def memory(self, events: list[dict]) -> list[tuple[float, int]]:
         """(microseconds, bytes allocated on the device) at each allocation and release. The CPU's
         allocator counts from the first profiled step on, a GPU's from the beginning."""
-        on_cpu, events = self.on.type == "cpu", [e for e in events if e["name"] == "[memory]"]
+        on_cpu, events = self.device.type == "cpu", [e for e in events if e["name"] == "[memory]"]
         events = [e for e in events if (e["args"]["Device Type"] == 0) == on_cpu]
         return [(e["ts"], e["args"]["Total Allocated"]) for e in events]
 

@@ -16,15 +16,15 @@ def bradley_terry(wins: np.ndarray, prior: float = 0.5) -> np.ndarray:
 
     The strengths p that make the wins likeliest if i beats j with probability p_i / (p_i + p_j),
     by Newman's iteration (2023, "Efficient computation of rankings from pairwise comparisons",
-    equation 11). prior: virtual wins of each player over each other, half of one by default, as a
-    player that has won every match would have no finite rating.
+    equation 11). prior: virtual wins of each player over each other, half of one by default; else
+    a player that has won every match would have no finite rating.
     """
     n_players = wins.shape[-1]
     wins = (wins + prior) * (1 - np.eye(n_players))
     p = np.ones(wins.shape[:-1])  # (..., P)
     for _ in range(10_000):
         before = p.copy()
-        for i in range(n_players):  # in turn: all at once, two players would swap forever
+        for i in range(n_players):  # one by one: updated together, two would swap forever
             meetings = p[..., i, None] + p  # (..., P)
             won = (wins[..., i, :] * p / meetings).sum(-1)
             p[..., i] = won / (wins[..., :, i] / meetings).sum(-1)

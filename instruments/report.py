@@ -61,7 +61,7 @@ class Run:
         self.config = json.loads(config.read_text()) if config.exists() else {}
         self.status = json.loads(status.read_text()) if status.exists() else {"state": "unknown"}
         self.starts = read_jsonl(self.dir / "starts.jsonl")
-        if self.starts:  # they decide what was trained, and on what judged
+        if self.starts:  # they say which weights it began from, and how much text scores it
             self.config["init_from"] = self.starts[0].get("init_from")
             sizes = dict.fromkeys(start.get("eval_tokens") for start in self.starts)
             self.config["eval_tokens"] = ", then ".join(map(str, sizes))
@@ -72,7 +72,7 @@ class Run:
         return self.steps[0]["step"] if self.steps else 1
 
     def seconds_at(self, tokens: float) -> float:
-        """Seconds of training until then, without validation, saving, and time between starts."""
+        """Seconds of training up to `tokens`, without validation, saving, time between starts."""
         done = [0, *(r["tokens"] for r in self.steps)]
         return float(np.interp(tokens, done, [0, *accumulate(r["step_s"] for r in self.steps)]))
 
@@ -114,8 +114,8 @@ class Run:
 
 
 def write(run_dir: str | Path, usd_per_hour: float = 0.0) -> Path:
-    """Write RUN_DIR/loss.png, report.md and report.html; returns the last. usd_per_hour 0: as the
-    run was told, if it was on a GPU."""
+    """Write RUN_DIR/loss.png, report.md and report.html; returns the last one's path. usd_per_hour
+    0: the run's own --usd_per_hour, if it was on a GPU."""
     run = Run(run_dir)
     title, pictures = f"Run {run.dir.resolve().name}", draw_curves(run)
     sections = {
@@ -185,11 +185,11 @@ def result(run: Run, usd_per_hour: float) -> list[tuple]:
     if processes := run.processes():
         sums = {k: sum(p[k] for p in processes) for k in ("seconds", "eval_s", "save_s")}
         seconds, eval_s, save_s = (duration(total) for total in sums.values())
-        parts = f"of it {eval_s} of validation and {save_s} of saving"
-        text = f"{seconds}, {parts}; set-up and steps done twice are included"
-        rows.append(("in all", text))
-        told = [p["usd_per_hour"] if p["on_gpu"] else 0 for p in processes]
-        rates = [usd_per_hour or usd for usd in told]
+        parts = f"of which {eval_s} validation and {save_s} saving"
+        text = f"{seconds}, {parts}; includes set-up and repeated steps"
+        rows.append(("total time", text))
+        own_rates = [p["usd_per_hour"] if p["on_gpu"] else 0 for p in processes]
+        rates = [usd_per_hour or usd for usd in own_rates]
         if any(rates):
             usd = sum(p["seconds"] / 3600 * rate for p, rate in zip(processes, rates))
             at = ", ".join(f"${rate:.2f}" for rate in dict.fromkeys(rates))
@@ -268,7 +268,7 @@ def draw_curves(run: Run) -> list[bytes]:
 
 
 def draw_panel(axes, run: Run, title, unit, key, val_key, is_noisy) -> None:
-    """One number of every step over the tokens trained on."""
+    """Plot one quantity of the steps against the tokens trained on."""
     tokens, values = zip(*((r["tokens"], r[key]) for r in run.steps))
     if is_noisy:
         axes.plot(tokens, values, color="0.82", linewidth=0.6)
@@ -291,7 +291,7 @@ def draw_panel(axes, run: Run, title, unit, key, val_key, is_noisy) -> None:
 
 
 def smooth(values) -> list[float]:
-    """A decaying mean of the values so far, over some 20 of them."""
+    """Exponential moving average of the values, over about the last 20 (decay 0.95)."""
     sums = accumulate(values, lambda total, value: 0.95 * total + value)
     weights = accumulate([1.0] * len(values), lambda total, one: 0.95 * total + one)
     return [total / weight for total, weight in zip(sums, weights)]
@@ -336,8 +336,8 @@ def compare(folders: list[str]) -> str:
         known = [(r["tokens"], r["val_bpb"]) for r in run.validations]
         if known[0][0] > common:
             raise ValueError(
-                f"{run.dir} begins at {short(known[0][0])} tokens, where another run has ended "
-                f"({short(common)}); compare runs that have some tokens in common"
+                f"{run.dir} begins at {short(known[0][0])} tokens, after another run has ended "
+                f"({short(common)}); compare runs that overlap"
             )
         bpb = float(np.interp(common, *zip(*known)))  # a straight line between two validations
         base = base or bpb
@@ -387,7 +387,7 @@ def draw_compared(runs: list[Run], common: int) -> bytes | None:
     by_tokens, by_time = figure.subplots(1, 2, sharey=True)
     is_long = max(run.seconds_at(run.tokens) for run in runs) > 2 * 3600
     for run in runs:
-        # without the first: the untrained model's would squeeze all the others
+        # not the untrained model's value: it would squeeze the scale for all the others
         trained = [r for r in run.validations if r["tokens"]]
         tokens, bpb = zip(*((r["tokens"], r["val_bpb"]) for r in trained))
         style = dict(marker="o", markersize=3, linewidth=1.4, label=str(run.dir))

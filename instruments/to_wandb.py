@@ -48,7 +48,7 @@ def main(argv: list[str]) -> int:
     run_dir = args.run_dir
     netrc, id_file = Path(os.environ.get("NETRC", Path.home() / ".netrc")), run_dir / "wandb_id"
     key = os.environ.get("WANDB_API_KEY") or netrc.exists() and "wandb.ai" in netrc.read_text()
-    os.environ.setdefault("WANDB_MODE", "online" if key else "offline")  # never asks at the prompt
+    os.environ.setdefault("WANDB_MODE", "online" if key else "offline")  # wandb must not prompt
     try:
         import wandb
 

@@ -53,7 +53,8 @@ def hold(config, load: Callable, bits_per_byte: Callable) -> None:
     def opened(path: Path) -> tuple:
         model, record, own = load(path)
         if own.tokenizer_sha256 != manifest.tokenizer_sha256:
-            raise ValueError(f"{path} has another tokenizer than {paths[0]}; they cannot compete")
+            why = f"{path} and {paths[0]} have different tokenizers"
+            raise ValueError(f"{why}; they cannot compete")
         batches = data.val_batches(manifest, 8, BPB_ROWS, device=model.cos.device)
         token_bytes = torch.from_numpy(tokenizer.token_bytes).to(model.cos.device)
         return model, record["step"], bits_per_byte(model, batches, token_bytes)[1]
@@ -97,7 +98,8 @@ def hold(config, load: Callable, bits_per_byte: Callable) -> None:
 
 
 def entrants(config) -> tuple[list[Path], Path | None]:
-    """The players' checkpoints, oldest first, and the judge's; the judge does not play."""
+    """The players' checkpoints, as named or else the run's, oldest first; and the judge's, which
+    does not play."""
     root = Path(config.run_dir) / "checkpoints"
     found = [Path(p) for p in dict.fromkeys(config.players)] or checkpoint.checkpoints(root)[::-1]
     if not found:
@@ -132,7 +134,7 @@ def names(paths: list[Path]) -> list[str]:
 
 
 def texts(config, manifest, tokenizer) -> tuple[list[list[int]], list[list[int]]]:
-    """Token ids of the prompts, all of prompt_tokens, and how the human went on."""
+    """Token ids of the prompts, prompt_tokens each, and of the human continuations."""
     begin, whole = config.prompt_tokens, config.prompt_tokens + config.max_new_tokens
     if config.seed < 0:
         raise ValueError(f"--seed {config.seed} must be 0 or more")
@@ -146,7 +148,7 @@ def texts(config, manifest, tokenizer) -> tuple[list[list[int]], list[list[int]]
         if len(ids) <= begin:
             raise ValueError(
                 f"the text {text[:40]!r} has {len(ids)} tokens, and --prompt_tokens {begin} leaves "
-                "nothing for the human to have written; give a longer text or a smaller number"
+                "no human continuation to compare with; use a longer text or a smaller number"
             )
     if not documents:
         documents = list(itertools.islice(held_out(manifest, whole, config.seed), config.n_prompts))
@@ -249,9 +251,9 @@ def progress(table: list[dict]) -> float | None:
     two ratings or more."""
     rows = [row for row in table if row["step"] is not None]
     steps = [row["step"] for row in rows]
-    ratings = np.array([row["rating"] for row in rows]).round(6)  # a draw is a draw
-    if len(steps) < 3 or len(set(steps)) < len(steps) or len(set(ratings)) < 2:
+    values = np.array([row["rating"] for row in rows]).round(6)  # a draw is a draw
+    if len(steps) < 3 or len(set(steps)) < len(steps) or len(set(values)) < 2:
         return None
-    below, equal = (op(ratings[:, None], ratings).sum(1) for op in (np.greater, np.equal))
+    below, equal = (op(values[:, None], values).sum(1) for op in (np.greater, np.equal))
     ranks = below + equal / 2  # equal ratings have the mean of their ranks
     return float(np.corrcoef(np.argsort(np.argsort(steps)), ranks)[0, 1])

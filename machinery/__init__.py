@@ -1,4 +1,4 @@
-"""What keeps the promises. You need not read it to understand training.
+"""What makes a run robust and repeatable. You need not read it to understand training.
 
 errors      every exit code, in one table
 cli         a command line becomes a preset; a mistake becomes one sentence

@@ -292,10 +292,10 @@ def _commit(tmp: Path, path: Path, record: str, hashes: list[dict[str, str]]) ->
 
 
 class Checkpointer:
-    """All checkpoints of a run: save behind the training, retention, resume. Every rank calls every
+    """All checkpoints of a run: background saves, retention, resume. Every rank calls every
     method. root: the folder of checkpoints, which this run owns (durable.lock). keep: how many of
     the newest valid ones stay, apart from the best, that of `keep_step` and the one resumed from.
-    mirror: a second folder, better on another disk, that gets a copy of each."""
+    mirror: a second folder, preferably on another disk, that gets a copy of each."""
 
     def __init__(
         self, root: Path, keep: int = 2, keep_step: int = 0, mirror: Path | None = None, log=print
@@ -336,7 +336,7 @@ class Checkpointer:
                 found = self._team.on_first(lambda: _copy(found, self.root), CheckpointError)
             self._resumed_from = found.name
             _read_into(self._team, found, state)
-        # Every save copies into this memory: to touch new pages would take longer than the copy.
+        # Every save copies into this memory: faulting in new pages would take longer than the copy.
         self._stager.state_dict_cache = self._stager.stage(_own(state, self._team))
         self._stager.cache_staged_state_dict = True
         return trainer
@@ -347,7 +347,7 @@ class Checkpointer:
         than `path`: the checkpoints of two histories would lie in one folder."""
         own = [root.resolve() for root in self._roots]
         if path and path.resolve().parent not in own and checkpoints(*own):
-            path = None  # of another run, from which this one has begun already
+            path = None  # only the starting point, of another run: this one has its own by now
         if not path:
             path = latest_valid(*self._roots, log=self.log)
             return path, path and read_trainer(path)
@@ -363,10 +363,10 @@ class Checkpointer:
     def save(
         self, step: int, model: nn.Module, optimizers: Optimizers, trainer: dict, wait: bool = False
     ) -> None:
-        """Save the state after `step` steps: wait for the save before, if it has not ended, copy
-        the state to memory, and write it behind the training. A failed write is logged and training
-        continues; the third in a row raises StorageError. wait: return when it is published, and
-        raise any failure."""
+        """Save the state after `step` steps: wait for the previous save if it is still running,
+        copy the state to host memory, and write it in the background. A failed write is logged and
+        training continues; the third in a row raises StorageError. wait: return when it is
+        published, and raise any failure."""
         start = time.perf_counter()
         if self._thread and self._thread.is_alive():
             self.join()
@@ -384,7 +384,7 @@ class Checkpointer:
             self._thread.start()
 
     def mark_best(self, step: int) -> None:
-        """Keep the checkpoint of `step`, also if it is still being saved, until a better one."""
+        """Keep the checkpoint of `step`, even if still being saved, until there is a better one."""
         self._best = f"step_{step:08d}"
         if self._team.rank == 0 and (self.root / self._best).exists():
             self._tidy(self.root / self._best)
@@ -420,7 +420,7 @@ class Checkpointer:
             self._failures += 1
             self._error = StorageError(
                 f"step {step} could not be saved ({self._failures} in a row): {e}; "
-                f"make room for {self.root}, the checkpoints there are intact"
+                f"free some space in {self.root}; the checkpoints there are intact"
             )
             self.log(f"warning: {self._error}")
             return
@@ -428,7 +428,7 @@ class Checkpointer:
         # The others wait here: in a collective of training they would soon give up.
         self._team.on_first(lambda: self._tidy(path, published=True))
         took_s = time.perf_counter() - start
-        self.log(f"saved {path} in {took_s:.2f} s, training stood still {stall_s or took_s:.2f} s")
+        self.log(f"saved {path} in {took_s:.2f} s, training paused {stall_s or took_s:.2f} s")
         grace_s = float(os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", 30))
         if "TORCHELASTIC_RUN_ID" in os.environ and took_s > grace_s and not self._warned:
             self._warned = True

@@ -103,7 +103,7 @@ def count(text: str) -> int:
     except (ValueError, OverflowError):
         tokens = -1
     if text and tokens < 1:
-        raise ValueError(f"{text!r} is no number of tokens; write 2B, 500M or 4096")
+        raise ValueError(f"{text!r} is not a number of tokens; write 2B, 500M or 4096")
     return tokens
 
 

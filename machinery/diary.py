@@ -71,7 +71,7 @@ class Log:
         self._flush()
 
     def _flush(self) -> None:
-        """Append the waiting lines; if the disk does not take them, they go on waiting."""
+        """Append the waiting lines; if that fails, they wait for the next call."""
         size = self.file.stat().st_size if self.file.exists() else 0
         try:
             with open(self.file, "a") as file:
@@ -92,8 +92,8 @@ class Log:
         self._start |= dict(init_from=options.init_from, eval_tokens=options.eval_tokens)
 
     def report(self) -> str:
-        """Write loss.png and report.html; returns the line to print. Whatever goes wrong is in
-        that line, too: the run itself is complete."""
+        """Write loss.png and report.html; returns the line to print. An error goes into that line
+        too, since the run itself is complete."""
         if not self.is_first:
             return ""
         try:
@@ -134,7 +134,7 @@ class Log:
 
     def failed(self, step: int, error: str, code: int) -> None:
         with suppress(OSError):  # a full disk must not hide the error
-            if not is_done(self.run_dir):  # else nothing had begun: the command was wrong
+            if not is_done(self.run_dir):  # a finished run stays done: the new command was wrong
                 self.status("failed", step=step, error=error, exit_code=code)
 
     def close(self) -> None:
@@ -170,7 +170,7 @@ def outcome(run, argv: list[str]) -> Iterator[None]:
             raise
         run.log.failed(run.step, "out of memory", 2)
         world, micro_batch = run.world, getattr(run, "micro_batch", run.plan.micro_batch)
-        torchrun = f"torchrun --nproc_per_node={world.ranks_here}"
+        torchrun = f"torchrun --nproc_per_node={world.local_world_size}"
         program = torchrun if world.world_size > 1 else "python"
         if micro_batch == 1:
             raise ValueError(
@@ -227,14 +227,14 @@ def duration(seconds: float) -> str:
 
 
 def is_done(run_dir: Path) -> bool:
-    """Whether status.json says `done`: all steps, the last validation and the picture."""
+    """Whether status.json says `done`: all steps, the last validation and the last checkpoint."""
     path = run_dir / "status.json"
     return path.exists() and json.loads(path.read_text())["state"] == "done"
 
 
 def read_jsonl(path: Path) -> list[dict]:
-    """The records of a .jsonl file, without a last line that a kill cut short; [] if there is no
-    such file."""
+    """The records of a .jsonl file, skipping lines that are not JSON (a kill may cut one short); []
+    if there is no such file."""
     records = []
     for line in path.read_text().splitlines() if path.exists() else ():
         with suppress(ValueError):

@@ -17,7 +17,7 @@ import model
 
 FORMS = ("loss", "MLP", "gates")
 LARGEST_CAP = 50  # e^50 still fits in fp32, with room for the sum
-THIN = 24  # channels, at most, of a matrix that keeps no matmul busy
+THIN = 24  # most input channels of a matrix that is too small to be worth a matmul kernel
 
 
 def usable(config: model.GPTConfig) -> tuple[str, ...]:
@@ -71,10 +71,10 @@ def cross_entropy(x: Tensor, weight: Tensor, targets: Tensor, config: model.GPTC
 class _HeadLoss(torch.autograd.Function):
     """The gradient of the logits, (softmax - one_hot) times the slope of the cap, is made together
     with the loss: one kernel reads the logits, the largest tensor there is, and they are not kept.
-    What backward is given, a number per position, then scales x: it is narrower.
+    The gradient that backward receives, one number per position, then scales (B, T, C) tensors.
 
-    Capped logits cannot overflow exp, so there is no maximum to find first. The powers are those of
-    two, one instruction each on a GPU."""
+    Capped logits cannot overflow exp, so there is no maximum to find first. Powers of two (exp2)
+    take one instruction each on a GPU."""
 
     @staticmethod
     def forward(ctx, x, weight, targets, vocab, cap, with_gradient):

@@ -116,7 +116,9 @@ def make_plan(
     token_size = np.dtype(dtype_for(model.vocab_size)).itemsize
     rates = ""
     if config.optimizer == "muon":
-        rates = f"; learning rates x {optim.batch_factor(plan.tokens_per_step):.3f} for this batch"
+        rates = (
+            f"; learning rates x {optim.lr_batch_factor(plan.tokens_per_step):.3f} for this batch"
+        )
     ramp = f" (fewer in the first {plan.ramp_steps:,})" if plan.ramp_steps else ""
     lines = [
         f"model     {n_params:,} parameters ({params['matrix']:,} in matrices), {model.n_layer} "
@@ -172,8 +174,8 @@ def check_data(preset: cfg.Preset, plan: Plan, manifest: Manifest) -> str:
 def steps_for(config: cfg.TrainConfig, params: dict[str, int]) -> int:
     """Steps as given, or for the tokens given, or for 10.5 tokens per weight of blocks and head."""
     tokens = cli.count(config.tokens) or TOKENS_PER_WEIGHT * (params["matrix"] + params["head"])
-    ramp = config.ramp_steps  # its steps together take so much less, in whole steps:
-    less = sum(1 - optim.batch_at(step, ramp) for step in range(ramp))
+    ramp = config.ramp_steps
+    less = sum(1 - optim.batch_at(step, ramp) for step in range(ramp))  # in units of full steps
     return config.steps or max(1, math.ceil(tokens / config.tokens_per_step + less))
 
 
@@ -213,10 +215,10 @@ def find_peak(run: cfg.RunConfig, world: World) -> float | None:
 
 
 def prefer_cudnn(config: GPTConfig, device: torch.device) -> str:
-    """Say when torch may use cuDNN's attention, the fastest on Hopper; returns a remark.
+    """Let torch use cuDNN's attention, the fastest on Hopper, where it is safe; returns a remark.
 
-    Not with a mask: its backward can give NaN. Before cuDNN 9.15.1 (in wheels for CUDA 12) torch
-    avoids it, as it fails at some lengths; here it is asked for at the others."""
+    Not with a mask: its backward can return NaN. Before cuDNN 9.15.1 (in wheels for CUDA 12) torch
+    avoids it, as it fails at some lengths; here it is preferred if seq_len is a multiple of 128."""
     torch.backends.cuda.enable_cudnn_sdp(not config.doc_mask)
     hopper = device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
     unwanted = os.environ.get("TORCH_CUDNN_SDPA_DEPRIORITIZED") == "1"  # torch's own switch

@@ -22,7 +22,7 @@ from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from machinery.errors import RankError
 
-MEET_S, NODES_MEET_S = 30.0, 300.0  # for ranks to come, and to connect; with several nodes
+MEET_S, NODES_MEET_S = 30.0, 300.0  # to show up and connect: on one node, on several
 ANSWER_S = 100.0  # for a rank to join a collective, once all have taken a step
 
 
@@ -33,7 +33,7 @@ class World:
     rank: int
     world_size: int
     local_rank: int
-    ranks_here: int  # on this node
+    local_world_size: int  # on this node
     device: torch.device
     dtype: torch.dtype
 
@@ -51,7 +51,7 @@ class World:
         """Memory of the GPU; without one, this rank's share of the host's."""
         if self.device.type == "cuda":
             return torch.cuda.get_device_properties(self.device).total_memory
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // self.ranks_here
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // self.local_world_size
 
 
 def cores() -> int:
@@ -107,22 +107,22 @@ def start(device: str = "auto", dtype: str = "auto") -> World:
     """Become a rank: pick the device, meet the others, test the connection."""
     alone = dict(RANK=0, WORLD_SIZE=1, LOCAL_RANK=0, LOCAL_WORLD_SIZE=1)
     ranks = [int(os.environ.get(name, default)) for name, default in alone.items()]
-    _, world_size, local_rank, ranks_here = ranks
+    _, world_size, local_rank, local_world_size = ranks
     chosen = pick_device(device, local_rank)
     if chosen.type == "cpu":
-        _set_up_cpu(ranks_here)
+        _set_up_cpu(local_world_size)
     torch.set_float32_matmul_precision("high")
     world = World(*ranks, chosen, pick_dtype(chosen, dtype))
     if world_size > 1:
-        meet_and_test(world, MEET_S if world_size == ranks_here else NODES_MEET_S)
+        meet_and_test(world, MEET_S if world_size == local_world_size else NODES_MEET_S)
     return world
 
 
-def _set_up_cpu(ranks_here: int) -> None:
+def _set_up_cpu(local_world_size: int) -> None:
     """Threads, sums that are the same bits each time, and memory that is kept."""
     # torchrun gives each of several ranks one thread; take a fair share of the cores instead
-    if ranks_here > 1 or "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(max(1, cores() // ranks_here))
+    if local_world_size > 1 or "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(max(1, cores() // local_world_size))
     # Threads that add to the same row of a table do so in a fixed order: the same bits.
     torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = False
@@ -162,7 +162,7 @@ def meet_and_test(world: World, timeout_s: float) -> None:
         if world.device.type == "cuda":
             backend = "cpu:gloo,cuda:nccl"
             torch.cuda.set_device(world.device)  # a thread begins with device 0
-        # gloo gives up earlier than the thread, as it knows the address that does not answer
+        # gloo times out before the thread does, as its error names the address that is silent
         dist.init_process_group(backend, None, timeout / 2, size, world.rank, store)
         _set_pg_timeout(timedelta(minutes=30))  # also before the first step: time to compile
         one = torch.ones(1, device=world.device)
@@ -193,7 +193,7 @@ def expect_answers() -> None:
 
 
 def any_rank(problem: object, group: dist.ProcessGroup | None = None) -> object:
-    """The first rank's problem (a text, an exception; None: no problem), the same on all ranks."""
+    """The first problem that any rank has (a text, an exception; None: none), on all ranks."""
     problems = [problem]
     if dist.is_initialized():
         problems *= dist.get_world_size()

@@ -80,7 +80,7 @@ def claim_run_dir(preset: cfg.Preset, model_config: GPTConfig, manifest, world):
 
 def check_same_run(where: Path, before: dict, now: dict, step: int) -> None:
     """ValueError with the fields that differ if `where`, at `step`, belongs to another run (see
-    identity). The number of steps may differ while the learning rate has fallen in neither run."""
+    identity). The number of steps may differ until either run's learning rate begins to fall."""
     before = asdict(cfg.TrainConfig()) | asdict(GPTConfig()) | before  # newer fields: default
     keys = sorted(before.keys() | now.keys())
     differ = [k for k in keys if json.dumps(before.get(k)) != json.dumps(now.get(k))]
@@ -93,8 +93,8 @@ def check_same_run(where: Path, before: dict, now: dict, step: int) -> None:
     if differ:
         fields = [f"{k} is {before.get(k)!r} there and {now.get(k)!r} here" for k in differ]
         raise ValueError(
-            f"{where} is of a run with another configuration: {'; '.join(fields)}; {remedy} "
-            "(--init_from takes the weights along)"
+            f"{where} belongs to a run with another configuration: {'; '.join(fields)}; {remedy} "
+            "(--init_from starts one from these weights)"
         )
 
 
@@ -129,8 +129,9 @@ def build_model(model_config: GPTConfig, world: ranks.World, plan: Plan, seed: i
 
 
 def compile_step(model: GPT, plan: Plan, world: ranks.World, log: diary.Log):
-    """Try a step until it runs; returns (callable model, micro-batch). Out of memory halves the
-    micro-batch, a failing compiler means eager; both are printed. Tokens per step stay the same."""
+    """Retry a trial step until it runs; returns (callable model, micro-batch). Out of memory at
+    least halves the micro-batch, a failing compiler means eager; both are printed. Tokens per step
+    stay the same."""
     micro_batch, compile = plan.micro_batch, plan.compile
     on_gpu = world.device.type == "cuda"
     if on_gpu and plan.auto_micro_batch:
@@ -148,7 +149,7 @@ def compile_step(model: GPT, plan: Plan, world: ranks.World, log: diary.Log):
             return step_model, micro_batch
         if problem == OUT_OF_MEMORY:
             micro_batch = _fewer_rows(model, plan, world, micro_batch, on_all)
-            log.print(f"out of memory: micro-batch halved to {micro_batch}")
+            log.print(f"out of memory: micro-batch reduced to {micro_batch}")
         elif plan.sharded:
             raise ValueError(f"torch.compile does not work here ({problem}); add --no_compile")
         else:

@@ -163,7 +163,7 @@ class Manifest:
         shard, i = self.locate(split, source, row)
         path, (file, crc_file) = self.dir / shard["file"], self.open_shard(shard)
         size = self.row_len * np.dtype(self.dtype).itemsize
-        # pread: unlike a memory map it reads no further, and a truncated file is no SIGBUS
+        # pread: unlike a memory map, it reads no further, and a truncated file raises no SIGBUS
         try:
             raw = os.pread(file.fileno(), size, 128 + i * size)
             crc = os.pread(crc_file.fileno(), 4, 128 + i * 4)

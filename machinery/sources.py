@@ -171,7 +171,7 @@ def _find_files(source: Source, place: Path) -> dict[str, Path]:
 
 
 def is_utf8(name: str) -> bool:
-    """Python reads other bytes of a file's name as surrogates, which cannot be written as JSON."""
+    """Whether a name is UTF-8: Python reads other bytes as surrogates, which cannot be encoded."""
     return name.encode("utf-8", "ignore").decode() == name
 
 
@@ -276,7 +276,7 @@ def _read(path: Path, start: int, end: int, fields: tuple, notes: Counter) -> It
 @contextmanager
 def _named_errors(where: object, remedy: str) -> Iterator[None]:
     """Turn a library's error into one sentence: UsageError for a wrong name on the Hub, else
-    DataError. In the reading of local files, another class of error is a bug and stays as it is."""
+    DataError. While local files are read, any other error is a bug and passes through."""
     try:
         yield
     except (DataError, UsageError):
@@ -284,11 +284,11 @@ def _named_errors(where: object, remedy: str) -> Iterator[None]:
     except Exception as error:
         kind, local = type(error), isinstance(where, Path)
         reason = f"{kind.__name__}: {' '.join(str(error).split())[:300]}"
-        torn = kind.__module__.startswith("pyarrow")  # it raises ValueError too
-        if local and not torn and not isinstance(error, OSError):
+        of_pyarrow = kind.__module__.startswith("pyarrow")  # some are ValueErrors: a damaged file
+        if local and not of_pyarrow and not isinstance(error, OSError):
             raise
         wrong_name = re.search("(Dataset|Repository|Revision|DataFiles)NotFound", kind.__name__)
-        wrong_value = not torn and isinstance(error, LookupError | ImportError | ValueError)
+        wrong_value = not of_pyarrow and isinstance(error, LookupError | ImportError | ValueError)
         if wrong_name or wrong_value:
             raise UsageError(f"{where}: {reason}") from None
         raise DataError(f"{where} cannot be read ({reason}); {remedy}") from None

@@ -270,8 +270,8 @@ def prepare_unit(source, unit: dict, path: Path, name: str, row_len, block, val_
 def tokenizer_sample(job: Job) -> Iterator[str]:
     """Training text for a tokenizer: from the first units of each source, in the job's shares.
 
-    No document gives more than TOKENIZER_DOC_CHARS, so that many have their say. The parts of a few
-    files are not such documents: they give all they have, up to the limit of the whole.
+    No document gives more than TOKENIZER_DOC_CHARS, so that many contribute. With few files, whose
+    parts are no such documents, only the total is limited.
     """
     most = TOKENIZER_CHARS if job.few_files else TOKENIZER_DOC_CHARS
     for s, share in enumerate(job.shares):
@@ -431,7 +431,7 @@ def forget_others(job: Job) -> None:
     """Remove the records of other options or other text: this job's shards have the same names."""
     for records in job.records.parent.glob("*"):
         if records.is_dir() and records != job.records:
-            reason = "its unfinished units are of other options or other text"
+            reason = "its finished units were made with other options or other text"
             print(f"starting {job.folder} again: {reason}", file=sys.stderr)
             shutil.rmtree(records)
 

@@ -67,7 +67,7 @@ def command(folder: Path, *options: str) -> list[str]:
 
 
 def prepare(folder: Path, *options: str, program: tuple = ()) -> subprocess.CompletedProcess:
-    """The same within this process, which saves its start; the units still have theirs."""
+    """Run `command` within this process, to save its start; its pool's processes still start."""
     import prepare_data
     from machinery import cli, sources
 

@@ -1,8 +1,8 @@
 """Real processes for test_faults.py: start train.py, watch it, kill it, and spoil it on purpose.
 
-`start` forks a process that has the imports behind it (a run of a tiny model then takes a second),
-puts itself into the place of `python train.py ARGS`, or of one rank of several, and applies
-`spoil`: functions of this file that break something in that process. `launch` is torchrun itself.
+`start` forks a process that has already done the imports (a run of a tiny model then takes a
+second). It becomes `python train.py ARGS`, or one rank of several, after applying `spoil`:
+functions of this file that break something in that process. `launch` is torchrun itself.
 """
 
 import contextlib

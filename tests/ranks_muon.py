@@ -43,7 +43,7 @@ def train(model, optimizer, steps=4):
             p.grad = torch.randn(p.shape, generator=g)  # the same on every rank
             if isinstance(p, DTensor):
                 p.grad = distribute_tensor(p.grad, p.device_mesh, p.placements)
-        optimizer.found_inf = torch.tensor(float(step == 2))  # this one must not happen
+        optimizer.found_inf = torch.tensor(float(step == 2))  # step 2 must be skipped
         optimizer.step()
     state = [t for p in model.parameters() for t in optimizer.state[p].values()]
     return [full(t) for t in (*model.parameters(), *state)]

@@ -239,7 +239,7 @@ def test_real_runs_go_on_after_a_kill(ablation, tmp_path, monkeypatch, capsys):
         (["--change", "a: --warmup 2"], "leaves the base as it is"),
         (["--change", "a: --steps 9"], "'a' trains on 4,608 tokens, the base on 2,048"),
         (["--change", "a: --warmup 1", "--seeds", "1", "1"], "give each seed once"),
-        (["--change", "a: --warmup 1", "--at_once", "-1"], "give 1 or more"),
+        (["--change", "a: --warmup 1", "--at_once", "-1"], "must be 0 or more, --threads"),
     ],
 )
 def test_mistakes_are_refused_before_the_first_run(args, words, ablation, tmp_path, capsys):

@@ -173,7 +173,7 @@ def test_a_files_first_items_are_the_examples(tmp_path):
     asked = exams.ask(path, "answer", 2, 3, None, 64)
     head = "0 + 1 = 1\n\n1 + 1 = 2\n\n"
     assert [q.context for q in asked] == [f"{head}{i} + 1 =" for i in (2, 3, 4)]
-    assert exams.usual_mode(path, "auto") == "answer"
+    assert exams.resolve_mode(path, "auto") == "answer"
 
 
 @pytest.mark.parametrize(
@@ -209,7 +209,7 @@ def test_a_continuation_is_what_follows_in_the_held_out_text(small_data):
     assert {q.gold for q in asked} == {0, 1, 2, 3}
     assert len({q.gold for q in asked[: len(asked) // 4]}) == 4
     with pytest.raises(ValueError, match="has no options to show"):
-        exams.usual_mode("continuation", "letter")
+        exams.resolve_mode("continuation", "letter")
 
 
 KEYED = dict(
@@ -367,7 +367,7 @@ def test_an_exams_rows_become_items(name, offline, tmp_path):
     folder, exam = hub_copy(tmp_path / "copy", name), exams.EXAMS[name]
     expected = ROWS[name][1] * len(exam.configs)
     assert exams._rows(name, str(folder), exam.split) == expected
-    assert exams.usual_mode(f"{name}={folder}", "auto") == exam.mode
+    assert exams.resolve_mode(f"{name}={folder}", "auto") == exam.mode
 
 
 def test_examples_are_of_the_same_subject(offline, tmp_path):

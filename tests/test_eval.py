@@ -229,7 +229,7 @@ MISTAKES = {
         2,
         "--save .*none/a.jsonl: No such file",
     ),
-    "one question": (["choice", "{run}", "--limit", "1"], 2, "gives 1 questions"),
+    "one question": (["choice", "{run}", "--limit", "1"], 2, "has 1 questions to ask"),
 }
 
 

@@ -314,12 +314,12 @@ STOCK_MUTANTS = {  # name -> (changes of the model, what is spoilt, what the ref
     "special tokens parsed": (
         {},
         lambda m: edit_json(m, OPTIONS, lambda t: t.update(split_special_tokens=False)),
-        r"reads '<\|bos\|>' otherwise: the ids differ",
+        r"encodes '<\|bos\|>' differently: the ids differ",
     ),
     "another class of tokenizer": (
         LLAMA | dict(qk_norm=True),
         lambda m: edit_json(m, OPTIONS, lambda t: t.pop("tokenizer_class")),
-        "the exported tokenizer reads",
+        "the exported tokenizer encodes",
     ),
     "another end of text": (
         {},
@@ -344,7 +344,7 @@ OWN_MUTANTS = {  # name -> (code of the own file, in its place, what the refusal
         "logits differ by",
     ),
     "keys from before the first token": (
-        "slow & inside[..., None, None]",
+        "slow & has_previous[..., None, None]",
         "slow",
         "logits differ by",
     ),

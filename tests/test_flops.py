@@ -139,7 +139,7 @@ def test_an_fsdp_plan_leaves_room_for_the_tables_that_are_whole_during_a_step():
 
 
 def test_a_datasheet_tells_the_peak_of_bf16_only():
-    card = forecast.rent("H100")
+    card = forecast.parse_gpus("H100")
     assert plan.find_peak(config.RunConfig(), card) == 989e12
     fp32 = replace(card, dtype=torch.float32)
     assert plan.find_peak(config.RunConfig(), fp32) is None
@@ -164,7 +164,7 @@ def test_a_forecast_of_an_unknown_card_names_the_known_ones():
 
 def parts_of_a_step(preset: str) -> tuple:
     """The decisions for an H100; a function: peak, TB/s -> seconds of a step; the model."""
-    world = forecast.rent("H100")
+    world = forecast.parse_gpus("H100")
     decided = plan.make_plan(config.PRESETS[preset], config.PRESETS[preset].model, world)
     with torch.device("meta"):
         meta = GPT(config.PRESETS[preset].model)

@@ -441,7 +441,7 @@ def test_meta_build_equals_plain_build(name):
 
 
 def std_of(model, suffix):
-    """Without what _look_back has changed: the first layer, a quarter of the embeddings."""
+    """Without what _init_previous_token_head changes: layer 0, a quarter of the embeddings."""
     named = {n: p.detach() for n, p in model.named_parameters()}
     if suffix == "embed.weight":
         return named[suffix][:, model.config.n_embd // 4 :].std()

@@ -15,11 +15,11 @@ from optim import (
     Muon,
     adamw,
     batch_at,
-    batch_factor,
     build,
     check_obeys_found_inf,
     compile_steps,
     lr_at,
+    lr_batch_factor,
     momentum_at,
     orthogonalize,
     set_schedule,
@@ -239,7 +239,7 @@ def test_the_factor_of_a_batch_is_the_part_of_a_step_along_the_true_gradient(tok
     one_token = NOISE_TOKENS**0.5 * torch.randn(size)  # noise of B0 times the squared norm of g
     mean = g + one_token / tokens**0.5
     cosine = torch.cosine_similarity(g, mean, dim=0)
-    assert batch_factor(tokens) == pytest.approx(cosine.item(), rel=0.01)
+    assert lr_batch_factor(tokens) == pytest.approx(cosine.item(), rel=0.01)
 
 
 def test_each_kind_of_parameter_has_its_rate_betas_and_decay():

@@ -280,7 +280,7 @@ def test_the_micro_batch_is_halved_until_it_fits(world, plain, small_data, tmp_p
     run_dir = tmp_path / "run"
     spoil = [("memory_for", 3, 0, world - 1)]
     text = start(small_data, run_dir, "--save_every", 4, world=world, spoil=spoil).end(0)
-    halved = [int(n) for n in re.findall("micro-batch halved to (\\d+)", text)]
+    halved = [int(n) for n in re.findall("micro-batch reduced to (\\d+)", text)]
     assert halved == ([4, 2] if world == 1 else [2])
     trainer = checkpoint.read_trainer(run_dir / "checkpoints" / "step_00000012")
     assert trainer["micro_batch"] == 2 and trainer["tokens"] == 12 * 512
@@ -302,7 +302,7 @@ def test_the_micro_batch_is_halved_in_the_middle_of_a_sharded_backward(plain, sm
     run_dir, spoil = tmp_path / "run", [("memory_for_backward", 2), ("validation_in_the_trial",)]
     options = ("--parallel", "fsdp", "--lr_scale", 0.1)
     text = start(small_data, run_dir, *options, world=2, spoil=spoil).end(0)
-    assert "micro-batch halved to 2" in text
+    assert "micro-batch reduced to 2" in text
     start(small_data, tmp_path / "one", "--lr_scale", 0.1).end(0)
     one, two = losses(tmp_path / "one"), losses(run_dir)
     assert max(abs(one[s] - two[s]) for s in one) < 1e-4

@@ -616,7 +616,7 @@ def test_a_compressed_file_named_by_hand_is_refused(tmp_path):
         read_all(tmp_path / "a.txt.bz2")
 
 
-def test_a_mark_of_utf8_is_no_text_and_a_zero_is(tmp_path):
+def test_a_byte_order_mark_is_not_text_but_a_zero_is(tmp_path):
     bom = codecs.BOM_UTF8
     for name, raw, expected in (
         ("a.txt", bom + b"text " + bom, "text \ufeff"),

@@ -100,10 +100,10 @@ ranks.start("cpu", "fp32")
 """
 
 
-@pytest.mark.parametrize("ranks_here, seconds", [(2, "30.0"), (1, "300.0")])
-def test_nodes_may_come_later_than_the_ranks_of_one(ranks_here, seconds, tmp_path):
+@pytest.mark.parametrize("local_world_size, seconds", [(2, "30.0"), (1, "300.0")])
+def test_nodes_may_come_later_than_the_ranks_of_one(local_world_size, seconds, tmp_path):
     (tmp_path / "waits.py").write_text(WAITS)
-    env = dict(RANK="0", WORLD_SIZE="2", LOCAL_RANK="0", LOCAL_WORLD_SIZE=str(ranks_here))
+    env = dict(RANK="0", WORLD_SIZE="2", LOCAL_RANK="0", LOCAL_WORLD_SIZE=str(local_world_size))
     result = run(tmp_path / "waits.py", PYTHONPATH=str(ROOT), **env)
     assert result.stdout.split() == [seconds], result.stderr
 

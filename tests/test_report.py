@@ -100,7 +100,7 @@ def test_the_page_tells_the_figures_of_a_run_and_needs_nothing_else(tmp_path):
         "training: 20s",
         "extras: value_embeds <b>",
         "step 0 to 10 in 30s: train.py tiny",
-        "in all: 30s",
+        "total time: 30s",
     ):
         assert words in text, words
         assert all(part in page.text for part in words.split(": ", 1)), words
@@ -125,7 +125,7 @@ def test_restarts_are_told_and_steps_done_twice_are_paid(tmp_path):
     text, _ = pages(make_run(tmp_path / "a", steps, {"state": "running"}, starts))
     assert "step 0 to 8 in 21s" in text and "step 5 to 8 in 10s" in text
     assert text.count("train.py tiny") == 2
-    assert "in all: 31s, of it 5s of validation and 1s of saving" in text
+    assert "total time: 31s, of which 5s validation and 1s saving" in text
     assert "training: 16s" in text and "$0.22 at $36.00, $3.00 per hour" in text  # 21 s and 10 s
 
 
@@ -199,7 +199,7 @@ def test_a_run_begun_from_another_has_no_training_time(tmp_path):
     assert "n/a, begins at step 6" in report.compare([str(a), str(b)])
     c = make_run(tmp_path / "c", ten_steps()[:7])
     far = make_run(tmp_path / "far", [validation(9, 3.0), step(10, 120.0), validation(10, 2.0)])
-    with pytest.raises(ValueError, match="far begins at 9K tokens, where another run has ended"):
+    with pytest.raises(ValueError, match="far begins at 9K tokens, after another run has ended"):
         report.compare([str(c), str(far)])
 
 

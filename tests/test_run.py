@@ -1,6 +1,6 @@
 """run.sh: it installs the PyTorch that the GPU's driver can run, before anything else happens.
 
-nvidia-smi and Python are played by small scripts; pip's arguments are what they note."""
+Small scripts stand in for nvidia-smi and Python, and record the arguments that pip gets."""
 
 import os
 import shutil

@@ -427,16 +427,19 @@ MISTAKES = {
         ["tiny", "--schedule", "cosine", "--decay", "0.3"],
         r"--decay 0.3 has no effect with --schedule cosine: it is read by wsd alone",
     ),
-    "a negative number": (["tiny", "--steps", "-5"], r"--steps -5 is not a number from 0 on"),
+    "a negative number": (
+        ["tiny", "--steps", "-5"],
+        r"--steps -5 must be a finite number, 0 or more",
+    ),
     "one checkpoint": (["tiny", "--plan", "--keep", "1"], r"--keep 1: give 2 or more"),
     "less than a token": (
         ["tiny", *SMALL, "--data_dir", "{data}", "--steps", "0", "--tokens", "0"],
-        r"'0' is no number of tokens",
+        r"'0' is not a number of tokens",
     ),
     "no token": (["tiny", "--tokens_per_step", "0"], r"--tokens_per_step 0 is less than one token"),
     "fewer tokens than none": (
         ["tiny", *SMALL, "--data_dir", "{data}", "--steps", "0", "--tokens=-5M"],
-        r"'-5M' is no number of tokens",
+        r"'-5M' is not a number of tokens",
     ),
     "not a source": (
         ["tiny", *SMALL, "--data_dir", "{data}", "--mixture", "nosuch=1"],
@@ -464,7 +467,7 @@ MISTAKES = {
     "a device of torch's": (["tiny", "--device", "meta"], r"device 'meta' is none of auto, cuda"),
     "no number": (
         ["tiny", *SMALL, "--data_dir", "{data}", "--steps", "0", "--tokens", "2x"],
-        r"'2x' is no number of tokens",
+        r"'2x' is not a number of tokens",
     ),
 }
 
@@ -541,7 +544,9 @@ def test_a_reader_that_has_left_is_no_traceback():
 
 def test_a_checkpoint_of_another_run_is_refused(plain, small_data, tmp_path):
     other = ("--resume", plain[0] / "checkpoints" / "step_00000006", "--steps", 20)
-    with pytest.raises(ValueError, match="step_00000006 is of a run .* steps is 12 there and 20 h"):
+    with pytest.raises(
+        ValueError, match="step_00000006 belongs to a run .* steps is 12 there and 20 h"
+    ):
         here(small_data, tmp_path, *other)
     status = json.loads((tmp_path / "status.json").read_text())
     assert status["state"] == "failed" and status["exit_code"] == 2
