@@ -116,9 +116,8 @@ def make_plan(
     token_size = np.dtype(dtype_for(model.vocab_size)).itemsize
     rates = ""
     if config.optimizer == "muon":
-        rates = (
-            f"; learning rates x {optim.lr_batch_factor(plan.tokens_per_step):.3f} for this batch"
-        )
+        factor = optim.lr_batch_factor(plan.tokens_per_step)
+        rates = f"; learning rates x {factor:.3f} for this batch"
     ramp = f" (fewer in the first {plan.ramp_steps:,})" if plan.ramp_steps else ""
     lines = [
         f"model     {n_params:,} parameters ({params['matrix']:,} in matrices), {model.n_layer} "
