@@ -82,11 +82,7 @@ def main() -> None:
             ("save with wait: training stands still", f"{sync_m:.3f} s", sync_s),
             ("save without: training stands still", f"{stall_m:.3f} s", stall_s),
             ("  shorter by (target 5x)", f"{sync_m / stall_m:.1f}x", None),
-            (
-                "  until published, in the background",
-                f"{statistics.median(total_s):.3f} s",
-                total_s,
-            ),
+            ("  until published, in background", f"{statistics.median(total_s):.3f} s", total_s),
             ("memory set aside at start, once", f"{set_aside_s:.3f} s", None),
             ("bytes written / bytes of state (target 1.02)", f"{written / state_bytes:.4f}", None),
             ("resume (verify, load, set memory aside)", f"{resume_s:.3f} s", None),
