@@ -59,6 +59,7 @@ def test_levers_and_throughput_without_a_figure_have_failed(monkeypatch, capsys)
     for module in (first_hour, throughput):
         monkeypatch.setattr(module, "run_case", lambda case, **how: {"error": "no luck"})
     monkeypatch.setattr(throughput.sys, "argv", ["throughput.py", "tiny"])
+    monkeypatch.setattr(throughput.signal, "signal", lambda *_: None)  # pytest keeps its own
     for work in (lambda: first_hour.levers("tiny", 2048, 1, ""), throughput.main):
         with pytest.raises(SystemExit) as end:
             work()
