@@ -343,7 +343,7 @@ class Trainer:
 def train(run: Trainer) -> int:
     """Schedule, accumulate, guard, step, save, evaluate; until the last step or a signal."""
     if run.validation_is_due():
-        run.evaluate()  # after a resume maybe a repeat: a kill can come between save and evaluate
+        run.evaluate()  # perhaps again: a kill can come between a save and its validation
     run.meter.start()
     while run.step < run.plan.steps and not run.stop:
         run.set_schedule()
@@ -391,7 +391,7 @@ def step_line(r: dict, steps: int, left_s: float) -> str:
     step 120/2,000 | loss 3.4120 | bpb 1.052 | lr 0.810 | |g| 0.930 | 512 ms | 1.02M tok/s | ...
 
     ms and tok/s are medians over the last steps, `data` a mean (see flops.Meter); bpb is the loss
-    over the bytes of the step's own text (validation alone leaves out special tokens)."""
+    over the bytes of the step's own text (only validation leaves the special tokens out)."""
     if r["mfu_full"] is None:
         used = f"mfu n/a, {r['tflops_full']:.2f}/{r['tflops_causal']:.2f} TFLOP/s full/causal"
     else:

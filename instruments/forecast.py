@@ -103,7 +103,7 @@ def step_s(decided: plan.Plan, meta: GPT, card: flops.Card) -> float:
         matmul_rate *= NARROW
     forward, backward = (share * peak for share in ATTENTION[128 if c.head_dim > 64 else 64])
     micro_batch_s = tokens * (matmul / matmul_rate + attention / forward)
-    micro_batch_s += tokens * 2.5 * attention / backward  # 2.5: it recomputes the scores
+    micro_batch_s += tokens * 2.5 * attention / backward  # 5 matmuls for the 2 of forward
     # Adding a gradient moves 12 bytes, casting a matmul's weight and its gradient 12 more; a weight
     # in a matmul costs 6 FLOPs per token, so matmul / 6 is their number.
     micro_batch_s += (tokens * traffic(c) + 12 * params + 12 * matmul / 6) / bandwidth

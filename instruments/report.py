@@ -61,7 +61,7 @@ class Run:
         self.config = json.loads(config.read_text()) if config.exists() else {}
         self.status = json.loads(status.read_text()) if status.exists() else {"state": "unknown"}
         self.starts = read_jsonl(self.dir / "starts.jsonl")
-        if self.starts:  # they say which weights it began from, and how much text scores it
+        if self.starts:  # they say which weights it began from, on how much text it is scored
             self.config["init_from"] = self.starts[0].get("init_from")
             sizes = dict.fromkeys(start.get("eval_tokens") for start in self.starts)
             self.config["eval_tokens"] = ", then ".join(map(str, sizes))

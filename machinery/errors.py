@@ -6,7 +6,7 @@
 | 1    | a bug, with a traceback; or a rank that did not answer | RankError |
 | 2    | the command is wrong, or names what is not there | UsageError, any ValueError of ours |
 | 3    | the data is damaged or incomplete, or a source cannot be read | DataError |
-| 4    | no checkpoint of the run is valid, or the one to load does not fit | CheckpointError |
+| 4    | none of the run's checkpoints is valid, or the one to load does not fit | CheckpointError |
 | 5    | a loss, a gradient or a weight is NaN or infinite | NonFiniteError |
 | 6    | the disk is full or fails | StorageError |
 | 7    | an exported model does not compute what ours does | ParityError |

@@ -124,8 +124,8 @@ def make_plan(
         f"layers x {model.n_embd}, vocabulary {model.vocab_size:,}; extras: "
         f"{', '.join(model.extras) or 'none'}",
         f"FLOPs     {full:,} per token in the full convention, {causal:,} in the causal one",
-        f"run       {plan.steps:,} steps x {plan.tokens_per_step:,} tokens{ramp} = {tokens:,} "
-        "tokens",
+        f"run       {plan.steps:,} steps x {plan.tokens_per_step:,} tokens{ramp} "
+        f"= {tokens:,} tokens",
         f"step      {rows} rows x {model.seq_len:,} tokens x {accum} accumulated x {W} "
         f"rank{'s' * (W > 1)}{rates}",
         f"memory    {why}; activations take about {activations / 1e9:.2f} GB",

@@ -162,7 +162,7 @@ def meet_and_test(world: World, timeout_s: float) -> None:
         if world.device.type == "cuda":
             backend = "cpu:gloo,cuda:nccl"
             torch.cuda.set_device(world.device)  # a thread begins with device 0
-        # gloo times out before the thread does, as its error names the address that is silent
+        # gloo times out before the thread does: its error names the address that is silent
         dist.init_process_group(backend, None, timeout / 2, size, world.rank, store)
         _set_pg_timeout(timedelta(minutes=30))  # also before the first step: time to compile
         one = torch.ones(1, device=world.device)
