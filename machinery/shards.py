@@ -14,6 +14,7 @@ import io
 import json
 import math
 import os
+import resource
 import zlib
 from collections.abc import Iterable
 from functools import lru_cache
@@ -96,7 +97,8 @@ class Manifest:
             (split, i): [0, *accumulate(shard["rows"] for shard in self.shards(split, i))]
             for split, i in product(("train", "val"), range(len(self.sources)))
         }
-        self._open = lru_cache(maxsize=192)(self._open_file)  # macOS allows 256 open files
+        allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]  # open files; 256 on macOS
+        self._open = lru_cache(maxsize=allowed * 3 // 4)(self._open_file)
 
     @classmethod
     def load(cls, folder: str | Path, preset: str = "PRESET") -> "Manifest":

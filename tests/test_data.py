@@ -436,6 +436,27 @@ def test_a_program_may_end_without_closing_its_loader(manifest):
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_more_shards_than_files_that_may_be_open(tmp_path):
+    folder = make_folder(tmp_path / "d", {"train": {"a": 60}, "val": {"a": 1}}, shard_rows=1)
+    code = (
+        "import resource, sys; from machinery.shards import Manifest\n"
+        "hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))\n"
+        "m = Manifest.load(sys.argv[1]); m.check()\n"
+        "print([m.row('train', 0, i).tolist() for i in range(m.rows('train'))])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(folder.dir)],
+        cwd=ROOT,
+        timeout=60,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    rows = [folder.row("train", 0, i).tolist() for i in range(60)]
+    assert done.stdout == f"{rows}\n", done.stderr
+
+
 # -------------------------------------------------------------------------- damaged data
 
 
