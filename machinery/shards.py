@@ -209,6 +209,7 @@ class Manifest:
             if (largest := shard["max"]) >= self.vocab_size:
                 how = f"has token {largest}, the vocabulary ends at {self.vocab_size - 1}"
                 raise damaged(self.dir / shard["file"], how)
+        self._open.cache_clear()  # a program may check several folders, and read from one
         self.tokenizer_file()
 
     def verify(self) -> None:

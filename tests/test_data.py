@@ -419,20 +419,19 @@ def test_case_23_far_positions_cost_what_near_ones_do(manifest):
     assert peak(order, 10**12) < 200_000  # bytes: no table of a billion rows
 
 
+def run_code(code: str, folder: Path) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-c", code, str(folder)]
+    how = dict(cwd=ROOT, timeout=60, capture_output=True, text=True, check=False)
+    return subprocess.run(command, **how)
+
+
 def test_a_program_may_end_without_closing_its_loader(manifest):
     code = (
         "import sys; from data import *; from machinery.shards import Manifest\n"
         "m = Manifest.load(sys.argv[1])\n"
         "for k in range(8): RowLoader(m, seed=k, micro_batch=64).next_batch()"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(manifest.dir)],
-        cwd=ROOT,
-        timeout=60,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_code(code, manifest.dir)
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -442,17 +441,10 @@ def test_more_shards_than_files_that_may_be_open(tmp_path):
         "import resource, sys; from machinery.shards import Manifest\n"
         "hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))\n"
-        "m = Manifest.load(sys.argv[1]); m.check()\n"
+        "for m in (several := [Manifest.load(sys.argv[1]) for _ in range(3)]): m.check()\n"
         "print([m.row('train', 0, i).tolist() for i in range(m.rows('train'))])"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(folder.dir)],
-        cwd=ROOT,
-        timeout=60,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_code(code, folder.dir)
     rows = [folder.row("train", 0, i).tolist() for i in range(60)]
     assert done.stdout == f"{rows}\n", done.stderr
 
