@@ -9,6 +9,7 @@ row is never trained on. Next: data.py draws rows, worker.py writes shards.
 """
 
 import bisect
+import errno
 import hashlib
 import io
 import json
@@ -37,6 +38,12 @@ REMEDY = f"delete it and {AGAIN} (only missing files are redone)"
 def damaged(path: Path, how: str, remedy: str = REMEDY) -> DataError:
     """The error for a damaged file: its path, the damage, the way out."""
     return DataError(f"{path} {how}; {remedy}")
+
+
+def unreadable(path: Path, error: OSError, where: str = "") -> DataError:
+    """The error for a file that the system refuses to read: only a failing disk has damaged it."""
+    remedy = REMEDY if error.errno == errno.EIO else "remove the cause, then run your command again"
+    return damaged(path, f"cannot be read{where} ({error.strerror})", remedy)
 
 
 def dtype_for(vocab_size: int) -> str:
@@ -170,7 +177,7 @@ class Manifest:
             raw = os.pread(file.fileno(), size, 128 + i * size)
             crc = os.pread(crc_file.fileno(), 4, 128 + i * 4)
         except OSError as error:
-            raise damaged(path, f"cannot be read at row {i} ({error.strerror})") from None
+            raise unreadable(path, error, f" at row {i}") from None
         if len(raw) < size or len(crc) < 4:
             raise damaged(path, f"ends before row {i}")
         if zlib.crc32(raw) != int.from_bytes(crc, "little"):
@@ -193,7 +200,7 @@ class Manifest:
         except FileNotFoundError:
             raise damaged(path, "is missing", AGAIN) from None
         except OSError as error:
-            raise damaged(path, f"cannot be read ({error})") from None
+            raise unreadable(path, error) from None
         if size != (right := 128 + math.prod(shape) * np.dtype(dtype).itemsize):
             raise damaged(path, f"has {size:,} bytes, not {right:,}")
         if found != expected:
@@ -226,7 +233,7 @@ def compare(path: Path, original: Path, expected: str) -> None:
     try:
         actual = sha256_of(path)
     except OSError as error:
-        raise damaged(path, f"cannot be read ({error.strerror})") from None
+        raise unreadable(path, error) from None
     if actual != expected:
         raise damaged(original, f"is damaged: expected sha256 {expected}, actual {actual}")
 
