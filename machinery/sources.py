@@ -161,6 +161,8 @@ def _find_files(source: Source, place: Path) -> dict[str, Path]:
         found = {place.name: place}
     else:
         root = Path(*takewhile(lambda part: not glob.has_magic(part), place.parts))
+        if "**" in place.parts and root.is_dir():
+            list(_walk(root, ()))  # raises for a locked folder, which glob skips
         matches = map(Path, glob.glob(str(place), recursive=True))
         found = {p.relative_to(root).as_posix(): p for p in matches if p.is_file()}
         if not found:

@@ -603,8 +603,9 @@ def test_hidden_files_are_left_out_and_a_locked_folder_is_named(tmp_path, monkey
         return scandir(path)
 
     monkeypatch.setattr(os, "scandir", refuse)
-    with pytest.raises(errors.DataError, match="Permission denied: '.*locked'"):
-        read_all(tmp_path)
+    for place in (tmp_path, tmp_path / "**" / "*.txt"):
+        with pytest.raises(errors.DataError, match="Permission denied: '.*locked'"):
+            read_all(place)
     monkeypatch.setattr(Path, "is_dir", lambda path: refuse(tmp_path / "locked"))
     with pytest.raises(errors.DataError, match="Permission denied"):
         read_all(tmp_path)
