@@ -14,6 +14,8 @@ import sysconfig
 import tempfile
 import threading
 import time
+import traceback
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -129,7 +131,9 @@ def ranks(world: int, fn, *args, timeout_s: float = 120.0) -> list:
             for c in children:
                 c.kill()
                 c.wait()
-        for r in [r for r, code in enumerate(codes) if code]:
+        if (first := folder / "failed").exists():
+            raise RuntimeError(first.read_text())
+        for r in [r for r, code in enumerate(codes) if code]:  # killed by a signal
             raise RuntimeError(f"rank {r} failed:\n{(folder / f'{r}.stderr').read_text()[-2000:]}")
         return [pickle.loads((folder / str(r)).read_bytes()) for r in range(world)]
 
@@ -193,8 +197,14 @@ if __name__ == "__main__":  # a rank: python lesson.py FOLDER RANK
     folder, rank, names = Path(sys.argv[1]), int(sys.argv[2]), {"__name__": "definitions"}
     world, name, args = pickle.loads((folder / "job").read_bytes())
     dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=world)
-    exec(compile((folder / "definitions.py").read_text(), "definitions.py", "exec"), names)
-    (folder / str(rank)).write_bytes(pickle.dumps(names[name](rank, world, *args)))
-    dist.barrier()
+    try:
+        exec(compile((folder / "definitions.py").read_text(), "definitions.py", "exec"), names)
+        (folder / str(rank)).write_bytes(pickle.dumps(names[name](rank, world, *args)))
+        dist.barrier()
+        status = 0
+    except Exception:
+        status = 1
+        with suppress(FileExistsError), open(folder / "failed", "x") as file:  # by the first
+            file.write(f"rank {rank} failed:\n{traceback.format_exc()[-2000:]}")
     sys.stdout.flush()
-    os._exit(0)  # Python's end and gloo's threads do not get along
+    os._exit(status)  # Python's end and gloo's threads do not get along

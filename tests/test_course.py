@@ -218,10 +218,11 @@ def test_ranks_are_processes_that_get_the_definitions(tmp_path):
     script.write_text(f"import sys\nsys.path.insert(0, {str(COURSE)!r})\n{SCRIPT}")
     done = run_lesson(script, timeout=100)
     assert done.returncode == 0, done.stderr
-    cell, sums, failed, hung = done.stdout.splitlines()
-    assert cell.startswith("a cell") and sums == "[[30.0, 30.0, 30.0], [30.0, 30.0, 30.0]]"
-    assert failed.startswith("rank 1 failed:") and failed.endswith("rank 1 has had enough")
-    assert hung.startswith("ranks [1] did not end") or hung.startswith("ranks [0, 1] did not end")
+    said = done.stdout.splitlines()  # with torch 2.10, lines of gloo too
+    assert said.count("a cell that the ranks must not run") == 1
+    assert "[[30.0, 30.0, 30.0], [30.0, 30.0, 30.0]]" in said
+    assert "rank 1 failed: ValueError: rank 1 has had enough" in said
+    assert any(re.match(r"ranks \[(0, )?1\] did not end", line) for line in said)
 
 
 def test_threads_count_bytes_and_notice_a_deadlock():
