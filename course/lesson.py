@@ -133,7 +133,7 @@ def ranks(world: int, fn, *args, timeout_s: float = 120.0) -> list:
                 c.wait()
         if (first := folder / "failed").exists():
             raise RuntimeError(first.read_text())
-        for r in [r for r, code in enumerate(codes) if code]:  # killed by a signal
+        for r in [r for r, code in enumerate(codes) if code]:  # killed, say
             raise RuntimeError(f"rank {r} failed:\n{(folder / f'{r}.stderr').read_text()[-2000:]}")
         return [pickle.loads((folder / str(r)).read_bytes()) for r in range(world)]
 

@@ -41,7 +41,8 @@ def damaged(path: Path, how: str, remedy: str = REMEDY) -> DataError:
 
 
 def unreadable(path: Path, error: OSError, where: str = "") -> DataError:
-    """The error for a file that the system refuses to read: only a failing disk has damaged it."""
+    """The error for a file that cannot be read. Only a failing disk damages it; with too many open
+    files, say, it is still intact."""
     remedy = REMEDY if error.errno == errno.EIO else "remove the cause, then run your command again"
     return damaged(path, f"cannot be read{where} ({error.strerror})", remedy)
 

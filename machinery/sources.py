@@ -161,8 +161,9 @@ def _find_files(source: Source, place: Path) -> dict[str, Path]:
         found = {place.name: place}
     else:
         root = Path(*takewhile(lambda part: not glob.has_magic(part), place.parts))
-        if "**" in place.parts and root.is_dir():
-            list(_walk(root, ()))  # raises for a locked folder, which glob skips
+        for parent in (p for p in place.parents if p.is_relative_to(root)):
+            for folder in map(Path, glob.glob(f"{parent}/", recursive=True)):
+                os.scandir(folder).close()  # raises for a locked folder, which glob would skip
         matches = map(Path, glob.glob(str(place), recursive=True))
         found = {p.relative_to(root).as_posix(): p for p in matches if p.is_file()}
         if not found:

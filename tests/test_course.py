@@ -218,7 +218,7 @@ def test_ranks_are_processes_that_get_the_definitions(tmp_path):
     script.write_text(f"import sys\nsys.path.insert(0, {str(COURSE)!r})\n{SCRIPT}")
     done = run_lesson(script, timeout=100)
     assert done.returncode == 0, done.stderr
-    said = done.stdout.splitlines()  # with torch 2.10, lines of gloo too
+    said = done.stdout.splitlines()  # torch 2.10's gloo prints there too
     assert said.count("a cell that the ranks must not run") == 1
     assert "[[30.0, 30.0, 30.0], [30.0, 30.0, 30.0]]" in said
     assert "rank 1 failed: ValueError: rank 1 has had enough" in said

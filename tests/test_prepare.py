@@ -595,6 +595,8 @@ def test_hidden_files_are_left_out_and_a_locked_folder_is_named(tmp_path, monkey
     (tmp_path / "._a.txt").write_bytes(b"\0\5\x16\7 of a Mac")
     assert read_all(tmp_path)[0] == ["text"]
     (tmp_path / "locked").mkdir()
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open" / "b.txt").write_text("more")
     scandir = os.scandir  # root may read a locked folder, so the refusal is put in
 
     def refuse(path):
@@ -603,7 +605,7 @@ def test_hidden_files_are_left_out_and_a_locked_folder_is_named(tmp_path, monkey
         return scandir(path)
 
     monkeypatch.setattr(os, "scandir", refuse)
-    for place in (tmp_path, tmp_path / "**" / "*.txt"):
+    for place in (tmp_path, tmp_path / "**" / "*.txt", tmp_path / "*" / "*.txt"):
         with pytest.raises(errors.DataError, match="Permission denied: '.*locked'"):
             read_all(place)
     monkeypatch.setattr(Path, "is_dir", lambda path: refuse(tmp_path / "locked"))

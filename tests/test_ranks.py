@@ -53,7 +53,7 @@ def test_a_first_step_may_take_half_an_hour_and_the_next_ones_may_not(tmp_path):
     (tmp_path / "timeouts.py").write_text(TIMEOUTS)
     here = dict(MASTER_ADDR="localhost", MASTER_PORT=str(free_port()), PYTHONPATH=str(ROOT))
     result = run(tmp_path / "timeouts.py", **here)
-    lines = [line for line in result.stdout.splitlines() if "[Gloo]" not in line]  # of torch 2.10
+    lines = [line for line in result.stdout.splitlines() if "[Gloo]" not in line]  # torch 2.10's
     assert lines == ["1800.0", "100.0"], result.stdout + result.stderr
 
 
