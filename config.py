@@ -1,15 +1,102 @@
 """The knobs: one dataclass per concern, a docstring per field (its help text), and the presets.
 
 TrainConfig says what a run *is*: a different value makes a different run. RunConfig says where and
-how it is carried out: a resumed run may change it. GPTConfig (model.py) is the architecture. Every
-field is an option of its program. Next: machinery/cli.py turns a command line into a preset.
+how it is carried out: a resumed run may change it. GPTConfig is the architecture. Every field is an
+option of its program. Imports nothing of ours and no torch, so that any file may import it. Next:
+machinery/cli.py turns a command line into a preset.
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from model import GPTConfig
+
+class UsageError(ValueError):
+    """A user's mistake: the programs print its text, one sentence with the value and the way out,
+    and exit with 2. Raised by name; any other exception is a traceback."""
+
+    exit_code = 2
+
+
+EXTRAS = ("key_offset", "value_embeds")
+VALUE_GATE_CHANNELS = 12  # the gate looks at the first few channels only: a few FLOPs
+
+
+@dataclass(frozen=True)
+class GPTConfig:
+    """The architecture. Every combination that a preset uses maps onto a stock transformers class
+    as long as `extras` is empty."""
+
+    seq_len: int = 2048
+    """Positions the model sees at once (a row holds one token more)."""
+    vocab_size: int = 32_768
+    """Tokens in the vocabulary; the tables are padded to a multiple of 64 rows."""
+    n_layer: int = 12
+    """Transformer blocks."""
+    n_head: int = 6
+    """Query heads."""
+    n_kv_head: int = 6
+    """Key/value heads; fewer than n_head is grouped-query attention (GQA)."""
+    head_dim: int = 128
+    """Channels of a head."""
+    n_embd: int = 768
+    """Width of the residual stream."""
+    mlp: Literal["relu2", "swiglu"] = "relu2"
+    """Activation of the MLP: ReLU squared, or SwiGLU."""
+    mlp_hidden: int = 3072
+    """Hidden width of the MLP."""
+    qk_norm: bool = True
+    """RMSNorm on queries and keys, per head."""
+    embed_norm: bool = True
+    """RMSNorm right after the embedding."""
+    tie_embeddings: bool = False
+    """One table for the embedding and the head."""
+    logit_softcap: float = 15.0
+    """Squash the logits to +-this with tanh; 0: none."""
+    rope_theta: float = 100_000.0
+    """Base of the rotary frequencies."""
+    nope_every: int = 0
+    """No positional encoding (NoPE) on every k-th layer; 0: RoPE everywhere."""
+    doc_mask: bool = False
+    """Keep attention within a document (dense mask: memory grows with T squared)."""
+    extras: tuple[str, ...] = ()
+    """Shortcuts that make small models learn faster: key_offset, value_embeds (see Attention).
+    Give an empty string for none; only then does the model map onto a stock class."""
+    bos_id: int = 0
+    """The token that begins each document, and each piece of one that was cut."""
+
+    def __post_init__(self):
+        object.__setattr__(self, "extras", tuple(name for name in self.extras if name))
+        sizes = ("seq_len", "vocab_size", "n_layer", "n_embd", "n_head", "n_kv_head", "head_dim")
+        for name in (*sizes, "mlp_hidden"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"{name} {getattr(self, name)} is less than 1")
+        if "value_embeds" in self.extras and self.n_embd < VALUE_GATE_CHANNELS:
+            raise UsageError(f"value_embeds needs n_embd {VALUE_GATE_CHANNELS} or more")
+        for name in self.extras:
+            if name not in EXTRAS:
+                raise UsageError(f"extras has no {name!r}; choose from {', '.join(EXTRAS)}")
+        if self.n_head % self.n_kv_head:
+            raise UsageError(
+                f"n_head {self.n_head} is not a multiple of n_kv_head {self.n_kv_head}; "
+                f"try --n_kv_head {math.gcd(self.n_head, self.n_kv_head)}"
+            )
+        if self.head_dim % 2:
+            raise UsageError(f"head_dim {self.head_dim} is odd; RoPE rotates pairs of channels")
+        if self.mlp not in ("relu2", "swiglu"):
+            raise UsageError(f"mlp {self.mlp!r} is neither relu2 nor swiglu")
+
+    @property
+    def padded_vocab(self) -> int:
+        """Rows of the tables: vocab_size rounded up to 64, for the tensor cores."""
+        return (self.vocab_size + 63) // 64 * 64
+
+    def has_value_embed(self, layer: int) -> bool:
+        """Alternate layers, the last one included."""
+        return "value_embeds" in self.extras and (self.n_layer - 1 - layer) % 2 == 0
+
+    def has_rope(self, layer: int) -> bool:
+        return self.nope_every == 0 or (layer + 1) % self.nope_every != 0
 
 
 @dataclass(frozen=True)
@@ -18,18 +105,19 @@ class DataConfig:
 
     source: tuple[str, ...] = ("stdlib",)
     """Where the text comes from, one or more of `stdlib`, `stdlib+site`, `files:PATH`,
-    `hf:REPO[:CONFIG][@REVISION]`. `NAME=` before it names the source in a mixture;
+    `hf:REPO[:CONFIG[:SPLIT]][@REVISION]` (split: train, or as in
+    `hf:HuggingFaceH4/ultrachat_200k::train_sft`). `NAME=` before it names the source in a mixture;
     `#FIELD+FIELD` after it names the fields that hold the text."""
     data_dir: str = ""
     """Folder to write; by default data/PRESET."""
     tokenizer: str = ""
     """An existing tokenizer.json to use; empty: train one on the text."""
-    vocab_size: int = 4096
-    """Tokens in the vocabulary, special tokens included."""
+    vocab_size: int = 0
+    """Tokens in the vocabulary, special tokens included; 0: as the preset's model says."""
     nfc: bool = False
     """Normalize text to Unicode NFC before encoding."""
-    row_len: int = 513
-    """Tokens in a row: seq_len inputs + 1."""
+    row_len: int = 0
+    """Tokens in a row: seq_len inputs + 1; 0: as the preset's model says."""
     tokens: str = ""
     """Stop after enough units for this many training tokens (`2B`, `500M`), shared among the
     sources by `mixture`; `all` or empty: everything (of a Hub source only if you say `all`)."""
@@ -75,16 +163,16 @@ class TrainConfig:
     lr: float = 6e-4
     """Learning rate of `--optimizer adamw`; small models take more, large ones less."""
     lr_scale: float = 1.0
-    """Factor on the four learning rates of `--optimizer muon`, on top of the factor for the batch
-    size, which the program prints (optim.py)."""
+    """Factor on the learning rates of `--optimizer muon`, which are the next three."""
     matrix_lr: float = 0.02
     """Muon: matrices inside the blocks."""
     embedding_lr: float = 0.3
     """AdamW alongside Muon: embedding tables, at width 768 (scaled by width^-1/2)."""
     head_lr: float = 0.008
     """AdamW alongside Muon: the head, likewise."""
-    scalar_lr: float = 0.005
-    """AdamW alongside Muon: gains and biases, if you add some."""
+    rates_at: int = 524_288
+    """Tokens in a step when these three rates were tuned. Another tokens_per_step changes them by a
+    factor, which the program prints (optim.py)."""
     weight_decay: float = 0.1
     """muon: of the matrices, cautious, scheduled like the learning rate (that of the tables is
     fixed, in optim.py); adamw: of all 2-D weights."""
@@ -105,9 +193,21 @@ class TrainConfig:
     def __post_init__(self):
         _check_numbers(self)
         if self.decay > 1:
-            raise ValueError(f"--decay {self.decay} must be a share of the run, between 0 and 1")
+            raise UsageError(f"--decay {self.decay} must be a share of the run, between 0 and 1")
         if any(self.decay_mixture) and not self.decay:
-            raise ValueError("--decay_mixture has no effect with --decay 0")
+            raise UsageError("--decay_mixture has no effect with --decay 0")
+
+
+# Options that only some optimizers or schedules read: {option: (chosen by, choices, use instead)}.
+READ_BY = {
+    "lr": ("optimizer", ("adamw",), "--lr_scale"),
+    **dict.fromkeys(
+        ("lr_scale", "matrix_lr", "embedding_lr", "head_lr", "rates_at"),
+        ("optimizer", ("muon",), "--lr"),
+    ),
+    "decay": ("schedule", ("wsd",), "--schedule wsd"),
+    "final_lr": ("schedule", ("wsd", "cosine"), "--schedule wsd or cosine"),
+}
 
 
 @dataclass(frozen=True)
@@ -139,7 +239,7 @@ class RunConfig:
     """Steps between validations; each new best one saves a checkpoint. Validation always runs
     before the first step and at the end; 0: only then."""
     eval_tokens: int = 10_485_760  # 20 x 524,288
-    """Validation targets to score, always the same ones."""
+    """Validation targets to score while training, always the same ones; the end scores all."""
     noise_scale_every: int = 0
     """Estimate the gradient noise scale every N steps; 0: never. It compares a micro-batch with the
     whole step, so a step needs several: see --micro_batch."""
@@ -152,7 +252,7 @@ class RunConfig:
     gpu: str = ""
     """With --plan: estimate for this card instead of this machine: `H100`, `8xH200`, `4090`."""
     usd_per_hour: float = 3.0
-    """What this machine, with all its GPUs, costs; for --plan and the last line."""
+    """What one GPU costs (without GPUs, the machine); for --plan, the last line and the report."""
     peak_tflops: float = 0.0
     """Peak of one device in dense TFLOP/s, for MFU; 0: looked up by name; on a CPU, measured."""
 
@@ -162,7 +262,7 @@ class RunConfig:
     save_minutes: float = 15.0
     """Minutes between checkpoints; 0: by steps alone."""
     keep: int = 2
-    """Newest valid checkpoints to keep; the best is kept as well."""
+    """Newest valid checkpoints to keep, and the best besides; 2 or more survive a damaged file."""
     mirror: str = ""
     """Also copy each checkpoint to MIRROR/NAME, where NAME is the last part of run_dir."""
     resume: str = "auto"
@@ -177,21 +277,19 @@ class RunConfig:
     def __post_init__(self):
         _check_numbers(self)
         if self.gpu and not self.plan:
-            raise ValueError(f"--gpu {self.gpu} is only for an estimate; add --plan")
+            raise UsageError(f"--gpu {self.gpu} is only for an estimate; add --plan")
 
 
 def _check_numbers(config) -> None:
     for name, value in vars(config).items():
         if isinstance(value, (int, float)) and not 0 <= value < math.inf:
-            raise ValueError(f"--{name} {value} must be a finite number, 0 or more")
-        if name in ("tokens_per_step", "eval_tokens") and value < 1:
-            raise ValueError(f"--{name} {value} is less than one token")
-        if name == "keep" and value < 2:
-            raise ValueError(
-                f"--keep {value}: give 2 or more, so that one bad file cannot end a run"
-            )
+            raise UsageError(f"--{name} {value} must be a finite number, 0 or more")
+        if name in ("tokens_per_step", "eval_tokens", "rates_at") and value < 1:
+            raise UsageError(f"--{name} {value} is less than one token")
+        if name == "keep" and value < 1:
+            raise UsageError(f"--keep {value}: give 1 or more, so that the run can resume")
         if name == "seed" and value >= 1 << 63:
-            raise ValueError(f"--seed {value} is not below 2^63")
+            raise UsageError(f"--seed {value} is not below 2^63")
 
 
 @dataclass(frozen=True)
@@ -207,6 +305,13 @@ class Preset:
     name: str = ""
     """The word; filled in by machinery/cli.py."""
 
+    def __post_init__(self):
+        sizes = dict(
+            vocab_size=self.data.vocab_size or self.model.vocab_size,
+            row_len=self.data.row_len or self.model.seq_len + 1,
+        )
+        object.__setattr__(self, "data", replace(self.data, **sizes))
+
 
 def _d(depth: int, tokens_per_step: int, data_tokens: str) -> Preset:
     """The depth dial: width 64 x depth, heads of 128, MLP 4x."""
@@ -219,9 +324,7 @@ def _d(depth: int, tokens_per_step: int, data_tokens: str) -> Preset:
         extras=("key_offset", "value_embeds"),
     )
     source = ("hf:karpathy/climbmix-400b-shuffle",)
-    data = DataConfig(
-        source, vocab_size=32_768, row_len=2049, tokens=data_tokens, val_fraction=0.001
-    )
+    data = DataConfig(source, tokens=data_tokens, val_fraction=0.001)
     return Preset(model, data, TrainConfig(tokens_per_step=tokens_per_step))
 
 
@@ -244,9 +347,10 @@ PRESETS = {
         DataConfig(),
         TrainConfig(
             steps=1000, tokens_per_step=2048,  # 4 rows x 512
-            lr=1e-3, embedding_lr=0.1, weight_decay=0.0, warmup=10, decay=0.8,
+            lr=1e-3, matrix_lr=0.01, embedding_lr=0.05, head_lr=0.004, rates_at=2048,
+            weight_decay=0.0, warmup=10, decay=0.8,
         ),
-        RunConfig(log_every=25, eval_every=100, eval_tokens=81_920, save_minutes=1.0),
+        RunConfig(log_every=25, eval_every=100, eval_tokens=40_960, save_minutes=1.0),
         prompts=("def", "class", "import"),
     ),
     # Data: 2 to 4% more than 10.5 tokens per weight of blocks and head, 110M, 435M and 730M.
@@ -260,8 +364,7 @@ PRESETS = {
             **_LLAMA,
         ),
         DataConfig(
-            source=("hf:HuggingFaceFW/fineweb-edu:sample-100BT",), vocab_size=49_152, row_len=2049,
-            tokens="51B", val_fraction=0.001,
+            source=("hf:HuggingFaceFW/fineweb-edu:sample-100BT",), tokens="51B", val_fraction=0.001,
         ),
         TrainConfig(
             tokens="50B", tokens_per_step=2_097_152,  # 1,024 rows x 2,048
@@ -276,11 +379,11 @@ PRESETS = {
         DataConfig(
             source=(
                 "gigaverbo=hf:TucanoBR/GigaVerbo",
-                "reasoning=hf:cnmoro/reasoning-v1-20m-portuguese",
+                "reasoning=hf:cnmoro/reasoning-v1-20m-portuguese#prompt+thought+answer",
                 "finemath=hf:HuggingFaceTB/finemath:finemath-4plus",
                 "infiwebmath=hf:HuggingFaceTB/finemath:infiwebmath-4plus",
             ),
-            vocab_size=32_000, nfc=True, row_len=4097, tokens="325B", val_fraction=0.001,
+            nfc=True, tokens="325B", val_fraction=0.001,
         ),
         TrainConfig(
             steps=152_000, tokens_per_step=2_097_152,  # 512 rows x 4,096

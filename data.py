@@ -23,8 +23,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
+from itertools import repeat
 
 import numpy as np
+
+from config import UsageError
 
 # torch is imported where a batch is made: the workers of prepare_data.py do not need it.
 
@@ -107,7 +110,7 @@ class Packing:
 
     def __init__(self, docs: Iterable, row_len: int, bos_id: int, buffer: int) -> None:
         if row_len < 2 or buffer < 1:
-            raise ValueError(f"row_len {row_len} must be at least 2 and buffer {buffer} at least 1")
+            raise UsageError(f"row_len {row_len} must be at least 2 and buffer {buffer} at least 1")
         self.docs, self.row_len, self.bos_id, self.buffer = docs, row_len, bos_id, buffer
         self.stats, self.leftover = PackStats(), []
 
@@ -239,7 +242,7 @@ class Quota:
     def __init__(self, weights: Sequence[float]) -> None:
         exact = [Fraction(str(w)) for w in weights]  # 0.05 means 1/20
         if not exact or min(exact) < 0 or sum(exact) == 0:
-            raise ValueError(f"mixture weights {list(weights)} must be >= 0, and not all 0")
+            raise UsageError(f"mixture weights {list(weights)} must be >= 0, and not all 0")
         unit = math.lcm(*(w.denominator for w in exact))
         whole = [int(w * unit) for w in exact]
         heaviest_first = sorted((i for i, w in enumerate(whole) if w), key=lambda i: (-whole[i], i))
@@ -292,7 +295,7 @@ class Order:
             self.phases.append((start, before, Quota(mixture)))
             for i, size in enumerate(sizes):
                 if size < 1 and mixture[i]:
-                    raise ValueError(
+                    raise UsageError(
                         f"source {i} has no rows to draw from; give it more text or weight 0"
                     )
         self._permutation = lru_cache(maxsize=64)(
@@ -321,7 +324,7 @@ def mixture_weights(manifest, weights: dict[str, float] | None) -> list[float]:
     if weights is None:
         return [manifest.rows("train", i) for i in range(len(names))]
     if unknown := [name for name in weights if name not in names]:
-        raise ValueError(
+        raise UsageError(
             f"the mixture names source {unknown[0]!r}, the data has {', '.join(names)}"
         )
     return [weights.get(name, 0) for name in names]
@@ -341,12 +344,17 @@ def order_of(
     return Order(sizes, mixture_weights(manifest, weights), seed, decay, decay_from)
 
 
+IGNORED = -100  # a target that does not count: torch's default ignore_index
+
+
 class RowLoader:
     """Batches by position. A thread reads ahead into a small ring of (pinned) buffers.
 
-    At `position`, rank r reads the rows at positions position + r * micro_batch + j as item j of
-    its batch; then `position` grows by world_size * micro_batch. So the rows of a step, taken
-    together, are the same for any number of ranks and any split into micro-batches.
+    A micro-batch of all ranks takes the next world_size * micro_batch positions; rank r reads
+    those from r * micro_batch on. Where the rows of a step end (rows_of_steps: how many each step
+    has), the rest of a batch is filled with rows whose targets are IGNORED, and the next step
+    begins with the next row. So the rows of a step, taken together, are the same for any number of
+    ranks and any split into micro-batches.
 
     `manifest` (machinery/shards.py) needs sources, row_len, dtype, rows, row and locate.
     """
@@ -360,6 +368,7 @@ class RowLoader:
         rank: int = 0,
         world_size: int = 1,
         position: int = 0,
+        rows_of_steps: Iterable[int] | None = None,
         weights: dict[str, float] | None = None,
         decay_weights: dict[str, float] | None = None,
         decay_from: int = 0,
@@ -368,7 +377,7 @@ class RowLoader:
     ) -> None:
         import torch
 
-        self.manifest, self.position = manifest, position
+        self.manifest, self.seed, self.first_row = manifest, seed, position
         self.rank, self.world_size, self.micro_batch = rank, world_size, micro_batch
         self.device = torch.device(device)
         self.order = order_of(manifest, "train", seed, weights, decay_weights, decay_from)
@@ -377,8 +386,11 @@ class RowLoader:
         pin, T = self.device.type == "cuda", manifest.row_len - 1
         for _ in range(max(2, prefetch)):
             buffer = torch.empty((2, micro_batch, T), dtype=torch.int64, pin_memory=pin)
-            self._free.put((buffer, torch.cuda.Event() if pin else None))
-        self._thread = threading.Thread(target=self._read_ahead, args=(position,), daemon=True)
+            # blocking: the reader sleeps until a copy is done, instead of occupying a core
+            self._free.put((buffer, torch.cuda.Event(blocking=True) if pin else None))
+        rows_of_steps = rows_of_steps or repeat(world_size * micro_batch)
+        places = self._places(position, rows_of_steps)
+        self._thread = threading.Thread(target=self._read_ahead, args=(places,), daemon=True)
         self._thread.start()
         # A thread that is inside torch when Python exits aborts the process.
         atexit.register(self.close)
@@ -390,7 +402,8 @@ class RowLoader:
         return [f"{shard['file']} row {row}" for shard, row in found]
 
     def next_batch(self):
-        """-> inputs, targets: int64 (micro_batch, row_len - 1) each, on the device."""
+        """-> inputs, targets: int64 (micro_batch, row_len - 1) each, on the device. `first_row` is
+        then the position of its first row."""
         import torch
 
         t0 = time.perf_counter()
@@ -399,15 +412,19 @@ class RowLoader:
         if self._failure is not None:
             self._ready.put(None)  # the next call raises it too
             raise self._failure
-        buffer, copied = item
+        buffer, copied, self.first_row = item
         if copied is None:
             batch = buffer.to(self.device, copy=True)
         else:
             batch = buffer.to(self.device, non_blocking=True)
             copied.record(torch.cuda.current_stream(self.device))  # the buffer is in use till then
         self._free.put((buffer, copied))
-        self.position += self.world_size * self.micro_batch
         return batch[0], batch[1]
+
+    def random_seed(self) -> int:
+        """For whatever draws random numbers in this micro-batch, such as dropout: by position, so
+        that a resumed run draws the same."""
+        return mix64(mix64(self.seed) ^ self.first_row)
 
     def pop_wait_s(self) -> float:
         """Seconds that next_batch has waited for data since the last call."""
@@ -421,24 +438,36 @@ class RowLoader:
         self._thread.join(timeout=10)
         atexit.unregister(self.close)
 
-    def _read_ahead(self, position: int) -> None:
+    def _places(self, position: int, rows_of_steps: Iterable[int]) -> Iterator[tuple[int, int]]:
+        """For each of this rank's micro-batches: (position of its first row, end of the step)."""
+        at_once = self.world_size * self.micro_batch
+        for rows in rows_of_steps:
+            end = position + rows
+            for first in range(position, end, at_once):
+                yield first + self.rank * self.micro_batch, end
+            position = end
+
+    def _read_ahead(self, places: Iterator[tuple[int, int]]) -> None:
         import torch
 
         rows = np.empty((self.micro_batch, self.manifest.row_len), dtype=self.manifest.dtype)
         try:
             if self.device.type == "cuda":  # a new thread starts on the first GPU
                 torch.cuda.set_device(self.device)
-            while (slot := self._free.get()) is not None and not self._stop.is_set():
+            for first, end in places:
+                slot = self._free.get()
+                if slot is None or self._stop.is_set():
+                    return
                 buffer, copied = slot
                 if copied is not None:
                     copied.synchronize()  # its last copy to the GPU may still be in flight
-                first = position + self.rank * self.micro_batch
-                for j in range(self.micro_batch):
+                n = min(max(0, end - first), self.micro_batch)  # rows that the step still has
+                for j in range(n):
                     rows[j] = self.manifest.row("train", *self.order(first + j))
                 array = buffer.numpy()
-                array[0], array[1] = rows[:, :-1], rows[:, 1:]
-                self._ready.put(slot)
-                position += self.world_size * self.micro_batch
+                array[0, :n], array[1, :n] = rows[:n, :-1], rows[:n, 1:]
+                array[0, n:], array[1, n:] = 0, IGNORED
+                self._ready.put((buffer, copied, first))
         except Exception as error:
             self._failure = error
             self._ready.put(None)  # wakes next_batch, which raises it
@@ -461,7 +490,7 @@ def val_batches(
     )
     total = min(max_rows or sum(sizes), sum(sizes))
     if total < world_size:
-        raise ValueError(
+        raise UsageError(
             f"{total} validation rows are too few for {world_size} ranks; prepare more: "
             "--val_fraction"
         )

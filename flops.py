@@ -1,24 +1,27 @@
-"""How fast is the training, in numbers that can be compared: tokens/s, FLOP/s, MFU, time left.
+"""The measures: bits per byte; and tokens/s, FLOP/s, MFU, time left.
 
-Reads:  the model's FLOPs per token (`GPT.flops_per_token`), and the loop's report of each step.
-Gives:  `peak_flops` (datasheet), `measure_matmul` (what the device reaches), `mfu`, `Meter`;
-        `activation_bytes`, what a step needs of the memory.
-Guarantees: no peak is invented for a device that the table does not name in whole words;
-        evaluation, saving and compilation never count as training time.
-There are two conventions of FLOPs per token. The same run has 32% MFU in one and 41% in the other,
-so both are printed: `full` counts all T x T attention (PaLM, appendix B), `causal` the half that a
-causal model needs (Megatron-LM). Next: optim.py.
+`peak_flops` is the datasheet's, `measure_matmul` what the device reaches, `mfu` the share of it
+that a model uses; `Meter` times the steps of a loop, `bits_per_byte` scores text,
+`activation_bytes` says what a step needs of the memory. Guarantees: no peak is invented for a
+device that the table does not name in whole words; evaluation, saving and compilation never count
+as training time. There are two conventions of FLOPs per token (`GPT.flops_per_token`). The same run
+has 32% MFU in one and 41% in the other, so both are printed: `full` counts all T x T attention
+(PaLM, appendix B), `causal` the half that a causal model needs (Megatron-LM). Next: optim.py.
 """
 
+import math
 import re
 import statistics
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from string import ascii_uppercase
 from typing import NamedTuple
 
 import torch
+import torch.distributed as dist
+from torch import Tensor, nn
 
 
 class Card(NamedTuple):
@@ -27,11 +30,6 @@ class Card(NamedTuple):
     peak: float  # dense bf16 FLOP/s (the sparse figure that vendors print larger is twice this one)
     memory_gb: int
     memory_tb_s: float  # bandwidth of that memory, TB/s
-
-    @property
-    def memory_bytes(self) -> float:
-        """What a program finds: a datasheet's GB is 2^30 bytes, less 1% for the driver."""
-        return 0.99 * self.memory_gb * 2**30
 
 
 # From the vendors' datasheets. A key matches a device name that has all its words; the key with the
@@ -53,15 +51,14 @@ CARDS = {
     "RTX 5090": Card(209.5e12, 32, 1.79), "RTX 4090": Card(165.2e12, 24, 1.01),
     "RTX 3090": Card(71e12, 24, 0.936),
 }  # fmt: skip
-# A card with one of these words in its name is a different card: a slice, a laptop's, ...
-DIFFERENT_CARD = {"MIG", "LAPTOP", "TI", "SUPER", "D", "CNX"}
+# With one of these words in its name it is another card: a slice, a laptop's, ... So it is with a
+# letter on its own, as in "RTX 4090 D" or "L40-S".
+DIFFERENT_CARD = {"MIG", "LAPTOP", "TI", "SUPER", "CNX", *ascii_uppercase}
 
 
 def find_card(device_name: str) -> Card | None:
-    """The card of that name; None when it is not in the table.
-
-    "NVIDIA H100 80GB HBM3" -> CARDS["H100"], "NVIDIA RTX A4000" -> None (it is no A40).
-    """
+    """The card of that name; None when it is not in the table:
+    "NVIDIA H100 80GB HBM3" -> CARDS["H100"], "NVIDIA RTX A4000" -> None (it is no A40)."""
     words = set(re.findall(r"[A-Z0-9]+", device_name.upper()))
     keys = [key for key in CARDS if words.issuperset(key.split())]
     if not keys or words & DIFFERENT_CARD:
@@ -81,8 +78,7 @@ def mfu(
     """Model FLOPs utilization, a fraction: the model's FLOP/s over the peak of all devices.
 
     tokens_per_s counts all ranks and all micro-batches; peak is the FLOP/s of ONE device (None:
-    unknown, and so is the result). PaLM (Chowdhery et al. 2022), appendix B.
-    """
+    unknown, and so is the result). PaLM (Chowdhery et al. 2022), appendix B."""
     return tokens_per_s * flops_per_token / (peak * world_size) if peak else None
 
 
@@ -100,21 +96,16 @@ def activation_bytes(config, itemsize: int = 2) -> int:
     # relu2 is found from its result; SwiGLU keeps gate and up as well
     layer += config.mlp_hidden * (3 if config.mlp == "swiglu" else 1)
     once = 4 * config.n_embd  # around the embedding and the last norm
-    # With a softcap, the gradient of the logits is a second tensor; else it takes their place.
-    once += config.padded_vocab * (2 if config.logit_softcap else 1)
+    once += config.padded_vocab  # the logits, whose gradient takes their place
     return itemsize * (config.n_layer * layer + once)
 
 
-def measure_matmul(
-    device: torch.device | str, dtype: torch.dtype = torch.bfloat16, seconds: float = 1.0
-) -> float:
+def measure_matmul(device: torch.device | str, dtype: torch.dtype, seconds: float = 1.0) -> float:
     """FLOP/s that a big square matmul reaches on this device, now: the ceiling for any model.
 
     Random data: a GPU draws less power on zeros and runs 13% faster. On several ranks, call it on
-    all at once, so that ranks which share a processor measure their share.
-    """
-    device = torch.device(device)
-    n = 2048 if device.type == "cpu" else 8192
+    all at once, so that ranks which share a processor measure their share."""
+    n = 2048 if torch.device(device).type == "cpu" else 8192
     sync = torch.get_device_module(device).synchronize
     a, b = (torch.randn(n, n, device=device).to(dtype) for _ in range(2))
     out, times = torch.empty_like(a), []
@@ -128,6 +119,46 @@ def measure_matmul(
     return 2 * n**3 / statistics.median(times[2:])  # the first two warm up
 
 
+def find_peak(world, tflops: float = 0.0) -> float | None:
+    """FLOP/s of one device: as given, in bf16 by its name, or (on a CPU) a matmul timed now. world
+    has device, dtype and device_name."""
+    if tflops:
+        return tflops * 1e12
+    if world.device.type == "cpu":
+        return measure_matmul(world.device, world.dtype, seconds=0.5)
+    return peak_flops(world.device_name) if world.dtype == torch.bfloat16 else None
+
+
+@torch.no_grad()
+def bits_per_byte(
+    model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]], token_bytes: Tensor, rows: int = 0
+) -> tuple[float, float]:
+    """Loss in nats per token and in bits per byte of text, over all ranks' batches.
+
+    Bits per byte does not depend on the tokenizer: total nats of the targets that stand for text,
+    over ln 2, over the bytes of that text. Special tokens (0 bytes) are left out of it, but count
+    in the mean loss. batches: inputs and targets (B, T), as many on every rank (the ranks of a
+    sharded model run in lockstep). token_bytes: (V,) bytes per token id. rows: of every forward
+    pass, since a compiled model is compiled for one shape; a smaller batch is padded with copies of
+    its own rows, which are not scored."""
+    parts = []  # read after the loop, so that the host never waits for the device in between
+    training = model.training
+    model.eval()
+    for inputs, targets in batches:
+        n = len(inputs)
+        fill = torch.arange(max(n, rows), device=inputs.device) % n  # 0 .. n - 1, then again
+        nats = model(inputs[fill], targets[fill], reduction="none")[:n]  # (n, T)
+        size = token_bytes[targets]  # (n, T)
+        sums = (nats, torch.ones_like(nats), nats * (size > 0), size)
+        parts.append(torch.stack([x.sum(dtype=torch.float32) for x in sums]))
+    model.train(training)
+    total = torch.stack(parts).cpu().double().sum(0)  # nats, targets, text nats, bytes
+    if dist.is_initialized():
+        dist.all_reduce(total)
+    nats, targets, text_nats, n_bytes = total.tolist()
+    return nats / targets, text_nats / math.log(2) / n_bytes
+
+
 class Meter:
     """Speed over the last `window` optimizer steps, and the time left.
 
@@ -136,9 +167,8 @@ class Meter:
     late; the time from one such read to the next is then the time of one step. Read the loss that
     is still pending before a pause, or that step's time is counted as part of the pause.
 
-    The first step of a process compiles: its time is `first_step_s`, and it leaves the window as
-    soon as there is a second. Nothing of the meter is saved, so a resumed run starts afresh.
-    """
+    The first step of a process compiles, so it leaves the window as soon as there is a second.
+    Nothing of the meter is saved: a resumed run starts afresh."""
 
     def __init__(
         self,
@@ -153,7 +183,6 @@ class Meter:
         self.peak, self.world_size, self.clock = peak, world_size, clock
         self.steps: deque[tuple[int, float, float]] = deque(maxlen=window)  # tokens, dt_s, wait_s
         self.pauses: dict[str, list[float]] = defaultdict(list)  # kind -> seconds of each
-        self.first_step_s: float | None = None
         self.n_steps = 0
         self.start()
 
@@ -161,42 +190,30 @@ class Meter:
         """The next step begins now (the constructor and `step` call it)."""
         self._since, self._paused_s = self.clock(), 0.0
 
-    def step(self, tokens: int, dt_s: float | None = None, data_wait_s: float = 0.0) -> float:
-        """One optimizer step of `tokens` is complete; returns its seconds.
-
-        dt_s None: the time since the last step, pauses taken out.
-        """
-        if dt_s is None:
-            dt_s = self.clock() - self._since - self._paused_s
+    def step(self, tokens: int, data_wait_s: float = 0.0) -> float:
+        """One optimizer step of `tokens` is complete; returns its seconds, without the pauses."""
+        dt_s = self.clock() - self._since - self._paused_s
         self.start()
         self.n_steps += 1
-        if self.n_steps == 1:
-            self.first_step_s = dt_s
-        elif self.n_steps == 2:
+        if self.n_steps == 2:
             self.steps.clear()
         self.steps.append((tokens, dt_s, data_wait_s))
         return dt_s
 
-    def pause(self, kind: str, seconds: float) -> None:
-        """`seconds` since the last step went to `kind` ("eval", "save"), not to training."""
-        self.pauses[kind].append(seconds)
-        self._paused_s += seconds
-
     @contextmanager
     def paused(self, kind: str) -> Iterator[None]:
-        """`with meter.paused("eval"): ...`; not to be nested."""
+        """`with meter.paused("eval"): ...` is no training time; not to be nested."""
         start = self.clock()
         try:
             yield
         finally:
-            self.pause(kind, self.clock() - start)
+            self.pauses[kind].append(self.clock() - start)
+            self._paused_s += self.pauses[kind][-1]
 
     def eta_s(self, tokens_left: int, **pauses_left: int) -> float:
-        """Seconds to the end, from means so far: `eta_s(tokens_left, eval=12, save=3)`.
-
-        It counts tokens, not steps, because a batch ramp makes early steps shorter. A kind of
-        pause that has not happened yet counts as 0 s.
-        """
+        """Seconds to the end, from means so far: `eta_s(tokens_left, eval=12, save=3)`. It counts
+        tokens, not steps, because a batch ramp makes early steps shorter. A kind of pause that has
+        not happened yet counts as 0 s."""
         training_s = tokens_left / self.summary()["tokens_per_s_mean"]
         seen = {kind: n for kind, n in pauses_left.items() if kind in self.pauses}
         return training_s + sum(n * statistics.mean(self.pauses[kind]) for kind, n in seen.items())
@@ -205,8 +222,7 @@ class Meter:
         """After the first step: the window's figures, named for metrics.jsonl.
 
         Medians, because one stall says nothing about the speed; tokens_per_s_mean includes stalls.
-        TFLOP/s are per device and always known; MFU is a fraction, None if the peak is unknown.
-        """
+        TFLOP/s are per device and always known; MFU is a fraction, None if the peak is unknown."""
         tokens, dts, waits = zip(*self.steps, strict=True)
         tokens_per_s = statistics.median(n / dt for n, dt in zip(tokens, dts, strict=True))
         per_device = tokens_per_s / self.world_size / 1e12

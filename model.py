@@ -1,4 +1,4 @@
-"""The GPT: its configuration, initial values, forward pass, loss, FLOPs and generation.
+"""The GPT: its initial values, forward pass, loss, FLOPs and generation (config.py has GPTConfig).
 
 `GPT(config)` may be built on the meta device: `init_weights()`, called once after `to_empty`, is
 the only place where a weight gets its value. Weights are kept in fp32 and cast to `compute_dtype`
@@ -8,96 +8,14 @@ Shapes: B rows, T positions (S of keys), C = n_embd, L layers, H query heads, G 
 D = head_dim, V = vocab_size. Next: optim.py moves these weights, train.py runs the loop.
 """
 
-import math
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Literal
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, distribute_tensor
 
-EXTRAS = ("key_offset", "value_embeds")
-VALUE_GATE_CHANNELS = 12  # the gate looks at the first few channels only: a few FLOPs
-
-
-@dataclass(frozen=True)
-class GPTConfig:
-    """The architecture. Every combination that a preset uses maps onto a stock transformers class
-    as long as `extras` is empty."""
-
-    seq_len: int = 2048
-    """Positions the model sees at once (a row holds one token more)."""
-    vocab_size: int = 32_768
-    """Tokens in the vocabulary; the tables are padded to a multiple of 64 rows."""
-    n_layer: int = 12
-    """Transformer blocks."""
-    n_head: int = 6
-    """Query heads."""
-    n_kv_head: int = 6
-    """Key/value heads; fewer than n_head is grouped-query attention (GQA)."""
-    head_dim: int = 128
-    """Channels of a head."""
-    n_embd: int = 768
-    """Width of the residual stream."""
-    mlp: Literal["relu2", "swiglu"] = "relu2"
-    """Activation of the MLP: ReLU squared, or SwiGLU."""
-    mlp_hidden: int = 3072
-    """Hidden width of the MLP."""
-    qk_norm: bool = True
-    """RMSNorm on queries and keys, per head."""
-    embed_norm: bool = True
-    """RMSNorm right after the embedding."""
-    tie_embeddings: bool = False
-    """One table for the embedding and the head."""
-    logit_softcap: float = 15.0
-    """Squash the logits to +-this with tanh; 0: none."""
-    rope_theta: float = 100_000.0
-    """Base of the rotary frequencies."""
-    nope_every: int = 0
-    """No positional encoding (NoPE) on every k-th layer; 0: RoPE everywhere."""
-    doc_mask: bool = False
-    """Keep attention within a document (dense mask: memory grows with T squared)."""
-    extras: tuple[str, ...] = ()
-    """Shortcuts that make small models learn faster: key_offset, value_embeds (see Attention).
-    Give an empty string for none; only then does the model map onto a stock class."""
-    bos_id: int = 0
-    """The token that begins each document, and each piece of one that was cut."""
-
-    def __post_init__(self):
-        object.__setattr__(self, "extras", tuple(name for name in self.extras if name))
-        sizes = ("seq_len", "vocab_size", "n_layer", "n_embd", "n_head", "n_kv_head", "head_dim")
-        for name in (*sizes, "mlp_hidden"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} {getattr(self, name)} is less than 1")
-        if "value_embeds" in self.extras and self.n_embd < VALUE_GATE_CHANNELS:
-            raise ValueError(f"value_embeds needs n_embd {VALUE_GATE_CHANNELS} or more")
-        for name in self.extras:
-            if name not in EXTRAS:
-                raise ValueError(f"extras has no {name!r}; choose from {', '.join(EXTRAS)}")
-        if self.n_head % self.n_kv_head:
-            raise ValueError(
-                f"n_head {self.n_head} is not a multiple of n_kv_head {self.n_kv_head}; "
-                f"try --n_kv_head {math.gcd(self.n_head, self.n_kv_head)}"
-            )
-        if self.head_dim % 2:
-            raise ValueError(f"head_dim {self.head_dim} is odd; RoPE rotates pairs of channels")
-        if self.mlp not in ("relu2", "swiglu"):
-            raise ValueError(f"mlp {self.mlp!r} is neither relu2 nor swiglu")
-
-    @property
-    def padded_vocab(self) -> int:
-        """Rows of the tables: vocab_size rounded up to 64, for the tensor cores."""
-        return (self.vocab_size + 63) // 64 * 64
-
-    def has_value_embed(self, layer: int) -> bool:
-        """Alternate layers, the last one included."""
-        return "value_embeds" in self.extras and (self.n_layer - 1 - layer) % 2 == 0
-
-    def has_rope(self, layer: int) -> bool:
-        return self.nope_every == 0 or (layer + 1) % self.nope_every != 0
-
+from config import VALUE_GATE_CHANNELS, GPTConfig, UsageError
 
 # How each weight is optimized, by the last word of its name; `GPT.init_weights` has the table of
 # initial values. A new weight needs a line in both. A bare nn.Parameter must also be cast where it
@@ -114,7 +32,7 @@ def kind_of(name: str) -> str:
     words = name.removesuffix(".weight").split(".")
     kind = "value_embeds" if words[0] == "value_embeds" else words[-1]
     if kind not in GROUP_OF:
-        raise ValueError(
+        raise UsageError(
             f"the weight {name!r} has no initial value and no optimizer; give {kind!r} a line in "
             "GPT.init_weights and a place in GROUP_OF (model.py)"
         )
@@ -159,12 +77,17 @@ def head_logits(x: Tensor, weight: Tensor, config: GPTConfig) -> Tensor:
     """x (B, T, C), the head's weight (padded V, C) -> logits (B, T, V) in fp32: the padding is cut
     off, and the rest squashed into -cap .. cap (Gemma 2) unless the cap is 0."""
     logits, cap = F.linear(x, weight)[..., : config.vocab_size].float(), config.logit_softcap
-    return cap * torch.tanh(logits / cap) if cap else logits
+    # tanh(y) = 2 sigmoid(2 y) - 1, which takes fewer instructions
+    return cap * (2 * torch.sigmoid(logits * (2 / cap)) - 1) if cap else logits
 
 
 def cross_entropy(x: Tensor, weight: Tensor, targets: Tensor, config: GPTConfig) -> Tensor:
-    """-log softmax(head_logits)[target] in nats: targets (B, T) -> (B, T)."""
+    """-log softmax(head_logits)[target] in nats: targets (B, T) -> (B, T), 0 where a target is
+    data.IGNORED."""
     logits = head_logits(x, weight, config)  # (B, T, V)
+    if 0 < config.logit_softcap <= 50:  # exp cannot overflow: no maximum to find first
+        log_probs = logits - logits.exp().sum(-1, keepdim=True).log()
+        return F.nll_loss(log_probs.transpose(1, 2), targets, reduction="none")
     return F.cross_entropy(logits.transpose(1, 2), targets, reduction="none")
 
 
@@ -206,6 +129,16 @@ def token_before(x: Tensor, cache: KVCache | None, layer: int) -> Tensor:
     return torch.cat([first, x[:, :-1]], dim=1)
 
 
+class Positions(NamedTuple):
+    """What every layer has to know about the T positions of a forward pass."""
+
+    cos: Tensor  # (T, D/2)
+    sin: Tensor  # (T, D/2)
+    begins: Tensor  # (B, T): a document begins here
+    mask: Tensor | None  # True where a query may look; None: causal
+    cache: KVCache | None  # of the positions before, in generation
+
+
 class Attention(nn.Module):
     def __init__(self, config: GPTConfig, layer: int):
         super().__init__()
@@ -217,7 +150,8 @@ class Attention(nn.Module):
         if config.has_value_embed(layer):
             self.value_gate = Linear(VALUE_GATE_CHANNELS, config.n_kv_head)
 
-    def forward(self, x, value_embed, cos, sin, mask, cache, begins):
+    def forward(self, x: Tensor, value_embed: Tensor | None, at: Positions) -> Tensor:
+        """x (B, T, C), value_embed (B, T, G * D) -> (B, T, C)."""
         config, (B, T, _) = self.config, x.shape
         H, G, D = config.n_head, config.n_kv_head, config.head_dim
         q = self.q(x).view(B, T, H, D)
@@ -232,16 +166,33 @@ class Attention(nn.Module):
             # Half of each key, the pairs that RoPE rotates slowest, comes from the token before. So
             # one layer can find what followed an earlier copy of a token; otherwise it takes two.
             slow = torch.arange(D, device=x.device) % (D // 2) >= D // 4  # pairs are (i, i + D/2)
-            k = torch.where(slow & ~begins[..., None, None], token_before(k, cache, self.layer), k)
+            before = token_before(k, at.cache, self.layer)
+            k = torch.where(slow & ~at.begins[..., None, None], before, k)
         if config.qk_norm:
             q, k = rms_norm(q), rms_norm(k)
         if self.rope:
-            q, k = apply_rope(q, cos, sin), apply_rope(k, cos, sin)
+            q, k = apply_rope(q, at.cos, at.sin), apply_rope(k, at.cos, at.sin)
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)  # (B, H or G, T, D)
-        if cache is not None:
-            k, v = cache.append(self.layer, k, v)
-        y = attend(q, k, v, mask)  # (B, H, T, D)
+        if at.cache is not None:
+            k, v = at.cache.append(self.layer, k, v)
+        y = attend(q, k, v, at.mask)  # (B, H, T, D)
         return self.out(y.transpose(1, 2).reshape(B, T, H * D))
+
+
+class ReluSquared(torch.autograd.Function):
+    """relu(x)^2. For backward it keeps its result alone, as the next matmul does anyway: the slope,
+    2 relu(x), is 2 sqrt(result)."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor) -> Tensor:
+        h = F.relu(x).square()
+        ctx.save_for_backward(h)
+        return h
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> Tensor:
+        (h,) = ctx.saved_tensors
+        return grad * (4 * h).sqrt()
 
 
 class MLP(nn.Module):
@@ -254,8 +205,11 @@ class MLP(nn.Module):
         self.swiglu = config.mlp == "swiglu"
 
     def forward(self, x):
-        h = F.silu(self.gate(x)) * self.up(x) if self.swiglu else F.relu(self.up(x)).square()
-        return self.down(h)  # (B, T, mlp_hidden) -> (B, T, C)
+        if self.swiglu:
+            h = F.silu(self.gate(x)) * self.up(x)  # (B, T, mlp_hidden)
+        else:
+            h = ReluSquared.apply(self.up(x))
+        return self.down(h)  # (B, T, C)
 
 
 class Block(nn.Module):
@@ -264,8 +218,8 @@ class Block(nn.Module):
         self.attn = Attention(config, layer)
         self.mlp = MLP(config)
 
-    def forward(self, x, value_embed, cos, sin, mask, cache, begins):
-        x = x + self.attn(rms_norm(x), value_embed, cos, sin, mask, cache, begins)
+    def forward(self, x: Tensor, value_embed: Tensor | None, at: Positions) -> Tensor:
+        x = x + self.attn(rms_norm(x), value_embed, at)
         return x + self.mlp(rms_norm(x))
 
 
@@ -274,7 +228,7 @@ class GPT(nn.Module):
         """compute_dtype: the dtype of the activations, and of the weights while in use."""
         super().__init__()
         self.config, self.compute_dtype = config, compute_dtype
-        self.cross_entropy = cross_entropy  # machinery/setup.py may put a faster form here
+        self.cross_entropy = cross_entropy  # FSDP compiles it apart (machinery/build.py)
         self.embed = nn.Embedding(config.padded_vocab, config.n_embd)
         self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.n_layer))
         if not config.tie_embeddings:
@@ -305,33 +259,38 @@ class GPT(nn.Module):
         Sources: nanochat for the first column; DeepSeek LLM (std 0.006) with Megatron-LM's scaling
         of the projections for the second: a tied table must be small, or each token would predict
         itself. With an untied head, `_init_previous_token_head` then changes the embedding and one
-        head. A sharded weight (DTensor) is drawn whole and cut, so that sharding changes nothing.
+        head.
         """
-        unit, tied = self.config.n_embd**-0.5, self.config.tie_embeddings
         for name, p in self.named_parameters():
-            sharded, kind = isinstance(p, DTensor), kind_of(name)
-            full = torch.empty(p.shape, dtype=p.dtype, device=p.device) if sharded else p
-            if kind == "value_gate":
-                full.uniform_(0, 0.02)
-            elif tied:
-                depth = 2 * self.config.n_layer if kind in ("out", "down") else 1
-                full.normal_(0, 0.006 / depth**0.5)
-            elif kind in ("embed", "head"):
-                full.normal_(0, 0.8 if kind == "embed" else 0.001)
-            elif kind in ("out", "down"):
-                full.zero_()
-            elif kind in ("q", "k", "v", "up", "gate", "value_embeds"):
-                bound = 3**0.5 * unit * (0.4 if kind in ("up", "gate") else 1.0)
-                full.uniform_(-bound, bound)  # the standard deviation of U(-b, b) is b / sqrt(3)
-            else:
-                raise ValueError(f"give {kind!r} a line in GPT.init_weights (model.py)")
-            if not tied:
-                self._init_previous_token_head(name, full)
-            if sharded:
-                p.copy_(distribute_tensor(full, p.device_mesh, p.placements, src_data_rank=None))
+            self.init_weight(name, p)
+        self.init_tables()
+
+    def init_tables(self) -> None:
+        """The rotary tables."""
         cos, sin = rope_tables(self.config.seq_len, self.config.head_dim, self.config.rope_theta)
         self.cos.copy_(cos)
         self.sin.copy_(sin)
+
+    @torch.no_grad()
+    def init_weight(self, name: str, weight: Tensor) -> None:
+        """One line of the table: `weight`, which is whole, gets the value of the weight `name`."""
+        unit, kind = self.config.n_embd**-0.5, kind_of(name)
+        if kind == "value_gate":
+            weight.uniform_(0, 0.02)
+        elif self.config.tie_embeddings:
+            depth = 2 * self.config.n_layer if kind in ("out", "down") else 1
+            weight.normal_(0, 0.006 / depth**0.5)
+        elif kind in ("embed", "head"):
+            weight.normal_(0, 0.8 if kind == "embed" else 0.001)
+        elif kind in ("out", "down"):
+            weight.zero_()
+        elif kind in ("q", "k", "v", "up", "gate", "value_embeds"):
+            bound = 3**0.5 * unit * (0.4 if kind in ("up", "gate") else 1.0)
+            weight.uniform_(-bound, bound)  # the standard deviation of U(-b, b) is b / sqrt(3)
+        else:
+            raise UsageError(f"give {kind!r} a line in GPT.init_weight (model.py)")
+        if not self.config.tie_embeddings:
+            self._init_previous_token_head(name, weight)
 
     def _init_previous_token_head(self, name: str, weight: Tensor) -> None:
         """Initialize the first head of the first layer as a previous-token head.
@@ -378,9 +337,9 @@ class GPT(nn.Module):
         if start + T > config.seq_len:
             raise ValueError(f"{start + T} positions do not fit in seq_len {config.seq_len}")
         cos, sin = self.cos[start : start + T], self.sin[start : start + T]  # (T, D/2)
-        mask = self._mask(idx, start, cache)
         begins = idx == config.bos_id  # (B, T)
         begins[:, 0] |= start == 0  # without BOS too
+        at = Positions(cos, sin, begins, self._mask(idx, start, cache), cache)
 
         x = self.embed(idx).to(self.compute_dtype)  # (B, T, C)
         if config.embed_norm:
@@ -389,7 +348,7 @@ class GPT(nn.Module):
             value_embed = None
             if config.has_value_embed(layer):
                 value_embed = self.value_embeds[str(layer)](idx).to(self.compute_dtype)
-            x = block(x, value_embed, cos, sin, mask, cache, begins)
+            x = block(x, value_embed, at)
         if cache is not None:
             cache.length += T
 
@@ -440,13 +399,13 @@ class GPT(nn.Module):
         vocab_size.
         """
         if max_new_tokens < 1 or top_k < 0 or not temperature >= 0 or not 0 < top_p <= 1:
-            raise ValueError(
+            raise UsageError(
                 f"max_new_tokens {max_new_tokens} must be 1 or more, top_k {top_k} and temperature "
                 f"{temperature} 0 or more, and top_p {top_p} above 0 and at most 1"
             )
         n = min(max_new_tokens, self.config.seq_len - idx.size(1))
         if n <= 0:
-            raise ValueError(
+            raise UsageError(
                 f"a prompt of {idx.size(1)} tokens leaves no room in seq_len {self.config.seq_len}"
             )
         cache = KVCache(self.config, idx.size(0), idx.size(1) + n, self.compute_dtype, idx.device)

@@ -4,17 +4,20 @@
 their state already made; it knows nothing of the model. `set_schedule` gives every group its
 learning rate, momentum and weight decay of a step. Both optimizers skip a step, state included,
 when their attribute `found_inf` holds 1: that keeps NaN out of the weights without a host sync.
-To add an optimizer, make its state (tensors) in `__init__` and add it to `build`, `state_bytes` and
-`READ_BY`; to add a schedule, to `lr_at` and `READ_BY`. Its name goes to config.py. Next: train.py.
+To add an optimizer, make its state (tensors) in `__init__` and add it to `build` and `state_bytes`;
+to add a schedule, to `lr_at`. Its name goes to config.py, and to READ_BY there. Next: train.py.
 """
 
 import math
 from collections import defaultdict
+from collections.abc import Iterable
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard
+
+from config import UsageError
 
 # ------------------------------------------------------------------------------------ schedules
 
@@ -150,7 +153,7 @@ class Muon(torch.optim.Optimizer):
         super().__init__(params, defaults)
         for p in (p for group in self.param_groups for p in group["params"]):
             if p.ndim != 2:
-                raise ValueError(
+                raise UsageError(
                     f"Muon takes matrices, not a parameter of shape {tuple(p.shape)}; give its "
                     "name another group in GROUP_OF (model.py), such as scalar"
                 )
@@ -195,13 +198,15 @@ class Muon(torch.optim.Optimizer):
         def scalar(x: float) -> Tensor:  # a new float, unlike a 0-D tensor, would recompile
             return torch.full((), x, dtype=torch.float32, device=first.device)  # a fill, no copy
 
-        pieces = (lambda *stacks: [stacks]) if self.compiled else zip  # all at once, or each alone
         apply = scalar(1.0) if self.found_inf is None else 1 - self.found_inf
         momentum, decay = scalar(group["momentum"]), scalar(group["weight_decay"])
         lr = scalar(group["lr"] * max(1.0, rows / cols) ** 0.5)
         u = torch.stack([local(p.grad) for p in params])
-        for grad, average in pieces(u, momenta):
-            self._momentum(grad, average, momentum, apply)
+        if self.compiled:
+            self._momentum(u, momenta, momentum, apply)
+        else:
+            for grad, average in zip(u, momenta):
+                self._momentum(grad, average, momentum, apply)
         if sharded:  # (N, local rows, cols) -> (N, rows, cols)
             whole = dict(shape=(len(params), rows, cols), stride=(rows * cols, cols, 1))
             u = DTensor.from_local(u, first.device_mesh, [Shard(1)], **whole).full_tensor()
@@ -211,11 +216,13 @@ class Muon(torch.optim.Optimizer):
             u = _own_rows(u, first)
             scale = _own_rows(scale, first) if rows >= cols else scale
         params = [local(p) for p in params]
-        weights = torch.stack(params) if self.compiled else params
-        for p, direction, s in pieces(weights, u, scale):
-            self._update(p, direction, s, lr, decay, apply)
         if self.compiled:
+            weights = torch.stack(params)
+            self._update(weights, u, scale, lr, decay, apply)
             torch._foreach_copy_(params, weights.unbind(0))
+        else:
+            for p, direction, row_scale in zip(params, u, scale):
+                self._update(p, direction, row_scale, lr, decay, apply)
 
     def _divided_orthogonalize(self, u: Tensor, p: Tensor) -> Tensor:
         """Orthogonalize u (N, rows, cols): all of it here, or each rank a share, then exchange."""
@@ -228,7 +235,9 @@ class Muon(torch.optim.Optimizer):
         u = torch.cat([u, u.new_zeros(share * world - n, *u.shape[1:])])  # every share is full
         own = self._orthogonalize(u[rank * share : (rank + 1) * share], self.ns_dtype)
         whole = own.new_empty(share * world, *own.shape[1:])
-        dist.all_gather(list(whole.chunk(world)), own.contiguous(), group=group)
+        # all_gather_into_tensor is what torch before 2.13 calls it
+        gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+        gather(whole, own.contiguous(), group=group)
         return whole[:n]
 
 
@@ -246,26 +255,18 @@ def _own_rows(t: Tensor, p: DTensor) -> Tensor:
 
 # --------------------------------------------------------------------------------------- building
 
-# Options that only some optimizers or schedules read: {option: (chosen by, choices, use instead)}.
-READ_BY = {
-    "lr": ("optimizer", ("adamw",), "--lr_scale"),
-    **dict.fromkeys(
-        ("lr_scale", "matrix_lr", "embedding_lr", "head_lr", "scalar_lr"),
-        ("optimizer", ("muon",), "--lr"),
-    ),
-    "decay": ("schedule", ("wsd",), "--schedule wsd"),
-    "final_lr": ("schedule", ("wsd", "cosine"), "--schedule wsd or cosine"),
-}
-
-
 # The learning rates of `--optimizer muon`, by batch, width and horizon:
 #
 # 1. Batch. The gradient of B tokens is the true one, g, plus noise of squared norm |g|^2 B0/B,
 #    where B0 is the noise scale in tokens (lesson 9). A step of Muon or Adam has the same size
 #    whatever the gradient's, so the part of it that points along g is
-#    c = |g| / sqrt(|g|^2 + |g|^2 B0/B) = 1 / sqrt(1 + B0/B).
+#    c(B) = |g| / sqrt(|g|^2 + |g|^2 B0/B) = 1 / sqrt(1 + B0/B).
 #    A step of size lr gains lr c |g| and loses lr^2 h/2 to the curvature h: the best lr is c |g|/h.
-#    So it grows as sqrt(B) while noise dominates (Malladi et al. 2022), and not beyond B0.
+#    So it grows as sqrt(B) while noise dominates (Malladi et al. 2022), and not beyond B0. Rates
+#    that were tuned at a batch of `rates_at` tokens are therefore multiplied by c(B)/c(rates_at).
+#    B0 is three times `rates_at` for `tiny`, where it was fitted (6,144 and 2,048 tokens). That it
+#    is so for d*, whose rates are nanochat's, is an assumption: nanochat takes sqrt(B/rates_at),
+#    from which this differs by 13% at an eighth of the batch and by 11% at twice as much.
 # 2. Width. A layer whose weights move by an orthogonal matrix times lr changes its outputs by lr
 #    (RMS for RMS) at any width: no factor on Muon's rate but sqrt(rows/cols) for more outputs than
 #    inputs. Adam moves a logit by lr x width if the update aligns with its input, by lr x width^1/2
@@ -276,13 +277,15 @@ READ_BY = {
 #
 # benchmarks/RESULTS.md shows where this was measured, and where it was not.
 
-NOISE_TOKENS = 6144  # B0, fitted to `tiny`
+
+SCALAR_LR = 0.005  # of gains and biases: this model has none, but yours may
 
 
-def lr_batch_factor(tokens_per_step: int) -> float:
-    """The part c of a step that points along the true gradient: 0.5 at 2,048 tokens, 0.99 at
-    524,288."""
-    return (1 + NOISE_TOKENS / tokens_per_step) ** -0.5
+def lr_batch_factor(tokens_per_step: int, rates_at: int) -> float:
+    """The factor on rates that were tuned at steps of `rates_at` tokens: 1 there, 1.26 at twice as
+    many, 0.41 at an eighth."""
+    noise = 3 * rates_at  # tokens
+    return ((1 + noise / rates_at) / (1 + noise / tokens_per_step)) ** 0.5
 
 
 def build(
@@ -307,12 +310,12 @@ def build(
         ]
         optimizers = [adamw(recipe, eps=1e-8)]
     elif config.optimizer == "muon":
-        scale = config.lr_scale * lr_batch_factor(config.tokens_per_step)
+        scale = config.lr_scale * lr_batch_factor(config.tokens_per_step, config.rates_at)
         table_scale = scale * (width / 768) ** -0.5
         recipe = [
             group(("embedding",), config.embedding_lr * table_scale, (0.8, 0.995), 0.001),
             group(("head",), config.head_lr * table_scale, (0.8, 0.96), 0.01),
-            group(("scalar",), config.scalar_lr * scale, (0.8, 0.95), 0.0),
+            group(("scalar",), SCALAR_LR * scale, (0.8, 0.95), 0.0),
         ]
         lr, how = config.matrix_lr * scale, dict(ns_dtype=ns_dtype, divide=divide)
         muon = Muon(groups["matrix"], lr, weight_decay=config.weight_decay, **how)
@@ -352,10 +355,10 @@ def adamw(groups: list[dict], eps: float = 1e-8) -> torch.optim.AdamW:
 
 
 def check_obeys_found_inf(optimizer: torch.optim.Optimizer) -> None:
-    """ValueError for an optimizer that would let NaN into the weights."""
+    """UsageError for an optimizer that would let NaN into the weights."""
     if not getattr(optimizer, "_step_supports_amp_scaling", False):
         name = type(optimizer).__name__
-        raise ValueError(
+        raise UsageError(
             f"{name} ignores found_inf, so one NaN would spoil the weights; build it with "
             "fused=True if it has that, or let its step() do nothing where found_inf is 1 and set "
             "_step_supports_amp_scaling, as Muon does (optim.py)"
@@ -386,8 +389,32 @@ def set_schedule(optimizers: list[torch.optim.Optimizer], step: int, steps: int,
 
 def compile_steps(optimizers: list[torch.optim.Optimizer]) -> None:
     """Fuse the parts of Muon's step from now on: worth it on a GPU."""
+    # Each part is compiled once per shape of matrix; Dynamo's own limit would be 8 of them.
+    torch._dynamo.config.recompile_limit = 64
     for muon in (optimizer for optimizer in optimizers if isinstance(optimizer, Muon)):
         muon.compiled = True
         for name in ("_orthogonalize", "_momentum", "_variance", "_update"):
             part = torch.compile(getattr(muon, name), dynamic=False, fullgraph=True)
             setattr(muon, name, part)
+
+
+# ------------------------------------------------------------------------------- one step of all
+
+
+def grad_norm(parameters: Iterable[Tensor]) -> Tensor:
+    """(): the norm of all gradients together; of sharded ones, over all ranks."""
+    norm = torch.nn.utils.get_total_norm([p.grad for p in parameters])
+    return norm.full_tensor() if isinstance(norm, DTensor) else norm
+
+
+def scale_gradients(parameters: Iterable[Tensor], factor: Tensor) -> None:
+    """Multiply all gradients by a factor, (), that the host need not know."""
+    torch._foreach_mul_([local(p.grad) for p in parameters], factor)
+
+
+def step(optimizers: list[torch.optim.Optimizer], found_inf: Tensor) -> None:
+    """Move the weights, or nothing at all where found_inf, (), is 1; drop the gradients."""
+    for optimizer in optimizers:
+        optimizer.found_inf = found_inf
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)

@@ -5,7 +5,7 @@ The work is a map over units, each a pure function from text to shards, so any n
 or of machines (`--cluster tcp://HOST:8786`, a Dask scheduler), gives the same bytes. A killed run
 resumes: the same command does only what is missing. A finished dataset is left alone.
 `python prepare_data.py verify [PRESET]` reads every shard and compares its sha256.
-Next: machinery/worker.py (one unit), machinery/sources.py (text), data.py (rows), train.py.
+Next: preparation/worker.py (one unit), preparation/sources.py (text), data.py (rows), train.py.
 """
 
 import subprocess
@@ -14,35 +14,22 @@ import time
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from resource import RUSAGE_CHILDREN, RUSAGE_SELF, getrusage
 
 import numpy as np
 
 import data
-from machinery import durable, shards, worker
+from config import PRESETS, DataConfig, UsageError
+from machinery import cli, disk, shards
+from preparation import worker
 from tokenizer import Tokenizer
-
-# config.py imports torch, and each process of the pool imports this file: so `main` imports config.
 
 
 def main(argv: list[str]) -> int:
-    import config as cfg
-    from machinery import cli
-
     if argv[:1] == ["verify"]:
-        preset = cli.parse("prepare_data.py verify", "data", argv[1:])
-        manifest = shards.Manifest.load(preset.data.data_dir, preset.name)
-        manifest.check()
-        manifest.verify()
-        entries = manifest.all_shards()
-        print(
-            f"{manifest.dir}: {len(entries)} shards, {sum(s['bytes'] for s in entries) / 1e6:,.1f} "
-            "MB, every sha256 as in the manifest"
-        )
-        return 0
+        return verify(argv[1:])
     preset = cli.parse("prepare_data.py", "data", argv)
     config = preset.data
-    if not config.mixture and config.source == cfg.PRESETS[preset.name].data.source:
+    if not config.mixture and config.source == PRESETS[preset.name].data.source:
         config = replace(config, mixture=preset.train.mixture)
     try:
         prepare(config)
@@ -52,10 +39,20 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def prepare(config) -> shards.Manifest:
-    """Prepare the data that a DataConfig describes; returns its manifest."""
-    from machinery.ranks import cores  # imports torch, like config.py
+def verify(argv: list[str]) -> int:
+    """Compare every file with its sha256 in the manifest; DataError if one is damaged."""
+    preset = cli.parse("prepare_data.py verify", "data", argv)
+    manifest = shards.Manifest.load(preset.data.data_dir, preset.name)
+    manifest.check()
+    manifest.verify()
+    entries = manifest.all_shards()
+    megabytes = sum(entry["bytes"] for entry in entries) / 1e6
+    print(f"{manifest.dir}: {len(entries)} shards, {megabytes:,.1f} MB, every sha256 as expected")
+    return 0
 
+
+def prepare(config: DataConfig) -> shards.Manifest:
+    """Prepare the data that a DataConfig describes; returns its manifest."""
     t0 = time.perf_counter()
     job = worker.Job(config)
     if (manifest := worker.reuse(job)) is not None:
@@ -64,37 +61,35 @@ def prepare(config) -> shards.Manifest:
             f"{manifest.row_len}, fingerprint {manifest.fingerprint[:16]}"
         )
         return manifest
-    with durable.lock(job.folder, "--data_dir"):
+    worker.check_fields(job)
+    if config.cluster:
+        from instruments import dask_cluster
+
+        opened = dask_cluster.open_pool(config.cluster)
+    else:
+        opened = worker.open_pool(config.workers or cli.cores())
+    with disk.lock(job.folder, "--data_dir"):
         (job.folder / "manifest.json").unlink(missing_ok=True)  # no dataset while it is changed
-        worker.forget_others(job)
         job.records.mkdir(parents=True, exist_ok=True)
-        worker.sweep(job.folder)
-        make_tokenizer(job)
-        workers = config.workers or cores()
-        with worker.open_pool(workers, config.cluster) as (pool, slots):
+        worker.sweep(job)
+        tokenizer = make_tokenizer(job)
+        with opened as (pool, slots):
             records = worker.run_units(job, pool, slots)
-        manifest = merge(job, records)
+        manifest = merge(job, tokenizer, records)
     print(report(manifest, time.perf_counter() - t0))
     return manifest
 
 
-def make_tokenizer(job: worker.Job) -> None:
-    """Copy the tokenizer named in the config, or train one on a sample of the training text. An
-    existing one is kept, unless it is damaged or was trained on older text."""
+def make_tokenizer(job: worker.Job) -> Tokenizer:
+    """The tokenizer named in the config, or one trained on a sample of the training text; kept with
+    the records. One that is there already is taken, unless it is damaged."""
     config = job.config
     if job.tokenizer.exists():
-        job.tokenizer.read_bytes()  # OSError here: an unreadable file is not a damaged tokenizer
+        spec = job.tokenizer.read_text(encoding="utf-8", errors="surrogateescape")
         try:
-            Tokenizer.load(job.tokenizer)
-            newer = not config.tokenizer and any(
-                job.newer_than(job.tokenizer, *unit) for unit in job.all_units
-            )
-            reason = "some of its text is newer than the tokenizer" if newer else ""
-        except ValueError as error:
-            reason = str(error)
-        if not reason:
-            return
-        print(f"starting {job.folder} again: {reason}", file=sys.stderr)
+            return Tokenizer(spec)
+        except UsageError as error:
+            print(f"starting {job.folder} again: {job.tokenizer}: {error}", file=sys.stderr)
         # A new one may give other ids than the finished units. The old one stays until it is
         # replaced, so that a kill in between is no harm.
         for path in set(job.records.iterdir()) - {job.tokenizer}:
@@ -108,12 +103,12 @@ def make_tokenizer(job: worker.Job) -> None:
         tokenizer = Tokenizer.train(sample, config.vocab_size, nfc=config.nfc, progress=on_terminal)
         where = f"in {time.perf_counter() - t0:.1f} s"
     print(f"tokenizer: {tokenizer.vocab_size:,} tokens {where}", file=sys.stderr)
-    durable.write_text(job.tokenizer, tokenizer.spec)
+    disk.write_text(job.tokenizer, tokenizer.spec)
+    return tokenizer
 
 
-def merge(job: worker.Job, records: dict) -> shards.Manifest:
+def merge(job: worker.Job, tokenizer: Tokenizer, records: dict) -> shards.Manifest:
     """Write tokenizer.json and, last of all, the manifest."""
-    tokenizer = Tokenizer.load(job.tokenizer)
     dtype = shards.dtype_for(tokenizer.vocab_size)
     splits: dict = {"train": {}, "val": {}}
     facts, notes = [], Counter()
@@ -154,11 +149,10 @@ def merge(job: worker.Job, records: dict) -> shards.Manifest:
     check_enough(job, splits)
     tree["fingerprint"] = shards.fingerprint(tree)
     tree["made"] = {"at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "commit": commit()}
-    durable.write_text(job.folder / "tokenizer.json", tokenizer.spec)
-    durable.write_json(job.folder / "manifest.json", tree)
+    disk.write_text(job.folder / "tokenizer.json", tokenizer.spec)
+    disk.write_json(job.folder / "manifest.json", tree)
     manifest = shards.Manifest.load(job.folder)
     manifest.check()
-    worker.sweep(job.folder, manifest)
     return manifest
 
 
@@ -189,7 +183,7 @@ def total(by_source: dict) -> Counter:
 
 
 def check_enough(job: worker.Job, splits: dict) -> None:
-    """ValueError if a split has no row: training would stop at once, with a worse sentence."""
+    """UsageError if a split has no row: training would stop at once, with a worse sentence."""
     row_len, sums = job.config.row_len, {split: total(splits[split]) for split in splits}
     text, tokens = (sum(t[key] for t in sums.values()) for key in ("bytes", "tokens"))
     for split, t in sums.items():
@@ -202,7 +196,7 @@ def check_enough(job: worker.Job, splits: dict) -> None:
             advice = f"try --val_fraction {min(0.5, fraction):.2g}, or give it"
         if split == "train" and job.config.val_fraction > 0.5 and 16 * row_len < text:
             advice = "try --val_fraction 0.02, or give it"
-        raise ValueError(
+        raise UsageError(
             f"the {split} split has {t['tokens']} tokens, less than one row of {row_len}, as the "
             f"text has {text:,} bytes; {advice} more text"
         )
@@ -239,11 +233,8 @@ def report(manifest: shards.Manifest, seconds: float) -> str:
             f"{advice}give it more text"
         )
     lines += [f"note  {n:,} {oddity}" for oddity, n in manifest.tree["notes"].items()]
-    unit = 1 if sys.platform == "darwin" else 1024
-    own, child = (getrusage(who).ru_maxrss * unit / 1e9 for who in (RUSAGE_SELF, RUSAGE_CHILDREN))
-    lines.append(f"{seconds:.1f} s | peak memory {own:.2f} GB, largest worker {child:.2f} GB")
     lines.append(
-        f"{manifest.dir}/manifest.json: fingerprint {manifest.fingerprint[:16]}, "
+        f"{seconds:.1f} s | {manifest.dir}/manifest.json: fingerprint {manifest.fingerprint[:16]}, "
         f"vocabulary {manifest.vocab_size:,}, rows of {manifest.row_len}"
     )
     return "\n".join(lines)
@@ -270,6 +261,4 @@ def commit() -> str:
 
 
 if __name__ == "__main__":
-    from machinery.cli import run
-
-    run(main)
+    cli.run(main)

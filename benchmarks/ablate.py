@@ -22,7 +22,7 @@ import statistics
 import subprocess
 import sys
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
@@ -34,9 +34,10 @@ from throughput import ROOT, table
 import config as cfg
 import optim
 import prepare_data
-from machinery import cli, diary, durable, plan, setup
-from machinery.errors import UsageError
-from model import GPT, GPTConfig
+from config import GPTConfig, UsageError
+from machinery import cli, disk, folders, plan
+from machinery.log import read_jsonl, short
+from model import GPT
 
 MIN_SEEDS = 3  # two seeds say next to nothing about their standard deviation
 
@@ -64,9 +65,9 @@ class AblateConfig:
 
     def __post_init__(self):
         if not self.seeds or len(set(self.seeds)) < len(self.seeds):
-            raise ValueError(f"--seeds {self.seeds}: give each seed once, and one at least")
+            raise UsageError(f"--seeds {self.seeds}: give each seed once, and one at least")
         if self.at_once < 0 or self.threads < 1:
-            raise ValueError(
+            raise UsageError(
                 f"--at_once {self.at_once} must be 0 or more, --threads {self.threads} 1 or more"
             )
 
@@ -78,7 +79,7 @@ class Case:
     argv: tuple[str, ...]
     """Arguments of train.py, all but the folder of the run."""
     recipe: dict
-    """All that decides the run's numbers: `setup.identity`, and which validation is scored."""
+    """All that decides the run's numbers: `folders.identity`, and which validation is scored."""
     row: dict
     """The line of its result, as far as it is known before the run."""
 
@@ -133,11 +134,11 @@ def as_json(tree: dict) -> dict:
     return json.loads(json.dumps(tree))
 
 
-def tokens_of(preset: cfg.Preset, model: GPTConfig) -> int:
+def tokens_of(preset: cfg.Preset) -> int:
     """Tokens that a run trains on."""
     config = preset.train
     with torch.device("meta"):
-        groups = GPT(model).param_groups()
+        groups = GPT(preset.model).param_groups()
     steps = plan.steps_for(config, {k: sum(p.numel() for p in ps) for k, ps in groups.items()})
     batches = (optim.batch_at(step, config.ramp_steps) for step in range(steps))
     return sum(round(config.tokens_per_step * share) for share in batches)
@@ -147,15 +148,14 @@ def read_recipe(argv: list[str], dtype: str) -> tuple[dict, int, int]:
     """Arguments of train.py -> (recipe but for the seed, tokens, tokens of a step); refuses here
     what train.py would. dtype: what `auto` means on this machine."""
     preset = cli.parse("train.py", "train", argv)
-    preset = replace(preset, run=replace(preset.run, stage=""))
-    manifest, model = setup.open_data(preset, world=None)  # only --stage would ask for the world
-    recipe = as_json(setup.identity(preset.train, model, manifest))
+    manifest, preset = folders.open_data(preset)
+    recipe = as_json(folders.identity(preset, manifest))
     recipe["extras"].sort()  # in any order, they make the same model
     recipe["eval_tokens"] = preset.run.eval_tokens
     recipe["init_from"], recipe["resume"] = preset.run.init_from, preset.run.resume
     recipe["dtype"] = dtype if recipe["dtype"] == "auto" else recipe["dtype"]
     del recipe["seed"]  # the only thing in which the runs of a change differ
-    return recipe, tokens_of(preset, model), preset.train.tokens_per_step
+    return recipe, tokens_of(preset), preset.train.tokens_per_step
 
 
 def find_device(argv: list[str]) -> tuple[str, str, bool]:
@@ -251,7 +251,7 @@ def append(file: Path, row: dict) -> None:
 def to_do(cases: list[Case], file: Path, again: bool) -> list[tuple[Case, int]]:
     """The cases still to run (those without a line, or all of them if `again`), each with the
     number of lines it has. A line found in another comparison only is copied into this one."""
-    rows, left = diary.read_jsonl(file), []
+    rows, left = read_jsonl(file), []
     for case in cases:
         found = [
             r for r in rows if recipe_of(r) == case.recipe and r["device"] == case.row["device"]
@@ -306,8 +306,8 @@ def run_cases(left: list[tuple[Case, int]], slots: list[dict], config: AblateCon
                     append(file, row)
                     tokens, bpb = row["val"][-1]
                     print(
-                        f"{case.name}: {bpb:.4f} bpb after {diary.short(tokens)} tokens, "
-                        f"{diary.short(row['tokens_per_s'])} tok/s",
+                        f"{case.name}: {bpb:.4f} bpb after {short(tokens)} tokens, "
+                        f"{short(row['tokens_per_s'])} tok/s",
                         flush=True,
                     )
             time.sleep(0.1)
@@ -330,7 +330,7 @@ def launch(case: Case, run_dir: Path, slot: dict) -> subprocess.Popen:
 
 def read_result(run_dir: Path) -> dict:
     """All validations of a finished run, and its tokens per second (a median, see flops.Meter)."""
-    records = diary.read_jsonl(run_dir / "metrics.jsonl")
+    records = read_jsonl(run_dir / "metrics.jsonl")
     val = [[r["tokens"], r["val_bpb"]] for r in records if "val_bpb" in r]
     speed = [r["tokens_per_s"] for r in records if "tokens_per_s" in r]
     return dict(val=val, tokens_per_s=round(speed[-1], 1))
@@ -382,7 +382,7 @@ def render_comparison(rows: list[dict]) -> str:
     header = [
         "change",
         "seeds",
-        *(f"bpb at {diary.short(t)}" for t in ticks),
+        *(f"bpb at {short(t)}" for t in ticks),
         "bpb at the end",
         "difference",
         "verdict",
@@ -391,7 +391,7 @@ def render_comparison(rows: list[dict]) -> str:
         "date",
     ]
     facts = recipe_of(first)
-    title = f"## {first['preset']}, {first['device']}, {diary.short(first['val'][-1][0])} tokens"
+    title = f"## {first['preset']}, {first['device']}, {short(first['val'][-1][0])} tokens"
     about = (
         f'`ablate.py {first["preset"]} --base "{first["base_options"]}"`, torch '
         f"{' '.join(sorted({r['torch'] for r in rows}))}, {facts['dtype']}, data "
@@ -438,8 +438,8 @@ def main(argv: list[str]) -> int:
         signal.signal(signum, lambda signum, frame: sys.exit(128 + signum))
     left = to_do(cases, file, config.again)
     failed = run_cases(left, find_slots(config, is_cuda), config)
-    if rows := diary.read_jsonl(file):
-        durable.write_text(results, render(rows))
+    if rows := read_jsonl(file):
+        disk.write_text(results, render(rows))
         mine = [row for row in rows if comparison(row) == comparison(cases[0].row)]
         print(f"\n{render_comparison(mine)}\n{results}" if mine else results)
     return 1 if failed else 0

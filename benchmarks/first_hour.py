@@ -117,7 +117,7 @@ def levers(preset: str, tokens_per_step: int, steps: int, results: str) -> None:
     cuda = torch.cuda.is_available()
     train = dict(tokens_per_step=tokens_per_step, compile=cuda, micro_batch=0 if cuda else 1)
     plain = dict(preset=preset, train=train, steps=steps, warmup=3)
-    header, rows = ["lever", "attention", "rows", "tok/s", "gain", "memory"], []
+    header, rows = ["lever", "rows", "tok/s", "gain", "memory"], []
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(124))  # out of time: report what there is
     try:
         before = run_case(plain, timeout_s=300)
@@ -144,10 +144,9 @@ def levers(preset: str, tokens_per_step: int, steps: int, results: str) -> None:
 
 def compare(before: dict, with_it: dict, after: dict) -> list[str]:
     if error := with_it.get("error") or after.get("error"):
-        return ["", "", "", error[:70], ""]
+        return ["", "", error[:70], ""]
     usual = (before["tokens_per_s"] + after["tokens_per_s"]) / 2
     return [
-        with_it["attention"],
         f"{with_it['micro_batch']} x {with_it['grad_accum']}",
         f"{usual:,.0f} -> {with_it['tokens_per_s']:,.0f}",
         f"{with_it['tokens_per_s'] / usual - 1:+.1%}",

@@ -24,8 +24,8 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 import config as cfg
 import optim
-from machinery import cli, ranks, setup
-from model import GPTConfig
+from config import GPTConfig
+from machinery import build, cli, ranks
 
 MODEL = GPTConfig(
     seq_len=128, vocab_size=8192, n_layer=12, n_embd=768, n_head=6, n_kv_head=6, mlp_hidden=3072
@@ -49,14 +49,12 @@ def case(parallel: str, optimizer: str, rows: int) -> None:
     config = replace(cfg.TrainConfig(), optimizer=optimizer)
     before = peak_mb(world)
     sharded = parallel == "fsdp"
-    plan = SimpleNamespace(sharded=sharded, compile=False, fused=("loss", "MLP", "gates"))
-    model = setup.build_model(MODEL, world, plan, seed=0)
+    plan = SimpleNamespace(sharded=sharded, compile=False, parallel=parallel)
+    model = build.build_model(MODEL, plan, world, seed=0)
     optimizers = optim.build(
         model.param_groups(), config, MODEL.n_embd, divide=world.world_size > 1 and not sharded
     )
-    step_model = model
-    if parallel == "ddp":
-        step_model = torch.nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
+    step_model = build.wrap(model, plan)
     tokens = torch.randint(MODEL.vocab_size, (rows, MODEL.seq_len + 1), device=world.device)
     for _ in range(STEPS):
         step_model(tokens[:, :-1], tokens[:, 1:]).backward()

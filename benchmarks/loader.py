@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from data import Order, RowLoader
-from machinery import durable, shards
+from machinery import disk, shards
 from machinery.shards import Manifest
 
 H100_ROWS_PER_S = 250
@@ -81,7 +81,7 @@ def sparse_folder(folder: Path, gigabytes: float, row_len: int = 2049) -> None:
         "tokenizer": {
             "vocab_size": 50_000,
             "bos_id": 0,
-            "sha256": durable.sha256_of(folder / "tokenizer.json"),
+            "sha256": disk.sha256_of(folder / "tokenizer.json"),
         },
         "splits": {
             "train": {"web": {"rows": rows * len(entries), "shards": entries}},
@@ -89,7 +89,7 @@ def sparse_folder(folder: Path, gigabytes: float, row_len: int = 2049) -> None:
         },
     }
     tree["fingerprint"] = shards.fingerprint(tree)
-    durable.write_json(folder / "manifest.json", tree)
+    disk.write_json(folder / "manifest.json", tree)
 
 
 def row_cost(manifest: Manifest, rows: int = 5000) -> tuple[float, float]:

@@ -29,7 +29,8 @@ sys.path.insert(0, str(ROOT))
 import data
 import prepare_data
 from data import Packing, pack
-from machinery import shards, sources, worker
+from machinery import shards
+from preparation import sources, worker
 from tokenizer import Tokenizer
 
 
@@ -131,7 +132,7 @@ def measure(docs: list[np.ndarray], row_len: int, policy: str) -> str:
 
 
 @contextlib.contextmanager
-def one_thread(workers: int, cluster: str):
+def one_thread(workers: int):
     """In place of worker.open_pool: other processes would not have the policy set here."""
     with ThreadPoolExecutor(1) as pool:
         yield pool, 1

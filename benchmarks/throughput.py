@@ -3,9 +3,9 @@
     python benchmarks/throughput.py d12 d20 --micro_batch 16 32 64        on a GPU
     python benchmarks/throughput.py cpu-6x384 --tokens_per_step 4096      on a laptop
 
-For each preset and micro-batch a process of its own builds train.py's Trainer and lets it take
-steps: its loader, model, guard, optimizers and meter. Prints one table and appends it to
-benchmarks/RESULTS.md (--results "" for no file). A case that fails costs its row and no more.
+For each preset and micro-batch a process of its own builds what train.py builds, and takes its
+steps (train.take_steps). Prints one table and appends it to benchmarks/RESULTS.md (--results "" for
+no file). A case that fails costs its row and no more.
 MFU is against the datasheet (n/a for a device that has none here), `of matmul` against a big
 matmul timed before and after the steps; both in the full convention unless they say causal.
 """
@@ -21,7 +21,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import deque
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,8 +36,10 @@ import config as cfg
 import flops
 import optim
 import train
-from machinery import cli, diary, plan, ranks
-from model import GPTConfig
+from config import GPTConfig
+from machinery import build, cli, ranks
+from machinery.log import Log
+from machinery.plan import make_plan
 
 MORE_PRESETS = {
     # nanoGPT's 124M, for comparison with other people's figures
@@ -119,58 +123,67 @@ def measure(case: dict, run_dir: str) -> dict:
         run=replace(preset.run, **options),
     )
     world = ranks.start(preset.run.device, preset.train.dtype)
-    rows, log = RandomRows(preset.model), diary.Log(Path(run_dir), is_first=False)
-    plan.durable.check_room = lambda *_: None  # nothing is saved
-    decided = plan.make_plan(preset, preset.model, world, rows)
+    rows, log = RandomRows(preset.model), Log(Path(run_dir), is_first=False)
+    plan = make_plan(preset, world)
     if case.get("flash"):  # another FlashAttention, which PyTorch would use only after cuDNN's
         torch.nn.attention.activate_flash_attention_impl(case["flash"])
         torch.backends.cuda.enable_cudnn_sdp(False)
-    run = train.Trainer(preset, world, decided, rows, log)
-    run.build(preset.model)
-    run.get_ready()
-    if case.get("autocast"):
-        run.step_model = _with_autocast(run.step_model, world.device)
-    ceiling_dtype = getattr(torch, case.get("ceiling_dtype") or "", world.dtype)
-    run.log.write = lambda record: None
-    for i in range(case["warmup"] + case["steps"]):
-        if i == case["warmup"]:
-            run.drain()
-            before = flops.measure_matmul(world.device, ceiling_dtype)
-            run.meter.steps.clear()
-            run.meter.start()
-        run.set_schedule()
-        run.guard(run.accumulate())
-        run.take_step()
-        if i == 0:
-            run.drain()
-            first_step_s = time.time() - case["asked_at"]
-    run.drain()
-    ceiling = (before + flops.measure_matmul(world.device, ceiling_dtype)) / 2
-    run.loader.close()
-    speed, model = run.meter.summary(), run.model
-    peak = decided.peak
+    with ExitStack() as stack:
+        if not case.get("flash"):
+            stack.enter_context(build.attention_kernels(preset.model, world))
+        model = build.build_model(preset.model, plan, world, preset.train.seed)
+        optimizers = build.build_optimizers(model, preset, plan, world)
+        checkpoints = build.open_checkpoints(preset, plan, log)  # nothing is saved
+        step_model, val_model, plan = build.compile_step(model, optimizers, plan, world, log)
+        if case.get("autocast"):
+            step_model = _with_autocast(step_model, world.device)
+        loader = build.open_loader(rows, preset, plan, world, step=0)
+        stack.callback(loader.close)
+        meter = build.make_meter(model, world, preset.run)
+        models = dict(model=model, step_model=step_model, val_model=val_model)
+        parts = dict(optimizers=optimizers, checkpoints=checkpoints, loader=loader, meter=meter)
+        run = train.Run(preset, plan, world, rows, log, ranks.Signals(), None, **models, **parts)
+        ceiling, first_step_s = take_steps(run, case)
+    peak = meter.peak
     if world.device.type == "cpu" and not preset.run.peak_tflops:
         peak = None  # one was measured: `of matmul` does that better
-    per_token = {"full": model.flops_per_token(), "causal": model.flops_per_token(causal=True)}
+    speed, per_token = meter.summary(), {"full": meter.flops_full, "causal": meter.flops_causal}
+    with_muon = per_token["full"] + muon_flops(optimizers) / plan.tokens_per_step
     return {
         "tokens_per_s": speed["tokens_per_s"],
         "dt_ms": speed["dt_ms"],
         "data_wait_ms": speed["data_wait_ms"],
         "mfu": {k: flops.mfu(speed["tokens_per_s"], n, peak) for k, n in per_token.items()},
         "of_ceiling": flops.mfu(speed["tokens_per_s"], per_token["full"], ceiling),
-        "of_ceiling_with_muon": flops.mfu(
-            speed["tokens_per_s"],
-            per_token["full"] + muon_flops(run.optimizers) / decided.tokens_per_step,
-            ceiling,
-        ),
+        "of_ceiling_with_muon": flops.mfu(speed["tokens_per_s"], with_muon, ceiling),
         "ceiling": ceiling,
-        "micro_batch": run.micro_batch,
-        "grad_accum": run.grad_accum,
+        "micro_batch": plan.micro_batch,
+        "grad_accum": plan.grad_accum(0),
         "dtype": str(world.dtype).removeprefix("torch."),
-        "attention": plan.attention_backend(preset.model, world.device, world.dtype),
         "memory": peak_memory(world.device),
         "first_step_s": first_step_s,
     }
+
+
+def take_steps(run: train.Run, case: dict) -> tuple[float, float]:
+    """Take the steps of train.py, and leave those after the warm-up in run.meter; returns (FLOP/s
+    of a big matmul around them, seconds from the command to the end of the first step)."""
+    device, progress, unread = run.world.device, train.Progress(), deque()
+    dtype = getattr(torch, case.get("ceiling_dtype") or "", run.world.dtype)
+    for numbers in train.take_steps(run, progress):
+        unread.append(numbers)
+        train.log_steps(run, progress, unread, keep=device.type == "cuda" and progress.step > 1)
+        if progress.step == 1:
+            first_step_s = time.time() - case["asked_at"]
+        if progress.step == case["warmup"]:
+            train.log_steps(run, progress, unread)
+            before = flops.measure_matmul(device, dtype)
+            run.meter.steps.clear()
+            run.meter.start()
+        if progress.step == case["warmup"] + case["steps"]:
+            break
+    train.log_steps(run, progress, unread)
+    return (before + flops.measure_matmul(device, dtype)) / 2, first_step_s
 
 
 def orthogonalize_flops(rows: int, cols: int) -> int:
@@ -229,7 +242,6 @@ HEADER = [
     "preset",
     "micro-batch",
     "dtype",
-    "attention",
     "ms/step",
     "tok/s",
     "MFU full",
@@ -246,7 +258,6 @@ def cells(name: str, r: dict) -> list[str]:
         name,
         f"{r['micro_batch']} x {r['grad_accum']}",
         r["dtype"],
-        r["attention"],
         f"{r['dt_ms']:,.0f}",
         f"{r['tokens_per_s']:,.0f}",
         percent(r["mfu"]["full"]),

@@ -4,7 +4,7 @@
 # **Question.** What does building a model on `meta` save, and what does it break?
 #
 # Source: *nanobot pre-train*, "Meta张量初始化(节省显存)" (build on meta, initialize last).
-# Core files: `model.py`, `GPT.init_weights`; `machinery/setup.py`, `build_model`. Before: lesson 1.
+# Core files: `model.py`, `GPT.init_weights`; `machinery/build.py`, `build_model`. Before: lesson 1.
 # Next: lesson 5. Takes 15 seconds on two cores.
 
 # %%
@@ -23,8 +23,8 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from config import PRESETS
-from model import GPT, GPTConfig
+from config import PRESETS, GPTConfig
+from model import GPT
 
 torch.set_num_threads(1)
 WAYS = ("built, then copied", "built in place", "meta")

@@ -19,8 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
-from config import PRESETS
-from model import GPT, GPTConfig, KVCache, apply_rope, attend, rope_tables
+from config import PRESETS, GPTConfig
+from model import GPT, KVCache, apply_rope, attend, rope_tables
 
 H, D, BLOCK = 2, 64, 128
 lesson.begin(5, "attention")

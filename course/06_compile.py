@@ -17,8 +17,9 @@ import time
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from config import GPTConfig
 from flops import measure_matmul
-from model import MLP, GPTConfig
+from model import MLP
 
 torch.set_num_threads(1)
 logging.getLogger("torch").setLevel(logging.ERROR)  # the breaks below are on purpose

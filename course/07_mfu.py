@@ -15,9 +15,9 @@ from dataclasses import replace
 
 import torch
 
-from config import PRESETS
+from config import PRESETS, GPTConfig
 from flops import mfu, peak_flops
-from model import GPT, GPTConfig
+from model import GPT
 from published import TABLE_7_1, TABLE_7_2
 
 H100, DATASHEET, B200 = peak_flops("NVIDIA H100 80GB HBM3"), 989.4e12, 2250e12

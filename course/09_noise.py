@@ -15,8 +15,9 @@ import lesson  # first: it puts the project on the path
 import numpy as np
 import torch
 
+from config import GPTConfig
 from instruments.noise_scale import NoiseScale
-from model import GPT, GPTConfig
+from model import GPT
 from optim import batch_at, lr_at
 
 torch.set_num_threads(1)

@@ -17,8 +17,9 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 from torch.utils.flop_counter import FlopCounterMode
 
+from config import GPTConfig
 from instruments.profiler import Profile, breakdown, step_marks, to_spans
-from model import GPT, GPTConfig
+from model import GPT
 from optim import Muon
 
 torch.set_num_threads(1)

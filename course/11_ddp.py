@@ -6,8 +6,8 @@
 #
 # Source: *Pré-Treino Eficiente de Modelos de Linguagem*, "Paralelismo de Dados" (three
 # optimizations, two listings, ring all-reduce), "Segunda Otimização: Sincronizar um lote/bucket de
-# gradientes". Core file: `train.py`, `get_ready` and `accumulate`. Before: lesson 10. Next: lesson
-# 12. Takes 12 seconds on two cores.
+# gradientes". Core files: `train.py`, `take_steps`; `machinery/build.py`, `wrap` and
+# `exchange_gradients`. Before: lesson 10. Next: lesson 12. Takes 12 seconds on two cores.
 
 # %%
 import lesson  # first: it puts the project on the path
@@ -17,8 +17,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from config import PRESETS
-from model import GPT, GPTConfig
+from config import PRESETS, GPTConfig
+from model import GPT
 
 CONFIG = GPTConfig(16, 64, 2, 2, 2, 16, n_embd=32, mlp_hidden=64, tie_embeddings=True)
 BUCKET = 16_384  # bytes

@@ -8,7 +8,7 @@
 # "ZeRO-1: Particionamento dos Estados do Optimizer", "ZeRO-2: Adicionando o particionamento do
 # Gradiente", "ZeRO-3: Adicionando o particionamento do Modelo (FSDP)", "Paralelismo 5D - em poucas
 # palavras"; *Armazenamento*, "Checkpoints fragmentados/distribuídos". Core file:
-# `machinery/setup.py`, `build_model`. Before: lesson 11. Next: lesson 13.
+# `machinery/build.py`, `shard`. Before: lesson 11. Next: lesson 13.
 # Takes 12 seconds on two cores.
 
 # %%
@@ -147,7 +147,7 @@ class DDP(Zero):
 
 # %% [markdown]
 # Five steps of AdamW on two ranks, beside one process that sees all rows, and beside PyTorch's
-# `fully_shard`, which `machinery/setup.py` calls.
+# `fully_shard`, which `machinery/build.py` calls.
 
 
 # %%

@@ -17,8 +17,8 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from config import PRESETS
-from model import Block, GPTConfig, attend, rms_norm
+from config import PRESETS, GPTConfig
+from model import Block, Positions, attend, rms_norm
 
 SHAPE = dict(n_layer=1, n_embd=32, n_head=4, n_kv_head=2, head_dim=8, mlp_hidden=64)
 CONFIG = GPTConfig(**SHAPE, mlp="swiglu", nope_every=1, qk_norm=False)
@@ -91,7 +91,8 @@ def cut_layer(rank, world, way):
     torch.manual_seed(0)
     whole, x = Block(CONFIG, 0), torch.randn(16, 4, 32)  # (T, B, C)
     a = x.clone().requires_grad_()
-    want = whole(a.transpose(0, 1), *[None] * 6).transpose(0, 1)
+    plain = Positions(*[None] * 5)  # no rotation, no mask, no cache
+    want = whole(a.transpose(0, 1), None, plain).transpose(0, 1)
     (want.square().sum() / 64).backward()
     split = {name.split(".")[-2]: p for name, p in whole.named_parameters()}
     part = lambda name, p: p.chunk(world, 1 if name in ("out", "down") else 0)[rank]
@@ -251,7 +252,7 @@ lesson.save(fig, "13_tensor")
 # Different seeds for a matrix that is *cut*, the same seed for one that is *replicated*; the
 # source's own fix is the first half of that rule. Nothing warns you: the run with twins trains, its
 # loss falls, and it ends with eight times the error (0.10 instead of 0.012). Draw the whole matrix
-# and cut it, as `init_weights` does, and there is nothing to remember.
+# and cut it, as `init_sharded` does (machinery/build.py), and there is nothing to remember.
 #
 # ## Exercise
 # `exercises/ex13.py`: the zigzag, and attention in a ring. `python course/check.py 13`

@@ -16,7 +16,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from model import GPT, GPTConfig, rms_norm
+from config import GPTConfig
+from model import GPT, Positions, rms_norm
 
 lesson.begin(14, "pipeline")
 
@@ -198,7 +199,7 @@ def pipeline(rank: int, world: int, micro: int) -> tuple:
         if rank == 0:
             x = rms_norm(model.embed(tokens[m, :, :-1]))  # (B, T, C)
         for block in model.blocks[2 * rank : 2 * rank + 2]:
-            x = block(x, None, model.cos, model.sin, None, None, None)
+            x = block(x, None, Positions(model.cos, model.sin, None, None, None))
         if rank == 1:
             head = rms_norm(x), model.head.weight
             x = model.cross_entropy(*head, tokens[m, :, 1:], model.config).mean() / micro

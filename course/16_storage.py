@@ -7,7 +7,7 @@
 # largura de banda e CPU", "Atomicidade: tornando checkpoints seguros sob falhas", "Padrão 1: Object
 # store como fonte da verdade + cache local por nó", "Checkpoints completos vs incrementais",
 # "Integridade de dados"; *Pré-Treino Eficiente de Modelos de Linguagem*, "Finalização do
-# Pré-treino" (75 restarts). Core file: `machinery/durable.py`, then `machinery/checkpoint.py`.
+# Pré-treino" (75 restarts). Core file: `machinery/disk.py`, then `machinery/checkpoint.py`.
 # Before: lesson 15. Next: lesson 18. Takes 18 seconds on two cores.
 
 # %%
@@ -27,7 +27,7 @@ import zstandard
 
 from data import Order, pack
 from machinery.checkpoint import latest_valid, why_invalid
-from machinery.durable import replacing, sha256_of
+from machinery.disk import replacing, sha256_of
 from machinery.shards import write_shards
 from tokenizer import Tokenizer
 

@@ -5,9 +5,9 @@
 # last. How do you see that a small model learns?
 #
 # Source: *Pré-Treino Eficiente de Modelos de Linguagem*, "Avaliação dos Checkpoints", "Tabela 9.1"
-# (the tournament), "Avaliação", "Tabela 10.2". Core file: `eval.py`, with `instruments/choice.py`,
-# `judge.py` and `ratings.py` beside it. Before: lesson 16. Next: lesson 19 (export).
-# Takes 45 seconds on two cores.
+# (the tournament), "Avaliação", "Tabela 10.2". Core files: `flops.py`, `bits_per_byte`; `eval.py`,
+# with `choice.py`, `judge.py` and `ratings.py` of `instruments/`. Before: lesson 16. Next: lesson
+# 19 (export). Takes 45 seconds on two cores.
 
 # %%
 import lesson  # first: it puts the project on the path
@@ -17,10 +17,10 @@ import numpy as np
 import torch
 
 import optim
-from config import TrainConfig
-from eval import bits_per_byte
+from config import GPTConfig, TrainConfig
+from flops import bits_per_byte
 from instruments import choice, judge, ratings
-from model import GPT, GPTConfig
+from model import GPT
 from published import ALWAYS_A, MMLU, MODELS_10_2, TABLE_9_1, TABLE_10_2
 
 torch.set_num_threads(1)

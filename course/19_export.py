@@ -23,9 +23,10 @@ from torch import Tensor
 
 import export
 import model as model_file
+from config import GPTConfig
 from hf.mapping import swap_halves
 from hf.parity import set_unit_weights
-from model import GPT, GPTConfig, apply_rope, rms_norm
+from model import GPT, Positions, apply_rope, rms_norm
 
 H, G, D, C, T = 8, 2, 16, 128, 48  # query heads, key/value heads, head_dim, width, tokens
 lesson.begin(19, "export")
@@ -96,7 +97,7 @@ attention, x = truth.blocks[0].attn, torch.randn(T, C)
 whole = zip(convert(checkpoint[0]), (attention.q, attention.k, attention.v))
 lesson.holds(all(torch.equal(w, m.weight) for w, m in whole), "there and back: the same bits")
 theirs = megatron_attention(x, checkpoint[0], torch.zeros(len(checkpoint[0])), attention.out.weight)
-ours = attention(x[None], None, truth.cos[:T], truth.sin[:T], None, None, None)[0]
+ours = attention(x[None], None, Positions(truth.cos[:T], truth.sin[:T], None, None, None))[0]
 lesson.holds((theirs - ours).abs().max() < 1e-5, "Megatron's attention by hand = ours, to 1e-5")
 
 # A bias of the values passes through attention as it is, since the shares of a query sum to 1.

@@ -30,7 +30,7 @@ torch.set_num_threads(1)
 STEPS, ROWS, SAMPLES = 48, 16, 24  # of tuning; conversations per step; answers per question
 lesson.begin(20, "a name")
 config = eval.EvalConfig(run_dir=str(lesson.tiny_run()), device="cpu")
-model, trainer, _ = eval.load(config)
+model, trainer = eval.load_model(config)
 tokenizer = eval.open_tokenizer(config, trainer)
 BOS, USER, ASSISTANT, END = range(4)  # the ids of the special tokens
 lesson.holds(list(tokenizer.special.values()) == [BOS, USER, ASSISTANT, END], "ids 0, 1, 2, 3")

@@ -28,14 +28,16 @@ Gerando Dataset
 """,
         "flops.py": """
 Experimentos Realizados
+""",
+        "course/07_mfu.py": """
 Tabela 6.1
 """,
         LEFT_OUT: """
 Nemotron-CC: Transforming Common Crawl into a Refined Long-Horizon Pretraining Dataset (May, 2025)
 Nemotron-H - (Set,2025)
+Nemotron-3 (Nov, 2023)
 """,
         "config.py": """
-Nemotron-3 (Nov, 2023)
 Iniciando um novo pré-treino em português
 The Smol Training Playbook: The Secrets to Building World-Class LLMs
 Tabela 8.1
@@ -73,7 +75,7 @@ Figura 3.1
 1.3 Discussão
 3.1 Escolha de linguagem
 """,
-        "course/09_noise.py": """
+        "config.py": """
 2.2 Hiperparâmetros
 """,
         "course/13_tensor.py": """
@@ -91,7 +93,6 @@ Conclusão
     "Armazenamento": {
         "course/16_storage.py": """
 O que “armazenamento” significa em ML em larga escala
-Hierarquia de armazenamento e por que ela importa
 Exemplo prático: streaming de shards WebDataset com cache local
 Recomendações práticas (padrões testados em batalha)
 """,
@@ -108,6 +109,8 @@ Formatos comuns de conjunto de dados e por que são usados
 Estratégia de fragmentação em shards (regras práticas)
 Determinismo e versionamento do conjunto de dados
 Padrão 2: Sistema de arquivos paralelo compartilhado para conjuntos de dados quentes
+""",
+        "instruments/stage.py": """
 Padrão 4: Preparar (staging) conjuntos de dados nos nós antes do treinamento começar
 """,
         "machinery/checkpoint.py": """
@@ -117,21 +120,20 @@ Políticas de retenção
 Padrão 3: Checkpointing em dois níveis (local e depois remoto)
 """,
         LEFT_OUT: """
+Hierarquia de armazenamento e por que ela importa
 Padrão 5: Streaming + pré-processamento online (com cuidado)
 Controle de acesso e privacidade
+Escolhas de armazenamento interagem com escolhas de modelo/runtime
 """,
         "instruments/profiler.py": """
 Engenharia de desempenho: diagnosticando gargalos de armazenamento
-O que medir
 """,
         "course/08_prefetch.py": """
+O que medir
 Sintomas de que você está limitado por E/S
 """,
-        "machinery/durable.py": """
+        "machinery/disk.py": """
 Semântica de consistência
-""",
-        "course/17_order.py": """
-Escolhas de armazenamento interagem com escolhas de modelo/runtime
 """,
     },
 }

@@ -7,6 +7,7 @@ where the norms are, the MLP, which layers have RoPE, and (NanoChat) which way R
 Next: export.py writes and checks the folder; modeling_nano2049.py is OWN.
 """
 
+import hashlib
 import json
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -15,11 +16,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from machinery.durable import sha256_of
+from config import GPTConfig, UsageError
+from machinery.disk import sha256_of
 from machinery.errors import CheckpointError
-from model import GPT, GPTConfig, kind_of, rms_norm
+from model import GPT, kind_of, rms_norm
 
-FORMAT = 1
+FORMAT = 2  # 1 had no hashes of the tokenizer and of the configuration
 OWN = "Nano2049"
 OWN_FILE = Path(__file__).with_name("modeling_nano2049.py")
 NEEDS = {"NanoChat": "5", OWN: "5.4 or newer"}  # the other classes are in 4.57 as well
@@ -171,33 +173,40 @@ def from_huggingface(c: GPTConfig, weights: dict[str, Tensor]) -> dict[str, Tens
     return state
 
 
+def sha256_of_fields(model: dict) -> str:
+    """Of the fields of a GPTConfig, as config.json keeps them: a changed rope_theta would load."""
+    return hashlib.sha256(json.dumps(model, sort_keys=True).encode()).hexdigest()
+
+
 def load_exported(
     folder: str | Path, device="cpu", dtype: torch.dtype = torch.float32
 ) -> tuple[GPT, dict]:
     """Read a folder of export.py back: (GPT in eval mode, facts).
 
-    facts has `step`, `tokens`, `model` and `identity` like the trainer's record, and the hashes.
-    Needs safetensors, not transformers. ValueError if export.py did not write the folder,
-    CheckpointError if its weights are damaged.
+    facts has `step`, `tokens`, `model` and `identity` like trainer.json, and the hashes.
+    Needs safetensors, not transformers. UsageError if export.py did not write the folder,
+    CheckpointError if its weights or its configuration are damaged.
     """
     try:
         from safetensors.torch import load_file
     except ImportError:
-        raise ValueError(f"to read {folder}, pip install -r requirements-eval.txt") from None
+        raise UsageError(f"to read {folder}, pip install -r requirements-eval.txt") from None
     folder = Path(folder)
     try:
         facts = json.loads((folder / "config.json").read_text(encoding="utf-8"))["nano2049"]
-    except (OSError, ValueError, KeyError):
-        raise ValueError(
+    except (OSError, ValueError, KeyError, TypeError):  # missing, no JSON, another JSON
+        raise UsageError(
             f"{folder} is not a folder that export.py wrote: config.json has no nano2049 in it"
         ) from None
     if facts["format"] != FORMAT:
-        raise ValueError(
+        raise UsageError(
             f"{folder} has format {facts['format']}, this program reads {FORMAT}; export it again"
         )
     file = folder / "model.safetensors"
     if not file.exists() or sha256_of(file) != facts["weights_sha256"]:
         raise CheckpointError(f"{file} is missing or not the file that was exported; copy it again")
+    if sha256_of_fields(facts["model"]) != facts["model_sha256"]:
+        raise CheckpointError(f"{folder / 'config.json'} is not as it was exported; copy it again")
     c = GPTConfig(**facts["model"])
     with torch.device("meta"):
         model = GPT(c, compute_dtype=dtype)

@@ -3,22 +3,26 @@
 `score` gives a task's figures, equal to lm_eval's (0.4.13, `--model hf`, dtype float32) within
 0.001 nats an answer; `verdict` says in words whether a figure means anything. Small models are at
 chance on most exams, so chance is computed from the questions themselves, and a model that always
-names the same letter is told apart from one that knows. eval.py calls `run`; exams.py has the
-questions.
+names the same letter is told apart from one that knows. eval.py calls `answer_all`; exams.py has
+the questions.
 """
 
 import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import NormalDist
 from string import ascii_uppercase
+from typing import Literal
 
 import torch
 
+from config import UsageError
 from instruments import exams
 from machinery.errors import NonFiniteError
+from machinery.trained import EvalConfig, open_data, open_tokenizer
 from model import GPT
 from tokenizer import Tokenizer
 
@@ -26,6 +30,38 @@ NORMS = {"sum": lambda text: 1, "per character": len, "per byte": lambda text: l
 CONSTANT = 0.9  # a letter predicted more often than this is a constant answer
 
 Pair = tuple[list[int], list[int]]  # ids of the context, BOS in front, and of the answer
+
+
+@dataclass(frozen=True)
+class ChoiceConfig(EvalConfig):
+    """Multiple choice: which answer does the model find likeliest?"""
+
+    task: tuple[str, ...] = ("continuation",)
+    """continuation (held-out text, no download), the exams of instruments/exams.py (hellaswag,
+    arc_easy, mmlu, enem, oab ...; NAME=FOLDER reads a local copy), or JSONL files with `query`,
+    `choices` and `gold`."""
+    mode: Literal["auto", "letter", "answer", "options"] = "auto"
+    """letter: the options are shown, their letters compared; answer: nothing is shown, the full
+    answers are compared; options: shown, and the full answers compared. auto: the exam's usual."""
+    shots: int = 0
+    """Solved examples before each question."""
+    limit: int = 0
+    """Ask only the first N questions; 0: all."""
+    batch: int = 8
+    """Answers per forward pass."""
+    save: str = ""
+    """Write each question's log-likelihoods to this JSONL file."""
+    dtype: Literal["auto", "bf16", "fp32"] = "fp32"
+    """Dtype of the computation. Only fp32 gives the figures of lm_eval: bf16 moves an answer's
+    log-likelihood by a tenth of a nat, which decides close questions."""
+
+
+def answer_all(config: ChoiceConfig, load_model: Callable, keep_record: Callable) -> None:
+    """`eval.py choice`: print the accuracy of each task, and keep a record of it."""
+    model, trainer = load_model(config)
+    tokenizer = open_tokenizer(config, trainer)
+    for figures in run(config, model, tokenizer, lambda: open_data(config, trainer)):
+        keep_record(config, trainer, **figures)
 
 
 def encode_pair(tokenizer: Tokenizer, context: str, answer: str) -> Pair:
@@ -41,10 +77,11 @@ def encode_pair(tokenizer: Tokenizer, context: str, answer: str) -> Pair:
 @torch.no_grad()
 def log_likelihoods(model: GPT, pairs: list[Pair], batch: int) -> list[float]:
     """log p(answer | context) in nats of each pair. A pair longer than seq_len + 1 tokens loses the
-    beginning of its context; ValueError for an answer that does not fit alone."""
+    beginning of its context; UsageError for an answer that does not fit alone."""
     seq_len, device, nats = model.config.seq_len, model.cos.device, [0.0] * len(pairs)
-    if (most := max(len(answer) for _, answer in pairs)) > seq_len:
-        raise ValueError(f"an answer of {most} tokens does not fit in seq_len {seq_len}")
+    most = max(len(answer) for _, answer in pairs)
+    if most > seq_len:
+        raise UsageError(f"an answer of {most} tokens does not fit in seq_len {seq_len}")
     order = sorted(range(len(pairs)), key=lambda i: -len(pairs[i][0]) - len(pairs[i][1]))
     for at in range(0, len(pairs), batch):
         part = order[at : at + batch]
@@ -126,28 +163,31 @@ def score(
     return figures, nats, sum(any([next(too_long) for _ in q.answers]) for q in questions)
 
 
-def run(config, model: GPT, tokenizer: Tokenizer, load_manifest: Callable) -> Iterator[dict]:
-    """Score every task of eval.py's ChoiceConfig and print its figures; yields one record of each.
-    All tasks are read before the first is scored. load_manifest(): the data, if a task needs it."""
+def run(
+    config: ChoiceConfig, model: GPT, tokenizer: Tokenizer, load_manifest: Callable
+) -> Iterator[dict]:
+    """Score every task and print its figures; yields one record of each. All tasks are read before
+    the first is scored. load_manifest(): the data, if a task needs it."""
     if config.shots < 0 or config.limit < 0 or config.batch < 1:
-        raise ValueError(
+        raise UsageError(
             f"--shots {config.shots} and --limit {config.limit} must be 0 or more, --batch "
             f"{config.batch} 1 or more"
         )
     if not config.task:
-        raise ValueError("--task needs a name; leave it out for continuation")
+        raise UsageError("--task needs a name; leave it out for continuation")
     asked = {}
     for task in config.task:
         mode = exams.resolve_mode(task, config.mode)
         args = (config.shots, config.limit, load_manifest, model.config.seq_len)
         asked[task] = mode, exams.ask(task, mode, *args)
-        if (n := len(asked[task][1])) < 2:
-            raise ValueError(f"{task} has {n} questions to ask; a standard error needs 2 or more")
+        n = len(asked[task][1])
+        if n < 2:
+            raise UsageError(f"{task} has {n} questions to ask; a standard error needs 2 or more")
     if config.save:
         try:
             Path(config.save).write_text("")
         except OSError as error:
-            raise ValueError(f"--save {config.save}: {error.strerror}") from None
+            raise UsageError(f"--save {config.save}: {error.strerror}") from None
     count = sum(1 if mode == "letter" else len(NORMS) for mode, _ in asked.values())
     limit = limit_of_z(count)
     for task, (mode, questions) in asked.items():

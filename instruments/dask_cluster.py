@@ -1,41 +1,52 @@
 """`--cluster tcp://HOST:8786`: preparation on the machines of a running Dask cluster.
 
 All machines must share the data folder. The scheduler and the workers need the repository's folder
-in PYTHONPATH, since they import machinery/worker.py by name. Next: docs/clusters.md (the commands).
+in PYTHONPATH, since they import preparation/worker.py by name. Next: docs/clusters.md (commands).
 """
 
 from collections.abc import Iterator
 from concurrent.futures import Executor
+from contextlib import contextmanager
+from pathlib import Path
 
-from machinery import sources
+from config import UsageError
 from machinery.errors import DataError
+from preparation import sources
 
 HERE = "in the repository's folder: PYTHONPATH=. dask"
 
 
-def executor(address: str) -> Iterator[tuple[Executor, int]]:
-    """The cluster's executor and its number of slots; ValueError if it cannot be used as it is."""
+@contextmanager
+def open_pool(address: str) -> Iterator[tuple[Executor, int]]:
+    """The cluster's executor and its number of slots; UsageError if it cannot be used as it is."""
     try:
         from distributed import Client
         from distributed.scheduler import KilledWorker
 
         client = Client(address, timeout="30s")
     except ImportError:
-        raise ValueError("--cluster needs Dask: pip install distributed") from None
+        raise UsageError("--cluster needs Dask: pip install distributed") from None
     except (OSError, ValueError) as error:
         reason = f"no Dask scheduler answers at {address} ({error})"
-        raise ValueError(f"{reason}; start one {HERE} scheduler") from None
+        raise UsageError(f"{reason}; start one {HERE} scheduler") from None
     with client:  # at its end, the cluster drops the units that still run
         if not (slots := sum(client.nthreads().values())):
             reason = f"the cluster {address} has no workers"
-            raise ValueError(f"{reason}; start some {HERE} worker {address}")
+            raise UsageError(f"{reason}; start some {HERE} worker {address}")
         try:
             yield client.get_executor(pure=False, retries=2), slots
         except KilledWorker as error:
             reason = f"the workers of a unit died each time ({error})"
             raise DataError(f"{reason}; {sources.AGAIN}") from None
+        except FileNotFoundError as error:
+            if Path(error.filename or "").name != "tokenizer.json":
+                raise
+            raise UsageError(
+                f"a machine of the cluster {address} has no {error.filename}: all machines must "
+                "share the data folder"
+            ) from None
         except Exception as error:
             if ModuleNotFoundError not in (type(error), type(error.__cause__)):
                 raise
             how = "start its scheduler and workers with the repository's folder in PYTHONPATH"
-            raise ValueError(f"the cluster {address} cannot import our code; {how}") from None
+            raise UsageError(f"the cluster {address} cannot import our code; {how}") from None

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from config import UsageError
 from machinery.cli import find
 from machinery.errors import DataError
 
@@ -200,18 +201,18 @@ def _rows(name: str, folder: str, split: str) -> list[Item]:
     for config in exam.configs:
         try:
             rows = datasets.load_dataset(where, config, split=split, revision=revision)
-        except Exception as error:
-            why = str(error).strip().splitlines()[0] if str(error).strip() else "no reason given"
+        except Exception as error:  # of the network, the Hub or the set: it has no common class
+            why = (str(error).strip() or "no reason given").splitlines()[0]
             raise DataError(
                 f"{name} could not be loaded from {where} ({type(error).__name__}: {why[:200]}); "
                 f"connect to the Hub, or {copy}"
             ) from None
         try:
             items += filter(None, map(exam.read, rows))
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except KeyError as error:
             raise DataError(
-                f"a row of {where} is not as {name} expects ({type(error).__name__}: {error}): the "
-                f"set has changed since this was written; {copy}"
+                f"a row of {where} has no field {error}, which {name} reads: the set has changed "
+                f"since this was written; {copy}"
             ) from None
     return items
 
@@ -220,26 +221,33 @@ def _rows(name: str, folder: str, split: str) -> list[Item]:
 
 
 def _file(path: Path) -> list[Item]:
-    """The items of a JSONL file; ValueError with the line that is not one."""
+    """The items of a JSONL file; UsageError with the line that is not one."""
     items = []
     for number, line in enumerate(path.read_bytes().splitlines(), 1):  # UTF-8
         try:
             row = json.loads(line)
-            extra = {"cue": str(row["cue"])} if "cue" in row else {}
-            item = Item(
-                str(row["query"]), tuple(map(str, row["choices"])), int(row["gold"]), **extra
+        except ValueError:
+            row = None
+        if not _is_item(row):
+            raise UsageError(
+                f'{path}, line {number} is not {{"query": text, "choices": [2 to 26 different '
+                f'texts], "gold": index of the right one}}: {line[:80]!r}'
             )
-            fine = isinstance(row["choices"], list) and 1 < len(item.choices) <= 26
-            fine = fine and 0 <= item.gold < len(item.choices)
-        except (ValueError, KeyError, TypeError):
-            fine = False
-        if not fine:
-            raise ValueError(
-                f'{path}, line {number} is not {{"query": text, "choices": [2 texts or more], '
-                f'"gold": index of the right one}}: {line[:80]!r}'
-            )
-        items.append(item)
+        items.append(Item(row["query"], tuple(row["choices"]), row["gold"], row.get("cue", "")))
     return items
+
+
+def _is_item(row: object) -> bool:
+    """Whether a line of a file is a question, with or without a cue."""
+    if not isinstance(row, dict):
+        return False
+    choices, gold = row.get("choices"), row.get("gold")
+    if not isinstance(choices, list) or not 2 <= len(choices) <= len(string.ascii_uppercase):
+        return False
+    texts = [row.get("query"), row.get("cue", ""), *choices]
+    if not all(isinstance(text, str) for text in texts) or type(gold) is not int:
+        return False  # True is not 1 here
+    return all(choices) and len(set(choices)) == len(choices) and 0 <= gold < len(choices)
 
 
 def continuations(manifest, seq_len: int) -> list[Question]:
@@ -262,7 +270,7 @@ def continuations(manifest, seq_len: int) -> list[Question]:
     count = min(CONTINUATIONS, len(pieces)) // 4 * 4
     pieces = [pieces[len(pieces) * k // count] for k in range(count)]  # spread over the split
     if not pieces:
-        raise ValueError(
+        raise UsageError(
             f"the validation rows of {manifest.dir} hold fewer than 4 pieces of text of more than "
             f"{n} tokens; prepare more: --val_fraction"
         )
@@ -279,11 +287,11 @@ def continuations(manifest, seq_len: int) -> list[Question]:
 
 def resolve_mode(task: str, mode: str) -> str:
     """The mode to use: `mode` itself or, if that is `auto`, the exam's own (`answer` for a file).
-    ValueError for a `continuation` with options to show."""
+    UsageError for a `continuation` with options to show."""
     name = task.partition("=")[0]
     if task == "continuation":
         if mode not in ("auto", "answer"):
-            raise ValueError(f"continuation has no options to show; leave --mode {mode} out")
+            raise UsageError(f"continuation has no options to show; leave --mode {mode} out")
         return "answer"
     if mode != "auto":
         return mode
@@ -301,27 +309,28 @@ def ask(
     """
     if task == "continuation":
         if shots:
-            raise ValueError(f"continuation takes no examples; leave --shots {shots} out")
+            raise UsageError(f"continuation takes no examples; leave --shots {shots} out")
         questions = continuations(load_manifest(), seq_len)
         return questions[: limit or None]
     name, _, folder = task.partition("=")
     if Path(task).is_file():
         items, split = _file(Path(task)), ""
-    else:
-        find("task", name, {"continuation": None, **EXAMS, "FILE.jsonl": None})
-        if name not in EXAMS:
-            raise ValueError(f"--task {task} is neither an exam nor a file that is there")
+    elif name in EXAMS:
         items, split = _rows(name, folder, EXAMS[name].split), EXAMS[name].examples
-    examples, items = (
-        (_rows(name, folder, split) if shots else [], items)
-        if split
-        else (items[:shots], items[shots:])
-    )
+    elif name.endswith(".jsonl"):
+        raise UsageError(f"--task {task}: there is no such file")
+    else:
+        find("task", name, {"continuation": None, **EXAMS})  # names the nearest one
+        raise UsageError(f"--task {task}: continuation reads no folder")
+    if split:
+        examples = _rows(name, folder, split) if shots else []
+    else:
+        examples, items = items[:shots], items[shots:]
     questions = []
     for item in items[: limit or None]:
         same = [e for e in examples if not split or e.subject == item.subject][:shots]
         if len(same) < shots:
-            raise ValueError(
+            raise UsageError(
                 f"{task} has {len(same)} examples of {item.subject or 'its own'}; "
                 f"try --shots {len(same)}"
             )

@@ -13,8 +13,10 @@ import torch
 
 import config as cfg
 import flops
-from machinery import diary, plan, ranks
-from model import GPT, GPTConfig
+from config import GPTConfig, UsageError
+from machinery import plan, ranks
+from machinery.log import short
+from model import GPT
 
 # Assumed, as shares of the datasheet's figures, for H100s. (tests/test_flops.py has a published
 # speed that they come near.) Other cards may reach more of their peak, or less.
@@ -32,15 +34,10 @@ class NamedGPUs(ranks.World):
     """Cards that this machine need not have."""
 
     name: str
-    card: flops.Card
 
     @property
     def device_name(self) -> str:
         return self.name
-
-    @property
-    def memory_bytes(self) -> int:
-        return int(self.card.memory_bytes)
 
 
 def parse_gpus(asked: str) -> NamedGPUs:
@@ -49,51 +46,76 @@ def parse_gpus(asked: str) -> NamedGPUs:
     name = name if flops.find_card(name) else f"RTX {name}"
     card, n = flops.find_card(name), int(count or 1)
     if card is None or not n:
-        raise ValueError(
+        raise UsageError(
             f"--gpu {asked} is not in the table; choose from {', '.join(flops.CARDS)}, or several: "
             "8xH100"
         )
-    return NamedGPUs(0, n, 0, n, torch.device("cuda"), torch.bfloat16, name, card)
+    return NamedGPUs(
+        rank=0,
+        world_size=n,
+        local_rank=0,
+        local_world_size=n,
+        device=torch.device("cuda"),
+        dtype=torch.bfloat16,
+        memory_bytes=int(0.99 * card.memory_gb * 2**30),  # a datasheet's GB, less 1% for the driver
+        name=name,
+    )
+
+
+def show(preset: cfg.Preset, world: ranks.World) -> int:
+    """Print the page, once; returns the exit code."""
+    text = page(preset, world)
+    if world.is_first:
+        print(text)
+    return 0
 
 
 def page(preset: cfg.Preset, world: ranks.World) -> str:
     """The plan with hours and dollars, on this machine or on `--gpu`."""
-    run, model = preset.run, preset.model
+    run = preset.run
     world = parse_gpus(run.gpu) if run.gpu else world
-    decided, card = plan.make_plan(preset, model, world), flops.find_card(world.device_name)
+    decided, card = plan.make_plan(preset, world), flops.find_card(world.device_name)
     with torch.device("meta"):
-        meta = GPT(model)
+        meta = GPT(preset.model)
     tokens, full = decided.rows * decided.seq_len, meta.flops_per_token()
     on = f"on        {world.world_size} x {world.device_name}"
     if card and preset.train.dtype == "fp32":
-        raise ValueError("--plan knows what cards do in bf16 only; leave --dtype fp32 out")
-    if decided.peak is None:
+        raise UsageError("--plan knows what cards do in bf16 only; leave --dtype fp32 out")
+    peak = flops.find_peak(world, run.peak_tflops)
+    if peak is None:
         why = "its peak is unknown; set --peak_tflops, or name a known card with --gpu"
         return f"{decided.text}\n{on}\ntime      n/a: {why}"
-    on += f", {world.memory_bytes / 1e9:.1f} GB, {decided.peak / 1e12:,.2f} TFLOP/s"
+    on += f", {world.memory_bytes / 1e9:.1f} GB, {peak / 1e12:,.2f} TFLOP/s"
     if card:
         on += f", {card.memory_tb_s} TB/s"
         whole_steps = decided.rows / decided.rows_in_step(decided.ramp_steps)
-        speed = tokens / (whole_steps * step_s(decided, meta, card))
+        speed = tokens / (whole_steps * step_s(decided, meta, card, peak))
     else:
-        speed = OTHER_MFU[world.device.type] * decided.peak * world.world_size / full
+        speed = OTHER_MFU[world.device.type] * peak * world.world_size / full
     validations = 2 + (decided.steps - 1) // run.eval_every if run.eval_every else 2
     hours = (tokens + FORWARD * validations * run.eval_tokens) / speed / 3600
-    mfu = flops.mfu(speed, full, decided.peak, world.world_size)
-    dollars = f"${hours * run.usd_per_hour:,.2f} at ${run.usd_per_hour:.2f}/hour for the machine"
+    mfu = flops.mfu(speed, full, peak, world.world_size)
+    exchange = ", exchanging gradients not counted" if world.world_size > 1 else ""
     lines = [
         decided.text,
         f"{on} each",
-        f"speed     an estimate: {diary.short(speed)} tok/s, {mfu:.0%} MFU full"
-        f"{', exchanging gradients not counted' * (world.world_size > 1)}",
-        f"time      an estimate: {hours:,.2f} hours with validation; {dollars} (--usd_per_hour)",
+        f"speed     an estimate: {short(speed)} tok/s, {mfu:.0%} MFU full{exchange}",
+        f"time      an estimate: {hours:,.2f} hours with validation; "
+        f"{cost(hours, run.usd_per_hour, world)} (--usd_per_hour)",
     ]
     return "\n".join(lines)
 
 
-def step_s(decided: plan.Plan, meta: GPT, card: flops.Card) -> float:
+def cost(hours: float, usd_per_hour: float, world: ranks.World) -> str:
+    """Dollars. usd_per_hour is the price of one GPU, or of a machine without one."""
+    n_gpus = world.world_size if world.device.type == "cuda" else 0
+    of = {0: "the machine", 1: "the GPU"}.get(n_gpus, f"each of {n_gpus} GPUs")
+    return f"${hours * usd_per_hour * max(1, n_gpus):,.2f} at ${usd_per_hour:.2f}/hour for {of}"
+
+
+def step_s(decided: plan.Plan, meta: GPT, card: flops.Card, peak: float) -> float:
     """Seconds of a full-size step on one rank, without communication."""
-    c, peak, bandwidth = meta.config, decided.peak, TRAFFIC * card.memory_tb_s * 1e12
+    c, bandwidth = meta.config, TRAFFIC * card.memory_tb_s * 1e12
     tokens = decided.micro_batch * decided.seq_len
     params = sum(p.numel() for p in meta.parameters())
     attention = 2 * c.n_layer * c.n_head * c.head_dim * c.seq_len  # FLOPs of forward, per token
@@ -107,8 +129,8 @@ def step_s(decided: plan.Plan, meta: GPT, card: flops.Card) -> float:
     # Adding a gradient moves 12 bytes, casting a matmul's weight and its gradient 12 more; a weight
     # in a matmul costs 6 FLOPs per token, so matmul / 6 is their number.
     micro_batch_s += (tokens * traffic(c) + 12 * params + 12 * matmul / 6) / bandwidth
-    accum = decided.tokens_per_step // (tokens * decided.world_size)
-    return accum * micro_batch_s + 40 * params / bandwidth  # optimizer: about 40 bytes/parameter
+    micro_batches_s = decided.grad_accum(decided.ramp_steps) * micro_batch_s
+    return micro_batches_s + 40 * params / bandwidth  # optimizer: about 40 bytes/parameter
 
 
 def traffic(c: GPTConfig) -> int:
@@ -120,5 +142,4 @@ def traffic(c: GPTConfig) -> int:
     layer += 4 * kv if "value_embeds" in c.extras else 0  # 8 in every other layer
     layer += 8 * kv if "key_offset" in c.extras else 0
     layer += (8 if c.mlp == "swiglu" else 5) * c.mlp_hidden
-    once = (2 if c.logit_softcap else 3) * c.padded_vocab
-    return 2 * (c.n_layer * layer + once)
+    return 2 * (c.n_layer * layer + 3 * c.padded_vocab)

@@ -5,12 +5,17 @@
 Next: tournament.py, which asks them.
 """
 
+import json
 import os
 import re
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import torch
+
+from config import UsageError
+
+TIMEOUT_S = 60.0  # to wait for one answer of a server
 
 QUESTION = """Below are a text and two continuations of it. Which continuation is better written and
 follows from the text? A continuation that only repeats itself is bad.
@@ -62,7 +67,7 @@ def compare(scores: list[np.ndarray]) -> np.ndarray:
     return better + 0.5 * equal
 
 
-class Refused(ValueError):
+class Refused(UsageError):
     """The server answers, but with an HTTP error; `why` is its status and its own words."""
 
     def __init__(self, sentence: str, why: str) -> None:
@@ -73,26 +78,23 @@ class Refused(ValueError):
 class Server:
     """A judge behind an OpenAI-compatible address (vLLM, `transformers serve`, ...)."""
 
-    def __init__(self, url: str, model: str, timeout_s: float) -> None:
+    def __init__(self, url: str, model: str, timeout_s: float = TIMEOUT_S) -> None:
         """Asks one question, so that a server that cannot judge is known before the work begins."""
         try:
-            from openai import OpenAI
+            from openai import OpenAI, OpenAIError
         except ImportError:
-            raise ValueError(
+            raise UsageError(
                 "--judge_url needs the package openai: pip install -r requirements-eval.txt"
             ) from None
-        if not model or timeout_s <= 0:
-            raise ValueError(
-                f"--judge_url {url} needs --judge_model, the model's name there, and a "
-                f"--judge_timeout above 0; it was given {model!r} and {timeout_s}"
-            )
+        if not model:
+            raise UsageError(f"--judge_url {url} needs --judge_model, the model's name there")
         self.url, self.model, self.timeout_s, self.chat = url, model, timeout_s, True
         # A local server needs no key, but the client does.
         key = os.environ.get("OPENAI_API_KEY") or "none"
         try:
             self.client = OpenAI(base_url=url, api_key=key, timeout=timeout_s, max_retries=0)
-        except Exception as error:  # a proxy setting in the environment that httpx does not support
-            raise ValueError(self.fault(f"{type(error).__name__}: {error}")) from None
+        except (OpenAIError, ImportError, ValueError) as error:  # a proxy that httpx cannot use
+            raise UsageError(self.fault(f"{type(error).__name__}: {error}")) from None
         self.answers = {"A": 0, "B": 0, "unparsable": 0}
         question = QUESTION.format(prompt="1, 2,", a=" 3, 4", b=" 2, 2")
         try:
@@ -107,27 +109,32 @@ class Server:
         print(f"{model} is asked through {how}")
 
     def ask(self, question: str) -> str:
-        """The model's answer. Refused or ValueError, one sentence, if there is none in time."""
+        """The model's answer. Refused or another UsageError if there is none in time."""
         from openai import APIStatusError, OpenAIError
 
         options = dict(model=self.model, max_tokens=16, temperature=0)
+        messages = [{"role": "user", "content": question}]
         try:
             if self.chat:
-                messages = [{"role": "user", "content": question}]
-                answer = self.client.chat.completions.create(messages=messages, **options)
-                return answer.choices[0].message.content or ""
-            return self.client.completions.create(prompt=question, **options).choices[0].text or ""
+                reply = self.client.chat.completions.create(messages=messages, **options)
+            else:
+                reply = self.client.completions.create(prompt=question, **options)
         except APIStatusError as error:
             why = f"HTTP {error.status_code}: {error.response.text[:200]}"
             raise Refused(self.fault(why), why) from None
-        except (OpenAIError, ValueError, TypeError, LookupError, AttributeError) as error:
-            raise ValueError(self.fault(f"{type(error).__name__}: {error}")) from None
+        except (OpenAIError, json.JSONDecodeError) as error:
+            raise UsageError(self.fault(f"{type(error).__name__}: {error}")) from None
+        choices = getattr(reply, "choices", None)  # what is no JSON comes as text
+        if not choices:
+            raise UsageError(self.fault(f"its reply has no choices: {str(reply)[:200]}"))
+        text = choices[0].message.content if self.chat else choices[0].text
+        return text or ""
 
     def fault(self, why: str) -> str:
         return (
             f"the judge at {self.url} gives no answer ({why}); is it running, does its address end "
-            f"in /v1, is --judge_model {self.model} right, is --judge_timeout {self.timeout_s:g} "
-            "enough, and does a proxy stand between (NO_PROXY)?"
+            f"in /v1, is --judge_model {self.model} right, are {self.timeout_s:g} s enough for an "
+            "answer, and does a proxy stand between (NO_PROXY)?"
         )
 
     def compare(self, prompts: list[str], completions: list[list[str]]) -> np.ndarray:

@@ -2,13 +2,11 @@
 
 Reads the gradient norms of the first micro-batch of a step and of the whole step; estimates
 tr(Sigma) / |G|^2 in tokens. A batch far below it wastes steps, one far above it wastes tokens.
-Sigma: covariance of the gradient of one token; G: the true gradient. Next: train.py, which calls
-`first` and `whole`.
+Sigma: covariance of the gradient of one token; G: the true gradient. Arithmetic on numbers that
+have arrived on the host: nothing here waits for the device. Next: train.py, which calls `measure`.
 """
 
 import math
-
-from torch import Tensor
 
 
 class NoiseScale:
@@ -26,18 +24,13 @@ class NoiseScale:
     def is_due(self, step: int) -> bool:
         return step % self.every == 0
 
-    def first(self, step: int, norm: Tensor, rows: int) -> None:
-        """norm: () of the gradient averaged over the first `rows` rows."""
-        if self.is_due(step):
-            self._first = (norm, rows)
-
-    def whole(self, norm: Tensor, rows: int, seq_len: int) -> float | None:
-        """norm: () of the gradient averaged over all `rows` rows of the step. Waits for the
-        device; returns `tokens`."""
-        first_norm, first_rows = self._first
-        small_sq, big_sq = first_norm.item() ** 2, norm.item() ** 2
-        if math.isfinite(small_sq + big_sq):  # a skipped step must not spoil the average
-            self.update(small_sq, big_sq, first_rows * seq_len, rows * seq_len)
+    def measure(
+        self, first_norm: float, norm: float, first_rows: int, rows: int, seq_len: int
+    ) -> float | None:
+        """norm: of the mean gradient over the `rows` of a step; first_norm: of that over the first
+        `first_rows` of them. Returns `tokens`."""
+        if math.isfinite(first_norm) and math.isfinite(norm):  # a skipped step must not count
+            self.update(first_norm**2, norm**2, first_rows * seq_len, rows * seq_len)
         return self.tokens
 
     def update(self, small_sq: float, big_sq: float, b_small: int, b_big: int) -> None:

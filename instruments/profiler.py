@@ -11,10 +11,13 @@ split the main thread's. Next: train.py.
 import gzip
 import json
 import re
-from collections import Counter
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
+
+from config import UsageError
 
 REGIONS = {"optimizer": "optimizer", "communication": "communication", "data": "data wait"}
 ROWS = ("matmul", "attention", "elementwise", "optimizer", "communication", "data wait", "idle")
@@ -114,7 +117,7 @@ class Profile(torch.profiler.profile):
     def table(self) -> str:
         """One screen: milliseconds per step and share of each row, and the peak of memory."""
         if self.step_num <= self.warmup:
-            raise ValueError(f"{self.step_num} steps only warm up; try --steps {self.last}")
+            raise UsageError(f"{self.step_num} steps only warm up; try --steps {self.last}")
         events = self.trace_events()
         marks = step_marks(events)
         start, end = marks[0]["ts"], max(e["ts"] + e["dur"] for e in marks)
@@ -151,19 +154,24 @@ class Profile(torch.profiler.profile):
         return str(self.image)
 
 
-def run(trainer) -> int:
-    """`train.py --profile`: a few steps of a Trainer, then the table. Returns the exit code."""
-    world = trainer.world
-    folder = trainer.run_dir / "profile" / (f"rank_{world.rank}" if world.world_size > 1 else "")
-    trainer.meter.start()
+def run(run, steps: Iterator, log_step: Callable, progress) -> int:
+    """`train.py --profile`: take a few of the `steps`, log them, print the table. Returns the exit
+    code. run, progress: train.py's; steps yields the numbers of each (machinery/log.py)."""
+    world, log = run.world, run.log
+    folder = log.run_dir / "profile" / (f"rank_{world.rank}" if world.world_size > 1 else "")
+    keep = 1 if world.device.type == "cuda" else 0  # as in training: the host is a step ahead
+    unread = deque()
     with Profile(folder, world.device) as profile:
-        while not profile.done and trainer.step < trainer.plan.steps:
-            trainer.set_schedule()
-            trainer.guard(trainer.accumulate())
-            trainer.take_step()
+        for numbers in steps:
+            unread.append(numbers)
+            if len(unread) > keep:
+                log_step(run, progress, unread.popleft().read())
             profile.step()
-    trainer.drain()
-    trainer.log.status("profiled", step=trainer.step, exit_code=0)
+            if profile.done:
+                break
+    for numbers in unread:
+        log_step(run, progress, numbers.read())
+    log.status("profiled", step=progress.step, exit_code=0)
     if world.is_first:
-        trainer.log.print(profile.table())
+        log.print(profile.table())
     return 0

@@ -1,29 +1,35 @@
 """A run on one page, and several runs in one picture: `python eval.py report`, `... compare A B`.
 
-Reads what a run left in its folder (metrics.jsonl, config.json, starts.jsonl, status.json,
-samples.jsonl) and the manifest of its data. `write` makes RUN_DIR/loss.png, report.md and
-report.html, which needs no other file; `compare` draws compare.png and returns the table. A run
-may have been killed in the middle of a line, resumed, or never validated. A run that ends calls
-`write` (machinery/diary.py); no error here can stop it.
+Reads what a run left in its folder (metrics.jsonl, config.json, status.json, samples.jsonl) and the
+manifest of its data. `write` makes RUN_DIR/loss.png, report.md and report.html, which needs no
+other file; `compare` draws compare.png and returns the table. A run may have been killed in the
+middle of a line, resumed, or never validated. train.py calls `write` when a run ends; eval.py calls
+the rest.
 """
 
 import base64
 import io
 import json
+import math
 import statistics
 import time
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass
 from html import escape
 from itertools import accumulate
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
-from machinery import checkpoint, cli, durable, shards
-from machinery.diary import duration, read_jsonl, short
-from machinery.errors import CheckpointError
+from config import UsageError
+from machinery import checkpoint, disk, shards
+from machinery.errors import CheckpointError, DataError
+from machinery.log import duration, read_jsonl, short
+from machinery.trained import EvalConfig, open_data, open_tokenizer
 
+ELSEWHERE = "copy the run to where you may write"
 HASHES = ("data_fingerprint", "tokenizer_sha256")
 CSS = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #222; background: #fff; max-width: 1000px;
@@ -42,6 +48,27 @@ pre { white-space: pre-wrap; overflow-wrap: anywhere; background: #f6f6f4; paddi
 """
 
 
+@dataclass(frozen=True)
+class ReportConfig:
+    """A page on a run, RUN_DIR/report.html and report.md, with samples of its checkpoints."""
+
+    run_dir: str = ""
+    """Folder of the run; empty: runs/PRESET."""
+    data_dir: str = ""
+    """Data folder; empty: the one that the run was trained on."""
+    device: str = "auto"
+    """auto, cuda, mps or cpu."""
+    dtype: Literal["auto", "bf16", "fp32"] = "auto"
+    """Dtype of the computation; auto: bf16 where the hardware has it."""
+    prompt: tuple[str, ...] = ()
+    """Texts to continue; empty: the beginnings of some held-out rows."""
+    max_new_tokens: int = 60
+    """Tokens to add."""
+    usd_per_hour: float = 0.0
+    """Price of one GPU (of the machine, if it has none); 0: as train.py was told, if it ran on a
+    GPU."""
+
+
 class Run:
     """What a run folder says. steps, validations: records of metrics.jsonl, in order."""
 
@@ -50,17 +77,17 @@ class Run:
         if not (self.dir / "metrics.jsonl").exists():
             there = sorted(str(p.parent) for p in self.dir.parent.glob("*/metrics.jsonl"))
             others = f"there are {', '.join(there)}" if there else "train one first: train.py"
-            raise ValueError(f"{self.dir} is not the folder of a run (no metrics.jsonl); {others}")
+            raise UsageError(f"{self.dir} is not the folder of a run (no metrics.jsonl); {others}")
         records = read_jsonl(self.dir / "metrics.jsonl")
         self.steps = [r for r in records if "loss" in r]
         self.validations = [r for r in records if "val_bpb" in r]
+        self.whole_validation = next((r for r in records[::-1] if "full_val_bpb" in r), None)
         self.skipped = sum("skipped" in r for r in records)
-        self.tokens = max((r["tokens"] for r in records), default=0)
+        self.tokens = max((r["tokens"] for r in records if "tokens" in r), default=0)
         self.samples = sorted(read_jsonl(self.dir / "samples.jsonl"), key=lambda r: r["step"])
-        config, status = (self.dir / name for name in ("config.json", "status.json"))
-        self.config = json.loads(config.read_text()) if config.exists() else {}
-        self.status = json.loads(status.read_text()) if status.exists() else {"state": "unknown"}
-        self.starts = read_jsonl(self.dir / "starts.jsonl")
+        self.config = read_json(self.dir / "config.json")
+        self.status = {"state": "unknown"} | read_json(self.dir / "status.json")
+        self.starts = [r["start"] for r in records if "start" in r]
         if self.starts:  # they say which weights it began from, on how much text it is scored
             self.config["init_from"] = self.starts[0].get("init_from")
             sizes = dict.fromkeys(start.get("eval_tokens") for start in self.starts)
@@ -82,7 +109,7 @@ class Run:
 
     def processes(self) -> list[dict]:
         """The starts that trained, each with `begin` and `end` (steps), `seconds`, and its pauses;
-        [] for a run of a version that wrote no starts.jsonl."""
+        [] for a run of a version that wrote none."""
         found = []
         for start, after in zip(self.starts, [*self.starts[1:], {}]):
             own = [r for r in self.steps if start["time"] <= r["time"] < after.get("time", np.inf)]
@@ -103,21 +130,36 @@ class Run:
             with suppress(CheckpointError):
                 folders.append(checkpoint.read_trainer(path)["data_dir"])
         for folder in dict.fromkeys(folders):
-            if (Path(folder) / "manifest.json").exists():
+            with suppress(UsageError, DataError):
                 manifest = shards.Manifest.load(folder)
                 if manifest.fingerprint == self.config.get("data_fingerprint"):
                     return manifest
         return None
 
 
+def read_json(path: Path) -> dict:
+    """What a JSON file says; {} if it is not there or, with a word, damaged."""
+    if not path.exists():
+        return {}
+    try:
+        tree = json.loads(path.read_bytes())
+    except ValueError:
+        tree = None
+    if isinstance(tree, dict):
+        return tree
+    print(f"warning: {path} is damaged; the report goes without it")
+    return {}
+
+
 # ------------------------------------------------------------------------------------ the page
 
 
 def write(run_dir: str | Path, usd_per_hour: float = 0.0) -> Path:
-    """Write RUN_DIR/loss.png, report.md and report.html; returns the last one's path. usd_per_hour
-    0: the run's own --usd_per_hour, if it was on a GPU."""
+    """Write RUN_DIR/loss.png, report.md and report.html; returns the last one's path. usd_per_hour:
+    of one GPU, or of a machine without one; 0: as the run was told, if it was on GPUs."""
     run = Run(run_dir)
-    title, pictures = f"Run {run.dir.resolve().name}", draw_curves(run)
+    title = f"Run {run.dir.resolve().name}"
+    for_page, loss_png = draw_curves(run)
     sections = {
         "Result": result(run, usd_per_hour),
         "Curves": [],
@@ -132,8 +174,8 @@ def write(run_dir: str | Path, usd_per_hour: float = 0.0) -> Path:
         f"<title>{escape(title)}</title><style>{CSS}</style><h1>{escape(title)}</h1>",
     ]
     for name, rows in sections.items():
-        if name == "Curves" and pictures:
-            images = (base64.b64encode(png).decode() for png in pictures)
+        if name == "Curves" and for_page:
+            images = (base64.b64encode(png).decode() for png in for_page)
             tags = (f"<img alt='' src='data:image/png;base64,{image}'>" for image in images)
             page.append(f"<h2>{name}</h2><div class=curves>{''.join(tags)}</div>")
             text.append("The curves are in report.html.")
@@ -150,8 +192,12 @@ def write(run_dir: str | Path, usd_per_hour: float = 0.0) -> Path:
         ]
         text += [*([] if i else ["## Samples"]), when]
         text.append("\n".join(f"    {line}" for line in r["text"].splitlines()))
-    durable.write_text(run.dir / "report.md", "\n\n".join(text) + "\n")
-    durable.write_text(run.dir / "report.html", "\n".join(page) + "\n")
+    with disk.writable(run.dir, ELSEWHERE):
+        disk.write_text(run.dir / "report.md", "\n\n".join(text) + "\n")
+        disk.write_text(run.dir / "report.html", "\n".join(page) + "\n")
+        if loss_png:
+            with disk.replacing(run.dir / "loss.png") as file:
+                file.write(loss_png)
     return run.dir / "report.html"
 
 
@@ -161,7 +207,8 @@ def plain(value) -> str:
 
 def result(run: Run, usd_per_hour: float) -> list[tuple]:
     """How far the run came, what it reached, how fast, and what it cost: (name, text) each."""
-    of = f" of {n:,}" if (n := run.config.get("steps")) else ""
+    planned = run.config.get("steps")
+    of = f" of {planned:,}" if planned else ""
     last = run.steps[-1] if run.steps else {"step": 0}
     skipped = f", {run.skipped} skipped" if run.skipped else ""
     rows = [
@@ -172,7 +219,11 @@ def result(run: Run, usd_per_hour: float) -> list[tuple]:
     by_bpb = sorted(run.validations, key=lambda r: r["val_bpb"])
     for name, r in zip(("validation", "best"), [*run.validations[-1:], *by_bpb[:1]]):
         figures = f"{r['val_bpb']:.4f} bits per byte, {r['val_loss']:.4f} nats per token"
-        rows.append((name, f"{figures}, at step {r['step']:,}"))
+        on = f", on {r['val_rows']:,} rows" if "val_rows" in r else ""
+        rows.append((name, f"{figures}, at step {r['step']:,}{on}"))
+    if r := run.whole_validation:
+        figures = f"{r['full_val_bpb']:.4f} bits per byte, {r['full_val_loss']:.4f} nats per token"
+        rows.append((f"on all {r['val_rows']:,} rows", f"{figures}, at step {r['step']:,}"))
     if not run.steps:
         return rows
     share = run.speed() / last["tokens_per_s"]  # of the last window's: all figures are medians
@@ -187,14 +238,21 @@ def result(run: Run, usd_per_hour: float) -> list[tuple]:
         seconds, eval_s, save_s = (duration(total) for total in sums.values())
         parts = f"of which {eval_s} validation and {save_s} saving"
         text = f"{seconds}, {parts}; includes set-up and repeated steps"
-        rows.append(("total time", text))
-        own_rates = [p["usd_per_hour"] if p["on_gpu"] else 0 for p in processes]
-        rates = [usd_per_hour or usd for usd in own_rates]
-        if any(rates):
-            usd = sum(p["seconds"] / 3600 * rate for p, rate in zip(processes, rates))
-            at = ", ".join(f"${rate:.2f}" for rate in dict.fromkeys(rates))
-            rows.append(("cost", f"${usd:,.2f} at {at} per hour"))
+        rows += [("total time", text), *cost(processes, usd_per_hour)]
     return rows
+
+
+def cost(processes: list[dict], usd_per_hour: float) -> list[tuple]:
+    """What the starts cost, each at its own price; nothing where no price is known."""
+    dollars, prices = 0.0, []
+    for p in processes:
+        price = usd_per_hour or (p["usd_per_hour"] if p["on_gpu"] else 0.0)
+        n_gpus = p["world_size"] if p["on_gpu"] else 1  # without one, it is the machine's price
+        dollars += p["seconds"] / 3600 * price * n_gpus
+        prices.append(f"{n_gpus} x ${price:.2f}" if n_gpus > 1 else f"${price:.2f}")
+    if not dollars:
+        return []
+    return [("cost", f"${dollars:,.2f} at {', '.join(dict.fromkeys(prices))} per hour")]
 
 
 def describe(process: dict) -> tuple[str, str]:
@@ -232,7 +290,7 @@ def data_facts(run: Run) -> list[tuple]:
         rows.append((key, run.config.get(key, "unknown")))
     for path in checkpoint.checkpoints(run.dir / "checkpoints")[:1]:
         if (file := path / checkpoint.MANIFEST).exists():
-            rows.append((path.name, f"its MANIFEST.json has sha256 {durable.sha256_of(file)}"))
+            rows.append((path.name, f"its MANIFEST.json has sha256 {disk.sha256_of(file)}"))
     return rows
 
 
@@ -246,25 +304,23 @@ PANELS = (  # title, unit, key of the training records, key of the validations, 
 )
 
 
-def draw_curves(run: Run) -> list[bytes]:
-    """The PNGs of the page, and loss.png, the first two of them; [] before the first step, or
-    without matplotlib."""
+def draw_curves(run: Run) -> tuple[list[bytes], bytes]:
+    """The PNGs of the page; and loss.png, the first two of them. None of them before the first
+    step, or without matplotlib."""
     try:
         from matplotlib.figure import Figure  # no pyplot: works without a display
     except ImportError:
         print("report: no pictures, as matplotlib is not installed")
-        return []
+        return [], b""
     if not run.steps:
-        return []
+        return [], b""
     both = Figure(figsize=(10, 4), layout="constrained")
     for axes, panel in zip(both.subplots(1, 2), PANELS):
         draw_panel(axes, run, *panel)
-    with durable.replacing(run.dir / "loss.png") as file:
-        file.write(png_of(both))
     figures = [Figure(figsize=(4.6, 2.9), layout="constrained") for _ in PANELS]
     for figure, panel in zip(figures, PANELS):
         draw_panel(figure.subplots(), run, *panel)
-    return [png_of(figure) for figure in figures]
+    return [png_of(figure) for figure in figures], png_of(both)
 
 
 def draw_panel(axes, run: Run, title, unit, key, val_key, is_noisy) -> None:
@@ -319,13 +375,13 @@ def png_of(figure) -> bytes:
 def compare(folders: list[str]) -> str:
     """Draw compare.png beside the first run; returns the table and the path, to print."""
     if len(folders) < 2:
-        raise ValueError(
+        raise UsageError(
             "compare needs the folders of two runs or more: python eval.py compare runs/a runs/b"
         )
     runs = [Run(folder) for folder in folders]
     for run in runs:
         if len(run.validations) < 2:
-            raise ValueError(
+            raise UsageError(
                 f"{run.dir} has no validation after its first step yet: let it run on, or compare "
                 "other runs"
             )
@@ -335,14 +391,15 @@ def compare(folders: list[str]) -> str:
     for run in runs:
         known = [(r["tokens"], r["val_bpb"]) for r in run.validations]
         if known[0][0] > common:
-            raise ValueError(
+            raise UsageError(
                 f"{run.dir} begins at {short(known[0][0])} tokens, after another run has ended "
                 f"({short(common)}); compare runs that overlap"
             )
         bpb = float(np.interp(common, *zip(*known)))  # a straight line between two validations
         base = base or bpb
+        difference = round(bpb - base, 4) or 0.0  # not -0.0000
         best = min(bpb, *(value for tokens, value in known if tokens <= common))
-        figures = f"{bpb:.4f}", f"{bpb - base:+.4f}", f"{best:.4f}", short(run.speed())
+        figures = f"{bpb:.4f}", f"{difference:+.4f}", f"{best:.4f}", short(run.speed())
         took = f"n/a, begins at step {run.first_step:,}"
         if run.first_step == 1:
             took = duration(run.seconds_at(common))
@@ -407,41 +464,50 @@ def draw_compared(runs: list[Run], common: int) -> bytes | None:
 # ---------------------------------------------------------------------------------- the samples
 
 
-def take_samples(config, load) -> None:
-    """Continue some texts with each checkpoint that has no samples yet: RUN_DIR/samples.jsonl.
+def sample_and_write(config: ReportConfig, load_model: Callable) -> None:
+    """`eval.py report`: sample from the checkpoints that have no samples yet; then write the page.
+    load_model: EvalConfig -> (model, trainer.json)."""
+    if not 0 <= config.usd_per_hour < math.inf:
+        raise UsageError(f"--usd_per_hour {config.usd_per_hour} must be a finite number, 0 or more")
+    Run(config.run_dir)  # refuses a folder that is not a run's
+    take_samples(config, load_model)
+    print(write(config.run_dir, config.usd_per_hour))
 
-    config: a ReportConfig; without prompts, the beginnings of three held-out rows. load: eval.py's,
-    EvalConfig -> (model, the trainer's record, manifest)."""
+
+def take_samples(config: ReportConfig, load_model: Callable) -> None:
+    """Continue some texts with each checkpoint that has no samples yet: RUN_DIR/samples.jsonl."""
     import torch
 
-    from tokenizer import Tokenizer
-
     file, root = Path(config.run_dir) / "samples.jsonl", Path(config.run_dir) / "checkpoints"
+    where = dict(data_dir=config.data_dir, device=config.device, dtype=config.dtype)
     sampled = {(r["step"], r["prompt"]) for r in read_jsonl(file)}
     for path in reversed(checkpoint.checkpoints(root)):
         done = {prompt for step, prompt in sampled if step == checkpoint.step_of(path)}
         if done.issuperset(config.prompt) and done:
             continue
+        which = EvalConfig(run_dir=config.run_dir, checkpoint=str(path), **where)
         try:
-            model, trainer, manifest = load(replace(config, checkpoint=str(path)))
-        except Exception as error:
-            if cli.exit_code(error) == 1:
-                raise  # a bug
+            model, trainer = load_model(which)
+            tokenizer = open_tokenizer(which, trainer)
+            prompts = config.prompt or beginnings(open_data(which, trainer), tokenizer)
+        except (UsageError, DataError, CheckpointError) as error:
             print(f"no samples of {path}: {error}")
             continue
-        tokenizer, device = Tokenizer.load(manifest.tokenizer_file()), model.cos.device
-        starts = [manifest.row("val", 0, i)[:12] for i in range(min(3, manifest.rows("val", 0)))]
-        prompts = config.prompt or [text_of(tokenizer, row) for row in starts]
+        device, bos = model.cos.device, tokenizer.bos_id
         for prompt in [prompt for prompt in prompts if prompt not in done]:
-            idx = torch.tensor([[manifest.bos_id, *tokenizer.encode(prompt)]], device=device)
-            draws = dict(generator=torch.Generator(device).manual_seed(0), stop_id=manifest.bos_id)
+            idx = torch.tensor([[bos, *tokenizer.encode(prompt)]], device=device)  # (1, T)
+            draws = dict(generator=torch.Generator(device).manual_seed(0), stop_id=bos)
             out = model.generate(idx, config.max_new_tokens, **draws)
             record = dict(step=trainer["step"], tokens=trainer["tokens"], prompt=prompt)
-            with (
-                durable.writable(file, "copy the run to where you may write"),
-                open(file, "a") as f,
-            ):
-                f.write(json.dumps(record | dict(text=text_of(tokenizer, out[0]))) + "\n")
+            record["text"] = text_of(tokenizer, out[0])
+            with disk.writable(file, ELSEWHERE), open(file, "a") as f:
+                f.write(json.dumps(record) + "\n")
+
+
+def beginnings(manifest: shards.Manifest, tokenizer) -> list[str]:
+    """The first tokens of three held-out rows."""
+    rows = range(min(3, manifest.rows("val", 0)))
+    return [text_of(tokenizer, manifest.row("val", 0, i)[:12]) for i in rows]
 
 
 def text_of(tokenizer, ids) -> str:

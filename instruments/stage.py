@@ -10,8 +10,8 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from machinery import durable, ranks
-from machinery.shards import Manifest, compare, files_of
+from machinery import disk, ranks
+from machinery.shards import Manifest, damaged, files_of, reading
 
 
 def once_per_node(manifest: Manifest, folder: str | Path, world: ranks.World) -> Manifest:
@@ -40,17 +40,20 @@ def copy(manifest: Manifest, folder: str | Path) -> Manifest:
     files = [file for shard in manifest.all_shards() for file in files_of(shard)]
     missing = sum(size for name, size, _ in files if not (target / name).exists())
     remedy = "choose another disk or leave --stage out"
-    durable.check_room(target, missing, remedy)
-    with durable.writable(target, remedy):
+    disk.check_room(target, missing, remedy)
+    with disk.writable(target, remedy):
         target.mkdir(parents=True, exist_ok=True)
     for name, _, sha256 in files:
         path = target / name
-        if path.exists() and durable.sha256_of(path) == sha256:
+        if path.exists() and disk.sha256_of(path) == sha256:
             continue
-        with durable.replacing(path) as file:
-            shutil.copyfile(manifest.dir / name, file.name)
-            compare(Path(file.name), manifest.dir / name, sha256)
+        original = manifest.dir / name
+        with disk.replacing(path) as file:
+            with reading(original):
+                shutil.copyfile(original, file.name)
+            if disk.sha256_of(Path(file.name)) != sha256:
+                raise damaged(original, "is damaged: its copy has another sha256 than it should")
     for name in ("tokenizer.json", "manifest.json"):
-        with durable.replacing(target / name) as file:
+        with disk.replacing(target / name) as file:
             file.write((manifest.dir / name).read_bytes())
     return Manifest.load(target)

@@ -17,7 +17,8 @@ from pathlib import Path
 
 
 def records(run_dir: Path, follow: bool) -> Iterator[dict]:
-    """The lines of metrics.jsonl; with follow, also those written later, until the run ends."""
+    """The lines of metrics.jsonl that have a step (a start has none); with follow, also those
+    written later, until the run ends."""
     parent, line = os.getppid(), ""
     with open(run_dir / "metrics.jsonl") as file:
         while True:
@@ -25,7 +26,9 @@ def records(run_dir: Path, follow: bool) -> Iterator[dict]:
             while part := file.readline():
                 line += part  # it may be half a line, still being written
                 if line.endswith("\n"):
-                    yield json.loads(line)
+                    record = json.loads(line)
+                    if "step" in record:
+                        yield record
                     line = ""
             if ended:
                 return
@@ -51,7 +54,10 @@ def main(argv: list[str]) -> int:
     os.environ.setdefault("WANDB_MODE", "online" if key else "offline")  # wandb must not prompt
     try:
         import wandb
-
+    except ImportError:
+        print("wandb is off: it is not installed; pip install wandb", flush=True)
+        return 1
+    try:
         config = json.loads((run_dir / "config.json").read_text())
         if not id_file.exists():
             id_file.write_text(uuid.uuid4().hex[:12])

@@ -16,15 +16,51 @@ import numpy as np
 import torch
 
 import data
+from config import UsageError
+from flops import bits_per_byte
 from instruments import judge, ratings
 from machinery import checkpoint
-from machinery.durable import writable, write_json
+from machinery.disk import writable, write_json
 from machinery.shards import Manifest
+from machinery.trained import EvalConfig
 from tokenizer import Tokenizer
 
 HUMAN, LOOP = "human text", "loop"
 LOOP_LEN = 8  # tokens
 BPB_ROWS = 64  # validation rows for the bits per byte of players and judge
+
+
+@dataclass(frozen=True)
+class TournamentConfig:
+    """Let checkpoints continue the same prompts, and a judge compare what they wrote."""
+
+    run_dir: str = ""
+    """Folder of the run, for tournament.json; empty: runs/PRESET."""
+    players: tuple[str, ...] = ()
+    """Checkpoint folders; empty: all checkpoints of the run."""
+    data_dir: str = ""
+    """Data folder; empty: the one that the players were trained on."""
+    device: str = "auto"
+    """auto, cuda, mps or cpu."""
+    prompts: tuple[str, ...] = ()
+    """Texts: the first prompt_tokens of each are continued, the rest is what the human wrote.
+    Empty: held-out documents of the data."""
+    n_prompts: int = 60
+    """Held-out documents to take."""
+    prompt_tokens: int = 32
+    """Tokens of a text that the players are given."""
+    max_new_tokens: int = 64
+    """Tokens that they add."""
+    seed: int = 0
+    """Of the choice of documents and of the draws."""
+    judge: str = ""
+    """A checkpoint, or a run's folder (its newest), which judges by likelihood; empty: the run's
+    newest, which then does not play."""
+    judge_url: str = ""
+    """Ask an OpenAI-compatible server instead: `http://127.0.0.1:8000/v1`. A key, if it needs one,
+    is read from OPENAI_API_KEY."""
+    judge_model: str = ""
+    """The model's name on that server."""
 
 
 @dataclass
@@ -38,31 +74,34 @@ class Player:
     bpb: float | None = None
 
 
-def hold(config, load: Callable, bits_per_byte: Callable) -> None:
-    """config: eval.py's TournamentConfig. load(path) -> (model, trainer's record, manifest)."""
+def hold(config: TournamentConfig, load_model: Callable) -> None:
+    """`eval.py tournament`: print ratings of the players, and write them to
+    RUN_DIR/tournament.json. load_model: EvalConfig -> (model, trainer.json)."""
     if config.judge and config.judge_url:
-        raise ValueError(f"--judge {config.judge} and --judge_url are two judges; give one of them")
+        raise UsageError(f"--judge {config.judge} and --judge_url are two judges; give one of them")
     server = None
     if config.judge_url:
-        server = judge.Server(config.judge_url, config.judge_model, config.judge_timeout)
-    paths, referee = entrants(config)
+        server = judge.Server(config.judge_url, config.judge_model)
+    paths, judge_path = entrants(config)
     manifest = Manifest.load(config.data_dir or checkpoint.read_trainer(paths[0])["data_dir"])
     tokenizer = Tokenizer.load(manifest.tokenizer_file())
     prompts, human = texts(config, manifest, tokenizer)
 
-    def opened(path: Path) -> tuple:
-        model, record, own = load(path)
-        if own.tokenizer_sha256 != manifest.tokenizer_sha256:
-            why = f"{path} and {paths[0]} have different tokenizers"
-            raise ValueError(f"{why}; they cannot compete")
+    def load(path: Path) -> tuple:
+        """The model, its step, and its bits per byte on some of the held-out text."""
+        which = EvalConfig(checkpoint=str(path), data_dir=config.data_dir, device=config.device)
+        model, trainer = load_model(which)
+        if trainer["identity"]["tokenizer_sha256"] != manifest.tokenizer_sha256:
+            why = f"{path} has another tokenizer than the text of {manifest.dir}"
+            raise UsageError(f"{why}, so that they cannot be compared")
         batches = data.val_batches(manifest, 8, BPB_ROWS, device=model.cos.device)
         token_bytes = torch.from_numpy(tokenizer.token_bytes).to(model.cos.device)
-        return model, record["step"], bits_per_byte(model, batches, token_bytes)[1]
+        return model, trainer["step"], bits_per_byte(model, batches, token_bytes)[1]
 
     players = []
     for path, name in zip(paths, names(paths)):
-        model, step, bpb = opened(path)
-        players.append(Player(name, write(model, prompts, config), str(path), step, bpb))
+        model, step, bpb = load(path)
+        players.append(Player(name, continue_all(model, prompts, config), str(path), step, bpb))
     loops = [(p[-LOOP_LEN:] * config.max_new_tokens)[: config.max_new_tokens] for p in prompts]
     players += [Player(HUMAN, human), Player(LOOP, loops)]
 
@@ -71,8 +110,8 @@ def hold(config, load: Callable, bits_per_byte: Callable) -> None:
         decoded = [[tokenizer.decode(c) for c in p.completions] for p in players]
         wins = server.compare([tokenizer.decode(p) for p in prompts], decoded)
     else:
-        model, _, judge_bpb = opened(referee)
-        judged_by = str(referee)
+        model, _, judge_bpb = load(judge_path)
+        judged_by = str(judge_path)
         wins = judge.compare([judge.novel_mean(model, prompts, p.completions) for p in players])
     table = rate(players, wins)
     doubts = why_untrusted(table, judge_bpb)
@@ -103,27 +142,27 @@ def entrants(config) -> tuple[list[Path], Path | None]:
     root = Path(config.run_dir) / "checkpoints"
     found = [Path(p) for p in dict.fromkeys(config.players)] or checkpoint.checkpoints(root)[::-1]
     if not found:
-        raise ValueError(f"there is no checkpoint in {root}; train first, or name some: --players")
-    referee = None
+        raise UsageError(f"there is no checkpoint in {root}; train first, or name some: --players")
+    judge_path = None
     if not config.judge_url:
-        referee = Path(config.judge or config.run_dir)
-        referee = checkpoint.latest_valid(referee / "checkpoints") or referee
-    for path in [*found, *filter(None, [referee])]:
+        folder = Path(config.judge or config.run_dir)
+        judge_path = checkpoint.latest_valid(folder / "checkpoints") or folder
+    for path in [*found, *filter(None, [judge_path])]:
         if not (path / checkpoint.MANIFEST).exists():
-            or_run = ", nor a run with one" if path == referee else ""
-            raise ValueError(f"{path} is no checkpoint (it has no {checkpoint.MANIFEST}){or_run}")
+            or_run = ", nor a run with one" if path == judge_path else ""
+            raise UsageError(f"{path} is no checkpoint (it has no {checkpoint.MANIFEST}){or_run}")
     players = found
-    if referee:  # a copy of it, which has the same hashes, does not play either
-        content = (referee / checkpoint.MANIFEST).read_text()
+    if judge_path:  # a copy of it, which has the same hashes, does not play either
+        content = (judge_path / checkpoint.MANIFEST).read_text()
         players = [p for p in found if (p / checkpoint.MANIFEST).read_text() != content]
     if len(players) < len(found):
-        print(f"{referee} is the judge, so it does not play: it would like its own text best")
+        print(f"{judge_path} is the judge, so it does not play: it would like its own text best")
     if not players:
-        raise ValueError(
-            f"no player is left beside the judge {referee}; train with --save_every and a larger "
-            "--keep, or name other checkpoints with --players"
+        raise UsageError(
+            f"no player is left beside the judge {judge_path}; train with --save_every and a "
+            "larger --keep, or name other checkpoints with --players"
         )
-    return players, referee
+    return players, judge_path
 
 
 def names(paths: list[Path]) -> list[str]:
@@ -137,16 +176,16 @@ def texts(config, manifest, tokenizer) -> tuple[list[list[int]], list[list[int]]
     """Token ids of the prompts, prompt_tokens each, and of the human continuations."""
     begin, whole = config.prompt_tokens, config.prompt_tokens + config.max_new_tokens
     if config.seed < 0:
-        raise ValueError(f"--seed {config.seed} must be 0 or more")
+        raise UsageError(f"--seed {config.seed} must be 0 or more")
     if begin < 1 or config.max_new_tokens < 1 or config.n_prompts < 1:
-        raise ValueError(
+        raise UsageError(
             f"--prompt_tokens {begin}, --max_new_tokens {config.max_new_tokens} and --n_prompts "
             f"{config.n_prompts} must be 1 or more"
         )
     documents = [tokenizer.encode(text) for text in config.prompts]
     for text, ids in zip(config.prompts, documents):
         if len(ids) <= begin:
-            raise ValueError(
+            raise UsageError(
                 f"the text {text[:40]!r} has {len(ids)} tokens, and --prompt_tokens {begin} leaves "
                 "no human continuation to compare with; use a longer text or a smaller number"
             )
@@ -155,7 +194,7 @@ def texts(config, manifest, tokenizer) -> tuple[list[list[int]], list[list[int]]
         if len(documents) < config.n_prompts:
             print(f"only {len(documents)} held-out documents have {whole} tokens within a row")
     if not documents:
-        raise ValueError(
+        raise UsageError(
             f"no held-out document has {whole} tokens within a row of {manifest.row_len}; ask for "
             "fewer with --prompt_tokens and --max_new_tokens"
         )
@@ -175,13 +214,14 @@ def held_out(manifest, length: int, seed: int):
                 break
 
 
-def write(model, prompts: list[list[int]], config) -> list[list[int]]:
+def continue_all(model, prompts: list[list[int]], config) -> list[list[int]]:
     """Continue each prompt with the model's own probabilities: temperature 1, all tokens. At a
     lower temperature, samples loop, and a judge by likelihood likes loops. The draws are the same
     for every player."""
     bos, device = model.config.bos_id, model.cos.device
-    if (needed := 1 + config.prompt_tokens + config.max_new_tokens) > model.config.seq_len:
-        raise ValueError(
+    needed = 1 + config.prompt_tokens + config.max_new_tokens
+    if needed > model.config.seq_len:
+        raise UsageError(
             f"--prompt_tokens {config.prompt_tokens} and --max_new_tokens {config.max_new_tokens} "
             f"need {needed} positions, a player has {model.config.seq_len}"
         )

@@ -5,12 +5,13 @@ Writes and reads ROOT/step_00001000/{MANIFEST.json, trainer.json, dcp/}, tensors
 number of ranks, which must all see ROOT. A checkpoint is valid only if every file in its MANIFEST
 has its sha256. ROOT/best names the best one; `.tmp-*` and `.trash-*` never count, and the next
 start removes them. Random states are not saved: training seeds from the position. Start at
-`_publish`, the protocol. Next: durable.py.
+`_publish`, the protocol. Next: disk.py.
 """
 
 import itertools
 import json
 import os
+import pickle
 import shutil
 import threading
 import time
@@ -26,16 +27,22 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 from torch.distributed.checkpoint import staging
 from torch.distributed.checkpoint import state_dict as dcp_state
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.tensor import DTensor
 
-from machinery.durable import check_room, fsync, sha256_of, write_json, write_text
-from machinery.errors import CheckpointError, NonFiniteError, StorageError, UsageError
+from config import UsageError
+from machinery.disk import check_room, fsync, sha256_of, write_json, write_text
+from machinery.errors import CheckpointError, NonFiniteError, StorageError
 from optim import local
 
 Optimizers = list[torch.optim.Optimizer]
 FORMAT = 2  # 1 also held random states
 MANIFEST = "MANIFEST.json"
 MAX_FAILURES = 3  # failed saves in a row that end the run
+METADATA = (  # the classes of DCP's metadata
+    "Metadata", "TensorStorageMetadata", "TensorProperties", "ChunkStorageMetadata",
+    "MetadataIndex", "StorageMeta", "_MEM_FORMAT_ENCODING",
+)  # fmt: skip
 warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or unini")
 
 
@@ -198,9 +205,43 @@ def _check_finite(state: dict[str, Tensor]) -> None:
             raise NonFiniteError(f"{name} holds non-finite numbers; it was not saved")
 
 
+class _Unpickler(pickle.Unpickler):
+    """Reads DCP's metadata, which is a pickle, and refuses whatever is not part of it: a pickle may
+    name any function, and calls it while it is read."""
+
+    KNOWN = {
+        *(("torch.distributed.checkpoint.metadata", name) for name in METADATA),
+        ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
+        ("torch.serialization", "_get_layout"),
+        ("torch", "Size"),
+        ("pathlib", "PosixPath"),
+        ("pathlib._local", "PosixPath"),  # Python 3.13
+    }
+
+    def find_class(self, module: str, name: str) -> Any:
+        dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
+        if (module, name) in self.KNOWN or dtype:
+            return super().find_class(module, name)
+        raise pickle.UnpicklingError(f"{module}.{name} is no part of a checkpoint")
+
+
+class _Reader(dcp.FileSystemReader):
+    """DCP's reader, but for the metadata."""
+
+    def read_metadata(self, *args, **kwargs) -> Metadata:
+        with open(Path(self.path) / ".metadata", "rb") as file:
+            metadata = _Unpickler(file).load()
+        metadata.storage_meta = metadata.storage_meta or StorageMeta()
+        metadata.storage_meta.load_id = self.load_id
+        return metadata
+
+
 def _check_fits(path: Path, state: dict[str, Tensor], prefix: str) -> None:
     """Compare names, dtypes and shapes: DCP would cast dtypes and ignore extra keys."""
-    saved = dcp.FileSystemReader(path / "dcp").read_metadata().state_dict_metadata
+    try:
+        saved = _Reader(path / "dcp").read_metadata().state_dict_metadata
+    except (pickle.UnpicklingError, EOFError, AttributeError) as error:
+        raise CheckpointError(f"{path / 'dcp' / '.metadata'} cannot be used: {error}") from None
     saved = {k: (str(v.properties.dtype), tuple(v.size)) for k, v in saved.items()}
     wanted = {k: (str(v.dtype), tuple(v.shape)) for k, v in state.items()}
     for key in sorted(saved.keys() | wanted.keys()):
@@ -215,7 +256,7 @@ def _check_fits(path: Path, state: dict[str, Tensor], prefix: str) -> None:
 
 def _read_into(team: _Team, path: Path, state: dict[str, Tensor], prefix: str = "") -> None:
     team.on_all(lambda: _check_fits(path, state, prefix), CheckpointError)
-    reader = dcp.FileSystemReader(path / "dcp")
+    reader = _Reader(path / "dcp")
     team.on_all(lambda: dcp.load(state, storage_reader=reader, **team.for_dcp), CheckpointError)
 
 
@@ -293,7 +334,7 @@ def _commit(tmp: Path, path: Path, record: str, hashes: list[dict[str, str]]) ->
 
 class Checkpointer:
     """All checkpoints of a run: background saves, retention, resume. Every rank calls every
-    method. root: the folder of checkpoints, which this run owns (durable.lock). keep: how many of
+    method. root: the folder of checkpoints, which this run owns (disk.lock). keep: how many of
     the newest valid ones stay, apart from the best, that of `keep_step` and the one resumed from.
     mirror: a second folder, preferably on another disk, that gets a copy of each."""
 

@@ -19,13 +19,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 import config as cfg
+from config import UsageError
 from machinery.errors import DISK_FAILS, RankError, StorageError
-from model import GPTConfig
-from optim import READ_BY
 
 ROOT = Path(__file__).resolve().parent.parent
-# Folders of ours, but not .venv, which lies in ROOT too.
-OURS = (ROOT, *(ROOT / room for room in ("machinery", "hf", "instruments")))
 
 
 @dataclass(frozen=True)
@@ -33,7 +30,7 @@ class TrainArgs:
     """Train a GPT. The first word is the preset (none: tiny); each option overrides one of its
     values."""
 
-    model: GPTConfig
+    model: cfg.GPTConfig
     train: cfg.TrainConfig
     run: cfg.RunConfig
 
@@ -70,27 +67,27 @@ def read_options(default: Any, argv: list[str], program: str) -> Any:
 
 
 def refuse_unread(given: cfg.TrainConfig, preset: cfg.TrainConfig) -> None:
-    """ValueError for an option that the chosen optimizer or schedule would ignore."""
-    for name, (other, choices, instead) in READ_BY.items():
+    """UsageError for an option that the chosen optimizer or schedule would ignore."""
+    for name, (other, choices, instead) in cfg.READ_BY.items():
         value, choice = getattr(given, name), getattr(given, other)
         is_read = choice in choices or (name == "decay" and given.decay_mixture)
         if value != getattr(preset, name) and not is_read:
-            raise ValueError(
+            raise UsageError(
                 f"--{name} {value} has no effect with --{other} {choice}: it is read by "
                 f"{' and '.join(choices)} alone; use {instead}, or leave it out"
             )
     if given.tokens != preset.tokens and given.steps:
-        raise ValueError(
+        raise UsageError(
             f"--tokens {given.tokens} has no effect with --steps {given.steps}; add --steps 0"
         )
 
 
 def find(kind: str, name: str, table: dict) -> Any:
-    """table[name]; ValueError with the nearest name if there is no such entry."""
+    """table[name]; UsageError with the nearest name if there is no such entry."""
     if name in table:
         return table[name]
     near = difflib.get_close_matches(name, table, n=1, cutoff=0.0)[0]
-    raise ValueError(
+    raise UsageError(
         f"there is no {kind} {name!r}; did you mean {near}? There are {', '.join(table)}"
     )
 
@@ -103,7 +100,7 @@ def count(text: str) -> int:
     except (ValueError, OverflowError):
         tokens = -1
     if text and tokens < 1:
-        raise ValueError(f"{text!r} is not a number of tokens; write 2B, 500M or 4096")
+        raise UsageError(f"{text!r} is not a number of tokens; write 2B, 500M or 4096")
     return tokens
 
 
@@ -116,8 +113,13 @@ def weights(mixture: tuple[str, ...]) -> dict[str, float] | None:
         found = {"": math.nan}
     if not all(map(math.isfinite, found.values())) or len(found) < len(pairs):
         given = " ".join(mixture)
-        raise ValueError(f"{given!r} is not NAME=WEIGHT ..., each once, as in wiki=60 code=40")
+        raise UsageError(f"{given!r} is not NAME=WEIGHT ..., each once, as in wiki=60 code=40")
     return found or None
+
+
+def cores() -> int:
+    """Processors that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def run(main: Callable[[list[str]], int | None]) -> None:
@@ -151,16 +153,12 @@ def run(main: Callable[[list[str]], int | None]) -> None:
 
 
 def exit_code(error: BaseException) -> int:
-    """The error's own exit_code if it has one; 2 for a ValueError that our code raised (a user's
-    mistake); that of a StorageError for a disk that is full or fails; 141 if nobody reads what we
-    print; 1 for anything else (a bug), such as a ValueError that a library raised."""
+    """The error's own exit_code if it has one (errors.py); that of a StorageError for a disk that
+    is full or fails; 141 if nobody reads what we print; 1 for anything else: a bug."""
     if isinstance(error, BrokenPipeError) and _nobody_reads():
         return 141
     if isinstance(error, OSError) and error.errno in DISK_FAILS:
         return StorageError.exit_code
-    if isinstance(error, ValueError) and not hasattr(error, "exit_code"):
-        raised_in = traceback.extract_tb(error.__traceback__)[-1].filename
-        return 2 if Path(raised_in).resolve().parent in OURS else 1
     return getattr(error, "exit_code", 1)
 
 

@@ -4,7 +4,7 @@
 | ---- | ------- | ----- |
 | 0    | done | |
 | 1    | a bug, with a traceback; or a rank that did not answer | RankError |
-| 2    | the command is wrong, or names what is not there | UsageError, any ValueError of ours |
+| 2    | the command is wrong, or names what is not there | UsageError (config.py) |
 | 3    | the data is damaged or incomplete, or a source cannot be read | DataError |
 | 4    | none of the run's checkpoints is valid, or the one to load does not fit | CheckpointError |
 | 5    | a loss, a gradient or a weight is NaN or infinite | NonFiniteError |
@@ -14,8 +14,8 @@
 | 141  | nobody reads the output any more, as after `| head` | |
 | 143  | stopped by SIGTERM | |
 
-Plain ValueError is the idiom for a user's mistake; cli.py decides whose ValueError it was. The
-classes below are for what has a code of its own, and their meaning is in the table. Next: cli.py.
+These classes are raised by name, and the programs print their text alone. Any other exception is a
+bug, perhaps in what you have just changed, and is shown with its traceback. Next: cli.py.
 """
 
 import errno
@@ -32,13 +32,6 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 class RankError(Exception):
     exit_code = 1
-
-
-class UsageError(ValueError):
-    """A user's mistake found in a worker process: re-raised from there, a ValueError has lost the
-    traceback that tells ours from a library's, so the code is explicit."""
-
-    exit_code = 2
 
 
 class DataError(Exception):

@@ -12,7 +12,7 @@ import multiprocessing
 import os
 import signal
 import subprocess
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from multiprocessing.pool import ThreadPool
 
@@ -20,6 +20,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
+from config import UsageError
+from machinery import cli
 from machinery.errors import RankError
 
 MEET_S, NODES_MEET_S = 30.0, 300.0  # to show up and connect: on one node, on several
@@ -36,6 +38,7 @@ class World:
     local_world_size: int  # on this node
     device: torch.device
     dtype: torch.dtype
+    memory_bytes: int  # of the GPU that has least; without GPUs, a rank's share of the host's
 
     @property
     def is_first(self) -> bool:
@@ -46,27 +49,15 @@ class World:
         kind = self.device.type
         return torch.cuda.get_device_name(self.device) if kind == "cuda" else kind
 
-    @property
-    def memory_bytes(self) -> int:
-        """Memory of the GPU; without one, this rank's share of the host's."""
-        if self.device.type == "cuda":
-            return torch.cuda.get_device_properties(self.device).total_memory
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // self.local_world_size
-
-
-def cores() -> int:
-    """Processors that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
 
 def pick_device(asked: str = "auto", local_rank: int = 0) -> torch.device:
-    """`auto`: cuda, then mps, then cpu. ValueError for a GPU that PyTorch cannot use."""
+    """`auto`: cuda, then mps, then cpu. UsageError for a GPU that PyTorch cannot use."""
     has_cuda, has_mps = torch.cuda.is_available(), torch.backends.mps.is_available()
     if asked == "auto" and not has_cuda:
         query = "timeout 20 nvidia-smi --query-gpu=driver_version --format=csv,noheader"
         status, driver = subprocess.getstatusoutput(query)  # status 127: no such program
         if status == 0 and driver:
-            raise ValueError(
+            raise UsageError(
                 f"there is a GPU (driver {driver.split()[0]}), but PyTorch {torch.__version__} "
                 "cannot use it; run.sh installs one for that driver; --device cpu does without"
             )
@@ -77,13 +68,13 @@ def pick_device(asked: str = "auto", local_rank: int = 0) -> torch.device:
         device = torch.device(asked)
         is_there = there[device.type]
     except (RuntimeError, KeyError):
-        raise ValueError(f"device {asked!r} is none of auto, cuda, mps, cpu") from None
+        raise UsageError(f"device {asked!r} is none of auto, cuda, mps, cpu") from None
     if not is_there:
-        raise ValueError(f"--device {asked} was asked for, but PyTorch sees no GPU; try cpu")
+        raise UsageError(f"--device {asked} was asked for, but PyTorch sees no GPU; try cpu")
     if device.type == "cuda":
         device = torch.device("cuda", local_rank if device.index is None else device.index)
         if device.index >= (n := torch.cuda.device_count()):
-            raise ValueError(
+            raise UsageError(
                 f"rank {local_rank} of this machine wants {device}, but there are {n} GPUs; "
                 f"try torchrun --nproc_per_node={n}"
             )
@@ -112,17 +103,28 @@ def start(device: str = "auto", dtype: str = "auto") -> World:
     if chosen.type == "cpu":
         _set_up_cpu(local_world_size)
     torch.set_float32_matmul_precision("high")
-    world = World(*ranks, chosen, pick_dtype(chosen, dtype))
+    memory_bytes = memory_of(chosen) // (local_world_size if chosen.type != "cuda" else 1)
+    world = World(*ranks, chosen, pick_dtype(chosen, dtype), memory_bytes)
     if world_size > 1:
         meet_and_test(world, MEET_S if world_size == local_world_size else NODES_MEET_S)
+        least = torch.tensor(memory_bytes)  # all ranks must plan alike, for the smallest of them
+        dist.all_reduce(least, dist.ReduceOp.MIN)
+        world = replace(world, memory_bytes=int(least))
     return world
+
+
+def memory_of(device: torch.device) -> int:
+    """Bytes of the GPU; without one, of the host."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _set_up_cpu(local_world_size: int) -> None:
     """Threads, sums that are the same bits each time, and memory that is kept."""
     # torchrun gives each of several ranks one thread; take a fair share of the cores instead
     if local_world_size > 1 or "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(max(1, cores() // local_world_size))
+        torch.set_num_threads(max(1, cli.cores() // local_world_size))
     # Threads that add to the same row of a table do so in a fixed order: the same bits.
     torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = False
@@ -201,13 +203,16 @@ def any_rank(problem: object, group: dist.ProcessGroup | None = None) -> object:
     return next(filter(None, problems), None)
 
 
-def listen_to_signals(run) -> None:
-    """SIGTERM and SIGINT set `run.signal`; the next all-reduce carries it to all ranks."""
+class Signals:
+    """From now on, SIGTERM and SIGINT are only noted, in `received`: the next all-reduce carries
+    the number to all ranks. The second Ctrl-C interrupts at once."""
 
-    def on_signal(signum, frame):
-        if run.signal == signum == signal.SIGINT:
-            raise KeyboardInterrupt  # asked twice
-        run.signal = signum
+    def __init__(self):
+        self.received = 0
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(signum, self._note)
 
-    for signum in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(signum, on_signal)
+    def _note(self, signum, frame) -> None:
+        if self.received == signum == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.received = signum

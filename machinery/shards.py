@@ -17,7 +17,8 @@ import math
 import os
 import resource
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from itertools import accumulate, islice, product
 from pathlib import Path
@@ -25,9 +26,10 @@ from typing import BinaryIO
 
 import numpy as np
 
-from machinery.durable import replacing, sha256_of
+from config import UsageError
+from machinery.disk import replacing, sha256_of
 from machinery.errors import DataError
-from tokenizer import bytes_per_token
+from tokenizer import Tokenizer
 
 FORMAT = 2  # of the folder; grows when older folders can no longer be read
 SHARD_ROWS = 16_384  # 67 MB of rows of 2,049 two-byte tokens
@@ -40,11 +42,17 @@ def damaged(path: Path, how: str, remedy: str = REMEDY) -> DataError:
     return DataError(f"{path} {how}; {remedy}")
 
 
-def unreadable(path: Path, error: OSError, where: str = "") -> DataError:
-    """The error for a file that cannot be read. Only a failing disk damages it; with too many open
-    files, say, it is still intact."""
-    remedy = REMEDY if error.errno == errno.EIO else "remove the cause, then run your command again"
-    return damaged(path, f"cannot be read{where} ({error.strerror})", remedy)
+@contextmanager
+def reading(path: Path, where: str = "") -> Iterator[None]:
+    """DataError for a file that cannot be read; only if the disk fails (EIO) is it damaged."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise damaged(path, "is missing", AGAIN) from None
+    except OSError as error:
+        cause = "remove the cause, then run your command again"
+        remedy = REMEDY if error.errno == errno.EIO else cause
+        raise damaged(path, f"cannot be read{where} ({error.strerror})", remedy) from None
 
 
 def dtype_for(vocab_size: int) -> str:
@@ -59,12 +67,6 @@ def header(dtype: str, shape: tuple[int, ...]) -> bytes:
     return file.getvalue()
 
 
-def save_array(file: BinaryIO, array: np.ndarray) -> None:
-    """As np.save, whose OSError does not say that the disk is full."""
-    file.write(header(array.dtype.str, array.shape))
-    file.write(np.ascontiguousarray(array).data)
-
-
 def write_shards(rows: Iterable[np.ndarray], folder: Path, name: str, dtype: str) -> list[dict]:
     """Write rows to FOLDER/NAME_00.npy, NAME_01.npy, ...; returns their manifest entries."""
     rows, entries = iter(rows), []
@@ -76,7 +78,9 @@ def write_shards(rows: Iterable[np.ndarray], folder: Path, name: str, dtype: str
             file = f"{name}_{len(entries):02d}.{suffix}"
             path = folder / file
             with replacing(path) as f:
-                save_array(f, content)
+                # np.save would write the same, but its OSError does not say that the disk is full
+                f.write(header(content.dtype.str, content.shape))
+                f.write(content.data)
             size, sha256 = path.stat().st_size, sha256_of(path)
             entry |= {f"{key}file": file, f"{key}bytes": size, f"{key}sha256": sha256}
         entries.append(entry)
@@ -110,26 +114,26 @@ class Manifest:
 
     @classmethod
     def load(cls, folder: str | Path, preset: str = "PRESET") -> "Manifest":
-        """Read FOLDER/manifest.json. ValueError, with the command that prepares `preset`, if there
+        """Read FOLDER/manifest.json. UsageError, with the command that prepares `preset`, if there
         is none; DataError if it cannot be used."""
         path = Path(folder) / "manifest.json"
         try:
             tree = json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             option = "" if Path(folder) == Path("data", preset) else f" --data_dir {folder}"
-            raise ValueError(
-                f"{path} does not exist; run: python prepare_data.py {preset}{option} "
-                "(and the options you want)"
-            ) from None
+            command = f"python prepare_data.py {preset}{option} (and the options you want)"
+            raise UsageError(f"{path} does not exist; run: {command}") from None
         except (NotADirectoryError, IsADirectoryError, PermissionError) as error:
-            why = f"{path} cannot be read ({error.strerror}); choose another --data_dir"
-            raise ValueError(why) from None
-        except ValueError:
-            raise damaged(path, "is not valid JSON") from None
+            how = f"{path} cannot be read ({error.strerror})"
+            raise UsageError(f"{how}; choose another --data_dir") from None
+        except ValueError:  # of json, or not UTF-8
+            tree = None
+        if not isinstance(tree, dict):
+            raise damaged(path, "is not valid JSON of a manifest")
         if tree.get("format") != FORMAT:
             how = f"has format {tree.get('format')}, this program reads {FORMAT}"
             raise damaged(path, how, f"remove the data (rm -r {folder}) and {AGAIN}")
-        if tree["fingerprint"] != fingerprint(tree):
+        if tree.get("fingerprint") != fingerprint(tree):
             raise damaged(path, "was edited: its fingerprint is not that of its content")
         return cls(folder, tree)
 
@@ -154,13 +158,15 @@ class Manifest:
     def tokenizer_file(self) -> Path:
         """The path of tokenizer.json; DataError unless its hash is that of the data's tokenizer."""
         path = self.dir / "tokenizer.json"
-        if not path.exists() or sha256_of(path) != self.tokenizer_sha256:
+        with reading(path):
+            actual = sha256_of(path)
+        if actual != self.tokenizer_sha256:
             raise damaged(path, "is not the tokenizer that made the data", AGAIN)
         return path
 
     def token_bytes(self) -> np.ndarray:
         """int32 (vocab_size,): bytes of text per token id, 0 for special tokens."""
-        return bytes_per_token(json.loads(self.tokenizer_file().read_text(encoding="utf-8")))
+        return Tokenizer.load(self.tokenizer_file()).token_bytes
 
     def locate(self, split: str, source: int, row: int) -> tuple[dict, int]:
         """A source's row -> (shard entry, row within the shard)."""
@@ -174,11 +180,9 @@ class Manifest:
         path, (file, crc_file) = self.dir / shard["file"], self.open_shard(shard)
         size = self.row_len * np.dtype(self.dtype).itemsize
         # pread: unlike a memory map, it reads no further, and a truncated file raises no SIGBUS
-        try:
+        with reading(path, f" at row {i}"):
             raw = os.pread(file.fileno(), size, 128 + i * size)
             crc = os.pread(crc_file.fileno(), 4, 128 + i * 4)
-        except OSError as error:
-            raise unreadable(path, error, f" at row {i}") from None
         if len(raw) < size or len(crc) < 4:
             raise damaged(path, f"ends before row {i}")
         if zlib.crc32(raw) != int.from_bytes(crc, "little"):
@@ -193,20 +197,14 @@ class Manifest:
     def _open_file(self, name: str, dtype: str, shape: tuple[int, ...]) -> BinaryIO:
         """A .npy file, open; DataError unless it has the header and the size of this array."""
         path, expected = self.dir / name, header(dtype, shape)
-        try:
+        with reading(path):
             file = open(path, "rb", buffering=0)
-            if hasattr(os, "posix_fadvise"):
-                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
             found, size = file.read(128), os.fstat(file.fileno()).st_size
-        except FileNotFoundError:
-            raise damaged(path, "is missing", AGAIN) from None
-        except OSError as error:
-            raise unreadable(path, error) from None
         if size != (right := 128 + math.prod(shape) * np.dtype(dtype).itemsize):
             raise damaged(path, f"has {size:,} bytes, not {right:,}")
         if found != expected:
-            says = [h[10:].decode("latin-1").strip() for h in (found, expected)]
-            raise damaged(path, f"has the header {says[0]}, not {says[1]}")
+            says = found[10:].decode("latin-1").strip()
+            raise damaged(path, f"has the header {says}, not that of {dtype} {shape}")
         return file
 
     def check(self) -> None:
@@ -223,20 +221,12 @@ class Manifest:
     def verify(self) -> None:
         """Read every file of every shard and compare its sha256 with the manifest's."""
         for shard in self.all_shards():
-            for name, _, sha256 in files_of(shard):
-                compare(self.dir / name, self.dir / name, sha256)
-
-
-def compare(path: Path, original: Path, expected: str) -> None:
-    """DataError about `original` if `path`, which is it or a copy of it, has another sha256."""
-    if not path.exists():
-        raise damaged(original, "is missing", AGAIN)
-    try:
-        actual = sha256_of(path)
-    except OSError as error:
-        raise unreadable(path, error) from None
-    if actual != expected:
-        raise damaged(original, f"is damaged: expected sha256 {expected}, actual {actual}")
+            for name, _, expected in files_of(shard):
+                with reading(self.dir / name):
+                    actual = sha256_of(self.dir / name)
+                if actual != expected:
+                    how = f"is damaged: expected sha256 {expected}, actual {actual}"
+                    raise damaged(self.dir / name, how)
 
 
 def fingerprint(tree: dict) -> str:

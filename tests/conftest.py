@@ -63,6 +63,16 @@ def flip(file: Path, at: int = -10, bit: int = 1) -> None:
 
 
 def metrics(run_dir) -> list[dict]:
+    """The steps and validations of metrics.jsonl; `starts` has its other lines."""
+    return [record for record in _records(run_dir) if "step" in record]
+
+
+def starts(run_dir) -> list[dict]:
+    """What metrics.jsonl says of each process that took up the run."""
+    return [record["start"] for record in _records(run_dir) if "start" in record]
+
+
+def _records(run_dir) -> list[dict]:
     return [json.loads(line) for line in (Path(run_dir) / "metrics.jsonl").read_text().splitlines()]
 
 

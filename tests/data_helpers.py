@@ -46,7 +46,7 @@ def write_jsonl(path: Path, count: int, seed: int = 0) -> Path:
 
 # The units of the tests are small, so that there are several: 40 KB, not 4 MB.
 DRIVER = (
-    "import sys; from machinery import cli, sources; sources.SMALLEST_UNIT = 40_000; "
+    "from machinery import cli; from preparation import sources; sources.SMALLEST_UNIT = 40_000; "
     "import prepare_data; cli.run(prepare_data.main)"
 )
 
@@ -69,7 +69,8 @@ def command(folder: Path, *options: str) -> list[str]:
 def prepare(folder: Path, *options: str, program: tuple = ()) -> subprocess.CompletedProcess:
     """Run `command` within this process, to save its start; its pool's processes still start."""
     import prepare_data
-    from machinery import cli, sources
+    from machinery import cli
+    from preparation import sources
 
     arguments = command(folder, *options)
     argv = ["prepare_data.py", *program, *arguments[3:]]
@@ -95,10 +96,10 @@ def fingerprint(folder: Path) -> str:
 
 def hashes(folder: Path) -> dict[str, str]:
     """file -> sha256 of all shards, from the bytes on disk."""
-    from machinery import durable
+    from machinery import disk
 
     return {
-        p.relative_to(folder).as_posix(): durable.sha256_of(p)
+        p.relative_to(folder).as_posix(): disk.sha256_of(p)
         for p in sorted(folder.glob("*/*/*.npy"))
     }
 
@@ -114,7 +115,7 @@ def make_folder(
     """A data folder without text: rows[split][source] rows; row i of a source holds BOS, then
     tokens that say which row it is. Returns its Manifest."""
 
-    from machinery import durable, shards
+    from machinery import disk, shards
 
     folder.mkdir(parents=True, exist_ok=True)
     names = list(rows["train"])
@@ -140,12 +141,12 @@ def make_folder(
         "tokenizer": {
             "vocab_size": vocab_size,
             "bos_id": 0,
-            "sha256": durable.sha256_of(folder / "tokenizer.json"),
+            "sha256": disk.sha256_of(folder / "tokenizer.json"),
         },
         "sources": [{"name": name} for name in names],
     }
     tree["fingerprint"] = shards.fingerprint(tree)
-    durable.write_json(folder / "manifest.json", tree)
+    disk.write_json(folder / "manifest.json", tree)
     return shards.Manifest.load(folder)
 
 

@@ -9,6 +9,7 @@ import contextlib
 import json
 import multiprocessing
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -132,14 +133,15 @@ def free_port() -> int:
 _outputs = iter(range(10**9))
 
 
-def start(data, run_dir, *args, world: int = 1, spoil=(), env=None) -> Run:
-    """`python train.py tiny ... ARGS` on `world` ranks, without a launcher."""
+def start(data, run_dir, *args, world: int = 1, spoil=(), env=None, argv=None) -> Run:
+    """`python train.py tiny ... ARGS` on `world` ranks, without a launcher. argv: another command
+    line in place of that."""
     context = multiprocessing.get_context("forkserver")
     path = f"{ROOT}{os.pathsep}{HERE}"
     with _variable("PYTHONPATH", path), _variable("CUDA_VISIBLE_DEVICES", ""):
         context.set_forkserver_preload(["faults_preload"])
         multiprocessing.forkserver.ensure_running()
-    argv = ["tiny", *SMALL, *PEAK, "--data_dir", data, "--run_dir", run_dir, *args]
+    argv = argv or ["tiny", *SMALL, *PEAK, "--data_dir", data, "--run_dir", run_dir, *args]
     env = {"RANK": "", "WORLD_SIZE": "", "LOCAL_RANK": "", **(env or {})}
     processes, outputs = [], []
     folder = Path(run_dir).parent
@@ -196,6 +198,19 @@ def launch(data, run_dir, *args, world: int = 2, nodes: int = 1, spoil=(), **env
     return Run(processes, outputs, run_dir)
 
 
+def edited(folder: Path, file: str, old: str, new: str) -> tuple[str, str]:
+    """The fault of a student's copy of the project, in `folder`, with a line of a file replaced."""
+    packages = [path.parent for path in ROOT.glob("*/__init__.py")]
+    for path in (path for place in (ROOT, *packages) for path in place.glob("*.py")):
+        copy = folder / path.relative_to(ROOT)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, copy)
+    text = (folder / file).read_text()
+    assert text.count(old) == 1, f"{file} has {text.count(old)} times: {old}"
+    (folder / file).write_text(text.replace(old, new))
+    return "use_project_in", str(folder)
+
+
 @contextlib.contextmanager
 def _variable(name: str, value: str):
     before = os.environ.get(name)
@@ -221,11 +236,11 @@ def child(output: str, env: dict, argv: list[str], spoil: list) -> None:
 
 
 def become_train(argv: list[str], spoil: list) -> None:
+    for name, *args in spoil:
+        globals()[name](*args)
     import train
     from machinery import cli
 
-    for name, *args in spoil:
-        globals()[name](*args)
     sys.argv = ["train.py", *argv]
     cli.run(train.main)
 
@@ -237,45 +252,52 @@ def rank() -> int:
     return int(os.environ.get("RANK", 0))
 
 
-def _after(owner, name: str, more) -> None:
-    """Let more(self) run after each call of a method."""
-    method = getattr(owner, name)
+def _after_step(more) -> None:
+    """Let more(run, progress) run once a step is taken and its numbers are written down."""
+    import train
 
-    def both(self, *args, **kwargs):
-        result = method(self, *args, **kwargs)
-        more(self)
-        return result
+    honest = train.log_step
 
-    setattr(owner, name, both)
+    def log_step(run, progress, numbers):
+        honest(run, progress, numbers)
+        more(run, progress)
+
+    train.log_step = log_step
+
+
+def late_numbers() -> None:
+    """The numbers of a step are read after the next one is launched, as on a GPU."""
+    import train
+
+    honest = train.log_steps
+    train.log_steps = lambda run, progress, unread, keep=0: honest(
+        run, progress, unread, 1 if keep is False else keep
+    )
 
 
 def slow(seconds: float) -> None:
     """Sleep after each step, so that there is time to be killed in."""
-    import train
-
-    _after(train.Trainer, "take_step", lambda run: time.sleep(seconds))
+    _after_step(lambda run, progress: time.sleep(seconds))
 
 
 def hold(step: int, until: str) -> None:
     """After a step, wait until this file exists."""
-    import train
 
-    def wait(run):
-        while run.step == step and not Path(until).exists():
+    def wait(run, progress):
+        while progress.step == step and not Path(until).exists():
             time.sleep(0.01)
 
-    _after(train.Trainer, "take_step", wait)
+    _after_step(wait)
 
 
 def signal_at(step: int, signum: int, only_rank: int = -1) -> None:
     """Send this process a signal right after a step."""
-    import train
 
-    def send(run):
-        if run.step == step and only_rank in (-1, rank()):
+    def send(run, progress):
+        if progress.step == step and only_rank in (-1, rank()):
             os.kill(os.getpid(), signum)
 
-    _after(train.Trainer, "take_step", send)
+    _after_step(send)
 
 
 def kill_at_stage(stage: str, step: int) -> None:
@@ -300,30 +322,27 @@ def kill_before_validation(step: int) -> None:
     """SIGKILL once the checkpoint of `step` is published, before the validation that follows."""
     import train
 
-    evaluate = train.Trainer.evaluate
+    evaluate = train.evaluate
 
-    def die(run):
-        if run.step == step and run.saved_step == step:
+    def die(run, progress):
+        if progress.step == step and progress.saved_step == step:
             run.checkpoints.join()
-            if run.step > run.first_step:
+            if progress.step > progress.resumed_at:
                 os.kill(os.getpid(), signal.SIGKILL)
-        return evaluate(run)
+        return evaluate(run, progress)
 
-    train.Trainer.evaluate = die
-    _after(train.Trainer, "get_ready", lambda run: setattr(run, "first_step", run.step))
+    train.evaluate = die
 
 
 def save_at_once() -> None:
     """Instead of training: save what was loaded, under its own step, as if it were new."""
     import train
 
-    def resave(run):
-        run.meter.start()
-        path = run.run_dir / "checkpoints" / f"step_{run.step:08d}"
+    def resave(run, progress):
+        path = run.log.run_dir / "checkpoints" / f"step_{progress.step:08d}"
         if rank() == 0:
             path.rename(path.with_name("before"))
-        run.save(wait=True)
-        return 0
+        train.save(run, progress, wait=True)
 
     train.train = resave
 
@@ -351,9 +370,9 @@ def failing_saves(first: int, last: int, only_rank: int = 0) -> None:
 
 def full_disk_for_metrics(first: int, last: int) -> None:
     """metrics.jsonl takes half of a line, and no more, at each of the steps first to last."""
-    from machinery import diary
+    from machinery import log as module
 
-    honest = diary.Log.write
+    honest = module.Log.write
 
     def open_full(path, mode):
         def write_half(lines):
@@ -366,11 +385,11 @@ def full_disk_for_metrics(first: int, last: int) -> None:
         return file
 
     def write(log, record):
-        diary.open = open_full if first <= record["step"] <= last else open
+        module.open = open_full if first <= record["step"] <= last else open
         honest(log, record)
-        diary.open = open if last < 10**9 else diary.open
+        module.open = open if last < 10**9 else module.open
 
-    diary.Log.write = write
+    module.Log.write = write
 
 
 def dropout(p: float) -> None:
@@ -385,31 +404,37 @@ def dropout(p: float) -> None:
 
 def poison(steps: list[int], only_rank: int) -> None:
     """A loss of NaN, gradients included, at these steps on one rank."""
+    from dataclasses import replace
+
     import torch
 
     import train
 
-    honest = train.Trainer.accumulate
-
-    def accumulate(run):
-        if run.step + 1 not in steps or rank() != only_rank:
-            return honest(run)
-        forward = run.step_model
-        run.step_model = _Wrapped(forward)
-        try:
-            return honest(run)
-        finally:
-            run.step_model = forward
+    honest = train.take_steps
 
     class _Wrapped(torch.nn.Module):
-        def __init__(self, model):
+        def __init__(self, model, progress):
             super().__init__()
-            self.model = model
+            self.model, self.progress = model, progress
 
         def forward(self, inputs, targets):
-            return self.model(inputs, targets) * float("nan")
+            loss = self.model(inputs, targets)
+            return loss * float("nan") if self.progress.step + 1 in steps else loss
 
-    train.Trainer.accumulate = accumulate
+    def take_steps(run, progress):
+        if rank() == only_rank:
+            run = replace(run, step_model=_Wrapped(run.step_model, progress))
+        return honest(run, progress)
+
+    train.take_steps = take_steps
+
+
+def use_project_in(folder: str) -> None:
+    """Run this copy of the project (see `edited`), not what is imported already."""
+    ours = {path.stem for path in Path(folder).iterdir()}
+    for name in [name for name in sys.modules if name.partition(".")[0] in ours]:
+        del sys.modules[name]
+    sys.path.insert(0, folder)
 
 
 def note_weights() -> None:
@@ -427,13 +452,13 @@ def note_weights() -> None:
             digest.update(getattr(tensor, "_local_tensor", tensor).numpy().tobytes())
         return digest.hexdigest()
 
-    log_step = train.Trainer._log_step
+    honest = train.log_step
 
-    def noting(run, note, numbers):
-        print(f"rank {rank()} weights {note['step']} {fingerprint(run)}", flush=True)
-        return log_step(run, note, numbers)
+    def noting(run, progress, numbers):
+        print(f"rank {rank()} weights {numbers['step']} {fingerprint(run)}", flush=True)
+        return honest(run, progress, numbers)
 
-    train.Trainer._log_step = noting
+    train.log_step = noting
 
 
 def note_rows() -> None:
@@ -443,10 +468,11 @@ def note_rows() -> None:
     honest = data.RowLoader.next_batch
 
     def next_batch(loader):
-        first = loader.position + loader.rank * loader.micro_batch
-        for p, row in enumerate(loader.row_ids(first, loader.micro_batch), first):
+        inputs, targets = honest(loader)
+        count = int((targets[:, 0] != data.IGNORED).sum())  # the others only fill the batch
+        for p, row in enumerate(loader.row_ids(loader.first_row, count), loader.first_row):
             print(f"position {p}: {row}", flush=True)
-        return honest(loader)
+        return inputs, targets
 
     data.RowLoader.next_batch = next_batch
 
@@ -494,12 +520,26 @@ def slow_step(step: int, seconds: float, only_rank: int) -> None:
     """One rank takes longer over one step, as for compiling."""
     import train
 
-    def wait(run):
-        if run.step == step and rank() == only_rank:
-            time.sleep(seconds)
+    honest = train.take_steps
 
-    honest = train.Trainer.accumulate
-    train.Trainer.accumulate = lambda run: (wait(run), honest(run))[1]
+    def take_steps(run, progress):
+        taken = honest(run, progress)
+        while True:
+            if progress.step == step and rank() == only_rank:
+                time.sleep(seconds)
+            if (numbers := next(taken, None)) is None:
+                return
+            yield numbers
+
+    train.take_steps = take_steps
+
+
+def little_memory(only_rank: int, nbytes: int) -> None:
+    """The machine of one rank has less memory than those of the others."""
+    from machinery import ranks
+
+    honest = ranks.memory_of
+    ranks.memory_of = lambda device: nbytes if rank() == only_rank else honest(device)
 
 
 def disk(free: int) -> None:
@@ -542,15 +582,13 @@ def memory_for(rows: int, from_step: int = 0, only_rank: int = -1) -> None:
     """Training on more than `rows` rows at a time is out of memory, from a step on."""
     import torch
 
-    import train
     from model import GPT
 
     honest, taken = GPT.forward, []
-    _after(train.Trainer, "take_step", lambda run: taken.append(run.step))
+    _after_step(lambda run, progress: taken.append(progress.step))
 
     def forward(model, inputs, *args, **kwargs):
         here = only_rank in (-1, rank()) and len(taken) >= from_step
-        here = here and model.config.seq_len > 8  # the small model of machinery/fused.py fits
         if here and torch.is_grad_enabled() and len(inputs) > rows:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
         return honest(model, inputs, *args, **kwargs)
@@ -560,10 +598,10 @@ def memory_for(rows: int, from_step: int = 0, only_rank: int = -1) -> None:
 
 def validation_in_the_trial() -> None:
     """The trial of a step ends with a validation, as it does on a GPU."""
-    from machinery import setup
+    from machinery import build
 
-    honest = setup._try_step
-    setup._try_step = lambda *args: honest(*args[:-1], True)
+    honest = build.try_step
+    build.try_step = lambda *args, validate: honest(*args, validate=True)
 
 
 def memory_for_backward(rows: int) -> None:

@@ -1,7 +1,12 @@
 """What the processes of faults.py have imported before they are forked."""
 
 import faults  # noqa: F401
+import matplotlib.backends.backend_agg  # noqa: F401
 import matplotlib.figure  # noqa: F401
+import tokenizers.implementations  # noqa: F401
+import torch._dynamo  # noqa: F401
+import torch._inductor.config  # noqa: F401
 import tyro  # noqa: F401
 
 import train  # noqa: F401
+from instruments import report  # noqa: F401

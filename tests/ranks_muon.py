@@ -1,6 +1,7 @@
 """Run by test_optim.py on 2 ranks: Muon (divided, sharded) and AdamW (sharded) against one rank."""
 
 import gc
+import warnings
 
 import torch
 import torch.distributed as dist
@@ -9,7 +10,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from machinery.cli import run
-from optim import Muon, adamw
+from optim import Muon, adamw, grad_norm, local, scale_gradients
 
 
 def build(shard=False):
@@ -35,18 +36,37 @@ def full(t):
     return t.full_tensor() if isinstance(t, DTensor) else t.detach()
 
 
+def give_gradients(model, g):
+    for p in model.parameters():
+        p.grad = torch.randn(p.shape, generator=g)  # the same on every rank
+        if isinstance(p, DTensor):
+            p.grad = distribute_tensor(p.grad, p.device_mesh, p.placements)
+
+
 def train(model, optimizer, steps=4):
     """Returns the parameters and the state, whole."""
     g = torch.Generator().manual_seed(1)
     for step in range(steps):
-        for p in model.parameters():
-            p.grad = torch.randn(p.shape, generator=g)  # the same on every rank
-            if isinstance(p, DTensor):
-                p.grad = distribute_tensor(p.grad, p.device_mesh, p.placements)
+        give_gradients(model, g)
         optimizer.found_inf = torch.tensor(float(step == 2))  # step 2 must be skipped
         optimizer.step()
     state = [t for p in model.parameters() for t in optimizer.state[p].values()]
     return [full(t) for t in (*model.parameters(), *state)]
+
+
+def check_scaling(alone, sharded):
+    """The norm over all ranks; the gradients as a loop over them would scale them."""
+    for model in (alone, sharded):
+        give_gradients(model, torch.Generator().manual_seed(2))
+    factor = 1 / grad_norm(alone.parameters())
+    torch.testing.assert_close(grad_norm(sharded.parameters()), 1 / factor)
+    looped = [local(p.grad) * factor for p in sharded.parameters()]
+    scale_gradients(sharded.parameters(), factor)
+    assert all(torch.equal(local(p.grad), g) for p, g in zip(sharded.parameters(), looped))
+
+
+def one_at_a_time(*args, **kwargs):
+    raise AssertionError("a gather into a list copies once more than one into a tensor")
 
 
 def specs() -> int:
@@ -57,6 +77,8 @@ def specs() -> int:
 
 def main(argv):
     dist.init_process_group("gloo")
+    dist.all_gather = one_at_a_time
+    warnings.simplefilter("error", FutureWarning)  # each rank would print that of torch
     close = dict(atol=1e-6, rtol=1e-5)
     alone, divided, sharded = build(), build(), build(shard=True)
     whole = train(alone, muon(alone))
@@ -64,6 +86,7 @@ def main(argv):
     torch.testing.assert_close(train(sharded, muon(sharded)), whole, **close)
 
     alone, sharded = build(), build(shard=True)
+    check_scaling(alone, sharded)
     torch.testing.assert_close(train(sharded, adam(sharded)), train(alone, adam(alone)), **close)
 
     optimizers = muon(sharded), adam(sharded)

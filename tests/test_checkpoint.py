@@ -29,9 +29,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from conftest import flip
 
 import optim
-from machinery import checkpoint, durable
+from config import UsageError
+from machinery import checkpoint, disk
 from machinery.checkpoint import Checkpointer
-from machinery.errors import CheckpointError, NonFiniteError, StorageError, UsageError
+from machinery.errors import CheckpointError, NonFiniteError, StorageError
 
 BEFORE_RENAME = ("begin", "write", "hash", "manifest")
 STAGES = (*BEFORE_RENAME, "rename")
@@ -479,7 +480,7 @@ def test_disk_too_small_is_seen_before_writing(run, monkeypatch):
     usage = shutil.disk_usage(run.root)._replace(free=(1 << 20) + 1000)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
     monkeypatch.setattr(checkpoint, "_stage", lambda name: pytest.fail("a folder was made"))
-    with pytest.raises(StorageError, match="0.0 GB are free; a checkpoint must fit"):
+    with pytest.raises(StorageError, match="0.0 GB are free in .*; a checkpoint must fit"):
         run.save(30, *build(), {}, wait=True)
 
 
@@ -707,9 +708,9 @@ def test_a_name_is_given_after_the_content_is_on_the_disk(tmp_path, monkeypatch)
 
     monkeypatch.setattr(os, "replace", checked(os.replace))
     monkeypatch.setattr(os, "rename", checked(os.rename))
-    durable.write_text(tmp_path / "a", "text")
+    disk.write_text(tmp_path / "a", "text")
     assert key(tmp_path.stat()) in synced
-    with durable.creating(tmp_path / "folder") as folder:
+    with disk.creating(tmp_path / "folder") as folder:
         (folder / "below").mkdir()
         (folder / "below" / "b").write_text("text")
     assert key(tmp_path.stat()) in synced
@@ -717,13 +718,13 @@ def test_a_name_is_given_after_the_content_is_on_the_disk(tmp_path, monkeypatch)
 
 
 def test_lock(tmp_path):
-    held = durable.lock(tmp_path / "run", "--run_dir")
+    held = disk.lock(tmp_path / "run", "--run_dir")
     with pytest.raises(ValueError, match=f"in use by process {os.getpid()} .* another --run_dir"):
-        durable.lock(tmp_path / "run", "--run_dir")
+        disk.lock(tmp_path / "run", "--run_dir")
     held.close()
-    durable.lock(tmp_path / "run", "--run_dir").close()
+    disk.lock(tmp_path / "run", "--run_dir").close()
     with pytest.raises(ValueError, match="cannot be written"):
-        durable.lock(tmp_path / "run" / ".lock" / "below", "--run_dir")
+        disk.lock(tmp_path / "run" / ".lock" / "below", "--run_dir")
 
 
 # ---------------------------------------------------------------------------- many ranks

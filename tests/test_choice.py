@@ -8,15 +8,18 @@ import re
 import statistics as oracle
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
-from conftest import ROOT, SMALL, environment, run
+from conftest import SMALL, environment, run
 
+from config import GPTConfig, UsageError
 from instruments import choice, exams
 from instruments.exams import Item
+from machinery import cli
 from machinery.shards import Manifest
-from model import GPT, GPTConfig
+from model import GPT
 from tokenizer import Tokenizer
 
 
@@ -178,7 +181,21 @@ def test_a_files_first_items_are_the_examples(tmp_path):
 
 @pytest.mark.parametrize(
     "line",
-    [b"[1]", b'{"query": "a"}', b'{"query": "a", "choices": ["b", "c"], "gold": 2}', b"x", b"\xe9"],
+    [
+        b"[1]",
+        b"x",
+        b"\xe9",
+        b'{"query": "a"}',
+        b'{"query": "a", "choices": ["b", "c"], "gold": 2}',
+        b'{"query": "a", "choices": ["b", "c"], "gold": 0.5}',
+        b'{"query": "a", "choices": ["b", "c"], "gold": true}',
+        b'{"query": "a", "choices": ["b", "b"], "gold": 0}',
+        b'{"query": "a", "choices": ["b", ""], "gold": 0}',
+        b'{"query": "a", "choices": "bc", "gold": 0}',
+        b'{"query": null, "choices": ["b", "c"], "gold": 0}',
+        b'{"query": "a", "choices": ["b", "c"], "gold": 0, "cue": 1}',
+        json.dumps(dict(query="a", choices=[str(i) for i in range(27)], gold=0)).encode(),
+    ],
 )
 def test_a_bad_line_is_named(tmp_path, line):
     path = write_items(tmp_path / "sums.jsonl", 2)
@@ -392,14 +409,28 @@ def test_a_changed_schema_and_a_missing_hub_are_one_sentence(offline, tmp_path):
     folder = hub_copy(tmp_path / "copy", "piqa")
     for file in folder.glob("*.jsonl"):
         file.write_text(file.read_text().replace("sol1", "solution1"))
-    with pytest.raises(exams.DataError, match="KeyError: 'sol1'.*--task piqa=FOLDER"):
+    with pytest.raises(exams.DataError, match="no field 'sol1', which piqa .*--task piqa=FOLDER"):
         exams.ask(f"piqa={folder}", "answer", 0, 0, None, 64)
     with pytest.raises(exams.DataError, match="piqa could not be loaded from baber/piqa"):
         exams.ask("piqa", "answer", 0, 0, None, 64)
     with pytest.raises(ValueError, match="did you mean piqa"):
         exams.ask("piqqa", "answer", 0, 0, None, 64)
-    with pytest.raises(ValueError, match="--task FILE.jsonl is neither an exam nor a file"):
-        exams.ask("FILE.jsonl", "answer", 0, 0, None, 64)
+    for task, words in (
+        ("sums.jsonl", "--task sums.jsonl: there is no such file"),
+        ("continuation=here", "--task continuation=here: continuation reads no folder"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            exams.ask(task, "answer", 0, 0, None, 64)
+
+
+def test_a_fault_of_a_reader_is_a_traceback(offline, tmp_path, monkeypatch):
+    """A student's, who has changed it: it is not the set that has changed."""
+    folder = hub_copy(tmp_path / "copy", "piqa")
+    broken = replace(exams.EXAMS["piqa"], read=lambda row: row["goal"].splitt())
+    monkeypatch.setitem(exams.EXAMS, "piqa", broken)
+    with pytest.raises(AttributeError) as caught:
+        exams.ask(f"piqa={folder}", "answer", 0, 0, None, 64)
+    assert cli.exit_code(caught.value) == 1
 
 
 # ------------------------------------------------------------------------------ lm_eval
@@ -427,8 +458,6 @@ metadata: {{version: 1.0}}
 def test_the_figures_are_those_of_lm_eval(small_data, tmp_path):
     """Export a run, let lm_eval answer odd questions with the folder, and compare every answer."""
     pytest.importorskip("lm_eval")
-    if not (ROOT / "export.py").exists():
-        pytest.skip("there is no export.py")
     run_dir, folder = tmp_path / "run", tmp_path / "folder"
     for program, *args in (
         ("train.py", "tiny", *SMALL, "--data_dir", small_data, "--run_dir", run_dir),

@@ -1,19 +1,24 @@
-"""What only a GPU can show: model.py, data.py, machinery/fused.py and train.py on one.
+"""What only a GPU can show: model.py, data.py, machinery/build.py and train.py on one.
 
 Skipped without a GPU. TEST_DEVICE=cpu runs what has a meaning there, to test the tests."""
 
 import os
+import subprocess
+import sys
+from dataclasses import replace
 
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import SMALL, losses
+from conftest import ROOT, SMALL, environment, losses
 from faults import start
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import model
+import optim
+from config import PRESETS, GPTConfig
 from data import RowLoader
-from machinery import fused, shards
+from machinery import build, plan, ranks, shards
 
 DEVICE = torch.device(os.environ.get("TEST_DEVICE", "cuda"))
 pytestmark = pytest.mark.skipif(
@@ -41,11 +46,11 @@ def difference(a: torch.Tensor, b: torch.Tensor) -> float:
     return ((a - b).norm() / b.norm()).item()
 
 
-@pytest.mark.parametrize("lean", [False, True])
-def test_a_compiled_step_in_bf16_is_the_eager_one_in_fp32(lean):
+@pytest.mark.parametrize("mlp", ["relu2", "swiglu"])
+def test_a_compiled_step_in_bf16_is_the_eager_one_in_fp32(mlp):
     """Within what bf16 costs: the eager step in bf16 is as far from fp32."""
     extras = ("key_offset", "value_embeds")
-    config = model.GPTConfig(seq_len=512, vocab_size=1000, extras=extras, **D12)
+    config = GPTConfig(seq_len=512, vocab_size=1000, extras=extras, mlp=mlp, **D12)
     inputs, targets = batch(4, 512, 1000)
     found = {}
     for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
@@ -54,8 +59,6 @@ def test_a_compiled_step_in_bf16_is_the_eager_one_in_fp32(lean):
         gpt.init_weights()
         for p in gpt.parameters():  # beyond the start, where some matrices are zero
             p.data.add_(torch.randn_like(p), alpha=0.02)
-        if lean and dtype == torch.bfloat16:
-            fused.install(gpt, fused.usable(config))
         found[name] = gradients(gpt, gpt, inputs, targets)
         if dtype == torch.bfloat16:
             compiled = torch.compile(gpt, dynamic=False, fullgraph=True)
@@ -105,19 +108,84 @@ def test_what_the_model_uses_is_the_formula():
     assert difference(out.float(), plain_attention(q.float(), k.float(), v.float())) < 0.01
 
 
-def test_the_lean_loss_in_bf16_is_that_of_the_model():
-    config = model.GPTConfig(vocab_size=5000, **D12)
+def test_the_compiled_loss_in_bf16_is_the_eager_one_in_fp32():
+    config = GPTConfig(vocab_size=5000, **D12)
     exact = [torch.randn(2, 300, 256, device=DEVICE), torch.randn(5056, 256, device=DEVICE) / 4]
     leaves = [x.bfloat16().requires_grad_() for x in exact]
     exact = [x.detach().float().requires_grad_() for x in leaves]
     targets = torch.randint(5000, (2, 300), device=DEVICE)
-    lean = torch.compile(fused.cross_entropy)(*leaves, targets, config)  # (B, T)
+    compiled = torch.compile(model.cross_entropy)(*leaves, targets, config)  # (B, T)
     plain = model.cross_entropy(*exact, targets, config)
-    assert (lean - plain).abs().max() < 0.1 and (lean - plain).mean().abs() < 0.005
-    lean.mean().backward()
+    assert (compiled - plain).abs().max() < 0.1 and (compiled - plain).mean().abs() < 0.005
+    compiled.mean().backward()
     plain.mean().backward()
     for x, y in zip(leaves, exact):
         assert difference(x.grad.float(), y.grad) < 0.02
+
+
+def here() -> ranks.World:
+    """This process alone, on DEVICE."""
+    dtype = torch.bfloat16 if DEVICE.type == "cuda" else torch.float32
+    return ranks.World(0, 1, 0, 1, DEVICE, dtype, memory_bytes=16 * 10**9)
+
+
+@pytest.mark.parametrize("old", [False, True])
+@pytest.mark.parametrize("doc_mask", [False, True])
+def test_the_kernels_that_a_run_may_use_compute_the_formula_in_a_compiled_step(
+    old, doc_mask, monkeypatch
+):
+    """With an old cuDNN, which is asked for first, and with a mask, which keeps it out."""
+    monkeypatch.setattr(build, "old_cudnn", lambda world: old)
+    config = GPTConfig(seq_len=256, vocab_size=1000, doc_mask=doc_mask, **D12)
+    torch.manual_seed(0)
+    gpt = model.GPT(config, compute_dtype=here().dtype).to(DEVICE)
+    gpt.init_weights()
+    for p in gpt.parameters():
+        p.data.add_(torch.randn_like(p), alpha=0.02)
+    inputs, targets = batch(4, 256, 1000)
+    inputs[:, 100] = config.bos_id
+    expected = gradients(gpt, gpt, inputs, targets)
+    with build.attention_kernels(config, here()):
+        compiled = torch.compile(gpt, dynamic=False, fullgraph=True)
+        found = gradients(gpt, compiled, inputs, targets)
+    assert abs(found[0] - expected[0]) < 0.01
+    assert difference(found[1], expected[1]) < 0.05
+
+
+def test_compiled_muon_is_the_eager_one_for_more_shapes_than_dynamo_would_take():
+    torch.manual_seed(0)
+    start = [torch.randn(32, cols, device=DEVICE) for cols in range(8, 96, 8)]
+    gradient = [torch.randn_like(t) for t in start]
+    found = []
+    for compile in (False, True):
+        params = [torch.nn.Parameter(t.clone()) for t in start]
+        muon = optim.Muon(params, lr=0.1, weight_decay=0.1)
+        if compile:
+            optim.compile_steps([muon])
+        for _ in range(2):
+            for p, g in zip(params, gradient):
+                p.grad = g.clone()
+            optim.step([muon], torch.zeros((), device=DEVICE))
+        found.append(torch.cat([p.detach().flatten() for p in params]))
+    assert difference(*found) < 1e-3
+
+
+def test_the_trial_leaves_the_weights_as_they_are():
+    """It takes a step of the compiled optimizers as well, with found_inf up."""
+    preset = PRESETS["tiny"]
+    preset = replace(preset, model=replace(preset.model, n_layer=2, seq_len=64, vocab_size=512))
+    world = here()
+    decided = plan.make_plan(preset, world)
+    decided = replace(decided, compile=DEVICE.type == "cuda")
+    gpt = build.build_model(preset.model, decided, world, seed=0)
+    optimizers = build.build_optimizers(gpt, preset, decided, world)
+    before = [p.detach().clone() for p in gpt.parameters()]
+    log = type("Quiet", (), {"print": staticmethod(lambda text: None)})
+    _, _, found = build.compile_step(gpt, optimizers, decided, world, log)
+    assert found == decided
+    assert all(torch.equal(p, q) and p.grad is None for p, q in zip(gpt.parameters(), before))
+    moments = [t for o in optimizers for slots in o.state.values() for t in slots.values()]
+    assert not any(t.any() for t in moments)
 
 
 def test_pinned_batches_are_the_rows_of_the_data_also_when_the_device_is_behind(small_data):
@@ -155,13 +223,14 @@ def test_killed_and_resumed_it_ends_at_the_same_loss(compile, small_data, tmp_pa
 
 PEAKS = """
 import sys, torch, train
+from machinery import build
 taken = {}
-honest = train.Trainer.get_ready
-def get_ready(run):
-    honest(run)
+honest = build.open_loader
+def open_loader(*args):  # what comes after the trial
     taken["probe"] = torch.cuda.max_memory_allocated()
     torch.cuda.reset_peak_memory_stats()
-train.Trainer.get_ready = get_ready
+    return honest(*args)
+build.open_loader = open_loader
 code = train.main(sys.argv[1:])
 print("probe", taken["probe"], "steps", torch.cuda.max_memory_allocated())
 sys.exit(code)
@@ -171,11 +240,6 @@ sys.exit(code)
 @gpu_only
 def test_the_trial_step_needs_the_memory_of_a_real_one(small_data, tmp_path):
     """Else a micro-batch that passes the trial ends the run at its first step."""
-    import subprocess
-    import sys
-
-    from conftest import ROOT, environment
-
     big = ["--n_layer", 4, "--n_embd", 512, "--n_head", 4, "--n_kv_head", 4, "--head_dim", 128]
     args = ["tiny", *SMALL, *big, "--mlp_hidden", 2048, "--device", "cuda", "--dtype", "bf16"]
     args += ["--compile", "--tokens_per_step", 65_536, "--micro_batch", 512, "--steps", 3]

@@ -6,6 +6,7 @@ import os
 import random
 import subprocess
 import sys
+import threading
 import time
 import tracemalloc
 import zlib
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
@@ -23,7 +25,7 @@ from data_helpers import make_folder, row_of
 import data
 from benchmarks.packing import best_fit_discard, concat
 from data import Order, Permutation, Quota, RowLoader, pack, val_batches
-from machinery import durable, shards
+from machinery import disk, shards
 from machinery.errors import DataError
 from machinery.shards import Manifest
 
@@ -303,7 +305,7 @@ def test_loader_gives_the_rows_of_the_order(manifest):
             expected = row_of(row, source, 9, 50)
             assert inputs[j].tolist() == expected[:-1].tolist()
             assert targets[j].tolist() == expected[1:].tolist()
-    assert loader.position == 220 and loader.pop_wait_s() >= 0
+    assert loader.first_row == 216 and loader.pop_wait_s() >= 0
 
 
 def test_the_global_sequence_is_the_same_at_every_world_size(manifest):
@@ -324,14 +326,85 @@ def test_the_global_sequence_is_the_same_at_every_world_size(manifest):
         for _ in range(48 // (world_size * micro_batch)):
             for loader in loaders:
                 out += loader.next_batch()[0].tolist()
-        assert {loader.position for loader in loaders} == {position + 48}
-        for loader in loaders:
+        for r, loader in enumerate(loaders):  # the first row of the last batch
+            assert loader.first_row == position + 48 - (world_size - r) * micro_batch
             loader.close()
         return out
 
     assert rows(1, 4) == rows(2, 4) == rows(4, 2) == rows(3, 16) == rows(1, 1)
     # stopped after 24 rows, and resumed with nothing but the position
     assert rows(1, 4)[24:] == rows(2, 2, position=64)[:24]
+
+
+def test_the_end_of_a_step_is_filled_with_targets_that_do_not_count(manifest):
+    """Steps of 5 and of 7 rows on 2 ranks, 2 rows at a time: each row once, in its own step."""
+    steps, order, seen = [5, 7], Order([230, 90], [230, 90], 3), []
+    loaders = [
+        RowLoader(
+            manifest,
+            seed=3,
+            micro_batch=2,
+            rank=r,
+            world_size=2,
+            position=40,
+            rows_of_steps=iter(steps),
+        )
+        for r in range(2)
+    ]
+    for n_rows in steps:
+        rows = []
+        for _ in range(2):  # batches of each rank
+            for inputs, targets in (loader.next_batch() for loader in loaders):
+                for x, y in zip(inputs.tolist(), targets.tolist()):
+                    assert x[1:] == y[:-1] or set(x) == {0} and set(y) == {data.IGNORED}
+                    rows += [x] if y[0] != data.IGNORED else []
+        assert len(rows) == n_rows
+        seen += rows
+    for loader in loaders:
+        loader.close()
+    places = [order(p) for p in range(40, 52)]
+    assert seen == [row_of(row, source, 9, 50)[:-1].tolist() for source, row in places]
+
+
+def test_random_numbers_are_seeded_by_position(manifest):
+    """Each batch of each rank its own; after a resume, the same."""
+
+    def seeds(batches, **where):
+        loader, found = RowLoader(manifest, seed=3, micro_batch=4, **where), []
+        for _ in range(batches):
+            loader.next_batch()
+            found.append(loader.random_seed())
+        loader.close()
+        return found
+
+    whole = seeds(6)
+    assert len(set(whole)) == 6 and seeds(3, position=12) == whole[3:]
+    assert [seeds(1, rank=r, world_size=2)[0] for r in range(2)] == whole[:2]
+    loader = RowLoader(manifest, seed=4, micro_batch=4)
+    loader.next_batch()
+    assert loader.random_seed() != whole[0]
+    loader.close()
+
+
+def test_the_reader_sleeps_while_a_copy_to_a_gpu_is_in_flight(manifest, monkeypatch):
+    """It waits for an event of the blocking kind; another would keep a core busy."""
+    made, waited = [], threading.Event()
+
+    class Event:
+        def __init__(self, **how):
+            made.append(how)
+
+        def synchronize(self):
+            waited.set()
+
+    honest = torch.empty
+    monkeypatch.setattr(torch, "empty", lambda *size, pin_memory, **how: honest(*size, **how))
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    loader = RowLoader(manifest, seed=1, micro_batch=2, device="cuda:0", prefetch=3)
+    assert waited.wait(10)
+    loader.close()
+    assert made == 3 * [dict(blocking=True)]
 
 
 def test_batches_are_not_overwritten_by_later_ones(manifest):
@@ -466,7 +539,7 @@ def test_case_20_a_flipped_byte_is_found_and_named(manifest):
         manifest.verify()
     message = str(error.value)
     assert entry["file"] in message and entry["sha256"] in message
-    assert durable.sha256_of(shard(manifest)) in message and error.value.exit_code == 3
+    assert disk.sha256_of(shard(manifest)) in message and error.value.exit_code == 3
 
 
 @pytest.mark.parametrize("split", ["train", "val"])
@@ -509,16 +582,17 @@ def test_a_shard_that_is_not_damaged_is_not_to_be_deleted(manifest, monkeypatch)
         manifest.row("train", 0, 17)
 
 
-def test_an_array_is_written_as_numpy_writes_it_but_a_full_disk_is_named(tmp_path):
-    for array in (np.arange(6, dtype="<u2").reshape(2, 3), np.arange(5, dtype=np.int32)):
-        np.save(tmp_path / "theirs.npy", array)
-        with open(tmp_path / "ours.npy", "wb") as file:
-            shards.save_array(file, array)
-        assert (tmp_path / "ours.npy").read_bytes() == (tmp_path / "theirs.npy").read_bytes()
+def test_an_array_is_written_as_numpy_writes_it_but_a_full_disk_is_named(tmp_path, monkeypatch):
+    rows = [row_of(i, 0, 9, 50) for i in range(20)]
+    for dtype in ("<u2", "<u4"):
+        shards.write_shards(rows, tmp_path, "ours", dtype)
+        np.save(tmp_path / "theirs.npy", np.stack(rows).astype(dtype))
+        assert (tmp_path / "ours_00.npy").read_bytes() == (tmp_path / "theirs.npy").read_bytes()
     if not Path("/dev/full").exists():
         pytest.skip("only Linux has a disk that is always full")
-    with pytest.raises(OSError) as error, open("/dev/full", "wb") as file:
-        shards.save_array(file, np.zeros(100_000, "<u2"))
+    monkeypatch.setattr(shards, "replacing", lambda path: open("/dev/full", "wb"))
+    with pytest.raises(OSError) as error:
+        shards.write_shards(rows * 500, tmp_path, "ours", "<u4")
     assert error.value.errno == errno.ENOSPC
 
 
@@ -564,7 +638,7 @@ def test_the_checksums_are_those_of_zlib_and_shards_are_cut_at_a_fixed_size(tmp_
 
 def test_data_of_an_older_format_is_refused_with_the_way_out(manifest):
     path = manifest.dir / "manifest.json"
-    durable.write_json(path, manifest.tree | {"format": 1})
+    disk.write_json(path, manifest.tree | {"format": 1})
     with pytest.raises(DataError, match=r"format 1, this program reads 2; remove the data \(rm -r"):
         Manifest.load(manifest.dir)
 

@@ -12,9 +12,11 @@ from conftest import ROOT, SMALL, command, environment, metrics, run
 
 import eval as evaluate
 import train
-from machinery import checkpoint, cli
+from config import GPTConfig, UsageError
+from machinery import checkpoint, cli, disk
+from machinery import trained as models
 from machinery.errors import CheckpointError, DataError
-from model import GPT, GPTConfig
+from model import GPT
 
 CPU = ("--device", "cpu", "--dtype", "fp32")
 
@@ -44,8 +46,12 @@ def test_loss_is_what_the_trainer_measured(trained, capsys):
     assert record["val_bpb"] == pytest.approx(bpb, abs=1e-4)
     assert record["step"] == 12 and "float32" in out
     last = [r["val_bpb"] for r in metrics(trained) if "val_bpb" in r][-1]
-    assert record["val_bpb"] == pytest.approx(last, rel=1e-5)  # the trainer computed in fp32 too
-    look(capsys, "loss", trained, "--device", "cpu", "--dtype", "bf16", "--rows", 20)
+    assert record["val_bpb"] == pytest.approx(last, rel=1e-5)  # train.py computed in fp32 too
+    (whole,) = (r for r in metrics(trained) if "full_val_bpb" in r)
+    assert whole["full_val_bpb"] == pytest.approx(record["val_bpb"], rel=1e-5)
+    assert whole["val_rows"] == record["rows"] and f"on all {record['rows']} rows" in out
+    out = look(capsys, "loss", trained, "--device", "cpu", "--dtype", "bf16", "--rows", 20)
+    assert f"on 20 of the {record['rows']} rows" in out
     assert records(trained)[-1]["val_bpb"] != record["val_bpb"]
     assert records(trained)[-1]["val_bpb"] == pytest.approx(last, rel=0.1)
 
@@ -59,7 +65,7 @@ def test_a_run_a_checkpoint_and_the_options_name_the_same_model(trained, capsys,
         for model in ([trained], [path], ["--run_dir", trained], ["--checkpoint", path])
     ]
     assert len({out.replace(str(trained), "") for out in outs}) == 1
-    monkeypatch.setattr(evaluate, "PRESETS", {"fox": None})
+    monkeypatch.setattr(models, "PRESETS", {"fox": None})
     (trained.parent / "runs").mkdir()
     (trained.parent / "runs" / "fox").symlink_to(trained)
     assert outs[0].replace(str(trained), "runs/fox") == look(capsys, "sample", "fox", *args)
@@ -86,6 +92,61 @@ def test_a_record_goes_to_the_run_of_the_checkpoint(trained, capsys, tmp_path, m
     assert " bits" in out and f"not be written to {copy / 'eval.jsonl'}: Is a directory" in err
 
 
+NEED_NO_DATA = {
+    "sample": ("sample", "{model}", "--prompt", "def", "--max_new_tokens", 4),
+    "exam": ("choice", "{model}", "--task", "{exam}"),
+    "report": ("report", "{model}", "--prompt", "def", "--max_new_tokens", 4),
+}
+
+
+@pytest.fixture
+def alone(trained, small_data, tmp_path):
+    """The run on a machine without its data: the folder that its checkpoints name is not there."""
+    folder = shutil.copytree(trained, tmp_path / "alone")
+    for path in folder.glob("checkpoints/step_*/trainer.json"):
+        content = path.read_text().replace(str(small_data), str(tmp_path / "gone"))
+        path.write_text(content)
+        file = path.with_name("MANIFEST.json")
+        manifest = json.loads(file.read_text())
+        manifest["files"]["trainer.json"] = disk.sha256_of(path)
+        file.write_text(json.dumps(manifest))
+    return folder
+
+
+@pytest.mark.parametrize("name", NEED_NO_DATA)
+def test_a_run_without_its_data_folder_is_sampled_and_asked(name, alone, tmp_path, capsys):
+    exam = tmp_path / "exam.jsonl"
+    row = dict(query="def f", choices=["(x):", "qqq"], gold=0)
+    exam.write_text(2 * (json.dumps(row) + "\n"))
+    words = [str(word).format(model=alone, exam=exam) for word in NEED_NO_DATA[name]]
+    out = look(capsys, *words, "--device", "cpu")
+    assert "no samples of" not in out
+    with pytest.raises(UsageError, match="gone/manifest.json does not exist"):
+        evaluate.main(["loss", str(alone)])
+    checkpoint_alone = next(alone.glob("checkpoints/step_*"))
+    if name != "report":
+        assert look(capsys, words[0], checkpoint_alone, *words[2:], "--device", "cpu")
+
+
+def test_a_tokenizer_of_another_model_is_named_and_not_used(trained, alone, small_data, capsys):
+    file = alone / "tokenizer.json"
+    file.write_text(file.read_text() + " ")
+    args = ("sample", alone, *CPU, "--prompt", "def", "--max_new_tokens", 4)
+    with pytest.raises(UsageError, match="gone/manifest.json does not exist"):
+        evaluate.main([str(arg) for arg in args])
+    assert f"warning: {file} is not used: it is not the tok" in capsys.readouterr().out
+    out = look(capsys, *args, "--data_dir", small_data)
+    assert f"warning: {file} is not used" in out
+    honest = look(capsys, "sample", trained, *args[2:])
+    assert out.partition("---")[2] == honest.partition("---")[2]
+
+
+def test_a_folder_whose_configuration_is_not_utf8_is_no_export(tmp_path):
+    (tmp_path / "config.json").write_bytes(b'{"name": "caf\xe9"}')
+    with pytest.raises(UsageError, match="is neither a preset"):
+        evaluate.main(["sample", str(tmp_path)])
+
+
 def test_an_exported_folder_is_a_model_too(trained, capsys, tmp_path):
     pytest.importorskip("transformers")
     folder = tmp_path / "folder"
@@ -102,6 +163,12 @@ def test_an_exported_folder_is_a_model_too(trained, capsys, tmp_path):
         re.search(r"[\d.]+ bits", look(capsys, "loss", m, *args))[0] for m in (folder, trained)
     ]
     assert figures[0] == figures[1]
+    tokenizer = folder / "tokenizer.json"
+    text = tokenizer.read_text()
+    tokenizer.write_text(text.replace('"!"', '"?!"', 1))
+    with pytest.raises(UsageError, match="does not say what it was trained on"):
+        evaluate.main(["sample", str(folder), *CPU, "--prompt", "def"])
+    assert f"warning: {tokenizer} is not used" in capsys.readouterr().out
 
 
 # ------------------------------------------------------------------------------- samples
@@ -221,6 +288,14 @@ MISTAKES = {
         2,
         "ure nan 0",
     ),
+    "seed": (["sample", "{run}", "--seed", str(1 << 64)], 2, "--seed 18.* between 0 and 2.63"),
+    "negative seed": (["sample", "{run}", "--seed", "-1"], 2, "--seed -1 is not between"),
+    "price": (["report", "{run}", "--usd_per_hour", "nan"], 2, "usd_per_hour nan must be a finite"),
+    "a part": (
+        ["report", "{run}/checkpoints/step_00000012"],
+        2,
+        "needs a preset or a run; .*12 is",
+    ),
     "no row": (["loss", "{run}", "--batch", "0"], 2, "--batch 0 must be 1 or more"),
     "less than no row": (["loss", "{run}", "--rows", "-5"], 2, "--rows -5 0 or more"),
     "no task": (["choice", "{run}", "--task"], 2, "--task needs a name"),
@@ -253,9 +328,11 @@ def test_ctrl_c_is_no_traceback(capsys):
 def test_a_tokenizer_that_has_changed_is_not_used(trained, small_data, tmp_path):
     data = shutil.copytree(small_data, tmp_path / "data")
     (data / "tokenizer.json").write_text((data / "tokenizer.json").read_text() + " ")
+    run_dir = shutil.copytree(trained, tmp_path / "run")
+    (run_dir / "tokenizer.json").unlink()  # else it is the run's own that is used
     for name, *more in (["loss"], ["sample", "--prompt", "a"], ["choice", "--limit", "8"]):
         with pytest.raises(DataError, match="tokenizer.json is not the tokenizer that made"):
-            evaluate.main([name, str(trained), "--data_dir", str(data), *more])
+            evaluate.main([name, str(run_dir), "--data_dir", str(data), *more])
 
 
 def test_a_checkpoint_of_another_model_py_is_named(trained, tmp_path):
@@ -270,8 +347,8 @@ def test_a_checkpoint_of_another_model_py_is_named(trained, tmp_path):
 
 def test_a_checkpoint_is_of_the_run_that_it_lies_in(trained, tmp_path, monkeypatch):
     newest = checkpoint.checkpoints(trained / "checkpoints")[0]
-    assert evaluate.run_of(newest) == trained
-    assert evaluate.run_of(tmp_path / "mirror" / trained.name / newest.name).name == trained.name
+    assert models.run_of(newest) == trained
+    assert models.run_of(tmp_path / "mirror" / trained.name / newest.name).name == trained.name
     before = (trained / "eval.jsonl").read_text() if (trained / "eval.jsonl").exists() else ""
     monkeypatch.chdir(newest.parent)
     evaluate.main(["loss", newest.name, "--rows", "8"])

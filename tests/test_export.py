@@ -22,10 +22,13 @@ import torch.nn.functional as F  # noqa: E402
 
 import export  # noqa: E402
 import train  # noqa: E402
-from hf import mapping, parity  # noqa: E402
-from machinery import cli, durable  # noqa: E402
+from config import EXTRAS, GPTConfig  # noqa: E402
+from hf import card, mapping, parity  # noqa: E402
+from machinery import cli, disk  # noqa: E402
+from machinery import trained as models  # noqa: E402
 from machinery.errors import CheckpointError, ParityError, StorageError  # noqa: E402
-from model import EXTRAS, GPT, GPTConfig, rope_tables  # noqa: E402
+from machinery.shards import Manifest  # noqa: E402
+from model import GPT, rope_tables  # noqa: E402
 from tokenizer import Tokenizer  # noqa: E402
 
 BASE = GPTConfig(
@@ -110,8 +113,9 @@ def export_model(tokenizer, tmp_path, monkeypatch):
 
     def export_model(model):
         trainer = dict(step=7, tokens=7000, identity=identity, path=str(path))
-        loaded = (model, trainer | dict(model=asdict(model.config)), manifest)
-        monkeypatch.setattr(export, "load", lambda config: loaded)
+        loaded = (model, trainer | dict(model=asdict(model.config)))
+        monkeypatch.setattr(models, "load_model", lambda config, read_export: loaded)
+        monkeypatch.setattr(models, "open_data", lambda config, trainer: manifest)
         config = export.ExportConfig(run_dir=str(tmp_path), out=str(tmp_path / "out"))
         return export.export(config)
 
@@ -230,14 +234,14 @@ def test_rotary_tables_are_those_of_transformers_to_the_bit():
 
 def edit_json(monkeypatch, file: str, edit):
     """Let write_json change a file on its way."""
-    honest = durable.write_json
+    honest = disk.write_json
 
     def write_json(path, tree):
         if path.name == file:
             edit(tree)
         honest(path, tree)
 
-    monkeypatch.setattr(durable, "write_json", write_json)
+    monkeypatch.setattr(disk, "write_json", write_json)
 
 
 def edit_names(monkeypatch, edit):
@@ -408,7 +412,18 @@ def test_reading_back_refuses_what_is_not_an_export(export_model, tmp_path):
     with pytest.raises(ValueError, match="is not a folder that export.py wrote") as refused:
         mapping.load_exported(tmp_path / "data")
     assert cli.exit_code(refused.value) == 2  # one sentence, no traceback
+    (tmp_path / "data" / "config.json").write_text('["nano2049"]')
+    with pytest.raises(ValueError, match="is not a folder that export.py wrote"):
+        mapping.load_exported(tmp_path / "data")
     folder = export_model(build())
+    text = (folder / "config.json").read_text()
+    assert text.count('"rope_theta": 54321.0') >= 2  # that of transformers, and ours, the last
+    before, _, after = text.rpartition('"rope_theta": 54321.0')
+    (folder / "config.json").write_text(f'{before}"rope_theta": 54322.0{after}')
+    with pytest.raises(CheckpointError, match="config.json is not as it was exported"):
+        mapping.load_exported(folder)
+    (folder / "config.json").write_text(text)
+    mapping.load_exported(folder)
     weights = folder / "model.safetensors"
     content = bytearray(weights.read_bytes())
     content[-3] ^= 1
@@ -432,14 +447,15 @@ def test_the_program_on_a_trained_model(trained, small_data, tmp_path, capsys):
     run_dir, kind = trained
     out = tmp_path / "out"
     args = ["--run_dir", str(run_dir), "--out", str(out)]
-    assert export.main([*args, "--usd_per_hour", "3600"]) == 0
+    assert export.main(args) == 0
     printed = capsys.readouterr().out
     assert f"lm_eval --model hf --model_args pretrained={out},dtype=float32" in printed
     assert ("trust_remote_code=True" in printed) == (kind == "own")
     card = (out / "README.md").read_text()
-    assert re.search(r"\| validation \| [\d.]+ bits per byte \|", card)
+    n = Manifest.load(small_data).rows("val")
+    assert re.search(rf"\| validation \| [\d.]+ bits per byte, on {n} validation rows \|", card)
     assert str(out) not in card  # a path of this machine
-    assert re.search(r"\| cost \| \$[\d.]+ \|", card)
+    assert re.search(r"\| time \| [\d.]+ hours of steps \|", card) and "| text | `files:" in card
     assert f"of transformers {'5.4 or newer' if kind == 'own' else '5'} |" in card
 
     # the three lines that it prints, with greedy text
@@ -457,6 +473,55 @@ def test_the_program_on_a_trained_model(trained, small_data, tmp_path, capsys):
 
     with pytest.raises(ValueError, match="exists already"):
         export.main(args)
+
+
+def test_a_run_is_exported_without_its_data_folder(trained, tmp_path, capsys):
+    run_dir, _ = trained
+    checkpoint = next(run_dir.glob("checkpoints/step_00000012"))
+    alone = tmp_path / "alone" / "checkpoints" / checkpoint.name
+    shutil.copytree(checkpoint, alone)
+    record = json.loads((alone / "trainer.json").read_text())
+    (alone / "trainer.json").write_text(json.dumps(record | dict(data_dir=str(tmp_path / "gone"))))
+    for name in ("MANIFEST.json", "trainer.json"):  # as if it had been trained there
+        assert (alone / name).exists()
+    manifest = json.loads((alone / "MANIFEST.json").read_text())
+    manifest["files"]["trainer.json"] = disk.sha256_of(alone / "trainer.json")
+    (alone / "MANIFEST.json").write_text(json.dumps(manifest))
+    shutil.copy(run_dir / "tokenizer.json", tmp_path / "alone")
+    args = ["--run_dir", str(tmp_path / "alone"), "--out", str(tmp_path / "out")]
+    assert export.main(args) == 0
+    said = capsys.readouterr().out
+    assert "the card does not name the text: " in said and "gone/manifest.json does not" in said
+    card = (tmp_path / "out" / "README.md").read_text()
+    for row in ("text", "validation", "time"):
+        assert f"| {row} | not known |" in card
+    fingerprint = record["identity"]["data_fingerprint"]
+    assert f"| data fingerprint | `{fingerprint}` |" in card
+
+
+def test_the_card_prefers_the_loss_on_all_rows(tmp_path):
+    path = tmp_path / "checkpoints" / "step_00000002"
+    path.mkdir(parents=True)
+    (path / "MANIFEST.json").write_text("{}")
+    part = dict(step=2, tokens=20, val_loss=3.0, val_bpb=1.5, val_rows=160)
+    whole = dict(step=2, tokens=20, full_val_loss=2.8, full_val_bpb=1.4, val_rows=348)
+    steps = [dict(step=1, step_s=1800.0), dict(step=2, step_s=5400.0), dict(step=3, step_s=1.0)]
+    records = [dict(start=dict(time=1.0)), dict(step=0, val_bpb=9.0), *steps]
+    trainer = dict(step=2, tokens=20, identity={})
+    for more, said in (
+        ([], card.UNKNOWN),
+        ([part], "1.5000 bits per byte, on 160 validation rows"),
+        ([part, whole], "1.4000 bits per byte, on 348 validation rows"),
+        ([whole, part], "1.4000 bits per byte, on 348 validation rows"),
+        ([part | dict(step=3), whole | dict(step=3)], card.UNKNOWN),  # of a later checkpoint
+    ):
+        lines = "".join(json.dumps(r) + "\n" for r in [*records, *more])
+        (tmp_path / "metrics.jsonl").write_text(lines)
+        facts = card.training_facts(path, trainer)
+        assert card.validation(facts) == said and facts["hours"] == 2.0
+    (tmp_path / "metrics.jsonl").unlink()
+    facts = card.training_facts(path, trainer)
+    assert facts["hours"] is None and facts["val_bpb"] is None
 
 
 def test_a_mistake_gets_a_sentence_and_exit_code_2(tmp_path):
@@ -478,7 +543,7 @@ def test_a_full_disk_has_its_exit_code_and_leaves_nothing(trained, tmp_path, mon
         export.main(args)
     usage = shutil.disk_usage(tmp_path)._replace(free=1000)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
-    with pytest.raises(StorageError, match="0.0 GB are free; give another --out"):
+    with pytest.raises(StorageError, match="0.0 GB are free.*; give another --out"):
         export.main(args)
     assert not list(tmp_path.iterdir())
 

@@ -144,6 +144,7 @@ def test_a_kill_between_the_last_save_and_its_validation_loses_neither(whole, sm
     found = metrics(run_dir)
     for records_ in (found, expected):
         assert [r["step"] for r in records_ if "val_bpb" in r] == [0, 8, 16, 24]
+        assert [r["step"] for r in records_ if "full_val_bpb" in r] == [24]
     assert [r["val_bpb"] for r in found if "val_bpb" in r] == [
         r["val_bpb"] for r in expected if "val_bpb" in r
     ]
@@ -237,34 +238,30 @@ def test_the_last_step_of_one_world_is_the_state_of_the_next(small_data, tmp_pat
 # ------------------------------------------------------------------ tokens per step
 
 
-def test_a_step_that_cannot_be_divided(small_data, tmp_path):
-    """All factors and the nearest good value, before there is even a folder."""
+def test_a_step_that_is_not_whole_rows(small_data, tmp_path):
+    """Refused with the nearest good value, before there is even a folder."""
     cases = [
         (
-            1,
+            2,
             "--tokens_per_step 1000",
-            "tokens_per_step 1000 is not a multiple of 1 rows x 64 tokens x 1 ranks = 64; "
+            "tokens_per_step 1000 is not a multiple of a row of 64 tokens; "
             "try --tokens_per_step 1024",
         ),
         (
-            2,
-            "--tokens_per_step 960 --micro_batch 3",
-            "tokens_per_step 960 is not a multiple of 3 rows x 64 tokens x 2 ranks = 384; "
-            "try --tokens_per_step 768",
-        ),
-        (
-            2,
-            "--tokens_per_step 9728 --micro_batch 4 --ramp_steps 4",
-            "tokens_per_step 9728 (the first of the ramp's steps takes 2432) is not a multiple of "
-            "4 rows x 64 tokens x 2 ranks = 512; try --tokens_per_step 10240",
+            1,
+            "--tokens_per_step 9700 --ramp_steps 4",
+            "tokens_per_step 9700 is not a multiple of a row of 64 tokens, four times for the ramp "
+            "= 256; try --tokens_per_step 9728",
         ),
     ]
+    run_dir = tmp_path / "run"
     for world, args, words in cases:
-        run_dir = tmp_path / "run"
         text = start(small_data, run_dir, *args.split(), world=world).end(2)
         assert words in text and "Traceback" not in text
         assert not run_dir.exists()
-    start(small_data, run_dir, *args.replace("9728", "10240").split(), world=2).end(0)
+    # 152 rows, and in the ramp 38 and 76, in micro-batches of 4 on 2 ranks
+    good = "--tokens_per_step 9728 --ramp_steps 4 --micro_batch 4 --steps 5".split()
+    start(small_data, run_dir, *good, world=2).end(0)
 
 
 def test_a_mistake_under_torchrun_is_one_sentence(small_data, tmp_path):
@@ -378,7 +375,26 @@ def test_metrics_that_wait_at_the_end_are_written_or_named(whole, small_data, tm
     assert steps[0] == steps[1]
     spoil = [("full_disk_for_metrics", STEPS - 3, 10**9)]  # also when it ends
     text = start(small_data, tmp_path / "lost", *LONG, spoil=spoil).end(0)
-    assert re.search(r"metrics.jsonl: its last 5 lines are lost", text), text[-900:]
+    lines = 6  # four steps, two validations
+    assert f"metrics.jsonl: its last {lines} lines are lost" in text, text[-900:]
+
+
+def test_a_disk_for_one_checkpoint_of_five_is_warned_of(small_data, tmp_path):
+    """A d24's five take 69 GB: on a smaller disk it can run nevertheless. Room for not even one
+    ends it, before there is a folder."""
+    spoil, run_dir = [("disk", 2_200_000)], tmp_path / "run"
+    text = start(small_data, run_dir, "--keep", 1, spoil=spoil).end(0)
+    (size,) = {p.stat().st_size for p in run_dir.rglob("step_00000012/dcp/__0_0.distcp")}
+    assert size < 2_200_000 < 4 * size
+    words = (
+        r"warning: 4 checkpoints more take 0.0 GB, but 0.0 GB are free in .*: free some space, or"
+    )
+    assert re.search(words, text) and "done: 12 steps" in text
+    assert checkpoints(run_dir) == [4, 12]  # the newest, and where the learning rate begins to fall
+    text = start(small_data, tmp_path / "none", spoil=[("disk", 300_000)]).end(6)
+    assert "room for a checkpoint" in text and "Traceback" not in text
+    assert not (tmp_path / "none").exists()
+    assert "warning" not in start(small_data, tmp_path / "plenty").end(0)
 
 
 def test_the_save_in_flight_ends_before_a_failing_run(small_data, tmp_path):

@@ -3,13 +3,15 @@ instruments/forecast.py: what `--plan --gpu` adds up and prints."""
 
 import re
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
+from torch import nn
 
 import config
 import flops
-from flops import CARDS, Meter, find_card, measure_matmul, mfu, peak_flops
+from flops import CARDS, Meter, bits_per_byte, find_card, find_peak, measure_matmul, mfu, peak_flops
 from instruments import forecast
 from machinery import cli, plan
 from model import GPT
@@ -64,6 +66,10 @@ NAMES = {
     "NVIDIA GeForce RTX 4090 D": None,
     "NVIDIA GeForce RTX 4090 Laptop GPU": None,
     "NVIDIA GeForce RTX 5080": None,
+    "NVIDIA L40-S": None,
+    "L40 S": None,
+    "NVIDIA L40G": None,
+    "NVIDIA A100X": None,
     "Tesla V100-SXM2-16GB": None,
     "AMD EPYC": None,
     "cpu": None,
@@ -85,7 +91,8 @@ def test_a_card_has_the_memory_that_programs_find_on_it():
         "NVIDIA GeForce RTX 4090": 23.64,
     }
     for name, gib in found.items():
-        assert find_card(name).memory_bytes / 2**30 == pytest.approx(gib, rel=0.01), name
+        memory = forecast.parse_gpus(name).memory_bytes
+        assert memory / 2**30 == pytest.approx(gib, rel=0.01), name
     assert find_card("NVIDIA H100 PCIe").memory_tb_s < find_card("NVIDIA H100 NVL").memory_tb_s
 
 
@@ -115,11 +122,22 @@ def test_a_forecast_needs_no_card_and_follows_the_one_that_is_asked_for():
     small = numbers_of("d12", "--gpu", "4090")  # 24 GB: fewer rows, and slower
     assert small["rows"] < 32 and small["hours"] > 4 * h100["hours"]
     assert numbers_of("d12", "--gpu", "h200")["hours"] < h100["hours"]
-    eight = numbers_of("d24", "--gpu", "8xH100")
+    eight, one = (numbers_of("d24", "--gpu", name) for name in ("8xH100", "H100"))
     assert eight["ranks"] == 8
-    assert eight["hours"] == pytest.approx(
-        numbers_of("d24", "--gpu", "H100")["hours"] / 8, rel=0.02
-    )
+    assert eight["hours"] == pytest.approx(one["hours"] / 8, rel=0.02)
+
+
+def test_the_price_is_of_one_gpu_or_of_a_machine_without_one():
+    """Eight GPUs for an eighth of the time cost as much as one."""
+    options = ("--usd_per_hour", "2")
+    eight, one = (numbers_of("d24", "--gpu", name, *options) for name in ("8xH100", "H100"))
+    assert eight["dollars"] == pytest.approx(16 * eight["hours"], rel=0.01)
+    assert eight["dollars"] == pytest.approx(one["dollars"], rel=0.02)
+    words = {"8xH100": "$2.00/hour for each of 8 GPUs", "H100": "$2.00/hour for the GPU"}
+    for name, said in words.items():
+        assert said in forecast.cost(1.0, 2.0, forecast.parse_gpus(name))
+    on_cpu = SimpleNamespace(device=torch.device("cpu"), world_size=4)
+    assert forecast.cost(3.0, 2.0, on_cpu) == "$6.00 at $2.00/hour for the machine"
 
 
 def test_a_ramp_takes_fewer_tokens_and_less_time():
@@ -140,10 +158,10 @@ def test_an_fsdp_plan_leaves_room_for_the_tables_that_are_whole_during_a_step():
 
 def test_a_datasheet_tells_the_peak_of_bf16_only():
     card = forecast.parse_gpus("H100")
-    assert plan.find_peak(config.RunConfig(), card) == 989e12
+    assert find_peak(card) == 989e12
     fp32 = replace(card, dtype=torch.float32)
-    assert plan.find_peak(config.RunConfig(), fp32) is None
-    assert plan.find_peak(config.RunConfig(peak_tflops=67.0), fp32) == 67e12
+    assert find_peak(fp32) is None
+    assert find_peak(fp32, tflops=67.0) == 67e12
 
 
 def test_a_token_takes_two_bytes_of_the_disk_and_four_in_a_large_vocabulary():
@@ -165,11 +183,11 @@ def test_a_forecast_of_an_unknown_card_names_the_known_ones():
 def parts_of_a_step(preset: str) -> tuple:
     """The decisions for an H100; a function: peak, TB/s -> seconds of a step; the model."""
     world = forecast.parse_gpus("H100")
-    decided = plan.make_plan(config.PRESETS[preset], config.PRESETS[preset].model, world)
+    decided = plan.make_plan(config.PRESETS[preset], world)
     with torch.device("meta"):
         meta = GPT(config.PRESETS[preset].model)
     timed = lambda peak, tb_s: forecast.step_s(
-        replace(decided, peak=peak), meta, CARDS["H100"]._replace(memory_tb_s=tb_s)
+        decided, meta, CARDS["H100"]._replace(memory_tb_s=tb_s), peak
     )
     return decided, timed, meta
 
@@ -185,6 +203,16 @@ def test_a_forecast_adds_up_arithmetic_and_traffic(preset):
     assert 1.3 * needed < arithmetic < 2.5 * needed  # no kernel reaches the peak
     assert timed(2 * 989e12, 1e12) == pytest.approx(arithmetic / 2)
     assert timed(1e30, 6.7) == pytest.approx(traffic / 2)
+
+
+def test_a_forecast_counts_the_micro_batches_that_are_taken():
+    """256 rows by 3 are 86 micro-batches, the last with one row that counts: as long as 258."""
+    decided, _, meta = parts_of_a_step("d12")
+    some = replace(decided, micro_batch=3)
+    full = replace(some, tokens_per_step=258 * decided.seq_len)
+    assert some.rows_in_step(0) == 256 and some.grad_accum(0) == full.grad_accum(0) == 86
+    seconds = [forecast.step_s(each, meta, CARDS["H100"], 989e12) for each in (some, full)]
+    assert seconds[0] == seconds[1]
 
 
 def test_a_forecast_is_near_what_was_published():
@@ -224,9 +252,9 @@ def test_published_claim_of_transformers_120m():
 
 
 def test_achieved_tflops_of_the_biatron_claim():
-    meter = Meter(3_581_706_240, 2_826_731_520, peak=None)
-    for _ in range(3):
-        meter.step(tokens=112_129, dt_s=1.0)
+    clock = Clock()
+    meter = Meter(3_581_706_240, 2_826_731_520, peak=None, clock=clock)
+    run(meter, clock, 3, tokens=112_129, seconds=1.0)
     assert meter.summary()["tflops_causal"] == pytest.approx(316.96, abs=0.01)
     assert meter.summary()["mfu_full"] is None  # unknown device: no MFU, but the FLOP/s are known
 
@@ -275,7 +303,6 @@ def test_meter_counts_accumulation_and_ranks_as_a_wall_clock_does():
     assert s["mfu_causal"] == pytest.approx(s["mfu_full"] * 7 / 8)
     assert s["tflops_full"] == pytest.approx(s["mfu_full"] * 10)
     assert s["data_wait_ms"] == pytest.approx(2.0)
-    assert meter.first_step_s == pytest.approx(60)
 
 
 def test_pauses_are_no_training_time_but_are_shown():
@@ -287,11 +314,11 @@ def test_pauses_are_no_training_time_but_are_shown():
     clock.sleep(0.5)
     with meter.paused("eval"):  # and in the middle of one
         clock.sleep(9)
-    meter.pause("save", 2.0)
-    clock.sleep(2.0 + 0.5)
+    with meter.paused("save"):
+        clock.sleep(2.0)
+    clock.sleep(0.5)
     assert meter.step(1000) == pytest.approx(1.0)
     s = meter.summary()
-    assert meter.first_step_s == pytest.approx(1.0)
     assert s["tokens_per_s_mean"] == pytest.approx(1000) == s["tokens_per_s"]
     assert (s["eval_s"], s["save_s"]) == (pytest.approx(16), pytest.approx(2))
 
@@ -355,3 +382,34 @@ def test_measure_matmul_is_what_the_device_reaches():
     got = measure_matmul("cpu", torch.float32, seconds=0.1)
     assert 1e9 < got < 1e14
     assert flops.mfu(got / 1e9, 1e9, got) == pytest.approx(1)
+
+
+class Table(nn.Module):
+    """A model of bytes whose loss at each place depends on the input and the target there."""
+
+    def forward(self, inputs, targets, reduction):
+        assert reduction == "none" and not self.training
+        self.shapes = [*getattr(self, "shapes", []), tuple(inputs.shape)]
+        return 0.1 * inputs + 0.5 * targets  # (B, T)
+
+
+def test_bits_per_byte_is_the_nats_of_the_text_over_its_bytes():
+    """By a loop over the targets; token 0 is special, and stands for no text."""
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randint(0, 5, (7, 9), generator=generator)
+    size = torch.tensor([0, 1, 1, 2, 3])
+    all_nats, text_nats, n_bytes = [], 0.0, 0
+    for row in rows.tolist():
+        for before, target in zip(row, row[1:]):
+            all_nats.append(0.1 * before + 0.5 * target)
+            if size[target]:
+                text_nats += all_nats[-1]
+                n_bytes += int(size[target])
+    batches = [(part[:, :-1], part[:, 1:]) for part in rows.split(4)]  # of 4 rows, and of 3
+    model = Table().train()
+    for fixed, shapes in ((0, [(4, 8), (3, 8)]), (4, [(4, 8)] * 2)):
+        model.shapes = []
+        nats, bpb = bits_per_byte(model, batches, size, fixed)
+        assert nats == pytest.approx(sum(all_nats) / len(all_nats))
+        assert bpb == pytest.approx(text_nats / n_bytes / 0.6931471805599453)
+        assert model.shapes == shapes and model.training

@@ -1,23 +1,20 @@
 """model.py against slow, obvious versions of itself, and against the published counts."""
 
-import copy
 import math
 import subprocess
 import sys
 import textwrap
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch.func import functional_call
 
 import model as model_file
-from config import PRESETS
-from machinery import fused
-from model import EXTRAS, GPT, GPTConfig, apply_rope, rms_norm, rope_tables
+from config import EXTRAS, PRESETS, GPTConfig
+from data import IGNORED
+from model import GPT, ReluSquared, apply_rope, rms_norm, rope_tables
 
 SMALL = GPTConfig(
     seq_len=32,
@@ -188,92 +185,72 @@ def test_loss_is_the_cross_entropy_of_the_logits_with_these_targets():
     torch.testing.assert_close(model(idx, targets), each.mean())
 
 
-# ---------------------------------------------------------------- the forms of machinery/fused.py
+@torch.no_grad()
+def test_the_softcap_is_a_tanh():
+    """Written with a sigmoid: within the rounding of fp32, for small and for large logits."""
+    config, x = replace(SMALL, logit_softcap=15.0), torch.linspace(-200, 200, 4001)[None, :, None]
+    weight = torch.ones(config.padded_vocab, 1)  # all logits of a position are its x
+    found = model_file.head_logits(x, weight, config)
+    expected = 15.0 * torch.tanh(x.double() / 15.0).expand_as(found)
+    assert found.shape == (1, 4001, config.vocab_size)
+    assert (found - expected).abs().max() < 2e-6 * 15.0
 
 
-def error_of(forward, inputs, dtype, g):
-    """Relative distances of a value, and of its gradients, from those of fp64, with the inputs
-    rounded to `dtype`: forward(*inputs) -> (..., n). Each output has a weight of its own."""
+def test_a_target_that_does_not_count_has_no_loss_and_no_gradient():
+    g = torch.Generator().manual_seed(0)
+    x, weight = torch.randn(2, 8, 32, generator=g), torch.randn(128, 32, generator=g)
+    targets = torch.randint(100, (2, 8), generator=g)
+    targets[0, 3:] = IGNORED
+    leaves = x.requires_grad_(), weight.requires_grad_()
+    loss = model_file.cross_entropy(*leaves, targets, SMALL)  # (B, T)
+    loss.sum().backward()
+    assert not loss[0, 3:].any() and (loss[0, :3] > 0).all() and (loss[1] > 0).all()
+    assert not x.grad[0, 3:].any() and x.grad[0, :3].any()
+    assert not weight.grad[100:].any()  # nor has the padding of the vocabulary
+
+
+# ---------------------------------------------------------------- relu^2
+
+
+def error_of(forward, x, dtype):
+    """Relative distances of forward(x), and of its gradient, from those of fp64 for the same x,
+    which is rounded to `dtype`."""
     found = []
     for kind in (torch.float64, dtype):
-        leaves = [x.to(dtype).to(kind, copy=True).requires_grad_() for x in inputs]
-        y = forward(*leaves)
-        weight = torch.rand(y.shape, generator=g.manual_seed(1)).to(kind)
-        found.append([y, *torch.autograd.grad((y * weight).sum(), leaves)])
+        leaf = x.to(dtype).to(kind, copy=True).requires_grad_()
+        y = forward(leaf)
+        y.backward(torch.linspace(1, 2, y.numel()).view_as(y).to(kind))
+        found.append((y.detach(), leaf.grad))
     return [((b - a).norm() / a.norm()).item() for a, b in zip(*found)]
 
 
-@pytest.mark.parametrize("vocab_size", [50, 64])  # with and without padding
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_fused_loss_is_as_near_to_fp64_as_the_plain_one(dtype, vocab_size):
-    config, g = replace(SMALL, vocab_size=vocab_size), torch.Generator().manual_seed(0)
-    x, weight = torch.randn(2, 8, 32, generator=g), torch.randn(64, 32, generator=g) * 3
-    targets = torch.randint(vocab_size, (2, 8), generator=g)
-    errors = [
-        error_of(partial(loss, targets=targets, config=config), (x, weight), dtype, g)
-        for loss in (model_file.cross_entropy, fused.cross_entropy)
-    ]
-    for plain, fast in zip(*errors):
-        assert fast < max(1.5 * plain, 1e-6)
-    with torch.no_grad():  # in validation: no gradient is made, the losses are the same
-        plain = model_file.cross_entropy(x, weight, targets, config)
-        torch.testing.assert_close(fused.cross_entropy(x, weight, targets, config), plain)
-    leaf = weight.clone().requires_grad_()
-    fused.cross_entropy(x, leaf, targets, config).sum().backward()
-    assert not leaf.grad[vocab_size:].any()
+def test_relu_squared_is_as_near_to_fp64_as_the_plain_formula(dtype):
+    x = torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
+    x[0] = 0  # value and slope are exactly 0 there
+    plain = error_of(lambda x: F.relu(x).square(), x, dtype)
+    for bare, ours in zip(plain, error_of(ReluSquared.apply, x, dtype)):
+        assert ours < max(1.5 * bare, 1e-6)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name", ["relu2", "swiglu", "gates"])
-def test_the_lean_modules_are_as_near_to_fp64_as_the_plain_ones(name, dtype):
-    g = torch.Generator().manual_seed(0)
-    if name == "gates":
-        plain, kind = model_file.Linear(12, 4), fused.ThinLinear
-    else:
-        plain, kind = model_file.MLP(replace(SMALL, mlp=name)), fused.LeanMLP
-    lean = copy.deepcopy(plain)
-    lean.__class__ = kind
-    assert list(lean.state_dict()) == list(plain.state_dict())
-    weights = [torch.randn(p.shape, generator=g) * 0.3 for p in plain.parameters()]
-    inputs = torch.randn(2, 8, next(plain.parameters()).size(1), generator=g), *weights
-    inputs[0][0, 0] = 0  # relu^2 and its slope are exactly 0 there
-
-    def run(module):
-        names = [n for n, _ in module.named_parameters()]
-        return lambda x, *ws: functional_call(module, dict(zip(names, ws)), x)
-
-    errors = [error_of(run(module), inputs, dtype, g) for module in (plain, lean)]
-    for bare, fast in zip(*errors):
-        assert fast < max(1.5 * bare, 1e-6)
+def test_the_gradient_of_relu_squared_is_that_of_differences():
+    x = torch.randn(40, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    x = (x.sign() * (x.abs() + 0.1)).requires_grad_()  # the slope bends at 0
+    assert torch.equal(ReluSquared.apply(x), F.relu(x).square())
+    assert torch.autograd.gradcheck(ReluSquared.apply, x)
 
 
-def test_relu2_keeps_its_result_alone_and_is_exact_at_zero():
+def test_relu_squared_keeps_its_result_alone_and_is_exact_at_zero():
     kept = []
     x = torch.tensor([-2.0, 0.0, 0.5, 3.0], requires_grad=True)
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
-        h = fused._ReluSquared.apply(x)
+        h = ReluSquared.apply(x)
     h.sum().backward()
-    assert x.grad.tolist() == [0.0, 0.0, 1.0, 6.0] and [t.data_ptr() for t in kept] == [
-        h.data_ptr()
-    ]
+    assert x.grad.tolist() == [0.0, 0.0, 1.0, 6.0]
+    assert [t.data_ptr() for t in kept] == [h.data_ptr()]
 
 
-def test_a_model_with_every_form_has_the_loss_and_the_gradients_of_the_plain_one():
-    for name in ("extras", "stock"):
-        config = VARIANTS[name]
-        models = [build(config), build(config)]
-        forms = fused.usable(config)
-        assert forms == (fused.FORMS if name == "extras" else ("MLP",))
-        fused.install(models[1], forms)
-        assert {type(b.mlp) for b in models[1].blocks} == {fused.LeanMLP}
-        results = []
-        for model in models:
-            loss = model(tokens(config), tokens(config, seed=2))
-            loss.backward()
-            results.append([loss, *(p.grad for p in model.parameters())])
-            assert list(model.state_dict()) == list(models[0].state_dict())
-        for a, b in zip(*results):
-            torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-4)
+# ---------------------------------------------------------------- what is edited is what runs
 
 
 def test_an_edited_attention_or_loss_is_the_one_that_runs(monkeypatch):
@@ -283,24 +260,13 @@ def test_an_edited_attention_or_loss_is_the_one_that_runs(monkeypatch):
         model = build(config)
         idx = tokens(config)
         x, T = torch.randn(*idx.shape, config.n_embd), idx.size(1)
-        out = model.blocks[0].attn(x, None, model.cos[:T], model.sin[:T], None, None, None)
-        assert not out.any()
+        at = model_file.Positions(model.cos[:T], model.sin[:T], idx == 0, None, None)
+        assert not model.blocks[0].attn(x, None, at).any()
     monkeypatch.undo()
-    extras = VARIANTS["extras"]
-    assert fused.usable(extras) == fused.FORMS
-    plain, mlp = model_file.cross_entropy, model_file.MLP.forward
-    monkeypatch.setattr(  # a small penalty on large sums of exp(logits)
-        model_file, "cross_entropy", lambda *given: plain(*given) + 1e-4 * plain(*given).square()
-    )
-    assert fused.usable(extras) == ("MLP", "gates")
-    monkeypatch.setattr(model_file.MLP, "forward", lambda m, x: F.dropout(mlp(m, x), 0.1))
-    assert fused.usable(extras) == ("gates",)
-    monkeypatch.setattr(model_file, "cross_entropy", lambda *given: plain(*given).flatten())
-    assert fused.usable(extras) == ("gates",)
     monkeypatch.setattr(model_file, "cross_entropy", lambda *args: torch.full((2, 3), 7.0))
-    model = GPT(SMALL)
-    model.init_weights()
-    assert model(tokens(SMALL), tokens(SMALL)) == 7
+    assert build(SMALL)(tokens(SMALL), tokens(SMALL)) == 7
+    monkeypatch.setattr(model_file.MLP, "forward", lambda mlp, x: x * 0)
+    assert not build(SMALL).blocks[0].mlp(torch.ones(1, 1, SMALL.n_embd)).any()
 
 
 def test_a_weight_that_no_table_knows_is_refused():
@@ -315,7 +281,7 @@ def test_a_weight_without_an_initial_value_is_refused(monkeypatch):
     monkeypatch.setitem(model_file.GROUP_OF, "gain", "scalar")
     model = build(SMALL)
     model.blocks[0].attn.register_parameter("gain", torch.nn.Parameter(torch.ones(3)))
-    with pytest.raises(ValueError, match="give 'gain' a line in GPT.init_weights"):
+    with pytest.raises(ValueError, match="give 'gain' a line in GPT.init_weight"):
         model.init_weights()
 
 
@@ -364,17 +330,6 @@ def test_apply_rope_is_a_rotation_that_sees_only_distances():
 def test_rms_norm_has_unit_mean_square():
     x = torch.randn(4, 64) * 100
     torch.testing.assert_close(rms_norm(x).square().mean(-1), torch.ones(4))
-
-
-@pytest.mark.parametrize("name", ["plain", "stock", "doc_mask"])
-def test_the_attention_backend_has_a_name(name):
-    from machinery.plan import attention_backend, prefer_cudnn
-
-    assert prefer_cudnn(VARIANTS[name], torch.device("cpu")) == ""
-    backend = attention_backend(VARIANTS[name], torch.device("cpu"), torch.float32)
-    assert backend.endswith("_attention") or backend == "math"
-    # with an explicit mask, the backward pass of cuDNN's can give NaN
-    assert torch.backends.cuda.cudnn_sdp_enabled() == (name != "doc_mask")
 
 
 # ---------------------------------------------------------------- generation
@@ -450,7 +405,7 @@ def std_of(model, suffix):
 
 
 def test_the_table_of_initial_values():
-    """Row by row, what init_weights' docstring promises."""
+    """Row by row, what the docstring of init_weights promises."""
     config = replace(depth(4, 4096), seq_len=64, extras=EXTRAS)
     model = GPT(config)
     torch.manual_seed(0)
@@ -535,7 +490,8 @@ def test_memory_while_building_is_one_copy_of_the_model():
     """Peak host memory of meta + to_empty + init_weights, in a process of its own."""
     program = textwrap.dedent("""
         import re, torch
-        from model import GPT, GPTConfig
+        from config import GPTConfig
+        from model import GPT
         torch.nn.functional.linear(torch.ones(64, 64), torch.ones(64, 64))
         torch.empty(1 << 20).uniform_()
         status = lambda: open("/proc/self/status").read()
@@ -576,7 +532,6 @@ def test_one_graph_no_breaks_no_recompiles(name):
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     model = build(VARIANTS[name])
-    fused.install(model, fused.usable(model.config))
     compiled = torch.compile(model, dynamic=False, fullgraph=True, backend="aot_eager")
     idx = tokens(SMALL, length=33)
     inputs, targets = idx[:, :-1].contiguous(), idx[:, 1:].contiguous()

@@ -49,3 +49,19 @@ def test_a_constant_is_its_own_average_from_the_first_update():
         assert noise.grad_sq == pytest.approx(2)
         assert noise.trace == pytest.approx(640)
         assert noise.tokens == pytest.approx(320)
+
+
+def test_the_numbers_of_a_step_are_norms_over_rows():
+    """Plain numbers in, tokens out; a step with NaN, which was skipped, is left out."""
+    first_norm, norm = (2 + 640 / 64) ** 0.5, (2 + 640 / 256) ** 0.5
+    noise = NoiseScale()
+    sizes = dict(first_rows=8, rows=32, seq_len=8)
+    assert noise.measure(first_norm, norm, **sizes) == pytest.approx(320)
+    for bad in (float("nan"), float("inf")):
+        assert noise.measure(bad, norm, **sizes) == pytest.approx(320)
+        assert noise.measure(first_norm, bad, **sizes) == pytest.approx(320)
+    assert NoiseScale().measure(first_norm, norm, first_rows=8, rows=8, seq_len=8) is None
+
+
+def test_it_is_due_every_few_steps():
+    assert [step for step in range(9) if NoiseScale(every=4).is_due(step)] == [0, 4, 8]

@@ -1,4 +1,5 @@
-"""machinery/setup.py, plan.py, ranks.py: what train.py says before the first step or soon after.
+"""machinery/build.py, folders.py, plan.py, ranks.py: what train.py says before the first step or
+soon after.
 
 Damaged data, missing ranks, full disks, compilers and GPUs that do not work, too little memory, a
 wandb that hangs (see faults.py)."""
@@ -13,19 +14,24 @@ import stat
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
 from conftest import ROOT, SMALL, flip, losses, metrics, run
 from faults import launch, start
 from torch.distributed.fsdp import FSDPModule
+from torch.nn.attention import SDPBackend
 
 import config
 import flops
+import optim
+import train
+from config import GPTConfig
 from data import RowLoader
-from machinery import checkpoint, diary, durable, errors, plan, ranks, setup, shards
-from machinery.errors import NonFiniteError
-from model import GPT, GPTConfig
+from machinery import build, checkpoint, disk, errors, folders, plan, ranks, shards
+from machinery.errors import NonFiniteError, StorageError
+from model import GPT
 
 
 @pytest.fixture
@@ -153,25 +159,39 @@ def test_a_second_trainer_is_sent_away_and_the_first_does_not_notice(plain, smal
     assert [r["step"] for r in metrics(run_dir)] == [r["step"] for r in metrics(plain)]
 
 
-def test_no_room_for_the_checkpoints(small_data, tmp_path):
+def test_no_room_for_even_one_checkpoint(small_data, tmp_path):
     big = ["--n_layer", 12, "--n_embd", 768, "--mlp_hidden", 3072]
     spoil = [("disk", 100_000_000)]
     text = start(small_data, tmp_path / "run", *big, spoil=spoil).end(6)
-    assert re.search(r"about [1-9]\d*\.\d GB more are needed", text)
-    assert f"in {tmp_path / 'run'}, 0.1 GB are free; room for 5 checkpoints: free some" in text
+    assert re.search(r"about \d+\.[1-9] GB more are needed, 0.1 GB are free in", text)
+    assert f"in {tmp_path / 'run'}; room for a checkpoint: free some space or choose" in text
     assert not (tmp_path / "run").exists()
 
 
-def test_a_resumed_run_needs_room_only_for_what_it_has_not_written_yet(small_data, tmp_path):
-    """Six checkpoints at the most, of which three are there; a new run needs five."""
+def test_room_for_some_checkpoints_is_a_warning_in_numbers_of_what_is_not_written_yet(
+    small_data, tmp_path
+):
+    """Five at the most, and a sixth that the run was resumed from; three of them are there."""
     run_dir = tmp_path / "run"
     start(small_data, run_dir, "--save_every", 3, spoil=[("signal_at", 8, 15)]).end(143)
     newest, *older = checkpoint.checkpoints(run_dir / "checkpoints")
     assert len(older) == 2  # one of them where the learning rate falls
-    files = newest.rglob("*")
-    spoil = [("disk", int(4 * sum(path.stat().st_size for path in files)))]
-    assert "room for 5 checkpoints" in start(small_data, tmp_path / "new", spoil=spoil).end(6)
-    start(small_data, run_dir, "--save_every", 3, spoil=spoil).end(0)
+    size = sum(path.stat().st_size for path in newest.rglob("*"))
+    whole = plan.make_plan(small_preset(), small_world())
+    assert whole.saves == 5 and 1 < size / whole.save_bytes < 1.2  # its files, the tensors
+
+    def warning(checkpoints: float, folder: Path) -> str:
+        free = shutil.disk_usage("/")._replace(free=int(checkpoints * whole.save_bytes))
+        with mock.patch.object(shutil, "disk_usage", lambda path: free):
+            return folders.warn_of_disk(whole, folder)
+
+    assert warning(5.1, tmp_path / "new") == "" == warning(3.1, run_dir)
+    assert "warning: 5 checkpoints more take " in warning(4.9, tmp_path / "new")
+    assert "warning: 3 checkpoints more take " in warning(2.9, run_dir)
+    assert f"GB are free in {run_dir}: free some space, or --keep 1" in warning(1.1, run_dir)
+    with pytest.raises(StorageError, match="room for a checkpoint"):
+        warning(0.9, run_dir)
+    start(small_data, run_dir, "--save_every", 3).end(0)
     again = start(small_data, run_dir, "--save_every", 3, spoil=[("disk", 1000)]).end(0)
     assert "is finished (12 steps); nothing to do" in again  # finished, it needs no room at all
 
@@ -182,7 +202,7 @@ def test_a_killed_export_is_not_in_the_way(small_data, tmp_path):
     start(small_data, tmp_path / "run").end(0)
     assert left.exists()  # it could be of an export in progress; the next one to that place ends it
     (tmp_path / "run" / ".tmp-export_00000004-2-0123abcd").mkdir()  # of export_00000004-2
-    with durable.creating(tmp_path / "run" / "export_00000004"):
+    with disk.creating(tmp_path / "run" / "export_00000004"):
         assert not left.exists()
 
 
@@ -329,7 +349,8 @@ def test_out_of_memory_in_the_middle_names_the_command_that_goes_on(plain, small
     found = re.search("error: out of memory at step 6 .*: (python train.py tiny .*)", text)
     assert found, text
     assert found[1].endswith("--micro_batch 4") and "Traceback" not in text
-    assert json.loads((run_dir / "status.json").read_text())["error"] == "out of memory"
+    status = json.loads((run_dir / "status.json").read_text())
+    assert found[0] == f"error: {status['error']}" and status["exit_code"] == 2
     text = start(small_data, *_run_dir_and_rest(found[1]), spoil=spoil).end(0)
     assert "resumed at step 6 " in text
     one, two = losses(run_dir), losses(plain)
@@ -346,63 +367,114 @@ def _run_dir_and_rest(command: str) -> list[str]:
     return [words[at + 1], *words]
 
 
-def test_on_a_gpu_the_trial_has_less_memory_than_the_run(monkeypatch):
-    """Unless the micro-batch was asked for: then it may fill the card."""
+def small_preset(**train) -> config.Preset:
+    """What SMALL trains, on 8 rows a step."""
+    sizes = dict(n_layer=2, n_embd=32, n_head=2, n_kv_head=2, head_dim=16, mlp_hidden=64)
+    tiny = config.PRESETS["tiny"]
+    return dataclasses.replace(
+        tiny,
+        model=dataclasses.replace(tiny.model, seq_len=64, vocab_size=512, **sizes),
+        train=dataclasses.replace(
+            tiny.train, **(dict(steps=12, tokens_per_step=512, decay=0.65) | train)
+        ),
+    )
+
+
+def small_world(kind: str = "cpu", ranks_: int = 1, **more) -> ranks.World:
+    given = dict(device=torch.device(kind), dtype=torch.float32, memory_bytes=80 * 10**9) | more
+    return ranks.World(rank=0, world_size=ranks_, local_rank=0, local_world_size=ranks_, **given)
+
+
+@pytest.fixture
+def trials(monkeypatch):
+    """find_what_runs on a GPU that is not there, where four rows fit and no more: the micro-batches
+    that were tried, and the share of the memory that each trial had."""
     limits, tried = [], []
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", limits.append)
+    monkeypatch.setattr(torch, "ones", lambda *size, device: torch.full(size[0], 1.0))
+    monkeypatch.setattr(optim, "step", lambda optimizers, found_inf: tried.append(found_inf.item()))
 
-    def try_step(model, plan, world, micro_batch, compile, validate):
-        tried.append((micro_batch, limits[-1:]))
-        return model, setup.OUT_OF_MEMORY if micro_batch > 4 else None
+    def try_step(model, plan, world, validate):
+        assert validate  # on a GPU it is compiled as well
+        tried.append((plan.micro_batch, limits[-1:]))
+        return model, build.OUT_OF_MEMORY if plan.micro_batch > 4 else None
 
-    monkeypatch.setattr(setup, "_try_step", try_step)
-    world = SimpleNamespace(device=torch.device("cuda"))
+    monkeypatch.setattr(build, "try_step", try_step)
+    return tried, limits
+
+
+def test_on_a_gpu_the_trial_has_less_memory_than_the_run(trials):
+    """Unless the micro-batch was asked for: then it may fill the card. The trial ends with a step
+    of the optimizers that moves nothing."""
+    (tried, limits), world = trials, small_world("cuda")
     log = SimpleNamespace(print=lambda text: None)
-    decided = setup.Plan(
-        steps=1,
-        tokens_per_step=512,
-        ramp_steps=0,
-        seq_len=64,
-        world_size=1,
-        micro_batch=8,
-        auto_micro_batch=True,
-        parallel="none",
-        compile=True,
-        fused=(),
-        peak=None,
-    )
-    assert setup.compile_step("model", decided, world, log) == ("model", 4)
-    assert tried == [(8, [0.92]), (4, [0.92])] and limits == [0.92, 1.0]
+    decided = plan.make_plan(small_preset(), small_world())
+    assert decided.micro_batch == 8 and decided.auto_micro_batch
+    found = build.find_what_runs("model", [], decided, world, log)
+    assert found == ("model", dataclasses.replace(decided, micro_batch=4))
+    assert tried == [(8, [0.92]), (4, [0.92]), 1.0] and limits == [0.92, 1.0]
     asked = dataclasses.replace(decided, micro_batch=4, auto_micro_batch=False)
     tried.clear()
-    assert setup.compile_step("model", asked, world, log) == ("model", 4)
-    assert tried == [(4, [1.0])]
-    tried.clear()
-    sharded = dataclasses.replace(decided, parallel="fsdp")
+    assert build.find_what_runs("model", [], asked, world, log) == ("model", asked)
+    assert tried == [(4, [1.0]), 1.0]
+    asked = dataclasses.replace(asked, micro_batch=8)
     gpt = SimpleNamespace(reset_iter_state=lambda: None, config=SimpleNamespace(seq_len=64))
-    assert setup.compile_step(gpt, sharded, world, log) == (gpt, 4)
-    honest = ranks.any_rank  # another rank had memory enough, and waits for exchanges of this one
+    with pytest.raises(config.UsageError, match="with 8 rows of 64 tokens; try --micro_batch 4 or"):
+        build.find_what_runs(gpt, [], asked, world, log)
+
+
+def test_a_sharded_model_tries_again_only_if_all_ranks_failed(trials, monkeypatch):
+    """Another rank that had memory enough waits for exchanges of this one."""
+    world, log = small_world("cuda"), SimpleNamespace(print=lambda text: None)
+    decided = plan.make_plan(small_preset(), small_world())
+    decided, reset = dataclasses.replace(decided, parallel="fsdp"), []
+    gpt = SimpleNamespace(reset_iter_state=lambda: reset.append(1))
+    gpt.config = SimpleNamespace(seq_len=64)
+    found = build.find_what_runs(gpt, [], decided, world, log)
+    assert found == (gpt, dataclasses.replace(decided, micro_batch=4)) and reset == [1]
+    honest = ranks.any_rank
     monkeypatch.setattr(ranks, "any_rank", lambda x: True if isinstance(x, bool) else honest(x))
-    with pytest.raises(ValueError, match="out of memory with 8 rows .* try --micro_batch 4 or"):
-        setup.compile_step(gpt, sharded, world, log)
+    with pytest.raises(config.UsageError, match="out of memory with 8 rows .* try --micro_batch 4"):
+        build.find_what_runs(gpt, [], decided, world, log)
+
+
+@pytest.mark.parametrize("on_gpu", [False, True])
+def test_on_a_gpu_the_optimizers_and_the_validation_are_compiled_too(on_gpu, monkeypatch):
+    asked = []
+    monkeypatch.setattr(optim, "compile_steps", lambda optimizers: asked.append(optimizers))
+    monkeypatch.setattr(build, "find_what_runs", lambda model, optimizers, plan, *_: ("fast", plan))
+    decided = plan.make_plan(small_preset(), small_world())
+    for compile in (True, False):
+        chosen = dataclasses.replace(decided, compile=compile)
+        world = small_world("cuda" if on_gpu else "cpu")
+        step_model, val_model, found = build.compile_step("model", ["muon"], chosen, world, None)
+        assert (step_model, found) == ("fast", chosen)
+        assert val_model == ("fast" if on_gpu else "model")
+    assert asked == ([["muon"]] if on_gpu else [])
 
 
 def test_two_runs_of_one_name_cannot_share_a_mirror(data, tmp_path):
     """Each would remove the other's checkpoints."""
-    world, manifest = SimpleNamespace(is_first=True), shards.Manifest.load(data)
+    manifest, tiny = shards.Manifest.load(data), config.PRESETS["tiny"]
     one, two = (
         dataclasses.replace(
-            config.PRESETS["tiny"],
+            tiny,
             run=config.RunConfig(
                 run_dir=str(tmp_path / host / "tiny"), mirror=str(tmp_path / "far")
             ),
         )
         for host in ("a", "b")
     )
-    with setup.claim_run_dir(one, one.model, manifest, world):
+    with folders.claim(one, manifest, small_world()):
         with pytest.raises(ValueError, match="far/tiny is in use by .* choose another --mirror"):
-            setup.claim_run_dir(two, two.model, manifest, world)
-    setup.claim_run_dir(two, two.model, manifest, world).close()
+            folders.claim(two, manifest, small_world())
+    folders.claim(two, manifest, small_world()).close()
+    found = json.loads((tmp_path / "a" / "tiny" / "config.json").read_text())
+    assert found == json.loads(json.dumps(folders.identity(one, manifest)))
+    of_data = (data / "tokenizer.json").read_text()
+    assert (tmp_path / "a" / "tiny" / "tokenizer.json").read_text() == of_data
+    elsewhere = dataclasses.replace(small_world(), rank=1)  # the first rank alone has the folder
+    folders.claim(one, manifest, elsewhere).close()
 
 
 @pytest.mark.parametrize(
@@ -459,6 +531,9 @@ def test_the_plan_knows_what_forward_keeps_for_backward(extras):
     assert flops.activation_bytes(config) == pytest.approx(kept, rel=0.1)
 
 
+CUDNN = SDPBackend.CUDNN_ATTENTION.value
+
+
 @pytest.mark.parametrize(
     "version, seq_len, doc_mask, asks, remarks",
     [
@@ -471,45 +546,94 @@ def test_the_plan_knows_what_forward_keeps_for_backward(extras):
 def test_an_old_cudnn_is_asked_by_name_where_it_is_right(
     version, seq_len, doc_mask, asks, remarks, monkeypatch
 ):
-    before, orders = torch._C._get_sdp_priority_order(), []
-    monkeypatch.setattr(torch._C, "_set_sdp_priority_order", orders.append)
+    """And only as long as the run lasts; with a mask, where its backward can give NaN, never."""
+    before, usual = torch._C._get_sdp_priority_order(), torch.backends.cuda.cudnn_sdp_enabled()
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(torch.backends.cudnn, "version", lambda: version)
-    config = GPTConfig(seq_len=seq_len, doc_mask=doc_mask)
-    text = plan.prefer_cudnn(config, torch.device("cuda"))
-    assert ("pip install -U nvidia-cudnn-cu12" in text) == remarks
-    assert bool(orders) == asks
-    for order in orders:
-        assert order[0] == torch.nn.attention.SDPBackend.CUDNN_ATTENTION.value
-        assert order[1:] == [backend for backend in before if backend != order[0]]
-    assert plan.prefer_cudnn(config, torch.device("cpu")) == ""
-    orders.clear()
-    monkeypatch.setenv("TORCH_CUDNN_SDPA_DEPRIORITIZED", "1")  # the way out of NaN that we name
-    assert plan.prefer_cudnn(config, torch.device("cuda")) == "" and not orders
+    monkeypatch.delenv("TORCH_CUDNN_SDPA_DEPRIORITIZED", raising=False)
+    model, on_gpu = GPTConfig(seq_len=seq_len, doc_mask=doc_mask), small_world("cuda")
+    assert build.old_cudnn(on_gpu) == remarks and not build.old_cudnn(small_world())
+
+    def inside(world) -> tuple[list[int], bool]:
+        with build.attention_kernels(model, world):
+            return torch._C._get_sdp_priority_order(), torch.backends.cuda.cudnn_sdp_enabled()
+
+    order, enabled = inside(on_gpu)
+    assert enabled == (usual and not doc_mask)
+    assert (order[0] == CUDNN) == (asks or before[0] == CUDNN)
+    if asks:
+        flash = SDPBackend.FLASH_ATTENTION.value
+        assert order[:2] == [CUDNN, flash] and set(order) <= set(before)
+    assert torch._C._get_sdp_priority_order() == before
+    assert torch.backends.cuda.cudnn_sdp_enabled() == usual
+    assert inside(small_world()) == (before, usual and not doc_mask)
+    monkeypatch.setenv("TORCH_CUDNN_SDPA_DEPRIORITIZED", "1")  # torch's own switch
+    assert inside(on_gpu)[0] == before
+
+
+@pytest.mark.parametrize("doc_mask", [False, True])
+def test_attention_computes_the_same_under_the_kernels_that_are_allowed(doc_mask, monkeypatch):
+    """The choice and its order, which a CPU has too, fit into a compiled step."""
+    monkeypatch.setattr(build, "old_cudnn", lambda world: True)
+    model = GPT(dataclasses.replace(small_preset().model, doc_mask=doc_mask))
+    model.init_weights()
+    tokens = torch.randint(512, (2, 64), generator=torch.Generator().manual_seed(0))
+    expected = model(tokens, tokens)
+    with build.attention_kernels(model.config, small_world()):
+        step = torch.compile(model, dynamic=False, fullgraph=True, backend="aot_eager")
+        torch.testing.assert_close(step(tokens, tokens), expected)
+
+
+# ------------------------------------------------------------------------ the plan, as arithmetic
 
 
 def test_state_over_half_of_the_memory_is_sharded():
-    world = lambda ranks: SimpleNamespace(world_size=ranks, memory_bytes=80e9)
+    world = lambda n: small_world(ranks_=n, memory_bytes=80 * 10**9)
     found = [plan.pick_parallel("auto", world(8), state)[0] for state in (39e9, 41e9)]
     assert found == ["ddp", "fsdp"]
     assert plan.pick_parallel("ddp", world(8), 41e9)[0] == "ddp"
     assert plan.pick_parallel("auto", world(1), 41e9)[0] == "none"
 
 
-@pytest.mark.parametrize("kind", ["cpu", "cuda"])
-def test_a_refused_step_names_another_attention_on_a_gpu(kind, tmp_path):
+@pytest.mark.parametrize("preset, memory_gb", [("d12", 20), ("d24", 46)])
+def test_the_gradients_of_ddp_are_in_memory_once(preset, memory_gb):
+    """Its buckets are the gradients (gradient_as_bucket_view): of the same card, 8 ranks fill as
+    much with activations as one does."""
+    found = config.PRESETS[preset]
+    gpu = dict(kind="cuda", dtype=torch.bfloat16, memory_bytes=memory_gb * 10**9)
+    ddp = dataclasses.replace(found, run=dataclasses.replace(found.run, parallel="ddp"))
+    one, eight = (plan.make_plan(ddp, small_world(ranks_=n, **gpu)) for n in (1, 8))
+    assert (one.parallel, eight.parallel) == ("none", "ddp")
+    assert one.micro_batch == eight.micro_batch > 1
+    whole, half = ((p.rows_in_step(0), p.grad_accum(0)) for p in (one, eight))
+    assert whole == (half[0], 8 * half[1])
+
+
+def test_a_plan_opens_no_file_and_touches_no_device(monkeypatch):
+    """A pure function of the preset and of the figures of the machine."""
+    for owner, name in ((Path, "exists"), (shutil, "disk_usage"), (torch.cuda, "is_available")):
+        monkeypatch.setattr(owner, name, lambda *args: pytest.fail("not pure"))
+    worlds = [small_world("cuda", 8, dtype=torch.bfloat16) for _ in range(2)]
+    one, two = (plan.make_plan(config.PRESETS["d20"], world) for world in worlds)
+    assert one == two and "learning rates x 1.265 for this batch" in one.text
+
+
+def test_a_refused_step_names_its_rows_and_the_way_out(tmp_path, capsys):
+    """Of its own rows, and not of those that have been read ahead."""
+    asked, tiny = [], config.PRESETS["tiny"]
     run = SimpleNamespace(
-        loader=SimpleNamespace(row_ids=lambda first, n: ["a.npy row 3"]),
+        plan=plan.make_plan(small_preset(), small_world()),
+        preset=dataclasses.replace(tiny, run=dataclasses.replace(tiny.run, skip_nonfinite=1)),
+        loader=SimpleNamespace(row_ids=lambda *rows: asked.append(rows) or ["a.npy row 3"]),
         checkpoints=SimpleNamespace(join=lambda: None),
-        options=SimpleNamespace(skip_nonfinite=0),
-        log=SimpleNamespace(print=print),
-        world=SimpleNamespace(device=torch.device(kind)),
-        skipped=0,
-        run_dir=tmp_path,
+        log=SimpleNamespace(print=print, run_dir=tmp_path),
     )
-    with pytest.raises(NonFiniteError, match="a.npy row 3.*--skip_nonfinite 10") as error:
-        diary.refuse_step(run, dict(step=3, first_row=16, rows=8), float("nan"), 1.0)
-    assert ("TORCH_CUDNN_SDPA_DEPRIORITIZED=1" in str(error.value)) == (kind == "cuda")
+    progress = train.Progress(step=4)
+    train.refuse_step(run, progress, 3, "loss nan, gradient norm 1.0")
+    assert progress.skipped == 1 and "skipped (1 so far)" in capsys.readouterr().out
+    with pytest.raises(NonFiniteError, match="loss inf.*a.npy row 3.*--skip_nonfinite 11"):
+        train.refuse_step(run, progress, 4, "loss inf, gradient norm 1.0")
+    assert asked == [(16, 8), (24, 8)]  # the rows of the third step, and of the fourth
 
 
 # ------------------------------------------------------------------------ wandb

@@ -41,10 +41,11 @@ from data_helpers import (
 )
 
 import prepare_data
-from config import DataConfig
-from machinery import cli, durable, errors, sources, worker
+from config import DataConfig, UsageError
+from machinery import cli, disk, errors, shards
 from machinery.shards import Manifest
-from machinery.worker import split_text
+from preparation import sources, worker
+from preparation.worker import split_text
 from tokenizer import SPECIAL_TOKENS, Tokenizer
 
 
@@ -149,7 +150,7 @@ def test_nfc_comes_before_the_split_and_the_count(tmp_path):
     job = worker.Job(DataConfig((f"files:{path}",), data_dir=str(tmp_path / "d"), **options))
     sample = list(worker.tokenizer_sample(job))
     assert len(sample) % 2 == 0 and set(sample) <= set(texts)
-    durable.write_text(job.tokenizer, Tokenizer.train(sample, 300, nfc=True).spec)
+    disk.write_text(job.tokenizer, Tokenizer.train(sample, 300, nfc=True).spec)
     splits = worker.prepare_unit(*job.task(0, 0))["splits"]
     assert splits["train"]["documents"] == len(sample) and splits["val"]["documents"] > 10
     assert splits["train"]["bytes"] == sum(len(text.encode()) for text in sample)
@@ -169,28 +170,26 @@ def test_a_finished_folder_is_left_alone(jsonl, undisturbed):
 
 
 def test_data_of_an_older_library_is_kept_while_it_is_whole(tmp_path):
-    """It cannot be repaired, as its text is gone; and no remedy may lead in a circle."""
-    import config
-    from machinery import durable, shards
-
+    """Its text is gone, so what is missing of it cannot be made again: all of it is made anew."""
     folder, source = tmp_path / "d", ("--source", "stdlib")
     manifest = make_folder(folder, {"train": {"stdlib": 300}, "val": {"stdlib": 9}}, row_len=65)
-    asked = config.DataConfig(data_dir=str(folder), vocab_size=400, row_len=65)
+    asked = DataConfig(data_dir=str(folder), vocab_size=400, row_len=65)
     tree = manifest.tree | {
         "options": worker.Job(asked).options,
         "tokens_wanted": 0,
         "prepared_from": "the text of an older Python",
     }
-    durable.write_json(folder / "manifest.json", tree | {"fingerprint": shards.fingerprint(tree)})
+    disk.write_json(folder / "manifest.json", tree | {"fingerprint": shards.fingerprint(tree)})
     done = prepare(folder, *source)
     assert done.returncode == 0 and "have changed since" in done.stdout
-    more = prepare(folder, *source, "--tokens", "1M")
-    assert "its text has changed since" in error_of(more, 2) and "rm -r" in more.stderr
     path = folder / manifest.all_shards(("train",))[1]["file"]
     path.unlink()
-    message = error_of(prepare(folder, *source), 3)
-    assert f"{path} is missing" in message and f"again: rm -r {folder}" in message
-    assert "delete it" not in message
+    done = prepare(folder, *source)
+    assert done.returncode == 0 and f"{path} is missing" in done.stderr, done.stderr
+    assert Manifest.load(folder).tree["prepared_from"] != tree["prepared_from"]
+    assert prepare(folder, program=("verify",)).returncode == 0
+    other = prepare(folder, *source, "--nfc")
+    assert "made with other options" in error_of(other, 2)
 
 
 def test_verify_by_hand_and_repair(jsonl, undisturbed, tmp_path):
@@ -238,6 +237,7 @@ def test_case_22_killed_at_random_and_rerun(workers, jsonl, undisturbed, tmp_pat
         process = start(1 + attempt % workers)
         try:
             process.wait(timeout=rng.uniform(0.3, 0.95) * whole)
+            shutil.rmtree(folder)  # it was faster this time: from the beginning
         except subprocess.TimeoutExpired:
             process.send_signal(signal.SIGKILL)
             process.wait()
@@ -313,7 +313,7 @@ def test_sixteen_units_begin_before_the_size_of_one_is_known():
     while unit := worker.next_unit(job, {}, running):
         running[len(running)] = unit
     assert list(running.values()) == [(0, u) for u in range(16)]
-    done = {(0, 0): {"splits": {"train": {"tokens": 5 * 10**8}}}}
+    done = {(0, 0): {"tokens": 5 * 10**8}}
     assert worker.next_unit(job, done, {}) == (0, 1)
     assert worker.next_unit(job, done, {1: (0, 1)}) is None  # two of that size are enough
 
@@ -325,10 +325,13 @@ def test_case_22_done_units_are_not_redone(jsonl, undisturbed, tmp_path):
     records = sorted((folder / ".units").glob("*/docs_*.json"))
     assert len(records) == Manifest.load(undisturbed).tree["sources"][0]["units"] > 4
     records[3].unlink()
+    for record, damaged in zip(records, ("5", "[]", '{"splits": 0}')):
+        record.write_text(damaged)
     times = {p: p.stat().st_mtime_ns for p in folder.glob("*/*/unit_*.npy")}
     assert prepare(folder, "--source", f"files:{jsonl}").returncode == 0
     redone = {p.name for p in times if p.stat().st_mtime_ns != times[p]}
-    assert redone == {"unit_00003_00.npy", "unit_00003_00.crc32.npy"}
+    ends = ("npy", "crc32.npy")
+    assert redone == {f"unit_{i:05d}_00.{end}" for i in range(4) for end in ends}
     assert fingerprint(folder) == fingerprint(undisturbed)
 
 
@@ -347,7 +350,7 @@ def test_two_unfinished_preparations_in_one_folder_do_not_mix(jsonl, tmp_path):
 def test_a_folder_is_prepared_by_one_program_at_a_time(jsonl, undisturbed, tmp_path):
     folder, source = tmp_path / "d", ("--source", f"files:{jsonl}")
     shutil.copytree(undisturbed, folder)
-    with durable.lock(folder, "--data_dir"):
+    with disk.lock(folder, "--data_dir"):
         assert prepare(folder, *source).returncode == 0  # up to date: nothing is changed
         (folder / "manifest.json").unlink()
         (folder / ".tmp-of_the_other").touch()
@@ -384,18 +387,27 @@ def test_a_damaged_tokenizer_is_trained_again_and_the_units_redone(jsonl, undist
 
 
 def test_an_edit_that_keeps_the_sizes_trains_the_tokenizer_again(tmp_path):
-    path, options = tmp_path / "a.txt", {"vocab_size": 280, "row_len": 9}
+    path, folder = tmp_path / "a.txt", tmp_path / "d"
+    config = DataConfig((f"files:{path}",), data_dir=str(folder), vocab_size=280, row_len=9)
+
+    def start() -> worker.Job:
+        """As far as prepare_data.py comes before it is killed."""
+        sources.local_files.cache_clear()
+        job = worker.Job(config)
+        job.records.mkdir(parents=True, exist_ok=True)
+        worker.sweep(job)
+        prepare_data.make_tokenizer(job)
+        return job
+
     path.write_text("the cat sat on the mat " * 100)
-    job = worker.Job(DataConfig((f"files:{path}",), data_dir=str(tmp_path / "d"), **options))
-    prepare_data.make_tokenizer(job)
+    job = start()
     first, record = job.tokenizer.read_bytes(), job.record_path(0, 0)
     record.write_text("a finished unit")
-    prepare_data.make_tokenizer(job)
-    assert job.tokenizer.read_bytes() == first and record.exists()
-    time.sleep(0.02)
+    assert start().tokenizer == job.tokenizer and record.exists()
+    times = path.stat().st_atime_ns, path.stat().st_mtime_ns - 10**9
     path.write_text("she had few big red dog" * 100)
-    prepare_data.make_tokenizer(job)
-    assert job.tokenizer.read_bytes() != first and not record.exists()
+    os.utime(path, ns=times)  # as a copy that keeps its old time
+    assert start().tokenizer.read_bytes() != first and not record.exists()
 
 
 def test_a_process_that_outlives_a_tokenizer_reads_the_new_one(tmp_path):
@@ -405,7 +417,7 @@ def test_a_process_that_outlives_a_tokenizer_reads_the_new_one(tmp_path):
     options = {"data_dir": str(tmp_path / "d"), "row_len": 9}
     job, sizes = worker.Job(DataConfig((f"files:{path}",), **options)), []
     for vocab_size in (260, 280):
-        durable.write_text(job.tokenizer, Tokenizer.train([text], vocab_size).spec)
+        disk.write_text(job.tokenizer, Tokenizer.train([text], vocab_size).spec)
         record = worker.prepare_unit(*job.task(0, 0))
         sizes.append(sum(record["splits"][split]["tokens"] for split in ("train", "val")))
     assert sizes[1] < sizes[0] == len(text)
@@ -531,6 +543,8 @@ def test_tokens_stops_after_enough_units_and_extends(jsonl, undisturbed, tmp_pat
         runs.append((fingerprint(folder), Manifest.load(folder).all_shards(("train",))))
     assert runs[0] == runs[1]
     assert prepare(folder, "--source", f"files:{jsonl}").returncode == 0  # and now everything
+    listed = {f for s in Manifest.load(folder).all_shards() for f, _, _ in shards.files_of(s)}
+    assert set(hashes(folder)) == listed  # no rows of the smaller selection are left
     assert [s["sha256"] for s in Manifest.load(folder).all_shards(("train",))] == [
         s["sha256"] for s in Manifest.load(undisturbed).all_shards(("train",))
     ]
@@ -565,7 +579,7 @@ def test_the_same_documents_from_every_format(tmp_path, monkeypatch):
         assert sorted(read) == texts, name
         counts[name] = len(units)
     assert counts["a.jsonl"] > 3 and counts["d.parquet"] > 2
-    source = sources.parse(f"hf:{tmp_path}/*.parquet")
+    source = sources.parse(f"hf:file://{tmp_path}/d.parquet")
     units, _ = sources.list_units(source)
     assert sorted(t for u in units for t in sources.documents(source, u, Counter())) == texts
 
@@ -615,7 +629,7 @@ def test_hidden_files_are_left_out_and_a_locked_folder_is_named(tmp_path, monkey
 
 def test_a_compressed_file_named_by_hand_is_refused(tmp_path):
     (tmp_path / "a.txt.bz2").write_bytes(bz2.compress(b"text"))
-    with pytest.raises(errors.DataError, match="a.txt.bz2 is a bzip2 file, not text"):
+    with pytest.raises(errors.DataError, match="a.txt.bz2 is bzip2, not plain text"):
         read_all(tmp_path / "a.txt.bz2")
 
 
@@ -650,6 +664,119 @@ def test_plain_text_of_any_size_is_read_whole(tmp_path, monkeypatch):
         assert not [note for note in notes if "UTF-8" in note]
 
 
+@pytest.mark.parametrize("more", [(), ("--tokenizer", "of the undisturbed")])
+def test_a_missing_field_of_any_source_is_found_before_any_work(more, jsonl, undisturbed, tmp_path):
+    (tmp_path / "chat.jsonl").write_text('{"prompt": "Oi", "answer": "Olá"}\n')
+    if more:
+        more = ("--tokenizer", str(undisturbed / "tokenizer.json"))
+    places = (f"web=files:{jsonl}", f"chat=files:{tmp_path / 'chat.jsonl'}")
+    done = prepare(tmp_path / "d", "--source", *places, *more)
+    message = error_of(done, 2)
+    assert "chat.jsonl has no field 'text', it has prompt, answer" in message
+    assert "training a tokenizer" not in done.stderr and not (tmp_path / "d").exists()
+    done = prepare(tmp_path / "d", "--source", places[0], f"{places[1]}#prompt+answer", *more)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture
+def chat_set(tmp_path, monkeypatch) -> str:
+    """A dataset as the Hub has it, with the splits train and train_sft, in a folder."""
+    import huggingface_hub
+    import pyarrow
+    import pyarrow.parquet
+
+    (tmp_path / "chat" / "data").mkdir(parents=True)
+    for split in ("train", "train_sft"):
+        table = pyarrow.table({"text": [f"{split} {i}" for i in range(5)]})
+        path = tmp_path / "chat" / "data" / f"{split}-00000-of-00001.parquet"
+        pyarrow.parquet.write_table(table, path)
+    found = lambda *args, **kwargs: SimpleNamespace(sha=None)
+    monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", found)
+    return f"hf:{tmp_path}/chat"
+
+
+def test_the_split_of_a_hub_source_can_be_named(chat_set, tmp_path):
+    def texts(spec: str) -> list[str]:
+        source = sources.parse(spec)
+        units, _ = sources.list_units(source)
+        return [text for unit in units for text in sources.documents(source, unit, Counter())]
+
+    assert texts(chat_set) == texts(f"{chat_set}:default") == [f"train {i}" for i in range(5)]
+    assert texts(f"{chat_set}::train_sft") == [f"train_sft {i}" for i in range(5)]
+    assert texts(f"{chat_set}:default:train_sft") == texts(f"{chat_set}::train_sft")
+    with pytest.raises(UsageError, match="nothere.*train_sft"):
+        texts(f"{chat_set}::nothere")
+    options = {"data_dir": str(tmp_path / "d"), "tokens": "1M", "vocab_size": 400, "row_len": 9}
+    jobs = [worker.Job(DataConfig((chat_set + end,), **options)) for end in ("", "::train_sft")]
+    assert jobs[0].key != jobs[1].key and len(list((tmp_path / "d" / ".units").iterdir())) == 2
+
+
+def test_a_bug_in_what_reads_a_hub_record_is_no_mistake_of_the_user(chat_set, monkeypatch):
+    """Nor is it a source that cannot be read; the library's own errors are."""
+
+    def join_fields(*args):
+        _, _ = [1, 2, 3]
+
+    source = sources.parse(chat_set)
+    unit = sources.list_units(source)[0][0]
+    monkeypatch.setattr(sources, "join_fields", join_fields)
+    with pytest.raises(ValueError, match="too many values to unpack") as raised:
+        list(sources.documents(source, unit, Counter()))
+    assert not hasattr(raised.value, "exit_code")
+
+
+@pytest.mark.parametrize("changed", ["worker.split_text", "worker.data.pack"])
+def test_a_bug_in_a_changed_function_is_a_traceback(changed, jsonl, undisturbed, tmp_path):
+    """In the program itself, or in a process of its pool, which imports the changed file too."""
+    program = tmp_path / "changed.py"
+    where = "if __name__ == '__mp_main__':\n    " if "pack" in changed else ""
+    program.write_text(
+        "import prepare_data\n"
+        "from machinery import cli\n"
+        "from preparation import worker\n\n\n"
+        "def mistaken(*args):\n"
+        "    a, b = [1, 2, 3]\n\n\n"
+        f"{where}{changed} = mistaken\n"
+        "if __name__ == '__main__':\n"
+        "    cli.run(prepare_data.main)\n"
+    )
+    options = command(tmp_path / "d", "--source", f"files:{jsonl}")[3:]
+    done = subprocess.run(
+        [sys.executable, program, *options],
+        cwd=ROOT,
+        env=environment(PYTHONPATH=str(ROOT)),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1 and "Traceback" in done.stderr, done.stderr
+    assert "too many values to unpack" in done.stderr and "\nerror: " not in done.stderr
+
+
+def test_the_processes_of_the_pool_import_no_torch():
+    code = (
+        "import sys, prepare_data; from preparation import worker, sources; sys.exit('torch' in "
+        "sys.modules or any(name.startswith('instruments') for name in sys.modules))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
+
+
+def test_a_machine_that_does_not_share_the_folder_is_named(tmp_path, monkeypatch):
+    """`prepare_unit` raises there what the cluster's pool turns into a sentence here."""
+    distributed = pytest.importorskip("distributed")
+    from instruments import dask_cluster
+
+    client = mock.MagicMock()
+    client.nthreads.return_value = {"a": 1}
+    client.__enter__.return_value = client
+    monkeypatch.setattr(distributed, "Client", lambda *args, **kwargs: client)
+    task = sources.parse("stdlib"), {}, tmp_path / "a" / "b" / "c_0.json", "unit", 9, 9, 9
+    with pytest.raises(UsageError, match="tokenizer.json: all machines must share the data folder"):
+        with dask_cluster.open_pool("tcp://host:1"):
+            worker.prepare_unit(*task)
+    with pytest.raises(FileNotFoundError), dask_cluster.open_pool("tcp://host:1"):
+        open(tmp_path / "another file")
+
+
 def test_specs():
     parse = sources.parse
     assert parse("files:a/b c.txt").name == "b_c"
@@ -663,24 +790,34 @@ def test_specs():
         "abc",
         ("q", "a"),
     )
+    hf = parse("hf:Org/set::train_sft@refs/pr/1")
+    assert (hf.name, hf.config, hf.split, hf.revision) == ("set", None, "train_sft", "refs/pr/1")
+    hf = parse("hf:Org/set:four:val")
+    assert (hf.config, hf.split, parse("hf:Org/set:four").split) == ("four", "val", "train")
     assert parse("hf:http://127.0.0.1:80/a.parquet").place == "http://127.0.0.1:80/a.parquet"
     for bad in ("", "files:", "http://x", "std", "x:60=stdlib"):
         with pytest.raises(ValueError, match="none of"):
             parse(bad)
 
 
-def test_a_long_name_is_refused_at_once(tmp_path):
-    with pytest.raises(ValueError, match="has 202 bytes.* --source NAME=files:"):
-        sources.parse(f"files:{tmp_path}/{'á' * 101}.txt")
+def test_a_long_name_is_cut(tmp_path):
+    name = sources.parse(f"files:{tmp_path}/{'á' * 101}.txt").name
+    assert name == "á" * 100
     assert sources.parse(f"a=files:{tmp_path}/{'á' * 101}.txt").name == "a"
 
 
-def test_a_local_glob_of_the_hubs_library_is_listed_anew(tmp_path):
-    config = DataConfig((f"hf:{tmp_path}/*.jsonl",), data_dir=str(tmp_path), tokens="1M")
-    write_jsonl(tmp_path / "a.jsonl", 1)
-    assert len(worker.Job(config).all_units) == 1
-    write_jsonl(tmp_path / "b.jsonl", 1)
-    assert len(worker.Job(config).all_units) == 2
+def test_the_list_of_a_hub_source_is_kept(tmp_path):
+    path = write_jsonl(tmp_path / "a.jsonl", 1)
+    config = DataConfig(
+        (f"hf:file://{path}",), data_dir=str(tmp_path), tokens="1M", vocab_size=400, row_len=65
+    )
+    key = worker.Job(config).key
+    with mock.patch.object(sources, "_hf_load", side_effect=OSError("no network")):
+        assert worker.Job(config).key == key
+    [listing] = (tmp_path / ".units").iterdir()
+    for damaged in ("5", "{", "[]", "{}"):
+        listing.write_text(damaged)
+        assert worker.Job(config).key == key
 
 
 def test_stdlib_leaves_installed_packages_out():
@@ -761,9 +898,19 @@ def server(tmp_path):
     server.shutdown()
 
 
+def patient(monkeypatch, tries: int) -> None:
+    """The Hub's library tries again soon, and so often."""
+    import datasets
+
+    for name in ("READ", "OPEN"):
+        monkeypatch.setattr(datasets.config, f"STREAMING_{name}_MAX_RETRIES", tries)
+    for name in ("READ_RETRY", "OPEN_RETRY", "READ_SERVER_UNAVAILABLE_RETRY"):
+        monkeypatch.setattr(datasets.config, f"STREAMING_{name}_INTERVAL", 0.01)
+
+
 def test_case_22_a_source_that_disconnects(server, monkeypatch):
     handler, url, texts = server
-    monkeypatch.setattr(sources, "RETRY_S", 0.01)
+    patient(monkeypatch, tries=20)
     source = sources.parse(f"hf:{url}")
     units, _ = sources.list_units(source)
     assert [t for u in units for t in sources.documents(source, u, Counter())] == texts
@@ -774,13 +921,12 @@ def test_case_22_a_source_that_stays_away(server, tmp_path, monkeypatch):
     """Bounded retries, a sentence and exit 3; when it is back, the same command finishes."""
     handler, url, texts = server
     handler.failing = "all"
-    monkeypatch.setattr(sources, "RETRY_S", 0.01)
-    monkeypatch.setattr(sources, "TRIES", 3)
+    patient(monkeypatch, tries=3)
     source = sources.parse(f"hf:{url}")
     with pytest.raises(errors.DataError, match="cannot be read .*finished units are kept") as error:
         list(sources.documents(source, {"shard": 0, "of": 1}, Counter()))
     assert error.value.exit_code == 3
-    handler.failing = "some"
+    handler.failing = "none"
     done = prepare(tmp_path / "d", "--source", f"hf:{url}", "--tokens", "all")
     assert done.returncode == 0, done.stderr
     facts = Manifest.load(tmp_path / "d").tree["splits"]
@@ -793,8 +939,8 @@ def test_case_22_a_source_that_stays_away(server, tmp_path, monkeypatch):
 )
 def test_an_error_of_the_hubs_library_is_a_sentence(error, code, monkeypatch):
     monkeypatch.setattr(sources, "_hf_load", mock.Mock(side_effect=error))
-    with pytest.raises((errors.UsageError, errors.DataError), match="hf:a.parquet") as raised:
-        sources.list_units(sources.parse("hf:a.parquet"))
+    with pytest.raises((UsageError, errors.DataError), match="hf:http://host/a.parquet") as raised:
+        sources.list_units(sources.parse("hf:http://host/a.parquet"))
     assert raised.value.exit_code == code
 
 
@@ -824,9 +970,7 @@ def test_case_25_odd_text_loses_nothing_and_says_so(tmp_path):
     texts = [
         t for u in sources.list_units(source)[0] for t in sources.documents(source, u, Counter())
     ]
-    import config
-
-    job = worker.Job(config.DataConfig((f"files:{folder}",), row_len=65, val_fraction=0.1))
+    job = worker.Job(DataConfig((f"files:{folder}",), row_len=65, val_fraction=0.1))
     parts = [part for t in texts for part in split_text(t, job.block, job.val_below)]
     for split in ("train", "val"):
         own = [part for side, part in parts if side == split]
@@ -867,6 +1011,9 @@ def test_case_25_all_of_it_on_one_line(megabytes, tmp_path):
     [
         "empty folder",
         "no such file",
+        "a pipe",
+        "no source",
+        "a program",
         "bad json",
         "deep json",
         "no field",
@@ -893,6 +1040,14 @@ def test_case_25_what_cannot_be_read_gets_a_sentence(case, tmp_path, monkeypatch
         word = r"has no file that ends in .txt"
     elif case == "no such file":
         folder, word = tmp_path / "none", "no such file or folder"
+    elif case == "a pipe":
+        folder, word = tmp_path / "pipe", "no such file or folder"
+        os.mkfifo(folder)
+    elif case == "no source":
+        word, options = "--source names no text", ["--source"]
+    elif case == "a program":
+        folder, code, word = tmp_path / "program", 3, "is ELF, not plain text"
+        folder.write_bytes(b"\x7fELF\2\1\1\0")
     elif case == "bad json":
         (folder / "a.jsonl").write_text('{"text": "a"}\n{"text": \n')
         code, word = 3, "not a JSON object on the line that starts"
@@ -945,6 +1100,7 @@ def test_case_25_what_cannot_be_read_gets_a_sentence(case, tmp_path, monkeypatch
     message = error_of(done, code)
     assert word in message
     assert str(tmp_path) in message or case in (
+        "no source",
         "little text",
         "small vocabulary",
         "large vocabulary",
@@ -1052,7 +1208,7 @@ def test_too_little_disk_is_said_before_any_work(jsonl, tmp_path, monkeypatch):
 
     table = pyarrow.table({"text": texts_of(jsonl)})
     pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
-    hub = ("--source", f"hf:{tmp_path / 'a.parquet'}")
+    hub = ("--source", f"hf:file://{tmp_path / 'a.parquet'}")
     assert "--tokens 2B, or --tokens all" in error_of(prepare(tmp_path / "d", *hub), 2)
     assert not (tmp_path / "d").exists()
     done = prepare(tmp_path / "d", *hub, "--tokens", "900T")
@@ -1129,12 +1285,10 @@ def test_one_text_file_gets_a_whole_vocabulary_and_validation_text_of_its_own(si
 
 
 def test_a_tokenizer_reads_all_of_a_few_files_and_a_page_of_each_of_many(tmp_path, monkeypatch):
-    import config
-
     for i in range(4):
         dialogue(tmp_path / f"{i}.txt", 15_000 + i)
     monkeypatch.setattr(worker, "TOKENIZER_DOC_CHARS", 1000)
-    asked = config.DataConfig((f"files:{tmp_path}",))
+    asked = DataConfig((f"files:{tmp_path}",), vocab_size=4096, row_len=513)
     read = lambda: sum(map(len, worker.tokenizer_sample(worker.Job(asked))))
     assert 0.85 * 60_000 < read() < 0.98 * 60_000  # what is held out it does not see
     monkeypatch.setattr(worker, "TOKENIZER_CHARS", 20_000)

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -189,3 +190,41 @@ def test_too_few_steps_is_a_sentence(tmp_path):
 
 def test_regions_are_rows():
     assert set(profiler.REGIONS.values()) < set(ROWS) == {*profiler.PRIORITY, "idle"}
+
+
+class Numbers:
+    """Of a step, to be read before the next is taken (on a CPU), so that the meter times it."""
+
+    def __init__(self, step: int, taken: list):
+        self.step, self.taken = step, taken
+
+    def read(self) -> dict:
+        assert max(self.taken) == self.step
+        return dict(step=self.step)
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_a_run_is_profiled_over_its_own_steps(world_size, tmp_path):
+    """The steps of the loop, each logged once, and no more than are asked for."""
+    taken, logged, printed, states = [], [], [], []
+
+    def take_steps():
+        for step in range(1, 10):
+            taken.append(step)
+            torch.ones(64, 64) @ torch.ones(64, 64)
+            yield Numbers(step, taken)
+
+    world = SimpleNamespace(
+        rank=1, world_size=world_size, is_first=True, device=torch.device("cpu")
+    )
+    status = lambda state, **facts: states.append((state, facts))
+    log = SimpleNamespace(run_dir=tmp_path, print=printed.append, status=status)
+    run, progress = SimpleNamespace(world=world, log=log), SimpleNamespace(step=4)
+    log_step = lambda *args: logged.append(args)
+    assert profiler.run(run, take_steps(), log_step, progress) == 0
+    assert taken == [1, 2, 3, 4]  # one to warm up, three to record
+    assert logged == [(run, progress, dict(step=step)) for step in taken]
+    assert states == [("profiled", dict(step=4, exit_code=0))]
+    folder = tmp_path / "profile" / ("rank_1" if world_size > 1 else "")
+    assert (folder / "trace.json.gz").exists()
+    assert len(printed) == 1 and "mean of 3 steps" in printed[0]

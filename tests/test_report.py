@@ -12,8 +12,10 @@ from conftest import SMALL
 
 import eval
 import train
-from instruments import report
-from machinery import cli, diary
+from config import UsageError
+from instruments import report, to_wandb
+from machinery import cli
+from machinery.log import Log, read_jsonl
 
 pytest.importorskip("matplotlib")
 STEP_TOKENS = 1000
@@ -28,13 +30,18 @@ def step(n: int, time: float, **more) -> dict:
 
 
 def validation(n: int, bpb: float) -> dict:
-    return dict(step=n, tokens=n * STEP_TOKENS, val_loss=2 * bpb, val_bpb=bpb, epochs={"a": 0.1})
+    record = dict(step=n, tokens=n * STEP_TOKENS, val_loss=2 * bpb, val_bpb=bpb, val_rows=160)
+    return record | dict(epochs={"a": 0.1})
 
 
 def make_run(folder, records, state=None, starts=(), **config):
+    """starts: what the lines {"start": ...} of metrics.jsonl say; each stands before its steps."""
     folder.mkdir(parents=True)
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
-    (folder / "starts.jsonl").write_text("".join(json.dumps(r) + "\n" for r in starts))
+    lines = [*records]
+    for begun in starts:
+        later = (i for i, r in enumerate(lines) if r.get("time", 0) >= begun["time"])
+        lines.insert(next(later, len(lines)), {"start": begun})
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in lines))
     (folder / "config.json").write_text(json.dumps(dict(steps=10, seed=0, extras=[]) | config))
     if state:
         (folder / "status.json").write_text(json.dumps(state))
@@ -129,6 +136,56 @@ def test_restarts_are_told_and_steps_done_twice_are_paid(tmp_path):
     assert "training: 16s" in text and "$0.22 at $36.00, $3.00 per hour" in text  # 21 s and 10 s
 
 
+def test_the_price_is_of_one_gpu_or_of_a_machine_without_one(tmp_path):
+    """30 s on 8 GPUs, then 10 s on one; and 4 ranks of one machine."""
+    steps = [*ten_steps(), step(11, 131.0)]
+    on_8 = start(90.0, on_gpu=True, world_size=8, usd_per_hour=36.0)
+    on_1 = start(121.0, on_gpu=True, usd_per_hour=36.0)
+    text, _ = pages(make_run(tmp_path / "a", steps, starts=[on_8, on_1]))
+    assert "cost: $2.50 at 8 x $36.00, $36.00 per hour" in text
+    folder = make_run(tmp_path / "b", ten_steps(), starts=[start(90.0, world_size=4)])
+    report.write(folder, usd_per_hour=120.0)
+    assert "cost: $1.00 at $120.00 per hour" in (folder / "report.md").read_text()
+
+
+def test_the_loss_on_all_rows_is_shown_beside_that_on_a_part(tmp_path):
+    whole = dict(step=10, tokens=10_000, full_val_loss=4.2, full_val_bpb=2.1, val_rows=348)
+    text, page = pages(make_run(tmp_path / "a", [*ten_steps(), whole], starts=[start(90.0)]))
+    assert "validation: 2.0000 bits per byte, 4.0000 nats per token, at step 10, on 160" in text
+    assert "on all 348 rows: 2.1000 bits per byte, 4.2000 nats per token, at step 10" in text
+    assert "on all 348 rows" in page.text
+    both = [make_run(tmp_path / name, [*ten_steps(), whole]) for name in "bc"]
+    assert "2.0000" in report.compare([str(folder) for folder in both])
+
+
+def test_a_damaged_small_file_is_named_and_left_out(tmp_path, capsys):
+    for name, content in (
+        ("config.json", b'{"steps": 1'),
+        ("status.json", b"\xff"),
+        ("config.json", b"5"),
+    ):
+        folder = make_run(tmp_path / f"{len(content)}{name}", ten_steps(), {"state": "done"})
+        (folder / name).write_bytes(content)
+        text, _ = pages(folder)
+        assert f"warning: {folder / name} is damaged" in capsys.readouterr().out
+        assert ("state: unknown" in text) == (name == "status.json") and "best: 2.0000" in text
+        assert "picture" in report.compare([str(folder), str(folder)])
+
+
+def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path):
+    folder = make_run(tmp_path / "a", ten_steps())
+    (folder / "report.md").mkdir()
+    (folder / "report.md" / "kept").touch()
+    with pytest.raises(UsageError, match="cannot be written .*copy the run to where you may write"):
+        report.write(folder)
+
+
+def test_wandb_gets_the_lines_that_have_a_step(tmp_path):
+    folder = make_run(tmp_path / "a", ten_steps(), starts=[start(90.0)])
+    found = list(to_wandb.records(folder, follow=False))
+    assert found == ten_steps()
+
+
 BROKEN = {
     "nothing yet": ([], "steps: 0 of 10"),
     "no validation": ([step(1, 102.0)], "steps: 1 of 10"),
@@ -144,7 +201,6 @@ def test_a_page_of_an_unfinished_run(name, tmp_path):
     folder = make_run(tmp_path / "a", records)
     with open(folder / "metrics.jsonl", "a") as file:
         file.write('{"step": 2, "loss": 1.')  # killed while it wrote
-    (folder / "starts.jsonl").unlink()
     text, page = pages(folder)
     assert words in text and "state: unknown" in text
     assert len(page.links) == (6 if any("loss" in r for r in records) else 0)
@@ -168,6 +224,11 @@ def test_runs_are_compared_at_the_tokens_they_share(tmp_path):
     assert "extras: value_embeds, none" in out and "between two seeds" in out
     assert f"picture: {tmp_path / 'compare.png'}" in out
     assert (tmp_path / "compare.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_no_difference_has_a_minus(tmp_path):
+    runs = [make_run(tmp_path / str(bpb), ten_steps(bpb)) for bpb in (2.0, 1.99999)]
+    assert [row[3] for row in rows_of(report.compare([*map(str, runs)]))[1:]] == ["+0.0000"] * 2
 
 
 def test_what_a_difference_is_worth(tmp_path):
@@ -241,19 +302,19 @@ def test_by_hand_it_samples_from_each_checkpoint_once(trained, tmp_path, capsys)
         options = ["--prompt", "def ", "--max_new_tokens", "8"]
         assert eval.main([*where, str(trained), *options]) == 0
         assert f"{trained}/report.html" in capsys.readouterr().out
-        samples = diary.read_jsonl(trained / "samples.jsonl")
+        samples = read_jsonl(trained / "samples.jsonl")
         assert [(r["step"], r["prompt"]) for r in samples] == [(s, "def ") for s in (4, 6, 12)]
         assert all(r["text"].startswith("def ") and len(r["text"]) > 8 for r in samples)
     assert "step 6," in (trained / "report.md").read_text()
     assert eval.main([*where, str(trained), "--prompt", "class ", "--max_new_tokens", "8"]) == 0
-    samples = diary.read_jsonl(trained / "samples.jsonl")
+    samples = read_jsonl(trained / "samples.jsonl")
     assert [(r["step"], r["prompt"]) for r in samples[3:]] == [(s, "class ") for s in (4, 6, 12)]
-    log = diary.Log(shutil.copytree(trained, tmp_path / "resumed"), is_first=True)
-    log.begin(6)  # the steps 7 to 12 will be other ones
-    assert [r["step"] for r in diary.read_jsonl(log.run_dir / "samples.jsonl")] == [4, 6, 4, 6]
+    log = Log(shutil.copytree(trained, tmp_path / "resumed"), is_first=True)
+    log.begin(6, False, start(1.0))  # the steps 7 to 12 will be other ones
+    assert [r["step"] for r in read_jsonl(log.run_dir / "samples.jsonl")] == [4, 6, 4, 6]
     (trained / "samples.jsonl").unlink()
     assert eval.main([*where, str(trained)]) == 0  # continues held-out text
-    assert len(diary.read_jsonl(trained / "samples.jsonl")) == 9
+    assert len(read_jsonl(trained / "samples.jsonl")) == 9
     with pytest.raises(ValueError, match=f"there are {trained}"):
         eval.main([*where, str(trained.parent / "none")])
 
@@ -268,7 +329,7 @@ def test_no_fault_of_the_page_stops_a_run(fault, trained, tmp_path, monkeypatch,
         monkeypatch.setitem(sys.modules, "instruments", None)
     else:
         monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    line = diary.Log(folder, is_first=True).report()
+    line = train.report(Log(folder, is_first=True))
     if fault == "no matplotlib":
         assert "no pictures, as matplotlib is not installed" in capsys.readouterr().out
         assert "steps: 12 of 12" in (folder / "report.md").read_text()

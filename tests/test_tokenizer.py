@@ -18,7 +18,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import tokenizer as T
-from machinery import durable
+from config import UsageError
+from machinery import disk
 from tokenizer import SPECIAL_TOKENS, Tokenizer, blocks
 
 SPECIALS = " ".join(SPECIAL_TOKENS)
@@ -200,7 +201,7 @@ def test_what_is_saved_is_on_the_disk_before_it_is_seen(tok, tmp_path, monkeypat
 
     monkeypatch.setattr(os, "fsync", note_fsync)
     monkeypatch.setattr(Path, "replace", note_replace)
-    durable.write_text(tmp_path / "t.json", tok.spec)
+    disk.write_text(tmp_path / "t.json", tok.spec)
     assert events == ["file", "replace", "folder"]
     assert Tokenizer.load(tmp_path / "t.json").sha256 == tok.sha256
 
@@ -238,6 +239,10 @@ def test_other_tokenizers_are_refused_in_a_sentence(tok, tmp_path):
     for change in (unigram, lower, metaspace, gap, words_alone, unclosed, no_space):
         with pytest.raises(ValueError, match="train"):
             Tokenizer.load(variant(change))
+    for damaged in ("5", "[]", "null", "{}", tok.spec[:5000], tok.spec.replace("Ġ", "Ġ汉")):
+        (tmp_path / "t.json").write_text(damaged)
+        with pytest.raises(UsageError, match=r"t\.json: not a tokenizer.json of a byte-level BPE"):
+            Tokenizer.load(tmp_path / "t.json")
     (tmp_path / "t.json").write_text("not json")
     with pytest.raises(ValueError, match="not a tokenizer.json"):
         Tokenizer.load(tmp_path / "t.json")
@@ -252,6 +257,15 @@ def test_other_tokenizers_are_refused_in_a_sentence(tok, tmp_path):
             Tokenizer.load(tmp_path / "t.json")
     with pytest.raises(ValueError, match="vocab_size 100"):
         Tokenizer.train(["a"], 100)
+
+
+@pytest.mark.parametrize("bug", [KeyError("x"), TypeError("x"), ValueError("x"), AttributeError()])
+def test_a_bug_in_changed_code_is_not_called_a_damaged_file(bug, tok, tmp_path, monkeypatch):
+    tok.save(tmp_path / "t.json")
+    monkeypatch.setattr(T, "byte_symbols", mock.Mock(side_effect=bug))
+    with pytest.raises(type(bug)) as raised:
+        Tokenizer.load(tmp_path / "t.json")
+    assert raised.value is bug
 
 
 def test_text_is_asked_for_in_the_thread_that_trains():

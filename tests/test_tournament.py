@@ -17,14 +17,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, SMALL, environment, run
+from conftest import SMALL, environment, run
 
 import eval as eval_program
 import train
+from config import GPTConfig, UsageError
 from instruments import judge, ratings, tournament
 from machinery import cli
 from machinery.shards import Manifest
-from model import GPT, GPTConfig
+from model import GPT
 from tokenizer import Tokenizer
 
 # ------------------------------------------------------------------------------------ ratings
@@ -165,8 +166,9 @@ def test_novel_mean_is_the_mean_log_p_of_the_new_tokens():
 
 
 @contextmanager
-def judge_server(answer, refuse_chat: bool = False):
-    """answer(question, number) -> the model's text. Gives the address and the list of requests."""
+def judge_server(answer, refuse_chat: bool = False, refuse_from: int = 10**9):
+    """answer(question, number) -> the model's text, or a whole reply. Gives the address and the
+    list of requests, from the number refuse_from on of which it answers with an error."""
     requests = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -183,15 +185,20 @@ def judge_server(answer, refuse_chat: bool = False):
             if chat and refuse_chat:
                 self.broken = True
                 return self.reply(500, {"error": "tokenizer.chat_template is not set"})
+            if len(requests) >= refuse_from:
+                return self.reply(404, {"error": "the model was unloaded"})
             question = body["messages"][0]["content"] if chat else body["prompt"]
             text = answer(question, len(requests))
+            if not isinstance(text, str):
+                return self.reply(200, text)
             choice = {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
             self.reply(200, {"id": "1", "object": "x", "choices": [choice | {"index": 0}]})
 
-        def reply(self, status: int, tree: dict):
-            content = json.dumps(tree).encode()
+        def reply(self, status: int, tree: dict | bytes):
+            kind = "text/html" if isinstance(tree, bytes) else "application/json"
+            content = tree if isinstance(tree, bytes) else json.dumps(tree).encode()
             self.send_response(status)
-            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Type", kind)
             self.send_header("Content-Length", str(len(content)))
             self.end_headers()
             self.wfile.write(content)
@@ -270,6 +277,34 @@ def test_a_server_that_refuses_chat_is_asked_for_completions(capsys):
     assert "asked through completions, as it refuses chat" in said and "chat_template" in said
 
 
+@openai
+def test_a_server_that_refuses_later_is_one_sentence():
+    """Not a traceback: the user's server is at fault, not the program."""
+    with judge_server(the_larger, refuse_from=5) as (url, _):
+        server = judge.Server(url, "scripted", 20)
+        with pytest.raises(UsageError, match="HTTP 404: .*the model was unloaded") as caught:
+            server.compare(PROMPTS, TEXTS)
+        assert cli.exit_code(caught.value) == 2
+
+
+@openai
+@pytest.mark.parametrize("reply", [{"choices": []}, {"id": "1"}, b"<html>a proxy</html>", {}])
+def test_a_reply_without_an_answer_is_one_sentence(reply):
+    with judge_server(lambda question, number: reply) as (url, _):
+        with pytest.raises(UsageError, match="its reply has no choices: .*is it running"):
+            judge.Server(url, "scripted", 20)
+
+
+@openai
+def test_a_fault_of_the_judge_is_a_traceback():
+    """Of somebody who has changed `ask`: no server is to blame."""
+    with judge_server(the_larger) as (url, _):
+        server = judge.Server(url, "scripted", 20)
+        server.client = None
+        with pytest.raises(AttributeError):
+            server.ask("A or B?")
+
+
 def test_only_a_clear_letter_is_an_answer():
     letters = {
         "A": "A",
@@ -292,7 +327,7 @@ def test_a_judge_that_hangs_or_is_down_is_one_sentence():
     release = threading.Event()
     with judge_server(lambda question, number: release.wait(60)) as (url, _):
         start = time.monotonic()
-        with pytest.raises(ValueError, match=r"APITimeoutError.*--judge_timeout 0.5 enough, .*\?$"):
+        with pytest.raises(UsageError, match=r"APITimeoutError.* 0.5 s enough for an .*\?$"):
             judge.Server(url, "scripted", 0.5)
         assert time.monotonic() - start < 10
         release.set()
@@ -485,8 +520,6 @@ def test_a_real_server_answers_in_both_orders(chat, small_data, tmp_path):
     test is of the way there and back. Without a chat template the server refuses chat."""
     for library in ("transformers", "safetensors", "fastapi", "uvicorn"):
         pytest.importorskip(library)
-    if not (ROOT / "export.py").exists():
-        pytest.skip("there is no export.py")
     folders = ["--data_dir", str(small_data), "--run_dir", str(tmp_path / "run")]
     train.main(["tiny", *SMALL, *folders, "--extras"])
     folder = tmp_path / "judge"

@@ -8,27 +8,32 @@ import math
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import faults
 import pytest
 import torch
-from conftest import ROOT, SMALL, losses, metrics, parameters, run
+from conftest import ROOT, SMALL, losses, metrics, parameters, run, starts
 
 import config
 import eval as eval_program
+import flops
+import optim
 import train
+from config import GPTConfig, UsageError
 from data import RowLoader, val_batches
 from instruments import report
-from machinery import cli, diary
+from machinery import build, cli, log
 from machinery.shards import Manifest
-from model import GPT, GPTConfig
+from model import GPT
 
 
 def start(data, run_dir, *args, **kwargs):
-    """Train in a process of its own; fails with the program's own words."""
+    """Train by a command, as a user does; fails with the program's own words."""
     result = run(
         "train.py", "tiny", *SMALL, "--data_dir", data, "--run_dir", run_dir, *args, **kwargs
     )
@@ -36,8 +41,13 @@ def start(data, run_dir, *args, **kwargs):
     return result.stdout
 
 
+def fork(data, run_dir, *args, **kwargs) -> str:
+    """Train in processes that need no start (see faults.py); what they print."""
+    return faults.start(data, run_dir, *args, **kwargs).end(0)
+
+
 def here(data, run_dir, *args) -> int:
-    """Train in this process: quicker."""
+    """Train in this process: the quickest."""
     args = ["tiny", *SMALL, "--data_dir", data, "--run_dir", run_dir, *args]
     return train.main([str(a) for a in args])
 
@@ -49,25 +59,54 @@ def plain(small_data, tmp_path_factory):
     return run_dir, start(small_data, run_dir, "--save_every", 6)
 
 
+# What a step prints, in this order; a number of your own may come between, or after them.
+STEP_LINE = [
+    r"step 12/12",
+    r"loss \d\.\d{4}",
+    r"bpb \d\.\d{3}",
+    r"lr 0\.\d+",
+    r"\|g\| \d+\.\d+",
+    r"\d+ ms",
+    r"[\d.]+[KM]? tok/s",
+    r"mfu [\d.]+% full [\d.]+% causal",
+    r"data [\d.]+ ms",
+    r"\d+s left",
+]
+
+
 def test_what_a_run_prints_and_writes(plain):
     run_dir, out = plain
-    assert re.search(
-        r"step 12/12 \| loss \d\.\d{4} \| bpb \d\.\d{3} \| lr 0\.\d+ \| \|g\| \d+\.\d+ \| "
-        r"\d+ ms \| [\d.]+[KM]? tok/s \| mfu [\d.]+% full [\d.]+% causal \| "
-        r"data [\d.]+ ms \| \d+s left",
-        out,
-    ), out
-    assert re.search(r"step 0 \| validation .* bpb", out)
-    assert re.search(r"step 12 \| validation .* bpb", out)
+    (line,) = re.findall(r"^step 12/12 .*$", out, re.M)
+    said = iter(line.split(" | "))
+    for field in STEP_LINE:
+        assert any(re.fullmatch(field, words) for words in said), f"{field} is not in: {line}"
+    of = Manifest.load(starts(run_dir)[0]["data_dir"]).rows("val")
+    assert re.search(rf"step 0 \| validation on 16 of {of} rows: .* bpb", out)
+    assert re.search(rf"step 12 \| validation on 16 of {of} rows: .* bpb", out)
+    assert re.search(rf"done: 12 steps, .* validation on all {of} rows: .* nats/token, .* bpb", out)
     for name in ("checkpoints/step_00000012", "metrics.jsonl", "loss.png"):
         assert (run_dir / name).exists() and name.split("/")[0] in out
     assert json.loads((run_dir / "status.json").read_text())["state"] == "done"
     records = metrics(run_dir)
     assert [r["step"] for r in records if "loss" in r] == list(range(1, 13))
-    assert records[-1]["tokens"] == 12 * 512
+    assert records[-1]["tokens"] == 12 * 512 and records[-1]["val_rows"] == of
     assert losses(run_dir)[1] == pytest.approx(math.log(512), rel=0.02)
     first, last = [r["val_bpb"] for r in records if "val_bpb" in r]
     assert last < first
+
+
+def test_a_number_of_your_own_needs_one_line(small_data, tmp_path):
+    """In take_steps' sums: it is added up over micro-batches and ranks, logged, and printed."""
+    mine = "begins=(inputs == run.manifest.bos_id).sum(), "
+    spoil = [faults.edited(tmp_path / "mine", "train.py", "sums.update(", f"sums.update({mine}")]
+    text = fork(small_data, tmp_path / "run", "--micro_batch", 2, world=2, spoil=spoil)
+    manifest = Manifest.load(small_data)
+    loader = RowLoader(manifest, seed=0, micro_batch=8)
+    begins = [int((loader.next_batch()[0] == manifest.bos_id).sum()) for _ in range(12)]
+    steps = [r for r in metrics(tmp_path / "run") if "loss" in r]
+    assert [r["begins"] for r in steps] == begins and min(begins) >= 8
+    for step, number in enumerate(begins, 1):
+        assert re.search(rf"^step {step}/12 .* left \| begins {number}$", text, re.M)
 
 
 def test_bits_per_byte_of_a_step_are_those_of_its_text(plain, small_data, tmp_path):
@@ -77,8 +116,8 @@ def test_bits_per_byte_of_a_step_are_those_of_its_text(plain, small_data, tmp_pa
     for record in steps:
         n_bytes = size[loader.next_batch()[1].numpy()].sum()
         assert record["bpb"] == pytest.approx(record["loss"] * 512 / math.log(2) / n_bytes)
-    start(small_data, tmp_path, "--steps", 1, "--micro_batch", 2, nproc=2)
-    assert metrics(tmp_path)[1]["bpb"] == pytest.approx(steps[0]["bpb"], rel=1e-4)
+    fork(small_data, tmp_path / "run", "--steps", 1, "--micro_batch", 2, world=2)
+    assert metrics(tmp_path / "run")[1]["bpb"] == pytest.approx(steps[0]["bpb"], rel=1e-4)
 
 
 def test_torchrun_with_one_rank_gives_the_same_bits(plain, small_data, tmp_path):
@@ -88,7 +127,7 @@ def test_torchrun_with_one_rank_gives_the_same_bits(plain, small_data, tmp_path)
 
 def test_two_ranks_give_the_same_losses(plain, small_data, tmp_path):
     # the data is copied by the first rank, while the second waits
-    start(small_data, tmp_path / "run", "--stage", tmp_path / "disk", nproc=2)
+    fork(small_data, tmp_path / "run", "--stage", tmp_path / "disk", world=2)
     assert len(list(tmp_path.glob("disk/*/manifest.json"))) == 1
     record = json.loads((tmp_path / "run/checkpoints/step_00000012/trainer.json").read_text())
     assert record["data_dir"] == str(small_data)  # not the copy, which may go
@@ -122,53 +161,40 @@ def test_accumulated_micro_batches_equal_one_big_batch(plain, small_data, tmp_pa
 def test_interrupted_and_resumed_equals_uninterrupted(plain, small_data, tmp_path):
     """Stopped after 6 steps by a signal to itself, then run again: the same bits."""
     run_dir = tmp_path / "run"
-    driver = """
-import os, signal, sys, train
-step = train.Trainer.take_step
-def take_step(run):
-    step(run)
-    if run.step == 5:
-        os.kill(os.getpid(), signal.SIGTERM)
-train.Trainer.take_step = take_step
-sys.exit(train.main(sys.argv[1:]))
-"""
-    script = tmp_path / "driver.py"
-    script.write_text(driver)
-    args = ["tiny", *SMALL, "--data_dir", small_data, "--run_dir", run_dir]
-    stopped = run(str(script), *args, PYTHONPATH=str(train.__file__).rsplit("/", 1)[0])
-    assert stopped.returncode == 143, stopped.stdout + stopped.stderr
+    faults.start(small_data, run_dir, spoil=[("signal_at", 5, signal.SIGTERM)]).end(143)
     status = json.loads((run_dir / "status.json").read_text())
     assert status["state"] == "preempted" and 5 < status["step"] < 9
-    out = start(small_data, run_dir)
+    out = fork(small_data, run_dir)
     assert f"resumed at step {status['step']}" in out
     assert "with micro-batches of 8 rows" in out  # the checkpoint's, printed
-    assert "loss, MLP, gates by machinery/fused.py" in out
     assert losses(run_dir) == losses(plain[0])
     whole, resumed = parameters(plain[0], 12), parameters(run_dir, 12)
     assert whole.keys() == resumed.keys() and len(whole) > 10
     for name in whole:
         assert torch.equal(whole[name], resumed[name]), name
     before = {p: p.stat().st_mtime_ns for p in run_dir.rglob("*") if p.is_file()}
-    again = start(small_data, run_dir)
+    again = fork(small_data, run_dir)
     assert "is finished (12 steps); nothing to do" in again
     changed = {p.name for p, t in before.items() if p.exists() and p.stat().st_mtime_ns != t}
-    assert changed <= {".lock", "config.json"}
+    assert changed <= {".lock", "config.json", "tokenizer.json"}
 
 
 def test_adamw_cosine_and_clipping_run_too(small_data, tmp_path, monkeypatch):
-    step, clipped = train.Trainer.take_step, []
+    step, clipped = optim.step, []
 
-    def take_step(run):
-        clipped.append(float(run._grad_norm()))
-        step(run)
+    def noting(optimizers, found_inf):
+        groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+        clipped.append(float(optim.grad_norm(p for group in groups for p in group["params"])))
+        step(optimizers, found_inf)
 
-    monkeypatch.setattr(train.Trainer, "take_step", take_step)
+    monkeypatch.setattr(optim, "step", noting)
     stock = "--mlp swiglu --tie_embeddings --n_kv_head 1 --extras".split() + [""]
     other = "--optimizer adamw --lr 0.003 --schedule cosine --decay 0.8 --grad_clip 0.5".split()
     here(small_data, tmp_path / "run", *other, *stock)
     values = list(losses(tmp_path / "run").values())
     assert values[-1] < values[0] - 0.05
     norms = [r["norm"] for r in metrics(tmp_path / "run") if "norm" in r]
+    clipped = clipped[1:]  # the first was on trial
     assert clipped == pytest.approx([min(norm, 0.5) for norm in norms], rel=1e-4)
     assert max(norms) > 0.6  # there was something to clip
 
@@ -198,13 +224,50 @@ def test_a_mixture_is_drawn_by_its_weights_and_another_in_the_decay(tmp_path, ca
     assert drawn == {"low": 36, "high": 12 + 48}
     said = re.search(r"([\d.]+) epochs of (\w+);", capsys.readouterr().out)
     assert last[said[2]] == max(last.values()) == pytest.approx(float(said[1]), abs=0.01)
-    with pytest.raises(ValueError, match="nosuch"):
+    with pytest.raises(UsageError, match="nosuch"):
         here(tmp_path / "data", tmp_path / "other", "--mixture", "nosuch=1")
 
 
 def len_rows(data_dir, source):
     manifest = Manifest.load(data_dir)
     return manifest.rows("train", manifest.sources.index(source))
+
+
+@pytest.mark.parametrize("every, first", [(0, 0), (3, 4)])
+def test_a_second_norm_is_computed_only_where_it_is_used(
+    every, first, small_data, tmp_path, monkeypatch
+):
+    """One of each step's gradients; that of the first micro-batch at the steps 0, 3, 6 and 9."""
+    norm, calls = optim.grad_norm, []
+    monkeypatch.setattr(optim, "grad_norm", lambda ps: (calls.append(1), norm(ps))[1])
+    here(small_data, tmp_path, "--noise_scale_every", every, "--micro_batch", 2)
+    assert len(calls) == 12 + first
+    found = [r["step"] for r in metrics(tmp_path) if "noise_scale_tokens" in r]
+    assert found == [1, 4, 7, 10][:first]
+
+
+def test_the_trial_step_moves_no_bit(small_data, tmp_path, monkeypatch):
+    """It takes a step of the optimizers too, whose flag says that nothing may move."""
+    compile_step, seen = build.compile_step, []
+
+    def state(model, optimizers):
+        slots = [slots for o in optimizers for slots in o.state.values()]
+        tensors = [*model.parameters(), *(t for slot in slots for t in slot.values())]
+        return [t.detach().clone() for t in tensors]
+
+    def noting(model, optimizers, *args):
+        before = state(model, optimizers)
+        done = compile_step(model, optimizers, *args)
+        seen.append((before, state(model, optimizers)))
+        assert all(p.grad is None for p in model.parameters())
+        return done
+
+    monkeypatch.setattr(build, "compile_step", noting)
+    here(small_data, tmp_path, "--steps", 4)
+    here(small_data, tmp_path / "adamw", "--steps", 4, "--optimizer", "adamw", "--tie_embeddings")
+    for before, after in seen:
+        assert len(before) > 20 and all(torch.equal(a, b) for a, b in zip(before, after))
+    assert len(seen) == 2
 
 
 def test_the_noise_scale_is_logged_when_there_is_something_to_compare(small_data, tmp_path):
@@ -219,21 +282,19 @@ def test_the_noise_scale_is_logged_when_there_is_something_to_compare(small_data
 def test_the_noise_scale_of_two_ranks(small_data, tmp_path):
     """Without accumulation the first gradient is that of all ranks already: nothing to compare."""
     noise = ("--noise_scale_every", 3)
-    out = start(small_data, tmp_path / "a", *noise, nproc=2)
+    out = fork(small_data, tmp_path / "a", *noise, world=2)
     assert out.count("| noise scale n/a") == 4
-    out = start(small_data, tmp_path / "b", *noise, "--micro_batch", 1, nproc=2)
+    out = fork(small_data, tmp_path / "b", *noise, "--micro_batch", 1, world=2)
     assert len(re.findall(r"\| noise scale [\d,]+ tokens", out)) >= 2
 
 
 def test_speed_and_mfu_are_what_a_wall_clock_says(small_data, tmp_path):
     """2 ranks, 8 micro-batches a step, a validation in the middle: within 3%."""
     peak = ("--peak_tflops", 0.01)
-    args = (*SMALL, *peak, "--micro_batch", 1, "--tokens_per_step", 1024, "--steps", 60)
-    folders = ["--data_dir", small_data, "--run_dir", tmp_path]
+    args = (*peak, "--micro_batch", 1, "--tokens_per_step", 1024, "--steps", 60)
     often = ["--eval_every", 30, "--eval_tokens", 8192]
-    result = run("train.py", "tiny", *args, *often, *folders, nproc=2)
-    assert result.returncode == 0, result.stderr
-    steps = [r for r in metrics(tmp_path) if "loss" in r]
+    fork(small_data, tmp_path / "run", *args, *often, world=2)
+    steps = [r for r in metrics(tmp_path / "run") if "loss" in r]
     first, last = steps[9], steps[58]
     paused = [r["eval_s"] + r.get("save_s", 0) for r in (first, last)]
     wall_s = last["time"] - first["time"] - (paused[1] - paused[0])
@@ -244,10 +305,10 @@ def test_speed_and_mfu_are_what_a_wall_clock_says(small_data, tmp_path):
     window = [r["step_s"] for r in steps[9:59]]  # the meter looks at the last 50 steps
     median = sorted(1024 / s for s in window)
     assert last["tokens_per_s"] == pytest.approx((median[24] + median[25]) / 2, rel=1e-6)
-    shape = json.loads((tmp_path / "config.json").read_text())
+    shape = json.loads((tmp_path / "run" / "config.json").read_text())
     model = GPT(GPTConfig(**{k: shape[k] for k in GPTConfig.__dataclass_fields__}))
-    for kind, flops in (("full", model.flops_per_token()), ("causal", model.flops_per_token(True))):
-        assert last[f"mfu_{kind}"] == pytest.approx(last["tokens_per_s"] * flops / (2 * 0.01e12))
+    for kind, each in (("full", model.flops_per_token()), ("causal", model.flops_per_token(True))):
+        assert last[f"mfu_{kind}"] == pytest.approx(last["tokens_per_s"] * each / (2 * 0.01e12))
 
 
 def test_profile_and_plan(small_data, tmp_path, capsys):
@@ -266,7 +327,7 @@ def test_profile_and_plan(small_data, tmp_path, capsys):
 
 
 def test_profile_of_two_ranks(small_data, tmp_path):
-    out = start(small_data, tmp_path / "run", "--profile", nproc=2)
+    out = fork(small_data, tmp_path / "run", "--profile", world=2)
     assert out.count("where the time goes") == 1
     for rank in (0, 1):
         with gzip.open(tmp_path / "run" / "profile" / f"rank_{rank}" / "trace.json.gz") as trace:
@@ -326,6 +387,47 @@ def test_staged_mirrored_and_begun_from_other_weights(small_data, tmp_path, caps
     assert first == pytest.approx(best, rel=1e-6)
 
 
+def test_weights_of_another_model_or_tokenizer_are_refused(plain, small_data, tmp_path, capsys):
+    """By the names of what differs. Rows of another length are no obstacle, and longer ones may
+    want another base of the rotary frequencies: that is only said."""
+    weights = ("--init_from", plain[0] / "checkpoints" / "step_00000012")
+    for name, value in (("nope_every", 2), ("logit_softcap", 5.0)):
+        words = rf"the weights in .*step_00000012 .*: {name} is [\d.]+ there and {value} here; give"
+        with pytest.raises(UsageError, match=words):
+            here(small_data, tmp_path / name, *weights, f"--{name}", value)
+    folder = ["--source", f"files:{ROOT / 'instruments'}", "--vocab_size", 512, "--workers", 1]
+    folder += ["--val_fraction", 0.2]
+    for name, options in (
+        ("other", ["--row_len", 65]),
+        ("short", ["--row_len", 33, "--tokenizer", small_data / "tokenizer.json"]),
+    ):
+        done = run("prepare_data.py", "tiny", *folder, *options, "--data_dir", tmp_path / name)
+        assert done.returncode == 0, done.stderr
+    with pytest.raises(UsageError, match=r"of another model: tokenizer_sha256 is '\w+' there"):
+        here(tmp_path / "other", tmp_path / "a", *weights)
+    here(tmp_path / "short", tmp_path / "b", *weights)
+    assert "(seq_len is 64 there and 32 here)" in capsys.readouterr().out
+    here(small_data, tmp_path / "c", *weights, "--rope_theta", 500_000.0, "--steps", 1)
+    assert "(rope_theta is 100000.0 there and 500000.0 here)" in capsys.readouterr().out
+    first = [r["val_loss"] for r in metrics(tmp_path / "b") if "val_loss" in r][0]
+    trained = [r["val_loss"] for r in metrics(plain[0]) if "val_loss" in r]
+    assert first < (trained[0] + trained[-1]) / 2  # of other text: as good as trained, about
+
+
+def test_the_last_validation_is_on_all_rows_as_eval_py_says(plain, small_data, capsys):
+    """While training, --eval_tokens of them."""
+    rows = Manifest.load(small_data).rows("val")
+    records = [r for r in metrics(plain[0]) if "val_rows" in r]
+    assert [r["val_rows"] for r in records] == [16, 16, rows] and rows > 16
+    eval_program.main(["loss", str(plain[0]), "--device", "cpu", "--dtype", "fp32"])
+    said = json.loads((plain[0] / "eval.jsonl").read_text().splitlines()[-1])
+    assert said["rows"] == rows
+    for key in ("val_loss", "val_bpb"):
+        assert said[key] == pytest.approx(records[-1][f"full_{key}"], rel=1e-6)
+    printed = re.search(r"([\d.]+) nats per token, ([\d.]+) bits per byte", capsys.readouterr().out)
+    assert f"{printed[1]} nats/token, {printed[2]} bpb\n" in plain[1]  # the run's last figures
+
+
 def test_a_run_made_longer_is_the_run_planned_that_way(small_data, tmp_path):
     """From the checkpoint that every run keeps where its learning rate begins to fall."""
     options = ("--weight_decay", 0.1, "--no_compile")
@@ -334,9 +436,9 @@ def test_a_run_made_longer_is_the_run_planned_that_way(small_data, tmp_path):
     here(small_data, short, *options, "--save_every", 2)
     saved = sorted(p.name for p in (short / "checkpoints").glob("step_*"))
     assert saved == [f"step_{step:08d}" for step in (4, 10, 12)]  # 65% of 12 steps decay
-    with pytest.raises(ValueError, match="steps is 12 there and 24 here; --resume a checkp"):
+    with pytest.raises(UsageError, match="steps is 12 there and 24 here; --resume a checkp"):
         here(small_data, short, *options, "--steps", 24)
-    with pytest.raises(ValueError, match="up to step 4 in another --run_dir"):
+    with pytest.raises(UsageError, match="up to step 4 in another --run_dir"):
         last = short / "checkpoints" / "step_00000012"
         here(small_data, longer, *options, "--steps", 24, "--resume", last)
 
@@ -383,18 +485,18 @@ def test_validation_compiles_one_shape_and_scores_each_target_once(small_data):
     size = torch.from_numpy(manifest.token_bytes())
     sizes = [len(inputs) for inputs, _ in val_batches(manifest, 3, 8)]
     assert sorted(sizes) == [2, 3, 3] and len(graphs) == 1
-    found = eval_program.bits_per_byte(compiled, val_batches(manifest, 3, 8), size, 3)
+    found = flops.bits_per_byte(compiled, val_batches(manifest, 3, 8), size, 3)
     assert len(graphs) == 2 and model.training
     alone = [(model(x, y).item(), size[y].sum()) for x, y in val_batches(manifest, 1, 8)]
     assert found[0] == pytest.approx(sum(nats for nats, _ in alone) / 8, rel=1e-6)
-    plain = eval_program.bits_per_byte(model, val_batches(manifest, 8, 8), size)
+    plain = flops.bits_per_byte(model, val_batches(manifest, 8, 8), size)
     assert found == pytest.approx(plain, rel=1e-6)
 
 
 def test_the_best_validation_is_saved_and_kept(small_data, tmp_path, monkeypatch):
     """By the clock alone no checkpoint would fall on it."""
-    bpb = iter([4.0, 3.0, 2.0, 2.5, 2.6, 2.7, 2.8])
-    monkeypatch.setattr(train, "bits_per_byte", lambda *args: (1.0, next(bpb)))
+    bpb = iter([4.0, 3.0, 2.0, 2.5, 2.6, 2.7, 2.8, 0.1])  # the last: of other rows, all of them
+    monkeypatch.setattr(flops, "bits_per_byte", lambda *args: (1.0, next(bpb)))
     here(small_data, tmp_path, "--eval_every", 2, "--save_every", 3)
     checkpoints = tmp_path / "checkpoints"
     assert (checkpoints / "best").read_text() == "step_00000004"
@@ -411,8 +513,7 @@ MISTAKES = {
     "no data": (["tiny", "--data_dir", "{tmp}/none"], r"python prepare_data.py"),
     "indivisible": (
         ["tiny", *SMALL, "--data_dir", "{data}", "--tokens_per_step", "1000"],
-        r"tokens_per_step 1000 is not a multiple of 1 rows x 64 tokens x 1 ranks = 64; "
-        r"try --tokens_per_step 1024",
+        r"tokens_per_step 1000 is not a multiple of a row of 64 tokens; try --tokens_per_step 1024",
     ),
     "wrong device": (["tiny", "--device", "tpu"], r"'tpu' is none of auto, cuda, mps, cpu"),
     "not the data's": (
@@ -431,7 +532,7 @@ MISTAKES = {
         ["tiny", "--steps", "-5"],
         r"--steps -5 must be a finite number, 0 or more",
     ),
-    "one checkpoint": (["tiny", "--plan", "--keep", "1"], r"--keep 1: give 2 or more"),
+    "no checkpoint": (["tiny", "--plan", "--keep", "0"], r"--keep 0: give 1 or more"),
     "less than a token": (
         ["tiny", *SMALL, "--data_dir", "{data}", "--steps", "0", "--tokens", "0"],
         r"'0' is not a number of tokens",
@@ -476,45 +577,50 @@ MISTAKES = {
 def test_a_mistake_gets_a_sentence_and_exit_code_2(name, small_data, tmp_path):
     args, words = MISTAKES[name]
     args = [a.format(tmp=tmp_path, data=small_data) for a in args]
-    result = run("train.py", *args, "--run_dir", tmp_path / "run")
-    assert result.returncode == 2, result.stdout + result.stderr
-    assert re.search(words, result.stderr + result.stdout)
-    assert "Traceback" not in result.stderr
-    assert not (tmp_path / "run").exists()
+    run_dir = tmp_path / "run"
+    text = faults.start(None, run_dir, argv=[*args, "--run_dir", run_dir]).end(2)
+    assert re.search(words, text)
+    assert "Traceback" not in text
+    assert not run_dir.exists()
 
 
 def test_another_configuration_in_the_same_folder_is_refused(plain, small_data):
     run_dir = plain[0]
-    with pytest.raises(ValueError, match=r"lr_scale is [\d.]+ there and 3\.0 here"):
+    with pytest.raises(UsageError, match=r"lr_scale is [\d.]+ there and 3\.0 here"):
         here(small_data, run_dir, "--lr_scale", 3.0)
-    with pytest.raises(ValueError, match="steps is 12 there and 20 here"):
+    with pytest.raises(UsageError, match="steps is 12 there and 20 here"):
         here(small_data, run_dir, "--steps", 20)
     older = run_dir / "checkpoints" / "step_00000006"  # refused only once the model is built
-    with pytest.raises(ValueError, match="is not the newest checkpoint"):
+    with pytest.raises(UsageError, match="is not the newest checkpoint"):
         here(small_data, run_dir, "--resume", older)
-    assert diary.is_done(run_dir)  # a mistaken command does not make it a failed run
+    assert log.is_done(run_dir)  # a mistaken command does not make it a failed run
 
 
 def test_figures_of_another_text_are_not_the_best(plain, small_data, tmp_path, capsys, monkeypatch):
-    """After a resume with another --eval_tokens; half a line in starts.jsonl costs no start, and
+    """After a resume with another --eval_tokens; half a line in metrics.jsonl costs no start, and
     weights to begin from are not read."""
     run_dir = shutil.copytree(plain[0], tmp_path / "run")
     shutil.rmtree(run_dir / "checkpoints" / "step_00000012")
-    with open(run_dir / "starts.jsonl", "a") as file:
-        file.write('{"time": 17')
+    with open(run_dir / "metrics.jsonl", "a") as file:
+        file.write('{"step": 17')
     file = run_dir / "checkpoints" / "step_00000006" / "trainer.json"
     assert json.loads(file.read_text())["best_bpb"] > 1
-    resume, best = train.Trainer._resume, []
-    noted = lambda self, state: (resume(self, state), best.append(self.best_bpb))
-    monkeypatch.setattr(train.Trainer, "_resume", noted)
+    resume, best = train.resume, []
+
+    def noting(state, preset, plan, log, progress):
+        plan = resume(state, preset, plan, log, progress)
+        best.append(progress.best_bpb)
+        return plan
+
+    monkeypatch.setattr(train, "resume", noting)
     here(small_data, run_dir, "--eval_tokens", 64, "--init_from", file.parent)
     assert best == [math.inf]
     out = capsys.readouterr().out
     assert f"{file.parent} is not read: the run has its own" in out
-    assert "resumed at step 6" in out and re.search(r"done: 12 steps, .* since step 6\n", out)
-    starts = diary.read_jsonl(run_dir / "starts.jsonl")
-    assert [s["eval_tokens"] == 64 for s in starts] == [False, True]
-    assert f"{starts[0]['eval_tokens']}, then 64" in str(report.Run(run_dir).config)
+    assert "resumed at step 6" in out and re.search(r"done: 12 steps, .* since step 6; valid", out)
+    begun = starts(run_dir)
+    assert [s["eval_tokens"] == 64 for s in begun] == [False, True]
+    assert f"{begun[0]['eval_tokens']}, then 64" in str(report.Run(run_dir).config)
 
 
 def test_an_empty_folder_is_the_presets_own():
@@ -526,11 +632,10 @@ def test_an_empty_folder_is_the_presets_own():
 def test_time_left_has_every_validation_that_will_come():
     asked = []
     meter = SimpleNamespace(eta_s=lambda tokens, **counts: asked.append(counts["eval"]))
-    plan = SimpleNamespace(steps=2206, rows=0, seq_len=1)
+    plan = SimpleNamespace(steps=2206, tokens_before=lambda step: 0)
     for step, every in ((1, 250), (1999, 250), (2000, 250), (2205, 0), (2205, 2206)):
-        run = SimpleNamespace(plan=plan, step=step, position=0, meter=meter)
-        run.options = SimpleNamespace(eval_every=every)
-        train.Trainer._time_left_s(run)
+        preset = SimpleNamespace(run=SimpleNamespace(eval_every=every))
+        train.time_left_s(SimpleNamespace(plan=plan, preset=preset, meter=meter), step)
     assert asked == [9, 2, 1, 1, 1]
 
 
@@ -545,7 +650,7 @@ def test_a_reader_that_has_left_is_no_traceback():
 def test_a_checkpoint_of_another_run_is_refused(plain, small_data, tmp_path):
     other = ("--resume", plain[0] / "checkpoints" / "step_00000006", "--steps", 20)
     with pytest.raises(
-        ValueError, match="step_00000006 belongs to a run .* steps is 12 there and 20 h"
+        UsageError, match="step_00000006 belongs to a run .* steps is 12 there and 20 h"
     ):
         here(small_data, tmp_path, *other)
     status = json.loads((tmp_path / "status.json").read_text())
@@ -553,16 +658,19 @@ def test_a_checkpoint_of_another_run_is_refused(plain, small_data, tmp_path):
 
 
 def test_a_bug_is_not_taken_for_a_mistake():
-    """One sentence for the ValueErrors of this project; a library's come with a traceback."""
-    with pytest.raises(ValueError) as ours:
+    """One sentence for a UsageError; any other ValueError comes with its traceback."""
+    with pytest.raises(UsageError) as ours:
         cli.count("2x")
     with pytest.raises(ValueError) as theirs:
         json.loads("{")
-    assert cli.exit_code(ours.value) == 2 and cli.exit_code(theirs.value) == 1
+    with pytest.raises(ValueError) as students:
+        config.PRESETS["tiny"].prompts.index("none")
+    codes = [cli.exit_code(error.value) for error in (ours, theirs, students)]
+    assert codes == [2, 1, 1]
     with pytest.raises(OSError) as full, open("/dev/full", "w") as file:
         file.write("x")
     assert cli.exit_code(full.value) == 6
-    diary.Log(Path("/dev/full"), is_first=True).failed(3, "why", 6)  # hides nothing
+    log.Log(Path("/dev/full"), is_first=True).failed(3, "why", 6)  # hides nothing
 
 
 # ---------------------------------------------------------------- the configuration itself

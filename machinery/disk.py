@@ -1,8 +1,7 @@
 """Files that survive a crash: written through to the disk, replaced as a whole, and hashed.
 
-A file written with `replacing` is either whole or not there, whatever kills the program. A killed
-program leaves only `.tmp-*` files behind. Whatever must be whole is written through this module;
-files that only grow (.jsonl) are appended to.
+A file written with `replacing` is either whole or not there: a killed program leaves only `.tmp-*`
+files behind. Files that only grow (.jsonl) are appended to instead.
 """
 
 import fcntl
@@ -18,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from config import UsageError
 from machinery.errors import DISK_FAILS, StorageError
 
 
@@ -32,14 +32,13 @@ def fsync(path: Path) -> None:
 
 @contextmanager
 def writable(folder: str | Path, remedy: str) -> Iterator[None]:
-    """`with writable(folder, remedy):` a ValueError in place of an OSError, unless the disk is full
-    or fails."""
+    """UsageError in place of an OSError, unless the disk is full or fails."""
     try:
         yield
     except OSError as error:
         if error.errno in DISK_FAILS:
             raise
-        raise ValueError(f"{folder} cannot be written ({error.strerror}); {remedy}") from None
+        raise UsageError(f"{folder} cannot be written ({error.strerror}); {remedy}") from None
 
 
 @contextmanager
@@ -61,9 +60,9 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 @contextmanager
 def creating(folder: Path) -> Iterator[Path]:
     """`with creating(folder) as temporary:` fill a new folder, which gets its name at the end of
-    the block. If the block raises, nothing is left. ValueError if the folder is there already."""
+    the block. If the block raises, nothing is left. UsageError if the folder is there already."""
     if folder.exists():
-        raise ValueError(f"{folder} exists already; remove it, or give another folder")
+        raise UsageError(f"{folder} exists already; remove it, or give another folder")
     for stale in folder.parent.glob(f".tmp-{glob.escape(folder.name)}-{8 * '[0-9a-f]'}"):
         shutil.rmtree(stale)  # of a program that was killed
     temporary = folder.with_name(f".tmp-{folder.name}-{uuid.uuid4().hex[:8]}")
@@ -99,19 +98,22 @@ def sha256_of(path: Path) -> str:
     return digest.hexdigest()
 
 
-def check_room(folder: Path, need: float, remedy: str) -> None:
-    """StorageError if `need` bytes do not fit on the disk of `folder`, which need not exist yet."""
+def free_bytes(folder: Path) -> int:
+    """Bytes that are free on the disk of `folder`, which need not exist yet."""
     there = next(p for p in (folder, *folder.absolute().parents) if p.exists())
-    if need > (free := shutil.disk_usage(there).free):
-        raise StorageError(
-            f"about {need / 1e9:.1f} GB more are needed in {folder}, "
-            f"{free / 1e9:.1f} GB are free; {remedy}"
-        )
+    return shutil.disk_usage(there).free
+
+
+def check_room(folder: Path, need: float, remedy: str) -> None:
+    """StorageError if `need` bytes do not fit on the disk of `folder`."""
+    if need > (free := free_bytes(folder)):
+        missing = f"about {need / 1e9:.1f} GB more are needed, {free / 1e9:.1f} GB are free"
+        raise StorageError(f"{missing} in {folder}; {remedy}")
 
 
 def lock(folder: str | Path, option: str) -> Any:
-    """Claim a folder until the returned file is closed or this process ends, however it ends.
-    ValueError if another process has it. option: the one that names the folder."""
+    """Lock a folder until the returned file is closed or this process ends, however it ends.
+    UsageError if another process has it. option: the one that names the folder."""
     with writable(folder, f"choose another {option}"):
         Path(folder).mkdir(parents=True, exist_ok=True)
         file = open(Path(folder) / ".lock", "a+")
@@ -119,10 +121,8 @@ def lock(folder: str | Path, option: str) -> Any:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             file.seek(0)
-            raise ValueError(
-                f"{folder} is in use by {file.read().strip() or 'another program'}; "
-                f"stop that one, or choose another {option}"
-            ) from None
+            owner = f"in use by {file.read().strip() or 'another program'}"
+            raise UsageError(f"{folder} is {owner}; stop it, or choose another {option}") from None
     file.truncate(0)
     file.write(f"process {os.getpid()} on {socket.gethostname()}")
     file.flush()

@@ -11,27 +11,29 @@ import json
 import os
 import shutil
 import signal
-import socket
 import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Executor, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import asdict, replace
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from itertools import groupby
 from multiprocessing import active_children, get_context, parent_process
 from pathlib import Path
 
 import numpy as np
+from tqdm import tqdm
 
 import data
-from machinery import durable, shards, sources
-from machinery.errors import DataError, UsageError
-from tokenizer import Tokenizer, blocks, check_vocab_size, normalize
+from config import DataConfig, UsageError
+from machinery import cli, disk, shards
+from machinery.errors import DataError
+from preparation import sources
+from tokenizer import Tokenizer, blocks, normalize
 
 BUFFER = 16_384  # documents held by the packer
 TOKENIZER_CHARS = 200_000_000  # the most text that a tokenizer is trained on
@@ -39,15 +41,6 @@ TOKENIZER_DOC_CHARS = 10_000  # the most of one document, unless there are few f
 TOKENIZER_UNITS = 16  # per source, from which that text is drawn
 FEW_FILES = 256  # with fewer, blocks of documents are held out instead of whole documents
 SMALL = 24_000_000  # bytes of a corpus that is read once more, to hold out the share asked for
-
-
-@lru_cache(maxsize=1)  # a process needs it once per unit
-def load_tokenizer(path: Path, written_ns: int) -> Tokenizer:
-    """`written_ns` is the file's time: a cluster's worker may outlive a tokenizer."""
-    return Tokenizer.load(path)
-
-
-# ------------------------------------------------------------------------------------ the job
 
 
 def digest(tree: object) -> str:
@@ -58,7 +51,7 @@ def digest(tree: object) -> str:
 class Job:
     """A whole preparation, from a DataConfig: its units, its records, and what is done already."""
 
-    def __init__(self, config) -> None:
+    def __init__(self, config: DataConfig) -> None:
         self.config, self.folder = config, Path(config.data_dir)
         self.sources = [sources.parse(spec) for spec in config.source]
         self._read_options()
@@ -71,7 +64,7 @@ class Job:
         if config.tokenizer:
             loaded = Tokenizer.load(config.tokenizer)
             if config.nfc and not loaded.nfc:
-                raise ValueError(
+                raise UsageError(
                     f"--nfc has no effect: {config.tokenizer} was trained without it; add --no_nfc"
                 )
             self.nfc, tokenizer = loaded.nfc, loaded.sha256
@@ -81,83 +74,77 @@ class Job:
         options |= {"format": shards.FORMAT, "buffer": BUFFER, "revisions": revisions}
         self.options = digest(options | {"tokenizer": tokenizer})
         self.key = digest([self.options, self.units])  # of all that decides the shards' content
-        self.records = self.folder.absolute() / ".units" / self.key
+
+        sizes = [size for facts in self.facts for size in facts.get("files", {}).values()]
+        is_local = not any(source.remote for source in self.sources)
+        self.bytes = sum(sizes) if is_local else None  # of text; the Hub does not say
+        # With few files, documents are parts of files rather than what someone wrote as one.
+        self.few_files = is_local and len(sizes) < FEW_FILES
+        self.block = sources.DOCUMENT  # characters that are held out together
+        if self.few_files:  # 4,096, or a thousandth of a long text, or a 32nd of a short one
+            part = max(min(4096, self.bytes // 32), self.bytes // 1024, 1)
+            self.block = min(part, sources.DOCUMENT)
+        self.val_below = self._val_below()
+
+        edited = [sources.local_files(source) for source in self.sources if source.mutable]
+        self.written_ns = [path.stat().st_mtime_ns for files in edited for path in files.values()]
+        # The records of finished units: in another folder for other options or other text.
+        name = digest([self.key, self.val_below, self.written_ns])
+        self.records = self.folder.absolute() / ".units" / name
         self.tokenizer = self.records / "tokenizer.json"
 
     def _read_options(self) -> None:
-        """Set `shares` and `tokens` (0: all); ValueError for an option that cannot be used."""
-        from machinery.cli import count, weights  # imports torch: the workers do without
-
+        """Set `shares` and `tokens` (0: all); UsageError for an option that cannot be used."""
         config, names = self.config, [source.name for source in self.sources]
+        if not names:
+            raise UsageError("--source names no text; try --source stdlib, or files:PATH")
         if twice := [name for name in names if names.count(name) > 1]:
-            names = "--source a=files:... b=files:..."
-            raise ValueError(f"two sources are named {twice[0]!r}; name them: {names}")
-        shares = weights(config.mixture) or dict.fromkeys(names, 1.0)
+            raise UsageError(
+                f"two sources are named {twice[0]!r}; name them: --source a=files:... b=files:..."
+            )
+        shares = cli.weights(config.mixture) or dict.fromkeys(names, 1.0)
         if set(shares) != set(names) or min(shares.values()) <= 0:
-            raise ValueError(
+            raise UsageError(
                 f"the mixture {' '.join(config.mixture)} must give each source "
                 f"({', '.join(names)}) a share above 0, as in --mixture web=80 books=20"
             )
         self.shares = [shares[name] for name in names]
-        self.tokens = 0 if config.tokens == "all" else count(config.tokens)
+        self.tokens = 0 if config.tokens == "all" else cli.count(config.tokens)
         unbounded = [source.place for source in self.sources if source.unbounded]
-        if unbounded and not self.tokens and config.tokens != "all":
-            raise ValueError(
+        if unbounded and not config.tokens:
+            raise UsageError(
                 f"hf:{unbounded[0]} may hold far more text than you need; choose a number of "
                 "training tokens, as in --tokens 2B, or --tokens all for everything"
             )
         if not 0 < (fraction := config.val_fraction) < 1:
-            raise ValueError(f"val_fraction {fraction} is not in (0, 1); try --val_fraction 0.02")
+            raise UsageError(f"val_fraction {fraction} is not in (0, 1); try --val_fraction 0.02")
         if config.workers < 0:
-            raise ValueError(f"workers {config.workers} is below 0; 0 takes all cores")
-        if not config.tokenizer:
-            check_vocab_size(config.vocab_size)
+            raise UsageError(f"workers {config.workers} is below 0; 0 takes all cores")
         data.pack([], config.row_len, 0)  # refuses a bad row_len
 
     def _list(self, source: sources.Source) -> tuple[list[dict], dict]:
         """The units and facts of a source. A list from the network is kept on disk."""
-        if not source.listed_once:
+        if not source.remote:
             return sources.list_units(source)
         path = self.folder / ".units" / f"remote-{digest(repr(source))}.json"
-        if not path.exists():
+        try:
+            listing = json.loads(path.read_text(encoding="utf-8"))
+            return listing["units"], listing["facts"]
+        except (OSError, ValueError, TypeError, LookupError):  # none yet, or damaged
             units, facts = sources.list_units(source)
-            with durable.writable(self.folder, "choose another --data_dir"):
-                durable.write_json(path, {"units": units, "facts": facts})
-        listing = json.loads(path.read_text(encoding="utf-8"))
-        return listing["units"], listing["facts"]
+        with disk.writable(self.folder, "choose another --data_dir"):
+            disk.write_json(path, {"units": units, "facts": facts})
+        return units, facts
 
-    @property
-    def local_sizes(self) -> list[int] | None:
-        """Bytes of each file; None if a source is remote: the Hub does not say."""
-        if any("files" not in facts for facts in self.facts):
-            return None
-        return [size for facts in self.facts for size in facts["files"].values()]
-
-    @property
-    def few_files(self) -> bool:
-        """Whether the documents are parts of files, rather than what someone wrote as one."""
-        return self.local_sizes is not None and len(self.local_sizes) < FEW_FILES
-
-    @cached_property
-    def block(self) -> int:
-        """Characters that are held out together. With few files: 4,096, or a thousandth of a long
-        text, or a 32nd of a short one."""
-        if not self.few_files:
-            return sources.DOCUMENT
-        size = sum(self.local_sizes)
-        return min(max(min(4096, size // 32), size // 1024, 1), sources.DOCUMENT)
-
-    @cached_property
-    def val_below(self) -> int:
+    def _val_below(self) -> int:
         """A block is held out if its 64-bit hash is below this: `val_fraction` of all blocks are.
 
         Of a few dozen blocks that may be none, or far too many. So a small corpus is read here, and
         the blocks with the smallest hashes are held out, until they have `val_fraction` of the
         bytes, and at least a row (at 8 bytes per token), but not over half of the text.
         """
-        below, sizes = int(self.config.val_fraction * 2**64), self.local_sizes
-        if sizes is None or sum(sizes) > SMALL:
-            return below
+        if self.bytes is None or self.bytes > SMALL:
+            return int(self.config.val_fraction * 2**64)
         found = {}  # hash -> bytes: a block that occurs twice counts once
         for s, u in self.all_units:
             for block in (b for text in self.texts(s, u) for b in blocks(text, self.block)):
@@ -176,30 +163,19 @@ class Job:
         documents = sources.documents(self.sources[source], self.units[source][unit], Counter())
         return (normalize(text, self.nfc) for text in documents)
 
-    def record(self, source: int, unit: int) -> dict | None:
-        """The record of a finished unit; None if a shard is missing or its text is newer."""
-        path = self.record_path(source, unit)
-        try:
-            record = json.loads(path.read_text(encoding="utf-8"))
-            entries = [s for split in record["splits"].values() for s in split["shards"]]
-            listed = [file for entry in entries for file in shards.files_of(entry)]
-            whole = all((self.folder / f).stat().st_size == size for f, size, _ in listed)
-        except (OSError, ValueError):
-            return None
-        same = whole and record["val_below"] == self.val_below
-        return record if same and not self.newer_than(path, source, unit) else None
-
     def record_path(self, source: int, unit: int) -> Path:
         return self.records / f"{self.sources[source].name}_{unit:05d}.json"
 
-    def newer_than(self, path: Path, source: int, unit: int) -> bool:
-        """Was a file of the unit written after `path`? (Another size gives another key.) A time in
-        the future says nothing and is ignored."""
-        if not self.sources[source].mutable:
-            return False
-        files, written = sources.local_files(self.sources[source]), path.stat().st_mtime
-        names = {name for name, _, _ in self.units[source][unit]["pieces"]}
-        return any(written < files[name].stat().st_mtime <= time.time() for name in names)
+    def record(self, source: int, unit: int) -> dict | None:
+        """The record of a finished unit; None if it, or a shard, is missing or damaged."""
+        try:
+            record = json.loads(self.record_path(source, unit).read_text(encoding="utf-8"))
+            entries = [entry for split in record["splits"].values() for entry in split["shards"]]
+            listed = [file for entry in entries for file in shards.files_of(entry)]
+            whole = all((self.folder / f).stat().st_size == size for f, size, _ in listed)
+        except (OSError, ValueError, TypeError, LookupError, AttributeError):
+            return None
+        return record if whole else None
 
     def task(self, source: int, unit: int) -> tuple:
         """The arguments of `prepare_unit`: plain values, which any process can unpickle."""
@@ -207,7 +183,10 @@ class Job:
         return *what, f"unit_{unit:05d}", self.config.row_len, self.block, self.val_below
 
 
-# ------------------------------------------------------------------------------------- a unit
+def check_fields(job: Job) -> None:
+    """Read one document of each source: UsageError if it lacks a field, before hours of work."""
+    for s, units in enumerate(job.units):
+        next((text for u in range(len(units)) for text in job.texts(s, u)), None)
 
 
 def hash64(text: str) -> int:
@@ -217,24 +196,19 @@ def hash64(text: str) -> int:
 
 
 def split_text(text: str, block: int, val_below: int) -> Iterator[tuple[str, str]]:
-    """A normalized document -> ("train" or "val", text), block by block, by the content alone.
-
-    So a text that occurs twice is on one side only. Neighboring blocks on a side stay together.
-    """
+    """A normalized document -> ("train" or "val", text), block by block, by the content alone: a
+    text that occurs twice is on one side only. Neighboring blocks on a side stay together."""
     side = lambda part: "val" if hash64(part) < val_below else "train"
     for split, run in groupby(blocks(text, block), side):
         yield split, "".join(run)
 
 
+read_tokenizer = lru_cache(maxsize=1)(Tokenizer)  # a process needs it once per unit
+
+
 def prepare_unit(source, unit: dict, path: Path, name: str, row_len, block, val_below) -> dict:
     """Read, tokenize, pack and write one unit; returns its record, written last, to `path`."""
-    spec, folder = path.with_name("tokenizer.json"), path.parents[2]
-    if not spec.exists():
-        raise UsageError(
-            f"{spec} is not there on {socket.gethostname()}: all machines of a cluster must share "
-            "the data folder"
-        )
-    tokenizer = load_tokenizer(spec, spec.stat().st_mtime_ns)
+    tokenizer = read_tokenizer(path.with_name("tokenizer.json").read_text(encoding="utf-8"))
     dtype = shards.dtype_for(tokenizer.vocab_size)
     notes, totals = Counter(), {"train": Counter(), "val": Counter()}
     val_docs: list[np.ndarray] = []
@@ -254,25 +228,23 @@ def prepare_unit(source, unit: dict, path: Path, name: str, row_len, block, val_
     splits = {}
     for split, docs in (("train", train_docs()), ("val", val_docs)):
         packed = data.pack(docs, row_len, tokenizer.bos_id, BUFFER)
-        rows = iter(packed)
+        rows = packed
         if split == "val":  # shuffled, so that the first rows are a fair sample of the unit
-            order = data.Permutation(len(in_order := list(packed)), "val")
-            rows = (in_order[order(i)] for i in range(order.n))
-        entries = shards.write_shards(rows, folder, f"{split}/{source.name}/{name}", dtype)
-        leftover = [ids.tolist() for ids in packed.leftover]
-        counts = {**totals[split], "packing": asdict(packed.stats)}
-        splits[split] = {**counts, "shards": entries, "leftover": leftover}
-    record = {"notes": notes, "val_below": val_below, "splits": splits}
-    durable.write_json(path, record)
+            in_order = list(packed)
+            order = data.Permutation(len(in_order), "val")
+            rows = [in_order[order(i)] for i in range(order.n)]
+        file = f"{split}/{source.name}/{name}"
+        entries = shards.write_shards(rows, path.parents[2], file, dtype)
+        splits[split] = {**totals[split], "packing": asdict(packed.stats), "shards": entries}
+        splits[split]["leftover"] = [ids.tolist() for ids in packed.leftover]
+    record = {"notes": notes, "splits": splits, "tokens": totals["train"]["tokens"]}
+    disk.write_json(path, record)
     return record
 
 
 def tokenizer_sample(job: Job) -> Iterator[str]:
-    """Training text for a tokenizer: from the first units of each source, in the job's shares.
-
-    No document gives more than TOKENIZER_DOC_CHARS, so that many contribute. With few files, whose
-    parts are no such documents, only the total is limited.
-    """
+    """Training text for a tokenizer: from the first units of each source, in the job's shares. No
+    document gives more than TOKENIZER_DOC_CHARS, so that many contribute, unless files are few."""
     most = TOKENIZER_CHARS if job.few_files else TOKENIZER_DOC_CHARS
     for s, share in enumerate(job.shares):
         units = min(TOKENIZER_UNITS, len(job.units[s]))
@@ -288,24 +260,17 @@ def tokenizer_sample(job: Job) -> Iterator[str]:
                     break
 
 
-# ------------------------------------------------------------------------------------ the pool
-
-
 @contextmanager
-def open_pool(workers: int, cluster: str) -> Iterator[tuple[Executor, int]]:
-    """The executor of a preparation and its slots: local processes, or a Dask cluster's."""
-    if cluster:
-        from instruments import dask_cluster
-
-        yield from dask_cluster.executor(cluster)
-        return
+def open_pool(workers: int) -> Iterator[tuple[Executor, int]]:
+    """The executor of a preparation and its slots: processes of this machine."""
     with ProcessPoolExecutor(workers, get_context("spawn"), start_worker) as pool:
         try:
             yield pool, workers
         except BrokenProcessPool:
-            reason = "a process of the pool died (out of memory?)"
-            remedy = f"{sources.AGAIN}; fewer --workers need less memory"
-            raise DataError(f"{reason}; {remedy}") from None
+            raise DataError(
+                f"a process of the pool died (out of memory?); {sources.AGAIN}; fewer --workers "
+                "need less memory"
+            ) from None
         except BaseException:
             for process in active_children():
                 process.terminate()
@@ -325,48 +290,38 @@ def start_worker() -> None:
 
 def run_units(job: Job, pool: Executor, slots: int) -> dict[tuple[int, int], dict]:
     """Do the unfinished units; returns all records by (source, unit)."""
-    from tqdm import tqdm
-
-    done = {unit: record for unit in job.all_units if (record := job.record(*unit)) is not None}
+    found = ((unit, job.record(*unit)) for unit in job.all_units)
+    done = {unit: record for unit, record in found if record is not None}
     if next_unit(job, done, {}) is None:
         return done
-    check_room(job, sum(map(train_tokens, done.values())))
-    running: dict[Future, tuple[int, int]] = {}
-    # the bar counts tokens if a number of them is wanted, else units
-    amount, name = (train_tokens, "tok") if job.tokens else (lambda record: 1, " units")
-    total, initial = job.tokens or len(job.all_units), sum(map(amount, done.values()))
-    with tqdm(desc="prepare", total=total, initial=initial, unit=name, unit_scale=True) as bar:
+    tokens = sum(record["tokens"] for record in done.values())
+    check_room(job, tokens)
+    total, running = job.tokens or None, {}  # a future -> its unit
+    with tqdm(desc="prepare", total=total, initial=tokens, unit="tok", unit_scale=True) as bar:
         while True:
             while len(running) < slots and (unit := next_unit(job, done, running)):
                 running[pool.submit(prepare_unit, *job.task(*unit))] = unit
+            bar.set_postfix_str(f"{len(done)} of {len(job.all_units)} units")
             if not running:
                 return done
-            bar.set_postfix_str(f"{len(running)} running")
             finished, _ = wait(running, timeout=0.5, return_when=FIRST_COMPLETED)
             for future in finished:
-                done[running.pop(future)] = record = future.result()
-                bar.update(amount(record))
-
-
-def train_tokens(record: dict) -> int:
-    """The training tokens of a finished unit."""
-    return record["splits"]["train"].get("tokens", 0)
+                record = future.result()
+                done[running.pop(future)] = record
+                bar.update(record["tokens"])
 
 
 def first_units(job: Job, source: int, records: dict) -> Iterator[tuple[int, int]]:
-    """The first units of a source that together have the tokens wanted.
-
-    A unit without a record counts as much as the mean of those with one; as long as there is none,
-    as a 16th of all tokens, so that 16 begin at once.
-    """
-    known = [train_tokens(record) for (s, _), record in records.items() if s == source]
+    """The first units of a source that together have the tokens wanted. A unit without a record
+    counts as the mean of those with one, or, if there is none, as a 16th: so 16 begin at once."""
+    known = [record["tokens"] for (s, _), record in records.items() if s == source]
     guess, have = sum(known) / len(known) if known else job.tokens / 16, 0.0
     target = job.tokens * job.shares[source] / sum(job.shares) or float("inf")
     for u in range(len(job.units[source])):
         if have >= target:
             break
         yield source, u
-        have += train_tokens(records[source, u]) if (source, u) in records else guess
+        have += records[source, u]["tokens"] if (source, u) in records else guess
 
 
 def next_unit(job: Job, done: dict, running: dict) -> tuple[int, int] | None:
@@ -380,67 +335,49 @@ def check_room(job: Job, done_tokens: int) -> None:
     """StorageError before any work if the tokens wanted do not fit on the disk."""
     width = np.dtype(shards.dtype_for(job.config.vocab_size)).itemsize
     tokens = job.tokens * 1.05  # a source ends with a whole unit
-    if (sizes := job.local_sizes) is not None:  # at least 2.5 bytes of text per token
-        tokens = min(tokens or float("inf"), sum(sizes) / 2.5)
+    if job.bytes is not None:  # at least 2.5 bytes of text per token
+        tokens = min(tokens or float("inf"), job.bytes / 2.5)
     elif not tokens:
         print("the size of a Hub source is unknown: room not checked", file=sys.stderr)
     need = max(0.0, tokens - done_tokens) * width
-    durable.check_room(job.folder, need, "choose another --data_dir or fewer --tokens")
-
-
-# ----------------------------------------------------------------------------- earlier results
+    disk.check_room(job.folder, need, "choose another --data_dir or fewer --tokens")
 
 
 def reuse(job: Job) -> shards.Manifest | None:
-    """The manifest, if the folder holds this job's data; ValueError if it holds something else.
-
-    None if something is missing or damaged: the caller removes the manifest and redoes that.
-    Python's own text changes with each update: data made of it is kept while it is whole.
-    """
-    path, remove = job.folder / "manifest.json", f"rm -r {job.folder}"
+    """The manifest, if the folder holds this job's data; None if something is missing, damaged or
+    older than its text; UsageError if the folder holds something else. Python's own text changes
+    with each update: data made of it is kept while it is whole."""
+    path = job.folder / "manifest.json"
     if not path.exists():
         return None
     manifest = shards.Manifest.load(job.folder)
-    tree, installed = manifest.tree, all(source.installed for source in job.sources)
-    same_text, same_tokens = tree["prepared_from"] == job.key, tree["tokens_wanted"] == job.tokens
-    same_options = tree["options"] == job.options
-    if not same_text and not (same_options and same_tokens and installed):
+    same_options = manifest.tree["options"] == job.options
+    same_text = manifest.tree["prepared_from"] == job.key
+    if not same_options or not (same_text or all(source.installed for source in job.sources)):
         reason = "its text has changed since" if same_options else "made with other options"
-        remedy = f"choose another --data_dir, or remove it first: {remove}"
-        raise ValueError(f"{job.folder} holds other data ({reason}); {remedy}")
+        remedy = f"choose another --data_dir, or remove it first: rm -r {job.folder}"
+        raise UsageError(f"{job.folder} holds other data ({reason}); {remedy}")
     try:
         manifest.check()
-        units = ((s, u) for s, facts in enumerate(tree["sources"]) for u in range(facts["units"]))
-        if same_text and any(job.newer_than(path, *unit) for unit in units):
+        # a time in the future says nothing
+        if any(path.stat().st_mtime_ns < when <= time.time_ns() for when in job.written_ns):
             raise DataError("some of its text is newer")
     except DataError as error:
         reason = str(error).partition("; ")[0]  # without its remedy
-        if same_text:
-            print(f"redoing the missing parts of {job.folder}: {reason}", file=sys.stderr)
-            return None
-        raise DataError(
-            f"{reason}; the installed Python files have changed since, so it cannot be made as it "
-            f"was; remove the data and run the same command again: {remove}"
-        ) from None
+        print(f"redoing the missing parts of {job.folder}: {reason}", file=sys.stderr)
+        return None
     if not same_text:
         print("the installed Python files have changed since; the data is kept as it was made")
-    return manifest if same_tokens else None
+    return manifest if manifest.tree["tokens_wanted"] == job.tokens else None
 
 
-def forget_others(job: Job) -> None:
-    """Remove the records of other options or other text: this job's shards have the same names."""
+def sweep(job: Job) -> None:
+    """Remove what earlier preparations left: temporary files, the rows packed from leftovers, and
+    records of other options or other text, since this job's shards have the same names."""
+    for path in [*job.folder.rglob(".tmp-*"), *job.folder.glob("[tv]*/*/leftover_*")]:
+        path.unlink()
     for records in job.records.parent.glob("*"):
         if records.is_dir() and records != job.records:
             reason = "its finished units were made with other options or other text"
             print(f"starting {job.folder} again: {reason}", file=sys.stderr)
             shutil.rmtree(records)
-
-
-def sweep(folder: Path, manifest: shards.Manifest | None = None) -> None:
-    """Remove the temporary files of killed runs, and the leftover rows of smaller selections."""
-    stale = set(folder.rglob(".tmp-*"))
-    if manifest is not None:
-        kept = {folder / name for s in manifest.all_shards() for name, _, _ in shards.files_of(s)}
-        stale |= set(folder.glob("[tv]*/*/leftover_*")) - kept
-    for path in stale:
-        path.unlink(missing_ok=True)

@@ -1,0 +1,161 @@
+"""The two folders of a run: the data that it reads, and RUN_DIR, which it alone may write.
+
+Reads DATA_DIR; locks RUN_DIR and writes its config.json and tokenizer.json. A run that cannot work
+in these folders is refused here, before a model is built: no data, the data of another tokenizer,
+another run's checkpoints, a full disk. Next: build.py builds the model.
+"""
+
+import json
+import os
+from contextlib import ExitStack
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import config as cfg
+import data
+import optim
+from config import UsageError
+from machinery import checkpoint, cli, disk
+from machinery.plan import Plan
+from machinery.ranks import World
+from machinery.shards import Manifest
+
+
+def open_data(preset: cfg.Preset) -> tuple[Manifest, cfg.Preset]:
+    """The prepared data, checked, and the preset with its model completed by it."""
+    config, options, asked = preset.train, preset.run, preset.model
+    default = cfg.PRESETS[preset.name].model
+    manifest = Manifest.load(options.data_dir, preset.name)
+    manifest.check()
+    seq_len = manifest.row_len - 1
+    found = dict(vocab_size=manifest.vocab_size, seq_len=seq_len, bos_id=manifest.bos_id)
+    for name, value in found.items():
+        if getattr(asked, name) not in (getattr(default, name), value):
+            raise UsageError(
+                f"--{name} {getattr(asked, name)} was asked for, but {options.data_dir} has "
+                f"{value}; leave it out, or prepare the data that way"
+            )
+    if not manifest.rows("train"):
+        raise UsageError(
+            f"{options.data_dir} has no training row of {seq_len + 1} tokens; prepare more text, "
+            f"or shorter rows: python prepare_data.py {preset.name} --row_len {seq_len // 2 + 1}"
+        )
+    for mixture in (config.mixture, config.decay_mixture):
+        data.mixture_weights(manifest, cli.weights(mixture))  # refuses an unknown source
+    return manifest, replace(preset, model=replace(asked, **found))
+
+
+def describe_data(asked: cfg.Preset, preset: cfg.Preset, plan: Plan, manifest: Manifest) -> str:
+    """Lines on the data: how much there is, how often it is repeated, what it decided."""
+    train = preset.train
+    if (rows := manifest.rows("val")) < plan.world_size:
+        raise UsageError(
+            f"{rows} validation rows cannot be shared by {plan.world_size} ranks; prepare data "
+            "with a larger --val_fraction"
+        )
+    mixtures = cli.weights(train.mixture), cli.weights(train.decay_mixture)
+    decay_from = plan.rows_before(plan.decay_begins)
+    order = data.order_of(manifest, "train", train.seed, *mixtures, decay_from)
+    epochs, name = max(zip(order.epochs(plan.rows), manifest.sources))
+    of = f" of {name}" if len(manifest.sources) > 1 else ""
+    lines = [
+        f"data      {preset.run.data_dir}: {manifest.tokens('train'):,} training tokens in rows of "
+        f"{manifest.row_len:,}, {epochs:.2f} epochs{of}; fingerprint {manifest.fingerprint[:12]}, "
+        f"tokenizer {manifest.tokenizer_sha256[:12]}"
+    ]
+    before, now = asdict(asked.model), asdict(preset.model)
+    changed = [f"{key} {now[key]:,}, not {before[key]:,}" for key in now if now[key] != before[key]]
+    if changed:
+        lines.append(f"decided   by the data: {', '.join(changed)}")
+    if epochs > 4:
+        lines.append(
+            f"warning: {epochs:.1f} epochs{of}, but the same text teaches little after the fourth; "
+            "prepare more, or lower --steps"
+        )
+    return "\n".join(lines)
+
+
+# ------------------------------------------------------------------------------- RUN_DIR
+
+
+def claim(preset: cfg.Preset, manifest: Manifest, world: World) -> ExitStack:
+    """Lock RUN_DIR and its mirror, refuse to go on in another run's folder, write the run's
+    config.json and tokenizer.json. Returns the locks to close."""
+    run_dir, locks = Path(preset.run.run_dir), ExitStack()
+    if not world.is_first:
+        return locks
+    locks.enter_context(disk.lock(run_dir, "--run_dir"))
+    if preset.run.mirror:
+        locks.enter_context(disk.lock(Path(preset.run.mirror, run_dir.name), "--mirror"))
+    for junk in filter(Path.is_file, run_dir.glob(".tmp-*")):
+        junk.unlink()  # of a run that was killed while it wrote a small file
+    own, path = identity(preset, manifest), run_dir / "config.json"
+    if path.exists() and (saved := checkpoint.checkpoints(run_dir / "checkpoints")):
+        check_same_run(run_dir, json.loads(path.read_text()), own, checkpoint.step_of(saved[0]))
+    disk.write_json(path, own)
+    disk.write_text(run_dir / "tokenizer.json", manifest.tokenizer_file().read_text("utf-8"))
+    return locks
+
+
+def identity(preset: cfg.Preset, manifest: Manifest) -> dict:
+    """The facts that decide the numbers of a run: with one changed, it is another run."""
+    facts = dict(data_fingerprint=manifest.fingerprint, tokenizer_sha256=manifest.tokenizer_sha256)
+    return asdict(preset.train) | asdict(preset.model) | facts
+
+
+def check_same_run(where: Path, before: dict, now: dict, step: int) -> None:
+    """UsageError with the fields that differ if `where`, at `step`, belongs to another run (see
+    identity). The number of steps may differ until either run's learning rate begins to fall."""
+    differ = differences(before, now, now.keys() | before.keys())
+    remedy = "give the same options to resume it, or another --run_dir to start a new run"
+    if list(differ) == ["steps"] and now["schedule"] == "wsd":
+        begins = optim.decay_begins(min(before["steps"], now["steps"]), now["decay"])
+        if step <= begins:
+            return
+        remedy = f"--resume a checkpoint up to step {begins} in another --run_dir, or {remedy}"
+    if differ:
+        raise UsageError(
+            f"{where} belongs to a run with another configuration: {'; '.join(differ.values())}; "
+            f"{remedy} (--init_from starts one from these weights)"
+        )
+
+
+MAY_CHANGE = {"seq_len", "rope_theta", "doc_mask"}  # for longer rows, as a last stage
+
+
+def check_weights_fit(where: str, before: dict, preset: cfg.Preset, manifest: Manifest) -> str:
+    """UsageError if the weights in `where` were trained as another model, or in other tokens, than
+    this run's; returns a remark on what may differ, and does."""
+    names = asdict(preset.model).keys() | {"tokenizer_sha256"}
+    differ = differences(before, identity(preset, manifest), names)
+    if refused := [text for name, text in differ.items() if name not in MAY_CHANGE]:
+        raise UsageError(
+            f"the weights in {where} are of another model: {'; '.join(refused)}; give the options "
+            "that it was trained with, and data prepared with its tokenizer (--tokenizer)"
+        )
+    return f" ({'; '.join(differ.values())})" if differ else ""
+
+
+def differences(before: dict, now: dict, names) -> dict[str, str]:
+    """name -> "name is X there and Y here", of the names whose values differ in two identities."""
+    before = asdict(cfg.TrainConfig()) | asdict(cfg.GPTConfig()) | before  # newer fields: default
+    differ = [n for n in sorted(names) if json.dumps(before.get(n)) != json.dumps(now.get(n))]
+    return {n: f"{n} is {before.get(n)!r} there and {now.get(n)!r} here" for n in differ}
+
+
+def warn_of_disk(plan: Plan, run_dir: Path) -> str:
+    """A warning if not all the checkpoints of a run will fit on its disk; empty if they do.
+    StorageError if not even one more does."""
+    saved = checkpoint.checkpoints(run_dir / "checkpoints")
+    if saved and checkpoint.step_of(saved[0]) >= plan.steps:
+        return ""  # finished, if it is valid
+    remedy = "room for a checkpoint: free some space or choose another --run_dir"
+    disk.check_room(run_dir, plan.save_bytes, remedy)
+    free = disk.free_bytes(run_dir)
+    new = max(1, plan.saves + bool(saved) - len(saved))  # one more: that resumed from
+    if free >= new * plan.save_bytes:
+        return ""
+    return (
+        f"warning: {new} checkpoints more take {new * plan.save_bytes / 1e9:.1f} GB, but "
+        f"{free / 1e9:.1f} GB are free in {os.path.abspath(run_dir)}: free some space, or --keep 1"
+    )

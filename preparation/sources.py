@@ -1,0 +1,392 @@
+"""Where text comes from: a source spec -> units -> documents.
+
+    stdlib       the Python standard library of this machine (31 MB, no network)
+    stdlib+site  the same and the installed packages
+    files:PATH   a file, folder or glob: .txt .md .py .jsonl (also .gz .zst), .parquet
+    hf:REPO[:CONFIG[:SPLIT]][@REVISION]
+                 a Hugging Face dataset, streamed: its split `train`, or another, as in
+                 hf:HuggingFaceH4/ultrachat_200k::train_sft; or the URL of a .parquet or .jsonl file
+`NAME=` before a spec names the source; `#FIELD+FIELD` after it names the fields that hold the text.
+
+A unit is a part of a source that can be read on its own: some files, or a byte range of a big one.
+The source alone decides its units (for a Hub dataset, the revision that worker.py pins). They are
+ordered by hash, so the first few are a fair sample. Next: worker.py turns a unit into shards.
+"""
+
+import codecs
+import glob
+import hashlib
+import io
+import json
+import os
+import re
+import sysconfig
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import takewhile
+from pathlib import Path
+from typing import BinaryIO
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from config import UsageError
+from machinery.errors import DataError
+from tokenizer import blocks
+
+MB = 1 << 20
+# A unit of 16 MB takes one core about 4 seconds: no more is lost by a kill, and few files occupy
+# many cores. At 4 bytes of text per token and 2 per id, its shard has about 8 MB.
+SMALLEST_UNIT, LARGEST_UNIT = 4 * MB, 16 * MB
+DOCUMENT = MB  # characters; a longer plain text becomes several documents
+KINDS = (".txt", ".text", ".md", ".py", ".jsonl", ".ndjson", ".parquet")
+COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
+NOT_TEXT = {b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"PK\3\4": "zip", b"\x7fELF": "ELF"}
+NOT_TEXT |= {b"%PDF": "PDF", codecs.BOM_UTF16_LE: "UTF-16", codecs.BOM_UTF16_BE: "UTF-16"}
+REPAIR = "repair or remove it"
+AGAIN = "run the same command again: finished units are kept"
+
+
+@dataclass(frozen=True)
+class Source:
+    name: str
+    kind: str  # stdlib, files or hf; other modules ask for the properties below instead
+    place: str
+    fields: tuple[str, ...] = ("text",)
+    config: str | None = None
+    split: str = "train"
+    revision: str | None = None
+
+    remote = property(lambda self: self.kind == "hf")  # read by the Hub's library
+    unbounded = remote  # may hold more text than anyone wants
+    mutable = property(lambda self: self.kind == "files")  # people edit its files in place
+    installed = property(lambda self: self.kind == "stdlib")  # an update of Python changes it
+
+
+def parse(spec: str) -> Source:
+    """'code=files:src#body' -> Source(name='code', kind='files', place='src', fields=('body',))"""
+    name, rest = re.fullmatch(r"(?:([\w.-]+)=)?(.*)", spec, re.DOTALL).groups()
+    rest, _, fields = rest.partition("#")
+    kind, _, place = rest.partition(":")
+    config = split = revision = ""
+    if rest in ("stdlib", "stdlib+site"):
+        name, kind, place = name or "stdlib", "stdlib", rest
+    elif kind == "files" and place:
+        name = name or Path(place).stem
+        place = os.path.abspath(os.path.expanduser(place))
+    elif kind == "hf" and place:
+        if "://" not in place:
+            place, _, revision = place.partition("@")
+            place, _, config = place.partition(":")
+            config, _, split = config.partition(":")
+        name = name or place.rstrip("/").split("/")[-1]
+    else:
+        forms = "stdlib, stdlib+site, files:PATH, hf:REPO[:CONFIG[:SPLIT]][@REVISION]"
+        raise UsageError(f"source {spec!r} is none of {forms}")
+    name = re.sub(r"[^\w.-]", "_", name).lstrip(".") or kind  # a folder's name, below train/
+    name = name.encode()[:200].decode(errors="ignore")  # no file system takes more than 255 bytes
+    fields = tuple((fields or "text").split("+"))
+    return Source(name, kind, place, fields, config or None, split or "train", revision or None)
+
+
+def list_units(source: Source) -> tuple[list[dict], dict]:
+    """The units of a source, and facts for the manifest (revision, or the files' sizes).
+
+    Local unit: {"bytes": 123, "pieces": [[name, start, end], ...]}, start and end in bytes, or in
+    row groups for parquet. Hub unit: {"shard": 3, "of": 100}: one of the dataset's own files.
+    """
+    if source.remote:
+        return _hf_units(source)
+    files = local_files(source)
+    sizes = {name: path.stat().st_size for name, path in files.items()}
+    target = min(LARGEST_UNIT, max(SMALLEST_UNIT, sum(sizes.values()) // 64))
+    pieces = [p for name, path in files.items() for p in _pieces(name, path, sizes[name], target)]
+    pieces.sort(key=lambda p: hashlib.blake2b(f"{p[0]}:{p[1]}".encode()).digest())
+    units: list[dict] = []
+    for name, start, end, size in pieces:
+        if not units or units[-1]["bytes"] + size > target:
+            units.append({"bytes": 0, "pieces": []})
+        units[-1]["pieces"].append([name, start, end])
+        units[-1]["bytes"] += size
+    return units, {"files": sizes}
+
+
+def documents(source: Source, unit: dict, notes: Counter) -> Iterator[str]:
+    """The texts of a unit. `notes` counts oddities: empty documents, bytes that are not UTF-8."""
+    read = _hf_documents if source.remote else _local_documents
+    for text in read(source, unit, notes):
+        if text:
+            yield text
+        else:
+            notes["empty documents"] += 1
+
+
+# ----------------------------------------------------------------------------------- local files
+
+
+@lru_cache(maxsize=16)  # a worker needs them once per unit
+def local_files(source: Source) -> dict[str, Path]:
+    """The files of a local source: name (the same on every machine) -> path, sorted by name.
+    DataError if a folder cannot be read."""
+    place = Path(source.place)
+    with _readable(place, "change its permissions, or name other files"):
+        found = _installed_files(source.place) if source.installed else _named_files(place)
+    for name, path in found.items():
+        if name.encode("utf-8", "ignore").decode() != name:  # other bytes are read as surrogates
+            raise UsageError(f"the name of {str(path)!r} is not UTF-8; rename the file")
+    return dict(sorted(found.items()))
+
+
+def _installed_files(place: str) -> dict[str, Path]:
+    """The .py files of Python's standard library, and with +site of the installed packages."""
+    paths, found = sysconfig.get_paths(), {}
+    for path in _walk(Path(paths["stdlib"]), (".py",)):
+        if not {"site-packages", "dist-packages"} & set(path.parts):
+            found[f"stdlib/{path.relative_to(paths['stdlib'])}"] = path
+    if place == "stdlib+site":
+        for path in _walk(Path(paths["purelib"]), (".py",)):
+            found[f"site/{path.relative_to(paths['purelib'])}"] = path
+    return found
+
+
+def _named_files(place: Path) -> dict[str, Path]:
+    """The files of a folder, one file, or those of a glob."""
+    if place.is_dir():
+        found = {path.relative_to(place).as_posix(): path for path in _walk(place, KINDS)}
+        if not found:
+            raise UsageError(
+                f"files:{place} has no file that ends in {' '.join(KINDS)} (or in one of these + "
+                f".gz or .zst); name its files with a glob, as in 'files:{place}/**/*.html'"
+            )
+    elif place.is_file():  # a pipe is not: it can be read only once
+        found = {place.name: place}
+    else:
+        root = Path(*takewhile(lambda part: not glob.has_magic(part), place.parts))
+        for parent in (p for p in place.parents if p.is_relative_to(root)):
+            for folder in map(Path, glob.glob(f"{parent}/", recursive=True)):
+                os.scandir(folder).close()  # raises for a locked folder, which glob would skip
+        matches = map(Path, glob.glob(str(place), recursive=True))
+        found = {p.relative_to(root).as_posix(): p for p in matches if p.is_file()}
+        if not found:
+            raise UsageError(f"files:{place}: no such file or folder")
+    return found
+
+
+def _walk(root: Path, kinds: tuple[str, ...]) -> Iterator[Path]:
+    """The files of these kinds in a folder and below, but hidden ones. OSError if a folder cannot
+    be read."""
+
+    def refuse(error: OSError) -> None:
+        raise error
+
+    seen = set()  # a link may lead back to a folder above
+    for folder, folders, names in os.walk(root, onerror=refuse, followlinks=True):
+        if (real := os.path.realpath(folder)) in seen:
+            folders.clear()
+            continue
+        seen.add(real)
+        folders[:] = sorted(d for d in folders if d != "__pycache__" and not d.startswith("."))
+        for path in (Path(folder, name) for name in names if not name.startswith(".")):
+            if kind_of(path.name) in kinds and path.is_file():
+                yield path
+
+
+def kind_of(name: str) -> str:
+    """'a.jsonl.gz' -> '.jsonl'"""
+    return Path(re.sub(r"\.(gz|zst)$", "", name.lower())).suffix
+
+
+def _pieces(name: str, path: Path, size: int, target: int) -> Iterator[tuple]:
+    """(name, start, end, bytes) of each piece of a file; one piece if the file cannot be cut."""
+    if kind_of(name) == ".parquet":
+        with _readable(path):
+            metadata = pq.ParquetFile(path).metadata
+        for i in range(metadata.num_row_groups):
+            yield name, i, i + 1, metadata.row_group(i).total_byte_size
+    elif path.suffix.lower() in COMPRESSIONS:
+        yield name, 0, -1, size
+    else:
+        count = max(1, -(-size // target))
+        for i in range(count):
+            start, end = size * i // count, size * (i + 1) // count
+            yield name, start, end, end - start
+
+
+def _open(path: Path) -> BinaryIO:
+    """A file, open; a .gz or .zst file is decompressed as it is read."""
+    if compression := COMPRESSIONS.get(path.suffix.lower()):
+        return io.BufferedReader(pa.input_stream(path, compression), MB)
+    return open(path, "rb")
+
+
+@contextmanager
+def _readable(path: Path, remedy: str = REPAIR) -> Iterator[None]:
+    """DataError for what the disk or pyarrow cannot read; any other exception is a bug."""
+    try:
+        yield
+    except (OSError, pa.ArrowException) as error:
+        raise DataError(f"{path} cannot be read ({_reason(error)}); {remedy}") from None
+
+
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+
+
+def _local_documents(source: Source, unit: dict, notes: Counter) -> Iterator[str]:
+    """The documents of each piece of a unit: those whose first byte lies in start .. end."""
+    for name, start, end in unit["pieces"]:
+        path = local_files(source)[name]
+        with _readable(path):
+            if kind_of(name) == ".parquet":
+                yield from _read_parquet(path, range(start, end), source.fields, notes)
+            else:
+                with _open(path) as f:
+                    yield from _read_lines(f, path, start, end, source.fields, notes)
+
+
+def _read_lines(f: BinaryIO, path: Path, start: int, end: int, fields, notes) -> Iterator[str]:
+    """The documents of a piece of a text or .jsonl file."""
+    kind, length = kind_of(path.name), -1  # to the end
+    if end >= 0:
+        start, end = _line_start(f, start), _line_start(f, end)
+        f.seek(start)
+        length = end - start  # may be 0: a long line spans several pieces
+    if kind in (".jsonl", ".ndjson"):
+        yield from _read_jsonl(f, length, path, fields, notes)
+    elif raw := f.read(length):
+        what = next((NOT_TEXT[magic] for magic in NOT_TEXT if raw.startswith(magic)), None)
+        if start == 0 and what:
+            raise DataError(f"{path} is {what}, not plain text in UTF-8; convert it first")
+        if start == 0 and kind != ".py":  # so that the text of stdlib stays what it is
+            raw = raw.removeprefix(codecs.BOM_UTF8)
+        yield from blocks(decode(raw, notes), DOCUMENT)
+    elif start == 0:
+        notes["empty files"] += 1
+
+
+def _line_start(f: BinaryIO, position: int) -> int:
+    """The first start of a line at or after `position`. So byte ranges share no line, miss none."""
+    if position == 0:
+        return 0
+    f.seek(position - 1)
+    f.readline()
+    return f.tell()
+
+
+def decode(raw: bytes, notes: Counter) -> str:
+    """Decode UTF-8. Any other byte is read as Latin-1 and counted, so that nothing is lost."""
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError:
+        notes["documents with bytes that are not UTF-8 (read as Latin-1)"] += 1
+        return raw.decode("utf-8", errors="as_latin1")
+
+
+codecs.register_error("as_latin1", lambda e: (e.object[e.start : e.end].decode("latin-1"), e.end))
+
+
+def join_fields(record: dict, fields: tuple[str, ...], where: object, notes: Counter) -> str:
+    """The document of a record: its text fields, a blank line between them."""
+    texts = []
+    for field in fields:
+        if field not in record:
+            raise UsageError(
+                f"{where} has no field {field!r}, it has {', '.join(record)}; for example, add "
+                f"#{next(iter(record), 'FIELD')} to the source"
+            )
+        value = record[field]
+        if isinstance(value, list | dict):
+            raise UsageError(
+                f"{where}: the field {field!r} holds a {type(value).__name__}, not text; write the "
+                "text that you want into a field of its own"
+            )
+        if value not in (None, "", b""):  # a 0 is text
+            texts.append(decode(value, notes) if isinstance(value, bytes) else str(value))
+    return "\n\n".join(texts)
+
+
+def _read_jsonl(f: BinaryIO, length: int, path: Path, fields, notes: Counter) -> Iterator[str]:
+    """A document per line, for `length` bytes, which end where a line does (-1: to the end)."""
+    done = 0
+    while done != length and (line := f.readline()):
+        done += len(line)
+        line = line.removeprefix(codecs.BOM_UTF8)
+        if not line.strip():
+            continue
+        text = decode(line, notes)
+        try:
+            record = json.loads(text)
+        except (json.JSONDecodeError, RecursionError):  # the latter: nested too deeply
+            record = None
+        if not isinstance(record, dict):
+            reason = f"not a JSON object on the line that starts {text[:60]!r}"
+            raise DataError(f"{path}: {reason}; {REPAIR}")
+        yield join_fields(record, fields, path, notes)
+
+
+def _read_parquet(path: Path, groups: range, fields: tuple, notes: Counter) -> Iterator[str]:
+    """A document per row, of these row groups."""
+    text = (pa.string(), pa.large_string(), pa.string_view())
+    with pq.ParquetFile(path) as file:
+        names = dict.fromkeys(file.schema_arrow.names)
+        join_fields(names, fields, path, notes)  # refuses a missing field
+        for batch in file.iter_batches(128, groups, columns=list(fields)):
+            # as bytes: text that is not UTF-8 would raise in to_pylist
+            columns = [c.cast(pa.large_binary()) if c.type in text else c for c in batch.columns]
+            for record in pa.RecordBatch.from_arrays(columns, batch.schema.names).to_pylist():
+                yield join_fields(record, fields, path, notes)
+
+
+# ---------------------------------------------------------------------------------- Hugging Face
+
+
+@contextmanager
+def _reachable(source: Source) -> Iterator[None]:
+    """One sentence for an error of the Hub's library: UsageError for the name of a repository,
+    revision, configuration or split that is not there, else DataError."""
+    try:
+        yield
+    except Exception as error:
+        where, kind = f"hf:{source.place}", type(error).__name__
+        wrong_name = re.search("(Dataset|Repository|Revision|DataFiles)NotFound", kind)
+        wrong_value = isinstance(error, LookupError | ImportError | ValueError)
+        if wrong_name or (wrong_value and not isinstance(error, pa.ArrowException)):
+            raise UsageError(f"{where}: {_reason(error)}") from None
+        raise DataError(f"{where} cannot be read ({_reason(error)}); {AGAIN}") from None
+
+
+def _hf_load(source: Source):
+    import datasets
+
+    options = {"split": source.split, "streaming": True}
+    if "://" in source.place:
+        kind = "parquet" if kind_of(source.place) == ".parquet" else "json"
+        return datasets.load_dataset(kind, data_files=source.place, **options)
+    return datasets.load_dataset(source.place, source.config, revision=source.revision, **options)
+
+
+def _hf_units(source: Source) -> tuple[list[dict], dict]:
+    """One unit per file of the dataset, at a pinned revision."""
+    revision = source.revision
+    with _reachable(source):
+        if "://" not in source.place:
+            from huggingface_hub import HfApi
+
+            revision = HfApi().dataset_info(source.place, revision=revision).sha
+        count = _hf_load(source).num_shards
+    units = [{"shard": i, "of": count} for i in range(count)]
+    units.sort(key=lambda u: hashlib.blake2b(f"{u['shard']}".encode()).digest())
+    return units, {"revision": revision, "shards": count}
+
+
+def _hf_documents(source: Source, unit: dict, notes: Counter) -> Iterator[str]:
+    for record in _hf_records(source, unit):
+        yield join_fields(record, source.fields, f"hf:{source.place}", notes)
+
+
+def _hf_records(source: Source, unit: dict) -> Iterator[dict]:
+    with _reachable(source):
+        yield from _hf_load(source).shard(unit["of"], unit["shard"])

@@ -1,0 +1,225 @@
+"""A step is the sum over its targets that count, divided by their number: the same on any number
+of ranks, in any micro-batches, with the same rows. So is a validation."""
+
+import random
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+from conftest import losses, metrics, parameters
+from faults import start
+from test_train import here
+
+import data
+import optim
+from config import PRESETS
+from machinery import plan
+from machinery.ranks import World
+from model import GPT
+
+# A large learning rate would blow up differences in the last bit, of sums in another order.
+CALM = ("--lr_scale", 0.1, "--grad_clip", 0.2)
+FIGURES = {"loss", "bpb", "val_loss", "val_bpb", "full_val_loss", "full_val_bpb"}
+ROWS = 8  # of a step of the small model
+
+
+def assert_same(a, b, limit=1e-6):
+    """Losses, bits per byte and validations, in relative terms; and gradient norms, which alone
+    show a wrong factor on the gradients, as Muon and AdamW do not depend on it."""
+    one, two = metrics(a), metrics(b)
+    assert [r["step"] for r in one] == [r["step"] for r in two]
+    assert max(r["norm"] for r in one if "norm" in r) > 0.3  # there is something to clip
+    for r, s in zip(one, two):
+        assert r.keys() - s.keys() <= {"save_s"}, r["step"]  # a save ends sooner or later
+        for key in {
+            "loss",
+            "bpb",
+            "val_loss",
+            "val_bpb",
+            "full_val_loss",
+            "full_val_bpb",
+        } & r.keys():
+            assert s[key] == pytest.approx(r[key], rel=limit), (r["step"], key)
+        if "norm" in r:
+            assert s["norm"] == pytest.approx(r["norm"], rel=2e-5), r["step"]
+        assert r.get("val_rows") == s.get("val_rows") and r["tokens"] == s["tokens"]
+
+
+@pytest.fixture(scope="module")
+def alone(small_data, tmp_path_factory):
+    """The run of one process, in micro-batches of all 8 rows."""
+    run_dir = tmp_path_factory.mktemp("alone") / "run"
+    text = start(small_data, run_dir, *CALM, spoil=[("note_rows",)]).end(0)
+    return run_dir, rows_read(text)
+
+
+def rows_read(text: str) -> dict[int, str]:
+    """position -> row, of all that count; none may come twice."""
+    found = re.findall(r"^position (\d+): (.*)$", text, re.M)
+    assert len(dict(found)) == len(found)
+    return {int(p): row for p, row in found}
+
+
+# -------------------------------------------------------------------------------- the model
+
+
+@pytest.mark.parametrize("softcap", [0.0, 15.0])
+@pytest.mark.parametrize("tied", [False, True])
+def test_an_ignored_target_has_neither_loss_nor_gradient(tied, softcap):
+    """Against the same model on the rows and targets that are left, which knows of no mark."""
+    small = dict(seq_len=8, vocab_size=50, n_layer=2, n_embd=32, head_dim=16, mlp_hidden=64)
+    how = dict(tie_embeddings=tied, logit_softcap=softcap)
+    gpt = GPT(replace(PRESETS["tiny"].model, **small, **how))
+    torch.manual_seed(0)
+    for p in gpt.parameters():
+        torch.nn.init.normal_(p, std=0.3)
+    ids = torch.randint(50, (3, 9))
+    inputs, targets = ids[:, :-1].clone(), ids[:, 1:].clone()
+    targets[0, :5] = targets[2] = data.IGNORED
+    nats = gpt(inputs, targets, reduction="none")
+    assert torch.equal(nats == 0, targets < 0)
+    params = list(gpt.parameters())
+    whole = torch.autograd.grad(gpt(inputs, targets) * 24, params)  # a mean over 24 places
+    logits = gpt(inputs[:2])  # (2, 8, V)
+    counts = targets[:2] >= 0
+    alone = torch.autograd.grad(
+        torch.nn.functional.cross_entropy(logits[counts], targets[:2][counts], reduction="sum"),
+        params,
+    )
+    for a, b in zip(whole, alone):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+    assert sum(float(g.abs().sum()) for g in whole) > 1
+
+
+# ------------------------------------------------------------------------- micro-batches
+
+
+@pytest.mark.parametrize("rows", [3, 5])
+def test_a_step_that_micro_batches_do_not_divide(rows, alone, small_data, tmp_path):
+    """8 rows a step: in pieces of 3 (one place to fill) and of 5 (two to fill)."""
+    text = start(
+        small_data, tmp_path / "run", *CALM, "--micro_batch", rows, spoil=[("note_rows",)]
+    ).end(0)
+    assert f"({-ROWS % rows} rows to fill the last do not count)" in text
+    assert_same(alone[0], tmp_path / "run")
+    assert rows_read(text) == alone[1]
+
+
+def test_a_ramp_that_micro_batches_do_not_divide(small_data, tmp_path):
+    """Steps of 2, 4 and 8 rows, in micro-batches of 3."""
+    ramp = (*CALM, "--ramp_steps", 6)
+    here(small_data, tmp_path / "whole", *ramp)
+    here(small_data, tmp_path / "run", *ramp, "--micro_batch", 3)
+    assert_same(tmp_path / "whole", tmp_path / "run")
+
+
+def test_nothing_is_multiplied_where_all_targets_count(small_data, tmp_path, monkeypatch):
+    """And where it is multiplied needlessly, it is by 1: the same bits."""
+    scale, step, factors, norms = optim.scale_gradients, optim.step, [], []
+
+    def noting_factors(parameters, factor):
+        factors.append(float(factor))
+        scale(parameters, factor)
+
+    def noting_norms(optimizers, found_inf):
+        groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+        norms.append(float(optim.grad_norm(p for group in groups for p in group["params"])))
+        step(optimizers, found_inf)
+
+    monkeypatch.setattr(optim, "scale_gradients", noting_factors)
+    monkeypatch.setattr(optim, "step", noting_norms)
+
+    def train(name, micro_batch):
+        """(the factors, the norms of what the optimizers got, their state) of a run."""
+        factors.clear(), norms.clear()
+        here(small_data, tmp_path / name, "--micro_batch", micro_batch)
+        logged = [r["norm"] for r in metrics(tmp_path / name) if "norm" in r]
+        assert norms[1:] == pytest.approx(logged, rel=2e-5)  # the first was on trial
+        return factors[:], norms[1:], parameters(tmp_path / name, 12)
+
+    even = train("even", 2)
+    odd = train("odd", 3)
+    monkeypatch.setattr(plan.Plan, "all_count", False)
+    needless = train("needless", 2)
+    assert even[0] == [] and needless[0] == [1.0] * 12
+    assert odd[0] == [pytest.approx(9 / 8)] * 12
+    assert odd[1][:4] == pytest.approx(even[1][:4], rel=2e-5)
+    assert needless[1] == even[1] and losses(tmp_path / "needless") == losses(tmp_path / "even")
+    assert even[2].keys() == needless[2].keys() and len(even[2]) > 10
+    assert all(torch.equal(tensor, needless[2][name]) for name, tensor in even[2].items())
+
+
+# ---------------------------------------------------------------------------------- ranks
+
+
+def small_plan(world_size: int, *, memory_bytes: int = 1 << 34, **train) -> plan.Plan:
+    """Of the small model's rows on so many ranks."""
+    preset = PRESETS["tiny"]
+    model = replace(preset.model, seq_len=64)
+    train = replace(preset.train, **{"tokens_per_step": ROWS * 64, "steps": 12, **train})
+    device, one = torch.device("cpu"), torch.float32
+    world = World(0, world_size, 0, world_size, device, one, memory_bytes)
+    return plan.make_plan(replace(preset, model=model, train=train), world)
+
+
+@pytest.mark.parametrize("world", [2, 3, 5, 6, 7, 16])
+@pytest.mark.parametrize("rows", [1, 8, 30])
+def test_any_number_of_ranks_shares_a_step(world, rows):
+    """Every rank has a place for its rows, and no micro-batch has more to fill than it must."""
+    for ramp_steps in (0, 4):
+        unit = 4 if ramp_steps else 1
+        made = small_plan(world, tokens_per_step=unit * rows * 64, ramp_steps=ramp_steps)
+        for step in range(6):
+            at_once = made.micro_batch * world
+            places = made.grad_accum(step) * at_once
+            assert made.rows_in_step(step) <= places < made.rows_in_step(step) + at_once
+        assert made.all_count == (rows % world == 0)
+
+
+RANKS = [(2, "ddp"), (2, "fsdp"), (3, "ddp"), (3, "fsdp"), (5, "ddp"), (5, "fsdp")]
+
+
+@pytest.mark.parametrize("world, parallel", RANKS)
+def test_any_number_of_ranks_takes_the_same_steps(world, parallel, alone, small_data, tmp_path):
+    """With clipping: losses, validations and norms, on the same rows, each read once."""
+    args = (*CALM, "--parallel", parallel)
+    run = start(small_data, tmp_path / "run", *args, world=world, spoil=[("note_rows",)])
+    text = run.end(0)
+    assert ("do not count" in text) == (ROWS % world > 0)
+    assert_same(alone[0], tmp_path / "run")
+    assert rows_read(text) == alone[1]
+
+
+def test_a_rank_without_a_row_takes_part(alone, small_data, tmp_path):
+    """8 rows on 3 ranks in micro-batches of 3: a rank has two; of 5, the last has none."""
+    for rows in (3, 5):
+        run_dir = tmp_path / str(rows)
+        start(small_data, run_dir, *CALM, "--micro_batch", rows, world=3).end(0)
+        assert_same(alone[0], run_dir)
+
+
+def test_killed_on_three_ranks_and_resumed_on_two(alone, small_data, tmp_path):
+    """SIGKILL at a random step: the losses are those of one process, of each step as first taken
+    and as taken again."""
+    run_dir, args, seen = tmp_path / "run", (*CALM, "--save_every", 2), {}
+    slow = [("slow", 0.05)]
+    run = start(small_data, run_dir, *args, world=3, spoil=slow)
+    run.until_step(random.Random(3).randint(4, 9)).kill().end()
+    seen = losses(run_dir)
+    text = start(small_data, run_dir, *args, world=2).end(0)
+    resumed = re.search(r"resumed at step (\d+) .* with micro-batches of 4 rows", text)
+    assert resumed and 2 <= int(resumed[1]) <= max(seen)
+    expected = losses(alone[0])
+    for found in (seen, losses(run_dir)):
+        assert found == pytest.approx({s: expected[s] for s in found}, rel=1e-6)
+    assert len(losses(run_dir)) == 12
+
+
+def test_all_ranks_plan_for_the_one_with_least_memory(small_data, tmp_path):
+    """The second of two machines has no room for a whole model: both shard it."""
+    poor = [("little_memory", 1, 1_000_000)]
+    text = start(small_data, tmp_path / "run", world=2, spoil=poor).end(0)
+    assert re.search(r"memory +fsdp: state needs 0.00 GB, a rank has 0.0 GB", text)
+    written = {p.name for p in (tmp_path / "run").rglob("*.distcp")}
+    assert written == {"__0_0.distcp", "__1_0.distcp"}  # each rank wrote its part
