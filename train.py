@@ -110,8 +110,8 @@ def main(argv: list[str]) -> int:
             )
             return 0
         signals = ranks.Signals()
+        stack.enter_context(build.explain_out_of_memory(argv, lambda: plan, world, progress))
         step_model, val_model, plan = build.compile_step(model, optimizers, plan, world, log)
-        stack.enter_context(build.explain_out_of_memory(argv, plan, world, progress))
         loader = build.open_loader(manifest, preset, plan, world, progress.step)
         stack.callback(loader.close)
         meter = build.make_meter(model, world, options)

@@ -10,6 +10,7 @@ import contextlib
 import gc
 import os
 import shlex
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -189,10 +190,10 @@ def find_what_runs(
         on_all = not ranks.any_rank(problem is None)
         problem = ranks.any_rank(problem)
         if problem is None:
-            # The optimizers' part of it moves no weight where found_inf is 1.
-            optim.step(optimizers, found_inf=torch.ones((), device=world.device))
             if on_gpu:
                 torch.cuda.set_per_process_memory_fraction(1.0)
+            # The optimizers' part of the step moves no weight where found_inf is 1.
+            optim.step(optimizers, found_inf=torch.ones((), device=world.device))
             return step_model, plan
         if problem == OUT_OF_MEMORY:
             plan = fewer_rows(model, plan, world, on_all)
@@ -257,14 +258,16 @@ def fewer_rows(model: GPT, plan: Plan, world: ranks.World, on_all: bool) -> Plan
 
 
 @contextlib.contextmanager
-def explain_out_of_memory(argv: list[str], plan: Plan, world: ranks.World, progress):
+def explain_out_of_memory(
+    argv: list[str], plan_now: Callable[[], Plan], world: ranks.World, progress
+) -> Iterator[None]:
     """Out of memory becomes a UsageError with the command that resumes in smaller micro-batches."""
     try:
         yield
     except RuntimeError as error:
         if not errors.is_out_of_memory(error):
             raise
-        at = f"out of memory at step {progress.step:,}"
+        at, plan = f"out of memory at step {progress.step:,}", plan_now()
         if plan.micro_batch == 1:
             remedy = "try --parallel fsdp on several GPUs, or a smaller preset"
             raise UsageError(f"{at} with micro-batches of one row; {remedy}") from None
