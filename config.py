@@ -282,14 +282,9 @@ class RunConfig:
 
 def _check_numbers(config) -> None:
     for name, value in vars(config).items():
-        if isinstance(value, (int, float)) and not 0 <= value < math.inf:
-            raise UsageError(f"--{name} {value} must be a finite number, 0 or more")
-        if name in ("tokens_per_step", "eval_tokens", "rates_at") and value < 1:
-            raise UsageError(f"--{name} {value} is less than one token")
-        if name == "keep" and value < 1:
-            raise UsageError(f"--keep {value}: give 1 or more, so that the run can resume")
-        if name == "seed" and value >= 1 << 63:
-            raise UsageError(f"--seed {value} is not below 2^63")
+        least = name in ("tokens_per_step", "eval_tokens", "rates_at", "keep")  # 1, not 0
+        if isinstance(value, (int, float)) and not least <= value < 1 << 63:
+            raise UsageError(f"--{name} {value} must be a number from {int(least)} to below 2^63")
 
 
 @dataclass(frozen=True)

@@ -330,16 +330,9 @@ def mixture_weights(manifest, weights: dict[str, float] | None) -> list[float]:
     return [weights.get(name, 0) for name in names]
 
 
-def order_of(
-    manifest,
-    split: str,
-    seed: int,
-    weights: dict[str, float] | None,
-    decay_weights: dict[str, float] | None,
-    decay_from: int,
-) -> Order:
-    """The order of the rows of a split; weights by the names of the sources."""
-    sizes = [manifest.rows(split, i) for i in range(len(manifest.sources))]
+def order_of(manifest, seed: int, weights, decay_weights, decay_from: int) -> Order:
+    """The order of the training rows; both weights as in `mixture_weights`."""
+    sizes = [manifest.rows("train", i) for i in range(len(manifest.sources))]
     decay = None if decay_weights is None else mixture_weights(manifest, decay_weights)
     return Order(sizes, mixture_weights(manifest, weights), seed, decay, decay_from)
 
@@ -380,7 +373,7 @@ class RowLoader:
         self.manifest, self.seed, self.first_row = manifest, seed, position
         self.rank, self.world_size, self.micro_batch = rank, world_size, micro_batch
         self.device = torch.device(device)
-        self.order = order_of(manifest, "train", seed, weights, decay_weights, decay_from)
+        self.order = order_of(manifest, seed, weights, decay_weights, decay_from)
         self._wait_s, self._stop = 0.0, threading.Event()
         self._free, self._ready, self._failure = queue.Queue(), queue.Queue(), None
         pin, T = self.device.type == "cuda", manifest.row_len - 1
@@ -404,20 +397,16 @@ class RowLoader:
     def next_batch(self):
         """-> inputs, targets: int64 (micro_batch, row_len - 1) each, on the device. `first_row` is
         then the position of its first row."""
-        import torch
-
         t0 = time.perf_counter()
         item = self._ready.get()
         self._wait_s += time.perf_counter() - t0
-        if self._failure is not None:
+        if item is None:
             self._ready.put(None)  # the next call raises it too
             raise self._failure
         buffer, copied, self.first_row = item
-        if copied is None:
-            batch = buffer.to(self.device, copy=True)
-        else:
-            batch = buffer.to(self.device, non_blocking=True)
-            copied.record(torch.cuda.current_stream(self.device))  # the buffer is in use till then
+        batch = buffer.to(self.device, non_blocking=copied is not None, copy=True)
+        if copied is not None:
+            copied.record()  # until the copy has passed this point, the buffer is in use
         self._free.put((buffer, copied))
         return batch[0], batch[1]
 

@@ -34,7 +34,7 @@ def kind_of(name: str) -> str:
     if kind not in GROUP_OF:
         raise UsageError(
             f"the weight {name!r} has no initial value and no optimizer; give {kind!r} a line in "
-            "GPT.init_weights and a place in GROUP_OF (model.py)"
+            "GPT.init_weight and a place in GROUP_OF (model.py)"
         )
     return kind
 
@@ -274,22 +274,23 @@ class GPT(nn.Module):
     @torch.no_grad()
     def init_weight(self, name: str, weight: Tensor) -> None:
         """One line of the table: `weight`, which is whole, gets the value of the weight `name`."""
-        unit, kind = self.config.n_embd**-0.5, kind_of(name)
+        kind, tied = kind_of(name), self.config.tie_embeddings
         if kind == "value_gate":
             weight.uniform_(0, 0.02)
-        elif self.config.tie_embeddings:
-            depth = 2 * self.config.n_layer if kind in ("out", "down") else 1
-            weight.normal_(0, 0.006 / depth**0.5)
         elif kind in ("embed", "head"):
-            weight.normal_(0, 0.8 if kind == "embed" else 0.001)
+            weight.normal_(0, 0.006 if tied else 0.8 if kind == "embed" else 0.001)
+        elif kind in ("out", "down") and tied:
+            weight.normal_(0, 0.006 / (2 * self.config.n_layer) ** 0.5)
         elif kind in ("out", "down"):
             weight.zero_()
+        elif kind in ("q", "k", "v", "up", "gate", "value_embeds") and tied:
+            weight.normal_(0, 0.006)
         elif kind in ("q", "k", "v", "up", "gate", "value_embeds"):
-            bound = 3**0.5 * unit * (0.4 if kind in ("up", "gate") else 1.0)
+            bound = 3**0.5 * self.config.n_embd**-0.5 * (0.4 if kind in ("up", "gate") else 1.0)
             weight.uniform_(-bound, bound)  # the standard deviation of U(-b, b) is b / sqrt(3)
         else:
             raise UsageError(f"give {kind!r} a line in GPT.init_weight (model.py)")
-        if not self.config.tie_embeddings:
+        if not tied:
             self._init_previous_token_head(name, weight)
 
     def _init_previous_token_head(self, name: str, weight: Tensor) -> None:

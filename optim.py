@@ -278,7 +278,12 @@ def _own_rows(t: Tensor, p: DTensor) -> Tensor:
 # benchmarks/RESULTS.md shows where this was measured, and where it was not.
 
 
-SCALAR_LR = 0.005  # of gains and biases: this model has none, but yours may
+def rates_note(config) -> str:
+    """For the plan: the factor on the rates for this batch, if the optimizer has one."""
+    if config.optimizer != "muon":
+        return ""
+    factor = lr_batch_factor(config.tokens_per_step, config.rates_at)
+    return f"; learning rates x {factor:.3f} for this batch"
 
 
 def lr_batch_factor(tokens_per_step: int, rates_at: int) -> float:
@@ -318,7 +323,7 @@ def build(
         recipe = [
             group(("embedding",), config.embedding_lr * table_scale, (0.8, 0.995), 0.001),
             group(("head",), config.head_lr * table_scale, (0.8, 0.96), 0.01),
-            group(("scalar",), SCALAR_LR * scale, (0.8, 0.95), 0.0),
+            group(("scalar",), 0.005 * scale, (0.8, 0.95), 0.0),  # of yours: the model has none
         ]
         lr, how = config.matrix_lr * scale, dict(ns_dtype=ns_dtype, divide=divide)
         muon = Muon(groups["matrix"], lr, weight_decay=config.weight_decay, **how)

@@ -4,8 +4,8 @@ Reads DATA_DIR (from prepare_data.py); writes RUN_DIR. Run again, it resumes fro
 checkpoint: on a CPU bit for bit, on a GPU up to rounding (its sums have no fixed order).
 
 One straight line: `main` parses, plans and builds; `take_steps` is the optimization; `train` logs,
-saves and evaluates around it; `finish` ends the run. A `Run` never changes, `Progress` does. What
-makes a run robust is in machinery/. Shapes: B rows per micro-batch, T positions.
+saves and evaluates around it; `finish` ends the run. A `Run` holds the parts, `Progress` counts.
+What makes a run robust is in machinery/. Shapes: B rows per micro-batch, T positions.
 """
 
 import gc
@@ -54,12 +54,12 @@ class Run:
     checkpoints: checkpoint.Checkpointer
     loader: data.RowLoader
     meter: flops.Meter
+    token_bytes: Tensor  # (V,): bytes of text per token id
 
 
 @dataclass
 class Progress:
-    """How far it is: all that changes, besides weights and optimizers. Position and tokens follow
-    from `step` and the plan."""
+    """How far the loop is. Position in the data and tokens follow from `step` and the plan."""
 
     step: int = 0  # optimizer steps taken
     best_bpb: float = math.inf
@@ -87,6 +87,7 @@ def main(argv: list[str]) -> int:
 
         manifest = stage.once_per_node(manifest, options.stage, world)
     plan = make_plan(preset, world)
+    # Nothing is left open: this is what the run is.
     preset = replace(preset, train=replace(preset.train, steps=plan.steps, tokens=""))
     wandb = (str(cli.ROOT / "instruments" / "to_wandb.py"), options.run_dir, "--follow")
     log = Log(Path(options.run_dir), world.is_first, wandb if options.wandb else ())
@@ -101,7 +102,7 @@ def main(argv: list[str]) -> int:
         optimizers = build.build_optimizers(model, preset, plan, world)
         checkpoints = build.open_checkpoints(preset, plan, log)
         stack.callback(checkpoints.join)  # a save in flight ends first
-        state = build.load(checkpoints, model, optimizers, preset, manifest, log)
+        state = build.load(checkpoints, model, optimizers, preset, manifest)
         plan = resume(state, preset, plan, log, progress) if state else plan
         if progress.step >= plan.steps and is_done(log.run_dir):
             log.print(
@@ -119,9 +120,9 @@ def main(argv: list[str]) -> int:
             from instruments.noise_scale import NoiseScale
 
             noise = NoiseScale(options.noise_scale_every)
-        models = dict(model=model, step_model=step_model, val_model=val_model)
-        parts = dict(optimizers=optimizers, checkpoints=checkpoints, loader=loader, meter=meter)
-        run = Run(preset, plan, world, manifest, log, signals, noise, **models, **parts)
+        token_bytes = torch.from_numpy(manifest.token_bytes()).to(world.device)
+        parts = (model, step_model, val_model, optimizers, checkpoints, loader, meter, token_bytes)
+        run = Run(preset, plan, world, manifest, log, signals, noise, *parts)
         log.begin(progress.step, eval_is_due(run, progress), start_of(argv, preset, world))
         gc.collect()
         gc.freeze()  # all of this lives on: the collector need not scan it again and again
@@ -141,15 +142,15 @@ def take_steps(run: Run, progress: Progress) -> Iterator[StepNumbers]:
     which may still be on their way: on a GPU the host is ahead of the device, and never waits."""
     plan, world, config, options = run.plan, run.world, run.preset.train, run.preset.run
     parameters = run.model.parameters  # asked anew each time: FSDP exchanges whole and sharded ones
-    token_bytes = build.token_bytes(run.manifest, world)  # (V,)
     found_inf = torch.zeros((), device=world.device)  # 1: the optimizers skip the step
     progress.saved_at = time.monotonic()
     run.meter.start()
     while progress.step < plan.steps and not progress.stop:
-        step, sums = progress.step, Counter()
-        lr = optim.set_schedule(run.optimizers, step, plan.steps, config)
+        step = progress.step
+        lr_factor = optim.set_schedule(run.optimizers, step, plan.steps, config)
+        measures_noise = run.noise and run.noise.is_due(step)
 
-        grad_accum = plan.grad_accum(step)
+        grad_accum, sums = plan.grad_accum(step), Counter()
         for k in range(grad_accum):
             with record_function("data"):
                 inputs, targets = run.loader.next_batch()  # (B, T) each
@@ -157,11 +158,11 @@ def take_steps(run: Run, progress: Progress) -> Iterator[StepNumbers]:
             with build.exchange_gradients(run.step_model, last=k == grad_accum - 1):
                 loss = run.step_model(inputs, targets) / grad_accum
                 loss.backward()
-            counted = targets >= 0  # the others are data.IGNORED: no loss, no gradient
-            n_bytes = (token_bytes[targets.clamp(min=0)] * counted).sum()
-            # Added up over micro-batches and ranks. One more number here is logged and printed.
+            counted = targets != data.IGNORED
+            n_bytes = (run.token_bytes[targets.clamp(min=0)] * counted).sum()
+            # Added up by name over micro-batches and ranks; another sum here is logged and printed.
             sums.update(loss=loss.detach(), bytes=n_bytes, counted=counted.sum())
-            if k == 0 and run.noise and run.noise.is_due(step):
+            if k == 0 and measures_noise:
                 first_norm = optim.grad_norm(parameters()) * grad_accum
 
         norm = optim.grad_norm(parameters())
@@ -169,23 +170,23 @@ def take_steps(run: Run, progress: Progress) -> Iterator[StepNumbers]:
         numbers = add_over_ranks(**sums, bad=bad, **requests(run, progress))
         if not plan.all_count:  # each loss was a mean over all its targets, counted or not
             in_all = grad_accum * world.world_size * targets.numel()
-            share = in_all / numbers["counted"].clamp(min=1)
-            optim.scale_gradients(parameters(), share)
-            norm, numbers["loss"] = norm * share, numbers["loss"] * share
+            scale = in_all / numbers["counted"].clamp(min=1)
+            optim.scale_gradients(parameters(), scale)
+            norm, numbers["loss"] = norm * scale, numbers["loss"] * scale
         if config.grad_clip:
             optim.scale_gradients(parameters(), (config.grad_clip / (norm + 1e-6)).clamp(max=1.0))
-        bad = (numbers["bad"] > 0).float()
-        # If skipping is not allowed, the flag stays up: the host notices one step late, and the
-        # next step must not change the weights before that.
-        found_inf = bad if options.skip_nonfinite else torch.maximum(found_inf, bad)
+        any_bad = (numbers["bad"] > 0).float()
+        # Without --skip_nonfinite the flag stays up: the host stops one step late, and until then
+        # no weight may move.
+        found_inf = any_bad if options.skip_nonfinite else torch.maximum(found_inf, any_bad)
         with record_function("optimizer"):
-            optim.step(run.optimizers, found_inf)
+            optim.step(run.optimizers, found_inf)  # and drop the gradients
         progress.step += 1
 
         numbers["norm"] = norm  # of all ranks already
-        if run.noise and run.noise.is_due(step):
+        if measures_noise:
             numbers["first_norm"] = first_norm
-        yield StepNumbers(dict(step=progress.step, lr=lr), numbers)
+        yield StepNumbers(dict(step=progress.step, lr=lr_factor), numbers)
 
 
 def requests(run: Run, progress: Progress) -> dict[str, bool]:
@@ -198,10 +199,8 @@ def requests(run: Run, progress: Progress) -> dict[str, bool]:
 def add_over_ranks(**numbers: Tensor | bool) -> dict[str, Tensor]:
     """The numbers of a step, summed over the ranks by one all-reduce, without waiting for the
     device."""
-    for name, x in numbers.items():
-        if not isinstance(x, Tensor):  # full_like is a fill: no copy to wait for
-            numbers[name] = torch.full_like(numbers["loss"], float(x))
-    sums = torch.stack([x.float() for x in numbers.values()])
+    zero = torch.zeros_like(numbers["loss"])  # a flag added to it is no copy to wait for
+    sums = torch.stack([zero + x for x in numbers.values()])
     if dist.is_initialized():
         with record_function("communication"):
             dist.all_reduce(sums)
@@ -224,7 +223,7 @@ def train(run: Run, progress: Progress) -> None:
             log_steps(run, progress, unread)
         if save_due:
             save(run, progress)  # before the validation: a kill there costs nothing
-        if eval_due:
+        if eval_due and not progress.stop:  # a scheduler that stops a run does not wait
             evaluate(run, progress)
     log_steps(run, progress, unread)
 
@@ -297,9 +296,8 @@ def score(run: Run, rows: int) -> tuple[float, float]:
     """Nats per token and bits per byte of the first `rows` validation rows."""
     where = run.world.rank, run.world.world_size, run.world.device
     batches = data.val_batches(run.manifest, run.plan.micro_batch, rows, *where)
-    token_bytes = build.token_bytes(run.manifest, run.world)
     with run.meter.paused("eval"):
-        return flops.bits_per_byte(run.val_model, batches, token_bytes, run.plan.micro_batch)
+        return flops.bits_per_byte(run.val_model, batches, run.token_bytes, run.plan.micro_batch)
 
 
 def evaluate(run: Run, progress: Progress) -> None:
@@ -317,8 +315,7 @@ def evaluate(run: Run, progress: Progress) -> None:
         f"step {step:,} | validation on {rows:,} of {of:,} rows: {loss:.4f} nats/token, "
         f"{bpb:.4f} bpb{' (best)' if is_best else ''} | epochs {read}"
     )
-    if is_best:
-        progress.best_bpb = bpb
+    progress.best_bpb = min(progress.best_bpb, bpb)
     if is_best and step:
         if progress.saved_step != step:
             save(run, progress)

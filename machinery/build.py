@@ -12,12 +12,13 @@ import os
 import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import distribute_tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -137,24 +138,19 @@ def load(
     optimizers: list,
     preset: cfg.Preset,
     manifest: Manifest,
-    log: Log,
 ) -> dict | None:
     """Fill model and optimizers from a checkpoint of this run, or the model from another's;
     returns the former's record, if there is one."""
     options, own = preset.run, folders.identity(preset, manifest)
     path = None if options.resume == "auto" else Path(options.resume)
-
-    def check(path: Path, state: dict) -> None:
-        folders.check_same_run(path, state["identity"], own, state["step"])
-
-    state = checkpoints.resume(model, optimizers, path, check)
+    state = checkpoints.resume(model, optimizers, path, partial(folders.check_same_run, own))
     if state and options.init_from:
-        log.print(f"{options.init_from} is not read: the run has its own checkpoint")
+        checkpoints.log(f"{options.init_from} is not read: the run has its own checkpoint")
     elif options.init_from:
         other = checkpoint.read_trainer(options.init_from)["identity"]
         remark = folders.check_weights_fit(options.init_from, other, preset, manifest)
         checkpoint.load_model(options.init_from, model)
-        log.print(f"weights from {options.init_from}{remark}")
+        checkpoints.log(f"weights from {options.init_from}{remark}")
     return state
 
 
@@ -165,17 +161,17 @@ def compile_step(
     model: GPT, optimizers: list, plan: Plan, world: ranks.World, log: Log
 ) -> tuple[nn.Module, nn.Module, Plan]:
     """(what the step runs, what validation runs, the plan with a micro-batch that fits)."""
+    compiled, plan = find_what_runs(model, plan, world, log)
     on_gpu = world.device.type == "cuda"
     if plan.compile and on_gpu:  # a CPU would never regain that time
         optim.compile_steps(optimizers)
-    compiled, plan = find_what_runs(model, optimizers, plan, world, log)
+    # Compile it now, and see that it fits: where found_inf is 1, a step moves no weight.
+    optim.step(optimizers, found_inf=torch.ones((), device=world.device))
     # On a CPU, compiling validation costs as much time as it saves in a million tokens.
     return wrap(compiled, plan), compiled if on_gpu else model, plan
 
 
-def find_what_runs(
-    model: GPT, optimizers: list, plan: Plan, world: ranks.World, log: Log
-) -> tuple[nn.Module, Plan]:
+def find_what_runs(model: GPT, plan: Plan, world: ranks.World, log: Log) -> tuple[nn.Module, Plan]:
     """Retry a trial step until it runs; returns (callable model, the plan that it fits). Out of
     memory at least halves the micro-batch, a failing compiler means eager; both are printed. Tokens
     per step stay the same."""
@@ -187,13 +183,11 @@ def find_what_runs(
         log.print(f"compiling the step {also} ...")
     while True:
         step_model, problem = try_step(model, plan, world, validate=on_gpu)
-        on_all = not ranks.any_rank(problem is None)
+        on_all = not ranks.any_rank(problem is None)  # no rank is without one
         problem = ranks.any_rank(problem)
         if problem is None:
             if on_gpu:
                 torch.cuda.set_per_process_memory_fraction(1.0)
-            # The optimizers' part of the step moves no weight where found_inf is 1.
-            optim.step(optimizers, found_inf=torch.ones((), device=world.device))
             return step_model, plan
         if problem == OUT_OF_MEMORY:
             plan = fewer_rows(model, plan, world, on_all)
@@ -319,11 +313,6 @@ def open_loader(
         decay_from=plan.rows_before(plan.decay_begins),
         device=world.device,
     )
-
-
-def token_bytes(manifest: Manifest, world: ranks.World) -> Tensor:
-    """(V,): bytes of text per token id."""
-    return torch.from_numpy(manifest.token_bytes()).to(world.device)
 
 
 def make_meter(model: GPT, world: ranks.World, options: cfg.RunConfig) -> flops.Meter:

@@ -55,7 +55,7 @@ def describe_data(asked: cfg.Preset, preset: cfg.Preset, plan: Plan, manifest: M
         )
     mixtures = cli.weights(train.mixture), cli.weights(train.decay_mixture)
     decay_from = plan.rows_before(plan.decay_begins)
-    order = data.order_of(manifest, "train", train.seed, *mixtures, decay_from)
+    order = data.order_of(manifest, train.seed, *mixtures, decay_from)
     epochs, name = max(zip(order.epochs(plan.rows), manifest.sources))
     of = f" of {name}" if len(manifest.sources) > 1 else ""
     lines = [
@@ -91,7 +91,8 @@ def claim(preset: cfg.Preset, manifest: Manifest, world: World) -> ExitStack:
         junk.unlink()  # of a run that was killed while it wrote a small file
     own, path = identity(preset, manifest), run_dir / "config.json"
     if path.exists() and (saved := checkpoint.checkpoints(run_dir / "checkpoints")):
-        check_same_run(run_dir, json.loads(path.read_text()), own, checkpoint.step_of(saved[0]))
+        before = dict(identity=json.loads(path.read_text()), step=checkpoint.step_of(saved[0]))
+        check_same_run(own, run_dir, before)
     disk.write_json(path, own)
     disk.write_text(run_dir / "tokenizer.json", manifest.tokenizer_file().read_text("utf-8"))
     return locks
@@ -103,14 +104,16 @@ def identity(preset: cfg.Preset, manifest: Manifest) -> dict:
     return asdict(preset.train) | asdict(preset.model) | facts
 
 
-def check_same_run(where: Path, before: dict, now: dict, step: int) -> None:
-    """UsageError with the fields that differ if `where`, at `step`, belongs to another run (see
-    identity). The number of steps may differ until either run's learning rate begins to fall."""
+def check_same_run(now: dict, where: Path, trainer: dict) -> None:
+    """UsageError with the fields that differ if `where`, of which `trainer` tells the identity and
+    the step, belongs to another run than that of identity `now`. The number of steps may differ
+    until either run's learning rate begins to fall."""
+    before = trainer["identity"]
     differ = differences(before, now, now.keys() | before.keys())
     remedy = "give the same options to resume it, or another --run_dir to start a new run"
     if list(differ) == ["steps"] and now["schedule"] == "wsd":
         begins = optim.decay_begins(min(before["steps"], now["steps"]), now["decay"])
-        if step <= begins:
+        if trainer["step"] <= begins:
             return
         remedy = f"--resume a checkpoint up to step {begins} in another --run_dir, or {remedy}"
     if differ:

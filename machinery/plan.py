@@ -146,10 +146,6 @@ def table(plan: Plan, config, model, meta: GPT, params, why: str, itemsize: int)
     filled = f" ({spare} rows to fill the last do not count)" if spare else ""
     activations = rows * model.seq_len * flops.activation_bytes(model, itemsize)
     token_size = np.dtype(dtype_for(model.vocab_size)).itemsize
-    rates = ""
-    if config.optimizer == "muon":
-        factor = optim.lr_batch_factor(plan.tokens_per_step, config.rates_at)
-        rates = f"; learning rates x {factor:.3f} for this batch"
     ramp = f" (fewer in the first {plan.ramp_steps:,})" if plan.ramp_steps else ""
     full, causal = meta.flops_per_token(), meta.flops_per_token(causal=True)
     lines = [
@@ -160,7 +156,7 @@ def table(plan: Plan, config, model, meta: GPT, params, why: str, itemsize: int)
         f"run       {plan.steps:,} steps x {plan.tokens_per_step:,} tokens{ramp} "
         f"= {tokens:,} tokens",
         f"step      {rows} rows x {model.seq_len:,} tokens x {accum} accumulated x {W} "
-        f"rank{'s' * (W > 1)}{filled}{rates}",
+        f"rank{'s' * (W > 1)}{filled}{optim.rates_note(config)}",
         f"memory    {why}; activations take about {activations / 1e9:.2f} GB",
         f"disk      {tokens * token_size / 1e9:.2f} GB of rows if none is repeated, "
         f"{plan.saves} checkpoints of {plan.save_bytes / 1e9:.2f} GB",

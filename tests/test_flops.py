@@ -153,7 +153,8 @@ def test_a_ramp_takes_fewer_tokens_and_less_time():
 
 
 def test_an_fsdp_plan_leaves_room_for_the_tables_that_are_whole_during_a_step():
-    assert numbers_of("d24", "--gpu", "8x4090")["rows"] == 4
+    wide = ("--vocab_size", "49152")  # 8.2 rows without their room, 7.3 with it
+    assert numbers_of("d24", "--gpu", "8x4090", *wide)["rows"] == 4
 
 
 def test_a_datasheet_tells_the_peak_of_bf16_only():

@@ -82,9 +82,9 @@ def test_what_needs_no_torch_does_not_wait_for_it(name):
 
 # What the README promises: the files of the first evening, of all evenings, and the rooms.
 BUDGETS = {
-    "train.py model.py data.py": 1270,
-    "*.py": 3180,
-    "machinery/*.py": 2000,
+    "train.py model.py data.py": 1350,
+    "*.py": 3310,
+    "machinery/*.py": 2350,
     "preparation/*.py": 780,
 }
 

@@ -530,14 +530,17 @@ MISTAKES = {
     ),
     "a negative number": (
         ["tiny", "--steps", "-5"],
-        r"--steps -5 must be a finite number, 0 or more",
+        r"--steps -5 must be a number from 0 to below 2\^63",
     ),
     "no checkpoint": (["tiny", "--plan", "--keep", "0"], r"--keep 0: give 1 or more"),
     "less than a token": (
         ["tiny", *SMALL, "--data_dir", "{data}", "--steps", "0", "--tokens", "0"],
         r"'0' is not a number of tokens",
     ),
-    "no token": (["tiny", "--tokens_per_step", "0"], r"--tokens_per_step 0 is less than one token"),
+    "no token": (
+        ["tiny", "--tokens_per_step", "0"],
+        r"--tokens_per_step 0 must be a number from 1",
+    ),
     "fewer tokens than none": (
         ["tiny", *SMALL, "--data_dir", "{data}", "--steps", "0", "--tokens=-5M"],
         r"'-5M' is not a number of tokens",
