@@ -140,9 +140,9 @@ def measure(case: dict, run_dir: str) -> dict:
         loader = build.open_loader(rows, preset, plan, world, step=0)
         stack.callback(loader.close)
         meter = build.make_meter(model, world, preset.run)
-        models = dict(model=model, step_model=step_model, val_model=val_model)
-        parts = dict(optimizers=optimizers, checkpoints=checkpoints, loader=loader, meter=meter)
-        run = train.Run(preset, plan, world, rows, log, ranks.Signals(), None, **models, **parts)
+        token_bytes = torch.from_numpy(rows.token_bytes()).to(world.device)
+        parts = (model, step_model, val_model, optimizers, checkpoints, loader, meter, token_bytes)
+        run = train.Run(preset, plan, world, rows, log, ranks.Signals(), None, *parts)
         ceiling, first_step_s = take_steps(run, case)
     peak = meter.peak
     if world.device.type == "cpu" and not preset.run.peak_tflops:

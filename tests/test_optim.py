@@ -13,7 +13,6 @@ from benchmarks.throughput import orthogonalize_flops
 from config import PRESETS, TrainConfig
 from optim import (
     POLAR_EXPRESS,
-    SCALAR_LR,
     Muon,
     adamw,
     batch_at,
@@ -285,7 +284,7 @@ def test_the_rates_of_a_preset_are_for_the_batch_at_which_they_were_tuned(preset
     groups |= {kind: [torch.nn.Parameter(torch.ones(4, 4))] for kind in ("head", "scalar")}
     built = build(groups, dataclasses.replace(config, tokens_per_step=tokens), 768)
     found = [g["lr"] for optimizer in built for g in optimizer.param_groups]
-    tuned = [config.matrix_lr, config.embedding_lr, config.head_lr, SCALAR_LR]
+    tuned = [config.matrix_lr, config.embedding_lr, config.head_lr, 0.005]
     assert found == pytest.approx([factor * lr for lr in tuned])
 
 
@@ -297,7 +296,7 @@ def test_each_kind_of_parameter_has_its_rate_betas_and_decay():
     assert found == [
         (config.embedding_lr, (0.8, 0.995), 0.001),
         (config.head_lr, (0.8, 0.96), 0.01),
-        (SCALAR_LR, (0.8, 0.95), 0.0),
+        (0.005, (0.8, 0.95), 0.0),
     ]
 
 
