@@ -112,17 +112,17 @@ def test_compiled_muon_equals_eager():
 def test_compiled_muon_takes_more_shapes_than_dynamo_would(monkeypatch):
     """Eleven, as where each layer has a width of its own; the compiler's limit is eight."""
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))  # quick
-    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 8)
     torch._dynamo.reset()
     torch.manual_seed(0)
     start = [torch.randn(4, cols) for cols in range(2, 13)]
     models = [[torch.nn.Parameter(t.clone()) for t in start] for _ in range(2)]
     optimizers = [Muon(params, lr=0.1) for params in models]
-    compile_steps(optimizers[:1])
-    for params, optimizer in zip(models, optimizers):
-        for p in params:
-            p.grad = p.detach() + 1
-        optimizer.step()
+    with torch._dynamo.config.patch(recompile_limit=8):  # put back at the end of the block
+        compile_steps(optimizers[:1])
+        for params, optimizer in zip(models, optimizers):
+            for p in params:
+                p.grad = p.detach() + 1
+            optimizer.step()
     for a, b in zip(*models):
         torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-5)
 
