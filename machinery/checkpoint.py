@@ -431,7 +431,7 @@ class Checkpointer:
             self._tidy(self.root / self._best)
 
     def join(self) -> None:
-        """Wait for the save in flight and ignore its outcome: training has failed already."""
+        """Wait for the save in flight; its outcome stays for `wait`."""
         if self._thread:
             self._thread.join()
             self._thread = None
