@@ -283,8 +283,10 @@ class RunConfig:
 def _check_numbers(config) -> None:
     for name, value in vars(config).items():
         least = name in ("tokens_per_step", "eval_tokens", "rates_at", "keep")  # 1, not 0
-        if isinstance(value, (int, float)) and not least <= value < 1 << 63:
-            raise UsageError(f"--{name} {value} must be a number from {int(least)} to below 2^63")
+        most = math.inf if isinstance(value, float) else 1 << 63
+        if isinstance(value, (int, float)) and not least <= value < most:
+            limits = f"{int(least)} or more, and finite (below 2^63 if it is whole)"
+            raise UsageError(f"--{name} {value} must be {limits}")
 
 
 @dataclass(frozen=True)

