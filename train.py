@@ -141,7 +141,7 @@ def take_steps(run: Run, progress: Progress) -> Iterator[StepNumbers]:
     """One optimizer step after another, until the last or a signal. Yields each step's numbers,
     which may still be on their way: on a GPU the host is ahead of the device, and never waits."""
     plan, world, config, options = run.plan, run.world, run.preset.train, run.preset.run
-    parameters = run.model.parameters  # asked anew each time: FSDP exchanges whole and sharded ones
+    parameters = run.model.parameters  # to be called each time: FSDP swaps whole and sharded ones
     found_inf = torch.zeros((), device=world.device)  # 1: the optimizers skip the step
     progress.saved_at = time.monotonic()
     run.meter.start()
