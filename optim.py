@@ -258,7 +258,7 @@ def _own_rows(t: Tensor, p: DTensor) -> Tensor:
 # The learning rates of `--optimizer muon`, by batch, width and horizon:
 #
 # 1. Batch. The gradient of B tokens is the true one, g, plus noise of squared norm |g|^2 B0/B,
-#    where B0 is the noise scale in tokens (lesson 9). A step of Muon or Adam has the same size
+#    where B0 is the noise scale in tokens (lesson 19). A step of Muon or Adam has the same size
 #    whatever the gradient's, so the part of it that points along g is
 #    c(B) = |g| / sqrt(|g|^2 + |g|^2 B0/B) = 1 / sqrt(1 + B0/B).
 #    A step of size lr gains lr c |g| and loses lr^2 h/2 to the curvature h: the best lr is c |g|/h.

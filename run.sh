@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # `bash run.sh [PRESET]` sets up, prepares text, trains a GPT (default: tiny) and prints samples.
-# `bash run.sh test` sets up and runs the tests; `bash run.sh lesson 3` runs a lesson of course/.
+# `bash run.sh test` sets up and runs the tests; `bash run.sh lesson 7` runs a lesson of course/.
 # Run again, each does only what is missing.
 set -euo pipefail
 cd "$(dirname "$0")"
@@ -40,9 +40,11 @@ if [ "${1:-}" = test ]; then
   exec python -m pytest -n 3 --dist worksteal "$@"  # most tests wait for programs to start
 fi
 if [ "${1:-}" = lesson ]; then
-  number=${2:?which lesson? try: bash run.sh lesson 3}
-  [[ $number =~ ^0?(1?[0-9]|20)$ ]] || { echo "error: lesson $number: give a number, 0 to 20" >&2; exit 2; }
-  exec python "course/$(printf %02d "$((10#$number))")"_*.py
+  number=${2:?which lesson? try: bash run.sh lesson 7}
+  lesson=$(compgen -G "course/${number}_*.py" || compgen -G "course/0${number}_*.py") || lesson=
+  [[ $number =~ ^[0-9]+$ && $lesson ]] ||
+    { echo "error: lesson $number: give the number of a file in course/, as in 7" >&2; exit 2; }
+  exec python "$lesson"
 fi
 if [[ $# -gt 1 || ${1:-} == -* ]]; then
   echo "error: run.sh takes a preset alone; for '$*' run the programs by hand (README.md)" >&2

@@ -1,4 +1,4 @@
-"""Check an exercise: `python course/check.py 3`; `--all` shows which are solved.
+"""Check an exercise: `python course/check.py 7`; `--all` shows which are solved.
 
 course/exercises/exNN.py holds the function to write and the oracle that judges it; the reference
 is in course/solutions (look when you are done). `--solutions [N ...]` proves the oracles: each

@@ -29,7 +29,7 @@ Gerando Dataset
         "flops.py": """
 Experimentos Realizados
 """,
-        "course/07_mfu.py": """
+        "course/17_mfu.py": """
 Tabela 6.1
 """,
         LEFT_OUT: """
@@ -59,7 +59,7 @@ Tabela 10.1
 1.1 Conceitos iniciais de bibliotecas de diferenciação automática
 1.2 Análise de diferentes bibliotecas de diferenciação automática
 """,
-        "course/01_autograd.py": """
+        "course/12_autograd.py": """
 1.1.1 Bibliotecas de aprendizagem profunda vs diferenciação automática
 1.1.3 Operações em tensores
 1.1.4 Descida de gradiente
@@ -78,10 +78,10 @@ Figura 3.1
         "config.py": """
 2.2 Hiperparâmetros
 """,
-        "course/13_tensor.py": """
+        "course/26_tensor.py": """
 2.3 Paralelismo de modelo vs paralelismo de dados
 """,
-        "course/15_server.py": """
+        "course/31_server.py": """
 4.1 Descrição do conjunto de dados
 4.2 Descrição do modelo
 4.4 Descrição dos ambientes de teste
@@ -91,7 +91,7 @@ Conclusão
 """,
     },
     "Armazenamento": {
-        "course/16_storage.py": """
+        "course/11_storage.py": """
 O que “armazenamento” significa em ML em larga escala
 Exemplo prático: streaming de shards WebDataset com cache local
 Recomendações práticas (padrões testados em batalha)
@@ -128,7 +128,7 @@ Escolhas de armazenamento interagem com escolhas de modelo/runtime
         "instruments/profiler.py": """
 Engenharia de desempenho: diagnosticando gargalos de armazenamento
 """,
-        "course/08_prefetch.py": """
+        "course/10_prefetch.py": """
 O que medir
 Sintomas de que você está limitado por E/S
 """,

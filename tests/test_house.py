@@ -146,7 +146,7 @@ def test_the_one_file_run_has_the_losses_of_train(tmp_path):
     assert ours.returncode == 128 + signal.SIGTERM, ours.stderr
     code = (
         "import importlib.util, json, sys\n"
-        "spec = importlib.util.spec_from_file_location('lesson', 'course/00_one_file.py')\n"
+        "spec = importlib.util.spec_from_file_location('lesson', 'course/05_one_file.py')\n"
         "lesson = importlib.util.module_from_spec(spec); spec.loader.exec_module(lesson)\n"
         "import config; from pathlib import Path\n"
         f"data = Path({str(data)!r})\n"

@@ -1,58 +1,59 @@
-"""Exercise 6: eight bits for each number, and a scale for each block.
+"""Exercise 6: learn a BPE.
 
-    quantize(x, block) -> codes, scales
+    merge_order({b"aaab": 2, b"ab": 1}, 2) -> [(97, 97), (97, 98)]
 
-x: float32, (n,). It is cut into blocks of `block` neighbours; the last may be shorter. codes: int8
-(n,), from -127 to 127. scales: float32, one per block. A number is read back as code * scale of its
-block. Rules:
-1. no number is off by more than half a step (plus float32's rounding), where a step is the block's
-   largest magnitude / 127;
-2. the largest of a block has the code 127 or -127;
-3. a block of zeros is read back as zeros; its scale is 0;
-4. x is not changed.
+words: each distinct word of a text (bytes) -> how often it occurs. Bytes have their values as ids,
+0 to 255; the first merge makes id 256, the next 257, ... merge_order returns the first k merges, as
+pairs of ids, in the order learned:
+1. a pair of neighbours is counted at each place where it stands ("aaa" has (97, 97) twice), times
+   the word's count; never across two words;
+2. the most frequent pair is merged; of several, the smallest pair of ids;
+3. it is replaced in all words, from the left, without overlap: "aaa" -> [256, 97];
+4. it ends early when no pair is left that occurs twice.
 """
 
-import numpy as np
 
-
-def quantize(x: np.ndarray, block: int) -> tuple[np.ndarray, np.ndarray]:
-    raise NotImplementedError("write quantize, then: python course/check.py 6")
+def merge_order(words: dict[bytes, int], k: int) -> list[tuple[int, int]]:
+    raise NotImplementedError("write merge_order, then: python course/check.py 6")
 
 
 def oracle(answer) -> None:
-    """The judge. You may read it: it tests the result and gives no solution away."""
-    rng = np.random.default_rng(6)
-    cases = [([1.0, -2.0, 0.5, 4.0], 2), ([0.0, 0.0, 3.0], 2), ([-5.0], 4), ([], 3)]
-    cases += [([127.0, 0.6, 63.5, -1.4, -127.0], 5), ([1e-30, -3e-30, 1e30, 2e30], 2)]
-    for n, block in ((64, 32), (100, 32), (33, 32), (7, 1), (50, 100)):
-        x = rng.normal(0, 10.0 ** rng.integers(-12, 12), n)
-        x[rng.integers(n)] *= 1000
-        cases.append((x, block))
-    for x, block in cases:
-        x = np.array(x, np.float32)
-        given = x.copy()
-        with np.errstate(all="ignore"):
-            codes, scales = answer.quantize(given, block)
-        assert np.array_equal(given, x), f"x was changed: {given[:4]}, not {x[:4]}"
-        assert codes.dtype == np.int8 and codes.shape == x.shape, (
-            f"codes are {codes.dtype} {codes.shape}, should be int8 {x.shape}"
-        )
-        blocks = -(-len(x) // block)
-        assert scales.dtype == np.float32 and scales.shape == (blocks,), (
-            f"{len(x)} numbers in blocks of {block}: scales are {scales.dtype} {scales.shape}, "
-            f"should be float32 {(blocks,)}"
-        )
-        for i in range(blocks):
-            part, code = (a[i * block : (i + 1) * block].astype(float) for a in (x, codes))
-            largest, scale = np.abs(part).max(), float(scales[i])
-            shown = f"block {i}, {part[:4]}, scale {scale:.4g}, codes {code[:4]}"
-            assert np.isfinite(scale) and (largest > 0 or scale == 0), f"a wrong scale: {shown}"
-            assert np.abs(code).max() == (127 if largest else 0), (
-                f"the largest, {largest:.4g}, has the code {np.abs(code).max():.0f}: {shown}"
+    """The judge. You may read it: it tests the result and gives no solution away.
+
+    It follows your merges one by one, and counts pairs in the words as they then are."""
+    import random
+
+    rng = random.Random(2)
+    cases = [({b"aaab": 2, b"ab": 1}, 2), ({b"aaaaa": 3}, 5), ({b"ab": 1, b"cd": 1}, 3), ({}, 4)]
+    cases += [({b"ca": 5, b"ab": 5, b"b": 9}, 2), ({b"xyxyx": 4, b"yx": 2}, 6)]
+    for letters in (b"ab", b"abcd", b"etaoin shrdlu"):
+        text = [
+            "".join(chr(rng.choice(letters)) for _ in range(rng.randint(1, 9))) for _ in range(40)
+        ]
+        cases.append(({word.encode(): rng.randint(1, 6) for word in text}, 25))
+    for words, k in cases:
+        merges = answer.merge_order(dict(words), k)
+        texts = [(list(word), n) for word, n in words.items()]
+        for i in range(k):
+            counts: dict[tuple[int, int], int] = {}
+            for ids, n in texts:
+                for pair in zip(ids, ids[1:]):
+                    counts[pair] = counts.get(pair, 0) + n
+            counts = {pair: n for pair, n in counts.items() if n >= 2}
+            if not counts:
+                assert len(merges) == i, f"no pair occurs twice after {i} merges, but {merges[i:]}"
+                break
+            assert len(merges) > i, f"{len(merges)} merges, of {k}: {counts} are left in {words}"
+            pair, most = tuple(merges[i]), max(counts.values())
+            best = min(p for p in counts if counts[p] == most)
+            assert pair == best, (
+                f"merge {i + 1} is {pair}, which occurs {counts.get(pair, 0)} times; "
+                f"{best} occurs {most} times, in {texts}"
             )
-            off = np.abs(code * scale - part)
-            worst = int(off.argmax())
-            assert off[worst] <= largest / 127 * 0.50001, (
-                f"{part[worst]:.5g} is read back as {code[worst] * scale:.5g}, off by "
-                f"{off[worst] / (largest / 127):.2f} steps: {shown}"
-            )
+            for ids, _ in texts:
+                at = 0
+                while at < len(ids) - 1:
+                    if (ids[at], ids[at + 1]) == pair:
+                        ids[at : at + 2] = [256 + i]
+                    at += 1
+        assert len(merges) <= k, f"{len(merges)} merges, {k} were asked for"

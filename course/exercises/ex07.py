@@ -1,70 +1,63 @@
-"""Exercise 7: find the wrong field of a training log line.
+"""Exercise 7: pack documents into full rows and lose nothing.
 
-A line is a dict. These fields are facts, never wrong:
-    gpu (device name), gpus, rows (of a micro-batch of one GPU), seq_len, grad_accum, dt_s (seconds
-    per step), flops_per_token
-These four are computed from them, each printed with three correct digits:
-    tokens         of a step: all GPUs, all micro-batches
-    tokens_per_s   of all GPUs
-    tflops         10^12 FLOP/s of one GPU
-    mfu            a fraction of the dense bf16 peak, `flops.peak_flops(gpu)`; None if the name is
-                   not in that table
+    pack_lengths([3, 9, 4, 2], row=5) -> [[(2, 0, 4), (1, 0, 1)], [(0, 0, 3), (3, 0, 2)],
+                                          [(1, 1, 5)], [(1, 5, 9)]]
 
-audit(line) -> the first of the four, in this order, that does not follow from the facts; "" if all
-do. Allow 0.5% for rounding.
+A piece (document, start, stop) is its tokens start .. stop - 1. Every piece but a document's first
+begins with one repeated token (the BOS of the document), so a piece with start > 0 takes
+stop - start + 1 places of its row. All documents are held from the start; when one is cut, its rest
+is held in its place, the repeated token included. Rules:
+1. the pieces of a row take exactly `row` places; what is left at the end, fewer places than a row,
+   is not in the result;
+2. every other token of every document is in exactly one piece, a document's pieces in order;
+3. a document (or the rest of one) is cut only when nothing that is held fits in the space. Take any
+   of those that fit, or cut any. A rest that is cut in a space of 1 leaves there its repeated token
+   and nothing else.
 """
 
 
-def audit(line: dict) -> str:
-    raise NotImplementedError("write audit, then: python course/check.py 7")
+def pack_lengths(lengths: list[int], row: int) -> list[list[tuple[int, int, int]]]:
+    raise NotImplementedError("write pack_lengths, then: python course/check.py 7")
 
 
 def oracle(answer) -> None:
     """The judge. You may read it: it tests the result and gives no solution away."""
     import random
 
-    rng = random.Random(7)
-    cards = {"NVIDIA H100 80GB HBM3": 989e12, "NVIDIA L40": 181e12, "NVIDIA A100-SXM4-80GB": 312e12}
-    cards["NVIDIA RTX A4000"] = None
-
-    def digits(x: float) -> float:
-        return float(f"{x:.3g}")
-
-    def true_line() -> dict:
-        gpu, gpus = rng.choice(list(cards)), rng.choice([1, 2, 8, 64])
-        facts = dict(gpu=gpu, gpus=gpus, rows=rng.choice([4, 16, 32]), seq_len=2048)
-        facts |= dict(grad_accum=rng.choice([2, 3, 8]), flops_per_token=rng.uniform(1e9, 9e9))
-        tokens = facts["rows"] * 2048 * facts["grad_accum"] * gpus
-        tflops = 40 + 60 * rng.random()
-        facts["dt_s"] = tokens * facts["flops_per_token"] / gpus / (tflops * 1e12)
-        mfu = cards[gpu] and digits(tflops * 1e12 / cards[gpu])
-        printed = dict(tokens=tokens, tokens_per_s=digits(tokens / facts["dt_s"]))
-        return facts | printed | dict(tflops=digits(tflops), mfu=mfu)
-
-    def judge(line: dict, expected: str, why: str) -> None:
-        said = answer.audit(dict(line))
-        shown = ", ".join(
-            f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in line.items()
+    rng = random.Random(3)
+    cases = [
+        ([3, 9, 4, 2], 5),
+        ([1200, 500, 800, 2500], 2049),
+        ([5], 5),
+        ([2, 2, 2], 5),
+        ([50, 1, 1], 7),
+        ([], 5),
+    ]
+    cases += [([rng.randint(1, 40) for _ in range(60)], 16) for _ in range(20)]
+    for lengths, row in cases:
+        rows = answer.pack_lengths(list(lengths), row)
+        need, done = dict(enumerate(lengths)), [0] * len(lengths)  # places, tokens: of each
+        for pieces in rows:
+            space = row
+            for d, start, stop in pieces:
+                took = stop - start + (start > 0)
+                assert start == done[d], (
+                    f"rule 2: document {d}: token {start} follows {done[d] - 1}"
+                )
+                assert stop > start or took == 1, f"an empty piece: {(d, start, stop)}"
+                assert stop <= lengths[d], f"document {d} of {lengths[d]} tokens ends at {stop}"
+                fits = [n for n in need.values() if n <= space]
+                assert stop == lengths[d] or not fits, (
+                    f"rule 3: document {d} is cut in a space of {space}, where one of {max(fits)} "
+                    f"fits; lengths {lengths}, row {row}"
+                )
+                done[d], space = stop, space - took
+                need[d] = lengths[d] - stop + 1
+                if stop == lengths[d]:
+                    del need[d]
+            filled = f"a row of {row} has {row - space} places filled: {pieces}"
+            assert space == 0, f"rule 1: {filled}; lengths {lengths}"
+        left = sum(need.values())
+        assert left < row, (
+            f"rule 1: {left} places are left over, more than a row of {row}: {lengths}"
         )
-        assert said == expected, f"{why}: expected {expected!r}, audit says {said!r} of {shown}"
-
-    for _ in range(60):
-        line = true_line()
-        judge(line, "", "nothing is wrong here")
-        for field in ("tokens", "tokens_per_s", "tflops", "mfu"):
-            if line[field] is not None:
-                factor = rng.choice([0.97, 1.03, 1 / line["grad_accum"]])
-                judge(line | {field: line[field] * factor}, field, f"{field} times {factor:.2f}")
-        few = line["tokens"] // line["grad_accum"]
-        wrong = dict(tokens=few, tokens_per_s=few / line["dt_s"])
-        judge(line | wrong, "tokens", "tokens and speed of one micro-batch")
-        if line["mfu"]:
-            sparse = line["mfu"] / 2
-            judge(
-                line | dict(mfu=sparse), "mfu", "the peak of sparse matrices, twice the dense one"
-            )
-            if line["gpus"] > 1:
-                whole = line["mfu"] * line["gpus"]
-                judge(line | dict(mfu=whole), "mfu", "all GPUs over the peak of one")
-        else:
-            judge(line | dict(mfu=0.0), "mfu", "0% for a card whose peak is unknown")

@@ -1,115 +1,77 @@
-"""Exercise 8: a ring of pinned buffers between a loader and a device.
+"""Exercise 8: which row comes at position p?
 
-    ring = Ring(device, n)      asks for n buffers, each by device.buffer(), a list of one number
-    ring.fill(load)             loads the next batch into a free buffer: load(buffer)
-    ring.copy_async()           launches the copy of the oldest batch that was not launched yet
+    order(p, sizes, weights, seed) -> (source, row)
 
-`event = device.copy(buffer)` only queues the copy: it happens some time later, after those queued
-before it, and takes what the buffer holds *then*. `event.wait()` returns when that copy (so every
-earlier one) has happened. Rules:
-1. the device receives the batches in the order in which they were loaded, each unspoiled;
-2. if all n buffers hold batches that were not launched, fill returns False and loads nothing (the
-   loader is n ahead); else it returns True;
-3. if no loaded batch is left to launch, copy_async returns False; else True;
-4. fill waits for the one copy that it must wait for, and copy_async for none: the more copies are
-   in flight while the host loads, the better.
+sizes: rows of each source; weights: whole numbers, a source of weight 2 gets twice the positions of
+one of weight 1; p: any position from 0 on, also 10^12. Nothing is saved between calls. Rules:
+1. after any number of positions each source has had its share of them, within one row;
+2. the rows that a source gives are epochs: it gives each row once before it gives one again;
+3. each epoch of each source, and each seed, has an order of its own; it looks random: two rows in
+   succession do not always differ by the same number, modulo the size;
+4. memory does not grow with the sizes or with p, and neither does the time.
 """
 
 
-class Ring:
-    def __init__(self, device, n: int) -> None:
-        raise NotImplementedError("write Ring, then: python course/check.py 8")
-
-    def fill(self, load) -> bool:
-        raise NotImplementedError
-
-    def copy_async(self) -> bool:
-        raise NotImplementedError
-
-
-class LazyDevice:
-    """Copies as late as it may: when somebody waits. (With `eager`, now and then by itself.)"""
-
-    def __init__(self) -> None:
-        self.buffers, self.queued, self.received = [], [], []
-
-    def buffer(self) -> list[int]:
-        self.buffers.append([-1])
-        return self.buffers[-1]
-
-    def copy(self, buffer: list[int]) -> "Event":
-        assert any(buffer is b for b in self.buffers), "a copy from a list that is no buffer"
-        self.queued.append(buffer)
-        return Event(self, len(self.queued))
-
-    def progress(self, until: int) -> None:
-        while len(self.received) < until:
-            self.received.append(self.queued[len(self.received)][0])
-
-
-class Event:
-    def __init__(self, device: LazyDevice, count: int) -> None:
-        self.device, self.count = device, count
-
-    def wait(self) -> None:
-        self.device.progress(self.count)
+def order(p: int, sizes: list[int], weights: list[int], seed: int) -> tuple[int, int]:
+    raise NotImplementedError("write order, then: python course/check.py 8")
 
 
 def oracle(answer) -> None:
     """The judge. You may read it: it tests the result and gives no solution away."""
-    import random
+    import time
+    import tracemalloc
+    from collections import Counter
 
-    rng = random.Random(8)
-
-    def judge(n: int, calls: str, eager: float) -> None:
-        """calls: F for fill, C for copy_async."""
-        device, loaded, launched = LazyDevice(), 0, 0
-        ring = answer.Ring(device, n)
-        assert len(device.buffers) == n, f"a ring of {n} made {len(device.buffers)} buffers"
-        for i, call in enumerate(calls):
-            done, here = len(device.received), f"{n} buffers, calls {calls[: i + 1]}"
-            if call == "F":
-                into: list = []
-
-                def load(buffer, batch=loaded, into=into, here=here):
-                    in_flight = device.queued[len(device.received) :]
-                    assert not any(buffer is b for b in in_flight), (
-                        f"batch {batch} is loaded into a buffer whose copy is in flight: {here}"
-                    )
-                    buffer[0] = batch
-                    into.append(buffer)
-
-                room = loaded - launched < n
-                said = ring.fill(load)
-                assert said is room and len(into) == room, (
-                    f"{loaded - launched} of {n} buffers are full: fill should return {room} and "
-                    f"load {int(room)} batch, it returns {said} and loads {len(into)}: {here}"
+    for sizes, weights in (
+        ([7], [1]),
+        ([40, 31], [2, 1]),
+        ([12, 25, 9], [5, 3, 2]),
+        ([1, 2], [1, 9]),
+    ):
+        case, had = f"sizes {sizes}, weights {weights}", [[] for _ in sizes]
+        for p in range(300):
+            source, row = answer.order(p, list(sizes), list(weights), 5)
+            assert 0 <= row < sizes[source], (
+                f"{case}, position {p}: no row {row} in source {source}"
+            )
+            had[source].append(row)
+            for i, rows in enumerate(had):
+                share = (p + 1) * weights[i] / sum(weights)
+                assert abs(len(rows) - share) <= 1, (
+                    f"{case}: of {p + 1} rows source {i} gave {len(rows)}, its share is {share:.1f}"
                 )
-                must = max(done, loaded - n + 1 if room else 0)
-                assert len(device.received) <= must, (
-                    f"fill waits for {len(device.received) - done} copies, {must - done} would do: "
-                    f"{here}"
-                )
-                loaded += room
-            else:
-                some = launched < loaded
-                said = ring.copy_async()
-                assert said is some, f"copy_async should return {some}, it returns {said}: {here}"
-                launched += some
-                assert len(device.queued) == launched, (
-                    f"{len(device.queued)} copies are launched, should be {launched}: {here}"
-                )
-                assert len(device.received) == done, f"copy_async waits: {here}"
-            if rng.random() < eager:
-                device.progress(rng.randint(len(device.received), len(device.queued)))
-        device.progress(len(device.queued))
-        assert device.received == list(range(launched)), (
-            f"the device receives {device.received}, not 0 to {launched - 1}: {n} buffers, {calls}"
-        )
+        for i, (rows, n) in enumerate(zip(had, sizes)):
+            epochs = [rows[k : k + n] for k in range(0, len(rows) - n + 1, n)]
+            for k, epoch in enumerate(epochs):
+                twice = [row for row, times in Counter(epoch).items() if times > 1]
+                assert not twice, f"{case}: epoch {k} of source {i} gives row {twice[0]} twice"
+            different = len({tuple(epoch) for epoch in epochs})
+            assert n < 9 or different == len(epochs), (
+                f"{case}: {len(epochs)} epochs of source {i} have {different} orders: {epochs[:2]}"
+            )
+    start = time.perf_counter()
+    answer.order(10**6, [7], [1], 5)
+    took = time.perf_counter() - start
+    assert took < 0.2, f"position 10^6 takes {took:.1f} s: the time must not grow with p"
+    far = [answer.order(7 * 10**15 + i, [7], [1], 5)[1] for i in range(7)]
+    assert len(set(far)) == 7, f"an epoch of 7 rows at position 7 x 10^15 is {far}"
+    n, runs = 307, {}
+    for seed in (1, 2):
+        places = [answer.order(p, [n, n], [1, 1], seed) for p in range(2 * n)]
+        for source in (0, 1):
+            rows = [row for s, row in places if s == source]
+            steps = Counter((b - a) % n for a, b in zip(rows, rows[1:]))
+            step, times = steps.most_common(1)[0]
+            assert times < 20, f"successive rows differ by {step} at {times} of {n} places"
+            runs[seed, source] = rows
+    for a, b in (((1, 0), (2, 0)), ((1, 0), (1, 1))):
+        same = sum(x == y for x, y in zip(runs[a], runs[b]))
+        assert same < 20, f"(seed, source) {a} and {b}: the same row at {same} of {n} places"
 
-    for n in (1, 2, 3, 4, 7):
-        judge(n, "C" + "F" * (n + 1) + "C" * (n + 1) + "F" * (n + 1), 0.0)
-        judge(n, "FC" * 20, 0.0)
-        for eager in (0.0, 0.3, 1.0):
-            for _ in range(20):
-                judge(n, "".join(rng.choices("FC", k=60)), eager)
+    for n in (30_000, 10**9):  # a table of n rows is found out before it gets large
+        tracemalloc.start()
+        places = [answer.order(p, [n, 5], [3, 1], 1) for p in (0, 17, 10**12, 10**12 + 1)]
+        _, most = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert most < 100_000, f"{n:,} rows: {most:,} bytes of memory"
+        assert len(set(places)) > 2, f"{n:,} rows: {places} at positions 0, 17, 10^12, 10^12 + 1"

@@ -1,90 +1,115 @@
-"""Exercise 10: forget the intermediate results, and compute them again.
+"""Exercise 10: a ring of pinned buffers between a loader and a device.
 
-    recompute(fn, *args) -> fn(*args)
+    ring = Ring(device, n)      asks for n buffers, each by device.buffer(), a list of one number
+    ring.fill(load)             loads the next batch into a free buffer: load(buffer)
+    ring.copy_async()           launches the copy of the oldest batch that was not launched yet
 
-fn takes tensors and returns one tensor; it may use others (weights) from outside. Rules:
-1. the result, and after backward all gradients, are those of fn(*args), bit for bit: of the weights
-   that fn uses, and of every argument that requires one (the others get none);
-2. until backward, autograd keeps the arguments and nothing that fn computed in between;
-3. fn may draw random numbers (dropout): the second time it draws the same, and whoever draws
-   afterwards notices nothing (torch's global generator is left as it was found).
-
-torch.utils.checkpoint is off limits; torch.autograd.Function is all you need.
+`event = device.copy(buffer)` only queues the copy: it happens some time later, after those queued
+before it, and takes what the buffer holds *then*. `event.wait()` returns when that copy (so every
+earlier one) has happened. Rules:
+1. the device receives the batches in the order in which they were loaded, each unspoiled;
+2. if all n buffers hold batches that were not launched, fill returns False and loads nothing (the
+   loader is n ahead); else it returns True;
+3. if no loaded batch is left to launch, copy_async returns False; else True;
+4. fill waits for the one copy that it must wait for, and copy_async for none: the more copies are
+   in flight while the host loads, the better.
 """
 
 
-def recompute(fn, *args):
-    raise NotImplementedError("write recompute, then: python course/check.py 10")
+class Ring:
+    def __init__(self, device, n: int) -> None:
+        raise NotImplementedError("write Ring, then: python course/check.py 10")
+
+    def fill(self, load) -> bool:
+        raise NotImplementedError
+
+    def copy_async(self) -> bool:
+        raise NotImplementedError
+
+
+class LazyDevice:
+    """Copies as late as it may: when somebody waits. (With `eager`, now and then by itself.)"""
+
+    def __init__(self) -> None:
+        self.buffers, self.queued, self.received = [], [], []
+
+    def buffer(self) -> list[int]:
+        self.buffers.append([-1])
+        return self.buffers[-1]
+
+    def copy(self, buffer: list[int]) -> "Event":
+        assert any(buffer is b for b in self.buffers), "a copy from a list that is no buffer"
+        self.queued.append(buffer)
+        return Event(self, len(self.queued))
+
+    def progress(self, until: int) -> None:
+        while len(self.received) < until:
+            self.received.append(self.queued[len(self.received)][0])
+
+
+class Event:
+    def __init__(self, device: LazyDevice, count: int) -> None:
+        self.device, self.count = device, count
+
+    def wait(self) -> None:
+        self.device.progress(self.count)
 
 
 def oracle(answer) -> None:
     """The judge. You may read it: it tests the result and gives no solution away."""
-    import torch
-    import torch.nn.functional as F
+    import random
 
-    def run(way, wants: tuple[bool, ...], dropout: float) -> dict:
-        torch.manual_seed(10)
-        weight = torch.randn(16, 16, requires_grad=True)
-        args = [torch.randn(8, 16, requires_grad=want) for want in wants]
-        calls = [0]
+    rng = random.Random(8)
 
-        def fn(a, b):
-            calls[0] += 1
-            for _ in range(10):
-                a = torch.tanh(a @ weight) * b
-                a = F.dropout(a, dropout)
-            return a
+    def judge(n: int, calls: str, eager: float) -> None:
+        """calls: F for fill, C for copy_async."""
+        device, loaded, launched = LazyDevice(), 0, 0
+        ring = answer.Ring(device, n)
+        assert len(device.buffers) == n, f"a ring of {n} made {len(device.buffers)} buffers"
+        for i, call in enumerate(calls):
+            done, here = len(device.received), f"{n} buffers, calls {calls[: i + 1]}"
+            if call == "F":
+                into: list = []
 
-        kept = []
+                def load(buffer, batch=loaded, into=into, here=here):
+                    in_flight = device.queued[len(device.received) :]
+                    assert not any(buffer is b for b in in_flight), (
+                        f"batch {batch} is loaded into a buffer whose copy is in flight: {here}"
+                    )
+                    buffer[0] = batch
+                    into.append(buffer)
 
-        def pack(t):
-            kept.append(t)
-            return t
-
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
-            out = way(fn, *args)
-        calls_before = calls[0]
-        given = [t.data_ptr() for t in (*args, weight, out)]
-        bytes_kept = sum(t.nbytes for t in kept if t.is_floating_point())
-        bytes_kept -= sum(t.nbytes for t in kept if t.data_ptr() in given and t.is_floating_point())
-        after = torch.rand(3)
-        out.square().sum().backward()
-        grads = {"the weight": weight.grad, "argument 0": args[0].grad, "argument 1": args[1].grad}
-        again = torch.rand(3)
-        return dict(
-            out=out,
-            grads=grads,
-            kept=bytes_kept,
-            after=after,
-            again=again,
-            calls=(calls_before, calls[0]),
+                room = loaded - launched < n
+                said = ring.fill(load)
+                assert said is room and len(into) == room, (
+                    f"{loaded - launched} of {n} buffers are full: fill should return {room} and "
+                    f"load {int(room)} batch, it returns {said} and loads {len(into)}: {here}"
+                )
+                must = max(done, loaded - n + 1 if room else 0)
+                assert len(device.received) <= must, (
+                    f"fill waits for {len(device.received) - done} copies, {must - done} would do: "
+                    f"{here}"
+                )
+                loaded += room
+            else:
+                some = launched < loaded
+                said = ring.copy_async()
+                assert said is some, f"copy_async should return {some}, it returns {said}: {here}"
+                launched += some
+                assert len(device.queued) == launched, (
+                    f"{len(device.queued)} copies are launched, should be {launched}: {here}"
+                )
+                assert len(device.received) == done, f"copy_async waits: {here}"
+            if rng.random() < eager:
+                device.progress(rng.randint(len(device.received), len(device.queued)))
+        device.progress(len(device.queued))
+        assert device.received == list(range(launched)), (
+            f"the device receives {device.received}, not 0 to {launched - 1}: {n} buffers, {calls}"
         )
 
-    for wants in ((True, True), (False, True), (True, False), (False, False)):
-        for dropout in (0.0, 0.3):
-            ours, plain = (
-                run(answer.recompute, wants, dropout),
-                run(lambda fn, *a: fn(*a), wants, dropout),
-            )
-            case = f"gradients wanted for {wants}, dropout {dropout}"
-            assert torch.equal(ours["out"], plain["out"]), f"another result: {case}"
-            assert ours["kept"] == 0, (
-                f"{ours['kept']:,} bytes of intermediate results are kept, should be 0: {case}"
-            )
-            assert ours["calls"] == (1, 2), (
-                f"fn ran {ours['calls']} times, should be (1, 2): {case}"
-            )
-            for name, expected in plain["grads"].items():
-                found = ours["grads"][name]
-                assert (found is None) == (expected is None), (
-                    f"the gradient of {name} is {found if found is None else 'there'}, should be "
-                    f"{expected if expected is None else 'there'}: {case}"
-                )
-                assert found is None or torch.equal(found, expected), (
-                    f"the gradient of {name} is off by {(found - expected).abs().max():.2g}: {case}"
-                )
-            for when in ("after", "again"):
-                assert torch.equal(ours[when], plain[when]), (
-                    f"numbers drawn {'after forward' if when == 'after' else 'after backward'} "
-                    f"differ, {ours[when].tolist()}: {case}"
-                )
+    for n in (1, 2, 3, 4, 7):
+        judge(n, "C" + "F" * (n + 1) + "C" * (n + 1) + "F" * (n + 1), 0.0)
+        judge(n, "FC" * 20, 0.0)
+        for eager in (0.0, 0.3, 1.0):
+            for _ in range(20):
+                judge(n, "".join(rng.choices("FC", k=60)), eager)

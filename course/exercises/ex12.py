@@ -1,77 +1,99 @@
-"""Exercise 12: decide which rank updates which parameter.
+"""Exercise 12: write backward.
 
-    partition([("embed", 900), ("q", 100), ("k", 100), ("embed", 900)], world=2) -> [0, 1, 1, 0]
+    x = Node(3.0)
+    y = Node(x.data * x.data, (x, x), (lambda g: g * x.data, lambda g: g * x.data))
+    backward(y)
+    x.grad -> 6.0
 
-Each entry is (storage, size): a parameter's memory, by name, and its number of elements. Entries of
-the same storage are tied: one parameter that has two places in the model. The result has an owner
-(0 .. world - 1) for every entry, in order.
-1. Tied entries have one owner, and count once.
-2. A rank's load is the sum of the sizes it owns. It differs from total / world by the size of the
-   largest parameter at most.
-3. Every rank calls partition for itself, in a process of its own, and all must get the same answer.
-   Note that Python hashes a str differently in every process.
+A node has a value, the nodes it was made from, and for each of those a rule: gradient of the node
+-> gradient of that parent. backward(root), root being a number:
+1. adds d root / d leaf to the grad of every leaf (a node without parents) below root: what is in it
+   already stays, so a second call doubles it;
+2. leaves d root / d node of this call in the grad of every other node;
+3. sums the gradient of a parent that was broadcast, such as a bias over a batch, to its shape:
+   a rule returns the node's shape, which may have more dimensions, or n where the parent has 1;
+4. uses every rule once, however many paths lead through it.
 """
 
+import numpy as np
 
-def partition(parameters: list[tuple[str, int]], world: int) -> list[int]:
-    raise NotImplementedError("write partition, then: python course/check.py 12")
+
+class Node:
+    def __init__(self, data, parents=(), rules=()):
+        self.data = np.asarray(data, dtype=float)
+        self.parents, self.rules = tuple(parents), tuple(rules)
+        self.grad = np.zeros_like(self.data)
+
+
+def backward(root: Node) -> None:
+    raise NotImplementedError("write backward, then: python course/check.py 12")
 
 
 def oracle(answer) -> None:
     """The judge. You may read it: it tests the result and gives no solution away."""
-    import random
 
-    class Name(str):
-        """A text whose hash depends on the process; equal texts have equal hashes."""
+    def node(data, *parents_and_rules):
+        """Rules that count how often they are used."""
 
-        process = 0
+        def counting(rule):
+            used = []
 
-        def __hash__(self):
-            return hash((str(self), Name.process))
+            def counted(g):
+                used.append(g)
+                assert len(used) <= calls, f"a rule is used once more than needed in: {name}"
+                return rule(np.asarray(g))
 
-    rng = random.Random(12)
-    layers = [
-        (f"layer {i}.{w}", n) for i in range(6) for w, n in (("q", 64), ("up", 256), ("b", 3))
-    ]
-    cases = {
-        "one parameter, one rank": ([("w", 5)], 1),
-        "fewer parameters than ranks": ([("a", 5), ("b", 7)], 4),
-        "no parameter": ([], 3),
-        "equal ones, not a multiple of the ranks": ([(f"w{i}", 10) for i in range(11)], 4),
-        "a network": ([("embed", 900), *layers, ("head", 900)], 4),
-        "a network with tied tables": ([("embed", 900), *layers, ("embed", 900)], 4),
-        "tied in three places": ([("a", 50), ("b", 20), ("a", 50), ("c", 30), ("a", 50)], 2),
-        "tied in five places": ([("a", 100)] * 5 + [(f"w{i}", 10) for i in range(60)], 2),
-        "big and small in turn": ([(f"w{i}", 100 if i % 2 else 1) for i in range(20)], 2),
-        "growing": ([(f"w{i}", i) for i in range(1, 60)], 3),
-        "growing, 8 ranks": ([(f"w{i}", i * i) for i in range(1, 60)], 8),
-    }
-    for i in range(12):
-        sizes = [(f"w{k}", rng.choice((1, 10, 100, 1000))) for k in range(rng.randint(1, 40))]
-        cases[f"random sizes {i}"] = (sizes + rng.sample(sizes, len(sizes) // 4), rng.randint(1, 9))
-    for name, (parameters, world) in cases.items():
-        owners = []
-        for Name.process in range(3):
-            given = [(Name(storage), size) for storage, size in parameters]
-            owners.append(list(answer.partition(given, world)))
-        owner = owners[0]
-        for process, other in enumerate(owners):
-            assert other == owner, f"{name}: rank {process} says {other}, rank 0 says {owner}"
-        assert len(owner) == len(parameters), (
-            f"{name}: {len(owner)} owners of {len(parameters)} parameters"
+            return counted
+
+        rules = [counting(rule) for rule in parents_and_rules[1::2]]
+        return Node(data, parents_and_rules[::2], rules)
+
+    def add(a, b):
+        return node(a.data + b.data, a, lambda g: g, b, lambda g: g)
+
+    def scale(a, k):
+        return node(k * a.data, a, lambda g: k * g)
+
+    def total(a):
+        return node(a.data.sum(), a, lambda g: np.broadcast_to(g, a.data.shape))
+
+    def check(x, expected):
+        got = np.asarray(x.grad)
+        assert got.shape == np.shape(expected), (
+            f"{name}: a gradient of shape {got.shape} for {x.data.shape}"
         )
-        load, place = [0] * world, {}
-        for (storage, size), rank in zip(parameters, owner):
-            assert rank in range(world), f"{name}: {storage} belongs to rank {rank} of {world}"
-            if storage not in place:
-                place[storage] = rank
-                load[rank] += size
-            assert place[storage] == rank, (
-                f"{name}: {storage} is one parameter, with owners {place[storage]} and {rank}"
-            )
-        even, largest = sum(load) / world, max((size for _, size in parameters), default=0)
-        for rank, n in enumerate(load):
-            assert abs(n - even) <= largest, (
-                f"{name}: rank {rank} has {n}, {abs(n - even):.0f} from the even {even:.0f}, "
-                f"and the largest parameter has {largest}"
-            )
+        assert np.allclose(got, expected), f"{name}: the gradient is {got}, not {expected}"
+
+    name, calls, x = "a chain", 1, Node(2.0)
+    answer.backward(scale(scale(x, 3), 5))
+    check(x, 15)
+    name, x = "x used twice", Node(3.0)
+    answer.backward(node(9.0, x, lambda g: g * 3.0, x, lambda g: g * 3.0))
+    check(x, 6)
+    for swap in (False, True):
+        name, x = "h + 5 h, h = 2 x: one node, two depths", Node(1.0)
+        h = scale(x, 2)
+        f = scale(h, 5)
+        answer.backward(add(f, h) if swap else add(h, f))
+        check(x, 12), check(h, 6), check(f, 1)
+    name, x = "40 doublings, one after the other", Node(1.0)
+    y = x
+    for _ in range(40):
+        y = add(y, y)
+    answer.backward(y)
+    check(x, 2.0**40)
+    name, bias = "a bias added to a batch of 4", Node(np.ones(3))
+    batch, column = Node(np.arange(12.0).reshape(4, 3)), Node(np.ones((4, 1)))
+    out = total(add(add(batch, bias), column))
+    answer.backward(out)
+    check(batch, np.ones((4, 3))), check(bias, np.full(3, 4.0)), check(column, np.full((4, 1), 3.0))
+    name, calls = "the same graph again", 2
+    answer.backward(out)
+    check(bias, np.full(3, 8.0)), check(out, 1)
+    name, x = "leaves keep what they had", Node(1.0)
+    x.grad = np.array(100.0)
+    answer.backward(scale(scale(x, 2), 3))
+    check(x, 106)
+    name, x = "root is a leaf", Node(1.0)
+    answer.backward(x)
+    check(x, 1)

@@ -1,100 +1,105 @@
-"""Exercise 13: ring attention with an even load.
+"""Exercise 13: bring a model from meta to a device.
 
-    zigzag(T, P) -> for each of P ranks, its positions (T / P of 0 .. T - 1, ascending)
-    ring_attention(rank, world, send, recv, q, k, v, positions) -> o
+    materialize(model, device) -> None
 
-1. zigzag: causal attention gives position t the work t + 1. All ranks have the same number of
-   positions and exactly the same work; a rank's positions are at most two runs of consecutive ones.
-   T is a multiple of 2 P; an array of int64 for each rank.
-2. ring_attention: each rank has q, k, v (t, D) of its positions, which may be any that together are
-   0 .. T - 1. A query sees the keys at its own position and before, wherever they are. o (t, D) is
-   softmax(q k^T / sqrt(D)) v over those; scores of 1,000 must not overflow.
-3. A rank sends to rank + 1 only (the last to rank 0) and receives from rank - 1. It never holds the
-   k and v of all ranks: in each of world - 1 turns it passes on those of one, with their positions.
+`model` was built on meta, by any code: modules in modules, parameters, buffers, perhaps a table
+that several modules share. Afterwards:
+1. every parameter and buffer is on `device`; the modules are the same objects;
+2. parameters that were one object are one object again (`named_parameters` with
+   remove_duplicate=False sees each name);
+3. every module that has `reset_parameters()` was asked once to give its own parameters and buffers
+   their values, in the order of `model.modules()`, when its memory was already there and its shared
+   tables were already shared: then the random numbers are those of a plain build;
+4. what was frozen (requires_grad False) is frozen.
 """
 
-from collections.abc import Callable
-
-import numpy as np
+from torch import nn
 
 
-def zigzag(T: int, P: int) -> list[np.ndarray]:
-    raise NotImplementedError("write zigzag, then: python course/check.py 13")
-
-
-def ring_attention(
-    rank: int,
-    world: int,
-    send: Callable,
-    recv: Callable,
-    q: np.ndarray,
-    k: np.ndarray,
-    v: np.ndarray,
-    positions: np.ndarray,
-) -> np.ndarray:
-    raise NotImplementedError("write ring_attention, then: python course/check.py 13")
+def materialize(model: nn.Module, device: str) -> None:
+    raise NotImplementedError("write materialize, then: python course/check.py 13")
 
 
 def oracle(answer) -> None:
     """The judge. You may read it: it tests the result and gives no solution away."""
-    import lesson
+    import torch
 
-    for T, P in ((2, 1), (4, 2), (16, 2), (24, 3), (64, 4), (80, 5), (4096, 8)):
-        name, parts = f"zigzag({T}, {P})", answer.zigzag(T, P)
-        assert len(parts) == P, f"{name} has {len(parts)} parts"
-        for rank, part in enumerate(parts):
-            assert len(part) == T // P, f"{name}: rank {rank} has {len(part)} positions"
-            runs = 1 + np.count_nonzero(np.diff(part) != 1)
-            assert runs <= 2, f"{name}: rank {rank} has {runs} runs of positions"
-            assert (np.diff(part) > 0).all(), f"{name}: the positions of rank {rank} do not ascend"
-        assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(T)), (
-            f"{name}: together the ranks do not have each of {T} positions once"
-        )
-        work = [int(np.sum(np.asarray(part) + 1)) for part in parts]
-        assert min(work) == max(work), f"{name}: a rank has work {max(work)}, another {min(work)}"
+    class Table(nn.Module):
+        def __init__(self, rows: int, width: int) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.empty(rows, width))
+            self.bias = nn.Parameter(torch.empty(rows), requires_grad=False)
 
-    def check(name, parts, scale=1.0, D=4):
-        T, world = sum(map(len, parts)), len(parts)
-        rng = np.random.default_rng(T + world)
-        q, k, v = rng.normal(size=(3, T, D))
-        q *= scale
-        scores = np.where(np.tri(T, dtype=bool), q @ k.T / D**0.5, -np.inf)
-        weights = np.exp(scores - scores.max(1, keepdims=True))
-        want = weights @ v / weights.sum(1, keepdims=True)
+        def reset_parameters(self) -> None:
+            self.asked = getattr(self, "asked", 0) + 1
+            with torch.no_grad():
+                self.weight.normal_()
+                self.bias.zero_()
 
-        def one(rank, world, send, recv):
-            def to_the_right(to, x):
-                assert to == (rank + 1) % world, f"{name}: rank {rank} sends to rank {to}"
-                send(to, np.asarray(x))
+    class Rotary(nn.Module):
+        def __init__(self, n: int, persistent: bool) -> None:
+            super().__init__()
+            self.register_buffer("cos", torch.empty(n), persistent=persistent)
+            self.asked = 0
 
-            mine = parts[rank]
-            given = [x[mine].copy() for x in (q, k, v)]
-            with np.errstate(all="ignore"):
-                o = answer.ring_attention(rank, world, to_the_right, recv, *given, mine.copy())
-            assert all(np.array_equal(x[mine], y) for x, y in zip((q, k, v), given)), (
-                f"{name}: rank {rank} changed its q, k or v"
+        def reset_parameters(self) -> None:
+            self.asked += 1
+            self.cos.copy_(torch.arange(len(self.cos)).cos())
+
+    class Net(nn.Module):  # no parameter of its own, no reset_parameters: a container
+        def __init__(self, shared: bool) -> None:
+            super().__init__()
+            self.embed = Table(6, 4)
+            self.blocks = nn.ModuleList(nn.Sequential(Table(4, 4), Rotary(3, i)) for i in (0, 1))
+            self.head = Table(6, 4)
+            self.middle = Table(6, 4)
+            if shared:
+                self.head.weight = self.embed.weight
+                self.blocks[1][0].bias = self.blocks[0][0].bias
+            self.blocks[0][0].weight.requires_grad_(False)
+
+    def tensors(model: nn.Module) -> dict[str, torch.Tensor]:
+        named = dict(model.named_parameters(remove_duplicate=False))
+        return named | dict(model.named_buffers())
+
+    for shared in (False, True):
+        plain = Net(shared)
+        torch.manual_seed(4)
+        for module in plain.modules():
+            if hasattr(module, "reset_parameters"):
+                module.reset_parameters()
+        with torch.device("meta"):
+            model = Net(shared)
+        modules = list(model.modules())
+        torch.manual_seed(4)
+        torch.use_deterministic_algorithms(True)  # new memory is full of NaN
+        try:
+            answer.materialize(model, "cpu")
+        finally:
+            torch.use_deterministic_algorithms(False)
+        same = [a is b for a, b in zip(modules, model.modules())]
+        assert all(same) and len(same) == len(modules), "a module was replaced by another"
+        found, expected = tensors(model), tensors(plain)
+        assert found.keys() == expected.keys(), f"names {sorted(found.keys() ^ expected.keys())}"
+        for name, t in found.items():
+            assert t.device.type == "cpu", f"{name} is on {t.device}"
+            assert not t.isnan().any(), f"{name} was given memory, but no values: {t.tolist()}"
+            frozen = not expected[name].requires_grad
+            assert t.requires_grad != frozen, f"{name} should{' ' if frozen else ' not '}be frozen"
+        for name in found:
+            ties, ought = ([n for n in x if x[n] is x[name]] for x in (found, expected))
+            assert ties == ought, f"{name} should be one tensor for {ought}, it is for {ties}"
+        for name, module in model.named_modules():
+            if hasattr(module, "reset_parameters"):
+                n = getattr(module, "asked", 0)
+                assert n == 1, f"reset_parameters of {name} was called {n} times, should be once"
+        for name, t in found.items():
+            assert torch.equal(t, expected[name]), (
+                f"{name} has other values than a plain build: {t.flatten()[:3].tolist()}..., not "
+                f"{expected[name].flatten()[:3].tolist()}..."
             )
-            return o
-
-        results, sent = lesson.threads(world, one)
-        for rank, o in enumerate(results):
-            assert np.shape(o) == (len(parts[rank]), D), f"{name}: o has shape {np.shape(o)}"
-            bad = ~np.isclose(o, want[parts[rank]], rtol=1e-9, atol=1e-9).all(1)
-            if bad.any():
-                i = int(np.argmax(bad))
-                t = int(parts[rank][i])
-                raise AssertionError(
-                    f"{name}: position {t} on rank {rank} is {o[i]}, not {want[t]}"
-                )
-        lap = (world - 1) * len(parts[0]) * (2 * D * 8 + 8)
-        assert max(sent) <= lap, f"{name}: a rank sent {max(sent)} bytes, {lap} go round the ring"
-
-    blocks = np.split(np.arange(24), 3)
-    check("one rank", [np.arange(6)])
-    check("the ranks' own zigzag", answer.zigzag(24, 3))
-    check("zigzag over 4 ranks", answer.zigzag(32, 4))
-    check("blocks: a rank sees nothing of the next one's", blocks)
-    check("blocks in reverse", blocks[::-1])
-    check("every third position", [np.arange(r, 24, 3) for r in range(3)])
-    check("scores near 1,000", answer.zigzag(16, 2), scale=1000.0)
-    check("D = 9", blocks, D=9)
+    torch.manual_seed(4)
+    with torch.device("meta"):
+        model = Table(2, 3)  # no module below it
+    answer.materialize(model, "cpu")
+    assert not model.weight.is_meta and model.asked == 1, "a model of one module counts, too"

@@ -1,59 +1,86 @@
-"""Exercise 14: the order of 1F1B (one forward, one backward, in turns).
+"""Exercise 14: merge the attention over two blocks of keys.
 
-    one_f_one_b(2, 3) -> [["F0", "F1", "B0", "F2", "B1", "B2"],
-                          ["F0", "B0", "F1", "B1", "F2", "B2"]]
+    merge(o1, lse1, o2, lse2) -> o, lse
 
-P devices, one stage of the model on each, and M micro-batches; "F1" is the forward pass of
-micro-batch 1 through the device's stage, "B1" its backward pass. An operation runs as soon as its
-device has done everything before it in its list, and its input is there: F needs the same F of the
-device before; B needs the F of its own device, and the B of the device after (the last has none).
-Rules:
-1. each device runs each F and each B exactly once;
-2. all is over after (M + P - 1)(t_F + t_B), the times of one forward and one backward pass;
-3. device d never keeps more than P - d activations: a forward pass adds one, its backward pass
-   releases it.
+Each of n queries has attended to one block of keys, then to another: o (n, D) is the softmax's
+weighted mean of the values *in that block*, lse (n,) the log of the sum of the exponentials of its
+scores. The result is both for the two blocks together, as if all keys had been in one.
+1. Scores may be 1,000 or -1,000: nothing overflows.
+2. A query for which a block is wholly masked has lse = -inf and o = 0 there; if both are, so has
+   the result: no NaN, ever.
+3. The arguments stay as they are; the dtype too.
 """
 
+import numpy as np
 
-def one_f_one_b(P: int, M: int) -> list[list[str]]:
-    raise NotImplementedError("write one_f_one_b, then: python course/check.py 14")
+
+def merge(
+    o1: np.ndarray, lse1: np.ndarray, o2: np.ndarray, lse2: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    raise NotImplementedError("write merge, then: python course/check.py 14")
 
 
 def oracle(answer) -> None:
     """The judge. You may read it: it tests the result and gives no solution away."""
+    rng = np.random.default_rng(5)
 
-    def run(orders: list[list[str]], cost: dict) -> float:
-        done, free, left = {}, [0] * len(orders), [list(order) for order in orders]
-        while any(left):
-            waiting = {d: order[0] for d, order in enumerate(left) if order}
-            before = len(done)
-            for d in waiting:
-                while left[d]:
-                    kind, m = left[d][0][0], left[d][0][1:]
-                    needs = [("F", m, d - 1)] if kind == "F" and d else []
-                    if kind == "B":
-                        needs = [("F", m, d)] + [("B", m, d + 1)] * (d + 1 < len(orders))
-                    if not all(op in done for op in needs):
-                        break
-                    free[d] = max([free[d], *(done[op] for op in needs)]) + cost[kind]
-                    done[kind, m, d] = free[d]
-                    left[d].pop(0)
-            assert len(done) > before, f"deadlock, device: operation that waits forever {waiting}"
-        return max(free)
+    def attend(scores, v):
+        """softmax(scores) v and lse in float64; a row of -inf gives 0 and -inf."""
+        top = scores.max(1, keepdims=True)
+        weights = np.exp(scores - np.where(np.isinf(top), 0, top))  # (n, keys)
+        total = weights.sum(1, keepdims=True)
+        with np.errstate(divide="ignore"):
+            lse = (np.log(total) + np.where(np.isinf(top), 0, top))[:, 0]
+        return weights @ v / np.where(total == 0, 1, total), lse
 
-    for P, M in ((1, 3), (2, 1), (2, 3), (3, 3), (4, 8), (4, 2), (5, 7), (8, 16)):
-        orders = [list(order) for order in answer.one_f_one_b(P, M)]
-        assert len(orders) == P, f"P = {P}, M = {M}: {len(orders)} devices have a list"
-        all_ops = sorted(f"{kind}{m}" for m in range(M) for kind in "FB")
-        for d, order in enumerate(orders):
-            case = f"P = {P}, M = {M}, device {d}"
-            assert sorted(order) == all_ops, f"{case} must run each F and B once: {order}"
-            kept = 0
-            for i, op in enumerate(order):
-                kept += 1 if op[0] == "F" else -1
-                keeps = f"keeps {kept} activations, may keep {P - d}, after {order[: i + 1]}"
-                assert kept <= P - d, f"rule 3: {case} {keeps}"
-        for cost in (dict(F=1, B=2), dict(F=1, B=1), dict(F=3, B=4)):
-            end, best = run(orders, cost), (M + P - 1) * sum(cost.values())
-            times = f"P = {P}, M = {M}, times {cost}: ends at {end}, 1F1B at {best}"
-            assert end == best, f"rule 2: {times}: {orders}"
+    def check(name, scores, cuts, dtype=np.float64):
+        v = rng.normal(size=(scores.shape[1], 3))
+        edges = [0, *cuts, scores.shape[1]]
+        parts = [attend(scores[:, a:b], v[a:b]) for a, b in zip(edges, edges[1:])]
+        parts = [(o.astype(dtype), lse.astype(dtype)) for o, lse in parts]
+        o, lse = parts[0]
+        for o2, lse2 in parts[1:]:
+            given = [x.copy() for x in (o, lse, o2, lse2)]
+            with np.errstate(all="ignore"):
+                o_new, lse_new = answer.merge(*given)
+            same = all(
+                np.array_equal(a, b, equal_nan=True) for a, b in zip(given, (o, lse, o2, lse2))
+            )
+            assert same, f"{name}: an argument was changed"
+            assert o_new.dtype == lse_new.dtype == dtype, (
+                f"{name}: {dtype.__name__} became {o_new.dtype} and {lse_new.dtype}"
+            )
+            o, lse = o_new, lse_new
+        want, want_lse = attend(scores, v)
+        tol = 1e-4 if dtype == np.float32 else 1e-9
+        assert o.shape == want.shape and lse.shape == want_lse.shape, (
+            f"{name}: shapes {o.shape} and {lse.shape}, not {want.shape} and {want_lse.shape}"
+        )
+        for what, got, right in (("o", o, want), ("lse", lse, want_lse)):
+            bad = ~np.isclose(got, right, rtol=tol, atol=tol)
+            if bad.any():
+                at = tuple(np.argwhere(bad)[0].tolist())
+                raise AssertionError(f"{name}: {what}{list(at)} is {got[at]}, not {right[at]}")
+
+    scores = rng.normal(size=(6, 12))
+    check("two equal blocks", scores, [6])
+    check("blocks of 1 and 11", scores, [1])
+    check("four blocks, one by one", scores, [2, 5, 9])
+    check("float32", scores, [5], np.float32)
+    steep = scores.copy()
+    steep[:, 7:] += 3
+    check("the second block weighs more", steep, [7])
+    for shift in (1000, -1000):
+        check(f"scores near {shift:,}", scores + shift, [4, 8])
+        check(f"scores near {shift:,} in float32", scores + shift, [6], np.float32)
+    far = scores.copy()
+    far[:, :6] += 800
+    check("the first block 800 above the second", far, [6])
+    check("the second block 800 above the first", far[:, ::-1], [6])
+    causal = np.where(np.arange(6)[:, None] * 2 >= np.arange(12), scores, -np.inf)
+    check("causal: some queries see nothing of the second block", causal, [6])
+    check("causal, the blocks in reverse", causal[:, ::-1], [6])
+    check("causal, three blocks", causal, [4, 8])
+    masked = causal.copy()
+    masked[2] = -np.inf
+    check("a query that sees nothing at all", masked, [3, 7])

@@ -1,75 +1,90 @@
-"""Exercise 18: three questions to ask of a result before you believe it.
+"""Exercise 18: forget the intermediate results, and compute them again.
 
-is_chance(3230, n=14_042, k=4) -> False: 3,230 right of 14,042, with k options each. True if the
-    number right is at most two standard deviations, sqrt(n p (1 - p)) with p = 1/k, from n p, on
-    either side.
+    recompute(fn, *args) -> fn(*args)
 
-constant_answer(predictions, golds) -> (letter, its share, accuracy), for example ("A", 0.97, 0.23):
-    the letter that is predicted most often, its share of the predictions, and the accuracy of a
-    model that always says that letter.
+fn takes tensors and returns one tensor; it may use others (weights) from outside. Rules:
+1. the result, and after backward all gradients, are those of fn(*args), bit for bit: of the weights
+   that fn uses, and of every argument that requires one (the others get none);
+2. until backward, autograd keeps the arguments and nothing that fn computed in between;
+3. fn may draw random numbers (dropout): the second time it draws the same, and whoever draws
+   afterwards notices nothing (torch's global generator is left as it was found).
 
-bradley_terry(wins) -> ratings: wins[i][j] is how often player i beat player j. The strengths p
-    under which the wins are likeliest, if i beats j with probability p[i] / (p[i] + p[j]), on
-    Elo's scale: 400 points more are ten times the strength, and the mean is 1000. Not every pair
-    has met, but the matches join all players and nobody has only won or only lost, so that the
-    strengths are finite. Matches have no order, and the result depends on none. (To compute it:
-    p[i] = wins of i / sum over j of matches(i, j) / (p[i] + p[j]), for all i, again and again.)
+torch.utils.checkpoint is off limits; torch.autograd.Function is all you need.
 """
 
-import numpy as np
 
-
-def is_chance(correct: int, n: int, k: int) -> bool:
-    raise NotImplementedError("write the three functions, then: python course/check.py 18")
-
-
-def constant_answer(predictions: str, golds: str) -> tuple[str, float, float]:
-    raise NotImplementedError("write constant_answer too, then: python course/check.py 18")
-
-
-def bradley_terry(wins: np.ndarray) -> np.ndarray:
-    raise NotImplementedError("write bradley_terry too, then: python course/check.py 18")
+def recompute(fn, *args):
+    raise NotImplementedError("write recompute, then: python course/check.py 18")
 
 
 def oracle(answer) -> None:
     """The judge. You may read it: it tests the result and gives no solution away."""
-    # n p = 3510.5 and a step of 51.3; 25 and 4.33; 50 and 5 (k = 2)
-    cases = [(3230, 14_042, 4, False), (3500, 14_042, 4, True), (3790, 14_042, 4, False)]
-    cases += [(33, 100, 4, True), (34, 100, 4, False), (17, 100, 4, True), (16, 100, 4, False)]
-    cases += [(60, 100, 2, True), (61, 100, 2, False), (40, 100, 2, True), (39, 100, 2, False)]
-    for correct, n, k, chance in cases:
-        said = bool(answer.is_chance(correct, n, k))
-        assert said == chance, (
-            f"{correct} of {n:,} with {k} options: chance is {chance}, not {said}"
+    import torch
+    import torch.nn.functional as F
+
+    def run(way, wants: tuple[bool, ...], dropout: float) -> dict:
+        torch.manual_seed(10)
+        weight = torch.randn(16, 16, requires_grad=True)
+        args = [torch.randn(8, 16, requires_grad=want) for want in wants]
+        calls = [0]
+
+        def fn(a, b):
+            calls[0] += 1
+            for _ in range(10):
+                a = torch.tanh(a @ weight) * b
+                a = F.dropout(a, dropout)
+            return a
+
+        kept = []
+
+        def pack(t):
+            kept.append(t)
+            return t
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+            out = way(fn, *args)
+        calls_before = calls[0]
+        given = [t.data_ptr() for t in (*args, weight, out)]
+        bytes_kept = sum(t.nbytes for t in kept if t.is_floating_point())
+        bytes_kept -= sum(t.nbytes for t in kept if t.data_ptr() in given and t.is_floating_point())
+        after = torch.rand(3)
+        out.square().sum().backward()
+        grads = {"the weight": weight.grad, "argument 0": args[0].grad, "argument 1": args[1].grad}
+        again = torch.rand(3)
+        return dict(
+            out=out,
+            grads=grads,
+            kept=bytes_kept,
+            after=after,
+            again=again,
+            calls=(calls_before, calls[0]),
         )
 
-    for predictions, golds, expected in (
-        ("AAABAAAAAC", "ABCDABCDAB", ("A", 0.8, 0.3)),
-        ("DDDDC", "ABCCC", ("D", 0.8, 0.0)),
-        ("BBCB", "BCCC", ("B", 0.75, 0.25)),
-    ):
-        said = tuple(answer.constant_answer(predictions, golds))
-        assert said == expected, f"{predictions} for {golds}: {said} instead of {expected}"
-
-    def likeliest(strengths: list[float], matches: np.ndarray) -> None:
-        p = np.array(strengths)
-        wins = matches * p[:, None] / (p[:, None] + p)  # what these strengths lead one to expect
-        expected = 400 * np.log10(p)
-        expected += 1000 - expected.mean()
-        before = wins.copy()
-        ratings = np.asarray(answer.bradley_terry(wins))
-        assert np.array_equal(wins, before), "the wins that were handed over have been changed"
-        assert ratings.shape == p.shape, f"{len(p)} players, ratings of shape {ratings.shape}"
-        assert np.abs(ratings - expected).max() < 1, (
-            f"strengths {strengths}, matches {matches.tolist()}: the ratings are "
-            f"{ratings.round(1).tolist()}, not {expected.round(1).tolist()}"
-        )
-
-    likeliest([10.0, 1.0], np.array([[0, 22], [22, 0]]))
-    likeliest([3.0, 3.0, 3.0], 8 * (1 - np.eye(3)))
-    chain = np.diag([30.0, 6.0, 90.0], 1)  # each meets its neighbours only, not equally often
-    likeliest([8.0, 4.0, 2.0, 1.0], chain + chain.T)
-    rng = np.random.default_rng(18)
-    for players in (4, 7):
-        met = np.triu(rng.integers(1, 40, (players, players)), 1)
-        likeliest(rng.uniform(0.2, 5, players).round(2).tolist(), met + met.T)
+    for wants in ((True, True), (False, True), (True, False), (False, False)):
+        for dropout in (0.0, 0.3):
+            ours, plain = (
+                run(answer.recompute, wants, dropout),
+                run(lambda fn, *a: fn(*a), wants, dropout),
+            )
+            case = f"gradients wanted for {wants}, dropout {dropout}"
+            assert torch.equal(ours["out"], plain["out"]), f"another result: {case}"
+            assert ours["kept"] == 0, (
+                f"{ours['kept']:,} bytes of intermediate results are kept, should be 0: {case}"
+            )
+            assert ours["calls"] == (1, 2), (
+                f"fn ran {ours['calls']} times, should be (1, 2): {case}"
+            )
+            for name, expected in plain["grads"].items():
+                found = ours["grads"][name]
+                assert (found is None) == (expected is None), (
+                    f"the gradient of {name} is {found if found is None else 'there'}, should be "
+                    f"{expected if expected is None else 'there'}: {case}"
+                )
+                assert found is None or torch.equal(found, expected), (
+                    f"the gradient of {name} is off by {(found - expected).abs().max():.2g}: {case}"
+                )
+            for when in ("after", "again"):
+                assert torch.equal(ours[when], plain[when]), (
+                    f"numbers drawn {'after forward' if when == 'after' else 'after backward'} "
+                    f"differ, {ours[when].tolist()}: {case}"
+                )

@@ -1,60 +1,65 @@
-"""Exercise 19: take Megatron's fused matrix apart.
+"""Exercise 19: the gradient noise scale from the norms of many steps.
 
-    split_qkv(w, n_head, n_kv_head, head_dim) -> q, k, v
+    noise_scale([(5.0, 2.0, 1, 4)], seq_len=10) -> 40.0
 
-w has (n_head + 2 n_kv_head) * head_dim rows, by group: the rows of the queries that share a key
-(n_head / n_kv_head of them, one after another), then those of that key, then its value's; then the
-next group. q gets n_head * head_dim rows, k and v get n_kv_head * head_dim each, heads in order.
-w is a weight (rows, n_embd) or a bias (rows,): what comes out has the same number of dimensions.
+A step is (small_sq, big_sq, small, big): the squared norm of the mean gradient of its first
+micro-batch, of `small` rows, and of the whole step, of `big` rows. A row has seq_len tokens. The
+mean gradient of b tokens has E|g|^2 = |G|^2 + tr(Sigma) / b, with Sigma of one token. Rules:
+1. each step gives two equations, so an estimate of |G|^2 and one of tr(Sigma); average each over
+   the steps (all steps count the same), then divide: tr(Sigma) / |G|^2, in tokens;
+2. the sizes may differ from step to step (the batch grows);
+3. a step with small == big says nothing, and one whose norms are not finite was skipped: neither
+   counts;
+4. None if no step counts, or if the mean estimate of |G|^2 is not above 0.
 """
 
-from torch import Tensor
 
-
-def split_qkv(w: Tensor, n_head: int, n_kv_head: int, head_dim: int) -> tuple[Tensor, ...]:
-    raise NotImplementedError("write split_qkv, then: python course/check.py 19")
+def noise_scale(steps: list[tuple[float, float, int, int]], seq_len: int) -> float | None:
+    raise NotImplementedError("write noise_scale, then: python course/check.py 19")
 
 
 def oracle(answer) -> None:
     """The judge. You may read it: it tests the result and gives no solution away."""
-    import torch
+    import random
 
-    def fused_attention(x, w, bias, H, G, D):
-        """Attention as Megatron computes it: x (T, C) -> (T, H * D)."""
-        parts = (x @ w.T + bias).view(len(x), G, H // G + 2, D)
-        outs = []
-        for head in range(H):
-            group, place = divmod(head, H // G)
-            q, k, v = parts[:, group, place], parts[:, group, -2], parts[:, group, -1]
-            outs.append((q @ k.T / D**0.5).softmax(-1) @ v)
-        return torch.cat(outs, 1)
+    rng = random.Random(9)
 
-    def split_attention(x, weights, biases, H, G, D):
-        """The same from q, k and v apart, as a class of transformers computes it."""
-        q, k, v = (x @ w.T + b for w, b in zip(weights, biases))
-        outs = []
-        for head in range(H):
-            own, shared = (slice(i * D, (i + 1) * D) for i in (head, head // (H // G)))
-            outs.append((q[:, own] @ k[:, shared].T / D**0.5).softmax(-1) @ v[:, shared])
-        return torch.cat(outs, 1)
-
-    generator = torch.Generator().manual_seed(19)
-    for H, G, D in ((1, 1, 2), (4, 4, 3), (6, 1, 4), (8, 2, 2), (15, 5, 4), (9, 3, 1)):
-        shape, C = f"{H} heads in {G} groups of {D} channels", 10
-        w, bias, x = (
-            torch.randn(size, generator=generator, dtype=torch.float64)
-            for size in (((H + 2 * G) * D, C), ((H + 2 * G) * D,), (5, C))
+    def judge(steps: list[tuple], seq_len: int, expected: float | None, why: str) -> None:
+        said = answer.noise_scale(list(steps), seq_len)
+        shown = ", ".join(f"({s:.4g}, {b:.4g}, {m}, {n})" for s, b, m, n in steps[:3])
+        more = f" and {len(steps) - 3} more" if len(steps) > 3 else ""
+        same = said == expected or (
+            None not in (said, expected) and abs(said / expected - 1) < 1e-9
         )
-        before = w.clone()
-        weights = answer.split_qkv(w, H, G, D)
-        biases = answer.split_qkv(bias, H, G, D)
-        assert torch.equal(w, before), f"{shape}: the matrix that was handed over has been changed"
-        rows = H * D, G * D, G * D
-        for what, given, tail in (("weights", weights, (C,)), ("biases", biases, ())):
-            sizes = [tuple(part.shape) for part in given]
-            want = [(n, *tail) for n in rows]
-            assert sizes == want, f"{shape}: the {what} have the shapes {sizes}, not {want}"
-        far = fused_attention(x, w, bias, H, G, D) - split_attention(x, weights, biases, H, G, D)
-        by_head = far.abs().view(5, H, D).amax((0, 2))  # (H,)
-        wrong = (by_head > 1e-9).nonzero().flatten().tolist()
-        assert not wrong, f"{shape}: attention differs by {by_head.max():.2g}, in the heads {wrong}"
+        assert same, f"{why}: expected {expected}, got {said}: seq_len {seq_len}, {shown}{more}"
+
+    judge([(5.0, 2.0, 1, 4)], 10, 40.0, "5 = 1 + 4/1 and 2 = 1 + 4/4, in rows of 10 tokens")
+    judge([], 10, None, "no step")
+    for _ in range(20):  # what the two sizes see on average, without noise
+        seq_len, G_sq, trace = rng.choice([1, 16, 128]), rng.uniform(0.1, 2), rng.uniform(1, 2000)
+        sizes = [(m, m * rng.randint(2, 9)) for m in rng.choices([1, 2, 3, 8], k=rng.randint(1, 9))]
+
+        def norms(m: int, seq_len=seq_len, G_sq=G_sq, trace=trace) -> float:
+            return G_sq + trace / (m * seq_len)
+
+        steps = [(norms(m), norms(n), m, n) for m, n in sizes]
+        judge(steps, seq_len, trace / G_sq, f"exact norms of |G|^2 {G_sq:.3g}, tr {trace:.4g}")
+        blind = [(norms(4), norms(4), 4, 4), (float("inf"), 1.0, 1, 2), (1.0, float("nan"), 1, 2)]
+        blind += [(float("nan"), 1.0, 2, 4), (1.0, float("inf"), 2, 4)]
+        judge(steps + blind, seq_len, trace / G_sq, "with steps that must not count")
+        judge(blind, seq_len, None, "only steps that do not count")
+    # one estimate of |G|^2 is negative, -1, the other 3; tr(Sigma) 8 and 4
+    judge([(7.0, 1.0, 1, 4), (7.0, 4.0, 1, 4)], 1, 6.0, "terms are averaged before the division")
+    judge([(7.0, 1.0, 1, 4)], 1, None, "|G|^2 is estimated as -1")
+    judge([(4.0, 2.0, 1, 2)], 1, None, "|G|^2 is estimated as 0")
+    # |G|^2: 1 and 5; tr: 4 and 32. A sum of norms over steps of other sizes would mix them up
+    judge([(5.0, 2.0, 1, 4), (21.0, 9.0, 2, 8)], 1, 6.0, "two steps of two sizes")
+    steps = []  # gradients of 20 numbers: G is 0.3 in each, the noise of a token has variance 5
+    for step in range(1500):
+        big = 4 if step < 500 else 16
+        rows = [[rng.gauss(0.3, (5 / 8) ** 0.5) for _ in range(20)] for _ in range(big)]
+        means = [[sum(column) / n for column in zip(*rows[:n])] for n in (1, big)]
+        steps.append((*(sum(x * x for x in mean) for mean in means), 1, big))
+    said = answer.noise_scale(steps, 8)
+    truth = 5 / 0.3**2
+    assert said and abs(said / truth - 1) < 0.1, f"1,500 noisy steps say {said}, truth {truth:.1f}"

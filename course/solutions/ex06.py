@@ -1,63 +1,81 @@
 """Exercise 6: the reference, and answers that the oracle must refuse."""
 
-import numpy as np
+from collections import Counter
 
 
-def quantize(x, block):
-    starts = range(0, len(x), block)
-    largest = [np.abs(x[i : i + block]).max() for i in starts]
-    scales = np.array(largest, np.float32) / np.float32(127)
-    step = np.repeat(scales, block)[: len(x)]
-    codes = np.round(np.divide(x, step, out=np.zeros_like(x), where=step > 0))
-    return codes.astype(np.int8), scales
+def replace(ids, pair, new):
+    out = []
+    for i in ids:
+        if out and (out[-1], i) == pair:
+            out[-1] = new
+        else:
+            out.append(i)
+    return out
 
 
-def one_scale(x, block):
-    _, scales = quantize(x, max(1, len(x)))
-    scales = np.full(-(-len(x) // block), scales.max(initial=0), np.float32)
-    step = np.repeat(scales, block)[: len(x)]
-    return np.round(np.divide(x, step, out=np.zeros_like(x), where=step > 0)).astype(
-        np.int8
-    ), scales
+def replace_overlapping(ids, pair, new):
+    """[97, 97, 97] -> two new ids: a letter is used twice."""
+    out, used = [], False
+    for i, after in zip(ids, [*ids[1:], None]):
+        if (i, after) == pair:
+            out.append(new)
+            used = True
+        else:
+            out += [] if used else [i]
+            used = False
+    return out
 
 
-def from_the_mean(x, block):
-    """Three times the mean size covers nearly all; the rest is clipped."""
-    _, scales = quantize(x, block)
-    scales = [3 * np.abs(x[i * block : (i + 1) * block]).mean() / 127 for i in range(len(scales))]
-    scales = np.array(scales, np.float32)
-    step = np.maximum(np.repeat(scales, block)[: len(x)], 1e-38)
-    return np.clip(np.round(x / step), -127, 127).astype(np.int8), scales
+def pairs_of(words):
+    counts = Counter()
+    for ids, n in words:
+        for pair in zip(ids, ids[1:]):
+            counts[pair] += n
+    return counts
 
 
-def clamped_scale(x, block):
-    """A scale kept above 1e-8, against the division by zero: small blocks are rounded away."""
-    _, scales = quantize(x, block)
-    scales = np.where(scales > 0, np.maximum(scales, np.float32(1e-8)), 0).astype(np.float32)
-    step = np.maximum(np.repeat(scales, block)[: len(x)], np.float32(1e-8))
-    return np.round(x / step).astype(np.int8), scales
+def smallest(counts):
+    return min(counts, key=lambda pair: (-counts[pair], pair))
 
 
-def towards_zero(x, block):
-    _, scales = quantize(x, block)
-    step = np.repeat(scales, block)[: len(x)]
-    codes = np.divide(x, step * np.float32(0.9999), out=np.zeros_like(x), where=step > 0)
-    return codes.astype(np.int8), scales
+def learn(words, k, count=pairs_of, choose=smallest, replace=replace, least=2):
+    words, merges = [(list(word), n) for word, n in words.items()], []
+    while len(merges) < k:
+        counts = count(words)
+        if not counts or counts[choose(counts)] < least:
+            break
+        pair = choose(counts)
+        words = [(replace(ids, pair, 256 + len(merges)), n) for ids, n in words]
+        merges.append(pair)
+    return merges
 
 
-def up_to_128(x, block):
-    """2 to the 7th is 128, but int8 ends at 127: the largest becomes -128."""
-    _, scales = quantize(x, block)
-    scales = scales * np.float32(127 / 128)
-    step = np.repeat(scales, block)[: len(x)]
-    codes = np.round(np.divide(x, step, out=np.zeros_like(x), where=step > 0))
-    return codes.astype(np.int16).astype(np.int8), scales
+def merge_order(words, k):
+    return learn(words, k)
+
+
+def pairs_across_words(words):
+    text = [i for ids, n in words for _ in range(n) for i in ids]
+    return Counter(zip(text, text[1:]))
+
+
+def pairs_of_distinct_words(words):
+    return pairs_of([(ids, 1) for ids, _ in words])
+
+
+def largest(counts):
+    return max(counts, key=lambda pair: (counts[pair], pair))
+
+
+def wrong(**parts):
+    return dict(merge_order=lambda words, k: learn(words, k, **parts))
 
 
 WRONG = {  # name -> what of the reference it replaces
-    "one scale for all": dict(quantize=one_scale),
-    "takes the scale from the mean": dict(quantize=from_the_mean),
-    "keeps the scale above 1e-8": dict(quantize=clamped_scale),
-    "rounds towards zero": dict(quantize=towards_zero),
-    "overflows at 128": dict(quantize=up_to_128),
+    "counts pairs across words": wrong(count=pairs_across_words),
+    "of equals, the largest ids": wrong(choose=largest),
+    "of equals, the first met": wrong(choose=lambda counts: max(counts, key=counts.get)),
+    "merges that overlap": wrong(replace=replace_overlapping),
+    "forgets how often a word occurs": wrong(count=pairs_of_distinct_words),
+    "merges what occurs once": wrong(least=1),
 }

@@ -1,56 +1,72 @@
 """Exercise 7: the reference, and answers that the oracle must refuse."""
 
-from flops import peak_flops
+
+def pack_lengths(lengths, row, keep_tails=True, pad=False):
+    held = {d: (0, n) for d, n in enumerate(lengths)}  # document -> (next token, places it needs)
+    rows = []
+    while sum(n for _, n in held.values()) >= row or (pad and held):
+        pieces, space = [], row
+        while space and held:
+            fits = [d for d in held if held[d][1] <= space]
+            d = max(fits or held, key=lambda d: held[d][1])  # none fits: cut the longest
+            start, need = held.pop(d)
+            took = min(need, space)
+            stop = start + took - (start > 0)
+            pieces.append((d, start, stop))
+            space -= took
+            if took < need and keep_tails:
+                held[d] = (stop, need - took + 1)
+        rows.append(pieces)
+    return rows
 
 
-def truth(line):
-    """The four fields as they should be."""
-    tokens = line["rows"] * line["seq_len"] * line["grad_accum"] * line["gpus"]
-    flops = tokens / line["dt_s"] * line["flops_per_token"] / line["gpus"]
-    peak = peak_flops(line["gpu"])
-    mfu = flops / peak if peak else None
-    return dict(tokens=tokens, tokens_per_s=tokens / line["dt_s"], tflops=flops / 1e12, mfu=mfu)
+def throws_tails_away(lengths, row):
+    return pack_lengths(lengths, row, keep_tails=False)
 
 
-def agree(printed, value):
-    if printed is None or value is None:
-        return printed is value
-    return abs(printed / value - 1) < 0.005
+def pads_the_last_row(lengths, row):
+    return pack_lengths(lengths, row, pad=True)
 
 
-def audit(line, last=False):
-    wrong = [field for field, value in truth(line).items() if not agree(line[field], value)]
-    return wrong[-1 if last else 0] if wrong else ""
+def as_they_come(lengths, row):
+    """A document is cut although another one would have fitted."""
+    held = [(d, 0, n) for d, n in enumerate(lengths)]
+    rows = []
+    while sum(n for *_, n in held) >= row:
+        pieces, space = [], row
+        while space:
+            d, start, need = held.pop(0)
+            took = min(need, space)
+            stop = start + took - (start > 0)
+            pieces.append((d, start, stop))
+            space -= took
+            if took < need:
+                held.insert(0, (d, stop, need - took + 1))
+        rows.append(pieces)
+    return rows
 
 
-def forgets_accumulation(line):
-    return audit(line | dict(grad_accum=1))
-
-
-def divides_by_one_gpu(line):
-    """The peak of one GPU under the FLOP/s of all."""
-    said = audit(line)
-    if said in ("", "mfu") and line["mfu"] is not None:
-        return audit(line | dict(mfu=line["mfu"] / line["gpus"]))
-    return said
-
-
-def takes_the_sparse_peak(line):
-    return audit(line | dict(mfu=line["mfu"] and 2 * line["mfu"]))
-
-
-def takes_unknown_for_zero(line):
-    return audit(line | dict(mfu=line["mfu"] or None))
-
-
-def names_the_last(line):
-    return audit(line, last=True)
+def forgets_the_bos(lengths, row):
+    """The rest of a cut document goes on without BOS, so its row is one place too long."""
+    held = dict(enumerate(lengths))
+    done, rows = [0] * len(lengths), []
+    while sum(held.values()) >= row:
+        pieces, space = [], row
+        while space:
+            fits = [d for d in held if held[d] <= space]
+            d = max(fits or held, key=lambda d: held[d])
+            took = min(held[d], space)
+            pieces.append((d, done[d], done[d] + took))
+            done[d], held[d], space = done[d] + took, held[d] - took, space - took
+            if not held[d]:
+                del held[d]
+        rows.append(pieces)
+    return rows
 
 
 WRONG = {  # name -> what of the reference it replaces
-    "forgets accumulation": dict(audit=forgets_accumulation),
-    "divides by one GPU's peak": dict(audit=divides_by_one_gpu),
-    "takes the sparse peak": dict(audit=takes_the_sparse_peak),
-    "takes unknown for 0%": dict(audit=takes_unknown_for_zero),
-    "names the last, not the first": dict(audit=names_the_last),
+    "throws the tails away": dict(pack_lengths=throws_tails_away),
+    "takes documents as they come": dict(pack_lengths=as_they_come),
+    "pads the last row": dict(pack_lengths=pads_the_last_row),
+    "forgets the repeated BOS": dict(pack_lengths=forgets_the_bos),
 }

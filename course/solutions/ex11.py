@@ -1,71 +1,94 @@
 """Exercise 11: the reference, and answers that the oracle must refuse."""
 
-import numpy as np
+from functools import partial
 
 
-def ring_all_reduce(rank, world, send, recv, x):
-    parts = [part.copy() for part in np.array_split(x, world)]
-    for turn in range(2 * (world - 1)):
-        out, into = (rank - turn) % world, (rank - turn - 1) % world
-        send((rank + 1) % world, parts[out])
-        arrived = recv((rank - 1) % world)
-        parts[into] = parts[into] + arrived if turn < world - 1 else arrived
-    return np.concatenate(parts)
+def publish(disk, folder, files):
+    publish_by(write_through, disk, folder, files)
 
 
-def gathers_all_to_all(rank, world, send, recv, x):
-    """Each x goes round whole: (N - 1) S bytes per rank, which 2 ranks do not notice."""
-    total, passing = x.copy(), x
-    for _ in range(world - 1):
-        send((rank + 1) % world, passing)
-        passing = recv((rank - 1) % world)
-        total = total + passing
-    return total
+def publish_by(write, disk, folder, files):
+    parent, tmp = folder.rpartition("/")[0], f"{folder}.tmp"
+    if not disk.exists(folder):
+        write(disk, tmp, files)
+        disk.rename(tmp, folder)  # the one moment at which it comes into being
+    disk.fsync(parent)
 
 
-def forgets_the_second_phase(rank, world, send, recv, x):
-    parts = [part.copy() for part in np.array_split(x, world)]
-    for turn in range(world - 1):
-        send((rank + 1) % world, parts[(rank - turn) % world])
-        parts[(rank - turn - 1) % world] += recv((rank - 1) % world)
-    return np.concatenate(parts)
+def write_through(disk, tmp, files):
+    """A new folder, whose files and names are on the disk."""
+    if disk.exists(tmp):
+        disk.remove(tmp)  # of a publish that has crashed
+    disk.mkdir(tmp)
+    for name, data in files.items():
+        disk.write(f"{tmp}/{name}", data)
+        disk.fsync(f"{tmp}/{name}")
+    disk.fsync(tmp)
 
 
-def adds_in_the_second_phase(rank, world, send, recv, x):
-    parts = [part.copy() for part in np.array_split(x, world)]
-    for turn in range(2 * (world - 1)):
-        send((rank + 1) % world, parts[(rank - turn) % world])
-        parts[(rank - turn - 1) % world] += recv((rank - 1) % world)
-    return np.concatenate(parts)
+def renames_before_the_sync(disk, folder, files):
+    parent, tmp = folder.rpartition("/")[0], f"{folder}.tmp"
+    if disk.exists(tmp):
+        disk.remove(tmp)
+    disk.mkdir(tmp)
+    for name, data in files.items():
+        disk.write(f"{tmp}/{name}", data)
+    disk.rename(tmp, folder)
+    for name in files:
+        disk.fsync(f"{folder}/{name}")
+    disk.fsync(folder)
+    disk.fsync(parent)
 
 
-def loses_the_rest(rank, world, send, recv, x):
-    """Parts of n // world elements: right when n is a multiple."""
-    n = len(x) // world * world
-    return np.concatenate([ring_all_reduce(rank, world, send, recv, x[:n]), x[n:]])
+def marker_first(disk, folder, files):
+    """The name says that all is there, and comes before it is."""
+    if not disk.exists(folder):
+        disk.mkdir(folder)
+    for name, data in files.items():
+        disk.write(f"{folder}/{name}", data)
+        disk.fsync(f"{folder}/{name}")
+    disk.fsync(folder)
+    disk.fsync(folder.rpartition("/")[0])
 
 
-def writes_into_x(rank, world, send, recv, x):
-    x[:] = ring_all_reduce(rank, world, send, recv, x)
-    return x
+def no_sync_of_the_parent(disk, folder, files):
+    if not disk.exists(folder):
+        write_through(disk, f"{folder}.tmp", files)
+        disk.rename(f"{folder}.tmp", folder)
 
 
-def by_way_of_rank_0(rank, world, send, recv, x):
-    """Rank 0 sums and tells: its link carries everything."""
-    if rank:
-        send(0, x)
-        return recv(0)
-    total = sum((recv(r) for r in range(1, world)), x)
-    for r in range(1, world):
-        send(r, total)
-    return total.copy()
+def no_sync_of_the_names(disk, tmp, files):
+    """The contents are safe, and the folder that should name them is empty."""
+    if disk.exists(tmp):
+        disk.remove(tmp)
+    disk.mkdir(tmp)
+    for name, data in files.items():
+        disk.write(f"{tmp}/{name}", data)
+        disk.fsync(f"{tmp}/{name}")
+
+
+def moves_into_it(disk, folder, files):
+    write_through(disk, f"{folder}.tmp", files)
+    disk.rename(f"{folder}.tmp", folder)
+    disk.fsync(folder.rpartition("/")[0])
+
+
+def trusts_what_is_left(disk, tmp, files):
+    """Files of a publish that crashed are taken for whole."""
+    if not disk.exists(tmp):
+        disk.mkdir(tmp)
+    for name, data in files.items():
+        if not disk.exists(f"{tmp}/{name}"):
+            disk.write(f"{tmp}/{name}", data)
+            disk.fsync(f"{tmp}/{name}")
+    disk.fsync(tmp)
 
 
 WRONG = {  # name -> what of the reference it replaces
-    "gathers all to all": dict(ring_all_reduce=gathers_all_to_all),
-    "forgets the second phase": dict(ring_all_reduce=forgets_the_second_phase),
-    "adds in the second phase": dict(ring_all_reduce=adds_in_the_second_phase),
-    "loses what does not divide": dict(ring_all_reduce=loses_the_rest),
-    "writes into x": dict(ring_all_reduce=writes_into_x),
-    "sums on rank 0": dict(ring_all_reduce=by_way_of_rank_0),
+    "renames before the sync": dict(publish=renames_before_the_sync),
+    "the name first, the content then": dict(publish=marker_first),
+    "does not sync the parent": dict(publish=no_sync_of_the_parent),
+    "does not sync the names": dict(publish=partial(publish_by, no_sync_of_the_names)),
+    "moves into what is there": dict(publish=moves_into_it),
+    "trusts what a crash has left": dict(publish=partial(publish_by, trusts_what_is_left)),
 }

@@ -1,60 +1,68 @@
 """Exercise 12: the reference, and answers that the oracle must refuse."""
 
-
-def partition(parameters, world):
-    owner, load = {}, [0] * world
-    for storage, size in parameters:
-        if storage not in owner:
-            owner[storage] = load.index(min(load))  # the first of the least loaded
-            load[owner[storage]] += size
-    return [owner[storage] for storage, _ in parameters]
+import numpy as np
 
 
-def round_robin(parameters, world):
-    """As many parameters for each, of whatever size."""
-    names = list(dict(parameters))
-    return [names.index(storage) % world for storage, _ in parameters]
+def parents_first(node, seen):
+    if node not in seen:
+        seen.add(node)
+        for parent in node.parents:
+            yield from parents_first(parent, seen)
+        yield node
 
 
-def by_hash(parameters, world):
-    return [hash(storage) % world for storage, _ in parameters]
+def sorted_nodes(root):
+    return list(parents_first(root, set()))[::-1]
 
 
-def in_the_order_of_a_set(parameters, world):
-    """The order of a set is that of the hashes."""
-    order = list(set(parameters))
-    owner = dict(zip((storage for storage, _ in order), partition(order, world)))
-    return [owner[storage] for storage, _ in parameters]
+def unbroadcast(g, shape):
+    g = np.asarray(g)
+    while g.ndim > len(shape):
+        g = g.sum(0)
+    for i, n in enumerate(shape):
+        if n == 1:
+            g = g.sum(i, keepdims=True)
+    return g
 
 
-def loses_the_rest(parameters, world):
-    """Consecutive parts of len // world parameters; those that are left have no rank."""
-    names = list(dict(parameters))
-    part = max(1, len(names) // world)
-    return [names.index(storage) // part for storage, _ in parameters]
+def walk(root, order=sorted_nodes, fit=unbroadcast, accumulate=True, fresh=True):
+    nodes = order(root)
+    for node in nodes:
+        if node.parents and fresh:
+            node.grad = np.zeros_like(node.data)
+    root.grad = root.grad + 1.0
+    for node in nodes:
+        for parent, rule in zip(node.parents, node.rules):
+            g = fit(rule(node.grad), parent.data.shape)
+            parent.grad = parent.grad + g if accumulate else g
 
 
-def splits_tied_ones(parameters, world):
-    load, owner = [0] * world, []
-    for _, size in parameters:
-        owner.append(load.index(min(load)))
-        load[owner[-1]] += size
-    return owner
+def backward(root):
+    walk(root)
 
 
-def counts_tied_ones_twice(parameters, world):
-    owner, load = {}, [0] * world
-    for storage, size in parameters:
-        owner.setdefault(storage, load.index(min(load)))
-        load[owner[storage]] += size
-    return [owner[storage] for storage, _ in parameters]
+def breadth_first(root):
+    order = [root]
+    for node in order:
+        order += [parent for parent in node.parents if parent not in order]
+    return order
+
+
+def each_path(root):
+    def push(node, g):
+        node.grad = node.grad + g
+        for parent, rule in zip(node.parents, node.rules):
+            push(parent, unbroadcast(rule(g), parent.data.shape))
+
+    push(root, np.ones_like(root.data))
 
 
 WRONG = {  # name -> what of the reference it replaces
-    "round-robin by count": dict(partition=round_robin),
-    "by hash": dict(partition=by_hash),
-    "in the order of a set": dict(partition=in_the_order_of_a_set),
-    "loses the last ones": dict(partition=loses_the_rest),
-    "splits tied parameters": dict(partition=splits_tied_ones),
-    "counts tied parameters twice": dict(partition=counts_tied_ones_twice),
+    "in the order met": dict(backward=lambda root: walk(root, order=breadth_first)),
+    "= for +=": dict(backward=lambda root: walk(root, accumulate=False)),
+    "no unbroadcast": dict(backward=lambda root: walk(root, fit=lambda g, shape: g)),
+    "keeps the inner gradients of the last call": dict(
+        backward=lambda root: walk(root, fresh=False)
+    ),
+    "follows each path": dict(backward=each_path),
 }

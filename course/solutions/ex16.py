@@ -1,94 +1,63 @@
 """Exercise 16: the reference, and answers that the oracle must refuse."""
 
-from functools import partial
+import numpy as np
 
 
-def publish(disk, folder, files):
-    publish_by(write_through, disk, folder, files)
+def quantize(x, block):
+    starts = range(0, len(x), block)
+    largest = [np.abs(x[i : i + block]).max() for i in starts]
+    scales = np.array(largest, np.float32) / np.float32(127)
+    step = np.repeat(scales, block)[: len(x)]
+    codes = np.round(np.divide(x, step, out=np.zeros_like(x), where=step > 0))
+    return codes.astype(np.int8), scales
 
 
-def publish_by(write, disk, folder, files):
-    parent, tmp = folder.rpartition("/")[0], f"{folder}.tmp"
-    if not disk.exists(folder):
-        write(disk, tmp, files)
-        disk.rename(tmp, folder)  # the one moment at which it comes into being
-    disk.fsync(parent)
+def one_scale(x, block):
+    _, scales = quantize(x, max(1, len(x)))
+    scales = np.full(-(-len(x) // block), scales.max(initial=0), np.float32)
+    step = np.repeat(scales, block)[: len(x)]
+    return np.round(np.divide(x, step, out=np.zeros_like(x), where=step > 0)).astype(
+        np.int8
+    ), scales
 
 
-def write_through(disk, tmp, files):
-    """A new folder, whose files and names are on the disk."""
-    if disk.exists(tmp):
-        disk.remove(tmp)  # of a publish that has crashed
-    disk.mkdir(tmp)
-    for name, data in files.items():
-        disk.write(f"{tmp}/{name}", data)
-        disk.fsync(f"{tmp}/{name}")
-    disk.fsync(tmp)
+def from_the_mean(x, block):
+    """Three times the mean size covers nearly all; the rest is clipped."""
+    _, scales = quantize(x, block)
+    scales = [3 * np.abs(x[i * block : (i + 1) * block]).mean() / 127 for i in range(len(scales))]
+    scales = np.array(scales, np.float32)
+    step = np.maximum(np.repeat(scales, block)[: len(x)], 1e-38)
+    return np.clip(np.round(x / step), -127, 127).astype(np.int8), scales
 
 
-def renames_before_the_sync(disk, folder, files):
-    parent, tmp = folder.rpartition("/")[0], f"{folder}.tmp"
-    if disk.exists(tmp):
-        disk.remove(tmp)
-    disk.mkdir(tmp)
-    for name, data in files.items():
-        disk.write(f"{tmp}/{name}", data)
-    disk.rename(tmp, folder)
-    for name in files:
-        disk.fsync(f"{folder}/{name}")
-    disk.fsync(folder)
-    disk.fsync(parent)
+def clamped_scale(x, block):
+    """A scale kept above 1e-8, against the division by zero: small blocks are rounded away."""
+    _, scales = quantize(x, block)
+    scales = np.where(scales > 0, np.maximum(scales, np.float32(1e-8)), 0).astype(np.float32)
+    step = np.maximum(np.repeat(scales, block)[: len(x)], np.float32(1e-8))
+    return np.round(x / step).astype(np.int8), scales
 
 
-def marker_first(disk, folder, files):
-    """The name says that all is there, and comes before it is."""
-    if not disk.exists(folder):
-        disk.mkdir(folder)
-    for name, data in files.items():
-        disk.write(f"{folder}/{name}", data)
-        disk.fsync(f"{folder}/{name}")
-    disk.fsync(folder)
-    disk.fsync(folder.rpartition("/")[0])
+def towards_zero(x, block):
+    _, scales = quantize(x, block)
+    step = np.repeat(scales, block)[: len(x)]
+    codes = np.divide(x, step * np.float32(0.9999), out=np.zeros_like(x), where=step > 0)
+    return codes.astype(np.int8), scales
 
 
-def no_sync_of_the_parent(disk, folder, files):
-    if not disk.exists(folder):
-        write_through(disk, f"{folder}.tmp", files)
-        disk.rename(f"{folder}.tmp", folder)
-
-
-def no_sync_of_the_names(disk, tmp, files):
-    """The contents are safe, and the folder that should name them is empty."""
-    if disk.exists(tmp):
-        disk.remove(tmp)
-    disk.mkdir(tmp)
-    for name, data in files.items():
-        disk.write(f"{tmp}/{name}", data)
-        disk.fsync(f"{tmp}/{name}")
-
-
-def moves_into_it(disk, folder, files):
-    write_through(disk, f"{folder}.tmp", files)
-    disk.rename(f"{folder}.tmp", folder)
-    disk.fsync(folder.rpartition("/")[0])
-
-
-def trusts_what_is_left(disk, tmp, files):
-    """Files of a publish that crashed are taken for whole."""
-    if not disk.exists(tmp):
-        disk.mkdir(tmp)
-    for name, data in files.items():
-        if not disk.exists(f"{tmp}/{name}"):
-            disk.write(f"{tmp}/{name}", data)
-            disk.fsync(f"{tmp}/{name}")
-    disk.fsync(tmp)
+def up_to_128(x, block):
+    """2 to the 7th is 128, but int8 ends at 127: the largest becomes -128."""
+    _, scales = quantize(x, block)
+    scales = scales * np.float32(127 / 128)
+    step = np.repeat(scales, block)[: len(x)]
+    codes = np.round(np.divide(x, step, out=np.zeros_like(x), where=step > 0))
+    return codes.astype(np.int16).astype(np.int8), scales
 
 
 WRONG = {  # name -> what of the reference it replaces
-    "renames before the sync": dict(publish=renames_before_the_sync),
-    "the name first, the content then": dict(publish=marker_first),
-    "does not sync the parent": dict(publish=no_sync_of_the_parent),
-    "does not sync the names": dict(publish=partial(publish_by, no_sync_of_the_names)),
-    "moves into what is there": dict(publish=moves_into_it),
-    "trusts what a crash has left": dict(publish=partial(publish_by, trusts_what_is_left)),
+    "one scale for all": dict(quantize=one_scale),
+    "takes the scale from the mean": dict(quantize=from_the_mean),
+    "keeps the scale above 1e-8": dict(quantize=clamped_scale),
+    "rounds towards zero": dict(quantize=towards_zero),
+    "overflows at 128": dict(quantize=up_to_128),
 }

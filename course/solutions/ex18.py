@@ -1,69 +1,79 @@
 """Exercise 18: the reference, and answers that the oracle must refuse."""
 
-from collections import Counter
-
-import numpy as np
+import torch
 
 
-def is_chance(correct, n, k):
-    return abs(correct - n / k) <= 2 * (n / k * (1 - 1 / k)) ** 0.5
+class Recompute(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, fn, switch, *args):
+        ctx.fn, ctx.rng = fn, torch.get_rng_state()
+        ctx.save_for_backward(*args)
+        return fn(*args)  # autograd does not look inside
+
+    @staticmethod
+    def backward(ctx, grad):
+        now = torch.get_rng_state()
+        torch.set_rng_state(ctx.rng)
+        wanted = ctx.needs_input_grad[2:]
+        args = [t.detach().requires_grad_(want) for t, want in zip(ctx.saved_tensors, wanted)]
+        with torch.enable_grad():
+            out = ctx.fn(*args)
+        torch.set_rng_state(now)
+        out.backward(grad)  # the weights get theirs here
+        return None, None, *(t.grad for t in args)
 
 
-def constant_answer(predictions, golds):
-    letter, times = Counter(predictions).most_common(1)[0]
-    return letter, times / len(predictions), golds.count(letter) / len(golds)
+def recompute(fn, *args):
+    switch = torch.empty(0, requires_grad=True)  # else no backward if only weights want gradients
+    return Recompute.apply(fn, switch, *args)
 
 
-def bradley_terry(wins):
-    matches, p = wins + wins.T, np.ones(len(wins))
-    for _ in range(2000):
-        p = wins.sum(1) / (matches / (p[:, None] + p)).sum(1)
-        p /= p.mean()
-    rating = 400 * np.log10(p)
-    return rating - rating.mean() + 1000
+class OtherDice(Recompute):
+    """Draws new random numbers the second time."""
+
+    @staticmethod
+    def backward(ctx, grad):
+        ctx.rng = torch.get_rng_state()
+        return Recompute.backward(ctx, grad)
 
 
-def below_is_random_too(correct, n, k):
-    """Looks at one side only: worse than chance is called chance."""
-    return correct <= n / k + 2 * (n / k * (1 - 1 / k)) ** 0.5
+class FirstOnly(Recompute):
+    """Only the first argument gets its gradient."""
+
+    @staticmethod
+    def backward(ctx, grad):
+        _, _, first, *others = Recompute.backward(ctx, grad)
+        return None, None, first, *(None for _ in others)
 
 
-def forgets_the_root(correct, n, k):
-    """The deviation of one question instead of that of n."""
-    return abs(correct / n - 1 / k) <= 2 * (1 / k * (1 - 1 / k)) ** 0.5
+class SpoilsTheDice(Recompute):
+    """Leaves the generator where the second run of fn left it."""
+
+    @staticmethod
+    def backward(ctx, grad):
+        grads = Recompute.backward(ctx, grad)
+        torch.set_rng_state(ctx.rng)
+        return grads
 
 
-def near_enough(correct, n, k):
-    """Two points of a hundred are called near, whatever n is."""
-    return abs(correct / n - 1 / k) <= 0.02
+def keeps_everything(fn, *args):
+    return fn(*args)
 
 
-def accuracy_of_the_predictions(predictions, golds):
-    letter, share, _ = constant_answer(predictions, golds)
-    return letter, share, sum(a == b for a, b in zip(predictions, golds)) / len(golds)
-
-
-def elo_in_one_pass(wins):
-    """Match after match, as they stand in the table: the last ones count most."""
-    rating = np.full(len(wins), 1000.0)
-    for i, j in np.ndindex(wins.shape):
-        for _ in range(round(wins[i, j])):
-            gain = 32 / (1 + 10 ** ((rating[i] - rating[j]) / 400))
-            rating[i], rating[j] = rating[i] + gain, rating[j] - gain
-    return rating
-
-
-def share_of_wins(wins):
-    """Whom one has met does not count: a win against the weakest is a win."""
-    odds = 400 * np.log10(wins.sum(1) / wins.sum(0))
-    return odds - odds.mean() + 1000
+def without_switch(fn, *args):
+    return Recompute.apply(fn, torch.empty(0), *args).requires_grad_()
 
 
 WRONG = {  # name -> what of the reference it replaces
-    "calls z = -5 random": dict(is_chance=below_is_random_too),
-    "deviation without the root of n": dict(is_chance=forgets_the_root),
-    "two points are near enough": dict(is_chance=near_enough),
-    "accuracy of the predictions": dict(constant_answer=accuracy_of_the_predictions),
-    "Elo in one pass": dict(bradley_terry=elo_in_one_pass),
-    "odds of all matches together": dict(bradley_terry=share_of_wins),
+    "draws other random numbers": dict(recompute=lambda fn, *a: apply(OtherDice, fn, a)),
+    "drops the gradients of other arguments": dict(
+        recompute=lambda fn, *a: apply(FirstOnly, fn, a)
+    ),
+    "leaves the generator elsewhere": dict(recompute=lambda fn, *a: apply(SpoilsTheDice, fn, a)),
+    "keeps everything": dict(recompute=keeps_everything),
+    "forgets weights that no argument leads to": dict(recompute=without_switch),
 }
+
+
+def apply(function, fn, args):
+    return function.apply(fn, torch.empty(0, requires_grad=True), *args)

@@ -1,43 +1,59 @@
 """Exercise 19: the reference, and answers that the oracle must refuse."""
 
-
-def split_qkv(w, n_head, n_kv_head, head_dim):
-    groups = w.view(n_kv_head, -1, *w.shape[1:])
-    queries = n_head // n_kv_head * head_dim
-    return tuple(part.flatten(0, 1) for part in groups.split([queries, head_dim, head_dim], 1))
+import math
 
 
-def thirds(w, n_head, n_kv_head, head_dim):
-    """All queries, then all keys, then all values."""
-    return w.split([n_head * head_dim, n_kv_head * head_dim, n_kv_head * head_dim])
+def estimates(steps, seq_len):
+    """-> (|G|^2, tr(Sigma)) of each step that counts."""
+    found = []
+    for small_sq, big_sq, small, big in steps:
+        if small == big or not math.isfinite(small_sq + big_sq):
+            continue
+        b, B = small * seq_len, big * seq_len  # tokens
+        found.append(((B * big_sq - b * small_sq) / (B - b), (small_sq - big_sq) / (1 / b - 1 / B)))
+    return found
 
 
-def as_without_groups(w, n_head, n_kv_head, head_dim):
-    """Query, key, value of every head in turn, as where each head has a key of its own."""
-    size = w.shape[0] // 3 // head_dim
-    heads = w[: 3 * size * head_dim].view(size, 3, head_dim, *w.shape[1:])
-    q, k, v = (heads[:, i].flatten(0, 1) for i in range(3))
-    missing = n_head * head_dim - len(q)
-    q = q if missing <= 0 else w[: n_head * head_dim]
-    return q[: n_head * head_dim], k[: n_kv_head * head_dim], v[: n_kv_head * head_dim]
+def noise_scale(steps, seq_len):
+    G_sq, trace = 0.0, 0.0
+    for g, t in estimates(steps, seq_len):
+        G_sq, trace = G_sq + g, trace + t
+    return trace / G_sq if G_sq > 0 else None
 
 
-def swapped(w, n_head, n_kv_head, head_dim):
-    q, k, v = split_qkv(w, n_head, n_kv_head, head_dim)
-    return q, v, k
+def mean_of_ratios(steps, seq_len):
+    """Biased: a step whose |G|^2 happens to be near 0 outweighs all the others."""
+    ratios = [t / g for g, t in estimates(steps, seq_len) if g]
+    return sum(ratios) / len(ratios) if ratios else None
 
 
-def key_first(w, n_head, n_kv_head, head_dim):
-    """The groups are found, but in each the key and the value are taken from the front."""
-    groups = w.view(n_kv_head, -1, *w.shape[1:])
-    sizes = [head_dim, head_dim, n_head // n_kv_head * head_dim]
-    k, v, q = (part.flatten(0, 1) for part in groups.split(sizes, 1))
-    return q, k, v
+def sizes_swapped(steps, seq_len):
+    return noise_scale([(small_sq, big_sq, n, m) for small_sq, big_sq, m, n in steps], seq_len)
+
+
+def in_rows(steps, seq_len):
+    return noise_scale(steps, 1)
+
+
+def norms_first(steps, seq_len):
+    """Averages the norms over the steps, though their sizes differ."""
+    count = [s for s in steps if s[2] != s[3] and math.isfinite(s[0] + s[1])]
+    if not count:
+        return None
+    means = [sum(column) / len(count) for column in zip(*count)]
+    return noise_scale([tuple(means)], seq_len)
+
+
+def negative_too(steps, seq_len):
+    found = estimates(steps, seq_len)
+    G_sq, trace = sum(g for g, _ in found), sum(t for _, t in found)
+    return trace / G_sq if G_sq else None
 
 
 WRONG = {  # name -> what of the reference it replaces
-    "thirds instead of groups": dict(split_qkv=thirds),
-    "as if every head had its own key": dict(split_qkv=as_without_groups),
-    "k and v swapped": dict(split_qkv=swapped),
-    "the key first": dict(split_qkv=key_first),
+    "averages the ratios of single steps": dict(noise_scale=mean_of_ratios),
+    "swaps the sizes": dict(noise_scale=sizes_swapped),
+    "counts rows where tokens are meant": dict(noise_scale=in_rows),
+    "averages norms of different sizes": dict(noise_scale=norms_first),
+    "gives a negative noise scale": dict(noise_scale=negative_too),
 }

@@ -1,0 +1,156 @@
+"""Lesson 5: the whole training run in one file, without a single seat belt.
+
+It trains the preset tiny with the data, model, optimizer and row order of train.py, on one device,
+in one process. The first losses are the same, bit for bit (compare `python course/05_one_file.py`
+with `python train.py --log_every 1`; a test does). Pull the plug and all is lost; feed it NaN and
+the weights are gone; a flipped byte on the disk is caught only because `Manifest.row` insists.
+
+Read it before train.py. A comment that begins with the name of a file says which file turns the
+bare line beside it into a promise; once you have read this, you know what those files are for.
+
+Shapes: B rows per step (tiny: 4), T positions (512), V vocabulary (4,096).
+"""
+
+import argparse
+import math
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+import config as cfg
+import optim
+from data import Order, mix64
+from machinery.shards import Manifest
+from model import GPT
+from tokenizer import Tokenizer
+
+
+# ----------------------------------------------------------------------------------- 1. the device
+def pick_device() -> tuple[torch.device, torch.dtype]:
+    """The device, and the dtype to compute in: bf16 where the hardware multiplies it."""
+    # machinery/ranks.py: says what is wrong with a GPU that does not work, and joins many of them
+    device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
+    bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
+    if device.type == "cpu":
+        bf16 = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+        torch.use_deterministic_algorithms(True)  # threads add up in a fixed order: the same bits
+    torch.set_float32_matmul_precision("high")
+    return device, torch.bfloat16 if bf16 else torch.float32
+
+
+# ------------------------------------------------------------------------------------- 2. the data
+def batch(manifest: Manifest, split: str, places: list, device) -> tuple:
+    """places: (source, row) each -> inputs, targets, int64 (B, T) each.
+
+    A row has T + 1 tokens: the first T are read, the last T are predicted, so each position learns
+    to name the token after it."""
+    # machinery/shards.py: every row is checked when it is read
+    rows = [torch.from_numpy(manifest.row(split, *p).astype("int64")) for p in places]
+    rows = torch.stack(rows).to(device)  # (B, T + 1)
+    # data.py: a RowLoader reads ahead in a thread, so that the device never waits for this
+    return rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
+
+
+# ------------------------------------------------------------------------------------ 3. the model
+def build_model(preset: cfg.Preset, manifest: Manifest, device, dtype) -> GPT:
+    """The model with its initial values, on its device."""
+    # machinery/folders.py: refuses data that are not what the command line asks for
+    T, V = manifest.row_len - 1, manifest.vocab_size
+    config = replace(preset.model, seq_len=T, vocab_size=V, bos_id=manifest.bos_id)
+    # machinery/build.py: built on the meta device (shapes without memory) first, so that no weight
+    # exists twice; sharded over GPUs (FSDP2) when the state does not fit on one
+    with torch.device(device):
+        model = GPT(config, compute_dtype=dtype)
+    torch.manual_seed(preset.train.seed)
+    model.init_weights()
+    return model
+
+
+# ----------------------------------------------------------------------------------- 4. validation
+@torch.no_grad()
+def validate(model: GPT, manifest: Manifest, token_bytes, n_rows: int, device) -> float:
+    """Bits per byte of held-out text: nats / ln 2 / bytes, over the targets that stand for text."""
+    nats = n_bytes = 0.0
+    for i in range(min(n_rows, manifest.rows("val", 0))):
+        inputs, targets = batch(manifest, "val", [(0, i)], device)  # (1, T) each
+        loss, size = model(inputs, targets, reduction="none"), token_bytes[targets]
+        nats += float((loss * (size > 0)).sum())
+        n_bytes += float(size.sum())
+    return nats / math.log(2) / n_bytes
+
+
+# ------------------------------------------------------------------------------------- 5. the loop
+def train(preset: cfg.Preset, data_dir: Path, steps: int, compile: bool, rows_val: int) -> list:
+    """Take `steps` steps of the run that the preset describes; returns the losses."""
+    # machinery/cli.py turns a command line into this preset; machinery/errors.py has an exit code
+    # for each way in which what follows can fail
+    config, (device, dtype) = preset.train, pick_device()
+    manifest = Manifest.load(data_dir, preset.name)
+    token_bytes = torch.from_numpy(manifest.token_bytes()).to(device)  # (V,)
+
+    model = build_model(preset, manifest, device, dtype)
+    # machinery/build.py: falls back to eager where the compiler fails, halves the rows per pass
+    # until they fit (and accumulates gradients), prints both
+    step_model = torch.compile(model, dynamic=False, fullgraph=True) if compile else model
+    optimizers = optim.build(model.param_groups(), config, model.config.n_embd, ns_dtype=dtype)
+
+    T = model.config.seq_len
+    B = config.tokens_per_step // T  # rows in a step, all in one pass
+    sizes = [manifest.rows("train", source) for source in range(len(manifest.sources))]
+    order = Order(sizes, sizes, config.seed)  # position -> (source, row): no state to save
+
+    # machinery/plan.py: prints all of this before the first step: epochs, memory, hours, dollars
+    print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {B} rows x {T} a step")
+    losses = []
+    for step in range(steps):
+        began, first = time.perf_counter(), step * B
+        factor = optim.set_schedule(optimizers, step, config.steps, config)
+        places = [order(p) for p in range(first, first + B)]
+        inputs, targets = batch(manifest, "train", places, device)
+        torch.manual_seed(mix64(mix64(config.seed) ^ first))  # dropout, if you add some
+        loss = step_model(inputs, targets)
+        loss.backward()
+        # train.py, take_steps: NaN on any rank, and a signal to any rank, reach all of them here
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        losses.append(loss.item())  # train.py reads it a step late, so that a GPU never waits
+        # machinery/log.py: this line in metrics.jsonl, and in status.json how the run ended
+        seconds = time.perf_counter() - began
+        bpb = losses[-1] * B * T / math.log(2) / float(token_bytes[targets].sum())
+        tflops = B * T / seconds * model.flops_per_token() / 1e12  # flops.py: MFU, from this
+        print(
+            f"step {step + 1}/{config.steps} | loss {losses[-1]:.4f} | bpb {bpb:.3f} | "
+            f"lr {factor:.3f} | {1e3 * seconds:.0f} ms | {tflops:.3f} TFLOP/s full"
+        )
+        # machinery/checkpoint.py: a save now and then, atomic and verified, behind the training
+    print(f"validation: {validate(model, manifest, token_bytes, rows_val, device):.4f} bpb")
+
+    # ------------------------------------------------------------------------- 6. its own words
+    tokenizer = Tokenizer.load(data_dir / "tokenizer.json")
+    for prompt in preset.prompts[:1]:
+        ids = torch.tensor([[manifest.bos_id, *tokenizer.encode(prompt.rstrip())]], device=device)
+        out = model.generate(ids, 40, generator=torch.Generator(device).manual_seed(0))
+        print(repr(tokenizer.decode(out[0, 1:].tolist())))
+    return losses
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data_dir", default=ROOT / "data/tiny", help="made by prepare_data.py")
+    parser.add_argument("--steps", type=int, default=20, help="how many of 1,000 to take")
+    parser.add_argument("--no_compile", action="store_true")
+    parser.add_argument("--val_rows", type=int, default=40)
+    args = parser.parse_args()
+    preset, data_dir = cfg.PRESETS["tiny"], Path(args.data_dir)
+    train(preset, data_dir, args.steps, not args.no_compile, args.val_rows)
+
+
+if __name__ == "__main__":
+    main()

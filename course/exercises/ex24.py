@@ -1,0 +1,72 @@
+"""Exercise 24: write the ring all-reduce.
+
+    ring_all_reduce(rank, world, send, recv, x) -> the sum of all ranks' x
+
+Each of `world` ranks (0 .. world - 1, each a thread here) calls it with its own x: an array (n,), n
+being the same on all ranks, but not always a multiple of `world`. send(to, a) sends an array to a
+rank and does not wait; recv(source) waits for one.
+1. All ranks return the sum, with the same bits and of x's dtype; x itself stays as it is.
+2. A rank sends to the next one only, rank + 1, and the last one to rank 0.
+3. It sends at most 2 (world - 1) messages, and no element more often than it must: all ranks
+   together send 2 (world - 1) times the bytes of x, in parts that differ by at most one element.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+
+
+def ring_all_reduce(rank: int, world: int, send: Callable, recv: Callable, x: np.ndarray):
+    raise NotImplementedError("write ring_all_reduce, then: python course/check.py 24")
+
+
+def oracle(answer) -> None:
+    """The judge. You may read it: it tests the result and gives no solution away."""
+    import lesson
+
+    def check(world, n, dtype):
+        rng = np.random.default_rng(world * 1000 + n)
+        xs = [(100 * rng.normal(size=n)).astype(dtype) for _ in range(world)]
+        before, sizes = [x.copy() for x in xs], [[] for _ in xs]
+        name = f"{world} ranks, {n} of {np.dtype(dtype).name}"
+
+        def one(rank, world, send, recv):
+            def noted(to, part):
+                assert 0 <= to < world, f"{name}: rank {rank} sends to rank {to}"
+                assert to == (rank + 1) % world, (
+                    f"{name}: rank {rank} sends to {to}, which is not its neighbour on the right"
+                )
+                sizes[rank].append(len(part))
+                assert len(sizes[rank]) <= 2 * (world - 1), (
+                    f"{name}: rank {rank} sends more than {2 * (world - 1)} messages"
+                )
+                send(to, part)
+
+            return answer.ring_all_reduce(rank, world, noted, recv, xs[rank])
+
+        results, sent = lesson.threads(world, one)
+        want, total = sum(x.astype(np.float64) for x in before), 2 * (world - 1) * xs[0].nbytes
+        for rank, got in enumerate(results):
+            assert isinstance(got, np.ndarray), f"{name}: rank {rank} returns {got!r}"
+            assert got.shape == (n,) and got.dtype == dtype, (
+                f"{name}: rank {rank} returns {got.dtype} of shape {got.shape}"
+            )
+            far = np.flatnonzero(~np.isclose(got, want, rtol=1e-4, atol=1e-3))
+            assert not far.size, (
+                f"{name}: on rank {rank}, element {far[0]} is {got[far[0]]}, not {want[far[0]]:.7g}"
+            )
+            assert np.array_equal(xs[rank], before[rank]), f"{name}: x of rank {rank} was changed"
+        assert sum(sent) == total, f"{name}: {sum(sent)} bytes were sent in all, not {total}"
+        lengths = [length for one_rank in sizes for length in one_rank]
+        assert not lengths or max(lengths) - min(lengths) <= 1, (
+            f"{name}: messages have {min(lengths)} to {max(lengths)} elements"
+        )
+        for rank, got in enumerate(results):
+            assert got.tobytes() == results[0].tobytes(), (
+                f"{name}: ranks 0 and {rank} have the same sum, but not the same bits"
+            )
+
+    for world, n in ((1, 7), (2, 8), (2, 5), (3, 12), (3, 10), (5, 23), (5, 3), (4, 64)):
+        check(world, n, np.float32)
+    check(3, 7, np.int64)
+    check(5, 999, np.float32)

@@ -1,0 +1,75 @@
+"""Exercise 32: three questions to ask of a result before you believe it.
+
+is_chance(3230, n=14_042, k=4) -> False: 3,230 right of 14,042, with k options each. True if the
+    number right is at most two standard deviations, sqrt(n p (1 - p)) with p = 1/k, from n p, on
+    either side.
+
+constant_answer(predictions, golds) -> (letter, its share, accuracy), for example ("A", 0.97, 0.23):
+    the letter that is predicted most often, its share of the predictions, and the accuracy of a
+    model that always says that letter.
+
+bradley_terry(wins) -> ratings: wins[i][j] is how often player i beat player j. The strengths p
+    under which the wins are likeliest, if i beats j with probability p[i] / (p[i] + p[j]), on
+    Elo's scale: 400 points more are ten times the strength, and the mean is 1000. Not every pair
+    has met, but the matches join all players and nobody has only won or only lost, so that the
+    strengths are finite. Matches have no order, and the result depends on none. (To compute it:
+    p[i] = wins of i / sum over j of matches(i, j) / (p[i] + p[j]), for all i, again and again.)
+"""
+
+import numpy as np
+
+
+def is_chance(correct: int, n: int, k: int) -> bool:
+    raise NotImplementedError("write the three functions, then: python course/check.py 32")
+
+
+def constant_answer(predictions: str, golds: str) -> tuple[str, float, float]:
+    raise NotImplementedError("write constant_answer too, then: python course/check.py 32")
+
+
+def bradley_terry(wins: np.ndarray) -> np.ndarray:
+    raise NotImplementedError("write bradley_terry too, then: python course/check.py 32")
+
+
+def oracle(answer) -> None:
+    """The judge. You may read it: it tests the result and gives no solution away."""
+    # n p = 3510.5 and a step of 51.3; 25 and 4.33; 50 and 5 (k = 2)
+    cases = [(3230, 14_042, 4, False), (3500, 14_042, 4, True), (3790, 14_042, 4, False)]
+    cases += [(33, 100, 4, True), (34, 100, 4, False), (17, 100, 4, True), (16, 100, 4, False)]
+    cases += [(60, 100, 2, True), (61, 100, 2, False), (40, 100, 2, True), (39, 100, 2, False)]
+    for correct, n, k, chance in cases:
+        said = bool(answer.is_chance(correct, n, k))
+        assert said == chance, (
+            f"{correct} of {n:,} with {k} options: chance is {chance}, not {said}"
+        )
+
+    for predictions, golds, expected in (
+        ("AAABAAAAAC", "ABCDABCDAB", ("A", 0.8, 0.3)),
+        ("DDDDC", "ABCCC", ("D", 0.8, 0.0)),
+        ("BBCB", "BCCC", ("B", 0.75, 0.25)),
+    ):
+        said = tuple(answer.constant_answer(predictions, golds))
+        assert said == expected, f"{predictions} for {golds}: {said} instead of {expected}"
+
+    def likeliest(strengths: list[float], matches: np.ndarray) -> None:
+        p = np.array(strengths)
+        wins = matches * p[:, None] / (p[:, None] + p)  # what these strengths lead one to expect
+        expected = 400 * np.log10(p)
+        expected += 1000 - expected.mean()
+        before = wins.copy()
+        ratings = np.asarray(answer.bradley_terry(wins))
+        assert np.array_equal(wins, before), "the wins that were handed over have been changed"
+        assert ratings.shape == p.shape, f"{len(p)} players, ratings of shape {ratings.shape}"
+        assert np.abs(ratings - expected).max() < 1, (
+            f"strengths {strengths}, matches {matches.tolist()}: the ratings are "
+            f"{ratings.round(1).tolist()}, not {expected.round(1).tolist()}"
+        )
+
+    likeliest([10.0, 1.0], np.array([[0, 22], [22, 0]]))
+    likeliest([3.0, 3.0, 3.0], 8 * (1 - np.eye(3)))
+    chain = np.diag([30.0, 6.0, 90.0], 1)  # each meets its neighbours only, not equally often
+    likeliest([8.0, 4.0, 2.0, 1.0], chain + chain.T)
+    rng = np.random.default_rng(18)
+    for players in (4, 7):
+        met = np.triu(rng.integers(1, 40, (players, players)), 1)
+        likeliest(rng.uniform(0.2, 5, players).round(2).tolist(), met + met.T)

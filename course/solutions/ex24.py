@@ -1,0 +1,71 @@
+"""Exercise 24: the reference, and answers that the oracle must refuse."""
+
+import numpy as np
+
+
+def ring_all_reduce(rank, world, send, recv, x):
+    parts = [part.copy() for part in np.array_split(x, world)]
+    for turn in range(2 * (world - 1)):
+        out, into = (rank - turn) % world, (rank - turn - 1) % world
+        send((rank + 1) % world, parts[out])
+        arrived = recv((rank - 1) % world)
+        parts[into] = parts[into] + arrived if turn < world - 1 else arrived
+    return np.concatenate(parts)
+
+
+def gathers_all_to_all(rank, world, send, recv, x):
+    """Each x goes round whole: (N - 1) S bytes per rank, which 2 ranks do not notice."""
+    total, passing = x.copy(), x
+    for _ in range(world - 1):
+        send((rank + 1) % world, passing)
+        passing = recv((rank - 1) % world)
+        total = total + passing
+    return total
+
+
+def forgets_the_second_phase(rank, world, send, recv, x):
+    parts = [part.copy() for part in np.array_split(x, world)]
+    for turn in range(world - 1):
+        send((rank + 1) % world, parts[(rank - turn) % world])
+        parts[(rank - turn - 1) % world] += recv((rank - 1) % world)
+    return np.concatenate(parts)
+
+
+def adds_in_the_second_phase(rank, world, send, recv, x):
+    parts = [part.copy() for part in np.array_split(x, world)]
+    for turn in range(2 * (world - 1)):
+        send((rank + 1) % world, parts[(rank - turn) % world])
+        parts[(rank - turn - 1) % world] += recv((rank - 1) % world)
+    return np.concatenate(parts)
+
+
+def loses_the_rest(rank, world, send, recv, x):
+    """Parts of n // world elements: right when n is a multiple."""
+    n = len(x) // world * world
+    return np.concatenate([ring_all_reduce(rank, world, send, recv, x[:n]), x[n:]])
+
+
+def writes_into_x(rank, world, send, recv, x):
+    x[:] = ring_all_reduce(rank, world, send, recv, x)
+    return x
+
+
+def by_way_of_rank_0(rank, world, send, recv, x):
+    """Rank 0 sums and tells: its link carries everything."""
+    if rank:
+        send(0, x)
+        return recv(0)
+    total = sum((recv(r) for r in range(1, world)), x)
+    for r in range(1, world):
+        send(r, total)
+    return total.copy()
+
+
+WRONG = {  # name -> what of the reference it replaces
+    "gathers all to all": dict(ring_all_reduce=gathers_all_to_all),
+    "forgets the second phase": dict(ring_all_reduce=forgets_the_second_phase),
+    "adds in the second phase": dict(ring_all_reduce=adds_in_the_second_phase),
+    "loses what does not divide": dict(ring_all_reduce=loses_the_rest),
+    "writes into x": dict(ring_all_reduce=writes_into_x),
+    "sums on rank 0": dict(ring_all_reduce=by_way_of_rank_0),
+}
