@@ -7,8 +7,8 @@ machinery/cli.py turns a command line into a preset.
 """
 
 import math
-from dataclasses import dataclass, field, replace
-from typing import Literal
+from dataclasses import dataclass, field, fields, replace
+from typing import Annotated, Literal
 
 
 class UsageError(ValueError):
@@ -16,6 +16,23 @@ class UsageError(ValueError):
     and exit with 2. Raised by name; any other exception is a traceback."""
 
     exit_code = 2
+
+
+LARGEST = 10**15  # a float still counts it exactly
+# What an option may be, least and most; any other: from 0 to LARGEST, or to 1e30 with a fraction.
+Size = Annotated[int, 1, 1 << 20]
+Count = Annotated[int, 1, LARGEST]
+Share = Annotated[float, 0, 1]
+
+
+def check_numbers(options) -> None:
+    """UsageError for a number of a dataclass that is out of its range, which NaN always is."""
+    for option in fields(options):
+        if isinstance(value := getattr(options, option.name), (int, float)):
+            most = LARGEST if isinstance(value, int) else 1e30
+            least, most = getattr(option.type, "__metadata__", (0, most))
+            if not least <= value <= most:
+                raise UsageError(f"--{option.name} {value} must be {least} or more, up to {most:,}")
 
 
 EXTRAS = ("key_offset", "value_embeds")
@@ -27,23 +44,23 @@ class GPTConfig:
     """The architecture. Every combination that a preset uses maps onto a stock transformers class
     as long as `extras` is empty."""
 
-    seq_len: int = 2048
+    seq_len: Size = 2048
     """Positions the model sees at once (a row holds one token more)."""
-    vocab_size: int = 32_768
+    vocab_size: Size = 32_768
     """Tokens in the vocabulary; the tables are padded to a multiple of 64 rows."""
-    n_layer: int = 12
+    n_layer: Annotated[int, 1, 256] = 12
     """Transformer blocks."""
-    n_head: int = 6
+    n_head: Size = 6
     """Query heads."""
-    n_kv_head: int = 6
+    n_kv_head: Size = 6
     """Key/value heads; fewer than n_head is grouped-query attention (GQA)."""
-    head_dim: int = 128
+    head_dim: Size = 128
     """Channels of a head."""
-    n_embd: int = 768
+    n_embd: Size = 768
     """Width of the residual stream."""
     mlp: Literal["relu2", "swiglu"] = "relu2"
     """Activation of the MLP: ReLU squared, or SwiGLU."""
-    mlp_hidden: int = 3072
+    mlp_hidden: Size = 3072
     """Hidden width of the MLP."""
     qk_norm: bool = True
     """RMSNorm on queries and keys, per head."""
@@ -53,7 +70,7 @@ class GPTConfig:
     """One table for the embedding and the head."""
     logit_softcap: float = 15.0
     """Squash the logits to +-this with tanh; 0: none."""
-    rope_theta: float = 100_000.0
+    rope_theta: Annotated[float, 1, LARGEST] = 100_000.0
     """Base of the rotary frequencies."""
     nope_every: int = 0
     """No positional encoding (NoPE) on every k-th layer; 0: RoPE everywhere."""
@@ -67,10 +84,7 @@ class GPTConfig:
 
     def __post_init__(self):
         object.__setattr__(self, "extras", tuple(name for name in self.extras if name))
-        sizes = ("seq_len", "vocab_size", "n_layer", "n_embd", "n_head", "n_kv_head", "head_dim")
-        for name in (*sizes, "mlp_hidden"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"{name} {getattr(self, name)} is less than 1")
+        check_numbers(self)
         if "value_embeds" in self.extras and self.n_embd < VALUE_GATE_CHANNELS:
             raise UsageError(f"value_embeds needs n_embd {VALUE_GATE_CHANNELS} or more")
         for name in self.extras:
@@ -112,11 +126,11 @@ class DataConfig:
     """Folder to write; by default data/PRESET."""
     tokenizer: str = ""
     """An existing tokenizer.json to use; empty: train one on the text."""
-    vocab_size: int = 0
+    vocab_size: Annotated[int, 0, 1 << 20] = 0
     """Tokens in the vocabulary, special tokens included; 0: as the preset's model says."""
     nfc: bool = False
     """Normalize text to Unicode NFC before encoding."""
-    row_len: int = 0
+    row_len: Annotated[int, 0, 1 << 20] = 0
     """Tokens in a row: seq_len inputs + 1; 0: as the preset's model says."""
     tokens: str = ""
     """Stop after enough units for this many training tokens (`2B`, `500M`), shared among the
@@ -124,9 +138,9 @@ class DataConfig:
     mixture: tuple[str, ...] = ()
     """Each source's share of `tokens`, `NAME=SHARE ...`; empty: the shares that the preset trains
     with, or equal shares if you give other sources."""
-    val_fraction: float = 0.02
+    val_fraction: Share = 0.02
     """Share of the text, chosen by content hash, that is held out for validation."""
-    workers: int = 0
+    workers: Annotated[int, 0, 1024] = 0
     """Processes; 0: one per core."""
     cluster: str = ""
     """Address of a Dask scheduler (`tcp://HOST:8786`) whose workers prepare the units; empty:
@@ -143,9 +157,9 @@ class TrainConfig:
     """Optimizer steps; 0: as many as `tokens` makes."""
     tokens: str = ""
     """Tokens to train on (`2B`, `500M`); empty: 10.5 per weight of the blocks and the head."""
-    tokens_per_step: int = 524_288  # 256 rows x 2,048
+    tokens_per_step: Count = 524_288  # 256 rows x 2,048
     """Tokens in one optimizer step over all ranks and micro-batches."""
-    ramp_steps: int = 0
+    ramp_steps: Annotated[int, 0, 100_000] = 0
     """Steps of batch-size ramp: a quarter of tokens_per_step, then half, before the whole."""
 
     # On which rows
@@ -170,7 +184,7 @@ class TrainConfig:
     """AdamW alongside Muon: embedding tables, at width 768 (scaled by width^-1/2)."""
     head_lr: float = 0.008
     """AdamW alongside Muon: the head, likewise."""
-    rates_at: int = 524_288
+    rates_at: Count = 524_288
     """Tokens in a step when these three rates were tuned. Another tokens_per_step changes them by a
     factor, which the program prints (optim.py)."""
     weight_decay: float = 0.1
@@ -182,18 +196,16 @@ class TrainConfig:
     """Learning rate over the run: warmup-stable-decay, cosine, or steps at 80% and 90%."""
     warmup: int = 40
     """Steps of linear warmup; Muon's momentum takes up to 20 times as many."""
-    decay: float = 0.65
+    decay: Share = 0.65
     """Share of the run, at its end, in which wsd lowers the learning rate and decay_mixture
     applies."""
-    final_lr: float = 0.05
+    final_lr: Share = 0.05
     """Final learning rate, as a fraction of the peak (wsd, cosine)."""
     dtype: Literal["auto", "bf16", "fp32"] = "auto"
     """Dtype of the computation; the weights are fp32. auto: bf16 where the hardware has it."""
 
     def __post_init__(self):
-        _check_numbers(self)
-        if self.decay > 1:
-            raise UsageError(f"--decay {self.decay} must be a share of the run, between 0 and 1")
+        check_numbers(self)
         if any(self.decay_mixture) and not self.decay:
             raise UsageError("--decay_mixture has no effect with --decay 0")
 
@@ -238,7 +250,7 @@ class RunConfig:
     eval_every: int = 250
     """Steps between validations; each new best one saves a checkpoint. Validation always runs
     before the first step and at the end; 0: only then."""
-    eval_tokens: int = 10_485_760  # 20 x 524,288
+    eval_tokens: Count = 10_485_760  # 20 x 524,288
     """Validation targets to score while training, always the same ones; the end scores all."""
     noise_scale_every: int = 0
     """Estimate the gradient noise scale every N steps; 0: never. It compares a micro-batch with the
@@ -261,7 +273,7 @@ class RunConfig:
     """Steps between checkpoints; 0: by the clock alone (there is one at the end anyway)."""
     save_minutes: float = 15.0
     """Minutes between checkpoints; 0: by steps alone."""
-    keep: int = 2
+    keep: Count = 2
     """Newest valid checkpoints to keep, and the best besides; 2 or more survive a damaged file."""
     mirror: str = ""
     """Also copy each checkpoint to MIRROR/NAME, where NAME is the last part of run_dir."""
@@ -275,18 +287,9 @@ class RunConfig:
     """Steps with a non-finite loss or gradient to skip before giving up; 0: stop at the first."""
 
     def __post_init__(self):
-        _check_numbers(self)
+        check_numbers(self)
         if self.gpu and not self.plan:
             raise UsageError(f"--gpu {self.gpu} is only for an estimate; add --plan")
-
-
-def _check_numbers(config) -> None:
-    for name, value in vars(config).items():
-        least = name in ("tokens_per_step", "eval_tokens", "rates_at", "keep")  # 1, not 0
-        most = math.inf if isinstance(value, float) else 1 << 63
-        if isinstance(value, (int, float)) and not least <= value < most:
-            limits = f"{int(least)} or more, and finite (below 2^63 if it is whole)"
-            raise UsageError(f"--{name} {value} must be {limits}")
 
 
 @dataclass(frozen=True)

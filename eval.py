@@ -24,7 +24,7 @@ from pathlib import Path
 import torch
 
 import data
-from config import PRESETS, Preset, UsageError
+from config import PRESETS, Count, Preset, Share, UsageError
 from flops import bits_per_byte
 from hf.mapping import load_exported
 from machinery import cli, trained
@@ -65,16 +65,12 @@ class LossConfig(EvalConfig):
 
     rows: int = 0
     """Validation rows to score; 0: all."""
-    batch: int = 8
+    batch: Count = 8
     """Rows per forward pass."""
 
 
 def loss(config: LossConfig) -> None:
     """Print the loss, and append it to eval.jsonl."""
-    if config.batch < 1 or config.rows < 0:
-        raise UsageError(
-            f"--batch {config.batch} must be 1 or more, --rows {config.rows} 0 or more"
-        )
     model, trainer, manifest = load(config)
     device = model.cos.device
     batches = data.val_batches(manifest, config.batch, config.rows, device=device)
@@ -101,15 +97,15 @@ class SampleConfig(EvalConfig):
     prompt: tuple[str, ...] = ()
     """Texts to continue; none: the lines of standard input, if it is a pipe or a file, or else
     the preset's own."""
-    n: int = 1
+    n: Count = 1
     """Samples of each prompt, drawn together; a single one is printed as it comes."""
-    max_new_tokens: int = 80
+    max_new_tokens: Count = 80
     """Tokens to add."""
     temperature: float = 0.8
     """0: always the likeliest token; 1: the model's own probabilities."""
     top_k: int = 50
     """Draw among this many of the likeliest tokens; 0: among all."""
-    top_p: float = 1.0
+    top_p: Share = 1.0
     """Draw among the likeliest tokens that hold this share of the probability; 1: among all."""
     seed: int = 0
     """Seed of the draws."""
@@ -146,10 +142,6 @@ def has_input() -> bool:
 def sample(config: SampleConfig) -> None:
     """Print continuations of each prompt, and on standard error the speed. The prompt begins a
     document, so BOS goes before it."""
-    if config.n < 1:
-        raise UsageError(f"--n {config.n} samples; give 1 or more")
-    if not 0 <= config.seed < 1 << 63:
-        raise UsageError(f"--seed {config.seed} is not between 0 and 2^63")
     model, trainer = load_model(config)
     tokenizer = open_tokenizer(config, trainer)
     for prompt in find_prompts(config, Path(trainer["path"])):

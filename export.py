@@ -41,7 +41,8 @@ class ExportConfig:
 
 
 def write_model(model: GPT, folder: Path, facts: dict) -> dict:
-    """Weights, config.json and generation_config.json; returns the facts of config.json."""
+    """Weights, generation_config.json and, with the hash of every file, config.json; returns the
+    facts that it keeps under `nano2049`."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
@@ -54,15 +55,16 @@ def write_model(model: GPT, folder: Path, facts: dict) -> dict:
     except SafetensorError as error:  # which is no OSError
         raise StorageError(f"{file} could not be written: {error}") from None
     file.chmod(0o644)  # safetensors makes it readable by its owner alone
-    facts = dict(format=mapping.FORMAT, class_name=name) | facts
-    facts |= dict(model=asdict(config), weights_sha256=disk.sha256_of(file))
-    facts["model_sha256"] = mapping.sha256_of_fields(facts["model"])
-    disk.write_json(folder / "config.json", mapping.config_json(config, name) | {"nano2049": facts})
     ids = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), config.bos_id)
     sampling = dict(do_sample=True, temperature=0.8, top_k=50)
     disk.write_json(folder / "generation_config.json", ids | sampling)
     if name == mapping.OWN:
         shutil.copyfile(mapping.OWN_FILE, folder / "modeling_nano2049.py")
+    facts = dict(format=mapping.FORMAT, class_name=name, model=asdict(config)) | facts
+    facts["files"] = {path.name: disk.sha256_of(path) for path in sorted(folder.iterdir())}
+    tree = mapping.config_json(config, name) | {"nano2049": facts}
+    facts["fingerprint"] = mapping.fingerprint(tree)
+    disk.write_json(folder / "config.json", tree)
     return facts
 
 
@@ -108,9 +110,7 @@ def export(config: ExportConfig) -> Path:
     prompt = PRESETS.get(run_dir.name, Preset).prompts[0].rstrip()
     with disk.creating(out) as folder:
         write_tokenizer(tokenizer, folder, model.config.seq_len)
-        facts = card.training_facts(path, trainer)
-        facts["tokenizer_sha256"] = disk.sha256_of(folder / "tokenizer.json")
-        facts = write_model(model, folder, facts)
+        facts = write_model(model, folder, card.training_facts(path, trainer))
         usage = card.usage(out.name, prompt, own)
         card.write_card(folder, f"nano2049 {run_dir.name}", facts, model, manifest, usage)
         # A row of the exported model is one document, whatever the rows of training were.

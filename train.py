@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from shlex import quote
 
 os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")  # read by the import
 import torch
@@ -107,7 +108,7 @@ def main(argv: list[str]) -> int:
         if progress.step >= plan.steps and is_done(log.run_dir):
             log.print(
                 f"{log.run_dir} is finished ({progress.step:,} steps); nothing to do. Sample from "
-                f"it: python eval.py sample --run_dir {log.run_dir}"
+                f"it: python eval.py sample --run_dir {quote(str(log.run_dir))}"
             )
             return 0
         signals = ranks.Signals()
@@ -191,7 +192,7 @@ def take_steps(run: Run, progress: Progress) -> Iterator[StepNumbers]:
 
 def requests(run: Run, progress: Progress) -> dict[str, bool]:
     """What this rank asks the others for: to stop, to save."""
-    flags = {s.name.lower(): run.signals.received == s for s in (signal.SIGINT, signal.SIGTERM)}
+    flags = {s.name.lower(): run.signals.received == s for s in run.signals.STOP}
     minutes = (time.monotonic() - progress.saved_at) / 60
     return flags | dict(overdue=run.world.is_first and 0 < run.preset.run.save_minutes < minutes)
 
@@ -238,7 +239,7 @@ def log_step(run: Run, progress: Progress, numbers: dict) -> None:
     """A finished step: obey what the ranks agreed on, refuse bad numbers, write the others down."""
     plan, options, log = run.plan, run.preset.run, run.log
     ranks.expect_answers()
-    asked = [s for s in (signal.SIGINT, signal.SIGTERM) if numbers.pop(s.name.lower())]
+    asked = [s for s in run.signals.STOP if numbers.pop(s.name.lower())]
     progress.stop, progress.save_now = (asked or [0])[0], numbers.pop("overdue") > 0
     step, lr, norm = (numbers.pop(name) for name in ("step", "lr", "norm"))
     counted, n_bytes, bad = (numbers.pop(name) for name in ("counted", "bytes", "bad"))
@@ -384,7 +385,7 @@ def finish(run: Run, progress: Progress) -> int:
         f"checkpoint  {log.run_dir / 'checkpoints' / f'step_{step:08d}'}",
         f"metrics     {log.file}",
         report(log),
-        f"next        python eval.py sample --run_dir {log.run_dir}",
+        f"next        python eval.py sample --run_dir {quote(str(log.run_dir))}",
     ]
     log.print("\n".join(lines))
     return 0

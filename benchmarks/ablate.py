@@ -251,7 +251,7 @@ def append(file: Path, row: dict) -> None:
 def to_do(cases: list[Case], file: Path, again: bool) -> list[tuple[Case, int]]:
     """The cases still to run (those without a line, or all of them if `again`), each with the
     number of lines it has. A line found in another comparison only is copied into this one."""
-    rows, left = read_jsonl(file), []
+    rows, left = read_jsonl(file, bool), []
     for case in cases:
         found = [
             r for r in rows if recipe_of(r) == case.recipe and r["device"] == case.row["device"]
@@ -438,7 +438,7 @@ def main(argv: list[str]) -> int:
         signal.signal(signum, lambda signum, frame: sys.exit(128 + signum))
     left = to_do(cases, file, config.again)
     failed = run_cases(left, find_slots(config, is_cuda), config)
-    if rows := read_jsonl(file):
+    if rows := read_jsonl(file, bool):
         disk.write_text(results, render(rows))
         mine = [row for row in rows if comparison(row) == comparison(cases[0].row)]
         print(f"\n{render_comparison(mine)}\n{results}" if mine else results)

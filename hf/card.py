@@ -22,12 +22,11 @@ def training_facts(path: Path, trainer: dict) -> dict:
     facts = dict(step=step, tokens=trainer["tokens"], identity=trainer["identity"])
     facts |= dict(checkpoint_sha256=disk.sha256_of(path / checkpoint.MANIFEST))
     facts |= dict(val_bpb=None, val_rows=None, hours=None)
-    for record in records:
-        if record.get("step") == step and "val_bpb" in record and facts["val_bpb"] is None:
-            facts |= dict(val_bpb=record["val_bpb"], val_rows=record["val_rows"])
-        if record.get("step") == step and "full_val_bpb" in record:
-            facts |= dict(val_bpb=record["full_val_bpb"], val_rows=record["val_rows"])
-    step_s = {r["step"]: r["step_s"] for r in records if "step_s" in r and r["step"] <= step}
+    for name in ("full_val_bpb", "val_bpb"):  # that on all rows, if there is one
+        for r in records:
+            if r.get("step") == step and r.get(name) and r.get("val_rows") and not facts["val_bpb"]:
+                facts |= dict(val_bpb=r[name], val_rows=r["val_rows"])
+    step_s = {r["step"]: r["step_s"] for r in records if r.get("step_s") and r["step"] <= step}
     if len(step_s) == step:
         facts["hours"] = sum(step_s.values()) / 3600
     return facts
@@ -88,7 +87,7 @@ def rows_of(facts: dict, model: GPT, manifest: Manifest | None) -> dict[str, str
         "data fingerprint": f"`{identity['data_fingerprint']}`",
         "tokenizer, before BOS was added": f"sha256 `{identity['tokenizer_sha256']}`",
         "checkpoint": f"sha256 of its MANIFEST.json `{facts['checkpoint_sha256']}`",
-        "model.safetensors": f"sha256 `{facts['weights_sha256']}`",
+        "model.safetensors": f"sha256 `{facts['files']['model.safetensors']}`",
     }
 
 

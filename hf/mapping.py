@@ -17,11 +17,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from config import GPTConfig, UsageError
-from machinery.disk import sha256_of
+from machinery.disk import has_sha256, read_json
 from machinery.errors import CheckpointError
 from model import GPT, kind_of, rms_norm
 
-FORMAT = 2  # 1 had no hashes of the tokenizer and of the configuration
+FORMAT = 3  # grows when older folders can no longer be read
 OWN = "Nano2049"
 OWN_FILE = Path(__file__).with_name("modeling_nano2049.py")
 NEEDS = {"NanoChat": "5", OWN: "5.4 or newer"}  # the other classes are in 4.57 as well
@@ -173,9 +173,11 @@ def from_huggingface(c: GPTConfig, weights: dict[str, Tensor]) -> dict[str, Tens
     return state
 
 
-def sha256_of_fields(model: dict) -> str:
-    """Of the fields of a GPTConfig, as config.json keeps them: a changed rope_theta would load."""
-    return hashlib.sha256(json.dumps(model, sort_keys=True).encode()).hexdigest()
+def fingerprint(tree: dict) -> str:
+    """sha256 over a config.json but for its own: a changed rope_theta would load, and compute."""
+    facts = {key: value for key, value in tree["nano2049"].items() if key != "fingerprint"}
+    text = json.dumps(tree | {"nano2049": facts}, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def load_exported(
@@ -183,34 +185,31 @@ def load_exported(
 ) -> tuple[GPT, dict]:
     """Read a folder of export.py back: (GPT in eval mode, facts).
 
-    facts has `step`, `tokens`, `model` and `identity` like trainer.json, and the hashes.
-    Needs safetensors, not transformers. UsageError if export.py did not write the folder,
-    CheckpointError if its weights or its configuration are damaged.
+    facts has `step`, `tokens`, `model` and `identity` like trainer.json, and the hash of every
+    file. Needs safetensors, not transformers. UsageError if export.py did not write the folder,
+    CheckpointError if a file is not as it was written.
     """
     try:
         from safetensors.torch import load_file
     except ImportError:
         raise UsageError(f"to read {folder}, pip install -r requirements-eval.txt") from None
     folder = Path(folder)
-    try:
-        facts = json.loads((folder / "config.json").read_text(encoding="utf-8"))["nano2049"]
-    except (OSError, ValueError, KeyError, TypeError):  # missing, no JSON, another JSON
-        raise UsageError(
-            f"{folder} is not a folder that export.py wrote: config.json has no nano2049 in it"
-        ) from None
-    if facts["format"] != FORMAT:
-        raise UsageError(
-            f"{folder} has format {facts['format']}, this program reads {FORMAT}; export it again"
-        )
-    file = folder / "model.safetensors"
-    if not file.exists() or sha256_of(file) != facts["weights_sha256"]:
-        raise CheckpointError(f"{file} is missing or not the file that was exported; copy it again")
-    if sha256_of_fields(facts["model"]) != facts["model_sha256"]:
-        raise CheckpointError(f"{folder / 'config.json'} is not as it was exported; copy it again")
+    file = folder / "config.json"
+    tree = read_json(file) if file.exists() else {}
+    if not isinstance(facts := tree.get("nano2049"), dict):
+        raise UsageError(f"{folder} was not written by export.py: config.json has no nano2049")
+    if (found := facts.get("format")) != FORMAT:
+        how = f"has format {found}, this program reads {FORMAT}"
+        raise UsageError(f"{folder} {how}; export it again")
+    if facts.get("fingerprint") != fingerprint(tree):
+        raise CheckpointError(f"{file} is not as it was exported; copy it again")
+    for name, sha256 in facts["files"].items():
+        if not has_sha256(folder / name, sha256):
+            raise CheckpointError(f"{folder / name} is not as it was exported; copy it again")
     c = GPTConfig(**facts["model"])
     with torch.device("meta"):
         model = GPT(c, compute_dtype=dtype)
     model.to_empty(device=device)
     model.init_weights()  # the rotary tables; the weights are overwritten
-    model.load_state_dict(from_huggingface(c, load_file(file)))
+    model.load_state_dict(from_huggingface(c, load_file(folder / "model.safetensors")))
     return model.eval(), facts

@@ -19,7 +19,7 @@ from typing import Literal
 
 import torch
 
-from config import UsageError
+from config import Count, UsageError
 from instruments import exams
 from machinery.errors import NonFiniteError
 from machinery.trained import EvalConfig, open_data, open_tokenizer
@@ -47,7 +47,7 @@ class ChoiceConfig(EvalConfig):
     """Solved examples before each question."""
     limit: int = 0
     """Ask only the first N questions; 0: all."""
-    batch: int = 8
+    batch: Count = 8
     """Answers per forward pass."""
     save: str = ""
     """Write each question's log-likelihoods to this JSONL file."""
@@ -168,11 +168,6 @@ def run(
 ) -> Iterator[dict]:
     """Score every task and print its figures; yields one record of each. All tasks are read before
     the first is scored. load_manifest(): the data, if a task needs it."""
-    if config.shots < 0 or config.limit < 0 or config.batch < 1:
-        raise UsageError(
-            f"--shots {config.shots} and --limit {config.limit} must be 0 or more, --batch "
-            f"{config.batch} 1 or more"
-        )
     if not config.task:
         raise UsageError("--task needs a name; leave it out for continuation")
     asked = {}

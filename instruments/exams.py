@@ -223,10 +223,14 @@ def _rows(name: str, folder: str, split: str) -> list[Item]:
 def _file(path: Path) -> list[Item]:
     """The items of a JSONL file; UsageError with the line that is not one."""
     items = []
-    for number, line in enumerate(path.read_bytes().splitlines(), 1):  # UTF-8
+    try:
+        lines = path.read_bytes().splitlines()  # UTF-8
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read ({error.strerror})") from None
+    for number, line in enumerate(lines, 1):
         try:
             row = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             row = None
         if not _is_item(row):
             raise UsageError(

@@ -10,7 +10,6 @@ the rest.
 import base64
 import io
 import json
-import math
 import statistics
 import time
 from collections.abc import Callable
@@ -23,7 +22,7 @@ from typing import Literal
 
 import numpy as np
 
-from config import UsageError
+from config import READ_BY, Count, UsageError
 from machinery import checkpoint, disk, shards
 from machinery.errors import CheckpointError, DataError
 from machinery.log import duration, read_jsonl, short
@@ -62,11 +61,29 @@ class ReportConfig:
     """Dtype of the computation; auto: bf16 where the hardware has it."""
     prompt: tuple[str, ...] = ()
     """Texts to continue; empty: the beginnings of some held-out rows."""
-    max_new_tokens: int = 60
+    max_new_tokens: Count = 60
     """Tokens to add."""
     usd_per_hour: float = 0.0
     """Price of one GPU (of the machine, if it has none); 0: as train.py was told, if it ran on a
     GPU."""
+
+
+STEP = "step tokens loss bpb lr norm time step_s tokens_per_s data_wait_ms tflops_full"
+NUMBERS = {  # what tells a kind of line, by its name in it -> the numbers that are read of it
+    "loss": STEP.split(),
+    "val_bpb": ["step", "tokens", "val_bpb", "val_loss"],
+    "full_val_bpb": ["step", "full_val_bpb", "full_val_loss", "val_rows"],
+    "skipped": ["step", "tokens"],
+    "text": ["step", "tokens"],  # a sample
+}
+
+
+def is_whole(line: dict) -> bool:
+    """Whether a line of metrics.jsonl or samples.jsonl has all that a report reads of it."""
+    if isinstance(start := line.get("start"), dict):
+        return {"time", "command", "device", "on_gpu", "world_size", "data_dir"} <= start.keys()
+    kind = next((kind for kind in NUMBERS if kind in line), None)
+    return bool(kind) and all(isinstance(line.get(name), int | float) for name in NUMBERS[kind])
 
 
 class Run:
@@ -78,13 +95,14 @@ class Run:
             there = sorted(str(p.parent) for p in self.dir.parent.glob("*/metrics.jsonl"))
             others = f"there are {', '.join(there)}" if there else "train one first: train.py"
             raise UsageError(f"{self.dir} is not the folder of a run (no metrics.jsonl); {others}")
-        records = read_jsonl(self.dir / "metrics.jsonl")
+        records = read_jsonl(self.dir / "metrics.jsonl", is_whole)
         self.steps = [r for r in records if "loss" in r]
         self.validations = [r for r in records if "val_bpb" in r]
         self.whole_validation = next((r for r in records[::-1] if "full_val_bpb" in r), None)
         self.skipped = sum("skipped" in r for r in records)
         self.tokens = max((r["tokens"] for r in records if "tokens" in r), default=0)
-        self.samples = sorted(read_jsonl(self.dir / "samples.jsonl"), key=lambda r: r["step"])
+        samples = read_jsonl(self.dir / "samples.jsonl", is_whole)
+        self.samples = sorted(samples, key=lambda r: r["step"])
         self.config = read_json(self.dir / "config.json")
         self.status = {"state": "unknown"} | read_json(self.dir / "status.json")
         self.starts = [r["start"] for r in records if "start" in r]
@@ -139,16 +157,11 @@ class Run:
 
 def read_json(path: Path) -> dict:
     """What a JSON file says; {} if it is not there or, with a word, damaged."""
-    if not path.exists():
-        return {}
     try:
-        tree = json.loads(path.read_bytes())
-    except ValueError:
-        tree = None
-    if isinstance(tree, dict):
-        return tree
-    print(f"warning: {path} is damaged; the report goes without it")
-    return {}
+        return disk.read_json(path) if path.exists() else {}
+    except DataError as error:
+        print(f"warning: {error}; the report goes without it")
+        return {}
 
 
 # ------------------------------------------------------------------------------------ the page
@@ -165,7 +178,7 @@ def write(run_dir: str | Path, usd_per_hour: float = 0.0) -> Path:
         "Curves": [],
         "Starts": [describe(process) for process in run.processes()],
         "Data": data_facts(run),
-        "Configuration": [(k, plain(v)) for k, v in run.config.items() if k not in HASHES],
+        "Configuration": [(k, plain(v)) for k, v in run.config.items() if is_read(k, run.config)],
     }
     text = [f"# {title}"]
     page = [
@@ -201,6 +214,12 @@ def write(run_dir: str | Path, usd_per_hour: float = 0.0) -> Path:
     return run.dir / "report.html"
 
 
+def is_read(name: str, options: dict) -> bool:
+    """Whether the run reads an option: muon ignores `lr`, say."""
+    other, choices, _ = READ_BY.get(name, ("", (None,), ""))
+    return name not in HASHES and options.get(other) in choices
+
+
 def plain(value) -> str:
     return " ".join(map(str, value)) if isinstance(value, list) else str(value)
 
@@ -229,7 +248,7 @@ def result(run: Run, usd_per_hour: float) -> list[tuple]:
     share = run.speed() / last["tokens_per_s"]  # of the last window's: all figures are medians
     full, causal = (share * last[f"tflops_{how}"] for how in ("full", "causal"))
     used = f"{full:.2f} TFLOP/s full, {causal:.2f} causal"
-    if last["mfu_full"] is not None:
+    if last.get("mfu_full") is not None:
         used = f"mfu {share * last['mfu_full']:.1%} full, {share * last['mfu_causal']:.1%} causal"
     training = duration(run.seconds_at(run.tokens))
     rows += [("speed", f"{short(run.speed())} tok/s, {used}"), ("training", training)]
@@ -289,8 +308,9 @@ def data_facts(run: Run) -> list[tuple]:
     for key in HASHES:
         rows.append((key, run.config.get(key, "unknown")))
     for path in checkpoint.checkpoints(run.dir / "checkpoints")[:1]:
-        if (file := path / checkpoint.MANIFEST).exists():
-            rows.append((path.name, f"its MANIFEST.json has sha256 {disk.sha256_of(file)}"))
+        with suppress(OSError):
+            sha256 = disk.sha256_of(path / checkpoint.MANIFEST)
+            rows.append((path.name, f"its MANIFEST.json has sha256 {sha256}"))
     return rows
 
 
@@ -335,10 +355,12 @@ def draw_panel(axes, run: Run, title, unit, key, val_key, is_noisy) -> None:
         axes.plot(*points, marker="o", markersize=3, linewidth=1, label="validation")
         axes.legend(fontsize="small", frameon=False)
     axes.set_title(title, fontsize="medium", loc="left")
-    axes.set(xlabel="tokens", ylabel=unit, ylim=(0, None))
+    axes.set(xlabel="tokens", ylabel=unit)
+    if val_key is None:  # a loss ends far from 0, and from 0 its end would look flat
+        axes.set_ylim(0, None)
     tidy(axes)
-    mfu, speed = run.steps[-1]["mfu_full"], run.steps[-1]["tokens_per_s"]
-    if key == "tokens_per_s" and mfu:
+    mfu, speed = run.steps[-1].get("mfu_full"), run.steps[-1]["tokens_per_s"]
+    if key == "tokens_per_s" and mfu and mfu < 1:  # else the peak was measured on a busy machine
         scale = axes.secondary_yaxis(
             "right", (lambda y: y * mfu / speed, lambda y: y * speed / mfu)
         )
@@ -423,6 +445,8 @@ def differences(runs: list[Run]) -> list[str]:
     values = {key: [plain(run.config.get(key)) or "none" for run in runs] for key in keys}
     differ = {key: found for key, found in values.items() if len(set(found)) > 1}
     lines = [f"{key}: {', '.join(found)}" for key, found in differ.items()]
+    if unknown := [str(run.dir) for run in runs if not run.config]:
+        return [f"no config.json in {', '.join(unknown)}: what else differs is not known"]
     advice = "trust a difference only if it is larger than that between two seeds"
     if "data_fingerprint" in differ:
         advice = "warning: the data differ, so the bits per byte are of different text"
@@ -467,8 +491,6 @@ def draw_compared(runs: list[Run], common: int) -> bytes | None:
 def sample_and_write(config: ReportConfig, load_model: Callable) -> None:
     """`eval.py report`: sample from the checkpoints that have no samples yet; then write the page.
     load_model: EvalConfig -> (model, trainer.json)."""
-    if not 0 <= config.usd_per_hour < math.inf:
-        raise UsageError(f"--usd_per_hour {config.usd_per_hour} must be a finite number, 0 or more")
     Run(config.run_dir)  # refuses a folder that is not a run's
     take_samples(config, load_model)
     print(write(config.run_dir, config.usd_per_hour))
@@ -480,7 +502,7 @@ def take_samples(config: ReportConfig, load_model: Callable) -> None:
 
     file, root = Path(config.run_dir) / "samples.jsonl", Path(config.run_dir) / "checkpoints"
     where = dict(data_dir=config.data_dir, device=config.device, dtype=config.dtype)
-    sampled = {(r["step"], r["prompt"]) for r in read_jsonl(file)}
+    sampled = {(r["step"], r["prompt"]) for r in read_jsonl(file, is_whole)}
     for path in reversed(checkpoint.checkpoints(root)):
         done = {prompt for step, prompt in sampled if step == checkpoint.step_of(path)}
         if done.issuperset(config.prompt) and done:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 import data
-from config import UsageError
+from config import Count, UsageError
 from flops import bits_per_byte
 from instruments import judge, ratings
 from machinery import checkpoint
@@ -45,11 +45,11 @@ class TournamentConfig:
     prompts: tuple[str, ...] = ()
     """Texts: the first prompt_tokens of each are continued, the rest is what the human wrote.
     Empty: held-out documents of the data."""
-    n_prompts: int = 60
+    n_prompts: Count = 60
     """Held-out documents to take."""
-    prompt_tokens: int = 32
+    prompt_tokens: Count = 32
     """Tokens of a text that the players are given."""
-    max_new_tokens: int = 64
+    max_new_tokens: Count = 64
     """Tokens that they add."""
     seed: int = 0
     """Of the choice of documents and of the draws."""
@@ -140,7 +140,8 @@ def entrants(config) -> tuple[list[Path], Path | None]:
     """The players' checkpoints, as named or else the run's, oldest first; and the judge's, which
     does not play."""
     root = Path(config.run_dir) / "checkpoints"
-    found = [Path(p) for p in dict.fromkeys(config.players)] or checkpoint.checkpoints(root)[::-1]
+    named = [Path(p) for p in dict.fromkeys(config.players) if p]
+    found = named or checkpoint.checkpoints(root)[::-1]
     if not found:
         raise UsageError(f"there is no checkpoint in {root}; train first, or name some: --players")
     judge_path = None
@@ -175,13 +176,6 @@ def names(paths: list[Path]) -> list[str]:
 def texts(config, manifest, tokenizer) -> tuple[list[list[int]], list[list[int]]]:
     """Token ids of the prompts, prompt_tokens each, and of the human continuations."""
     begin, whole = config.prompt_tokens, config.prompt_tokens + config.max_new_tokens
-    if config.seed < 0:
-        raise UsageError(f"--seed {config.seed} must be 0 or more")
-    if begin < 1 or config.max_new_tokens < 1 or config.n_prompts < 1:
-        raise UsageError(
-            f"--prompt_tokens {begin}, --max_new_tokens {config.max_new_tokens} and --n_prompts "
-            f"{config.n_prompts} must be 1 or more"
-        )
     documents = [tokenizer.encode(text) for text in config.prompts]
     for text, ids in zip(config.prompts, documents):
         if len(ids) <= begin:

@@ -255,10 +255,16 @@ def fewer_rows(model: GPT, plan: Plan, world: ranks.World, on_all: bool) -> Plan
 def explain_out_of_memory(
     argv: list[str], plan_now: Callable[[], Plan], world: ranks.World, progress
 ) -> Iterator[None]:
-    """Out of memory becomes a UsageError with the command that resumes in smaller micro-batches."""
+    """Out of memory becomes a UsageError with the command that resumes in smaller micro-batches; a
+    rank that has gone, a RankError."""
     try:
         yield
     except RuntimeError as error:
+        if errors.is_lost_rank(error):
+            raise errors.RankError(
+                f"step {progress.step:,}: rank {world.rank} gets no answer from another, which has "
+                f"ended or hangs: look at its output ({str(error).splitlines()[0][-200:]})"
+            ) from None
         if not errors.is_out_of_memory(error):
             raise
         at, plan = f"out of memory at step {progress.step:,}", plan_now()

@@ -12,6 +12,7 @@ import itertools
 import json
 import os
 import pickle
+import re
 import shutil
 import threading
 import time
@@ -31,8 +32,8 @@ from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.tensor import DTensor
 
 from config import UsageError
-from machinery.disk import check_room, fsync, sha256_of, write_json, write_text
-from machinery.errors import CheckpointError, NonFiniteError, StorageError
+from machinery.disk import check_room, fsync, read_json, sha256_of, write_json, write_text
+from machinery.errors import CheckpointError, DataError, NonFiniteError, StorageError
 from optim import local
 
 Optimizers = list[torch.optim.Optimizer]
@@ -115,7 +116,14 @@ def _copy(source: Path, root: Path) -> Path:
 
 def checkpoints(*roots: str | Path) -> list[Path]:
     """The checkpoint folders in the roots, valid or not: newest first, then by root."""
-    found = [p for root in roots for p in Path(root).glob("step_*") if p.name[5:].isdecimal()]
+    found = []
+    for root in roots:
+        try:
+            found += [Path(root, n) for n in os.listdir(root) if re.fullmatch(r"step_\d+", n)]
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError as error:
+            raise CheckpointError(f"{root} cannot be read ({error.strerror})") from None
     return sorted(found, key=step_of, reverse=True)
 
 
@@ -123,17 +131,24 @@ def step_of(path: Path) -> int:
     return int(path.name[5:])
 
 
-def why_invalid(path: str | Path) -> str | None:
-    """Read and hash the whole checkpoint: None if it is as published, else its first fault.
-    MANIFEST holds only names and hashes, so a wrong byte in it is found as well."""
+def why_invalid(path: str | Path, only: str = "") -> str | None:
+    """Read and hash the whole checkpoint, or `only` one file: None if it is as published, else its
+    first fault. MANIFEST holds only names and hashes, so a wrong byte in it is found as well."""
+    if not Path(path).is_dir():
+        return "there is no such folder"
     try:
-        manifest = json.loads((Path(path) / MANIFEST).read_text())
-        files = dict(manifest["files"])
-        if (found := manifest["format"]) != FORMAT:
-            return f"it has format {found}, another version's; this program reads format {FORMAT}"
-    except (OSError, ValueError, KeyError, TypeError) as e:
-        return f"{MANIFEST} is missing or damaged ({type(e).__name__})"
+        manifest = read_json(Path(path) / MANIFEST)
+    except DataError as error:
+        return str(error)
+    if (found := manifest.get("format")) != FORMAT:
+        return f"it has format {found}, another version's; this program reads format {FORMAT}"
+    if not isinstance(files := manifest.get("files"), dict) or "trainer.json" not in files:
+        return f"{MANIFEST} does not name its files"
     for name, expected in files.items():
+        if only not in ("", name):
+            continue
+        if Path(name).is_absolute() or ".." in Path(name).parts:
+            return f"{MANIFEST} names {name}, which is not in this folder"
         try:
             actual = sha256_of(Path(path) / name)
         except (OSError, ValueError) as e:
@@ -159,19 +174,16 @@ def latest_valid(*roots: str | Path, log: Callable = print) -> Path | None:
     return None
 
 
-def _verify(path: Path) -> Path:
-    if why := why_invalid(path):
+def _verify(path: Path, only: str = "") -> Path:
+    if why := why_invalid(path, only):
         raise CheckpointError(f"{path} cannot be used: {why}")
     return path
 
 
 def read_trainer(path: str | Path) -> dict:
-    """The trainer's own record, beside the tensors: step, world_size, configuration, ..."""
-    try:
-        return json.loads((Path(path) / "trainer.json").read_text())
-    except (OSError, ValueError) as e:
-        why = f"trainer.json is missing or damaged ({type(e).__name__})"
-        raise CheckpointError(f"{path} cannot be used: {why}") from None
+    """The trainer's own record, beside the tensors: step, world_size, configuration, ...
+    CheckpointError unless it is as it was published."""
+    return read_json(_verify(Path(path), only="trainer.json") / "trainer.json")
 
 
 # ------------------------------------------------------------------ the state, and loading it
@@ -461,7 +473,7 @@ class Checkpointer:
             self._failures += 1
             self._error = StorageError(
                 f"step {step} could not be saved ({self._failures} in a row): {e}; "
-                f"free some space in {self.root}; the checkpoints there are intact"
+                f"the checkpoints in {self.root} are intact; is there space for another?"
             )
             self.log(f"warning: {self._error}")
             return

@@ -6,15 +6,17 @@ a bug a traceback. Next: config.py, the options; errors.py, the exit codes.
 """
 
 import difflib
+import errno
+import io
 import json
-import math
 import os
+import re
 import select
 import sys
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -44,12 +46,10 @@ def parse(program: str, part: Literal["data", "train"], argv: list[str]) -> cfg.
     run = replace(preset.run, data_dir=data.data_dir, run_dir=f"runs/{preset.name}")
     default = data if part == "data" else TrainArgs(preset.model, preset.train, run)
     args = read_options(default, options, f"{program} {preset.name}")
-    # An empty folder, such as a variable of the shell that is not set, means the preset's own.
     if part == "data":
-        return replace(preset, data=replace(args, data_dir=args.data_dir or data.data_dir))
+        return replace(preset, data=args)
     refuse_unread(args.train, preset.train)
-    folders = {k: getattr(args.run, k) or getattr(run, k) for k in ("run_dir", "data_dir")}
-    return replace(preset, model=args.model, train=args.train, run=replace(args.run, **folders))
+    return replace(preset, model=args.model, train=args.train, run=with_folders(args.run, run))
 
 
 def first_word(argv: list[str]) -> tuple[str, list[str]]:
@@ -58,12 +58,37 @@ def first_word(argv: list[str]) -> tuple[str, list[str]]:
 
 
 def read_options(default: Any, argv: list[str], program: str) -> Any:
-    """The dataclass `default` with the options of argv. For an unknown option, tyro prints the
-    nearest one and exits with 2."""
+    """The dataclass `default` with the options of argv."""
     import tyro
+    from tyro._errors import on_parse_error  # not public: requirements.txt pins its version
 
     style = dict(config=(tyro.conf.OmitArgPrefixes,), use_underscores=True)
-    return tyro.cli(type(default), default=default, args=argv, prog=program, **style)
+    with on_parse_error(lambda event: refuse(event, default)):
+        options = tyro.cli(type(default), default=default, args=argv, prog=program, **style)
+    cfg.check_numbers(options)
+    return with_folders(options, default)
+
+
+def with_folders(options: Any, default: Any) -> Any:
+    """An empty folder, such as a variable of the shell that is not set, means the default's."""
+    empty = [name for name, text in vars(options).items() if name.endswith("_dir") and not text]
+    return replace(options, **{name: getattr(default, name) for name in empty})
+
+
+def refuse(event: Any, default: Any) -> None:
+    """UsageError for what tyro found, which it would print in a box."""
+    help = f"python {event.prog} --help lists all"
+    if words := getattr(event, "tokens", None):
+        parts = [part for part in vars(default).values() if is_dataclass(part)] or [default]
+        names = {f"--{name}": name for part in parts for name in vars(part)}
+        find("option", words[0].partition("=")[0], names, help)
+    message, argument = getattr(event, "message", ""), getattr(event, "argument", None)
+    if argument is None:  # a dataclass of ours refused its values
+        raise UsageError(message or help)
+    option, kind = argument.lowered.name_or_flags[0], argument.lowered.metavar
+    kind = {"INT": "a whole number", "FLOAT": "a number", "STR": "a value"}.get(kind, kind)
+    given = repr(event.value) if hasattr(event, "value") else message.partition(": ")[2]
+    raise UsageError(f"{option} takes {kind}; given: {given or 'nothing'}")
 
 
 def refuse_unread(given: cfg.TrainConfig, preset: cfg.TrainConfig) -> None:
@@ -82,14 +107,14 @@ def refuse_unread(given: cfg.TrainConfig, preset: cfg.TrainConfig) -> None:
         )
 
 
-def find(kind: str, name: str, table: dict) -> Any:
-    """table[name]; UsageError with the nearest name if there is no such entry."""
+def find(kind: str, name: str, table: dict, where: str = "") -> Any:
+    """table[name]; UsageError with the nearest name, if one is near, if there is no such entry."""
     if name in table:
         return table[name]
-    near = difflib.get_close_matches(name, table, n=1, cutoff=0.0)[0]
-    raise UsageError(
-        f"there is no {kind} {name!r}; did you mean {near}? There are {', '.join(table)}"
-    )
+    near = difflib.get_close_matches(name, table, n=1, cutoff=0.5)
+    near = f"did you mean {near[0]}? " if near else ""
+    where = where or f"There are {', '.join(table)}"
+    raise UsageError(f"there is no {kind} {name!r}; {near}{where}")
 
 
 def count(text: str) -> int:
@@ -99,21 +124,19 @@ def count(text: str) -> int:
         tokens = round(float(text if unit == 1 else text[:-1]) * unit) if text else 0
     except (ValueError, OverflowError):
         tokens = -1
-    if text and tokens < 1:
+    if text and not 1 <= tokens <= cfg.LARGEST:
         raise UsageError(f"{text!r} is not a number of tokens; write 2B, 500M or 4096")
     return tokens
 
 
 def weights(mixture: tuple[str, ...]) -> dict[str, float] | None:
     """("a=60", "b=40") -> {"a": 60.0, "b": 40.0}; () -> None."""
-    pairs = [item.rpartition("=") for item in mixture if item]
-    try:
-        found = {name: float(weight) for name, _, weight in pairs}
-    except ValueError:
-        found = {"": math.nan}
-    if not all(map(math.isfinite, found.values())) or len(found) < len(pairs):
-        given = " ".join(mixture)
-        raise UsageError(f"{given!r} is not NAME=WEIGHT ..., each once, as in wiki=60 code=40")
+    items = [item for item in mixture if item]
+    pairs = [re.fullmatch(r"(.*)=(\d{1,15}\.?\d*|\.\d+)", item, re.DOTALL) for item in items]
+    found = {pair[1]: float(pair[2]) for pair in pairs if pair}
+    if len(found) < len(items):
+        text = " ".join(mixture)
+        raise UsageError(f"{text!r} is not NAME=WEIGHT ..., each once, as in wiki=60 code=40")
     return found or None
 
 
@@ -125,6 +148,11 @@ def cores() -> int:
 def run(main: Callable[[list[str]], int | None]) -> None:
     """Run main(argv) and exit with its result. A user's mistake prints one sentence, once per node,
     a bug a traceback."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name) or open(os.devnull, "w")  # None: it was closed
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # the name of a file may hold any bytes
+        setattr(sys, name, stream)
     try:
         code = main(sys.argv[1:]) or 0
         sys.stdout.flush()
@@ -139,6 +167,8 @@ def run(main: Callable[[list[str]], int | None]) -> None:
             traceback.print_exc()
         else:
             text, file = f"error: {error}", os.environ.get("TORCHELASTIC_ERROR_FILE")
+            if isinstance(error, OSError):  # of a disk
+                text = f"error: {error.filename or 'writing'}: {error.strerror}; free some space"
             if file:  # for torchrun's summary, which would otherwise give the exit code alone
                 Path(file).write_text(json.dumps({"message": text, "timestamp": int(time.time())}))
             if not file or os.environ.get("LOCAL_RANK") == "0":
@@ -154,11 +184,12 @@ def run(main: Callable[[list[str]], int | None]) -> None:
 
 def exit_code(error: BaseException) -> int:
     """The error's own exit_code if it has one (errors.py); that of a StorageError for a disk that
-    is full or fails; 141 if nobody reads what we print; 1 for anything else: a bug."""
+    is full or fails; 2 for a name that is too long; 141 if nobody reads what we print; 1: a bug."""
     if isinstance(error, BrokenPipeError) and _nobody_reads():
         return 141
-    if isinstance(error, OSError) and error.errno in DISK_FAILS:
-        return StorageError.exit_code
+    codes = dict.fromkeys(DISK_FAILS, StorageError.exit_code) | {errno.ENAMETOOLONG: 2}
+    if isinstance(error, OSError) and error.errno in codes:
+        return codes[error.errno]
     return getattr(error, "exit_code", 1)
 
 

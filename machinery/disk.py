@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from config import UsageError
-from machinery.errors import DISK_FAILS, StorageError
+from machinery.errors import DISK_FAILS, DataError, StorageError
 
 
 def fsync(path: Path) -> None:
@@ -38,7 +38,8 @@ def writable(folder: str | Path, remedy: str) -> Iterator[None]:
     except OSError as error:
         if error.errno in DISK_FAILS:
             raise
-        raise UsageError(f"{folder} cannot be written ({error.strerror}); {remedy}") from None
+        where = error.filename or folder
+        raise UsageError(f"{where} cannot be written ({error.strerror}); {remedy}") from None
 
 
 @contextmanager
@@ -51,8 +52,13 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         with open(temporary, "wb") as file:
             yield file
         fsync(temporary)
+        if path.is_dir():
+            make_way(path)
         temporary.replace(path)
         fsync(path.parent)
+    except OSError as error:
+        error.filename = error.filename or str(path)  # a full disk names none
+        raise
     finally:  # once it is replaced, there is nothing left to remove
         temporary.unlink(missing_ok=True)
 
@@ -61,7 +67,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 def creating(folder: Path) -> Iterator[Path]:
     """`with creating(folder) as temporary:` fill a new folder, which gets its name at the end of
     the block. If the block raises, nothing is left. UsageError if the folder is there already."""
-    if folder.exists():
+    if os.path.lexists(folder):
         raise UsageError(f"{folder} exists already; remove it, or give another folder")
     for stale in folder.parent.glob(f".tmp-{glob.escape(folder.name)}-{8 * '[0-9a-f]'}"):
         shutil.rmtree(stale)  # of a program that was killed
@@ -89,6 +95,31 @@ def write_json(path: Path, tree: dict) -> None:
     write_text(path, json.dumps(tree, indent=1, ensure_ascii=False) + "\n")
 
 
+def read_json(path: Path) -> dict:
+    """The JSON object that a file holds; DataError, which names the file, if it cannot be read."""
+    try:
+        tree = json.loads(path.read_bytes())
+    except OSError as error:
+        raise DataError(f"{path} cannot be read ({error.strerror})") from None
+    except (ValueError, RecursionError):  # no JSON, not UTF-8, or nested too deeply
+        tree = None
+    if not isinstance(tree, dict):
+        raise DataError(f"{path} is damaged: it holds no JSON object")
+    return tree
+
+
+def make_way(path: Path) -> None:
+    """Set aside what stands in the place of a file to be written, and cannot be read as one."""
+    try:
+        path.read_bytes()
+    except FileNotFoundError:  # a link to nowhere, too, which the file will replace
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        aside = path.with_name(f"{path.name}.aside-{uuid.uuid4().hex[:8]}")
+        path.rename(aside)
+        print(f"warning: {path} cannot be read ({error.strerror}): it is {aside.name} now")
+
+
 def sha256_of(path: Path) -> str:
     """The sha256 of a file, in hexadecimal; read in blocks of 4 MB."""
     digest, buffer = hashlib.sha256(), memoryview(bytearray(1 << 22))
@@ -96,6 +127,14 @@ def sha256_of(path: Path) -> str:
         while n := file.readinto(buffer):
             digest.update(buffer[:n])
     return digest.hexdigest()
+
+
+def has_sha256(path: Path, expected: str) -> bool:
+    """Whether the file is there, can be read, and has this sha256."""
+    try:
+        return sha256_of(path) == expected
+    except OSError:
+        return False
 
 
 def free_bytes(folder: Path) -> int:
@@ -107,7 +146,8 @@ def free_bytes(folder: Path) -> int:
 def check_room(folder: Path, need: float, remedy: str) -> None:
     """StorageError if `need` bytes do not fit on the disk of `folder`."""
     if need > (free := free_bytes(folder)):
-        missing = f"about {need / 1e9:.1f} GB more are needed, {free / 1e9:.1f} GB are free"
+        size = lambda n: f"{n / 1e9:.1f} GB" if n >= 1e8 else f"{n / 1e6:,.3f} MB"
+        missing = f"about {size(need)} more are needed, {size(free)} are free"
         raise StorageError(f"{missing} in {folder}; {remedy}")
 
 
@@ -116,7 +156,7 @@ def lock(folder: str | Path, option: str) -> Any:
     UsageError if another process has it. option: the one that names the folder."""
     with writable(folder, f"choose another {option}"):
         Path(folder).mkdir(parents=True, exist_ok=True)
-        file = open(Path(folder) / ".lock", "a+")
+        file = open(Path(folder) / ".lock", "a+", errors="replace")
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -10,6 +10,7 @@
 | 5    | a loss, a gradient or a weight is NaN or infinite | NonFiniteError |
 | 6    | the disk is full or fails | StorageError |
 | 7    | an exported model does not compute what ours does | ParityError |
+| 129  | stopped by SIGHUP: its terminal has closed | |
 | 130  | stopped by SIGINT (Ctrl-C) | |
 | 141  | nobody reads the output any more, as after `| head` | |
 | 143  | stopped by SIGTERM | |
@@ -28,6 +29,13 @@ def is_out_of_memory(error: BaseException) -> bool:
     cuBLAS."""
     said = repr(error).lower().replace(" ", "")
     return any(words in said for words in ("outofmemory", "alloc_failed", "cublascreate"))
+
+
+def is_lost_rank(error: BaseException) -> bool:
+    """Whether gloo or NCCL says that another rank does not answer."""
+    said = str(error)
+    return any(words in said for words in ("Connection closed by peer", "Connection reset by peer",
+               "Timed out waiting", "ncclRemoteError"))  # fmt: skip
 
 
 class RankError(Exception):

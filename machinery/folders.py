@@ -7,7 +7,7 @@ another run's checkpoints, a full disk. Next: build.py builds the model.
 
 import json
 import os
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -16,6 +16,7 @@ import data
 import optim
 from config import UsageError
 from machinery import checkpoint, cli, disk
+from machinery.errors import CheckpointError, DataError
 from machinery.plan import Plan
 from machinery.ranks import World
 from machinery.shards import Manifest
@@ -90,9 +91,14 @@ def claim(preset: cfg.Preset, manifest: Manifest, world: World) -> ExitStack:
     for junk in filter(Path.is_file, run_dir.glob(".tmp-*")):
         junk.unlink()  # of a run that was killed while it wrote a small file
     own, path = identity(preset, manifest), run_dir / "config.json"
-    if path.exists() and (saved := checkpoint.checkpoints(run_dir / "checkpoints")):
-        before = dict(identity=json.loads(path.read_text()), step=checkpoint.step_of(saved[0]))
-        check_same_run(own, run_dir, before)
+    if saved := checkpoint.checkpoints(run_dir / "checkpoints"):
+        with suppress(CheckpointError):  # damaged: then the one that it resumes from decides
+            check_same_run(own, run_dir, checkpoint.read_trainer(saved[0]))
+    if path.exists():
+        try:
+            disk.read_json(path)
+        except DataError as error:
+            print(f"warning: {error}; it is written anew")
     disk.write_json(path, own)
     disk.write_text(run_dir / "tokenizer.json", manifest.tokenizer_file().read_text("utf-8"))
     return locks

@@ -6,12 +6,13 @@ names it), and can neither delay nor stop a run. Next: train.py.
 """
 
 import json
+import math
 import os
 import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor
 
 from machinery import cli, disk
+from machinery.errors import DataError
 
 
 class StepNumbers:
@@ -51,13 +53,17 @@ class Log:
         self._waiting: list[str] = []  # lines that a full disk did not take
 
     def print(self, text: str) -> None:
-        if self.is_first:
+        if not self.is_first:
+            return
+        try:
             print(text, flush=True)
+        except OSError:  # the terminal, or what read this, is gone: that does not end a run
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
     def write(self, record: dict) -> None:
         """Append one line to metrics.jsonl, and those before it that a full disk did not take."""
         if self.is_first:
-            self._waiting.append(json.dumps(record) + "\n")
+            self._waiting.append(line_of(record))
             self._flush()
 
     def _flush(self) -> None:
@@ -79,16 +85,19 @@ class Log:
         update status.json, start the follower."""
         if not self.is_first:
             return
+        samples = self.run_dir / "samples.jsonl"
+        for file in (self.file, samples):
+            disk.make_way(file)
         records = read_jsonl(self.file)
         if steps := [r for r in records if "loss" in r]:
-            start = start | dict(last_step=steps[-1]["step"], last_time=steps[-1]["time"])
+            start = start | dict(last_step=steps[-1]["step"], last_time=steps[-1].get("time"))
 
         def is_done(r: dict) -> bool:
             scored_again = validates and "val_bpb" in r or "full_val_bpb" in r
             return "start" in r or r["step"] < step or r["step"] == step and not scored_again
 
         _write_jsonl(self.file, [*filter(is_done, records), {"start": start}])
-        if (samples := self.run_dir / "samples.jsonl").exists():
+        if samples.exists():
             _write_jsonl(samples, [r for r in read_jsonl(samples) if r["step"] <= step])
         self.status("running", from_step=step, process=os.getpid())
         if self.follower:
@@ -105,7 +114,7 @@ class Log:
         try:
             yield
         except KeyboardInterrupt:
-            self.failed(progress.step, "interrupted twice", 130)
+            self.failed(progress.step, "interrupted", 130)
             raise
         except Exception as error:
             self.failed(progress.step, str(error)[:1000], cli.exit_code(error))
@@ -185,20 +194,39 @@ def start_of(argv: list[str], preset, world) -> dict:
 
 def is_done(run_dir: Path) -> bool:
     """Whether status.json says `done`: all steps, the last validation and the last checkpoint."""
-    with suppress(OSError, ValueError, TypeError, KeyError):  # none there, or damaged
-        return json.loads((run_dir / "status.json").read_text())["state"] == "done"
+    with suppress(DataError):  # none there, or damaged
+        return disk.read_json(run_dir / "status.json").get("state") == "done"
     return False
 
 
-def read_jsonl(path: Path) -> list[dict]:
-    """The records of a .jsonl file, skipping lines that are none (a kill may cut one short); [] if
-    there is no such file."""
+def is_step_or_start(line: dict) -> bool:
+    return isinstance(line.get("step"), int) or isinstance(line.get("start"), dict)
+
+
+def read_jsonl(path: Path, is_record: Callable[[dict], bool] = is_step_or_start) -> list[dict]:
+    """The records of a .jsonl file; [] if there is none. Lines that are no records are counted and
+    left out: a kill may cut one short, a disk may spoil one."""
+    try:
+        lines = path.read_bytes().splitlines() if path.exists() else []
+    except OSError as error:
+        print(f"warning: {path} cannot be read ({error.strerror})")
+        return []
     records = []
-    for line in path.read_text(errors="replace").splitlines() if path.exists() else ():
-        with suppress(ValueError):
-            records.append(json.loads(line))
-    return [record for record in records if isinstance(record, dict)]
+    for line in lines:
+        with suppress(ValueError, RecursionError):
+            record = json.loads(line)
+            if isinstance(record, dict) and is_record(record):
+                records.append(record)
+    if skipped := len(lines) - len(records):
+        print(f"warning: {path}: {skipped} of {len(lines)} lines are damaged and left out")
+    return records
+
+
+def line_of(record: dict) -> str:
+    """A line of a .jsonl file. JSON has no NaN and no infinity: they become null."""
+    is_number = lambda x: not isinstance(x, float) or math.isfinite(x)
+    return json.dumps({k: x if is_number(x) else None for k, x in record.items()}) + "\n"
 
 
 def _write_jsonl(path: Path, records: list[dict]) -> None:
-    disk.write_text(path, "".join(json.dumps(record) + "\n" for record in records))
+    disk.write_text(path, "".join(map(line_of, records)))

@@ -65,8 +65,9 @@ class Plan:
     def rows_before(self, step: int) -> int:
         """Rows of all steps before this one: the position in the data at which it begins."""
         ramp = min(step, self.ramp_steps)
-        whole = (step - ramp) * (self.tokens_per_step // self.seq_len)
-        return whole + sum(self.rows_in_step(s) for s in range(ramp))
+        quarter = min(ramp, (self.ramp_steps + 1) // 2)
+        early = quarter * self.rows_in_step(0) + (ramp - quarter) * self.rows_in_step(quarter)
+        return early + (step - ramp) * self.rows_in_step(self.ramp_steps)
 
     def tokens_before(self, step: int) -> int:
         return self.rows_before(step) * self.seq_len
@@ -107,6 +108,11 @@ def make_plan(preset: cfg.Preset, world: World) -> Plan:
     parallel, why = pick_parallel(run.parallel, world, state)
     rows = rows_of_smallest_step(config, model.seq_len)
     most = max(1, int(tokens_at_once(model, world, params, state, parallel) / model.seq_len))
+    if run.micro_batch > (share := math.ceil(config.tokens_per_step / model.seq_len / W)):
+        raise UsageError(
+            f"--micro_batch {run.micro_batch} is more than a rank's {share} rows of a step; try "
+            f"--micro_batch {share}"
+        )
     steps = steps_for(config, params)
     begins = optim.decay_begins(steps, config.decay)
     plan = Plan(
@@ -168,7 +174,7 @@ def steps_for(config: cfg.TrainConfig, params: dict[str, int]) -> int:
     """Steps as given, or for the tokens given, or for 10.5 tokens per weight of blocks and head."""
     tokens = cli.count(config.tokens) or TOKENS_PER_WEIGHT * (params["matrix"] + params["head"])
     ramp = config.ramp_steps
-    less = sum(1 - optim.batch_at(step, ramp) for step in range(ramp))  # in units of full steps
+    less = 0.75 * ((ramp + 1) // 2) + 0.5 * (ramp // 2)  # full steps: first a quarter, then half
     return config.steps or max(1, math.ceil(tokens / config.tokens_per_step + less))
 
 
@@ -187,7 +193,7 @@ def rows_of_smallest_step(config: cfg.TrainConfig, seq_len: int) -> int:
     """Rows of a run's first step; UsageError if a step is not whole rows."""
     parts = round(1 / optim.batch_at(0, config.ramp_steps))  # 4: a ramp begins with a quarter
     if config.tokens_per_step % (unit := parts * seq_len):
-        ramp = f", four times for the ramp = {unit}" if parts > 1 else ""
+        ramp = f", four times for --ramp_steps = {unit}" if parts > 1 else ""
         good = max(1, round(config.tokens_per_step / unit)) * unit
         raise UsageError(
             f"tokens_per_step {config.tokens_per_step} is not a multiple of a row of {seq_len} "

@@ -204,15 +204,19 @@ def any_rank(problem: object, group: dist.ProcessGroup | None = None) -> object:
 
 
 class Signals:
-    """From now on, SIGTERM and SIGINT are only noted, in `received`: the next all-reduce carries
-    the number to all ranks. The second Ctrl-C interrupts at once."""
+    """From now on, these signals are only noted, in `received`: the next all-reduce carries the
+    number to all ranks. The second Ctrl-C interrupts at once, a third is ignored."""
+
+    STOP = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
 
     def __init__(self):
         self.received = 0
-        for signum in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(signum, self._note)
+        for signum in self.STOP:
+            if (signum, signal.getsignal(signum)) != (signal.SIGHUP, signal.SIG_IGN):  # nohup
+                signal.signal(signum, self._note)
 
     def _note(self, signum, frame) -> None:
         if self.received == signum == signal.SIGINT:
+            signal.signal(signum, signal.SIG_IGN)
             raise KeyboardInterrupt
         self.received = signum

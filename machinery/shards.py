@@ -16,6 +16,7 @@ import json
 import math
 import os
 import resource
+import shlex
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -27,7 +28,7 @@ from typing import BinaryIO
 import numpy as np
 
 from config import UsageError
-from machinery.disk import replacing, sha256_of
+from machinery.disk import read_json, replacing, sha256_of
 from machinery.errors import DataError
 from tokenizer import Tokenizer
 
@@ -117,19 +118,15 @@ class Manifest:
         """Read FOLDER/manifest.json. UsageError, with the command that prepares `preset`, if there
         is none; DataError if it cannot be used."""
         path = Path(folder) / "manifest.json"
-        try:
-            tree = json.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            option = "" if Path(folder) == Path("data", preset) else f" --data_dir {folder}"
+        if not os.path.lexists(path):
+            here = Path(folder) == Path("data", preset)
+            option = "" if here else f" --data_dir {shlex.quote(str(folder))}"
             command = f"python prepare_data.py {preset}{option} (and the options you want)"
-            raise UsageError(f"{path} does not exist; run: {command}") from None
-        except (NotADirectoryError, IsADirectoryError, PermissionError) as error:
-            how = f"{path} cannot be read ({error.strerror})"
-            raise UsageError(f"{how}; choose another --data_dir") from None
-        except ValueError:  # of json, or not UTF-8
-            tree = None
-        if not isinstance(tree, dict):
-            raise damaged(path, "is not valid JSON of a manifest")
+            raise UsageError(f"{path} does not exist; run: {command}")
+        try:
+            tree = read_json(path)
+        except DataError as error:
+            raise DataError(f"{error}; {REMEDY}") from None
         if tree.get("format") != FORMAT:
             how = f"has format {tree.get('format')}, this program reads {FORMAT}"
             raise damaged(path, how, f"remove the data (rm -r {folder}) and {AGAIN}")

@@ -15,6 +15,7 @@ import torch
 
 from config import PRESETS, GPTConfig, UsageError
 from machinery import checkpoint, disk, ranks, shards
+from machinery.errors import CheckpointError
 from model import GPT
 from tokenizer import Tokenizer
 
@@ -36,9 +37,8 @@ class EvalConfig:
 
 
 def is_export(path: Path) -> bool:
-    """Whether export.py wrote this folder; a run's folder has a config.json as well."""
-    file, is_run = path / "config.json", (path / "checkpoints").is_dir()
-    return not is_run and file.is_file() and b"nano2049" in file.read_bytes()
+    """Whether this is the folder of a model for transformers, which load_exported reads."""
+    return (path / "model.safetensors").exists()
 
 
 def find_model(word: str) -> dict[str, str]:
@@ -80,28 +80,40 @@ def load_model(config: EvalConfig, read_export: Callable) -> tuple[GPT, dict]:
         if path is None or not path.exists():
             why = f"there is no checkpoint in {path or root}; train one first"
             raise UsageError(f"{why}: torchrun train.py {Path(config.run_dir).name}")
-        trainer = checkpoint.read_trainer(path)
-        if unknown := sorted(trainer["model"].keys() - GPTConfig.__dataclass_fields__.keys()):
-            raise UsageError(
-                f"{path} has {', '.join(unknown)} in its configuration, which this model.py does "
-                "not know; use the model.py that it was trained with"
-            )
-        with torch.device("meta"):
-            model = GPT(GPTConfig(**trainer["model"]), compute_dtype=dtype)
-        model.to_empty(device=device)
-        model.init_weights()  # the rotary tables; the weights are overwritten
-        checkpoint.load_model(path, model, verified=not config.checkpoint)
+        try:
+            model, trainer = read_checkpoint(path, device, dtype, verified=not config.checkpoint)
+        except CheckpointError:
+            if config.checkpoint or path.exists():
+                raise
+            return load_model(config, read_export)  # the run goes on, and has deleted it meanwhile
     print(f"{path}: step {trainer['step']:,}, {trainer['tokens']:,} tokens; computed in {dtype}")
     return model.eval(), trainer | {"path": str(path)}
+
+
+def read_checkpoint(path: Path, device, dtype: torch.dtype, verified: bool) -> tuple[GPT, dict]:
+    """The model and trainer.json of a checkpoint; verified: its files have just been hashed."""
+    trainer = checkpoint.read_trainer(path)
+    if unknown := sorted(trainer["model"].keys() - GPTConfig.__dataclass_fields__.keys()):
+        raise UsageError(
+            f"{path} has {', '.join(unknown)} in its configuration, which this model.py does not "
+            "know; use the model.py that it was trained with"
+        )
+    with torch.device("meta"):
+        model = GPT(GPTConfig(**trainer["model"]), compute_dtype=dtype)
+    model.to_empty(device=device)
+    model.init_weights()  # the rotary tables; the weights are overwritten
+    checkpoint.load_model(path, model, verified)
+    return model, trainer
 
 
 def open_tokenizer(config: EvalConfig, trainer: dict) -> Tokenizer:
     """The tokenizer.json of the model's own folder, of its run or of its data, whichever is there.
     One with another hash is named, and not used. An export's has BOS added, and its own hash."""
     path, trained_with = Path(trainer["path"]), trainer["identity"]["tokenizer_sha256"]
+    hashes = trainer.get("files", {})  # of an export
     for folder in dict.fromkeys([path.absolute(), run_of(path)]):
         if (file := folder / "tokenizer.json").is_file():
-            if disk.sha256_of(file) == trainer.get("tokenizer_sha256", trained_with):
+            if disk.has_sha256(file, hashes.get("tokenizer.json", trained_with)):
                 return Tokenizer.load(file)
             print(f"warning: {file} is not used: it is not the tokenizer of {path}")
     return Tokenizer.load(open_data(config, trainer).tokenizer_file())

@@ -45,7 +45,8 @@ DOCUMENT = MB  # characters; a longer plain text becomes several documents
 KINDS = (".txt", ".text", ".md", ".py", ".jsonl", ".ndjson", ".parquet")
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 NOT_TEXT = {b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"PK\3\4": "zip", b"\x7fELF": "ELF"}
-NOT_TEXT |= {b"%PDF": "PDF", codecs.BOM_UTF16_LE: "UTF-16", codecs.BOM_UTF16_BE: "UTF-16"}
+NOT_TEXT |= {b"%PDF": "PDF", codecs.BOM_UTF32_LE: "UTF-32", codecs.BOM_UTF32_BE: "UTF-32"}
+NOT_TEXT |= {codecs.BOM_UTF16_LE: "UTF-16", codecs.BOM_UTF16_BE: "UTF-16"}  # after UTF-32's
 REPAIR = "repair or remove it"
 AGAIN = "run the same command again: finished units are kept"
 
@@ -257,7 +258,9 @@ def _read_lines(f: BinaryIO, path: Path, start: int, end: int, fields, notes) ->
     if kind in (".jsonl", ".ndjson"):
         yield from _read_jsonl(f, length, path, fields, notes)
     elif raw := f.read(length):
-        what = next((NOT_TEXT[magic] for magic in NOT_TEXT if raw.startswith(magic)), None)
+        many = 8 * raw[:4096].count(0) > len(raw[:4096])  # NUL
+        what = "binary, or UTF-16 without its mark" if many else None
+        what = next((NOT_TEXT[magic] for magic in NOT_TEXT if raw.startswith(magic)), what)
         if start == 0 and what:
             raise DataError(f"{path} is {what}, not plain text in UTF-8; convert it first")
         if start == 0 and kind != ".py":  # so that the text of stdlib stays what it is

@@ -263,7 +263,9 @@ def tokenizer_sample(job: Job) -> Iterator[str]:
 @contextmanager
 def open_pool(workers: int) -> Iterator[tuple[Executor, int]]:
     """The executor of a preparation and its slots: processes of this machine."""
-    with ProcessPoolExecutor(workers, get_context("spawn"), start_worker) as pool:
+    with disk.writable("/dev/shm", "processes share their locks there"):
+        executor = ProcessPoolExecutor(workers, get_context("spawn"), start_worker)
+    with executor as pool:
         try:
             yield pool, workers
         except BrokenProcessPool:

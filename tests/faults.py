@@ -300,6 +300,11 @@ def signal_at(step: int, signum: int, only_rank: int = -1) -> None:
     _after_step(send)
 
 
+def ignore(signum: int) -> None:
+    """As nohup does."""
+    signal.signal(signum, signal.SIG_IGN)
+
+
 def kill_at_stage(stage: str, step: int) -> None:
     """SIGKILL to the first rank at this stage of publishing the checkpoint of `step`."""
     from machinery import checkpoint

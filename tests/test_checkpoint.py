@@ -480,7 +480,7 @@ def test_disk_too_small_is_seen_before_writing(run, monkeypatch):
     usage = shutil.disk_usage(run.root)._replace(free=(1 << 20) + 1000)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
     monkeypatch.setattr(checkpoint, "_stage", lambda name: pytest.fail("a folder was made"))
-    with pytest.raises(StorageError, match="0.0 GB are free in .*; a checkpoint must fit"):
+    with pytest.raises(StorageError, match="1.* MB are free in .*; a checkpoint must fit"):
         run.save(30, *build(), {}, wait=True)
 
 

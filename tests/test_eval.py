@@ -5,6 +5,7 @@ import json
 import re
 import shutil
 import subprocess
+from unittest import mock
 
 import pytest
 import torch
@@ -166,9 +167,28 @@ def test_an_exported_folder_is_a_model_too(trained, capsys, tmp_path):
     tokenizer = folder / "tokenizer.json"
     text = tokenizer.read_text()
     tokenizer.write_text(text.replace('"!"', '"?!"', 1))
-    with pytest.raises(UsageError, match="does not say what it was trained on"):
+    with pytest.raises(CheckpointError, match="tokenizer.json is not as it was exported"):
         evaluate.main(["sample", str(folder), *CPU, "--prompt", "def"])
-    assert f"warning: {tokenizer} is not used" in capsys.readouterr().out
+    tokenizer.write_text(text)
+    config = (folder / "config.json").read_text()
+    (folder / "config.json").write_text(config.replace('"rope_theta": ', '"rope_theta": 1'))
+    with pytest.raises(CheckpointError, match="config.json is not as it was exported"):
+        evaluate.main(["sample", str(folder), *CPU, "--prompt", "def"])
+
+
+def test_a_checkpoint_that_the_run_deletes_meanwhile_is_looked_up_again(trained, tmp_path, capsys):
+    """What retention does while eval.py reads."""
+    folder, read = shutil.copytree(trained, tmp_path / "run"), models.read_checkpoint
+    newest, *others = checkpoint.checkpoints(folder / "checkpoints")
+    assert others
+
+    def too_late(path, *args, **kwargs):
+        if path == newest and path.exists():
+            shutil.rmtree(path)
+        return read(path, *args, **kwargs)
+
+    with mock.patch.object(models, "read_checkpoint", too_late):
+        assert others[0].name in look(capsys, "sample", folder, *CPU, "--prompt", "a")
 
 
 # ------------------------------------------------------------------------------- samples
@@ -286,18 +306,18 @@ MISTAKES = {
     "no temperature": (
         ["sample", "{run}", "--prompt", "a", "--temperature", "nan"],
         2,
-        "ure nan 0",
+        "--temperature nan must be 0 or more",
     ),
-    "seed": (["sample", "{run}", "--seed", str(1 << 64)], 2, "--seed 18.* between 0 and 2.63"),
-    "negative seed": (["sample", "{run}", "--seed", "-1"], 2, "--seed -1 is not between"),
-    "price": (["report", "{run}", "--usd_per_hour", "nan"], 2, "usd_per_hour nan must be a finite"),
+    "seed": (["sample", "{run}", "--seed", str(1 << 64)], 2, "--seed 18.* must be 0 or more"),
+    "negative seed": (["sample", "{run}", "--seed", "-1"], 2, "--seed -1 must be 0 or more"),
+    "price": (["report", "{run}", "--usd_per_hour", "nan"], 2, "_per_hour nan must be 0 or more"),
     "a part": (
         ["report", "{run}/checkpoints/step_00000012"],
         2,
         "needs a preset or a run; .*12 is",
     ),
     "no row": (["loss", "{run}", "--batch", "0"], 2, "--batch 0 must be 1 or more"),
-    "less than no row": (["loss", "{run}", "--rows", "-5"], 2, "--rows -5 0 or more"),
+    "less than no row": (["loss", "{run}", "--rows", "-5"], 2, "--rows -5 must be 0 or more"),
     "no task": (["choice", "{run}", "--task"], 2, "--task needs a name"),
     "nowhere to save": (
         ["choice", "{run}", "--limit", "8", "--save", "{tmp}/none/a.jsonl"],
@@ -341,6 +361,9 @@ def test_a_checkpoint_of_another_model_py_is_named(trained, tmp_path):
     record = json.loads((copy / "trainer.json").read_text())
     record["model"]["window"] = 8
     (copy / "trainer.json").write_text(json.dumps(record))
+    manifest = json.loads((copy / "MANIFEST.json").read_text())
+    manifest["files"]["trainer.json"] = disk.sha256_of(copy / "trainer.json")
+    (copy / "MANIFEST.json").write_text(json.dumps(manifest))
     with pytest.raises(ValueError, match="has window in its configuration, which this model.py"):
         evaluate.main(["loss", str(copy)])
 
@@ -361,7 +384,7 @@ def test_a_damaged_checkpoint_is_named(trained, tmp_path):
     newest, *_ = checkpoint.checkpoints(folder / "checkpoints")
     text = (newest / "trainer.json").read_text()
     (newest / "trainer.json").write_text(text[:100])
-    with pytest.raises(CheckpointError, match="trainer.json is missing or damaged"):
+    with pytest.raises(CheckpointError, match="trainer.json has sha256"):
         evaluate.main(["loss", "--checkpoint", str(newest)])
     assert evaluate.main(["report", str(folder), "--max_new_tokens", "4"]) == 0
 

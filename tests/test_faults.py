@@ -4,17 +4,22 @@ Nothing here is mocked but the one thing that breaks.
 """
 
 import json
+import os
+import pty
 import random
 import re
+import shlex
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import flip, losses, metrics, parameters
-from faults import launch, records, start
+from conftest import SMALL, command, environment, flip, losses, metrics, parameters
+from faults import PEAK, launch, records, start
 from soak import soak
 
 from machinery import checkpoint
@@ -413,7 +418,9 @@ def test_the_final_save_may_not_fail(small_data, tmp_path):
 # ------------------------------------------------------------------ signals
 
 
-@pytest.mark.parametrize("signum, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    "signum, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
 def test_a_signal_saves_and_says_so(signum, code, whole, small_data, tmp_path):
     run_dir = tmp_path / "run"
     run = start(small_data, run_dir, *LONG, spoil=[("slow", 0.03)]).until_step(5)
@@ -425,6 +432,52 @@ def test_a_signal_saves_and_says_so(signum, code, whole, small_data, tmp_path):
     start(small_data, run_dir, *LONG).end(0)
     assert losses(run_dir) == losses(whole())
     assert_same_state(run_dir, whole())
+
+
+def test_a_terminal_that_closes_stops_a_run_as_sigterm_does(small_data, tmp_path):
+    """What an SSH session does that breaks: nobody reads any more, and SIGHUP comes."""
+    run_dir = tmp_path / "run"
+    words = ["tiny", *SMALL, *PEAK, *LONG, "--data_dir", small_data, "--run_dir", run_dir]
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execve(sys.executable, command("train.py", words), environment())
+    seen = b""
+    while b"step 3/" not in seen:
+        seen += os.read(terminal, 1 << 16)
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 129
+    assert status(run_dir) == {"state": "preempted", "step": checkpoints(run_dir)[0]} | {
+        "exit_code": 129
+    }
+
+
+def test_nohup_means_that_a_terminal_may_close(small_data, tmp_path):
+    spoil = [("ignore", signal.SIGHUP), ("signal_at", 3, signal.SIGHUP)]
+    assert "done: 12 steps" in start(small_data, tmp_path / "run", spoil=spoil).end(0)
+
+
+def test_ctrl_c_without_patience(small_data, tmp_path):
+    """Three of them at once: no checkpoint of that step, but the status is true."""
+    spoil = [("signal_at", 5, signal.SIGINT)] * 3
+    start(small_data, tmp_path / "run", spoil=spoil).end(130)
+    found = status(tmp_path / "run")
+    assert found == {"state": "failed", "step": 5, "error": "interrupted", "exit_code": 130}
+    assert "done: 12 steps" in start(small_data, tmp_path / "run").end(0)
+
+
+@pytest.mark.parametrize("closed", ["<&- >&- 2>&-", "| true"])
+def test_a_run_that_nobody_reads_ends_as_any_other(closed, small_data, tmp_path):
+    words = ["tiny", *SMALL, *PEAK, "--data_dir", small_data, "--run_dir", tmp_path / "run"]
+    line = f"{shlex.join(map(str, command('train.py', words)))} {closed}; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", line], env=environment(), timeout=120)
+    assert done.returncode == 0
+    assert status(tmp_path / "run")["state"] == "done" and losses(tmp_path / "run").keys() >= {12}
+
+
+def test_a_run_folder_may_have_any_name(small_data, tmp_path):
+    run_dir = Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9"))
+    text = start(small_data, run_dir, "--save_every", 4).end(0)
+    assert "Exception" not in text and status(run_dir)["state"] == "done"
 
 
 def test_sigterm_to_torchrun_stops_both_ranks_at_the_same_step(whole, small_data, tmp_path):

@@ -3,10 +3,17 @@
 Each is a real process, which runs a copy of the project with a line replaced."""
 
 import re
+import sys
 
 import pytest
 from conftest import SMALL
 from faults import edited, start
+
+import eval as evaluate
+import export
+import prepare_data
+import train
+from machinery import cli
 
 # what is wrong: (file, the line, what a student made of it, what Python says)
 WRONG = {
@@ -129,3 +136,86 @@ def test_a_users_mistake_is_one_sentence(name, small_data, tmp_path):
     text = start(small_data, tmp_path / "run", *options).end(2)
     assert re.fullmatch(rf"error: {says}\n", text), text
     assert not (tmp_path / "run").exists()
+
+
+PROGRAMS = {
+    "train.py tiny": (train.main, ["tiny"]),
+    "prepare_data.py tiny": (prepare_data.main, ["tiny"]),
+    "prepare_data.py verify tiny": (prepare_data.main, ["verify", "tiny"]),
+    **{f"eval.py {word}": (evaluate.main, [word, "tiny"]) for word in ("loss", "tournament")},
+    "export.py": (export.main, ["tiny"]),
+}
+# options that mean the same to every program -> what is said
+UNREADABLE = {
+    "--data_dri x": "there is no option '--data_dri'; did you mean --data_dir? {all}",
+    "--data-dri=x": "there is no option '--data-dri'; did you mean --data_dir? {all}",
+    "--data_dir x y": "there is no option 'y'; {all}",
+    "--data_dir": "--data_dir takes a value; given: nothing",
+}
+OF_ONE = {
+    "train.py tiny": {
+        "--steps x --lr y": "--steps takes a whole number; given: 'x'",
+        "--lr 1,5": "--lr takes a number; given: '1,5'",
+        "--mlp gelu": "--mlp takes {relu2,swiglu}; given: 'gelu'",
+        "--compile True": "there is no option 'True'; {all}",
+        "--extras value_embed": "extras has no 'value_embed'; .*key_offset, value_embeds",
+    },
+    "prepare_data.py tiny": {"--workers 1.5": "--workers takes a whole number; given: '1.5'"},
+    "eval.py loss": {"--dtype fp16": "--dtype takes {auto,bf16,fp32}; given: 'fp16'"},
+}
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_what_no_parser_can_read_is_told_in_the_same_voice(program, monkeypatch, capfd):
+    """In one sentence, where tyro has a box."""
+    main, words = PROGRAMS[program]
+    for options, says in (UNREADABLE | OF_ONE.get(program, {})).items():
+        monkeypatch.setattr(sys, "argv", [program, *words, *options.split()])
+        with pytest.raises(SystemExit) as end:
+            cli.run(main)
+        says = says.replace("{all}", f"python {program} --help lists all")
+        text = capfd.readouterr().err
+        assert end.value.code == 2 and text.count("\n") == 1
+        assert text == f"error: {says}\n" or re.fullmatch(f"error: {says}\n", text)
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_help_is_a_page(program, capsys):
+    main, words = PROGRAMS[program]
+    with pytest.raises(SystemExit) as end:
+        main([*words, "--help"])
+    text = capsys.readouterr().out
+    assert end.value.code == 0 and text.startswith(f"usage: {program} [-h]")
+    assert "--data_dir STR  " in text
+
+
+# numbers that a preset may not have: (option, what is said)
+OUT_OF_RANGE = {
+    "a model of too many layers": ("--n_layer 999999999999", "1 or more, up to 256"),
+    "a ramp without an end": ("--ramp_steps 1000000000000000000", "0 or more, up to 100,000"),
+    "layers without a position": ("--nope_every -1", "0 or more"),
+    "no frequencies": ("--rope_theta 0.0", "1 or more"),
+    "no logits": ("--logit_softcap nan", "0 or more"),
+    "a rate": ("--lr_scale inf", "0 or more"),
+    "more than all": ("--decay 1.5", "0 or more, up to 1"),
+}
+
+
+@pytest.mark.parametrize("name", OUT_OF_RANGE)
+def test_a_number_out_of_its_range_is_refused_at_once(name):
+    options, says = OUT_OF_RANGE[name]
+    with pytest.raises(cli.UsageError) as caught:
+        cli.parse("train.py", "train", ["tiny", *options.split()])
+    option, value = options.split()
+    assert str(caught.value).startswith(f"{option} {value} must be {says}")
+
+
+@pytest.mark.parametrize("part", ["train", "data"])
+def test_an_empty_folder_is_the_presets(part):
+    """As of a variable of the shell that is not set."""
+    empty = ["d12", "--data_dir", "", *["--run_dir", ""] * (part == "train")]
+    preset = cli.parse("program", part, empty)
+    assert (preset.data if part == "data" else preset.run).data_dir == "data/d12"
+    assert part == "data" or preset.run.run_dir == "runs/d12"
+    config = evaluate.LossConfig(run_dir="runs/d12")
+    assert cli.read_options(config, ["--run_dir="], "eval.py loss").run_dir == "runs/d12"

@@ -1,11 +1,13 @@
 """instruments/report.py: the page of a run and the comparison of several, on invented run folders
 with known figures, and at the end of a real run."""
 
+import errno
 import json
 import re
 import shutil
 import sys
 from html.parser import HTMLParser
+from unittest import mock
 
 import pytest
 from conftest import SMALL
@@ -14,7 +16,7 @@ import eval
 import train
 from config import UsageError
 from instruments import report, to_wandb
-from machinery import cli
+from machinery import cli, disk
 from machinery.log import Log, read_jsonl
 
 pytest.importorskip("matplotlib")
@@ -174,10 +176,21 @@ def test_a_damaged_small_file_is_named_and_left_out(tmp_path, capsys):
 
 def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path):
     folder = make_run(tmp_path / "a", ten_steps())
+    refused = PermissionError(errno.EACCES, "Permission denied")
+    with (
+        mock.patch.object(disk, "fsync", side_effect=refused),
+        pytest.raises(UsageError, match="report.md cannot be written .*copy the run to where"),
+    ):
+        report.write(folder)
+
+
+def test_what_stands_in_the_place_of_a_file_is_set_aside(tmp_path, capsys):
+    folder = make_run(tmp_path / "a", ten_steps())
     (folder / "report.md").mkdir()
     (folder / "report.md" / "kept").touch()
-    with pytest.raises(UsageError, match="cannot be written .*copy the run to where you may write"):
-        report.write(folder)
+    assert report.write(folder).exists() and (folder / "report.md").is_file()
+    assert len(list(folder.glob("report.md.aside-*/kept"))) == 1
+    assert "cannot be read (Is a directory): it is report.md.aside-" in capsys.readouterr().out
 
 
 def test_wandb_gets_the_lines_that_have_a_step(tmp_path):

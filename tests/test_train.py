@@ -559,8 +559,8 @@ MISTAKES = {
         ["tiny", "--decay", "0", "--decay_mixture", "a=1"],
         r"--decay_mixture has no effect with --decay 0",
     ),
-    "a model of nothing": (["tiny", "--n_layer", "0"], r"n_layer 0 is less than 1"),
-    "heads of nothing": (["tiny", "--n_kv_head", "0"], r"n_kv_head 0 is less than 1"),
+    "a model of nothing": (["tiny", "--n_layer", "0"], r"--n_layer 0 must be 1 or more"),
+    "heads of nothing": (["tiny", "--n_kv_head", "0"], r"--n_kv_head 0 must be 1 or more"),
     "a seed beyond torch's": (["tiny", "--seed", str(10**20)], "--seed 10+ must be 0 or more"),
     "a device of torch's": (["tiny", "--device", "meta"], r"device 'meta' is none of auto, cuda"),
     "no number": (

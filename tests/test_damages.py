@@ -1,0 +1,264 @@
+"""Every file that a program opens, damaged in every way: the program succeeds, or says in one
+sentence which file it is, with a documented exit code. Never a traceback.
+
+The programs run in this process, so that a thousand cells take a minute; a sample of them runs as
+real processes. What a run's checkpoints say can be made again: with those whole, it resumes.
+"""
+
+import io
+import json
+import os
+import shutil
+import signal
+import tempfile
+import traceback
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
+from pathlib import Path
+from unittest import mock
+
+import pytest
+from conftest import ROOT, SMALL, flip
+
+import eval as evaluate
+import export
+import prepare_data
+import train
+from hf import parity
+from instruments import report
+from machinery import cli
+from preparation import worker
+
+CPU = ["--device", "cpu", "--dtype", "fp32"]
+TRAIN = ["tiny", *SMALL, "--n_layer", "1", "--steps", "3", "--keep", "3", "--save_every", "1"]
+TRAIN += ["--peak_tflops", "1"]  # or it is measured, which takes a second
+PREPARE = "--vocab_size 300 --row_len 33 --val_fraction 0.2 --workers 1".split()
+STEP = "run/checkpoints/step_00000002"
+CODES = {0, 2, 3, 4, 7}
+
+# program -> what to call, and with which words; {} is the folder that holds data, run and export
+PROGRAMS = {
+    "resume": (train.main, [*TRAIN, "--data_dir", "{}/data", "--run_dir", "{}/run"]),
+    "init_from": (
+        train.main,
+        [*TRAIN, "--data_dir", "{}/data", "--run_dir", "{}/new", "--init_from", f"{{}}/{STEP}"],
+    ),
+    "loss": (evaluate.main, ["loss", "{}/run", *CPU, "--data_dir", "{}/data", "--rows", "2"]),
+    "sample": (evaluate.main, ["sample", "{}/run", *CPU, "--max_new_tokens", "2", "--prompt", "a"]),
+    "choice": (evaluate.main, ["choice", "{}/run", *CPU, "--task", "{}/task.jsonl"]),
+    "report": (evaluate.main, ["report", "{}/run", *CPU, "--max_new_tokens", "2"]),
+    "compare": (evaluate.main, ["compare", "{}/run", "{}/other"]),
+    "export": (export.main, ["{}/run", "--out", "{}/exported"]),
+    "prepare": (
+        prepare_data.main,
+        ["tiny", *PREPARE, "--source", "files:{whole}/written", "--data_dir", "{}/data"],
+    ),
+    "verify": (prepare_data.main, ["verify", "tiny", "--data_dir", "{}/data"]),
+    "export's loss": (evaluate.main, ["loss", "{}/export", *CPU, "--data_dir", "{}/data"]),
+    "export's sample": (
+        evaluate.main,
+        ["sample", "{}/export", *CPU, "--max_new_tokens", "2", "--prompt", "a"],
+    ),
+}
+OF_A_RUN = ["resume", "loss", "sample", "report", "compare", "export"]
+OF_WEIGHTS = ["resume", "init_from", "loss", "sample", "choice", "report", "export"]
+OF_DATA = ["resume", "loss", "report", "export", "prepare", "verify"]
+OF_AN_EXPORT = ["export's loss", "export's sample"]
+
+# file -> the programs that open it, or might
+FILES = {
+    **dict.fromkeys(["config.json", "status.json", "metrics.jsonl", "samples.jsonl"], OF_A_RUN),
+    **dict.fromkeys(["tokenizer.json", "eval.jsonl", ".lock"], OF_A_RUN),
+}
+FILES = {f"run/{name}": programs for name, programs in FILES.items()}
+FILES |= {
+    f"{STEP}/{name}": OF_WEIGHTS
+    for name in ("MANIFEST.json", "trainer.json", "dcp/.metadata", "dcp/__0_0.distcp")
+}
+FILES |= {"run/checkpoints/best": ["resume", "loss", "report"]}
+FILES |= {f"data/{name}": OF_DATA for name in ("manifest.json", "tokenizer.json", "SHARD", "CRC")}
+FILES |= {"data/RECORD": ["prepare"], "data/RECORDED_TOKENIZER": ["prepare"]}
+FILES |= {"task.jsonl": ["choice"]}
+FILES |= {
+    f"export/{name}": OF_AN_EXPORT
+    for name in ("config.json", "model.safetensors", "tokenizer.json", "generation_config.json")
+}
+
+
+def flipped(path: Path, at: int | None = None) -> None:
+    """One bit, by default in the middle."""
+    if size := path.stat().st_size:
+        flip(path, at=size // 2 if at is None else min(at, size - 1))
+
+
+def of_json(text: str):
+    return lambda path: path.write_text(text)
+
+
+def every_value_null(path: Path) -> None:
+    """The JSON object, or each line of it, with nothing where something is expected."""
+    lines = path.read_text(errors="replace").splitlines() if path.suffix == ".jsonl" else None
+    for_each = [json.loads(t) for t in lines] if lines else [json.loads(path.read_text())]
+    nulls = [json.dumps(dict.fromkeys(tree)) for tree in for_each]
+    path.write_text("\n".join(nulls) + "\n")
+
+
+def not_utf8(path: Path) -> None:
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) // 3] + b"\xff\xfe" + content[len(content) // 3 :])
+
+
+def a_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def a_dangling_link(path: Path) -> None:
+    path.unlink()
+    path.symlink_to(path.with_name("nowhere"))
+
+
+DAMAGES = {
+    "flipped": flipped,
+    "flipped near the start": lambda path: flipped(path, at=9),
+    "cut": lambda path: os.truncate(path, path.stat().st_size // 2),
+    "emptied": lambda path: os.truncate(path, 0),
+    "a number": of_json("5"),
+    "a list": of_json("[]"),
+    "null": of_json("null"),
+    "an empty object": of_json("{}"),
+    "nested too deeply": of_json("[" * 100_000),
+    "every value null": every_value_null,
+    "not UTF-8": not_utf8,
+    "a folder": a_folder,
+    "a dangling link": a_dangling_link,
+    "unreadable": lambda path: path.chmod(0),
+    "deleted": Path.unlink,
+}
+WHERE = {}  # "whole": the folder that the fixture makes
+CELLS = [(file, program) for file, programs in FILES.items() for program in programs]
+
+
+@pytest.fixture(scope="module")
+def whole():
+    """data, run (two of three steps done), other, export and task.jsonl, in a folder that any user
+    may enter."""
+    folder = Path(tempfile.mkdtemp(prefix="whole"))
+    folder.chmod(0o755)
+    texts = folder / "written"
+    texts.mkdir()
+    for i in range(60):
+        (texts / f"{i}.txt").write_text(f"def note_{i}(x):\n    return x + {i}\n" * 4)
+    WHERE["whole"] = str(folder)
+    handlers = [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)]
+    assert ends("prepare", folder)[0] == 0
+    assert ends("resume", folder) == (0, "")
+    run_dir = folder / "run"
+    (run_dir / "samples.jsonl").write_text(
+        json.dumps(dict(step=1, tokens=512, prompt="a", text="b")) + "\n"
+    )
+    shutil.copytree(run_dir, folder / "other")
+    assert ends("export", folder)[0] == 0
+    (folder / "exported").rename(folder / "export")
+    question = dict(query="a", choices=["b", "c"], gold=1)
+    (folder / "task.jsonl").write_text(2 * (json.dumps(question) + "\n"))
+    shutil.rmtree(run_dir / "checkpoints/step_00000003")
+    assert (folder / STEP).exists()
+    yield folder
+    shutil.rmtree(folder)
+    for s, handler in zip((signal.SIGINT, signal.SIGTERM), handlers):
+        signal.signal(s, handler)
+
+
+def copy(whole: Path, folder: Path) -> None:
+    shutil.copytree(whole, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("written"))
+
+
+def ends(program: str, folder: Path) -> tuple[int, str]:
+    """The program's exit code, and what it says if that is not 0. A bug raises."""
+    main, words = PROGRAMS[program]
+    out, error_text = io.StringIO(), ""
+    quick = [  # pictures are not painted, the pool is a thread, transformers does not compare
+        mock.patch.object(parity, "check", lambda *args: "not at all"),
+        mock.patch.object(report, "png_of", lambda figure: b""),
+        mock.patch.object(worker, "open_pool", lambda n: nullcontext((ThreadPoolExecutor(1), 1))),
+    ]
+    with redirect_stdout(out), redirect_stderr(out), quick[0], quick[1], quick[2]:
+        try:
+            words = [word.replace("{}", str(folder)).format(**WHERE) for word in words]
+            code = main(words) or 0
+        except Exception as error:
+            if (code := cli.exit_code(error)) == 1:
+                raise
+            error_text = str(error)
+    return code, error_text
+
+
+def find(folder: Path, name: str) -> Path:
+    patterns = {
+        "SHARD": "train/*/unit_00000_00.npy",
+        "CRC": "train/*/unit_00000_00.crc32.npy",
+        "RECORD": ".units/*/*_00000.json",
+        "RECORDED_TOKENIZER": ".units/*/tokenizer.json",
+    }
+    root, _, last = name.rpartition("/")
+    return next((folder / root).glob(patterns[last])) if last in patterns else folder / name
+
+
+@contextmanager
+def as_anybody(folder: Path):
+    """Root may read every file: within the block, be a user who may do all here but that."""
+    if os.geteuid():
+        yield
+        return
+    for path in [folder, *folder.rglob("*")]:
+        if not path.is_symlink() and (mode := path.stat().st_mode & 0o777):
+            path.chmod(0o777 if path.is_dir() else mode | 0o666)
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+@pytest.mark.parametrize("file, program", CELLS, ids=[f"{f}, {p}" for f, p in CELLS])
+def test_a_damaged_file_is_survived_or_named(file, program, whole):
+    wrong = {}
+    for damage, apply in DAMAGES.items():
+        folder = Path(tempfile.mkdtemp(prefix="cell"))
+        try:
+            copy(whole, folder)
+            path = find(folder, file)
+            path.touch()
+            if damage == "every value null" and not path.read_bytes().startswith(b"{"):
+                continue
+            apply(path)
+            with as_anybody(folder) if damage == "unreadable" else nullcontext():
+                code, said = ends(program, folder)
+            wrong[damage] = problem(file, program, code, said)
+        except Exception as error:
+            frames = traceback.extract_tb(error.__traceback__)
+            last = [f for f in frames if str(ROOT) in f.filename and ".venv" not in f.filename][-1]
+            where = f"{Path(last.filename).name}:{last.lineno}"
+            wrong[damage] = f"{type(error).__name__} at {where}: {str(error)[:200]}"
+        finally:
+            shutil.rmtree(folder)
+    wrong = [f"{damage}: {what}" for damage, what in wrong.items() if what]
+    assert not wrong, "\n".join(wrong)
+
+
+def problem(file: str, program: str, code: int, said: str) -> str:
+    """How the end is not as promised; empty if it is."""
+    must_resume = program == "resume" and file.startswith("run/") and ".lock" not in file
+    if code not in CODES:
+        return f"exit code {code}: {said}"
+    if code == 0:
+        return ""
+    if "\n" in said:
+        return f"not one sentence: {said}"
+    if must_resume:
+        return f"should resume: {said}"
+    folder, _, name = file.rpartition("/")
+    names = {"SHARD": ".npy", "CRC": ".npy", "RECORD": ".json", "RECORDED_TOKENIZER": ".json"}
+    found = names.get(name, name) in said or bool(folder) and f"{folder} " in said
+    return "" if found else f"names neither the file nor its folder: {said}"

@@ -1,0 +1,265 @@
+"""Any option with any value: refused in one sentence that names it, or taken; within a second, and
+before anything is written. In this process: each program's main, up to where its work begins.
+
+FUZZ_EXAMPLES=2000 pytest -n 0 tests/test_fuzz.py tries more."""
+
+import os
+import re
+import time
+from dataclasses import fields
+from pathlib import Path
+from typing import get_args
+
+import pytest
+import torch
+from conftest import SMALL
+from hypothesis import HealthCheck, Phase, given, note, settings
+from hypothesis import strategies as st
+
+import eval as evaluate
+import export
+import flops
+import optim
+import prepare_data
+import train
+from config import LARGEST, PRESETS, DataConfig, GPTConfig, RunConfig, TrainConfig, UsageError
+from instruments import choice, judge, report, stage, tournament
+from machinery import cli, trained
+from machinery.errors import CheckpointError, DataError, StorageError
+from model import GPT
+from preparation import sources
+
+EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", 0))
+SECONDS = 1.0  # of this process's own time, for a command
+SUITE = dict(
+    phases=[Phase.generate], deadline=None, database=None, suppress_health_check=list(HealthCheck)
+)
+
+
+def profile(examples: int):
+    """As many, and always the same, in the suite; FUZZ_EXAMPLES of them, always others, by hand."""
+    return settings(max_examples=EXAMPLES or examples, derandomize=not EXAMPLES, **SUITE)
+
+
+class Begins(Exception):
+    """The program accepts the command, and would begin to work."""
+
+
+def begins(*args, **options):
+    raise Begins
+
+
+# -------------------------------------------------------------------------------------- the words
+
+CHARACTERS = st.characters(exclude_characters="\0/", codec="utf-8") | st.sampled_from("\udcff -=\n")
+JUNK = st.sampled_from(["", " ", "-", "--", "nan", "None", "x" * 300, "é\n", "0x10", "1_0"])
+TEXT = st.text(CHARACTERS, max_size=12) | JUNK
+WHOLE = st.sampled_from([0, 1, 2, 3, 7, 64, 4096, 1 << 20, 10**6, 10**9, LARGEST, 10**18, 1 << 63])
+WHOLE = st.one_of(WHOLE.flatmap(lambda n: st.sampled_from([n, n, n + 1, n - 1, -n])))
+WHOLE = st.one_of(st.integers(0, 9), WHOLE, st.integers(0, 100_000), st.integers())
+REAL = st.sampled_from([0.0, 1.0, -1.0, 0.5, 1e-30, 1e-9, 1e9, 1e15, 1e30, float("inf")])
+REAL = st.one_of(st.floats(0, 1), REAL, st.floats(0, 1000), st.floats())
+PLACES = ["auto", "nowhere", "nowhere/step_00000001", ".", "/", "/dev/null", "a/" * 2000, "cpu"]
+AMOUNTS = ["2B", "500M", "1e400", "infB", "nan", "0", "-1", "1T", "9" * 400, "all", "1e15T"]
+ITEMS = ["a=1", "a=1 b=2", "texts=1", "texts=-1", "texts=1e400", "=", "texts=0", "key_offset"]
+SPECS = ["stdlib", "files:", "files:nowhere", "files:texts", "a=files:texts#x+y", "hf:", "hf:a:b:c"]
+TEXTS = TEXT | st.sampled_from([*PLACES, *AMOUNTS, *ITEMS, *SPECS, "cuda:99", "8xH100", "0xH100"])
+
+
+def words_for(option) -> st.SearchStrategy[list[str]]:
+    """An option of a dataclass with a value of its type, of another type, too many or none."""
+    kind = get_args(option.type)[0] if hasattr(option.type, "__metadata__") else option.type
+    value = {int: WHOLE.map(str), float: REAL.map(repr), str: TEXTS}.get(kind, TEXTS)
+    if choices := [a for a in get_args(kind) if isinstance(a, str)]:
+        value = st.sampled_from(choices)
+    value = st.one_of(*[value] * 15, TEXT)
+    flag = f"--{option.name}"
+    if kind is bool:
+        return st.sampled_from([[flag], [f"--no_{option.name}"], [flag, "True"], [f"{flag}=1"]])
+    many = st.lists(value, max_size=3).map(lambda values: [flag, *values])
+    one = value.map(lambda text: [f"{flag}={text}"])
+    return many if get_args(kind)[1:] == (...,) else st.one_of(*[one] * 9, many)
+
+
+def command_lines(*kinds) -> st.SearchStrategy[list[str]]:
+    """One to three options of some dataclasses; now and then one that there is not."""
+    options = [option for kind in kinds for option in fields(kind)]
+    known = st.sampled_from(options).flatmap(words_for)
+    unknown = TEXT.map(lambda text: [f"--{text}"])
+    return st.lists(st.one_of(*[known] * 20, unknown), min_size=1, max_size=3).map(
+        lambda groups: [word for group in groups for word in group]
+    )
+
+
+# -------------------------------------------------------------------------------------- the check
+
+
+def files_in(folder: Path) -> dict:
+    return {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+
+
+def names(said: str, given: list[str]) -> bool:
+    """Whether a sentence has an option, or its value in some form."""
+    options = {word.partition("=")[0].lstrip("-").replace("-", "_") for word in given}
+    values = {part for word in given for part in (word, *word.partition("=")[::2])}
+    forms = {form for v in values for form in (v, repr(v), repr(v)[1:-1], f"{Path(v)} is")}
+    in_it = any(form in said for form in forms - {""})
+    return in_it or bool(options & set(re.findall(r"\w+", said)))
+
+
+def is_refused(main, argv: list[str], given: list[str]) -> bool:
+    """Run main up to its work; whether it refused, as promised, one of the words `given`."""
+    before, start = files_in(Path.cwd()), time.process_time()
+    refused = True
+    try:
+        assert main(argv) == 0
+        refused = False
+    except Begins:
+        refused = False
+    except SystemExit as end:
+        assert end.code == 0 and {"-h", "--help"} & set(given)
+    except (UsageError, DataError, CheckpointError, StorageError, OSError) as error:
+        said = str(error)
+        note(said)
+        assert 2 <= cli.exit_code(error) <= 6
+        assert len(said) > 20 and ("\n" not in said or any("\n" in word for word in given))
+        assert names(said, given), "neither the option nor its value is named"
+    assert time.process_time() - start < SECONDS, "slow"
+    assert files_in(Path.cwd()) == before
+    return refused
+
+
+@pytest.fixture(scope="module")
+def here(small_data, tmp_path_factory):
+    """A folder with texts, data and a trained run, in which nothing may change."""
+    folder = tmp_path_factory.mktemp("fuzz")
+    (folder / "texts").mkdir()
+    for i in range(20):
+        (folder / "texts" / f"{i}.txt").write_text(f"def note_{i}(x):\n    return {i}\n" * 9)
+    (folder / "data").mkdir()
+    (folder / "data" / "tiny").symlink_to(small_data)
+    rng_state = torch.get_rng_state()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setenv("HF_HUB_OFFLINE", "1")
+        patch.setattr(flops, "measure_matmul", lambda *args, **options: 1e11)  # it times one
+        train.main(["tiny", *SMALL, "--steps", "2"])
+        for module, name in WORK:
+            patch.setattr(module, name, begins)
+        patch.setattr(stage, "once_per_node", lambda manifest, *_: manifest)
+        listed = sources.list_units
+        patch.setattr(sources, "list_units", lambda s: begins() if s.remote else listed(s))
+        yield folder
+    torch.set_rng_state(rng_state)
+
+
+# What each program calls first that writes, takes long or needs a network.
+WORK = [
+    (train.folders, "claim"),
+    (prepare_data.disk, "lock"),
+    (evaluate, "load_model"),
+    (trained, "load_model"),
+    (report, "write"),
+    (judge, "Server"),
+    (prepare_data.worker, "open_pool"),
+]
+
+
+@profile(150)
+@given(command_lines(GPTConfig, TrainConfig, RunConfig), st.booleans())
+def test_train(here, words, plans):
+    base = ["tiny", *SMALL, "--run_dir", "new", *["--plan"] * plans]
+    is_refused(train.main, [*base, *words], words)
+
+
+@profile(100)
+@given(command_lines(DataConfig))
+def test_prepare_data(here, words):
+    base = ["--source", "files:texts", "--data_dir", "new", "--vocab_size", "300"]
+    is_refused(prepare_data.main, ["tiny", *base, *words], words)
+
+
+OF_EVAL = {
+    "loss": evaluate.LossConfig,
+    "sample": evaluate.SampleConfig,
+    "choice": choice.ChoiceConfig,
+    "tournament": tournament.TournamentConfig,
+    "report": report.ReportConfig,
+}
+
+
+@pytest.mark.parametrize("name", OF_EVAL)
+def test_eval(here, name):
+    base = ["tiny", "--device", "cpu"]
+    if name == "tournament":
+        base += "--n_prompts 2 --prompt_tokens 8 --max_new_tokens 8".split()
+    assert not is_refused(evaluate.main, [name, *base], [])
+
+    @profile(40)
+    @given(command_lines(OF_EVAL[name]))
+    def check(words):
+        is_refused(evaluate.main, [name, *base, *words], words)
+
+    check()
+
+
+@profile(40)
+@given(command_lines(export.ExportConfig))
+def test_export(here, words):
+    pytest.importorskip("transformers")
+    is_refused(export.main, ["tiny", *words], words)
+
+
+@profile(40)
+@given(TEXT | st.sampled_from([*PRESETS, "runs/tiny", "tyni", "loss", "compare"]), TEXT)
+def test_first_words(here, first, second):
+    for main in (train.main, prepare_data.main, evaluate.main, export.main):
+        is_refused(main, [first, second], [first, second])
+
+
+SMALL_MODEL = st.fixed_dictionaries(
+    dict(
+        **{name: st.integers(1, 9) for name in ("seq_len", "head_dim", "mlp_hidden")},
+        **{name: st.integers(1, 4) for name in ("n_layer", "n_head", "n_kv_head")},
+        **{name: st.booleans() for name in ("qk_norm", "embed_norm", "tie_embeddings", "doc_mask")},
+        vocab_size=st.integers(1, 70),
+        n_embd=st.integers(1, 24),
+        mlp=st.sampled_from(["relu2", "swiglu", "gelu"]),
+        logit_softcap=REAL,
+        rope_theta=REAL,
+        nope_every=st.integers(-1, 3),
+        extras=st.lists(st.sampled_from(["", "key_offset", "value_embeds", "more"]), max_size=3),
+    )
+)
+
+
+@profile(60)
+@given(SMALL_MODEL)
+def test_a_model_that_is_accepted_computes(fields):
+    """Its loss and all gradients are finite."""
+    try:
+        config = GPTConfig(**{**fields, "extras": tuple(fields["extras"])})
+    except UsageError:
+        return
+    model = GPT(config)
+    model.init_weights()
+    ids = torch.arange(2 * config.seq_len).view(2, -1) % config.vocab_size  # (2, T)
+    loss = model(ids, ids.flip(1))
+    loss.backward()
+    assert loss.isfinite()
+    assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
+
+
+SCHEDULES = get_args(TrainConfig.__dataclass_fields__["schedule"].type)
+
+
+@profile(60)
+@given(st.integers(1, 60), st.integers(0, 80), REAL, REAL, st.sampled_from(SCHEDULES))
+def test_a_schedule_that_is_accepted_stays_within_its_peak(steps, warmup, decay, final, schedule):
+    try:
+        TrainConfig(warmup=warmup, decay=decay, final_lr=final, schedule=schedule)
+    except UsageError:
+        return
+    for step in range(steps):
+        assert 0 <= optim.lr_at(step, steps, schedule, warmup, decay, final) <= 1
+        assert 0 <= optim.momentum_at(step, steps, warmup, decay) < 1
