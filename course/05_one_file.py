@@ -1,34 +1,41 @@
 """Lesson 5: the whole training run in one file, without a single seat belt.
 
+Read it after lesson 4: it is the bridge from the GPT that you built there to this project. It has
+no exercise. **Afterwards** you can name every part of a training run, and the file that guards it.
+
 It trains the preset tiny with the data, model, optimizer and row order of train.py, on one device,
 in one process. The first losses are the same, bit for bit (compare `python course/05_one_file.py`
-with `python train.py --log_every 1`; a test does). Pull the plug and all is lost; feed it NaN and
-the weights are gone; a flipped byte on the disk is caught only because `Manifest.row` insists.
+with `python train.py --log_every 1`; a test does). Of the project it imports model.py, optim.py and
+data.py alone, and from config.py the sizes and rates of tiny, which those three take as arguments:
+a copy of them here would be wrong one day. Everything else stands below. Pull the plug and all is
+lost; feed it NaN and the weights are gone; a flipped byte on the disk is trained on.
 
-Read it before train.py. A comment that begins with the name of a file says which file turns the
-bare line beside it into a promise; once you have read this, you know what those files are for.
+New words: a **token** is what bytes were here until now, one of 4,096 common pieces of text
+(lesson 6 makes them); BOS is the token that begins each document; a **row** is 513 tokens, packed
+from documents (lesson 7), a **shard** a file of rows. A comment that begins with the name of a file
+says which file turns the bare line beside it into a promise.
 
 Shapes: B rows per step (tiny: 4), T positions (512), V vocabulary (4,096).
 """
 
 import argparse
+import json
 import math
 import sys
 import time
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import torch
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-import config as cfg
 import optim
+from config import PRESETS, Preset
 from data import Order, mix64
-from machinery.shards import Manifest
 from model import GPT
-from tokenizer import Tokenizer
 
 
 # ----------------------------------------------------------------------------------- 1. the device
@@ -45,24 +52,63 @@ def pick_device() -> tuple[torch.device, torch.dtype]:
 
 
 # ------------------------------------------------------------------------------------- 2. the data
-def batch(manifest: Manifest, split: str, places: list, device) -> tuple:
-    """places: (source, row) each -> inputs, targets, int64 (B, T) each.
+def open_data(data_dir: Path) -> tuple[dict, dict]:
+    """-> manifest.json, which lists the shards; their rows: {"train": [of each source], "val": ..}.
+
+    A shard is an array (rows, T + 1) in numpy's own format. Mapped into memory (`mmap_mode`), it
+    is read from the disk where it is used."""
+    # machinery/shards.py: was this file edited, is a shard missing or cut off? Says what to do
+    manifest = json.loads((data_dir / "manifest.json").read_text(encoding="utf-8"))
+    names, shards = [source["name"] for source in manifest["sources"]], {}
+    for split, sources in manifest["splits"].items():
+        files = [[shard["file"] for shard in sources[name]["shards"]] for name in names]
+        shards[split] = [[np.load(data_dir / f, mmap_mode="r") for f in own] for own in files]
+    return manifest, shards
+
+
+def batch(shards: list, places: list, device) -> tuple[torch.Tensor, torch.Tensor]:
+    """The shards of each source, places (source, row) -> inputs, targets, int64 (B, T) each.
 
     A row has T + 1 tokens: the first T are read, the last T are predicted, so each position learns
     to name the token after it."""
-    # machinery/shards.py: every row is checked when it is read
-    rows = [torch.from_numpy(manifest.row(split, *p).astype("int64")) for p in places]
+    rows = []
+    for source, row in places:
+        for shard in shards[source]:
+            if row < len(shard):
+                break
+            row -= len(shard)  # it is in a later shard
+        # machinery/shards.py: every row is checked when it is read
+        rows.append(torch.from_numpy(shard[row].astype("int64")))
     rows = torch.stack(rows).to(device)  # (B, T + 1)
     # data.py: a RowLoader reads ahead in a thread, so that the device never waits for this
     return rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
 
 
+def read_tokens(data_dir: Path) -> list[bytes]:
+    """The text of each token id; of BOS and its like, which stand for no text, none.
+
+    tokenizer.json writes one character for each byte: itself if it can be seen, else one of those
+    from 256 on, in order."""
+    # tokenizer.py: is this file what we think it is? And it turns text into ids
+    spec = json.loads((data_dir / "tokenizer.json").read_text(encoding="utf-8"))
+    seen = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    unseen = [byte for byte in range(256) if byte not in seen]
+    byte_of = {chr(b): b for b in seen} | {chr(256 + i): b for i, b in enumerate(unseen)}
+    special = {token["content"] for token in spec["added_tokens"]}
+    ids = spec["model"]["vocab"] | {token["content"]: token["id"] for token in spec["added_tokens"]}
+    tokens = [b""] * len(ids)
+    for text, i in ids.items():
+        tokens[i] = b"" if text in special else bytes(byte_of[c] for c in text)
+    return tokens
+
+
 # ------------------------------------------------------------------------------------ 3. the model
-def build_model(preset: cfg.Preset, manifest: Manifest, device, dtype) -> GPT:
+def build_model(preset: Preset, manifest: dict, device, dtype) -> GPT:
     """The model with its initial values, on its device."""
     # machinery/folders.py: refuses data that are not what the command line asks for
-    T, V = manifest.row_len - 1, manifest.vocab_size
-    config = replace(preset.model, seq_len=T, vocab_size=V, bos_id=manifest.bos_id)
+    T, tokenizer = manifest["row_len"] - 1, manifest["tokenizer"]
+    sizes = dict(seq_len=T, vocab_size=tokenizer["vocab_size"], bos_id=tokenizer["bos_id"])
+    config = replace(preset.model, **sizes)
     # machinery/build.py: built on the meta device (shapes without memory) first, so that no weight
     # exists twice; sharded over GPUs (FSDP2) when the state does not fit on one
     with torch.device(device):
@@ -74,11 +120,11 @@ def build_model(preset: cfg.Preset, manifest: Manifest, device, dtype) -> GPT:
 
 # ----------------------------------------------------------------------------------- 4. validation
 @torch.no_grad()
-def validate(model: GPT, manifest: Manifest, token_bytes, n_rows: int, device) -> float:
+def validate(model: GPT, shards: list, token_bytes, n_rows: int, device) -> float:
     """Bits per byte of held-out text: nats / ln 2 / bytes, over the targets that stand for text."""
     nats = n_bytes = 0.0
-    for i in range(min(n_rows, manifest.rows("val", 0))):
-        inputs, targets = batch(manifest, "val", [(0, i)], device)  # (1, T) each
+    for i in range(min(n_rows, sum(map(len, shards[0])))):
+        inputs, targets = batch(shards, [(0, i)], device)  # (1, T) each
         loss, size = model(inputs, targets, reduction="none"), token_bytes[targets]
         nats += float((loss * (size > 0)).sum())
         n_bytes += float(size.sum())
@@ -86,13 +132,14 @@ def validate(model: GPT, manifest: Manifest, token_bytes, n_rows: int, device) -
 
 
 # ------------------------------------------------------------------------------------- 5. the loop
-def train(preset: cfg.Preset, data_dir: Path, steps: int, compile: bool, rows_val: int) -> list:
+def train(preset: Preset, data_dir: Path, steps: int, compile: bool, rows_val: int) -> list:
     """Take `steps` steps of the run that the preset describes; returns the losses."""
     # machinery/cli.py turns a command line into this preset; machinery/errors.py has an exit code
     # for each way in which what follows can fail
     config, (device, dtype) = preset.train, pick_device()
-    manifest = Manifest.load(data_dir, preset.name)
-    token_bytes = torch.from_numpy(manifest.token_bytes()).to(device)  # (V,)
+    manifest, shards = open_data(data_dir)
+    tokens = read_tokens(data_dir)
+    token_bytes = torch.tensor([*map(len, tokens)], device=device)  # (V,)
 
     model = build_model(preset, manifest, device, dtype)
     # machinery/build.py: falls back to eager where the compiler fails, halves the rows per pass
@@ -102,7 +149,7 @@ def train(preset: cfg.Preset, data_dir: Path, steps: int, compile: bool, rows_va
 
     T = model.config.seq_len
     B = config.tokens_per_step // T  # rows in a step, all in one pass
-    sizes = [manifest.rows("train", source) for source in range(len(manifest.sources))]
+    sizes = [sum(map(len, source)) for source in shards["train"]]  # rows
     order = Order(sizes, sizes, config.seed)  # position -> (source, row): no state to save
 
     # machinery/plan.py: prints all of this before the first step: epochs, memory, hours, dollars
@@ -112,7 +159,7 @@ def train(preset: cfg.Preset, data_dir: Path, steps: int, compile: bool, rows_va
         began, first = time.perf_counter(), step * B
         factor = optim.set_schedule(optimizers, step, config.steps, config)
         places = [order(p) for p in range(first, first + B)]
-        inputs, targets = batch(manifest, "train", places, device)
+        inputs, targets = batch(shards["train"], places, device)
         torch.manual_seed(mix64(mix64(config.seed) ^ first))  # dropout, if you add some
         loss = step_model(inputs, targets)
         loss.backward()
@@ -130,14 +177,14 @@ def train(preset: cfg.Preset, data_dir: Path, steps: int, compile: bool, rows_va
             f"lr {factor:.3f} | {1e3 * seconds:.0f} ms | {tflops:.3f} TFLOP/s full"
         )
         # machinery/checkpoint.py: a save now and then, atomic and verified, behind the training
-    print(f"validation: {validate(model, manifest, token_bytes, rows_val, device):.4f} bpb")
+    print(f"validation: {validate(model, shards['val'], token_bytes, rows_val, device):.4f} bpb")
 
     # ------------------------------------------------------------------------- 6. its own words
-    tokenizer = Tokenizer.load(data_dir / "tokenizer.json")
-    for prompt in preset.prompts[:1]:
-        ids = torch.tensor([[manifest.bos_id, *tokenizer.encode(prompt.rstrip())]], device=device)
-        out = model.generate(ids, 40, generator=torch.Generator(device).manual_seed(0))
-        print(repr(tokenizer.decode(out[0, 1:].tolist())))
+    # eval.py: your own prompts, which the tokenizer encodes; here, a held-out row's first 20 tokens
+    prompt = batch(shards["val"], [(0, 0)], device)[0][:, :20]  # (1, 20)
+    out = model.generate(prompt, 40, generator=torch.Generator(device).manual_seed(0))
+    for part in (out[0, :20], out[0, 20:]):
+        print(repr(b"".join(tokens[i] for i in part.tolist()).decode("utf-8", "replace")))
     return losses
 
 
@@ -148,7 +195,9 @@ def main() -> None:
     parser.add_argument("--no_compile", action="store_true")
     parser.add_argument("--val_rows", type=int, default=40)
     args = parser.parse_args()
-    preset, data_dir = cfg.PRESETS["tiny"], Path(args.data_dir)
+    preset, data_dir = PRESETS["tiny"], Path(args.data_dir)
+    if not (data_dir / "manifest.json").exists():
+        sys.exit(f"there is no data in {data_dir}; run: python prepare_data.py")
     train(preset, data_dir, args.steps, not args.no_compile, args.val_rows)
 
 

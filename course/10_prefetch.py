@@ -1,27 +1,27 @@
 # %% [markdown]
 # # 10. Prefetch: who waits for whom
 #
+# **Afterwards** you can say which line of a training loop waits for the device, hide the loading of
+# data behind the computing, and reuse a buffer without spoiling a batch that is on its way.
+#
 # **Question.** Does fetching the next batch *after* backward hide the loading? And when a thread
 # fetches it: who says that the buffer is free?
 #
 # Source: *nanobot pre-train*, "数据预取(Pipeline优化)" (fetch while the GPU computes).
-# Core file: `data.py`, `RowLoader`. Before: lesson 7. Next: lesson 8 (which row comes when).
+# Core file: `data.py`, `RowLoader`. Before: lesson 9. Next: lesson 11 (the bytes on the disk).
 # Takes 15 seconds on two cores, nearly all of them asleep.
 
 # %%
 import lesson  # first: it puts the project on the path
 import math
 import queue
-import tempfile
 import threading
 import time
-from pathlib import Path
 
 import numpy as np
 import torch
 
 from data import RowLoader
-from machinery.shards import Manifest, fingerprint, write_shards
 
 LOAD, COMPUTE, STEPS = 0.010, 0.020, 15  # seconds, seconds, steps
 now = time.perf_counter
@@ -29,9 +29,9 @@ lesson.begin(10, "prefetch")
 
 # %% [markdown]
 # ## A GPU in 15 lines
-# A GPU does not run a call at once: a launch puts the work in a *queue* and returns, and the device
-# takes it from there in order. That needs a thread and a queue. The CPU as a device is simpler: it
-# does the work before the launch returns.
+# A GPU does not run a call at once: a launch puts the work (a *kernel*) in a *queue* and returns,
+# and the device takes it from there in order. That needs a thread and a queue. The CPU as a device
+# is simpler: it does the work before the launch returns.
 
 
 # %%
@@ -57,11 +57,7 @@ class Device:
 
 
 class Cpu:
-    def launch(self, kernel) -> None:
-        kernel()
-
-    def synchronize(self) -> None:
-        pass
+    launch, synchronize = lambda self, kernel: kernel(), lambda self: None
 
 
 device = Device()
@@ -69,7 +65,8 @@ for _ in ("model(x)", "loss.backward()", "optimizer.step()"):
     device.launch(lambda: time.sleep(0.05))
 queued = len(device.busy)
 device.synchronize()  # what loss.item() does before it can tell you the number
-lesson.holds((queued, len(device.busy)) == (0, 3), "launching waits for nothing, .item() for all")
+lesson.holds(queued == 0, "three launches returned before the first kernel was done")
+lesson.holds(len(device.busy) == 3, "synchronize returned when all three were done")
 
 # %% [markdown]
 # ## Eight loops
@@ -91,7 +88,7 @@ def ahead_of(load, count: int):
 
 def run(device, order: str, sync: bool, thread: bool) -> tuple[float, list]:
     """-> milliseconds, and (start, end) of each load in seconds since the start."""
-    begun, loads = now(), []
+    begun, loads = now(), []  # of this run
 
     def load() -> None:
         start = now()
@@ -127,23 +124,24 @@ for kind, *how in kinds:
     ms[(kind, *how)] = best
     words = [kind.__name__, order, "yes" if sync else "no", "yes" if thread else "no"]
     rows.append((*words, round(formula), round(best)))
-columns = ["device", "order", "sync each step", "reader thread", "formula ms", "ms"]
-lesson.table(columns, rows)
+columns = ["device", "order", "sync each step", "thread", "formula ms", "ms"]
+lesson.table(columns, rows, "15 steps: loading takes 10 ms, computing 20 ms")
 
 slow = ms.pop((Device, "naive", True, False))
 cpu = [ms.pop((Cpu, order, False, False)) for order in ORDERS]
 rest = list(ms.values())
-lesson.holds(min(slow, *cpu) > 1.3 * max(rest), "one loop of eight takes turns: naive, with sync")
-lesson.holds(max(rest) < 1.15 * min(rest), "the other seven overlap, whatever the order")
-lesson.holds(min(slow, *cpu) >= turns and min(rest) >= overlapped, "none is below its formula")
+lesson.holds(min(slow, *cpu) > 1.3 * max(rest), "on a GPU only naive with sync takes turns")
+lesson.holds(max(rest) < 1.15 * min(rest), "all loops that wait less overlap, in either order")
+lesson.holds(min(slow, *cpu) >= turns and min(rest) >= overlapped, "no loop beats its formula")
 
 # %% [markdown]
 # So the new order is worth 30%, but only next to a synchronization and without a thread. A loop
 # that never waits runs ahead of the device by itself, in any order. On a CPU only the thread helps.
 
 # %%
-fig = lesson.figure(8, 3)
-for ax, order in zip(fig.subplots(1, 2, sharex=True, sharey=True), ORDERS):
+fig = lesson.figure(9, 2.8)
+said = {"naive": "load, launch, wait", "reordered": "launch, load the next, wait"}
+for ax, (order, title) in zip(fig.subplots(1, 2, sharex=True, sharey=True), said.items()):
     device, begun = Device(), now()
     total, loads = run(device, order, True, False)
     busy = [(start - begun, end - begun) for start, end in device.busy]
@@ -153,8 +151,7 @@ for ax, order in zip(fig.subplots(1, 2, sharex=True, sharey=True), ORDERS):
         for i, (left, width) in enumerate(bars):
             ax.text(left + width / 2, y, i, ha="center", va="center", color="white")
     ax.set_yticks([1, 0], ["host loads", "device computes"])
-    names = {"naive": "load, launch, then wait", "reordered": "launch, load the next, then wait"}
-    ax.set(title=f"{names[order]}: {total:.0f} ms", xlabel="ms (five of 15 steps)")
+    ax.set(title=f"{title}: {total:.0f} ms", xlabel="ms (five of 15 steps)")
 lesson.save(fig, "10_prefetch")
 
 # %% [markdown]
@@ -170,8 +167,7 @@ def race(slots: int, events: bool, batches: int = 12) -> int:
     """Wrong batches on a device whose copies take 20 ms, behind a ring of buffers."""
     device, ring, arrived = Device(), [np.zeros(4, int) for _ in range(slots)], []
     free = [threading.Event() for _ in ring]
-    for event in free:
-        event.set()
+    [event.set() for event in free]
     for batch in range(batches):
         slot = batch % slots
         if events:
@@ -191,52 +187,49 @@ def race(slots: int, events: bool, batches: int = 12) -> int:
 
 wrong = {(slots, events): int(race(slots, events)) for slots in (1, 4) for events in (False, True)}
 rows = [(slots, "yes" if events else "no", n) for (slots, events), n in wrong.items()]
-lesson.table(["buffers", "events", "wrong batches of 12"], rows)
-lesson.holds([wrong[1, False], wrong[4, False]] == [11, 8], "without events all but the last few")
-lesson.holds(wrong[1, True] == wrong[4, True] == 0, "with events none, even with one buffer")
+lesson.table(["buffers", "events", "wrong batches"], rows, "12 batches, copies that take 20 ms")
+survive = (12 - wrong[1, False], 12 - wrong[4, False])
+lesson.holds(survive == (1, 4), "with no event, as many batches survive as there are buffers")
+lesson.holds(wrong[1, True] == wrong[4, True] == 0, "with events none is wrong, even in one buffer")
 
 # %% [markdown]
 # ## The real loader
 # `RowLoader` has both, the thread and the events (on a GPU). Its `pop_wait_s` is what the step line
 # prints as `data`: the time that the loop waited for rows. Here each row takes 1 ms to read.
 
+
 # %%
-folder = tempfile.TemporaryDirectory()
-written = (np.arange(i, i + 65) % 256 for i in range(256))
-shards = write_shards(written, Path(folder.name), "train", "<u2")
-tokenizer = {"vocab_size": 256, "bos_id": 0, "sha256": ""}
-splits = {"train": {"text": {"rows": 256, "shards": shards}}, "val": {"text": {"shards": []}}}
-tree = {"row_len": 65, "dtype": "<u2", "tokenizer": tokenizer, "splits": splits}
-tree["sources"] = [{"name": "text"}]
+class SlowDisk:
+    """What RowLoader needs of a data set."""
 
+    sources, row_len, dtype = ["text"], 65, "<u2"
+    rows = lambda self, split, source: 256
 
-class SlowDisk(Manifest):
     def row(self, split: str, source: int, row: int) -> np.ndarray:
         time.sleep(0.001)
-        return super().row(split, source, row)
+        return np.arange(row, row + 65) % 256
 
 
 def consume(ring: int, step_s: float) -> tuple[torch.Tensor, float]:
     """-> 20 batches of 8 rows, milliseconds of waiting per batch."""
-    manifest = SlowDisk(folder.name, tree | {"fingerprint": fingerprint(tree)})
-    loader = RowLoader(manifest, seed=0, micro_batch=8, prefetch=ring)
+    loader = RowLoader(SlowDisk(), seed=0, micro_batch=8, prefetch=ring)
     batches = [loader.next_batch()[0]]
     loader.pop_wait_s()  # nobody reads ahead of the first batch
     for _ in range(19):
         time.sleep(step_s)
         batches.append(loader.next_batch()[0])
-    waited = loader.pop_wait_s()
     loader.close()
-    return torch.stack(batches), 1000 * waited / 19
+    return torch.stack(batches), 1000 * loader.pop_wait_s() / 19
 
 
 results = {(ring, step): consume(ring, step / 1000) for ring in (2, 8) for step in (2, 40)}
-rows = [(ring, step, waited) for (ring, step), (_, waited) in results.items()]
-lesson.table(["buffers", "step ms", "waits ms per batch"], rows)
+rows = [(*how, waited) for how, (_, waited) in results.items()]
+lesson.table(["buffers", "step ms", "waits ms"], rows, "RowLoader: a batch of 8 rows of 1 ms")
 batches = [batch for batch, _ in results.values()]
-lesson.holds(all(torch.equal(batches[0], b) for b in batches), "the ring changes no batch")
+same = all(torch.equal(batches[0], b) for b in batches)
+lesson.holds(same, "a ring of 2 buffers or of 8 gives the same batches")
 slow_disk, hidden = ([results[ring, step][1] for ring in (2, 8)] for step in (2, 40))
-lesson.holds(min(slow_disk) > 4 * max(hidden), "only a step shorter than the reading waits")
+lesson.holds(min(slow_disk) > 4 * max(hidden), "steps of 2 ms wait, steps of 40 ms hardly do")
 
 # %% [markdown]
 # ## Trap
@@ -248,7 +241,8 @@ lesson.holds(min(slow_disk) > 4 * max(hidden), "only a step shorter than the rea
 # And one comparison can silently disable a fast path: `torch.device("cuda") == "cuda"` is False.
 
 # %%
-lesson.holds(torch.device("cuda") != "cuda" == torch.device("cuda").type, "ask for .type")
+cuda = torch.device("cuda")
+lesson.holds(cuda != "cuda" == cuda.type, "a device is not its name: ask for .type")
 
 # %% [markdown]
 # ## Exercise

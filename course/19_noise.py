@@ -1,16 +1,20 @@
 # %% [markdown]
 # # 19. Noise: how large should a batch be
 #
-# **Question.** When does averaging more tokens stop helping, and what has the learning rate to do
-# with it?
+# **Afterwards** you can measure a run's noise scale, and from it and two times of your machine say
+# which batch to take, and why not half and not twice as many tokens.
+#
+# **Question.** How many tokens should a step average?
 #
 # Source: *Pré-Treino Eficiente de Modelos de Linguagem*, "An Empirical Model of Large-Batch
-# Training" (the noise scale), "Dependência do tamanho do Modelo", "Temperatura", "Anotações
-# detalhadas da Semana 1" (Llama's growing batch); *NfNN*, "4.3 Diferentes abordagens distribuídas".
-# Core files: `instruments/noise_scale.py`, `optim.py`. Before: lesson 17. Next: lesson 18. Takes 30
-# seconds on two cores.
+# Training" (the noise scale), "Dependência do tamanho do Modelo", "Anotações detalhadas da Semana
+# 1" (Llama's growing batch).
+# Core file: `instruments/noise_scale.py`. Before: lesson 18. Next: lesson 20.
+# Takes 25 seconds on two cores.
 
 # %%
+import time
+
 import lesson  # first: it puts the project on the path
 import numpy as np
 import torch
@@ -25,15 +29,16 @@ lesson.begin(19, "noise")
 
 # %% [markdown]
 # ## A landscape that can be computed
-# The loss is a bowl, 1/2 sum(h x^2). At x the true gradient is G = h x, but a batch of B samples
-# shows g, which is G plus noise of covariance Sigma / B. A step of size e along g improves the loss
-# by `e G.g - e^2/2 g.Hg`. On average, with B_noise = tr(H Sigma) / G.HG (McCandlish et al. 2018):
+# Let the loss be a bowl, 1/2 sum(h x^2). At x its gradient is G = h x, but a batch of B samples
+# shows g, which is G plus noise whose variance falls as 1/B. A step of size e along g lowers the
+# loss by `e G.g - e^2/2 g.Hg`: the first term is what the slope gives, the second what the
+# curvature takes back. Noise adds nothing to the first on average, and makes the second larger. The
+# best step, and what it gains (McCandlish et al. 2018):
 #
-#     best step e(B)   = e_max / (1 + B_noise / B)      e_max = |G|^2 / G.HG
-#     improvement d(B) = d_max / (1 + B_noise / B)      d_max = |G|^4 / (2 G.HG)
+#     best step e(B) = e_max / (1 + B_noise / B)        gain d(B) = d_max / (1 + B_noise / B)
 #
-# **The same factor twice.** A batch of B_noise gets half of what an infinite one would, for half
-# the step. Let us throw the dice and see.
+# with e_max and d_max those without noise, and B_noise = tr(H Sigma) / G.HG, where Sigma is the
+# covariance of one sample's gradient. Let us throw the dice and see.
 
 # %%
 rng, D = np.random.default_rng(0), 50
@@ -42,225 +47,229 @@ G = h * x
 b_noise = (h * sigma**2).sum() / (h * G**2).sum()
 e_max = (G**2).sum() / (h * G**2).sum()
 d_max = (G**2).sum() ** 2 / (h * G**2).sum() / 2
-
-quadratic = []
+rows = []
 for B in (4, 16, 64, 256, 1024, 65_536):
-    g = G + rng.normal(0, 1, (40_000, D)) * sigma / np.sqrt(B)  # (draws, D)
+    g = G + rng.normal(0, 1, (20_000, D)) * sigma / np.sqrt(B)  # (draws, D)
     slope, curvature = (g @ G).mean(), (g**2 @ h).mean()
-    factor = 1 / (1 + b_noise / B)
-    found = slope / curvature, slope**2 / (2 * curvature)
-    quadratic.append((B, found[0], e_max * factor, found[1], d_max * factor))
-columns = ["B", "best step found", "formula", "improvement found", "formula"]
-lesson.table(columns, quadratic, f"B_noise = {b_noise:.0f} samples")
-near = [abs(row[i] / row[i + 1] - 1) < 0.02 for row in quadratic for i in (1, 3)]
-lesson.holds(all(near), "steps and improvements follow the formula within 2%")
-formula = {row[0]: round(row[2], 4) for row in quadratic}
-lesson.holds((formula[256], formula[65_536]) == (0.1039, 0.1261), "the step saturates at 0.1261")
+    share = 1 / (1 + b_noise / B)
+    rows.append((B, slope / curvature, e_max * share, slope**2 / curvature / 2, d_max * share))
+columns = ["samples B", "best step", "by formula", "gain", "gain by formula"]
+lesson.table(columns, rows, f"A bowl with B_noise = {b_noise:.0f} samples")
+near = [abs(row[i] / row[i + 1] - 1) < 0.02 for row in rows for i in (1, 3)]
+lesson.holds(all(near), "best steps and gains follow the formulas within 2%")
 
 # %% [markdown]
+# Read the gain as a price list. To come as far as S steps without noise would, one needs
+# S (1 + B_noise / B) steps, and steps times B is S (B + B_noise) samples. So
+#
+# | batch | steps, of the fewest possible | samples, of the fewest possible |
+# | --- | --- | --- |
+# | far below B_noise | B_noise / B times | once: half the batch, twice the steps, the same price |
+# | B_noise | 2 times | 2 times |
+# | far above | once: twice the batch saves nothing | B / B_noise times |
+#
 # ## A model that learns to read
-# Nobody knows the H of a language model, so the usual measure leaves it out: B_simple =
-# tr(Sigma) / |G|^2, the spread of the gradient over its length. It can be measured row by row. In
-# training that is too slow: only the norms at two batch sizes are known there, the micro-batch's
-# and the step's, and `NoiseScale` solves the two equations E|g_B|^2 = |G|^2 + tr(Sigma) / B.
+# Nobody knows the H of a language model, so one takes H as equal in all directions. What is left is
+# B_simple = tr(Sigma) / |G|^2: the variance of one token's gradient, over the squared length of
+# what all tokens agree on. A byte model learns for 240 steps; at five moments we take the gradients
+# of 96 rows one by one and compare.
 
 # %%
-T = 128
-config = GPTConfig(
-    seq_len=T,
-    vocab_size=256,
-    n_layer=2,
-    n_embd=64,
-    n_head=2,
-    n_kv_head=2,
-    head_dim=32,
-    mlp_hidden=256,
-)
+T = 64
 text = torch.from_numpy(lesson.bytes_of_stdlib(1_000_000))
 
 
-def draw(n: int, gen: torch.Generator, seq_len: int = T) -> torch.Tensor:
-    at = torch.randint(0, len(text) - seq_len, (n,), generator=gen)
-    return torch.stack([text[i : i + seq_len + 1] for i in at.tolist()])  # (n, seq_len + 1)
+def draw(n: int, gen: torch.Generator) -> torch.Tensor:
+    at = torch.randint(0, len(text) - T, (n,), generator=gen)
+    return text[at[:, None] + torch.arange(T + 1)]  # (n, T + 1)
 
 
-def row_gradients(model: GPT, rows: torch.Tensor) -> torch.Tensor:
-    """-> (rows, parameters): the gradient of each row's mean loss."""
-    params, out = list(model.parameters()), []
-    for row in rows:
-        g = torch.autograd.grad(model(row[None, :-1], row[None, 1:]), params)
-        out.append(torch.cat([p.flatten() for p in g]))
-    return torch.stack(out)
+def gradient(model: GPT, rows: torch.Tensor) -> torch.Tensor:
+    """Of the mean loss of rows: (parameters,)."""
+    loss = model(rows[:, :-1], rows[:, 1:])
+    return torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(model.parameters()))])
 
 
 def moments(g: torch.Tensor) -> tuple[float, float]:
-    """Gradients of rows of T tokens -> unbiased estimates: |G|^2, tr(Sigma) of one token."""
+    """Gradients of single rows -> estimates of |G|^2 and of tr(Sigma) of one token."""
     mean = g.mean(0)
     spread = ((g - mean).square().sum() / (len(g) - 1)).item()  # tr(Sigma) of one row
-    return mean.square().sum().item() - spread / len(g), T * spread
+    return mean.square().sum().item() - spread / len(g), T * spread  # the mean has noise as well
 
 
-def train(model: GPT, steps: int, rows: int, lr: float, seed: int, seq_len: int = T):
-    """A generator: yields the loss of each step."""
-    optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95))
-    gen = torch.Generator().manual_seed(seed)
-    for step in range(steps):
-        optimizer.param_groups[0]["lr"] = lr * lr_at(step, steps, "wsd", warmup=max(1, steps // 12))
-        batch = draw(rows, gen, seq_len)
-        loss = model(batch[:, :-1], batch[:, 1:])
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        yield loss.item()
-
-
+shape = dict(n_layer=2, n_embd=64, n_head=2, n_kv_head=2, head_dim=32, mlp_hidden=256)
 torch.manual_seed(0)
-model = GPT(config)
+model = GPT(GPTConfig(seq_len=T, vocab_size=256, **shape))
 model.init_weights()
-probe = draw(128, torch.Generator().manual_seed(1))
-run, rows = train(model, 240, 8, 3e-3, seed=2), []
+optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95), fused=True)
+gen, rows, logged = torch.Generator().manual_seed(1), [], []
 for step in range(241):
-    if step in (0, 20, 60, 120, 240):
-        g = row_gradients(model, probe)
-        G_sq, trace = moments(g)
-        noise = NoiseScale()
-        noise.update(g.square().sum(1).mean().item(), g.mean(0).square().sum().item(), T, 128 * T)
-        assert abs(noise.grad_sq / G_sq - 1) < 1e-2 and abs(noise.trace / trace - 1) < 1e-3
-        rows.append((step, G_sq, trace, round(trace / G_sq), round(noise.tokens)))
-    next(run, None)
-columns = ["step", "|G|^2", "tr(Sigma)", "tr / |G|^2", "by NoiseScale"]
-lesson.table(columns, rows, "B_simple in tokens, from 128 rows")
-measured = [row[3] for row in rows]
-near = [abs(a / b - 1) < 0.01 for *_, a, b in rows]
-lesson.holds(
-    all(near), "norms of single rows and of all: NoiseScale agrees with the rows themselves"
-)
-lesson.holds(min(measured[2:]) >= 5 * measured[0], "from step 60 on at least 5 times the first")
+    if step in (0, 10, 30, 90, 240):
+        per_row = torch.stack([gradient(model, row[None]) for row in draw(96, gen)])
+        G_sq, trace = moments(per_row)
+        rows.append((step, G_sq, trace, round(trace / G_sq)))
+    optimizer.param_groups[0]["lr"] = 3e-3 * lr_at(step, 240, "wsd", warmup=20)
+    first, rest = draw(2, gen), draw(14, gen)  # two micro-batches, of 2 rows and of 14
+    parts = gradient(model, first), gradient(model, rest)
+    whole = (2 * parts[0] + 14 * parts[1]) / 16
+    logged.append((parts[0].square().sum().item(), whole.square().sum().item()))
+    at = 0
+    for p in model.parameters():
+        p.grad, at = whole[at : at + p.numel()].view_as(p), at + p.numel()
+    optimizer.step()
+columns = ["step", "|G|^2", "tr(Sigma)", "tokens"]
+lesson.table(columns, rows, "B_simple = tr(Sigma) / |G|^2, from 96 rows")
+measured = {row[0]: row[3] for row in rows}
+late = measured[240]
+lesson.holds(late > 5 * measured[0], "B_simple is over 5 times as large after training as before")
 share = [batch_at(step, 100) for step in (0, 49, 50, 99, 100)]
-lesson.holds(share == [0.25, 0.25, 0.5, 0.5, 1.0], "so batch_at begins with a quarter of the batch")
+lesson.arithmetic(
+    share == [0.25, 0.25, 0.5, 0.5, 1.0], "batch_at: a quarter of the batch, a half, all"
+)
 
 # %% [markdown]
-# Early, all rows say the same ("spaces are frequent"), and a few hundred tokens are as good as a
-# million. Later the common part is learned, G is short, and the rows disagree. Hence the growing
-# batches of Llama and others.
+# Early, all rows say the same ("spaces are frequent"). Later that is learned, and they disagree.
+# Hence the growing batches of Llama and others.
 #
-# ## More tasks, more noise?
-# The source asks. A mixture's covariance is what each task has of its own, plus how far the tasks'
-# gradients lie apart: tr(Sigma_mix) = sum w_i tr(Sigma_i) + sum w_i |G_i - G|^2. So it is not the
-# number of tasks that counts. The second task here is the same text, or text read backwards.
-
+# ## Does it predict what a step gains?
+# That was a ratio of two numbers of a gradient. What we want to know is what a step along it gains.
+# The slope along g is the same on average for every batch, as the mean of g is G. The curvature
+# g.Hg is where the noise comes in: it should be c (1 + B_noise / B). We measure it on the trained
+# model, with the loss of 128 other rows at three points of the line along g. The gain of the best
+# step is then slope^2 / (2 curvature).
 
 # %%
-def spread(g: torch.Tensor) -> float:
-    return (g - g.mean(0)).square().sum(1).mean().item()
+batches = {512: 1, 64: 8, 16: 16, 4: 24, 1: 48}  # rows -> draws
+drawn = {n: [gradient(model, draw(n, gen)) for _ in range(k)] for n, k in batches.items() if k > 1}
+drawn[512] = [torch.stack(drawn[64]).mean(0)]
+params, judge = [p.detach().clone() for p in model.parameters()], draw(128, gen)
 
 
-python, rows = g[:64], []
-for name, other in (("the same", g[64:]), ("backwards", row_gradients(model, probe[64:].flip(1)))):
-    both = torch.cat([python, other])
-    within = (spread(python) + spread(other)) / 2
-    between = (
-        sum((task.mean(0) - both.mean(0)).square().sum().item() for task in (python, other)) / 2
-    )
-    rows.append((name, within, between, within + between, spread(both)))
-    assert abs((within + between) / spread(both) - 1) < 1e-5
-lesson.table(
-    ["second task", "of each", "between", "sum", "of the mixture"], rows, "tr(Sigma), rows"
-)
-lesson.holds(rows[1][2] > 3 * rows[0][2], "the distance of the tasks makes the noise")
+@torch.no_grad()
+def loss_after(g: torch.Tensor, e: float) -> float:
+    at = 0
+    for p, start in zip(model.parameters(), params):
+        p.copy_(start - e * g[at : at + p.numel()].view_as(p))
+        at += p.numel()
+    return model(judge[:, :-1], judge[:, 1:]).item()
+
+
+def line(g: torch.Tensor) -> tuple[float, float]:
+    """Slope and curvature of the loss along g."""
+    e = 0.03 / g.norm().item()  # short enough for a bowl, long enough for fp32
+    low, high = loss_after(g, -e), loss_after(g, e)
+    return (low - high) / (2 * e), (low + high - 2 * here) / e**2
+
+
+here = loss_after(drawn[512][0], 0.0)
+slope = line(drawn[512][0])[0]
+curvature = np.array([np.mean([line(g)[1] for g in drawn[n]]) for n in batches])
+B = T * np.array(list(batches))  # tokens
+candidates = np.logspace(1, 6, 1001)
+miss = [np.log(curvature / (1 + noise / B)).std() for noise in candidates]
+by_gain = candidates[np.argmin(miss)]
+c = np.exp(np.log(curvature / (1 + by_gain / B)).mean())
+gain = slope**2 / (2 * curvature)
+rows = list(zip(B.tolist(), curvature, c * (1 + by_gain / B), gain))
+columns = ["tokens B", "curvature", "c (1 + B_noise / B)", "gain of the best step, nats"]
+lesson.table(columns, rows, f"Steps from the trained model; B_noise = {by_gain:,.0f} fits best")
+near = np.abs(np.log(curvature / (c * (1 + by_gain / B)))).max()
+lesson.holds(near < 0.5, "from 64 to 32,768 tokens the curvature follows the formula within 65%")
+same = 1 / 4 < by_gain / late < 4
+lesson.holds(same, "B_simple is within a factor of 4 of the B_noise of the gains")
 
 # %% [markdown]
-# ## Temperature
-# SGD near a minimum does not rest, it trembles, with a variance of about lr / (2 B) times the
-# noise: the source's *temperature*. Double both and nothing changes; change one and it does. Here
-# 4,000 runs of y = w x with x = +-1, noise of variance 1, and the variance of w after 200 steps.
+# ## So which batch?
+# Let a step of B tokens take the time a + b B: `a` for what a step costs even when it is empty, `b`
+# for each token. The price list then gives the time of a run, in proportion to
+# (1 + B_noise / B) (a + b B), and its lowest point is at
+#
+# **B = sqrt(B_noise x a / b).** a / b is the batch at which half of the time is overhead.
+#
+# A larger batch costs more in tokens than it saves in overhead, a smaller one the other way round.
+# N devices that share a batch multiply a / b by N, so they want sqrt(N) times the batch. And no
+# batch far above B_noise is worth its tokens, unless they are free.
 
 
 # %%
-def trembling(lr: float, B: int) -> float:
-    w = np.zeros(4000)  # the true w is 0
-    for _ in range(200):
-        w -= lr * (w - rng.normal(0, 1, (4000, B)).mean(1))
-    return w.var()
+def seconds(n: int) -> float:
+    """Of the processor, for a step of n rows: the least of five."""
+    times = []
+    for _ in range(5):
+        rows, start = draw(n, gen), time.process_time()
+        model(rows[:, :-1], rows[:, 1:]).backward()
+        optimizer.step()
+        times.append(time.process_time() - start)
+    return min(times)
 
 
-cases = [(0.025, 8), (0.05, 16), (0.1, 32), (0.1, 8), (0.025, 32)]
-rows = [(lr, B, lr / B, trembling(lr, B), lr / B / (2 - lr)) for lr, B in cases]
-lesson.table(["lr", "B", "lr / B", "variance of w", "lr / (B (2 - lr))"], rows)
-var = [row[3] for row in rows]
-lesson.holds(max(var[:3]) < 1.1 * min(var[:3]), "with lr / B kept the variance is the same")
-lesson.holds(var[3] > 3 * var[0] > 9 * var[4], "with lr or B alone changed, it is not")
+few, more = seconds(1), seconds(17)
+b = (more - few) / (16 * T)
+a = max(few - b * T, 0.1 * few)
 
-# %% [markdown]
-# Is that a rule for language models? Nine runs of the byte model, each over 49,152 tokens. A larger
-# batch makes fewer steps of them, and each may be longer.
 
-# %%
-grid = {}
-for n in (4, 16, 64):
-    for lr in (1e-3, 4e-3, 1.6e-2):
-        torch.manual_seed(0)
-        model = GPT(config)
-        model.init_weights()
-        for _ in train(model, 768 // n, n, lr, seed=2, seq_len=64):
-            pass
-        with torch.no_grad():
-            grid[n, lr] = model(probe[:, :64], probe[:, 1:65]).item()
-rates = sorted({lr for _, lr in grid})
-rows = [(n, 768 // n, *(grid[n, lr] for lr in rates)) for n in (4, 16, 64)]
-lesson.table(
-    ["rows a step", "steps", *(f"lr {lr}" for lr in rates)], rows, "loss after 49,152 tokens"
-)
-best = [min(rates, key=lambda lr: grid[n, lr]) for n in (4, 16, 64)]
-lesson.holds(best == sorted(best), f"the best rate does not fall as the batch grows: {best}")
+def take(name: str, half: float) -> tuple:
+    best = (by_gain * half) ** 0.5
+    return name, round(half), round(best), 1 + by_gain / best, 1 + best / by_gain
+
+
+print(f"here a step takes {1e3 * a:.1f} ms, and {1e6 * b:.0f} us a token")
+machines = (("this one", a / b), ("overhead of 256 tokens", 256), ("8 of those", 2048))
+columns = ["machine", "a / b", "take B", "steps / fewest", "tokens / fewest"]
+lesson.table(columns, [take(*m) for m in machines], "The batch to take for this model, in tokens")
+speed = gain / (256 + B)  # nats per time, where a is 256 b
+found, wanted = int(B[speed.argmax()]), take("", 256)[2]
+print(f"of the five batches, {found:,} tokens gain most per time; the formula says {wanted:,}")
+close = found / 4 <= wanted <= 4 * found
+lesson.holds(close, "the measured gains choose a batch within a factor of 4 of the formula's")
+lesson.holds(speed.argmax() not in (0, 4), "neither the smallest nor the largest batch is the best")
 
 # %%
 fig = lesson.figure(8, 3.2)
 left, right = fig.subplots(1, 2)
-B = np.logspace(0, 4, 200)
-left.plot(B, 1 / (1 + b_noise / B), color="tab:blue")
-left.plot(B, 1 / (1 + B / b_noise), color="tab:orange")
-sizes, gains = zip(*((row[0], row[3] / d_max) for row in quadratic[:-1]))
-left.plot(sizes, gains, "o", color="tab:blue", label="of a step")
-left.plot(
-    sizes,
-    [b_noise * d / n for n, d in zip(sizes, gains)],
-    "o",
-    color="tab:orange",
-    label="of a sample",
-)
-left.axvline(b_noise, color="gray", ls=":")
-left.text(1.15 * b_noise, 0.02, "B_noise", color="gray")
-left.set(
-    xscale="log", xlabel="samples in the batch B", ylabel="share of the best", title="the yield"
-)
-left.legend(loc="center right")
-right.plot([0, 20, 60, 120, 240], measured, "o-", color="tab:blue")
+x = np.logspace(np.log10(B.min()) - 0.2, np.log10(B.max()) + 0.2, 200)
+left.plot(x, 1 / (1 + by_gain / x), color="tab:blue", label="gain of a step")
+left.plot(x, 1 / (1 + x / by_gain), color="tab:orange", label="gain of a token")
+left.plot(B, c / curvature, "o", color="tab:blue")
+left.plot(B, by_gain / B * c / curvature, "o", color="tab:orange")
+left.axvline(by_gain, color="gray", ls=":")
+left.text(1.1 * by_gain, 0.02, "B_noise", color="gray")
+left.set(xscale="log", xlabel="tokens in the batch", ylabel="share of the best", title="the yield")
+left.legend(loc="center left")
+right.plot(list(measured), list(measured.values()), "o-", color="tab:blue")
 right.set(yscale="log", xlabel="training step", title="B_simple of the byte model, tokens")
 lesson.save(fig, "19_noise")
 
 # %% [markdown]
 # ## Trap
-# One step's estimate is wild. With 2 rows against 16, as in training, |G|^2 may even come out
-# negative, and a mean of ratios has no meaning. Average both terms first; divide once.
+# In training nobody takes gradients row by row. But the norms at two batch sizes are known there,
+# the first micro-batch's and the whole step's, and E|g_B|^2 = |G|^2 + tr(Sigma) / B gives two
+# equations. One step's answer is wild: |G|^2 may even come out negative, and a mean of ratios has
+# no meaning. `NoiseScale` averages both terms first and divides once. Where a step has far fewer
+# tokens than B_noise, as at the end of this run, even the average of 60 steps may drown.
 
 # %%
-rows, running = [], NoiseScale(decay=1.0)
-for i, group in enumerate(g.split(16)):
-    norms = [part.mean(0).square().sum().item() for part in (group[:2], group)]
-    one = NoiseScale()
-    for noise in (one, running):
-        noise.update(*norms, 2 * T, 16 * T)
-    rows.append((i, one.grad_sq, one.trace, one.trace / one.grad_sq, running.tokens))
-columns = ["step", "|G|^2", "tr(Sigma)", "its ratio", "ratio of the means so far"]
-lesson.table(columns, rows, f"tokens; all rows together say {measured[-1]:,}")
-ratios = [abs(row[3]) for row in rows]
-lesson.holds(max(ratios) > 10 * min(ratios), "single steps differ by more than a factor of ten")
+rows, single = [], {}
+for start in (60, 180):
+    running, single[start] = NoiseScale(decay=1.0), []  # every step has the same weight
+    for small_sq, big_sq in logged[start : start + 60]:
+        one = NoiseScale()
+        for noise in (one, running):
+            noise.update(small_sq, big_sq, 2 * T, 16 * T)
+        single[start].append(one.trace / one.grad_sq)
+    low, high = min(single[start]), max(single[start])
+    rows.append((f"{start} to {start + 60}", round(low), round(high), running.tokens))
+columns = ["steps", "least ratio", "largest ratio", "means divided once"]
+lesson.table(columns, rows, "Noise scale from the norms of 2 rows and of 16, tokens")
+spread = np.abs(single[60])
+lesson.holds(max(spread) > 10 * min(spread), "single steps differ by more than a factor of ten")
+averaged = rows[0][3] or 0.0
+near = measured[90] / 4 < averaged < 4 * measured[90]
+lesson.holds(near, "steps 60 to 120 together: within a factor of 4 of what 96 rows say at step 90")
 
 # %% [markdown]
-# Eight steps are few, too: `train.py --noise_scale_every N` averages about its last 20 estimates,
-# which come from 20 N steps.
+# `train.py --noise_scale_every N` prints this estimate; it averages about its last 20.
 #
 # ## Exercise
-# `exercises/ex19.py`: the noise scale in tokens, from the norms of many steps.
+# `exercises/ex19.py`: the noise scale from the norms of many steps, and the batch to take.
 # `python course/check.py 19`

@@ -1,13 +1,15 @@
 # %% [markdown]
-# # 26. Tensor parallel: cutting a layer, cutting a sequence
+# # 26. Tensor parallel: cutting a matrix
 #
-# **Question.** A layer may be cut along its channels, its heads or its positions. Which cut needs
-# which exchange, and which random seeds?
+# **Question.** A layer's matrices can be cut along their columns or along their rows. Which cut
+# needs which exchange?
+#
+# **Afterwards** you can cut a transformer layer over several ranks with two exchanges in the
+# forward pass, and say why such a cut should end at the edge of a machine.
 #
 # Sources: *Pré-Treino Eficiente de Modelos de Linguagem*, "Paralelismo de Tensor (TP) Nos Blocos do
-# Transformers", "Paralelismo de Sequência", "Paralelismo de Contexto", "Ring Attention";
-# *擴展的驚喜*, "啟動,第二次嘗試" (one seed on all ranks). Core file: `model.py`, `Block`.
-# Before: lesson 25. Next: lesson 29. Takes 16 seconds on two cores.
+# Transformers", "Paralelismo de Sequência". Core file: `model.py`, `Block`.
+# Before: lesson 25. Next: lesson 27. Takes 12 seconds on two cores.
 
 # %%
 import lesson  # first: it puts the project on the path
@@ -26,22 +28,83 @@ lesson.begin(26, "tensor parallel")
 torch.set_num_threads(1)
 
 # %% [markdown]
-# ## Two cuts that fit together
-# The first matrix of a pair is cut by columns (its outputs: hidden channels, heads), so each rank
-# has whole hidden channels and goes on alone. The second is cut by rows: each rank gets a part of
-# every sum, and one all-reduce completes them. Forward that is one exchange per pair, backward one
-# at its entrance.
+# ## Two matrices, four ways
+# Take the pair of an MLP: y = f(x A) B, where A makes C channels into 4 C hidden ones, f works on
+# each number alone, and B goes back to C. With A cut by *columns*, a rank has some of the hidden
+# channels, whole. With A cut by *rows*, it sees some of the channels of x, and gets a part of every
+# sum. Four ranks, and no processes yet: below, a list holds what each rank has, `joined` stands for
+# an all-gather, `summed` for an all-reduce, and both count what a rank sends in a ring.
+
+# %%
+N, sent = 4, []
+g = torch.Generator().manual_seed(0)
+x, A, B = (torch.randn(n, m, generator=g) for n, m in ((16, 32), (32, 128), (128, 32)))
+f = lambda h: h.relu().square()  # of model.py
+
+
+def joined(parts):
+    sent.append(parts[0].nbytes * (N - 1))
+    return torch.cat(parts, 1)
+
+
+def summed(parts):
+    sent.append(2 * parts[0].nbytes * (N - 1) // N)
+    return torch.stack(parts).sum(0)
+
+
+def first(cut):
+    """-> x A, by rank: some of its channels, or (after the exchange) all of them."""
+    if cut == "columns":
+        return [x @ a for a in A.chunk(N, 1)]
+    return [summed([c @ a for c, a in zip(x.chunk(N, 1), A.chunk(N))])] * N
+
+
+def second(hidden, cut):
+    """f(x A), by rank -> y."""
+    if cut == "columns":
+        h = hidden[0] if hidden[0].size(1) == 128 else joined(hidden)
+        return joined([h @ b for b in B.chunk(N, 1)])
+    if hidden[0].size(1) == 128:  # a rank needs its part only
+        hidden = [h.chunk(N, 1)[rank] for rank, h in enumerate(hidden)]
+    return summed([h @ b for h, b in zip(hidden, B.chunk(N))])
+
+
+rows, want = [], f(x @ A) @ B
+for one in ("columns", "rows"):
+    for two in ("rows", "columns"):
+        sent.clear()
+        y = second([f(h) for h in first(one)], two)
+        rows.append((one, two, len(sent), sum(sent), ((y - want).norm() / want.norm()).item()))
+early = summed([f(c @ a) for c, a in zip(x.chunk(N, 1), A.chunk(N))]) @ B  # f before the sum
+rows.append(("rows, f too early", "-", 1, None, ((early - want).norm() / want.norm()).item()))
+columns = ["A cut by", "B cut by", "exchanges", "bytes", "relative error"]
+lesson.table(columns, rows, "y = f(x A) B on four ranks, forward")
+lesson.holds(max(row[4] for row in rows[:4]) < 1e-5, "all four cuts compute the same y")
+one_sum = rows[0][2:4] == (1, 2 * x.nbytes * (N - 1) // N)
+lesson.holds(one_sum, "columns, then rows: one exchange, an all-reduce as large as x")
+lesson.holds(
+    min(row[3] for row in rows[1:4]) > 2 * rows[0][3], "the other three send over twice as much"
+)
+lesson.holds(rows[4][4] > 0.1, "f of the parts of a sum is not f of the sum")
+
+# %% [markdown]
+# ## A whole layer
+# So the first matrix of each pair is cut by columns (hidden channels, or whole heads with their
+# queries, keys and values), the second by rows, and one all-reduce completes the sums. In the
+# backward pass the roles turn: the gradient of the pair's input is a sum over the ranks, so there
+# is an all-reduce at the entrance.
 #
 # Between the pairs, tensor parallelism (TP) repeats the norms on every rank. Sequence parallelism
-# (SP) gives each rank a part of the positions there: the entrance gathers, the exit scatters.
+# (SP) gives each rank a part of the positions there: the entrance gathers (all-gather), the exit
+# sums and keeps a part (reduce-scatter).
 
 
 # %%
 LOG = []  # (exchange, bytes that a rank sends if it is done in a ring)
 
 
+# x (T, ...): over the ranks, sum it, join the parts, or sum it and keep a part
 def exchange(kind, x):
-    """x (T, ...): over the ranks, sum it, join the parts, or sum it and keep a part."""
     world = dist.get_world_size()
     if kind == "all-reduce":
         y, sent = x.clone(), 2 * x.nbytes * (world - 1) // world
@@ -56,9 +119,8 @@ def exchange(kind, x):
     return y
 
 
+# an exchange in the forward pass, another in the backward pass; None: nothing
 class Border(torch.autograd.Function):
-    """An exchange in the forward pass, another in the backward pass; None: nothing."""
-
     @staticmethod
     def forward(ctx, x, kind, backward_kind):
         ctx.kind = backward_kind
@@ -75,8 +137,8 @@ BORDERS = {  # way -> entrance, exit
 }
 
 
+# one layer with the matrices of this rank: x (T, B, C), with SP (T / N, B, C) -> the same
 def block(x, w, entrance, exit):
-    """One layer with the matrices of this rank: x (T, B, C), with SP (T / N, B, C) -> the same."""
     h = Border.apply(rms_norm(x), *entrance)  # (T, B, C)
     q, k, v = (F.linear(h, w[n]).unflatten(2, (-1, CONFIG.head_dim)) for n in "qkv")
     y = attend(*(t.permute(1, 2, 0, 3) for t in (q, k, v)), None)  # (B, H / N, T, D)
@@ -86,8 +148,8 @@ def block(x, w, entrance, exit):
     return x + Border.apply(F.linear(hidden, w["down"]), *exit)
 
 
+# -> distances to the project's own Block, exchanges of forward and of both, values normed
 def cut_layer(rank, world, way):
-    """-> distances to the project's own Block, exchanges of forward and of both, values normed."""
     torch.manual_seed(0)
     whole, x = Block(CONFIG, 0), torch.randn(16, 4, 32)  # (T, B, C)
     a = x.clone().requires_grad_()
@@ -109,82 +171,34 @@ def cut_layer(rank, world, way):
     return distances, forward, list(LOG), b.numel()
 
 
-# %% [markdown]
-# ## A ring of keys
-# Context parallelism cuts the positions in attention too. Queries stay, keys and values go round;
-# lesson 14's `lse` merges what each turn brings. But a late position sees more keys than an early
-# one: in blocks, the last rank works nearly twice the mean. In a zigzag each rank has an early run
-# and a late one.
-
-
-# %%
-def zigzag(T, P):
-    runs = torch.arange(T).chunk(2 * P)
-    return [torch.cat([runs[r], runs[2 * P - 1 - r]]) for r in range(P)]
-
-
-def pass_on(x):
-    """Send to the next rank what it needs, receive from the one before."""
-    rank, world, arrived = dist.get_rank(), dist.get_world_size(), torch.empty_like(x)
-    sending = dist.isend(x.contiguous(), (rank + 1) % world)
-    dist.recv(arrived, (rank - 1) % world)
-    sending.wait()
-    return arrived
-
-
-def ring_attention(q, k, v, mine, world):
-    """q, k, v (H, t, D) of the positions `mine` (t,) -> o (H, t, D), scores that were needed."""
-    o, lse, there, work = torch.zeros_like(q), torch.full(q.shape[:2], -math.inf), mine, 0
-    for turn in range(world):
-        seen = mine[:, None] >= there  # by position, wherever it is
-        scores = (q @ k.mT / q.size(-1) ** 0.5).masked_fill(~seen, -math.inf)
-        new = torch.logaddexp(lse, scores.logsumexp(-1))  # finite: the first turn sees itself
-        o = o * (lse - new).exp()[..., None] + (scores - new[..., None]).exp() @ v
-        lse, work = new, work + int(seen.sum())
-        if turn < world - 1:
-            k, v, there = pass_on(k), pass_on(v), pass_on(there)
-    return o, work
-
-
 def both(rank, world):
-    out = {way: cut_layer(rank, world, way) for way in BORDERS}
-    q, k, v = torch.randn(3, 2, 64, 16, generator=torch.Generator().manual_seed(1))
-    want = attend(q[None], k[None], v[None], None)[0]
-    cuts = {"blocks": torch.arange(64).chunk(world), "zigzag": zigzag(64, world)}
-    for name, parts in cuts.items():
-        mine = parts[rank]
-        o, work = ring_attention(q[:, mine], k[:, mine], v[:, mine], mine, world)
-        out[name] = (o - want[:, mine]).abs().max().item(), work
-    return out
+    return {way: cut_layer(rank, world, way) for way in BORDERS}
 
 
 # %%
 ranks = lesson.ranks(2, both, timeout_s=150)
 rows, whole = [], 16 * 4 * 32 * 4  # bytes of x
 for way in BORDERS:
-    worst = [max(r[way][0][i] for r in ranks) for i in range(3)]
+    worst = max(max(r[way][0]) for r in ranks)
     _, forward, log, normed = ranks[0][way]
-    rows.append((way, *worst, len(forward), len(log), sum(sent for _, sent in log), normed))
-columns = ["way", "output", "input gradient", "weight gradients", "forward", "both", "bytes"]
-lesson.table([*columns, "normed"], rows, "distance to the whole layer, exchanges, values normed")
-lesson.holds(max(max(row[1:4]) for row in rows) < 1e-5, "cut in two, the layer is the same")
+    rows.append((way, worst, len(forward), len(log), sum(sent for _, sent in log), normed))
+columns = ["way", "error", "forward", "with backward", "bytes", "values normed"]
+lesson.table(columns, rows, "two ranks: distance to the whole layer (y, gradients), exchanges")
+lesson.holds(rows[0][1] < 1e-5 and rows[1][1] < 1e-5, "cut in two, the layer is the same")
 kinds = [kind for kind, _ in ranks[0]["TP"][1]]
-lesson.holds(kinds == ["all-reduce"] * 2, "TP: two all-reduces forward, two backward")
-lesson.holds(rows[0][6] == rows[1][6] == 4 * whole, "SP: twice as many exchanges, the same bytes")
-lesson.holds(rows[1][7] * 2 == rows[0][7], "and each rank norms half of the values")
+lesson.holds(kinds == ["all-reduce"] * 2, "TP: two all-reduces in the forward pass of a layer")
+lesson.holds(rows[0][3] == 4, "TP: two more in the backward pass")
+lesson.holds(rows[0][4] == rows[1][4] == 4 * whole, "SP: twice as many exchanges, the same bytes")
+lesson.holds(rows[1][5] * 2 == rows[0][5], "SP: each rank norms half of the values")
 
-rows, far = [], max(r[name][0] for r in ranks for name in ("blocks", "zigzag"))
-for P in (2, 4, 8):
-    blocks, zigzags = torch.arange(4096).chunk(P), zigzag(4096, P)
-    work = [torch.tensor([float((p + 1).sum()) for p in parts]) for parts in (blocks, zigzags)]
-    rows.append((P, *((w.max() / w.mean()).item() for w in work)))
-lesson.table(["P", "blocks", "zigzag"], rows, "most work of a rank / mean, 4,096 positions")
-lesson.holds(far < 1e-5, "ring attention is attention, both ways")
-gold = [1.4999, 1.7498, 1.8748]
-lesson.holds([round(row[1], 4) for row in rows] == gold, "blocks: nearly 2 - 1/P times the mean")
-measured = ranks[0]["zigzag"][1] == ranks[1]["zigzag"][1] and all(row[2] == 1 for row in rows)
-lesson.holds(measured, "zigzag: exactly even, in the run too")
+# %% [markdown]
+# ## How far?
+# Heads are not cut: the number of ranks divides the query heads and the key/value heads. And the
+# exchanges cannot hide behind other work, as the next matrix waits for them. A layer of width 8,192
+# with 4,096 tokens, 400 TFLOP/s, 450 GB/s between the 8 GPUs of a machine, 50 GB/s beyond (assumed
+# figures):
 
+# %%
 sizes = {}
 for name in ("biatron-345m", "smol-135m", "d12"):
     heads = math.gcd(PRESETS[name].model.n_head, PRESETS[name].model.n_kv_head)
@@ -192,67 +206,31 @@ for name in ("biatron-345m", "smol-135m", "d12"):
 print("TP sizes that divide heads and kv heads:", sizes)
 lesson.holds(list(sizes.values()) == [[1, 5], [1, 3], [1, 2, 3, 6]], "none of them can be cut in 8")
 
-# %% [markdown]
-# ## One seed for all
-# Each rank draws its own half of a cut matrix. With the same seed, the halves are equal: twins,
-# which get the same gradient forever. Nine students learn a net of 64 hidden units. Each has two
-# shards of 32: from one seed, from two seeds, or one shard alone (the other is zero).
-
-
-# %%
-def draw(seed, h=32, d=32):
-    g = torch.Generator().manual_seed(seed)
-    return torch.randn(h, d, generator=g) / d**0.5, torch.randn(d, h, generator=g).T / h**0.5
-
-
-nothing = torch.zeros(2, 32, 32)
-pairs = [(draw(s), b) for s in (1, 2, 3) for b in (draw(s), draw(s + 1000), nothing)]
-W, V = (torch.stack([torch.stack([a[i], b[i]]) for a, b in pairs]).requires_grad_() for i in (0, 1))
-net = lambda x, W, V: (F.relu(x @ W.mT) @ V).sum(-3)  # (..., 2, 32, 32) -> (..., batch, 32)
-teacher = [t.unflatten(0, (2, 32)) for t in draw(0, h=64)]
-optimizer, g = torch.optim.Adam([W, V], lr=3e-3), torch.Generator().manual_seed(5)
-for _ in range(1500):
-    x = torch.randn(256, 32, generator=g)
-    loss = (net(x, W, V) - net(x, *teacher)).square().mean((-1, -2)).sum()
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
-with torch.no_grad():
-    x = torch.randn(4096, 32, generator=g)
-    y = net(x, *teacher)
-    error = ((net(x, W, V) - y).square().mean((-1, -2)) / y.square().mean()).view(3, 3).T
-    values = torch.linalg.svdvals(torch.cat([W, V], -1).flatten(1, 2))  # (9, 64)
-rows = [(way, *error[i].tolist()) for i, way in enumerate(("same seed", "different", "half"))]
-lesson.table(["second shard", "seed 1", "seed 2", "seed 3"], rows, "error / variance")
-lesson.holds(torch.equal(W[::3, 0], W[::3, 1]), "1,500 steps later the twins are the same bits")
-lesson.holds(error[0].min() > 5 * error[1].max(), "and cost more than 5 times the error")
-lesson.holds((error[0] / error[2] - 1).abs().max() < 0.3, "as if half of the units were missing")
-lesson.holds(values[0, 31] > 0.1 and values[0, 32] < 1e-4, "64 units with twins have rank 32")
+C, T = 8192, 4096
+compute = lambda n: 6 * 12 * C * C * T / n / 400e12  # s: 12 C^2 weights, forward and backward
+talk = lambda n, beta: 4 * 2 * (n - 1) / n * T * C * 2 / beta  # 4 all-reduces of bf16
+tp, ms = (1, 2, 4, 8, 16, 32), lambda s: 1000 * s
+rows = [(n, ms(compute(n)), ms(talk(n, 450e9 if n <= 8 else 50e9))) for n in tp]
+rows = [(*row, 100 * row[2] / (row[1] + row[2])) for row in rows]
+lesson.table(["TP", "ms of matrices", "ms of exchanges", "% waiting"], rows, "one layer, one step")
+lesson.arithmetic(rows[3][3] < 20 and rows[4][3] > 70, "8 ranks wait 14% of the time, 16 wait 76%")
 
 # %%
-fig = lesson.figure(8, 3)
-axes = fig.subplots(1, 3, width_ratios=[2, 2, 3])
-future = torch.ones(128, 128).triu(1) > 0
-for ax, parts in zip(axes, (torch.arange(128).chunk(4), zigzag(128, 4))):
-    owner = torch.empty(128)
-    for r, positions in enumerate(parts):
-        owner[positions] = r
-    picture = owner[:, None].masked_fill(future, math.nan)
-    ax.imshow(picture, cmap="Set2", vmin=0, vmax=7, interpolation="nearest")
-    shares = " ".join(f"{(p + 1).sum() / 82.56:.0f}" for p in parts)  # of 128 x 129 / 2 = 8,256
-    ax.set(title=f"work: {shares} %", xlabel="key", xticks=[], yticks=[])
-axes[0].set_ylabel("query, colored by rank")
-for i, (name, color) in enumerate({"same seed": "crimson", "different": "seagreen"}.items()):
-    axes[2].plot(range(1, 65), values[i], color=color, label=name)
-axes[2].set(title="singular values of 64 units", ylim=0), axes[2].legend()
+ax = (fig := lesson.figure(7, 3)).subplots()
+names = [str(n) for n in tp]
+ax.bar(names, [row[1] for row in rows], color="steelblue")
+ax.bar(names, [row[2] for row in rows], bottom=[row[1] for row in rows], color="crimson")
+ax.bar_label(ax.containers[1], [f"{row[3]:.0f}%" for row in rows], color="crimson")
+ax.axvline(3.5, color="gray", ls=":"), ax.text(3.6, 40, "more than one machine", color="gray")
+ax.set(xlabel="ranks that share a layer", ylabel="ms per layer and step", ylim=(0, 60))
+ax.set_title("time for matrices (blue) and exchanges (red)")
 lesson.save(fig, "26_tensor")
 
 # %% [markdown]
 # ## Trap
-# Different seeds for a matrix that is *cut*, the same seed for one that is *replicated*; the
-# source's own fix is the first half of that rule. Nothing warns you: the run with twins trains, its
-# loss falls, and it ends with eight times the error (0.10 instead of 0.012). Draw the whole matrix
-# and cut it, as `init_sharded` does (machinery/build.py), and there is nothing to remember.
+# Add up too late, and nothing crashes: f(part) summed over the ranks has the right shape, and is
+# another function (the last row of the first table). The same happens to a bias that every rank
+# adds before the all-reduce: it counts N times. Compare with the whole layer, gradients included.
 #
 # ## Exercise
-# `exercises/ex26.py`: the zigzag, and attention in a ring. `python course/check.py 26`
+# `exercises/ex26.py`: the loss, with the vocabulary cut over the ranks. `python course/check.py 26`

@@ -1,16 +1,51 @@
-"""Where the headings of the documents went that no lesson cites: to a file of the project or to a
-lesson that treats the same thing, or nowhere. README.md lists what was left out.
+"""Where the headings of the documents went that no lesson cites: to a file that treats the same
+thing, or nowhere. README.md lists what was left out.
 
-Lessons cite the other headings themselves. A test holds that every heading of published.HEADINGS is
-either cited or listed here, and that each file named here exists.
+Lessons cite the other headings themselves. A line is `heading | words`: words that stand in the
+file named above it, where the thing is treated, for LEFT_OUT in README.md's last section. A test
+holds that each heading of published.HEADINGS is cited or listed here, and that the words are there.
 """
 
+# ruff: noqa: E501  a heading and its words stand on one line
+
 LEFT_OUT = "left out"
-FRAME = "a frame, whose sections are listed by themselves"
+FRAME = "a frame or a summary, whose sections are listed by themselves"
+FORM = "a cover, a form of the university, a list: nothing about training"
 
 WHERE = {  # document -> place -> headings
     "Pré-Treino Eficiente de Modelos de Linguagem": {
+        FORM: """
+Pré-Treino Eficiente de Modelos de Linguagem
+TERMO DE CIÊNCIA E DE AUTORIZAÇÃO PARA DISPONIBILIZAR VERSÕES ELETRÔNICAS ...
+1. Identificação do Trabalho de Conclusão de Curso de Graduação (TCCG)
+2. Informações de acesso ao documento ...
+Casos de embargo:
+RESUMO
+ABSTRACT
+Objetivo deste documento
+Termo de Aceite de Entrega
+ACEITE DA ENTREGA:
+Planejamento: [descrever o que pretende fazer para realizar a próxima ENTREGA]
+Observação: [caso precise fazer alguma observação, de qualquer “natureza”]
+Anotações
+Nemotron-3 (Nov, 2023)
+Agradecimento
+""",
         FRAME: """
+Minha Jornada
+APÊNDICE 1
+APÊNDICE 2
+APÊNDICE 3
+APÊNDICE 4
+APÊNDICE 5
+APÊNDICE 6
+APÊNDICE 7
+APÊNDICE 8
+Anotações detalhadas da Semana 1
+The Ultra-Scale Playbook: Training LLMs on GPU Clusters.
+Estamos em um SISTEMA!
+Como treinar grandes modelos em clusters de GPUs de modo eficiente?
+Treinamento Eficiente de Grandes Modelos em Clusters de GPUs
 Anotações da Semana 2
 Anotações da Semana 3
 Anotações da Semana 4
@@ -21,119 +56,175 @@ Anotações da Semana 9
 Anotações da Semana 10
 """,
         "optim.py": """
-DeepSeek LLM Scaling Open-Source Language Models With Longtermism
+DeepSeek LLM Scaling Open-Source Language Models With Longtermism | DeepSeek LLM, section 2.3
 """,
         "prepare_data.py": """
-Gerando Dataset
+Gerando Dataset | Text -> tokenizer -> packed rows on disk
 """,
-        "flops.py": """
-Experimentos Realizados
+        "course/published.py": """
+Experimentos Realizados | "Experimentos Realizados", table 7.1
 """,
-        "course/17_mfu.py": """
-Tabela 6.1
+        "instruments/profiler.py": """
+Código Gerado: | mechanism behind `train.py --profile`
 """,
         LEFT_OUT: """
-Nemotron-CC: Transforming Common Crawl into a Refined Long-Horizon Pretraining Dataset (May, 2025)
-Nemotron-H - (Set,2025)
-Nemotron-3 (Nov, 2023)
+Tabela 6.1 | table 6.1
+Nemotron-CC: Transforming Common Crawl into a Refined Long-Horizon Pretraining Dataset (May, 2025) | Nemotron-CC
+Nemotron-H - (Set,2025) | state-space and hybrid models
+The Smol Training Playbook: The Secrets to Building World-Class LLMs | Everyday Conversations
 """,
         "config.py": """
-Iniciando um novo pré-treino em português
-The Smol Training Playbook: The Secrets to Building World-Class LLMs
-Tabela 8.1
-Tabela 9.2
-Tabela 9.3
+Iniciando um novo pré-treino em português | cnmoro/reasoning-v1-20m-portuguese
+Tabela 8.1 | 1,024 rows x 2,048
+Tabela 9.2 | "gigaverbo=60", "reasoning=30", "finemath=5", "infiwebmath=5"
+Tabela 9.3 | 512 rows x 4,096
 """,
         "instruments/report.py": """
-Comparativo da loss
+Comparativo da loss | several runs in one picture
 """,
         "eval.py": """
-Inferência em alguns checkpoints
+Inferência em alguns checkpoints | continue prompts
+Resposta do checkpoint 8k - 16.7B de tokens | continue prompts
+Resposta do checkpoint 10500 - 22B de tokens | continue prompts
+""",
+        "instruments/tournament.py": """
+Prompts gerados com o Gemini: | checkpoints continue the same prompts
 """,
         "instruments/exams.py": """
-Tabela 10.1
+Tabela 10.1 | arc_easy
+""",
+    },
+    "nanobot pre-train": {
+        FORM: """
+nanobot-pre-train
+""",
+        FRAME: """
+实践经验
 """,
     },
     "NfNN": {
+        FORM: """
+Desenvolvimento e análise de uma biblioteca de diferenciação automática para ambientes distribuídos
+Agradecimentos
+Resumo
+Abstract
+Lista de figuras
+Lista de tabelas
+Sumário
+Referências
+""",
         FRAME: """
+Introdução
+Bibliotecas de diferenciação automática
 1.1 Conceitos iniciais de bibliotecas de diferenciação automática
 1.2 Análise de diferentes bibliotecas de diferenciação automática
+Conceitos básicos de treinamento distribuído
+Desenvolvimento da biblioteca
+Experimentos realizados
+Conclusão
+""",
+        "course/02_gradient.py": """
+1.1.4 Descida de gradiente | **gradient descent**
+Algoritmo 2 | def descend
 """,
         "course/12_autograd.py": """
-1.1.1 Bibliotecas de aprendizagem profunda vs diferenciação automática
-1.1.3 Operações em tensores
-1.1.4 Descida de gradiente
-Algoritmo 3
-Algoritmo 4
-Figura 3.1
+Algoritmo 1 | x * x + x * y + y * y
+Algoritmo 3 | def topological
+Algoritmo 4 | def backward
+Figura 3.1 | a *topological* order
 """,
-        LEFT_OUT: """
-1.2.1 PyTorch
-1.2.2 TensorFlow
-1.2.4 GGML
-1.2.5 TinyGrad
-1.3 Discussão
-3.1 Escolha de linguagem
+        "course/25_zero.py": """
+2.3 Paralelismo de modelo vs paralelismo de dados | The other ways cut something else
 """,
-        "config.py": """
-2.2 Hiperparâmetros
-""",
-        "course/26_tensor.py": """
-2.3 Paralelismo de modelo vs paralelismo de dados
+        "course/lesson.py": """
+4.1 Descrição do conjunto de dados | MNIST without a download
 """,
         "course/31_server.py": """
-4.1 Descrição do conjunto de dados
-4.2 Descrição do modelo
-4.4 Descrição dos ambientes de teste
-4.5 Resultados
-4.6 Discussão
-Conclusão
+4.2 Descrição do modelo | 784-32-10
+4.4 Descrição dos ambientes de teste | "Datacenter", "Sync"
+4.5 Resultados | TABLE_4_1
+4.6 Discussão | more workers are more accurate
+""",
+        LEFT_OUT: """
+1.1.3 Operações em tensores | vector instructions
+1.1.1 Bibliotecas de aprendizagem profunda vs diferenciação automática | a survey of autodiff libraries
+1.2.1 PyTorch | a survey of autodiff libraries
+1.2.2 TensorFlow | a survey of autodiff libraries
+1.2.3 JAX | a survey of autodiff libraries
+1.2.4 GGML | a survey of autodiff libraries
+1.2.5 TinyGrad | a survey of autodiff libraries
+1.3 Discussão | a survey of autodiff libraries
+3.1 Escolha de linguagem | an autodiff library in C
+2.2 Hiperparâmetros | a search for hyperparameters spread over machines
 """,
     },
     "Armazenamento": {
-        "course/11_storage.py": """
-O que “armazenamento” significa em ML em larga escala
-Exemplo prático: streaming de shards WebDataset com cache local
-Recomendações práticas (padrões testados em batalha)
+        FORM: """
+Armazenamento
 """,
         FRAME: """
+O que “armazenamento” significa em ML em larga escala
 Armazenamento de conjuntos de dados: de dados brutos a shards prontos para treinamento
 Padrões de armazenamento para treinamento em larga escala
 Confiabilidade, consistência e segurança
+Recomendações práticas (padrões testados em batalha)
 """,
         "prepare_data.py": """
-Conjuntos de dados brutos vs processados
+Conjuntos de dados brutos vs processados | Text -> tokenizer -> packed rows on disk
 """,
         "machinery/shards.py": """
-Formatos comuns de conjunto de dados e por que são usados
-Estratégia de fragmentação em shards (regras práticas)
-Determinismo e versionamento do conjunto de dados
-Padrão 2: Sistema de arquivos paralelo compartilhado para conjuntos de dados quentes
+Estratégia de fragmentação em shards (regras práticas) | SHARD_ROWS = 16_384
+Determinismo e versionamento do conjunto de dados | The manifest lists every file with its sha256
 """,
         "instruments/stage.py": """
-Padrão 4: Preparar (staging) conjuntos de dados nos nós antes do treinamento começar
+Padrão 2: Sistema de arquivos paralelo compartilhado para conjuntos de dados quentes | For a slow shared file system
+Padrão 4: Preparar (staging) conjuntos de dados nos nós antes do treinamento começar | copied once per node
 """,
         "machinery/checkpoint.py": """
-Checkpointing assíncrono
-Exemplo prático: publicação segura de diretório de checkpoint
-Políticas de retenção
-Padrão 3: Checkpointing em dois níveis (local e depois remoto)
-""",
-        LEFT_OUT: """
-Hierarquia de armazenamento e por que ela importa
-Padrão 5: Streaming + pré-processamento online (com cuidado)
-Controle de acesso e privacidade
-Escolhas de armazenamento interagem com escolhas de modelo/runtime
+Checkpointing assíncrono | background saves
+Políticas de retenção | how many of the newest valid ones stay
+Padrão 3: Checkpointing em dois níveis (local e depois remoto) | mirror
 """,
         "instruments/profiler.py": """
-Engenharia de desempenho: diagnosticando gargalos de armazenamento
+Engenharia de desempenho: diagnosticando gargalos de armazenamento | data wait
+Sintomas de que você está limitado por E/S | in `idle` the device waits for the host
 """,
-        "course/10_prefetch.py": """
-O que medir
-Sintomas de que você está limitado por E/S
+        "machinery/log.py": """
+O que medir | data_wait_ms
 """,
         "machinery/disk.py": """
-Semântica de consistência
+Semântica de consistência | replaced as a whole
+""",
+        "course/exercises/ex11.py": """
+Exemplo prático: publicação segura de diretório de checkpoint | publish a folder on a disk that forgets
+""",
+        LEFT_OUT: """
+Hierarquia de armazenamento e por que ela importa | the hierarchy of storage
+Formatos comuns de conjunto de dados e por que são usados | WebDataset, TFRecord and MDS
+Exemplo prático: streaming de shards WebDataset com cache local | WebDataset, TFRecord and MDS
+Padrão 5: Streaming + pré-processamento online (com cuidado) | tokenizing while training
+Controle de acesso e privacidade | encryption, access control and audit
+Escolhas de armazenamento interagem com escolhas de modelo/runtime | what it means for the model
+""",
+    },
+    "擴展的驚喜": {
+        "instruments/stage.py": """
+我們叢集中的儲存選項 | For a slow shared file system
+修復 #1 – 更改資料儲存 | the data on a local disk
+""",
+        "data.py": """
+修復 #2 – 引入 TokenizedBytes dataloader | A pure function: nothing to save, nothing to replay
+修復 #3 – 在序列層級隨機排列 | permutation of the source's rows
+""",
+        "course/28_twins.py": """
+謎題 #4 – 不滿意的效能 | whose tensor-parallel ranks all had one seed
+修復 #4 - 最終修復 | the seed plus its number
+""",
+        "machinery/log.py": """
+為什麼輸送量很重要 | tokens_per_s
+""",
+        LEFT_OUT: """
+知道何時修補 vs. 修復 | when to patch
 """,
     },
 }

@@ -33,7 +33,10 @@ def begin(number: int, name: str) -> None:
     atexit.register(lambda: print(f"{time.perf_counter() - START:.0f} s"))
 
 
-def table(columns: list[str], rows: list[tuple], title: str = "table") -> None:
+WIDTH = 80  # of a terminal: what a lesson prints fits in one
+
+
+def table(columns: list[str], rows: list[tuple], title: str) -> None:
     """Print rows under columns: words to the left, numbers to the right, None as a dash."""
 
     def cell(x) -> str:
@@ -44,6 +47,8 @@ def table(columns: list[str], rows: list[tuple], title: str = "table") -> None:
     words = [all(isinstance(row[i], str) for row in rows) for i in range(len(columns))]
     lines = [columns, *([cell(x) for x in row] for row in rows)]
     width = [max(len(line[i]) for line in lines) for i in range(len(columns))]
+    wide = max(len(title), 2 * len(width) + sum(width))
+    assert wide <= WIDTH and len({*columns}) == len(columns), f"{title!r}: {wide} wide, {columns}"
     print(title)
     for line in lines:
         cells = [c.ljust(w) if word else c.rjust(w) for c, w, word in zip(line, width, words)]
@@ -51,9 +56,15 @@ def table(columns: list[str], rows: list[tuple], title: str = "table") -> None:
 
 
 def holds(claim: bool, text: str) -> None:
-    """A claim of the lesson: printed if it holds, an AssertionError if not."""
+    """A claim about what was measured: printed if it holds, an AssertionError if not."""
     assert claim, f"does not hold: {text}"
     print(f"holds: {text}")
+
+
+def arithmetic(claim: bool, text: str) -> None:
+    """A sum done on given numbers, checked like a claim: it cannot come out otherwise."""
+    assert claim, f"does not add up: {text}"
+    print(f"arithmetic: {text}")
 
 
 def figure(width: float = 7, height: float = 3.5):

@@ -1,12 +1,22 @@
 """How sharp are the oracles? `python course/check.py --mutants [N ...]`
 
 Each reference is changed in one place at a time: a statement dropped, a comparison or a sign
-turned, a number one larger. The oracle should refuse the change. Some changes change nothing (a
-bound that is never reached), so it need not refuse all; what it accepts is printed, for a look.
+turned, a number one larger. The oracle should refuse the change. What it accepts is printed:
+
+      accepted, line 12: while space and held: `space and held` -> `space or held`
+
+Some changes change nothing (a bound that is never reached). The solution file explains those, each
+under its text without the line's number, so that an edit elsewhere does not matter:
+
+    EQUIVALENT = {"while space and held: `space and held` -> `space or held`": "some are held"}
+
+Of the changes that are not explained, WANTED must be refused; an explanation of something that is
+refused, or that is no change at all, counts as a fault.
 """
 
 import ast
 import copy
+import dataclasses
 import os
 import resource
 import signal
@@ -15,8 +25,10 @@ from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 
-WANTED = 0.8  # of the mutants refused
-SECONDS, BYTES = 10, 8 << 30  # what a mutant may take before it counts as refused
+WANTED = 0.97  # of the mutants that are not explained
+CPU_S, WALL_S = 20, 60  # what a reference may take, computing or waiting
+SPARE_S = 1  # a mutant may compute for this long, and three times as long as the reference
+BYTES = 8 << 30  # of addresses
 TURNED = {
     ast.Lt: ast.LtE,
     ast.LtE: ast.Lt,
@@ -96,10 +108,11 @@ def apply(node: ast.AST, kind: str, i: int) -> None:
         node.value = not node.value
 
 
-def mutants(exercise: Path, solution: Path) -> Iterator[tuple[str, ast.Module]]:
-    """-> (line and text of the change, the changed module)."""
+def mutants(exercise: Path, solution: Path) -> Iterator[tuple[int, str, ast.Module]]:
+    """-> (line, text of the change, the changed module)."""
     tree = ast.parse(solution.read_text())
     lines = solution.read_text().splitlines()
+    seen: dict[str, int] = {}
     places = [
         (node, change)
         for definition in used_by(tree, asked_for(exercise))
@@ -109,21 +122,29 @@ def mutants(exercise: Path, solution: Path) -> Iterator[tuple[str, ast.Module]]:
     for node, (kind, i) in places:
         memo: dict = {}
         changed = copy.deepcopy(tree, memo)
-        at = getattr(node, kind)[i] if kind in ("body", "orelse") else node
-        what = "dropped" if kind in ("body", "orelse") else "turned"
+        statement = kind in ("body", "orelse")
+        at = getattr(node, kind)[i] if statement else node
         apply(memo[id(node)], kind, i)
-        yield f"line {at.lineno}, {what}: {lines[at.lineno - 1].strip()}", changed
+        what = "dropped"
+        if not statement:
+            what = f"`{ast.unparse(node)}` -> `{ast.unparse(memo[id(node)])}`"
+        text = f"{lines[at.lineno - 1].strip()}: {what}"
+        seen[text] = seen.get(text, 0) + 1
+        yield at.lineno, text if seen[text] == 1 else f"{text} ({seen[text]})", changed
 
 
-def survives(oracle, module: ast.Module, path: Path) -> bool:
-    """Judge a mutant in a process of its own, with a limit of time and of memory."""
+def survives(oracle, module: ast.Module, path: Path, cpu_s: float = CPU_S) -> tuple[bool, float]:
+    """Judge a mutant in a process of its own, with a limit of time and of memory: beyond it, it
+    counts as refused. -> accepted, CPU seconds."""
     child = os.fork()
     if child == 0:
         refused = 1
         try:
             null = os.open(os.devnull, os.O_WRONLY)
             os.dup2(null, 1), os.dup2(null, 2)
-            signal.alarm(SECONDS)
+            signal.alarm(WALL_S)
+            signal.signal(signal.SIGPROF, signal.SIG_DFL)
+            signal.setitimer(signal.ITIMER_PROF, cpu_s)
             with suppress(ValueError, OSError):  # macOS has no such limit
                 resource.setrlimit(resource.RLIMIT_AS, (BYTES, BYTES))
             answer = ModuleType("mutant")
@@ -132,16 +153,39 @@ def survives(oracle, module: ast.Module, path: Path) -> bool:
             refused = 0
         finally:
             os._exit(refused)
-    return os.waitpid(child, 0)[1] == 0
+    _, status, used = os.wait4(child, 0)
+    return status == 0, used.ru_utime + used.ru_stime
 
 
-def score(exercise: Path, solution: Path, oracle) -> tuple[int, int]:
-    """-> mutants refused, mutants; prints those that are accepted."""
-    refused = total = 0
-    for text, module in mutants(exercise, solution):
-        total += 1
-        if survives(oracle, module, solution):
-            print(f"  accepted: {text}")
+@dataclasses.dataclass
+class Score:
+    total: int = 0
+    refused: int = 0
+    explained: int = 0  # accepted, and EQUIVALENT says why
+    stale: int = 0  # explanations of what is refused, or is no mutant
+
+    @property
+    def passes(self) -> bool:
+        return self.refused >= WANTED * (self.total - self.explained) > 0 and not self.stale
+
+    def __str__(self) -> str:
+        said = f"{self.refused} of {self.total} mutants refused, {self.explained} explained"
+        return said + (f", {self.stale} explanations of nothing" if self.stale else "")
+
+
+def score(exercise: Path, solution: Path, oracle, same: dict[str, str] | None = None) -> Score:
+    """Count the mutants that the oracle refuses; print those that it accepts and none explains."""
+    result, same = Score(), dict(same or {})
+    _, needed = survives(oracle, ast.parse(solution.read_text()), solution)
+    for line, text, module in mutants(exercise, solution):
+        result.total += 1
+        if not survives(oracle, module, solution, 3 * needed + SPARE_S)[0]:
+            result.refused += 1
+        elif same.pop(text, None):
+            result.explained += 1
         else:
-            refused += 1
-    return refused, total
+            print(f"  accepted, line {line}: {text}")
+    for text in same:
+        print(f"  explained in EQUIVALENT, but refused or no mutant: {text}")
+    result.stale = len(same)
+    return result

@@ -4,6 +4,7 @@ The tests find the lessons by their names, so a new lesson is tested as soon as 
 """
 
 import re
+import resource
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -13,17 +14,22 @@ import covered
 import lesson
 import mutants
 import numpy as np
+import perturb
 import published
 import pytest
 from conftest import ROOT, environment
 
 COURSE = ROOT / "course"
+sys.path.insert(0, str(COURSE / "labs"))
+import judge  # noqa: E402
 
-LESSONS = sorted(path for path in COURSE.glob("[0-9][0-9]_*.py") if path.stem != "05_one_file")
+SCRIPTS = sorted(COURSE.glob("[0-9][0-9]_*.py"))
+LESSONS = [path for path in SCRIPTS if path.stem != "05_one_file"]  # which has no exercise
 NAMES = [path.stem for path in LESSONS]
+LAST = 37
 
 
-def run_lesson(path, timeout=180):
+def run_lesson(path, timeout=300):
     command = [sys.executable, path]
     tools = dict(capture_output=True, text=True, timeout=timeout, env=environment())
     return subprocess.run(command, **tools)
@@ -38,20 +44,78 @@ def test_the_oracle_accepts_the_reference_and_refuses_wrong_answers(number):
     assert said and said.startswith("not begun"), said
 
 
-def test_a_learner_is_told_the_line(monkeypatch, tmp_path, capsys):
+JUDGE = """
+def plus_one(x):
+    return x[0] + 1
+
+def oracle(answer):
+    for n in (1, 2):
+        got = answer.f([n, n], k=n)
+        assert plus_one(got) == n + 1, f"f([{n}, {n}]) is {got}"
+"""
+
+
+@pytest.fixture
+def told(monkeypatch, tmp_path, capsys):
+    """A function: the body of an exercise's f -> what check.py says of it, without its number."""
     (tmp_path / "exercises").mkdir()
     monkeypatch.setattr(lesson, "COURSE", tmp_path)
     exercise = tmp_path / "exercises" / "ex01.py"
-    judge = "def oracle(answer):\n    assert answer.f() == 1, 'f() is not 1'\n"
-    for body, said in (
-        ("return 1", "solved"),
-        ("return 2", "AssertionError: f() is not 1"),
-        ("return 1 / 0", "ZeroDivisionError: division by zero (line 2)"),
+
+    def tell(body, judge=JUDGE):
+        exercise.write_text(f"def f(x, k=0):\n    {body}\n\n{judge}")
+        solved = check.check(1)
+        said = capsys.readouterr().out
+        assert said.startswith("exercise 1: ") and solved == said.endswith(": solved\n")
+        return said.removeprefix("exercise 1: ").removesuffix("\n")
+
+    return tell
+
+
+@pytest.mark.parametrize(
+    "body, said",
+    [
+        ("return x", "solved"),
+        ("return [7]", "AssertionError: f([1, 1]) is [7]"),
+        ("return x / 0", "f([1, 1], 1) ended with TypeError: unsupported operand type(s) for /: "
+         "'list' and 'int' (line 2: return x / 0)"),
+        # the input as it was given, though the function has emptied it by then
+        ("return [x.pop(), x.pop(), x.pop()]", "f([1, 1], 1) ended with IndexError: pop from empty "
+         "list (line 2: return [x.pop(), x.pop(), x.pop()])"),
+        ("assert k < 2; return x", "f([2, 2], 2) ended with AssertionError "
+         "(line 2: assert k < 2; return x)"),
+        # an answer of another kind, which fails in the judge: no line of the judge's
+        ("return None", "f([1, 1], 1) returned None, and the judge cannot use it: "
+         "TypeError: 'NoneType' object is not subscriptable"),
         ("return (", "SyntaxError: '(' was never closed (ex01.py, line 2)"),
-    ):
-        exercise.write_text(f"def f():\n    {body}\n\n{judge}")
-        assert check.check(1) == (said == "solved")
-        assert capsys.readouterr().out == f"exercise 1: {said}\n"
+        ("raise NotImplementedError('write f')", "not begun: write f"),
+        ("raise SystemExit(0)", "f([1, 1], 1) ended with SystemExit: 0 (line 2: raise "
+         "SystemExit(0))"),
+        ("import os; os._exit(0)", "the program ended before the judge had decided"),
+    ],
+)  # fmt: skip
+def test_a_learner_is_told_the_call_and_the_line(told, body, said):
+    assert told(body) == said
+
+
+def test_a_judge_ends_by_itself(told, monkeypatch):
+    monkeypatch.setattr(check, "CPU_S", 0.3)
+    monkeypatch.setattr(check, "WALL_S", 3)
+    where = "in f([1, 1], 1) (line 2: while True: pass)"
+    assert re.fullmatch(
+        rf"no end within [\d.]+ seconds {re.escape(where)}", told("while True: pass")
+    )
+    at_import = told("return x", JUDGE + "\nwhile True: pass")
+    assert re.fullmatch(r"no end within .* in the file itself \(line \d+: while .*", at_import)
+    waits = told("import time; time.sleep(99)")
+    assert waits.startswith("no end within 3 seconds in f([1, 1], 1) (line 2: ")
+
+    def endless():
+        while True:
+            pass
+
+    said = check.verdict(lambda answer: answer.f(), SimpleNamespace(f=endless))
+    assert said.startswith("TooLong: no end within")
 
 
 def test_an_oracle_that_cannot_tell_is_found_out(monkeypatch):
@@ -80,7 +144,8 @@ def test_an_oracle_is_sharp(number):
     assert check.sharp(number)
 
 
-def test_mutants_change_what_the_exercise_asks_for_and_nothing_else(tmp_path):
+def test_mutants_change_what_the_exercise_asks_for_and_nothing_else(tmp_path, monkeypatch):
+    monkeypatch.setattr(mutants, "SPARE_S", 0.2)
     exercise, solution = tmp_path / "exercise.py", tmp_path / "solution.py"
     exercise.write_text("def f(x):\n    raise NotImplementedError\n\ndef oracle(a):\n    pass\n")
     solution.write_text(
@@ -88,23 +153,33 @@ def test_mutants_change_what_the_exercise_asks_for_and_nothing_else(tmp_path):
         "def g(x):\n    'Doubles.'\n    return x + x\n\n"
         "def wrong(x):\n    return x - 1\n"
     )
-    texts = [text.split(":")[0] for text, _ in mutants.mutants(exercise, solution)]
-    # f: return dropped, < turned, 3 and 0; g: return dropped, + turned; wrong: not at all
-    assert sorted(texts) == ["line 2, dropped", *["line 2, turned"] * 3] + [
-        "line 6, dropped",
-        "line 6, turned",
+    found = [(line, text) for line, text, _ in mutants.mutants(exercise, solution)]
+    f, g = "return g(x) if x < 3 else 0: ", "return x + x: "
+    assert sorted(found) == [
+        (2, f + "`0` -> `1`"),
+        (2, f + "`3` -> `4`"),
+        (2, f + "`x < 3` -> `x <= 3`"),
+        (2, f + "dropped"),
+        (6, g + "`x + x` -> `x - x`"),
+        (6, g + "dropped"),
     ]
+
+    def judge(answer):
+        assert answer.f(2) == 4 and answer.f(9) == 0
 
     def hangs_or_fails(answer):
         while answer.f(2) != 4:  # forever, or an error
             pass
-        assert answer.f(9) == 0
+        judge(answer)
 
-    assert mutants.score(exercise, solution, lambda answer: None) == (0, 6)
-    mutants.SECONDS, before = 1, mutants.SECONDS
-    refused, total = mutants.score(exercise, solution, hangs_or_fails)
-    mutants.SECONDS = before
-    assert (refused, total) == (4, 6)  # <= 3 and < 4 change nothing that is asked
+    assert str(mutants.score(exercise, solution, lambda answer: None)).startswith("0 of 6 ")
+    score = mutants.score(exercise, solution, hangs_or_fails)
+    assert (score.refused, score.total, score.passes) == (4, 6, False)
+    same = {f + "`3` -> `4`": "3 is not asked", f + "`x < 3` -> `x <= 3`": "nor is it here"}
+    score = mutants.score(exercise, solution, judge, same)
+    assert score.passes and (score.refused, score.explained, score.stale) == (4, 2, 0)
+    score = mutants.score(exercise, solution, judge, same | {f + "dropped": "refused"})
+    assert not score.passes and score.stale == 1
 
 
 # ------------------------------------------------------------------------- 2. the lessons run
@@ -113,58 +188,205 @@ def test_mutants_change_what_the_exercise_asks_for_and_nothing_else(tmp_path):
 def test_a_lesson_runs_through(path):
     figure = lesson.OUT / f"{path.stem}.png"
     figure.unlink(missing_ok=True)
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = run_lesson(path)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
     if done.returncode == 2 and "run bash run.sh first" in done.stderr:
         pytest.skip("this lesson looks at runs/tiny")
     assert done.returncode == 0, done.stdout + done.stderr
+    seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    assert seconds <= 75, f"{seconds:.0f} CPU seconds"
+    wide = [line for line in done.stdout.splitlines() if len(line) > lesson.WIDTH]
+    assert not wide, "wider than a terminal:\n" + "\n".join(wide)
     assert len(re.findall(r"^holds: ", done.stdout, re.MULTILINE)) >= 3
     assert re.search(r"\n  \S.*\n  \S", done.stdout), "no table"
     assert figure.stat().st_size < 60_000
 
 
+def test_perturb_tells_a_claim_that_cannot_fail(tmp_path, capsys):
+    path = tmp_path / "07_fake.py"
+    path.write_text(
+        "import lesson\nimport numpy as np\nx = np.arange(4)\ny = x + x\n"
+        "lesson.table(['x'], [(1,)], 'a table')\n"
+        "for n in (1, 2):\n    lesson.holds(len(y) > n, f'more than {n}')\n"
+        "twice = (y == 2 * x).all()\n"
+        "lesson.holds(twice, 'twice as much')\n"
+        "lesson.holds((y - x == -(x - y)).all(), 'true of any numbers')\n"
+        "lesson.holds(3 + 4 == 7, 'a sum')\n"
+    )
+    claims = perturb.perturb(path, runs=30)
+    assert [bool(claim.broken_by) for claim in claims] == [True, True, False, False]
+    assert [claim.sum_only for claim in claims] == [False, False, False, True]
+    assert "2 of 4 claims broken" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_the_claims_of_a_lesson_can_fail():
+    """One cheap lesson; for the others: python course/perturb.py NN."""
+    (path,) = COURSE.glob("07_*.py")
+    claims = perturb.perturb(path)
+    assert [claim.line for claim in claims if not claim.broken_by] == []
+
+
 # ------------------------------------------------------------------- 3. the lessons are whole
+def title_of(path):
+    """The first cell on one line, without comment signs."""
+    cell = re.split(r"^# %%", path.read_text(), flags=re.MULTILINE)[1].strip()
+    return re.sub(r"\n#? ?", " ", cell)
+
+
 @pytest.mark.parametrize("path", LESSONS, ids=NAMES)
-def test_a_lesson_has_its_parts(path):
-    text, number = path.read_text(), int(path.stem[:2])
-    title, *cells = [cell.strip() for cell in re.split(r"^# %%", text, flags=re.MULTILINE)][1:]
-    assert title.startswith(f"[markdown]\n# # {number}. ")
-    title = re.sub(r"\n#? ?", " ", title)
-    for part in ("**Question.**", "Core file", "Before: ", "Next: "):
-        assert part in title, f"the title cell lacks {part!r}"
+def test_a_lesson_says_what_it_is(path):
+    title, number = title_of(path), int(path.stem[:2])
+    assert title.startswith(f"[markdown] # {number}. ")
     assert re.search(r"Takes \d+ seconds", title)
+    if number > 1:
+        assert re.search(rf"Before: lesson {number - 1}\b", title)
+    if number < LAST:
+        assert re.search(rf"Next: lesson {number + 1}\b", title)
+    begin = "\n".join(path.read_text().splitlines()[:10])
+    assert "**Afterwards** you can" in begin, "its first ten lines do not say what for"
     sources = title[title.index("Source") : title.index("Core file")]
-    cited = re.findall(r"\*([^*]+)\*([^*]*)", sources)
-    assert cited, "no source"
-    for document, places in cited:
+    cited = re.findall(r'\*([^*]+)\*((?:"[^"]*"|[^*;."])*)', sources)
+    assert cited or re.search(r"Sources?: \w", sources), "no source"
+    for document, places in cited:  # a paper has no asterisks and a sentence of its own
         headings = published.HEADINGS[document].strip().split("\n")
         quoted = re.findall(r'"([^"]+)"', places)
         assert quoted, f"no heading of {document} is named"
         for heading in quoted:
             assert heading in headings, f"{document} has no heading {heading!r}"
+
+
+@pytest.mark.parametrize("path", LESSONS, ids=NAMES)
+def test_a_lesson_has_its_parts(path):
+    text, number = path.read_text(), int(path.stem[:2])
+    assert "**Question.**" in title_of(path)
     assert re.search(rf"^lesson\.begin\({number}, ", text, re.MULTILINE)
     assert text.count("lesson.holds(") >= 3 and "lesson.table(" in text
     assert f'lesson.save(fig, "{path.stem}")' in text
     assert "## Trap" in text and f"exercises/ex{number:02d}.py" in text
     assert number in check.EXERCISES and f"python course/check.py {number}`" in text
+    cells = re.split(r"^# %%", text, flags=re.MULTILINE)[1:]
     code = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
-    assert all(cells) and len(code) <= 180, f"{len(code)} lines of code; a lesson has 150 or fewer"
+    assert all(cell.strip() for cell in cells)
+    assert len(code) <= 150, f"{len(code)} lines of code"
     assert not re.search(r"if __name__|import argparse", text, re.MULTILINE)
 
 
 def test_every_heading_of_the_documents_has_its_place():
-    """Cited by a lesson, or listed in covered.py with a file that exists; never in neither."""
-    pages = " ".join(re.sub(r"\n# ?", " ", path.read_text()) for path in LESSONS)
+    """Cited by a lesson, or listed in covered.py with words that stand in the file it names."""
+    pages = " ".join(map(title_of, LESSONS))
+    readme = (COURSE / "README.md").read_text()
+    left_out = readme[readme.index("## What this course leaves out") :]
     for document, headings in published.HEADINGS.items():
-        places = covered.WHERE.get(document, {})
-        listed = [h for text in places.values() for h in text.strip().split("\n")]
-        uncited = [h for h in headings.strip().split("\n") if f'"{h}"' not in pages]
-        assert sorted(uncited) == sorted(listed), document
-        for place in places.keys() - {covered.LEFT_OUT, covered.FRAME}:
-            assert (ROOT / place).exists(), place
+        listed = []
+        for place, text in covered.WHERE.get(document, {}).items():
+            for heading, _, words in (line.partition(" | ") for line in text.strip().split("\n")):
+                listed.append(heading)
+                if place in (covered.FRAME, covered.FORM):
+                    assert not words, heading
+                    continue
+                stands = left_out if place == covered.LEFT_OUT else (ROOT / place).read_text()
+                stands = re.sub(r"\s+(# )?", " ", stands)
+                assert words and words in stands, f"{place} has no {words!r}, for {heading}"
+        headings = headings.strip().split("\n")
+        assert len(listed) == len(set(listed)), document
+        assert not set(listed) - set(headings), document
+        lost = [h for h in headings if f'"{h}"' not in pages and h not in listed]
+        assert not lost, f"{document}: no lesson cites and covered.py does not list {lost}"
 
 
 def test_every_exercise_has_a_lesson():
     assert check.EXERCISES == [int(name[:2]) for name in NAMES]
+
+
+@pytest.mark.parametrize("readme", ["README.md", "README.pt.md"])
+def test_the_first_page_lists_the_lessons_and_labs(readme):
+    text = (COURSE / readme).read_text()
+    linked = re.findall(r"^\| (\d+) \| \[[^]]+\]\((\d\d)_", text, re.MULTILINE)
+    assert linked == [(str(int(path.stem[:2])), path.stem[:2]) for path in SCRIPTS]
+    for target in re.findall(r"\]\(([^)]+)\)", text):
+        assert (COURSE / target).exists(), target
+    assert set(re.findall(r"labs/lab(\d)\.md", text)) == {str(n) for n in judge.LABS}
+
+
+# ----------------------------------------------------------------------------------- the labs
+def test_a_lab_is_judged_by_the_noise_of_its_seeds():
+    base = [1.50, 1.52, 1.49]
+    assert judge.verdict(base, base).word == "no difference"
+    assert judge.verdict(base, [b - 0.02 + d for b, d in zip(base, (0, 0.002, 0.001))]).word == (
+        "helped"
+    )
+    assert judge.verdict(base, [b + 0.02 for b in base]).word == "harmed"
+    mixed = judge.verdict(base, [1.47, 1.53, 1.48])
+    assert mixed.word == "no difference" and mixed.mean < 0
+    # 95%: of changes that do nothing, about 5% are called a help or a harm
+    rng = np.random.default_rng(0)
+    draws = rng.normal(0, 1, (2000, 3)).tolist()
+    called = np.mean([judge.verdict([0.0] * 3, d).word != "no difference" for d in draws])
+    assert 0.03 < called < 0.07
+
+
+@pytest.mark.parametrize("number", judge.LABS)
+def test_a_lab_has_its_page(number):
+    text = (COURSE / "labs" / f"lab{number}.md").read_text()
+    assert text.startswith(f"# Lab {number}: {judge.LABS[number]}\n")
+    for part in ("**Change**", "**Why it might help.**", "**Where", "**Check yourself.**"):
+        assert part in text, part
+    assert f"`python course/labs/judge.py {number}`" in text
+
+
+# the change that lab 1 asks for: (text of model.py, its replacement)
+GATE = [
+    ('"down", "value_gate")', '"down", "value_gate", "head_gate")'),
+    (
+        "        if config.has_value_embed(layer):\n            self.value_gate",
+        "        self.head_gate = Linear(config.n_embd, config.n_head)\n"
+        "        if config.has_value_embed(layer):\n            self.value_gate",
+    ),
+    (
+        "        return self.out(y.transpose(1, 2)",
+        "        gate = 2 * torch.sigmoid(self.head_gate(x))  # (B, T, H)\n"
+        "        y = y * gate.transpose(1, 2)[..., None]\n"
+        "        return self.out(y.transpose(1, 2)",
+    ),
+    (
+        '        if kind == "value_gate":',
+        '        if kind == "head_gate":\n            weight.zero_()\n'
+        '        elif kind == "value_gate":',
+    ),
+]
+PLACEBO = [("        return x + self.mlp(", "        x = x.clone()\n        return x + self.mlp(")]
+
+
+@pytest.mark.slow
+def test_a_lab_judges_a_real_change_and_a_placebo(tmp_path):
+    """In a clone of the files as they are now, with two seeds and very few steps."""
+    repo = judge.copy_of(None, tmp_path / "repo")
+    git = ["git", "-C", repo, "-c", "user.name=a", "-c", "user.email=a@b"]
+    for words in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "base"]):
+        subprocess.run([*git, *words], check=True, capture_output=True)
+    command = [sys.executable, repo / "course/labs/judge.py", "1", "--steps", "6", "--seeds", "2"]
+
+    def judged(*changes):
+        text = before = (repo / "model.py").read_text()
+        for old, new in changes:
+            assert text.count(old) == 1, old
+            text = text.replace(old, new)
+        (repo / "model.py").write_text(text)
+        done = subprocess.run(command, capture_output=True, text=True, env=environment())
+        (repo / "model.py").write_text(before)
+        return done.returncode, done.stdout + done.stderr
+
+    code, said = judged()
+    assert code == 2 and "change something first, see lab1.md" in said
+    code, said = judged(*PLACEBO)
+    assert code == 1 and said.endswith("lab 1: no difference: all runs are equal\n"), said
+    code, said = judged(*GATE)
+    assert code in (0, 1) and "all runs are equal" not in said, said
+    assert re.search(r"mean difference [+-]0\.\d{4}, 95% interval \+-\d", said), said
+    code, said = judged(("x = x + self.attn(", "x = 0 * x + self.attn("))  # forgets its input
+    assert code == 1 and "\nlab 1: it harmed" in said, said
 
 
 # ----------------------------------------------------------------------------- 4. as a notebook

@@ -11,8 +11,8 @@ is held in its place, the repeated token included. Rules:
    is not in the result;
 2. every other token of every document is in exactly one piece, a document's pieces in order;
 3. a document (or the rest of one) is cut only when nothing that is held fits in the space. Take any
-   of those that fit, or cut any. A rest that is cut in a space of 1 leaves there its repeated token
-   and nothing else.
+   of those that fit, or cut any. The piece fills the row to its end. A rest that is cut in a space
+   of 1 leaves there its repeated token and nothing else.
 """
 
 
@@ -35,7 +35,9 @@ def oracle(answer) -> None:
     ]
     cases += [([rng.randint(1, 40) for _ in range(60)], 16) for _ in range(20)]
     for lengths, row in cases:
-        rows = answer.pack_lengths(list(lengths), row)
+        given = list(lengths)
+        rows = answer.pack_lengths(given, row)
+        assert given == lengths, f"pack_lengths changes the lengths it was given, {lengths}"
         need, done = dict(enumerate(lengths)), [0] * len(lengths)  # places, tokens: of each
         for pieces in rows:
             space = row
@@ -46,6 +48,14 @@ def oracle(answer) -> None:
                 )
                 assert stop > start or took == 1, f"an empty piece: {(d, start, stop)}"
                 assert stop <= lengths[d], f"document {d} of {lengths[d]} tokens ends at {stop}"
+                assert took <= space, (
+                    f"rule 1: {(d, start, stop)} takes {took} places, {space} are left in the row; "
+                    f"lengths {lengths}, row {row}"
+                )
+                assert stop == lengths[d] or took == space, (
+                    f"rule 3: document {d} is cut at {stop} though {space - took} places of the "
+                    f"row are left: {pieces}; lengths {lengths}, row {row}"
+                )
                 fits = [n for n in need.values() if n <= space]
                 assert stop == lengths[d] or not fits, (
                     f"rule 3: document {d} is cut in a space of {space}, where one of {max(fits)} "

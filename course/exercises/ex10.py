@@ -6,7 +6,7 @@
 
 `event = device.copy(buffer)` only queues the copy: it happens some time later, after those queued
 before it, and takes what the buffer holds *then*. `event.wait()` returns when that copy (so every
-earlier one) has happened. Rules:
+earlier one) has happened. The device has no other methods, and an event none but wait. Rules:
 1. the device receives the batches in the order in which they were loaded, each unspoiled;
 2. if all n buffers hold batches that were not launched, fill returns False and loads nothing (the
    loader is n ahead); else it returns True;
@@ -14,6 +14,8 @@ earlier one) has happened. Rules:
 4. fill waits for the one copy that it must wait for, and copy_async for none: the more copies are
    in flight while the host loads, the better.
 """
+
+from types import SimpleNamespace
 
 
 class Ring:
@@ -27,32 +29,37 @@ class Ring:
         raise NotImplementedError
 
 
-class LazyDevice:
-    """Copies as late as it may: when somebody waits. (With `eager`, now and then by itself.)"""
+def _device(n: int):
+    """-> a device, and what only the judge knows of it: buffers, copies queued, numbers received.
 
-    def __init__(self) -> None:
-        self.buffers, self.queued, self.received = [], [], []
+    It copies as late as it may: when somebody waits for an event."""
+    known = SimpleNamespace(buffers=[], queued=[], received=[])
 
-    def buffer(self) -> list[int]:
-        self.buffers.append([-1])
-        return self.buffers[-1]
+    def progress(until: int) -> None:
+        while len(known.received) < until:
+            known.received.append(known.queued[len(known.received)][0])
 
-    def copy(self, buffer: list[int]) -> "Event":
-        assert any(buffer is b for b in self.buffers), "a copy from a list that is no buffer"
-        self.queued.append(buffer)
-        return Event(self, len(self.queued))
+    class Face:
+        def __getattr__(self, name: str):
+            raise AssertionError(f"a {type(self).__name__} has nothing like .{name}")
 
-    def progress(self, until: int) -> None:
-        while len(self.received) < until:
-            self.received.append(self.queued[len(self.received)][0])
+    class Event(Face):
+        def __init__(self, count: int) -> None:
+            self.wait = lambda: progress(count)
 
+    class Device(Face):
+        def buffer(self) -> list[int]:
+            known.buffers.append([-1])
+            return known.buffers[-1]
 
-class Event:
-    def __init__(self, device: LazyDevice, count: int) -> None:
-        self.device, self.count = device, count
+        def copy(self, buffer: list[int]) -> Event:
+            own = any(buffer is b for b in known.buffers)
+            assert own, "a copy from a list that is no buffer of the device"
+            known.queued.append(buffer)
+            return Event(len(known.queued))
 
-    def wait(self) -> None:
-        self.device.progress(self.count)
+    known.progress = progress
+    return Device(), known
 
 
 def oracle(answer) -> None:
@@ -62,17 +69,20 @@ def oracle(answer) -> None:
     rng = random.Random(8)
 
     def judge(n: int, calls: str, eager: float) -> None:
-        """calls: F for fill, C for copy_async."""
-        device, loaded, launched = LazyDevice(), 0, 0
+        """calls: F for fill, C for copy_async. eager: how often the device copies by itself."""
+        (device, known), loaded, launched = _device(n), 0, 0
         ring = answer.Ring(device, n)
-        assert len(device.buffers) == n, f"a ring of {n} made {len(device.buffers)} buffers"
         for i, call in enumerate(calls):
-            done, here = len(device.received), f"{n} buffers, calls {calls[: i + 1]}"
+            done, here = len(known.received), f"{n} buffers, calls {calls[: i + 1]}"
+            made = len(known.buffers)
+            assert made == n, f"a ring of {n} has asked for {made} buffers: {calls[:i]}"
             if call == "F":
                 into: list = []
 
                 def load(buffer, batch=loaded, into=into, here=here):
-                    in_flight = device.queued[len(device.received) :]
+                    own = any(buffer is b for b in known.buffers)
+                    assert own, f"batch {batch} is loaded into a list that is no buffer: {here}"
+                    in_flight = known.queued[len(known.received) :]
                     assert not any(buffer is b for b in in_flight), (
                         f"batch {batch} is loaded into a buffer whose copy is in flight: {here}"
                     )
@@ -86,8 +96,8 @@ def oracle(answer) -> None:
                     f"load {int(room)} batch, it returns {said} and loads {len(into)}: {here}"
                 )
                 must = max(done, loaded - n + 1 if room else 0)
-                assert len(device.received) <= must, (
-                    f"fill waits for {len(device.received) - done} copies, {must - done} would do: "
+                assert len(known.received) <= must, (
+                    f"fill waits for {len(known.received) - done} copies, {must - done} would do: "
                     f"{here}"
                 )
                 loaded += room
@@ -96,15 +106,15 @@ def oracle(answer) -> None:
                 said = ring.copy_async()
                 assert said is some, f"copy_async should return {some}, it returns {said}: {here}"
                 launched += some
-                assert len(device.queued) == launched, (
-                    f"{len(device.queued)} copies are launched, should be {launched}: {here}"
+                assert len(known.queued) == launched, (
+                    f"{len(known.queued)} copies are launched, should be {launched}: {here}"
                 )
-                assert len(device.received) == done, f"copy_async waits: {here}"
+                assert len(known.received) == done, f"copy_async waits: {here}"
             if rng.random() < eager:
-                device.progress(rng.randint(len(device.received), len(device.queued)))
-        device.progress(len(device.queued))
-        assert device.received == list(range(launched)), (
-            f"the device receives {device.received}, not 0 to {launched - 1}: {n} buffers, {calls}"
+                known.progress(rng.randint(len(known.received), len(known.queued)))
+        known.progress(len(known.queued))
+        assert known.received == list(range(launched)), (
+            f"the device receives {known.received}, not 0 to {launched - 1}: {n} buffers, {calls}"
         )
 
     for n in (1, 2, 3, 4, 7):

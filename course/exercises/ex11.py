@@ -6,10 +6,15 @@ Readers consider "run/step_5" complete as soon as it exists. The disk may crash 
 and then it forgets what was not synced; "run" is there from the start. Rules:
 1. after a crash the folder either does not exist, or holds exactly these files with these bytes;
 2. once `publish` has returned, the folder is there after any crash;
-3. after a crash `publish` is called again with the same arguments, and must succeed.
+3. after a crash `publish` is called again with the same arguments. That may crash too, any number
+   of times; if it does not, it must succeed;
+4. what a reader has found stays: a folder that is there after one crash is there, and whole, after
+   the next one;
+5. when `publish` has returned, the folder is the only new name on the disk; all else is as it was.
 
 The operations of the disk:
-    disk.mkdir(path), disk.write(path, data)   a new folder, a new file (or a file's new content)
+    disk.mkdir(path)        a new folder
+    disk.write(path, data)  a new file, or a file's new content: the old one is gone at once
     disk.rename(old, new)   as `mv`: if `new` is a folder, `old` is moved into it
     disk.remove(path)       a file, or a folder with all that is in it
     disk.exists(path)
@@ -18,6 +23,8 @@ The operations of the disk:
 A crash loses content that was not synced, and names that were not: a file may be empty, a folder
 may lack its latest files, a rename may never have happened.
 """
+
+from contextlib import suppress
 
 
 def publish(disk, folder: str, files: dict[str, bytes]) -> None:
@@ -32,9 +39,11 @@ class Disk:
     """A node is [content that lasts, content now]: bytes of a file, {name: node} of a folder."""
 
     def __init__(self, root: list, operations: int):
-        self.root, self.left, self.log = root, operations, []
+        self.root, self.left, self.log, self.dead = root, operations, [], False
 
     def _node(self, path: str) -> list:
+        if self.dead:
+            raise Crash
         node = self.root
         for name in path.split("/") if path else ():
             assert isinstance(node[1], dict) and name in node[1], f"{path} does not exist: {self}"
@@ -49,6 +58,7 @@ class Disk:
         self.log.append(" ".join(map(str, operation)))
         self.left -= 1
         if self.left == 0:
+            self.dead = True
             raise Crash
 
     def __str__(self) -> str:
@@ -66,7 +76,7 @@ class Disk:
 
     def write(self, path: str, data: bytes) -> None:
         names, name = self._names(path)
-        names.setdefault(name, [b"", b""])[1] = bytes(data)
+        names.setdefault(name, [b"", b""])[:] = [b"", bytes(data)]  # empty until it is synced
         self._did("write", path)
 
     def rename(self, old: str, new: str) -> None:
@@ -113,6 +123,35 @@ def oracle(answer) -> None:
     import random
 
     rng = random.Random(16)
+    named = {"weights": b"w" * 50, "config": b"c" * 5, "MANIFEST": b"m"}
+    letters = "abcdefgh._-"
+    for folder, count in (("run/step_5", -1), ("step_5", 2), ("run/a/step_7", 0), ("run/b", 4)):
+        names = ["".join(rng.choices(letters, k=6)) for _ in range(max(count, 0))]
+        files = {name: rng.randbytes(rng.choice((0, 1, 30))) for name in names}
+        _judge(answer, folder, named if count < 0 else files, rng)
+
+
+def _start() -> Disk:
+    """A disk with other files on it, all of which last."""
+
+    def node(content) -> list:
+        if isinstance(content, dict):
+            content = {name: node(child) for name, child in content.items()}
+            return [content, dict(content)]
+        return [content, content]
+
+    run = {"step_4": {"weights": b"older"}, "a": {}, "notes": b"n"}
+    return Disk(node({"run": run, "step_4": {"config": b"o"}}), 0)
+
+
+def _all_of(node: list):
+    """Everything in a folder: names -> bytes or the same again."""
+    if isinstance(node[1], bytes):
+        return node[1]
+    return {name: _all_of(child) for name, child in node[1].items()}
+
+
+def _judge(answer, folder: str, files: dict[str, bytes], rng) -> None:
     luck = {
         "all that was not synced is lost": lambda folder: False,
         "contents that were not synced are lost": lambda folder: folder,
@@ -120,25 +159,43 @@ def oracle(answer) -> None:
         "nothing is lost": lambda folder: True,
         "some of what was not synced is lost": lambda folder: rng.random() < 0.5,
     }
-    files = {"weights": b"w" * 50, "config": b"c" * 5, "MANIFEST": b"m"}
-    for folder in ("run/step_5", "step_5"):
-        operations, done = 0, False
-        while not done:
-            operations += 1
-            assert operations < 200, "publish did not finish within 200 operations"
-            for what, keeps in luck.items():
-                run = [{}, {}]
-                disk = Disk([{"run": run}, {"run": run}], operations)
-                try:
-                    answer.publish(disk, folder, dict(files))
-                    done = True
-                except Crash:
-                    pass
-                after = disk.after_crash(keeps)
-                found, story = after.found(folder), f"{disk}; crash, {what}"
-                assert not done or found is not None, f"published, but not there: {story}"
-                assert found in (None, files), f"{folder} holds {found}: {story}"
-                answer.publish(after, folder, dict(files))
-                for last in (after, after.after_crash(lambda folder: False)):
-                    found = last.found(folder)
-                    assert found == files, f"{folder} holds {found}: {story}; again: {after}"
+    wanted = _start()
+    parent, _, name = folder.rpartition("/")
+    wanted._node(parent)[1][name] = [{}, {file: [data, data] for file, data in files.items()}]
+    wanted = _all_of(wanted.root)
+
+    def publish(disk: Disk, operations: int, before: str, was_there: bool):
+        """With a crash after so many operations -> returned, the disks that are found after it."""
+        disk.left, stories = operations, []
+        with suppress(Crash):
+            answer.publish(disk, folder, dict(files))
+        returned = not disk.dead  # an answer may catch a crash, and still the disk has stopped
+        for what, keeps in luck.items():
+            after = disk.after_crash(keeps)
+            found = after.found(folder)
+            story = f"{before}{disk}; then a crash, {what}"
+            assert found is not None or not returned, f"published, but not there: {story}"
+            assert found is not None or not was_there, (
+                f"{folder} was there, and is gone when publish is called again: {story}"
+            )
+            assert found in (None, files), f"{folder} holds {found}: {story}"
+            stories.append((after, story, found is not None))
+        if returned:
+            there = _all_of(disk.root)
+            assert there == wanted, f"the disk holds {there}, wanted is {wanted}: {before}{disk}"
+        return returned, stories
+
+    for first in range(1, 200):
+        returned, stories = publish(_start(), first, "", False)
+        for after, story, there in stories:
+            for second in range(1, 200):
+                again = after.after_crash(lambda folder: True)
+                twice, last = publish(again, second, f"{story}; again: ", there)
+                for disk, told, found in last if second % 3 == first % 3 else last[-1:]:
+                    publish(disk, 0, f"{told}; again: ", found)
+                if twice:
+                    break
+            assert twice, f"publish did not return within 200 operations: {story}"
+        if returned:
+            return
+    raise AssertionError("publish did not return within 200 operations")

@@ -3,10 +3,10 @@
     materialize(model, device) -> None
 
 `model` was built on meta, by any code: modules in modules, parameters, buffers, perhaps a table
-that several modules share. Afterwards:
+that several modules share, two of them or ten. Afterwards:
 1. every parameter and buffer is on `device`; the modules are the same objects;
-2. parameters that were one object are one object again (`named_parameters` with
-   remove_duplicate=False sees each name);
+2. parameters that were one object are one object again, and so are buffers (`named_parameters` and
+   `named_buffers` with remove_duplicate=False see each name);
 3. every module that has `reset_parameters()` was asked once to give its own parameters and buffers
    their values, in the order of `model.modules()`, when its memory was already there and its shared
    tables were already shared: then the random numbers are those of a plain build;
@@ -47,22 +47,45 @@ def oracle(answer) -> None:
             self.cos.copy_(torch.arange(len(self.cos)).cos())
 
     class Net(nn.Module):  # no parameter of its own, no reset_parameters: a container
-        def __init__(self, shared: bool) -> None:
+        def __init__(self, shared: str) -> None:
             super().__init__()
             self.embed = Table(6, 4)
-            self.blocks = nn.ModuleList(nn.Sequential(Table(4, 4), Rotary(3, i)) for i in (0, 1))
+            self.blocks = nn.ModuleList(
+                nn.Sequential(Table(4, 4), Rotary(3, i > 0)) for i in (0, 1, 2)
+            )
             self.head = Table(6, 4)
             self.middle = Table(6, 4)
-            if shared:
+            first, *others = self.blocks
+            if shared in ("two", "ten"):
                 self.head.weight = self.embed.weight
-                self.blocks[1][0].bias = self.blocks[0][0].bias
-            self.blocks[0][0].weight.requires_grad_(False)
+                others[0][0].bias = first[0].bias
+            if shared == "ten":
+                self.middle.weight = self.embed.weight
+                self.rows = nn.ModuleList(Table(6, 4) for _ in range(7))
+                for table in self.rows:
+                    table.weight = self.embed.weight
+                for block in others:
+                    block[0].weight, block[0].bias = first[0].weight, first[0].bias
+            if shared == "buffers":
+                for block in others:
+                    block[1].cos = first[1].cos
+            if shared == "a module":
+                self.again = nn.ModuleDict({"head": self.head, "block": self.blocks[1]})
+            first[0].weight.requires_grad_(False)
 
     def tensors(model: nn.Module) -> dict[str, torch.Tensor]:
         named = dict(model.named_parameters(remove_duplicate=False))
-        return named | dict(model.named_buffers())
+        return named | dict(model.named_buffers(remove_duplicate=False))
 
-    for shared in (False, True):
+    words = {
+        "nothing": "nothing is shared",
+        "two": "two modules share a table",
+        "ten": "ten modules share a table, three another",
+        "buffers": "three modules share a buffer",
+        "a module": "a module has two names",
+    }
+    for shared in words:
+        case = f"a net in which {words[shared]}"
         plain = Net(shared)
         torch.manual_seed(4)
         for module in plain.modules():
@@ -81,14 +104,18 @@ def oracle(answer) -> None:
         assert all(same) and len(same) == len(modules), "a module was replaced by another"
         found, expected = tensors(model), tensors(plain)
         assert found.keys() == expected.keys(), f"names {sorted(found.keys() ^ expected.keys())}"
+        saved = model.state_dict().keys() ^ plain.state_dict().keys()
+        assert not saved, f"{sorted(saved)} should be in the state dict, or should not: {case}"
         for name, t in found.items():
-            assert t.device.type == "cpu", f"{name} is on {t.device}"
+            assert t.device.type == "cpu", f"{name} is on {t.device}: {case}"
             assert not t.isnan().any(), f"{name} was given memory, but no values: {t.tolist()}"
             frozen = not expected[name].requires_grad
             assert t.requires_grad != frozen, f"{name} should{' ' if frozen else ' not '}be frozen"
         for name in found:
             ties, ought = ([n for n in x if x[n] is x[name]] for x in (found, expected))
-            assert ties == ought, f"{name} should be one tensor for {ought}, it is for {ties}"
+            assert ties == ought, (
+                f"{name} should be one tensor for {ought}, it is for {ties}: {case}"
+            )
         for name, module in model.named_modules():
             if hasattr(module, "reset_parameters"):
                 n = getattr(module, "asked", 0)

@@ -5,7 +5,7 @@
 Each of n queries has attended to one block of keys, then to another: o (n, D) is the softmax's
 weighted mean of the values *in that block*, lse (n,) the log of the sum of the exponentials of its
 scores. The result is both for the two blocks together, as if all keys had been in one.
-1. Scores may be 1,000 or -1,000: nothing overflows.
+1. Scores may be 20,000 or -20,000: nothing overflows.
 2. A query for which a block is wholly masked has lse = -inf and o = 0 there; if both are, so has
    the result: no NaN, ever.
 3. The arguments stay as they are; the dtype too.
@@ -33,8 +33,9 @@ def oracle(answer) -> None:
             lse = (np.log(total) + np.where(np.isinf(top), 0, top))[:, 0]
         return weights @ v / np.where(total == 0, 1, total), lse
 
-    def check(name, scores, cuts, dtype=np.float64):
-        v = rng.normal(size=(scores.shape[1], 3))
+    def check(name, scores, cuts, dtype=np.float64, width=3):
+        v = rng.normal(size=(scores.shape[1], width))
+        name += f", {len(scores)} queries, D {width}"
         edges = [0, *cuts, scores.shape[1]]
         parts = [attend(scores[:, a:b], v[a:b]) for a, b in zip(edges, edges[1:])]
         parts = [(o.astype(dtype), lse.astype(dtype)) for o, lse in parts]
@@ -53,9 +54,8 @@ def oracle(answer) -> None:
             o, lse = o_new, lse_new
         want, want_lse = attend(scores, v)
         tol = 1e-4 if dtype == np.float32 else 1e-9
-        assert o.shape == want.shape and lse.shape == want_lse.shape, (
-            f"{name}: shapes {o.shape} and {lse.shape}, not {want.shape} and {want_lse.shape}"
-        )
+        shapes = f"{o.shape} and {lse.shape}, not {want.shape} and {want_lse.shape}"
+        assert o.shape == want.shape and lse.shape == want_lse.shape, f"{name}: shapes {shapes}"
         for what, got, right in (("o", o, want), ("lse", lse, want_lse)):
             bad = ~np.isclose(got, right, rtol=tol, atol=tol)
             if bad.any():
@@ -67,16 +67,23 @@ def oracle(answer) -> None:
     check("blocks of 1 and 11", scores, [1])
     check("four blocks, one by one", scores, [2, 5, 9])
     check("float32", scores, [5], np.float32)
+    for n, width in ((1, 1), (1, 64), (17, 2), (3, 3), (8, 1), (0, 4)):
+        check("any shape", rng.normal(size=(n, 10)), [4, 7], width=width)
+    check("one query, one key in each block", rng.normal(size=(1, 2)), [1], width=5)
     steep = scores.copy()
     steep[:, 7:] += 3
     check("the second block weighs more", steep, [7])
     for shift in (1000, -1000):
         check(f"scores near {shift:,}", scores + shift, [4, 8])
         check(f"scores near {shift:,} in float32", scores + shift, [6], np.float32)
+    for shift in (20_000, -20_000):
+        check(f"scores near {shift:,}", scores + shift, [4, 8], width=7)
     far = scores.copy()
     far[:, :6] += 800
     check("the first block 800 above the second", far, [6])
     check("the second block 800 above the first", far[:, ::-1], [6])
+    apart = scores + np.array([0, 3000, -3000, 0, 5000, -5000])[:, None]
+    check("queries whose scores differ by thousands", apart, [4, 8])
     causal = np.where(np.arange(6)[:, None] * 2 >= np.arange(12), scores, -np.inf)
     check("causal: some queries see nothing of the second block", causal, [6])
     check("causal, the blocks in reverse", causal[:, ::-1], [6])

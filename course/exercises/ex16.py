@@ -9,7 +9,9 @@ block. Rules:
    largest magnitude / 127;
 2. the largest of a block has the code 127 or -127;
 3. a block of zeros is read back as zeros; its scale is 0;
-4. x is not changed.
+4. a block whose largest magnitude is below 1e-35 has no scale that float32 can hold with all its
+   digits: it counts as a block of zeros;
+5. x is not changed.
 """
 
 import numpy as np
@@ -24,6 +26,8 @@ def oracle(answer) -> None:
     rng = np.random.default_rng(6)
     cases = [([1.0, -2.0, 0.5, 4.0], 2), ([0.0, 0.0, 3.0], 2), ([-5.0], 4), ([], 3)]
     cases += [([127.0, 0.6, 63.5, -1.4, -127.0], 5), ([1e-30, -3e-30, 1e30, 2e30], 2)]
+    cases += [([1e-44, 0.0, -1e-40, 1e-39, 9.9e-36, -1e-36], 2), ([1.1e-35, -1e-37, 3e38, 1e38], 2)]
+    cases += [([-3.4e38, 3.4e38, 0.5, -1e-44], 2), ([1e-44, 1.0, -2e-36, 2e-36], 2), ([-0.0], 1)]
     for n, block in ((64, 32), (100, 32), (33, 32), (7, 1), (50, 100)):
         x = rng.normal(0, 10.0 ** rng.integers(-12, 12), n)
         x[rng.integers(n)] *= 1000
@@ -45,6 +49,8 @@ def oracle(answer) -> None:
         for i in range(blocks):
             part, code = (a[i * block : (i + 1) * block].astype(float) for a in (x, codes))
             largest, scale = np.abs(part).max(), float(scales[i])
+            if largest < 1e-35:  # no normal number is its scale
+                part, largest = np.zeros_like(part), 0.0
             shown = f"block {i}, {part[:4]}, scale {scale:.4g}, codes {code[:4]}"
             assert np.isfinite(scale) and (largest > 0 or scale == 0), f"a wrong scale: {shown}"
             assert np.abs(code).max() == (127 if largest else 0), (

@@ -11,7 +11,8 @@ These four are computed from them, each printed with three correct digits:
                    not in that table
 
 audit(line) -> the first of the four, in this order, that does not follow from the facts; "" if all
-do. Allow 0.5% for rounding.
+do. Three digits may be off by 0.5% of the true value (1.005 is printed as 1.00); what is off by
+more is wrong.
 """
 
 
@@ -25,7 +26,12 @@ def oracle(answer) -> None:
 
     rng = random.Random(7)
     cards = {"NVIDIA H100 80GB HBM3": 989e12, "NVIDIA L40": 181e12, "NVIDIA A100-SXM4-80GB": 312e12}
-    cards["NVIDIA RTX A4000"] = None
+    cards |= {
+        "NVIDIA H100 PCIe": 756e12,
+        "NVIDIA B200": 2.25e15,
+        "NVIDIA GeForce RTX 4090": 165.2e12,
+    }
+    cards |= {"NVIDIA RTX A4000": None, "NVIDIA GeForce RTX 4090 Laptop GPU": None}
 
     def digits(x: float) -> float:
         return float(f"{x:.3g}")
@@ -48,23 +54,48 @@ def oracle(answer) -> None:
         )
         assert said == expected, f"{why}: expected {expected!r}, audit says {said!r} of {shown}"
 
+    fields = ("tokens", "tokens_per_s", "tflops", "mfu")
     for _ in range(60):
         line = true_line()
         judge(line, "", "nothing is wrong here")
-        for field in ("tokens", "tokens_per_s", "tflops", "mfu"):
+        for field in fields:
             if line[field] is not None:
-                factor = rng.choice([0.97, 1.03, 1 / line["grad_accum"]])
-                judge(line | {field: line[field] * factor}, field, f"{field} times {factor:.2f}")
+                for factor in (0.97, 1.03, 1 / line["grad_accum"], 0.985, 1.015):
+                    judge(line | {field: line[field] * factor}, field, f"{field} x {factor:.3g}")
         few = line["tokens"] // line["grad_accum"]
         wrong = dict(tokens=few, tokens_per_s=few / line["dt_s"])
         judge(line | wrong, "tokens", "tokens and speed of one micro-batch")
+        first, second = sorted(rng.sample(range(3), 2))
+        both = {fields[i]: 1.2 * line[fields[i]] for i in (first, second)}
+        judge(line | both, fields[first], f"{fields[first]} and {fields[second]} x 1.2")
         if line["mfu"]:
-            sparse = line["mfu"] / 2
-            judge(
-                line | dict(mfu=sparse), "mfu", "the peak of sparse matrices, twice the dense one"
-            )
+            wrong_mfu = {
+                "the peak of sparse matrices, twice the dense one": line["mfu"] / 2,
+                "MFU in percent": 100 * line["mfu"],
+                "None for a card whose peak is known": None,
+                "0% for a card whose peak is known": 0.0,
+            }
             if line["gpus"] > 1:
-                whole = line["mfu"] * line["gpus"]
-                judge(line | dict(mfu=whole), "mfu", "all GPUs over the peak of one")
+                wrong_mfu["all GPUs over the peak of one"] = line["mfu"] * line["gpus"]
+                wrong_mfu["one GPU over the peak of all"] = line["mfu"] / line["gpus"]
+            for why, value in wrong_mfu.items():
+                judge(line | dict(mfu=value), "mfu", why)
+                judge(
+                    line | dict(mfu=value, tflops=line["tflops"] * 2), "tflops", f"2 x, and {why}"
+                )
         else:
             judge(line | dict(mfu=0.0), "mfu", "0% for a card whose peak is unknown")
+            judge(line | dict(mfu=0.4), "mfu", "40% for a card whose peak is unknown")
+    facts = dict(gpu="NVIDIA L40", gpus=8, rows=16, seq_len=2048, grad_accum=2)
+    tokens = 16 * 2048 * 2 * 8
+    for off in (-0.0049, 0.0049, 0.0, -0.0065, 0.0065, 0.008):  # printed / true - 1
+        tflops, printed = 100 / (1 + off), dict(tokens=tokens, tflops=100.0, mfu=0.5525)
+        facts |= dict(flops_per_token=2e9, dt_s=tokens * 2e9 / 8 / (tflops * 1e12))
+        printed |= dict(tokens_per_s=tokens / facts["dt_s"], mfu=tflops / 181)
+        expected = "" if abs(off) < 0.005 else "tflops"
+        judge(facts | printed, expected, f"tflops is {off:+.2%} off")
+    facts["dt_s"] = tokens * 2e9 / 8 / 100e12
+    speed = tokens / facts["dt_s"]
+    for a, b in ((0.996, 1.004), (1.004, 0.996)):
+        printed = dict(tokens=tokens, tokens_per_s=a * speed, tflops=100 * b, mfu=a * 100 / 181)
+        judge(facts | printed, "", "each within 0.5% of the true value, though not of each other")

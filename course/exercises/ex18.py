@@ -4,10 +4,14 @@
 
 fn takes tensors and returns one tensor; it may use others (weights) from outside. Rules:
 1. the result, and after backward all gradients, are those of fn(*args), bit for bit: of the weights
-   that fn uses, and of every argument that requires one (the others get none);
+   that fn uses, and of every argument that requires one (the others get none). An argument may be a
+   leaf or the result of other operations, may be used elsewhere too, as in x + recompute(fn, x),
+   and may hold whole numbers;
 2. until backward, autograd keeps the arguments and nothing that fn computed in between;
-3. fn may draw random numbers (dropout): the second time it draws the same, and whoever draws
-   afterwards notices nothing (torch's global generator is left as it was found).
+3. fn runs once in forward and once in backward, and may draw random numbers (dropout): the second
+   time it draws the same, and whoever draws afterwards notices nothing (torch's global generator is
+   left as it was found);
+4. a call inside of fn may be a recompute, too.
 
 torch.utils.checkpoint is off limits; torch.autograd.Function is all you need.
 """
@@ -19,72 +23,174 @@ def recompute(fn, *args):
 
 def oracle(answer) -> None:
     """The judge. You may read it: it tests the result and gives no solution away."""
+    import gc
+    import inspect
+    import weakref
+
     import torch
     import torch.nn.functional as F
 
-    def run(way, wants: tuple[bool, ...], dropout: float) -> dict:
+    class Token:
+        pass
+
+    class Probe(torch.autograd.Function):
+        """Gives x back, and leaves a token in the graph: it lives as long as the graph does."""
+
+        @staticmethod
+        def forward(ctx, x, tokens):
+            ctx.token = Token()
+            tokens.append(weakref.ref(ctx.token))
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad, None
+
+    def run(way, fn, make, after=lambda out, *args: out) -> dict:
+        """fn by way of `way` on the tensors that make() returns -> all that can be seen of it."""
         torch.manual_seed(10)
         weight = torch.randn(16, 16, requires_grad=True)
-        args = [torch.randn(8, 16, requires_grad=want) for want in wants]
-        calls = [0]
+        leaves, args = make()
+        calls, kept, tokens = [0], [], []
 
-        def fn(a, b):
+        def counted(*inputs):
             calls[0] += 1
-            for _ in range(10):
-                a = torch.tanh(a @ weight) * b
-                a = F.dropout(a, dropout)
-            return a
-
-        kept = []
+            files = [frame.filename for frame in inspect.stack(0)]
+            assert not any(f.endswith("torch/utils/checkpoint.py") for f in files), (
+                "fn is called by torch.utils.checkpoint, which is off limits"
+            )
+            return fn(weight, tokens, *inputs)
 
         def pack(t):
             kept.append(t)
             return t
 
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
-            out = way(fn, *args)
-        calls_before = calls[0]
-        given = [t.data_ptr() for t in (*args, weight, out)]
-        bytes_kept = sum(t.nbytes for t in kept if t.is_floating_point())
-        bytes_kept -= sum(t.nbytes for t in kept if t.data_ptr() in given and t.is_floating_point())
-        after = torch.rand(3)
-        out.square().sum().backward()
-        grads = {"the weight": weight.grad, "argument 0": args[0].grad, "argument 1": args[1].grad}
-        again = torch.rand(3)
-        return dict(
-            out=out,
-            grads=grads,
-            kept=bytes_kept,
-            after=after,
-            again=again,
-            calls=(calls_before, calls[0]),
+            out = way(counted, *args)
+        gc.collect()
+        found = dict(calls=calls[0], alive=sum(token() is not None for token in tokens), out=out)
+        own = {t.untyped_storage().data_ptr() for t in (*args, weight, out)}
+        storages = {t.untyped_storage().data_ptr(): t for t in kept if t.is_floating_point()}
+        found["kept"] = sum(t.nbytes for at, t in storages.items() if at not in own)
+        found["drawn after forward"] = torch.rand(3)
+        if out.requires_grad:
+            after(out, *args).square().sum().backward()
+        found |= {"calls with backward": calls[0], "drawn after backward": torch.rand(3)}
+        found["grads"] = {"the weight": weight.grad}
+        found["grads"] |= {f"argument {i}": leaf.grad for i, leaf in enumerate(leaves)}
+        return found
+
+    def compare(case, *how, runs=(1, 2), **named):
+        try:
+            ours = run(answer.recompute, *how, **named)
+        except NotImplementedError:  # not begun; Python counts it as a RuntimeError
+            raise
+        except RuntimeError as error:
+            raise AssertionError(f"{str(error).splitlines()[0]}: {case}") from error
+        plain = run(lambda fn, *args: fn(*args), *how, **named)
+        assert torch.equal(ours["out"], plain["out"]), f"another result: {case}"
+        assert ours["out"].requires_grad == plain["out"].requires_grad, (
+            f"the result {'wants a' if ours['out'].requires_grad else 'has no'} gradient: {case}"
         )
+        assert ours["alive"] == 0 and ours["kept"] == 0, (
+            f"rule 2: {ours['kept']:,} bytes of what fn computed and {ours['alive']} operations of "
+            f"its graph are kept until backward, should be 0 and 0: {case}"
+        )
+        assert (ours["calls"], ours["calls with backward"]) == runs, (
+            f"rule 3: fn ran {ours['calls']} times before and {ours['calls with backward']} times "
+            f"after backward, should be {runs}: {case}"
+        )
+        for name, expected in plain["grads"].items():
+            found = ours["grads"][name]
+            assert (found is None) == (expected is None), (
+                f"rule 1: the gradient of {name} is {found if found is None else 'there'}, should "
+                f"be {expected if expected is None else 'there'}: {case}"
+            )
+            assert found is None or torch.equal(found, expected), (
+                f"rule 1: the gradient of {name} is off by {(found - expected).abs().max():.2g}, "
+                f"should be the same bits: {case}"
+            )
+        for when in ("drawn after forward", "drawn after backward"):
+            assert torch.equal(ours[when], plain[when]), (
+                f"rule 3: numbers {when} are {ours[when].tolist()}, not {plain[when].tolist()}: "
+                f"{case}"
+            )
+
+    def deep(dropout):
+        def fn(weight, tokens, a, b):
+            for _ in range(6):
+                a = Probe.apply(torch.tanh(a @ weight) * b, tokens)
+                a = F.dropout(a, dropout)
+            return a
+
+        return fn
+
+    def leaves(*wants):
+        def make():
+            made = [torch.randn(8, 16, requires_grad=want) for want in wants]
+            return made, made
+
+        return make
 
     for wants in ((True, True), (False, True), (True, False), (False, False)):
         for dropout in (0.0, 0.3):
-            ours, plain = (
-                run(answer.recompute, wants, dropout),
-                run(lambda fn, *a: fn(*a), wants, dropout),
-            )
-            case = f"gradients wanted for {wants}, dropout {dropout}"
-            assert torch.equal(ours["out"], plain["out"]), f"another result: {case}"
-            assert ours["kept"] == 0, (
-                f"{ours['kept']:,} bytes of intermediate results are kept, should be 0: {case}"
-            )
-            assert ours["calls"] == (1, 2), (
-                f"fn ran {ours['calls']} times, should be (1, 2): {case}"
-            )
-            for name, expected in plain["grads"].items():
-                found = ours["grads"][name]
-                assert (found is None) == (expected is None), (
-                    f"the gradient of {name} is {found if found is None else 'there'}, should be "
-                    f"{expected if expected is None else 'there'}: {case}"
-                )
-                assert found is None or torch.equal(found, expected), (
-                    f"the gradient of {name} is off by {(found - expected).abs().max():.2g}: {case}"
-                )
-            for when in ("after", "again"):
-                assert torch.equal(ours[when], plain[when]), (
-                    f"numbers drawn {'after forward' if when == 'after' else 'after backward'} "
-                    f"differ, {ours[when].tolist()}: {case}"
-                )
+            case = f"two leaves that want gradients {wants}, dropout {dropout}"
+            compare(case, deep(dropout), leaves(*wants))
+
+    def computed():
+        a, b = (torch.randn(8, 16, requires_grad=True) for _ in range(2))
+        return [a, b], [a * 2, b.exp()]
+
+    compare("arguments that are results of other operations", deep(0.0), computed)
+    compare("x + recompute(fn, x, y), x a leaf", deep(0.2), leaves(True, True),
+            lambda out, x, y: x + out)  # fmt: skip
+    compare("x + recompute(fn, x, y), x computed", deep(0.2), computed, lambda out, x, y: x + out)
+
+    def twice():
+        a = torch.randn(8, 16, requires_grad=True)
+        return [a], [a, a]
+
+    compare("recompute(fn, x, x)", deep(0.0), twice)
+
+    def indices():
+        table = torch.randn(5, 16, requires_grad=True)
+        return [table], [torch.randint(5, (8,)), table]
+
+    compare("an argument of whole numbers", lambda weight, tokens, i, t: torch.tanh(t[i] @ weight),
+            indices)  # fmt: skip
+
+    def three():
+        made = [torch.randn(8, 16, requires_grad=i != 1) for i in range(3)]
+        return made, made
+
+    def of_three(weight, tokens, a, b, c):
+        return torch.tanh(a @ weight * b) @ weight + c.sin()
+
+    compare("three arguments, the second wants no gradient", of_three, three)
+
+    def nested(weight, tokens, a):
+        def inner(z):
+            return F.dropout(torch.tanh(Probe.apply(z, tokens) @ weight), 0.3)
+
+        return torch.tanh(answer.recompute(inner, torch.sin(a)))
+
+    compare("a recompute inside of fn", nested, leaves(True))
+
+    def chained(way, dropout=0.3):
+        """Two in a row, seen from outside: the dice of the first must not disturb the second."""
+        torch.manual_seed(11)
+        w, x = (torch.randn(16, 16, requires_grad=True) for _ in range(2))
+        fn = lambda z: F.dropout(torch.tanh(z @ w), dropout)
+        out = way(fn, way(fn, x))
+        out.square().sum().backward()
+        return out, x.grad, w.grad
+
+    both = chained(answer.recompute), chained(lambda fn, *args: fn(*args))
+    for name, found, expected in zip(("result", "gradient of x", "weight's gradient"), *both):
+        assert torch.equal(found, expected), f"recompute(fn, recompute(fn, x)): another {name}"
+    x = torch.randn(8, 16, requires_grad=True)
+    with torch.no_grad():
+        out = answer.recompute(lambda z: z.tanh(), x)
+    assert not out.requires_grad and torch.equal(out, x.detach().tanh()), (
+        "under no_grad the result is another, or wants a gradient"
+    )

@@ -1,4 +1,4 @@
-"""Exercise 19: the gradient noise scale from the norms of many steps.
+"""Exercise 19: the gradient noise scale from the norms of many steps, and the batch to take.
 
     noise_scale([(5.0, 2.0, 1, 4)], seq_len=10) -> 40.0
 
@@ -11,11 +11,24 @@ mean gradient of b tokens has E|g|^2 = |G|^2 + tr(Sigma) / b, with Sigma of one 
 3. a step with small == big says nothing, and one whose norms are not finite was skipped: neither
    counts;
 4. None if no step counts, or if the mean estimate of |G|^2 is not above 0.
+
+    take(noise=4000.0, overhead_s=0.1, token_s=0.0001, unit=512, waste=0.6) -> 2048
+
+The batch for a run: a step of B tokens takes overhead_s + token_s B seconds, and the run needs
+1 + noise / B times as many steps as with a batch without end. B is a multiple of `unit` (the
+tokens that the devices take at once). Rules:
+5. B is the multiple whose run takes the least time, the smaller one of two that take the same;
+6. but the run may need at most 1 + waste times the fewest tokens, and tokens go as 1 + B / noise.
+   If no multiple obeys that, it is one unit.
 """
 
 
 def noise_scale(steps: list[tuple[float, float, int, int]], seq_len: int) -> float | None:
     raise NotImplementedError("write noise_scale, then: python course/check.py 19")
+
+
+def take(noise: float, overhead_s: float, token_s: float, unit: int, waste: float) -> int:
+    raise NotImplementedError("write take, then: python course/check.py 19")
 
 
 def oracle(answer) -> None:
@@ -63,3 +76,39 @@ def oracle(answer) -> None:
     said = answer.noise_scale(steps, 8)
     truth = 5 / 0.3**2
     assert said and abs(said / truth - 1) < 0.1, f"1,500 noisy steps say {said}, truth {truth:.1f}"
+
+    def judge_take(expected: int, why: str, *case) -> None:
+        said = answer.take(*case)
+        names = ("noise", "overhead_s", "token_s", "unit", "waste")
+        given = ", ".join(f"{name} {x:g}" for name, x in zip(names, case))
+        assert isinstance(said, int) and said == expected, f"{why}: {expected}, not {said}: {given}"
+
+    judge_take(2048, "2,000 would be best; 2,048 is nearer", 4000.0, 0.1, 0.0001, 512, 0.6)
+    judge_take(512, "no waste is allowed: one unit", 4000.0, 0.1, 0.0001, 512, 0.0)
+    judge_take(512, "one unit already wastes more", 100.0, 0.1, 0.0001, 512, 0.5)
+    judge_take(1024, "2,048 would waste 51%, 1,536 38%", 4000.0, 0.1, 0.0001, 512, 0.26)
+    judge_take(256, "no overhead: the smallest batch", 4000.0, 0.0, 0.0001, 256, 9.0)
+    judge_take(2, "2 and 3 take the same time", 6.0, 1.0, 1.0, 1, 9.0)
+    judge_take(3, "the limit itself is allowed", 8.0, 100.0, 1.0, 3, 0.375)
+    for _ in range(200):
+        noise, unit = 10 ** rng.uniform(0, 5), rng.choice([1, 7, 64, 1000])
+        overhead_s, token_s = 10 ** rng.uniform(-3, 1), 10 ** rng.uniform(-5, -2)
+        waste = 10 ** rng.uniform(-2, 2)
+        case = (noise, overhead_s, token_s, unit, waste)
+
+        def hours(B: int, noise=noise, overhead_s=overhead_s, token_s=token_s) -> float:
+            return (1 + noise / B) * (overhead_s + token_s * B)
+
+        said = answer.take(*case)
+        given = f"take{tuple(float(f'{x:.6g}') for x in case)}"
+        assert isinstance(said, int) and said >= unit and said % unit == 0, (
+            f"{given} is {said!r}, no multiple of {unit}"
+        )
+        allowed = said == unit or said / noise <= waste
+        assert allowed, f"rule 6: {given} is {said}, which wastes {said / noise:.3f}"
+        for other in (said - unit, said + unit, said // 2 // unit * unit, 2 * said, unit):
+            if other >= unit and other / noise <= waste:
+                assert hours(other) >= hours(said) * (1 - 1e-12), (
+                    f"rule 5: {given} is {said}, but {other} takes only "
+                    f"{hours(other) / hours(said):.6f} of its time"
+                )

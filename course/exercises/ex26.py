@@ -1,16 +1,23 @@
-"""Exercise 26: ring attention with an even load.
+"""Exercise 26: the loss, with the vocabulary cut over the ranks.
 
-    zigzag(T, P) -> for each of P ranks, its positions (T / P of 0 .. T - 1, ascending)
-    ring_attention(rank, world, send, recv, q, k, v, positions) -> o
+    parallel_loss(all_reduce, logits, first, targets) -> loss (B,), d_logits (B, n)
 
-1. zigzag: causal attention gives position t the work t + 1. All ranks have the same number of
-   positions and exactly the same work; a rank's positions are at most two runs of consecutive ones.
-   T is a multiple of 2 P; an array of int64 for each rank.
-2. ring_attention: each rank has q, k, v (t, D) of its positions, which may be any that together are
-   0 .. T - 1. A query sees the keys at its own position and before, wherever they are. o (t, D) is
-   softmax(q k^T / sqrt(D)) v over those; scores of 1,000 must not overflow.
-3. A rank sends to rank + 1 only (the last to rank 0) and receives from rank - 1. It never holds the
-   k and v of all ranks: in each of world - 1 turns it passes on those of one, with their positions.
+The last matrix of a language model is large, so its columns are cut: a rank has the logits of the
+tokens first .. first + n - 1 only (first and n differ from rank to rank), for all B positions.
+targets (B,), int64, are the right tokens, of the whole vocabulary, and the same on all ranks. With
+two ranks, four tokens, logits [[1, 2]] and [[3, 4]], and the target 2: the loss is
+log(e^1 + e^2 + e^3 + e^4) - 3 = 1.4402 on both, and d_logits is the softmax over all four minus 1
+at the target: [[0.0321, 0.0871]] on rank 0, [[0.2369 - 1, 0.6439]] on rank 1.
+
+all_reduce(x, "sum") and all_reduce(x, "max") take an array of the same shape and dtype from every
+rank, and return the sum or the maximum over the ranks; x itself stays. All ranks must call it
+equally often, in the same order.
+1. loss: cross-entropy of each position, the same on all ranks, as float32; d_logits: the gradient
+   of the *sum* of the losses, for this rank's logits, float32.
+2. Logits of +-10,000, or -inf (a token that is ruled out), give neither overflow nor NaN. Of each
+   position, some logit in the vocabulary is finite.
+3. The logits stay where they are: a rank gives to all_reduce at most 3 numbers for each position.
+4. `logits` (float32) and `targets` are left as they are.
 """
 
 from collections.abc import Callable
@@ -18,83 +25,90 @@ from collections.abc import Callable
 import numpy as np
 
 
-def zigzag(T: int, P: int) -> list[np.ndarray]:
-    raise NotImplementedError("write zigzag, then: python course/check.py 26")
-
-
-def ring_attention(
-    rank: int,
-    world: int,
-    send: Callable,
-    recv: Callable,
-    q: np.ndarray,
-    k: np.ndarray,
-    v: np.ndarray,
-    positions: np.ndarray,
-) -> np.ndarray:
-    raise NotImplementedError("write ring_attention, then: python course/check.py 26")
+def parallel_loss(
+    all_reduce: Callable, logits: np.ndarray, first: int, targets: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    raise NotImplementedError("write parallel_loss, then: python course/check.py 26")
 
 
 def oracle(answer) -> None:
     """The judge. You may read it: it tests the result and gives no solution away."""
     import lesson
 
-    for T, P in ((2, 1), (4, 2), (16, 2), (24, 3), (64, 4), (80, 5), (4096, 8)):
-        name, parts = f"zigzag({T}, {P})", answer.zigzag(T, P)
-        assert len(parts) == P, f"{name} has {len(parts)} parts"
-        for rank, part in enumerate(parts):
-            assert len(part) == T // P, f"{name}: rank {rank} has {len(part)} positions"
-            runs = 1 + np.count_nonzero(np.diff(part) != 1)
-            assert runs <= 2, f"{name}: rank {rank} has {runs} runs of positions"
-            assert (np.diff(part) > 0).all(), f"{name}: the positions of rank {rank} do not ascend"
-        assert np.array_equal(np.sort(np.concatenate(parts)), np.arange(T)), (
-            f"{name}: together the ranks do not have each of {T} positions once"
-        )
-        work = [int(np.sum(np.asarray(part) + 1)) for part in parts]
-        assert min(work) == max(work), f"{name}: a rank has work {max(work)}, another {min(work)}"
-
-    def check(name, parts, scale=1.0, D=4):
-        T, world = sum(map(len, parts)), len(parts)
-        rng = np.random.default_rng(T + world)
-        q, k, v = rng.normal(size=(3, T, D))
-        q *= scale
-        scores = np.where(np.tri(T, dtype=bool), q @ k.T / D**0.5, -np.inf)
-        weights = np.exp(scores - scores.max(1, keepdims=True))
-        want = weights @ v / weights.sum(1, keepdims=True)
+    def check(name, whole, targets, edges):
+        world, B = len(edges) - 1, len(targets)
+        x = whole.astype(np.float64)
+        top = x.max(1, keepdims=True)
+        p = np.exp(x - top)
+        want = np.log(p.sum(1)) + top[:, 0] - x[np.arange(B), targets]
+        d = p / p.sum(1, keepdims=True)
+        d[np.arange(B), targets] -= 1
 
         def one(rank, world, send, recv):
-            def to_the_right(to, x):
-                assert to == (rank + 1) % world, f"{name}: rank {rank} sends to rank {to}"
-                send(to, np.asarray(x))
+            given = 0
 
-            mine = parts[rank]
-            given = [x[mine].copy() for x in (q, k, v)]
-            with np.errstate(all="ignore"):
-                o = answer.ring_attention(rank, world, to_the_right, recv, *given, mine.copy())
-            assert all(np.array_equal(x[mine], y) for x, y in zip((q, k, v), given)), (
-                f"{name}: rank {rank} changed its q, k or v"
-            )
-            return o
-
-        results, sent = lesson.threads(world, one)
-        for rank, o in enumerate(results):
-            assert np.shape(o) == (len(parts[rank]), D), f"{name}: o has shape {np.shape(o)}"
-            bad = ~np.isclose(o, want[parts[rank]], rtol=1e-9, atol=1e-9).all(1)
-            if bad.any():
-                i = int(np.argmax(bad))
-                t = int(parts[rank][i])
-                raise AssertionError(
-                    f"{name}: position {t} on rank {rank} is {o[i]}, not {want[t]}"
+            def all_reduce(x, op):
+                nonlocal given
+                where = f"{name}: rank {rank} calls all_reduce"
+                assert op in ("sum", "max"), f"{where} with {op!r}, which is neither sum nor max"
+                assert isinstance(x, np.ndarray), f"{where} with a {type(x).__name__}"
+                given += x.size
+                assert given <= 3 * B, (
+                    f"{where} with {given} numbers, more than 3 for each of {B} positions"
                 )
-        lap = (world - 1) * len(parts[0]) * (2 * D * 8 + 8)
-        assert max(sent) <= lap, f"{name}: a rank sent {max(sent)} bytes, {lap} go round the ring"
+                for other in range(world):
+                    send(other, x)
+                parts = [recv(other) for other in range(world)]
+                kinds = {(part.shape, part.dtype.name) for part in parts}
+                assert len(kinds) == 1, f"{where}, and the ranks gave it {sorted(kinds, key=str)}"
+                return np.sum(parts, 0, parts[0].dtype) if op == "sum" else np.max(parts, 0)
 
-    blocks = np.split(np.arange(24), 3)
-    check("one rank", [np.arange(6)])
-    check("the ranks' own zigzag", answer.zigzag(24, 3))
-    check("zigzag over 4 ranks", answer.zigzag(32, 4))
-    check("blocks: a rank sees nothing of the next one's", blocks)
-    check("blocks in reverse", blocks[::-1])
-    check("every third position", [np.arange(r, 24, 3) for r in range(3)])
-    check("scores near 1,000", answer.zigzag(16, 2), scale=1000.0)
-    check("D = 9", blocks, D=9)
+            mine = whole[:, edges[rank] : edges[rank + 1]].copy()
+            mine_before, targets_before = mine.copy(), targets.copy()
+            with np.errstate(all="ignore"):
+                out = answer.parallel_loss(all_reduce, mine, edges[rank], targets_before)
+            assert np.array_equal(mine, mine_before), f"{name}: rank {rank} changed its logits"
+            assert np.array_equal(targets, targets_before), f"{name}: rank {rank} changed targets"
+            return out
+
+        results, _ = lesson.threads(world, one)
+        for rank, (loss, gradient) in enumerate(results):
+            a, b = edges[rank], edges[rank + 1]
+            for label, got, right in (("loss", loss, want), ("d_logits", gradient, d[:, a:b])):
+                kind = f"{got.dtype} {got.shape}" if isinstance(got, np.ndarray) else type(got)
+                assert kind == f"float32 {right.shape}", (
+                    f"{name}: {label} of rank {rank} is {kind}, not float32 {right.shape}"
+                )
+                bad = ~(np.abs(got - right) <= 1e-5 + 1e-5 * np.abs(right))
+                if bad.any():
+                    at = tuple(int(i) for i in np.argwhere(bad)[0])
+                    raise AssertionError(
+                        f"{name}: {label}{list(at)} of rank {rank} (tokens {a} to {b - 1}, target "
+                        f"{targets[at[0]]}) is {got[at]}, not {right[at]:.6f}"
+                    )
+            assert np.array_equal(loss, results[0][0]), f"{name}: ranks 0 and {rank} differ in loss"
+
+    rng = np.random.default_rng(26)
+
+    def draw(B, V, scale=1.0, shift=0.0):
+        return (shift + scale * rng.normal(size=(B, V))).astype(np.float32), rng.integers(0, V, B)
+
+    example = np.array([[1, 2, 3, 4]], np.float32)
+    check("the example", example, np.array([2]), [0, 2, 4])
+    check("one rank", *draw(5, 7), [0, 7])
+    check("two ranks", *draw(6, 8), [0, 4, 8])
+    check("uneven parts", *draw(9, 13), [0, 1, 6, 13])
+    check("a rank without tokens", *draw(4, 6), [0, 3, 3, 6])
+    check("every token is a target once", draw(12, 12)[0], np.arange(12), [0, 4, 8, 12])
+    check("the same target twice", draw(4, 6)[0], np.array([5, 5, 0, 5]), [0, 3, 6])
+    check("logits of 10,000", *draw(8, 12, 3000.0), [0, 4, 8, 12])
+    check("all logits near 10,000", *draw(8, 12, 1.0, 10_000.0), [0, 6, 12])
+    check("all logits near -10,000", *draw(8, 12, 1.0, -10_000.0), [0, 6, 12])
+    far = draw(6, 12)[0]
+    far[:, 8:] += 200  # the largest logit is on the last rank alone
+    check("the last rank has all the weight", far, np.arange(6, 12), [0, 4, 8, 12])
+    out = draw(6, 12)[0]
+    out[:, :4] = -np.inf
+    out[0, 5:] = -np.inf
+    check("tokens ruled out on a whole rank", out, np.array([4, 5, 7, 8, 9, 11]), [0, 4, 8, 12])
+    check("no positions", np.zeros((0, 6), np.float32), np.zeros(0, np.int64), [0, 3, 6])

@@ -1,63 +1,129 @@
-"""Exercise 31: the update of a parameter server, and its bytes.
+"""Exercise 31: a server that weighs its workers, and one that refuses what is too stale.
 
-server_update(w, gradients, lr, mode) -> the new weights
-    w: a list of arrays; gradients: one such list per worker. SGD with the gradients' "sum" or
-    "mean". Another thread may be sending `w` at this moment: leave it as it is.
+server_update(w, gradients, examples, lr, mode) -> the new weights
+    w: a list of float32 arrays. gradients: for each worker such a list, or None if it did not
+    report in time. examples: for each worker, of how many examples its gradient is the mean. SGD
+    with the gradients' "sum", their "mean" over the workers that reported, or the mean over all
+    their "examples". If nobody reported, the weights stay what they are.
+        server_update([[0]], [[[1]], None, [[3]]], [30, 10, 10], 1, mode), written without
+        "array": [[-4]] with "sum", [[-2]] with "mean", [[-1.5]] with "examples"
 
-bytes_sent(n, T, mode, floats=25_450) -> bytes that the server sends to its n workers together
-    during T updates of a model of so many float32. In mode "sync" it sends the weights to all
-    before each update, and at the end four bytes to each. In mode "async" it sends the weights
-    to all once; then each update follows from one worker's gradient, and only that worker gets
-    the new weights.
+asynchronous(w, order, gradient, lr, limit) -> the last weights, what became of each gradient
+    Each worker (0, 1, ...) is sent w at first. order: the workers in the order in which their
+    gradients arrive. A worker's gradient is gradient(worker, weights), at the weights that it was
+    sent last. Its staleness is the number of updates of the server's weights since then. Up to
+    `limit`, the server takes it, w - lr gradient; beyond, it throws it away. Either way it sends
+    that worker the weights that it has now. The second result has for each arrival its staleness,
+    or None for a gradient thrown away. Call gradient once for each arrival, in order.
+
+New arrays, float32: another thread may be sending the weights at this moment, and a worker may hold
+them. So nothing that was given to you, or that you gave to `gradient`, is ever changed.
 """
+
+from collections.abc import Callable
 
 import numpy as np
 
+Weights = list[np.ndarray]
+
 
 def server_update(
-    w: list[np.ndarray], gradients: list[list[np.ndarray]], lr: float, mode: str
-) -> list[np.ndarray]:
+    w: Weights, gradients: list[Weights | None], examples: list[int], lr: float, mode: str
+) -> Weights:
     raise NotImplementedError("write server_update, then: python course/check.py 31")
 
 
-def bytes_sent(n: int, T: int, mode: str, floats: int = 25_450) -> int:
-    raise NotImplementedError("write bytes_sent, then: python course/check.py 31")
+def asynchronous(
+    w: Weights, order: list[int], gradient: Callable, lr: float, limit: int
+) -> tuple[Weights, list[int | None]]:
+    raise NotImplementedError("write asynchronous, then: python course/check.py 31")
 
 
 def oracle(answer) -> None:
     """The judge. You may read it: it tests the result and gives no solution away."""
     rng = np.random.default_rng(15)
-    for n in (1, 2, 3, 5):
-        w = [rng.normal(size=shape).astype(np.float32) for shape in ((4, 3), (1, 3))]
-        gradients = [[rng.normal(size=p.shape).astype(np.float32) for p in w] for _ in range(n)]
+    shapes = ((4, 3), (1, 3))
+
+    def draw(scale=1.0):
+        return [(scale * rng.normal(size=shape)).astype(np.float32) for shape in shapes]
+
+    def same(x, y):
+        return all(np.array_equal(a, b) for a, b in zip(x, y))
+
+    def compare(case, new, want, old):
+        assert len(new) == len(want), f"{case}: {len(want)} arrays go in, {len(new)} come out"
+        for i, (q, x) in enumerate(zip(new, want)):
+            kind = f"{q.dtype} {q.shape}" if isinstance(q, np.ndarray) else type(q)
+            assert kind == f"float32 {x.shape}", f"{case}: array {i} is {kind}"
+            at = int(np.abs(q - x).argmax())
+            assert np.abs(q - x).max() < 1e-5, (
+                f"{case}: number {at} of array {i} is {q.flat[at]:.5f}, not {x.flat[at]:.5f}; "
+                f"it was {old[i].flat[at]:.5f}"
+            )
+
+    reports = [[True], [True, True], [True, False, True], [False, True, False, True, True]]
+    reports += [[False], [False, False]]
+    for there in reports:
+        n = len(there)
+        w = draw()
+        examples = [int(x) for x in rng.integers(1, 100, n)]
+        gradients = [draw() if x else None for x in there]
         before = [p.copy() for p in w]
-        for mode, lr in (("sum", 0.01), ("mean", 0.01), ("sum", 0.5), ("mean", 0.5)):
-            new = answer.server_update(w, gradients, lr, mode)
-            case = f"{n} workers, mode {mode}, lr {lr}"
-            assert len(new) == len(w), f"{case}: {len(w)} arrays go in, {len(new)} come out"
-            for i, (p, q) in enumerate(zip(before, new)):
-                step = np.zeros(p.shape)
-                for g in gradients:
-                    step += g[i].astype(float) / (n if mode == "mean" else 1)
-                found = (p.astype(float) - q) / lr
-                at = int(np.abs(found - step).argmax())
-                assert np.abs(found - step).max() < 1e-3, (
-                    f"{case}: number {at} of array {i} falls by lr x {found.flat[at]:.4f}, "
-                    f"the {mode} of the gradients there is {step.flat[at]:.4f}"
+        kept = [[g.copy() for g in one] if one else None for one in gradients]
+        counts = list(examples)
+        for mode in ("sum", "mean", "examples"):
+            for lr in (0.01, 0.5):
+                case = f"mode {mode}, lr {lr}, workers that reported {there}, examples {examples}"
+                new = answer.server_update(w, gradients, examples, lr, mode)
+                assert same(w, before), f"{case}: w itself was changed"
+                for worker, (g, old) in enumerate(zip(gradients, kept)):
+                    assert old is None or same(g, old), (
+                        f"{case}: the gradient of worker {worker} was changed"
+                    )
+                assert examples == counts, f"{case}: the list of examples was changed"
+                got = [(old, k) for old, k in zip(kept, counts) if old is not None]
+                weight = {"sum": 1.0, "mean": 1 / max(len(got), 1)}.get(mode)
+                whole = max(sum(k for _, k in got), 1)
+                want = [
+                    p - lr * sum((weight or k / whole) * g[i].astype(float) for g, k in got)
+                    for i, p in enumerate(before)
+                ]
+                compare(case, new, want, before)
+                assert not any(np.shares_memory(a, b) for a, b in zip(new, w)), (
+                    f"{case}: the result shares memory with w"
                 )
-                assert (w[i] == p).all(), f"{case}: array {i} of w itself was changed"
-    published = {  # the table of the monograph: T = 5,000
-        ("sync", 1): 509_000_004,
-        ("sync", 2): 1_018_000_008,
-        ("sync", 3): 1_527_000_012,
-        ("async", 1): 509_101_800,
-        ("async", 2): 509_203_600,
-        ("async", 3): 509_305_400,
-    }
-    cases = [(n, 5000, mode, 25_450, right) for (mode, n), right in published.items()]
-    cases += [(4, 0, "sync", 10, 16), (4, 0, "async", 10, 160), (7, 3, "sync", 1, 112)]
-    for n, T, mode, floats, right in cases:
-        said = answer.bytes_sent(n, T, mode, floats)
-        assert said == right, f"bytes_sent({n}, {T}, {mode!r}, {floats}) is {right:,}, not {said:,}"
-    said = answer.bytes_sent(1, 1, "async")
-    assert said == 203_600, f"bytes_sent(1, 1, 'async') is 203,600 with 25,450 floats, not {said:,}"
+
+    cases = [([0], 5), ([0, 0, 0], 0), ([0, 1, 0, 1, 0, 1], 5), ([0, 1, 2] * 3, 9), ([], 3)]
+    cases += [([0, 0, 0, 1, 1], 2), ([0, 0, 0, 1, 1], 3), ([0, 1, 2] * 3, 1), ([2, 0, 2, 2, 1], 2)]
+    cases += [([1, 0, 1, 0, 1, 1], 0)]
+    cases += [([int(x) for x in rng.integers(0, 4, 25)], limit) for limit in (0, 1, 2, 4)]
+    for order, limit in cases:
+        case = f"order {order}, limit {limit}"
+        w, pull, calls, given = draw(), {k: draw() for k in range(4)}, [], []
+        before, order_before = [p.copy() for p in w], list(order)
+
+        def gradient(worker, weights, calls=calls, given=given, pull=pull):
+            calls.append(worker)
+            given.append((weights, [p.copy() for p in weights]))
+            return [(p - x).astype(np.float32) for p, x in zip(weights, pull[worker])]
+
+        new, fate = answer.asynchronous(w, order, gradient, 0.3, limit)
+        assert calls == order_before, f"{case}: gradient is called for workers {calls}"
+        assert same(w, before), f"{case}: w itself was changed"
+        assert order == order_before, f"{case}: order was changed to {order}"
+        now, version, held, want = [p.astype(float) for p in before], 0, {}, []
+        for i, worker in enumerate(order_before):
+            base, sent = held.get(worker, ([p.astype(float) for p in before], 0))
+            weights, then = given[i]
+            compare(f"{case}: arrival {i}, weights of worker {worker}", then, base, before)
+            assert same(weights, then), (
+                f"{case}: the weights that worker {worker} held at arrival {i} were changed later"
+            )
+            stale = version - sent
+            want.append(stale if stale <= limit else None)
+            if stale <= limit:
+                now = [p - 0.3 * (b - x) for p, b, x in zip(now, base, pull[worker])]
+                version += 1
+            held[worker] = ([p.copy() for p in now], version)
+        assert list(fate) == want, f"{case}: staleness {list(fate)}, not {want}"
+        compare(f"{case}: the last weights", new, now, before)

@@ -5,15 +5,16 @@ is_chance(3230, n=14_042, k=4) -> False: 3,230 right of 14,042, with k options e
     either side.
 
 constant_answer(predictions, golds) -> (letter, its share, accuracy), for example ("A", 0.97, 0.23):
-    the letter that is predicted most often, its share of the predictions, and the accuracy of a
-    model that always says that letter.
+    the letter that is predicted most often (of several: the first in the alphabet), its share of
+    the predictions, and the accuracy of a model that always says that letter.
 
 bradley_terry(wins) -> ratings: wins[i][j] is how often player i beat player j. The strengths p
     under which the wins are likeliest, if i beats j with probability p[i] / (p[i] + p[j]), on
     Elo's scale: 400 points more are ten times the strength, and the mean is 1000. Not every pair
     has met, but the matches join all players and nobody has only won or only lost, so that the
-    strengths are finite. Matches have no order, and the result depends on none. (To compute it:
-    p[i] = wins of i / sum over j of matches(i, j) / (p[i] + p[j]), for all i, again and again.)
+    strengths are finite. Matches have no order, and the result depends on none. The ratings must be
+    right to a tenth of a point. (To compute it: p[i] = wins of i / sum over j of
+    matches(i, j) / (p[i] + p[j]), for all i, again and again. How often depends on who met whom.)
 """
 
 import numpy as np
@@ -33,21 +34,35 @@ def bradley_terry(wins: np.ndarray) -> np.ndarray:
 
 def oracle(answer) -> None:
     """The judge. You may read it: it tests the result and gives no solution away."""
-    # n p = 3510.5 and a step of 51.3; 25 and 4.33; 50 and 5 (k = 2)
+    # n p = 3510.5 and a deviation of 51.3; 25 and 4.33; 50 and 5 (k = 2)
     cases = [(3230, 14_042, 4, False), (3500, 14_042, 4, True), (3790, 14_042, 4, False)]
     cases += [(33, 100, 4, True), (34, 100, 4, False), (17, 100, 4, True), (16, 100, 4, False)]
     cases += [(60, 100, 2, True), (61, 100, 2, False), (40, 100, 2, True), (39, 100, 2, False)]
+    rng = np.random.default_rng(18)
+    for _ in range(40):  # the two numbers on each edge of what is chance
+        n, k = int(rng.integers(20, 5000)), int(rng.integers(2, 9))
+        near, far = (n - 2 * (n * (k - 1)) ** 0.5) / k, (n + 2 * (n * (k - 1)) ** 0.5) / k
+        for correct in (int(near), int(near) + 1, int(far), int(far) + 1):
+            if min(abs(correct - near), abs(correct - far)) > 1e-6:
+                cases.append((correct, n, k, near < correct < far))
     for correct, n, k, chance in cases:
         said = bool(answer.is_chance(correct, n, k))
         assert said == chance, (
             f"{correct} of {n:,} with {k} options: chance is {chance}, not {said}"
         )
 
-    for predictions, golds, expected in (
+    constants = [
         ("AAABAAAAAC", "ABCDABCDAB", ("A", 0.8, 0.3)),
         ("DDDDC", "ABCCC", ("D", 0.8, 0.0)),
         ("BBCB", "BCCC", ("B", 0.75, 0.25)),
-    ):
+        ("CBCB", "BBBC", ("B", 0.5, 0.75)),
+    ]
+    for _ in range(20):
+        predictions, golds = ("".join(rng.choice(list("ABCDE"), 12)) for _ in range(2))
+        most = max("ABCDE", key=lambda x: (predictions.count(x), -ord(x)))
+        expected = most, predictions.count(most) / 12, golds.count(most) / 12
+        constants.append((predictions, golds, expected))
+    for predictions, golds, expected in constants:
         said = tuple(answer.constant_answer(predictions, golds))
         assert said == expected, f"{predictions} for {golds}: {said} instead of {expected}"
 
@@ -60,16 +75,19 @@ def oracle(answer) -> None:
         ratings = np.asarray(answer.bradley_terry(wins))
         assert np.array_equal(wins, before), "the wins that were handed over have been changed"
         assert ratings.shape == p.shape, f"{len(p)} players, ratings of shape {ratings.shape}"
-        assert np.abs(ratings - expected).max() < 1, (
-            f"strengths {strengths}, matches {matches.tolist()}: the ratings are "
-            f"{ratings.round(1).tolist()}, not {expected.round(1).tolist()}"
+        far = np.abs(ratings - expected)
+        met = [f"{i}-{j}: {matches[i, j]:.0f}" for i, j in np.argwhere(np.triu(matches))]
+        assert far.max() < 0.1, (  # also if it is NaN
+            f"{len(p)} players of the strengths {strengths}, matches {', '.join(met[:20])}: player "
+            f"{far.argmax()} is rated {ratings[far.argmax()]:.2f}, not {expected[far.argmax()]:.2f}"
         )
 
     likeliest([10.0, 1.0], np.array([[0, 22], [22, 0]]))
     likeliest([3.0, 3.0, 3.0], 8 * (1 - np.eye(3)))
-    chain = np.diag([30.0, 6.0, 90.0], 1)  # each meets its neighbours only, not equally often
-    likeliest([8.0, 4.0, 2.0, 1.0], chain + chain.T)
-    rng = np.random.default_rng(18)
     for players in (4, 7):
         met = np.triu(rng.integers(1, 40, (players, players)), 1)
         likeliest(rng.uniform(0.2, 5, players).round(2).tolist(), met + met.T)
+    for players in (4, 20, 40):  # a chain: each meets its neighbours only, not equally often
+        chain = np.diag(rng.integers(5, 60, players - 1), 1)
+        strengths = np.exp(np.cumsum(rng.normal(0, 0.5, players))).round(3).tolist()
+        likeliest(strengths, chain + chain.T)

@@ -64,9 +64,40 @@ def forgets_the_bos(lengths, row):
     return rows
 
 
+def fills_with_bos(lengths, row):
+    """Where nothing fits, the repeated token fills the rest of the row: padding by another name."""
+    held, begun = dict(enumerate(lengths)), None  # begun: a document that a row was filled from
+    done, rows = [0] * len(lengths), []
+    while sum(held.values()) >= row:
+        pieces, space = [], row
+        while space:
+            fits = [d for d in held if held[d] <= space]
+            d = max(fits or held, key=lambda d: held[d])
+            if not fits and begun in held and space < row:
+                pieces += [(begun, done[begun], done[begun])] * space
+                break
+            start, took = done[d], min(held[d], space)
+            done[d] = start + took - (start > 0)
+            pieces.append((d, start, done[d]))
+            space, held[d] = space - took, held[d] - took + 1
+            if done[d] == lengths[d]:
+                del held[d]
+            else:
+                begun = d
+        rows.append(pieces)
+    return rows
+
+
+def no_long_documents(lengths, row):
+    """Leaves out what is longer than a row, and closes up the numbers."""
+    return pack_lengths([n for n in lengths if n <= row], row)
+
+
 WRONG = {  # name -> what of the reference it replaces
     "throws the tails away": dict(pack_lengths=throws_tails_away),
     "takes documents as they come": dict(pack_lengths=as_they_come),
+    "fills the row with BOS": dict(pack_lengths=fills_with_bos),
+    "leaves out long documents": dict(pack_lengths=no_long_documents),
     "pads the last row": dict(pack_lengths=pads_the_last_row),
     "forgets the repeated BOS": dict(pack_lengths=forgets_the_bos),
 }

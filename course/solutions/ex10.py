@@ -79,10 +79,76 @@ class RunsAhead(Ring):
         return True
 
 
+class CallsProgress(Ring):
+    """No events: it makes the device go on by a method that a real one does not have."""
+
+    def fill(self, load):
+        self.events = [None] * self.n
+        if self.launched + self.n > self.loaded >= self.n:
+            self.device.progress(self.loaded - self.n + 1)
+        return super().fill(load)
+
+
+class ReadsTheQueue(Ring):
+    """Looks into the device to see what has arrived."""
+
+    def fill(self, load):
+        self.events = [None] * self.n
+        while self.loaded - len(self.device.received) > self.n:
+            pass
+        return super().fill(load)
+
+
+class OneMoreBuffer(Ring):
+    """Asks for another buffer, instead of waiting for one."""
+
+    def fill(self, load):
+        slot = self.loaded % self.n
+        if self.events[slot] and self.loaded < self.launched + self.n:
+            self.buffers[slot], self.events[slot] = self.device.buffer(), None
+        return super().fill(load)
+
+
+class LoadsAside(Ring):
+    """Loads into a list of its own, and moves the number when it launches."""
+
+    def __init__(self, device, n):
+        super().__init__(device, n)
+        self.aside = [[0] for _ in range(n)]
+
+    def fill(self, load):
+        slot = self.loaded % self.n
+        done = super().fill(lambda buffer: load(self.aside[slot]))
+        if done:
+            self.buffers[slot][0] = self.aside[slot][0]
+        return done
+
+
+class NewestFirst(Ring):
+    """Launches what was loaded last."""
+
+    def copy_async(self):
+        if self.launched == self.loaded:
+            return False
+        slot = (self.loaded - 1) % self.n
+        self.events[slot] = self.device.copy(self.buffers[slot])
+        self.launched += 1
+        return True
+
+
 WRONG = {  # name -> what of the reference it replaces
     "has no events": dict(Ring=NoEvent),
     "waits for all copies": dict(Ring=WaitsForAll),
     "waits on the wrong slot": dict(Ring=WaitsOnTheWrongSlot),
     "waits after the launch": dict(Ring=WaitsAfterTheLaunch),
     "loads n + 1 ahead": dict(Ring=RunsAhead),
+    "no events, but the device's progress": dict(Ring=CallsProgress),
+    "looks into the device": dict(Ring=ReadsTheQueue),
+    "asks for one buffer more": dict(Ring=OneMoreBuffer),
+    "loads into a list of its own": dict(Ring=LoadsAside),
+    "launches the newest first": dict(Ring=NewestFirst),
+}
+
+EQUIVALENT = {
+    "self.loaded = self.launched = 0: `0` -> `1`": "only their difference and their order count"
 }

@@ -6,7 +6,8 @@ import numpy as np
 def quantize(x, block):
     starts = range(0, len(x), block)
     largest = [np.abs(x[i : i + block]).max() for i in starts]
-    scales = np.array(largest, np.float32) / np.float32(127)
+    largest = np.array(largest, np.float32)
+    scales = np.where(largest < 1e-35, 0, largest / np.float32(127)).astype(np.float32)
     step = np.repeat(scales, block)[: len(x)]
     codes = np.round(np.divide(x, step, out=np.zeros_like(x), where=step > 0))
     return codes.astype(np.int8), scales
@@ -54,10 +55,62 @@ def up_to_128(x, block):
     return codes.astype(np.int16).astype(np.int8), scales
 
 
+def with_denormals(x, block):
+    """A scale of 1e-44 / 127 is 0, one of 1e-42 / 127 has three bits: the largest is not 127."""
+    largest = [np.abs(x[i : i + block]).max() for i in range(0, len(x), block)]
+    scales = np.array(largest, np.float32) / np.float32(127)
+    step = np.repeat(scales, block)[: len(x)]
+    codes = np.round(np.divide(x, step, out=np.zeros_like(x), where=step > 0))
+    return codes.astype(np.int8), scales
+
+
+def zero_for_small(x, block):
+    """Whole blocks below 1e-20 become zeros."""
+    codes, scales = quantize(x, block)
+    small = scales < 1e-20
+    return np.where(np.repeat(small, block)[: len(x)], 0, codes).astype(np.int8), np.where(
+        small, 0, scales
+    ).astype(np.float32)
+
+
+def drops_small_numbers(x, block):
+    """Rounds to zero what is small beside the largest of all blocks."""
+    return quantize(np.where(np.abs(x) < 0.004 * np.abs(x).max(initial=0), 0, x), block)
+
+
+def positive_only(x, block):
+    """The scale from the largest number, not the largest magnitude."""
+    parts = [x[i : i + block] for i in range(0, len(x), block)]
+    scales = np.array([max(p.max(), 0) for p in parts], np.float32) / np.float32(127)
+    step = np.repeat(scales, block)[: len(x)]
+    codes = np.round(np.divide(x, step, out=np.zeros_like(x), where=step > 0))
+    return np.clip(codes, -127, 127).astype(np.int8), scales
+
+
+def whole_blocks_only(x, block):
+    n = len(x) // block * block
+    codes, scales = quantize(x[:n], block)
+    return np.r_[codes, np.zeros(len(x) - n, np.int8)], np.r_[
+        scales, np.zeros(int(len(x) > n), np.float32)
+    ]
+
+
 WRONG = {  # name -> what of the reference it replaces
     "one scale for all": dict(quantize=one_scale),
     "takes the scale from the mean": dict(quantize=from_the_mean),
     "keeps the scale above 1e-8": dict(quantize=clamped_scale),
     "rounds towards zero": dict(quantize=towards_zero),
     "overflows at 128": dict(quantize=up_to_128),
+    "divides by a denormal scale": dict(quantize=with_denormals),
+    "takes blocks below 1e-18 for zeros": dict(quantize=zero_for_small),
+    "drops the small numbers of all": dict(quantize=drops_small_numbers),
+    "forgets negative numbers in the scale": dict(quantize=positive_only),
+    "leaves out the last, short block": dict(quantize=whole_blocks_only),
+}
+
+EQUIVALENT = {
+    "scales = np.where(largest < 1e-35, 0, largest / np.float32(127)).astype(np.float32): "
+    "`largest < 1e-35` -> `largest <= 1e-35`": "no float32 is 1e-35 exactly",
+    "codes = np.round(np.divide(x, step, out=np.zeros_like(x), where=step > 0)): "
+    "`step > 0` -> `step >= 0`": "0 / 0 is NaN, and numpy casts NaN to the int8 0",
 }

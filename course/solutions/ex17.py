@@ -12,15 +12,15 @@ def truth(line):
     return dict(tokens=tokens, tokens_per_s=tokens / line["dt_s"], tflops=flops / 1e12, mfu=mfu)
 
 
-def agree(printed, value):
+def agree(printed, value, tolerance=0.005):
     if printed is None or value is None:
         return printed is value
-    return abs(printed / value - 1) < 0.005
+    return abs(printed / value - 1) <= tolerance
 
 
-def audit(line, last=False):
-    wrong = [field for field, value in truth(line).items() if not agree(line[field], value)]
-    return wrong[-1 if last else 0] if wrong else ""
+def audit(line, **options):
+    wrong = [f for f, value in truth(line).items() if not agree(line[f], value, **options)]
+    return wrong[0] if wrong else ""
 
 
 def forgets_accumulation(line):
@@ -44,7 +44,35 @@ def takes_unknown_for_zero(line):
 
 
 def names_the_last(line):
-    return audit(line, last=True)
+    wrong = [field for field, value in truth(line).items() if not agree(line[field], value)]
+    return wrong[-1] if wrong else ""
+
+
+def takes_none_for_anything(line):
+    """No MFU was printed, so there is nothing to compare."""
+    right = truth(line)["mfu"]
+    return audit(line | dict(mfu=right if line["mfu"] is None else line["mfu"]))
+
+
+def follows_the_printed(line):
+    """Computes each field from the printed one before it."""
+    line = dict(line)
+    if line["tokens"] != truth(line)["tokens"]:
+        return "tokens"
+    per_gpu = line["tokens_per_s"] / line["gpus"] * line["flops_per_token"] / 1e12
+    peak = peak_flops(line["gpu"])
+    mfu = line["tflops"] * 1e12 / peak if peak else None
+    right = dict(tokens_per_s=line["tokens"] / line["dt_s"], tflops=per_gpu, mfu=mfu)
+    return next((field for field, value in right.items() if not agree(line[field], value)), "")
+
+
+def looks_for_a_substring(line):
+    """Every H100 is the SXM board, and a laptop's card is the desktop's."""
+    peaks = {"H100": 989e12, "L40": 181e12, "A100": 312e12, "B200": 2.25e15, "RTX 4090": 165.2e12}
+    peak = next((peak for name, peak in peaks.items() if name in line["gpu"]), None)
+    flops = truth(line)["tflops"] * 1e12
+    said = audit(line | dict(mfu=truth(line)["mfu"]))
+    return said or ("" if agree(line["mfu"], flops / peak if peak else None) else "mfu")
 
 
 WRONG = {  # name -> what of the reference it replaces
@@ -53,4 +81,15 @@ WRONG = {  # name -> what of the reference it replaces
     "takes the sparse peak": dict(audit=takes_the_sparse_peak),
     "takes unknown for 0%": dict(audit=takes_unknown_for_zero),
     "names the last, not the first": dict(audit=names_the_last),
+    "allows 2.5%": dict(audit=lambda line: audit(line, tolerance=0.025)),
+    "allows 1%": dict(audit=lambda line: audit(line, tolerance=0.01)),
+    "allows 0.1%": dict(audit=lambda line: audit(line, tolerance=0.001)),
+    "lets an H100 have no MFU": dict(audit=takes_none_for_anything),
+    "computes a field from the printed one before": dict(audit=follows_the_printed),
+    "finds the card by substring": dict(audit=looks_for_a_substring),
+}
+
+EQUIVALENT = {
+    "return abs(printed / value - 1) <= tolerance: `abs(printed / value - 1) <= tolerance` -> "
+    "`abs(printed / value - 1) < tolerance`": "no float is off by 0.5% exactly"
 }

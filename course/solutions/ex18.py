@@ -64,6 +64,115 @@ def without_switch(fn, *args):
     return Recompute.apply(fn, torch.empty(0), *args).requires_grad_()
 
 
+class NoDetach(Recompute):
+    """Runs fn on the arguments themselves. The new graph hangs on what was computed before them, so
+    backward goes through that, too, and frees it: right for leaves alone."""
+
+    @staticmethod
+    def backward(ctx, grad):
+        now = torch.get_rng_state()
+        torch.set_rng_state(ctx.rng)
+        with torch.enable_grad():
+            out = ctx.fn(*ctx.saved_tensors)
+        torch.set_rng_state(now)
+        out.backward(grad)
+        return None, None, *(None for _ in ctx.saved_tensors)
+
+
+class AddsTwice(Recompute):
+    """Leaves the gradient in a leaf, and returns it as well."""
+
+    @staticmethod
+    def backward(ctx, grad):
+        grads = Recompute.backward(ctx, grad)
+        return None, None, *(g if g is None else 2 * g for g in grads[2:])
+
+
+class AllWanted(Recompute):
+    """Asks for the gradient of every argument: whole numbers have none."""
+
+    @staticmethod
+    def backward(ctx, grad):
+        now = torch.get_rng_state()
+        torch.set_rng_state(ctx.rng)
+        args = [t.detach().clone() for t in ctx.saved_tensors]
+        for t in args:
+            assert t.is_floating_point(), "an argument of whole numbers wants no gradient"
+            t.requires_grad_()
+        with torch.enable_grad():
+            out = ctx.fn(*args)
+        torch.set_rng_state(now)
+        out.backward(grad)
+        return None, None, *(t.grad for t in args)
+
+
+def from_the_library(fn, *args):
+    from torch.utils.checkpoint import checkpoint
+
+    return checkpoint(fn, *args, use_reentrant=False)
+
+
+def the_other_from_the_library(fn, *args):
+    from torch.utils.checkpoint import checkpoint
+
+    return checkpoint(fn, *args, use_reentrant=True)
+
+
+def under_own_hooks(fn, *args):
+    """Keeps the whole graph, where the hooks of others do not see what it saves."""
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: [t], lambda box: box[0]):
+        out = fn(*args)
+
+    def again(grad):
+        state = torch.get_rng_state()
+        with torch.no_grad():
+            fn(*args)
+        torch.set_rng_state(state)
+
+    if out.requires_grad:
+        out.register_hook(again)
+    return out
+
+
+class KeepsTheGraph(Recompute):
+    """Runs fn with a graph in forward, and uses that graph in backward."""
+
+    @staticmethod
+    def forward(ctx, fn, switch, *args):
+        state = torch.get_rng_state()
+        inputs = [t.detach().requires_grad_(t.requires_grad) for t in args]
+        with (
+            torch.enable_grad(),
+            torch.autograd.graph.saved_tensors_hooks(lambda t: [t], lambda b: b[0]),
+        ):
+            ctx.out = fn(*inputs)
+        ctx.inputs, ctx.fn, ctx.rng = inputs, fn, state
+        return ctx.out.detach()
+
+    @staticmethod
+    def backward(ctx, grad):
+        state = torch.get_rng_state()
+        with torch.no_grad():
+            ctx.fn(*ctx.inputs)
+        torch.set_rng_state(state)
+        ctx.out.backward(grad)
+        return None, None, *(t.grad for t in ctx.inputs)
+
+
+class ReseedsAll(Recompute):
+    """A fixed seed before each run: both draw the same, and so does whoever comes next."""
+
+    @staticmethod
+    def forward(ctx, fn, switch, *args):
+        torch.manual_seed(0)
+        return Recompute.forward(ctx, fn, switch, *args)
+
+
+def also_without_grad(fn, *args):
+    out = recompute(fn, *args)
+    return out if out.requires_grad else out.clone().requires_grad_()
+
+
 WRONG = {  # name -> what of the reference it replaces
     "draws other random numbers": dict(recompute=lambda fn, *a: apply(OtherDice, fn, a)),
     "drops the gradients of other arguments": dict(
@@ -72,8 +181,23 @@ WRONG = {  # name -> what of the reference it replaces
     "leaves the generator elsewhere": dict(recompute=lambda fn, *a: apply(SpoilsTheDice, fn, a)),
     "keeps everything": dict(recompute=keeps_everything),
     "forgets weights that no argument leads to": dict(recompute=without_switch),
+    "does not detach": dict(recompute=lambda fn, *a: apply(NoDetach, fn, a)),
+    "counts a gradient twice": dict(recompute=lambda fn, *a: apply(AddsTwice, fn, a)),
+    "is torch.utils.checkpoint": dict(recompute=from_the_library),
+    "is its older, reentrant form": dict(recompute=the_other_from_the_library),
+    "keeps the graph under its own hooks": dict(recompute=under_own_hooks),
+    "keeps the graph in its Function": dict(recompute=lambda fn, *a: apply(KeepsTheGraph, fn, a)),
+    "wants gradients of whole numbers": dict(recompute=lambda fn, *a: apply(AllWanted, fn, a)),
+    "sets a seed of its own": dict(recompute=lambda fn, *a: apply(ReseedsAll, fn, a)),
+    "wants a gradient under no_grad": dict(recompute=also_without_grad),
 }
 
 
 def apply(function, fn, args):
     return function.apply(fn, torch.empty(0, requires_grad=True), *args)
+
+
+EQUIVALENT = {
+    "switch = torch.empty(0, requires_grad=True)  # else no backward if only weights want "
+    "gradients: `0` -> `1`": "the switch is never read, only that it wants a gradient"
+}

@@ -21,6 +21,19 @@ def noise_scale(steps, seq_len):
     return trace / G_sq if G_sq > 0 else None
 
 
+def take(noise, overhead_s, token_s, unit, waste):
+    def time(units):  # less what no batch changes
+        return noise * overhead_s / (units * unit) + token_s * units * unit
+
+    best = (noise * overhead_s / token_s) ** 0.5  # where the two terms are equal
+    least = int(best / unit)
+    most = max(1, math.floor(waste * noise / unit))
+    return unit * min((max(1, min(n, most)) for n in (least, least + 1)), key=time)
+
+
+# ---------------------------------------------------------------------------- wrong answers
+
+
 def mean_of_ratios(steps, seq_len):
     """Biased: a step whose |G|^2 happens to be near 0 outweighs all the others."""
     ratios = [t / g for g, t in estimates(steps, seq_len) if g]
@@ -50,10 +63,49 @@ def negative_too(steps, seq_len):
     return trace / G_sq if G_sq else None
 
 
+def at_the_noise_scale(noise, overhead_s, token_s, unit, waste):
+    return unit * max(1, round(min(noise, waste * noise) / unit))
+
+
+def half_overhead(noise, overhead_s, token_s, unit, waste):
+    return take(overhead_s / token_s, overhead_s, token_s, unit, waste)
+
+
+def rounds_down(noise, overhead_s, token_s, unit, waste):
+    best = min((noise * overhead_s / token_s) ** 0.5, waste * noise)
+    return unit * max(1, int(best / unit))
+
+
+def rounds(noise, overhead_s, token_s, unit, waste):
+    """The nearest multiple, but time does not rise evenly to both sides."""
+    best = (noise * overhead_s / token_s) ** 0.5
+    return unit * max(1, min(round(best / unit), int(waste * noise / unit)))
+
+
+def any_waste(noise, overhead_s, token_s, unit, waste):
+    return take(noise, overhead_s, token_s, unit, math.inf if waste == math.inf else 1e12)
+
+
+def no_batch(noise, overhead_s, token_s, unit, waste):
+    said = take(noise, overhead_s, token_s, unit, waste)
+    return 0 if unit > waste * noise else said
+
+
 WRONG = {  # name -> what of the reference it replaces
     "averages the ratios of single steps": dict(noise_scale=mean_of_ratios),
     "swaps the sizes": dict(noise_scale=sizes_swapped),
     "counts rows where tokens are meant": dict(noise_scale=in_rows),
     "averages norms of different sizes": dict(noise_scale=norms_first),
     "gives a negative noise scale": dict(noise_scale=negative_too),
+    "takes the noise scale for the batch": dict(take=at_the_noise_scale),
+    "takes the batch at which half is overhead": dict(take=half_overhead),
+    "rounds down": dict(take=rounds_down),
+    "takes the nearest multiple": dict(take=rounds),
+    "forgets what may be wasted": dict(take=any_waste),
+    "takes no batch where one unit wastes too much": dict(take=no_batch),
+}
+
+EQUIVALENT = {
+    "if small == big or not math.isfinite(small_sq + big_sq):: "
+    "`small_sq + big_sq` -> `small_sq - big_sq`": "infinity less infinity is not finite either"
 }

@@ -27,6 +27,47 @@ def in_the_order_of_a_set(parameters, world):
     return [owner[storage] for storage, _ in parameters]
 
 
+def sorted_by_hash_of_text(parameters, world):
+    """hash(str(name)) is that of plain text, whatever `name` is."""
+    order = sorted(set(parameters), key=lambda p: (-p[1], hash(str(p[0]))))
+    owner = dict(zip((storage for storage, _ in order), partition(order, world)))
+    return [owner[storage] for storage, _ in parameters]
+
+
+def over_a_set_of_texts(parameters, world):
+    size = dict(parameters)
+    order = [(storage, size[storage]) for storage in {f"{storage}" for storage, _ in parameters}]
+    owner = dict(zip((storage for storage, _ in order), partition(order, world)))
+    return [owner[storage] for storage, _ in parameters]
+
+
+def sorted_by_address(parameters, world):
+    first = {storage: (storage, size) for storage, size in reversed(parameters)}
+    order = sorted(first.values(), key=lambda p: id(p[0]))
+    owner = dict(zip((storage for storage, _ in order), partition(order, world)))
+    return [owner[storage] for storage, _ in parameters]
+
+
+def ties_by_identity(parameters, world):
+    """`is` finds tied names only if they are the same object."""
+    return splits_tied_ones([(id(storage), size) for storage, size in parameters], world)
+
+
+def at_random(parameters, world):
+    import random
+
+    order = random.sample(sorted(set(parameters)), len(set(parameters)))
+    owner = dict(zip((storage for storage, _ in order), partition(order, world)))
+    return [owner[storage] for storage, _ in parameters]
+
+
+def sorts_its_argument(parameters, world):
+    given = [storage for storage, _ in parameters]
+    parameters.sort()
+    owner = dict(zip((storage for storage, _ in parameters), partition(parameters, world)))
+    return [owner[storage] for storage in given]
+
+
 def loses_the_rest(parameters, world):
     """Consecutive parts of len // world parameters; those that are left have no rank."""
     names = list(dict(parameters))
@@ -54,7 +95,17 @@ WRONG = {  # name -> what of the reference it replaces
     "round-robin by count": dict(partition=round_robin),
     "by hash": dict(partition=by_hash),
     "in the order of a set": dict(partition=in_the_order_of_a_set),
+    "sorts by hash(str(name))": dict(partition=sorted_by_hash_of_text),
+    "iterates over a set of names": dict(partition=over_a_set_of_texts),
+    "sorts by address": dict(partition=sorted_by_address),
+    "knows tied ones by their address": dict(partition=ties_by_identity),
+    "draws the order": dict(partition=at_random),
+    "sorts the list that it was given": dict(partition=sorts_its_argument),
     "loses the last ones": dict(partition=loses_the_rest),
     "splits tied parameters": dict(partition=splits_tied_ones),
     "counts tied parameters twice": dict(partition=counts_tied_ones_twice),
+}
+
+EQUIVALENT = {  # a change that changes nothing -> why
+    "owner, load = {}, [0] * world: `0` -> `1`": "only differences of loads count"
 }

@@ -3,99 +3,124 @@
 import numpy as np
 
 
-def zigzag(T, P):
-    runs = np.split(np.arange(T), 2 * P)
-    return [np.concatenate([runs[r], runs[2 * P - 1 - r]]) for r in range(P)]
+def parallel_loss(all_reduce, logits, first, targets):
+    top = all_reduce(logits.max(1, initial=-np.inf), "max")  # (B,)
+    p = np.exp(logits - top[:, None])
+    place = targets - first
+    rows = np.flatnonzero((0 <= place) & (place < logits.shape[1]))  # whose target is here
+    right = np.zeros(len(targets), np.float32)
+    right[rows] = (logits[rows, place[rows]] - top[rows]).astype(np.float32)
+    total, right = all_reduce(np.stack([p.sum(1), right]), "sum")
+    d = p / total[:, None]
+    d[rows, place[rows]] -= 1
+    return np.log(total) - right, d
 
 
-def attend(q, k, v, seen):
-    """-> o (t, D), lse (t,); both 0 and -inf for a query that sees no key."""
-    scores = np.where(seen, q @ k.T / q.shape[1] ** 0.5, -np.inf)
-    top = scores.max(1, keepdims=True)
-    top = np.where(np.isinf(top), 0, top)
-    weights = np.exp(scores - top)
-    total = weights.sum(1, keepdims=True)
-    o = weights @ v / np.where(total == 0, 1, total)
-    return o, (np.log(total) + top)[:, 0]
+def gathers_the_logits(all_reduce, logits, first, targets):
+    """All of them, by a sum over zeros."""
+    V = int(all_reduce(np.array([first + logits.shape[1]]), "max")[0])
+    whole = np.zeros((len(targets), V), np.float32)
+    whole[:, first : first + logits.shape[1]] = logits
+    whole = all_reduce(whole, "sum")
+    loss, d = parallel_loss(lambda x, op: x, whole, 0, targets)
+    return loss, d[:, first : first + logits.shape[1]]
 
 
-def merge(o1, lse1, o2, lse2):
-    lse = np.logaddexp(lse1, lse2)
-    base = np.where(np.isinf(lse), 0, lse)
-    return o1 * np.exp(lse1 - base)[:, None] + o2 * np.exp(lse2 - base)[:, None], lse
+def each_its_own_softmax(all_reduce, logits, first, targets):
+    loss, d = parallel_loss(lambda x, op: x, logits, first, targets)
+    return all_reduce(loss, "sum"), d
 
 
-def by_position(mine, theirs):
-    return mine[:, None] >= theirs[None, :]
+def each_its_own_top(all_reduce, logits, first, targets):
+    """The sums are relative to different maxima."""
+    return parallel_loss(
+        lambda x, op: x if op == "max" else all_reduce(x, op), logits, first, targets
+    )
 
 
-def by_index(mine, theirs):
-    return np.tri(len(mine), len(theirs), dtype=bool)
+def without_the_top(all_reduce, logits, first, targets):
+    zero = lambda x, op: np.zeros_like(x) if op == "max" else all_reduce(x, op)
+    return parallel_loss(zero, logits, first, targets)
 
 
-def ring(rank, world, send, recv, q, k, v, positions, seen=by_position, attend=attend, merge=merge):
-    o, lse, there = np.zeros_like(q), np.full(len(q), -np.inf), positions
-    for turn in range(world):
-        o, lse = merge(o, lse, *attend(q, k, v, seen(positions, there)))
-        if turn < world - 1:
-            for x in (k, v, there):
-                send((rank + 1) % world, x)
-            k, v, there = (recv((rank - 1) % world) for _ in range(3))
-    return o
+def sums_the_tops(all_reduce, logits, first, targets):
+    return parallel_loss(lambda x, op: all_reduce(x, "sum"), logits, first, targets)
 
 
-def ring_attention(rank, world, send, recv, q, k, v, positions):
-    return ring(rank, world, send, recv, q, k, v, positions)
+def negative_places(all_reduce, logits, first, targets):
+    """A target of a rank before has a negative place, which numpy counts from the end."""
+    top = all_reduce(logits.max(1, initial=-np.inf), "max")
+    p = np.exp(logits - top[:, None])
+    place = targets - first
+    rows = np.flatnonzero((-logits.shape[1] <= place) & (place < logits.shape[1]))
+    right = np.zeros(len(targets), np.float32)
+    right[rows] = logits[rows, place[rows]] - top[rows]
+    total, right = all_reduce(np.stack([p.sum(1), right]), "sum")
+    d = p / total[:, None]
+    d[rows, place[rows]] -= 1
+    return np.log(total) - right, d
 
 
-def nan_attend(q, k, v, seen):
-    """-inf - -inf is NaN where a block is wholly masked."""
-    scores = np.where(seen, q @ k.T / q.shape[1] ** 0.5, -np.inf)
-    top = scores.max(1, keepdims=True)
-    weights = np.exp(scores - top)
-    total = weights.sum(1, keepdims=True)
-    return weights @ v / total, (np.log(total) + top)[:, 0]
+def clipped_places(all_reduce, logits, first, targets):
+    """Takes the nearest token that it has, and every rank adds one."""
+    n = logits.shape[1]
+    inside = np.clip(targets, first, first + max(n - 1, 0))
+    loss, d = parallel_loss(all_reduce, logits, first, inside)
+    return loss, d
 
 
-def mean_merge(o1, lse1, o2, lse2):
-    return (o1 + o2) / 2, np.logaddexp(lse1, lse2)
+def one_everywhere(all_reduce, logits, first, targets):
+    """The gradient's 1 is taken off on every rank, at the target modulo its tokens."""
+    loss, d = parallel_loss(all_reduce, logits, first, targets)
+    outside = (targets < first) | (targets >= first + logits.shape[1])
+    for row in np.flatnonzero(outside) if logits.shape[1] else ():
+        d[row, (targets[row] - first) % logits.shape[1]] -= 1
+    return loss, d
 
 
-def overflowing_merge(o1, lse1, o2, lse2):
-    total = np.exp(lse1) + np.exp(lse2)
-    safe = np.where(total == 0, 1, total)
-    o = o1 * (np.exp(lse1) / safe)[:, None] + o2 * (np.exp(lse2) / safe)[:, None]
-    return o, np.log(total)
+def no_one(all_reduce, logits, first, targets):
+    loss, d = parallel_loss(all_reduce, logits, first, targets)
+    place = targets - first
+    rows = np.flatnonzero((0 <= place) & (place < logits.shape[1]))
+    d[rows, place[rows]] += 1
+    return loss, d
 
 
-def ring_with(**parts):
-    return lambda *args: ring(*args, **parts)
+def of_the_mean(all_reduce, logits, first, targets):
+    loss, d = parallel_loss(all_reduce, logits, first, targets)
+    return loss, d / np.float32(max(len(targets), 1))
 
 
-def blocks(T, P):
-    """The last rank has nearly twice the mean work."""
-    return np.split(np.arange(T), P)
+def equal_parts(all_reduce, logits, first, targets):
+    """As if each rank had as many tokens."""
+    n = logits.shape[1]
+    return parallel_loss(all_reduce, logits, first // max(n, 1) * n, targets)
 
 
-def in_turn(T, P):
-    """Position by position: nearly even, but P runs, and not quite."""
-    return [np.arange(r, T, P) for r in range(P)]
+def in_place(all_reduce, logits, first, targets):
+    out = parallel_loss(all_reduce, logits, first, targets)
+    logits -= logits.max(1, initial=-1, keepdims=True)
+    return out
 
 
-def turns_too_often(rank, world, send, recv, q, k, v, positions):
-    """Sends what nobody needs once more."""
-    o = ring(rank, world, send, recv, q, k, v, positions)
-    send((rank + 1) % world, k)
-    recv((rank - 1) % world)
-    return o
+def adds_epsilon(all_reduce, logits, first, targets):
+    """log(p + 1e-6) is never infinite, and never large."""
+    loss, d = parallel_loss(all_reduce, logits, first, targets)
+    return -np.log(np.exp(-loss) + np.float32(1e-6)), d
 
 
 WRONG = {  # name -> what of the reference it replaces
-    "blocks": dict(zigzag=blocks),
-    "one position each in turn": dict(zigzag=in_turn),
-    "a mask without positions": dict(ring_attention=ring_with(seen=by_index)),
-    "NaN where a block is masked": dict(ring_attention=ring_with(attend=nan_attend)),
-    "averages the blocks": dict(ring_attention=ring_with(merge=mean_merge)),
-    "overflows": dict(ring_attention=ring_with(merge=overflowing_merge)),
-    "one turn too many": dict(ring_attention=turns_too_often),
+    "gathers all logits": dict(parallel_loss=gathers_the_logits),
+    "a softmax for each rank": dict(parallel_loss=each_its_own_softmax),
+    "a maximum for each rank": dict(parallel_loss=each_its_own_top),
+    "no maximum taken off": dict(parallel_loss=without_the_top),
+    "sums the maxima": dict(parallel_loss=sums_the_tops),
+    "counts negative places from the end": dict(parallel_loss=negative_places),
+    "clips targets to its tokens": dict(parallel_loss=clipped_places),
+    "takes off 1 on every rank": dict(parallel_loss=one_everywhere),
+    "takes off 1 nowhere": dict(parallel_loss=no_one),
+    "gradient of the mean": dict(parallel_loss=of_the_mean),
+    "equal parts": dict(parallel_loss=equal_parts),
+    "writes into logits": dict(parallel_loss=in_place),
+    "adds an epsilon": dict(parallel_loss=adds_epsilon),
 }

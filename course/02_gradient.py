@@ -1,0 +1,246 @@
+# %% [markdown]
+# # 2. One matrix: the table of pairs, learned instead of counted
+#
+# **Afterwards** you can train a model: you know what a gradient, a learning rate and a batch are.
+#
+# **Question.** Can a program find the table of lesson 1 without counting, only by making its loss
+# smaller?
+#
+# Source: D. P. Kingma, J. Ba, Adam: a method for stochastic optimization (2014). Core file:
+# `optim.py`. Before: lesson 1. Next: lesson 3. Takes 2 seconds on two cores.
+
+# %%
+import json
+import math
+
+import lesson
+import numpy as np
+import torch  # arrays like numpy's, which can also compute gradients: see below
+import torch.nn.functional as F
+
+TRAIN, HELD, SMOOTH, NUDGE = 1_000_000, 65_537, 0.1, 0.01
+torch.set_num_threads(1)
+lesson.begin(2, "one matrix")
+text = torch.from_numpy(lesson.bytes_of_stdlib(TRAIN + HELD))  # a tensor: an array of torch's
+training, held = text[:TRAIN], text[TRAIN:]
+before, after = training[:-1], training[1:]  # the pairs of the training text
+
+# %% [markdown]
+# ## A table of scores
+# The model is a table of 256 x 256 numbers again, a **matrix**. Row a belongs to the byte a, and
+# holds a **score** for each byte that may come next: any number, the larger the likelier. Two
+# steps make probabilities of a row of scores: raise e = 2.718... to the power of each, which gives
+# positive numbers, then divide by their sum. This is called **softmax**:
+
+
+# %%
+def softmax(scores: torch.Tensor) -> torch.Tensor:
+    powers = torch.exp(scores)
+    return powers / powers.sum(-1, keepdim=True)  # -1: over the last dimension, here the row
+
+
+example = torch.tensor([2.0, 1.0, 0.0])
+chances = [round(p, 3) for p in softmax(example).tolist()]
+print("scores", example.tolist(), "-> probabilities", chances)
+
+# %% [markdown]
+# Why "matrix"? Write the byte a as a row of 256 numbers, a 1 at place a and 0 elsewhere. The
+# **matrix product** of a row x and a matrix W is a new row: its number j is the sum, over all i, of
+# x[i] times W[i][j]. With a single 1 in x, one row of W is left: to look up row a is a matrix
+# product. (With several rows x, one below the other, each gets its own row of the result.) In
+# Python the sign of this product is `@`.
+
+# %%
+W = torch.randn(256, 256)  # random numbers
+one = torch.zeros(256)
+one[ord("q")] = 1
+same = torch.equal(one @ W, W[ord("q")])
+lesson.holds(same, "a row with a single 1, times the matrix, is one row of the matrix")
+
+# %% [markdown]
+# ## What a gradient is
+# The numbers of the table, which are going to change, are the model's **weights** (or parameters);
+# **training** means to change them until the loss is small. They begin at 0: all probabilities are
+# equal, and the loss is 8 bits. Now pick one of them, nudge it a little upwards, and see what
+# becomes of the loss. The change of the loss, divided by the nudge, is the **slope** for this
+# weight: the derivative that you know from school, of the loss, by this one number. If the slope is
+# negative, more of this weight is good.
+
+
+# %%
+def loss(W: torch.Tensor, before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
+    """Bits per byte of the bytes `after`, each predicted from the byte before it."""
+    p = softmax(W)[before, after]  # the probability that each byte was given
+    return -torch.log2(p).mean()
+
+
+some = slice(0, 5000)  # the first 5,000 pairs
+W = torch.zeros(256, 256, dtype=torch.float64)  # 64 bits a number: tiny changes must not be lost
+slopes = {}
+for pair in ("in", "qu", "zx"):
+    nudged = W.clone()
+    nudged[ord(pair[0]), ord(pair[1])] += NUDGE
+    change = loss(nudged, before[some], after[some]) - loss(W, before[some], after[some])
+    slopes[pair] = float(change) / NUDGE
+
+# %% [markdown]
+# The slopes of all weights together are the **gradient**: a matrix as large as W. To get it by
+# nudging, we would compute the loss 65,537 times. Torch gets it in about the time of two: it notes
+# each operation on the way to the loss, and then goes backwards through them with the chain rule
+# (lesson 12 builds such a machine). `requires_grad_` asks for it, `backward` computes it, `grad`
+# holds it.
+
+# %%
+W.requires_grad_()
+loss(W, before[some], after[some]).backward()
+exact = {pair: float(W.grad[ord(pair[0]), ord(pair[1])]) for pair in slopes}
+rows = [(repr(pair), slopes[pair], exact[pair]) for pair in slopes]
+lesson.table(["weight of the pair", "by nudging", "by torch"], rows, "slopes of the loss")
+close = all(abs(slopes[p] - exact[p]) < 0.02 * abs(exact[p]) + 1e-9 for p in slopes)
+lesson.holds(close, "torch's slopes are those of nudging, to two in a hundred")
+lesson.holds(exact["in"] < 0, "to raise the score of a frequent pair lowers the loss")
+
+# %% [markdown]
+# ## One step downhill
+# The gradient says in which direction the loss grows. So take from each weight a small multiple of
+# its slope: the loss falls. Again and again, this is **gradient descent**, and the multiple is the
+# **learning rate**. Too small a rate, and nothing moves; too large, and the step goes beyond the
+# valley and up the other side, as the slope is only true nearby.
+#
+# A trick for this lesson: the same pair gives the same loss wherever it stands. So we sum over the
+# 65,536 possible pairs, each with its share of the text, instead of over a million bytes.
+
+# %%
+share = torch.zeros(256, 256)
+share.index_put_((before, after), torch.tensor(1 / len(before)), accumulate=True)  # pairs' shares
+
+
+def loss_of_all(W: torch.Tensor) -> torch.Tensor:
+    """`loss` over the whole training text. log_softmax: the natural logarithm of softmax, without
+    numbers too large for the computer. Divided by that of 2, it is log2."""
+    return -(share * F.log_softmax(W, dim=-1)).sum() / math.log(2)
+
+
+def descend(rate: float, steps: int) -> torch.Tensor:
+    """Gradient descent from 0 -> the weights."""
+    W = torch.zeros(256, 256, requires_grad=True)
+    for _ in range(steps):
+        (gradient,) = torch.autograd.grad(loss_of_all(W), W)
+        with torch.no_grad():  # the step itself is nothing to go backwards through
+            W -= rate * gradient
+    return W.detach()  # without the notes
+
+
+rates = {rate: float(loss_of_all(descend(rate, 200))) for rate in (0.01, 10.0, 1000.0)}
+rows = [*rates.items()]
+lesson.table(["learning rate", "bits per byte"], rows, "200 steps of gradient descent from 8 bits")
+slow, fair, wild = rates.values()
+lesson.holds(fair < 5, "200 steps at a learning rate of 10 take the loss from 8 bits below 5")
+lesson.holds(slow > fair + 1, "with a rate of 0.01, it ends over a bit higher than with 10")
+lesson.holds(wild > fair + 1, "a rate of 1,000 is worse than 10 by over a bit: it overshoots")
+
+# %% [markdown]
+# ## A batch
+# Real models cannot use the whole text for each step. They take a **batch**: a few examples, drawn
+# at random. Its gradient is a guess of the whole one. How good a guess? Compare directions: the
+# **cosine** of the angle between two gradients is 1 if they agree, and 0 if they have nothing to do
+# with each other.
+
+# %%
+torch.manual_seed(0)  # the random numbers of torch: the same in each run
+W = descend(10.0, 20).requires_grad_()
+(whole,) = torch.autograd.grad(loss_of_all(W), W)
+rows = []
+for size in (16, 256, 4096):
+    cosines = []
+    for _ in range(10):
+        drawn = torch.randint(len(before), (size,))
+        (guess,) = torch.autograd.grad(loss(W, before[drawn], after[drawn]), W)
+        cosines.append(float(F.cosine_similarity(guess.flatten(), whole.flatten(), dim=0)))
+    rows.append((size, float(np.mean(cosines))))
+lesson.table(["pairs in the batch", "cosine"], rows, "the gradient of a batch and the whole one")
+small, middle, large = (cosine for _, cosine in rows)
+lesson.holds(large > 0.85, "4,096 pairs of a million nearly give the whole direction")
+lesson.holds(large > middle + 0.1 > small + 0.2, "the larger the batch, the better its direction")
+
+# %% [markdown]
+# ## A learning rate for each weight
+# The row of a rare byte is in few pairs, so its slopes are small, and gradient descent hardly moves
+# it: see the row of "Z" below, after 200 steps. The optimizer **Adam** gives each weight a rate
+# of its own. It remembers the mean square of each weight's slopes, `square`, and divides by its
+# root: whatever the size of its slopes, each weight moves by about the learning rate. (It also
+# averages the slopes themselves over the last ten steps or so, `mean`.) An **optimizer** is what
+# turns gradients into steps.
+
+
+# %%
+def adam(rate: float, steps: int) -> tuple[torch.Tensor, list[float]]:
+    """Like `descend`, with Adam's step -> the weights, the loss before each step."""
+    W = torch.zeros(256, 256, requires_grad=True)
+    mean, square, curve = torch.zeros(256, 256), torch.zeros(256, 256), []
+    for step in range(1, steps + 1):
+        total = loss_of_all(W)
+        curve.append(total.item())
+        (gradient,) = torch.autograd.grad(total, W)
+        mean = 0.9 * mean + 0.1 * gradient
+        square = 0.99 * square + 0.01 * gradient**2
+        m, s = mean / (1 - 0.9**step), square / (1 - 0.99**step)  # both began at 0: make up for it
+        with torch.no_grad():
+            W -= rate * m / (s.sqrt() + 1e-8)
+    return W.detach(), curve
+
+
+plain = descend(10.0, 200)
+learned, curve = adam(0.05, 800)
+short, _ = adam(0.05, 200)
+moved = float(plain[ord("Z")].abs().max()), float(short[ord("Z")].abs().max())
+print('largest weight in the row of "Z" after 200 steps:')
+print(f"  gradient descent {moved[0]:.2g}, Adam {moved[1]:.2g}")
+lesson.holds(moved[1] > 5 * moved[0], 'Adam moves the row of "Z" over five times as far')
+
+# %% [markdown]
+# ## The learned table is the counted one
+# What should come out? The best probabilities are the shares of the text (the coin of lesson 1):
+# the table that counting gives. No table has a lower loss on the training text. Compare, there and
+# on the held-out text, with the bigram model of lesson 1:
+
+# %%
+counted = torch.log(share * len(before) + SMOOTH)  # scores whose softmax is the smoothed table
+raw = share / share.sum(1, keepdim=True)  # the counted probabilities, without smoothing
+best = float(-(share * torch.log2(raw))[share > 0].sum())
+tables = {"counted": counted, "gradient descent, 200 steps": plain, "Adam, 800 steps": learned}
+rows = [
+    (name, float(loss_of_all(W)), float(loss(W, held[:-1], held[1:]))) for name, W in tables.items()
+]
+lesson.table(["table", "training text", "held-out text"], rows, "bits per byte")
+(_, _, count_held), _, (_, own, own_held) = rows
+lesson.holds(best - 1e-4 < own < best + 0.01, "Adam ends within 0.01 bits of the best table")
+near = abs(own_held - count_held) < 0.02
+lesson.holds(near, "held out, the learned and the counted table differ by under 0.02 bits")
+common = share > 1e-4  # pairs that are in the text at least 100 times
+apart = float((softmax(learned) - raw)[common].abs().max())
+print(f"largest difference of a frequent pair's probability: {apart:.2g}")
+lesson.holds(apart < 0.01, "learned and counted, no frequent pair's probability differs by 0.01")
+
+# %%
+fig = lesson.figure(8, 3.2)
+left, right = fig.subplots(1, 2)
+left.plot(curve, color="crimson")
+left.axhline(best, color="silver")
+left.text(100, best - 0.35, "the counted table", color="gray")
+left.set(xlabel="steps of Adam", ylabel="bits per byte", ylim=(2.5, 8.2), title="training text")
+right.plot(raw[common], softmax(learned)[common], ".", color="crimson", markersize=3)
+right.set(xlabel="counted", ylabel="learned", title="probabilities of frequent pairs")
+lesson.save(fig, "02_gradient")
+if near:  # lesson 4 shows the losses of all four lessons
+    (lesson.OUT / "02_losses.json").write_text(json.dumps({"one matrix, learned": own_held}))
+
+# %% [markdown]
+# ## Trap
+# A learning rate that is ten times too large stops nothing and prints no error: the loss is a
+# number, only a bad one. Before you believe that a model cannot learn something, train it with a
+# third of the rate, and with three times the rate.
+#
+# ## Exercise
+# `exercises/ex02.py`: work out the gradient yourself, without torch's `backward`, first of this
+# table, then of two matrices whose product is the table. `python course/check.py 2`

@@ -1,0 +1,187 @@
+# %% [markdown]
+# # 33. Inside: what do the heads do, and how would you know?
+#
+# **Afterwards** you can watch a model's attention, read its guess after each layer, switch a head
+# off, and tell what a head looks at from what the model uses it for.
+#
+# **Question.** A model copies: where a token comes again, it expects what followed it last time.
+# Which of its parts do that, when in the training do they appear, and how would you know?
+#
+# Source: Olsson et al. 2022, In-context Learning and Induction Heads; nostalgebraist 2020,
+# interpreting GPT: the logit lens. Core file: `model.py` (`_init_previous_token_head`,
+# `key_offset`). Before: lesson 32. Next: lesson 34 (a cache). Takes 45 seconds on two cores.
+
+# %%
+import lesson  # first: it puts the project on the path
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+import data
+import eval
+import model as model_file
+import optim
+from config import GPTConfig, TrainConfig
+from model import GPT
+
+torch.set_num_threads(1)
+VOCAB, T, STEPS, EVERY = 64, 48, 350, 50
+lesson.begin(33, "inside")
+run = eval.EvalConfig(run_dir=str(lesson.tiny_run()), device="cpu", dtype="fp32")
+
+# %% [markdown]
+# ## A window into attention
+# The fast kernel keeps its shares to itself: how much of its attention a token gives to each
+# earlier one. So, for a while, put a slow one in its place. It hands the shares out, and leaves
+# heads out of the sum if told to: they are *off*.
+
+
+# %%
+@contextmanager
+def watched(off: tuple = ()):
+    """Yields a list that gets the shares (B, H, T, T) of each layer; the heads in `off`, pairs
+    (layer, head), add nothing."""
+    shares, kernel = [], model_file.attend
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, mask) -> Tensor:  # (B, H, T, D) each
+        later = torch.ones(q.size(2), k.size(2), dtype=torch.bool).triu(1)
+        p = (q @ k.mT / q.size(-1) ** 0.5).masked_fill(later, -torch.inf).softmax(-1)
+        out = p @ v
+        for layer, head in off:
+            if layer == len(shares):
+                out[:, head] = 0
+        shares.append(p)
+        return out
+
+    model_file.attend = attend
+    try:
+        yield shares
+    finally:
+        model_file.attend = kernel
+
+
+@torch.no_grad()
+def look(model: GPT, ids: Tensor, off: tuple = ()) -> tuple[Tensor, list[Tensor]]:
+    """-> nats (B, T - 1) of each token but the first, the shares of each layer."""
+    with watched(off) as shares:
+        return model(ids[:, :-1], ids[:, 1:], reduction="none"), shares
+
+
+def habits(p: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+    """Shares (B, H, T, T), ids (B, T) -> by head (H,): the mean share on the token before; the mean
+    share on what followed earlier copies of the token, where there are any."""
+    i = torch.arange(p.size(-1))
+    ids = ids[:, : len(i)]
+    copied = (ids[:, :, None] == ids.roll(1, 1)[:, None]) & (i >= 1) & (i[:, None] - i >= 2)
+    after = (p * copied[:, None]).sum(-1).transpose(1, 2)[copied.any(-1)]  # (places, H)
+    return p.diagonal(-1, 2, 3)[..., 1:].mean((0, 2)), after.mean(0)
+
+
+def again(rows: int, shortest: int, longest: int, length: int = T, vocab: int = VOCAB) -> tuple:
+    """Random tokens, none twice, and then the same over and over: ids (rows, length); which of the
+    targets can be known. Each row repeats after its own number of tokens, shortest to longest."""
+    period = torch.randint(shortest, longest + 1, (rows, 1))
+    ids = torch.rand(rows, vocab).argsort(1).gather(1, torch.arange(length) % period)
+    return ids, torch.arange(1, length) >= period
+
+
+# %% [markdown]
+# ## How to find what followed
+# Keys and queries compare tokens. But what followed the last copy is an arbitrary token: what gives
+# it away is *the token before it*. So it takes two heads. One, in the first layer, looks at the
+# token before and writes it down; one in the second layer then looks for the place where its own
+# token is written down: an **induction head**.
+#
+# Three small models of two layers learn to copy random tokens, repeated after 8 to 24 of them.
+# *Plain* begins with random heads. *Planted* begins as the models of this project do: its first
+# head looks at the token before from the start. *One distance* is planted too, but its text always
+# repeats after exactly 16 tokens.
+
+
+# %%
+class Plain(GPT):
+    def _init_previous_token_head(self, name, weight):
+        pass
+
+
+shape = dict(n_layer=2, n_head=2, n_kv_head=2, head_dim=32, n_embd=64, mlp_hidden=64)
+config = GPTConfig(seq_len=64, vocab_size=VOCAB, logit_softcap=0, **shape)
+KINDS = {"plain": (Plain, 8, 24), "planted": (GPT, 8, 24), "one distance": (GPT, 16, 16)}
+history, models, exams = {}, {}, {}
+for name, (kind, *periods) in KINDS.items():
+    torch.manual_seed(0)
+    models[name], exams[name] = kind(config), again(64, *periods)
+    models[name].init_weights()
+    adamw = TrainConfig(optimizer="adamw", lr=5e-3)
+    (optimizer, *_) = optim.build(models[name].param_groups(), adamw, config.n_embd)
+    for step in range(STEPS + 1):
+        if step % EVERY == 0:
+            ids, known = exams[name]
+            nats, (first, second) = look(models[name], ids)
+            shares = habits(first, ids)[0].max().item(), habits(second, ids)[1].max().item()
+            history[name, step] = nats[known].mean().item(), *shares
+        ids, _ = again(24, *periods)
+        models[name](ids[:, :-1], ids[:, 1:]).backward()
+        optimizer.step(), optimizer.zero_grad()
+steps = range(0, STEPS + 1, EVERY)
+rows = [(n, *history["plain", n], *history["planted", n]) for n in steps]
+columns = ["step", "nats", "on before", "on copy", "planted: nats", "before", "copy"]
+lesson.table(columns, rows, "best head's share on the token before (layer 0), on a copy (layer 1)")
+_, nats, before, copy, quick, *_ = map(torch.tensor, zip(*rows))
+lesson.holds(nats[2] > 3.5 and nats[-1] < 1, "plain: a plateau for 100 steps, and then it copies")
+grown = [int((x > x.max() / 2).nonzero()[0]) for x in (before, copy)]
+lesson.holds(grown[0] <= grown[1], "the head for the token before comes no later than the copying")
+lesson.holds(quick[3] < 1 < nats[3] - 1, "with the planted head it copies 100 steps earlier")
+
+# %% [markdown]
+# ## A map is not a reason
+# Look at the maps of *planted* and of *one distance*: both have a head that looks at the token
+# before, and heads that look at what followed the copy. Now switch the first off.
+
+# %%
+rows, nats_off = [], {}
+for name in ("planted", "one distance"):
+    ids, known = exams[name]
+    for off in ((), ((0, 0),)):
+        nats, shares = look(models[name], ids, off)
+        back, after = habits(shares[0], ids)[0][0], habits(shares[1], ids)[1].max()
+        nats_off[name, len(off)] = nats[known].mean().item()
+        way = "head 0 of layer 0 off" if off else "whole"
+        rows.append((name, way, back.item(), after.item(), nats_off[name, len(off)]))
+elsewhere, known = exams["planted"]
+moved = look(models["one distance"], elsewhere)[0][known].mean().item()
+lesson.table(
+    ["model", "part", "on before", "on copy", "nats"], rows, "the same maps, another cause"
+)
+print(f"'one distance' on repeats after 8 to 24 tokens: {moved:.2f} nats")
+lesson.holds(min(row[3] for row in rows[::2]) > 0.35, "both look at what followed the copy")
+needs = nats_off["planted", 1] - nats_off["planted", 0]
+lesson.holds(needs > 2, "planted: without its previous-token head it cannot copy, +2 nats")
+lesson.holds(rows[1][3] < 0.2, "and its copying heads do not find the place any more")
+needs = nats_off["one distance", 1] - nats_off["one distance", 0]
+lesson.holds(needs < 0.5, "one distance: it hardly needs that head: it counts 16 places back")
+lesson.holds(moved > 2, "so it cannot copy at another distance")
+
+# %% [markdown]
+# ## The model that you trained
+# `runs/tiny` has four layers of two heads. Its habits on 100 random tokens that come twice, and
+# what each head is worth: how many nats held-out text costs more when it is off.
+
+# %%
+tiny, trainer = eval.load_model(run)
+torch.manual_seed(0)
+ids, known = again(4, 100, 100, 200, tiny.config.vocab_size)
+inputs, targets = next(data.val_batches(eval.open_data(run, trainer), 4, 4))
+text = torch.cat([inputs, targets[:, -1:]], 1)
+plain = tiny(inputs, targets, reduction="none").detach()
+(whole, _), (_, maps) = look(tiny, text), look(tiny, ids)
+lesson.holds((whole - plain).abs().max() < 1e-2, "watched, tiny has the same loss at every token")
+rows = []
+for layer in range(4):
+    back, after = habits(maps[layer], ids)
+    for head in range(2):
+        worth = look(tiny, text, ((layer, head),))[0].mean() - whole.mean()
+        rows.append((f"{layer}.{head}", back[head].item(), after[head].item(), worth.item()))
+lesson.table(["head", "on before", "on copy", "worth, nats"], rows, "tiny: layer.head")
+best = max(range(8), key=lambda i: rows[i][2])

@@ -1,0 +1,101 @@
+"""Exercise 1: a context that was never seen asks the shorter one.
+
+    predict(text, context, alpha) -> a list of 256 probabilities of the next byte
+
+`text` is what you count in, `context` the bytes before the one to predict; both are of type bytes.
+Let n(c, b) be how often the byte b comes right after the bytes c in the text, and n(c) the sum of
+n(c, b) over all b. Then the probability of b after the context c is
+
+    p(b | c) = (n(c, b) + alpha * p(b | c')) / (n(c) + alpha)
+
+where c' is c without its first byte, the one furthest back. The empty context comes right before
+each byte of the text, and its own c' is the uniform prediction, 1/256. So if c was never seen, the
+answer is that of c', and the more often it was seen, the more its own counts say. alpha > 0.
+
+    predict(b"aab", b"a", 1.0): after "a" came one "a" and one "b", so p(a | "a") =
+        (1 + 1.0 * p(a)) / (2 + 1.0), and p(a) = (2 + 1.0 / 256) / (3 + 1.0)
+
+    bits_per_byte(text, exam, order, alpha) -> float
+
+the mean of -log2 of the probabilities that the bytes of `exam` are given, each predicted from the
+`order` bytes of the exam before it (the first ones from as many as there are, the very first from
+none), with counts in `text`. The exam has at least one byte. 200 bytes of exam and 20,000 of text
+should take less than a second or so.
+"""
+
+
+def predict(text: bytes, context: bytes, alpha: float) -> list[float]:
+    raise NotImplementedError("write predict, then: python course/check.py 1")
+
+
+def bits_per_byte(text: bytes, exam: bytes, order: int, alpha: float) -> float:
+    raise NotImplementedError("write bits_per_byte, then: python course/check.py 1")
+
+
+def oracle(answer) -> None:
+    """The judge. You may read it: it tests the result and gives no solution away."""
+    import math
+    import random
+    from fractions import Fraction
+
+    import lesson
+
+    def slowly(text: bytes, context: bytes, alpha: Fraction) -> list[Fraction]:
+        """By the definition, in exact fractions, place by place."""
+        k, count = len(context), {}
+        shorter = [Fraction(1, 256)] * 256
+        if k:
+            shorter = slowly(text, context[1:], alpha)
+        for i in range(k, len(text)):
+            if all(text[i - k + j] == context[j] for j in range(k)):
+                count[text[i]] = count.get(text[i], 0) + 1
+        total = sum(count.values()) + alpha
+        return [(count.get(b, 0) + alpha * shorter[b]) / total for b in range(256)]
+
+    def name(text: bytes) -> str:
+        return repr(text) if len(text) < 40 else f"{text[:30]!r}... ({len(text)} bytes)"
+
+    rng = random.Random(5)
+    letters = [bytes(rng.choices(b"abc", k=rng.randint(0, 30))) for _ in range(12)]
+    cases = [(b"aab", b"a", 1), (b"aaaa", b"aa", 2), (b"abab", b"ab", 1), (b"", b"xy", 1)]
+    cases += [(b"abcabd", b"", 3), (b"xyz", b"yz", 1), (b"ab", b"abcab", 1), (b"a.b|a", b".", 1)]
+    cases += [(bytes([0, 255, 0, 254]), bytes([0]), Fraction(1, 4)), (b"a\n\na\n", b"\n", 1)]
+    cases += [(b"abcabcabd", b"zab", 1), (b"bcabxacab", b"ca", Fraction(1, 2))]
+    cases += [(3 * b"abcdefghij" + b"defghik", b"abcdefghij", 1)]
+    for text in 2 * letters:
+        context = bytes(rng.choices(b"abcd", k=rng.randint(0, 4)))
+        cases.append((text, context, rng.choice([1, Fraction(1, 8), 9])))
+    for text, context, alpha in cases:
+        got = answer.predict(text, context, float(alpha))
+        asked = f"predict({name(text)}, {context!r}, {float(alpha)})"
+        assert len(got) == 256, f"{asked} has {len(got)} probabilities, not 256"
+        total = math.fsum(got)
+        assert abs(total - 1) < 1e-9, f"{asked}: the probabilities sum to {total}, not to 1"
+        for b, (p, right) in enumerate(zip(got, slowly(text, context, Fraction(alpha)))):
+            assert math.isclose(p, right, rel_tol=1e-9), (
+                f"{asked}: byte {b} ({chr(b)!r}) has {float(p):.6g}, by the definition it has "
+                f"{float(right):.6g}"
+            )
+
+    exams = [(b"abracadabra", b"abra", 2, 1.0), (b"aaaa", b"aaaaa", 1, 0.5), (b"", b"q", 3, 1.0)]
+    exams += [(3 * b"abcdefghij" + b"defghik", b"xabcdefghij", 8, 2.0)]
+    exams += [(b"abcabc", b"cabcab", 0, 1.0), (b"xyxyz", b"xyz", 9, 2.0)]
+    exams += [(t, bytes(rng.choices(b"abcd", k=12)), rng.randint(0, 4), 0.7) for t in letters]
+    for text, exam, order, alpha in exams:
+        right = 0.0
+        for i in range(len(exam)):
+            seen = exam[max(0, i - order) : i]
+            right -= math.log2(slowly(text, seen, Fraction(alpha))[exam[i]]) / len(exam)
+        got = answer.bits_per_byte(text, exam, order, alpha)
+        assert math.isclose(got, right, rel_tol=1e-9), (
+            f"bits_per_byte({name(text)}, {exam!r}, order={order}, alpha={alpha}) is {got:.6g}; by "
+            f"the definition it is {right:.6g}"
+        )
+
+    stdlib = bytes(lesson.bytes_of_stdlib(20_200).tolist())
+    text, exam = stdlib[:20_000], stdlib[20_000:]
+    bits = [answer.bits_per_byte(text, exam, order, 4.0) for order in (0, 1, 3)]
+    assert 5.5 > bits[0] > bits[1] > bits[2] > 0.5, (
+        f"20,000 bytes of the standard library: orders 0, 1 and 3 give {bits} bits per byte of the "
+        "200 bytes after them; a longer context should help here"
+    )

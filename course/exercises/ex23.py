@@ -1,0 +1,63 @@
+"""Exercise 23: name what is wrong with a training run.
+
+    diagnose(run) -> "dead_head"
+
+The ten faults are listed in course/clinic.py (`SICK`, a line each); a run without a fault is
+"healthy". A run has one fault at most. What you get is a dict of what was logged:
+
+    loss, lr, zeros   (S,): training loss; the rate as configured; share of the entries of the
+                      gradient that are exactly 0, the embedding's left out
+    grad, update      {matrix: (S,)}: the norm of the gradient that the optimizer got, and of the
+                      step that it took
+    heads             (S, H): how much each head adds (RMS)
+    val_loss, order   (S / 10 + 1,), at steps 0, 10, ..: loss on validation rows; how far the last
+                      position's logits move if the symbols before it come in reverse
+    weights           {matrix: (2, rows, columns)}: before and after the run
+
+The optimizer is Adam without weight decay. Make as many runs as you like to learn from, with any
+seeds: `clinic.train([("dead_head", 0), ("healthy", 5)])`. The judge has others: where a fault
+strikes, and when, depends on the seed. Change nothing in what you get.
+"""
+
+
+def diagnose(run: dict) -> str:
+    raise NotImplementedError("write diagnose, then: python course/check.py 23")
+
+
+def oracle(answer) -> None:
+    """The judge. You may read it: it tests the result and gives no solution away."""
+    import copy
+
+    import clinic
+    import numpy as np
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    # of the faults that strike somewhere: every head and bucket, and matrices from all parts
+    seeds = dict.fromkeys(clinic.SICK, (2300, 2301)) | {
+        "healthy": (2300, 2301, 2302, 2303),
+        "rate_spike": (2304, 2314),
+        "dead_head": (2300, 2301, 2307),
+        "stale_bucket": (2300, 2301, 2307),
+        "frozen_weight": (2301, 2302, 2308, 2310, 2311),
+    }
+    cases = [(kind, seed) for kind in clinic.KINDS for seed in seeds[kind]]
+    runs = clinic.train(cases)
+    torch.set_num_threads(threads)
+    order = np.random.default_rng(23).permutation(len(cases))
+    for i in order:
+        (kind, seed), kept = cases[i], copy.deepcopy(runs[i])
+        said = answer.diagnose(runs[i])
+        assert isinstance(said, str) and said in clinic.KINDS, (
+            f"{said!r} is none of {', '.join(clinic.KINDS)}"
+        )
+        assert said == kind, (
+            f"the run clinic.train([({kind!r}, {seed})]) is called {said!r}: its loss goes from "
+            f"{runs[i]['loss'][0]:.2f} to {runs[i]['loss'][-10:].mean():.2f}, its validation loss "
+            f"to {runs[i]['val_loss'][-1]:.2f}"
+        )
+        for name, value in kept.items():
+            both = [x if isinstance(x, dict) else {"": x} for x in (value, runs[i][name])]
+            same = all(np.array_equal(both[0][n], both[1][n]) for n in both[0])
+            assert same, f"diagnose changed {name!r} of the run it was given, ({kind!r}, {seed})"

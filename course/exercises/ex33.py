@@ -1,0 +1,171 @@
+"""Exercise 33: find the circuit that copies, in a model that you can run but not read.
+
+    run(ids, edit=None) -> logits (T, V), attention: a list with a tensor (H, T, T) for each layer
+
+runs a small model of attention layers on the ids (T,). attention[layer][head, i, j] is the share
+that position i gives to position j. If edit is given, edit(layer, z) is called in each layer with
+the outputs of its heads, z (H, T, D), and what it returns (of the same shape) is used instead.
+
+    habits(attention, ids) -> back, copy        two tensors (L, H)
+
+back: the mean over the positions 1, 2, ... of the share on the position before. copy: the mean,
+    over the positions whose token has come before, of the share on what followed those earlier
+    copies: position i looks at j with ids[j - 1] == ids[i], 1 <= j <= i. (Shares on several such
+    places are added up. j = i counts too: in "a a", the second a follows the first.)
+
+    worth(run, ids) -> tensor (L, H)
+
+How many nats the mean loss grows when one head's output is replaced with its own mean over the
+    positions of this text. (With the mean and not with zero, since a head may add a constant that
+    the others count on.) The loss is that of predicting ids[1:] from the positions before.
+
+    circuit(run, ids) -> ((layer, head), (layer, head))
+
+The head with the largest copy share; and of the heads in earlier layers the one that it needs: that
+    whose replacement (as in worth) lowers the first one's copy share most.
+"""
+
+from torch import Tensor
+
+
+def habits(attention: list[Tensor], ids: Tensor) -> tuple[Tensor, Tensor]:
+    raise NotImplementedError("write the three functions, then: python course/check.py 33")
+
+
+def worth(run, ids: Tensor) -> Tensor:
+    raise NotImplementedError("write worth too, then: python course/check.py 33")
+
+
+def circuit(run, ids: Tensor) -> tuple[tuple[int, int], tuple[int, int]]:
+    raise NotImplementedError("write circuit too, then: python course/check.py 33")
+
+
+def oracle(answer) -> None:
+    """The judge. You may read it: it tests the result and gives no solution away."""
+    import torch
+
+    torch.manual_seed(33)
+
+    # ------------------------------------------------------------------------------ habits
+    for L, H, T, V in ((1, 1, 5, 2), (2, 3, 12, 4), (3, 2, 20, 30)):
+        ids = torch.randint(V, (T,))
+        ids[0] = ids[T - 1]  # something comes again
+        scores = torch.randn(L, H, T, T, dtype=torch.float64) * 2
+        shares = scores.masked_fill(~torch.ones(T, T).tril().bool(), -torch.inf).softmax(-1)
+        back, copy = torch.zeros(2, L, H, dtype=torch.float64)
+        places = {i: [j for j in range(1, i + 1) if ids[j - 1] == ids[i]] for i in range(T)}
+        places = {i: js for i, js in places.items() if js}
+        for layer, head in ((layer, head) for layer in range(L) for head in range(H)):
+            p = shares[layer, head]
+            back[layer, head] = sum(p[i, i - 1] for i in range(1, T)) / (T - 1)
+            copy[layer, head] = sum(p[i, j] for i in places for j in places[i]) / len(places)
+        given = [p.clone() for p in shares]
+        said = answer.habits(given, ids.clone())
+        assert all(map(torch.equal, given, shares)), "habits has changed the attention it was given"
+        for name, right, found in zip(("back", "copy"), (back, copy), said):
+            assert found.shape == (L, H), f"{name} has the shape {tuple(found.shape)}, not {(L, H)}"
+            far = (found - right).abs()
+            assert far.max() < 1e-9, (
+                f"ids {ids.tolist()}: {name} is {found.flatten()[far.argmax()]:.4f} for a head, "
+                f"and should be {right.flatten()[far.argmax()]:.4f}"
+            )
+
+    # ------------------------------------------------------------------------------ a model
+    V = 12
+    parts = {name: slice(i * V, (i + 1) * V) for i, name in enumerate(("now", "last", "out", "no"))}
+
+    def build(layers: list[list[str]], calls: list):
+        """A model whose heads have these trades. The residual stream has four parts: the token, the
+        token before (once somebody has written it there), the logits, and one nobody reads."""
+        wide = 4 * V
+
+        def head(trade: str, x, T):
+            """-> attention (T, T), output (T, wide)."""
+            i, seen = torch.arange(T), torch.ones(T, T).tril().bool()
+            distance = i[:, None] - i
+            scores, to, gain = torch.zeros(T, T, dtype=torch.float64), "no", 1.0
+            value = x[:, parts["now"]]
+            if trade in ("previous", "idle previous"):
+                scores = 9.0 * (distance == 1)
+                to = "last" if trade == "previous" else "no"
+            elif trade == "induction":
+                scores = 12.0 * x[:, parts["now"]] @ x[:, parts["last"]].T
+                to, gain = "out", 4.0
+            elif trade == "faint induction":  # the same, less sharply
+                scores = 3.0 * x[:, parts["now"]] @ x[:, parts["last"]].T
+                to, gain = "out", 1.0
+            elif trade == "first":
+                scores = 9.0 * (distance == i[:, None])
+            elif trade == "constant":  # takes back what the output adds to token 0
+                value = torch.zeros(T, V, dtype=torch.float64)
+                value[:, 0], to = -6.0, "out"
+            p = scores.double().masked_fill(~seen, -torch.inf).softmax(-1)
+            out = torch.zeros(T, wide, dtype=torch.float64)
+            out[:, parts[to]] = gain * (p @ value)
+            return p, out
+
+        def run(ids, edit=None):
+            calls.append(1)
+            T, attention = len(ids), []
+            x = torch.zeros(T, wide, dtype=torch.float64)
+            x[:, parts["now"]] = torch.nn.functional.one_hot(ids, V).double()
+            for layer, trades in enumerate(layers):
+                p, z = map(torch.stack, zip(*(head(trade, x, T) for trade in trades)))
+                if edit:
+                    before = z.clone()
+                    z = edit(layer, z)
+                    assert z.shape == before.shape, f"edit returned {tuple(z.shape)}"
+                attention.append(p)
+                x = x + z.sum(0)
+            logits = x[:, parts["out"]].clone()
+            logits[:, 0] += 6.0
+            return logits, attention
+
+        return run
+
+    def nats(logits, ids):
+        return torch.nn.functional.cross_entropy(logits[:-1], ids[1:]).item()
+
+    def right_worth(run, ids, layers):
+        found, whole = torch.zeros(len(layers), len(layers[0])), nats(run(ids)[0], ids)
+        for layer in range(len(layers)):
+            for head in range(len(layers[0])):
+
+                def edit(at, z, layer=layer, head=head):
+                    if at == layer:
+                        z = z.clone()
+                        z[head] = z[head].mean(0)
+                    return z
+
+                found[layer, head] = nats(run(ids, edit)[0], ids) - whole
+        return found
+
+    models = [
+        [["constant", "first"]],  # one layer: no circuit
+        [["previous", "first"], ["induction", "constant"]],
+        [["idle previous", "previous", "first"], ["constant", "first", "induction"]],
+        [["first", "idle previous"], ["previous", "constant"], ["first", "induction"]],
+        [["constant", "first"], ["idle previous", "previous"], ["faint induction", "induction"]],
+        [["previous", "constant"], ["idle previous", "induction"], ["idle previous", "first"]],
+    ]
+    for layers in models:
+        calls: list = []
+        run = build(layers, calls)
+        once = torch.randperm(V)
+        ids = torch.cat([once, once, once[: V // 2]])
+        said = answer.worth(run, ids.clone())
+        right = right_worth(run, ids, layers)
+        assert said.shape == right.shape, f"worth: {tuple(said.shape)}, not {tuple(right.shape)}"
+        far = (said - right).abs()
+        layer, head = divmod(int(far.argmax()), len(layers[0]))
+        assert far.max() < 1e-5, (
+            f"heads {layers}: the {layers[layer][head]!r} head {layer, head} is worth "
+            f"{right[layer, head]:.4f} nats, not {said[layer, head]:.4f}"
+        )
+        if len(layers) == 1:
+            continue
+        place = {trade: (i, j) for i, row in enumerate(layers) for j, trade in enumerate(row)}
+        found = tuple(tuple(int(x) for x in part) for part in answer.circuit(run, ids.clone()))
+        names = [layers[i][j] for i, j in found]
+        wanted = place["induction"], place["previous"]
+        assert found == wanted, f"heads {layers}: the circuit is {wanted}, not {found} {names}"

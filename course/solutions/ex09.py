@@ -1,0 +1,169 @@
+"""Exercise 9: the reference, and answers that the oracle must refuse."""
+
+import random
+from hashlib import blake2b
+
+
+class Shuffler:
+    def __init__(self, read, n, size, seed, state=None):
+        self.read, self.n, self.size, self.seed = read, n, size, seed
+        # draws so far, the next row to read, those that are held
+        self.drawn, self.place, held = state or (0, 0, [])
+        self.held = [(i, read(i)) for i in held]
+
+    def next(self):
+        while len(self.held) < self.size and self.place < self.n:
+            self.held.append((self.place, self.read(self.place)))
+            self.place += 1
+        if not self.held:
+            return None
+        i = self.draw(len(self.held))
+        self.drawn += 1
+        self.held[i], self.held[-1] = self.held[-1], self.held[i]
+        return self.held.pop()[1]
+
+    def draw(self, count):
+        """Which of those held: a function of the seed and the draw, so it has no state."""
+        digest = blake2b(f"{self.seed}/{self.drawn}".encode(), digest_size=8).digest()
+        return int.from_bytes(digest, "big") % count
+
+    def state(self):
+        return [self.drawn, self.place, [i for i, _ in self.held]]
+
+
+class LosesTheBuffer(Shuffler):
+    """Saves the place in the stream only: what was held never comes."""
+
+    def state(self):
+        return [self.drawn, self.place, []]
+
+
+class SavesTheRows(Shuffler):
+    def __init__(self, read, n, size, seed, state=None):
+        super().__init__(read, n, size, seed)
+        if state:
+            self.drawn, self.place, self.held = state
+
+    def state(self):
+        return [self.drawn, self.place, list(self.held)]
+
+
+class Replays(Shuffler):
+    """Goes through the stream again, as far as it was."""
+
+    def __init__(self, read, n, size, seed, state=None):
+        super().__init__(read, n, size, seed)
+        for _ in range(state or 0):
+            self.next()
+
+    def state(self):
+        return self.drawn
+
+
+class NewGenerator(Shuffler):
+    """The held rows are saved, the generator's state is not."""
+
+    def __init__(self, read, n, size, seed, state=None):
+        super().__init__(read, n, size, seed, state)
+        self.random = random.Random(seed)
+
+    def draw(self, count):
+        return self.random.randrange(count)
+
+
+class SameDraw(Shuffler):
+    def draw(self, count):
+        return random.Random(self.seed).randrange(count)
+
+
+class ChangesItsState(Shuffler):
+    """The state is the buffer's own list."""
+
+    def __init__(self, read, n, size, seed, state=None):
+        super().__init__(read, n, size, seed, state)
+        self.numbers = [i for i, _ in self.held]
+
+    def next(self):
+        row = super().next()
+        self.numbers[:] = [i for i, _ in self.held]
+        return row
+
+    def state(self):
+        return [self.drawn, self.place, self.numbers]
+
+
+class SortsTheBuffer(Shuffler):
+    """A set has no order, and the draw is by place."""
+
+    def state(self):
+        return [self.drawn, self.place, sorted(i for i, _ in self.held)]
+
+
+class DropsTheRest(Shuffler):
+    """Ends with the stream, though rows are held."""
+
+    def next(self):
+        row = super().next()
+        return row if self.place < self.n else None
+
+
+class LastRowsInOrder(Shuffler):
+    """At the stream's end the buffer is emptied from the front."""
+
+    def draw(self, count):
+        return super().draw(count) if count == self.size else 0
+
+
+class InBlocks(Shuffler):
+    """Reads `size` rows, gives out all of them, and only then reads on."""
+
+    def next(self):
+        size, self.size = self.size, self.size if not self.held else 0
+        row = super().next()
+        self.size = size
+        return row
+
+
+class ReadsAll(Shuffler):
+    def __init__(self, read, n, size, seed, state=None):
+        super().__init__(read, n, n, seed, state)
+
+
+class KeepsOneBack(Shuffler):
+    """The row that was read last is never drawn at once."""
+
+    def draw(self, count):
+        return super().draw(max(1, count - 1))
+
+
+class ForgetsTheDraws(Shuffler):
+    """The draws begin with number 0 again after a resume."""
+
+    def state(self):
+        return [0, *super().state()[1:]]
+
+
+WRONG = {  # name -> what of the reference it replaces
+    "loses the buffer": dict(Shuffler=LosesTheBuffer),
+    "saves the rows": dict(Shuffler=SavesTheRows),
+    "goes through the stream again": dict(Shuffler=Replays),
+    "a new generator after a resume": dict(Shuffler=NewGenerator),
+    "counts draws from 0 after a resume": dict(Shuffler=ForgetsTheDraws),
+    "draws the same place each time": dict(Shuffler=SameDraw),
+    "a state that changes later": dict(Shuffler=ChangesItsState),
+    "saves the buffer sorted": dict(Shuffler=SortsTheBuffer),
+    "drops what is held at the end": dict(Shuffler=DropsTheRest),
+    "the last rows in order": dict(Shuffler=LastRowsInOrder),
+    "shuffles in blocks": dict(Shuffler=InBlocks),
+    "reads the whole stream": dict(Shuffler=ReadsAll),
+    "never draws the newest": dict(Shuffler=KeepsOneBack),
+}
+
+NUMBER = "another number for each draw, and as random"
+EQUIVALENT = {
+    "self.drawn += 1: `self.drawn += 1` -> `self.drawn -= 1`": NUMBER,
+    "self.drawn += 1: `1` -> `2`": NUMBER,
+    "self.drawn, self.place, held = state or (0, 0, []): `0` -> `1`": NUMBER,
+    'digest = blake2b(f"{self.seed}/{self.drawn}".encode(), digest_size=8).digest(): '
+    "`8` -> `9`": NUMBER,
+}

@@ -1,0 +1,163 @@
+"""Exercise 22: the reference, and answers that the oracle must refuse."""
+
+import numpy as np
+
+
+def checked(sizes, losses, least):
+    sizes, losses = np.array(sizes, float), np.array(losses, float)
+    if len(np.unique(sizes)) < least:
+        raise ValueError(f"{len(np.unique(sizes))} sizes are fewer than {least}")
+    if not (np.isfinite(losses) & (losses > 0)).all():
+        raise ValueError(f"losses must be finite and positive: {losses}")
+    return sizes, losses
+
+
+def best_for(a, x, losses):
+    """For each exponent a (k,): E and A with the least squares, and their sum of squares."""
+    u = 1 / losses  # E u + A v should be 1
+    v = x ** -a[:, None] / losses  # (k, n)
+    uu, uv, vv, sv = u @ u, v @ u, (v * v).sum(1), v.sum(1)
+    det = np.maximum(uu * vv - uv * uv, 1e-300)
+    E, A = (u.sum() * vv - uv * sv) / det, (uu * sv - uv * u.sum()) / det
+    A = np.where(E < 0, sv / vv, A)
+    E = np.where(A < 0, u.sum() / uu, np.maximum(E, 0))
+    A = np.maximum(A, 0)
+    return E, A, ((E[:, None] * u + A[:, None] * v - 1) ** 2).sum(1)
+
+
+def fit(sizes, losses):
+    sizes, losses = checked(sizes, losses, 3)
+    middle = np.exp(np.log(sizes).mean())  # sizes near 1, so that no power is extreme
+    low, high = np.log(0.01), np.log(3)
+    for _ in range(9):
+        logs = np.linspace(low, high, 41)
+        E, A, squares = best_for(np.exp(logs), sizes / middle, losses)
+        i, step = squares.argmin(), logs[1] - logs[0]
+        low, high = max(np.log(0.01), logs[i] - step), min(np.log(3), logs[i] + step)
+    a = np.exp(logs[i])
+    return float(E[i]), float(A[i] * middle**a), float(a)
+
+
+def law(fitted, sizes):
+    E, A, a = fitted
+    return E + A * np.asarray(sizes, float) ** -a
+
+
+def predict(sizes, losses, size, draws, seed, luck=1, missing=3, quantiles=(0.05, 0.95)):
+    sizes, losses = checked(sizes, losses, 4)
+    fitted, rng = fit(sizes, losses), np.random.default_rng(seed)
+    off = law(fitted, sizes) / losses - 1
+    s = np.sqrt((off**2).sum() / (len(off) - missing))
+    found = []
+    for _ in range(draws):
+        other = law(fitted, sizes) * (1 + s * rng.normal(size=len(off)))
+        found.append(law(fit(sizes, other), size) * (1 + luck * s * rng.normal()))
+    low, high = np.quantile(found, quantiles)
+    return float(low), float(law(fitted, size)), float(high)
+
+
+# ---------------------------------------------------------------------------- wrong answers
+
+
+def absolute_errors(sizes, losses):
+    """Least squares of L(N) - loss."""
+    sizes, losses = checked(sizes, losses, 3)
+    best = None
+    for a in np.geomspace(0.01, 3, 2000):
+        v = sizes**-a * sizes.min() ** a
+        M = np.stack([np.ones(len(v)), v], 1)
+        E, A = np.linalg.lstsq(M, losses, rcond=None)[0]
+        if E < 0:
+            E, A = 0.0, v @ losses / (v @ v)
+        if A < 0:
+            E, A = losses.mean(), 0.0
+        squares = ((E + A * v - losses) ** 2).sum()
+        if best is None or squares < best[0]:
+            best = squares, (float(E), float(A * sizes.min() ** a), float(a))
+    return best[1]
+
+
+def straight_line(sizes, losses):
+    """A line through the logarithms: a law without E."""
+    sizes, losses = checked(sizes, losses, 3)
+    slope, level = np.polyfit(np.log(sizes), np.log(losses), 1)
+    return 0.0, float(np.exp(level)), float(min(3, max(0.01, -slope)))
+
+
+def coarse(sizes, losses):
+    """A grid of exponents that is not refined."""
+    sizes, losses = checked(sizes, losses, 3)
+    a = np.linspace(0.01, 3, 30)
+    E, A, squares = best_for(a, sizes, losses)
+    i = squares.argmin()
+    return float(E[i]), float(A[i]), float(a[i])
+
+
+def negative_E(sizes, losses):
+    sizes, losses = checked(sizes, losses, 3)
+    best = None
+    for a in np.geomspace(0.01, 3, 4000):
+        M = np.stack([1 / losses, (sizes / sizes[0]) ** -a / losses], 1)
+        E, A = np.linalg.lstsq(M, np.ones(len(M)), rcond=None)[0]
+        squares = ((M @ (E, A) - 1) ** 2).sum()
+        if best is None or squares < best[0]:
+            best = squares, (float(E), float(A * sizes[0] ** a), float(a))
+    return best[1]
+
+
+def without_luck(*args):
+    return predict(*args, luck=0)
+
+
+def all_n(*args):
+    return predict(*args, missing=0)
+
+
+def always_seed_0(sizes, losses, size, draws, seed):
+    return predict(sizes, losses, size, draws, 0)
+
+
+def no_seed(sizes, losses, size, draws, seed):
+    return predict(sizes, losses, size, draws, None)
+
+
+def plus_minus(sizes, losses, size, draws, seed):
+    """The fit's errors, as if it were exact far away too."""
+    sizes, losses = checked(sizes, losses, 4)
+    fitted = fit(sizes, losses)
+    off = law(fitted, sizes) / losses - 1
+    s = np.sqrt((off**2).sum() / (len(off) - 3)) * (1 + 1e-9 * seed)
+    middle = float(law(fitted, size))
+    return middle * (1 - 1.645 * s), middle, middle * (1 + 1.645 * s)
+
+
+def median_of_draws(sizes, losses, size, draws, seed):
+    low, middle, high = predict(sizes, losses, size, draws, seed)
+    return low, (low + high) / 2, high
+
+
+def half_interval(*args):
+    return predict(*args, quantiles=(0.25, 0.75))
+
+
+def takes_anything(sizes, losses, size, draws, seed):
+    """Counts runs, not sizes."""
+    if len(np.unique(sizes)) < 4 and len(sizes) >= 4:
+        return 1.0, 2.0, 3.0
+    return predict(sizes, losses, size, draws, seed)
+
+
+WRONG = {  # name -> what of the reference it replaces
+    "fits absolute errors": dict(fit=absolute_errors),
+    "fits a straight line through the logarithms": dict(fit=straight_line),
+    "does not refine the exponent": dict(fit=coarse),
+    "lets E be negative": dict(fit=negative_E),
+    "forgets the new run's own luck": dict(predict=without_luck),
+    "divides the squares by n": dict(predict=all_n),
+    "ignores the seed": dict(predict=always_seed_0),
+    "draws without the seed": dict(predict=no_seed),
+    "gives the fit's errors for those of the prediction": dict(predict=plus_minus),
+    "centres the interval": dict(predict=median_of_draws),
+    "gives half of the draws as the interval": dict(predict=half_interval),
+    "counts runs where sizes are meant": dict(predict=takes_anything),
+}

@@ -1,0 +1,125 @@
+"""Exercise 23: the reference, and answers that the oracle must refuse."""
+
+import clinic
+import numpy as np
+
+
+def pace(run):
+    """Each matrix's step over the configured rate and over the root of its size (matrices, S).
+    Adam's first step is 1 in these units; later ones are smaller."""
+    sizes = {name: pair[0].size for name, pair in run["weights"].items()}
+    return np.array([run["update"][n] / run["lr"] / sizes[n] ** 0.5 for n in sizes])
+
+
+def echo(x, lag):
+    """The correlation of x with itself `lag` later, of which as much is left as overlaps."""
+    return (x[lag:] * x[: len(x) - lag]).sum() / (x * x).sum()
+
+
+def diagnose(run):
+    if run["order"].max() < 0.01:
+        return "no_rope"
+    if not run["heads"].any(0).all():
+        return "dead_head"
+    if not all(step.any() for step in run["update"].values()):
+        return "frozen_weight"
+    if run["zeros"][-1] > 0.5:
+        return "fp16_underflow"
+    if any(norm[-1] == norm[-2] > 0 for norm in run["grad"].values()):
+        return "stale_bucket"
+    fast = np.log2(pace(run).max(0))
+    if fast[0] > 0.5:
+        return "doubled_rate"
+    if fast.max() > 0.5:
+        return "rate_spike"
+    steps = np.arange(len(run["loss"]))
+    held_out = np.interp(steps, np.linspace(0, len(steps), len(run["val_loss"])), run["val_loss"])
+    if np.median(run["loss"] - held_out) > 0.3:
+        return "leak"
+    rest = run["loss"] - np.polyval(np.polyfit(steps, run["loss"], 3), steps)
+    if echo(rest, 1) > 0.3:
+        return "not_shuffled"
+    if max(echo(rest, lag) for lag in steps[1:]) > 0.4:
+        return "repeated_epoch"
+    return "healthy"
+
+
+# ---------------------------------------------------------------------------- wrong answers
+
+
+KNOWN = []
+
+
+def missing(kind, instead="healthy"):
+    def answer(run):
+        said = diagnose(run)
+        return instead if said == kind else said
+
+    return answer
+
+
+def from_losses(run):
+    """Only the two loss curves: they tell a leak, and little else."""
+    gap = run["val_loss"][-1] - run["loss"][-10:].mean()
+    return "leak" if gap < -0.5 else "repeated_epoch" if gap > 0.3 else "healthy"
+
+
+def nearest_known(run):
+    """The known run (seeds 0 and 1) whose loss is nearest: a table of the runs one has seen."""
+    cases = [(kind, seed) for kind in clinic.KINDS for seed in (0, 1)]
+    if not KNOWN:
+        KNOWN.extend(zip(cases, clinic.train(cases)))
+    return min(KNOWN, key=lambda pair: abs(pair[1]["loss"] - run["loss"]).sum())[0][0]
+
+
+def echo_first(run):
+    """Tests for unshuffled rows first, but a spike of the rate has an echo as well."""
+    steps = np.arange(len(run["loss"]))
+    rest = run["loss"] - np.polyval(np.polyfit(steps, run["loss"], 3), steps)
+    return "not_shuffled" if echo(rest, 1) > 0.3 else diagnose(run)
+
+
+def first_head_only(run):
+    alive = run | {"heads": run["heads"][:, :1]}
+    return diagnose(alive)
+
+
+def one_matrix_only(run):
+    parts = {what: {"q": run[what]["q"]} for what in ("grad", "update", "weights")}
+    return diagnose(run | parts)
+
+
+def without_the_embedding(run):
+    """Looks at the matrices between the embedding and the head only."""
+    parts = {what: dict(list(run[what].items())[1:-1]) for what in ("grad", "update", "weights")}
+    return diagnose(run | parts)
+
+
+def by_the_last_step(run):
+    """Compares the last step with the rate; by then Adam's steps are shorter than at first."""
+    said = diagnose(run)
+    return said if said != "doubled_rate" or pace(run)[:, -1].max() > 1.5 else "healthy"
+
+
+def sorts_in_place(run):
+    said = diagnose(run)
+    run["loss"].sort()
+    return said
+
+
+WRONG = {  # name -> what of the reference it replaces
+    "looks at the losses alone": dict(diagnose=from_losses),
+    "takes the nearest run that it has seen": dict(diagnose=nearest_known),
+    "asks for the echo before it rules out a spike": dict(diagnose=echo_first),
+    "looks at the first head only": dict(diagnose=first_head_only),
+    "looks at one matrix only": dict(diagnose=one_matrix_only),
+    "leaves out the embedding and the head": dict(diagnose=without_the_embedding),
+    "measures the rate at the last step": dict(diagnose=by_the_last_step),
+    "calls fp16 underflow a frozen weight": dict(
+        diagnose=missing("fp16_underflow", "frozen_weight")
+    ),
+    "calls every run without a symptom unshuffled": dict(
+        diagnose=missing("healthy", "not_shuffled")
+    ),
+    "sorts the loss it was given": dict(diagnose=sorts_in_place),
+}

@@ -1,0 +1,214 @@
+"""Exercise 35: the reference, and answers that the oracle must refuse."""
+
+import random
+import re
+import unicodedata
+import zlib
+from collections import Counter, defaultdict
+from itertools import combinations
+from pathlib import Path
+
+PRIME = 2**61 - 1
+
+
+def exact_line_deduplication(input_files, output_directory, at_most=1):
+    files = {Path(file): Path(file).read_bytes().splitlines(keepends=True) for file in input_files}
+    times = Counter(line.rstrip(b"\r\n") for lines in files.values() for line in lines)
+    Path(output_directory).mkdir(parents=True, exist_ok=True)
+    for file, lines in files.items():
+        left = [line for line in lines if times[line.rstrip(b"\r\n")] <= at_most]
+        (Path(output_directory) / file.name).write_bytes(b"".join(left))
+
+
+def normalized(text):
+    letters = [c for c in unicodedata.normalize("NFD", text) if unicodedata.category(c) != "Mn"]
+    return re.findall(r"\w+", "".join(letters).lower())
+
+
+def shingles(text, n):
+    words = normalized(text)
+    return {" ".join(words[i : i + n]) for i in range(max(1, len(words) - n + 1))}
+
+
+def signature(items, num_hashes):
+    draw = random.Random(0)
+    values = [zlib.crc32(item.encode()) for item in items]
+    found = []
+    for _ in range(num_hashes):
+        a, b = draw.randrange(1, PRIME), draw.randrange(PRIME)
+        found.append(min((a * x + b) % PRIME for x in values))
+    return tuple(found)
+
+
+def candidates(signatures, num_bands):
+    size, pairs = len(signatures[0]) // num_bands, set()
+    for start in range(0, size * num_bands, size):
+        shelf = defaultdict(list)
+        for i, numbers in enumerate(signatures):
+            shelf[numbers[start : start + size]].append(i)
+        for same in shelf.values():
+            pairs.update(combinations(same, 2))
+    return pairs
+
+
+def jaccard(a, b):
+    return len(a & b) / len(a | b)
+
+
+def groups(n, pairs):
+    """Indices 0 .. n - 1, joined by pairs -> the groups."""
+    group = {i: [i] for i in range(n)}
+    for i, j in pairs:
+        if group[i] is not group[j]:
+            group[i] += group[j]
+            for k in group[j]:
+                group[k] = group[i]
+    return [group[i] for i in range(n) if group[i][0] == i]
+
+
+def best(texts, names, group):
+    return min(group, key=lambda i: (-len(texts[i]), texts[i], names[i]))
+
+
+def minhash_deduplication(
+    input_files,
+    num_hashes,
+    num_bands,
+    ngrams,
+    jaccard_threshold,
+    output_directory,
+    shingles=shingles,
+    candidates=candidates,
+    jaccard=jaccard,
+    groups=groups,
+    best=best,
+    written=lambda data: data,
+):
+    files = [Path(file) for file in input_files]
+    texts = [file.read_bytes().decode() for file in files]
+    sets = [shingles(text, ngrams) for text in texts]
+    signatures = [signature(items, num_hashes) for items in sets]
+    near = [
+        (i, j)
+        for i, j in sorted(candidates(signatures, num_bands))
+        if jaccard(sets[i], sets[j]) >= jaccard_threshold
+    ]
+    Path(output_directory).mkdir(parents=True, exist_ok=True)
+    names = [file.name for file in files]
+    for group in groups(len(files), near):
+        file = files[best(texts, names, group)]
+        (Path(output_directory) / file.name).write_bytes(written(file.read_bytes()))
+
+
+def other(**parts):
+    """The reference with another part."""
+
+    def changed(*args):
+        minhash_deduplication(*args, **parts)
+
+    return changed
+
+
+def keeps_one_of_the_lines(input_files, output_directory):
+    """The first of equal lines stays: what is left depends on the order of the files."""
+    seen = set()
+    Path(output_directory).mkdir(parents=True)
+    for file in map(Path, input_files):
+        lines = file.read_bytes().splitlines(keepends=True)
+        left = [x for x in lines if not (x.rstrip() in seen or seen.add(x.rstrip()))]
+        (Path(output_directory) / file.name).write_bytes(b"".join(left))
+
+
+def with_their_newlines(input_files, output_directory):
+    """A last line without a newline is not found again."""
+    files = {Path(file): Path(file).read_bytes().splitlines(keepends=True) for file in input_files}
+    times = Counter(line for lines in files.values() for line in lines)
+    Path(output_directory).mkdir(parents=True)
+    for file, lines in files.items():
+        text = b"".join(line for line in lines if times[line] == 1)
+        (Path(output_directory) / file.name).write_bytes(text)
+
+
+def within_a_file(input_files, output_directory):
+    for file in input_files:
+        exact_line_deduplication([file], output_directory)
+
+
+def without_the_kept(n, pairs):
+    """Later texts are compared with those that were kept alone: a chain breaks."""
+    kept = []
+    for j in range(n):
+        owner = next((group for group in kept if (group[0], j) in pairs), None)
+        owner.append(j) if owner else kept.append([j])
+    return kept
+
+
+def bag(text, n):
+    """Shingles with their number of times: a word six times is six words."""
+    words, seen = normalized(text), Counter()
+    found = set()
+    for i in range(max(1, len(words) - n + 1)):
+        item = " ".join(words[i : i + n])
+        seen[item] += 1
+        found.add(f"{item} {seen[item]}")
+    return found
+
+
+def composed(text, n):
+    """Case and punctuation, but not accents."""
+    words = re.findall(r"\w+", text.lower())
+    return {" ".join(words[i : i + n]) for i in range(max(1, len(words) - n + 1))}
+
+
+def none_if_short(text, n):
+    words = normalized(text)
+    return {" ".join(words[i : i + n]) for i in range(len(words) - n + 1)} or {""}
+
+
+WRONG = {  # name -> what of the reference it replaces
+    "one of the equal lines stays": dict(exact_line_deduplication=keeps_one_of_the_lines),
+    "a line includes its newline": dict(exact_line_deduplication=with_their_newlines),
+    "looks within a file only": dict(exact_line_deduplication=within_a_file),
+    "the first of a group stays": dict(
+        minhash_deduplication=other(best=lambda texts, names, group: min(group))
+    ),
+    "any of the longest stays": dict(
+        minhash_deduplication=other(
+            best=lambda texts, names, group: max(sorted(group), key=lambda i: len(texts[i]))
+        )
+    ),
+    "the smallest name stays": dict(
+        minhash_deduplication=other(
+            best=lambda texts, names, group: min(group, key=lambda i: names[i])
+        )
+    ),
+    "copies of copies stay": dict(minhash_deduplication=other(groups=without_the_kept)),
+    "compares all pairs": dict(
+        minhash_deduplication=other(
+            candidates=lambda signatures, _: set(combinations(range(len(signatures)), 2))
+        )
+    ),
+    "believes the bands": dict(minhash_deduplication=other(jaccard=lambda a, b: 1.0)),
+    "a part counts as a copy": dict(
+        minhash_deduplication=other(jaccard=lambda a, b: len(a & b) / min(len(a), len(b)))
+    ),
+    "words without their order": dict(
+        minhash_deduplication=other(shingles=lambda text, n: shingles(text, 1))
+    ),
+    "counts a shingle as often as it comes": dict(minhash_deduplication=other(shingles=bag)),
+    "accents make another word": dict(minhash_deduplication=other(shingles=composed)),
+    "short texts are all alike": dict(minhash_deduplication=other(shingles=none_if_short)),
+    "writes text with other newlines": dict(
+        minhash_deduplication=other(written=lambda data: data.replace(b"\r\n", b"\n"))
+    ),
+}
+
+OTHER = "other random numbers, as good as these"
+EQUIVALENT = {
+    "draw = random.Random(0): `0` -> `1`": OTHER,
+    "a, b = draw.randrange(1, PRIME), draw.randrange(PRIME): `1` -> `2`": OTHER,
+    "found.append(min((a * x + b) % PRIME for x in values)): `a * x + b` -> `a * x - b`": OTHER,
+    "for start in range(0, size * num_bands, size):: `0` -> `1`": (
+        "other numbers of the signature; the last band is one shorter"
+    ),
+}
