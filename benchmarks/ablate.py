@@ -330,7 +330,7 @@ def launch(case: Case, run_dir: Path, slot: dict) -> subprocess.Popen:
 
 def read_result(run_dir: Path) -> dict:
     """All validations of a finished run, and its tokens per second (a median, see flops.Meter)."""
-    records = read_jsonl(run_dir / "metrics.jsonl")
+    records = read_jsonl(run_dir / "metrics.jsonl", bool)
     val = [[r["tokens"], r["val_bpb"]] for r in records if "val_bpb" in r]
     speed = [r["tokens_per_s"] for r in records if "tokens_per_s" in r]
     return dict(val=val, tokens_per_s=round(speed[-1], 1))

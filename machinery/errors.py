@@ -33,9 +33,8 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 def is_lost_rank(error: BaseException) -> bool:
     """Whether gloo or NCCL says that another rank does not answer."""
-    said = str(error)
-    return any(words in said for words in ("Connection closed by peer", "Connection reset by peer",
-               "Timed out waiting", "ncclRemoteError"))  # fmt: skip
+    closed = "Connection closed by peer", "Connection reset by peer"
+    return any(words in str(error) for words in (*closed, "Timed out waiting", "ncclRemoteError"))
 
 
 class RankError(Exception):

@@ -108,10 +108,10 @@ def make_plan(preset: cfg.Preset, world: World) -> Plan:
     parallel, why = pick_parallel(run.parallel, world, state)
     rows = rows_of_smallest_step(config, model.seq_len)
     most = max(1, int(tokens_at_once(model, world, params, state, parallel) / model.seq_len))
-    if run.micro_batch > (share := math.ceil(config.tokens_per_step / model.seq_len / W)):
+    if run.micro_batch > (in_step := config.tokens_per_step // model.seq_len):
         raise UsageError(
-            f"--micro_batch {run.micro_batch} is more than a rank's {share} rows of a step; try "
-            f"--micro_batch {share}"
+            f"--micro_batch {run.micro_batch} is more than the {in_step} rows of a step; try "
+            f"--micro_batch {math.ceil(in_step / W)}"
         )
     steps = steps_for(config, params)
     begins = optim.decay_begins(steps, config.decay)

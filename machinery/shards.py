@@ -118,11 +118,16 @@ class Manifest:
         """Read FOLDER/manifest.json. UsageError, with the command that prepares `preset`, if there
         is none; DataError if it cannot be used."""
         path = Path(folder) / "manifest.json"
-        if not os.path.lexists(path):
+        try:
+            path.lstat()
+        except FileNotFoundError:
             here = Path(folder) == Path("data", preset)
             option = "" if here else f" --data_dir {shlex.quote(str(folder))}"
             command = f"python prepare_data.py {preset}{option} (and the options you want)"
-            raise UsageError(f"{path} does not exist; run: {command}")
+            raise UsageError(f"{path} does not exist; run: {command}") from None
+        except OSError as error:  # a file in place of the folder, a folder that may not be entered
+            how = f"{path} cannot be read ({error.strerror})"
+            raise UsageError(f"{how}; choose another --data_dir") from None
         try:
             tree = read_json(path)
         except DataError as error:

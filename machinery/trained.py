@@ -37,8 +37,8 @@ class EvalConfig:
 
 
 def is_export(path: Path) -> bool:
-    """Whether this is the folder of a model for transformers, which load_exported reads."""
-    return (path / "model.safetensors").exists()
+    """Whether this is the folder of a model for transformers, whole or damaged."""
+    return any((path / n).exists() for n in ("model.safetensors", "generation_config.json"))
 
 
 def find_model(word: str) -> dict[str, str]:

@@ -257,17 +257,38 @@ def _read_lines(f: BinaryIO, path: Path, start: int, end: int, fields, notes) ->
         length = end - start  # may be 0: a long line spans several pieces
     if kind in (".jsonl", ".ndjson"):
         yield from _read_jsonl(f, length, path, fields, notes)
-    elif raw := f.read(length):
-        many = 8 * raw[:4096].count(0) > len(raw[:4096])  # NUL
-        what = "binary, or UTF-16 without its mark" if many else None
-        what = next((NOT_TEXT[magic] for magic in NOT_TEXT if raw.startswith(magic)), what)
-        if start == 0 and what:
-            raise DataError(f"{path} is {what}, not plain text in UTF-8; convert it first")
-        if start == 0 and kind != ".py":  # so that the text of stdlib stays what it is
-            raw = raw.removeprefix(codecs.BOM_UTF8)
-        yield from blocks(decode(raw, notes), DOCUMENT)
-    elif start == 0:
-        notes["empty files"] += 1
+        return
+    for i, raw in enumerate(_parts(f) if length < 0 else [f.read(length)]):
+        if start == i == 0:
+            if what := _not_text(raw):
+                raise DataError(f"{path} is {what}, not plain text in UTF-8; convert it first")
+            if not raw:
+                notes["empty files"] += 1
+            if kind != ".py":  # so that the text of stdlib stays what it is
+                raw = raw.removeprefix(codecs.BOM_UTF8)
+        if raw:
+            yield from blocks(decode(raw, notes), DOCUMENT)
+
+
+def _parts(f: BinaryIO) -> Iterator[bytes]:
+    """A compressed file, which may hold more than fits in memory: some MB at a time, up to the end
+    of a line or, if that is far, of a character."""
+    more = True
+    while more:
+        raw = f.read(LARGEST_UNIT) + f.readline(LARGEST_UNIT)
+        for _ in range(3):  # the most bytes by which a character can go on
+            if b"\x80" <= f.peek(1)[:1] <= b"\xbf":
+                raw += f.read(1)
+        more = f.peek(1)
+        yield raw
+
+
+def _not_text(raw: bytes) -> str | None:
+    """What the beginning of a file shows it to be, if that is not plain text."""
+    start = raw[:4096]
+    many = 8 * start.count(0) > len(start)  # NUL
+    what = "binary, or UTF-16 without its mark" if many else None
+    return next((NOT_TEXT[magic] for magic in NOT_TEXT if raw.startswith(magic)), what)
 
 
 def _line_start(f: BinaryIO, position: int) -> int:

@@ -171,7 +171,8 @@ def whole():
 
 
 def copy(whole: Path, folder: Path) -> None:
-    shutil.copytree(whole, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("written"))
+    texts_stay = lambda path, names: ["written"] if Path(path) == whole else []
+    shutil.copytree(whole, folder, dirs_exist_ok=True, ignore=texts_stay)
 
 
 def ends(program: str, folder: Path) -> tuple[int, str]:

@@ -681,7 +681,7 @@ def test_case_21_another_tokenizer_or_an_edited_manifest(manifest):
     with pytest.raises(DataError, match="edited"):
         Manifest.load(manifest.dir)
     path.write_text("{")
-    with pytest.raises(DataError, match="not valid JSON"):
+    with pytest.raises(DataError, match="holds no JSON object"):
         Manifest.load(manifest.dir)
 
 

@@ -26,7 +26,7 @@ from config import EXTRAS, GPTConfig  # noqa: E402
 from hf import card, mapping, parity  # noqa: E402
 from machinery import cli, disk  # noqa: E402
 from machinery import trained as models  # noqa: E402
-from machinery.errors import CheckpointError, ParityError, StorageError  # noqa: E402
+from machinery.errors import CheckpointError, DataError, ParityError, StorageError  # noqa: E402
 from machinery.shards import Manifest  # noqa: E402
 from model import GPT, rope_tables  # noqa: E402
 from tokenizer import Tokenizer  # noqa: E402
@@ -410,11 +410,11 @@ def test_the_folder(export_model, tokenizer):
 
 
 def test_reading_back_refuses_what_is_not_an_export(export_model, tmp_path):
-    with pytest.raises(ValueError, match="is not a folder that export.py wrote") as refused:
+    with pytest.raises(ValueError, match="was not written by export.py") as refused:
         mapping.load_exported(tmp_path / "data")
     assert cli.exit_code(refused.value) == 2  # one sentence, no traceback
     (tmp_path / "data" / "config.json").write_text('["nano2049"]')
-    with pytest.raises(ValueError, match="is not a folder that export.py wrote"):
+    with pytest.raises(DataError, match="config.json is damaged: it holds no JSON object"):
         mapping.load_exported(tmp_path / "data")
     folder = export_model(build())
     text = (folder / "config.json").read_text()
@@ -429,7 +429,7 @@ def test_reading_back_refuses_what_is_not_an_export(export_model, tmp_path):
     content = bytearray(weights.read_bytes())
     content[-3] ^= 1
     weights.write_bytes(content)
-    with pytest.raises(CheckpointError, match="not the file that was exported"):
+    with pytest.raises(CheckpointError, match="model.safetensors is not as it was exported"):
         mapping.load_exported(folder)
 
 

@@ -255,8 +255,8 @@ def test_a_step_that_is_not_whole_rows(small_data, tmp_path):
         (
             1,
             "--tokens_per_step 9700 --ramp_steps 4",
-            "tokens_per_step 9700 is not a multiple of a row of 64 tokens, four times for the ramp "
-            "= 256; try --tokens_per_step 9728",
+            "tokens_per_step 9700 is not a multiple of a row of 64 tokens, four times for "
+            "--ramp_steps = 256; try --tokens_per_step 9728",
         ),
     ]
     run_dir = tmp_path / "run"

@@ -655,8 +655,10 @@ def test_plain_text_of_any_size_is_read_whole(tmp_path, monkeypatch):
         text = "".join(
             rng.choice(["a", "é", "汉", "👍", " ", "\n" if trial % 3 else "-"]) for _ in range(size)
         )
-        (tmp_path / f"{trial}.txt").write_text(text, encoding="utf-8", newline="")
-        source, notes = sources.parse(f"files:{tmp_path / f'{trial}.txt'}"), Counter()
+        name = tmp_path / (f"{trial}.txt" if trial % 4 else f"{trial}.txt.gz")
+        with gzip.open(name, "w") if name.suffix == ".gz" else open(name, "wb") as file:
+            file.write(text.encode())
+        source, notes = sources.parse(f"files:{name}"), Counter()
         units, _ = sources.list_units(source)
         pieces = sorted((u["pieces"][0][1], u) for u in units)
         read = [t for _, u in pieces for t in sources.documents(source, u, notes)]
@@ -952,7 +954,7 @@ def test_case_25_odd_text_loses_nothing_and_says_so(tmp_path):
     (folder / "empty.txt").write_bytes(b"")
     (folder / "short.txt").write_text("One sentence.")
     (folder / "latin1.txt").write_bytes("coração não".encode("latin-1"))
-    (folder / "nul.txt").write_bytes(b"a\x00b\x00\x00c")
+    (folder / "nul.txt").write_bytes(b"a few \x00 of them \x00\x00 in a text")
     forged = "".join(SPECIAL_TOKENS)
     for i in range(100):  # some of them are for validation
         (folder / f"special{i}.txt").write_text(f"before {forged} after {i}")
