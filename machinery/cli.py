@@ -16,6 +16,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -60,8 +61,11 @@ def first_word(argv: list[str]) -> tuple[str, list[str]]:
 def read_options(default: Any, argv: list[str], program: str) -> Any:
     """The dataclass `default` with the options of argv."""
     import tyro
-    from tyro._errors import on_parse_error  # not public: requirements.txt pins its version
 
+    try:
+        from tyro._errors import on_parse_error
+    except ImportError:  # it is not public: a version other than ours then prints its boxes
+        on_parse_error = nullcontext
     style = dict(config=(tyro.conf.OmitArgPrefixes,), use_underscores=True)
     with on_parse_error(lambda event: refuse(event, default)):
         options = tyro.cli(type(default), default=default, args=argv, prog=program, **style)
