@@ -124,7 +124,9 @@ def two_at_a_time(turns, encode, length):
     """Takes it that questions and answers alternate."""
     while len(turns) > 2 and len(render(turns, encode)[0]) > length:
         turns = turns[2:]
-    return fit(turns, encode, length)
+    if (size := len(render(turns, encode)[0])) > length:
+        raise ValueError(f"the last question and its answer take {size} ids, more than {length}")
+    return turns
 
 
 def gives_the_last_anyway(turns, encode, length):
