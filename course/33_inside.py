@@ -219,7 +219,8 @@ for name, color in (("plain", "silver"), ("planted", "crimson")):
     for i, line, what in ((1, "--", "before"), (2, "-", "copy")):
         y = [history[name, n][i] for n in steps]
         a.plot(steps, y, line, color=color, label=f"{name}, on {what}")
-a.set(xlabel="step", ylabel="share of attention", title="two heads appear"), a.legend(fontsize=7)
+a.set(xlabel="step", ylabel="share of attention", title="two heads appear")
+a.legend(fontsize=6.5, loc=(0.3, 0.17))
 layer, head = HEADS[best]
 b.imshow(maps[layer][0, head] ** 0.5, cmap="Blues")
 b.set(xlabel="on position", ylabel="position", title=f"tiny's head {layer}.{head}")
