@@ -71,6 +71,11 @@ def letter_by_letter(turns, encode):
     return render(turns, lambda text: [i for letter in text for i in encode(letter)])
 
 
+def stripped(turns, encode):
+    """Takes off the spaces and newlines around each text."""
+    return render([(role, text.strip()) for role, text in turns], encode)
+
+
 def all_after_the_first_answer(turns, encode):
     """From the first answer on everything is learned: the next questions too."""
     ids, mask = render(turns, encode)
@@ -143,6 +148,7 @@ WRONG = {  # name -> what of the reference it replaces
     "masks the inputs, not the targets": dict(shifted=masks_the_inputs),
     "learns the padding": dict(shifted=learns_the_padding),
     "encodes letter by letter": dict(render=letter_by_letter),
+    "strips the texts": dict(render=stripped),
     "learns everything after the first answer": dict(render=all_after_the_first_answer),
     "targets: everything after the first answer": dict(shifted=all_targets_after_the_first),
     "learns the last answer only": dict(render=last_answer_only),
