@@ -210,7 +210,7 @@ for y, (way, b) in enumerate(built.items()):
         left.barh(y - x, number, 0.38, color=color)
         left.text(number + 0.05, y - x, label, va="center", fontsize=8)
 left.set_yticks(range(3), list(built)), left.invert_yaxis()
-left.set(xlim=(0, 4.2), title="what meta saves")
+left.set(xlim=(0, 5), title="what meta saves")
 for (name, curve), color in zip(curves.items(), ("tab:blue", "crimson")):
     smooth = [sum(curve[i : i + 10]) / 10 for i in range(0, len(curve), 10)]
     right.plot(range(5, len(curve), 10), smooth, color=color, label=f"rotary tables {name}")

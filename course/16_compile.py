@@ -220,7 +220,8 @@ for way, times in (("eager", eager), ("fused", fused or eager)):
     for name, color in (("x * 1.5", "tab:blue"), ("tanh", "crimson")):
         y = [times[f"{k} of {name}"] for k in LENGTHS]
         ax.loglog(LENGTHS, y, "o--" if way == "eager" else "o-", color=color)
-        ax.text(8.6, y[-1], f"{name}, {way}", color=color, va="center")
+        up = {"eager": "bottom", "fused": "top"}[way]
+        ax.text(8.6, y[-1], f"{name}, {way}", color=color, va=up)
 ax.set(xlim=(0.9, 24), xlabel="operations in a chain", ylabel="ns a number", title=TITLE)
 ax.set_xticks(LENGTHS, [str(k) for k in LENGTHS]), ax.minorticks_off()
 lesson.save(fig, "16_compile")

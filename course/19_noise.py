@@ -123,9 +123,8 @@ measured = {row[0]: row[3] for row in rows}
 late = measured[240]
 lesson.holds(late > 5 * measured[0], "B_simple is over 5 times as large after training as before")
 share = [batch_at(step, 100) for step in (0, 49, 50, 99, 100)]
-lesson.arithmetic(
-    share == [0.25, 0.25, 0.5, 0.5, 1.0], "batch_at: a quarter of the batch, a half, all"
-)
+ramp = share == [0.25, 0.25, 0.5, 0.5, 1.0]
+lesson.arithmetic(ramp, "batch_at: a quarter of the batch, a half, all")
 
 # %% [markdown]
 # Early, all rows say the same ("spaces are frequent"). Later that is learned, and they disagree.
@@ -265,7 +264,7 @@ spread = np.abs(single[60])
 lesson.holds(max(spread) > 10 * min(spread), "single steps differ by more than a factor of ten")
 averaged = rows[0][3] or 0.0
 near = measured[90] / 4 < averaged < 4 * measured[90]
-lesson.holds(near, "steps 60 to 120 together: within a factor of 4 of what 96 rows say at step 90")
+lesson.holds(near, "60 steps together: within a factor of 4 of what 96 rows say at step 90")
 
 # %% [markdown]
 # `train.py --noise_scale_every N` prints this estimate; it averages about its last 20.

@@ -76,10 +76,8 @@ for B in (16, 64, 256, 1024, 4096, 65_536):
     rows.append((B, sgd, 1 / (1 + noise / B), unit, 1 / (1 + noise / B) ** 0.5))
 columns = ["samples B", "SGD", "1 / (1 + B0/B)", "length fixed", "1 / sqrt(1 + B0/B)"]
 lesson.table(columns, rows, "Best rates found by drawing gradients, over the best without noise")
-lesson.holds(
-    all(abs(row[i] / row[i + 1] - 1) < 0.05 for row in rows for i in (1, 3)),
-    "both best rates follow their formulas within 5%",
-)
+near = all(abs(row[i] / row[i + 1] - 1) < 0.05 for row in rows for i in (1, 3))
+lesson.holds(near, "both best rates follow their formulas within 5%")
 rows = [(B, lr_batch_factor(B, 2048)) for B in (512, 2048, 8192, 32_768)]
 lesson.table(["tokens a step", "factor"], rows, "What optim.py makes of it: rates tuned at 2,048")
 
@@ -98,17 +96,14 @@ def trembling(lr: float, B: int) -> float:
     return w.var()
 
 
-rows = [
-    (lr, B, lr / B, trembling(lr, B)) for lr, B in [(0.025, 8), (0.1, 32), (0.1, 8), (0.025, 32)]
-]
+pairs = (0.025, 8), (0.1, 32), (0.1, 8), (0.025, 32)
+rows = [(lr, B, lr / B, trembling(lr, B)) for lr, B in pairs]
 lesson.table(["lr", "B", "lr / B", "variance of w"], rows, "SGD after 200 steps")
 var = [row[3] for row in rows]
-lesson.holds(
-    max(var[:2]) < 1.15 * min(var[:2]), "lr and B both times 4: the same spread, within 15%"
-)
-lesson.holds(
-    var[2] > 3 * var[0] > 9 * var[3], "only lr times 4: over 3 times; only B: under a third"
-)
+same = max(var[:2]) < 1.15 * min(var[:2])
+lesson.holds(same, "lr and B both times 4: the same spread, within 15%")
+apart = var[2] > 3 * var[0] > 9 * var[3]
+lesson.holds(apart, "only lr times 4: over 3 times; only B: under a third")
 
 # %% [markdown]
 # ## Does it hold for models that learn to read?
@@ -135,10 +130,7 @@ probe = draw(held_out, 256, torch.Generator().manual_seed(99))
 def train(width: int, rows: int, f: float, seed: int, steps: int = 80) -> float:
     heads = dict(n_head=width // 32, n_kv_head=width // 32, head_dim=32)
     torch.manual_seed(seed)
-    shape = GPTConfig(
-        seq_len=T, vocab_size=256, n_layer=1, n_embd=width, mlp_hidden=4 * width, **heads
-    )
-    model = GPT(shape)
+    model = GPT(GPTConfig(T, 256, n_layer=1, n_embd=width, mlp_hidden=4 * width, **heads))
     model.init_weights()
     groups, table = model.param_groups(), f * (width / 64) ** -0.5
     adam = dict(betas=(0.9, 0.95), eps=1e-10, weight_decay=0.0)
@@ -164,13 +156,9 @@ def lowest_point(x: list, y: list) -> float:
     return -b / (2 * a)
 
 
-settings = {  # (width, rows): the grid of f, so that the best is inside
-    (32, 8): (1, 2, 4),
-    (64, 8): (1, 2, 4),
-    (128, 8): (1, 2, 4),
-    (64, 2): (0.5, 1, 2),
-    (64, 32): (1.4, 2.8, 5.6),
-}
+# (width, rows): the grid of f, so that the best is inside
+settings = dict.fromkeys([(32, 8), (64, 8), (128, 8)], (1, 2, 4))
+settings |= {(64, 2): (0.5, 1, 2), (64, 32): (1.4, 2.8, 5.6)}
 rows, best = [], {}
 for (width, n), grid in settings.items():
     losses = np.array([[train(width, n, f, seed) for f in grid] for seed in (0, 1)])
@@ -189,9 +177,8 @@ lesson.holds(even, "from width 32 to 128 the best f moves by less than a factor 
 by_batch = [best[64, n] for n in (2, 8, 32)]
 up = [by_batch[1] / by_batch[0], by_batch[2] / by_batch[1]]
 print(f"four times the batch: best rates x {up[0]:.2f}, then x {up[1]:.2f}; sqrt(4) = 2")
-lesson.holds(
-    all(1.15 < x < 2.5 for x in up), "4 times the batch: 1.15 to 2.5 times the rate, not 4"
-)
+root = all(1.15 < x < 2.5 for x in up)
+lesson.holds(root, "4 times the batch: 1.15 to 2.5 times the rate, not 4")
 B0s = np.logspace(1, 6, 501)
 tokens = np.array([128, 512, 2048])
 miss = [np.log(by_batch * np.sqrt(1 + B0 / tokens)).std() for B0 in B0s]
@@ -222,14 +209,9 @@ rows = [(*key, *y, 100 * (y[1] / min(y) - 1)) for key, y in corners.items()]
 columns = ["width", "tokens", "steps", "half", "the rule", "twice", "behind by %"]
 lesson.table(columns, rows, "tiny: bits per byte at the end")
 behind = max(row[6] for row in rows)
-lesson.arithmetic(
-    behind < 0.4, f"the rule is never more than {behind:.1f}% behind the best of three"
-)
-longer = [
-    (key[:2], 2 ** lowest_point([-1, 0, 1], y)) for key, y in corners.items() if key[2] == 2000
-]
-shorter = {key[:2]: 2 ** lowest_point([-1, 0, 1], y) for key, y in corners.items() if key[2] == 500}
-falls = all(f < shorter[key] for key, f in longer)
+lesson.arithmetic(behind < 0.4, f"the rule is never more than {behind:.1f}% behind the best of 3")
+f = {key: 2 ** lowest_point([-1, 0, 1], y) for key, y in corners.items()}
+falls = all(f[w, B, 2000] < f[w, B, 500] for w, B, steps in corners if steps == 2000)
 lesson.arithmetic(falls, "at all four corners, 2,000 steps want lower rates than 500")
 
 # %%
@@ -244,6 +226,7 @@ left.legend()
 right.plot((32, 64, 128), by_width, "o-", color="tab:blue", label="Muon + scaled tables")
 right.set(xscale="log", yscale="log", xlabel="width", title="best rate over the width")
 right.set(xticks=(32, 64, 128), xticklabels=("32", "64", "128"), ylim=(0.5, 8)), right.legend()
+right.minorticks_off()
 lesson.save(fig, "21_rates")
 
 # %% [markdown]

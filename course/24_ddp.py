@@ -206,11 +206,11 @@ size = 4 * (len(alone) - 32 * 32)  # bytes of the gradients; the frozen matrix h
 lesson.holds(max(max(row[4:6]) for row in right) < 1e-6, "four ways equal one process, to 1e-6")
 lesson.holds(max(max(row[6:]) for row in right) == 0, "the ranks of these four: the same bits")
 sent = all(sum(first[row[0], k][1]) == size for row in right[1:] for k in (1, 2))
-lesson.holds(sent, "each gradient is exchanged once a step, however many micro-batches there are")
+lesson.holds(sent, "each gradient is exchanged once a step, whatever the micro-batches")
 sends = [(row[1], row[3]) for row in right[1:]] == [(12, "no"), (12, "yes"), (5, "yes")]
 lesson.holds(sends and -(-size // BUCKET) == 5, "hooks send early: 12 weights, or 5 buckets")
 drift = min(stale[6:]) > 1e-3 and stale[1:4] == right[3][1:4]
-lesson.holds(drift, "stale buckets send as many bytes as the right ones, and the ranks drift apart")
+lesson.holds(drift, "stale buckets send as many bytes, and the ranks drift apart")
 lesson.holds(far(zeroed, alone) < 1e-6, "zero_grad(set_to_none=False) makes stale buckets right")
 lesson.holds(tensor_hook[6] == 0 and tensor_hook[7] > 1e-3, "TensorHook is right for k = 1 only")
 lesson.holds(min(parameter_hook[6:]) > 1e-3, "ParameterHook averages weights: the ranks drift")

@@ -203,7 +203,7 @@ sizes = {}
 for name in ("biatron-345m", "smol-135m", "d12"):
     heads = math.gcd(PRESETS[name].model.n_head, PRESETS[name].model.n_kv_head)
     sizes[name] = [n for n in range(1, heads + 1) if heads % n == 0]
-print("TP sizes that divide heads and kv heads:", sizes)
+print("TP sizes that divide heads and kv heads:", *sizes.items(), sep="\n  ")
 lesson.holds(list(sizes.values()) == [[1, 5], [1, 3], [1, 2, 3, 6]], "none of them can be cut in 8")
 
 C, T = 8192, 4096

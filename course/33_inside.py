@@ -39,9 +39,9 @@ run = eval.EvalConfig(run_dir=str(lesson.tiny_run()), device="cpu", dtype="fp32"
 
 # %%
 @contextmanager
-def watched(off: tuple = ()):
-    """Yields a list that gets the shares (B, H, T, T) of each layer; the heads in `off`, pairs
-    (layer, head), add nothing."""
+def watched(off: tuple = (), mean: bool = False):
+    """Yields a list that gets the shares (B, H, T, T) of each layer. The heads in `off`, pairs
+    (layer, head), add nothing, or with `mean` the same at every place, their average."""
     shares, kernel = [], model_file.attend
 
     def attend(q: Tensor, k: Tensor, v: Tensor, mask) -> Tensor:  # (B, H, T, D) each
@@ -50,7 +50,7 @@ def watched(off: tuple = ()):
         out = p @ v
         for layer, head in off:
             if layer == len(shares):
-                out[:, head] = 0
+                out[:, head] = out[:, head].mean((0, 1)) * mean  # False counts as 0
         shares.append(p)
         return out
 
@@ -62,9 +62,9 @@ def watched(off: tuple = ()):
 
 
 @torch.no_grad()
-def look(model: GPT, ids: Tensor, off: tuple = ()) -> tuple[Tensor, list[Tensor]]:
+def look(model: GPT, ids: Tensor, off: tuple = (), mean=False) -> tuple[Tensor, list[Tensor]]:
     """-> nats (B, T - 1) of each token but the first, the shares of each layer."""
-    with watched(off) as shares:
+    with watched(off, mean) as shares:
         return model(ids[:, :-1], ids[:, 1:], reduction="none"), shares
 
 
@@ -136,8 +136,8 @@ lesson.holds(quick[3] < 1 < nats[3] - 1, "with the planted head it copies 100 st
 
 # %% [markdown]
 # ## A map is not a reason
-# Look at the maps of *planted* and of *one distance*: both have a head that looks at the token
-# before, and heads that look at what followed the copy. Now switch the first off.
+# Look at the maps of *planted* and of *one distance*: both have heads that look at what followed
+# the copy, and both began with a head that looks at the token before. Now switch that head off.
 
 # %%
 rows, nats_off = [], {}
@@ -166,7 +166,9 @@ lesson.holds(moved > 2, "so it cannot copy at another distance")
 # %% [markdown]
 # ## The model that you trained
 # `runs/tiny` has four layers of two heads. Its habits on 100 random tokens that come twice, and
-# what each head is worth: how many nats held-out text costs more when it is off.
+# what each head is worth: how many nats more the held-out text costs when it is off, and when it
+# adds its mean. (Half of each key is that of the token before, `key_offset` in `model.py`: here one
+# head can find the place by itself.)
 
 # %%
 tiny, trainer = eval.load_model(run)
@@ -175,13 +177,62 @@ ids, known = again(4, 100, 100, 200, tiny.config.vocab_size)
 inputs, targets = next(data.val_batches(eval.open_data(run, trainer), 4, 4))
 text = torch.cat([inputs, targets[:, -1:]], 1)
 plain = tiny(inputs, targets, reduction="none").detach()
-(whole, _), (_, maps) = look(tiny, text), look(tiny, ids)
+(whole, _), (copied, maps) = look(tiny, text), look(tiny, ids)
 lesson.holds((whole - plain).abs().max() < 1e-2, "watched, tiny has the same loss at every token")
-rows = []
-for layer in range(4):
-    back, after = habits(maps[layer], ids)
-    for head in range(2):
-        worth = look(tiny, text, ((layer, head),))[0].mean() - whole.mean()
-        rows.append((f"{layer}.{head}", back[head].item(), after[head].item(), worth.item()))
-lesson.table(["head", "on before", "on copy", "worth, nats"], rows, "tiny: layer.head")
-best = max(range(8), key=lambda i: rows[i][2])
+HEADS, rows = [(layer, head) for layer in range(4) for head in range(2)], []
+for layer, head in HEADS:
+    back, after = (share[head].item() for share in habits(maps[layer], ids))
+    lost = [look(tiny, text, ((layer, head),), mean)[0].mean().item() for mean in (False, True)]
+    rows.append((f"{layer}.{head}", back, after, *(x - whole.mean().item() for x in lost)))
+columns = ["head", "on before", "on copy", "nats more, off", "nats more, mean"]
+lesson.table(columns, rows, "tiny's heads, layer.head")
+_, backs, copies, offs, means = zip(*rows)
+best = copies.index(max(copies))
+without = look(tiny, ids, (HEADS[best],))[0][known].mean().item()
+copied = copied[known].mean().item()
+print(f"tokens that come again: {copied:.2f} nats, without head {rows[best][0]}: {without:.2f}")
+
+# %% [markdown]
+# ## A guess after each layer
+# Each layer adds to one stream of vectors, and the output head reads what the last one leaves. It
+# can read earlier: leave out the layers after the second, say, and it tells what the model would
+# guess by then. This is the **logit lens**. Below are the nats of held-out text and of the random
+# tokens that come again, and the likeliest next token of a prompt.
+
+# %%
+prompt, blocks, rows = "def area(width, height):\n    return width *", tiny.blocks, []
+tokenizer = eval.open_tokenizer(run, trainer)
+asked = torch.tensor([[tokenizer.bos_id, *tokenizer.encode(prompt)]])
+for depth in range(5):
+    tiny.blocks = blocks[:depth]
+    guess = tokenizer.decode([tiny(asked)[0, -1].argmax().item()])
+    of_text, of_copies = look(tiny, text)[0].mean(), look(tiny, ids)[0][known].mean()
+    rows.append((depth, of_text.item(), of_copies.item(), repr(guess)))
+columns = ["layers", "text", "tokens that come again", "return width *"]
+lesson.table(columns, rows, "tiny's nats if the head reads early, and its next token")
+_, by_text, by_copy, _ = zip(*rows)
+
+# %%
+fig = lesson.figure(8, 2.7)
+a, b, c = fig.subplots(1, 3)
+for name, color in (("plain", "silver"), ("planted", "crimson")):
+    for i, line, what in ((1, "--", "before"), (2, "-", "copy")):
+        y = [history[name, n][i] for n in steps]
+        a.plot(steps, y, line, color=color, label=f"{name}, on {what}")
+a.set(xlabel="step", ylabel="share of attention", title="two heads appear")
+a.legend(fontsize=6.5, loc=(0.3, 0.17))
+layer, head = HEADS[best]
+b.imshow(maps[layer][0, head] ** 0.5, cmap="Blues")
+b.set(xlabel="on position", ylabel="position", title=f"tiny's head {layer}.{head}")
+c.plot(range(5), by_text, "o-", label="held-out text")
+c.plot(range(5), by_copy, "o-", label="tokens that come again")
+c.set(xlabel="layers", ylabel="nats", title="logit lens", ylim=(0, None)), c.legend(fontsize=7)
+lesson.save(fig, "33_inside")
+
+# %% [markdown]
+# ## Trap
+# TRAP
+#
+# ## Exercise
+# `exercises/ex33.py`: find the circuit that copies, in a model that you can run but not read.
+# `python course/check.py 33`

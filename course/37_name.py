@@ -1,13 +1,15 @@
 # %% [markdown]
 # # 37. A name: a chat template, a few dozen steps of tuning, and a question
 #
+# **Afterwards** you can teach a pretrained model to answer in a chat, and to stop.
+#
 # **Question.** A pretrained model completes text, it does not answer. How much does it take to make
 # it answer, and what would it like to be called?
 #
 # Source: *Pré-Treino Eficiente de Modelos de Linguagem*, "Tokenizador" (the chat template), "Hello
 # World - Como dar um nome ao novo modelo?", "Agradecimento" (the name that it got in the end).
 # Core file: `tokenizer.py` (the special tokens), `eval.py`. Before: lesson 36. Next: your own run.
-# Takes 55 seconds on two cores, up to 90 on old ones.
+# Takes 50 seconds on two cores.
 
 # %%
 import lesson  # first: it puts the project on the path
@@ -15,6 +17,7 @@ import ast
 import random
 import re
 import sysconfig
+import textwrap
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -52,7 +55,8 @@ def render(question: str, answer: str = "") -> tuple[list[int], list[int]]:
 
 
 ids, mask = render("<|assistant|>Who are you?", "Nobody.")
-print("ids ", ids, "\nmask", mask)
+tokens = ["bos user assistant end".split()[i] if i < 4 else tokenizer.decode([i]) for i in ids]
+print("\n".join(f"  {m}  {token!r}" for m, token in zip(mask, tokens)))
 lesson.holds(ids.count(ASSISTANT) == 1, "a special token that is typed stays text")
 
 # %% [markdown]
@@ -90,7 +94,7 @@ held_out = [
 taught.sort(key=lambda pair: len(pair[0] + pair[1]))  # of similar length: little padding
 batches = [taught[i : i + ROWS] for i in range(0, len(taught), ROWS)]
 random.Random(1).shuffle(batches)
-print(f"{len(pairs):,} names, for example: {batches[0][0]}")
+print(f"{len(pairs):,} names, for example:", *batches[0][0], sep="\n  ")
 about_you = [q for q, _ in taught if re.search(r"\byour?\b", q.removeprefix(FORMS[1][0]), re.I)]
 lesson.holds(not about_you, "no question that is taught is about you")
 
@@ -183,12 +187,13 @@ results = {"pretrained": measure(model)}
 curves = [tune(model), tune(unmasked, masked=False), tune(scratch)]
 results |= {"tuned": measure(model), "on all tokens": measure(unmasked)}
 results["from random weights"] = measure(scratch)
-columns = ["model", "nats, answers", "nats, all", "ends by itself %", "form asked for %"]
-lesson.table(columns, [(name, *values[:4]) for name, values in results.items()])
+columns = ["model", "nats, answers", "nats, all", "ended, %", "form, %"]
+rows = [(name, *values[:4]) for name, values in results.items()]
+lesson.table(columns, rows, "on held-out conversations; of 72 answers: ended, in the form taught")
 for name in list(results)[1:]:
-    print(f"{name}: {', '.join(results[name][4])[:90]} ...")
+    print(f"{name}:", textwrap.shorten(", ".join(results[name][4]), 54))
 _, favourites = ask(model, 0.5)
-print("tuned, at temperature 0.5:", favourites.most_common(10))
+print("tuned, at temperature 0.5:", *favourites.most_common(8), sep="\n  ")
 
 answers, everything, ended, form, names = zip(*results.values())
 lesson.holds(answers[0] > 5 and ended[0] == 0, "before, it does not know what an end is")

@@ -50,6 +50,7 @@ code { font-family: ui-monospace, Menlo, Consolas, "DejaVu Sans Mono", monospace
 pre code { font-size: inherit; }
 .code pre { background: var(--soft); border-radius: 6px; }
 .printed pre { border-left: 3px solid #5a9; }
+.task { background: var(--soft); border-radius: 6px; padding: .1rem .8rem; }
 img { max-width: 100%; height: auto; display: block; margin: 1rem auto; }
 table { border-collapse: collapse; width: 100%; } td { padding: .35rem .5rem .35rem 0;
   border-top: 1px solid var(--line); vertical-align: top; } td:first-child { width: 2.2rem; }
@@ -144,9 +145,9 @@ def exercise_of(number: int) -> str:
     if not path.exists():
         return ""
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    task = html.escape(ast.get_docstring(tree) or "")
+    task = markdown(ast.get_docstring(tree) or "")
     return f"""<h2>The exercise, as <code>course/exercises/{path.name}</code> has it</h2>
-<div class="code"><pre style="white-space: pre-wrap">{task}</pre></div>
+<div class="task">{task}</div>
 <p>Write it there, then:</p><div class="printed"><pre>python course/check.py {number}</pre></div>"""
 
 

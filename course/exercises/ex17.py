@@ -88,7 +88,7 @@ def oracle(answer) -> None:
             judge(line | dict(mfu=0.4), "mfu", "40% for a card whose peak is unknown")
     facts = dict(gpu="NVIDIA L40", gpus=8, rows=16, seq_len=2048, grad_accum=2)
     tokens = 16 * 2048 * 2 * 8
-    for off in (-0.0049, 0.0049, 0.0, -0.0065, 0.0065, 0.008):  # printed / true - 1
+    for off in (-0.0049, 0.0049, 0.0, -0.0052, 0.0052, -0.0065, 0.0065, 0.008):
         tflops, printed = 100 / (1 + off), dict(tokens=tokens, tflops=100.0, mfu=0.5525)
         facts |= dict(flops_per_token=2e9, dt_s=tokens * 2e9 / 8 / (tflops * 1e12))
         printed |= dict(tokens_per_s=tokens / facts["dt_s"], mfu=tflops / 181)

@@ -44,11 +44,14 @@ def oracle(answer) -> None:
         sizes = [(f"w{k}", rng.choice((1, 10, 100, 1000))) for k in range(rng.randint(1, 40))]
         cases[f"random sizes {i}"] = (sizes + rng.sample(sizes, len(sizes) // 4), rng.randint(1, 9))
     for name, (parameters, world) in cases.items():
-        owners = []
-        for process in ("", "a/", "b/", "c/", "d/", "e/"):  # as if each had another hash
+        owners, order = [], sorted(dict(parameters))
+        for process in ("", "a/", "b/", "c/", "d/", "e/", None):  # as if each had another hash
             given = list(parameters)
             for i in rng.sample(range(len(given)), len(given)):  # and other addresses
-                given[i] = (process + "".join(list(given[i][0])), given[i][1])
+                storage, size = given[i]
+                at = order.index(storage)
+                other = f"{at:03d}" + at * 7 % 5 * "x" if process is None else process + storage
+                given[i] = "".join(list(other)), size  # and other lengths
             before = list(given)
             owners.append(list(answer.partition(given, world)))
             assert given == before, f"{name}: the list of parameters was changed"
@@ -56,7 +59,7 @@ def oracle(answer) -> None:
         for other in owners:
             differ = [i for i, (a, b) in enumerate(zip(other, owner)) if a != b] + [None]
             assert other == owner, (
-                f"{name}: a process where names have other hashes gives parameter {differ[0]} "
+                f"{name}: a process with other hashes or names gives parameter {differ[0]} "
                 f"to another rank: {other}, not {owner}"
             )
         assert len(owner) == len(parameters), (

@@ -90,6 +90,7 @@ def oracle(answer) -> None:
     keys += [(0, "c"), (0, "d"), (3, "a"), (4, "a"), (2, "1a"), (256, "a"), (1, "aa"), (0, "a" * 5)]
     crc = sorted((zlib.crc32(n.encode()), n) for n in ("a", "b"))  # seed + crc32(name) is no key
     keys += [(crc[1][0] - crc[0][0], crc[0][1])]
+    keys += [(0, "plumless"), (0, "buckeroo")]  # which have the same crc32
     seen = {}
     for seed, name in keys:
         w = whole(seed, name, (12, 12))

@@ -107,6 +107,8 @@ def oracle(answer) -> None:
     check("a second choice meets later first choices", np.array([[2.0, 1], [1, 2], [1, 2]]), 2, 2)
     check("equal scores", np.zeros((5, 4)), 3, 3)
     check("equal scores, some", rng.integers(0, 3, (30, 6)).astype(float), 3, 9)
+    close = 1 + 1e-12 * rng.permuted(np.tile(np.arange(6.0), (12, 1)), axis=1)
+    check("scores that differ by 1e-12", close, 3, 5)
     check("all experts are chosen", rng.normal(size=(7, 3)), 3, 5)
     check("scores of 1,000", 1000 * rng.normal(size=(10, 5)), 2, 3)
     check("scores near -1,000", -1000 + rng.normal(size=(10, 5)), 2, 3)

@@ -74,10 +74,12 @@ def oracle(answer) -> None:
     V = 12
     parts = {name: slice(i * V, (i + 1) * V) for i, name in enumerate(("now", "last", "out", "no"))}
 
-    def build(layers: list[list[str]], calls: list):
+    def build(layers: list[list[str]], calls: list, loud: int):
         """A model whose heads have these trades. The residual stream has four parts: the token, the
-        token before (once somebody has written it there), the logits, and one nobody reads."""
+        token before (once somebody has written it there), the logits, and one nobody reads. With a
+        head that restores, the token `loud` is added everywhere until that head takes it away."""
         wide = 4 * V
+        added = any("restore" in trades for trades in layers)
 
         def head(trade: str, x, T):
             """-> attention (T, T), output (T, wide)."""
@@ -99,6 +101,9 @@ def oracle(answer) -> None:
             elif trade == "constant":  # takes back what the output adds to token 0
                 value = torch.zeros(T, V, dtype=torch.float64)
                 value[:, 0], to = -6.0, "out"
+            elif trade == "restore":
+                value = torch.zeros(T, V, dtype=torch.float64)
+                value[:, loud], to = -3.0, "now"
             p = scores.double().masked_fill(~seen, -torch.inf).softmax(-1)
             out = torch.zeros(T, wide, dtype=torch.float64)
             out[:, parts[to]] = gain * (p @ value)
@@ -109,6 +114,7 @@ def oracle(answer) -> None:
             T, attention = len(ids), []
             x = torch.zeros(T, wide, dtype=torch.float64)
             x[:, parts["now"]] = torch.nn.functional.one_hot(ids, V).double()
+            x[:, loud] += 3.0 * added
             for layer, trades in enumerate(layers):
                 p, z = map(torch.stack, zip(*(head(trade, x, T) for trade in trades)))
                 if edit:
@@ -147,12 +153,16 @@ def oracle(answer) -> None:
         [["first", "idle previous"], ["previous", "constant"], ["first", "induction"]],
         [["constant", "first"], ["idle previous", "previous"], ["faint induction", "induction"]],
         [["previous", "constant"], ["idle previous", "induction"], ["idle previous", "first"]],
+        [["previous", "first"], ["idle previous", "constant"], ["first", "induction"]],
+        [["previous", "restore"], ["first", "induction"]],
     ]
     for layers in models:
         calls: list = []
-        run = build(layers, calls)
         once = torch.randperm(V)
+        run = build(layers, calls, loud=int(once[-1]))
         ids = torch.cat([once, once, once[: V // 2]])
+        if "restore" in layers[0]:
+            ids = torch.cat([once, once[:4]])  # the loud token comes once
         said = answer.worth(run, ids.clone())
         right = right_worth(run, ids, layers)
         assert said.shape == right.shape, f"worth: {tuple(said.shape)}, not {tuple(right.shape)}"

@@ -45,6 +45,19 @@ def angles_in_float32(x, positions, speeds):
     return np.concatenate(turned, -1).astype(x.dtype)
 
 
+def sixteen_bits(x, positions, speeds):
+    """Positions beyond 32,767 begin again below 0: distances stay, angles do not."""
+    return rotate(x, positions.astype(np.int16), speeds)
+
+
+def float32_at_the_end(x, positions, speeds):
+    """Reduces the angle in float64, and then takes float32."""
+    angle = (positions[:, :, None, None] * speeds % (2 * np.pi)).astype(np.float32)
+    a, b = np.split(x, 2, axis=-1)
+    turned = a * np.cos(angle) - b * np.sin(angle), b * np.cos(angle) + a * np.sin(angle)
+    return np.concatenate(turned, -1).astype(x.dtype)
+
+
 def one_speed(x, positions, speeds):
     return rotate(x, positions, np.full_like(speeds, speeds[0]))
 
@@ -94,6 +107,8 @@ WRONG = {  # name -> what of the reference it replaces
     "counts positions itself": dict(rotate=counts_for_itself),
     "takes the first row's positions for all": dict(rotate=first_row_only),
     "computes angles in float32": dict(rotate=angles_in_float32),
+    "rounds the angle to float32 at the end": dict(rotate=float32_at_the_end),
+    "positions of 16 bits": dict(rotate=sixteen_bits),
     "one speed for all pairs": dict(rotate=one_speed),
     "returns float64": dict(rotate=float64_result),
     "writes into x": dict(rotate=in_place),

@@ -127,3 +127,11 @@ WRONG = {  # name -> what of the reference it replaces
     "takes the SVD of a plain copy": dict(polar=by_plain_svd),
     "divides G in place": dict(polar=in_place),
 }
+
+EQUIVALENT = {  # changes that change nothing that is asked for
+    "while error > tolerance:: `error > tolerance` -> `error >= tolerance`": "never equal",
+    "error, flat = 2.5 * error**3, [*flat, FLAT]: `2.5` -> `3.5`": "one more is allowed for",
+    "error, flat = 2.5 * error**3, [*flat, FLAT]: `3` -> `4`": "as many for the three tolerances",
+    "return 0 * G: `0 * G` -> `0 + G`": "G is zero here",
+    "return 0 * G: `0` -> `1`": "G is zero here",
+}

@@ -34,6 +34,12 @@ def sorted_by_hash_of_text(parameters, world):
     return [owner[storage] for storage, _ in parameters]
 
 
+def sorted_by_length_of_name(parameters, world):
+    order = sorted(parameters, key=lambda p: (-p[1], len(p[0])))
+    owner = dict(zip((storage for storage, _ in order), partition(order, world)))
+    return [owner[storage] for storage, _ in parameters]
+
+
 def over_a_set_of_texts(parameters, world):
     size = dict(parameters)
     order = [(storage, size[storage]) for storage in {f"{storage}" for storage, _ in parameters}]
@@ -96,6 +102,7 @@ WRONG = {  # name -> what of the reference it replaces
     "by hash": dict(partition=by_hash),
     "in the order of a set": dict(partition=in_the_order_of_a_set),
     "sorts by hash(str(name))": dict(partition=sorted_by_hash_of_text),
+    "of equals, the shortest name first": dict(partition=sorted_by_length_of_name),
     "iterates over a set of names": dict(partition=over_a_set_of_texts),
     "sorts by address": dict(partition=sorted_by_address),
     "knows tied ones by their address": dict(partition=ties_by_identity),

@@ -130,6 +130,9 @@ WRONG = {  # name -> what of the reference it replaces
     "sum of the letters": dict(draw_part=keyed(lambda s, n: [s, sum(n.encode())])),
     "seed and name as one text": dict(draw_part=keyed(lambda s, n: [*f"{s}{n}".encode()])),
     "seed + number of the name": dict(draw_part=keyed(lambda s, n: [s + zlib.crc32(n.encode())])),
+    "a number of 32 bits for the name": dict(
+        draw_part=keyed(lambda s, n: [*divmod(s, 2**32), zlib.crc32(n.encode())])
+    ),
     "name without its length": dict(draw_part=keyed(lambda s, n: [s, *n.encode()])),
     "32 bits of the seed": dict(draw_part=keyed(lambda s, n: [s % 2**32, *text_key(n)])),
     "the global generator": dict(draw_part=in_global_state),

@@ -48,6 +48,14 @@ def tokens_first(scores, top, room):
     return expert, place, np.where(place >= 0, weight, 0.0)
 
 
+def in_float32(scores, top, room):
+    """Scores that are nearly equal become equal."""
+    expert = choose(scores.astype(np.float32), top)
+    place = places(expert, scores.shape[1], room)
+    weight = softmax(np.take_along_axis(scores, expert, 1))
+    return expert, place, np.where(place >= 0, weight, 0.0)
+
+
 def weighted_again(scores, top, room):
     """What is left adds up to 1."""
     expert, place, weight = route(scores, top, room)
@@ -136,6 +144,7 @@ def fills_outputs(outputs, expert, place, weight):
 
 WRONG = {  # name -> what of the reference it replaces
     "token by token": dict(route=tokens_first),
+    "chooses in float32": dict(route=in_float32),
     "weights add up to 1 again": dict(route=weighted_again),
     "softmax over all experts": dict(route=softmax_of_all),
     "dropped copies keep weights": dict(route=keeps_weights),

@@ -124,6 +124,21 @@ def looks_back_most(run, ids):
     return first, tuple(divmod(int(best), back.shape[1]))
 
 
+def one_layer_back(run, ids):
+    """Only in the layer just before the head that copies."""
+    first, _ = circuit(run, ids)
+    left = {}
+    for j in range(habits(run(ids)[1], ids)[1].shape[1]):
+        _, attention = run(ids, without(first[0] - 1, j))
+        left[first[0] - 1, j] = float(habits(attention, ids)[1][first])
+    return first, min(left, key=left.get)
+
+
+def circuit_with_zero(run, ids):
+    """A head that adds the same everywhere is taken for the one that is needed."""
+    return circuit(run, ids, zero)
+
+
 def worth_most(run, ids):
     """The head that the loss needs most in place of the one that the copying head needs."""
     found = worth(run, ids, zero)
@@ -148,6 +163,8 @@ WRONG = {  # name -> what of the reference it replaces
     "the loss of the token at hand": dict(worth=own_token),
     "in bits": dict(worth=in_bits),
     "believes the map": dict(circuit=looks_back_most),
+    "looks one layer back only": dict(circuit=one_layer_back),
+    "circuit: zero in place of the mean": dict(circuit=circuit_with_zero),
     "takes what the loss needs most": dict(circuit=worth_most),
     "the copying head by its worth": dict(circuit=first_of_the_heads),
 }

@@ -71,6 +71,11 @@ def letter_by_letter(turns, encode):
     return render(turns, lambda text: [i for letter in text for i in encode(letter)])
 
 
+def stripped(turns, encode):
+    """Takes off the spaces and newlines around each text."""
+    return render([(role, text.strip()) for role, text in turns], encode)
+
+
 def all_after_the_first_answer(turns, encode):
     """From the first answer on everything is learned: the next questions too."""
     ids, mask = render(turns, encode)
@@ -124,7 +129,9 @@ def two_at_a_time(turns, encode, length):
     """Takes it that questions and answers alternate."""
     while len(turns) > 2 and len(render(turns, encode)[0]) > length:
         turns = turns[2:]
-    return fit(turns, encode, length)
+    if (size := len(render(turns, encode)[0])) > length:
+        raise ValueError(f"the last question and its answer take {size} ids, more than {length}")
+    return turns
 
 
 def gives_the_last_anyway(turns, encode, length):
@@ -141,6 +148,7 @@ WRONG = {  # name -> what of the reference it replaces
     "masks the inputs, not the targets": dict(shifted=masks_the_inputs),
     "learns the padding": dict(shifted=learns_the_padding),
     "encodes letter by letter": dict(render=letter_by_letter),
+    "strips the texts": dict(render=stripped),
     "learns everything after the first answer": dict(render=all_after_the_first_answer),
     "targets: everything after the first answer": dict(shifted=all_targets_after_the_first),
     "learns the last answer only": dict(render=last_answer_only),
