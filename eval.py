@@ -4,11 +4,12 @@
     sample      continue prompts; a pretrained model completes text, it does not answer
     choice      multiple choice by log-likelihood
     tournament  checkpoints continue the same prompts, and a judge compares them
+    serve       a page to try it, and OpenAI's protocol for programs
     report      a page on a run; `compare RUN RUN ...` puts several into one picture
 
 MODEL: a preset's name, or the folder of a run, of a checkpoint or of an export. `loss` and `choice`
 append their figures to eval.jsonl in the folder of the run or export. Works with the raw module, on
-one device. Next: model.py has stream(), flops.py the metric, instruments/ the last three commands.
+one device. Next: model.py has stream(), flops.py the metric, instruments/ the rest.
 """
 
 import json
@@ -196,6 +197,12 @@ def tournament() -> tuple[Callable, type]:
     return partial(tournament.hold, load_model=load_model), tournament.TournamentConfig
 
 
+def serve() -> tuple[Callable, type]:
+    from instruments import serve
+
+    return partial(serve.run, load_model=load_model), serve.ServeConfig
+
+
 def report() -> tuple[Callable, type]:
     from instruments import report
 
@@ -213,6 +220,7 @@ COMMANDS = {
     "sample": lambda: (sample, SampleConfig),
     "choice": choice,
     "tournament": tournament,
+    "serve": serve,
     "report": report,
     "compare": compare,  # has no options: its words are folders of runs
 }
