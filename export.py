@@ -137,8 +137,7 @@ def find_data(which: trained.EvalConfig, trainer: dict) -> Manifest | None:
 
 def main(argv: list[str]) -> int:
     """`export.py [MODEL] [--option value ...]`; MODEL: a preset, or a run or a checkpoint."""
-    missing = [m for m in ("transformers", "safetensors") if find_spec(m) is None]
-    if missing:
+    if missing := [m for m in ("transformers", "safetensors") if find_spec(m) is None]:
         names = " and ".join(missing)
         raise UsageError(f"not installed: {names}; pip install -r requirements-eval.txt")
     found = version("transformers")

@@ -676,10 +676,10 @@ def test_memory_stays_flat(trained):
         sizes = []
         with ThreadPoolExecutor(8) as pool:
             for _ in range(6):
-                list(pool.map(ask, range(200)))
+                list(pool.map(ask, range(80)))
                 assert idle_within(url, 5)
                 sizes.append(resident_mb(process))
-        print(f"resident memory in MB after each 200 requests: {[round(s, 1) for s in sizes]}")
+        print(f"resident memory in MB after each 80 requests: {[round(s, 1) for s in sizes]}")
         assert sizes[-1] - sizes[1] < 8, sizes
 
 
