@@ -14,18 +14,15 @@ from model import GPT
 
 UNKNOWN = "not known"
 QUESTION = "What can you do?"
-BASE = (
-    """A pretrained language model, trained with nano2049. It completes text; it does not answer."""
-)
+BASE = "A pretrained language model, trained with nano2049. It completes text; it does not answer."
 OF_BASE = """The tokenizer puts BOS in front, and a
 special token written in a text is read as plain text."""
-TUNED = """A language model, trained with nano2049 and tuned on conversations: it answers. One is
-`<|bos|><|user|>question<|end|><|assistant|>answer<|end|><|user|>...`, with a system text and a
-blank line in front of the first question."""
-OF_TUNED = """Of a
-text, the tokenizer puts BOS in front; of a conversation, the template does. A special token written
-in a message is read as plain text with `sanitize_control_tokens` (transformers 5), as that token
-without."""
+TUNED = """A language model, trained with nano2049 and tuned on conversations: it answers. To it,
+a conversation is `<|bos|><|user|>question<|end|><|assistant|>answer<|end|><|user|>...`, with a
+system text and a blank line in front of the first question."""
+OF_TUNED = """The tokenizer puts
+BOS in front of a text, the template in front of a conversation. A special token written in a message
+is read as plain text with `sanitize_control_tokens` (transformers 5); without, as that token."""
 
 
 def training_facts(path: Path, trainer: dict) -> dict:
@@ -85,7 +82,8 @@ pipeline_tag: text-generation
 {usage}
 ```
 
-It loads in fp32; `dtype=torch.bfloat16` halves the memory. {special} {masked}A row is one document.
+It loads in fp32; `dtype=torch.bfloat16` halves the memory. {special}
+{masked}A row is one document.
 
 | | |
 | --- | --- |
