@@ -282,7 +282,7 @@ class RunConfig:
     this run, only its newest valid one; of another run, as the starting point, after which the same
     command resumes from this run's own."""
     init_from: str = ""
-    """Begin a new run with the weights of this checkpoint."""
+    """Begin a new run with the weights of this checkpoint, or of this run's newest."""
     skip_nonfinite: int = 0
     """Steps with a non-finite loss or gradient to skip before giving up; 0: stop at the first."""
 

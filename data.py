@@ -108,11 +108,11 @@ class Packing:
     `.stats` and `.leftover` (documents, together less than a row) are final once it is exhausted.
     """
 
-    def __init__(self, docs: Iterable, row_len: int, bos_id: int, buffer: int) -> None:
+    def __init__(self, docs: Iterable, row_len: int, bos_id: int, buffer: int, whole=False) -> None:
         if row_len < 2 or buffer < 1:
             raise UsageError(f"row_len {row_len} must be at least 2 and buffer {buffer} at least 1")
         self.docs, self.row_len, self.bos_id, self.buffer = docs, row_len, bos_id, buffer
-        self.stats, self.leftover = PackStats(), []
+        self.stats, self.leftover, self.whole = PackStats(), [], whole
 
     def __iter__(self) -> Iterator[np.ndarray]:
         for row in self._rows(self._count(self.docs)):
@@ -151,7 +151,7 @@ class Packing:
                 shelves.put(ids)
             while shelves.documents >= self.buffer and shelves.tokens >= R:
                 yield self._fill_row(shelves, dtype)
-        while shelves.tokens >= R:
+        while shelves.tokens >= (1 if self.whole else R):
             yield self._fill_row(shelves, dtype)
         self.leftover = [ids for shelf in reversed(shelves.shelves) for ids in shelf]
         self.stats.leftover = sum(len(ids) for ids in self.leftover)
@@ -161,7 +161,7 @@ class Packing:
         while space := self.row_len - at:
             if n := shelves.best(space):
                 at = self._write(row, at, shelves.take(n))
-            elif space == 1:  # one BOS fills it: no document is cut
+            elif space == 1 or self.whole:  # one BOS more: no document is cut
                 at = self._write(row, at, row[:0])
             else:  # cut the longest: its tail stays long, and short documents are kept to fill gaps
                 ids = shelves.take(shelves.longest())
@@ -171,7 +171,7 @@ class Packing:
         return row
 
 
-def pack(docs: Iterable, row_len: int, bos_id: int, buffer: int = 16_384) -> Packing:
+def pack(docs: Iterable, row_len: int, bos_id: int, buffer=16_384, whole=False) -> Packing:
     """Documents (sequences of ids, without BOS) -> rows, arrays of exactly `row_len` ids.
 
     >>> packed = pack([[5, 6], [7, 8, 9, 4]], row_len=4, bos_id=0)
@@ -179,9 +179,10 @@ def pack(docs: Iterable, row_len: int, bos_id: int, buffer: int = 16_384) -> Pac
     ([[0, 7, 8, 9], [0, 5, 6, 0]], [[4]])
 
     Iterate over the result, then read its `.stats`. Less than a row remains in `.leftover`; the
-    caller decides whether to pack it again or drop it.
+    caller decides whether to pack it again or drop it. whole: cut no document (each must fit into a
+    row), fill with BOS instead, and leave nothing over.
     """
-    return Packing(docs, row_len, bos_id, buffer)
+    return Packing(docs, row_len, bos_id, buffer, whole)
 
 
 # -------------------------------------------------------------------------------------- order
@@ -340,6 +341,20 @@ def order_of(manifest, seed: int, weights, decay_weights, decay_from: int) -> Or
 IGNORED = -100  # a target that does not count: torch's default ignore_index
 
 
+def targets_of(rows: np.ndarray, marks: Sequence[int] = ()) -> np.ndarray:
+    """rows (n, T + 1) -> targets (n, T) int64: the next ids. All count in a row of text. In one of
+    conversations answers alone do, each with its <|end|>: after <|assistant|>, until the next mark.
+
+    marks: the ids of <|user|>, <|assistant|> and <|end|>; none: all rows are text."""
+    inputs, targets = rows[:, :-1], rows[:, 1:].astype(np.int64)
+    if marks:
+        places = np.where(np.isin(inputs, marks), np.arange(inputs.shape[1]), 0)
+        last = np.maximum.accumulate(places, axis=1)  # the place of the last mark so far
+        is_answer = np.take_along_axis(inputs, last, axis=1) == marks[1]
+        targets[is_answer.any(1, keepdims=True) & ~is_answer] = IGNORED
+    return targets
+
+
 class RowLoader:
     """Batches by position. A thread reads ahead into a small ring of (pinned) buffers.
 
@@ -349,7 +364,8 @@ class RowLoader:
     begins with the next row. So the rows of a step, taken together, are the same for any number of
     ranks and any split into micro-batches.
 
-    `manifest` (machinery/shards.py) needs sources, row_len, dtype, rows, row and locate.
+    `manifest` (machinery/shards.py) needs sources, row_len, dtype, rows, row and locate; `marks` if
+    it has conversations (see `targets_of`).
     """
 
     def __init__(
@@ -371,6 +387,7 @@ class RowLoader:
         import torch
 
         self.manifest, self.seed, self.first_row = manifest, seed, position
+        self.marks = getattr(manifest, "marks", ())
         self.rank, self.world_size, self.micro_batch = rank, world_size, micro_batch
         self.device = torch.device(device)
         self.order = order_of(manifest, seed, weights, decay_weights, decay_from)
@@ -454,7 +471,7 @@ class RowLoader:
                 for j in range(n):
                     rows[j] = self.manifest.row("train", *self.order(first + j))
                 array = buffer.numpy()
-                array[0, :n], array[1, :n] = rows[:n, :-1], rows[:n, 1:]
+                array[0, :n], array[1, :n] = rows[:n, :-1], targets_of(rows[:n], self.marks)
                 array[0, n:], array[1, n:] = 0, IGNORED
                 self._ready.put((buffer, copied, first))
         except Exception as error:
@@ -489,8 +506,9 @@ def val_batches(
     for k in range(batches):
         part = own_rows[len(own_rows) * k // batches : len(own_rows) * (k + 1) // batches]
         rows = np.stack([manifest.row("val", i, row) for i, row in part])
-        tensor = torch.from_numpy(rows.astype(np.int64))  # (b, row_len)
+        pair = np.stack([rows[:, :-1], targets_of(rows, manifest.marks)])
+        tensor = torch.from_numpy(pair)  # (2, b, T)
         if pin := torch.device(device).type == "cuda":  # unpinned, the copy would block the host
             tensor = tensor.pin_memory()
         tensor = tensor.to(device, non_blocking=pin)
-        yield tensor[:, :-1].contiguous(), tensor[:, 1:].contiguous()
+        yield tensor[0], tensor[1]

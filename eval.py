@@ -1,14 +1,16 @@
 """Look at a trained model: `python eval.py COMMAND [MODEL] [--option value ...]`.
 
     loss        nats per token and bits per byte on held-out text
-    sample      continue prompts; a pretrained model completes text, it does not answer
+    sample      continue prompts, or answer them if the model was tuned on conversations
+    chat        talk with a model that was tuned on conversations
     choice      multiple choice by log-likelihood
     tournament  checkpoints continue the same prompts, and a judge compares them
+    serve       a page to try it, and OpenAI's protocol for programs
     report      a page on a run; `compare RUN RUN ...` puts several into one picture
 
 MODEL: a preset's name, or the folder of a run, of a checkpoint or of an export. `loss` and `choice`
 append their figures to eval.jsonl in the folder of the run or export. Works with the raw module, on
-one device. Next: model.py has stream(), flops.py the metric, instruments/ the last three commands.
+one device. Next: model.py has stream(), flops.py the metric, instruments/ the rest.
 """
 
 import json
@@ -29,8 +31,9 @@ from flops import bits_per_byte
 from hf.mapping import load_exported
 from machinery import cli, trained
 from machinery.shards import Manifest
-from machinery.trained import EvalConfig, open_data, open_tokenizer, run_of
+from machinery.trained import EvalConfig, is_tuned, open_data, open_tokenizer, run_of
 from model import GPT
+from preparation.chat import prompt_ids
 from tokenizer import Tokenizer
 
 load_model = partial(trained.load_model, read_export=load_exported)
@@ -141,9 +144,11 @@ def has_input() -> bool:
 
 def sample(config: SampleConfig) -> None:
     """Print continuations of each prompt, and on standard error the speed. The prompt begins a
-    document, so BOS goes before it."""
+    document, so BOS goes before it; for a tuned model it is a question."""
     model, trainer = load_model(config)
-    tokenizer = open_tokenizer(config, trainer)
+    tokenizer, tuned = open_tokenizer(config, trainer), is_tuned(trainer)
+    if tuned:
+        print("tuned on conversations: each prompt is a question, and what follows the answer")
     for prompt in find_prompts(config, Path(trainer["path"])):
         # In training text a space belongs to the word after it (" name" is one token), so a prompt
         # that ends in one is unlike any text: the model does better without.
@@ -151,29 +156,32 @@ def sample(config: SampleConfig) -> None:
         if text != prompt:
             print(f"the spaces at the end of {prompt!r} are left out: words begin with theirs")
         print(f"--- {prompt!r}")
-        continue_prompt(model, tokenizer, text, config)
+        continue_prompt(model, tokenizer, text, config, tuned)
 
 
-def continue_prompt(model: GPT, tokenizer: Tokenizer, text: str, config: SampleConfig) -> None:
-    """Draw and print config.n continuations of a text, each up to the next BOS."""
-    device, bos = model.cos.device, tokenizer.bos_id
-    idx = torch.tensor([[bos, *tokenizer.encode(text)]] * config.n, device=device)  # (n, T)
+def continue_prompt(
+    model: GPT, tokenizer: Tokenizer, text: str, config: SampleConfig, tuned: bool
+) -> None:
+    """Draw and print config.n continuations of a text, each up to the next BOS; tuned: answers to
+    it, up to <|end|>."""
+    device, (ids, stop) = model.cos.device, prompt_ids(text, tokenizer, tuned)
+    idx, text = torch.tensor([ids] * config.n, device=device), text + "\n" * tuned  # (n, T)
     generator = torch.Generator(device).manual_seed(config.seed)
     rows, shown, start = [[] for _ in range(config.n)], "", time.perf_counter()
     stream = model.stream(
-        idx, config.max_new_tokens, config.temperature, config.top_k, generator, bos, config.top_p
+        idx, config.max_new_tokens, config.temperature, config.top_k, generator, stop, config.top_p
     )
     for new in stream:  # (n, 1)
         for row, token in zip(rows, new.flatten().tolist()):
-            if bos not in row[-1:]:  # its text has not ended
+            if stop not in row[-1:]:  # its text has not ended
                 row.append(token)
         if config.n == 1:  # all but a character whose last bytes are still to come
-            ready = text + tokenizer.decode(i for i in rows[0] if i != bos).rstrip("\ufffd")
+            ready = text + tokenizer.decode(i for i in rows[0] if i != stop).rstrip("\ufffd")
             print(ready[len(shown) :], end="", flush=True)
             shown = ready
     seconds, count = time.perf_counter() - start, sum(map(len, rows))
     for row in rows:
-        whole = text + tokenizer.decode(i for i in row if i != bos)
+        whole = text + tokenizer.decode(i for i in row if i != stop)
         print(whole[len(shown) :] + "\n")
     speed = f"{count} tokens in {seconds:.2f} s: {count / seconds:,.0f} tokens/s, prompt included"
     print(speed, file=sys.stderr)
@@ -181,6 +189,12 @@ def continue_prompt(model: GPT, tokenizer: Tokenizer, text: str, config: SampleC
 
 # ----------------------------------------------------------------------------- the commands
 # Each gives what to call, and its options; an instrument is imported when its command is asked for.
+
+
+def chat() -> tuple[Callable, type]:
+    from instruments import chat
+
+    return partial(chat.talk, load_model=load_model), chat.ChatConfig
 
 
 def choice() -> tuple[Callable, type]:
@@ -194,6 +208,12 @@ def tournament() -> tuple[Callable, type]:
     from instruments import tournament
 
     return partial(tournament.hold, load_model=load_model), tournament.TournamentConfig
+
+
+def serve() -> tuple[Callable, type]:
+    from instruments import serve
+
+    return partial(serve.run, load_model=load_model), serve.ServeConfig
 
 
 def report() -> tuple[Callable, type]:
@@ -211,8 +231,10 @@ def compare() -> tuple[Callable, None]:
 COMMANDS = {
     "loss": lambda: (loss, LossConfig),
     "sample": lambda: (sample, SampleConfig),
+    "chat": chat,
     "choice": choice,
     "tournament": tournament,
+    "serve": serve,
     "report": report,
     "compare": compare,  # has no options: its words are folders of runs
 }

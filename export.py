@@ -15,11 +15,12 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from config import PRESETS, Preset, UsageError
-from hf import card, mapping, parity
+from hf import card, mapping, parity, template
 from machinery import cli, disk, trained
 from machinery.errors import DataError, StorageError
 from machinery.shards import Manifest
 from model import GPT
+from preparation import chat
 from tokenizer import BOS, Tokenizer
 
 
@@ -40,7 +41,7 @@ class ExportConfig:
 # ------------------------------------------------------------------------------- the folder
 
 
-def write_model(model: GPT, folder: Path, facts: dict) -> dict:
+def write_model(model: GPT, folder: Path, facts: dict, tokenizer: Tokenizer) -> dict:
     """Weights, generation_config.json and, with the hash of every file, config.json; returns the
     facts that it keeps under `nano2049`."""
     from safetensors import SafetensorError
@@ -55,8 +56,9 @@ def write_model(model: GPT, folder: Path, facts: dict) -> dict:
     except SafetensorError as error:  # which is no OSError
         raise StorageError(f"{file} could not be written: {error}") from None
     file.chmod(0o644)  # safetensors makes it readable by its owner alone
-    ids = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), config.bos_id)
-    sampling = dict(do_sample=True, temperature=0.8, top_k=50)
+    ids = dict(bos_token_id=config.bos_id, pad_token_id=config.bos_id)
+    sampling = dict(eos_token_id=template.ends(tokenizer, trained.is_tuned(facts)))
+    sampling |= dict(do_sample=True, temperature=0.8, top_k=50)
     disk.write_json(folder / "generation_config.json", ids | sampling)
     if name == mapping.OWN:
         shutil.copyfile(mapping.OWN_FILE, folder / "modeling_nano2049.py")
@@ -68,15 +70,15 @@ def write_model(model: GPT, folder: Path, facts: dict) -> dict:
     return facts
 
 
-def write_tokenizer(tokenizer: Tokenizer, folder: Path, seq_len: int) -> None:
+def write_tokenizer(tokenizer: Tokenizer, folder: Path, seq_len: int, tuned: bool) -> None:
     """tokenizer.json with BOS put first by a post-processor: of the ways to say so, the only one
-    that every version of transformers and lm_eval obeys."""
+    that every version of transformers and lm_eval obeys. tuned: with a chat template."""
     bos = {"SpecialToken": {"id": BOS, "type_id": 0}}
     text, second = ({"Sequence": {"id": s, "type_id": i}} for i, s in enumerate("AB"))
     entry = {"id": BOS, "ids": [tokenizer.bos_id], "tokens": [BOS]}
-    template = {"type": "TemplateProcessing", "special_tokens": {BOS: entry}}
-    template |= {"single": [bos, text], "pair": [bos, text, second]}
-    tree = json.loads(tokenizer.spec) | {"post_processor": template}
+    processor = {"type": "TemplateProcessing", "special_tokens": {BOS: entry}}
+    processor |= {"single": [bos, text], "pair": [bos, text, second]}
+    tree = json.loads(tokenizer.spec) | {"post_processor": processor}
     disk.write_json(folder / "tokenizer.json", tree)
     options = dict(
         tokenizer_class="PreTrainedTokenizerFast",  # else the model type's, with another split
@@ -89,6 +91,7 @@ def write_tokenizer(tokenizer: Tokenizer, folder: Path, seq_len: int) -> None:
         padding_side="left",
         model_input_names=["input_ids", "attention_mask"],
     )
+    options |= template.options() if tuned else {}
     disk.write_json(folder / "tokenizer_config.json", options)
 
 
@@ -107,16 +110,16 @@ def export(config: ExportConfig) -> Path:
     name, why = mapping.choose_class(model.config)
     own = name == mapping.OWN
     print(f"class: {'modeling_nano2049.py' if own else f'the stock {name}'} ({why})")
-    prompt = PRESETS.get(run_dir.name, Preset).prompts[0].rstrip()
+    prompt, tuned = PRESETS.get(run_dir.name, Preset).prompts[0].rstrip(), trained.is_tuned(trainer)
     with disk.creating(out) as folder:
-        write_tokenizer(tokenizer, folder, model.config.seq_len)
-        facts = write_model(model, folder, card.training_facts(path, trainer))
-        usage = card.usage(out.name, prompt, own)
+        write_tokenizer(tokenizer, folder, model.config.seq_len, tuned)
+        facts = write_model(model, folder, card.training_facts(path, trainer), tokenizer)
+        usage = card.usage(out.name, prompt, own, tuned)
         card.write_card(folder, f"nano2049 {run_dir.name}", facts, model, manifest, usage)
         # A row of the exported model is one document, whatever the rows of training were.
         model.config = replace(model.config, doc_mask=False)
-        print(f"checked: {parity.check(folder, model, tokenizer)}")
-    print(f"written: {out}\n\nin Python:\n{card.usage(out, prompt, own)}\n\nto score it:")
+        print(f"checked: {parity.check(folder, model, tokenizer, tuned and chat.encode)}")
+    print(f"written: {out}\n\nin Python:\n{card.usage(out, prompt, own, tuned)}\n\nto score it:")
     options = f"pretrained={out},dtype=float32{',trust_remote_code=True' if own else ''}"
     loader = f"--model hf --model_args {options}"
     print(f"lm_eval {loader} --tasks hellaswag --batch_size 8 --device cpu")
@@ -134,8 +137,7 @@ def find_data(which: trained.EvalConfig, trainer: dict) -> Manifest | None:
 
 def main(argv: list[str]) -> int:
     """`export.py [MODEL] [--option value ...]`; MODEL: a preset, or a run or a checkpoint."""
-    missing = [m for m in ("transformers", "safetensors") if find_spec(m) is None]
-    if missing:
+    if missing := [m for m in ("transformers", "safetensors") if find_spec(m) is None]:
         names = " and ".join(missing)
         raise UsageError(f"not installed: {names}; pip install -r requirements-eval.txt")
     found = version("transformers")

@@ -137,10 +137,10 @@ def bits_per_byte(
 
     Bits per byte does not depend on the tokenizer: total nats of the targets that stand for text,
     over ln 2, over the bytes of that text. Special tokens (0 bytes) are left out of it, but count
-    in the mean loss. batches: inputs and targets (B, T), as many on every rank (the ranks of a
-    sharded model run in lockstep). token_bytes: (V,) bytes per token id. rows: of every forward
-    pass, since a compiled model is compiled for one shape; a smaller batch is padded with copies of
-    its own rows, which are not scored."""
+    in the mean loss; targets below 0 (data.IGNORED) count in neither. batches: inputs and targets
+    (B, T), as many on every rank (the ranks of a sharded model run in lockstep). token_bytes: (V,)
+    bytes per token id. rows: of every forward pass, since a compiled model is compiled for one
+    shape; a smaller batch is padded with copies of its own rows, which are not scored."""
     parts = []  # read after the loop, so that the host never waits for the device in between
     training = model.training
     model.eval()
@@ -148,15 +148,16 @@ def bits_per_byte(
         n = len(inputs)
         fill = torch.arange(max(n, rows), device=inputs.device) % n  # 0 .. n - 1, then again
         nats = model(inputs[fill], targets[fill], reduction="none")[:n]  # (n, T)
-        size = token_bytes[targets]  # (n, T)
-        sums = (nats, torch.ones_like(nats), nats * (size > 0), size)
+        counted = targets >= 0
+        size = token_bytes[targets.clamp(min=0)] * counted  # (n, T)
+        sums = (nats, counted, nats * (size > 0), size)
         parts.append(torch.stack([x.sum(dtype=torch.float32) for x in sums]))
     model.train(training)
     total = torch.stack(parts).cpu().double().sum(0)  # nats, targets, text nats, bytes
     if dist.is_initialized():
         dist.all_reduce(total)
     nats, targets, text_nats, n_bytes = total.tolist()
-    return nats / targets, text_nats / math.log(2) / n_bytes
+    return nats / max(targets, 1), text_nats / math.log(2) / max(n_bytes, 1)
 
 
 class Meter:

@@ -388,28 +388,42 @@ class GPT(nn.Module):
         attention = 12 * c.n_layer * c.n_head * c.head_dim * c.seq_len
         return 6 * matmul + (attention // 2 if causal else attention)
 
+    def new_cache(self, batch: int, max_len: int) -> KVCache:
+        return KVCache(self.config, batch, max_len, self.compute_dtype, self.cos.device)
+
     @torch.no_grad()
     def stream(
-        self, idx, max_new_tokens, temperature=0.8, top_k=50, generator=None, stop_id=-1, top_p=1.0
+        self,
+        idx,
+        max_new_tokens,
+        temperature=0.8,
+        top_k=50,
+        generator=None,
+        stop_id=-1,
+        top_p=1.0,
+        cache=None,
     ) -> Iterator[Tensor]:
         """Continue the prompts idx (B, T): yield each next id, (B, 1), as soon as it is drawn from
         the top_k likeliest (0: all) that hold top_p of the probability. Temperature 0 takes the
         likeliest. Ends after max_new_tokens, at seq_len, or once every row has drawn stop_id.
 
         The prompt counts as one document. Padding ids cannot be drawn: the logits end at
-        vocab_size.
+        vocab_size. cache: a KVCache of what came before idx, to be continued; the last id drawn is
+        not in it.
         """
         if max_new_tokens < 1 or top_k < 0 or not temperature >= 0 or not 0 < top_p <= 1:
             raise UsageError(
                 f"max_new_tokens {max_new_tokens} must be 1 or more, top_k {top_k} and temperature "
                 f"{temperature} 0 or more, and top_p {top_p} above 0 and at most 1"
             )
-        n = min(max_new_tokens, self.config.seq_len - idx.size(1))
+        start = cache.length if cache else 0
+        n = min(max_new_tokens, self.config.seq_len - start - idx.size(1))
         if n <= 0:
             raise UsageError(
-                f"a prompt of {idx.size(1)} tokens leaves no room in seq_len {self.config.seq_len}"
+                f"a prompt of {start + idx.size(1)} tokens leaves no room in seq_len "
+                f"{self.config.seq_len}"
             )
-        cache = KVCache(self.config, idx.size(0), idx.size(1) + n, self.compute_dtype, idx.device)
+        cache = cache or self.new_cache(idx.size(0), idx.size(1) + n)
         new, stopped = idx, False
         for _ in range(n):
             logits = self(new, cache=cache)[:, -1]  # (B, V)

@@ -20,7 +20,7 @@ import numpy as np
 import data
 from config import PRESETS, DataConfig, UsageError
 from machinery import cli, disk, shards
-from preparation import worker
+from preparation import chat, worker
 from tokenizer import Tokenizer
 
 
@@ -141,6 +141,7 @@ def merge(job: worker.Job, tokenizer: Tokenizer, records: dict) -> shards.Manife
             "nfc": tokenizer.nfc,
             "vocab_size": tokenizer.vocab_size,
             "bos_id": tokenizer.bos_id,
+            **({"marks": chat.marks(tokenizer)} if job.conversations else {}),
         },
         "sources": facts,
         "splits": splits,
@@ -218,8 +219,8 @@ def report(manifest: shards.Manifest, seconds: float) -> str:
                 f"{split:5} {t['documents']:,} documents | {t['bytes'] / 1e6:,.2f} MB | "
                 f"{t['tokens']:,} tokens | {t['bytes'] / t['tokens']:.3f} bytes/token | "
                 f"{t['rows']:,} rows | cut {100 * t['cuts'] / max(1, t['documents']):.2f}% "
-                f"of documents | dropped {100 * t['dropped'] / t['tokens']:.4f}% of tokens | "
-                "padding 0%"
+                f"of documents | dropped {100 * t['dropped'] / t['tokens']:.4f}% of tokens"
+                f"{'' if manifest.marks else ' | padding 0%'}"
             )
         if split == "train" and t["tokens"] < (wanted := manifest.tree["tokens_wanted"]):
             why = shortage(manifest.tree)
@@ -233,6 +234,7 @@ def report(manifest: shards.Manifest, seconds: float) -> str:
             f"{advice}give it more text"
         )
     lines += [f"note  {n:,} {oddity}" for oddity, n in manifest.tree["notes"].items()]
+    lines += chat.what_was_lost(manifest.tree["notes"], manifest.row_len)
     lines.append(
         f"{seconds:.1f} s | {manifest.dir}/manifest.json: fingerprint {manifest.fingerprint[:16]}, "
         f"vocabulary {manifest.vocab_size:,}, rows of {manifest.row_len}"

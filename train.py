@@ -120,7 +120,7 @@ def main(argv: list[str]) -> int:
         if options.noise_scale_every:
             from instruments.noise_scale import NoiseScale
 
-            noise = NoiseScale(options.noise_scale_every)
+            noise = NoiseScale(options.noise_scale_every, marks=manifest.marks)
         token_bytes = torch.from_numpy(manifest.token_bytes()).to(world.device)
         parts = (model, step_model, val_model, optimizers, checkpoints, loader, meter, token_bytes)
         run = Run(preset, plan, world, manifest, log, signals, noise, *parts)
@@ -169,7 +169,8 @@ def take_steps(run: Run, progress: Progress) -> Iterator[StepNumbers]:
         norm = optim.grad_norm(parameters())
         bad = ~(sums["loss"].isfinite() & norm.isfinite())
         numbers = add_over_ranks(**sums, bad=bad, **requests(run, progress))
-        if not plan.all_count:  # each loss was a mean over all its targets, counted or not
+        if run.manifest.marks or not plan.all_count:
+            # Each loss was a mean over all its targets, counted or not.
             in_all = grad_accum * world.world_size * targets.numel()
             scale = in_all / numbers["counted"].clamp(min=1)
             optim.scale_gradients(parameters(), scale)
@@ -379,13 +380,14 @@ def finish(run: Run, progress: Progress) -> int:
     dollars = seconds / 3600 * run.preset.run.usd_per_hour * run.world.world_size
     cost = f" (${dollars:.2f})" if run.world.device.type == "cuda" else ""
     since = f" since step {progress.resumed_at:,}" if progress.resumed_at else ""
+    then = "chat" if run.manifest.marks else "sample"
     lines = [
         f"done: {step:,} steps, {tokens:,} tokens, {duration(seconds)}{cost}{since}; validation on "
         f"all {rows:,} rows: {loss:.4f} nats/token, {bpb:.4f} bpb",
         f"checkpoint  {log.run_dir / 'checkpoints' / f'step_{step:08d}'}",
         f"metrics     {log.file}",
         report(log),
-        f"next        python eval.py sample --run_dir {quote(str(log.run_dir))}",
+        f"next        python eval.py {then} --run_dir {quote(str(log.run_dir))}",
     ]
     log.print("\n".join(lines))
     return 0

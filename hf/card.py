@@ -5,14 +5,24 @@ Reads metrics.jsonl of the run; writes README.md into the folder of export.py. N
 
 from pathlib import Path
 
-from hf import mapping
+from hf import mapping, template
 from machinery import checkpoint, disk
 from machinery.log import read_jsonl
 from machinery.shards import Manifest
-from machinery.trained import run_of
+from machinery.trained import is_tuned, run_of
 from model import GPT
 
 UNKNOWN = "not known"
+QUESTION = "What can you do?"
+BASE = "A pretrained language model, trained with nano2049. It completes text; it does not answer."
+OF_BASE = """The tokenizer puts BOS in front, and a
+special token written in a text is read as plain text."""
+TUNED = """A language model, trained with nano2049 and tuned on conversations: it answers. To it,
+a conversation is `<|bos|><|user|>question<|end|><|assistant|>answer<|end|><|user|>...`, with a
+system text and a blank line in front of the first question."""
+OF_TUNED = """The tokenizer puts
+BOS in front of a text, the template in front of a conversation. A special token written in a message
+is read as plain text with `sanitize_control_tokens` (transformers 5); without, as that token."""
 
 
 def training_facts(path: Path, trainer: dict) -> dict:
@@ -32,14 +42,24 @@ def training_facts(path: Path, trainer: dict) -> dict:
     return facts
 
 
-def usage(folder: str | Path, prompt: str, own: bool) -> str:
-    """Three lines of Python that generate text. own: the folder has a modelling file of ours."""
+def usage(folder: str | Path, prompt: str, own: bool, tuned: bool) -> str:
+    """Lines of Python that generate text, or answer. own: the folder has a modelling file of ours;
+    tuned: on conversations."""
     trust = ", trust_remote_code=True" if own else ""
-    return (
-        "from transformers import pipeline\n"
-        f'generate = pipeline("text-generation", "{folder}"{trust})\n'
-        f'print(generate({prompt!r}, max_new_tokens=80)[0]["generated_text"])'
-    )
+    lines = [
+        "from transformers import pipeline",
+        f'generate = pipeline("text-generation", "{folder}"{trust})',
+    ]
+    if not tuned:
+        text = f'generate({prompt!r}, max_new_tokens=80)[0]["generated_text"]'
+        return "\n".join([*lines, f"print({text})"])
+    lines += [
+        f'messages = [{{"role": "user", "content": "{QUESTION}"}}]',
+        f"typed = {template.TYPED}  # a role that is typed stays text",
+        "answer = generate(messages, max_new_tokens=80, tokenizer_encode_kwargs=typed)",
+        'print(answer[0]["generated_text"][-1]["content"])',
+    ]
+    return "\n".join(lines)
 
 
 def write_card(
@@ -49,20 +69,21 @@ def write_card(
     c = model.config
     masked = "It was trained with attention kept within a document. " if c.doc_mask else ""
     table = "".join(f"| {a} | {b} |\n" for a, b in rows_of(facts, model, manifest).items())
+    about, special = (TUNED, OF_TUNED) if is_tuned(facts) else (BASE, OF_BASE)
     text = f"""---
 library_name: transformers
 pipeline_tag: text-generation
 ---
 # {title}
 
-A pretrained language model, trained with nano2049. It completes text; it does not answer.
+{about}
 
 ```python
 {usage}
 ```
 
-It loads in fp32; `dtype=torch.bfloat16` halves the memory. The tokenizer puts BOS in front, and a
-special token written in a text is read as plain text. {masked}A row is one document.
+It loads in fp32; `dtype=torch.bfloat16` halves the memory. {special}
+{masked}A row is one document.
 
 | | |
 | --- | --- |

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from hf import mapping
+from hf import mapping, template
 from machinery.errors import ParityError
 from model import GPT, kind_of
 from tokenizer import Tokenizer
@@ -32,8 +32,10 @@ TEXTS = (
 """What tokenizers disagree on: spaces, digits, special tokens written out, odd Unicode."""
 
 
-def check(folder: Path, model: GPT, tokenizer: Tokenizer) -> str:
+def check(folder: Path, model: GPT, tokenizer: Tokenizer, encode=None) -> str:
     """One line that says what was compared; ParityError if anything differs.
+
+    encode: preparation.chat.encode, for a model that was tuned on conversations.
 
     model: in fp32 on the CPU, without doc_mask (a row of the folder's model is one document). Its
     weights are random afterwards, which saves the memory of a second model."""
@@ -50,36 +52,45 @@ def check(folder: Path, model: GPT, tokenizer: Tokenizer) -> str:
     )
     if wrong := {key: sorted(names) for key, names in report.items() if names}:
         raise ParityError(f"{name} does not load these weights as they are: {wrong}")
-    _check_tokenizer(transformers.AutoTokenizer.from_pretrained(folder, **options), tokenizer)
+    read = transformers.AutoTokenizer.from_pretrained(folder, **options)
+    end = tokenizer.special[template.END] if encode else tokenizer.bos_id
+    _check_tokenizer(read, tokenizer, end)
+    chats = template.check(read, tokenizer, encode, TEXTS) if encode else 0
+    if (ends := theirs.generation_config.eos_token_id) != template.ends(tokenizer, bool(encode)):
+        raise ParityError(f"generation_config.json ends a text at {ends}, not as the model does")
     theirs.generation_config = transformers.GenerationConfig(pad_token_id=model.config.bos_id)
     trained = _check_numbers(model, theirs.eval(), "at the trained weights")
     set_unit_weights(model)
     theirs.load_state_dict(mapping.to_huggingface(model)[1], strict=False)  # tied: no head
     random = _check_numbers(model, theirs, "at random weights")
+    texts = f"{len(TEXTS)} texts" + (f" and {chats} conversations" if chats else "")
     return (
-        f"{len(TEXTS)} texts have equal ids; logits differ by {trained:.1g} at most, "
+        f"{texts} have equal ids; logits differ by {trained:.1g} at most, "
         f"{random:.1g} at random weights; greedy text is equal, with the cache and left-padded"
     )
 
 
-def _check_tokenizer(theirs, tokenizer: Tokenizer) -> None:
-    """Ids with BOS in front, ids without, and text from ids."""
+def _check_tokenizer(theirs, tokenizer: Tokenizer, end: int) -> None:
+    """Ids with BOS in front, ids without, and text from ids. end: the id that ends a text, or a
+    turn: then a special token that is typed must be split on request alone."""
+    split = {} if end == tokenizer.bos_id else {"split_special_tokens": True}
     for text in TEXTS:
         ids = tokenizer.encode(text)
-        if (found := theirs(text).input_ids) != [tokenizer.bos_id, *ids]:
+        if (found := theirs(text, **split).input_ids) != [tokenizer.bos_id, *ids]:
             why = "BOS is not in front" if found == ids else "the ids differ"
             raise ParityError(f"the exported tokenizer encodes {text[:40]!r} differently: {why}")
-        if theirs(text, add_special_tokens=False).input_ids != ids:
+        if theirs(text, add_special_tokens=False, **split).input_ids != ids:
             raise ParityError(
                 f"the exported tokenizer encodes {text[:40]!r} differently without BOS"
             )
         if theirs.decode(ids) != tokenizer.decode(ids):
             raise ParityError(f"the exported tokenizer decodes {text[:40]!r} differently")
-    special = {theirs.bos_token_id, theirs.eos_token_id, theirs.pad_token_id}
-    if special != {tokenizer.bos_id} or len(theirs) != tokenizer.vocab_size:
+    special = (theirs.bos_token_id, theirs.eos_token_id, theirs.pad_token_id)
+    ours = (tokenizer.bos_id, end, tokenizer.bos_id)
+    if special != ours or len(theirs) != tokenizer.vocab_size:
         raise ParityError(
             f"the exported tokenizer has {len(theirs)} tokens, and {special} for BOS, EOS and "
-            f"padding; ours has {tokenizer.vocab_size}, and {tokenizer.bos_id} for all three"
+            f"padding; ours has {tokenizer.vocab_size}, and {ours}"
         )
 
 

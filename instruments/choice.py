@@ -3,8 +3,8 @@
 `score` gives a task's figures, equal to lm_eval's (0.4.13, `--model hf`, dtype float32) within
 0.001 nats an answer; `verdict` says in words whether a figure means anything. Small models are at
 chance on most exams, so chance is computed from the questions themselves, and a model that always
-names the same letter is told apart from one that knows. eval.py calls `answer_all`; exams.py has
-the questions.
+names the same letter is told apart from one that knows. A model that was tuned on conversations is
+asked in their template. eval.py calls `answer_all`; exams.py has the questions.
 """
 
 import json
@@ -22,8 +22,9 @@ import torch
 from config import Count, UsageError
 from instruments import exams
 from machinery.errors import NonFiniteError
-from machinery.trained import EvalConfig, open_data, open_tokenizer
+from machinery.trained import EvalConfig, is_tuned, open_data, open_tokenizer
 from model import GPT
+from preparation.chat import prompt_ids
 from tokenizer import Tokenizer
 
 NORMS = {"sum": lambda text: 1, "per character": len, "per byte": lambda text: len(text.encode())}
@@ -59,14 +60,19 @@ class ChoiceConfig(EvalConfig):
 def answer_all(config: ChoiceConfig, load_model: Callable, keep_record: Callable) -> None:
     """`eval.py choice`: print the accuracy of each task, and keep a record of it."""
     model, trainer = load_model(config)
-    tokenizer = open_tokenizer(config, trainer)
-    for figures in run(config, model, tokenizer, lambda: open_data(config, trainer)):
+    tokenizer, tuned = open_tokenizer(config, trainer), is_tuned(trainer)
+    if tuned:
+        print("tuned on conversations: each question is a user's, each answer the model's")
+    for figures in run(config, model, tokenizer, lambda: open_data(config, trainer), tuned):
         keep_record(config, trainer, **figures)
 
 
-def encode_pair(tokenizer: Tokenizer, context: str, answer: str) -> Pair:
-    """A space goes between context and answer, white space at the end of the context counts as the
-    answer's, and both are encoded as one text, since a token may span the boundary."""
+def encode_pair(tokenizer: Tokenizer, context: str, answer: str, tuned: bool = False) -> Pair:
+    """For a tuned model, the context is what a user asks, and the answer follows <|assistant|>.
+    Otherwise a space goes between context and answer, white space at the end of the context counts
+    as the answer's, and both are encoded as one text, since a token may span the boundary."""
+    if tuned and context:
+        return prompt_ids(context.rstrip(), tokenizer, tuned)[0], tokenizer.encode(answer)
     bos, text = [tokenizer.bos_id], context + " " + answer
     if not context:
         return bos, tokenizer.encode(text)
@@ -133,7 +139,12 @@ def verdict(figures: dict, limit: float, letters: bool) -> str:
 
 
 def score(
-    questions: list[exams.Question], model: GPT, tokenizer: Tokenizer, batch: int, letters: bool
+    questions: list[exams.Question],
+    model: GPT,
+    tokenizer: Tokenizer,
+    batch: int,
+    letters: bool,
+    tuned: bool = False,
 ) -> tuple[dict[str, dict], list[list[float]], int]:
     """{norm: statistics}, the nats of each question's answers, and how many of the questions were
     too long. norm: the sum of the nats, or that divided by the answer's characters or bytes (not
@@ -141,7 +152,7 @@ def score(
     pairs, texts = [], []
     for q in questions:
         if isinstance(q.context, str):
-            pairs += [encode_pair(tokenizer, q.context, answer) for answer in q.answers]
+            pairs += [encode_pair(tokenizer, q.context, answer, tuned) for answer in q.answers]
             texts.append(q.answers)
         else:
             pairs += [([tokenizer.bos_id, *q.context], answer) for answer in q.answers]
@@ -164,7 +175,11 @@ def score(
 
 
 def run(
-    config: ChoiceConfig, model: GPT, tokenizer: Tokenizer, load_manifest: Callable
+    config: ChoiceConfig,
+    model: GPT,
+    tokenizer: Tokenizer,
+    load_manifest: Callable,
+    tuned: bool = False,
 ) -> Iterator[dict]:
     """Score every task and print its figures; yields one record of each. All tasks are read before
     the first is scored. load_manifest(): the data, if a task needs it."""
@@ -187,7 +202,7 @@ def run(
     limit = limit_of_z(count)
     for task, (mode, questions) in asked.items():
         letters = mode == "letter"
-        figures, nats, cut = score(questions, model, tokenizer, config.batch, letters)
+        figures, nats, cut = score(questions, model, tokenizer, config.batch, letters, tuned)
         chance = figures["sum"]["chance"]
         print(
             f"{task}: {len(questions):,} questions, mode {mode}, {config.shots} examples, chance "

@@ -8,6 +8,8 @@ have arrived on the host: nothing here waits for the device. Next: train.py, whi
 
 import math
 
+from config import UsageError
+
 
 class NoiseScale:
     """tr(Sigma) / |G|^2 from the gradients of two batch sizes, estimated every `every` steps.
@@ -17,7 +19,14 @@ class NoiseScale:
     `grad_sq` (|G|^2) and `trace` (tr(Sigma) of one token) are moving averages with `decay`.
     """
 
-    def __init__(self, every: int = 1, decay: float = 0.95):
+    def __init__(self, every: int = 1, decay: float = 0.95, marks: tuple[int, ...] = ()):
+        """marks: of the data's conversations (data.targets_of); with any, UsageError."""
+        if marks:
+            raise UsageError(
+                f"--noise_scale_every {every} compares gradients of equally many tokens, but of "
+                "conversations only the answers count, more in some rows than in others; leave it "
+                "out"
+            )
         self.every, self.decay = every, decay
         self.grad_sq = self.trace = self._weight = 0.0
 

@@ -1,9 +1,10 @@
 """The tournament: checkpoints continue the same prompts, a judge compares them, ratings follow.
 
 Reads checkpoints and held-out documents; prints a table and writes RUN_DIR/tournament.json, with
-all the texts, which are worth reading. Two players whose place is known always take part: the
-human text, which should come out at the top, and a loop of the prompt's last tokens, which should
-come out at the bottom. Where they do not, the table says that the judge cannot be trusted.
+all the texts, which are worth reading. Two players whose place is known always take part: the human
+text, which should come out at the top, and a loop of the prompt's last tokens, which should come
+out at the bottom. Where they do not, the table says that the judge cannot be trusted. Of data with
+conversations, the players answer held-out questions instead.
 eval.py calls `hold`. Next: judge.py, who decides; ratings.py, the arithmetic.
 """
 
@@ -22,7 +23,7 @@ from instruments import judge, ratings
 from machinery import checkpoint
 from machinery.disk import writable, write_json
 from machinery.shards import Manifest
-from machinery.trained import EvalConfig
+from machinery.trained import EvalConfig, is_tuned
 from tokenizer import Tokenizer
 
 HUMAN, LOOP = "human text", "loop"
@@ -94,6 +95,12 @@ def hold(config: TournamentConfig, load_model: Callable) -> None:
         if trainer["identity"]["tokenizer_sha256"] != manifest.tokenizer_sha256:
             why = f"{path} has another tokenizer than the text of {manifest.dir}"
             raise UsageError(f"{why}, so that they cannot be compared")
+        if is_tuned(trainer) != bool(manifest.marks):
+            how = ("", "text") if is_tuned(trainer) else ("not ", "conversations")
+            raise UsageError(
+                f"{path} was {how[0]}tuned on conversations, but {manifest.dir} holds {how[1]}; "
+                "choose its own data with --data_dir"
+            )
         batches = data.val_batches(manifest, 8, BPB_ROWS, device=model.cos.device)
         token_bytes = torch.from_numpy(tokenizer.token_bytes).to(model.cos.device)
         return model, trainer["step"], bits_per_byte(model, batches, token_bytes)[1]
@@ -101,14 +108,16 @@ def hold(config: TournamentConfig, load_model: Callable) -> None:
     players = []
     for path, name in zip(paths, names(paths)):
         model, step, bpb = load(path)
-        players.append(Player(name, continue_all(model, prompts, config), str(path), step, bpb))
-    loops = [(p[-LOOP_LEN:] * config.max_new_tokens)[: config.max_new_tokens] for p in prompts]
+        written = continue_all(model, prompts, config, manifest.marks)
+        players.append(Player(name, written, str(path), step, bpb))
+    plain = [[i for i in p if i not in manifest.marks] for p in prompts]
+    loops = [(p[-LOOP_LEN:] * config.max_new_tokens)[: config.max_new_tokens] for p in plain]
     players += [Player(HUMAN, human), Player(LOOP, loops)]
 
     judge_bpb, judged_by = None, config.judge_url
     if server:
         decoded = [[tokenizer.decode(c) for c in p.completions] for p in players]
-        wins = server.compare([tokenizer.decode(p) for p in prompts], decoded)
+        wins = server.compare([tokenizer.decode(p) for p in plain], decoded)
     else:
         model, _, judge_bpb = load(judge_path)
         judged_by = str(judge_path)
@@ -124,7 +133,7 @@ def hold(config: TournamentConfig, load_model: Callable) -> None:
             p.name: dict(zip([q.name for q in players], row))
             for p, row in zip(players, wins.sum(0).tolist())
         },
-        prompts=[tokenizer.decode(p) for p in prompts],
+        prompts=[tokenizer.decode(p) for p in plain],
         completions={p.name: [tokenizer.decode(c) for c in p.completions] for p in players},
     )
     path = Path(config.run_dir) / "tournament.json"
@@ -175,6 +184,8 @@ def names(paths: list[Path]) -> list[str]:
 
 def texts(config, manifest, tokenizer) -> tuple[list[list[int]], list[list[int]]]:
     """Token ids of the prompts, prompt_tokens each, and of the human continuations."""
+    if manifest.marks:
+        return questions(config, manifest)
     begin, whole = config.prompt_tokens, config.prompt_tokens + config.max_new_tokens
     documents = [tokenizer.encode(text) for text in config.prompts]
     for text, ids in zip(config.prompts, documents):
@@ -195,24 +206,56 @@ def texts(config, manifest, tokenizer) -> tuple[list[list[int]], list[list[int]]
     return [ids[:begin] for ids in documents], [ids[begin:whole] for ids in documents]
 
 
-def held_out(manifest, length: int, seed: int):
-    """Validation documents of `length` tokens or more, at most one of a row, rows shuffled."""
+def questions(config, manifest) -> tuple[list[list[int]], list[list[int]]]:
+    """Token ids of held-out first questions, up to <|assistant|>, and of their answers."""
+    if config.prompts:
+        raise UsageError("a tuned model is asked the held-out questions; leave --prompts out")
+    _, assistant, end = manifest.marks
+    prompts, answers = [], []
+    for documents in shuffled_rows(manifest, config.seed):
+        for ids in documents:
+            at = ids.index(assistant) + 1 if assistant in ids else len(ids)
+            answer = ids[at : ids.index(end, at)] if end in ids[at:] else []
+            if 0 < len(answer) <= config.max_new_tokens:
+                prompts.append(ids[:at])
+                answers.append(answer)
+    if not prompts:
+        raise UsageError(
+            f"no held-out answer in {manifest.dir} has at most {config.max_new_tokens} tokens; "
+            "allow more with --max_new_tokens"
+        )
+    return prompts[: config.n_prompts], answers[: config.n_prompts]
+
+
+def shuffled_rows(manifest, seed: int):
+    """For each validation row, shuffled: its documents, ids without BOS."""
     rows = [
         (s, row) for s in range(len(manifest.sources)) for row in range(manifest.rows("val", s))
     ]
     for k in np.random.default_rng(seed).permutation(len(rows)):
         ids = manifest.row("val", *rows[k]).astype(np.int64)
-        for document in np.split(ids, np.flatnonzero(ids == manifest.bos_id)):
-            if len(document) > length and document[0] == manifest.bos_id:
-                yield document[1:].tolist()
-                break
+        parts = np.split(ids, np.flatnonzero(ids == manifest.bos_id))
+        yield [p[1:].tolist() for p in parts if len(p) and p[0] == manifest.bos_id]
 
 
-def continue_all(model, prompts: list[list[int]], config) -> list[list[int]]:
+def held_out(manifest, length: int, seed: int):
+    """Validation documents of `length` tokens or more, at most one of a row, rows shuffled."""
+    for documents in shuffled_rows(manifest, seed):
+        yield from [ids for ids in documents if len(ids) >= length][:1]
+
+
+def continue_all(model, prompts: list[list[int]], config, marks=()) -> list[list[int]]:
     """Continue each prompt with the model's own probabilities: temperature 1, all tokens. At a
     lower temperature, samples loop, and a judge by likelihood likes loops. The draws are the same
-    for every player."""
+    for every player. marks: the prompts are questions, to be answered one by one."""
     bos, device = model.config.bos_id, model.cos.device
+    if marks:
+        answers, generator = [], torch.Generator(device).manual_seed(config.seed)
+        for prompt in prompts:
+            idx, n = torch.tensor([[bos, *prompt]], device=device), config.max_new_tokens
+            out = model.generate(idx, n, 1.0, 0, generator, stop_id=marks[2])
+            answers.append([i for i in out[0, idx.size(1) :].tolist() if i not in (bos, *marks)])
+        return answers
     needed = 1 + config.prompt_tokens + config.max_new_tokens
     if needed > model.config.seq_len:
         raise UsageError(

@@ -147,10 +147,14 @@ def load(
     if state and options.init_from:
         checkpoints.log(f"{options.init_from} is not read: the run has its own checkpoint")
     elif options.init_from:
-        other = checkpoint.read_trainer(options.init_from)["identity"]
-        remark = folders.check_weights_fit(options.init_from, other, preset, manifest)
-        checkpoint.load_model(options.init_from, model)
-        checkpoints.log(f"weights from {options.init_from}{remark}")
+        start = Path(options.init_from)
+        if (start / "checkpoints").is_dir():  # a run's newest, the same on all ranks
+            newest = checkpoint.latest_valid(start / "checkpoints", log=checkpoints.log)
+            start = ranks.any_rank(newest) or start
+        other = checkpoint.read_trainer(start)["identity"]
+        remark = folders.check_weights_fit(str(start), other, preset, manifest)
+        checkpoint.load_model(start, model)
+        checkpoints.log(f"weights from {start}{remark}")
     return state
 
 

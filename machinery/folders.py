@@ -107,6 +107,7 @@ def claim(preset: cfg.Preset, manifest: Manifest, world: World) -> ExitStack:
 def identity(preset: cfg.Preset, manifest: Manifest) -> dict:
     """The facts that decide the numbers of a run: with one changed, it is another run."""
     facts = dict(data_fingerprint=manifest.fingerprint, tokenizer_sha256=manifest.tokenizer_sha256)
+    facts |= dict(conversations=True) if manifest.marks else {}
     return asdict(preset.train) | asdict(preset.model) | facts
 
 

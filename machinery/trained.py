@@ -66,6 +66,12 @@ def run_of(path: str | Path) -> Path:
     return path.parent.parent if path.parent.name == "checkpoints" else path.parent
 
 
+def is_tuned(trainer: dict) -> bool:
+    """Whether a model has learned to answer: the data that it was last trained on, of which the
+    identity in trainer.json (or in an export) tells, held conversations."""
+    return bool(trainer["identity"].get("conversations"))
+
+
 def load_model(config: EvalConfig, read_export: Callable) -> tuple[GPT, dict]:
     """The model with its weights; and trainer.json, with `path`, the folder that it is from.
     read_export: hf.mapping.load_exported."""

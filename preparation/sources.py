@@ -2,11 +2,13 @@
 
     stdlib       the Python standard library of this machine (31 MB, no network)
     stdlib+site  the same and the installed packages
+    chats:stdlib conversations about its functions and classes (stdlib_chats.py)
     files:PATH   a file, folder or glob: .txt .md .py .jsonl (also .gz .zst), .parquet
     hf:REPO[:CONFIG[:SPLIT]][@REVISION]
                  a Hugging Face dataset, streamed: its split `train`, or another, as in
                  hf:HuggingFaceH4/ultrachat_200k::train_sft; or the URL of a .parquet or .jsonl file
 `NAME=` before a spec names the source; `#FIELD+FIELD` after it names the fields that hold the text.
+`#messages` and `#conversations` hold lists of turns: the documents are conversations (chat.py).
 
 A unit is a part of a source that can be read on its own: some files, or a byte range of a big one.
 The source alone decides its units (for a Hub dataset, the revision that worker.py pins). They are
@@ -35,6 +37,7 @@ import pyarrow.parquet as pq
 
 from config import UsageError
 from machinery.errors import DataError
+from preparation import chat, stdlib_chats
 from tokenizer import blocks
 
 MB = 1 << 20
@@ -54,7 +57,7 @@ AGAIN = "run the same command again: finished units are kept"
 @dataclass(frozen=True)
 class Source:
     name: str
-    kind: str  # stdlib, files or hf; other modules ask for the properties below instead
+    kind: str  # stdlib, chats, files or hf; other modules ask for the properties below instead
     place: str
     fields: tuple[str, ...] = ("text",)
     config: str | None = None
@@ -64,7 +67,8 @@ class Source:
     remote = property(lambda self: self.kind == "hf")  # read by the Hub's library
     unbounded = remote  # may hold more text than anyone wants
     mutable = property(lambda self: self.kind == "files")  # people edit its files in place
-    installed = property(lambda self: self.kind == "stdlib")  # an update of Python changes it
+    installed = property(lambda self: self.kind in ("stdlib", "chats"))  # with Python, it changes
+    conversations = property(lambda self: is_turns(self.fields))
 
 
 def parse(spec: str) -> Source:
@@ -75,6 +79,8 @@ def parse(spec: str) -> Source:
     config = split = revision = ""
     if rest in ("stdlib", "stdlib+site"):
         name, kind, place = name or "stdlib", "stdlib", rest
+    elif rest == "chats:stdlib":
+        name, fields = name or "chats", "messages"
     elif kind == "files" and place:
         name = name or Path(place).stem
         place = os.path.abspath(os.path.expanduser(place))
@@ -85,7 +91,7 @@ def parse(spec: str) -> Source:
             config, _, split = config.partition(":")
         name = name or place.rstrip("/").split("/")[-1]
     else:
-        forms = "stdlib, stdlib+site, files:PATH, hf:REPO[:CONFIG[:SPLIT]][@REVISION]"
+        forms = "stdlib, stdlib+site, chats:stdlib, files:PATH, hf:REPO[:CONFIG[:SPLIT]][@REVISION]"
         raise UsageError(f"source {spec!r} is none of {forms}")
     name = re.sub(r"[^\w.-]", "_", name).lstrip(".") or kind  # a folder's name, below train/
     name = name.encode()[:200].decode(errors="ignore")  # no file system takes more than 255 bytes
@@ -115,14 +121,31 @@ def list_units(source: Source) -> tuple[list[dict], dict]:
     return units, {"files": sizes}
 
 
-def documents(source: Source, unit: dict, notes: Counter) -> Iterator[str]:
-    """The texts of a unit. `notes` counts oddities: empty documents, bytes that are not UTF-8."""
+def is_turns(fields: tuple[str, ...]) -> bool:
+    """Whether these fields of a record hold a conversation, not text."""
+    return len(fields) == 1 and fields[0] in chat.FIELDS
+
+
+def documents(source: Source, unit: dict, notes: Counter) -> Iterator[str | list[chat.Turn]]:
+    """The texts of a unit, or its conversations. `notes` counts oddities: empty documents, bytes
+    that are not UTF-8, conversations that cannot be used."""
     read = _hf_documents if source.remote else _local_documents
-    for text in read(source, unit, notes):
-        if text:
-            yield text
-        else:
+    for document in read(source, unit, notes):
+        if document and source.conversations:
+            document = _usable_turns(source, document, notes)
+        elif not document:
             notes["empty documents"] += 1
+        if document:
+            yield document
+
+
+def _usable_turns(source: Source, value: object, notes: Counter) -> list[chat.Turn] | None:
+    try:
+        return chat.read_turns(value)
+    except chat.TurnsError as error:
+        notes[f"conversations left out, with {error.reason}"] += 1
+    except UsageError as error:
+        raise UsageError(f"{source.place}: the field {source.fields[0]!r} holds {error}") from None
 
 
 # ----------------------------------------------------------------------------------- local files
@@ -228,7 +251,7 @@ def _readable(path: Path, remedy: str = REPAIR) -> Iterator[None]:
     """DataError for what the disk or pyarrow cannot read; any other exception is a bug."""
     try:
         yield
-    except (OSError, pa.ArrowException) as error:
+    except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
         raise DataError(f"{path} cannot be read ({_reason(error)}); {remedy}") from None
 
 
@@ -241,7 +264,9 @@ def _local_documents(source: Source, unit: dict, notes: Counter) -> Iterator[str
     for name, start, end in unit["pieces"]:
         path = local_files(source)[name]
         with _readable(path):
-            if kind_of(name) == ".parquet":
+            if source.kind == "chats":
+                yield from stdlib_chats.conversations(name, path.read_bytes())
+            elif kind_of(name) == ".parquet":
                 yield from _read_parquet(path, range(start, end), source.fields, notes)
             else:
                 with _open(path) as f:
@@ -312,8 +337,8 @@ def decode(raw: bytes, notes: Counter) -> str:
 codecs.register_error("as_latin1", lambda e: (e.object[e.start : e.end].decode("latin-1"), e.end))
 
 
-def join_fields(record: dict, fields: tuple[str, ...], where: object, notes: Counter) -> str:
-    """The document of a record: its text fields, a blank line between them."""
+def join_fields(record: dict, fields: tuple[str, ...], where: object, notes: Counter) -> object:
+    """The document of a record: its text fields, a blank line between them; or its turns."""
     texts = []
     for field in fields:
         if field not in record:
@@ -322,10 +347,12 @@ def join_fields(record: dict, fields: tuple[str, ...], where: object, notes: Cou
                 f"#{next(iter(record), 'FIELD')} to the source"
             )
         value = record[field]
+        if is_turns(fields):
+            return value
         if isinstance(value, list | dict):
             raise UsageError(
                 f"{where}: the field {field!r} holds a {type(value).__name__}, not text; write the "
-                "text that you want into a field of its own"
+                "text that you want into a field of its own (a conversation: into `messages`)"
             )
         if value not in (None, "", b""):  # a 0 is text
             texts.append(decode(value, notes) if isinstance(value, bytes) else str(value))

@@ -32,7 +32,7 @@ import data
 from config import DataConfig, UsageError
 from machinery import cli, disk, shards
 from machinery.errors import DataError
-from preparation import sources
+from preparation import chat, sources
 from tokenizer import Tokenizer, blocks, normalize
 
 BUFFER = 16_384  # documents held by the packer
@@ -54,6 +54,7 @@ class Job:
     def __init__(self, config: DataConfig) -> None:
         self.config, self.folder = config, Path(config.data_dir)
         self.sources = [sources.parse(spec) for spec in config.source]
+        self.conversations = any(source.conversations for source in self.sources)
         self._read_options()
         self.units, self.facts = zip(*map(self._list, self.sources))
         self.all_units = [(s, u) for s, units in enumerate(self.units) for u in range(len(units))]
@@ -147,7 +148,8 @@ class Job:
             return int(self.config.val_fraction * 2**64)
         found = {}  # hash -> bytes: a block that occurs twice counts once
         for s, u in self.all_units:
-            for block in (b for text in self.texts(s, u) for b in blocks(text, self.block)):
+            size = self.block_of(s)
+            for block in (b for text in self.texts(s, u) for b in blocks(text, size)):
                 found[hash64(block)] = len(block.encode("utf-8"))
         size, below, held = sum(found.values()), 0, 0
         wanted = max(self.config.val_fraction * size, min(8 * self.config.row_len, size // 2))
@@ -158,10 +160,14 @@ class Job:
             below = value + 1
         return below
 
+    def block_of(self, source: int) -> int:
+        """Characters of a source that are held out together; of conversations, all."""
+        return sources.DOCUMENT if self.sources[source].conversations else self.block
+
     def texts(self, source: int, unit: int) -> Iterator[str]:
         """The documents of a unit, normalized: the form in which they are split and tokenized."""
         documents = sources.documents(self.sources[source], self.units[source][unit], Counter())
-        return (normalize(text, self.nfc) for text in documents)
+        return (normalize(chat.as_text(document), self.nfc) for document in documents)
 
     def record_path(self, source: int, unit: int) -> Path:
         return self.records / f"{self.sources[source].name}_{unit:05d}.json"
@@ -180,7 +186,7 @@ class Job:
     def task(self, source: int, unit: int) -> tuple:
         """The arguments of `prepare_unit`: plain values, which any process can unpickle."""
         what = self.sources[source], self.units[source][unit], self.record_path(source, unit)
-        return *what, f"unit_{unit:05d}", self.config.row_len, self.block, self.val_below
+        return *what, f"unit_{unit:05d}", self.config.row_len, self.block_of(source), self.val_below
 
 
 def check_fields(job: Job) -> None:
@@ -213,21 +219,31 @@ def prepare_unit(source, unit: dict, path: Path, name: str, row_len, block, val_
     notes, totals = Counter(), {"train": Counter(), "val": Counter()}
     val_docs: list[np.ndarray] = []
 
+    def parts(document) -> Iterator[tuple[str, np.ndarray, int]]:
+        """(split, ids, bytes of text) of each part of a document; a conversation has one split."""
+        text = tokenizer.normalize(chat.as_text(document))
+        if isinstance(document, str):
+            for split, part in split_text(text, block, val_below):
+                ids = tokenizer.encode_array(part, normalized=True)
+                yield split, ids, len(part.encode("utf-8"))
+        else:
+            split = "val" if hash64(text) < val_below else "train"
+            for piece in chat.pieces(document, tokenizer, row_len, notes):
+                yield split, np.array(piece), int(tokenizer.token_bytes[piece].sum())
+
     def train_docs() -> Iterator[np.ndarray]:
         """The training documents as ids; those for validation are set aside."""
-        for text in sources.documents(source, unit, notes):
-            for split, part in split_text(tokenizer.normalize(text), block, val_below):
-                ids = tokenizer.encode_array(part, normalized=True).astype(dtype)
-                size = len(part.encode("utf-8"))
+        for document in sources.documents(source, unit, notes):
+            for split, ids, size in parts(document):
                 totals[split].update(documents=1, bytes=size, tokens=len(ids))
                 if split == "train":
-                    yield ids
+                    yield ids.astype(dtype)
                 else:
-                    val_docs.append(ids)
+                    val_docs.append(ids.astype(dtype))
 
     splits = {}
     for split, docs in (("train", train_docs()), ("val", val_docs)):
-        packed = data.pack(docs, row_len, tokenizer.bos_id, BUFFER)
+        packed = data.pack(docs, row_len, tokenizer.bos_id, BUFFER, source.conversations)
         rows = packed
         if split == "val":  # shuffled, so that the first rows are a fair sample of the unit
             in_order = list(packed)
@@ -237,6 +253,8 @@ def prepare_unit(source, unit: dict, path: Path, name: str, row_len, block, val_
         entries = shards.write_shards(rows, path.parents[2], file, dtype)
         splits[split] = {**totals[split], "packing": asdict(packed.stats), "shards": entries}
         splits[split]["leftover"] = [ids.tolist() for ids in packed.leftover]
+        if source.conversations:  # each piece has one BOS, the others fill rows
+            notes[chat.FILLERS] += packed.stats.bos - packed.stats.documents
     record = {"notes": notes, "splits": splits, "tokens": totals["train"]["tokens"]}
     disk.write_json(path, record)
     return record
@@ -251,7 +269,8 @@ def tokenizer_sample(job: Job) -> Iterator[str]:
         for u in range(units):
             left = TOKENIZER_CHARS * share / sum(job.shares) / units
             texts = job.texts(s, u)
-            parts = (part for t in texts for part in split_text(t, job.block, job.val_below))
+            size = job.block_of(s)
+            parts = (part for t in texts for part in split_text(t, size, job.val_below))
             for part in (part for split, part in parts if split == "train"):
                 part = part[: min(most, int(left) + 1)]
                 left -= len(part)

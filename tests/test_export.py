@@ -111,8 +111,8 @@ def export_model(tokenizer, tmp_path, monkeypatch):
     )
     identity = dict(data_fingerprint="f00d", tokenizer_sha256=tokenizer.sha256)
 
-    def export_model(model):
-        trainer = dict(step=7, tokens=7000, identity=identity, path=str(path))
+    def export_model(model, **more):
+        trainer = dict(step=7, tokens=7000, identity=identity | more, path=str(path))
         loaded = (model, trainer | dict(model=asdict(model.config)))
         monkeypatch.setattr(models, "load_model", lambda config, read_export: loaded)
         monkeypatch.setattr(models, "open_data", lambda config, trainer: manifest)
@@ -328,7 +328,7 @@ STOCK_MUTANTS = {  # name -> (changes of the model, what is spoilt, what the ref
     "another end of text": (
         {},
         lambda m: edit_json(m, OPTIONS, lambda t: t.update(eos_token="<|end|>")),
-        r"has 331 tokens, and \{0, 3\}",
+        r"has 331 tokens, and \(0, 3, 0\)",
     ),
 }
 OWN_MUTANTS = {  # name -> (code of the own file, in its place, what the refusal says)

@@ -23,7 +23,7 @@ import optim
 import prepare_data
 import train
 from config import LARGEST, PRESETS, DataConfig, GPTConfig, RunConfig, TrainConfig, UsageError
-from instruments import choice, judge, report, stage, tournament
+from instruments import choice, judge, report, serve, stage, tournament
 from machinery import cli, trained
 from machinery.errors import CheckpointError, DataError, StorageError
 from model import GPT
@@ -161,6 +161,7 @@ WORK = [
     (trained, "load_model"),
     (report, "write"),
     (judge, "Server"),
+    (serve, "open_socket"),
     (prepare_data.worker, "open_pool"),
 ]
 
@@ -184,6 +185,7 @@ OF_EVAL = {
     "sample": evaluate.SampleConfig,
     "choice": choice.ChoiceConfig,
     "tournament": tournament.TournamentConfig,
+    "serve": serve.ServeConfig,
     "report": report.ReportConfig,
 }
 

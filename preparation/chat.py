@@ -1,0 +1,151 @@
+"""Conversations -> token ids: the template, and the pieces of a conversation that fit into rows.
+
+    <|bos|> <|user|> question <|end|> <|assistant|> answer <|end|> <|user|> ...
+
+No spaces or line feeds stand between these. What people write is encoded as text, so a special
+token that is typed stays text. A system text has no token of its own: it goes before the first
+question, a blank line between. Guarantee: the ids of a row alone say which targets count (data.py,
+`targets_of`): those of the answers, and the <|end|> of each. Next: worker.py packs the pieces.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+
+from config import UsageError
+
+FIELDS = ("messages", "conversations", "conversation")  # of a record; each holds a list of turns
+ROLES = {"human": "user", "gpt": "assistant"}  # ShareGPT's names
+
+Turn = tuple[str, str]  # (role, text); role: system (only the first), user or assistant
+
+
+class TurnsError(UsageError):
+    """A conversation that cannot be used; `reason`: why, the same words for all of its kind."""
+
+    def __init__(self, reason: str, value: object) -> None:
+        self.reason = reason
+        super().__init__(f"a conversation has {reason}: {_beginning(value)}")
+
+
+def _beginning(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False, default=str)[:160]
+
+
+def read_turns(value: object) -> list[Turn]:
+    """[{"role": "user", "content": "Hi"}, ...], or ShareGPT's [{"from": "human", "value": "Hi"},
+    ...] -> [("user", "Hi"), ...]: perhaps a system text, then user and assistant in turn.
+
+    A content may be a list of parts that are text: {"type": "text", "text": "Hi"}. TurnsError for
+    other roles, roles out of turn and parts that are not text; UsageError if it is no list of turns
+    at all."""
+    turns = []
+    for turn in value if isinstance(value, list) else [None]:
+        if not isinstance(turn, dict) or not ("role" in turn or "from" in turn):
+            raise UsageError(
+                f'not a list of turns, {{"role": ..., "content": ...}} each: {_beginning(value)}'
+            )
+        role, text = turn.get("role", turn.get("from")), turn.get("content", turn.get("value"))
+        role = ROLES.get(role, role) if isinstance(role, str) else None
+        if role not in ("system", "user", "assistant"):
+            raise TurnsError("a role other than system, user and assistant", value)
+        parts = text if isinstance(text, list) else [{"type": "text", "text": text}]
+        texts = [p.get("text") if isinstance(p, dict) else None for p in parts]
+        if not all(isinstance(text, str) for text in texts):
+            raise TurnsError("a part that is not text", value)
+        turns.append((role, "".join(texts)))
+    roles = [role for role, _ in turns]
+    asked = roles[1:] if roles[:1] == ["system"] else roles
+    if not asked or asked != [("user", "assistant")[i % 2] for i in range(len(asked))]:
+        raise TurnsError("roles out of turn", value)
+    return turns
+
+
+def marks(tokenizer) -> tuple[int, int, int]:
+    """The ids of <|user|>, <|assistant|> and <|end|>; UsageError for a tokenizer without them."""
+    names = ("<|user|>", "<|assistant|>", "<|end|>")
+    if missing := [name for name in names if name not in tokenizer.special]:
+        raise UsageError(
+            f"the tokenizer has no {missing[0]} token, which conversations need; take one that "
+            "prepare_data.py has trained"
+        )
+    return tuple(tokenizer.special[name] for name in names)
+
+
+def encode(turns: list[Turn], tokenizer, reply: bool = False) -> list[int]:
+    """Turns, as from `read_turns`, -> ids without BOS. reply: end in <|assistant|>, ready for the
+    model to answer; UsageError unless the last turn is the user's."""
+    user, assistant, end = marks(tokenizer)
+    if reply and (not turns or turns[-1][0] != "user"):
+        raise UsageError("the last turn of a conversation must be the user's, to be answered")
+    ids, before = [], ""
+    for role, text in turns:
+        if role == "system":
+            before = f"{text}\n\n" if text else ""
+            continue
+        ids += [user if role == "user" else assistant, *tokenizer.encode(before + text), end]
+        before = ""
+    return [*ids, assistant] if reply else ids
+
+
+def prompt_ids(text: str, tokenizer, tuned: bool) -> tuple[list[int], int]:
+    """What a model is given for a text of a user, BOS first, and the id that ends what it writes:
+    a document to continue until the next BOS; or, for a tuned one, a question to answer."""
+    if tuned:
+        ids = encode([("user", text)], tokenizer, reply=True)
+        return [tokenizer.bos_id, *ids], marks(tokenizer)[2]
+    return [tokenizer.bos_id, *tokenizer.encode(text)], tokenizer.bos_id
+
+
+def as_text(document: str | list[Turn]) -> str:
+    """What decides on which side of the split a document is, and what a tokenizer is trained on."""
+    return document if isinstance(document, str) else "\n\n".join(text for _, text in document)
+
+
+# What prepare_data.py counts, in its notes.
+FILLERS = "BOS tokens fill rows, since no exchange is cut to fill them"
+ANSWERS = "tokens in answers, the <|end|> of each included"
+LOST = "tokens of answers lost, in exchanges longer than a row"
+CUT = "conversations cut between exchanges, to fit into rows"
+UNASKED = "questions longer than a row, left out with their answers"
+UNANSWERED = "questions without an answer, left out"
+
+
+def pieces(turns: list[Turn], tokenizer, row_len: int, notes: Counter[str]) -> Iterator[list[int]]:
+    """A conversation -> ids without BOS, in pieces that fit into a row with their BOS. It is cut
+    between exchanges, and each piece begins with the system text and a question. An exchange longer
+    than a row loses the end of its answer, and with it <|end|>: it does not teach to stop there."""
+    assistant = marks(tokenizer)[1]
+    system, asked = (turns[:1], turns[1:]) if turns[0][0] == "system" else ([], turns)
+    piece: list[int] = []
+    for i in range(0, len(asked) - 1, 2):
+        ids = encode([*([] if piece else system), *asked[i : i + 2]], tokenizer)
+        if piece and 1 + len(piece) + len(ids) > row_len:
+            yield piece
+            piece, ids = [], encode([*system, *asked[i : i + 2]], tokenizer)
+            notes[CUT] += 1
+        before = ids.index(assistant) + 1  # of the answer
+        notes[ANSWERS] += len(ids) - before
+        if 1 + len(ids) <= row_len:
+            piece += ids
+            continue
+        if 1 + before < row_len:
+            yield ids[: row_len - 1]
+        else:
+            notes[UNASKED] += 1
+        notes[LOST] += len(ids) - max(before, row_len - 1)
+    if piece:
+        yield piece
+    if len(asked) % 2:
+        notes[UNANSWERED] += 1
+
+
+def what_was_lost(notes: dict[str, int], row_len: int) -> list[str]:
+    """A line for the end of a preparation, if answers were lost."""
+    if not notes.get(LOST):
+        return []
+    share = notes[LOST] / notes[ANSWERS]
+    return [
+        f"note  {share:.1%} of the answers is lost in rows of {row_len:,}; longer rows lose less: "
+        f"--row_len {2 * row_len - 1} (a model may be tuned on longer rows than it was trained on)"
+    ]

@@ -1,0 +1,103 @@
+"""Conversations about the functions and classes of the standard library, made offline.
+
+Each function or class with one line of documentation gives one: what it does, what it is called,
+which arguments it takes. Some answers can only be remembered (what it does, where it is); others
+follow from what was said (its arguments, how many, its name), which even a small model learns.
+A file gives the same conversations every time. Next: sources.py reads them as `chats:stdlib`.
+"""
+
+import ast
+import random
+import re
+import warnings
+from collections.abc import Iterator
+
+SKIPPED = {"test", "tests", "idlelib", "lib2to3"}  # folders
+SYSTEM = "Answer about Python's standard library."
+# {topic: [(question, answer), ...]}. The first question names what the conversation is about.
+FIRST = {
+    "what": [("What does {name} do?", "{line}"), ("What is {name} for?", "{line}")],
+    "name": [
+        ("What is it called? {line}", "It is called {name}."),
+        ("Which {kind} is this? {line}", "That is {name}."),
+    ],
+    "arguments": [
+        ("Which arguments does {name}({arguments}) take?", "It takes {listed}."),
+        ("What do I pass to {name}({arguments})?", "You pass {listed}."),
+    ],
+}
+LATER = {
+    "kind": [("Is it a function or a class?", "{name} is a {kind}.")],
+    "where": [("Where is it?", "It is in {module}."), ("In which module?", "In {module}.")],
+    "again": [("What was its name again?", "Its name is {name}.")],
+    "count": [("How many arguments are these?", "{count}."), ("How many is that?", "{count}.")],
+}
+COUNTS = ("None", "One", "Two", "Three", "Four", "Five", "Six", "Seven", "Eight")
+GREETINGS = [
+    ("Hello", "Hello. Ask me about Python's standard library."),
+    ("Hi!", "Hi. Ask me about Python's standard library."),
+    ("Who are you?", "A small model that has read Python's standard library."),
+    ("What can you do?", "I answer questions about Python's standard library, not always rightly."),
+]
+THANKS = [("Thank you.", "You are welcome."), ("Thanks!", "You are welcome.")]
+
+
+def conversations(name: str, source: bytes) -> Iterator[list[dict[str, str]]]:
+    """The conversations about one file: lists of turns, {"role": ..., "content": ...} each.
+
+    name: "stdlib/os/path.py"; source: its Python code, which is parsed, not run."""
+    parts = name.removesuffix(".py").removesuffix("/__init__").split("/")[1:]
+    if SKIPPED & set(parts):
+        return
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # odd escapes in old code
+            tree = ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError):  # templates, and tests of the parser
+        return
+    rng, seen = random.Random(name), set()
+    for node in ast.walk(tree):
+        facts = facts_of(node, ".".join(parts))
+        if facts and (facts["name"], facts["line"]) not in seen:
+            seen.add((facts["name"], facts["line"]))
+            yield conversation(facts, rng)
+
+
+def facts_of(node: ast.AST, module: str) -> dict[str, str] | None:
+    """What there is to say about a definition; None if it is private, or has no short line of
+    documentation, or more arguments than we can count."""
+    if not isinstance(node, ast.FunctionDef | ast.ClassDef) or node.name.startswith("_"):
+        return None
+    line = (ast.get_docstring(node) or "").partition("\n")[0].strip()
+    if not 15 < len(line) < 100 or re.search(r"\byour?\b", line, re.IGNORECASE):
+        return None
+    facts = dict(name=node.name, line=line, module=module, kind="class", arguments="", count="")
+    if isinstance(node, ast.FunctionDef):
+        names = [a.arg for a in [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]]
+        names = [name for name in names if name not in ("self", "cls")]
+        rest = (("*", node.args.vararg), ("**", node.args.kwarg))
+        names += [stars + a.arg for stars, a in rest if a]
+        if len(names) >= len(COUNTS):
+            return None
+        listed = " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]])) or "nothing"
+        facts |= dict(kind="function", arguments=", ".join(names), listed=listed)
+        facts["count"] = COUNTS[len(names)]
+    return facts
+
+
+def conversation(facts: dict[str, str], rng: random.Random) -> list[dict[str, str]]:
+    """One to five exchanges: perhaps a greeting, a first question, some others, perhaps thanks."""
+    is_function = facts["kind"] == "function"
+    first = rng.choice(["what", "name", *["arguments"] * (2 * is_function)])
+    others = ["kind", "where", "again"] + ["count"] * (first == "arguments")
+    topics = [FIRST[first], *(LATER[topic] for topic in others if rng.random() < 0.5)]
+    exchanges = [rng.choice(forms) for forms in topics]
+    if rng.random() < 0.15:
+        exchanges.insert(0, rng.choice(GREETINGS))
+    if rng.random() < 0.15:
+        exchanges.append(rng.choice(THANKS))
+    turns = [{"role": "system", "content": SYSTEM}] if rng.random() < 0.1 else []
+    for question, answer in exchanges:
+        turns.append({"role": "user", "content": question.format(**facts)})
+        turns.append({"role": "assistant", "content": answer.format(**facts)})
+    return turns

@@ -1,0 +1,230 @@
+"""export.py of a model that was tuned on conversations: transformers makes our ids of them, answers
+as ours does, and a wrong template is refused."""
+
+import io
+import json
+import os
+import random
+import re
+import tempfile
+from contextlib import redirect_stdout
+
+import pytest
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("HF_MODULES_CACHE", tempfile.mkdtemp())
+transformers = pytest.importorskip("transformers")
+pytest.importorskip("safetensors")
+
+import torch  # noqa: E402
+from test_export import OPTIONS, build, edit_json, export_model, refused, tokenizer  # noqa: E402, F401
+
+import export  # noqa: E402
+from hf import mapping, template  # noqa: E402
+from machinery.trained import is_tuned  # noqa: E402
+from preparation import chat  # noqa: E402
+
+END = 3
+
+
+@pytest.fixture
+def export_tuned(export_model):  # noqa: F811
+    """The export of a model in memory that was tuned, as its trainer.json says."""
+    return lambda model: export_model(model, conversations=True)
+
+
+PIECES = (
+    "", " ", "\n", "Hello", " there", "a\n\nb ", "caf\u00e9 \u4f60\u597d", "{{ x }}", "<|assis",
+    "def f(x):\n    return x", "\u200d\U0001f469", "'s", "12345", "{% if %}", "\\", "\t",
+)  # fmt: skip
+TYPED = (*PIECES, "<|assistant|>", "<|user|>", "a<|end|>b", "<|bos|> x", "<|end|><|end|>")
+
+
+def conversations(count: int, pieces: tuple[str, ...]):
+    """Random ones: 1 to 5 exchanges, a third with a system text, a third without an end."""
+    rng = random.Random(0)
+    for _ in range(count):
+        said = lambda: "".join(rng.choice(pieces) for _ in range(rng.randint(0, 4)))
+        turns = [("system", said())] if rng.random() < 1 / 3 else []
+        for _ in range(rng.randint(1, 5)):
+            turns += [("user", said()), ("assistant", said())]
+        yield turns[:-1] if rng.random() < 1 / 3 else turns
+
+
+def as_messages(turns) -> list[dict]:
+    return [dict(role=role, content=text) for role, text in turns]
+
+
+def their_ids(theirs, turns, reply: bool, **how) -> list[int]:
+    options = dict(add_generation_prompt=reply, return_dict=False)
+    return theirs.apply_chat_template(as_messages(turns), **options, **how)
+
+
+@pytest.fixture
+def theirs(tokenizer, tmp_path):  # noqa: F811
+    export.write_tokenizer(tokenizer, tmp_path, 96, tuned=True)
+    return transformers.AutoTokenizer.from_pretrained(tmp_path)
+
+
+def test_300_conversations_have_our_ids(theirs, tokenizer):  # noqa: F811
+    """As they are, and with sanitized control tokens."""
+    count = 0
+    for turns in conversations(300, PIECES):
+        reply = turns[-1][0] == "user"
+        ours = [0, *chat.encode(turns, tokenizer, reply)]
+        assert their_ids(theirs, turns, reply) == ours, turns
+        assert their_ids(theirs, turns, reply, **template.TYPED) == ours, turns
+        count += 1
+    assert count == 300
+
+
+def test_a_special_token_that_is_typed_says_nothing_about_who_speaks(theirs, tokenizer):  # noqa: F811
+    """With sanitized control tokens, as the card has it: 300 of 300, and the text is the same; the
+    ids are others beside such a token in some. Without, it becomes the role."""
+    special, taken, other = set(tokenizer.special.values()), 0, 0
+    for turns in conversations(300, TYPED):
+        reply = turns[-1][0] == "user"
+        ours = [0, *chat.encode(turns, tokenizer, reply)]
+        ids = their_ids(theirs, turns, reply, **template.TYPED)
+        assert [i for i in ids if i in special] == [i for i in ours if i in special]
+        assert theirs.decode(ids) == tokenizer.decode(ours)
+        typed = any(name in text for name in tokenizer.special for _, text in turns)
+        assert typed or ids == ours
+        other += ids != ours
+        taken += typed and their_ids(theirs, turns, reply) != ours
+    assert taken > 200 and other < taken
+    print(
+        f"typed tokens taken for roles without it: {taken}; other ids beside them with it: {other}"
+    )
+
+
+def test_what_counts_is_what_transformers_masks(theirs, tokenizer):  # noqa: F811
+    """The assistant mask of the template covers the answers and the <|end|> of each."""
+    for turns in conversations(40, PIECES):
+        if turns[-1][0] == "user" or any(not text for _, text in turns):
+            continue  # an empty answer has no character to mask but that of <|end|>
+        out = theirs.apply_chat_template(
+            as_messages(turns), return_assistant_tokens_mask=True, return_dict=True
+        )
+        speaks, expected = False, []
+        for i in out["input_ids"]:
+            expected.append(int(speaks))
+            speaks = (speaks or i == 2) and i != END
+        assert out["assistant_masks"] == expected
+
+
+@pytest.mark.parametrize(
+    "roles", [["assistant"], ["user", "user"], ["user", "system"], ["user", "tool"], ["a"]]
+)
+def test_roles_out_of_turn_are_refused_there_too(theirs, roles):
+    messages = [dict(role=role, content="x") for role in roles]
+    with pytest.raises(Exception, match="roles out of turn|not a list|a role"):
+        chat.read_turns(messages)
+    with pytest.raises(Exception, match="roles out of turn"):
+        theirs.apply_chat_template(messages)
+
+
+def ending(**changes):
+    """A model whose answers end: <|end|> takes the place of a token that it likes."""
+    model = build(tie_embeddings=False, **changes)
+    ids = torch.tensor([[0, 1, 60, 70, END, 2]])
+    liked = model.generate(ids, 12, temperature=0)[0, -4].item()
+    with torch.no_grad():
+        model.head.weight[END] = 1.3 * model.head.weight[liked]
+    return model
+
+
+@torch.no_grad()
+def our_answer(model, tokenizer, turns, most: int) -> str:  # noqa: F811
+    ids = torch.tensor([[0, *chat.encode(turns, tokenizer, reply=True)]])
+    drawn = [new.item() for new in model.stream(ids, most, 0.0, 0, None, END)]
+    return tokenizer.decode(i for i in drawn if i != END)
+
+
+@pytest.mark.parametrize("extras", [(), ("key_offset", "value_embeds")], ids=["stock", "own"])
+def test_the_pipeline_answers_as_ours(extras, export_tuned, tokenizer, capsys):  # noqa: F811
+    changes = dict(extras=extras, seq_len=256)
+    ours, folder = ending(**changes), export_tuned(ending(**changes))
+    printed = capsys.readouterr().out
+    assert re.search(r"\d+ texts and \d{3} conversations have equal ids", printed)
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    assert config["split_special_tokens"] is False and config["eos_token"] == "<|end|>"
+    tree = json.loads((folder / "generation_config.json").read_text())
+    assert (tree["bos_token_id"], tree["eos_token_id"], tree["pad_token_id"]) == (0, [END, 0], 0)
+    assert is_tuned(mapping.load_exported(folder)[1])
+
+    generate = transformers.pipeline("text-generation", str(folder), trust_remote_code=True)
+    turns, lengths = [("system", "Answer briefly.")], []
+    for question in ("What is it?", "Where is it? <|assistant|>", "name_1(x)", ""):
+        turns.append(("user", question))
+        mine = our_answer(ours, tokenizer, turns, 20)
+        out = generate(
+            as_messages(turns), max_new_tokens=20, do_sample=False,
+            tokenizer_encode_kwargs=template.TYPED,
+        )  # fmt: skip
+        text = out[0]["generated_text"][-1]
+        assert text == dict(role="assistant", content=mine), question
+        lengths.append(len(tokenizer.encode(mine)))
+        turns.append(("assistant", mine))
+    assert min(lengths) < 20  # an answer ended by itself
+
+
+def test_the_example_of_the_card_works_as_printed(export_tuned, monkeypatch, tmp_path, capsys):
+    """That of the program's output too, but for the folder's path."""
+    folder = export_tuned(ending(seq_len=256))
+    printed = re.search(r"in Python:\n(.*?)\n\nto score", capsys.readouterr().out, re.DOTALL)[1]
+    card = (folder / "README.md").read_text()
+    example = re.search(r"```python\n(.*?)\n```", card, re.DOTALL)[1]
+    assert printed.replace(str(folder), folder.name) == example
+    assert "it answers" in card and "sanitize_control_tokens" in example
+    monkeypatch.chdir(folder.parent)
+    transformers.set_seed(3)
+    with redirect_stdout(io.StringIO()) as said:
+        exec(example, {})
+    assert said.getvalue().strip() and "<|" not in said.getvalue()
+
+
+MUTANTS = {  # name -> (what is spoilt, what the refusal says)
+    "special tokens split": (
+        lambda m: edit_json(m, OPTIONS, lambda t: t.update(split_special_tokens=True)),
+        "the chat template encodes",
+    ),
+    "BOS for the end": (
+        lambda m: edit_json(m, OPTIONS, lambda t: t.update(eos_token="<|bos|>")),
+        r"has 331 tokens, and \(0, 0, 0\)",
+    ),
+    "no BOS": (
+        lambda m: m.setattr(template, "TEMPLATE", template.TEMPLATE.replace("{{ bos_token }}", "")),
+        "the chat template encodes",
+    ),
+    "system text in front of all": (
+        lambda m: m.setattr(
+            template, "TEMPLATE", template.TEMPLATE.replace("{% set ns.before = '' %}", "")
+        ),
+        "the chat template encodes",
+    ),
+    "a line feed between turns": (
+        lambda m: m.setattr(
+            template, "TEMPLATE", template.TEMPLATE.replace("'<|end|>' }}", "'<|end|>\n' }}")
+        ),
+        "the chat template encodes",
+    ),
+    "stops at BOS alone": (
+        lambda m: edit_json(m, "generation_config.json", lambda t: t.update(eos_token_id=0)),
+        "generation_config.json ends a text at 0",
+    ),
+}
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_a_wrong_template_is_refused(mutant, export_tuned, tmp_path, monkeypatch):
+    spoil, words = MUTANTS[mutant]
+    spoil(monkeypatch)
+    refused(export_tuned, build(), tmp_path, words)
+
+
+def test_a_base_model_has_no_template(export_model):  # noqa: F811
+    folder = export_model(build())
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    assert "chat_template" not in config and config["split_special_tokens"] is True
+    assert "it does not answer" in (folder / "README.md").read_text()

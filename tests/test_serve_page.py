@@ -1,0 +1,251 @@
+"""The page of eval.py serve, in a headless Chromium: typed into, streamed, stopped, read with the
+keyboard; with a token, in the dark, and on a narrow screen. Skipped where there is no Chromium."""
+
+import json
+import re
+import shutil
+import time
+from contextlib import contextmanager
+
+import pytest
+
+pytest.importorskip("fastapi")
+pytest.importorskip("openai")
+playwright = pytest.importorskip("playwright.sync_api")
+
+from test_serve import build, idle_within, serving, slow, tokenizer  # noqa: E402, F401
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+CHROMIUM = next(filter(None, map(shutil.which, NAMES)), None)
+pytestmark = pytest.mark.skipif(not CHROMIUM, reason="no Chromium is installed")
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with playwright.sync_playwright() as p:
+        browser = p.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@contextmanager
+def opened(browser, url: str, path: str = "/", **options):
+    """A page; fails if it complains, or asks for anything from elsewhere."""
+    context = browser.new_context(**options)
+    page, wrong, page.asked = context.new_page(), [], []
+    page.set_default_timeout(20_000)
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    page.on("console", lambda m: wrong.append(m.text) if "Failed to load" not in m.text else None)
+    page.on("request", lambda r: page.asked.append(r))
+    page.goto(url + path)
+    try:
+        yield page
+        elsewhere = [r.url for r in page.asked if not r.url.startswith((url, "data:"))]
+        assert not wrong and not elsewhere
+    finally:
+        context.close()
+
+
+def say(page, text: str) -> None:
+    page.fill("#input", text)
+    page.press("#input", "Enter")
+
+
+def done(page) -> None:
+    page.wait_for_selector(".answer")
+    page.wait_for_selector(".writing", state="detached")
+
+
+@pytest.fixture
+def base(tokenizer):  # noqa: F811
+    model = build(tokenizer, seq_len=512)
+    model.times = slow(model, 0.01)
+    with serving(model, tokenizer) as (url, _):
+        yield url, model
+
+
+def test_text_streams_and_each_token_has_alternatives(base, browser):
+    url, _ = base
+    with opened(browser, url) as page:
+        assert page.title() == "small" and page.inner_text("#send") == "Continue"
+        assert "continues text; sees 512 tokens" in page.inner_text("header")
+        assert page.evaluate("document.activeElement.id") == "input"
+        page.fill("#tokens", "40")
+        say(page, "def name_1(x):")
+        page.wait_for_selector(".writing .token")
+        early = page.locator(".token").count()
+        done(page)
+        count = page.locator(".token").count()
+        assert 0 < early < count <= 40  # it came bit by bit
+        assert page.inner_text(".prompt") == "def name_1(x):"
+        assert re.match(r"\d+ tokens, \d+ per second; the limit", page.inner_text(".about"))
+        assert page.input_value("#input") == "def name_1(x):"  # to try again
+
+        assert page.locator("#alternatives").is_hidden()
+        page.locator(".token").nth(3).hover()
+        rows = page.locator("#alternatives div")
+        assert 8 <= rows.count() and page.locator("#alternatives .chosen").count() >= 1
+        shares = [s for s in page.locator("#alternatives span").all_inner_texts()]
+        assert all(re.fullmatch(r"<0\.1%|[\d.]+%", share) for share in shares)
+        page.mouse.move(5, 5)
+        assert page.locator("#alternatives").is_hidden()
+
+        page.locator(".token").nth(0).focus()  # by the keyboard
+        first = page.inner_text("#alternatives")
+        page.keyboard.press("ArrowRight")
+        assert page.locator("#alternatives").is_visible()
+        assert page.inner_text("#alternatives") != first
+        tabs = page.evaluate("[...document.querySelectorAll('.token')].map(t => t.tabIndex)")
+        assert tabs[:3] == [-1, 0, -1]
+        page.keyboard.press("Escape")
+        assert page.locator("#alternatives").is_hidden()
+
+        sent = json.loads([r for r in page.asked if r.method == "POST"][-1].post_data)
+        assert sent["temperature"] == 0.8 and sent["max_tokens"] == 40 and sent["stream"] is True
+        page.locator("#temperature").focus()
+        page.keyboard.press("Home")
+        assert page.inner_text("#degrees") == "0.0"
+        texts = []
+        for _ in range(2):
+            say(page, "def")
+            done(page)
+            texts.append(page.locator(".answer .text").last.inner_text())
+        assert texts[0] == texts[1]  # greedy
+        page.click("#clear")
+        assert page.locator(".turn").count() == 0 and page.locator("#empty").is_visible()
+
+
+@pytest.mark.parametrize("how", ["button", "Escape", "leaving"])
+def test_stop_ends_the_generation(base, browser, how):
+    url, model = base
+    with opened(browser, url) as page:
+        page.fill("#tokens", "400")
+        say(page, "def")
+        page.wait_for_selector(".writing .token")
+        assert page.inner_text("#send") == "Stop"
+        if how == "button":
+            page.click("#send")
+        elif how == "Escape":
+            page.keyboard.press("Escape")
+        else:
+            page.goto("about:blank")
+        assert idle_within(url, 2)
+        count = len(model.times)
+        if how != "leaving":
+            done(page)
+            assert page.inner_text(".about").endswith("; stopped")
+            assert page.inner_text("#send") == "Continue"
+        time.sleep(0.1)
+        assert len(model.times) == count < 300
+        page.asked = [r for r in page.asked if r.url != "about:blank"]
+
+
+def test_a_conversation(tokenizer, browser):  # noqa: F811
+    """Turns are sent along; when they no longer fit, the oldest are left out, and that is said."""
+    with serving(build(tokenizer, 2, seq_len=160), tokenizer, tuned=True) as (url, _):
+        with opened(browser, url) as page:
+            assert page.inner_text("#send") == "Send"
+            page.fill("#tokens", "20")
+            for i in range(3):
+                say(page, f"What is {i}?")
+                done(page)
+                assert page.input_value("#input") == ""
+            assert page.locator(".ask .text").all_inner_texts() == [
+                f"What is {i}?" for i in range(3)
+            ]
+            answers = page.locator(".answer .text").all_inner_texts()
+            sent = json.loads([r for r in page.asked if r.method == "POST"][-1].post_data)
+            roles = ["user", "assistant", "user", "assistant", "user"]
+            assert [m["role"] for m in sent["messages"]] == roles and all(answers)
+            for _ in range(3):
+                say(page, "name_1(x) and name_2(x) and name_3(x)?")
+                done(page)
+            assert "no longer fit and were left out" in page.inner_text("#talk")
+            assert page.locator(".about.bad").count() == 0
+            say(page, "name_1(x) " * 80)
+            done(page)
+            assert "160 fit, the answer's included; shorten" in page.locator(".bad").inner_text()
+
+
+def test_the_token(tokenizer, browser):  # noqa: F811
+    token = "the-token-of-this-test"
+    with serving(build(tokenizer), tokenizer, token=token) as (url, _):
+        with opened(browser, url, f"/#token={token}") as page:
+            page.wait_for_selector("#input")
+            assert page.url == f"{url}/"  # the address no longer shows it
+            say(page, "def")
+            done(page)
+            page.reload()  # this tab still has it
+            page.wait_for_selector("#input")
+        with opened(browser, url) as page:
+            page.wait_for_selector("#login")
+            assert page.locator("#compose").is_hidden() and page.inner_text("#wrong") == ""
+            page.fill("#token", "something-else")
+            page.press("#token", "Enter")
+            page.wait_for_selector("#wrong:has-text('the token is wrong')")
+            page.fill("#token", token)
+            page.click("#login button")
+            page.wait_for_selector("#input")
+            say(page, "def")
+            done(page)
+            assert page.locator(".bad").count() == 0
+
+
+CONTRAST = """() => {
+  const canvas = document.createElement("canvas").getContext("2d", {willReadFrequently: true});
+  const draw = (...colors) => {  // one over the other, as a screen shows them
+    for (const color of colors) { canvas.fillStyle = color; canvas.fillRect(0, 0, 1, 1); }
+    return [...canvas.getImageData(0, 0, 1, 1).data].slice(0, 3).map((c) => {
+      c /= 255;
+      return c <= 0.03928 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4;
+    });
+  };
+  const light = ([r, g, b]) => 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  const found = {};
+  for (const name of ["h1", "#facts", ".prompt", ".token", ".about", "#send", "label", "#input",
+                      "#tokens", "#clear"]) {
+    const element = document.querySelector(name), grounds = [];
+    for (let e = element; e; e = e.parentElement) {
+      grounds.unshift(getComputedStyle(e).backgroundColor);
+    }
+    const text = light(draw(...grounds, getComputedStyle(element).color));
+    const ground = light(draw(...grounds));
+    found[name] = (Math.max(text, ground) + 0.05) / (Math.min(text, ground) + 0.05);
+  }
+  return found;
+}"""  # of text and its background, by WCAG's formula
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 400, 320])
+def test_the_page_fits_and_can_be_read(base, browser, scheme, width):
+    url, _ = base
+    options = dict(viewport=dict(width=width, height=700), color_scheme=scheme)
+    with opened(browser, url, **options) as page:
+        page.fill("#tokens", "60")
+        say(page, "def name_1(x):\n" + "x" * 300)
+        done(page)
+        page.locator(".token").last.hover()
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        assert page.evaluate("document.documentElement.scrollHeight") <= 700
+        for name in ("#send", "#input", "#alternatives", "#temperature", "#tokens", "#clear"):
+            box = page.locator(name).bounding_box()
+            assert box["x"] >= 0 and box["x"] + box["width"] <= width, name
+            assert box["y"] >= 0 and box["y"] + box["height"] <= 700, name
+        contrast = page.evaluate(CONTRAST)
+        assert min(contrast.values()) >= 4.5, contrast
+        ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert (sum(map(int, re.findall(r"\d+", ground))) > 380) == (scheme == "light")
+
+
+def test_a_server_that_has_ended_is_named(tokenizer, browser):  # noqa: F811
+    with serving(build(tokenizer), tokenizer) as (url, _):
+        with opened(browser, url) as page:
+            page.route("**/v1/completions", lambda route: route.abort())
+            say(page, "def")
+            done(page)
+            assert page.inner_text(".bad") == "The server does not answer: does it still run?"
+            page.unroute("**/v1/completions")
+            say(page, "def")
+            done(page)
+            assert page.locator(".bad").count() == 1 and page.locator(".token").count()
