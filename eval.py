@@ -3,6 +3,7 @@
     loss        nats per token and bits per byte on held-out text
     sample      continue prompts; a pretrained model completes text, it does not answer
     choice      multiple choice by log-likelihood
+    look        a page on what the model does inside: where it looks, what each head is worth
     tournament  checkpoints continue the same prompts, and a judge compares them
     report      a page on a run; `compare RUN RUN ...` puts several into one picture
 
@@ -190,6 +191,12 @@ def choice() -> tuple[Callable, type]:
     return partial(choice.answer_all, **tools), choice.ChoiceConfig
 
 
+def look() -> tuple[Callable, type]:
+    from instruments import look
+
+    return partial(look.look, load_model=load_model), look.LookConfig
+
+
 def tournament() -> tuple[Callable, type]:
     from instruments import tournament
 
@@ -212,6 +219,7 @@ COMMANDS = {
     "loss": lambda: (loss, LossConfig),
     "sample": lambda: (sample, SampleConfig),
     "choice": choice,
+    "look": look,
     "tournament": tournament,
     "report": report,
     "compare": compare,  # has no options: its words are folders of runs
