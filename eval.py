@@ -4,6 +4,7 @@
     sample      continue prompts, or answer them if the model was tuned on conversations
     chat        talk with a model that was tuned on conversations
     choice      multiple choice by log-likelihood
+    look        a page on what the model does inside: where it looks, what each head is worth
     tournament  checkpoints continue the same prompts, and a judge compares them
     serve       a page to try it, and OpenAI's protocol for programs
     report      a page on a run; `compare RUN RUN ...` puts several into one picture
@@ -204,6 +205,12 @@ def choice() -> tuple[Callable, type]:
     return partial(choice.answer_all, **tools), choice.ChoiceConfig
 
 
+def look() -> tuple[Callable, type]:
+    from instruments import look
+
+    return partial(look.look, load_model=load_model), look.LookConfig
+
+
 def tournament() -> tuple[Callable, type]:
     from instruments import tournament
 
@@ -233,6 +240,7 @@ COMMANDS = {
     "sample": lambda: (sample, SampleConfig),
     "chat": chat,
     "choice": choice,
+    "look": look,
     "tournament": tournament,
     "serve": serve,
     "report": report,

@@ -322,6 +322,8 @@ def evaluate(run: Run, progress: Progress) -> None:
         if progress.saved_step != step:
             save(run, progress)
         run.checkpoints.mark_best(step)
+    with run.meter.paused("report"):
+        run.log.print(report(run.log, run, step))
 
 
 def save(run: Run, progress: Progress, wait: bool = False) -> None:
@@ -397,17 +399,19 @@ def time_left_s(run: Run, step: int) -> float:
     every, plan = run.preset.run.eval_every, run.plan
     evals = math.ceil(plan.steps / every) - step // every if every else 1
     tokens_left = plan.tokens_before(plan.steps) - plan.tokens_before(step)
-    return run.meter.eta_s(tokens_left, eval=evals, save=1)
+    return run.meter.eta_s(tokens_left, eval=evals, report=evals, save=1)
 
 
-def report(log: Log) -> str:
-    """Write loss.png and report.html; returns the line to print. An error goes into that line too,
-    since the run itself is complete."""
+def report(log: Log, run: Run | None = None, step: int = 0) -> str:
+    """Write loss.png and report.html; returns the line to print. A `run` that goes on also writes
+    a sample. An error goes into that line too, since it is no fault of the run itself."""
     if not log.is_first:
         return ""
     try:
         from instruments import report
 
+        if run:
+            return report.watch(run, step)
         return f"report      {report.write(log.run_dir)}, and loss.png beside it"
     except Exception as error:
         return f"report      none: {type(error).__name__}: {error}"

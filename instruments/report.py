@@ -3,13 +3,14 @@
 Reads what a run left in its folder (metrics.jsonl, config.json, status.json, samples.jsonl) and the
 manifest of its data. `write` makes RUN_DIR/loss.png, report.md and report.html, which needs no
 other file; `compare` draws compare.png and returns the table. A run may have been killed in the
-middle of a line, resumed, or never validated. train.py calls `write` when a run ends; eval.py calls
-the rest.
+middle of a line, resumed, or never validated. train.py calls `watch` at each validation, and
+`write` when a run ends; eval.py calls the rest.
 """
 
 import base64
 import io
 import json
+import math
 import statistics
 import time
 from collections.abc import Callable
@@ -27,8 +28,13 @@ from machinery import checkpoint, disk, shards
 from machinery.errors import CheckpointError, DataError
 from machinery.log import duration, read_jsonl, short
 from machinery.trained import EvalConfig, open_data, open_tokenizer
+from tokenizer import Tokenizer
 
+pages: dict[Path, tuple[float, float]] = {}  # run -> when its page was written, in what time (s)
+SHARE = 1 / 20  # of the time that the pages of a running run may take
+SAMPLE_TOKENS, SAMPLE_SHOWN = 40, 72  # at a validation: tokens drawn, characters on the screen
 ELSEWHERE = "copy the run to where you may write"
+PAUSES = ("eval_s", "save_s", "report_s")
 HASHES = ("data_fingerprint", "tokenizer_sha256")
 CSS = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #222; background: #fff; max-width: 1000px;
@@ -102,7 +108,7 @@ class Run:
         self.skipped = sum("skipped" in r for r in records)
         self.tokens = max((r["tokens"] for r in records if "tokens" in r), default=0)
         samples = read_jsonl(self.dir / "samples.jsonl", is_whole)
-        self.samples = sorted(samples, key=lambda r: r["step"])
+        self.samples = sorted(thinned(samples), key=lambda r: r["step"])
         self.config = read_json(self.dir / "config.json")
         self.status = {"state": "unknown"} | read_json(self.dir / "status.json")
         self.starts = [r["start"] for r in records if "start" in r]
@@ -110,6 +116,11 @@ class Run:
             self.config["init_from"] = self.starts[0].get("init_from")
             sizes = dict.fromkeys(start.get("eval_tokens") for start in self.starts)
             self.config["eval_tokens"] = ", then ".join(map(str, sizes))
+
+    @property
+    def is_running(self) -> bool:
+        """As far as is known: a run that was killed could not say so."""
+        return self.status["state"] == "running"
 
     @property
     def first_step(self) -> int:
@@ -136,7 +147,7 @@ class Run:
             if after.get("last_time", 0) > last["time"]:
                 last = last | {"time": after["last_time"], "step": after["last_step"]}
             if "step" in last:
-                facts = {key: last.get(key, 0) for key in ("eval_s", "save_s")}
+                facts = {key: last.get(key, 0) for key in PAUSES}
                 facts |= dict(begin=own[0]["step"] - 1 if own else None, end=last["step"])
                 found.append(start | facts | {"seconds": last["time"] - start["time"]})
         return found
@@ -153,6 +164,14 @@ class Run:
                 if manifest.fingerprint == self.config.get("data_fingerprint"):
                     return manifest
         return None
+
+
+def thinned(samples: list[dict], most: int = 12) -> list[dict]:
+    """The samples; of those that a run drew while it trained, one a step, the last and at most
+    `most` in all, evenly spread."""
+    live = [*{r["step"]: r for r in samples if r.get("live")}.values()]
+    every = math.ceil(len(live) / most)
+    return [r for r in samples if not r.get("live")] + live[::-1][:: max(every, 1)]
 
 
 def read_json(path: Path) -> dict:
@@ -230,8 +249,10 @@ def result(run: Run, usd_per_hour: float) -> list[tuple]:
     of = f" of {planned:,}" if planned else ""
     last = run.steps[-1] if run.steps else {"step": 0}
     skipped = f", {run.skipped} skipped" if run.skipped else ""
+    goes_on = "; the run goes on, and writes this page again at each validation: reload it"
     rows = [
         ("state", ": ".join(filter(None, (run.status["state"], run.status.get("error"))))),
+        ("written", time.strftime("%Y-%m-%d %H:%M:%S") + goes_on * run.is_running),
         ("steps", f"{last['step']:,}{of}{skipped}"),
         ("tokens", f"{run.tokens:,}"),
     ]
@@ -253,9 +274,9 @@ def result(run: Run, usd_per_hour: float) -> list[tuple]:
     training = duration(run.seconds_at(run.tokens))
     rows += [("speed", f"{short(run.speed())} tok/s, {used}"), ("training", training)]
     if processes := run.processes():
-        sums = {k: sum(p[k] for p in processes) for k in ("seconds", "eval_s", "save_s")}
-        seconds, eval_s, save_s = (duration(total) for total in sums.values())
-        parts = f"of which {eval_s} validation and {save_s} saving"
+        sums = {k: sum(p[k] for p in processes) for k in ("seconds", *PAUSES)}
+        seconds, eval_s, save_s, report_s = (duration(total) for total in sums.values())
+        parts = f"of which {eval_s} validation, {save_s} saving and {report_s} reporting"
         text = f"{seconds}, {parts}; includes set-up and repeated steps"
         rows += [("total time", text), *cost(processes, usd_per_hour)]
     return rows
@@ -498,11 +519,10 @@ def sample_and_write(config: ReportConfig, load_model: Callable) -> None:
 
 def take_samples(config: ReportConfig, load_model: Callable) -> None:
     """Continue some texts with each checkpoint that has no samples yet: RUN_DIR/samples.jsonl."""
-    import torch
-
     file, root = Path(config.run_dir) / "samples.jsonl", Path(config.run_dir) / "checkpoints"
     where = dict(data_dir=config.data_dir, device=config.device, dtype=config.dtype)
-    sampled = {(r["step"], r["prompt"]) for r in read_jsonl(file, is_whole)}
+    drawn = [r for r in read_jsonl(file, is_whole) if not r.get("live")]  # not while it trained
+    sampled = {(r["step"], r["prompt"]) for r in drawn}
     for path in reversed(checkpoint.checkpoints(root)):
         done = {prompt for step, prompt in sampled if step == checkpoint.step_of(path)}
         if done.issuperset(config.prompt) and done:
@@ -515,15 +535,45 @@ def take_samples(config: ReportConfig, load_model: Callable) -> None:
         except (UsageError, DataError, CheckpointError) as error:
             print(f"no samples of {path}: {error}")
             continue
-        device, bos = model.cos.device, tokenizer.bos_id
         for prompt in [prompt for prompt in prompts if prompt not in done]:
-            idx = torch.tensor([[bos, *tokenizer.encode(prompt)]], device=device)  # (1, T)
-            draws = dict(generator=torch.Generator(device).manual_seed(0), stop_id=bos)
-            out = model.generate(idx, config.max_new_tokens, **draws)
-            record = dict(step=trainer["step"], tokens=trainer["tokens"], prompt=prompt)
-            record["text"] = text_of(tokenizer, out[0])
+            text = draw(model, tokenizer, prompt, config.max_new_tokens)
+            record = dict(step=trainer["step"], tokens=trainer["tokens"], prompt=prompt, text=text)
             with disk.writable(file, ELSEWHERE), open(file, "a") as f:
                 f.write(json.dumps(record) + "\n")
+
+
+def draw(model, tokenizer, prompt: str, max_new_tokens: int) -> str:
+    """The prompt and how the model continues it, up to BOS; with random numbers of its own."""
+    import torch
+
+    device, bos = model.cos.device, tokenizer.bos_id
+    idx = torch.tensor([[bos, *tokenizer.encode(prompt)]], device=device)  # (1, T)
+    draws = dict(generator=torch.Generator(device).manual_seed(0), stop_id=bos)
+    return text_of(tokenizer, model.generate(idx, max_new_tokens, **draws)[0])
+
+
+def watch(run, step: int) -> str:
+    """While a run trains, after the validation of a step: add a sample of the raw model to
+    samples.jsonl, and write the page (at the end train.py does), unless pages would then take more
+    than SHARE of the time. Returns what the model wrote, for the screen. run: train.py's."""
+    folder, trained = run.log.run_dir, run.plan.tokens_before(step)
+    if run.plan.sharded:  # a forward pass needs all ranks
+        line = "no samples of sharded weights while it trains: python eval.py report draws them"
+    else:
+        tokenizer, prompt = Tokenizer.load(run.manifest.tokenizer_file()), run.preset.prompts[0]
+        training = run.model.training
+        text = draw(run.model.eval(), tokenizer, prompt, SAMPLE_TOKENS)
+        run.model.train(training)
+        record = dict(step=step, tokens=trained, prompt=prompt, text=text, live=True)
+        with open(folder / "samples.jsonl", "a") as file:
+            file.write(json.dumps(record) + "\n")
+        line = f"it writes {text[:SAMPLE_SHOWN]!r}"
+    start, (last, took) = time.monotonic(), pages.get(folder, (-math.inf, 0.0))
+    if step < run.plan.steps and took <= SHARE * (start - last):
+        write(folder)
+        end = time.monotonic()
+        pages[folder] = end, end - start if step else 0.0  # the first one has no curves
+    return f"step {step:,} | {line}"
 
 
 def beginnings(manifest: shards.Manifest, tokenizer) -> list[str]:

@@ -134,7 +134,7 @@ def test_restarts_are_told_and_steps_done_twice_are_paid(tmp_path):
     text, _ = pages(make_run(tmp_path / "a", steps, {"state": "running"}, starts))
     assert "step 0 to 8 in 21s" in text and "step 5 to 8 in 10s" in text
     assert text.count("train.py tiny") == 2
-    assert "total time: 31s, of which 5s validation and 1s saving" in text
+    assert "total time: 31s, of which 5s validation, 1s saving and 0s reporting" in text
     assert "training: 16s" in text and "$0.22 at $36.00, $3.00 per hour" in text  # 21 s and 10 s
 
 
@@ -309,25 +309,30 @@ def test_a_finished_run_writes_its_page(trained, small_data, tmp_path):
     assert len(Page((trained / "report.html").read_text()).links) == 6
 
 
+def drawn(folder) -> list[dict]:
+    """The samples that eval.py took."""
+    return [r for r in read_jsonl(folder / "samples.jsonl") if "live" not in r]
+
+
 def test_by_hand_it_samples_from_each_checkpoint_once(trained, tmp_path, capsys):
     where = ["report", "--device", "cpu", "--run_dir"]
     for _ in range(2):
         options = ["--prompt", "def ", "--max_new_tokens", "8"]
         assert eval.main([*where, str(trained), *options]) == 0
         assert f"{trained}/report.html" in capsys.readouterr().out
-        samples = read_jsonl(trained / "samples.jsonl")
+        samples = drawn(trained)
         assert [(r["step"], r["prompt"]) for r in samples] == [(s, "def ") for s in (4, 6, 12)]
         assert all(r["text"].startswith("def ") and len(r["text"]) > 8 for r in samples)
     assert "step 6," in (trained / "report.md").read_text()
     assert eval.main([*where, str(trained), "--prompt", "class ", "--max_new_tokens", "8"]) == 0
-    samples = read_jsonl(trained / "samples.jsonl")
+    samples = drawn(trained)
     assert [(r["step"], r["prompt"]) for r in samples[3:]] == [(s, "class ") for s in (4, 6, 12)]
     log = Log(shutil.copytree(trained, tmp_path / "resumed"), is_first=True)
     log.begin(6, False, start(1.0))  # the steps 7 to 12 will be other ones
-    assert [r["step"] for r in read_jsonl(log.run_dir / "samples.jsonl")] == [4, 6, 4, 6]
+    assert [r["step"] for r in drawn(log.run_dir)] == [4, 6, 4, 6]
     (trained / "samples.jsonl").unlink()
     assert eval.main([*where, str(trained)]) == 0  # continues held-out text
-    assert len(read_jsonl(trained / "samples.jsonl")) == 9
+    assert len(drawn(trained)) == 9
     with pytest.raises(ValueError, match=f"there are {trained}"):
         eval.main([*where, str(trained.parent / "none")])
 

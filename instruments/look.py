@@ -1,0 +1,428 @@
+"""What a model does inside, on one page: `python eval.py look [MODEL] [--prompt TEXT]`.
+
+Runs the raw model on one text, a few dozen times: as it is, ended after each layer, without each
+head, attention layer and MLP. Writes one HTML file (look.html is its template) that needs no other
+file, and no network. model.py is not changed, and little is assumed of it: `model.blocks` is a
+list, and attention goes through F.scaled_dot_product_attention, or through a softmax over
+(B, H, T, T). Where a layer does otherwise, the page says so, and shows no heads of it.
+
+Shapes: T positions, L layers, H heads, D = head_dim, V tokens. Position i holds token i, and
+predicts token i + 1. Next: the page itself; docs/look.md says how each number is defined.
+"""
+
+import base64
+import json
+import math
+import time
+import zlib
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from html import escape
+from itertools import islice
+from pathlib import Path
+from typing import Annotated, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+import data
+from config import LARGEST, PRESETS, Preset, UsageError
+from machinery import disk
+from machinery.errors import DataError
+from machinery.log import duration
+from machinery.shards import Manifest
+from machinery.trained import EvalConfig, open_data, open_tokenizer, run_of
+from model import GPT
+from tokenizer import Tokenizer
+
+BIT = math.log(2)  # nats
+MAPS = 6_000_000  # shares of attention on a page, one byte each; longer texts are cut
+LONGEST = 1024  # tokens on a page
+KINDS = {  # of head, by where most of its attention goes
+    "previous": "previous token",
+    "first": "first token",
+    "self": "the token itself",
+    "copy": "induction",
+}
+HELD_OUT_ROWS = 32
+
+
+@dataclass(frozen=True)
+class LookConfig(EvalConfig):
+    """A page on what the model does inside, while it reads one text."""
+
+    prompt: str = ""
+    """The text; empty: a held-out row."""
+    row: Annotated[int, 0, LARGEST] = 0
+    """Which held-out row, in the order of `eval.py loss`."""
+    max_new_tokens: Annotated[int, 0, LONGEST] = 0
+    """Let the model continue the prompt (if there is none, the preset's first) by so many tokens,
+    and look at what it wrote as well."""
+    tokens: Annotated[int, 8, LONGEST] = 200
+    """Length of the text at most. Models of many heads get a shorter one, so that a page stays
+    below 10 MB."""
+    seconds: Annotated[float, 1, LARGEST] = 120.0
+    """Stop switching off parts after about this long; the page names those that were left out."""
+    out: str = ""
+    """The file to write; empty: look.html in the folder of the run or export."""
+    dtype: Literal["auto", "bf16", "fp32"] = "fp32"
+    """Dtype of the computation; auto: bf16 where the hardware has it."""
+
+
+# ------------------------------------------------------------------------------- the model, watched
+
+
+class Probe(TorchFunctionMode):
+    """Runs the model, sees its attention and what its blocks return, and takes parts away.
+
+    PyTorch tells a TorchFunctionMode of each function that the model calls. So whatever was done to
+    q, k and v (norm, rotation, key_offset, a mask) has been done in what is seen at the kernel. The
+    kernel keeps its probabilities to itself: they are computed again, and their product with v is
+    compared to what the kernel returned."""
+
+    def __init__(self, model: GPT, known=(), begin: int = 0, end: int = LARGEST, off=()):
+        """known: what the blocks returned on the same ids; blocks before `begin` return it again,
+        without computing. Blocks from `end` on return what they get. off: (layer, part) adds
+        nothing; the part is a head's number, "attention" or "mlp"."""
+        super().__init__()
+        self.model, self.known, self.begin, self.end, self.off = model, known, begin, end, off
+        self.layer: int | None = None  # whose block runs
+        self.maps: dict[int, Tensor] = {}  # layer -> (H, T, T) fp32, a row per query
+        self.error: dict[int, float] = {}  # layer -> largest difference, relative to the output
+        self.returned: list[Tensor] = []  # (1, T, C) of each block
+
+    @torch.no_grad()
+    def __call__(self, ids: Tensor) -> Tensor:
+        """ids (T,) -> logits (T, V) in fp32."""
+        self.T, hooks, blocks = len(ids), [], self.model.blocks
+        try:
+            for i, block in enumerate(blocks):
+                if i < self.begin:
+                    block.forward = lambda *_, i=i: self.known[i]
+                elif i >= self.end:
+                    block.forward = lambda x, *_: x
+                if (i, "attention") == self.off or (i, "mlp") == self.off:
+                    part = block.mlp if "mlp" in self.off else block.attn
+                    hooks.append(part.register_forward_hook(lambda _, args, out: 0 * out))
+                hooks.append(block.register_forward_pre_hook(lambda *_, i=i: self._enter(i)))
+                hooks.append(block.register_forward_hook(self._leave))
+            with self:
+                return self.model(ids[None])[0].float()
+        finally:
+            for hook in hooks:
+                hook.remove()
+            for block in blocks:
+                vars(block).pop("forward", None)  # its class has it
+
+    def _enter(self, layer: int) -> None:
+        self.layer = layer
+
+    def _leave(self, block, args, out: Tensor) -> None:
+        self.layer = None
+        self.returned.append(out)
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        if self.layer is None:
+            return out
+        if func is F.scaled_dot_product_attention:  # out (1, H, T, D)
+            p, v = probabilities(*args, **kwargs)
+            self._see(p, ((p @ v - out).abs().max() / out.abs().max().clamp(min=1e-9)).item())
+        elif getattr(func, "__name__", "") == "softmax" and out.shape[2:] == (self.T, self.T):
+            self._see(out.float(), 0.0)  # (1, H, T, T)
+        else:
+            return out
+        if self.off and self.off[0] == self.layer and isinstance(self.off[1], int):
+            out = out.clone()
+            out[:, self.off[1]] = 0
+        return out
+
+    def _see(self, p: Tensor, error: float) -> None:
+        """Keep p (1, H, T, T) of this layer; not if there are two, or if it is no causal map."""
+        is_causal = p.shape[2:] == (self.T, self.T) and not p.triu(1).any()
+        twice = self.layer in self.maps
+        self.maps[self.layer] = p[0]
+        self.error[self.layer] = error if is_causal and not twice else math.inf
+
+    def layers_seen(self) -> list[int]:
+        """The layers whose attention is known: the shares times the values are its output."""
+        close = torch.finfo(self.model.compute_dtype).eps ** 0.5  # 3e-4 in fp32
+        return [i for i, error in sorted(self.error.items()) if error < close]
+
+
+def probabilities(q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, **_):
+    """The kernel's arguments -> softmax(q k^T / sqrt(D)) (B, H, T, S) and v (B, H, S, D), fp32."""
+    k, v = (x.float().repeat_interleave(q.size(1) // x.size(1), dim=1) for x in (k, v))
+    scores = q.float() @ k.mT * (q.size(-1) ** -0.5 if scale is None else scale)
+    if is_causal:
+        attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        scores = scores.masked_fill(~attn_mask, -math.inf)
+    elif attn_mask is not None:
+        scores = scores + attn_mask
+    return scores.softmax(-1), v
+
+
+def nats_of(logits: Tensor, ids: Tensor) -> Tensor:
+    """logits (T, V), ids (T,) -> -log p of each token but the first, (T - 1,)."""
+    return F.cross_entropy(logits[:-1], ids[1:], reduction="none")
+
+
+# ---------------------------------------------------------------------------- what a head does
+
+
+def habits(p: Tensor, ids: Tensor, config) -> dict[str, tuple[Tensor, float]]:
+    """p (H, T, T), ids (T,) -> where the heads look: {place: (share of their attention (H,), the
+    share if they looked at all tokens equally)}, means over the positions that have such a place.
+
+    previous: the token before. first: the first token, of the text or of the document. self: the
+    token itself. copy: the tokens that followed earlier copies of this one, which is where an
+    induction head looks (Olsson et al. 2022). No two places overlap; positions whose document has
+    begun less than two tokens before do not count."""
+    i = torch.arange(len(ids), device=ids.device)  # (T,)
+    begins = torch.where(ids == config.bos_id, i, 0).cummax(0).values  # of each one's document
+    query, key = i[:, None], i[None]
+    first = (key == 0) | (key == begins[:, None])
+    copy = (ids[:, None] == ids.roll(1)[None]) & (key >= 1) & (key <= query - 2) & ~first  # (T, T)
+    visible = key <= query
+    if config.doc_mask:
+        visible = visible & (key >= begins[:, None])
+    places = {"previous": key == query - 1, "first": first, "self": key == query, "copy": copy}
+    found = {}
+    for name, place in places.items():
+        place = place & visible
+        rows = place.any(1) & (i - begins >= 2)
+        if rows.any():
+            equal = (place.sum(1) / visible.sum(1))[rows].mean().item()
+            found[name] = (p * place).sum(-1)[:, rows].mean(-1).cpu(), equal
+    return found
+
+
+def copy_test(model: GPT, size: Tensor) -> dict:
+    """Random tokens, none twice, then the same again: only copying can predict the second half.
+    -> n of them, bits per token of both halves, and each layer's habits. size (V,): bytes."""
+    text = torch.arange(len(size))[size.cpu() > 0]  # no special tokens
+    draw = torch.randperm(len(text), generator=torch.Generator().manual_seed(0))
+    once = text[draw[: min(100, model.config.seq_len // 2 - 1)]]
+    ids = torch.cat([torch.tensor([model.config.bos_id]), once, once]).to(model.cos.device)
+    probe, n = Probe(model), len(once)
+    bits = nats_of(probe(ids), ids) / BIT  # the first of the second half comes unannounced
+    found = dict(n=n, first=bits[:n].mean().item(), again=bits[n + 1 :].mean().item())
+    return found | dict(habits={i: habits(p, ids, model.config) for i, p in probe.maps.items()})
+
+
+def describe_heads(probe: Probe, ids: Tensor, test: dict) -> list[dict]:
+    """Each head that is seen: its layer, its number, the shares of its attention ({place: (share,
+    equal)}; test: `copy` in the copy test), and the kind of head that it is. A name needs a third
+    of the attention, and twice what equal attention would give; induction needs it in the test,
+    where nothing but copying tells the next token."""
+    found = []
+    for i in probe.layers_seen():
+        places = habits(probe.maps[i], ids, probe.model.config)
+        if "copy" in test["habits"].get(i, {}):
+            places["test"] = test["habits"][i]["copy"]
+        for h in range(len(probe.maps[i])):
+            own = {name: (share[h].item(), equal) for name, (share, equal) in places.items()}
+            by = {name: own.get("test" if name == "copy" else name, (0, 1)) for name in KINDS}
+            best = max(by, key=lambda name: by[name][0])
+            share, equal = by[best]
+            kind = KINDS[best] if share > max(1 / 3, 2 * equal) else "mixed"
+            own = {name: [round(x, 4) for x in pair] for name, pair in own.items()}
+            found.append(dict(layer=i, head=h, kind=kind, places=own))
+    return found
+
+
+# --------------------------------------------------------------------------- what a part is worth
+
+
+def switch_off(
+    probe: Probe, ids: Tensor, size: Tensor, heads: list[dict], deadline: float
+) -> Iterator[dict]:
+    """Without each part: the change of each token's bits, and of the text's bits per byte, with two
+    standard errors (a short text has few tokens). Attention and MLP of each layer come first, then
+    heads, those that look at one place most first, until the deadline (of time.monotonic)."""
+    model = probe.model
+    parts = [(i, part) for i in range(len(model.blocks)) for part in ("attention", "mlp")]
+    parts = [(i, p) for i, p in parts if hasattr(model.blocks[i], "attn" if p != "mlp" else p)]
+    of_head = lambda head: max(share for share, _ in head["places"].values())
+    heads = [h for h in heads if h["places"]]
+    parts += [(h["layer"], h["head"]) for h in sorted(heads, key=of_head, reverse=True)]
+    whole, counts = nats_of(Probe(model)(ids), ids), size[ids[1:]] > 0
+    n_bytes = max(1, size[ids[1:]].sum().item())
+    for layer, part in counted(parts, "parts switched off", deadline):
+        off = Probe(model, probe.returned, begin=layer, off=(layer, part))
+        change = (nats_of(off(ids), ids) - whole) / BIT  # (T - 1,)
+        own = change[counts]
+        error = 2 * own.std(correction=0).item() * len(own) ** 0.5 / n_bytes
+        yield dict(
+            layer=layer,
+            part=part,
+            bpb=own.sum().item() / n_bytes,
+            error=error,
+            change=rounded(change, 2),
+        )
+
+
+def counted(items: Iterable, what: str, deadline: float) -> Iterator:
+    """The items, one after another until the deadline, and at least one; a bar on a terminal."""
+    from tqdm import tqdm
+
+    for item in tqdm(items, desc=what, disable=None, leave=False):
+        yield item
+        if time.monotonic() > deadline:
+            return
+
+
+def held_out(model: GPT, manifest: Manifest, deadline: float) -> dict:
+    """Bits per token in held-out rows: by position, in ranges that double, and at the first four
+    occurrences of the tokens that a row has four times or more. (label, bits, targets) each."""
+    batches = data.val_batches(manifest, 1, HELD_OUT_ROWS, device=model.cos.device)
+    by_position, firsts = [], []
+    for inputs, targets in counted(batches, "held-out rows", deadline):
+        inputs, targets = (x[:, : model.config.seq_len] for x in (inputs, targets))
+        with torch.no_grad():
+            bits = (model(inputs, targets, reduction="none")[0] / BIT).cpu()  # (T,)
+        by_position.append(bits)
+        seen = defaultdict(list)
+        for token, value in zip(targets[0].tolist(), bits.tolist()):
+            seen[token].append(value)
+        firsts += [values[:4] for values in seen.values() if len(values) >= 4]
+    mean, position, a = torch.stack(by_position).mean(0), [], 1
+    while a <= len(mean):
+        b = 2 * a - 1 if len(mean) >= 3 * a - 1 else len(mean)  # the last range takes the rest
+        position.append((f"{a:,} to {b:,}" if b > a else f"{a}", mean[a - 1 : b].mean().item()))
+        a = b + 1
+    occurrence = torch.tensor(firsts).view(-1, 4).mean(0).tolist() if firsts else []
+    occurrence = list(zip(("1st", "2nd", "3rd", "4th"), occurrence))
+    return dict(rows=len(by_position), position=position, occurrence=occurrence)
+
+
+# ----------------------------------------------------------------------------------------- the page
+
+
+class Words:
+    """Numbers for texts of tokens: the page holds each text once."""
+
+    def __init__(self, tokenizer: Tokenizer):
+        self.tokenizer, self.known = tokenizer, {}
+        self.special = {i: name for name, i in tokenizer.special.items()}
+
+    def __call__(self, ids: Tensor) -> list[int]:
+        return [self.known.setdefault(i, len(self.known)) for i in ids.tolist()]
+
+    def texts(self) -> list[str]:
+        return [self.special.get(i) or self.tokenizer.decode([i]) for i in self.known]
+
+
+def rounded(x: Tensor, digits: int = 3) -> list:
+    return [round(value, digits) for value in x.tolist()]
+
+
+def measure(model: GPT, ids: Tensor, tokenizer: Tokenizer, deadline: float) -> dict:
+    """All that the page says of a text, ids (T,) with BOS first."""
+    config, L = model.config, len(model.blocks)
+    size = torch.from_numpy(tokenizer.token_bytes).to(ids.device)  # (V,) bytes of each token
+    words, probe = Words(tokenizer), Probe(model)
+    logits = probe(ids)  # (T, V)
+    nats, top = nats_of(logits, ids), logits.softmax(-1).topk(min(5, config.vocab_size))
+    lens = []  # after n layers, at each position: the guess, its probability, the next token's
+    for n in range(L + 1):
+        early = Probe(model, probe.returned, begin=n, end=n)(ids)
+        own, (p, guess) = nats_of(early, ids), early.softmax(-1).max(-1)
+        rows = zip(words(guess), rounded(p), [*rounded((-own).exp()), 0.0])
+        lens.append(dict(mean=own.mean().item() / BIT, rows=list(rows)))
+    test, seen = copy_test(model, size), probe.layers_seen()
+    heads = describe_heads(probe, ids, test)
+    below = torch.ones(len(ids), len(ids), dtype=torch.bool).tril()
+    maps = [(255 * probe.maps[i].cpu()[:, below]).round().byte().numpy().tobytes() for i in seen]
+    gain = [late[2] - early[2] for early, late in zip(lens[0]["rows"], lens[-1]["rows"])]
+    parts = list(switch_off(probe, ids, size, heads, deadline))
+    return dict(
+        ids=words(ids),
+        bits=rounded(nats / BIT),
+        rank=((logits[:-1] > logits[:-1].gather(1, ids[1:, None])).sum(-1) + 1).tolist(),
+        top=[list(zip(words(i), rounded(p, 4))) for i, p in zip(top.indices, top.values)],
+        lens=lens,
+        heads=heads,
+        maps=base64.b64encode(zlib.compress(b"".join(maps), 9)).decode(),
+        parts=parts,
+        left_out=2 * L + len(heads) - len(parts),
+        test={name: test[name] for name in ("n", "first", "again")},
+        bpb=(nats * (size[ids[1:]] > 0)).sum().item() / BIT / max(1, size[ids[1:]].sum().item()),
+        error=max((probe.error[i] for i in seen), default=0.0),
+        unseen=[i for i in range(L) if i not in seen],
+        start=gain.index(max(gain)) + 1,  # the token that the layers help most
+        words=words.texts(),
+        **dict(n_layer=L, n_head=config.n_head, vocab=config.vocab_size),
+        bytes=size[ids].sum().item(),
+    )
+
+
+def choose_text(
+    config: LookConfig, model: GPT, tokenizer: Tokenizer, manifest: Manifest | None, run_dir: Path
+) -> tuple[list[int], str]:
+    """The ids to look at, BOS first, and where they are from."""
+    if config.prompt or config.max_new_tokens:
+        prompt = config.prompt or PRESETS.get(run_dir.name, Preset).prompts[0]
+        ids = [tokenizer.bos_id, *tokenizer.encode(prompt)]
+        if not config.max_new_tokens:
+            return ids, "your prompt"
+        device = model.cos.device
+        draws = dict(generator=torch.Generator(device).manual_seed(0), stop_id=tokenizer.bos_id)
+        out = model.generate(torch.tensor([ids], device=device), config.max_new_tokens, **draws)
+        return out[0].tolist(), f"what it wrote after {prompt!r}"
+    rows = manifest.rows("val")
+    if config.row >= rows:
+        raise UsageError(f"--row {config.row}: there are {rows:,} held-out rows, from 0 on")
+    batches = data.val_batches(manifest, 1, config.row + 1)
+    inputs, targets = next(islice(batches, config.row, None))  # (1, T) each
+    return [*inputs[0].tolist(), targets[0, -1].item()], f"held-out row {config.row}"
+
+
+def most_tokens(config: LookConfig, model: GPT) -> int:
+    """The longest text whose page stays small: all heads' lower triangles in MAPS bytes."""
+    heads = len(model.blocks) * model.config.n_head
+    fit = int((2 * MAPS / heads + 0.25) ** 0.5 - 0.5)  # of n (n + 1) / 2 <= MAPS / heads
+    return max(8, min(config.tokens, model.config.seq_len, fit))
+
+
+def look(config: LookConfig, load_model: Callable) -> None:
+    """`eval.py look`: write the page, and print where it is. load_model: EvalConfig -> (model,
+    trainer.json)."""
+    start = time.monotonic()
+    model, trainer = load_model(config)
+    if model.config.seq_len < 8:
+        raise UsageError(f"a model of seq_len {model.config.seq_len} reads too little to look at")
+    tokenizer, run_dir, manifest = open_tokenizer(config, trainer), run_of(trainer["path"]), None
+    try:
+        manifest = open_data(config, trainer)
+    except (UsageError, DataError) as error:
+        if not (config.prompt or config.max_new_tokens):
+            raise UsageError(f"{error}; or give a --prompt") from None
+        print(f"nothing on held-out text: {error}")
+    ids, source = choose_text(config, model, tokenizer, manifest, run_dir)
+    if len(ids) > (limit := most_tokens(config, model)):
+        print(f"the page shows the first {limit:,} of {len(ids):,} tokens")
+    ids = torch.tensor(ids[:limit], device=model.cos.device)
+    found = measure(model, ids, tokenizer, start + 0.75 * config.seconds)
+    found |= dict(source=source, step=trainer["step"], trained=trainer["tokens"], held_out=None)
+    if manifest:
+        deadline = max(time.monotonic() + 0.1 * config.seconds, start + config.seconds)
+        found["held_out"] = held_out(model, manifest, deadline)
+    path = Path(config.out or run_dir / "look.html")
+    with disk.writable(path, "give another file with --out"):
+        disk.write_text(path, page(found, f"Inside {run_dir.name}"))
+    size = f"{path.stat().st_size / 1e6:.1f} MB, {duration(time.monotonic() - start)}"
+    print(f"wrote {path} ({size}); open it in a browser")
+
+
+def page(found: dict, title: str) -> str:
+    """The template with its title and data."""
+    text = json.dumps(found, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
+    template = Path(__file__).with_name("look.html").read_text(encoding="utf-8")
+    parts = (part.replace("{{title}}", escape(title)) for part in template.split("{{data}}"))
+    return text.join(parts)

@@ -1,0 +1,489 @@
+"""instruments/look.py: its numbers against slow and obvious ones, over models of every shape; and
+its page, in a browser."""
+
+import base64
+import json
+import math
+import re
+import shutil
+import zlib
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import SMALL
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+import data
+import eval as evaluate
+import train
+from config import PRESETS, GPTConfig, UsageError
+from flops import bits_per_byte
+from instruments import look
+from instruments.look import Probe
+from machinery.shards import Manifest
+from model import GPT, apply_rope, rms_norm
+from tokenizer import Tokenizer
+
+CPU = ["--device", "cpu"]
+SEVERAL = settings(
+    max_examples=8,
+    phases=[Phase.generate],
+    deadline=None,
+    database=None,
+    derandomize=True,
+    suppress_health_check=list(HealthCheck),
+)
+
+# Models of every shape that a preset has, and others.
+SHAPES = st.builds(
+    lambda groups, per, **other: dict(n_head=groups * per, n_kv_head=groups, **other),
+    groups=st.integers(1, 3),
+    per=st.integers(1, 3),
+    n_layer=st.integers(1, 4),
+    head_dim=st.sampled_from([4, 8, 16]),
+    mlp=st.sampled_from(["relu2", "swiglu"]),
+    nope_every=st.sampled_from([0, 1, 2]),
+    logit_softcap=st.sampled_from([0.0, 15.0]),
+    extras=st.lists(st.sampled_from(["key_offset", "value_embeds"]), max_size=2).map(tuple),
+    **{name: st.booleans() for name in ("qk_norm", "embed_norm", "tie_embeddings", "doc_mask")},
+)
+
+
+def random_model(shape: dict, seed: int = 0, **more) -> GPT:
+    """All of its weights at work: none is at 0, as `out` and `down` are at first."""
+    sizes = dict(seq_len=48, vocab_size=70, n_embd=32, mlp_hidden=48)
+    torch.manual_seed(seed)
+    model = GPT(GPTConfig(**sizes | shape | more))
+    model.init_weights()
+    for weight in model.parameters():
+        torch.nn.init.normal_(weight, std=1.5 * weight.size(-1) ** -0.5)
+    return model.eval()
+
+
+def text_for(model: GPT, T: int = 40, seed: int = 0) -> torch.Tensor:
+    """Random ids (T,), BOS first and once more within."""
+    ids = torch.randint(1, model.config.vocab_size, (T,), generator=torch.manual_seed(seed))
+    ids[0] = ids[T // 3] = model.config.bos_id
+    return ids
+
+
+@torch.no_grad()
+def attention_by_hand(model: GPT, layer: int, x, ids) -> tuple[torch.Tensor, torch.Tensor]:
+    """From what an Attention module got, x (T, C), and its own weights, one query after another ->
+    the shares (H, T, T), and the module's output (T, C)."""
+    c, attn, T = model.config, model.blocks[layer].attn, len(ids)
+    q = attn.q(x).view(T, c.n_head, c.head_dim)
+    k, v = (m(x).view(T, c.n_kv_head, c.head_dim) for m in (attn.k, attn.v))
+    if c.has_value_embed(layer):
+        gate = 3 * attn.value_gate(x[:, :12]).sigmoid()
+        v = v + gate[..., None] * model.value_embeds[str(layer)](ids).view(v.shape)
+    if "key_offset" in c.extras:
+        shifted, half = k.clone(), c.head_dim // 2
+        for t in range(1, T):
+            for d in range(c.head_dim):
+                if d % half >= half // 2 and ids[t] != c.bos_id:
+                    shifted[t, :, d] = k[t - 1, :, d]
+        k = shifted
+    if c.qk_norm:
+        q, k = rms_norm(q), rms_norm(k)
+    if c.has_rope(layer):
+        q, k = (apply_rope(y[None], model.cos[:T], model.sin[:T])[0] for y in (q, k))
+    shares, out = torch.zeros(c.n_head, T, T), torch.zeros(T, c.n_head, c.head_dim)
+    begin = 0
+    for t in range(T):
+        begin = t if c.doc_mask and ids[t] == c.bos_id else begin
+        for h in range(c.n_head):
+            g = h // (c.n_head // c.n_kv_head)
+            scores = k[begin : t + 1, g] @ q[t, h] / c.head_dim**0.5
+            shares[h, t, begin : t + 1] = scores.softmax(0)
+            out[t, h] = shares[h, t, : t + 1] @ v[: t + 1, g]
+    return shares, attn.out(out.view(T, -1))
+
+
+@SEVERAL
+@given(SHAPES, st.integers(0, 99))
+def test_the_shares_are_those_that_give_the_modules_output(shape, seed):
+    """From the module's own q, k, v; and what a page keeps of them sums to 1."""
+    model = random_model(shape, seed)
+    ids, seen, outputs = text_for(model, 20, seed), {}, {}
+
+    def keep(i, args, out):
+        seen[i], outputs[i] = args[0][0], out[0]
+
+    hooks = [
+        block.attn.register_forward_hook(lambda _, args, out, i=i: keep(i, args, out))
+        for i, block in enumerate(model.blocks)
+    ]
+    probe = Probe(model)
+    probe(ids)
+    for hook in hooks:
+        hook.remove()
+    assert probe.layers_seen() == list(range(model.config.n_layer))
+    assert max(probe.error.values()) < 1e-5
+    for i, p in probe.maps.items():
+        shares, out = attention_by_hand(model, i, seen[i], ids)
+        assert (p - shares).abs().max() < 1e-5
+        assert (out - outputs[i]).abs().max() < 1e-5 * outputs[i].abs().max().clamp(min=1)
+        assert (p.sum(-1) - 1).abs().max() < 1e-6 and not p.triu(1).any()
+
+
+@SEVERAL
+@given(SHAPES, st.integers(0, 99))
+def test_switching_nothing_off_changes_nothing(shape, seed):
+    """To the bit, wherever the run begins; and the model is as it was."""
+    model = random_model(shape, seed)
+    ids, names = text_for(model, 24, seed), [*vars(model.blocks[0])]
+    with torch.no_grad():
+        plain = model(ids[None])[0]
+    probe = Probe(model)
+    assert torch.equal(probe(ids), plain)
+    for n in range(model.config.n_layer + 1):
+        assert torch.equal(Probe(model, probe.returned, begin=n)(ids), plain)
+    assert torch.equal(Probe(model, end=model.config.n_layer)(ids), plain)
+    with torch.no_grad():
+        assert torch.equal(model(ids[None])[0], plain)
+    assert [*vars(model.blocks[0])] == names and not model.blocks[0]._forward_hooks
+
+
+@SEVERAL
+@given(SHAPES, st.integers(0, 99), st.data())
+def test_a_part_that_is_off_adds_nothing(shape, seed, draw):
+    """The same as with its columns of `out`, or all of `out` or `down`, at 0; from its layer on as
+    from the beginning. And a lens is the last step on what the layers have returned."""
+    model = random_model(shape, seed)
+    ids, probe = text_for(model, 24, seed), Probe(model)
+    probe(ids)
+    layer = draw.draw(st.integers(0, model.config.n_layer - 1))
+    part = draw.draw(
+        st.integers(0, model.config.n_head - 1) | st.sampled_from(["attention", "mlp"])
+    )
+    off = Probe(model, probe.returned, begin=layer, off=(layer, part))(ids)
+    assert torch.equal(off, Probe(model, off=(layer, part))(ids))
+    n = draw.draw(st.integers(1, model.config.n_layer))
+    early, shorter = Probe(model, probe.returned, begin=n, end=n)(ids), model.blocks[:n]
+    block = model.blocks[layer]
+    weight = block.mlp.down.weight if part == "mlp" else block.attn.out.weight
+    D = model.config.head_dim
+    columns = slice(part * D, part * D + D) if isinstance(part, int) else slice(None)
+    with torch.no_grad():
+        whole, model.blocks = model.blocks, shorter
+        assert torch.equal(early, model(ids[None])[0])
+        model.blocks = whole
+        weight[:, columns] = 0
+        assert (model(ids[None])[0] - off).abs().max() < 1e-4
+
+
+def test_habits_are_counted_one_by_one():
+    for seed, doc_mask in ((0, False), (1, True), (2, False)):
+        model = random_model(dict(n_layer=1, n_head=3, n_kv_head=3, head_dim=8), doc_mask=doc_mask)
+        ids = text_for(model, 40, seed) % 9  # with many copies, and a few more BOS
+        probe = Probe(model)
+        probe(ids)
+        p, bos = probe.maps[0], model.config.bos_id
+        sums = {name: [] for name in ("previous", "first", "self", "copy")}
+        for i in range(len(ids)):
+            begin = max(j for j in range(i + 1) if j == 0 or ids[j] == bos)
+            low = begin if doc_mask else 0
+            if i - begin < 2:
+                continue
+            first = {0, begin} & set(range(low, i + 1))
+            after = {
+                j for j in range(max(low, 1), i - 1) if ids[j - 1] == ids[i] and j not in first
+            }
+            places = dict(previous={i - 1}, first=first, self={i}, copy=after)
+            for name, there in places.items():
+                if there:
+                    share = sum(p[:, i, j] for j in there)
+                    sums[name].append((share, len(there) / (i + 1 - low)))
+        found = look.habits(p, ids, model.config)
+        assert found.keys() == sums.keys()
+        for name, (share, equal) in found.items():
+            shares, equals = zip(*sums[name])
+            assert (torch.stack(shares).mean(0) - share).abs().max() < 1e-6
+            assert equal == pytest.approx(sum(equals) / len(equals))
+
+
+class Flipped(torch.nn.Module):
+    """A student's attention, from the model's own modules, in one of several ways."""
+
+    def __init__(self, attn, how: str):
+        super().__init__()
+        self.attn, self.how = attn, how
+
+    def forward(self, x, value_embed, at):
+        c, (B, T, _) = self.attn.config, x.shape
+        q, k, v = (
+            m(x).view(B, T, c.n_head, c.head_dim).transpose(1, 2)
+            for m in (self.attn.q, self.attn.k, self.attn.v)
+        )
+        scores = (q @ k.mT).masked_fill(torch.ones(T, T).triu(1).bool(), -math.inf)
+        if self.how == "by hand":
+            y = scores.softmax(-1) @ v
+        elif self.how == "sink":  # a column that takes attention away
+            scores = torch.cat([scores, torch.zeros(B, c.n_head, T, 1)], -1)
+            y = torch.softmax(scores, -1)[..., :-1] @ v
+        elif self.how == "twice":  # as in differential attention
+            y = torch.softmax(scores, -1) @ v - 0.5 * torch.softmax(scores / 2, -1) @ v
+        elif self.how == "linear":
+            y = (torch.relu(q) @ torch.relu(k).mT).tril() @ v
+        elif self.how == "dropped":  # the kernel does something that its arguments do not say
+            kernel = torch.nn.functional.scaled_dot_product_attention
+            y = kernel(q, k, v, is_causal=True, dropout_p=0.5)
+        return self.attn.out(y.transpose(1, 2).reshape(B, T, -1))
+
+
+@pytest.mark.parametrize("how", ["by hand", "sink", "twice", "linear", "dropped"])
+def test_the_attention_of_a_student(how):
+    """Shown if it can be computed again; otherwise the page says that it was not."""
+    model = random_model(dict(n_layer=3, n_head=2, n_kv_head=2, head_dim=8))
+    attn = model.blocks[1].attn
+    model.blocks[1].attn = Flipped(attn, how)
+    probe, ids = Probe(model), text_for(model)
+    probe(ids)
+    assert probe.layers_seen() == ([0, 1, 2] if how == "by hand" else [0, 2])
+    if how == "by hand":
+        off = Probe(model, probe.returned, begin=1, off=(1, 1))(ids)
+        with torch.no_grad():
+            attn.out.weight[:, 8:] = 0
+            assert (model(ids[None])[0] - off).abs().max() < 1e-4
+
+
+# ----------------------------------------------------------------------------------- the command
+
+
+@pytest.fixture(scope="module")
+def trained(small_data, tmp_path_factory):
+    """A run with grouped queries."""
+    run_dir = tmp_path_factory.mktemp("look") / "run"
+    shape = "--n_layer 3 --n_head 4 --n_kv_head 2 --steps 25 --eval_every 0".split()
+    args = ["--data_dir", str(small_data), "--run_dir", str(run_dir), "--peak_tflops", "1"]
+    assert train.main(["tiny", *SMALL, *shape, *args]) == 0
+    return run_dir
+
+
+def look_at(*words) -> dict:
+    """What the page of a command says: its data."""
+    words = [str(word) for word in words]
+    assert evaluate.main(["look", *words, *CPU]) == 0
+    run_dir = Path(words[0])
+    out = words[words.index("--out") + 1] if "--out" in words else run_dir / "look.html"
+    return data_of(Path(out).read_text())
+
+
+def data_of(page: str) -> dict:
+    text = re.search(r'<script type="application/json" id=data>(.*?)</script>', page, re.DOTALL)
+    return json.loads(text[1])
+
+
+def test_the_surprise_of_a_row_is_its_loss(trained, small_data):
+    """Of a whole row: nats per token and bits per byte as `eval.py loss` computes them."""
+    manifest = Manifest.load(small_data)
+    for row in (0, 3):
+        found = look_at(trained, "--row", row, "--tokens", 64)
+        assert found["source"] == f"held-out row {row}" and len(found["ids"]) == 64
+        model, _ = evaluate.load_model(
+            evaluate.EvalConfig(str(trained), device="cpu", dtype="fp32")
+        )
+        (inputs, targets) = [*data.val_batches(manifest, 1, row + 1)][row]
+        inputs, targets = inputs[:, :63], targets[:, :63]  # BOS and 63 more
+        token_bytes = torch.from_numpy(manifest.token_bytes())
+        nats, bpb = bits_per_byte(model, [(inputs, targets)], token_bytes)
+        assert sum(found["bits"]) * math.log(2) / 63 == pytest.approx(nats, abs=1e-3)
+        assert found["bpb"] == pytest.approx(bpb, abs=1e-5)
+        assert found["lens"][-1]["mean"] * math.log(2) == pytest.approx(nats, abs=1e-5)
+
+
+def test_the_page_says_what_the_model_computes(trained, small_data):
+    found = look_at(trained, "--prompt", "def note_3(x):\n    return x + </script>", "--tokens", 30)
+    tokenizer = Tokenizer.load(trained / "tokenizer.json")
+    model, _ = evaluate.load_model(evaluate.EvalConfig(str(trained), device="cpu", dtype="fp32"))
+    ids = [0, *tokenizer.encode("def note_3(x):\n    return x + </script>")][:30]
+    words = [found["words"][w] for w in found["ids"]]
+    assert words[0] == "<|bos|>" and words[1:] == [tokenizer.decode([i]) for i in ids[1:]]
+    with torch.no_grad():
+        p = model(torch.tensor([ids]))[0].softmax(-1)  # (T, V)
+    for i, token in enumerate(ids[1:]):
+        assert found["bits"][i] == pytest.approx(-math.log2(p[i, token]), abs=1e-3)
+        assert found["rank"][i] == 1 + (p[i] > p[i, token]).sum()
+        best = p[i].sort(descending=True)
+        for (w, share), value, k in zip(found["top"][i], best.values, best.indices):
+            assert share == pytest.approx(value.item(), abs=1e-4)
+            assert found["words"][w] == tokenizer.decode([k]) or k == 0
+    T, heads = len(ids), found["heads"]
+    maps = zlib.decompress(base64.b64decode(found["maps"]))
+    assert len(maps) == len(heads) * T * (T + 1) // 2 and len(heads) == 12
+    probe = Probe(model)
+    probe(torch.tensor(ids))
+    for n, head in enumerate(heads):
+        p = probe.maps[head["layer"]][head["head"]]
+        start = n * T * (T + 1) // 2
+        for i in range(T):
+            row = torch.tensor(list(maps[start : start + i + 1])) / 255
+            assert (row - p[i, : i + 1]).abs().max() <= 1 / 510 + 1e-6
+            start += i + 1
+    parts = {(part["layer"], part["part"]) for part in found["parts"]}
+    assert parts == {(i, x) for i in range(3) for x in (0, 1, 2, 3, "attention", "mlp")}
+    size, whole = torch.from_numpy(tokenizer.token_bytes)[ids], torch.tensor(found["bits"])
+    for part in found["parts"]:
+        off = Probe(model, off=(part["layer"], part["part"]))(torch.tensor(ids)).log_softmax(-1)
+        bits = torch.tensor([-off[i, token] / math.log(2) for i, token in enumerate(ids[1:])])
+        assert part["bpb"] == pytest.approx(((bits - whole).sum() / size.sum()).item(), abs=1e-3)
+    assert found["left_out"] == 0 and found["unseen"] == []
+    assert found["held_out"]["rows"] > 0
+
+
+def test_what_it_wrote_without_the_data_and_out_of_time(trained, tmp_path, capsys):
+    alone = shutil.copytree(trained, tmp_path / "alone")
+    out = tmp_path / "page.html"
+    words = ["--data_dir", tmp_path / "none", "--prompt", "def", "--out", out, "--seconds", 1]
+    found = look_at(alone, *words, "--max_new_tokens", 20)
+    assert len(found["ids"]) > 4 and found["source"] == "what it wrote after 'def'"
+    assert found["held_out"] is None and found["parts"]
+    said = capsys.readouterr().out
+    assert "nothing on held-out text" in said and f"wrote {out}" in said
+    again = look_at(alone, *words, "--max_new_tokens", 20)
+    assert again["ids"] == found["ids"]
+    with pytest.raises(UsageError, match="none/manifest.json.*; or give a --prompt"):
+        evaluate.main(["look", str(alone), *CPU, "--data_dir", str(tmp_path / "none")])
+    with pytest.raises(UsageError, match="--row 99999: there are .* held-out rows"):
+        evaluate.main(["look", str(alone), *CPU, "--row", "99999"])
+
+
+def test_parts_are_left_out_when_the_time_is_over(trained, small_data, monkeypatch):
+    monkeypatch.setattr(look.time, "monotonic", iter(range(0, 10**6, 100)).__next__)
+    found = look_at(trained, "--seconds", 400)
+    assert 0 < len(found["parts"]) < 18 and found["left_out"] == 18 - len(found["parts"])
+    assert found["held_out"]["rows"] >= 1
+
+
+@pytest.mark.parametrize("preset", ["tiny", "d24", "biatron-345m"])
+def test_a_page_is_small_whatever_the_shape(preset, small_data):
+    """Heads and layers of each preset, narrow; random weights, the worst case for compression."""
+    shape = PRESETS[preset].model
+    narrow = replace(shape, seq_len=1024, vocab_size=512, head_dim=4, n_embd=32, mlp_hidden=16)
+    torch.manual_seed(0)
+    model = GPT(narrow)
+    model.init_weights()
+    config = look.LookConfig(tokens=1024)
+    T = look.most_tokens(config, model)
+    heads = narrow.n_layer * narrow.n_head
+    assert T == 1024 or heads * (T + 1) * (T + 2) / 2 > look.MAPS >= heads * T * (T + 1) / 2
+    tokenizer = Tokenizer.load(small_data / "tokenizer.json")
+    T = min(T, 100)  # the rest of a page grows with it
+    ids = text_for(model, T)
+    found = look.measure(model, ids, tokenizer, deadline=0)  # one part
+    assert len(found["heads"]) == heads
+    rest = len(json.dumps(found | {"maps": "", "parts": []})) / T
+    part = len(json.dumps(found["parts"][0]))
+    limit = look.most_tokens(config, model)
+    whole = (
+        4 / 3 * 1.001 * look.MAPS + rest * limit + part * limit / T * (heads + 2 * shape.n_layer)
+    )
+    assert whole < 10e6
+    raw = len(base64.b64decode(found["maps"]))
+    assert raw <= 1.001 * heads * T * (T + 1) / 2 + 100
+
+
+# ---------------------------------------------------------------------------------- the browser
+
+
+@pytest.fixture(scope="module")
+def browser():
+    sync_api = pytest.importorskip("playwright.sync_api")
+    chromium = shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chrome")
+    if not chromium:
+        pytest.skip("no chromium here")
+    with sync_api.sync_playwright() as play:
+        browser = play.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(params=["light", "dark"])
+def opened(request, browser, trained):
+    """(page, its data, what it complained of), on a wide screen and a narrow one."""
+    width = 1280 if request.param == "light" else 400
+    if not (trained / "look.html").exists() or "look_row" not in vars(request.config):
+        request.config.look_row = look_at(trained, "--row", 1)
+    context = browser.new_context(
+        viewport=dict(width=width, height=900), color_scheme=request.param
+    )
+    page, errors = context.new_page(), []
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.on("request", lambda r: r.url.startswith("file:") or errors.append(r.url))
+    page.goto((trained / "look.html").as_uri())
+    page.wait_for_selector("body[data-ready]", timeout=30_000)
+    yield page, data_of((trained / "look.html").read_text()), errors
+    assert not errors
+    context.close()
+
+
+def test_in_a_browser(opened):
+    """Hover a token, keep it, move on by keys; choose a head by mouse and by keyboard."""
+    page, found, _ = opened
+    text = lambda selector: page.locator(selector).inner_text()
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert page.locator(".t").count() == len(found["ids"]) + 1
+    page.hover("#t9")
+    assert f"{found['bits'][8]:.1f} bits" in text("#place")
+    assert page.locator("#top tr").count() >= 5
+    likeliest = found["words"][found["top"][8][0][0]].strip() or "·"
+    assert likeliest.replace(" ", "·") in text("#top tr:first-child")
+    assert "at" in page.locator("#t9").get_attribute("class")
+    page.hover("h1")  # leaves the text
+    assert f"{found['bits'][found['start'] - 1]:.1f} bits" in text("#place")
+    page.click("#t9")
+    page.hover("h1")
+    page.focus("#text")
+    page.keyboard.press("ArrowRight")
+    assert f"{found['bits'][9]:.1f} bits" in text("#place")
+    assert page.locator("#text").get_attribute("aria-activedescendant") == "t10"
+    page.keyboard.press("Home")
+    page.keyboard.press("End")
+    assert "comes what?" in text("#place")
+
+    heads = page.locator(".head")
+    assert heads.count() == len(found["heads"]) == 12
+    page.click("[data-head='5'].head")
+    chosen = found["heads"][5]
+    assert f"Layer {chosen['layer']}, head {chosen['head']}: {chosen['kind']}" in text("#head h3")
+    assert page.locator("[data-view=looks]").get_attribute("aria-pressed") == "true"
+    part = next(p for p in found["parts"] if (p["layer"], p["part"]) == (1, 1))
+    assert f"{abs(part['bpb']):.3f} bits per byte" in text("#head p >> nth=0")
+    drawn = "c => c.getContext('2d').getImageData(0, 0, c.width, c.height).data.some(x => x)"
+    assert page.locator("#map").evaluate(drawn) and heads.nth(7).locator("canvas").evaluate(drawn)
+    page.keyboard.press("ArrowRight")  # the focus is on the head that was clicked; layers go across
+    moved = found["heads"][9]
+    assert f"Layer {moved['layer']}, head {moved['head']}" in text("#head h3")
+    assert page.evaluate("document.activeElement.dataset.head") == "9"
+    page.keyboard.press("ArrowUp")
+    assert "Layer 2, head 0" in text("#head h3")
+    page.click("[data-view=worth]")
+    assert "without this head" in text("#says")
+    page.keyboard.press("Shift+Tab")
+    page.keyboard.press("Shift+Tab")
+    page.keyboard.press("Enter")
+    assert page.locator("[data-view=surprise]").get_attribute("aria-pressed") == "true"
+    page.click("#parts tr[data-head] >> nth=0")
+    assert page.locator("[data-view=worth]").get_attribute("aria-pressed") == "true"
+
+
+def test_a_page_without_a_single_head_that_is_seen(browser, small_data, tmp_path):
+    model = random_model(dict(n_layer=2, n_head=2, n_kv_head=2, head_dim=8), vocab_size=512)
+    for block in model.blocks:
+        block.attn = Flipped(block.attn, "linear")
+    tokenizer = Tokenizer.load(small_data / "tokenizer.json")
+    found = look.measure(model, text_for(model), tokenizer, deadline=math.inf)
+    assert found["heads"] == [] and found["unseen"] == [0, 1] and len(found["parts"]) == 4
+    found |= dict(source="</script><b>your prompt", step=0, trained=0, held_out=None)
+    (tmp_path / "look.html").write_text(look.page(found, "Inside <x> {{data}}"))
+    page = browser.new_page()
+    page.goto((tmp_path / "look.html").as_uri())
+    page.wait_for_selector("body[data-ready]", timeout=30_000)
+    assert "attention of layer 0, 1 could not be computed again" in page.inner_text("#checks")
+    assert page.locator(".head").count() == 0 and page.locator("#parts tr").count() == 4
+    assert "</script><b>your prompt" in page.inner_text("#facts")
+    page.close()
