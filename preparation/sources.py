@@ -18,9 +18,11 @@ import glob
 import hashlib
 import io
 import json
+import logging
 import os
 import re
 import sysconfig
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -123,6 +125,29 @@ def documents(source: Source, unit: dict, notes: Counter) -> Iterator[str]:
             yield text
         else:
             notes["empty documents"] += 1
+
+
+class Reading(logging.Handler):
+    """How long a unit's documents took to come, and how often the Hub's libraries had to ask again,
+    which they say in their logs alone."""
+
+    seconds, retries = 0.0, 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.retries += bool(re.search("Retrying in|before retry", record.getMessage()))
+
+    def timed(self, texts: Iterator[str]) -> Iterator[str]:
+        """The texts themselves."""
+        logs = [logging.getLogger(name) for name in ("huggingface_hub", "datasets")]
+        for log in logs:
+            log.addHandler(self)
+        t0 = time.perf_counter()
+        for text in texts:
+            self.seconds += time.perf_counter() - t0
+            yield text
+            t0 = time.perf_counter()
+        for log in logs:
+            log.removeHandler(self)
 
 
 # ----------------------------------------------------------------------------------- local files

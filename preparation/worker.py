@@ -211,11 +211,12 @@ def prepare_unit(source, unit: dict, path: Path, name: str, row_len, block, val_
     tokenizer = read_tokenizer(path.with_name("tokenizer.json").read_text(encoding="utf-8"))
     dtype = shards.dtype_for(tokenizer.vocab_size)
     notes, totals = Counter(), {"train": Counter(), "val": Counter()}
+    reading = sources.Reading()
     val_docs: list[np.ndarray] = []
 
     def train_docs() -> Iterator[np.ndarray]:
         """The training documents as ids; those for validation are set aside."""
-        for text in sources.documents(source, unit, notes):
+        for text in reading.timed(sources.documents(source, unit, notes)):
             for split, part in split_text(tokenizer.normalize(text), block, val_below):
                 ids = tokenizer.encode_array(part, normalized=True).astype(dtype)
                 size = len(part.encode("utf-8"))
@@ -238,6 +239,8 @@ def prepare_unit(source, unit: dict, path: Path, name: str, row_len, block, val_
         splits[split] = {**totals[split], "packing": asdict(packed.stats), "shards": entries}
         splits[split]["leftover"] = [ids.tolist() for ids in packed.leftover]
     record = {"notes": notes, "splits": splits, "tokens": totals["train"]["tokens"]}
+    size = sum(totals[split]["bytes"] for split in splits)
+    record["reading"] = {"s": reading.seconds, "bytes": size, "retries": reading.retries}
     disk.write_json(path, record)
     return record
 
