@@ -23,7 +23,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
-from itertools import repeat
+from itertools import islice, repeat
 
 import numpy as np
 
@@ -391,7 +391,8 @@ class RowLoader:
         self.rank, self.world_size, self.micro_batch = rank, world_size, micro_batch
         self.device = torch.device(device)
         self.order = order_of(manifest, seed, weights, decay_weights, decay_from)
-        self._wait_s, self._stop = 0.0, threading.Event()
+        self._waits, self._stop = [], threading.Event()
+        self.read_s, self.read_bytes = 0.0, 0  # in the reading thread, since the beginning
         self._free, self._ready, self._failure = queue.Queue(), queue.Queue(), None
         pin, T = self.device.type == "cuda", manifest.row_len - 1
         for _ in range(max(2, prefetch)):
@@ -416,11 +417,12 @@ class RowLoader:
         then the position of its first row."""
         t0 = time.perf_counter()
         item = self._ready.get()
-        self._wait_s += time.perf_counter() - t0
+        waited_s = time.perf_counter() - t0
         if item is None:
             self._ready.put(None)  # the next call raises it too
             raise self._failure
         buffer, copied, self.first_row = item
+        self._waits.append((waited_s, self.first_row))
         batch = buffer.to(self.device, non_blocking=copied is not None, copy=True)
         if copied is not None:
             copied.record()  # until the copy has passed this point, the buffer is in use
@@ -434,8 +436,16 @@ class RowLoader:
 
     def pop_wait_s(self) -> float:
         """Seconds that next_batch has waited for data since the last call."""
-        waited, self._wait_s = self._wait_s, 0.0
-        return waited
+        return self.pop_watch()["wait_s"]
+
+    def pop_watch(self) -> dict:
+        """The waits of next_batch since the last call: all together, the longest, and the rows that
+        it was for, unless it was short; and what has been read so far, in how many seconds."""
+        waits, self._waits = self._waits, []
+        longest, first = max(waits, default=(0.0, 0))
+        rows = self.row_ids(first, self.micro_batch) if longest > 0.01 else []
+        found = dict(wait_s=sum(s for s, _ in waits), longest_wait_s=longest, rows=rows)
+        return found | dict(read_mb=self.read_bytes / 1e6, read_s=self.read_s)
 
     def close(self) -> None:
         """Stop the reading thread, for good; also called when the program ends."""
@@ -468,8 +478,11 @@ class RowLoader:
                 if copied is not None:
                     copied.synchronize()  # its last copy to the GPU may still be in flight
                 n = min(max(0, end - first), self.micro_batch)  # rows that the step still has
+                t0 = time.perf_counter()
                 for j in range(n):
                     rows[j] = self.manifest.row("train", *self.order(first + j))
+                self.read_s += time.perf_counter() - t0
+                self.read_bytes += rows[:n].nbytes
                 array = buffer.numpy()
                 array[0, :n], array[1, :n] = rows[:n, :-1], targets_of(rows[:n], self.marks)
                 array[0, n:], array[1, n:] = 0, IGNORED
@@ -479,28 +492,33 @@ class RowLoader:
             self._ready.put(None)  # wakes next_batch, which raises it
 
 
-def val_batches(
-    manifest, batch: int, max_rows: int = 0, rank: int = 0, world_size: int = 1, device="cpu"
-) -> Iterator[tuple]:
-    """The first `max_rows` validation rows (0: all), each once, in an order that never changes.
-
-    Yields (inputs, targets) like RowLoader, of about `batch` rows. Sources take turns; within a
-    source, rows come in unit order. Rank r reads rows r, r + world_size, ... Each rank has the same
-    number of batches, since a sharded model needs all ranks, so batch sizes may differ by one.
-    """
-    import torch
-
+def val_places(manifest, max_rows: int = 0) -> list[tuple[int, int]]:
+    """(source, row) of the first `max_rows` validation rows (0: all), in an order that never
+    changes: sources take turns; within a source, rows come in unit order."""
     sizes = [manifest.rows("val", i) for i in range(len(manifest.sources))]
     turns = (
         (i, row) for row in range(max(sizes, default=0)) for i, n in enumerate(sizes) if row < n
     )
-    total = min(max_rows or sum(sizes), sum(sizes))
-    if total < world_size:
+    return list(islice(turns, max_rows or None))
+
+
+def val_batches(
+    manifest, batch: int, max_rows: int = 0, rank: int = 0, world_size: int = 1, device="cpu"
+) -> Iterator[tuple]:
+    """The rows of `val_places`, each once: (inputs, targets) like RowLoader, of about `batch` rows.
+
+    Rank r reads rows r, r + world_size, ... Each rank has the same number of batches, since a
+    sharded model needs all ranks, so batch sizes may differ by one.
+    """
+    import torch
+
+    places = val_places(manifest, max_rows)
+    if (total := len(places)) < world_size:
         raise UsageError(
             f"{total} validation rows are too few for {world_size} ranks; prepare more: "
             "--val_fraction"
         )
-    own_rows = [place for k, place in zip(range(total), turns) if k % world_size == rank]
+    own_rows = places[rank::world_size]
     # the same number on each rank, and no batch is empty
     batches = min(-(-total // (batch * world_size)), total // world_size)
     for k in range(batches):

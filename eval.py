@@ -28,9 +28,10 @@ import torch
 
 import data
 from config import PRESETS, Count, Preset, Share, UsageError
-from flops import bits_per_byte
+from flops import score_text
 from hf.mapping import load_exported
 from machinery import cli, trained
+from machinery.log import sources_line
 from machinery.shards import Manifest
 from machinery.trained import EvalConfig, is_tuned, open_data, open_tokenizer, run_of
 from model import GPT
@@ -79,16 +80,17 @@ def loss(config: LossConfig) -> None:
     device = model.cos.device
     batches = data.val_batches(manifest, config.batch, config.rows, device=device)
     token_bytes = torch.from_numpy(manifest.token_bytes()).to(device)
-    nats, bpb = bits_per_byte(model, batches, token_bytes)
+    sources = [source for source, _ in data.val_places(manifest, config.rows)]
+    nats, bpb, by_source = score_text(model, batches, token_bytes, 0, sources, manifest.sources)
     there = manifest.rows("val")
     rows = min(config.rows or there, there)
     part = "all" if rows == there else f"{rows:,} of the"
     print(
-        f"validation: {nats:.4f} nats per token, {bpb:.4f} bits per byte, on {part} {there:,} rows "
-        f"of {manifest.dir} (fingerprint {manifest.fingerprint[:12]})"
+        f"validation: {nats:.4f} nats per token, {bpb:.4f} bits per byte{sources_line(by_source)}, "
+        f"on {part} {there:,} rows of {manifest.dir} (fingerprint {manifest.fingerprint[:12]})"
     )
-    figures = dict(val_loss=nats, val_bpb=bpb, rows=rows, data_fingerprint=manifest.fingerprint)
-    keep_record(config, trainer, **figures)
+    figures = dict(val_loss=nats, val_bpb=bpb, val_bpb_by_source=by_source, rows=rows)
+    keep_record(config, trainer, **figures, data_fingerprint=manifest.fingerprint)
 
 
 # ------------------------------------------------------------------------------- sample

@@ -14,7 +14,7 @@ import re
 import statistics
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from string import ascii_uppercase
 from typing import NamedTuple
@@ -129,19 +129,32 @@ def find_peak(world, tflops: float = 0.0) -> float | None:
     return peak_flops(world.device_name) if world.dtype == torch.bfloat16 else None
 
 
+def bits_per_byte(*args, **kwargs) -> tuple[float, float]:
+    """The first two figures of `score_text`, which has the same arguments."""
+    return score_text(*args, **kwargs)[:2]
+
+
 @torch.no_grad()
-def bits_per_byte(
-    model: nn.Module, batches: Iterable[tuple[Tensor, Tensor]], token_bytes: Tensor, rows: int = 0
-) -> tuple[float, float]:
-    """Loss in nats per token and in bits per byte of text, over all ranks' batches.
+def score_text(
+    model: nn.Module,
+    batches: Iterable[tuple[Tensor, Tensor]],
+    token_bytes: Tensor,
+    rows: int = 0,
+    sources: Sequence[int] = (),
+    names: Sequence[str] = (),
+) -> tuple[float, float, dict[str, float]]:
+    """Loss in nats per token and in bits per byte of text, over all ranks' batches; and the bits
+    per byte of each source's text, whose mean, weighted by bytes, is the second figure.
 
     Bits per byte does not depend on the tokenizer: total nats of the targets that stand for text,
     over ln 2, over the bytes of that text. Special tokens (0 bytes) are left out of it, but count
     in the mean loss; targets below 0 (data.IGNORED) count in neither. batches: inputs and targets
     (B, T), as many on every rank (the ranks of a sharded model run in lockstep). token_bytes: (V,)
     bytes per token id. rows: of every forward pass, since a compiled model is compiled for one
-    shape; a smaller batch is padded with copies of its own rows, which are not scored."""
+    shape; a smaller batch is padded with copies of its own rows, which are not scored. sources:
+    which of `names` each row is of, in the order of the batches; one without text is left out."""
     parts = []  # read after the loop, so that the host never waits for the device in between
+    source_of, done = torch.tensor(sources, device=token_bytes.device), 0  # (rows,)
     training = model.training
     model.eval()
     for inputs, targets in batches:
@@ -150,14 +163,19 @@ def bits_per_byte(
         nats = model(inputs[fill], targets[fill], reduction="none")[:n]  # (n, T)
         counted = targets >= 0
         size = token_bytes[targets.clamp(min=0)] * counted  # (n, T)
-        sums = (nats, counted, nats * (size > 0), size)
+        sums = [nats, counted, nats * (size > 0), size]
+        own, done = source_of[done : done + n, None], done + n  # (n, 1)
+        sums += [x * (own == s) for s in range(len(names)) for x in sums[2:4]]
         parts.append(torch.stack([x.sum(dtype=torch.float32) for x in sums]))
     model.train(training)
-    total = torch.stack(parts).cpu().double().sum(0)  # nats, targets, text nats, bytes
+    # nats, targets, text nats, bytes; then text nats and bytes of each source
+    total = torch.stack(parts).cpu().double().sum(0)
     if dist.is_initialized():
         dist.all_reduce(total)
-    nats, targets, text_nats, n_bytes = total.tolist()
-    return nats / max(targets, 1), text_nats / math.log(2) / max(n_bytes, 1)
+    nats, targets, text_nats, n_bytes = total[:4].tolist()
+    by_source = zip(names, total[4:].view(-1, 2).tolist())
+    bits = {name: own / math.log(2) / size for name, (own, size) in by_source if size}
+    return nats / max(targets, 1), text_nats / math.log(2) / max(n_bytes, 1), bits
 
 
 class Meter:

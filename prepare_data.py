@@ -4,7 +4,8 @@ Reads the preset's sources; writes data/PRESET, manifest.json last: until then t
 The work is a map over units, each a pure function from text to shards, so any number of processes,
 or of machines (`--cluster tcp://HOST:8786`, a Dask scheduler), gives the same bytes. A killed run
 resumes: the same command does only what is missing. A finished dataset is left alone.
-`python prepare_data.py verify [PRESET]` reads every shard and compares its sha256.
+`python prepare_data.py verify [PRESET]` reads every shard and compares its sha256; `show [PRESET]
+--row N` (or `--find TEXT`) prints a row as text, and where it comes from.
 Next: preparation/worker.py (one unit), preparation/sources.py (text), data.py (rows), train.py.
 """
 
@@ -27,6 +28,10 @@ from tokenizer import Tokenizer
 def main(argv: list[str]) -> int:
     if argv[:1] == ["verify"]:
         return verify(argv[1:])
+    if argv[:1] == ["show"]:
+        from instruments import show
+
+        return show.main(argv[1:])
     preset = cli.parse("prepare_data.py", "data", argv)
     config = preset.data
     if not config.mixture and config.source == PRESETS[preset.name].data.source:
@@ -111,13 +116,14 @@ def merge(job: worker.Job, tokenizer: Tokenizer, records: dict) -> shards.Manife
     """Write tokenizer.json and, last of all, the manifest."""
     dtype = shards.dtype_for(tokenizer.vocab_size)
     splits: dict = {"train": {}, "val": {}}
-    facts, notes = [], Counter()
+    facts, notes, reading = [], Counter(), {}
     for s, source in enumerate(job.sources):
         chosen = [records[unit] for unit in worker.first_units(job, s, records)]
         counts = {"units": len(chosen), "units_in_source": len(job.units[s])}
         facts.append({"name": source.name, "spec": job.config.source[s], **counts, **job.facts[s]})
         for record in chosen:
             notes.update(record["notes"])
+        reading[source.name] = [record["reading"] for record in chosen if "reading" in record]
         for split in ("train", "val"):
             parts = [record["splits"][split] for record in chosen]
             # each unit leaves over less than a row; together these make some more rows
@@ -150,6 +156,7 @@ def merge(job: worker.Job, tokenizer: Tokenizer, records: dict) -> shards.Manife
     check_enough(job, splits)
     tree["fingerprint"] = shards.fingerprint(tree)
     tree["made"] = {"at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "commit": commit()}
+    tree["made"]["reading"] = reading  # of each unit; like the date, no part of the fingerprint
     disk.write_text(job.folder / "tokenizer.json", tokenizer.spec)
     disk.write_json(job.folder / "manifest.json", tree)
     manifest = shards.Manifest.load(job.folder)
@@ -211,6 +218,8 @@ def longest_row(size: int) -> int:
 
 def report(manifest: shards.Manifest, seconds: float) -> str:
     """The lines printed at the end of a preparation."""
+    from instruments import watch
+
     lines, by = [], manifest.tree["splits"]
     for split in ("train", "val"):
         t = total(by[split])
@@ -235,6 +244,7 @@ def report(manifest: shards.Manifest, seconds: float) -> str:
         )
     lines += [f"note  {n:,} {oddity}" for oddity, n in manifest.tree["notes"].items()]
     lines += chat.what_was_lost(manifest.tree["notes"], manifest.row_len)
+    lines += [f"read  {name}: {text}" for name, text in watch.reading(manifest.tree)]
     lines.append(
         f"{seconds:.1f} s | {manifest.dir}/manifest.json: fingerprint {manifest.fingerprint[:16]}, "
         f"vocabulary {manifest.vocab_size:,}, rows of {manifest.row_len}"

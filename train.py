@@ -32,7 +32,7 @@ import flops
 import optim
 from machinery import build, checkpoint, cli, folders, ranks
 from machinery.errors import NonFiniteError
-from machinery.log import Log, StepNumbers, duration, is_done, start_of, step_line
+from machinery.log import Log, StepNumbers, duration, is_done, sources_line, start_of, step_line
 from machinery.plan import Plan, make_plan
 from machinery.shards import Manifest
 
@@ -246,14 +246,15 @@ def log_step(run: Run, progress: Progress, numbers: dict) -> None:
     counted, n_bytes, bad = (numbers.pop(name) for name in ("counted", "bytes", "bad"))
     loss, first_norm = numbers.pop("loss") / plan.world_size, numbers.pop("first_norm", None)
     rows = plan.rows_in_step(step - 1)
-    step_s = run.meter.step(rows * plan.seq_len, data_wait_s=run.loader.pop_wait_s())
+    watch = run.loader.pop_watch() | dict(saving=run.checkpoints.was_saving())
+    step_s = run.meter.step(rows * plan.seq_len, data_wait_s=watch["wait_s"])
     record = dict(step=step, tokens=plan.tokens_before(step))
     if bad:
         refuse_step(run, progress, step, f"loss {loss}, gradient norm {norm}")
         log.write(record | dict(skipped=progress.skipped))
         return
     record |= dict(loss=loss, bpb=loss * counted / math.log(2) / max(n_bytes, 1), lr=lr, norm=norm)
-    record |= dict(time=time.time(), step_s=step_s) | run.meter.summary()
+    record |= dict(time=time.time(), step_s=step_s, watch=watch) | run.meter.summary()
     if first_norm is not None:
         first_rows = plan.rows_in_first(step - 1)
         scale = run.noise.measure(first_norm, norm, first_rows, rows, plan.seq_len)
@@ -294,28 +295,32 @@ def eval_is_due(run: Run, progress: Progress) -> bool:
     return step in (0, run.plan.steps) or is_due(step, run.preset.run.eval_every)
 
 
-def score(run: Run, rows: int) -> tuple[float, float]:
-    """Nats per token and bits per byte of the first `rows` validation rows."""
-    where = run.world.rank, run.world.world_size, run.world.device
-    batches = data.val_batches(run.manifest, run.plan.micro_batch, rows, *where)
+def score(run: Run, rows: int) -> tuple[float, float, dict[str, float]]:
+    """Nats per token and bits per byte of the first `rows` validation rows; the latter also by
+    source."""
+    manifest, world, batch = run.manifest, run.world, run.plan.micro_batch
+    where = world.rank, world.world_size, world.device
+    batches = data.val_batches(manifest, batch, rows, *where)
+    places = data.val_places(manifest, rows)[world.rank :: world.world_size]
+    sources = [source for source, _ in places], manifest.sources
     with run.meter.paused("eval"):
-        return flops.bits_per_byte(run.val_model, batches, run.token_bytes, run.plan.micro_batch)
+        return flops.score_text(run.val_model, batches, run.token_bytes, batch, *sources)
 
 
 def evaluate(run: Run, progress: Progress) -> None:
     """Bits per byte on the first validation rows; the best so far is saved and kept."""
     step, plan, of = progress.step, run.plan, run.manifest.rows("val")
     rows = min(max(run.preset.run.eval_tokens // plan.seq_len, plan.world_size), of)
-    loss, bpb = score(run, rows)
+    loss, bpb, by_source = score(run, rows)
     epochs = run.loader.order.epochs(plan.rows_before(step))  # so far, by source
     epochs = {name: round(n, 4) for name, n in zip(run.manifest.sources, epochs)}
     record = dict(step=step, tokens=plan.tokens_before(step), val_loss=loss, val_bpb=bpb)
-    run.log.write(record | dict(val_rows=rows, epochs=epochs))
+    run.log.write(record | dict(val_bpb_by_source=by_source, val_rows=rows, epochs=epochs))
     is_best = bpb < progress.best_bpb
     read = ", ".join(f"{name} {n:.2f}" for name, n in epochs.items())
     run.log.print(
         f"step {step:,} | validation on {rows:,} of {of:,} rows: {loss:.4f} nats/token, "
-        f"{bpb:.4f} bpb{' (best)' if is_best else ''} | epochs {read}"
+        f"{bpb:.4f} bpb{sources_line(by_source)}{' (best)' if is_best else ''} | epochs {read}"
     )
     progress.best_bpb = min(progress.best_bpb, bpb)
     if is_best and step:
@@ -374,9 +379,9 @@ def finish(run: Run, progress: Progress) -> int:
         log.print(f"stopped by {name} after step {step:,}; the same command resumes")
         return 128 + stop
     rows, tokens = run.manifest.rows("val"), run.plan.tokens_before(step)
-    loss, bpb = score(run, rows)
+    loss, bpb, by_source = score(run, rows)
     record = dict(step=step, tokens=tokens, full_val_loss=loss, full_val_bpb=bpb, val_rows=rows)
-    log.write(record)
+    log.write(record | dict(full_val_bpb_by_source=by_source))
     log.status("done", step=step, exit_code=0)
     seconds = time.monotonic() - progress.started_at
     dollars = seconds / 3600 * run.preset.run.usd_per_hour * run.world.world_size
@@ -385,7 +390,7 @@ def finish(run: Run, progress: Progress) -> int:
     then = "chat" if run.manifest.marks else "sample"
     lines = [
         f"done: {step:,} steps, {tokens:,} tokens, {duration(seconds)}{cost}{since}; validation on "
-        f"all {rows:,} rows: {loss:.4f} nats/token, {bpb:.4f} bpb",
+        f"all {rows:,} rows: {loss:.4f} nats/token, {bpb:.4f} bpb{sources_line(by_source)}",
         f"checkpoint  {log.run_dir / 'checkpoints' / f'step_{step:08d}'}",
         f"metrics     {log.file}",
         report(log),
@@ -411,7 +416,7 @@ def report(log: Log, run: Run | None = None, step: int = 0) -> str:
         from instruments import report
 
         if run:
-            return report.watch(run, step)
+            return report.update(run, step)
         return f"report      {report.write(log.run_dir)}, and loss.png beside it"
     except Exception as error:
         return f"report      none: {type(error).__name__}: {error}"

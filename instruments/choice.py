@@ -12,6 +12,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
 from statistics import NormalDist
 from string import ascii_uppercase
@@ -40,7 +41,8 @@ class ChoiceConfig(EvalConfig):
     task: tuple[str, ...] = ("continuation",)
     """continuation (held-out text, no download), the exams of instruments/exams.py (hellaswag,
     arc_easy, mmlu, enem, oab ...; NAME=FOLDER reads a local copy), or JSONL files with `query`,
-    `choices` and `gold`."""
+    `choices` and `gold`. core=FOLDER: CORE, from the folder of its 22 tasks; core:copa,piqa=FOLDER:
+    some of them."""
     mode: Literal["auto", "letter", "answer", "options"] = "auto"
     """letter: the options are shown, their letters compared; answer: nothing is shown, the full
     answers are compared; options: shown, and the full answers compared. auto: the exam's usual."""
@@ -61,9 +63,15 @@ def answer_all(config: ChoiceConfig, load_model: Callable, keep_record: Callable
     """`eval.py choice`: print the accuracy of each task, and keep a record of it."""
     model, trainer = load_model(config)
     tokenizer, tuned = open_tokenizer(config, trainer), is_tuned(trainer)
-    if tuned:
-        print("tuned on conversations: each question is a user's, each answer the model's")
-    for figures in run(config, model, tokenizer, lambda: open_data(config, trainer), tuned):
+    if any(word.partition("=")[0].partition(":")[0] == "core" for word in config.task):
+        from instruments import core
+
+        found = core.run(config, model, tokenizer, trainer)
+    else:
+        if tuned:
+            print("tuned on conversations: each question is a user's, each answer the model's")
+        found = run(config, model, tokenizer, lambda: open_data(config, trainer), tuned)
+    for figures in found:
         keep_record(config, trainer, **figures)
 
 
@@ -80,6 +88,19 @@ def encode_pair(tokenizer: Tokenizer, context: str, answer: str, tuned: bool = F
     return prefix, whole[len(prefix) :]
 
 
+def padded(pairs: list[Pair], batch: int, most: int) -> Iterator[tuple[list[int], torch.Tensor]]:
+    """The pairs as rows of ids, the longest first: which ones, and their ids (B, T). A row of more
+    than `most` ids loses its beginning; a shorter one is padded on its right."""
+    order = sorted(range(len(pairs)), key=lambda i: -len(pairs[i][0]) - len(pairs[i][1]))
+    for at in range(0, len(pairs), batch):
+        part = order[at : at + batch]
+        rows = [(pairs[i][0] + pairs[i][1])[-most:] for i in part]
+        ids = torch.zeros(len(part), len(rows[0]), dtype=torch.long)
+        for r, row in enumerate(rows):
+            ids[r, : len(row)] = torch.tensor(row)  # attention is causal: what follows is not seen
+        yield part, ids
+
+
 @torch.no_grad()
 def log_likelihoods(model: GPT, pairs: list[Pair], batch: int) -> list[float]:
     """log p(answer | context) in nats of each pair. A pair longer than seq_len + 1 tokens loses the
@@ -88,16 +109,10 @@ def log_likelihoods(model: GPT, pairs: list[Pair], batch: int) -> list[float]:
     most = max(len(answer) for _, answer in pairs)
     if most > seq_len:
         raise UsageError(f"an answer of {most} tokens does not fit in seq_len {seq_len}")
-    order = sorted(range(len(pairs)), key=lambda i: -len(pairs[i][0]) - len(pairs[i][1]))
-    for at in range(0, len(pairs), batch):
-        part = order[at : at + batch]
-        rows = [(pairs[i][0] + pairs[i][1])[-seq_len - 1 :] for i in part]  # the longest first
-        ids = torch.zeros(len(part), len(rows[0]), dtype=torch.long)  # (B, T + 1)
-        for r, row in enumerate(rows):
-            ids[r, : len(row)] = torch.tensor(row)  # attention is causal: what follows is not seen
+    for part, ids in padded(pairs, batch, seq_len + 1):  # (B, T + 1)
         loss = model(ids[:, :-1].to(device), ids[:, 1:].to(device), reduction="none").cpu()
         for r, i in enumerate(part):
-            end = len(rows[r]) - 1
+            end = min(len(pairs[i][0]) + len(pairs[i][1]), seq_len + 1) - 1
             nats[i] = -loss[r, end - len(pairs[i][1]) : end].double().sum().item()
     return nats
 
@@ -114,9 +129,48 @@ def statistics(picks: list[int], golds: list[int], options: list[int]) -> dict:
     (picked, times), (best, right) = (Counter(x).most_common(1)[0] for x in (picks, golds))
     p = hits / n
     stderr, z = math.sqrt(p * (1 - p) / (n - 1)), (hits - expected) / deviation
-    score = dict(n=n, accuracy=p, stderr=stderr, chance=expected / n, z=z)
+    score = dict(n=n, hits=hits, accuracy=p, stderr=stderr, z=z)
+    score |= dict(chance=expected / n, chance_sd=deviation / n)
     score |= dict(most_picked=picked, most_picked_share=times / n)
     return score | dict(best_constant=best, best_constant_accuracy=right / n)
+
+
+def by_tag(questions: list[exams.Question], picks: list[int]) -> dict[str, dict[str, dict]]:
+    """{"subject": {"law": its n, hits, accuracy, z}}: the questions by each tag that divides them.
+    A question without the tag counts under "none", so that the sums are those of all."""
+    found: dict[str, dict[str, dict]] = {}
+    for tag in dict.fromkeys(name for q in questions for name in q.tags):
+        own: dict[str, list[int]] = {}
+        for i, q in enumerate(questions):
+            own.setdefault(q.tags.get(tag, "none"), []).append(i)
+        if len(own) > 1:
+            found[tag] = {name: group(questions, picks, own[name]) for name in sorted(own)}
+    return found
+
+
+def group(questions: list[exams.Question], picks: list[int], places: list[int]) -> dict:
+    """A part of the questions: how many, how many right, and the distance from chance."""
+    n, hits = len(places), sum(picks[i] == questions[i].gold for i in places)
+    shares = [1 / len(questions[i].answers) for i in places]
+    deviation = math.sqrt(sum(p * (1 - p) for p in shares))
+    return dict(n=n, hits=hits, accuracy=hits / n, z=(hits - sum(shares)) / deviation)
+
+
+def group_lines(groups: dict[str, dict[str, dict]]) -> Iterator[str]:
+    """A table for each tag, with a line for all that is the sum of the others."""
+    for tag, rows in groups.items():
+        limit = limit_of_z(len(rows))
+        width = max(map(len, [tag, *rows]))
+        yield f"    {tag:{width}}  questions  right  accuracy       z"
+        for name, f in rows.items():
+            far = " *" if abs(f["z"]) > limit else ""
+            yield (
+                f"    {name:{width}}  {f['n']:>9,}  {f['hits']:>5,}  {f['accuracy']:>8.4f}  "
+                f"{f['z']:+6.2f}{far}"
+            )
+        n, hits = (sum(f[key] for f in rows.values()) for key in ("n", "hits"))
+        yield f"    {'all':{width}}  {n:>9,}  {hits:>5,}  {hits / n:>8.4f}"
+        yield f"    * differs from chance: |z| > {limit:.2f}, for {len(rows)} scores"
 
 
 def limit_of_z(count: int) -> float:
@@ -138,6 +192,12 @@ def verdict(figures: dict, limit: float, letters: bool) -> str:
     return "above chance"
 
 
+def norms_of(questions: list[exams.Question], letters: bool) -> list[str]:
+    """Letters, and the same answer after several contexts, have one length: the sum alone."""
+    same = letters or all(isinstance(q.context, tuple) for q in questions)
+    return ["sum"] if same else list(NORMS)
+
+
 def score(
     questions: list[exams.Question],
     model: GPT,
@@ -148,11 +208,13 @@ def score(
 ) -> tuple[dict[str, dict], list[list[float]], int]:
     """{norm: statistics}, the nats of each question's answers, and how many of the questions were
     too long. norm: the sum of the nats, or that divided by the answer's characters or bytes (not
-    counting the space in front). Letters get the sum alone, as they all have the same length."""
+    counting the space in front)."""
     pairs, texts = [], []
     for q in questions:
-        if isinstance(q.context, str):
-            pairs += [encode_pair(tokenizer, q.context, answer, tuned) for answer in q.answers]
+        if isinstance(q.context, str | tuple):
+            contexts = q.context if isinstance(q.context, tuple) else cycle([q.context])
+            asked = zip(contexts, q.answers)
+            pairs += [encode_pair(tokenizer, context, answer, tuned) for context, answer in asked]
             texts.append(q.answers)
         else:
             pairs += [([tokenizer.bos_id, *q.context], answer) for answer in q.answers]
@@ -163,12 +225,12 @@ def score(
     rest = iter(flat)
     nats = [[next(rest) for _ in q.answers] for q in questions]
     golds, options, figures = [q.gold for q in questions], [len(q.answers) for q in questions], {}
-    for norm in ["sum"] if letters else NORMS:
+    for norm in norms_of(questions, letters):
         picks = []
         for values, answers in zip(nats, texts):
             scaled = [x / max(1, NORMS[norm](text)) for x, text in zip(values, answers)]
             picks.append(scaled.index(max(scaled)))
-        figures[norm] = statistics(picks, golds, options)
+        figures[norm] = statistics(picks, golds, options) | dict(picks=picks)
     room = model.config.seq_len + 1
     too_long = iter([len(context) + len(answer) > room for context, answer in pairs])
     return figures, nats, sum(any([next(too_long) for _ in q.answers]) for q in questions)
@@ -198,7 +260,7 @@ def run(
             Path(config.save).write_text("")
         except OSError as error:
             raise UsageError(f"--save {config.save}: {error.strerror}") from None
-    count = sum(1 if mode == "letter" else len(NORMS) for mode, _ in asked.values())
+    count = sum(len(norms_of(questions, mode == "letter")) for mode, questions in asked.values())
     limit = limit_of_z(count)
     for task, (mode, questions) in asked.items():
         letters = mode == "letter"
@@ -215,7 +277,10 @@ def run(
                 f"  {norm:13}  {f['accuracy']:.4f} +- {f['stderr']:.4f}  z {f['z']:+6.2f}  "
                 f"{verdict(f, limit, letters)}"
             )
-            yield dict(task=task, mode=mode, norm=norm, **f)
+            groups = by_tag(questions, f.pop("picks")) if norm == "sum" else {}
+            yield dict(task=task, mode=mode, norm=norm, **f) | (dict(by=groups) if groups else {})
+            for line in group_lines(groups):
+                print(line)
         if letters:
             f, name = figures["sum"], ascii_uppercase
             print(

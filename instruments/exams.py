@@ -10,7 +10,7 @@ import json
 import re
 import string
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from config import UsageError
@@ -33,26 +33,36 @@ class Item:
     subject: str = ""  # few-shot examples are of the same subject
     margin: str = ""  # before the letter of an option
     intro: str = ""  # before the examples
+    is_cloze: bool = False  # the choices go into the blank, _, of the query
+    tags: dict[str, str] = field(default_factory=dict, compare=False)  # subject, year: for tables
 
 
 @dataclass(frozen=True)
 class Question:
     """What the model is given, and the answers to choose from; ids (without BOS) for
-    continuations, whose borders lie between tokens, else text."""
+    continuations, whose borders lie between tokens, else text. A tuple of contexts, one for each
+    answer: which context makes the same answer likeliest?"""
 
-    context: str | list[int]
+    context: str | list[int] | tuple[str, ...]
     answers: tuple
     gold: int
+    tags: dict[str, str] = field(default_factory=dict)
 
 
-def write_out(item: Item, mode: str) -> tuple[str, tuple[str, ...]]:
+def write_out(item: Item, mode: str) -> tuple[str | tuple[str, ...], tuple[str, ...]]:
     """An item -> context and answers, in LightEval's three formulations.
 
     answer:  "Question: 1+1?\\nAnswer:"                   -> " 2", " 3": the options are not shown,
              the full answers are compared (cloze)
     letter:  "Question: 1+1?\\nA. 2\\nB. 3\\nAnswer:"     -> " A", " B"
     options: the same context as letter's                 -> " 2", " 3"
+
+    The answer mode of an item with a blank, "Ann paid Eve as _ had worked.", asks after which
+    context, "Ann paid Eve as Ann" or "Ann paid Eve as Eve", " had worked." is likelier.
     """
+    if mode == "answer" and item.is_cloze:
+        before, _, after = item.query.partition("_")
+        return tuple(before + choice for choice in item.choices), (after.strip(),) * 2
     if mode == "answer":
         return "\n".join(filter(None, (item.query, item.cue))), item.choices
     letters = tuple(string.ascii_uppercase[: len(item.choices)])
@@ -66,9 +76,14 @@ def with_examples(item: Item, examples: Iterable[Item], mode: str) -> Question:
     solved = []
     for example in examples:
         context, answers = write_out(example, mode)
+        context = context[example.gold] if isinstance(context, tuple) else context
         solved.append(f"{context} {answers[example.gold]}")
     context, answers = write_out(item, mode)
-    return Question(item.intro + "\n\n".join((*solved, context)), answers, item.gold)
+    if isinstance(context, tuple):
+        context = tuple("\n\n".join((*solved, own)) for own in context)
+    else:
+        context = item.intro + "\n\n".join((*solved, context))
+    return Question(context, answers, item.gold, item.tags)
 
 
 # ------------------------------------------------------------------------- exams on the Hub
@@ -96,6 +111,22 @@ def _arc(row: dict) -> Item:
 def _piqa(row: dict) -> Item:
     choices = (row["sol1"], row["sol2"])
     return Item(f"Question: {row['goal']}", choices, int(row["label"]), "Answer:")
+
+
+def _openbookqa(row: dict) -> Item:
+    return Item(*_labelled(row["question_stem"], row["choices"], row["answerKey"]))
+
+
+def _winogrande(row: dict) -> Item:
+    choices = (row["option1"], row["option2"])
+    return Item(row["sentence"], choices, int(row["answer"]) - 1, "Answer:", is_cloze=True)
+
+
+def _mmlu_pro(row: dict) -> Item:
+    about = f"The following are multiple choice questions (with answers) about {row['category']}."
+    choices, gold = tuple(row["options"]), int(row["answer_index"])
+    query = row["question"].strip()
+    return Item(query, choices, gold, "Answer:", row["category"], intro=f"{about}\n\n")
 
 
 def _mmlu(row: dict) -> Item:
@@ -171,7 +202,14 @@ EXAMS = {
     "arc_easy": Exam("allenai/ai2_arc", ("ARC-Easy",), "test", _arc, "answer", "train"),
     "arc_challenge": Exam("allenai/ai2_arc", ("ARC-Challenge",), "test", _arc, "answer", "train"),
     "piqa": Exam("baber/piqa", (None,), "validation", _piqa, "answer", "train"),
+    "openbookqa": Exam("allenai/openbookqa", ("main",), "test", _openbookqa, "answer", "train"),
+    "winogrande": Exam(
+        "allenai/winogrande", ("winogrande_xl",), "validation", _winogrande, "answer", "train"
+    ),
     "mmlu": Exam("cais/mmlu", ("all",), "test", _mmlu, examples="dev"),
+    # Up to ten options. Usually scored by letting a model reason and write its answer: such figures
+    # are not comparable with log-likelihoods.
+    "mmlu_pro": Exam("TIGER-Lab/MMLU-Pro", (None,), "test", _mmlu_pro, examples="validation"),
     # In Portuguese. The first is LightEval's; the two of eduagarcia's are usually scored by
     # generating text, three-shot: such figures are not comparable with log-likelihoods.
     "enem": Exam("maritaca-ai/enem", ("2022", "2023", "2024"), "train", _enem),
@@ -188,6 +226,19 @@ EXAMS = {
     "exams_pt": Exam("mhardalov/exams", ("multilingual",), "test", _exams),
     "m3exam_pt": Exam("chiayewken/m3exam", ("portuguese",), "test", _m3exam, examples="dev"),
 }
+
+
+def tags_of(row: dict, config: str | None) -> dict[str, str]:
+    """The subject and the year of a question, where its row or its configuration tells them."""
+    info = row.get("info") if isinstance(row.get("info"), dict) else {}
+    mmlu = str(row.get("id", "")).partition("/test/")  # law/test/0
+    subjects = [row.get(name) for name in ("subject", "Subject", "category", "question_type")]
+    subjects += [info.get("subject"), mmlu[0] if mmlu[1] else ""]
+    years = [row.get("exam_year"), row.get("year"), config, row.get("exam_id")]
+    years = (re.search(r"\b(19|20)\d\d\b", str(year)) for year in years)
+    tags = dict(subject=next((str(s) for s in subjects if s), ""))
+    tags["year"] = next((year[0] for year in years if year), "")
+    return {name: value for name, value in tags.items() if value}
 
 
 def _rows(name: str, folder: str, split: str) -> list[Item]:
@@ -208,7 +259,8 @@ def _rows(name: str, folder: str, split: str) -> list[Item]:
                 f"connect to the Hub, or {copy}"
             ) from None
         try:
-            items += filter(None, map(exam.read, rows))
+            read = ((exam.read(row), tags_of(row, config)) for row in rows)
+            items += [replace(item, tags=tags) for item, tags in read if item]
         except KeyError as error:
             raise DataError(
                 f"a row of {where} has no field {error}, which {name} reads: the set has changed "

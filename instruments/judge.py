@@ -17,8 +17,9 @@ from config import UsageError
 
 TIMEOUT_S = 60.0  # to wait for one answer of a server
 
-QUESTION = """Below are a text and two continuations of it. Which continuation is better written and
-follows from the text? A continuation that only repeats itself is bad.
+CRITERIA = """Which continuation is better written and follows from the text? A continuation that
+only repeats itself is bad."""
+QUESTION = """Below are a text and two continuations of it. {criteria}
 
 Text:
 {prompt}
@@ -29,7 +30,7 @@ A:
 B:
 {b}
 
-Answer with one letter, A or B.
+Answer with one word: A, B, or TIE if neither is better.
 Answer:"""
 
 
@@ -78,7 +79,9 @@ class Refused(UsageError):
 class Server:
     """A judge behind an OpenAI-compatible address (vLLM, `transformers serve`, ...)."""
 
-    def __init__(self, url: str, model: str, timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(
+        self, url: str, model: str, timeout_s: float = TIMEOUT_S, criteria: str = CRITERIA
+    ) -> None:
         """Asks one question, so that a server that cannot judge is known before the work begins."""
         try:
             from openai import OpenAI, OpenAIError
@@ -95,8 +98,9 @@ class Server:
             self.client = OpenAI(base_url=url, api_key=key, timeout=timeout_s, max_retries=0)
         except (OpenAIError, ImportError, ValueError) as error:  # a proxy that httpx cannot use
             raise UsageError(self.fault(f"{type(error).__name__}: {error}")) from None
-        self.answers = {"A": 0, "B": 0, "unparsable": 0}
-        question = QUESTION.format(prompt="1, 2,", a=" 3, 4", b=" 2, 2")
+        self.answers = {"A": 0, "B": 0, "tie": 0, "unparsable": 0}
+        self.criteria = criteria
+        question = QUESTION.format(criteria=criteria, prompt="1, 2,", a=" 3, 4", b=" 2, 2")
         try:
             self.ask(question)
             how = "chat/completions"
@@ -139,13 +143,16 @@ class Server:
 
     def compare(self, prompts: list[str], completions: list[list[str]]) -> np.ndarray:
         """N prompts, completions [P][N] -> wins (N, P, P). Every pair is asked in both orders, so
-        a judge that always likes the first makes ties. An unparsable answer is half a win."""
+        a judge that always likes the first makes ties. A tie, and an unparsable answer, is half a
+        win."""
         from tqdm import tqdm
 
         shape = (len(prompts), len(completions), len(completions))
         places = [(n, i, j) for n, i, j in np.ndindex(shape) if i != j]
         questions = [
-            QUESTION.format(prompt=prompts[n], a=completions[i][n], b=completions[j][n])
+            QUESTION.format(
+                criteria=self.criteria, prompt=prompts[n], a=completions[i][n], b=completions[j][n]
+            )
             for n, i, j in places
         ]
         print(f"{len(questions):,} questions for {self.model}")
@@ -158,15 +165,16 @@ class Server:
         first = np.full(shape, 0.5)  # what i as A scored against j as B
         for place, letter in zip(places, letters):
             self.answers[letter] += 1
-            first[place] = {"A": 1, "B": 0, "unparsable": 0.5}[letter]
+            first[place] = {"A": 1, "B": 0}.get(letter, 0.5)
         print("its answers: " + ", ".join(f"{n:,} {letter}" for letter, n in self.answers.items()))
         return (first + 1 - first.transpose(0, 2, 1)) / 2
 
 
 def parse(text: str) -> str:
-    """Answer: B -> B; A. -> A; A or B, both, Apple -> unparsable. What a model thinks aloud before
-    `</think>` does not count, nor does a thought that was cut off."""
+    """Answer: B -> B; A. -> A; TIE, a tie -> tie; A or B, both, Apple -> unparsable. What a model
+    thinks aloud before `</think>` does not count, nor does a thought that was cut off."""
     if "<think>" in text and "</think>" not in text:
         return "unparsable"
-    letters = set(re.findall(r"\b[AB]\b", text.rpartition("</think>")[2]))
-    return letters.pop() if len(letters) == 1 else "unparsable"
+    answer = re.sub(r"\b(?:a )?tie\b", "tie", text.rpartition("</think>")[2], flags=re.I)
+    words = set(re.findall(r"\b(?:[AB]|tie)\b", answer))
+    return words.pop() if len(words) == 1 else "unparsable"

@@ -3,7 +3,7 @@
 Reads what a run left in its folder (metrics.jsonl, config.json, status.json, samples.jsonl) and the
 manifest of its data. `write` makes RUN_DIR/loss.png, report.md and report.html, which needs no
 other file; `compare` draws compare.png and returns the table. A run may have been killed in the
-middle of a line, resumed, or never validated. train.py calls `watch` at each validation, and
+middle of a line, resumed, or never validated. train.py calls `update` at each validation, and
 `write` when a run ends; eval.py calls the rest.
 """
 
@@ -24,6 +24,7 @@ from typing import Literal
 import numpy as np
 
 from config import READ_BY, Count, UsageError
+from instruments import curves, watch
 from machinery import checkpoint, disk, shards
 from machinery.errors import CheckpointError, DataError
 from machinery.log import duration, read_jsonl, short
@@ -264,6 +265,7 @@ def result(run: Run, usd_per_hour: float) -> list[tuple]:
     if r := run.whole_validation:
         figures = f"{r['full_val_bpb']:.4f} bits per byte, {r['full_val_loss']:.4f} nats per token"
         rows.append((f"on all {r['val_rows']:,} rows", f"{figures}, at step {r['step']:,}"))
+    rows += curves.by_source(run)
     if not run.steps:
         return rows
     share = run.speed() / last["tokens_per_s"]  # of the last window's: all figures are medians
@@ -272,7 +274,8 @@ def result(run: Run, usd_per_hour: float) -> list[tuple]:
     if last.get("mfu_full") is not None:
         used = f"mfu {share * last['mfu_full']:.1%} full, {share * last['mfu_causal']:.1%} causal"
     training = duration(run.seconds_at(run.tokens))
-    rows += [("speed", f"{short(run.speed())} tok/s, {used}"), ("training", training)]
+    rows += [("speed", f"{short(run.speed())} tok/s, {used}"), *watch.rows_of(run)]
+    rows.append(("training", training))
     if processes := run.processes():
         sums = {k: sum(p[k] for p in processes) for k in ("seconds", *PAUSES)}
         seconds, eval_s, save_s, report_s = (duration(total) for total in sums.values())
@@ -325,7 +328,9 @@ def data_facts(run: Run) -> list[tuple]:
                 rows.append((f"{split}, {name}", text))
         packing = tree.get("packing", {}).get("policy", "unknown")
         rows.append(("packing", f"{packing}, rows of {manifest.row_len:,} tokens"))
-        rows.append(("prepared", ", commit ".join(tree.get("made", {}).values())))
+        rows += [(f"reading {name}", text) for name, text in watch.reading(tree)]
+        made = tree.get("made", {})
+        rows.append(("prepared", f"{made.get('at')}, commit {made.get('commit')}"))
     for key in HASHES:
         rows.append((key, run.config.get(key, "unknown")))
     for path in checkpoint.checkpoints(run.dir / "checkpoints")[:1]:
@@ -361,6 +366,7 @@ def draw_curves(run: Run) -> tuple[list[bytes], bytes]:
     figures = [Figure(figsize=(4.6, 2.9), layout="constrained") for _ in PANELS]
     for figure, panel in zip(figures, PANELS):
         draw_panel(figure.subplots(), run, *panel)
+    figures += curves.figures(run)
     return [png_of(figure) for figure in figures], png_of(both)
 
 
@@ -447,9 +453,8 @@ def compare(folders: list[str]) -> str:
         if run.first_step == 1:
             took = duration(run.seconds_at(common))
         rows.append((str(run.dir), short(run.tokens), *figures, took))
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
-    lines += ["", *differences(runs)]
+    by_source = curves.compare_sources(runs, common)
+    lines = [*table(rows), "", *(table(by_source) + [""] if by_source else []), *differences(runs)]
     path = runs[0].dir.parent / "compare.png"
     if picture := draw_compared(runs, common):
         try:
@@ -458,6 +463,12 @@ def compare(folders: list[str]) -> str:
         except OSError as error:
             lines.append(f"picture: none, as {path} cannot be written ({error.strerror})")
     return "\n".join(lines)
+
+
+def table(rows: list[tuple[str, ...]]) -> list[str]:
+    """Its lines, each column as wide as its widest cell."""
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
 
 
 def differences(runs: list[Run]) -> list[str]:
@@ -552,7 +563,7 @@ def draw(model, tokenizer, prompt: str, max_new_tokens: int) -> str:
     return text_of(tokenizer, model.generate(idx, max_new_tokens, **draws)[0])
 
 
-def watch(run, step: int) -> str:
+def update(run, step: int) -> str:
     """While a run trains, after the validation of a step: add a sample of the raw model to
     samples.jsonl, and write the page (at the end train.py does), unless pages would then take more
     than SHARE of the time. Returns what the model wrote, for the screen. run: train.py's."""

@@ -1,14 +1,16 @@
 """The tournament: checkpoints continue the same prompts, a judge compares them, ratings follow.
 
-Reads checkpoints and held-out documents; prints a table and writes RUN_DIR/tournament.json, with
-all the texts, which are worth reading. Two players whose place is known always take part: the human
-text, which should come out at the top, and a loop of the prompt's last tokens, which should come
-out at the bottom. Where they do not, the table says that the judge cannot be trusted. Of data with
-conversations, the players answer held-out questions instead.
-eval.py calls `hold`. Next: judge.py, who decides; ratings.py, the arithmetic.
+Reads checkpoints and held-out documents, or prompts (the project's own 40 are in prompts.jsonl
+beside this file); prints a table and writes RUN_DIR/tournament.json, with all the texts, which are
+worth reading. Two players whose place is known always take part: the human text, which should come
+out at the top, and a loop of the prompt's last tokens, which should come out at the bottom. Where
+they do not, the table says that the judge cannot be trusted. To prompts alone there is no human
+text. Of data with conversations, the players answer held-out questions instead. eval.py calls
+`hold`. Next: judge.py, who decides; ratings.py, the arithmetic.
 """
 
 import itertools
+import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,6 +26,7 @@ from machinery import checkpoint
 from machinery.disk import writable, write_json
 from machinery.shards import Manifest
 from machinery.trained import EvalConfig, is_tuned
+from preparation.chat import prompt_ids
 from tokenizer import Tokenizer
 
 HUMAN, LOOP = "human text", "loop"
@@ -46,6 +49,12 @@ class TournamentConfig:
     prompts: tuple[str, ...] = ()
     """Texts: the first prompt_tokens of each are continued, the rest is what the human wrote.
     Empty: held-out documents of the data."""
+    prompt_file: str = ""
+    """Prompts of a JSONL file instead, with the fields `prompt`, and if you like `human`, what a
+    human wrote after it, and `domain` and `language`, each of which makes a table; the project's
+    own: instruments/prompts.jsonl."""
+    human: bool = True
+    """--no_human: the texts of --prompts are prompts as they are, and no human takes part."""
     n_prompts: Count = 60
     """Held-out documents to take."""
     prompt_tokens: Count = 32
@@ -62,6 +71,9 @@ class TournamentConfig:
     is read from OPENAI_API_KEY."""
     judge_model: str = ""
     """The model's name on that server."""
+    criteria: str = ""
+    """What the server is asked to go by; empty: how well a continuation is written, and whether it
+    follows from the text."""
 
 
 @dataclass
@@ -80,13 +92,21 @@ def hold(config: TournamentConfig, load_model: Callable) -> None:
     RUN_DIR/tournament.json. load_model: EvalConfig -> (model, trainer.json)."""
     if config.judge and config.judge_url:
         raise UsageError(f"--judge {config.judge} and --judge_url are two judges; give one of them")
+    if config.prompts and config.prompt_file:
+        raise UsageError(f"--prompts and --prompt_file {config.prompt_file}: give one of them")
+    if config.criteria and not config.judge_url:
+        raise UsageError("--criteria are for a judge that reads them; give one with --judge_url")
     server = None
     if config.judge_url:
-        server = judge.Server(config.judge_url, config.judge_model)
+        criteria = config.criteria or judge.CRITERIA
+        server = judge.Server(config.judge_url, config.judge_model, criteria=criteria)
     paths, judge_path = entrants(config)
     manifest = Manifest.load(config.data_dir or checkpoint.read_trainer(paths[0])["data_dir"])
     tokenizer = Tokenizer.load(manifest.tokenizer_file())
-    prompts, human = texts(config, manifest, tokenizer)
+    lines = read_prompts(config.prompt_file) if config.prompt_file else []
+    prompts, human = own_prompts(lines, config, tokenizer, bool(manifest.marks)) or texts(
+        config, manifest, tokenizer
+    )
 
     def load(path: Path) -> tuple:
         """The model, its step, and its bits per byte on some of the held-out text."""
@@ -112,7 +132,7 @@ def hold(config: TournamentConfig, load_model: Callable) -> None:
         players.append(Player(name, written, str(path), step, bpb))
     plain = [[i for i in p if i not in manifest.marks] for p in prompts]
     loops = [(p[-LOOP_LEN:] * config.max_new_tokens)[: config.max_new_tokens] for p in plain]
-    players += [Player(HUMAN, human), Player(LOOP, loops)]
+    players += [*([Player(HUMAN, human)] if human else []), Player(LOOP, loops)]
 
     judge_bpb, judged_by = None, config.judge_url
     if server:
@@ -125,10 +145,17 @@ def hold(config: TournamentConfig, load_model: Callable) -> None:
     table = rate(players, wins)
     doubts = why_untrusted(table, judge_bpb)
     show(table, judged_by, judge_bpb, len(prompts), doubts)
+    groups = {}
+    for column in ("domain", "language"):
+        values = [line.get(column, "none") for line in lines]
+        if len(set(values)) > 1:
+            groups[column] = by_group(players, wins, values)
+            print("\n".join(group_table(column, groups[column])))
     report = dict(config=asdict(config), judge=judged_by, judge_bpb=judge_bpb, doubts=doubts)
     report |= dict(
         judge_answers=server.answers if server else None,
         players=table,
+        groups=groups,
         wins={
             p.name: dict(zip([q.name for q in players], row))
             for p, row in zip(players, wins.sum(0).tolist())
@@ -206,6 +233,48 @@ def texts(config, manifest, tokenizer) -> tuple[list[list[int]], list[list[int]]
     return [ids[:begin] for ids in documents], [ids[begin:whole] for ids in documents]
 
 
+def read_prompts(path: str) -> list[dict]:
+    """The lines of a file of prompts; UsageError with the one that is none."""
+    try:
+        lines = Path(path).read_text(encoding="utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--prompt_file {path} cannot be read ({error})") from None
+    found = []
+    for number, line in enumerate(lines, 1):
+        try:
+            row = json.loads(line) if line.strip() else None
+        except (ValueError, RecursionError):
+            row = 0
+        if row is None:
+            continue
+        texts = list(row.values()) if isinstance(row, dict) else [0]
+        if not all(isinstance(text, str) for text in texts) or not row.get("prompt", "").strip():
+            raise UsageError(
+                f'{path}, line {number} is not {{"prompt": text}}, with "human", "domain" and '
+                f'"language" if you like, texts too: {line[:80]!r}'
+            )
+        found.append(row)
+    if not found:
+        raise UsageError(f"--prompt_file {path} has no line")
+    return found
+
+
+def own_prompts(lines: list[dict], config, tokenizer, tuned: bool) -> tuple[list, list] | None:
+    """Token ids of prompts that are taken whole (tuned: as questions), and of the human
+    continuations: [] unless each has one. None if the prompts are the beginnings of texts."""
+    if not lines and config.human:
+        return None
+    if not config.human and not config.prompts and not lines:
+        raise UsageError("--no_human needs prompts: --prompts or --prompt_file")
+    lines = lines or [{"prompt": text} for text in config.prompts]
+    prompts = [prompt_ids(line["prompt"].rstrip(), tokenizer, tuned)[0][1:] for line in lines]
+    if not config.human or not all(line.get("human", "").strip() for line in lines):
+        print("no human text for each prompt, so no human takes part")
+        return prompts, []
+    human = [tokenizer.encode(line["human"])[: config.max_new_tokens] for line in lines]
+    return prompts, human
+
+
 def questions(config, manifest) -> tuple[list[list[int]], list[list[int]]]:
     """Token ids of held-out first questions, up to <|assistant|>, and of their answers."""
     if config.prompts:
@@ -247,26 +316,26 @@ def held_out(manifest, length: int, seed: int):
 def continue_all(model, prompts: list[list[int]], config, marks=()) -> list[list[int]]:
     """Continue each prompt with the model's own probabilities: temperature 1, all tokens. At a
     lower temperature, samples loop, and a judge by likelihood likes loops. The draws are the same
-    for every player. marks: the prompts are questions, to be answered one by one."""
+    for every player. marks: of conversations, if the prompts are questions; the last ends an
+    answer."""
     bos, device = model.config.bos_id, model.cos.device
-    if marks:
-        answers, generator = [], torch.Generator(device).manual_seed(config.seed)
-        for prompt in prompts:
-            idx, n = torch.tensor([[bos, *prompt]], device=device), config.max_new_tokens
-            out = model.generate(idx, n, 1.0, 0, generator, stop_id=marks[2])
-            answers.append([i for i in out[0, idx.size(1) :].tolist() if i not in (bos, *marks)])
-        return answers
-    needed = 1 + config.prompt_tokens + config.max_new_tokens
+    stop = marks[-1] if marks else bos
+    longest = max(map(len, prompts))
+    needed = 1 + longest + config.max_new_tokens
     if needed > model.config.seq_len:
         raise UsageError(
-            f"--prompt_tokens {config.prompt_tokens} and --max_new_tokens {config.max_new_tokens} "
-            f"need {needed} positions, a player has {model.config.seq_len}"
+            f"prompts of {longest} tokens (--prompt_tokens) and --max_new_tokens "
+            f"{config.max_new_tokens} need {needed} positions, a player has {model.config.seq_len}"
         )
-    idx = torch.tensor([[bos, *p] for p in prompts], device=device)  # (N, T)
     generator = torch.Generator(device).manual_seed(config.seed)
-    out = model.generate(idx, config.max_new_tokens, 1.0, 0, generator, stop_id=bos)
-    new = out[:, idx.size(1) :].tolist()
-    return [ids[: ids.index(bos)] if bos in ids else ids for ids in new]
+    found: list[list[int]] = [[]] * len(prompts)
+    for length in sorted(set(map(len, prompts))):  # those of one length together
+        places = [n for n, p in enumerate(prompts) if len(p) == length]
+        idx = torch.tensor([[bos, *prompts[n]] for n in places], device=device)  # (N, T)
+        out = model.generate(idx, config.max_new_tokens, 1.0, 0, generator, stop_id=stop)
+        for n, ids in zip(places, out[:, idx.size(1) :].tolist()):
+            found[n] = list(itertools.takewhile(lambda i: i not in (bos, *marks), ids))
+    return found
 
 
 # --------------------------------------------------------------------------------- the table
@@ -294,7 +363,7 @@ def why_untrusted(table: list[dict], judge_bpb: float | None) -> list[str]:
     doubts, n = [], len(table)
     if place[LOOP] <= (n + 1) / 2:
         doubts.append(f"it puts the loop in place {place[LOOP]} of {n}, not in the lower half")
-    if place[HUMAN] > -(-n // 3):
+    if place.get(HUMAN, 0) > -(-n // 3):
         doubts.append(f"it puts the human text in place {place[HUMAN]} of {n}, below the top third")
     if judge_bpb is not None:
         best = min((row for row in table if row["bpb"]), key=lambda row: row["bpb"])
@@ -321,6 +390,33 @@ def show(table: list[dict], judged_by, judge_bpb, n_prompts: int, doubts: list[s
         print(f"rank correlation of rating and training step: {rho:.2f}")
     for doubt in doubts:
         print(f"this judge cannot be trusted: {doubt}")
+
+
+def by_group(players: list[Player], wins: np.ndarray, values: list[str]) -> dict[str, dict]:
+    """values: of each of the N prompts -> for each value its number of prompts, and of each player
+    the share of its matches that it won there, a tie being half a win."""
+    found = {}
+    for value in dict.fromkeys(values):
+        own = wins[[n for n, other in enumerate(values) if other == value]]  # (n, P, P)
+        matches = len(own) * (len(players) - 1)
+        won = own.sum((0, 2)) - np.diagonal(own, axis1=1, axis2=2).sum(0)  # but against itself
+        shares = dict(zip([p.name for p in players], (won / matches).tolist()))
+        found[value] = dict(prompts=len(own), won=shares)
+    return found
+
+
+def group_table(column: str, groups: dict[str, dict]) -> list[str]:
+    """The lines of a table: a player a row, a value a column. Of a handful of prompts, a share that
+    is within 0.3 of a half says little."""
+    names = list(next(iter(groups.values()))["won"])
+    width = max(map(len, [column, *names]))
+    heads = [f"{value} ({facts['prompts']})" for value, facts in groups.items()]
+    lines = ["", f"share of matches won by {column} (prompts)"]
+    lines.append(f"{'':{width}}  " + "  ".join(heads))
+    for name in names:
+        cells = (f"{facts['won'][name]:>{len(h)}.2f}" for h, facts in zip(heads, groups.values()))
+        lines.append(f"{name:{width}}  " + "  ".join(cells))
+    return lines
 
 
 def progress(table: list[dict]) -> float | None:

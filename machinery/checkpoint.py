@@ -361,6 +361,7 @@ class Checkpointer:
         cuda = torch.cuda.is_available()  # then the copy that a save writes is in pinned memory
         self._stager = staging.BlockingAsyncStager(cache_staged_state_dict=cuda)
         self._thread: threading.Thread | None = None
+        self._saving = False  # at any time since the last call of was_saving
         self._error: Exception | None = None  # of the last save
         self._failures = 0  # in a row
         self._warned = False
@@ -427,6 +428,7 @@ class Checkpointer:
         self.wait()
         state = _own(_state(model, optimizers), self._team)
         record = json.dumps(trainer | {"step": step, "world_size": self._team.size}, indent=1)
+        self._saving = True
         if wait or self._failures == MAX_FAILURES - 1:  # a third failure must raise here and now
             self._run(step, state, record, start)
             self.wait(final=wait)
@@ -441,6 +443,11 @@ class Checkpointer:
         self._best = f"step_{step:08d}"
         if self._team.rank == 0 and (self.root / self._best).exists():
             self._tidy(self.root / self._best)
+
+    def was_saving(self) -> bool:
+        """Whether a save was in flight at any time since the last call."""
+        before, self._saving = self._saving, bool(self._thread and self._thread.is_alive())
+        return before or self._saving
 
     def join(self) -> None:
         """Wait for the save in flight; its outcome stays for `wait`."""

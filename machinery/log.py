@@ -164,6 +164,11 @@ def step_line(r: dict, steps: int, left_s: float, more: dict[str, float]) -> str
     )
 
 
+def sources_line(bpb: dict[str, float]) -> str:
+    """{"web": 1.1, "code": 0.9} -> ' (web 1.1000, code 0.9000)'; of one source, ''."""
+    return f" ({', '.join(f'{k} {v:.4f}' for k, v in bpb.items())})" if len(bpb) > 1 else ""
+
+
 def short(x: float) -> str:
     """1_020_000 -> 1.02M"""
     for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "K")):
@@ -224,8 +229,13 @@ def read_jsonl(path: Path, is_record: Callable[[dict], bool] = is_step_or_start)
 
 def line_of(record: dict) -> str:
     """A line of a .jsonl file. JSON has no NaN and no infinity: they become null."""
-    is_number = lambda x: not isinstance(x, float) or math.isfinite(x)
-    return json.dumps({k: x if is_number(x) else None for k, x in record.items()}) + "\n"
+
+    def clean(x):
+        if isinstance(x, dict):
+            return {key: clean(value) for key, value in x.items()}
+        return None if isinstance(x, float) and not math.isfinite(x) else x
+
+    return json.dumps(clean(record)) + "\n"
 
 
 def _write_jsonl(path: Path, records: list[dict]) -> None:

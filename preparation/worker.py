@@ -217,6 +217,7 @@ def prepare_unit(source, unit: dict, path: Path, name: str, row_len, block, val_
     tokenizer = read_tokenizer(path.with_name("tokenizer.json").read_text(encoding="utf-8"))
     dtype = shards.dtype_for(tokenizer.vocab_size)
     notes, totals = Counter(), {"train": Counter(), "val": Counter()}
+    reading = sources.Reading()
     val_docs: list[np.ndarray] = []
 
     def parts(document) -> Iterator[tuple[str, np.ndarray, int]]:
@@ -233,7 +234,7 @@ def prepare_unit(source, unit: dict, path: Path, name: str, row_len, block, val_
 
     def train_docs() -> Iterator[np.ndarray]:
         """The training documents as ids; those for validation are set aside."""
-        for document in sources.documents(source, unit, notes):
+        for document in reading.timed(sources.documents(source, unit, notes)):
             for split, ids, size in parts(document):
                 totals[split].update(documents=1, bytes=size, tokens=len(ids))
                 if split == "train":
@@ -256,6 +257,8 @@ def prepare_unit(source, unit: dict, path: Path, name: str, row_len, block, val_
         if source.conversations:  # each piece has one BOS, the others fill rows
             notes[chat.FILLERS] += packed.stats.bos - packed.stats.documents
     record = {"notes": notes, "splits": splits, "tokens": totals["train"]["tokens"]}
+    size = sum(totals[split]["bytes"] for split in splits)
+    record["reading"] = {"s": reading.seconds, "bytes": size, "retries": reading.retries}
     disk.write_json(path, record)
     return record
 

@@ -266,6 +266,45 @@ ROWS = {
         [dict(goal="Open it", sol1="pull", sol2="push", label=1)],
         [Item("Question: Open it", ("pull", "push"), 1, "Answer:")],
     ),
+    "openbookqa": (
+        [
+            dict(
+                id="7-1",
+                question_stem="A dog is",
+                choices=dict(text=["a mammal", "a bird"], label=["A", "B"]),
+                answerKey="A",
+            )
+        ],
+        [Item("A dog is", ("a mammal", "a bird"), 0)],
+    ),
+    "winogrande": (
+        [dict(sentence="Ann paid Eve as _ worked.", option1="Ann", option2="Eve", answer="2")],
+        [Item("Ann paid Eve as _ worked.", ("Ann", "Eve"), 1, "Answer:", is_cloze=True)],
+    ),
+    "mmlu_pro": (
+        [
+            dict(
+                question_id=70,
+                question="2+2? ",
+                options=list("123456789"),
+                answer="D",
+                answer_index=3,
+                cot_content="",
+                category="maths",
+                src="x",
+            )
+        ],
+        [
+            Item(
+                "2+2?",
+                tuple("123456789"),
+                3,
+                "Answer:",
+                "maths",
+                intro="The following are multiple choice questions (with answers) about maths.\n\n",
+            )
+        ],
+    ),
     "mmlu": (
         [dict(question="2+2? ", subject="maths", choices=["1", "2", "3", "4"], answer=3)],
         [

@@ -8,7 +8,7 @@ from conftest import losses, metrics
 from faults import start
 
 ARGS = ("--save_every", 4, "--eval_every", 5)
-CLOCK = {"time", "step_s", "tokens_per_s", "tokens_per_s_mean", "dt_ms", "data_wait_ms"}
+CLOCK = {"time", "step_s", "tokens_per_s", "tokens_per_s_mean", "dt_ms", "data_wait_ms", "watch"}
 CLOCK |= {"tflops_full", "tflops_causal", "mfu_full", "mfu_causal", "eval_s", "save_s", "report_s"}
 
 

@@ -245,7 +245,7 @@ def test_a_judge_that_knows_is_believed_in_both_orders(capsys):
     # one question to begin with, then each of 3 prompts x 3 pairs in both orders
     questions = [body["messages"][0]["content"] for _, body in requests[1:]]
     assert len(questions) == len(set(questions)) == 18
-    assert server.answers == {"A": 9, "B": 9, "unparsable": 0}
+    assert server.answers == {"A": 9, "B": 9, "tie": 0, "unparsable": 0}
     assert all(body["model"] == "scripted" and body["temperature"] == 0 for _, body in requests)
     assert "scripted is asked through chat/completions" in capsys.readouterr().out
 
@@ -264,8 +264,8 @@ def test_unparsable_answers_are_half_wins_counted_and_said(capsys):
 
     wins, server, _ = asked(answer)
     assert (wins[0] == 0.5).all() and wins[1, 0, 1] == 1
-    assert server.answers == {"A": 6, "B": 6, "unparsable": 6}
-    assert "its answers: 6 A, 6 B, 6 unparsable" in capsys.readouterr().out
+    assert server.answers == {"A": 6, "B": 6, "tie": 0, "unparsable": 6}
+    assert "its answers: 6 A, 6 B, 0 tie, 6 unparsable" in capsys.readouterr().out
 
 
 @openai
@@ -470,7 +470,7 @@ def test_own_texts_and_a_server_as_judge(trained, capsys):
     assert report["prompts"][0] + report["completions"]["human text"][0] == text
     assert report["players"][0]["name"] == "human text"
     assert players(report) == {"step 4", "step 8", "step 12", "human text", "loop"}
-    assert report["judge_answers"] == {"A": 4, "B": 4, "unparsable": 12}
+    assert report["judge_answers"] == {"A": 4, "B": 4, "tie": 0, "unparsable": 12}
     said = capsys.readouterr().out
     assert "this judge cannot be trusted: it puts the loop in place 2 of 5" in said
 

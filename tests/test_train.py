@@ -496,7 +496,7 @@ def test_validation_compiles_one_shape_and_scores_each_target_once(small_data):
 def test_the_best_validation_is_saved_and_kept(small_data, tmp_path, monkeypatch):
     """By the clock alone no checkpoint would fall on it."""
     bpb = iter([4.0, 3.0, 2.0, 2.5, 2.6, 2.7, 2.8, 0.1])  # the last: of other rows, all of them
-    monkeypatch.setattr(flops, "bits_per_byte", lambda *args: (1.0, next(bpb)))
+    monkeypatch.setattr(flops, "score_text", lambda *args: (1.0, next(bpb), {}))
     here(small_data, tmp_path, "--eval_every", 2, "--save_every", 3)
     checkpoints = tmp_path / "checkpoints"
     assert (checkpoints / "best").read_text() == "step_00000004"

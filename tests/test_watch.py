@@ -68,14 +68,14 @@ def test_what_it_writes_is_kept_and_said_in_a_line(watched):
 
 
 def test_it_changes_no_bit_and_is_no_training_time(watched, small_data, tmp_path, monkeypatch):
-    honest = report.watch
+    honest = report.update
 
     def dice(run, step):  # a report that draws random numbers, and takes its time
         torch.rand(1)
         time.sleep(0.3)
         return honest(run, step)
 
-    monkeypatch.setattr(report, "watch", dice)
+    monkeypatch.setattr(report, "update", dice)
     assert begin(small_data, tmp_path / "slow") == 0
     monkeypatch.setattr(train, "report", lambda *args: "")
     assert begin(small_data, tmp_path / "blind") == 0
@@ -112,12 +112,12 @@ def test_pages_take_at_most_a_twentieth_of_the_time(small_data, tmp_path, monkey
     plan = SimpleNamespace(sharded=True, steps=1000, tokens_before=lambda step: step)
     watched = SimpleNamespace(log=SimpleNamespace(run_dir=tmp_path), plan=plan)
     for step in range(0, 1000, 10):
-        assert "sharded" in report.watch(watched, step)
+        assert "sharded" in report.update(watched, step)
         now[0] += 10
     assert written[:2] == [0.0, 13.0]  # the first page has no curves, and does not count
     assert 3 * len(written[1:]) <= now[0] / 20 + 3
     before = len(written)
-    assert report.watch(watched, 1000) and len(written) == before  # train.py writes the last one
+    assert report.update(watched, 1000) and len(written) == before  # train.py writes the last one
 
 
 def test_the_samples_of_a_long_run_are_thinned():

@@ -1,0 +1,477 @@
+"""instruments/core.py: prompts, spans and means against golden values of CORE's definition, its
+traps one by one, GPT-2's published figures, and a killed run that goes on. All items are made by
+hand."""
+
+import json
+import math
+import random
+import re
+import signal
+import subprocess
+import time
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import SMALL, command, environment, run
+
+import eval as evaluate
+import train
+from config import UsageError
+from instruments import choice, core
+from machinery.errors import DataError
+
+BY_NAME = {task.name: task for task in core.TASKS}
+MC = [
+    {"query": "Question: What do bees make?", "choices": ["honey", "milk"], "gold": 0},
+    {
+        "query": "Question: Which of these is a metal? ",
+        "choices": ["iron", "in water", "ice"],
+        "gold": 0,
+    },
+    {
+        "query": "Question: Where do fish live?",
+        "choices": ["in trees", "in sand", "in water"],
+        "gold": 2,
+    },
+]
+SCHEMA = [
+    {
+        "context_options": [f"The cup fell on the glass so the {x}" for x in ("cup", "glass")],
+        "continuation": "broke.",
+        "gold": 0,
+    },
+    {
+        "context_options": [f"Ann paid Eve because {x}" for x in ("Ann", "Eve")],
+        "continuation": "had worked all day.",
+        "gold": 1,
+    },
+    {
+        "context_options": [f"The key did not fit the wall as the {x}" for x in ("key", "wall")],
+        "continuation": "had no hole.",
+        "gold": 1,
+    },
+]
+LM = [
+    {"context": "red red red red ", "continuation": "red"},
+    {"context": "\n2 4 6 8 Answer: ", "continuation": "10"},
+    {"context": "so no, no, no,", "continuation": "no "},
+]
+TOY = {  # kind -> the task, its items
+    "mc": (replace(BY_NAME["arc_easy"], shots=2), MC),
+    "schema": (replace(BY_NAME["winograd"], shots=1), SCHEMA),
+    "lm": (replace(BY_NAME["squad"], shots=1), LM),
+}
+
+
+class Bytes:
+    """A tokenizer of bytes."""
+
+    bos_id = 256
+
+    def encode(self, text):
+        return list(text.encode())
+
+
+class Toy:
+    """Logit 3 for the token that followed the last earlier occurrence of the current one (token 0
+    if there was none), 0 for all others."""
+
+    def __init__(self, seq_len=10_000):
+        self.config = SimpleNamespace(seq_len=seq_len, vocab_size=257)
+        self.cos = torch.zeros(1)
+
+    def __call__(self, idx, targets=None, reduction=None):
+        assert idx.size(1) <= self.config.seq_len
+        logits = torch.zeros(*idx.shape, 257)
+        for b, row in enumerate(idx.tolist()):
+            followed = {}
+            for t, token in enumerate(row):
+                logits[b, t, followed.get(token, 0)] = 3.0
+                if t + 1 < len(row):
+                    followed[token] = row[t + 1]
+        if targets is None:
+            return logits
+        return F.cross_entropy(logits.transpose(1, 2), targets, reduction="none")
+
+
+def scored(kind: str, seq_len=10_000, batch=4) -> core.Scored:
+    task, items = TOY[kind]
+    return core.score(task, items, Toy(seq_len), Bytes(), batch, lambda size: None)
+
+
+def spans_of(kind: str, i: int, seq_len=10_000) -> core.Spans:
+    task, items = TOY[kind]
+    rows = [[256, *text.encode()] for text in core.prompts(task, items, i)]
+    return core.spans(kind, rows, seq_len)
+
+
+# ------------------------------------------------------------------------------ golden values
+
+
+def test_the_order_and_the_examples_are_cores():
+    assert core.shuffled([*range(10)], 0) == [0, 3, 7, 2, 1, 6, 4, 5, 8, 9]
+    assert core.shuffled(MC, 0) == MC
+    assert core.examples_of(0, 1000, 10) == [990, 797, 452, 120, 8, 93, 933, 966, 962, 827]
+    assert core.examples_of(7, 1000, 10) == [617, 618, 508, 783, 217, 289, 260, 955, 200, 730]
+    for n, i in ((5, 0), (30, 29), (30, 11)):  # the slow way: a list of all the others
+        others = [place for place in range(n) if place != i]
+        assert core.examples_of(i, n, 4) == random.Random(1234 + i).sample(others, 4)
+    assert [core.examples_of(i, 3, 2) for i in range(3)] == [[2, 1], [2, 0], [1, 0]]
+    assert [core.examples_of(i, 3, 1) for i in range(3)] == [[2], [2], [1]]
+
+
+PROMPTS = {
+    ("mc", 0): "Question: Where do fish live?\nAnswer: in water\n\nQuestion: Which of these is a "
+    "metal? \nAnswer: iron\n\nQuestion: What do bees make?\nAnswer: milk",
+    ("mc", 1): "Question: Where do fish live?\nAnswer: in water\n\nQuestion: What do bees make?\n"
+    "Answer: honey\n\nQuestion: Which of these is a metal? \nAnswer: ice",
+    ("mc", 2): "Question: Which of these is a metal? \nAnswer: iron\n\nQuestion: What do bees make?"
+    "\nAnswer: honey\n\nQuestion: Where do fish live?\nAnswer: in water",
+    ("schema", 0): "The key did not fit the wall as the wall had no hole.\n\nThe cup fell on the "
+    "glass so the glass broke.",
+    ("schema", 1): "The key did not fit the wall as the wall had no hole.\n\nAnn paid Eve because "
+    "Eve had worked all day.",
+    ("schema", 2): "Ann paid Eve because Eve had worked all day.\n\nThe key did not fit the wall "
+    "as the wall had no hole.",
+    ("lm", 0): "so no, no, no, no \n\nred red red red red",
+    ("lm", 1): "so no, no, no, no \n\n2 4 6 8 Answer: 10",
+    ("lm", 2): "2 4 6 8 Answer: 10\n\nso no, no, no, no ",
+}
+WITHOUT = [
+    "so no, no, no, no \n\nred red red red",
+    "so no, no, no, no \n\n2 4 6 8 Answer:",
+    "2 4 6 8 Answer: 10\n\nso no, no, no,",
+]
+SPANS = {  # starts, ends
+    ("mc", 0): ([138, 138], [143, 142]),
+    ("mc", 1): ([140, 140, 140], [143, 147, 142]),
+    ("mc", 2): ([138, 138, 138], [143, 142, 143]),
+    ("schema", 0): ([92, 94], [99, 101]),
+    ("schema", 1): ([80, 80], [100, 100]),
+    ("schema", 2): ([86, 87], [99, 100]),
+    ("lm", 0): ([36], [40]),
+    ("lm", 1): ([36], [39]),
+    ("lm", 2): ([35], [39]),
+}
+MEANS = {
+    "mc": [[5.6207, 4.8707], [5.6207, 5.1921, 5.6207], [5.6207, 5.6207, 5.0207]],
+    "schema": [[4.7636, 5.1921], [5.1707, 5.0207], [4.9284, 5.1592]],
+    "lm": [[2.6207], [5.6207], [3.3707]],
+}
+CORRECT = {"mc": [False, False, True], "schema": [True, True, False], "lm": [True, False, False]}
+
+
+@pytest.mark.parametrize("kind, i", PROMPTS)
+def test_prompts_and_spans_are_the_golden_ones(kind, i):
+    task, items = TOY[kind]
+    asked = core.prompts(task, items, i)
+    assert asked[-1] == PROMPTS[kind, i]
+    if kind == "lm":
+        assert asked[0] == WITHOUT[i]
+    found = spans_of(kind, i)
+    starts, ends = zip(*((start, end) for _, start, end in found.rows))
+    assert ([*starts], [*ends]) == SPANS[kind, i]
+    assert not (found.cropped or found.cut or found.mended)
+
+
+@pytest.mark.parametrize("kind", TOY)
+@pytest.mark.parametrize("batch", [1, 2, 8])
+def test_means_and_hits_are_the_golden_ones(kind, batch):
+    found = scored(kind, batch=batch)
+    assert found.means == [pytest.approx(own, abs=5e-5) for own in MEANS[kind]]
+    assert found.correct == CORRECT[kind]
+
+
+def test_the_last_space_of_an_answer_counts():
+    task, items = TOY["lm"]
+    items = [*items[:2], {"context": "so no, no, no,", "continuation": "no"}]
+    found = core.score(task, items, Toy(), Bytes(), 4, lambda size: None)
+    assert found.correct[2]
+
+
+def test_a_row_that_is_too_long_loses_its_beginning():
+    """BOS goes, and the span moves; where it does not fit, it begins at 1."""
+    assert scored("mc", 48).means == [pytest.approx(own, abs=5e-5) for own in MEANS["mc"]]
+    assert all(scored("mc", 48).cropped)
+    cropped = [[5.1921, 5.6207], [5.3207, 5.1707], [4.9284, 5.1592]]
+    assert scored("schema", 48).means == [pytest.approx(own, abs=5e-5) for own in cropped]
+    found = spans_of("schema", 1, 16)
+    assert [(len(ids), start, end) for ids, start, end in found.rows] == [(16, 1, 16)] * 2
+    assert found.cut and found.cropped
+    assert scored("schema", 16).oddities["spans that were cropped too"] >= 1
+    assert not any(scored("lm", 41).cropped), "41 ids with BOS fit exactly"
+    assert any(scored("lm", 39).cropped)
+
+
+# ------------------------------------------------------------------------------------- traps
+
+
+def test_an_answer_that_begins_another_has_an_empty_span_and_wins_only_as_the_first():
+    rows = [[256, *b"a: pull"], [256, *b"a: pull it"]]
+    (_, start, end), _ = core.spans("mc", rows, 100).rows
+    assert start == end == 8
+    assert core.pick([math.nan, 1.0]) == 0 and core.pick([1.0, math.nan]) == 0
+    assert core.pick([2.0, math.nan, 1.0]) == 2 and core.pick([1.0, 1.0]) == 0
+    task = replace(BY_NAME["piqa"], shots=0)
+    items = [{"query": "a", "choices": ["pull", "pull it"], "gold": gold} for gold in (0, 1)]
+    found = core.score(task, items, Toy(), Bytes(), 4, lambda size: None)
+    assert found.correct == [True, False] and found.oddities["empty spans"] == 2
+    assert all(math.isnan(own[0]) and own[1] > 0 for own in found.means)
+
+
+def test_contexts_of_choices_keep_their_ends_and_those_of_lm_do_not():
+    piqa = replace(BY_NAME["piqa"], shots=0)
+    item = {"query": "Open it\n", "choices": ["x", "y"], "gold": 0}
+    assert core.prompts(piqa, [item], 0)[0] == "Open it\n\nAnswer: x"
+    language = replace(BY_NAME["bigbench_language_identification"], shots=0)
+    item = {"query": "Which? Answer: ", "choices": ["A", "B"], "gold": 0}
+    assert core.prompts(language, [item], 0)[1] == "Which? Answer:  B"
+    lambada = BY_NAME["lambada_openai"]
+    item = {"context": " He said \n", "continuation": "\nyes"}
+    assert core.prompts(lambada, [item], 0) == ["He said", "He said \nyes"]
+
+
+def test_a_prompt_that_is_no_prefix_is_mended_and_counted():
+    """Its last token joins the answer's first letter."""
+    found = core.spans("lm", [[256, 1, 2, 3], [256, 1, 2, 9, 4]], 100)
+    assert found.mended and found.rows == [([256, 1, 2, 9, 4], 3, 5)]
+    assert not core.spans("lm", [[256, 1, 2], [256, 1, 2, 9]], 100).mended
+
+
+def test_a_line_may_hold_what_unicode_calls_the_end_of_one_and_a_bad_one_is_named(tmp_path):
+    path, task = tmp_path / "copa.jsonl", BY_NAME["copa"]
+    lines = [json.dumps(MC[0] | {"query": "a\u2028b"}, ensure_ascii=False)] * 2
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    assert [item["query"] for item in core.read_items(task, path)] == ["a\u2028b"] * 2
+    for bad in ('{"query": "a"}', "5", '{"query": "a", "choices": ["b"], "gold": 0}', "{"):
+        path.write_text(f"{lines[0]}\n{bad}\n", encoding="utf-8")
+        with pytest.raises(DataError, match="copa.jsonl, line 2 has not query, choices, gold"):
+            core.read_items(task, path)
+    for bad in ('{"context": "a", "continuation": 5}', '{"context": "a"}'):
+        path.write_text(bad + "\n")
+        with pytest.raises(DataError, match="line 1 has not context, continuation"):
+            core.read_items(BY_NAME["squad"], path)
+
+
+def test_the_hash_is_gits(tmp_path):
+    (tmp_path / "a").write_bytes(b"hello\n")
+    assert core.git_blob(tmp_path / "a") == "ce013625030ba8dba906f756967f9e9ca394464a"
+
+
+# ---------------------------------------------------------------------------- the arithmetic
+
+
+def results_of(accuracies) -> dict:
+    """What a run of at most 1,000 items a task would have found, to have these accuracies."""
+    found = {}
+    for task, p in zip(core.TASKS, accuracies):
+        n = min(task.items, 1000)
+        hits = round(p * n)
+        scored = core.Scored(correct=[i < hits for i in range(n)])
+        scored.picks = [] if task.kind == "lm" else [0] * n
+        items = [{"continuation": f"{i}"} for i in range(n)]
+        if task.kind != "lm":
+            option = "choices" if task.kind == "mc" else "context_options"
+            items = [{option: ["", "", "", ""], "gold": i % 4} for i in range(n)]
+        figures = core.figures_of(task, items, scored)
+        found[task] = dict(figures=figures, correct=scored.correct)
+    return found
+
+
+def test_gpt2_xl_has_its_published_core_by_both_tables():
+    record = core.summary(results_of([task.gpt2_xl for task in core.TASKS]))
+    assert record["core"] == pytest.approx(0.256525, abs=1e-6)
+    assert record["later_baselines"] == pytest.approx(0.230890, abs=1e-6)
+    centered = {name: f["centered"] for name, f in record["tasks"].items()}
+    assert centered["copa"] == pytest.approx(0.34)
+    assert centered["commonsense_qa"] == pytest.approx(0.03375)
+    assert centered["boolq"] == pytest.approx(-0.002632, abs=1e-6)
+    assert centered["bigbench_language_identification"] == pytest.approx(0.174917, abs=1e-6)
+    assert sum(task.items for task in core.TASKS) == 91_037 and len(core.TASKS) == 22
+
+
+def test_the_standard_error_is_that_of_xls_figure():
+    """Of at most 1,000 items a task, as its figures are."""
+    error = 0.0
+    for task in core.TASKS:
+        p, n = task.gpt2_xl, min(task.items, 1000)
+        error += p * (1 - p) / (n - 1) / (1 - task.base / 100) ** 2
+    assert math.sqrt(error) / 22 == pytest.approx(core.XL_ERROR, abs=1e-4)
+
+
+def test_the_standard_error_is_the_spread_of_simulated_runs():
+    generator = torch.Generator().manual_seed(0)
+    p, n, found = [0.4 + 0.02 * k for k in range(22)], 300, []
+    for _ in range(150):
+        results = {}
+        for task, own in zip(core.TASKS, p):
+            correct = (torch.rand(n, generator=generator) < own).tolist()
+            if task.name == "hellaswag":  # 80% as in the other
+                same = torch.rand(n, generator=generator) < 0.8
+                before = results[core.TASKS[0]]["correct"]
+                correct = [a if s else b for a, b, s in zip(before, correct, same.tolist())]
+            items = [
+                {"choices": ["", ""], "gold": 0, "continuation": "", "context_options": [1, 2]}
+            ]
+            figures = core.figures_of(task, items * n, core.Scored(correct=correct))
+            results[task] = dict(figures=figures, correct=correct)
+        found.append(core.summary(results))
+    spread = torch.tensor([r["core"] for r in found]).std()
+    told = sum(r["stderr"] for r in found) / len(found)
+    assert told == pytest.approx(float(spread), rel=0.15)
+    assert core.covariance(results) > 0
+
+
+def test_what_may_be_concluded():
+    def said(value, error=0.0065, **more):
+        record = dict(
+            core=value, stderr=error, later_baselines=0, chance=0, chance_sd=0, constant=0
+        )
+        return "\n".join(core.conclusion(record, 1000))
+
+    assert "cannot be told from GPT-2 XL" in said(0.27) and "cannot be told" in said(0.245)
+    assert "GPT-2 grade: above GPT-2 XL by 0.0435" in said(0.30)
+    assert "below GPT-2 XL by 0.2565" in said(0.0)
+    two = 2 * math.sqrt(0.0065**2 + 0.0071**2)
+    assert two == pytest.approx(0.019, abs=5e-4) and f"difference are {two:.4f}" in said(0.27)
+    assert "0.256525 +- 0.0071, at most 1,000 items a task" in said(0.27)
+    assert "eval_meta_data_v1.csv, the baselines behind GPT-2's figures" in said(0.27)
+    part = dict(task="core, 18 of 22 tasks", mean=0.3, stderr=0.01)
+    assert [*core.conclusion(part, 0)] == ["mean of 18 of 22: 0.3000 +- 0.0100; this is not CORE"]
+
+
+# ---------------------------------------------------------------------------------- the command
+
+
+def bundle(folder, n: int = 14):
+    """The real format: files of the 22 tasks, by hand, with n items each."""
+    rng = random.Random(0)
+    words = "red green blue black white brown gray pink".split()
+    for task in core.TASKS:
+        lines = []
+        for i in range(n):
+            a, b = rng.sample(words, 2)
+            story = f"Item {i}: the {a} fox met the {b} hen. " * rng.randint(1, 3)
+            options = ["A", "B", "C", "D"] if task.letters else rng.sample(words, 4)
+            item = {"query": story, "choices": options[:4], "gold": rng.randrange(4)}
+            if task.kind == "schema":
+                options = [f"{story}Then the {c}" for c in (a, b)]
+                item = {"context_options": options, "continuation": "fox ran.", "gold": i % 2}
+            elif task.kind == "lm":
+                item = {"context": story + "Answer: ", "continuation": a}
+            lines.append(json.dumps(item) + "\n")
+        path = folder / "eval_data" / f"{task.file}.jsonl"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("".join(lines))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def trained(small_data, tmp_path_factory):
+    run_dir = tmp_path_factory.mktemp("core") / "run"
+    folders = ["--data_dir", str(small_data), "--run_dir", str(run_dir)]
+    assert train.main(["tiny", *SMALL, *folders, "--steps", "4"]) == 0
+    return run_dir
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return bundle(tmp_path_factory.mktemp("bundle"))
+
+
+def ask(capsys, *args) -> str:
+    capsys.readouterr()
+    assert evaluate.main(["choice", *map(str, args), "--device", "cpu"]) == 0
+    return capsys.readouterr().out
+
+
+def test_the_whole_of_core_and_a_part(trained, folder, tmp_path, capsys):
+    out = ask(capsys, trained, "--task", f"core={folder}", "--save", tmp_path / "items.jsonl")
+    record = json.loads((trained / "eval.jsonl").read_text().splitlines()[-1])
+    assert record["task"] == "core" and len(record["tasks"]) == 22 and record["seq_len"] == 64
+    assert record["n"] == 22 * 14 and record["dtype"] == "fp32"
+    mean = sum(f["centered"] for f in record["tasks"].values()) / 22
+    assert record["core"] == pytest.approx(mean)
+    assert f"CORE: {mean:.4f} +- {record['stderr']:.4f}" in out and "GPT-2 XL: 0.256525" in out
+    assert "below GPT-2 XL" in out or "cannot be told" in out
+    assert "14 items cropped" in out and re.search(r"is predicted in [\d.]+% of the items; al", out)
+    assert out.count("is not the file that CORE is measured on") == 22
+    lines = [json.loads(line) for line in (tmp_path / "items.jsonl").read_text().splitlines()]
+    assert len(lines) == 22 * 14 and lines[0]["task"] == "hellaswag_zeroshot"
+    for task in core.TASKS:
+        own = [line for line in lines if line["task"] == task.name]
+        assert [line["index"] for line in own] == [*range(14)]
+        f = record["tasks"][task.name]
+        assert sum(line["correct"] for line in own) == f["hits"]
+        assert re.search(rf"^{task.name} .* {f['accuracy']:.4f} \+- {f['stderr']:.4f}", out, re.M)
+    before = len((trained / "eval.jsonl").read_text().splitlines())
+    out = ask(capsys, trained, "--task", f"core:copa,squad={folder}")
+    assert "mean of 2 of 22: " in out and "CORE:" in out.splitlines()[1] + out
+    assert out.count("kept from before") == 2, "it has been scored"
+    found = (trained / "eval.jsonl").read_text().splitlines()
+    assert len(found) == before + 1 and "core" not in json.loads(found[-1])
+    out = ask(capsys, trained, "--task", f"core:copa={folder}", "--limit", 12)
+    assert "kept from before" not in out and "12 of its 100 items" in out
+
+
+def test_a_damaged_file_of_a_finished_task_is_done_again(trained, folder, capsys):
+    args = (trained, "--task", f"core:copa={folder}", "--limit", 13)
+    first = ask(capsys, *args)
+    files = [*trained.glob("core/*/copa.json")]
+    newest = max(files, key=lambda path: path.stat().st_mtime)
+    for content in ("{", "{}", '{"blob": 1, "correct": 2}'):
+        newest.write_text(content)
+        again = ask(capsys, *args)
+        line = next(line for line in first.splitlines() if line.startswith("copa"))
+        assert "kept from before" not in again and line.rstrip() in again
+
+
+def test_a_killed_run_goes_on_with_the_next_task(trained, folder, tmp_path):
+    """Killed after its first tasks; then it keeps them, and ends with the figures of a run that
+    nobody disturbed."""
+    whole = run("eval.py", "choice", trained, "--task", f"core={folder}", "--device", "cpu",
+                "--limit", "11", "--save", tmp_path / "whole.jsonl", timeout=400)  # fmt: skip
+    assert whole.returncode == 0, whole.stderr
+    kept = max(trained.glob("core/*"), key=lambda path: path.stat().st_mtime)
+    done = sorted(kept.iterdir())
+    assert len(done) == 22
+    for path in done:
+        path.unlink()
+    args = ["choice", trained, "--task", f"core={folder}", "--device", "cpu", "--limit", "11"]
+    args += ["--save", tmp_path / "again.jsonl"]
+    process = subprocess.Popen(command("eval.py", args), env=environment(), cwd=core.__file__[:-21])
+    deadline = time.monotonic() + 300
+    while len([*kept.glob("*.json")]) < 3 and time.monotonic() < deadline:
+        time.sleep(0.005)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    survived = len([*kept.glob("*.json")])
+    assert 3 <= survived < 22
+    again = run("eval.py", *args, timeout=400)
+    assert again.returncode == 0, again.stderr
+    assert again.stdout.count("kept from before") == survived
+    assert (tmp_path / "again.jsonl").read_text() == (tmp_path / "whole.jsonl").read_text()
+    conclusion = [re.search(r"CORE: .*", out.stdout)[0] for out in (whole, again)]
+    records = [json.loads(line) for line in (trained / "eval.jsonl").read_text().splitlines()][-2:]
+    assert records[0]["core"] == records[1]["core"] and conclusion[0] == conclusion[1]
+
+
+def test_mistakes_are_sentences(trained, folder, tmp_path):
+    config = choice.ChoiceConfig(task=("core",))
+    where = "names no folder .*nanochat's evaluation bundle .*git clone .*--task core=FOLDER"
+    mistakes = [
+        (("core",), {}, where),
+        ((f"core:copaa={folder}",), {}, "no task 'copaa'; did you mean copa"),
+        ((f"core={tmp_path}",), {}, "has no language_understanding/hellaswag.jsonl or any other"),
+        ((f"core={folder}", "arc_easy"), {}, "core is a run of its own; leave arc_easy out"),
+        ((f"core={folder}",), dict(shots=2), "leave --shots and --mode out"),
+        ((f"core={folder}",), dict(mode="letter"), "leave --shots and --mode out"),
+        ((f"core={folder}",), dict(limit=10), "jeopardy has 10 items .*--limit 11 or more"),
+    ]
+    for task, more, words in mistakes:
+        asked = replace(config, task=task, **more)
+        with pytest.raises(UsageError, match=words):
+            [*core.run(asked, Toy(), Bytes(), dict(path=str(trained)))]

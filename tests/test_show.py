@@ -1,0 +1,122 @@
+"""`prepare_data.py show`: a row with its documents, its source, its shard and its files."""
+
+import re
+
+import pytest
+from conftest import run
+
+import prepare_data
+from config import UsageError
+from instruments import show
+from machinery.shards import Manifest
+from preparation import sources
+from tokenizer import Tokenizer
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """Two sources: notes of one line each, and long files, which are cut."""
+    folder = tmp_path_factory.mktemp("show")
+    for name in ("notes", "long"):
+        (folder / name).mkdir()
+    for i in range(200):
+        (folder / "notes" / f"{i}.txt").write_text(f"Note {i}: the fox has {i * 7} hens é.\n")
+    for i in range(8):
+        text = "".join(f"Line {k} of file {i}, with número {k * i}.\n" for k in range(60))
+        (folder / "long" / f"{i}.md").write_text(text)
+    options = "--vocab_size 400 --row_len 65 --val_fraction 0.2 --workers 1".split()
+    options += ["--source", *(f"files:{folder / name}" for name in ("notes", "long"))]
+    done = run("prepare_data.py", "tiny", *options, "--data_dir", folder / "data", timeout=400)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def shown(capsys, folders, *args) -> str:
+    capsys.readouterr()
+    argv = ["show", "--data_dir", folders / "data", *args]
+    assert prepare_data.main([str(a) for a in argv]) == 0
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_every_row_is_its_documents_and_each_is_in_the_file_that_is_named(folders, split, capsys):
+    manifest = Manifest.load(folders / "data")
+    tokenizer = Tokenizer.load(folders / "data" / "tokenizer.json")
+    rows, named = list(show.places(manifest, split)), set()
+    assert len(rows) == manifest.rows(split) > 3
+    for n in range(0, len(rows), max(1, len(rows) // 6)):
+        source, row = rows[n]
+        assert show.place_of(manifest, split, n) == rows[n]
+        out = shown(capsys, folders, "--row", n, "--split", split)
+        ids = manifest.row(split, source, row).tolist()
+        name = manifest.sources[source]
+        assert f"row {n:,} of {len(rows):,}, {split}: 65 tokens" in out
+        assert f"source {name}: files:{folders / name}\n" in out
+        file, at = re.search(r"shard  (.*), row (\d+), crc32", out).groups()
+        shard, within = manifest.locate(split, source, row)
+        assert file == str(folders / "data" / shard["file"]) and int(at) == within
+        parts = re.split(r"\n\n---- BOS, document \d+: (.*)\n", out[:-1])[1:]
+        heads, texts = parts[::2], parts[1::2]
+        assert len(texts) == ids.count(manifest.bos_id)
+        assert sum(int(head.split()[0]) for head in heads) == 65
+        plain = tokenizer.decode(i for i in ids if i != manifest.bos_id)
+        assert "".join(texts).replace("\n", "") == plain.replace("\n", "")
+        for head, text in zip(heads, texts):
+            if not text:
+                assert head == "1 tokens, its text is in another row"
+                continue
+            where = re.search(r", (\S+\.(?:txt|md)), (whole|characters ([\d,]+) to)", head)
+            assert where, head
+            whole = (folders / name / where[1]).read_text()
+            assert text.strip("\ufffd\n") in whole
+            begin = int((where[3] or "0").replace(",", ""))
+            assert whole[begin:].startswith(text.strip("\ufffd")[:20].rstrip("\n"))
+            named.add(where[1])
+    assert len(named) > 3
+
+
+def test_a_text_is_found_and_the_search_can_go_on(folders, capsys):
+    first = shown(capsys, folders, "--find", "the fox has")
+    n = int(re.search(r"^row ([\d,]+) of", first)[1].replace(",", ""))
+    assert "the fox has" in first
+    second = shown(capsys, folders, "--find", "the fox has", "--row", n + 1)
+    assert "the fox has" in second and second != first
+    assert first == shown(capsys, folders, "--row", n)
+
+
+def test_mistakes_are_sentences(folders, tmp_path):
+    data = ["--data_dir", str(folders / "data")]
+    for args, words in (
+        ([*data, "--row", "100000"], r"--row 100000: --split train of .* has \d+ rows, from 0 to"),
+        ([*data, "--find", "no such text"], "'no such text': no row from 0 to"),
+        ([*data, "--row", "-1"], "--row -1 must be 0 or more"),
+        (["tyni"], "no preset 'tyni'; did you mean tiny"),
+        (["--data_dir", str(tmp_path)], "manifest.json does not exist; run: python prepare_data"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            prepare_data.main(["show", *args])
+
+
+def test_a_text_that_has_changed_or_gone_is_told(folders, capsys, tmp_path):
+    import shutil
+
+    copy = shutil.copytree(folders / "notes", tmp_path / "kept")
+    try:
+        for path in (folders / "notes").glob("*.txt"):
+            path.write_text("Something else altogether.")
+        assert "not found in the text as it is now" in shown(capsys, folders, "--row", 0)
+        shutil.rmtree(folders / "notes")
+        sources.local_files.cache_clear()  # a new process reads them anew
+        assert "file   not known: files:" in shown(capsys, folders, "--row", 0)
+    finally:
+        shutil.rmtree(folders / "notes", ignore_errors=True)
+        shutil.copytree(copy, folders / "notes")
+
+
+def test_a_row_of_a_hub_source_names_its_unit():
+    facts = dict(name="web", spec="web=hf:Org/set@abc", shards=12)
+    tokenizer = type("T", (), {"normalize": str})
+    assert show.Origin(facts, "train/web/unit_00003_01.npy", tokenizer).why == (
+        "unit 3 of 12: a file of hf:Org/set"
+    )
+    assert "several files" in show.Origin(facts, "train/web/leftover_a_00001_00.npy", tokenizer).why
