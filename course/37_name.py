@@ -19,6 +19,7 @@ import re
 import sysconfig
 import textwrap
 from collections import Counter
+from contextlib import redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,7 +34,8 @@ torch.set_num_threads(1)
 STEPS, ROWS, SAMPLES = 48, 16, 24  # of tuning; conversations per step; answers per question
 lesson.begin(37, "a name")
 config = eval.EvalConfig(run_dir=str(lesson.tiny_run()), device="cpu")
-model, trainer = eval.load_model(config)
+with redirect_stdout(None):  # it says which checkpoint it reads, in a long line
+    model, trainer = eval.load_model(config)
 tokenizer = eval.open_tokenizer(config, trainer)
 BOS, USER, ASSISTANT, END = range(4)  # the ids of the special tokens
 lesson.holds(list(tokenizer.special.values()) == [BOS, USER, ASSISTANT, END], "ids 0, 1, 2, 3")
@@ -196,12 +198,21 @@ _, favourites = ask(model, 0.5)
 print("tuned, at temperature 0.5:", *favourites.most_common(8), sep="\n  ")
 
 answers, everything, ended, form, names = zip(*results.values())
-lesson.holds(answers[0] > 5 and ended[0] == 0, "before, it does not know what an end is")
-lesson.holds(answers[1] <= 3.0 and ended[1] >= 50 and form[1] >= 10, "after, it answers, and stops")
-lesson.holds(answers[3] > answers[1] + 0.5, "without pretraining it finds names much less well")
-lesson.holds(form[3] >= 10, "but has the form as well: the form says nothing of what was read")
-lesson.holds(everything[2] < everything[1] - 1, "learning all tokens: a far lower loss over all")
-lesson.holds(answers[2] > answers[1] - 0.1, "and the answers are no better for it")
+lesson.holds(answers[0] > 5 and ended[0] == 0, "before tuning, no answer ends by itself")
+lesson.holds(
+    answers[1] <= 3.0 and ended[1] >= 50 and form[1] >= 10,
+    "tuned, at least half of the answers end by themselves",
+)
+lesson.holds(
+    answers[3] > answers[1] + 0.5, "without pretraining, the answers cost over half a nat more"
+)
+lesson.holds(form[3] >= 10, "from random weights, it has the form as well, 10% or more")
+lesson.holds(
+    everything[2] < everything[1] - 1, "learning all tokens lowers the loss over all by over a nat"
+)
+lesson.holds(
+    answers[2] > answers[1] - 0.1, "learning all tokens does not make the answers better by 0.1"
+)
 
 # %%
 fig = lesson.figure(7.5, 3.2)

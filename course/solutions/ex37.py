@@ -160,3 +160,13 @@ WRONG = {  # name -> what of the reference it replaces
     "fit drops two turns at a time": dict(fit=two_at_a_time),
     "fit gives the last turn anyway": dict(fit=gives_the_last_anyway),
 }
+
+PADDING = (
+    "padding = [END] * (length - len(targets)), [IGNORED] * (length - len(targets)): "
+    "`length - len(targets)` -> `length + len(targets)`"
+)
+EQUIVALENT = {  # a change that changes nothing -> why
+    PADDING: "what is too long is cut off",
+    PADDING + " (2)": "what is too long is cut off",
+    "size = len(render(turns[start:], encode)[0]): `0` -> `1`": "the mask is as long as the ids",
+}
