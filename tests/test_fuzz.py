@@ -23,7 +23,7 @@ import optim
 import prepare_data
 import train
 from config import LARGEST, PRESETS, DataConfig, GPTConfig, RunConfig, TrainConfig, UsageError
-from instruments import choice, judge, report, stage, tournament
+from instruments import choice, judge, report, sample, stage, tournament
 from machinery import cli, trained
 from machinery.errors import CheckpointError, DataError, StorageError
 from model import GPT
@@ -181,7 +181,7 @@ def test_prepare_data(here, words):
 
 OF_EVAL = {
     "loss": evaluate.LossConfig,
-    "sample": evaluate.SampleConfig,
+    "sample": sample.SampleConfig,
     "choice": choice.ChoiceConfig,
     "tournament": tournament.TournamentConfig,
     "report": report.ReportConfig,
