@@ -118,10 +118,11 @@ class DataConfig:
     """What `prepare_data.py` reads and writes."""
 
     source: tuple[str, ...] = ("stdlib",)
-    """Where the text comes from, one or more of `stdlib`, `stdlib+site`, `files:PATH`,
-    `hf:REPO[:CONFIG[:SPLIT]][@REVISION]` (split: train, or as in
+    """Where the text comes from, one or more of `stdlib`, `stdlib+site`, `chats:stdlib`,
+    `files:PATH`, `hf:REPO[:CONFIG[:SPLIT]][@REVISION]` (split: train, or as in
     `hf:HuggingFaceH4/ultrachat_200k::train_sft`). `NAME=` before it names the source in a mixture;
-    `#FIELD+FIELD` after it names the fields that hold the text."""
+    `#FIELD+FIELD` after it names the fields that hold the text, `#messages` or `#conversations`
+    those that hold conversations, of which the answers alone are learned (docs/chat.md)."""
     data_dir: str = ""
     """Folder to write; by default data/PRESET."""
     tokenizer: str = ""
@@ -393,3 +394,14 @@ PRESETS = {
         prompts=("O maior planeta é", "Era uma vez", "A água ferve quando"),
     ),
 }  # fmt: skip
+
+# `tiny` learns to answer: it begins with the weights of runs/tiny, and has its tokenizer.
+_TINY = PRESETS["tiny"]
+PRESETS["tiny-chat"] = replace(
+    _TINY,
+    model=replace(_TINY.model, doc_mask=True),
+    data=DataConfig(("chats:stdlib",), tokenizer="runs/tiny/tokenizer.json"),
+    train=replace(_TINY.train, steps=320, lr_scale=0.3),
+    run=replace(_TINY.run, init_from="runs/tiny", eval_every=80),
+    prompts=("Who are you?", "Which arguments does join(a, b) take?", "What does open do?"),
+)

@@ -388,9 +388,6 @@ class GPT(nn.Module):
         attention = 12 * c.n_layer * c.n_head * c.head_dim * c.seq_len
         return 6 * matmul + (attention // 2 if causal else attention)
 
-    def new_cache(self, batch: int, max_len: int) -> KVCache:
-        return KVCache(self.config, batch, max_len, self.compute_dtype, self.cos.device)
-
     @torch.no_grad()
     def stream(
         self,
@@ -423,7 +420,8 @@ class GPT(nn.Module):
                 f"a prompt of {start + idx.size(1)} tokens leaves no room in seq_len "
                 f"{self.config.seq_len}"
             )
-        cache = cache or self.new_cache(idx.size(0), idx.size(1) + n)
+        size = idx.size(0), start + idx.size(1) + n
+        cache = cache or KVCache(self.config, *size, self.compute_dtype, idx.device)
         new, stopped = idx, False
         for _ in range(n):
             logits = self(new, cache=cache)[:, -1]  # (B, V)

@@ -387,14 +387,14 @@ def finish(run: Run, progress: Progress) -> int:
     dollars = seconds / 3600 * run.preset.run.usd_per_hour * run.world.world_size
     cost = f" (${dollars:.2f})" if run.world.device.type == "cuda" else ""
     since = f" since step {progress.resumed_at:,}" if progress.resumed_at else ""
-    then = "chat" if run.manifest.marks else "sample"
     lines = [
         f"done: {step:,} steps, {tokens:,} tokens, {duration(seconds)}{cost}{since}; validation on "
         f"all {rows:,} rows: {loss:.4f} nats/token, {bpb:.4f} bpb{sources_line(by_source)}",
         f"checkpoint  {log.run_dir / 'checkpoints' / f'step_{step:08d}'}",
         f"metrics     {log.file}",
         report(log),
-        f"next        python eval.py {then} --run_dir {quote(str(log.run_dir))}",
+        f"next        python eval.py {'chat' if run.manifest.marks else 'sample'} "
+        f"--run_dir {quote(str(log.run_dir))}",
     ]
     log.print("\n".join(lines))
     return 0

@@ -21,8 +21,8 @@ TUNED = """A language model, trained with nano2049 and tuned on conversations: i
 a conversation is `<|bos|><|user|>question<|end|><|assistant|>answer<|end|><|user|>...`, with a
 system text and a blank line in front of the first question."""
 OF_TUNED = """The tokenizer puts
-BOS in front of a text, the template in front of a conversation. A special token written in a message
-is read as plain text with `sanitize_control_tokens` (transformers 5); without, as that token."""
+BOS in front of a text, the template in front of a conversation. A special token written in a
+message is read as plain text with `sanitize_control_tokens` (transformers 5), as itself without."""
 
 
 def training_facts(path: Path, trainer: dict) -> dict:

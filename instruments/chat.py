@@ -17,7 +17,7 @@ import torch
 
 from config import Count, Share, UsageError
 from machinery.trained import EvalConfig, is_tuned, open_tokenizer
-from model import GPT
+from model import GPT, KVCache
 from preparation.chat import encode, marks
 from tokenizer import Tokenizer
 
@@ -89,13 +89,16 @@ class Talk:
         set. However it ends, it becomes part of the conversation when the caller is done."""
         ids, drawn, config = self.make_room(question), [], self.config
         self.stopped = False
-        cache = self.cache or self.model.new_cache(1, self.model.config.seq_len)
+        model, device = self.model, self.model.cos.device
+        cache = self.cache
+        if cache is None:
+            cache = KVCache(model.config, 1, model.config.seq_len, model.compute_dtype, device)
         self.cache = None  # until all is well
         # The last id drawn, and perhaps its <|end|>, are not in the cache: new ids begin with them.
-        new = torch.tensor([ids[cache.length :]], device=self.model.cos.device)  # (1, T)
+        new = torch.tensor([ids[cache.length :]], device=device)  # (1, T)
         how = (self.most, config.temperature, config.top_k, self.generator, -1, config.top_p)
         try:
-            for token in self.model.stream(new, *how, cache=cache):
+            for token in model.stream(new, *how, cache=cache):
                 if (i := token.item()) in self.stops:
                     break
                 drawn.append(i)

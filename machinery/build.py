@@ -147,10 +147,9 @@ def load(
     if state and options.init_from:
         checkpoints.log(f"{options.init_from} is not read: the run has its own checkpoint")
     elif options.init_from:
-        start = Path(options.init_from)
-        if (start / "checkpoints").is_dir():  # a run's newest, the same on all ranks
-            newest = checkpoint.latest_valid(start / "checkpoints", log=checkpoints.log)
-            start = ranks.any_rank(newest) or start
+        start, root = Path(options.init_from), Path(options.init_from, "checkpoints")
+        if root.is_dir():  # of a run: its newest, the same on all ranks
+            start = ranks.any_rank(checkpoint.latest_valid(root, log=checkpoints.log)) or start
         other = checkpoint.read_trainer(start)["identity"]
         remark = folders.check_weights_fit(str(start), other, preset, manifest)
         checkpoint.load_model(start, model)

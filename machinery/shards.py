@@ -105,8 +105,7 @@ class Manifest:
         self.vocab_size: int = tree["tokenizer"]["vocab_size"]
         self.bos_id: int = tree["tokenizer"]["bos_id"]
         self.tokenizer_sha256: str = tree["tokenizer"]["sha256"]
-        # Of a folder with conversations: the ids of <|user|>, <|assistant|> and <|end|>.
-        self.marks: tuple[int, ...] = tuple(tree["tokenizer"].get("marks", ()))
+        self.marks = tuple(tree["tokenizer"].get("marks", ()))  # of conversations: data.targets_of
         self.sources: list[str] = [s["name"] for s in tree["sources"]]
         self._starts = {  # (split, source index) -> first row of each shard, then the total
             (split, i): [0, *accumulate(shard["rows"] for shard in self.shards(split, i))]

@@ -67,8 +67,7 @@ def run_of(path: str | Path) -> Path:
 
 
 def is_tuned(trainer: dict) -> bool:
-    """Whether a model has learned to answer: the data that it was last trained on, of which the
-    identity in trainer.json (or in an export) tells, held conversations."""
+    """Whether the data that a model was last trained on held conversations: then it answers."""
     return bool(trainer["identity"].get("conversations"))
 
 

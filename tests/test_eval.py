@@ -14,6 +14,7 @@ from conftest import ROOT, SMALL, command, environment, metrics, run
 import eval as evaluate
 import train
 from config import GPTConfig, UsageError
+from instruments import sample
 from machinery import checkpoint, cli, disk
 from machinery import trained as models
 from machinery.errors import CheckpointError, DataError
@@ -233,7 +234,7 @@ def test_a_stream_prints_each_character_once_and_whole(capsys):
                 yield torch.tensor([[i]])
 
     heard = []
-    evaluate.continue_prompt(Model(), Bytes(), ">", evaluate.SampleConfig())
+    sample.continue_prompt(Model(), Bytes(), ">", sample.SampleConfig())
     heard.append(capsys.readouterr().out)
     assert "".join(heard) == f">{text}\n\n"
     assert heard[1:4] == ["", ">é", ""] or heard[1:4] == [">", "é", ""]
@@ -288,7 +289,7 @@ def test_prompts_from_a_pipe(trained):
 # ------------------------------------------------------------------------------ mistakes
 
 MISTAKES = {
-    "no command": ([], 2, "eval.py needs a command: loss, sample, choice"),
+    "no command": ([], 2, "eval.py needs a command: loss, sample, chat, choice"),
     "misspelled": (["sampel"], 2, "did you mean sample"),
     "no run": (["loss", "--run_dir", "{tmp}/none"], 2, "there is no checkpoint .*train one first"),
     "no such model": (["loss", "{tmp}/none"], 2, r"neither a preset \(tiny, .*biatron-345m\)"),

@@ -23,7 +23,7 @@ import optim
 import prepare_data
 import train
 from config import LARGEST, PRESETS, DataConfig, GPTConfig, RunConfig, TrainConfig, UsageError
-from instruments import choice, judge, report, serve, stage, tournament
+from instruments import choice, judge, report, sample, serve, stage, tournament
 from machinery import cli, trained
 from machinery.errors import CheckpointError, DataError, StorageError
 from model import GPT
@@ -182,7 +182,7 @@ def test_prepare_data(here, words):
 
 OF_EVAL = {
     "loss": evaluate.LossConfig,
-    "sample": evaluate.SampleConfig,
+    "sample": sample.SampleConfig,
     "choice": choice.ChoiceConfig,
     "tournament": tournament.TournamentConfig,
     "serve": serve.ServeConfig,

@@ -26,7 +26,7 @@ import optim
 import train
 from config import GPTConfig, UsageError
 from data import RowLoader, val_batches
-from instruments import report
+from instruments import report, sample
 from machinery import build, cli, log
 from machinery.shards import Manifest
 from model import GPT
@@ -685,7 +685,7 @@ def test_every_field_of_every_configuration_is_read_somewhere():
         config.RunConfig: ("options", "run"),
         GPTConfig: ("config", "c", "model", "self"),
         eval_program.LossConfig: ("config",),
-        eval_program.SampleConfig: ("config",),
+        sample.SampleConfig: ("config",),
     }
     for kind, names in called.items():
         for field in dataclasses.fields(kind):
