@@ -2,7 +2,7 @@
 
     loss        nats per token and bits per byte on held-out text
     sample      continue prompts; a pretrained model completes text, it does not answer
-    choice      multiple choice by log-likelihood
+    choice      multiple choice by log-likelihood; CORE, with GPT-2's beside it
     tournament  checkpoints continue the same prompts, and a judge compares them
     report      a page on a run; `compare RUN RUN ...` puts several into one picture
 
