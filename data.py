@@ -23,7 +23,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
-from itertools import islice, repeat
+from itertools import repeat
 
 import numpy as np
 
@@ -391,8 +391,7 @@ class RowLoader:
         self.rank, self.world_size, self.micro_batch = rank, world_size, micro_batch
         self.device = torch.device(device)
         self.order = order_of(manifest, seed, weights, decay_weights, decay_from)
-        self._waits, self._stop = [], threading.Event()
-        self.read_s, self.read_bytes = 0.0, 0  # in the reading thread, since the beginning
+        self._waits, self._reads, self._stop = [], [], threading.Event()
         self._free, self._ready, self._failure = queue.Queue(), queue.Queue(), None
         pin, T = self.device.type == "cuda", manifest.row_len - 1
         for _ in range(max(2, prefetch)):
@@ -435,17 +434,11 @@ class RowLoader:
         return mix64(mix64(self.seed) ^ self.first_row)
 
     def pop_wait_s(self) -> float:
-        """Seconds that next_batch has waited for data since the last call."""
-        return self.pop_watch()["wait_s"]
-
-    def pop_watch(self) -> dict:
-        """The waits of next_batch since the last call: all together, the longest, and the rows that
-        it was for, unless it was short; and what has been read so far, in how many seconds."""
-        waits, self._waits = self._waits, []
-        longest, first = max(waits, default=(0.0, 0))
-        rows = self.row_ids(first, self.micro_batch) if longest > 0.01 else []
-        found = dict(wait_s=sum(s for s, _ in waits), longest_wait_s=longest, rows=rows)
-        return found | dict(read_mb=self.read_bytes / 1e6, read_s=self.read_s)
+        """Seconds that next_batch has waited for data since the last call. Then `waits` has each
+        wait with the position of its batch, `reads` seconds and bytes of what was read."""
+        self.waits, self._waits = self._waits, []
+        self.reads, self._reads = self._reads, []
+        return sum(seconds for seconds, _ in self.waits)
 
     def close(self) -> None:
         """Stop the reading thread, for good; also called when the program ends."""
@@ -481,8 +474,7 @@ class RowLoader:
                 t0 = time.perf_counter()
                 for j in range(n):
                     rows[j] = self.manifest.row("train", *self.order(first + j))
-                self.read_s += time.perf_counter() - t0
-                self.read_bytes += rows[:n].nbytes
+                self._reads.append((time.perf_counter() - t0, rows[:n].nbytes))
                 array = buffer.numpy()
                 array[0, :n], array[1, :n] = rows[:n, :-1], targets_of(rows[:n], self.marks)
                 array[0, n:], array[1, n:] = 0, IGNORED
@@ -495,11 +487,9 @@ class RowLoader:
 def val_places(manifest, max_rows: int = 0) -> list[tuple[int, int]]:
     """(source, row) of the first `max_rows` validation rows (0: all), in an order that never
     changes: sources take turns; within a source, rows come in unit order."""
-    sizes = [manifest.rows("val", i) for i in range(len(manifest.sources))]
-    turns = (
-        (i, row) for row in range(max(sizes, default=0)) for i, n in enumerate(sizes) if row < n
-    )
-    return list(islice(turns, max_rows or None))
+    sources = range(len(manifest.sources))
+    turns = sorted((row, i) for i in sources for row in range(manifest.rows("val", i)))
+    return [(i, row) for row, i in turns[: max_rows or None]]
 
 
 def val_batches(

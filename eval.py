@@ -3,7 +3,7 @@
     loss        nats per token and bits per byte on held-out text
     sample      continue prompts, or answer them if the model was tuned on conversations
     chat        talk with a model that was tuned on conversations
-    choice      multiple choice by log-likelihood
+    choice      multiple choice by log-likelihood; CORE, with GPT-2's beside it
     look        a page on what the model does inside: where it looks, what each head is worth
     tournament  checkpoints continue the same prompts, and a judge compares them
     serve       a page to try it, and OpenAI's protocol for programs

@@ -14,7 +14,7 @@ import re
 import statistics
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from string import ascii_uppercase
 from typing import NamedTuple
@@ -136,15 +136,10 @@ def bits_per_byte(*args, **kwargs) -> tuple[float, float]:
 
 @torch.no_grad()
 def score_text(
-    model: nn.Module,
-    batches: Iterable[tuple[Tensor, Tensor]],
-    token_bytes: Tensor,
-    rows: int = 0,
-    sources: Sequence[int] = (),
-    names: Sequence[str] = (),
+    model: nn.Module, batches: Iterable, token_bytes: Tensor, rows: int = 0, sources=(), names=()
 ) -> tuple[float, float, dict[str, float]]:
-    """Loss in nats per token and in bits per byte of text, over all ranks' batches; and the bits
-    per byte of each source's text, whose mean, weighted by bytes, is the second figure.
+    """Loss in nats per token and in bits per byte of text, over all ranks' batches; the latter also
+    by source: their mean, weighted by bytes of text, is that of all.
 
     Bits per byte does not depend on the tokenizer: total nats of the targets that stand for text,
     over ln 2, over the bytes of that text. Special tokens (0 bytes) are left out of it, but count
@@ -152,7 +147,7 @@ def score_text(
     (B, T), as many on every rank (the ranks of a sharded model run in lockstep). token_bytes: (V,)
     bytes per token id. rows: of every forward pass, since a compiled model is compiled for one
     shape; a smaller batch is padded with copies of its own rows, which are not scored. sources:
-    which of `names` each row is of, in the order of the batches; one without text is left out."""
+    of each row in turn, which of `names` it is of."""
     parts = []  # read after the loop, so that the host never waits for the device in between
     source_of, done = torch.tensor(sources, device=token_bytes.device), 0  # (rows,)
     training = model.training
@@ -168,8 +163,7 @@ def score_text(
         sums += [x * (own == s) for s in range(len(names)) for x in sums[2:4]]
         parts.append(torch.stack([x.sum(dtype=torch.float32) for x in sums]))
     model.train(training)
-    # nats, targets, text nats, bytes; then text nats and bytes of each source
-    total = torch.stack(parts).cpu().double().sum(0)
+    total = torch.stack(parts).cpu().double().sum(0)  # nats, targets, text nats, bytes; by source
     if dist.is_initialized():
         dist.all_reduce(total)
     nats, targets, text_nats, n_bytes = total[:4].tolist()

@@ -218,8 +218,6 @@ def longest_row(size: int) -> int:
 
 def report(manifest: shards.Manifest, seconds: float) -> str:
     """The lines printed at the end of a preparation."""
-    from instruments import watch
-
     lines, by = [], manifest.tree["splits"]
     for split in ("train", "val"):
         t = total(by[split])
@@ -244,7 +242,6 @@ def report(manifest: shards.Manifest, seconds: float) -> str:
         )
     lines += [f"note  {n:,} {oddity}" for oddity, n in manifest.tree["notes"].items()]
     lines += chat.what_was_lost(manifest.tree["notes"], manifest.row_len)
-    lines += [f"read  {name}: {text}" for name, text in watch.reading(manifest.tree)]
     lines.append(
         f"{seconds:.1f} s | {manifest.dir}/manifest.json: fingerprint {manifest.fingerprint[:16]}, "
         f"vocabulary {manifest.vocab_size:,}, rows of {manifest.row_len}"

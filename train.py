@@ -246,15 +246,16 @@ def log_step(run: Run, progress: Progress, numbers: dict) -> None:
     counted, n_bytes, bad = (numbers.pop(name) for name in ("counted", "bytes", "bad"))
     loss, first_norm = numbers.pop("loss") / plan.world_size, numbers.pop("first_norm", None)
     rows = plan.rows_in_step(step - 1)
-    watch = run.loader.pop_watch() | dict(saving=run.checkpoints.was_saving())
-    step_s = run.meter.step(rows * plan.seq_len, data_wait_s=watch["wait_s"])
+    wait_s, saving = run.loader.pop_wait_s(), run.checkpoints.was_saving()
+    step_s = run.meter.step(rows * plan.seq_len, data_wait_s=wait_s)
     record = dict(step=step, tokens=plan.tokens_before(step))
     if bad:
         refuse_step(run, progress, step, f"loss {loss}, gradient norm {norm}")
         log.write(record | dict(skipped=progress.skipped))
         return
     record |= dict(loss=loss, bpb=loss * counted / math.log(2) / max(n_bytes, 1), lr=lr, norm=norm)
-    record |= dict(time=time.time(), step_s=step_s, watch=watch) | run.meter.summary()
+    record |= dict(time=time.time(), step_s=step_s) | run.meter.summary()
+    record["watch"] = dict(saving=saving, wait_s=wait_s, **build.watch(run.loader))
     if first_norm is not None:
         first_rows = plan.rows_in_first(step - 1)
         scale = run.noise.measure(first_norm, norm, first_rows, rows, plan.seq_len)
@@ -296,11 +297,9 @@ def eval_is_due(run: Run, progress: Progress) -> bool:
 
 
 def score(run: Run, rows: int) -> tuple[float, float, dict[str, float]]:
-    """Nats per token and bits per byte of the first `rows` validation rows; the latter also by
-    source."""
+    """Nats per token and bits per byte of the first `rows` validation rows; and by source."""
     manifest, world, batch = run.manifest, run.world, run.plan.micro_batch
-    where = world.rank, world.world_size, world.device
-    batches = data.val_batches(manifest, batch, rows, *where)
+    batches = data.val_batches(manifest, batch, rows, world.rank, world.world_size, world.device)
     places = data.val_places(manifest, rows)[world.rank :: world.world_size]
     sources = [source for source, _ in places], manifest.sources
     with run.meter.paused("eval"):

@@ -124,9 +124,8 @@ def parse(word: str) -> tuple[list[Task], str]:
 
 def find_files(tasks: list[Task], folder: str) -> dict[Task, Path]:
     """The files that are there, in the folder, or where a bundle or a clone has them."""
-    roots = [Path(folder, sub) for sub in ("", "eval_data", "eval_bundle/eval_data",
-             "scripts/eval/local_data")]  # fmt: skip
-    for root in roots:
+    places = ("", "eval_data", "eval_bundle/eval_data", "scripts/eval/local_data")
+    for root in (Path(folder, place) for place in places):
         paths = {task: root / f"{task.file}.jsonl" for task in tasks}
         if found := {task: path for task, path in paths.items() if path.is_file()}:
             return found
@@ -195,10 +194,13 @@ def prompts(task: Task, items: list[dict], i: int) -> list[str]:
 
 
 def solved(task: Task, item: dict) -> str:
+    """An item with its right answer, as an example."""
     if task.kind == "mc":
         return item["query"] + task.delimiter + item["choices"][item["gold"]]
-    context = item["context"].strip() if task.kind == "lm" else None
-    context = item["context_options"][item["gold"]] if context is None else context
+    if task.kind == "schema":
+        context = item["context_options"][item["gold"]]
+    else:
+        context = item["context"].strip()
     return context + task.delimiter + item["continuation"]
 
 
@@ -322,7 +324,7 @@ def figures_of(task: Task, items: list[dict], scored: Scored) -> dict:
     """Of a task: accuracy with its standard error, both centered by the first table, and what an
     answer that is always the same would get."""
     n, hits = len(items), sum(scored.correct)
-    p, base = hits / n, task.base / 100
+    p = hits / n
     stderr = math.sqrt(p * (1 - p) / (n - 1))
     answers = [item["continuation"] if task.kind == "lm" else item["gold"] for item in items]
     (best, times), guess = Counter(answers).most_common(1)[0], 0.0
@@ -330,7 +332,8 @@ def figures_of(task: Task, items: list[dict], scored: Scored) -> dict:
         option = "choices" if task.kind == "mc" else "context_options"
         guess = sum(1 / len(item[option]) for item in items) / n
     found = dict(n=n, hits=hits, accuracy=p, stderr=stderr)
-    found |= dict(centered=(p - base) / (1 - base), centered_stderr=stderr / (1 - base))
+    scale = 1 - task.base / 100
+    found |= dict(centered=centered(p, task.base), centered_stderr=stderr / scale)
     found |= dict(constant=best, constant_accuracy=times / n, guess=guess)
     if scored.picks:
         most, count = Counter(scored.picks).most_common(1)[0]
@@ -479,22 +482,26 @@ def summary(results: dict[Task, dict]) -> dict:
     only if all tasks are there, with its standard error; and the tasks' figures."""
     figures = {task: result["figures"] for task, result in results.items()}
     count = len(figures)
-    later = [(f["accuracy"] - t.later / 100) / (1 - t.later / 100) for t, f in figures.items()]
-    guesses = [(f["guess"] - t.base / 100) / (1 - t.base / 100) for t, f in figures.items()]
-    guess_vars = [f["guess"] * (1 - f["guess"]) / f["n"] / (1 - t.base / 100) ** 2
-                  for t, f in figures.items()]  # fmt: skip
-    always = [(f["constant_accuracy"] - t.base / 100) / (1 - t.base / 100)
-              for t, f in figures.items()]  # fmt: skip
+    later = [centered(f["accuracy"], task.later) for task, f in figures.items()]
+    always = [centered(f["constant_accuracy"], task.base) for task, f in figures.items()]
+    guesses = [centered(f["guess"], task.base) for task, f in figures.items()]
+    variances = [f["guess"] * (1 - f["guess"]) / f["n"] for f in figures.values()]
+    of_guesses = [v / (1 - task.base / 100) ** 2 for v, task in zip(variances, figures)]
     variance = sum(f["centered_stderr"] ** 2 for f in figures.values()) + 2 * covariance(results)
     mean = sum(f["centered"] for f in figures.values()) / count
     record = dict(task="core" if count == len(TASKS) else f"core, {count} of {len(TASKS)} tasks")
     record |= {"core" if count == len(TASKS) else "mean": mean}
     record |= dict(n=sum(f["n"] for f in figures.values()), stderr=math.sqrt(variance) / count)
     record |= dict(later_baselines=sum(later) / count, constant=sum(always) / count)
-    record |= dict(chance=sum(guesses) / count, chance_sd=math.sqrt(sum(guess_vars)) / count)
+    record |= dict(chance=sum(guesses) / count, chance_sd=math.sqrt(sum(of_guesses)) / count)
     if count == len(TASKS):
         record |= dict(gpt2_xl=GPT2["XL"])
     return record | dict(tasks={task.name: f for task, f in figures.items()})
+
+
+def centered(accuracy: float, percent: float) -> float:
+    """0 at the baseline, 1 if all is right."""
+    return (accuracy - percent / 100) / (1 - percent / 100)
 
 
 def covariance(results: dict[Task, dict]) -> float:

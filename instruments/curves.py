@@ -81,10 +81,14 @@ def new_figure():
 
 def is_score(line: dict) -> bool:
     """Whether a line of eval.jsonl is a score that can be drawn."""
-    names = ("step", "tokens", "n", "accuracy", "stderr", "chance")
-    return isinstance(line.get("task"), str) and all(
-        isinstance(line.get(name), int | float) for name in names
-    )
+    numbers = [line.get(name) for name in ("step", "tokens", "n", "stderr", "chance")]
+    numbers.append(value_of(line))
+    return isinstance(line.get("task"), str) and all(isinstance(x, int | float) for x in numbers)
+
+
+def value_of(line: dict) -> float | None:
+    """CORE, which is a mean of centered accuracies, or an exam's accuracy."""
+    return line.get("core", line.get("accuracy"))
 
 
 def draw_sources(axes, validations: list[dict]) -> None:
@@ -97,7 +101,7 @@ def draw_sources(axes, validations: list[dict]) -> None:
 
 
 def draw_exam(axes, records: list[dict]) -> None:
-    """Accuracy over the checkpoints, with its standard error, a line for each norm."""
+    """The score over the checkpoints, with its standard error, a line for each norm."""
     r = records[-1]
     deviation = r.get("chance_sd") or math.sqrt(r["chance"] * (1 - r["chance"]) / r["n"])
     low, high = (r["chance"] + side * GUESSING * deviation for side in (-1, 1))
@@ -106,8 +110,8 @@ def draw_exam(axes, records: list[dict]) -> None:
     for norm in dict.fromkeys(r.get("norm", "") for r in records):
         latest = {r["step"]: r for r in records if r.get("norm", "") == norm}  # of each checkpoint
         own = [latest[step] for step in sorted(latest)]
-        points = [[r[key] for r in own] for key in ("tokens", "accuracy", "stderr")]
-        axes.errorbar(*points, marker="o", markersize=3, linewidth=1.2, label=norm or "score")
+        points = [(r["tokens"], value_of(r), r["stderr"]) for r in own]
+        axes.errorbar(*zip(*points), marker="o", markersize=3, linewidth=1.2, label=norm or "score")
     if "gpt2_xl" in r:
         axes.axhline(r["gpt2_xl"], color="tab:red", linewidth=0.8, label="GPT-2 XL")
     kind = ", ".join(filter(None, (r["task"], r.get("mode"))))

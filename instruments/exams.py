@@ -376,7 +376,7 @@ def ask(
     elif name.endswith(".jsonl"):
         raise UsageError(f"--task {task}: there is no such file")
     else:
-        find("task", name, {"continuation": None, **EXAMS})  # names the nearest one
+        find("task", name, {"continuation": None, "core": None, **EXAMS})  # names the nearest one
         raise UsageError(f"--task {task}: continuation reads no folder")
     if split:
         examples = _rows(name, folder, split) if shots else []

@@ -3,7 +3,7 @@
 Reads what each step says in metrics.jsonl (`watch`: how long the first rank waited for data, for
 which rows, whether a checkpoint was being written) and what each unit says in the data's manifest
 (`made`). A step that took over twice the median per token is slow. It waited for data if the wait
-is at least half of what it took above the median. report.py and prepare_data.py print the lines.
+is at least half of what it took above the median. report.py prints the lines.
 """
 
 import statistics
@@ -83,8 +83,8 @@ def rows_of(run) -> list[tuple[str, str]]:
         first = f"{names[0]} to {names[-1]} ({len(names)} rows)" if names[1:] else names[0]
         text = f"{worst.watch['longest_wait_s']:.2f} s, in step {worst.step:,}, for {first}"
         rows.append(("longest wait for data", text))
-    last = [own[-1]["watch"] for own in processes(run)]  # each process counts from 0
-    size, seconds = (sum(each[key] for each in last) for key in ("read_mb", "read_s"))
+    seen = [r["watch"] for own in processes(run) for r in own]
+    size, seconds = (sum(each[key] for each in seen) for key in ("read_mb", "read_s"))
     if seconds:
         text = f"{size:,.1f} MB at {size / seconds:,.1f} MB/s, by the first rank's reading thread"
         rows.append(("rows read", text))

@@ -324,6 +324,15 @@ def open_loader(
     )
 
 
+def watch(loader) -> dict:
+    """What may have slowed a step down: the longest wait since the last pop_wait_s, and for which
+    rows, unless it was short; the megabytes read, in how many seconds."""
+    longest, first = max(loader.waits, default=(0.0, 0))
+    rows = loader.row_ids(first, loader.micro_batch) if longest > 0.01 else []
+    read_s, read_mb = (sum(read[k] for read in loader.reads) for k in (0, 1))
+    return dict(longest_wait_s=longest, rows=rows, read_s=read_s, read_mb=read_mb / 1e6)
+
+
 def make_meter(model: GPT, world: ranks.World, options: cfg.RunConfig) -> flops.Meter:
     full, causal = model.flops_per_token(), model.flops_per_token(causal=True)
     peak = flops.find_peak(world, options.peak_tflops)

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import SMALL, command, environment, run
+from conftest import ROOT, SMALL, command, environment, run
 
 import eval as evaluate
 import train
@@ -429,20 +429,20 @@ def test_a_damaged_file_of_a_finished_task_is_done_again(trained, folder, capsys
         assert "kept from before" not in again and line.rstrip() in again
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_with_the_next_task(trained, folder, tmp_path):
     """Killed after its first tasks; then it keeps them, and ends with the figures of a run that
     nobody disturbed."""
-    whole = run("eval.py", "choice", trained, "--task", f"core={folder}", "--device", "cpu",
-                "--limit", "11", "--save", tmp_path / "whole.jsonl", timeout=400)  # fmt: skip
+    args = ["choice", trained, "--task", f"core={folder}", "--device", "cpu", "--limit", "11"]
+    whole = run("eval.py", *args, "--save", tmp_path / "whole.jsonl", timeout=400)
     assert whole.returncode == 0, whole.stderr
     kept = max(trained.glob("core/*"), key=lambda path: path.stat().st_mtime)
     done = sorted(kept.iterdir())
     assert len(done) == 22
     for path in done:
         path.unlink()
-    args = ["choice", trained, "--task", f"core={folder}", "--device", "cpu", "--limit", "11"]
     args += ["--save", tmp_path / "again.jsonl"]
-    process = subprocess.Popen(command("eval.py", args), env=environment(), cwd=core.__file__[:-21])
+    process = subprocess.Popen(command("eval.py", args), env=environment(), cwd=ROOT)
     deadline = time.monotonic() + 300
     while len([*kept.glob("*.json")]) < 3 and time.monotonic() < deadline:
         time.sleep(0.005)

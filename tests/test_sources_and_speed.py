@@ -3,7 +3,6 @@ disk and a slow Hub are seen, and named."""
 
 import json
 import math
-import os
 import re
 import shutil
 import threading
@@ -19,7 +18,6 @@ from conftest import ROOT, SMALL, metrics, run
 import data
 import eval as evaluate
 import flops
-import prepare_data
 import train
 from instruments import curves, report, watch
 from machinery.log import sources_line
@@ -99,6 +97,7 @@ def sizes(manifest: Manifest, places) -> Counter:
     return found
 
 
+@pytest.mark.slow
 def test_one_rank_and_two_have_the_same_bits_by_source(two_sources, tmp_path):
     """23 rows: the ranks' batches differ in size."""
     options = ["tiny", *SMALL, "--steps", 2, "--eval_tokens", 23 * 64, "--data_dir", two_sources]
@@ -148,6 +147,7 @@ def test_eval_and_the_pages_tell_the_sources(trained, tmp_path, capsys):
 
     report.write(trained)
     text = (trained / "report.md").read_text()
+    assert re.search(r"reading prose: [\d.]+ MB of text at", text)
     last = [r for r in metrics(trained) if "val_bpb" in r][-1]["val_bpb_by_source"]
     for name, bpb in last.items():
         assert f"source {name}: {bpb:.4f} bits per byte at step 12, {own[name]:.4f} on all" in text
@@ -188,7 +188,7 @@ class Fake:
 
 
 def step(n: int, seconds: float = 1.0, tokens: int = 100, **seen) -> dict:
-    found = dict(wait_s=0.0, longest_wait_s=0.0, rows=[], read_mb=n / 10, read_s=n / 100)
+    found = dict(wait_s=0.0, longest_wait_s=0.0, rows=[], read_mb=0.1, read_s=0.01)
     seen = found | dict(saving=False) | seen
     return dict(step=n, tokens=n * tokens, time=float(n), step_s=seconds, watch=seen)
 
@@ -249,9 +249,9 @@ def test_a_slow_disk_is_seen_and_its_rows_are_named(small_data, tmp_path, monkey
     assert float(waited[1]) > 0.5
     named = [name.split()[-1] for name in (waited[2], waited[3])]
     assert set(named) <= set(slow), "the rows that were slow"
-    steps = [r for r in metrics(tmp_path / "run") if "loss" in r]
-    read = steps[-1]["watch"]
-    assert read["read_mb"] >= 24 * 8 * 65 * 2 / 1e6 and read["read_s"] > 2.8
+    seen = [r["watch"] for r in metrics(tmp_path / "run") if "loss" in r]
+    assert sum(w["read_mb"] for w in seen) >= 24 * 8 * 65 * 2 / 1e6
+    assert sum(w["read_s"] for w in seen) > 2.8
 
 
 def test_steps_taken_while_a_checkpoint_is_written_are_known(small_data, tmp_path, monkeypatch):
@@ -340,12 +340,13 @@ def test_a_slow_hub_is_seen_and_named(tmp_path, monkeypatch):
     assert both == [("web", "3.0 MB of text at 0.1 MB/s, unit 1 of 3 at 0.0 MB/s")]
 
 
-def test_the_reading_is_no_part_of_the_fingerprint(two_sources, capsys):
+def test_the_reading_is_no_part_of_the_fingerprint(two_sources):
     manifest = Manifest.load(two_sources)
     seen = manifest.tree["made"]["reading"]
     assert set(seen) == {"code", "prose"} and all(u["s"] > 0 for own in seen.values() for u in own)
-    lines = prepare_data.report(manifest, 1.0)
-    assert re.search(r"^read  code: [\d.]+ MB of text at [\d,.]+ MB/s", lines, re.M)
+    assert re.search(
+        r"^[\d.]+ MB of text at [\d,.]+ MB/s", dict(watch.reading(manifest.tree))["code"]
+    )
     manifest.tree["made"]["reading"] = {}
     from machinery.shards import fingerprint
 
@@ -372,8 +373,12 @@ def test_scores_over_checkpoints_are_drawn_with_their_band(trained, tmp_path):
     )
     labels = axes.get_legend_handles_labels()[1]
     assert labels == ["guessing", "sum", "per byte"]
+    own = dict(task="core", n=91_037, core=0.1, stderr=0.006, chance=-0.0007, chance_sd=0.005)
+    own |= dict(gpt2_xl=0.256525, step=12, tokens=6144)
+    with open(folder / "eval.jsonl", "a") as file:
+        file.write("\n" + json.dumps(own) + "\n")
+    axes = curves.figures(report.Run(folder))[-1].axes[0]
+    assert axes.get_title(loc="left") == "core: 91,037 questions"
+    assert axes.get_legend_handles_labels()[1] == ["guessing", "GPT-2 XL", "score"]
     report.write(folder)
-    assert (folder / "report.html").read_text().count("<img") == 6 + 3
-
-
-os.environ.setdefault("MPLBACKEND", "agg")
+    assert (folder / "report.html").read_text().count("<img") == 6 + 4
