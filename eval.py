@@ -24,7 +24,7 @@ from pathlib import Path
 import torch
 
 import data
-from config import PRESETS, Count, Preset, Share, UsageError
+from config import Count, Preset, Share, UsageError, find_preset
 from flops import bits_per_byte
 from hf.mapping import load_exported
 from machinery import cli, trained
@@ -123,9 +123,9 @@ def find_prompts(config: SampleConfig, path: Path) -> tuple[str, ...]:
             return lines
         print("standard input is empty")
     name = run_of(path).name
-    if name in PRESETS:
+    if preset := find_preset(name):
         print(f"prompts: those of the preset {name}")
-        return PRESETS[name].prompts
+        return preset.prompts
     print("prompts: three that suit any text; give your own with --prompt")
     return Preset.prompts
 

@@ -25,7 +25,7 @@ from machinery.shards import Manifest
 def open_data(preset: cfg.Preset) -> tuple[Manifest, cfg.Preset]:
     """The prepared data, checked, and the preset with its model completed by it."""
     config, options, asked = preset.train, preset.run, preset.model
-    default = cfg.PRESETS[preset.name].model
+    default = cfg.find_preset(preset.name).model
     manifest = Manifest.load(options.data_dir, preset.name)
     manifest.check()
     seq_len = manifest.row_len - 1

@@ -21,7 +21,6 @@ from machinery.ranks import World
 from machinery.shards import dtype_for
 from model import GPT
 
-TOKENS_PER_WEIGHT = 10.5  # of the blocks and the head: where the d* shapes train best per FLOP
 MICRO_BATCH_TOKENS = {"cuda": 65_536, "mps": 8_192, "cpu": 8_192}  # where `auto` starts
 USABLE = 0.92  # of a GPU's memory; the rest is for fragments, NCCL's and cuDNN's buffers
 
@@ -172,7 +171,7 @@ def table(plan: Plan, config, model, meta: GPT, params, why: str, itemsize: int)
 
 def steps_for(config: cfg.TrainConfig, params: dict[str, int]) -> int:
     """Steps as given, or for the tokens given, or for 10.5 tokens per weight of blocks and head."""
-    tokens = cli.count(config.tokens) or TOKENS_PER_WEIGHT * (params["matrix"] + params["head"])
+    tokens = cli.count(config.tokens) or cfg.TOKENS_PER_WEIGHT * (params["matrix"] + params["head"])
     ramp = config.ramp_steps
     less = 0.75 * ((ramp + 1) // 2) + 0.5 * (ramp // 2)  # full steps: first a quarter, then half
     return config.steps or max(1, math.ceil(tokens / config.tokens_per_step + less))

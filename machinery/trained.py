@@ -13,7 +13,7 @@ from typing import Literal
 
 import torch
 
-from config import PRESETS, GPTConfig, UsageError
+from config import PRESETS, GPTConfig, UsageError, find_preset
 from machinery import checkpoint, disk, ranks, shards
 from machinery.errors import CheckpointError
 from model import GPT
@@ -44,7 +44,7 @@ def is_export(path: Path) -> bool:
 def find_model(word: str) -> dict[str, str]:
     """MODEL, the first word after the command -> the options that it stands for."""
     path = Path(word)
-    if word in PRESETS:
+    if find_preset(word):
         return dict(run_dir=f"runs/{word}")
     if (path / "checkpoints").is_dir():
         return dict(run_dir=word)
