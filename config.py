@@ -244,6 +244,9 @@ class RunConfig:
     """Several ranks: a whole model on each (ddp), or sharded (fsdp)."""
     micro_batch: int = 0
     """Rows per forward pass on one rank; 0: found by the program."""
+    recompute: bool = False
+    """Compute each block again in backward: a fraction of the memory, a third more time, the same
+    gradients. --plan says what it makes room for."""
 
     # Watch
     log_every: int = 10
@@ -276,6 +279,9 @@ class RunConfig:
     """Minutes between checkpoints; 0: by steps alone."""
     keep: Count = 2
     """Newest valid checkpoints to keep, and the best besides; 2 or more survive a damaged file."""
+    keep_every: int = 0
+    """Steps between milestones (0: none): weights alone, kept for good in checkpoints/milestones.
+    All but --resume, which needs the optimizer, can read them."""
     mirror: str = ""
     """Also copy each checkpoint to MIRROR/NAME, where NAME is the last part of run_dir."""
     resume: str = "auto"

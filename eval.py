@@ -28,18 +28,11 @@ from config import Count, Preset, Share, UsageError, find_preset
 from flops import bits_per_byte
 from hf.mapping import load_exported
 from machinery import cli, trained
-from machinery.shards import Manifest
 from machinery.trained import EvalConfig, open_data, open_tokenizer, run_of
 from model import GPT
 from tokenizer import Tokenizer
 
 load_model = partial(trained.load_model, read_export=load_exported)
-
-
-def load(config: EvalConfig) -> tuple[GPT, dict, Manifest]:
-    """The model, trainer.json, and the data."""
-    model, trainer = load_model(config)
-    return model, trainer, open_data(config, trainer)
 
 
 def keep_record(config: EvalConfig, trainer: dict, **figures) -> None:
@@ -71,8 +64,11 @@ class LossConfig(EvalConfig):
 
 def loss(config: LossConfig) -> None:
     """Print the loss, and append it to eval.jsonl."""
-    model, trainer, manifest = load(config)
-    device = model.cos.device
+    model, trainer = load_model(config)
+    manifest, device = open_data(config, trainer), model.cos.device
+    if (long := manifest.row_len - 1) > (most := model.config.seq_len):
+        why = f"the rows of {manifest.dir} have {long} inputs, but {trainer['path']} reads {most}"
+        raise UsageError(f"{why}; docs/context.md tells how it learns to read more")
     batches = data.val_batches(manifest, config.batch, config.rows, device=device)
     token_bytes = torch.from_numpy(manifest.token_bytes()).to(device)
     nats, bpb = bits_per_byte(model, batches, token_bytes)

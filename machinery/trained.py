@@ -63,7 +63,8 @@ def run_of(path: str | Path) -> Path:
     path = Path(os.path.abspath(path))
     if not path.name.startswith("step_"):
         return path
-    return path.parent.parent if path.parent.name == "checkpoints" else path.parent
+    folder = path.parents[1] if path.parent.name == checkpoint.MILESTONES else path.parent
+    return folder.parent if folder.name == "checkpoints" else folder
 
 
 def load_model(config: EvalConfig, read_export: Callable) -> tuple[GPT, dict]:
