@@ -7,6 +7,7 @@ machinery/cli.py turns a command line into a preset.
 """
 
 import math
+import re
 from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Literal
 
@@ -244,6 +245,9 @@ class RunConfig:
     """Several ranks: a whole model on each (ddp), or sharded (fsdp)."""
     micro_batch: int = 0
     """Rows per forward pass on one rank; 0: found by the program."""
+    recompute: bool = False
+    """Compute each block again in backward: a fraction of the memory, a third more time, the same
+    gradients. --plan says what it makes room for."""
 
     # Watch
     log_every: int = 10
@@ -276,6 +280,9 @@ class RunConfig:
     """Minutes between checkpoints; 0: by steps alone."""
     keep: Count = 2
     """Newest valid checkpoints to keep, and the best besides; 2 or more survive a damaged file."""
+    keep_every: int = 0
+    """Steps between milestones (0: none): weights alone, kept for good in checkpoints/milestones.
+    All but --resume, which needs the optimizer, can read them."""
     mirror: str = ""
     """Also copy each checkpoint to MIRROR/NAME, where NAME is the last part of run_dir."""
     resume: str = "auto"
@@ -314,19 +321,26 @@ class Preset:
         object.__setattr__(self, "data", replace(self.data, **sizes))
 
 
-def _d(depth: int, tokens_per_step: int, data_tokens: str) -> Preset:
-    """The depth dial: width 64 x depth, heads of 128, MLP 4x."""
-    model = GPTConfig(
-        n_layer=depth,
-        n_embd=64 * depth,
-        n_head=depth // 2,
-        n_kv_head=depth // 2,
-        mlp_hidden=256 * depth,
-        extras=("key_offset", "value_embeds"),
-    )
-    source = ("hf:karpathy/climbmix-400b-shuffle",)
-    data = DataConfig(source, tokens=data_tokens, val_fraction=0.001)
-    return Preset(model, data, TrainConfig(tokens_per_step=tokens_per_step))
+TOKENS_PER_WEIGHT = 10.5  # of the blocks and the head: where the d* shapes train best per FLOP
+
+
+def preset_of_depth(depth: int) -> Preset:
+    """The depth dial, nanochat's: the rest follows from the number of layers.
+
+    Width: 64 x depth, rounded up to whole heads of 128; MLP 4x. Tokens: 10.5 per weight of blocks
+    and head; 2% more are prepared. Batch: 2^19 tokens at depth 12, elsewhere in proportion to
+    tokens^0.383, to the nearest power of two. Learning rates: those of 2^19 tokens and width 768,
+    times the factors of optim.py for this batch and this width."""
+    n_head = (depth + 1) // 2
+    width = 128 * n_head
+    heads, extras = dict(n_head=n_head, n_kv_head=n_head), ("key_offset", "value_embeds")
+    model = GPTConfig(n_layer=depth, n_embd=width, mlp_hidden=4 * width, extras=extras, **heads)
+    weights = 12 * depth * width**2 + model.padded_vocab * width
+    at_12 = 12 * 12 * 768**2 + 32_768 * 768
+    batch = 2 ** round(19 + 0.383 * math.log2(weights / at_12))
+    tokens = f"{1.02 * TOKENS_PER_WEIGHT * weights / 1e9:.3g}B"
+    data = DataConfig(("hf:karpathy/climbmix-400b-shuffle",), tokens=tokens, val_fraction=0.001)
+    return Preset(model, data, TrainConfig(tokens_per_step=batch))
 
 
 _LLAMA = dict(
@@ -354,10 +368,7 @@ PRESETS = {
         RunConfig(log_every=25, eval_every=100, eval_tokens=40_960, save_minutes=1.0),
         prompts=("def", "class", "import"),
     ),
-    # Data: 2 to 4% more than 10.5 tokens per weight of blocks and head, 110M, 435M and 730M.
-    "d12": _d(12, 524_288, "1.2B"),  # 256 rows x 2,048
-    "d20": _d(20, 1_048_576, "4.7B"),
-    "d24": _d(24, 1_048_576, "7.8B"),
+    **{f"d{depth}": preset_of_depth(depth) for depth in (12, 20, 24)},
     # The two runs that the documents behind the course describe (course/README.md).
     "smol-135m": Preset(
         GPTConfig(
@@ -405,3 +416,9 @@ PRESETS["tiny-chat"] = replace(
     run=replace(_TINY.run, init_from="runs/tiny", eval_every=80),
     prompts=("Who are you?", "Which arguments does join(a, b) take?", "What does open do?"),
 )
+
+
+def find_preset(word: str) -> Preset | None:
+    """The preset of that name, or of that depth: "d16". None if there is none."""
+    depth = re.fullmatch("d([1-9][0-9]?)", word)
+    return PRESETS.get(word) or (preset_of_depth(int(depth[1])) if depth else None)

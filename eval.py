@@ -28,17 +28,9 @@ from flops import score_text
 from hf.mapping import load_exported
 from machinery import cli, trained
 from machinery.log import sources_line
-from machinery.shards import Manifest
 from machinery.trained import EvalConfig, open_data, open_tokenizer, run_of  # noqa: F401
-from model import GPT
 
 load_model = partial(trained.load_model, read_export=load_exported)
-
-
-def load(config: EvalConfig) -> tuple[GPT, dict, Manifest]:
-    """The model, trainer.json, and the data."""
-    model, trainer = load_model(config)
-    return model, trainer, open_data(config, trainer)
 
 
 def keep_record(config: EvalConfig, trainer: dict, **figures) -> None:
@@ -70,8 +62,11 @@ class LossConfig(EvalConfig):
 
 def loss(config: LossConfig) -> None:
     """Print the loss, and append it to eval.jsonl."""
-    model, trainer, manifest = load(config)
-    device = model.cos.device
+    model, trainer = load_model(config)
+    manifest, device = open_data(config, trainer), model.cos.device
+    if (long := manifest.row_len - 1) > (most := model.config.seq_len):
+        why = f"the rows of {manifest.dir} have {long} inputs, but {trainer['path']} reads {most}"
+        raise UsageError(f"{why}; docs/context.md tells how it learns to read more")
     batches = data.val_batches(manifest, config.batch, config.rows, device=device)
     token_bytes = torch.from_numpy(manifest.token_bytes()).to(device)
     sources = [source for source, _ in data.val_places(manifest, config.rows)]

@@ -14,7 +14,7 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
-from config import PRESETS, Preset, UsageError
+from config import Preset, UsageError, find_preset
 from hf import card, mapping, parity, template
 from machinery import cli, disk, trained
 from machinery.errors import DataError, StorageError
@@ -110,7 +110,8 @@ def export(config: ExportConfig) -> Path:
     name, why = mapping.choose_class(model.config)
     own = name == mapping.OWN
     print(f"class: {'modeling_nano2049.py' if own else f'the stock {name}'} ({why})")
-    prompt, tuned = PRESETS.get(run_dir.name, Preset).prompts[0].rstrip(), trained.is_tuned(trainer)
+    tuned = trained.is_tuned(trainer)
+    prompt = (find_preset(run_dir.name) or Preset).prompts[0].rstrip()
     with disk.creating(out) as folder:
         write_tokenizer(tokenizer, folder, model.config.seq_len, tuned)
         facts = write_model(model, folder, card.training_facts(path, trainer), tokenizer)

@@ -82,22 +82,25 @@ def mfu(
     return tokens_per_s * flops_per_token / (peak * world_size) if peak else None
 
 
-def activation_bytes(config, itemsize: int = 2) -> int:
+def activation_bytes(config, itemsize: int = 2, recompute: bool = False) -> int:
     """GPU memory per token at the peak of a compiled step, in addition to weights, gradients and
     optimizer: what each layer keeps for backward, and the logits.
 
-    config: a GPTConfig; itemsize: bytes of a number (2: bf16). An estimate; tests/test_preflight.py
-    compares it with what the compiler decides to keep."""
+    config: a GPTConfig; itemsize: bytes of a number (2: bf16); recompute: a layer keeps its inputs
+    alone, and backward restores one layer at a time. An estimate; tests/test_preflight.py and
+    test_recompute.py compare it with what the compiler decides to keep."""
     q, kv = config.n_head * config.head_dim, config.n_kv_head * config.head_dim
     layer = 4 * config.n_embd  # the input of attention and of the MLP, before the norm and after it
     layer += 2 * q + 2 * kv  # queries, keys, values, and what attention returns
     layer += (q + kv) if config.qk_norm else 0  # queries and keys before their norm
-    layer += kv if "value_embeds" in config.extras else 0  # two in every other layer
+    values = kv // 2 if "value_embeds" in config.extras else 0  # one in every other layer
+    layer += 2 * values  # as they are, and times their gate
     # relu2 is found from its result; SwiGLU keeps gate and up as well
     layer += config.mlp_hidden * (3 if config.mlp == "swiglu" else 1)
     once = 4 * config.n_embd  # around the embedding and the last norm
     once += config.padded_vocab  # the logits, whose gradient takes their place
-    return itemsize * (config.n_layer * layer + once)
+    kept = config.n_embd + values if recompute else layer
+    return itemsize * (config.n_layer * kept + recompute * layer + once)
 
 
 def measure_matmul(device: torch.device | str, dtype: torch.dtype, seconds: float = 1.0) -> float:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from config import VALUE_GATE_CHANNELS, GPTConfig, UsageError
 
@@ -224,10 +225,11 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    def __init__(self, config: GPTConfig, compute_dtype: torch.dtype = torch.float32):
-        """compute_dtype: the dtype of the activations, and of the weights while in use."""
+    def __init__(self, config: GPTConfig, compute_dtype=torch.float32, recompute: bool = False):
+        """compute_dtype: the dtype of the activations, and of the weights while in use. recompute:
+        keep only what enters each block; backward computes the rest of it again."""
         super().__init__()
-        self.config, self.compute_dtype = config, compute_dtype
+        self.config, self.compute_dtype, self.recompute = config, compute_dtype, recompute
         self.cross_entropy = cross_entropy  # FSDP compiles it apart (machinery/build.py)
         self.embed = nn.Embedding(config.padded_vocab, config.n_embd)
         self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.n_layer))
@@ -349,7 +351,10 @@ class GPT(nn.Module):
             value_embed = None
             if config.has_value_embed(layer):
                 value_embed = self.value_embeds[str(layer)](idx).to(self.compute_dtype)
-            x = block(x, value_embed, at)
+            if self.recompute:  # activation checkpointing (Chen et al. 2016)
+                x = checkpoint(block, x, value_embed, at, use_reentrant=False)
+            else:
+                x = block(x, value_embed, at)
         if cache is not None:
             cache.length += T
 

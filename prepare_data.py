@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 import data
-from config import PRESETS, DataConfig, UsageError
+from config import DataConfig, UsageError, find_preset
 from machinery import cli, disk, shards
 from preparation import chat, worker
 from tokenizer import Tokenizer
@@ -34,7 +34,7 @@ def main(argv: list[str]) -> int:
         return show.main(argv[1:])
     preset = cli.parse("prepare_data.py", "data", argv)
     config = preset.data
-    if not config.mixture and config.source == PRESETS[preset.name].data.source:
+    if not config.mixture and config.source == find_preset(preset.name).data.source:
         config = replace(config, mixture=preset.train.mixture)
     try:
         prepare(config)

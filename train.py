@@ -218,7 +218,7 @@ def train(run: Run, progress: Progress) -> None:
     for numbers in take_steps(run, progress):
         unread.append(numbers)
         log_steps(run, progress, unread, keep=run.world.device.type == "cuda")
-        by_steps = is_due(progress.step, options.save_every)
+        by_steps = any(is_due(progress.step, n) for n in (options.save_every, options.keep_every))
         save_due = by_steps or progress.save_now or progress.step in (plan.keep_step, plan.steps)
         eval_due = eval_is_due(run, progress)
         if save_due or eval_due:

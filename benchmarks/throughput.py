@@ -106,7 +106,8 @@ class RandomRows:
 
 
 def find_preset(name: str) -> cfg.Preset:
-    return MORE_PRESETS[name] if name in MORE_PRESETS else cli.find("preset", name, cfg.PRESETS)
+    found = MORE_PRESETS.get(name) or cfg.find_preset(name)
+    return found or cli.find("preset", name, cfg.PRESETS)
 
 
 def measure(case: dict, run_dir: str) -> dict:

@@ -92,6 +92,7 @@ def page(preset: cfg.Preset, world: ranks.World) -> str:
         speed = tokens / (whole_steps * step_s(decided, meta, card, peak))
     else:
         speed = OTHER_MFU[world.device.type] * peak * world.world_size / full
+        speed *= 0.75 if decided.recompute else 1  # four passes, of which MFU counts three
     validations = 2 + (decided.steps - 1) // run.eval_every if run.eval_every else 2
     hours = (tokens + FORWARD * validations * run.eval_tokens) / speed / 3600
     mfu = flops.mfu(speed, full, peak, world.world_size)
@@ -126,6 +127,10 @@ def step_s(decided: plan.Plan, meta: GPT, card: flops.Card, peak: float) -> floa
     forward, backward = (share * peak for share in ATTENTION[128 if c.head_dim > 64 else 64])
     micro_batch_s = tokens * (matmul / matmul_rate + attention / forward)
     micro_batch_s += tokens * 2.5 * attention / backward  # 5 matmuls for the 2 of forward
+    if decided.recompute:  # the forward pass once more, but for the head
+        head = 6 * c.n_embd * c.padded_vocab
+        again_s = (matmul - head) / 3 / matmul_rate + attention / forward
+        micro_batch_s += tokens * (again_s + traffic(c) / 3 / bandwidth)
     # Adding a gradient moves 12 bytes, casting a matmul's weight and its gradient 12 more; a weight
     # in a matmul costs 6 FLOPs per token, so matmul / 6 is their number.
     micro_batch_s += (tokens * traffic(c) + 12 * params + 12 * matmul / 6) / bandwidth

@@ -29,7 +29,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 import data
-from config import LARGEST, PRESETS, Preset, UsageError
+from config import LARGEST, Preset, UsageError, find_preset
 from machinery import disk
 from machinery.errors import DataError
 from machinery.log import duration
@@ -367,7 +367,7 @@ def choose_text(
 ) -> tuple[list[int], str]:
     """The ids to look at, BOS first, and where they are from."""
     if config.prompt or config.max_new_tokens:
-        prompt = config.prompt or PRESETS.get(run_dir.name, Preset).prompts[0]
+        prompt = config.prompt or (find_preset(run_dir.name) or Preset).prompts[0]
         ids = [tokenizer.bos_id, *tokenizer.encode(prompt)]
         if not config.max_new_tokens:
             return ids, "your prompt"

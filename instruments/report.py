@@ -24,7 +24,7 @@ from typing import Literal
 import numpy as np
 
 from config import READ_BY, Count, UsageError
-from instruments import curves, watch
+from instruments import curves, positions, watch
 from machinery import checkpoint, disk, shards
 from machinery.errors import CheckpointError, DataError
 from machinery.log import duration, read_jsonl, short
@@ -196,6 +196,7 @@ def write(run_dir: str | Path, usd_per_hour: float = 0.0) -> Path:
     sections = {
         "Result": result(run, usd_per_hour),
         "Curves": [],
+        "Loss by position": positions.rows(run.dir),
         "Starts": [describe(process) for process in run.processes()],
         "Data": data_facts(run),
         "Configuration": [(k, plain(v)) for k, v in run.config.items() if is_read(k, run.config)],
@@ -525,6 +526,7 @@ def sample_and_write(config: ReportConfig, load_model: Callable) -> None:
     load_model: EvalConfig -> (model, trainer.json)."""
     Run(config.run_dir)  # refuses a folder that is not a run's
     take_samples(config, load_model)
+    positions.measure(config, load_model)
     print(write(config.run_dir, config.usd_per_hour))
 
 
@@ -534,7 +536,7 @@ def take_samples(config: ReportConfig, load_model: Callable) -> None:
     where = dict(data_dir=config.data_dir, device=config.device, dtype=config.dtype)
     drawn = [r for r in read_jsonl(file, is_whole) if not r.get("live")]  # not while it trained
     sampled = {(r["step"], r["prompt"]) for r in drawn}
-    for path in reversed(checkpoint.checkpoints(root)):
+    for path in reversed(checkpoint.with_milestones(root)):
         done = {prompt for step, prompt in sampled if step == checkpoint.step_of(path)}
         if done.issuperset(config.prompt) and done:
             continue

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from config import PRESETS, Count, Preset, Share
+from config import Count, Preset, Share, find_preset
 from machinery.trained import EvalConfig, is_tuned, open_tokenizer, run_of
 from model import GPT
 from preparation.chat import prompt_ids
@@ -54,9 +54,9 @@ def find_prompts(config: SampleConfig, path: Path) -> tuple[str, ...]:
             return lines
         print("standard input is empty")
     name = run_of(path).name
-    if name in PRESETS:
+    if preset := find_preset(name):
         print(f"prompts: those of the preset {name}")
-        return PRESETS[name].prompts
+        return preset.prompts
     print("prompts: three that suit any text; give your own with --prompt")
     return Preset.prompts
 

@@ -25,7 +25,7 @@ from instruments import judge, ratings
 from machinery import checkpoint
 from machinery.disk import writable, write_json
 from machinery.shards import Manifest
-from machinery.trained import EvalConfig, is_tuned
+from machinery.trained import EvalConfig, is_tuned, run_of
 from preparation.chat import prompt_ids
 from tokenizer import Tokenizer
 
@@ -41,7 +41,7 @@ class TournamentConfig:
     run_dir: str = ""
     """Folder of the run, for tournament.json; empty: runs/PRESET."""
     players: tuple[str, ...] = ()
-    """Checkpoint folders; empty: all checkpoints of the run."""
+    """Checkpoint folders; empty: all checkpoints of the run, its milestones too."""
     data_dir: str = ""
     """Data folder; empty: the one that the players were trained on."""
     device: str = "auto"
@@ -177,7 +177,7 @@ def entrants(config) -> tuple[list[Path], Path | None]:
     does not play."""
     root = Path(config.run_dir) / "checkpoints"
     named = [Path(p) for p in dict.fromkeys(config.players) if p]
-    found = named or checkpoint.checkpoints(root)[::-1]
+    found = named or checkpoint.with_milestones(root)[::-1]
     if not found:
         raise UsageError(f"there is no checkpoint in {root}; train first, or name some: --players")
     judge_path = None
@@ -189,23 +189,29 @@ def entrants(config) -> tuple[list[Path], Path | None]:
             or_run = ", nor a run with one" if path == judge_path else ""
             raise UsageError(f"{path} is no checkpoint (it has no {checkpoint.MANIFEST}){or_run}")
     players = found
-    if judge_path:  # a copy of it, which has the same hashes, does not play either
-        content = (judge_path / checkpoint.MANIFEST).read_text()
-        players = [p for p in found if (p / checkpoint.MANIFEST).read_text() != content]
+    if judge_path:  # a copy of it, which has the same hashes, and its milestone do not play either
+        content, own = (judge_path / checkpoint.MANIFEST).read_text(), weights_of(judge_path)
+        others = [p for p in found if weights_of(p) != own]
+        players = [p for p in others if (p / checkpoint.MANIFEST).read_text() != content]
     if len(players) < len(found):
         print(f"{judge_path} is the judge, so it does not play: it would like its own text best")
     if not players:
         raise UsageError(
-            f"no player is left beside the judge {judge_path}; train with --save_every and a "
-            "larger --keep, or name other checkpoints with --players"
+            f"no player is left beside the judge {judge_path}; train with --keep_every, "
+            "or name other checkpoints with --players"
         )
     return players, judge_path
+
+
+def weights_of(path: Path) -> tuple[Path, str]:
+    """What a checkpoint has in common with the milestone of its step: the run and the name."""
+    return run_of(path.resolve()), path.name
 
 
 def names(paths: list[Path]) -> list[str]:
     """The shortest names that tell the checkpoints apart: step 300, tiny step 300, the path."""
     short = [f"step {int(p.name[5:])}" if p.name[5:].isdigit() else p.name for p in paths]
-    longer = [f"{p.resolve().parent.parent.name} {name}" for p, name in zip(paths, short)]
+    longer = [f"{run_of(p.resolve()).name} {name}" for p, name in zip(paths, short)]
     return next((x for x in (short, longer) if len(set(x)) == len(x)), [str(p) for p in paths])
 
 

@@ -80,7 +80,7 @@ def attention_kernels(config: cfg.GPTConfig, world: ranks.World):
 def build_model(config: cfg.GPTConfig, plan: Plan, world: ranks.World, seed: int) -> GPT:
     """On `meta` first, so that each weight is allocated once, on its device; sharded, in part."""
     with torch.device("meta"):
-        model = GPT(config, compute_dtype=world.dtype)
+        model = GPT(config, world.dtype, plan.recompute)
     if plan.sharded:
         shard(model, plan, world)
     try:
@@ -128,8 +128,8 @@ def build_optimizers(model: GPT, preset: cfg.Preset, plan: Plan, world: ranks.Wo
 
 def open_checkpoints(preset: cfg.Preset, plan: Plan, log: Log) -> checkpoint.Checkpointer:
     mirror = Path(preset.run.mirror) / log.run_dir.name if preset.run.mirror else None
-    folder, keep = log.run_dir / "checkpoints", preset.run.keep
-    return checkpoint.Checkpointer(folder, keep, plan.keep_step, mirror, log.print)
+    folder, keep, every = log.run_dir / "checkpoints", preset.run.keep, preset.run.keep_every
+    return checkpoint.Checkpointer(folder, keep, plan.keep_step, mirror, log.print, every)
 
 
 def load(
@@ -250,7 +250,7 @@ def fewer_rows(model: GPT, plan: Plan, world: ranks.World, on_all: bool) -> Plan
     shard = "--parallel fsdp or " if plan.parallel == "ddp" else ""
     raise UsageError(
         f"out of memory with {plan.micro_batch} rows of {model.config.seq_len} tokens; "
-        f"try {fewer}{shard}a smaller preset"
+        f"try {fewer}{'' if plan.recompute else '--recompute or '}{shard}a smaller preset"
     )
 
 
@@ -272,7 +272,7 @@ def explain_out_of_memory(
             raise
         at, plan = f"out of memory at step {progress.step:,}", plan_now()
         if plan.micro_batch == 1:
-            remedy = "try --parallel fsdp on several GPUs, or a smaller preset"
+            remedy = "try --recompute, --parallel fsdp on several GPUs, or a smaller preset"
             raise UsageError(f"{at} with micro-batches of one row; {remedy}") from None
         torchrun = f"torchrun --nproc_per_node={world.local_world_size}"
         program = torchrun if world.world_size > 1 else "python"

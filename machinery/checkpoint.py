@@ -39,6 +39,7 @@ from optim import local
 Optimizers = list[torch.optim.Optimizer]
 FORMAT = 2  # 1 also held random states
 MANIFEST = "MANIFEST.json"
+MILESTONES = "milestones"  # ROOT/milestones/step_00001000: weights alone, never deleted
 MAX_FAILURES = 3  # failed saves in a row that end the run
 METADATA = (  # the classes of DCP's metadata
     "Metadata", "TensorStorageMetadata", "TensorProperties", "ChunkStorageMetadata",
@@ -125,6 +126,12 @@ def checkpoints(*roots: str | Path) -> list[Path]:
         except OSError as error:
             raise CheckpointError(f"{root} cannot be read ({error.strerror})") from None
     return sorted(found, key=step_of, reverse=True)
+
+
+def with_milestones(root: Path) -> list[Path]:
+    """The checkpoints and the milestones, newest first; of a step that has both, the former."""
+    found = [*checkpoints(root / MILESTONES), *checkpoints(root)]
+    return sorted({step_of(p): p for p in found}.values(), key=step_of, reverse=True)
 
 
 def step_of(path: Path) -> int:
@@ -348,13 +355,14 @@ class Checkpointer:
     """All checkpoints of a run: background saves, retention, resume. Every rank calls every
     method. root: the folder of checkpoints, which this run owns (disk.lock). keep: how many of
     the newest valid ones stay, apart from the best, that of `keep_step` and the one resumed from.
-    mirror: a second folder, preferably on another disk, that gets a copy of each."""
+    mirror: a second folder, preferably on another disk, that gets a copy of each. keep_every: steps
+    between milestones, of weights alone, which stay too (0: none)."""
 
     def __init__(
-        self, root: Path, keep: int = 2, keep_step: int = 0, mirror: Path | None = None, log=print
+        self, root, keep: int = 2, keep_step: int = 0, mirror=None, log=print, keep_every: int = 0
     ):
         self.root, self.mirror, self.log = root, mirror, log
-        self.keep, self.keep_step = keep, keep_step
+        self.keep, self.keep_step, self.keep_every = keep, keep_step, keep_every
         self._roots = [root, mirror] if mirror else [root]
         self._team = _Team()
         self._resumed_from = self._best = ""  # names of checkpoints
@@ -370,7 +378,7 @@ class Checkpointer:
     def _sweep(self) -> None:
         """Remove everything that a killed run has left half written or half deleted."""
         self.root.mkdir(parents=True, exist_ok=True)
-        for root in self._roots:
+        for root in [*self._roots, *(root / MILESTONES for root in self._roots)]:
             for junk in [*root.glob(".tmp-*"), *root.glob(".trash-*")]:
                 shutil.rmtree(junk) if junk.is_dir() else junk.unlink()
 
@@ -400,6 +408,8 @@ class Checkpointer:
         rank 0, the only one that needs to see the mirror. UsageError if this run has a newer one
         than `path`: the checkpoints of two histories would lie in one folder."""
         own = [root.resolve() for root in self._roots]
+        if path and path.parent.name == MILESTONES:
+            raise UsageError(f"{path} has no optimizer to resume; give it to --init_from")
         if path and path.resolve().parent not in own and checkpoints(*own):
             path = None  # only the starting point, of another run: this one has its own by now
         if not path:
@@ -472,6 +482,9 @@ class Checkpointer:
         """Publish and tidy up, in the background or not, and leave the outcome in self._error: the
         same on all ranks, which read it at the same step in wait()."""
         try:
+            if self.keep_every and step % self.keep_every == 0:  # first: a kill leaves no gap
+                weights = {name: t for name, t in state.items() if name.startswith("model.")}
+                _publish(self._team, self.root / MILESTONES, step, weights, record)
             path = _publish(self._team, self.root, step, state, record)
         except NonFiniteError as e:
             self._error, self._failures = e, MAX_FAILURES  # training must not continue
@@ -503,6 +516,9 @@ class Checkpointer:
             for root in self._roots:
                 if published and root == self.mirror:
                     _copy(path, root)
+                    for each in checkpoints(self.root / MILESTONES):  # and what failed before
+                        if not (root / MILESTONES / each.name / MANIFEST).exists():
+                            _copy(each, root / MILESTONES)
                 if self._best == path.name and (root / path.name).exists():
                     write_text(root / "best", path.name)
                 if published:

@@ -42,7 +42,8 @@ def parse(program: str, part: Literal["data", "train"], argv: list[str]) -> cfg.
     """Command line -> preset with its folders and the options of argv:
     `parse("train.py", "train", ["d12", "--steps", "200"])`."""
     name, options = first_word(argv)
-    preset = replace(find("preset", name, cfg.PRESETS), name=name)
+    others = f"There are {', '.join(cfg.PRESETS)}, and all other depths up to d99"
+    preset = replace(cfg.find_preset(name) or find("preset", name, cfg.PRESETS, others), name=name)
     data = replace(preset.data, data_dir=f"data/{preset.name}")
     run = replace(preset.run, data_dir=data.data_dir, run_dir=f"runs/{preset.name}")
     default = data if part == "data" else TrainArgs(preset.model, preset.train, run)

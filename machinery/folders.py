@@ -25,7 +25,7 @@ from machinery.shards import Manifest
 def open_data(preset: cfg.Preset) -> tuple[Manifest, cfg.Preset]:
     """The prepared data, checked, and the preset with its model completed by it."""
     config, options, asked = preset.train, preset.run, preset.model
-    default = cfg.PRESETS[preset.name].model
+    default = cfg.find_preset(preset.name).model
     manifest = Manifest.load(options.data_dir, preset.name)
     manifest.check()
     seq_len = manifest.row_len - 1
@@ -163,9 +163,13 @@ def warn_of_disk(plan: Plan, run_dir: Path) -> str:
     disk.check_room(run_dir, plan.save_bytes, remedy)
     free = disk.free_bytes(run_dir)
     new = max(1, plan.saves + bool(saved) - len(saved))  # one more: that resumed from
-    if free >= new * plan.save_bytes:
+    there = checkpoint.checkpoints(run_dir / "checkpoints" / checkpoint.MILESTONES)
+    stay = max(0, plan.milestones - len(there))
+    needed = new * plan.save_bytes + stay * plan.milestone_bytes
+    if free >= needed:
         return ""
     return (
-        f"warning: {new} checkpoints more take {new * plan.save_bytes / 1e9:.1f} GB, but "
-        f"{free / 1e9:.1f} GB are free in {os.path.abspath(run_dir)}: free some space, or --keep 1"
+        f"warning: {new} checkpoints{f' and {stay} milestones' if stay else ''} more take "
+        f"{needed / 1e9:.1f} GB, but {free / 1e9:.1f} GB are free in {os.path.abspath(run_dir)}: "
+        "free some space, or --keep 1"
     )

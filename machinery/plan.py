@@ -21,7 +21,6 @@ from machinery.ranks import World
 from machinery.shards import dtype_for
 from model import GPT
 
-TOKENS_PER_WEIGHT = 10.5  # of the blocks and the head: where the d* shapes train best per FLOP
 MICRO_BATCH_TOKENS = {"cuda": 65_536, "mps": 8_192, "cpu": 8_192}  # where `auto` starts
 USABLE = 0.92  # of a GPU's memory; the rest is for fragments, NCCL's and cuDNN's buffers
 
@@ -44,10 +43,13 @@ class Plan:
     auto_micro_batch: bool
     parallel: str  # none, ddp or fsdp
     compile: bool
+    recompute: bool  # of the blocks' activations, in backward
     decay_begins: int  # steps before the learning rate of wsd falls, and decay_mixture applies
     keep_step: int  # its checkpoint is kept: from there, a run can become longer
     save_bytes: int  # of one checkpoint
     saves: int  # checkpoints that are there at once, at most
+    milestones: int  # checkpoints of the weights alone, all of which stay
+    milestone_bytes: int
     text: str = ""  # the table to print
 
     @property
@@ -107,7 +109,12 @@ def make_plan(preset: cfg.Preset, world: World) -> Plan:
     state = optim.state_bytes(params, config.optimizer)
     parallel, why = pick_parallel(run.parallel, world, state)
     rows = rows_of_smallest_step(config, model.seq_len)
-    most = max(1, int(tokens_at_once(model, world, params, state, parallel) / model.seq_len))
+    fits = [tokens_that_fit(model, world, params, state, parallel, how) for how in (False, True)]
+    limit = MICRO_BATCH_TOKENS[world.device.type]
+    most = max(1, int(min(limit, fits[run.recompute]) / model.seq_len))
+    if fits[run.recompute] < max(limit, model.seq_len):
+        more = "" if run.recompute else f" ({fits[True]:,.0f} with --recompute)"
+        why += f"; {fits[run.recompute]:,.0f} tokens fit at once{more}"
     if run.micro_batch > (in_step := config.tokens_per_step // model.seq_len):
         raise UsageError(
             f"--micro_batch {run.micro_batch} is more than the {in_step} rows of a step; try "
@@ -125,23 +132,25 @@ def make_plan(preset: cfg.Preset, world: World) -> Plan:
         auto_micro_batch=not run.micro_batch,
         parallel=parallel,
         compile=run.compile,
+        recompute=run.recompute,
         decay_begins=begins,
         keep_step=begins if config.schedule == "wsd" else steps,
         save_bytes=state - 4 * sum(params.values()),  # gradients are not saved
         saves=run.keep + 3,  # the newest, the best, that before the decay, one being written
+        milestones=steps // run.keep_every if run.keep_every else 0,
+        milestone_bytes=4 * sum(params.values()),
     )
     return replace(plan, text=table(plan, config, model, meta, params, why, world.dtype.itemsize))
 
 
-def tokens_at_once(model, world: World, params: dict[str, int], state: int, parallel: str) -> float:
-    """The most tokens of a micro-batch: what a GPU's memory leaves room for, up to a limit."""
-    most = MICRO_BATCH_TOKENS[world.device.type]
+def tokens_that_fit(model, world: World, params, state, parallel: str, recompute: bool) -> float:
+    """The tokens of a micro-batch that a GPU's memory leaves room for."""
     if world.device.type != "cuda":
-        return most
+        return math.inf
     room = USABLE * world.memory_bytes - state / (world.world_size if parallel == "fsdp" else 1)
     whole = params["embedding"] + params["head"]  # what FSDP gathers for all of a step
     room -= world.dtype.itemsize * whole * (parallel == "fsdp")
-    return min(most, room / flops.activation_bytes(model, world.dtype.itemsize))
+    return max(0.0, room / flops.activation_bytes(model, world.dtype.itemsize, recompute))
 
 
 def table(plan: Plan, config, model, meta: GPT, params, why: str, itemsize: int) -> str:
@@ -150,7 +159,8 @@ def table(plan: Plan, config, model, meta: GPT, params, why: str, itemsize: int)
     accum, in_step = plan.grad_accum(plan.ramp_steps), plan.rows_in_step(plan.ramp_steps)
     spare = accum * rows * W - in_step
     filled = f" ({spare} rows to fill the last do not count)" if spare else ""
-    activations = rows * model.seq_len * flops.activation_bytes(model, itemsize)
+    per_token = flops.activation_bytes(model, itemsize, plan.recompute)
+    stay = f", {plan.milestones} milestones of {plan.milestone_bytes / 1e9:.2f} GB"
     token_size = np.dtype(dtype_for(model.vocab_size)).itemsize
     ramp = f" (fewer in the first {plan.ramp_steps:,})" if plan.ramp_steps else ""
     full, causal = meta.flops_per_token(), meta.flops_per_token(causal=True)
@@ -163,16 +173,16 @@ def table(plan: Plan, config, model, meta: GPT, params, why: str, itemsize: int)
         f"= {tokens:,} tokens",
         f"step      {rows} rows x {model.seq_len:,} tokens x {accum} accumulated x {W} "
         f"rank{'s' * (W > 1)}{filled}{optim.rates_note(config)}",
-        f"memory    {why}; activations take about {activations / 1e9:.2f} GB",
+        f"memory    {why}; activations take about {rows * model.seq_len * per_token / 1e9:.2f} GB",
         f"disk      {tokens * token_size / 1e9:.2f} GB of rows if none is repeated, "
-        f"{plan.saves} checkpoints of {plan.save_bytes / 1e9:.2f} GB",
+        f"{plan.saves} checkpoints of {plan.save_bytes / 1e9:.2f} GB{stay * bool(plan.milestones)}",
     ]
     return "\n".join(lines)
 
 
 def steps_for(config: cfg.TrainConfig, params: dict[str, int]) -> int:
     """Steps as given, or for the tokens given, or for 10.5 tokens per weight of blocks and head."""
-    tokens = cli.count(config.tokens) or TOKENS_PER_WEIGHT * (params["matrix"] + params["head"])
+    tokens = cli.count(config.tokens) or cfg.TOKENS_PER_WEIGHT * (params["matrix"] + params["head"])
     ramp = config.ramp_steps
     less = 0.75 * ((ramp + 1) // 2) + 0.5 * (ramp // 2)  # full steps: first a quarter, then half
     return config.steps or max(1, math.ceil(tokens / config.tokens_per_step + less))

@@ -13,7 +13,7 @@ from typing import Literal
 
 import torch
 
-from config import PRESETS, GPTConfig, UsageError
+from config import PRESETS, GPTConfig, UsageError, find_preset
 from machinery import checkpoint, disk, ranks, shards
 from machinery.errors import CheckpointError
 from model import GPT
@@ -44,7 +44,7 @@ def is_export(path: Path) -> bool:
 def find_model(word: str) -> dict[str, str]:
     """MODEL, the first word after the command -> the options that it stands for."""
     path = Path(word)
-    if word in PRESETS:
+    if find_preset(word):
         return dict(run_dir=f"runs/{word}")
     if (path / "checkpoints").is_dir():
         return dict(run_dir=word)
@@ -63,7 +63,8 @@ def run_of(path: str | Path) -> Path:
     path = Path(os.path.abspath(path))
     if not path.name.startswith("step_"):
         return path
-    return path.parent.parent if path.parent.name == "checkpoints" else path.parent
+    folder = path.parents[1] if path.parent.name == checkpoint.MILESTONES else path.parent
+    return folder.parent if folder.name == "checkpoints" else folder
 
 
 def is_tuned(trainer: dict) -> bool:

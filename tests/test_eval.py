@@ -68,6 +68,7 @@ def test_a_run_a_checkpoint_and_the_options_name_the_same_model(trained, capsys,
     ]
     assert len({out.replace(str(trained), "") for out in outs}) == 1
     monkeypatch.setattr(models, "PRESETS", {"fox": None})
+    monkeypatch.setattr(models, "find_preset", models.PRESETS.__contains__)
     (trained.parent / "runs").mkdir()
     (trained.parent / "runs" / "fox").symlink_to(trained)
     assert outs[0].replace(str(trained), "runs/fox") == look(capsys, "sample", "fox", *args)

@@ -1,0 +1,196 @@
+"""--recompute: the same gradients from less memory, and a plan that knows how much less."""
+
+import re
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import losses
+from faults import start
+from torch import nn
+
+import flops
+from config import GPTConfig, UsageError
+from instruments import forecast
+from machinery import build, cli, plan
+from model import GPT
+
+SHAPE = dict(seq_len=64, vocab_size=128, n_layer=4, n_embd=32, mlp_hidden=128)
+SHAPE |= dict(n_head=2, n_kv_head=2, head_dim=16)
+KINDS = [
+    dict(extras=("key_offset", "value_embeds")),
+    dict(doc_mask=True, nope_every=2),
+    dict(mlp="swiglu", tie_embeddings=True, n_kv_head=1, logit_softcap=0.0),
+]
+
+
+def a_model(**how) -> GPT:
+    """With no weight at zero, so that every gradient tells something."""
+    torch.manual_seed(0)
+    gpt = GPT(GPTConfig(**SHAPE | how))
+    gpt.init_weights()
+    for p in gpt.parameters():
+        nn.init.normal_(p, std=0.1)
+    return gpt
+
+
+def gradients(gpt: GPT, tokens, recompute: bool, call=None) -> tuple:
+    """(loss, the gradients, bytes that the graph keeps for backward: not the weights)."""
+    gpt.recompute, kept = recompute, {}
+    gpt.zero_grad()
+    weights = {p.untyped_storage().data_ptr() for p in gpt.parameters()}
+
+    def keep(t):
+        kept[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
+        return t
+
+    torch.manual_seed(1)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
+        loss = (gpt if call is None else call)(tokens, tokens)
+    size = sum(n for at, n in kept.items() if at not in weights)
+    loss.backward()
+    return loss.detach(), [p.grad.clone() for p in gpt.parameters()], size
+
+
+@pytest.mark.parametrize("how", KINDS)
+def test_the_gradients_are_the_same_to_the_bit(how):
+    gpt, tokens = a_model(**how), torch.randint(128, (3, 64))
+    (loss, grads, size), (again, others, less) = (
+        gradients(gpt, tokens, recompute) for recompute in (False, True)
+    )
+    assert torch.equal(loss, again) and min(g.abs().max() for g in grads) > 0
+    assert all(torch.equal(a, b) for a, b in zip(grads, others, strict=True))
+    assert less < 0.5 * size
+
+
+def test_what_is_computed_again_draws_the_same_dropout():
+    """As a reader who adds dropout to the block expects."""
+    gpt, tokens = a_model(), torch.randint(128, (3, 64))
+    for block in gpt.blocks:
+        block.mlp.register_forward_hook(lambda module, args, x: F.dropout(x, 0.5))
+    (loss, grads, _), (again, others, _) = (gradients(gpt, tokens, r) for r in (False, True))
+    assert torch.equal(loss, again)
+    assert all(torch.equal(a, b) for a, b in zip(grads, others, strict=True))
+    assert not torch.equal(loss, gpt(tokens, tokens).detach())  # drawn anew each time
+
+
+def test_of_a_block_only_what_enters_it_is_kept():
+    """Two blocks more: their inputs, (B, T, C) each, and the value embeddings of one of them."""
+    tokens, kept = torch.randint(128, (3, 64)), []
+    for n_layer in (2, 4):
+        gpt, shapes = a_model(n_layer=n_layer, extras=("value_embeds",)), []
+        gpt.recompute = True
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda t, shapes=shapes: shapes.append((t.shape, t.dtype)), lambda t: t
+        ):
+            gpt(tokens, tokens)
+        kept.append(Counter(shapes))
+    assert kept[1] - kept[0] == {((3, 64, 32), torch.float32): 3, ((3, 64), torch.int64): 1}
+
+
+@pytest.mark.parametrize("extras", [(), ("value_embeds",)])
+def test_the_plan_knows_what_a_compiled_step_keeps(extras):
+    """As tests/test_preflight.py without --recompute; plus one layer, which backward restores."""
+    torch._dynamo.reset()
+    shape = SHAPE | dict(n_layer=6, n_embd=128, mlp_hidden=512, head_dim=64, seq_len=128)
+    gpt = GPT(GPTConfig(**shape, extras=extras), compute_dtype=torch.bfloat16)
+    gpt.init_weights()
+    tokens = torch.randint(128, (8, 128))
+    step = torch.compile(gpt, backend="aot_eager_decomp_partition", dynamic=False, fullgraph=True)
+    _, _, kept = gradients(gpt, tokens, True, step)
+    two, one = (flops.activation_bytes(replace(gpt.config, n_layer=n)) for n in (2, 1))
+    estimate = flops.activation_bytes(gpt.config, recompute=True)
+    assert 1 <= estimate / (kept / tokens.numel() + two - one) < 1.15
+    assert estimate < 0.5 * flops.activation_bytes(gpt.config)
+
+
+def test_compiled_it_is_one_graph_with_the_same_gradients():
+    torch._dynamo.reset()
+    gpt, tokens = a_model(**KINDS[0]), torch.randint(128, (3, 64))
+    expected, gpt.recompute = gradients(gpt, tokens, False), True
+    step = torch.compile(gpt, backend="aot_eager_decomp_partition", dynamic=False, fullgraph=True)
+    loss, grads, size = gradients(gpt, tokens, True, step)
+    torch.testing.assert_close(loss, expected[0])
+    torch.testing.assert_close(grads, expected[1])
+    assert size < 0.5 * expected[2]
+    with torch.no_grad():  # as validation does
+        torch.testing.assert_close(step(tokens, tokens), loss)
+
+
+def test_a_run_may_take_it_up_when_it_resumes(small_data, tmp_path):
+    """On one rank, and with whole or sharded models on two: the losses do not change."""
+    plain, run_dir = tmp_path / "plain", tmp_path / "run"
+    start(small_data, plain).end(0)
+    start(small_data, run_dir, spoil=[("signal_at", 5, 15)]).end(143)
+    start(small_data, run_dir, "--recompute").end(0)
+    assert losses(run_dir) == losses(plain)
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_on_two_ranks_the_losses_do_not_change(parallel, small_data, tmp_path):
+    for name, more in (("plain", ()), ("less", ("--recompute",))):
+        options = ("--parallel", parallel, "--steps", 4, "--eval_every", 0, *more)
+        start(small_data, tmp_path / name, *options, world=2).end(0)
+    assert losses(tmp_path / "less") == losses(tmp_path / "plain")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world", [1, 2])
+def test_really_compiled(world, small_data, tmp_path):
+    """Whole on one rank; block by block where FSDP gathers weights in between."""
+    found = []
+    for name, more in (("plain", ()), ("less", ("--recompute",))):
+        options = ("--steps", 3, "--compile", "--eval_every", 0, *more)
+        options += ("--parallel", "fsdp") * (world > 1)
+        run = start(small_data, tmp_path / name, *options, world=world)
+        assert "does not work here" not in run.end(0, timeout_s=500)
+        found.append([*losses(tmp_path / name).values()])
+    assert found[0] == pytest.approx(found[1], rel=1e-5)
+
+
+def page(*options: str) -> str:
+    given = cli.parse("train.py", "train", ["d12", "--plan", *options])
+    return forecast.page(given, None)
+
+
+def number(pattern: str, text: str) -> float:
+    return float(re.search(pattern, text)[1].replace(",", ""))
+
+
+def test_the_plan_says_what_it_makes_room_for_and_never_takes_it():
+    """A 4090 has room for 16 rows of d12 where 32 would be tried; and for no row of 131,072 tokens
+    without it. An H100 has room, and nothing is said."""
+    small, more = page("--gpu", "4090"), page("--gpu", "4090", "--recompute")
+    now, then = number(r"([\d,]+) tokens fit", small), number(r"\(([\d,]+) with --recomp", small)
+    assert 16 * 2048 <= now < 32 * 2048 < then and "16 rows x 2,048" in small
+    assert "32 rows x 2,048" in more and "tokens fit" not in more
+    assert number(r"about ([\d.]+) GB", more) < 2 * number(r"about ([\d.]+) GB", small)
+    long = page("--gpu", "4090", "--seq_len", "131072")
+    now, then = number(r"([\d,]+) tokens fit", long), number(r"\(([\d,]+) with --recomp", long)
+    assert now < 131_072 < then and "1 rows x 131,072" in long
+    assert "tokens fit" not in page("--gpu", "H100")
+
+
+def test_the_utilization_stays_the_models():
+    """A third more of computation is no more FLOPs of the model: the forecast is slower, in tokens
+    per second and in MFU alike."""
+    plain, more = page("--gpu", "H100"), page("--gpu", "H100", "--recompute")
+    speeds = [number(r"time .*: ([\d.]+) hours", text) for text in (plain, more)]
+    assert 1.15 < speeds[1] / speeds[0] < 1.4
+    assert re.search(r"FLOPs.*", plain)[0] == re.search(r"FLOPs.*", more)[0]
+    shares = [number(r"(\d+)% MFU", text) for text in (plain, more)]
+    assert shares[0] / shares[1] == pytest.approx(speeds[1] / speeds[0], rel=0.05)
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_out_of_memory_is_told_of_it_once(recompute, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    given = cli.parse("train.py", "train", ["d12", "--micro_batch", "4"])
+    given = replace(given, run=replace(given.run, recompute=recompute))
+    world = forecast.parse_gpus("H100")
+    decided = plan.make_plan(given, world)
+    with pytest.raises(UsageError) as error:
+        build.fewer_rows(GPT(GPTConfig(**SHAPE)), decided, world, True)
+    assert ("try --micro_batch 2 or --recompute or" in str(error.value)) == (not recompute)
