@@ -140,6 +140,8 @@ class DataConfig:
     mixture: tuple[str, ...] = ()
     """Each source's share of `tokens`, `NAME=SHARE ...`; empty: the shares that the preset trains
     with, or equal shares if you give other sources."""
+    publish: str = ""
+    """Send the data to this URL too (`s3://BUCKET/data`), which train.py --data_dir reads from."""
     val_fraction: Share = 0.02
     """Share of the text, chosen by content hash, that is held out for validation."""
     workers: Annotated[int, 0, 1024] = 0
@@ -232,9 +234,13 @@ class RunConfig:
     run_dir: str = ""
     """Folder of the run; by default runs/PRESET."""
     data_dir: str = ""
-    """Folder that prepare_data.py wrote; by default data/PRESET."""
+    """Folder that prepare_data.py wrote, or URL that it published to; by default data/PRESET."""
     stage: str = ""
-    """Copy the shards to this (local, fast) folder first, verify them, and read from there."""
+    """Copy the shards to this (local, fast) folder first, verify them, and read from there. For
+    data behind a URL: where its cache is; by default data/cache."""
+    cache_gb: float = 100.0
+    """Most gigabytes that the cache of data behind a URL may have; what does not fit is read row by
+    row (docs/store.md)."""
 
     # On what
     device: str = "auto"
@@ -284,7 +290,15 @@ class RunConfig:
     """Steps between milestones (0: none): weights alone, kept for good in checkpoints/milestones.
     All but --resume, which needs the optimizer, can read them."""
     mirror: str = ""
-    """Also copy each checkpoint to MIRROR/NAME, where NAME is the last part of run_dir."""
+    """Also copy each checkpoint to MIRROR/NAME, where NAME is the last part of run_dir, behind the
+    training: a folder, or a URL of a store (`s3://BUCKET/runs`). On another machine the same
+    command resumes from there (docs/store.md)."""
+    mirror_minutes: float = 0.0
+    """Minutes from one copy to the next, at least; 0: each checkpoint that the store has time
+    for."""
+    preempt_url: str = ""
+    """Save and stop when this says that the machine is taken away: a file that appears, or an
+    http:// address of the cloud's (docs/store.md)."""
     resume: str = "auto"
     """auto: from the newest valid checkpoint in run_dir, if any. Or the path of a checkpoint: of
     this run, only its newest valid one; of another run, as the starting point, after which the same

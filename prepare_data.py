@@ -20,7 +20,7 @@ import numpy as np
 
 import data
 from config import DataConfig, UsageError, find_preset
-from machinery import cli, disk, shards
+from machinery import cache, cli, disk, shards
 from preparation import chat, worker
 from tokenizer import Tokenizer
 
@@ -37,7 +37,9 @@ def main(argv: list[str]) -> int:
     if not config.mixture and config.source == find_preset(preset.name).data.source:
         config = replace(config, mixture=preset.train.mixture)
     try:
-        prepare(config)
+        manifest = prepare(config)
+        if config.publish:
+            cache.publish(manifest, config.publish)
     except KeyboardInterrupt:
         print("\ninterrupted; run the same command to resume", file=sys.stderr)
         return 130

@@ -30,7 +30,7 @@ import config as cfg
 import data
 import flops
 import optim
-from machinery import build, checkpoint, cli, folders, ranks
+from machinery import build, checkpoint, cli, folders, mirror, ranks
 from machinery.errors import NonFiniteError
 from machinery.log import Log, StepNumbers, duration, is_done, sources_line, start_of, step_line
 from machinery.plan import Plan, make_plan
@@ -83,7 +83,7 @@ def main(argv: list[str]) -> int:
 
         return forecast.show(asked, world)
     manifest, preset = folders.open_data(asked)
-    if options.stage:
+    if options.stage and "://" not in options.data_dir:
         from instruments import stage
 
         manifest = stage.once_per_node(manifest, options.stage, world)
@@ -96,12 +96,13 @@ def main(argv: list[str]) -> int:
     about = build.describe(asked, preset, plan, manifest, world)
     with ExitStack() as stack:
         stack.enter_context(folders.claim(preset, manifest, world))
+        copies = stack.enter_context(mirror.open_mirror(options, log))
         stack.enter_context(log.outcome(progress))
         log.print(about)
         stack.enter_context(build.attention_kernels(preset.model, world))
         model = build.build_model(preset.model, plan, world, preset.train.seed)
         optimizers = build.build_optimizers(model, preset, plan, world)
-        checkpoints = build.open_checkpoints(preset, plan, log)
+        checkpoints = build.open_checkpoints(preset, plan, log, copies)
         stack.callback(checkpoints.join)  # a save in flight ends first
         state = build.load(checkpoints, model, optimizers, preset, manifest)
         plan = resume(state, preset, plan, log, progress) if state else plan
@@ -111,7 +112,7 @@ def main(argv: list[str]) -> int:
                 f"it: python eval.py sample --run_dir {quote(str(log.run_dir))}"
             )
             return 0
-        signals = ranks.Signals()
+        signals = ranks.Signals(options.preempt_url if world.local_rank == 0 else "")
         stack.enter_context(build.explain_out_of_memory(argv, lambda: plan, world, progress))
         step_model, val_model, plan = build.compile_step(model, optimizers, plan, world, log)
         loader = build.open_loader(manifest, preset, plan, world, progress.step)
@@ -260,7 +261,7 @@ def log_step(run: Run, progress: Progress, numbers: dict) -> None:
         first_rows = plan.rows_in_first(step - 1)
         scale = run.noise.measure(first_norm, norm, first_rows, rows, plan.seq_len)
         record["noise_scale_tokens"] = scale
-    log.write(record | numbers)  # those that are left: yours
+    log.write(record | run.manifest.figures() | numbers)  # those that are left: yours
     if step in (1, plan.steps) or is_due(step, options.log_every):
         log.print(step_line(record, plan.steps, time_left_s(run, progress.step), numbers))
 
@@ -342,7 +343,7 @@ def save(run: Run, progress: Progress, wait: bool = False) -> None:
         tokens=plan.tokens_before(step),  # for people: computed from step
         identity=folders.identity(preset, run.manifest),
         model=asdict(preset.model),
-        data_dir=preset.run.data_dir,  # not the copy of --stage
+        data_dir=cli.public(preset.run.data_dir),  # not the copy of --stage
     )
     with run.meter.paused("save"):
         run.checkpoints.save(step, run.model, run.optimizers, state, wait=wait)

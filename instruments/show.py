@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 
 import numpy as np
 
-from config import LARGEST, PRESETS, UsageError
+from config import LARGEST, PRESETS, UsageError, find_preset
 from machinery import cli
 from machinery.errors import DataError
 from machinery.shards import Manifest
@@ -39,7 +39,8 @@ class ShowConfig:
 def main(argv: list[str]) -> int:
     """`show [PRESET] [--option value ...]`: print one row."""
     name, options = cli.first_word(argv)
-    cli.find("preset", name, PRESETS)
+    if not find_preset(name):
+        cli.find("preset", name, PRESETS)
     default = ShowConfig(data_dir=f"data/{name}")
     config = cli.read_options(default, options, f"prepare_data.py show {name}")
     manifest = Manifest.load(config.data_dir, name)

@@ -29,7 +29,7 @@ import data
 import flops
 import optim
 from config import UsageError
-from machinery import checkpoint, cli, errors, folders, ranks
+from machinery import cache, checkpoint, cli, errors, folders, ranks
 from machinery.log import Log
 from machinery.plan import USABLE, Plan
 from machinery.shards import Manifest
@@ -126,8 +126,7 @@ def build_optimizers(model: GPT, preset: cfg.Preset, plan: Plan, world: ranks.Wo
     return optim.build(model.param_groups(), preset.train, preset.model.n_embd, **how)
 
 
-def open_checkpoints(preset: cfg.Preset, plan: Plan, log: Log) -> checkpoint.Checkpointer:
-    mirror = Path(preset.run.mirror) / log.run_dir.name if preset.run.mirror else None
+def open_checkpoints(preset: cfg.Preset, plan: Plan, log: Log, mirror) -> checkpoint.Checkpointer:
     folder, keep, every = log.run_dir / "checkpoints", preset.run.keep, preset.run.keep_every
     return checkpoint.Checkpointer(folder, keep, plan.keep_step, mirror, log.print, every)
 
@@ -309,7 +308,8 @@ def open_loader(
 ) -> data.RowLoader:
     """The rows from `step` on."""
     config = preset.train
-    return data.RowLoader(
+    kind = cache.Loader if isinstance(manifest, cache.CachedManifest) else data.RowLoader
+    return kind(
         manifest,
         seed=config.seed,
         micro_batch=plan.micro_batch,

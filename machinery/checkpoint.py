@@ -101,30 +101,14 @@ def _trash(path: Path) -> None:
     shutil.rmtree(trash)
 
 
-def _copy(source: Path, root: Path) -> Path:
-    """Copy a published checkpoint to another root, and read the copy. MANIFEST comes last and makes
-    it valid."""
-    target = root / source.name
-    shutil.rmtree(target, ignore_errors=True)
-    for name in [*json.loads((source / MANIFEST).read_text())["files"], MANIFEST]:
-        (target / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(source / name, target / name)
-        fsync(target / name)
-    for folder in (target / "dcp", target, root):
-        fsync(folder)
-    return _verify(target)
-
-
-def checkpoints(*roots: str | Path) -> list[Path]:
-    """The checkpoint folders in the roots, valid or not: newest first, then by root."""
-    found = []
-    for root in roots:
-        try:
-            found += [Path(root, n) for n in os.listdir(root) if re.fullmatch(r"step_\d+", n)]
-        except (FileNotFoundError, NotADirectoryError):
-            continue
-        except OSError as error:
-            raise CheckpointError(f"{root} cannot be read ({error.strerror})") from None
+def checkpoints(root: str | Path) -> list[Path]:
+    """The checkpoint folders in a root, valid or not, newest first."""
+    try:
+        found = [Path(root, n) for n in os.listdir(root) if re.fullmatch(r"step_\d+", n)]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise CheckpointError(f"{root} cannot be read ({error.strerror})") from None
     return sorted(found, key=step_of, reverse=True)
 
 
@@ -152,10 +136,10 @@ def why_invalid(path: str | Path, only: str = "") -> str | None:
     if not isinstance(files := manifest.get("files"), dict) or "trainer.json" not in files:
         return f"{MANIFEST} does not name its files"
     for name, expected in files.items():
-        if only not in ("", name):
-            continue
         if Path(name).is_absolute() or ".." in Path(name).parts:
             return f"{MANIFEST} names {name}, which is not in this folder"
+        if only not in ("", name):
+            continue
         try:
             actual = sha256_of(Path(path) / name)
         except (OSError, ValueError) as e:
@@ -165,17 +149,28 @@ def why_invalid(path: str | Path, only: str = "") -> str | None:
     return None
 
 
-def latest_valid(*roots: str | Path, log: Callable = print) -> Path | None:
-    """The newest valid checkpoint in the roots; None if they hold no checkpoint at all.
-    CheckpointError if none is valid, since training must not start over in silence."""
-    found = checkpoints(*roots)
-    for path in found:
-        if (why := why_invalid(path)) is None:
-            return path
-        log(f"warning: {path} is not used: {why}")
-    if found:
+def latest_valid(
+    root: str | Path, log: Callable = print, mirror: Any = None, check: Callable | None = None
+) -> Path | None:
+    """The newest valid checkpoint in root; None if there is none at all. One that mirror
+    (mirror.py) has and root has not is restored first, and `check` may refuse it. CheckpointError
+    if none is valid, since training must not start over in silence."""
+    own = {path.name: path for path in checkpoints(root)}
+    far = mirror.checkpoints() if mirror else []
+    names = sorted({*own, *far}, key=lambda name: int(name[5:]), reverse=True)
+    for name in names:
+        if name in own:
+            if (why := why_invalid(own[name])) is None:
+                return own[name]
+            log(f"warning: {own[name]} is not used: {why}")
+        if name in far:
+            try:
+                return mirror.restore(name, Path(root), check)
+            except CheckpointError as error:
+                log(f"warning: {mirror.store.url}/{name} is not used: {error}")
+    if names:
         raise CheckpointError(
-            f"none of the {len(found)} checkpoints in {roots[0]} is valid; restore one from a "
+            f"none of the {len(names)} checkpoints in {root} is valid; restore one from a "
             "copy, or move them away to start over"
         )
     return None
@@ -355,15 +350,16 @@ class Checkpointer:
     """All checkpoints of a run: background saves, retention, resume. Every rank calls every
     method. root: the folder of checkpoints, which this run owns (disk.lock). keep: how many of
     the newest valid ones stay, apart from the best, that of `keep_step` and the one resumed from.
-    mirror: a second folder, preferably on another disk, that gets a copy of each. keep_every: steps
-    between milestones, of weights alone, which stay too (0: none)."""
+    mirror: gets a copy of each on the first rank, the only one that needs it (mirror.py).
+    keep_every: steps between milestones, of weights alone, which stay too (0: none)."""
 
     def __init__(
         self, root, keep: int = 2, keep_step: int = 0, mirror=None, log=print, keep_every: int = 0
     ):
         self.root, self.mirror, self.log = root, mirror, log
         self.keep, self.keep_step, self.keep_every = keep, keep_step, keep_every
-        self._roots = [root, mirror] if mirror else [root]
+        if mirror:
+            mirror.keep, mirror.stays = keep, self._stays
         self._team = _Team()
         self._resumed_from = self._best = ""  # names of checkpoints
         cuda = torch.cuda.is_available()  # then the copy that a save writes is in pinned memory
@@ -378,7 +374,7 @@ class Checkpointer:
     def _sweep(self) -> None:
         """Remove everything that a killed run has left half written or half deleted."""
         self.root.mkdir(parents=True, exist_ok=True)
-        for root in [*self._roots, *(root / MILESTONES for root in self._roots)]:
+        for root in (self.root, self.root / MILESTONES):
             for junk in [*root.glob(".tmp-*"), *root.glob(".trash-*")]:
                 shutil.rmtree(junk) if junk.is_dir() else junk.unlink()
 
@@ -389,34 +385,34 @@ class Checkpointer:
         its `trainer`, or None if there is none. check(path, trainer) may raise before anything is
         copied or loaded."""
         state = _state(model, optimizers)
-        found, trainer = self._team.on_first(lambda: self._find(path), CheckpointError)
+        found, trainer = self._team.on_first(lambda: self._find(path, check), CheckpointError)
         if found:
             if check:
                 check(found, trainer)
-            if found.parent == self.mirror:
-                self.log(f"{found.name} is restored from {self.mirror}")
-                found = self._team.on_first(lambda: _copy(found, self.root), CheckpointError)
             self._resumed_from = found.name
             _read_into(self._team, found, state)
         # Every save copies into this memory: faulting in new pages would take longer than the copy.
         self._stager.state_dict_cache = self._stager.stage(_own(state, self._team))
         self._stager.cache_staged_state_dict = True
+        if self.mirror:
+            self.mirror.begin(found if found and found.parent == self.root else None)
         return trainer
 
-    def _find(self, path: Path | None) -> tuple[Path | None, dict | None]:
+    def _find(self, path: Path | None, check) -> tuple[Path | None, dict | None]:
         """The checkpoint to resume from, and its `trainer`; both None if there is none. Runs on
         rank 0, the only one that needs to see the mirror. UsageError if this run has a newer one
         than `path`: the checkpoints of two histories would lie in one folder."""
-        own = [root.resolve() for root in self._roots]
+        own = self.root.resolve()
         if path and path.parent.name == MILESTONES:
             raise UsageError(f"{path} has no optimizer to resume; give it to --init_from")
-        if path and path.resolve().parent not in own and checkpoints(*own):
+        far = self.mirror.checkpoints() if self.mirror else []
+        if path and path.resolve().parent != own and (checkpoints(own) or far):
             path = None  # only the starting point, of another run: this one has its own by now
         if not path:
-            path = latest_valid(*self._roots, log=self.log)
+            path = latest_valid(self.root, self.log, self.mirror, check)
             return path, path and read_trainer(path)
         _verify(path)
-        newer = (p for p in checkpoints(*own) if step_of(p) > step_of(path))
+        newer = (p for p in checkpoints(own) if step_of(p) > step_of(path))
         if newest := next((p for p in newer if why_invalid(p) is None), None):
             raise UsageError(
                 f"{path} is not the newest checkpoint of its run ({newest.name} is); leave out "
@@ -451,6 +447,8 @@ class Checkpointer:
     def mark_best(self, step: int) -> None:
         """Keep the checkpoint of `step`, even if still being saved, until there is a better one."""
         self._best = f"step_{step:08d}"
+        if self.mirror:
+            self.mirror.best = self._best
         if self._team.rank == 0 and (self.root / self._best).exists():
             self._tidy(self.root / self._best)
 
@@ -499,9 +497,11 @@ class Checkpointer:
             return
         self._error, self._failures = None, 0
         # The others wait here: in a collective of training they would soon give up.
-        self._team.on_first(lambda: self._tidy(path, published=True))
         took_s = time.perf_counter() - start
-        self.log(f"saved {path} in {took_s:.2f} s, training paused {stall_s or took_s:.2f} s")
+        self._team.on_first(lambda: self._tidy(path, took_s))
+        durable = f"; {self.mirror.age()}" if self.mirror else ""
+        paused = f"training paused {stall_s or took_s:.2f} s"
+        self.log(f"saved {path} in {took_s:.2f} s, {paused}{durable}")
         grace_s = float(os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", 30))
         if "TORCHELASTIC_RUN_ID" in os.environ and took_s > grace_s and not self._warned:
             self._warned = True
@@ -510,39 +510,39 @@ class Checkpointer:
                 f"SIGTERM; before you start, export TORCH_ELASTIC_SHUTDOWN_TIMEOUT={2 * took_s:.0f}"
             )
 
-    def _tidy(self, path: Path, published: bool = False) -> None:
-        """Mirror, `best`, retention. A failure here is a warning: the checkpoint itself is safe."""
+    def _tidy(self, path: Path, saved_s: float | None = None) -> None:
+        """Mirror, `best`, and, after a save, retention. A failure here is a warning: the checkpoint
+        itself is safe."""
         try:
-            for root in self._roots:
-                if published and root == self.mirror:
-                    _copy(path, root)
-                    for each in checkpoints(self.root / MILESTONES):  # and what failed before
-                        if not (root / MILESTONES / each.name / MANIFEST).exists():
-                            _copy(each, root / MILESTONES)
-                if self._best == path.name and (root / path.name).exists():
-                    write_text(root / "best", path.name)
-                if published:
-                    self._retain(root, root / path.name)
+            if self._best == path.name:
+                write_text(self.root / "best", path.name)
+            if saved_s is not None:
+                if self.mirror:
+                    self.mirror.offer(path, saved_s)
+                self._retain(path)
         except Exception as e:
             self.log(f"warning: after the save of {path.name}: {type(e).__name__}: {e}")
 
-    def _retain(self, root: Path, new: Path) -> None:
-        """Delete all but the newest `keep` valid ones, the best, that of `keep_step` and the one
-        resumed from. `new` has just been written; the others count only after they have been read
-        and hashed."""
-        found = checkpoints(root)
+    def _retain(self, new: Path) -> None:
+        """Delete all but the newest `keep` valid ones, the best, and those that stay. `new` has
+        just been written; the others count only after they have been read and hashed."""
+        found = checkpoints(self.root)
         valid = (path for path in found if path == new or why_invalid(path) is None)
         kept = list(itertools.islice(valid, self.keep))
         if len(kept) < self.keep:
             return  # nothing to spare
-        if (best := root / "best").exists():
+        if (best := self.root / "best").exists():
             name = best.read_text(errors="replace").strip()
-            if root / name not in found:
+            if self.root / name not in found:
                 why = f"{best} names {name[:80]!r}, which is no checkpoint"
                 self.log(f"warning: {why}; until the next better one, nothing is deleted")
                 return
-            kept.append(root / name)
+            kept.append(self.root / name)
         for path in found:
-            stays = path.name == self._resumed_from or step_of(path) == self.keep_step
-            if path not in kept and not stays:
+            in_use = self._stays(path.name) or self.mirror and self.mirror.needs(path)
+            if path not in kept and not in_use:
                 _trash(path)
+
+    def _stays(self, name: str) -> bool:
+        """Whether it is kept whatever its age, here and in the mirror."""
+        return name in (self._resumed_from, f"step_{self.keep_step:08d}")

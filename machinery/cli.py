@@ -145,6 +145,12 @@ def weights(mixture: tuple[str, ...]) -> dict[str, float] | None:
     return found or None
 
 
+def public(text: str) -> str:
+    """A text without what may be secret in its URLs: user, password and query."""
+    text = re.sub(r"(\w://)[^\s/'\"]*@", r"\1", text)
+    return re.sub(r"(\w://[^\s?'\"]*)\?[^\s'\"]*", r"\1", text)
+
+
 def cores() -> int:
     """Processors that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -169,9 +175,9 @@ def run(main: Callable[[list[str]], int | None]) -> None:
         if code == 141:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for what is still to be printed
         elif code == 1 and not isinstance(error, RankError):
-            traceback.print_exc()
+            print(public(traceback.format_exc()), end="", file=sys.stderr, flush=True)
         else:
-            text, file = f"error: {error}", os.environ.get("TORCHELASTIC_ERROR_FILE")
+            text, file = public(f"error: {error}"), os.environ.get("TORCHELASTIC_ERROR_FILE")
             if isinstance(error, OSError):  # of a disk
                 text = f"error: {error.filename or 'writing'}: {error.strerror}; free some space"
             if file:  # for torchrun's summary, which would otherwise give the exit code alone

@@ -15,7 +15,7 @@ import config as cfg
 import data
 import optim
 from config import UsageError
-from machinery import checkpoint, cli, disk
+from machinery import cache, checkpoint, cli, disk
 from machinery.errors import CheckpointError, DataError
 from machinery.plan import Plan
 from machinery.ranks import World
@@ -26,7 +26,7 @@ def open_data(preset: cfg.Preset) -> tuple[Manifest, cfg.Preset]:
     """The prepared data, checked, and the preset with its model completed by it."""
     config, options, asked = preset.train, preset.run, preset.model
     default = cfg.find_preset(preset.name).model
-    manifest = Manifest.load(options.data_dir, preset.name)
+    manifest = cache.open_manifest(options.data_dir, preset.name, options.stage, options.cache_gb)
     manifest.check()
     seq_len = manifest.row_len - 1
     found = dict(vocab_size=manifest.vocab_size, seq_len=seq_len, bos_id=manifest.bos_id)
@@ -80,14 +80,12 @@ def describe_data(asked: cfg.Preset, preset: cfg.Preset, plan: Plan, manifest: M
 
 
 def claim(preset: cfg.Preset, manifest: Manifest, world: World) -> ExitStack:
-    """Lock RUN_DIR and its mirror, refuse to go on in another run's folder, write the run's
-    config.json and tokenizer.json. Returns the locks to close."""
+    """Lock RUN_DIR, refuse to go on in another run's folder, write the run's config.json and
+    tokenizer.json. Returns the locks to close."""
     run_dir, locks = Path(preset.run.run_dir), ExitStack()
     if not world.is_first:
         return locks
     locks.enter_context(disk.lock(run_dir, "--run_dir"))
-    if preset.run.mirror:
-        locks.enter_context(disk.lock(Path(preset.run.mirror, run_dir.name), "--mirror"))
     for junk in filter(Path.is_file, run_dir.glob(".tmp-*")):
         junk.unlink()  # of a run that was killed while it wrote a small file
     own, path = identity(preset, manifest), run_dir / "config.json"

@@ -11,6 +11,7 @@ import os
 import shlex
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -51,12 +52,13 @@ class Log:
         self.file = run_dir / "metrics.jsonl"
         self._process: subprocess.Popen | None = None
         self._waiting: list[str] = []  # lines that a full disk did not take
+        self._status, self._noted, self._writing = {}, {}, threading.Lock()
 
     def print(self, text: str) -> None:
         if not self.is_first:
             return
         try:
-            print(text, flush=True)
+            print(cli.public(text), flush=True)
         except OSError:  # the terminal, or what read this, is gone: that does not end a run
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
@@ -105,8 +107,17 @@ class Log:
 
     def status(self, state: str, **facts) -> None:
         """Replace status.json, which tells a scheduler or a person how the run is or ended."""
-        if self.is_first:
-            disk.write_json(self.run_dir / "status.json", {"state": state, **facts})
+        self._status = {"state": state, **facts}
+        self.note()
+
+    def note(self, **facts) -> None:
+        """Add facts to status.json that stay whatever the state; any thread may."""
+        if not self.is_first:
+            return
+        with self._writing:
+            self._noted |= facts
+            if self._status:
+                disk.write_json(self.run_dir / "status.json", self._status | self._noted)
 
     @contextmanager
     def outcome(self, progress) -> Iterator[None]:
@@ -125,7 +136,7 @@ class Log:
     def failed(self, step: int, error: str, code: int) -> None:
         with suppress(OSError):  # a full disk must not hide the error
             if not is_done(self.run_dir):  # a finished run stays done: the new command was wrong
-                self.status("failed", step=step, error=error, exit_code=code)
+                self.status("failed", step=step, error=cli.public(error), exit_code=code)
 
     def close(self) -> None:
         """Write the lines that still wait. Wait 10 s for the follower, then end it."""
@@ -228,14 +239,15 @@ def read_jsonl(path: Path, is_record: Callable[[dict], bool] = is_step_or_start)
 
 
 def line_of(record: dict) -> str:
-    """A line of a .jsonl file. JSON has no NaN and no infinity: they become null."""
+    """A line of a .jsonl file, without secrets. JSON has no NaN and no infinity: they become
+    null."""
 
     def clean(x):
         if isinstance(x, dict):
             return {key: clean(value) for key, value in x.items()}
         return None if isinstance(x, float) and not math.isfinite(x) else x
 
-    return json.dumps(clean(record)) + "\n"
+    return cli.public(json.dumps(clean(record))) + "\n"
 
 
 def _write_jsonl(path: Path, records: list[dict]) -> None:

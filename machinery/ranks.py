@@ -12,9 +12,14 @@ import multiprocessing
 import os
 import signal
 import subprocess
+import threading
+import time
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from http.client import HTTPException
 from multiprocessing.pool import ThreadPool
+from urllib.parse import urljoin, urlsplit
+from urllib.request import Request, urlopen
 
 import torch
 import torch.distributed as dist
@@ -25,6 +30,7 @@ from machinery import cli
 from machinery.errors import RankError
 
 MEET_S, NODES_MEET_S = 30.0, 300.0  # to show up and connect: on one node, on several
+POLL_S = 5.0  # between two looks at --preempt_url
 ANSWER_S = 100.0  # for a rank to join a collective, once all have taken a step
 
 
@@ -203,17 +209,45 @@ def any_rank(problem: object, group: dist.ProcessGroup | None = None) -> object:
     return next(filter(None, problems), None)
 
 
+def is_preempted(notice: str) -> bool:
+    """Whether a cloud takes this machine away: the file exists, or the address answers, and neither
+    FALSE nor NONE nor an empty list of events. No answer is no notice."""
+    if "://" not in notice:
+        return os.path.exists(notice)
+    headers = {"Metadata-Flavor": "Google", "Metadata": "true"}  # Google's and Azure's want these
+    with contextlib.suppress(OSError, ValueError, HTTPException):
+        if urlsplit(notice).hostname == "169.254.169.254":  # Amazon's wants a token
+            with contextlib.suppress(OSError):
+                lifetime = {"X-aws-ec2-metadata-token-ttl-seconds": "60"}
+                asked = Request(urljoin(notice, "/latest/api/token"), None, lifetime, method="PUT")
+                token = urlopen(asked, timeout=POLL_S).read().decode()
+                headers["X-aws-ec2-metadata-token"] = token
+        with urlopen(Request(notice, headers=headers), timeout=POLL_S) as answer:
+            said = "".join(answer.read(1 << 16).decode(errors="replace").upper().split())
+            return said not in ("", "FALSE", "NONE") and '"EVENTS":[]' not in said
+    return False
+
+
 class Signals:
     """From now on, these signals are only noted, in `received`: the next all-reduce carries the
-    number to all ranks. The second Ctrl-C interrupts at once, a third is ignored."""
+    number to all ranks. The second Ctrl-C interrupts at once, a third is ignored. notice: a file or
+    an http:// address that is asked every few seconds, as a SIGTERM."""
 
     STOP = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
 
-    def __init__(self):
+    def __init__(self, notice: str = ""):
         self.received = 0
+        if notice:
+            threading.Thread(target=self._watch, args=(notice,), daemon=True).start()
         for signum in self.STOP:
             if (signum, signal.getsignal(signum)) != (signal.SIGHUP, signal.SIG_IGN):  # nohup
                 signal.signal(signum, self._note)
+
+    def _watch(self, notice: str) -> None:
+        while not is_preempted(notice):
+            time.sleep(POLL_S)
+        print(f"{cli.public(notice)} says that this machine is taken away", flush=True)
+        self.received = self.received or signal.SIGTERM
 
     def _note(self, signum, frame) -> None:
         if self.received == signum == signal.SIGINT:

@@ -14,7 +14,7 @@ from typing import Literal
 import torch
 
 from config import PRESETS, GPTConfig, UsageError, find_preset
-from machinery import checkpoint, disk, ranks, shards
+from machinery import cache, checkpoint, disk, ranks, shards
 from machinery.errors import CheckpointError
 from model import GPT
 from tokenizer import Tokenizer
@@ -130,7 +130,7 @@ def open_data(config: EvalConfig, trainer: dict) -> shards.Manifest:
     folder = config.data_dir or trainer.get("data_dir")
     if not folder:
         raise UsageError(f"{trainer['path']} does not say what it was trained on; give --data_dir")
-    manifest = shards.Manifest.load(folder)
+    manifest = cache.open_manifest(folder)
     if manifest.tokenizer_sha256 != trainer["identity"]["tokenizer_sha256"]:
         why = f"{manifest.dir} has a different tokenizer from that of {trainer['path']}"
         raise UsageError(f"{why}; give the folder of the data it was trained on with --data_dir")

@@ -514,11 +514,23 @@ def mute(only_rank: int) -> None:
 
 
 def slow_mirror(seconds: float) -> None:
-    """Each copy to the mirror takes a while."""
-    from machinery import checkpoint
+    """Each upload of the tensors to the mirror takes a while."""
+    from machinery.store import Store
 
-    honest = checkpoint._copy
-    checkpoint._copy = lambda *args: (time.sleep(seconds), honest(*args))
+    honest = Store.send
+
+    def send(store, file, *args):
+        time.sleep(seconds if file.suffix == ".distcp" else 0)
+        return honest(store, file, *args)
+
+    Store.send = send
+
+
+def polls(seconds: float) -> None:
+    """How often --preempt_url is looked at."""
+    from machinery import ranks
+
+    ranks.POLL_S = seconds
 
 
 def slow_step(step: int, seconds: float, only_rank: int) -> None:

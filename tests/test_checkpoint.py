@@ -27,6 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from conftest import flip
+from store_helpers import open_mirror
 
 import optim
 from config import UsageError
@@ -577,21 +578,25 @@ def test_a_damaged_best_deletes_nothing(run, log, content):
     assert steps_in(run.root) == [40, 50]
 
 
-def test_the_next_start_sweeps_both_folders(tmp_path, log):
-    """Also the file of a `best` that a kill has left half written."""
-    roots = tmp_path / "c", tmp_path / "m"
-    for root in roots:
-        (root / ".tmp-00000007-0a").mkdir(parents=True)
-        (root / ".trash-step_00000001-0a").mkdir()
-        (root / ".trash-step_00000001-0a" / "trainer.json").touch()
-        (root / ".tmp-best-0a").write_text("step_0")
-    Checkpointer(roots[0], mirror=roots[1], log=log.append)
-    assert names(roots[0]) == names(roots[1]) == []
+def test_the_next_start_sweeps(tmp_path, log):
+    """Also the file of a `best` that a kill has left half written; in a mirror, what has no
+    MANIFEST."""
+    root, far = tmp_path / "c", tmp_path / "m" / "run"
+    (root / ".tmp-00000007-0a").mkdir(parents=True)
+    (root / ".trash-step_00000001-0a").mkdir()
+    (root / ".trash-step_00000001-0a" / "trainer.json").touch()
+    (root / ".tmp-best-0a").write_text("step_0")
+    (far / "step_00000007" / "dcp").mkdir(parents=True)
+    (far / "step_00000007" / "dcp" / "__0_0.distcp").touch()
+    with open_mirror(tmp_path / "m", log) as mirror:
+        Checkpointer(root, mirror=mirror, log=log.append)
+        assert names(root) == [] and names(far) == ["lease.json"]
+    assert names(far) == []
 
 
 def test_best_may_be_known_only_while_it_is_being_saved(tmp_path, log, monkeypatch):
     model, optimizers = build()
-    mirror = tmp_path / "m"
+    mirror = open_mirror(tmp_path / "m", log)
     saver = Checkpointer(tmp_path / "c", mirror=mirror, log=log.append)
     go = threading.Event()
     monkeypatch.setattr(checkpoint, "_stage", lambda name: go.wait(30))
@@ -603,7 +608,8 @@ def test_best_may_be_known_only_while_it_is_being_saved(tmp_path, log, monkeypat
         saver.save(step, model, optimizers, {}, wait=True)
         if step == 4:
             saver.mark_best(4)  # published, and 1 is no longer needed
-    for root in (tmp_path / "c", mirror):
+        mirror.flush()
+    for root in (tmp_path / "c", tmp_path / "m" / "run"):
         assert steps_in(root) == [4, 5, 6] and (root / "best").read_text() == "step_00000004"
     with largest_file(TENSORS_FAIL):
         saver.save(7, model, optimizers, {})
@@ -640,57 +646,6 @@ def test_retention_counts_only_valid_ones(run):
     flip(run.root / "step_00000010" / "trainer.json", 0)
     run.save(40, model, optimizers, {}, wait=True)
     assert steps_in(run.root) == [10, 30, 40]  # one valid one left: nothing is deleted
-
-
-def test_mirror(tmp_path, log):
-    model, optimizers = build()
-    root, mirror = tmp_path / "c", tmp_path / "far" / "m"
-    saver = Checkpointer(root, mirror=mirror, log=log.append)
-    for step in (1, 2, 3):
-        train(model, optimizers, 1)
-        saver.save(step, model, optimizers, {})
-    saver.close()
-    assert steps_in(mirror) == [2, 3] and checkpoint.why_invalid(mirror / "step_00000003") is None
-    assert resumed_step(root, log, mirror=mirror) == 3
-    assert "is restored from" not in "".join(log)  # the near one is as good
-    flip(root / "step_00000003" / "dcp" / "__0_0.distcp", 5)
-    for gone in (False, True):  # the newest local one is damaged; the whole folder is gone
-        if gone:
-            shutil.rmtree(root)
-        trainer, again, others = resume(root, log, mirror=mirror)
-        assert trainer["step"] == 3
-        assert_same(snapshot(again, others), snapshot(model, optimizers))
-        assert checkpoint.why_invalid(root / "step_00000003") is None
-    (mirror / "step_00000003" / "MANIFEST.json").unlink()  # killed while copying
-    shutil.rmtree(root)
-    assert resumed_step(root, log, mirror=mirror) == 2
-
-    shutil.rmtree(mirror)
-    mirror.write_text("not a folder")
-    saver.save(4, model, optimizers, {}, wait=True)  # a mirror that fails does not fail the save
-    assert "warning: after the save of step_00000004" in "".join(log)
-    assert checkpoint.latest_valid(root).name == "step_00000004"
-
-
-def test_a_copy_from_the_mirror_is_read_before_it_is_used(tmp_path, log, monkeypatch):
-    """The disk to which it is copied may be the one that has just damaged a checkpoint."""
-    model, optimizers = build()
-    root, mirror, copyfile = tmp_path / "c", tmp_path / "m", shutil.copyfile
-    saver = Checkpointer(root, mirror=mirror, log=log.append)
-    saver.save(1, model, optimizers, {}, wait=True)
-
-    def copy_badly(source, target):
-        copyfile(source, target)
-        if target.name == "__0_0.distcp":
-            flip(target, 4000)
-
-    monkeypatch.setattr(shutil, "copyfile", copy_badly)
-    shutil.rmtree(root)
-    with pytest.raises(CheckpointError, match="__0_0.distcp has sha256"):
-        resume(root, log, mirror=mirror)
-    for step in (2, 3, 4):  # a bad copy to the mirror does not drive the good one out
-        saver.save(step, model, optimizers, {}, wait=True)
-    assert checkpoint.latest_valid(mirror, log=log.append).name == "step_00000001"
 
 
 def test_a_name_is_given_after_the_content_is_on_the_disk(tmp_path, monkeypatch):
@@ -802,25 +757,17 @@ def scenario_load_on_two(out):
 def test_only_the_first_rank_must_see_the_mirror(tmp_path):
     model, optimizers = build()
     train(model, optimizers, 1)
-    saver = Checkpointer(tmp_path / "c", mirror=tmp_path / "m")
-    saver.save(1, model, optimizers, {}, wait=True)
+    with open_mirror(tmp_path / "m") as mirror:
+        saver = Checkpointer(tmp_path / "c", mirror=mirror)
+        saver.save(1, model, optimizers, {}, wait=True)
     shutil.rmtree(tmp_path / "c")
     spawn("mirror_of_the_first", tmp_path, world=2)
 
 
 def scenario_mirror_of_the_first(out):
-    honest = Path.read_text
-    if dist.get_rank() == 1:  # its node has no such folder
-        mine = str(out / "m")
-
-        def read_text(path, *args, **kwargs):
-            if str(path).startswith(mine):
-                raise FileNotFoundError(path)
-            return honest(path, *args, **kwargs)
-
-        Path.read_text = read_text
+    mirror = open_mirror(out / "m") if dist.get_rank() == 0 else None
     model, optimizers = build(seed=3)
-    assert Checkpointer(out / "c", mirror=out / "m").resume(model, optimizers)["step"] == 1
+    assert Checkpointer(out / "c", mirror=mirror).resume(model, optimizers)["step"] == 1
 
 
 def test_each_rank_copies_only_what_it_writes(tmp_path):

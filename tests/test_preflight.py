@@ -458,22 +458,11 @@ def test_on_a_gpu_the_optimizers_and_the_validation_are_compiled_too(on_gpu, mon
     assert done == [["muon"]] * on_gpu + [stepped, stepped]
 
 
-def test_two_runs_of_one_name_cannot_share_a_mirror(data, tmp_path):
-    """Each would remove the other's checkpoints."""
+def test_a_run_writes_down_what_it_is(data, tmp_path):
     manifest, tiny = shards.Manifest.load(data), config.PRESETS["tiny"]
-    one, two = (
-        dataclasses.replace(
-            tiny,
-            run=config.RunConfig(
-                run_dir=str(tmp_path / host / "tiny"), mirror=str(tmp_path / "far")
-            ),
-        )
-        for host in ("a", "b")
-    )
-    with folders.claim(one, manifest, small_world()):
-        with pytest.raises(ValueError, match="far/tiny is in use by .* choose another --mirror"):
-            folders.claim(two, manifest, small_world())
-    folders.claim(two, manifest, small_world()).close()
+    folder = config.RunConfig(run_dir=str(tmp_path / "a" / "tiny"))
+    one = dataclasses.replace(tiny, run=folder)
+    folders.claim(one, manifest, small_world()).close()
     found = json.loads((tmp_path / "a" / "tiny" / "config.json").read_text())
     assert found == json.loads(json.dumps(folders.identity(one, manifest)))
     of_data = (data / "tokenizer.json").read_text()

@@ -1,0 +1,118 @@
+"""A real S3 server on this machine, moto's, behind a middleware that can spoil what passes; and
+mirrors for the tests."""
+
+import contextlib
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from machinery.mirror import Mirror
+
+KEYS = {"AWS_ACCESS_KEY_ID": "AKIDfortests", "AWS_SECRET_ACCESS_KEY": "s3cr3t-of-the-tests"}
+
+
+class Notes:
+    """The part of a Log that a mirror needs."""
+
+    def __init__(self, run_dir, lines):
+        self.run_dir, self.print, self.facts = Path(run_dir), lines.append, {}
+
+    def note(self, **facts):
+        self.facts |= facts
+
+
+def open_mirror(url, log=None, minutes=0.0, run_dir="run") -> Mirror:
+    """The mirror URL/run of a run of that name."""
+    return Mirror(str(url), Notes(run_dir, [] if log is None else log), minutes)
+
+
+class Server:
+    """S3 at `.endpoint`, with a bucket `runs`. spoil(method, path, body, answer) sees each request
+    and returns (status, body), or calls answer(body) for those of the real server."""
+
+    def __init__(self):
+        from moto.server import DomainDispatcherApplication, create_backend_app
+        from werkzeug.serving import make_server
+
+        logging.getLogger("werkzeug").setLevel(logging.ERROR)
+        self.app = DomainDispatcherApplication(create_backend_app)
+        self.spoil: Callable | None = None
+        self.requests: list[tuple[str, str, int]] = []  # method, path, bytes of the body
+        self._server = make_server("127.0.0.1", 0, self, threaded=True)
+        self.endpoint = f"http://127.0.0.1:{self._server.port}"
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def __call__(self, environ, start_response):
+        method, path = environ["REQUEST_METHOD"], environ["PATH_INFO"]
+        length = int(environ.get("CONTENT_LENGTH") or 0)
+        body = environ["wsgi.input"].read(length) if length else b""
+        self.requests.append((method, path, len(body)))
+
+        def answer(body: bytes) -> tuple[str, list, bytes]:
+            import io
+
+            found = []
+            inner = environ | {"wsgi.input": io.BytesIO(body), "CONTENT_LENGTH": str(len(body))}
+            chunks = self.app(inner, lambda status, headers, *_: found.append((status, headers)))
+            return *found[0], b"".join(chunks)
+
+        if self.spoil:
+            status, headers, content = self.spoil(method, path, body, answer)
+        else:
+            status, headers, content = answer(body)
+        start_response(status, headers)
+        return [content]
+
+    def close(self):
+        self._server.shutdown()
+        self._server.server_close()
+
+    def env(self) -> dict[str, str]:
+        """What a process needs to reach it: the libraries' own variables, and short timeouts."""
+        patience = {"connect_timeout": 2, "read_timeout": 3, "retries": {"max_attempts": 1}}
+        options = {"endpoint_url": self.endpoint, "config_kwargs": patience}
+        region = {"AWS_DEFAULT_REGION": "us-east-1", "AWS_EC2_METADATA_DISABLED": "true"}
+        return KEYS | region | {"AWS_ENDPOINT_URL": self.endpoint, "FSSPEC_S3": json.dumps(options)}
+
+    def s3(self):
+        """A client of its own, to look at what is there, and to damage it."""
+        import boto3
+
+        keys = dict(zip(("aws_access_key_id", "aws_secret_access_key"), KEYS.values()))
+        return boto3.client("s3", endpoint_url=self.endpoint, region_name="us-east-1", **keys)
+
+    def keys(self, prefix: str = "") -> list[str]:
+        pages = self.s3().get_paginator("list_objects_v2").paginate(Bucket="runs", Prefix=prefix)
+        return [found["Key"] for page in pages for found in page.get("Contents", [])]
+
+    def content(self, key: str) -> bytes:
+        return self.s3().get_object(Bucket="runs", Key=key)["Body"].read()
+
+    def put(self, key: str, content: bytes) -> None:
+        self.s3().put_object(Bucket="runs", Key=key, Body=content)
+
+
+@contextlib.contextmanager
+def s3_server():
+    server = Server()
+    server.s3().create_bucket(Bucket="runs")
+    try:
+        yield server
+    finally:
+        server.close()
+
+
+def error(status: str, code: str):
+    """An answer of S3 that refuses."""
+    text = f"<Error><Code>{code}</Code><Message>{code} says the test</Message></Error>"
+    return status, [("Content-Type", "application/xml")], text.encode()
+
+
+def until(ready: Callable, timeout_s: float = 30.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not ready():
+        assert time.monotonic() < deadline, f"waited {timeout_s} s"
+        time.sleep(0.01)
