@@ -6,9 +6,10 @@
     tournament  checkpoints continue the same prompts, and a judge compares them
     report      a page on a run; `compare RUN RUN ...` puts several into one picture
 
-MODEL: a preset's name, or the folder of a run, of a checkpoint or of an export. `loss` and `choice`
-append their figures to eval.jsonl in the folder of the run or export. Works with the raw module, on
-one device. Next: model.py has stream(), flops.py the metric, instruments/ the last three commands.
+MODEL: a preset's name; the folder of a run, a checkpoint or an export; or a stock model, its folder
+or hf:REPO. `loss` and `choice` append their figures to eval.jsonl in the folder of the run or
+model. Works with the raw module, on one device. Next: model.py has stream(), flops.py the metric,
+instruments/ the last three commands.
 """
 
 import json
@@ -26,14 +27,14 @@ import torch
 import data
 from config import PRESETS, Count, Preset, Share, UsageError
 from flops import bits_per_byte
-from hf.mapping import load_exported
+from hf import imported
 from machinery import cli, trained
 from machinery.shards import Manifest
 from machinery.trained import EvalConfig, open_data, open_tokenizer, run_of
 from model import GPT
 from tokenizer import Tokenizer
 
-load_model = partial(trained.load_model, read_export=load_exported)
+load_model = partial(trained.load_model, read_export=imported.load)
 
 
 def load(config: EvalConfig) -> tuple[GPT, dict, Manifest]:
