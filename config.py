@@ -127,7 +127,9 @@ class DataConfig:
     data_dir: str = ""
     """Folder to write; by default data/PRESET."""
     tokenizer: str = ""
-    """An existing tokenizer.json to use; empty: train one on the text."""
+    """An existing tokenizer.json to use, its folder, or `hf:REPO`; empty: train one on the text."""
+    bos_token: str = ""
+    """The special token of `tokenizer` that begins each document; empty: the one that it says."""
     vocab_size: Annotated[int, 0, 1 << 20] = 0
     """Tokens in the vocabulary, special tokens included; 0: as the preset's model says."""
     nfc: bool = False
@@ -304,7 +306,8 @@ class RunConfig:
     this run, only its newest valid one; of another run, as the starting point, after which the same
     command resumes from this run's own."""
     init_from: str = ""
-    """Begin a new run with the weights of this checkpoint, or of this run's newest."""
+    """Begin a new run with the weights of this checkpoint, or of this run's newest; or of a model
+    for transformers, given by its folder or as `hf:REPO`, which then decides the architecture."""
     skip_nonfinite: int = 0
     """Steps with a non-finite loss or gradient to skip before giving up; 0: stop at the first."""
 

@@ -9,9 +9,10 @@
     serve       a page to try it, and OpenAI's protocol for programs
     report      a page on a run; `compare RUN RUN ...` puts several into one picture
 
-MODEL: a preset's name, or the folder of a run, of a checkpoint or of an export. `loss` and `choice`
-append their figures to eval.jsonl in the folder of the run or export. Works with the raw module, on
-one device. Next: model.py has stream(), flops.py the metric, instruments/ all commands but `loss`.
+MODEL: a preset's name; the folder of a run, a checkpoint or an export; or a stock model, its folder
+or hf:REPO. `loss` and `choice` append their figures to eval.jsonl in the folder of the run or
+model. Works with the raw module, on one device. Next: model.py has stream(), flops.py the metric,
+instruments/ all commands but `loss`.
 """
 
 import json
@@ -25,12 +26,12 @@ import torch
 import data
 from config import Count, UsageError
 from flops import score_text
-from hf.mapping import load_exported
+from hf import imported
 from machinery import cli, trained
 from machinery.log import sources_line
 from machinery.trained import EvalConfig, open_data, open_tokenizer, run_of  # noqa: F401
 
-load_model = partial(trained.load_model, read_export=load_exported)
+load_model = partial(trained.load_model, read_export=imported.load)
 
 
 def keep_record(config: EvalConfig, trainer: dict, **figures) -> None:

@@ -15,13 +15,13 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from config import Preset, UsageError, find_preset
-from hf import card, mapping, parity, push, template
+from hf import card, mapping, parity, push, template, tokenizer_json
 from machinery import cli, disk, trained
 from machinery.errors import DataError, StorageError
 from machinery.shards import Manifest
 from model import GPT
 from preparation import chat
-from tokenizer import BOS, Tokenizer
+from tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -75,20 +75,16 @@ def write_model(model: GPT, folder: Path, facts: dict, tokenizer: Tokenizer) -> 
 
 
 def write_tokenizer(tokenizer: Tokenizer, folder: Path, seq_len: int, tuned: bool) -> None:
-    """tokenizer.json with BOS put first by a post-processor: of the ways to say so, the only one
-    that every version of transformers and lm_eval obeys. tuned: with a chat template."""
-    bos = {"SpecialToken": {"id": BOS, "type_id": 0}}
-    text, second = ({"Sequence": {"id": s, "type_id": i}} for i, s in enumerate("AB"))
-    entry = {"id": BOS, "ids": [tokenizer.bos_id], "tokens": [BOS]}
-    processor = {"type": "TemplateProcessing", "special_tokens": {BOS: entry}}
-    processor |= {"single": [bos, text], "pair": [bos, text, second]}
-    tree = json.loads(tokenizer.spec) | {"post_processor": processor}
+    """tokenizer.json, with BOS put first, and what transformers must know of it. tuned: with a chat
+    template."""
+    tree = json.loads(tokenizer.spec)
+    tree |= tokenizer_json.begin_with(tokenizer.bos, tokenizer.bos_id)
     disk.write_json(folder / "tokenizer.json", tree)
     options = dict(
         tokenizer_class="PreTrainedTokenizerFast",  # else the model type's, with another split
-        bos_token=BOS,
-        eos_token=BOS,  # the next document begins where one ends
-        pad_token=BOS,
+        bos_token=tokenizer.bos,
+        eos_token=tokenizer.bos,  # the next document begins where one ends
+        pad_token=tokenizer.bos,
         split_special_tokens=True,  # "<|end|>" in a text is plain text, as in training
         clean_up_tokenization_spaces=False,
         model_max_length=seq_len,

@@ -3,17 +3,20 @@
 Reads and writes `tokenizer.json` (the Hugging Face format). Guarantees:
 - any text encodes, and decodes to the same text, as every byte has a token (after NFC, if asked;
   a lone surrogate becomes U+FFFD);
-- `tokenizers` and `tiktoken` give the same ids from one merge table; `tiktoken` is 4x faster;
+- `tokenizers` and `tiktoken` give the same ids from one merge table; `tiktoken` is 4x faster, and
+  runs unless the file asks for what it does not have: then `tokenizers` itself does;
 - a special token written in the text is encoded as ordinary characters, never as its id.
 
-Ids: special tokens first (`<|bos|>` is 0), then the 256 bytes, then one id per merge, in the order
-learned. Next: prepare_data.py trains and runs it, data.py packs the ids into rows.
+Ids of ours: special tokens first (`<|bos|>` is 0), then the 256 bytes, then one id per merge, in
+the order learned. Next: prepare_data.py trains and runs it, data.py packs the ids into rows;
+hf/tokenizer_json.py reads the tokenizers of others.
 """
 
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -71,34 +74,30 @@ class Tokenizer:
 
     def __init__(self, spec: str) -> None:
         """`spec` is the text of a tokenizer.json; UsageError if it is not a byte-level BPE."""
-        import tiktoken
-
-        self.spec = spec
-        pattern, self.nfc, vocab, self.special = _read(spec)
-        symbols = byte_symbols()
+        self.spec, tree = spec, _read(spec)
+        symbols, added = byte_symbols(), {t["content"]: t for t in tree["added_tokens"]}
+        self.special = {text: t["id"] for text, t in added.items() if t["special"]}
         ranks = {  # the bytes of each ordinary token -> its id, which is also its merge priority
-            bytes(symbols[c] for c in token): i for token, i in vocab.items()
+            bytes(symbols[c] for c in token): i
+            for token, i in tree["model"]["vocab"].items()
+            if token not in added
         }
-        self.vocab_size = len(ranks) + len(self.special)
-        if sorted([*ranks.values(), *self.special.values()]) != list(range(self.vocab_size)):
-            raise UsageError("the tokenizer's ids have gaps or duplicates; train a new one")
-        if BOS not in self.special:
-            raise UsageError(f"the tokenizer has no {BOS} token, which starts every row")
-        self.bos_id = self.special[BOS]
-        self.token_bytes = np.zeros(self.vocab_size, np.int32)
-        for token, i in ranks.items():
-            self.token_bytes[i] = len(token)
         if missing := [b for b in range(256) if bytes([b]) not in ranks]:
             raise _other_kind(f"{len(missing)} of the 256 bytes have no token, as {missing[0]}")
-        try:
-            self._engine = tiktoken.Encoding(
-                "nano2049", pat_str=pattern, mergeable_ranks=ranks, special_tokens=self.special
-            )
-        except ValueError as error:
-            reason = f"its split pattern cannot be compiled ({' '.join(str(error).split())[:200]})"
-            raise _other_kind(reason) from None
+        ids = [*ranks.values(), *(t["id"] for t in added.values())]
+        if sorted(ids) != list(range(len(ids))):
+            raise UsageError("the tokenizer's ids have gaps or duplicates; train a new one")
+        self.vocab_size, self.bos = len(ids), first_token(tree) or BOS
+        if self.bos not in self.special:
+            raise UsageError(f"the tokenizer has no {self.bos} token, which starts every row")
+        self.bos_id, self.nfc = self.special[self.bos], tree["normalizer"] is not None
+        self._text = dict(zip(ids, [*ranks, *(text.encode() for text in added)]))  # id -> UTF-8
+        self.token_bytes = np.array([len(self._text[i]) for i in range(len(ids))], np.int32)
+        self.token_bytes[list(self.special.values())] = 0
+        self.slow = why_not_tiktoken(tree)
+        self._encode = _by_tokenizers(spec) if self.slow else _by_tiktoken(tree, ranks)
         if self.decode(self.encode(AWKWARD)) != self.normalize(AWKWARD):
-            raise _other_kind(f"its split pattern {pattern!r} leaves out some of the text")
+            raise _other_kind("its split pattern leaves out some of the text")
 
     @classmethod
     def train(
@@ -141,10 +140,11 @@ class Tokenizer:
         return cls(bpe.to_str(pretty=True))
 
     @classmethod
-    def load(cls, path: str | Path) -> "Tokenizer":
-        """Read a tokenizer.json; UsageError, which names the file, if it is no byte-level BPE."""
+    def load(cls, path: str | Path, rewrite: Callable = str) -> "Tokenizer":
+        """Read a tokenizer.json; UsageError, which names the file, if it is no byte-level BPE.
+        rewrite: the file's text -> what is read instead (hf/tokenizer_json.py)."""
         try:  # a byte that is not UTF-8 becomes a surrogate, which no tokenizer.json has
-            return cls(Path(path).read_text(encoding="utf-8", errors="surrogateescape"))
+            return cls(rewrite(Path(path).read_text(encoding="utf-8", errors="surrogateescape")))
         except (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError) as error:
             raise UsageError(
                 f"{path} cannot be read ({error.strerror}): --tokenizer needs the path of a "
@@ -161,6 +161,11 @@ class Tokenizer:
     def sha256(self) -> str:
         return hashlib.sha256(self.spec.encode("utf-8")).hexdigest()
 
+    def same_ids(self, other: "Tokenizer") -> bool:
+        """Whether both give the same ids, whichever token begins a document."""
+        mine, theirs = (json.loads(t.spec) | {"post_processor": None} for t in (self, other))
+        return mine == theirs
+
     def normalize(self, text: str) -> str:
         """The text that the ids stand for: what `decode` gives back."""
         return normalize(text, self.nfc)
@@ -169,10 +174,7 @@ class Tokenizer:
         """text -> uint32 ids without BOS; makes no Python object per token. `normalized`: the text
         went through `normalize` before."""
         text = text if normalized else self.normalize(text)
-        parts = [  # no special token is allowed and none is refused: in text they are plain text
-            self._engine.encode_to_numpy(block, allowed_special=set(), disallowed_special=())
-            for block in blocks(text)
-        ]
+        parts = [self._encode(block) for block in ([text] if self.slow else blocks(text))]
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def encode(self, text: str) -> list[int]:
@@ -184,7 +186,7 @@ class Tokenizer:
 
     def decode(self, ids: Iterable[int]) -> str:
         """ids -> text; an incomplete character becomes U+FFFD."""
-        return self._engine.decode([int(i) for i in ids], errors="replace")
+        return b"".join(self._text[int(i)] for i in ids).decode(errors="replace")
 
 
 def normalize(text: str, nfc: bool = False) -> str:
@@ -203,35 +205,82 @@ def normalize(text: str, nfc: bool = False) -> str:
     return text
 
 
-def _read(spec: str) -> tuple[str, bool, dict[str, int], dict[str, int]]:
-    """The text of a tokenizer.json -> split pattern, NFC?, ordinary and special tokens with their
-    ids; UsageError if it is damaged or of another kind."""
+def _read(spec: str) -> dict:
+    """The text of a tokenizer.json -> its tree; UsageError if it is damaged or of another kind."""
     from tokenizers import Tokenizer as HFTokenizer
 
     try:
         tree = json.loads(HFTokenizer.from_str(spec).to_str())  # it knows the format
     except Exception as error:
         raise _other_kind(str(error)) from None
-    special = {t["content"]: t["id"] for t in tree["added_tokens"]}
-    vocab = {token: i for token, i in tree["model"]["vocab"].items() if token not in special}
-    normalizer = (tree["normalizer"] or {"type": None})["type"]
-    steps = (tree["pre_tokenizer"] or {}).get("pretokenizers", [])
-    keys = ("type", "behavior", "use_regex", "add_prefix_space")
-    expected = [("Split", "Isolated", None, None), ("ByteLevel", None, False, False)]
+    bpe, added = tree["model"], {t["content"] for t in tree["added_tokens"]}
+    normalizer, steps = (tree["normalizer"] or {"type": None})["type"], steps_of(tree)
     reason = ""
-    if tree["model"]["type"] != "BPE":
-        reason = f"the model is {tree['model']['type']}"
+    if bpe["type"] != "BPE" or bpe["byte_fallback"]:
+        reason = f"the model is {bpe['type']}" + " of SentencePiece" * bool(
+            bpe.get("byte_fallback")
+        )
     elif normalizer not in (None, "NFC"):
         reason = f"the normalizer is {normalizer}"
-    elif [tuple(step.get(key) for key in keys) for step in steps] != expected:
-        reason = "the pre-tokenizer is not Split, then ByteLevel"
-    elif "Regex" not in steps[0]["pattern"]:
-        reason = "the split is not by a regular expression"
-    elif odd := set("".join(vocab)) - set(byte_symbols()):
+    elif not steps or steps[-1]["type"] != "ByteLevel" or steps[-1]["add_prefix_space"]:
+        reason = "the pre-tokenizer does not end in ByteLevel, or adds a space before the text"
+    elif odd := set("".join(bpe["vocab"].keys() - added)) - set(byte_symbols()):
         reason = f"{min(odd)!r} in a token stands for no byte"
     if reason:
         raise _other_kind(reason)
-    return steps[0]["pattern"]["Regex"], normalizer == "NFC", vocab, special
+    return tree
+
+
+def steps_of(tree: dict) -> list[dict]:
+    """The steps of the pre-tokenizer."""
+    step = tree["pre_tokenizer"] or {}
+    return step.get("pretokenizers", [step] if step else [])
+
+
+def first_token(tree: dict) -> str:
+    """The special token that the post-processor puts first; empty if it puts none."""
+    post = tree["post_processor"] or {}
+    steps = [s for s in post.get("processors", [post]) if s.get("type") == "TemplateProcessing"]
+    first = steps[0]["single"][:1] if steps else []
+    return first[0].get("SpecialToken", {"id": ""})["id"] if first else ""
+
+
+def why_not_tiktoken(tree: dict) -> str:
+    """What tiktoken would do otherwise than `tokenizers`; empty if nothing. It splits by one
+    pattern, merges what gives the smallest id, and reads every token as plain text."""
+    keys, bpe, steps = ("type", "behavior", "use_regex", "invert"), tree["model"], steps_of(tree)
+    expected = [("Split", "Isolated", None, False), ("ByteLevel", None, False, None)]
+    found = [tuple(step.get(key) for key in keys) for step in steps]
+    if found != expected or "Regex" not in steps[0]["pattern"]:
+        return "its split is not one regular expression"
+    if plain := [t["content"] for t in tree["added_tokens"] if not t["special"]]:
+        return f"it looks for {plain[0]!r} in text before it splits"
+    added = {t["content"] for t in tree["added_tokens"]}
+    made = list(dict.fromkeys(bpe["vocab"][a + b] for a, b in bpe["merges"]))
+    if made != sorted(i for t, i in bpe["vocab"].items() if len(t) > 1 and t not in added):
+        return "its ids are not in the order of its merges"
+    return ""
+
+
+def _by_tokenizers(spec: str) -> Callable[[str], np.ndarray]:
+    from tokenizers import Tokenizer as HFTokenizer
+
+    bpe = HFTokenizer.from_str(spec)
+    bpe.encode_special_tokens = True  # in text they are plain text
+    return lambda text: np.array(bpe.encode(text, add_special_tokens=False).ids, np.uint32)
+
+
+def _by_tiktoken(tree: dict, ranks: dict[bytes, int]) -> Callable[[str], np.ndarray]:
+    import tiktoken
+
+    pattern, rules = steps_of(tree)[0]["pattern"]["Regex"], dict(mergeable_ranks=ranks)
+    try:
+        bpe = tiktoken.Encoding("nano2049", pat_str=pattern, special_tokens={}, **rules)
+    except ValueError as error:
+        reason = f"its split pattern cannot be compiled ({' '.join(str(error).split())[:200]})"
+        raise _other_kind(reason) from None
+    # no special token is allowed and none is refused: in text they are plain text
+    return partial(bpe.encode_to_numpy, allowed_special=set(), disallowed_special=())
 
 
 def _other_kind(reason: str) -> UsageError:

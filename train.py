@@ -30,7 +30,7 @@ import config as cfg
 import data
 import flops
 import optim
-from machinery import build, checkpoint, cli, folders, mirror, ranks
+from machinery import build, checkpoint, cli, folders, mirror, ranks, trained
 from machinery.errors import NonFiniteError
 from machinery.log import Log, StepNumbers, duration, is_done, sources_line, start_of, step_line
 from machinery.plan import Plan, make_plan
@@ -76,13 +76,21 @@ class Progress:
 
 def main(argv: list[str]) -> int:
     """Parse, plan, build, train, finish. What must be closed joins the stack when it is made."""
-    asked = cli.parse("train.py", "train", argv)
+    asked = typed = cli.parse("train.py", "train", argv)
     options, world = asked.run, ranks.start(asked.run.device, asked.train.dtype)
+    source = None
+    if options.init_from and trained.is_export(Path(options.init_from)):
+        from hf import imported
+
+        source = imported.Source(options.init_from)
+        asked = source.complete(typed)
     if options.plan:
         from instruments import forecast
 
         return forecast.show(asked, world)
     manifest, preset = folders.open_data(asked)
+    if source:
+        source.check_data(manifest, preset)
     if options.stage and "://" not in options.data_dir:
         from instruments import stage
 
@@ -93,7 +101,7 @@ def main(argv: list[str]) -> int:
     wandb = (str(cli.ROOT / "instruments" / "to_wandb.py"), options.run_dir, "--follow")
     log = Log(Path(options.run_dir), world.is_first, wandb if options.wandb else ())
     progress, noise = Progress(), None
-    about = build.describe(asked, preset, plan, manifest, world)
+    about = build.describe(typed, preset, plan, manifest, world)
     with ExitStack() as stack:
         stack.enter_context(folders.claim(preset, manifest, world))
         copies = stack.enter_context(mirror.open_mirror(options, log))
@@ -104,7 +112,7 @@ def main(argv: list[str]) -> int:
         optimizers = build.build_optimizers(model, preset, plan, world)
         checkpoints = build.open_checkpoints(preset, plan, log, copies)
         stack.callback(checkpoints.join)  # a save in flight ends first
-        state = build.load(checkpoints, model, optimizers, preset, manifest)
+        state = build.load(checkpoints, model, optimizers, preset, manifest, source)
         plan = resume(state, preset, plan, log, progress) if state else plan
         if progress.step >= plan.steps and is_done(log.run_dir):
             log.print(

@@ -129,7 +129,7 @@ def swap_halves(w: Tensor, head_dim: int) -> Tensor:
     return w.view(-1, 2, head_dim // 2, w.size(1)).flip(1).reshape(w.shape)
 
 
-def _turned(name: str, ours: str, w: Tensor, c: GPTConfig) -> Tensor:
+def turned(name: str, ours: str, w: Tensor, c: GPTConfig) -> Tensor:
     turn = name == "NanoChat" and kind_of(ours) in ("q", "k")
     return swap_halves(w, c.head_dim) if turn else w
 
@@ -155,7 +155,7 @@ def to_huggingface(model: GPT) -> tuple[GPTConfig, dict[str, Tensor]]:
     names = {n: n for n in state} if name == OWN else names_in(c, name)
     weights = {} if name == OWN else norms_in(c, name)
     for ours, theirs in names.items():
-        w = _turned(name, ours, state[ours], c)
+        w = turned(name, ours, state[ours], c)
         w = w[: c.vocab_size] if _is_table(ours) else w
         weights[theirs] = w.detach().cpu().float().clone().contiguous()
     return c, weights
@@ -167,7 +167,7 @@ def from_huggingface(c: GPTConfig, weights: dict[str, Tensor]) -> dict[str, Tens
     names = {n: n for n in weights} if name == OWN else names_in(c, name)
     state = {}
     for ours, theirs in names.items():
-        w = _turned(name, ours, weights[theirs], c)
+        w = turned(name, ours, weights[theirs], c)
         rows = c.padded_vocab - c.vocab_size if _is_table(ours) else 0
         state[ours] = F.pad(w, (0, 0, 0, rows)) if rows else w
     return state
@@ -193,16 +193,9 @@ def load_exported(
         from safetensors.torch import load_file
     except ImportError:
         raise UsageError(f"to read {folder}, pip install -r requirements-eval.txt") from None
-    folder = Path(folder)
-    file = folder / "config.json"
+    folder, file = Path(folder), Path(folder, "config.json")
     tree = read_json(file) if file.exists() else {}
-    if not isinstance(facts := tree.get("nano2049"), dict):
-        raise UsageError(f"{folder} was not written by export.py: config.json has no nano2049")
-    if (found := facts.get("format")) != FORMAT:
-        how = f"has format {found}, this program reads {FORMAT}"
-        raise UsageError(f"{folder} {how}; export it again")
-    if facts.get("fingerprint") != fingerprint(tree):
-        raise CheckpointError(f"{file} is not as it was exported; copy it again")
+    facts = read_facts(folder, tree)
     for name, sha256 in facts["files"].items():
         if not has_sha256(folder / name, sha256):
             raise CheckpointError(f"{folder / name} is not as it was exported; copy it again")
@@ -213,3 +206,17 @@ def load_exported(
     model.init_weights()  # the rotary tables; the weights are overwritten
     model.load_state_dict(from_huggingface(c, load_file(folder / "model.safetensors")))
     return model.eval(), facts
+
+
+def read_facts(folder: Path, tree: dict) -> dict:
+    """What export.py wrote of the model into its config.json, `tree`; UsageError or CheckpointError
+    as above."""
+    if not isinstance(facts := tree.get("nano2049"), dict):
+        raise UsageError(f"{folder} was not written by export.py: config.json has no nano2049")
+    if (found := facts.get("format")) != FORMAT:
+        how = f"has format {found}, this program reads {FORMAT}"
+        raise UsageError(f"{folder} {how}; export it again")
+    if facts.get("fingerprint") != fingerprint(tree):
+        file = folder / "config.json"
+        raise CheckpointError(f"{file} is not as it was exported; copy it again")
+    return facts

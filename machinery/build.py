@@ -137,14 +137,17 @@ def load(
     optimizers: list,
     preset: cfg.Preset,
     manifest: Manifest,
+    source=None,
 ) -> dict | None:
-    """Fill model and optimizers from a checkpoint of this run, or the model from another's;
-    returns the former's record, if there is one."""
+    """Fill model and optimizers from a checkpoint of this run, or the model from another's, or from
+    a `source` (hf/imported.py); returns the former's record, if there is one."""
     options, own = preset.run, folders.identity(preset, manifest)
     path = None if options.resume == "auto" else Path(options.resume)
     state = checkpoints.resume(model, optimizers, path, partial(folders.check_same_run, own))
     if state and options.init_from:
         checkpoints.log(f"{options.init_from} is not read: the run has its own checkpoint")
+    elif source:
+        checkpoints.log(source.load_into(model))
     elif options.init_from:
         start, root = Path(options.init_from), Path(options.init_from, "checkpoints")
         if root.is_dir():  # of a run: its newest, the same on all ranks

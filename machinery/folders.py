@@ -21,21 +21,18 @@ from machinery.plan import Plan
 from machinery.ranks import World
 from machinery.shards import Manifest
 
+OF_DATA = {"seq_len", "vocab_size", "bos_id"}  # what the data decides
+
 
 def open_data(preset: cfg.Preset) -> tuple[Manifest, cfg.Preset]:
     """The prepared data, checked, and the preset with its model completed by it."""
-    config, options, asked = preset.train, preset.run, preset.model
-    default = cfg.find_preset(preset.name).model
+    config, options = preset.train, preset.run
     manifest = cache.open_manifest(options.data_dir, preset.name, options.stage, options.cache_gb)
     manifest.check()
     seq_len = manifest.row_len - 1
     found = dict(vocab_size=manifest.vocab_size, seq_len=seq_len, bos_id=manifest.bos_id)
-    for name, value in found.items():
-        if getattr(asked, name) not in (getattr(default, name), value):
-            raise UsageError(
-                f"--{name} {getattr(asked, name)} was asked for, but {options.data_dir} has "
-                f"{value}; leave it out, or prepare the data that way"
-            )
+    remedy = "leave it out, or prepare the data that way"
+    preset = decide(preset, found, options.data_dir, remedy)
     if not manifest.rows("train"):
         raise UsageError(
             f"{options.data_dir} has no training row of {seq_len + 1} tokens; prepare more text, "
@@ -43,7 +40,20 @@ def open_data(preset: cfg.Preset) -> tuple[Manifest, cfg.Preset]:
         )
     for mixture in (config.mixture, config.decay_mixture):
         data.mixture_weights(manifest, cli.weights(mixture))  # refuses an unknown source
-    return manifest, replace(preset, model=replace(asked, **found))
+    return manifest, preset
+
+
+def decide(preset: cfg.Preset, found: dict, where: str, remedy: str, free=()) -> cfg.Preset:
+    """The preset with its model as `where` has it. UsageError for an option that asks for something
+    else; in the fields that are `free`, an option wins."""
+    asked, default = preset.model, cfg.find_preset(preset.name).model
+    by_hand = {k: getattr(asked, k) for k in found if getattr(asked, k) != getattr(default, k)}
+    for name, value in by_hand.items():
+        if name not in free and value != found[name]:
+            raise UsageError(
+                f"--{name} {value} was asked for, but {where} has {found[name]}; {remedy}"
+            )
+    return replace(preset, model=replace(asked, **found | by_hand))
 
 
 def describe_data(asked: cfg.Preset, preset: cfg.Preset, plan: Plan, manifest: Manifest) -> str:
@@ -65,9 +75,13 @@ def describe_data(asked: cfg.Preset, preset: cfg.Preset, plan: Plan, manifest: M
         f"tokenizer {manifest.tokenizer_sha256[:12]}"
     ]
     before, now = asdict(asked.model), asdict(preset.model)
-    changed = [f"{key} {now[key]:,}, not {before[key]:,}" for key in now if now[key] != before[key]]
-    if changed:
-        lines.append(f"decided   by the data: {', '.join(changed)}")
+    shown = lambda value: f"{value:,}" if type(value) in (int, float) else str(value)
+    changed = {
+        k: f"{k} {shown(now[k])}, not {shown(before[k])}" for k in now if now[k] != before[k]
+    }
+    for where, names in (("the data", OF_DATA), (preset.run.init_from, now.keys() - OF_DATA)):
+        if said := [changed[key] for key in changed if key in names]:
+            lines.append(f"decided   by {where}: {', '.join(said)}")
     if epochs > 4:
         lines.append(
             f"warning: {epochs:.1f} epochs{of}, but the same text teaches little after the fourth; "

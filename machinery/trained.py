@@ -2,7 +2,7 @@
 
 Reads RUN_DIR's newest valid checkpoint, or the folder that is named, and its tokenizer.json; the
 data folder only for held-out text. For the programs that look at a model, eval.py and export.py;
-they hand in what reads an export (hf/mapping.py). Next: checkpoint.py.
+they hand in what reads an export or a stock model (hf/imported.py). Next: checkpoint.py.
 """
 
 import os
@@ -19,6 +19,8 @@ from machinery.errors import CheckpointError
 from model import GPT
 from tokenizer import Tokenizer
 
+WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # the second to be refused in words
+
 
 @dataclass(frozen=True)
 class EvalConfig:
@@ -27,7 +29,8 @@ class EvalConfig:
     run_dir: str = ""
     """Folder of the run; empty: runs/PRESET."""
     checkpoint: str = ""
-    """A checkpoint's or an export's folder; empty: the newest valid checkpoint of the run."""
+    """Folder of a checkpoint, an export or a stock model (or hf:REPO); empty: the newest valid
+    checkpoint of the run."""
     data_dir: str = ""
     """Data folder; empty: the one that the run was trained on."""
     device: str = "auto"
@@ -37,8 +40,11 @@ class EvalConfig:
 
 
 def is_export(path: Path) -> bool:
-    """Whether this is the folder of a model for transformers, whole or damaged."""
-    return any((path / n).exists() for n in ("model.safetensors", "generation_config.json"))
+    """Whether this is the folder of a model for transformers, whole or damaged, or `hf:REPO`; hf/
+    reads these."""
+    names = [f"{name}{end}" for name in WEIGHTS for end in ("", ".index.json")]
+    names.append("generation_config.json")
+    return str(path).startswith("hf:") or any((path / name).exists() for name in names)
 
 
 def find_model(word: str) -> dict[str, str]:
@@ -74,7 +80,7 @@ def is_tuned(trainer: dict) -> bool:
 
 def load_model(config: EvalConfig, read_export: Callable) -> tuple[GPT, dict]:
     """The model with its weights; and trainer.json, with `path`, the folder that it is from.
-    read_export: hf.mapping.load_exported."""
+    read_export: hf.imported.load."""
     path, device = Path(config.checkpoint), ranks.pick_device(config.device)
     dtype = ranks.pick_dtype(device, config.dtype)
     torch.backends.cuda.enable_cudnn_sdp(False)  # it plans each new length of the cache anew
@@ -92,7 +98,8 @@ def load_model(config: EvalConfig, read_export: Callable) -> tuple[GPT, dict]:
             if config.checkpoint or path.exists():
                 raise
             return load_model(config, read_export)  # the run goes on, and has deleted it meanwhile
-    print(f"{path}: step {trainer['step']:,}, {trainer['tokens']:,} tokens; computed in {dtype}")
+    said = trainer.get("about") or f"step {trainer['step']:,}, {trainer['tokens']:,} tokens"
+    print(f"{path}: {said}; computed in {dtype}")
     return model.eval(), trainer | {"path": str(path)}
 
 
@@ -115,6 +122,8 @@ def read_checkpoint(path: Path, device, dtype: torch.dtype, verified: bool) -> t
 def open_tokenizer(config: EvalConfig, trainer: dict) -> Tokenizer:
     """The tokenizer.json of the model's own folder, of its run or of its data, whichever is there.
     One with another hash is named, and not used. An export's has BOS added, and its own hash."""
+    if "tokenizer" in trainer:  # a stock model's
+        return trainer["tokenizer"]
     path, trained_with = Path(trainer["path"]), trainer["identity"]["tokenizer_sha256"]
     hashes = trainer.get("files", {})  # of an export
     for folder in dict.fromkeys([path.absolute(), run_of(path)]):
@@ -131,7 +140,9 @@ def open_data(config: EvalConfig, trainer: dict) -> shards.Manifest:
     if not folder:
         raise UsageError(f"{trainer['path']} does not say what it was trained on; give --data_dir")
     manifest = cache.open_manifest(folder)
-    if manifest.tokenizer_sha256 != trainer["identity"]["tokenizer_sha256"]:
+    own, same = trainer.get("tokenizer"), trainer["identity"]["tokenizer_sha256"]
+    same = own.same_ids(Tokenizer.load(manifest.tokenizer_file())) if own else same
+    if same not in (True, manifest.tokenizer_sha256):
         why = f"{manifest.dir} has a different tokenizer from that of {trainer['path']}"
         raise UsageError(f"{why}; give the folder of the data it was trained on with --data_dir")
     return manifest

@@ -51,8 +51,9 @@ def digest(tree: object) -> str:
 class Job:
     """A whole preparation, from a DataConfig: its units, its records, and what is done already."""
 
-    def __init__(self, config: DataConfig) -> None:
-        self.config, self.folder = config, Path(config.data_dir)
+    def __init__(self, config: DataConfig, given: Tokenizer | None = None) -> None:
+        """given: the tokenizer that config.tokenizer names; None: one is to be trained."""
+        self.config, self.folder, self.given = config, Path(config.data_dir), given
         self.sources = [sources.parse(spec) for spec in config.source]
         self.conversations = any(source.conversations for source in self.sources)
         self._read_options()
@@ -62,13 +63,12 @@ class Job:
         self.sources = [replace(s, revision=r) for s, r in zip(self.sources, revisions)]
         self.nfc = config.nfc
         tokenizer = [config.vocab_size, config.nfc, TOKENIZER_CHARS, self.shares]
-        if config.tokenizer:
-            loaded = Tokenizer.load(config.tokenizer)
-            if config.nfc and not loaded.nfc:
+        if given:
+            if config.nfc and not given.nfc:
                 raise UsageError(
                     f"--nfc has no effect: {config.tokenizer} was trained without it; add --no_nfc"
                 )
-            self.nfc, tokenizer = loaded.nfc, loaded.sha256
+            self.nfc, tokenizer = given.nfc, given.sha256
             if len(set(self.shares)) > 1:  # they decide which units there are
                 tokenizer = [tokenizer, self.shares]
         options = {key: getattr(config, key) for key in ("source", "row_len", "val_fraction")}

@@ -1085,7 +1085,10 @@ def test_case_25_what_cannot_be_read_gets_a_sentence(case, tmp_path, monkeypatch
         word, options = "up to 1,048,576", ["--vocab_size", "100000000000000000000"]
     elif case == "folder for a tokenizer":
         write_texts(folder, 5)
-        word, options = f"{folder} cannot be read (Is a dir", ["--tokenizer", str(folder)]
+        word, options = (
+            f"{folder}/tokenizer.json cannot be read (No s",
+            ["--tokenizer", str(folder)],
+        )
     elif case == "broken parquet":
         (folder / "a.parquet").write_bytes(b"PAR1 nonsense")
         code, word = 3, "not a parquet file"

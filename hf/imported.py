@@ -1,0 +1,394 @@
+"""Somebody's checkpoint of a stock class of transformers -> our model, exactly or not at all.
+
+Reads config.json, model.safetensors or its shards, and the tokenizer, of a folder or of the Hub
+(`hf:REPO`); needs safetensors, not transformers. An allow-list: what our model.py does not compute
+is refused, and the reason is named. No file is opened that could run code. A folder of export.py is
+read as well. Next: train.py --init_from and eval.py open one; mapping.py is the way out.
+"""
+
+import math
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from functools import cached_property
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+
+import config as cfg
+from config import GPTConfig, UsageError
+from hf import mapping, tokenizer_json
+from machinery import folders, ranks
+from machinery.disk import read_json
+from machinery.errors import CheckpointError, ParityError
+from machinery.shards import Manifest
+from model import GPT, kind_of
+from tokenizer import Tokenizer
+
+TOLERANCE = 1e-4  # of logits in fp32, times their standard deviation if that is above 1
+POSITIONS = 64  # of each of the two rows on which they are compared
+EPS = 1e-6  # of model.rms_norm
+CLASSES = ("Llama", "Mistral", "SmolLM3", "Arcee", "NanoChat", "Granite")
+WHY_NOT = {
+    "Cohere": "it has LayerNorm, and RoPE turns neighbouring channels",
+    "Ernie4_5": "its RoPE turns neighbouring channels",
+    "Gemma": "its MLP is GeGLU",
+    "Gemma2": "its MLP is GeGLU, and norms stand after its layers",
+    "Gemma3": "its MLP is GeGLU, and norms stand after its layers",
+    "GPT2": "it has LayerNorm, biases, GELU and learned positions",
+    "GPTNeoX": "it has LayerNorm, biases and GELU",
+    "Helium": "its RoPE turns neighbouring channels",
+    "Mixtral": "it has experts",
+    "Olmo": "it has LayerNorm",
+    "Olmo2": "norms stand after its layers",
+    "Phi3": "its matrices are joined, and its RoPE or its window is another",
+    "Qwen2": "its q, k and v have biases",
+    "Qwen3": "the norms of its q and k have weights, between which RoPE stands",
+    "StableLm": "it has LayerNorm",
+}
+OF_THE_DATA = ("seq_len", "vocab_size", "bos_id")
+UNREAD = ("rotary_emb.inv_freq", "lm_head.weight")  # of old files; the second, of tied models
+
+
+class Source:
+    """A folder with a model for transformers. Made from its small files; `state` reads the rest."""
+
+    def __init__(self, word: str | Path) -> None:
+        """word: the folder, or hf:REPO[@REVISION]. UsageError if it is no model of ours."""
+        self.word, self.folder = str(word), tokenizer_json.local_folder(word)
+        path = self.folder / "config.json"
+        self.tree = read_json(path) if path.exists() else {}
+        self.ours, self.name = "nano2049" in self.tree, ""  # export.py wrote it
+        if self.ours:
+            self.config = GPTConfig(**mapping.read_facts(self.folder, self.tree)["model"])
+            return
+        self.name = self._check_kind()
+        self.files = dict(self._list_tensors())
+        self.config = self._read_config()
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        return tokenizer_json.read(self.folder)
+
+    # ------------------------------------------------------------------- config.json
+
+    def need(self, holds: object, what: str) -> None:
+        if not holds:
+            raise UsageError(f"{self.word} cannot be imported exactly: {what}")
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """A number above 0 of config.json, or the default where there is none."""
+        value = self.tree.get(key)
+        value = default if value is None else value
+        is_number = type(value) in (int, float) and math.isfinite(value) and value > 0
+        self.need(is_number, f"{key} is {value} in its config.json")
+        return value
+
+    def whole(self, key: str, default: int | None = None) -> int:
+        value = self.number(key, default)
+        self.need(value == int(value), f"{key} is {value} in its config.json")
+        return int(value)
+
+    def _check_kind(self) -> str:
+        """The name of its class, without ForCausalLM; UsageError for what we do not compute."""
+        get, need = self.tree.get, self.need
+        classes = get("architectures")
+        need(isinstance(classes, list) and classes, "its config.json names no architecture")
+        name = str(classes[0]).removesuffix("ForCausalLM")
+        why = WHY_NOT.get(name, "its layers are others")
+        need(name in CLASSES, f"{name} is none of {', '.join(CLASSES)}: {why}")
+        need(not get("auto_map"), "it has code of its own (auto_map)")
+        need(not get("quantization_config"), "its weights are quantized")
+        need(not get("attention_bias") and not get("mlp_bias"), "its matrices have biases")
+        act = get("hidden_act", self.activation(name))
+        need(act == self.activation(name), f"its activation is {act}, not {self.activation(name)}")
+        kind = self.rope.get("rope_type", self.rope.get("type", "default"))
+        need(kind == "default", f"its RoPE is scaled ({kind})")
+        part = self.rope.get("partial_rotary_factor", get("partial_rotary_factor"))
+        need(part in (None, 1), f"its RoPE turns {part} of a head")
+        others = {str(kind) for kind in get("layer_types") or []}
+        others -= {"full_attention", "sliding_attention"}
+        need(not others, f"it has layers of {', '.join(sorted(others))}")
+        return name
+
+    @staticmethod
+    def activation(name: str) -> str:
+        return "relu2" if name in ("Arcee", "NanoChat") else "silu"
+
+    @property
+    def rope(self) -> dict:
+        """Its RoPE: transformers 5 writes rope_parameters, 4 rope_scaling and rope_theta."""
+        found = self.tree.get("rope_parameters") or self.tree.get("rope_scaling") or {}
+        self.need(isinstance(found, dict), f"its RoPE is {found} in its config.json")
+        old = {"rope_theta": self.tree.get("rope_theta")}
+        return old | {key: value for key, value in found.items() if value is not None}
+
+    @property
+    def window(self) -> int:
+        """The positions that its attention sees; 0: all."""
+        get, default = self.tree.get, 4096 if self.name == "Mistral" else None
+        slides = default or get("use_sliding_window")
+        slides = slides or "sliding_attention" in (get("layer_types") or [])
+        return self.whole("sliding_window") if slides and get("sliding_window", default) else 0
+
+    def _read_config(self) -> GPTConfig:
+        """With as many positions and tokens as the model has."""
+        name, nano, n_head = self.name, self.name == "NanoChat", self.whole("num_attention_heads")
+        width, positions = self.whole("hidden_size"), self.whole("max_position_embeddings")
+        self.need(not nano or self.eps == EPS, f"its norms add {self.eps}, one after the embedding")
+        says_kv = name == "Llama" or "num_key_value_heads" in self.tree
+        older = 10_000.0 if name in ("Llama", "Mistral") else None  # they did not always write it
+        theta = self.rope["rope_theta"]
+        theta = older if theta is None else theta
+        self.need(type(theta) in (int, float), f"its rope_theta is {theta} in its config.json")
+        cap = self.tree.get("final_logit_softcapping") if nano else None
+        return GPTConfig(
+            seq_len=min(positions, self.window or positions),
+            vocab_size=self.whole("vocab_size"),
+            n_layer=self.whole("num_hidden_layers"),
+            n_head=n_head,
+            n_kv_head=self.whole("num_key_value_heads", n_head if says_kv else None),
+            head_dim=self.whole("head_dim", width // n_head),
+            n_embd=width,
+            mlp="relu2" if self.activation(name) == "relu2" else "swiglu",
+            mlp_hidden=self.whole("intermediate_size"),
+            qk_norm=nano,
+            embed_norm=nano,
+            tie_embeddings=self._stays_tied(),
+            logit_softcap=self.number("final_logit_softcapping") if cap else 0.0,
+            rope_theta=float(theta),
+            nope_every=self._nope_every(),
+        )
+
+    @property
+    def eps(self) -> float:
+        return self.number("rms_norm_eps")
+
+    def _nope_every(self) -> int:
+        """SmolLM3 lists 1 for each layer with RoPE, 0 for the others."""
+        if self.name != "SmolLM3":
+            return 0
+        listed, n = self.tree.get("no_rope_layers"), self.whole("num_hidden_layers")
+        self.need(isinstance(listed, list) and len(listed) == n, "it does not list no_rope_layers")
+        without = [i for i, on in enumerate(listed, 1) if not on]
+        every = without[0] if without else n + 1
+        regular = [i for i in range(1, n + 1) if i % every == 0]
+        self.need(without == regular, f"its layers {without} have no RoPE: not every k-th")
+        return every if without else 0
+
+    def _stays_tied(self) -> bool:
+        """One table for embedding and head, unless folding makes two of it."""
+        tied = self.tree.get("tie_word_embeddings")
+        tied = "lm_head.weight" not in self.files if tied is None else bool(tied)
+        plain = self.name in ("Llama", "Mistral", "SmolLM3", "Arcee") and self.eps == EPS
+        width = self.whole("hidden_size")
+        self.tied = tied
+        return tied and (
+            self.name == "NanoChat"
+            or plain
+            and bool((self.tensor("model.norm.weight", width) == 1).all())
+        )
+
+    # ------------------------------------------------------------------- the weights
+
+    def _list_tensors(self) -> Iterator[tuple[str, Path]]:
+        """(name, file) of each tensor of model.safetensors, or of the shards that its index
+        lists."""
+        try:
+            from safetensors import SafetensorError, safe_open
+        except ImportError:
+            need = "pip install -r requirements-eval.txt"
+            raise UsageError(f"to read {self.word}, {need}") from None
+        index = self.folder / "model.safetensors.index.json"
+        names = ["model.safetensors"]
+        if index.exists():
+            listed = read_json(index).get("weight_map")
+            self.need(isinstance(listed, dict), f"{index.name} has no weight_map")
+            names = sorted({str(name) for name in listed.values()})
+        for name in names:
+            path = self.folder / Path(name).name
+            self.need(path.exists(), f"there is no {path.name}; a pickle (.bin) is never opened")
+            try:
+                with safe_open(path, "pt") as file:
+                    yield from ((key, path) for key in file.keys())
+            except (SafetensorError, OSError) as error:
+                raise CheckpointError(f"{path} cannot be read: {error}") from None
+
+    def tensor(self, name: str, *shape: int) -> Tensor:
+        """A tensor of the files in fp32; UsageError if it is missing or has another shape."""
+        from safetensors import safe_open
+
+        self.need(name in self.files, f"its files have no tensor {name}")
+        with safe_open(self.files[name], "pt") as file:
+            found = file.get_tensor(name)
+        facts = f"{name} is of shape {[*found.shape]}, where config.json asks for {[*shape]}"
+        self.need(found.shape == shape, facts)
+        self.need(found.is_floating_point(), f"{name} is {found.dtype}: its weights are quantized")
+        return found.float()
+
+    def state(self, vocab_size: int) -> dict[str, Tensor]:
+        """A state dict of GPT(replace(self.config, vocab_size=vocab_size)): the tables are cut to
+        vocab_size rows, and padded with zeros. UsageError for a tensor that nothing reads."""
+        if self.ours:
+            model, _ = mapping.load_exported(self.folder)
+            state = model.state_dict()
+        else:
+            state = self._fold()
+        rows = (vocab_size + 63) // 64 * 64 - vocab_size
+        for name in ("embed.weight", "head.weight"):
+            if name in state:
+                state[name] = F.pad(state[name][:vocab_size], (0, 0, 0, rows))
+        return {name: w.contiguous() for name, w in state.items()}
+
+    def _fold(self) -> dict[str, Tensor]:
+        """Their weights as ours, whose norms have no weight and add 1e-6.
+
+        1. The weight w of a norm goes into the matrices that read it: (x * w) M = x (w M), for the
+           last norm into the head, which is then no longer the embedding.
+        2. eps: x / sqrt(mean(x^2) + eps) = s x / sqrt(mean((s x)^2) + 1e-6) with s = sqrt(1e-6 /
+           eps). So the residual stream is scaled by s: the embedding, and what adds to it.
+        3. Granite's four multipliers go into the embedding, what adds to it, q, and the head.
+        """
+        c, V = self.config, self.config.vocab_size
+        C, kv, F_ = c.n_embd, c.n_kv_head * c.head_dim, c.mlp_hidden
+        q = c.n_head * c.head_dim
+        shapes = dict(embed=(V, C), head=(V, C), q=(q, C), k=(kv, C), v=(kv, C), out=(C, q))
+        shapes |= dict(up=(F_, C), gate=(F_, C), down=(C, F_))
+        times = self.number if self.name == "Granite" else lambda key: 1.0
+        s = (EPS / self.eps) ** 0.5
+        factor = dict(embed=s * times("embedding_multiplier"), head=1 / times("logits_scaling"))
+        factor |= dict.fromkeys(("out", "down"), s * times("residual_multiplier"))
+        if self.name == "Granite":  # instead of 1 / sqrt(head_dim)
+            factor["q"] = times("attention_multiplier") * c.head_dim**0.5
+        names = mapping.names_in(replace(c, tie_embeddings=False), self.name)
+        if c.tie_embeddings:
+            del names["head.weight"]
+        elif self.tied:
+            names["head.weight"] = names["embed.weight"]
+        norms = mapping.norms_in(c, self.name).keys()  # NanoChat has none
+        state = {}
+        for ours, theirs in names.items():
+            kind, layer = kind_of(ours), ".".join(theirs.split(".")[:3])  # model.layers.3
+            norm = {"head": "model.norm.weight"}
+            norm |= dict.fromkeys("qkv", f"{layer}.input_layernorm.weight")
+            norm |= dict.fromkeys(("up", "gate"), f"{layer}.post_attention_layernorm.weight")
+            w = self.tensor(theirs, *shapes[kind])
+            if norms and kind in norm:
+                w = w * self.tensor(norm[kind], C)
+            state[ours] = mapping.turned(self.name, ours, w * factor.get(kind, 1.0), c)
+        unread = sorted(self.files.keys() - names.values() - norms)
+        odd = [name for name in unread if not name.endswith(UNREAD)] or [""]
+        self.need(not odd[0], f"its files have {odd[0]}, which its class does not read")
+        return state
+
+    # ------------------------------------------------------------------- for train.py
+
+    def complete(self, preset: cfg.Preset) -> cfg.Preset:
+        """The preset with this architecture; UsageError for an option that wants another one, and
+        for learning rates that are not for such weights."""
+        if not self.ours and preset.train.optimizer == "muon":
+            raise UsageError(
+                "--optimizer muon has learning rates for the initial weights of this project, not "
+                f"for those of {self.word}; add --optimizer adamw --lr 3e-5"
+            )
+        found = asdict(self.config)
+        found = {k: v for k, v in found.items() if k not in (*OF_THE_DATA, "doc_mask")}
+        return folders.decide(preset, found, self.word, "leave it out", folders.MAY_CHANGE)
+
+    def check_data(self, manifest: Manifest, preset: cfg.Preset) -> None:
+        """UsageError if the rows are not such as this model was trained on."""
+        if not self.tokenizer.same_ids(Tokenizer.load(manifest.tokenizer_file())):
+            raise UsageError(
+                f"{manifest.dir} was prepared with another tokenizer than that of {self.word}; "
+                f"prepare it with: python prepare_data.py {preset.name} --tokenizer {self.word} "
+                "--data_dir ANOTHER"
+            )
+        rows, tokens, row = self.config.vocab_size, manifest.vocab_size, preset.model.seq_len
+        self.need(rows >= tokens, f"its table has {rows:,} rows, its tokenizer {tokens:,} tokens")
+        window = 0 if self.ours else self.window
+        self.need(
+            not window or row <= window,
+            f"its attention sees {window} positions, fewer than the {row} of a row",
+        )
+
+    def load_into(self, model: GPT) -> str:
+        """Give the model, sharded or not, these weights; returns what to print. The first rank
+        reads and compares them."""
+        state, said, problem = {}, "", None
+        if not (dist.is_initialized() and dist.get_rank()):
+            try:
+                state = self.state(model.config.vocab_size)
+                said = self.compare(state, model.config)
+            except (UsageError, CheckpointError, ParityError) as error:
+                problem = error
+        if problem := ranks.any_rank(problem):
+            raise problem
+        whole = dict(full_state_dict=True, broadcast_from_rank0=dist.is_initialized())
+        set_model_state_dict(model, state, options=StateDictOptions(**whole))
+        there, here = self.config.rope_theta, model.config.rope_theta
+        if here != there:
+            said += f" (rope_theta is {there} there and {here} here)"
+        return f"weights from {self.word}: {said}"
+
+    def compare(self, state: dict[str, Tensor], c: GPTConfig) -> str:
+        """Logits of these weights and of transformers on two random rows; says what was found.
+        ParityError if they differ."""
+        if self.ours:
+            return "an export of this program"
+        folded = (
+            f"{self.name}, its norms folded into the matrices: the same function, but another path "
+            "for AdamW"
+        )
+        if find_spec("transformers") is None:
+            return f"{folded}; logits not compared, as transformers is not installed"
+        os.environ.setdefault("HF_HUB_OFFLINE", "1")  # this folder is all that is read
+        import transformers
+
+        transformers.logging.set_verbosity_error()
+        transformers.logging.disable_progress_bar()
+        if not hasattr(transformers, f"{self.name}ForCausalLM"):
+            return f"{folded}; logits not compared, as transformers does not know it"
+        theirs = transformers.AutoModelForCausalLM.from_pretrained(self.folder, dtype=torch.float32)
+        T = min(POSITIONS, c.seq_len, self.config.seq_len)
+        ours = build(replace(self.config, vocab_size=c.vocab_size, seq_len=T), state)
+        ids = torch.randint(c.vocab_size, (2, T), generator=torch.Generator().manual_seed(0))
+        with torch.no_grad():
+            a, b = ours(ids), theirs.eval()(ids).logits[..., : c.vocab_size]  # (2, T, V)
+        difference, limit = (a - b).abs().max().item(), TOLERANCE * max(1.0, b.std().item())
+        if not difference <= limit:  # NaN is refused as well
+            raise ParityError(
+                f"{self.word} is not computed as transformers does: logits differ by "
+                f"{difference:.1e}, and {limit:.1e} is allowed"
+            )
+        return f"{folded}; logits differ from transformers' by {difference:.1g} at most"
+
+
+def build(c: GPTConfig, state: dict[str, Tensor], dtype=torch.float32, device="cpu") -> GPT:
+    """GPT(c) with these weights, which are not copied where they are on the device already."""
+    with torch.device("meta"):
+        model = GPT(c, compute_dtype=dtype)
+    model.load_state_dict({name: w.to(device) for name, w in state.items()}, assign=True)
+    tables = {name: torch.empty_like(t, device=device) for name, t in model.named_buffers()}
+    for name, table in tables.items():
+        model.register_buffer(name, table, persistent=False)
+    model.init_tables()
+    return model.eval()
+
+
+def load(word: str | Path, device="cpu", dtype: torch.dtype = torch.float32) -> tuple[GPT, dict]:
+    """What eval.py looks at: (GPT in eval mode, facts like those of trainer.json)."""
+    source = Source(word)
+    if source.ours:
+        return mapping.load_exported(source.folder, device, dtype)
+    tokenizer, rows = source.tokenizer, source.config.vocab_size
+    tokens = tokenizer.vocab_size
+    source.need(rows >= tokens, f"its table has {rows:,} rows, its tokenizer {tokens:,} tokens")
+    c = replace(source.config, vocab_size=tokens, bos_id=tokenizer.bos_id)
+    facts = dict(step=0, tokens=0, model=asdict(c), tokenizer=tokenizer)
+    facts |= dict(identity=dict(tokenizer_sha256=tokenizer.sha256), about=f"a {source.name}")
+    return build(c, source.state(tokens), dtype, device), facts

@@ -1,0 +1,419 @@
+"""Models of others: hf/imported.py against transformers, on random weights of unit scale, whose
+norms and shapes are far from ours; and what is refused, in its words."""
+
+import contextlib
+import io
+import json
+import math
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import ROOT, metrics, run
+from forms import FORMS, make
+
+import data
+import eval as evaluate
+import export
+import optim
+import prepare_data
+import train
+from config import TrainConfig, UsageError
+from hf import imported, tokenizer_json
+from machinery import cli, trained
+from machinery.errors import CheckpointError, ParityError
+from machinery.shards import Manifest
+from tokenizer import Tokenizer
+
+V = 600  # tokens of the tokenizer; the tables have more rows
+SHAPE = dict(
+    vocab_size=631, hidden_size=72, intermediate_size=100, num_hidden_layers=4,
+    num_attention_heads=9, num_key_value_heads=3, max_position_embeddings=96,
+    bos_token_id=1, eos_token_id=2, pad_token_id=0,
+)  # fmt: skip
+SCALED = dict(
+    rope_type="llama3", rope_theta=5e5, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+    original_max_position_embeddings=32,
+)  # fmt: skip
+GRANITE = dict(
+    embedding_multiplier=12.0, logits_scaling=8.0, residual_multiplier=0.22,
+    attention_multiplier=0.0625,
+)  # fmt: skip
+
+
+def make_model(folder: Path, name: str, unit_norms: bool = False, **options):
+    """Save a model of transformers' class with weights of unit scale, and return it."""
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    shard = options.pop("max_shard_size", "5GB")
+    c = getattr(transformers, f"{name}Config")(**(SHAPE | options))
+    model = getattr(transformers, f"{name}ForCausalLM")(c).eval()
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for key, p in model.named_parameters():
+            draw = torch.randn(p.shape, generator=generator)
+            if p.ndim == 1 and "bias" not in key:  # norms: 0.3 .. 2.5, of either sign
+                p.copy_(torch.ones_like(p) if unit_norms else draw.sign() * (0.3 + draw.abs()))
+            elif p.ndim == 1:
+                p.copy_(0.3 * draw)
+            elif "embed" in key:
+                p.copy_(draw * (0.125 if c.tie_word_embeddings else 0.3))
+            else:
+                p.copy_(draw * p.shape[1] ** -0.5)
+    model.save_pretrained(folder, max_shard_size=shard)
+    return model
+
+
+EXACT = {
+    "llama": ("Llama", dict(rms_norm_eps=1e-6)),
+    "smollm2": ("Llama", dict(tie_word_embeddings=True, rms_norm_eps=1e-5, rope_theta=1e5)),
+    "shards": ("Llama", dict(tie_word_embeddings=True, rms_norm_eps=1e-5, max_shard_size="60KB")),
+    "head_dim": ("Llama", dict(head_dim=24)),
+    "mistral": ("Mistral", dict(sliding_window=None)),
+    "mistral with a window": ("Mistral", dict(sliding_window=64)),
+    "smollm3": ("SmolLM3", dict(num_hidden_layers=6, no_rope_layer_interval=3)),
+    "arcee": ("Arcee", dict(rms_norm_eps=1e-5)),
+    "nanochat": ("NanoChat", dict()),
+    "granite": ("Granite", GRANITE),
+}
+
+
+@pytest.mark.parametrize("case", EXACT)
+def test_logits_are_those_of_transformers(case, tmp_path):
+    """On all positions that the model has, with tables cut to the tokens of a smaller tokenizer."""
+    name, options = EXACT[case]
+    theirs = make_model(tmp_path, name, **options)
+    source = imported.Source(tmp_path)
+    assert len(list(tmp_path.glob("*.safetensors"))) > 5 or case != "shards"
+    T = 64 if "window" in case else 96
+    assert source.config.seq_len == T and source.config.vocab_size == 631
+    c = replace(source.config, vocab_size=V)
+    model = imported.build(c, source.state(V))
+    ids = torch.randint(V, (3, T), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        a, b = model(ids), theirs(ids).logits[..., :V]
+    assert b.std() > 0.1
+    assert (a - b).abs().max() < 1e-4
+    assert "logits differ from transformers' by" in source.compare(source.state(V), c)
+    wrong = source.state(V)
+    wrong["blocks.1.attn.out.weight"] *= 1.1
+    with pytest.raises(ParityError, match="is not computed as transformers does"):
+        source.compare(wrong, c)
+
+
+def test_a_tied_model_whose_norms_are_ours_stays_tied(tmp_path):
+    options = dict(tie_word_embeddings=True, rms_norm_eps=1e-6)
+    make_model(tmp_path / "a", "Llama", unit_norms=True, **options)
+    make_model(tmp_path / "b", "Llama", **options)
+    kept, untied = (imported.Source(tmp_path / name) for name in "ab")
+    assert kept.config.tie_embeddings and not untied.config.tie_embeddings
+    assert "head.weight" not in kept.state(V) and "head.weight" in untied.state(V)
+    kept.compare(kept.state(V), replace(kept.config, vocab_size=V))
+
+
+def test_what_transformers_4_wrote_is_read_too(tmp_path):
+    make_model(tmp_path, "Llama", rope_theta=77_000.0, tie_word_embeddings=True)
+    file = tmp_path / "config.json"
+    tree = json.loads(file.read_text())
+    theta = tree.pop("rope_parameters")["rope_theta"]
+    for gone in ("tie_word_embeddings", "head_dim"):
+        tree.pop(gone, None)
+    file.write_text(json.dumps(tree | {"rope_theta": theta, "rope_scaling": None}))
+    source = imported.Source(tmp_path)
+    assert source.config.rope_theta == 77_000.0 and source.tied
+    linear = {"type": "linear", "factor": 2.0}
+    file.write_text(json.dumps(tree | {"rope_theta": theta, "rope_scaling": linear}))
+    with pytest.raises(UsageError, match=r"its RoPE is scaled \(linear\)"):
+        imported.Source(tmp_path)
+
+
+REFUSED = {
+    "scaled RoPE": ("Llama", dict(rope_parameters=SCALED), r"its RoPE is scaled \(llama3\)"),
+    "biases": ("Llama", dict(attention_bias=True), "its matrices have biases"),
+    "gelu": ("Llama", dict(hidden_act="gelu"), "its activation is gelu, not silu"),
+    "Qwen2": ("Qwen2", {}, "Qwen2 is none of Llama, .*: its q, k and v have biases"),
+    "Qwen3": ("Qwen3", {}, "the norms of its q and k have weights, between which RoPE stands"),
+    "Olmo2": ("Olmo2", {}, "norms stand after its layers"),
+    "Gemma": ("Gemma", dict(head_dim=16), "its MLP is GeGLU"),
+    "GPTNeoX": ("GPTNeoX", {}, "it has LayerNorm, biases and GELU"),
+    "NoPE at will": (
+        "SmolLM3", dict(no_rope_layers=[1, 0, 0, 1]), r"its layers \[2, 3\] have no RoPE",
+    ),
+    "eps behind a norm": ("NanoChat", dict(rms_norm_eps=1e-5), "its norms add 1e-05, one after"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_we_do_not_compute_is_refused_by_its_name(case, tmp_path):
+    name, options, words = REFUSED[case]
+    make_model(tmp_path, name, **(dict(num_attention_heads=6) | options))
+    with pytest.raises(UsageError, match=words) as raised:
+        imported.Source(tmp_path)
+    assert str(raised.value).startswith(f"{tmp_path} cannot be imported exactly: ")
+
+
+CHANGED = {
+    "code of its own": (dict(auto_map={"AutoModel": "x.Y"}), r"code of its own \(auto_map\)"),
+    "quantized": (dict(quantization_config={"bits": 4}), "its weights are quantized"),
+    "another class": (dict(architectures=["RwkvForCausalLM"]), "Rwkv is none of .*layers are oth"),
+    "no class": (dict(architectures=None), "its config.json names no architecture"),
+    "partial RoPE": (dict(partial_rotary_factor=0.5), "its RoPE turns 0.5 of a head"),
+    "no width": (dict(hidden_size=None), "hidden_size is None in its config.json"),
+    "another width": (dict(hidden_size=144), "is of shape .*, where config.json asks for"),
+    "an odd width": (dict(hidden_size="72"), "hidden_size is 72 in its config.json"),
+    "more layers": (dict(num_hidden_layers=5), "no tensor model.layers.4.self_attn.q_proj.weight"),
+    "fewer layers": (dict(num_hidden_layers=3), "have model.layers.3.*, which its class does not"),
+    "other layers": (dict(layer_types=["linear_attention"]), "it has layers of linear_attention"),
+}
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("llama")
+    make_model(folder, "Llama", tie_word_embeddings=False)
+    return folder
+
+
+@pytest.mark.parametrize("case", CHANGED)
+def test_a_config_json_that_does_not_fit_is_refused(case, llama, tmp_path):
+    change, words = CHANGED[case]
+    shutil.copytree(llama, tmp_path / "m")
+    file = tmp_path / "m" / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | change))
+    with pytest.raises(UsageError, match=words):
+        imported.Source(tmp_path / "m").state(V)
+
+
+def test_no_pickle_is_opened_and_a_damaged_file_is_named(llama, tmp_path):
+    folder = tmp_path / "m"
+    shutil.copytree(llama, folder)
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    with pytest.raises(CheckpointError, match="model.safetensors cannot be read"):
+        imported.Source(folder)
+    weights.rename(folder / "pytorch_model.bin")
+    assert trained.is_export(folder)  # so that it is refused in these words
+    with pytest.raises(UsageError, match=r"no model.safetensors; a pickle \(.bin\) is never open"):
+        imported.Source(folder)
+    index = {"weight_map": {"model.norm.weight": "../../secret.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(UsageError, match="no secret.safetensors"):
+        imported.Source(folder)
+    with pytest.raises(UsageError, match="its config.json names no architecture"):
+        imported.Source(tmp_path)
+
+
+def test_a_model_of_the_hub_is_read_from_its_cache(llama, tmp_path, monkeypatch):
+    """Offline, as here; and what is not there is said."""
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    repo = tmp_path / "models--me--mine"
+    (repo / "refs").mkdir(parents=True)
+    (repo / "refs" / "main").write_text("abc")
+    shutil.copytree(llama, repo / "snapshots" / "abc")
+    with monkeypatch.context() as context:
+        hub = lambda word, **how: str(repo / "snapshots" / "abc")
+        context.setattr("huggingface_hub.snapshot_download", hub)
+        assert imported.Source("hf:me/mine").config.n_head == 9
+    with pytest.raises(UsageError, match="hf:me/other cannot be read from the Hub: "):
+        imported.Source("hf:me/other")
+    assert trained.find_model("hf:me/mine") == dict(checkpoint="hf:me/mine")
+
+
+# ------------------------------------------------------------------------------- in the programs
+
+TRAIN = (
+    "tiny --steps 4 --tokens_per_step 512 --no_compile --device cpu --dtype fp32 --warmup 2 "
+    "--eval_tokens 1024 --log_every 1 --peak_tflops 1 --optimizer adamw --lr 1e-4"
+).split()
+CPU = ["--device", "cpu", "--dtype", "fp32"]
+
+
+def quietly(main, *argv) -> str:
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        assert main([str(word) for word in argv]) == 0
+    return out.getvalue()
+
+
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory):
+    """A model of SmolLM2's form with its tokenizer, data prepared with it, and a run begun from it:
+    (folder, what the run printed)."""
+    folder = tmp_path_factory.mktemp("begun")
+    options = dict(tie_word_embeddings=True, rms_norm_eps=1e-5, max_shard_size="60KB")
+    make_model(folder / "model", "Llama", **options)
+    make(folder / "model", *FORMS["smollm2"], vocab_size=V)
+    text = ["--source", f"files:{ROOT / 'machinery'}", "--row_len", 65, "--val_fraction", 0.2]
+    text += ["--workers", 1, "--data_dir", folder / "data"]
+    quietly(prepare_data.main, "tiny", *text, "--tokenizer", folder / "model")
+    where = ["--data_dir", folder / "data", "--run_dir", folder / "run"]
+    said = quietly(train.main, *TRAIN, *where, "--init_from", folder / "model")
+    return folder, said
+
+
+def test_training_begins_where_transformers_stands(begun):
+    """The validation before the first step is transformers' loss on the same rows."""
+    import transformers
+
+    folder, said = begun
+    assert f"decided   by {folder / 'model'}: n_layer 4" not in said  # tiny has 4 as well
+    for words in (
+        rf"decided   by {folder / 'model'}: n_head 9, not 2",
+        "mlp swiglu, not relu2",
+        "extras (), not ('key_offset', 'value_embeds')",
+        "another path for AdamW; logits differ from transformers' by",
+        "decided   by the data: seq_len 64, not 512, vocab_size 600, not 4,096",
+    ):
+        assert words in said
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(folder / "model").eval()
+    manifest = Manifest.load(folder / "data")
+    losses = []
+    for inputs, targets in data.val_batches(manifest, 8, 16):
+        with torch.no_grad():
+            logits = theirs(inputs).logits[..., :V]
+        flat = torch.nn.functional.cross_entropy(
+            logits.flatten(0, 1), targets.flatten(), ignore_index=data.IGNORED, reduction="none"
+        )
+        losses += flat[targets.flatten() != data.IGNORED].tolist()
+    first = next(r for r in metrics(folder / "run") if "val_loss" in r)
+    assert first["step"] == 0 and first["val_rows"] == 16
+    assert first["val_loss"] == pytest.approx(sum(losses) / len(losses), abs=1e-4)
+    last = [r["val_loss"] for r in metrics(folder / "run") if "val_loss" in r][-1]
+    assert last < first["val_loss"] and math.isfinite(last)
+
+
+def test_the_run_resumes_without_the_weights_and_exports(begun, tmp_path):
+    folder, _ = begun
+    shutil.copytree(folder, tmp_path / "all")
+    here = tmp_path / "all"
+    for file in (here / "model").glob("*-of-*.safetensors"):
+        file.touch()
+    where = ["--data_dir", here / "data", "--run_dir", here / "run", "--init_from", here / "model"]
+    said = quietly(train.main, *TRAIN, *where)
+    assert "is not read: the run has its own checkpoint" in said and "is finished" in said
+    out = here / "export"
+    export.export(export.ExportConfig(run_dir=str(here / "run"), out=str(out)))
+    source, back = imported.Source(out), tokenizer_json.read(out)
+    assert source.ours and back.bos == "<|endoftext|>"
+    given = tokenizer_json.read(here / "model")
+    assert back.same_ids(given) and back.encode("12 ab  3") == given.encode("12 ab  3")
+    quietly(evaluate.main, "loss", out, *CPU, "--data_dir", here / "data", "--rows", 4)
+    where = ["--data_dir", here / "data", "--run_dir", here / "again", "--init_from", out]
+    said = quietly(train.main, *[word for word in TRAIN if word not in ("--lr", "1e-4")], *where)
+    assert "an export of this program" in said
+    ends = [r["val_loss"] for r in metrics(here / "run") if "val_loss" in r][-1]
+    first = next(r for r in metrics(here / "again") if "val_loss" in r)
+    assert first["val_loss"] == pytest.approx(ends, abs=1e-5)
+
+
+def test_eval_opens_a_stock_model(begun, capsys):
+    folder, _ = begun
+    first = next(r for r in metrics(folder / "run") if "val_loss" in r)
+    where = ["--data_dir", str(folder / "data")]
+    evaluate.main(["loss", str(folder / "model"), *CPU, *where, "--rows", "16"])
+    out = capsys.readouterr().out
+    assert f"{folder / 'model'}: a Llama; computed in" in out
+    assert f"{first['val_loss']:.4f} nats per token, {first['val_bpb']:.4f} bits per byte" in out
+    words = ["--prompt", "def", "--max_new_tokens", "3"]
+    evaluate.main(["sample", str(folder / "model"), *CPU, *words])
+    assert "--- 'def'" in capsys.readouterr().out
+
+
+def test_what_does_not_fit_is_refused_before_anything_is_built(begun, tmp_path):
+    folder, _ = begun
+    model, where = folder / "model", ["--run_dir", tmp_path / "run", "--data_dir"]
+    begin = [*TRAIN, "--init_from", model]
+    muon = [word for word in begin if word not in ("--lr", "1e-4")]
+    muon[muon.index("adamw")] = "muon"
+    make(tmp_path / "other", *FORMS["gpt2"], vocab_size=V)
+    text = ["--source", f"files:{ROOT / 'machinery'}", "--workers", 1, "--val_fraction", 0.2]
+    quietly(prepare_data.main, "tiny", *text, "--tokenizer", tmp_path / "other", "--row_len", 65,
+            "--data_dir", tmp_path / "d")  # fmt: skip
+    for argv, words in (
+        (
+            [*muon, *where, folder / "data"],
+            "--optimizer muon has learning rates for .*--optimizer a",
+        ),
+        (
+            [*begin, *where, folder / "data", "--n_layer", 3],
+            "--n_layer 3 was asked for, but .* has 4",
+        ),
+        ([*begin, *where, tmp_path / "d"], f"python prepare_data.py tiny --tokenizer {model}"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            train.main([str(word) for word in argv])
+    assert not (tmp_path / "run").exists()
+    manifest, preset = Manifest.load(folder / "data"), cli.parse("train.py", "train", ["tiny"])
+    preset = replace(preset, model=replace(preset.model, seq_len=64))
+    for options, words in (
+        (dict(sliding_window=32), "its attention sees 32 positions, fewer than the 64 of a row"),
+        (dict(vocab_size=500), "its table has 500 rows, its tokenizer 600 tokens"),
+    ):
+        make_model(tmp_path / words[:12], "Mistral", **options)
+        for file in model.glob("token*.json"):
+            shutil.copy(file, tmp_path / words[:12])
+        with pytest.raises(UsageError, match=words):
+            imported.Source(tmp_path / words[:12]).check_data(manifest, preset)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_two_ranks_begin_where_one_does(parallel, begun, tmp_path):
+    """The first rank reads, and hands each its part."""
+    folder, _ = begun
+    where = ["--data_dir", folder / "data", "--run_dir", tmp_path / "run", "--parallel", parallel]
+    done = run("train.py", *TRAIN, *where, "--init_from", folder / "model", nproc=2, timeout=500)
+    assert done.returncode == 0, done.stderr
+    one, two = (
+        [r["val_loss"] for r in metrics(path / "run") if "val_loss" in r]
+        for path in (folder, tmp_path)
+    )
+    assert two == pytest.approx(one, rel=1e-5)
+
+
+def test_a_step_of_adamw_is_that_of_transformers(tmp_path):
+    """Where nothing is folded: norms of ones, which stand still, and our eps. With other norms the
+    function is the same and the step is not: the test measures how far apart they end."""
+    gaps = {}
+    for unit_norms in (True, False):
+        folder = tmp_path / str(unit_norms)
+        theirs = make_model(folder, "Llama", unit_norms=unit_norms, rms_norm_eps=1e-6)
+        source = imported.Source(folder)
+        model = imported.build(replace(source.config, vocab_size=631), source.state(631)).train()
+        config = TrainConfig(optimizer="adamw", lr=1e-3, weight_decay=0.1)
+        (ours,) = optim.build(model.param_groups(), config, 72)
+        decayed = [p for p in theirs.parameters() if p.ndim == 2]
+        norms = [p.requires_grad_(False) for p in theirs.parameters() if p.ndim == 1]
+        assert norms and not model.param_groups()["scalar"]
+        other = torch.optim.AdamW(decayed, 1e-3, (0.9, 0.95), 1e-8, 0.1)
+        ids = torch.randint(631, (2, 49), generator=torch.Generator().manual_seed(2))
+        for _ in range(3):
+            loss = model(ids[:, :-1], ids[:, 1:])
+            logits = theirs(ids[:, :-1]).logits.transpose(1, 2)
+            reference = torch.nn.functional.cross_entropy(logits, ids[:, 1:])
+            gaps.setdefault(unit_norms, []).append(abs(loss.item() - reference.item()))
+            for value, optimizer in ((loss, ours), (reference, other)):
+                value.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+    assert max(gaps[True]) < 1e-4
+    assert gaps[False][0] < 1e-4 < gaps[False][2], gaps
+
+
+# ------------------------------------------------------------------------------- tokenizers
+
+
+def test_the_data_may_say_which_token_begins_a_document(begun, tmp_path):
+    folder, _ = begun
+    one = tokenizer_json.read(folder / "model")
+    other = tokenizer_json.read(folder / "model", "<|im_start|>")
+    assert (one.bos, other.bos) == ("<|endoftext|>", "<|im_start|>")
+    assert one.same_ids(other) and one.sha256 != other.sha256
+    assert Tokenizer(other.spec).bos_id == other.special["<|im_start|>"]
