@@ -13,11 +13,11 @@ import json
 import math
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from html import escape
-from itertools import accumulate
+from itertools import accumulate, takewhile
 from pathlib import Path
 from typing import Literal
 
@@ -28,7 +28,8 @@ from instruments import curves, positions, watch
 from machinery import checkpoint, disk, shards
 from machinery.errors import CheckpointError, DataError
 from machinery.log import duration, read_jsonl, short
-from machinery.trained import EvalConfig, open_data, open_tokenizer
+from machinery.trained import EvalConfig, is_tuned, open_data, open_tokenizer
+from preparation.chat import prompt_ids
 from tokenizer import Tokenizer
 
 pages: dict[Path, tuple[float, float]] = {}  # run -> when its page was written, in what time (s)
@@ -549,20 +550,21 @@ def take_samples(config: ReportConfig, load_model: Callable) -> None:
             print(f"no samples of {path}: {error}")
             continue
         for prompt in [prompt for prompt in prompts if prompt not in done]:
-            text = draw(model, tokenizer, prompt, config.max_new_tokens)
+            text = draw(model, tokenizer, prompt, config.max_new_tokens, is_tuned(trainer))
             record = dict(step=trainer["step"], tokens=trainer["tokens"], prompt=prompt, text=text)
             with disk.writable(file, ELSEWHERE), open(file, "a") as f:
                 f.write(json.dumps(record) + "\n")
 
 
-def draw(model, tokenizer, prompt: str, max_new_tokens: int) -> str:
-    """The prompt and how the model continues it, up to BOS; with random numbers of its own."""
+def draw(model, tokenizer, prompt: str, max_new_tokens: int, tuned: bool) -> str:
+    """The prompt and how the model continues it, or answers it if it was tuned on conversations;
+    with random numbers of its own."""
     import torch
 
-    device, bos = model.cos.device, tokenizer.bos_id
-    idx = torch.tensor([[bos, *tokenizer.encode(prompt)]], device=device)  # (1, T)
-    draws = dict(generator=torch.Generator(device).manual_seed(0), stop_id=bos)
-    return text_of(tokenizer, model.generate(idx, max_new_tokens, **draws)[0])
+    device, (ids, stop) = model.cos.device, prompt_ids(prompt, tokenizer, tuned)
+    draws = dict(generator=torch.Generator(device).manual_seed(0), stop_id=stop)
+    out = model.generate(torch.tensor([ids], device=device), max_new_tokens, **draws)  # (1, T + n)
+    return prompt + "\n" * tuned + text_of(out[0, len(ids) :].tolist(), tokenizer, stop)
 
 
 def update(run, step: int) -> str:
@@ -575,7 +577,7 @@ def update(run, step: int) -> str:
     else:
         tokenizer, prompt = Tokenizer.load(run.manifest.tokenizer_file()), run.preset.prompts[0]
         training = run.model.training
-        text = draw(run.model.eval(), tokenizer, prompt, SAMPLE_TOKENS)
+        text = draw(run.model.eval(), tokenizer, prompt, SAMPLE_TOKENS, bool(run.manifest.marks))
         run.model.train(training)
         record = dict(step=step, tokens=trained, prompt=prompt, text=text, live=True)
         with open(folder / "samples.jsonl", "a") as file:
@@ -590,11 +592,17 @@ def update(run, step: int) -> str:
 
 
 def beginnings(manifest: shards.Manifest, tokenizer) -> list[str]:
-    """The first tokens of three held-out rows."""
-    rows = range(min(3, manifest.rows("val", 0)))
-    return [text_of(tokenizer, manifest.row("val", 0, i)[:12]) for i in rows]
+    """The first tokens of three held-out rows; of conversations, their first questions."""
+    rows = [manifest.row("val", 0, i).tolist() for i in range(min(3, manifest.rows("val", 0)))]
+    if not manifest.marks:
+        return [text_of(row[:12], tokenizer, manifest.bos_id) for row in rows]
+    user, _, end = manifest.marks
+    asked = [row[row.index(user) + 1 :] for row in rows if user in row]
+    return [
+        text_of(takewhile(lambda i: i != end, ids), tokenizer, manifest.bos_id) for ids in asked
+    ]
 
 
-def text_of(tokenizer, ids) -> str:
-    """ids: (n,), a tensor or an array; without BOS."""
-    return tokenizer.decode(i for i in ids.tolist() if i != tokenizer.bos_id)
+def text_of(ids: Iterable[int], tokenizer, without: int) -> str:
+    """Of the ids that are not `without`."""
+    return tokenizer.decode(i for i in ids if i != without)
