@@ -166,11 +166,11 @@ lesson.holds(large > middle + 0.1 > small + 0.2, "the larger the batch, the bett
 # %% [markdown]
 # ## A learning rate for each weight
 # The row of a rare byte is in few pairs, so its slopes are small, and gradient descent hardly moves
-# it: see the row of "Z" below, after 200 steps. The optimizer **Adam** gives each weight a rate
-# of its own. It remembers the mean square of each weight's slopes, `square`, and divides by its
-# root: whatever the size of its slopes, each weight moves by about the learning rate. (It also
-# averages the slopes themselves over the last ten steps or so, `mean`.) An **optimizer** is what
-# turns gradients into steps.
+# it: see the row of "Z" below, after 200 steps. What turns gradients into steps is called an
+# **optimizer**, and there are better ones. **Adam** gives each weight a rate of its own. It
+# remembers the mean square of each weight's slopes, `square`, and divides by its root: whatever the
+# size of its slopes, each weight moves by about the learning rate. (It also averages the slopes
+# themselves over the last ten steps or so, `mean`.)
 
 
 # %%

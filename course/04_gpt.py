@@ -95,7 +95,8 @@ class Block(nn.Module):
 # An embedding in front, blocks, and behind them one more norm and a matrix to 256 scores, the
 # **head** (the word is used for two things; this one is at the end of the model). The table of
 # pairs is gone: embedding and head together can do its work. This is a **GPT**, a generative
-# pretrained **transformer**, which is the name for blocks of this kind.
+# pretrained **transformer**: it writes (generative), it was trained on plain text before anybody
+# teaches it a task (pretrained), and transformer is the name for blocks of this kind.
 #
 # What remains are the **initial values**. The head begins near 0, so that all bytes are equally
 # likely at first: 8 bits, no opinion. `out` and `down` begin at 0, so each block begins by adding

@@ -155,14 +155,10 @@ lesson.table(
     ["model", "part", "on before", "on copy", "nats"], rows, "the same maps, another cause"
 )
 print(f"'one distance' on repeats after 8 to 24 tokens: {moved:.2f} nats")
-lesson.holds(
-    min(row[3] for row in rows[::2]) > 0.35, "both copying models look at what followed the copy"
-)
+lesson.holds(min(row[3] for row in rows[::2]) > 0.35, "both models look at what followed the copy")
 needs = nats_off["planted", 1] - nats_off["planted", 0]
 lesson.holds(needs > 2, "planted: without its previous-token head it cannot copy, +2 nats")
-lesson.holds(
-    rows[1][3] < 0.2, "planted: without that head, its copying heads do not find the place"
-)
+lesson.holds(rows[1][3] < 0.2, "planted: without it, the copying heads do not find the place")
 needs = nats_off["one distance", 1] - nats_off["one distance", 0]
 lesson.holds(needs < 0.5, "one distance: it hardly needs that head: it counts 16 places back")
 lesson.holds(moved > 2, "one distance: it cannot copy at another distance")

@@ -78,23 +78,36 @@ def told(monkeypatch, tmp_path, capsys):
     [
         ("return x", "solved"),
         ("return [7]", "AssertionError: f([1, 1]) is [7]"),
-        ("return x / 0", "f([1, 1], 1) ended with TypeError: unsupported operand type(s) for /: "
-         "'list' and 'int' (line 2: return x / 0)"),
+        (
+            "return x / 0",
+            "f([1, 1], 1) ended with TypeError: unsupported operand type(s) for /: "
+            "'list' and 'int' (line 2: return x / 0)",
+        ),
         # the input as it was given, though the function has emptied it by then
-        ("return [x.pop(), x.pop(), x.pop()]", "f([1, 1], 1) ended with IndexError: pop from empty "
-         "list (line 2: return [x.pop(), x.pop(), x.pop()])"),
-        ("assert k < 2; return x", "f([2, 2], 2) ended with AssertionError "
-         "(line 2: assert k < 2; return x)"),
+        (
+            "return [x.pop(), x.pop(), x.pop()]",
+            "f([1, 1], 1) ended with IndexError: pop from empty "
+            "list (line 2: return [x.pop(), x.pop(), x.pop()])",
+        ),
+        (
+            "assert k < 2; return x",
+            "f([2, 2], 2) ended with AssertionError (line 2: assert k < 2; return x)",
+        ),
         # an answer of another kind, which fails in the judge: no line of the judge's
-        ("return None", "f([1, 1], 1) returned None, and the judge cannot use it: "
-         "TypeError: 'NoneType' object is not subscriptable"),
+        (
+            "return None",
+            "f([1, 1], 1) returned None, and the judge cannot use it: "
+            "TypeError: 'NoneType' object is not subscriptable",
+        ),
         ("return (", "SyntaxError: '(' was never closed (ex01.py, line 2)"),
         ("raise NotImplementedError('write f')", "not begun: write f"),
-        ("raise SystemExit(0)", "f([1, 1], 1) ended with SystemExit: 0 (line 2: raise "
-         "SystemExit(0))"),
+        (
+            "raise SystemExit(0)",
+            "f([1, 1], 1) ended with SystemExit: 0 (line 2: raise SystemExit(0))",
+        ),
         ("import os; os._exit(0)", "the program ended before the judge had decided"),
     ],
-)  # fmt: skip
+)
 def test_a_learner_is_told_the_call_and_the_line(told, body, said):
     assert told(body) == said
 

@@ -113,15 +113,24 @@ def oracle(answer) -> None:
         ("three dimensions", (2, 4, 3), (2, 5, 3), (2, 5, 3), "(4, 5)", f64, 2),
         ("four dimensions", (3, 2, 4, 8), (3, 2, 4, 8), (3, 2, 4, 8), "(4, 4)", f64, 2),
         ("a mask for each", (3, 2, 4, 5), (3, 2, 6, 5), (3, 2, 6, 4), "(3, 2, 4, 6)", f64, 2),
-        ("a mask for each of the first dimension", (3, 2, 4, 2), (3, 2, 4, 2), (3, 2, 4, 2),
-         "(3, 1, 4, 4)", f64, 2),
+        (
+            "a mask for each of the first dimension",
+            (3, 2, 4, 2),
+            (3, 2, 4, 2),
+            (3, 2, 4, 2),
+            "(3, 1, 4, 4)",
+            f64,
+            2,
+        ),
         ("float32", (2, 4, 16), (2, 4, 16), (2, 4, 16), "(4, 4)", f32, 1),
         ("scores beyond 1,000", (4, 4), (6, 4), (6, 4), "(4, 6)", f32, 40),
         ("scores beyond 1,000 in float64", (4, 4), (6, 4), (6, 4), None, f64, 60),
         ("masked scores beyond 1,000", (2, 9, 4), (2, 6, 4), (2, 6, 4), "(2, 9, 6)", f64, 60),
-    ]  # fmt: skip
-    names = [(torch.nn.functional, n) for n in
-             ("scaled_dot_product_attention", "multi_head_attention_forward")]  # fmt: skip
+    ]
+    names = [
+        (torch.nn.functional, n)
+        for n in ("scaled_dot_product_attention", "multi_head_attention_forward")
+    ]
     names += [(torch.nn.MultiheadAttention, "__init__")]
     names += [(torch.ops.aten, "scaled_dot_product_attention")]
     patches = [patch.object(owner, n, forbidden) for owner, n in names]

@@ -108,8 +108,12 @@ def oracle(answer) -> None:
         assert out.dtype == np.float64, f"stretch returns {out.dtype}, should be float64"
         return out
 
-    for factor, trained, low, high in ((8.0, 8192, 1.0, 4.0), (4.0, 2048, 1.0, 32.0),
-                                       (2.5, 300, 2.0, 3.0), (1.0, 512, 1.0, 4.0)):  # fmt: skip
+    for factor, trained, low, high in (
+        (8.0, 8192, 1.0, 4.0),
+        (4.0, 2048, 1.0, 32.0),
+        (2.5, 300, 2.0, 3.0),
+        (1.0, 512, 1.0, 4.0),
+    ):
         case = f"factor {factor}, trained {trained}, low {low}, high {high}"
         per_turn = 2 * np.pi / trained
         for turns, rule in ((high * 1.01, 3), (high * 9, 3), (low * 0.99, 4), (low / 50, 4)):

@@ -142,8 +142,12 @@ def oracle(answer) -> None:
         return [a, b], [a * 2, b.exp()]
 
     compare("arguments that are results of other operations", deep(0.0), computed)
-    compare("x + recompute(fn, x, y), x a leaf", deep(0.2), leaves(True, True),
-            lambda out, x, y: x + out)  # fmt: skip
+    compare(
+        "x + recompute(fn, x, y), x a leaf",
+        deep(0.2),
+        leaves(True, True),
+        lambda out, x, y: x + out,
+    )
     compare("x + recompute(fn, x, y), x computed", deep(0.2), computed, lambda out, x, y: x + out)
 
     def twice():
@@ -156,8 +160,11 @@ def oracle(answer) -> None:
         table = torch.randn(5, 16, requires_grad=True)
         return [table], [torch.randint(5, (8,)), table]
 
-    compare("an argument of whole numbers", lambda weight, tokens, i, t: torch.tanh(t[i] @ weight),
-            indices)  # fmt: skip
+    compare(
+        "an argument of whole numbers",
+        lambda weight, tokens, i, t: torch.tanh(t[i] @ weight),
+        indices,
+    )
 
     def three():
         made = [torch.randn(8, 16, requires_grad=i != 1) for i in range(3)]
