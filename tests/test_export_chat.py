@@ -159,9 +159,11 @@ def test_the_pipeline_answers_as_ours(extras, export_tuned, tokenizer, capsys): 
         turns.append(("user", question))
         mine = our_answer(ours, tokenizer, turns, 20)
         out = generate(
-            as_messages(turns), max_new_tokens=20, do_sample=False,
+            as_messages(turns),
+            max_new_tokens=20,
+            do_sample=False,
             tokenizer_encode_kwargs=template.TYPED,
-        )  # fmt: skip
+        )
         text = out[0]["generated_text"][-1]
         assert text == dict(role="assistant", content=mine), question
         lengths.append(len(tokenizer.encode(mine)))
