@@ -401,7 +401,7 @@ PRESETS["tiny-chat"] = replace(
     _TINY,
     model=replace(_TINY.model, doc_mask=True),
     data=DataConfig(("chats:stdlib",), tokenizer="runs/tiny/tokenizer.json"),
-    train=replace(_TINY.train, steps=320, lr_scale=0.3),
+    train=replace(_TINY.train, steps=320),
     run=replace(_TINY.run, init_from="runs/tiny", eval_every=80),
     prompts=("Who are you?", "Which arguments does join(a, b) take?", "What does open do?"),
 )

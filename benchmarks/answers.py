@@ -1,9 +1,10 @@
-"""What a model tuned on `chats:stdlib` answers: `python benchmarks/answers.py RUN [RUN ...]`.
+"""What a model tuned on `chats:stdlib` answers:
+`python benchmarks/answers.py RUN [RUN ...] [--data_dir=FOLDER] [--every=N]`.
 
-Each held-out question is asked once, after the true turns before it, and answered greedily. Counted
-by kind of question: answers that end by themselves, that have the form of an answer to this
-question, and that are right word for word. Those of the first kinds follow from what was said; the
-others (what it does, where it is) can only be remembered. Prints a table, and the loss of answers.
+Each held-out question follows the true turns before it. Counted by kind of question: how many
+answers are right word for word if each token is the likeliest one; and, of every N-th question, how
+many end by themselves and have the form of an answer to it. Those of the first kinds follow from
+what was said; the others (what it does, where it is) can only be remembered.
 """
 
 import json
@@ -22,7 +23,7 @@ import eval
 from flops import bits_per_byte
 from machinery import trained
 from machinery.shards import Manifest
-from preparation import chat, stdlib_chats
+from preparation import stdlib_chats
 from tokenizer import Tokenizer
 
 MOST = 48  # tokens of an answer
@@ -47,61 +48,64 @@ def kind_of(answer: str) -> str:
     return next((kind for kind, form in FORMS.items() if re.fullmatch(form, answer)), "what")
 
 
-def exchanges(manifest: Manifest, tokenizer: Tokenizer) -> list[tuple[list[int], list[int]]]:
-    """(ids of all before an answer, BOS first; ids of the answer) of the held-out conversations."""
-    _, assistant, end = chat.marks(tokenizer)
-    found = []
-    source = manifest.sources.index("chats")
+@torch.no_grad()
+def exchanges(model, manifest: Manifest) -> list[tuple[list[int], list[int], bool]]:
+    """(ids of all before an answer, BOS first; ids of the answer with <|end|>; whether greedy
+    decoding gives it) of the held-out conversations. Greedy decoding gives an answer if each of its
+    tokens is the likeliest after those before it, so one pass over a row tells."""
+    model.config = replace(model.config, doc_mask=True)
+    found, source = [], manifest.sources.index("chats")
     for i in range(manifest.rows("val", source)):
         row = manifest.row("val", source, i).astype(np.int64)
-        for piece in np.split(row, np.flatnonzero(row == manifest.bos_id)):
-            ids = piece.tolist()
-            for at in np.flatnonzero(piece == assistant).tolist():
-                found.append((ids[: at + 1], ids[at + 1 : ids.index(end, at)]))
+        targets = data.targets_of(row[None], manifest.marks)[0]
+        likeliest = model(torch.from_numpy(row[None, :-1])).argmax(-1)[0].numpy()
+        counted = targets != data.IGNORED
+        edges = np.flatnonzero(np.diff(counted, prepend=False, append=False)).tolist()
+        for start, end in zip(edges[::2], edges[1::2]):
+            begin = np.flatnonzero(row[: start + 1] == manifest.bos_id)[-1]
+            right = bool((likeliest[start:end] == targets[start:end]).all())
+            found.append((row[begin : start + 1].tolist(), targets[start:end].tolist(), right))
     return found
 
 
-def measure(run: str, folder: str) -> dict:
-    config = replace(trained.EvalConfig(**trained.find_model(run)), data_dir=folder, device="cpu")
+def measure(run: str, folder: str, every: int) -> dict:
+    which = trained.find_model(run)
+    config = trained.EvalConfig(**which, data_dir=folder, device="cpu", dtype="fp32")
     model, trainer = eval.load_model(config)
     manifest = trained.open_data(config, trainer)
     tokenizer = Tokenizer.load(manifest.tokenizer_file())
-    end, token_bytes = chat.marks(tokenizer)[2], torch.from_numpy(tokenizer.token_bytes)
-    nats, bpb = bits_per_byte(model, data.val_batches(manifest, 8), token_bytes)
+    end, token_bytes = manifest.marks[2], torch.from_numpy(tokenizer.token_bytes)
     counts = defaultdict(Counter)
-    for before, answer in exchanges(manifest, tokenizer):
-        if len(before) + MOST > model.config.seq_len:
+    for k, (before, answer, right) in enumerate(exchanges(model, manifest)):
+        kind = kind_of(tokenizer.decode(answer[:-1]))
+        counts[kind].update(n=1, right=right)
+        if k % every or len(before) + MOST > model.config.seq_len:
             continue
         stream = model.stream(torch.tensor([before]), MOST, 0.0, 0, None, end)
         drawn = [token.item() for token in stream]
-        right, ends = tokenizer.decode(answer), drawn[-1] == end
-        said = tokenizer.decode(drawn[:-1] if ends else drawn)
-        kind = kind_of(right)
-        formed = kind_of(said) == kind if kind != "what" else kind_of(said) == "what" and ends
-        counts[kind].update(n=1, ends=ends, form=ends and formed, right=ends and said == right)
+        ends = drawn[-1] == end
+        formed = ends and kind_of(tokenizer.decode(drawn[:-1])) == kind
+        assert (drawn == answer) == right or MOST < len(answer)
+        counts[kind].update(asked=1, ends=ends, form=formed)
+    nats, bpb = bits_per_byte(model, data.val_batches(manifest, 8), token_bytes)
     for kind, c in sorted(counts.items()):
-        known = "said" if kind in SAID else "remembered"
-        shares = ", ".join(f"{name} {c[name] / c['n']:.0%}" for name in ("ends", "form", "right"))
-        print(f"  {kind:9} ({known:10}) {c['n']:4} questions: {shares}")
+        known, asked = "said" if kind in SAID else "remembered", max(1, c["asked"])
+        print(
+            f"  {kind:9} ({known:10}) {c['right'] / c['n']:4.0%} of {c['n']} right; "
+            f"of {c['asked']} asked, {c['ends'] / asked:.0%} end, {c['form'] / asked:.0%} in form"
+        )
     total = sum(counts.values(), Counter())
     said = sum((counts[kind] for kind in SAID), Counter())
-    figures = {name: total[name] / total["n"] for name in ("ends", "form", "right")}
-    figures |= dict(right_of_said=said["right"] / max(1, said["n"]), n=total["n"])
-    return dict(run=run, nats=nats, bpb=bpb) | figures
+    figures = {name: total[name] / total["asked"] for name in ("ends", "form")}
+    figures |= dict(right=total["right"] / total["n"], right_of_said=said["right"] / said["n"])
+    return dict(run=run, nats=nats, bpb=bpb, n=total["n"], asked=total["asked"]) | figures
 
 
 if __name__ == "__main__":
-    folder = "data/tiny-chat"
-    runs = [word for word in sys.argv[1:] if not word.startswith("--data_dir=")]
-    for word in set(sys.argv[1:]) - set(runs):
-        folder = word.removeprefix("--data_dir=")
+    runs = [word for word in sys.argv[1:] if not word.startswith("--")]
+    options = dict(word[2:].split("=") for word in sys.argv[1:] if word.startswith("--"))
+    where, every = options.get("data_dir", "data/tiny-chat"), int(options.get("every", 1))
     for run in runs:
-        print(
-            json.dumps(
-                {
-                    k: round(v, 4) if isinstance(v, float) else v
-                    for k, v in measure(run, folder).items()
-                }
-            ),
-            flush=True,
-        )
+        figures = measure(run, where, every)
+        rounded = {k: round(v, 4) if isinstance(v, float) else v for k, v in figures.items()}
+        print(json.dumps(rounded), flush=True)

@@ -144,7 +144,10 @@ def say(talk: Talk, question: str) -> None:
         for i in talk.answer(question):
             drawn.append(i)
             if len(drawn) == 1 and talk.dropped:
-                print(f"[the {talk.dropped} oldest questions no longer fit and are forgotten]")
+                print(
+                    f"[forgotten, as it no longer fits: the oldest of the conversation, "
+                    f"{talk.dropped} of your questions]"
+                )
             ready = talk.tokenizer.decode(drawn).rstrip("\ufffd")
             print(ready[len(shown) :], end="", flush=True)
             shown = ready

@@ -86,14 +86,14 @@ def facts_of(node: ast.AST, module: str) -> dict[str, str] | None:
 
 
 def conversation(facts: dict[str, str], rng: random.Random) -> list[dict[str, str]]:
-    """One to five exchanges: perhaps a greeting, a first question, some others, perhaps thanks."""
+    """Perhaps a greeting or two, a first question, some others, perhaps thanks."""
     is_function = facts["kind"] == "function"
     first = rng.choice(["what", "name", *["arguments"] * (2 * is_function)])
     others = ["kind", "where", "again"] + ["count"] * (first == "arguments")
     topics = [FIRST[first], *(LATER[topic] for topic in others if rng.random() < 0.5)]
     exchanges = [rng.choice(forms) for forms in topics]
-    if rng.random() < 0.15:
-        exchanges.insert(0, rng.choice(GREETINGS))
+    if rng.random() < 0.2:
+        exchanges = rng.sample(GREETINGS, rng.randint(1, 2)) + exchanges
     if rng.random() < 0.15:
         exchanges.append(rng.choice(THANKS))
     turns = [{"role": "system", "content": SYSTEM}] if rng.random() < 0.1 else []

@@ -292,7 +292,7 @@ MISTAKES = {
     "no command": ([], 2, "eval.py needs a command: loss, sample, chat, choice"),
     "misspelled": (["sampel"], 2, "did you mean sample"),
     "no run": (["loss", "--run_dir", "{tmp}/none"], 2, "there is no checkpoint .*train one first"),
-    "no such model": (["loss", "{tmp}/none"], 2, r"neither a preset \(tiny, .*biatron-345m\)"),
+    "no such model": (["loss", "{tmp}/none"], 2, r"neither a preset \(tiny, .*biatron-345m.*\)"),
     "other data": (
         ["loss", "--run_dir", "{run}", "--data_dir", "{tmp}"],
         2,
