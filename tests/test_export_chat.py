@@ -124,13 +124,16 @@ def test_roles_out_of_turn_are_refused_there_too(theirs, roles):
         theirs.apply_chat_template(messages)
 
 
-def ending(**changes):
-    """A model whose answers end: <|end|> takes the place of a token that it likes."""
+FIRST = [("system", "Answer briefly."), ("user", "What is it?")]
+
+
+def ending(tokenizer, **changes):  # noqa: F811
+    """A model whose answer to FIRST ends: <|end|> takes the place of its sixth token."""
     model = build(tie_embeddings=False, **changes)
-    ids = torch.tensor([[0, 1, 60, 70, END, 2]])
-    liked = model.generate(ids, 12, temperature=0)[0, -4].item()
+    ids = torch.tensor([[0, *chat.encode(FIRST, tokenizer, reply=True)]])
+    sixth = model.generate(ids, 6, temperature=0)[0, -1].item()
     with torch.no_grad():
-        model.head.weight[END] = 1.3 * model.head.weight[liked]
+        model.head.weight[END] = 1.3 * model.head.weight[sixth]
     return model
 
 
@@ -144,7 +147,7 @@ def our_answer(model, tokenizer, turns, most: int) -> str:  # noqa: F811
 @pytest.mark.parametrize("extras", [(), ("key_offset", "value_embeds")], ids=["stock", "own"])
 def test_the_pipeline_answers_as_ours(extras, export_tuned, tokenizer, capsys):  # noqa: F811
     changes = dict(extras=extras, seq_len=256)
-    ours, folder = ending(**changes), export_tuned(ending(**changes))
+    ours, folder = ending(tokenizer, **changes), export_tuned(ending(tokenizer, **changes))
     printed = capsys.readouterr().out
     assert re.search(r"\d+ texts and \d{3} conversations have equal ids", printed)
     config = json.loads((folder / "tokenizer_config.json").read_text())
@@ -154,14 +157,16 @@ def test_the_pipeline_answers_as_ours(extras, export_tuned, tokenizer, capsys): 
     assert is_tuned(mapping.load_exported(folder)[1])
 
     generate = transformers.pipeline("text-generation", str(folder), trust_remote_code=True)
-    turns, lengths = [("system", "Answer briefly.")], []
-    for question in ("What is it?", "Where is it? <|assistant|>", "name_1(x)", ""):
+    turns, lengths = FIRST[:1], []
+    for question in (FIRST[1][1], "Where is it? <|assistant|>", "name_1(x)", ""):
         turns.append(("user", question))
         mine = our_answer(ours, tokenizer, turns, 20)
         out = generate(
-            as_messages(turns), max_new_tokens=20, do_sample=False,
+            as_messages(turns),
+            max_new_tokens=20,
+            do_sample=False,
             tokenizer_encode_kwargs=template.TYPED,
-        )  # fmt: skip
+        )
         text = out[0]["generated_text"][-1]
         assert text == dict(role="assistant", content=mine), question
         lengths.append(len(tokenizer.encode(mine)))
@@ -169,9 +174,9 @@ def test_the_pipeline_answers_as_ours(extras, export_tuned, tokenizer, capsys): 
     assert min(lengths) < 20  # an answer ended by itself
 
 
-def test_the_example_of_the_card_works_as_printed(export_tuned, monkeypatch, tmp_path, capsys):
+def test_the_example_of_the_card_works_as_printed(export_tuned, tokenizer, monkeypatch, capsys):  # noqa: F811
     """That of the program's output too, but for the folder's path."""
-    folder = export_tuned(ending(seq_len=256))
+    folder = export_tuned(ending(tokenizer, seq_len=256))
     printed = re.search(r"in Python:\n(.*?)\n\nto score", capsys.readouterr().out, re.DOTALL)[1]
     card = (folder / "README.md").read_text()
     example = re.search(r"```python\n(.*?)\n```", card, re.DOTALL)[1]

@@ -182,8 +182,10 @@ def test_a_completion_is_the_text_of_the_model(base, tokenizer, text):
     for token, own, table in zip(found.tokens, found.token_logprobs, found.top_logprobs):
         assert table[token] == own and 3 <= len(table) <= 4
         assert sum(p > own for p in table.values()) <= 3
-    assert all(t[k] == max(t.values()) for t, k in zip(found.top_logprobs[-len(new) :],
-                                                       found.tokens[-len(new) :]))  # fmt: skip
+    assert all(
+        t[k] == max(t.values())
+        for t, k in zip(found.top_logprobs[-len(new) :], found.tokens[-len(new) :])
+    )
 
     plain = client(url).completions.create(**options)
     assert plain.choices[0].text == tokenizer.decode(shown) and plain.choices[0].logprobs is None
@@ -389,8 +391,11 @@ def test_a_request_ends_in_time(tokenizer):
         assert reply.status_code == 503 and time.monotonic() - begin < 2
         assert "not done within 0.5 s (--max_seconds)" in reply.json()["error"]["message"]
         with pytest.raises(openai.APIError, match="not done within"):  # after some text
-            list(client(url).completions.create(model="small", prompt="def", max_tokens=90,
-                                                stream=True))  # fmt: skip
+            list(
+                client(url).completions.create(
+                    model="small", prompt="def", max_tokens=90, stream=True
+                )
+            )
         assert idle_within(url, 1)
 
 
@@ -518,9 +523,13 @@ def test_a_base_model_refuses_a_conversation(base):
 
 def test_paths_and_methods(base):
     for method, path, status in (
-        ("GET", "/docs", 404), ("GET", "/v1/completions", 405), ("POST", "/", 405),
-        ("GET", "/../etc/passwd", 404), ("GET", "/openapi.json", 404), ("PUT", "/v1/models", 405),
-    ):  # fmt: skip
+        ("GET", "/docs", 404),
+        ("GET", "/v1/completions", 405),
+        ("POST", "/", 405),
+        ("GET", "/../etc/passwd", 404),
+        ("GET", "/openapi.json", 404),
+        ("PUT", "/v1/models", 405),
+    ):
         reply = httpx.request(method, base[0] + path)
         assert reply.status_code == status and "there is no " in refusal(reply)
 
@@ -706,10 +715,13 @@ def test_lm_eval_gets_the_scores_of_choice(trained, tmp_path):
     import export
 
     questions = [
-        dict(query=f"def note_{i}(x):\n    return", choices=["x + 1", f"{i}", "caf\u00e9  ", "not"],
-             gold=i % 4)
+        dict(
+            query=f"def note_{i}(x):\n    return",
+            choices=["x + 1", f"{i}", "caf\u00e9  ", "not"],
+            gold=i % 4,
+        )
         for i in range(10)
-    ]  # fmt: skip
+    ]
     questions += [dict(query="ends in a space ", choices=["a", "<|end|>", "b c"], gold=0)]
     file = tmp_path / "odd.jsonl"
     file.write_text("".join(json.dumps(q) + "\n" for q in questions))
