@@ -23,7 +23,7 @@ import optim
 import prepare_data
 import train
 from config import LARGEST, PRESETS, DataConfig, GPTConfig, RunConfig, TrainConfig, UsageError
-from instruments import choice, judge, report, stage, tournament
+from instruments import choice, judge, look, report, stage, tournament
 from machinery import cli, trained
 from machinery.errors import CheckpointError, DataError, StorageError
 from model import GPT
@@ -183,6 +183,7 @@ OF_EVAL = {
     "loss": evaluate.LossConfig,
     "sample": evaluate.SampleConfig,
     "choice": choice.ChoiceConfig,
+    "look": look.LookConfig,
     "tournament": tournament.TournamentConfig,
     "report": report.ReportConfig,
 }
