@@ -47,6 +47,7 @@ PROGRAMS = {
     "sample": (evaluate.main, ["sample", "{}/run", *CPU, "--max_new_tokens", "2", "--prompt", "a"]),
     "choice": (evaluate.main, ["choice", "{}/run", *CPU, "--task", "{}/task.jsonl"]),
     "report": (evaluate.main, ["report", "{}/run", *CPU, "--max_new_tokens", "2"]),
+    "look": (evaluate.main, ["look", "{}/run", *CPU, "--prompt", "a", "--seconds", "1"]),
     "compare": (evaluate.main, ["compare", "{}/run", "{}/other"]),
     "export": (export.main, ["{}/run", "--out", "{}/exported"]),
     "prepare": (
@@ -61,7 +62,7 @@ PROGRAMS = {
     ),
 }
 OF_A_RUN = ["resume", "loss", "sample", "report", "compare", "export"]
-OF_WEIGHTS = ["resume", "init_from", "loss", "sample", "choice", "report", "export"]
+OF_WEIGHTS = ["resume", "init_from", "loss", "sample", "choice", "look", "report", "export"]
 OF_DATA = ["resume", "loss", "report", "export", "prepare", "verify"]
 OF_AN_EXPORT = ["export's loss", "export's sample"]
 

@@ -99,6 +99,7 @@ NEED_NO_DATA = {
     "sample": ("sample", "{model}", "--prompt", "def", "--max_new_tokens", 4),
     "exam": ("choice", "{model}", "--task", "{exam}"),
     "report": ("report", "{model}", "--prompt", "def", "--max_new_tokens", 4),
+    "look": ("look", "{model}", "--prompt", "def"),
 }
 
 

@@ -296,7 +296,8 @@ def test_speed_and_mfu_are_what_a_wall_clock_says(small_data, tmp_path):
     fork(small_data, tmp_path / "run", *args, *often, world=2)
     steps = [r for r in metrics(tmp_path / "run") if "loss" in r]
     first, last = steps[9], steps[58]
-    paused = [r["eval_s"] + r.get("save_s", 0) for r in (first, last)]
+    pauses = ("eval_s", "save_s", "report_s")
+    paused = [sum(r.get(kind, 0) for kind in pauses) for r in (first, last)]
     wall_s = last["time"] - first["time"] - (paused[1] - paused[0])
     tokens_per_s = (last["tokens"] - first["tokens"]) / wall_s
     by_meter = sum(1024 for _ in steps[10:59]) / sum(r["step_s"] for r in steps[10:59])
