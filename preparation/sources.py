@@ -164,13 +164,15 @@ class Reading(logging.Handler):
         logs = [logging.getLogger(name) for name in ("huggingface_hub", "datasets")]
         for log in logs:
             log.addHandler(self)
-        t0 = time.perf_counter()
-        for text in texts:
-            self.seconds += time.perf_counter() - t0
-            yield text
+        try:
             t0 = time.perf_counter()
-        for log in logs:
-            log.removeHandler(self)
+            for text in texts:
+                self.seconds += time.perf_counter() - t0
+                yield text
+                t0 = time.perf_counter()
+        finally:
+            for log in logs:
+                log.removeHandler(self)
 
 
 # ----------------------------------------------------------------------------------- local files
