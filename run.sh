@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# `bash run.sh [PRESET]` sets up, prepares text, trains a GPT (default: tiny) and prints samples.
+# `bash run.sh [PRESET [OPTIONS]]` sets up, prepares text, trains a GPT (default: tiny) and prints
+# samples; the options are train.py's: `bash run.sh d12 --mirror s3://BUCKET/runs`.
 # `bash run.sh test` sets up and runs the tests; `bash run.sh lesson 7` runs a lesson of course/.
 # Run again, each does only what is missing.
 set -euo pipefail
@@ -46,13 +47,20 @@ if [ "${1:-}" = lesson ]; then
     { echo "error: lesson $number: give the number of a file in course/, as in 7" >&2; exit 2; }
   exec python "$lesson"
 fi
-if [[ $# -gt 1 || ${1:-} == -* ]]; then
-  echo "error: run.sh takes a preset alone; for '$*' run the programs by hand (README.md)" >&2
+preset=${1:-tiny}
+if [[ $preset == -* || " $*" == *" --run_dir"* ]]; then
+  echo "error: run.sh takes a preset, then options of train.py but --run_dir; for '$*' run the" \
+    "programs by hand (README.md)" >&2
   exit 2
 fi
-preset=${1:-tiny}
-python prepare_data.py "$preset"
-torchrun --standalone train.py "$preset"
+shift $(($# > 0))
+if [[ "$*" =~ (s3|gs):// ]]; then  # a store: docs/store.md
+  python -m pip install --quiet --disable-pip-version-check -r requirements-store.txt
+fi
+if [[ ! " $*" =~ " --data_dir"[=\ ] ]]; then
+  python prepare_data.py "$preset"
+fi
+torchrun --standalone train.py "$preset" "$@"
 python eval.py loss "$preset"
 python eval.py sample "$preset" < /dev/null  # the prompts of the preset
 echo "checkpoints  $(ls -d "runs/$preset"/checkpoints/step_* | tail -n 1)"

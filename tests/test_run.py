@@ -23,7 +23,7 @@ if [ "$2" = pip ]; then cat "$last" > installed; fi
 def machine(tmp_path):
     """A folder with run.sh, and a function that runs it with a driver (None: no nvidia-smi)."""
     (tmp_path / "bin").mkdir()
-    for name in ("run.sh", "requirements.txt"):
+    for name in ("run.sh", "requirements.txt", "requirements-store.txt"):
         shutil.copy(ROOT / name, tmp_path / name)
     _script(tmp_path / "bin" / "python3", PYTHON)
 
@@ -83,13 +83,38 @@ def test_half_a_venv_is_made_again(machine, tmp_path):
     assert machine("580.65").returncode == 0 and torch_of(tmp_path) == "torch==2.13.0"
 
 
-def test_run_takes_one_word(machine, tmp_path):
-    mistakes = {"tiny --steps 5": "'tiny --steps 5'", "--help": "'--help'"}
-    mistakes |= {f"lesson {word}": f"lesson {word}:" for word in ("x", "99")}
-    for words, said in mistakes.items():
-        words = words.split()
-        done = machine("580.65", words=words)
+def test_options_go_to_the_training_but_no_folder(machine, tmp_path):
+    for words, said in {"tiny --run_dir x": "'tiny --run_dir x'", "--help": "'--help'"}.items():
+        done = machine("580.65", words=words.split())
         assert done.returncode == 2 and said in done.stderr
+    for word in ("x", "99"):
+        done = machine("580.65", words=("lesson", word))
+        assert done.returncode == 2 and f"lesson {word}:" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "words, prepares, store",
+    [
+        ("tiny", True, False),
+        ("d12 --mirror s3://b/runs --keep 3", True, True),
+        ("d12 --mirror gs://b/runs --data_dir gs://b/data", False, True),
+        ("d12 --data_dir=data/other", False, False),
+    ],
+)
+def test_a_whole_run(words, prepares, store, machine, tmp_path):
+    """Which programs are called, in order, with which words."""
+    (tmp_path / "runs" / words.split()[0] / "checkpoints" / "step_00000001").mkdir(parents=True)
+    _script(tmp_path / "bin" / "torchrun", '#!/bin/sh\necho torchrun "$@" >> commands\n')
+    done = machine("580.65", words=words.split())
+    assert done.returncode == 0, done.stderr
+    preset = words.split()[0]
+    said = (tmp_path / "commands").read_text().splitlines()
+    asked = [line for line in said if "requirements-store.txt" in line]
+    assert bool(asked) == store
+    programs = [line for line in said if ".py" in line]
+    first = [f"prepare_data.py {preset}"] if prepares else []
+    train = f"torchrun --standalone train.py {words}"
+    assert programs == [*first, train, f"eval.py loss {preset}", f"eval.py sample {preset}"]
 
 
 def test_a_driver_that_nothing_runs_on_costs_no_download(machine, tmp_path):
