@@ -132,7 +132,8 @@ rng, imagined = np.random.default_rng(0), []
 left_over = np.array([loss / predict(law, n) - 1 for n, loss in zip(N, means)]) * 2**0.5
 for _ in range(300):
     other = np.array([predict(law, n) for n in N]) * (1 + rng.choice(left_over, 6))
-    imagined.append(predict(fit(N, other), target) * (1 + rng.choice(left_over)))
+    luck = 2**0.5 * rng.choice(left_over)  # of one run; the six are means of two
+    imagined.append(predict(fit(N, other), target) * (1 + luck))
 low, high = np.quantile(imagined, (0.05, 0.95))
 guess = predict(law, target)
 print(f"width {LARGE}: {guess:.3f} nats, with 90% confidence {low:.3f} to {high:.3f}")
