@@ -7,9 +7,8 @@ Reads and writes `tokenizer.json` (the Hugging Face format). Guarantees:
   runs unless the file asks for what it does not have: then `tokenizers` itself does;
 - a special token written in the text is encoded as ordinary characters, never as its id.
 
-Ids of ours: special tokens first (`<|bos|>` is 0), then the 256 bytes, then one id per merge, in
-the order learned. Next: prepare_data.py trains and runs it, data.py packs the ids into rows;
-hf/tokenizer_json.py reads the tokenizers of others.
+Ids of ours: special tokens first (`<|bos|>` is 0), then the 256 bytes, then one per merge, in the
+order learned. Next: prepare_data.py trains and runs it; hf/tokenizer_json.py reads those of others.
 """
 
 import hashlib

@@ -77,8 +77,7 @@ class Progress:
 def main(argv: list[str]) -> int:
     """Parse, plan, build, train, finish. What must be closed joins the stack when it is made."""
     asked = typed = cli.parse("train.py", "train", argv)
-    options, world = asked.run, ranks.start(asked.run.device, asked.train.dtype)
-    source = None
+    options, world, source = asked.run, ranks.start(asked.run.device, asked.train.dtype), None
     if options.init_from and trained.is_export(Path(options.init_from)):
         from hf import imported
 

@@ -51,7 +51,6 @@ WHY_NOT = {
     "Qwen3": "the norms of its q and k have weights, between which RoPE stands",
     "StableLm": "it has LayerNorm",
 }
-OF_THE_DATA = ("seq_len", "vocab_size", "bos_id")
 UNREAD = ("rotary_emb.inv_freq", "lm_head.weight")  # of old files; the second, of tied models
 
 
@@ -111,6 +110,7 @@ class Source:
         need(kind == "default", f"its RoPE is scaled ({kind})")
         part = self.rope.get("partial_rotary_factor", get("partial_rotary_factor"))
         need(part in (None, 1), f"its RoPE turns {part} of a head")
+        need(isinstance(get("layer_types") or [], list), "its layer_types are no list")
         others = {str(kind) for kind in get("layer_types") or []}
         others -= {"full_attention", "sliding_attention"}
         need(not others, f"it has layers of {', '.join(sorted(others))}")
@@ -134,7 +134,8 @@ class Source:
         get, default = self.tree.get, 4096 if self.name == "Mistral" else None
         slides = default or get("use_sliding_window")
         slides = slides or "sliding_attention" in (get("layer_types") or [])
-        return self.whole("sliding_window") if slides and get("sliding_window", default) else 0
+        there_is = slides and get("sliding_window", default)
+        return self.whole("sliding_window", default) if there_is else 0
 
     def _read_config(self) -> GPTConfig:
         """With as many positions and tokens as the model has."""
@@ -181,18 +182,19 @@ class Source:
         self.need(without == regular, f"its layers {without} have no RoPE: not every k-th")
         return every if without else 0
 
+    @property
+    def tied(self) -> bool:
+        """Whether their head is the embedding. Some files say so by having no head."""
+        said = self.tree.get("tie_word_embeddings")
+        return "lm_head.weight" not in self.files if said is None else bool(said)
+
     def _stays_tied(self) -> bool:
-        """One table for embedding and head, unless folding makes two of it."""
-        tied = self.tree.get("tie_word_embeddings")
-        tied = "lm_head.weight" not in self.files if tied is None else bool(tied)
-        plain = self.name in ("Llama", "Mistral", "SmolLM3", "Arcee") and self.eps == EPS
-        width = self.whole("hidden_size")
-        self.tied = tied
-        return tied and (
-            self.name == "NanoChat"
-            or plain
-            and bool((self.tensor("model.norm.weight", width) == 1).all())
-        )
+        """Whether one table still serves for both once all is folded."""
+        if not self.tied or self.name == "NanoChat":
+            return self.tied
+        if self.name == "Granite" or self.eps != EPS:
+            return False
+        return bool((self.tensor("model.norm.weight", self.whole("hidden_size")) == 1).all())
 
     # ------------------------------------------------------------------- the weights
 
@@ -255,10 +257,10 @@ class Source:
         3. Granite's four multipliers go into the embedding, what adds to it, q, and the head.
         """
         c, V = self.config, self.config.vocab_size
-        C, kv, F_ = c.n_embd, c.n_kv_head * c.head_dim, c.mlp_hidden
-        q = c.n_head * c.head_dim
+        C, hidden = c.n_embd, c.mlp_hidden
+        q, kv = c.n_head * c.head_dim, c.n_kv_head * c.head_dim
         shapes = dict(embed=(V, C), head=(V, C), q=(q, C), k=(kv, C), v=(kv, C), out=(C, q))
-        shapes |= dict(up=(F_, C), gate=(F_, C), down=(C, F_))
+        shapes |= dict(up=(hidden, C), gate=(hidden, C), down=(C, hidden))
         times = self.number if self.name == "Granite" else lambda key: 1.0
         s = (EPS / self.eps) ** 0.5
         factor = dict(embed=s * times("embedding_multiplier"), head=1 / times("logits_scaling"))
@@ -296,8 +298,8 @@ class Source:
                 "--optimizer muon has learning rates for the initial weights of this project, not "
                 f"for those of {self.word}; add --optimizer adamw --lr 3e-5"
             )
-        found = asdict(self.config)
-        found = {k: v for k, v in found.items() if k not in (*OF_THE_DATA, "doc_mask")}
+        others = folders.OF_DATA | {"doc_mask"}
+        found = {k: v for k, v in asdict(self.config).items() if k not in others}
         return folders.decide(preset, found, self.word, "leave it out", folders.MAY_CHANGE)
 
     def check_data(self, manifest: Manifest, preset: cfg.Preset) -> None:
@@ -333,6 +335,8 @@ class Source:
         there, here = self.config.rope_theta, model.config.rope_theta
         if here != there:
             said += f" (rope_theta is {there} there and {here} here)"
+        if (row := model.config.seq_len) > self.config.seq_len:
+            said += f"; rows of {row:,} are longer than the {self.config.seq_len:,} it knows"
         return f"weights from {self.word}: {said}"
 
     def compare(self, state: dict[str, Tensor], c: GPTConfig) -> str:

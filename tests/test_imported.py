@@ -13,6 +13,7 @@ import pytest
 import torch
 from conftest import ROOT, metrics, run
 from forms import FORMS, make
+from test_damages import DAMAGES
 
 import data
 import eval as evaluate
@@ -23,7 +24,7 @@ import train
 from config import TrainConfig, UsageError
 from hf import imported, tokenizer_json
 from machinery import cli, trained
-from machinery.errors import CheckpointError, ParityError
+from machinery.errors import CheckpointError, DataError, ParityError
 from machinery.shards import Manifest
 from tokenizer import Tokenizer
 
@@ -188,6 +189,13 @@ def test_a_config_json_that_does_not_fit_is_refused(case, llama, tmp_path):
         imported.Source(tmp_path / "m").state(V)
 
 
+def test_without_transformers_it_says_that_nothing_was_compared(llama, monkeypatch):
+    monkeypatch.setattr(imported, "find_spec", lambda name: None)
+    source = imported.Source(llama)
+    said = source.compare(source.state(V), replace(source.config, vocab_size=V))
+    assert said.endswith("logits not compared, as transformers is not installed")
+
+
 def test_no_pickle_is_opened_and_a_damaged_file_is_named(llama, tmp_path):
     folder = tmp_path / "m"
     shutil.copytree(llama, folder)
@@ -334,8 +342,8 @@ def test_what_does_not_fit_is_refused_before_anything_is_built(begun, tmp_path):
     muon[muon.index("adamw")] = "muon"
     make(tmp_path / "other", *FORMS["gpt2"], vocab_size=V)
     text = ["--source", f"files:{ROOT / 'machinery'}", "--workers", 1, "--val_fraction", 0.2]
-    quietly(prepare_data.main, "tiny", *text, "--tokenizer", tmp_path / "other", "--row_len", 65,
-            "--data_dir", tmp_path / "d")  # fmt: skip
+    text += ["--row_len", 65, "--data_dir", tmp_path / "d"]
+    quietly(prepare_data.main, "tiny", *text, "--tokenizer", tmp_path / "other")
     for argv, words in (
         (
             [*muon, *where, folder / "data"],
@@ -417,3 +425,25 @@ def test_the_data_may_say_which_token_begins_a_document(begun, tmp_path):
     assert (one.bos, other.bos) == ("<|endoftext|>", "<|im_start|>")
     assert one.same_ids(other) and one.sha256 != other.sha256
     assert Tokenizer(other.spec).bos_id == other.special["<|im_start|>"]
+
+
+FILES = ["config.json", "model.safetensors.index.json", "tokenizer.json", "tokenizer_config.json"]
+
+
+@pytest.mark.parametrize("name", [*FILES, "model-00003-of-"])
+def test_a_damaged_file_is_named_or_survived(name, begun, tmp_path):
+    folder, _ = begun
+    for damage, apply in DAMAGES.items():
+        if damage == "unreadable" or damage == "every value null" and "of-" in name:
+            continue
+        copied = tmp_path / damage.replace(" ", "_")
+        shutil.copytree(folder / "model", copied)
+        (path,) = copied.glob(f"{name}*")
+        apply(path)
+        try:
+            imported.load(copied)
+        except (UsageError, CheckpointError, DataError) as error:
+            said = str(error)
+            assert "\n" not in said and str(copied) in said, (damage, said)
+        else:  # a bit of a weight, or a name beside that nobody asks
+            assert damage.startswith("flipped") or name == "tokenizer_config.json", damage
