@@ -83,10 +83,10 @@ def test_what_needs_no_torch_does_not_wait_for_it(name):
 
 # What the README promises: the files of the first evening, of all evenings, and the rooms.
 BUDGETS = {
-    "train.py model.py data.py": 1350,
-    "*.py": 3310,
-    "machinery/*.py": 2500,
-    "preparation/*.py": 790,
+    "train.py model.py data.py": 1410,
+    "*.py": 3430,
+    "machinery/*.py": 3510,
+    "preparation/*.py": 1140,
 }
 
 
