@@ -519,14 +519,15 @@ def test_compiled_it_takes_the_same_steps(tuned, base, chat_data, tmp_path):
 
 
 def test_the_noise_scale_is_refused():
-    words = "--noise_scale_every 2 compares .* conversations only"
-    with pytest.raises(UsageError, match=words):
+    with pytest.raises(UsageError, match="--noise_scale_every 2 compares .* conversations only"):
         NoiseScale(2, marks=(1, 2, 3))
     assert NoiseScale(2, marks=()).is_due(4)
-    assert (
-        "NoiseScale(options.noise_scale_every, marks=manifest.marks)"
-        in (ROOT / "train.py").read_text()
-    )
+
+
+@pytest.mark.slow
+def test_a_run_that_asks_for_the_noise_scale_is_refused(chat_data, tmp_path):
+    with pytest.raises(UsageError, match="--noise_scale_every 2 compares .* conversations only"):
+        here(chat_data, tmp_path / "run", "--noise_scale_every", 2, "--micro_batch", 4)
 
 
 @pytest.mark.slow
