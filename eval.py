@@ -29,7 +29,7 @@ from flops import score_text
 from hf import imported
 from machinery import cli, trained
 from machinery.log import sources_line
-from machinery.trained import EvalConfig, open_data, open_tokenizer, run_of  # noqa: F401
+from machinery.trained import EvalConfig, open_data, run_of
 
 load_model = partial(trained.load_model, read_export=imported.load)
 

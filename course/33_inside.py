@@ -23,12 +23,13 @@ import eval
 import model as model_file
 import optim
 from config import GPTConfig, TrainConfig
+from machinery import trained
 from model import GPT
 
 torch.set_num_threads(1)
 VOCAB, T, STEPS, EVERY = 64, 48, 350, 50
 lesson.begin(33, "inside")
-run = eval.EvalConfig(run_dir=str(lesson.tiny_run()), device="cpu", dtype="fp32")
+run = trained.EvalConfig(run_dir=str(lesson.tiny_run()), device="cpu", dtype="fp32")
 
 # %% [markdown]
 # ## A window into attention
@@ -210,7 +211,7 @@ lesson.holds(costs[0] < costs[first] / 2, "tiny's copying hardly needs the head 
 
 # %%
 prompt, blocks, rows = "def area(width, height):\n    return width *", tiny.blocks, []
-tokenizer = eval.open_tokenizer(run, trainer)
+tokenizer = trained.open_tokenizer(run, trainer)
 asked = torch.tensor([[tokenizer.bos_id, *tokenizer.encode(prompt)]])
 for depth in range(5):
     tiny.blocks = blocks[:depth]

@@ -28,15 +28,16 @@ import torch
 import eval
 import optim
 from config import PRESETS
+from machinery import trained
 from model import GPT
 
 torch.set_num_threads(1)
 STEPS, ROWS, SAMPLES = 48, 16, 24  # of tuning; conversations per step; answers per question
 lesson.begin(37, "a name")
-config = eval.EvalConfig(run_dir=str(lesson.tiny_run()), device="cpu")
+config = trained.EvalConfig(run_dir=str(lesson.tiny_run()), device="cpu")
 with redirect_stdout(None):  # it says which checkpoint it reads, in a long line
     model, trainer = eval.load_model(config)
-tokenizer = eval.open_tokenizer(config, trainer)
+tokenizer = trained.open_tokenizer(config, trainer)
 BOS, USER, ASSISTANT, END = range(4)  # the ids of the special tokens
 lesson.holds(list(tokenizer.special.values()) == [BOS, USER, ASSISTANT, END], "ids 0, 1, 2, 3")
 
