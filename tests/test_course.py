@@ -397,11 +397,9 @@ def test_a_lab_judges_a_real_change_and_a_placebo(tmp_path):
     assert code == 2 and "change something first, see lab1.md" in said
     code, said = judged(*PLACEBO)
     assert code == 1 and said.endswith("lab 1: no difference: all runs are equal\n"), said
-    code, said = judged(*GATE)
-    assert code in (0, 1) and "all runs are equal" not in said, said
-    assert re.search(r"mean difference [+-]0\.\d{4}, 95% interval \+-\d", said), said
-    code, said = judged(("x = x + self.attn(", "x = 0 * x + self.attn("))  # forgets its input
+    code, said = judged(*GATE, ("x = x + self.attn(", "x = 0 * x + self.attn("))  # and forgets
     assert code == 1 and "\nlab 1: it harmed" in said, said
+    assert re.search(r"mean difference [+-]0\.\d{4}, 95% interval \+-\d", said), said
 
 
 # ----------------------------------------------------------------------------- 4. as a notebook

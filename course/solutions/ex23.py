@@ -123,3 +123,22 @@ WRONG = {  # name -> what of the reference it replaces
     ),
     "sorts the loss it was given": dict(diagnose=sorts_in_place),
 }
+
+EDGE = "no run lies on the threshold"
+EQUIVALENT = {  # a change that changes nothing -> why
+    'if run["order"].max() < 0.01:: '
+    "`run['order'].max() < 0.01` -> `run['order'].max() <= 0.01`": EDGE,
+    "if run[\"zeros\"][-1] > 0.5:: `run['zeros'][-1] > 0.5` -> `run['zeros'][-1] >= 0.5`": EDGE,
+    "if fast[0] > 0.5:: `fast[0] > 0.5` -> `fast[0] >= 0.5`": EDGE,
+    "if fast.max() > 0.5:: `fast.max() > 0.5` -> `fast.max() >= 0.5`": EDGE,
+    'if np.median(run["loss"] - held_out) > 0.3:: '
+    "`np.median(run['loss'] - held_out) > 0.3` -> `np.median(run['loss'] - held_out) >= 0.3`": EDGE,
+    "if echo(rest, 1) > 0.3:: `echo(rest, 1) > 0.3` -> `echo(rest, 1) >= 0.3`": EDGE,
+    "if max(echo(rest, lag) for lag in steps[1:]) > 0.4:: "
+    "`max((echo(rest, lag) for lag in steps[1:])) > 0.4` -> "
+    "`max((echo(rest, lag) for lag in steps[1:])) >= 0.4`": EDGE,
+    "if fast.max() > 0.5:: `0.5` -> `1.5`": "a spike is far above both",
+    'if any(norm[-1] == norm[-2] > 0 for norm in run["grad"].values()):: '
+    "`norm[-1] == norm[-2] > 0` -> `norm[-1] == norm[-2] >= 0`": "gradients of 0 were named before",
+    "if fast[0] > 0.5:: `0` -> `1`": "the second step is doubled as well",
+}
