@@ -407,7 +407,7 @@ class Checkpointer:
         rank 0, the only one that needs to see the mirror. UsageError if this run has a newer one
         than `path`: the checkpoints of two histories would lie in one folder."""
         own = [root.resolve() for root in self._roots]
-        if path and path.parent.name == MILESTONES:
+        if path and path.resolve().parent.name == MILESTONES:
             raise UsageError(f"{path} has no optimizer to resume; give it to --init_from")
         if path and path.resolve().parent not in own and checkpoints(*own):
             path = None  # only the starting point, of another run: this one has its own by now
