@@ -403,7 +403,7 @@ class Checkpointer:
         rank 0, the only one that needs to see the mirror. UsageError if this run has a newer one
         than `path`: the checkpoints of two histories would lie in one folder."""
         own = self.root.resolve()
-        if path and path.parent.name == MILESTONES:
+        if path and path.resolve().parent.name == MILESTONES:
             raise UsageError(f"{path} has no optimizer to resume; give it to --init_from")
         far = self.mirror.checkpoints() if self.mirror else []
         if path and path.resolve().parent != own and (checkpoints(own) or far):

@@ -1,0 +1,156 @@
+"""Longer rows as a last stage (docs/context.md): what stays the same, what gets better, and the
+loss by position that shows it."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import losses, metrics, run
+from faults import start
+
+import data
+import eval as evaluate
+from config import GPTConfig, UsageError
+from flops import bits_per_byte
+from instruments import positions, report
+from machinery import checkpoint
+from machinery.shards import Manifest
+from model import GPT
+
+SHAPE = ("--n_embd", 64, "--mlp_hidden", 256, "--eval_every", 0, "--rope_theta", 1000)
+STEPS = 60
+
+
+@pytest.fixture(scope="module")
+def stages(small_data, tmp_path_factory) -> dict[str, Path]:
+    """Rows of 129 tokens with the tokenizer of those of 65; a model of the short rows, and what
+    becomes of it on the long ones."""
+    folder = tmp_path_factory.mktemp("stages")
+    texts = small_data.parent / "texts"
+    options = f"--row_len 129 --tokenizer {small_data}/tokenizer.json --val_fraction 0.2".split()
+    options += ["--workers", "1", "--source", f"files:{texts}", "--data_dir", folder / "long_data"]
+    done = run("prepare_data.py", "tiny", *options)
+    assert done.returncode == 0, done.stderr
+    start(small_data, folder / "short", *SHAPE, "--steps", STEPS).end(0, timeout_s=400)
+    path = folder / "short" / "checkpoints" / f"step_{STEPS:08d}"
+    stage = ("--init_from", path, "--data_dir", folder / "long_data", "--steps", STEPS // 2)
+    said = start(small_data, folder / "long", *SHAPE, *stage).end(0, timeout_s=400)
+    (folder / "said").write_text(said)
+    return dict(folder=folder, short_data=small_data, long_data=folder / "long_data", start=path)
+
+
+def model_at(path: Path, seq_len: int = 0, **how) -> GPT:
+    config = GPTConfig(**checkpoint.read_trainer(path)["model"])
+    model = GPT(replace(config, seq_len=seq_len or config.seq_len, **how))
+    model.init_weights()
+    checkpoint.load_model(path, model)
+    return model.eval()
+
+
+def test_short_rows_are_read_as_before(stages):
+    """Weights do not depend on the length: with the same theta the loss is the same, to the bit;
+    with another it is not."""
+    manifest = Manifest.load(stages["short_data"])
+    token_bytes = torch.from_numpy(manifest.token_bytes())
+    found = [
+        bits_per_byte(model_at(stages["start"], *how), data.val_batches(manifest, 8), token_bytes)
+        for how in ((), (128,))
+    ]
+    assert found[0] == found[1]
+    said = [r for r in metrics(stages["folder"] / "short") if "full_val_loss" in r][-1]
+    assert said["full_val_loss"] == pytest.approx(found[1][0], rel=1e-5)
+    other = model_at(stages["start"], 128, rope_theta=10.0)
+    assert bits_per_byte(other, data.val_batches(manifest, 8), token_bytes)[0] != found[0][0]
+
+
+def test_long_rows_are_read_better_after_the_stage(stages):
+    """Also where no position was trained before. The first validation is the model's own, before
+    a step: nothing is lost on the way."""
+    manifest, run_dir = Manifest.load(stages["long_data"]), stages["folder"] / "long"
+    before = positions.by_position(model_at(stages["start"], 128), data.val_batches(manifest, 8))
+    path = checkpoint.checkpoints(run_dir / "checkpoints")[0]
+    after = positions.by_position(model_at(path), data.val_batches(manifest, 8))
+    gains = before - after  # about 0.07 nats
+    assert gains[:64].mean() > 0.02 and gains[64:].mean() > 0.02
+    first = next(r for r in metrics(run_dir) if "val_loss" in r)
+    rows = next(data.val_batches(manifest, first["val_rows"], first["val_rows"]))
+    with torch.no_grad():
+        untouched = model_at(stages["start"], 128)(*rows)
+    assert first["step"] == 0 and first["val_loss"] == pytest.approx(float(untouched), rel=1e-4)
+    said = (stages["folder"] / "said").read_text()
+    assert "seq_len is 64 there and 128 here" in said
+    assert len(losses(run_dir)) == STEPS // 2
+
+
+def test_another_theta_is_named_and_another_tokenizer_refused(stages, small_data, tmp_path):
+    stage = ("--init_from", stages["start"], "--data_dir", stages["long_data"], "--steps", 2)
+    text = start(small_data, tmp_path / "a", *SHAPE, *stage, "--rope_theta", 4000).end(
+        0, timeout_s=400
+    )
+    assert "rope_theta is 1000.0 there and 4000.0 here" in text
+    texts = small_data.parent / "texts"
+    options = "--row_len 129 --vocab_size 512 --val_fraction 0.2 --workers 1 --nfc".split()
+    options += ["--source", f"files:{texts}", "--data_dir", tmp_path / "own"]
+    assert run("prepare_data.py", "tiny", *options).returncode == 0
+    stage = ("--init_from", stages["start"], "--data_dir", tmp_path / "own", "--steps", 2)
+    text = start(small_data, tmp_path / "b", *SHAPE, *stage).end(2, timeout_s=400)
+    assert "tokenizer_sha256 is" in text and "(--tokenizer)" in text
+
+
+def test_a_model_is_not_given_longer_rows_than_it_reads(stages):
+    options = ["--data_dir", str(stages["long_data"]), "--device", "cpu"]
+    with pytest.raises(UsageError, match="have 128 inputs, but .* reads 64; docs/context.md"):
+        evaluate.main(["loss", str(stages["start"]), *options])
+
+
+# ------------------------------------------------------------------------ the loss by position
+
+
+def test_by_position_is_the_mean_over_rows_of_each_position(stages):
+    """Against one row at a time."""
+    model, manifest = model_at(stages["start"]), Manifest.load(stages["short_data"])
+    found = positions.by_position(model, data.val_batches(manifest, 7, 30))
+    sums = np.zeros(64)
+    for inputs, targets in data.val_batches(manifest, 1, 30):
+        with torch.no_grad():
+            logits = model(inputs)[0].double()  # (T, V)
+        sums += -logits.log_softmax(-1)[torch.arange(64), targets[0]].numpy()
+    assert found.shape == (64,)
+    np.testing.assert_allclose(found.numpy(), sums / 30, rtol=1e-5)
+
+
+@pytest.mark.parametrize("T", [1, 31, 32, 33, 64, 1000, 2048])
+def test_the_ranges_cover_each_position_once(T):
+    found = positions.ranges(T)
+    assert [i for begin, end in found for i in range(begin, end)] == [*range(T)]
+    assert all(begin in (0, 32 * 2 ** (k - 1)) for k, (begin, _) in enumerate(found))
+
+
+def test_the_report_has_it_of_the_newest_checkpoint(stages, tmp_path, capsys):
+    run_dir = shutil.copytree(stages["folder"] / "long", tmp_path / "run")
+    argv = ["report", str(run_dir), "--device", "cpu", "--dtype", "fp32", "--max_new_tokens", "2"]
+    assert evaluate.main(argv) == 0
+    found = json.loads((run_dir / "positions.json").read_text())
+    assert [part[:2] for part in found["nats"]] == [[0, 32], [32, 64], [64, 128]]
+    page = (run_dir / "report.md").read_text()
+    assert "## Loss by position" in page and f"- 64 to 127: {found['nats'][2][2]:.4f} nats" in page
+    mean = sum((end - begin) * nats for begin, end, nats in found["nats"]) / 128
+    assert evaluate.main(["loss", str(run_dir), "--device", "cpu", "--dtype", "fp32"]) == 0
+    line = json.loads((run_dir / "eval.jsonl").read_text().splitlines()[-1])
+    manifest = Manifest.load(stages["long_data"])
+    if found["rows"] == manifest.rows("val"):
+        assert mean == pytest.approx(line["val_loss"], rel=1e-5)
+    before = (run_dir / "positions.json").stat().st_mtime_ns
+    assert evaluate.main(argv) == 0  # done already
+    assert (run_dir / "positions.json").stat().st_mtime_ns == before
+    for damage in ("5", "{", "{}", '{"step": 60, "nats": 3}', '{"step": 1, "nats": [["a", 2, 3]]}'):
+        (run_dir / "positions.json").write_text(damage)
+        report.write(run_dir)
+        assert "Loss by position" not in (run_dir / "report.md").read_text()
+    capsys.readouterr()
+    assert evaluate.main(argv) == 0
+    assert json.loads((run_dir / "positions.json").read_text()) == found
