@@ -268,7 +268,7 @@ def log_step(run: Run, progress: Progress, numbers: dict) -> None:
         first_rows = plan.rows_in_first(step - 1)
         scale = run.noise.measure(first_norm, norm, first_rows, rows, plan.seq_len)
         record["noise_scale_tokens"] = scale
-    log.write(record | run.manifest.figures() | numbers)  # those that are left: yours
+    log.write(record | numbers)  # those that are left: yours
     if step in (1, plan.steps) or is_due(step, options.log_every):
         log.print(step_line(record, plan.steps, time_left_s(run, progress.step), numbers))
 

@@ -126,7 +126,9 @@ def build_optimizers(model: GPT, preset: cfg.Preset, plan: Plan, world: ranks.Wo
     return optim.build(model.param_groups(), preset.train, preset.model.n_embd, **how)
 
 
-def open_checkpoints(preset: cfg.Preset, plan: Plan, log: Log, mirror) -> checkpoint.Checkpointer:
+def open_checkpoints(
+    preset: cfg.Preset, plan: Plan, log: Log, mirror=None
+) -> checkpoint.Checkpointer:
     folder, keep, every = log.run_dir / "checkpoints", preset.run.keep, preset.run.keep_every
     return checkpoint.Checkpointer(folder, keep, plan.keep_step, mirror, log.print, every)
 

@@ -111,9 +111,10 @@ class CachedManifest(Manifest):
         if not disk.has_sha256(path, self.tokenizer_sha256):
             self._fetch(self.tokenizer_sha256, path)
 
-    def figures(self) -> dict[str, float]:
-        """For metrics.jsonl: the share of rows that were on the disk when they were needed."""
-        return {"cache_hits": self.hits / max(1, self.asked)}
+    def hit_rate(self) -> str:
+        """How often a row of the training was on the disk when it was needed, in words."""
+        share = self.hits / max(1, self.asked)
+        return f"{share:.0%} of {self.asked:,} rows were on the disk when they were needed"
 
     def expect(self, split: str, places: list[tuple[int, int]]) -> None:
         """These rows, (source, row) each, are needed next: ask for those together that are not on
@@ -246,13 +247,9 @@ class CachedManifest(Manifest):
                     print(f"warning: {public(str(error))}", flush=True)
                     continue
                 kept += 1
-            share = self.hits / max(1, self.asked)
-            print(
-                f"{kept} of {len(shards)} shards are in {self.objects} after "
-                f"{time.monotonic() - began:.1f} s; so far {share:.0%} of {self.asked:,} rows were "
-                "there when they were needed",
-                flush=True,
-            )
+            took_s = time.monotonic() - began
+            found = f"{kept} of {len(shards)} shards are in {self.objects} after {took_s:.1f} s"
+            print(f"{found}; so far {self.hit_rate()}", flush=True)
 
 
 class Loader(data.RowLoader):
@@ -264,3 +261,8 @@ class Loader(data.RowLoader):
             rows = range(first, min(end, first + self.micro_batch))
             self.manifest.expect("train", [self.order(p) for p in rows])
             yield first, end
+
+    def close(self) -> None:
+        super().close()
+        if self.rank == 0:
+            print(f"data from {self.manifest.store.url}: {self.manifest.hit_rate()}", flush=True)

@@ -171,10 +171,6 @@ class Manifest:
         """int32 (vocab_size,): bytes of text per token id, 0 for special tokens."""
         return Tokenizer.load(self.tokenizer_file()).token_bytes
 
-    def figures(self) -> dict[str, float]:
-        """More for metrics.jsonl, from data that does not lie in a folder (cache.py)."""
-        return {}
-
     def locate(self, split: str, source: int, row: int) -> tuple[dict, int]:
         """A source's row -> (shard entry, row within the shard)."""
         starts = self._starts[split, source]
