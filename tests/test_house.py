@@ -211,9 +211,7 @@ def test_the_line_counts_of_the_readme_are_true():
     assert len(rows) > 20
     for name, promised in rows:
         paths = [ROOT / room / name for room in (".", *ROOMS, *BESIDE)]
-        path = next((p for p in paths if p.exists()), None)
-        assert path, f"there is no {name} any more: README.md, The house"
-        lines = len(path.read_text().splitlines())
-        assert abs(lines - int(promised)) <= max(3, 0.03 * lines), (
-            f"{name} has {lines} lines: write that number in README.md, The house"
+        found = [len(p.read_text().splitlines()) for p in paths if p.exists()]  # of any room
+        assert any(abs(lines - int(promised)) <= max(3, 0.03 * lines) for lines in found), (
+            f"{name} has {found} lines: write that in README.md (The house) or docs/house.md"
         )

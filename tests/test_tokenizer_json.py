@@ -95,7 +95,7 @@ def test_an_export_of_it_is_read_by_transformers(made, tmp_path):
     import transformers
 
     tokenizer = tokenizer_json.read(made["smollm2"])
-    export.write_tokenizer(tokenizer, tmp_path, 64)
+    export.write_tokenizer(tokenizer, tmp_path, 64, tuned=False)
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
     for text in MORE:
         assert theirs(text).input_ids == [tokenizer.bos_id, *tokenizer.encode(text)]

@@ -396,7 +396,7 @@ def test_weights_of_another_model_or_tokenizer_are_refused(plain, small_data, tm
         words = rf"the weights in .*step_00000012 .*: {name} is [\d.]+ there and {value} here; give"
         with pytest.raises(UsageError, match=words):
             here(small_data, tmp_path / name, *weights, f"--{name}", value)
-    folder = ["--source", f"files:{ROOT / 'instruments'}", "--vocab_size", 512, "--workers", 1]
+    folder = ["--source", f"files:{ROOT / 'machinery'}", "--vocab_size", 512, "--workers", 1]
     folder += ["--val_fraction", 0.2]
     for name, options in (
         ("other", ["--row_len", 65]),
