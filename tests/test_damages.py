@@ -8,6 +8,7 @@ real processes. What a run's checkpoints say can be made again: with those whole
 import io
 import json
 import os
+import random
 import shutil
 import signal
 import tempfile
@@ -18,7 +19,7 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
-from conftest import ROOT, SMALL, flip
+from conftest import ROOT, SMALL, flip, run
 
 import eval as evaluate
 import export
@@ -247,6 +248,29 @@ def test_a_damaged_file_is_survived_or_named(file, program, whole):
             shutil.rmtree(folder)
     wrong = [f"{damage}: {what}" for damage, what in wrong.items() if what]
     assert not wrong, "\n".join(wrong)
+
+
+SCRIPTS = {train.main: "train.py", prepare_data.main: "prepare_data.py", evaluate.main: "eval.py"}
+ALL = [(file, program, damage) for file, program in CELLS for damage in DAMAGES]
+REAL = [cell for cell in ALL if PROGRAMS[cell[1]][0] in SCRIPTS and "null" not in cell[2]]
+REAL = random.Random(0).sample(REAL, 6)
+
+
+@pytest.mark.parametrize("file, program, damage", REAL)
+def test_a_real_process_ends_likewise(file, program, damage, whole, tmp_path):
+    """A sample of the table as a user would run it: the exit code, the sentence, no traceback."""
+    main, words = PROGRAMS[program]
+    copy(whole, tmp_path)
+    path = find(tmp_path, file)
+    path.touch()
+    DAMAGES[damage](path)
+    done = run(
+        SCRIPTS[main], *(word.replace("{}", str(tmp_path)).format(**WHERE) for word in words)
+    )
+    assert "Traceback" not in done.stdout + done.stderr
+    said = done.stderr.strip().split("\n")[-1]
+    assert not done.returncode or said.startswith("error: ")
+    assert not problem(file, program, done.returncode, said)
 
 
 def problem(file: str, program: str, code: int, said: str) -> str:
