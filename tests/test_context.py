@@ -130,6 +130,7 @@ def test_the_ranges_cover_each_position_once(T):
     assert all(begin in (0, 32 * 2 ** (k - 1)) for k, (begin, _) in enumerate(found))
 
 
+@pytest.mark.slow
 def test_the_report_has_it_of_the_newest_checkpoint(stages, tmp_path, capsys):
     run_dir = shutil.copytree(stages["folder"] / "long", tmp_path / "run")
     argv = ["report", str(run_dir), "--device", "cpu", "--dtype", "fp32", "--max_new_tokens", "2"]

@@ -119,6 +119,7 @@ def test_all_programs_take_any_depth(monkeypatch):
         trained.load_model(trained.EvalConfig(**trained.find_model("d17")), None)
 
 
+@pytest.mark.slow
 def test_a_small_depth_trains_on_data_of_its_own(small_data, tmp_path):
     """The data decides vocabulary and rows, as of any preset."""
     options = ["--steps", "2", "--tokens_per_step", "512", "--eval_tokens", "512"]

@@ -293,7 +293,10 @@ FAILING = {
 }
 
 
-@pytest.mark.parametrize("how", FAILING)
+QUICK = [pytest.param(how, marks=pytest.mark.slow) if how == "silent" else how for how in FAILING]
+
+
+@pytest.mark.parametrize("how", QUICK)
 def test_a_store_that_fails(how, tmp_path, s3):
     """Saves go on, nothing that is not whole counts, and once it works again, so does the mirror.
     A start stops with one sentence instead of forking the run's history."""
@@ -329,6 +332,7 @@ def test_a_store_that_fails(how, tmp_path, s3):
     toy.lose()
 
 
+@pytest.mark.slow
 def test_a_store_that_fails_now_and_then(tmp_path, s3):
     s3.spoil = loses_every_third
     toy = Toy(tmp_path, s3.url, [])
@@ -494,7 +498,7 @@ def prepared_as(folder: Path) -> list:
     return ["tiny", *options, "--source", f"files:{texts}", "--data_dir", folder]
 
 
-@pytest.mark.parametrize("how", ["SIGTERM", "file"])
+@pytest.mark.parametrize("how", ["SIGTERM", pytest.param("file", marks=pytest.mark.slow)])
 def test_a_notice_saves_and_uploads(how, small_data, tmp_path, s3):
     """Also from a cloud that says it by a file; and the next machine goes on there."""
     notice, url = tmp_path / "notice", ("--mirror", s3.url, "--mirror_minutes", 60)
@@ -540,6 +544,7 @@ def test_a_second_trainer_is_refused_while_the_first_goes_on(small_data, tmp_pat
     assert newest_in(s3) == 12
 
 
+@pytest.mark.slow
 def test_a_store_that_dies_does_not_stop_a_run(small_data, tmp_path, s3):
     """From step 5 on it refuses everything: the run ends well, and says what is not durable."""
     s3.spoil = None

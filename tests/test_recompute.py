@@ -90,6 +90,7 @@ def test_of_a_block_only_what_enters_it_is_kept():
     assert kept[1] - kept[0] == {((3, 64, 32), torch.float32): 3, ((3, 64), torch.int64): 1}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("extras", [(), ("value_embeds",)])
 def test_the_plan_knows_what_a_compiled_step_keeps(extras):
     """As tests/test_preflight.py without --recompute; plus one layer, which backward restores."""
@@ -119,6 +120,7 @@ def test_compiled_it_is_one_graph_with_the_same_gradients():
         torch.testing.assert_close(step(tokens, tokens), loss)
 
 
+@pytest.mark.slow
 def test_a_run_may_take_it_up_when_it_resumes(small_data, tmp_path):
     """On one rank, and with whole or sharded models on two: the losses do not change."""
     plain, run_dir = tmp_path / "plain", tmp_path / "run"
@@ -128,7 +130,7 @@ def test_a_run_may_take_it_up_when_it_resumes(small_data, tmp_path):
     assert losses(run_dir) == losses(plain)
 
 
-@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+@pytest.mark.parametrize("parallel", [pytest.param("ddp", marks=pytest.mark.slow), "fsdp"])
 def test_on_two_ranks_the_losses_do_not_change(parallel, small_data, tmp_path):
     for name, more in (("plain", ()), ("less", ("--recompute",))):
         options = ("--parallel", parallel, "--steps", 4, "--eval_every", 0, *more)
