@@ -45,9 +45,9 @@ class ExportConfig:
 # ------------------------------------------------------------------------------- the folder
 
 
-def write_model(model: GPT, folder: Path, facts: dict, tokenizer: Tokenizer) -> dict:
+def write_model(model: GPT, folder: Path, facts: dict, ends: int | list[int]) -> dict:
     """Weights, generation_config.json and, with the hash of every file, config.json; returns the
-    facts that it keeps under `nano2049`."""
+    facts that it keeps under `nano2049`. ends: ids that end a text."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
@@ -61,8 +61,7 @@ def write_model(model: GPT, folder: Path, facts: dict, tokenizer: Tokenizer) -> 
         raise StorageError(f"{file} could not be written: {error}") from None
     file.chmod(0o644)  # safetensors makes it readable by its owner alone
     ids = dict(bos_token_id=config.bos_id, pad_token_id=config.bos_id)
-    sampling = dict(eos_token_id=template.ends(tokenizer, trained.is_tuned(facts)))
-    sampling |= dict(do_sample=True, temperature=0.8, top_k=50)
+    sampling = dict(eos_token_id=ends, do_sample=True, temperature=0.8, top_k=50)
     disk.write_json(folder / "generation_config.json", ids | sampling)
     if name == mapping.OWN:
         shutil.copyfile(mapping.OWN_FILE, folder / "modeling_nano2049.py")
@@ -116,7 +115,8 @@ def export(config: ExportConfig) -> Path:
     prompt = (find_preset(run_dir.name) or Preset).prompts[0].rstrip()
     with disk.creating(out) as folder:
         write_tokenizer(tokenizer, folder, model.config.seq_len, tuned)
-        facts = write_model(model, folder, card.training_facts(path, trainer), tokenizer)
+        ends = template.ends(tokenizer, tuned)
+        facts = write_model(model, folder, card.training_facts(path, trainer), ends)
         usage = card.usage(out.name, prompt, own, tuned)
         card.write_card(folder, f"nano2049 {run_dir.name}", facts, model, manifest, usage)
         # A row of the exported model is one document, whatever the rows of training were.

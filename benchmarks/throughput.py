@@ -83,6 +83,8 @@ MORE_PRESETS = {
 class RandomRows:
     """Stands in for shards.Manifest: as many rows as anyone asks for, of random tokens."""
 
+    marks = ()  # no conversations
+
     sources, tree, dtype = ["random"], {"sources": [{}]}, np.uint16
     fingerprint = tokenizer_sha256 = "0" * 64
 

@@ -150,7 +150,7 @@ lesson.table(["prediction", "nats a byte", "off by %"], rows, f"The model of wid
 
 lesson.holds(low <= truth <= high, "the truth lies in the interval that was written down")
 nearer = abs(guess - truth) < 0.5 * abs(means[-1] - truth)
-lesson.holds(nearer, "the law misses by less than half of what the largest small model misses by")
+lesson.holds(nearer, "the law misses by less than half of what the largest small model does")
 
 # %% [markdown]
 # ## The same for `tiny`

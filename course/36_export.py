@@ -207,7 +207,7 @@ if find_spec("transformers") and find_spec("safetensors"):
 
     logging.disable_progress_bar()
     with tempfile.TemporaryDirectory() as folder:
-        export.write_model(truth, Path(folder), {})
+        export.write_model(truth, Path(folder), {}, ends=0)
         stock = AutoModelForCausalLM.from_pretrained(folder)
     with torch.no_grad():
         far = (stock(ids).logits - truth(ids)).abs().max().item()

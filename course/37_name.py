@@ -196,7 +196,8 @@ lesson.table(columns, rows, "on held-out conversations; of 72 answers: ended, in
 for name in list(results)[1:]:
     print(f"{name}:", textwrap.shorten(", ".join(results[name][4]), 54))
 _, favourites = ask(model, 0.5)
-print("tuned, at temperature 0.5:", *favourites.most_common(8), sep="\n  ")
+shown = [f"{n:3}  {name[:60]}" for name, n in favourites.most_common(8)]
+print("tuned, at temperature 0.5:", *shown, sep="\n  ")
 
 answers, everything, ended, form, names = zip(*results.values())
 lesson.holds(answers[0] > 5 and ended[0] == 0, "before tuning, no answer ends by itself")
