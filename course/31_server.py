@@ -79,6 +79,7 @@ class Wire:
     def __init__(self, connection: socket.socket, nodelay: bool):
         self.socket, self.sent, self.received = connection, 0, 0
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, nodelay)
+        self.late = not nodelay and hasattr(socket, "TCP_QUICKACK")
 
     def send(self, arrays: list[np.ndarray]) -> None:
         for array in arrays:  # four sends in a row, as the source does
@@ -88,6 +89,8 @@ class Wire:
     def receive(self) -> list[np.ndarray] | None:
         data = bytearray()
         while len(data) < MODEL_BYTES:
+            if self.late:  # Linux acknowledges at once for a while; this ends it
+                self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 0)
             if not (part := self.socket.recv(MODEL_BYTES - len(data))):
                 return None  # the other side has closed
             data += part
