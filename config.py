@@ -86,6 +86,8 @@ class GPTConfig:
     def __post_init__(self):
         object.__setattr__(self, "extras", tuple(name for name in self.extras if name))
         check_numbers(self)
+        if 0 < self.logit_softcap < 0.01:  # its slope would overflow
+            raise UsageError(f"--logit_softcap {self.logit_softcap} must be 0 (none) or above 0.01")
         if "value_embeds" in self.extras and self.n_embd < VALUE_GATE_CHANNELS:
             raise UsageError(f"value_embeds needs n_embd {VALUE_GATE_CHANNELS} or more")
         for name in self.extras:

@@ -17,7 +17,8 @@ def repo_of(target: str) -> str:
     """`hf:USER/REPO` -> USER/REPO; UsageError for anything else."""
     found = re.fullmatch(r"hf:([\w.-]+/[\w.-]+)", target)
     if not found:
-        raise UsageError(f"--push {target} is not hf:USER/REPO, as in --push hf:me/my-model")
+        how = "as in --push hf:me/my-model (--push_step alone does nothing)"
+        raise UsageError(f"--push {target!r} is not hf:USER/REPO, {how}")
     return found[1]
 
 
