@@ -1,0 +1,258 @@
+"""Does the recipe hold as tokens grow, and what will a larger model reach? Small runs, and a law.
+
+    python benchmarks/scaling.py grid         sizes and tokens, for the law
+    python benchmarks/scaling.py gains        each part of the recipe, and ideas, as tokens grow
+    python benchmarks/scaling.py dedup        text without its copies, at equal tokens
+    python benchmarks/scaling.py time         the speed of three recipes, in turn (a quiet machine)
+    python benchmarks/scaling.py fit          the law, the tables and the picture; runs nothing
+
+Several parts may be named; a number after them is that of the runs side by side. The runs are of
+train.py, each in a process of its own on one thread. Each row of SCALING.jsonl is a run; one that
+is there is not repeated, and after a kill the same command goes on where it was. Before the decay
+of `wsd` nothing depends on the length of the run, so the run of 1,024 steps resumes from the
+checkpoint that the run of 512 kept. `fit` needs requirements-scaling.txt.
+"""
+
+import datetime
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from ablate import append, code_version, last_line
+from throughput import device_name
+
+import optim
+from config import UsageError
+from machinery import cli
+from machinery.log import read_jsonl
+from machinery.shards import Manifest
+from model import GPT
+
+ROOT = Path(__file__).resolve().parent.parent
+ROWS, RUNS, DATA = ROOT / "benchmarks" / "SCALING.jsonl", "runs/scaling", "data/scaling"
+PREPARE = "tiny --source stdlib+site --vocab_size 2048 --row_len 257 --val_fraction 0.002"
+EVERY_RUN = (
+    "tiny --tokens_per_step 2048 --decay 0.65 --head_dim 64 "
+    "--eval_every 0 --eval_tokens 8192 --save_minutes 0 --log_every 0"
+)
+M = 2**20  # tokens
+SIZES = {  # depth: the horizons of the law, in tokens
+    2: (M // 4, M // 2, M, 2 * M, 4 * M),
+    3: (M // 4, M // 2, M, 2 * M),
+    4: (M // 4, M // 2, M, 2 * M),
+    5: (M // 8, M // 4, M // 2, M),
+    6: (M // 8, M // 4, M // 2, M),
+}
+CHANGES = {  # name: (an idea of tried.py, options of train.py), measured against the base
+    "no key offset": ("", "--extras value_embeds"),
+    "no value embeddings": ("", "--extras key_offset"),
+    "no previous-token head": ("no_previous_token_head", ""),
+    "none of the three": ("no_previous_token_head", "--extras ''"),
+    "smear": ("smear", ""),
+    "residual and x0 scales": ("scales", ""),
+    "backout": ("backout", ""),
+    "these three, as nanochat": ("nanochat", ""),
+    "a gate on each head": ("head_gates", ""),
+    "momentum warms up twice as long": ("momentum", ""),
+    "weight decay 0.1": ("", "--weight_decay 0.1"),
+    "decay over 85% of the run": ("", "--decay 0.85"),
+    "a step of 4,096 tokens": ("", "--tokens_per_step 4096"),
+    "all rates x 0.5": ("", "--lr_scale 0.5"),
+    "all rates x 2": ("", "--lr_scale 2"),
+}
+GAINS = 2, (M // 4, M // 2, M, 2 * M)  # depth and horizons of the changes
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run."""
+
+    name: str
+    idea: str  # of tried.py; empty: train.py itself
+    options: str  # of train.py, that make the change
+    depth: int
+    tokens: int
+    seed: int = 0
+    data: str = DATA
+    after: "Job | None" = None  # the shorter run that it goes on from
+
+    @property
+    def argv(self) -> list[str]:
+        """The preset and the options, all but the folder of the run."""
+        width = 64 * self.depth  # the depth dial of config.py, with heads of 64
+        shape = dict(n_layer=self.depth, n_embd=width, mlp_hidden=4 * width)
+        shape |= dict(n_head=self.depth, n_kv_head=self.depth, seed=self.seed, data_dir=self.data)
+        words = [word for key, value in shape.items() for word in (f"--{key}", str(value))]
+        given = [*shlex.split(EVERY_RUN), *words, *shlex.split(self.options)]
+        steps = self.tokens // cli.parse("train.py", "train", given).train.tokens_per_step
+        return [*given, "--steps", str(steps)]
+
+    @property
+    def preset(self):
+        return cli.parse("train.py", "train", self.argv)
+
+    @property
+    def key(self) -> dict:
+        """What makes it this run, in its row."""
+        data = Path(self.data).name
+        facts = dict(name=self.name, depth=self.depth, tokens=self.tokens, seed=self.seed)
+        return facts | dict(data=data)
+
+    @property
+    def run_dir(self) -> Path:
+        words = (
+            self.name,
+            f"d{self.depth}",
+            Path(self.data).name,
+            str(self.seed),
+            str(self.tokens),
+        )
+        return ROOT / RUNS / "_".join(words).replace(" ", "_").replace(",", "")
+
+    @property
+    def command(self) -> list[str]:
+        program = ["benchmarks/tried.py", self.idea] if self.idea else ["train.py"]
+        given = [sys.executable, *program, *self.argv, "--run_dir", str(self.run_dir)]
+        if self.after:
+            train = self.after.preset.train
+            kept = optim.decay_begins(train.steps, train.decay)
+            given += ["--resume", str(self.after.run_dir / "checkpoints" / f"step_{kept:08d}")]
+        return given
+
+
+def chain(name: str, depth: int, horizons: tuple, idea="", options="", **facts) -> Iterator[Job]:
+    """Runs of growing length, each from where the one before began to decay."""
+    job = None
+    for tokens in horizons:
+        job = Job(name, idea, options, depth, tokens, after=job, **facts)
+        yield job
+
+
+def grid() -> Iterator[Job]:
+    for depth, horizons in reversed(SIZES.items()):  # the longest first: the end is short
+        yield from chain("base", depth, horizons)
+
+
+def gains() -> Iterator[Job]:
+    depth, horizons = GAINS
+    for seed in (0, 1, 2):
+        yield from chain("base", depth, horizons, seed=seed)
+    for name, (idea, options) in CHANGES.items():
+        yield from chain(name, depth, horizons, idea, options)
+
+
+PARTS = {"grid": grid, "gains": gains}
+
+
+# ---------------------------------------------------------------- the runs
+
+
+def find_row(rows: list[dict], job: Job) -> dict | None:
+    return next((row for row in reversed(rows) if job.key.items() <= row.items()), None)
+
+
+def run(jobs: list[Job], at_once: int) -> int:
+    """Run those without a row, as many side by side as asked; returns how many failed."""
+    waiting = [job for job in jobs if find_row(read_jsonl(ROWS, bool), job) is None]
+    running: dict[Job, subprocess.Popen] = {}
+    failed: set[Job] = set()
+    print(f"{len(waiting)} of {len(jobs)} runs to make, {at_once} at once", flush=True)
+    try:
+        while running or waiting:
+            blocked = {*waiting, *running, *failed}
+            ready = [job for job in waiting if job.after not in blocked]
+            if not running and not ready:  # the others go on from a run that failed
+                return len(failed) + len(waiting)
+            for job in ready[: at_once - len(running)]:
+                waiting.remove(job)
+                running[job] = launch(job)
+            for job in [job for job, process in running.items() if process.poll() is not None]:
+                if code := running.pop(job).returncode:
+                    failed.add(job)
+                    log = job.run_dir.with_suffix(".log").read_text(errors="replace")
+                    print(f"{job.run_dir.name}: failed with exit code {code}: {last_line(log)}")
+                else:
+                    row = job.key | read_run(job)
+                    append(ROWS, row)
+                    print(
+                        f"{job.run_dir.name}: {row['bpb']:.4f} bpb, {row['seconds']:,.0f} s",
+                        flush=True,
+                    )
+            time.sleep(0.2)
+    finally:  # stopped: train.py saves a checkpoint first
+        for process in running.values():
+            process.send_signal(signal.SIGTERM)
+        for process in running.values():
+            process.wait()
+    return len(failed)
+
+
+def launch(job: Job) -> subprocess.Popen:
+    """Start the run on one thread, or go on with it if it was begun before."""
+    job.run_dir.parent.mkdir(parents=True, exist_ok=True)
+    with open(job.run_dir.with_suffix(".log"), "a") as log:
+        one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}
+        return subprocess.Popen(job.command, stdout=log, stderr=log, env=one_thread, cwd=ROOT)
+
+
+def read_run(job: Job) -> dict:
+    """The row of a finished run. weights: those of the blocks and the head. seconds: of its own
+    steps, from where it resumed."""
+    records = read_jsonl(job.run_dir / "metrics.jsonl", bool)
+    manifest, preset = Manifest.load(ROOT / job.data), job.preset
+    found = dict(seq_len=manifest.row_len - 1, vocab_size=manifest.vocab_size)
+    with torch.device("meta"):
+        meta = GPT(replace(preset.model, **found))
+    groups = meta.param_groups()
+    weights = sum(p.numel() for kind in ("matrix", "head") for p in groups[kind])
+    return dict(
+        idea=job.idea,
+        options=job.options,
+        weights=weights,
+        parameters=sum(p.numel() for p in meta.parameters()),
+        flops=meta.flops_per_token() * job.tokens,
+        bpb=next(r["full_val_bpb"] for r in reversed(records) if "full_val_bpb" in r),
+        seconds=round(sum(r.get("step_s", 0) for r in records), 1),
+        fingerprint=manifest.fingerprint[:12],
+        commit=code_version(),
+        torch=torch.__version__,
+        machine=device_name(),
+        date=datetime.date.today().isoformat(),
+    )
+
+
+def prepare() -> None:
+    """The text, once."""
+    if not (ROOT / DATA / "manifest.json").exists():
+        command = [sys.executable, "prepare_data.py", *PREPARE.split(), "--data_dir", DATA]
+        subprocess.run(command, check=True, cwd=ROOT)
+
+
+def main(argv: list[str]) -> int:
+    *parts, last = argv or [""]
+    at_once = int(last) if last.isdecimal() and parts else 2
+    parts += [] if last.isdecimal() else [last]
+    if parts == ["fit"]:
+        import law
+
+        return law.main([])
+    if not parts or not set(parts) <= PARTS.keys():
+        raise UsageError(f"{' '.join(argv)!r}: give one or more of {', '.join(PARTS)}; or fit")
+    for signum in (signal.SIGINT, signal.SIGTERM):  # the same way out: run's `finally`
+        signal.signal(signum, lambda signum, frame: sys.exit(128 + signum))
+    prepare()
+    jobs = dict.fromkeys(job for part in parts for job in PARTS[part]())  # each once
+    return 1 if run(list(jobs), at_once) else 0
+
+
+if __name__ == "__main__":
+    cli.run(main)
