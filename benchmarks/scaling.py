@@ -44,6 +44,7 @@ EVERY_RUN = (
     "tiny --tokens_per_step 2048 --decay 0.65 --head_dim 64 "
     "--eval_every 0 --eval_tokens 8192 --save_minutes 0 --log_every 0"
 )
+COMMIT = code_version()  # at the start of this program
 M = 2**20  # tokens
 SIZES = {  # depth: the horizons of the law, in tokens
     2: (M // 4, M // 2, M, 2 * M, 4 * M),
@@ -223,7 +224,7 @@ def read_run(job: Job) -> dict:
         bpb=next(r["full_val_bpb"] for r in reversed(records) if "full_val_bpb" in r),
         seconds=round(sum(r.get("step_s", 0) for r in records), 1),
         fingerprint=manifest.fingerprint[:12],
-        commit=code_version(),
+        commit=COMMIT,
         torch=torch.__version__,
         machine=device_name(),
         date=datetime.date.today().isoformat(),
