@@ -136,6 +136,10 @@ class DataConfig:
     """Tokens in the vocabulary, special tokens included; 0: as the preset's model says."""
     nfc: bool = False
     """Normalize text to Unicode NFC before encoding."""
+    dedup: Literal["none", "exact", "near"] = "none"
+    """Leave out documents that are copies of earlier ones of their source: equal ones (exact), or
+    those that share most runs of five words (near; needs requirements-scaling.txt). It reads the
+    text twice."""
     row_len: Annotated[int, 0, 1 << 20] = 0
     """Tokens in a row: seq_len inputs + 1; 0: as the preset's model says."""
     tokens: str = ""

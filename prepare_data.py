@@ -22,7 +22,7 @@ import data
 from config import DataConfig, UsageError, find_preset
 from hf import tokenizer_json
 from machinery import cache, cli, disk, shards
-from preparation import chat, worker
+from preparation import chat, copies, worker
 from tokenizer import Tokenizer
 
 
@@ -83,8 +83,9 @@ def prepare(config: DataConfig) -> shards.Manifest:
         (job.folder / "manifest.json").unlink(missing_ok=True)  # no dataset while it is changed
         job.records.mkdir(parents=True, exist_ok=True)
         worker.sweep(job)
-        tokenizer = make_tokenizer(job)
         with opened as (pool, slots):
+            job.copies = copies.find(job, pool)
+            tokenizer = make_tokenizer(job)
             records = worker.run_units(job, pool, slots)
         manifest = merge(job, tokenizer, records)
     print(report(manifest, time.perf_counter() - t0))

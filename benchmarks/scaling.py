@@ -3,7 +3,8 @@
     python benchmarks/scaling.py grid         sizes and tokens, for the law
     python benchmarks/scaling.py gains        each part of the recipe, and ideas, as tokens grow
     python benchmarks/scaling.py dedup        text without its copies, at equal tokens
-    python benchmarks/scaling.py time         the speed of three recipes, in turn (a quiet machine)
+    python benchmarks/scaling.py quality      how many steps three recipes take to a loss
+    python benchmarks/scaling.py speed        how long their steps take (a quiet machine)
     python benchmarks/scaling.py fit          the law, the tables and the picture; runs nothing
 
 Several parts may be named; a number after them is that of the runs side by side. The runs are of
@@ -41,8 +42,8 @@ ROOT = Path(__file__).resolve().parent.parent
 ROWS, RUNS, DATA = ROOT / "benchmarks" / "SCALING.jsonl", "runs/scaling", "data/scaling"
 PREPARE = "tiny --source stdlib+site --vocab_size 2048 --row_len 257 --val_fraction 0.002"
 EVERY_RUN = (
-    "tiny --tokens_per_step 2048 --decay 0.65 --head_dim 64 "
-    "--eval_every 0 --eval_tokens 8192 --save_minutes 0 --log_every 0"
+    "tiny --tokens_per_step 2048 --eval_every 0 --eval_tokens 8192 --save_minutes 0 --log_every 0 "
+    "--peak_tflops 0.2"  # any value: else each run begins with measuring it
 )
 COMMIT = code_version()  # at the start of this program
 M = 2**20  # tokens
@@ -59,18 +60,26 @@ CHANGES = {  # name: (an idea of tried.py, options of train.py), measured agains
     "no previous-token head": ("no_previous_token_head", ""),
     "none of the three": ("no_previous_token_head", "--extras ''"),
     "smear": ("smear", ""),
-    "residual and x0 scales": ("scales", ""),
-    "backout": ("backout", ""),
-    "these three, as nanochat": ("nanochat", ""),
+    "smear, scales, backout": ("nanochat", ""),
+    "weight decay 0.1": ("", "--weight_decay 0.1"),
+    "all rates x 0.5": ("", "--lr_scale 0.5"),
+    "a step of 4,096 tokens": ("", "--tokens_per_step 4096"),
     "a gate on each head": ("head_gates", ""),
     "momentum warms up twice as long": ("momentum", ""),
-    "weight decay 0.1": ("", "--weight_decay 0.1"),
     "decay over 85% of the run": ("", "--decay 0.85"),
-    "a step of 4,096 tokens": ("", "--tokens_per_step 4096"),
-    "all rates x 0.5": ("", "--lr_scale 0.5"),
     "all rates x 2": ("", "--lr_scale 2"),
+    "residual and x0 scales": ("scales", ""),
+    "backout": ("backout", ""),
 }
 GAINS = 2, (M // 4, M // 2, M, 2 * M)  # depth and horizons of the changes
+RECIPES = {  # name: (options of train.py, steps), for the time to a quality
+    "the default": ("", (600, 1200)),
+    "stock": ("--extras ''", (1000, 2000)),
+    "AdamW": (
+        "--optimizer adamw --tie_embeddings --grad_clip 1 --warmup 40 --lr 8e-3",
+        (1000, 2000),
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -80,19 +89,21 @@ class Job:
     name: str
     idea: str  # of tried.py; empty: train.py itself
     options: str  # of train.py, that make the change
-    depth: int
+    depth: int  # 0: `tiny` as it is
     tokens: int
     seed: int = 0
     data: str = DATA
+    score_on: str = ""  # held-out text; empty: that of the data
     after: "Job | None" = None  # the shorter run that it goes on from
 
     @property
     def argv(self) -> list[str]:
         """The preset and the options, all but the folder of the run."""
         width = 64 * self.depth  # the depth dial of config.py, with heads of 64
-        shape = dict(n_layer=self.depth, n_embd=width, mlp_hidden=4 * width)
-        shape |= dict(n_head=self.depth, n_kv_head=self.depth, seed=self.seed, data_dir=self.data)
-        words = [word for key, value in shape.items() for word in (f"--{key}", str(value))]
+        shape = dict(n_layer=self.depth, n_embd=width, mlp_hidden=4 * width, head_dim=64)
+        shape |= dict(n_head=self.depth, n_kv_head=self.depth, decay=0.65)
+        facts = dict(seed=self.seed, data_dir=self.data) | (shape if self.depth else {})
+        words = [word for key, value in facts.items() for word in (f"--{key}", str(value))]
         given = [*shlex.split(EVERY_RUN), *words, *shlex.split(self.options)]
         steps = self.tokens // cli.parse("train.py", "train", given).train.tokens_per_step
         return [*given, "--steps", str(steps)]
@@ -151,7 +162,20 @@ def gains() -> Iterator[Job]:
         yield from chain(name, depth, horizons, idea, options)
 
 
-PARTS = {"grid": grid, "gains": gains}
+def dedup() -> Iterator[Job]:
+    scored = dict(score_on="data/dedup_held_out")
+    for seed in (0, 1, 2):
+        for way in ("none", "exact", "near"):
+            yield Job(way, "", "", 2, M, seed, f"data/dedup_{way}", **scored)
+
+
+def quality() -> Iterator[Job]:
+    for name, (options, steps) in RECIPES.items():
+        horizons = tuple(2048 * n for n in steps)
+        yield from chain(name, 0, horizons, options=options, data="data/tiny")
+
+
+PARTS = {"grid": grid, "dedup": dedup, "gains": gains, "quality": quality}
 
 
 # ---------------------------------------------------------------- the runs
@@ -213,6 +237,11 @@ def read_run(job: Job) -> dict:
     found = dict(seq_len=manifest.row_len - 1, vocab_size=manifest.vocab_size)
     with torch.device("meta"):
         meta = GPT(replace(preset.model, **found))
+    bpb = next(r["full_val_bpb"] for r in reversed(records) if "full_val_bpb" in r)
+    if job.score_on:
+        options = ["--run_dir", str(job.run_dir), "--data_dir", job.score_on]
+        subprocess.run([sys.executable, "eval.py", "loss", *options], check=True, cwd=ROOT)
+        bpb = read_jsonl(job.run_dir / "eval.jsonl", bool)[-1]["val_bpb"]
     groups = meta.param_groups()
     weights = sum(p.numel() for kind in ("matrix", "head") for p in groups[kind])
     return dict(
@@ -221,7 +250,7 @@ def read_run(job: Job) -> dict:
         weights=weights,
         parameters=sum(p.numel() for p in meta.parameters()),
         flops=meta.flops_per_token() * job.tokens,
-        bpb=next(r["full_val_bpb"] for r in reversed(records) if "full_val_bpb" in r),
+        bpb=bpb,
         seconds=round(sum(r.get("step_s", 0) for r in records), 1),
         fingerprint=manifest.fingerprint[:12],
         commit=COMMIT,
@@ -238,6 +267,11 @@ def prepare() -> None:
         subprocess.run(command, check=True, cwd=ROOT)
 
 
+def prepare_copies() -> None:
+    if not (ROOT / "data" / "dedup_held_out" / "manifest.json").exists():
+        subprocess.run([sys.executable, "benchmarks/duplicates.py"], check=True, cwd=ROOT)
+
+
 def main(argv: list[str]) -> int:
     *parts, last = argv or [""]
     at_once = int(last) if last.isdecimal() and parts else 2
@@ -251,6 +285,8 @@ def main(argv: list[str]) -> int:
     for signum in (signal.SIGINT, signal.SIGTERM):  # the same way out: run's `finally`
         signal.signal(signum, lambda signum, frame: sys.exit(128 + signum))
     prepare()
+    if "dedup" in parts:
+        prepare_copies()
     jobs = dict.fromkeys(job for part in parts for job in PARTS[part]())  # each once
     return 1 if run(list(jobs), at_once) else 0
 

@@ -72,6 +72,7 @@ class Job:
             if len(set(self.shares)) > 1:  # they decide which units there are
                 tokenizer = [tokenizer, self.shares]
         options = {key: getattr(config, key) for key in ("source", "row_len", "val_fraction")}
+        options |= {"dedup": config.dedup} if config.dedup != "none" else {}
         options |= {"format": shards.FORMAT, "buffer": BUFFER, "revisions": revisions}
         self.options = digest(options | {"tokenizer": tokenizer})
         self.key = digest([self.options, self.units])  # of all that decides the shards' content
@@ -85,6 +86,8 @@ class Job:
         if self.few_files:  # 4,096, or a thousandth of a long text, or a 32nd of a short one
             part = max(min(4096, self.bytes // 32), self.bytes // 1024, 1)
             self.block = min(part, sources.DOCUMENT)
+        # unit -> which of its documents are left out; found by preparation/copies.py
+        self.copies: dict[tuple[int, int], frozenset[int]] = {}
         self.val_below = self._val_below()
 
         edited = [sources.local_files(source) for source in self.sources if source.mutable]
@@ -167,7 +170,10 @@ class Job:
     def texts(self, source: int, unit: int) -> Iterator[str]:
         """The documents of a unit, normalized: the form in which they are split and tokenized."""
         documents = sources.documents(self.sources[source], self.units[source][unit], Counter())
-        return (normalize(chat.as_text(document), self.nfc) for document in documents)
+        copies = self.copies.get((source, unit), ())
+        for i, document in enumerate(documents):
+            if i not in copies:
+                yield normalize(chat.as_text(document), self.nfc)
 
     def record_path(self, source: int, unit: int) -> Path:
         return self.records / f"{self.sources[source].name}_{unit:05d}.json"
@@ -186,7 +192,8 @@ class Job:
     def task(self, source: int, unit: int) -> tuple:
         """The arguments of `prepare_unit`: plain values, which any process can unpickle."""
         what = self.sources[source], self.units[source][unit], self.record_path(source, unit)
-        return *what, f"unit_{unit:05d}", self.config.row_len, self.block_of(source), self.val_below
+        how = self.config.row_len, self.block_of(source), self.val_below
+        return *what, f"unit_{unit:05d}", *how, self.copies.get((source, unit), frozenset())
 
 
 def check_fields(job: Job) -> None:
@@ -212,8 +219,11 @@ def split_text(text: str, block: int, val_below: int) -> Iterator[tuple[str, str
 read_tokenizer = lru_cache(maxsize=1)(Tokenizer)  # a process needs it once per unit
 
 
-def prepare_unit(source, unit: dict, path: Path, name: str, row_len, block, val_below) -> dict:
-    """Read, tokenize, pack and write one unit; returns its record, written last, to `path`."""
+def prepare_unit(
+    source, unit: dict, path: Path, name: str, row_len, block, val_below, copies=frozenset()
+) -> dict:
+    """Read, tokenize, pack and write one unit, but for its `copies`; returns its record, written
+    last, to `path`."""
     tokenizer = read_tokenizer(path.with_name("tokenizer.json").read_text(encoding="utf-8"))
     dtype = shards.dtype_for(tokenizer.vocab_size)
     notes, totals = Counter(), {"train": Counter(), "val": Counter()}
@@ -234,7 +244,11 @@ def prepare_unit(source, unit: dict, path: Path, name: str, row_len, block, val_
 
     def train_docs() -> Iterator[np.ndarray]:
         """The training documents as ids; those for validation are set aside."""
-        for document in reading.timed(sources.documents(source, unit, notes)):
+        documents = sources.documents(source, unit, notes)
+        for i, document in enumerate(reading.timed(documents)):
+            if i in copies:
+                notes["copies of other documents, left out"] += 1
+                continue
             for split, ids, size in parts(document):
                 totals[split].update(documents=1, bytes=size, tokens=len(ids))
                 if split == "train":

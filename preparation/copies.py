@@ -1,0 +1,104 @@
+"""Documents that are copies of earlier ones of their source: `prepare_data.py --dedup exact`.
+
+A copy is told by the whole source, so the source is read once before it is prepared, by the same
+pool; what a unit has to leave out is then a part of its task. `near`: texts whose runs of five
+words, as sets, have a Jaccard similarity of about 0.8 or more, by MinHash (Broder 1997; lesson 35
+explains it, datasketch has it). Next: worker.py leaves them out.
+"""
+
+import hashlib
+import re
+from collections import Counter
+from concurrent.futures import Executor
+from typing import NamedTuple
+
+import numpy as np
+
+from config import UsageError
+from preparation import chat, sources
+from tokenizer import normalize
+
+SHINGLE, SIMILAR, HASHES = 5, 0.8, 128  # words, Jaccard similarity, numbers in a signature
+SCHEME = "affine32"  # of datasketch's hash functions: named, so that they stay the same
+
+
+class Marks(NamedTuple):
+    """What is compared of a document."""
+
+    whole: bytes  # equal for equal texts
+    signature: np.ndarray | None  # (HASHES,): alike for like texts; None if only equal ones count
+
+
+def marks_of(source, unit: dict, nfc: bool, near: bool) -> list[Marks]:
+    """The marks of a unit's documents."""
+    found = []
+    for document in sources.documents(source, unit, Counter()):
+        text = normalize(chat.as_text(document), nfc)
+        whole = hashlib.blake2b(text.encode("utf-8"), digest_size=16).digest()
+        found.append(Marks(whole, signature_of(text) if near else None))
+    return found
+
+
+def signature_of(text: str) -> np.ndarray:
+    """The MinHash of a text's shingles; a text of fewer words is one shingle."""
+    words = re.findall(r"\w+|[^\w\s]", text)
+    last = max(1, len(words) - SHINGLE + 1)
+    shingles = {" ".join(words[i : i + SHINGLE]).encode("utf-8") for i in range(last)}
+    minhash = library().MinHash(HASHES, scheme=SCHEME)
+    minhash.update_batch(list(shingles))
+    return minhash.digest()
+
+
+def library():
+    try:
+        import datasketch
+    except ImportError:
+        raise UsageError(
+            "--dedup near needs datasketch: pip install -r requirements-scaling.txt"
+        ) from None
+    return datasketch
+
+
+def find(job, pool: Executor) -> dict[tuple[int, int], frozenset[int]]:
+    """(source, unit) -> which of its documents, in the order of `sources.documents`, are copies of
+    earlier ones of the source. The first stays, so a prefix of the units is free of copies too."""
+    if job.config.dedup == "none":
+        return {}
+    if remote := [source.place for source in job.sources if source.remote]:
+        raise UsageError(
+            f"--dedup {job.config.dedup} reads a source twice, which would download hf:{remote[0]} "
+            "twice; choose a dataset whose publisher removed copies, and --dedup none"
+        )
+    near = job.config.dedup == "near"
+    tasks = [(job.sources[s], job.units[s][u], job.nfc, near) for s, u in job.all_units]
+    seen = [Seen(near) for _ in job.sources]
+    marks = zip(job.all_units, pool.map(marks_of, *zip(*tasks)))
+    return {
+        (s, u): frozenset(i for i, mark in enumerate(of_unit) if seen[s].copy_of(mark) is not None)
+        for (s, u), of_unit in marks
+    }
+
+
+class Seen:
+    """The documents so far that are no copies, by number."""
+
+    def __init__(self, near: bool) -> None:
+        self.by_text: dict[bytes, int] = {}
+        self.signatures: list[np.ndarray | None] = []
+        self.alike = library().MinHashLSH(SIMILAR, HASHES) if near else None
+
+    def copy_of(self, mark: Marks) -> int | None:
+        """Which of them it is like; None if of none, and then it is one more."""
+        if mark.whole in self.by_text:
+            return self.by_text[mark.whole]
+        number = len(self.signatures)
+        if mark.signature is not None:
+            minhash = library().MinHash(HASHES, hashvalues=mark.signature, scheme=SCHEME)
+            for i in sorted(self.alike.query(minhash)):  # candidates: some hashes are equal
+                if np.mean(self.signatures[i] == mark.signature) >= SIMILAR:
+                    self.by_text[mark.whole] = i
+                    return i
+            self.alike.insert(number, minhash)
+        self.by_text[mark.whole] = number
+        self.signatures.append(mark.signature)
+        return None
