@@ -279,7 +279,7 @@ def main(argv: list[str]) -> int:
     if parts == ["fit"]:
         import law
 
-        return law.main([])
+        return law.main()
     if not parts or not set(parts) <= PARTS.keys():
         raise UsageError(f"{' '.join(argv)!r}: give one or more of {', '.join(PARTS)}; or fit")
     for signum in (signal.SIGINT, signal.SIGTERM):  # the same way out: run's `finally`

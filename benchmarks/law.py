@@ -1,0 +1,426 @@
+"""The law L(N, D) = E + A N^-a + B D^-b: its fit, its intervals, its picture and its tables.
+
+`python benchmarks/scaling.py fit` writes SCALING.md and scaling.png from the rows of SCALING.jsonl
+(our runs on a CPU) and of PUBLISHED.jsonl (other people's on GPUs), and instruments/law.json, with
+which `train.py d12 --plan --gpu H100` predicts. N: weights of the blocks and the head. D: tokens.
+L: bits per byte (Hoffmann et al. 2022, approach 3). Needs requirements-scaling.txt.
+"""
+
+import math
+import statistics
+import textwrap
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import torch
+from ablate import mean_and_sd, spread
+from ablate import verdict as paired_verdict
+from matplotlib.figure import Figure
+from scaling import CHANGES, GAINS, RECIPES
+from scipy.optimize import least_squares
+from throughput import table
+
+from config import find_preset
+from machinery import disk
+from machinery.log import read_jsonl, short
+from machinery.plan import steps_for
+from model import GPT
+
+HERE = Path(__file__).resolve().parent
+SHORTEST = 2**19  # tokens: shorter runs have not learned to copy, and lie on another curve
+DRAWS, SURE = 200, (0.05, 0.95)  # of the bootstrap; the ends of an interval
+
+
+class Law:
+    """Fitted to rows with weights, tokens and bpb. Rows of a `text` other than the first one's have
+    a factor on the whole loss: another text is easier or harder by so much."""
+
+    def __init__(self, rows: list[dict], draws: int = DRAWS) -> None:
+        self.rows, self.texts = rows, list(dict.fromkeys(row.get("text", "") for row in rows))
+        self.N, self.D = (np.array([row[key] for row in rows]) for key in ("weights", "tokens"))
+        self.units = np.exp(np.log(self.N).mean()), np.exp(np.log(self.D).mean())
+        self.text = np.array([self.texts.index(row.get("text", "")) for row in rows])
+        losses = np.log([row["bpb"] for row in rows])
+        self.p = self._fit(losses, starts=True)
+        self.residuals = losses - self._log_loss(self.p, self.N, self.D, self.text)
+        # Each parameter uses up one of the rows, so the residuals are smaller than the errors.
+        free = max(1, len(rows) - len(self.p))
+        self.errors = self.residuals * (len(rows) / free) ** 0.5
+        rng, fitted = np.random.default_rng(0), losses - self.residuals
+        self.draws = [self._fit(fitted + rng.choice(self.errors, len(rows))) for _ in range(draws)]
+        self.luck = rng.choice(self.errors, draws)  # of one new run
+
+    def _log_loss(self, p, N, D, text=0):
+        E, A, a, B, b, *factors = np.exp(p)
+        n, d = N / self.units[0], D / self.units[1]
+        return np.log((E + A * n**-a + B * d**-b) * np.array([1, *factors])[text])
+
+    def _fit(self, losses: np.ndarray, starts: bool = False) -> np.ndarray:
+        """Least squares of the logarithms; an error above 1% counts less (soft L1)."""
+        errors = lambda p: self._log_loss(p, self.N, self.D, self.text) - losses
+        more, level = [0.0] * (len(self.texts) - 1), float(np.exp(losses.mean()))
+        first = (
+            [self.p]
+            if not starts
+            else [
+                np.log([E * level, 0.2 * level, a, 0.2 * level, b]).tolist() + more
+                for E in (0.1, 0.6)
+                for a in (0.2, 0.5)
+                for b in (0.2, 0.5)
+            ]
+        )
+        bounds = [-12.0] * 5 + [-1.0] * len(more), [2.0] * 5 + [1.0] * len(more)
+        how = dict(loss="soft_l1", f_scale=0.01, bounds=bounds)
+        return min((least_squares(errors, p, **how) for p in first), key=lambda r: r.cost).x
+
+    def predict(self, N: float, D: float, text: int = 0) -> tuple[float, float, float]:
+        """(bits per byte, the least, the most): 90% of new runs, if the law holds there."""
+        imagined = [self._log_loss(p, N, D, text) + e for p, e in zip(self.draws, self.luck)]
+        low, high = np.quantile(imagined, SURE)
+        return tuple(np.exp([self._log_loss(self.p, N, D, text), low, high]))
+
+    def constants(self, p=None) -> tuple:
+        """E, A, a, B, b for N in weights and D in tokens."""
+        E, A, a, B, b = np.exp(self.p if p is None else p)[:5]
+        return E, A * self.units[0] ** a, a, B * self.units[1] ** b, b
+
+    def __str__(self) -> str:
+        E, A, a, B, b = self.constants()
+        ranges = np.quantile([self.constants(p) for p in self.draws], SURE, axis=0)
+        (el, _, al, _, bl), (eh, _, ah, _, bh) = ranges
+        return (
+            f"L = {E:.3f} + {A:.3g} N^-{a:.3f} + {B:.3g} D^-{b:.3f}   (E {el:.2f} to {eh:.2f}, "
+            f"a {al:.2f} to {ah:.2f}, b {bl:.2f} to {bh:.2f})"
+        )
+
+
+def say(*text: str) -> str:
+    """A paragraph."""
+    return textwrap.fill(" ".join(text), 100) + "\n"
+
+
+def shape_of(name: str) -> tuple[int, int]:
+    """A preset's weights of blocks and head, and its tokens."""
+    preset = find_preset(name)
+    with torch.device("meta"):
+        groups = GPT(preset.model).param_groups()
+    params = {kind: sum(p.numel() for p in group) for kind, group in groups.items()}
+    steps = steps_for(preset.train, params)
+    return params["matrix"] + params["head"], steps * preset.train.tokens_per_step
+
+
+# ---------------------------------------------------------------- the sections of SCALING.md
+
+
+def held_out(rows: list[dict], left_out: list[dict]) -> list[list[str]]:
+    """What the law of the other rows says of those that were left out of it."""
+    law = Law([row for row in rows if row not in left_out])
+    lines = []
+    for row in left_out:
+        guess, low, high = law.predict(row["weights"], row["tokens"])
+        lines.append(
+            [
+                f"depth {row['depth']}, {short(row['tokens'])} tokens",
+                f"{guess:.3f}",
+                f"{low:.3f} to {high:.3f}",
+                f"{row['bpb']:.3f}",
+                f"{100 * (guess / row['bpb'] - 1):+.1f}%",
+                "yes" if low <= row["bpb"] <= high else "**no**",
+            ]
+        )
+    return lines
+
+
+def our_law(rows: list[dict]) -> tuple[Law, str]:
+    """The grid, the law, and what it predicts of rows that it has not seen."""
+    horizons = sorted({row["tokens"] for row in rows})
+    cells, law = [], Law([row for row in rows if row["tokens"] >= SHORTEST])
+    for depth in sorted({row["depth"] for row in rows}):
+        of_depth = {row["tokens"]: row for row in rows if row["depth"] == depth}
+        first = next(iter(of_depth.values()))
+        losses = [f"{of_depth[t]['bpb']:.4f}" if t in of_depth else "" for t in horizons]
+        counts = [f"{first[key] / 1e6:.2f}M" for key in ("weights", "parameters")]
+        cells.append([str(depth), *counts, *losses])
+    header = ["depth", "weights N", "all parameters", *map(short, horizons)]
+    used = law.rows
+    largest = max(row["depth"] for row in used)
+    longest = [max(r["tokens"] for r in used if r["depth"] == row["depth"]) for row in used]
+    tests = {
+        "the largest size": [row for row in used if row["depth"] == largest],
+        "the longest horizon of each size": [
+            row for row, most in zip(used, longest) if row["tokens"] == most
+        ],
+    }
+    columns = ["left out", "predicted", "90% of runs", "it came to", "off by", "inside"]
+    worst = max(law.residuals, key=abs)
+    seconds = sum(row["seconds"] for row in rows)
+    text = [
+        "## The law\n",
+        say(
+            "`python benchmarks/scaling.py grid`: bits per byte after so many tokens,",
+            f"{seconds / 3600:.1f} core-hours of steps.",
+        ),
+        table(header, cells) + "\n",
+        f"Fitted to the {len(used)} runs of {short(SHORTEST)} tokens or more:\n",
+        f"    {law}\n",
+        say(
+            f"Residuals: {statistics.fmean(abs(law.residuals)):.1%} in the mean, {worst:+.1%} at",
+            "worst. The same, fitted without some of the runs, which it then predicts:",
+        ),
+    ]
+    for name, left in tests.items():
+        text.append(f"### Without {name}\n\n{table(columns, held_out(used, left))}\n")
+    return law, "\n".join(text)
+
+
+def predictions(ours: Law, theirs: Law) -> str:
+    """What both laws say of d12, d20 and d24."""
+    cells = []
+    for name in ("d12", "d20", "d24"):
+        N, D = shape_of(name)
+        said = [law.predict(N, D, text) for law, text in ((ours, 0), (theirs, 1))]
+        cells.append(
+            [name, short(N), short(D), *(f"{g:.3f} ({l:.3f} to {h:.3f})" for g, l, h in said)]
+        )
+    header = ["preset", "weights", "tokens", "our law", "the published runs' law"]
+    counts = [f"{theirs.text.tolist().count(i)} on {text}" for i, text in enumerate(theirs.texts)]
+    worst = max(theirs.residuals, key=abs)
+    return "\n".join(
+        [
+            "## What they say of the presets\n",
+            table(header, cells) + "\n",
+            say(
+                "**Ours is an extrapolation over three orders of magnitude in the tokens, and of",
+                "another text (Python code) with another vocabulary: do not believe its figures.** The",
+                f"other is fitted to published runs of nanochat ({', '.join(counts)}; PUBLISHED.jsonl",
+                "names the source of each), which has the shapes of the presets, and, like them,",
+                "ClimbMix. The recipe differs, and no run of ours says by how much at that size.",
+                "`--plan` prints the second.",
+            ),
+            f"    {theirs}\n",
+            say(
+                f"Residuals: {statistics.fmean(abs(theirs.residuals)):.2%} in the mean, {worst:+.2%}",
+                f"at worst. The loss on {theirs.texts[1]} is {np.exp(theirs.p[5]):.3f} times that on",
+                f"{theirs.texts[0]}.",
+            ),
+        ]
+    )
+
+
+def best_size(law: Law, flops: float) -> tuple[float, float]:
+    """(N, D) of the lowest loss for 6 N D = flops, by the law."""
+    N = np.geomspace(law.N.min() / 30, law.N.max() * 30, 2000)
+    losses = law._log_loss(law.p, N, flops / 6 / N)
+    best = int(np.argmin(losses))
+    return N[best], flops / 6 / N[best]
+
+
+def optimum(ours: Law, theirs: Law) -> str:
+    """Tokens per weight at the lowest loss for the FLOPs."""
+    cells = []
+    for name, law, budgets in (
+        ("ours", ours, (1e13, 1e14)),
+        ("the published runs'", theirs, (1e18, 1e19, 1e20)),
+    ):
+        for flops in budgets:
+            N, D = best_size(law, flops)
+            cells.append([name, f"{flops:.0e}", short(N), short(D), f"{D / N:.1f}"])
+    header = ["law", "FLOPs = 6 N D", "weights", "tokens", "tokens per weight"]
+    return "\n".join(
+        [
+            "## Tokens per weight\n",
+            "Where the law is lowest for the same 6 N D (attention not counted). `dN` takes 10.5.\n",
+            table(header, cells) + "\n",
+        ]
+    )
+
+
+def verdict(changes: list[float], noise: list[float]) -> tuple[str, str]:
+    """(trend, verdict) of a change, from its differences to the base in percent at horizons that
+    double, and the standard deviation over seeds of the base there, in percent. The rule, fixed
+    before the runs: what is measured once differs by luck alone up to 2 sqrt(2) deviations.
+
+    - A part of the recipe stays if without it the last horizon is worse than by luck.
+    - An idea is worth a look at larger sizes if it is better than by luck at the last two horizons.
+    - The trend is the slope per doubling of the tokens; where it carries the last difference to 0
+      within three doublings more, the effect "fades".
+    """
+    luck = [2 * 2**0.5 * sd for sd in noise]
+    known = [(i, d) for i, d in enumerate(changes) if math.isfinite(d)]
+    if len(known) < 2 or known[-1][0] != len(changes) - 1:
+        return "", "not all runs are made"
+    slope = np.polyfit(*zip(*known[-3:]), 1)[0]
+    last = changes[-1]
+    if abs(last) <= luck[-1]:
+        word = f"no difference (luck: {luck[-1]:.1f}%)"
+    elif last > 0:
+        word = "worse"
+    else:
+        word = "better" if changes[-2] < -luck[-2] else "better at the last only"
+    if abs(last) > luck[-1] and slope * last < 0 and abs(slope) * 3 > abs(last):
+        word += ", fades"
+    return f"{slope:+.1f}% per doubling", word
+
+
+def gains(rows: list[dict]) -> str:
+    """How much each change costs or gains at each horizon."""
+    rows = [row for row in rows if row["data"] == "scaling" and row["depth"] == GAINS[0]]
+    rows = [row for row in rows if row["tokens"] in GAINS[1]]
+    loss = {(row["name"], row["seed"], row["tokens"]): row["bpb"] for row in rows}
+    base = [[v for (n, _, t), v in loss.items() if (n, t) == ("base", h)] for h in GAINS[1]]
+    noise = [100 * sd / mean for mean, sd in map(mean_and_sd, base)]
+    cells = [["the base, seeds 0, 1, 2", *(spread(*mean_and_sd(x)) for x in base), "", ""]]
+    for name in CHANGES:
+        pairs = [(loss.get((name, 0, t), math.nan), loss["base", 0, t]) for t in GAINS[1]]
+        changes = [100 * (changed / usual - 1) for changed, usual in pairs]
+        if any(map(math.isfinite, changes)):
+            shown = [f"{x:+.1f}%" if math.isfinite(x) else "" for x in changes]
+            cells.append([name, *shown, *verdict(changes, noise)])
+    header = ["change", *(f"{short(t)} tokens" for t in GAINS[1]), "trend", "verdict"]
+    return "\n".join(
+        [
+            "## What each part is worth, as tokens grow\n",
+            say(
+                f"`python benchmarks/scaling.py gains`: depth {GAINS[0]}, bits per byte against the",
+                "base with the same seed, 0. Plus is worse. The rule of the verdict is in",
+                "benchmarks/law.py; it was written before the runs.",
+            ),
+            table(header, cells) + "\n",
+        ]
+    )
+
+
+def copies(rows: list[dict]) -> str:
+    """Training text with and without copies."""
+    found = {
+        way: {r["seed"]: r["bpb"] for r in rows if r["data"] == f"dedup_{way}"}
+        for way in ("none", "exact", "near")
+    }
+    if not all(found.values()):
+        return ""
+    cells = []
+    for way, by_seed in found.items():
+        against = ["", ""]
+        if way != "none":
+            mean, sd, word = paired_verdict(found["none"], by_seed)
+            against = [spread(mean, sd, "+"), word]
+        losses = " ".join(f"{by_seed[seed]:.4f}" for seed in sorted(by_seed))
+        cells.append(
+            [f"`--dedup {way}`", losses, spread(*mean_and_sd(list(by_seed.values()))), *against]
+        )
+    header = ["text", "seeds 0, 1, 2", "mean", "against none", "verdict"]
+    return "\n".join(
+        [
+            "## Copies in the training text\n",
+            say(
+                "`python benchmarks/scaling.py dedup`: depth 2, 1.0M tokens, bits per byte of",
+                "documents that are held out together with all that nearly equal them",
+                "(benchmarks/duplicates.py).",
+            ),
+            table(header, cells) + "\n",
+        ]
+    )
+
+
+def quality(rows: list[dict]) -> str:
+    """Steps to a loss, times the time of a step."""
+    speeds = [row for row in rows if row["name"] == "speed"]
+    cells = []
+    for name in RECIPES:
+        runs = sorted((r["tokens"], r["bpb"]) for r in rows if r["name"] == name)
+        step_s = [row["step_s"][name] for row in speeds]
+        if len(runs) < 2:
+            continue
+        steps = [str(round(t / 2048)) + f": {bpb:.3f}" for t, bpb in runs]
+        cells.append([name, ", ".join(steps), " ".join(f"{1000 * x:.0f}" for x in step_s)])
+        for target in (1.2, 1.1, 1.0):
+            n = steps_to(runs, target)
+            seconds = n * statistics.fmean(step_s) if n and step_s else None
+            cells[-1].append(f"{seconds:,.0f} s" if seconds else "not reached")
+    if not cells:
+        return ""
+    header = ["recipe", "steps: bits per byte", "ms a step, by round", "1.2", "1.1", "1.0"]
+    return "\n".join(
+        [
+            "## Time to a quality\n",
+            say(
+                "`python benchmarks/scaling.py quality`, then `speed` on a quiet machine: `tiny`, two",
+                "threads. A run of so many steps, with its own decay, ends at that loss; the steps to",
+                "1.2, 1.1 and 1.0 bits per byte are read off the line between two runs, in",
+                "logarithms, and multiplied by the time of a step.",
+            ),
+            table(header, cells) + "\n",
+        ]
+    )
+
+
+def steps_to(runs: list[tuple[int, float]], target: float) -> float | None:
+    """Steps of 2,048 tokens to a loss, between two of the runs; None outside of them."""
+    for (t0, high), (t1, low) in pairwise(runs):
+        if low <= target <= high:
+            share = math.log(high / target) / math.log(high / low)
+            return math.exp(math.log(t0) + share * math.log(t1 / t0)) / 2048
+    return None
+
+
+# ---------------------------------------------------------------- the picture
+
+
+def draw(rows: list[dict], law: Law, path: Path) -> None:
+    """Left: loss against FLOPs, a line per size. Right: loss against size, a line per budget."""
+    fig = Figure((9, 3.6), layout="constrained")
+    left, right = fig.subplots(1, 2, sharey=True)
+    for depth in sorted({row["depth"] for row in rows}):
+        runs = sorted((r["flops"], r["bpb"]) for r in rows if r["depth"] == depth)
+        (line,) = left.plot(*zip(*runs), "o-", ms=4, label=f"depth {depth}")
+        fitted = sorted((r["flops"], r) for r in law.rows if r["depth"] == depth)
+        guesses = [law.predict(r["weights"], r["tokens"])[0] for _, r in fitted]
+        left.plot([f for f, _ in fitted], guesses, "--", lw=1, color=line.get_color())
+    left.set(xscale="log", yscale="log", xlabel="FLOPs (dashed: the law)", ylabel="bits per byte")
+    left.legend(fontsize=8)
+    N = np.geomspace(law.N.min() / 2, law.N.max() * 2, 100)
+    for budget in (5e12, 1.5e13, 4e13, 1e14):
+        right.plot(N, np.exp(law._log_loss(law.p, N, budget / 6 / N)), lw=1, label=f"{budget:.0e}")
+        best, tokens = best_size(law, budget)
+        right.plot([best], [law.predict(best, tokens)[0]], "k*", ms=8)
+    right.set(xscale="log", yscale="log", xlabel="weights N, at D = C / 6N tokens")
+    right.legend(title="FLOPs C", fontsize=8)
+    for axes in (left, right):
+        axes.yaxis.set_major_formatter("{x:g}"), axes.yaxis.set_minor_formatter("{x:g}")
+        axes.grid(alpha=0.3)
+    fig.savefig(path, dpi=110)
+
+
+def main() -> int:
+    rows = read_jsonl(HERE / "SCALING.jsonl", bool)
+    grid = [r for r in rows if r["name"] == "base" and r["data"] == "scaling" and r["seed"] == 0]
+    ours, text = our_law(grid)
+    theirs = Law(read_jsonl(HERE / "PUBLISHED.jsonl", bool))
+    about = sorted({(r["machine"], r["torch"], r["fingerprint"]) for r in grid})
+    sections = [
+        "# Does the recipe hold as tokens grow?\n",
+        say(
+            "Made by `python benchmarks/scaling.py fit` from SCALING.jsonl and PUBLISHED.jsonl. The",
+            "models have the shape of `d2` to `d6` with heads of 64, rows of 257, a vocabulary of",
+            "2,048, and the text of stdlib+site; steps of 2,048 tokens with the rates of `tiny`,",
+            f"decay over 65%. One thread each. {'; '.join(', '.join(x) for x in about)}.",
+        ),
+        text,
+        "![loss against FLOPs, and against size at equal FLOPs](scaling.png)\n",
+        predictions(ours, theirs),
+        optimum(ours, theirs),
+        gains(rows),
+        copies(rows),
+        quality(rows),
+    ]
+    disk.write_text(HERE / "SCALING.md", "\n".join(filter(None, sections)))
+    draw(grid, ours, HERE / "scaling.png")
+    constants = dict(zip("EAaBb", theirs.constants()))
+    factor = float(np.exp(theirs.p[5]))
+    draws = [[*theirs.constants(p), np.exp(p[5] + e)] for p, e in zip(theirs.draws, theirs.luck)]
+    tree = dict(text=theirs.texts[1], **constants, factor=factor, runs=len(theirs.rows))
+    tree["draws"] = [[float(f"{x:.6g}") for x in draw] for draw in draws]
+    disk.write_json(HERE.parent / "instruments" / "law.json", tree)
+    print((HERE / "SCALING.md").read_text(encoding="utf-8"))
+    return 0
