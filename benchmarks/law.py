@@ -17,7 +17,7 @@ import torch
 from ablate import mean_and_sd, spread
 from ablate import verdict as paired_verdict
 from matplotlib.figure import Figure
-from scaling import CHANGES, GAINS, RECIPES
+from scaling import CHANGES, GAINS, IDEAS, RECIPES
 from scipy.optimize import least_squares
 from throughput import table
 
@@ -181,7 +181,7 @@ def predictions(ours: Law, theirs: Law) -> str:
         N, D = shape_of(name)
         said = [law.predict(N, D, text) for law, text in ((ours, 0), (theirs, 1))]
         cells.append(
-            [name, short(N), short(D), *(f"{g:.3f} ({l:.3f} to {h:.3f})" for g, l, h in said)]
+            [name, short(N), short(D), *("{:.3f} ({:.3f} to {:.3f})".format(*x) for x in said)]
         )
     header = ["preset", "weights", "tokens", "our law", "the published runs' law"]
     counts = [f"{theirs.text.tolist().count(i)} on {text}" for i, text in enumerate(theirs.texts)]
@@ -192,17 +192,17 @@ def predictions(ours: Law, theirs: Law) -> str:
             table(header, cells) + "\n",
             say(
                 "**Ours is an extrapolation over three orders of magnitude in the tokens, and of",
-                "another text (Python code) with another vocabulary: do not believe its figures.** The",
-                f"other is fitted to published runs of nanochat ({', '.join(counts)}; PUBLISHED.jsonl",
-                "names the source of each), which has the shapes of the presets, and, like them,",
-                "ClimbMix. The recipe differs, and no run of ours says by how much at that size.",
-                "`--plan` prints the second.",
+                "another text (Python code) with another vocabulary: do not believe its figures.**",
+                f"The other is fitted to published runs of nanochat ({', '.join(counts)};",
+                "PUBLISHED.jsonl names the source of each), which has the shapes of the presets,",
+                "and, like them, ClimbMix. The recipe differs, and no run of ours says by how much",
+                "at that size. `--plan` prints the second.",
             ),
             f"    {theirs}\n",
             say(
-                f"Residuals: {statistics.fmean(abs(theirs.residuals)):.2%} in the mean, {worst:+.2%}",
-                f"at worst. The loss on {theirs.texts[1]} is {np.exp(theirs.p[5]):.3f} times that on",
-                f"{theirs.texts[0]}.",
+                f"Residuals: {statistics.fmean(abs(theirs.residuals)):.2%} in the mean,",
+                f"{worst:+.2%} at worst. The loss on {theirs.texts[1]} is",
+                f"{np.exp(theirs.p[5]):.3f} times that on {theirs.texts[0]}.",
             ),
         ]
     )
@@ -230,7 +230,7 @@ def optimum(ours: Law, theirs: Law) -> str:
     return "\n".join(
         [
             "## Tokens per weight\n",
-            "Where the law is lowest for the same 6 N D (attention not counted). `dN` takes 10.5.\n",
+            "Where the law is lowest for the same 6 N D (attention not counted). `dN` has 10.5.\n",
             table(header, cells) + "\n",
         ]
     )
@@ -268,12 +268,13 @@ def gains(rows: list[dict]) -> str:
     rows = [row for row in rows if row["data"] == "scaling" and row["depth"] == GAINS[0]]
     rows = [row for row in rows if row["tokens"] in GAINS[1]]
     loss = {(row["name"], row["seed"], row["tokens"]): row["bpb"] for row in rows}
-    base = [[v for (n, _, t), v in loss.items() if (n, t) == ("base", h)] for h in GAINS[1]]
-    noise = [100 * sd / mean for mean, sd in map(mean_and_sd, base)]
-    cells = [["the base, seeds 0, 1, 2", *(spread(*mean_and_sd(x)) for x in base), "", ""]]
-    for name in CHANGES:
-        pairs = [(loss.get((name, 0, t), math.nan), loss["base", 0, t]) for t in GAINS[1]]
-        changes = [100 * (changed / usual - 1) for changed, usual in pairs]
+    bases = [[v for (n, _, t), v in loss.items() if (n, t) == ("base", h)] for h in GAINS[1]]
+    noise = [100 * sd / mean for mean, sd in map(mean_and_sd, bases)]
+    cells = [["the base, seeds 0, 1, 2", *(spread(*mean_and_sd(x)) for x in bases), "", ""]]
+    usual = {t: loss.get(("base", 0, t), math.nan) for t in GAINS[1]}
+    for name in (*CHANGES, *IDEAS):
+        pairs = [(loss.get((name, 0, t), math.nan), usual[t]) for t in GAINS[1]]
+        changes = [100 * (changed / base - 1) for changed, base in pairs]
         if any(map(math.isfinite, changes)):
             shown = [f"{x:+.1f}%" if math.isfinite(x) else "" for x in changes]
             cells.append([name, *shown, *verdict(changes, noise)])
@@ -282,8 +283,8 @@ def gains(rows: list[dict]) -> str:
         [
             "## What each part is worth, as tokens grow\n",
             say(
-                f"`python benchmarks/scaling.py gains`: depth {GAINS[0]}, bits per byte against the",
-                "base with the same seed, 0. Plus is worse. The rule of the verdict is in",
+                f"`python benchmarks/scaling.py gains ideas`: depth {GAINS[0]}, bits per byte against",
+                "the base with the same seed, 0. Plus is worse. The rule of the verdict is in",
                 "benchmarks/law.py; it was written before the runs.",
             ),
             table(header, cells) + "\n",
@@ -345,10 +346,10 @@ def quality(rows: list[dict]) -> str:
         [
             "## Time to a quality\n",
             say(
-                "`python benchmarks/scaling.py quality`, then `speed` on a quiet machine: `tiny`, two",
-                "threads. A run of so many steps, with its own decay, ends at that loss; the steps to",
-                "1.2, 1.1 and 1.0 bits per byte are read off the line between two runs, in",
-                "logarithms, and multiplied by the time of a step.",
+                "`python benchmarks/scaling.py quality`, then `speed` on a quiet machine: `tiny`,",
+                "two threads. A run of so many steps, with its own decay, ends at that loss; the",
+                "steps to 1.2, 1.1 and 1.0 bits per byte are read off the line between two runs,",
+                "in logarithms, and multiplied by the time of a step.",
             ),
             table(header, cells) + "\n",
         ]
@@ -401,10 +402,10 @@ def main() -> int:
     sections = [
         "# Does the recipe hold as tokens grow?\n",
         say(
-            "Made by `python benchmarks/scaling.py fit` from SCALING.jsonl and PUBLISHED.jsonl. The",
-            "models have the shape of `d2` to `d6` with heads of 64, rows of 257, a vocabulary of",
-            "2,048, and the text of stdlib+site; steps of 2,048 tokens with the rates of `tiny`,",
-            f"decay over 65%. One thread each. {'; '.join(', '.join(x) for x in about)}.",
+            "Made by `python benchmarks/scaling.py fit` from SCALING.jsonl and PUBLISHED.jsonl.",
+            "The models have the shape of `d2` to `d6` with heads of 64, rows of 257, a vocabulary",
+            "of 2,048, and the text of stdlib+site; steps of 2,048 tokens with the rates of",
+            f"`tiny`, decay over 65%. One thread each. {'; '.join(', '.join(x) for x in about)}.",
         ),
         text,
         "![loss against FLOPs, and against size at equal FLOPs](scaling.png)\n",

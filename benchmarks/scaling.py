@@ -1,7 +1,8 @@
 """Does the recipe hold as tokens grow, and what will a larger model reach? Small runs, and a law.
 
     python benchmarks/scaling.py grid         sizes and tokens, for the law
-    python benchmarks/scaling.py gains        each part of the recipe, and ideas, as tokens grow
+    python benchmarks/scaling.py gains        what each part of the recipe is worth, as tokens grow
+    python benchmarks/scaling.py ideas        the same for ideas that are no part of it
     python benchmarks/scaling.py dedup        text without its copies, at equal tokens
     python benchmarks/scaling.py quality      how many steps three recipes take to a loss
     python benchmarks/scaling.py speed        how long their steps take (a quiet machine)
@@ -48,8 +49,8 @@ EVERY_RUN = (
 COMMIT = code_version()  # at the start of this program
 M = 2**20  # tokens
 SIZES = {  # depth: the horizons of the law, in tokens
-    2: (M // 4, M // 2, M, 2 * M, 4 * M),
-    3: (M // 4, M // 2, M, 2 * M),
+    2: (M // 4, M // 2, M, 2 * M, 4 * M, 8 * M),
+    3: (M // 4, M // 2, M, 2 * M, 4 * M),
     4: (M // 4, M // 2, M, 2 * M),
     5: (M // 8, M // 4, M // 2, M),
     6: (M // 8, M // 4, M // 2, M),
@@ -59,11 +60,13 @@ CHANGES = {  # name: (an idea of tried.py, options of train.py), measured agains
     "no value embeddings": ("", "--extras key_offset"),
     "no previous-token head": ("no_previous_token_head", ""),
     "none of the three": ("no_previous_token_head", "--extras ''"),
-    "smear": ("smear", ""),
-    "smear, scales, backout": ("nanochat", ""),
     "weight decay 0.1": ("", "--weight_decay 0.1"),
     "all rates x 0.5": ("", "--lr_scale 0.5"),
     "a step of 4,096 tokens": ("", "--tokens_per_step 4096"),
+}
+IDEAS = {  # what was left out, or never tried
+    "smear": ("smear", ""),
+    "smear, scales, backout": ("nanochat", ""),
     "a gate on each head": ("head_gates", ""),
     "momentum warms up twice as long": ("momentum", ""),
     "decay over 85% of the run": ("", "--decay 0.85"),
@@ -162,6 +165,11 @@ def gains() -> Iterator[Job]:
         yield from chain(name, depth, horizons, idea, options)
 
 
+def ideas() -> Iterator[Job]:
+    for name, (idea, options) in IDEAS.items():
+        yield from chain(name, *GAINS, idea, options)
+
+
 def dedup() -> Iterator[Job]:
     scored = dict(score_on="data/dedup_held_out")
     for seed in (0, 1, 2):
@@ -175,7 +183,7 @@ def quality() -> Iterator[Job]:
         yield from chain(name, 0, horizons, options=options, data="data/tiny")
 
 
-PARTS = {"grid": grid, "dedup": dedup, "gains": gains, "quality": quality}
+PARTS = {"grid": grid, "dedup": dedup, "gains": gains, "ideas": ideas, "quality": quality}
 
 
 # ---------------------------------------------------------------- the runs
