@@ -138,8 +138,7 @@ class DataConfig:
     """Normalize text to Unicode NFC before encoding."""
     dedup: Literal["none", "exact", "near"] = "none"
     """Leave out documents that are copies of earlier ones of their source: equal ones (exact), or
-    those that share most runs of five words (near; needs requirements-scaling.txt). It reads the
-    text twice."""
+    those that share most runs of five words (near). The text is read once more for it."""
     row_len: Annotated[int, 0, 1 << 20] = 0
     """Tokens in a row: seq_len inputs + 1; 0: as the preset's model says."""
     tokens: str = ""
@@ -284,6 +283,8 @@ class RunConfig:
     """With --plan: estimate for this card instead of this machine: `H100`, `8xH200`, `4090`."""
     usd_per_hour: float = 3.0
     """What one GPU costs (without GPUs, the machine); for --plan, the last line and the report."""
+    usd: float = 0.0
+    """With --plan --gpu: dollars to spend; it names the depth that makes the most of them."""
     peak_tflops: float = 0.0
     """Peak of one device in dense TFLOP/s, for MFU; 0: looked up by name; on a CPU, measured."""
 
@@ -319,8 +320,9 @@ class RunConfig:
 
     def __post_init__(self):
         check_numbers(self)
-        if self.gpu and not self.plan:
-            raise UsageError(f"--gpu {self.gpu} is only for an estimate; add --plan")
+        for name in ("gpu", "usd"):
+            if (value := getattr(self, name)) and not self.plan:
+                raise UsageError(f"--{name} {value} is only for an estimate; add --plan")
 
 
 @dataclass(frozen=True)

@@ -283,8 +283,8 @@ def gains(rows: list[dict]) -> str:
         [
             "## What each part is worth, as tokens grow\n",
             say(
-                f"`python benchmarks/scaling.py gains ideas`: depth {GAINS[0]}, bits per byte against",
-                "the base with the same seed, 0. Plus is worse. The rule of the verdict is in",
+                f"`python benchmarks/scaling.py gains ideas`: depth {GAINS[0]}, bits per byte",
+                "against the base with the same seed, 0. Plus is worse. The verdict's rule is in",
                 "benchmarks/law.py; it was written before the runs.",
             ),
             table(header, cells) + "\n",
@@ -421,6 +421,7 @@ def main() -> int:
     factor = float(np.exp(theirs.p[5]))
     draws = [[*theirs.constants(p), np.exp(p[5] + e)] for p, e in zip(theirs.draws, theirs.luck)]
     tree = dict(text=theirs.texts[1], **constants, factor=factor, runs=len(theirs.rows))
+    tree["weights"] = [int(theirs.N.min()), int(theirs.N.max())]
     tree["draws"] = [[float(f"{x:.6g}") for x in draw] for draw in draws]
     disk.write_json(HERE.parent / "instruments" / "law.json", tree)
     print((HERE / "SCALING.md").read_text(encoding="utf-8"))

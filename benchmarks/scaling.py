@@ -24,6 +24,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -99,7 +100,7 @@ class Job:
     score_on: str = ""  # held-out text; empty: that of the data
     after: "Job | None" = None  # the shorter run that it goes on from
 
-    @property
+    @cached_property
     def argv(self) -> list[str]:
         """The preset and the options, all but the folder of the run."""
         width = 64 * self.depth  # the depth dial of config.py, with heads of 64
@@ -111,7 +112,7 @@ class Job:
         steps = self.tokens // cli.parse("train.py", "train", given).train.tokens_per_step
         return [*given, "--steps", str(steps)]
 
-    @property
+    @cached_property
     def preset(self):
         return cli.parse("train.py", "train", self.argv)
 

@@ -6,9 +6,13 @@ kernels, each at a rate that is assumed here. So the result is an estimate, and 
 way would be no surprise. A run prints the truth. Next: machinery/plan.py.
 """
 
+import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
 
+import numpy as np
 import torch
 
 import config as cfg
@@ -26,6 +30,7 @@ NARROW = 0.9  # the factor for grouped queries, whose keys and values are narrow
 ATTENTION = {128: (0.50, 0.40), 64: (0.40, 0.30)}  # head_dim -> forward, backward
 TRAFFIC = 0.79  # of the bandwidth, by the fused elementwise kernels
 FORWARD = 0.33  # time of a token in validation over that of one in training
+ALIKE = 0.001  # bits per byte: of two depths so near, the smaller one is cheaper to use
 OTHER_MFU = {"cuda": 0.4, "mps": 0.3, "cpu": 0.2}  # full convention; a device not in the table
 
 
@@ -71,40 +76,135 @@ def show(preset: cfg.Preset, world: ranks.World) -> int:
 
 
 def page(preset: cfg.Preset, world: ranks.World) -> str:
-    """The plan with hours and dollars, on this machine or on `--gpu`."""
+    """The plan with hours, dollars and, for a `dN`, the loss: on this machine or on `--gpu`."""
     run = preset.run
     world = parse_gpus(run.gpu) if run.gpu else world
-    decided, card = plan.make_plan(preset, world), flops.find_card(world.device_name)
-    with torch.device("meta"):
-        meta = GPT(preset.model)
-    tokens, full = decided.rows * decided.seq_len, meta.flops_per_token()
+    card, peak = flops.find_card(world.device_name), flops.find_peak(world, run.peak_tflops)
     on = f"on        {world.world_size} x {world.device_name}"
     if card and preset.train.dtype == "fp32":
         raise UsageError("--plan knows what cards do in bf16 only; leave --dtype fp32 out")
-    peak = flops.find_peak(world, run.peak_tflops)
     if peak is None:
         why = "its peak is unknown; set --peak_tflops, or name a known card with --gpu"
-        return f"{decided.text}\n{on}\ntime      n/a: {why}"
+        return f"{plan.make_plan(preset, world).text}\n{on}\ntime      n/a: {why}"
     on += f", {world.memory_bytes / 1e9:.1f} GB, {peak / 1e12:,.2f} TFLOP/s"
+    on += f", {card.memory_tb_s} TB/s" if card else ""
+    run_of = estimate(preset, world, peak)
+    mfu = flops.mfu(run_of.tokens_per_s, run_of.flops_per_token, peak, world.world_size)
+    exchange = ", exchanging gradients not counted" if world.world_size > 1 else ""
+    lines = [
+        run_of.plan.text,
+        f"{on} each",
+        f"speed     an estimate: {short(run_of.tokens_per_s)} tok/s, {mfu:.0%} MFU full{exchange}",
+        f"time      an estimate: {run_of.hours:,.2f} hours with validation; "
+        f"{cost(run_of.hours, run.usd_per_hour, world)} (--usd_per_hour)",
+    ]
+    if on_the_dial(preset):
+        lines += [loss_line(run_of), *other_depths(preset, world, peak, run_of)]
+    elif run.usd:
+        raise UsageError(
+            f"--usd {run.usd} compares depths, so the preset must be one: d12, d20, ..."
+        )
+    return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A run before it is run."""
+
+    plan: plan.Plan
+    weights: int  # of the blocks and the head
+    flops_per_token: int
+    tokens_per_s: float
+    validation: float  # its time, as a share of that of training
+    tokens: int
+
+    @property
+    def hours(self) -> float:
+        return self.tokens * (1 + self.validation) / self.tokens_per_s / 3600
+
+
+def estimate(preset: cfg.Preset, world: ranks.World, peak: float) -> Estimate:
+    """Speed and time of a run on a machine with this peak, in FLOP/s of one device."""
+    decided, card = plan.make_plan(preset, world), flops.find_card(world.device_name)
+    with torch.device("meta"):
+        meta = GPT(preset.model)
+    tokens, full, run = decided.rows * decided.seq_len, meta.flops_per_token(), preset.run
+    groups = meta.param_groups()
+    weights = sum(p.numel() for p in groups["matrix"] + groups["head"])
     if card:
-        on += f", {card.memory_tb_s} TB/s"
         whole_steps = decided.rows / decided.rows_in_step(decided.ramp_steps)
         speed = tokens / (whole_steps * step_s(decided, meta, card, peak))
     else:
         speed = OTHER_MFU[world.device.type] * peak * world.world_size / full
         speed *= 0.75 if decided.recompute else 1  # four passes, of which MFU counts three
     validations = 2 + (decided.steps - 1) // run.eval_every if run.eval_every else 2
-    hours = (tokens + FORWARD * validations * run.eval_tokens) / speed / 3600
-    mfu = flops.mfu(speed, full, peak, world.world_size)
-    exchange = ", exchanging gradients not counted" if world.world_size > 1 else ""
-    lines = [
-        decided.text,
-        f"{on} each",
-        f"speed     an estimate: {short(speed)} tok/s, {mfu:.0%} MFU full{exchange}",
-        f"time      an estimate: {hours:,.2f} hours with validation; "
-        f"{cost(hours, run.usd_per_hour, world)} (--usd_per_hour)",
-    ]
-    return "\n".join(lines)
+    validation = FORWARD * validations * run.eval_tokens / tokens
+    return Estimate(decided, weights, full, speed, validation, tokens)
+
+
+# ------------------------------------------------------------------------- the loss of a dN
+
+
+def on_the_dial(preset: cfg.Preset) -> bool:
+    """Whether the law speaks of it: the depth dial's shape, text and vocabulary."""
+    dial = cfg.preset_of_depth(preset.model.n_layer)
+    return preset.data.source == dial.data.source and preset.model == dial.model
+
+
+@lru_cache(maxsize=1)
+def law() -> dict:
+    """What `benchmarks/scaling.py fit` found: E, A, a, B, b, the factor of the text, and the draws
+    of all these that tell how sure it is."""
+    return json.loads(Path(__file__).with_name("law.json").read_text(encoding="utf-8"))
+
+
+def predict(weights: float, tokens: float) -> tuple[float, float, float]:
+    """(bits per byte of the text, the least, the most: 90% of runs, if the law holds there)."""
+    loss = lambda E, A, a, B, b, factor: factor * (E + A * weights**-a + B * tokens**-b)
+    low, high = np.quantile([loss(*draw) for draw in law()["draws"]], (0.05, 0.95))
+    return loss(*(law()[name] for name in (*"EAaBb", "factor"))), low, high
+
+
+def loss_line(run: Estimate) -> str:
+    guess, low, high = predict(run.weights, run.tokens)
+    (least, most), found = law()["weights"], law()
+    beyond = "" if least <= run.weights <= most else "; beyond the sizes of these runs"
+    return (
+        f"loss      a guess: {guess:.3f} bits per byte of {found['text']}, {low:.3f} to {high:.3f},"
+        f" by {found['runs']} published\n          runs of nanochat, whose recipe is not quite this"
+        f" one{beyond} (benchmarks/SCALING.md)"
+    )
+
+
+def other_depths(preset: cfg.Preset, world, peak: float, own: Estimate) -> list[str]:
+    """What the same dollars, or those of --usd, buy at other depths, and which is best."""
+    per_hour = preset.run.usd_per_hour * max(1, world.world_size)
+    hours = preset.run.usd / per_hour if preset.run.usd else own.hours
+    found = {}
+    for depth in range(4, 61, 2):
+        dial = cfg.preset_of_depth(depth)
+        run = estimate(replace(dial, run=preset.run, name=f"d{depth}"), world, peak)
+        tokens = int(hours * 3600 * run.tokens_per_s / (1 + run.validation))
+        if run.plan.save_bytes > 0.5 * world.memory_bytes * world.world_size:
+            break  # weights, gradients, optimizer and activations would not fit
+        found[depth] = replace(run, tokens=tokens), predict(run.weights, tokens)
+    if not found:
+        return []
+    lowest = min(guess for _, (guess, *_) in found.values())
+    best = min(depth for depth in found if found[depth][1][0] <= lowest + ALIKE)
+    lines = [f"${hours * per_hour:,.2f} buys    depth  tokens  per weight   hours  bits per byte"]
+    for depth, (run, (guess, low, high)) in found.items():
+        if abs(depth - best) <= 6:
+            mark = "  the smallest of the best" if depth == best else ""
+            lines.append(
+                f"{'':14}{f'd{depth}':>5}{short(run.tokens):>8}{run.tokens / run.weights:>12.1f}"
+                f"{run.hours:>8,.2f}  {guess:.3f} ({low:.3f} to {high:.3f}){mark}"
+            )
+    tokens = f"{found[best][0].tokens / 1e9:.3g}B"
+    lines.append(
+        f"{'':14}train.py d{best} --tokens {tokens}; prepare_data.py d{best} --tokens {tokens}"
+    )
+    return lines
 
 
 def cost(hours: float, usd_per_hour: float, world: ranks.World) -> str:

@@ -84,9 +84,9 @@ def test_what_needs_no_torch_does_not_wait_for_it(name):
 # What the README promises: the files of the first evening, of all evenings, and the rooms.
 BUDGETS = {
     "train.py model.py data.py": 1410,
-    "*.py": 3430,
+    "*.py": 3440,
     "machinery/*.py": 3510,
-    "preparation/*.py": 1140,
+    "preparation/*.py": 1260,
 }
 
 
