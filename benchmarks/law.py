@@ -9,7 +9,7 @@ L: bits per byte (Hoffmann et al. 2022, approach 3). Needs requirements-scaling.
 import math
 import statistics
 import textwrap
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 
 import numpy as np
@@ -32,51 +32,77 @@ SHORTEST = 2**19  # tokens: shorter runs have not learned to copy, and lie on an
 DRAWS, SURE = 200, (0.05, 0.95)  # of the bootstrap; the ends of an interval
 
 
+def doublings(x: float, most: float) -> float:
+    """How often `most` must be doubled to reach x; 0 if it need not be."""
+    return max(0.0, math.log2(x / most))
+
+
+def frontiers(rows: list[dict]) -> list[set[int]]:
+    """Rows to predict from the others: those of the largest size, and of each size that has several
+    runs the one with the most tokens."""
+    by_size: dict[int, list[int]] = {}
+    for i, row in enumerate(rows):
+        by_size.setdefault(row["weights"], []).append(i)
+    longest = {max(of, key=lambda i: rows[i]["tokens"]) for of in by_size.values() if len(of) > 1}
+    return [set(by_size[max(by_size)]), longest]
+
+
 class Law:
     """Fitted to rows with weights, tokens and bpb. Rows of a `text` other than the first one's have
-    a factor on the whole loss: another text is easier or harder by so much."""
+    a factor on the whole loss: another text is easier or harder by so much.
+
+    The interval of a prediction comes from `draws` fits to rows drawn with replacement, each with
+    an error out of the law's own record, with either sign: what it was off by when it was fitted
+    without the largest size, or without the most tokens of each size, and asked for them. Residuals
+    alone make intervals far too narrow, as a law bends a little everywhere. Beyond the rows, an
+    error grows with the number of doublings.
+    """
 
     def __init__(self, rows: list[dict], draws: int = DRAWS) -> None:
         self.rows, self.texts = rows, list(dict.fromkeys(row.get("text", "") for row in rows))
         self.N, self.D = (np.array([row[key] for row in rows]) for key in ("weights", "tokens"))
         self.units = np.exp(np.log(self.N).mean()), np.exp(np.log(self.D).mean())
         self.text = np.array([self.texts.index(row.get("text", "")) for row in rows])
-        losses = np.log([row["bpb"] for row in rows])
-        self.p = self._fit(losses, starts=True)
-        self.residuals = losses - self._log_loss(self.p, self.N, self.D, self.text)
-        # Each parameter uses up one of the rows, so the residuals are smaller than the errors.
-        free = max(1, len(rows) - len(self.p))
-        self.errors = self.residuals * (len(rows) / free) ** 0.5
-        rng, fitted = np.random.default_rng(0), losses - self.residuals
-        self.draws = [self._fit(fitted + rng.choice(self.errors, len(rows))) for _ in range(draws)]
-        self.luck = rng.choice(self.errors, draws)  # of one new run
+        self.losses = np.log([row["bpb"] for row in rows])
+        everything = np.arange(len(rows))
+        self.p = self._fit(everything, starts=True)
+        self.residuals = self.losses - self._log_loss(self.p, self.N, self.D, self.text)
+        if draws:
+            rng, n = np.random.default_rng(0), len(rows)
+            self.record = np.concatenate([self._errors_without(left) for left in frontiers(rows)])
+            self.draws = [self._fit(rng.integers(n, size=n)) for _ in range(draws)]
+            self.luck = rng.choice([-1, 1], draws) * rng.choice(self.record, draws)
+
+    def _errors_without(self, left: set[int]) -> np.ndarray:
+        """What a law of the other rows is off by for these; nothing where too few are left."""
+        others = np.array([i for i in range(len(self.rows)) if i not in left])
+        if len(others) <= len(self.p) or not left:
+            return self.residuals
+        p, of = self._fit(others), np.array(sorted(left))
+        return self.losses[of] - self._log_loss(p, self.N[of], self.D[of], self.text[of])
 
     def _log_loss(self, p, N, D, text=0):
         E, A, a, B, b, *factors = np.exp(p)
         n, d = N / self.units[0], D / self.units[1]
         return np.log((E + A * n**-a + B * d**-b) * np.array([1, *factors])[text])
 
-    def _fit(self, losses: np.ndarray, starts: bool = False) -> np.ndarray:
+    def _fit(self, rows: np.ndarray, starts: bool = False) -> np.ndarray:
         """Least squares of the logarithms; an error above 1% counts less (soft L1)."""
-        errors = lambda p: self._log_loss(p, self.N, self.D, self.text) - losses
+        N, D, text, losses = (x[rows] for x in (self.N, self.D, self.text, self.losses))
+        errors = lambda p: self._log_loss(p, N, D, text) - losses
         more, level = [0.0] * (len(self.texts) - 1), float(np.exp(losses.mean()))
-        first = (
-            [self.p]
-            if not starts
-            else [
-                np.log([E * level, 0.2 * level, a, 0.2 * level, b]).tolist() + more
-                for E in (0.1, 0.6)
-                for a in (0.2, 0.5)
-                for b in (0.2, 0.5)
-            ]
-        )
+        first = [] if starts else [self.p]
+        for E, a, b in product((0.1, 0.6), (0.2, 0.5), (0.2, 0.5)) if starts else ():
+            first.append(np.log([E * level, 0.2 * level, a, 0.2 * level, b]).tolist() + more)
         bounds = [-12.0] * 5 + [-1.0] * len(more), [2.0] * 5 + [1.0] * len(more)
         how = dict(loss="soft_l1", f_scale=0.01, bounds=bounds)
         return min((least_squares(errors, p, **how) for p in first), key=lambda r: r.cost).x
 
     def predict(self, N: float, D: float, text: int = 0) -> tuple[float, float, float]:
-        """(bits per byte, the least, the most): 90% of new runs, if the law holds there."""
-        imagined = [self._log_loss(p, N, D, text) + e for p, e in zip(self.draws, self.luck)]
+        """(bits per byte, the least, the most): what 90% of runs should lie between."""
+        far = doublings(N, self.N.max()) + doublings(D, self.D.max())
+        errors = self.luck * max(1.0, far)
+        imagined = [self._log_loss(p, N, D, text) + e for p, e in zip(self.draws, errors)]
         low, high = np.quantile(imagined, SURE)
         return tuple(np.exp([self._log_loss(self.p, N, D, text), low, high]))
 
@@ -144,14 +170,8 @@ def our_law(rows: list[dict]) -> tuple[Law, str]:
         cells.append([str(depth), *counts, *losses])
     header = ["depth", "weights N", "all parameters", *map(short, horizons)]
     used = law.rows
-    largest = max(row["depth"] for row in used)
-    longest = [max(r["tokens"] for r in used if r["depth"] == row["depth"]) for row in used]
-    tests = {
-        "the largest size": [row for row in used if row["depth"] == largest],
-        "the longest horizon of each size": [
-            row for row, most in zip(used, longest) if row["tokens"] == most
-        ],
-    }
+    largest, longest = ([used[i] for i in sorted(left)] for left in frontiers(used))
+    tests = {"the largest size": largest, "the longest horizon of each size": longest}
     columns = ["left out", "predicted", "90% of runs", "it came to", "off by", "inside"]
     worst = max(law.residuals, key=abs)
     seconds = sum(row["seconds"] for row in rows)
@@ -381,12 +401,20 @@ def draw(rows: list[dict], law: Law, path: Path) -> None:
     left.set(xscale="log", yscale="log", xlabel="FLOPs (dashed: the law)", ylabel="bits per byte")
     left.legend(fontsize=8)
     N = np.geomspace(law.N.min() / 2, law.N.max() * 2, 100)
-    for budget in (5e12, 1.5e13, 4e13, 1e14):
-        right.plot(N, np.exp(law._log_loss(law.p, N, budget / 6 / N)), lw=1, label=f"{budget:.0e}")
+    for budget in (5e12, 1e13, 2e13, 4e13):
+        losses = np.exp(law._log_loss(law.p, N, budget / 6 / N))
+        (line,) = right.plot(N, losses, lw=1, label=f"{budget:.0e}")
+        for size in sorted(set(law.N)):  # between its runs, on a line in logarithms
+            runs = sorted((6 * n * d, x) for n, d, x in zip(law.N, law.D, law.losses) if n == size)
+            flops, logs = zip(*runs)
+            if flops[0] <= budget <= flops[-1]:
+                loss = np.exp(np.interp(np.log(budget), np.log(flops), logs))
+                right.plot([size], [loss], "o", ms=5, color=line.get_color())
         best, tokens = best_size(law, budget)
         right.plot([best], [law.predict(best, tokens)[0]], "k*", ms=8)
+    right.set(ylim=(1, 2.4))
     right.set(xscale="log", yscale="log", xlabel="weights N, at D = C / 6N tokens")
-    right.legend(title="FLOPs C", fontsize=8)
+    right.legend(title="FLOPs C (star: the law's best)", fontsize=8)
     for axes in (left, right):
         axes.yaxis.set_major_formatter("{x:g}"), axes.yaxis.set_minor_formatter("{x:g}")
         axes.grid(alpha=0.3)
@@ -419,9 +447,9 @@ def main() -> int:
     draw(grid, ours, HERE / "scaling.png")
     constants = dict(zip("EAaBb", theirs.constants()))
     factor = float(np.exp(theirs.p[5]))
-    draws = [[*theirs.constants(p), np.exp(p[5] + e)] for p, e in zip(theirs.draws, theirs.luck)]
+    draws = [[*theirs.constants(p), np.exp(p[5]), e] for p, e in zip(theirs.draws, theirs.luck)]
     tree = dict(text=theirs.texts[1], **constants, factor=factor, runs=len(theirs.rows))
-    tree["weights"] = [int(theirs.N.min()), int(theirs.N.max())]
+    tree["weights"], tree["tokens"] = int(theirs.N.max()), int(theirs.D.max())
     tree["draws"] = [[float(f"{x:.6g}") for x in draw] for draw in draws]
     disk.write_json(HERE.parent / "instruments" / "law.json", tree)
     print((HERE / "SCALING.md").read_text(encoding="utf-8"))

@@ -19,8 +19,10 @@ import datetime
 import os
 import shlex
 import signal
+import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -269,6 +271,25 @@ def read_run(job: Job) -> dict:
     )
 
 
+def measure_speed(rounds: int = 2, steps: int = 80) -> None:
+    """The median time of a step of each recipe, in turn, with all threads: a row per round."""
+    for number in range(rounds):
+        step_s = {}
+        for name, (options, _) in RECIPES.items():
+            with tempfile.TemporaryDirectory() as folder:
+                words = [*shlex.split(EVERY_RUN), *shlex.split(options), "--steps", str(steps)]
+                where = ["--data_dir", "data/tiny", "--run_dir", folder]
+                command = [sys.executable, "train.py", *words, *where]
+                subprocess.run(command, check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
+                records = read_jsonl(Path(folder) / "metrics.jsonl", bool)
+            times = [record["step_s"] for record in records if "step_s" in record]
+            step_s[name] = statistics.median(times[steps // 4 :])
+            print(f"round {number}: {name}: {1000 * step_s[name]:.0f} ms a step", flush=True)
+        made = dict(commit=COMMIT, torch=torch.__version__, machine=device_name())
+        made |= dict(date=datetime.date.today().isoformat(), threads=torch.get_num_threads())
+        append(ROWS, dict(name="speed", data="tiny", depth=0, round=number, step_s=step_s) | made)
+
+
 def prepare() -> None:
     """The text, once."""
     if not (ROOT / DATA / "manifest.json").exists():
@@ -289,8 +310,12 @@ def main(argv: list[str]) -> int:
         import law
 
         return law.main()
+    if parts == ["speed"]:
+        return measure_speed()
     if not parts or not set(parts) <= PARTS.keys():
-        raise UsageError(f"{' '.join(argv)!r}: give one or more of {', '.join(PARTS)}; or fit")
+        raise UsageError(
+            f"{' '.join(argv)!r}: give one or more of {', '.join(PARTS)}; or fit or speed"
+        )
     for signum in (signal.SIGINT, signal.SIGTERM):  # the same way out: run's `finally`
         signal.signal(signum, lambda signum, frame: sys.exit(128 + signum))
     prepare()

@@ -7,6 +7,7 @@ way would be no surprise. A run prints the truth. Next: machinery/plan.py.
 """
 
 import json
+import math
 import re
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -153,22 +154,27 @@ def on_the_dial(preset: cfg.Preset) -> bool:
 
 @lru_cache(maxsize=1)
 def law() -> dict:
-    """What `benchmarks/scaling.py fit` found: E, A, a, B, b, the factor of the text, and the draws
-    of all these that tell how sure it is."""
+    """What `benchmarks/scaling.py fit` found: E, A, a, B, b and the factor of the text; the largest
+    weights and tokens of the runs; and draws of the six constants, each with an error."""
     return json.loads(Path(__file__).with_name("law.json").read_text(encoding="utf-8"))
 
 
 def predict(weights: float, tokens: float) -> tuple[float, float, float]:
-    """(bits per byte of the text, the least, the most: 90% of runs, if the law holds there)."""
+    """(bits per byte, the least, the most), as Law.predict of benchmarks/law.py says it."""
+    found = law()
+    far = sum(
+        max(0.0, math.log2(x / found[k])) for k, x in dict(weights=weights, tokens=tokens).items()
+    )
     loss = lambda E, A, a, B, b, factor: factor * (E + A * weights**-a + B * tokens**-b)
-    low, high = np.quantile([loss(*draw) for draw in law()["draws"]], (0.05, 0.95))
-    return loss(*(law()[name] for name in (*"EAaBb", "factor"))), low, high
+    imagined = [loss(*six) * math.exp(error * max(1.0, far)) for *six, error in found["draws"]]
+    low, high = np.quantile(imagined, (0.05, 0.95))
+    return loss(*(found[name] for name in (*"EAaBb", "factor"))), low, high
 
 
 def loss_line(run: Estimate) -> str:
     guess, low, high = predict(run.weights, run.tokens)
-    (least, most), found = law()["weights"], law()
-    beyond = "" if least <= run.weights <= most else "; beyond the sizes of these runs"
+    found = law()
+    beyond = "" if run.weights <= found["weights"] else ", and beyond their sizes"
     return (
         f"loss      a guess: {guess:.3f} bits per byte of {found['text']}, {low:.3f} to {high:.3f},"
         f" by {found['runs']} published\n          runs of nanochat, whose recipe is not quite this"
