@@ -307,8 +307,10 @@ def main(argv: list[str]) -> int:
     at_once = int(last) if last.isdecimal() and parts else 2
     parts += [] if last.isdecimal() else [last]
     if parts == ["fit"]:
-        import law
-
+        try:
+            import law
+        except ImportError as error:
+            raise UsageError(f"fit: {error}; pip install -r requirements-scaling.txt") from None
         return law.main()
     if parts == ["speed"]:
         return measure_speed()
