@@ -17,7 +17,7 @@ import torch
 from ablate import mean_and_sd, spread
 from ablate import verdict as paired_verdict
 from matplotlib.figure import Figure
-from scaling import CHANGES, GAINS, IDEAS, RECIPES
+from scaling import CHANGES, FURTHER, GAINS, IDEAS, RECIPES
 from scipy.optimize import least_squares
 from throughput import table
 
@@ -266,19 +266,19 @@ def verdict(changes: list[float], noise: list[float]) -> tuple[str, str]:
     - The trend is the slope per doubling of the tokens; where it carries the last difference to 0
       within three doublings more, the effect "fades".
     """
+    changes = [d for d in changes if math.isfinite(d)]
     luck = [2 * 2**0.5 * sd for sd in noise]
-    known = [(i, d) for i, d in enumerate(changes) if math.isfinite(d)]
-    if len(known) < 2 or known[-1][0] != len(changes) - 1:
+    luck += luck[-1:] * (len(changes) - len(luck))  # longer runs were made with one seed
+    if len(changes) < 3:
         return "", "not all runs are made"
-    slope = np.polyfit(*zip(*known[-3:]), 1)[0]
-    last = changes[-1]
-    if abs(last) <= luck[-1]:
-        word = f"no difference (luck: {luck[-1]:.1f}%)"
+    slope, last = np.polyfit(range(3), changes[-3:], 1)[0], changes[-1]
+    if abs(last) <= luck[len(changes) - 1]:
+        word = f"no difference (luck: {luck[len(changes) - 1]:.1f}%)"
     elif last > 0:
         word = "worse"
     else:
-        word = "better" if changes[-2] < -luck[-2] else "better at the last only"
-    if abs(last) > luck[-1] and slope * last < 0 and abs(slope) * 3 > abs(last):
+        word = "better" if changes[-2] < -luck[len(changes) - 2] else "better at the last only"
+    if not word.startswith("no") and slope * last < 0 and abs(slope) * 3 > abs(last):
         word += ", fades"
     return f"{slope:+.1f}% per doubling", word
 
@@ -286,19 +286,19 @@ def verdict(changes: list[float], noise: list[float]) -> tuple[str, str]:
 def gains(rows: list[dict]) -> str:
     """How much each change costs or gains at each horizon."""
     rows = [row for row in rows if row["data"] == "scaling" and row["depth"] == GAINS[0]]
-    rows = [row for row in rows if row["tokens"] in GAINS[1]]
+    horizons = GAINS[1] + FURTHER
     loss = {(row["name"], row["seed"], row["tokens"]): row["bpb"] for row in rows}
-    bases = [[v for (n, _, t), v in loss.items() if (n, t) == ("base", h)] for h in GAINS[1]]
-    noise = [100 * sd / mean for mean, sd in map(mean_and_sd, bases)]
+    bases = [[v for (n, _, t), v in loss.items() if (n, t) == ("base", h)] for h in horizons]
+    noise = [100 * sd / mean for mean, sd in map(mean_and_sd, bases[:-2])]
     cells = [["the base, seeds 0, 1, 2", *(spread(*mean_and_sd(x)) for x in bases), "", ""]]
-    usual = {t: loss.get(("base", 0, t), math.nan) for t in GAINS[1]}
+    usual = {t: loss.get(("base", 0, t), math.nan) for t in horizons}
     for name in (*CHANGES, *IDEAS):
-        pairs = [(loss.get((name, 0, t), math.nan), usual[t]) for t in GAINS[1]]
+        pairs = [(loss.get((name, 0, t), math.nan), usual[t]) for t in horizons]
         changes = [100 * (changed / base - 1) for changed, base in pairs]
         if any(map(math.isfinite, changes)):
             shown = [f"{x:+.1f}%" if math.isfinite(x) else "" for x in changes]
             cells.append([name, *shown, *verdict(changes, noise)])
-    header = ["change", *(f"{short(t)} tokens" for t in GAINS[1]), "trend", "verdict"]
+    header = ["change", *(f"{short(t)} tokens" for t in horizons), "trend", "verdict"]
     return "\n".join(
         [
             "## What each part is worth, as tokens grow\n",

@@ -78,6 +78,10 @@ IDEAS = {  # what was left out, or never tried
     "backout": ("backout", ""),
 }
 GAINS = 2, (M // 4, M // 2, M, 2 * M)  # depth and horizons of the changes
+FURTHER = (
+    4 * M,
+    8 * M,
+)  # and of the first three, which are what `dN` has and a stock model has not
 RECIPES = {  # name: (options of train.py, steps), for the time to a quality
     "the default": ("", (600, 1200)),
     "stock": ("--extras ''", (1000, 2000)),
@@ -164,8 +168,9 @@ def gains() -> Iterator[Job]:
     depth, horizons = GAINS
     for seed in (0, 1, 2):
         yield from chain("base", depth, horizons, seed=seed)
-    for name, (idea, options) in CHANGES.items():
-        yield from chain(name, depth, horizons, idea, options)
+    for i, (name, (idea, options)) in enumerate(CHANGES.items()):
+        further = FURTHER if i < 3 else ()
+        yield from chain(name, depth, horizons + further, idea, options)
 
 
 def ideas() -> Iterator[Job]:
