@@ -78,10 +78,7 @@ IDEAS = {  # what was left out, or never tried
     "backout": ("backout", ""),
 }
 GAINS = 2, (M // 4, M // 2, M, 2 * M)  # depth and horizons of the changes
-FURTHER = (
-    4 * M,
-    8 * M,
-)  # and of the first three, which are what `dN` has and a stock model has not
+FURTHER = (4 * M, 8 * M)  # those of the first three, which a stock model lacks
 RECIPES = {  # name: (options of train.py, steps), for the time to a quality
     "the default": ("", (600, 1200)),
     "stock": ("--extras ''", (1000, 2000)),
@@ -131,14 +128,8 @@ class Job:
 
     @property
     def run_dir(self) -> Path:
-        words = (
-            self.name,
-            f"d{self.depth}",
-            Path(self.data).name,
-            str(self.seed),
-            str(self.tokens),
-        )
-        return ROOT / RUNS / "_".join(words).replace(" ", "_").replace(",", "")
+        words = [self.name, f"d{self.depth}", Path(self.data).name, str(self.seed)]
+        return ROOT / RUNS / "_".join([*words, str(self.tokens)]).replace(" ", "_").replace(",", "")
 
     @property
     def command(self) -> list[str]:

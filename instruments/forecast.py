@@ -99,12 +99,12 @@ def page(preset: cfg.Preset, world: ranks.World) -> str:
         f"time      an estimate: {run_of.hours:,.2f} hours with validation; "
         f"{cost(run_of.hours, run.usd_per_hour, world)} (--usd_per_hour)",
     ]
-    if on_the_dial(preset):
-        lines += [loss_line(run_of), *other_depths(preset, world, peak, run_of)]
-    elif run.usd:
-        raise UsageError(
-            f"--usd {run.usd} compares depths, so the preset must be one: d12, d20, ..."
-        )
+    dial = on_the_dial(preset)
+    if run.usd and not (dial and card):
+        example = "train.py d12 --plan --gpu H100 --usd 50"
+        raise UsageError(f"--usd {run.usd} compares depths on a card, as in {example}")
+    lines += [loss_line(run_of)] if dial else []
+    lines += other_depths(preset, world, peak, run_of) if dial and card else []
     return "\n".join(lines)
 
 
@@ -162,9 +162,8 @@ def law() -> dict:
 def predict(weights: float, tokens: float) -> tuple[float, float, float]:
     """(bits per byte, the least, the most), as Law.predict of benchmarks/law.py says it."""
     found = law()
-    far = sum(
-        max(0.0, math.log2(x / found[k])) for k, x in dict(weights=weights, tokens=tokens).items()
-    )
+    beyond = weights / found["weights"], tokens / found["tokens"]
+    far = sum(math.log2(max(1.0, times)) for times in beyond)  # doublings
     loss = lambda E, A, a, B, b, factor: factor * (E + A * weights**-a + B * tokens**-b)
     imagined = [loss(*six) * math.exp(error * max(1.0, far)) for *six, error in found["draws"]]
     low, high = np.quantile(imagined, (0.05, 0.95))
@@ -189,7 +188,8 @@ def other_depths(preset: cfg.Preset, world, peak: float, own: Estimate) -> list[
     found = {}
     for depth in range(4, 61, 2):
         dial = cfg.preset_of_depth(depth)
-        run = estimate(replace(dial, run=preset.run, name=f"d{depth}"), world, peak)
+        options = replace(preset.run, micro_batch=0)  # what fits one depth need not fit another
+        run = estimate(replace(dial, run=options), world, peak)
         tokens = int(hours * 3600 * run.tokens_per_s / (1 + run.validation))
         if run.plan.save_bytes > 0.5 * world.memory_bytes * world.world_size:
             break  # weights, gradients, optimizer and activations would not fit
@@ -200,7 +200,7 @@ def other_depths(preset: cfg.Preset, world, peak: float, own: Estimate) -> list[
     best = min(depth for depth in found if found[depth][1][0] <= lowest + ALIKE)
     lines = [f"${hours * per_hour:,.2f} buys    depth  tokens  per weight   hours  bits per byte"]
     for depth, (run, (guess, low, high)) in found.items():
-        if abs(depth - best) <= 6:
+        if abs(depth - best) <= 6 or depth == preset.model.n_layer:
             mark = "  the smallest of the best" if depth == best else ""
             lines.append(
                 f"{'':14}{f'd{depth}':>5}{short(run.tokens):>8}{run.tokens / run.weights:>12.1f}"
