@@ -78,7 +78,7 @@ IDEAS = {  # what was left out, or never tried
     "backout": ("backout", ""),
 }
 GAINS = 2, (M // 4, M // 2, M, 2 * M)  # depth and horizons of the changes
-FURTHER = (4 * M, 8 * M)  # those of the first three, which a stock model lacks
+FURTHER = (4 * M, 8 * M)  # those of the first two, the extras of `dN`
 RECIPES = {  # name: (options of train.py, steps), for the time to a quality
     "the default": ("", (600, 1200)),
     "stock": ("--extras ''", (1000, 2000)),
@@ -160,7 +160,7 @@ def gains() -> Iterator[Job]:
     for seed in (0, 1, 2):
         yield from chain("base", depth, horizons, seed=seed)
     for i, (name, (idea, options)) in enumerate(CHANGES.items()):
-        further = FURTHER if i < 3 else ()
+        further = FURTHER if i < 2 else ()
         yield from chain(name, depth, horizons + further, idea, options)
 
 
