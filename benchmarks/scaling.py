@@ -80,7 +80,7 @@ IDEAS = {  # what was left out, or never tried
 GAINS = 2, (M // 4, M // 2, M, 2 * M)  # depth and horizons of the changes
 FURTHER = (4 * M, 8 * M)  # those of the first two, the extras of `dN`
 RECIPES = {  # name: (options of train.py, steps), for the time to a quality
-    "the default": ("", (600, 1200)),
+    "the default": ("", (400, 600, 1200)),
     "stock": ("--extras ''", (1000, 2000)),
     "AdamW": (
         "--optimizer adamw --tie_embeddings --grad_clip 1 --warmup 40 --lr 8e-3",
