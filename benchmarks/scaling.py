@@ -81,7 +81,7 @@ GAINS = 2, (M // 4, M // 2, M, 2 * M)  # depth and horizons of the changes
 FURTHER = (4 * M, 8 * M)  # those of the first two, the extras of `dN`
 RECIPES = {  # name: (options of train.py, steps), for the time to a quality
     "the default": ("", (400, 600, 1200)),
-    "stock": ("--extras ''", (1000, 2000)),
+    "stock": ("--extras ''", (700, 1000, 2000)),
     "AdamW": (
         "--optimizer adamw --tie_embeddings --grad_clip 1 --warmup 40 --lr 8e-3",
         (1000, 2000),
