@@ -90,7 +90,8 @@ def test_the_verdict(changes, said):
 
 def test_steps_to_a_loss_lie_on_the_line_between_two_runs():
     runs = [(2048 * 100, 1.4), (2048 * 400, 1.0)]
-    assert law.steps_to(runs, 1.4) == pytest.approx(100) and law.steps_to(runs, 0.9) is None
+    assert law.steps_to(runs, 1.4) == pytest.approx(100) and law.steps_to(runs, 0.98) is None
+    assert 400 < law.steps_to(runs, 0.995) < 410
     assert law.steps_to(runs, (1.4 * 1.0) ** 0.5) == pytest.approx(200)
 
 
