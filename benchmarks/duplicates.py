@@ -33,12 +33,9 @@ def main() -> None:
         tasks = [(source, unit, False, True) for unit in units]
         for unit, marks in zip(units, pool.map(copies.marks_of, *zip(*tasks))):
             for text, mark in zip(documents(source, unit, Counter()), marks):
-                equal = mark.whole in seen.by_text
-                group = seen.copy_of(mark)
-                counts["equal" if equal else "near" if group is not None else "kept"] += 1
-                counts[
-                    "equal bytes" if equal else "near bytes" if group is not None else "kept bytes"
-                ] += len(text)
+                equal, group = mark.whole in seen.by_text, seen.copy_of(mark)
+                kind = "equal" if equal else "kept" if group is None else "nearly equal"
+                counts.update({f"documents {kind}": 1, f"characters {kind}": len(text)})
                 if group is None:
                     kept.append(worker.hash64(text))
                 place = kept[-1 if group is None else group]

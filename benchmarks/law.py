@@ -6,6 +6,7 @@ which `train.py d12 --plan --gpu H100` predicts. N: weights of the blocks and th
 L: bits per byte (Hoffmann et al. 2022, approach 3). Needs requirements-scaling.txt.
 """
 
+import json
 import math
 import statistics
 import textwrap
@@ -66,7 +67,7 @@ class Law:
         self.losses = np.log([row["bpb"] for row in rows])
         everything = np.arange(len(rows))
         self.p = self._fit(everything, starts=True)
-        self.residuals = self.losses - self._log_loss(self.p, self.N, self.D, self.text)
+        self.residuals = self.losses - self.log_loss(self.p, self.N, self.D, self.text)
         if draws:
             rng, n = np.random.default_rng(0), len(rows)
             self.record = np.concatenate([self._errors_without(left) for left in frontiers(rows)])
@@ -74,14 +75,14 @@ class Law:
             self.luck = rng.choice([-1, 1], draws) * rng.choice(self.record, draws)
 
     def _errors_without(self, left: set[int]) -> np.ndarray:
-        """What a law of the other rows is off by for these; nothing where too few are left."""
+        """What a law of the other rows is off by for these; the residuals if too few are left."""
         others = np.array([i for i in range(len(self.rows)) if i not in left])
         if len(others) <= len(self.p) or not left:
             return self.residuals
         p, of = self._fit(others), np.array(sorted(left))
-        return self.losses[of] - self._log_loss(p, self.N[of], self.D[of], self.text[of])
+        return self.losses[of] - self.log_loss(p, self.N[of], self.D[of], self.text[of])
 
-    def _log_loss(self, p, N, D, text=0):
+    def log_loss(self, p, N, D, text=0):
         E, A, a, B, b, *factors = np.exp(p)
         n, d = N / self.units[0], D / self.units[1]
         return np.log((E + A * n**-a + B * d**-b) * np.array([1, *factors])[text])
@@ -89,7 +90,7 @@ class Law:
     def _fit(self, rows: np.ndarray, starts: bool = False) -> np.ndarray:
         """Least squares of the logarithms; an error above 1% counts less (soft L1)."""
         N, D, text, losses = (x[rows] for x in (self.N, self.D, self.text, self.losses))
-        errors = lambda p: self._log_loss(p, N, D, text) - losses
+        errors = lambda p: self.log_loss(p, N, D, text) - losses
         more, level = [0.0] * (len(self.texts) - 1), float(np.exp(losses.mean()))
         first = [] if starts else [self.p]
         for E, a, b in product((0.1, 0.6), (0.2, 0.5), (0.2, 0.5)) if starts else ():
@@ -102,9 +103,9 @@ class Law:
         """(bits per byte, the least, the most): what 90% of runs should lie between."""
         far = doublings(N, self.N.max()) + doublings(D, self.D.max())
         errors = self.luck * max(1.0, far)
-        imagined = [self._log_loss(p, N, D, text) + e for p, e in zip(self.draws, errors)]
+        imagined = [self.log_loss(p, N, D, text) + e for p, e in zip(self.draws, errors)]
         low, high = np.quantile(imagined, SURE)
-        return tuple(np.exp([self._log_loss(self.p, N, D, text), low, high]))
+        return tuple(np.exp([self.log_loss(self.p, N, D, text), low, high]))
 
     def constants(self, p=None) -> tuple:
         """E, A, a, B, b for N in weights and D in tokens."""
@@ -231,7 +232,7 @@ def predictions(ours: Law, theirs: Law) -> str:
 def best_size(law: Law, flops: float) -> tuple[float, float]:
     """(N, D) of the lowest loss for 6 N D = flops, by the law."""
     N = np.geomspace(law.N.min() / 30, law.N.max() * 30, 2000)
-    losses = law._log_loss(law.p, N, flops / 6 / N)
+    losses = law.log_loss(law.p, N, flops / 6 / N)
     best = int(np.argmin(losses))
     return N[best], flops / 6 / N[best]
 
@@ -258,8 +259,9 @@ def optimum(ours: Law, theirs: Law) -> str:
 
 def verdict(changes: list[float], noise: list[float]) -> tuple[str, str]:
     """(trend, verdict) of a change, from its differences to the base in percent at horizons that
-    double, and the standard deviation over seeds of the base there, in percent. The rule, fixed
-    before the runs: what is measured once differs by luck alone up to 2 sqrt(2) deviations.
+    double, and the standard deviation over seeds of the base there, in percent. The rule, written
+    before the runs: what is measured once differs by luck alone up to 2 sqrt(2) deviations. (Added
+    later: a horizon whose base has one seed takes the deviation of the last that has several.)
 
     - A part of the recipe stays if without it the last horizon is worse than by luck.
     - An idea is worth a look at larger sizes if it is better than by luck at the last two horizons.
@@ -267,18 +269,18 @@ def verdict(changes: list[float], noise: list[float]) -> tuple[str, str]:
       within three doublings more, the effect "fades".
     """
     changes = [d for d in changes if math.isfinite(d)]
-    luck = [2 * 2**0.5 * sd for sd in noise]
-    luck += luck[-1:] * (len(changes) - len(luck))  # longer runs were made with one seed
+    noise = noise + noise[-1:] * len(changes)
+    luck = [2 * 2**0.5 * sd for _, sd in zip(changes, noise)]
     if len(changes) < 3:
         return "", "not all runs are made"
     slope, last = np.polyfit(range(3), changes[-3:], 1)[0], changes[-1]
-    if abs(last) <= luck[len(changes) - 1]:
-        word = f"no difference (luck: {luck[len(changes) - 1]:.1f}%)"
-    elif last > 0:
+    if abs(last) <= luck[-1]:
+        return f"{slope:+.1f}% per doubling", f"no difference (luck: {luck[-1]:.1f}%)"
+    if last > 0:
         word = "worse"
     else:
-        word = "better" if changes[-2] < -luck[len(changes) - 2] else "better at the last only"
-    if not word.startswith("no") and slope * last < 0 and abs(slope) * 3 > abs(last):
+        word = "better" if changes[-2] < -luck[-2] else "better at the last only"
+    if slope * last < 0 and abs(slope) * 3 > abs(last):
         word += ", fades"
     return f"{slope:+.1f}% per doubling", word
 
@@ -289,7 +291,7 @@ def gains(rows: list[dict]) -> str:
     horizons = GAINS[1] + FURTHER
     loss = {(row["name"], row["seed"], row["tokens"]): row["bpb"] for row in rows}
     bases = [[v for (n, _, t), v in loss.items() if (n, t) == ("base", h)] for h in horizons]
-    noise = [100 * sd / mean for mean, sd in map(mean_and_sd, bases[:-2])]
+    noise = [100 * sd / mean for mean, sd in map(mean_and_sd, bases[: len(GAINS[1])])]
     cells = [["the base, seeds 0, 1, 2", *(spread(*mean_and_sd(x)) for x in bases), "", ""]]
     usual = {t: loss.get(("base", 0, t), math.nan) for t in horizons}
     for name in (*CHANGES, *IDEAS):
@@ -369,8 +371,8 @@ def quality(rows: list[dict]) -> str:
             say(
                 "`python benchmarks/scaling.py quality`, then `speed` on a quiet machine: `tiny`,",
                 "two threads. A run of so many steps, with its own decay, ends at that loss; the",
-                "steps to 1.2, 1.1 and 1.0 bits per byte are read off the line between two runs,",
-                "in logarithms, and multiplied by the time of a step.",
+                "steps to 1.2, 1.1 and 1.0 bits per byte are read off the line between two runs",
+                "(or up to 1% beyond them), in logarithms, and multiplied by the time of a step.",
             ),
             table(header, cells) + "\n",
         ]
@@ -403,7 +405,7 @@ def draw(rows: list[dict], law: Law, path: Path) -> None:
     left.legend(fontsize=8)
     N = np.geomspace(law.N.min() / 2, law.N.max() * 2, 100)
     for budget in (5e12, 1e13, 2e13, 4e13):
-        losses = np.exp(law._log_loss(law.p, N, budget / 6 / N))
+        losses = np.exp(law.log_loss(law.p, N, budget / 6 / N))
         (line,) = right.plot(N, losses, lw=1, label=f"{budget:.0e}")
         for size in sorted(set(law.N)):  # between its runs, on a line in logarithms
             runs = sorted((6 * n * d, x) for n, d, x in zip(law.N, law.D, law.losses) if n == size)
@@ -422,8 +424,20 @@ def draw(rows: list[dict], law: Law, path: Path) -> None:
     fig.savefig(path, dpi=110)
 
 
+def newest(rows: list[dict]) -> list[dict]:
+    """The rows of the machine that made the last one, each text as it was prepared last: others
+    cannot be compared."""
+    rows = [row for row in rows if row["machine"] == rows[-1]["machine"]]
+    texts = {row["data"]: row["fingerprint"] for row in rows if "fingerprint" in row}
+    return [
+        row
+        for row in rows
+        if row.get("fingerprint", texts.get(row["data"])) == texts.get(row["data"])
+    ]
+
+
 def main() -> int:
-    rows = read_jsonl(HERE / "SCALING.jsonl", bool)
+    rows = newest(read_jsonl(HERE / "SCALING.jsonl", bool))
     grid = [r for r in rows if r["name"] == "base" and r["data"] == "scaling" and r["seed"] == 0]
     ours, text = our_law(grid)
     theirs = Law(read_jsonl(HERE / "PUBLISHED.jsonl", bool))
@@ -452,6 +466,6 @@ def main() -> int:
     tree = dict(text=theirs.texts[1], **constants, factor=factor, runs=len(theirs.rows))
     tree["weights"], tree["tokens"] = int(theirs.N.max()), int(theirs.D.max())
     tree["draws"] = [[float(f"{x:.6g}") for x in draw] for draw in draws]
-    disk.write_json(HERE.parent / "instruments" / "law.json", tree)
+    disk.write_text(HERE.parent / "instruments" / "law.json", json.dumps(tree) + "\n")
     print((HERE / "SCALING.md").read_text(encoding="utf-8"))
     return 0

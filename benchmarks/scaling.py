@@ -10,9 +10,10 @@
 
 Several parts may be named; a number after them is that of the runs side by side. The runs are of
 train.py, each in a process of its own on one thread. Each row of SCALING.jsonl is a run; one that
-is there is not repeated, and after a kill the same command goes on where it was. Before the decay
-of `wsd` nothing depends on the length of the run, so the run of 1,024 steps resumes from the
-checkpoint that the run of 512 kept. `fit` needs requirements-scaling.txt.
+is there for this machine and this text is not repeated, and after a kill the same command goes on
+where it was. Before the decay of `wsd` nothing depends on the length of the run, so the run of
+1,024 steps resumes from the checkpoint that the run of 512 kept. `fit` needs
+requirements-scaling.txt.
 """
 
 import datetime
@@ -188,13 +189,17 @@ PARTS = {"grid": grid, "dedup": dedup, "gains": gains, "ideas": ideas, "quality"
 # ---------------------------------------------------------------- the runs
 
 
-def find_row(rows: list[dict], job: Job) -> dict | None:
-    return next((row for row in reversed(rows) if job.key.items() <= row.items()), None)
+def has_row(job: Job, rows: list[dict]) -> bool:
+    """Whether it has a row from a machine like this one, with the same text."""
+    fingerprint = Manifest.load(ROOT / job.data).fingerprint[:12]
+    mine = job.key | dict(machine=device_name(), fingerprint=fingerprint)
+    return any(mine.items() <= row.items() for row in rows)
 
 
 def run(jobs: list[Job], at_once: int) -> int:
     """Run those without a row, as many side by side as asked; returns how many failed."""
-    waiting = [job for job in jobs if find_row(read_jsonl(ROWS, bool), job) is None]
+    rows = read_jsonl(ROWS, bool)
+    waiting = [job for job in jobs if not has_row(job, rows)]
     running: dict[Job, subprocess.Popen] = {}
     failed: set[Job] = set()
     print(f"{len(waiting)} of {len(jobs)} runs to make, {at_once} at once", flush=True)

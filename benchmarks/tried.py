@@ -46,7 +46,7 @@ class Tried(model.GPT):
 
     @torch.no_grad()
     def init_weight(self, name, weight):
-        kind, along = model.kind_of(name), torch.linspace(0, 1, weight.numel()).to(weight.device)
+        kind, along = model.kind_of(name), torch.linspace(0, 1, len(weight), device=weight.device)
         if kind in ("smear_gate", "head_gate"):
             weight.uniform_(0, 0.02)
         elif kind == "smear":

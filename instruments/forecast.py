@@ -89,22 +89,22 @@ def page(preset: cfg.Preset, world: ranks.World) -> str:
         return f"{plan.make_plan(preset, world).text}\n{on}\ntime      n/a: {why}"
     on += f", {world.memory_bytes / 1e9:.1f} GB, {peak / 1e12:,.2f} TFLOP/s"
     on += f", {card.memory_tb_s} TB/s" if card else ""
-    run_of = estimate(preset, world, peak)
-    mfu = flops.mfu(run_of.tokens_per_s, run_of.flops_per_token, peak, world.world_size)
+    own = estimate(preset, world, peak)
+    mfu = flops.mfu(own.tokens_per_s, own.flops_per_token, peak, world.world_size)
     exchange = ", exchanging gradients not counted" if world.world_size > 1 else ""
     lines = [
-        run_of.plan.text,
+        own.plan.text,
         f"{on} each",
-        f"speed     an estimate: {short(run_of.tokens_per_s)} tok/s, {mfu:.0%} MFU full{exchange}",
-        f"time      an estimate: {run_of.hours:,.2f} hours with validation; "
-        f"{cost(run_of.hours, run.usd_per_hour, world)} (--usd_per_hour)",
+        f"speed     an estimate: {short(own.tokens_per_s)} tok/s, {mfu:.0%} MFU full{exchange}",
+        f"time      an estimate: {own.hours:,.2f} hours with validation; "
+        f"{cost(own.hours, run.usd_per_hour, world)} (--usd_per_hour)",
     ]
     dial = on_the_dial(preset)
     if run.usd and not (dial and card):
         example = "train.py d12 --plan --gpu H100 --usd 50"
         raise UsageError(f"--usd {run.usd} compares depths on a card, as in {example}")
-    lines += [loss_line(run_of)] if dial else []
-    lines += other_depths(preset, world, peak, run_of) if dial and card else []
+    lines += [loss_line(own)] if dial else []
+    lines += other_depths(preset, world, peak, own) if dial and card else []
     return "\n".join(lines)
 
 
