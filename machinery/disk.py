@@ -1,9 +1,13 @@
-"""Files that survive a crash: written through to the disk, replaced as a whole, and hashed.
+"""The one door to files: what a program reads, names, writes, locks or hashes goes through here.
 
-A file written with `replacing` is either whole or not there: a killed program leaves only `.tmp-*`
-files behind. Files that only grow (.jsonl) are appended to instead.
+A run, a data folder or an export may come from a stranger, and the names, links and sizes in it
+must stay in its folder. So a name that was read from a file becomes a path by `inside`; a file is
+opened by `open_file`, which follows no link and takes regular files alone; small files are bounded.
+A file written with `replacing` is whole or not there: a killed program leaves `.tmp-*` files only.
+Files that only grow (.jsonl) are appended to instead. Next: errors.py, the exit codes.
 """
 
+import errno
 import fcntl
 import glob
 import hashlib
@@ -11,23 +15,210 @@ import json
 import os
 import shutil
 import socket
+import stat
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
 from config import UsageError
 from machinery.errors import DISK_FAILS, DataError, StorageError
 
+LARGEST_SMALL = 64 << 20  # bytes of a file that is read as a whole
+FLAGS = {
+    "rb": os.O_RDONLY,
+    "ab": os.O_WRONLY | os.O_CREAT | os.O_APPEND,
+    "a+b": os.O_RDWR | os.O_CREAT | os.O_APPEND,
+    "xb": os.O_WRONLY | os.O_CREAT | os.O_EXCL,
+}
 
-def fsync(path: Path) -> None:
+
+# ---------------------------------------------------------------------------------------- names
+
+
+def inside(folder: str | Path, name: str) -> Path:
+    """FOLDER/name, for a name that a file says ("train/web/unit_00.npy"). DataError unless it is a
+    relative name that stays in the folder, with no link on the way."""
+    plain = isinstance(name, str) and "\0" not in name and PurePosixPath(name)
+    if not plain or not plain.parts or plain.is_absolute() or ".." in plain.parts:
+        raise DataError(f"{name!r} is no name of a file in {folder}")
+    path = Path(folder, *plain.parts)
+    if os.path.realpath(path) != os.path.join(os.path.realpath(folder), *plain.parts):
+        raise DataError(f"{path} is behind a link; only what lies in {folder} itself is used")
+    return path
+
+
+def open_file(path: str | Path, mode: str = "rb") -> BinaryIO:
+    """A regular file, opened unbuffered in binary; OSError for a link, a device, a pipe."""
+    try:
+        # O_NONBLOCK: to open a pipe that nobody writes to would wait for ever
+        fd = os.open(path, FLAGS[mode] | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise OSError(errno.ELOOP, "a link, which is not followed", str(path)) from None
+        raise
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return open(fd, mode, buffering=0)
+
+
+# -------------------------------------------------------------------------------------- reading
+
+
+def read_bytes(path: str | Path, most: int = LARGEST_SMALL) -> bytes:
+    """A whole small file; OSError if it cannot be read, or has more than `most` bytes."""
+    with open_file(path) as file:
+        if os.fstat(file.fileno()).st_size > most:
+            raise OSError(errno.EFBIG, f"larger than {most >> 20} MB", str(path))
+        return file.readall()
+
+
+def read_text(path: str | Path) -> str:
+    """A whole small file in UTF-8; a byte that is none becomes a surrogate."""
+    return read_bytes(path).decode("utf-8", "surrogateescape")
+
+
+def read_json(path: str | Path) -> dict:
+    """The JSON object that a file holds; DataError, which names the file, if it cannot be read."""
+    try:
+        tree = json.loads(read_bytes(path))
+    except OSError as error:
+        raise DataError(f"{path} cannot be read ({error.strerror})") from None
+    except (ValueError, RecursionError):  # no JSON, not UTF-8, or nested too deeply
+        tree = None
+    if not isinstance(tree, dict):
+        raise DataError(f"{path} is damaged: it holds no JSON object")
+    return tree
+
+
+def sha256_of(path: str | Path) -> str:
+    """The sha256 of a file, in hexadecimal; read in blocks of 4 MB."""
+    digest, buffer = hashlib.sha256(), memoryview(bytearray(1 << 22))
+    with open_file(path) as file:
+        while n := file.readinto(buffer):
+            digest.update(buffer[:n])
+    return digest.hexdigest()
+
+
+def has_sha256(path: str | Path, expected: str) -> bool:
+    """Whether the file is there, can be read, and has this sha256."""
+    try:
+        return sha256_of(path) == expected
+    except OSError:
+        return False
+
+
+# -------------------------------------------------------------------------------------- writing
+
+
+def fsync(path: str | Path) -> None:
     """Force a file's bytes, or a folder's list of names, onto the disk."""
-    fd = os.open(path, os.O_RDONLY)
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     try:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """`with replacing(path) as file:` write the new content, which replaces the old at the end of
+    the block. A reader sees the old file or the new one, even after a crash. A link in its place is
+    replaced itself, a folder is set aside."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".tmp-{path.name}-{uuid.uuid4().hex[:8]}")
+    try:
+        with open_file(temporary, "xb") as file:
+            yield file
+        fsync(temporary)
+        if path.is_dir() and not path.is_symlink():
+            path.rename(path.with_name(f"{path.name}.aside-{uuid.uuid4().hex[:8]}"))
+        temporary.replace(path)
+        fsync(path.parent)
+    except OSError as error:
+        error.filename = error.filename or str(path)  # a full disk names none
+        raise
+    finally:  # once it is replaced, there is nothing left to remove
+        temporary.unlink(missing_ok=True)
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Replace a whole file."""
+    with replacing(path) as file:
+        view = memoryview(content)
+        while view:  # unbuffered, a write may take a part
+            view = view[file.write(view) :]
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace a whole file by `text` in UTF-8."""
+    write_bytes(path, text.encode("utf-8", "backslashreplace"))  # a path may hold any bytes
+
+
+def write_json(path: Path, tree: dict) -> None:
+    """Replace a whole file by `tree` as JSON."""
+    write_text(path, json.dumps(tree, indent=1, ensure_ascii=False) + "\n")
+
+
+def append(path: Path, text: str) -> None:
+    """Append to a file that only grows; if the disk is full, not even a part of it."""
+    with open_file(path, "ab") as file:
+        size, content = os.fstat(file.fileno()).st_size, text.encode("utf-8", "backslashreplace")
+        try:
+            written = file.write(content)
+            if written != len(content):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        except OSError:
+            file.truncate(size)
+            raise
+
+
+# --------------------------------------------------------------------------------------- folders
+
+
+def free_bytes(folder: Path) -> int:
+    """Bytes that are free on the disk of `folder`, which need not exist yet."""
+    there = next(p for p in (folder, *folder.absolute().parents) if p.exists())
+    return shutil.disk_usage(there).free
+
+
+def check_room(folder: Path, need: float, remedy: str) -> None:
+    """StorageError if `need` bytes do not fit on the disk of `folder`."""
+    if need > (free := free_bytes(folder)):
+        size = lambda n: f"{n / 1e9:.1f} GB" if n >= 1e8 else f"{n / 1e6:,.3f} MB"
+        missing = f"about {size(need)} more are needed, {size(free)} are free"
+        raise StorageError(f"{missing} in {folder}; {remedy}")
+
+
+def lock(folder: str | Path, option: str) -> Any:
+    """Lock a folder until the returned file is closed or this process ends, however it ends.
+    UsageError if another process has it. option: the one that names the folder."""
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        file = open_file(Path(folder) / ".lock", "a+b")
+    except OSError as error:
+        if error.errno in DISK_FAILS:
+            raise
+        where = error.filename or folder
+        raise UsageError(
+            f"{where} cannot be written ({error.strerror}); choose another {option}"
+        ) from None
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.seek(0)
+        owner = file.readall().decode(errors="replace").strip() or "another program"
+        file.close()
+        raise UsageError(
+            f"{folder} is in use by {owner}; stop it, or choose another {option}"
+        ) from None
+    except OSError as error:  # Lustre without -o flock
+        print(f"warning: {folder} cannot be locked ({error.strerror}); start no second program")
+    file.truncate(0)
+    file.write(f"process {os.getpid()} on {socket.gethostname()}".encode())
+    return file
 
 
 @contextmanager
@@ -40,27 +231,6 @@ def writable(folder: str | Path, remedy: str) -> Iterator[None]:
             raise
         where = error.filename or folder
         raise UsageError(f"{where} cannot be written ({error.strerror}); {remedy}") from None
-
-
-@contextmanager
-def replacing(path: Path) -> Iterator[BinaryIO]:
-    """`with replacing(path) as file:` write the new content, which replaces the old at the end of
-    the block. A reader sees the old file or the new one, even after a crash."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".tmp-{path.name}-{uuid.uuid4().hex[:8]}")
-    try:
-        with open(temporary, "wb") as file:
-            yield file
-        fsync(temporary)
-        if path.is_dir():
-            make_way(path)
-        temporary.replace(path)
-        fsync(path.parent)
-    except OSError as error:
-        error.filename = error.filename or str(path)  # a full disk names none
-        raise
-    finally:  # once it is replaced, there is nothing left to remove
-        temporary.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -84,30 +254,6 @@ def creating(folder: Path) -> Iterator[Path]:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def write_text(path: Path, text: str) -> None:
-    """Replace a whole file by `text` in UTF-8."""
-    with replacing(path) as file:
-        file.write(text.encode("utf-8", "backslashreplace"))  # a path may hold any bytes
-
-
-def write_json(path: Path, tree: dict) -> None:
-    """Replace a whole file by `tree` as JSON."""
-    write_text(path, json.dumps(tree, indent=1, ensure_ascii=False) + "\n")
-
-
-def read_json(path: Path) -> dict:
-    """The JSON object that a file holds; DataError, which names the file, if it cannot be read."""
-    try:
-        tree = json.loads(path.read_bytes())
-    except OSError as error:
-        raise DataError(f"{path} cannot be read ({error.strerror})") from None
-    except (ValueError, RecursionError):  # no JSON, not UTF-8, or nested too deeply
-        tree = None
-    if not isinstance(tree, dict):
-        raise DataError(f"{path} is damaged: it holds no JSON object")
-    return tree
-
-
 def make_way(path: Path) -> None:
     """Set aside what stands in the place of a file to be written, and cannot be read as one."""
     try:
@@ -118,52 +264,3 @@ def make_way(path: Path) -> None:
         aside = path.with_name(f"{path.name}.aside-{uuid.uuid4().hex[:8]}")
         path.rename(aside)
         print(f"warning: {path} cannot be read ({error.strerror}): it is {aside.name} now")
-
-
-def sha256_of(path: Path) -> str:
-    """The sha256 of a file, in hexadecimal; read in blocks of 4 MB."""
-    digest, buffer = hashlib.sha256(), memoryview(bytearray(1 << 22))
-    with open(path, "rb", buffering=0) as file:
-        while n := file.readinto(buffer):
-            digest.update(buffer[:n])
-    return digest.hexdigest()
-
-
-def has_sha256(path: Path, expected: str) -> bool:
-    """Whether the file is there, can be read, and has this sha256."""
-    try:
-        return sha256_of(path) == expected
-    except OSError:
-        return False
-
-
-def free_bytes(folder: Path) -> int:
-    """Bytes that are free on the disk of `folder`, which need not exist yet."""
-    there = next(p for p in (folder, *folder.absolute().parents) if p.exists())
-    return shutil.disk_usage(there).free
-
-
-def check_room(folder: Path, need: float, remedy: str) -> None:
-    """StorageError if `need` bytes do not fit on the disk of `folder`."""
-    if need > (free := free_bytes(folder)):
-        size = lambda n: f"{n / 1e9:.1f} GB" if n >= 1e8 else f"{n / 1e6:,.3f} MB"
-        missing = f"about {size(need)} more are needed, {size(free)} are free"
-        raise StorageError(f"{missing} in {folder}; {remedy}")
-
-
-def lock(folder: str | Path, option: str) -> Any:
-    """Lock a folder until the returned file is closed or this process ends, however it ends.
-    UsageError if another process has it. option: the one that names the folder."""
-    with writable(folder, f"choose another {option}"):
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        file = open(Path(folder) / ".lock", "a+", errors="replace")
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.seek(0)
-            owner = f"in use by {file.read().strip() or 'another program'}"
-            raise UsageError(f"{folder} is {owner}; stop it, or choose another {option}") from None
-    file.truncate(0)
-    file.write(f"process {os.getpid()} on {socket.gethostname()}")
-    file.flush()
-    return file

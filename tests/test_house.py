@@ -81,12 +81,16 @@ def test_what_needs_no_torch_does_not_wait_for_it(name):
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, env=environment())
 
 
-# What the README promises: the files of the first evening, of all evenings, and the rooms.
+# A promise to readers: these numbers only go down. Lines of .py files, by room.
 BUDGETS = {
-    "train.py model.py data.py": 1410,
-    "*.py": 3440,
-    "machinery/*.py": 3510,
-    "preparation/*.py": 1260,
+    "train.py model.py data.py": 1404,  # the first evening
+    "*.py": 3436,
+    "machinery/**/*.py": 3579,
+    "preparation/**/*.py": 1254,
+    "hf/**/*.py": 1440,
+    "instruments/**/*.py": 5260,
+    "benchmarks/**/*.py": 3490,
+    "tests/**/*.py": 20144,
 }
 
 
