@@ -30,7 +30,7 @@ import config as cfg
 import data
 import flops
 import optim
-from machinery import build, checkpoint, cli, folders, mirror, ranks, trained
+from machinery import build, checkpoint, cli, folders, mirror, ranks, stage, trained
 from machinery.errors import NonFiniteError
 from machinery.log import Log, StepNumbers, duration, is_done, sources_line, start_of, step_line
 from machinery.plan import Plan, make_plan
@@ -87,13 +87,12 @@ def main(argv: list[str]) -> int:
         from instruments import forecast
 
         return forecast.show(asked, world)
-    manifest, preset = folders.open_data(asked)
+    near = None  # the data, brought to a disk of this machine
+    if options.stage or "://" in options.data_dir:
+        near = stage.once_per_node(options.data_dir, options.stage, world)
+    manifest, preset = folders.open_data(asked, near)
     if source:
         source.check_data(manifest, preset)
-    if options.stage and "://" not in options.data_dir:
-        from instruments import stage
-
-        manifest = stage.once_per_node(manifest, options.stage, world)
     plan = make_plan(preset, world)
     # Nothing is left open: this is what the run is.
     preset = replace(preset, train=replace(preset.train, steps=plan.steps, tokens=""))
@@ -382,6 +381,7 @@ def finish(run: Run, progress: Progress) -> int:
     if stop:
         log.status("preempted", step=step, exit_code=128 + stop)
         report(log)
+        run.checkpoints.finish()
         name = signal.Signals(stop).name
         log.print(f"stopped by {name} after step {step:,}; the same command resumes")
         return 128 + stop
@@ -403,6 +403,7 @@ def finish(run: Run, progress: Progress) -> int:
         f"next        python eval.py {'chat' if run.manifest.marks else 'sample'} "
         f"--run_dir {quote(str(log.run_dir))}",
     ]
+    run.checkpoints.finish()
     log.print("\n".join(lines))
     return 0
 

@@ -29,7 +29,7 @@ import data
 import flops
 import optim
 from config import UsageError
-from machinery import cache, checkpoint, cli, errors, folders, ranks
+from machinery import checkpoint, cli, errors, folders, ranks
 from machinery.log import Log
 from machinery.plan import USABLE, Plan
 from machinery.shards import Manifest
@@ -313,8 +313,7 @@ def open_loader(
 ) -> data.RowLoader:
     """The rows from `step` on."""
     config = preset.train
-    kind = cache.Loader if isinstance(manifest, cache.CachedManifest) else data.RowLoader
-    return kind(
+    return data.RowLoader(
         manifest,
         seed=config.seed,
         micro_batch=plan.micro_batch,
