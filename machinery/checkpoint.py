@@ -394,8 +394,6 @@ class Checkpointer:
         # Every save copies into this memory: faulting in new pages would take longer than the copy.
         self._stager.state_dict_cache = self._stager.stage(_own(state, self._team))
         self._stager.cache_staged_state_dict = True
-        if self.mirror:
-            self.mirror.begin(found if found and found.parent == self.root else None)
         return trainer
 
     def _find(self, path: Path | None, check) -> tuple[Path | None, dict | None]:
@@ -447,8 +445,6 @@ class Checkpointer:
     def mark_best(self, step: int) -> None:
         """Keep the checkpoint of `step`, even if still being saved, until there is a better one."""
         self._best = f"step_{step:08d}"
-        if self.mirror:
-            self.mirror.best = self._best
         if self._team.rank == 0 and (self.root / self._best).exists():
             self._tidy(self.root / self._best)
 
@@ -476,6 +472,11 @@ class Checkpointer:
         """The end of the run: wait for the save in flight. Raises if the last save failed."""
         self.wait(final=True)
 
+    def finish(self) -> None:
+        """The last files go to the mirror, while every rank waits: its launcher kills them all soon
+        after the first of them has ended."""
+        self._team.on_first(lambda: self.mirror and self.mirror.close())
+
     def _run(self, step, state, record, start, stall_s=None) -> None:
         """Publish and tidy up, in the background or not, and leave the outcome in self._error: the
         same on all ranks, which read it at the same step in wait()."""
@@ -499,9 +500,8 @@ class Checkpointer:
         # The others wait here: in a collective of training they would soon give up.
         took_s = time.perf_counter() - start
         self._team.on_first(lambda: self._tidy(path, took_s))
-        durable = f"; {self.mirror.age()}" if self.mirror else ""
         paused = f"training paused {stall_s or took_s:.2f} s"
-        self.log(f"saved {path} in {took_s:.2f} s, {paused}{durable}")
+        self.log(f"saved {path} in {took_s:.2f} s, {paused}")
         grace_s = float(os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", 30))
         if "TORCHELASTIC_RUN_ID" in os.environ and took_s > grace_s and not self._warned:
             self._warned = True
@@ -518,7 +518,7 @@ class Checkpointer:
                 write_text(self.root / "best", path.name)
             if saved_s is not None:
                 if self.mirror:
-                    self.mirror.offer(path, saved_s)
+                    self.mirror.upload(path, best=self._best == path.name)
                 self._retain(path)
         except Exception as e:
             self.log(f"warning: after the save of {path.name}: {type(e).__name__}: {e}")
@@ -539,8 +539,7 @@ class Checkpointer:
                 return
             kept.append(self.root / name)
         for path in found:
-            in_use = self._stays(path.name) or self.mirror and self.mirror.needs(path)
-            if path not in kept and not in_use:
+            if path not in kept and not self._stays(path.name):
                 _trash(path)
 
     def _stays(self, name: str) -> bool:
