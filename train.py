@@ -119,7 +119,7 @@ def main(argv: list[str]) -> int:
                 f"it: python eval.py sample --run_dir {quote(str(log.run_dir))}"
             )
             return 0
-        signals = ranks.Signals(options.preempt_url if world.local_rank == 0 else "")
+        signals = ranks.Signals()
         stack.enter_context(build.explain_out_of_memory(argv, lambda: plan, world, progress))
         step_model, val_model, plan = build.compile_step(model, optimizers, plan, world, log)
         loader = build.open_loader(manifest, preset, plan, world, progress.step)
@@ -202,8 +202,10 @@ def take_steps(run: Run, progress: Progress) -> Iterator[StepNumbers]:
 def requests(run: Run, progress: Progress) -> dict[str, bool]:
     """What this rank asks the others for: to stop, to save."""
     flags = {s.name.lower(): run.signals.received == s for s in run.signals.STOP}
-    minutes = (time.monotonic() - progress.saved_at) / 60
-    return flags | dict(overdue=run.world.is_first and 0 < run.preset.run.save_minutes < minutes)
+    flags |= dict(unsaved=run.checkpoints.error is not None)
+    minutes, allowed = (time.monotonic() - progress.saved_at) / 60, run.preset.run.save_minutes
+    overdue = run.world.is_first and 0 < allowed < minutes and not run.checkpoints.busy
+    return flags | dict(overdue=overdue)
 
 
 def add_over_ranks(**numbers: Tensor | bool) -> dict[str, Tensor]:
@@ -250,11 +252,13 @@ def log_step(run: Run, progress: Progress, numbers: dict) -> None:
     ranks.expect_answers()
     asked = [s for s in run.signals.STOP if numbers.pop(s.name.lower())]
     progress.stop, progress.save_now = (asked or [0])[0], numbers.pop("overdue") > 0
+    if numbers.pop("unsaved"):
+        run.checkpoints.join(raises=True)
     step, lr, norm = (numbers.pop(name) for name in ("step", "lr", "norm"))
     counted, n_bytes, bad = (numbers.pop(name) for name in ("counted", "bytes", "bad"))
     loss, first_norm = numbers.pop("loss") / plan.world_size, numbers.pop("first_norm", None)
     rows = plan.rows_in_step(step - 1)
-    wait_s, saving = run.loader.pop_wait_s(), run.checkpoints.was_saving()
+    wait_s, saving = run.loader.pop_wait_s(), run.checkpoints.busy
     step_s = run.meter.step(rows * plan.seq_len, data_wait_s=wait_s)
     record = dict(step=step, tokens=plan.tokens_before(step))
     if bad:
@@ -378,7 +382,7 @@ def finish(run: Run, progress: Progress) -> int:
     log, step, stop = run.log, progress.step, progress.stop
     if progress.saved_step != step:
         save(run, progress, wait=True)
-    run.checkpoints.close()
+    run.checkpoints.finish()
     if stop:
         log.status("preempted", step=step, exit_code=128 + stop)
         report(log)

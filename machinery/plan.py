@@ -48,8 +48,6 @@ class Plan:
     keep_step: int  # its checkpoint is kept: from there, a run can become longer
     save_bytes: int  # of one checkpoint
     saves: int  # checkpoints that are there at once, at most
-    milestones: int  # checkpoints of the weights alone, all of which stay
-    milestone_bytes: int
     text: str = ""  # the table to print
 
     @property
@@ -136,9 +134,8 @@ def make_plan(preset: cfg.Preset, world: World) -> Plan:
         decay_begins=begins,
         keep_step=begins if config.schedule == "wsd" else steps,
         save_bytes=state - 4 * sum(params.values()),  # gradients are not saved
-        saves=run.keep + 3,  # the newest, the best, that before the decay, one being written
-        milestones=steps // run.keep_every if run.keep_every else 0,
-        milestone_bytes=4 * sum(params.values()),
+        # the newest, the best, that before the decay, one being written, those of --keep_every
+        saves=run.keep + 3 + (steps // run.keep_every if run.keep_every else 0),
     )
     return replace(plan, text=table(plan, config, model, meta, params, why, world.dtype.itemsize))
 
@@ -160,7 +157,6 @@ def table(plan: Plan, config, model, meta: GPT, params, why: str, itemsize: int)
     spare = accum * rows * W - in_step
     filled = f" ({spare} rows to fill the last do not count)" if spare else ""
     per_token = flops.activation_bytes(model, itemsize, plan.recompute)
-    stay = f", {plan.milestones} milestones of {plan.milestone_bytes / 1e9:.2f} GB"
     token_size = np.dtype(dtype_for(model.vocab_size)).itemsize
     ramp = f" (fewer in the first {plan.ramp_steps:,})" if plan.ramp_steps else ""
     full, causal = meta.flops_per_token(), meta.flops_per_token(causal=True)
@@ -175,7 +171,7 @@ def table(plan: Plan, config, model, meta: GPT, params, why: str, itemsize: int)
         f"rank{'s' * (W > 1)}{filled}{optim.rates_note(config)}",
         f"memory    {why}; activations take about {rows * model.seq_len * per_token / 1e9:.2f} GB",
         f"disk      {tokens * token_size / 1e9:.2f} GB of rows if none is repeated, "
-        f"{plan.saves} checkpoints of {plan.save_bytes / 1e9:.2f} GB{stay * bool(plan.milestones)}",
+        f"{plan.saves} checkpoints of {plan.save_bytes / 1e9:.2f} GB",
     ]
     return "\n".join(lines)
 
