@@ -31,7 +31,7 @@ import config as cfg
 import data
 import flops
 import optim
-from machinery import build, checkpoint, cli, folders, mirror, ranks, trained
+from machinery import build, checkpoint, cli, folders, mirror, ranks, stage, trained
 from machinery import log as logs
 from machinery.errors import NonFiniteError
 from machinery.log import Log, is_done, write_report
@@ -88,7 +88,10 @@ def main(argv: list[str]) -> int:
         from instruments.run import forecast
 
         return forecast.show(preset, world)
-    manifest, preset = folders.open_data(preset, world)
+    near = None  # the data on a disk of this machine, if it comes from elsewhere
+    if options.stage or "://" in options.data_dir:
+        near = stage.once_per_node(options.data_dir, options.stage, world)
+    manifest, preset = folders.open_data(preset, near)
     if source:
         source.check_data(manifest, preset)
     plan = make_plan(preset, world)
@@ -98,7 +101,7 @@ def main(argv: list[str]) -> int:
     about = build.describe(typed, preset, plan, manifest, world)
     with ExitStack() as stack:
         stack.enter_context(folders.claim(preset, manifest, world))
-        copies = mirror.open_mirror(options, log)
+        copies = stack.enter_context(mirror.open_mirror(options, log))
         stack.enter_context(log.outcome(progress))
         log.print(about)
         stack.enter_context(build.attention_kernels(preset.model))
@@ -213,6 +216,7 @@ def requests(run: Run, progress: Progress) -> dict[str, bool]:
     flags = {s.name.lower(): run.signals.received == s for s in run.signals.STOP}
     minutes = (time.monotonic() - progress.saved_at) / 60
     due = 0 < run.preset.run.save_minutes < minutes and not run.checkpoints.busy
+    due = due or run.checkpoints.error is not None  # which the next save raises
     return flags | dict(overdue=run.world.is_first and due)
 
 
@@ -369,7 +373,7 @@ def finish(run: Run, progress: Progress) -> int:
     if stop:
         log.status("preempted", step=step, exit_code=128 + stop)
         write_report(log)
-        run.checkpoints.finish()  # what the mirror still has to get
+        run.checkpoints.finish()  # the mirror gets the last files
         name = signal.Signals(stop).name
         log.print(f"stopped by {name} after step {step:,}; the same command resumes")
         return 128 + stop
