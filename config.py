@@ -270,21 +270,14 @@ class RunConfig:
     before the first step and at the end; 0: only then."""
     eval_tokens: Count = 10_485_760  # 20 x 524,288
     """Validation targets to score while training, always the same ones; the end scores all."""
-    noise_scale_every: int = 0
-    """Estimate the gradient noise scale every N steps; 0: never. It compares a micro-batch with the
-    whole step, so a step needs several: see --micro_batch."""
     wandb: bool = False
     """Send metrics.jsonl to Weights & Biases as well (as WANDB_MODE says, if it is set)."""
     profile: bool = False
     """Record a few steps: trace, memory over a step, and where the time goes; then stop."""
     plan: bool = False
     """Print parameters, tokens, memory, disk, hours and dollars, and stop."""
-    gpu: str = ""
-    """With --plan: estimate for this card instead of this machine: `H100`, `8xH200`, `4090`."""
     usd_per_hour: float = 3.0
     """What one GPU costs (without GPUs, the machine); for --plan, the last line and the report."""
-    usd: float = 0.0
-    """With --plan --gpu: dollars to spend; it names the depth that makes the most of them."""
     peak_tflops: float = 0.0
     """Peak of one device in dense TFLOP/s, for MFU; 0: looked up by name; on a CPU, measured."""
 
@@ -320,9 +313,6 @@ class RunConfig:
 
     def __post_init__(self):
         check_numbers(self)
-        for name in ("gpu", "usd"):
-            if (value := getattr(self, name)) and not self.plan:
-                raise UsageError(f"--{name} {value} is only for an estimate; add --plan")
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,8 @@
     tournament  checkpoints continue the same prompts, and a judge compares them
     serve       a page to try it, and OpenAI's protocol for programs
     report      a page on a run; `compare RUN RUN ...` puts several into one picture
+    plan        what a run will take and cost, on any card: `eval.py plan d12 --gpu H100`
+    noise       the gradient noise scale: up to how many tokens a larger batch pays off
 
 MODEL: a preset's name; the folder of a run, a checkpoint or an export; or a stock model, its folder
 or hf:REPO. `loss` and `choice` append their figures to eval.jsonl in the folder of the run or
@@ -107,7 +109,7 @@ def choice() -> tuple[Callable, type]:
 
 
 def look() -> tuple[Callable, type]:
-    from instruments import look
+    from instruments.pages import look
 
     return partial(look.look, load_model=load_model), look.LookConfig
 
@@ -125,15 +127,28 @@ def serve() -> tuple[Callable, type]:
 
 
 def report() -> tuple[Callable, type]:
-    from instruments import report
+    from instruments.pages import report
 
     return partial(report.sample_and_write, load_model=load_model), report.ReportConfig
 
 
-def compare() -> tuple[Callable, None]:
-    from instruments import report
+def noise() -> tuple[Callable, type]:
+    from instruments.run import noise_scale
 
-    return lambda folders: print(report.compare(folders)), None
+    trained.keep_record = keep_record  # until it has moved there
+    return partial(noise_scale.measure, load_model=load_model), noise_scale.NoiseConfig
+
+
+def compare() -> tuple[Callable, None]:
+    from instruments.pages import report
+
+    return report.compare, None
+
+
+def plan() -> tuple[Callable, None]:
+    from instruments.run import forecast
+
+    return forecast.main, None
 
 
 COMMANDS = {
@@ -145,7 +160,9 @@ COMMANDS = {
     "tournament": tournament,
     "serve": serve,
     "report": report,
-    "compare": compare,  # has no options: its words are folders of runs
+    "noise": noise,
+    "compare": compare,  # these two read their own words
+    "plan": plan,
 }
 
 
@@ -158,8 +175,7 @@ def main(argv: list[str]) -> int:
         return 0
     run, kind = cli.find("command", argv[0], COMMANDS)()
     if kind is None:
-        run(argv[1:])
-        return 0
+        return run(argv[1:])
     word, options = cli.first_word(argv[1:])
     given = trained.find_model(word)
     if not given.keys() <= {field.name for field in fields(kind)}:

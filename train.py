@@ -47,7 +47,6 @@ class Run:
     manifest: Manifest
     log: Log
     signals: ranks.Signals
-    noise: object  # instruments/noise_scale.py; None if it is not asked for
     model: torch.nn.Module  # saved and sampled from
     step_model: torch.nn.Module  # the same weights compiled, under DDP if it is used
     val_model: torch.nn.Module  # and for validation
@@ -84,7 +83,7 @@ def main(argv: list[str]) -> int:
         source = imported.Source(options.init_from)
         asked = source.complete(typed)
     if options.plan:
-        from instruments import forecast
+        from instruments.run import forecast
 
         return forecast.show(asked, world)
     manifest, preset = folders.open_data(asked)
@@ -97,9 +96,7 @@ def main(argv: list[str]) -> int:
     plan = make_plan(preset, world)
     # Nothing is left open: this is what the run is.
     preset = replace(preset, train=replace(preset.train, steps=plan.steps, tokens=""))
-    wandb = (str(cli.ROOT / "instruments" / "to_wandb.py"), options.run_dir, "--follow")
-    log = Log(Path(options.run_dir), world.is_first, wandb if options.wandb else ())
-    progress, noise = Progress(), None
+    log, progress = Log(Path(options.run_dir), world.is_first), Progress()
     about = build.describe(typed, preset, plan, manifest, world)
     with ExitStack() as stack:
         stack.enter_context(folders.claim(preset, manifest, world))
@@ -125,20 +122,17 @@ def main(argv: list[str]) -> int:
         loader = build.open_loader(manifest, preset, plan, world, progress.step)
         stack.callback(loader.close)
         meter = build.make_meter(model, world, options)
-        if options.noise_scale_every:
-            from instruments.noise_scale import NoiseScale
-
-            noise = NoiseScale(options.noise_scale_every, marks=manifest.marks)
         token_bytes = torch.from_numpy(manifest.token_bytes()).to(world.device)
         parts = (model, step_model, val_model, optimizers, checkpoints, loader, meter, token_bytes)
-        run = Run(preset, plan, world, manifest, log, signals, noise, *parts)
+        run = Run(preset, plan, world, manifest, log, signals, *parts)
         log.begin(progress.step, eval_is_due(run, progress), start_of(argv, preset, world))
         gc.collect()
         gc.freeze()  # all of this lives on: the collector need not scan it again and again
         if options.profile:
-            from instruments import profiler
+            from instruments.run import profiler
 
-            return profiler.run(run, take_steps(run, progress), log_step, progress)
+            steps = (numbers.read() for numbers in take_steps(run, progress))
+            return profiler.run(run, steps, log_step, progress)
         train(run, progress)
         return finish(run, progress)
 
@@ -157,7 +151,6 @@ def take_steps(run: Run, progress: Progress) -> Iterator[StepNumbers]:
     while progress.step < plan.steps and not progress.stop:
         step = progress.step
         lr_factor = optim.set_schedule(run.optimizers, step, plan.steps, config)
-        measures_noise = run.noise and run.noise.is_due(step)
 
         grad_accum, sums = plan.grad_accum(step), Counter()
         for k in range(grad_accum):
@@ -171,8 +164,6 @@ def take_steps(run: Run, progress: Progress) -> Iterator[StepNumbers]:
             n_bytes = (run.token_bytes[targets.clamp(min=0)] * counted).sum()
             # Added up by name over micro-batches and ranks; another sum here is logged and printed.
             sums.update(loss=loss.detach(), bytes=n_bytes, counted=counted.sum())
-            if k == 0 and measures_noise:
-                first_norm = optim.grad_norm(parameters()) * grad_accum
 
         norm = optim.grad_norm(parameters())
         bad = ~(sums["loss"].isfinite() & norm.isfinite())
@@ -194,8 +185,6 @@ def take_steps(run: Run, progress: Progress) -> Iterator[StepNumbers]:
         progress.step += 1
 
         numbers["norm"] = norm  # of all ranks already
-        if measures_noise:
-            numbers["first_norm"] = first_norm
         yield StepNumbers(dict(step=progress.step, lr=lr_factor), numbers)
 
 
@@ -252,7 +241,7 @@ def log_step(run: Run, progress: Progress, numbers: dict) -> None:
     progress.stop, progress.save_now = (asked or [0])[0], numbers.pop("overdue") > 0
     step, lr, norm = (numbers.pop(name) for name in ("step", "lr", "norm"))
     counted, n_bytes, bad = (numbers.pop(name) for name in ("counted", "bytes", "bad"))
-    loss, first_norm = numbers.pop("loss") / plan.world_size, numbers.pop("first_norm", None)
+    loss = numbers.pop("loss") / plan.world_size
     rows = plan.rows_in_step(step - 1)
     wait_s, saving = run.loader.pop_wait_s(), run.checkpoints.was_saving()
     step_s = run.meter.step(rows * plan.seq_len, data_wait_s=wait_s)
@@ -264,10 +253,6 @@ def log_step(run: Run, progress: Progress, numbers: dict) -> None:
     record |= dict(loss=loss, bpb=loss * counted / math.log(2) / max(n_bytes, 1), lr=lr, norm=norm)
     record |= dict(time=time.time(), step_s=step_s) | run.meter.summary()
     record["watch"] = dict(saving=saving, wait_s=wait_s, **build.watch(run.loader))
-    if first_norm is not None:
-        first_rows = plan.rows_in_first(step - 1)
-        scale = run.noise.measure(first_norm, norm, first_rows, rows, plan.seq_len)
-        record["noise_scale_tokens"] = scale
     log.write(record | numbers)  # those that are left: yours
     if step in (1, plan.steps) or is_due(step, options.log_every):
         log.print(step_line(record, plan.steps, time_left_s(run, progress.step), numbers))
@@ -420,7 +405,7 @@ def report(log: Log, run: Run | None = None, step: int = 0) -> str:
     if not log.is_first:
         return ""
     try:
-        from instruments import report
+        from instruments.pages import report
 
         if run:
             return report.update(run, step)
