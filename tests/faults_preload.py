@@ -9,4 +9,4 @@ import torch._inductor.config  # noqa: F401
 import tyro  # noqa: F401
 
 import train  # noqa: F401
-from instruments import report  # noqa: F401
+from instruments.pages import report  # noqa: F401

@@ -9,7 +9,6 @@ import sys
 
 import numpy as np
 import pytest
-import torch
 from conftest import ROOT
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -18,8 +17,7 @@ import law
 import scaling
 
 from config import UsageError, find_preset
-from instruments import forecast
-from machinery import cli, ranks
+from instruments.run import forecast
 from machinery.log import read_jsonl
 
 TRUE = dict(E=0.7, A=30.0, a=0.3, B=900.0, b=0.4)
@@ -231,8 +229,7 @@ def test_the_forecast_has_the_law_of_the_published_runs():
 
 
 def page(*words: str) -> str:
-    preset = cli.parse("train.py", "train", [*words, "--plan", "--gpu", "H100"])
-    return forecast.page(preset, ranks.World(0, 1, 0, 1, torch.device("cpu"), torch.float32, 2**34))
+    return forecast.page_of([*words, "--gpu", "H100"])
 
 
 def test_dollars_buy_tokens_at_each_depth():
@@ -263,6 +260,4 @@ def test_what_the_law_does_not_speak_of_has_no_loss():
         assert "a guess" not in page(*words)
         with pytest.raises(UsageError, match="--usd 50.0 compares depths"):
             page(*words, "--usd", "50")
-    with pytest.raises(UsageError, match="--usd 50.0 is only for an estimate"):
-        cli.parse("train.py", "train", ["d12", "--usd", "50"])
     assert forecast.on_the_dial(find_preset("d16"))

@@ -6,11 +6,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from instruments.profiler import ROWS, Profile, breakdown, classify, to_spans
 from torch import nn
 from torch.profiler import record_function
 
 from instruments import profiler
-from instruments.profiler import ROWS, Profile, breakdown, classify, to_spans
 
 NAMES = {
     "nvjet_hsh_128x256_64x4_1x2_h_bz_coopA_NTT": "matmul",

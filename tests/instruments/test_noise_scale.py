@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-
 from instruments.noise_scale import NoiseScale
 
 
