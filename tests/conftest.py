@@ -1,7 +1,14 @@
-"""What several tests share: a small data folder, and ways to run the programs."""
+"""What several tests share: a data folder, a trained run, and ways to run the programs.
 
+Markers: `slow` (CI runs them too), `timing` (depends on the clock: run alone, see the end), and
+`pictures` (this test looks at a picture; for all others none is painted).
+"""
+
+import importlib
 import json
 import os
+import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,11 +20,12 @@ import pytest
 os.environ["OMP_NUM_THREADS"] = "1"
 
 ROOT = Path(__file__).parent.parent
-# A model of a few thousand weights, on the CPU, eager and in fp32: its runs take seconds.
+# A model of a few thousand weights, on the CPU, eager and in fp32; the peak is given, as to measure
+# it takes longer than such a run.
 SMALL = (
     "--n_layer 2 --n_embd 32 --n_head 2 --n_kv_head 2 --head_dim 16 --mlp_hidden 64 "
     "--tokens_per_step 512 --steps 12 --no_compile --device cpu --dtype fp32 --warmup 2 "
-    "--eval_tokens 1024 --log_every 1 --decay 0.65"
+    "--eval_tokens 1024 --log_every 1 --decay 0.65 --peak_tflops 1"
 ).split()
 
 
@@ -81,24 +89,24 @@ def losses(run_dir) -> dict[int, float]:
 
 
 def parameters(run_dir, step: int) -> dict:
-    """name -> tensor of a checkpoint: weights and optimizer state."""
+    """name -> tensor of a checkpoint: weights and optimizer state, put together from all ranks."""
     import torch
-    from torch.distributed.checkpoint import FileSystemReader
-    from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from_keys
+    import torch.distributed.checkpoint as dcp
 
-    path = Path(run_dir) / "checkpoints" / f"step_{step:08d}" / "dcp"
-    state = _load_state_dict_from_keys(storage_reader=FileSystemReader(path))
-    flat = {}
+    folder = Path(run_dir) / "checkpoints" / f"step_{step:08d}" / "dcp"
+    if (folder / ".metadata").exists():
+        reader = dcp.FileSystemReader(folder)
+    else:
+        reader = dcp.HuggingFaceStorageReader(str(folder))
+    saved = reader.read_metadata().state_dict_metadata
+    state = {k: torch.empty(v.size, dtype=v.properties.dtype) for k, v in saved.items()}
+    dcp.load(state, storage_reader=reader, no_dist=True)
+    return state
 
-    def walk(prefix, tree):
-        for key, value in tree.items():
-            if isinstance(value, dict):
-                walk(f"{prefix}{key}.", value)
-            elif isinstance(value, torch.Tensor):
-                flat[prefix + key] = value
 
-    walk("", state)
-    return flat
+def tensor_files(checkpoint) -> list[Path]:
+    """The files of a checkpoint that hold tensors: one or more of each rank."""
+    return sorted(p for p in (Path(checkpoint) / "dcp").iterdir() if p.name != ".metadata")
 
 
 @pytest.fixture(autouse=True)
@@ -115,6 +123,8 @@ def leave_no_run_behind():
 @pytest.fixture(scope="session")
 def small_data(tmp_path_factory) -> Path:
     """Rows of 65 tokens, a vocabulary of 512, from this project's own sources and invented text."""
+    from data_helpers import in_process
+
     folder = tmp_path_factory.mktemp("small")
     texts = folder / "texts"
     texts.mkdir()
@@ -122,8 +132,59 @@ def small_data(tmp_path_factory) -> Path:
         (texts / f"{path.stem}.txt").write_text(path.read_text())
     for i in range(40):
         (texts / f"note{i}.txt").write_text(f"def note_{i}(x):\n    return x + {i}\n" * (i + 3))
-    options = "--vocab_size 512 --row_len 65 --val_fraction 0.2 --workers 1".split()
-    options += ["--source", f"files:{texts}", "--data_dir", folder / "data"]
-    result = run("prepare_data.py", "tiny", *options)
+    options = "tiny --vocab_size 512 --row_len 65 --val_fraction 0.2 --workers 1".split()
+    result = in_process(*options, "--source", f"files:{texts}", "--data_dir", folder / "data")
     assert result.returncode == 0, result.stderr
     return folder / "data"
+
+
+@pytest.fixture(scope="session")
+def trained_run(small_data, tmp_path_factory) -> Path:
+    """The folder of a finished run of 12 steps, with the checkpoints of steps 4, 8 and 12. Only to
+    be read: a test that writes to it takes `own_run`."""
+    import train
+
+    run_dir = tmp_path_factory.mktemp("trained") / "run"
+    options = "--save_every 4 --keep 9 --eval_every 4 --data_dir".split()
+    options += [str(small_data), "--run_dir", str(run_dir)]
+    assert train.main(["tiny", *SMALL, *options]) == 0
+    return run_dir
+
+
+@pytest.fixture
+def own_run(trained_run, tmp_path) -> Path:
+    """A copy of the trained run, in tmp_path."""
+    return shutil.copytree(trained_run, tmp_path / "run")
+
+
+# ------------------------------------------------------------------------------- no pictures
+
+PNG = b"\x89PNG"  # what stands in place of a picture
+
+
+def paint_nothing(paints=lambda: False) -> None:
+    """Pictures of runs become PNG, unless paints()."""
+    pages = (ROOT / "instruments" / "pages").exists()
+    report = importlib.import_module("instruments.pages.report" if pages else "instruments.report")
+    honest = report.png_of
+    report.png_of = lambda figure: honest(figure) if paints() else PNG
+
+
+_pictures = None  # whether the test that runs looks at them; None before the first test
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    """Before the fixtures of a test, as those of a module or a session paint as well."""
+    global _pictures
+    if _pictures is None:
+        paint_nothing(lambda: _pictures)
+        hear_hangups()
+    _pictures = item.get_closest_marker("pictures") is not None
+
+
+def hear_hangups() -> None:
+    """Under nohup SIGHUP is ignored, and children would inherit that: the programs respect it, but
+    tests send it. A handler protects this process as well, and ends with it."""
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, lambda signum, frame: None)

@@ -6,7 +6,8 @@ import os
 import random
 import subprocess
 import sys
-from contextlib import redirect_stderr, redirect_stdout
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, nullcontext, redirect_stderr, redirect_stdout
 from pathlib import Path
 from unittest import mock
 
@@ -66,28 +67,39 @@ def command(folder: Path, *options: str) -> list[str]:
     ]
 
 
-def prepare(folder: Path, *options: str, program: tuple = ()) -> subprocess.CompletedProcess:
-    """Run `command` within this process, to save its start; its pool's processes still start."""
-    import prepare_data
-    from machinery import cli
+def prepare(folder: Path, *options: str, program: tuple = (), processes: bool = False):
+    """Run `command` within this process, to save its start. The units are prepared by a thread;
+    processes: by those of a pool, as without a test."""
     from preparation import sources
 
     arguments = command(folder, *options)
-    argv = ["prepare_data.py", *program, *arguments[3:]]
+    with mock.patch.object(sources, "SMALLEST_UNIT", 40_000):
+        done = in_process(*program, *arguments[3:], processes=processes)
+    return subprocess.CompletedProcess(arguments, done.returncode, done.stdout, done.stderr)
+
+
+def in_process(*argv, processes: bool = False) -> subprocess.CompletedProcess:
+    """`prepare_data.py ARGV` within this process."""
+    import prepare_data
+    from machinery import cli
+    from preparation import sources, worker
+
     out, err, code = io.StringIO(), io.StringIO(), None
     sources.local_files.cache_clear()
-    with (
-        mock.patch.object(sources, "SMALLEST_UNIT", 40_000),
-        redirect_stdout(out),
-        mock.patch.dict(os.environ, environment(RAYON_NUM_THREADS="1")),
-        mock.patch.object(sys, "argv", argv),
-        redirect_stderr(err),
-    ):
+    with ExitStack() as stack:
+        if not processes:
+            pool = stack.enter_context(ThreadPoolExecutor(1))
+            opened = lambda workers: nullcontext((pool, workers))
+            stack.enter_context(mock.patch.object(worker, "open_pool", opened))
+        stack.enter_context(mock.patch.dict(os.environ, environment(RAYON_NUM_THREADS="1")))
+        stack.enter_context(mock.patch.object(sys, "argv", ["prepare_data.py", *map(str, argv)]))
+        stack.enter_context(redirect_stdout(out))
+        stack.enter_context(redirect_stderr(err))
         try:
             cli.run(prepare_data.main)
         except SystemExit as end:
             code = end.code
-    return subprocess.CompletedProcess(arguments, code, out.getvalue(), err.getvalue())
+    return subprocess.CompletedProcess(argv, code, out.getvalue(), err.getvalue())
 
 
 def fingerprint(folder: Path) -> str:

@@ -1,8 +1,9 @@
 """Real processes for test_faults.py: start train.py, watch it, kill it, and spoil it on purpose.
 
-`start` forks a process that has already done the imports (a run of a tiny model then takes a
+`start` forks a process that has already done the imports (a run of a tiny model then takes half a
 second). It becomes `python train.py ARGS`, or one rank of several, after applying `spoil`:
-functions of this file that break something in that process. `launch` is torchrun itself.
+functions of this file that break something in that process. `launch` is torchrun itself. Neither
+paints pictures.
 """
 
 import contextlib
@@ -14,14 +15,15 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import ClassVar
 
-from conftest import ROOT, SMALL, command, environment
+from conftest import ROOT, SMALL, command, environment, paint_nothing
 
 HERE = Path(__file__).parent
-PEAK = ("--peak_tflops", "0.1")  # saves measuring it
 
 
 # ------------------------------------------------------------------------------- processes
@@ -141,23 +143,15 @@ def start(data, run_dir, *args, world: int = 1, spoil=(), env=None, argv=None) -
     with _variable("PYTHONPATH", path), _variable("CUDA_VISIBLE_DEVICES", ""):
         context.set_forkserver_preload(["faults_preload"])
         multiprocessing.forkserver.ensure_running()
-    argv = argv or ["tiny", *SMALL, *PEAK, "--data_dir", data, "--run_dir", run_dir, *args]
+    argv = argv or ["tiny", *SMALL, "--data_dir", data, "--run_dir", run_dir, *args]
     env = {"RANK": "", "WORLD_SIZE": "", "LOCAL_RANK": "", **(env or {})}
     processes, outputs = [], []
     folder = Path(run_dir).parent
     folder.mkdir(parents=True, exist_ok=True)
-    port = str(free_port())
+    meeting = dict(MASTER_ADDR="localhost", MASTER_PORT=str(free_port()))
+    meeting |= dict(WORLD_SIZE=str(world), LOCAL_WORLD_SIZE=str(world))
     for rank in range(world):
-        mine = dict(env)
-        if world > 1:
-            mine |= {
-                "RANK": str(rank),
-                "LOCAL_RANK": str(rank),
-                "WORLD_SIZE": str(world),
-                "LOCAL_WORLD_SIZE": str(world),
-                "MASTER_ADDR": "localhost",
-                "MASTER_PORT": port,
-            }
+        mine = env | meeting | dict(RANK=str(rank), LOCAL_RANK=str(rank)) if world > 1 else env
         outputs.append(folder / f"output_{next(_outputs)}_rank_{rank}.txt")
         outputs[-1].touch()
         job = (str(outputs[-1]), mine, [str(a) for a in argv], list(spoil))
@@ -168,33 +162,20 @@ def start(data, run_dir, *args, world: int = 1, spoil=(), env=None, argv=None) -
 
 def launch(data, run_dir, *args, world: int = 2, nodes: int = 1, spoil=(), **env) -> Run:
     """The same under torchrun; `nodes` launchers that meet as nodes of a cluster would."""
-    argv = ["tiny", *SMALL, *PEAK, "--data_dir", data, "--run_dir", run_dir, *args]
+    argv = ["tiny", *SMALL, "--data_dir", data, "--run_dir", run_dir, *args]
     argv = [str(a) for a in argv]
     whole = command(str(HERE / "faults.py"), [json.dumps(list(spoil)), *argv], nproc=world)
     if nodes > 1:
-        meet = [
-            f"--nnodes={nodes}",
-            "--rdzv_backend=c10d",
-            "--rdzv_id=test",
-            "--local_addr=localhost",
-            f"--rdzv_endpoint=localhost:{free_port()}",
-        ]
+        meet = f"--nnodes={nodes} --rdzv_backend=c10d --rdzv_id=test --local_addr=localhost"
         at = whole.index("--standalone")
-        whole[at : at + 1] = meet
-    folder = Path(run_dir).parent
+        whole[at : at + 1] = [*meet.split(), f"--rdzv_endpoint=localhost:{free_port()}"]
+    tools = dict(stderr=subprocess.STDOUT, cwd=ROOT)
+    tools |= dict(env=environment(PYTHONPATH=f"{ROOT}{os.pathsep}{HERE}", **env))
     processes, outputs = [], []
     for _ in range(nodes):
-        outputs.append(folder / f"output_{next(_outputs)}.txt")
+        outputs.append(Path(run_dir).parent / f"output_{next(_outputs)}.txt")
         with open(outputs[-1], "w") as file:
-            processes.append(
-                subprocess.Popen(
-                    whole,
-                    stdout=file,
-                    stderr=subprocess.STDOUT,
-                    cwd=ROOT,
-                    env=environment(PYTHONPATH=f"{ROOT}{os.pathsep}{HERE}", **env),
-                )
-            )
+            processes.append(subprocess.Popen(whole, stdout=file, **tools))
     return Run(processes, outputs, run_dir)
 
 
@@ -265,19 +246,32 @@ def _after_step(more) -> None:
     train.log_step = log_step
 
 
-def late_numbers() -> None:
-    """The numbers of a step are read after the next one is launched, as on a GPU."""
-    import train
-
-    honest = train.log_steps
-    train.log_steps = lambda run, progress, unread, keep=0: honest(
-        run, progress, unread, 1 if keep is False else keep
-    )
-
-
 def slow(seconds: float) -> None:
     """Sleep after each step, so that there is time to be killed in."""
     _after_step(lambda run, progress: time.sleep(seconds))
+
+
+def minutes_pass(minutes: float, only_rank: int = 0) -> None:
+    """By the clock of one rank's training, each step takes so long; it does not."""
+    import train
+
+    passed = []
+    clock = dict(vars(time), monotonic=lambda: time.monotonic() + 60 * minutes * len(passed))
+    train.time = SimpleNamespace(**clock)
+    _after_step(lambda run, progress: passed.append(1) if rank() == only_rank else None)
+
+
+def wait_for_saves() -> None:
+    """A step does not begin before the save that the one before has asked for is at its end."""
+    from machinery.checkpoint import Checkpointer
+
+    honest = Checkpointer.save
+
+    def save(checkpoints, *args, **kwargs):
+        honest(checkpoints, *args, **kwargs)
+        checkpoints.join()
+
+    Checkpointer.save = save
 
 
 def hold(step: int, until: str) -> None:
@@ -324,19 +318,19 @@ def kill_at_stage(stage: str, step: int) -> None:
 
 
 def kill_before_validation(step: int) -> None:
-    """SIGKILL once the checkpoint of `step` is published, before the validation that follows."""
-    import train
+    """SIGKILL once the checkpoint of `step` is published, before its validation is written down."""
+    from machinery.log import Log
 
-    evaluate = train.evaluate
+    honest = Log.write
 
-    def die(run, progress):
-        if progress.step == step and progress.saved_step == step:
-            run.checkpoints.join()
-            if progress.step > progress.resumed_at:
-                os.kill(os.getpid(), signal.SIGKILL)
-        return evaluate(run, progress)
+    def write(log, record):
+        if record.get("step") == step and record.keys() & {"val_bpb", "full_val_bpb"}:
+            while not (log.run_dir / "checkpoints" / f"step_{step:08d}").exists():
+                time.sleep(0.01)
+            os.kill(os.getpid(), signal.SIGKILL)
+        honest(log, record)
 
-    train.evaluate = die
+    Log.write = write
 
 
 def save_at_once() -> None:
@@ -352,10 +346,21 @@ def save_at_once() -> None:
     train.train = resave
 
 
-def slow_stage(stage: str, seconds: float) -> None:
+def saves_until_joined() -> None:
+    """A save in the background ends no sooner than training waits for it."""
     from machinery import checkpoint
 
-    checkpoint._stage = lambda name: time.sleep(seconds) if name == stage else None
+    joined, honest = threading.Event(), checkpoint.Checkpointer.join
+
+    def join(checkpoints, *args, **kwargs):
+        joined.set()
+        try:
+            return honest(checkpoints, *args, **kwargs)
+        finally:
+            joined.clear()
+
+    checkpoint.Checkpointer.join = join
+    checkpoint._stage = lambda name: name == "write" and joined.wait(60)
 
 
 def failing_saves(first: int, last: int, only_rank: int = 0) -> None:
@@ -374,27 +379,20 @@ def failing_saves(first: int, last: int, only_rank: int = 0) -> None:
 
 
 def full_disk_for_metrics(first: int, last: int) -> None:
-    """metrics.jsonl takes half of a line, and no more, at each of the steps first to last."""
-    from machinery import log as module
+    """metrics.jsonl takes no lines of the steps first to last."""
+    from machinery import disk, log
 
-    honest = module.Log.write
+    honest, append = log.Log.write, disk.append
 
-    def open_full(path, mode):
-        def write_half(lines):
-            file.write(lines[0][:20])
-            file.flush()
-            raise OSError(28, "No space left on device")
+    def refuse(*args):
+        raise OSError(28, "No space left on device")
 
-        file = open(path, mode)
-        file.writelines = write_half
-        return file
+    def write(self, record):
+        full = first <= record["step"] <= last
+        log.open, disk.append = (refuse, refuse) if full else (open, append)
+        honest(self, record)
 
-    def write(log, record):
-        module.open = open_full if first <= record["step"] <= last else open
-        honest(log, record)
-        module.open = open if last < 10**9 else module.open
-
-    module.Log.write = write
+    log.Log.write = write
 
 
 def dropout(p: float) -> None:
@@ -528,17 +526,10 @@ def slow_mirror(seconds: float) -> None:
     honest = Store.send
 
     def send(store, file, *args):
-        time.sleep(seconds if file.suffix == ".distcp" else 0)
+        time.sleep(seconds if "dcp" in file.parts else 0)
         return honest(store, file, *args)
 
     Store.send = send
-
-
-def polls(seconds: float) -> None:
-    """How often --preempt_url is looked at."""
-    from machinery import ranks
-
-    ranks.POLL_S = seconds
 
 
 def slow_step(step: int, seconds: float, only_rank: int) -> None:
@@ -650,4 +641,5 @@ def memory_for_backward(rows: int) -> None:
 
 
 if __name__ == "__main__":  # under torchrun: faults.py SPOIL ARGS
+    paint_nothing()
     become_train(sys.argv[2:], json.loads(sys.argv[1]))

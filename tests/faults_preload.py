@@ -7,6 +7,9 @@ import tokenizers.implementations  # noqa: F401
 import torch._dynamo  # noqa: F401
 import torch._inductor.config  # noqa: F401
 import tyro  # noqa: F401
+from conftest import paint_nothing
 
 import train  # noqa: F401
 from instruments.pages import report  # noqa: F401
+
+paint_nothing()

@@ -13,13 +13,22 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import SMALL, command, environment, flip, losses, metrics, parameters
-from faults import PEAK, launch, records, start
+from conftest import (
+    SMALL,
+    command,
+    environment,
+    flip,
+    hear_hangups,
+    losses,
+    metrics,
+    parameters,
+    tensor_files,
+)
+from faults import launch, records, start
 from soak import soak
 
 from machinery import checkpoint
@@ -32,7 +41,8 @@ CALM = (*LONG, "--lr_scale", 0.1)
 
 @pytest.fixture(scope="module")
 def whole(small_data, tmp_path_factory):
-    """whole(world, *args): the folder of a run that nobody disturbed; made once."""
+    """whole(world, *args): the folder of a run that nobody disturbed; made once. whole.rows(...):
+    what it read."""
     made = {}
 
     def get(world=1, *args):
@@ -53,8 +63,13 @@ def rows_read(text: str) -> dict[int, str]:
     return {int(p): row for p, row in re.findall(r"^position (\d+): (.*)$", text, re.M)}
 
 
+def assert_same_run(a, b):
+    """Losses, and weights and optimizer state at the end, to the bit."""
+    assert losses(a) == losses(b)
+    assert_same_state(a, b)
+
+
 def assert_same_state(a, b, step=STEPS):
-    """Weights and optimizer state of two runs after `step` steps, to the bit."""
     one, two = parameters(a, step), parameters(b, step)
     assert one.keys() == two.keys() and len(one) > 20
     for name in one:
@@ -64,9 +79,7 @@ def assert_same_state(a, b, step=STEPS):
 def assert_close(a, b, limit=1e-5):
     one, two = losses(a), losses(b)
     assert one.keys() == two.keys()
-    worst = max(abs(one[s] - two[s]) for s in one)
-    assert worst <= limit, worst
-    return worst
+    assert max(abs(one[s] - two[s]) for s in one) <= limit
 
 
 def checkpoints(run_dir) -> list[int]:
@@ -74,8 +87,7 @@ def checkpoints(run_dir) -> list[int]:
 
 
 def leftovers(run_dir) -> list[str]:
-    found = [*Path(run_dir).rglob(".tmp-*"), *Path(run_dir).rglob(".trash-*")]
-    return [p.name for p in found]
+    return [p.name for junk in (".tmp-*", ".trash-*") for p in Path(run_dir).rglob(junk)]
 
 
 def unpublished(run_dir) -> list[int]:
@@ -89,74 +101,70 @@ def status(run_dir) -> dict:
     return json.loads((Path(run_dir) / "status.json").read_text())
 
 
+def resumed_at(text: str) -> int:
+    return int(re.search(r"^resumed at step (\d+) ", text, re.M)[1])
+
+
+def saves(text: str) -> list[int]:
+    """Steps of the checkpoints that a run says it has saved, in order."""
+    return [int(s) for s in re.findall(r"^saved .*step_(\d+) in", text, re.M)]
+
+
 # ------------------------------------------------------------------------- killed at any moment
 
 
 @pytest.mark.parametrize("world", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_killed_at_random_steps_it_replays_the_same_bits(world, whole, small_data, tmp_path):
     expected, draw = losses(whole(world)), random.Random(world)
-    run_dir, seen = tmp_path / "run", 0
+    run_dir, seen, args = tmp_path / "run", 0, (*LONG, "--save_every", 3)
     for _ in range(3):
-        run = start(
-            small_data, run_dir, *LONG, "--save_every", 3, world=world, spoil=[("slow", 0.01)]
-        )
-        run.until_step(seen + draw.randint(2, 6))
-        time.sleep(draw.uniform(0, 0.03))
-        run.kill().end()
+        run = start(small_data, run_dir, *args, world=world, spoil=[("slow", 0.01)])
+        run.until_step(seen + draw.randint(2, 6)).kill().end()
         seen = run.step()
         for record in records(run_dir):  # also those that will be replayed
-            if "loss" in record:
-                assert record["loss"] == expected[record["step"]], record
-    text = start(small_data, run_dir, *LONG, "--save_every", 3, world=world).end(0)
-    assert "resumed at step" in text
-    assert losses(run_dir) == expected
-    assert_same_state(run_dir, whole(world))
+            assert "loss" not in record or record["loss"] == expected[record["step"]], record
+    assert resumed_at(start(small_data, run_dir, *args, world=world).end(0))
+    assert_same_run(run_dir, whole(world))
     assert not leftovers(run_dir)
 
 
 def test_killed_at_each_stage_of_publishing(whole, small_data, tmp_path):
     """Killed before the rename, a run resumes from the checkpoint before; after it, from this."""
     run_dir, before, step = tmp_path / "run", 0, 6
+    args = [*LONG, "--save_every", 3, "--keep", 3]
     for stage in ("begin", "write", "hash", "manifest", "rename"):
-        args = [*LONG, "--save_every", 3, "--keep", 3]
-        spoil = [("slow", 0.01), ("kill_at_stage", stage, step)]
+        spoil = [("wait_for_saves",), ("kill_at_stage", stage, step)]
         text = start(small_data, run_dir, *args, spoil=spoil).end(-signal.SIGKILL)
-        if before:
-            assert f"resumed at step {before} " in text, stage
+        assert not before or resumed_at(text) == before, stage
         published = stage == "rename"
         before = step if published else step - 3
         assert checkpoints(run_dir)[-1] == before, stage
         assert unpublished(run_dir) == ([] if published else [step]), stage
         step = before + 6
-    text = start(small_data, run_dir, *args).end(0)
-    assert f"resumed at step {before} " in text
+    assert resumed_at(start(small_data, run_dir, *args).end(0)) == before
     assert not leftovers(run_dir)
-    assert losses(run_dir) == losses(whole())
-    assert_same_state(run_dir, whole())
+    assert_same_run(run_dir, whole())
 
 
-def test_a_kill_between_the_last_save_and_its_validation_loses_neither(whole, small_data, tmp_path):
-    """The checkpoint of the last step is there, but not the validation, nor the picture."""
-    run_dir = tmp_path / "run"
+def test_a_kill_between_the_last_save_and_its_validation_loses_neither(small_data, tmp_path):
+    """The checkpoint of the last step is there, but not the validation, nor the report."""
+    run_dir, plain = tmp_path / "run", tmp_path / "plain"
     args = [*LONG, "--eval_every", 8, "--save_every", 8]
-    start(small_data, tmp_path / "plain", *args).end(0)
-    expected = metrics(tmp_path / "plain")
+    start(small_data, plain, *args).end(0)
     for step in (16, STEPS):
         spoil = [("kill_before_validation", step)]
         start(small_data, run_dir, *args, spoil=spoil).end(-signal.SIGKILL)
         assert checkpoints(run_dir)[-1] == step
     start(small_data, run_dir, *args).end(0)
-    found = metrics(run_dir)
-    for records_ in (found, expected):
-        assert [r["step"] for r in records_ if "val_bpb" in r] == [0, 8, 16, 24]
-        assert [r["step"] for r in records_ if "full_val_bpb" in r] == [24]
-    assert [r["val_bpb"] for r in found if "val_bpb" in r] == [
-        r["val_bpb"] for r in expected if "val_bpb" in r
-    ]
-    assert (run_dir / "loss.png").exists() and status(run_dir)["state"] == "done"
-    assert (run_dir / "checkpoints" / "best").read_text() == (
-        tmp_path / "plain" / "checkpoints" / "best"
-    ).read_text()
+    for name, steps in (("val_bpb", [0, 8, 16, 24]), ("full_val_bpb", [24])):
+        found, expected = (
+            {r["step"]: r[name] for r in metrics(of) if name in r} for of in (run_dir, plain)
+        )
+        assert found == expected and [*found] == steps
+        assert len([r for r in metrics(run_dir) if name in r]) == len(steps)
+    assert (run_dir / "report.html").exists() and status(run_dir)["state"] == "done"
+    best = Path("checkpoints", "best")
+    assert (run_dir / best).read_text() == (plain / best).read_text()
 
 
 # ------------------------------------------------------------------ a model that draws numbers
@@ -174,29 +182,24 @@ def test_dropout_resumes_to_the_same_bits(whole, small_data, tmp_path):
     start(small_data, run_dir, *LONG, spoil=spoil).end(143)
     # the peak is measured this time, which draws numbers between loading and training
     text = start(small_data, run_dir, *LONG, "--peak_tflops", 0, spoil=[DROPOUT]).end(0)
-    assert "resumed at step 10 " in text or "resumed at step 9 " in text
-    assert losses(run_dir) == losses(tmp_path / "plain")
-    assert_same_state(run_dir, tmp_path / "plain")
+    assert resumed_at(text) in (9, 10)
+    assert_same_run(run_dir, tmp_path / "plain")
 
 
-def test_dropout_is_the_same_on_one_rank_and_on_two(whole, small_data, tmp_path):
+def test_dropout_is_the_same_on_one_rank_and_on_two(small_data, tmp_path):
     """With equal micro-batches: here two, so that a sum over them has only one order."""
     args = [*CALM, "--micro_batch", 4]
     for world in (1, 2):
         start(small_data, tmp_path / str(world), *args, world=world, spoil=[DROPOUT]).end(0)
-    one, two = losses(tmp_path / "1"), losses(tmp_path / "2")
-    print(max(abs(one[s] - two[s]) for s in one))
-    assert one == two
-    assert_same_state(tmp_path / "1", tmp_path / "2")
+    assert_same_run(tmp_path / "1", tmp_path / "2")
 
 
 # ------------------------------------------------------------------ another number of ranks
 
 
 WAYS = {
-    "2 ranks, then 1": [(2, "ddp"), (1, "ddp")],
     "1 rank, then 2, within a ramp": [(1, "ddp"), (2, "ddp")],
-    "FSDP x 2, then 1, then DDP x 2": [(2, "fsdp"), (1, "ddp"), (2, "ddp")],
+    "FSDP x 2, then 1, then DDP x 3": [(2, "fsdp"), (1, "ddp"), (3, "ddp")],
 }
 
 
@@ -213,12 +216,9 @@ def test_resumed_on_another_number_of_ranks(way, whole, small_data, tmp_path):
         spoil = [("note_rows",)]
         spoil += [] if last else [("signal_at", stops[k], signal.SIGTERM, 0)]
         text = start(small_data, run_dir, *args, world=world, spoil=spoil).end(0 if last else 143)
-        if k:
-            assert f"resumed at step {stops[k - 1] + 1} " in text
-        if parallel == "fsdp":
-            assert "fsdp as asked" in text
-            names = {p.name for p in run_dir.rglob("*.distcp")}
-            assert names == {"__0_0.distcp", "__1_0.distcp"}  # each rank wrote its part
+        assert not k or resumed_at(text) == stops[k - 1] + 1
+        if parallel == "fsdp":  # each rank wrote its part
+            assert len(tensor_files(run_dir / "checkpoints" / f"step_{stops[k] + 1:08d}")) == 2
         found = rows_read(text)
         assert len(found) == len(re.findall("^position", text, re.M))  # none read twice
         assert not rows.keys() & found.keys()  # nor trained on twice
@@ -232,38 +232,53 @@ def test_the_last_step_of_one_world_is_the_state_of_the_next(small_data, tmp_pat
     args, run_dir = ["--save_every", 6], tmp_path / "run"
     start(small_data, run_dir, *args, "--parallel", "fsdp", world=2).end(0)
     for name, world, parallel in (("one", 1, "auto"), ("ddp", 2, "ddp"), ("fsdp", 2, "fsdp")):
-        copy = tmp_path / name
-        shutil.copytree(run_dir, copy)
+        copy = shutil.copytree(run_dir, tmp_path / name)
         shutil.rmtree(copy / "checkpoints" / "step_00000012")
         spoil = [("save_at_once",)]
         start(small_data, copy, *args, "--parallel", parallel, world=world, spoil=spoil).end(0)
         assert_same_state(copy, run_dir, step=6)
 
 
-# ------------------------------------------------------------------ tokens per step
+@pytest.mark.parametrize("optimizer", ["muon", "adamw"])
+def test_fsdp_on_two_ranks_gives_the_losses_of_one(optimizer, whole, small_data, tmp_path):
+    args = CALM if optimizer == "muon" else [*LONG, "--optimizer", optimizer, "--lr", 0.003]
+    fsdp = [*args, "--parallel", "fsdp"]
+    start(small_data, tmp_path / "run", *fsdp, world=2).end(0)
+    assert_close(tmp_path / "run", whole(1, *args))
+
+    # The weights alone, sharded as well, begin another run.
+    newest = checkpoint.checkpoints(tmp_path / "run" / "checkpoints")[0]
+    start(small_data, tmp_path / "new", *fsdp, "--init_from", newest, world=2).end(0)
+    before, after = (
+        [r["val_bpb"] for r in metrics(tmp_path / name) if "val_bpb" in r]
+        for name in ("run", "new")
+    )
+    assert after[0] == pytest.approx(before[-1], rel=1e-6) and after[0] < before[0]
+
+
+def test_two_launchers_make_one_run_and_survive_a_kill(whole, small_data, tmp_path):
+    run_dir, args = tmp_path / "run", [*CALM, "--save_every", 4]
+    nodes, spoil = dict(world=1, nodes=2, GLOO_SOCKET_IFNAME="lo"), [("slow", 0.05)]
+    run = launch(small_data, run_dir, *args, **nodes, spoil=spoil)
+    run.until_step(10).kill().end()
+    assert checkpoints(run_dir)[-1] >= 4
+    text = launch(small_data, run_dir, *args, **nodes).end(0, timeout_s=90)
+    assert resumed_at(text) and "x 2 ranks" in text
+    assert_close(run_dir, whole(1, *CALM))
+    assert losses(run_dir) == losses(whole(2, *CALM))
+
+
+# ------------------------------------------------------------------ what only the command is
 
 
 def test_a_step_that_is_not_whole_rows(small_data, tmp_path):
     """Refused with the nearest good value, before there is even a folder."""
-    cases = [
-        (
-            2,
-            "--tokens_per_step 1000",
-            "tokens_per_step 1000 is not a multiple of a row of 64 tokens; "
-            "try --tokens_per_step 1024",
-        ),
-        (
-            1,
-            "--tokens_per_step 9700 --ramp_steps 4",
-            "tokens_per_step 9700 is not a multiple of a row of 64 tokens, four times for "
-            "--ramp_steps = 256; try --tokens_per_step 9728",
-        ),
-    ]
     run_dir = tmp_path / "run"
-    for world, args, words in cases:
-        text = start(small_data, run_dir, *args.split(), world=world).end(2)
-        assert words in text and "Traceback" not in text
-        assert not run_dir.exists()
+    for world, tokens, ramp, near in ((2, 1000, 0, 1024), (1, 9700, 4, 9728)):
+        args = ["--tokens_per_step", tokens, "--ramp_steps", ramp]
+        text = start(small_data, run_dir, *args, world=world).end(2)
+        assert f"tokens_per_step {tokens} " in text and f"--tokens_per_step {near}\n" in text
+        assert text.count("\n") == world and not run_dir.exists()
     # 152 rows, and in the ramp 38 and 76, in micro-batches of 4 on 2 ranks
     good = "--tokens_per_step 9728 --ramp_steps 4 --micro_batch 4 --steps 5".split()
     start(small_data, run_dir, *good, world=2).end(0)
@@ -272,11 +287,16 @@ def test_a_step_that_is_not_whole_rows(small_data, tmp_path):
 def test_a_mistake_under_torchrun_is_one_sentence(small_data, tmp_path):
     """Printed once, and in the launcher's summary, the last thing on the screen."""
     run = launch(small_data, tmp_path / "run", "--tokens_per_step", 1000)
-    text = run.end(1)
-    said, summary = text.split(" FAILED\n", 1)
-    words = r"error: tokens_per_step 1000 is not a multiple of .*; try --tokens_per_step \d+"
+    said, summary = run.end(1).split(" FAILED\n", 1)
+    words = r"error: tokens_per_step 1000 is .*--tokens_per_step \d+"
     assert len(re.findall(rf"^{words}", said, re.M)) == 1
     assert re.search(rf"Root Cause[^=]*exitcode  : 2 [^=]*traceback : {words}", summary)
+
+
+def test_a_run_folder_may_have_any_name(small_data, tmp_path):
+    run_dir = Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9"))
+    text = start(small_data, run_dir, "--save_every", 4).end(0)
+    assert "Exception" not in text and status(run_dir)["state"] == "done"
 
 
 # ------------------------------------------------------------------ damaged checkpoints
@@ -295,16 +315,15 @@ def saved(small_data, tmp_path_factory):
 def test_a_flipped_byte_in_the_newest_checkpoint(saved, whole, small_data, tmp_path):
     run_dir = shutil.copytree(saved, tmp_path / "run")
     newest = run_dir / "checkpoints" / "step_00000009"
-    flip(newest / "dcp" / "__0_0.distcp")
-    text = start(small_data, run_dir, *LONG, "--resume", newest).end(4)
-    assert "__0_0.distcp has sha256" in text and "Traceback" not in text
-    text = start(small_data, run_dir, *LONG, "--resume", newest, world=2).end(4)
-    assert "__0_0.distcp has sha256" in text
+    file = tensor_files(newest)[0]
+    flip(file)
+    for world in (1, 2):
+        text = start(small_data, run_dir, *LONG, "--resume", newest, world=world).end(4)
+        assert file.name in text and "Traceback" not in text
     text = start(small_data, run_dir, *LONG, "--save_every", 3).end(0)
-    assert re.search(r"warning: .*step_00000009 is not used: dcp/__0_0.distcp has sha256", text)
-    assert "resumed at step 6 " in text
-    assert losses(run_dir) == losses(whole())
-    assert_same_state(run_dir, whole())
+    assert re.search(rf"warning: .*step_00000009 .*{re.escape(file.name)}", text)
+    assert resumed_at(text) == 6
+    assert_same_run(run_dir, whole())
     assert checkpoint.why_invalid(newest) is None or not newest.exists()  # replaced, or retired
 
 
@@ -314,7 +333,7 @@ def test_no_fresh_start_when_all_checkpoints_are_damaged(saved, small_data, tmp_
         flip(path / "trainer.json", 3)
     for world in (1, 2):
         text = start(small_data, run_dir, *LONG, world=world).end(4)
-        assert "none of the 2 checkpoints" in text and "Traceback" not in text
+        assert str(run_dir / "checkpoints") in text and "Traceback" not in text
     assert checkpoints(run_dir) == [6, 9] and len(losses(run_dir)) == 9
 
 
@@ -322,66 +341,51 @@ def test_no_fresh_start_when_all_checkpoints_are_damaged(saved, small_data, tmp_
 
 
 def test_saves_slower_than_their_interval_wait_in_order(whole, small_data, tmp_path):
-    spoil = [("slow_stage", "write", 2.0)]  # 8 steps take far less
-    text = start(small_data, tmp_path / "run", *LONG, "--save_every", 8, spoil=spoil).end(0)
-    assert re.search(r"step 16: waited \d\.\d s for the last save", text)
-    saved = [int(s) for s in re.findall(r"^saved .*step_(\d+) in", text, re.M)]
-    assert saved == [8, 16, 24]
+    args = (*LONG, "--save_every", 8)
+    text = start(small_data, tmp_path / "run", *args, spoil=[("saves_until_joined",)]).end(0)
+    assert re.search(r"step 16: waited \d\.\d s", text)
+    assert saves(text) == [8, 16, 24]
     assert losses(tmp_path / "run") == losses(whole())
 
 
 @pytest.mark.parametrize("world", [1, 2])
 def test_saves_by_the_clock(world, whole, small_data, tmp_path):
-    """The clock of the first rank; every rank saves with it."""
-    text = start(small_data, tmp_path / "run", *LONG, "--save_minutes", 0.001, world=world).end(0)
-    saved = [int(s) for s in re.findall(r"^saved .*step_(\d+) in", text, re.M)]
-    assert len(saved) > 1 and saved[0] < saved[-1] == STEPS  # without it, the last alone
+    """The clock of the first rank, by which a step takes 3 minutes; every rank saves with it."""
+    args, spoil = (*LONG, "--save_minutes", 10), [("minutes_pass", 3)]
+    text = start(small_data, tmp_path / "run", *args, world=world, spoil=spoil).end(0)
+    first = saves(text)[0]
+    assert first in (4, 5)  # the first with more than 10 minutes behind it, or the next
+    assert saves(text) == sorted({*range(first, STEPS, first), STEPS})
     assert losses(tmp_path / "run") == losses(whole(world, *LONG))
+    if world == 2:
+        spoil = [("minutes_pass", 3, 1)]
+        text = start(small_data, tmp_path / "other", *args, world=world, spoil=spoil).end(0)
+        assert saves(text) == [STEPS]
 
 
 @pytest.mark.parametrize("world", [1, 2])
 def test_a_full_disk_is_trained_through_until_the_third_failure(world, whole, small_data, tmp_path):
     run_dir, bad = tmp_path / "run", world - 1  # the rank whose disk is full
     args = [*LONG, "--save_every", 2]
-    spoil = [("failing_saves", 6, 9, bad), ("slow", 0.03)]
-    run = start(small_data, run_dir, *args, world=world, spoil=spoil)
-    run.until_step(11)
-    text = run.kill().end()  # the saves of the steps 6 and 8 have failed, 10 is on its way or there
-    assert "step 6 could not be saved (1 in a row)" in text
-    assert "step 8 could not be saved (2 in a row)" in text
-    assert "No space left on device" in text and "Traceback" not in text
-
-    spoil = [("failing_saves", 14, 24, bad)]
+    spoil = [("wait_for_saves",), ("failing_saves", 6, 9, bad), ("failing_saves", 14, STEPS, bad)]
     text = start(small_data, run_dir, *args, world=world, spoil=spoil).end(6)
-    assert "step 18 could not be saved (3 in a row)" in text
+    failed = re.findall(r"^warning: .*step (\d+) .*\((\d) in a row\): .*No space left", text, re.M)
+    assert failed[:4] == [("6", "1"), ("8", "2"), ("14", "1"), ("16", "2")]
+    assert "step 18 could not be saved (3 in a row)" in text and "Traceback" not in text
     assert max(losses(run_dir)) == 18  # at once
     assert checkpoints(run_dir)[-1] == 12
     assert status(run_dir)["exit_code"] == 6 and not leftovers(run_dir)
 
     start(small_data, run_dir, *args, world=world).end(0)  # room again
-    assert losses(run_dir) == losses(whole(world))
-    assert_same_state(run_dir, whole(world))
+    assert_same_run(run_dir, whole(world))
 
 
-def test_metrics_wait_while_the_disk_is_full(whole, small_data, tmp_path):
+def test_a_disk_that_is_full_for_metrics_costs_their_lines_at_most(whole, small_data, tmp_path):
     run_dir = tmp_path / "run"
-    spoil = [("full_disk_for_metrics", 5, 9)]
-    text = start(small_data, run_dir, *LONG, spoil=spoil).end(0)
-    assert text.count("No space left on device; its lines wait in memory") == 1
-    assert losses(run_dir) == losses(whole())
-    assert [r["step"] for r in metrics(run_dir)] == [r["step"] for r in metrics(whole())]
-
-
-def test_metrics_that_wait_at_the_end_are_written_or_named(whole, small_data, tmp_path):
-    spoil = [("full_disk_for_metrics", STEPS - 3, STEPS)]
-    start(small_data, tmp_path / "run", *LONG, spoil=spoil).end(0)
-    assert losses(tmp_path / "run") == losses(whole())
-    steps = [[r["step"] for r in metrics(run)] for run in (tmp_path / "run", whole())]
-    assert steps[0] == steps[1]
-    spoil = [("full_disk_for_metrics", STEPS - 3, 10**9)]  # also when it ends
-    text = start(small_data, tmp_path / "lost", *LONG, spoil=spoil).end(0)
-    lines = 6  # four steps, two validations
-    assert f"metrics.jsonl: its last {lines} lines are lost" in text, text[-900:]
+    start(small_data, run_dir, *LONG, spoil=[("full_disk_for_metrics", 5, 9)]).end(0)
+    found, expected = losses(run_dir), losses(whole())
+    assert found.items() <= expected.items() and expected.keys() - found.keys() <= {*range(5, 10)}
+    assert_same_state(run_dir, whole())
 
 
 def test_a_disk_for_one_checkpoint_of_five_is_warned_of(small_data, tmp_path):
@@ -389,30 +393,25 @@ def test_a_disk_for_one_checkpoint_of_five_is_warned_of(small_data, tmp_path):
     ends it, before there is a folder."""
     spoil, run_dir = [("disk", 2_200_000)], tmp_path / "run"
     text = start(small_data, run_dir, "--keep", 1, spoil=spoil).end(0)
-    (size,) = {p.stat().st_size for p in run_dir.rglob("step_00000012/dcp/__0_0.distcp")}
+    size = sum(p.stat().st_size for p in tensor_files(run_dir / "checkpoints" / "step_00000012"))
     assert size < 2_200_000 < 4 * size
-    words = (
-        r"warning: 4 checkpoints more take 0.0 GB, but 0.0 GB are free in .*: free some space, or"
-    )
-    assert re.search(words, text) and "done: 12 steps" in text
+    assert text.count("warning: ") == 1 and "0.0 GB are free" in text
     assert checkpoints(run_dir) == [4, 12]  # the newest, and where the learning rate begins to fall
     text = start(small_data, tmp_path / "none", spoil=[("disk", 300_000)]).end(6)
-    assert "room for a checkpoint" in text and "Traceback" not in text
-    assert not (tmp_path / "none").exists()
+    assert "Traceback" not in text and not (tmp_path / "none").exists()
     assert "warning" not in start(small_data, tmp_path / "plenty").end(0)
 
 
 def test_the_save_in_flight_ends_before_a_failing_run(small_data, tmp_path):
-    spoil = [("slow_stage", "write", 3.0), ("memory_for", 0, 7)]
+    spoil = [("saves_until_joined",), ("memory_for", 0, 7)]
     args = (*LONG, "--save_every", 6)
-    text = start(small_data, tmp_path / "run", *args, world=2, spoil=spoil).end(2)
-    assert "out of memory at step" in text and checkpoints(tmp_path / "run") == [6]
+    start(small_data, tmp_path / "run", *args, world=2, spoil=spoil).end(2)
+    assert checkpoints(tmp_path / "run") == [6]
 
 
 def test_the_final_save_may_not_fail(small_data, tmp_path):
     text = start(small_data, tmp_path / "run", spoil=[("failing_saves", 12, 12)]).end(6)
-    assert "step 12 could not be saved" in text and "done:" not in text
-    assert status(tmp_path / "run")["state"] == "failed"
+    assert "done:" not in text and status(tmp_path / "run")["state"] == "failed"
 
 
 # ------------------------------------------------------------------ signals
@@ -423,21 +422,20 @@ def test_the_final_save_may_not_fail(small_data, tmp_path):
 )
 def test_a_signal_saves_and_says_so(signum, code, whole, small_data, tmp_path):
     run_dir = tmp_path / "run"
-    run = start(small_data, run_dir, *LONG, spoil=[("slow", 0.03)]).until_step(5)
-    text = run.kill(signum).end(code)
+    text = start(small_data, run_dir, *LONG, spoil=[("signal_at", 5, signum)]).end(code)
     step = status(run_dir)["step"]
     assert status(run_dir) == {"state": "preempted", "step": step, "exit_code": code}
     assert f"stopped by {signal.Signals(signum).name} after step {step}" in text
     assert checkpoints(run_dir) == [step] == [len(losses(run_dir))]
     start(small_data, run_dir, *LONG).end(0)
-    assert losses(run_dir) == losses(whole())
-    assert_same_state(run_dir, whole())
+    assert_same_run(run_dir, whole())
 
 
 def test_a_terminal_that_closes_stops_a_run_as_sigterm_does(small_data, tmp_path):
     """What an SSH session does that breaks: nobody reads any more, and SIGHUP comes."""
     run_dir = tmp_path / "run"
-    words = ["tiny", *SMALL, *PEAK, *LONG, "--data_dir", small_data, "--run_dir", run_dir]
+    words = ["tiny", *SMALL, *LONG, "--steps", 10**6, "--save_every", 10**6]
+    words += ["--data_dir", small_data, "--run_dir", run_dir]
     pid, terminal = pty.fork()
     if pid == 0:
         os.execve(sys.executable, command("train.py", words), environment())
@@ -446,14 +444,25 @@ def test_a_terminal_that_closes_stops_a_run_as_sigterm_does(small_data, tmp_path
         seen += os.read(terminal, 1 << 16)
     os.close(terminal)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 129
-    assert status(run_dir) == {"state": "preempted", "step": checkpoints(run_dir)[0]} | {
-        "exit_code": 129
-    }
+    (step,) = checkpoints(run_dir)
+    assert status(run_dir) == {"state": "preempted", "step": step, "exit_code": 129}
 
 
 def test_nohup_means_that_a_terminal_may_close(small_data, tmp_path):
     spoil = [("ignore", signal.SIGHUP), ("signal_at", 3, signal.SIGHUP)]
-    assert "done: 12 steps" in start(small_data, tmp_path / "run", spoil=spoil).end(0)
+    start(small_data, tmp_path / "run", spoil=spoil).end(0)
+
+
+def test_the_suite_itself_may_run_under_nohup():
+    """Its children must not inherit that SIGHUP is ignored."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        hear_hangups()
+        code = "import os, signal; os.kill(os.getpid(), signal.SIGHUP)"
+        assert subprocess.run([sys.executable, "-c", code]).returncode == -signal.SIGHUP
+        os.kill(os.getpid(), signal.SIGHUP)  # and it survives one
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_ctrl_c_without_patience(small_data, tmp_path):
@@ -461,23 +470,17 @@ def test_ctrl_c_without_patience(small_data, tmp_path):
     spoil = [("signal_at", 5, signal.SIGINT)] * 3
     start(small_data, tmp_path / "run", spoil=spoil).end(130)
     found = status(tmp_path / "run")
-    assert found == {"state": "failed", "step": 5, "error": "interrupted", "exit_code": 130}
-    assert "done: 12 steps" in start(small_data, tmp_path / "run").end(0)
+    assert (found["state"], found["step"], found["exit_code"]) == ("failed", 5, 130)
+    start(small_data, tmp_path / "run").end(0)
 
 
 @pytest.mark.parametrize("closed", ["<&- >&- 2>&-", "| true"])
 def test_a_run_that_nobody_reads_ends_as_any_other(closed, small_data, tmp_path):
-    words = ["tiny", *SMALL, *PEAK, "--data_dir", small_data, "--run_dir", tmp_path / "run"]
+    words = ["tiny", *SMALL, "--data_dir", small_data, "--run_dir", tmp_path / "run"]
     line = f"{shlex.join(map(str, command('train.py', words)))} {closed}; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", line], env=environment(), timeout=120)
     assert done.returncode == 0
     assert status(tmp_path / "run")["state"] == "done" and losses(tmp_path / "run").keys() >= {12}
-
-
-def test_a_run_folder_may_have_any_name(small_data, tmp_path):
-    run_dir = Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9"))
-    text = start(small_data, run_dir, "--save_every", 4).end(0)
-    assert "Exception" not in text and status(run_dir)["state"] == "done"
 
 
 def test_sigterm_to_torchrun_stops_both_ranks_at_the_same_step(whole, small_data, tmp_path):
@@ -490,28 +493,21 @@ def test_sigterm_to_torchrun_stops_both_ranks_at_the_same_step(whole, small_data
     step = status(run_dir)["step"]
     assert status(run_dir)["state"] == "preempted" and checkpoints(run_dir) == [step]
     assert checkpoint.why_invalid(run_dir / "checkpoints" / f"step_{step:08d}") is None
-    for rank in (0, 1):
-        assert max(int(s) for s in re.findall(rf"rank {rank} weights (\d+)", text)) == step
+    assert max(weights_after(text, 0)) == max(weights_after(text, 1)) == step
     start(small_data, run_dir, *LONG, world=2).end(0)
-    assert losses(run_dir) == losses(whole(2))
-    assert_same_state(run_dir, whole(2))
+    assert_same_run(run_dir, whole(2))
 
 
 def test_sigkill_of_one_rank_ends_the_launcher_soon(whole, small_data, tmp_path):
     run_dir = tmp_path / "run"
     args = [*LONG, "--save_every", 2]
     run = launch(small_data, run_dir, *args, spoil=[("slow", 0.05)])
-    run.until_step(9)
-    killed = time.monotonic()
-    run.kill(ranks=[1]).end(1, timeout_s=40)
-    assert time.monotonic() - killed < 40
+    run.until_step(9).kill(ranks=[1]).end(1, timeout_s=40)
     for path in checkpoint.checkpoints(run_dir / "checkpoints"):
         assert checkpoint.why_invalid(path) is None
-    assert checkpoints(run_dir)[-1] >= 6
-    text = start(small_data, run_dir, *args, world=2).end(0)
-    assert "resumed at step" in text and not leftovers(run_dir)
-    assert losses(run_dir) == losses(whole(2))
-    assert_same_state(run_dir, whole(2))
+    assert resumed_at(start(small_data, run_dir, *args, world=2).end(0)) >= 6
+    assert not leftovers(run_dir)
+    assert_same_run(run_dir, whole(2))
 
 
 # ------------------------------------------------------------------ numbers that are none
@@ -528,16 +524,14 @@ def test_nan_on_one_rank_stops_all_before_the_weights_change(parallel, whole, sm
     args = [*LONG, "--save_every", 3, "--parallel", parallel]
     spoil = [("poison", [7], 1), ("note_weights",)]
     text = start(small_data, run_dir, *args, world=2, spoil=spoil).end(5)
-    first_rows = [whole.rows()[6 * 8 + i] for i in range(4)]
-    words = f"error: step 7: loss nan, .*rows: {re.escape(', '.join(first_rows))}, .*(8 rows)"
-    assert len(re.findall(words, text)) == 2 and "step_00000006; try" in text
-    assert "Traceback" not in text
+    first_rows = ", ".join(whole.rows()[6 * 8 + i] for i in range(4))
+    words = f"error: step 7: .*nan, .*{re.escape(first_rows)}, .*step_00000006"
+    assert len(re.findall(words, text)) == 2 and "Traceback" not in text
     for rank in (0, 1):
         after = weights_after(text, rank)
-        assert max(after) == 7 and after[7] == after[6] != after[5]
+        assert after[6] != after[5] and after.get(7, after[6]) == after[6] and max(after) <= 7
     assert checkpoints(run_dir) == [3, 6] and not leftovers(run_dir)
-    assert status(run_dir)["exit_code"] == 5
-    assert max(losses(run_dir)) == 6
+    assert status(run_dir)["exit_code"] == 5 and max(losses(run_dir)) == 6
     start(small_data, run_dir, *args, world=2).end(0)
     assert losses(run_dir) == losses(whole(2, *args))
 
@@ -549,54 +543,20 @@ def test_nan_is_skipped_when_that_was_allowed_and_only_so_often(small_data, tmp_
     text = start(small_data, run_dir, *args, world=2, spoil=spoil).end(5)
     after = weights_after(text, 1)
     assert after[3] == after[2] != after[4] and after[6] == after[5] != after[7]
-    assert "warning: step 3" in text and "skipped (2 so far)" in text and "error: step 9" in text
+    assert "warning: step 3: " in text and "error: step 9: " in text
     assert "--skip_nonfinite 12" in text
     # the count outlives a restart: one more is one too many
     text = start(small_data, run_dir, *args, world=2, spoil=spoil).end(5)
-    assert "resumed at step 8" in text and "error: step 9" in text
-    text = start(small_data, run_dir, "--skip_nonfinite", 3, world=2, spoil=spoil).end(0)
-    lines = metrics(run_dir)
-    assert [r["step"] for r in lines if "skipped" in r] == [3, 6, 9]
+    assert resumed_at(text) == 8 and "error: step 9: " in text
+    start(small_data, run_dir, "--skip_nonfinite", 3, world=2, spoil=spoil).end(0)
+    assert [r["step"] for r in metrics(run_dir) if "skipped" in r] == [3, 6, 9]
     assert sorted(losses(run_dir)) == [1, 2, 4, 5, 7, 8, 10, 11, 12]
-    plain = (run_dir / "metrics.jsonl").read_text()
-    assert "NaN" not in plain  # no JSON; and the picture's mean would never recover from it
-
-
-# ------------------------------------------------------------------ several nodes
-
-
-def test_two_launchers_make_one_run_and_survive_a_kill(whole, small_data, tmp_path):
-    run_dir, args = tmp_path / "run", [*CALM, "--save_every", 4]
-    slow = [("slow", 0.05)]
-    run = launch(small_data, run_dir, *args, world=1, nodes=2, spoil=slow, GLOO_SOCKET_IFNAME="lo")
-    run.until_step(10).kill().end()
-    assert checkpoints(run_dir)[-1] >= 4
-    run = launch(small_data, run_dir, *args, world=1, nodes=2, GLOO_SOCKET_IFNAME="lo")
-    text = run.end(0, timeout_s=90)
-    assert "resumed at step" in text and "x 2 ranks" in text
-    assert_close(run_dir, whole(1, *CALM))
-    assert losses(run_dir) == losses(whole(2, *CALM))
-
-
-@pytest.mark.parametrize("optimizer", ["muon", "adamw"])
-def test_fsdp_on_two_ranks_gives_the_losses_of_one(optimizer, whole, small_data, tmp_path):
-    args = CALM if optimizer == "muon" else [*LONG, "--optimizer", optimizer, "--lr", 0.003]
-    fsdp = start(small_data, tmp_path / "run", *args, "--parallel", "fsdp", world=2)
-    fsdp.end(0)
-    worst = assert_close(tmp_path / "run", whole(1, *args))
-    print(f"{optimizer}: largest difference in loss over {STEPS} steps: {worst:.1e}")
-
-    # The weights alone, sharded as well, begin another run.
-    newest = checkpoint.checkpoints(tmp_path / "run" / "checkpoints")[0]
-    args = [*args, "--parallel", "fsdp", "--init_from", newest]
-    assert "weights from" in start(small_data, tmp_path / "new", *args, world=2).end(0)
-    records = (metrics(tmp_path / name) for name in ("run", "new"))
-    before, after = ([r["val_bpb"] for r in of if "val_bpb" in r] for of in records)
-    assert after[0] == pytest.approx(before[-1], rel=1e-6) and after[0] < before[0]
+    # NaN is no JSON; and the picture's mean would never recover from it
+    assert "NaN" not in (run_dir / "metrics.jsonl").read_text()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ways", [("1 rank",), ("DDP x 2",), ("1 rank", "DDP x 2", "FSDP x 2")])
+@pytest.mark.parametrize("ways", [("1 rank",), ("1 rank", "DDP x 2", "FSDP x 2")])
 def test_soak(ways, small_data, tmp_path):
     """30 kills; the same bits where the number of ranks stays, 1e-5 where it does not."""
     figures = soak(small_data, tmp_path, ways, kills=30)
