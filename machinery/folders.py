@@ -175,13 +175,11 @@ def warn_of_disk(plan: Plan, run_dir: Path) -> str:
     disk.check_room(run_dir, plan.save_bytes, remedy)
     free = disk.free_bytes(run_dir)
     new = max(1, plan.saves + bool(saved) - len(saved))  # one more: that resumed from
-    there = checkpoint.checkpoints(run_dir / "checkpoints" / checkpoint.MILESTONES)
-    stay = max(0, plan.milestones - len(there))
-    needed = new * plan.save_bytes + stay * plan.milestone_bytes
+    needed = new * plan.save_bytes
     if free >= needed:
         return ""
     return (
-        f"warning: {new} checkpoints{f' and {stay} milestones' if stay else ''} more take "
+        f"warning: {new} checkpoints more take "
         f"{needed / 1e9:.1f} GB, but {free / 1e9:.1f} GB are free in {os.path.abspath(run_dir)}: "
         "free some space, or --keep 1"
     )

@@ -69,7 +69,7 @@ def run_of(path: str | Path) -> Path:
     path = Path(os.path.abspath(path))
     if not path.name.startswith("step_"):
         return path
-    folder = path.parents[1] if path.parent.name == checkpoint.MILESTONES else path.parent
+    folder = path.parent
     return folder.parent if folder.name == "checkpoints" else folder
 
 
