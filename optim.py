@@ -343,9 +343,3 @@ def average_gradients(parameters: Iterable[Tensor]) -> None:
 def scale_gradients(parameters: Iterable[Tensor], factor: Tensor) -> None:
     """Multiply all gradients by a factor, (), that the host need not know."""
     torch._foreach_mul_([local(p.grad) for p in parameters], factor)
-
-
-def step(optimizers: list[torch.optim.Optimizer]) -> None:
-    """Move the weights."""
-    for optimizer in optimizers:
-        optimizer.step()

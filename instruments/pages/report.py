@@ -19,12 +19,13 @@ from typing import Literal
 
 import numpy as np
 
-from config import READ_BY, Count, UsageError
+from config import Count, UsageError
 from instruments.pages import curves, positions, watch
 from instruments.pages.records import PAUSES, Run, fits, is_sample, number, plain
 from machinery import checkpoint, disk, shards
 from machinery.log import duration, read_jsonl, short
 from machinery.trained import EvalConfig, is_tuned, open_data, open_tokenizer
+from optim import READ_BY
 from preparation.chat import prompt_ids
 from tokenizer import Tokenizer
 
@@ -93,8 +94,9 @@ def write(run_dir: str | Path, usd_per_hour: float = 0.0) -> Path:
 
 def is_read(name: str, options: dict) -> bool:
     """Whether the run reads an option: muon ignores `lr`, say."""
-    other, choices, _ = READ_BY.get(name, ("", (None,), ""))
-    return name not in HASHES and options.get(other) in choices
+    chosen = options.get("optimizer"), options.get("schedule")
+    by_some = set().union(*READ_BY.values())
+    return name not in HASHES | by_some or any(name in READ_BY.get(c, ()) for c in chosen)
 
 
 def result(run: Run, cost: str) -> list[tuple[str, str]]:
