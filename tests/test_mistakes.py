@@ -105,7 +105,7 @@ TO_ONE = {
         "--tokens_per_step 1000 --data_dir {data}": ("1000", "--tokens_per_step 1024"),
         "--mixture web=1 --data_dir {data}": ("'web'", "texts"),
         "--data_dir nowhere": ("nowhere", "python prepare_data.py tiny"),
-        "--data_dir {data} --init_from nowhere": ("nowhere",),
+        "--data_dir {data} --run_dir {run}x --init_from nowhere": ("nowhere",),
         "{same} --n_layer 3": ("n_layer", "2", "3", "--run_dir"),
     },
     "train.py d13x": {"": ("'d13x'", "d12", "tiny")},
