@@ -38,7 +38,9 @@ export PATH="$PWD/.venv/bin:$PATH"
 
 if [ "${1:-}" = test ]; then
   shift
-  exec python -m pytest -n 3 --dist worksteal "$@"  # most tests wait for programs to start
+  if [ $# -gt 0 ]; then exec python -m pytest -n 4 --dist worksteal "$@"; fi
+  python -m pytest -n 4 --dist worksteal  # most tests wait for programs, so 4 on two cores
+  exec python -m pytest -n 0 -m timing  # these measure, so they run alone
 fi
 if [ "${1:-}" = lesson ]; then
   number=${2:?which lesson? try: bash run.sh lesson 7}

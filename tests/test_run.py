@@ -128,7 +128,17 @@ def test_installed_once_and_again_after_a_new_driver(machine, tmp_path):
         assert machine(says).returncode == 0
         assert (tmp_path / "commands").read_text().count("pip install") == installs
     assert torch_of(tmp_path) == "torch==2.13.0"
-    assert (tmp_path / "commands").read_text().count("-m pytest") == 4
+
+
+def test_the_tests_that_measure_run_alone(machine, tmp_path):
+    for words, calls in (
+        ("test", ["-n 4 --dist worksteal", "-n 0 -m timing"]),
+        ("test -k x", ["-n 4 --dist worksteal -k x"]),
+    ):
+        assert machine("580.65", words=words.split()).returncode == 0
+        said = (tmp_path / "commands").read_text().splitlines()
+        assert [line[10:] for line in said if line.startswith("-m pytest")] == calls
+        (tmp_path / "commands").unlink()
 
 
 def test_a_build_that_the_user_chose_stays(machine, tmp_path):
