@@ -211,7 +211,7 @@ class Run:
             with suppress(CheckpointError):
                 folders.append(str(checkpoint.read_trainer(path).get("data_dir")))
         for folder in dict.fromkeys(folders):
-            with suppress(UsageError, DataError, OSError):
+            with suppress(ValueError, DataError, OSError):  # ValueError: no path at all
                 manifest = shards.Manifest.load(folder)
                 if manifest.fingerprint == self.config.get("data_fingerprint"):
                     return manifest

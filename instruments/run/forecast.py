@@ -33,6 +33,7 @@ ATTENTION = {128: (0.50, 0.40), 64: (0.40, 0.30)}  # head_dim -> forward, backwa
 TRAFFIC = 0.79  # of the bandwidth, by the fused elementwise kernels
 FORWARD = 0.33  # time of a token in validation over that of one in training
 ALIKE = 0.001  # bits per byte: of two depths so near, the smaller one is cheaper to use
+AROUND = 8  # depths on each side of where the formula looks that are planned
 OTHER_MFU = {"cuda": 0.4, "mps": 0.3, "cpu": 0.2}  # full convention; a device not in the table
 
 
@@ -283,7 +284,7 @@ def other_depths(
     fit = {n: d for n, d in dials.items() if saved_bytes(d) <= room}
     near = min(fit, key=lambda depth: at_this_speed(fit[depth].model), default=0)
     runs = {}
-    for depth in [n for n in fit if abs(n - near) <= 8 or n == preset.model.n_layer]:
+    for depth in [n for n in fit if abs(n - near) <= AROUND or n == preset.model.n_layer]:
         options = replace(preset.run, micro_batch=0)  # what fits one depth need not fit another
         run = estimate(replace(fit[depth], run=options), world, peak)
         tokens = int(hours * 3600 * run.tokens_per_s / (1 + run.validation))
