@@ -50,7 +50,9 @@ def test_a_copy_is_the_data_and_what_is_whole_is_not_copied_again(source, manife
     copy.verify()
     for split, i, row in (("train", 0, 49), ("train", 1, 7), ("val", 1, 1)):
         assert (copy.row(split, i, row) == manifest.row(split, i, row)).all()
-    files = {copy.dir / name for shard in copy.all_shards() for name, _, _ in shards.files_of(shard)}
+    files = {
+        copy.dir / name for shard in copy.all_shards() for name, _, _ in shards.files_of(shard)
+    }
     before = {file: file.stat().st_mtime_ns for file in files}
     damaged, lost = sorted(files)[:2]
     flip(damaged)
