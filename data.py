@@ -103,12 +103,17 @@ class Shelves:
 
 
 class Packing:
-    """An iterable of rows, packed by best fit with a buffer of documents.
+    """Documents (sequences of ids, without BOS) -> rows, arrays of exactly `row_len` ids.
 
-    `.stats` and `.leftover` (documents, together less than a row) are final once it is exhausted.
+    >>> packed = pack([[5, 6], [7, 8, 9, 4]], row_len=4, bos_id=0)
+    >>> [row.tolist() for row in packed], [ids.tolist() for ids in packed.leftover]
+    ([[0, 7, 8, 9], [0, 5, 6, 0]], [[4]])
+
+    Iterate over it, then read `.stats` and `.leftover`: documents, together less than a row, which
+    the caller may pack again. whole: cut no document, fill rows with BOS, leave nothing over.
     """
 
-    def __init__(self, docs: Iterable, row_len: int, bos_id: int, buffer: int, whole=False) -> None:
+    def __init__(self, docs: Iterable, row_len: int, bos_id: int, buffer=16_384, whole=False):
         if row_len < 2 or buffer < 1:
             raise UsageError(f"row_len {row_len} must be at least 2 and buffer {buffer} at least 1")
         self.docs, self.row_len, self.bos_id, self.buffer = docs, row_len, bos_id, buffer
@@ -171,18 +176,7 @@ class Packing:
         return row
 
 
-def pack(docs: Iterable, row_len: int, bos_id: int, buffer=16_384, whole=False) -> Packing:
-    """Documents (sequences of ids, without BOS) -> rows, arrays of exactly `row_len` ids.
-
-    >>> packed = pack([[5, 6], [7, 8, 9, 4]], row_len=4, bos_id=0)
-    >>> [row.tolist() for row in packed], [ids.tolist() for ids in packed.leftover]
-    ([[0, 7, 8, 9], [0, 5, 6, 0]], [[4]])
-
-    Iterate over the result, then read its `.stats`. Less than a row remains in `.leftover`; the
-    caller decides whether to pack it again or drop it. whole: cut no document (each must fit into a
-    row), fill with BOS instead, and leave nothing over.
-    """
-    return Packing(docs, row_len, bos_id, buffer, whole)
+pack = Packing  # a verb where it is called
 
 
 # -------------------------------------------------------------------------------------- order

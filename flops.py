@@ -119,11 +119,8 @@ def find_peak(world, tflops: float = 0.0) -> float | None:
     return 2 * n**3 / statistics.median(times[2:])  # the first two warm up
 
 
-SUMS = ("nats", "counted", "text_nats", "bytes")  # the names of what `sums_of` adds up
-
-
-def sums_of(nats: Tensor, targets: Tensor, token_bytes: Tensor) -> Tensor:
-    """What losses are made of, row by row: (4, B) in fp32, named by SUMS.
+def sums_of(nats: Tensor, targets: Tensor, token_bytes: Tensor) -> dict[str, Tensor]:
+    """What losses are made of, by name and row by row: (B,) each, in fp32.
 
     nats (B, T): the loss of each target; targets (B, T): below 0, a target counts nowhere;
     token_bytes (V,). A special token has 0 bytes: it counts in nats and targets, not in the text's.
@@ -131,8 +128,8 @@ def sums_of(nats: Tensor, targets: Tensor, token_bytes: Tensor) -> Tensor:
     which do not depend on the tokenizer."""
     counted = targets >= 0
     size = token_bytes[targets.clamp(min=0)] * counted  # (B, T)
-    sums = nats * counted, counted, nats * (size > 0), size
-    return torch.stack([x.sum(1, dtype=torch.float32) for x in sums])
+    sums = dict(nats=nats * counted, counted=counted, text_nats=nats * (size > 0), bytes=size)
+    return {name: x.sum(1, dtype=torch.float32) for name, x in sums.items()}
 
 
 @torch.no_grad()
@@ -153,7 +150,7 @@ def score_text(
         n = len(inputs)
         fill = torch.arange(max(n, rows), device=inputs.device) % n  # 0 .. n - 1, then again
         nats = model(inputs[fill], targets[fill], reduction="none")[:n]  # (n, T)
-        parts.append(sums_of(nats, targets, token_bytes))
+        parts.append(torch.stack([*sums_of(nats, targets, token_bytes).values()]))
     model.train(training)
     by_row = torch.cat(parts, dim=1).cpu().double()  # (4, rows of this rank)
     source_of = torch.tensor(sources or [0] * by_row.size(1))

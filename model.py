@@ -288,13 +288,13 @@ class GPT(nn.Module):
             weight.normal_(0, 0.006 / (2 * self.config.n_layer) ** 0.5)
         elif kind in ("out", "down"):
             weight.zero_()
-        elif kind in ("q", "k", "v", "up", "gate", "value_embeds") and tied:
+        elif kind not in ("q", "k", "v", "up", "gate", "value_embeds"):
+            raise UsageError(f"give {kind!r} a line in GPT.init_weight (model.py)")
+        elif tied:
             weight.normal_(0, 0.006)
-        elif kind in ("q", "k", "v", "up", "gate", "value_embeds"):
+        else:
             bound = 3**0.5 * self.config.n_embd**-0.5 * (0.4 if kind in ("up", "gate") else 1.0)
             weight.uniform_(-bound, bound)  # the standard deviation of U(-b, b) is b / sqrt(3)
-        else:
-            raise UsageError(f"give {kind!r} a line in GPT.init_weight (model.py)")
         if not tied:
             self._init_previous_token_head(name, weight)
 
@@ -399,38 +399,24 @@ class GPT(nn.Module):
 
     @torch.no_grad()
     def stream(
-        self,
-        idx,
-        max_new_tokens,
-        temperature=0.8,
-        top_k=50,
-        generator=None,
-        stop_id=-1,
-        top_p=1.0,
-        cache=None,
+        self, idx, max_new_tokens, temperature=0.8, top_k=50, generator=None, stop_id=-1, top_p=1.0
     ) -> Iterator[Tensor]:
         """Continue the prompts idx (B, T): yield each next id, (B, 1), as soon as it is drawn from
         the top_k likeliest (0: all) that hold top_p of the probability. Temperature 0 takes the
         likeliest. Ends after max_new_tokens, at seq_len, or once every row has drawn stop_id.
 
         The prompt counts as one document. Padding ids cannot be drawn: the logits end at
-        vocab_size. cache: a KVCache of what came before idx, to be continued; the last id drawn is
-        not in it.
-        """
+        vocab_size."""
         if max_new_tokens < 1 or top_k < 0 or not temperature >= 0 or not 0 < top_p <= 1:
             raise UsageError(
                 f"max_new_tokens {max_new_tokens} must be 1 or more, top_k {top_k} and temperature "
                 f"{temperature} 0 or more, and top_p {top_p} above 0 and at most 1"
             )
-        start = cache.length if cache else 0
-        n = min(max_new_tokens, self.config.seq_len - start - idx.size(1))
+        (B, T), most = idx.shape, self.config.seq_len
+        n = min(max_new_tokens, most - T)
         if n <= 0:
-            raise UsageError(
-                f"a prompt of {start + idx.size(1)} tokens leaves no room in seq_len "
-                f"{self.config.seq_len}"
-            )
-        size = idx.size(0), start + idx.size(1) + n
-        cache = cache or KVCache(self.config, *size, self.compute_dtype, idx.device)
+            raise UsageError(f"a prompt of {T} tokens leaves no room in seq_len {most}")
+        cache = KVCache(self.config, B, T + n, self.compute_dtype, idx.device)
         new, stopped = idx, False
         for _ in range(n):
             logits = self(new, cache=cache)[:, -1]  # (B, V)

@@ -14,6 +14,7 @@ import math
 import os
 import signal
 import time
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
@@ -177,7 +178,7 @@ def take_steps(run: Run, progress: Progress) -> Iterator[dict[str, float]]:
         step = progress.step
         lr_factor = optim.set_schedule(run.optimizers, step, plan.steps, config)
         n_targets = plan.rows_in_step(step) * plan.seq_len  # of all ranks
-        sums = torch.zeros(len(flops.SUMS), device=world.device)
+        sums = defaultdict(float)
         for _ in range(plan.grad_accum(step)):
             with record_function("data"):
                 inputs, targets = run.loader.next_batch()  # (B, T) each
@@ -185,16 +186,17 @@ def take_steps(run: Run, progress: Progress) -> Iterator[dict[str, float]]:
             nats = run.step_model(inputs, targets, reduction="none")  # (B, T), 0 where ignored
             loss = nats.sum() / n_targets  # of this micro-batch: its share of the mean
             (loss * world.world_size).backward()  # the ranks' gradients are averaged
-            sums += flops.sums_of(nats.detach(), targets, run.token_bytes).sum(1)
+            for name, of_rows in flops.sums_of(nats.detach(), targets, run.token_bytes).items():
+                sums[name] += of_rows.sum()
+            # sums["yours"] += ...: it is added up over the ranks too, logged, and printed.
 
         if plan.parallel == "ddp":
             optim.average_gradients(parameters())  # FSDP does it within backward
         norm = optim.grad_norm(parameters())
 
-        # The one place where the host waits for the device, and where a step is judged. A number of
-        # yours that joins `sums` here by name is summed over the ranks, logged and printed.
-        sums = dict(zip(flops.SUMS, sums)) | requests(run, progress)
-        numbers = read_numbers(sums, norm) | dict(step=step + 1, lr=lr_factor)
+        # The one place where the host waits for the device, and where a step is judged.
+        numbers = read_numbers(sums | requests(run, progress), norm)
+        numbers |= dict(step=step + 1, lr=lr_factor)
         factor = n_targets / max(numbers["counted"], 1)  # 1 for text: every target counts
         numbers["norm"] *= factor
         numbers["bad"] = not math.isfinite(numbers["nats"] + numbers["norm"])
@@ -238,7 +240,9 @@ def log_step(run: Run, progress: Progress, numbers: dict[str, float]) -> None:
     stops = [s for s in run.signals.STOP if numbers.pop(s.name.lower())]
     progress.stop, progress.save_now = (stops or [0])[0], numbers.pop("overdue") > 0
     step, lr, norm, bad = (numbers.pop(name) for name in ("step", "lr", "norm", "bad"))
-    nats, counted, text_nats, n_bytes = (numbers.pop(name) for name in flops.SUMS)
+    nats, counted, text_nats, n_bytes = (
+        numbers.pop(name) for name in ("nats", "counted", "text_nats", "bytes")
+    )
     wait_s, saving = run.loader.pop_wait_s(), run.checkpoints.busy
     step_s = run.meter.step(plan.rows_in_step(step - 1) * plan.seq_len, data_wait_s=wait_s)
     record = dict(step=step, tokens=plan.tokens_before(step))
@@ -249,7 +253,7 @@ def log_step(run: Run, progress: Progress, numbers: dict[str, float]) -> None:
     loss, bpb = nats / max(counted, 1), text_nats / math.log(2) / max(n_bytes, 1)
     record |= dict(loss=loss, bpb=bpb, lr=lr, norm=norm, time=time.time(), step_s=step_s)
     record |= run.meter.summary() | dict(watch=dict(saving=saving, wait_s=wait_s))
-    log.write(record | numbers)  # those that are left: the sums that you added in take_steps
+    log.write(record | numbers)  # those that are left: yours
     if step in (1, plan.steps) or is_due(step, options.log_every):
         log.print(logs.step_line(record, plan.steps, logs.time_left_s(run, step), numbers))
 

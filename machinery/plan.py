@@ -164,7 +164,7 @@ def table(plan: Plan, preset: cfg.Preset, meta: GPT, params, why: str, itemsize:
         f"disk      {tokens * token_size / 1e9:.2f} GB of rows if none is repeated, "
         f"{plan.saves} checkpoints of {plan.save_bytes / 1e9:.2f} GB",
     ]
-    if unread := optim.unread_options(config, cfg.find_preset(preset.name).train):
+    if unread := optim.unread_options(config, (cfg.find_preset(preset.name) or preset).train):
         how = f"--optimizer {config.optimizer} --schedule {config.schedule}"
         lines.append(f"warning: {', '.join(unread)}: not read by {how}")
     return "\n".join(lines)

@@ -84,7 +84,9 @@ def test_what_a_run_prints_and_writes(plain):
     of = Manifest.load(starts(run_dir)[0]["data_dir"]).rows("val")
     assert re.search(rf"step 0 \| validation on 16 of {of} rows: .* bpb", out)
     assert re.search(rf"step 12 \| validation on 16 of {of} rows: .* bpb", out)
-    assert re.search(rf"done: 12 steps, .* validation on all {of} rows: .* nats/token, .* bpb", out)
+    assert re.search(
+        rf"done: 12 steps, .* validation on {of} of {of} rows: .* nats/token, .* bpb", out
+    )
     for name in ("checkpoints/step_00000012", "metrics.jsonl", "loss.png"):
         assert (run_dir / name).exists() and name.split("/")[0] in out
     assert json.loads((run_dir / "status.json").read_text())["state"] == "done"
@@ -98,8 +100,9 @@ def test_what_a_run_prints_and_writes(plain):
 
 def test_a_number_of_your_own_needs_one_line(small_data, tmp_path):
     """In take_steps' sums: it is added up over micro-batches and ranks, logged, and printed."""
-    mine = "begins=(inputs == run.manifest.bos_id).sum(), "
-    spoil = [faults.edited(tmp_path / "mine", "train.py", "sums.update(", f"sums.update({mine}")]
+    mine = 'sums["begins"] += (inputs == run.manifest.bos_id).sum()'
+    place = '# sums["yours"] += ...:'
+    spoil = [faults.edited(tmp_path / "mine", "train.py", place, f"{mine}  {place}")]
     text = fork(small_data, tmp_path / "run", "--micro_batch", 2, world=2, spoil=spoil)
     manifest = Manifest.load(small_data)
     loader = RowLoader(manifest, seed=0, micro_batch=8)
@@ -115,8 +118,11 @@ def test_bits_per_byte_of_a_step_are_those_of_its_text(plain, small_data, tmp_pa
     loader = RowLoader(manifest, seed=0, micro_batch=8)
     size, steps = manifest.token_bytes(), [r for r in metrics(plain[0]) if "loss" in r]
     for record in steps:
-        n_bytes = size[loader.next_batch()[1].numpy()].sum()
-        assert record["bpb"] == pytest.approx(record["loss"] * 512 / math.log(2) / n_bytes)
+        sizes = size[loader.next_batch()[1].numpy()]
+        # the loss of special tokens, which are no text, is not in it: about that of other tokens
+        share = (sizes > 0).mean()
+        expected = share * record["loss"] * 512 / math.log(2) / sizes.sum()
+        assert 0.9 < share < 1 and record["bpb"] == pytest.approx(expected, rel=0.02)
     fork(small_data, tmp_path / "run", "--steps", 1, "--micro_batch", 2, world=2)
     assert metrics(tmp_path / "run")[1]["bpb"] == pytest.approx(steps[0]["bpb"], rel=1e-4)
 
@@ -181,21 +187,20 @@ def test_interrupted_and_resumed_equals_uninterrupted(plain, small_data, tmp_pat
 
 
 def test_adamw_cosine_and_clipping_run_too(small_data, tmp_path, monkeypatch):
-    step, clipped = optim.step, []
+    step, clipped = torch.optim.AdamW.step, []
 
-    def noting(optimizers, found_inf):
-        groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    def noting(optimizer):
+        groups = optimizer.param_groups
         clipped.append(float(optim.grad_norm(p for group in groups for p in group["params"])))
-        step(optimizers, found_inf)
+        step(optimizer)
 
-    monkeypatch.setattr(optim, "step", noting)
+    monkeypatch.setattr(torch.optim.AdamW, "step", noting)
     stock = "--mlp swiglu --tie_embeddings --n_kv_head 1 --extras".split() + [""]
     other = "--optimizer adamw --lr 0.003 --schedule cosine --decay 0.8 --grad_clip 0.5".split()
     here(small_data, tmp_path / "run", *other, *stock)
     values = list(losses(tmp_path / "run").values())
     assert values[-1] < values[0] - 0.05
     norms = [r["norm"] for r in metrics(tmp_path / "run") if "norm" in r]
-    clipped = clipped[1:]  # the first was on trial
     assert clipped == pytest.approx([min(norm, 0.5) for norm in norms], rel=1e-4)
     assert max(norms) > 0.6  # there was something to clip
 
@@ -235,7 +240,7 @@ def len_rows(data_dir, source):
 
 
 def test_the_trial_step_moves_no_bit(small_data, tmp_path, monkeypatch):
-    """It takes a step of the optimizers too, whose flag says that nothing may move."""
+    """Nor does it leave a gradient."""
     compile_step, seen = build.compile_step, []
 
     def state(model, optimizers):
@@ -293,7 +298,7 @@ def test_profile_and_plan(small_data, tmp_path, capsys):
     train.main(["d12", "--plan", "--device", "cpu", "--peak_tflops", "989", "--extras", ""])
     out = capsys.readouterr().out
     assert "989.00 TFLOP/s" in out and "20% MFU full" in out and "8 x H100" not in out
-    train.main(["d20", "--plan", "--gpu", "8xH100"])
+    eval_program.main(["plan", "d20", "--gpu", "8xH100"])
     assert "8 x H100, 85.0 GB, 989.00 TFLOP/s, 3.35 TB/s each" in capsys.readouterr().out
 
 
@@ -303,9 +308,7 @@ def test_profile_of_two_ranks(small_data, tmp_path):
     for rank in (0, 1):
         with gzip.open(tmp_path / "run" / "profile" / f"rank_{rank}" / "trace.json.gz") as trace:
             events = json.load(trace)["traceEvents"]
-        # DDP exchanges gradients but no buffers, which are constants; it tells its buckets once.
-        called = [event["name"] for event in events]
-        assert "c10d::allreduce_" in called and called.count("c10d::broadcast_") <= 2
+        assert "c10d::allreduce_" in [event["name"] for event in events]
     assert json.loads((tmp_path / "run" / "status.json").read_text())["state"] == "profiled"
 
 
@@ -456,18 +459,18 @@ def test_validation_compiles_one_shape_and_scores_each_target_once(small_data):
     size = torch.from_numpy(manifest.token_bytes())
     sizes = [len(inputs) for inputs, _ in val_batches(manifest, 3, 8)]
     assert sorted(sizes) == [2, 3, 3] and len(graphs) == 1
-    found = flops.bits_per_byte(compiled, val_batches(manifest, 3, 8), size, 3)
+    found = flops.score_text(compiled, val_batches(manifest, 3, 8), size, 3)[:2]
     assert len(graphs) == 2 and model.training
     alone = [(model(x, y).item(), size[y].sum()) for x, y in val_batches(manifest, 1, 8)]
     assert found[0] == pytest.approx(sum(nats for nats, _ in alone) / 8, rel=1e-6)
-    plain = flops.bits_per_byte(model, val_batches(manifest, 8, 8), size)
+    plain = flops.score_text(model, val_batches(manifest, 8, 8), size)[:2]
     assert found == pytest.approx(plain, rel=1e-6)
 
 
 def test_the_best_validation_is_saved_and_kept(small_data, tmp_path, monkeypatch):
     """By the clock alone no checkpoint would fall on it."""
     bpb = iter([4.0, 3.0, 2.0, 2.5, 2.6, 2.7, 2.8, 0.1])  # the last: of other rows, all of them
-    monkeypatch.setattr(flops, "score_text", lambda *args: (1.0, next(bpb), {}))
+    monkeypatch.setattr(flops, "score_text", lambda *args, **options: (1.0, next(bpb), {}))
     here(small_data, tmp_path, "--eval_every", 2, "--save_every", 3)
     checkpoints = tmp_path / "checkpoints"
     assert (checkpoints / "best").read_text() == "step_00000004"
@@ -491,14 +494,6 @@ MISTAKES = {
         ["tiny", *SMALL, "--data_dir", "{data}", "--vocab_size", "77"],
         r"--vocab_size 77 was asked",
     ),
-    "an option of another optimizer": (
-        ["tiny", "--lr", "0.1"],
-        r"--lr 0.1 has no effect with --optimizer muon: it is read by adamw alone",
-    ),
-    "an option of another schedule": (
-        ["tiny", "--schedule", "cosine", "--decay", "0.3"],
-        r"--decay 0.3 has no effect with --schedule cosine: it is read by wsd alone",
-    ),
     "a negative number": (["tiny", "--steps", "-5"], "--steps -5 must be 0 or more"),
     "no checkpoint": (["tiny", "--plan", "--keep", "0"], "--keep 0 must be 1 or more"),
     "less than a token": (
@@ -513,10 +508,6 @@ MISTAKES = {
     "not a source": (
         ["tiny", *SMALL, "--data_dir", "{data}", "--mixture", "nosuch=1"],
         r"source 'nosuch'",
-    ),
-    "tokens beside steps": (
-        ["tiny", "--tokens", "100K"],
-        r"--tokens 100K has no effect with --steps",
     ),
     "a weight that is no number": (
         ["tiny", *SMALL, "--data_dir", "{data}", "--mixture", "a=nan"],
@@ -603,7 +594,7 @@ def test_time_left_has_every_validation_that_will_come():
     plan = SimpleNamespace(steps=2206, tokens_before=lambda step: 0)
     for step, every in ((1, 250), (1999, 250), (2000, 250), (2205, 0), (2205, 2206)):
         preset = SimpleNamespace(run=SimpleNamespace(eval_every=every))
-        train.time_left_s(SimpleNamespace(plan=plan, preset=preset, meter=meter), step)
+        log.time_left_s(SimpleNamespace(plan=plan, preset=preset, meter=meter), step)
     assert asked == [9, 2, 1, 1, 1]
 
 
@@ -638,7 +629,7 @@ def test_a_bug_is_not_taken_for_a_mistake():
     with pytest.raises(OSError) as full, open("/dev/full", "w") as file:
         file.write("x")
     assert cli.exit_code(full.value) == 6
-    log.Log(Path("/dev/full"), is_first=True).failed(3, "why", 6)  # hides nothing
+    log.Log(Path("/dev/full"), is_first=True)._failed(3, "why", 6)  # hides nothing
 
 
 # ---------------------------------------------------------------- the configuration itself
