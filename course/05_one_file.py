@@ -167,7 +167,7 @@ def train(preset: Preset, data_dir: Path, steps: int, compile: bool, rows_val: i
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad()
-        losses.append(loss.item())  # train.py reads it a step late, so that a GPU never waits
+        losses.append(loss.item())  # train.py reads it before the step, and refuses a NaN
         # machinery/log.py: this line in metrics.jsonl, and in status.json how the run ended
         seconds = time.perf_counter() - began
         bpb = losses[-1] * B * T / math.log(2) / float(token_bytes[targets].sum())

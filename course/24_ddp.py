@@ -9,8 +9,8 @@
 #
 # Source: *Pré-Treino Eficiente de Modelos de Linguagem*, "Paralelismo de Dados" (three
 # optimizations, two listings, ring all-reduce), "Segunda Otimização: Sincronizar um lote/bucket de
-# gradientes". Core files: `train.py`, `take_steps`; `machinery/build.py`, `wrap` and
-# `exchange_gradients`. Before: lesson 23. Next: lesson 25. Takes 14 seconds on two cores.
+# gradientes". Core files: `train.py`, `take_steps`; `optim.py`, `average_gradients`. Before:
+# lesson 23. Next: lesson 25. Takes 14 seconds on two cores.
 
 # %%
 import lesson  # first: it puts the project on the path
@@ -273,7 +273,7 @@ lesson.save(fig, "24_ddp")
 # the first `zero_grad()`. `TensorHook` gets the last micro-batch's gradient alone; the sum of the
 # earlier ones differs from rank to rank. `ParameterHook` gets the parameter. A test that calls
 # `zero_grad(set_to_none=False)`, or trains with one micro-batch, sees two of them pass.
-# (`machinery/build.py` asks DDP for `gradient_as_bucket_view`; DDP takes gradients back, too.)
+# (This trainer averages after backward: its model is one compiled graph, so nothing overlaps.)
 # Average `p.grad`, ask where it lies, and test that the ranks are equal, bit for bit.
 #
 # ## Exercise

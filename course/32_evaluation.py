@@ -8,7 +8,7 @@
 # last. How do you see that a small model learns?
 #
 # Source: *Pré-Treino Eficiente de Modelos de Linguagem*, "Avaliação dos Checkpoints", "Tabela 9.1"
-# (the tournament), "Avaliação", "Tabela 10.2". Core files: `flops.py`, `bits_per_byte`; `eval.py`,
+# (the tournament), "Avaliação", "Tabela 10.2". Core files: `flops.py`, `score_text`; `eval.py`,
 # with `choice.py`, `judge.py` and `ratings.py` of `instruments/`. Before: lesson 31. Next: lesson
 # 33 (inside a model). Takes 45 seconds on two cores.
 
@@ -21,7 +21,7 @@ import torch
 
 import optim
 from config import GPTConfig, TrainConfig
-from flops import bits_per_byte
+from flops import score_text
 from instruments import choice, judge, ratings
 from model import GPT
 from published import ALWAYS_A, MMLU, MODELS_10_2, TABLE_9_1, TABLE_10_2
@@ -162,7 +162,7 @@ for step in EXAMS:
     model.load_state_dict(snapshots[step])
     picks = by_letter(options).tolist(), by_answer().tolist()
     scores = [choice.statistics(picked, gold.tolist(), [4] * ASKED) for picked in picks]
-    bits = [bits_per_byte(model, [batch], one_byte)[1] for batch in batches]
+    bits = [score_text(model, [batch], one_byte)[1] for batch in batches]
     draws = torch.Generator().manual_seed(0)
     players[f"step {step}"] = model.generate(prompts, 48, 1.0, 0, draws)[:, 48:].tolist()
     exams[step] = *scores, np.mean(bits), np.std(bits, ddof=1) / len(bits) ** 0.5
