@@ -3,22 +3,21 @@
     loss        nats per token and bits per byte on held-out text
     sample      continue prompts, or answer them if the model was tuned on conversations
     chat        talk with a model that was tuned on conversations
-    choice      multiple choice by log-likelihood; CORE, with GPT-2's beside it
+    choice      multiple choice by log-likelihood: held-out text, your own questions, public exams
+    core        CORE, the mean of 22 tasks, and GPT-2's beside it
     look        a page on what the model does inside: where it looks, what each head is worth
     tournament  checkpoints continue the same prompts, and a judge compares them
     serve       a page to try it, and OpenAI's protocol for programs
     report      a page on a run; `compare RUN RUN ...` puts several into one picture
 
 MODEL: a preset's name; the folder of a run, a checkpoint or an export; or a stock model, its folder
-or hf:REPO. `loss` and `choice` append their figures to eval.jsonl in the folder of the run or
-model. Works with the raw module, on one device. Next: model.py has stream(), flops.py the metric,
-instruments/ all commands but `loss`.
+or hf:REPO. `loss`, `choice` and `core` append their figures to eval.jsonl in the folder of the run
+or model. Works with the raw module, on one device. Next: model.py has stream(), flops.py the
+metric, instruments/ all commands but `loss`.
 """
 
-import json
-import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from functools import partial
 
 import torch
@@ -29,23 +28,9 @@ from flops import score_text
 from hf import imported
 from machinery import cli, trained
 from machinery.log import sources_line
-from machinery.trained import EvalConfig, open_data, run_of
+from machinery.trained import EvalConfig, keep_record, open_data
 
 load_model = partial(trained.load_model, read_export=imported.load)
-
-
-def keep_record(config: EvalConfig, trainer: dict, **figures) -> None:
-    """Append a line to eval.jsonl in the folder of the run or the export, if it can be written."""
-    run_dir = run_of(trainer["path"])
-    line = asdict(config) | dict(
-        run_dir=str(run_dir), step=trainer["step"], tokens=trainer["tokens"], **figures
-    )
-    try:
-        with open(run_dir / "eval.jsonl", "a") as file:
-            file.write(json.dumps(line) + "\n")
-    except OSError as error:
-        reason = f"{run_dir / 'eval.jsonl'}: {error.strerror}"
-        print(f"the figures above could not be written to {reason}", file=sys.stderr)
 
 
 # --------------------------------------------------------------------------------- loss
@@ -100,10 +85,15 @@ def chat() -> tuple[Callable, type]:
 
 
 def choice() -> tuple[Callable, type]:
-    from instruments import choice
+    from instruments.exams import choice
 
-    tools = dict(load_model=load_model, keep_record=keep_record)
-    return partial(choice.answer_all, **tools), choice.ChoiceConfig
+    return partial(choice.answer_all, load_model=load_model), choice.ChoiceConfig
+
+
+def core() -> tuple[Callable, type]:
+    from instruments.exams import core
+
+    return partial(core.measure, load_model=load_model), core.CoreConfig
 
 
 def look() -> tuple[Callable, type]:
@@ -113,7 +103,7 @@ def look() -> tuple[Callable, type]:
 
 
 def tournament() -> tuple[Callable, type]:
-    from instruments import tournament
+    from instruments.exams import tournament
 
     return partial(tournament.hold, load_model=load_model), tournament.TournamentConfig
 
@@ -141,6 +131,7 @@ COMMANDS = {
     "sample": sample,
     "chat": chat,
     "choice": choice,
+    "core": core,
     "look": look,
     "tournament": tournament,
     "serve": serve,
