@@ -28,7 +28,9 @@ def encode_pair(tokenizer: Tokenizer, context: str, continuation: str, tuned: bo
         question, _ = prompt_ids(context.rstrip(), tokenizer, tuned)
         return question, tokenizer.encode(continuation.removeprefix(" "))
     prefix = tokenizer.encode(context.rstrip())
-    return [tokenizer.bos_id, *prefix], tokenizer.encode(context + continuation)[len(prefix) :]
+    answer = tokenizer.encode(context + continuation)[len(prefix) :]
+    # A word that grows into one token leaves none for its end; no tokens would be a sure answer.
+    return [tokenizer.bos_id, *prefix], answer or tokenizer.encode(continuation)
 
 
 def padded(pairs: list[Pair], batch: int, most: int) -> Iterator[tuple[list[int], torch.Tensor]]:

@@ -4,6 +4,7 @@ our model through lm_eval; and by lm_eval's own model of the exported folder."""
 import json
 import math
 from functools import lru_cache
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -15,10 +16,7 @@ import train
 from config import UsageError
 from machinery.errors import DataError
 
-lm_eval = pytest.importorskip("lm_eval")
-datasets = pytest.importorskip("datasets")
-
-THEIRS = Path(lm_eval.__file__).parent / "tasks"
+pytestmark = pytest.mark.skipif(find_spec("lm_eval") is None, reason="lm_eval is not installed")
 OURS = Path(evaluate.__file__).parent / "instruments" / "exams" / "tasks"
 WORDS = "red green blue black white brown gray pink café 日本 import def self".split()
 
@@ -85,7 +83,11 @@ TASKS = "arc_easy piqa hellaswag winogrande openbookqa enem oab".split()
 def hub():
     """Ten rows of each set instead of the Hub; and an index of its tasks alone, which is made in no
     time."""
+    import datasets
+
     from instruments.exams import harness
+
+    theirs = Path(harness.lm_eval.__file__).parent / "tasks"
 
     def load(path, name=None, **_):
         rows = datasets.Dataset.from_list([ROWS[path](i) for i in range(10)])
@@ -93,8 +95,8 @@ def hub():
 
     @lru_cache
     def manager():
-        folders = [THEIRS / n for n in ("arc", "piqa", "hellaswag", "winogrande", "openbookqa")]
-        folders += [THEIRS / "lambada", OURS]
+        folders = [theirs / n for n in ("arc", "piqa", "hellaswag", "winogrande", "openbookqa")]
+        folders += [theirs / "lambada", OURS]
         return harness.TaskManager(include_defaults=False, include_path=list(map(str, folders)))
 
     with pytest.MonkeyPatch.context() as patch:
@@ -124,6 +126,7 @@ def ask(run_dir, *args) -> list[dict]:
 @pytest.mark.slow
 def test_the_figures_are_those_of_lm_evals_own_model(hub, trained, tmp_path):
     """Of the exported folder: each answer's nats, as far as fp32 holds them, and each accuracy."""
+    import lm_eval
     from lm_eval.models.huggingface import HFLM
 
     saved, folder = tmp_path / "nats.jsonl", tmp_path / "folder"
@@ -234,7 +237,7 @@ def test_what_cannot_be_asked_is_one_sentence(hub, monkeypatch):
     def no_hub(*_, **__):
         raise ConnectionError("no route\nand more")
 
-    monkeypatch.setattr(datasets, "load_dataset", no_hub)
+    monkeypatch.setattr("datasets.load_dataset", no_hub)
     with pytest.raises(DataError) as caught:
         hub.open_tasks("piqa")
     assert "piqa" in str(caught.value) and "no route" in str(caught.value)
