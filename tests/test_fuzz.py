@@ -24,7 +24,7 @@ import prepare_data
 import train
 from config import LARGEST, PRESETS, DataConfig, GPTConfig, RunConfig, TrainConfig, UsageError
 from instruments import look, report, sample, serve, stage
-from instruments.exams import choice, core, judge, tournament
+from instruments.exams import choice, judge, tournament
 from machinery import cli, trained
 from machinery.errors import CheckpointError, DataError, StorageError
 from model import GPT
@@ -185,7 +185,6 @@ OF_EVAL = {
     "loss": evaluate.LossConfig,
     "sample": sample.SampleConfig,
     "choice": choice.ChoiceConfig,
-    "core": core.CoreConfig,
     "look": look.LookConfig,
     "tournament": tournament.TournamentConfig,
     "serve": serve.ServeConfig,

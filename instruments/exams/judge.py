@@ -104,7 +104,7 @@ class Server:
         self.answers = {"A": 0, "B": 0, "tie": 0, "unparsable": 0}
         question = QUESTION.format(criteria=criteria, prompt="1, 2,", a=" 3, 4", b=" 2, 2")
         self.client, self.chat = client, True
-        self.options = dict(model=model, max_completion_tokens=2048, temperature=0)
+        self.options = dict(model=model, max_completion_tokens=1024, temperature=0)
         try:
             self.ask(question)
         except Refused as refusal:
