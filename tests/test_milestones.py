@@ -9,7 +9,8 @@ from conftest import losses, parameters
 from faults import start
 
 import eval as evaluate
-from instruments import positions, tournament
+from instruments import positions
+from instruments.exams import tournament
 from machinery import checkpoint, cli, folders, plan, ranks
 from machinery.checkpoint import MILESTONES
 from machinery.trained import EvalConfig, run_of

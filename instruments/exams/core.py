@@ -78,8 +78,7 @@ class Task:
 
 def read_table() -> list[Task]:
     """The tasks, in CORE's order."""
-    with open(Path(__file__).with_name("core.csv"), newline="") as file:
-        rows = list(csv.DictReader(file))
+    rows = csv.DictReader(disk.read_text(Path(__file__).with_name("core.csv")).splitlines())
     tasks = (Task(**{f.name: f.type(row[f.name]) for f in fields(Task)}) for row in rows)
     return [replace(task, delimiter=task.delimiter.replace("\\n", "\n")) for task in tasks]
 
@@ -272,7 +271,7 @@ def score(
 
 
 def figures_of(task: Task, items: list[dict], scored: Scored) -> dict:
-    """Of a task: accuracy with its standard error, both centered by the first table, and what an
+    """Of a task: accuracy with its standard error, both centered, and what an
     answer that is always the same would get."""
     n, hits = len(items), sum(scored.correct)
     p = hits / n

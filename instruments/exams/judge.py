@@ -72,11 +72,7 @@ def compare(scores: list[np.ndarray]) -> np.ndarray:
 
 
 class Refused(UsageError):
-    """The server answers, but with an HTTP error; `why` is its status and its own words."""
-
-    def __init__(self, sentence: str, why: str) -> None:
-        super().__init__(sentence)
-        self.why = why
+    """The server answers, but with an HTTP error."""
 
 
 class Server:
@@ -108,8 +104,8 @@ class Server:
         try:
             self.ask(question)
         except Refused as refusal:
-            print(f"{model} refuses to chat: {refusal.why}")
-            if "temperature" in refusal.why:  # a reasoning model has its own
+            print(f"{model} refuses to chat: {refusal}")
+            if "temperature" in str(refusal):  # a reasoning model has its own
                 del self.options["temperature"]
             else:  # often one without a chat template, which does not know where to stop
                 self.chat, self.options = False, dict(model=model, max_tokens=16, temperature=0)
@@ -132,7 +128,7 @@ class Server:
         except APIStatusError as error:
             why = f"HTTP {error.status_code}: {error.response.text[:200]}"
             remedy = f"is --judge_model {self.model} right, and does the address end in /v1?"
-            raise Refused(str(self.no_answer(f"{why}; {remedy}")), why) from None
+            raise Refused(self.no_answer(f"{why}; {remedy}")) from None
         except APITimeoutError:
             raise self.no_answer(f"none within {self.client.timeout:g} s") from None
         except APIConnectionError as error:
