@@ -40,7 +40,7 @@ COMMANDS = {
     "sample": ("instruments.talk.sample", "sample", "SampleConfig"),
     "chat": ("instruments.talk.chat", "talk", "ChatConfig"),
     "choice": ("instruments.exams.choice", "answer_all", "ChoiceConfig"),
-    "core": ("instruments.exams.core", "run", "CoreConfig"),
+    "core": ("instruments.exams.core", "measure", "CoreConfig"),
     "look": ("instruments.pages.look", "look", "LookConfig"),
     "noise": ("instruments.run.noise_scale", "measure", "NoiseConfig"),
     "tournament": ("instruments.exams.tournament", "hold", "TournamentConfig"),

@@ -8,9 +8,8 @@
 # last. How do you see that a small model learns?
 #
 # Source: *Pré-Treino Eficiente de Modelos de Linguagem*, "Avaliação dos Checkpoints", "Tabela 9.1"
-# (the tournament), "Avaliação", "Tabela 10.2". Core files: `flops.py`, `score_text`; `eval.py`,
-# with `choice.py`, `judge.py` and `ratings.py` of `instruments/`. Before: lesson 31. Next: lesson
-# 33 (inside a model). Takes 45 seconds on two cores.
+# (the tournament), "Avaliação", "Tabela 10.2". Core files: `flops.py`, `score_text`; `choice.py`
+# and `judge.py` of instruments/exams/. Before: lesson 31. Next: 33. Takes 45 seconds on two cores.
 
 # %%
 import lesson  # first: it puts the project on the path
@@ -22,7 +21,7 @@ import torch
 import optim
 from config import GPTConfig, TrainConfig
 from flops import score_text
-from instruments import choice, judge, ratings
+from instruments.exams import choice, judge
 from model import GPT
 from published import ALWAYS_A, MMLU, MODELS_10_2, TABLE_9_1, TABLE_10_2
 
@@ -33,8 +32,7 @@ lesson.begin(32, "evaluation")
 # ## 23% is not near 25%
 # 14,042 questions with four options. Anyone who guesses gets a quarter of them, with a standard
 # deviation (sd) of sqrt(n p (1 - p)) = 51. How many of those away is the checkpoint of the source?
-# That distance is called z; beyond 2, it is hardly an accident. Beside the checkpoint, a model that
-# answers A to everything.
+# That is z; beyond 2, it is hardly an accident. Beside it, a model that answers A to everything.
 
 # %%
 n = sum(count for _, count in MMLU.values())
@@ -48,7 +46,7 @@ equal = sum(MMLU[subject][0] == ALWAYS_A[subject] for subject in MMLU)
 lesson.arithmetic(equal == 51, "in 51 of 57 subjects the checkpoint has the rate of 'always A'")
 golds = [0] * hits["always A"] + [1] * (n - hits["always A"])
 figures = choice.statistics([0] * n, golds, [4] * n)
-lesson.holds(abs(figures["z"] - rows[1][3]) < 1e-9, "instruments/choice.py computes the same z")
+lesson.holds(abs(figures["z"] - rows[1][3]) < 1e-9, "exams/choice.py computes the same z")
 mixed = choice.statistics([0, 1, 2, 3] * (n // 4), golds[: n // 4 * 4], [4] * (n // 4 * 4))
 says = [choice.verdict(x, 2, letters=True).split(":")[0] for x in (figures, mixed)]
 found = [verdict == "a constant answer" for verdict in says]
@@ -69,8 +67,8 @@ lesson.arithmetic(same["Qwen3-0.6B-Base"] == 57, "Qwen3-0.6B has the rate of 'al
 # So Biatron's place above Qwen3-0.6B in that table says nothing about either.
 #
 # ## The tournament of the source
-# 46 checkpoints, 100 matches between pairs drawn at random, Elo. "There is a tendency to improve",
-# and there is: but where does it end, and how far would *equal* players have come apart?
+# 46 checkpoints, 100 matches of random pairs, Elo. "There is a tendency to improve", and there is:
+# but where does it end, and how far would *equal* players have come apart?
 
 
 # %%
@@ -80,12 +78,21 @@ def spearman(a, b) -> float:
     return float(np.corrcoef(*rank)[0, 1])
 
 
+def equal_players() -> np.ndarray:
+    """Elo after 100 matches of pairs drawn at random of 46 players, which the lot decides."""
+    points = np.full(46, 1000.0)
+    for _ in range(100):
+        i, j = rng.choice(46, 2, replace=False)
+        gain = 32 * (rng.integers(2) - 1 / (1 + 10 ** ((points[j] - points[i]) / 400)))
+        points[[i, j]] += gain, -gain
+    return points
+
+
 rng = np.random.default_rng(0)
 steps, points = (np.array(x) for x in zip(*sorted(TABLE_9_1.items())))
 late, whole = steps >= 12_500, spearman(steps, points)
 shuffled = max(abs(spearman(steps, rng.permutation(points))) for _ in range(2000))
-match = lambda: (*rng.choice(46, 2, replace=False), rng.integers(2))
-equals = np.mean([ratings.elo([match() for _ in range(100)], 46).std() for _ in range(200)])
+equals = np.mean([equal_players().std() for _ in range(200)])
 second_half, spread = spearman(steps[late], points[late]), points.std()
 rows = [
     ("rank correlation with the step", whole, f"of 2,000 shuffled: {shuffled:.2f} at most"),
@@ -100,9 +107,9 @@ lesson.arithmetic(round(points.sum(), 2) == 45_945.20, "the points sum to 45,945
 
 # %% [markdown]
 # ## Four measures of one training
-# A byte model learns to write Python, and is examined six times: by letter (the options are shown,
-# which letter is likeliest?), by answer (which of four continuations is likeliest?), by bits per
-# byte of held-out text, and by a tournament, whose judge is the model after more steps.
+# A byte model learns Python, and is examined six times: by letter (the options are shown, which
+# letter is likeliest?), by answer (which of four continuations is?), by bits per byte of held-out
+# text, and by a tournament, whose judge is the model after more steps.
 
 # %%
 torch.manual_seed(0)
@@ -155,8 +162,7 @@ def by_answer() -> torch.Tensor:
 
 
 prompts, human = excerpts(32, 96).split(48, 1)  # (32, 48) each
-rows = excerpts(128, 129)
-batches = [(row[:, :-1], row[:, 1:]) for row in rows.split(16)]
+batches = [(row[:, :-1], row[:, 1:]) for row in excerpts(128, 129).split(16)]
 exams, players, one_byte = {}, {}, torch.ones(256, dtype=torch.long)
 for step in EXAMS:
     model.load_state_dict(snapshots[step])
@@ -172,7 +178,7 @@ players |= {"human": human.tolist(), "loop": [p[-4:] * 12 for p in prompts.tolis
 model.load_state_dict(snapshots[LAST])
 likelihood = [judge.novel_mean(model, prompts.tolist(), texts) for texts in players.values()]
 wins = judge.compare(likelihood)  # (prompts, players, players)
-rating, (low, high) = ratings.bradley_terry(wins.sum(0)), ratings.interval(wins, 300)
+rating, (low, high) = judge.bradley_terry(wins.sum(0)), judge.interval(wins, 300)
 table = []
 for step, (letter, answer, *bits) in exams.items():
     shares = letter["accuracy"], letter["most_picked_share"], answer["accuracy"], answer["stderr"]
@@ -181,16 +187,12 @@ columns = "step|letter %|top letter %|answer %|se, %|bits/byte|se, bits".split("
 lesson.table(columns, table, f"{ASKED} questions, six times; se: standard error")
 rated = list(zip(players, rating, low, high))
 lesson.table(["player", "rating", "from", "to"], rated, "the tournament, with 95% intervals")
-elos = ratings.elo_orders(wins, 50)[:, 5]  # of step 300: 100 matches of these players, drawn anew
-print(f"Elo of step 300, over 50 draws of the matches: {elos.min():.0f} to {elos.max():.0f}")
 
 # %% [markdown]
-# By letter, each model names one letter, and scores as often as that letter is right: the score
-# moves when the letter changes, and nothing was learned. Move the options one place on, and it is
-# another letter's share; over all four places a constant answer gets exactly a quarter. The full
-# answer climbs slowly out of its standard error. Bits per byte and the tournament see every stage,
-# and the tournament has two players whose place is known: the human text should be high, and a loop
-# of four bytes low.
+# By letter, each model names one letter, and scores as often as that letter is right. Move the
+# options one place on, and it is another letter's share; over all four places a constant answer
+# gets exactly a quarter. The full answer climbs slowly out of its standard error. Bits per byte and
+# the tournament see every stage; of two players the place is known: human text high, a loop low.
 
 # %%
 _, letter, top, answer, spread, bits, error = (np.array(x) for x in zip(*table))
@@ -202,9 +204,8 @@ lesson.holds(answer[-1] - 25 > 2.5 * spread[-1], "by full answer, step 300 beats
 falls = (bits[:-1] - bits[1:]).min()
 lesson.holds(falls > 2 * error.max(), "bits per byte fall at each exam, by two standard errors")
 lesson.holds(spearman(EXAMS, rating[:6]) >= 0.8, "the tournament ranks the steps in order")
-lesson.holds(np.ptp(elos) > 50, "Elo of one player moves by 50 points with the matches drawn")
-lesson.holds(rating[6] > rating[:5].max(), "the tournament puts human text above the first 5 exams")
-lesson.holds(rating[7] < rating[4], "and a loop of four bytes below step 160")
+known = rating[6] > rating[:5].max() and rating[7] < rating[4]
+lesson.holds(known, "it puts human text above the first 5 exams, and the loop below step 160")
 
 # %%
 gains = {

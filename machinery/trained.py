@@ -5,9 +5,11 @@ data folder only for held-out text. For the programs that look at a model, eval.
 they hand in what reads an export or a stock model (hf/imported.py). Next: checkpoint.py.
 """
 
+import json
 import os
+import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -147,3 +149,17 @@ def open_data(config: EvalConfig, trainer: dict) -> shards.Manifest:
         why = f"{manifest.dir} has a different tokenizer from that of {trainer['path']}"
         raise UsageError(f"{why}; give the folder of the data it was trained on with --data_dir")
     return manifest
+
+
+def keep_record(config: EvalConfig, trainer: dict, **figures) -> None:
+    """Append a line to eval.jsonl in the folder of the run or the export, if it can be written."""
+    run_dir = run_of(trainer["path"])
+    line = asdict(config) | dict(
+        run_dir=str(run_dir), step=trainer["step"], tokens=trainer["tokens"], **figures
+    )
+    try:
+        with open(run_dir / "eval.jsonl", "a") as file:
+            file.write(json.dumps(line) + "\n")
+    except OSError as error:
+        reason = f"{run_dir / 'eval.jsonl'}: {error.strerror}"
+        print(f"the figures above could not be written to {reason}", file=sys.stderr)

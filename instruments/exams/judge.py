@@ -1,8 +1,10 @@
-"""Who decides the tournament: a checkpoint by likelihood, or a model behind a server.
+"""Who decides the tournament, and what follows: a checkpoint by likelihood, or a model behind a
+server; and ratings from their decisions.
 
 `novel_mean` scores each completion alone, `Server` compares two at a time; both end in wins
 (N, P, P): for each of N prompts, 1 where the row's player beat the column's, 0.5 for a tie.
-Next: tournament.py, which asks them.
+`bradley_terry` turns wins into ratings on Elo's scale: 400 points more are odds of ten to one, the
+mean is 1000; `interval` says how much to believe of them. Next: tournament.py, which asks.
 """
 
 import json
@@ -12,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import torch
+from tqdm import tqdm
 
 from config import UsageError
 
@@ -69,11 +72,7 @@ def compare(scores: list[np.ndarray]) -> np.ndarray:
 
 
 class Refused(UsageError):
-    """The server answers, but with an HTTP error; `why` is its status and its own words."""
-
-    def __init__(self, sentence: str, why: str) -> None:
-        super().__init__(sentence)
-        self.why = why
+    """The server answers, but with an HTTP error."""
 
 
 class Server:
@@ -91,62 +90,65 @@ class Server:
             ) from None
         if not model:
             raise UsageError(f"--judge_url {url} needs --judge_model, the model's name there")
-        self.url, self.model, self.timeout_s, self.chat = url, model, timeout_s, True
+        self.url, self.model, self.criteria = url, model, criteria
         # A local server needs no key, but the client does.
         key = os.environ.get("OPENAI_API_KEY") or "none"
         try:
-            self.client = OpenAI(base_url=url, api_key=key, timeout=timeout_s, max_retries=0)
+            client = OpenAI(base_url=url, api_key=key, timeout=timeout_s, max_retries=0)
         except (OpenAIError, ImportError, ValueError) as error:  # a proxy that httpx cannot use
-            raise UsageError(self.fault(f"{type(error).__name__}: {error}")) from None
+            raise self.no_answer(f"{error}") from None
         self.answers = {"A": 0, "B": 0, "tie": 0, "unparsable": 0}
-        self.criteria = criteria
         question = QUESTION.format(criteria=criteria, prompt="1, 2,", a=" 3, 4", b=" 2, 2")
+        self.client, self.chat = client, True
+        self.options = dict(model=model, max_completion_tokens=1024, temperature=0)
         try:
             self.ask(question)
-            how = "chat/completions"
-        except Refused as refusal:  # often because the model has no chat template
-            self.chat, how = False, f"completions, as it refuses chat: {refusal.why}"
-        # Retry from now on: some servers drop the connection after an error.
-        self.client = self.client.with_options(max_retries=2)
-        if not self.chat:
+        except Refused as refusal:
+            print(f"{model} refuses to chat: {refusal}")
+            if "temperature" in str(refusal):  # a reasoning model has its own
+                del self.options["temperature"]
+            else:  # often one without a chat template, which does not know where to stop
+                self.chat, self.options = False, dict(model=model, max_tokens=16, temperature=0)
+            # Retry from now on: some servers drop the connection after an error.
+            self.client = client.with_options(max_retries=2)
             self.ask(question)
-        print(f"{model} is asked through {how}")
+        self.client = client.with_options(max_retries=2)
+        print(f"{model} is asked through {'chat/' * self.chat}completions")
 
     def ask(self, question: str) -> str:
         """The model's answer. Refused or another UsageError if there is none in time."""
-        from openai import APIStatusError, OpenAIError
+        from openai import APIConnectionError, APIStatusError, APITimeoutError, OpenAIError
 
-        options = dict(model=self.model, max_tokens=16, temperature=0)
         messages = [{"role": "user", "content": question}]
         try:
             if self.chat:
-                reply = self.client.chat.completions.create(messages=messages, **options)
+                reply = self.client.chat.completions.create(messages=messages, **self.options)
             else:
-                reply = self.client.completions.create(prompt=question, **options)
+                reply = self.client.completions.create(prompt=question, **self.options)
         except APIStatusError as error:
             why = f"HTTP {error.status_code}: {error.response.text[:200]}"
-            raise Refused(self.fault(why), why) from None
+            remedy = f"is --judge_model {self.model} right, and does the address end in /v1?"
+            raise Refused(self.no_answer(f"{why}; {remedy}")) from None
+        except APITimeoutError:
+            raise self.no_answer(f"none within {self.client.timeout:g} s") from None
+        except APIConnectionError as error:
+            remedy = "is it running, or is a proxy in the way (NO_PROXY)?"
+            raise self.no_answer(f"{error.__cause__ or error}; {remedy}") from None
         except (OpenAIError, json.JSONDecodeError) as error:
-            raise UsageError(self.fault(f"{type(error).__name__}: {error}")) from None
+            raise self.no_answer(f"{type(error).__name__}: {error}") from None
         choices = getattr(reply, "choices", None)  # what is no JSON comes as text
         if not choices:
-            raise UsageError(self.fault(f"its reply has no choices: {str(reply)[:200]}"))
+            raise self.no_answer(f"its reply has no choices: {str(reply)[:200]}")
         text = choices[0].message.content if self.chat else choices[0].text
         return text or ""
 
-    def fault(self, why: str) -> str:
-        return (
-            f"the judge at {self.url} gives no answer ({why}); is it running, does its address end "
-            f"in /v1, is --judge_model {self.model} right, are {self.timeout_s:g} s enough for an "
-            "answer, and does a proxy stand between (NO_PROXY)?"
-        )
+    def no_answer(self, why: str) -> UsageError:
+        return UsageError(f"the judge at {self.url} gives no answer: {why}")
 
     def compare(self, prompts: list[str], completions: list[list[str]]) -> np.ndarray:
         """N prompts, completions [P][N] -> wins (N, P, P). Every pair is asked in both orders, so
         a judge that always likes the first makes ties. A tie, and an unparsable answer, is half a
-        win."""
-        from tqdm import tqdm
-
+        win. UsageError once more than half of all answers are sure to be unparsable."""
         shape = (len(prompts), len(completions), len(completions))
         places = [(n, i, j) for n, i, j in np.ndindex(shape) if i != j]
         questions = [
@@ -156,16 +158,20 @@ class Server:
             for n, i, j in places
         ]
         print(f"{len(questions):,} questions for {self.model}")
+        first = np.full(shape, 0.5)  # what i as A scored against j as B
         pool = ThreadPoolExecutor(8)
         try:
-            answers = pool.map(self.ask, questions)
-            letters = [parse(a) for a in tqdm(answers, total=len(questions), disable=None)]
+            answers = tqdm(pool.map(self.ask, questions), total=len(questions), disable=None)
+            for place, text in zip(places, answers):
+                self.answers[letter := parse(text)] += 1
+                first[place] = {"A": 1, "B": 0}.get(letter, 0.5)
+                if self.answers["unparsable"] > len(questions) / 2:
+                    raise UsageError(
+                        f"{self.answers['unparsable']} of {len(questions)} answers of {self.model} "
+                        f"are neither A, B nor TIE, as {text[-80:]!r}; take another judge"
+                    )
         finally:
             pool.shutdown(cancel_futures=True)  # after an error, ask no more
-        first = np.full(shape, 0.5)  # what i as A scored against j as B
-        for place, letter in zip(places, letters):
-            self.answers[letter] += 1
-            first[place] = {"A": 1, "B": 0}.get(letter, 0.5)
         print("its answers: " + ", ".join(f"{n:,} {letter}" for letter, n in self.answers.items()))
         return (first + 1 - first.transpose(0, 2, 1)) / 2
 
@@ -178,3 +184,38 @@ def parse(text: str) -> str:
     answer = re.sub(r"\b(?:a )?tie\b", "tie", text.rpartition("</think>")[2], flags=re.I)
     words = set(re.findall(r"\b(?:[AB]|tie)\b", answer))
     return words.pop() if len(words) == 1 else "unparsable"
+
+
+def bradley_terry(wins: np.ndarray, prior: float = 0.5) -> np.ndarray:
+    """Sums of wins over prompts (..., P, P) -> ratings (..., P).
+
+    The strengths p that make the wins likeliest if i beats j with probability p_i / (p_i + p_j),
+    by Newman's iteration (2023, "Efficient computation of rankings from pairwise comparisons",
+    equation 11). prior: virtual wins of each player over each other, half of one by default; else
+    a player that has won every match would have no finite rating.
+    """
+    n_players = wins.shape[-1]
+    wins = (wins + prior) * (1 - np.eye(n_players))
+    p = np.ones(wins.shape[:-1])  # (..., P)
+    for _ in range(10_000):
+        before = p.copy()
+        for i in range(n_players):  # one by one: updated together, two would swap forever
+            meetings = p[..., i, None] + p  # (..., P)
+            won = (wins[..., i, :] * p / meetings).sum(-1)
+            p[..., i] = won / (wins[..., :, i] / meetings).sum(-1)
+        p /= np.exp(np.log(p).mean(-1, keepdims=True))
+        if np.abs(np.log(p / before)).max() < 1e-9:
+            break
+    return 1000 + 400 * np.log10(p)
+
+
+def interval(wins: np.ndarray, resamples: int = 1000, seed: int = 0) -> tuple[np.ndarray, ...]:
+    """wins (N, P, P) -> the 2.5% and 97.5% quantiles (P,) of the rating over resampled prompts.
+
+    Prompts are drawn with replacement, not matches: a prompt's matches share its text, so they are
+    not independent, and resampling them one by one would give intervals that are too narrow.
+    """
+    n, n_players = wins.shape[:2]
+    times = np.random.default_rng(seed).multinomial(n, [1 / n] * n, size=resamples)  # (R, N)
+    sums = (times @ wins.reshape(n, -1)).reshape(resamples, n_players, n_players)
+    return tuple(np.quantile(bradley_terry(sums), (0.025, 0.975), axis=0))

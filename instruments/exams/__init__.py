@@ -1,0 +1,1 @@
+"""Exams: multiple choice, CORE, and a tournament of checkpoints."""

@@ -1,0 +1,425 @@
+"""CORE: the mean of 22 centered accuracies of a base model, and how it stands beside GPT-2's.
+
+Reads the 22 tasks' files from a folder (WHERE says where to get it); prints a line for each task,
+then CORE. Nothing is sampled: a task is multiple choice (mc: the likeliest of several answers),
+schema (the likeliest of several contexts of one continuation) or lm (each token of the answer must
+be the likeliest). Prompts, spans and picks are those of nanochat's core_eval.py, the metric that of
+DCLM (arXiv 2406.11794). eval.py calls `measure`.
+"""
+
+import csv
+import hashlib
+import math
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, fields, replace
+from itertools import takewhile
+from pathlib import Path
+from string import ascii_uppercase
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from tqdm import tqdm
+
+from config import Count, UsageError
+from instruments.exams.likelihood import log_likelihoods, padded
+from instruments.exams.lines import LARGEST, has_fields, read_lines, saving
+from machinery import cli, disk
+from machinery.log import duration
+from machinery.trained import EvalConfig, keep_record, open_tokenizer
+from model import GPT
+from tokenizer import Tokenizer
+
+WHERE = (
+    "get the folder from nanochat's evaluation bundle (its scripts/base_eval.py has the address) "
+    "or by git clone --depth 1 https://github.com/mosaicml/llm-foundry, and name it: --folder"
+)
+CHUNK = 256  # items that are encoded and scored at once
+LOGITS = 1 << 27  # of a forward pass of an lm task: 0.5 GB in fp32
+
+
+@dataclass(frozen=True)
+class CoreConfig(EvalConfig):
+    """CORE, and GPT-2's beside it."""
+
+    folder: str = ""
+    """Folder with the tasks' files."""
+    tasks: tuple[str, ...] = ()
+    """Some of the tasks, as in `--tasks copa piqa`; empty: all 22."""
+    limit: int = 0
+    """At most this many items of each task, after CORE's shuffle; 0: all."""
+    batch: Count = 8
+    """Rows per forward pass."""
+    save: str = ""
+    """Write a line for each item of each task to this JSONL file."""
+    dtype: Literal["auto", "bf16", "fp32"] = "fp32"
+    """Dtype of the computation; bf16 turns close items."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """A row of core.csv. base: accuracy without knowledge, in percent, in DCLM's
+    eval_meta_data_v1.csv, which is behind GPT-2 XL's 0.256525 (0.2309 by the later table)."""
+
+    name: str
+    kind: str  # mc, schema or lm
+    shots: int
+    delimiter: str
+    base: float
+    items: int
+    file: str
+    blob: str  # the first digits of `git hash-object FILE`
+    gpt2_xl: float  # accuracy, on at most 1,000 items
+    letters: bool  # the answers are letters
+
+
+def read_table() -> list[Task]:
+    """The tasks, in CORE's order."""
+    rows = csv.DictReader(disk.read_text(Path(__file__).with_name("core.csv")).splitlines())
+    tasks = (Task(**{f.name: f.type(row[f.name]) for f in fields(Task)}) for row in rows)
+    return [replace(task, delimiter=task.delimiter.replace("\\n", "\n")) for task in tasks]
+
+
+TASKS = read_table()
+# XL, large and medium on at most 1,000 items a task, small on all.
+GPT2 = {"small": 0.113891, "medium": 0.184903, "large": 0.214641, "XL": 0.256525}
+XL_ERROR = 0.0071  # the standard error of XL's
+FIELDS = {  # of a line of the file: those that are texts, and the one that lists the options
+    "mc": (["query"], "choices"),
+    "schema": (["continuation"], "context_options"),
+    "lm": (["context", "continuation"], ""),
+}
+
+
+# ---------------------------------------------------------------------------------- the items
+
+
+def find_files(tasks: list[Task], folder: str) -> dict[Task, Path]:
+    """The files that are there, in the folder, or where a bundle or a clone has them."""
+    places = ("", "eval_data", "eval_bundle/eval_data", "scripts/eval/local_data")
+    for root in (Path(folder, place) for place in places):
+        paths = {task: root / f"{task.file}.jsonl" for task in tasks}
+        if found := {task: path for task, path in paths.items() if path.is_file()}:
+            return found
+    names = f"{tasks[0].file}.jsonl" + (" or any other of its tasks" if tasks[1:] else "")
+    raise UsageError(f"{folder} has no {names}; {WHERE}")
+
+
+def read_items(task: Task, path: Path) -> list[dict]:
+    """The items of a file, in its order."""
+    texts, options = FIELDS[task.kind]
+    shape = f"an object with {', '.join([*texts, options, 'gold'] if options else texts)}"
+    return read_lines(path, lambda item: has_fields(item, texts, options), shape)
+
+
+def git_blob(path: Path) -> str:
+    """What `git hash-object` says of a file."""
+    content = disk.read_bytes(path, LARGEST)
+    return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
+
+
+def shuffled(items: list[dict], limit: int) -> list[dict]:
+    """In CORE's order; the limit is taken after the shuffle, and examples are of what is left."""
+    items = list(items)
+    random.Random(1337).shuffle(items)
+    return items[: limit or None]
+
+
+def examples_of(i: int, n: int, shots: int) -> list[int]:
+    """The places of item i's examples among n items: a sample of all the others, in order."""
+    places = random.Random(1234 + i).sample(range(n - 1), shots)
+    return [place + (place >= i) for place in places]
+
+
+def written(task: Task, item: dict) -> list[str]:
+    """An item with each of its answers (mc) or contexts (schema), or with its answer (lm)."""
+    if task.kind == "mc":
+        return [item["query"] + task.delimiter + choice for choice in item["choices"]]
+    ends = task.delimiter + item["continuation"]
+    options = item["context_options"] if task.kind == "schema" else [item["context"].strip()]
+    return [option + ends for option in options]
+
+
+def prompts(task: Task, items: list[dict], i: int) -> list[str]:
+    """What item i is asked as: a prompt for each answer (mc) or context (schema); for lm, one
+    without the answer and one with it."""
+    shown = [items[k] for k in examples_of(i, len(items), task.shots)]
+    before = "".join(f"{written(task, item)[item.get('gold', 0)]}\n\n" for item in shown)
+    texts = [before + text for text in written(task, items[i])]
+    if task.kind == "lm":
+        texts.insert(0, (before + items[i]["context"].strip() + task.delimiter).strip())
+    return texts
+
+
+# -------------------------------------------------------------------------------- the scoring
+
+
+@dataclass
+class Spans:
+    """The rows of an item to be scored, (ids, where the span begins, where it ends) each, and what
+    had to be done to it."""
+
+    rows: list[tuple[list[int], int, int]]
+    cropped: bool = False  # longer than seq_len: it lost its beginning
+    cut: bool = False  # so much that a part of the span went too
+    mended: bool = False  # lm: the prompt without the answer was no prefix of that with it
+
+
+def common(rows: list[list[int]]) -> int:
+    """How many ids all rows begin with."""
+    return sum(1 for _ in takewhile(lambda ids: len(set(ids)) == 1, zip(*rows)))
+
+
+def spans(kind: str, rows: list[list[int]], seq_len: int) -> Spans:
+    """The ids of an item's prompts, BOS in front -> what is scored of them: from where they differ
+    (mc), the end that they share (schema), or what the second has after the first (lm)."""
+    found = Spans([])
+    if kind == "schema":
+        shared = common([row[::-1] for row in rows])
+        starts = [len(row) - shared for row in rows]
+    else:
+        starts = [common(rows)] * len(rows)
+    if kind == "lm":
+        found.mended, rows, starts = starts[0] < len(rows[0]), rows[1:], starts[1:]
+    for row, start in zip(rows, starts):
+        lost = max(0, len(row) - seq_len)
+        found.cropped |= lost > 0
+        found.cut |= start - lost < 1
+        found.rows.append((row[lost:], max(1, start - lost), len(row) - lost))
+    return found
+
+
+def mean_nats(model: GPT, found: list[Spans], batch: int) -> list[list[float]]:
+    """For each item the mean nats per token of its rows' spans; NaN for an empty span, as where one
+    answer begins another."""
+    rows = [row for item in found for row in item.rows]
+    pairs = [(ids[:start], ids[start:end]) for ids, start, end in rows]
+    nats = iter(log_likelihoods(model, pairs, batch))
+    means = iter([-x / len(p[1]) if p[1] else math.nan for x, p in zip(nats, pairs)])
+    return [[next(means) for _ in item.rows] for item in found]
+
+
+@torch.no_grad()
+def predicted(model: GPT, found: list[Spans], batch: int) -> tuple[list[bool], list[list[float]]]:
+    """For each item of an lm task: whether every token of the span is the likeliest one; and the
+    mean nats."""
+    rows = [item.rows[0] for item in found]
+    pairs = [(ids[:start], ids[start:end]) for ids, start, end in rows]
+    hits, means, longest = [False] * len(rows), [[]] * len(rows), max(end for _, _, end in rows)
+    batch = max(1, min(batch, LOGITS // (longest * model.config.vocab_size)))
+    for part, ids in padded(pairs, batch, model.config.seq_len):
+        ids = ids.to(model.cos.device)  # (B, T + 1)
+        logits, targets = model(ids[:, :-1]), ids[:, 1:]  # (B, T, V), (B, T)
+        nats = F.cross_entropy(logits.float().transpose(1, 2), targets, reduction="none").cpu()
+        likeliest = (logits.argmax(-1) == targets).cpu()  # (B, T)
+        for r, i in enumerate(part):
+            span = slice(rows[i][1] - 1, rows[i][2] - 1)
+            hits[i] = bool(likeliest[r, span].all())
+            means[i] = [nats[r, span].double().mean().item()]
+    return hits, means
+
+
+def pick(means: list[float]) -> int:
+    """As Python's min: the first of the smallest; a NaN only if it stands first."""
+    return min(range(len(means)), key=means.__getitem__)
+
+
+@dataclass
+class Scored:
+    """What is known of the items of a task so far."""
+
+    correct: list[bool] = field(default_factory=list)
+    picks: list[int] = field(default_factory=list)
+    means: list[list[float]] = field(default_factory=list)
+    cropped: list[bool] = field(default_factory=list)
+    oddities: Counter = field(default_factory=Counter)
+
+
+def score(
+    task: Task,
+    items: list[dict],
+    model: GPT,
+    tokenizer: Tokenizer,
+    batch: int,
+    done: Callable = lambda count: None,
+) -> Scored:
+    """All items of a task. done(items): is told how many more have been scored."""
+    scored, bos = Scored(), [tokenizer.bos_id]
+    for at in range(0, len(items), CHUNK):
+        chunk, found = range(at, min(at + CHUNK, len(items))), []
+        for i in chunk:
+            rows = [bos + tokenizer.encode(text) for text in prompts(task, items, i)]
+            found.append(spans(task.kind, rows, model.config.seq_len))
+        if task.kind == "lm":
+            correct, means = predicted(model, found, batch)
+        else:
+            means = mean_nats(model, found, batch)
+            scored.picks += (picks := [pick(own) for own in means])
+            correct = [p == items[i]["gold"] for p, i in zip(picks, chunk)]
+        for own, item in zip(means, found):
+            scored.oddities["answers without a token of their own"] += sum(map(math.isnan, own))
+            scored.oddities["answers truncated"] += item.cut
+            scored.oddities["prompts whose tokens changed with the answer"] += item.mended
+        scored.correct += correct
+        scored.means += means
+        scored.cropped += [item.cropped for item in found]
+        done(len(chunk))
+    return scored
+
+
+def figures_of(task: Task, items: list[dict], scored: Scored) -> dict:
+    """Of a task: accuracy with its standard error, both centered, and what an
+    answer that is always the same would get."""
+    n, hits = len(items), sum(scored.correct)
+    p = hits / n
+    stderr = math.sqrt(p * (1 - p) / (n - 1))
+    answers = [item["continuation"] if task.kind == "lm" else item["gold"] for item in items]
+    (best, times), guess = Counter(answers).most_common(1)[0], 0.0
+    if task.kind != "lm":
+        option = "choices" if task.kind == "mc" else "context_options"
+        guess = sum(1 / len(item[option]) for item in items) / n
+    found = dict(n=n, hits=hits, accuracy=p, stderr=stderr)
+    scale = 1 - task.base / 100
+    found |= dict(centered=centered(p, task.base), centered_stderr=stderr / scale)
+    found |= dict(constant=best, constant_accuracy=times / n, guess=guess)
+    if scored.picks:
+        most, count = Counter(scored.picks).most_common(1)[0]
+        found |= dict(most_picked=most, most_picked_share=count / n)
+    oddities = {name: count for name, count in scored.oddities.items() if count}
+    return found | dict(cropped=sum(scored.cropped), oddities=oddities)
+
+
+# ------------------------------------------------------------------------------------- the run
+
+
+def measure(config: CoreConfig, load_model: Callable) -> None:
+    """`eval.py core`: score the tasks, print their figures and CORE, and keep a record."""
+    if not config.folder:
+        raise UsageError(f"core needs the folder of the tasks' files; {WHERE}")
+    by_name = {task.name: task for task in TASKS}
+    tasks = [cli.find("task", name, by_name) for name in dict.fromkeys(config.tasks)] or TASKS
+    files, asked = find_files(tasks, config.folder), {}
+    for task, path in files.items():
+        asked[task] = shuffled(read_items(task, path), config.limit)
+        if len(asked[task]) <= max(1, task.shots):
+            raise UsageError(
+                f"{task.name} has {len(asked[task])} items to ask, and needs more than its "
+                f"{task.shots} examples; try --limit {max(2, task.shots + 1)} or more"
+            )
+        if not git_blob(path).startswith(task.blob):
+            print(f"warning: {path} is not the file that CORE is measured on")
+    model, trainer = load_model(config)
+    tokenizer, figures, begun = open_tokenizer(config, trainer), {}, time.monotonic()
+    print(header(config, model, asked))
+    count = sum(map(len, asked.values()))
+    with saving(config.save) as save, tqdm(total=count, disable=None, leave=False) as bar:
+        for task, items in asked.items():
+            scored = score(task, items, model, tokenizer, config.batch, bar.update)
+            figures[task] = figures_of(task, items, scored)
+            for text in (line_of(task, figures[task]), *notes_on(task, figures[task])):
+                bar.write(text)
+            for i, correct in enumerate(scored.correct):
+                means = [None if math.isnan(x) else x for x in scored.means[i]]
+                cropped = scored.cropped[i]
+                save(task=task.name, index=i, correct=correct, means=means, cropped=cropped)
+    seconds = time.monotonic() - begun
+    record = summary(figures) | dict(seq_len=model.config.seq_len, seconds=seconds)
+    print("\n".join(conclusion(record, config.limit)))
+    print(f"{duration(seconds)}, with --dtype {config.dtype}")
+    keep_record(config, trainer, **record)
+
+
+def header(config: CoreConfig, model: GPT, asked: dict[Task, list]) -> str:
+    limit = f", at most {config.limit:,} a task" if config.limit else ""
+    return (
+        f"CORE: {len(asked)} of {len(TASKS)} tasks, {sum(map(len, asked.values())):,} items{limit},"
+        f" seq_len {model.config.seq_len}\n"
+        f"{'task':33}shots   items  accuracy            centered          GPT-2 XL  constant"
+    )
+
+
+def line_of(task: Task, f: dict) -> str:
+    return (
+        f"{task.name:33}{task.shots:>5} {f['n']:>7,}  {f['accuracy']:.4f} +- {f['stderr']:.4f}  "
+        f"{f['centered']:+.4f} +- {f['centered_stderr']:.4f}  {task.gpt2_xl:8.3f}  "
+        f"{f['constant_accuracy']:8.3f}"
+    )
+
+
+def notes_on(task: Task, f: dict) -> Iterator[str]:
+    """What has to be known of a task's figure, beside its line."""
+    if f["n"] < task.items:
+        yield f"    {f['n']:,} of its {task.items:,} items"
+    if f["cropped"]:
+        yield f"    {f['cropped']:,} items cropped: they lost their first examples"
+    yield from (f"    {count:,} {name}" for name, count in f["oddities"].items())
+    if task.letters:
+        picked, best = ascii_uppercase[f["most_picked"]], ascii_uppercase[f["constant"]]
+        yield (
+            f"    {picked} is predicted in {f['most_picked_share']:.1%} of the items; always "
+            f"{best} would score {f['constant_accuracy']:.3f}"
+        )
+    elif task.kind == "lm" and f["constant_accuracy"] > 0.1:
+        yield f"    always {f['constant']!r} would score {f['constant_accuracy']:.3f}"
+
+
+# ------------------------------------------------------------------------------ the conclusion
+
+
+def summary(figures: dict[Task, dict]) -> dict:
+    """The record for eval.jsonl: the mean of the centered accuracies, called `core` only if all
+    tasks are there, with its standard error; and the tasks' figures."""
+    count, whole = len(figures), len(figures) == len(TASKS)
+    mean = lambda values: sum(values) / count
+    always = [centered(f["constant_accuracy"], task.base) for task, f in figures.items()]
+    guesses = [centered(f["guess"], task.base) for task, f in figures.items()]
+    spread = [
+        f["guess"] * (1 - f["guess"]) / f["n"] / (1 - task.base / 100) ** 2
+        for task, f in figures.items()
+    ]
+    variance = sum(f["centered_stderr"] ** 2 for f in figures.values())
+    record = dict(task="core" if whole else f"core, {count} of {len(TASKS)} tasks")
+    record |= {"core" if whole else "mean": mean(f["centered"] for f in figures.values())}
+    record |= dict(n=sum(f["n"] for f in figures.values()), stderr=math.sqrt(variance) / count)
+    record |= dict(constant=mean(always), chance=mean(guesses))
+    record |= dict(chance_sd=math.sqrt(sum(spread)) / count)
+    record |= dict(gpt2_xl=GPT2["XL"]) if whole else {}
+    return record | dict(tasks={task.name: f for task, f in figures.items()})
+
+
+def centered(accuracy: float, percent: float) -> float:
+    """0 at the baseline, 1 if all is right."""
+    return (accuracy - percent / 100) / (1 - percent / 100)
+
+
+def conclusion(record: dict, limit: int) -> Iterator[str]:
+    """CORE, GPT-2's, and the sentence that may be concluded."""
+    error = record["stderr"]
+    if "core" not in record:
+        name = record["task"].removeprefix("core, ").removesuffix(" tasks")
+        yield f"mean of {name}: {record['mean']:.4f} +- {error:.4f}; this is not CORE"
+        return
+    core = record["core"]
+    yield (
+        f"CORE: {core:.4f} +- {error:.4f} by eval_meta_data_v1.csv, the baselines behind GPT-2's "
+        "figures"
+    )
+    others = ", ".join(f"{name} {value:.4f}" for name, value in list(GPT2.items())[:-1])
+    yield f"GPT-2 XL: {GPT2['XL']} +- {XL_ERROR}, at most 1,000 items a task ({others})"
+    yield (
+        f"guessing: {record['chance']:+.4f} +- {record['chance_sd']:.4f}; the best constant answer "
+        f"to each task: {record['constant']:+.4f}"
+    )
+    two = 2 * math.sqrt(error**2 + XL_ERROR**2)
+    distance = f"{abs(core - GPT2['XL']):.4f}; two standard errors of the difference are {two:.4f}"
+    if core - GPT2["XL"] > two:
+        yield f"GPT-2 grade: above GPT-2 XL by {distance}"
+    elif GPT2["XL"] - core > two:
+        yield f"below GPT-2 XL by {distance}"
+    else:
+        yield f"cannot be told from GPT-2 XL: it differs by {distance}"
+    if limit != 1000:
+        yield "like for like with GPT-2 XL would be --limit 1000"

@@ -1,0 +1,73 @@
+"""log p(continuation | context): the measurement behind multiple choice and CORE.
+
+A pair of texts becomes a pair of ids (`encode_pair`), pairs become padded batches (`padded`), and
+`log_likelihoods` gives a number in nats for each pair. Next: choice.py and core.py.
+"""
+
+import math
+from collections.abc import Iterator
+
+import torch
+from tqdm import tqdm
+
+from config import UsageError
+from machinery.errors import NonFiniteError
+from model import GPT
+from preparation.chat import prompt_ids
+from tokenizer import Tokenizer
+
+Pair = tuple[list[int], list[int]]  # ids of the context, BOS in front, and of its continuation
+
+
+def encode_pair(tokenizer: Tokenizer, context: str, continuation: str, tuned: bool = False) -> Pair:
+    """A continuation begins with the space that stands before it. White space at the end of the
+    context counts as the continuation's, and both are encoded as one text, since a token may span
+    the boundary. For a tuned model, the context is what a user asks, and the continuation, without
+    its space, follows <|assistant|>."""
+    if tuned and context:
+        question, _ = prompt_ids(context.rstrip(), tokenizer, tuned)
+        return question, tokenizer.encode(continuation.removeprefix(" "))
+    prefix = tokenizer.encode(context.rstrip())
+    answer = tokenizer.encode(context + continuation)[len(prefix) :]
+    # A word that grows into one token leaves none for its end; no tokens would be a sure answer.
+    return [tokenizer.bos_id, *prefix], answer or tokenizer.encode(continuation)
+
+
+def padded(pairs: list[Pair], batch: int, most: int) -> Iterator[tuple[list[int], torch.Tensor]]:
+    """The pairs as rows of ids, the longest first: which ones, and their ids (B, T). A row of more
+    than `most` ids loses its beginning; a shorter one is padded on its right."""
+    order = sorted(range(len(pairs)), key=lambda i: -len(pairs[i][0]) - len(pairs[i][1]))
+    for at in range(0, len(pairs), batch):
+        part = order[at : at + batch]
+        rows = [(pairs[i][0] + pairs[i][1])[-most:] for i in part]
+        ids = torch.zeros(len(part), len(rows[0]), dtype=torch.long)
+        for r, row in enumerate(rows):
+            ids[r, : len(row)] = torch.tensor(row)  # attention is causal: what follows is not seen
+        yield part, ids
+
+
+@torch.no_grad()
+def log_likelihoods(model: GPT, pairs: list[Pair], batch: int, tell: bool = False) -> list[float]:
+    """log p(continuation | context) in nats of each pair. A pair longer than seq_len + 1 tokens
+    loses the beginning of its context; UsageError for a continuation that does not fit alone. tell:
+    how many were too long, and a bar of progress."""
+    seq_len, device, nats = model.config.seq_len, model.cos.device, [0.0] * len(pairs)
+    most = max(len(continuation) for _, continuation in pairs)
+    if most > seq_len:
+        raise UsageError(f"an answer of {most} tokens does not fit in seq_len {seq_len}")
+    cropped = sum(len(context) + len(answer) > seq_len + 1 for context, answer in pairs)
+    if tell and cropped:
+        print(
+            f"{cropped:,} of {len(pairs):,} answers lost the beginning of their context: seq_len "
+            f"is {seq_len}"
+        )
+    with tqdm(total=len(pairs), unit="answer", disable=None if tell else True) as bar:
+        for part, ids in padded(pairs, batch, seq_len + 1):  # (B, T + 1)
+            loss = model(ids[:, :-1].to(device), ids[:, 1:].to(device), reduction="none").cpu()
+            for r, i in enumerate(part):
+                end = min(len(pairs[i][0]) + len(pairs[i][1]), seq_len + 1) - 1
+                nats[i] = -loss[r, end - len(pairs[i][1]) : end].double().sum().item()
+            bar.update(len(part))
+    if not all(map(math.isfinite, nats)):
+        raise NonFiniteError("the model gives log-likelihoods that are NaN or infinite")
+    return nats

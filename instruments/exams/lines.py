@@ -1,0 +1,60 @@
+"""Files of JSON lines that a user names: read with the number of a bad line, written whole."""
+
+import io
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from config import UsageError
+from machinery import disk
+from machinery.errors import DataError
+
+LARGEST = 1 << 30  # bytes of a file of questions or prompts
+
+
+def read_lines(path: str | Path, is_one: Callable[[object], bool], shape: str) -> list[dict]:
+    """The objects of a JSONL file in UTF-8, blank lines left out. UsageError if it cannot be read;
+    DataError, which names the line, for what `is_one` refuses. shape: what a line should be."""
+    try:
+        lines = disk.read_bytes(path, LARGEST).split(b"\n")  # splitlines breaks at U+2028 as well
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read ({error.strerror})") from None
+    rows = []
+    for number, line in enumerate(lines, 1):
+        try:
+            row = json.loads(line) if line.strip() else None
+        except (ValueError, RecursionError):  # no JSON, not UTF-8, or nested too deeply
+            row = line
+        if row is None and not line.strip():
+            continue
+        if not is_one(row):
+            raise DataError(f"{path}, line {number} is not {shape}: {str(line[:80])[2:-1]}")
+        rows.append(row)
+    if not rows:
+        raise DataError(f"{path} has no line that is {shape}")
+    return rows
+
+
+def has_fields(row: object, texts: list[str], options: str = "") -> bool:
+    """Whether a line has these fields, which are texts; and, if `options` names one, a list of 2 to
+    26 texts there, and `gold`, the place of the right one."""
+    if not isinstance(row, dict) or not all(isinstance(row.get(name), str) for name in texts):
+        return False
+    if not options:
+        return True
+    choices, gold = row.get(options), row.get("gold")
+    if not isinstance(choices, list) or not all(isinstance(text, str) for text in choices):
+        return False
+    return 2 <= len(choices) <= 26 and type(gold) is int and 0 <= gold < len(choices)
+
+
+@contextmanager
+def saving(path: str) -> Iterator[Callable]:
+    """`with saving(path) as save:` each save(**fields) is a line of the file, which gets its name
+    at the end of the block. An empty path: nothing is written."""
+    if not path:
+        yield lambda **fields: None
+        return
+    with disk.replacing(Path(path)) as file, io.BufferedWriter(file) as buffer:
+        yield lambda **fields: buffer.write((json.dumps(fields) + "\n").encode())

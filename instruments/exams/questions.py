@@ -1,0 +1,111 @@
+"""The questions of `eval.py choice` that need no download: a JSONL file, or held-out text.
+
+A Question is a context and the answers whose log-likelihoods are compared. Next: harness.py, the
+questions of public exams; choice.py scores them all.
+"""
+
+import random
+import re
+from dataclasses import dataclass, field
+
+from config import UsageError
+from instruments.exams.likelihood import Pair, encode_pair
+from instruments.exams.lines import has_fields, read_lines
+from tokenizer import Tokenizer
+
+ANSWER_TOKENS, CONTEXT_TOKENS = 32, 64  # of a continuation
+CONTINUATIONS = 300  # a standard error below 0.03
+SHAPE = '{"query": text, "choices": [2 to 26 different texts], "gold": index of the right one}'
+
+
+@dataclass(frozen=True)
+class Question:
+    """What the model is given, and the answers to choose from: texts; or ids (without BOS), where
+    the border between context and answer lies between two tokens."""
+
+    context: str | list[int]
+    answers: tuple
+    gold: int  # which of the answers is right
+    tags: dict[str, str] = field(default_factory=dict)  # subject and year, for tables
+
+    def texts(self, tokenizer: Tokenizer) -> tuple[str, ...]:
+        """The answers as texts."""
+        return tuple(a if isinstance(a, str) else tokenizer.decode(a) for a in self.answers)
+
+    def pairs(self, tokenizer: Tokenizer, tuned: bool) -> list[Pair]:
+        """Context and answer for each answer; a text has a space in front."""
+        if isinstance(self.context, str):
+            return [encode_pair(tokenizer, self.context, f" {a}", tuned) for a in self.answers]
+        return [([tokenizer.bos_id, *self.context], answer) for answer in self.answers]
+
+
+def from_file(path: str, shots: int, limit: int) -> list[Question]:
+    """The questions of a JSONL file, each after the first `shots` of them with their answers, which
+    are not asked. limit: ask this many (0: all), a sample that is the same each time."""
+    rows = read_lines(path, is_question, SHAPE)
+    written = lambda row: "\n".join(filter(None, (row["query"], row.get("cue", ""))))
+    examples = "".join(f"{written(r)} {r['choices'][r['gold']]}\n\n" for r in rows[:shots])
+    asked = [rows[i] for i in sample(range(shots, len(rows)), limit)]
+    return [Question(examples + written(r), tuple(r["choices"]), r["gold"]) for r in asked]
+
+
+def sample(places, limit: int) -> list:
+    """`limit` of the places (0: all) in their order. Drawn, since files are often sorted by
+    subject; the same places each time."""
+    places = list(places)
+    if limit and limit < len(places):
+        chosen = random.Random(0).sample(range(len(places)), limit)
+        places = [places[i] for i in sorted(chosen)]
+    return places
+
+
+def is_question(row: object) -> bool:
+    """Whether a line of a file is a question; a `cue` is the line after it, such as "Answer:"."""
+    if not has_fields(row, ["query"], "choices") or not isinstance(row.get("cue", ""), str):
+        return False
+    return all(row["choices"]) and len(set(row["choices"])) == len(row["choices"])
+
+
+def tags_of(row: dict, config: str | None) -> dict[str, str]:
+    """The subject and the year of a question, where its row or its configuration tells them."""
+    info = row.get("info") if isinstance(row.get("info"), dict) else {}
+    mmlu = str(row.get("id", "")).partition("/test/")  # law/test/0
+    subjects = [row.get(name) for name in ("subject", "Subject", "category", "question_type")]
+    subjects += [info.get("subject"), mmlu[0] if mmlu[1] else ""]
+    years = [row.get("exam_year"), row.get("year"), config, row.get("exam_id")]
+    years = (re.search(r"\b(19|20)\d\d\b", str(year)) for year in years)
+    tags = dict(subject=next((str(s) for s in subjects if s), ""))
+    tags["year"] = next((year[0] for year in years if year), "")
+    return {name: value for name, value in tags.items() if value}
+
+
+def continuations(manifest, seq_len: int) -> list[Question]:
+    """Which of four spans comes next in the held-out text? A test that nobody trained on, that
+    needs no download, and that any trained model passes: else `choice` or the model is broken.
+
+    An item is a document, or a piece of one, in a validation row: its first tokens are the context,
+    the next ones the right answer. The wrong answers are the right ones of three other items, a
+    quarter of the list apart, so that each span is right once and wrong three times: judging the
+    answers without the context gives chance, 1/4, and so does any constant answer.
+    """
+    pieces, n = [], min(CONTEXT_TOKENS + ANSWER_TOKENS, seq_len // 2)
+    for source in range(len(manifest.sources)):
+        for i in range(manifest.rows("val", source)):
+            row = manifest.row("val", source, i)[: seq_len + 1]
+            starts = (row == manifest.bos_id).nonzero()[0].tolist()
+            for start, end in zip(starts, [*starts[1:], len(row)]):
+                if end - start > n:
+                    pieces.append(row[start + 1 : start + 1 + n].tolist())
+    count = min(CONTINUATIONS, len(pieces)) // 4 * 4
+    pieces = [pieces[len(pieces) * k // count] for k in range(count)]  # spread over the split
+    if not pieces:
+        raise UsageError(
+            f"the validation rows of {manifest.dir} hold fewer than 4 pieces of text of more than "
+            f"{n} tokens; prepare more: --val_fraction"
+        )
+    questions, quarter, n = [], len(pieces) // 4, n // 3  # a third is the answer
+    for i, piece in enumerate(pieces):
+        gold = i % 4
+        others = (pieces[(i + (k - gold) % 4 * quarter) % len(pieces)] for k in range(4))
+        questions.append(Question(piece[:-n], tuple(other[-n:] for other in others), gold))
+    return questions

@@ -1,0 +1,274 @@
+"""instruments/exams/choice.py and questions.py: figures against simulation and against a slow
+oracle, tables by subject and year, and questions from a file and from held-out text."""
+
+import json
+import math
+import random
+import statistics as oracle
+from string import ascii_uppercase
+
+import pytest
+import torch
+
+from config import UsageError
+from instruments.exams import choice
+from instruments.exams.questions import Question, continuations, from_file, sample, tags_of
+from machinery.errors import DataError
+from machinery.shards import Manifest
+from tokenizer import Tokenizer
+
+
+@pytest.fixture(scope="module")
+def tokenizer(small_data):
+    return Tokenizer.load(small_data / "tokenizer.json")
+
+
+def test_statistics_are_those_of_the_questions():
+    rng = random.Random(0)
+    options = [rng.choice((2, 3, 4, 5)) for _ in range(200)]
+    golds = [rng.randrange(k) for k in options]
+    picks = [rng.randrange(k) for k in options]
+    found = choice.statistics(picks, golds, options)
+    hits = [p == g for p, g in zip(picks, golds)]
+    assert found["accuracy"] == oracle.mean(hits)
+    assert found["stderr"] == pytest.approx(oracle.stdev(hits) / math.sqrt(200))
+    assert found["chance"] == pytest.approx(oracle.mean(1 / k for k in options))
+    guesses = [sum(rng.randrange(k) == 0 for k in options) for _ in range(2000)]
+    z = (sum(hits) - oracle.mean(guesses)) / oracle.stdev(guesses)
+    assert found["z"] == pytest.approx(z, abs=0.15)
+    assert found["most_picked_share"] == max(map(picks.count, range(5))) / 200
+    assert found["best_constant_accuracy"] == max(map(golds.count, range(5))) / 200
+
+
+def test_guessing_is_called_chance_however_many_scores_are_printed():
+    rng = random.Random(1)
+    alarms, count, options = 0, 18, [4] * 200
+    for _ in range(200):  # each prints 18 scores of a model that knows nothing
+        limit, words = choice.limit_of_z(count), set()
+        for _ in range(count):
+            picks, golds = ([rng.randrange(4) for _ in options] for _ in range(2))
+            words.add(choice.verdict(choice.statistics(picks, golds, options), limit, True))
+        alarms += words != {"cannot be told from chance"}
+    assert 1 <= alarms <= 22  # 5% of 200, and its spread
+    assert choice.limit_of_z(1) == pytest.approx(1.96, abs=0.001)
+
+
+@pytest.mark.parametrize(
+    "picks, letters, words",
+    [
+        ([0] * 97 + [1] * 3, True, "a constant answer: nearly always A"),
+        ([0] * 97 + [1] * 3, False, "below chance"),
+        ([1] * 40 + [2, 3] * 30, True, "above chance"),
+        ([1, 2] * 50, True, "above chance, but no better than a constant answer"),
+    ],
+)
+def test_the_verdict_in_words(picks, letters, words):
+    golds = [1] * 60 + [2] * 40 if "constant answer" in words else [1] * 50 + [2, 3] * 25
+    found = choice.statistics(picks, golds, [4] * 100)
+    assert choice.verdict(found, choice.limit_of_z(1), letters) == words
+
+
+def report(capsys, tokenizer, **measured) -> tuple[list[dict], str]:
+    """The records of tasks whose nats are given, and what is printed."""
+    capsys.readouterr()
+    records = list(choice.report(choice.ChoiceConfig(), measured, tokenizer))
+    return records, capsys.readouterr().out
+
+
+def test_norms_divide_by_characters_and_by_bytes(tokenizer, capsys):
+    """A figure per norm, each from the answer's own length without the space in front."""
+    rng, answered = random.Random(2), []
+    for _ in range(30):
+        answers = tuple("é" * rng.randrange(1, 9) + "x" * rng.randrange(9) for _ in range(3))
+        nats = [-len(a) * rng.uniform(0.5, 1.5) for a in answers]
+        answered.append((Question("Which?", answers, rng.randrange(3)), nats))
+    lengths = {"sum": lambda a: 1, "per character": len, "per byte": lambda a: len(a.encode())}
+    records, _ = report(capsys, tokenizer, task=answered)
+    assert [r["norm"] for r in records] == list(lengths)
+    for record in records:
+        length = lengths[record["norm"]]
+        hits = [
+            max(range(3), key=lambda i: nats[i] / length(q.answers[i])) == q.gold
+            for q, nats in answered
+        ]
+        assert record["accuracy"] == oracle.mean(hits)
+    assert len({r["accuracy"] for r in records}) > 1
+
+
+def test_letters_are_told_from_answers(tokenizer, capsys):
+    """Of letters one norm, the one that is named most, and what always naming one would score."""
+    rng = random.Random(3)
+    answers = [tuple(ascii_uppercase[: rng.randrange(3, 6)]) for _ in range(40)]
+    asked = [
+        (Question("?", a, rng.randrange(3)), [-(k != 1) for k in range(len(a))]) for a in answers
+    ]
+    records, said = report(
+        capsys, tokenizer, letters=asked, same=[(Question("?", ("a", "b"), 0), [0, 1])] * 2
+    )
+    assert [(r["task"], r["norm"]) for r in records] == [("letters", "sum"), ("same", "sum")]
+    golds = [q.gold for q, _ in asked]
+    assert records[0]["hits"] == golds.count(1) and records[0]["most_picked"] == 1
+    assert "a constant answer: nearly always B" in said and said.count("is predicted in") == 1
+    assert records[0]["chance"] == pytest.approx(sum(1 / len(a) for a in answers) / 40)
+
+
+# ------------------------------------------------------------------------------ tables
+
+
+def test_a_row_tells_its_subject_and_its_year():
+    for row, config, tags in (
+        (dict(subject="law"), None, dict(subject="law")),
+        (dict(Subject="law"), "PT_BR", dict(subject="law")),
+        (dict(category="maths", question="?"), None, dict(subject="maths")),
+        (dict(id="law/test/3"), None, dict(subject="law")),
+        (dict(info=dict(subject="Biology", grade=12)), None, dict(subject="Biology")),
+        (dict(label="A"), "2023", dict(year="2023")),
+        (dict(exam_id="2016-20", exam_year="2016"), None, dict(year="2016")),
+        (
+            dict(exam_id="2010-01", question_type="ETHICS"),
+            None,
+            dict(subject="ETHICS", year="2010"),
+        ),
+        (dict(year=2018, subject="x"), None, dict(subject="x", year="2018")),
+        (dict(id="1", exam_id="2", info=5), "all", {}),
+    ):
+        assert tags_of(row, config) == tags, row
+
+
+def questions_of(n: int) -> tuple[list[Question], list[int]]:
+    """Of three subjects and two years, some without, with 2 to 5 options; and what was picked."""
+    generator = torch.Generator().manual_seed(1)
+    draw = lambda most: int(torch.randint(most, (), generator=generator))
+    questions, picks = [], []
+    for i in range(n):
+        k, tags = 2 + draw(4), dict(subject=("law", "maths", "art")[draw(3)])
+        if i % 5:
+            tags["year"] = ("2022", "2023")[draw(2)]
+        questions.append(Question("q", tuple("ABCDE"[:k]), draw(k), tags))
+        picks.append(draw(k))
+    return questions, picks
+
+
+def test_the_tables_sums_are_those_of_all_questions():
+    questions, picks = questions_of(200)
+    groups = choice.by_tag(questions, picks)
+    assert list(groups) == ["subject", "year"] and list(groups["year"]) == ["2022", "2023", "none"]
+    hits = sum(p == q.gold for p, q in zip(picks, questions))
+    for tag, rows in groups.items():
+        assert sum(f["n"] for f in rows.values()) == 200
+        assert sum(f["hits"] for f in rows.values()) == hits
+        for name, f in rows.items():
+            own = [i for i, q in enumerate(questions) if q.tags.get(tag, "none") == name]
+            right = sum(picks[i] == questions[i].gold for i in own)
+            expected = sum(1 / len(questions[i].answers) for i in own)
+            spread = sum(
+                (1 - 1 / len(q.answers)) / len(q.answers) for q in (questions[i] for i in own)
+            )
+            assert (f["n"], f["hits"]) == (len(own), right)
+            assert f["z"] == pytest.approx((right - expected) / math.sqrt(spread))
+    lines = list(choice.group_lines(groups))
+    assert sum(line.split()[:3] == ["all", "200", str(hits)] for line in lines) == 2
+    assert choice.by_tag([Question("q", ("a", "b"), 0, dict(subject="law"))] * 3, [0] * 3) == {}
+
+
+# ---------------------------------------------------------------------------- questions
+
+
+def write_items(path, count=6):
+    rows = [dict(query=f"{i} + 1 =", choices=[str(i), str(i + 1)], gold=1) for i in range(count)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def test_a_files_first_items_are_the_examples_and_a_limit_draws_from_the_others(tmp_path):
+    """A file may be sorted: its first items are all of one kind."""
+    path = write_items(tmp_path / "sums.jsonl", 60)
+    head = "0 + 1 = 1\n\n1 + 1 = 2\n\n"
+    every = [q.context for q in from_file(path, 2, 0)]
+    assert every == [f"{head}{i} + 1 =" for i in range(2, 60)]
+    some = [q.context for q in from_file(path, 2, 9)]
+    assert len(some) == 9 and some == sorted(some, key=every.index)
+    assert some != every[:9] and some == [q.context for q in from_file(path, 2, 9)]
+    assert sample("abc", 0) == sample("abc", 3) == sample("abc", 7) == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"query": "a"}',
+        b'{"query": "a", "choices": ["b", "c"], "gold": 2}',
+        b'{"query": "a", "choices": ["b", "c"], "gold": 0.5}',
+        b'{"query": "a", "choices": ["b", "c"], "gold": true}',
+        b'{"query": "a", "choices": ["b", "b"], "gold": 0}',
+        b'{"query": "a", "choices": ["b", ""], "gold": 0}',
+        b'{"query": "a", "choices": "bc", "gold": 0}',
+        b'{"query": null, "choices": ["b", "c"], "gold": 0}',
+        b'{"query": "a", "choices": ["b", "c"], "gold": 0, "cue": 1}',
+        json.dumps(dict(query="a", choices=[str(i) for i in range(27)], gold=0)).encode(),
+    ],
+)
+def test_a_line_that_is_no_question_is_named(tmp_path, line):
+    path = tmp_path / "sums.jsonl"
+    write_items(path, 2)
+    path.write_bytes(path.read_bytes() + line + b"\n")
+    with pytest.raises(DataError) as caught:
+        from_file(str(path), 0, 0)
+    assert f"{path}, line 3 " in str(caught.value)
+
+
+def test_a_continuation_is_what_follows_in_the_held_out_text(small_data):
+    manifest = Manifest.load(small_data)
+    asked = continuations(manifest, 64)
+    rows = [manifest.row("val", 0, i).tolist() for i in range(manifest.rows("val", 0))]
+    texts = [" ".join(map(str, row)) + " " for row in rows]
+    found = lambda ids: any(" ".join(map(str, ids)) + " " in text for text in texts)
+    right, wrong = [], []
+    for q in asked:
+        assert found([manifest.bos_id, *q.context, *q.answers[q.gold]])
+        right.append(tuple(q.answers[q.gold]))
+        wrong += [tuple(a) for i, a in enumerate(q.answers) if i != q.gold]
+    assert sorted(wrong) == sorted(3 * right)  # a span's own likelihood tells nothing
+    assert {q.gold for q in asked} == {0, 1, 2, 3}
+    assert len({q.gold for q in asked[: len(asked) // 4]}) == 4
+
+
+def test_the_command_asks_a_file_and_held_out_text(small_data, tmp_path, capsys, monkeypatch):
+    """By a model that knows one token: the likeliest answer is the one with most of it."""
+    kept, manifest = [], Manifest.load(small_data)
+    tokenizer = Tokenizer.load(small_data / "tokenizer.json")
+    (known,) = tokenizer.encode(" x")[:1]
+
+    def model(ids, targets, reduction):
+        return 5.0 - (targets == known).float()
+
+    model.config, model.cos = type("Config", (), dict(seq_len=64)), torch.zeros(1)
+    monkeypatch.setattr(choice, "open_tokenizer", lambda config, trainer: tokenizer)
+    monkeypatch.setattr(choice, "open_data", lambda config, trainer: manifest)
+    monkeypatch.setattr(choice, "keep_record", lambda config, trainer, **f: kept.append(f))
+    path = tmp_path / "own.jsonl"
+    row = dict(query="q", choices=[" z", " x"], gold=1)
+    row = dict(query="q", choices=["x", "z"], gold=0)
+    path.write_text(f"{json.dumps(row)}\n\n{json.dumps(row | dict(gold=1))}\n")
+
+    def answer(*task, **more):
+        config = choice.ChoiceConfig(task=task, save=str(tmp_path / "saved.jsonl"), **more)
+        choice.answer_all(config, lambda config: (model, dict(identity={})))
+
+    answer(str(path), "continuation", limit=20)
+    assert [(f["task"], f["n"]) for f in kept if f["norm"] == "sum"] == [
+        (str(path), 2),
+        ("continuation", 20),
+    ]
+    assert kept[0]["hits"] == 1 and kept[0]["chance_sd"] == pytest.approx(math.sqrt(2 / 4) / 2)
+    lines = [json.loads(x) for x in (tmp_path / "saved.jsonl").read_text().splitlines()]
+    assert len(lines) == 22 and lines[1]["gold"] == 1 and lines[0]["nats"][0] > lines[0]["nats"][1]
+    json.dumps(kept)
+    path.write_text(json.dumps(row))
+    for task, more in (
+        ([str(path)], {}),  # one question has no standard error
+        (["continuation"], dict(shots=2)),
+        ([str(tmp_path / "none.jsonl")], {}),
+        ([], {}),
+    ):
+        with pytest.raises(UsageError):
+            answer(*task, **more)

@@ -1,0 +1,617 @@
+"""instruments/exams/tournament.py and judge.py: who plays, who decides, and the arithmetic."""
+
+import json
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections import Counter
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import SMALL, environment, run
+
+import eval as eval_program
+import train
+from config import GPTConfig, UsageError
+from instruments.exams import judge, tournament
+from instruments.exams.lines import read_lines
+from machinery import checkpoint, cli
+from machinery.errors import DataError
+from machinery.shards import Manifest
+from model import GPT
+from tokenizer import Tokenizer
+
+# ------------------------------------------------------------------------------------ ratings
+
+
+def wins_of(quality: np.ndarray) -> np.ndarray:
+    """quality (P, N): of each player's text on each prompt -> wins (N, P, P)."""
+    return judge.compare(list(quality))
+
+
+def test_two_players_have_the_rating_of_their_odds():
+    got = judge.bradley_terry(np.array([[0, 30.0], [10.0, 0]]))
+    assert got[0] - got[1] == pytest.approx(400 * np.log10(30.5 / 10.5), abs=1e-5)
+    assert got.mean() == pytest.approx(1000)
+    got = judge.bradley_terry(np.array([[0, 20.0], [0, 0]]))  # has won everything: still finite
+    assert got[0] - got[1] == pytest.approx(400 * np.log10(20.5 / 0.5), abs=1e-5)
+
+
+def test_the_ratings_make_the_wins_as_expected_as_they_were():
+    """The condition of the maximum: each player's expected wins are its wins. Even where one player
+    has won everything, where plain iterations are slow and evalica gives all the same score."""
+    rng = np.random.default_rng(1)
+    separated = 20 * np.triu(np.ones((6, 6)), 1)
+    mixed = rng.integers(0, 30, (6, 6)) * (1 - np.eye(6))
+    for wins in (separated, mixed):
+        r = judge.bradley_terry(wins)
+        virtual = (wins + 0.5) * (1 - np.eye(6))
+        chance = 1 / (1 + 10 ** ((r[None] - r[:, None]) / 400))  # of i against j
+        expected = ((virtual + virtual.T) * chance * (1 - np.eye(6))).sum(1)
+        assert expected == pytest.approx(virtual.sum(1), rel=1e-4)
+
+
+def test_bradley_terry_is_evalicas():
+    evalica = pytest.importorskip("evalica")
+    rng = np.random.default_rng(0)
+    wins = wins_of((np.linspace(0, 1.5, 5)[:, None] + rng.normal(size=(5, 40))).round(1))
+    assert (wins[:, ~np.eye(5, dtype=bool)] == 0.5).any(), "no tie is tested"
+    outcome = {1.0: evalica.Winner.X, 0.5: evalica.Winner.Draw, 0.0: evalica.Winner.Y}
+    pairs = [(i, j) for i in range(5) for j in range(i)]
+    # half a virtual win of each over each is one draw more
+    matches = [(i, j, w[i, j]) for w in wins for i, j in pairs] + [(i, j, 0.5) for i, j in pairs]
+    x, y, results = zip(*[(f"p{i}", f"p{j}", outcome[s]) for i, j, s in matches])
+    oracle = evalica.bradley_terry(x, y, results, limit=10_000, tolerance=1e-10).scores
+    oracle = 400 * np.log10(oracle.sort_index().to_numpy())
+    ours = judge.bradley_terry(wins.sum(0))
+    assert ours - 1000 == pytest.approx(oracle - oracle.mean(), abs=0.1)
+
+
+def test_intervals_are_those_of_prompts_not_of_matches():
+    """Where a prompt decides all its matches, there is less evidence than there are matches."""
+    rng = np.random.default_rng(0)
+    n, p = 60, 6
+    good_day = np.where(rng.random(n) < 0.5, 1, -1)
+    quality = np.zeros((p, n)) + np.arange(p)[:, None] * good_day  # the order of all is reversed
+    together = wins_of(quality)
+    apart = together.copy()  # the same results per pair, each pair's in an order of its own
+    for i in range(p):
+        for j in range(i):
+            mixed = rng.permutation(n)
+            apart[:, i, j], apart[:, j, i] = together[mixed, i, j], together[mixed, j, i]
+    assert np.array_equal(apart.sum(0), together.sum(0))
+    width = [np.subtract(*judge.interval(w)[::-1]) for w in (together, apart)]
+    assert width[0][0] > 1.5 * width[1][0] and width[0][-1] > 1.5 * width[1][-1]
+
+
+def test_the_interval_covers_as_often_as_it_says():
+    rng = np.random.default_rng(0)
+    skill = np.array([0.0, 0.5, 1.0])
+    # P(i beats j) for normal noise; the truth is the rating of very many prompts
+    truth = judge.bradley_terry(wins_of(skill[:, None] + rng.normal(size=(3, 50_000))).sum(0))
+    inside = []
+    for trial in range(100):
+        wins = wins_of(skill[:, None] + rng.normal(size=(3, 60)))
+        low, high = judge.interval(wins, resamples=200, seed=trial)
+        inside.append((low <= truth) & (truth <= high))
+    assert 0.88 <= np.mean(inside) <= 0.99
+
+
+# ------------------------------------------------------------------------- judge by likelihood
+
+
+def test_a_token_is_new_if_its_bigram_is():
+    assert judge.novel([1, 2], [1, 2, 3]) == [True, False, True]
+    assert judge.novel([1, 2, 3], [1, 2, 3]) == [True, False, False]  # 3 1 was not there
+    assert judge.novel([1, 1], [1, 1]) == [False, False]
+    assert judge.novel([1], []) == []
+
+
+def test_novel_mean_is_the_mean_log_p_of_the_new_tokens():
+    torch.manual_seed(0)
+    shape = dict(n_layer=1, n_head=2, n_kv_head=2, head_dim=8, n_embd=16, mlp_hidden=32)
+    model = GPT(GPTConfig(seq_len=64, vocab_size=50, extras=(), **shape))
+    model.init_weights()
+    for p in model.parameters():
+        torch.nn.init.normal_(p, std=0.5)
+    prompts = [[5, 6, 7], [5, 6, 7], [8, 8, 8], [9]]
+    completions = [[8, 5, 6, 9], [1], [8, 8], []]
+    got = judge.novel_mean(model, prompts, completions)
+
+    def log_p(text: list[int], token: int) -> float:
+        return model(torch.tensor([text]))[0, -1].log_softmax(-1)[token].item()
+
+    new = [log_p([0, 5, 6, 7], 8), log_p([0, 5, 6, 7, 8], 5), log_p([0, 5, 6, 7, 8, 5, 6], 9)]
+    assert got[0] == pytest.approx(np.mean(new), abs=1e-4)
+    assert got[1] == pytest.approx(log_p([0, 5, 6, 7], 1), abs=1e-4)
+    assert list(got[2:]) == [-np.inf] * 2  # nothing new, or nothing at all: the last place
+    wins = judge.compare([got[:1], got[2:3], got[3:]])[0]
+    assert wins.tolist() == [[0.5, 1, 1], [0, 0.5, 0.5], [0, 0.5, 0.5]]
+
+
+# --------------------------------------------------------------------------- judge on a server
+
+
+@contextmanager
+def judge_server(answer):
+    """answer(question, number, body) -> the model's text, a whole reply, or (status, reply). Gives
+    the address, and the list of requests."""
+    requests = []
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+        broken = False
+
+        def do_POST(self):
+            if self.broken:  # as uvicorn after an error of its program: this connection is no more
+                self.close_connection = True
+                return
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            requests.append((self.path, body))
+            chat = "messages" in body
+            question = body["messages"][0]["content"] if chat else body["prompt"]
+            reply = answer(question, len(requests), body)
+            status, reply = reply if isinstance(reply, tuple) else (200, reply)
+            if isinstance(reply, str):
+                text = {"message": {"role": "assistant", "content": reply}, "text": reply}
+                reply = {"id": "1", "object": "x", "choices": [text | {"index": 0}]}
+            self.broken = status == 500
+            content = reply if isinstance(reply, bytes) else json.dumps(reply).encode()
+            kind = "text/html" if isinstance(reply, bytes) else "application/json"
+            self.send_response(status)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, *_):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    server.block_on_close = False
+    server.handle_error = lambda *_: None  # a client that has given up is no news
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/v1", requests
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def the_larger(question: str, *_) -> str:
+    """Knows the answer: the texts are numbers, and the larger one is better."""
+    a, b = (int(re.search(rf"^{x}:\n *(-?\d+)", question, re.MULTILINE)[1]) for x in "AB")
+    return f"Answer: {'A' if a > b else 'B'}."
+
+
+PROMPTS, TEXTS = ["p", "q", "r"], [["1", "5", "2"], ["2", "4", "9"], ["3", "3", "7"]]
+
+
+def asked(answer):
+    """wins (N, P, P), the judge, and the requests for TEXTS."""
+    with judge_server(answer) as (url, requests):
+        server = judge.Server(url, "scripted", 20)
+        return server.compare(PROMPTS, TEXTS), server, requests
+
+
+openai = pytest.mark.skipif(find_spec("openai") is None, reason="openai is not installed")
+
+
+@openai
+def test_a_judge_that_knows_is_believed_in_both_orders():
+    wins, server, requests = asked(the_larger)
+    quality = np.array([[float(t) for t in texts] for texts in TEXTS])
+    assert np.array_equal(wins, wins_of(quality))
+    # one question to begin with, then each of 3 prompts x 3 pairs in both orders
+    questions = [body["messages"][0]["content"] for _, body in requests[1:]]
+    assert len(questions) == len(set(questions)) == 18
+    assert server.answers == {"A": 9, "B": 9, "tie": 0, "unparsable": 0}
+    for path, body in requests:
+        assert path == "/v1/chat/completions" and body["model"] == "scripted"
+        # room for a thought before the answer
+        assert body["temperature"] == 0 and body["max_completion_tokens"] >= 1024
+
+
+@openai
+def test_a_judge_that_always_says_a_makes_ties():
+    wins, server, _ = asked(lambda *_: "A")
+    assert (wins == 0.5).all() and server.answers["A"] == 18
+    assert judge.bradley_terry(wins.sum(0)) == pytest.approx([1000] * 3)
+
+
+@openai
+def test_unparsable_answers_are_half_wins_up_to_half_of_them():
+    """A judge that gives no letter at all is no tie between all players."""
+
+    def answer(question, *_):
+        return "Both are fine." if "p\n" in question else the_larger(question)
+
+    wins, server, _ = asked(answer)
+    assert (wins[0] == 0.5).all() and wins[1, 0, 1] == 1
+    assert server.answers == {"A": 6, "B": 6, "tie": 0, "unparsable": 6}
+    with pytest.raises(UsageError) as caught:
+        asked(lambda *_: "<think>Okay, so the first")
+    assert "10 of 18" in str(caught.value) and "Okay, so the first" in str(caught.value)
+
+
+@openai
+def test_a_server_that_refuses_chat_is_asked_for_completions(capsys):
+    """And a model that refuses a temperature without one."""
+
+    def no_chat(question, number, body):
+        return (500, {"error": "no chat_template"}) if "messages" in body else the_larger(question)
+
+    wins, _, requests = asked(no_chat)
+    assert wins[0, 2, 0] == 1 and wins[0, 0, 2] == 0
+    assert [path for path, _ in requests].count("/v1/chat/completions") == 1
+    assert "no chat_template" in capsys.readouterr().out
+
+    def reasons(question, number, body):
+        refusal = 400, {"error": "temperature is not supported"}
+        return refusal if "temperature" in body else "<think>Hm.</think>" + the_larger(question)
+
+    wins, _, requests = asked(reasons)
+    assert wins[0, 2, 0] == 1 and len(requests) == 20
+    assert {path for path, _ in requests} == {"/v1/chat/completions"}
+
+
+@openai
+@pytest.mark.parametrize(
+    "reply",
+    [{"choices": []}, {"id": "1"}, b"<html>a proxy</html>", {}, (404, {"error": "unloaded"})],
+)
+def test_a_server_without_an_answer_is_one_sentence(reply):
+    """At once, or later: the user's server is at fault, not the program."""
+    with judge_server(lambda *_: reply) as (url, _):
+        with pytest.raises(UsageError) as caught:
+            judge.Server(url, "scripted", 20)
+        assert url in str(caught.value)
+    with pytest.raises(UsageError) as caught:
+        asked(lambda question, number, body: the_larger(question) if number < 5 else reply)
+    assert "http://127.0.0.1" in str(caught.value)
+
+
+def test_only_a_clear_letter_or_a_tie_is_an_answer():
+    for texts, answer in (
+        (("A", "**A**"), "A"),
+        (("B.", "Answer: B", "<think>A? B?</think>B", "<think>TIE</think>B"), "B"),
+        (("TIE", "Answer: tie.", "It is a tie", "A tie"), "tie"),
+        ((" b", "A or B?", "", "Apple", "A or tie", "tied"), "unparsable"),
+        (("<think>Okay, so A contin",), "unparsable"),
+    ):
+        assert [judge.parse(text) for text in texts] == [answer] * len(texts)
+
+
+@openai
+def test_a_judge_that_hangs_or_is_down_ends_the_tournament_in_bounded_time():
+    release = threading.Event()
+    hangs_from = lambda n: lambda q, number, body: "A" if number < n else release.wait(60)
+    with judge_server(hangs_from(1)) as (url, _), pytest.raises(UsageError) as caught:
+        judge.Server(url, "scripted", 0.5)
+    assert "0.5 s" in str(caught.value)
+    with judge_server(hangs_from(4)) as (url, requests):
+        server = judge.Server(url, "scripted", 0.5)
+        with pytest.raises(UsageError):
+            server.compare(PROMPTS * 10, [texts * 10 for texts in TEXTS])
+        assert len(requests) < 100  # of 180 questions, most are never asked
+    release.set()
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{free.getsockname()[1]}/v1"
+    with pytest.raises(UsageError) as caught:
+        judge.Server(url, "scripted", 5)
+    assert url in str(caught.value)
+
+
+# ------------------------------------------------------------------------- controls and doubts
+
+
+def test_a_judge_is_doubted_for_the_loop_the_human_and_its_own_loss():
+    def doubts(*names, judge_bpb=1.9, rating=lambda i: 1000.0 - i):
+        """names: best first."""
+        own = lambda name: None if name in (tournament.HUMAN, tournament.LOOP) else 2.0
+        table = [dict(name=n, rating=rating(i), bpb=own(n)) for i, n in enumerate(names)]
+        return tournament.why_untrusted(table, judge_bpb)
+
+    assert doubts("human text", "b", "a", "loop") == []
+    assert doubts("b", "human text", "a", "loop") == []  # 2 of 4: ceil(4 / 3)
+    (why,) = doubts("b", "a", "human text", "loop")
+    assert "human text in place 3 of 4" in why
+    (why,) = doubts("human text", "loop", "b", "a")
+    assert "loop in place 2 of 4" in why
+    assert "loop in place 3 of 5" in doubts("human text", "b", "loop", "a", "c")[0]  # the middle
+    (why,) = doubts("human text", "b", "loop", judge_bpb=2.0)
+    assert "2.000" in why and " b " in why
+    assert doubts("human text", "b", "loop", judge_bpb=None) == []
+    tied = doubts("b", "human text", "a", "loop", judge_bpb=None, rating=lambda i: 1000.0)
+    assert "loop in place 1 of 4" in tied[0]
+
+
+def test_a_judge_is_doubted_for_its_kin(trained, small_data, tmp_path):
+    """Likelihood favours text like its own: later steps of its run look better whatever they
+    write. A judge of another seed lifts the doubt; a copy of the run does not."""
+    other = train_run(small_data, tmp_path / "other", "--seed", "5", "--steps", "8")
+    copy = shutil.copytree(trained, tmp_path / "copy")
+    kin = lambda report: [why for why in report["doubts"] if "own run" in why]
+    assert len(kin(hold(trained))) == len(kin(hold(copy, "--judge", trained))) == 1
+    assert kin(hold(trained, "--judge", other)) == []
+
+
+# ---------------------------------------------------------------------------------- the command
+
+OPTIONS = ["--device", "cpu", "--prompt_tokens", 8, "--max_new_tokens", 16, "--n_prompts", 12]
+
+
+def train_run(small_data, run_dir: Path, *more) -> Path:
+    folders = ["--data_dir", str(small_data), "--run_dir", str(run_dir)]
+    often = "--save_every 4 --keep 9 --eval_every 0".split()
+    assert train.main(["tiny", *SMALL, *folders, *often, *more]) == 0
+    return run_dir
+
+
+@pytest.fixture(scope="module")
+def trained(small_data, tmp_path_factory) -> Path:
+    """A run with checkpoints of steps 4, 8 and 12."""
+    return train_run(small_data, tmp_path_factory.mktemp("tournament") / "run")
+
+
+def hold(run_dir: Path, *more) -> dict:
+    """`eval.py tournament`, in this process; what it wrote to tournament.json."""
+    argv = ["tournament", "--run_dir", run_dir, *OPTIONS, *more]
+    assert eval_program.main([str(a) for a in argv]) == 0
+    return json.loads((run_dir / "tournament.json").read_text())
+
+
+def players(report: dict) -> set[str]:
+    return {row["name"] for row in report["players"]}
+
+
+def test_the_judge_does_not_play_and_the_controls_always_do(trained, tmp_path, capsys):
+    report = hold(trained)
+    said = capsys.readouterr().out
+    assert players(report) == {"step 4", "step 8", "human text", "loop"}
+    newest = trained / "checkpoints" / "step_00000012"
+    assert re.search(r"^12 prompts, judged by .*step_00000012, [\d.]+ bits", said, re.M)
+    for name in players(report):
+        assert re.search(rf"^{name} +\d+ +\d+ \.\. \d+ +[\d.-]+$", said, re.M), said
+    assert report["doubts"] and all(f": {why}\n" in said for why in report["doubts"])
+
+    completions = report["completions"]
+    assert {len(texts) for texts in completions.values()} == {12} and len(report["prompts"]) == 12
+    wins = report["wins"]  # wins and losses make 12 of each pair; against itself, half of them
+    assert all(wins[a][b] + wins[b][a] == 12 for a in wins for b in wins) and len(wins) == 4
+    for prompt, loop in zip(report["prompts"], completions["loop"]):
+        assert prompt.endswith(loop[: len(loop) // 2]), "the loop repeats the end of the prompt"
+
+    copy = tmp_path / "of_the_judge"  # the same checkpoint elsewhere does not play either
+    shutil.copytree(newest, copy)
+    earliest = trained / "checkpoints" / "step_00000004"
+    report = hold(tmp_path, "--judge", newest, "--players", copy, earliest)
+    assert players(report) == {"step 4", "human text", "loop"}
+
+
+def test_the_same_seed_is_the_same_tournament_on_held_out_text(trained, small_data):
+    reports = [hold(trained, "--seed", seed) for seed in (0, 0, 1)]
+    assert reports[0] == reports[1] and reports[0]["prompts"] != reports[2]["prompts"]
+    manifest = Manifest.load(small_data)
+    tokenizer = Tokenizer.load(small_data / "tokenizer.json")
+    rows = [manifest.row("val", 0, i) for i in range(manifest.rows("val"))]
+    held_out = [tokenizer.decode(i for i in row if i != manifest.bos_id) for row in rows]
+    for prompt, rest in zip(reports[0]["prompts"], reports[0]["completions"]["human text"]):
+        assert any(prompt + rest in text for text in held_out)
+
+
+def test_the_projects_own_prompts_are_forty_in_seven_domains_and_two_languages():
+    path = Path(tournament.__file__).with_name("prompts.jsonl")
+    rows = read_lines(path, tournament.is_prompt, "")
+    domains = Counter(row["domain"] for row in rows)
+    assert len(rows) == len({row["prompt"] for row in rows}) == 40 and len(domains) == 7
+    assert min(domains.values()) >= 4
+    for domain in domains:
+        languages = Counter(row["language"] for row in rows if row["domain"] == domain)
+        assert languages["en"] == languages["pt"], domain
+    assert all(row["prompt"] == row["prompt"].strip() and not row.get("human") for row in rows)
+
+
+ROWS = [
+    dict(prompt="def f(x):", domain="code", language="py"),
+    dict(prompt="class A", domain="code", language="py"),
+    dict(prompt="import os, sys ", domain="code", language="py"),
+    dict(prompt="Once upon a time", domain="story", language="en"),
+    dict(prompt="O céu é", domain="story", language="pt"),
+]
+
+
+def write(path: Path, rows) -> Path:
+    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    return path
+
+
+def test_prompts_of_a_file_are_taken_whole(trained, small_data, tmp_path, capsys):
+    """Without a human text in each line, no human plays; by domain and by language there is a
+    table."""
+    report = hold(trained, "--prompt_file", write(tmp_path / "p.jsonl", ROWS))
+    said = capsys.readouterr().out
+    assert report["prompts"] == [row["prompt"].rstrip() for row in ROWS]
+    assert players(report) == {"step 4", "step 8", "loop"}
+    assert not any("human" in doubt for doubt in report["doubts"])
+    tokenizer = Tokenizer.load(small_data / "tokenizer.json")
+    for prompt, loop in zip(report["prompts"], report["completions"]["loop"]):
+        assert tokenizer.decode(tokenizer.encode(prompt)[-8:]) in loop
+    assert all(report["completions"]["step 4"])
+    groups = report["groups"]
+    assert {name: g["prompts"] for name, g in groups["domain"].items()} == {"code": 3, "story": 2}
+    assert {name: g["prompts"] for name, g in groups["language"].items()} == dict(py=3, en=1, pt=1)
+    for own in groups.values():  # each match gives one win: on average a player wins half of them
+        for facts in own.values():
+            assert sum(facts["won"].values()) == pytest.approx(3 / 2)
+    assert "code (3)  story (2)" in said
+    rows = [row | dict(human=" and so on, as a human wrote it") for row in ROWS]
+    report = hold(trained, "--prompt_file", write(tmp_path / "p.jsonl", rows))
+    assert players(report) == {"step 4", "step 8", "human text", "loop"}
+    assert report["completions"]["human text"][0].startswith(" and so on")
+
+
+def test_the_share_by_domain_is_that_of_the_wins():
+    """By a loop over the matches."""
+    rng = np.random.default_rng(0)
+    wins = judge.compare([rng.integers(0, 3, 9).astype(float) for _ in range(4)])
+    values = ["a", "b", "a", "c", "b", "b", "a", "a", "b"]
+    players = [tournament.Player(name, []) for name in "wxyz"]
+    found = tournament.by_group(players, wins, values)
+    for value, facts in found.items():
+        for i, name in enumerate("wxyz"):
+            own = [
+                wins[n, i, j] for n in range(9) if values[n] == value for j in range(4) if j != i
+            ]
+            assert facts["won"][name] == pytest.approx(sum(own) / len(own))
+    lines = tournament.group_table("domain", found)
+    assert lines[2].split() == ["a", "(4)", "b", "(4)", "c", "(1)"] and len(lines) == 7
+
+
+def test_a_prompt_is_continued_as_itself_wherever_it_stands():
+    class Echo:
+        """Continues with the first token of the prompt."""
+
+        class config:
+            bos_id = 0
+
+        cos = torch.zeros(1)
+
+        def generate(self, idx, n, *_, stop_id=0):
+            return torch.cat([idx, idx[:, 1:2].expand(-1, n)], 1)
+
+    options = tournament.TournamentConfig(max_new_tokens=3)
+    prompts = [[5], [7, 8, 9], [6], [4, 1], [3, 3, 3]]
+    found = tournament.continue_all(Echo(), prompts, options)
+    assert found == [[5] * 3, [7] * 3, [6] * 3, [4] * 3, [3] * 3]
+
+
+@openai
+def test_a_server_judges_by_the_criteria_that_it_is_given(trained, tmp_path, capsys):
+    """It looks for a word that only the human has written; else it says that there is no better."""
+    seen = []
+
+    def likes_the_human(question, *_):
+        seen.append(question)
+        a, b = question.split("\nA:\n")[1].split("\nB:\n")
+        return "A" if "Jupiter" in a else "B" if "Jupiter" in b else "TIE"
+
+    path = write(tmp_path / "p.jsonl", [dict(prompt="The largest planet is", human=" Jupiter.")])
+    with judge_server(likes_the_human) as (url, _):
+        server = ["--judge_url", url, "--judge_model", "x", "--criteria", "Which one is longer?"]
+        report = hold(trained, "--prompt_file", path, *server)
+    assert report["players"][0]["name"] == "human text"
+    assert players(report) == {"step 4", "step 8", "step 12", "human text", "loop"}
+    assert report["judge_answers"] == {"A": 4, "B": 4, "tie": 12, "unparsable": 0}
+    assert all("two continuations of it. Which one is longer?\n" in text for text in seen)
+    assert len(report["doubts"]) == 1 and "loop in place 2 of 5" in report["doubts"][0]
+
+
+def test_who_cannot_read_the_texts_is_told_before_anybody_writes(trained, monkeypatch):
+    """A judge with shorter rows than the players, with another tokenizer, or tuned."""
+    first, newest = (trained / "checkpoints" / f"step_{n:08d}" for n in (4, 12))
+    good = checkpoint.read_trainer(newest)
+    shown = {first: good}
+    monkeypatch.setattr(tournament.checkpoint, "read_trainer", lambda path: shown[path])
+    options = dict(run_dir=str(trained), players=(str(first),), prompt_tokens=30, max_new_tokens=16)
+    for part, change, words in (
+        ("model", dict(seq_len=40), "40"),
+        ("identity", dict(tokenizer_sha256="0"), "tokenizer"),
+        ("identity", dict(conversations=True), "tuned"),
+    ):
+        shown[newest] = good | {part: good[part] | change}
+        with pytest.raises(UsageError) as caught:
+            tournament.hold(tournament.TournamentConfig(**options), lambda _: pytest.fail("loaded"))
+        assert str(newest) in str(caught.value) and words in str(caught.value)
+
+
+MISTAKES = {
+    "no run": ["--run_dir", "{tmp}/none"],
+    "no player": ["--players", "{root}/step_00000012"],
+    "no checkpoint": ["--judge", "{tmp}"],
+    "a run plays": ["--players", "{run}"],
+    "bad seed": ["--seed", "-1"],
+    "two judges": ["--judge", "{run}", "--judge_url", "http://x/v1"],
+    "criteria": ["--criteria", "the longer one"],
+    "no model": ["--judge_url", "http://127.0.0.1:1/v1"],
+    "down": ["--judge_model", "x", "--judge_url", "http://127.0.0.1:1/v1"],
+    "long prompt": ["--max_new_tokens", "16", "--prompt_tokens", "60"],
+    "nothing": ["--max_new_tokens", "0"],
+    "no file": ["--prompt_file", "{tmp}/none.jsonl"],
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_gets_a_sentence_and_exit_code_2(name, trained, tmp_path, monkeypatch, capsys):
+    if name in ("no model", "down"):
+        pytest.importorskip("openai")
+    places = dict(tmp=tmp_path, run=trained, root=trained / "checkpoints")
+    *_, value = args = [a.format(**places) for a in MISTAKES[name]]
+    argv = ["tournament", "--run_dir", trained, *OPTIONS, *args]
+    monkeypatch.setattr(sys, "argv", ["eval.py", *map(str, argv)])
+    with pytest.raises(SystemExit) as end:
+        cli.run(eval_program.main)
+    error = capsys.readouterr().err
+    assert end.value.code == 2 and error.startswith("error: ")
+    assert value in error or args[-2] in error or name == "long prompt"
+
+
+def test_a_line_that_is_no_prompt_is_named(trained, tmp_path):
+    path = tmp_path / "p.jsonl"
+    for line in ('{"prompt": ""}', '{"prompt": 5}', "[1]", '{"prompt": "a", "domain": 3}'):
+        path.write_text(f'{{"prompt": "a"}}\n\n{line}\n')
+        with pytest.raises(DataError) as caught:
+            hold(trained, "--prompt_file", path)
+        assert f"{path}, line 3 " in str(caught.value)
+
+
+@pytest.mark.slow
+@openai
+def test_a_real_server_is_asked_for_completions(small_data, tmp_path):
+    """`transformers serve` on an export of our own, which refuses chat without a template. A model
+    of this size has no taste: most answers are no letter, which ends it."""
+    for library in ("transformers", "safetensors", "fastapi", "uvicorn"):
+        pytest.importorskip(library)
+    run_dir = train_run(small_data, tmp_path / "run", "--extras")
+    folder = tmp_path / "judge"
+    done = run("export.py", "--run_dir", run_dir, "--out", folder, timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr
+    with transformers_serve(folder, tmp_path / "cache") as url, suppress(UsageError):
+        server = judge.Server(url, str(folder), 120)
+        server.compare(["def f", "class A"], [["(x):", ":"], ["()", "(B)"], ["x", "y"]])
+    assert not server.chat and sum(server.answers.values()) > 12 / 2
+
+
+@contextmanager
+def transformers_serve(folder: Path, cache: Path):
+    """The address of a server with the model in `folder`; it ends with the block."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    (cache / "hub").mkdir(parents=True)
+    options = f"--device cpu --dtype float32 --host 127.0.0.1 --port {port}".split()
+    command = [Path(sys.executable).parent / "transformers", "serve", folder, *options]
+    server = subprocess.Popen(command, env=environment(HF_HOME=str(cache)))
+    try:
+        deadline = time.monotonic() + 300
+        while True:
+            assert server.poll() is None and time.monotonic() < deadline, "it did not start"
+            with suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/health"):
+                break
+            time.sleep(0.2)
+        yield f"http://127.0.0.1:{port}/v1"
+    finally:
+        server.terminate()
+        server.wait(30)
