@@ -88,13 +88,13 @@ def loss(config: LossConfig) -> None:
 
 
 def sample() -> tuple[Callable, type]:
-    from instruments import sample
+    from instruments.talk import sample
 
     return partial(sample.sample, load_model=load_model), sample.SampleConfig
 
 
 def chat() -> tuple[Callable, type]:
-    from instruments import chat
+    from instruments.talk import chat
 
     return partial(chat.talk, load_model=load_model), chat.ChatConfig
 
@@ -119,7 +119,7 @@ def tournament() -> tuple[Callable, type]:
 
 
 def serve() -> tuple[Callable, type]:
-    from instruments import serve
+    from instruments.talk import serve
 
     return partial(serve.run, load_model=load_model), serve.ServeConfig
 

@@ -23,7 +23,8 @@ import optim
 import prepare_data
 import train
 from config import LARGEST, PRESETS, DataConfig, GPTConfig, RunConfig, TrainConfig, UsageError
-from instruments import choice, judge, look, report, sample, serve, stage, tournament
+from instruments import choice, judge, look, report, stage, tournament
+from instruments.talk import sample, serve
 from machinery import cli, trained
 from machinery.errors import CheckpointError, DataError, StorageError
 from model import GPT

@@ -26,7 +26,8 @@ import optim
 import train
 from config import GPTConfig, UsageError
 from data import RowLoader, val_batches
-from instruments import report, sample
+from instruments import report
+from instruments.talk import sample
 from machinery import build, cli, log
 from machinery.shards import Manifest
 from model import GPT

@@ -4,17 +4,15 @@ Prompts come from the command line, from standard input or from the preset. A si
 printed as it is drawn. Next: model.py has `stream`, chat.py keeps a conversation.
 """
 
-import os
-import stat
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
-from config import Count, Preset, Share, find_preset
+from config import Count, Preset, Share, UsageError, find_preset
+from instruments.talk.drawing import Text
 from machinery.trained import EvalConfig, is_tuned, open_tokenizer, run_of
 from model import GPT
 from preparation.chat import prompt_ids
@@ -26,8 +24,7 @@ class SampleConfig(EvalConfig):
     """Continue a prompt."""
 
     prompt: tuple[str, ...] = ()
-    """Texts to continue; none: the lines of standard input, if it is a pipe or a file, or else
-    the preset's own."""
+    """Texts to continue; none: the preset's own; `-`: the lines of standard input."""
     n: Count = 1
     """Samples of each prompt, drawn together; a single one is printed as it comes."""
     max_new_tokens: Count = 80
@@ -42,32 +39,21 @@ class SampleConfig(EvalConfig):
     """Seed of the draws."""
 
 
-def find_prompts(config: SampleConfig, path: Path) -> tuple[str, ...]:
-    """The prompts of the command line, of standard input, or of the preset; says which."""
-    if config.prompt:
-        return config.prompt
-    if has_input():
-        print("prompts: the lines of standard input, up to its end", flush=True)
-        with open(0, encoding="utf-8", errors="replace", closefd=False) as file:
-            lines = tuple(line.rstrip("\n") for line in file if line.strip())
-        if lines:
-            return lines
-        print("standard input is empty")
-    name = run_of(path).name
-    if preset := find_preset(name):
-        print(f"prompts: those of the preset {name}")
-        return preset.prompts
-    print("prompts: three that suit any text; give your own with --prompt")
-    return Preset.prompts
-
-
-def has_input() -> bool:
-    """Whether standard input is a pipe or a file; it may also be closed."""
-    try:
-        mode = os.fstat(0).st_mode
-    except OSError:
-        return False
-    return stat.S_ISFIFO(mode) or stat.S_ISREG(mode)
+def find_prompts(given: tuple[str, ...], run: str) -> tuple[str, ...]:
+    """The prompts of the command line, of standard input, or of the preset that a run is of."""
+    if given == ("-",):
+        lines = []
+        if sys.stdin:  # None if it was closed
+            sys.stdin.reconfigure(encoding="utf-8", errors="replace")
+            lines = [line.rstrip("\n") for line in sys.stdin if line.strip()]
+        if not lines:
+            raise UsageError("--prompt - found no line on standard input; one line is one prompt")
+        return tuple(lines)
+    if given:
+        return given
+    preset = find_preset(run)
+    print(f"prompts: {f'those of the preset {run}' if preset else 'three that suit any text'}")
+    return (preset or Preset).prompts
 
 
 def sample(config: SampleConfig, load_model: Callable) -> None:
@@ -77,7 +63,7 @@ def sample(config: SampleConfig, load_model: Callable) -> None:
     tokenizer, tuned = open_tokenizer(config, trainer), is_tuned(trainer)
     if tuned:
         print("tuned on conversations: each prompt is a question, and what follows the answer")
-    for prompt in find_prompts(config, Path(trainer["path"])):
+    for prompt in find_prompts(config.prompt, run_of(trainer["path"]).name):
         # In training text a space belongs to the word after it (" name" is one token), so a prompt
         # that ends in one is unlike any text: the model does better without.
         text = prompt.rstrip(" ") or prompt
@@ -88,28 +74,28 @@ def sample(config: SampleConfig, load_model: Callable) -> None:
 
 
 def continue_prompt(
-    model: GPT, tokenizer: Tokenizer, text: str, config: SampleConfig, tuned: bool = False
+    model: GPT, tokenizer: Tokenizer, prompt: str, config: SampleConfig, tuned: bool = False
 ) -> None:
-    """Draw and print config.n continuations of a text, each up to the next BOS; tuned: answers to
-    it, up to <|end|>."""
-    device, (ids, stop) = model.cos.device, prompt_ids(text, tokenizer, tuned)
-    idx, text = torch.tensor([ids] * config.n, device=device), text + "\n" * tuned  # (n, T)
+    """Draw and print config.n continuations of a prompt, each up to the next BOS; tuned: answers
+    to it, up to <|end|>."""
+    device, (ids, stop) = model.cos.device, prompt_ids(prompt, tokenizer, tuned)
+    idx, prompt = torch.tensor([ids] * config.n, device=device), prompt + "\n" * tuned  # (n, T)
     generator = torch.Generator(device).manual_seed(config.seed)
-    rows, shown, start = [[] for _ in range(config.n)], "", time.perf_counter()
+    rows, start = [[] for _ in range(config.n)], time.perf_counter()
     stream = model.stream(
         idx, config.max_new_tokens, config.temperature, config.top_k, generator, stop, config.top_p
     )
+    single = Text(tokenizer)
+    print(prompt if config.n == 1 else "", end="", flush=True)
     for new in stream:  # (n, 1)
         for row, token in zip(rows, new.flatten().tolist()):
             if stop not in row[-1:]:  # its text has not ended
                 row.append(token)
-        if config.n == 1:  # all but a character whose last bytes are still to come
-            ready = text + tokenizer.decode(i for i in rows[0] if i != stop).rstrip("\ufffd")
-            print(ready[len(shown) :], end="", flush=True)
-            shown = ready
+        if config.n == 1 and rows[0][-1] != stop:
+            print(single.add(rows[0][-1]), end="", flush=True)
     seconds, count = time.perf_counter() - start, sum(map(len, rows))
     for row in rows:
-        whole = text + tokenizer.decode(i for i in row if i != stop)
-        print(whole[len(shown) :] + "\n")
+        whole = prompt + tokenizer.decode(i for i in row if i != stop)
+        print((single.add(None) if config.n == 1 else whole) + "\n")
     speed = f"{count} tokens in {seconds:.2f} s: {count / seconds:,.0f} tokens/s, prompt included"
     print(speed, file=sys.stderr)
