@@ -467,7 +467,7 @@ WRONG = {  # name -> (body, status, what the sentence names)
     "a list": ([1], 400, "[1]"),
     "another model": (OK | dict(model="gpt-4"), 404, "'gpt-4' here, only small"),
     "no name": (OK | dict(model=7), 400, "model must be a valid string; given: 7"),
-    "a surrogate": (b'{"model": "\\ud800"}', 400, "model"),
+    "a surrogate": (b'{"model": "\\ud800"}', 404, "ud800"),
     "an unknown field": (OK | dict(best=1), 400, "'best'"),
     "many fields": (MANY, 400, "300,000"),
     "penalties": (OK | dict(frequency_penalty=0.5), 400, "frequency_penalty 0.5"),
@@ -664,7 +664,7 @@ def test_clients_that_take_no_answer_take_no_place_either(tokenizer, monkeypatch
                 try:
                     while pages:
                         one.send(pages)
-                except BlockingIOError:
+                except OSError:  # it is full, or cut off
                     pass
             for _ in range(2):
                 stack.enter_context(one := socket.socket())
