@@ -13,30 +13,22 @@ from dataclasses import dataclass
 
 import torch
 
-from config import Count, Share, UsageError
-from instruments.talk.drawing import Text
-from machinery.trained import EvalConfig, is_tuned, open_tokenizer
+from config import Count, UsageError
+from instruments.talk.drawing import DrawConfig, Text
+from machinery.trained import is_tuned, open_tokenizer
 from model import GPT
 from preparation.chat import encode, marks
 from tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
-class ChatConfig(EvalConfig):
+class ChatConfig(DrawConfig):
     """Talk with a model that was tuned on conversations."""
 
     system: str = ""
     """What the model is told before the first question."""
     max_new_tokens: Count = 256
     """Tokens of an answer, at most; never more than half of the model's positions."""
-    temperature: float = 0.8
-    """0: always the likeliest token; 1: the model's own probabilities."""
-    top_k: int = 50
-    """Draw among this many of the likeliest tokens; 0: among all."""
-    top_p: Share = 1.0
-    """Draw among the likeliest tokens that hold this share of the probability; 1: among all."""
-    seed: int = 0
-    """Seed of the draws."""
 
 
 class TooLongError(UsageError):
@@ -71,13 +63,11 @@ class Talk:
         changed, if the question does not even fit alone."""
         kept = [*self.exchanges, (question, [])]
         while (count := len(self.ids(kept))) > self.room:
-            if len(kept) == 1:
-                raise TooLongError(
-                    f"the question takes {count} of {self.room} tokens; ask in fewer words"
-                )
             kept = kept[1:]
-        dropped = len(self.exchanges) + 1 - len(kept)
-        self.exchanges = kept
+            if not kept:
+                why = f"the question takes {count} of {self.room} tokens"
+                raise TooLongError(f"{why}; ask in fewer words")
+        dropped, self.exchanges = len(self.exchanges) + 1 - len(kept), kept
         return dropped
 
     def answer(self) -> Iterator[int]:
@@ -112,13 +102,13 @@ def questions() -> Iterator[str]:
 def say(talk: Talk, question: str) -> None:
     """Print the answer to a question as it comes; Ctrl-C ends it."""
     if dropped := talk.ask(question):
-        questions = "question was" if dropped == 1 else f"{dropped} questions were"
-        print(f"[context full: your first {questions} dropped]")
-    text, count, end = Text(talk.tokenizer), 0, ""
+        print(f"[context full: questions dropped, the oldest first: {dropped}]")
+    text, end = Text(talk.tokenizer), ""
     try:
-        for count, i in enumerate(talk.answer(), 1):  # noqa: B007
+        for i in talk.answer():
             print(text.add(i), end="", flush=True)
-        end = f"\n[cut at {talk.most} tokens]" * (count == talk.most)
+        if len(talk.exchanges[-1][1]) == talk.most:
+            end = f"\n[cut at {talk.most} tokens]"
     except KeyboardInterrupt:
         end = "\n[stopped]"
     print(text.add(None) + end, flush=True)

@@ -13,9 +13,25 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from config import Share
 from machinery.errors import NonFiniteError
+from machinery.trained import EvalConfig
 from model import GPT
 from tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class DrawConfig(EvalConfig):
+    """How tokens are drawn."""
+
+    temperature: float = 0.8
+    """0: always the likeliest token; 1: the model's own probabilities."""
+    top_k: int = 50
+    """Draw among this many of the likeliest tokens; 0: among all."""
+    top_p: Share = 1.0
+    """Draw among the likeliest tokens that hold this share of the probability; 1: among all."""
+    seed: int = 0
+    """Seed of the draws."""
 
 
 class Token(NamedTuple):

@@ -21,29 +21,22 @@ from tokenizer import Tokenizer
 MAX_CHOICES = 128  # answers of a request: its prompts times n
 MOST = 1 << 20  # tokens
 # What clients send by themselves: taken with the value that changes nothing, or with any.
-NEUTRAL = {
-    "best_of": (1,),
-    "frequency_penalty": (0,),
-    "presence_penalty": (0,),
-    "logit_bias": ({},),
-    "suffix": ("",),
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "response_format": ({"type": "text"},),
-}
+NEUTRAL = dict(best_of=1, frequency_penalty=0, presence_penalty=0, logit_bias={}, suffix="")
+NEUTRAL |= dict(tools=[], response_format={"type": "text"})
 UNREAD = {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"}
+UNREAD |= {"tool_choice"}
 
 
 class Refused(Exception):
     """A request that is not served: `status` of HTTP, and one sentence."""
 
-    def __init__(self, status: int, sentence: str, code: str = "") -> None:
+    def __init__(self, status: int, sentence: str, code: str | None = None) -> None:
         super().__init__(sentence)
         self.status, self.code = status, code
 
     def tree(self) -> dict:
         kind = "server_error" if self.status >= 500 else "invalid_request_error"
-        return {"error": dict(message=str(self), type=kind, param=None, code=self.code or None)}
+        return {"error": dict(message=str(self), type=kind, param=None, code=self.code)}
 
 
 def short(value: object) -> str:
@@ -68,7 +61,7 @@ class Strict(BaseModel):
             raise Refused(400, f"a request has 50 fields at most; given: {len(tree):,}")
         given = {k: v for k, v in tree.items() if v is not None and k not in UNREAD}
         for name in NEUTRAL.keys() & given:
-            if (value := given.pop(name)) not in NEUTRAL[name]:
+            if (value := given.pop(name)) != NEUTRAL[name]:
                 raise Refused(400, f"{name} {short(value)} is not supported; leave it out")
         return given
 
@@ -124,9 +117,7 @@ def parse(body: bytes, kind: type[Asked]) -> Asked:
     """The body of a request; Refused, in one sentence, if it is no JSON object of this kind."""
     try:
         tree = json.loads(body)
-    except RecursionError:
-        raise Refused(400, "the body is not JSON: it is nested too deeply") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise Refused(400, f"the body is not JSON: {error}") from None
     if not isinstance(tree, dict):
         raise Refused(400, f"the body must be a JSON object; given: {short(tree)}")
@@ -174,8 +165,7 @@ class Reader:
         if not self.tuned:
             why = f"{self.name} was never tuned for conversations, it continues text"
             raise Refused(400, f"{why}: post a prompt to /v1/completions", "no_chat")
-        if (least := 2 * len(asked.messages)) > self.seq_len:
-            raise self.too_long(f"{len(asked.messages):,} messages have", least)
+        self.check_size(2 * len(asked.messages) * self.longest)  # two marks each
         if asked.top_logprobs and not asked.logprobs:
             raise Refused(400, f"top_logprobs {asked.top_logprobs} needs logprobs true")
         try:
@@ -189,14 +179,11 @@ class Reader:
         return self.wish(asked, [ids], [1], logprobs=top, max_tokens=most)
 
     def wish(self, asked: Asked, prompts: list[list[int]], hidden: list[int], **more) -> Wish:
-        longest = max(map(len, prompts))
-        if longest > self.seq_len or (longest == self.seq_len and more["max_tokens"]):
-            raise self.too_long("the prompt has", longest)
+        self.check_fit(max(map(len, prompts)), more=bool(more["max_tokens"]))
         stops = [asked.stop] if isinstance(asked.stop, str) else asked.stop
-        same = {name: getattr(asked, name) for name in ("n", "temperature", "top_k", "top_p")}
-        seed = secrets.randbits(62) if asked.seed is None else asked.seed
-        stops = tuple(stop for stop in stops if stop)
-        return Wish(prompts, hidden, **same, **more, seed=seed, stops=stops)
+        more["seed"] = secrets.randbits(62) if asked.seed is None else asked.seed
+        more |= {name: getattr(asked, name) for name in ("n", "temperature", "top_k", "top_p")}
+        return Wish(prompts, hidden, stops=tuple(filter(None, stops)), **more)
 
     def ids(self, prompt: str | list[int]) -> tuple[list[int], int]:
         """A prompt -> (its ids, 1 if BOS had to be put in front). Every row that the model has
@@ -211,12 +198,12 @@ class Reader:
 
     def check_size(self, characters: int) -> None:
         """Refuse by its size alone, without encoding it, a text that cannot fit."""
-        if (least := characters // self.longest) > self.seq_len:
-            raise self.too_long("the prompt has at least", least)
+        self.check_fit(characters // self.longest, "at least ")
 
-    def too_long(self, what: str, count: int) -> Refused:
-        sentence = f"{what} {count:,} tokens, but {self.seq_len:,} fit, the answer's included"
-        return Refused(400, f"{sentence}; shorten it", "context_length_exceeded")
+    def check_fit(self, count: int, about: str = "", more: int = 0) -> None:
+        if count + more > self.seq_len:
+            why = f"{about}{count:,} tokens, but {self.seq_len:,} fit, the answer's included"
+            raise Refused(400, f"the prompt has {why}; shorten it", "context_length_exceeded")
 
 
 # ------------------------------------------------------------------------------- what it gets

@@ -11,16 +11,16 @@ from dataclasses import dataclass
 
 import torch
 
-from config import Count, Preset, Share, UsageError, find_preset
-from instruments.talk.drawing import Text
-from machinery.trained import EvalConfig, is_tuned, open_tokenizer, run_of
+from config import Count, Preset, UsageError, find_preset
+from instruments.talk.drawing import DrawConfig, Text
+from machinery.trained import is_tuned, open_tokenizer, run_of
 from model import GPT
 from preparation.chat import prompt_ids
 from tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
-class SampleConfig(EvalConfig):
+class SampleConfig(DrawConfig):
     """Continue a prompt."""
 
     prompt: tuple[str, ...] = ()
@@ -29,14 +29,6 @@ class SampleConfig(EvalConfig):
     """Samples of each prompt, drawn together; a single one is printed as it comes."""
     max_new_tokens: Count = 80
     """Tokens to add."""
-    temperature: float = 0.8
-    """0: always the likeliest token; 1: the model's own probabilities."""
-    top_k: int = 50
-    """Draw among this many of the likeliest tokens; 0: among all."""
-    top_p: Share = 1.0
-    """Draw among the likeliest tokens that hold this share of the probability; 1: among all."""
-    seed: int = 0
-    """Seed of the draws."""
 
 
 def find_prompts(given: tuple[str, ...], run: str) -> tuple[str, ...]:

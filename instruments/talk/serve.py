@@ -15,7 +15,6 @@ Next: protocol.py has what is asked and given, drawing.py draws it, serve.html i
 import asyncio
 import ipaddress
 import json
-import os
 import secrets
 import socket
 import sys
@@ -300,10 +299,8 @@ def build_app(service: Service, token: str) -> FastAPI:
 
     @app.exception_handler(HTTPException)
     async def not_here(request: Request, error: HTTPException) -> Response:
-        where = f"{request.method} {short(request.url.path)}"
-        others = "/, /v1/models, /v1/completions, /v1/chat/completions and /health"
-        refusal = Refused(error.status_code, f"there is no {where} here, but {others}")
-        return as_json(refusal.tree(), error.status_code)
+        where = f"{request.method} {short(request.url.path)} here; docs/serve.md lists the paths"
+        return as_json(Refused(404, f"there is no {where}").tree(), error.status_code)
 
     page, only = read_page(), [Depends(caller)]
 
@@ -345,12 +342,8 @@ def open_socket(host: str, port: int) -> socket.socket:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return socket.create_server((host, port), family=family)
     except (OSError, UnicodeError) as error:
-        code = getattr(error, "errno", None) or 0
-        why = os.strerror(code) if code > 0 else "there is no such address"
-        raise UsageError(
-            f"cannot listen on --host {host} --port {port} ({why}); try --host 127.0.0.1, and "
-            "--port 0 for a free port"
-        ) from None
+        why = f"--host {host} --port {port} ({error})"
+        raise UsageError(f"cannot listen on {why}; try --host 127.0.0.1 --port 0") from None
 
 
 def run(config: ServeConfig, load_model: Callable) -> None:
