@@ -1,5 +1,5 @@
 """eval.py on a small trained model: which model a word means, the trainer's own figure again, and
-samples of text."""
+a model is itself in every form."""
 
 import json
 import re

@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 import torch
 from chat_helpers import CHATS, TUNE, here, random_model, write_chats
-from conftest import losses, parameters, run
-from faults import start
+from conftest import losses, run
 from test_counted import assert_same
 
 import data
@@ -386,30 +385,6 @@ def test_any_number_of_ranks_tunes_alike(world, parallel, tuned, base, chat_data
     done = run("train.py", *args, "--init_from", base / "run", nproc=world)
     assert done.returncode == 0, done.stderr
     assert_same(tuned, tmp_path / "run")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("world", [1, 2])
-def test_killed_and_resumed_to_the_bit(world, base, chat_data, tmp_path):
-    args = (*TUNE, "--init_from", base / "run", "--save_every", 2)
-    start(chat_data, tmp_path / "whole", *args, world=world).end(0)
-    slow = [("slow", 0.05)]
-    cut = start(chat_data, tmp_path / "run", *args, world=world, spoil=slow)
-    cut.until_step(7).kill().end()
-    text = start(chat_data, tmp_path / "run", *args, world=world).end(0)
-    assert "resumed at step" in text and "is not read: the run has its own checkpoint" in text
-    assert losses(tmp_path / "run") == losses(tmp_path / "whole")
-    one, two = (parameters(tmp_path / name, 12) for name in ("run", "whole"))
-    assert all(torch.equal(tensor, two[name]) for name, tensor in one.items())
-
-
-@pytest.mark.slow
-def test_compiled_it_takes_the_same_steps(tuned, base, chat_data, tmp_path):
-    compiled = [x for x in TUNE if x != "--no_compile"]
-    args = ["--data_dir", chat_data, "--run_dir", tmp_path / "run", "--init_from", base / "run"]
-    done = run("train.py", *compiled, *args, timeout=300)
-    assert done.returncode == 0 and "eager" not in done.stdout.replace("stays eager", "")
-    assert losses(tmp_path / "run") == pytest.approx(losses(tuned), rel=1e-4)
 
 
 @pytest.mark.slow
