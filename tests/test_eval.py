@@ -1,5 +1,5 @@
 """eval.py on a small trained model: which model a word means, the trainer's own figure again, and
-a model is itself in every form."""
+what an export, a copy or a damaged checkpoint is worth."""
 
 import json
 import re

@@ -346,6 +346,17 @@ def open_socket(host: str, port: int) -> socket.socket:
         raise UsageError(f"cannot listen on {why}; try --host 127.0.0.1 --port 0") from None
 
 
+def with_brackets(host: str) -> str:
+    """::1 -> [::1], as it stands before a port"""
+    return f"[{host}]" if ":" in host else host
+
+
+def token_of(config: ServeConfig) -> str:
+    """What clients must send: nothing, if nobody but this machine's programs can."""
+    needed = not is_this_machine(with_brackets(config.host))
+    return config.token or (secrets.token_urlsafe(18) if needed else "")
+
+
 def run(config: ServeConfig, load_model: Callable) -> None:
     """`eval.py serve`: load the model, and answer until Ctrl-C."""
     if not config.host:
@@ -355,9 +366,8 @@ def run(config: ServeConfig, load_model: Callable) -> None:
     name, tuned = run_of(trainer["path"]).name, is_tuned(trainer)
     service = Service(model, open_tokenizer(config, trainer), name, tuned, config)
     host, port = listener.getsockname()[:2]
-    host = {"0.0.0.0": socket.gethostname(), "::": socket.gethostname()}.get(host, host)
-    host = f"[{host}]" if ":" in host else host
-    token = config.token or ("" if is_this_machine(host) else secrets.token_urlsafe(18))
+    host = with_brackets(socket.gethostname() if host in ("0.0.0.0", "::") else host)
+    token = token_of(config)
     print(f"{name} {'answers' if tuned else 'continues text'}; Ctrl-C ends it")
     print(f"page: http://{host}:{port}/" + (f"#token={quote(token)}" if token else ""))
     print(f"for programs: http://{host}:{port}/v1" + (f", API key {token}" if token else ""))

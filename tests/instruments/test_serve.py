@@ -792,6 +792,10 @@ def test_mistakes_of_the_command(monkeypatch):
     refused("nowhere.invalid", host="nowhere.invalid", port=0)
     with serve.open_socket("127.0.0.1", 0) as listener:
         refused(port := listener.getsockname()[1], port=port)
+    tokens = [serve.token_of(serve.ServeConfig(host=host)) for host in ("0.0.0.0", "::", "box")]
+    assert len(set(tokens)) == 3 and all(len(token) > 20 for token in tokens)
+    for host in ("127.0.0.1", "::1", "localhost", "127.1.2.3"):
+        assert serve.token_of(serve.ServeConfig(host=host)) == ""
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     monkeypatch.delitem(sys.modules, "instruments.talk.serve")
     with pytest.raises(UsageError, match="uvicorn"):
