@@ -1,24 +1,20 @@
 """eval.py on a small trained model: which model a word means, the trainer's own figure again, and
-samples of text."""
+what an export, a copy or a damaged checkpoint is worth."""
 
 import json
 import re
 import shutil
-import subprocess
 from unittest import mock
 
 import pytest
-import torch
-from conftest import ROOT, SMALL, command, environment, metrics, run
+from conftest import SMALL, metrics, run
 
 import eval as evaluate
 import train
-from config import GPTConfig, UsageError
-from instruments import sample
+from config import UsageError
 from machinery import checkpoint, cli, disk
 from machinery import trained as models
 from machinery.errors import CheckpointError, DataError
-from model import GPT
 
 CPU = ("--device", "cpu", "--dtype", "fp32")
 
@@ -192,100 +188,6 @@ def test_a_checkpoint_that_the_run_deletes_meanwhile_is_looked_up_again(trained,
 
     with mock.patch.object(models, "read_checkpoint", too_late):
         assert others[0].name in look(capsys, "sample", folder, *CPU, "--prompt", "a")
-
-
-# ------------------------------------------------------------------------------- samples
-
-
-def test_samples_are_seeded_text(trained, capsys):
-    args = ("sample", trained, *CPU, "--prompt", "def ", "import", "--max_new_tokens", 20)
-    torch.backends.cuda.enable_cudnn_sdp(True)
-    first = look(capsys, *args)
-    assert not torch.backends.cuda.cudnn_sdp_enabled()  # on a GPU, a new plan for each token
-    assert first == look(capsys, *args) != look(capsys, *args, "--seed", 1)
-    assert "--- 'def '\ndef" in first and "--- 'import'\nimport" in first
-
-
-def test_several_samples_of_a_prompt_differ(trained, capsys):
-    args = ("sample", trained, *CPU, "--prompt", "x = ", "--max_new_tokens", 20)
-    out = look(capsys, *args, "--n", 3).partition("---")[2]
-    samples = re.findall(r"^x =.*", out, re.MULTILINE)
-    assert len(samples) == 3 and len(set(samples)) > 1
-    greedy = look(capsys, *args, "--n", 2, "--temperature", 0).partition("'\n")[2]
-    assert greedy[: len(greedy) // 2] == greedy[len(greedy) // 2 :]
-    nucleus = look(capsys, *args, "--n", 2, "--top_p", 1e-6).partition("'\n")[2]
-    assert nucleus == greedy  # the likeliest token alone holds that much
-
-
-def test_a_stream_prints_each_character_once_and_whole(capsys):
-    """A character of several bytes comes when its last byte does."""
-    text = "é日🎉 fin\ufffd."
-    ids = list(text.encode())
-
-    class Bytes:
-        bos_id = 256
-        encode = staticmethod(lambda text: list(text.encode()))
-        decode = staticmethod(lambda ids: bytes(ids).decode(errors="replace"))
-
-    class Model:
-        cos = torch.zeros(1)
-
-        def stream(self, idx, *_):
-            for i in [*ids, 256]:
-                heard.append(capsys.readouterr().out)
-                yield torch.tensor([[i]])
-
-    heard = []
-    sample.continue_prompt(Model(), Bytes(), ">", sample.SampleConfig())
-    heard.append(capsys.readouterr().out)
-    assert "".join(heard) == f">{text}\n\n"
-    assert heard[1:4] == ["", ">é", ""] or heard[1:4] == [">", "é", ""]
-
-
-def test_top_p_keeps_the_tokens_that_hold_it():
-    torch.manual_seed(0)
-    config = GPTConfig(
-        seq_len=8,
-        vocab_size=40,
-        n_layer=1,
-        n_head=1,
-        n_kv_head=1,
-        head_dim=8,
-        n_embd=8,
-        mlp_hidden=8,
-    )
-    model = GPT(config)
-    model.init_weights()
-    torch.nn.init.normal_(model.head.weight)
-    idx = torch.zeros(4000, 1, dtype=torch.long)
-    probs = model(idx[:1])[0, -1].softmax(-1).detach()
-    order = probs.argsort(descending=True).tolist()
-    nucleus, held = set(), 0.0
-    while held < 0.6:
-        held += float(probs[order[len(nucleus)]])
-        nucleus.add(order[len(nucleus)])
-    draw = lambda **more: model.generate(idx, 1, 1.0, 0, torch.Generator().manual_seed(0), **more)
-    assert set(draw(top_p=0.6)[:, 1].tolist()) == nucleus
-    assert set(draw()[:, 1].tolist()) > nucleus
-    share = (draw(top_p=0.6)[:, 1] == order[0]).float().mean()
-    assert share == pytest.approx(float(probs[order[0]]) / held, abs=0.03)
-
-
-def test_prompts_from_a_pipe(trained):
-    args = ("sample", trained, *CPU, "--max_new_tokens", 4)
-    done = subprocess.run(
-        command("eval.py", args),
-        input=b"def f\n\nimport\ncaf\xe9\n",  # the last line is Latin-1
-        capture_output=True,
-        cwd=ROOT,
-        env=environment(),
-    )
-    done.stdout, done.stderr = done.stdout.decode(), done.stderr.decode()
-    assert done.returncode == 0, done.stderr
-    assert "prompts: the lines of standard input" in done.stdout
-    prompts = re.findall(r"^--- (.*)", done.stdout, re.MULTILINE)
-    assert prompts == ["'def f'", "'import'", "'caf\ufffd'"]
-    assert len(re.findall(r"^4 tokens in .* tokens/s", done.stderr, re.MULTILINE)) == 3
 
 
 # ------------------------------------------------------------------------------ mistakes

@@ -26,7 +26,7 @@ import optim
 import train
 from config import GPTConfig, UsageError
 from data import RowLoader, val_batches
-from instruments import sample
+from instruments.talk import sample
 from instruments.pages import report
 from machinery import build, cli, log
 from machinery.shards import Manifest

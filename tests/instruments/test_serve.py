@@ -1,6 +1,7 @@
 """eval.py serve: real clients and a real server on a free loopback port, against slow oracles; what
 a client may do wrong; clients that leave; what the page gets is in test_serve_page.py."""
 
+import importlib
 import json
 import os
 import re
@@ -11,26 +12,19 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import lru_cache
 
 import pytest
+import torch
 from conftest import ROOT, SMALL, command, environment
 
-pytest.importorskip("fastapi")
-uvicorn = pytest.importorskip("uvicorn")
-openai = pytest.importorskip("openai")
-httpx = pytest.importorskip("httpx")
-
-import torch  # noqa: E402
-
-import train  # noqa: E402
-from config import GPTConfig, UsageError  # noqa: E402
-from hf import parity  # noqa: E402
-from instruments import drawing, serve  # noqa: E402
-from model import GPT  # noqa: E402
-from preparation import chat  # noqa: E402
-from tokenizer import Tokenizer  # noqa: E402
+import train
+from config import GPTConfig, UsageError
+from hf import parity
+from model import GPT
+from preparation import chat
+from tokenizer import Tokenizer
 
 SEQ_LEN = 96
 NAN = float("nan")
@@ -54,27 +48,41 @@ def build(tokenizer, seed: int = 1, **changes) -> GPT:
     return model.eval()
 
 
-def slow(model: GPT, seconds: float) -> list[float]:
-    """Let each forward pass take this long; returns the times at which they began."""
-    times = []
+class Gate:
+    """Before each forward pass of a model: waits until the test lets it through."""
 
-    def wait(*args):
-        times.append(time.monotonic())
-        time.sleep(seconds)
+    def __init__(self, model: GPT) -> None:
+        self.begun, self.allowed, self.changed = 0, 0, threading.Condition()
+        model.register_forward_pre_hook(self.wait)
 
-    model.register_forward_pre_hook(wait)
-    return times
+    def wait(self, *args) -> None:
+        with self.changed:
+            self.begun += 1
+            self.changed.notify_all()
+            assert self.changed.wait_for(lambda: self.allowed >= self.begun, 20)
+
+    def let(self, n: int = 1 << 30) -> None:
+        with self.changed:
+            self.allowed += n
+            self.changed.notify_all()
+
+    def until(self, n: int) -> None:
+        """Until n passes have begun."""
+        with self.changed:
+            assert self.changed.wait_for(lambda: self.begun >= n, 20)
 
 
 @contextmanager
 def serving(model, tokenizer, tuned=False, token="", **options):
     """A server in a thread of this process: its address without /v1, and the Service."""
+    for name in ("fastapi", "uvicorn", "httpx", "openai"):
+        pytest.importorskip(name)
+    from instruments.talk import serve
+
     config = serve.ServeConfig(port=0, **options)
     service = serve.Service(model, tokenizer, "small", tuned, config)
     listener = serve.open_socket("127.0.0.1", 0)
-    app = serve.build_app(service, token)
-    settings = uvicorn.Config(app, log_level="critical", lifespan="off", ws="none")
-    server = uvicorn.Server(settings)
+    server = serve.server_of(serve.build_app(service, token))
     thread = threading.Thread(target=server.run, kwargs=dict(sockets=[listener]), daemon=True)
     thread.start()
     try:
@@ -82,6 +90,17 @@ def serving(model, tokenizer, tuned=False, token="", **options):
     finally:
         server.should_exit = server.force_exit = True
         thread.join(20)
+
+
+@contextmanager
+def held(tokenizer, **options):
+    """A server whose model waits at a Gate: its address, and the gate."""
+    gate = Gate(model := build(tokenizer))
+    with serving(model, tokenizer, **options) as (url, _):
+        try:
+            yield url, gate
+        finally:
+            gate.let()
 
 
 @pytest.fixture(scope="module")
@@ -97,11 +116,15 @@ def tuned(tokenizer):
 
 
 @lru_cache
-def client(url: str, key: str = "none") -> "openai.OpenAI":
+def client(url: str, key: str = "none"):
+    import openai
+
     return openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0, timeout=30)
 
 
 def post(url: str, body, kind: str = "completions", **headers):
+    import httpx
+
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
     return httpx.post(f"{url}/v1/{kind}", content=content, headers=headers, timeout=120)
 
@@ -127,38 +150,48 @@ def greedy(model: GPT, tokenizer: Tokenizer, ids: list[int], count: int) -> list
 # --------------------------------------------------------------------------------- what is drawn
 
 
-def test_text_is_shown_as_soon_as_it_is_whole():
-    """Any cut of the bytes gives the text of all of them, up to the first stop, held back no
-    longer than it must be."""
+def test_text_is_shown_as_soon_as_it_is_whole(tokenizer):
+    """A byte a token: the text of all of them up to the first stop, held back no longer than it
+    must be."""
+    from instruments.talk.drawing import Text
+
+    token_of = {tokenizer._text[i]: i for i in range(tokenizer.vocab_size)}
     text = "caf\u00e9 \u4f60\u597d STOP \U0001f642 and S and STO \xff"
     raw = text.encode() + b"\xe4\xbd"  # an incomplete character at the end
-    for size in (1, 2, 3, 7):
-        for stops in ((), ("STOP",), ("\u597d ST", "P"), ("nowhere", "STOX")):
-            reader, shown, stopped = drawing.Text(stops), "", False
-            for at in range(0, len(raw), size):
-                ready, stopped = reader.add(raw[at : at + size])
-                shown += ready
-                if stopped:
-                    break
-                if not stops:  # nothing is held back but the bytes of a character
-                    whole = raw[: at + size].decode(errors="ignore")
-                    assert len(whole) <= len(shown) + 1 and whole.startswith(shown)
-            if not stopped:
-                ready, stopped = reader.add(b"", final=True)
-                shown += ready
-            whole = raw.decode(errors="replace")
-            ends = [whole.find(stop) for stop in stops if stop in whole]
-            assert stopped == bool(ends)
-            assert shown == whole[: min(ends, default=None)]
+    for stops in ((), ("STOP",), ("\u597d ST", "P"), ("nowhere", "STOX")):
+        reader, shown = Text(tokenizer, stops), ""
+        for at, byte in enumerate(raw, 1):
+            shown += reader.add(token_of[bytes([byte])])
+            if reader.stopped:
+                break
+            if not stops:  # nothing is held back but the bytes of a character
+                assert shown == raw[:at].decode(errors="ignore")
+        shown += "" if reader.stopped else reader.add(None)
+        whole = raw.decode(errors="replace")
+        ends = [whole.find(stop) for stop in stops if stop in whole]
+        assert reader.stopped == bool(ends)
+        assert shown == whole[: min(ends, default=None)]
 
 
-def test_bytes_of_tokens_are_those_that_decode_gives(base, tokenizer):
-    raw = base[1].writer.raw
-    assert sorted(raw) == list(range(tokenizer.vocab_size))
-    for i, content in raw.items():
-        assert tokenizer.decode([i]) == content.decode(errors="replace")
-        if i not in tokenizer.special.values():
-            assert len(content) == tokenizer.token_bytes[i]
+def test_a_tokenizer_with_added_tokens_is_served(tokenizer):
+    """As those of SmolLM3 and Qwen: some added tokens are not special, some are in the vocabulary
+    as well; none is spelled in the symbols of bytes."""
+    tree = json.loads(tokenizer.spec)
+    size = tokenizer.vocab_size
+    for text, special in (("<think> \u4f60", False), ("<|im_end|>", True)):
+        tree["added_tokens"].append(
+            dict(tree["added_tokens"][0], id=size, content=text, special=special)
+        )
+        tree["model"]["vocab"][text] = size
+        size += 1
+    other = Tokenizer(json.dumps(tree))
+    with serving(build(other), other) as (url, _):
+        body = dict(prompt=[5, size - 2, size - 1], max_tokens=0, echo=True, logprobs=20)
+        (choice,) = post(url, body).json()["choices"]
+        assert choice["text"] == other.decode([5]) + "<think> \u4f60<|im_end|>"
+        assert choice["logprobs"]["tokens"][1:] == ["<think> \u4f60", "<|im_end|>"]
+        body = dict(prompt=["def"] * 8, max_tokens=60, logprobs=20, temperature=2)
+        assert post(url, body).status_code == 200
 
 
 @pytest.mark.parametrize("text", ["def name_1(x):", "caf\u00e9 <|end|> \u4f60", ""])
@@ -230,7 +263,8 @@ def test_log_probabilities_of_a_prompt_alone(base, tokenizer):
                     assert found[0] is None and choice.logprobs.top_logprobs[0] is None
                     found = found[1:]
                 assert found == pytest.approx(values, abs=1e-4)
-                assert extra or choice.text.removeprefix("<|bos|>") == text
+                if not extra:
+                    assert choice.text == "<|bos|>" * (prompt[0] == 0) + text
 
 
 def test_seeds_several_answers_and_stops(base, tokenizer):
@@ -269,7 +303,7 @@ def test_a_conversation_is_answered(tuned, tokenizer):
     )
     message, found = reply.choices[0].message, reply.choices[0].logprobs.content
     assert (message.role, message.content) == ("assistant", text)
-    assert [b for t in found for b in t.bytes] == [b for i in new for b in service.writer.raw[i]]
+    assert [b for t in found for b in t.bytes] == [*b"".join(tokenizer._text[i] for i in new)]
     values = log_probs(service.writer.model, ids + new)[-len(new) :]
     assert [t.logprob for t in found] == pytest.approx(values, abs=1e-4)
     assert all(len(t.top_logprobs) == 2 for t in found)
@@ -286,22 +320,24 @@ def test_the_model_is_listed(base, tuned):
     (model,) = client(base[0]).models.list().data
     assert (model.id, model.seq_len, model.tuned) == ("small", SEQ_LEN, False)
     assert client(tuned[0]).models.list().data[0].tuned
-    health = httpx.get(f"{base[0]}/health").json()
-    assert health == dict(status="ok", active=0, waiting=0)
+    assert load(base[0]) == dict(status="ok", active=0, waiting=0)
 
 
 # -------------------------------------------------------------------- many clients, and lost ones
 
 
 def load(url: str, **headers) -> dict:
+    import httpx
+
     return httpx.get(f"{url}/health", headers=headers).json()
 
 
-def idle_within(url: str, seconds: float) -> bool:
-    end = time.monotonic() + seconds
-    while (now := load(url))["active"] + now["waiting"] and time.monotonic() < end:
-        time.sleep(0.02)
-    return not now["active"] + now["waiting"]
+def until(url: str, active: int = 0, waiting: int = 0) -> None:
+    """Until so many requests are running, and so many wait."""
+    end = time.monotonic() + 30
+    while load(url) != dict(status="ok", active=active, waiting=waiting):
+        assert time.monotonic() < end, load(url)
+        time.sleep(0.01)
 
 
 def test_fifty_clients_at_once_get_what_each_would_get_alone(base):
@@ -318,104 +354,101 @@ def test_fifty_clients_at_once_get_what_each_would_get_alone(base):
     with ThreadPoolExecutor(50) as pool:
         together = list(pool.map(ask, range(50)))
     assert together == [ask(i) for i in range(50)] and len(set(together)) == 50
-    assert idle_within(url, 1)
+    until(url, 0, 0)
 
 
 def test_short_answers_do_not_wait_for_long_ones(tokenizer):
-    model = build(tokenizer)
-    slow(model, 0.01)
-    with serving(model, tokenizer, active=2) as (url, _):
-        options = dict(model="small", prompt="def", temperature=0, logprobs=0)
-        stream = client(url).completions.create(**options, max_tokens=80, stream=True)
-        times = []
-        long = threading.Thread(target=lambda: times.extend(time.monotonic() for _ in stream))
-        long.start()
-        client(url).completions.create(**options, max_tokens=5)
-        short_done = time.monotonic()
-        long.join()
-        before = sum(t < short_done for t in times)
-        assert len(times) > 40 and before < 25  # they took turns
+    with held(tokenizer, active=2) as (url, gate), ThreadPoolExecutor(2) as pool:
+        body = dict(prompt="def", temperature=0, stop=["\x00"])
+        long = pool.submit(post, url, body | dict(max_tokens=90))
+        gate.until(1)
+        short = pool.submit(post, url, body | dict(max_tokens=5))
+        until(url, active=2)
+        gate.let(5 + 8)  # of the short one, and of the long one meanwhile
+        assert short.result(60).status_code == 200 and not long.done()
+        gate.let()
 
 
-def test_too_many_requests_are_refused_in_a_sentence(tokenizer):
-    model = build(tokenizer)
-    slow(model, 0.01)
-    with serving(model, tokenizer, active=1, waiting=2) as (url, _):
-        body = dict(prompt="def", max_tokens=30, temperature=0, stop=["\x00"])
-        with ThreadPoolExecutor(8) as pool:
-            replies = list(pool.map(lambda _: post(url, body), range(8)))
-        assert sorted(r.status_code for r in replies) == [200] * 3 + [503] * 5
-        for reply in replies:
-            if reply.status_code == 503:
-                sentence = reply.json()["error"]["message"]
-                assert sentence == "3 requests are being served; try again later"
+def test_too_many_requests_are_refused(tokenizer):
+    with held(tokenizer, active=1, waiting=2) as (url, gate), ThreadPoolExecutor(3) as pool:
+        body = dict(prompt="def", max_tokens=9, temperature=0)
+        served = [pool.submit(post, url, body) for _ in range(3)]
+        until(url, active=1, waiting=2)
+        for stream in (False, True):
+            reply = post(url, body | dict(stream=stream))
+            assert reply.status_code == 503 and "3 requests" in refusal(reply)
+        gate.let()
+        assert [reply.result(60).status_code for reply in served] == [200] * 3
         assert post(url, body).status_code == 200
+
+
+def raw_request(body: dict) -> bytes:
+    content = json.dumps(body).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(content)}"
+    return head.encode() + b"\r\n\r\n" + content
+
+
+def connect(url: str, content: bytes = b"") -> socket.socket:
+    one = socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), timeout=30)
+    one.sendall(content)
+    return one
 
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_leaves_stops_its_generation(tokenizer, stream):
     """Whether it is drawn or waits, and whether it streams or not."""
-    model = build(tokenizer)
-    times = slow(model, 0.05)
-    body = json.dumps(dict(prompt="def", max_tokens=90, temperature=0, stream=stream)).encode()
-    head = (
-        f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
-    )
+    gate = Gate(model := build(tokenizer))
+    request = raw_request(dict(prompt="def", max_tokens=90, temperature=0, stream=stream))
     with serving(model, tokenizer, active=1, waiting=8) as (url, service):
-        address = ("127.0.0.1", int(url.rpartition(":")[2]))
-        sockets = [socket.create_connection(address) for _ in range(3)]
-        for one in sockets:
-            one.sendall(head.encode() + body)
-            time.sleep(0.1)
-        assert load(url) == dict(status="ok", active=1, waiting=2)
+        sockets = []
+        for i in range(3):
+            sockets.append(connect(url, request))
+            until(url, active=1, waiting=i)
+        gate.let(3)
+        gate.until(4)
         sockets[1].close()  # it waits
-        time.sleep(0.15)
-        assert load(url) == dict(status="ok", active=1, waiting=1)
+        until(url, active=1, waiting=1)
         sockets[0].close()  # it is being drawn: the last one follows
-        time.sleep(0.3)
-        assert load(url) == dict(status="ok", active=1, waiting=0)
+        until(url, active=1, waiting=0)
         sockets[2].close()
-        assert idle_within(url, 1)
-        count = len(times)
-        time.sleep(0.3)
-        assert len(times) == count < 40  # of the 270 that they asked for
-        assert not service.engine.jobs
+        until(url)
+        gate.let()
+        service.drawing.submit(int).result(60)  # the thread has done all that it was asked
+        assert gate.begun <= 5  # of the 270 that they asked for
 
 
 def test_a_request_ends_in_time(tokenizer):
-    model = build(tokenizer)
-    slow(model, 0.05)
-    with serving(model, tokenizer, active=1, max_seconds=0.5) as (url, _):
-        begin = time.monotonic()
-        reply = post(url, dict(prompt="def", max_tokens=90, stop=["\x00"]))
-        assert reply.status_code == 503 and time.monotonic() - begin < 2
-        assert "not done within 0.5 s (--max_seconds)" in reply.json()["error"]["message"]
-        with pytest.raises(openai.APIError, match="not done within"):  # after some text
-            list(
-                client(url).completions.create(
-                    model="small", prompt="def", max_tokens=90, stream=True
-                )
-            )
-        assert idle_within(url, 1)
+    """Before anything was drawn it has a status; after that the stream says why."""
+    with held(tokenizer, active=1, max_seconds=0.5) as (url, gate):
+        body = dict(prompt="def", max_tokens=90, stop=["\x00"])
+        for stream in (False, True):
+            reply = post(url, body | dict(stream=stream))
+            assert reply.status_code == 503 and "--max_seconds" in refusal(reply)
+        gate.let(2 + 9)
+        reply = post(url, body | dict(stream=True))
+        *parts, error, done = [
+            part.removeprefix("data: ") for part in reply.text.split("\n\n")[:-1]
+        ]
+        assert reply.status_code == 200 and parts and done == "[DONE]"
+        assert "--max_seconds" in json.loads(error)["error"]["message"]
+        until(url)
 
 
 def test_a_model_that_fails_is_told_apart(tokenizer, capsys):
-    """NaN and a bug: one sentence each, and the server goes on; the bug's traceback is printed."""
+    """NaN and a bug: one sentence each, and the server goes on; the traceback is printed."""
     model = build(tokenizer)
     with serving(model, tokenizer) as (url, _):
         good = model.embed.weight.detach().clone()
         model.embed.weight.data.fill_(NAN)
         reply = post(url, dict(prompt="def", temperature=0, logprobs=1))
         assert reply.status_code == 500
-        assert "logits that are NaN or infinite" in reply.json()["error"]["message"]
+        assert "NonFiniteError" in refusal(reply)
         model.embed.weight.data.copy_(good)
         hook = model.register_forward_pre_hook(lambda *args: 1 / 0)
         reply = post(url, dict(prompt="def"))
         assert reply.status_code == 500
-        assert "the model failed with ZeroDivisionError" in reply.json()["error"]["message"]
-        assert "Traceback" in capsys.readouterr().err
-        with pytest.raises(openai.APIError, match="ZeroDivisionError"):
-            list(client(url).completions.create(model="small", prompt="def", stream=True))
+        assert "ZeroDivisionError" in refusal(reply) and "Traceback" in capsys.readouterr().err
+        assert post(url, dict(prompt="def", stream=True)).status_code == 500
         hook.remove()
         assert post(url, dict(prompt="def")).status_code == 200
 
@@ -424,56 +457,62 @@ def test_a_model_that_fails_is_told_apart(tokenizer, capsys):
 
 OK = dict(prompt="def", max_tokens=2)
 LONG = "def name_1(x): " * 40
-DEEP = b"[" * 100_000
-WRONG = {  # name -> (body, status, what the sentence says)
-    "no JSON": (b'{"prompt', 400, "the body is not JSON: Unterminated string"),
-    "nothing": (b"", 400, "the body is not JSON: Expecting value"),
-    "no UTF-8": (b'{"prompt": "\xff"}', 400, "the body is not JSON: 'utf-8' codec"),
-    "nested": (DEEP, 400, "the body is not JSON"),
-    "a list": ([1], 400, "the body must be a JSON object; given: [1]"),
-    "another model": (OK | dict(model="gpt-4"), 404, "there is no model 'gpt-4' here, only small"),
-    "an unknown field": (OK | dict(best=1), 400, "'best' is no field that this server reads"),
-    "penalties": (OK | dict(frequency_penalty=0.5), 400, "no frequency_penalty: leave it out; giv"),
-    "too long": (dict(prompt=LONG), 400, "tokens, but 96 fit, the answer's included; shorten it"),
-    "far too long": (dict(prompt=LONG * 999), 400, "the prompt has at least"),
-    "ids too long": (dict(prompt=[5] * 96), 400, "the prompt has 97 tokens, but 96 fit"),
-    "no room": (dict(prompt=[5] * 95, max_tokens=1), 400, "the prompt has 96 tokens, but 96 fit"),
-    "an odd id": (dict(prompt=[5, 340]), 400, "token ids go from 0 to 339; given: 340"),
-    "a negative id": (dict(prompt=[-1]), 400, "token ids go from 0 to 339; given: -1"),
-    "a mixed prompt": (dict(prompt=["a", 5]), 400, "a text or a list of token ids; given: 5"),
-    "a true prompt": (dict(prompt=True), 400, "a text or a list of token ids; given: True"),
-    "too many": (OK | dict(n=128, prompt=["a", "b"]), 400, "1 to 128 answers, prompts times n"),
-    "no prompt": (OK | dict(prompt=[[]] * 200), 400, "given: 200 times 1"),
-    "hot": (OK | dict(temperature=3), 400, "temperature must be a number from 0 to 2; given: 3"),
-    "NaN": (b'{"temperature": NaN}', 400, "temperature must be a number from 0 to 2; given: nan"),
-    "words": (OK | dict(max_tokens="2"), 400, "max_tokens must be a whole number from 0 to"),
-    "a half": (OK | dict(max_tokens=2.5), 400, "max_tokens must be a whole number from 0 to"),
-    "true": (OK | dict(top_k=True), 400, "top_k must be a whole number from 0 to"),
-    "top_p 0": (OK | dict(top_p=0), 400, "top_p must be a number from 1e-06 to 1; given: 0"),
-    "logprobs": (OK | dict(logprobs=21), 400, "logprobs must be a whole number from 0 to 20"),
-    "stream": (OK | dict(stream="yes"), 400, "stream must be true or false; given: 'yes'"),
-    "stream options": (OK | dict(stream_options=[]), 400, "stream_options has include_usage alone"),
-    "stop": (OK | dict(stop=[1]), 400, "stop must be a text or a list of texts; given: [1]"),
-    "stops": (OK | dict(stop=["a"] * 17), 400, "stop takes 16 texts of 256 characters at most"),
-    "huge": (b'{"prompt": "' + b"a" * (5 << 20) + b'"}', 413, "may have 4,194,304 bytes; send"),
-    "a surrogate": (b'{"model": "\\ud800"}', 404, "there is no model '\\ud800' here"),
+MANY = b"{" + b",".join(b'"a%d":0' % i for i in range(300_000)) + b"}"
+WRONG = {  # name -> (body, status, what the sentence names)
+    "no JSON": (b'{"prompt', 400, "Unterminated string"),
+    "nothing": (b"", 400, "JSON"),
+    "no UTF-8": (b'{"prompt": "\xff"}', 400, "utf-8"),
+    "nested": (b"[" * 100_000, 400, "JSON"),
+    "a long number": (b'{"n": ' + b"9" * 5000 + b"}", 400, "JSON"),
+    "a list": ([1], 400, "[1]"),
+    "another model": (OK | dict(model="gpt-4"), 404, "'gpt-4' here, only small"),
+    "no name": (OK | dict(model=7), 400, "model must be a valid string; given: 7"),
+    "a surrogate": (b'{"model": "\\ud800"}', 404, "ud800"),
+    "an unknown field": (OK | dict(best=1), 400, "'best'"),
+    "many fields": (MANY, 400, "300,000"),
+    "penalties": (OK | dict(frequency_penalty=0.5), 400, "frequency_penalty 0.5"),
+    "too long": (dict(prompt=LONG), 400, "but 96 fit"),
+    "far too long": (dict(prompt=LONG * 999), 400, "but 96 fit"),
+    "ids too long": (dict(prompt=[5] * 96), 400, "97 tokens, but 96 fit"),
+    "no room": (dict(prompt=[5] * 95, max_tokens=1), 400, "96 tokens, but 96 fit"),
+    "an odd id": (dict(prompt=[5, 340]), 400, "339; given: 340"),
+    "a negative id": (dict(prompt=[-1]), 400, "339; given: -1"),
+    "a mixed prompt": (dict(prompt=["a", 5]), 400, "given: ['a', 5]"),
+    "a true prompt": (dict(prompt=True), 400, "given: True"),
+    "true ids": (dict(prompt=[True]), 400, "given: [True]"),
+    "too many": (OK | dict(n=128, prompt=["a", "b"]), 400, "given: 2 times 128"),
+    "many prompts": (OK | dict(prompt=[[]] * 200), 400, "prompt must be"),
+    "no answers": (OK | dict(n=0), 400, "given: 0"),
+    "hot": (OK | dict(temperature=3), 400, "temperature must be less than or equal to 2; given: 3"),
+    "NaN": (b'{"temperature": NaN}', 400, "given: nan"),
+    "words": (OK | dict(max_tokens="2"), 400, "max_tokens must be a valid integer; given: '2'"),
+    "a half": (OK | dict(max_tokens=2.5), 400, "max_tokens must be a valid integer; given: 2.5"),
+    "true": (OK | dict(top_k=True), 400, "top_k must be a valid integer; given: True"),
+    "top_p 0": (OK | dict(top_p=0), 400, "top_p must be greater than or equal to"),
+    "logprobs": (OK | dict(logprobs=21), 400, "logprobs must be less than or equal to 20"),
+    "a seed": (OK | dict(seed=1 << 64), 400, "given: 18446744073709551616"),
+    "stream": (OK | dict(stream="yes"), 400, "given: 'yes'"),
+    "stream options": (OK | dict(stream_options=[]), 400, "given: []"),
+    "an option": (OK | dict(stream_options=dict(x=1)), 400, "'stream_options.x'"),
+    "stop": (OK | dict(stop=[1]), 400, "given: [1]"),
+    "stops": (OK | dict(stop=["a"] * 17), 400, "16"),
+    "a long stop": (OK | dict(stop=["a" * 257]), 400, "256"),
+    "huge": (b'{"prompt": "' + b"a" * (5 << 20) + b'"}', 413, "4,194,304 bytes"),
 }  # fmt: skip
 TURN = {"role": "user", "content": "hi"}
 WRONG_CHATS = {
-    "no messages": (dict(prompt="x"), "'prompt' is no field that this server reads"),
-    "nothing": ({}, "messages must be a list of turns; given: None"),
-    "empty": (dict(messages=[]), "messages must be a list of turns; given: []"),
-    "a role": (dict(messages=[TURN | dict(role="tool")]), "a role other than system, user and as"),
+    "no messages": (dict(prompt="x"), "messages must be"),
+    "nothing": ({}, "given: None"),
+    "empty": (dict(messages=[]), "given: []"),
+    "no turns": (dict(messages=[1]), "given: [1]"),
+    "a role": (dict(messages=[TURN | dict(role="tool")]), "a role other than"),
     "out of turn": (dict(messages=[TURN, TURN]), "roles out of turn"),
     "an image": (dict(messages=[TURN | dict(content=[{"type": "image"}])]), "a part that is not t"),
-    "answered": (
-        dict(messages=[TURN, TURN | dict(role="assistant")]),
-        "last turn of a conversation must be",
-    ),
-    "too long": (dict(messages=[TURN | dict(content=LONG)]), "tokens, but 96 fit"),
-    "many": (dict(messages=[TURN] * 999), "999 messages have 1,998 tokens, but 96 fit"),
-    "tools": (dict(messages=[TURN], tools=[{}]), "this server has no tools: leave it out; given"),
-    "alternatives": (dict(messages=[TURN], top_logprobs=2), "top_logprobs 2 needs logprobs true"),
+    "answered": (dict(messages=[TURN, TURN | dict(role="assistant")]), "last turn"),
+    "too long": (dict(messages=[TURN | dict(content=LONG)]), "but 96 fit"),
+    "many": (dict(messages=[TURN] * 999), "1,998 tokens, but 96 fit"),
+    "tools": (dict(messages=[TURN], tools=[{}]), "tools [{}]"),
+    "alternatives": (dict(messages=[TURN], top_logprobs=2), "top_logprobs 2"),
 }
 
 
@@ -515,13 +554,13 @@ def test_what_clients_send_by_themselves_is_taken(tuned):
 
 
 def test_a_base_model_refuses_a_conversation(base):
-    with pytest.raises(openai.BadRequestError) as caught:
-        client(base[0]).chat.completions.create(model="small", messages=[TURN])
-    assert "was never tuned for conversations" in str(caught.value)
-    assert caught.value.code == "no_chat"
+    reply = post(base[0], dict(messages=[TURN]), "chat/completions")
+    assert reply.status_code == 400 and reply.json()["error"]["code"] == "no_chat"
 
 
 def test_paths_and_methods(base):
+    import httpx
+
     for method, path, status in (
         ("GET", "/docs", 404),
         ("GET", "/v1/completions", 405),
@@ -531,20 +570,120 @@ def test_paths_and_methods(base):
         ("PUT", "/v1/models", 405),
     ):
         reply = httpx.request(method, base[0] + path)
-        assert reply.status_code == status and "there is no " in refusal(reply)
+        assert reply.status_code == status and method in refusal(reply)
 
 
-def test_a_slow_sender_is_let_go(base, monkeypatch):
-    monkeypatch.setattr(serve, "READ_S", 0.3)
-    address = ("127.0.0.1", int(base[0].rpartition(":")[2]))
-    with socket.create_connection(address, timeout=5) as one:
-        one.sendall(
-            b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99\r\n\r\n{"
-        )
-        reply = one.recv(10_000)
-        assert b" 408 " in reply and b"did not come within 0.3 s" in reply
-        while more := one.recv(10_000):  # until the server closes
-            reply += more
+# --------------------------------------------------------------------------- hostile clients
+
+
+@pytest.mark.parametrize("part", ['"",', "[],", '"a",', "1,", "{},"])
+def test_four_megabytes_of_little_prompts_are_refused_unread(base, part):
+    """None of them is encoded; and the time of the reading is not the listener's."""
+    url, service = base
+    encode, seen = service.tokenizer.encode, []
+    service.tokenizer.encode = lambda text: seen.append(text) or encode(text)
+    try:
+        body = '{"prompt": [' + part * (4_000_000 // len(part)) + part[:-1] + "]}"
+        assert post(url, body.encode()).status_code == 400 and not seen
+    finally:
+        del service.tokenizer.encode
+
+
+def test_a_long_text_is_encoded_beside_the_listener(base):
+    url, service = base
+    encode, begun, go = service.tokenizer.encode, threading.Event(), threading.Event()
+    service.tokenizer.encode = lambda text: (begun.set(), go.wait(60), encode(text))[2]
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            reply = pool.submit(post, url, OK)
+            assert begun.wait(60) and load(url)["status"] == "ok" and not reply.done()
+            go.set()
+            assert reply.result(60).status_code == 200
+    finally:
+        del service.tokenizer.encode
+
+
+BEGINNINGS = {
+    "nothing": b"",
+    "a head": b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nX-A: ",
+    "a body": b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99\r\n\r\n{",
+    "a second head": b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\nGET /",
+}
+
+
+@pytest.mark.parametrize("name", BEGINNINGS)
+def test_a_slow_sender_is_let_go(base, name, monkeypatch):
+    """Also one that goes on, a byte at a time, which keeps uvicorn's own timer from ringing."""
+    from instruments.talk import serve
+
+    monkeypatch.setattr(serve, "READ_S", 0.4)
+    with connect(base[0], BEGINNINGS[name]) as one:
+        one.settimeout(0.02)
+        reply, end = b"", time.monotonic() + 30
+        while time.monotonic() < end:
+            try:
+                one.sendall(b"x" if name != "nothing" else b"")
+                if not (more := one.recv(10_000)):
+                    break
+                reply += more
+            except TimeoutError:
+                continue
+            except OSError:
+                break
+        assert time.monotonic() < end
+        assert (b" 408 " in reply) == (name == "a body") or name == "a second head"
+
+
+@pytest.mark.parametrize("name", BEGINNINGS)
+def test_slow_clients_take_no_place_from_others(base, name, monkeypatch):
+    """Far more connections than there are places, none of which would end by itself."""
+    from instruments.talk import serve
+
+    monkeypatch.setattr(serve, "READ_S", 600)
+    monkeypatch.setattr(serve, "MAX_CONNECTIONS", 8)
+    with ExitStack() as stack:
+        for _ in range(40):
+            stack.enter_context(connect(base[0], BEGINNINGS[name]))
+        assert post(base[0], OK).status_code == 200
+
+
+def test_clients_that_take_no_answer_take_no_place_either(tokenizer, monkeypatch):
+    """They ask for page after page, and read none; or for a long stream."""
+    import httpx
+
+    from instruments.talk import serve
+
+    monkeypatch.setattr(serve, "MAX_CONNECTIONS", 8)
+    with serving(build(tokenizer), tokenizer, active=2, waiting=0, max_seconds=3) as (url, _):
+        pages = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n" * 2000
+        stream = dict(prompt=["def"] * 128, max_tokens=90, logprobs=20, stream=True)
+        with ExitStack() as stack:
+            for _ in range(12):
+                stack.enter_context(one := connect(url))
+                one.setblocking(False)
+                try:
+                    while pages:
+                        one.send(pages)
+                except OSError:  # it is full, or cut off
+                    pass
+            for _ in range(2):
+                stack.enter_context(one := socket.socket())
+                one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                one.connect(("127.0.0.1", int(url.rpartition(":")[2])))
+                one.sendall(raw_request(stream))
+            end, status = time.monotonic() + 30, 0
+            while status != 200 and time.monotonic() < end:  # until the streams had their time
+                try:
+                    status = post(url, OK).status_code
+                except httpx.ReadError:  # all others were at work
+                    status = 0
+            assert status == 200
+
+
+def test_a_broken_upload_is_no_traceback(base, capfd):
+    connect(base[0], BEGINNINGS["a body"]).close()
+    assert post(base[0], OK).status_code == 200
+    assert "Traceback" not in capfd.readouterr().err
 
 
 # ------------------------------------------------------------------------------------ who may ask
@@ -553,6 +692,9 @@ def test_a_slow_sender_is_let_go(base, monkeypatch):
 def test_a_token(tokenizer):
     token = "a-token-of-20-letters"
     with serving(build(tokenizer), tokenizer, token=token) as (url, _):
+        import httpx
+        import openai
+
         assert client(url, token).completions.create(model="small", prompt="def", max_tokens=1)
         for key, words in (("wrong-token", "the token is wrong"), ("", "the token is missing")):
             for path in ("/v1/completions", "/v1/models", "/health", "/v1/chat/completions"):
@@ -561,7 +703,7 @@ def test_a_token(tokenizer):
                 reply = httpx.request(method, url + path, headers=headers)
                 assert reply.status_code == 401 and words in refusal(reply)
                 assert reply.headers["www-authenticate"] == "Bearer"
-        with pytest.raises(openai.AuthenticationError, match="the token is wrong"):
+        with pytest.raises(openai.AuthenticationError):
             client(url, "another").models.list()
         odd = httpx.get(f"{url}/health", headers={"Authorization": "Bearer caf\u00e9".encode()})
         assert odd.status_code == 401
@@ -572,15 +714,17 @@ def test_a_token(tokenizer):
 
 
 def test_pages_of_others_cannot_use_a_server_without_a_token(base):
+    import httpx
+
     port = base[0].rpartition(":")[2]
     for host in ("localhost", f"localhost:{port}", f"127.0.0.1:{port}", "[::1]:99", "127.3.4.5"):
         assert load(base[0], Host=host)["status"] == "ok"
     for host in ("evil.example", f"evil.example:{port}", "127.0.0.1.evil.example", "[::1", "0"):
         reply = httpx.get(f"{base[0]}/health", headers={"Host": host})
-        assert reply.status_code == 403 and "answers to localhost, not" in refusal(reply)
+        assert reply.status_code == 403 and host in refusal(reply)
     for origin in ("https://evil.example", "null", "http://localhost", "http://["):
         reply = post(base[0], OK, Origin=origin)
-        assert reply.status_code == 403 and "may not use this server" in refusal(reply)
+        assert reply.status_code == 403 and origin in refusal(reply)
     assert post(base[0], OK, Origin=base[0]).status_code == 200
 
 
@@ -616,7 +760,7 @@ def program(*args):
 def test_the_program(trained):
     with program(trained, "--port", 0) as (process, said):
         url = re.search(r"page: (http://127\.0\.0\.1:\d+)/\n", said)[1]
-        assert "small continues text; Ctrl-C ends it" in said and f"programs: {url}/v1\n" in said
+        assert f"programs: {url}/v1\n" in said
         reply = client(url).completions.create(model="small", prompt="def", max_tokens=5)
         assert reply.choices[0].text
         process.send_signal(signal.SIGINT)
@@ -625,6 +769,8 @@ def test_the_program(trained):
 
 def test_other_machines_need_a_token(trained):
     """It is made and printed; and a request that runs does not keep the program from ending."""
+    import httpx
+
     with program(trained, "--port", 0, "--host", "0.0.0.0") as (process, said):
         token = re.search(r"/#token=(\S{20,})\n", said)[1]
         assert f"API key {token}\n" in said
@@ -636,23 +782,24 @@ def test_other_machines_need_a_token(trained):
 
 
 def test_mistakes_of_the_command(monkeypatch):
-    def refused(words, **options):
-        with pytest.raises(UsageError, match=words):
+    from instruments.talk import serve
+
+    def refused(value, **options):
+        with pytest.raises(UsageError, match=re.escape(str(value))):
             serve.run(serve.ServeConfig(**options), lambda config: pytest.fail("it was loaded"))
 
-    refused("--token 'short' must have 8 to 200 characters", token="short")
-    refused("--token 'with a space' must have", token="with a space")
-    refused("--host '' is no address; try 127.0.0.1", host="")
-    refused("cannot listen on --host nowhere.invalid --port 0", host="nowhere.invalid", port=0)
+    refused("''", host="")
+    refused("nowhere.invalid", host="nowhere.invalid", port=0)
     with serve.open_socket("127.0.0.1", 0) as listener:
-        port = listener.getsockname()[1]
-        refused(rf"cannot listen on .*{port} \(Address already in use\); try .*--port 0", port=port)
-    monkeypatch.setitem(sys.modules, "uvicorn", None)
-    refused("serve needs uvicorn: pip install -r requirements-eval.txt")
-    made = {serve.check_token(serve.ServeConfig(host=host)) for host in ("0.0.0.0", "::", "box")}
-    assert len(made) == 3 and all(len(token) > 20 for token in made)
+        refused(port := listener.getsockname()[1], port=port)
+    tokens = [serve.token_of(serve.ServeConfig(host=host)) for host in ("0.0.0.0", "::", "box")]
+    assert len(set(tokens)) == 3 and all(len(token) > 20 for token in tokens)
     for host in ("127.0.0.1", "::1", "localhost", "127.1.2.3"):
-        assert serve.check_token(serve.ServeConfig(host=host)) == ""
+        assert serve.token_of(serve.ServeConfig(host=host)) == ""
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    monkeypatch.delitem(sys.modules, "instruments.talk.serve")
+    with pytest.raises(UsageError, match="uvicorn"):
+        importlib.import_module("instruments.talk.serve")
 
 
 # ------------------------------------------------------------------------------------ what is slow
@@ -679,6 +826,8 @@ def test_memory_stays_flat(trained):
             elif i % 4 == 2:
                 post(url, dict(prompt=LONG * 20))
             else:
+                import httpx
+
                 with httpx.stream("POST", f"{url}/v1/completions", json=body | dict(stream=True)):
                     pass
 
@@ -686,7 +835,7 @@ def test_memory_stays_flat(trained):
         with ThreadPoolExecutor(8) as pool:
             for _ in range(6):
                 list(pool.map(ask, range(80)))
-                assert idle_within(url, 5)
+                until(url)
                 sizes.append(resident_mb(process))
         print(f"resident memory in MB after each 80 requests: {[round(s, 1) for s in sizes]}")
         assert sizes[-1] - sizes[1] < 8, sizes

@@ -6,7 +6,6 @@ lets several of them take turns.
 """
 
 import codecs
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -14,9 +13,25 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from config import Share
 from machinery.errors import NonFiniteError
+from machinery.trained import EvalConfig
 from model import GPT
-from tokenizer import Tokenizer, byte_symbols
+from tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class DrawConfig(EvalConfig):
+    """How tokens are drawn."""
+
+    temperature: float = 0.8
+    """0: always the likeliest token; 1: the model's own probabilities."""
+    top_k: int = 50
+    """Draw among this many of the likeliest tokens; 0: among all."""
+    top_p: Share = 1.0
+    """Draw among the likeliest tokens that hold this share of the probability; 1: among all."""
+    seed: int = 0
+    """Seed of the draws."""
 
 
 class Token(NamedTuple):
@@ -55,23 +70,30 @@ class Wish:
     echo: bool = False
 
 
-class Text:
-    """Bytes of tokens -> text that may be shown: whole characters, and nothing that may turn out to
-    be the beginning of a stop string."""
+def bytes_of(tokenizer: Tokenizer, i: int) -> bytes:
+    """The bytes of a token, which may be a part of a character."""
+    return tokenizer._text[i]
 
-    def __init__(self, stops: tuple[str, ...]) -> None:
-        self.stops, self.held = stops, ""
+
+class Text:
+    """Tokens -> text that may be shown: whole characters, and nothing that may turn out to be the
+    beginning of a stop string. `stopped`: one was there, and the text has ended."""
+
+    def __init__(self, tokenizer: Tokenizer, stops: tuple[str, ...] = ()) -> None:
+        self.tokenizer, self.stops, self.held, self.stopped = tokenizer, stops, "", False
         self.decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
-    def add(self, raw: bytes, final: bool = False) -> tuple[str, bool]:
-        """-> (the text that is ready, whether a stop string ends it)."""
-        self.held += self.decoder.decode(raw, final)
+    def add(self, i: int | None) -> str:
+        """The text that is ready after one more token. None: there are no more."""
+        raw = b"" if i is None else bytes_of(self.tokenizer, i)
+        self.held += self.decoder.decode(raw, final=i is None)
         ends = [at for stop in self.stops if (at := self.held.find(stop)) >= 0]
         begun = [n for stop in self.stops for n in range(len(stop)) if self.held.endswith(stop[:n])]
-        keep = 0 if final else max(begun, default=0)
+        keep = 0 if i is None else max(begun, default=0)
         ready = self.held[: min(ends) if ends else len(self.held) - keep]
+        self.stopped = self.stopped or bool(ends)
         self.held = "" if ends else self.held[len(ready) :]
-        return ready, bool(ends)
+        return ready
 
 
 class Writer:
@@ -80,11 +102,6 @@ class Writer:
     def __init__(self, model: GPT, tokenizer: Tokenizer) -> None:
         self.model, self.tokenizer, self.logits = model, tokenizer, None
         self.ends = set(tokenizer.special.values())  # a document's, a turn's
-        symbols, tree = byte_symbols(), json.loads(tokenizer.spec)
-        self.raw = {i: token.encode() for token, i in tokenizer.special.items()}
-        for token, i in tree["model"]["vocab"].items():
-            if i not in self.raw:
-                self.raw[i] = bytes(symbols[c] for c in token)
         # stream() draws, and does not say from what: this keeps the logits, (1, T, V).
         model.register_forward_hook(lambda module, args, logits: setattr(self, "logits", logits))
 
@@ -106,7 +123,7 @@ class Writer:
             return
         generator = torch.Generator(device).manual_seed((wish.seed + index) % 2**63)
         options = (wish.max_tokens, wish.temperature, wish.top_k, generator, -1, wish.top_p)
-        text, waiting, begun = Text(wish.stops), [], False
+        text, waiting, begun = Text(self.tokenizer, wish.stops), [], False
         for drawn in self.model.stream(idx, *options):
             logits, self.logits = self.logits[0], None  # (T, V) of the prompt, then (1, V)
             if wish.echo and not begun:
@@ -116,16 +133,17 @@ class Writer:
             waiting.append(token)
             if token.id in self.ends:
                 break
-            ready, stopped = text.add(self.raw[token.id])
-            if stopped:
+            ready = text.add(token.id)
+            if text.stopped:
                 yield Piece(index, ready, waiting, len(waiting), "stop")
                 return
             yield Piece(index, ready, waiting, len(waiting)) if ready else None
             waiting = [] if ready else waiting
         # The token that ends an answer has no text, but is given: lm_eval counts on it.
         ended = bool(waiting) and waiting[-1].id in self.ends
-        ready, stopped = text.add(b"", final=True)
-        yield Piece(index, ready, waiting, len(waiting), "stop" if ended or stopped else "length")
+        ready = text.add(None)
+        finish = "stop" if ended or text.stopped else "length"
+        yield Piece(index, ready, waiting, len(waiting), finish)
 
     def _echo(self, wish: Wish, index: int, logits: Tensor | None) -> Piece:
         """The prompt, as if it had been drawn. The first token has no log-probability, unless it

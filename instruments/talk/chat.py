@@ -1,0 +1,130 @@
+"""`eval.py chat`: a conversation in the terminal with a model that was tuned on conversations.
+
+A question is a line; the answer is printed as it is drawn. When the conversation no longer fits
+into the model's positions, the oldest questions go. Ctrl-C ends an answer; at the prompt it ends
+the program, as the end of the input does. Next: preparation/chat.py has the template.
+"""
+
+import contextlib
+import io
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+
+from config import Count, UsageError
+from instruments.talk.drawing import DrawConfig, Text
+from machinery.trained import is_tuned, open_tokenizer
+from model import GPT
+from preparation.chat import encode, marks
+from tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class ChatConfig(DrawConfig):
+    """Talk with a model that was tuned on conversations."""
+
+    system: str = ""
+    """What the model is told before the first question."""
+    max_new_tokens: Count = 256
+    """Tokens of an answer, at most; never more than half of the model's positions."""
+
+
+class TooLongError(UsageError):
+    """A question that leaves no room for its answer."""
+
+
+class Talk:
+    """A conversation that goes on. `exchanges`: the questions that the model still sees, each with
+    the ids of its answer."""
+
+    def __init__(self, model: GPT, tokenizer: Tokenizer, config: ChatConfig):
+        self.model, self.tokenizer, self.config = model, tokenizer, config
+        self.stops = (tokenizer.bos_id, *marks(tokenizer))  # none of them belongs to an answer
+        self.most = min(config.max_new_tokens, model.config.seq_len // 2)
+        self.room = model.config.seq_len - self.most  # for all but the answer
+        self.exchanges: list[tuple[str, list[int]]] = []
+        self.generator = torch.Generator(model.cos.device).manual_seed(config.seed)
+        if (count := len(self.ids([("", [])]))) > self.room // 2:
+            raise UsageError(f"--system takes {count} of {self.room // 2} tokens; use fewer words")
+
+    def ids(self, exchanges: list[tuple[str, list[int]]]) -> list[int]:
+        """The conversation up to where its last answer goes on."""
+        ids, before = [self.tokenizer.bos_id], [("system", self.config.system)]
+        for asked, answer in exchanges:
+            turns = [*before, ("user", asked)]
+            ids += [*encode(turns, self.tokenizer, reply=True), *answer, self.stops[3]]
+            before = []  # the system text stands before the oldest question that is left
+        return ids[:-1]
+
+    def ask(self, question: str) -> int:
+        """Add a question; returns how many of the oldest had to go. TooLongError, and nothing has
+        changed, if the question does not even fit alone."""
+        kept = [*self.exchanges, (question, [])]
+        while (count := len(self.ids(kept))) > self.room:
+            kept = kept[1:]
+            if not kept:
+                why = f"the question takes {count} of {self.room} tokens"
+                raise TooLongError(f"{why}; ask in fewer words")
+        dropped, self.exchanges = len(self.exchanges) + 1 - len(kept), kept
+        return dropped
+
+    def answer(self) -> Iterator[int]:
+        """Draw the answer to the last question, id by id, until the model ends it or it is long
+        enough. What was drawn is part of the conversation, wherever the caller stops."""
+        config, device, drawn = self.config, self.model.cos.device, self.exchanges[-1][1]
+        idx = torch.tensor([self.ids(self.exchanges)], device=device)  # (1, T)
+        how = (self.most, config.temperature, config.top_k, self.generator, -1, config.top_p)
+        for token in self.model.stream(idx, *how):
+            if (i := token.item()) in self.stops:
+                return
+            drawn.append(i)
+            yield i
+
+
+def questions() -> Iterator[str]:
+    """The lines of the input that are not empty, until its end or Ctrl-C."""
+    with contextlib.suppress(ImportError):
+        import readline  # noqa: F401  (input() edits and remembers lines with it)
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="replace")
+    with contextlib.suppress(EOFError, KeyboardInterrupt):
+        while sys.stdin:
+            line = input("> ").strip()
+            if not sys.stdin.isatty():  # nobody has typed it here
+                print(line)
+            if line:
+                yield line
+    print()
+
+
+def say(talk: Talk, question: str) -> None:
+    """Print the answer to a question as it comes; Ctrl-C ends it."""
+    if dropped := talk.ask(question):
+        print(f"[context full: questions dropped, the oldest first: {dropped}]")
+    text, end = Text(talk.tokenizer), ""
+    try:
+        for i in talk.answer():
+            print(text.add(i), end="", flush=True)
+        if len(talk.exchanges[-1][1]) == talk.most:
+            end = f"\n[cut at {talk.most} tokens]"
+    except KeyboardInterrupt:
+        end = "\n[stopped]"
+    print(text.add(None) + end, flush=True)
+
+
+def talk(config: ChatConfig, load_model: Callable) -> None:
+    """`eval.py chat`. load_model: EvalConfig -> (model, trainer.json)."""
+    model, trainer = load_model(config)
+    if not is_tuned(trainer):
+        raise UsageError(
+            f"{trainer['path']} was not tuned on conversations, so it completes text and does not "
+            "answer; docs/chat.md says how to tune it, and eval.py sample shows what it writes"
+        )
+    conversation = Talk(model, open_tokenizer(config, trainer), config)
+    for question in questions():
+        try:
+            say(conversation, question)
+        except TooLongError as error:
+            print(f"[{error}]")

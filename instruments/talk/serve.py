@@ -1,0 +1,375 @@
+"""A trained model behind HTTP: `python eval.py serve [MODEL]`, a page and OpenAI's protocol.
+
+    GET  /                     a page: type, watch it stream, see each token's alternatives
+    GET  /v1/models            the model, its seq_len, and whether it was tuned for conversations
+    POST /v1/completions       continues text or token ids; echo and logprobs as lm_eval needs them
+    POST /v1/chat/completions  answers a conversation, if the model was tuned for it
+    GET  /health               how many requests are running, and how many wait
+
+One thread runs the model; requests take turns, a token each, so that a short answer does not wait
+for a long one. Connections, requests, their sizes and times are bounded, and a client that leaves
+ends its own. Only this machine can connect, unless --host says otherwise: then a token is needed.
+Next: protocol.py has what is asked and given, drawing.py draws it, serve.html is the page.
+"""
+
+import asyncio
+import ipaddress
+import json
+import secrets
+import socket
+import sys
+import time
+import traceback
+from base64 import b64encode
+from collections.abc import AsyncIterator, Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing, suppress
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Annotated
+from urllib.parse import quote, urlsplit
+
+from config import UsageError
+from machinery.trained import EvalConfig, is_tuned, open_tokenizer, run_of
+from model import GPT
+from tokenizer import Tokenizer
+
+try:
+    import uvicorn
+    from fastapi import Depends, FastAPI, Request, Response
+    from starlette.exceptions import HTTPException
+    from starlette.requests import ClientDisconnect
+    from uvicorn.protocols.http.h11_impl import H11Protocol
+except ImportError as error:
+    need = f"serve needs {error.name}: pip install -r requirements-eval.txt"
+    raise UsageError(need) from None
+
+from instruments.talk.drawing import Piece, Wish, Writer
+from instruments.talk.protocol import Asked, Completion, Conversation, Form, Reader, Refused, short
+
+PAGE = Path(__file__).with_suffix(".html")
+MAX_BODY = 4 << 20  # bytes of a request
+MAX_CONNECTIONS = 256
+READ_S = 10.0  # for a client to send the head of a request, and again for its body
+DONE = "data: [DONE]\n\n"  # the end of a stream
+
+
+@dataclass(frozen=True)
+class ServeConfig(EvalConfig):
+    """Serve a model: a page to try it, and OpenAI's protocol for programs."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on. Any but this machine's own (127.0.0.1, ::1, localhost) needs a token:
+    that of --token, or one that is made and printed."""
+    port: Annotated[int, 0, 65535] = 8049
+    """Port to listen on; 0: a free one."""
+    token: str = ""
+    """What a client must send as its API key; empty: nothing, from this machine."""
+    active: Annotated[int, 1, 1024] = 4
+    """Requests that take turns, a token each; every one keeps a cache of keys and values."""
+    waiting: Annotated[int, 0, 100_000] = 64
+    """Requests that may wait for their turn; one more is refused (status 503)."""
+    max_seconds: Annotated[float, 0.1, 86_400] = 300.0
+    """Seconds for a request, its waiting included; then it ends."""
+
+
+# ---------------------------------------------------------------------------------- who may ask
+
+
+def is_this_machine(address: str) -> bool:
+    """Whether only programs on this machine can reach it: localhost, 127.0.0.1:80, [::1] ..."""
+    try:
+        name = urlsplit(f"//{address}").hostname or ""
+        return name == "localhost" or ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
+
+
+def check_caller(request: Request, token: str) -> None:
+    """Refused unless the client may ask. Without a token, a page on the web could make the browser
+    ask for it: by another name for this machine (DNS rebinding), or from another origin."""
+    if token:
+        sent = request.headers.get("authorization", "").removeprefix("Bearer ")
+        if not secrets.compare_digest(sent.encode(), token.encode()):
+            why = "is wrong" if sent else "is missing: send it as the API key (Bearer)"
+            raise Refused(401, f"the token {why}; it is printed where the server was started")
+        return
+    host, origin = request.headers.get("host", ""), request.headers.get("origin")
+    if not is_this_machine(host):
+        sentence = f"this server answers to localhost, not {short(host)}; give it a --token"
+        raise Refused(403, f"{sentence} to reach it by other names")
+    if origin is not None and origin.partition("://")[2] != host:
+        raise Refused(403, f"pages of {short(origin)} may not use this server")
+
+
+# --------------------------------------------------------------------- requests and their bounds
+
+
+class Connection(H11Protocol):
+    """uvicorn's waits as long as a client likes for the head of a request. This one waits READ_S;
+    and of more than MAX_CONNECTIONS, the one whose client has sent nothing whole for the longest
+    is cut off, so that slow clients can take the places of slow clients alone."""
+
+    def connection_made(self, transport) -> None:
+        super().connection_made(transport)
+        self.expect_head()
+        if len(self.connections) > MAX_CONNECTIONS:
+            slow = [other for other in self.connections if other.is_waiting()]
+            min(slow, key=lambda other: other.since).transport.abort()
+
+    def on_response_complete(self) -> None:
+        self.expect_head()
+        super().on_response_complete()
+
+    def expect_head(self) -> None:
+        self.since, before = self.loop.time(), self.cycle  # a request makes a new one
+        self.loop.call_later(READ_S, lambda: self.cycle is before and self.transport.abort())
+
+    def is_waiting(self) -> bool:
+        """For its client: to send the head or the body, or to take the rest of an answer."""
+        cycle = self.cycle
+        served = cycle and not cycle.more_body and not cycle.response_complete
+        return not served or self.flow.write_paused or self.transport.is_closing()
+
+
+async def read_body(request: Request) -> bytes:
+    """The body of a request. Refused if it is too long or too slow."""
+    body = bytearray()
+
+    async def read() -> None:
+        async for part in request.stream():
+            body.extend(part)
+            if len(body) > MAX_BODY:
+                raise Refused(413, f"a request may have {MAX_BODY:,} bytes; send less")
+
+    try:
+        await asyncio.wait_for(read(), READ_S)
+    except asyncio.TimeoutError:
+        raise Refused(408, f"the request did not come within {READ_S:g} s") from None
+    except ClientDisconnect:
+        raise Refused(499, "the client has left") from None
+    return bytes(body)
+
+
+async def while_wanted(work: Coroutine, receive: Callable, seconds: float) -> None:
+    """Do `work`, which is cancelled when its client leaves, or the time is up."""
+
+    async def leave() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    tasks = [asyncio.ensure_future(work), asyncio.ensure_future(leave())]
+    try:
+        done, _ = await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        if tasks[0] in done:
+            return tasks[0].result()
+        if done:
+            raise Refused(499, "the client has left")
+        why = f"it was not done within {seconds:g} s (--max_seconds)"
+        raise Refused(503, f"the request was ended: {why}; ask for less, or later")
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+# ------------------------------------------------------------------------------------- the server
+
+
+class Service:
+    """One model, and what its clients get."""
+
+    def __init__(
+        self, model: GPT, tokenizer: Tokenizer, name: str, tuned: bool, config: ServeConfig
+    ) -> None:
+        self.name, self.tokenizer, self.config = name, tokenizer, config
+        self.about = dict(id=name, object="model", created=int(time.time()), owned_by="nano2049")
+        self.about |= dict(seq_len=model.config.seq_len, tuned=tuned)
+        self.reader = Reader(tokenizer, model.config.seq_len, name, tuned)
+        self.writer = Writer(model, tokenizer)
+        self.inside, self.turns = 0, asyncio.Semaphore(config.active)
+        # A thread each, which does what it is asked to in that order.
+        self.reading, self.drawing = ThreadPoolExecutor(1), ThreadPoolExecutor(1)
+
+    async def answer(self, request: Request, kind: type[Asked]) -> Response:
+        """The response to a request for text."""
+        body, loop = await read_body(request), asyncio.get_running_loop()
+        return Answer(self, *await loop.run_in_executor(self.reading, self.reader.read, body, kind))
+
+    async def pieces(self, wish: Wish) -> AsyncIterator[Piece]:
+        """What is drawn, as it comes. `active` requests take turns, a token each."""
+        loop, steps, end = asyncio.get_running_loop(), self.writer.write(wish), object()
+        step = lambda: loop.run_in_executor(self.drawing, next, steps, end)
+        async with self.turns:
+            try:
+                while (piece := await step()) is not end:
+                    if piece is not None:
+                        yield piece
+            except Exception as error:
+                traceback.print_exception(error)
+                why = f"{type(error).__name__}; the server's terminal has the traceback"
+                raise Refused(500, f"the model failed with {why}") from None
+
+
+class Answer(Response):
+    """Is drawn while it is sent: whole, or as a stream of server-sent events."""
+
+    def __init__(self, service: Service, asked: Asked, wish: Wish) -> None:
+        super().__init__()
+        if service.inside >= service.config.active + service.config.waiting:
+            raise Refused(503, f"{service.inside} requests are being served; try again later")
+        service.inside += 1
+        self.service, self.asked, self.wish, self.began = service, asked, wish, False
+        is_chat, logprobs = isinstance(asked, Conversation), wish.logprobs is not None
+        self.form = Form(is_chat, service.name, service.tokenizer, logprobs)
+
+    async def __call__(self, scope, receive, send) -> None:
+        kind = b"text/event-stream" if self.asked.stream else b"application/json"
+        headers = [(b"content-type", kind), (b"cache-control", b"no-store")]
+
+        async def part(text: str, more: bool = True) -> None:
+            if not self.began:
+                self.began = True
+                await send(dict(type="http.response.start", status=200, headers=headers))
+            await send(dict(type="http.response.body", body=text.encode(), more_body=more))
+
+        try:
+            await while_wanted(self.draw(part), receive, self.service.config.max_seconds)
+        except Refused as refusal:
+            if not self.began:  # it still gets its status
+                raise
+            with suppress(asyncio.TimeoutError):  # of a client that does not take what it gets
+                await asyncio.wait_for(part(as_event(refusal.tree()) + DONE, False), 1)
+        finally:
+            self.service.inside -= 1
+
+    async def draw(self, part: Callable) -> None:
+        found, asked, form = [], self.asked, self.form
+        async with aclosing(self.service.pieces(self.wish)) as pieces:
+            async for piece in pieces:
+                if asked.stream:
+                    await part(as_event(form.chunk([piece])))
+                    piece = piece._replace(text="", tokens=[])
+                found.append(piece)
+        given, new = sum(map(len, self.wish.prompts)), sum(piece.n_new for piece in found)
+        usage = dict(prompt_tokens=given, completion_tokens=new, total_tokens=given + new)
+        if not asked.stream:
+            return await part(json.dumps(form.whole(found, usage)), False)
+        counts = asked.stream_options.include_usage
+        await part(counts * as_event(form.chunk([], usage=usage)) + DONE, False)
+
+
+def as_event(tree: dict) -> str:
+    return f"data: {json.dumps(tree)}\n\n"
+
+
+def as_json(tree: dict, status: int = 200, **headers) -> Response:
+    return Response(json.dumps(tree), status, headers, "application/json")
+
+
+def read_page() -> Response:
+    """serve.html. It loads nothing from anywhere, no other page may frame it, and only the script
+    and the style that are in the file run."""
+    text = PAGE.read_text(encoding="utf-8")
+
+    def only(tag: str) -> str:
+        inside = text.partition(f"<{tag}>")[2].partition(f"</{tag}>")[0]
+        return f"{tag}-src 'sha256-{b64encode(sha256(inside.encode()).digest()).decode()}'; "
+
+    rules = f"default-src 'none'; {only('script')}{only('style')}connect-src 'self'; "
+    rules += "img-src data:; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
+    headers = {"Content-Security-Policy": rules, "Cache-Control": "no-store"}
+    headers |= {"Referrer-Policy": "no-referrer", "X-Content-Type-Options": "nosniff"}
+    return Response(text, headers=headers, media_type="text/html")
+
+
+def build_app(service: Service, token: str) -> FastAPI:
+    """The routes."""
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)  # their pages load scripts
+
+    async def caller(request: Request) -> None:
+        check_caller(request, token)
+
+    @app.exception_handler(Refused)
+    async def refuse(request: Request, refusal: Refused) -> Response:
+        close = {"Connection": "close"} if refusal.status in (408, 413) else {}
+        login = {"WWW-Authenticate": "Bearer"} if refusal.status == 401 else {}
+        return as_json(refusal.tree(), refusal.status, **close, **login)
+
+    @app.exception_handler(HTTPException)
+    async def not_here(request: Request, error: HTTPException) -> Response:
+        where = f"{request.method} {short(request.url.path)} here; docs/serve.md lists the paths"
+        return as_json(Refused(404, f"there is no {where}").tree(), error.status_code)
+
+    page, only = read_page(), [Depends(caller)]
+
+    @app.get("/")
+    async def index() -> Response:
+        return page
+
+    @app.get("/v1/models", dependencies=only)
+    async def models() -> Response:
+        return as_json({"object": "list", "data": [service.about]})
+
+    @app.get("/health", dependencies=only)
+    async def health() -> Response:
+        active = min(service.inside, service.config.active)
+        return as_json(dict(status="ok", active=active, waiting=service.inside - active))
+
+    @app.post("/v1/completions", dependencies=only)
+    async def completions(request: Request) -> Response:
+        return await service.answer(request, Completion)
+
+    @app.post("/v1/chat/completions", dependencies=only)
+    async def chat_completions(request: Request) -> Response:
+        return await service.answer(request, Conversation)
+
+    return app
+
+
+# ---------------------------------------------------------------------------------- the command
+
+
+def server_of(app: FastAPI) -> uvicorn.Server:
+    rest = dict(lifespan="off", ws="none", log_level="error", timeout_graceful_shutdown=1)
+    return uvicorn.Server(uvicorn.Config(app, http=Connection, **rest))
+
+
+def open_socket(host: str, port: int) -> socket.socket:
+    """A socket that listens; UsageError if the address is not of this machine, or is in use."""
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family)
+    except (OSError, UnicodeError) as error:
+        why = f"--host {host} --port {port} ({error})"
+        raise UsageError(f"cannot listen on {why}; try --host 127.0.0.1 --port 0") from None
+
+
+def with_brackets(host: str) -> str:
+    """::1 -> [::1], as it stands before a port"""
+    return f"[{host}]" if ":" in host else host
+
+
+def token_of(config: ServeConfig) -> str:
+    """What clients must send: nothing, if nobody but this machine's programs can."""
+    needed = not is_this_machine(with_brackets(config.host))
+    return config.token or (secrets.token_urlsafe(18) if needed else "")
+
+
+def run(config: ServeConfig, load_model: Callable) -> None:
+    """`eval.py serve`: load the model, and answer until Ctrl-C."""
+    if not config.host:
+        raise UsageError("--host '' is no address; try 127.0.0.1, or 0.0.0.0 for all of them")
+    listener = open_socket(config.host, config.port)
+    model, trainer = load_model(config)
+    name, tuned = run_of(trainer["path"]).name, is_tuned(trainer)
+    service = Service(model, open_tokenizer(config, trainer), name, tuned, config)
+    host, port = listener.getsockname()[:2]
+    host = with_brackets(socket.gethostname() if host in ("0.0.0.0", "::") else host)
+    token = token_of(config)
+    print(f"{name} {'answers' if tuned else 'continues text'}; Ctrl-C ends it")
+    print(f"page: http://{host}:{port}/" + (f"#token={quote(token)}" if token else ""))
+    print(f"for programs: http://{host}:{port}/v1" + (f", API key {token}" if token else ""))
+    sys.stdout.flush()
+    server_of(build_app(service, token)).run(sockets=[listener])

@@ -1,0 +1,94 @@
+"""What the tests of conversations share: invented ones, prepared, and models that train on them."""
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import SMALL, run
+
+import train
+from config import GPTConfig
+from model import GPT
+from preparation import chat
+from tokenizer import Tokenizer
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.train(["the cat sat on the mat. " * 40, "What is a cat? An animal."], 300)
+
+
+def write_chats(file: Path, n: int = 400, seed: int = 0) -> list[list[dict]]:
+    """Conversations in a world of eight words, which a model of a few thousand weights learns:
+    Say cat -> I say cat."""
+    rng, said = random.Random(seed), []
+    for _ in range(n):
+        turns = [{"role": "system", "content": "Say it."}] if rng.random() < 0.2 else []
+        for _ in range(rng.randint(1, 3)):
+            words = " ".join(rng.choices("cat dog bird fish tree stone river cloud".split(), k=2))
+            please = rng.choice(["", "", "Please: "])  # answers are of unequal shares
+            turns.append({"role": "user", "content": f"{please}Say {words}"})
+            turns.append({"role": "assistant", "content": f"I say {words}."})
+        said.append(turns)
+    file.write_text("".join(json.dumps({"messages": turns}) + "\n" for turns in said))
+    return said
+
+
+CHATS = "--vocab_size 300 --row_len 65 --val_fraction 0.2 --workers 1".split()
+
+
+@pytest.fixture(scope="session")
+def chat_data(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("chats")
+    write_chats(folder / "chats.jsonl")
+    source = ["--source", f"files:{folder / 'chats.jsonl'}#messages"]
+    done = run("prepare_data.py", "tiny", *source, *CHATS, "--data_dir", folder / "data")
+    assert done.returncode == 0, done.stderr
+    assert "padding" not in done.stdout and f"BOS tokens {chat.FILLERS[11:]}" in done.stdout
+    return folder / "data"
+
+
+LITTLE = dict(n_layer=2, n_embd=32, n_head=2, n_kv_head=2, head_dim=16, mlp_hidden=64)
+LITTLE |= dict(seq_len=64, vocab_size=300, extras=("key_offset", "value_embeds"), doc_mask=True)
+
+
+def random_model(seed: int = 0, **config) -> GPT:
+    torch.manual_seed(seed)
+    gpt = GPT(GPTConfig(**LITTLE | config))
+    gpt.init_weights()
+    for p in gpt.parameters():  # all at work: none at 0
+        torch.nn.init.normal_(p, std=0.15)
+    return gpt
+
+
+TUNE = (*SMALL, "--doc_mask", "--extras", "key_offset", "value_embeds", "--lr_scale", 0.1)
+TUNE = (*map(str, TUNE), "--grad_clip", "0.5", "--eval_every", "6")
+
+
+def here(folder, run_dir, *options) -> None:
+    """train.py within this process."""
+    train.main([*TUNE, "--data_dir", str(folder), "--run_dir", str(run_dir), *map(str, options)])
+
+
+@pytest.fixture(scope="session")
+def base(chat_data, tmp_path_factory) -> Path:
+    """A run on text with the conversations' tokenizer: what tuning begins with."""
+    folder = tmp_path_factory.mktemp("base")
+    (folder / "text.txt").write_text("the cat and the dog say: I say tree. " * 2000)
+    options = ["--source", f"files:{folder}/text.txt", "--tokenizer", chat_data / "tokenizer.json"]
+    done = run("prepare_data.py", "tiny", *options, *CHATS, "--data_dir", folder / "data")
+    assert done.returncode == 0, done.stderr
+    folders = ["--data_dir", str(folder / "data"), "--run_dir", str(folder / "run")]
+    train.main([*map(str, SMALL), "--extras", "key_offset", "value_embeds", *folders])
+    return folder
+
+
+@pytest.fixture(scope="session")
+def answering(chat_data, tmp_path_factory) -> Path:
+    """A model that was trained on conversations until it answers."""
+    run_dir = tmp_path_factory.mktemp("answering") / "run"
+    more = ["--steps", 130, "--eval_every", 0, "--lr_scale", 1, "--log_every", 0, "--dtype", "fp32"]
+    here(chat_data, run_dir, *more)
+    return run_dir

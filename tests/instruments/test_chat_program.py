@@ -1,0 +1,165 @@
+"""eval.py chat: what the model is given, what is forgotten, and a terminal with Ctrl-C."""
+
+import os
+import random
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from chat_helpers import random_model
+from conftest import ROOT, command, environment
+
+import eval
+from config import UsageError
+from instruments.talk.chat import ChatConfig, Talk, TooLongError, say
+from preparation import chat
+
+pytest_plugins = ["chat_helpers"]
+
+
+def talk_with(tokenizer, seq_len: int, **options) -> Talk:
+    model = random_model(1, vocab_size=tokenizer.vocab_size, seq_len=seq_len).eval()
+    return Talk(model, tokenizer, ChatConfig(**{"temperature": 0.0, **options}))
+
+
+def test_each_turn_is_what_a_whole_conversation_says(tokenizer, capsys):
+    """25 turns, during which the oldest go again and again; some answers are stopped half-way.
+    The model is given the conversation by its template, and draws the likeliest token each time;
+    the text is printed once, and whole."""
+    talk, rng, cuts = (
+        talk_with(tokenizer, 128, max_new_tokens=12, system="the cat"),
+        random.Random(2),
+        0,
+    )
+    asked = []
+    for _ in range(25):
+        words = rng.choices(["cat", "the mat", "<|end|>", "What?"], k=rng.randint(1, 5))
+        asked.append(" ".join(words))
+        if rng.random() < 0.3:
+            dropped, drawn = talk.ask(asked[-1]), []
+            for i in talk.answer():
+                drawn.append(i)
+                if len(drawn) == 2:
+                    break
+        else:
+            say(talk, asked[-1])
+            printed = capsys.readouterr().out
+            dropped = "[context full" in printed
+            _, drawn = talk.exchanges[-1]
+            text = re.sub(r"^\[context full.*\n|\n(\[cut.*\n)?\Z", "", printed)
+            assert text == tokenizer.decode(drawn)
+        assert [q for q, _ in talk.exchanges] == asked[-len(talk.exchanges) :]
+        assert talk.exchanges[-1][1] == drawn and len(drawn) <= 12
+        cuts += bool(dropped)
+        questions = [q for q, _ in talk.exchanges]
+        turns = [("system", "the cat"), ("user", questions[0])]
+        ids = [0, *chat.encode(turns, tokenizer, reply=True)]
+        for (_, answer), question in zip(talk.exchanges, questions[1:]):
+            ids += [*answer, 3, *chat.encode([("user", question)], tokenizer, reply=True)]
+        for i in drawn:  # the slow way
+            with torch.no_grad():
+                assert talk.model(torch.tensor([ids]))[0, -1].argmax() == i
+            ids.append(i)
+    assert cuts > 5
+
+
+def test_a_question_that_cannot_fit_leaves_the_conversation_as_it_was(tokenizer):
+    talk = talk_with(tokenizer, 64)
+    assert talk.most == 32  # half of the positions, of the 256 asked for
+    talk.ask("cat")
+    before = [("cat", list(talk.answer()))]
+    with pytest.raises(TooLongError, match="of 32 tokens"):
+        talk.ask("What is a mat? " * 20)
+    assert talk.exchanges == before
+    talk.ask("cat")
+    assert len(list(talk.answer())) <= 32
+
+
+def test_a_system_text_that_leaves_no_room_is_named(tokenizer):
+    """Before the first question, which is not the one that is too long."""
+    with pytest.raises(UsageError, match="--system .* of 16 tokens"):
+        talk_with(tokenizer, 64, system="What is a mat? " * 20)
+    talk = talk_with(tokenizer, 64, system="What is")
+    assert talk.ask("cat") == 0
+
+
+def test_a_conversation_in_the_terminal(answering, base):
+    """Questions come from a pipe; a base model refuses, and names the way out."""
+    args = ["chat", answering, "--temperature", 0, "--device", "cpu"]
+    ask = "Say cat dog\n\n  \nSay river tree\n" + "Say fish " * 60 + "\nSay bird bird\n" * 6
+    done = subprocess.run(
+        command("eval.py", args),
+        input=ask,
+        text=True,
+        capture_output=True,
+        cwd=ROOT,
+        env=environment(),
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "> Say cat dog\nI say cat dog.\n" in done.stdout
+    assert "> Say river tree\nI say river tree.\n" in done.stdout
+    assert "of 32 tokens" in done.stdout
+    assert re.search(r"> Say bird bird\n\[context full: .*\]\nI say", done.stdout)
+    assert done.stdout.count("I say bird bird.") >= 4
+    with pytest.raises(UsageError, match="docs/chat.md"):
+        eval.main(["chat", str(base / "run")])
+
+
+def test_ctrl_c_ends_the_answer_and_at_the_prompt_the_program(answering):
+    """In a terminal of its own. The second forward pass waits for the signal."""
+    import pty
+
+    code = (
+        "import sys, time, eval, model\n"
+        "forward, count = model.GPT.forward, []\n"
+        "def slow(*a, **k):\n"
+        "    count.append(1)\n"
+        "    time.sleep(600 * (len(count) == 2))\n"
+        "    return forward(*a, **k)\n"
+        "model.GPT.forward = slow\n"
+        "from machinery import cli; cli.run(eval.main)\n"
+    )
+    options = ["chat", str(answering), "--temperature", "0", "--device", "cpu"]
+    leader, follower = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, *options],
+        cwd=ROOT,
+        env=environment(),
+        stdin=follower,
+        stdout=follower,
+        stderr=follower,
+        start_new_session=True,
+    )
+    os.close(follower)
+    seen = ""
+
+    def until(words: str, after: int = 0) -> int:
+        nonlocal seen
+        deadline = time.monotonic() + 60
+        while words not in seen[after:]:
+            assert time.monotonic() < deadline and process.poll() is None, seen
+            if select.select([leader], [], [], 0.2)[0]:
+                seen += os.read(leader, 4096).decode(errors="replace")
+        return seen.index(words, after)
+
+    try:
+        until("> ")
+        os.write(leader, b"Say cat dog\n")
+        until("\nI")
+        os.kill(process.pid, signal.SIGINT)
+        here = until("> ", after=until("[stopped]"))
+        os.write(leader, b"Say fish fish\n")
+        until("\n> ", after=until("Say fish fish", after=here))
+        assert "I say cat dog." not in seen
+        os.kill(process.pid, signal.SIGINT)
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
+        process.wait()
+        os.close(leader)
