@@ -17,12 +17,11 @@ from test_damages import DAMAGES
 
 import data
 import eval as evaluate
-import export
 import optim
 import prepare_data
 import train
 from config import TrainConfig, UsageError
-from hf import imported, tokenizer_json
+from hf import export, imported, tokenizer_json
 from machinery import cli, trained
 from machinery.errors import CheckpointError, DataError, ParityError
 from machinery.shards import Manifest
