@@ -21,16 +21,18 @@ import numpy as np
 import data
 from config import DataConfig, UsageError, find_preset
 from hf import tokenizer_json
-from machinery import cache, cli, disk, shards
+from machinery import cli, disk, shards
 from preparation import chat, copies, worker
 from tokenizer import Tokenizer
+
+ENOUGH = 20_000  # held-out tokens: with fewer, chance decides which checkpoint is the best
 
 
 def main(argv: list[str]) -> int:
     if argv[:1] == ["verify"]:
         return verify(argv[1:])
     if argv[:1] == ["show"]:
-        from instruments import show
+        from preparation import show
 
         return show.main(argv[1:])
     preset = cli.parse("prepare_data.py", "data", argv)
@@ -40,7 +42,9 @@ def main(argv: list[str]) -> int:
     try:
         manifest = prepare(config)
         if config.publish:
-            cache.publish(manifest, config.publish)
+            from machinery import stage
+
+            stage.publish(manifest, config.publish)
     except KeyboardInterrupt:
         print("\ninterrupted; run the same command to resume", file=sys.stderr)
         return 130
@@ -74,7 +78,7 @@ def prepare(config: DataConfig) -> shards.Manifest:
         return manifest
     worker.check_fields(job)
     if config.cluster:
-        from instruments import dask_cluster
+        from preparation import dask_cluster
 
         opened = dask_cluster.open_pool(config.cluster)
     else:
@@ -97,10 +101,9 @@ def make_tokenizer(job: worker.Job) -> Tokenizer:
     the records. One that is there already is taken, unless it is damaged."""
     config = job.config
     if job.tokenizer.exists():
-        spec = job.tokenizer.read_text(encoding="utf-8", errors="surrogateescape")
         try:
-            return Tokenizer(spec)
-        except UsageError as error:
+            return Tokenizer(disk.read_text(job.tokenizer))
+        except (UsageError, OSError) as error:
             print(f"starting {job.folder} again: {job.tokenizer}: {error}", file=sys.stderr)
         # A new one may give other ids than the finished units. The old one stays until it is
         # replaced, so that a kill in between is no harm.
@@ -108,8 +111,6 @@ def make_tokenizer(job: worker.Job) -> Tokenizer:
             path.unlink()
     if tokenizer := job.given:
         where = f"from {config.tokenizer}; {tokenizer.bos} begins a document"
-        if tokenizer.slow:
-            where += f"; run by tokenizers, 4 times slower than by tiktoken: {tokenizer.slow}"
     else:
         t0 = time.perf_counter()
         print(f"training a tokenizer of {config.vocab_size:,} tokens ...", file=sys.stderr)
@@ -201,28 +202,13 @@ def total(by_source: dict) -> Counter:
 
 def check_enough(job: worker.Job, splits: dict) -> None:
     """UsageError if a split has no row: training would stop at once, with a worse sentence."""
-    row_len, sums = job.config.row_len, {split: total(splits[split]) for split in splits}
-    text, tokens = (sum(t[key] for t in sums.values()) for key in ("bytes", "tokens"))
-    for split, t in sums.items():
-        if t["rows"]:
-            continue
-        shorter = longest_row(text // 2)
-        advice = f"try --row_len {shorter}, or give it" if 8 < shorter < row_len else "give it"
-        if split == "val" and 16 * row_len < text:
-            fraction = max(4 * job.config.val_fraction, 16 * row_len / tokens)
-            advice = f"try --val_fraction {min(0.5, fraction):.2g}, or give it"
-        if split == "train" and job.config.val_fraction > 0.5 and 16 * row_len < text:
-            advice = "try --val_fraction 0.02, or give it"
-        raise UsageError(
-            f"the {split} split has {t['tokens']} tokens, less than one row of {row_len}, as the "
-            f"text has {text:,} bytes; {advice} more text"
-        )
-
-
-def longest_row(size: int) -> int:
-    """The largest row length 2^k + 1 that `size` bytes of text surely fill: a token has at most 8
-    bytes, with rare exceptions. Half of a small corpus can always be held out (see worker.py)."""
-    return (1 << (max(1, size // 8 - 1).bit_length() - 1)) + 1
+    for split, by_source in splits.items():
+        if not (t := total(by_source))["rows"]:
+            raise UsageError(
+                f"the {split} split has {t['tokens']} tokens, less than one row of "
+                f"{job.config.row_len}; give it more text, a smaller --row_len, or another "
+                f"--val_fraction than {job.config.val_fraction}"
+            )
 
 
 def report(manifest: shards.Manifest, seconds: float) -> str:
@@ -239,15 +225,16 @@ def report(manifest: shards.Manifest, seconds: float) -> str:
                 f"{'' if manifest.marks else ' | padding 0%'}"
             )
         if split == "train" and t["tokens"] < (wanted := manifest.tree["tokens_wanted"]):
-            why = shortage(manifest.tree)
-            lines.append(f"note  {wanted:,} training tokens were asked for, {why}")
-    text, held = (sum(total(by[s])["bytes"] for s in which) for which in (by, ("val",)))
-    if held > max(0.1, 2 * manifest.tree["val_fraction"]) * text:
-        shorter = longest_row(text // 20)
-        advice = f"try --row_len {shorter} in another --data_dir, or " if shorter > 16 else ""
+            ends = [
+                s["name"] for s in manifest.tree["sources"] if s["units"] == s["units_in_source"]
+            ]
+            used = f"there is no more text in {', '.join(ends)}"
+            lines.append(f"note  {wanted:,} training tokens were asked for; {used}")
+    if (held := total(by["val"])["tokens"]) < ENOUGH:
+        share = min(0.5, manifest.tree["val_fraction"] * ENOUGH / max(1, held))
         lines.append(
-            f"note  {held / text:.0%} of the text is held out, as that takes a row at least; "
-            f"{advice}give it more text"
+            f"warning: only {held:,} tokens are held out, too few to tell one model from another; "
+            f"more are with --val_fraction {share:.2g} in another --data_dir, or with more text"
         )
     lines += [f"note  {n:,} {oddity}" for oddity, n in manifest.tree["notes"].items()]
     lines += chat.what_was_lost(manifest.tree["notes"], manifest.row_len)
@@ -256,17 +243,6 @@ def report(manifest: shards.Manifest, seconds: float) -> str:
         f"vocabulary {manifest.vocab_size:,}, rows of {manifest.row_len}"
     )
     return "\n".join(lines)
-
-
-def shortage(tree: dict) -> str:
-    """Why there are fewer tokens than asked for: the sources that ran out, and the way out."""
-    used_up = [s["name"] for s in tree["sources"] if s["units"] == s["units_in_source"]]
-    if len(used_up) == len(tree["sources"]):
-        return "the text has no more"
-    return (
-        f"there is no more text in {', '.join(used_up)}; in another --data_dir, give it more text, "
-        "or a smaller share in --mixture"
-    )
 
 
 def commit() -> str:
