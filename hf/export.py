@@ -49,12 +49,10 @@ class ExportConfig:
 
 def main(argv: list[str]) -> int:
     """`export.py [MODEL] [--option value ...]`; MODEL: a preset, or a run or a checkpoint."""
-    how = "pip install -r requirements-eval.txt"
-    if missing := [m for m in ("transformers", "safetensors") if find_spec(m) is None]:
-        raise UsageError(f"not installed: {' and '.join(missing)}; {how}")
-    release = version("transformers")
+    release = version("transformers") if find_spec("transformers") else "0.0"
     if tuple(map(int, release.split(".")[:2])) < (5, 4):
-        raise UsageError(f"transformers {release} is too old; {how}")
+        how = "pip install -r requirements-eval.txt"
+        raise UsageError(f"transformers 5.4 or newer is needed, {release} is installed; {how}")
     word, options = cli.first_word(argv)
     export(cli.read_options(ExportConfig(**trained.find_model(word)), options, "export.py"))
     return 0

@@ -82,12 +82,10 @@ class Source:
         name = str(classes[0]).removesuffix("ForCausalLM")
         known = ", ".join(CLASSES)
         need(name in CLASSES, f"{name} is none of {known}: its layers are others (docs/begin.md)")
-        need(not get("auto_map"), "it has code of its own (auto_map)")
-        need(not get("quantization_config"), "its weights are quantized")
-        need(not get("attention_bias") and not get("mlp_bias"), "its matrices have biases")
-        need(
-            get("hidden_act", "silu") == "silu", f"its activation is {get('hidden_act')}, not silu"
-        )
+        for key in ("auto_map", "quantization_config", "attention_bias", "mlp_bias"):
+            need(not get(key), f"its config.json has {key}")
+        act = get("hidden_act", "silu")
+        need(act == "silu", f"its activation is {act}, not silu")
         kind = self.rope.get("rope_type", self.rope.get("type", "default"))
         need(kind == "default", f"its RoPE is scaled ({kind})")
         part = self.rope.get("partial_rotary_factor", get("partial_rotary_factor"))
@@ -142,10 +140,6 @@ class Source:
             nope_every=self._nope_every(),
         )
 
-    @property
-    def eps(self) -> float:
-        return self.number("rms_norm_eps")
-
     def _nope_every(self) -> int:
         """SmolLM3 lists 1 for each layer with RoPE, 0 for the others."""
         if self.name != "SmolLM3":
@@ -166,7 +160,7 @@ class Source:
 
     def _stays_tied(self) -> bool:
         """Whether one table still serves for both once all is folded."""
-        if not self.tied or self.eps != EPS:
+        if not self.tied or self.number("rms_norm_eps") != EPS:
             return False
         return bool((self.tensor("model.norm.weight", self.whole("hidden_size")) == 1).all())
 
@@ -235,7 +229,7 @@ class Source:
         q, kv = c.n_head * c.head_dim, c.n_kv_head * c.head_dim
         shapes = dict(embed=(V, C), head=(V, C), q=(q, C), k=(kv, C), v=(kv, C), out=(C, q))
         shapes |= dict(up=(hidden, C), gate=(hidden, C), down=(C, hidden))
-        factor = dict.fromkeys(("embed", "out", "down"), (EPS / self.eps) ** 0.5)
+        factor = dict.fromkeys(("embed", "out", "down"), (EPS / self.number("rms_norm_eps")) ** 0.5)
         names = mapping.names_in(replace(c, tie_embeddings=False), self.name)
         if c.tie_embeddings:
             del names["head.weight"]
@@ -277,13 +271,14 @@ class Source:
                 f"prepare it with: python prepare_data.py {preset.name} --tokenizer {self.word} "
                 "--data_dir ANOTHER"
             )
-        rows, tokens, row = self.config.vocab_size, manifest.vocab_size, preset.model.seq_len
+        self._check_tokens(manifest.vocab_size)
+        row, window = preset.model.seq_len, 0 if self.ours else self.window
+        short = f"its attention sees {window} positions, fewer than the {row} of a row"
+        self.need(not window or row <= window, short)
+
+    def _check_tokens(self, tokens: int) -> None:
+        rows = self.config.vocab_size
         self.need(rows >= tokens, f"its table has {rows:,} rows, its tokenizer {tokens:,} tokens")
-        window = 0 if self.ours else self.window
-        self.need(
-            not window or row <= window,
-            f"its attention sees {window} positions, fewer than the {row} of a row",
-        )
 
     def load_into(self, model: GPT) -> str:
         """Give the model, sharded or not, these weights; returns what to print. The first rank
@@ -299,11 +294,6 @@ class Source:
             raise problem
         whole = dict(full_state_dict=True, broadcast_from_rank0=dist.is_initialized())
         set_model_state_dict(model, state, options=StateDictOptions(**whole))
-        theirs, ours = self.config, model.config
-        if theirs.rope_theta != ours.rope_theta:
-            compared += f" (rope_theta is {theirs.rope_theta} there and {ours.rope_theta} here)"
-        if ours.seq_len > theirs.seq_len:
-            compared += f"; rows of {ours.seq_len:,} exceed the {theirs.seq_len:,} that it knows"
         return f"weights from {self.word}: {compared}"
 
     def compare(self, state: dict[str, Tensor], c: GPTConfig) -> str:
@@ -311,19 +301,14 @@ class Source:
         ParityError if they differ."""
         if self.ours:
             return "an export of this program"
-        folded = (
-            f"{self.name}, its norms folded into the matrices: the same function, but another path "
-            "for AdamW"
-        )
+        folded = f"{self.name}, its norms folded into the matrices (another path for AdamW)"
         if find_spec("transformers") is None:
             return f"{folded}; logits not compared, as transformers is not installed"
-        theirs = parity.open_model(self.folder)
+        theirs, _ = parity.open_model(self.folder)
         T = min(POSITIONS, c.seq_len, self.config.seq_len)
-        ours = replace(self.config, vocab_size=c.vocab_size, seq_len=T)
+        ours = mapping.model_of(replace(self.config, vocab_size=c.vocab_size, seq_len=T), state)
         ids = torch.randint(c.vocab_size, (2, T), generator=torch.Generator().manual_seed(0))
-        far, limit = parity.largest_difference(
-            mapping.model_of(ours, state), theirs, ids, TOLERANCE
-        )
+        far, limit = parity.largest_difference(ours, theirs, ids, TOLERANCE)
         if not far <= limit:  # NaN is wrong as well
             raise ParityError(
                 f"{self.word} is not computed as transformers does: logits differ by {far:.1e}, "
@@ -337,9 +322,8 @@ def load(word: str | Path, device="cpu", dtype: torch.dtype = torch.float32) -> 
     source = Source(word)
     if source.ours:
         return mapping.load_exported(source.folder, device, dtype)
-    tokenizer, rows = source.tokenizer, source.config.vocab_size
-    tokens = tokenizer.vocab_size
-    source.need(rows >= tokens, f"its table has {rows:,} rows, its tokenizer {tokens:,} tokens")
+    tokenizer, tokens = source.tokenizer, source.tokenizer.vocab_size
+    source._check_tokens(tokens)
     c = replace(source.config, vocab_size=tokens, bos_id=tokenizer.bos_id)
     facts = {
         "step": 0,

@@ -31,9 +31,9 @@ TEXTS = (
 """What tokenizers disagree on: spaces, digits, special tokens written out, odd Unicode."""
 
 
-def open_model(folder: Path, own: bool = False) -> nn.Module:
-    """The model of a folder as transformers reads it, in fp32; ParityError if a weight is missing
-    or left over. own: the folder has our modelling file, which is run. No network is asked."""
+def open_model(folder: Path, own: bool = False) -> tuple[nn.Module, dict]:
+    """The model of a folder as transformers reads it, in fp32, and what it says of the weights.
+    own: the folder has our modelling file, which is run. No network is asked."""
     import transformers
 
     transformers.logging.set_verbosity_error()
@@ -42,11 +42,7 @@ def open_model(folder: Path, own: bool = False) -> nn.Module:
     model, report = transformers.AutoModelForCausalLM.from_pretrained(
         folder, trust_remote_code=own, **options
     )
-    if wrong := {key: sorted(names) for key, names in report.items() if names}:
-        raise ParityError(
-            f"transformers does not load the weights of {folder} as they are: {wrong}"
-        )
-    return model.eval()
+    return model.eval(), report
 
 
 @torch.no_grad()
@@ -69,14 +65,15 @@ def check(folder: Path, model: GPT, tokenizer: Tokenizer, tuned: bool = False) -
     weights are random afterwards, which saves the memory of a second model."""
     import transformers
 
-    name, _ = mapping.choose_class(model.config)
-    theirs = open_model(folder, name == mapping.OWN)
+    own = mapping.choose_class(model.config)[0] == mapping.OWN
+    theirs, report = open_model(folder, own)
+    if wrong := {key: sorted(names) for key, names in report.items() if names}:
+        raise ParityError(f"transformers does not load these weights as they are: {wrong}")
     read = transformers.AutoTokenizer.from_pretrained(
-        folder, local_files_only=True, trust_remote_code=name == mapping.OWN
+        folder, local_files_only=True, trust_remote_code=own
     )
-    _check_tokenizer(
-        read, tokenizer, tokenizer.special[template.END] if tuned else tokenizer.bos_id
-    )
+    end = tokenizer.special[template.END] if tuned else tokenizer.bos_id
+    _check_tokenizer(read, tokenizer, end)
     chats = template.check(read, tokenizer, TEXTS) if tuned else 0
     if (ends := theirs.generation_config.eos_token_id) != template.ends(tokenizer, tuned):
         raise ParityError(f"generation_config.json ends a text at {ends}, not as the model does")
