@@ -39,15 +39,11 @@ def main(argv: list[str]) -> int:
     config = preset.data
     if not config.mixture and config.source == find_preset(preset.name).data.source:
         config = replace(config, mixture=preset.train.mixture)
-    try:
-        manifest = prepare(config)
-        if config.publish:
-            from machinery import stage
+    manifest = prepare(config)
+    if config.publish:
+        from machinery import stage
 
-            stage.publish(manifest, config.publish)
-    except KeyboardInterrupt:
-        print("\ninterrupted; run the same command to resume", file=sys.stderr)
-        return 130
+        stage.publish(manifest, config.publish)
     return 0
 
 
@@ -57,9 +53,7 @@ def verify(argv: list[str]) -> int:
     manifest = shards.Manifest.load(preset.data.data_dir, preset.name)
     manifest.check()
     manifest.verify()
-    entries = manifest.all_shards()
-    megabytes = sum(entry["bytes"] for entry in entries) / 1e6
-    print(f"{manifest.dir}: {len(entries)} shards, {megabytes:,.1f} MB, every sha256 as expected")
+    print(f"{manifest.dir}: {len(manifest.all_shards())} shards, every sha256 as expected")
     return 0
 
 
@@ -105,8 +99,7 @@ def make_tokenizer(job: worker.Job) -> Tokenizer:
             return Tokenizer(disk.read_text(job.tokenizer))
         except (UsageError, OSError) as error:
             print(f"starting {job.folder} again: {job.tokenizer}: {error}", file=sys.stderr)
-        # A new one may give other ids than the finished units. The old one stays until it is
-        # replaced, so that a kill in between is no harm.
+        # A new one may give other ids than the finished units; the old one stays until then.
         for path in set(job.records.iterdir()) - {job.tokenizer}:
             path.unlink()
     if tokenizer := job.given:
@@ -204,11 +197,9 @@ def check_enough(job: worker.Job, splits: dict) -> None:
     """UsageError if a split has no row: training would stop at once, with a worse sentence."""
     for split, by_source in splits.items():
         if not (t := total(by_source))["rows"]:
-            raise UsageError(
-                f"the {split} split has {t['tokens']} tokens, less than one row of "
-                f"{job.config.row_len}; give it more text, a smaller --row_len, or another "
-                f"--val_fraction than {job.config.val_fraction}"
-            )
+            short = f"{t['tokens']} tokens, less than one row of {job.config.row_len}"
+            other = f"a smaller --row_len, or another --val_fraction than {job.config.val_fraction}"
+            raise UsageError(f"the {split} split has {short}; give it more text, {other}")
 
 
 def report(manifest: shards.Manifest, seconds: float) -> str:
@@ -222,27 +213,22 @@ def report(manifest: shards.Manifest, seconds: float) -> str:
                 f"{t['tokens']:,} tokens | {t['bytes'] / t['tokens']:.3f} bytes/token | "
                 f"{t['rows']:,} rows | cut {100 * t['cuts'] / max(1, t['documents']):.2f}% "
                 f"of documents | dropped {100 * t['dropped'] / t['tokens']:.4f}% of tokens"
-                f"{'' if manifest.marks else ' | padding 0%'}"
             )
         if split == "train" and t["tokens"] < (wanted := manifest.tree["tokens_wanted"]):
-            ends = [
-                s["name"] for s in manifest.tree["sources"] if s["units"] == s["units_in_source"]
-            ]
-            used = f"there is no more text in {', '.join(ends)}"
-            lines.append(f"note  {wanted:,} training tokens were asked for; {used}")
+            sources = manifest.tree["sources"]
+            used = ", ".join(s["name"] for s in sources if s["units"] == s["units_in_source"])
+            lines.append(f"note  {wanted:,} training tokens were asked for; no more are in {used}")
     if (held := total(by["val"])["tokens"]) < ENOUGH:
-        share = min(0.5, manifest.tree["val_fraction"] * ENOUGH / max(1, held))
+        share = min(0.5, 1.5 * manifest.tree["val_fraction"] * ENOUGH / max(1, held))
         lines.append(
             f"warning: only {held:,} tokens are held out, too few to tell one model from another; "
             f"more are with --val_fraction {share:.2g} in another --data_dir, or with more text"
         )
     lines += [f"note  {n:,} {oddity}" for oddity, n in manifest.tree["notes"].items()]
     lines += chat.what_was_lost(manifest.tree["notes"], manifest.row_len)
-    lines.append(
-        f"{seconds:.1f} s | {manifest.dir}/manifest.json: fingerprint {manifest.fingerprint[:16]}, "
-        f"vocabulary {manifest.vocab_size:,}, rows of {manifest.row_len}"
-    )
-    return "\n".join(lines)
+    name = f"{manifest.dir}/manifest.json: fingerprint {manifest.fingerprint[:16]}"
+    sizes = f"vocabulary {manifest.vocab_size:,}, rows of {manifest.row_len}"
+    return "\n".join([*lines, f"{seconds:.1f} s | {name}, {sizes}"])
 
 
 def commit() -> str:

@@ -82,7 +82,7 @@ class Tokenizer:
         # the bytes of each ordinary token -> its id, which is also its merge priority
         ranks = {bytes(symbols[c] for c in text): i for text, i in ordinary.items()}
         if missing := [b for b in range(256) if bytes([b]) not in ranks]:
-            raise _other_kind(f"{len(missing)} of the 256 bytes have no token, as {missing[0]}")
+            raise _other_kind(f"{len(missing)} of the 256 bytes have no token")
         ids = [*ranks.values(), *(t["id"] for t in added.values())]
         if sorted(ids) != list(range(len(ids))):
             raise UsageError("the tokenizer's ids have gaps or duplicates; train a new one")
@@ -94,11 +94,10 @@ class Tokenizer:
         self._text = dict(zip(ids, [*ranks, *(text.encode() for text in added)]))  # id -> UTF-8
         self.token_bytes = np.array([len(self._text[i]) for i in range(len(ids))], np.int32)
         self.token_bytes[list(self.special.values())] = 0
-        # Of what `train` makes, tiktoken gives the same ids: one pattern, ids in order of merges.
-        split = [
-            step.get("pattern") for step in (tree["pre_tokenizer"] or {}).get("pretokenizers", [])
-        ]
-        is_ours = split == [{"Regex": SPLIT}, None] and tuple(added) == SPECIAL_TOKENS
+        # Of what `train` makes tiktoken gives the same ids: one pattern, ids in order of merges.
+        steps = (tree["pre_tokenizer"] or {}).get("pretokenizers", [])
+        is_ours = [s.get("pattern") for s in steps] == [{"Regex": SPLIT}, None]
+        is_ours = is_ours and tuple(added) == SPECIAL_TOKENS
         options = dict(pat_str=SPLIT, mergeable_ranks=ranks, special_tokens={})
         self._tiktoken = tiktoken.Encoding("nano2049", **options) if is_ours else None
         self._tokenizers = bpe
@@ -119,10 +118,9 @@ class Tokenizer:
         from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
         from tokenizers import Tokenizer as HFTokenizer
 
-        smallest, largest = 256 + len(SPECIAL_TOKENS), 1 << 20  # every byte; more than anyone's
-        if not smallest <= vocab_size <= largest:
-            where = f"below {smallest}" if vocab_size < smallest else f"above {largest}"
-            raise UsageError(f"vocab_size {vocab_size} is {where}; try --vocab_size 4096")
+        smallest = 256 + len(SPECIAL_TOKENS)  # every byte
+        if vocab_size < smallest:
+            raise UsageError(f"vocab_size {vocab_size} is below {smallest}; try --vocab_size 4096")
         bpe = HFTokenizer(models.BPE())
         bpe.normalizer = normalizers.NFC() if nfc else None
         bpe.pre_tokenizer = pre_tokenizers.Sequence(
@@ -139,8 +137,7 @@ class Tokenizer:
             special_tokens=list(SPECIAL_TOKENS),
             initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         )
-        # Collect the text first: `train_from_iterator` reads from its own thread, and Hub streaming
-        # has crashed there.
+        # In this thread: in that of `train_from_iterator`, streaming from the Hub has crashed.
         pieces = [piece for text in texts for piece in blocks(normalize(text))]
         bpe.train_from_iterator(pieces, trainer)
         return cls(bpe.to_str(pretty=True))
@@ -173,8 +170,7 @@ class Tokenizer:
         text = text if normalized else self.normalize(text)
         if self._tiktoken is None:
             return np.array(self._tokenizers.encode(text, add_special_tokens=False).ids, np.uint32)
-        # No special token is allowed and none is refused: in text they are plain text.
-        options = dict(allowed_special=set(), disallowed_special=())
+        options = dict(allowed_special=set(), disallowed_special=())  # both: as plain text
         parts = [self._tiktoken.encode_to_numpy(block, **options) for block in blocks(text)]
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
@@ -207,13 +203,12 @@ def normalize(text: str, nfc: bool = False) -> str:
 
 
 def _read(spec: str):
-    """The text of a tokenizer.json -> (its tree, the library's tokenizer); UsageError if it is
-    damaged or of another kind."""
+    """A tokenizer.json's text -> (its tree, the library's tokenizer); UsageError if damaged."""
     from tokenizers import Tokenizer as HFTokenizer
 
     try:
         bpe = HFTokenizer.from_str(spec)
-    except Exception as error:  # the library knows the format, and has no class for this
+    except Exception as error:  # the library has no class of its own for this
         raise _other_kind(str(error)) from None
     tree = json.loads(bpe.to_str())
     if tree["model"]["type"] != "BPE" or tree["model"]["byte_fallback"]:
@@ -225,7 +220,5 @@ def _read(spec: str):
 
 
 def _other_kind(reason: str) -> UsageError:
-    return UsageError(
-        f"not a tokenizer.json of a byte-level BPE that this project can run: {reason}; "
-        "leave --tokenizer empty to train one"
-    )
+    kind = "a tokenizer.json of a byte-level BPE that this project can run"
+    return UsageError(f"not {kind}: {reason}; leave --tokenizer empty to train one")

@@ -23,6 +23,7 @@ import optim
 import prepare_data
 import train
 from config import LARGEST, PRESETS, DataConfig, GPTConfig, RunConfig, TrainConfig, UsageError
+from hf.export import ExportConfig
 from instruments import choice, judge, look, report, sample, serve, stage, tournament
 from machinery import cli, trained
 from machinery.errors import CheckpointError, DataError, StorageError
@@ -207,7 +208,7 @@ def test_eval(here, name):
 
 
 @profile(40)
-@given(command_lines(export.ExportConfig))
+@given(command_lines(ExportConfig))
 def test_export(here, words):
     pytest.importorskip("transformers")
     is_refused(export.main, ["tiny", *words], words)
