@@ -451,6 +451,33 @@ def test_reading_back_refuses_what_is_not_an_export(export_model, tmp_path):
         mapping.load_exported(folder)
 
 
+FORGED = {  # name -> a change of what config.json says of the model
+    "a name outside": lambda facts: facts["files"].update({"../../secret": "0" * 64}),
+    "an absolute name": lambda facts: facts["files"].update({"/etc/passwd": "0" * 64}),
+    "no hash of the weights": lambda facts: facts["files"].clear(),
+    "a text for a number": lambda facts: facts["model"].update(n_layer="2"),
+    "a list of numbers": lambda facts: facts["model"].update(extras=[1]),
+    "a truth for a number": lambda facts: facts["model"].update(n_head=True),
+    "more layers": lambda facts: facts["model"].update(n_layer=3),
+    "a width that no machine holds": lambda facts: facts["model"].update(n_embd=1 << 20),
+    "an unknown option": lambda facts: facts["model"].update(secret=1),
+    "step": lambda facts: facts.update(step=[1]),
+    "identity": lambda facts: facts.update(identity=None),
+}
+
+
+@pytest.mark.parametrize("case", FORGED)
+def test_a_forged_config_json_is_an_error_before_anything_is_built(case, export_model):
+    """With a fingerprint that fits: whoever made the folder wrote that too."""
+    file = export_model(build(**LLAMA)) / "config.json"
+    tree = json.loads(file.read_text())
+    FORGED[case](tree["nano2049"])
+    tree["nano2049"]["fingerprint"] = mapping.fingerprint(tree)
+    file.write_text(json.dumps(tree))
+    with pytest.raises((UsageError, DataError, CheckpointError)):
+        mapping.load_exported(file.parent)
+
+
 # -------------------------------------------------------------------------------- the program
 
 
