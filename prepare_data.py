@@ -25,25 +25,23 @@ from machinery import cli, disk, shards, stage
 from preparation import chat, copies, worker
 from tokenizer import Tokenizer
 
+ENOUGH = 20_000  # held-out tokens: with fewer, chance decides which checkpoint is the best
+
 
 def main(argv: list[str]) -> int:
     if argv[:1] == ["verify"]:
         return verify(argv[1:])
     if argv[:1] == ["show"]:
-        from instruments import show
+        from preparation import show
 
         return show.main(argv[1:])
     preset = cli.parse("prepare_data.py", "data", argv)
     config = preset.data
     if not config.mixture and config.source == find_preset(preset.name).data.source:
         config = replace(config, mixture=preset.train.mixture)
-    try:
-        manifest = prepare(config)
-        if config.publish:
-            stage.publish(manifest, config.publish)
-    except KeyboardInterrupt:
-        print("\ninterrupted; run the same command to resume", file=sys.stderr)
-        return 130
+    manifest = prepare(config)
+    if config.publish:
+        stage.publish(manifest, config.publish)
     return 0
 
 
@@ -53,9 +51,7 @@ def verify(argv: list[str]) -> int:
     manifest = shards.Manifest.load(preset.data.data_dir, preset.name)
     manifest.check()
     manifest.verify()
-    entries = manifest.all_shards()
-    megabytes = sum(entry["bytes"] for entry in entries) / 1e6
-    print(f"{manifest.dir}: {len(entries)} shards, {megabytes:,.1f} MB, every sha256 as expected")
+    print(f"{manifest.dir}: {len(manifest.all_shards())} shards, every sha256 as expected")
     return 0
 
 
@@ -74,7 +70,7 @@ def prepare(config: DataConfig) -> shards.Manifest:
         return manifest
     worker.check_fields(job)
     if config.cluster:
-        from instruments import dask_cluster
+        from preparation import dask_cluster
 
         opened = dask_cluster.open_pool(config.cluster)
     else:
@@ -97,19 +93,15 @@ def make_tokenizer(job: worker.Job) -> Tokenizer:
     the records. One that is there already is taken, unless it is damaged."""
     config = job.config
     if job.tokenizer.exists():
-        spec = job.tokenizer.read_text(encoding="utf-8", errors="surrogateescape")
         try:
-            return Tokenizer(spec)
-        except UsageError as error:
+            return Tokenizer(disk.read_text(job.tokenizer))
+        except (UsageError, OSError) as error:
             print(f"starting {job.folder} again: {job.tokenizer}: {error}", file=sys.stderr)
-        # A new one may give other ids than the finished units. The old one stays until it is
-        # replaced, so that a kill in between is no harm.
+        # A new one may give other ids than the finished units; the old one stays until then.
         for path in set(job.records.iterdir()) - {job.tokenizer}:
             path.unlink()
     if tokenizer := job.given:
         where = f"from {config.tokenizer}; {tokenizer.bos} begins a document"
-        if tokenizer.slow:
-            where += f"; run by tokenizers, 4 times slower than by tiktoken: {tokenizer.slow}"
     else:
         t0 = time.perf_counter()
         print(f"training a tokenizer of {config.vocab_size:,} tokens ...", file=sys.stderr)
@@ -201,28 +193,11 @@ def total(by_source: dict) -> Counter:
 
 def check_enough(job: worker.Job, splits: dict) -> None:
     """UsageError if a split has no row: training would stop at once, with a worse sentence."""
-    row_len, sums = job.config.row_len, {split: total(splits[split]) for split in splits}
-    text, tokens = (sum(t[key] for t in sums.values()) for key in ("bytes", "tokens"))
-    for split, t in sums.items():
-        if t["rows"]:
-            continue
-        shorter = longest_row(text // 2)
-        advice = f"try --row_len {shorter}, or give it" if 8 < shorter < row_len else "give it"
-        if split == "val" and 16 * row_len < text:
-            fraction = max(4 * job.config.val_fraction, 16 * row_len / tokens)
-            advice = f"try --val_fraction {min(0.5, fraction):.2g}, or give it"
-        if split == "train" and job.config.val_fraction > 0.5 and 16 * row_len < text:
-            advice = "try --val_fraction 0.02, or give it"
-        raise UsageError(
-            f"the {split} split has {t['tokens']} tokens, less than one row of {row_len}, as the "
-            f"text has {text:,} bytes; {advice} more text"
-        )
-
-
-def longest_row(size: int) -> int:
-    """The largest row length 2^k + 1 that `size` bytes of text surely fill: a token has at most 8
-    bytes, with rare exceptions. Half of a small corpus can always be held out (see worker.py)."""
-    return (1 << (max(1, size // 8 - 1).bit_length() - 1)) + 1
+    for split, by_source in splits.items():
+        if not (t := total(by_source))["rows"]:
+            short = f"{t['tokens']} tokens, less than one row of {job.config.row_len}"
+            other = f"a smaller --row_len, or another --val_fraction than {job.config.val_fraction}"
+            raise UsageError(f"the {split} split has {short}; give it more text, {other}")
 
 
 def report(manifest: shards.Manifest, seconds: float) -> str:
@@ -236,37 +211,22 @@ def report(manifest: shards.Manifest, seconds: float) -> str:
                 f"{t['tokens']:,} tokens | {t['bytes'] / t['tokens']:.3f} bytes/token | "
                 f"{t['rows']:,} rows | cut {100 * t['cuts'] / max(1, t['documents']):.2f}% "
                 f"of documents | dropped {100 * t['dropped'] / t['tokens']:.4f}% of tokens"
-                f"{'' if manifest.marks else ' | padding 0%'}"
             )
         if split == "train" and t["tokens"] < (wanted := manifest.tree["tokens_wanted"]):
-            why = shortage(manifest.tree)
-            lines.append(f"note  {wanted:,} training tokens were asked for, {why}")
-    text, held = (sum(total(by[s])["bytes"] for s in which) for which in (by, ("val",)))
-    if held > max(0.1, 2 * manifest.tree["val_fraction"]) * text:
-        shorter = longest_row(text // 20)
-        advice = f"try --row_len {shorter} in another --data_dir, or " if shorter > 16 else ""
+            sources = manifest.tree["sources"]
+            used = ", ".join(s["name"] for s in sources if s["units"] == s["units_in_source"])
+            lines.append(f"note  {wanted:,} training tokens were asked for; no more are in {used}")
+    if (held := total(by["val"])["tokens"]) < ENOUGH:
+        share = min(0.5, 1.5 * manifest.tree["val_fraction"] * ENOUGH / max(1, held))
         lines.append(
-            f"note  {held / text:.0%} of the text is held out, as that takes a row at least; "
-            f"{advice}give it more text"
+            f"warning: only {held:,} tokens are held out, too few to tell one model from another; "
+            f"more are with --val_fraction {share:.2g} in another --data_dir, or with more text"
         )
     lines += [f"note  {n:,} {oddity}" for oddity, n in manifest.tree["notes"].items()]
     lines += chat.what_was_lost(manifest.tree["notes"], manifest.row_len)
-    lines.append(
-        f"{seconds:.1f} s | {manifest.dir}/manifest.json: fingerprint {manifest.fingerprint[:16]}, "
-        f"vocabulary {manifest.vocab_size:,}, rows of {manifest.row_len}"
-    )
-    return "\n".join(lines)
-
-
-def shortage(tree: dict) -> str:
-    """Why there are fewer tokens than asked for: the sources that ran out, and the way out."""
-    used_up = [s["name"] for s in tree["sources"] if s["units"] == s["units_in_source"]]
-    if len(used_up) == len(tree["sources"]):
-        return "the text has no more"
-    return (
-        f"there is no more text in {', '.join(used_up)}; in another --data_dir, give it more text, "
-        "or a smaller share in --mixture"
-    )
+    name = f"{manifest.dir}/manifest.json: fingerprint {manifest.fingerprint[:16]}"
+    sizes = f"vocabulary {manifest.vocab_size:,}, rows of {manifest.row_len}"
+    return "\n".join([*lines, f"{seconds:.1f} s | {name}, {sizes}"])
 
 
 def commit() -> str:

@@ -4,21 +4,21 @@ Reads and writes `tokenizer.json` (the Hugging Face format). Guarantees:
 - any text encodes, and decodes to the same text, as every byte has a token (after NFC, if asked;
   a lone surrogate becomes U+FFFD);
 - `tokenizers` and `tiktoken` give the same ids from one merge table; `tiktoken` is 4x faster, and
-  runs unless the file asks for what it does not have: then `tokenizers` itself does;
+  runs what this file has trained; a file of somebody else is run by `tokenizers`;
 - a special token written in the text is encoded as ordinary characters, never as its id.
 
 Ids of ours: special tokens first (`<|bos|>` is 0), then the 256 bytes, then one per merge, in the
-order learned. Next: prepare_data.py trains and runs it; hf/tokenizer_json.py reads those of others.
+order learned. Next: prepare_data.py trains and runs it; hf/tokenizer_json.py takes in others.
 """
 
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator
-from functools import partial
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
+import tiktoken
 
 from config import UsageError
 
@@ -73,30 +73,36 @@ class Tokenizer:
 
     def __init__(self, spec: str) -> None:
         """`spec` is the text of a tokenizer.json; UsageError if it is not a byte-level BPE."""
-        self.spec, tree = spec, _read(spec)
+        self.spec, (tree, bpe) = spec, _read(spec)
         symbols, added = byte_symbols(), {t["content"]: t for t in tree["added_tokens"]}
         self.special = {text: t["id"] for text, t in added.items() if t["special"]}
-        ranks = {  # the bytes of each ordinary token -> its id, which is also its merge priority
-            bytes(symbols[c] for c in token): i
-            for token, i in tree["model"]["vocab"].items()
-            if token not in added
-        }
+        ordinary = {text: i for text, i in tree["model"]["vocab"].items() if text not in added}
+        if odd := set("".join(ordinary)) - symbols.keys():
+            raise _other_kind(f"{min(odd)!r} in a token stands for no byte")
+        # the bytes of each ordinary token -> its id, which is also its merge priority
+        ranks = {bytes(symbols[c] for c in text): i for text, i in ordinary.items()}
         if missing := [b for b in range(256) if bytes([b]) not in ranks]:
-            raise _other_kind(f"{len(missing)} of the 256 bytes have no token, as {missing[0]}")
+            raise _other_kind(f"{len(missing)} of the 256 bytes have no token")
         ids = [*ranks.values(), *(t["id"] for t in added.values())]
         if sorted(ids) != list(range(len(ids))):
             raise UsageError("the tokenizer's ids have gaps or duplicates; train a new one")
-        self.vocab_size, self.bos = len(ids), first_token(tree) or BOS
+        first = ((tree["post_processor"] or {}).get("single") or [{}])[0]
+        self.vocab_size, self.bos = len(ids), first.get("SpecialToken", {}).get("id", BOS)
         if self.bos not in self.special:
             raise UsageError(f"the tokenizer has no {self.bos} token, which starts every row")
         self.bos_id, self.nfc = self.special[self.bos], tree["normalizer"] is not None
         self._text = dict(zip(ids, [*ranks, *(text.encode() for text in added)]))  # id -> UTF-8
         self.token_bytes = np.array([len(self._text[i]) for i in range(len(ids))], np.int32)
         self.token_bytes[list(self.special.values())] = 0
-        self.slow = why_not_tiktoken(tree)
-        self._encode = _by_tokenizers(spec) if self.slow else _by_tiktoken(tree, ranks)
+        # Of what `train` makes tiktoken gives the same ids: one pattern, ids in order of merges.
+        steps = (tree["pre_tokenizer"] or {}).get("pretokenizers", [])
+        is_ours = [s.get("pattern") for s in steps] == [{"Regex": SPLIT}, None]
+        is_ours = is_ours and tuple(added) == SPECIAL_TOKENS
+        options = dict(pat_str=SPLIT, mergeable_ranks=ranks, special_tokens={})
+        self._tiktoken = tiktoken.Encoding("nano2049", **options) if is_ours else None
+        self._tokenizers = bpe
         if self.decode(self.encode(AWKWARD)) != self.normalize(AWKWARD):
-            raise _other_kind("its split pattern leaves out some of the text")
+            raise _other_kind("it leaves out, adds or changes some of the text")
 
     @classmethod
     def train(
@@ -112,10 +118,9 @@ class Tokenizer:
         from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
         from tokenizers import Tokenizer as HFTokenizer
 
-        smallest, largest = 256 + len(SPECIAL_TOKENS), 1 << 20  # every byte; more than anyone's
-        if not smallest <= vocab_size <= largest:
-            where = f"below {smallest}" if vocab_size < smallest else f"above {largest}"
-            raise UsageError(f"vocab_size {vocab_size} is {where}; try --vocab_size 4096")
+        smallest = 256 + len(SPECIAL_TOKENS)  # every byte
+        if vocab_size < smallest:
+            raise UsageError(f"vocab_size {vocab_size} is below {smallest}; try --vocab_size 4096")
         bpe = HFTokenizer(models.BPE())
         bpe.normalizer = normalizers.NFC() if nfc else None
         bpe.pre_tokenizer = pre_tokenizers.Sequence(
@@ -132,23 +137,18 @@ class Tokenizer:
             special_tokens=list(SPECIAL_TOKENS),
             initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         )
-        # Collect the text first: `train_from_iterator` reads from its own thread, and Hub streaming
-        # has crashed there.
+        # In this thread: in that of `train_from_iterator`, streaming from the Hub has crashed.
         pieces = [piece for text in texts for piece in blocks(normalize(text))]
         bpe.train_from_iterator(pieces, trainer)
         return cls(bpe.to_str(pretty=True))
 
     @classmethod
-    def load(cls, path: str | Path, rewrite: Callable = str) -> "Tokenizer":
-        """Read a tokenizer.json; UsageError, which names the file, if it is no byte-level BPE.
-        rewrite: the file's text -> what is read instead (hf/tokenizer_json.py)."""
+    def load(cls, path: str | Path) -> "Tokenizer":
+        """Read a tokenizer.json; UsageError, which names the file, if it is no byte-level BPE."""
         try:  # a byte that is not UTF-8 becomes a surrogate, which no tokenizer.json has
-            return cls(rewrite(Path(path).read_text(encoding="utf-8", errors="surrogateescape")))
-        except (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError) as error:
-            raise UsageError(
-                f"{path} cannot be read ({error.strerror}): --tokenizer needs the path of a "
-                "tokenizer.json"
-            ) from None
+            return cls(Path(path).read_text(encoding="utf-8", errors="surrogateescape"))
+        except OSError as error:
+            raise UsageError(f"{path} cannot be read ({error.strerror})") from None
         except UsageError as error:
             raise UsageError(f"{path}: {error}") from None
 
@@ -160,11 +160,6 @@ class Tokenizer:
     def sha256(self) -> str:
         return hashlib.sha256(self.spec.encode("utf-8")).hexdigest()
 
-    def same_ids(self, other: "Tokenizer") -> bool:
-        """Whether both give the same ids, whichever token begins a document."""
-        mine, theirs = (json.loads(t.spec) | {"post_processor": None} for t in (self, other))
-        return mine == theirs
-
     def normalize(self, text: str) -> str:
         """The text that the ids stand for: what `decode` gives back."""
         return normalize(text, self.nfc)
@@ -173,7 +168,10 @@ class Tokenizer:
         """text -> uint32 ids without BOS; makes no Python object per token. `normalized`: the text
         went through `normalize` before."""
         text = text if normalized else self.normalize(text)
-        parts = [self._encode(block) for block in ([text] if self.slow else blocks(text))]
+        if self._tiktoken is None:
+            return np.array(self._tokenizers.encode(text, add_special_tokens=False).ids, np.uint32)
+        options = dict(allowed_special=set(), disallowed_special=())  # both: as plain text
+        parts = [self._tiktoken.encode_to_numpy(block, **options) for block in blocks(text)]
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def encode(self, text: str) -> list[int]:
@@ -204,86 +202,23 @@ def normalize(text: str, nfc: bool = False) -> str:
     return text
 
 
-def _read(spec: str) -> dict:
-    """The text of a tokenizer.json -> its tree; UsageError if it is damaged or of another kind."""
+def _read(spec: str):
+    """A tokenizer.json's text -> (its tree, the library's tokenizer); UsageError if damaged."""
     from tokenizers import Tokenizer as HFTokenizer
 
     try:
-        tree = json.loads(HFTokenizer.from_str(spec).to_str())  # it knows the format
-    except Exception as error:
+        bpe = HFTokenizer.from_str(spec)
+    except Exception as error:  # the library has no class of its own for this
         raise _other_kind(str(error)) from None
-    bpe, added = tree["model"], {t["content"] for t in tree["added_tokens"]}
-    normalizer, steps = (tree["normalizer"] or {"type": None})["type"], steps_of(tree)
-    reason = ""
-    if bpe["type"] != "BPE" or bpe["byte_fallback"]:
-        reason = f"the model is {bpe['type']}" + " of SentencePiece" * bool(
-            bpe.get("byte_fallback")
-        )
-    elif normalizer not in (None, "NFC"):
-        reason = f"the normalizer is {normalizer}"
-    elif not steps or steps[-1]["type"] != "ByteLevel" or steps[-1]["add_prefix_space"]:
-        reason = "the pre-tokenizer does not end in ByteLevel, or adds a space before the text"
-    elif odd := set("".join(bpe["vocab"].keys() - added)) - set(byte_symbols()):
-        reason = f"{min(odd)!r} in a token stands for no byte"
-    if reason:
-        raise _other_kind(reason)
-    return tree
-
-
-def steps_of(tree: dict) -> list[dict]:
-    """The steps of the pre-tokenizer."""
-    step = tree["pre_tokenizer"] or {}
-    return step.get("pretokenizers", [step] if step else [])
-
-
-def first_token(tree: dict) -> str:
-    """The special token that the post-processor puts first; empty if it puts none."""
-    post = tree["post_processor"] or {}
-    steps = [s for s in post.get("processors", [post]) if s.get("type") == "TemplateProcessing"]
-    first = steps[0]["single"][:1] if steps else []
-    return first[0].get("SpecialToken", {"id": ""})["id"] if first else ""
-
-
-def why_not_tiktoken(tree: dict) -> str:
-    """What tiktoken would do otherwise than `tokenizers`; empty if nothing. It splits by one
-    pattern, merges what gives the smallest id, and reads every token as plain text."""
-    keys, bpe, steps = ("type", "behavior", "use_regex", "invert"), tree["model"], steps_of(tree)
-    expected = [("Split", "Isolated", None, False), ("ByteLevel", None, False, None)]
-    found = [tuple(step.get(key) for key in keys) for step in steps]
-    if found != expected or "Regex" not in steps[0]["pattern"]:
-        return "its split is not one regular expression"
-    if plain := [t["content"] for t in tree["added_tokens"] if not t["special"]]:
-        return f"it looks for {plain[0]!r} in text before it splits"
-    added = {t["content"] for t in tree["added_tokens"]}
-    made = list(dict.fromkeys(bpe["vocab"][a + b] for a, b in bpe["merges"]))
-    if made != sorted(i for t, i in bpe["vocab"].items() if len(t) > 1 and t not in added):
-        return "its ids are not in the order of its merges"
-    return ""
-
-
-def _by_tokenizers(spec: str) -> Callable[[str], np.ndarray]:
-    from tokenizers import Tokenizer as HFTokenizer
-
-    bpe = HFTokenizer.from_str(spec)
+    tree = json.loads(bpe.to_str())
+    if tree["model"]["type"] != "BPE" or tree["model"]["byte_fallback"]:
+        raise _other_kind("the model is Unigram, WordPiece or SentencePiece's BPE")
+    if (tree["normalizer"] or {"type": "NFC"})["type"] != "NFC":
+        raise _other_kind(f"the normalizer is {tree['normalizer']['type']}")
     bpe.encode_special_tokens = True  # in text they are plain text
-    return lambda text: np.array(bpe.encode(text, add_special_tokens=False).ids, np.uint32)
-
-
-def _by_tiktoken(tree: dict, ranks: dict[bytes, int]) -> Callable[[str], np.ndarray]:
-    import tiktoken
-
-    pattern, rules = steps_of(tree)[0]["pattern"]["Regex"], dict(mergeable_ranks=ranks)
-    try:
-        bpe = tiktoken.Encoding("nano2049", pat_str=pattern, special_tokens={}, **rules)
-    except ValueError as error:
-        reason = f"its split pattern cannot be compiled ({' '.join(str(error).split())[:200]})"
-        raise _other_kind(reason) from None
-    # no special token is allowed and none is refused: in text they are plain text
-    return partial(bpe.encode_to_numpy, allowed_special=set(), disallowed_special=())
+    return tree, bpe
 
 
 def _other_kind(reason: str) -> UsageError:
-    return UsageError(
-        f"not a tokenizer.json of a byte-level BPE that this project can run: {reason}; "
-        "leave --tokenizer empty to train one"
-    )
+    kind = "a tokenizer.json of a byte-level BPE that this project can run"
+    return UsageError(f"not {kind}: {reason}; leave --tokenizer empty to train one")

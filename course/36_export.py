@@ -8,7 +8,7 @@
 # is not the loss of the training. Where is the mistake?
 #
 # Source: *Pré-Treino Eficiente de Modelos de Linguagem*, "Conversão do checkpoint" (fused queries,
-# keys and values, another mask, biases by default). Core file: `export.py`, with `hf/mapping.py`
+# keys and values, another mask, biases by default). Core file: `hf/export.py`, with `hf/mapping.py`
 # and `hf/parity.py`. Before: lesson 35. Next: lesson 37 (a name). Takes 10 seconds on two cores.
 
 # %%
@@ -24,9 +24,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-import export
 import model as model_file
 from config import GPTConfig
+from hf import export
 from hf.parity import set_unit_weights
 from model import GPT, Positions, rms_norm
 

@@ -1,9 +1,10 @@
 """The model as transformers knows it; needed only to hand a model over, or to take over another's.
 
+export           the folder: weights, configuration, tokenizer, card
 mapping          the weights under the names of a stock class, and back
-card             the model card
 parity           an export is published only if transformers computes our numbers with it
+card, push       the model card, and the way to the Hub
 imported         a stock model as ours, exactly or not at all
-tokenizer_json   another's tokenizer.json as ours, with the same ids
+tokenizer_json, template  another's tokenizer.json as ours; our conversations for transformers
 modeling_nano2049  the model for transformers, where no stock class computes it
 """

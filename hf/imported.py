@@ -2,12 +2,11 @@
 
 Reads config.json, model.safetensors or its shards, and the tokenizer, of a folder or of the Hub
 (`hf:REPO`); needs safetensors, not transformers. An allow-list: what our model.py does not compute
-is refused, and the reason is named. No file is opened that could run code. A folder of export.py is
-read as well. Next: train.py --init_from and eval.py open one; mapping.py is the way out.
+is an error, which names it. No file is opened that could run code. A folder of export.py is read as
+well. Next: train.py --init_from and eval.py open one; mapping.py is the way out.
 """
 
 import math
-import os
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from functools import cached_property
@@ -22,9 +21,8 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_
 
 import config as cfg
 from config import GPTConfig, UsageError
-from hf import mapping, tokenizer_json
-from machinery import folders, ranks
-from machinery.disk import read_json
+from hf import mapping, parity, tokenizer_json
+from machinery import disk, folders, ranks
 from machinery.errors import CheckpointError, ParityError
 from machinery.shards import Manifest
 from model import GPT, kind_of
@@ -33,24 +31,7 @@ from tokenizer import Tokenizer
 TOLERANCE = 1e-4  # of logits in fp32, times their standard deviation if that is above 1
 POSITIONS = 64  # of each of the two rows on which they are compared
 EPS = 1e-6  # of model.rms_norm
-CLASSES = ("Llama", "Mistral", "SmolLM3", "Arcee", "NanoChat", "Granite")
-WHY_NOT = {
-    "Cohere": "it has LayerNorm, and RoPE turns neighbouring channels",
-    "Ernie4_5": "its RoPE turns neighbouring channels",
-    "Gemma": "its MLP is GeGLU",
-    "Gemma2": "its MLP is GeGLU, and norms stand after its layers",
-    "Gemma3": "its MLP is GeGLU, and norms stand after its layers",
-    "GPT2": "it has LayerNorm, biases, GELU and learned positions",
-    "GPTNeoX": "it has LayerNorm, biases and GELU",
-    "Helium": "its RoPE turns neighbouring channels",
-    "Mixtral": "it has experts",
-    "Olmo": "it has LayerNorm",
-    "Olmo2": "norms stand after its layers",
-    "Phi3": "its matrices are joined, and its RoPE or its window is another",
-    "Qwen2": "its q, k and v have biases",
-    "Qwen3": "the norms of its q and k have weights, between which RoPE stands",
-    "StableLm": "it has LayerNorm",
-}
+CLASSES = ("Llama", "Mistral", "SmolLM3")
 UNREAD = ("rotary_emb.inv_freq", "lm_head.weight")  # of old files; the second, of tied models
 
 
@@ -60,11 +41,11 @@ class Source:
     def __init__(self, word: str | Path) -> None:
         """word: the folder, or hf:REPO[@REVISION]. UsageError if it is no model of ours."""
         self.word, self.folder = str(word), tokenizer_json.local_folder(word)
-        path = self.folder / "config.json"
-        self.tree = read_json(path) if path.exists() else {}
+        path = tokenizer_json.file_in(self.folder, "config.json")
+        self.tree = disk.read_json(path) if path.exists() else {}
         self.ours, self.name = "nano2049" in self.tree, ""  # export.py wrote it
         if self.ours:
-            self.config = GPTConfig(**mapping.read_facts(self.folder, self.tree)["model"])
+            self.config, _ = mapping.read_facts(self.folder)
             return
         self.name = self._check_kind()
         self.files = dict(self._list_tensors())
@@ -76,9 +57,9 @@ class Source:
 
     # ------------------------------------------------------------------- config.json
 
-    def need(self, holds: object, what: str) -> None:
+    def need(self, holds: object, reason: str) -> None:
         if not holds:
-            raise UsageError(f"{self.word} cannot be imported exactly: {what}")
+            raise UsageError(f"{self.word} cannot be imported exactly: {reason}")
 
     def number(self, key: str, default: float | None = None) -> float:
         """A number above 0 of config.json, or the default where there is none."""
@@ -99,13 +80,12 @@ class Source:
         classes = get("architectures")
         need(isinstance(classes, list) and classes, "its config.json names no architecture")
         name = str(classes[0]).removesuffix("ForCausalLM")
-        why = WHY_NOT.get(name, "its layers are others")
-        need(name in CLASSES, f"{name} is none of {', '.join(CLASSES)}: {why}")
-        need(not get("auto_map"), "it has code of its own (auto_map)")
-        need(not get("quantization_config"), "its weights are quantized")
-        need(not get("attention_bias") and not get("mlp_bias"), "its matrices have biases")
-        act = get("hidden_act", self.activation(name))
-        need(act == self.activation(name), f"its activation is {act}, not {self.activation(name)}")
+        known = ", ".join(CLASSES)
+        need(name in CLASSES, f"{name} is none of {known}: its layers are others (docs/begin.md)")
+        for key in ("auto_map", "quantization_config", "attention_bias", "mlp_bias"):
+            need(not get(key), f"its config.json has {key}")
+        act = get("hidden_act", "silu")
+        need(act == "silu", f"its activation is {act}, not silu")
         kind = self.rope.get("rope_type", self.rope.get("type", "default"))
         need(kind == "default", f"its RoPE is scaled ({kind})")
         part = self.rope.get("partial_rotary_factor", get("partial_rotary_factor"))
@@ -115,10 +95,6 @@ class Source:
         others -= {"full_attention", "sliding_attention"}
         need(not others, f"it has layers of {', '.join(sorted(others))}")
         return name
-
-    @staticmethod
-    def activation(name: str) -> str:
-        return "relu2" if name in ("Arcee", "NanoChat") else "silu"
 
     @property
     def rope(self) -> dict:
@@ -139,15 +115,13 @@ class Source:
 
     def _read_config(self) -> GPTConfig:
         """With as many positions and tokens as the model has."""
-        name, nano, n_head = self.name, self.name == "NanoChat", self.whole("num_attention_heads")
+        name, n_head = self.name, self.whole("num_attention_heads")
         width, positions = self.whole("hidden_size"), self.whole("max_position_embeddings")
-        self.need(not nano or self.eps == EPS, f"its norms add {self.eps}, one after the embedding")
         says_kv = name == "Llama" or "num_key_value_heads" in self.tree
-        older = 10_000.0 if name in ("Llama", "Mistral") else None  # they did not always write it
         theta = self.rope["rope_theta"]
-        theta = older if theta is None else theta
+        if theta is None and name != "SmolLM3":  # old files of the others did not always say it
+            theta = 10_000.0
         self.need(type(theta) in (int, float), f"its rope_theta is {theta} in its config.json")
-        cap = self.tree.get("final_logit_softcapping") if nano else None
         return GPTConfig(
             seq_len=min(positions, self.window or positions),
             vocab_size=self.whole("vocab_size"),
@@ -156,19 +130,15 @@ class Source:
             n_kv_head=self.whole("num_key_value_heads", n_head if says_kv else None),
             head_dim=self.whole("head_dim", width // n_head),
             n_embd=width,
-            mlp="relu2" if self.activation(name) == "relu2" else "swiglu",
+            mlp="swiglu",
             mlp_hidden=self.whole("intermediate_size"),
-            qk_norm=nano,
-            embed_norm=nano,
+            qk_norm=False,
+            embed_norm=False,
             tie_embeddings=self._stays_tied(),
-            logit_softcap=self.number("final_logit_softcapping") if cap else 0.0,
+            logit_softcap=0.0,
             rope_theta=float(theta),
             nope_every=self._nope_every(),
         )
-
-    @property
-    def eps(self) -> float:
-        return self.number("rms_norm_eps")
 
     def _nope_every(self) -> int:
         """SmolLM3 lists 1 for each layer with RoPE, 0 for the others."""
@@ -190,9 +160,7 @@ class Source:
 
     def _stays_tied(self) -> bool:
         """Whether one table still serves for both once all is folded."""
-        if not self.tied or self.name == "NanoChat":
-            return self.tied
-        if self.name == "Granite" or self.eps != EPS:
+        if not self.tied or self.number("rms_norm_eps") != EPS:
             return False
         return bool((self.tensor("model.norm.weight", self.whole("hidden_size")) == 1).all())
 
@@ -206,16 +174,19 @@ class Source:
         except ImportError:
             need = "pip install -r requirements-eval.txt"
             raise UsageError(f"to read {self.word}, {need}") from None
-        index = self.folder / "model.safetensors.index.json"
+        index = tokenizer_json.file_in(self.folder, "model.safetensors.index.json")
         names = ["model.safetensors"]
         if index.exists():
-            listed = read_json(index).get("weight_map")
+            listed = disk.read_json(index).get("weight_map")
             self.need(isinstance(listed, dict), f"{index.name} has no weight_map")
             names = sorted({str(name) for name in listed.values()})
         for name in names:
-            path = self.folder / Path(name).name
-            self.need(path.exists(), f"there is no {path.name}; a pickle (.bin) is never opened")
+            is_safe = name.endswith(".safetensors")
+            path = is_safe and tokenizer_json.file_in(self.folder, name)
+            reason = f"there is no {name}; a pickle (.bin) is never opened"
+            self.need(is_safe and path.exists(), reason)
             try:
+                disk.open_file(path).close()  # a regular file, no pipe
                 with safe_open(path, "pt") as file:
                     yield from ((key, path) for key in file.keys())
             except (SafetensorError, OSError) as error:
@@ -227,20 +198,18 @@ class Source:
 
         self.need(name in self.files, f"its files have no tensor {name}")
         with safe_open(self.files[name], "pt") as file:
-            found = file.get_tensor(name)
-        facts = f"{name} is of shape {[*found.shape]}, where config.json asks for {[*shape]}"
-        self.need(found.shape == shape, facts)
-        self.need(found.is_floating_point(), f"{name} is {found.dtype}: its weights are quantized")
-        return found.float()
+            saved = [*file.get_slice(name).get_shape()]
+            wrong = f"{name} is of shape {saved}, where config.json asks for {[*shape]}"
+            self.need(saved == [*shape], wrong)
+            w = file.get_tensor(name)
+        self.need(w.is_floating_point(), f"{name} is {w.dtype}: its weights are quantized")
+        return w.float()
 
     def state(self, vocab_size: int) -> dict[str, Tensor]:
         """A state dict of GPT(replace(self.config, vocab_size=vocab_size)): the tables are cut to
         vocab_size rows, and padded with zeros. UsageError for a tensor that nothing reads."""
-        if self.ours:
-            model, _ = mapping.load_exported(self.folder)
-            state = model.state_dict()
-        else:
-            state = self._fold()
+        loaded = self.ours and mapping.load_exported(self.folder)[0].state_dict()
+        state = dict(loaded) if self.ours else self._fold()
         rows = (vocab_size + 63) // 64 * 64 - vocab_size
         for name in ("embed.weight", "head.weight"):
             if name in state:
@@ -254,25 +223,18 @@ class Source:
            last norm into the head, which is then no longer the embedding.
         2. eps: x / sqrt(mean(x^2) + eps) = s x / sqrt(mean((s x)^2) + 1e-6) with s = sqrt(1e-6 /
            eps). So the residual stream is scaled by s: the embedding, and what adds to it.
-        3. Granite's four multipliers go into the embedding, what adds to it, q, and the head.
         """
         c, V = self.config, self.config.vocab_size
         C, hidden = c.n_embd, c.mlp_hidden
         q, kv = c.n_head * c.head_dim, c.n_kv_head * c.head_dim
         shapes = dict(embed=(V, C), head=(V, C), q=(q, C), k=(kv, C), v=(kv, C), out=(C, q))
         shapes |= dict(up=(hidden, C), gate=(hidden, C), down=(C, hidden))
-        times = self.number if self.name == "Granite" else lambda key: 1.0
-        s = (EPS / self.eps) ** 0.5
-        factor = dict(embed=s * times("embedding_multiplier"), head=1 / times("logits_scaling"))
-        factor |= dict.fromkeys(("out", "down"), s * times("residual_multiplier"))
-        if self.name == "Granite":  # instead of 1 / sqrt(head_dim)
-            factor["q"] = times("attention_multiplier") * c.head_dim**0.5
+        factor = dict.fromkeys(("embed", "out", "down"), (EPS / self.number("rms_norm_eps")) ** 0.5)
         names = mapping.names_in(replace(c, tie_embeddings=False), self.name)
         if c.tie_embeddings:
             del names["head.weight"]
         elif self.tied:
             names["head.weight"] = names["embed.weight"]
-        norms = mapping.norms_in(c, self.name).keys()  # NanoChat has none
         state = {}
         for ours, theirs in names.items():
             kind, layer = kind_of(ours), ".".join(theirs.split(".")[:3])  # model.layers.3
@@ -280,12 +242,11 @@ class Source:
             norm |= dict.fromkeys("qkv", f"{layer}.input_layernorm.weight")
             norm |= dict.fromkeys(("up", "gate"), f"{layer}.post_attention_layernorm.weight")
             w = self.tensor(theirs, *shapes[kind])
-            if norms and kind in norm:
-                w = w * self.tensor(norm[kind], C)
-            state[ours] = mapping.turned(self.name, ours, w * factor.get(kind, 1.0), c)
-        unread = sorted(self.files.keys() - names.values() - norms)
-        odd = [name for name in unread if not name.endswith(UNREAD)] or [""]
-        self.need(not odd[0], f"its files have {odd[0]}, which its class does not read")
+            w = w * self.tensor(norm[kind], C) if kind in norm else w
+            state[ours] = w * factor.get(kind, 1.0)
+        unread = self.files.keys() - names.values() - set(mapping.norms_in(c, self.name))
+        odd = sorted(name for name in unread if not name.endswith(UNREAD))
+        self.need(not odd, f"its files have {odd[:1]}, which its class does not read")
         return state
 
     # ------------------------------------------------------------------- for train.py
@@ -299,8 +260,8 @@ class Source:
                 f"for those of {self.word}; add --optimizer adamw --lr 3e-5"
             )
         others = folders.OF_DATA | {"doc_mask"}
-        found = {k: v for k, v in asdict(self.config).items() if k not in others}
-        return folders.decide(preset, found, self.word, "leave it out", folders.MAY_CHANGE)
+        shape = {k: v for k, v in asdict(self.config).items() if k not in others}
+        return folders.decide(preset, shape, self.word, "leave it out", folders.MAY_CHANGE)
 
     def check_data(self, manifest: Manifest, preset: cfg.Preset) -> None:
         """UsageError if the rows are not such as this model was trained on."""
@@ -310,78 +271,50 @@ class Source:
                 f"prepare it with: python prepare_data.py {preset.name} --tokenizer {self.word} "
                 "--data_dir ANOTHER"
             )
-        rows, tokens, row = self.config.vocab_size, manifest.vocab_size, preset.model.seq_len
+        self._check_tokens(manifest.vocab_size)
+        row, window = preset.model.seq_len, 0 if self.ours else self.window
+        short = f"its attention sees {window} positions, fewer than the {row} of a row"
+        self.need(not window or row <= window, short)
+
+    def _check_tokens(self, tokens: int) -> None:
+        rows = self.config.vocab_size
         self.need(rows >= tokens, f"its table has {rows:,} rows, its tokenizer {tokens:,} tokens")
-        window = 0 if self.ours else self.window
-        self.need(
-            not window or row <= window,
-            f"its attention sees {window} positions, fewer than the {row} of a row",
-        )
 
     def load_into(self, model: GPT) -> str:
         """Give the model, sharded or not, these weights; returns what to print. The first rank
         reads and compares them."""
-        state, said, problem = {}, "", None
+        state, compared, problem = {}, "", None
         if not (dist.is_initialized() and dist.get_rank()):
             try:
                 state = self.state(model.config.vocab_size)
-                said = self.compare(state, model.config)
+                compared = self.compare(state, model.config)
             except (UsageError, CheckpointError, ParityError) as error:
                 problem = error
         if problem := ranks.any_rank(problem):
             raise problem
         whole = dict(full_state_dict=True, broadcast_from_rank0=dist.is_initialized())
         set_model_state_dict(model, state, options=StateDictOptions(**whole))
-        there, here = self.config.rope_theta, model.config.rope_theta
-        if here != there:
-            said += f" (rope_theta is {there} there and {here} here)"
-        if (row := model.config.seq_len) > self.config.seq_len:
-            said += f"; rows of {row:,} are longer than the {self.config.seq_len:,} it knows"
-        return f"weights from {self.word}: {said}"
+        return f"weights from {self.word}: {compared}"
 
     def compare(self, state: dict[str, Tensor], c: GPTConfig) -> str:
         """Logits of these weights and of transformers on two random rows; says what was found.
         ParityError if they differ."""
         if self.ours:
             return "an export of this program"
-        folded = (
-            f"{self.name}, its norms folded into the matrices: the same function, but another path "
-            "for AdamW"
-        )
+        folded = f"{self.name}, its norms folded into the matrices (another path for AdamW)"
         if find_spec("transformers") is None:
             return f"{folded}; logits not compared, as transformers is not installed"
-        os.environ.setdefault("HF_HUB_OFFLINE", "1")  # this folder is all that is read
-        import transformers
-
-        transformers.logging.set_verbosity_error()
-        transformers.logging.disable_progress_bar()
-        if not hasattr(transformers, f"{self.name}ForCausalLM"):
-            return f"{folded}; logits not compared, as transformers does not know it"
-        theirs = transformers.AutoModelForCausalLM.from_pretrained(self.folder, dtype=torch.float32)
+        theirs, _ = parity.open_model(self.folder)
         T = min(POSITIONS, c.seq_len, self.config.seq_len)
-        ours = build(replace(self.config, vocab_size=c.vocab_size, seq_len=T), state)
+        ours = mapping.model_of(replace(self.config, vocab_size=c.vocab_size, seq_len=T), state)
         ids = torch.randint(c.vocab_size, (2, T), generator=torch.Generator().manual_seed(0))
-        with torch.no_grad():
-            a, b = ours(ids), theirs.eval()(ids).logits[..., : c.vocab_size]  # (2, T, V)
-        difference, limit = (a - b).abs().max().item(), TOLERANCE * max(1.0, b.std().item())
-        if not difference <= limit:  # NaN is refused as well
+        far, limit = parity.largest_difference(ours, theirs, ids, TOLERANCE)
+        if not far <= limit:  # NaN is wrong as well
             raise ParityError(
-                f"{self.word} is not computed as transformers does: logits differ by "
-                f"{difference:.1e}, and {limit:.1e} is allowed"
+                f"{self.word} is not computed as transformers does: logits differ by {far:.1e}, "
+                f"and {limit:.1e} is allowed"
             )
-        return f"{folded}; logits differ from transformers' by {difference:.1g} at most"
-
-
-def build(c: GPTConfig, state: dict[str, Tensor], dtype=torch.float32, device="cpu") -> GPT:
-    """GPT(c) with these weights, which are not copied where they are on the device already."""
-    with torch.device("meta"):
-        model = GPT(c, compute_dtype=dtype)
-    model.load_state_dict({name: w.to(device) for name, w in state.items()}, assign=True)
-    tables = {name: torch.empty_like(t, device=device) for name, t in model.named_buffers()}
-    for name, table in tables.items():
-        model.register_buffer(name, table, persistent=False)
-    model.init_tables()
-    return model.eval()
+        return f"{folded}; logits differ from transformers' by {far:.1g} at most"
 
 
 def load(word: str | Path, device="cpu", dtype: torch.dtype = torch.float32) -> tuple[GPT, dict]:
@@ -389,10 +322,15 @@ def load(word: str | Path, device="cpu", dtype: torch.dtype = torch.float32) -> 
     source = Source(word)
     if source.ours:
         return mapping.load_exported(source.folder, device, dtype)
-    tokenizer, rows = source.tokenizer, source.config.vocab_size
-    tokens = tokenizer.vocab_size
-    source.need(rows >= tokens, f"its table has {rows:,} rows, its tokenizer {tokens:,} tokens")
+    tokenizer, tokens = source.tokenizer, source.tokenizer.vocab_size
+    source._check_tokens(tokens)
     c = replace(source.config, vocab_size=tokens, bos_id=tokenizer.bos_id)
-    facts = dict(step=0, tokens=0, model=asdict(c), tokenizer=tokenizer)
-    facts |= dict(identity=dict(tokenizer_sha256=tokenizer.sha256), about=f"a {source.name}")
-    return build(c, source.state(tokens), dtype, device), facts
+    facts = {
+        "step": 0,
+        "tokens": 0,
+        "model": asdict(c),
+        "tokenizer": tokenizer,
+        "identity": {"tokenizer_sha256": tokenizer.sha256},
+        "about": f"a {source.name}",
+    }
+    return mapping.model_of(c, source.state(tokens), dtype, device), facts

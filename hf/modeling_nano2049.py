@@ -10,10 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from transformers import GenerationMixin, PreTrainedConfig, PreTrainedModel
-from transformers.cache_utils import DynamicCache, DynamicLayer
+from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 from transformers.masking_utils import create_causal_mask
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.models.llama.modeling_llama import eager_attention_forward
 
 VALUE_GATE_CHANNELS = 12
 
@@ -22,7 +23,7 @@ class Nano2049Config(PreTrainedConfig):
     """The fields of the trainer's GPTConfig, under its names."""
 
     model_type = "nano2049"
-    keys_to_ignore_at_inference = ["past_key_values"]
+    keys_to_ignore_at_inference = ["past_key_values", "cache"]
     attribute_map = {  # the names that other code asks for
         "max_position_embeddings": "seq_len",
         "num_hidden_layers": "n_layer",
@@ -86,16 +87,6 @@ def remember(cache, layer, x):
     return cache.update(x, x[..., :0], layer)[0]
 
 
-def eager(module, q, k, v, mask, scaling, **_):
-    """Attention in plain PyTorch: q (B, H, T, D), k and v (B, G, S, D), mask to be added ->
-    (B, T, H, D) and the weights (B, H, T, S)."""
-    k, v = (x.repeat_interleave(module.num_key_value_groups, dim=1) for x in (k, v))
-    scores = q @ k.mT * scaling
-    scores = scores if mask is None else scores + mask
-    weights = scores.float().softmax(-1).to(q.dtype)
-    return (weights @ v).transpose(1, 2), weights
-
-
 def linear(n_in, n_out):
     return nn.Linear(n_in, n_out, bias=False)
 
@@ -129,8 +120,9 @@ class Attention(nn.Module):
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)  # (B, H or G, T, D)
         if cache is not None:
             k, v = cache.update(k, v, self.layer)
-        how = config._attn_implementation
-        attend = eager if how == "eager" else ALL_ATTENTION_FUNCTIONS[how]
+        attend = ALL_ATTENTION_FUNCTIONS.get_interface(
+            config._attn_implementation, eager_attention_forward
+        )
         y, _ = attend(self, q, k, v, mask, dropout=0.0, scaling=config.head_dim**-0.5)
         return self.out(y.reshape(B, T, -1))  # y (B, T, H, D)
 
@@ -170,9 +162,10 @@ class Block(nn.Module):
 
 class Nano2049ForCausalLM(PreTrainedModel, GenerationMixin):
     config_class = Nano2049Config
+    _input_embed_layer = "embed"
     _supports_sdpa = True
     _no_split_modules = ["Block"]
-    _skip_keys_device_placement = ["past_key_values"]
+    _skip_keys_device_placement = ["past_key_values", "cache"]
     _tied_weights_keys = {"head.weight": "embed.weight"}
 
     def __init__(self, config):
@@ -185,12 +178,6 @@ class Nano2049ForCausalLM(PreTrainedModel, GenerationMixin):
             table = nn.Embedding(config.vocab_size, config.n_kv_head * config.head_dim)
             self.value_embeds[str(layer)] = table
         self.post_init()
-
-    def get_input_embeddings(self):
-        return self.embed
-
-    def set_input_embeddings(self, value):
-        self.embed = value
 
     def get_output_embeddings(self):
         return self.head
@@ -210,7 +197,13 @@ class Nano2049ForCausalLM(PreTrainedModel, GenerationMixin):
         **kwargs,
     ):
         """input_ids (B, T) -> logits (B, T, V) in fp32, or of the last logits_to_keep positions."""
-        config, cache = self.config, past_key_values
+        config = self.config
+        # From 5.24 on, `generate` hands the cache over as `cache`.
+        cache = past_key_values if past_key_values is not None else kwargs.pop("cache", None)
+        for name, value in kwargs.items():
+            known = ("num_items_in_batch", "cache_position")  # of the loss; as position_ids
+            if isinstance(value, torch.Tensor | Cache) and name not in known:
+                raise TypeError(f"this model does not read {name}")
         if use_cache and cache is None:
             cache = DynamicCache(config=config)
         if position_ids is None:
@@ -219,13 +212,8 @@ class Nano2049ForCausalLM(PreTrainedModel, GenerationMixin):
         x = self.embed(input_ids)  # (B, T, C)
         if config.embed_norm:
             x = rms_norm(x)
-        mask = create_causal_mask(
-            config=config,
-            inputs_embeds=x,
-            attention_mask=attention_mask,
-            past_key_values=cache,
-            position_ids=position_ids,
-        )
+        # The fourth argument, as the third of the output below, has two names by release.
+        mask = create_causal_mask(config, x, attention_mask, cache, position_ids=position_ids)
         cos, sin = self._rope(position_ids)
         has_previous = self._has_previous(input_ids, attention_mask, cache)
 
@@ -245,7 +233,7 @@ class Nano2049ForCausalLM(PreTrainedModel, GenerationMixin):
             loss = self.loss_function(
                 logits=logits, labels=labels, vocab_size=config.vocab_size, **kwargs
             )
-        return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=cache)
+        return CausalLMOutputWithPast(loss, logits, cache)
 
     def _rope(self, position_ids):
         """(B or 1, T) -> cos and sin, (B or 1, T, 1, D/2) each, in fp32."""

@@ -6,7 +6,6 @@ an untrained model has zeros in `out` and `down`, which would hide half of a wro
 ParityError says what differs. Next: mapping.py made the weights, export.py calls this.
 """
 
-import os
 from pathlib import Path
 
 import torch
@@ -32,36 +31,56 @@ TEXTS = (
 """What tokenizers disagree on: spaces, digits, special tokens written out, odd Unicode."""
 
 
-def check(folder: Path, model: GPT, tokenizer: Tokenizer, encode=None) -> str:
-    """One line that says what was compared; ParityError if anything differs.
-
-    encode: preparation.chat.encode, for a model that was tuned on conversations.
-
-    model: in fp32 on the CPU, without doc_mask (a row of the folder's model is one document). Its
-    weights are random afterwards, which saves the memory of a second model."""
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")  # this folder is all that is read
+def open_model(folder: Path, own: bool = False) -> tuple[nn.Module, dict]:
+    """The model of a folder as transformers reads it, in fp32, and what it says of the weights.
+    own: the folder has our modelling file, which is run. No network is asked."""
     import transformers
 
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    name, _ = mapping.choose_class(model.config)
-    options = {"trust_remote_code": True} if name == mapping.OWN else {}
-    theirs, report = transformers.AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, output_loading_info=True, **options
+    options = dict(dtype=torch.float32, output_loading_info=True, local_files_only=True)
+    model, report = transformers.AutoModelForCausalLM.from_pretrained(
+        folder, trust_remote_code=own, **options
     )
+    return model.eval(), report
+
+
+@torch.no_grad()
+def largest_difference(ours: GPT, theirs: nn.Module, ids: Tensor, tolerance: float) -> tuple:
+    """(the largest difference of two logits at ids (B, T), how large it may be)."""
+    difference, limit = torch.zeros(()), tolerance
+    for row in ids.split(1):  # a row at a time, to save memory
+        logits = ours(row)  # (1, T, V)
+        limit = max(limit, tolerance * logits.std().item())
+        far = (logits - theirs(row).logits[..., : logits.size(-1)]).abs().max()
+        difference = torch.maximum(difference, far)  # NaN stays
+    return difference.item(), limit
+
+
+def check(folder: Path, model: GPT, tokenizer: Tokenizer, tuned: bool = False) -> str:
+    """One line that says what was compared; ParityError if anything differs. tuned: the model was
+    tuned on conversations.
+
+    model: in fp32 on the CPU, without doc_mask (a row of the folder's model is one document). Its
+    weights are random afterwards, which saves the memory of a second model."""
+    import transformers
+
+    own = mapping.choose_class(model.config)[0] == mapping.OWN
+    theirs, report = open_model(folder, own)
     if wrong := {key: sorted(names) for key, names in report.items() if names}:
-        raise ParityError(f"{name} does not load these weights as they are: {wrong}")
-    read = transformers.AutoTokenizer.from_pretrained(folder, **options)
-    end = tokenizer.special[template.END] if encode else tokenizer.bos_id
+        raise ParityError(f"transformers does not load these weights as they are: {wrong}")
+    read = transformers.AutoTokenizer.from_pretrained(
+        folder, local_files_only=True, trust_remote_code=own
+    )
+    end = tokenizer.special[template.END] if tuned else tokenizer.bos_id
     _check_tokenizer(read, tokenizer, end)
-    chats = template.check(read, tokenizer, encode, TEXTS) if encode else 0
-    if (ends := theirs.generation_config.eos_token_id) != template.ends(tokenizer, bool(encode)):
+    chats = template.check(read, tokenizer, TEXTS) if tuned else 0
+    if (ends := theirs.generation_config.eos_token_id) != template.ends(tokenizer, tuned):
         raise ParityError(f"generation_config.json ends a text at {ends}, not as the model does")
     theirs.generation_config = transformers.GenerationConfig(pad_token_id=model.config.bos_id)
-    trained = _check_numbers(model, theirs.eval(), "at the trained weights")
+    trained = _check_numbers(model, theirs, "at the trained weights")
     set_unit_weights(model)
-    theirs.load_state_dict(mapping.to_huggingface(model)[1], strict=False)  # tied: no head
+    theirs.load_state_dict(mapping.to_huggingface(model), strict=False)  # tied: no head
     random = _check_numbers(model, theirs, "at random weights")
     texts = f"{len(TEXTS)} texts" + (f" and {chats} conversations" if chats else "")
     return (
@@ -76,13 +95,10 @@ def _check_tokenizer(theirs, tokenizer: Tokenizer, end: int) -> None:
     split = {} if end == tokenizer.bos_id else {"split_special_tokens": True}
     for text in TEXTS:
         ids = tokenizer.encode(text)
-        if (found := theirs(text, **split).input_ids) != [tokenizer.bos_id, *ids]:
-            why = "BOS is not in front" if found == ids else "the ids differ"
+        alone = theirs(text, add_special_tokens=False, **split).input_ids
+        if theirs(text, **split).input_ids != [tokenizer.bos_id, *ids] or alone != ids:
+            why = "the ids differ" if alone != ids else "BOS is not in front"
             raise ParityError(f"the exported tokenizer encodes {text[:40]!r} differently: {why}")
-        if theirs(text, add_special_tokens=False, **split).input_ids != ids:
-            raise ParityError(
-                f"the exported tokenizer encodes {text[:40]!r} differently without BOS"
-            )
         if theirs.decode(ids) != tokenizer.decode(ids):
             raise ParityError(f"the exported tokenizer decodes {text[:40]!r} differently")
     special = (theirs.bos_token_id, theirs.eos_token_id, theirs.pad_token_id)
@@ -102,10 +118,8 @@ def _check_numbers(model: GPT, theirs: nn.Module, where: str) -> float:
     ids = torch.randint(c.vocab_size - 1, (2, c.seq_len), generator=generator)
     ids += ids >= c.bos_id  # any token but BOS
     ids[:, 0] = ids[1, T // 2] = c.bos_id  # the second row has two documents
-    limit = TOLERANCE * max(1.0, model(ids[:1, :T]).std().item())
-    rows = ids.split(1)  # all positions, a row at a time to save memory
-    difference = torch.stack([(model(x) - theirs(x).logits).abs().max() for x in rows]).max().item()
-    if not difference <= limit:  # NaN is refused as well
+    difference, limit = largest_difference(model, theirs, ids, TOLERANCE)
+    if not difference <= limit:  # NaN is wrong as well
         raise ParityError(
             f"logits differ by {difference:.1e} {where}; {limit:.1e} is allowed. If model.py was "
             "changed, change hf/ as well"

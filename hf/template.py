@@ -4,9 +4,8 @@
 for parity.py. Next: preparation/chat.py, the template of which this is the translation.
 """
 
-from collections.abc import Callable
-
 from machinery.errors import ParityError
+from preparation import chat
 from tokenizer import Tokenizer
 
 END = "<|end|>"
@@ -41,34 +40,31 @@ def ends(tokenizer: Tokenizer, tuned: bool) -> int | list[int]:
     return [tokenizer.special[END], bos] if tuned else bos
 
 
-def conversations(texts: tuple[str, ...]) -> list[list[tuple[str, str]]]:
-    """Turns of every shape, each text in every role."""
-    found = []
-    for i, text in enumerate(texts):
-        other, third = texts[i - 1], texts[i - 2]
-        asked = [("user", text), ("assistant", other), ("user", third), ("assistant", text)]
-        found += [asked, asked[:3], asked[:1], [("system", other), *asked], [("system", text)]]
-        found[-1].append(("user", third))
-    return found
-
-
-def check(theirs, tokenizer: Tokenizer, encode: Callable, texts: tuple[str, ...]) -> int:
-    """Compare the ids of conversations made of `texts`; returns how many. ParityError if they
-    differ. encode: preparation.chat.encode.
+def check(theirs, tokenizer: Tokenizer, texts: tuple[str, ...]) -> int:
+    """Compare the ids of conversations in which each of `texts` stands in each role, with and
+    without an end; returns how many. ParityError if they differ.
 
     Beside a special token that is typed transformers cuts the text, so there the tokens may be
     others; the special ones, which say who speaks, and the text must be the same."""
-    special, found = set(tokenizer.special.values()), conversations(texts)
-    for turns in found:
-        messages, reply = [dict(role=r, content=t) for r, t in turns], turns[-1][0] == "user"
-        ours = [tokenizer.bos_id, *encode(turns, tokenizer, reply)]
-        ids = theirs.apply_chat_template(
-            messages, add_generation_prompt=reply, return_dict=False, **TYPED
-        )
-        typed = any(token in text for token in tokenizer.special for _, text in turns)
-        marks = [[i for i in row if i in special] for row in (ids, ours)]
-        if ids != ours and not (typed and marks[0] == marks[1]):
-            raise ParityError(f"the chat template encodes {str(turns)[:80]} differently")
-        if theirs.decode(ids) != tokenizer.decode(ours):
-            raise ParityError(f"the chat template changes the text of {str(turns)[:80]}")
-    return len(found)
+    special = set(tokenizer.special.values())
+    count = 0
+    for i, text in enumerate(texts):
+        system, question = ("system", texts[i - 1]), ("user", text)
+        whole = [system, question, ("assistant", texts[i - 2]), ("user", texts[i - 3])]
+        for turns in (whole, whole[:3], whole[1:3], [question]):
+            reply = turns[-1][0] == "user"
+            ours = [tokenizer.bos_id, *chat.encode(turns, tokenizer, reply)]
+            ids = theirs.apply_chat_template(
+                [dict(role=role, content=content) for role, content in turns],
+                add_generation_prompt=reply,
+                return_dict=False,
+                **TYPED,
+            )
+            typed = any(token in content for token in tokenizer.special for _, content in turns)
+            roles = [[i for i in row if i in special] for row in (ids, ours)]
+            if ids != ours and not (typed and roles[0] == roles[1]):
+                raise ParityError(f"the chat template encodes {str(turns)[:80]} differently")
+            if theirs.decode(ids) != tokenizer.decode(ours):
+                raise ParityError(f"the chat template changes the text of {str(turns)[:80]}")
+            count += 1
+    return count

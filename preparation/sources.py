@@ -47,6 +47,7 @@ MB = 1 << 20
 # many cores. At 4 bytes of text per token and 2 per id, its shard has about 8 MB.
 SMALLEST_UNIT, LARGEST_UNIT = 4 * MB, 16 * MB
 DOCUMENT = MB  # characters; a longer plain text becomes several documents
+LARGEST_LINE = 32 * MB  # of a .jsonl; a longer one would take a worker ten times its memory
 KINDS = (".txt", ".text", ".md", ".py", ".jsonl", ".ndjson", ".parquet")
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 NOT_TEXT = {b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"PK\3\4": "zip", b"\x7fELF": "ELF"}
@@ -267,7 +268,8 @@ def _pieces(name: str, path: Path, size: int, target: int) -> Iterator[tuple]:
 
 
 def _open(path: Path) -> BinaryIO:
-    """A file, open; a .gz or .zst file is decompressed as it is read."""
+    """A file of source text, open; a .gz or .zst file is decompressed as it is read. The user named
+    it, so a link is followed; `local_files` lists no pipe and no device."""
     if compression := COMPRESSIONS.get(path.suffix.lower()):
         return io.BufferedReader(pa.input_stream(path, compression), MB)
     return open(path, "rb")
@@ -292,7 +294,8 @@ def _local_documents(source: Source, unit: dict, notes: Counter) -> Iterator[str
         path = local_files(source)[name]
         with _readable(path):
             if source.kind == "chats":
-                yield from stdlib_chats.conversations(name, path.read_bytes())
+                with _open(path) as f:
+                    yield from stdlib_chats.conversations(name, f.read())
             elif kind_of(name) == ".parquet":
                 yield from _read_parquet(path, range(start, end), source.fields, notes)
             else:
@@ -303,11 +306,12 @@ def _local_documents(source: Source, unit: dict, notes: Counter) -> Iterator[str
 def _read_lines(f: BinaryIO, path: Path, start: int, end: int, fields, notes) -> Iterator[str]:
     """The documents of a piece of a text or .jsonl file."""
     kind, length = kind_of(path.name), -1  # to the end
+    is_json = kind in (".jsonl", ".ndjson")
     if end >= 0:
-        start, end = _line_start(f, start), _line_start(f, end)
+        start, end = (_line_start(f, position, not is_json) for position in (start, end))
         f.seek(start)
         length = end - start  # may be 0: a long line spans several pieces
-    if kind in (".jsonl", ".ndjson"):
+    if is_json:
         yield from _read_jsonl(f, length, path, fields, notes)
         return
     for i, raw in enumerate(_parts(f) if length < 0 else [f.read(length)]):
@@ -343,12 +347,17 @@ def _not_text(raw: bytes) -> str | None:
     return next((NOT_TEXT[magic] for magic in NOT_TEXT if raw.startswith(magic)), what)
 
 
-def _line_start(f: BinaryIO, position: int) -> int:
-    """The first start of a line at or after `position`. So byte ranges share no line, miss none."""
+def _line_start(f: BinaryIO, position: int, is_text: bool) -> int:
+    """The first start of a line at or after `position`. So byte ranges share no line, miss none.
+    Plain text without a line end for LARGEST_UNIT bytes is cut right there, between characters."""
     if position == 0:
         return 0
     f.seek(position - 1)
-    f.readline()
+    while (part := f.readline(MB)) and not part.endswith(b"\n"):
+        if is_text and f.tell() - position >= LARGEST_UNIT:
+            f.seek(position)
+            begins = [i for i, byte in enumerate(f.read(4)) if not 0x80 <= byte <= 0xBF]
+            return position + (begins or [0])[0]
     return f.tell()
 
 
@@ -389,8 +398,13 @@ def join_fields(record: dict, fields: tuple[str, ...], where: object, notes: Cou
 def _read_jsonl(f: BinaryIO, length: int, path: Path, fields, notes: Counter) -> Iterator[str]:
     """A document per line, for `length` bytes, which end where a line does (-1: to the end)."""
     done = 0
-    while done != length and (line := f.readline()):
+    while done != length and (line := f.readline(LARGEST_LINE)):
         done += len(line)
+        if len(line) == LARGEST_LINE and not line.endswith(b"\n"):
+            notes[f"lines of more than {LARGEST_LINE // MB} MB, left out"] += 1
+            while not line.endswith(b"\n") and (line := f.readline(MB)):
+                done += len(line)
+            continue
         line = line.removeprefix(codecs.BOM_UTF8)
         if not line.strip():
             continue

@@ -132,12 +132,11 @@ class Job:
             return sources.list_units(source)
         path = self.folder / ".units" / f"remote-{digest(repr(source))}.json"
         try:
-            listing = json.loads(path.read_text(encoding="utf-8"))
+            listing = disk.read_json(path)
             return listing["units"], listing["facts"]
-        except (OSError, ValueError, TypeError, LookupError):  # none yet, or damaged
+        except (DataError, LookupError):  # none yet, or damaged
             units, facts = sources.list_units(source)
-        with disk.writable(self.folder, "choose another --data_dir"):
-            disk.write_json(path, {"units": units, "facts": facts})
+        disk.write_json(path, {"units": units, "facts": facts})
         return units, facts
 
     def _val_below(self) -> int:
@@ -181,11 +180,12 @@ class Job:
     def record(self, source: int, unit: int) -> dict | None:
         """The record of a finished unit; None if it, or a shard, is missing or damaged."""
         try:
-            record = json.loads(self.record_path(source, unit).read_text(encoding="utf-8"))
+            record = disk.read_json(self.record_path(source, unit))
             entries = [entry for split in record["splits"].values() for entry in split["shards"]]
             listed = [file for entry in entries for file in shards.files_of(entry)]
-            whole = all((self.folder / f).stat().st_size == size for f, size, _ in listed)
-        except (OSError, ValueError, TypeError, LookupError, AttributeError):
+            sizes = [disk.inside(self.folder, f).stat().st_size for f, _, _ in listed]
+            whole = sizes == [size for _, size, _ in listed]
+        except (OSError, DataError, TypeError, LookupError, AttributeError):
             return None
         return record if whole else None
 
@@ -224,7 +224,7 @@ def prepare_unit(
 ) -> dict:
     """Read, tokenize, pack and write one unit, but for its `copies`; returns its record, written
     last, to `path`."""
-    tokenizer = read_tokenizer(path.with_name("tokenizer.json").read_text(encoding="utf-8"))
+    tokenizer = read_tokenizer(disk.read_text(path.with_name("tokenizer.json")))
     dtype = shards.dtype_for(tokenizer.vocab_size)
     notes, totals = Counter(), {"train": Counter(), "val": Counter()}
     reading = sources.Reading()
@@ -299,8 +299,11 @@ def tokenizer_sample(job: Job) -> Iterator[str]:
 @contextmanager
 def open_pool(workers: int) -> Iterator[tuple[Executor, int]]:
     """The executor of a preparation and its slots: processes of this machine."""
-    with disk.writable("/dev/shm", "processes share their locks there"):
+    try:
         executor = ProcessPoolExecutor(workers, get_context("spawn"), start_worker)
+    except OSError as error:
+        error.filename = error.filename or "/dev/shm"  # where processes share their locks
+        raise
     with executor as pool:
         try:
             yield pool, workers

@@ -24,6 +24,7 @@ import optim
 import prepare_data
 import train
 from config import LARGEST, PRESETS, DataConfig, GPTConfig, RunConfig, TrainConfig, UsageError
+from hf.export import ExportConfig
 from machinery import cli
 from machinery.errors import CheckpointError, DataError, StorageError
 from model import GPT
@@ -216,7 +217,7 @@ def test_eval(here, name):
 
 
 @profile(25)
-@given(command_lines(export.ExportConfig))
+@given(command_lines(ExportConfig))
 def test_export(here, words):
     pytest.importorskip("transformers")
     is_refused(export.main, ["tiny", *words], words)

@@ -1,7 +1,5 @@
 """train.py as a whole: the same losses however it is launched, a resume that leaves no trace."""
 
-import ast
-import dataclasses
 import gzip
 import json
 import math
@@ -26,7 +24,6 @@ import optim
 import train
 from config import GPTConfig, UsageError
 from data import RowLoader, val_batches
-from instruments.talk import sample
 from instruments.pages import report
 from machinery import build, cli, log
 from machinery.shards import Manifest
@@ -633,26 +630,6 @@ def test_a_bug_is_not_taken_for_a_mistake():
 
 
 # ---------------------------------------------------------------- the configuration itself
-
-
-def test_every_field_of_every_configuration_is_read_somewhere():
-    rooms = (".", "machinery", "preparation", "instruments")
-    files = [f for room in rooms for f in (ROOT / room).glob("*.py")]
-    nodes = [n for f in files for n in ast.walk(ast.parse(f.read_text()))]
-    nodes = [n for n in nodes if isinstance(n, ast.Attribute)]
-    reads = {(ast.unparse(n.value).split(".")[-1], n.attr) for n in nodes}
-    # the names of a configuration where it is read
-    called = {
-        config.DataConfig: ("config",),
-        config.TrainConfig: ("config", "train"),
-        config.RunConfig: ("options", "run"),
-        GPTConfig: ("config", "c", "model", "self"),
-        eval_program.LossConfig: ("config",),
-        sample.SampleConfig: ("config",),
-    }
-    for kind, names in called.items():
-        for field in dataclasses.fields(kind):
-            assert any((name, field.name) in reads for name in names), f"{kind}: {field.name}"
 
 
 def test_presets_fit_their_data():

@@ -5,6 +5,7 @@ import contextlib
 import io
 import json
 import math
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -17,16 +18,14 @@ from test_damages import DAMAGES
 
 import data
 import eval as evaluate
-import export
 import optim
 import prepare_data
 import train
 from config import TrainConfig, UsageError
-from hf import imported, tokenizer_json
+from hf import export, imported, mapping, tokenizer_json
 from machinery import cli, trained
 from machinery.errors import CheckpointError, DataError, ParityError
 from machinery.shards import Manifest
-from tokenizer import Tokenizer
 
 V = 600  # tokens of the tokenizer; the tables have more rows
 SHAPE = dict(
@@ -48,12 +47,6 @@ SCALED = dict(
     low_freq_factor=1.0,
     high_freq_factor=4.0,
     original_max_position_embeddings=32,
-)
-GRANITE = dict(
-    embedding_multiplier=12.0,
-    logits_scaling=8.0,
-    residual_multiplier=0.22,
-    attention_multiplier=0.0625,
 )
 
 
@@ -90,9 +83,6 @@ EXACT = {
     "mistral": ("Mistral", dict(sliding_window=None)),
     "mistral with a window": ("Mistral", dict(sliding_window=64)),
     "smollm3": ("SmolLM3", dict(num_hidden_layers=6, no_rope_layer_interval=3)),
-    "arcee": ("Arcee", dict(rms_norm_eps=1e-5)),
-    "nanochat": ("NanoChat", dict()),
-    "granite": ("Granite", GRANITE),
 }
 
 
@@ -106,7 +96,7 @@ def test_logits_are_those_of_transformers(case, tmp_path):
     T = 64 if "window" in case else 96
     assert source.config.seq_len == T and source.config.vocab_size == 631
     c = replace(source.config, vocab_size=V)
-    model = imported.build(c, source.state(V))
+    model = mapping.model_of(c, source.state(V))
     ids = torch.randint(V, (3, T), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         a, b = model(ids), theirs(ids).logits[..., :V]
@@ -115,7 +105,7 @@ def test_logits_are_those_of_transformers(case, tmp_path):
     assert "logits differ from transformers' by" in source.compare(source.state(V), c)
     wrong = source.state(V)
     wrong["blocks.1.attn.out.weight"] *= 1.1
-    with pytest.raises(ParityError, match="is not computed as transformers does"):
+    with pytest.raises(ParityError):
         source.compare(wrong, c)
 
 
@@ -141,24 +131,18 @@ def test_what_transformers_4_wrote_is_read_too(tmp_path):
     assert source.config.rope_theta == 77_000.0 and source.tied
     linear = {"type": "linear", "factor": 2.0}
     file.write_text(json.dumps(tree | {"rope_theta": theta, "rope_scaling": linear}))
-    with pytest.raises(UsageError, match=r"its RoPE is scaled \(linear\)"):
+    with pytest.raises(UsageError, match="linear"):
         imported.Source(tmp_path)
 
 
-REFUSED = {
-    "scaled RoPE": ("Llama", dict(rope_parameters=SCALED), r"its RoPE is scaled \(llama3\)"),
-    "biases": ("Llama", dict(attention_bias=True), "its matrices have biases"),
-    "gelu": ("Llama", dict(hidden_act="gelu"), "its activation is gelu, not silu"),
-    "Qwen2": ("Qwen2", {}, "Qwen2 is none of Llama, .*: its q, k and v have biases"),
-    "Qwen3": ("Qwen3", {}, "the norms of its q and k have weights, between which RoPE stands"),
-    "Olmo2": ("Olmo2", {}, "norms stand after its layers"),
-    "Gemma": ("Gemma", dict(head_dim=16), "its MLP is GeGLU"),
-    "GPTNeoX": ("GPTNeoX", {}, "it has LayerNorm, biases and GELU"),
-    "NoPE at will": (
-        "SmolLM3", dict(no_rope_layers=[1, 0, 0, 1]), r"its layers \[2, 3\] have no RoPE",
-    ),
-    "eps behind a norm": ("NanoChat", dict(rms_norm_eps=1e-5), "its norms add 1e-05, one after"),
-}  # fmt: skip
+REFUSED = {  # name -> (class, its options, what the error names)
+    "scaled RoPE": ("Llama", dict(rope_parameters=SCALED), "llama3"),
+    "biases": ("Llama", dict(attention_bias=True), "attention_bias"),
+    "gelu": ("Llama", dict(hidden_act="gelu"), "gelu"),
+    "Qwen3": ("Qwen3", {}, "Qwen3"),
+    "Gemma": ("Gemma", dict(head_dim=16), "Gemma"),
+    "NoPE at will": ("SmolLM3", dict(no_rope_layers=[1, 0, 0, 1]), r"\[2, 3\]"),
+}
 
 
 @pytest.mark.parametrize("case", REFUSED)
@@ -167,21 +151,21 @@ def test_what_we_do_not_compute_is_refused_by_its_name(case, tmp_path):
     make_model(tmp_path, name, **(dict(num_attention_heads=6) | options))
     with pytest.raises(UsageError, match=words) as raised:
         imported.Source(tmp_path)
-    assert str(raised.value).startswith(f"{tmp_path} cannot be imported exactly: ")
+    assert str(tmp_path) in str(raised.value)
 
 
-CHANGED = {
-    "code of its own": (dict(auto_map={"AutoModel": "x.Y"}), r"code of its own \(auto_map\)"),
-    "quantized": (dict(quantization_config={"bits": 4}), "its weights are quantized"),
-    "another class": (dict(architectures=["RwkvForCausalLM"]), "Rwkv is none of .*layers are oth"),
-    "no class": (dict(architectures=None), "its config.json names no architecture"),
-    "partial RoPE": (dict(partial_rotary_factor=0.5), "its RoPE turns 0.5 of a head"),
-    "no width": (dict(hidden_size=None), "hidden_size is None in its config.json"),
-    "another width": (dict(hidden_size=144), "is of shape .*, where config.json asks for"),
-    "an odd width": (dict(hidden_size="72"), "hidden_size is 72 in its config.json"),
-    "more layers": (dict(num_hidden_layers=5), "no tensor model.layers.4.self_attn.q_proj.weight"),
-    "fewer layers": (dict(num_hidden_layers=3), "have model.layers.3.*, which its class does not"),
-    "other layers": (dict(layer_types=["linear_attention"]), "it has layers of linear_attention"),
+CHANGED = {  # name -> (a change of config.json, what the error names)
+    "code of its own": (dict(auto_map={"AutoModel": "x.Y"}), "auto_map"),
+    "quantized": (dict(quantization_config={"bits": 4}), "quantization_config"),
+    "another class": (dict(architectures=["RwkvForCausalLM"]), "Rwkv"),
+    "no class": (dict(architectures=None), "config.json"),
+    "partial RoPE": (dict(partial_rotary_factor=0.5), "0.5"),
+    "no width": (dict(hidden_size=None), "hidden_size"),
+    "another width": (dict(hidden_size=144), "144"),
+    "a width that is no number": (dict(hidden_size="72"), "hidden_size"),
+    "more layers": (dict(num_hidden_layers=5), "model.layers.4.self_attn.q_proj.weight"),
+    "fewer layers": (dict(num_hidden_layers=3), "model.layers.3"),
+    "other layers": (dict(layer_types=["linear_attention"]), "linear_attention"),
 }
 
 
@@ -212,37 +196,60 @@ def test_without_transformers_it_says_that_nothing_was_compared(llama, monkeypat
 def test_no_pickle_is_opened_and_a_damaged_file_is_named(llama, tmp_path):
     folder = tmp_path / "m"
     shutil.copytree(llama, folder)
-    weights = folder / "model.safetensors"
+    weights, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
     weights.write_bytes(weights.read_bytes()[:1000])
-    with pytest.raises(CheckpointError, match="model.safetensors cannot be read"):
+    with pytest.raises(CheckpointError, match="model.safetensors"):
         imported.Source(folder)
     weights.rename(folder / "pytorch_model.bin")
-    assert trained.is_export(folder)  # so that it is refused in these words
-    with pytest.raises(UsageError, match=r"no model.safetensors; a pickle \(.bin\) is never open"):
+    assert trained.is_export(folder)  # so that the error is this one
+    with pytest.raises(UsageError, match="model.safetensors"):
         imported.Source(folder)
-    index = {"weight_map": {"model.norm.weight": "../../secret.safetensors"}}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(UsageError, match="no secret.safetensors"):
+    index.write_text(json.dumps({"weight_map": {"model.norm.weight": "pytorch_model.bin"}}))
+    with pytest.raises(UsageError, match="pytorch_model.bin"):
         imported.Source(folder)
-    with pytest.raises(UsageError, match="its config.json names no architecture"):
-        imported.Source(tmp_path)
+
+
+def test_no_name_in_a_folder_leads_out_of_it(llama, tmp_path):
+    """In the index of sharded weights; a link; a pipe, at which a program would wait for ever."""
+    folder = tmp_path / "m"
+    shutil.copytree(llama, folder)
+    weights, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    weights.rename(tmp_path / "outside.safetensors")
+    for name in ("../outside.safetensors", str(tmp_path / "outside.safetensors"), "..", ""):
+        index.write_text(json.dumps({"weight_map": {"model.norm.weight": name}}))
+        with pytest.raises((DataError, UsageError)):
+            imported.Source(folder)
+    index.unlink()
+    weights.symlink_to(tmp_path / "outside.safetensors")
+    with pytest.raises(DataError, match="link"):
+        imported.Source(folder)
+    weights.unlink()
+    os.mkfifo(weights)
+    with pytest.raises(CheckpointError, match="model.safetensors"):
+        imported.Source(folder)
 
 
 def test_a_model_of_the_hub_is_read_from_its_cache(llama, tmp_path, monkeypatch):
-    """Offline, as here; and what is not there is said."""
+    """Offline, and through the cache's own links; and what is not there is said."""
     from huggingface_hub import constants
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
-    repo = tmp_path / "models--me--mine"
-    (repo / "refs").mkdir(parents=True)
-    (repo / "refs" / "main").write_text("abc")
-    shutil.copytree(llama, repo / "snapshots" / "abc")
+    snapshot = tmp_path / "models--me--mine" / "snapshots" / "abc"
+    blobs = tmp_path / "models--me--mine" / "blobs"
+    blobs.mkdir(parents=True)
+    snapshot.mkdir(parents=True)
+    for i, path in enumerate(llama.iterdir()):
+        shutil.copy(path, blobs / str(i))
+        (snapshot / path.name).symlink_to(f"../../blobs/{i}")
     with monkeypatch.context() as context:
-        hub = lambda word, **how: str(repo / "snapshots" / "abc")
-        context.setattr("huggingface_hub.snapshot_download", hub)
-        assert imported.Source("hf:me/mine").config.n_head == 9
-    with pytest.raises(UsageError, match="hf:me/other cannot be read from the Hub: "):
+        context.setattr("huggingface_hub.snapshot_download", lambda word, **how: str(snapshot))
+        assert imported.Source("hf:me/mine").state(V)["embed.weight"].shape == (640, 72)
+        (snapshot / "config.json").unlink()
+        (snapshot / "config.json").symlink_to(llama / "config.json")
+        with pytest.raises(DataError, match="link"):
+            imported.Source("hf:me/mine")
+    with pytest.raises(UsageError, match="hf:me/other"):
         imported.Source("hf:me/other")
     assert trained.find_model("hf:me/mine") == dict(checkpoint="hf:me/mine")
 
@@ -289,7 +296,7 @@ def test_training_begins_where_transformers_stands(begun):
         rf"decided   by {folder / 'model'}: n_head 9, not 2",
         "mlp swiglu, not relu2",
         "extras (), not ('key_offset', 'value_embeds')",
-        "another path for AdamW; logits differ from transformers' by",
+        "logits differ from transformers' by",
         "decided   by the data: seq_len 64, not 512, vocab_size 600, not 4,096",
     ):
         assert words in said
@@ -405,7 +412,7 @@ def test_a_step_of_adamw_is_that_of_transformers(tmp_path):
         folder = tmp_path / str(unit_norms)
         theirs = make_model(folder, "Llama", unit_norms=unit_norms, rms_norm_eps=1e-6)
         source = imported.Source(folder)
-        model = imported.build(replace(source.config, vocab_size=631), source.state(631)).train()
+        model = mapping.model_of(replace(source.config, vocab_size=631), source.state(631)).train()
         config = TrainConfig(optimizer="adamw", lr=1e-3, weight_decay=0.1)
         (ours,) = optim.build(model.param_groups(), config, 72)
         decayed = [p for p in theirs.parameters() if p.ndim == 2]
@@ -427,15 +434,6 @@ def test_a_step_of_adamw_is_that_of_transformers(tmp_path):
 
 
 # ------------------------------------------------------------------------------- tokenizers
-
-
-def test_the_data_may_say_which_token_begins_a_document(begun, tmp_path):
-    folder, _ = begun
-    one = tokenizer_json.read(folder / "model")
-    other = tokenizer_json.read(folder / "model", "<|im_start|>")
-    assert (one.bos, other.bos) == ("<|endoftext|>", "<|im_start|>")
-    assert one.same_ids(other) and one.sha256 != other.sha256
-    assert Tokenizer(other.spec).bos_id == other.special["<|im_start|>"]
 
 
 FILES = ["config.json", "model.safetensors.index.json", "tokenizer.json", "tokenizer_config.json"]

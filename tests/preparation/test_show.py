@@ -1,5 +1,6 @@
 """`prepare_data.py show`: a row with its documents, its source, its shard and its files."""
 
+import json
 import re
 
 import pytest
@@ -7,9 +8,8 @@ from conftest import run
 
 import prepare_data
 from config import UsageError
-from instruments import show
 from machinery.shards import Manifest
-from preparation import sources
+from preparation import show, sources
 from tokenizer import Tokenizer
 
 
@@ -63,7 +63,7 @@ def test_every_row_is_its_documents_and_each_is_in_the_file_that_is_named(folder
         assert "".join(texts).replace("\n", "") == plain.replace("\n", "")
         for head, text in zip(heads, texts):
             if not text:
-                assert head == "1 tokens, its text is in another row"
+                assert head.startswith("1 tokens, ")
                 continue
             where = re.search(r", (\S+\.(?:txt|md)), (whole|characters ([\d,]+) to)", head)
             assert where, head
@@ -84,17 +84,35 @@ def test_a_text_is_found_and_the_search_can_go_on(folders, capsys):
     assert first == shown(capsys, folders, "--row", n)
 
 
-def test_mistakes_are_sentences(folders, tmp_path):
+def test_mistakes_name_the_value(folders, tmp_path):
     data = ["--data_dir", str(folders / "data")]
-    for args, words in (
-        ([*data, "--row", "100000"], r"--row 100000: --split train of .* has \d+ rows, from 0 to"),
-        ([*data, "--find", "no such text"], "'no such text': no row from 0 to"),
-        ([*data, "--row", "-1"], "--row -1 must be 0 or more"),
-        (["tyni"], "no preset 'tyni'; did you mean tiny"),
-        (["--data_dir", str(tmp_path)], "manifest.json does not exist; run: python prepare_data"),
+    for args, value in (
+        ([*data, "--row", "100000"], "100000"),
+        ([*data, "--find", "no such text"], "'no such text'"),
+        (["tyni"], "tiny"),
+        (["--data_dir", str(tmp_path)], str(tmp_path)),
     ):
-        with pytest.raises(UsageError, match=words):
+        with pytest.raises(UsageError, match=value):
             prepare_data.main(["show", *args])
+
+
+def test_conversations_are_shown_with_their_roles_and_files(tmp_path, capsys):
+    turns = [("user", "How many hens has {}?"), ("assistant", "The fox has {} hens.")]
+    for i in range(4):
+        lines = [
+            json.dumps({"messages": [dict(role=r, content=t.format(k)) for r, t in turns]})
+            for k in range(100 * i, 100 * i + 100)
+        ]
+        (tmp_path / f"{i}.jsonl").write_text("\n".join(lines))
+    options = "--vocab_size 300 --row_len 65 --val_fraction 0.2 --workers 1".split()
+    source = ["--source", f"files:{tmp_path}#messages", "--data_dir", str(tmp_path / "data")]
+    assert prepare_data.main(["tiny", *options, *source]) == 0
+    capsys.readouterr()
+    argv = ["show", "--data_dir", str(tmp_path / "data"), "--find", "The fox has 123 hens."]
+    assert prepare_data.main(argv) == 0
+    out = capsys.readouterr().out
+    whole = "<|user|>How many hens has 123?<|end|><|assistant|>The fox has 123 hens.<|end|>"
+    assert re.search(rf", 1\.jsonl, whole\n{re.escape(whole)}", out), out
 
 
 def test_a_text_that_has_changed_or_gone_is_told(folders, capsys, tmp_path):

@@ -16,7 +16,7 @@ from config import LARGEST, PRESETS, UsageError, find_preset
 from machinery import cli
 from machinery.errors import DataError
 from machinery.shards import Manifest
-from preparation import sources
+from preparation import chat, sources
 from tokenizer import Tokenizer
 
 MOST_BYTES = 64 * sources.MB  # of a source that is read to find a document whose unit is not known
@@ -116,7 +116,7 @@ class Origin:
     says if the files are not known."""
 
     def __init__(self, facts: dict, shard: str, tokenizer: Tokenizer):
-        self.texts, self.why, self.normalize = [], "", tokenizer.normalize
+        self.texts, self.why, self.tokenizer = [], "", tokenizer
         unit = shard.rpartition("/")[2]  # unit_00003_00.npy
         number = int(unit[5:10]) if unit.startswith("unit_") else None
         source = sources.parse(facts.get("spec", facts["name"]))
@@ -140,14 +140,16 @@ class Origin:
         """(file, text) of each document."""
         for name, start, end in (piece for unit in units for piece in unit["pieces"]):
             piece = {"bytes": 0, "pieces": [[name, start, end]]}
-            for text in sources.documents(source, piece, Counter()):
-                yield name, self.normalize(text)
+            for document in sources.documents(source, piece, Counter()):
+                if not isinstance(document, str):  # as it is in a row, with the roles
+                    document = self.tokenizer.decode(chat.encode(document, self.tokenizer))
+                yield name, self.tokenizer.normalize(document)
 
     def of(self, text: str) -> str:
         """The file that a document is from, and which of its characters; "" if that is not known.
         The ends of a cut piece may lie within a character, which is left out here."""
         if not (wanted := text.strip("\ufffd")):
-            return ", its text is in another row"
+            return ", its text is in another row, or it fills this one"
         for name, whole in self.texts:
             if (at := whole.find(wanted)) >= 0:
                 here = f"characters {at:,} to {at + len(wanted):,} of {len(whole):,}"

@@ -1,0 +1,175 @@
+"""A checkpoint -> a folder that transformers loads; export.py is the command.
+
+Reads RUN_DIR's newest valid checkpoint (or --checkpoint), its tokenizer.json and metrics.jsonl; the
+data folder only for the model card. Writes model.safetensors, config.json, the tokenizer, the card,
+and, for a model that no stock class computes, modeling_nano2049.py. Guarantees: the folder gets its
+name only after transformers, reading it as any user would, gave our token ids, our logits and our
+greedy text. Needs requirements-eval.txt. Next: mapping.py, which class and which weights.
+"""
+
+import glob
+import json
+import os
+import shlex
+import shutil
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+
+from config import Preset, UsageError, find_preset
+from hf import card, mapping, parity, push, template, tokenizer_json
+from machinery import cli, disk, trained
+from machinery.errors import DataError, StorageError
+from machinery.shards import Manifest
+from model import GPT
+from tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class ExportConfig:
+    """Which checkpoint, and where to."""
+
+    run_dir: str = ""
+    """Folder of the run; empty: runs/PRESET."""
+    checkpoint: str = ""
+    """A checkpoint folder; empty: the newest valid one of the run."""
+    data_dir: str = ""
+    """Data folder, for the card; empty: the one that the run was trained on."""
+    out: str = ""
+    """Folder to write; it must not exist. Empty: export_STEP in the run's folder."""
+    push: str = ""
+    """Then upload it to this repository of the Hub: `hf:USER/REPO`; a new one is private."""
+    push_step: bool = False
+    """Push to a branch named by the step (`step_00001000`) instead of main."""
+
+
+def main(argv: list[str]) -> int:
+    """`export.py [MODEL] [--option value ...]`; MODEL: a preset, or a run or a checkpoint."""
+    release = version("transformers") if find_spec("transformers") else "0.0"
+    if tuple(map(int, release.split(".")[:2])) < (5, 4):
+        how = "pip install -r requirements-eval.txt"
+        raise UsageError(f"transformers 5.4 or newer is needed, {release} is installed; {how}")
+    word, options = cli.first_word(argv)
+    export(cli.read_options(ExportConfig(**trained.find_model(word)), options, "export.py"))
+    return 0
+
+
+def export(config: ExportConfig) -> Path:
+    """Load, write, compare, publish; returns the folder. ParityError if the comparison fails."""
+    if config.checkpoint and trained.is_export(Path(config.checkpoint)):
+        raise UsageError(f"{config.checkpoint} is an export already; give a run or a checkpoint")
+    if config.push or config.push_step:
+        push.repo_of(config.push)  # a misspelled one is an error before the work
+    which = trained.EvalConfig(config.run_dir, config.checkpoint, config.data_dir, "cpu", "fp32")
+    model, trainer = trained.load_model(which, mapping.load_exported)
+    tokenizer, manifest = trained.open_tokenizer(which, trainer), find_data(which, trainer)
+    path, run_dir = Path(trainer["path"]), trained.run_of(trainer["path"])
+    out = Path(config.out or run_dir / f"export_{trainer['step']:08d}")
+    name, reason = mapping.choose_class(model.config)
+    own, tuned = name == mapping.OWN, trained.is_tuned(trainer)
+    print(f"class: {'modeling_nano2049.py' if own else f'the stock {name}'} ({reason})")
+    prompt = (find_preset(run_dir.name) or Preset).prompts[0].rstrip()
+    with creating(out) as folder:
+        write_tokenizer(tokenizer, folder, model.config.seq_len, tuned)
+        ends = template.ends(tokenizer, tuned)
+        facts = write_model(model, folder, card.training_facts(path, trainer), ends)
+        usage = card.usage(out.name, prompt, own, tuned)
+        card.write_card(folder, f"nano2049 {run_dir.name}", facts, model, manifest, usage)
+        # A row of the exported model is one document, whatever the rows of training were.
+        model.config = replace(model.config, doc_mask=False)
+        print(f"checked: {parity.check(folder, model, tokenizer, tuned)}")
+    print(f"written: {out}\n\nin Python:\n{card.usage(out, prompt, own, tuned)}\n\nto score it:")
+    options = f"pretrained={out},dtype=float32{',trust_remote_code=True' if own else ''}"
+    loader = f"--model hf --model_args {shlex.quote(options)}"
+    print(f"lm_eval {loader} --tasks hellaswag --batch_size 8 --device cpu")
+    if config.push:
+        print(f"pushed: {push.push(out, config.push, path.name if config.push_step else '')}")
+    return out
+
+
+def find_data(which: trained.EvalConfig, trainer: dict) -> Manifest | None:
+    """The data, which only the card tells of; None, with the reason, if it cannot be used."""
+    try:
+        return trained.open_data(which, trainer)
+    except (UsageError, DataError) as error:
+        print(f"the card does not name the text: {error}")
+        return None
+
+
+@contextmanager
+def creating(folder: Path) -> Iterator[Path]:
+    """`with creating(folder) as temporary:` fill a new folder, which gets its name at the end of
+    the block. If the block raises, nothing is left. UsageError if the folder is there already."""
+    if os.path.lexists(folder):
+        raise UsageError(f"{folder} exists already; remove it, or give another folder")
+    for stale in folder.parent.glob(f".tmp-{glob.escape(folder.name)}-{8 * '[0-9a-f]'}"):
+        shutil.rmtree(stale)  # of a program that was killed
+    temporary = folder.with_name(f".tmp-{folder.name}-{uuid.uuid4().hex[:8]}")
+    try:
+        temporary.mkdir(parents=True)
+        yield temporary
+        for path in [*temporary.rglob("*"), temporary]:
+            disk.fsync(path)
+        temporary.rename(folder)
+        disk.fsync(folder.parent)
+    finally:  # once it is renamed, there is nothing left to remove
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def write_model(model: GPT, folder: Path, facts: dict, ends: int | list[int]) -> dict:
+    """Weights, generation_config.json and, with the hash of every file, config.json; returns the
+    facts that it keeps under `nano2049`. ends: ids that end a text."""
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    config = model.config
+    name, _ = mapping.choose_class(config)
+    weights, file = mapping.to_huggingface(model), folder / "model.safetensors"
+    disk.check_room(folder, sum(w.nbytes for w in weights.values()), "give another --out")
+    try:
+        save_file(weights, file, metadata={"format": "pt"})
+    except SafetensorError as error:  # which is no OSError
+        raise StorageError(f"{file} could not be written: {error}") from None
+    file.chmod(0o644)  # safetensors makes it readable by its owner alone
+    generation = {
+        "bos_token_id": config.bos_id,
+        "pad_token_id": config.bos_id,
+        "eos_token_id": ends,
+        "do_sample": True,
+        "temperature": 0.8,
+        "top_k": 50,
+    }
+    disk.write_json(folder / "generation_config.json", generation)
+    if name == mapping.OWN:
+        shutil.copyfile(mapping.OWN_FILE, folder / "modeling_nano2049.py")
+    facts = dict(format=mapping.FORMAT, class_name=name, model=asdict(config)) | facts
+    facts["files"] = {path.name: disk.sha256_of(path) for path in sorted(folder.iterdir())}
+    tree = mapping.config_json(config, name) | {"nano2049": facts}
+    facts["fingerprint"] = mapping.fingerprint(tree)
+    disk.write_json(folder / "config.json", tree)
+    return facts
+
+
+def write_tokenizer(tokenizer: Tokenizer, folder: Path, seq_len: int, tuned: bool) -> None:
+    """tokenizer.json, with BOS put first, and what transformers must know of it. tuned: with a chat
+    template."""
+    tree = json.loads(tokenizer.spec)
+    tree |= tokenizer_json.begin_with(tokenizer.bos, tokenizer.bos_id)
+    disk.write_json(folder / "tokenizer.json", tree)
+    options = dict(
+        tokenizer_class="PreTrainedTokenizerFast",  # else the model type's, with another split
+        bos_token=tokenizer.bos,
+        eos_token=tokenizer.bos,  # the next document begins where one ends
+        pad_token=tokenizer.bos,
+        split_special_tokens=True,  # "<|end|>" in a text is plain text, as in training
+        clean_up_tokenization_spaces=False,
+        model_max_length=seq_len,
+        padding_side="left",
+        model_input_names=["input_ids", "attention_mask"],
+    )
+    options |= template.options() if tuned else {}
+    disk.write_json(folder / "tokenizer_config.json", options)
