@@ -21,7 +21,7 @@ import numpy as np
 import data
 from config import DataConfig, UsageError, find_preset
 from hf import tokenizer_json
-from machinery import cli, disk, shards, stage
+from machinery import cli, disk, shards
 from preparation import chat, copies, worker
 from tokenizer import Tokenizer
 
@@ -41,6 +41,8 @@ def main(argv: list[str]) -> int:
         config = replace(config, mixture=preset.train.mixture)
     manifest = prepare(config)
     if config.publish:
+        from machinery import stage  # which imports torch
+
         stage.publish(manifest, config.publish)
     return 0
 

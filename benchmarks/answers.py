@@ -20,7 +20,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import data
 import eval
-from flops import bits_per_byte
+import flops
 from machinery import trained
 from machinery.shards import Manifest
 from preparation import stdlib_chats
@@ -87,7 +87,7 @@ def measure(run: str, folder: str, every: int) -> dict:
         formed = ends and kind_of(tokenizer.decode(drawn[:-1])) == kind
         assert (drawn == answer) == right or MOST < len(answer)
         counts[kind].update(asked=1, ends=ends, form=formed)
-    nats, bpb = bits_per_byte(model, data.val_batches(manifest, 8), token_bytes)
+    nats, bpb, _ = flops.score_text(model, data.val_batches(manifest, 8), token_bytes)
     for kind, c in sorted(counts.items()):
         known, asked = "said" if kind in SAID else "remembered", max(1, c["asked"])
         print(

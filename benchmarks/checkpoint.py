@@ -61,7 +61,7 @@ def main() -> None:
         for step in range(args.repeats):
             sync_s.append(timed(lambda: sync.save(step, model, optimizers, {}, wait=True)))  # noqa: B023
             stall_s.append(timed(lambda: background.save(step, model, optimizers, {})))  # noqa: B023
-            total_s.append(stall_s[-1] + timed(background.wait))
+            total_s.append(stall_s[-1] + timed(background.join))
 
         newest = checkpoints(root / "async")[0]
         written = sum(p.stat().st_size for p in newest.rglob("*") if p.is_file())

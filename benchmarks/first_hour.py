@@ -9,8 +9,6 @@ its table goes to --results.
 """
 
 import argparse
-import importlib.util
-import json
 import math
 import os
 import shutil
@@ -23,18 +21,17 @@ from pathlib import Path
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
-from throughput import ROOT, device_name, report, run_case
+from runs import ROOT, device_name
+from throughput import report, run_case
+
+from machinery.log import read_jsonl
 
 WORK = ROOT / "first_hour" / "work"
-# name -> what changes in the case, and in the environment
-LEVERS = {
-    "Triton's matmuls where they are faster": ({}, {"TORCHINDUCTOR_MAX_AUTOTUNE_GEMM": "1"}),
-    "the same, persistent with TMA": (
-        {},
-        {"TORCHINDUCTOR_MAX_AUTOTUNE_GEMM": "1", "ENABLE_PERSISTENT_TMA_MATMUL": "1"},
-    ),
-    "FlashAttention-3": ({"flash": "FA3"}, {}),
-    "all rows of a step at once": ({"rows": "all"}, {}),
+TRITON = {"TORCHINDUCTOR_MAX_AUTOTUNE_GEMM": "1"}
+LEVERS = {  # name -> variables of the environment; none: the one that has no variable
+    "Triton's matmuls where they are faster": TRITON,
+    "the same, persistent with TMA": TRITON | {"ENABLE_PERSISTENT_TMA_MATMUL": "1"},
+    "all rows of a step at once": {},
 }
 
 
@@ -51,11 +48,10 @@ def environment() -> None:
         "cuDNN": torch.backends.cudnn.version(),
         "NCCL": ".".join(map(str, torch.cuda.nccl.version())) if cuda else None,
         "Triton": _said(f"{sys.executable} -c 'import triton; print(triton.__version__)'"),
-        "FlashAttention-3": importlib.util.find_spec("flash_attn_interface") is not None,
         "Python": sys.version.split()[0],
         "CPU": f"{device_name() if not cuda else _said('lscpu | grep Model.name')}; "
         f"{os.cpu_count()} cores, {os.sysconf('SC_PAGE_SIZE') * pages / 1e9:.0f} GB",
-        "disk": f"{disk.free / 1e9:.0f} GB free, writes {_write_rate() / 1e9:.2f} GB/s",
+        "disk": f"{disk.free / 1e9:.0f} GB free",
         "commit": _said("git describe --always --dirty"),
     }
     for name, value in lines.items():
@@ -66,19 +62,6 @@ def environment() -> None:
 def _said(command: str) -> str:
     status, text = subprocess.getstatusoutput(f"cd '{ROOT}' && timeout 20 {command}")
     return "none" if status else text.strip()
-
-
-def _write_rate(n_bytes: int = 1 << 28) -> float:
-    """Bytes per second, forced onto the disk of the checkpoints."""
-    WORK.mkdir(parents=True, exist_ok=True)
-    file, noise, begin = WORK / "write", os.urandom(n_bytes), time.perf_counter()
-    with open(file, "wb") as f:
-        f.write(noise)
-        f.flush()
-        os.fsync(f.fileno())
-    rate = n_bytes / (time.perf_counter() - begin)
-    file.unlink()
-    return rate
 
 
 def resume(preset: str, options: list[str]) -> int:
@@ -106,9 +89,7 @@ def resume(preset: str, options: list[str]) -> int:
 
 def losses(run_dir: Path) -> dict[int, float]:
     """Loss by step; a resumed run repeats some, and the last one counts."""
-    file = run_dir / "metrics.jsonl"
-    lines = file.read_text().splitlines() if file.exists() else []
-    records = [json.loads(line) for line in lines if line.endswith("}")]
+    records = read_jsonl(run_dir / "metrics.jsonl")
     return {r["step"]: r["loss"] for r in records if "loss" in r}
 
 
@@ -124,14 +105,12 @@ def levers(preset: str, tokens_per_step: int, steps: int, results: str) -> None:
         print("without:", before, flush=True)
         if "error" in before:
             sys.exit(1)
-        for name, (change, variables) in LEVERS.items():
-            if not cuda and "rows" not in change:
+        for name, variables in LEVERS.items():
+            if not cuda and variables:
                 print(f"{name}: skipped, needs a GPU", flush=True)
                 continue
-            case = plain | change
-            if "rows" in change:
-                all_rows = before["micro_batch"] * before["grad_accum"]
-                case["train"] = train | dict(micro_batch=all_rows)
+            all_rows = dict(micro_batch=before["micro_batch"] * before["grad_accum"])
+            case = plain if variables else plain | dict(train=train | all_rows)
             with_it = run_case(case, timeout_s=240, **variables)
             after = run_case(plain, timeout_s=120)
             rows.append([name, *compare(before, with_it, after)])

@@ -1,35 +1,38 @@
 """The law L(N, D) = E + A N^-a + B D^-b: its fit, its intervals, its picture and its tables.
 
-`python benchmarks/scaling.py fit` writes SCALING.md and scaling.png from the rows of SCALING.jsonl
-(our runs on a CPU) and of PUBLISHED.jsonl (other people's on GPUs), and
-instruments/run/law.json, with which `eval.py plan d12 --gpu H100` predicts.
-N: weights of the blocks and the head. D: tokens. L: bits per byte (Hoffmann et al. 2022,
-approach 3). Needs requirements-scaling.txt.
+`python benchmarks/law.py` writes SCALING.md and scaling.png from the rows of SCALING.jsonl (our
+runs on a CPU) and of PUBLISHED.jsonl (other people's on GPUs), and instruments/run/law.json, with
+which `eval.py plan d12 --gpu H100` predicts. N: weights of the blocks and the head. D: tokens. L:
+bits per byte (Hoffmann et al. 2022, approach 3). Needs requirements-scaling.txt.
 """
 
 import json
 import math
 import statistics
+import sys
 import textwrap
 from itertools import pairwise, product
 from pathlib import Path
 
-import numpy as np
-import torch
-from ablate import mean_and_sd, spread
-from ablate import verdict as paired_verdict
-from matplotlib.figure import Figure
+import runs
+from runs import ROOT, mean_and_sd, spread, table
 from scaling import CHANGES, FURTHER, GAINS, IDEAS, RECIPES
-from scipy.optimize import least_squares
-from throughput import table
 
-from config import find_preset
-from machinery import disk
+from config import UsageError, find_preset
+from machinery import cli, disk
 from machinery.log import read_jsonl, short
 from machinery.plan import steps_for
-from model import GPT
 
-HERE = Path(__file__).resolve().parent
+try:
+    import numpy as np
+    from matplotlib.figure import Figure
+    from scipy.optimize import least_squares
+except ImportError as error:
+    print(f"error: {error}; pip install -r requirements-scaling.txt", file=sys.stderr)
+    sys.exit(2)
+
+HERE = ROOT / "benchmarks"
+LAW = ROOT / "instruments" / "run" / "law.json"
 SHORTEST = 2**19  # tokens: shorter runs have not learned to copy, and lie on another curve
 DRAWS, SURE = 200, (0.05, 0.95)  # of the bootstrap; the ends of an interval
 
@@ -123,19 +126,21 @@ class Law:
         )
 
 
-def say(*text: str) -> str:
+def say(text: str) -> str:
     """A paragraph."""
-    return textwrap.fill(" ".join(text), 100) + "\n"
+    return textwrap.fill(text, 100) + "\n"
+
+
+def section(title: str, about: str, header: list[str], cells: list[list[str]], *more: str) -> str:
+    return "\n".join([f"## {title}\n", say(about), table(header, cells) + "\n", *more])
 
 
 def shape_of(name: str) -> tuple[int, int]:
     """A preset's weights of blocks and head, and its tokens."""
     preset = find_preset(name)
-    with torch.device("meta"):
-        groups = GPT(preset.model).param_groups()
-    params = {kind: sum(p.numel() for p in group) for kind, group in groups.items()}
-    steps = steps_for(preset.train, params)
-    return params["matrix"] + params["head"], steps * preset.train.tokens_per_step
+    count = runs.count_weights(preset.model)
+    steps = steps_for(preset.train, count)
+    return count["matrix"] + count["head"], steps * preset.train.tokens_per_step
 
 
 # ---------------------------------------------------------------- the sections of SCALING.md
@@ -147,16 +152,10 @@ def held_out(rows: list[dict], left_out: list[dict]) -> list[list[str]]:
     lines = []
     for row in left_out:
         guess, low, high = law.predict(row["weights"], row["tokens"])
-        lines.append(
-            [
-                f"depth {row['depth']}, {short(row['tokens'])} tokens",
-                f"{guess:.3f}",
-                f"{low:.3f} to {high:.3f}",
-                f"{row['bpb']:.3f}",
-                f"{100 * (guess / row['bpb'] - 1):+.1f}%",
-                "yes" if low <= row["bpb"] <= high else "**no**",
-            ]
-        )
+        inside = "yes" if low <= row["bpb"] <= high else "**no**"
+        said = f"{guess:.3f}", f"{low:.3f} to {high:.3f}", f"{row['bpb']:.3f}"
+        name = f"depth {row['depth']}, {short(row['tokens'])} tokens"
+        lines.append([name, *said, f"{100 * (guess / row['bpb'] - 1):+.1f}%", inside])
     return lines
 
 
@@ -177,56 +176,53 @@ def our_law(rows: list[dict]) -> tuple[Law, str]:
     columns = ["left out", "predicted", "90% of runs", "it came to", "off by", "inside"]
     worst = max(law.residuals, key=abs)
     seconds = sum(row["seconds"] for row in rows)
-    text = [
-        "## The law\n",
-        say(
-            "`python benchmarks/scaling.py grid`: bits per byte after so many tokens,",
-            f"{seconds / 3600:.1f} core-hours of steps.",
-        ),
-        table(header, cells) + "\n",
+    text = section(
+        "The law",
+        "`python benchmarks/scaling.py grid`: bits per byte after so many tokens, "
+        f"{seconds / 3600:.1f} core-hours of steps.",
+        header,
+        cells,
         f"Fitted to the {len(used)} runs of {short(SHORTEST)} tokens or more:\n",
         f"    {law}\n",
         say(
-            f"Residuals: {statistics.fmean(abs(law.residuals)):.1%} in the mean, {worst:+.1%} at",
-            "worst. The same, fitted without some of the runs, which it then predicts:",
+            f"Residuals: {statistics.fmean(abs(law.residuals)):.1%} in the mean, {worst:+.1%} at "
+            "worst. The same, fitted without some of the runs, which it then predicts:"
         ),
-    ]
+    )
     for name, left in tests.items():
-        text.append(f"### Without {name}\n\n{table(columns, held_out(used, left))}\n")
-    return law, "\n".join(text)
+        text += f"\n### Without {name}\n\n{table(columns, held_out(used, left))}\n"
+    return law, text
 
 
 def predictions(ours: Law, theirs: Law) -> str:
-    """What both laws say of d12, d20 and d24."""
+    """What both laws say of d12, d20 and d24; theirs as `--plan` has it from law.json."""
+    from instruments.run import forecast
+
     cells = []
     for name in ("d12", "d20", "d24"):
         N, D = shape_of(name)
-        said = [law.predict(N, D, text) for law, text in ((ours, 0), (theirs, 1))]
-        cells.append(
-            [name, short(N), short(D), *("{:.3f} ({:.3f} to {:.3f})".format(*x) for x in said)]
-        )
+        said = ours.predict(N, D), forecast.predict(N, D)
+        said = ["{:.3f} ({:.3f} to {:.3f})".format(*x) for x in said]
+        cells.append([name, short(N), short(D), *said])
     header = ["preset", "weights", "tokens", "our law", "the published runs' law"]
     counts = [f"{theirs.text.tolist().count(i)} on {text}" for i, text in enumerate(theirs.texts)]
     worst = max(theirs.residuals, key=abs)
-    return "\n".join(
-        [
-            "## What they say of the presets\n",
-            table(header, cells) + "\n",
-            say(
-                "**Ours is an extrapolation over three orders of magnitude in the tokens, and of",
-                "another text (Python code) with another vocabulary: do not believe its figures.**",
-                f"The other is fitted to published runs of nanochat ({', '.join(counts)};",
-                "PUBLISHED.jsonl names the source of each), which has the shapes of the presets,",
-                "and, like them, ClimbMix. The recipe differs, and no run of ours says by how much",
-                "at that size. `--plan` prints the second.",
-            ),
-            f"    {theirs}\n",
-            say(
-                f"Residuals: {statistics.fmean(abs(theirs.residuals)):.2%} in the mean,",
-                f"{worst:+.2%} at worst. The loss on {theirs.texts[1]} is",
-                f"{np.exp(theirs.p[5]):.3f} times that on {theirs.texts[0]}.",
-            ),
-        ]
+    return section(
+        "What they say of the presets",
+        "**Ours is an extrapolation over three orders of magnitude in the tokens, and of another "
+        "text (Python code) with another vocabulary: do not believe its figures.** The other is "
+        f"fitted to published runs of nanochat ({', '.join(counts)}; PUBLISHED.jsonl names the "
+        "source of each), which has the shapes of the presets, and, like them, ClimbMix. The "
+        "recipe differs, and no run of ours says by how much at that size. `--plan` prints the "
+        "second.",
+        header,
+        cells,
+        f"    {theirs}\n",
+        say(
+            f"Residuals: {statistics.fmean(abs(theirs.residuals)):.2%} in the mean, {worst:+.2%} "
+            f"at worst. The loss on {theirs.texts[1]} is {np.exp(theirs.p[5]):.3f} times that on "
+            f"{theirs.texts[0]}."
+        ),
     )
 
 
@@ -240,21 +236,15 @@ def best_size(law: Law, flops: float) -> tuple[float, float]:
 
 def optimum(ours: Law, theirs: Law) -> str:
     """Tokens per weight at the lowest loss for the FLOPs."""
-    cells = []
-    for name, law, budgets in (
-        ("ours", ours, (1e13, 1e14)),
-        ("the published runs'", theirs, (1e18, 1e19, 1e20)),
-    ):
-        for flops in budgets:
-            N, D = best_size(law, flops)
-            cells.append([name, f"{flops:.0e}", short(N), short(D), f"{D / N:.1f}"])
-    header = ["law", "FLOPs = 6 N D", "weights", "tokens", "tokens per weight"]
-    return "\n".join(
-        [
-            "## Tokens per weight\n",
-            "Where the law is lowest for the same 6 N D (attention not counted). `dN` has 10.5.\n",
-            table(header, cells) + "\n",
-        ]
+    cells, published = [], [("the published runs'", theirs, flops) for flops in (1e18, 1e19, 1e20)]
+    for name, law, flops in [("ours", ours, 1e13), ("ours", ours, 1e14), *published]:
+        N, D = best_size(law, flops)
+        cells.append([name, f"{flops:.0e}", short(N), short(D), f"{D / N:.1f}"])
+    return section(
+        "Tokens per weight",
+        "Where the law is lowest for the same 6 N D (attention not counted). `dN` has 10.5.",
+        ["law", "FLOPs = 6 N D", "weights", "tokens", "tokens per weight"],
+        cells,
     )
 
 
@@ -301,49 +291,13 @@ def gains(rows: list[dict]) -> str:
         if any(map(math.isfinite, changes)):
             shown = [f"{x:+.1f}%" if math.isfinite(x) else "" for x in changes]
             cells.append([name, *shown, *verdict(changes, noise)])
-    header = ["change", *(f"{short(t)} tokens" for t in horizons), "trend", "verdict"]
-    return "\n".join(
-        [
-            "## What each part is worth, as tokens grow\n",
-            say(
-                f"`python benchmarks/scaling.py gains ideas`: depth {GAINS[0]}, bits per byte",
-                "against the base with the same seed, 0. Plus is worse. The verdict's rule is in",
-                "benchmarks/law.py; it was written before the runs.",
-            ),
-            table(header, cells) + "\n",
-        ]
-    )
-
-
-def copies(rows: list[dict]) -> str:
-    """Training text with and without copies."""
-    found = {
-        way: {r["seed"]: r["bpb"] for r in rows if r["data"] == f"dedup_{way}"}
-        for way in ("none", "exact", "near")
-    }
-    if not all(found.values()):
-        return ""
-    cells = []
-    for way, by_seed in found.items():
-        against = ["", ""]
-        if way != "none":
-            mean, sd, word = paired_verdict(found["none"], by_seed)
-            against = [spread(mean, sd, "+"), word]
-        losses = " ".join(f"{by_seed[seed]:.4f}" for seed in sorted(by_seed))
-        cells.append(
-            [f"`--dedup {way}`", losses, spread(*mean_and_sd(list(by_seed.values()))), *against]
-        )
-    header = ["text", "seeds 0, 1, 2", "mean", "against none", "verdict"]
-    return "\n".join(
-        [
-            "## Copies in the training text\n",
-            say(
-                "`python benchmarks/scaling.py dedup`: depth 2, 1.0M tokens, bits per byte of",
-                "documents that are held out together with all that nearly equal them",
-                "(benchmarks/duplicates.py).",
-            ),
-            table(header, cells) + "\n",
-        ]
+    return section(
+        "What each part is worth, as tokens grow",
+        f"`python benchmarks/scaling.py gains ideas`: depth {GAINS[0]}, bits per byte against the "
+        "base with the same seed, 0. Plus is worse. The verdict's rule is in benchmarks/law.py; it "
+        "was written before the runs.",
+        ["change", *(f"{short(t)} tokens" for t in horizons), "trend", "verdict"],
+        cells,
     )
 
 
@@ -365,18 +319,14 @@ def quality(rows: list[dict]) -> str:
             cells[-1].append(f"{seconds:,.0f} s" if seconds else f"more than {most:,.0f} s")
     if not cells:
         return ""
-    header = ["recipe", "steps: bits per byte", "ms a step, by round", "1.2", "1.1", "1.0"]
-    return "\n".join(
-        [
-            "## Time to a quality\n",
-            say(
-                "`python benchmarks/scaling.py quality`, then `speed` on a quiet machine: `tiny`,",
-                "two threads. A run of so many steps, with its own decay, ends at that loss; the",
-                "steps to 1.2, 1.1 and 1.0 bits per byte are read off the line between two runs",
-                "(or up to 1% beyond them), in logarithms, and multiplied by the time of a step.",
-            ),
-            table(header, cells) + "\n",
-        ]
+    return section(
+        "Time to a quality",
+        "`python benchmarks/scaling.py quality`, then `speed` on a quiet machine: `tiny`, two "
+        "threads. A run of so many steps, with its own decay, ends at that loss; the steps to 1.2, "
+        "1.1 and 1.0 bits per byte are read off the line between two runs (or up to 1% beyond "
+        "them), in logarithms, and multiplied by the time of a step.",
+        ["recipe", "steps: bits per byte", "ms a step, by round", "1.2", "1.1", "1.0"],
+        cells,
     )
 
 
@@ -429,44 +379,50 @@ def newest(rows: list[dict]) -> list[dict]:
     """The rows of the machine that made the last one, each text as it was prepared last: others
     cannot be compared."""
     rows = [row for row in rows if row["machine"] == rows[-1]["machine"]]
-    texts = {row["data"]: row["fingerprint"] for row in rows if "fingerprint" in row}
-    return [
-        row
-        for row in rows
-        if row.get("fingerprint", texts.get(row["data"])) == texts.get(row["data"])
-    ]
+    last = {row["data"]: row["fingerprint"] for row in rows if "fingerprint" in row}
+    return [row for row in rows if row.get("fingerprint") in (None, last.get(row["data"]))]
 
 
-def main() -> int:
+def as_file(law: Law) -> dict:
+    """What instruments/run/forecast.py reads: the constants for the second text, and `draws` of
+    them, each with an error."""
+    tree = dict(text=law.texts[1], **dict(zip("EAaBb", law.constants())))
+    tree |= dict(factor=float(np.exp(law.p[5])), runs=len(law.rows))
+    tree |= dict(weights=int(law.N.max()), tokens=int(law.D.max()))
+    draws = [[*law.constants(p), np.exp(p[5]), e] for p, e in zip(law.draws, law.luck)]
+    return tree | dict(draws=[[float(f"{x:.6g}") for x in draw] for draw in draws])
+
+
+def main(argv: list[str]) -> int:
+    if argv:
+        raise UsageError(f"law.py takes no {argv[0]}: it reads SCALING.jsonl and PUBLISHED.jsonl")
     rows = newest(read_jsonl(HERE / "SCALING.jsonl", bool))
     grid = [r for r in rows if r["name"] == "base" and r["data"] == "scaling" and r["seed"] == 0]
     ours, text = our_law(grid)
     theirs = Law(read_jsonl(HERE / "PUBLISHED.jsonl", bool))
+    disk.write_text(LAW, json.dumps(as_file(theirs)) + "\n")
     about = sorted({(r["machine"], r["torch"], r["fingerprint"]) for r in grid})
     sections = [
         "# Does the recipe hold as tokens grow?\n",
         say(
-            "Made by `python benchmarks/scaling.py fit` from SCALING.jsonl and PUBLISHED.jsonl.",
-            "The models have the shape of `d2` to `d6` with heads of 64, rows of 257, a vocabulary",
-            "of 2,048, and the text of stdlib+site; steps of 2,048 tokens with the rates of",
-            f"`tiny`, decay over 65%. One thread each. {'; '.join(', '.join(x) for x in about)}.",
+            "Made by `python benchmarks/law.py` from SCALING.jsonl and PUBLISHED.jsonl. The models "
+            "have the shape of `d2` to `d6` with heads of 64, rows of 257, a vocabulary of 2,048, "
+            "and the text of stdlib+site; steps of 2,048 tokens with the rates of `tiny`, decay "
+            f"over 65%. One thread each. {'; '.join(', '.join(x) for x in about)}."
         ),
         text,
         "![loss against FLOPs, and against size at equal FLOPs](scaling.png)\n",
         predictions(ours, theirs),
         optimum(ours, theirs),
         gains(rows),
-        copies(rows),
         quality(rows),
     ]
-    disk.write_text(HERE / "SCALING.md", "\n".join(filter(None, sections)))
+    text = "\n".join(filter(None, sections))
+    disk.write_text(HERE / "SCALING.md", text)
     draw(grid, ours, HERE / "scaling.png")
-    constants = dict(zip("EAaBb", theirs.constants()))
-    factor = float(np.exp(theirs.p[5]))
-    draws = [[*theirs.constants(p), np.exp(p[5]), e] for p, e in zip(theirs.draws, theirs.luck)]
-    tree = dict(text=theirs.texts[1], **constants, factor=factor, runs=len(theirs.rows))
-    tree["weights"], tree["tokens"] = int(theirs.N.max()), int(theirs.D.max())
-    tree["draws"] = [[float(f"{x:.6g}") for x in draw] for draw in draws]
-    disk.write_text(HERE.parent / "instruments" / "run" / "law.json", json.dumps(tree) + "\n")
-    print((HERE / "SCALING.md").read_text(encoding="utf-8"))
+    print(text)
     return 0
+
+
+if __name__ == "__main__":
+    cli.run(main)

@@ -1,43 +1,31 @@
-"""How fast text becomes rows, in how much memory, and whether kills leave a trace.
+"""How fast text becomes rows, and in how much memory.
 
-    python benchmarks/prepare.py [--megabytes 100 1000] [--kills 20]
+    python benchmarks/prepare.py [--megabytes 100 1000]
 
 Per size: a .jsonl file made of the Python standard library's text, over and over (each copy has a
 number of its own), is prepared with 1 and with 2 workers. `bare` is the same tokenizer alone, one
 thread, on the beginning of that text, in core-seconds. Of a line's two rates, the first is by the
 clock, start of Python included; the second is per core-second, which a busy machine does not
 disturb. Memory is the sum over all processes, sampled ten times a second.
-`--kills N`: SIGKILL N times at random moments, then the fingerprint against an undisturbed run's.
 """
 
 import argparse
 import json
 import os
-import random
 import resource
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from packing import ROOT, stdlib_texts
 
-from preparation import sources
 from tokenizer import Tokenizer
 
-
-def stdlib_texts() -> list[str]:
-    source = sources.parse("stdlib")
-    return [
-        text[:20_000]
-        for unit in sources.list_units(source)[0]
-        for text in sources.documents(source, unit, Counter())
-    ]
+OPTIONS = "--vocab_size 32768 --row_len 2049".split()
 
 
 def write_jsonl(path: Path, texts: list[str], megabytes: float) -> list[str]:
@@ -46,7 +34,7 @@ def write_jsonl(path: Path, texts: list[str], megabytes: float) -> list[str]:
     with open(path, "w", encoding="utf-8") as f:
         while size < megabytes * 1e6:
             for text in texts:
-                text = f"copy {copy} {text}"
+                text = f"copy {copy} {text[:20_000]}"
                 if sampled < 30e6:
                     sample.append(text)
                     sampled += len(text)
@@ -70,28 +58,12 @@ def memory_of(pid: int) -> int:
     return total
 
 
-def command(folder: Path, text: Path, *options: str) -> list[str]:
-    return [
-        sys.executable,
-        str(ROOT / "prepare_data.py"),
-        "--source",
-        f"files:{text}",
-        "--data_dir",
-        str(folder),
-        "--vocab_size",
-        "32768",
-        "--row_len",
-        "2049",
-        *options,
-    ]
-
-
 def run(folder: Path, text: Path, *options: str) -> tuple[float, float, float]:
     """(seconds, core-seconds, peak GB) of all processes together."""
+    command = [sys.executable, str(ROOT / "prepare_data.py"), "--source", f"files:{text}"]
+    command += ["--data_dir", str(folder), *OPTIONS, *options]
     t0, cpu0, peak = time.perf_counter(), cpu_seconds(), 0
-    process = subprocess.Popen(
-        command(folder, text, *options), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     while process.poll() is None:
         peak = max(peak, memory_of(process.pid))
         time.sleep(0.1)
@@ -105,14 +77,8 @@ def cpu_seconds() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-def facts(folder: Path) -> tuple[int, str]:
-    tree = json.loads((folder / "manifest.json").read_text())
-    tokens = sum(f["tokens"] for split in tree["splits"].values() for f in split.values())
-    return tokens, tree["fingerprint"]
-
-
 def throughput(scratch: Path, megabytes: float) -> None:
-    text, sample = scratch / "text.jsonl", None
+    text = scratch / "text.jsonl"
     sample = write_jsonl(text, stdlib_texts(), megabytes)
     whole, _, peak = run(scratch / "first", text, "--workers", "2")  # trains a tokenizer, too
     path = scratch / "first" / "tokenizer.json"
@@ -124,72 +90,31 @@ def throughput(scratch: Path, megabytes: float) -> None:
         f"bare tokenizer {bare / 1e6:.2f} Mtok/s",
         flush=True,
     )
-    prints, seconds = set(), {}
     for workers in (1, 2):
         folder = scratch / f"workers{workers}"
-        seconds[workers], cpu, peak = run(
-            folder, text, "--workers", str(workers), "--tokenizer", str(path)
-        )
-        tokens, fingerprint = facts(folder)
-        prints.add(fingerprint)
-        rate, per_core = tokens / seconds[workers] / workers, tokens / cpu
+        options = "--workers", str(workers), "--tokenizer", str(path)
+        seconds, cpu, peak = run(folder, text, *options)
+        splits = json.loads((folder / "manifest.json").read_text())["splits"]
+        tokens = sum(f["tokens"] for split in splits.values() for f in split.values())
+        rate, per_core = tokens / seconds / workers, tokens / cpu
         print(
-            f"  {workers} workers: {seconds[workers]:.1f} s, {rate / 1e6:.2f} Mtok/s per worker "
-            f"= {100 * rate / bare:.0f}% of bare by the clock; {per_core / 1e6:.2f} Mtok per "
-            f"core-second = {100 * per_core / bare:.0f}%; peak {peak:.2f} GB",
+            f"  {workers} workers: {seconds:.1f} s, {rate / 1e6:.2f} Mtok/s per worker = "
+            f"{rate / bare:.0%} of bare by the clock; {per_core / 1e6:.2f} Mtok per core-second = "
+            f"{per_core / bare:.0%}; peak {peak:.2f} GB",
             flush=True,
         )
         shutil.rmtree(folder)
-    print(
-        f"  1 -> 2 workers: {seconds[1] / seconds[2]:.2f}x, "
-        f"{'the same fingerprint' if len(prints) == 1 else 'FINGERPRINTS DIFFER'}"
-    )
     shutil.rmtree(scratch / "first")
-    text.unlink()
-
-
-def kills(scratch: Path, count: int, megabytes: float = 60) -> None:
-    text, rng = scratch / "text.jsonl", random.Random(0)
-    write_jsonl(text, stdlib_texts(), megabytes)
-    seconds, _, _ = run(scratch / "undisturbed", text, "--workers", "2")
-    expected, done, restarts = facts(scratch / "undisturbed")[1], 0, 0
-    folder = scratch / "killed"
-    while done < count:
-        process = subprocess.Popen(
-            command(folder, text, "--workers", str(rng.choice((1, 2, 3)))),
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        try:
-            process.wait(timeout=rng.uniform(0.5, 0.6 * seconds))
-        except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGKILL)
-            process.wait()
-            done += 1
-        if (folder / "manifest.json").exists():  # finished too early: from the beginning
-            assert facts(folder)[1] == expected
-            shutil.rmtree(folder)
-            restarts += 1
-    run(folder, text, "--workers", "2")
-    same = facts(folder)[1] == expected
-    print(
-        f"{count} kills ({restarts} runs finished between them): "
-        f"{'the same fingerprint' if same else 'ANOTHER FINGERPRINT'} as undisturbed, "
-        f"{len(list(folder.rglob('*.tmp-*')))} temporary files left"
-    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--megabytes", type=float, nargs="*", default=[100, 1000])
-    parser.add_argument("--kills", type=int, default=20)
     args = parser.parse_args()
     os.environ["TOKENIZERS_PARALLELISM"] = "true"
-    with tempfile.TemporaryDirectory() as scratch:
-        for megabytes in args.megabytes:
+    for megabytes in args.megabytes:
+        with tempfile.TemporaryDirectory() as scratch:
             throughput(Path(scratch), megabytes)
-        if args.kills:
-            kills(Path(scratch), args.kills)
 
 
 if __name__ == "__main__":

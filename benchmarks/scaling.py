@@ -3,28 +3,23 @@
     python benchmarks/scaling.py grid         sizes and tokens, for the law
     python benchmarks/scaling.py gains        what each part of the recipe is worth, as tokens grow
     python benchmarks/scaling.py ideas        the same for ideas that are no part of it
-    python benchmarks/scaling.py dedup        text without its copies, at equal tokens
     python benchmarks/scaling.py quality      how many steps three recipes take to a loss
     python benchmarks/scaling.py speed        how long their steps take (a quiet machine)
-    python benchmarks/scaling.py fit          the law, the tables and the picture; runs nothing
+    python benchmarks/law.py                  the law, the tables and the picture; runs nothing
 
 Several parts may be named; a number after them is that of the runs side by side. The runs are of
 train.py, each in a process of its own on one thread. Each row of SCALING.jsonl is a run; one that
 is there for this machine and this text is not repeated, and after a kill the same command goes on
 where it was. Before the decay of `wsd` nothing depends on the length of the run, so the run of
-1,024 steps resumes from the checkpoint that the run of 512 kept. `fit` needs
-requirements-scaling.txt.
+1,024 steps resumes from the checkpoint that the run of 512 kept.
 """
 
-import datetime
-import os
+import json
 import shlex
-import signal
 import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -33,24 +28,22 @@ from pathlib import Path
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from ablate import append, code_version, last_line
-from throughput import device_name
+import runs
+from runs import ROOT
 
 import optim
 from config import UsageError
-from machinery import cli
+from machinery import cli, disk
 from machinery.log import read_jsonl
 from machinery.shards import Manifest
 from model import GPT
 
-ROOT = Path(__file__).resolve().parent.parent
 ROWS, RUNS, DATA = ROOT / "benchmarks" / "SCALING.jsonl", "runs/scaling", "data/scaling"
 PREPARE = "tiny --source stdlib+site --vocab_size 2048 --row_len 257 --val_fraction 0.002"
 EVERY_RUN = (
     "tiny --tokens_per_step 2048 --eval_every 0 --eval_tokens 8192 --save_minutes 0 --log_every 0 "
     "--peak_tflops 0.2"  # any value: else each run begins with measuring it
 )
-COMMIT = code_version()  # at the start of this program
 M = 2**20  # tokens
 SIZES = {  # depth: the horizons of the law, in tokens
     2: (M // 4, M // 2, M, 2 * M, 4 * M, 8 * M),
@@ -80,13 +73,11 @@ IDEAS = {  # what was left out, or never tried
 }
 GAINS = 2, (M // 4, M // 2, M, 2 * M)  # depth and horizons of the changes
 FURTHER = (4 * M, 8 * M)  # those of the first two, the extras of `dN`
+ADAMW = "--optimizer adamw --tie_embeddings --grad_clip 1 --warmup 40"
 RECIPES = {  # name: (options of train.py, steps), for the time to a quality
     "the default": ("", (400, 600, 1200)),
     "stock": ("--extras ''", (700, 1000, 2000)),
-    "AdamW": (
-        "--optimizer adamw --tie_embeddings --grad_clip 1 --warmup 40 --lr 8e-3",
-        (1000, 2000),
-    ),
+    "AdamW": (f"{ADAMW} --lr 8e-3", (1000, 2000)),
 }
 
 
@@ -101,7 +92,6 @@ class Job:
     tokens: int
     seed: int = 0
     data: str = DATA
-    score_on: str = ""  # held-out text; empty: that of the data
     after: "Job | None" = None  # the shorter run that it goes on from
 
     @cached_property
@@ -123,14 +113,13 @@ class Job:
     @property
     def key(self) -> dict:
         """What makes it this run, in its row."""
-        data = Path(self.data).name
         facts = dict(name=self.name, depth=self.depth, tokens=self.tokens, seed=self.seed)
-        return facts | dict(data=data)
+        return facts | dict(data=Path(self.data).name)
 
     @property
     def run_dir(self) -> Path:
-        words = [self.name, f"d{self.depth}", Path(self.data).name, str(self.seed)]
-        return ROOT / RUNS / "_".join([*words, str(self.tokens)]).replace(" ", "_").replace(",", "")
+        words = [self.name, f"d{self.depth}", Path(self.data).name, self.seed, self.tokens]
+        return ROOT / RUNS / "_".join(map(str, words)).replace(" ", "_").replace(",", "")
 
     @property
     def command(self) -> list[str]:
@@ -170,20 +159,13 @@ def ideas() -> Iterator[Job]:
         yield from chain(name, *GAINS, idea, options)
 
 
-def dedup() -> Iterator[Job]:
-    scored = dict(score_on="data/dedup_held_out")
-    for seed in (0, 1, 2):
-        for way in ("none", "exact", "near"):
-            yield Job(way, "", "", 2, M, seed, f"data/dedup_{way}", **scored)
-
-
 def quality() -> Iterator[Job]:
     for name, (options, steps) in RECIPES.items():
         horizons = tuple(2048 * n for n in steps)
         yield from chain(name, 0, horizons, options=options, data="data/tiny")
 
 
-PARTS = {"grid": grid, "dedup": dedup, "gains": gains, "ideas": ideas, "quality": quality}
+PARTS = {"grid": grid, "gains": gains, "ideas": ideas, "quality": quality}
 
 
 # ---------------------------------------------------------------- the runs
@@ -192,7 +174,7 @@ PARTS = {"grid": grid, "dedup": dedup, "gains": gains, "ideas": ideas, "quality"
 def has_row(job: Job, rows: list[dict]) -> bool:
     """Whether it has a row from a machine like this one, with the same text."""
     fingerprint = Manifest.load(ROOT / job.data).fingerprint[:12]
-    mine = job.key | dict(machine=device_name(), fingerprint=fingerprint)
+    mine = job.key | dict(machine=runs.device_name(), fingerprint=fingerprint)
     return any(mine.items() <= row.items() for row in rows)
 
 
@@ -200,76 +182,25 @@ def run(jobs: list[Job], at_once: int) -> int:
     """Run those without a row, as many side by side as asked; returns how many failed."""
     rows = read_jsonl(ROWS, bool)
     waiting = [job for job in jobs if not has_row(job, rows)]
-    running: dict[Job, subprocess.Popen] = {}
-    failed: set[Job] = set()
     print(f"{len(waiting)} of {len(jobs)} runs to make, {at_once} at once", flush=True)
-    try:
-        while running or waiting:
-            blocked = {*waiting, *running, *failed}
-            ready = [job for job in waiting if job.after not in blocked]
-            if not running and not ready:  # the others go on from a run that failed
-                return len(failed) + len(waiting)
-            for job in ready[: at_once - len(running)]:
-                waiting.remove(job)
-                running[job] = launch(job)
-            for job in [job for job, process in running.items() if process.poll() is not None]:
-                if code := running.pop(job).returncode:
-                    failed.add(job)
-                    log = job.run_dir.with_suffix(".log").read_text(errors="replace")
-                    print(f"{job.run_dir.name}: failed with exit code {code}: {last_line(log)}")
-                else:
-                    row = job.key | read_run(job)
-                    append(ROWS, row)
-                    print(
-                        f"{job.run_dir.name}: {row['bpb']:.4f} bpb, {row['seconds']:,.0f} s",
-                        flush=True,
-                    )
-            time.sleep(0.2)
-    finally:  # stopped: train.py saves a checkpoint first
-        for process in running.values():
-            process.send_signal(signal.SIGTERM)
-        for process in running.values():
-            process.wait()
-    return len(failed)
-
-
-def launch(job: Job) -> subprocess.Popen:
-    """Start the run on one thread, or go on with it if it was begun before."""
-    job.run_dir.parent.mkdir(parents=True, exist_ok=True)
-    with open(job.run_dir.with_suffix(".log"), "a") as log:
-        one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}
-        return subprocess.Popen(job.command, stdout=log, stderr=log, env=one_thread, cwd=ROOT)
+    return runs.side_by_side(waiting, [{"OMP_NUM_THREADS": "1"}] * at_once, ROWS, read_run)
 
 
 def read_run(job: Job) -> dict:
     """The row of a finished run. weights: those of the blocks and the head. seconds: of its own
     steps, from where it resumed."""
     records = read_jsonl(job.run_dir / "metrics.jsonl", bool)
-    manifest, preset = Manifest.load(ROOT / job.data), job.preset
+    manifest = Manifest.load(ROOT / job.data)
     found = dict(seq_len=manifest.row_len - 1, vocab_size=manifest.vocab_size)
+    model = replace(job.preset.model, **found)
+    count = runs.count_weights(model)
     with torch.device("meta"):
-        meta = GPT(replace(preset.model, **found))
-    bpb = next(r["full_val_bpb"] for r in reversed(records) if "full_val_bpb" in r)
-    if job.score_on:
-        options = ["--run_dir", str(job.run_dir), "--data_dir", job.score_on]
-        subprocess.run([sys.executable, "eval.py", "loss", *options], check=True, cwd=ROOT)
-        bpb = read_jsonl(job.run_dir / "eval.jsonl", bool)[-1]["val_bpb"]
-    groups = meta.param_groups()
-    weights = sum(p.numel() for kind in ("matrix", "head") for p in groups[kind])
-    return dict(
-        idea=job.idea,
-        options=job.options,
-        weights=weights,
-        parameters=sum(p.numel() for p in meta.parameters()),
-        flops=meta.flops_per_token() * job.tokens,
-        bpb=bpb,
-        seconds=round(sum(r.get("step_s", 0) for r in records), 1),
-        fingerprint=manifest.fingerprint[:12],
-        commit=COMMIT,
-        torch=torch.__version__,
-        machine=device_name(),
-        date=datetime.date.today().isoformat(),
-    )
+        flops = GPT(model).flops_per_token() * job.tokens
+    row = job.key | dict(idea=job.idea, options=job.options, flops=flops)
+    row |= dict(weights=count["matrix"] + count["head"], parameters=sum(count.values()))
+    row["bpb"] = next(r["full_val_bpb"] for r in reversed(records) if "full_val_bpb" in r)
+    row["seconds"] = round(sum(r.get("step_s", 0) for r in records), 1)
+    return row | dict(fingerprint=manifest.fingerprint[:12]) | runs.made()
 
 
 def measure_speed(rounds: int = 2, steps: int = 80) -> None:
@@ -286,44 +217,21 @@ def measure_speed(rounds: int = 2, steps: int = 80) -> None:
             times = [record["step_s"] for record in records if "step_s" in record]
             step_s[name] = statistics.median(times[steps // 4 :])
             print(f"round {number}: {name}: {1000 * step_s[name]:.0f} ms a step", flush=True)
-        made = dict(commit=COMMIT, torch=torch.__version__, machine=device_name())
-        made |= dict(date=datetime.date.today().isoformat(), threads=torch.get_num_threads())
-        append(ROWS, dict(name="speed", data="tiny", depth=0, round=number, step_s=step_s) | made)
-
-
-def prepare() -> None:
-    """The text, once."""
-    if not (ROOT / DATA / "manifest.json").exists():
-        command = [sys.executable, "prepare_data.py", *PREPARE.split(), "--data_dir", DATA]
-        subprocess.run(command, check=True, cwd=ROOT)
-
-
-def prepare_copies() -> None:
-    if not (ROOT / "data" / "dedup_held_out" / "manifest.json").exists():
-        subprocess.run([sys.executable, "benchmarks/duplicates.py"], check=True, cwd=ROOT)
+        row = dict(name="speed", data="tiny", depth=0, round=number, step_s=step_s) | runs.made()
+        disk.append(ROWS, json.dumps(row | dict(threads=torch.get_num_threads())) + "\n")
 
 
 def main(argv: list[str]) -> int:
     *parts, last = argv or [""]
     at_once = int(last) if last.isdecimal() and parts else 2
     parts += [] if last.isdecimal() else [last]
-    if parts == ["fit"]:
-        try:
-            import law
-        except ImportError as error:
-            raise UsageError(f"fit: {error}; pip install -r requirements-scaling.txt") from None
-        return law.main()
     if parts == ["speed"]:
         return measure_speed()
-    if not parts or not set(parts) <= PARTS.keys():
-        raise UsageError(
-            f"{' '.join(argv)!r}: give one or more of {', '.join(PARTS)}; or fit or speed"
-        )
-    for signum in (signal.SIGINT, signal.SIGTERM):  # the same way out: run's `finally`
-        signal.signal(signum, lambda signum, frame: sys.exit(128 + signum))
-    prepare()
-    if "dedup" in parts:
-        prepare_copies()
+    if not parts or not set(parts) <= PARTS.keys() or at_once < 1:
+        raise UsageError(f"{' '.join(argv)!r}: give one or more of {', '.join(PARTS)}; or speed")
+    if not (ROOT / DATA / "manifest.json").exists():
+        command = [sys.executable, "prepare_data.py", *PREPARE.split(), "--data_dir", DATA]
+        subprocess.run(command, check=True, cwd=ROOT)
     jobs = dict.fromkeys(job for part in parts for job in PARTS[part]())  # each once
     return 1 if run(list(jobs), at_once) else 0
 

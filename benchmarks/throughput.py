@@ -11,17 +11,16 @@ matmul timed before and after the steps; both in the full convention unless they
 """
 
 import argparse
-import contextlib
 import datetime
 import json
 import os
 import resource
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections import deque
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -30,8 +29,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from runs import ROOT, device_name, table
+
 import config as cfg
 import flops
 import optim
@@ -41,41 +41,20 @@ from machinery import build, cli, ranks
 from machinery.log import Log
 from machinery.plan import make_plan
 
+# nanoGPT's 124M, for comparison with other people's figures
+GPT2 = dict(seq_len=1024, vocab_size=50_257, n_layer=12, n_head=12, n_kv_head=12, head_dim=64)
+GPT2 |= dict(n_embd=768, mlp_hidden=3072, qk_norm=False, embed_norm=False, tie_embeddings=True)
+# small enough for a CPU, big enough for its matmuls
+CPU = dict(seq_len=512, vocab_size=8192, n_layer=6, n_head=3, n_kv_head=3, head_dim=128)
+CPU |= dict(n_embd=384, mlp_hidden=1536, extras=cfg.PRESETS["tiny"].model.extras)
 MORE_PRESETS = {
-    # nanoGPT's 124M, for comparison with other people's figures
     "gpt2-124m": cfg.Preset(
-        GPTConfig(
-            seq_len=1024,
-            vocab_size=50_257,
-            n_layer=12,
-            n_head=12,
-            n_kv_head=12,
-            head_dim=64,
-            n_embd=768,
-            mlp_hidden=3072,
-            qk_norm=False,
-            embed_norm=False,
-            tie_embeddings=True,
-            logit_softcap=0.0,
-        ),
+        GPTConfig(**GPT2, logit_softcap=0.0),
         cfg.DataConfig(),
         cfg.TrainConfig(optimizer="adamw", tokens_per_step=524_288),
     ),
-    # small enough for a CPU, big enough for its matmuls
     "cpu-6x384": cfg.Preset(
-        GPTConfig(
-            seq_len=512,
-            vocab_size=8192,
-            n_layer=6,
-            n_head=3,
-            n_kv_head=3,
-            head_dim=128,
-            n_embd=384,
-            mlp_hidden=1536,
-            extras=cfg.PRESETS["tiny"].model.extras,
-        ),
-        cfg.DataConfig(),
-        cfg.TrainConfig(tokens_per_step=4096),
+        GPTConfig(**CPU), cfg.DataConfig(), cfg.TrainConfig(tokens_per_step=4096)
     ),
 }
 
@@ -128,65 +107,65 @@ def measure(case: dict, run_dir: str) -> dict:
     world = ranks.start(preset.run.device, preset.train.dtype)
     rows, log = RandomRows(preset.model), Log(Path(run_dir), is_first=False)
     plan = make_plan(preset, world)
-    if case.get("flash"):  # another FlashAttention, which PyTorch would use only after cuDNN's
-        torch.nn.attention.activate_flash_attention_impl(case["flash"])
-        torch.backends.cuda.enable_cudnn_sdp(False)
     with ExitStack() as stack:
-        if not case.get("flash"):
-            stack.enter_context(build.attention_kernels(preset.model, world))
+        stack.enter_context(build.attention_kernels(preset.model))
         model = build.build_model(preset.model, plan, world, preset.train.seed)
         optimizers = build.build_optimizers(model, preset, plan, world)
         checkpoints = build.open_checkpoints(preset, plan, log)  # nothing is saved
         step_model, val_model, plan = build.compile_step(model, optimizers, plan, world, log)
-        if case.get("autocast"):
-            step_model = _with_autocast(step_model, world.device)
         loader = build.open_loader(rows, preset, plan, world, step=0)
         stack.callback(loader.close)
         meter = build.make_meter(model, world, preset.run)
-        token_bytes = torch.from_numpy(rows.token_bytes()).to(world.device)
-        parts = (model, step_model, val_model, optimizers, checkpoints, loader, meter, token_bytes)
-        run = train.Run(preset, plan, world, rows, log, ranks.Signals(), None, *parts)
+        parts = dict(model=model, step_model=step_model, val_model=val_model, loader=loader)
+        parts |= dict(optimizers=optimizers, checkpoints=checkpoints, meter=meter)
+        parts |= dict(token_bytes=torch.from_numpy(rows.token_bytes()).to(world.device))
+        facts = dict(preset=preset, plan=plan, world=world, manifest=rows, log=log)
+        run = train.Run(signals=ranks.Signals(), **facts, **parts)
         ceiling, first_step_s = take_steps(run, case)
     peak = meter.peak
     if world.device.type == "cpu" and not preset.run.peak_tflops:
         peak = None  # one was measured: `of matmul` does that better
     speed, per_token = meter.summary(), {"full": meter.flops_full, "causal": meter.flops_causal}
     with_muon = per_token["full"] + muon_flops(optimizers) / plan.tokens_per_step
-    return {
-        "tokens_per_s": speed["tokens_per_s"],
-        "dt_ms": speed["dt_ms"],
-        "data_wait_ms": speed["data_wait_ms"],
-        "mfu": {k: flops.mfu(speed["tokens_per_s"], n, peak) for k, n in per_token.items()},
-        "of_ceiling": flops.mfu(speed["tokens_per_s"], per_token["full"], ceiling),
-        "of_ceiling_with_muon": flops.mfu(speed["tokens_per_s"], with_muon, ceiling),
-        "ceiling": ceiling,
-        "micro_batch": plan.micro_batch,
-        "grad_accum": plan.grad_accum(0),
-        "dtype": str(world.dtype).removeprefix("torch."),
-        "memory": peak_memory(world.device),
-        "first_step_s": first_step_s,
-    }
+    found = {key: speed[key] for key in ("tokens_per_s", "dt_ms", "data_wait_ms")}
+    found |= dict(micro_batch=plan.micro_batch, grad_accum=plan.grad_accum(0), ceiling=ceiling)
+    found |= dict(memory=peak_memory(world.device), dtype=str(world.dtype).removeprefix("torch."))
+    found["mfu"] = {k: flops.mfu(speed["tokens_per_s"], n, peak) for k, n in per_token.items()}
+    found["of_ceiling"] = flops.mfu(speed["tokens_per_s"], per_token["full"], ceiling)
+    found["of_ceiling_with_muon"] = flops.mfu(speed["tokens_per_s"], with_muon, ceiling)
+    return found | dict(first_step_s=first_step_s)
 
 
 def take_steps(run: train.Run, case: dict) -> tuple[float, float]:
     """Take the steps of train.py, and leave those after the warm-up in run.meter; returns (FLOP/s
     of a big matmul around them, seconds from the command to the end of the first step)."""
-    device, progress, unread = run.world.device, train.Progress(), deque()
-    dtype = getattr(torch, case.get("ceiling_dtype") or "", run.world.dtype)
+    device, dtype, progress = run.world.device, run.world.dtype, train.Progress()
     for numbers in train.take_steps(run, progress):
-        unread.append(numbers)
-        train.log_steps(run, progress, unread, keep=device.type == "cuda" and progress.step > 1)
+        train.log_step(run, progress, numbers)
         if progress.step == 1:
             first_step_s = time.time() - case["asked_at"]
         if progress.step == case["warmup"]:
-            train.log_steps(run, progress, unread)
-            before = flops.measure_matmul(device, dtype)
+            before = measure_matmul(device, dtype)
             run.meter.steps.clear()
             run.meter.start()
         if progress.step == case["warmup"] + case["steps"]:
             break
-    train.log_steps(run, progress, unread)
-    return (before + flops.measure_matmul(device, dtype)) / 2, first_step_s
+    return (before + measure_matmul(device, dtype)) / 2, first_step_s
+
+
+def measure_matmul(device: torch.device, dtype: torch.dtype, seconds: float = 1.0) -> float:
+    """FLOP/s that a big square matmul reaches on this device, now: the ceiling for any model.
+    Random data: a GPU draws less power on zeros and runs 13% faster."""
+    n, sync = 2048 if device.type == "cpu" else 8192, torch.get_device_module(device).synchronize
+    a, b = (torch.randn(n, n, device=device).to(dtype) for _ in range(2))
+    times, deadline = [], time.perf_counter() + seconds
+    while len(times) < 5 or time.perf_counter() < deadline:
+        sync()
+        start = time.perf_counter()
+        a @ b.T
+        sync()
+        times.append(time.perf_counter() - start)
+    return 2 * n**3 / statistics.median(times[2:])  # the first two warm up
 
 
 def orthogonalize_flops(rows: int, cols: int) -> int:
@@ -199,14 +178,6 @@ def muon_flops(optimizers: list) -> int:
     """FLOPs of Muon's own matmuls in a step; 0 without it."""
     groups = [g for o in optimizers if isinstance(o, optim.Muon) for g in o.param_groups]
     return sum(orthogonalize_flops(*p.shape) for g in groups for p in g["params"])
-
-
-def _with_autocast(model, device: torch.device):
-    def forward(*args):
-        with torch.autocast(device.type, dtype=torch.bfloat16):
-            return model(*args)
-
-    return forward
 
 
 def peak_memory(device: torch.device) -> int:
@@ -241,19 +212,8 @@ def percent(fraction: float | None) -> str:
     return "n/a" if fraction is None else f"{fraction:.1%}"
 
 
-HEADER = [
-    "preset",
-    "micro-batch",
-    "dtype",
-    "ms/step",
-    "tok/s",
-    "MFU full",
-    "MFU causal",
-    "of matmul",
-    "memory",
-    "data wait",
-    "first step",
-]
+HEADER = "preset, micro-batch, dtype, ms/step, tok/s, MFU full, MFU causal, of matmul, memory"
+HEADER = [*HEADER.split(", "), "data wait", "first step"]
 
 
 def cells(name: str, r: dict) -> list[str]:
@@ -272,36 +232,13 @@ def cells(name: str, r: dict) -> list[str]:
     ]
 
 
-def table(header: list[str], rows: list[list[str]]) -> str:
-    """A Markdown table that also reads well on a screen."""
-    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
-    lines = [header, ["-" * w for w in widths], *rows]
-    return "\n".join(
-        "| " + " | ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)) + " |"
-        for line in lines
-    )
-
-
-def device_name() -> str:
-    if torch.cuda.is_available():
-        return torch.cuda.get_device_name()
-    name = "CPU"
-    with contextlib.suppress(OSError):
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        name = next(x.split(":")[1].strip() for x in lines if x.startswith("model name"))
-    return f"{name}, {torch.get_num_threads()} threads"
-
-
 def report(title: str, header: list[str], rows: list[list[str]], results: str) -> None:
     """Print the table, and append it with device, date and version to `results`, if that is set."""
     text = table(header, rows)
     today = datetime.date.today().isoformat()
     print(f"\n{title}: {device_name()}, torch {torch.__version__}, {today}\n\n{text}")
     if results:
-        path = Path(results)
-        new = not path.exists()
-        with open(path, "a") as file:
-            file.write("# Measured\n" if new else "")
+        with open(results, "a") as file:
             file.write(f"\n## {title}: {device_name()}, torch {torch.__version__}, {today}\n")
             file.write(f"\n`{' '.join(['python', *sys.argv])}`\n\n{text}\n")
 

@@ -194,7 +194,7 @@ lesson.save(fig, "07_packing")
 # %% [markdown]
 # ## Trap
 # A policy that is right on short documents may lose most of the long ones: on the Python standard
-# library the source's rule loses 74% (`benchmarks/packing.py`). "100% token utilization" was said
+# library the source's rule loses 74% (benchmarks/RESULTS.md). "100% token utilization" was said
 # of the *row*; ask of the *text*: what share of it did the model get to see? And ask it of the
 # whole corpus: a buffer that is full after about 9,000 documents shows nothing on 2,000.
 #

@@ -23,7 +23,7 @@ from conftest import ROOT, flip
 from data_helpers import make_folder, row_of
 
 import data
-from benchmarks.packing import best_fit_discard, concat
+from config import UsageError
 from data import Order, Permutation, Quota, RowLoader, pack, val_batches
 from machinery import disk, shards
 from machinery.errors import DataError
@@ -132,46 +132,9 @@ def test_long_documents_do_not_hold_on_to_memory():
     tracemalloc.stop()
 
 
-def test_the_other_policies_do_what_their_names_say():
-    docs = documents(3000, median=60)
-    packed = concat(docs, 257, 0)
-    rows = list(packed)
-    oracle = np.concatenate([np.concatenate(([0], d)) for d in docs])
-    assert (np.concatenate(rows) == oracle[: len(rows) * 257]).all()
-    assert packed.stats.leftover == sum(map(len, docs)) - int((np.concatenate(rows) != 0).sum())
-
-    packed = best_fit_discard(docs, 257, 0)
-    rows = list(packed)
-    s = packed.stats
-    assert all(r[0] == 0 for r in rows) and s.leftover == 0
-    assert s.rows * 257 == s.tokens + s.bos - s.dropped and 0.05 < s.dropped / s.tokens < 0.5
-    kept = [t for p in pieces(rows, []) for t in p]
-    assert len(kept) == len(set(kept)) == s.tokens - s.dropped
-    with pytest.raises(ValueError, match="row_len 1 must be at least 2"):
-        pack(docs, 1, 0)
-
-
-def test_best_fit_discard_is_the_peers_method():
-    """Against the plainest possible version of it: scan, crop the shortest, throw the tail away."""
-    docs = [d.tolist() for d in documents(1500, median=60)]
-    waiting, held, expected = list(docs), [], []
-    while True:
-        row = []
-        while len(row) < 129:
-            while waiting and len(held) < 1000:
-                held.append([0, *waiting.pop(0)])
-            if not held:
-                break
-            room = 129 - len(row)
-            fitting = [d for d in held if len(d) <= room]
-            best = max(fitting, key=len) if fitting else min(held, key=len)
-            held.remove(best)
-            row += best[:room]
-        if len(row) < 129:
-            break
-        expected.append(row)
-    rows = [r.tolist() for r in best_fit_discard([np.array(d) for d in docs], 129, 0)]
-    assert rows == expected
+def test_a_row_has_room_for_a_token_besides_bos():
+    with pytest.raises(UsageError):
+        pack([], 1, 0)
 
 
 # ------------------------------------------------------------------------------------ order

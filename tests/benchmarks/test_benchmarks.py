@@ -1,0 +1,377 @@
+"""benchmarks/: runs are made side by side, once, and after those that they go on from; verdicts by
+hand; a law finds what it was made from; one part of the first hour that fails costs no other."""
+
+import json
+import math
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tarfile
+
+import numpy as np
+import pytest
+from conftest import ROOT, SMALL, environment, run
+
+sys.path.insert(0, str(ROOT / "benchmarks"))
+pytest.importorskip("scipy")
+import ablate
+import first_hour
+import law
+import runs
+import scaling
+import throughput
+
+from config import UsageError
+from machinery.log import read_jsonl
+
+# Stands in for train.py where only the rules for making runs are tested.
+QUICK = """
+import json, sys
+from pathlib import Path
+folder = Path(sys.argv[sys.argv.index("--run_dir") + 1])
+folder.mkdir()
+if "1e30" in sys.argv:
+    sys.exit("error: the loss is not finite")
+rows = [dict(tokens=t, val_bpb=3 - t / 1024) for t in (0, 1024, 2048)]
+rows += [dict(tokens=2048, tokens_per_s=7.0)]
+(folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\\n" for row in rows))
+"""
+
+
+@pytest.fixture
+def ablation(small_data, tmp_path, monkeypatch):
+    """ablate.main on runs of a few steps of 512 tokens, of QUICK; returns its exit code."""
+    (tmp_path / "train.py").write_text(QUICK)
+    monkeypatch.setattr(ablate, "ROOT", tmp_path)
+
+    def ablation(*args, extras="key_offset"):
+        base = f"{' '.join(SMALL)} --data_dir {small_data} --extras {extras} --steps 4"
+        where = ["--runs_dir", str(tmp_path / "runs"), "--results", str(tmp_path / "RESULTS.md")]
+        return ablate.main(["tiny", f"--base={base} --eval_every 2 --save_every 1", *where, *args])
+
+    ablation.rows = lambda: read_jsonl(tmp_path / "RESULTS.jsonl", bool)
+    return ablation
+
+
+VALUES = ["--change", "values: --extras value_embeds key_offset"]
+
+
+# ---------------------------------------------------------------- the verdict of an ablation
+
+
+def test_the_verdict_by_hand():
+    base = {0: 1.10, 1: 1.20, 2: 1.30}
+    # differences -0.08, -0.10, -0.12: mean -0.10, sd = sqrt((0.0004 + 0 + 0.0004) / 2) = 0.02
+    found = ablate.verdict(base, {0: 1.02, 1: 1.10, 2: 1.18})
+    assert found == (pytest.approx(-0.10), pytest.approx(0.02), "better")
+    assert ablate.verdict(base, {0: 1.22, 1: 1.30, 2: 1.38})[2] == "worse"
+    # differences -0.02, -0.10, -0.03: the mean, -0.05, is above twice its own error, sd / sqrt(3)
+    mean, sd, word = ablate.verdict(base, {0: 1.08, 1: 1.10, 2: 1.27})
+    assert (mean, sd) == (pytest.approx(-0.05), pytest.approx(0.04359, abs=1e-5))
+    assert word == "within 2 sd"
+    # by seed: the same numbers for other seeds are another verdict
+    assert ablate.verdict(base, {2: 1.02, 1: 1.10, 0: 1.18})[2] == "within 2 sd"
+    assert ablate.verdict(base, base)[2] == "within 2 sd"  # no spread, no difference
+    # seeds that only one of the two has do not count
+    assert "2 of 3" in ablate.verdict(base | {7: 9.0}, {0: 1.0, 1: 1.0, 5: 1.0})[2]
+    assert math.isnan(ablate.verdict({0: 2.0}, {0: 1.5})[1])
+
+
+def row(name, lr, seed, bpb, **more) -> dict:
+    facts = dict(preset="tiny", base_options="--steps 4", machine="cpu", torch="2", commit="abc")
+    facts |= dict(date="2026-01-01", tokens_per_s=100.0 + seed, options="--lr 1", name=name)
+    facts |= dict(base={"lr": 1.0, "data_fingerprint": "f00d"}, val=[[0, 3.0], [4000, bpb]])
+    return facts | dict(changed={} if lr == 1 else {"lr": lr}, seed=seed) | more
+
+
+def test_the_table():
+    rows = [row("low lr", 0.1, seed, 1.3 - 0.1 * seed) for seed in (0, 1, 2)]
+    rows += [row("base", 1, seed, 1.4 - 0.1 * seed + 0.01 * seed) for seed in (0, 1, 2)]
+    rows += [row("low lr", 0.1, 2, 1.05, commit="def")]  # again: the newer counts
+    lines = [line for line in ablate.render(rows).splitlines() if line.startswith("|")][2:]
+    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
+    assert cells[0][:5] == ["base", "0 1 2", "1.3100 ± 0.0900", "", ""]
+    # 1.3, 1.2, 1.05 - 1.4, 1.31, 1.22 = -0.1, -0.11, -0.17: mean -0.1267, sd 0.0379
+    assert cells[1][3:] == ["-0.1267 ± 0.0379", "better", "101", "abc def", "2026-01-01"]
+    # another base or machine is another table; a field added since, at its default, is not
+    bases = [rows[0]["base"] | dict(lr=2.0), rows[0]["base"] | dict(warmup=40)]
+    others = [row("base", 1, 3, 1.2, base=base) for base in bases]
+    assert ablate.render([*rows, *others, row("base", 1, 0, 1, machine="H100")]).count("\n## ") == 3
+
+
+# ---------------------------------------------------------------- the runs
+
+
+class Job:
+    """A run of some code in place of train.py; `here` is its file."""
+
+    def __init__(self, folder, name: str, code: str, after=None):
+        self.run_dir, self.after, self.file = folder / name, after, folder / f"{name}.done"
+        code = f"import pathlib, signal, time; here = pathlib.Path({str(self.file)!r})\n{code}"
+        self.command = [sys.executable, "-c", code]
+
+
+def make(*jobs: Job) -> tuple[int, set[str]]:
+    """(How many failed, the names of those that have a row), two at once."""
+    file = jobs[0].run_dir.with_name("rows.jsonl")
+    failed = runs.side_by_side(jobs, [{}] * 2, file, lambda job: dict(bpb=1, of=job.run_dir.name))
+    return failed, {row["of"] for row in read_jsonl(file, bool)}
+
+
+def test_runs_are_side_by_side(tmp_path):
+    """Each of two waits for the other."""
+    code = "here.touch(); other = here.with_name({!r} + '.done')\n"
+    code += "while not other.exists(): time.sleep(0.01)"
+    pair = [Job(tmp_path, *names) for names in (("a", code.format("b")), ("b", code.format("a")))]
+    assert make(*pair) == (0, {"a", "b"})
+
+
+def test_a_run_that_fails_costs_those_that_go_on_from_it_and_no_more(tmp_path, capsys):
+    fails = Job(tmp_path, "fails", "raise SystemExit('no luck')")
+    first = Job(tmp_path, "first", "here.touch()")
+    then = Job(tmp_path, "then", "assert here.with_name('first.done').exists()", after=first)
+    never = Job(tmp_path, "never", "", after=fails)
+    assert make(fails, never, first, then) == (2, {"first", "then"})
+    assert "no luck" in capsys.readouterr().out
+
+
+def test_stopped_it_stops_the_runs_with_sigterm(tmp_path, monkeypatch):
+    code = "signal.signal(signal.SIGTERM, lambda *_: exit(here.write_text('saved')))\n"
+    job = Job(tmp_path, "waits", code + "here.touch(); signal.pause()")
+    monkeypatch.setattr(runs.time, "sleep", lambda s: job.file.exists() and sys.exit(143))
+    before = runs.signal.getsignal(runs.signal.SIGTERM)
+    with pytest.raises(SystemExit):
+        make(job)
+    assert job.file.read_text() == "saved" and not (tmp_path / "rows.jsonl").exists()
+    assert runs.signal.getsignal(runs.signal.SIGTERM) == before
+
+
+def test_an_ablation_is_made_once(ablation, tmp_path):
+    assert ablation(*VALUES, "--change", "bad: --optimizer adamw --lr 1e30", "--seeds", "0") == 1
+    rows = ablation.rows()
+    assert [r["name"] for r in rows] == ["base", "values"]
+    assert rows[0]["val"] == [[0, 3.0], [1024, 2.0], [2048, 1.0]] and rows[0]["tokens_per_s"] == 7
+    assert rows[1]["changed"] == {"extras": ["key_offset", "value_embeds"]}
+    assert "seed" not in rows[1]["base"] and rows[1]["commit"] and rows[1]["machine"]
+    assert "bad" not in (tmp_path / "RESULTS.md").read_text()
+    # said otherwise it is the same run
+    same = ["--change", "values: --extras key_offset value_embeds --warmup 2", "--seeds", "0"]
+    assert ablation(*same) == 0 and ablation.rows() == rows
+    # another seed is another run, and another base another table
+    assert ablation(*VALUES, "--seeds", "0", "1") == 0 and len(ablation.rows()) == 4
+    swap = ["--change", "no values: --extras key_offset", "--seeds", "0"]
+    assert ablation(*swap, extras="value_embeds key_offset") == 0
+    assert (tmp_path / "RESULTS.md").read_text().count("\n## ") == 2
+    assert ablation(*VALUES, "--seeds", "0", "--again") == 0 and len(ablation.rows()) == 8
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "",
+        "--change 'a --lr 1'",
+        "--change 'a: --warmup 2'",  # as it is
+        "--change 'a: --steps 9'",  # on more tokens
+        "--change 'a: --warmup 1' --seeds 1 1",
+        "--change 'a: --warmup 1' --at_once -1",
+    ],
+)
+def test_mistakes_are_refused_before_the_first_run(words, ablation, tmp_path):
+    with pytest.raises((UsageError, SystemExit)) as caught:
+        ablation(*shlex.split(words))
+    assert getattr(caught.value, "exit_code", caught.value.args[0]) == 2
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_row_is_of_this_machine_and_text(tmp_path, small_data, monkeypatch):
+    monkeypatch.setattr(scaling, "ROWS", tmp_path / "rows.jsonl")
+    monkeypatch.setattr(scaling, "RUNS", str(tmp_path / "runs"))
+    job = scaling.Job("base", "", "", 2, 2**18, data=str(small_data))
+    job.run_dir.mkdir(parents=True)
+    records = '{"full_val_bpb": 1.5, "step_s": 2.0}\n{"step_s": 1.0}\n'
+    (job.run_dir / "metrics.jsonl").write_text(records)
+    rows = [scaling.read_run(job)]
+    assert (rows[0]["bpb"], rows[0]["seconds"]) == (1.5, 3.0)
+    assert rows[0]["weights"] == 12 * 2 * 128**2 + 128 * 512 + 12 * 2  # blocks, head, gates
+    assert scaling.has_row(job, rows)
+    for fact in ("machine", "fingerprint"):
+        others = [row | {fact: "another"} for row in rows]
+        assert not scaling.has_row(job, others)
+        assert law.newest(others + rows) == rows and law.newest(rows + others) == others
+
+
+def test_every_run_has_options_that_train_py_takes():
+    jobs = [job for part in scaling.PARTS.values() for job in part()]
+    assert len({job.run_dir for job in jobs}) == len({json.dumps(job.key) for job in jobs})
+    for job in jobs:
+        train = job.preset.train
+        assert 0 <= job.tokens - train.steps * train.tokens_per_step < train.tokens_per_step
+        if job.after:  # up to there the two runs are one
+            kept = int(job.command[-1].rpartition("_")[2])
+            assert 0 < kept <= job.after.preset.train.steps
+            assert job.command[-1].startswith(str(job.after.run_dir))
+    for words in ([], ["grid", "nothing"], ["2"]):
+        pytest.raises(UsageError, scaling.main, words)
+
+
+@pytest.mark.parametrize("idea", ["nanochat", "head_gates"])
+def test_an_idea_changes_nothing_where_it_is_neutral_and_something_where_it_is_not(idea):
+    """In a process of its own, as an idea takes the place of a part of model.py."""
+    code = f"""
+import torch, model, tried
+shape = dict(seq_len=24, vocab_size=64, n_layer=3, n_embd=48, n_head=2, n_kv_head=2, head_dim=24)
+config = model.GPTConfig(**shape, mlp_hidden=96, extras=("key_offset", "value_embeds"))
+usual = model.GPT(config)
+usual.init_weights()
+for p in usual.parameters():
+    p.data += 0.1 * torch.randn_like(p)
+tried.try_out({idea!r})
+changed = model.GPT(config)
+changed.init_weights()
+changed.load_state_dict(usual.state_dict(), strict=False)
+new = dict(item for item in changed.named_parameters() if model.kind_of(item[0]) in tried.NEW)
+begun, idx = [p.clone() for p in new.values()], torch.randint(0, 64, (2, 25))
+loss = lambda m: m(idx[:, :-1], idx[:, 1:])
+for name, p in new.items():
+    p.data.fill_(1.0 if name == "residual" else 0.0)
+assert new and abs(loss(changed) - loss(usual)) < 1e-5, (loss(changed), loss(usual))
+for p, value in zip(new.values(), begun):
+    p.data = value + 0.05
+assert abs(loss(changed) - loss(usual)) > 1e-4
+loss(changed).backward()
+assert all(p.grad.abs().sum() > 0 for p in changed.parameters())
+assert sum(map(len, changed.param_groups().values())) == len(list(changed.parameters()))
+"""
+    path = f"{ROOT}:{ROOT / 'benchmarks'}"
+    done = subprocess.run([sys.executable, "-c", code], env=environment(PYTHONPATH=path))
+    assert done.returncode == 0
+
+
+# ---------------------------------------------------------------- the law
+
+TRUE = dict(E=0.7, A=30.0, a=0.3, B=900.0, b=0.4)
+
+
+def truth(n: float, d: float) -> float:
+    return TRUE["E"] + TRUE["A"] * n ** -TRUE["a"] + TRUE["B"] * d ** -TRUE["b"]
+
+
+def rows_of(noise: float, seed: int = 0, text: str = "", factor: float = 1.0) -> list[dict]:
+    """Runs of a world in which the law is true."""
+    rng, rows = np.random.default_rng(seed), []
+    for n in (1e6, 3e6, 1e7, 3e7):
+        for d in (1e7, 4e7, 1.6e8, 6.4e8):
+            bpb = factor * truth(n, d) * math.exp(noise * rng.standard_normal())
+            rows.append(dict(weights=n, tokens=d, bpb=bpb, text=text))
+    return rows
+
+
+def test_the_law_finds_the_constants_of_a_world_in_which_it_holds_and_the_best_size():
+    fitted = law.Law(rows_of(0.0), draws=0)
+    for found, true in zip(fitted.constants(), TRUE.values()):
+        assert found == pytest.approx(true, rel=0.02)
+    N, D = law.best_size(fitted, 1e17)
+    assert 6 * N * D == pytest.approx(1e17)
+    for n in (N / 1.5, N * 1.5):
+        at_other = fitted.log_loss(fitted.p, n, 1e17 / 6 / n)
+        assert fitted.log_loss(fitted.p, N, D) < at_other
+
+
+def test_a_text_has_its_factor_and_the_forecast_has_the_law():
+    fitted = law.Law(rows_of(0.0, text="one") + rows_of(0.0, text="other", factor=0.9), draws=0)
+    one, other = (fitted.log_loss(fitted.p, 2e7, 2e8, text) for text in (0, 1))
+    assert math.exp(other - one) == pytest.approx(0.9, abs=0.001)
+    forecast = pytest.importorskip("instruments.run.forecast")
+    fitted = law.Law(read_jsonl(law.HERE / "PUBLISHED.jsonl", bool), draws=2)
+    found, file = law.as_file(fitted), forecast.law()
+    assert found.keys() == file.keys() and found["text"] == file["text"]
+    for name in (*"EAaBb", "factor", "runs", "weights", "tokens"):
+        assert found[name] == pytest.approx(file[name], rel=1e-3)
+    N, D = law.shape_of("d20")
+    guess, low, high = forecast.predict(N, D)
+    assert low < guess < high < 1.03 * guess
+    assert guess == pytest.approx(math.exp(fitted.log_loss(fitted.p, N, D, 1)), rel=1e-4)
+
+
+def test_an_interval_holds_at_least_as_often_as_it_says_and_is_of_use():
+    """A run twice as large in both, in 6 worlds with 1% of luck: 90% is meant; fewer than 4 of 6
+    would happen once in 60 times."""
+    inside, widths = 0, []
+    for seed in range(6):
+        fitted = law.Law(rows_of(0.01, seed), draws=30)
+        luck = 0.01 * np.random.default_rng(100 + seed).standard_normal()
+        _, low, high = fitted.predict(6e7, 1.28e9)
+        inside += low <= truth(6e7, 1.28e9) * math.exp(luck) <= high
+        widths.append(high / low - 1)
+    assert inside >= 4 and np.mean(widths) < 0.2
+
+
+def test_the_verdict_as_tokens_grow():
+    words = lambda *changes: law.verdict(list(changes), [0.5] * 4)[1]
+    assert words(8.0, 6.0, 5.0, 4.5) == "worse" and words(8.0, 6.0, 4.0, 3.0) == "worse, fades"
+    assert words(0.0, -2.0, -3.0, -4.0) == "better"
+    assert words(0.0, 0.0, 0.0, -4.0) == "better at the last only"
+    assert "1.4%" in words(8.0, 4.0, 2.0, 0.5)  # luck: 2 sqrt(2) 0.5
+    assert words(5.0, math.nan, math.nan, math.nan) == "not all runs are made"
+
+
+# ---------------------------------------------------------------- speed, and the first hour
+
+
+@pytest.mark.slow
+def test_one_row_for_each_preset_that_works(tmp_path):
+    """Three rows of tiny in a step, 2 at a time; the other's rows are longer, and do not fit."""
+    results = tmp_path / "RESULTS.md"
+    words = "tiny gpt2-124m --no_compile --micro_batch 2 --tokens_per_step 1536 --steps 2 "
+    words += "--warmup 1 --device cpu --results"
+    done = run("benchmarks/throughput.py", *words.split(), results, timeout=200)
+    assert done.returncode == 0, done.stderr
+    row = r"\| tiny +\| 2 x 2 +\| (bfloat16|float32) +\| [\d,]+ +\| [\d,]+ +\| n/a +\| n/a"
+    assert len(re.findall(row, results.read_text())) == 1 and "1536" in done.stdout
+    assert 0 < float(re.search(r"([\d.]+)% of [\d.]+T", done.stdout)[1]) < 100
+
+
+# As .venv/bin/python: notes its arguments; preparing data fails and the levers take too long.
+PYTHON = """#!/bin/sh
+echo "$@" >> commands
+case "$*" in
+  *environment*) echo "GPU               $GPU" ;;
+  *prepare_data*) echo "no text"; exit 3 ;;
+  *levers*) exit 124 ;;
+esac
+"""
+
+
+@pytest.mark.parametrize("gpu", ["none", "NVIDIA H100 80GB HBM3"])
+def test_a_part_that_fails_is_said_and_the_next_one_begins(gpu, tmp_path):
+    python = tmp_path / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(PYTHON)
+    python.chmod(0o755)
+    (tmp_path / "benchmarks").mkdir()
+    script = shutil.copy(ROOT / "benchmarks" / "first_hour.sh", tmp_path / "benchmarks")
+    env = {"PATH": "/usr/bin:/bin", "GPU": gpu}
+    done = subprocess.run(["bash", script], env=env, capture_output=True, text=True)
+    assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
+    parts = (tmp_path / "first_hour" / "parts.txt").read_text()
+    assert re.search(r"^data +failed with exit code 3", parts, re.M)
+    assert re.search(r"^levers +stopped after 370 s", parts, re.M)
+    assert parts.count(" ok (") == (5 if gpu == "none" else 7)
+    commands = (tmp_path / "commands").read_text()
+    assert ("resume tiny" in commands) == ("--no_compile" in commands) == (gpu == "none")
+    with tarfile.open(tmp_path / "first_hour.tar.gz") as tar:
+        names = tar.getnames()
+    assert "first_hour/data.txt" in names and "first_hour/work" not in names
+
+
+def test_levers_and_throughput_without_a_figure_have_failed(monkeypatch, capsys):
+    for module in (first_hour, throughput):
+        monkeypatch.setattr(module, "run_case", lambda case, **how: {"error": "no luck"})
+        monkeypatch.setattr(module.signal, "signal", lambda *_: None)  # pytest keeps its own
+    monkeypatch.setattr(throughput.sys, "argv", ["throughput.py", "tiny"])
+    for work in (lambda: first_hour.levers("tiny", 2048, 1, ""), throughput.main):
+        with pytest.raises(SystemExit) as end:
+            work()
+        assert end.value.code == 1 and "no luck" in capsys.readouterr().out
