@@ -4,7 +4,6 @@ Markers: `slow` (CI runs them too), `timing` (depends on the clock: run alone, s
 `pictures` (this test looks at a picture; for all others none is painted).
 """
 
-import importlib
 import json
 import os
 import shutil

@@ -19,7 +19,7 @@ import torch
 
 import data
 from config import Count, UsageError
-from flops import bits_per_byte
+from flops import score_text
 from instruments.exams import judge
 from instruments.exams.lines import read_lines
 from machinery import checkpoint
@@ -111,7 +111,7 @@ def hold(config: TournamentConfig, load_model: Callable) -> None:
         model, _ = load_model(which)
         batches = data.val_batches(manifest, 8, BPB_ROWS, device=model.cos.device)
         token_bytes = torch.from_numpy(tokenizer.token_bytes).to(model.cos.device)
-        return model, bits_per_byte(model, batches, token_bytes)[1]
+        return model, score_text(model, batches, token_bytes)[1]
 
     players = []
     for path, name in zip(paths, names(paths)):

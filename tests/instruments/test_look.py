@@ -21,7 +21,7 @@ import data
 import eval as evaluate
 import train
 from config import PRESETS, GPTConfig, UsageError
-from flops import bits_per_byte
+from flops import score_text
 from instruments import look
 from machinery.shards import Manifest
 from model import GPT, apply_rope, rms_norm
@@ -290,7 +290,7 @@ def test_the_surprise_of_a_row_is_its_loss(trained, small_data):
         (inputs, targets) = [*data.val_batches(manifest, 1, row + 1)][row]
         inputs, targets = inputs[:, :63], targets[:, :63]  # BOS and 63 more
         token_bytes = torch.from_numpy(manifest.token_bytes())
-        nats, bpb = bits_per_byte(model, [(inputs, targets)], token_bytes)
+        nats, bpb = score_text(model, [(inputs, targets)], token_bytes)[:2]
         assert sum(found["bits"]) * math.log(2) / 63 == pytest.approx(nats, abs=1e-3)
         assert found["bpb"] == pytest.approx(bpb, abs=1e-5)
         assert found["lens"][-1]["mean"] * math.log(2) == pytest.approx(nats, abs=1e-5)

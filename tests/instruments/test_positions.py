@@ -14,7 +14,7 @@ from faults import start
 import data
 import eval as evaluate
 from config import GPTConfig, UsageError
-from flops import bits_per_byte
+from flops import score_text
 from instruments.pages import positions, report
 from machinery import checkpoint
 from machinery.errors import NonFiniteError
@@ -57,14 +57,14 @@ def test_short_rows_are_read_as_before(stages):
     manifest = Manifest.load(stages["short_data"])
     token_bytes = torch.from_numpy(manifest.token_bytes())
     found = [
-        bits_per_byte(model_at(stages["start"], *how), data.val_batches(manifest, 8), token_bytes)
+        score_text(model_at(stages["start"], *how), data.val_batches(manifest, 8), token_bytes)[:2]
         for how in ((), (128,))
     ]
     assert found[0] == found[1]
     said = [r for r in metrics(stages["folder"] / "short") if "full_val_loss" in r][-1]
     assert said["full_val_loss"] == pytest.approx(found[1][0], rel=1e-5)
     other = model_at(stages["start"], 128, rope_theta=10.0)
-    assert bits_per_byte(other, data.val_batches(manifest, 8), token_bytes)[0] != found[0][0]
+    assert score_text(other, data.val_batches(manifest, 8), token_bytes)[0] != found[0][0]
 
 
 def test_long_rows_are_read_better_after_the_stage(stages):
@@ -144,13 +144,13 @@ def test_only_targets_that_count_are_scored(first):
 
 
 def test_the_means_of_all_positions_are_the_loss(stages):
-    """Of text, where each target counts: that of flops.bits_per_byte."""
+    """Of text, where each target counts: that of flops.score_text."""
     model, manifest = model_at(stages["start"]), Manifest.load(stages["short_data"])
     batches = lambda size: data.val_batches(manifest, size, 30)
     token_bytes = torch.from_numpy(manifest.token_bytes())
     means, (nats, _) = (
         positions.by_position(model, batches(7)),
-        bits_per_byte(model, batches(8), token_bytes),
+        score_text(model, batches(8), token_bytes)[:2],
     )
     assert means.mean().item() == pytest.approx(nats, rel=1e-5)
 
