@@ -16,7 +16,7 @@ sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / 
 from conftest import environment, metrics
 from store_helpers import s3_server
 
-from machinery import cache
+from machinery import stage
 from machinery.shards import Manifest
 
 ROOT = Path(__file__).parents[1]
@@ -36,7 +36,7 @@ def main(data: str, work: str, mb_per_s: str = "0", *options: str) -> None:
     with s3_server() as server:
         manifest, folder = Manifest.load(data), Path(work)
         os.environ.update(server.env())
-        cache.publish(manifest, "s3://runs/data")
+        stage.publish(manifest, "s3://runs/data")
         for name, source in (("disk", data), ("store", "s3://runs/data")):
             where = ["--data_dir", source, "--stage", folder / "cache"]
             where = where if name == "store" else where[:2]

@@ -578,7 +578,7 @@ def test_a_shard_that_is_not_damaged_is_not_to_be_deleted(manifest, monkeypatch)
     def refuse(*args, **kwargs):
         raise OSError(errno.EMFILE, "Too many open files")
 
-    monkeypatch.setattr(shards, "open", refuse, raising=False)
+    monkeypatch.setattr(shards, "open_file", refuse)
     match = "npy cannot be read .Too many open files.; remove the cause, then run your command"
     with pytest.raises(DataError, match=match):
         manifest.row("train", 0, 17)

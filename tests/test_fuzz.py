@@ -23,8 +23,8 @@ import optim
 import prepare_data
 import train
 from config import LARGEST, PRESETS, DataConfig, GPTConfig, RunConfig, TrainConfig, UsageError
-from instruments import choice, judge, look, report, sample, serve, stage, tournament
-from machinery import cli, trained
+from instruments import choice, judge, look, report, sample, serve, tournament
+from machinery import cli, shards, trained
 from machinery.errors import CheckpointError, DataError, StorageError
 from model import GPT
 from preparation import sources
@@ -146,7 +146,7 @@ def here(small_data, tmp_path_factory):
         train.main(["tiny", *SMALL, "--steps", "2"])
         for module, name in WORK:
             patch.setattr(module, name, begins)
-        patch.setattr(stage, "once_per_node", lambda manifest, *_: manifest)
+        patch.setattr(train.stage, "once_per_node", lambda data, *_: shards.Manifest.load(data))
         listed = sources.list_units
         patch.setattr(sources, "list_units", lambda s: begins() if s.remote else listed(s))
         yield folder
