@@ -193,7 +193,7 @@ Sintomas de que você está limitado por E/S | in `idle` the device waits for th
 O que medir | data_wait_ms
 """,
         "machinery/disk.py": """
-Semântica de consistência | replaced as a whole
+Semântica de consistência | whole or not there
 """,
         "course/exercises/ex11.py": """
 Exemplo prático: publicação segura de diretório de checkpoint | publish a folder on a disk that forgets
