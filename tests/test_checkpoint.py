@@ -666,16 +666,6 @@ def test_a_name_is_given_after_the_content_is_on_the_disk(tmp_path, monkeypatch)
     assert unsafe == [[], []]
 
 
-def test_lock(tmp_path):
-    held = disk.lock(tmp_path / "run", "--run_dir")
-    with pytest.raises(ValueError, match=f"in use by process {os.getpid()} .* another --run_dir"):
-        disk.lock(tmp_path / "run", "--run_dir")
-    held.close()
-    disk.lock(tmp_path / "run", "--run_dir").close()
-    with pytest.raises(ValueError, match="cannot be written"):
-        disk.lock(tmp_path / "run" / ".lock" / "below", "--run_dir")
-
-
 # ---------------------------------------------------------------------------- many ranks
 
 
