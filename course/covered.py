@@ -176,9 +176,9 @@ Conjuntos de dados brutos vs processados | Text -> tokenizer -> packed rows on d
 Estratégia de fragmentação em shards (regras práticas) | SHARD_ROWS = 16_384
 Determinismo e versionamento do conjunto de dados | The manifest lists every file with its sha256
 """,
-        "instruments/stage.py": """
-Padrão 2: Sistema de arquivos paralelo compartilhado para conjuntos de dados quentes | For a slow shared file system
-Padrão 4: Preparar (staging) conjuntos de dados nos nós antes do treinamento começar | copied once per node
+        "machinery/stage.py": """
+Padrão 2: Sistema de arquivos paralelo compartilhado para conjuntos de dados quentes | a slow folder
+Padrão 4: Preparar (staging) conjuntos de dados nos nós antes do treinamento começar | once per node
 """,
         "machinery/checkpoint.py": """
 Checkpointing assíncrono | background saves
@@ -208,9 +208,9 @@ Escolhas de armazenamento interagem com escolhas de modelo/runtime | what it mea
 """,
     },
     "擴展的驚喜": {
-        "instruments/stage.py": """
-我們叢集中的儲存選項 | For a slow shared file system
-修復 #1 – 更改資料儲存 | the data on a local disk
+        "machinery/stage.py": """
+我們叢集中的儲存選項 | a slow folder
+修復 #1 – 更改資料儲存 | Data brought to a local disk
 """,
         "data.py": """
 修復 #2 – 引入 TokenizedBytes dataloader | A pure function: nothing to save, nothing to replay

@@ -21,7 +21,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from config import UsageError
 from machinery.errors import DISK_FAILS, DataError, StorageError
@@ -208,19 +208,11 @@ def check_room(folder: Path, need: float, remedy: str) -> None:
         raise StorageError(f"{missing} in {folder}; {remedy}")
 
 
-def lock(folder: str | Path, option: str) -> Any:
+def lock(folder: str | Path, option: str) -> BinaryIO:
     """Lock a folder until the returned file is closed or this process ends, however it ends.
     UsageError if another process has it. option: the one that names the folder."""
-    try:
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        file = open_file(Path(folder) / ".lock", "a+b")
-    except OSError as error:
-        if error.errno in DISK_FAILS:
-            raise
-        where = error.filename or folder
-        raise UsageError(
-            f"{where} cannot be written ({error.strerror}); choose another {option}"
-        ) from None
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    file = open_file(Path(folder) / ".lock", "a+b")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -238,8 +230,7 @@ def lock(folder: str | Path, option: str) -> Any:
 
 
 def check_locked(file: BinaryIO, folder: str | Path) -> None:
-    """StorageError if a folder that this process has locked was renamed or replaced since: what is
-    written under its name would be in another folder, which nobody has locked."""
+    """StorageError if a folder that this process has locked was renamed or replaced since."""
     try:
         same = os.path.samestat(os.fstat(file.fileno()), os.lstat(Path(folder) / ".lock"))
     except FileNotFoundError:

@@ -9,7 +9,6 @@ row is never trained on. Next: data.py draws rows, worker.py writes shards.
 """
 
 import bisect
-import errno
 import hashlib
 import io
 import json
@@ -46,14 +45,13 @@ def damaged(path: Path, how: str, remedy: str = REMEDY) -> DataError:
 
 @contextmanager
 def reading(path: Path, where: str = "") -> Iterator[None]:
-    """DataError for a file that cannot be read; only if the disk fails (EIO) is it damaged."""
+    """DataError for a file that cannot be read, which need not be damaged."""
     try:
         yield
     except FileNotFoundError:
         raise damaged(path, "is missing", AGAIN) from None
     except OSError as error:
-        cause = "remove the cause, then run your command again"
-        remedy = REMEDY if error.errno == errno.EIO else cause
+        remedy = f"remove the cause, or else {REMEDY}"
         raise damaged(path, f"cannot be read{where} ({error.strerror})", remedy) from None
 
 
@@ -119,7 +117,7 @@ class Manifest:
         self.vocab_size: int = self._field(is_count, "tokenizer", "vocab_size")
         self.bos_id: int = self._field(is_count, "tokenizer", "bos_id")
         self.tokenizer_sha256: str = self._field(is_hash, "tokenizer", "sha256")
-        # of conversations: data.targets_of
+        # Of conversations: data.targets_of.
         self.marks = tuple(self._field(is_marks, "tokenizer", "marks") or ())
         indices = range(len(self._field(is_list, "sources")))
         self.sources: list[str] = [self._field(is_text, "sources", i, "name") for i in indices]
@@ -152,16 +150,11 @@ class Manifest:
         """Read FOLDER/manifest.json. UsageError, with the command that prepares `preset`, if there
         is none; DataError if it cannot be used."""
         path = Path(folder) / "manifest.json"
-        try:
-            path.lstat()
-        except FileNotFoundError:
+        if not os.path.lexists(path):
             here = Path(folder) == Path("data", preset)
             option = "" if here else f" --data_dir {shlex.quote(str(folder))}"
             command = f"python prepare_data.py {preset}{option} (and the options you want)"
-            raise UsageError(f"{path} does not exist; run: {command}") from None
-        except OSError as error:  # a file in place of the folder, a folder that may not be entered
-            how = f"{path} cannot be read ({error.strerror})"
-            raise UsageError(f"{how}; choose another --data_dir") from None
+            raise UsageError(f"{path} does not exist; run: {command}")
         try:
             tree = read_json(path)
         except DataError as error:

@@ -10,10 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 
-import torch.distributed as dist
-
 from config import UsageError
-from machinery import disk, ranks
+from machinery import disk
 from machinery.errors import DataError
 from machinery.shards import Manifest, files_of
 from machinery.store import Store
@@ -22,9 +20,14 @@ CACHE = "data/cache"
 THREADS = 16
 
 
-def once_per_node(data_dir: str, folder: str, world: ranks.World) -> Manifest:
+def once_per_node(data_dir: str, folder: str, world) -> Manifest:
     """The first rank of each node copies the data into `folder` (empty: CACHE) while the others
-    wait, for a day if need be; returns the copy's manifest. An error is raised on all ranks."""
+    wait, for a day if need be; returns the copy's manifest. An error is raised on all ranks.
+    world: ranks.World."""
+    import torch.distributed as dist  # prepare_data.py does not wait for it
+
+    from machinery import ranks
+
     copied = error = patient = None
     if world.world_size > 1:
         patient = dist.new_group(backend="gloo", timeout=timedelta(days=1))

@@ -87,7 +87,7 @@ def test_what_is_written_replaces_a_link_and_follows_none(mine, tmp_path):
 
 def test_a_lock_that_is_a_link_is_refused(mine, tmp_path):
     (tmp_path / "theirs" / ".lock").symlink_to(mine)
-    with pytest.raises(UsageError):
+    with pytest.raises(OSError):
         disk.lock(tmp_path / "theirs", "--run_dir")
     assert mine.read_bytes() == b"mine"
 

@@ -95,13 +95,13 @@ def test_a_link_or_a_pipe_in_a_folder_is_not_opened(tmp_path):
     assert mine.read_bytes() == b"mine" and not (tmp_path / "new").exists()
 
 
-@pytest.mark.parametrize(
-    "url",
-    [
-        "reference::memory://x", "simplecache::s3://b/x", "s3://b/x::file://y", "http://h/x",
-        "zip://x", "nofs://x", "memory2://x", "ftp://h/x", "dask://x", "s3://b/x*", "s3://b/[x]",
-    ],
+REFUSED = (
+    "reference::memory://x", "simplecache::s3://b/x", "s3://b/x::file://y", "http://h/x",
+    "zip://x", "nofs://x", "memory2://x", "ftp://h/x", "dask://x", "s3://b/x*", "s3://b/[x]",
 )  # fmt: skip
+
+
+@pytest.mark.parametrize("url", REFUSED)
 def test_a_url_of_another_protocol_is_refused(url):  # noqa: F811
     """A chain may run, format and send what its parts name."""
     with pytest.raises(UsageError) as caught:
