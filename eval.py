@@ -15,10 +15,8 @@ model. Works with the raw module, on one device. Next: model.py has stream(), fl
 instruments/ all commands but `loss`.
 """
 
-import json
-import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from functools import partial
 
 import torch
@@ -29,23 +27,9 @@ from flops import score_text
 from hf import imported
 from machinery import cli, trained
 from machinery.log import sources_line
-from machinery.trained import EvalConfig, open_data, run_of
+from machinery.trained import EvalConfig, keep_record, open_data
 
 load_model = partial(trained.load_model, read_export=imported.load)
-
-
-def keep_record(config: EvalConfig, trainer: dict, **figures) -> None:
-    """Append a line to eval.jsonl in the folder of the run or the export, if it can be written."""
-    run_dir = run_of(trainer["path"])
-    line = asdict(config) | dict(
-        run_dir=str(run_dir), step=trainer["step"], tokens=trainer["tokens"], **figures
-    )
-    try:
-        with open(run_dir / "eval.jsonl", "a") as file:
-            file.write(json.dumps(line) + "\n")
-    except OSError as error:
-        reason = f"{run_dir / 'eval.jsonl'}: {error.strerror}"
-        print(f"the figures above could not be written to {reason}", file=sys.stderr)
 
 
 # --------------------------------------------------------------------------------- loss

@@ -87,13 +87,9 @@ def main(argv: list[str]) -> int:
         from instruments import forecast
 
         return forecast.show(asked, world)
-    manifest, preset = folders.open_data(asked)
+    manifest, preset = folders.open_data(asked, world)
     if source:
         source.check_data(manifest, preset)
-    if options.stage and "://" not in options.data_dir:
-        from instruments import stage
-
-        manifest = stage.once_per_node(manifest, options.stage, world)
     plan = make_plan(preset, world)
     # Nothing is left open: this is what the run is.
     preset = replace(preset, train=replace(preset.train, steps=plan.steps, tokens=""))

@@ -148,7 +148,7 @@ def read_recipe(argv: list[str], dtype: str) -> tuple[dict, int, int]:
     """Arguments of train.py -> (recipe but for the seed, tokens, tokens of a step); refuses here
     what train.py would. dtype: what `auto` means on this machine."""
     preset = cli.parse("train.py", "train", argv)
-    manifest, preset = folders.open_data(preset)
+    manifest, preset = folders.open_data(preset, None)
     recipe = as_json(folders.identity(preset, manifest))
     recipe["extras"].sort()  # in any order, they make the same model
     recipe["eval_tokens"] = preset.run.eval_tokens

@@ -537,7 +537,7 @@ def take_samples(config: ReportConfig, load_model: Callable) -> None:
     where = dict(data_dir=config.data_dir, device=config.device, dtype=config.dtype)
     drawn = [r for r in read_jsonl(file, is_whole) if not r.get("live")]  # not while it trained
     sampled = {(r["step"], r["prompt"]) for r in drawn}
-    for path in reversed(checkpoint.with_milestones(root)):
+    for path in reversed(checkpoint.checkpoints(root)):
         done = {prompt for step, prompt in sampled if step == checkpoint.step_of(path)}
         if done.issuperset(config.prompt) and done:
             continue

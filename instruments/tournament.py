@@ -177,7 +177,7 @@ def entrants(config) -> tuple[list[Path], Path | None]:
     does not play."""
     root = Path(config.run_dir) / "checkpoints"
     named = [Path(p) for p in dict.fromkeys(config.players) if p]
-    found = named or checkpoint.with_milestones(root)[::-1]
+    found = named or checkpoint.checkpoints(root)[::-1]
     if not found:
         raise UsageError(f"there is no checkpoint in {root}; train first, or name some: --players")
     judge_path = None

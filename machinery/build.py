@@ -154,7 +154,7 @@ def load(
         start, root = Path(options.init_from), Path(options.init_from, "checkpoints")
         if root.is_dir():  # of a run: its newest, the same on all ranks
             start = ranks.any_rank(checkpoint.latest_valid(root, log=checkpoints.log)) or start
-        other = checkpoint.read_trainer(start)["identity"]
+        other = checkpoint.read_trainer(start).get("identity", {})
         remark = folders.check_weights_fit(str(start), other, preset, manifest)
         checkpoint.load_model(start, model)
         checkpoints.log(f"weights from {start}{remark}")
@@ -183,6 +183,8 @@ def find_what_runs(model: GPT, plan: Plan, world: ranks.World, log: Log) -> tupl
     memory at least halves the micro-batch, a failing compiler means eager; both are printed. Tokens
     per step stay the same."""
     on_gpu = world.device.type == "cuda"
+    if plan.sharded:
+        ranks.wait_at_most(ranks.SHARDED_S)
     if on_gpu and plan.auto_micro_batch:
         torch.cuda.set_per_process_memory_fraction(USABLE)
     if plan.compile:

@@ -25,14 +25,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from config import RunConfig, UsageError
-from machinery.checkpoint import (
-    MANIFEST,
-    MILESTONES,
-    _trash,
-    checkpoints,
-    read_trainer,
-    why_invalid,
-)
+from machinery.checkpoint import MANIFEST, _trash, checkpoints, read_trainer, why_invalid
 from machinery.disk import fsync
 from machinery.errors import CheckpointError, StorageError
 from machinery.log import Log, duration
@@ -42,6 +35,7 @@ SMALL = (
     "metrics.jsonl", "config.json", "tokenizer.json", "status.json", "samples.jsonl", "eval.jsonl",
     "report.html", "report.md", "loss.png",
 )  # fmt: skip
+MILESTONES = "milestones"
 LEASE_S, RENEW_S, SETTLE_S = 180.0, 30.0, 0.3
 TRIES = 3  # of the last upload of a run
 LAST_UPLOAD_S = 3600.0  # the end of a run waits no longer for it

@@ -83,22 +83,14 @@ def losses(run_dir) -> dict[int, float]:
 def parameters(run_dir, step: int) -> dict:
     """name -> tensor of a checkpoint: weights and optimizer state."""
     import torch
-    from torch.distributed.checkpoint import FileSystemReader
-    from torch.distributed.checkpoint.state_dict_loader import _load_state_dict_from_keys
+    from torch.distributed import checkpoint as dcp
 
     path = Path(run_dir) / "checkpoints" / f"step_{step:08d}" / "dcp"
-    state = _load_state_dict_from_keys(storage_reader=FileSystemReader(path))
-    flat = {}
-
-    def walk(prefix, tree):
-        for key, value in tree.items():
-            if isinstance(value, dict):
-                walk(f"{prefix}{key}.", value)
-            elif isinstance(value, torch.Tensor):
-                flat[prefix + key] = value
-
-    walk("", state)
-    return flat
+    reader = dcp.HuggingFaceStorageReader(str(path))
+    found = reader.read_metadata().state_dict_metadata
+    state = {name: torch.empty(t.size, dtype=t.properties.dtype) for name, t in found.items()}
+    dcp.load(state, storage_reader=reader, no_dist=True)
+    return state
 
 
 @pytest.fixture(autouse=True)

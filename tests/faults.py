@@ -520,7 +520,7 @@ def slow_mirror(seconds: float) -> None:
     honest = Store.send
 
     def send(store, file, *args):
-        time.sleep(seconds if file.suffix == ".distcp" else 0)
+        time.sleep(seconds if file.suffix == ".safetensors" else 0)
         return honest(store, file, *args)
 
     Store.send = send
