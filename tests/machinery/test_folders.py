@@ -71,7 +71,7 @@ def test_a_second_trainer_is_sent_away_and_the_first_does_not_notice(small_data,
     run_dir, go = tmp_path / "run", tmp_path / "go"
     first = start(small_data, run_dir, spoil=[("hold", 2, str(go))]).until_step(2)
     for world in (1, 2):
-        assert f"process {first.pids[0]} on" in start(small_data, run_dir, world=world).end(2)
+        assert f"process {first.pids[0]} on" in start(small_data, run_dir, world=world).end()
     assert first.alive()
     go.touch()
     first.end(0)
@@ -84,7 +84,7 @@ def test_a_run_whose_folder_is_moved_stops(small_data, tmp_path):
     spoil = [("hold", 5, str(go))]
     run = start(small_data, run_dir, "--save_every", 3, spoil=spoil).until_step(5)
     checkpoints = run_dir / "checkpoints"
-    run.until(lambda: [p.name for p in checkpoint.checkpoints(checkpoints)] == ["step_00000003"])
+    run.until(lambda: len(checkpoint.checkpoints(checkpoints)) == 2)  # 3, and 4 before the decay
     run_dir.rename(tmp_path / "renamed")
     go.touch()
     assert str(run_dir) in run.end(2)

@@ -72,8 +72,9 @@ def test_a_gpu_that_torch_cannot_use(monkeypatch):
     exists = os.path.exists
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(os.path, "exists", lambda path: path == "/dev/nvidia0" or exists(path))
-    with pytest.raises(UsageError, match=torch.__version__):
+    with pytest.raises(UsageError) as error:
         ranks.pick_device("auto")
+    assert torch.__version__ in str(error.value)
     assert ranks.pick_device("cpu") == torch.device("cpu")
 
 
@@ -128,7 +129,8 @@ def test_a_rank_that_does_not_come_costs_a_bounded_time(silent, starter, small_d
         run.end(1)  # torchrun ends the silent one
     else:
         run.until(lambda: run.codes()[1 - silent] == 1).kill().end()
-    assert "Traceback" not in run.text and not (tmp_path / "run").exists()
+        assert "Traceback" not in run.text
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_rank_that_comes_but_does_not_connect_costs_a_bounded_time(small_data, tmp_path):
