@@ -32,7 +32,7 @@ import config as cfg
 import data
 import flops
 import optim
-from machinery import build, checkpoint, cli, folders, mirror, ranks, stage, trained
+from machinery import build, checkpoint, cli, folders, mirror, ranks, trained
 from machinery import log as logs
 from machinery.errors import NonFiniteError
 from machinery.log import Log, is_done, write_report
@@ -89,10 +89,7 @@ def main(argv: list[str]) -> int:
         from instruments.run import forecast
 
         return forecast.show(preset, world)
-    near = None  # the data on a disk of this machine, if it comes from elsewhere
-    if options.stage or "://" in options.data_dir:
-        near = stage.once_per_node(options.data_dir, options.stage, world)
-    manifest, preset = folders.open_data(preset, near)
+    manifest, preset = folders.open_data(preset, world)
     if source:
         source.check_data(manifest, preset)
     plan = make_plan(preset, world)

@@ -137,7 +137,7 @@ def load(
         start, root = Path(options.init_from), Path(options.init_from, "checkpoints")
         if root.is_dir():  # of a run: its newest, the same on all ranks
             start = ranks.any_rank(checkpoint.latest_valid(root, log=checkpoints.log)) or start
-        other = checkpoint.read_trainer(start)["identity"]
+        other = checkpoint.read_trainer(start).get("identity", {})
         remark = folders.check_weights_fit(str(start), other, preset, manifest)
         checkpoint.load_model(start, model)
         checkpoints.log(f"weights from {start}{remark}")
@@ -154,6 +154,8 @@ def compile_step(
     step is repeated until it runs: out of memory at least halves the micro-batch, no working
     compiler means eager; both are printed. Tokens per step stay the same."""
     on_gpu = world.device.type == "cuda"
+    if plan.sharded:
+        ranks.wait_at_most(ranks.SHARDED_S)
     if on_gpu and plan.auto_micro_batch:
         torch.cuda.set_per_process_memory_fraction(USABLE)
     if plan.compile:

@@ -16,15 +16,20 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, redirect_stderr
 from dataclasses import dataclass, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import config as cfg
 from config import UsageError
+from machinery import disk
 from machinery.errors import DISK_FAILS, RankError, StorageError
 
+UNUSABLE = (  # of an OSError: the user named a path that this program cannot use
+    errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ELOOP,
+    errno.ENAMETOOLONG,
+)  # fmt: skip
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -50,6 +55,9 @@ def parse(program: str, part: Literal["data", "train"], argv: list[str]) -> cfg.
     args = read_options(default, options, f"{program} {preset.name}")
     if part == "data":
         return replace(preset, data=args)
+    if args.train.tokens != preset.train.tokens and args.train.steps:
+        both = f"--tokens {args.train.tokens} has no effect with --steps {args.train.steps}"
+        raise UsageError(f"{both}; add --steps 0")
     return replace(preset, model=args.model, train=args.train, run=with_folders(args.run, run))
 
 
@@ -59,16 +67,21 @@ def first_word(argv: list[str]) -> tuple[str, list[str]]:
 
 
 def read_options(default: Any, argv: list[str], program: str) -> Any:
-    """The dataclass `default` with the options of argv."""
+    """The dataclass `default` with the options of argv. tyro prints what is wrong with a value,
+    once per node, and exits with 2; an option that does not exist is a UsageError."""
     import tyro
 
-    try:
-        from tyro._errors import on_parse_error
-    except ImportError:  # it is not public: a version other than ours then prints its boxes
-        on_parse_error = nullcontext
     style = dict(config=(tyro.conf.OmitArgPrefixes,), use_underscores=True)
-    with on_parse_error(lambda event: refuse(event, default)):
-        options = tyro.cli(type(default), default=default, args=argv, prog=program, **style)
+    style |= dict(args=argv, prog=program, return_unknown_args=True)
+    speaks = os.environ.get("LOCAL_RANK", "0") == "0"
+    with nullcontext() if speaks else redirect_stderr(io.StringIO()):
+        options, unknown = tyro.cli(type(default), default=default, **style)
+    if unknown:
+        parts = [part for part in vars(default).values() if is_dataclass(part)] or [default]
+        names = {f"--{name}": name for part in parts for name in vars(part)}
+        name = unknown[0].partition("=")[0].replace("-", "_").replace("__", "--", 1)
+        find("option", name, names, f"python {program} --help lists all")
+        raise UsageError(f"{unknown[0]!r} was not understood; python {program} --help lists all")
     cfg.check_numbers(options)
     return with_folders(options, default)
 
@@ -77,22 +90,6 @@ def with_folders(options: Any, default: Any) -> Any:
     """An empty folder, such as a variable of the shell that is not set, means the default's."""
     empty = [name for name, text in vars(options).items() if name.endswith("_dir") and not text]
     return replace(options, **{name: getattr(default, name) for name in empty})
-
-
-def refuse(event: Any, default: Any) -> None:
-    """UsageError for what tyro found, which it would print in a box."""
-    help = f"python {event.prog} --help lists all"
-    if words := getattr(event, "tokens", None):
-        parts = [part for part in vars(default).values() if is_dataclass(part)] or [default]
-        names = {f"--{name}": name for part in parts for name in vars(part)}
-        find("option", words[0].partition("=")[0], names, help)
-    message, argument = getattr(event, "message", ""), getattr(event, "argument", None)
-    if argument is None:  # a dataclass of ours refused its values
-        raise UsageError(message or help)
-    option, kind = argument.lowered.name_or_flags[0], argument.lowered.metavar
-    kind = {"INT": "a whole number", "FLOAT": "a number", "STR": "a value"}.get(kind, kind)
-    given = repr(event.value) if hasattr(event, "value") else message.partition(": ")[2]
-    raise UsageError(f"{option} takes {kind}; given: {given or 'nothing'}")
 
 
 def find(kind: str, name: str, table: dict, where: str = "") -> Any:
@@ -129,9 +126,29 @@ def weights(mixture: tuple[str, ...]) -> dict[str, float] | None:
 
 
 def public(text: str) -> str:
-    """A text without what may be secret in its URLs: user, password and query."""
-    text = re.sub(r"(\w://)[^\s/'\"]*@", r"\1", text)
-    return re.sub(r"(\w://[^\s?'\"]*)\?[^\s'\"]*", r"\1", text)
+    """A text without what may be secret in its URLs: user, password, parameters, query, fragment.
+    Where a password may hold any character, only the scheme and the host stay."""
+    before, *parts = re.split(r"(\w+://)", text)
+    return before + "".join(
+        scheme + _public_rest(rest) for scheme, rest in zip(parts[::2], parts[1::2])
+    )
+
+
+def _public_rest(text: str) -> str:
+    """The same for what follows a scheme, up to the next URL."""
+    line, newline, below = text.partition("\n")
+    authority = re.match(r"[^/\s'\"?#;]*", line)[0]
+    path = re.match(r"\S*", line[len(authority) :])[0]
+    _, user, host = authority.rpartition("@")
+    is_odd = not user and ":" in host and ("@" in line or not re.search(r":\d*$", host))
+    if is_odd or "@" in path:
+        _, _, line = line.rpartition("@") if "@" in line else ("", "", "")
+        host, after = re.match(r"([\w.-]*)\S*(.*)", line).groups()
+        path = ""
+    else:
+        after = line[len(authority + path) :]
+        path = re.sub(r"[?#;](?=\S).*?(?=['\"]?[.,:;)]*$)", "", path)
+    return host + path + after + newline + below
 
 
 def cores() -> int:
@@ -142,14 +159,12 @@ def cores() -> int:
 def run(main: Callable[[list[str]], int | None]) -> None:
     """Run main(argv) and exit with its result. A user's mistake prints one sentence, once per node,
     a bug a traceback."""
-    for name in ("stdout", "stderr"):
-        stream = getattr(sys, name) or open(os.devnull, "w")  # None: it was closed
-        if isinstance(stream, io.TextIOWrapper):
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):  # it may be closed
             stream.reconfigure(errors="backslashreplace")  # the name of a file may hold any bytes
-        setattr(sys, name, stream)
     try:
         code = main(sys.argv[1:]) or 0
-        sys.stdout.flush()
+        print(end="", flush=True)
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr, flush=True)
         code = 130
@@ -161,29 +176,31 @@ def run(main: Callable[[list[str]], int | None]) -> None:
             print(public(traceback.format_exc()), end="", file=sys.stderr, flush=True)
         else:
             text, file = public(f"error: {error}"), os.environ.get("TORCHELASTIC_ERROR_FILE")
-            if isinstance(error, OSError):  # of a disk
-                text = f"error: {error.filename or 'writing'}: {error.strerror}; free some space"
+            if isinstance(error, OSError):
+                remedy = "; free some space" if code == StorageError.exit_code else ""
+                text = f"error: {error.filename or 'writing'}: {error.strerror}{remedy}"
             if file:  # for torchrun's summary, which would otherwise give the exit code alone
-                Path(file).write_text(json.dumps({"message": text, "timestamp": int(time.time())}))
+                content = {"message": text, "timestamp": int(time.time())}
+                disk.write_text(Path(file), json.dumps(content))
             if not file or os.environ.get("LOCAL_RANK") == "0":
                 print(text, file=sys.stderr, flush=True)
     if "RANK" in os.environ:
         # Skip Python's teardown: a gloo thread that frees a tensor then either aborts the process
         # (the exit code becomes a signal) or deadlocks on the GIL.
-        sys.stdout.flush()
-        sys.stderr.flush()
+        print(end="", flush=True)
         os._exit(code)
     sys.exit(code)
 
 
 def exit_code(error: BaseException) -> int:
     """The error's own exit_code if it has one (errors.py); that of a StorageError for a disk that
-    is full or fails; 2 for a name that is too long; 141 if nobody reads what we print; 1: a bug."""
+    is full or fails; 2 for a path that cannot be used; 141 if nobody reads the output; 1: a bug."""
     if isinstance(error, BrokenPipeError) and _nobody_reads():
         return 141
-    codes = dict.fromkeys(DISK_FAILS, StorageError.exit_code) | {errno.ENAMETOOLONG: 2}
-    if isinstance(error, OSError) and error.errno in codes:
-        return codes[error.errno]
+    if isinstance(error, OSError) and error.errno in DISK_FAILS:
+        return StorageError.exit_code
+    if isinstance(error, OSError) and error.errno in UNUSABLE and error.filename:
+        return UsageError.exit_code
     return getattr(error, "exit_code", 1)
 
 

@@ -3,8 +3,8 @@
 | code | meaning | class |
 | ---- | ------- | ----- |
 | 0    | done | |
-| 1    | a bug, with a traceback; or a rank that did not answer | RankError |
-| 2    | the command is wrong, or names what is not there | UsageError (config.py) |
+| 1    | a bug, with a traceback; or a rank that did not answer (on GPUs see below) | RankError |
+| 2    | the command is wrong, or names what cannot be found or used | UsageError (config.py) |
 | 3    | the data is damaged or incomplete, or a source cannot be read | DataError |
 | 4    | none of the run's checkpoints is valid, or the one to load does not fit | CheckpointError |
 | 5    | a loss, a gradient or a weight is NaN or infinite | NonFiniteError |
@@ -16,7 +16,9 @@
 | 143  | stopped by SIGTERM | |
 
 These classes are raised by name, and the programs print their text alone. Any other exception is a
-bug, perhaps in what you have just changed, and is shown with its traceback. Next: cli.py.
+bug, perhaps in what you have just changed, and is shown with its traceback. On several GPUs a rank
+that does not answer is found by NCCL's watchdog, a thread that ends the process by SIGABRT (code
+-6, with NCCL's own text): status.json then still says `running`. Next: cli.py.
 """
 
 import errno

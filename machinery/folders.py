@@ -16,7 +16,7 @@ import data
 import optim
 from config import UsageError
 from machinery import checkpoint, cli, disk
-from machinery.errors import CheckpointError, DataError
+from machinery.errors import CheckpointError
 from machinery.plan import Plan
 from machinery.ranks import World
 from machinery.shards import Manifest
@@ -24,10 +24,16 @@ from machinery.shards import Manifest
 OF_DATA = {"seq_len", "vocab_size", "bos_id"}  # what the data decides
 
 
-def open_data(preset: cfg.Preset, near: Manifest | None = None) -> tuple[Manifest, cfg.Preset]:
-    """The prepared data, or its copy `near`, checked, and the preset with its model completed."""
+def open_data(preset: cfg.Preset, world: World) -> tuple[Manifest, cfg.Preset]:
+    """The prepared data, brought near if that is asked for or if it is behind a URL, and checked;
+    and the preset with its model completed by it."""
     config, options = preset.train, preset.run
-    manifest = near or Manifest.load(options.data_dir, preset.name)
+    if options.stage or "://" in options.data_dir:
+        from machinery import stage
+
+        manifest = stage.once_per_node(options.data_dir, options.stage, world)
+    else:
+        manifest = Manifest.load(options.data_dir, preset.name)
     manifest.check()
     seq_len = manifest.row_len - 1
     found = dict(vocab_size=manifest.vocab_size, seq_len=seq_len, bos_id=manifest.bos_id)
@@ -58,29 +64,25 @@ def decide(preset: cfg.Preset, found: dict, where: str, remedy: str, free=()) ->
 
 def describe_data(asked: cfg.Preset, preset: cfg.Preset, plan: Plan, manifest: Manifest) -> str:
     """Lines on the data: how much there is, how often it is repeated, what it decided."""
-    train = preset.train
+    train, folder = preset.train, preset.run.data_dir
     if (rows := manifest.rows("val")) < plan.world_size:
         raise UsageError(
             f"{rows} validation rows cannot be shared by {plan.world_size} ranks; prepare data "
             "with a larger --val_fraction"
         )
     mixtures = cli.weights(train.mixture), cli.weights(train.decay_mixture)
-    decay_from = plan.rows_before(plan.decay_begins)
-    order = data.order_of(manifest, train.seed, *mixtures, decay_from)
+    order = data.order_of(manifest, train.seed, *mixtures, plan.rows_before(plan.decay_begins))
     epochs, name = max(zip(order.epochs(plan.rows), manifest.sources))
     of = f" of {name}" if len(manifest.sources) > 1 else ""
     lines = [
-        f"data      {preset.run.data_dir}: {manifest.tokens('train'):,} training tokens in rows of "
+        f"data      {folder}: {manifest.tokens('train'):,} training tokens in rows of "
         f"{manifest.row_len:,}, {epochs:.2f} epochs{of}; fingerprint {manifest.fingerprint[:12]}, "
         f"tokenizer {manifest.tokenizer_sha256[:12]}"
     ]
     before, now = asdict(asked.model), asdict(preset.model)
-    shown = lambda value: f"{value:,}" if type(value) in (int, float) else str(value)
-    changed = {
-        k: f"{k} {shown(now[k])}, not {shown(before[k])}" for k in now if now[k] != before[k]
-    }
+    changed = {k: f"{k} {now[k]}, not {before[k]}" for k in now if now[k] != before[k]}
     for where, names in (("the data", OF_DATA), (preset.run.init_from, now.keys() - OF_DATA)):
-        if said := [changed[key] for key in changed if key in names]:
+        if said := [text for name, text in changed.items() if name in names]:
             lines.append(f"decided   by {where}: {', '.join(said)}")
     if epochs > 4:
         lines.append(
@@ -102,17 +104,12 @@ def claim(preset: cfg.Preset, manifest: Manifest, world: World) -> ExitStack:
     locks.enter_context(disk.lock(run_dir, "--run_dir"))
     for junk in filter(Path.is_file, run_dir.glob(".tmp-*")):
         junk.unlink()  # of a run that was killed while it wrote a small file
-    own, path = identity(preset, manifest), run_dir / "config.json"
+    own = identity(preset, manifest)
     if saved := checkpoint.checkpoints(run_dir / "checkpoints"):
         with suppress(CheckpointError):  # damaged: then the one that it resumes from decides
             check_same_run(own, run_dir, checkpoint.read_trainer(saved[0]))
-    if path.exists():
-        try:
-            disk.read_json(path)
-        except DataError as error:
-            print(f"warning: {error}; it is written anew")
-    disk.write_json(path, own)
-    disk.write_text(run_dir / "tokenizer.json", manifest.tokenizer_file().read_text("utf-8"))
+    disk.write_json(run_dir / "config.json", own)
+    disk.write_bytes(run_dir / "tokenizer.json", disk.read_bytes(manifest.tokenizer_file()))
     return locks
 
 
@@ -127,10 +124,10 @@ def check_same_run(now: dict, where: Path, trainer: dict) -> None:
     """UsageError with the fields that differ if `where`, of which `trainer` tells the identity and
     the step, belongs to another run than that of identity `now`. The number of steps may differ
     until either run's learning rate begins to fall."""
-    before = trainer["identity"]
+    before = trainer.get("identity", {})
     differ = differences(before, now, now.keys() | before.keys())
     remedy = "give the same options to resume it, or another --run_dir to start a new run"
-    if list(differ) == ["steps"] and now["schedule"] == "wsd":
+    if list(differ) == ["steps"] and now["schedule"] == "wsd" and type(before.get("steps")) is int:
         begins = optim.decay_begins(min(before["steps"], now["steps"]), now["decay"])
         if trainer["step"] <= begins:
             return
@@ -171,15 +168,11 @@ def warn_of_disk(plan: Plan, run_dir: Path) -> str:
     saved = checkpoint.checkpoints(run_dir / "checkpoints")
     if saved and checkpoint.step_of(saved[0]) >= plan.steps:
         return ""  # finished, if it is valid
-    remedy = "room for a checkpoint: free some space or choose another --run_dir"
-    disk.check_room(run_dir, plan.save_bytes, remedy)
-    free = disk.free_bytes(run_dir)
-    new = max(1, plan.saves + bool(saved) - len(saved))  # one more: that resumed from
-    needed = new * plan.save_bytes
-    if free >= needed:
+    disk.check_room(run_dir, plan.save_bytes, "choose another --run_dir")
+    free, new = disk.free_bytes(run_dir), max(1, plan.saves + bool(saved) - len(saved))
+    if free >= (needed := new * plan.save_bytes):
         return ""
     return (
-        f"warning: {new} checkpoints more take "
-        f"{needed / 1e9:.1f} GB, but {free / 1e9:.1f} GB are free in {os.path.abspath(run_dir)}: "
-        "free some space, or --keep 1"
+        f"warning: {new} checkpoints more take {needed / 1e9:.1f} GB, but {free / 1e9:.1f} GB are "
+        f"free in {os.path.abspath(run_dir)}: free some space, or --keep 1"
     )

@@ -8,18 +8,10 @@ the program. Next: train.py.
 import contextlib
 import ctypes
 import functools
-import multiprocessing
 import os
 import signal
-import subprocess
-import threading
-import time
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from http.client import HTTPException
-from multiprocessing.pool import ThreadPool
-from urllib.parse import urljoin, urlsplit
-from urllib.request import Request, urlopen
 
 import torch
 import torch.distributed as dist
@@ -31,8 +23,10 @@ from machinery import cli
 from machinery.errors import RankError
 
 MEET_S, NODES_MEET_S = 30.0, 300.0  # to show up and connect: on one node, on several
-POLL_S = 5.0  # between two looks at --preempt_url
-ANSWER_S = 100.0  # for a rank to join a collective, once all have taken a step
+# How long a rank may take to join a collective:
+ANSWER_S = 100.0  # once all have taken a step
+COMPILE_S = 1800.0  # before
+SHARDED_S = 300.0  # in the trial of a sharded step, in which one may run out of memory
 # Kernels for attention, best first, where cuDNN's is unwanted.
 NO_CUDNN = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
@@ -62,14 +56,11 @@ class World:
 def pick_device(asked: str = "auto", local_rank: int = 0) -> torch.device:
     """`auto`: cuda, then mps, then cpu. UsageError for a GPU that PyTorch cannot use."""
     has_cuda, has_mps = torch.cuda.is_available(), torch.backends.mps.is_available()
-    if asked == "auto" and not has_cuda:
-        query = "timeout 20 nvidia-smi --query-gpu=driver_version --format=csv,noheader"
-        status, driver = subprocess.getstatusoutput(query)  # status 127: no such program
-        if status == 0 and driver:
-            raise UsageError(
-                f"there is a GPU (driver {driver.split()[0]}), but PyTorch {torch.__version__} "
-                "cannot use it; run.sh installs one for that driver; --device cpu does without"
-            )
+    if asked == "auto" and not has_cuda and os.path.exists("/dev/nvidia0"):
+        raise UsageError(
+            f"there is a GPU, but PyTorch {torch.__version__} cannot use it; run.sh installs one "
+            "for its driver; --device cpu does without"
+        )
     if asked == "auto":
         asked = "cuda" if has_cuda else "mps" if has_mps else "cpu"
     there = {"cuda": has_cuda, "mps": has_mps, "cpu": True}
@@ -146,52 +137,23 @@ def _set_up_cpu(local_world_size: int) -> None:
 
 
 def meet_and_test(world: World, timeout_s: float) -> None:
-    """Wait for all ranks, connect them, add up one number. RankError names the ranks that do not
-    come, or the one whose connection fails."""
+    """Connect all ranks and add up one number; RankError if that takes longer than timeout_s."""
     timeout, size = timedelta(seconds=timeout_s), world.world_size
-    keys = [f"here/{rank}" for rank in range(size)]
+    backend = "cpu:gloo,cuda:nccl" if world.device.type == "cuda" else "gloo"
     try:
-        if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":  # torchrun holds one
-            store = next(dist.rendezvous("env://", timeout=timeout))[0]
-        else:
-            address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-            store = dist.TCPStore(address, port, size, world.is_first, timeout, False)
-        store.set(keys[world.rank], "")
-        with contextlib.suppress(dist.DistStoreError):  # the time is over
-            store.wait(keys, timeout)
-        missing = [str(rank) for rank, key in enumerate(keys) if not store.check([key])]
-    except RuntimeError:
-        missing = ["0"]  # its node holds the store
-    if missing:
-        raise RankError(
-            f"rank {', '.join(missing)} of {size} did not come within {timeout_s:.0f} s; "
-            "look at its output, and at the network between the nodes"
-        )
-
-    def add_up() -> None:
-        backend = "gloo"
-        if world.device.type == "cuda":
-            backend = "cpu:gloo,cuda:nccl"
-            torch.cuda.set_device(world.device)  # a thread begins with device 0
-        # gloo times out before the thread does: its error names the address that is silent
-        dist.init_process_group(backend, None, timeout / 2, size, world.rank, store)
-        _set_pg_timeout(timedelta(minutes=30))  # also before the first step: time to compile
+        dist.init_process_group(backend, timeout=timeout)
         one = torch.ones(1, device=world.device)
         dist.all_reduce(one)
         if one.item() != size:
             raise RuntimeError(f"{size} ones add up to {one.item()}")
-
-    try:
-        # in a daemon thread, as setting up the connections can hang
-        with ThreadPool(1) as pool:
-            pool.apply_async(add_up).get(timeout_s)
-    except (multiprocessing.TimeoutError, RuntimeError) as error:
+    except (dist.DistError, RuntimeError) as error:
         raise RankError(
-            f"rank {world.rank} ({world.device_name}) could not connect within {timeout_s:.0f} s "
-            f"({str(error) or 'no answer'}); between nodes set GLOO_SOCKET_IFNAME and "
-            "NCCL_SOCKET_IFNAME to their network; within one, try NCCL_P2P_DISABLE=1; "
-            "NCCL_DEBUG=INFO says more"
+            f"rank {world.rank} of {size} ({world.device_name}) could not meet the others within "
+            f"{timeout_s:.0f} s ({str(error).splitlines()[0]}); look at their output; between "
+            "nodes set GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME to their network; within one, try "
+            "NCCL_P2P_DISABLE=1; NCCL_DEBUG=INFO says more"
         ) from None
+    wait_at_most(COMPILE_S)
 
 
 @functools.cache  # once
@@ -200,7 +162,13 @@ def expect_answers() -> None:
     ends the others. What may take longer, such as a save, has a group of its own."""
     if dist.is_initialized():
         any_rank(None)
-        _set_pg_timeout(timedelta(seconds=ANSWER_S))
+        wait_at_most(ANSWER_S)
+
+
+def wait_at_most(seconds: float) -> None:
+    """From now on, a rank that does not join a collective for so long ends the others."""
+    if dist.is_initialized():
+        _set_pg_timeout(timedelta(seconds=seconds))
 
 
 def any_rank(problem: object, group: dist.ProcessGroup | None = None) -> object:
@@ -212,45 +180,17 @@ def any_rank(problem: object, group: dist.ProcessGroup | None = None) -> object:
     return next(filter(None, problems), None)
 
 
-def is_preempted(notice: str) -> bool:
-    """Whether a cloud takes this machine away: the file exists, or the address answers, and neither
-    FALSE nor NONE nor an empty list of events. No answer is no notice."""
-    if "://" not in notice:
-        return os.path.exists(notice)
-    headers = {"Metadata-Flavor": "Google", "Metadata": "true"}  # Google's and Azure's want these
-    with contextlib.suppress(OSError, ValueError, HTTPException):
-        if urlsplit(notice).hostname == "169.254.169.254":  # Amazon's wants a token
-            with contextlib.suppress(OSError):
-                lifetime = {"X-aws-ec2-metadata-token-ttl-seconds": "60"}
-                asked = Request(urljoin(notice, "/latest/api/token"), None, lifetime, method="PUT")
-                token = urlopen(asked, timeout=POLL_S).read().decode()
-                headers["X-aws-ec2-metadata-token"] = token
-        with urlopen(Request(notice, headers=headers), timeout=POLL_S) as answer:
-            said = "".join(answer.read(1 << 16).decode(errors="replace").upper().split())
-            return said not in ("", "FALSE", "NONE") and '"EVENTS":[]' not in said
-    return False
-
-
 class Signals:
     """From now on, these signals are only noted, in `received`: the next all-reduce carries the
-    number to all ranks. The second Ctrl-C interrupts at once, a third is ignored. notice: a file or
-    an http:// address that is asked every few seconds, as a SIGTERM."""
+    number to all ranks. The second Ctrl-C interrupts at once, a third is ignored."""
 
     STOP = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
 
-    def __init__(self, notice: str = ""):
+    def __init__(self):
         self.received = 0
-        if notice:
-            threading.Thread(target=self._watch, args=(notice,), daemon=True).start()
         for signum in self.STOP:
             if (signum, signal.getsignal(signum)) != (signal.SIGHUP, signal.SIG_IGN):  # nohup
                 signal.signal(signum, self._note)
-
-    def _watch(self, notice: str) -> None:
-        while not is_preempted(notice):
-            time.sleep(POLL_S)
-        print(f"{cli.public(notice)} says that this machine is taken away", flush=True)
-        self.received = self.received or signal.SIGTERM
 
     def _note(self, signum, frame) -> None:
         if self.received == signum == signal.SIGINT:

@@ -2,7 +2,8 @@
 
 Reads RUN_DIR's newest valid checkpoint, or the folder that is named, and its tokenizer.json; the
 data folder only for held-out text. For the programs that look at a model, eval.py and export.py;
-they hand in what reads an export or a stock model (hf/imported.py). Next: checkpoint.py.
+they hand in what reads an export or a stock model (hf/imported.py). A URL is opened only if it was
+typed: what a file says is no reason to open a connection. Next: checkpoint.py.
 """
 
 import json
@@ -16,12 +17,14 @@ from typing import Literal
 import torch
 
 from config import PRESETS, GPTConfig, UsageError, find_preset
-from machinery import checkpoint, cli, disk, ranks, shards, stage
+from machinery import checkpoint, disk, ranks
 from machinery.errors import CheckpointError
+from machinery.shards import Manifest
 from model import GPT
 from tokenizer import Tokenizer
 
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # the second to be refused in words
+CACHE = "data/cache"  # where stage.py keeps its copies of data behind a URL
 
 
 @dataclass(frozen=True)
@@ -34,7 +37,7 @@ class EvalConfig:
     """Folder of a checkpoint, an export or a stock model (or hf:REPO); empty: the newest valid
     checkpoint of the run."""
     data_dir: str = ""
-    """Data folder; empty: the one that the run was trained on."""
+    """Data folder or URL; empty: the folder that the run was trained on."""
     device: str = "auto"
     """auto, cuda, mps or cpu."""
     dtype: Literal["auto", "bf16", "fp32"] = "auto"
@@ -58,21 +61,20 @@ def find_model(word: str) -> dict[str, str]:
         return dict(run_dir=word)
     if (path / "trainer.json").exists() or is_export(path):
         return dict(checkpoint=word)
-    runs = ", ".join(sorted(str(p.parent) for p in Path("runs").glob("*/checkpoints")))
-    near = ", ".join(map(str, checkpoint.checkpoints(path.parent)))
     raise UsageError(
-        f"{word!r} is neither a preset ({', '.join(PRESETS)}) nor the folder of a run (there are: "
-        f"{runs or 'none'}), of a checkpoint ({path.parent} has: {near or 'none'}) or of an export"
+        f"{word!r} is neither a preset ({', '.join(PRESETS)}) nor the folder of a run, of a "
+        "checkpoint or of an export"
     )
 
 
 def run_of(path: str | Path) -> Path:
     """The folder of the run that a checkpoint (or its copy in a mirror) is of; else the path."""
     path = Path(os.path.abspath(path))
+    if path.parent.name.startswith("step_"):  # in a mirror: step_00001000/ID
+        path = path.parent
     if not path.name.startswith("step_"):
         return path
-    folder = path.parent
-    return folder.parent if folder.name == "checkpoints" else folder
+    return path.parents[1] if path.parent.name == "checkpoints" else path.parent
 
 
 def is_tuned(trainer: dict) -> bool:
@@ -82,7 +84,7 @@ def is_tuned(trainer: dict) -> bool:
 
 def load_model(config: EvalConfig, read_export: Callable) -> tuple[GPT, dict]:
     """The model with its weights; and trainer.json, with `path`, the folder that it is from.
-    read_export: hf.imported.load."""
+    NonFiniteError if a weight is NaN or infinite. read_export: hf.imported.load."""
     path, device = Path(config.checkpoint), ranks.pick_device(config.device)
     dtype = ranks.pick_dtype(device, config.dtype)
     torch.backends.cuda.enable_cudnn_sdp(False)  # it plans each new length of the cache anew
@@ -100,6 +102,7 @@ def load_model(config: EvalConfig, read_export: Callable) -> tuple[GPT, dict]:
             if config.checkpoint or path.exists():
                 raise
             return load_model(config, read_export)  # the run goes on, and has deleted it meanwhile
+    checkpoint.check_finite(model.state_dict(), f"{path} is of no use")
     said = trainer.get("about") or f"step {trainer['step']:,}, {trainer['tokens']:,} tokens"
     print(f"{path}: {said}; computed in {dtype}")
     return model.eval(), trainer | {"path": str(path)}
@@ -107,18 +110,33 @@ def load_model(config: EvalConfig, read_export: Callable) -> tuple[GPT, dict]:
 
 def read_checkpoint(path: Path, device, dtype: torch.dtype, verified: bool) -> tuple[GPT, dict]:
     """The model and trainer.json of a checkpoint; verified: its files have just been hashed."""
-    trainer = checkpoint.read_trainer(path)
-    if unknown := sorted(trainer["model"].keys() - GPTConfig.__dataclass_fields__.keys()):
-        raise UsageError(
-            f"{path} has {', '.join(unknown)} in its configuration, which this model.py does not "
-            "know; use the model.py that it was trained with"
-        )
+    record = checkpoint.read_trainer(path)
+    trainer = {name: record[name] for name in checkpoint.RECORD if name in record}
+    if missing := {"step", "tokens", "identity", "model"} - trainer.keys():
+        raise CheckpointError(f"{path / 'trainer.json'} has no {min(missing)}")
     with torch.device("meta"):
-        model = GPT(GPTConfig(**trainer["model"]), compute_dtype=dtype)
+        model = GPT(config_of(path, trainer["model"]), compute_dtype=dtype)
+    weights = checkpoint.weights_of(model)
+    checkpoint.check_fits(path, weights, "model.")  # before any memory is taken
     model.to_empty(device=device)
     model.init_weights()  # the rotary tables; the weights are overwritten
     checkpoint.load_model(path, model, verified)
     return model, trainer
+
+
+def config_of(path: Path, fields: dict) -> GPTConfig:
+    """The architecture that a trainer.json says."""
+    if unknown := sorted(fields.keys() - GPTConfig.__dataclass_fields__.keys()):
+        raise UsageError(
+            f"{path} has {', '.join(unknown)} in its configuration, which this model.py does not "
+            "know; use the model.py that it was trained with"
+        )
+    for name, value in fields.items():
+        kind = type(getattr(GPTConfig, name))
+        kinds = {tuple: (list,), float: (float, int)}.get(kind, (kind,))
+        if type(value) not in kinds or kind is tuple and not all(type(x) is str for x in value):
+            raise CheckpointError(f"{path} cannot be used: {name} is {str(value)[:80]!r}")
+    return GPTConfig(**fields)
 
 
 def open_tokenizer(config: EvalConfig, trainer: dict) -> Tokenizer:
@@ -126,24 +144,32 @@ def open_tokenizer(config: EvalConfig, trainer: dict) -> Tokenizer:
     One with another hash is named, and not used. An export's has BOS added, and its own hash."""
     if "tokenizer" in trainer:  # a stock model's
         return trainer["tokenizer"]
-    path, trained_with = Path(trainer["path"]), trainer["identity"]["tokenizer_sha256"]
+    path, trained_with = Path(trainer["path"]), trainer["identity"].get("tokenizer_sha256")
     hashes = trainer.get("files", {})  # of an export
     for folder in dict.fromkeys([path.absolute(), run_of(path)]):
-        if (file := folder / "tokenizer.json").is_file():
+        if os.path.lexists(file := folder / "tokenizer.json"):
             if disk.has_sha256(file, hashes.get("tokenizer.json", trained_with)):
                 return Tokenizer.load(file)
             print(f"warning: {file} is not used: it is not the tokenizer of {path}")
     return Tokenizer.load(open_data(config, trainer).tokenizer_file())
 
 
-def open_data(config: EvalConfig, trainer: dict) -> shards.Manifest:
+def open_data(config: EvalConfig, trainer: dict) -> Manifest:
     """The data that the model was trained on, or another folder of the same tokenizer."""
-    folder = config.data_dir or trainer.get("data_dir") or ""
-    if not folder or "://" in folder and not config.data_dir:  # only a URL that was typed is opened
-        where = f"was trained on {cli.public(folder)}" if folder else "does not say its data"
-        raise UsageError(f"{trainer['path']} {where}; give --data_dir")
-    manifest = shards.Manifest.load(stage.copy(folder, "") if "://" in folder else folder)
-    own, same = trainer.get("tokenizer"), trainer["identity"]["tokenizer_sha256"]
+    folder, identity = config.data_dir or trainer.get("data_dir"), trainer["identity"]
+    if not folder:
+        raise UsageError(f"{trainer['path']} does not say what it was trained on; give --data_dir")
+    if ":" in folder and config.data_dir:
+        from machinery import stage
+
+        folder = stage.copy(folder, CACHE)
+    elif ":" in folder:
+        url, folder = folder, disk.inside(CACHE, str(identity.get("data_fingerprint"))[:16])
+        if not (folder / "manifest.json").exists():
+            why = f"{trainer['path']} was trained on {url}, which is opened only if you ask for it"
+            raise UsageError(f"{why}: give --data_dir {url}")
+    manifest = Manifest.load(folder)
+    own, same = trainer.get("tokenizer"), identity.get("tokenizer_sha256")
     same = own.same_ids(Tokenizer.load(manifest.tokenizer_file())) if own else same
     if same not in (True, manifest.tokenizer_sha256):
         why = f"{manifest.dir} has a different tokenizer from that of {trainer['path']}"
@@ -154,12 +180,10 @@ def open_data(config: EvalConfig, trainer: dict) -> shards.Manifest:
 def keep_record(config: EvalConfig, trainer: dict, **figures) -> None:
     """Append a line to eval.jsonl in the folder of the run or the export, if it can be written."""
     run_dir = run_of(trainer["path"])
-    line = asdict(config) | dict(
-        run_dir=str(run_dir), step=trainer["step"], tokens=trainer["tokens"], **figures
-    )
+    line = asdict(config) | dict(run_dir=str(run_dir), step=trainer["step"])
+    line |= dict(tokens=trainer["tokens"], **figures)
     try:
-        with open(run_dir / "eval.jsonl", "a") as file:
-            file.write(json.dumps(line) + "\n")
+        disk.append(run_dir / "eval.jsonl", json.dumps(line) + "\n")
     except OSError as error:
         reason = f"{run_dir / 'eval.jsonl'}: {error.strerror}"
         print(f"the figures above could not be written to {reason}", file=sys.stderr)

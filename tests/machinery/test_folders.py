@@ -1,0 +1,162 @@
+"""machinery/folders.py: a run reads the data it was begun with, and no other writes its folder."""
+
+import dataclasses
+import hashlib
+import json
+import os
+import shutil
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import torch
+from conftest import losses, metrics
+from faults import start
+
+import config
+from config import UsageError
+from machinery import checkpoint, folders, plan, ranks, shards
+from machinery.errors import StorageError
+
+TINY = config.PRESETS["tiny"]
+WORLD = ranks.World(0, 1, 0, 1, torch.device("cpu"), torch.float32, 80 * 10**9)
+SIZES = dict(n_layer=2, n_embd=32, n_head=2, n_kv_head=2, head_dim=16, mlp_hidden=64)
+
+
+@pytest.fixture
+def data(small_data, tmp_path) -> Path:
+    """A copy of the data, to be changed."""
+    return shutil.copytree(small_data, tmp_path / "data")
+
+
+def small_plan(**run) -> plan.Plan:
+    """Of what the tests train."""
+    model = dataclasses.replace(TINY.model, seq_len=64, vocab_size=512, **SIZES)
+    train = dataclasses.replace(TINY.train, steps=12, tokens_per_step=512, decay=0.65)
+    options = dataclasses.replace(TINY.run, **run)
+    return plan.make_plan(dataclasses.replace(TINY, model=model, train=train, run=options), WORLD)
+
+
+def edit_manifest(data: Path, change) -> None:
+    """As a preparation with other options would have written it: its fingerprint fits."""
+    path = data / "manifest.json"
+    tree = json.loads(path.read_text())
+    change(tree)
+    tree["fingerprint"] = shards.fingerprint(tree)
+    path.write_text(json.dumps(tree))
+
+
+def test_a_run_does_not_go_on_with_other_data_or_another_tokenizer(data, tmp_path):
+    run_dir = tmp_path / "run"
+    start(data, run_dir, spoil=[("signal_at", 5, 15)]).end(143)
+    seen = losses(run_dir)
+
+    def other_data(tree):
+        tree["sources"][0]["note"] = "prepared otherwise"
+
+    def other_tokenizer(tree):
+        tokenizer = data / "tokenizer.json"
+        tokenizer.write_text(tokenizer.read_text() + "\n")
+        tree["tokenizer"]["sha256"] = hashlib.sha256(tokenizer.read_bytes()).hexdigest()
+
+    for change, field in ((other_data, "data_fingerprint"), (other_tokenizer, "tokenizer_sha256")):
+        edit_manifest(data, change)
+        assert field in start(data, run_dir).end(2)
+    (data / "tokenizer.json").write_text("{}")  # and one that is not the data's
+    assert "tokenizer.json" in start(data, run_dir).end(3)
+    assert losses(run_dir) == seen
+
+
+def test_a_second_trainer_is_sent_away_and_the_first_does_not_notice(small_data, tmp_path):
+    run_dir, go = tmp_path / "run", tmp_path / "go"
+    first = start(small_data, run_dir, spoil=[("hold", 2, str(go))]).until_step(2)
+    for world in (1, 2):
+        assert f"process {first.pids[0]} on" in start(small_data, run_dir, world=world).end()
+    assert first.alive()
+    go.touch()
+    first.end(0)
+    assert [r["step"] for r in metrics(run_dir) if "loss" in r] == list(range(1, 13))
+
+
+def test_a_run_whose_folder_is_moved_stops(small_data, tmp_path):
+    """Its lock went with the folder: a second run could begin in the old place."""
+    run_dir, go = tmp_path / "run", tmp_path / "go"
+    spoil = [("hold", 5, str(go))]
+    run = start(small_data, run_dir, "--save_every", 3, spoil=spoil).until_step(5)
+    checkpoints = run_dir / "checkpoints"
+    run.until(lambda: len(checkpoint.checkpoints(checkpoints)) == 2)  # 3, and 4 before the decay
+    run_dir.rename(tmp_path / "renamed")
+    go.touch()
+    assert str(run_dir) in run.end(2)
+    assert not checkpoint.checkpoints(checkpoints)
+    start(small_data, tmp_path / "renamed").end(0)
+
+
+def test_no_room_for_even_one_checkpoint(small_data, tmp_path):
+    big = ["--n_layer", 12, "--n_embd", 768, "--mlp_hidden", 3072]
+    text = start(small_data, tmp_path / "run", *big, spoil=[("disk", 100_000_000)]).end(6)
+    assert f"0.1 GB are free in {tmp_path / 'run'}" in text and not (tmp_path / "run").exists()
+
+
+def test_room_for_some_checkpoints_is_a_warning_in_numbers_of_what_is_not_written_yet(
+    small_data, tmp_path
+):
+    """Five at the most, and a sixth that the run was resumed from; three of them are there."""
+    run_dir = tmp_path / "run"
+    start(small_data, run_dir, "--save_every", 3, spoil=[("signal_at", 8, 15)]).end(143)
+    newest, *older = checkpoint.checkpoints(run_dir / "checkpoints")
+    assert len(older) == 2  # one of them where the learning rate falls
+    size = sum(path.stat().st_size for path in newest.rglob("*") if path.is_file())
+    whole = small_plan()
+    assert whole.saves == 5 and 1 < size / whole.save_bytes < 1.2  # its files, the tensors
+    assert small_plan(keep_every=4).saves == 8
+
+    def warning(checkpoints: float, folder: Path) -> str:
+        free = shutil.disk_usage("/")._replace(free=int(checkpoints * whole.save_bytes))
+        with mock.patch.object(shutil, "disk_usage", lambda path: free):
+            return folders.warn_of_disk(whole, folder)
+
+    assert warning(5.1, tmp_path / "new") == "" == warning(3.1, run_dir)
+    assert "5 checkpoints" in warning(4.9, tmp_path / "new")
+    assert "3 checkpoints" in warning(2.9, run_dir) and str(run_dir) in warning(1.1, run_dir)
+    with pytest.raises(StorageError):
+        warning(0.9, run_dir)
+    start(small_data, run_dir, "--save_every", 3).end(0)
+    start(small_data, run_dir, spoil=[("disk", 1000)]).end(0)  # finished, it needs no room at all
+
+
+def test_a_folder_that_cannot_be_written(small_data, tmp_path):
+    (tmp_path / "file").write_text("")
+    text = start(small_data, tmp_path / "ok", "--run_dir", tmp_path / "file" / "run").end(2)
+    assert "file/run" in text and "Traceback" not in text
+    if os.geteuid():  # to the superuser every folder is writable
+        (tmp_path / "closed").mkdir(mode=0o500)
+        text = start(small_data, tmp_path / "ok", "--run_dir", tmp_path / "closed" / "run").end(2)
+        assert "closed" in text and "Traceback" not in text
+
+
+def test_a_run_writes_down_what_it_is_and_follows_no_link(data, tmp_path):
+    manifest, run_dir = shards.Manifest.load(data), tmp_path / "a" / "tiny"
+    mine = tmp_path / "mine"
+    mine.write_text("mine")
+    run_dir.mkdir(parents=True)
+    for name in ("config.json", "tokenizer.json"):
+        (run_dir / name).symlink_to(mine)
+    one = dataclasses.replace(TINY, run=config.RunConfig(run_dir=str(run_dir)))
+    folders.claim(one, manifest, WORLD).close()
+    found = json.loads((run_dir / "config.json").read_text())
+    assert found == json.loads(json.dumps(folders.identity(one, manifest)))
+    of_data = (data / "tokenizer.json").read_text()
+    assert (run_dir / "tokenizer.json").read_text() == of_data
+    assert mine.read_text() == "mine" and not (run_dir / "config.json").is_symlink()
+    elsewhere = dataclasses.replace(WORLD, rank=1)  # the first rank alone has the folder
+    folders.claim(one, manifest, elsewhere).close()
+
+
+@pytest.mark.parametrize("steps", [None, "12", [1]])
+def test_a_strangers_configuration_is_another_run(data, steps):
+    now = folders.identity(TINY, shards.Manifest.load(data)) | dict(schedule="wsd")
+    with pytest.raises(UsageError):
+        folders.check_same_run(now, Path("theirs"), dict(step=3, identity=now | dict(steps=steps)))
+    with pytest.raises(UsageError):
+        folders.check_same_run(now, Path("theirs"), dict(step=3))
