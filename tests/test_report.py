@@ -93,6 +93,7 @@ def pages(folder) -> tuple[str, Page]:
     return (folder / "report.md").read_text(), Page(page.read_text())
 
 
+@pytest.mark.pictures
 def test_the_page_tells_the_figures_of_a_run_and_needs_nothing_else(tmp_path):
     state = {"state": "done", "step": 10, "exit_code": 0}
     folder = make_run(
@@ -223,6 +224,7 @@ def rows_of(table: str) -> list[list[str]]:
     return [re.split(r"  +", line) for line in table.split("\n\n")[0].splitlines()]
 
 
+@pytest.mark.pictures
 def test_runs_are_compared_at_the_tokens_they_share(tmp_path):
     a = make_run(tmp_path / "a", ten_steps(), extras=["value_embeds"])
     longer = [r for r in ten_steps(2.4) if r["step"] < 10]
