@@ -221,18 +221,6 @@ class TrainConfig:
             raise UsageError("--decay_mixture has no effect with --decay 0")
 
 
-# Options that only some optimizers or schedules read: {option: (chosen by, choices, use instead)}.
-READ_BY = {
-    "lr": ("optimizer", ("adamw",), "--lr_scale"),
-    **dict.fromkeys(
-        ("lr_scale", "matrix_lr", "embedding_lr", "head_lr", "rates_at"),
-        ("optimizer", ("muon",), "--lr"),
-    ),
-    "decay": ("schedule", ("wsd",), "--schedule wsd"),
-    "final_lr": ("schedule", ("wsd", "cosine"), "--schedule wsd or cosine"),
-}
-
-
 @dataclass(frozen=True)
 class RunConfig:
     """Where and how a run is carried out; a resumed run may change any of it."""
@@ -243,11 +231,8 @@ class RunConfig:
     data_dir: str = ""
     """Folder that prepare_data.py wrote, or URL that it published to; by default data/PRESET."""
     stage: str = ""
-    """Copy the shards to this (local, fast) folder first, verify them, and read from there. For
-    data behind a URL: where its cache is; by default data/cache."""
-    cache_gb: float = 100.0
-    """Most gigabytes that the cache of data behind a URL may have; what does not fit is read row by
-    row (docs/store.md)."""
+    """Copy the data to this (local, fast) folder first, verify it, and read from there. Data behind
+    a URL is always copied: by default to data/cache."""
 
     # On what
     device: str = "auto"
@@ -270,21 +255,15 @@ class RunConfig:
     before the first step and at the end; 0: only then."""
     eval_tokens: Count = 10_485_760  # 20 x 524,288
     """Validation targets to score while training, always the same ones; the end scores all."""
-    noise_scale_every: int = 0
-    """Estimate the gradient noise scale every N steps; 0: never. It compares a micro-batch with the
-    whole step, so a step needs several: see --micro_batch."""
     wandb: bool = False
     """Send metrics.jsonl to Weights & Biases as well (as WANDB_MODE says, if it is set)."""
     profile: bool = False
-    """Record a few steps: trace, memory over a step, and where the time goes; then stop."""
+    """Record a few steps: a trace, peak memory, and where the time goes; then stop."""
     plan: bool = False
-    """Print parameters, tokens, memory, disk, hours and dollars, and stop."""
-    gpu: str = ""
-    """With --plan: estimate for this card instead of this machine: `H100`, `8xH200`, `4090`."""
+    """Print parameters, tokens, memory, disk, hours and dollars, and stop. For another machine:
+    `eval.py plan`."""
     usd_per_hour: float = 3.0
     """What one GPU costs (without GPUs, the machine); for --plan, the last line and the report."""
-    usd: float = 0.0
-    """With --plan --gpu: dollars to spend; it names the depth that makes the most of them."""
     peak_tflops: float = 0.0
     """Peak of one device in dense TFLOP/s, for MFU; 0: looked up by name; on a CPU, measured."""
 
@@ -296,18 +275,11 @@ class RunConfig:
     keep: Count = 2
     """Newest valid checkpoints to keep, and the best besides; 2 or more survive a damaged file."""
     keep_every: int = 0
-    """Steps between milestones (0: none): weights alone, kept for good in checkpoints/milestones.
-    All but --resume, which needs the optimizer, can read them."""
+    """Steps between checkpoints that are kept for good (0: none)."""
     mirror: str = ""
     """Also copy each checkpoint to MIRROR/NAME, where NAME is the last part of run_dir, behind the
     training: a folder, or a URL of a store (`s3://BUCKET/runs`). On another machine the same
     command resumes from there (docs/store.md)."""
-    mirror_minutes: float = 0.0
-    """Minutes from one copy to the next, at least; 0: each checkpoint that the store has time
-    for."""
-    preempt_url: str = ""
-    """Save and stop when this says that the machine is taken away: a file that appears, or an
-    http:// address of the cloud's (docs/store.md)."""
     resume: str = "auto"
     """auto: from the newest valid checkpoint in run_dir, if any. Or the path of a checkpoint: of
     this run, only its newest valid one; of another run, as the starting point, after which the same
@@ -320,9 +292,6 @@ class RunConfig:
 
     def __post_init__(self):
         check_numbers(self)
-        for name in ("gpu", "usd"):
-            if (value := getattr(self, name)) and not self.plan:
-                raise UsageError(f"--{name} {value} is only for an estimate; add --plan")
 
 
 @dataclass(frozen=True)

@@ -127,7 +127,7 @@ class Packing:
                 self.stats.tokens += len(ids)
                 yield ids
 
-    def _write(self, row: np.ndarray, at: int, ids: np.ndarray) -> int:
+    def _write(self, row: np.ndarray, at: int, ids: Sequence[int]) -> int:
         """Write BOS + ids at `at`; returns where the next document starts."""
         self.stats.bos += 1
         row[at] = self.bos_id
@@ -162,7 +162,7 @@ class Packing:
             if n := shelves.best(space):
                 at = self._write(row, at, shelves.take(n))
             elif space == 1 or self.whole:  # one BOS more: no document is cut
-                at = self._write(row, at, row[:0])
+                at = self._write(row, at, [])
             else:  # cut the longest: its tail stays long, and short documents are kept to fill gaps
                 ids = shelves.take(shelves.longest())
                 at = self._write(row, at, ids[: space - 1])
@@ -286,33 +286,35 @@ class Order:
         decay_weights: Sequence[float] | None = None,
         decay_from: int = 0,
     ) -> None:
-        mixtures = [weights] if decay_weights is None else [weights, decay_weights]
         self.sizes = list(sizes)
-        self.phases = []  # (first position, rows drawn before it, quota)
-        for start, mixture in zip((0, decay_from), mixtures):
-            if len(sizes) != len(mixture):
-                raise ValueError(f"{len(sizes)} sources but {len(mixture)} mixture weights")
-            before = self.phases[0][2].counts(start) if self.phases else [0] * len(sizes)
-            self.phases.append((start, before, Quota(mixture)))
-            for i, size in enumerate(sizes):
-                if size < 1 and mixture[i]:
+        for mixture in (weights, decay_weights or weights):
+            for i, (size, weight) in enumerate(zip(sizes, mixture, strict=True)):
+                if size < 1 and weight:
                     raise UsageError(
                         f"source {i} has no rows to draw from; give it more text or weight 0"
                     )
+        self.quota, self.late_quota, self.late_from = Quota(weights), None, decay_from
+        if decay_weights is not None:
+            self.late_quota = Quota(decay_weights)
         self._permutation = lru_cache(maxsize=64)(
             lambda source, epoch: Permutation(self.sizes[source], seed, source, epoch)
         )
 
     def __call__(self, p: int) -> tuple[int, int]:
-        start, before, quota = self.phases[-1 if p >= self.phases[-1][0] else 0]
-        source, i = quota(p - start)
-        epoch, i = divmod(i + before[source], self.sizes[source])
+        if self.late_quota and p >= self.late_from:
+            source, i = self.late_quota(p - self.late_from)
+            i += self.quota.counts(self.late_from)[source]
+        else:
+            source, i = self.quota(p)
+        epoch, i = divmod(i, self.sizes[source])
         return source, self._permutation(source, epoch)(i)
 
     def epochs(self, p: int) -> list[float]:
         """How many times the first p positions went through each source."""
-        start, before, quota = self.phases[-1 if p >= self.phases[-1][0] else 0]
-        counts = [a + b for a, b in zip(before, quota.counts(p - start))]
+        late = max(0, p - self.late_from) if self.late_quota else 0
+        counts = self.quota.counts(p - late)
+        if late:
+            counts = [a + b for a, b in zip(counts, self.late_quota.counts(late))]
         return [n / size if size else 0.0 for n, size in zip(counts, self.sizes)]
 
 
@@ -362,10 +364,7 @@ class RowLoader:
     those from r * micro_batch on. Where the rows of a step end (rows_of_steps: how many each step
     has), the rest of a batch is filled with rows whose targets are IGNORED, and the next step
     begins with the next row. So the rows of a step, taken together, are the same for any number of
-    ranks and any split into micro-batches.
-
-    `manifest` (machinery/shards.py) needs sources, row_len, dtype, rows, row and locate; `marks` if
-    it has conversations (see `targets_of`).
+    ranks and any split into micro-batches. manifest: see machinery/shards.py.
     """
 
     def __init__(
@@ -387,11 +386,11 @@ class RowLoader:
         import torch
 
         self.manifest, self.seed, self.first_row = manifest, seed, position
-        self.marks = getattr(manifest, "marks", ())
+        self.marks = manifest.marks
         self.rank, self.world_size, self.micro_batch = rank, world_size, micro_batch
         self.device = torch.device(device)
         self.order = order_of(manifest, seed, weights, decay_weights, decay_from)
-        self._waits, self._reads, self._stop = [], [], threading.Event()
+        self._waited_s, self._stop = 0.0, threading.Event()
         self._free, self._ready, self._failure = queue.Queue(), queue.Queue(), None
         pin, T = self.device.type == "cuda", manifest.row_len - 1
         for _ in range(max(2, prefetch)):
@@ -416,12 +415,11 @@ class RowLoader:
         then the position of its first row."""
         t0 = time.perf_counter()
         item = self._ready.get()
-        waited_s = time.perf_counter() - t0
+        self._waited_s += time.perf_counter() - t0
         if item is None:
             self._ready.put(None)  # the next call raises it too
             raise self._failure
         buffer, copied, self.first_row = item
-        self._waits.append((waited_s, self.first_row))
         batch = buffer.to(self.device, non_blocking=copied is not None, copy=True)
         if copied is not None:
             copied.record()  # until the copy has passed this point, the buffer is in use
@@ -434,11 +432,9 @@ class RowLoader:
         return mix64(mix64(self.seed) ^ self.first_row)
 
     def pop_wait_s(self) -> float:
-        """Seconds that next_batch has waited for data since the last call. Then `waits` has each
-        wait with the position of its batch, `reads` seconds and bytes of what was read."""
-        self.waits, self._waits = self._waits, []
-        self.reads, self._reads = self._reads, []
-        return sum(seconds for seconds, _ in self.waits)
+        """Seconds that next_batch has waited for data since the last call."""
+        waited_s, self._waited_s = self._waited_s, 0.0
+        return waited_s
 
     def close(self) -> None:
         """Stop the reading thread, for good; also called when the program ends."""
@@ -471,10 +467,8 @@ class RowLoader:
                 if copied is not None:
                     copied.synchronize()  # its last copy to the GPU may still be in flight
                 n = min(max(0, end - first), self.micro_batch)  # rows that the step still has
-                t0 = time.perf_counter()
                 for j in range(n):
                     rows[j] = self.manifest.row("train", *self.order(first + j))
-                self._reads.append((time.perf_counter() - t0, rows[:n].nbytes))
                 array = buffer.numpy()
                 array[0, :n], array[1, :n] = rows[:n, :-1], targets_of(rows[:n], self.marks)
                 array[0, n:], array[1, n:] = 0, IGNORED

@@ -3,22 +3,23 @@
     loss        nats per token and bits per byte on held-out text
     sample      continue prompts, or answer them if the model was tuned on conversations
     chat        talk with a model that was tuned on conversations
-    choice      multiple choice by log-likelihood; CORE, with GPT-2's beside it
+    choice      multiple choice by log-likelihood: public exams, or your own file
+    core        the CORE score, with GPT-2's beside it
     look        a page on what the model does inside: where it looks, what each head is worth
+    noise       the gradient noise scale: the batch beyond which more tokens a step gain little
     tournament  checkpoints continue the same prompts, and a judge compares them
     serve       a page to try it, and OpenAI's protocol for programs
     report      a page on a run; `compare RUN RUN ...` puts several into one picture
+    plan        memory, hours, dollars and loss of a preset on another machine
 
-MODEL: a preset's name; the folder of a run, a checkpoint or an export; or a stock model, its folder
-or hf:REPO. `loss` and `choice` append their figures to eval.jsonl in the folder of the run or
-model. Works with the raw module, on one device. Next: model.py has stream(), flops.py the metric,
-instruments/ all commands but `loss`.
+MODEL: the name of a preset; the folder of a run, a checkpoint or an export; or a stock model, by its
+folder or hf:REPO. `loss`, `choice` and `core` append their figures to eval.jsonl in the folder of
+the run or model. Works with the raw module, on one device. Next: model.py has stream(), flops.py
+the metric, instruments/ all commands but `loss`.
 """
 
-import json
-import sys
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
+import importlib
+from dataclasses import dataclass, fields
 from functools import partial
 
 import torch
@@ -29,26 +30,25 @@ from flops import score_text
 from hf import imported
 from machinery import cli, trained
 from machinery.log import sources_line
-from machinery.trained import EvalConfig, open_data, run_of
+from machinery.trained import EvalConfig
 
 load_model = partial(trained.load_model, read_export=imported.load)
 
-
-def keep_record(config: EvalConfig, trainer: dict, **figures) -> None:
-    """Append a line to eval.jsonl in the folder of the run or the export, if it can be written."""
-    run_dir = run_of(trainer["path"])
-    line = asdict(config) | dict(
-        run_dir=str(run_dir), step=trainer["step"], tokens=trainer["tokens"], **figures
-    )
-    try:
-        with open(run_dir / "eval.jsonl", "a") as file:
-            file.write(json.dumps(line) + "\n")
-    except OSError as error:
-        reason = f"{run_dir / 'eval.jsonl'}: {error.strerror}"
-        print(f"the figures above could not be written to {reason}", file=sys.stderr)
-
-
-# --------------------------------------------------------------------------------- loss
+# command -> (module, function, its options). Without options, the function gets the words as typed.
+COMMANDS = {
+    "loss": (__name__, "loss", "LossConfig"),
+    "sample": ("instruments.talk.sample", "sample", "SampleConfig"),
+    "chat": ("instruments.talk.chat", "talk", "ChatConfig"),
+    "choice": ("instruments.exams.choice", "answer_all", "ChoiceConfig"),
+    "core": ("instruments.exams.core", "run", "CoreConfig"),
+    "look": ("instruments.pages.look", "look", "LookConfig"),
+    "noise": ("instruments.run.noise_scale", "measure", "NoiseConfig"),
+    "tournament": ("instruments.exams.tournament", "hold", "TournamentConfig"),
+    "serve": ("instruments.talk.serve", "run", "ServeConfig"),
+    "report": ("instruments.pages.report", "sample_and_write", "ReportConfig"),
+    "compare": ("instruments.pages.report", "compare", ""),
+    "plan": ("instruments.run.forecast", "main", ""),
+}
 
 
 @dataclass(frozen=True)
@@ -61,10 +61,10 @@ class LossConfig(EvalConfig):
     """Rows per forward pass."""
 
 
-def loss(config: LossConfig) -> None:
+def loss(config: LossConfig, load_model) -> None:
     """Print the loss, and append it to eval.jsonl."""
     model, trainer = load_model(config)
-    manifest, device = open_data(config, trainer), model.cos.device
+    manifest, device = trained.open_data(config, trainer), model.cos.device
     if (long := manifest.row_len - 1) > (most := model.config.seq_len):
         why = f"the rows of {manifest.dir} have {long} inputs, but {trainer['path']} reads {most}"
         raise UsageError(f"{why}; docs/context.md tells how it learns to read more")
@@ -80,73 +80,7 @@ def loss(config: LossConfig) -> None:
         f"on {part} {there:,} rows of {manifest.dir} (fingerprint {manifest.fingerprint[:12]})"
     )
     figures = dict(val_loss=nats, val_bpb=bpb, val_bpb_by_source=by_source, rows=rows)
-    keep_record(config, trainer, **figures, data_fingerprint=manifest.fingerprint)
-
-
-# ----------------------------------------------------------------------------- the commands
-# Each gives what to call, and its options; an instrument is imported when its command is asked for.
-
-
-def sample() -> tuple[Callable, type]:
-    from instruments import sample
-
-    return partial(sample.sample, load_model=load_model), sample.SampleConfig
-
-
-def chat() -> tuple[Callable, type]:
-    from instruments import chat
-
-    return partial(chat.talk, load_model=load_model), chat.ChatConfig
-
-
-def choice() -> tuple[Callable, type]:
-    from instruments import choice
-
-    tools = dict(load_model=load_model, keep_record=keep_record)
-    return partial(choice.answer_all, **tools), choice.ChoiceConfig
-
-
-def look() -> tuple[Callable, type]:
-    from instruments import look
-
-    return partial(look.look, load_model=load_model), look.LookConfig
-
-
-def tournament() -> tuple[Callable, type]:
-    from instruments import tournament
-
-    return partial(tournament.hold, load_model=load_model), tournament.TournamentConfig
-
-
-def serve() -> tuple[Callable, type]:
-    from instruments import serve
-
-    return partial(serve.run, load_model=load_model), serve.ServeConfig
-
-
-def report() -> tuple[Callable, type]:
-    from instruments import report
-
-    return partial(report.sample_and_write, load_model=load_model), report.ReportConfig
-
-
-def compare() -> tuple[Callable, None]:
-    from instruments import report
-
-    return lambda folders: print(report.compare(folders)), None
-
-
-COMMANDS = {
-    "loss": lambda: (loss, LossConfig),
-    "sample": sample,
-    "chat": chat,
-    "choice": choice,
-    "look": look,
-    "tournament": tournament,
-    "serve": serve,
-    "report": report,
-    "compare": compare,  # has no options: its words are folders of runs
-}
+    trained.keep_record(config, trainer, **figures, data_fingerprint=manifest.fingerprint)
 
 
 def main(argv: list[str]) -> int:
@@ -156,15 +90,16 @@ def main(argv: list[str]) -> int:
     if argv[0] in ("-h", "--help"):
         print(__doc__)
         return 0
-    run, kind = cli.find("command", argv[0], COMMANDS)()
-    if kind is None:
-        run(argv[1:])
-        return 0
-    word, options = cli.first_word(argv[1:])
+    room, function, options = cli.find("command", argv[0], COMMANDS)
+    module = importlib.import_module(room)
+    run = getattr(module, function)
+    if not options:
+        return run(argv[1:]) or 0
+    kind, (word, rest) = getattr(module, options), cli.first_word(argv[1:])
     given = trained.find_model(word)
     if not given.keys() <= {field.name for field in fields(kind)}:
         raise UsageError(f"eval.py {argv[0]} needs a preset or a run; {word} is neither")
-    run(cli.read_options(kind(**given), options, f"eval.py {argv[0]}"))
+    run(cli.read_options(kind(**given), rest, f"eval.py {argv[0]}"), load_model=load_model)
     return 0
 
 

@@ -1,12 +1,12 @@
 """The measures: bits per byte; and tokens/s, FLOP/s, MFU, time left.
 
-`peak_flops` is the datasheet's, `measure_matmul` what the device reaches, `mfu` the share of it
-that a model uses; `Meter` times the steps of a loop, `bits_per_byte` scores text,
-`activation_bytes` says what a step needs of the memory. Guarantees: no peak is invented for a
-device that the table does not name in whole words; evaluation, saving and compilation never count
-as training time. There are two conventions of FLOPs per token (`GPT.flops_per_token`). The same run
-has 32% MFU in one and 41% in the other, so both are printed: `full` counts all T x T attention
-(PaLM, appendix B), `causal` the half that a causal model needs (Megatron-LM). Next: optim.py.
+`find_peak` is what the datasheet says (or, on a CPU, what a matmul reaches), `mfu` the share of it
+that a model uses; `Meter` times the steps of a loop, `score_text` scores text, `activation_bytes`
+says what a step needs of the memory. Guarantees: no peak is invented for a device that the table
+does not name in whole words; evaluation, saving and compilation never count as training time. There
+are two conventions of FLOPs per token (`GPT.flops_per_token`). The same run has 32% MFU in one and
+41% in the other, so both are printed: `full` counts all T x T attention (PaLM, appendix B),
+`causal` the half that a causal model needs (Megatron-LM). Next: optim.py.
 """
 
 import math
@@ -95,7 +95,7 @@ def activation_bytes(config, itemsize: int = 2, recompute: bool = False) -> int:
     layer += (q + kv) if config.qk_norm else 0  # queries and keys before their norm
     values = kv // 2 if "value_embeds" in config.extras else 0  # one in every other layer
     layer += 2 * values  # as they are, and times their gate
-    # relu2 is found from its result; SwiGLU keeps gate and up as well
+    # ReLU squared keeps its result alone; SwiGLU keeps gate and up as well
     layer += config.mlp_hidden * (3 if config.mlp == "swiglu" else 1)
     once = 4 * config.n_embd  # around the embedding and the last norm
     once += config.padded_vocab  # the logits, whose gradient takes their place
@@ -103,88 +103,78 @@ def activation_bytes(config, itemsize: int = 2, recompute: bool = False) -> int:
     return itemsize * (config.n_layer * kept + recompute * layer + once)
 
 
-def measure_matmul(device: torch.device | str, dtype: torch.dtype, seconds: float = 1.0) -> float:
-    """FLOP/s that a big square matmul reaches on this device, now: the ceiling for any model.
-
-    Random data: a GPU draws less power on zeros and runs 13% faster. On several ranks, call it on
-    all at once, so that ranks which share a processor measure their share."""
-    n = 2048 if torch.device(device).type == "cpu" else 8192
-    sync = torch.get_device_module(device).synchronize
-    a, b = (torch.randn(n, n, device=device).to(dtype) for _ in range(2))
-    out, times = torch.empty_like(a), []
-    deadline = time.perf_counter() + seconds
-    while len(times) < 5 or time.perf_counter() < deadline:
-        sync()
+def find_peak(world, tflops: float = 0.0) -> float | None:
+    """FLOP/s of one device: as given, in bf16 by its name, or (on a CPU) of a matmul timed now.
+    world has device, dtype and device_name."""
+    if tflops:
+        return tflops * 1e12
+    if world.device.type != "cpu":
+        return peak_flops(world.device_name) if world.dtype == torch.bfloat16 else None
+    n, times = 2048, []
+    a, b = (torch.randn(n, n).to(world.dtype) for _ in range(2))
+    while len(times) < 5 or sum(times) < 0.5:
         start = time.perf_counter()
-        torch.mm(a, b.T, out=out)
-        sync()
+        a @ b
         times.append(time.perf_counter() - start)
     return 2 * n**3 / statistics.median(times[2:])  # the first two warm up
 
 
-def find_peak(world, tflops: float = 0.0) -> float | None:
-    """FLOP/s of one device: as given, in bf16 by its name, or (on a CPU) a matmul timed now. world
-    has device, dtype and device_name."""
-    if tflops:
-        return tflops * 1e12
-    if world.device.type == "cpu":
-        return measure_matmul(world.device, world.dtype, seconds=0.5)
-    return peak_flops(world.device_name) if world.dtype == torch.bfloat16 else None
+SUMS = ("nats", "counted", "text_nats", "bytes")  # the names of what `sums_of` adds up
 
 
-def bits_per_byte(*args, **kwargs) -> tuple[float, float]:
-    """The first two figures of `score_text`, which has the same arguments."""
-    return score_text(*args, **kwargs)[:2]
+def sums_of(nats: Tensor, targets: Tensor, token_bytes: Tensor) -> Tensor:
+    """What losses are made of, row by row: (4, B) in fp32, named by SUMS.
+
+    nats (B, T): the loss of each target; targets (B, T): below 0, a target counts nowhere;
+    token_bytes (V,). A special token has 0 bytes: it counts in nats and targets, not in the text's.
+    So nats / counted is the loss per token, and text_nats / ln 2 / bytes the bits per byte of text,
+    which do not depend on the tokenizer."""
+    counted = targets >= 0
+    size = token_bytes[targets.clamp(min=0)] * counted  # (B, T)
+    sums = nats * counted, counted, nats * (size > 0), size
+    return torch.stack([x.sum(1, dtype=torch.float32) for x in sums])
 
 
 @torch.no_grad()
 def score_text(
     model: nn.Module, batches: Iterable, token_bytes: Tensor, rows: int = 0, sources=(), names=()
 ) -> tuple[float, float, dict[str, float]]:
-    """Loss in nats per token and in bits per byte of text, over all ranks' batches; the latter also
-    by source: their mean, weighted by bytes of text, is that of all.
+    """Loss in nats per token and in bits per byte of text (see `sums_of`), over all ranks' batches;
+    the latter also by source: their mean, weighted by bytes of text, is that of all.
 
-    Bits per byte does not depend on the tokenizer: total nats of the targets that stand for text,
-    over ln 2, over the bytes of that text. Special tokens (0 bytes) are left out of it, but count
-    in the mean loss; targets below 0 (data.IGNORED) count in neither. batches: inputs and targets
-    (B, T), as many on every rank (the ranks of a sharded model run in lockstep). token_bytes: (V,)
-    bytes per token id. rows: of every forward pass, since a compiled model is compiled for one
-    shape; a smaller batch is padded with copies of its own rows, which are not scored. sources:
-    of each row in turn, which of `names` it is of."""
+    batches: inputs and targets (B, T), as many on every rank (the ranks of a sharded model run in
+    lockstep). rows: of every forward pass, since a compiled model is compiled for one shape; a
+    smaller batch is filled up with copies of its own rows, which are not scored. sources: for each
+    row in turn, the index of its source in `names`."""
     parts = []  # read after the loop, so that the host never waits for the device in between
-    source_of, done = torch.tensor(sources, device=token_bytes.device), 0  # (rows,)
     training = model.training
     model.eval()
     for inputs, targets in batches:
         n = len(inputs)
         fill = torch.arange(max(n, rows), device=inputs.device) % n  # 0 .. n - 1, then again
         nats = model(inputs[fill], targets[fill], reduction="none")[:n]  # (n, T)
-        counted = targets >= 0
-        size = token_bytes[targets.clamp(min=0)] * counted  # (n, T)
-        sums = [nats, counted, nats * (size > 0), size]
-        own, done = source_of[done : done + n, None], done + n  # (n, 1)
-        sums += [x * (own == s) for s in range(len(names)) for x in sums[2:4]]
-        parts.append(torch.stack([x.sum(dtype=torch.float32) for x in sums]))
+        parts.append(sums_of(nats, targets, token_bytes))
     model.train(training)
-    total = torch.stack(parts).cpu().double().sum(0)  # nats, targets, text nats, bytes; by source
+    by_row = torch.cat(parts, dim=1).cpu().double()  # (4, rows of this rank)
+    source_of = torch.tensor(sources or [0] * by_row.size(1))
+    by_source = torch.zeros(4, max(1, len(names)), dtype=torch.double)
+    by_source.index_add_(1, source_of, by_row)
     if dist.is_initialized():
-        dist.all_reduce(total)
-    nats, targets, text_nats, n_bytes = total[:4].tolist()
-    by_source = zip(names, total[4:].view(-1, 2).tolist())
-    bits = {name: own / math.log(2) / size for name, (own, size) in by_source if size}
-    return nats / max(targets, 1), text_nats / math.log(2) / max(n_bytes, 1), bits
+        dist.all_reduce(by_source)
+    nats, counted, text_nats, n_bytes = by_source.sum(1).tolist()
+    each = zip(names, by_source[2].tolist(), by_source[3].tolist())
+    bits = {name: own / math.log(2) / size for name, own, size in each if size}
+    return nats / max(counted, 1), text_nats / math.log(2) / max(n_bytes, 1), bits
 
 
 class Meter:
     """Speed over the last `window` optimizer steps, and the time left.
 
-    Call `step` when a step is known to be complete, with the tokens of the whole step: all ranks,
-    all micro-batches. On a GPU the loop runs ahead of the device and reads each loss one step
-    late; the time from one such read to the next is then the time of one step. Read the loss that
-    is still pending before a pause, or that step's time is counted as part of the pause.
-
-    The first step of a process compiles, so it leaves the window as soon as there is a second.
-    Nothing of the meter is saved: a resumed run starts afresh."""
+    Call `step` when a step is complete, with the tokens of the whole step: all ranks, all
+    micro-batches. On a GPU a step is read before its optimizer has run, so each time is from one
+    such read to the next: that of one step. The first step of a process compiles, so it leaves the
+    window as soon as there is a second. Nothing of the meter is saved: a resumed run starts
+    afresh."""
 
     def __init__(
         self,
@@ -227,24 +217,22 @@ class Meter:
             self._paused_s += self.pauses[kind][-1]
 
     def eta_s(self, tokens_left: int, **pauses_left: int) -> float:
-        """Seconds to the end, from means so far: `eta_s(tokens_left, eval=12, save=3)`. It counts
-        tokens, not steps, because a batch ramp makes early steps shorter. A kind of pause that has
-        not happened yet counts as 0 s."""
-        training_s = tokens_left / self.summary()["tokens_per_s_mean"]
+        """Seconds to the end: `eta_s(tokens_left, eval=12, save=3)`. It counts tokens, not steps,
+        because a batch ramp makes early steps shorter. A kind of pause that has not happened yet
+        counts as 0 s."""
+        training_s = tokens_left / self.summary()["tokens_per_s"]
         seen = {kind: n for kind, n in pauses_left.items() if kind in self.pauses}
         return training_s + sum(n * statistics.mean(self.pauses[kind]) for kind, n in seen.items())
 
     def summary(self) -> dict[str, float | None]:
-        """After the first step: the window's figures, named for metrics.jsonl.
-
-        Medians, because one stall says nothing about the speed; tokens_per_s_mean includes stalls.
-        TFLOP/s are per device and always known; MFU is a fraction, None if the peak is unknown."""
+        """After the first step: the window's medians, named for metrics.jsonl; a mean would let one
+        stall hide the speed. TFLOP/s are per device and always known; MFU is a fraction, None if
+        the peak is unknown."""
         tokens, dts, waits = zip(*self.steps, strict=True)
         tokens_per_s = statistics.median(n / dt for n, dt in zip(tokens, dts, strict=True))
         per_device = tokens_per_s / self.world_size / 1e12
         return {
             "tokens_per_s": tokens_per_s,
-            "tokens_per_s_mean": sum(tokens) / sum(dts),
             "dt_ms": 1e3 * statistics.median(dts),
             "data_wait_ms": 1e3 * statistics.mean(waits),
             "tflops_full": per_device * self.flops_full,

@@ -2,10 +2,9 @@
 
 `build` takes groups of parameters and a TrainConfig and returns `torch.optim.Optimizer`s, with
 their state already made; it knows nothing of the model. `set_schedule` gives every group its
-learning rate, momentum and weight decay of a step. Both optimizers skip a step, state included,
-when their attribute `found_inf` holds 1: that keeps NaN out of the weights without a host sync.
-To add an optimizer, make its state (tensors) in `__init__` and add it to `build` and `state_bytes`;
-to add a schedule, to `lr_at`. Its name goes to config.py, and to READ_BY there. Next: train.py.
+learning rate, momentum and weight decay of a step. To add an optimizer, make its state (tensors) in
+`__init__` and add it to `build` and `state_bytes`; to add a schedule, add it to `lr_at`. Its name
+goes to config.py, and to READ_BY here. Next: train.py.
 """
 
 import math
@@ -96,36 +95,18 @@ def orthogonalize(g: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     return x.mT.contiguous() if tall else x
 
 
-# The other parts of a Muon step, in place; `apply` is 0 in a step to skip. Compiled, they
-# take all matrices of one shape as one tensor (N, rows, cols): a list would compile for minutes.
-# Eager, `_momentum` and `_update` take one matrix at a time, which stays in the cache of a CPU.
-
-
-def _momentum(grad: Tensor, average: Tensor, momentum: Tensor, apply: Tensor) -> None:
-    grad.masked_fill_(apply == 0, 0.0)  # 0 x NaN would be NaN
-    average.lerp_(grad, (1 - momentum) * apply)
-    grad.lerp_(average, momentum)  # Nesterov: look one step ahead
-
-
-def _variance(u: Tensor, second: Tensor, beta2: Tensor, apply: Tensor) -> Tensor:
+def even_rows(u: Tensor, second: Tensor, beta2: float) -> Tensor:
     """Factors on the rows of u (N, rows, cols), or on the columns of a wide u, that give them all
     the same long-run size and keep the norm of each matrix (NorMuon, Li et al. 2025).
-    second: running mean square, (N, rows, 1) or (N, 1, cols), fp32, like the result."""
+    second: running mean square, updated: (N, rows, 1) or (N, 1, cols), fp32, like the result."""
     side = -1 if second.size(-1) == 1 else -2
     norm = torch.linalg.vector_norm(u, dim=side, keepdim=True, dtype=torch.float32)
     mean_square = norm.square() / u.size(side)
-    second.lerp_(mean_square, (1 - beta2) * apply)
+    second.lerp_(mean_square, 1 - beta2)
     scale = second.clamp_min(1e-10).rsqrt()
     old_norm = mean_square.sum(dim=(-2, -1), keepdim=True)
     new_norm = (mean_square * scale.square()).sum(dim=(-2, -1), keepdim=True)
     return scale * (old_norm / new_norm.clamp_min(1e-10)).sqrt()
-
-
-def _update(p: Tensor, u: Tensor, scale: Tensor, lr: Tensor, decay: Tensor, apply: Tensor) -> None:
-    update = u * scale
-    agree = (update * p).gt_(0)  # cautious: decay never pulls against the update
-    update.addcmul_(agree.mul_(p), decay)
-    p.addcmul_(update, -lr * apply)
 
 
 class Muon(torch.optim.Optimizer):
@@ -135,8 +116,7 @@ class Muon(torch.optim.Optimizer):
     params: 2-D tensors, plain or DTensors sharded by rows; each needs a gradient in every step. lr
     is multiplied by sqrt(max(1, rows / cols)). ns_dtype: of the Newton-Schulz matmuls. divide:
     every rank holds the same gradients, so let each orthogonalize its share (data parallel).
-    State per parameter: momentum_buffer (like the parameter), second_moment (a row or a column);
-    each is a view into `stacks`, which hold the state of all parameters of one shape.
+    State per parameter: momentum_buffer (like the parameter), second_moment (a row or a column).
     """
 
     def __init__(
@@ -149,91 +129,67 @@ class Muon(torch.optim.Optimizer):
         ns_dtype: torch.dtype = torch.float32,
         divide: bool = False,
     ):
-        defaults = dict(lr=lr, momentum=momentum, weight_decay=weight_decay, beta2=beta2)
-        super().__init__(params, defaults)
-        for p in (p for group in self.param_groups for p in group["params"]):
+        self.ns_dtype, self.divide, self.orthogonalize = ns_dtype, divide, orthogonalize
+        by_shape = defaultdict(list)
+        for p in params:
             if p.ndim != 2:
                 raise UsageError(
                     f"Muon takes matrices, not a parameter of shape {tuple(p.shape)}; give its "
                     "name another group in GROUP_OF (model.py), such as scalar"
                 )
+            by_shape[p.shape].append(p)
+        defaults = dict(lr=lr, momentum=momentum, weight_decay=weight_decay, beta2=beta2)
+        super().__init__([dict(params=same) for same in by_shape.values()], defaults)
+        for p in (p for group in self.param_groups for p in group["params"]):
             rows, cols = p.shape
             side = (rows, 1) if rows >= cols else (1, cols)
             self.state[p]["momentum_buffer"] = torch.zeros_like(p)
             self.state[p]["second_moment"] = torch.zeros(side, device=p.device)
-        self.ns_dtype, self.divide = ns_dtype, divide
-        self.found_inf: Tensor | None = None
-        self._step_supports_amp_scaling = True  # torch's own mark: step() obeys found_inf
-
-        self._orthogonalize, self.compiled = orthogonalize, False
-        self._momentum, self._variance, self._update = _momentum, _variance, _update
-        self._stack_state()
-        self.register_load_state_dict_post_hook(Muon._stack_state)  # loading replaces the tensors
-
-    @torch.no_grad()
-    def _stack_state(self) -> None:
-        self.stacks = []  # (group, N parameters of one shape, their momenta, their second moments)
-        for group in self.param_groups:
-            by_shape = defaultdict(list)
-            for p in group["params"]:
-                by_shape[p.shape].append(p)
-            for params in by_shape.values():
-                state = []
-                for name in ("momentum_buffer", "second_moment"):
-                    parts = [local(self.state[p][name]) for p in params]
-                    state.append(torch.stack(parts))  # (N, ...)
-                    for part, view in zip(parts, state[-1]):
-                        part.set_(view)
-                self.stacks.append((group, params, *state))
 
     @torch.no_grad()
     def step(self) -> None:
-        for stack in self.stacks:
-            self._step_stack(*stack)
+        for group in self.param_groups:  # its parameters have one shape
+            params = group["params"]
+            first, (rows, cols) = params[0], params[0].shape
+            seconds = [self.state[p]["second_moment"] for p in params]
+            averages = [local(self.state[p]["momentum_buffer"]) for p in params]
+            grads, weights = [local(p.grad) for p in params], [local(p) for p in params]
 
-    def _step_stack(self, group: dict, params: list, momenta: Tensor, seconds: Tensor) -> None:
-        first, (rows, cols) = params[0], params[0].shape
-        sharded = isinstance(first, DTensor)
+            torch._foreach_lerp_(averages, grads, 1 - group["momentum"])
+            torch._foreach_lerp_(
+                grads, averages, group["momentum"]
+            )  # Nesterov: look one step ahead
+            u = self._whole_orthogonalized(torch.stack(grads), first)  # (N, rows, cols)
+            second = torch.stack(seconds)
+            scale = even_rows(u, second, group["beta2"])
+            torch._foreach_copy_(seconds, second.unbind())
+            if isinstance(first, DTensor):
+                u, scale = _own_rows(u, first), _own_rows(scale, first) if rows >= cols else scale
+            updates = (u * scale).unbind()  # N of (rows, cols), or of this rank's rows
 
-        def scalar(x: float) -> Tensor:  # a new float, unlike a 0-D tensor, would recompile
-            return torch.full((), x, dtype=torch.float32, device=first.device)  # a fill, no copy
+            if group["weight_decay"]:
+                # Cautious: decay acts where it does not pull against the update, where u w > 0.
+                agree = torch._foreach_mul(updates, weights)
+                torch._foreach_sign_(agree)
+                torch._foreach_clamp_min_(agree, 0.0)
+                torch._foreach_addcmul_(updates, agree, weights, value=group["weight_decay"])
+            torch._foreach_add_(weights, updates, alpha=-group["lr"] * max(1.0, rows / cols) ** 0.5)
 
-        apply = scalar(1.0) if self.found_inf is None else 1 - self.found_inf
-        momentum, decay = scalar(group["momentum"]), scalar(group["weight_decay"])
-        lr = scalar(group["lr"] * max(1.0, rows / cols) ** 0.5)
-        u = torch.stack([local(p.grad) for p in params])
-        if self.compiled:
-            self._momentum(u, momenta, momentum, apply)
-        else:
-            for grad, average in zip(u, momenta):
-                self._momentum(grad, average, momentum, apply)
-        if sharded:  # (N, local rows, cols) -> (N, rows, cols)
-            whole = dict(shape=(len(params), rows, cols), stride=(rows * cols, cols, 1))
-            u = DTensor.from_local(u, first.device_mesh, [Shard(1)], **whole).full_tensor()
-        u = self._divided_orthogonalize(u, first)
-        scale = self._variance(u, seconds, scalar(group["beta2"]), apply)
-        if sharded:
-            u = _own_rows(u, first)
-            scale = _own_rows(scale, first) if rows >= cols else scale
-        params = [local(p) for p in params]
-        if self.compiled:
-            weights = torch.stack(params)
-            self._update(weights, u, scale, lr, decay, apply)
-            torch._foreach_copy_(params, weights.unbind(0))
-        else:
-            for p, direction, row_scale in zip(params, u, scale):
-                self._update(p, direction, row_scale, lr, decay, apply)
-
-    def _divided_orthogonalize(self, u: Tensor, p: Tensor) -> Tensor:
-        """Orthogonalize u (N, rows, cols): all of it here, or each rank a share, then exchange."""
-        group = p.device_mesh.get_group() if isinstance(p, DTensor) else None
+    def _whole_orthogonalized(self, u: Tensor, p: Tensor) -> Tensor:
+        """u (N, rows of this rank, cols) -> (N, rows, cols), orthogonalized: all of it here, or
+        each rank a share of the N matrices, which the ranks then exchange."""
+        group = None
+        if isinstance(p, DTensor):
+            group, (rows, cols) = p.device_mesh.get_group(), p.shape
+            whole = dict(shape=(len(u), rows, cols), stride=(rows * cols, cols, 1))
+            u = DTensor.from_local(u, p.device_mesh, [Shard(1)], **whole).full_tensor()
         world = dist.get_world_size(group) if self.divide or group else 1
         if world == 1:
-            return self._orthogonalize(u, self.ns_dtype)
-        n, rank = u.size(0), dist.get_rank(group)
-        share = math.ceil(n / world)
-        u = torch.cat([u, u.new_zeros(share * world - n, *u.shape[1:])])  # every share is full
-        own = self._orthogonalize(u[rank * share : (rank + 1) * share], self.ns_dtype)
+            return self.orthogonalize(u, self.ns_dtype)
+        n, share, rank = len(u), math.ceil(len(u) / world), dist.get_rank(group)
+        own = u[rank * share : (rank + 1) * share]
+        missing = u.new_zeros(share - len(own), *u.shape[1:])  # every share is full
+        own = self.orthogonalize(torch.cat([own, missing]), self.ns_dtype)
         whole = own.new_empty(share * world, *own.shape[1:])
         # all_gather_into_tensor is what torch before 2.13 calls it
         gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -255,35 +211,26 @@ def _own_rows(t: Tensor, p: DTensor) -> Tensor:
 
 # --------------------------------------------------------------------------------------- building
 
-# The learning rates of `--optimizer muon`, by batch, width and horizon:
-#
-# 1. Batch. The gradient of B tokens is the true one, g, plus noise of squared norm |g|^2 B0/B,
-#    where B0 is the noise scale in tokens (lesson 19). A step of Muon or Adam has the same size
-#    whatever the gradient's, so the part of it that points along g is
-#    c(B) = |g| / sqrt(|g|^2 + |g|^2 B0/B) = 1 / sqrt(1 + B0/B).
-#    A step of size lr gains lr c |g| and loses lr^2 h/2 to the curvature h: the best lr is c |g|/h.
-#    So it grows as sqrt(B) while noise dominates (Malladi et al. 2022), and not beyond B0. Rates
-#    that were tuned at a batch of `rates_at` tokens are therefore multiplied by c(B)/c(rates_at).
-#    B0 is three times `rates_at` for `tiny`, where it was fitted (6,144 and 2,048 tokens). That it
-#    is so for d*, whose rates are nanochat's, is an assumption: nanochat takes sqrt(B/rates_at),
-#    from which this differs by 13% at an eighth of the batch and by 11% at twice as much.
-# 2. Width. A layer whose weights move by an orthogonal matrix times lr changes its outputs by lr
-#    (RMS for RMS) at any width: no factor on Muon's rate but sqrt(rows/cols) for more outputs than
-#    inputs. Adam moves a logit by lr x width if the update aligns with its input, by lr x width^1/2
-#    if they are unrelated: the tables' rates scale as width^-1/2, with factor 1 at 768.
-# 3. Horizon. The more steps, the smaller the best rate, down to steps^-1/2 where noise dominates
-#    (Ghadimi & Lan 2013). No factor: with one, the stable part of wsd would depend on the length
-#    of the run, which could then not be changed. That costs `tiny` 0.3% at 500 steps.
-#
-# benchmarks/RESULTS.md shows where this was measured, and where it was not.
+# The rates of `--optimizer muon` are those that were tuned at a batch of `rates_at` tokens and a
+# width of 768. Another batch multiplies all of them by c(B) / c(rates_at), with c(B) = 1 / sqrt(1 +
+# B0 / B): noise bounds the step of a small batch (McCandlish et al. 2018). Another width multiplies
+# those of the tables by (width / 768)^-1/2. docs/scaling.md derives it, and says what was measured.
 
 
-def rates_note(config) -> str:
-    """For the plan: the factor on the rates for this batch, if the optimizer has one."""
-    if config.optimizer != "muon":
-        return ""
-    factor = lr_batch_factor(config.tokens_per_step, config.rates_at)
-    return f"; learning rates x {factor:.3f} for this batch"
+READ_BY = {  # options that only some optimizers or schedules read
+    "adamw": {"lr"},
+    "muon": {"lr_scale", "matrix_lr", "embedding_lr", "head_lr", "rates_at"},
+    "wsd": {"decay", "final_lr"},
+    "cosine": {"final_lr"},
+}
+
+
+def unread_options(config, preset) -> list[str]:
+    """Options that differ from the preset's and that the optimizer and the schedule do not read."""
+    read = READ_BY.get(config.optimizer, set()) | READ_BY.get(config.schedule, set())
+    read |= {"decay"} if config.decay_mixture else set()
+    unread = sorted(set().union(*READ_BY.values()) - read)
+    return [name for name in unread if getattr(config, name) != getattr(preset, name)]
 
 
 def lr_batch_factor(tokens_per_step: int, rates_at: int) -> float:
@@ -299,11 +246,8 @@ def build(
     """The optimizers of a TrainConfig, with their state; `base_lr` is what the schedule multiplies.
 
     groups: parameters by kind (matrix, embedding, head, scalar), as GPT.param_groups gives them.
-    width: of the residual stream; the tables' rates alongside Muon are tuned at 768 and scale with
-    width^-1/2. Their betas and weight decay are nanochat's, but for the value embeddings, which
-    nanochat gives half the rate and a decay of 0.01: with those, `tiny` is 0.8% worse after 0.8M
-    tokens (1.216 +- 0.005 bits per byte against 1.206 +- 0.004, three seeds). ns_dtype, divide: see
-    Muon.
+    width: of the residual stream. The tables' betas and weight decay are nanochat's, except those
+    of the value embeddings (benchmarks/RESULTS.md). ns_dtype, divide: see Muon.
     """
 
     def group(kinds: tuple, lr: float, betas: tuple, weight_decay: float) -> dict:
@@ -331,28 +275,16 @@ def build(
     else:
         raise ValueError(f"optimizer {config.optimizer!r} is neither muon nor adamw")
     for optimizer in optimizers:
-        check_obeys_found_inf(optimizer)
         for g in optimizer.param_groups:
             g["base_lr"], g["base_weight_decay"] = g["lr"], g["weight_decay"]
     return optimizers
 
 
-class _AdamW(torch.optim.AdamW):
-    """torch's, on this rank's part of sharded tensors: AdamW is elementwise, so the result is the
-    same. On the DTensors themselves, torch 2.11 leaks two objects per parameter and step."""
-
-    def _init_group(self, group: dict, *lists: list[Tensor]) -> bool:
-        has_complex = super()._init_group(group, *lists)  # fills the lists: parameters, grads, ...
-        for tensors in lists:
-            tensors[:] = map(local, tensors)
-        return has_complex
-
-
 def adamw(groups: list[dict], eps: float = 1e-8) -> torch.optim.AdamW:
-    """Fused AdamW with its state: one kernel per step, which obeys `found_inf`. groups: dicts with
-    params, lr, betas, weight_decay; a group without parameters is left out."""
+    """Fused AdamW with its state: one kernel per step. groups: dicts with params, lr, betas,
+    weight_decay; a group without parameters is left out."""
     groups = [group for group in groups if group["params"]]
-    optimizer = _AdamW(groups, eps=eps, fused=True)
+    optimizer = torch.optim.AdamW(groups, eps=eps, fused=True)
     for p in (p for group in groups for p in group["params"]):
         optimizer.state[p] = {
             "step": torch.zeros((), device=p.device),
@@ -360,17 +292,6 @@ def adamw(groups: list[dict], eps: float = 1e-8) -> torch.optim.AdamW:
             "exp_avg_sq": torch.zeros_like(p),
         }
     return optimizer
-
-
-def check_obeys_found_inf(optimizer: torch.optim.Optimizer) -> None:
-    """UsageError for an optimizer that would let NaN into the weights."""
-    if not getattr(optimizer, "_step_supports_amp_scaling", False):
-        name = type(optimizer).__name__
-        raise UsageError(
-            f"{name} ignores found_inf, so one NaN would spoil the weights; build it with "
-            "fused=True if it has that, or let its step() do nothing where found_inf is 1 and set "
-            "_step_supports_amp_scaling, as Muon does (optim.py)"
-        )
 
 
 def state_bytes(params: dict[str, int], optimizer: str) -> int:
@@ -396,14 +317,10 @@ def set_schedule(optimizers: list[torch.optim.Optimizer], step: int, steps: int,
 
 
 def compile_steps(optimizers: list[torch.optim.Optimizer]) -> None:
-    """Fuse the parts of Muon's step from now on: worth it on a GPU."""
-    # Each part is compiled once per shape of matrix; Dynamo's own limit would be 8 of them.
-    torch._dynamo.config.recompile_limit = 64
+    """Compile Newton-Schulz from now on, once per shape of matrix: worth it on a GPU."""
+    torch._dynamo.config.recompile_limit = 64  # Dynamo's own limit would be 8 shapes
     for muon in (optimizer for optimizer in optimizers if isinstance(optimizer, Muon)):
-        muon.compiled = True
-        for name in ("_orthogonalize", "_momentum", "_variance", "_update"):
-            part = torch.compile(getattr(muon, name), dynamic=False, fullgraph=True)
-            setattr(muon, name, part)
+        muon.orthogonalize = torch.compile(orthogonalize, dynamic=False, fullgraph=True)
 
 
 # ------------------------------------------------------------------------------- one step of all
@@ -415,14 +332,14 @@ def grad_norm(parameters: Iterable[Tensor]) -> Tensor:
     return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
 
+def average_gradients(parameters: Iterable[Tensor]) -> None:
+    """Average the gradients of ranks that each hold a whole model."""
+    grads = [p.grad for p in parameters]
+    for reduction in [dist.all_reduce(grad, async_op=True) for grad in grads]:
+        reduction.wait()
+    torch._foreach_mul_(grads, 1 / dist.get_world_size())
+
+
 def scale_gradients(parameters: Iterable[Tensor], factor: Tensor) -> None:
     """Multiply all gradients by a factor, (), that the host need not know."""
     torch._foreach_mul_([local(p.grad) for p in parameters], factor)
-
-
-def step(optimizers: list[torch.optim.Optimizer], found_inf: Tensor) -> None:
-    """Move the weights, or nothing at all where found_inf, (), is 1; drop the gradients."""
-    for optimizer in optimizers:
-        optimizer.found_inf = found_inf
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)

@@ -21,7 +21,7 @@ import numpy as np
 import data
 from config import DataConfig, UsageError, find_preset
 from hf import tokenizer_json
-from machinery import cache, cli, disk, shards
+from machinery import cli, disk, shards, stage
 from preparation import chat, copies, worker
 from tokenizer import Tokenizer
 
@@ -40,7 +40,7 @@ def main(argv: list[str]) -> int:
     try:
         manifest = prepare(config)
         if config.publish:
-            cache.publish(manifest, config.publish)
+            stage.publish(manifest, config.publish)
     except KeyboardInterrupt:
         print("\ninterrupted; run the same command to resume", file=sys.stderr)
         return 130

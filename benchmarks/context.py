@@ -18,7 +18,7 @@ import data  # noqa: E402
 import prepare_data  # noqa: E402
 import train  # noqa: E402
 from config import GPTConfig  # noqa: E402
-from instruments import positions  # noqa: E402
+from instruments.pages import positions  # noqa: E402
 from machinery import checkpoint, shards  # noqa: E402
 from model import GPT  # noqa: E402
 

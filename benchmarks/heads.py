@@ -2,8 +2,8 @@
 
 For each checkpoint of each run (train it with --keep): the head that looks most at the previous
 token, and the best induction head (the one that looks most at what followed an earlier copy, in the
-copy test); the share of attention, from instruments/look.py; and what held-out text costs more, in
-bits per byte, when that head alone is off. Then all induction heads, and the copy test itself.
+copy test); the share of attention, from instruments/pages/look.py; and what held-out text costs
+more, in bits per byte, when that head alone is off. Then all induction heads, and the copy test.
 --steps 20 100 takes those checkpoints alone.
 """
 
@@ -16,7 +16,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import data
 import eval as evaluate
-from instruments.look import BIT, Probe, copy_test, describe_heads, nats_of
+from instruments.pages.look import BIT, Probe, copy_test, describe_heads, nats_of
 from machinery import checkpoint
 from machinery.trained import EvalConfig, open_data
 

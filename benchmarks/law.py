@@ -1,9 +1,10 @@
 """The law L(N, D) = E + A N^-a + B D^-b: its fit, its intervals, its picture and its tables.
 
 `python benchmarks/scaling.py fit` writes SCALING.md and scaling.png from the rows of SCALING.jsonl
-(our runs on a CPU) and of PUBLISHED.jsonl (other people's on GPUs), and instruments/law.json, with
-which `train.py d12 --plan --gpu H100` predicts. N: weights of the blocks and the head. D: tokens.
-L: bits per byte (Hoffmann et al. 2022, approach 3). Needs requirements-scaling.txt.
+(our runs on a CPU) and of PUBLISHED.jsonl (other people's on GPUs), and
+instruments/run/law.json, with which `eval.py plan d12 --gpu H100` predicts.
+N: weights of the blocks and the head. D: tokens. L: bits per byte (Hoffmann et al. 2022,
+approach 3). Needs requirements-scaling.txt.
 """
 
 import json
@@ -466,6 +467,6 @@ def main() -> int:
     tree = dict(text=theirs.texts[1], **constants, factor=factor, runs=len(theirs.rows))
     tree["weights"], tree["tokens"] = int(theirs.N.max()), int(theirs.D.max())
     tree["draws"] = [[float(f"{x:.6g}") for x in draw] for draw in draws]
-    disk.write_text(HERE.parent / "instruments" / "law.json", json.dumps(tree) + "\n")
+    disk.write_text(HERE.parent / "instruments" / "run" / "law.json", json.dumps(tree) + "\n")
     print((HERE / "SCALING.md").read_text(encoding="utf-8"))
     return 0

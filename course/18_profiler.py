@@ -8,7 +8,7 @@
 # Source: *Pré-Treino Eficiente de Modelos de Linguagem*, "The Ultra-Scale Playbook: Training LLMs
 # on GPU Clusters." (four kinds of memory, and an odd first step), "Teste de Memory profile",
 # "Nemotron-4 340B Technical Report (Aug, 2024)" (recomputation after every layer). Core file:
-# `instruments/profiler.py`. Before: lesson 17. Next: lesson 19. Takes 12 seconds on two cores.
+# `instruments/run/profiler.py`. Before: lesson 17. Next: lesson 19. Takes 12 seconds on two cores.
 
 # %%
 import lesson  # first: it puts the project on the path
@@ -24,7 +24,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from config import GPTConfig
-from instruments.profiler import Profile
+from instruments.run.profiler import Profile
 from model import GPT
 
 os.environ["KINETO_LOG_LEVEL"] = "99"  # the profiler would print its own start and end

@@ -9,7 +9,7 @@
 # Source: *Pré-Treino Eficiente de Modelos de Linguagem*, "An Empirical Model of Large-Batch
 # Training" (the noise scale), "Dependência do tamanho do Modelo", "Anotações detalhadas da Semana
 # 1" (Llama's growing batch).
-# Core file: `instruments/noise_scale.py`. Before: lesson 18. Next: lesson 20.
+# Core file: `instruments/run/noise_scale.py`. Before: lesson 18. Next: lesson 20.
 # Takes 25 seconds on two cores.
 
 # %%
@@ -20,7 +20,6 @@ import numpy as np
 import torch
 
 from config import GPTConfig
-from instruments.noise_scale import NoiseScale
 from model import GPT
 from optim import batch_at, lr_at
 
@@ -244,20 +243,19 @@ lesson.save(fig, "19_noise")
 # In training nobody takes gradients row by row. But the norms at two batch sizes are known there,
 # the first micro-batch's and the whole step's, and E|g_B|^2 = |G|^2 + tr(Sigma) / B gives two
 # equations. One step's answer is wild: |G|^2 may even come out negative, and a mean of ratios has
-# no meaning. `NoiseScale` averages both terms first and divides once. Where a step has far fewer
+# no meaning. So average both terms first, and divide once. Where a step has far fewer
 # tokens than B_noise, as at the end of this run, even the average of 60 steps may drown.
 
 # %%
 rows, single = [], {}
 for start in (60, 180):
-    running, single[start] = NoiseScale(decay=1.0), []  # every step has the same weight
-    for small_sq, big_sq in logged[start : start + 60]:
-        one = NoiseScale()
-        for noise in (one, running):
-            noise.update(small_sq, big_sq, 2 * T, 16 * T)
-        single[start].append(one.trace / one.grad_sq)
+    small_sq, big_sq = np.array(logged[start : start + 60]).T  # (60,) each
+    grad_sq = (16 * big_sq - 2 * small_sq) / 14  # |G|^2
+    trace = (small_sq - big_sq) / (1 / (2 * T) - 1 / (16 * T))  # tr(Sigma)
+    single[start] = trace / grad_sq
+    together = trace.mean() / grad_sq.mean() if grad_sq.mean() > 0 else None
     low, high = min(single[start]), max(single[start])
-    rows.append((f"{start} to {start + 60}", round(low), round(high), running.tokens))
+    rows.append((f"{start} to {start + 60}", round(low), round(high), together))
 columns = ["steps", "least ratio", "largest ratio", "means divided once"]
 lesson.table(columns, rows, "Noise scale from the norms of 2 rows and of 16, tokens")
 spread = np.abs(single[60])
@@ -267,7 +265,7 @@ near = measured[90] / 4 < averaged < 4 * measured[90]
 lesson.holds(near, "60 steps together: within a factor of 4 of what 96 rows say at step 90")
 
 # %% [markdown]
-# `train.py --noise_scale_every N` prints this estimate; it averages about its last 20.
+# `eval.py noise MODEL` measures it at a checkpoint, by `estimate`: many gradients of one size.
 #
 # ## Exercise
 # `exercises/ex19.py`: the noise scale from the norms of many steps, and the batch to take.

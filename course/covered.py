@@ -64,7 +64,7 @@ Gerando Dataset | Text -> tokenizer -> packed rows on disk
         "course/published.py": """
 Experimentos Realizados | "Experimentos Realizados", table 7.1
 """,
-        "instruments/profiler.py": """
+        "instruments/run/profiler.py": """
 Código Gerado: | mechanism behind `train.py --profile`
 """,
         LEFT_OUT: """
@@ -79,7 +79,7 @@ Tabela 8.1 | 1,024 rows x 2,048
 Tabela 9.2 | "gigaverbo=60", "reasoning=30", "finemath=5", "infiwebmath=5"
 Tabela 9.3 | 512 rows x 4,096
 """,
-        "instruments/report.py": """
+        "instruments/pages/report.py": """
 Comparativo da loss | several runs in one picture
 """,
         "eval.py": """
@@ -185,7 +185,7 @@ Checkpointing assíncrono | background saves
 Políticas de retenção | how many of the newest valid ones stay
 Padrão 3: Checkpointing em dois níveis (local e depois remoto) | mirror
 """,
-        "instruments/profiler.py": """
+        "instruments/run/profiler.py": """
 Engenharia de desempenho: diagnosticando gargalos de armazenamento | data wait
 Sintomas de que você está limitado por E/S | in `idle` the device waits for the host
 """,

@@ -9,9 +9,9 @@ plan        every decision that the program takes is printed before the first st
 folders     a run reads the data it was begun with, and no other run writes into its folder
 build       a weight exists once; what does not compile or fit falls back, and says so
 checkpoint  killed anywhere, a run resumes from the newest valid checkpoint to the same bits
-store       what goes to a store is read back and hashed, what comes from it has its hash
+store       what comes from a store has its hash; names stay under the URL
 mirror      a run outlives its machine; two machines do not write one run
-cache       data in a store is, to the bit, the data in a folder
+stage       data is brought to a local disk, verified, before a run begins
 log         what a run did is in metrics.jsonl, whatever else fails
 trained     a trained model is found by one word
 """

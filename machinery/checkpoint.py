@@ -1,17 +1,17 @@
 """Checkpoints: a run that is killed at any moment resumes from the newest valid one, bit for bit.
 
-Writes and reads ROOT/step_00001000/{MANIFEST.json, trainer.json, dcp/}, tensors through DCP
+Writes and reads ROOT/step_00001000/{MANIFEST.json, trainer.json, dcp/*.safetensors}, tensors by DCP
 (torch.distributed.checkpoint): one process, DDP and FSDP2 load what any of them saved, on any
-number of ranks, which must all see ROOT. A checkpoint is valid only if every file in its MANIFEST
-has its sha256. ROOT/best names the best one; `.tmp-*` and `.trash-*` never count, and the next
-start removes them. Random states are not saved: training seeds from the position. Start at
+number of ranks, which must all see ROOT. A checkpoint is valid only if its files are those in its
+MANIFEST, with their sha256. ROOT/best names the best one; `.tmp-*` and `.trash-*` never count, and
+the next start removes them. Random states are not saved: training seeds from the position. Start at
 `_publish`, the protocol. Next: disk.py.
 """
 
 import itertools
 import json
+import math
 import os
-import pickle
 import re
 import shutil
 import threading
@@ -19,6 +19,7 @@ import time
 import uuid
 import warnings
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -26,24 +27,26 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
+from torch.distributed.checkpoint import HuggingFaceStorageReader as Reader
+from torch.distributed.checkpoint import HuggingFaceStorageWriter as Writer
 from torch.distributed.checkpoint import staging
 from torch.distributed.checkpoint import state_dict as dcp_state
-from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.tensor import DTensor
 
 from config import UsageError
-from machinery.disk import check_room, fsync, read_json, sha256_of, write_json, write_text
+from machinery import disk
+from machinery.disk import read_json, sha256_of
 from machinery.errors import CheckpointError, DataError, NonFiniteError, StorageError
 from optim import local
 
 Optimizers = list[torch.optim.Optimizer]
-FORMAT = 2  # 1 also held random states
+FORMAT = 3  # 2 held its tensors in torch's own format, 1 also random states
 MANIFEST = "MANIFEST.json"
-MILESTONES = "milestones"  # ROOT/milestones/step_00001000: weights alone, never deleted
 MAX_FAILURES = 3  # failed saves in a row that end the run
-METADATA = (  # the classes of DCP's metadata
-    "Metadata", "TensorStorageMetadata", "TensorProperties", "ChunkStorageMetadata",
-    "MetadataIndex", "StorageMeta", "_MEM_FORMAT_ENCODING",
+FILE_BYTES = 1 << 30  # the writer holds a file in memory twice while it writes it
+RECORD = dict(  # what train.py puts into trainer.json
+    step=int, tokens=int, world_size=int, micro_batch=int, skipped=int, eval_tokens=int,
+    best_bpb=float, identity=dict, model=dict, data_dir=str,
 )  # fmt: skip
 warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or unini")
 
@@ -60,34 +63,31 @@ class _Team:
         together = dist.is_initialized() and not alone
         self.rank = dist.get_rank() if together else 0
         self.size = dist.get_world_size() if together else 1
-        self.group = dist.new_group(backend="gloo") if together else None
+        day = timedelta(days=1)  # the others wait while the first rank uploads
+        self.group = dist.new_group(backend="gloo", timeout=day) if together else None
         self.for_dcp = {"process_group": self.group, "no_dist": self.size == 1}
 
     def on_all(self, work: Callable[[], Any], otherwise: type = StorageError) -> list:
         """Run work() on every rank; returns the results by rank. If one rank fails, all ranks raise
-        the same error, so that none waits for it: of class `otherwise` unless from errors.py."""
+        its error, so that none waits for it: of class `otherwise` unless from errors.py."""
         try:
             own = (work(), None)
         except (Exception, dcp.CheckpointException) as e:  # DCP's is a BaseException
-            own = (None, self._as_value(e, otherwise))
+            failures = getattr(e, "failures", {self.rank: (e, None)})  # DCP's are of all ranks
+            rank, (why, _) = next(iter(failures.items()))
+            kind = type(e) if hasattr(e, "exit_code") else otherwise
+            text = str(e) if kind is type(e) else f"{type(why).__name__}: {why}"
+            own = (None, kind(f"rank {rank}: {text}" if self.size > 1 else text))
         results = [own] * self.size
         if self.size > 1:
             dist.all_gather_object(results, own, group=self.group)
-        errors = [error for _, error in results if error]
-        if errors:
-            raise errors[0][0]("; ".join(dict.fromkeys(text for _, text in errors)))
+        if error := next((error for _, error in results if error), None):
+            raise error
         return [result for result, _ in results]
 
     def on_first(self, work: Callable[[], Any], otherwise: type = StorageError) -> Any:
         """Run work() on rank 0 only; every rank gets its result, or its error."""
         return self.on_all(lambda: work() if self.rank == 0 else None, otherwise)[0]
-
-    def _as_value(self, e: BaseException, otherwise: type) -> tuple[type, str]:
-        if hasattr(e, "exit_code"):
-            return type(e), f"rank {self.rank}: {e}" if self.size > 1 else str(e)
-        failures = getattr(e, "failures", {self.rank: (e, None)})  # DCP's are those of all ranks
-        texts = (f"rank {rank}: {type(why).__name__}: {why}" for rank, (why, _) in failures.items())
-        return otherwise, "; ".join(texts)
 
 
 # ------------------------------------------------------------------------ the folders on disk
@@ -112,12 +112,6 @@ def checkpoints(root: str | Path) -> list[Path]:
     return sorted(found, key=step_of, reverse=True)
 
 
-def with_milestones(root: Path) -> list[Path]:
-    """The checkpoints and the milestones, newest first; of a step that has both, the former."""
-    found = [*checkpoints(root / MILESTONES), *checkpoints(root)]
-    return sorted({step_of(p): p for p in found}.values(), key=step_of, reverse=True)
-
-
 def step_of(path: Path) -> int:
     return int(path.name[5:])
 
@@ -125,27 +119,25 @@ def step_of(path: Path) -> int:
 def why_invalid(path: str | Path, only: str = "") -> str | None:
     """Read and hash the whole checkpoint, or `only` one file: None if it is as published, else its
     first fault. MANIFEST holds only names and hashes, so a wrong byte in it is found as well."""
-    if not Path(path).is_dir():
+    path = Path(path)
+    if not path.is_dir():
         return "there is no such folder"
     try:
-        manifest = read_json(Path(path) / MANIFEST)
-    except DataError as error:
+        manifest = read_json(path / MANIFEST)
+        if (found := manifest.get("format")) != FORMAT:
+            return f"it has format {found}, another version's; this program reads format {FORMAT}"
+        if not isinstance(files := manifest.get("files"), dict) or "trainer.json" not in files:
+            return f"{MANIFEST} does not name its files"
+        found = (p for p in path.rglob("*") if p.is_symlink() or not p.is_dir())
+        if extra := {str(p.relative_to(path)) for p in found} - {MANIFEST, *files}:
+            return f"{min(extra)!r} is in it, which {MANIFEST} does not name"
+        for name in [only] if only else files:
+            if (actual := sha256_of(disk.inside(path, name))) != files[name]:
+                return f"{name} has sha256 {actual}, the manifest says {files[name]}"
+    except DataError as error:  # a damaged MANIFEST, or a name that leads elsewhere
         return str(error)
-    if (found := manifest.get("format")) != FORMAT:
-        return f"it has format {found}, another version's; this program reads format {FORMAT}"
-    if not isinstance(files := manifest.get("files"), dict) or "trainer.json" not in files:
-        return f"{MANIFEST} does not name its files"
-    for name, expected in files.items():
-        if Path(name).is_absolute() or ".." in Path(name).parts:
-            return f"{MANIFEST} names {name}, which is not in this folder"
-        if only not in ("", name):
-            continue
-        try:
-            actual = sha256_of(Path(path) / name)
-        except (OSError, ValueError) as e:
-            return f"{name} is missing or unreadable ({type(e).__name__})"
-        if actual != expected:
-            return f"{name} has sha256 {actual}, the manifest says {expected}"
+    except OSError as error:
+        return f"{name} is missing or unreadable ({error.strerror})"
     return None
 
 
@@ -184,8 +176,17 @@ def _verify(path: Path, only: str = "") -> Path:
 
 def read_trainer(path: str | Path) -> dict:
     """The trainer's own record, beside the tensors: step, world_size, configuration, ...
-    CheckpointError unless it is as it was published."""
-    return read_json(_verify(Path(path), only="trainer.json") / "trainer.json")
+    CheckpointError unless it is as it was published, with values of the right types."""
+    file = _verify(Path(path), only="trainer.json") / "trainer.json"
+    try:
+        trainer = read_json(file)
+    except DataError as error:
+        raise CheckpointError(str(error)) from None
+    for name, kind in RECORD.items():
+        value = trainer.get(name, kind())
+        if type(value) is not kind or kind is int and value < 0:
+            raise CheckpointError(f"{file} cannot be used: {name} is {str(value)[:80]!r}")
+    return trainer
 
 
 # ------------------------------------------------------------------ the state, and loading it
@@ -209,54 +210,37 @@ def _own(state: dict[str, Tensor], team: _Team) -> dict[str, Tensor]:
     holds whole, dealt out by size."""
     whole = sorted((t.nbytes, name) for name, t in state.items() if not isinstance(t, DTensor))
     others = {name for i, (_, name) in enumerate(whole) if i % team.size != team.rank}
-    return {name: t for name, t in state.items() if name not in others}
+    return {name: t.contiguous() for name, t in state.items() if name not in others}
 
 
-def _check_finite(state: dict[str, Tensor]) -> None:
+def _checksum(state: dict[str, Tensor]) -> int:
+    """The bits of the tensors that every rank holds whole, added up as integers."""
+    integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    whole = [t.detach() for t in state.values() if not isinstance(t, DTensor)]
+    return int(sum(t.contiguous().view(integers[t.itemsize]).sum() for t in whole))
+
+
+def check_finite(state: dict[str, Tensor], so: str = "it was not saved") -> None:
+    """NonFiniteError if a tensor holds NaN or an infinity."""
     for name, tensor in state.items():
         part = local(tensor)  # its least and greatest are NaN if one element is
         if part.numel() and not torch.stack(part.aminmax()).isfinite().all():
-            raise NonFiniteError(f"{name} holds non-finite numbers; it was not saved")
+            raise NonFiniteError(f"{name} holds non-finite numbers; {so}")
 
 
-class _Unpickler(pickle.Unpickler):
-    """Reads DCP's metadata, which is a pickle, and refuses whatever is not part of it: a pickle may
-    name any function, and calls it while it is read."""
-
-    KNOWN = {
-        *(("torch.distributed.checkpoint.metadata", name) for name in METADATA),
-        ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
-        ("torch.serialization", "_get_layout"),
-        ("torch", "Size"),
-        ("pathlib", "PosixPath"),
-        ("pathlib._local", "PosixPath"),  # Python 3.13
-    }
-
-    def find_class(self, module: str, name: str) -> Any:
-        dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
-        if (module, name) in self.KNOWN or dtype:
-            return super().find_class(module, name)
-        raise pickle.UnpicklingError(f"{module}.{name} is no part of a checkpoint")
-
-
-class _Reader(dcp.FileSystemReader):
-    """DCP's reader, but for the metadata."""
-
-    def read_metadata(self, *args, **kwargs) -> Metadata:
-        with open(Path(self.path) / ".metadata", "rb") as file:
-            metadata = _Unpickler(file).load()
-        metadata.storage_meta = metadata.storage_meta or StorageMeta()
-        metadata.storage_meta.load_id = self.load_id
-        return metadata
-
-
-def _check_fits(path: Path, state: dict[str, Tensor], prefix: str) -> None:
-    """Compare names, dtypes and shapes: DCP would cast dtypes and ignore extra keys."""
+def check_fits(path: Path, state: dict[str, Tensor], prefix: str = "") -> None:
+    """CheckpointError unless names, dtypes and shapes are those of the checkpoint: DCP would cast
+    dtypes and ignore extra keys."""
     try:
-        saved = _Reader(path / "dcp").read_metadata().state_dict_metadata
-    except (pickle.UnpicklingError, EOFError, AttributeError) as error:
-        raise CheckpointError(f"{path / 'dcp' / '.metadata'} cannot be used: {error}") from None
-    saved = {k: (str(v.properties.dtype), tuple(v.size)) for k, v in saved.items()}
+        found = Reader(path / "dcp").read_metadata().state_dict_metadata
+    except Exception as error:  # the header of a stranger's file may hold anything
+        why = f"{type(error).__name__}: {str(error)[:200]}"
+        raise CheckpointError(f"{path / 'dcp'} cannot be used: {why}") from None
+    saved = {}
+    for key, tensor in found.items():
+        saved[key] = (str(tensor.properties.dtype), tuple(tensor.size))
+        if sum(math.prod(c.sizes) for c in tensor.chunks) != math.prod(tensor.size):
+            saved[key] = "there in part"
     wanted = {k: (str(v.dtype), tuple(v.shape)) for k, v in state.items()}
     for key in sorted(saved.keys() | wanted.keys()):
         there, here = saved.get(key, "not there"), wanted.get(key, "not there")
@@ -269,9 +253,14 @@ def _check_fits(path: Path, state: dict[str, Tensor], prefix: str) -> None:
 
 
 def _read_into(team: _Team, path: Path, state: dict[str, Tensor], prefix: str = "") -> None:
-    team.on_all(lambda: _check_fits(path, state, prefix), CheckpointError)
-    reader = _Reader(path / "dcp")
+    team.on_all(lambda: check_fits(path, state, prefix), CheckpointError)
+    reader = Reader(path / "dcp")
     team.on_all(lambda: dcp.load(state, storage_reader=reader, **team.for_dcp), CheckpointError)
+
+
+def weights_of(model: nn.Module) -> dict[str, Tensor]:
+    """The weights under the names that they have in a checkpoint."""
+    return {f"model.{name}": t for name, t in model.state_dict().items()}
 
 
 def load_model(path: str | Path, model: nn.Module, verified: bool = False) -> dict:
@@ -279,8 +268,7 @@ def load_model(path: str | Path, model: nn.Module, verified: bool = False) -> di
     file or a tensor that does not fit is a CheckpointError, and nothing is loaded. verified:
     `latest_valid` has just hashed every file."""
     path = Path(path) if verified else _verify(Path(path))
-    state = {f"model.{name}": t for name, t in model.state_dict().items()}
-    _read_into(_Team(alone=True), path, state, prefix="model.")
+    _read_into(_Team(alone=True), path, weights_of(model), prefix="model.")
     return read_trainer(path)
 
 
@@ -292,15 +280,20 @@ def _publish(team: _Team, root: Path, step: int, state: dict[str, Tensor], recor
     state: this rank's part (see _own); record: the text of trainer.json. All ranks raise the same
     StorageError or NonFiniteError."""
     path = root / f"step_{step:08d}"
-    sizes = team.on_all(lambda: sum(local(t).nbytes for t in state.values()))
-    tmp = team.on_first(lambda: _begin(path, sum(sizes)))  # (1) enough room? a temporary folder
+    parts = team.on_all(lambda: {name: local(t).nbytes for name, t in state.items()})
+    nbytes = sum(sum(part.values()) for part in parts)
+    tmp = team.on_first(lambda: _begin(path, nbytes))  # (1) enough room? a temporary folder
     if tmp is None:
         return path  # published before, and still valid
+    names = dict.fromkeys(name for part in parts for name in part)
+    ends = itertools.accumulate(max(part.get(name, 0) for part in parts) for name in names)
+    file_of = {name: 1 + end // FILE_BYTES for name, end in zip(names, ends)}
     try:
-        team.on_all(lambda: _check_finite(state))
+        team.on_all(lambda: check_finite(state))
+        writer = Writer(str(tmp / "dcp"), file_of, save_distributed=True)  # it fsyncs each file
         # The state is in host memory already: DCP's copy-ahead would synchronize with the GPU
         # every few tensors, that is, wait for training.
-        writer = dcp.FileSystemWriter(tmp / "dcp", sync_files=True, per_thread_copy_ahead=0)
+        writer.per_thread_copy_ahead = 0
         team.on_all(lambda: dcp.save(state, storage_writer=writer, **team.for_dcp))  # (2) write
         _stage("write")
         hashes = team.on_all(lambda: _hash_own(team, tmp))  # (3) each rank re-reads its files
@@ -317,7 +310,7 @@ def _begin(path: Path, nbytes: int) -> Path | None:
     if why_invalid(path) is None:
         return None
     path.parent.mkdir(parents=True, exist_ok=True)
-    check_room(path.parent, 1.02 * nbytes + (1 << 20), "a checkpoint must fit")
+    disk.check_room(path.parent, 1.02 * nbytes + (1 << 20), "a checkpoint must fit")
     tmp = path.parent / f".tmp-{path.name[5:]}-{uuid.uuid4().hex[:8]}"
     (tmp / "dcp").mkdir(parents=True)
     _stage("begin")
@@ -326,57 +319,54 @@ def _begin(path: Path, nbytes: int) -> Path | None:
 
 def _hash_own(team: _Team, tmp: Path) -> dict[str, str]:
     """{name: sha256} of the files that this rank has written; DCP has forced them onto the disk."""
-    own = list(tmp.glob(f"dcp/__{team.rank}_*"))
-    if team.rank == 0:
-        own.append(tmp / "dcp" / ".metadata")
+    own = sorted(tmp.glob(f"dcp/shard-{team.rank + 1:05d}-*"))
     return {str(file.relative_to(tmp)): sha256_of(file) for file in own}
 
 
 def _commit(tmp: Path, path: Path, record: str, hashes: list[dict[str, str]]) -> None:
-    fsync(tmp / "dcp")
-    write_text(tmp / "trainer.json", record)
+    disk.fsync(tmp / "dcp")
+    disk.write_text(tmp / "trainer.json", record)
     files = {name: sha for own in hashes for name, sha in own.items()}
     files["trainer.json"] = sha256_of(tmp / "trainer.json")
-    write_json(tmp / MANIFEST, {"format": FORMAT, "files": files})  # (4)
+    disk.write_json(tmp / MANIFEST, {"format": FORMAT, "files": files})  # (4)
     _stage("manifest")
     if path.exists():
         _trash(path)  # a damaged one of the same step
     tmp.rename(path)  # (5) the one moment at which the checkpoint comes into being
-    fsync(path.parent)
+    disk.fsync(path.parent)
     _stage("rename")
 
 
 class Checkpointer:
     """All checkpoints of a run: background saves, retention, resume. Every rank calls every
     method. root: the folder of checkpoints, which this run owns (disk.lock). keep: how many of
-    the newest valid ones stay, apart from the best, that of `keep_step` and the one resumed from.
-    mirror: gets a copy of each on the first rank, the only one that needs it (mirror.py).
-    keep_every: steps between milestones, of weights alone, which stay too (0: none)."""
+    the newest stay, apart from the best, the one resumed from, that of `keep_step` and each whose
+    step is a multiple of keep_every. mirror (mirror.py): on the first rank, which alone needs it,
+    gets a copy of each."""
 
     def __init__(
         self, root, keep: int = 2, keep_step: int = 0, mirror=None, log=print, keep_every: int = 0
     ):
-        self.root, self.mirror, self.log = root, mirror, log
+        self.root, self.mirror, self.log = Path(root), mirror, log
         self.keep, self.keep_step, self.keep_every = keep, keep_step, keep_every
         if mirror:
             mirror.keep, mirror.stays = keep, self._stays
         self._team = _Team()
         self._resumed_from = self._best = ""  # names of checkpoints
+        self._valid: set[str] = set()  # names of those that this process has written or verified
         cuda = torch.cuda.is_available()  # then the copy that a save writes is in pinned memory
         self._stager = staging.BlockingAsyncStager(cache_staged_state_dict=cuda)
         self._thread: threading.Thread | None = None
-        self._saving = False  # at any time since the last call of was_saving
         self._error: Exception | None = None  # of the last save
         self._failures = 0  # in a row
-        self._warned = False
-        self._team.on_first(self._sweep)
+        self._run_inode = self._team.on_first(self._sweep)
 
-    def _sweep(self) -> None:
+    def _sweep(self) -> int:
         """Remove everything that a killed run has left half written or half deleted."""
         self.root.mkdir(parents=True, exist_ok=True)
-        for root in (self.root, self.root / MILESTONES):
-            for junk in [*root.glob(".tmp-*"), *root.glob(".trash-*")]:
-                shutil.rmtree(junk) if junk.is_dir() else junk.unlink()
+        for junk in [*self.root.glob(".tmp-*"), *self.root.glob(".trash-*")]:
+            shutil.rmtree(junk) if junk.is_dir() and not junk.is_symlink() else junk.unlink()
+        return self.root.parent.stat().st_ino
 
     def resume(
         self, model: nn.Module, optimizers: Optimizers, path: Path | None = None, check=None
@@ -390,12 +380,11 @@ class Checkpointer:
             if check:
                 check(found, trainer)
             self._resumed_from = found.name
+            self._valid.add(found.name)
             _read_into(self._team, found, state)
         # Every save copies into this memory: faulting in new pages would take longer than the copy.
         self._stager.state_dict_cache = self._stager.stage(_own(state, self._team))
         self._stager.cache_staged_state_dict = True
-        if self.mirror:
-            self.mirror.begin(found if found and found.parent == self.root else None)
         return trainer
 
     def _find(self, path: Path | None, check) -> tuple[Path | None, dict | None]:
@@ -403,8 +392,6 @@ class Checkpointer:
         rank 0, the only one that needs to see the mirror. UsageError if this run has a newer one
         than `path`: the checkpoints of two histories would lie in one folder."""
         own = self.root.resolve()
-        if path and path.resolve().parent.name == MILESTONES:
-            raise UsageError(f"{path} has no optimizer to resume; give it to --init_from")
         far = self.mirror.checkpoints() if self.mirror else []
         if path and path.resolve().parent != own and (checkpoints(own) or far):
             path = None  # only the starting point, of another run: this one has its own by now
@@ -428,16 +415,18 @@ class Checkpointer:
         training continues; the third in a row raises StorageError. wait: return when it is
         published, and raise any failure."""
         start = time.perf_counter()
-        if self._thread and self._thread.is_alive():
+        if self.busy:
             self.join()
             self.log(f"step {step}: waited {time.perf_counter() - start:.1f} s for the last save")
-        self.wait()
-        state = _own(_state(model, optimizers), self._team)
+        self.join(raises=self.error is not None)
+        state = _state(model, optimizers)
+        if self._team.size > 1 and len(set(self._team.on_all(lambda: _checksum(state)))) > 1:
+            self.log(f"warning: step {step}: the ranks' replicas of the weights are not the same")
+        state = _own(state, self._team)
         record = json.dumps(trainer | {"step": step, "world_size": self._team.size}, indent=1)
-        self._saving = True
         if wait or self._failures == MAX_FAILURES - 1:  # a third failure must raise here and now
             self._run(step, state, record, start)
-            self.wait(final=wait)
+            self.join(raises=wait or self.error is not None)
         else:
             state = self._stager.stage(state)
             args = (step, state, record, start, time.perf_counter() - start)
@@ -447,44 +436,42 @@ class Checkpointer:
     def mark_best(self, step: int) -> None:
         """Keep the checkpoint of `step`, even if still being saved, until there is a better one."""
         self._best = f"step_{step:08d}"
-        if self.mirror:
-            self.mirror.best = self._best
         if self._team.rank == 0 and (self.root / self._best).exists():
-            self._tidy(self.root / self._best)
+            self._try("name the best", lambda: disk.write_text(self.root / "best", self._best))
 
-    def was_saving(self) -> bool:
-        """Whether a save was in flight at any time since the last call."""
-        before, self._saving = self._saving, bool(self._thread and self._thread.is_alive())
-        return before or self._saving
+    @property
+    def busy(self) -> bool:
+        """Whether a save is in flight."""
+        return self._thread is not None and self._thread.is_alive()
 
-    def join(self) -> None:
-        """Wait for the save in flight; its outcome stays for `wait`."""
+    @property
+    def error(self) -> Exception | None:
+        """Why training must not continue, if the last save has found a reason. A rank may see it a
+        step before another does: they agree on it, then all call join(raises=True)."""
+        return self._error if self._failures >= MAX_FAILURES else None
+
+    def join(self, raises: bool = False) -> None:
+        """Wait for the save in flight. raises: its error, or that of the last save, once."""
         if self._thread:
             self._thread.join()
             self._thread = None
-
-    def wait(self, final: bool = False) -> None:
-        """Wait for the save in flight. Raises its error if training must not continue after it;
-        final: any error."""
-        self.join()
-        error = self._error
-        if error and (final or self._failures >= MAX_FAILURES):
+        if raises and (error := self._error):
             self._error, self._failures = None, 0
             raise error
 
-    def close(self) -> None:
-        """The end of the run: wait for the save in flight. Raises if the last save failed."""
-        self.wait(final=True)
+    def finish(self) -> None:
+        """The end of a run: wait for the save in flight, raise its failure, and close the mirror.
+        The other ranks stay: a launcher that sees one leave soon kills the first."""
+        self.join(raises=True)
+        self._team.on_first(lambda: self.mirror and self._try("close it", self.mirror.close))
 
     def _run(self, step, state, record, start, stall_s=None) -> None:
         """Publish and tidy up, in the background or not, and leave the outcome in self._error: the
-        same on all ranks, which read it at the same step in wait()."""
+        same on all ranks."""
         try:
-            if self.keep_every and step % self.keep_every == 0:  # first: a kill leaves no gap
-                weights = {name: t for name, t in state.items() if name.startswith("model.")}
-                _publish(self._team, self.root / MILESTONES, step, weights, record)
+            self._team.on_first(self._check_place)
             path = _publish(self._team, self.root, step, state, record)
-        except NonFiniteError as e:
+        except (NonFiniteError, UsageError) as e:
             self._error, self._failures = e, MAX_FAILURES  # training must not continue
             return
         except Exception as e:
@@ -496,53 +483,60 @@ class Checkpointer:
             self.log(f"warning: {self._error}")
             return
         self._error, self._failures = None, 0
-        # The others wait here: in a collective of training they would soon give up.
         took_s = time.perf_counter() - start
-        self._team.on_first(lambda: self._tidy(path, took_s))
-        durable = f"; {self.mirror.age()}" if self.mirror else ""
-        paused = f"training paused {stall_s or took_s:.2f} s"
-        self.log(f"saved {path} in {took_s:.2f} s, {paused}{durable}")
+        self.log(f"saved {path} in {took_s:.2f} s, training paused {stall_s or took_s:.2f} s")
+        self._team.on_first(lambda: self._tidy(path))  # the others wait for the upload here
+        took_s = time.perf_counter() - start
         grace_s = float(os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", 30))
-        if "TORCHELASTIC_RUN_ID" in os.environ and took_s > grace_s and not self._warned:
-            self._warned = True
+        if "TORCHELASTIC_RUN_ID" in os.environ and took_s > grace_s:
             self.log(
-                f"warning: a save takes {took_s:.0f} s, but torchrun kills {grace_s:.0f} s after "
+                f"warning: to save took {took_s:.0f} s, but torchrun kills {grace_s:.0f} s after "
                 f"SIGTERM; before you start, export TORCH_ELASTIC_SHUTDOWN_TIMEOUT={2 * took_s:.0f}"
             )
 
-    def _tidy(self, path: Path, saved_s: float | None = None) -> None:
-        """Mirror, `best`, and, after a save, retention. A failure here is a warning: the checkpoint
-        itself is safe."""
-        try:
-            if self._best == path.name:
-                write_text(self.root / "best", path.name)
-            if saved_s is not None:
-                if self.mirror:
-                    self.mirror.offer(path, saved_s)
-                self._retain(path)
-        except Exception as e:
-            self.log(f"warning: after the save of {path.name}: {type(e).__name__}: {e}")
+    def _check_place(self) -> None:
+        run_dir = self.root.parent
+        if not run_dir.exists() or run_dir.stat().st_ino != self._run_inode:
+            raise UsageError(
+                f"{run_dir} was moved or removed while its run was training; move it back, and the "
+                "same command resumes"
+            )
 
-    def _retain(self, new: Path) -> None:
-        """Delete all but the newest `keep` valid ones, the best, and those that stay. `new` has
-        just been written; the others count only after they have been read and hashed."""
+    def _tidy(self, path: Path) -> None:
+        """After a save: `best`, the mirror, retention."""
+        self._valid.add(path.name)
+        if self._best == path.name:
+            self._try("name the best", lambda: disk.write_text(self.root / "best", path.name))
+        if self.mirror:
+            self._try("upload", lambda: self.mirror.upload(path, self._best == path.name))
+        self._try("delete old checkpoints", self._retain)
+
+    def _try(self, what: str, work: Callable[[], None]) -> None:
+        """Run work(); its failure is a warning, since the checkpoint itself is safe."""
+        try:
+            work()
+        except Exception as e:
+            self.log(f"warning: could not {what}: {type(e).__name__}: {e}")
+
+    def _retain(self) -> None:
+        """Delete all but the newest `keep`, the best, and those that stay. Only those count which
+        this process has written or verified."""
         found = checkpoints(self.root)
-        valid = (path for path in found if path == new or why_invalid(path) is None)
-        kept = list(itertools.islice(valid, self.keep))
+        kept = [path.name for path in found if path.name in self._valid][: self.keep]
         if len(kept) < self.keep:
             return  # nothing to spare
-        if (best := self.root / "best").exists():
-            name = best.read_text(errors="replace").strip()
-            if self.root / name not in found:
-                why = f"{best} names {name[:80]!r}, which is no checkpoint"
+        if (file := self.root / "best").exists():
+            best = disk.read_text(file).strip()
+            if self.root / best not in found:
+                why = f"{file} names {best[:80]!r}, which is no checkpoint"
                 self.log(f"warning: {why}; until the next better one, nothing is deleted")
                 return
-            kept.append(self.root / name)
+            kept.append(best)
         for path in found:
-            in_use = self._stays(path.name) or self.mirror and self.mirror.needs(path)
-            if path not in kept and not in_use:
+            if path.name not in kept and not self._stays(path.name):
                 _trash(path)
 
     def _stays(self, name: str) -> bool:
         """Whether it is kept whatever its age, here and in the mirror."""
-        return name in (self._resumed_from, f"step_{self.keep_step:08d}")
+        every = self.keep_every and int(name[5:]) % self.keep_every == 0
+        return every or name in (self._resumed_from, f"step_{self.keep_step:08d}")

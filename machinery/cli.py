@@ -50,7 +50,6 @@ def parse(program: str, part: Literal["data", "train"], argv: list[str]) -> cfg.
     args = read_options(default, options, f"{program} {preset.name}")
     if part == "data":
         return replace(preset, data=args)
-    refuse_unread(args.train, preset.train)
     return replace(preset, model=args.model, train=args.train, run=with_folders(args.run, run))
 
 
@@ -94,22 +93,6 @@ def refuse(event: Any, default: Any) -> None:
     kind = {"INT": "a whole number", "FLOAT": "a number", "STR": "a value"}.get(kind, kind)
     given = repr(event.value) if hasattr(event, "value") else message.partition(": ")[2]
     raise UsageError(f"{option} takes {kind}; given: {given or 'nothing'}")
-
-
-def refuse_unread(given: cfg.TrainConfig, preset: cfg.TrainConfig) -> None:
-    """UsageError for an option that the chosen optimizer or schedule would ignore."""
-    for name, (other, choices, instead) in cfg.READ_BY.items():
-        value, choice = getattr(given, name), getattr(given, other)
-        is_read = choice in choices or (name == "decay" and given.decay_mixture)
-        if value != getattr(preset, name) and not is_read:
-            raise UsageError(
-                f"--{name} {value} has no effect with --{other} {choice}: it is read by "
-                f"{' and '.join(choices)} alone; use {instead}, or leave it out"
-            )
-    if given.tokens != preset.tokens and given.steps:
-        raise UsageError(
-            f"--tokens {given.tokens} has no effect with --steps {given.steps}; add --steps 0"
-        )
 
 
 def find(kind: str, name: str, table: dict, where: str = "") -> Any:

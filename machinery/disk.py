@@ -11,6 +11,7 @@ import errno
 import fcntl
 import glob
 import hashlib
+import io
 import json
 import os
 import shutil
@@ -37,14 +38,25 @@ FLAGS = {
 # ---------------------------------------------------------------------------------------- names
 
 
-def inside(folder: str | Path, name: str) -> Path:
-    """FOLDER/name, for a name that a file says ("train/web/unit_00.npy"). DataError unless it is a
-    relative name that stays in the folder, with no link on the way."""
+def parts_of(name: str) -> tuple[str, ...]:
+    """The parts of a name that a file says: ("train", "web", "unit_00.npy"). DataError unless it is
+    a relative name that stays in its folder."""
     plain = isinstance(name, str) and "\0" not in name and PurePosixPath(name)
     if not plain or not plain.parts or plain.is_absolute() or ".." in plain.parts:
-        raise DataError(f"{name!r} is no name of a file in {folder}")
-    path = Path(folder, *plain.parts)
-    if os.path.realpath(path) != os.path.join(os.path.realpath(folder), *plain.parts):
+        raise DataError(f"{name!r} is no name of a file in a folder")
+    try:
+        os.fsencode(name)
+    except UnicodeEncodeError:  # half of a pair in JSON
+        raise DataError(f"{name!r} is no name of a file") from None
+    return plain.parts
+
+
+def inside(folder: str | Path, name: str) -> Path:
+    """FOLDER/name, for a name that a file says. DataError unless it is a relative name that stays
+    in the folder, with no link on the way."""
+    parts = parts_of(name)
+    path = Path(folder, *parts)
+    if os.path.realpath(path) != os.path.join(os.path.realpath(folder), *parts):
         raise DataError(f"{path} is behind a link; only what lies in {folder} itself is used")
     return path
 
@@ -83,13 +95,19 @@ def read_text(path: str | Path) -> str:
 def read_json(path: str | Path) -> dict:
     """The JSON object that a file holds; DataError, which names the file, if it cannot be read."""
     try:
-        tree = json.loads(read_bytes(path))
+        return parse_json(read_bytes(path), path)
     except OSError as error:
         raise DataError(f"{path} cannot be read ({error.strerror})") from None
+
+
+def parse_json(content: bytes, where: str | Path) -> dict:
+    """The JSON object in `content`; DataError, which names `where` it is from, if it is none."""
+    try:
+        tree = json.loads(content)
     except (ValueError, RecursionError):  # no JSON, not UTF-8, or nested too deeply
         tree = None
     if not isinstance(tree, dict):
-        raise DataError(f"{path} is damaged: it holds no JSON object")
+        raise DataError(f"{where} is damaged: it holds no JSON object")
     return tree
 
 
@@ -130,7 +148,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".tmp-{path.name}-{uuid.uuid4().hex[:8]}")
     try:
-        with open_file(temporary, "xb") as file:
+        with io.BufferedWriter(open_file(temporary, "xb")) as file:  # or a write may take a part
             yield file
         fsync(temporary)
         if path.is_dir() and not path.is_symlink():
@@ -147,9 +165,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 def write_bytes(path: Path, content: bytes) -> None:
     """Replace a whole file."""
     with replacing(path) as file:
-        view = memoryview(content)
-        while view:  # unbuffered, a write may take a part
-            view = view[file.write(view) :]
+        file.write(content)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -219,6 +235,17 @@ def lock(folder: str | Path, option: str) -> Any:
     file.truncate(0)
     file.write(f"process {os.getpid()} on {socket.gethostname()}".encode())
     return file
+
+
+def check_locked(file: BinaryIO, folder: str | Path) -> None:
+    """StorageError if a folder that this process has locked was renamed or replaced since: what is
+    written under its name would be in another folder, which nobody has locked."""
+    try:
+        same = os.path.samestat(os.fstat(file.fileno()), os.lstat(Path(folder) / ".lock"))
+    except FileNotFoundError:
+        same = False
+    if not same:
+        raise StorageError(f"{folder} was renamed or replaced while this program was writing in it")
 
 
 @contextmanager

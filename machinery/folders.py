@@ -15,7 +15,7 @@ import config as cfg
 import data
 import optim
 from config import UsageError
-from machinery import cache, checkpoint, cli, disk
+from machinery import checkpoint, cli, disk
 from machinery.errors import CheckpointError, DataError
 from machinery.plan import Plan
 from machinery.ranks import World
@@ -24,10 +24,10 @@ from machinery.shards import Manifest
 OF_DATA = {"seq_len", "vocab_size", "bos_id"}  # what the data decides
 
 
-def open_data(preset: cfg.Preset) -> tuple[Manifest, cfg.Preset]:
-    """The prepared data, checked, and the preset with its model completed by it."""
+def open_data(preset: cfg.Preset, near: Manifest | None = None) -> tuple[Manifest, cfg.Preset]:
+    """The prepared data, or its copy `near`, checked, and the preset with its model completed."""
     config, options = preset.train, preset.run
-    manifest = cache.open_manifest(options.data_dir, preset.name, options.stage, options.cache_gb)
+    manifest = near or Manifest.load(options.data_dir, preset.name)
     manifest.check()
     seq_len = manifest.row_len - 1
     found = dict(vocab_size=manifest.vocab_size, seq_len=seq_len, bos_id=manifest.bos_id)
@@ -175,13 +175,11 @@ def warn_of_disk(plan: Plan, run_dir: Path) -> str:
     disk.check_room(run_dir, plan.save_bytes, remedy)
     free = disk.free_bytes(run_dir)
     new = max(1, plan.saves + bool(saved) - len(saved))  # one more: that resumed from
-    there = checkpoint.checkpoints(run_dir / "checkpoints" / checkpoint.MILESTONES)
-    stay = max(0, plan.milestones - len(there))
-    needed = new * plan.save_bytes + stay * plan.milestone_bytes
+    needed = new * plan.save_bytes
     if free >= needed:
         return ""
     return (
-        f"warning: {new} checkpoints{f' and {stay} milestones' if stay else ''} more take "
+        f"warning: {new} checkpoints more take "
         f"{needed / 1e9:.1f} GB, but {free / 1e9:.1f} GB are free in {os.path.abspath(run_dir)}: "
         "free some space, or --keep 1"
     )

@@ -1,58 +1,34 @@
-"""What a run did: metrics.jsonl, status.json, and the numbers of a step.
+"""What a run did: metrics.jsonl, status.json, and the lines on the screen.
 
 Writes into the run's folder. `metrics.jsonl` has one JSON object per step, validation or start;
-status.json says how the run is or ended. A program of its own may follow metrics.jsonl (train.py
-names it), and can neither delay nor stop a run. Next: train.py.
+status.json says how the run is or ended. With --wandb, Weights & Biases gets the same records; it
+can neither stop a run nor delay it by more than WANDB_S at its start and end. Next: train.py.
 """
 
 import json
 import math
 import os
 import shlex
-import subprocess
-import sys
-import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-import torch
-from torch import Tensor
+from torch.nn.attention import sdpa_kernel
 
-from machinery import cli, disk
+from machinery import cli, disk, ranks
 from machinery.errors import DataError
 
-
-class StepNumbers:
-    """The numbers of one step, on their way from the device to the host."""
-
-    def __init__(self, facts: dict, numbers: dict[str, Tensor]):
-        """Start to copy `numbers`, () each; `facts` are known to the host already."""
-        values = torch.stack(list(numbers.values()))
-        on_cuda = values.device.type == "cuda"
-        self._facts, self._names = facts, list(numbers)
-        self._host = torch.empty(len(values), pin_memory=on_cuda)
-        self._host.copy_(values, non_blocking=on_cuda)
-        self._copied = torch.cuda.current_stream().record_event() if on_cuda else None
-
-    def read(self) -> dict:
-        """Wait for the copy; returns facts and numbers by name."""
-        if self._copied:
-            self._copied.synchronize()
-        return self._facts | dict(zip(self._names, self._host.tolist()))
+WANDB_S = 30.0  # for its server to answer
 
 
 class Log:
-    """The files and the printed lines of a run; silent on all ranks but the first. follower: a
-    Python program and its arguments, which `begin` starts to send metrics.jsonl elsewhere."""
+    """The files and the printed lines of a run; silent on all ranks but the first."""
 
-    def __init__(self, run_dir: Path, is_first: bool, follower: tuple[str, ...] = ()):
-        self.run_dir, self.is_first, self.follower = run_dir, is_first, follower
-        self.file = run_dir / "metrics.jsonl"
-        self._process: subprocess.Popen | None = None
-        self._waiting: list[str] = []  # lines that a full disk did not take
-        self._status, self._noted, self._writing = {}, {}, threading.Lock()
+    def __init__(self, run_dir: Path, is_first: bool, wandb: bool = False):
+        self.run_dir, self.is_first, self.wants_wandb = run_dir, is_first, wandb
+        self.file, self.wandb, self.full = run_dir / "metrics.jsonl", None, False
 
     def print(self, text: str) -> None:
         if not self.is_first:
@@ -63,61 +39,44 @@ class Log:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
     def write(self, record: dict) -> None:
-        """Append one line to metrics.jsonl, and those before it that a full disk did not take."""
-        if self.is_first:
-            self._waiting.append(line_of(record))
-            self._flush()
-
-    def _flush(self) -> None:
-        """Append the waiting lines; if that fails, they wait for the next call."""
-        size = self.file.stat().st_size if self.file.exists() else 0
+        """Append one line to metrics.jsonl; while the disk is full, its lines are lost."""
+        if not self.is_first:
+            return
         try:
-            with open(self.file, "a") as file:
-                file.writelines(self._waiting)
-            self._waiting = []
+            disk.append(self.file, line_of(record))
+            self.full = False
         except OSError as error:
-            with suppress(OSError):
-                os.truncate(self.file, size)  # no half of a line stays
-            if len(self._waiting) == 1:
-                self.print(f"warning: {self.file}: {error.strerror}; its lines wait in memory")
+            if not self.full:
+                self.print(f"warning: {self.file}: {error.strerror}; these lines are lost")
+            self.full = True
+        if self.wandb and "step" in record:
+            self._try_wandb(lambda: self.wandb.log(record, step=record["step"]))
 
     def begin(self, step: int, validates: bool, start: dict) -> None:
         """Training begins after `step`; it `validates` first, or not. Drop the lines and samples
         that a resumed run will write again, append `start` with how far the process before it came,
-        update status.json, start the follower."""
+        update status.json."""
         if not self.is_first:
             return
-        samples = self.run_dir / "samples.jsonl"
-        for file in (self.file, samples):
-            disk.make_way(file)
-        records = read_jsonl(self.file)
+        samples, records = self.run_dir / "samples.jsonl", read_jsonl(self.file)
         if steps := [r for r in records if "loss" in r]:
             start = start | dict(last_step=steps[-1]["step"], last_time=steps[-1].get("time"))
 
-        def is_done(r: dict) -> bool:
+        def stays(r: dict) -> bool:
             scored_again = validates and "val_bpb" in r or "full_val_bpb" in r
             return "start" in r or r["step"] < step or r["step"] == step and not scored_again
 
-        _write_jsonl(self.file, [*filter(is_done, records), {"start": start}])
+        write_jsonl(self.file, [*filter(stays, records), {"start": start}])
         if samples.exists():
-            _write_jsonl(samples, [r for r in read_jsonl(samples) if r["step"] <= step])
+            write_jsonl(samples, [r for r in read_jsonl(samples) if r["step"] <= step])
         self.status("running", from_step=step, process=os.getpid())
-        if self.follower:
-            self._process = subprocess.Popen([sys.executable, *self.follower])
+        if self.wants_wandb:
+            self._try_wandb(self._open_wandb)
 
     def status(self, state: str, **facts) -> None:
         """Replace status.json, which tells a scheduler or a person how the run is or ended."""
-        self._status = {"state": state, **facts}
-        self.note()
-
-    def note(self, **facts) -> None:
-        """Add facts to status.json that stay whatever the state; any thread may."""
-        if not self.is_first:
-            return
-        with self._writing:
-            self._noted |= facts
-            if self._status:
-                disk.write_json(self.run_dir / "status.json", self._status | self._noted)
+        if self.is_first:
+            disk.write_json(self.run_dir / "status.json", {"state": state, **facts})
 
     @contextmanager
     def outcome(self, progress) -> Iterator[None]:
@@ -125,35 +84,70 @@ class Log:
         try:
             yield
         except KeyboardInterrupt:
-            self.failed(progress.step, "interrupted", 130)
+            self._failed(progress.step, "interrupted", 130)
             raise
         except Exception as error:
-            self.failed(progress.step, str(error)[:1000], cli.exit_code(error))
+            self._failed(progress.step, str(error)[:1000], cli.exit_code(error))
             raise
         finally:
-            self.close()
+            if self.wandb:
+                self._try_wandb(lambda: self.wandb.finish())
 
-    def failed(self, step: int, error: str, code: int) -> None:
+    def _failed(self, step: int, error: str, code: int) -> None:
         with suppress(OSError):  # a full disk must not hide the error
             if not is_done(self.run_dir):  # a finished run stays done: the new command was wrong
                 self.status("failed", step=step, error=cli.public(error), exit_code=code)
 
-    def close(self) -> None:
-        """Write the lines that still wait. Wait 10 s for the follower, then end it."""
-        if self._waiting:
-            self._flush()
-        if self._waiting:
-            self.print(f"warning: {self.file}: its last {len(self._waiting)} lines are lost")
-        if self._process:
-            try:
-                self._process.wait(10)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                again = shlex.join(self.follower[:-1])
-                self.print(
-                    f"{Path(self.follower[0]).stem} is behind or does not answer; {self.file} has "
-                    f"everything, and python {again} sends it again"
-                )
+    def _open_wandb(self) -> None:
+        """A resumed run remains one run there: its id is in RUN_DIR/wandb_id."""
+        netrc = Path(os.environ.get("NETRC", Path.home() / ".netrc"))
+        has_key = os.environ.get("WANDB_API_KEY") or netrc.exists() and "wandb" in netrc.read_text()
+        os.environ.setdefault("WANDB_MODE", "online" if has_key else "offline")  # never prompt
+        import wandb
+
+        id_file = self.run_dir / "wandb_id"
+        if not id_file.exists():
+            disk.write_text(id_file, uuid.uuid4().hex[:12])
+        self.wandb = wandb.init(
+            project="nano2049",
+            name=self.run_dir.name,
+            id=disk.read_text(id_file),
+            resume="allow",
+            dir=self.run_dir,
+            config=disk.read_json(self.run_dir / "config.json"),
+            settings=wandb.Settings(init_timeout=WANDB_S, finish_timeout=WANDB_S),
+        )
+
+    def _try_wandb(self, call: Callable) -> None:
+        try:
+            call()
+        except (Exception, SystemExit) as error:
+            self.print(f"wandb is off: {type(error).__name__}: {error}")
+            self.wandb = None
+
+
+def write_report(log: Log, run=None, step: int = 0) -> str:
+    """Write loss.png and report.html; returns the line to print. A `run` that goes on also writes
+    a sample. An error goes into that line too, since it is no fault of the run itself."""
+    if not log.is_first:
+        return ""
+    try:
+        from instruments.pages import report
+
+        if run:
+            with sdpa_kernel(ranks.NO_CUDNN):  # cuDNN plans anew for each length of a sample
+                return report.update(run, step)
+        return f"report      {report.write(log.run_dir)}, and loss.png beside it"
+    except Exception as error:
+        return f"report      none: {type(error).__name__}: {error}"
+
+
+def time_left_s(run, step: int) -> float:
+    """Seconds from `step` to the end of a run, with its validations and its last save."""
+    every, plan = run.preset.run.eval_every, run.plan
+    evals = math.ceil(plan.steps / every) - step // every if every else 1
+    tokens_left = plan.tokens_before(plan.steps) - plan.tokens_before(step)
+    return run.meter.eta_s(tokens_left, eval=evals, report=evals, save=1)
 
 
 def step_line(r: dict, steps: int, left_s: float, more: dict[str, float]) -> str:
@@ -163,15 +157,28 @@ def step_line(r: dict, steps: int, left_s: float, more: dict[str, float]) -> str
     else:
         used = f"mfu {r['mfu_full']:.1%} full {r['mfu_causal']:.1%} causal"
     others = "".join(f" | {name} {value:g}" for name, value in more.items())
-    if "noise_scale_tokens" in r:
-        scale = r["noise_scale_tokens"]
-        known = "n/a" if scale is None else f"{max(scale, 0):,.0f} tokens"
-        others += f" | noise scale {known}"
     return (
         f"step {r['step']:,}/{steps:,} | loss {r['loss']:.4f} | bpb {r['bpb']:.3f} | "
         f"lr {r['lr']:.3f} | |g| {r['norm']:.3f} | {r['dt_ms']:.0f} ms | "
         f"{short(r['tokens_per_s'])} tok/s | {used} | "
         f"data {r['data_wait_ms']:.1f} ms | {duration(left_s)} left{others}"
+    )
+
+
+def done_text(run, progress, validation: str, report: str) -> str:
+    """The last lines of a run: its time and cost, where its files are, the next command."""
+    log, step, options = run.log, progress.step, run.preset.run
+    seconds = time.monotonic() - progress.started_at
+    dollars = seconds / 3600 * options.usd_per_hour * run.world.world_size
+    cost = f" (${dollars:.2f})" if run.world.device.type == "cuda" else ""
+    since = f" since step {progress.resumed_at:,}" if progress.resumed_at else ""
+    return (
+        f"done: {step:,} steps, {run.plan.tokens_before(step):,} tokens, {duration(seconds)}{cost}"
+        f"{since}; {validation}\n"
+        f"checkpoint  {log.run_dir / 'checkpoints' / f'step_{step:08d}'}\n"
+        f"metrics     {log.file}\n{report}\n"
+        f"next        python eval.py {'chat' if run.manifest.marks else 'sample'} "
+        f"--run_dir {shlex.quote(str(log.run_dir))}"
     )
 
 
@@ -197,14 +204,17 @@ def duration(seconds: float) -> str:
 
 def start_of(argv: list[str], preset, world) -> dict:
     """What metrics.jsonl says of this process: where it runs, and by which command."""
-    options = ("usd_per_hour", "data_dir", "init_from", "eval_tokens")
+    options = preset.run
     return dict(
         time=time.time(),
-        command=shlex.join(["train.py", *argv]),
+        command=shlex.join(["train.py", *map(cli.public, argv)]),
         device=world.device_name,
         on_gpu=world.device.type == "cuda",
         world_size=world.world_size,
-        **{name: getattr(preset.run, name) for name in options},
+        usd_per_hour=options.usd_per_hour,
+        data_dir=cli.public(options.data_dir),
+        init_from=cli.public(options.init_from),
+        eval_tokens=options.eval_tokens,
     )
 
 
@@ -223,7 +233,7 @@ def read_jsonl(path: Path, is_record: Callable[[dict], bool] = is_step_or_start)
     """The records of a .jsonl file; [] if there is none. Lines that are no records are counted and
     left out: a kill may cut one short, a disk may spoil one."""
     try:
-        lines = path.read_bytes().splitlines() if path.exists() else []
+        lines = disk.read_bytes(path).splitlines() if os.path.lexists(path) else []
     except OSError as error:
         print(f"warning: {path} cannot be read ({error.strerror})")
         return []
@@ -239,16 +249,15 @@ def read_jsonl(path: Path, is_record: Callable[[dict], bool] = is_step_or_start)
 
 
 def line_of(record: dict) -> str:
-    """A line of a .jsonl file, without secrets. JSON has no NaN and no infinity: they become
-    null."""
+    """A line of a .jsonl file. JSON has no NaN and no infinity: they become null."""
 
     def clean(x):
         if isinstance(x, dict):
             return {key: clean(value) for key, value in x.items()}
         return None if isinstance(x, float) and not math.isfinite(x) else x
 
-    return cli.public(json.dumps(clean(record))) + "\n"
+    return json.dumps(clean(record)) + "\n"
 
 
-def _write_jsonl(path: Path, records: list[dict]) -> None:
+def write_jsonl(path: Path, records: list[dict]) -> None:
     disk.write_text(path, "".join(map(line_of, records)))

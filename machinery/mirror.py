@@ -1,17 +1,17 @@
-"""A run outlives its machine: its checkpoints go to a store, behind the training.
+"""A run outlives its machine: each checkpoint is copied to a store by the thread that has saved it.
 
 Writes MIRROR/NAME, a folder or a URL (store.py), in which
-    step_00001000/  is a checkpoint as on the disk; MANIFEST.json comes last, after every file has
-                    been read back and hashed, and without it there is no checkpoint
-    newest, best    name checkpoints
-    lease.json      says which process writes here; it runs out when that process is gone
-    metrics.jsonl   and the other small files of the run (SMALL) lie beside them
+    step_00001000/ID/...         is a checkpoint as on the disk, under the id of who has sent it
+    step_00001000/MANIFEST.json  its manifest, with that ID: it comes last, and without it there is
+                                 no checkpoint
+    newest, best                 name checkpoints
+    lease                        says which process writes here
+    metrics.jsonl                and the other small files of the run (SMALL)
 Guarantees: a store that is slow, full or gone does not stop a run, and never makes one resume from
-what is not whole; two machines do not write one run. Next: checkpoint.py.
+what is not whole; two machines never write one file of a checkpoint. Next: checkpoint.py.
 """
 
 import contextlib
-import hashlib
 import json
 import os
 import re
@@ -21,352 +21,216 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from config import RunConfig, UsageError
-from machinery.checkpoint import (
-    MANIFEST,
-    MILESTONES,
-    _trash,
-    checkpoints,
-    read_trainer,
-    why_invalid,
-)
-from machinery.disk import fsync
-from machinery.errors import CheckpointError, StorageError
-from machinery.log import Log, duration
+from machinery import disk
+from machinery.checkpoint import MANIFEST, read_trainer, why_invalid
+from machinery.errors import CheckpointError, DataError, StorageError
+from machinery.log import Log
 from machinery.store import Store
 
 SMALL = (
     "metrics.jsonl", "config.json", "tokenizer.json", "status.json", "samples.jsonl", "eval.jsonl",
-    "report.html", "report.md", "loss.png",
+    "report.html", "loss.png",
 )  # fmt: skip
-LEASE_S, RENEW_S, SETTLE_S = 180.0, 30.0, 0.3
-TRIES = 3  # of the last upload of a run
-LAST_UPLOAD_S = 3600.0  # the end of a run waits no longer for it
+LARGEST_SMALL = 1 << 30  # bytes of one of these
+RENEW_S, WATCH_S = 15.0, 60.0
 
 
-def open_mirror(options: RunConfig, log: Log):
-    """`with open_mirror(...) as mirror:` the run's place in the store; None without --mirror, and
-    on all ranks but the first."""
+@contextlib.contextmanager
+def open_mirror(options: RunConfig, log: Log) -> Iterator["Mirror | None"]:
+    """`with open_mirror(...) as mirror:` the run's place in the store, which is given back however
+    the run ends; None without --mirror, and on all ranks but the first."""
     if not options.mirror or not log.is_first:
-        return contextlib.nullcontext()
-    return Mirror(options.mirror, log, options.mirror_minutes)
+        yield None
+        return
+    mirror = Mirror(options.mirror, log)
+    try:
+        yield mirror
+    finally:
+        with contextlib.suppress(StorageError):
+            mirror.lease.give_back()
 
 
 class Lease:
-    """The right to write under a store's URL. UsageError while another process has it."""
+    """The right to write under a store's URL: a file that its owner changes every RENEW_S. Whoever
+    wants it watches the file, and takes it if nothing has changed for WATCH_S. So no clock, no
+    host's name and no process id of another machine is relied on."""
 
-    def __init__(self, store: Store):
-        self.store, here = store, socket.gethostname()
-        with contextlib.suppress(OSError):  # the container, in which a process id is one process
-            here += f" {os.readlink('/proc/self/ns/pid')}"
-        self.own = dict(id=uuid.uuid4().hex, host=here, process=os.getpid())
-        if not self._is_alive(lease := self.read()):
-            self.renew()
-            time.sleep(SETTLE_S)  # has another one taken it in the same moment?
-            lease = self.read()
-        if self._is_alive(lease):
-            age_s = time.time() - lease["time"]
-            raise UsageError(
-                f"{store.url} is in use by {self.holder(lease)} (lease renewed {age_s:.0f} s ago); "
-                f"stop it, wait {LEASE_S:.0f} s if its machine is gone, or choose another --mirror"
-            )
+    def __init__(self, store: Store, log: Log):
+        """UsageError while another process has it."""
+        self.store, self.log, self.id = store, log, uuid.uuid4().hex
+        self._changing, self._over = threading.Lock(), threading.Event()
+        if before := store.read("lease"):
+            log.print(f"{store.url} has a lease: watching for {WATCH_S:.0f} s whether it changes")
+            end = time.monotonic() + WATCH_S
+            while (now := store.read("lease")) == before and time.monotonic() < end:
+                time.sleep(RENEW_S / 5)
+            if now not in (before, None):
+                by = " ".join(now.decode("ascii", "replace").split()[2:])[:100]
+                remedy = "stop that run, or choose another --mirror"
+                raise UsageError(f"{store.url} is in use by {by}; {remedy}")
+        store.remove("lease")
+        if not self._write(new=True):
+            raise UsageError(f"{store.url} was taken by another machine just now")
+        threading.Thread(target=self._renew_often, daemon=True).start()
 
-    def read(self) -> dict:
-        """The lease in the store; {} if there is none, or none that can be read."""
-        with contextlib.suppress(ValueError, TypeError):
-            lease = json.loads(self.store.read("lease.json"))
-            if isinstance(lease, dict) and isinstance(lease.get("time"), (int, float)):
-                return lease
-        return {}
-
-    def renew(self) -> None:
-        self.store.write("lease.json", json.dumps(self.own | {"time": time.time()}).encode())
-
-    def taken_by(self) -> str:
-        """Who else has it by now; empty: nobody."""
-        lease = self.read()
-        return self.holder(lease) if lease and lease.get("id") != self.own["id"] else ""
-
-    @staticmethod
-    def holder(lease: dict) -> str:
-        host = str(lease.get("host")).partition(" ")[0]
-        return f"process {lease.get('process')} on {host}"
-
-    def _is_alive(self, lease: dict) -> bool:
-        """Whether it is another's, whose process is seen on this host, or has renewed it lately."""
-        if not lease or lease.get("id") == self.own["id"]:
-            return False
-        if lease.get("host") == self.own["host"]:
-            try:
-                os.kill(lease.get("process"), 0)
-            except PermissionError:  # another user's
-                return True
-            except (OSError, TypeError, OverflowError):
+    def _write(self, new: bool) -> bool:
+        """Write it, in other bytes each time; False if it was to be new, and is there."""
+        began, by = time.monotonic(), f"process {os.getpid()} on {socket.gethostname()}"
+        try:
+            self.store.write("lease", f"{self.id} {uuid.uuid4().hex} {by}".encode(), new)
+        except FileExistsError:
+            if not self._is_ours(self.store.read("lease")):  # else an answer was lost
                 return False
-            return True
-        return time.time() - lease["time"] < LEASE_S
+        self._renewed = began
+        return True
+
+    def _is_ours(self, lease: bytes | None) -> bool:
+        return (lease or b"").startswith(self.id.encode())
+
+    def _renew_often(self) -> None:
+        while not self._over.wait(RENEW_S):
+            with contextlib.suppress(StorageError, DataError):  # it is tried again soon
+                self.renew()
+
+    def renew(self, older_s: float = 0.0) -> None:
+        """Renew it, if that is longer ago. StorageError if another machine has taken it over, which
+        ends this run, or if the store fails."""
+        with self._changing:
+            if not self._over.is_set():
+                if time.monotonic() - self._renewed < older_s:
+                    return
+                lease = self.store.read("lease")
+                if (lease is None or self._is_ours(lease)) and self._write(new=lease is None):
+                    return
+                self._over.set()
+                self.log.print(f"{self.store.url} was taken over by another machine: the run stops")
+                os.kill(os.getpid(), signal.SIGTERM)
+            raise StorageError(f"{self.store.url} is not this run's to write")
+
+    def give_back(self) -> None:
+        with self._changing:
+            if not self._over.is_set() and self._is_ours(self.store.read("lease")):
+                self.store.remove("lease")
+            self._over.set()
 
 
 class Mirror:
-    """The checkpoints of a run in a store. One thread uploads the newest, another renews the
-    lease. log (machinery/log.py): its run_dir, print and note are used."""
+    """The checkpoints of a run in a store. Every method works in the thread that calls it.
+    log (machinery/log.py): its run_dir and print are used. keep: how many of the newest stay, apart
+    from the best and those of which stays(name) is true."""
 
-    def __init__(self, url: str, log: Log, minutes: float = 0.0):
+    def __init__(self, url: str, log: Log, keep: int = 2, stays: Callable = lambda name: False):
         head, mark, query = url.partition("?")
         self.store = Store(f"{head.rstrip('/')}/{log.run_dir.name}{mark}{query}")
-        self.log, self.every_s = log, 60 * minutes
-        self.keep, self.best = 2, ""  # how many stay, and the name of the best
-        self.stays: Callable[[str], bool] = lambda name: False  # and which others
-        self._changed = threading.Condition()  # what follows:
-        self._pending: Path | None = None  # the newest checkpoint that is not uploaded yet
-        self._uploading = ""  # the name of the one that is on its way
-        self._due, self._failed = 0.0, 0  # when the next may begin; failures in a row
-        self._begun = self._closing = False
-        self._over = threading.Event()  # nothing is written any more
-        self._saved_s, self._measured = 0.0, False
-        self._milestones: set[str] = set()  # those that are in the store
-        self._durable: tuple[str, float] | None = None  # the newest in the store; since when
-        self._lease = Lease(self.store)
-        for name in self.checkpoints():  # remove what a killed upload or deletion has left
-            if not self._is_whole(name):
-                self.store.remove(name, recursive=True)
-            elif not self._durable:
-                self._durable = name, self.store.modified(f"{name}/{MANIFEST}")
-        try:
-            self.store.drop_parts()
-        except StorageError as error:  # another right, which not every store knows
-            log.print(f"warning: the rest of uploads that were killed is left there: {error}")
-        self._renewer = threading.Thread(target=self._renew, daemon=True)
-        for thread in (threading.Thread(target=self._upload_all, daemon=True), self._renewer):
-            thread.start()
-
-    def _renew(self) -> None:
-        while not self._over.wait(RENEW_S):
-            with contextlib.suppress(StorageError):  # it is tried again soon
-                self._check_lease()
-                self._lease.renew()
-
-    def _check_lease(self) -> None:
-        """StorageError, and the end of this run, if another machine has taken it over."""
-        if not (other := self._lease.taken_by()):
-            return
-        if not self._over.is_set():
-            self._over.set()
-            self.log.print(f"{self.store.url} was taken over by {other}: this run stops")
-            os.kill(os.getpid(), signal.SIGTERM)
-        raise StorageError(f"{self.store.url} belongs to {other} by now")
-
-    # ----------------------------------------------------------------------- what is there
+        if self.store.is_local:
+            ours, far = (os.path.realpath(p) for p in (log.run_dir, self.store.root))
+            if os.path.commonpath([ours, far]) in (ours, far):
+                raise UsageError(f"--mirror {url} would copy {log.run_dir} onto or into itself")
+        self.log, self.keep, self.stays = log, keep, stays
+        self._durable = "nothing is durable yet"
+        self.lease = Lease(self.store, log)
 
     def checkpoints(self) -> list[str]:
-        """The names of those there are, newest first; not all need be whole. `newest` names one
-        that a listing may still lack."""
-        names = {*self.store.sizes(), (self.store.read("newest") or b"").decode(errors="replace")}
-        names = (name for name in names if re.fullmatch(r"step_\d{1,15}", name))
+        """The names of those there are, newest first; not all need be whole."""
+        newest = (self.store.read("newest") or b"").decode(errors="replace")
+        names = {*self.store.names(), newest}  # some stores list a new object late
+        names = (name for name in names if re.fullmatch(r"step_\d{1,15}", name, re.ASCII))
         return sorted(names, key=lambda name: int(name[5:]), reverse=True)
 
-    def _is_whole(self, name: str) -> bool:
-        return self.store.read(f"{name}/{MANIFEST}") is not None
+    # ------------------------------------------------------------------------------- there
+
+    def upload(self, path: Path, best: bool = False) -> None:
+        """Copy a published checkpoint: its files, the run's small files, MANIFEST.json. best: it is
+        the best so far. A failure is logged; the next checkpoint is another attempt."""
+        began, name = time.monotonic(), path.name
+        try:
+            if why := why_invalid(path):
+                raise CheckpointError(why)
+            tree = disk.read_json(path / MANIFEST)
+            for file in (*tree["files"], MANIFEST):
+                self.lease.renew(older_s=WATCH_S / 2)
+                self.store.send(disk.inside(path, file), f"{name}/{self.lease.id}/{file}")
+            self._send_small()  # metrics.jsonl must reach as far as the checkpoint
+            self.lease.renew()
+            content = json.dumps(tree | {"copy": self.lease.id}).encode()
+            self.store.write(f"{name}/{MANIFEST}", content)
+            self.store.write("newest", name.encode())
+            took_s = time.monotonic() - began
+            self._durable = f"the newest durable one is {name}, since {time.strftime('%H:%M:%S')}"
+            self.log.print(f"{name} is in {self.store.url} after {took_s:.1f} s")
+            self._tidy(path, best)
+        except (StorageError, DataError, CheckpointError, OSError) as error:
+            self.log.print(f"warning: the upload of {name} failed: {error}; {self._durable}")
+
+    def _send_small(self) -> None:
+        for name in SMALL:
+            with contextlib.suppress(OSError):  # it is not there, or no regular file
+                content = disk.read_bytes(self.log.run_dir / name, LARGEST_SMALL)
+                self.store.write(name, content)
+
+    def _tidy(self, path: Path, best: bool) -> None:
+        """Name the best one, and delete those that need not stay, whole or half."""
+        names, named = self.checkpoints(), path.name if best else ""
+        with contextlib.suppress(OSError):  # it may have become the best since it was uploaded
+            named = named or disk.read_text(path.with_name("best")).strip()
+        if named in names:
+            self.store.write("best", named.encode())
+        # asked twice: to miss it once must not delete it
+        kept = (self.store.read("best") or self.store.read("best") or b"").decode(errors="replace")
+        whole = 0
+        for name in names:
+            if whole >= self.keep and name != kept and not self.stays(name):
+                self.lease.renew()
+                self.store.remove(f"{name}/{MANIFEST}")  # half deleted, it is no checkpoint
+                self.store.remove(name, recursive=True)
+            whole += self.store.read(f"{name}/{MANIFEST}") is not None
+
+    def close(self) -> None:
+        """The end of the run: send the small files as they are now, and give the lease back."""
+        try:
+            self.lease.renew()
+            self._send_small()
+            self.lease.give_back()
+        except (StorageError, DataError) as error:
+            self.log.print(f"warning: {error}; {self._durable}")
+
+    # -------------------------------------------------------------------------------- back
 
     def restore(self, name: str, root: Path, check: Callable | None = None) -> Path:
         """Download a checkpoint into `root`; and the run's small files, where they reach further
         than those that are here. CheckpointError if it is not whole, StorageError if the store
         fails. check(path, trainer) may raise before the tensors come."""
-        began, tmp = time.monotonic(), root / f".tmp-{name[5:]}-{uuid.uuid4().hex[:8]}"
+        began, unique = time.monotonic(), uuid.uuid4().hex[:8]
+        tmp, damaged = root / f".tmp-{name[5:]}-{unique}", root / f".trash-{name}-{unique}"
         try:
-            for file in (MANIFEST, "trainer.json"):
-                self.store.fetch(f"{name}/{file}", tmp / file)
+            self.store.fetch(f"{name}/{MANIFEST}", tmp / MANIFEST, most=disk.LARGEST_SMALL)
+            tree = disk.read_json(tmp / MANIFEST)
+            place = f"{name}/{tree.pop('copy', '')}"
+            disk.write_json(tmp / MANIFEST, tree)
+            self.store.fetch(f"{place}/trainer.json", tmp / "trainer.json", most=disk.LARGEST_SMALL)
             if why := why_invalid(tmp, only="trainer.json"):
                 raise CheckpointError(why)
             if check:
                 check(f"{self.store.url}/{name}", read_trainer(tmp))
-            for file, sha256 in json.loads((tmp / MANIFEST).read_bytes())["files"].items():
-                self.store.fetch(f"{name}/{file}", tmp / file, sha256)
-            for folder in (tmp / "dcp", tmp):
-                fsync(folder)
-            if (root / name).exists():
-                _trash(root / name)  # a damaged one of the same step
+            for file, sha256 in tree["files"].items():
+                self.store.fetch(f"{place}/{file}", disk.inside(tmp, file), sha256)
+            with contextlib.suppress(FileNotFoundError):  # a damaged one of the same step
+                (root / name).rename(damaged)
             tmp.rename(root / name)
-            fsync(root)
+            disk.fsync(root)
+        except DataError as error:
+            raise CheckpointError(str(error)) from None
         finally:
-            shutil.rmtree(tmp, ignore_errors=True)
+            for folder in (tmp, damaged):
+                shutil.rmtree(folder, ignore_errors=True)
         for small in SMALL:
-            content, own = self.store.read(small), self.log.run_dir / small
-            if content and (not own.is_file() or own.stat().st_size < len(content)):
-                own.write_bytes(content)
+            content, own = self.store.read(small, LARGEST_SMALL), self.log.run_dir / small
+            if content and (not os.path.lexists(own) or own.lstat().st_size < len(content)):
+                disk.write_bytes(own, content)
         took_s = time.monotonic() - began
         self.log.print(f"{name} is restored from {self.store.url} in {took_s:.1f} s")
-        self._note_durable(name)
         return root / name
-
-    def _note_durable(self, name: str) -> None:
-        self._durable = name, time.time()
-        with contextlib.suppress(OSError):  # a full disk
-            self.log.note(durable=dict(step=int(name[5:]), time=time.time()))
-
-    def age(self) -> str:
-        """How far back the loss of this machine would throw the run, in words."""
-        if not self._durable:
-            return "nothing durable yet"
-        name, at = self._durable
-        return f"newest durable: step {int(name[5:]):,}, {duration(time.time() - at)} ago"
-
-    # --------------------------------------------------------------------------- uploading
-
-    def begin(self, path: Path | None = None) -> None:
-        """The run is taken up, from this checkpoint in its folder if there is one: from now on the
-        store's folder is this run's to write."""
-        self._begun = True
-        if path and (not self._durable or self._durable[0] != path.name):
-            self.offer(path)
-
-    def offer(self, path: Path, saved_s: float = 0.0) -> None:
-        """A checkpoint has been published, which took `saved_s`: upload it when its turn comes."""
-        with self._changed:
-            if self._pending and self._due <= time.monotonic():
-                self._say_skipped(self._pending.name)
-            self._pending, self._saved_s, self._begun = path, saved_s, True
-            self._changed.notify_all()
-
-    def needs(self, path: Path) -> bool:
-        """Whether it is being read for an upload, or will be."""
-        with self._changed:
-            return path.name == self._uploading or path == self._pending
-
-    def flush(self, timeout_s: float = LAST_UPLOAD_S) -> None:
-        """Upload what is left, without regard to the interval, and wait for it."""
-        with self._changed:
-            self._due, self._failed = 0.0, 0
-            self._changed.notify_all()
-            idle = lambda: not self._pending and not self._uploading or self._over.is_set()
-            self._changed.wait_for(idle, timeout_s)
-
-    def _next(self) -> Path | None:
-        """Wait for a checkpoint whose turn has come; None: the run has ended, and nothing is
-        left."""
-        with self._changed:
-            while not self._over.is_set():
-                wait_s = self._due - time.monotonic()
-                if self._pending and wait_s <= 0:
-                    path, self._pending = self._pending, None
-                    self._uploading, self._due = path.name, time.monotonic() + self.every_s
-                    return path
-                if self._closing and not self._pending:
-                    return None
-                self._changed.wait(wait_s if self._pending else None)
-        return None
-
-    def _upload_all(self) -> None:
-        while path := self._next():
-            try:
-                self._upload(path)
-                self._failed = 0
-            except Exception as error:
-                self._put_back(path, error)
-            with self._changed:
-                self._uploading = ""
-                self._changed.notify_all()
-
-    def _put_back(self, path: Path, error: Exception) -> None:
-        """After a failure: it is tried again later, or a newer one; at the end of a run, soon."""
-        self._failed += 1
-        pause_s = 1 if self._closing else min(2**self._failed, 300)
-        gives_up = self._over.is_set() or self._closing and self._failed >= TRIES
-        with self._changed:
-            self._pending = None if gives_up else self._pending or path
-            self._due = time.monotonic() + pause_s
-        said = error if isinstance(error, StorageError) else repr(error)
-        then = "and is given up" if gives_up else f"again in {pause_s} s"
-        self.log.print(f"warning: {path.name} is not uploaded, {then}: {said}; {self.age()}")
-
-    def _upload(self, path: Path) -> None:
-        """Send a checkpoint, then the run's small files, then MANIFEST.json."""
-        began, name = time.monotonic(), path.name
-        manifest = (path / MANIFEST).read_bytes()
-        files = json.loads(manifest)["files"]
-        self.store.remove(f"{name}/{MANIFEST}")  # of one with the same step: it is replaced
-        for file, sha256 in files.items():
-            if self._closing and self._pending:  # a machine that is taken away has no time for both
-                return self._say_skipped(name)
-            self.store.send(path / file, f"{name}/{file}", sha256)
-        self._send_small()  # metrics.jsonl must reach as far as the checkpoint
-        self._check_lease()
-        self.store.send(path / MANIFEST, f"{name}/{MANIFEST}", hashlib.sha256(manifest).hexdigest())
-        self.store.write("newest", name.encode())
-        took_s, size = time.monotonic() - began, sum((path / file).stat().st_size for file in files)
-        self._note_durable(name)
-        said = f"{name} is in {self.store.url}: {size / 1e6:,.1f} MB in {took_s:.1f} s"
-        if not self._measured:
-            both_s, grace = self._saved_s + took_s, os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT")
-            said += f"; to save and upload after a notice to stop takes {both_s:.1f} s"
-            if "TORCHELASTIC_RUN_ID" in os.environ and both_s > float(grace or 30):
-                said += f", but torchrun kills after {grace or 30} s: before you start, "
-                said += f"export TORCH_ELASTIC_SHUTDOWN_TIMEOUT={2 * both_s:.0f}"
-            self._measured = True
-        self.log.print(said)
-        try:
-            self._send_milestones()
-            self._tidy()
-        except StorageError as error:
-            self.log.print(f"warning: after the upload of {name}: {error}")
-
-    def _send_milestones(self) -> None:
-        """Those that the store lacks, each with its MANIFEST.json last."""
-        for path in reversed(checkpoints(self.log.run_dir / "checkpoints" / MILESTONES)):
-            name = f"{MILESTONES}/{path.name}"
-            if name not in self._milestones and not self._is_whole(name):
-                manifest = (path / MANIFEST).read_bytes()
-                files = json.loads(manifest)["files"]
-                for file, sha256 in [
-                    *files.items(),
-                    (MANIFEST, hashlib.sha256(manifest).hexdigest()),
-                ]:
-                    self.store.send(path / file, f"{name}/{file}", sha256)
-            self._milestones.add(name)
-
-    def _say_skipped(self, name: str) -> None:
-        self.log.print(f"{self.store.url} is slower than the saves: {name} is skipped")
-
-    def _send_small(self) -> None:
-        for file in (self.log.run_dir / name for name in SMALL):
-            if file.is_file():
-                self.store.write(file.name, file.read_bytes())
-
-    def _tidy(self) -> None:
-        """Name the best one, if it is there, and delete those that need not stay."""
-        names = self.checkpoints()
-        if self.best in names:
-            self.store.write("best", self.best.encode())
-        best = (self.store.read("best") or b"").decode(errors="replace")
-        for name in list(filter(self._is_whole, names))[self.keep :]:
-            if name != best and not self.stays(name):
-                self.store.remove(f"{name}/{MANIFEST}")  # half deleted, it is no checkpoint
-                self.store.remove(name, recursive=True)
-
-    # ------------------------------------------------------------------------------ the end
-
-    def __enter__(self) -> "Mirror":
-        return self
-
-    def __exit__(self, kind, *_) -> None:
-        """Upload what is left, and the small files as they are now; give the lease back."""
-        self._closing = True
-        if kind is not KeyboardInterrupt:
-            self.flush()
-        if self._over.is_set():
-            return
-        try:
-            if self._begun:  # else it was refused, and its files are another run's
-                self._tidy()
-                self._send_small()
-            self._over.set()
-            self._renewer.join(10)
-            self._check_lease()
-            self.store.remove("lease.json")
-        except StorageError as error:
-            self.log.print(f"warning: {error}; {self.age()}")
-        finally:
-            self._over.set()

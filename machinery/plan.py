@@ -43,13 +43,11 @@ class Plan:
     auto_micro_batch: bool
     parallel: str  # none, ddp or fsdp
     compile: bool
-    recompute: bool  # of the blocks' activations, in backward
+    recompute: bool  # backward computes the blocks' activations again
     decay_begins: int  # steps before the learning rate of wsd falls, and decay_mixture applies
     keep_step: int  # its checkpoint is kept: from there, a run can become longer
     save_bytes: int  # of one checkpoint
     saves: int  # checkpoints that are there at once, at most
-    milestones: int  # checkpoints of the weights alone, all of which stay
-    milestone_bytes: int
     text: str = ""  # the table to print
 
     @property
@@ -78,19 +76,6 @@ class Plan:
         """Micro-batches of a step on each rank; the last may be filled up with rows that do not
         count."""
         return math.ceil(self.rows_in_step(step) / (self.micro_batch * self.world_size))
-
-    @property
-    def all_count(self) -> bool:
-        """Whether no step has such rows."""
-        kinds = (0, max(0, self.ramp_steps - 1), self.ramp_steps)  # a quarter, half, the whole
-        at_once = self.micro_batch * self.world_size
-        return all(self.rows_in_step(step) % at_once == 0 for step in kinds)
-
-    def rows_in_first(self, step: int) -> int:
-        """Rows in the first gradient that a rank sees in a step: a micro-batch's, or all ranks'."""
-        averaged = self.sharded or self.grad_accum(step) == 1
-        places = self.micro_batch * (self.world_size if averaged else 1)
-        return min(places, self.rows_in_step(step))
 
     def with_less_memory(self) -> "Plan":
         """With at most half the micro-batch."""
@@ -136,11 +121,10 @@ def make_plan(preset: cfg.Preset, world: World) -> Plan:
         decay_begins=begins,
         keep_step=begins if config.schedule == "wsd" else steps,
         save_bytes=state - 4 * sum(params.values()),  # gradients are not saved
-        saves=run.keep + 3,  # the newest, the best, that before the decay, one being written
-        milestones=steps // run.keep_every if run.keep_every else 0,
-        milestone_bytes=4 * sum(params.values()),
+        # the newest, the best, that before the decay, one being written, and those of --keep_every
+        saves=run.keep + 3 + (steps // run.keep_every if run.keep_every else 0),
     )
-    return replace(plan, text=table(plan, config, model, meta, params, why, world.dtype.itemsize))
+    return replace(plan, text=table(plan, preset, meta, params, why, world.dtype.itemsize))
 
 
 def tokens_that_fit(model, world: World, params, state, parallel: str, recompute: bool) -> float:
@@ -148,21 +132,24 @@ def tokens_that_fit(model, world: World, params, state, parallel: str, recompute
     if world.device.type != "cuda":
         return math.inf
     room = USABLE * world.memory_bytes - state / (world.world_size if parallel == "fsdp" else 1)
-    whole = params["embedding"] + params["head"]  # what FSDP gathers for all of a step
-    room -= world.dtype.itemsize * whole * (parallel == "fsdp")
+    if parallel == "fsdp":  # the tables are gathered for all of a step, and Muon gathers a shape
+        room -= world.dtype.itemsize * (params["embedding"] + params["head"])
+        room -= 8 * model.n_layer * model.mlp_hidden * model.n_embd
     return max(0.0, room / flops.activation_bytes(model, world.dtype.itemsize, recompute))
 
 
-def table(plan: Plan, config, model, meta: GPT, params, why: str, itemsize: int) -> str:
+def table(plan: Plan, preset: cfg.Preset, meta: GPT, params, why: str, itemsize: int) -> str:
     """The decisions, to print."""
+    config, model = preset.train, preset.model
     W, rows, tokens = plan.world_size, plan.micro_batch, plan.rows * plan.seq_len
     accum, in_step = plan.grad_accum(plan.ramp_steps), plan.rows_in_step(plan.ramp_steps)
     spare = accum * rows * W - in_step
     filled = f" ({spare} rows to fill the last do not count)" if spare else ""
     per_token = flops.activation_bytes(model, itemsize, plan.recompute)
-    stay = f", {plan.milestones} milestones of {plan.milestone_bytes / 1e9:.2f} GB"
     token_size = np.dtype(dtype_for(model.vocab_size)).itemsize
     ramp = f" (fewer in the first {plan.ramp_steps:,})" if plan.ramp_steps else ""
+    factor = optim.lr_batch_factor(config.tokens_per_step, config.rates_at)
+    rates = f"; learning rates x {factor:.3f} for this batch" if config.optimizer == "muon" else ""
     full, causal = meta.flops_per_token(), meta.flops_per_token(causal=True)
     lines = [
         f"model     {sum(params.values()):,} parameters ({params['matrix']:,} in matrices), "
@@ -172,11 +159,14 @@ def table(plan: Plan, config, model, meta: GPT, params, why: str, itemsize: int)
         f"run       {plan.steps:,} steps x {plan.tokens_per_step:,} tokens{ramp} "
         f"= {tokens:,} tokens",
         f"step      {rows} rows x {model.seq_len:,} tokens x {accum} accumulated x {W} "
-        f"rank{'s' * (W > 1)}{filled}{optim.rates_note(config)}",
+        f"rank{'s' * (W > 1)}{filled}{rates}",
         f"memory    {why}; activations take about {rows * model.seq_len * per_token / 1e9:.2f} GB",
         f"disk      {tokens * token_size / 1e9:.2f} GB of rows if none is repeated, "
-        f"{plan.saves} checkpoints of {plan.save_bytes / 1e9:.2f} GB{stay * bool(plan.milestones)}",
+        f"{plan.saves} checkpoints of {plan.save_bytes / 1e9:.2f} GB",
     ]
+    if unread := optim.unread_options(config, cfg.find_preset(preset.name).train):
+        how = f"--optimizer {config.optimizer} --schedule {config.schedule}"
+        lines.append(f"warning: {', '.join(unread)}: not read by {how}")
     return "\n".join(lines)
 
 
@@ -213,9 +203,9 @@ def rows_of_smallest_step(config: cfg.TrainConfig, seq_len: int) -> int:
 
 
 def micro_batch_for(rows: int, world_size: int, most: int) -> int:
-    """The largest divisor of a rank's share of the rows, up to `most`; if the ranks cannot share
-    them evenly, what leaves the fewest places to fill."""
+    """At most `most` rows: the largest divisor of a rank's share of them, so that no place has to
+    be filled; but the size that leaves the fewest places to fill, if it is larger by a half."""
     share = math.ceil(rows / world_size)
-    if rows % world_size == 0:
-        return largest_divisor(share, most)
-    return math.ceil(share / math.ceil(share / most))
+    filled = math.ceil(share / math.ceil(share / most))
+    even = largest_divisor(share, most) if rows % world_size == 0 else 0
+    return filled if filled >= 1.5 * even else even

@@ -24,6 +24,7 @@ from urllib.request import Request, urlopen
 import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _set_pg_timeout
+from torch.nn.attention import SDPBackend
 
 from config import UsageError
 from machinery import cli
@@ -32,6 +33,8 @@ from machinery.errors import RankError
 MEET_S, NODES_MEET_S = 30.0, 300.0  # to show up and connect: on one node, on several
 POLL_S = 5.0  # between two looks at --preempt_url
 ANSWER_S = 100.0  # for a rank to join a collective, once all have taken a step
+# Kernels for attention, best first, where cuDNN's is unwanted.
+NO_CUDNN = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 @dataclass(frozen=True)

@@ -15,20 +15,21 @@ import io
 import json
 import math
 import os
+import re
 import resource
 import shlex
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from itertools import accumulate, islice, product
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from config import UsageError
-from machinery.disk import read_json, replacing, sha256_of
+from machinery.disk import inside, open_file, read_json, replacing, sha256_of
 from machinery.errors import DataError
 from tokenizer import Tokenizer
 
@@ -88,6 +89,18 @@ def write_shards(rows: Iterable[np.ndarray], folder: Path, name: str, dtype: str
     return entries
 
 
+# What a field of the manifest may be.
+is_count = lambda value: type(value) is int and 0 <= value < 1 << 53
+is_hash = lambda value: is_text(value) and re.fullmatch("[0-9a-f]{64}", value) is not None
+is_text = lambda value: isinstance(value, str)
+is_list = lambda value: isinstance(value, list)
+is_dtype = lambda value: value in ("<u2", "<u4")
+is_marks = lambda value: value is None or is_list(value) and all(map(is_count, value))
+SHARD = dict(rows=is_count, min=is_count, max=is_count)
+SHARD |= dict(file=is_text, bytes=is_count, sha256=is_hash)
+SHARD |= dict(crc32_file=is_text, crc32_bytes=is_count, crc32_sha256=is_hash)
+
+
 def files_of(shard: dict) -> list[tuple[str, int, str]]:
     """(name, bytes, sha256) of the two files of a shard entry: its rows and its checksums."""
     facts = ("file", "bytes", "sha256")
@@ -98,21 +111,41 @@ class Manifest:
     """A parsed manifest.json. Opens no shard before one of its rows is read."""
 
     def __init__(self, folder: str | Path, tree: dict) -> None:
+        """DataError, which names the field, unless every field that is used is of its kind."""
         self.dir, self.tree = Path(folder), tree
-        self.fingerprint: str = tree["fingerprint"]
-        self.row_len: int = tree["row_len"]
-        self.dtype: str = tree["dtype"]
-        self.vocab_size: int = tree["tokenizer"]["vocab_size"]
-        self.bos_id: int = tree["tokenizer"]["bos_id"]
-        self.tokenizer_sha256: str = tree["tokenizer"]["sha256"]
-        self.marks = tuple(tree["tokenizer"].get("marks", ()))  # of conversations: data.targets_of
-        self.sources: list[str] = [s["name"] for s in tree["sources"]]
+        self.fingerprint: str = self._field(is_hash, "fingerprint")
+        self.row_len: int = self._field(is_count, "row_len")
+        self.dtype: str = self._field(is_dtype, "dtype")
+        self.vocab_size: int = self._field(is_count, "tokenizer", "vocab_size")
+        self.bos_id: int = self._field(is_count, "tokenizer", "bos_id")
+        self.tokenizer_sha256: str = self._field(is_hash, "tokenizer", "sha256")
+        # of conversations: data.targets_of
+        self.marks = tuple(self._field(is_marks, "tokenizer", "marks") or ())
+        indices = range(len(self._field(is_list, "sources")))
+        self.sources: list[str] = [self._field(is_text, "sources", i, "name") for i in indices]
+        for split, name in product(("train", "val"), self.sources):
+            place = "splits", split, name, "shards"
+            indices = range(len(self._field(is_list, *place)))
+            for i, (field, is_right) in product(indices, SHARD.items()):
+                self._field(is_right, *place, i, field)
         self._starts = {  # (split, source index) -> first row of each shard, then the total
             (split, i): [0, *accumulate(shard["rows"] for shard in self.shards(split, i))]
             for split, i in product(("train", "val"), range(len(self.sources)))
         }
         allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]  # open files; 256 on macOS
         self._open = lru_cache(maxsize=allowed * 3 // 4)(self._open_file)
+
+    def _field(self, is_right: Callable[[Any], bool], *place: str | int) -> Any:
+        value = self.tree
+        for key in place:
+            try:
+                value = value[key]
+            except (LookupError, TypeError):
+                value = None
+        if not is_right(value):
+            how = f"has {str(value)[:80]!r} as {'.'.join(map(str, place))}"
+            raise damaged(self.dir / "manifest.json", how)
+        return value
 
     @classmethod
     def load(cls, folder: str | Path, preset: str = "PRESET") -> "Manifest":
@@ -133,6 +166,12 @@ class Manifest:
             tree = read_json(path)
         except DataError as error:
             raise DataError(f"{error}; {REMEDY}") from None
+        return cls.of(folder, tree)
+
+    @classmethod
+    def of(cls, folder: str | Path, tree: dict) -> "Manifest":
+        """That of a parsed manifest.json. DataError if it is another version's, or was edited."""
+        path = Path(folder) / "manifest.json"
         if tree.get("format") != FORMAT:
             how = f"has format {tree.get('format')}, this program reads {FORMAT}"
             raise damaged(path, how, f"remove the data (rm -r {folder}) and {AGAIN}")
@@ -199,9 +238,9 @@ class Manifest:
 
     def _open_file(self, name: str, dtype: str, shape: tuple[int, ...]) -> BinaryIO:
         """A .npy file, open; DataError unless it has the header and the size of this array."""
-        path, expected = self.dir / name, header(dtype, shape)
+        path, expected = inside(self.dir, name), header(dtype, shape)
         with reading(path):
-            file = open(path, "rb", buffering=0)
+            file = open_file(path)
             found, size = file.read(128), os.fstat(file.fileno()).st_size
         if size != (right := 128 + math.prod(shape) * np.dtype(dtype).itemsize):
             raise damaged(path, f"has {size:,} bytes, not {right:,}")
@@ -225,11 +264,11 @@ class Manifest:
         """Read every file of every shard and compare its sha256 with the manifest's."""
         for shard in self.all_shards():
             for name, _, expected in files_of(shard):
-                with reading(self.dir / name):
-                    actual = sha256_of(self.dir / name)
+                path = inside(self.dir, name)
+                with reading(path):
+                    actual = sha256_of(path)
                 if actual != expected:
-                    how = f"is damaged: expected sha256 {expected}, actual {actual}"
-                    raise damaged(self.dir / name, how)
+                    raise damaged(path, f"is damaged: expected sha256 {expected}, actual {actual}")
 
 
 def fingerprint(tree: dict) -> str:

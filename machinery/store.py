@@ -1,39 +1,43 @@
-"""Objects under a URL: a folder, or any store that fsspec knows (s3://, gs://, hf://, ssh://).
+"""Objects under a URL: a folder, or a store that fsspec knows (s3://, gs://, hf://, ssh://).
 
-Guarantees: what is sent is read back and hashed before it counts, what is fetched has its hash, and
-whatever a store's library raises is a StorageError that names the URL, without its password.
-Credentials are found by each library in its own places. Next: mirror.py, cache.py.
+What is fetched has its hash; what is sent is checked by the store's own checksum. Names stay under
+the URL, and only the protocols of PROTOCOLS are opened. Whatever a store's library raises is a
+StorageError that names the URL, without its password. Credentials are found by each library in its
+own places. Next: mirror.py, stage.py.
 """
 
 import contextlib
 import functools
 import hashlib
 import os
+import shutil
+import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
-from urllib.parse import urlsplit
+from pathlib import Path, PurePosixPath
 
 from config import UsageError
+from machinery import disk
 from machinery.cli import public
-from machinery.disk import fsync, sha256_of
-from machinery.errors import CheckpointError, StorageError
+from machinery.errors import DataError, StorageError
 
-WITH_FOLDERS = {"file", "local", "ssh", "sftp", "smb"}  # a store of objects has none to make
-PAUSES_S = 1.0, 2.0  # between the attempts of one request
+PROTOCOLS = {"s3", "gs", "hf", "file", "ssh", "sftp"}
+WITH_FOLDERS = {"file", "ssh", "sftp"}  # a store of objects has none to make
+PAUSES_S = 1.0, 4.0, 16.0  # between the attempts of one request
 BLOCK = 1 << 24  # bytes read at a time
 
 
 def patient(work: Callable) -> Callable:
-    """The same function, tried again after a pause, twice, while the store fails."""
+    """The same function, tried again after a pause while the store fails, lacks what should be
+    there, or gives it damaged; but not if it refuses."""
 
     @functools.wraps(work)
     def tried(*args, **kwargs):
         for pause_s in (*PAUSES_S, None):
             try:
                 return work(*args, **kwargs)
-            except StorageError:
-                if pause_s is None:
+            except (StorageError, DataError) as error:
+                if pause_s is None or isinstance(error.__cause__, PermissionError):
                     raise
                 time.sleep(pause_s)
 
@@ -41,148 +45,133 @@ def patient(work: Callable) -> Callable:
 
 
 class Store:
-    """The objects under a URL, by name."""
+    """The objects under a URL, by name. A name is relative, and has no `..`: DataError."""
 
     def __init__(self, url: str):
-        """UsageError for a URL of which fsspec knows no protocol, or lacks the library."""
+        """UsageError for a URL of another protocol, or if the library for it is not installed."""
         from fsspec.core import url_to_fs
         from fsspec.implementations.local import LocalFileSystem
 
         self.url = public(url).rstrip("/")  # to be shown
-        parts = urlsplit(url if "://" in url else "")
-        self._secrets = [text for text in (parts.netloc.rpartition("@")[0], parts.query) if text]
-        if "://" not in url:
-            self.fs, self.root = LocalFileSystem(), os.path.abspath(url)
+        self._is_secretive = any(mark in url for mark in "@?#;")
+        protocol, is_url, _ = url.partition("://")
+        known = ", ".join(sorted(PROTOCOLS))
+        if not is_url:
+            protocol, self.fs, root = "file", LocalFileSystem(), os.path.abspath(url)
+        elif protocol not in PROTOCOLS or "::" in url:  # a chain may format and run what it names
+            raise UsageError(f"{self.url} cannot be opened; give a folder, or a URL of {known}")
         else:
             try:
-                self.fs, self.root = url_to_fs(url)
+                self.fs, root = url_to_fs(url)
             except (ImportError, ValueError, TypeError) as error:
                 raise UsageError(
                     f"{self.url} cannot be opened ({self._said(error)}); for s3:// and gs://: "
                     "pip install -r requirements-store.txt (docs/store.md)"
                 ) from None
-        self.root = self.root.rstrip("/")
-        kinds = {self.fs.protocol} if isinstance(self.fs.protocol, str) else {*self.fs.protocol}
-        self.has_folders, self.is_disk = bool(kinds & WITH_FOLDERS), "file" in kinds
+            if set("*[]") & set(root):  # fsspec's rm would take it for a pattern
+                raise UsageError(f"{self.url} has one of * [ ]; choose a name without them")
+        self.root = root.rstrip("/")
+        self.is_local, self._has_folders = protocol == "file", protocol in WITH_FOLDERS
 
     @contextlib.contextmanager
-    def _reaching(self, name: str, what: str):
+    def _reaching(self, name: str, what: str, passing: tuple = ()):
         """`with self._reaching(...) as path:` one request, of which nothing is remembered."""
-        self.fs.invalidate_cache()
         try:
-            yield f"{self.root}/{name}".rstrip("/")
-        except (CheckpointError, StorageError):
+            self.fs.invalidate_cache()
+            yield self._path(name) if name or what != "listed" else self.root
+        except (DataError, *passing):
             raise
         except Exception as error:  # each library has errors of its own
-            said = f"{type(error).__name__}: {self._said(error)}"
-            raise StorageError(f"{self.url}/{name} cannot be {what} ({said})") from error
+            said = f"{self.url}/{name} cannot be {what} ({self._said(error)})"
+            raise StorageError(said) from error
+
+    def _path(self, name: str) -> str:
+        if not self.is_local:
+            return "/".join((self.root, *disk.parts_of(name)))
+        path = disk.inside(self.root, name)
+        if path.exists() and not path.is_file() and not path.is_dir():
+            raise DataError(f"{path} is no regular file")
+        return str(path)
 
     def _said(self, error: Exception) -> str:
-        """An error's text in one line, without what is secret in the URL."""
-        said = public(" ".join(str(error).split()))
-        for secret in self._secrets:
-            said = said.replace(secret, "...")
-        return said[:300]
+        """An error in one line; its class alone if its text may quote what is secret in the URL."""
+        text = "" if self._is_secretive else " ".join(str(error).split())
+        return public(f"{type(error).__name__}: {text}"[:300]).rstrip(": ")
 
     @patient
-    def read(self, name: str) -> bytes | None:
-        """The whole object; None if there is none."""
+    def read(self, name: str, most: int = disk.LARGEST_SMALL) -> bytes | None:
+        """The whole object; None if there is none. DataError if it has more than `most` bytes: a
+        stranger's store must not fill the memory."""
         with self._reaching(name, "read") as path:
             try:
-                return self.fs.cat_file(path)
+                with self.fs.open(path, "rb") as file:
+                    content = file.read(most + 1)
             except (FileNotFoundError, NotADirectoryError):
                 return None
+            if len(content) > most:
+                raise DataError(f"{self.url}/{name} is larger than {most >> 20} MB")
+            return content
 
     @patient
-    def sizes(self, folder: str = "") -> dict[str, int]:
-        """name -> bytes of what is in a folder. Some stores list a new object late."""
+    def names(self, folder: str = "") -> dict[str, int]:
+        """name -> bytes of what is in a folder."""
         with self._reaching(folder, "listed") as path:
             try:
-                return {Path(o["name"]).name: o["size"] for o in self.fs.ls(path, detail=True)}
-            except FileNotFoundError:
+                found = self.fs.ls(path, detail=True)
+            except (FileNotFoundError, NotADirectoryError):
                 return {}
+            return {PurePosixPath(o["name"]).name: o["size"] for o in found}
 
     @patient
-    def modified(self, name: str) -> float:
-        """When an object was written, in seconds since 1970; now, if the store does not say."""
-        with self._reaching(name, "read") as path, contextlib.suppress(NotImplementedError):
-            return self.fs.modified(path).timestamp()
-        return time.time()
+    def write(self, name: str, content: bytes, new: bool = False) -> None:
+        """Replace an object. new: FileExistsError if there is one; on a disk, on S3 and on Google's
+        only one of several writers can succeed."""
+        with self._reaching(name, "written", (FileExistsError,) if new else ()) as path:
+            self._make_folder(path)
+            if not self.is_local:
+                self.fs.pipe_file(path, content, mode="create" if new else "overwrite")
+            elif new:
+                with disk.open_file(path, "xb") as file:
+                    file.write(content)
+            else:
+                disk.write_bytes(Path(path), content)
 
     @patient
-    def write(self, name: str, content: bytes) -> None:
-        """Replace an object."""
-        with self._writing(name) as path:
-            self.fs.pipe_file(path, content)
+    def send(self, file: Path, name: str) -> None:
+        """Upload a regular file."""
+        with self._reaching(name, "written") as path, disk.open_file(file) as source:
+            self._make_folder(path)
+            if self.is_local:
+                with disk.replacing(Path(path)) as target:
+                    shutil.copyfileobj(source, target, BLOCK)
+            else:
+                self.fs.put_file(str(file), path)
+
+    def _make_folder(self, path: str) -> None:
+        if self._has_folders:
+            self.fs.makedirs(path.rpartition("/")[0], exist_ok=True)
 
     @patient
-    def send(self, file: Path, name: str, sha256: str) -> None:
-        """Upload a file, read the copy back and compare its hash."""
-        with self._writing(name) as path:
-            self.fs.put_file(str(file), path)
-        if (found := self.sha256(name)) != sha256:
-            raise StorageError(f"{self.url}/{name} was sent, but has sha256 {found}, not {sha256}")
-
-    def sha256(self, name: str) -> str:
-        """The sha256 of an object, which is read as a whole."""
-        with self._reaching(name, "read back") as path:
-            digest = hashlib.sha256()
-            with self.fs.open(path, "rb", block_size=BLOCK) as copy:
-                while block := copy.read(BLOCK):
+    def fetch(self, name: str, file: Path, sha256: str = "", most: int = sys.maxsize) -> None:
+        """Download to `file`, which is whole or not there. DataError if there is no such object, or
+        if it has another hash or more than `most` bytes."""
+        digest, size = hashlib.sha256(), 0
+        with self._reaching(name, "read") as path, disk.replacing(file) as target:
+            try:
+                source = self.fs.open(path, "rb", block_size=BLOCK)
+            except (FileNotFoundError, NotADirectoryError):
+                raise DataError(f"{self.url}/{name} is missing") from None
+            with source:
+                while size <= most and (block := source.read(BLOCK)):
+                    target.write(block)
                     digest.update(block)
-        return digest.hexdigest()
-
-    @patient
-    def ranges(self, wanted: list[tuple[str, int]], nbytes: int) -> list[bytes]:
-        """`nbytes` of each object, from a first byte on: (name, first byte) -> bytes. Stores that
-        can, answer many at once."""
-        if not wanted:
-            return []
-        with self._reaching("objects", "read") as _:
-            paths = [f"{self.root}/{name}" for name, _ in wanted]
-            starts = [first for _, first in wanted]
-            ends = [first + nbytes for first in starts]
-            return self.fs.cat_ranges(paths, starts, ends, on_error="raise")
-
-    @patient
-    def fetch(self, name: str, file: Path, sha256: str = "") -> None:
-        """Download to `file`. CheckpointError if there is no such object, or if it has another
-        hash, the second time too."""
-        file.parent.mkdir(parents=True, exist_ok=True)
-        for _ in range(2):
-            with self._reaching(name, "read") as path:
-                try:
-                    self.fs.get_file(path, str(file))
-                except FileNotFoundError:
-                    raise CheckpointError(f"{name} is missing") from None
-            if (actual := sha256_of(file)) == sha256 or not sha256:
-                return fsync(file)
-        raise CheckpointError(f"{name} has sha256 {actual}, not {sha256}")
+                    size += len(block)
+            if size > most or sha256 not in ("", digest.hexdigest()):
+                found = f"sha256 {digest.hexdigest()}" if size <= most else f"over {most:,} bytes"
+                raise DataError(f"{self.url}/{name} is damaged: {found}, not sha256 {sha256}")
 
     @patient
     def remove(self, name: str, recursive: bool = False) -> None:
         """Nothing happens if there is no such object."""
         with self._reaching(name, "removed") as path, contextlib.suppress(FileNotFoundError):
             self.fs.rm(path, recursive=recursive)
-
-    @patient
-    def drop_parts(self) -> None:
-        """End the uploads in parts that a kill has cut short: S3 keeps, and bills, the parts."""
-        if not hasattr(self.fs, "list_multipart_uploads"):
-            return
-        bucket, _, prefix = self.root.partition("/")
-        with self._reaching("", "listed"):
-            for part in self.fs.list_multipart_uploads(bucket):
-                if part["Key"].startswith(f"{prefix}/"):
-                    which = dict(Bucket=bucket, Key=part["Key"], UploadId=part["UploadId"])
-                    self.fs.call_s3("abort_multipart_upload", **which)
-
-    @contextlib.contextmanager
-    def _writing(self, name: str):
-        with self._reaching(name, "written") as path:
-            if self.has_folders:
-                self.fs.makedirs(path.rpartition("/")[0], exist_ok=True)
-            yield path
-            if self.is_disk:
-                fsync(Path(path))
-                fsync(Path(path).parent)

@@ -14,7 +14,7 @@ from typing import Literal
 import torch
 
 from config import PRESETS, GPTConfig, UsageError, find_preset
-from machinery import cache, checkpoint, disk, ranks, shards
+from machinery import checkpoint, cli, disk, ranks, shards, stage
 from machinery.errors import CheckpointError
 from model import GPT
 from tokenizer import Tokenizer
@@ -69,7 +69,7 @@ def run_of(path: str | Path) -> Path:
     path = Path(os.path.abspath(path))
     if not path.name.startswith("step_"):
         return path
-    folder = path.parents[1] if path.parent.name == checkpoint.MILESTONES else path.parent
+    folder = path.parent
     return folder.parent if folder.name == "checkpoints" else folder
 
 
@@ -136,10 +136,11 @@ def open_tokenizer(config: EvalConfig, trainer: dict) -> Tokenizer:
 
 def open_data(config: EvalConfig, trainer: dict) -> shards.Manifest:
     """The data that the model was trained on, or another folder of the same tokenizer."""
-    folder = config.data_dir or trainer.get("data_dir")
-    if not folder:
-        raise UsageError(f"{trainer['path']} does not say what it was trained on; give --data_dir")
-    manifest = cache.open_manifest(folder)
+    folder = config.data_dir or trainer.get("data_dir") or ""
+    if not folder or "://" in folder and not config.data_dir:  # only a URL that was typed is opened
+        where = f"was trained on {cli.public(folder)}" if folder else "does not say its data"
+        raise UsageError(f"{trainer['path']} {where}; give --data_dir")
+    manifest = shards.Manifest.load(stage.copy(folder, "") if "://" in folder else folder)
     own, same = trainer.get("tokenizer"), trainer["identity"]["tokenizer_sha256"]
     same = own.same_ids(Tokenizer.load(manifest.tokenizer_file())) if own else same
     if same not in (True, manifest.tokenizer_sha256):

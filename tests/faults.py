@@ -511,6 +511,14 @@ def mute(only_rank: int) -> None:
         dist.init_process_group = lambda *args, **kwargs: time.sleep(600)
 
 
+def store(renew_s: float, watch_s: float, *protocols: str) -> None:
+    """A lease that is renewed and watched for so long; and more protocols of URLs."""
+    from machinery import mirror, store
+
+    mirror.RENEW_S, mirror.WATCH_S, store.PAUSES_S = renew_s, watch_s, (0.05, 0.05)
+    store.PROTOCOLS.update(protocols)
+
+
 def slow_mirror(seconds: float) -> None:
     """Each upload of the tensors to the mirror takes a while."""
     from machinery.store import Store

@@ -10,5 +10,6 @@ import tyro  # noqa: F401
 from conftest import paint_nothing
 
 import train  # noqa: F401
+from instruments.pages import report  # noqa: F401
 
 paint_nothing()

@@ -2,6 +2,7 @@
 mirrors for the tests."""
 
 import contextlib
+import itertools
 import json
 import logging
 import threading
@@ -9,6 +10,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
+from machinery import mirror, store
 from machinery.mirror import Mirror
 
 KEYS = {"AWS_ACCESS_KEY_ID": "AKIDfortests", "AWS_SECRET_ACCESS_KEY": "s3cr3t-of-the-tests"}
@@ -18,15 +22,12 @@ class Notes:
     """The part of a Log that a mirror needs."""
 
     def __init__(self, run_dir, lines):
-        self.run_dir, self.print, self.facts = Path(run_dir), lines.append, {}
-
-    def note(self, **facts):
-        self.facts |= facts
+        self.run_dir, self.print = Path(run_dir), lines.append
 
 
-def open_mirror(url, log=None, minutes=0.0, run_dir="run") -> Mirror:
+def open_mirror(url, log=None, run_dir="run") -> Mirror:
     """The mirror URL/run of a run of that name."""
-    return Mirror(str(url), Notes(run_dir, [] if log is None else log), minutes)
+    return Mirror(str(url), Notes(run_dir, [] if log is None else log))
 
 
 class Server:
@@ -103,6 +104,50 @@ def s3_server():
         yield server
     finally:
         server.close()
+
+
+@pytest.fixture(scope="module")
+def server():
+    with s3_server() as running:
+        yield running
+
+
+@pytest.fixture
+def s3(server, monkeypatch, request):
+    """The server, in working order and for this process too; `.url` is this test's own folder."""
+    import fsspec.config
+    import s3fs
+
+    for name, value in server.env().items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setitem(fsspec.config.conf, "s3", json.loads(server.env()["FSSPEC_S3"]))
+    monkeypatch.setattr(s3fs.S3FileSystem, "retries", 1)
+    s3fs.S3FileSystem.clear_instance_cache()
+    server.spoil = None
+    server.folder = f"{request.node.name.partition('[')[0]}{next(_folders)}"
+    server.url = f"s3://runs/{server.folder}"
+    yield server
+    server.spoil = None
+
+
+_folders = itertools.count()
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """No long pauses, a lease that is watched for a moment, and stores in the memory."""
+    monkeypatch.setattr(store, "PAUSES_S", (0.01, 0.01))
+    monkeypatch.setattr(mirror, "RENEW_S", 0.05)
+    monkeypatch.setattr(mirror, "WATCH_S", 0.5)
+    monkeypatch.setattr(store, "PROTOCOLS", store.PROTOCOLS | {"memory"})
+
+
+@pytest.fixture(params=["s3", "folder", "memory"])
+def url(request, tmp_path, quick):
+    """The URL of a folder in each kind of store."""
+    if request.param == "s3":
+        return request.getfixturevalue("s3").url
+    return {"folder": str(tmp_path / "far"), "memory": f"memory://{tmp_path.name}"}[request.param]
 
 
 def error(status: str, code: str):

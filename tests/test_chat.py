@@ -28,7 +28,6 @@ import train
 from config import GPTConfig, UsageError
 from flops import bits_per_byte
 from instruments import chat as instrument
-from instruments.noise_scale import NoiseScale
 from machinery import checkpoint
 from machinery.shards import Manifest
 from machinery.trained import EvalConfig, find_model, is_tuned
@@ -516,18 +515,6 @@ def test_compiled_it_takes_the_same_steps(tuned, base, chat_data, tmp_path):
     done = run("train.py", *compiled, *args, timeout=300)
     assert done.returncode == 0 and "eager" not in done.stdout.replace("stays eager", "")
     assert losses(tmp_path / "run") == pytest.approx(losses(tuned), rel=1e-4)
-
-
-def test_the_noise_scale_is_refused():
-    with pytest.raises(UsageError, match="--noise_scale_every 2 compares .* conversations only"):
-        NoiseScale(2, marks=(1, 2, 3))
-    assert NoiseScale(2, marks=()).is_due(4)
-
-
-@pytest.mark.slow
-def test_a_run_that_asks_for_the_noise_scale_is_refused(chat_data, tmp_path):
-    with pytest.raises(UsageError, match="--noise_scale_every 2 compares .* conversations only"):
-        here(chat_data, tmp_path / "run", "--noise_scale_every", 2, "--micro_batch", 4)
 
 
 @pytest.mark.slow

@@ -26,7 +26,7 @@ import export
 import prepare_data
 import train
 from hf import parity
-from instruments import report
+from instruments.pages import report
 from machinery import cli
 from preparation import worker
 

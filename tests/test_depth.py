@@ -13,7 +13,7 @@ import optim
 import prepare_data
 import train
 from config import UsageError, find_preset
-from instruments import forecast
+from instruments.run import forecast
 from machinery import cli, plan, trained
 from model import GPT
 
@@ -82,12 +82,16 @@ def test_the_plan_prints_the_factor_of_the_batch(capsys):
 
 def row_of(name: str) -> dict[str, str]:
     """What the README's table says of a preset: parameters, tokens, and one H100."""
-    preset = cli.parse("train.py", "train", [name, "--plan", "--gpu", "H100"])
+    preset = cli.parse("train.py", "train", [name])
     with torch.device("meta"):
         size = sum(p.numel() for p in GPT(preset.model).parameters())
     decided = plan.make_plan(preset, forecast.parse_gpus("H100"))
     tokens = decided.rows * decided.seq_len
-    hours = float(re.search(r"time .*: ([\d,.]+) hours", forecast.page(preset, None))[1])
+    hours = float(
+        re.search(r"time .*: ([\d,.]+) hours", forecast.page(preset, forecast.parse_gpus("H100")))[
+            1
+        ]
+    )
     return dict(
         parameters=f"{size / 1e9:.2f}B" if size >= 1e9 else f"{size / 1e6:.0f}M",
         tokens=f"{tokens / 1e9:.1f}B",

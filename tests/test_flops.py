@@ -1,20 +1,11 @@
-"""flops.py: device names, the published claims recomputed, and a meter under a fake clock;
-instruments/forecast.py: what `--plan --gpu` adds up and prints."""
-
-import re
-from dataclasses import replace
-from types import SimpleNamespace
+"""flops.py: device names, the published claims recomputed, and a meter under a fake clock."""
 
 import pytest
 import torch
 from torch import nn
 
-import config
 import flops
-from flops import CARDS, Meter, bits_per_byte, find_card, find_peak, measure_matmul, mfu, peak_flops
-from instruments import forecast
-from machinery import cli, plan
-from model import GPT
+from flops import Meter, bits_per_byte, measure_matmul, mfu, peak_flops
 
 # Strings as torch.cuda.get_device_name() and friends return them.
 NAMES = {
@@ -80,147 +71,6 @@ NAMES = {
 @pytest.mark.parametrize(("name", "expected"), NAMES.items())
 def test_peak_flops_matches_whole_model_words(name, expected):
     assert peak_flops(name) == expected
-
-
-def test_a_card_has_the_memory_that_programs_find_on_it():
-    """Its "total capacity", in GiB, in the out-of-memory messages that people post."""
-    found = {
-        "NVIDIA H100 80GB HBM3": 79.2,
-        "NVIDIA A100-SXM4-40GB": 39.5,
-        "NVIDIA A100-SXM4-80GB": 79.25,
-        "NVIDIA GeForce RTX 4090": 23.64,
-    }
-    for name, gib in found.items():
-        memory = forecast.parse_gpus(name).memory_bytes
-        assert memory / 2**30 == pytest.approx(gib, rel=0.01), name
-    assert find_card("NVIDIA H100 PCIe").memory_tb_s < find_card("NVIDIA H100 NVL").memory_tb_s
-
-
-# ---------------------------------------------------------------- the forecast
-
-
-def numbers_of(preset: str, *argv: str) -> dict:
-    """What the page says, as numbers."""
-    preset = cli.parse("train.py", "train", [preset, "--plan", *argv])
-    page = forecast.page(preset, None)
-    lines = {line.split()[0]: line for line in page.splitlines()}
-    number = lambda line, after: float(lines[line].split(after)[1].split()[0].strip("$,%"))
-    return dict(
-        rows=int(lines["step"].split()[1]),
-        ranks=int(lines["step"].split("accumulated x ")[1].split()[0]),
-        hours=number("time", "estimate: "),
-        dollars=number("time", "validation; "),
-        mfu=number("speed", "tok/s, "),
-        disk=number("disk", "disk"),
-    )
-
-
-def test_a_forecast_needs_no_card_and_follows_the_one_that_is_asked_for():
-    h100 = numbers_of("d12", "--gpu", "H100", "--usd_per_hour", "2")
-    assert h100["rows"] == 32 and h100["ranks"] == 1
-    assert h100["dollars"] == pytest.approx(2 * h100["hours"], abs=0.02)
-    small = numbers_of("d12", "--gpu", "4090")  # 24 GB: fewer rows, and slower
-    assert small["rows"] < 32 and small["hours"] > 4 * h100["hours"]
-    assert numbers_of("d12", "--gpu", "h200")["hours"] < h100["hours"]
-    eight, one = (numbers_of("d24", "--gpu", name) for name in ("8xH100", "H100"))
-    assert eight["ranks"] == 8
-    assert eight["hours"] == pytest.approx(one["hours"] / 8, rel=0.02)
-
-
-def test_the_price_is_of_one_gpu_or_of_a_machine_without_one():
-    """Eight GPUs for an eighth of the time cost as much as one."""
-    options = ("--usd_per_hour", "2")
-    eight, one = (numbers_of("d24", "--gpu", name, *options) for name in ("8xH100", "H100"))
-    assert eight["dollars"] == pytest.approx(16 * eight["hours"], rel=0.01)
-    assert eight["dollars"] == pytest.approx(one["dollars"], rel=0.02)
-    words = {"8xH100": "$2.00/hour for each of 8 GPUs", "H100": "$2.00/hour for the GPU"}
-    for name, said in words.items():
-        assert said in forecast.cost(1.0, 2.0, forecast.parse_gpus(name))
-    on_cpu = SimpleNamespace(device=torch.device("cpu"), world_size=4)
-    assert forecast.cost(3.0, 2.0, on_cpu) == "$6.00 at $2.00/hour for the machine"
-
-
-def test_a_ramp_takes_fewer_tokens_and_less_time():
-    options = ("d12", "--gpu", "H100", "--eval_tokens", "1", "--steps", "2206")
-    whole, ramp = numbers_of(*options), numbers_of(*options, "--ramp_steps", "2206")
-    assert ramp["mfu"] == whole["mfu"]
-    assert ramp["hours"] == pytest.approx(0.375 * whole["hours"], abs=0.01)
-    options = ["d12", "--plan", "--gpu", "H100", "--tokens", "1.2B", "--ramp_steps", "400"]
-    given = cli.parse("train.py", "train", options)
-    page = forecast.page(given, None)
-    tokens = re.search(r"\(fewer in the first 400\) = ([\d,]+) tokens", page)[1].replace(",", "")
-    assert 1.2e9 <= int(tokens) < 1.2e9 + given.train.tokens_per_step
-
-
-def test_an_fsdp_plan_leaves_room_for_the_tables_that_are_whole_during_a_step():
-    wide = ("--vocab_size", "49152")  # 8.2 rows without their room, 7.3 with it
-    assert numbers_of("d24", "--gpu", "8x4090", *wide)["rows"] == 4
-
-
-def test_a_datasheet_tells_the_peak_of_bf16_only():
-    card = forecast.parse_gpus("H100")
-    assert find_peak(card) == 989e12
-    fp32 = replace(card, dtype=torch.float32)
-    assert find_peak(fp32) is None
-    assert find_peak(fp32, tflops=67.0) == 67e12
-
-
-def test_a_token_takes_two_bytes_of_the_disk_and_four_in_a_large_vocabulary():
-    tokens = 1000 * config.PRESETS["d12"].train.tokens_per_step
-    for vocab_size, size in ((65_536, 2), (131_072, 4)):
-        options = ("--gpu", "H100", "--steps", "1000", "--vocab_size", str(vocab_size))
-        found = numbers_of("d12", *options)["disk"]
-        assert found == pytest.approx(size * tokens / 1e9, abs=0.01)
-
-
-def test_a_forecast_of_an_unknown_card_names_the_known_ones():
-    for asked in ("H1000", "0xH100", "8x"):
-        with pytest.raises(ValueError, match=f"--gpu {asked} is not .* choose from GB200, .*A100"):
-            numbers_of("d12", "--gpu", asked)
-    with pytest.raises(ValueError, match="--gpu H100 is only for an estimate; add --plan"):
-        replace(config.RunConfig(), gpu="H100")
-
-
-def parts_of_a_step(preset: str) -> tuple:
-    """The decisions for an H100; a function: peak, TB/s -> seconds of a step; the model."""
-    world = forecast.parse_gpus("H100")
-    decided = plan.make_plan(config.PRESETS[preset], world)
-    with torch.device("meta"):
-        meta = GPT(config.PRESETS[preset].model)
-    timed = lambda peak, tb_s: forecast.step_s(
-        decided, meta, CARDS["H100"]._replace(memory_tb_s=tb_s), peak
-    )
-    return decided, timed, meta
-
-
-@pytest.mark.parametrize("preset", ["d12", "biatron-345m"])
-def test_a_forecast_adds_up_arithmetic_and_traffic(preset):
-    """With endless bandwidth the matmuls and the attention are left, with an endless peak the
-    traffic; together they are the step."""
-    decided, timed, meta = parts_of_a_step(preset)
-    arithmetic, traffic = timed(989e12, 1e12), timed(1e30, 3.35)
-    assert timed(989e12, 3.35) == pytest.approx(arithmetic + traffic)
-    needed = decided.tokens_per_step * meta.flops_per_token(causal=True) / 989e12
-    assert 1.3 * needed < arithmetic < 2.5 * needed  # no kernel reaches the peak
-    assert timed(2 * 989e12, 1e12) == pytest.approx(arithmetic / 2)
-    assert timed(1e30, 6.7) == pytest.approx(traffic / 2)
-
-
-def test_a_forecast_counts_the_micro_batches_that_are_taken():
-    """256 rows by 3 are 86 micro-batches, the last with one row that counts: as long as 258."""
-    decided, _, meta = parts_of_a_step("d12")
-    some = replace(decided, micro_batch=3)
-    full = replace(some, tokens_per_step=258 * decided.seq_len)
-    assert some.rows_in_step(0) == 256 and some.grad_accum(0) == full.grad_accum(0) == 86
-    seconds = [forecast.step_s(each, meta, CARDS["H100"], 989e12) for each in (some, full)]
-    assert seconds[0] == seconds[1]
-
-
-def test_a_forecast_is_near_what_was_published():
-    """nanochat's model of this shape reached 49.5% on one GPU: see the claims below."""
-    decided, timed, meta = parts_of_a_step("d20")
-    tokens_per_s = decided.tokens_per_step / timed(989e12, 3.35)
-    assert mfu(tokens_per_s, meta.flops_per_token(), 989e12) == pytest.approx(0.495, rel=0.1)
 
 
 # Published claims, recomputed: tokens/s of all devices, FLOPs per token, devices, MFU in percent.

@@ -1,4 +1,4 @@
-"""optim.py: Muon against a loop over matrices, the skip of bad steps, the schedules' values."""
+"""optim.py: Muon against a loop over matrices, the schedules' values, options that are not read."""
 
 import copy
 import dataclasses
@@ -14,10 +14,8 @@ from config import PRESETS, TrainConfig
 from optim import (
     POLAR_EXPRESS,
     Muon,
-    adamw,
     batch_at,
     build,
-    check_obeys_found_inf,
     compile_steps,
     grad_norm,
     lr_at,
@@ -26,8 +24,8 @@ from optim import (
     orthogonalize,
     scale_gradients,
     set_schedule,
+    unread_options,
 )
-from optim import step as step_all
 
 
 @pytest.mark.parametrize("shape", [(8, 8), (40, 8), (8, 40)])
@@ -127,36 +125,6 @@ def test_compiled_muon_takes_more_shapes_than_dynamo_would(monkeypatch):
         torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["muon", "adamw"])
-def test_a_step_with_found_inf_leaves_no_trace(kind):
-    def make():
-        torch.manual_seed(0)
-        params = [torch.nn.Parameter(torch.randn(4, 4)) for _ in range(2)]
-        if kind == "muon":
-            return params, Muon(params, lr=0.1)
-        return params, adamw([dict(params=params, lr=0.1, betas=(0.9, 0.95), weight_decay=0.1)])
-
-    def go(steps):
-        params, optimizer = make()
-        g = torch.Generator().manual_seed(1)
-        for bad in steps:
-            for p in params:
-                p.grad = torch.full((4, 4), torch.nan) if bad else torch.randn(4, 4, generator=g)
-            optimizer.found_inf = torch.tensor(float(bad))
-            optimizer.step()
-        return params
-
-    for a, b in zip(go([False, False, False]), go([False, True, False, True, True, False])):
-        assert torch.equal(a, b)
-    params, optimizer = make()
-    optimizer.found_inf = torch.tensor(1.0)  # from the very first step on
-    before = [p.detach().clone() for p in params]
-    for p in params:
-        p.grad = torch.full((4, 4), torch.inf)
-    optimizer.step()
-    assert all(torch.equal(a, b) for a, b in zip(before, params))
-
-
 @pytest.mark.parametrize("how", ["load_state_dict", "in place"])
 def test_a_resumed_muon_steps_on_the_loaded_state(how):
     torch.manual_seed(0)
@@ -220,20 +188,6 @@ def test_schedules():
     assert [batch_at(s, 10) for s in (0, 4, 5, 9, 10)] == [0.25, 0.25, 0.5, 0.5, 1.0]
 
 
-def test_an_optimizer_that_would_let_nan_through_is_refused():
-    params = [torch.nn.Parameter(torch.ones(4, 4))]
-    for kind in (torch.optim.SGD, torch.optim.AdamW):
-        with pytest.raises(ValueError, match=f"{kind.__name__} ignores found_inf"):
-            check_obeys_found_inf(kind(params, lr=0.1))
-    for optimizer in (Muon(params), adamw([dict(params=params, lr=0.1)])):
-        check_obeys_found_inf(optimizer)
-        before = params[0].detach().clone()
-        params[0].grad = torch.full((4, 4), float("nan"))
-        optimizer.found_inf = torch.ones(())
-        optimizer.step()
-        assert torch.equal(params[0], before)
-
-
 def test_only_the_schedule_with_a_decay_bends_the_momentum():
     params = [torch.nn.Parameter(torch.ones(4, 4))]
     groups = dict(matrix=params, embedding=[], head=[], scalar=[torch.nn.Parameter(torch.ones(2))])
@@ -246,7 +200,7 @@ def test_only_the_schedule_with_a_decay_bends_the_momentum():
         assert 0 < factor < 0.1
         for group in (g for optimizer in optimizers for g in optimizer.param_groups):
             assert group["lr"] == group["base_lr"] * factor > 0
-        (muon,) = optimizers[0].param_groups
+        (muon,) = optimizers[0].param_groups  # of one shape
         assert muon["weight_decay"] == config.weight_decay * factor > 0
         assert [g["weight_decay"] for g in optimizers[1].param_groups] == before
         set_schedule(optimizers, 1000, 1000, config)
@@ -346,12 +300,11 @@ def test_the_norm_is_of_all_gradients_and_scaling_them_is_one_call(monkeypatch):
     assert len(calls) == 1 and all((p.grad == 0.5).all() for p in params)
 
 
-def test_a_step_moves_all_weights_or_none_and_drops_the_gradients():
-    params = [torch.nn.Parameter(torch.ones(4, 4)) for _ in range(2)]
-    optimizers = [Muon(params[:1]), adamw([dict(params=params[1:], lr=0.1)])]
-    for found_inf in (1.0, 0.0):
-        for p in params:
-            p.grad = torch.full_like(p, torch.nan if found_inf else 1.0)
-        step_all(optimizers, torch.tensor(found_inf))
-        assert all((p == 1).all() == bool(found_inf) and p.isfinite().all() for p in params)
-        assert all(p.grad is None for p in params)
+def test_options_that_the_optimizer_or_the_schedule_ignores_are_named():
+    preset = TrainConfig()
+    unread = lambda **given: unread_options(TrainConfig(**given), preset)
+    assert unread() == unread(lr_scale=2.0, decay=0.1) == unread(optimizer="adamw", lr=1.0) == []
+    assert unread(lr=1.0) == ["lr"] and unread(optimizer="adamw", matrix_lr=1.0) == ["matrix_lr"]
+    cosine = dict(schedule="cosine", decay=0.1)
+    assert unread(**cosine) == ["decay"] and unread(**cosine, decay_mixture=("a=1",)) == []
+    assert unread(schedule="multistep", final_lr=0.2) == ["final_lr"]

@@ -13,7 +13,7 @@ from torch import nn
 
 import flops
 from config import GPTConfig, UsageError
-from instruments import forecast
+from instruments.run import forecast
 from machinery import build, cli, plan
 from model import GPT
 
@@ -153,8 +153,7 @@ def test_really_compiled(world, small_data, tmp_path):
 
 
 def page(*options: str) -> str:
-    given = cli.parse("train.py", "train", ["d12", "--plan", *options])
-    return forecast.page(given, None)
+    return forecast.page_of(["d12", *options])
 
 
 def number(pattern: str, text: str) -> float:

@@ -3,13 +3,11 @@ it is, the verdict by hand, chains of runs, and ideas that change nothing where 
 
 import json
 import math
-import re
 import subprocess
 import sys
 
 import numpy as np
 import pytest
-import torch
 from conftest import ROOT
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -17,9 +15,8 @@ pytest.importorskip("scipy")
 import law
 import scaling
 
-from config import UsageError, find_preset
-from instruments import forecast
-from machinery import cli, ranks
+from config import UsageError
+from instruments.run import forecast
 from machinery.log import read_jsonl
 
 TRUE = dict(E=0.7, A=30.0, a=0.3, B=900.0, b=0.4)
@@ -228,41 +225,3 @@ def test_the_forecast_has_the_law_of_the_published_runs():
     guess, low, high = forecast.predict(N, D)
     assert low < guess < high < 1.03 * guess
     assert guess == pytest.approx(math.exp(fitted.log_loss(fitted.p, N, D, 1)), rel=1e-4)
-
-
-def page(*words: str) -> str:
-    preset = cli.parse("train.py", "train", [*words, "--plan", "--gpu", "H100"])
-    return forecast.page(preset, ranks.World(0, 1, 0, 1, torch.device("cpu"), torch.float32, 2**34))
-
-
-def test_dollars_buy_tokens_at_each_depth():
-    text = page("d12", "--usd", "50", "--usd_per_hour", "2")
-    words = [line.split() for line in text.splitlines()]
-    rows = [line for line in words if re.fullmatch(r"d\d+", line[0])]
-    assert "$50.00 buys" in text and len(rows) > 4
-    assert {row[3] for row in rows} == {"25.00"}  # hours
-    losses = {row[0]: float(row[4]) for row in rows}
-    best = text.splitlines()[-1].split()[1]
-    assert losses[best] <= min(losses.values()) + forecast.ALIKE
-    assert all(losses[d] > losses[best] for d in losses if int(d[1:]) < int(best[1:]))
-    poor = page("d12", "--usd", "5").splitlines()[-1].split()[1]
-    assert int(poor[1:]) < int(best[1:])
-
-
-def test_without_a_budget_it_is_what_the_run_costs():
-    text = page("d12")
-    cost = text.split("validation; ")[1].split()[0]
-    assert f"{cost} buys" in text
-    own = next(line for line in text.splitlines() if line.split()[0] == "d12")
-    guess = text.split("a guess: ")[1].split()[0]
-    assert own.split()[4] == guess and own.split()[2] == "10.5"
-
-
-def test_what_the_law_does_not_speak_of_has_no_loss():
-    for words in (("tiny",), ("d12", "--n_head", "12", "--n_kv_head", "12", "--head_dim", "64")):
-        assert "a guess" not in page(*words)
-        with pytest.raises(UsageError, match="--usd 50.0 compares depths"):
-            page(*words, "--usd", "50")
-    with pytest.raises(UsageError, match="--usd 50.0 is only for an estimate"):
-        cli.parse("train.py", "train", ["d12", "--usd", "50"])
-    assert forecast.on_the_dial(find_preset("d16"))

@@ -4,7 +4,6 @@ disk and a slow Hub are seen, and named."""
 import json
 import math
 import re
-import shutil
 import threading
 import time
 from collections import Counter
@@ -19,7 +18,7 @@ import data
 import eval as evaluate
 import flops
 import train
-from instruments import curves, report, watch
+from instruments.pages import watch
 from machinery.log import sources_line
 from machinery.shards import Manifest
 from preparation import sources
@@ -135,7 +134,7 @@ def trained(two_sources, tmp_path_factory) -> Path:
     return run_dir
 
 
-def test_eval_and_the_pages_tell_the_sources(trained, tmp_path, capsys):
+def test_eval_tells_the_sources(trained, capsys):
     evaluate.main(["loss", str(trained), "--device", "cpu", "--dtype", "fp32"])
     said = capsys.readouterr().out
     record = json.loads((trained / "eval.jsonl").read_text().splitlines()[-1])
@@ -145,27 +144,6 @@ def test_eval_and_the_pages_tell_the_sources(trained, tmp_path, capsys):
     words = f"bits per byte (code {own['code']:.4f}, prose {own['prose']:.4f}), on all"
     assert words in said
 
-    report.write(trained)
-    text = (trained / "report.md").read_text()
-    assert re.search(r"reading prose: [\d.]+ MB of text at", text)
-    last = [r for r in metrics(trained) if "val_bpb" in r][-1]["val_bpb_by_source"]
-    for name, bpb in last.items():
-        assert f"source {name}: {bpb:.4f} bits per byte at step 12, {own[name]:.4f} on all" in text
-    page = (trained / "report.html").read_text()
-    assert page.count("<img") == 7, "six curves, and that of the sources"
-
-    other = shutil.copytree(trained, tmp_path / "other")
-    lines = [json.loads(line) for line in (other / "metrics.jsonl").read_text().splitlines()]
-    for line in lines:
-        line.get("val_bpb_by_source", {}).pop("prose", None)
-    (other / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    table = report.compare([str(trained), str(other)])
-    head, first, second = re.findall(r"^bpb by source.*\n.*\n.*$", table, re.M)[0].splitlines()
-    assert head.split()[-2:] == ["code", "prose"]
-    assert first.split()[-2:] == [f"{last[name]:.4f}" for name in ("code", "prose")]
-    assert second.split()[-2:] == [f"{last['code']:.4f}", "n/a"]
-    (trained.parent / "compare.png").unlink(missing_ok=True)
-
 
 def test_a_single_source_is_told_once(small_data, tmp_path):
     folders = ["--data_dir", str(small_data), "--run_dir", str(tmp_path / "run")]
@@ -173,103 +151,11 @@ def test_a_single_source_is_told_once(small_data, tmp_path):
     for r in metrics(tmp_path / "run"):
         if "val_bpb" in r:
             assert r["val_bpb_by_source"] == {"texts": r["val_bpb"]}  # to the bit
-    text = (tmp_path / "run" / "report.md").read_text()
-    assert "source texts: " not in text.partition("## Data")[0]
+    text = (tmp_path / "run" / "report.html").read_text()
+    assert "source texts" not in text.partition("<h2>Data")[0]
 
 
-# ---------------------------------------------------------------------------- the watch on speed
-
-
-class Fake:
-    """What watch.rows_of reads of a run."""
-
-    def __init__(self, steps, starts=(0.0,)):
-        self.steps, self.starts = steps, [dict(time=t) for t in starts]
-
-
-def step(n: int, seconds: float = 1.0, tokens: int = 100, **seen) -> dict:
-    found = dict(wait_s=0.0, longest_wait_s=0.0, rows=[], read_mb=0.1, read_s=0.01)
-    seen = found | dict(saving=False) | seen
-    return dict(step=n, tokens=n * tokens, time=float(n), step_s=seconds, watch=seen)
-
-
-def test_a_slow_step_is_counted_with_its_cause():
-    steps = [step(n) for n in range(1, 101)]
-    steps[0]["step_s"] = 90.0  # compiles
-    steps[9] |= step(10, 2.5, wait_s=1.4, longest_wait_s=1.4, rows=["train/a_00.npy row 3"])
-    steps[19] |= step(20, 2.5, saving=True)
-    steps[29] |= step(30, 9.0, wait_s=6.0, longest_wait_s=5.0, rows=["a row 1", "b row 2", "c"])
-    steps[39] |= step(40, 3.0, wait_s=0.5)  # a wait that explains a quarter of it
-    steps[49] |= step(50, 1.9, wait_s=0.9)  # not over twice the median
-    found = dict(watch.rows_of(Fake(steps)))
-    assert found["slow steps"] == (
-        "4 of 99 steps took over twice the median, 2 of them waiting for data, 1 while saving; "
-        "the 95th percentile is 1.90 x the median"
-    )
-    assert found["longest wait for data"] == "5.00 s, in step 30, for a row 1 to c (3 rows)"
-    assert found["rows read"].startswith("10.0 MB at 10.0 MB/s")
-
-
-def test_a_ramp_and_a_restart_are_no_slow_steps():
-    """Half of the tokens in half of the time; and the first step of each process compiles."""
-    steps = [step(n, 0.5, 50) for n in range(1, 41)]
-    steps += [step(n, 1.0) | dict(tokens=2000 + (n - 40) * 100) for n in range(41, 101)]
-    steps[70]["step_s"] = 60.0
-    again = Fake(steps, [0.0, 70.5])
-    assert dict(watch.rows_of(again))["slow steps"].startswith("0 of 98 steps")
-    assert dict(watch.rows_of(Fake(steps)))["slow steps"].startswith("1 of 99 steps")
-    without = [{k: v for k, v in r.items() if k != "watch"} for r in steps]
-    assert watch.rows_of(Fake(without)) == watch.rows_of(Fake(steps[:1])) == []
-    damaged = [r | dict(watch=bad) for r, bad in zip(steps, (5, [], None, {"wait_s": "x"}))]
-    assert watch.rows_of(Fake(damaged)) == []
-
-
-def test_a_slow_disk_is_seen_and_its_rows_are_named(small_data, tmp_path, monkeypatch):
-    """From the 100th row on, four reads take 0.7 s each: a batch waits for them."""
-    honest, reads, slow = Manifest.row, [], []
-
-    def row(self, split, source, i):
-        if split == "train":
-            reads.append(i)
-            if 100 < len(reads) <= 104:
-                slow.append(f"{self.locate(split, source, i)[1]}")
-                time.sleep(0.7)
-        return honest(self, split, source, i)
-
-    monkeypatch.setattr(Manifest, "row", row)
-    folders = ["--data_dir", str(small_data), "--run_dir", str(tmp_path / "run")]
-    more = ["--steps", "24", "--micro_batch", "2", "--eval_every", "0"]
-    assert train.main(["tiny", *SMALL, *folders, *more]) == 0
-    text = (tmp_path / "run" / "report.md").read_text()
-    n, k = map(int, re.search(r"(\d+) of 23 steps took .*, (\d+) of them waiting", text).groups())
-    assert n >= k >= 1
-    waited = re.search(
-        r"longest wait for data: ([\d.]+) s, in step \d+, for (.+) to (.+) \(2", text
-    )
-    assert float(waited[1]) > 0.5
-    named = [name.split()[-1] for name in (waited[2], waited[3])]
-    assert set(named) <= set(slow), "the rows that were slow"
-    seen = [r["watch"] for r in metrics(tmp_path / "run") if "loss" in r]
-    assert sum(w["read_mb"] for w in seen) >= 24 * 8 * 65 * 2 / 1e6
-    assert sum(w["read_s"] for w in seen) > 2.8
-
-
-def test_steps_taken_while_a_checkpoint_is_written_are_known(small_data, tmp_path, monkeypatch):
-    from machinery import checkpoint
-
-    honest = checkpoint._publish
-
-    def slow(*args):
-        time.sleep(0.5)
-        return honest(*args)
-
-    monkeypatch.setattr(checkpoint, "_publish", slow)
-    folders = ["--data_dir", str(small_data), "--run_dir", str(tmp_path / "run")]
-    more = "--steps 30 --save_every 10 --eval_every 0".split()
-    assert train.main(["tiny", *SMALL, *folders, *more]) == 0
-    steps = [r for r in metrics(tmp_path / "run") if "loss" in r]
-    saving = [r["step"] for r in steps if r["watch"]["saving"]]
-    assert saving and 11 in saving and not set(saving) & set(range(1, 11)), saving
+# ---------------------------------------------------------------------------- a slow Hub
 
 
 class SlowHub(SimpleHTTPRequestHandler):
@@ -331,13 +217,9 @@ def test_a_slow_hub_is_seen_and_named(tmp_path, monkeypatch):
     assert found == texts and seen.retries >= 1 and seen.seconds > 0.2
     size = sum(map(len, texts))
     unit = {"s": seen.seconds, "bytes": size, "retries": seen.retries}
-    ((name, text),) = watch.reading({"made": {"reading": {"web": [unit]}}})
+    ((name, text),) = watch.reading({"reading": {"web": [unit]}})
     assert name == "web" and f"the Hub had to be asked again {seen.retries} times" in text
     assert f"at {size / 1e6 / seen.seconds:.1f} MB/s" in text
-    quick = {"s": 0.1, "bytes": 10**6, "retries": 0}
-    stalled = {"s": 50.0, "bytes": 10**6, "retries": 0}
-    both = watch.reading({"made": {"reading": {"web": [quick, stalled, quick]}}})
-    assert both == [("web", "3.0 MB of text at 0.1 MB/s, unit 1 of 3 at 0.0 MB/s")]
 
 
 def test_the_reading_is_no_part_of_the_fingerprint(two_sources):
@@ -345,40 +227,9 @@ def test_the_reading_is_no_part_of_the_fingerprint(two_sources):
     seen = manifest.tree["made"]["reading"]
     assert set(seen) == {"code", "prose"} and all(u["s"] > 0 for own in seen.values() for u in own)
     assert re.search(
-        r"^[\d.]+ MB of text at [\d,.]+ MB/s", dict(watch.reading(manifest.tree))["code"]
+        r"^[\d.]+ MB of text at [\d,.]+ MB/s", dict(watch.reading(manifest.tree["made"]))["code"]
     )
     manifest.tree["made"]["reading"] = {}
     from machinery.shards import fingerprint
 
     assert fingerprint(manifest.tree) == manifest.fingerprint
-
-
-def test_scores_over_checkpoints_are_drawn_with_their_band(trained, tmp_path):
-    folder = shutil.copytree(trained, tmp_path / "run")
-    line = dict(task="oab", mode="letter", norm="sum", n=100, chance=0.25, stderr=0.04, z=0.1)
-    records = [line | dict(step=s, tokens=s * 512, accuracy=0.2 + s / 100) for s in (4, 12)]
-    records += [r | dict(norm="per byte", accuracy=0.3) for r in records]
-    records += [dict(val_loss=1.0, step=4), line | dict(n=50, step=4, tokens=9, accuracy=0.3)]
-    lines = [json.dumps(r) for r in records]
-    (folder / "eval.jsonl").write_text("\n".join([*lines, '{"task": 5']) + "\n")
-    drawn = curves.figures(report.Run(folder))
-    titles = [figure.axes[0].get_title(loc="left") for figure in drawn]
-    letters = ["oab, letter: 100 questions", "oab, letter: 50 questions"]
-    assert titles == ["validation by source", *letters]
-    axes = drawn[1].axes[0]
-    (band,) = axes.patches
-    half = 1.96 * math.sqrt(0.25 * 0.75 / 100)
-    assert band.get_y() == pytest.approx(0.25 - half) and band.get_height() == pytest.approx(
-        2 * half
-    )
-    labels = axes.get_legend_handles_labels()[1]
-    assert labels == ["guessing", "sum", "per byte"]
-    own = dict(task="core", n=91_037, core=0.1, stderr=0.006, chance=-0.0007, chance_sd=0.005)
-    own |= dict(gpt2_xl=0.256525, step=12, tokens=6144)
-    with open(folder / "eval.jsonl", "a") as file:
-        file.write("\n" + json.dumps(own) + "\n")
-    axes = curves.figures(report.Run(folder))[-1].axes[0]
-    assert axes.get_title(loc="left") == "core: 91,037 questions"
-    assert axes.get_legend_handles_labels()[1] == ["guessing", "GPT-2 XL", "score"]
-    report.write(folder)
-    assert (folder / "report.html").read_text().count("<img") == 6 + 4

@@ -26,7 +26,8 @@ import optim
 import train
 from config import GPTConfig, UsageError
 from data import RowLoader, val_batches
-from instruments import report, sample
+from instruments import sample
+from instruments.pages import report
 from machinery import build, cli, log
 from machinery.shards import Manifest
 from model import GPT
@@ -233,19 +234,6 @@ def len_rows(data_dir, source):
     return manifest.rows("train", manifest.sources.index(source))
 
 
-@pytest.mark.parametrize("every, first", [(0, 0), (3, 4)])
-def test_a_second_norm_is_computed_only_where_it_is_used(
-    every, first, small_data, tmp_path, monkeypatch
-):
-    """One of each step's gradients; that of the first micro-batch at the steps 0, 3, 6 and 9."""
-    norm, calls = optim.grad_norm, []
-    monkeypatch.setattr(optim, "grad_norm", lambda ps: (calls.append(1), norm(ps))[1])
-    here(small_data, tmp_path, "--noise_scale_every", every, "--micro_batch", 2)
-    assert len(calls) == 12 + first
-    found = [r["step"] for r in metrics(tmp_path) if "noise_scale_tokens" in r]
-    assert found == [1, 4, 7, 10][:first]
-
-
 def test_the_trial_step_moves_no_bit(small_data, tmp_path, monkeypatch):
     """It takes a step of the optimizers too, whose flag says that nothing may move."""
     compile_step, seen = build.compile_step, []
@@ -268,24 +256,6 @@ def test_the_trial_step_moves_no_bit(small_data, tmp_path, monkeypatch):
     for before, after in seen:
         assert len(before) > 20 and all(torch.equal(a, b) for a, b in zip(before, after))
     assert len(seen) == 2
-
-
-def test_the_noise_scale_is_logged_when_there_is_something_to_compare(small_data, tmp_path):
-    here(small_data, tmp_path / "a", "--noise_scale_every", 2, "--micro_batch", 2)
-    found = [r["noise_scale_tokens"] for r in metrics(tmp_path / "a") if "noise_scale_tokens" in r]
-    assert len(found) == 6 and any(x for x in found)
-    here(small_data, tmp_path / "b", "--noise_scale_every", 2)
-    found = [r["noise_scale_tokens"] for r in metrics(tmp_path / "b") if "noise_scale_tokens" in r]
-    assert found == [None] * 6
-
-
-def test_the_noise_scale_of_two_ranks(small_data, tmp_path):
-    """Without accumulation the first gradient is that of all ranks already: nothing to compare."""
-    noise = ("--noise_scale_every", 3)
-    out = fork(small_data, tmp_path / "a", *noise, world=2)
-    assert out.count("| noise scale n/a") == 4
-    out = fork(small_data, tmp_path / "b", *noise, "--micro_batch", 1, world=2)
-    assert len(re.findall(r"\| noise scale [\d,]+ tokens", out)) >= 2
 
 
 def test_speed_and_mfu_are_what_a_wall_clock_says(small_data, tmp_path):

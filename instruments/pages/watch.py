@@ -3,11 +3,13 @@
 Reads what each step says in metrics.jsonl (`watch`: how long the first rank waited for data, for
 which rows, whether a checkpoint was being written) and what each unit says in the data's manifest
 (`made`). A step that took over twice the median per token is slow. It waited for data if the wait
-is at least half of what it took above the median. report.py prints the lines.
+is at least half of what it took above the median. report.py shows the lines.
 """
 
 import statistics
 from dataclasses import dataclass
+
+from instruments.pages.records import fits, number
 
 SLOW = 2.0  # times the median
 
@@ -29,33 +31,18 @@ class Step:
     def waited(self) -> bool:
         return self.watch["wait_s"] > 0.5 * (self.seconds - self.usual_s)
 
-
-def processes(run) -> list[list[dict]]:
-    """The steps that say what the watch saw, of each process that trained."""
-    times = [start["time"] for start in run.starts] or [0.0]
-    watched = [r for r in run.steps if is_watch(r.get("watch"))]
-    ends = [*times[1:], float("inf")]
-    found = ([r for r in watched if t <= r["time"] < end] for t, end in zip(times, ends))
-    return [steps for steps in found if steps]
+    @property
+    def longest_wait_s(self) -> float:
+        return self.watch.get("longest_wait_s") or self.watch["wait_s"]
 
 
-def is_watch(x: object) -> bool:
-    """An older run has none, and a line may be damaged."""
-    numbers = ("wait_s", "longest_wait_s", "read_mb", "read_s", "saving")
-    return (
-        isinstance(x, dict)
-        and all(isinstance(x.get(name), int | float) for name in numbers)
-        and isinstance(x.get("rows"), list)
-    )
-
-
-def timed(run) -> list[Step]:
-    """The steps but for the first of each process, which compiles. Those of a batch-size ramp have
+def timed(processes: list[list[dict]]) -> list[Step]:
+    """The steps except the first of each process, which compiles. Those of a batch-size ramp have
     fewer tokens, so all are compared per token."""
     kept = []
-    for own in processes(run):
+    for own in processes:
         for before, r in zip(own, own[1:]):
-            if (tokens := r["tokens"] - before["tokens"]) > 0:
+            if (tokens := r["tokens"] - before["tokens"]) > 0 < r["step_s"]:
                 kept.append((r["step"], r["step_s"], tokens, r["watch"]))
     if not kept:
         return []
@@ -63,41 +50,47 @@ def timed(run) -> list[Step]:
     return [Step(n, seconds, tokens * per_token, watch) for n, seconds, tokens, watch in kept]
 
 
-def rows_of(run) -> list[tuple[str, str]]:
+def rows_of(processes: list[list[dict]]) -> list[tuple[str, str]]:
     """(name, text) for the report of a run: the sentence on slow steps, the longest wait with its
-    rows, and how fast the rows were read. run: report.Run."""
-    steps = timed(run)
+    rows, and how fast the rows were read. processes: the steps of each process that trained."""
+    watched = [[r for r in own if r.get("watch")] for own in processes]
+    steps = timed(watched)
     if len(steps) < 2:
         return []
     ratios = sorted(s.seconds / s.usual_s for s in steps)
     p95 = ratios[min(len(ratios) - 1, int(0.95 * len(ratios)))]
     slow = [s for s in steps if s.slow]
-    waiting, saving = sum(s.waited for s in slow), sum(s.watch["saving"] for s in slow)
+    waiting, saving = sum(s.waited for s in slow), sum(bool(s.watch["saving"]) for s in slow)
     text = (
         f"{len(slow):,} of {len(steps):,} steps took over twice the median, {waiting:,} of them "
         f"waiting for data, {saving:,} while saving; the 95th percentile is {p95:.2f} x the median"
     )
     rows = [("slow steps", text)]
-    worst = max(steps, key=lambda s: s.watch["longest_wait_s"])
-    if names := worst.watch["rows"]:
+    worst = max(steps, key=lambda s: s.longest_wait_s)
+    if names := worst.watch.get("rows"):
         first = f"{names[0]} to {names[-1]} ({len(names)} rows)" if names[1:] else names[0]
-        text = f"{worst.watch['longest_wait_s']:.2f} s, in step {worst.step:,}, for {first}"
+        text = f"{worst.longest_wait_s:.2f} s, in step {worst.step:,}, for {first}"
         rows.append(("longest wait for data", text))
-    seen = [r["watch"] for own in processes(run) for r in own]
-    size, seconds = (sum(each[key] for each in seen) for key in ("read_mb", "read_s"))
-    if seconds:
+    size, seconds = (
+        sum(r["watch"][k] for own in watched for r in own) for k in ("read_mb", "read_s")
+    )
+    if seconds > 0:
         text = f"{size:,.1f} MB at {size / seconds:,.1f} MB/s, by the first rank's reading thread"
         rows.append(("rows read", text))
     return rows
 
 
-def reading(tree: dict) -> list[tuple[str, str]]:
+UNIT = dict.fromkeys(("s", "bytes", "retries"), number)
+
+
+def reading(made: dict) -> list[tuple[str, str]]:
     """(source, text) for each source of a manifest: how fast its text came, which unit was slowest,
     how often the Hub had to be asked again. The seconds are those of all processes together."""
-    lines = []
-    for name, units in tree.get("made", {}).get("reading", {}).items():
+    lines, by_source = [], made.get("reading")
+    for name, units in by_source.items() if isinstance(by_source, dict) else ():
+        units = [u for u in units if fits(u, UNIT)] if isinstance(units, list) else []
         seconds, size, retries = (sum(u[key] for u in units) for key in ("s", "bytes", "retries"))
-        if not seconds:
+        if seconds <= 0:
             continue
         speeds = [u["bytes"] / 1e6 / max(u["s"], 1e-9) for u in units]
         text = f"{size / 1e6:,.1f} MB of text at {size / 1e6 / seconds:,.1f} MB/s"

@@ -11,8 +11,10 @@ import torch
 from conftest import SMALL, losses, metrics, parameters, run
 
 import train
-from instruments import report
+from instruments.pages import curves, report, watch
+from instruments.pages.records import Run
 from machinery.log import read_jsonl
+from machinery.shards import Manifest
 
 ARGS = [*SMALL, "--eval_every", "4", "--peak_tflops", "1", "--n_layer", "1"]
 
@@ -50,7 +52,7 @@ def test_the_page_of_a_run_tells_how_far_it_is(watched):
     at = [re.search(r"<b>steps</b><span>(\d+) of 12", page)[1] for page in watched.pages]
     assert at == ["0", "4", "8", "12"]
     for page, step in zip(watched.pages, (0, 4, 8, 12)):
-        assert ("the run goes on" in page) == ("<span>running<" in page) == (step < 12)
+        assert ("still running" in page) == ("<span>running<" in page) == (step < 12)
         when = re.search(r"<b>written</b><span>(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)", page)[1]
         assert abs(time.time() - time.mktime(time.strptime(when, "%Y-%m-%d %H:%M:%S"))) < 3600
         assert page.count("<pre>") == step // 4 + 1 and f"at step {step}," in page
@@ -92,8 +94,8 @@ def test_it_changes_no_bit_and_is_no_training_time(watched, small_data, tmp_path
 
 @pytest.mark.parametrize("fault", ["page", "sample"])
 def test_no_fault_of_it_stops_a_run(fault, small_data, tmp_path, monkeypatch, capsys):
-    name = {"page": "draw_curves", "sample": "draw"}[fault]
-    monkeypatch.setattr(report, name, lambda *args: 1 / 0)
+    place, name = {"page": (curves, "draw_run"), "sample": (report, "draw")}[fault]
+    monkeypatch.setattr(place, name, lambda *args: 1 / 0)
     assert begin(small_data, tmp_path / "run", "--steps", "5") == 0
     out = capsys.readouterr().out
     assert out.count("report      none: ZeroDivisionError") >= 2 and "done: 5 steps" in out
@@ -120,23 +122,13 @@ def test_pages_take_at_most_a_twentieth_of_the_time(small_data, tmp_path, monkey
     assert report.update(watched, 1000) and len(written) == before  # train.py writes the last one
 
 
-def test_the_samples_of_a_long_run_are_thinned():
-    live = [dict(step=n, tokens=n, prompt="def", text="", live=True) for n in range(0, 1000, 7)]
-    by_hand = [dict(step=n, tokens=n, prompt="a", text="") for n in range(20)]
-    found = report.thinned([*live, *live[-3:], *by_hand])
-    shown = [r["step"] for r in found if r.get("live")]
-    assert len(shown) <= 12 and shown[0] == live[-1]["step"] and len({*shown}) == len(shown)
-    assert [r for r in found if not r.get("live")] == by_hand
-    assert report.thinned(live[:12])[::-1] == live[:12] and report.thinned([]) == []
-
-
 def test_a_resumed_run_has_one_sample_a_step(watched, small_data, tmp_path):
     run_dir = shutil.copytree(watched.run_dir, tmp_path / "again")
     for path in (run_dir / "checkpoints").glob("step_00000012"):
         shutil.rmtree(path)
     (run_dir / "status.json").unlink()
     assert begin(small_data, run_dir) == 0
-    steps = [r["step"] for r in report.Run(run_dir).samples]
+    steps = [r["step"] for r in Run(run_dir).samples]
     assert steps == [0, 4, 8, 12]
 
 
@@ -146,7 +138,7 @@ def test_sharded_weights_are_not_sampled_and_that_is_said(small_data, tmp_path):
     result = run("train.py", "tiny", *ARGS, *where, nproc=2)
     assert result.returncode == 0, result.stderr
     assert "step 4 | no samples of sharded weights while it trains" in result.stdout
-    assert "steps: 12 of 12" in (tmp_path / "run" / "report.md").read_text()
+    assert "12 of 12" in (tmp_path / "run" / "report.html").read_text()
     assert not (tmp_path / "run" / "samples.jsonl").exists()
 
 
@@ -157,3 +149,98 @@ def test_with_two_ranks_the_first_one_writes(watched, small_data, tmp_path):
     assert result.returncode == 0, result.stderr
     assert [r["step"] for r in read_jsonl(tmp_path / "run" / "samples.jsonl")] == [0, 4, 8, 12]
     assert result.stdout.count("it writes") == 4
+
+
+# ---------------------------------------------------------------------------- the watch on speed
+
+
+def step(n: int, seconds: float = 1.0, tokens: int = 100, **seen) -> dict:
+    found = dict(wait_s=0.0, longest_wait_s=0.0, rows=[], read_mb=0.1, read_s=0.01)
+    seen = found | dict(saving=False) | seen
+    return dict(step=n, tokens=n * tokens, time=float(n), step_s=seconds, watch=seen)
+
+
+def test_a_slow_step_is_counted_with_its_cause():
+    steps = [step(n) for n in range(1, 101)]
+    steps[0]["step_s"] = 90.0  # compiles
+    steps[9] |= step(10, 2.5, wait_s=1.4, longest_wait_s=1.4, rows=["train/a_00.npy row 3"])
+    steps[19] |= step(20, 2.5, saving=True)
+    steps[29] |= step(30, 9.0, wait_s=6.0, longest_wait_s=5.0, rows=["a row 1", "b row 2", "c"])
+    steps[39] |= step(40, 3.0, wait_s=0.5)  # a wait that explains a quarter of it
+    steps[49] |= step(50, 1.9, wait_s=0.9)  # not over twice the median
+    found = dict(watch.rows_of([steps]))
+    assert found["slow steps"] == (
+        "4 of 99 steps took over twice the median, 2 of them waiting for data, 1 while saving; "
+        "the 95th percentile is 1.90 x the median"
+    )
+    assert found["longest wait for data"] == "5.00 s, in step 30, for a row 1 to c (3 rows)"
+    assert found["rows read"].startswith("10.0 MB at 10.0 MB/s")
+
+
+def test_a_ramp_and_a_restart_are_no_slow_steps():
+    """Half of the tokens in half of the time; and the first step of each process compiles."""
+    steps = [step(n, 0.5, 50) for n in range(1, 41)]
+    steps += [step(n, 1.0) | dict(tokens=2000 + (n - 40) * 100) for n in range(41, 101)]
+    steps[70]["step_s"] = 60.0
+    assert dict(watch.rows_of([steps[:70], steps[70:]]))["slow steps"].startswith("0 of 98 steps")
+    assert dict(watch.rows_of([steps]))["slow steps"].startswith("1 of 99 steps")
+    without = [{k: v for k, v in r.items() if k != "watch"} for r in steps]
+    assert watch.rows_of([without]) == watch.rows_of([steps[:1]]) == []
+
+
+def test_the_slowest_unit_of_a_source_is_named():
+    quick = {"s": 0.1, "bytes": 10**6, "retries": 0}
+    slow = quick | {"s": 50.0, "retries": 2}
+    made = {"web": [quick, slow, quick], "odd": 5, "odder": [quick, 5]}
+    rows = dict(watch.reading({"reading": made}))
+    assert "unit 1 of 3 at 0.0 MB/s" in rows["web"] and "2 times" in rows["web"]
+    assert rows.keys() == {"web", "odder"}
+    assert watch.reading({}) == watch.reading({"reading": 5}) == []
+
+
+def test_a_slow_disk_is_seen_and_its_rows_are_named(small_data, tmp_path, monkeypatch):
+    """From the 100th row on, four reads take 0.7 s each: a batch waits for them."""
+    honest, reads, slow = Manifest.row, [], []
+
+    def row(self, split, source, i):
+        if split == "train":
+            reads.append(i)
+            if 100 < len(reads) <= 104:
+                slow.append(f"{self.locate(split, source, i)[1]}")
+                time.sleep(0.7)
+        return honest(self, split, source, i)
+
+    monkeypatch.setattr(Manifest, "row", row)
+    folders = ["--data_dir", str(small_data), "--run_dir", str(tmp_path / "run")]
+    more = ["--steps", "24", "--micro_batch", "2", "--eval_every", "0"]
+    assert train.main(["tiny", *SMALL, *folders, *more]) == 0
+    text = (tmp_path / "run" / "report.html").read_text()
+    n, k = map(int, re.search(r"(\d+) of 23 steps took .*, (\d+) of them waiting", text).groups())
+    assert n >= k >= 1
+    waited = re.search(
+        r"longest wait for data: ([\d.]+) s, in step \d+, for (.+) to (.+) \(2", text
+    )
+    assert float(waited[1]) > 0.5
+    named = [name.split()[-1] for name in (waited[2], waited[3])]
+    assert set(named) <= set(slow), "the rows that were slow"
+    seen = [r["watch"] for r in metrics(tmp_path / "run") if "loss" in r]
+    assert sum(w["read_mb"] for w in seen) >= 24 * 8 * 65 * 2 / 1e6
+    assert sum(w["read_s"] for w in seen) > 2.8
+
+
+def test_steps_taken_while_a_checkpoint_is_written_are_known(small_data, tmp_path, monkeypatch):
+    from machinery import checkpoint
+
+    honest = checkpoint._publish
+
+    def slow(*args):
+        time.sleep(0.5)
+        return honest(*args)
+
+    monkeypatch.setattr(checkpoint, "_publish", slow)
+    folders = ["--data_dir", str(small_data), "--run_dir", str(tmp_path / "run")]
+    more = "--steps 30 --save_every 10 --eval_every 0".split()
+    assert train.main(["tiny", *SMALL, *folders, *more]) == 0
+    steps = [r for r in metrics(tmp_path / "run") if "loss" in r]
+    saving = [r["step"] for r in steps if r["watch"]["saving"]]
+    assert saving and 11 in saving and not set(saving) & set(range(1, 11)), saving

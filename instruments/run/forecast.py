@@ -1,9 +1,10 @@
-"""How long a run takes and what it costs, before it runs: `train.py PRESET --plan [--gpu 8xH100]`.
+"""How long a run takes and what it costs, before it runs: `python eval.py plan d12 --gpu 8xH100`.
 
 Reads the preset and the table of cards in flops.py; no card is needed, and nothing is written.
 `step_s` adds up what a step must do: matmuls, attention, and the memory traffic of all other
-kernels, each at a rate that is assumed here. So the result is an estimate, and ten percent either
-way would be no surprise. A run prints the truth. Next: machinery/plan.py.
+kernels, each at a rate that is assumed here. So the result is an estimate: near for wide models of
+heads of 128, while two published runs of narrow ones took 1.2 and 1.5 times as long. A run prints
+the truth. `train.py PRESET --plan` prints the page for this machine. Next: machinery/plan.py.
 """
 
 import json
@@ -18,10 +19,10 @@ import torch
 
 import config as cfg
 import flops
+import optim
 from config import GPTConfig, UsageError
-from machinery import plan, ranks
+from machinery import cli, plan, ranks
 from machinery.log import short
-from model import GPT
 
 # Assumed, as shares of the datasheet's figures, for H100s. (tests/test_flops.py has a published
 # speed that they come near.) Other cards may reach more of their peak, or less.
@@ -32,7 +33,29 @@ ATTENTION = {128: (0.50, 0.40), 64: (0.40, 0.30)}  # head_dim -> forward, backwa
 TRAFFIC = 0.79  # of the bandwidth, by the fused elementwise kernels
 FORWARD = 0.33  # time of a token in validation over that of one in training
 ALIKE = 0.001  # bits per byte: of two depths so near, the smaller one is cheaper to use
+AROUND = 8  # depths on each side of where the formula looks that are planned
 OTHER_MFU = {"cuda": 0.4, "mps": 0.3, "cpu": 0.2}  # full convention; a device not in the table
+
+
+@dataclass(frozen=True)
+class PlanConfig:
+    """What to plan for."""
+
+    gpu: str = ""
+    """Card, instead of this machine: `H100`, `8xH200`, `4090`."""
+    usd: float = 0.0
+    """Dollars to spend: names the depth that makes the most of them."""
+
+    def __post_init__(self):
+        cfg.check_numbers(self)
+
+
+@dataclass(frozen=True)
+class PlanArgs(cli.TrainArgs):
+    """Plan a run, and stop: parameters, tokens, memory, disk, hours and dollars. The first word is
+    the preset (none: tiny); the options are those of train.py, and --gpu and --usd."""
+
+    plan: PlanConfig
 
 
 @dataclass(frozen=True)
@@ -68,24 +91,50 @@ def parse_gpus(asked: str) -> NamedGPUs:
     )
 
 
+def main(argv: list[str]) -> int:
+    """`eval.py plan [PRESET] [--gpu 8xH100] [--usd 50] [options of train.py]`: print the page."""
+    print(page_of(argv))
+    return 0
+
+
+def page_of(argv: list[str]) -> str:
+    """What `main` prints."""
+    name, options = cli.first_word(argv)
+    preset = cli.parse("eval.py plan", "train", [name])
+    default = PlanArgs(preset.model, preset.train, preset.run, PlanConfig())
+    asked = cli.read_options(default, options, f"eval.py plan {name}")
+    cli.refuse_unread(asked.train, preset.train)
+    preset = replace(preset, model=asked.model, train=asked.train, run=asked.run)
+    here = (preset.run.device, preset.train.dtype)
+    world = parse_gpus(asked.plan.gpu) if asked.plan.gpu else ranks.start(*here)
+    return page(preset, world, asked.plan.usd)
+
+
 def show(preset: cfg.Preset, world: ranks.World) -> int:
-    """Print the page, once; returns the exit code."""
+    """`train.py --plan`: print the page for this machine, once; returns the exit code."""
     text = page(preset, world)
     if world.is_first:
         print(text)
     return 0
 
 
-def page(preset: cfg.Preset, world: ranks.World) -> str:
-    """The plan with hours, dollars and, for a `dN`, the loss: on this machine or on `--gpu`."""
+def page(preset: cfg.Preset, world: ranks.World, usd: float = 0.0) -> str:
+    """The plan with hours, dollars and, for a `dN`, the loss. usd: compare what it buys at other
+    depths; 0: compare for what the run costs."""
     run = preset.run
-    world = parse_gpus(run.gpu) if run.gpu else world
     card, peak = flops.find_card(world.device_name), flops.find_peak(world, run.peak_tflops)
     on = f"on        {world.world_size} x {world.device_name}"
     if card and preset.train.dtype == "fp32":
         raise UsageError("--plan knows what cards do in bf16 only; leave --dtype fp32 out")
+    is_dial = on_the_dial(preset)
+    if usd and not (is_dial and card and run.usd_per_hour):
+        example = "eval.py plan d12 --gpu H100 --usd 50 --usd_per_hour 3"
+        raise UsageError(
+            f"--usd {usd} compares depths on a card that has a price (--usd_per_hour "
+            f"{run.usd_per_hour}), as in {example}"
+        )
     if peak is None:
-        why = "its peak is unknown; set --peak_tflops, or name a known card with --gpu"
+        why = "its peak is unknown; set --peak_tflops, or name a known card: eval.py plan --gpu"
         return f"{plan.make_plan(preset, world).text}\n{on}\ntime      n/a: {why}"
     on += f", {world.memory_bytes / 1e9:.1f} GB, {peak / 1e12:,.2f} TFLOP/s"
     on += f", {card.memory_tb_s} TB/s" if card else ""
@@ -99,12 +148,8 @@ def page(preset: cfg.Preset, world: ranks.World) -> str:
         f"time      an estimate: {own.hours:,.2f} hours with validation; "
         f"{cost(own.hours, run.usd_per_hour, world)} (--usd_per_hour)",
     ]
-    dial = on_the_dial(preset)
-    if run.usd and not (dial and card):
-        example = "train.py d12 --plan --gpu H100 --usd 50"
-        raise UsageError(f"--usd {run.usd} compares depths on a card, as in {example}")
-    lines += [loss_line(own)] if dial else []
-    lines += other_depths(preset, world, peak, own) if dial and card else []
+    lines += [loss_line(own)] if is_dial else []
+    lines += other_depths(preset, world, peak, own, usd) if is_dial and card else []
     return "\n".join(lines)
 
 
@@ -127,20 +172,60 @@ class Estimate:
 def estimate(preset: cfg.Preset, world: ranks.World, peak: float) -> Estimate:
     """Speed and time of a run on a machine with this peak, in FLOP/s of one device."""
     decided, card = plan.make_plan(preset, world), flops.find_card(world.device_name)
-    with torch.device("meta"):
-        meta = GPT(preset.model)
-    tokens, full, run = decided.rows * decided.seq_len, meta.flops_per_token(), preset.run
-    groups = meta.param_groups()
-    weights = sum(p.numel() for p in groups["matrix"] + groups["head"])
+    tokens, full = decided.rows * decided.seq_len, flops_per_token(preset.model)
     if card:
         whole_steps = decided.rows / decided.rows_in_step(decided.ramp_steps)
-        speed = tokens / (whole_steps * step_s(decided, meta, card, peak))
+        speed = tokens / (whole_steps * step_s(decided, preset.model, card, peak))
     else:
         speed = OTHER_MFU[world.device.type] * peak * world.world_size / full
         speed *= 0.75 if decided.recompute else 1  # four passes, of which MFU counts three
-    validations = 2 + (decided.steps - 1) // run.eval_every if run.eval_every else 2
-    validation = FORWARD * validations * run.eval_tokens / tokens
-    return Estimate(decided, weights, full, speed, validation, tokens)
+    validation = FORWARD * validated(preset, decided.steps) / tokens
+    return Estimate(decided, matmul_weights(preset.model), full, speed, validation, tokens)
+
+
+def validated(preset: cfg.Preset, steps: int) -> float:
+    """Tokens that a run scores: at each validation eval_tokens, or all that is held out if that is
+    less, and at the end all. How much is held out is known if the preset says how much is
+    prepared; else as much as eval_tokens is assumed."""
+    run, text = preset.run, preset.data
+    times = 2 + (steps - 1) // run.eval_every if run.eval_every else 2  # first and last step
+    held_out, prepared = run.eval_tokens, text.tokens
+    if prepared and prepared != "all" and text.val_fraction < 1:
+        held_out = cli.count(prepared) * text.val_fraction / (1 - text.val_fraction)
+    return times * min(run.eval_tokens, held_out) + held_out
+
+
+# ----------------------------------------------------- the model by formula, without building one
+
+
+def parameters(c: GPTConfig) -> dict[str, int]:
+    """Weights by the way they are optimized, as GPT.param_groups counts them."""
+    q, kv, table = c.n_head * c.head_dim, c.n_kv_head * c.head_dim, c.padded_vocab * c.n_embd
+    mlp = (3 if c.mlp == "swiglu" else 2) * c.n_embd * c.mlp_hidden
+    with_values = sum(map(c.has_value_embed, range(c.n_layer)))
+    gates = with_values * cfg.VALUE_GATE_CHANNELS * c.n_kv_head
+    return {
+        "matrix": c.n_layer * (2 * c.n_embd * (q + kv) + mlp) + gates,
+        "embedding": table * (not c.tie_embeddings) + with_values * c.padded_vocab * kv,
+        "head": table,
+    }
+
+
+def saved_bytes(preset: cfg.Preset) -> int:
+    """Of a checkpoint: weights and the optimizer's state."""
+    sizes = parameters(preset.model)
+    return optim.state_bytes(sizes, preset.train.optimizer) - 4 * sum(sizes.values())
+
+
+def matmul_weights(c: GPTConfig) -> int:
+    """Weights of the blocks and the head."""
+    return parameters(c)["matrix"] + parameters(c)["head"]
+
+
+def flops_per_token(c: GPTConfig, causal: bool = False) -> int:
+    """As GPT.flops_per_token: 6 per weight in a matmul, and attention."""
+    attention = 12 * c.n_layer * c.n_head * c.head_dim * c.seq_len
+    return 6 * matmul_weights(c) + (attention // 2 if causal else attention)
 
 
 # ------------------------------------------------------------------------- the loss of a dN
@@ -172,41 +257,53 @@ def predict(weights: float, tokens: float) -> tuple[float, float, float]:
 
 def loss_line(run: Estimate) -> str:
     guess, low, high = predict(run.weights, run.tokens)
-    found = law()
-    beyond = "" if run.weights <= found["weights"] else ", and beyond their sizes"
+    fitted = law()
+    beyond = "extrapolated from" if run.weights > fitted["weights"] else "by"
     return (
-        f"loss      a guess: {guess:.3f} bits per byte of {found['text']}, {low:.3f} to {high:.3f},"
-        f" by {found['runs']} published\n          runs of nanochat, whose recipe is not quite this"
-        f" one{beyond} (benchmarks/SCALING.md)"
+        f"loss      a guess: {guess:.3f} bits per byte of {fitted['text']}, {low:.3f} to "
+        f"{high:.3f}, {beyond}\n          {fitted['runs']} published nanochat runs of a slightly "
+        "different recipe (benchmarks/SCALING.md)"
     )
 
 
-def other_depths(preset: cfg.Preset, world, peak: float, own: Estimate) -> list[str]:
-    """What the same dollars, or those of --usd, buy at other depths, and which is best."""
+def other_depths(
+    preset: cfg.Preset, world, peak: float, own: Estimate, usd: float = 0.0
+) -> list[str]:
+    """What the same dollars, or `usd`, buy at other depths, and which is best."""
     per_hour = preset.run.usd_per_hour * max(1, world.world_size)
-    hours = preset.run.usd / per_hour if preset.run.usd else own.hours
-    found = {}
-    for depth in range(4, 61, 2):
-        dial = cfg.preset_of_depth(depth)
+    hours = usd / per_hour if usd else own.hours
+
+    flop = hours * 3600 * own.tokens_per_s * own.flops_per_token
+
+    def at_this_speed(model: GPTConfig) -> float:
+        """The loss if each depth did as many FLOPs in a second: it tells where to look."""
+        return predict(matmul_weights(model), flop / flops_per_token(model))[0]
+
+    dials = {depth: cfg.preset_of_depth(depth) for depth in range(4, 61, 2)}
+    room = 0.5 * world.memory_bytes * world.world_size  # the rest is for gradients and activations
+    fit = {n: d for n, d in dials.items() if saved_bytes(d) <= room}
+    near = min(fit, key=lambda depth: at_this_speed(fit[depth].model), default=0)
+    runs = {}
+    for depth in [n for n in fit if abs(n - near) <= AROUND or n == preset.model.n_layer]:
         options = replace(preset.run, micro_batch=0)  # what fits one depth need not fit another
-        run = estimate(replace(dial, run=options), world, peak)
+        run = estimate(replace(fit[depth], run=options), world, peak)
         tokens = int(hours * 3600 * run.tokens_per_s / (1 + run.validation))
-        if run.plan.save_bytes > 0.5 * world.memory_bytes * world.world_size:
-            break  # weights, gradients, optimizer and activations would not fit
-        found[depth] = replace(run, tokens=tokens), predict(run.weights, tokens)
-    if not found:
+        runs[depth] = replace(run, tokens=tokens), predict(run.weights, tokens)
+    if not runs:
         return []
-    lowest = min(guess for _, (guess, *_) in found.values())
-    best = min(depth for depth in found if found[depth][1][0] <= lowest + ALIKE)
-    lines = [f"${hours * per_hour:,.2f} buys    depth  tokens  per weight   hours  bits per byte"]
-    for depth, (run, (guess, low, high)) in found.items():
+    lowest = min(guess for _, (guess, *_) in runs.values())
+    best = min(depth for depth in runs if runs[depth][1][0] <= lowest + ALIKE)
+    lines = [
+        f"{f'${hours * per_hour:,.2f} buys':13} depth  tokens  per weight   hours  bits per byte"
+    ]
+    for depth, (run, (guess, low, high)) in runs.items():
         if abs(depth - best) <= 6 or depth == preset.model.n_layer:
-            mark = "  the smallest of the best" if depth == best else ""
+            mark = f"  best (smallest within {ALIKE})" if depth == best else ""
             lines.append(
                 f"{'':14}{f'd{depth}':>5}{short(run.tokens):>8}{run.tokens / run.weights:>12.1f}"
                 f"{run.hours:>8,.2f}  {guess:.3f} ({low:.3f} to {high:.3f}){mark}"
             )
-    tokens = f"{found[best][0].tokens / 1e9:.3g}B"
+    tokens = f"{runs[best][0].tokens / 1e9:.3g}B"
     lines.append(
         f"{'':14}train.py d{best} --tokens {tokens}; prepare_data.py d{best} --tokens {tokens}"
     )
@@ -220,13 +317,12 @@ def cost(hours: float, usd_per_hour: float, world: ranks.World) -> str:
     return f"${hours * usd_per_hour * max(1, n_gpus):,.2f} at ${usd_per_hour:.2f}/hour for {of}"
 
 
-def step_s(decided: plan.Plan, meta: GPT, card: flops.Card, peak: float) -> float:
+def step_s(decided: plan.Plan, c: GPTConfig, card: flops.Card, peak: float) -> float:
     """Seconds of a full-size step on one rank, without communication."""
-    c, bandwidth = meta.config, TRAFFIC * card.memory_tb_s * 1e12
+    bandwidth, params = TRAFFIC * card.memory_tb_s * 1e12, sum(parameters(c).values())
     tokens = decided.micro_batch * decided.seq_len
-    params = sum(p.numel() for p in meta.parameters())
     attention = 2 * c.n_layer * c.n_head * c.head_dim * c.seq_len  # FLOPs of forward, per token
-    matmul = meta.flops_per_token(causal=True) - 3 * attention
+    matmul = flops_per_token(c, causal=True) - 3 * attention
     matmul_rate = MATMUL * peak * c.n_embd / (c.n_embd + HALF_WIDTH)
     if c.n_kv_head < c.n_head:
         matmul_rate *= NARROW

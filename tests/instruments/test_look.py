@@ -15,6 +15,7 @@ import torch
 from conftest import SMALL
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from instruments.look import Probe
 
 import data
 import eval as evaluate
@@ -22,7 +23,6 @@ import train
 from config import PRESETS, GPTConfig, UsageError
 from flops import bits_per_byte
 from instruments import look
-from instruments.look import Probe
 from machinery.shards import Manifest
 from model import GPT, apply_rope, rms_norm
 from tokenizer import Tokenizer

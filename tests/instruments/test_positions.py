@@ -1,12 +1,11 @@
-"""Longer rows as a last stage (docs/context.md): what stays the same, what gets better, and the
-loss by position that shows it."""
+"""instruments/pages/positions.py: the loss by position; and longer rows as a last stage
+(docs/context.md), which it shows: what stays the same, what gets better."""
 
 import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from conftest import losses, metrics, run
@@ -16,8 +15,9 @@ import data
 import eval as evaluate
 from config import GPTConfig, UsageError
 from flops import bits_per_byte
-from instruments import positions, report
+from instruments.pages import positions, report
 from machinery import checkpoint
+from machinery.errors import NonFiniteError
 from machinery.shards import Manifest
 from model import GPT
 
@@ -103,55 +103,88 @@ def test_another_theta_is_named_and_another_tokenizer_refused(stages, small_data
 
 def test_a_model_is_not_given_longer_rows_than_it_reads(stages):
     options = ["--data_dir", str(stages["long_data"]), "--device", "cpu"]
-    with pytest.raises(UsageError, match="have 128 inputs, but .* reads 64; docs/context.md"):
+    with pytest.raises(UsageError) as error:
         evaluate.main(["loss", str(stages["start"]), *options])
+    assert "128" in str(error.value) and "64" in str(error.value)
 
 
 # ------------------------------------------------------------------------ the loss by position
 
 
-def test_by_position_is_the_mean_over_rows_of_each_position(stages):
-    """Against one row at a time."""
+class Told(torch.nn.Module):
+    """The nats of a target are told by its id, its input and its place in the row."""
+
+    def forward(self, inputs, targets, reduction):
+        return targets.clamp(min=0) + 0.01 * inputs + torch.arange(inputs.size(1)) / 7  # (B, T)
+
+
+@pytest.mark.parametrize("first", [1, 4, 32])
+def test_only_targets_that_count_are_scored(first):
+    """By a loop over single targets, of rows where some, or all, or none count."""
+    draw = torch.Generator().manual_seed(0)
+    inputs, targets = torch.randint(0, 9, (2, 11, 21), generator=draw)
+    targets[torch.rand(targets.shape, generator=draw) < 0.6] = data.IGNORED
+    targets[3] = targets[:, 2] = data.IGNORED  # a row, and a position
+    targets[:, 8:16] = data.IGNORED  # a range
+    by_place = {t: [] for t in range(21)}
+    for row, wanted in zip(inputs.tolist(), targets.tolist()):
+        for t, (before, target) in enumerate(zip(row, wanted)):
+            if target != data.IGNORED:
+                by_place[t].append(target + 0.01 * before + t / 7)
+    batches = lambda: zip(inputs.split(4), targets.split(4))
+    means = positions.by_position(Told(), batches())
+    for t, nats in by_place.items():
+        assert means[t].item() == pytest.approx(sum(nats) / len(nats)) if nats else means[t].isnan()
+    nats = torch.cat([nats for _, nats in positions.nats_of(Told(), batches())])
+    expected = []
+    for begin, end in positions.ranges(21, first):
+        if several := [x for t in range(begin, end) for x in by_place[t]]:
+            expected.append((begin, end, pytest.approx(sum(several) / len(several))))
+    assert positions.by_range(nats, first) == expected and len(expected) >= 1
+
+
+def test_the_means_of_all_positions_are_the_loss(stages):
+    """Of text, where each target counts: that of flops.bits_per_byte."""
     model, manifest = model_at(stages["start"]), Manifest.load(stages["short_data"])
-    found = positions.by_position(model, data.val_batches(manifest, 7, 30))
-    sums = np.zeros(64)
-    for inputs, targets in data.val_batches(manifest, 1, 30):
-        with torch.no_grad():
-            logits = model(inputs)[0].double()  # (T, V)
-        sums += -logits.log_softmax(-1)[torch.arange(64), targets[0]].numpy()
-    assert found.shape == (64,)
-    np.testing.assert_allclose(found.numpy(), sums / 30, rtol=1e-5)
+    batches = lambda size: data.val_batches(manifest, size, 30)
+    token_bytes = torch.from_numpy(manifest.token_bytes())
+    means, (nats, _) = (
+        positions.by_position(model, batches(7)),
+        bits_per_byte(model, batches(8), token_bytes),
+    )
+    assert means.mean().item() == pytest.approx(nats, rel=1e-5)
+
+
+@pytest.mark.parametrize("wrong", [torch.nan, torch.inf])
+def test_a_model_that_says_nothing_is_an_error(wrong):
+    rows = torch.zeros(2, 3, dtype=torch.long)
+    model = lambda inputs, targets, reduction: torch.full(inputs.shape, wrong)
+    with pytest.raises(NonFiniteError):
+        positions.by_position(model, [(rows, rows)])
 
 
 @pytest.mark.parametrize("T", [1, 31, 32, 33, 64, 1000, 2048])
-def test_the_ranges_cover_each_position_once(T):
-    found = positions.ranges(T)
-    assert [i for begin, end in found for i in range(begin, end)] == [*range(T)]
-    assert all(begin in (0, 32 * 2 ** (k - 1)) for k, (begin, _) in enumerate(found))
+@pytest.mark.parametrize("first", [1, 32])
+def test_the_ranges_cover_each_position_once(T, first):
+    ranges = positions.ranges(T, first)
+    assert [i for begin, end in ranges for i in range(begin, end)] == [*range(T)]
+    assert all(begin in (0, first * 2 ** (k - 1)) for k, (begin, _) in enumerate(ranges))
 
 
 @pytest.mark.slow
-def test_the_report_has_it_of_the_newest_checkpoint(stages, tmp_path, capsys):
+def test_the_report_has_it_of_the_newest_checkpoint(stages, tmp_path):
     run_dir = shutil.copytree(stages["folder"] / "long", tmp_path / "run")
     argv = ["report", str(run_dir), "--device", "cpu", "--dtype", "fp32", "--max_new_tokens", "2"]
     assert evaluate.main(argv) == 0
-    found = json.loads((run_dir / "positions.json").read_text())
-    assert [part[:2] for part in found["nats"]] == [[0, 32], [32, 64], [64, 128]]
-    page = (run_dir / "report.md").read_text()
-    assert "## Loss by position" in page and f"- 64 to 127: {found['nats'][2][2]:.4f} nats" in page
-    mean = sum((end - begin) * nats for begin, end, nats in found["nats"]) / 128
-    assert evaluate.main(["loss", str(run_dir), "--device", "cpu", "--dtype", "fp32"]) == 0
-    line = json.loads((run_dir / "eval.jsonl").read_text().splitlines()[-1])
-    manifest = Manifest.load(stages["long_data"])
-    if found["rows"] == manifest.rows("val"):
-        assert mean == pytest.approx(line["val_loss"], rel=1e-5)
+    written = json.loads((run_dir / "positions.json").read_text())
+    assert [part[:2] for part in written["nats"]] == [[0, 32], [32, 64], [64, 128]]
+    page = (run_dir / "report.html").read_text()
+    assert "<b>64 to 127</b>" in page and f"{written['nats'][2][2]:.4f} nats" in page
     before = (run_dir / "positions.json").stat().st_mtime_ns
     assert evaluate.main(argv) == 0  # done already
     assert (run_dir / "positions.json").stat().st_mtime_ns == before
     for damage in ("5", "{", "{}", '{"step": 60, "nats": 3}', '{"step": 1, "nats": [["a", 2, 3]]}'):
         (run_dir / "positions.json").write_text(damage)
-        report.write(run_dir)
-        assert "Loss by position" not in (run_dir / "report.md").read_text()
-    capsys.readouterr()
+        assert "Loss by position" not in report.write(run_dir).read_text()
     assert evaluate.main(argv) == 0
-    assert json.loads((run_dir / "positions.json").read_text()) == found
+    assert json.loads((run_dir / "positions.json").read_text()) == written

@@ -1,9 +1,9 @@
-"""Where a training step spends its time and memory: the mechanism behind `train.py --profile`.
+"""Where a training step spends its time: the mechanism behind `train.py --profile`.
 
 Runs a few steps under torch.profiler; the loop marks the regions "data", "communication" and
 "optimizer" with `record_function`. Writes OUT/trace.json.gz (open it in https://ui.perfetto.dev or
-chrome://tracing) and OUT/memory.png. Guarantees: the rows of `table()` add up to the time of a
-step; each instant is counted once. On a GPU the rows split the device's timeline: `communication`
+chrome://tracing). Guarantees: the rows of `table()` add up to the time of a step; each instant is
+counted once. On a GPU the rows split the device's timeline: `communication`
 is the part that no computation hides, and in `idle` the device waits for the host. On a CPU they
 split the main thread's. Next: train.py.
 """
@@ -11,13 +11,14 @@ split the main thread's. Next: train.py.
 import gzip
 import json
 import re
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
 
-from config import UsageError
+from config import LARGEST, UsageError
+from machinery import disk
 
 REGIONS = {"optimizer": "optimizer", "communication": "communication", "data": "data wait"}
 ROWS = ("matmul", "attention", "elementwise", "optimizer", "communication", "data wait", "idle")
@@ -91,7 +92,8 @@ class Profile(torch.profiler.profile):
 
     def __init__(self, out_dir: Path, device: torch.device, warmup: int = 1, steps: int = 3):
         out_dir.mkdir(parents=True, exist_ok=True)
-        self.trace, self.image = out_dir / "trace.json.gz", out_dir / "memory.png"
+        self.trace = out_dir / "trace.json.gz"
+        self.trace.unlink(missing_ok=True)  # torch would follow a link
         self.device, self.warmup, self.last = device, warmup, warmup + steps
         super().__init__(
             schedule=torch.profiler.schedule(wait=0, warmup=warmup, active=steps, repeat=1),
@@ -112,7 +114,7 @@ class Profile(torch.profiler.profile):
 
     def trace_events(self) -> list[dict]:
         """The events of the Chrome trace."""
-        return json.loads(gzip.decompress(self.trace.read_bytes()))["traceEvents"]
+        return json.loads(gzip.decompress(disk.read_bytes(self.trace, LARGEST)))["traceEvents"]
 
     def table(self) -> str:
         """One screen: milliseconds per step and share of each row, and the peak of memory."""
@@ -125,52 +127,31 @@ class Profile(torch.profiler.profile):
         lines = [f"where the time goes: mean of {n} steps, {total / n / 1e3:.1f} ms each"]
         for row, us in breakdown(to_spans(events), start, end).items():
             lines.append(f"  {row:<14}{us / n / 1e3:10.1f} ms {us / total:7.1%}")
-        if memory := self.memory(events):
+        if peak := self.peak_bytes(events):
             since = " since the first step" if self.device.type == "cpu" else ""
-            lines.append(f"peak memory {max(b for _, b in memory) / 1e6:,.1f} MB allocated{since}")
-            lines.append(f"memory over time: {self.draw(memory, marks)}")
+            lines.append(f"peak memory {peak / 1e6:,.1f} MB allocated{since}")
         return "\n".join([*lines, f"trace: {self.trace} (open it in https://ui.perfetto.dev)"])
 
-    def memory(self, events: list[dict]) -> list[tuple[float, int]]:
-        """(microseconds, bytes allocated on the device) at each allocation and release. The CPU's
+    def peak_bytes(self, events: list[dict]) -> int:
+        """The most bytes allocated on the device at once; 0 if nothing is recorded. The CPU's
         allocator counts from the first profiled step on, a GPU's from the beginning."""
         on_cpu, events = self.device.type == "cpu", [e for e in events if e["name"] == "[memory]"]
         events = [e for e in events if (e["args"]["Device Type"] == 0) == on_cpu]
-        return [(e["ts"], e["args"]["Total Allocated"]) for e in events]
-
-    def draw(self, memory: list[tuple[float, int]], marks: list[dict]) -> str:
-        """Plot the memory; returns the name of the picture, or the reason why there is none."""
-        try:
-            from matplotlib.figure import Figure  # no pyplot: works without a display
-        except ImportError:
-            return "no picture, as matplotlib is not installed"
-        axes = Figure(figsize=(9, 4), layout="constrained").subplots()
-        ms = lambda time: (time - marks[0]["ts"]) / 1e3
-        axes.step([ms(t) for t, _ in memory], [b / 1e6 for _, b in memory], where="post")
-        for mark in marks:
-            axes.axvline(ms(mark["ts"]), color="gray", linestyle=":")
-        axes.set(xlabel="milliseconds (dotted: a step begins)", ylabel="MB allocated")
-        axes.figure.savefig(self.image, dpi=120)
-        return str(self.image)
+        return max((e["args"]["Total Allocated"] for e in events), default=0)
 
 
-def run(run, steps: Iterator, log_step: Callable, progress) -> int:
+def run(run, steps: Iterator[dict], log_step: Callable, progress) -> int:
     """`train.py --profile`: take a few of the `steps`, log them, print the table. Returns the exit
-    code. run, progress: train.py's; steps yields the numbers of each (machinery/log.py)."""
+    code. run, progress: train.py's; steps yields the numbers of each, as floats by name."""
     world, log = run.world, run.log
-    folder = log.run_dir / "profile" / (f"rank_{world.rank}" if world.world_size > 1 else "")
-    keep = 1 if world.device.type == "cuda" else 0  # as in training: the host is a step ahead
-    unread = deque()
+    own = f"/rank_{world.rank}" if world.world_size > 1 else ""
+    folder = disk.inside(log.run_dir, f"profile{own}")
     with Profile(folder, world.device) as profile:
         for numbers in steps:
-            unread.append(numbers)
-            if len(unread) > keep:
-                log_step(run, progress, unread.popleft().read())
+            log_step(run, progress, numbers)
             profile.step()
             if profile.done:
                 break
-    for numbers in unread:
-        log_step(run, progress, numbers.read())
     log.status("profiled", step=progress.step, exit_code=0)
     if world.is_first:
         log.print(profile.table())

@@ -1,11 +1,12 @@
 """checkpoint.py against real kills, real full files, real flipped bytes and real processes.
 
-`python tests/test_checkpoint.py SCENARIO DIR` is what the tests start as other processes.
+`python tests/machinery/test_checkpoint.py SCENARIO DIR` is what the tests start as other processes.
 """
 
+import hashlib
 import json
 import os
-import re
+import pickle
 import resource
 import shutil
 import signal
@@ -18,37 +19,36 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import safetensors.torch
 import torch
 import torch.distributed as dist
+from conftest import ROOT, flip
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from conftest import flip
-from store_helpers import open_mirror
-
 import optim
 from config import UsageError
-from machinery import checkpoint, disk
+from machinery import checkpoint
 from machinery.checkpoint import Checkpointer
 from machinery.errors import CheckpointError, NonFiniteError, StorageError
 
 BEFORE_RENAME = ("begin", "write", "hash", "manifest")
 STAGES = (*BEFORE_RENAME, "rename")
-TENSORS_FAIL = 12_000  # bytes that a file may have: DCP's file is longer
+TENSORS = "shard-00001-model-00001-of-00001.safetensors"  # of the first rank
+TENSORS_FAIL = 2_000  # bytes that a file may have: one of tensors is longer
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
 
 class Toy(nn.Module):
-    """Sizes that two ranks cannot halve, a matrix for Muon, a buffer."""
+    """Sizes that ranks cannot share evenly, a matrix for Muon, a buffer."""
 
     def __init__(self):
         super().__init__()
         self.inp, self.body = nn.Linear(5, 7), nn.Linear(7, 9, bias=False)
-        self.out = nn.Linear(9, 3)
-        self.register_buffer("scale", torch.ones(3))
+        self.out = nn.Linear(9, 4)
+        self.register_buffer("scale", torch.ones(4))
 
     def forward(self, x):
         return self.out(torch.tanh(self.body(torch.tanh(self.inp(x))))) * self.scale
@@ -103,6 +103,15 @@ def names(root):
 
 def steps_in(root):
     return sorted(int(p.name[5:]) for p in Path(root).glob("step_*"))
+
+
+def rehash(path, **files):
+    """Give files another content, and MANIFEST their hashes, as a stranger would."""
+    manifest = json.loads((path / "MANIFEST.json").read_text())
+    for name, content in files.items():
+        (path / name).write_bytes(content)
+        manifest["files"][name] = hashlib.sha256(content).hexdigest()
+    (path / "MANIFEST.json").write_text(json.dumps(manifest))
 
 
 def files_of(path):
@@ -162,7 +171,7 @@ def test_resumed_equals_uninterrupted(tmp_path, log, wait):
     record = {"best_bpb": float("inf"), "config": {"a": 1}}
     saver.save(3, model, optimizers, record, wait=wait)
     expected = train(model, optimizers, 3, seed=1)
-    saver.close()
+    saver.finish()
 
     trainer, again, others = resume(tmp_path)
     assert trainer == record | {"step": 3, "world_size": 1}
@@ -170,22 +179,48 @@ def test_resumed_equals_uninterrupted(tmp_path, log, wait):
     assert_same(snapshot(again, others), snapshot(model, optimizers))
 
 
-def test_a_save_draws_no_random_numbers(tmp_path, log):
+def test_a_save_draws_no_random_numbers_and_its_files_are_these(tmp_path, log):
     """Nothing random is saved, so nothing here may move the generator of training."""
     model, optimizers = build()
     before = torch.get_rng_state()
     saver = Checkpointer(tmp_path, log=log.append)
     for step in (1, 2):
         saver.save(step, model, optimizers, {})
-    saver.close()
+    saver.finish()
     saver.resume(model, optimizers)
     assert torch.equal(torch.get_rng_state(), before)
-    assert [p.name for p in files_of(tmp_path / "step_00000002")] == [
-        "MANIFEST.json",
-        ".metadata",
-        "__0_0.distcp",
-        "trainer.json",
-    ]
+    found = [p.name for p in files_of(tmp_path / "step_00000002")]
+    assert found == ["MANIFEST.json", TENSORS, "trainer.json"]
+
+
+def test_large_states_are_written_in_several_files(tmp_path, log, monkeypatch):
+    """Which bounds the memory that the writer takes; and any tool reads them."""
+    monkeypatch.setattr(checkpoint, "FILE_BYTES", 300)
+    model, optimizers = build()
+    train(model, optimizers, 1)
+    Checkpointer(tmp_path, log=log.append).save(1, model, optimizers, {}, wait=True)
+    files = [p for p in files_of(tmp_path / "step_00000001") if p.suffix == ".safetensors"]
+    assert len(files) > 3
+    assert_same(snapshot(*resume(tmp_path)[1:]), snapshot(model, optimizers))
+    found = {name: t for file in files for name, t in safetensors.torch.load_file(file).items()}
+    assert all(torch.equal(found[f"model.{k}"], t) for k, t in model.state_dict().items())
+
+
+def test_every_kind_of_tensor(tmp_path, log):
+    """Of no dimension, bf16, transposed, a view of another's memory."""
+    model, optimizers = build()
+    train(model, optimizers, 1)
+    model.register_buffer("none_", torch.tensor(3.5))
+    model.register_buffer("half_", torch.randn(3, 5).bfloat16())
+    model.register_buffer("turned_", torch.randn(3, 5).T)
+    model.register_buffer("part_", model.half_[1:])
+    Checkpointer(tmp_path, log=log.append).save(1, model, optimizers, {}, wait=True)
+    expected = snapshot(model, optimizers)
+    with torch.no_grad():
+        for t in model.state_dict().values():
+            t.zero_()
+    Checkpointer(tmp_path).resume(model, optimizers)
+    assert_same(snapshot(model, optimizers), expected)
 
 
 def test_saving_before_the_first_step_changes_nothing(tmp_path):
@@ -202,7 +237,7 @@ def test_saving_before_the_first_step_changes_nothing(tmp_path):
 
 def test_state_that_was_not_created_is_refused(tmp_path):
     model = build()[0]
-    with pytest.raises(AssertionError, match="create the optimizer's state"):
+    with pytest.raises(AssertionError):
         Checkpointer(tmp_path).save(0, model, [torch.optim.SGD(model.parameters())], {})
 
 
@@ -231,7 +266,7 @@ def test_parameters_changed_right_after_an_async_save(tmp_path, log, monkeypatch
             for p in model.parameters():
                 p.fill_(float("nan"))
         go.set()
-        saver.wait()
+        saver.join()
         assert_same(snapshot(*resume(tmp_path)[1:]), expected)
         Checkpointer(tmp_path).resume(model, optimizers)
 
@@ -254,75 +289,73 @@ def test_any_flipped_byte_is_found(run):
 
 def test_flipped_byte_warns_and_uses_the_older(run, log):
     newest = checkpoint.checkpoints(run.root)[0]
-    flip(newest / "dcp" / "__0_0.distcp", 2000)
+    flip(newest / "dcp" / TENSORS, 2000)
     assert resumed_step(run.root, log) == 10
-    assert any("warning" in text and "__0_0.distcp" in text for text in log)
-    with pytest.raises(CheckpointError, match="__0_0.distcp") as e:
-        resume(run.root, path=newest)
-    assert e.value.exit_code == 4
-    with pytest.raises(CheckpointError, match="__0_0.distcp"):
-        checkpoint.load_model(newest, build()[0])
+    assert any("warning" in text and TENSORS in text for text in log)
+    for load in (
+        lambda: resume(run.root, path=newest),
+        lambda: checkpoint.load_model(newest, build()[0]),
+    ):
+        with pytest.raises(CheckpointError) as e:
+            load()
+        assert TENSORS in str(e.value) and e.value.exit_code == 4
 
 
 def test_all_corrupt_is_no_fresh_start(run, log):
     for path in checkpoint.checkpoints(run.root):
         flip(path / "trainer.json", 3)
-    with pytest.raises(CheckpointError, match="none of the 2") as e:
-        resume(run.root, log)
-    assert e.value.exit_code == 4
-
-
-@pytest.mark.parametrize("file", ["MANIFEST.json", "trainer.json", "dcp/.metadata"])
-def test_missing_file_is_invalid(run, log, file):
-    (run.root / "step_00000020" / file).unlink()
-    assert resumed_step(run.root, log) == 10
-    assert any("warning" in text and Path(file).name in text for text in log)
-
-
-def test_truncated_and_empty_files_are_invalid(run, log):
-    os.truncate(run.root / "step_00000020" / "dcp" / "__0_0.distcp", 0)
-    assert resumed_step(run.root, log) == 10
-    os.truncate(run.root / "step_00000010" / "MANIFEST.json", 100)
     with pytest.raises(CheckpointError):
         resume(run.root, log)
 
 
-def test_a_checkpoint_of_another_format_is_refused(run, log):
+@pytest.mark.parametrize("file", ["MANIFEST.json", "trainer.json", f"dcp/{TENSORS}"])
+def test_missing_and_cut_files_are_invalid(run, log, file):
+    (run.root / "step_00000020" / file).unlink()
+    assert resumed_step(run.root, log) == 10
+    assert any("warning" in text and Path(file).name in text for text in log)
+    os.truncate(run.root / "step_00000010" / file, 0)
+    with pytest.raises(CheckpointError):
+        resume(run.root, log)
+
+
+@pytest.mark.parametrize("format", [1, 2])
+def test_a_checkpoint_of_another_format_is_refused(run, log, format):
     for path in checkpoint.checkpoints(run.root):
         manifest = path / "MANIFEST.json"
         content = json.loads(manifest.read_text())
-        manifest.write_text(json.dumps(content | {"format": 1}))
-    with pytest.raises(CheckpointError, match="none of the 2"):
+        manifest.write_text(json.dumps(content | {"format": format}))
+    with pytest.raises(CheckpointError):
         resume(run.root, log)
-    words = "it has format 1, another version's; this program reads format 2"
-    assert sum(words in text for text in log) == 2
-    with pytest.raises(CheckpointError, match=words):
+    with pytest.raises(CheckpointError) as e:
         checkpoint.load_model(path, build()[0])
+    for said in (*log[-2:], str(e.value)):
+        assert f"format {format}" in said and f"format {checkpoint.FORMAT}" in said
 
 
 def test_what_does_not_fit_is_refused_by_name(run):
     path = checkpoint.checkpoints(run.root)[0]
 
-    def refused(model, optimizers, match):
+    def refused(model, optimizers, *words):
         before = snapshot(model, optimizers)
-        with pytest.raises(CheckpointError, match=match):
+        with pytest.raises(CheckpointError) as e:
             Checkpointer(run.root).resume(model, optimizers, path)
+        assert all(word in str(e.value) for word in words)
         after = snapshot(model, optimizers)
         for key in before:
             assert torch.equal(before[key], after[key])  # nothing was loaded
 
     model, optimizers = build()
     model.scale = model.scale.double()
-    refused(model, optimizers, "model.scale is .*float32.*float64")
+    refused(model, optimizers, "model.scale", "float32", "float64")
     model, optimizers = build()
-    model.scale = torch.ones(4)
-    refused(model, optimizers, r"model.scale is .*\(3,\).*\(4,\)")
+    model.scale = torch.ones(5)
+    refused(model, optimizers, "model.scale", "(4,)", "(5,)")
     model, optimizers = build()
     model.register_buffer("more", torch.ones(1))
-    refused(model, optimizers, "model.more is not there")
+    refused(model, optimizers, "model.more")
     model, optimizers = build()
     del model.scale
-    refused(model, optimizers, "model.scale is .* in the checkpoint and not there here")
+    refused(model, optimizers, "model.scale")
     model = build()[0]
     other = [optim.adamw([{"params": list(model.parameters())}])]
     refused(model, other, "optim.state.body.weight.exp_avg")
@@ -341,16 +374,97 @@ def test_non_finite_state_is_not_saved(run):
             run.save(30, model, optimizers, {}, wait=True)
         assert e.value.exit_code == 5
     run.save(30, model, optimizers, {})
-    with pytest.raises(NonFiniteError):
-        run.wait()
-    run.close()  # said once
-    run.save(30, model, optimizers, {})
     run._thread.join()
+    assert isinstance(run.error, NonFiniteError)  # which the loop looks at in every step
+    with pytest.raises(NonFiniteError):
+        run.join(raises=True)
+    run.finish()  # said once
+    run.save(30, model, optimizers, {})
     with pytest.raises(NonFiniteError):  # the next save says so too
         run.save(40, model, optimizers, {})
     assert names(run.root) == ["step_00000010", "step_00000020"]
     moment[1] = 0.5
     run.save(30, model, optimizers, {}, wait=True)
+
+
+# ------------------------------------------------------------------------------- strangers
+
+
+def test_files_of_a_stranger_are_refused(run, tmp_path):
+    """In a checkpoint whose hashes are right, since a stranger has written them."""
+    path = run.root / "step_00000020"
+    secret = tmp_path / "secret"
+    secret.write_bytes((path / "trainer.json").read_bytes())
+    whole = lambda: checkpoint.why_invalid(path) is None
+
+    def named(name):  # in MANIFEST, with the right hash
+        manifest = json.loads((path / "MANIFEST.json").read_text())
+        files = manifest["files"] | {name: hashlib.sha256(secret.read_bytes()).hexdigest()}
+        (path / "MANIFEST.json").write_text(json.dumps(manifest | {"files": files}))
+
+    as_published = (path / "MANIFEST.json").read_bytes()
+    for name in (str(secret), "../../../secret", "dcp/../../../../secret", ""):
+        named(name)
+        assert not whole(), name
+        (path / "MANIFEST.json").write_bytes(as_published)
+        assert whole()
+    for extra in (path / "dcp" / "more.safetensors", path / "more"):
+        extra.touch()
+        assert not whole()
+        extra.unlink()
+    (path / "link").symlink_to(tmp_path)  # to a folder
+    assert not whole()
+    (path / "link").unlink()
+    for make in (
+        lambda: os.mkfifo(path / "trainer.json"),  # to open it would wait for ever
+        lambda: (path / "trainer.json").symlink_to(secret),
+        lambda: (path / "trainer.json").symlink_to("/dev/zero"),
+    ):
+        (path / "trainer.json").unlink()
+        make()
+        assert not whole()
+        with pytest.raises(CheckpointError):
+            checkpoint.read_trainer(path)
+
+
+@pytest.mark.parametrize(
+    "record",
+    [b"[]", b"{", b"[" * 100_000, b'{"step": [1]}', b'{"step": "<img src=x>"}', b'{"step": -1}']
+    + [b'{"step": true}', b'{"identity": null}', b'{"model": 3}', b'{"data_dir": {}}'],
+)
+def test_a_record_of_a_stranger_has_the_right_types(run, record):
+    path = run.root / "step_00000020"
+    rehash(path, **{"trainer.json": record})
+    with pytest.raises(CheckpointError):
+        checkpoint.read_trainer(path)
+
+
+def header(file: bytes) -> tuple[dict, bytes]:
+    size = int.from_bytes(file[:8], "little")
+    return json.loads(file[8 : 8 + size]), file[8 + size :]
+
+
+def test_tensors_of_a_stranger_are_one_sentence(run):
+    """Files that are no safetensors, and such whose places within the tensors are wrong."""
+    path, key = run.root / "step_00000020", "DCP_SHARDING_INFO"
+    honest = (path / "dcp" / TENSORS).read_bytes()
+    tree, rest = header(honest)
+    places = json.loads(tree["__metadata__"][key])
+
+    def with_places(value) -> bytes:
+        text = json.dumps(tree | {"__metadata__": {key: value}}).encode()
+        return len(text).to_bytes(8, "little") + text + rest
+
+    other = {name: {"saved_offsets": [1, 1, 1]} for name in places}
+    far = {
+        name: {"saved_offsets": [10**6 for _ in at["saved_offsets"]]} for name, at in places.items()
+    }
+    forged = [with_places(value) for value in ("5", "[", "{}", json.dumps(other), json.dumps(far))]
+    for content in (b"", b"not tensors", honest[:200], pickle.dumps({}), *forged):
+        rehash(path, **{f"dcp/{TENSORS}": content})
+        for load in (lambda: checkpoint.load_model(path, build()[0]), lambda: resume(run.root)):
+            with pytest.raises(CheckpointError):
+                load()
 
 
 # --------------------------------------------------------------------------------- kills
@@ -371,7 +485,7 @@ def test_everything_is_on_the_disk_before_the_rename(run, monkeypatch):
         if name == "manifest":
             (tmp,) = run.root.glob(".tmp-*")
             assert [p for p in [tmp, *tmp.rglob("*")] if not is_safe(p)] == []
-            assert len(files_of(tmp)) == 4
+            assert len(files_of(tmp)) == 3
         if name == "rename":
             assert is_safe(run.root)
         seen.append(name)
@@ -419,7 +533,7 @@ def scenario_kills(out):
                 if step == 20:
                     checkpoint._stage = partial(die_at, stage)
                 saver.save(step, model, optimizers, {})
-                saver.wait()
+                saver.join()
             os._exit(1)  # survived
         assert os.waitpid(pid, 0)[1] == signal.SIGKILL, stage
 
@@ -446,42 +560,58 @@ def test_full_disk_keeps_training_then_stops_at_the_third(run, log):
     with largest_file(TENSORS_FAIL):
         run.save(30, model, optimizers, {})
         run.save(40, model, optimizers, {})
-        run.wait()  # two failures: training goes on
+        run.join()
+        assert run.error is None  # two failures: training goes on
         assert names(run.root) == before
         assert sum("warning" in text for text in log) == 2
     run.save(50, model, optimizers, {})  # room again: the count starts afresh
-    run.wait()
+    run.finish()
     assert steps_in(run.root) == [20, 50]
     with largest_file(TENSORS_FAIL):
         run.save(60, model, optimizers, {})
         run.save(70, model, optimizers, {})
-        with pytest.raises(StorageError, match="3 in a row") as e:
+        with pytest.raises(StorageError) as e:
             run.save(80, model, optimizers, {})  # at once, not one interval later
         assert e.value.exit_code == 6
     assert names(run.root) == ["step_00000020", "step_00000050"]
     assert checkpoint.latest_valid(run.root).name == "step_00000050"
 
 
-def test_final_save_that_fails_raises(run):
-    with largest_file(TENSORS_FAIL), pytest.raises(StorageError, match="step 30"):
-        run.save(30, *build(), {}, wait=True)
+def test_a_last_save_that_fails_raises(run):
+    with largest_file(TENSORS_FAIL):
+        with pytest.raises(StorageError):
+            run.save(30, *build(), {}, wait=True)
+        run.save(30, *build(), {})  # in the background: at the end of the run
+        run.join()
+        with pytest.raises(StorageError):
+            run.finish()
     run.save(30, *build(), {}, wait=True)
     assert steps_in(run.root) == [20, 30]
 
 
-def test_last_save_that_fails_in_the_background_raises_at_the_end(run):
-    with largest_file(TENSORS_FAIL):
-        run.save(30, *build(), {})
-        run.join()
-        with pytest.raises(StorageError, match="step 30"):
-            run.close()
+def test_a_folder_that_is_moved_while_its_run_trains_is_noticed(tmp_path, log):
+    """At the next save, which must not begin a folder of the old name: its lock went with it."""
+    model, optimizers = build()
+    saver = Checkpointer(tmp_path / "run" / "checkpoints", log=log.append)
+    saver.save(1, model, optimizers, {}, wait=True)
+    (tmp_path / "run").rename(tmp_path / "renamed")
+    saver.save(2, model, optimizers, {})
+    saver.join()
+    assert str(tmp_path / "run") in str(saver.error) and saver.error.exit_code
+    with pytest.raises(UsageError):
+        saver.save(3, model, optimizers, {})
+    assert not (tmp_path / "run").exists()
+    (tmp_path / "run").mkdir()  # and another folder in its place
+    with pytest.raises(UsageError):
+        saver.save(3, model, optimizers, {}, wait=True)
+    assert steps_in(tmp_path / "renamed" / "checkpoints") == [1]
 
 
 def test_disk_too_small_is_seen_before_writing(run, monkeypatch):
     usage = shutil.disk_usage(run.root)._replace(free=(1 << 20) + 1000)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
     monkeypatch.setattr(checkpoint, "_stage", lambda name: pytest.fail("a folder was made"))
-    with pytest.raises(StorageError, match="1.* MB are free in .*; a checkpoint must fit"):
+    with pytest.raises(StorageError, match=str(run.root)):
         run.save(30, *build(), {}, wait=True)
 
 
@@ -500,34 +630,33 @@ def test_slow_saves_wait_for_each_other(tmp_path, log, monkeypatch):
     monkeypatch.setattr(checkpoint, "_stage", slow)
     model, optimizers = build()
     saver = Checkpointer(tmp_path, log=log.append)
+    assert not saver.busy
     saver.save(1, model, optimizers, {})  # returns, though the first cannot go on
+    assert saver.busy
     join = threading.Thread.join
     monkeypatch.setattr(threading.Thread, "join", wait_and_say)
-    threading.Thread(target=lambda: waiting.wait(30) and (time.sleep(0.2), go.set())).start()
+    threading.Thread(target=lambda: waiting.wait(30) and go.set()).start()
     saver.save(2, model, optimizers, {})  # returns only after go: it waited for the first
     assert go.is_set() and any("step_00000001" in text for text in log)
     saver.save(3, model, optimizers, {}, wait=True)
-    assert float(re.fullmatch(r"step 2: waited ([\d.]+) s for the last save", log[1])[1]) > 0
+    assert not saver.busy and log[1].startswith("step 2: waited ")
     assert events == [*STAGES, *STAGES, *STAGES, "trash"]  # never two at a time
     saved = [text for text in log if text.startswith("saved")]
     assert [text.split()[1][-1] for text in saved] == ["1", "2", "3"]
-    times = [[float(x) for x in re.findall(r"([\d.]+) s", text)] for text in saved]
-    assert all(0 <= stall_s <= total_s for total_s, stall_s in times)
-    assert times[0][0] >= 0.2 and times[2][0] == times[2][1]  # the last was waited for
 
 
-def test_a_save_slower_than_the_grace_of_torchrun_warns_once(run, log, monkeypatch):
-    def warnings_of(step):
+def test_a_save_slower_than_the_grace_of_torchrun_warns(run, log, monkeypatch):
+    def warns(step):
+        log.clear()
         run.save(step, *build(), {}, wait=True)
-        return [text for text in log if "export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=" in text]
+        return any("TORCH_ELASTIC_SHUTDOWN_TIMEOUT=" in text for text in log)
 
     monkeypatch.setenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "0.0001")
-    assert not warnings_of(30)  # nobody will kill: this is not torchrun
+    assert not warns(30)  # nobody will kill: this is not torchrun
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "a")
+    assert warns(40)
     monkeypatch.delenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT")
-    assert not warnings_of(40)  # far less than 30 s
-    monkeypatch.setenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "0.0001")
-    assert len(warnings_of(50)) == 1 == len(warnings_of(60))
+    assert not warns(50)  # far less than 30 s
 
 
 def test_same_step_again_is_left_as_it_is_unless_damaged(run):
@@ -546,7 +675,6 @@ def test_same_step_again_is_left_as_it_is_unless_damaged(run):
 
 def test_retention_keeps_exactly_what_it_says(tmp_path, log):
     model, optimizers = build()
-    train(model, optimizers, 1)
     first = Checkpointer(tmp_path, log=log.append)
     for step in (1, 2):
         first.save(step, model, optimizers, {}, wait=True)
@@ -578,26 +706,76 @@ def test_a_damaged_best_deletes_nothing(run, log, content):
     assert steps_in(run.root) == [40, 50]
 
 
-def test_the_next_start_sweeps(tmp_path, log):
-    """Also the file of a `best` that a kill has left half written; in a mirror, what has no
-    MANIFEST."""
-    root, far = tmp_path / "c", tmp_path / "m" / "run"
+def test_keep_every_keeps_whole_checkpoints(tmp_path):
+    model, optimizers = build()
+    saver = Checkpointer(tmp_path, keep=1, keep_every=4, log=lambda text: None)
+    expected = {}
+    for step in range(1, 11):
+        train(model, optimizers, 1)
+        expected[step] = snapshot(model, optimizers)
+        saver.save(step, model, optimizers, {}, wait=True)
+    assert steps_in(tmp_path) == [4, 8, 10]
+    path = tmp_path / "step_00000004"
+    again, others = build(seed=1)  # with its optimizer, so that another run resumes from it
+    assert Checkpointer(tmp_path.parent / "other").resume(again, others, path)["step"] == 4
+    assert_same(snapshot(again, others), expected[4])
+
+
+def test_the_next_start_sweeps(tmp_path):
+    """Also the file of a `best` that a kill has left half written; of a link, the link alone."""
+    root = tmp_path / "c"
     (root / ".tmp-00000007-0a").mkdir(parents=True)
     (root / ".trash-step_00000001-0a").mkdir()
     (root / ".trash-step_00000001-0a" / "trainer.json").touch()
     (root / ".tmp-best-0a").write_text("step_0")
-    (far / "step_00000007" / "dcp").mkdir(parents=True)
-    (far / "step_00000007" / "dcp" / "__0_0.distcp").touch()
-    with open_mirror(tmp_path / "m", log) as mirror:
-        Checkpointer(root, mirror=mirror, log=log.append)
-        assert names(root) == [] and names(far) == ["lease.json"]
-    assert names(far) == []
+    (tmp_path / "theirs").mkdir()
+    (root / ".tmp-link").symlink_to(tmp_path / "theirs")
+    Checkpointer(root)
+    assert names(root) == [] and (tmp_path / "theirs").exists()
+
+
+class Copies:
+    """What the Checkpointer needs of a mirror; it notes what it is asked."""
+
+    def __init__(self, fails=False):
+        self.asked, self.fails = [], fails
+
+    def checkpoints(self):
+        return []
+
+    def upload(self, path, best):
+        assert checkpoint.why_invalid(path) is None
+        self.asked.append((checkpoint.step_of(path), best, steps_in(path.parent)))
+        if self.fails:
+            raise StorageError("gone")
+
+    def close(self):
+        self.asked.append("closed")
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_mirror_gets_each_checkpoint_before_old_ones_are_deleted(tmp_path, log, fails):
+    """Behind the training, by the thread that saves. A failure of it is a warning."""
+    model, optimizers = build()
+    mirror = Copies(fails)
+    saver = Checkpointer(tmp_path, keep=2, mirror=mirror, log=log.append, keep_every=4)
+    assert saver.resume(model, optimizers) is None
+    assert mirror.keep == 2 and mirror.stays("step_00000008") and not mirror.stays("step_00000007")
+    for step in (1, 2, 3):
+        saver.save(step, model, optimizers, {})
+        if step == 2:
+            saver.mark_best(2)
+            saver.join()
+    saver.finish()
+    first, second, third, *rest = mirror.asked
+    assert first == (1, False, [1]) and second[::2] == (2, [1, 2]) and rest == ["closed"]
+    assert third == (3, False, [1, 2, 3]) and steps_in(tmp_path) == [2, 3]
+    assert sum("warning" in text for text in log) == 3 * fails
 
 
 def test_best_may_be_known_only_while_it_is_being_saved(tmp_path, log, monkeypatch):
     model, optimizers = build()
-    mirror = open_mirror(tmp_path / "m", log)
-    saver = Checkpointer(tmp_path / "c", mirror=mirror, log=log.append)
+    saver = Checkpointer(tmp_path / "c", log=log.append)
     go = threading.Event()
     monkeypatch.setattr(checkpoint, "_stage", lambda name: go.wait(30))
     saver.save(1, model, optimizers, {})
@@ -608,15 +786,14 @@ def test_best_may_be_known_only_while_it_is_being_saved(tmp_path, log, monkeypat
         saver.save(step, model, optimizers, {}, wait=True)
         if step == 4:
             saver.mark_best(4)  # published, and 1 is no longer needed
-        mirror.flush()
-    for root in (tmp_path / "c", tmp_path / "m" / "run"):
-        assert steps_in(root) == [4, 5, 6] and (root / "best").read_text() == "step_00000004"
+    assert steps_in(saver.root) == [4, 5, 6]
+    assert (saver.root / "best").read_text() == "step_00000004"
     with largest_file(TENSORS_FAIL):
         saver.save(7, model, optimizers, {})
         saver.mark_best(7)
-        saver.wait()  # a best that was never published takes nothing away
+        saver.join()  # a best that was never published takes nothing away
     saver.save(8, model, optimizers, {}, wait=True)
-    assert steps_in(tmp_path / "c") == [4, 6, 8] and not any("after the save" in x for x in log)
+    assert steps_in(saver.root) == [4, 6, 8] and not any("could not delete" in x for x in log)
 
 
 def test_resume_from_a_given_checkpoint(run, log):
@@ -624,62 +801,33 @@ def test_resume_from_a_given_checkpoint(run, log):
     saver = Checkpointer(run.root, log=log.append)
     older, newest = (run.root / f"step_{step:08d}" for step in (10, 20))
     assert saver.resume(model, optimizers, newest)["step"] == 20
-    with pytest.raises(UsageError, match="step_00000020 is.; leave out --resume, or"):
+    with pytest.raises(UsageError, match="step_00000020"):
         saver.resume(model, optimizers, older)  # saves of both would be mixed
     assert Checkpointer(run.root.parent / "back").resume(model, optimizers, older)["step"] == 10
     flip(newest / "trainer.json", 3)
     with pytest.raises(CheckpointError, match="trainer.json"):
         saver.resume(model, optimizers, newest)
+    saver = Checkpointer(run.root, log=log.append)
     assert saver.resume(model, optimizers, older)["step"] == 10  # none that is valid is newer
     for step in (20, 30, 40):
         saver.save(step, model, optimizers, {}, wait=True)
     assert steps_in(run.root) == [10, 30, 40]
 
 
-def test_retention_counts_only_valid_ones(run):
+def test_retention_counts_what_this_process_has_written_or_verified(run, log):
+    """It deletes nothing for the sake of one that nobody has read since it was written."""
+    for step in (10, 20):
+        flip(run.root / f"step_000000{step}" / "trainer.json", 0)
     model, optimizers = build()
-    train(model, optimizers, 1)
-    flip(run.root / "step_00000020" / "trainer.json", 0)
-    run.save(30, model, optimizers, {}, wait=True)
-    assert steps_in(run.root) == [10, 30]  # 10 is the second valid one
-    flip(run.root / "step_00000030" / "trainer.json", 0)
-    flip(run.root / "step_00000010" / "trainer.json", 0)
-    run.save(40, model, optimizers, {}, wait=True)
-    assert steps_in(run.root) == [10, 30, 40]  # one valid one left: nothing is deleted
-
-
-def test_a_name_is_given_after_the_content_is_on_the_disk(tmp_path, monkeypatch):
-    synced, unsafe, fsync = set(), [], os.fsync
-    key = lambda s: (s.st_ino, s.st_mtime_ns)
-    monkeypatch.setattr(os, "fsync", lambda fd: (fsync(fd), synced.add(key(os.fstat(fd)))))
-
-    def checked(move):
-        def check_and_move(a, b):
-            paths = [Path(a), *Path(a).rglob("*")]
-            unsafe.append([p for p in paths if key(p.stat()) not in synced])
-            move(a, b)
-
-        return check_and_move
-
-    monkeypatch.setattr(os, "replace", checked(os.replace))
-    monkeypatch.setattr(os, "rename", checked(os.rename))
-    disk.write_text(tmp_path / "a", "text")
-    assert key(tmp_path.stat()) in synced
-    with disk.creating(tmp_path / "folder") as folder:
-        (folder / "below").mkdir()
-        (folder / "below" / "b").write_text("text")
-    assert key(tmp_path.stat()) in synced
-    assert unsafe == [[], []]
-
-
-def test_lock(tmp_path):
-    held = disk.lock(tmp_path / "run", "--run_dir")
-    with pytest.raises(ValueError, match=f"in use by process {os.getpid()} .* another --run_dir"):
-        disk.lock(tmp_path / "run", "--run_dir")
-    held.close()
-    disk.lock(tmp_path / "run", "--run_dir").close()
-    with pytest.raises(ValueError, match="cannot be written"):
-        disk.lock(tmp_path / "run" / ".lock" / "below", "--run_dir")
+    saver = Checkpointer(run.root, log=log.append)
+    saver.save(30, model, optimizers, {}, wait=True)
+    assert steps_in(run.root) == [10, 20, 30]
+    saver.save(40, model, optimizers, {}, wait=True)
+    assert steps_in(run.root) == [30, 40]
+    again = Checkpointer(run.root, keep=2, log=log.append)
+    again.resume(model, optimizers)  # verifies 40
+    again.save(50, model, optimizers, {}, wait=True)
+    assert steps_in(run.root) == [40, 50]
 
 
 # ---------------------------------------------------------------------------- many ranks
@@ -688,6 +836,7 @@ def test_lock(tmp_path):
 def spawn(scenario, out, world=1, code=0, timeout_s=120):
     """Run a scenario of this file in `world` processes that must all exit with `code`."""
     env = dict(os.environ, OMP_NUM_THREADS="1", WORLD_SIZE=str(world))
+    env["PYTHONPATH"] = f"{ROOT}{os.pathsep}{ROOT / 'tests'}"
     command = [sys.executable, __file__, scenario, str(out)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     ranks = [subprocess.Popen(command, env=env | {"RANK": str(r)}, **pipes) for r in range(world)]
@@ -728,11 +877,11 @@ def scenario_fsdp_save(out):
     state = snapshot(model, optimizers)
     saver.save(2, model, optimizers, {})  # reuses them, and runs while training's collectives do
     train(model, optimizers, 20)
-    saver.close()
+    saver.finish()
     if dist.get_rank() == 0:
         torch.save(state, out / "fsdp.pt")
         files = names(out / "fsdp" / "step_00000002" / "dcp")
-        assert files == [".metadata", "__0_0.distcp", "__1_0.distcp"], files
+        assert [name[:11] for name in files] == ["shard-00001", "shard-00002"], files
 
 
 def scenario_load_on_two(out):
@@ -754,20 +903,68 @@ def scenario_load_on_two(out):
     assert_same(snapshot(again, others), expected)
 
 
-def test_only_the_first_rank_must_see_the_mirror(tmp_path):
+def test_three_ranks_with_fewer_rows_than_ranks(tmp_path, log):
+    """Sharded, some ranks have none of a tensor's rows; their checkpoint resumes on one and two."""
+    spawn("few_rows", tmp_path, world=3)
+    expected = torch.load(tmp_path / "three.pt", weights_only=True)
+    assert_same(snapshot(*resume(tmp_path / "three", log)[1:]), expected)
+    spawn("few_rows_on_two", tmp_path, world=2)
+
+
+def scenario_few_rows(out):
+    torch.manual_seed(0)
+    model, optimizers = build(shard=True)
+    assert 0 in [optim.local(p).numel() for p in model.parameters()] or dist.get_rank() < 2
+    train(model, optimizers, 2)
+    Checkpointer(out / "three").save(2, model, optimizers, {}, wait=True)
+    expected = snapshot(model, optimizers)
+    if dist.get_rank() == 0:
+        torch.save(expected, out / "three.pt")
+
+
+def scenario_few_rows_on_two(out):
+    expected = torch.load(out / "three.pt", weights_only=True)
+    for shard in (False, True):
+        model, optimizers = build(seed=3, shard=shard)
+        assert Checkpointer(out / "three").resume(model, optimizers)["step"] == 2
+        assert_same(snapshot(model, optimizers), expected)
+
+
+def test_the_others_wait_while_the_first_rank_closes_the_mirror(tmp_path):
+    """A launcher that sees them leave would soon kill the first, in the middle of its upload."""
+    spawn("last_upload", tmp_path, world=2)
+
+
+def scenario_last_upload(out):
+    class Slow(Copies):
+        def close(self):
+            time.sleep(1)
+            (out / "closed").touch()
+
+    saver = Checkpointer(out / "c", mirror=Slow() if dist.get_rank() == 0 else None)
+    model, optimizers = build()
+    saver.resume(model, optimizers)
+    timeout_s = saver._team.group._get_backend(torch.device("cpu")).options._timeout
+    assert timeout_s.total_seconds() > 3600
+    saver.save(1, model, optimizers, {})
+    saver.finish()
+    assert (out / "closed").exists()
+
+
+def test_replicas_that_differ_are_said(tmp_path):
+    outputs = spawn("replicas", tmp_path, world=2)
+    for output in outputs:
+        assert output.count("warning") == 1 and "step 2" in output
+
+
+def scenario_replicas(out):
     model, optimizers = build()
     train(model, optimizers, 1)
-    with open_mirror(tmp_path / "m") as mirror:
-        saver = Checkpointer(tmp_path / "c", mirror=mirror)
-        saver.save(1, model, optimizers, {}, wait=True)
-    shutil.rmtree(tmp_path / "c")
-    spawn("mirror_of_the_first", tmp_path, world=2)
-
-
-def scenario_mirror_of_the_first(out):
-    mirror = open_mirror(out / "m") if dist.get_rank() == 0 else None
-    model, optimizers = build(seed=3)
-    assert Checkpointer(out / "c", mirror=mirror).resume(model, optimizers)["step"] == 1
+    saver = Checkpointer(out / "c")
+    for step in (1, 2):
+        saver.save(step, model, optimizers, {}, wait=True)
+        with torch.no_grad():
+            model.body.weight[1, 2] += 1e-6 * dist.get_rank()
 
 
 def test_each_rank_copies_only_what_it_writes(tmp_path):
@@ -787,11 +984,12 @@ def scenario_staged_bytes(out):
         dist.all_gather_object(by_rank, staged)
         sums = [sum(part.values()) for part in by_rank]
         assert sum(sums) == total and max(sums) < 0.75 * total, (sums, total)
-        saver.close()
+        saver.finish()
         saved = sum(
-            file.stat().st_size for file in out.glob(f"{shard}/*/dcp/__{dist.get_rank()}_*")
+            file.stat().st_size
+            for file in out.glob(f"{shard}/*/dcp/shard-{dist.get_rank() + 1:05d}-*")
         )
-        assert sum(staged.values()) < saved < sum(staged.values()) + 2500 * len(staged)
+        assert sum(staged.values()) < saved < sum(staged.values()) + 500 * len(staged)
         print(f"{'sharded' if shard else 'whole'}: {sums} of {total} bytes")
 
 
@@ -818,12 +1016,12 @@ def scenario_one_rank_fails(out):
     nothing_new()
     with largest_file(TENSORS_FAIL if rank == 1 else 1 << 30):  # DCP's write fails on rank 1
         saver.save(2, model, optimizers, {})
-        saver.wait()
+        saver.join()
     nothing_new()
 
-    for broken in ("_hash_own", "_check_finite", "_begin", "_commit"):  # on the rank that runs it
+    for broken in ("_hash_own", "check_finite", "_begin", "_commit"):  # on the rank that runs it
         honest = getattr(checkpoint, broken)
-        if rank == (1 if broken in ("_hash_own", "_check_finite") else 0):
+        if rank == (1 if broken in ("_hash_own", "check_finite") else 0):
             setattr(checkpoint, broken, raise_oserror)
         try:
             saver.save(3, model, optimizers, {}, wait=True)
@@ -843,7 +1041,7 @@ def scenario_one_rank_fails(out):
         saver.save(3, model, optimizers, {}, wait=True)
         raise AssertionError("no error")
     except NonFiniteError as e:
-        assert re.search(r"rank 1: model\.\S+ holds non-finite", str(e)), e
+        assert str(e).startswith("rank 1: model."), e
     for name, p in weights.items():
         p.data.copy_(keep[name])
     saver.save(4, model, optimizers, {}, wait=True)

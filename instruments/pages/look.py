@@ -11,6 +11,7 @@ predicts token i + 1. Next: the page itself; docs/look.md says how each number i
 """
 
 import base64
+import hashlib
 import json
 import math
 import time
@@ -30,8 +31,9 @@ from torch.overrides import TorchFunctionMode
 
 import data
 from config import LARGEST, Preset, UsageError, find_preset
+from instruments.pages import positions
 from machinery import disk
-from machinery.errors import DataError
+from machinery.errors import DataError, NonFiniteError
 from machinery.log import duration
 from machinery.shards import Manifest
 from machinery.trained import EvalConfig, open_data, open_tokenizer, run_of
@@ -245,12 +247,12 @@ def switch_off(
     """Without each part: the change of each token's bits, and of the text's bits per byte, with two
     standard errors (a short text has few tokens). Attention and MLP of each layer come first, then
     heads, those that look at one place most first, until the deadline (of time.monotonic)."""
-    model = probe.model
-    parts = [(i, part) for i in range(len(model.blocks)) for part in ("attention", "mlp")]
-    parts = [(i, p) for i, p in parts if hasattr(model.blocks[i], "attn" if p != "mlp" else p)]
-    of_head = lambda head: max(share for share, _ in head["places"].values())
-    heads = [h for h in heads if h["places"]]
-    parts += [(h["layer"], h["head"]) for h in sorted(heads, key=of_head, reverse=True)]
+    model, parts = probe.model, []
+    for i, block in enumerate(model.blocks):
+        parts += [(i, "attention")] * hasattr(block, "attn") + [(i, "mlp")] * hasattr(block, "mlp")
+    largest_share = lambda head: max(share for share, _ in head["places"].values())
+    for h in sorted((h for h in heads if h["places"]), key=largest_share, reverse=True):
+        parts.append((h["layer"], h["head"]))
     whole, counts = nats_of(Probe(model)(ids), ids), size[ids[1:]] > 0
     n_bytes = max(1, size[ids[1:]].sum().item())
     for layer, part in counted(parts, "parts switched off", deadline):
@@ -279,26 +281,26 @@ def counted(items: Iterable, what: str, deadline: float) -> Iterator:
 
 def held_out(model: GPT, manifest: Manifest, deadline: float) -> dict:
     """Bits per token in held-out rows: by position, in ranges that double, and at the first four
-    occurrences of the tokens that a row has four times or more. (label, bits, targets) each."""
+    occurrences of the tokens that a row has four times or more, among the targets that count.
+    (label, bits) each."""
     batches = data.val_batches(manifest, 1, HELD_OUT_ROWS, device=model.cos.device)
-    by_position, firsts = [], []
-    for inputs, targets in counted(batches, "held-out rows", deadline):
-        inputs, targets = (x[:, : model.config.seq_len] for x in (inputs, targets))
-        with torch.no_grad():
-            bits = (model(inputs, targets, reduction="none")[0] / BIT).cpu()  # (T,)
-        by_position.append(bits)
+    T, rows, firsts = model.config.seq_len, [], []
+    scored = positions.nats_of(model, ((x[:, :T], y[:, :T]) for x, y in batches))
+    for targets, nats in counted(scored, "held-out rows", deadline):
+        rows.append(nats / BIT)
         seen = defaultdict(list)
-        for token, value in zip(targets[0].tolist(), bits.tolist()):
-            seen[token].append(value)
-        firsts += [values[:4] for values in seen.values() if len(values) >= 4]
-    mean, position, a = torch.stack(by_position).mean(0), [], 1
-    while a <= len(mean):
-        b = 2 * a - 1 if len(mean) >= 3 * a - 1 else len(mean)  # the last range takes the rest
-        position.append((f"{a:,} to {b:,}" if b > a else f"{a}", mean[a - 1 : b].mean().item()))
-        a = b + 1
-    occurrence = torch.tensor(firsts).view(-1, 4).mean(0).tolist() if firsts else []
-    occurrence = list(zip(("1st", "2nd", "3rd", "4th"), occurrence))
-    return dict(rows=len(by_position), position=position, occurrence=occurrence)
+        for token, bits in zip(targets[0].tolist(), rows[-1][0].tolist()):
+            seen[token].append(bits)
+        seen.pop(data.IGNORED, None)
+        firsts += [bits[:4] for bits in seen.values() if len(bits) >= 4]
+    by_range = positions.by_range(torch.cat(rows), first=1)
+    name = lambda begin, end: f"{begin:,} to {end - 1:,}" if end - begin > 1 else f"{begin:,}"
+    occurrence = torch.tensor(firsts).mean(0).tolist() if firsts else []
+    return dict(
+        rows=len(rows),
+        position=[(name(begin, end), bits) for begin, end, bits in by_range],
+        occurrence=list(zip(("1st", "2nd", "3rd", "4th"), occurrence)),
+    )
 
 
 # ----------------------------------------------------------------------------------------- the page
@@ -328,6 +330,8 @@ def measure(model: GPT, ids: Tensor, tokenizer: Tokenizer, deadline: float) -> d
     size = torch.from_numpy(tokenizer.token_bytes).to(ids.device)  # (V,) bytes of each token
     words, probe = Words(tokenizer), Probe(model)
     logits = probe(ids)  # (T, V)
+    if not logits.isfinite().all():
+        raise NonFiniteError("the model's output for this text is NaN or infinite")
     nats, top = nats_of(logits, ids), logits.softmax(-1).topk(min(5, config.vocab_size))
     lens = []  # after n layers, at each position: the guess, its probability, the next token's
     for n in range(L + 1):
@@ -414,15 +418,16 @@ def look(config: LookConfig, load_model: Callable) -> None:
         deadline = max(time.monotonic() + 0.1 * config.seconds, start + config.seconds)
         found["held_out"] = held_out(model, manifest, deadline)
     path = Path(config.out or run_dir / "look.html")
-    with disk.writable(path, "give another file with --out"):
-        disk.write_text(path, page(found, f"Inside {run_dir.name}"))
+    disk.write_text(path, page(found, f"Inside {run_dir.name}"))
     size = f"{path.stat().st_size / 1e6:.1f} MB, {duration(time.monotonic() - start)}"
     print(f"wrote {path} ({size}); open it in a browser")
 
 
 def page(found: dict, title: str) -> str:
-    """The template with its title and data."""
+    """The template with its title, its data, and the hash of the one script that may run."""
     text = json.dumps(found, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
     template = Path(__file__).with_name("look.html").read_text(encoding="utf-8")
-    parts = (part.replace("{{title}}", escape(title)) for part in template.split("{{data}}"))
-    return text.join(parts)
+    script = template.split("<script>")[1].split("</script>")[0]
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    before, after = template.replace("{{script}}", digest).split("{{data}}")
+    return before.replace("{{title}}", escape(title)) + text + after

@@ -1,0 +1,110 @@
+"""Loss by position in the row: what a model makes of a long context, and where it fails.
+
+Reads the newest checkpoint of a run and the first held-out rows of its data; writes
+RUN_DIR/positions.json, from which report.py makes a table; look.py shows the same measurement. Only
+targets that count are scored: of conversations, the answers. A packed row holds several documents:
+late positions see a long row, not always a long document.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+import data
+from config import UsageError
+from instruments.pages.records import number
+from machinery import checkpoint, disk
+from machinery.errors import CheckpointError, DataError, NonFiniteError
+from machinery.trained import EvalConfig, open_data
+from model import GPT
+
+TOKENS = 65_536  # to score, in whole rows
+FIRST = 32  # positions of the first range; each range ends at twice the end of the one before
+NO_MODEL = (UsageError, DataError, CheckpointError, NonFiniteError)  # one that cannot be measured
+
+
+def nats_of(
+    model: GPT, batches: Iterable[tuple[Tensor, Tensor]]
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """For each batch of inputs and targets: targets and nats, (B, T) each, on the host. The nats of
+    a target that does not count are NaN; any other that is not finite is a NonFiniteError."""
+    for inputs, targets in batches:
+        with torch.no_grad():
+            nats = model(inputs, targets, reduction="none").cpu().double()  # (B, T)
+        targets = targets.cpu()
+        if not nats[targets != data.IGNORED].isfinite().all():
+            raise NonFiniteError("the loss of held-out text is NaN or infinite")
+        yield targets, nats.masked_fill(targets == data.IGNORED, torch.nan)
+
+
+def by_position(model: GPT, batches: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
+    """Inputs and targets, (B, T) each -> mean cross-entropy in nats at each position, (T,); NaN
+    where no target counts."""
+    return torch.cat([nats for _, nats in nats_of(model, batches)]).nanmean(0)
+
+
+def by_range(nats: Tensor, first: int = FIRST) -> list[tuple[int, int, float]]:
+    """nats (N, T), NaN where a target does not count -> (begin, end, mean) of the ranges; those
+    without a target that counts are left out."""
+    means = [
+        (begin, end, nats[:, begin:end].nanmean()) for begin, end in ranges(nats.size(1), first)
+    ]
+    return [(begin, end, mean.item()) for begin, end, mean in means if not mean.isnan()]
+
+
+def ranges(T: int, first: int = FIRST) -> list[tuple[int, int]]:
+    """Positions from .. up to, not including: 512 -> 0 32, 32 64, 64 128, 128 256, 256 512."""
+    ends = [first]
+    while ends[-1] < T:
+        ends.append(2 * ends[-1])
+    return [(begin, min(end, T)) for begin, end in zip([0, *ends], ends)]
+
+
+def measure(config, load_model: Callable) -> None:
+    """Score the newest checkpoint, unless that is done. config: a ReportConfig; load_model:
+    EvalConfig -> (model, trainer.json)."""
+    run_dir = Path(config.run_dir)
+    paths = checkpoint.checkpoints(run_dir / "checkpoints")
+    asked = {"step": checkpoint.step_of(paths[0]), "data_dir": config.data_dir} if paths else {}
+    if not paths or asked.items() <= read(run_dir).items():
+        return
+    where = dict(data_dir=config.data_dir, device=config.device, dtype=config.dtype)
+    which = EvalConfig(run_dir=config.run_dir, checkpoint=str(paths[0]), **where)
+    try:
+        model, trainer = load_model(which)
+        manifest = open_data(which, trainer)
+        rows = min(max(1, TOKENS // (manifest.row_len - 1)), manifest.rows("val"))
+        batches = data.val_batches(manifest, 8, rows, device=model.cos.device)
+        nats = torch.cat([nats for _, nats in nats_of(model, batches)])  # (rows, T)
+    except NO_MODEL as error:
+        print(f"no loss by position: {error}")
+        return
+    facts = asked | {"rows": rows, "data": str(manifest.dir), "nats": by_range(nats)}
+    disk.write_json(run_dir / "positions.json", facts)
+
+
+def read(run_dir: Path) -> dict:
+    """positions.json; {} if there is none, or a damaged one, which is then written anew."""
+    try:
+        facts = disk.read_json(run_dir / "positions.json")
+        is_whole = (
+            number(facts["step"]) and number(facts["rows"]) and isinstance(facts["data"], str)
+        )
+        numbers = [x for begin, end, nats in facts["nats"] for x in (begin, end, nats)]
+        return facts if is_whole and all(map(number, numbers)) else {}
+    except (DataError, KeyError, TypeError, ValueError):
+        return {}
+
+
+def rows(run_dir: Path) -> list[tuple[str, str]]:
+    """The table, (positions, loss) each; [] if nothing was measured."""
+    if not (facts := read(run_dir)):
+        return []
+    scored = f"step {facts['step']} on {facts['rows']} held-out rows of {facts['data']}"
+    lines = [
+        (f"{begin:,} to {end - 1:,}", f"{nats:.4f} nats per token")
+        for begin, end, nats in facts["nats"]
+    ]
+    return [("measured", scored), *lines]

@@ -1,0 +1,229 @@
+"""What a run left in its folder: its .jsonl files, config.json and status.json.
+
+A run may have been killed in the middle of a line, resumed, or never validated; it may also come
+from a stranger. So the types of every record are checked here, once, by a table for each kind, and
+a record that does not fit is left out. Next: report.py makes the pages.
+"""
+
+import math
+import statistics
+from collections.abc import Callable
+from contextlib import suppress
+from itertools import accumulate
+from pathlib import Path
+
+import numpy as np
+
+from config import LARGEST, UsageError
+from machinery import checkpoint, disk, shards
+from machinery.errors import CheckpointError, DataError
+from machinery.log import read_jsonl
+
+# ------------------------------------------------------------------------------------- the types
+
+
+def number(x: object) -> bool:
+    """A number that can be drawn and printed: no NaN, nothing endless."""
+    return isinstance(x, int | float) and abs(x) <= LARGEST
+
+
+def moment(x: object) -> bool:
+    """Seconds since 1970 of a year with four digits."""
+    return number(x) and 0 <= x < 2.5e11
+
+
+def positive(x: object) -> bool:
+    return number(x) and x > 0
+
+
+def text(x: object) -> bool:
+    return isinstance(x, str)
+
+
+def fits(x: object, fields: dict[str, Callable]) -> bool:
+    """Whether x is a dict whose fields all pass their checks."""
+    return isinstance(x, dict) and all(check(x.get(name)) for name, check in fields.items())
+
+
+def optional(check: Callable) -> Callable:
+    return lambda x: x is None or check(x)
+
+
+def numbers_by_name(x: object) -> bool:
+    return isinstance(x, dict) and all(map(number, x.values()))
+
+
+WATCH = {
+    **dict.fromkeys(("wait_s", "read_mb", "read_s", "saving"), number),
+    "longest_wait_s": optional(number),
+    "rows": optional(lambda x: isinstance(x, list) and all(map(text, x))),
+}
+STEP = {
+    **dict.fromkeys("step tokens loss bpb lr norm data_wait_ms tflops_full".split(), number),
+    **dict.fromkeys("tflops_causal step_s".split(), number),
+    **dict.fromkeys("mfu_full mfu_causal eval_s save_s report_s".split(), optional(number)),
+    "tokens_per_s": positive,
+    "time": moment,
+    "watch": optional(lambda x: fits(x, WATCH)),
+}
+VALIDATION = {
+    **dict.fromkeys(("step", "tokens", "val_bpb", "val_loss"), number),
+    "val_rows": optional(number),
+    "val_bpb_by_source": optional(numbers_by_name),
+}
+WHOLE_VALIDATION = {
+    **dict.fromkeys(("step", "full_val_bpb", "full_val_loss", "val_rows"), number),
+    "tokens": optional(number),
+    "full_val_bpb_by_source": optional(numbers_by_name),
+}
+START = {
+    **dict.fromkeys(("command", "device", "data_dir"), text),
+    **dict.fromkeys(("usd_per_hour", "last_step", "eval_tokens"), optional(number)),
+    "time": moment,
+    "last_time": optional(moment),
+    "on_gpu": lambda x: isinstance(x, bool),
+    "world_size": positive,
+    "init_from": optional(text),
+}
+SAMPLE = {"step": number, "tokens": number, "prompt": text, "text": text}
+# The field that tells a kind of line in metrics.jsonl -> its fields.
+KINDS = {
+    "start": {"start": lambda x: fits(x, START)},
+    "loss": STEP,
+    "val_bpb": VALIDATION,
+    "full_val_bpb": WHOLE_VALIDATION,
+    "skipped": {"step": number, "tokens": number},
+}
+SCORE = {  # a line of eval.jsonl that can be drawn
+    **dict.fromkeys(("step", "tokens", "chance"), number),
+    **dict.fromkeys(("accuracy", "core", "gpt2_xl", "shots"), optional(number)),
+    "n": positive,
+    "stderr": lambda x: number(x) and x >= 0,
+    "chance_sd": optional(lambda x: number(x) and x >= 0),
+    "task": text,
+    "mode": optional(text),
+    "norm": optional(text),
+}
+
+
+def is_record(line: dict) -> bool:
+    """Whether a line of metrics.jsonl has all that a page shows of it."""
+    kind = next((kind for kind in KINDS if kind in line), None)
+    return kind is not None and fits(line, KINDS[kind])
+
+
+def is_sample(line: dict) -> bool:
+    return fits(line, SAMPLE)
+
+
+def is_score(line: dict) -> bool:
+    """CORE is a mean of centered accuracies; any other exam has an accuracy."""
+    scores = line.get("core", line.get("accuracy"))
+    is_possible = number(line.get("chance")) and ("chance_sd" in line or 0 <= line["chance"] <= 1)
+    return fits(line, SCORE) and number(scores) and is_possible
+
+
+def plain(value: object) -> str:
+    """For a screen or a picture: one line without control characters."""
+    words = " ".join(map(str, value)) if isinstance(value, list) else str(value)
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in words)
+
+
+def read_json(path: Path) -> dict:
+    """What a JSON file says; {} if it is not there or, with a word, damaged."""
+    try:
+        return disk.read_json(path) if path.exists() else {}
+    except DataError as error:
+        print(f"warning: {error}; left out of the report")
+        return {}
+
+
+# --------------------------------------------------------------------------------------- the run
+
+
+class Run:
+    """What a run folder says. steps, validations: records of metrics.jsonl, in order."""
+
+    def __init__(self, folder: str | Path):
+        self.dir = Path(folder)
+        if not (self.dir / "metrics.jsonl").exists():
+            runs = sorted(str(p.parent) for p in self.dir.parent.glob("*/metrics.jsonl"))
+            others = f"there are {', '.join(runs)}" if runs else "train one first: train.py"
+            raise UsageError(f"{self.dir} is not the folder of a run (no metrics.jsonl); {others}")
+        records = read_jsonl(self.dir / "metrics.jsonl", is_record)
+        self.steps = [r for r in records if "loss" in r]
+        self.validations = [r for r in records if "val_bpb" in r]
+        self.whole_validation = next((r for r in records[::-1] if "full_val_bpb" in r), None)
+        self.skipped = sum("skipped" in r for r in records)
+        self.tokens = max((r.get("tokens") or 0 for r in records), default=0)
+        samples = read_jsonl(self.dir / "samples.jsonl", is_sample)
+        self.samples = sorted(thinned(samples), key=lambda r: r["step"])
+        self.config = read_json(self.dir / "config.json")
+        status = read_json(self.dir / "status.json")
+        self.state = plain(status.get("state", "unknown"))
+        self.error = plain(status.get("error") or "")
+        self.starts = [r["start"] for r in records if "start" in r]
+        if self.starts:  # they say which weights it began from, on how much text it is scored
+            self.config["init_from"] = self.starts[0].get("init_from")
+            sizes = dict.fromkeys(start.get("eval_tokens") for start in self.starts)
+            self.config["eval_tokens"] = ", then ".join(map(str, sizes))
+
+    def scores(self) -> list[dict]:
+        """The exams that eval.py took of its checkpoints."""
+        return [r for r in read_jsonl(self.dir / "eval.jsonl", lambda _: True) if is_score(r)]
+
+    @property
+    def first_step(self) -> int:
+        """1, unless it was begun from a checkpoint of another run."""
+        return self.steps[0]["step"] if self.steps else 1
+
+    def seconds_at(self, tokens: float) -> float:
+        """Seconds of training up to `tokens`, without validation, saving, time between starts."""
+        done = [0, *(r["tokens"] for r in self.steps)]
+        return float(np.interp(tokens, done, [0, *accumulate(r["step_s"] for r in self.steps)]))
+
+    def speed(self) -> float:
+        """Median tokens per second, as the meter gave it; the first step compiles."""
+        return statistics.median([r["tokens_per_s"] for r in self.steps[1:] or self.steps] or [0])
+
+    def processes(self) -> list[dict]:
+        """The starts that trained, each with its `own` steps, `begin` and `end` (steps; begin may
+        be None), `seconds`, and what of these was no training: eval_s, save_s, report_s."""
+        processes = []
+        for start, after in zip(self.starts, [*self.starts[1:], {}]):
+            end = after.get("time", math.inf)
+            own = [r for r in self.steps if start["time"] <= r["time"] < end]
+            # Lines of steps that were done again are gone: the next start knows how far it came.
+            last = own[-1] if own else {"time": start["time"]}
+            if (after.get("last_time") or 0) > last["time"]:
+                last = last | {"time": after["last_time"], "step": after.get("last_step") or 0}
+            if "step" in last:
+                process = start | {key: last.get(key) or 0 for key in PAUSES}
+                process |= {"own": own, "begin": own[0]["step"] - 1 if own else None}
+                process |= {"end": last["step"], "seconds": last["time"] - start["time"]}
+                processes.append(process)
+        return processes
+
+    def manifest(self) -> shards.Manifest | None:
+        """Of the data that the run was trained on; None if it is gone or has changed."""
+        folders = [start["data_dir"] for start in self.starts]
+        for path in checkpoint.checkpoints(self.dir / "checkpoints"):
+            with suppress(CheckpointError):
+                folders.append(str(checkpoint.read_trainer(path).get("data_dir")))
+        for folder in dict.fromkeys(folders):
+            with suppress(ValueError, DataError, OSError):  # ValueError: no path at all
+                manifest = shards.Manifest.load(folder)
+                if manifest.fingerprint == self.config.get("data_fingerprint"):
+                    return manifest
+        return None
+
+
+PAUSES = ("eval_s", "save_s", "report_s")
+
+
+def thinned(samples: list[dict], most: int = 12) -> list[dict]:
+    """The samples; of those that a run drew while it trained, one a step, the last and at most
+    `most` in all, evenly spread."""
+    live = [*{r["step"]: r for r in samples if r.get("live")}.values()]
+    every = math.ceil(len(live) / most)
+    return [r for r in samples if not r.get("live")] + live[::-1][:: max(every, 1)]

@@ -1,0 +1,1 @@
+"""What a run will cost, where its time goes, and how noisy its gradients are."""

@@ -1,0 +1,126 @@
+"""The gradient noise scale: up to how many tokens a larger batch pays off (McCandlish et al. 2018).
+
+`python eval.py noise MODEL --batches K` loads a checkpoint, draws K micro-batches of training rows,
+and compares their gradients: tr(Sigma) / |G|^2 in tokens, where G is the true gradient, and Sigma
+the covariance of the gradient of one token. A batch far below it wastes steps, one far above it
+wastes tokens. Appends the figures to eval.jsonl. Next: docs/evaluation.md.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Annotated
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import data
+from config import LARGEST, Count, UsageError
+from machinery import cli, trained
+from machinery.errors import NonFiniteError
+from machinery.shards import Manifest
+from machinery.trained import EvalConfig, open_data
+
+
+@dataclass(frozen=True)
+class NoiseConfig(EvalConfig):
+    """The gradient noise scale of a model on its training rows."""
+
+    batches: Annotated[int, 3, LARGEST] = 32
+    """Micro-batches to draw; each is read twice. More of them make the estimate sharper."""
+    batch: Count = 4
+    """Rows per micro-batch. Far below the noise scale a single gradient is mostly noise: then more
+    rows help as more micro-batches do."""
+    seed: int = 0
+    """Seed of the order in which training rows are drawn, each at most once."""
+
+
+def estimate(squares: Tensor, dots: Tensor) -> tuple[float, float]:
+    """Of K gradients g_k with the sum G: |g_k|^2 (K,), g_k . G (K,) -> (noise scale, its standard
+    error), in batches. NaN if the noise drowns |G|^2.
+
+    E|g_k|^2 = |G|^2 + tr(Sigma), of a batch, and products of different gradients have the mean
+    |G|^2; both are averaged first and divided once, as a mean of ratios has no meaning. The error
+    is the jackknife's: the estimate again, without each of the gradients in turn."""
+    K, squares, dots = len(squares), squares.double(), dots.double()
+
+    def scale(n: int, total: Tensor, power: Tensor) -> Tensor:
+        """n gradients, |their sum|^2, the sum of their squares -> tr(Sigma) / |G|^2."""
+        signal = (total - power) / (n * (n - 1))
+        return torch.where(signal > 0, (power / n - signal) / signal, torch.nan)
+
+    total, power = dots.sum(), squares.sum()
+    without = scale(K - 1, total - 2 * dots + squares, power - squares)  # (K,)
+    error = ((K - 1) * without.var(correction=0)).sqrt()
+    return scale(K, total, power).item(), error.item()
+
+
+def gradients(model: torch.nn.Module, batches: Iterator[tuple[Tensor, Tensor]]) -> Iterator:
+    """The gradient of the loss of each batch: a list of tensors, valid until the next one."""
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    for inputs, targets in batches:
+        model.zero_grad()
+        loss = model(inputs, targets)
+        if not loss.isfinite():
+            raise NonFiniteError(f"the loss of training rows is {loss.item()}")
+        loss.backward()
+        yield [p.grad for p in parameters if p.grad is not None]
+
+
+def compare(model: torch.nn.Module, draw: Callable[[], Iterator]) -> tuple[Tensor, Tensor]:
+    """|g_k|^2 and g_k . (sum of all), (K,) each. draw() yields the same batches, twice: so one sum
+    is held in memory, and not K gradients."""
+    total, squares, dots = [], [], []
+    for grads in gradients(model, draw()):
+        total = total or [torch.zeros_like(g) for g in grads]
+        torch._foreach_add_(total, grads)
+        squares.append(sum(g.double().square().sum().cpu() for g in grads))
+    for grads in gradients(model, draw()):
+        dots.append(sum((g.double() * s).sum().cpu() for g, s in zip(grads, total)))
+    return torch.stack(squares), torch.stack(dots)
+
+
+def training_batches(
+    manifest: Manifest, weights: dict | None, config: NoiseConfig, seq_len: int, device
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """The first rows of an order that the seed decides: inputs and targets, (B, T) each."""
+    order = data.order_of(manifest, config.seed, weights, None, 0)
+    for first in range(0, config.batches * config.batch, config.batch):
+        places = (order(p) for p in range(first, first + config.batch))
+        rows = np.stack([manifest.row("train", *place) for place in places])[:, : seq_len + 1]
+        inputs = torch.from_numpy(rows[:, :-1].astype(np.int64))
+        targets = torch.from_numpy(data.targets_of(rows, manifest.marks))
+        yield inputs.to(device), targets.to(device)
+
+
+def measure(config: NoiseConfig, load_model: Callable) -> int:
+    """`eval.py noise`: print the noise scale, and append it to eval.jsonl. load_model: EvalConfig
+    -> (model, trainer.json)."""
+    model, trainer = load_model(config)
+    manifest, device = open_data(config, trainer), model.cos.device
+    mixture = cli.weights(tuple(trainer["identity"].get("mixture") or ()))
+    mixture = mixture if mixture and mixture.keys() <= set(manifest.sources) else None
+    rows = sum(manifest.rows("train", i) for i in range(len(manifest.sources)))
+    if (drawn := config.batches * config.batch) > rows:
+        raise UsageError(
+            f"--batches {config.batches} of {config.batch} rows are {drawn:,}, but {manifest.dir} "
+            f"has {rows:,} training rows; try --batches {rows // config.batch}"
+        )
+    seq_len = min(manifest.row_len - 1, model.config.seq_len)
+
+    def draw() -> Iterator[tuple[Tensor, Tensor]]:
+        return training_batches(manifest, mixture, config, seq_len, device)
+
+    counted = sum((targets != data.IGNORED).sum().item() for _, targets in draw())
+    tokens = counted / config.batches  # of a micro-batch
+    scale, error = (tokens * x for x in estimate(*compare(model, draw)))
+    drawn = f"{config.batches} micro-batches of {config.batch} rows, {tokens:,.0f} tokens"
+    if not math.isfinite(scale + error):
+        print(f"noise scale: n/a, the noise drowns the gradient ({drawn}); try more --batches")
+        scale = error = None
+    else:
+        print(f"noise scale: {max(scale, 0):,.0f} tokens, standard error {error:,.0f} ({drawn})")
+    figures = dict(noise_scale_tokens=scale, noise_scale_error=error)
+    trained.keep_record(config, trainer, **figures, data_fingerprint=manifest.fingerprint)
+    return 0

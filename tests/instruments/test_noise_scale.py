@@ -1,0 +1,98 @@
+"""instruments/run/noise_scale.py: landscapes whose noise scale is known, and a checkpoint."""
+
+import json
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from conftest import SMALL
+
+import eval
+import train
+from config import UsageError
+from instruments.run import noise_scale
+from machinery.errors import NonFiniteError
+from machinery.shards import Manifest
+
+
+def drawn(G: torch.Tensor, deviation: torch.Tensor, K: int, seed: int):
+    """K gradients around G: |g_k|^2 and g_k . (their sum)."""
+    noise = torch.randn(K, len(G), generator=torch.Generator().manual_seed(seed))
+    g = G + noise * deviation  # (K, D)
+    return g.square().sum(1), g @ g.sum(0)
+
+
+def test_the_estimate_and_its_error_are_those_of_a_known_landscape():
+    """|G|^2 and tr(Sigma) by hand: the truth lies within two errors in about 95% of the draws."""
+    G, deviation = torch.full((50,), 0.3), torch.linspace(0.1, 2.0, 50)
+    truth = (deviation.square().sum() / G.square().sum()).item()
+    scales = [noise_scale.estimate(*drawn(G, deviation, 64, seed)) for seed in range(200)]
+    inside = sum(abs(scale - truth) < 2 * error for scale, error in scales)
+    assert 0.88 < inside / 200 < 0.99
+    mean = sum(scale for scale, _ in scales) / 200
+    assert mean == pytest.approx(truth, rel=0.1)
+    few, many = (noise_scale.estimate(*drawn(G, deviation, K, 0))[1] for K in (64, 6400))
+    assert many == pytest.approx(few / 10, rel=0.5)
+
+
+def test_what_cannot_be_said_is_no_number():
+    """Nothing but noise; and no noise at all."""
+    squares, dots = torch.ones(4), torch.tensor([1.0, 0.5, 1.0, 0.5])  # orthogonal, or against
+    scale, error = noise_scale.estimate(squares, dots)
+    assert math.isnan(scale) and math.isnan(error)
+    assert noise_scale.estimate(torch.ones(4), torch.full((4,), 4.0)) == (0, 0)
+
+
+class Bowl(torch.nn.Module):
+    """loss(w; x) = mean |w - x|^2 / 2: its gradient is w - mean x."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = torch.nn.Parameter(torch.full((6,), 0.5))
+        self.unused = torch.nn.Parameter(torch.ones(1))
+
+    def forward(self, x, _):
+        return (self.w - x).square().sum(1).mean() / 2
+
+
+def test_two_passes_give_the_products_of_all_gradients():
+    """Against all gradients in memory at once."""
+    model, x = Bowl(), torch.randn(5, 3, 6, generator=torch.Generator().manual_seed(0))
+    squares, dots = noise_scale.compare(model, lambda: ((part, None) for part in x))
+    g = (model.w - x.mean(1)).detach()  # (5, 6)
+    torch.testing.assert_close(squares, g.square().sum(1).double(), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(dots, (g @ g.sum(0)).double(), rtol=1e-5, atol=1e-5)
+    with pytest.raises(NonFiniteError):
+        noise_scale.compare(model, lambda: ((part / 0, None) for part in x))
+
+
+@pytest.fixture(scope="module")
+def run_dir(small_data, tmp_path_factory):
+    run_dir = tmp_path_factory.mktemp("noise") / "run"
+    args = ["--data_dir", str(small_data), "--run_dir", str(run_dir), "--eval_every", "0"]
+    assert train.main(["tiny", *SMALL, *args]) == 0
+    return run_dir
+
+
+def test_the_command_measures_a_checkpoint(run_dir):
+    """Twice the same, and written down; other rows with another seed."""
+    lines = []
+    for seed in (0, 0, 1):
+        options = ["--batches", "6", "--batch", "2", "--device", "cpu", "--seed", str(seed)]
+        assert eval.main(["noise", str(run_dir), *options]) == 0
+        lines.append(json.loads((run_dir / "eval.jsonl").read_text().splitlines()[-1]))
+    scales = [line["noise_scale_tokens"] for line in lines]
+    assert scales[0] == scales[1] != scales[2] and lines[0]["step"] == 12
+    with pytest.raises(UsageError) as error:
+        eval.main(["noise", str(run_dir), "--batches", "100000"])
+    assert "100000" in str(error.value)
+
+
+def test_each_training_row_comes_at_most_once(small_data):
+    manifest = Manifest.load(small_data)
+    config = noise_scale.NoiseConfig(batches=9, batch=3)
+    draw = lambda config: list(noise_scale.training_batches(manifest, None, config, 64, "cpu"))
+    rows = [tuple(row) for inputs, _ in draw(config) for row in inputs.tolist()]
+    assert len(rows) == 27 and len(set(rows)) == 27 and all(len(row) == 64 for row in rows)
+    assert rows != [tuple(r) for x, _ in draw(replace(config, seed=1)) for r in x.tolist()]

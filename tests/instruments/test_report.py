@@ -1,0 +1,516 @@
+"""instruments/pages/report.py: the page of a run and the comparison of several, on invented run
+folders with known figures, and at the end of a real run."""
+
+import html
+import json
+import math
+import re
+import shutil
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, SMALL, metrics, run
+
+import eval
+import train
+from config import UsageError
+from instruments.pages import curves, positions, report
+from instruments.pages.records import thinned
+from machinery.errors import NonFiniteError
+from machinery.log import Log, read_jsonl
+
+pytest.importorskip("matplotlib")
+STEP_TOKENS = 1000
+
+
+def step(n: int, time: float, **more) -> dict:
+    """A training record as train.py writes it; each step takes 2 s."""
+    record = dict(step=n, tokens=n * STEP_TOKENS, loss=8 / n, bpb=4 / n, lr=0.5, norm=1.0)
+    record |= dict(time=time, step_s=2.0, tokens_per_s=500.0, tokens_per_s_mean=490.0, dt_ms=2000.0)
+    record |= dict(data_wait_ms=0.1, tflops_full=0.2, tflops_causal=0.1, mfu_full=0.3)
+    return record | dict(mfu_causal=0.25) | more
+
+
+def validation(n: int, bpb: float, **more) -> dict:
+    record = dict(step=n, tokens=n * STEP_TOKENS, val_loss=2 * bpb, val_bpb=bpb, val_rows=160)
+    return record | dict(epochs={"a": 0.1}) | more
+
+
+def make_run(folder, records, state=None, starts=(), **config):
+    """starts: what the lines {"start": ...} of metrics.jsonl say; each stands before its steps."""
+    folder.mkdir(parents=True)
+    lines = [*records]
+    for begun in starts:
+        later = (i for i, r in enumerate(lines) if r.get("time", 0) >= begun["time"])
+        lines.insert(next(later, len(lines)), {"start": begun})
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in lines))
+    (folder / "config.json").write_text(json.dumps(dict(steps=10, seed=0, extras=[]) | config))
+    if state:
+        (folder / "status.json").write_text(json.dumps(state))
+    return folder
+
+
+def start(time: float, **more) -> dict:
+    where = dict(command="train.py tiny", device="cpu", world_size=1, on_gpu=False)
+    return dict(time=time, usd_per_hour=3.0, data_dir="none") | where | more
+
+
+def ten_steps(bpb_at_10: float = 2.0) -> list[dict]:
+    steps = [step(n, 100 + 2.0 * n) for n in range(1, 11)]
+    first, middle, last = (validation(n, x) for n, x in ((0, 4.0), (5, 3.0), (10, bpb_at_10)))
+    return [first, *steps[:5], middle, *steps[5:], last]
+
+
+class Page(HTMLParser):
+    """The rows, cells, links and tags of a page; asserts that every tag is closed in order."""
+
+    def __init__(self, page: str):
+        super().__init__()
+        self.links, self.tags, self.open, self.parts = [], [], [], []
+        self.feed(page)
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.links += [value for name, value in attrs if name in ("src", "href")]
+        self.tags.append(tag)
+        assert not [name for name, _ in attrs if name.startswith("on")]
+        if tag not in ("meta", "img"):
+            self.open.append(tag)
+            self.parts.append([tag, ""])
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, text):
+        if self.open:
+            self.parts[-1][1] += text
+
+    @property
+    def rows(self) -> dict[str, str]:
+        texts = [text.strip() for tag, text in self.parts if tag in ("b", "span")]
+        return dict([*zip(texts[::2], texts[1::2])][::-1])  # the first of each name
+
+    def cells(self, kind: str = "td") -> list[str]:
+        return [text.strip() for tag, text in self.parts if tag == kind]
+
+    @property
+    def starts(self) -> list[dict]:
+        names, cells = self.cells("th"), self.cells()
+        return [dict(zip(names, cells[i : i + 9])) for i in range(0, len(cells), 9)]
+
+
+def page_of(folder, **how) -> Page:
+    page = report.write(folder, **how)
+    assert page == folder / "report.html"
+    return Page(page.read_text())
+
+
+@pytest.mark.pictures
+def test_the_page_tells_the_figures_of_a_run_and_needs_nothing_else(tmp_path):
+    state = {"state": "done", "step": 10, "exit_code": 0}
+    config = dict(extras=["value_embeds", "<b>"], optimizer="muon", lr=1.0, lr_scale=1.0)
+    folder = make_run(tmp_path / "a", ten_steps(), state, [start(90.0)], **config)
+    sample = dict(step=10, tokens=10_000, prompt="<i>", text="if a < b:\n    return")
+    (folder / "samples.jsonl").write_text(json.dumps(sample) + "\n")
+    page = page_of(folder)
+    rows = page.rows
+    assert rows["state"] == "done" and rows["steps"] == "10 of 10" and rows["tokens"] == "10,000"
+    assert "2.0000 bits per byte, 4.0000 nats per token, at step 10" in rows["validation"]
+    assert rows["speed"] == "500 tok/s, mfu 30.0% full, 25.0% causal"
+    assert rows["training"] == "20s" and rows["extras"] == "value_embeds <b>"
+    assert "lr_scale" in rows and "lr" not in rows  # muon does not read it
+    assert page.starts[0]["steps"] == "0 to 10" and page.starts[0]["time"] == "30s"
+    assert page.starts[0]["command"] == "train.py tiny" and "cost" not in rows
+    assert page.cells("pre") == ["if a < b:\n    return"]
+    assert len(page.links) == 6
+    assert all(link.startswith("data:image/png;base64,iVBOR") for link in page.links)
+    raw = (folder / "report.html").read_text()
+    policy = re.search('Content-Security-Policy" content="([^"]*)"', raw)[1]
+    assert "default-src 'none'" in policy and "script" not in page.tags + [policy]
+    assert not re.search(r"https?://|url\(", raw) and "width=device-width" in raw
+    assert page_of(folder, usd_per_hour=120.0).rows["cost"] == "$1.00"
+
+
+def test_restarts_are_told_and_steps_done_twice_are_paid(tmp_path):
+    """Killed after step 8, of which 5 was saved; resumed on a GPU, 40 s later."""
+    steps = [step(n, 100 + 2.0 * n, eval_s=3.0, save_s=1.0) for n in range(1, 6)]
+    steps += [step(n, 150 + 2.0 * n, eval_s=2.0) for n in range(6, 9)]
+    starts = [
+        start(95.0, on_gpu=True, usd_per_hour=36.0),
+        start(156.0, on_gpu=True, last_step=8, last_time=116.0),  # $3 an hour
+        start(900.0, last_step=8, last_time=166.0),  # did not train
+    ]
+    page = page_of(make_run(tmp_path / "a", steps, {"state": "running"}, starts))
+    first, second, total = page.starts
+    assert (first["steps"], first["time"]) == ("0 to 8", "21s")
+    assert (second["steps"], second["time"]) == ("5 to 8", "10s")
+    assert [total[name] for name in ("time", "validation", "saving")] == ["31s", "5s", "1s"]
+    assert page.rows["training"] == "16s" and page.rows["cost"] == "$0.22"
+    assert first["cost"].startswith("$0.21 at $36.00")
+
+
+def test_the_price_is_of_one_gpu_or_of_a_machine_without_one(tmp_path):
+    """30 s on 8 GPUs, then 10 s on one; and 4 ranks of one machine."""
+    steps = [*ten_steps(), step(11, 131.0)]
+    on_8 = start(90.0, on_gpu=True, world_size=8, usd_per_hour=36.0)
+    on_1 = start(121.0, on_gpu=True, usd_per_hour=36.0)
+    page = page_of(make_run(tmp_path / "a", steps, starts=[on_8, on_1]))
+    assert page.rows["cost"] == "$2.50" and "8 x $36.00" in page.starts[0]["cost"]
+    folder = make_run(tmp_path / "b", ten_steps(), starts=[start(90.0, world_size=4)])
+    assert page_of(folder, usd_per_hour=120.0).rows["cost"] == "$1.00"
+
+
+def test_the_loss_on_all_rows_is_shown_beside_that_on_a_part(tmp_path):
+    whole = dict(step=10, tokens=10_000, full_val_loss=4.2, full_val_bpb=2.1, val_rows=348)
+    rows = page_of(make_run(tmp_path / "a", [*ten_steps(), whole], starts=[start(90.0)])).rows
+    assert rows["validation"].startswith("2.0000") and "on 160 rows" in rows["validation"]
+    assert rows["on all 348 rows"].startswith("2.1000 bits per byte, 4.2000 nats")
+
+
+BROKEN = {
+    "nothing yet": ([], "steps", "0 of 10"),
+    "no validation": ([step(1, 102.0)], "steps", "1 of 10"),
+    "validation alone": ([validation(0, 4.0)], "best", "4.0000"),
+    "mfu unknown": ([step(1, 102.0, mfu_full=None)], "speed", "0.20 TFLOP/s full, 0.10 causal"),
+    "skipped": ([step(1, 102.0), dict(step=2, tokens=2000, skipped=1)], "steps", "1 skipped"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_page_of_an_unfinished_run(name, tmp_path):
+    records, row, words = BROKEN[name]
+    folder = make_run(tmp_path / "a", records)
+    with open(folder / "metrics.jsonl", "a") as file:
+        file.write('{"step": 2, "loss": 1.')  # killed while it wrote
+    for file, content in (("status.json", b"\xff"), ("config.json", b'{"steps": 10')):
+        page = page_of(folder)
+        assert words in page.rows[row] and page.rows["state"] == "unknown"
+        assert len(page.links) == (6 if any("loss" in r for r in records) else 0)
+        (folder / file).write_bytes(content)
+        words = words.removesuffix(" of 10") if file == "config.json" else words
+
+
+def test_a_page_replaces_what_stands_in_its_place(tmp_path):
+    """A link is replaced, and what it points to is left alone; a folder is set aside."""
+    folder, other = make_run(tmp_path / "a", ten_steps()), tmp_path / "other"
+    other.write_text("mine")
+    (folder / "report.html").symlink_to(other)
+    (folder / "loss.png").mkdir()
+    (folder / "loss.png" / "kept").touch()
+    page_of(folder)
+    assert other.read_text() == "mine" and not (folder / "report.html").is_symlink()
+    assert (folder / "loss.png").read_bytes().startswith(b"\x89PNG")
+    assert len(list(folder.glob("loss.png.aside-*/kept"))) == 1
+
+
+# ---------------------------------------------------------------------- what a stranger's run says
+
+EVIL = "</pre><script>document.title = 1</script><img src=http://127.0.0.1:9 onerror=x()> $\\frac$"
+ODD = [EVIL, "\ud800\x1b[2J\0", "", None, True, -1, 1e308, 10**400, math.nan, [], [EVIL], {}]
+ODD += [{EVIL: EVIL}, {"": None}, [[[]]]]
+
+
+def every_field(record: dict):
+    """The record with each of its fields, at any depth, put to each odd value."""
+    for name, value in record.items():
+        for odd in ODD:
+            yield record | {name: odd}
+        if isinstance(value, dict):
+            yield from (record | {name: inner} for inner in every_field(value))
+
+
+SCORE = dict(task="oab", mode="letter", norm="sum", n=100, chance=0.25, stderr=0.04, step=4)
+SCORE |= dict(tokens=4000, accuracy=0.3, shots=0, chance_sd=0.02, gpt2_xl=0.2, core=0.1)
+SEEN = dict(wait_s=0.5, longest_wait_s=0.5, rows=["a row 1"], read_mb=1.0, read_s=1.0, saving=True)
+WHOLE = dict(step=10, tokens=10_000, full_val_loss=4.2, full_val_bpb=2.1, val_rows=348)
+SOURCES = dict(val_bpb_by_source={"a": 1.0, "b": 2.0})
+
+
+def test_odd_values_in_any_field_are_text_or_left_out(tmp_path, monkeypatch, capsys):
+    """Of every kind of record, all at once and one by one: a page that closes its tags, and runs
+    and loads nothing. Pictures are drawn where a value may reach them."""
+    hostile = [
+        *every_field(step(11, 130.0, eval_s=1.0, save_s=1.0, report_s=1.0, watch=SEEN)),
+        *every_field(validation(11, 1.9, **SOURCES)),
+        *every_field(WHOLE | dict(full_val_bpb_by_source={"a": 1.0})),
+        *every_field({"start": start(95.0, last_step=3, last_time=99.0, eval_tokens=5)}),
+        *every_field(dict(step=12, tokens=12_000, skipped=1)),
+    ]
+    files = {
+        "samples.jsonl": every_field(dict(step=4, tokens=1, prompt="def", text="x", live=True)),
+        "eval.jsonl": every_field(SCORE),
+        "config.json": every_field(dict(steps=10, data_fingerprint="x", seed=0, lr=0.1)),
+        "status.json": every_field(dict(state="done", error="no")),
+        "positions.json": every_field(
+            dict(step=1, rows=2, data="x", data_dir="", nats=[[0, 1, 2.0]])
+        ),
+    }
+    watched = [r | dict(watch=SEEN) if "loss" in r else r for r in ten_steps()]
+    folder = make_run(tmp_path / "all", [start_line(), *watched, *hostile], **{EVIL: EVIL})
+    for name in ("samples.jsonl", "eval.jsonl"):
+        records = list(files[name])
+        (folder / name).write_text("".join(json.dumps(r) + "\n" for r in records))
+    page = page_of(folder)  # with all its pictures
+    assert set(page.tags) <= ALLOWED and len(page.links) >= 7
+    report.compared([str(folder), str(folder)])
+    monkeypatch.setattr(curves, "draw_run", lambda run: ([], b""))
+    for name in ("config.json", "status.json", "positions.json"):
+        for record in files[name]:
+            (folder / name).write_text(json.dumps(record))
+            assert set(page_of(folder).tags) <= ALLOWED
+    capsys.readouterr()
+
+
+def start_line() -> dict:
+    return {"start": start(90.0, usd_per_hour=1.0, on_gpu=True, command=EVIL, device=EVIL)}
+
+
+ALLOWED = set("html meta title style h1 h2 section div b span img table tr th td pre".split())
+
+
+@pytest.mark.pictures
+def test_a_dollar_in_a_name_is_no_formula(tmp_path):
+    """In a folder, a source, a task: matplotlib would fail at `$\\frac$`."""
+    records = [r | SOURCES | {"val_bpb_by_source": {EVIL: 1.0, "$\\x$": 2.0}} for r in ten_steps()]
+    folders = [make_run(tmp_path / f"$\\frac${name}", records) for name in "ab"]
+    (folders[0] / "eval.jsonl").write_text(json.dumps(SCORE | dict(task=EVIL, norm="$\\y$")) + "\n")
+    assert len(page_of(folders[0]).links) == 6 + 2
+    assert report.compare([str(folder) for folder in folders]) == 0
+    assert (tmp_path / "compare.png").read_bytes().startswith(b"\x89PNG")
+
+
+# -------------------------------------------------------------------------------- several runs
+
+
+def rows_of(table: str) -> list[list[str]]:
+    return [re.split(r"  +", line) for line in table.split("\n\n")[0].splitlines()]
+
+
+@pytest.mark.pictures
+def test_runs_are_compared_at_the_tokens_they_share(tmp_path):
+    a = make_run(tmp_path / "a", ten_steps(), extras=["value_embeds"])
+    longer = [r for r in ten_steps(2.4) if r["step"] < 10]
+    longer += [step(n, 200.0 + n) for n in range(10, 21)] + [validation(15, 2.0), validation(20, 1)]
+    b = make_run(tmp_path / "b", longer)
+    out = report.compared([str(a), str(b)])
+    _, first, second = rows_of(out)
+    assert first == [str(a), "10K", "2.0000", "+0.0000", "2.0000", "500", "20s"]
+    # b has 3.0 after 5K and 2.0 after 15K: 2.5 between them
+    assert second == [str(b), "20K", "2.5000", "+0.5000", "2.5000", "500", "20s"]
+    assert "extras: value_embeds, none" in out and str(tmp_path / "compare.png") in out
+    assert (tmp_path / "compare.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_no_difference_has_a_minus(tmp_path):
+    runs = [make_run(tmp_path / str(bpb), ten_steps(bpb)) for bpb in (2.0, 1.99999)]
+    assert [row[3] for row in rows_of(report.compared([*map(str, runs)]))[1:]] == ["+0.0000"] * 2
+
+
+def test_what_a_difference_is_worth(tmp_path):
+    def advice(*runs) -> str:
+        return report.compared([str(run) for run in runs]).splitlines()[-2]
+
+    a = make_run(tmp_path / "a", ten_steps(), starts=[start(100.0, eval_tokens=1000)])
+    same = dict(starts=[start(100.0, eval_tokens=1000)])
+    seed = make_run(tmp_path / "b", ten_steps(2.1), seed=1, **same)
+    data = make_run(tmp_path / "c", ten_steps(), data_fingerprint="f", **same)
+    brief = make_run(tmp_path / "d", ten_steps(), starts=[start(100.0, eval_tokens=10)])
+    shape = make_run(tmp_path / "e", ten_steps(), n_layer=3, **same)
+    assert "noise" in advice(a, seed) and "seeds" in advice(a, shape)
+    assert "data differ" in advice(a, data) and "eval_tokens differ" in advice(a, brief)
+    mixed = [start(100.0, eval_tokens=1000), start(110.0, eval_tokens=10)]
+    mixed = [make_run(tmp_path / name, ten_steps(), starts=mixed) for name in "gh"]
+    assert "eval_tokens differ" in advice(*mixed)
+
+
+def test_a_run_begun_from_another_has_no_training_time(tmp_path):
+    """What the other one took is not in its folder."""
+    a, later = make_run(tmp_path / "a", ten_steps()), ten_steps()[7:]
+    b = make_run(tmp_path / "b", [validation(5, 3.0), *later])
+    assert rows_of(report.compared([str(a), str(b)]))[2][-1] == "n/a, begins at step 6"
+
+
+def test_a_run_that_cannot_be_compared_gets_a_sentence(tmp_path):
+    a = make_run(tmp_path / "a", ten_steps())
+    young = make_run(tmp_path / "young", [validation(0, 4.0), step(1, 102.0)])
+    short = make_run(tmp_path / "short", ten_steps()[:7])
+    far = make_run(tmp_path / "far", [validation(9, 3.0), step(10, 120.0), validation(10, 2.0)])
+    for folders, named in (
+        ([a], "RUN"),
+        ([a, young], young),
+        ([a, tmp_path / "c"], a),
+        ([short, far], far),
+    ):
+        with pytest.raises(UsageError) as error:
+            eval.main(["compare", *map(str, folders)])
+        assert str(named) in str(error.value) or named == "RUN"
+
+
+# ------------------------------------------------------------------------------- of a real run
+
+
+@pytest.fixture(scope="module")
+def two_sources(tmp_path_factory) -> Path:
+    """Rows of 65 tokens of Python ("code") and of invented prose ("prose"), twice as much code."""
+    folder = tmp_path_factory.mktemp("two")
+    for name in ("code", "prose"):
+        (folder / name).mkdir()
+    for path in sorted(ROOT.glob("*.py")):
+        (folder / "code" / f"{path.stem}.txt").write_text(path.read_text())
+    for i in range(60):
+        text = f"The {i}th fox saw {i + 2} hens, and none of them was glad of it.\n" * (i + 3)
+        (folder / "prose" / f"{i}.txt").write_text(text)
+    options = "--vocab_size 512 --row_len 65 --val_fraction 0.2 --workers 1".split()
+    options += ["--source", *(f"files:{folder / name}" for name in ("code", "prose"))]
+    done = run("prepare_data.py", "tiny", *options, "--data_dir", folder / "data")
+    assert done.returncode == 0, done.stderr
+    return folder / "data"
+
+
+@pytest.fixture(scope="module")
+def trained(two_sources, tmp_path_factory):
+    run_dir = tmp_path_factory.mktemp("report") / "run"
+    args = ["--data_dir", str(two_sources), "--run_dir", str(run_dir), "--save_every", "6"]
+    assert train.main(["tiny", *SMALL, *args]) == 0
+    return run_dir
+
+
+def drawn(folder) -> list[dict]:
+    """The samples that eval.py took."""
+    return [r for r in read_jsonl(folder / "samples.jsonl") if "live" not in r]
+
+
+def test_a_finished_run_writes_its_page(trained, two_sources):
+    page = Page((trained / "report.html").read_text())
+    rows, manifest = page.rows, json.loads((two_sources / "manifest.json").read_text())
+    assert rows["steps"] == "12 of 12" and rows["state"] == "done"
+    assert rows["data_fingerprint"] == manifest["fingerprint"]
+    assert rows["folder"] == str(two_sources) and "documents" in rows["train, code"]
+    assert page.starts[0]["steps"] == "0 to 12"
+    assert str(two_sources) in page.starts[0]["command"]
+    last = [r for r in metrics(trained) if "val_bpb" in r][-1]["val_bpb_by_source"]
+    whole = next(r for r in metrics(trained) if "full_val_bpb" in r)["full_val_bpb_by_source"]
+    for name in ("code", "prose"):
+        now, full = f"{last[name]:.4f} bits per byte at step 12", f"{whole[name]:.4f} on all"
+        texts = [html.unescape(text) for _, text in page.parts]
+        assert any(now in text and full in text for text in texts)
+        assert "MB/s" in rows[f"reading {name}"]
+    assert len(page.links) == 7, "six curves, and that of the sources"
+
+
+def test_sources_are_compared(trained, tmp_path):
+    other = shutil.copytree(trained, tmp_path / "other")
+    lines = [json.loads(line) for line in (other / "metrics.jsonl").read_text().splitlines()]
+    for line in lines:
+        line.get("val_bpb_by_source", {}).pop("prose", None)
+    (other / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    table = report.compared([str(trained), str(other)])
+    head, first, second = re.findall(r"^bpb by source.*\n.*\n.*$", table, re.M)[0].splitlines()
+    last = [r for r in metrics(trained) if "val_bpb" in r][-1]["val_bpb_by_source"]
+    assert head.split()[-2:] == ["code", "prose"]
+    assert first.split()[-2:] == [f"{last[name]:.4f}" for name in ("code", "prose")]
+    assert second.split()[-2:] == [f"{last['code']:.4f}", "n/a"]
+
+
+def test_scores_over_checkpoints_are_drawn_with_their_band(trained, tmp_path, monkeypatch):
+    folder = shutil.copytree(trained, tmp_path / "run")
+    line = dict(task="oab", mode="letter", norm="sum", n=100, chance=0.25, stderr=0.04, z=0.1)
+    records = [line | dict(step=s, tokens=s * 512, accuracy=0.2 + s / 100) for s in (4, 12)]
+    records += [r | dict(norm="per byte", accuracy=0.3) for r in records]
+    records += [dict(val_loss=1.0, step=4), line | dict(n=50, step=4, tokens=9, accuracy=0.3)]
+    own = dict(task="core", n=91_037, core=0.1, stderr=0.006, chance=-0.0007, chance_sd=0.005)
+    records.append(own | dict(gpt2_xl=0.256525, step=12, tokens=6144))
+    (folder / "eval.jsonl").write_text("\n".join(map(json.dumps, records)) + '\n{"task": 5')
+    axes, honest = [], curves.draw_exam
+    monkeypatch.setattr(curves, "draw_exam", lambda a, own: (axes.append(a), honest(a, own)))
+    assert len(page_of(folder).links) == 7 + 3
+    titles = [a.get_title(loc="left") for a in axes]
+    assert titles == [
+        "oab, letter: 100 questions",
+        "oab, letter: 50 questions",
+        "core: 91,037 questions",
+    ]
+    (band,) = axes[0].patches
+    half = 1.96 * math.sqrt(0.25 * 0.75 / 100)
+    assert band.get_y() == pytest.approx(0.25 - half)
+    assert band.get_height() == pytest.approx(2 * half)
+    assert axes[0].get_legend_handles_labels()[1] == ["guessing", "sum", "per byte"]
+    assert axes[2].get_legend_handles_labels()[1] == ["guessing", "GPT-2 XL", "score"]
+
+
+def test_by_hand_it_samples_from_each_checkpoint_once(trained, tmp_path):
+    where = ["report", "--device", "cpu", "--run_dir"]
+    for _ in range(2):
+        options = ["--prompt", "def ", "--max_new_tokens", "8"]
+        assert eval.main([*where, str(trained), *options]) == 0
+        samples = drawn(trained)
+        assert [(r["step"], r["prompt"]) for r in samples] == [(s, "def ") for s in (4, 6, 12)]
+        assert all(r["text"].startswith("def ") and len(r["text"]) > 8 for r in samples)
+    assert eval.main([*where, str(trained), "--prompt", "class ", "--max_new_tokens", "8"]) == 0
+    samples = drawn(trained)
+    assert [(r["step"], r["prompt"]) for r in samples[3:]] == [(s, "class ") for s in (4, 6, 12)]
+    log = Log(shutil.copytree(trained, tmp_path / "resumed"), is_first=True)
+    log.begin(6, False, start(1.0))  # the steps 7 to 12 will be other ones
+    assert [r["step"] for r in drawn(log.run_dir)] == [4, 6, 4, 6]
+    (trained / "samples.jsonl").unlink()
+    assert eval.main([*where, str(trained)]) == 0  # continues held-out text
+    assert len(drawn(trained)) == 9
+    with pytest.raises(UsageError) as error:
+        eval.main([*where, str(trained.parent / "none")])
+    assert str(trained) in str(error.value)
+
+
+def test_a_model_that_cannot_be_loaded_leaves_a_page_without_samples(trained, tmp_path, capsys):
+    folder = shutil.copytree(trained, tmp_path / "run")
+    for name in ("samples.jsonl", "positions.json"):
+        (folder / name).unlink(missing_ok=True)
+
+    def load_model(config):
+        raise NonFiniteError("a weight is NaN")
+
+    report.sample_and_write(report.ReportConfig(str(folder)), load_model=load_model)
+    assert capsys.readouterr().out.count("a weight is NaN") == 4  # three checkpoints, positions
+    assert "pre" not in Page((folder / "report.html").read_text()).tags
+
+
+def test_other_held_out_text_is_measured_anew(trained, small_data, two_sources, tmp_path):
+    """With --data_dir, and again without."""
+    folder, texts = shutil.copytree(trained, tmp_path / "run"), small_data.parent / "texts"
+    (folder / "positions.json").unlink(missing_ok=True)
+    other = tmp_path / "other"
+    options = ["--tokenizer", f"{two_sources}/tokenizer.json", "--row_len", "65", "--workers", "1"]
+    options += ["--source", f"files:{texts}", "--data_dir", other, "--val_fraction", "0.2"]
+    assert run("prepare_data.py", "tiny", *options).returncode == 0
+    for asked, data in (("", two_sources), (str(other), other), ("", two_sources)):
+        config = report.ReportConfig(str(folder), data_dir=asked, device="cpu")
+        positions.measure(config, eval.load_model)
+        assert positions.read(folder)["data"] == str(data)
+
+
+@pytest.mark.parametrize("fault", ["an error", "no instruments", "no matplotlib"])
+def test_no_fault_of_the_page_stops_a_run(fault, trained, tmp_path, monkeypatch):
+    folder = tmp_path / "run"
+    shutil.copytree(trained, folder, ignore=shutil.ignore_patterns("report.*", "checkpoints"))
+    if fault == "an error":
+        monkeypatch.setattr(curves, "draw_run", lambda run: 1 / 0)
+    elif fault == "no instruments":
+        monkeypatch.setitem(sys.modules, "instruments.pages", None)
+    else:
+        monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    line = train.report(Log(folder, is_first=True))
+    if fault == "no matplotlib":
+        assert Page((folder / "report.html").read_text()).rows["steps"] == "12 of 12"
+    else:
+        assert "\n" not in line and not (folder / "report.html").exists()
+
+
+def test_the_samples_of_a_long_run_are_thinned():
+    live = [dict(step=n, tokens=n, prompt="def", text="", live=True) for n in range(0, 1000, 7)]
+    by_hand = [dict(step=n, tokens=n, prompt="a", text="") for n in range(20)]
+    samples = thinned([*live, *live[-3:], *by_hand])
+    shown = [r["step"] for r in samples if r.get("live")]
+    assert len(shown) <= 12 and shown[0] == live[-1]["step"] and len({*shown}) == len(shown)
+    assert [r for r in samples if not r.get("live")] == by_hand
+    assert thinned(live[:12])[::-1] == live[:12] and thinned([]) == []

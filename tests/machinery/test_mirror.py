@@ -1,0 +1,653 @@
+"""mirror.py against a real S3 server, folders and kills: what is whole outlives its machine, and of
+several machines only one goes on."""
+
+import json
+import os
+import random
+import shutil
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from conftest import flip, losses, metrics, parameters, run, starts
+from faults import start
+from store_helpers import Notes, error, open_mirror, quick, s3, server, until, url  # noqa: F401
+from test_checkpoint import assert_same, build, names, snapshot, steps_in, train
+
+from config import UsageError
+from machinery import checkpoint, mirror
+from machinery.checkpoint import Checkpointer, why_invalid
+from machinery.errors import CheckpointError, StorageError
+from machinery.mirror import Lease
+from machinery.store import Store
+
+BIG = "dcp/__0_0.distcp"  # the tensors of a checkpoint
+pytest.importorskip("moto")
+pytest.importorskip("s3fs")
+pytestmark = [
+    pytest.mark.usefixtures("quick"),
+    pytest.mark.filterwarnings("ignore:torch.distributed is disabled"),
+]
+
+
+class Toy:
+    """A model of one matrix and its checkpoints, saved here and in a mirror."""
+
+    def __init__(self, folder: Path, url: str, log: list):  # noqa: F811
+        self.root, self.log = folder / "run" / "checkpoints", log
+        self.root.mkdir(parents=True, exist_ok=True)
+        self.mirror = open_mirror(url, log, folder / "run")
+        self.store = self.mirror.store
+        self.model, self.optimizers = build()
+        self.saver = Checkpointer(self.root, mirror=self.mirror, log=log.append)
+
+    def save(self, step: int) -> dict:
+        train(self.model, self.optimizers, 1)
+        self.saver.save(step, self.model, self.optimizers, {}, wait=True)
+        return snapshot(self.model, self.optimizers)
+
+    def load(self) -> tuple[int, dict]:
+        """Into another model: the step, and its state."""
+        model, optimizers = build(seed=1)
+        trainer = self.saver.resume(model, optimizers)
+        return trainer["step"], snapshot(model, optimizers)
+
+    def lose(self) -> None:
+        """The machine is gone, and its lease has run out."""
+        self.mirror.lease._over.set()
+        self.store.remove("lease")
+        shutil.rmtree(self.root.parent)
+
+    def far_steps(self) -> list[int]:
+        return sorted(int(n[5:]) for n in self.store.names() if n.startswith("step_"))
+
+    def place(self, step: int) -> str:
+        """The folder of a whole checkpoint in the store."""
+        name = f"step_{step:08d}"
+        return f"{name}/{json.loads(self.store.read(f'{name}/MANIFEST.json'))['copy']}"
+
+    @property
+    def text(self) -> str:
+        return "\n".join(self.log)
+
+
+@pytest.fixture
+def toy(tmp_path, url):  # noqa: F811
+    return Toy(tmp_path, url, [])
+
+
+# ------------------------------------------------------------------------------- what it promises
+
+
+def test_a_checkpoint_outlives_its_machine(url, tmp_path):  # noqa: F811
+    """In every kind of store: the newest is restored to the same bits, small files with it; a
+    damaged or half copied one is not; retention is as on the disk; and `best` is kept."""
+    toy = Toy(tmp_path, url, log := [])
+    lines = toy.root.parent / "metrics.jsonl"
+    for step in (1, 2, 3, 4):
+        lines.write_text("".join(f'{{"step": {s}}}\n' for s in range(1, step + 1)))
+        state = toy.save(step)
+        if step == 1:
+            toy.saver.mark_best(1)  # known only after the upload
+    published = (toy.root / "step_00000004" / "MANIFEST.json").read_bytes()
+    assert toy.far_steps() == [1, 3, 4] and steps_in(toy.root) == [1, 3, 4]
+    assert toy.store.read("best") == b"step_00000001" and toy.store.read("newest")[-1:] == b"4"
+
+    toy.lose()
+    toy = Toy(tmp_path, url, log)
+    step, found = toy.load()
+    assert step == 4 and steps_in(toy.root) == [4]
+    assert_same(found, state)
+    assert len(lines.read_text().splitlines()) == 4
+    assert (toy.root / "step_00000004" / "MANIFEST.json").read_bytes() == published
+
+    toy.load()
+    assert toy.text.count("restored from") == 1  # the near one is as good
+    flip(toy.root / "step_00000004" / BIG, 5)
+    assert toy.load()[0] == 4 and toy.text.count("restored from") == 2
+
+    place = toy.place(4)
+    raw = bytearray(toy.store.read(f"{place}/{BIG}"))
+    raw[7] ^= 1
+    toy.store.write(f"{place}/{BIG}", bytes(raw))
+    toy.lose()
+    toy = Toy(tmp_path, url, log)
+    assert toy.load()[0] == 3 and names(toy.root) == ["step_00000003"]
+    toy.store.remove("step_00000003/MANIFEST.json")  # killed while it was copied
+    toy.lose()
+    toy = Toy(tmp_path, url, log)
+    assert toy.far_steps() == [1, 3, 4] and toy.load()[0] == 1
+    toy.mirror.close()
+
+
+def test_a_folder_in_the_store_is_a_checkpoint_for_a_person_too(tmp_path):
+    toy = Toy(tmp_path, str(tmp_path / "far"), [])
+    toy.save(1)
+    assert why_invalid(tmp_path / "far" / "run" / toy.place(1)) is None
+    toy.mirror.close()
+
+
+def test_no_checkpoint_of_another_run_is_copied(tmp_path, s3):  # noqa: F811
+    toy = Toy(tmp_path, s3.url, [])
+    toy.save(1)
+
+    def refuse(path, trainer):
+        raise UsageError(f"{path} is another run's, {trainer['step']}")
+
+    toy.lose()
+    toy = Toy(tmp_path, s3.url, [])
+    with pytest.raises(UsageError) as caught:
+        toy.saver.resume(toy.model, toy.optimizers, check=refuse)
+    assert f"{s3.url}/run/step_00000001" in str(caught.value) and names(toy.root) == []
+    for name in (f"{toy.place(1)}/{BIG}", "step_00000001/MANIFEST.json"):
+        toy.store.write(name, b"{}")
+        with pytest.raises(CheckpointError):  # all are damaged: never a silent fresh start
+            toy.load()
+    toy.mirror.close()
+
+
+@pytest.mark.parametrize("how", ["a name", "the copy's name", "deep", "a list", "a hash"])
+def test_a_manifest_of_a_stranger_reaches_nothing_else(how, tmp_path):
+    toy = Toy(tmp_path, str(tmp_path / "far"), [])
+    toy.save(1)
+    victim = tmp_path / "victim"
+    victim.write_bytes(b"mine")
+    tree = json.loads(toy.store.read("step_00000001/MANIFEST.json"))
+    if how == "a name":
+        tree["files"]["../../../victim"] = tree["files"]["trainer.json"]
+    if how == "the copy's name":
+        tree["copy"] = "../../.."
+    if how == "a hash":
+        tree["files"]["trainer.json"] = ["x"]
+    text = {"deep": "[" * 100_000, "a list": "[1]"}.get(how, json.dumps(tree))
+    toy.store.write("step_00000001/MANIFEST.json", text.encode())
+    shutil.rmtree(toy.root / "step_00000001")
+    with pytest.raises(CheckpointError):
+        toy.load()
+    assert victim.read_bytes() == b"mine" and names(toy.root) == []
+    toy.mirror.close()
+
+
+def test_nothing_outside_the_run_is_sent(tmp_path):
+    """A folder of a stranger's run: what its manifest names, and small files that are links."""
+    toy, mine = Toy(tmp_path, str(tmp_path / "far"), []), tmp_path / "id_rsa"
+    toy.save(1)
+    mine.write_bytes(b"SECRETKEY")
+    path = toy.root / "step_00000001"
+    tree = json.loads((path / "MANIFEST.json").read_text())
+    for name in (str(mine), "../../../id_rsa", "link", "folder/id_rsa"):
+        (path / "link").unlink(missing_ok=True)
+        (path / "folder").unlink(missing_ok=True)
+        (path / "link").symlink_to(mine)
+        (path / "folder").symlink_to(tmp_path)
+        forged = tree | {"files": tree["files"] | {name: mirror.disk.sha256_of(mine)}}
+        (path / "MANIFEST.json").write_text(json.dumps(forged))
+        toy.mirror.upload(path, best=False)
+        assert "upload of step_00000001 failed" in toy.log[-1]
+    (toy.root.parent / "config.json").symlink_to(mine)
+    os.mkfifo(toy.root.parent / "report.html")
+    (toy.root.parent / "samples.jsonl").write_text("{}")
+    toy.mirror.close()
+    sent = [p.read_bytes() for p in (tmp_path / "far").rglob("*") if p.is_file()]
+    assert b"{}" in sent and not any(b"SECRETKEY" in content for content in sent)
+
+
+def test_what_is_restored_replaces_a_link_and_follows_none(tmp_path):
+    toy, mine = Toy(tmp_path, str(tmp_path / "far"), []), tmp_path / "bashrc"
+    (toy.root.parent / "metrics.jsonl").write_text('{"step": 1}\n' * 99)
+    toy.save(1)
+    toy.lose()
+    toy = Toy(tmp_path, str(tmp_path / "far"), [])
+    mine.write_text("mine")
+    (toy.root.parent / "metrics.jsonl").symlink_to(mine)
+    (toy.root / "step_00000001").symlink_to(tmp_path)
+    assert toy.load()[0] == 1 and mine.read_text() == "mine"
+    assert (toy.root.parent / "metrics.jsonl").read_text().count("step") == 99
+    toy.mirror.close()
+
+
+@pytest.mark.parametrize("place", ["runs", "runs/d12/far", "file://{here}/runs", "link"])
+def test_a_mirror_in_or_around_its_run_is_refused(place, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "d12").mkdir(parents=True)
+    (tmp_path / "link").symlink_to("runs")
+    with pytest.raises(UsageError):
+        open_mirror(place.format(here=tmp_path), run_dir="runs/d12")
+    assert names(tmp_path / "runs" / "d12") == []
+    open_mirror("far", run_dir="runs/d12").close()
+
+
+# -------------------------------------------------------------------------------- stores that fail
+
+
+def fails_with(status, code):
+    return lambda method, path, body, answer: error(status, code)
+
+
+def cuts(method, path, body, answer):
+    """Bodies end before their announced length."""
+    status, headers, content = answer(body)
+    return status, headers, content[: len(content) // 2] if method == "GET" else content
+
+
+FAILING = {
+    "500": fails_with("500 Internal Server Error", "InternalError"),
+    "no rights": fails_with("403 Forbidden", "AccessDenied"),
+    "full": lambda m, p, b, a: (
+        error("507 Insufficient Storage", "QuotaExceeded") if m == "PUT" else a(b)
+    ),
+    "cut": cuts,
+}
+
+
+@pytest.mark.parametrize("how", FAILING)
+def test_a_store_that_fails(how, tmp_path, s3):  # noqa: F811
+    """Saves go on, nothing that is not whole counts, and once it works again, so does the mirror.
+    A start stops with one sentence instead of forking the run's history."""
+    toy = Toy(tmp_path, s3.url, [])
+    toy.save(1)
+    s3.spoil = FAILING[how]
+    toy.save(2)
+    if how != "cut":
+        (text,) = (line for line in toy.log if "upload of step_00000002 failed" in line)
+        assert s3.url in text and "step_00000001" in text and "\n" not in text
+    assert steps_in(toy.root) == [1, 2]
+    if how != "full":  # that can still be read
+        toy.saver.root = tmp_path / "elsewhere"
+        with pytest.raises((StorageError, CheckpointError)) as caught:
+            toy.load()
+        assert "\n" not in str(caught.value) and checkpoint.checkpoints(toy.saver.root) == []
+        toy.saver.root = toy.root
+    s3.spoil = None
+    if how != "cut":
+        assert f"{s3.folder}/run/step_00000002/MANIFEST.json" not in s3.keys(s3.folder)
+    newer = toy.save(3)
+    toy.lose()
+    toy = Toy(tmp_path, s3.url, [])
+    step, found = toy.load()
+    assert step == 3
+    assert_same(found, newer)
+    toy.mirror.close()
+
+
+def test_a_store_that_lists_late(tmp_path, s3):  # noqa: F811
+    """New objects are read at once, but listed only later: the newest is found all the same."""
+    toy = Toy(tmp_path, s3.url, [])
+    toy.save(1)
+    listed = []
+
+    def lists_late(method, path, body, answer):
+        if method == "GET" and path.rstrip("/") == "/runs":
+            listed.append(listed[0] if listed else answer(body))
+            return listed[0]
+        return answer(body)
+
+    s3.spoil = lists_late
+    toy.mirror.checkpoints()
+    state = toy.save(2)
+    toy.lose()
+    toy = Toy(tmp_path, s3.url, [])
+    step, found = toy.load()
+    assert step == 2 and len(listed) > 2
+    assert_same(found, state)
+    toy.mirror.close()
+
+
+@pytest.mark.parametrize("missed", ["MANIFEST.json", "best"])
+def test_an_object_that_is_missed_once_is_not_deleted(missed, tmp_path, s3):  # noqa: F811
+    """A stale 404: neither at a start nor at the end of an upload may a whole checkpoint go."""
+    toy = Toy(tmp_path, s3.url, [])
+    for step in (1, 2, 3):
+        toy.save(step)
+        toy.saver.mark_best(1)
+    toy.lose()
+    forgotten = set()
+
+    def misses_once(method, path, body, answer):
+        if method in ("GET", "HEAD") and path.endswith(missed) and path not in forgotten:
+            forgotten.add(path)
+            return "404 Not Found", [], b"" if method == "HEAD" else error("404", "NoSuchKey")[2]
+        return answer(body)
+
+    s3.spoil = misses_once
+    toy = Toy(tmp_path, s3.url, [])
+    assert toy.far_steps() == [1, 2, 3] and toy.load()[0] == 3
+    forgotten.clear()
+    toy.save(4)
+    assert {1, 3, 4} <= {*toy.far_steps()} and forgotten
+    s3.spoil = None
+    assert all(toy.place(step) for step in (1, 3, 4))
+    toy.mirror.close()
+
+
+def test_a_store_that_cannot_be_written_is_refused_at_the_start(tmp_path, s3):  # noqa: F811
+    """With the reason: no bucket, no rights, no such protocol."""
+    (tmp_path / "file").write_text("")
+    for place, kind in (
+        ("s3://no-such-bucket/x", StorageError),
+        ("nofs://x", UsageError),
+        (str(tmp_path / "file"), StorageError),
+    ):
+        with pytest.raises(kind) as caught:
+            open_mirror(place)
+        assert place in str(caught.value)
+    s3.spoil = FAILING["no rights"]
+    with pytest.raises(StorageError):
+        open_mirror(s3.url)
+
+
+# ------------------------------------------------------------------------------------- the lease
+
+
+@pytest.fixture
+def stops(monkeypatch):
+    """The signals that this process sends itself."""
+    sent: list = []
+    monkeypatch.setattr(mirror.os, "kill", lambda pid, signum: sent.append(signum))
+    return sent
+
+
+def lease(url, log=None) -> Lease:  # noqa: F811
+    return Lease(Store(url), Notes("run", [] if log is None else log))
+
+
+def test_the_second_machine_is_refused_until_the_first_gives_back(url):  # noqa: F811
+    """Whatever it is called: a host's name and a process id say nothing, and these are one."""
+    first = lease(url)
+    with pytest.raises(UsageError) as caught:
+        lease(url)
+    assert f"process {os.getpid()} on" in str(caught.value)
+    first.give_back()
+    began = time.monotonic()
+    second = lease(url)
+    assert time.monotonic() - began < mirror.WATCH_S
+    first.give_back()  # again, and too late: it is another's
+    assert second._is_ours(second.store.read("lease"))
+    second.give_back()
+    assert Store(url).read("lease") is None
+
+
+LEFT = {
+    "of a machine with this name": f"{'a' * 32} 0 process {os.getpid()} on {os.uname().nodename}",
+    "of a clock in the future": json.dumps(dict(id="x", host="b", process=5, time=4e9)),
+    "of a clock that is none": '{"id":"x","host":"b","process":5,"time":Infinity}',
+    "of process 0": '{"id":"x","host":"b","process":0,"time":0}',
+    "deep": "[" * 100_000,
+    "bytes": "\udcff",
+    "half": "{",
+}
+
+
+@pytest.mark.parametrize("how", LEFT)
+def test_a_lease_that_nobody_renews_is_taken_over(how, tmp_path):
+    """Whatever it says: there is no refusal for ever, and none by another machine's clock."""
+    store = Store(str(tmp_path))
+    store.write("lease", LEFT[how].encode("utf-8", "surrogateescape"))
+    log: list[str] = []
+    lease(str(tmp_path), log).give_back()
+    assert len(log) == 1 and store.read("lease") is None
+
+
+def test_a_lease_that_is_renewed_late_is_respected(tmp_path):
+    """Its holder is paused for less than the time that others watch."""
+    store, done = Store(str(tmp_path)), threading.Event()
+    store.write("lease", b"x 0 process 5 on b")
+    writer = threading.Timer(
+        mirror.WATCH_S / 2, lambda: store.write("lease", b"x 1 process 5 on b")
+    )
+    writer.start()
+    with pytest.raises(UsageError):
+        lease(str(tmp_path))
+    done.set()
+    writer.join()
+
+
+@pytest.mark.parametrize("kind", ["s3", "folder"])
+@pytest.mark.parametrize("left", [None, b"dead 0 of a machine that is gone"])
+def test_of_two_that_start_at_once_one_goes_on(kind, left, tmp_path, request, stops, monkeypatch):
+    """Both have seen no lease, or the same dead one, before either writes."""
+    place = request.getfixturevalue("s3").url if kind == "s3" else str(tmp_path / "far")
+    if left:
+        Store(place).write("lease", left)
+    both, out, honest = threading.Barrier(2), {}, Store.remove
+    monkeypatch.setattr(mirror, "WATCH_S", 0.1)
+
+    def remove(store, name, *args):
+        both.wait(20)  # each is about to take it
+        honest(store, name, *args)
+        both.wait(20)
+
+    monkeypatch.setattr(Store, "remove", remove)
+
+    def take(name):
+        try:
+            out[name] = lease(place)
+        except UsageError:
+            out[name] = None
+
+    threads = [threading.Thread(target=take, args=(name,)) for name in "ab"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    (won,) = filter(None, out.values())
+    won.renew()
+    assert stops == []
+
+
+def test_a_run_that_is_taken_over_stops_and_writes_no_more(tmp_path, s3, stops):  # noqa: F811
+    """A machine that was cut off for longer than others watch comes back."""
+    toy = Toy(tmp_path, s3.url, [])
+    toy.save(1)
+    other = b"another 0 process 7 on far-away"
+    until(lambda: stops or toy.store.write("lease", other))  # it renews in between
+    assert stops == [signal.SIGTERM]
+    toy.save(2)
+    toy.mirror.close()
+    assert toy.far_steps() == [1] and toy.store.read("lease") == other and stops == [signal.SIGTERM]
+
+
+def test_a_machine_that_wakes_up_damages_nothing(tmp_path, url, stops, monkeypatch):  # noqa: F811
+    """Stopped in mid-upload, before each of its requests in turn, until its successor has published
+    the same step: what that has published stays whole, and the newest."""
+    monkeypatch.setattr(mirror, "RENEW_S", 60.0)  # the pause holds both threads of a machine
+    requests = [("send", "__0_0"), ("send", "trainer.json"), ("send", "MANIFEST.json")]
+    for k, (kind, part) in enumerate([*requests, ("write", "step_00000002/MANIFEST.json")]):
+        place = f"{url}/{k}"
+        old = Toy(tmp_path / f"old{k}", place, [])
+        old.save(1)
+        slept: list = []
+        honest = getattr(Store, kind)
+
+        def sleeping(store, *args, k=k, part=part, place=place, slept=slept, old=old, work=honest):
+            if store is old.store and any(part in str(a) for a in args) and not slept:
+                slept.append(True)
+                store.remove("lease")  # as a successor does that has watched for long enough
+                successor = Toy(tmp_path / f"new{k}", place, [])
+                slept.extend([successor.load()[0], successor.save(2), successor])
+            return work(store, *args)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Store, kind, sleeping)
+            late = old.save(2)
+            old.save(3)
+        _, begun, state, successor = slept
+        assert begun == 1
+        old.mirror.close()
+        assert stops.pop() == signal.SIGTERM and stops == []
+        assert successor.far_steps() == [1, 2]
+        shutil.rmtree(successor.root)
+        step, found = successor.load()
+        assert step == 2
+        # only the last request makes the late one's copy count, which is whole, too
+        assert_same(found, late if kind == "write" else state)
+        assert successor.save(3) and successor.far_steps()[-1] == 3
+        successor.mirror.close()
+
+
+def test_an_upload_stops_if_the_lease_cannot_be_renewed(tmp_path, s3, monkeypatch):  # noqa: F811
+    """Others may take it over by now: not one more file is sent."""
+    toy = Toy(tmp_path, s3.url, [])
+    toy.save(1)
+    monkeypatch.setattr(mirror, "RENEW_S", 60.0)
+    toy.mirror.lease._renewed = -1e9
+    s3.spoil = lambda method, path, body, answer: (
+        error("500 Internal Server Error", "X") if path.endswith("lease") else answer(body)
+    )
+    toy.save(2)
+    assert toy.far_steps() == [1] and "upload of step_00000002 failed" in toy.text
+    s3.spoil = None
+    toy.save(3)
+    assert toy.far_steps() == [1, 3]
+    toy.mirror.close()
+
+
+# ------------------------------------------------------------------------- machines that are lost
+
+ARGS = ("--save_every", 2, "--eval_every", 5)
+SHORT = ("store", 0.1, 0.6, "memory")  # the lease of the runs below
+
+
+def newest_in(s3) -> int:  # noqa: F811
+    """The step of the newest whole checkpoint in the store; 0: none."""
+    marks = [key.split("/") for key in s3.keys(s3.folder) if key.endswith("/MANIFEST.json")]
+    return max([int(key[-2][5:]) for key in marks if key[-2].startswith("step_")], default=0)
+
+
+@pytest.mark.parametrize("kills, steps", [(2, 12), pytest.param(20, 40, marks=pytest.mark.slow)])
+def test_the_machine_is_lost_at_any_moment(kills, steps, small_data, tmp_path, s3):  # noqa: F811
+    """SIGKILL, and run folder and data are gone; the same command elsewhere goes on from the newest
+    whole checkpoint in the store, and ends with the same bits."""
+    import torch
+
+    draw, resumed_from = random.Random(kills), []
+    args = ["--steps", steps, *ARGS]
+    start(small_data, tmp_path / "plain" / "run", *args).end(0)
+    texts = small_data.parent / "texts"
+    options = "--vocab_size 512 --row_len 65 --val_fraction 0.2 --workers 1".split()
+    options += ["--source", f"files:{texts}", "--data_dir", small_data]
+    out = run("prepare_data.py", "tiny", *options, "--publish", f"{s3.url}/data", **s3.env())
+    assert out.returncode == 0, out.stderr
+    for life in range(kills + 1):
+        machine, durable = tmp_path / f"machine_{life}", newest_in(s3)
+        options = [*args, "--mirror", s3.url, "--stage", machine / "cache"]
+        waits = [("slow", 0.05), ("hold", steps - 1, str(tmp_path / "never"))]  # never finishes
+        spoil = [SHORT, *(waits if life < kills else [])]
+        alive = start(f"{s3.url}/data", machine / "run", *options, spoil=spoil, env=s3.env())
+        if life == kills:
+            alive.end(0)
+        else:
+            if draw.random() < 0.7 or life == kills - 1 and not durable:  # else perhaps too early
+                furthest = durable >= steps - 2
+                alive.until(lambda a=alive, f=furthest: f or " is in s3://" in a.text)
+            time.sleep(draw.uniform(0, 1.0))
+            alive.kill().end()
+        text, records = alive.text, machine / "run" / "metrics.jsonl"
+        assert "is not used" not in text and "none of the" not in text, text
+        if records.exists() and starts(machine / "run"):
+            taken = [r["step"] for r in metrics(machine / "run") if "loss" in r]
+            assert f"resumed at step {durable:,} " in text or durable == 0, text
+            assert taken == list(range(1, len(taken) + 1)), "the log is whole from the first step"
+            resumed_from.append(durable)
+        if life < kills:
+            shutil.rmtree(machine)
+            time.sleep(0.1)  # a request that was on its way still arrives
+    found, expected = (parameters(d / "run", steps) for d in (machine, tmp_path / "plain"))
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in found)
+    assert losses(machine / "run") == losses(tmp_path / "plain" / "run")
+    assert resumed_from == sorted(resumed_from) and resumed_from[-1] > 0
+    assert newest_in(s3) == steps and f"{s3.folder}/run/lease" not in s3.keys(s3.folder)
+
+
+def test_a_notice_saves_and_uploads(small_data, tmp_path, s3):  # noqa: F811
+    """And the next machine goes on there."""
+    options = ["--save_every", 0, "--mirror", s3.url]
+    alive = start(
+        small_data, tmp_path / "a" / "run", *options, spoil=[SHORT, ("slow", 0.05)], env=s3.env()
+    )
+    alive.until_step(3).kill(signal.SIGTERM).end(143)
+    step = newest_in(s3)
+    assert 3 <= step < 12
+    assert json.loads(s3.content(f"{s3.folder}/run/status.json"))["state"] == "preempted"
+    text = start(small_data, tmp_path / "b" / "run", *options, env=s3.env()).end(0)
+    assert f"resumed at step {step}" in text and newest_in(s3) == 12
+
+
+def test_a_second_trainer_is_refused_while_the_first_goes_on(small_data, tmp_path, s3):  # noqa: F811
+    options = ("--mirror", s3.url, *ARGS)
+    spoil = [SHORT, ("hold", 4, str(tmp_path / "go"))]
+    first = start(small_data, tmp_path / "a" / "run", *options, spoil=spoil, env=s3.env())
+    first.until_step(4)
+    second = start(small_data, tmp_path / "b" / "run", *options, spoil=[SHORT], env=s3.env())
+    assert "Traceback" not in second.end(2)
+    (tmp_path / "go").touch()
+    first.end(0)
+    assert newest_in(s3) == 12
+
+
+def test_every_rank_waits_for_the_last_upload(small_data, tmp_path, s3):  # noqa: F811
+    """A launcher kills them all soon after the first of them has ended."""
+    first, order = threading.Event(), []
+
+    def slow(method, path, body, answer):
+        if method == "PUT" and path.endswith("status.json") and b'"done"' in body:
+            order.append([p.exitcode for p in two.processes])
+            first.wait(2)
+        return answer(body)
+
+    s3.spoil = slow
+    two = start(
+        small_data,
+        tmp_path / "run",
+        *ARGS,
+        "--mirror",
+        s3.url,
+        world=2,
+        spoil=[SHORT],
+        env=s3.env(),
+    )
+    two.end(0)
+    assert order == [[None, None]] and f"{s3.folder}/run/lease" not in s3.keys(s3.folder)
+
+
+def test_a_refused_command_gives_the_lease_back(small_data, tmp_path, s3):  # noqa: F811
+    options = ("--mirror", s3.url, *ARGS)
+    start(small_data, tmp_path / "run", *options, spoil=[SHORT], env=s3.env()).end(0)
+    other = start(small_data, tmp_path / "run", *options, "--seed", 5, spoil=[SHORT], env=s3.env())
+    other.end(2)
+    assert f"{s3.folder}/run/lease" not in s3.keys(s3.folder)
+
+
+@pytest.mark.slow
+def test_a_store_that_dies_does_not_stop_a_run(small_data, tmp_path, s3):  # noqa: F811
+    """From step 5 on it refuses everything: the run ends well, and says what is not durable."""
+    options = ("--mirror", s3.url, *ARGS)
+    spoil = [SHORT, ("hold", 5, str(tmp_path / "go"))]
+    alive = start(small_data, tmp_path / "a" / "run", *options, spoil=spoil, env=s3.env())
+    alive.until(lambda: "step_00000004 is in s3://" in alive.text)
+    s3.spoil = FAILING["no rights"]
+    (tmp_path / "go").touch()
+    text = alive.end(0, timeout_s=90)
+    assert "newest durable one is step_00000004" in text and "Traceback" not in text
+
+
+def test_no_secret_is_written_anywhere(small_data, tmp_path, s3):  # noqa: F811
+    """Of a URL with a password, of the keys in the environment: in no file of the run, here or in
+    the store, and in no output, that of failures included."""
+    secret = "hunter2"
+    place = f"memory://someone:{secret}@host/far?token={secret}"
+    alive = start(small_data, tmp_path / "run", *ARGS, "--mirror", place, spoil=[SHORT])
+    text = alive.end(0)
+    failing = [("--mirror", f"nofs://someone:{secret}@host/far")]
+    failing += [("--data_dir", f"s3://someone:{secret}@no-such-bucket/x")]
+    for k, options in enumerate(failing):
+        alive = start(small_data, tmp_path / f"{k}" / "run", *options, spoil=[SHORT], env=s3.env())
+        text += alive.end()
+    start(small_data, tmp_path / "b" / "run", *ARGS, "--mirror", s3.url, env=s3.env()).end(0)
+    files = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
+    files += [s3.content(key) for key in s3.keys(s3.folder)]
+    for word in (secret, s3.env()["AWS_SECRET_ACCESS_KEY"]):
+        assert not any(word.encode() in content for content in files) and word not in text

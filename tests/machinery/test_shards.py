@@ -1,0 +1,117 @@
+"""shards.py: a manifest, whoever wrote it, is refused by the field that is wrong, and leads to no
+file outside its folder. What rows and loaders do is in test_data.py."""
+
+import json
+import os
+
+import pytest
+from conftest import flip
+from data_helpers import make_folder
+
+from machinery import shards
+from machinery.errors import DataError
+from machinery.shards import Manifest
+
+
+@pytest.fixture
+def manifest(tmp_path):
+    return make_folder(tmp_path / "d", {"train": {"a": 50, "b": 30}, "val": {"a": 3, "b": 2}})
+
+
+FIRST = "splits", "train", "a", "shards", 0
+WRONG = {
+    ("row_len",): ["9", 9.0, None, True, -1, [9]],
+    ("dtype",): ["<i2", "|O", None, 2, ["<u2"]],
+    ("tokenizer",): [None, 5, [], {}],
+    ("tokenizer", "vocab_size"): ["50", None, 1e400, -1],
+    ("tokenizer", "bos_id"): ["0", None, 1 << 60],
+    ("tokenizer", "sha256"): [None, "", "x" * 64, "../" + "a" * 61, "A" * 64, "a" * 64 + "\n", 5],
+    ("tokenizer", "marks"): ["abc", [1, "2", 3], 7, {"1": 2}],
+    ("sources",): [None, {}, "ab", [1], [{}], [{"name": 5}]],
+    ("splits",): [None, [], {"train": {}}],
+    ("splits", "val", "b"): [None, [], {"shards": {}}, {"shards": None}],
+    FIRST: [None, 5, [], {}],
+    (*FIRST, "rows"): ["50", 50.0, -1, None],
+    (*FIRST, "max"): ["3", None],
+    (*FIRST, "bytes"): ["1", -5, 1 << 53, None],
+    (*FIRST, "sha256"): ["/etc/passwd", "a" * 63, None],
+    (*FIRST, "file"): [None, 5, ["x"], {}],
+    (*FIRST, "crc32_file"): [None, 5],
+    (*FIRST, "crc32_sha256"): ["../../x", None],
+}
+
+
+@pytest.mark.parametrize("place", WRONG, ids=lambda place: ".".join(map(str, place)))
+def test_a_field_of_another_kind_is_named(place, manifest):
+    """In a manifest whose fingerprint is right: a stranger computes that, too."""
+    for value in WRONG[place]:
+        tree = json.loads((manifest.dir / "manifest.json").read_text())
+        at = tree
+        for key in place[:-1]:
+            at = at[key]
+        at[place[-1]] = value
+        tree["fingerprint"] = shards.fingerprint(tree)
+        (manifest.dir / "manifest.json").write_text(json.dumps(tree))
+        with pytest.raises(DataError) as caught:
+            Manifest.load(manifest.dir)
+        assert str(place[0]) in str(caught.value) and str(manifest.dir) in str(caught.value)
+        (manifest.dir / "manifest.json").write_text(json.dumps(manifest.tree))
+
+
+@pytest.mark.parametrize("key", ["file", "crc32_file"])
+@pytest.mark.parametrize("name", ["../x.npy", "{tmp}/x.npy", "link/x.npy", "x\0", "", "\ud800"])
+def test_a_name_stays_in_the_folder(key, name, manifest, tmp_path):
+    """The file that it leads to is a shard, whole and as the manifest says: that is no excuse."""
+    shard = manifest.all_shards()[0]
+    (tmp_path / "x.npy").write_bytes((manifest.dir / shard[key]).read_bytes())
+    (manifest.dir / "link").symlink_to(tmp_path)
+    shard[key] = name.format(tmp=tmp_path)
+    forged = Manifest(manifest.dir, manifest.tree)
+    for work in (forged.check, forged.verify, lambda: forged.row("train", 0, 0)):
+        with pytest.raises(DataError):
+            work()
+
+
+@pytest.mark.parametrize("how", ["a link", "a pipe", "a device", "a folder", "longer"])
+def test_only_a_regular_file_of_the_right_size_is_a_shard(how, manifest, tmp_path):
+    path = manifest.dir / manifest.all_shards()[0]["file"]
+    path.rename(tmp_path / "whole")
+    if how == "a link":
+        path.symlink_to(tmp_path / "whole")
+    elif how == "a device":
+        path.symlink_to("/dev/zero")
+    elif how == "a pipe":
+        os.mkfifo(path)
+    elif how == "a folder":
+        path.mkdir()
+    else:
+        path.write_bytes((tmp_path / "whole").read_bytes() + b"x")
+    for work in (manifest.check, manifest.verify, lambda: manifest.row("train", 0, 0)):
+        with pytest.raises(DataError) as caught:
+            work()
+        assert path.name in str(caught.value)
+
+
+def test_a_manifest_is_a_regular_file_and_small(manifest, tmp_path):
+    path = manifest.dir / "manifest.json"
+    path.rename(tmp_path / "whole")
+    path.symlink_to(tmp_path / "whole")
+    with pytest.raises(DataError):
+        Manifest.load(manifest.dir)
+    path.unlink()
+    with open(path, "wb") as file:
+        file.truncate(10 << 30)  # of zeros, which take no room
+    with pytest.raises(DataError):
+        Manifest.load(manifest.dir)
+
+
+def test_verify_reads_every_byte(manifest):
+    for name in ("file", "crc32_file"):
+        path = manifest.dir / manifest.all_shards()[-1][name]
+        flip(path, at=-1)
+        manifest.check()
+        with pytest.raises(DataError) as caught:
+            manifest.verify()
+        assert path.name in str(caught.value)
+        flip(path, at=-1)
+    manifest.verify()

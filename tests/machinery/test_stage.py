@@ -1,0 +1,176 @@
+"""stage.py: a copy of data that is verified, made once, and whole or not there; out of a folder or
+a real S3 server, where it was published."""
+
+import json
+import shutil
+
+import pytest
+from conftest import flip, losses
+from data_helpers import make_folder
+from faults import start
+from store_helpers import quick, s3, server  # noqa: F401
+
+from config import UsageError
+from machinery import disk, shards, stage
+from machinery.errors import DataError
+from machinery.shards import Manifest
+
+pytest.importorskip("moto")
+pytest.importorskip("s3fs")
+pytestmark = pytest.mark.usefixtures("quick")
+
+
+@pytest.fixture
+def manifest(tmp_path):
+    return make_folder(tmp_path / "d", {"train": {"a": 50, "b": 30}, "val": {"a": 3, "b": 2}})
+
+
+@pytest.fixture(params=["folder", "s3", "file"])
+def source(request, manifest, tmp_path):
+    """Where the data is: a slow folder, or published."""
+    if request.param == "folder":
+        return str(manifest.dir)
+    far = request.getfixturevalue("s3").url if request.param == "s3" else f"file://{tmp_path}/far"
+    stage.publish(manifest, far)
+    return far
+
+
+def edit(folder, change) -> None:
+    """Let a stranger write the manifest: any fields, and the fingerprint that fits them."""
+    tree = json.loads((folder / "manifest.json").read_text())
+    change(tree)
+    tree["fingerprint"] = shards.fingerprint(tree)
+    (folder / "manifest.json").write_text(json.dumps(tree))
+
+
+def test_a_copy_is_the_data_and_what_is_whole_is_not_copied_again(source, manifest, tmp_path):
+    copy = Manifest.load(stage.copy(source, tmp_path / "fast"))
+    assert copy.fingerprint == manifest.fingerprint and copy.dir != manifest.dir
+    copy.check()
+    copy.verify()
+    for split, i, row in (("train", 0, 49), ("train", 1, 7), ("val", 1, 1)):
+        assert (copy.row(split, i, row) == manifest.row(split, i, row)).all()
+    files = {
+        copy.dir / name for shard in copy.all_shards() for name, _, _ in shards.files_of(shard)
+    }
+    before = {file: file.stat().st_mtime_ns for file in files}
+    damaged, lost = sorted(files)[:2]
+    flip(damaged)
+    lost.unlink()
+    assert stage.copy(source, str(tmp_path / "fast")) == str(copy.dir)
+    copy.verify()
+    assert {f for f in files if f.stat().st_mtime_ns != before[f]} == {damaged, lost}
+    assert not list(copy.dir.rglob(".tmp-*"))
+
+
+def test_a_damaged_source_is_named_and_no_copy_counts(source, s3, manifest, tmp_path):  # noqa: F811
+    shard = manifest.all_shards()[0]
+    if source.startswith("s3"):
+        s3.put(f"{s3.folder}/objects/{shard['sha256']}", b"other")
+    else:
+        published = tmp_path / "far" / "objects" / shard["sha256"]
+        flip(published if published.exists() else manifest.dir / shard["file"])
+    with pytest.raises(DataError) as caught:
+        stage.copy(source, tmp_path / "fast")
+    assert shard["sha256"] in str(caught.value)
+    assert not list((tmp_path / "fast").rglob("manifest.json"))
+
+
+def test_data_that_is_not_there_is_named(s3, tmp_path):  # noqa: F811
+    for there in (s3.url, str(tmp_path)):
+        with pytest.raises(UsageError) as caught:
+            stage.copy(there, tmp_path / "fast")
+        assert there in str(caught.value)
+    s3.put(f"{s3.folder}/manifest.json", b"[" * 100_000)
+    with pytest.raises(DataError):
+        stage.copy(s3.url, tmp_path / "fast")
+
+
+def test_publishing_sends_each_object_once_and_only_what_is_whole(s3, manifest, tmp_path):  # noqa: F811
+    stage.publish(manifest, s3.url)
+    before = len(s3.requests)
+    stage.publish(manifest, s3.url)
+    puts = [path for method, path, _ in s3.requests[before:] if method == "PUT"]
+    assert [path.rpartition("/")[2] for path in puts] == ["manifest.json"]
+    name = manifest.all_shards()[0]["sha256"]
+    s3.put(f"{s3.folder}/objects/{name}", b"half")  # of a publication that was cut short
+    stage.publish(manifest, s3.url)
+    assert len(s3.content(f"{s3.folder}/objects/{name}")) == manifest.all_shards()[0]["bytes"]
+    flip(manifest.dir / manifest.all_shards()[1]["file"])
+    with pytest.raises(DataError):
+        stage.publish(manifest, f"{s3.url}/other")
+    assert f"{s3.folder}/other/manifest.json" not in s3.keys(s3.folder)
+
+
+@pytest.mark.parametrize("name", ["../../victim", "{tmp}/victim", "s/victim"])
+def test_a_stranger_s_manifest_writes_and_reads_nothing_else(name, manifest, tmp_path):
+    """Neither by `..`, nor by an absolute name, nor by a link beside it."""
+    victim, name = tmp_path / "victim", name.format(tmp=tmp_path)
+    victim.write_bytes(b"three years of work")
+    (manifest.dir / "s").symlink_to(tmp_path)
+
+    def change(tree):
+        tree["splits"]["train"]["a"]["shards"][0] |= dict(
+            file=name, bytes=19, sha256=disk.sha256_of(victim)
+        )
+
+    edit(manifest.dir, change)
+    (tmp_path / "fast" / "x").mkdir(parents=True)
+    (tmp_path / "fast" / "x" / "s").symlink_to(tmp_path)
+    for work in (
+        lambda: stage.copy(str(manifest.dir), tmp_path / "fast"),
+        lambda: stage.publish(Manifest.load(manifest.dir), str(tmp_path / "far")),
+        lambda: Manifest.load(manifest.dir).check(),
+        lambda: Manifest.load(manifest.dir).row("train", 0, 0),
+        lambda: Manifest.load(manifest.dir).verify(),
+    ):
+        with pytest.raises(DataError) as caught:
+            work()
+        assert "victim" in str(caught.value)
+    assert victim.read_bytes() == b"three years of work"
+    assert not list(tmp_path.glob("fast/*/manifest.json"))
+
+
+def test_a_hash_is_no_path(s3, manifest, tmp_path):  # noqa: F811
+    """Of data behind a URL: a hash names an object, and what it names here is deleted nowhere."""
+    victim = tmp_path / "thesis.tex"
+    victim.write_text("three years of work")
+    stage.publish(manifest, s3.url)
+
+    def change(tree):
+        tree["splits"]["train"]["a"]["shards"][0]["sha256"] = str(victim)
+
+    edit(manifest.dir, change)
+    s3.put(f"{s3.folder}/manifest.json", (manifest.dir / "manifest.json").read_bytes())
+    with pytest.raises(DataError):
+        stage.copy(s3.url, tmp_path / "fast")
+    assert victim.read_text() == "three years of work" and not (tmp_path / "fast").exists()
+
+
+def test_an_object_larger_than_it_should_be_is_not_taken_in(s3, manifest, tmp_path):  # noqa: F811
+    stage.publish(manifest, s3.url)
+    s3.put(f"{s3.folder}/objects/{manifest.tokenizer_sha256}", bytes((64 << 20) + 1))
+    with pytest.raises(DataError):
+        stage.copy(s3.url, tmp_path / "fast")
+    assert not [p for p in (tmp_path / "fast").rglob("*") if p.is_file() and p.stat().st_size > 1e6]
+
+
+def test_training_from_the_store_is_training_from_the_disk(small_data, tmp_path, s3):  # noqa: F811
+    """On two ranks, and with the copy lost while the run is stopped: the same losses."""
+    stage.publish(Manifest.load(small_data), s3.url)
+    start(small_data, tmp_path / "near" / "run", "--save_every", 4).end(0)
+    options = ["--save_every", 4, "--stage", tmp_path / "cache"]
+    run = start(
+        s3.url, tmp_path / "far" / "run", *options, spoil=[("signal_at", 6, 15)], env=s3.env()
+    )
+    run.end(143)
+    shutil.rmtree(tmp_path / "cache")
+    start(s3.url, tmp_path / "far" / "run", *options, env=s3.env()).end(0)
+    assert losses(tmp_path / "near" / "run") == losses(tmp_path / "far" / "run")
+    two = start(s3.url, tmp_path / "two" / "run", *options, world=2, env=s3.env())
+    two.end(0)
+    assert losses(tmp_path / "two" / "run") == pytest.approx(losses(tmp_path / "near" / "run"))
+
+
+def test_an_error_of_the_copy_ends_every_rank(small_data, tmp_path, s3):  # noqa: F811
+    start(s3.url, tmp_path / "run", world=2, env=s3.env()).end(2)

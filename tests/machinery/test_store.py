@@ -1,0 +1,184 @@
+"""store.py: names stay under the URL, other protocols are refused, and what is fetched is whole; in
+a folder, in memory and on a real S3 server that fails in every way."""
+
+import hashlib
+import os
+
+import pytest
+from store_helpers import error, quick, s3, server, url  # noqa: F401
+
+from config import UsageError
+from machinery import store
+from machinery.errors import DataError, StorageError
+from machinery.store import Store
+
+pytest.importorskip("moto")
+pytest.importorskip("s3fs")
+pytestmark = pytest.mark.usefixtures("quick")
+
+
+def sha(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def test_what_is_written_is_read_back(url, tmp_path):  # noqa: F811
+    far, big = Store(url), os.urandom(3 << 20)
+    (tmp_path / "big").write_bytes(big)
+    assert far.read("a/x") is None and far.names("a") == {} and far.names() == {}
+    far.remove("a/x")
+    far.write("a/x", b"one")
+    far.write("a/x", b"two")
+    far.send(tmp_path / "big", "a/b/big")
+    assert (
+        far.read("a/x") == b"two" and far.names("a")["x"] == 3 and {*far.names("a")} == {"x", "b"}
+    )
+    far.fetch("a/b/big", tmp_path / "in" / "copy", sha(big), most=len(big))
+    assert (tmp_path / "in" / "copy").read_bytes() == big
+    with pytest.raises(FileExistsError):
+        far.write("a/x", b"three", new=True)
+    far.write("a/new", b"first", new=True)
+    assert (far.read("a/x"), far.read("a/new")) == (b"two", b"first")
+    far.remove("a", recursive=True)
+    assert far.read("a/x") is None and far.read("a/b/big") is None
+
+
+def test_what_is_fetched_is_whole_or_not_there(url, tmp_path):  # noqa: F811
+    far, copy = Store(url), tmp_path / "in" / "copy"
+    far.write("x", bytes(1000))
+    for name, wanted, most in (
+        ("none", sha(b""), 10),
+        ("x", sha(b"other"), 1000),
+        ("x", sha(bytes(1000)), 999),
+    ):
+        with pytest.raises(DataError):
+            far.fetch(name, copy, wanted, most)
+        assert not copy.exists() and not list(copy.parent.glob(".tmp-*"))
+    with pytest.raises(DataError):
+        far.read("x", most=999)
+    assert far.read("x", most=1000) == bytes(1000)
+
+
+@pytest.mark.parametrize("name", ["../x", "/etc/x", "a/../../x", "", "a\0", "\ud800", None, 5])
+def test_a_name_stays_under_the_url(name, url, tmp_path):  # noqa: F811
+    """As a file may hold it; nothing is read, written or deleted elsewhere."""
+    far, mine = Store(f"{url}/in"), tmp_path / "mine"
+    mine.write_bytes(b"mine")
+    for work in (
+        lambda: far.read(name or ".."),
+        lambda: far.write(name, b"theirs"),
+        lambda: far.send(mine, name),
+        lambda: far.fetch(name, tmp_path / "copy"),
+        lambda: far.remove(name, recursive=True),
+        lambda: far.names(name or ".."),
+    ):
+        with pytest.raises(DataError):
+            work()
+    assert [p.name for p in tmp_path.rglob("*") if p.is_file()] == ["mine"]
+
+
+def test_a_link_or_a_pipe_in_a_folder_is_not_opened(tmp_path):
+    """A folder that somebody has sent: to read a pipe would wait for ever."""
+    far, mine = Store(str(tmp_path / "far")), tmp_path / "mine"
+    mine.write_bytes(b"mine")
+    far.write("x", b"theirs")
+    os.mkfifo(tmp_path / "far" / "pipe")
+    (tmp_path / "far" / "link").symlink_to(mine)
+    (tmp_path / "far" / "out").symlink_to(tmp_path)
+    for name in ("pipe", "link", "out/mine"):
+        for work in (far.read, lambda name: far.fetch(name, tmp_path / "copy")):
+            with pytest.raises(DataError):
+                work(name)
+    with pytest.raises(DataError):
+        far.write("out/new", b"")
+    with pytest.raises(StorageError):
+        far.send(tmp_path / "far" / "link", "copy")
+    assert mine.read_bytes() == b"mine" and not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "reference::memory://x", "simplecache::s3://b/x", "s3://b/x::file://y", "http://h/x",
+        "zip://x", "nofs://x", "memory2://x", "ftp://h/x", "dask://x", "s3://b/x*", "s3://b/[x]",
+    ],
+)  # fmt: skip
+def test_a_url_of_another_protocol_is_refused(url):  # noqa: F811
+    """A chain may run, format and send what its parts name."""
+    with pytest.raises(UsageError) as caught:
+        Store(url)
+    assert url.rstrip("*") in str(caught.value)
+
+
+def test_memory_is_for_tests(monkeypatch):
+    monkeypatch.undo()
+    assert "memory" not in store.PROTOCOLS
+    with pytest.raises(UsageError):
+        Store("memory://x")
+
+
+def cuts(method, path, body, answer):
+    """Bodies end before their announced length."""
+    status, headers, content = answer(body)
+    return status, headers, content[: len(content) // 2] if method == "GET" else content
+
+
+def flips(method, path, body, answer):
+    status, headers, content = answer(body)
+    return status, headers, bytes([content[0] ^ 1]) + content[1:] if method == "GET" else content
+
+
+FAILING = {
+    "500": lambda *_: error("500 Internal Server Error", "X"),
+    "403": lambda *_: error("403 Forbidden", "AccessDenied"),
+    "cuts": cuts,
+    "flips": flips,
+}
+
+
+@pytest.mark.parametrize("how", FAILING)
+def test_a_store_that_fails(how, s3, tmp_path):  # noqa: F811
+    """One line that names the URL, and nothing half; tried again, unless it refuses."""
+    far, content = Store(s3.url), os.urandom(1000)
+    far.write("x", content)
+    s3.spoil, before = FAILING[how], len(s3.requests)
+    with pytest.raises((StorageError, DataError)) as caught:
+        far.fetch("x", tmp_path / "copy", sha(content))
+    assert f"{s3.url}/x" in str(caught.value) and "\n" not in str(caught.value)
+    assert not (tmp_path / "copy").exists() and len(s3.requests) > before
+    s3.spoil = None
+    far.fetch("x", tmp_path / "copy", sha(content))
+    assert (tmp_path / "copy").read_bytes() == content
+
+
+def test_a_store_that_fails_now_and_then(s3, tmp_path):  # noqa: F811
+    count = iter(range(10**6))
+    s3.spoil = lambda method, path, body, answer: (
+        error("503 Slow Down", "SlowDown") if next(count) % 3 == 0 else answer(body)
+    )
+    far = Store(s3.url)
+    for k in range(5):
+        far.write(f"{k}", bytes([k]))
+        far.fetch(f"{k}", tmp_path / f"{k}", sha(bytes([k])))
+    assert next(count) > 10
+
+
+def test_only_one_of_two_writers_makes_a_new_object(s3, monkeypatch):  # noqa: F811
+    """Also if both have looked before: the store decides, by If-None-Match."""
+    seen = []
+    s3.spoil = lambda method, path, body, answer: (seen.append(method), answer(body))[1]
+    Store(s3.url).write("x", b"first", new=True)
+    with pytest.raises(FileExistsError):
+        Store(s3.url).write("x", b"second", new=True)
+    assert seen == ["PUT", "PUT"] and Store(s3.url).read("x") == b"first"
+
+
+def test_the_text_of_an_error_has_no_secret(monkeypatch):
+    far = Store("memory://someone:hunter2@host/far?token=hunter3")
+
+    def fail(*args, **kwargs):
+        raise RuntimeError("someone:hunter2 and ?token=hunter3 and hunter2/")
+
+    monkeypatch.setattr(far.fs, "ls", fail)
+    with pytest.raises(StorageError) as caught:
+        far.names()
+    assert "hunter" not in str(caught.value) and "RuntimeError" in str(caught.value)
