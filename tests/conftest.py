@@ -158,7 +158,7 @@ def own_run(trained_run, tmp_path) -> Path:
 
 # ------------------------------------------------------------------------------- no pictures
 
-PNG = b"\x89PNG"  # what stands in place of a picture
+PNG = b"\x89PNG\r\n\x1a\n"  # what stands in place of a picture
 
 
 def paint_nothing(paints=lambda: False) -> None:

@@ -20,6 +20,7 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import ClassVar
+from unittest import mock
 
 from conftest import ROOT, SMALL, command, environment, paint_nothing
 
@@ -139,8 +140,8 @@ def start(data, run_dir, *args, world: int = 1, spoil=(), env=None, argv=None) -
     """`python train.py tiny ... ARGS` on `world` ranks, without a launcher. argv: another command
     line in place of that."""
     context = multiprocessing.get_context("forkserver")
-    path = f"{ROOT}{os.pathsep}{HERE}"
-    with _variable("PYTHONPATH", path), _variable("CUDA_VISIBLE_DEVICES", ""):
+    theirs = dict(PYTHONPATH=f"{ROOT}{os.pathsep}{HERE}", CUDA_VISIBLE_DEVICES="")
+    with mock.patch.dict(os.environ, theirs):
         context.set_forkserver_preload(["faults_preload"])
         multiprocessing.forkserver.ensure_running()
     argv = argv or ["tiny", *SMALL, "--data_dir", data, "--run_dir", run_dir, *args]
@@ -190,16 +191,6 @@ def edited(folder: Path, file: str, old: str, new: str) -> tuple[str, str]:
     assert text.count(old) == 1, f"{file} has {text.count(old)} times: {old}"
     (folder / file).write_text(text.replace(old, new))
     return "use_project_in", str(folder)
-
-
-@contextlib.contextmanager
-def _variable(name: str, value: str):
-    before = os.environ.get(name)
-    os.environ[name] = value
-    try:
-        yield
-    finally:
-        os.environ.pop(name) if before is None else os.environ.__setitem__(name, before)
 
 
 def child(output: str, env: dict, argv: list[str], spoil: list) -> None:
@@ -380,19 +371,19 @@ def failing_saves(first: int, last: int, only_rank: int = 0) -> None:
 
 def full_disk_for_metrics(first: int, last: int) -> None:
     """metrics.jsonl takes no lines of the steps first to last."""
-    from machinery import disk, log
+    from machinery import disk
+    from machinery.log import Log
 
-    honest, append = log.Log.write, disk.append
+    honest, append = Log.write, disk.append
 
-    def refuse(*args):
+    def refuse(path, text):
         raise OSError(28, "No space left on device")
 
-    def write(self, record):
-        full = first <= record["step"] <= last
-        log.open, disk.append = (refuse, refuse) if full else (open, append)
-        honest(self, record)
+    def write(log, record):
+        disk.append = refuse if first <= record.get("step", 0) <= last else append
+        honest(log, record)
 
-    log.Log.write = write
+    Log.write = write
 
 
 def dropout(p: float) -> None:

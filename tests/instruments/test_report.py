@@ -107,6 +107,7 @@ def page_of(folder, **how) -> Page:
     return Page(page.read_text())
 
 
+@pytest.mark.pictures
 def test_the_page_tells_the_figures_of_a_run_and_needs_nothing_else(tmp_path):
     state = {"state": "done", "step": 10, "exit_code": 0}
     config = dict(extras=["value_embeds", "<b>"], optimizer="muon", lr=1.0, lr_scale=1.0)
@@ -269,6 +270,7 @@ def start_line() -> dict:
 ALLOWED = set("html meta title style h1 h2 section div b span img table tr th td pre".split())
 
 
+@pytest.mark.pictures
 def test_a_dollar_in_a_name_is_no_formula(tmp_path):
     """In a folder, a source, a task: matplotlib would fail at `$\\frac$`."""
     records = [r | SOURCES | {"val_bpb_by_source": {EVIL: 1.0, "$\\x$": 2.0}} for r in ten_steps()]
@@ -286,6 +288,7 @@ def rows_of(table: str) -> list[list[str]]:
     return [re.split(r"  +", line) for line in table.split("\n\n")[0].splitlines()]
 
 
+@pytest.mark.pictures
 def test_runs_are_compared_at_the_tokens_they_share(tmp_path):
     a = make_run(tmp_path / "a", ten_steps(), extras=["value_embeds"])
     longer = [r for r in ten_steps(2.4) if r["step"] < 10]
