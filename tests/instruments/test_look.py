@@ -17,14 +17,15 @@ from browsing import SCREENS, browser, opened  # noqa: F401
 from conftest import SMALL
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from instruments.look import Probe
 
 import data
 import eval as evaluate
 import train
 from config import PRESETS, GPTConfig, UsageError
 from flops import bits_per_byte
-from instruments import look
+from instruments.pages import look, positions
+from instruments.pages.look import Probe
+from machinery.errors import NonFiniteError
 from machinery.shards import Manifest
 from model import GPT, apply_rope, rms_norm
 from tokenizer import Tokenizer
@@ -473,9 +474,7 @@ def test_a_page_without_a_single_head_that_is_seen(browser, unseen, tmp_path):  
     context.__exit__(None, None, None)
 
 
-EVIL = (
-    "\"'><img src=http://127.0.0.1:9 onerror=\"document.title='ran'\"><script>document.title='ran'"
-)
+EVIL = '"\'><img src=http://127.0.0.1:9 onerror="document.title=1"><script>document.title=1'
 
 
 def poisoned(x):
