@@ -11,6 +11,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from browsing import SCREENS, browser, opened  # noqa: F401
 from conftest import ROOT, SMALL, metrics, run
 
 import eval
@@ -267,6 +268,21 @@ def start_line() -> dict:
 
 
 ALLOWED = set("html meta title style h1 h2 section div b span img table tr th td pre".split())
+
+
+@pytest.mark.parametrize("width, scheme", SCREENS)
+def test_in_a_browser_nothing_runs_and_nothing_is_loaded(width, scheme, browser, tmp_path):  # noqa: F811
+    """Of hostile text; and were a part of it not escaped, the policy would stop it."""
+    folder = make_run(tmp_path / "a", [start_line(), *ten_steps()], {"state": EVIL}, extras=[EVIL])
+    sample = dict(step=10, tokens=10_000, prompt=EVIL, text=EVIL * 50)
+    (folder / "samples.jsonl").write_text(json.dumps(sample) + "\n")
+    path = report.write(folder)
+    with opened(browser, path, width, scheme) as page:
+        assert page.title() == "Run a" and page.locator("img").count() == 6
+        assert page.locator("pre").inner_text().startswith("</pre><script>")
+    path.write_text(path.read_text().replace("<h1>", f"<h1>{EVIL}"))
+    with opened(browser, path, width, scheme) as page:
+        assert page.title() == "Run a"
 
 
 def test_a_dollar_in_a_name_is_no_formula(tmp_path):
