@@ -9,9 +9,9 @@ from conftest import ROOT, SMALL
 from faults import start
 
 import config
+import eval as evaluate
 import optim
 import prepare_data
-import train
 from config import UsageError, find_preset
 from instruments.run import forecast
 from machinery import cli, plan, trained
@@ -76,7 +76,7 @@ def test_the_rates_follow_from_batch_and_width(depth):
 
 def test_the_plan_prints_the_factor_of_the_batch(capsys):
     for word, options, factor in (("d8", (), 0.756), ("d16", ("--tokens_per_step", "65536"), 0.4)):
-        assert train.main([word, "--plan", "--gpu", "H100", *options]) == 0
+        assert evaluate.main(["plan", word, "--gpu", "H100", *options]) == 0
         assert f"learning rates x {factor:.3f} for this batch" in capsys.readouterr().out
 
 
@@ -87,11 +87,8 @@ def row_of(name: str) -> dict[str, str]:
         size = sum(p.numel() for p in GPT(preset.model).parameters())
     decided = plan.make_plan(preset, forecast.parse_gpus("H100"))
     tokens = decided.rows * decided.seq_len
-    hours = float(
-        re.search(r"time .*: ([\d,.]+) hours", forecast.page(preset, forecast.parse_gpus("H100")))[
-            1
-        ]
-    )
+    page = forecast.page(preset, forecast.parse_gpus("H100"))
+    hours = float(re.search(r"time .*: ([\d,.]+) hours", page)[1])
     return dict(
         parameters=f"{size / 1e9:.2f}B" if size >= 1e9 else f"{size / 1e6:.0f}M",
         tokens=f"{tokens / 1e9:.1f}B",
