@@ -21,6 +21,7 @@ from conftest import ROOT, SMALL, losses, metrics, parameters, run, starts
 
 import config
 import eval as eval_program
+import eval as evaluate
 import flops
 import optim
 import train
