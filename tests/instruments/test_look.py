@@ -10,19 +10,22 @@ import zlib
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from browsing import SCREENS, browser, opened  # noqa: F401
 from conftest import SMALL
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from instruments.look import Probe
 
 import data
 import eval as evaluate
 import train
 from config import PRESETS, GPTConfig, UsageError
 from flops import score_text
-from instruments import look
+from instruments.pages import look, positions
+from instruments.pages.look import Probe
+from machinery.errors import NonFiniteError
 from machinery.shards import Manifest
 from model import GPT, apply_rope, rms_norm
 from tokenizer import Tokenizer
@@ -346,10 +349,10 @@ def test_what_it_wrote_without_the_data_and_out_of_time(trained, tmp_path, capsy
     assert "nothing on held-out text" in said and f"wrote {out}" in said
     again = look_at(alone, *words, "--max_new_tokens", 20)
     assert again["ids"] == found["ids"]
-    with pytest.raises(UsageError, match="none/manifest.json.*; or give a --prompt"):
-        evaluate.main(["look", str(alone), *CPU, "--data_dir", str(tmp_path / "none")])
-    with pytest.raises(UsageError, match="--row 99999: there are .* held-out rows"):
-        evaluate.main(["look", str(alone), *CPU, "--row", "99999"])
+    for options in (["--data_dir", str(tmp_path / "none")], ["--row", "99999"]):
+        with pytest.raises(UsageError) as error:
+            evaluate.main(["look", str(alone), *CPU, *options])
+        assert options[1] in str(error.value)
 
 
 def test_parts_are_left_out_when_the_time_is_over(trained, small_data, monkeypatch):
@@ -390,42 +393,20 @@ def test_a_page_is_small_whatever_the_shape(preset, small_data):
 # ---------------------------------------------------------------------------------- the browser
 
 
-@pytest.fixture(scope="module")
-def browser():
-    sync_api = pytest.importorskip("playwright.sync_api")
-    chromium = shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chrome")
-    if not chromium:
-        pytest.skip("no chromium here")
-    with sync_api.sync_playwright() as play:
-        browser = play.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        yield browser
-        browser.close()
-
-
-@pytest.fixture(params=["light", "dark"])
-def opened(request, browser, trained):
-    """(page, its data, what it complained of), on a wide screen and a narrow one."""
-    width = 1280 if request.param == "light" else 400
-    if not (trained / "look.html").exists() or "look_row" not in vars(request.config):
-        request.config.look_row = look_at(trained, "--row", 1)
-    context = browser.new_context(
-        viewport=dict(width=width, height=900), color_scheme=request.param
-    )
-    page, errors = context.new_page(), []
-    page.on("pageerror", lambda error: errors.append(str(error)))
-    page.on("request", lambda r: r.url.startswith("file:") or errors.append(r.url))
-    page.goto((trained / "look.html").as_uri())
+def shown(browser, path, width=1280, scheme="light"):  # noqa: F811
+    """The opened page, once its script is through."""
+    context = opened(browser, path, width, scheme)
+    page = context.__enter__()
     page.wait_for_selector("body[data-ready]", timeout=30_000)
-    yield page, data_of((trained / "look.html").read_text()), errors
-    assert not errors
-    context.close()
+    return context, page
 
 
-def test_in_a_browser(opened):
+@pytest.mark.parametrize("width, scheme", SCREENS)
+def test_in_a_browser(width, scheme, browser, trained):  # noqa: F811
     """Hover a token, keep it, move on by keys; choose a head by mouse and by keyboard."""
-    page, found, _ = opened
+    found = look_at(trained, "--row", 1)
+    context, page = shown(browser, trained / "look.html", width, scheme)
     text = lambda selector: page.locator(selector).inner_text()
-    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     assert page.locator(".t").count() == len(found["ids"]) + 1
     page.hover("#t9")
     assert f"{found['bits'][8]:.1f} bits" in text("#place")
@@ -443,7 +424,7 @@ def test_in_a_browser(opened):
     assert page.locator("#text").get_attribute("aria-activedescendant") == "t10"
     page.keyboard.press("Home")
     page.keyboard.press("End")
-    assert "comes what?" in text("#place")
+    assert "comes next?" in text("#place")
 
     heads = page.locator(".head")
     assert heads.count() == len(found["heads"]) == 12
@@ -469,21 +450,127 @@ def test_in_a_browser(opened):
     assert page.locator("[data-view=surprise]").get_attribute("aria-pressed") == "true"
     page.click("#parts tr[data-head] >> nth=0")
     assert page.locator("[data-view=worth]").get_attribute("aria-pressed") == "true"
+    context.__exit__(None, None, None)
 
 
-def test_a_page_without_a_single_head_that_is_seen(browser, small_data, tmp_path):
+@pytest.fixture
+def unseen(small_data) -> dict:
+    """What a page says of a model whose heads cannot be seen."""
     model = random_model(dict(n_layer=2, n_head=2, n_kv_head=2, head_dim=8), vocab_size=512)
     for block in model.blocks:
         block.attn = Flipped(block.attn, "linear")
     tokenizer = Tokenizer.load(small_data / "tokenizer.json")
-    found = look.measure(model, text_for(model), tokenizer, deadline=math.inf)
-    assert found["heads"] == [] and found["unseen"] == [0, 1] and len(found["parts"]) == 4
-    found |= dict(source="</script><b>your prompt", step=0, trained=0, held_out=None)
-    (tmp_path / "look.html").write_text(look.page(found, "Inside <x> {{data}}"))
-    page = browser.new_page()
-    page.goto((tmp_path / "look.html").as_uri())
-    page.wait_for_selector("body[data-ready]", timeout=30_000)
-    assert "attention of layer 0, 1 could not be computed again" in page.inner_text("#checks")
+    data = look.measure(model, text_for(model), tokenizer, deadline=math.inf)
+    return data | dict(source="</script><b>your prompt", step=0, trained=0, held_out=None)
+
+
+def test_a_page_without_a_single_head_that_is_seen(browser, unseen, tmp_path):  # noqa: F811
+    assert unseen["heads"] == [] and unseen["unseen"] == [0, 1] and len(unseen["parts"]) == 4
+    (tmp_path / "look.html").write_text(look.page(unseen, "Inside <x> {{data}}"))
+    context, page = shown(browser, tmp_path / "look.html")
+    assert "0, 1" in page.inner_text("#checks") and page.title() == "Inside <x> {{data}}"
     assert page.locator(".head").count() == 0 and page.locator("#parts tr").count() == 4
     assert "</script><b>your prompt" in page.inner_text("#facts")
-    page.close()
+    context.__exit__(None, None, None)
+
+
+EVIL = '"\'><img src=http://127.0.0.1:9 onerror="document.title=1"><script>document.title=1'
+
+
+def poisoned(x):
+    """Each text and each number replaced, but for what the page counts with."""
+    if isinstance(x, dict):
+        kept = ("ids", "words", "maps", "n_layer", "n_head", "start")
+        return {k: v if k in kept else poisoned(v) for k, v in x.items()}
+    if isinstance(x, list | tuple):
+        return [poisoned(y) for y in x]
+    return EVIL
+
+
+@pytest.mark.parametrize("which", ["one by one", "all of a kind"])
+def test_nothing_in_the_data_becomes_part_of_the_page(which, browser, trained, tmp_path):  # noqa: F811
+    """The script may fail at such data; it must run nothing, and load nothing."""
+    honest = look_at(trained, "--row", 1)
+    texts = honest | dict(words=[EVIL] * len(honest["words"]))
+    changes = [{name: EVIL} for name in ("step", "trained", "bytes", "bpb", "source", "error")]
+    changes += [{name: poisoned(honest[name])} for name in ("test", "held_out", "unseen", "lens")]
+    heads = [h | dict(kind=EVIL) for h in honest["heads"]]
+    changes += [dict(heads=heads), dict(unseen=[EVIL]), dict(left_out=EVIL)]
+    if which == "all of a kind":
+        changes = [texts, poisoned(honest), dict(heads=poisoned(honest["heads"]))]
+        changes += [dict(parts=poisoned(honest["parts"])), dict(top=poisoned(honest["top"]))]
+    context = browser.new_context()
+    page, asked = context.new_page(), []
+    page.on("request", lambda r: asked.append(r.url))
+    for change in changes:
+        (tmp_path / "look.html").write_text(look.page(honest | change, "honest"))
+        page.goto((tmp_path / "look.html").as_uri())
+        page.wait_for_timeout(50)
+        assert page.title() == "honest" and page.locator("img").count() == 0, change.keys()
+    assert {url.split(":")[0] for url in asked} == {"file"}
+    # and were it so, the policy would stop it
+    (tmp_path / "look.html").write_text(look.page(honest, "honest").replace("<p id=facts>", EVIL))
+    page.goto((tmp_path / "look.html").as_uri())
+    page.wait_for_timeout(50)
+    assert page.title() == "honest"
+    context.close()
+
+
+# ------------------------------------------------------------------------- of conversations, of NaN
+
+
+class Manifested:
+    """Rows of conversations: user, a question, assistant, an answer, end."""
+
+    marks, sources, row_len = (1, 2, 3), ["chats"], 33
+
+    def __init__(self, n: int):
+        draw = np.random.default_rng(0)
+        self.all = draw.integers(4, 9, (n, 33)).astype(np.uint16)
+        for row in self.all:
+            cuts = sorted(draw.choice(np.arange(1, 31), 4, replace=False))
+            row[0], row[cuts] = 0, (1, 2, 3, 1)
+
+    def rows(self, split, source=0):
+        return len(self.all)
+
+    def row(self, split, source, i):
+        return self.all[i]
+
+
+def test_held_out_rows_of_conversations_count_answers_alone():
+    """By a loop over single targets."""
+    model, manifest = (
+        random_model(dict(n_layer=1, n_head=1, n_kv_head=1, head_dim=8)),
+        Manifested(9),
+    )
+    by_place, firsts = {}, []
+    for inputs, targets in data.val_batches(manifest, 1):
+        with torch.no_grad():
+            logits = model(inputs)[0].log_softmax(-1)
+        seen = {}
+        for t, target in enumerate(targets[0].tolist()):
+            if target != data.IGNORED:
+                bits = -logits[t, target].item() / math.log(2)
+                by_place.setdefault(t, []).append(bits)
+                seen.setdefault(target, []).append(bits)
+        firsts += [bits[:4] for bits in seen.values() if len(bits) >= 4]
+    assert 0 < sum(map(len, by_place.values())) < 9 * 32 / 2 and firsts
+    held_out = look.held_out(model, manifest, math.inf)
+    expected = []
+    for begin, end in positions.ranges(32, first=1):
+        if bits := [x for t in range(begin, end) for x in by_place.get(t, [])]:
+            name = f"{begin}" if end - begin == 1 else f"{begin} to {end - 1}"
+            expected.append((name, pytest.approx(sum(bits) / len(bits), rel=1e-4)))
+    assert held_out["position"] == expected
+    means = [sum(column) / len(firsts) for column in zip(*firsts)]
+    assert [bits for _, bits in held_out["occurrence"]] == pytest.approx(means, rel=1e-4)
+
+
+def test_a_model_of_nan_is_an_error_and_no_page(small_data):
+    model = random_model(dict(n_layer=1, n_head=1, n_kv_head=1, head_dim=8), vocab_size=512)
+    with torch.no_grad():
+        model.head.weight[3] = torch.nan
+    tokenizer = Tokenizer.load(small_data / "tokenizer.json")
+    with pytest.raises(NonFiniteError):
+        look.measure(model, text_for(model), tokenizer, deadline=0)

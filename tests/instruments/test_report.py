@@ -11,6 +11,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from browsing import SCREENS, browser, opened  # noqa: F401
 from conftest import ROOT, SMALL, metrics, run
 
 import eval
@@ -107,7 +108,6 @@ def page_of(folder, **how) -> Page:
     return Page(page.read_text())
 
 
-@pytest.mark.pictures
 def test_the_page_tells_the_figures_of_a_run_and_needs_nothing_else(tmp_path):
     state = {"state": "done", "step": 10, "exit_code": 0}
     config = dict(extras=["value_embeds", "<b>"], optimizer="muon", lr=1.0, lr_scale=1.0)
@@ -270,7 +270,21 @@ def start_line() -> dict:
 ALLOWED = set("html meta title style h1 h2 section div b span img table tr th td pre".split())
 
 
-@pytest.mark.pictures
+@pytest.mark.parametrize("width, scheme", SCREENS)
+def test_in_a_browser_nothing_runs_and_nothing_is_loaded(width, scheme, browser, tmp_path):  # noqa: F811
+    """Of hostile text; and were a part of it not escaped, the policy would stop it."""
+    folder = make_run(tmp_path / "a", [start_line(), *ten_steps()], {"state": EVIL}, extras=[EVIL])
+    sample = dict(step=10, tokens=10_000, prompt=EVIL, text=EVIL * 50)
+    (folder / "samples.jsonl").write_text(json.dumps(sample) + "\n")
+    path = report.write(folder)
+    with opened(browser, path, width, scheme) as page:
+        assert page.title() == "Run a" and page.locator("img").count() == 6
+        assert page.locator("pre").inner_text().startswith("</pre><script>")
+    path.write_text(path.read_text().replace("<h1>", f"<h1>{EVIL}"))
+    with opened(browser, path, width, scheme) as page:
+        assert page.title() == "Run a"
+
+
 def test_a_dollar_in_a_name_is_no_formula(tmp_path):
     """In a folder, a source, a task: matplotlib would fail at `$\\frac$`."""
     records = [r | SOURCES | {"val_bpb_by_source": {EVIL: 1.0, "$\\x$": 2.0}} for r in ten_steps()]
@@ -288,7 +302,6 @@ def rows_of(table: str) -> list[list[str]]:
     return [re.split(r"  +", line) for line in table.split("\n\n")[0].splitlines()]
 
 
-@pytest.mark.pictures
 def test_runs_are_compared_at_the_tokens_they_share(tmp_path):
     a = make_run(tmp_path / "a", ten_steps(), extras=["value_embeds"])
     longer = [r for r in ten_steps(2.4) if r["step"] < 10]

@@ -218,7 +218,7 @@ def test_a_slow_disk_is_seen_and_its_rows_are_named(small_data, tmp_path, monkey
     n, k = map(int, re.search(r"(\d+) of 23 steps took .*, (\d+) of them waiting", text).groups())
     assert n >= k >= 1
     waited = re.search(
-        r"longest wait for data: ([\d.]+) s, in step \d+, for (.+) to (.+) \(2", text
+        r"wait for data</b><span>([\d.]+) s, in step \d+, for (.+) to (.+) \(2", text
     )
     assert float(waited[1]) > 0.5
     named = [name.split()[-1] for name in (waited[2], waited[3])]
