@@ -21,7 +21,6 @@ from conftest import ROOT, SMALL, losses, metrics, parameters, run, starts
 
 import config
 import eval as eval_program
-import eval as evaluate
 import flops
 import optim
 import train
@@ -294,7 +293,7 @@ def test_profile_and_plan(small_data, tmp_path, capsys):
     train.main(["d12", "--plan", "--device", "cpu", "--peak_tflops", "989", "--extras", ""])
     out = capsys.readouterr().out
     assert "989.00 TFLOP/s" in out and "20% MFU full" in out and "8 x H100" not in out
-    evaluate.main(["plan", "d20", "--gpu", "8xH100"])
+    eval_program.main(["plan", "d20", "--gpu", "8xH100"])
     assert "8 x H100, 85.0 GB, 989.00 TFLOP/s, 3.35 TB/s each" in capsys.readouterr().out
 
 
