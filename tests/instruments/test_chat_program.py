@@ -120,7 +120,8 @@ def test_ctrl_c_ends_the_answer_and_at_the_prompt_the_program(answering):
         "forward, count = model.GPT.forward, []\n"
         "def slow(*a, **k):\n"
         "    count.append(1)\n"
-        "    time.sleep(600 * (len(count) == 2))\n"
+        "    if len(count) == 2:\n"
+        "        print('WAITS', flush=True), time.sleep(600)\n"
         "    return forward(*a, **k)\n"
         "model.GPT.forward = slow\n"
         "from machinery import cli; cli.run(eval.main)\n"
@@ -151,7 +152,7 @@ def test_ctrl_c_ends_the_answer_and_at_the_prompt_the_program(answering):
     try:
         until("> ")
         os.write(leader, b"Say cat dog\n")
-        until("\nI")
+        until("WAITS")
         os.kill(process.pid, signal.SIGINT)
         here = until("> ", after=until("[stopped]"))
         os.write(leader, b"Say fish fish\n")
