@@ -109,7 +109,7 @@ as_json = lambda tree: json.loads(json.dumps(tree))  # as from a file: tuples ar
 def read_recipe(argv: list[str]) -> tuple[dict, int, int]:
     """Arguments of train.py -> (all that decides the run's numbers but the seed, its tokens, those
     of a step); refuses what train.py would."""
-    manifest, preset = folders.open_data(cli.parse("train.py", "train", argv))
+    manifest, preset = folders.open_data(cli.parse("train.py", "train", argv), None)
     recipe = as_json(folders.identity(preset, manifest))
     recipe["extras"].sort()  # in any order, they make the same model
     recipe["eval_tokens"] = preset.run.eval_tokens

@@ -54,9 +54,7 @@ def numbers_by_name(x: object) -> bool:
 
 
 WATCH = {
-    **dict.fromkeys(("wait_s", "read_mb", "read_s", "saving"), number),
-    "longest_wait_s": optional(number),
-    "rows": optional(lambda x: isinstance(x, list) and all(map(text, x))),
+    **dict.fromkeys(("wait_s", "saving"), number),
 }
 STEP = {
     **dict.fromkeys("step tokens loss bpb lr norm data_wait_ms tflops_full".split(), number),

@@ -96,7 +96,7 @@ def is_read(name: str, options: dict) -> bool:
     """Whether the run reads an option: muon ignores `lr`, say."""
     chosen = options.get("optimizer"), options.get("schedule")
     by_some = set().union(*READ_BY.values())
-    return name not in HASHES | by_some or any(name in READ_BY.get(c, ()) for c in chosen)
+    return name not in {*HASHES, *by_some} or any(name in READ_BY.get(c, ()) for c in chosen)
 
 
 def result(run: Run, cost: str) -> list[tuple[str, str]]:

@@ -65,19 +65,9 @@ def rows_of(processes: list[list[dict]]) -> list[tuple[str, str]]:
         f"{len(slow):,} of {len(steps):,} steps took over twice the median, {waiting:,} of them "
         f"waiting for data, {saving:,} while saving; the 95th percentile is {p95:.2f} x the median"
     )
-    rows = [("slow steps", text)]
-    worst = max(steps, key=lambda s: s.longest_wait_s)
-    if names := worst.watch.get("rows"):
-        first = f"{names[0]} to {names[-1]} ({len(names)} rows)" if names[1:] else names[0]
-        text = f"{worst.longest_wait_s:.2f} s, in step {worst.step:,}, for {first}"
-        rows.append(("longest wait for data", text))
-    size, seconds = (
-        sum(r["watch"][k] for own in watched for r in own) for k in ("read_mb", "read_s")
-    )
-    if seconds > 0:
-        text = f"{size:,.1f} MB at {size / seconds:,.1f} MB/s, by the first rank's reading thread"
-        rows.append(("rows read", text))
-    return rows
+    worst = max(steps, key=lambda s: s.watch["wait_s"])
+    text_of_worst = f"{worst.watch['wait_s']:.2f} s, in step {worst.step:,}"
+    return [("slow steps", text), ("longest wait for data", text_of_worst)]
 
 
 UNIT = dict.fromkeys(("s", "bytes", "retries"), number)

@@ -103,7 +103,6 @@ def page_of(argv: list[str]) -> str:
     preset = cli.parse("eval.py plan", "train", [name])
     default = PlanArgs(preset.model, preset.train, preset.run, PlanConfig())
     asked = cli.read_options(default, options, f"eval.py plan {name}")
-    cli.refuse_unread(asked.train, preset.train)
     preset = replace(preset, model=asked.model, train=asked.train, run=asked.run)
     here = (preset.run.device, preset.train.dtype)
     world = parse_gpus(asked.plan.gpu) if asked.plan.gpu else ranks.start(*here)
