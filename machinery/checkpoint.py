@@ -128,7 +128,9 @@ def why_invalid(path: str | Path, only: str = "") -> str | None:
             return f"it has format {found}, another version's; this program reads format {FORMAT}"
         if not isinstance(files := manifest.get("files"), dict) or "trainer.json" not in files:
             return f"{MANIFEST} does not name its files"
-        found = (p for p in path.rglob("*") if p.is_symlink() or not p.is_dir())
+        found = [p for p in path.rglob("*") if p.is_symlink() or not p.is_dir()]
+        if odd := [p for p in found if p.is_symlink() or not p.is_file()]:
+            return f"{odd[0].name} is no regular file"
         if extra := {str(p.relative_to(path)) for p in found} - {MANIFEST, *files}:
             return f"{min(extra)!r} is in it, which {MANIFEST} does not name"
         for name in [only] if only else files:

@@ -53,9 +53,7 @@ def numbers_by_name(x: object) -> bool:
     return isinstance(x, dict) and all(map(number, x.values()))
 
 
-WATCH = {
-    **dict.fromkeys(("wait_s", "saving"), number),
-}
+WATCH = {**dict.fromkeys(("wait_s", "saving"), number)}
 STEP = {
     **dict.fromkeys("step tokens loss bpb lr norm data_wait_ms tflops_full".split(), number),
     **dict.fromkeys("tflops_causal step_s".split(), number),

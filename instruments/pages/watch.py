@@ -31,10 +31,6 @@ class Step:
     def waited(self) -> bool:
         return self.watch["wait_s"] > 0.5 * (self.seconds - self.usual_s)
 
-    @property
-    def longest_wait_s(self) -> float:
-        return self.watch.get("longest_wait_s") or self.watch["wait_s"]
-
 
 def timed(processes: list[list[dict]]) -> list[Step]:
     """The steps except the first of each process, which compiles. Those of a batch-size ramp have
