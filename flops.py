@@ -120,24 +120,27 @@ def find_peak(world, tflops: float = 0.0) -> float | None:
 
 
 def sums_of(nats: Tensor, targets: Tensor, token_bytes: Tensor) -> dict[str, Tensor]:
-    """What losses are made of, by name and row by row: (B,) each, in fp32.
+    """What `loss_and_bpb` is made of, by name and row by row: (B,) each, in fp32.
 
     nats (B, T): the loss of each target; targets (B, T): below 0, a target counts nowhere;
-    token_bytes (V,). A special token has 0 bytes: it counts in nats and targets, not in the text's.
-    So nats / counted is the loss per token, and text_nats / ln 2 / bytes the bits per byte of text,
-    which do not depend on the tokenizer."""
+    token_bytes (V,): a special token has 0 bytes, and is no text."""
     counted = targets >= 0
     size = token_bytes[targets.clamp(min=0)] * counted  # (B, T)
     sums = dict(nats=nats * counted, counted=counted, text_nats=nats * (size > 0), bytes=size)
     return {name: x.sum(1, dtype=torch.float32) for name, x in sums.items()}
 
 
+def loss_and_bpb(nats, counted, text_nats, bytes) -> tuple[float, float]:
+    """Nats per target, and bits per byte of text: the latter do not depend on the tokenizer."""
+    return nats / max(counted, 1), text_nats / math.log(2) / max(bytes, 1)
+
+
 @torch.no_grad()
 def score_text(
     model: nn.Module, batches: Iterable, token_bytes: Tensor, rows: int = 0, sources=(), names=()
 ) -> tuple[float, float, dict[str, float]]:
-    """Loss in nats per token and in bits per byte of text (see `sums_of`), over all ranks' batches;
-    the latter also by source: their mean, weighted by bytes of text, is that of all.
+    """Loss in nats per token and in bits per byte of text, over all ranks' batches; the latter also
+    by source: their mean, weighted by bytes of text, is that of all.
 
     batches: inputs and targets (B, T), as many on every rank (the ranks of a sharded model run in
     lockstep). rows: of every forward pass, since a compiled model is compiled for one shape; a
@@ -158,10 +161,9 @@ def score_text(
     by_source.index_add_(1, source_of, by_row)
     if dist.is_initialized():
         dist.all_reduce(by_source)
-    nats, counted, text_nats, n_bytes = by_source.sum(1).tolist()
-    each = zip(names, by_source[2].tolist(), by_source[3].tolist())
-    bits = {name: own / math.log(2) / size for name, own, size in each if size}
-    return nats / max(counted, 1), text_nats / math.log(2) / max(n_bytes, 1), bits
+    each = {name: sums for name, sums in zip(names, by_source.T.tolist()) if sums[3]}
+    bits = {name: loss_and_bpb(*sums)[1] for name, sums in each.items()}
+    return *loss_and_bpb(*by_source.sum(1).tolist()), bits
 
 
 class Meter:

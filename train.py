@@ -237,17 +237,14 @@ def log_step(run: Run, progress: Progress, numbers: dict[str, float]) -> None:
     stops = [s for s in run.signals.STOP if numbers.pop(s.name.lower())]
     progress.stop, progress.save_now = (stops or [0])[0], numbers.pop("overdue") > 0
     step, lr, norm, bad = (numbers.pop(name) for name in ("step", "lr", "norm", "bad"))
-    nats, counted, text_nats, n_bytes = (
-        numbers.pop(name) for name in ("nats", "counted", "text_nats", "bytes")
-    )
+    loss, bpb = flops.loss_and_bpb(*map(numbers.pop, ("nats", "counted", "text_nats", "bytes")))
     wait_s, saving = run.loader.pop_wait_s(), run.checkpoints.busy
     step_s = run.meter.step(plan.rows_in_step(step - 1) * plan.seq_len, data_wait_s=wait_s)
     record = dict(step=step, tokens=plan.tokens_before(step))
     if bad:
-        skip_or_raise(run, progress, step, f"loss {nats / max(counted, 1)}, gradient norm {norm}")
+        skip_or_raise(run, progress, step, f"loss {loss}, gradient norm {norm}")
         log.write(record | dict(skipped=progress.skipped))
         return
-    loss, bpb = nats / max(counted, 1), text_nats / math.log(2) / max(n_bytes, 1)
     record |= dict(loss=loss, bpb=bpb, lr=lr, norm=norm, time=time.time(), step_s=step_s)
     record |= run.meter.summary() | dict(watch=dict(saving=saving, wait_s=wait_s))
     log.write(record | numbers)  # those that are left: yours

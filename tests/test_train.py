@@ -119,7 +119,7 @@ def test_bits_per_byte_of_a_step_are_those_of_its_text(plain, small_data, tmp_pa
         # the loss of special tokens, which are no text, is not in it: about that of other tokens
         share = (sizes > 0).mean()
         expected = share * record["loss"] * 512 / math.log(2) / sizes.sum()
-        assert 0.9 < share < 1 and record["bpb"] == pytest.approx(expected, rel=0.02)
+        assert 0.9 < share <= 1 and record["bpb"] == pytest.approx(expected, rel=0.02)
     fork(small_data, tmp_path / "run", "--steps", 1, "--micro_batch", 2, world=2)
     assert metrics(tmp_path / "run")[1]["bpb"] == pytest.approx(steps[0]["bpb"], rel=1e-4)
 
@@ -476,68 +476,6 @@ def test_the_best_validation_is_saved_and_kept(small_data, tmp_path, monkeypatch
 
 
 # ---------------------------------------------------------------- mistakes
-
-
-MISTAKES = {
-    "unknown preset": (["tyni"], r"no preset 'tyni'; did you mean tiny"),
-    "misspelled option": (["tiny", "--stepz", "4"], r"--steps"),
-    "no data": (["tiny", "--data_dir", "{tmp}/none"], r"python prepare_data.py"),
-    "indivisible": (
-        ["tiny", *SMALL, "--data_dir", "{data}", "--tokens_per_step", "1000"],
-        r"tokens_per_step 1000 is not a multiple of a row of 64 tokens; try --tokens_per_step 1024",
-    ),
-    "wrong device": (["tiny", "--device", "tpu"], r"'tpu' is none of auto, cuda, mps, cpu"),
-    "not the data's": (
-        ["tiny", *SMALL, "--data_dir", "{data}", "--vocab_size", "77"],
-        r"--vocab_size 77 was asked",
-    ),
-    "a negative number": (["tiny", "--steps", "-5"], "--steps -5 must be 0 or more"),
-    "no checkpoint": (["tiny", "--plan", "--keep", "0"], "--keep 0 must be 1 or more"),
-    "less than a token": (
-        ["tiny", *SMALL, "--data_dir", "{data}", "--steps", "0", "--tokens", "0"],
-        r"'0' is not a number of tokens",
-    ),
-    "no token": (["tiny", "--tokens_per_step", "0"], r"--tokens_per_step 0 must be 1 or more"),
-    "fewer tokens than none": (
-        ["tiny", *SMALL, "--data_dir", "{data}", "--steps", "0", "--tokens=-5M"],
-        r"'-5M' is not a number of tokens",
-    ),
-    "not a source": (
-        ["tiny", *SMALL, "--data_dir", "{data}", "--mixture", "nosuch=1"],
-        r"source 'nosuch'",
-    ),
-    "a weight that is no number": (
-        ["tiny", *SMALL, "--data_dir", "{data}", "--mixture", "a=nan"],
-        r"'a=nan' is not NAME=WEIGHT",
-    ),
-    "a weight given twice": (
-        ["tiny", *SMALL, "--data_dir", "{data}", "--mixture", "a=1", "a=2"],
-        r"'a=1 a=2' is not NAME=WEIGHT ..., each once",
-    ),
-    "a mixture for no decay": (
-        ["tiny", "--decay", "0", "--decay_mixture", "a=1"],
-        r"--decay_mixture has no effect with --decay 0",
-    ),
-    "a model of nothing": (["tiny", "--n_layer", "0"], r"--n_layer 0 must be 1 or more"),
-    "heads of nothing": (["tiny", "--n_kv_head", "0"], r"--n_kv_head 0 must be 1 or more"),
-    "a seed beyond torch's": (["tiny", "--seed", str(10**20)], "--seed 10+ must be 0 or more"),
-    "a device of torch's": (["tiny", "--device", "meta"], r"device 'meta' is none of auto, cuda"),
-    "no number": (
-        ["tiny", *SMALL, "--data_dir", "{data}", "--steps", "0", "--tokens", "2x"],
-        r"'2x' is not a number of tokens",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", MISTAKES)
-def test_a_mistake_gets_a_sentence_and_exit_code_2(name, small_data, tmp_path):
-    args, words = MISTAKES[name]
-    args = [a.format(tmp=tmp_path, data=small_data) for a in args]
-    run_dir = tmp_path / "run"
-    text = faults.start(None, run_dir, argv=[*args, "--run_dir", run_dir]).end(2)
-    assert re.search(words, text)
-    assert "Traceback" not in text
-    assert not run_dir.exists()
 
 
 def test_another_configuration_in_the_same_folder_is_refused(plain, small_data):
