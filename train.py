@@ -192,7 +192,7 @@ def take_steps(run: Run, progress: Progress) -> Iterator[dict[str, float]]:
         norm = optim.grad_norm(parameters())
 
         # The one place where the host waits for the device, and where a step is judged.
-        numbers = read_numbers(sums | requests(run, progress), norm)
+        numbers = agree(run, progress, sums, norm)
         numbers |= dict(step=step + 1, lr=lr_factor)
         factor = n_targets / max(numbers["counted"], 1)  # 1 for text: every target counts
         numbers["norm"] *= factor
@@ -210,18 +210,14 @@ def take_steps(run: Run, progress: Progress) -> Iterator[dict[str, float]]:
         yield numbers
 
 
-def requests(run: Run, progress: Progress) -> dict[str, bool]:
-    """What this rank asks the others for: to stop, to save."""
-    flags = {s.name.lower(): run.signals.received == s for s in run.signals.STOP}
+def agree(run: Run, progress: Progress, sums: dict[str, Tensor], norm: Tensor) -> dict[str, float]:
+    """Add up over the ranks, by one all-reduce, the numbers of a step and what each rank asks for
+    (to stop, to save); bring them to the host, with `norm`, which is of all ranks already."""
+    asked = {s.name.lower(): run.signals.received == s for s in run.signals.STOP}
     minutes = (time.monotonic() - progress.saved_at) / 60
     due = 0 < run.preset.run.save_minutes < minutes and not run.checkpoints.busy
     due = due or run.checkpoints.error is not None  # which the next save raises
-    return flags | dict(overdue=run.world.is_first and due)
-
-
-def read_numbers(sums: dict[str, Tensor | bool], norm: Tensor) -> dict[str, float]:
-    """Add up the numbers of all ranks by one all-reduce, and bring them to the host, with the norm
-    of the gradients, which is of all ranks already."""
+    sums = sums | asked | dict(overdue=run.world.is_first and due)
     zero = torch.zeros_like(norm)  # a flag added to it is no copy to wait for
     total = torch.stack([zero + x for x in sums.values()])
     if dist.is_initialized():
