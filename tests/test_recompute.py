@@ -147,7 +147,7 @@ def test_really_compiled(world, small_data, tmp_path):
         options = ("--steps", 3, "--compile", "--eval_every", 0, *more)
         options += ("--parallel", "fsdp") * (world > 1)
         run = start(small_data, tmp_path / name, *options, world=world)
-        assert "does not work here" not in run.end(0, timeout_s=500)
+        assert "the step runs eager" not in run.end(0, timeout_s=500)
         found.append([*losses(tmp_path / name).values()])
     assert found[0] == pytest.approx(found[1], rel=1e-5)
 

@@ -302,7 +302,7 @@ def module_of(path):
 
 @pytest.mark.parametrize("small", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_the_one_file_run_has_the_losses_of_train(small, small_data, tmp_path, monkeypatch):
-    """Of 20 steps, to the bit: of a small model, eager, or of tiny, compiled."""
+    """Of 20 steps, but for the order of sums: of a small model, eager, or of tiny, compiled."""
     import config
     import train
     from tokenizer import Tokenizer
@@ -339,7 +339,7 @@ def test_the_one_file_run_has_the_losses_of_train(small, small_data, tmp_path, m
         bare = lesson_5.train(preset, data, steps, not small, 1)
     finally:
         torch.use_deterministic_algorithms(False)
-    assert [*losses(run_dir).values()] == bare and len(bare) == steps
+    assert [*losses(run_dir).values()] == pytest.approx(bare, rel=1e-6) and len(bare) == steps
     assert bare[-1] < bare[0] - 1
     sizes = Tokenizer.load(data / "tokenizer.json").token_bytes.tolist()
     assert [*map(len, lesson_5.read_tokens(data))] == sizes
