@@ -296,6 +296,14 @@ def ignore(signum: int) -> None:
     signal.signal(signum, signal.SIG_IGN)
 
 
+def unread() -> None:
+    """What read the output has left."""
+    read, write = os.pipe()
+    os.close(read)
+    os.dup2(write, 1)
+    os.dup2(write, 2)
+
+
 def kill_at_stage(stage: str, step: int) -> None:
     """SIGKILL to the first rank at this stage of publishing the checkpoint of `step`."""
     begun = []

@@ -3,7 +3,9 @@ before anything is written. In this process: each program's main, up to where it
 
 FUZZ_EXAMPLES=2000 pytest -n 0 tests/test_fuzz.py tries more."""
 
+import contextlib
 import importlib
+import io
 import os
 import re
 import time
@@ -103,6 +105,7 @@ def names(said: str, given: list[str]) -> bool:
     """Whether a sentence has an option, or its value in some form."""
     options = {word.partition("=")[0].lstrip("-").replace("-", "_") for word in given}
     values = {part for word in given for part in (word, *word.partition("=")[::2])}
+    values |= {"--" + v[2:].replace("-", "_") for v in values if v.startswith("--")}
     forms = {form for v in values for form in (v, repr(v), repr(v)[1:-1], f"{Path(v)} is")}
     in_it = any(form in said for form in forms - {""})
     return in_it or bool(options & set(re.findall(r"\w+", said)))
@@ -110,15 +113,19 @@ def names(said: str, given: list[str]) -> bool:
 
 def is_refused(main, argv: list[str], given: list[str]) -> bool:
     """Run main up to its work; whether it refused, as promised, one of the words `given`."""
-    before, start = files_in(Path.cwd()), time.process_time()
+    before, start, box = files_in(Path.cwd()), time.process_time(), io.StringIO()
     refused = True
     try:
-        assert main(argv) == 0
+        with contextlib.redirect_stderr(box):
+            assert main(argv) == 0
         refused = False
     except Begins:
         refused = False
-    except SystemExit as end:
-        assert end.code == 0 and {"-h", "--help"} & set(given)
+    except SystemExit as end:  # tyro's
+        said = re.sub("[╭│╰╮╯─]", " ", box.getvalue())
+        note(said)
+        asked = {"-h", "--help"} & set(given)
+        assert end.code == 0 and asked or end.code == 2 and names(said, given)
     except (UsageError, DataError, CheckpointError, StorageError, OSError) as error:
         said = str(error)
         note(said)

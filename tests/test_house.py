@@ -173,12 +173,15 @@ def test_one_style(check):
 
 
 def test_only_tables_are_laid_out_by_hand():
-    """`# fmt: skip` stands at the end of a module's list, tuple or dict, and nowhere else."""
+    """`# fmt: skip` stands at the end of a module's table or of a test's cases."""
     for path in [*our_files(), *(p for room in BESIDE for p in ROOT.glob(f"{room}/**/*.py"))]:
-        assigned = [n for n in ast.parse(path.read_text()).body if isinstance(n, ast.Assign)]
+        tree = ast.parse(path.read_text())
+        assigned = [n for n in tree.body if isinstance(n, ast.Assign)]
         tables = [
             n for n in assigned if isinstance(n.value, (ast.List, ast.Tuple, ast.Dict, ast.Call))
         ]
         ends = {n.end_lineno for n in tables}
+        functions = (n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef))
+        ends |= {d.end_lineno for f in functions for d in f.decorator_list}  # parametrize
         for number, line in enumerate(path.read_text().splitlines(), 1):
             assert not line.endswith("# fmt: skip") or number in ends, f"{path}:{number}"
