@@ -4,7 +4,7 @@ Read it after lesson 4: it is the bridge from the GPT that you built there to th
 no exercise. **Afterwards** you can name every part of a training run, and the file that guards it.
 
 It trains the preset tiny with the data, model, optimizer and row order of train.py, on one device,
-in one process. The first losses are the same, bit for bit (compare `python course/05_one_file.py`
+in one process. The first losses are the same to six digits (compare `python course/05_one_file.py`
 with `python train.py --log_every 1`; a test does). Of the project it imports model.py, optim.py and
 data.py alone, and from config.py the sizes and rates of tiny, which those three take as arguments:
 a copy of them here would be wrong one day. Everything else stands below. Pull the plug and all is

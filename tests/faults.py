@@ -7,9 +7,11 @@ paints pictures.
 """
 
 import contextlib
+import functools
 import json
 import multiprocessing
 import os
+import pkgutil
 import shutil
 import signal
 import socket
@@ -224,22 +226,32 @@ def rank() -> int:
     return int(os.environ.get("RANK", 0))
 
 
-def _after_step(more) -> None:
+def instead_of(owner: str, name: str):
+    """Decorator: the function takes the place of `name` of a module ("train") or of a class
+    ("model:GPT"), and gets the original as its first argument."""
+
+    def replace(function):
+        where = pkgutil.resolve_name(owner)
+        honest = getattr(where, name)
+        replacement = functools.wraps(honest)(lambda *a, **k: function(honest, *a, **k))
+        setattr(where, name, replacement)
+        return function
+
+    return replace
+
+
+def after_step(more) -> None:
     """Let more(run, progress) run once a step is taken and its numbers are written down."""
-    import train
 
-    honest = train.log_step
-
-    def log_step(run, progress, numbers):
+    @instead_of("train", "log_step")
+    def log_step(honest, run, progress, numbers):
         honest(run, progress, numbers)
         more(run, progress)
-
-    train.log_step = log_step
 
 
 def slow(seconds: float) -> None:
     """Sleep after each step, so that there is time to be killed in."""
-    _after_step(lambda run, progress: time.sleep(seconds))
+    after_step(lambda run, progress: time.sleep(seconds))
 
 
 def minutes_pass(minutes: float, only_rank: int = 0) -> None:
@@ -249,40 +261,34 @@ def minutes_pass(minutes: float, only_rank: int = 0) -> None:
     passed = []
     clock = dict(vars(time), monotonic=lambda: time.monotonic() + 60 * minutes * len(passed))
     train.time = SimpleNamespace(**clock)
-    _after_step(lambda run, progress: passed.append(1) if rank() == only_rank else None)
+    after_step(lambda run, progress: passed.append(1) if rank() == only_rank else None)
 
 
 def wait_for_saves() -> None:
     """A step does not begin before the save that the one before has asked for is at its end."""
-    from machinery.checkpoint import Checkpointer
 
-    honest = Checkpointer.save
-
-    def save(checkpoints, *args, **kwargs):
+    @instead_of("machinery.checkpoint:Checkpointer", "save")
+    def save(honest, checkpoints, *args, **kwargs):
         honest(checkpoints, *args, **kwargs)
         checkpoints.join()
-
-    Checkpointer.save = save
 
 
 def hold(step: int, until: str) -> None:
     """After a step, wait until this file exists."""
 
+    @after_step
     def wait(run, progress):
         while progress.step == step and not Path(until).exists():
             time.sleep(0.01)
-
-    _after_step(wait)
 
 
 def signal_at(step: int, signum: int, only_rank: int = -1) -> None:
     """Send this process a signal right after a step."""
 
+    @after_step
     def send(run, progress):
         if progress.step == step and only_rank in (-1, rank()):
             os.kill(os.getpid(), signum)
-
-    _after_step(send)
 
 
 def ignore(signum: int) -> None:
@@ -290,137 +296,109 @@ def ignore(signum: int) -> None:
     signal.signal(signum, signal.SIG_IGN)
 
 
+def unread() -> None:
+    """What read the output has left."""
+    read, write = os.pipe()
+    os.close(read)
+    os.dup2(write, 1)
+    os.dup2(write, 2)
+
+
 def kill_at_stage(stage: str, step: int) -> None:
     """SIGKILL to the first rank at this stage of publishing the checkpoint of `step`."""
-    from machinery import checkpoint
-
     begun = []
-    begin = checkpoint._begin
 
-    def noting(path, state):
+    @instead_of("machinery.checkpoint", "_begin")
+    def begin(honest, path, nbytes):
         begun.append(path.name)
-        return begin(path, state)
+        return honest(path, nbytes)
 
-    def stage_is(name):
+    @instead_of("machinery.checkpoint", "_stage")
+    def stage_is(honest, name):
         if name == stage and begun and begun[-1] == f"step_{step:08d}":
             os.kill(os.getpid(), signal.SIGKILL)
-
-    checkpoint._begin, checkpoint._stage = noting, stage_is
 
 
 def kill_before_validation(step: int) -> None:
     """SIGKILL once the checkpoint of `step` is published, before its validation is written down."""
-    from machinery.log import Log
 
-    honest = Log.write
-
-    def write(log, record):
+    @instead_of("machinery.log:Log", "write")
+    def write(honest, log, record):
         if record.get("step") == step and record.keys() & {"val_bpb", "full_val_bpb"}:
             while not (log.run_dir / "checkpoints" / f"step_{step:08d}").exists():
                 time.sleep(0.01)
             os.kill(os.getpid(), signal.SIGKILL)
         honest(log, record)
 
-    Log.write = write
-
 
 def save_at_once() -> None:
     """Instead of training: save what was loaded, under its own step, as if it were new."""
     import train
 
-    def resave(run, progress):
+    @instead_of("train", "train")
+    def resave(honest, run, progress):
         path = run.log.run_dir / "checkpoints" / f"step_{progress.step:08d}"
         if rank() == 0:
             path.rename(path.with_name("before"))
         train.save(run, progress, wait=True)
 
-    train.train = resave
-
 
 def saves_until_joined() -> None:
     """A save in the background ends no sooner than training waits for it."""
-    from machinery import checkpoint
+    joined = threading.Event()
 
-    joined, honest = threading.Event(), checkpoint.Checkpointer.join
-
-    def join(checkpoints, *args, **kwargs):
+    @instead_of("machinery.checkpoint:Checkpointer", "join")
+    def join(honest, *args, **kwargs):
         joined.set()
         try:
-            return honest(checkpoints, *args, **kwargs)
+            return honest(*args, **kwargs)
         finally:
             joined.clear()
 
-    checkpoint.Checkpointer.join = join
-    checkpoint._stage = lambda name: name == "write" and joined.wait(60)
+    waits = lambda honest, name: name == "write" and joined.wait(60)
+    instead_of("machinery.checkpoint", "_stage")(waits)
 
 
 def failing_saves(first: int, last: int, only_rank: int = 0) -> None:
     """Writing the checkpoints of steps first..last ends in a full disk."""
-    from machinery import checkpoint
 
-    honest = checkpoint._hash_own
-
-    def fsync_and_hash(team, tmp):
+    @instead_of("machinery.checkpoint", "_hash_own")
+    def hash_own(honest, team, tmp):
         step = int(tmp.name.split("-")[1])
         if first <= step <= last and team.rank == only_rank:
             raise OSError(28, "No space left on device")
         return honest(team, tmp)
 
-    checkpoint._hash_own = fsync_and_hash
-
 
 def full_disk_for_metrics(first: int, last: int) -> None:
     """metrics.jsonl takes no lines of the steps first to last."""
-    from machinery import disk
-    from machinery.log import Log
 
-    honest, append = Log.write, disk.append
-
-    def refuse(path, text):
-        raise OSError(28, "No space left on device")
-
-    def write(log, record):
-        disk.append = refuse if first <= record.get("step", 0) <= last else append
-        honest(log, record)
-
-    Log.write = write
+    @instead_of("machinery.disk", "append")
+    def append(honest, path, text):
+        if path.name == "metrics.jsonl" and first <= json.loads(text).get("step", 0) <= last:
+            raise OSError(28, "No space left on device")
+        honest(path, text)
 
 
 def dropout(p: float) -> None:
     """Dropout at the output of each MLP, as a reader may add it to the model."""
     import torch.nn.functional as F
 
-    from model import MLP
-
-    honest = MLP.forward
-    MLP.forward = lambda mlp, x: F.dropout(honest(mlp, x), p, mlp.training)
+    spoiled = lambda honest, mlp, x: F.dropout(honest(mlp, x), p, mlp.training)
+    instead_of("model:MLP", "forward")(spoiled)
 
 
 def poison(steps: list[int], only_rank: int) -> None:
     """A loss of NaN, gradients included, at these steps on one rank."""
     from dataclasses import replace
 
-    import torch
+    @instead_of("train", "take_steps")
+    def take_steps(honest, run, progress):
+        def model(*args, **kwargs):
+            loss = run.step_model(*args, **kwargs)
+            return loss * float("nan") if progress.step + 1 in steps else loss
 
-    import train
-
-    honest = train.take_steps
-
-    class _Wrapped(torch.nn.Module):
-        def __init__(self, model, progress):
-            super().__init__()
-            self.model, self.progress = model, progress
-
-        def forward(self, inputs, targets):
-            loss = self.model(inputs, targets)
-            return loss * float("nan") if self.progress.step + 1 in steps else loss
-
-    def take_steps(run, progress):
-        if rank() == only_rank:
-            run = replace(run, step_model=_Wrapped(run.step_model, progress))
-        return honest(run, progress)
-
-    train.take_steps = take_steps
+        return honest(replace(run, step_model=model) if rank() == only_rank else run, progress)
 
 
 def use_project_in(folder: str) -> None:
@@ -435,40 +413,29 @@ def note_weights() -> None:
     """Print a fingerprint of weights and optimizer state after each step, bad ones included."""
     import hashlib
 
-    import train
-
-    def fingerprint(run):
+    @instead_of("train", "log_step")
+    def log_step(honest, run, progress, numbers):
         digest = hashlib.sha256()
         tensors = [p.detach() for p in run.model.parameters()]
         for optimizer in run.optimizers:
             tensors += [t for slots in optimizer.state.values() for t in slots.values()]
         for tensor in tensors:
             digest.update(getattr(tensor, "_local_tensor", tensor).numpy().tobytes())
-        return digest.hexdigest()
-
-    honest = train.log_step
-
-    def noting(run, progress, numbers):
-        print(f"rank {rank()} weights {numbers['step']} {fingerprint(run)}", flush=True)
-        return honest(run, progress, numbers)
-
-    train.log_step = noting
+        print(f"rank {rank()} weights {numbers['step']} {digest.hexdigest()}", flush=True)
+        honest(run, progress, numbers)
 
 
 def note_rows() -> None:
     """Print each row that is trained on, with its position in the order of all."""
     import data
 
-    honest = data.RowLoader.next_batch
-
-    def next_batch(loader):
+    @instead_of("data:RowLoader", "next_batch")
+    def next_batch(honest, loader):
         inputs, targets = honest(loader)
         count = int((targets[:, 0] != data.IGNORED).sum())  # the others only fill the batch
         for p, row in enumerate(loader.row_ids(loader.first_row, count), loader.first_row):
             print(f"position {p}: {row}", flush=True)
         return inputs, targets
-
-    data.RowLoader.next_batch = next_batch
 
 
 def limits(meet_s: float, answer_s: float = 100.0) -> None:
@@ -480,18 +447,14 @@ def limits(meet_s: float, answer_s: float = 100.0) -> None:
 
 def late(only_rank: int, seconds: float, limit_s: float) -> None:
     """One rank comes too late to the meeting, which waits `limit_s`; the others print its start."""
-    from machinery import ranks
-
     limits(limit_s)
     if rank() == only_rank:
         time.sleep(seconds)
-    honest = ranks.meet_and_test
 
-    def meet_and_test(*args):
+    @instead_of("machinery.ranks", "meet_and_test")
+    def meet_and_test(honest, *args):
         print(f"meeting since {time.monotonic()}", flush=True)
         honest(*args)
-
-    ranks.meet_and_test = meet_and_test
 
 
 def mute(only_rank: int) -> None:
@@ -512,46 +475,33 @@ def store(renew_s: float, watch_s: float, *protocols: str) -> None:
 
 def slow_mirror(seconds: float) -> None:
     """Each upload of the tensors to the mirror takes a while."""
-    from machinery.store import Store
 
-    honest = Store.send
-
-    def send(store, file, *args):
+    @instead_of("machinery.store:Store", "send")
+    def send(honest, store, file, *args):
         time.sleep(seconds if "dcp" in file.parts else 0)
         return honest(store, file, *args)
 
-    Store.send = send
-
 
 def slow_step(step: int, seconds: float, only_rank: int) -> None:
-    """One rank takes longer over one step, as for compiling."""
-    import train
+    """One rank takes longer over the step after this one, as for compiling."""
 
-    honest = train.take_steps
-
-    def take_steps(run, progress):
-        taken = honest(run, progress)
-        while True:
+    @instead_of("train", "take_steps")
+    def take_steps(honest, run, progress):
+        if progress.step == step and rank() == only_rank:
+            time.sleep(seconds)
+        for numbers in honest(run, progress):
+            yield numbers
             if progress.step == step and rank() == only_rank:
                 time.sleep(seconds)
-            if (numbers := next(taken, None)) is None:
-                return
-            yield numbers
-
-    train.take_steps = take_steps
 
 
 def little_memory(only_rank: int, nbytes: int) -> None:
     """The machine of one rank has less memory than those of the others."""
-    from machinery import ranks
-
-    honest = ranks.memory_of
-    ranks.memory_of = lambda device: nbytes if rank() == only_rank else honest(device)
+    if rank() == only_rank:
+        instead_of("machinery.ranks", "memory_of")(lambda honest, device: nbytes)
 
 
 def disk(free: int) -> None:
-    import shutil
-
     usage = shutil.disk_usage("/")._replace(free=free)
     shutil.disk_usage = lambda path: usage
 
@@ -563,72 +513,62 @@ def no_compiler(where: str, only_rank: int = -1) -> None:
     def fail(*args, **kwargs):
         raise RuntimeError("no C++ compiler found")
 
-    def compile(model, **kwargs):
-        return fail() if where == "at once" else fail
-
     if only_rank in (-1, rank()):
-        torch.compile = compile
+        torch.compile = fail if where == "at once" else lambda model, **kwargs: fail
 
 
 def fake_compiler(only_rank: int) -> None:
     """A compiler that works, and says how often it was asked."""
     import torch
 
+    asked = []
+
+    def compile(model, **kwargs):
+        asked.append(model)
+        print(f"compiled {len(asked)} time", flush=True)
+        return model
+
     if rank() == only_rank:
-        asked = []
-
-        def compile(model, **kwargs):
-            asked.append(model)
-            print(f"compiled {len(asked)} time", flush=True)
-            return model
-
         torch.compile = compile
+
+
+def out_of_memory(*_) -> None:
+    import torch
+
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
 
 
 def memory_for(rows: int, from_step: int = 0, only_rank: int = -1) -> None:
     """Training on more than `rows` rows at a time is out of memory, from a step on."""
     import torch
 
-    from model import GPT
+    taken = []
+    after_step(lambda run, progress: taken.append(progress.step))
 
-    honest, taken = GPT.forward, []
-    _after_step(lambda run, progress: taken.append(progress.step))
-
-    def forward(model, inputs, *args, **kwargs):
+    @instead_of("model:GPT", "forward")
+    def forward(honest, model, inputs, *args, **kwargs):
         here = only_rank in (-1, rank()) and len(taken) >= from_step
         if here and torch.is_grad_enabled() and len(inputs) > rows:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+            out_of_memory()
         return honest(model, inputs, *args, **kwargs)
-
-    GPT.forward = forward
 
 
 def validation_in_the_trial() -> None:
     """The trial of a step ends with a validation, as it does on a GPU."""
-    from machinery import build
-
-    honest = build.try_step
-    build.try_step = lambda *args, validate: honest(*args, validate=True)
+    instead_of("machinery.build", "try_step")(
+        lambda honest, *a, validate: honest(*a, validate=True)
+    )
 
 
 def memory_for_backward(rows: int) -> None:
     """The backward through the first block is out of memory with more than `rows` rows."""
-    import torch
 
-    from model import Block
-
-    honest = Block.forward
-
-    def fail(grad):
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
-
-    def forward(block, x, *args, **kwargs):
+    @instead_of("model:Block", "forward")
+    def forward(honest, block, x, *args, **kwargs):
         out = honest(block, x, *args, **kwargs)
         if block.attn.layer == 0 and out.requires_grad and len(x) > rows:
-            out.register_hook(fail)
+            out.register_hook(out_of_memory)
         return out
-
-    Block.forward = forward
 
 
 if __name__ == "__main__":  # under torchrun: faults.py SPOIL ARGS

@@ -129,13 +129,9 @@ def here() -> ranks.World:
     return ranks.World(0, 1, 0, 1, DEVICE, dtype, memory_bytes=16 * 10**9)
 
 
-@pytest.mark.parametrize("old", [False, True])
 @pytest.mark.parametrize("doc_mask", [False, True])
-def test_the_kernels_that_a_run_may_use_compute_the_formula_in_a_compiled_step(
-    old, doc_mask, monkeypatch
-):
-    """With an old cuDNN, which is asked for first, and with a mask, which keeps it out."""
-    monkeypatch.setattr(build, "old_cudnn", lambda world: old)
+def test_the_kernels_that_a_run_may_use_compute_the_formula_in_a_compiled_step(doc_mask):
+    """A mask keeps cuDNN's out."""
     config = GPTConfig(seq_len=256, vocab_size=1000, doc_mask=doc_mask, **D12)
     torch.manual_seed(0)
     gpt = model.GPT(config, compute_dtype=here().dtype).to(DEVICE)
@@ -145,7 +141,7 @@ def test_the_kernels_that_a_run_may_use_compute_the_formula_in_a_compiled_step(
     inputs, targets = batch(4, 256, 1000)
     inputs[:, 100] = config.bos_id
     expected = gradients(gpt, gpt, inputs, targets)
-    with build.attention_kernels(config, here()):
+    with build.attention_kernels(config):
         compiled = torch.compile(gpt, dynamic=False, fullgraph=True)
         found = gradients(gpt, compiled, inputs, targets)
     assert abs(found[0] - expected[0]) < 0.01
@@ -165,13 +161,12 @@ def test_compiled_muon_is_the_eager_one_for_more_shapes_than_dynamo_would_take()
         for _ in range(2):
             for p, g in zip(params, gradient):
                 p.grad = g.clone()
-            optim.step([muon], torch.zeros((), device=DEVICE))
+            muon.step()
         found.append(torch.cat([p.detach().flatten() for p in params]))
     assert difference(*found) < 1e-3
 
 
 def test_the_trial_leaves_the_weights_as_they_are():
-    """It takes a step of the compiled optimizers as well, with found_inf up."""
     preset = PRESETS["tiny"]
     preset = replace(preset, model=replace(preset.model, n_layer=2, seq_len=64, vocab_size=512))
     world = here()
@@ -214,7 +209,7 @@ def test_killed_and_resumed_it_ends_at_the_same_loss(compile, small_data, tmp_pa
     run = start(small_data, tmp_path / "run", *args, spoil=[("slow", 0.05)], env=env)
     run.until(lambda: run.step() >= 25, timeout_s=200).kill().end()
     text = start(small_data, tmp_path / "run", *args, env=env).end(0, timeout_s=240)
-    assert "resumed at step" in text
+    assert "resumed at" in text
     whole, resumed = losses(tmp_path / "whole"), losses(tmp_path / "run")
     tolerance = 0.02 if DEVICE.type == "cuda" else 0.0
     assert whole.keys() == resumed.keys() and len(whole) == 40

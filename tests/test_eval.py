@@ -7,10 +7,9 @@ import shutil
 from unittest import mock
 
 import pytest
-from conftest import SMALL, metrics, run
+from conftest import metrics, run
 
 import eval as evaluate
-import train
 from config import UsageError
 from machinery import checkpoint, cli, disk
 from machinery import trained as models
@@ -20,11 +19,9 @@ CPU = ("--device", "cpu", "--dtype", "fp32")
 
 
 @pytest.fixture(scope="module")
-def trained(small_data, tmp_path_factory):
-    run_dir = tmp_path_factory.mktemp("eval") / "run"
-    folders = ["--data_dir", str(small_data), "--run_dir", str(run_dir)]
-    train.main(["tiny", *SMALL, "--eval_tokens", "100_000_000", *folders])
-    return run_dir
+def trained(trained_run, tmp_path_factory):
+    """A copy of the run, to which eval.py may append."""
+    return shutil.copytree(trained_run, tmp_path_factory.mktemp("eval") / "run")
 
 
 def look(capsys, *args) -> str:
@@ -41,17 +38,14 @@ def records(run_dir) -> list[dict]:
 def test_loss_is_what_the_trainer_measured(trained, capsys):
     out = look(capsys, "loss", trained, *CPU, "--batch", 3)
     bpb, record = float(re.search(r"([\d.]+) bits per byte", out)[1]), records(trained)[-1]
-    assert record["val_bpb"] == pytest.approx(bpb, abs=1e-4)
-    assert record["step"] == 12 and "float32" in out
-    last = [r["val_bpb"] for r in metrics(trained) if "val_bpb" in r][-1]
-    assert record["val_bpb"] == pytest.approx(last, rel=1e-5)  # train.py computed in fp32 too
-    (whole,) = (r for r in metrics(trained) if "full_val_bpb" in r)
+    assert record["val_bpb"] == pytest.approx(bpb, abs=1e-4) and record["step"] == 12
+    (whole,) = (r for r in metrics(trained) if "full_val_bpb" in r)  # in fp32 too
     assert whole["full_val_bpb"] == pytest.approx(record["val_bpb"], rel=1e-5)
-    assert whole["val_rows"] == record["rows"] and f"on all {record['rows']} rows" in out
-    out = look(capsys, "loss", trained, "--device", "cpu", "--dtype", "bf16", "--rows", 20)
-    assert f"on 20 of the {record['rows']} rows" in out
-    assert records(trained)[-1]["val_bpb"] != record["val_bpb"]
-    assert records(trained)[-1]["val_bpb"] == pytest.approx(last, rel=0.1)
+    assert whole["val_rows"] == record["rows"]
+    look(capsys, "loss", trained, "--device", "cpu", "--dtype", "bf16", "--rows", 20)
+    other = records(trained)[-1]
+    assert other["rows"] == 20 and other["val_bpb"] != record["val_bpb"]
+    assert other["val_bpb"] == pytest.approx(bpb, rel=0.1)
 
 
 def test_a_run_a_checkpoint_and_the_options_name_the_same_model(trained, capsys, monkeypatch):
@@ -68,9 +62,9 @@ def test_a_run_a_checkpoint_and_the_options_name_the_same_model(trained, capsys,
     (trained.parent / "runs").mkdir()
     (trained.parent / "runs" / "fox").symlink_to(trained)
     assert outs[0].replace(str(trained), "runs/fox") == look(capsys, "sample", "fox", *args)
-    with pytest.raises(ValueError, match=r"'fix' is neither a preset \(fox\).*there are: runs/fox"):
+    with pytest.raises(UsageError, match=r"'fix' .*\bfox\b"):
         evaluate.main(["sample", "fix"])
-    with pytest.raises(ValueError, match=r"checkpoints has: .*step_00000012"):
+    with pytest.raises(UsageError, match="step_00000013"):
         evaluate.main(["sample", str(path.with_name("step_00000013"))])
 
 
@@ -88,7 +82,7 @@ def test_a_record_goes_to_the_run_of_the_checkpoint(trained, capsys, tmp_path, m
     (copy / "eval.jsonl").mkdir()
     evaluate.main(["loss", str(copy), *CPU, "--rows", "8"])
     out, err = capsys.readouterr()
-    assert " bits" in out and f"not be written to {copy / 'eval.jsonl'}: Is a directory" in err
+    assert " bits" in out and str(copy / "eval.jsonl") in err
 
 
 NEED_NO_DATA = {
@@ -99,18 +93,23 @@ NEED_NO_DATA = {
 }
 
 
+def edit(checkpoint, old: str, new: str) -> None:
+    """Replace text in its trainer.json, as if it had been published so."""
+    path, file = checkpoint / "trainer.json", checkpoint / "MANIFEST.json"
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+    manifest = json.loads(file.read_text())
+    manifest["files"]["trainer.json"] = disk.sha256_of(path)
+    file.write_text(json.dumps(manifest))
+
+
 @pytest.fixture
-def alone(trained, small_data, tmp_path):
+def alone(own_run, small_data, tmp_path):
     """The run on a machine without its data: the folder that its checkpoints name is not there."""
-    folder = shutil.copytree(trained, tmp_path / "alone")
-    for path in folder.glob("checkpoints/step_*/trainer.json"):
-        content = path.read_text().replace(str(small_data), str(tmp_path / "gone"))
-        path.write_text(content)
-        file = path.with_name("MANIFEST.json")
-        manifest = json.loads(file.read_text())
-        manifest["files"]["trainer.json"] = disk.sha256_of(path)
-        file.write_text(json.dumps(manifest))
-    return folder
+    for path in own_run.glob("checkpoints/step_*"):
+        edit(path, str(small_data), str(tmp_path / "gone"))
+    return own_run
 
 
 @pytest.mark.parametrize("name", NEED_NO_DATA)
@@ -121,7 +120,7 @@ def test_a_run_without_its_data_folder_is_sampled_and_asked(name, alone, tmp_pat
     words = [str(word).format(model=alone, exam=exam) for word in NEED_NO_DATA[name]]
     out = look(capsys, *words, "--device", "cpu")
     assert "no samples of" not in out
-    with pytest.raises(UsageError, match="gone/manifest.json does not exist"):
+    with pytest.raises(UsageError, match="gone/manifest.json"):
         evaluate.main(["loss", str(alone)])
     checkpoint_alone = next(alone.glob("checkpoints/step_*"))
     if name != "report":
@@ -132,19 +131,13 @@ def test_a_tokenizer_of_another_model_is_named_and_not_used(trained, alone, smal
     file = alone / "tokenizer.json"
     file.write_text(file.read_text() + " ")
     args = ("sample", alone, *CPU, "--prompt", "def", "--max_new_tokens", 4)
-    with pytest.raises(UsageError, match="gone/manifest.json does not exist"):
+    with pytest.raises(UsageError, match="gone/manifest.json"):
         evaluate.main([str(arg) for arg in args])
     assert f"warning: {file} is not used: it is not the tok" in capsys.readouterr().out
     out = look(capsys, *args, "--data_dir", small_data)
     assert f"warning: {file} is not used" in out
     honest = look(capsys, "sample", trained, *args[2:])
     assert out.partition("---")[2] == honest.partition("---")[2]
-
-
-def test_a_folder_whose_configuration_is_not_utf8_is_no_export(tmp_path):
-    (tmp_path / "config.json").write_bytes(b'{"name": "caf\xe9"}')
-    with pytest.raises(UsageError, match="is neither a preset"):
-        evaluate.main(["sample", str(tmp_path)])
 
 
 def test_an_exported_folder_is_a_model_too(trained, capsys, tmp_path):
@@ -163,16 +156,13 @@ def test_an_exported_folder_is_a_model_too(trained, capsys, tmp_path):
         re.search(r"[\d.]+ bits", look(capsys, "loss", m, *args))[0] for m in (folder, trained)
     ]
     assert figures[0] == figures[1]
-    tokenizer = folder / "tokenizer.json"
-    text = tokenizer.read_text()
-    tokenizer.write_text(text.replace('"!"', '"?!"', 1))
-    with pytest.raises(CheckpointError, match="tokenizer.json is not as it was exported"):
-        evaluate.main(["sample", str(folder), *CPU, "--prompt", "def"])
-    tokenizer.write_text(text)
-    config = (folder / "config.json").read_text()
-    (folder / "config.json").write_text(config.replace('"rope_theta": ', '"rope_theta": 1'))
-    with pytest.raises(CheckpointError, match="config.json is not as it was exported"):
-        evaluate.main(["sample", str(folder), *CPU, "--prompt", "def"])
+    for name, old, new in (("tokenizer", '"!"', '"?!"'), ("config", '_theta": ', '_theta": 1')):
+        file = folder / f"{name}.json"
+        before = file.read_text()
+        file.write_text(before.replace(old, new, 1))
+        with pytest.raises(CheckpointError, match=file.name):
+            evaluate.main(["sample", str(folder), *CPU, "--prompt", "def"])
+        file.write_text(before)
 
 
 def test_a_checkpoint_that_the_run_deletes_meanwhile_is_looked_up_again(trained, tmp_path, capsys):
@@ -192,62 +182,33 @@ def test_a_checkpoint_that_the_run_deletes_meanwhile_is_looked_up_again(trained,
 
 # ------------------------------------------------------------------------------ mistakes
 
-MISTAKES = {
-    "no command": ([], 2, "eval.py needs a command: loss, sample, chat, choice"),
-    "misspelled": (["sampel"], 2, "did you mean sample"),
-    "no run": (["loss", "--run_dir", "{tmp}/none"], 2, "there is no checkpoint .*train one first"),
-    "no such model": (["loss", "{tmp}/none"], 2, r"neither a preset \(tiny, .*biatron-345m.*\)"),
-    "other data": (
-        ["loss", "--run_dir", "{run}", "--data_dir", "{tmp}"],
-        2,
-        "python prepare_data.py",
-    ),
-    "long prompt": (
-        ["sample", "{run}", "--prompt", "word " * 80],
-        2,
-        "leaves no room in seq_len 64",
-    ),
-    "no share": (["sample", "{run}", "--prompt", "a", "--top_p", "0"], 2, "top_p 0.0 above 0"),
-    "no temperature": (
-        ["sample", "{run}", "--prompt", "a", "--temperature", "nan"],
-        2,
-        "--temperature nan must be 0 or more",
-    ),
-    "seed": (["sample", "{run}", "--seed", str(1 << 64)], 2, "--seed 18.* must be 0 or more"),
-    "negative seed": (["sample", "{run}", "--seed", "-1"], 2, "--seed -1 must be 0 or more"),
-    "price": (["report", "{run}", "--usd_per_hour", "nan"], 2, "_per_hour nan must be 0 or more"),
-    "a part": (
-        ["report", "{run}/checkpoints/step_00000012"],
-        2,
-        "needs a preset or a run; .*12 is",
-    ),
-    "no row": (["loss", "{run}", "--batch", "0"], 2, "--batch 0 must be 1 or more"),
-    "less than no row": (["loss", "{run}", "--rows", "-5"], 2, "--rows -5 must be 0 or more"),
-    "no task": (["choice", "{run}", "--task"], 2, "--task needs a name"),
-    "nowhere to save": (
-        ["choice", "{run}", "--limit", "8", "--save", "{tmp}/none/a.jsonl"],
-        2,
-        "--save .*none/a.jsonl: No such file",
-    ),
-    "one question": (["choice", "{run}", "--limit", "1"], 2, "has 1 questions to ask"),
-}
+# the words, and what the sentence has to name
+MISTAKES = [
+    ("", "loss, sample, chat, choice"),
+    ("sampel", "sample"),
+    ("loss --run_dir {tmp}/none", "{tmp}/none"),
+    ("loss {tmp}/none", r"tiny, .*biatron-345m"),
+    ("loss --run_dir {run} --data_dir {tmp}", "python prepare_data.py"),
+    ("sample {run} --prompt " + "word" * 80, "seq_len 64"),
+    ("sample {run} --prompt a --top_p 0", "top_p 0.0"),
+    ("sample {run} --prompt a --temperature nan", "--temperature nan"),
+    (f"sample {{run}} --seed {1 << 64}", "--seed 18"),
+    ("sample {run} --seed -1", "--seed -1"),
+    ("report {run} --usd_per_hour nan", "_per_hour nan"),
+    ("report {run}/checkpoints/step_00000012", "12"),
+    ("loss {run} --batch 0", "--batch 0"),
+    ("loss {run} --rows -5", "--rows -5"),
+    ("choice {run} --task", "--task"),
+    ("choice {run} --limit 1", "1 questions"),
+]
 
 
-@pytest.mark.parametrize("name", MISTAKES)
-def test_a_mistake_gets_a_sentence_and_its_exit_code(name, trained, tmp_path):
-    args, code, words = MISTAKES[name]
-    with pytest.raises(Exception, match=words) as caught:
-        evaluate.main([a.format(tmp=tmp_path, run=trained) for a in args])
-    assert cli.exit_code(caught.value) == code
-
-
-def test_ctrl_c_is_no_traceback(capsys):
-    def interrupted(argv):
-        raise KeyboardInterrupt
-
-    with pytest.raises(SystemExit) as end:
-        cli.run(interrupted)
-    assert end.value.code == 130 and capsys.readouterr().err == "stopped\n"
+@pytest.mark.parametrize("words, named", MISTAKES)
+def test_a_mistake_gets_a_sentence_and_its_exit_code(words, named, trained, tmp_path):
+    places = dict(tmp=tmp_path, run=trained)
+    with pytest.raises(UsageError, match=named.format(**places)) as caught:
+        evaluate.main(words.format(**places).split())
+    assert cli.exit_code(caught.value) == 2
 
 
 def test_a_tokenizer_that_has_changed_is_not_used(trained, small_data, tmp_path):
@@ -256,20 +217,15 @@ def test_a_tokenizer_that_has_changed_is_not_used(trained, small_data, tmp_path)
     run_dir = shutil.copytree(trained, tmp_path / "run")
     (run_dir / "tokenizer.json").unlink()  # else it is the run's own that is used
     for name, *more in (["loss"], ["sample", "--prompt", "a"], ["choice", "--limit", "8"]):
-        with pytest.raises(DataError, match="tokenizer.json is not the tokenizer that made"):
+        with pytest.raises(DataError, match="tokenizer.json"):
             evaluate.main([name, str(run_dir), "--data_dir", str(data), *more])
 
 
 def test_a_checkpoint_of_another_model_py_is_named(trained, tmp_path):
     newest = checkpoint.checkpoints(trained / "checkpoints")[0]
     copy = shutil.copytree(newest, tmp_path / newest.name)
-    record = json.loads((copy / "trainer.json").read_text())
-    record["model"]["window"] = 8
-    (copy / "trainer.json").write_text(json.dumps(record))
-    manifest = json.loads((copy / "MANIFEST.json").read_text())
-    manifest["files"]["trainer.json"] = disk.sha256_of(copy / "trainer.json")
-    (copy / "MANIFEST.json").write_text(json.dumps(manifest))
-    with pytest.raises(ValueError, match="has window in its configuration, which this model.py"):
+    edit(copy, '"n_layer": 2', '"n_layer": 2, "window": 8')
+    with pytest.raises(UsageError, match=r"\bwindow\b"):
         evaluate.main(["loss", str(copy)])
 
 
@@ -289,7 +245,7 @@ def test_a_damaged_checkpoint_is_named(trained, tmp_path):
     newest, *_ = checkpoint.checkpoints(folder / "checkpoints")
     text = (newest / "trainer.json").read_text()
     (newest / "trainer.json").write_text(text[:100])
-    with pytest.raises(CheckpointError, match="trainer.json has sha256"):
+    with pytest.raises(CheckpointError, match="trainer.json"):
         evaluate.main(["loss", "--checkpoint", str(newest)])
     assert evaluate.main(["report", str(folder), "--max_new_tokens", "4"]) == 0
 
@@ -299,5 +255,4 @@ def test_without_a_network_an_exam_is_one_sentence(trained, tmp_path):
     args = ("choice", trained, "--task", "arc_easy")
     done = run("eval.py", *args, HF_HOME=str(tmp_path / "hf"))
     assert done.returncode == 3, done.stdout + done.stderr
-    assert re.search("^error: arc_easy could not be loaded.*=FOLDER$", done.stderr, re.MULTILINE)
-    assert "Traceback" not in done.stderr
+    assert re.search("^error: arc_easy ", done.stderr, re.MULTILINE)

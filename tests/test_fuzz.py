@@ -3,7 +3,9 @@ before anything is written. In this process: each program's main, up to where it
 
 FUZZ_EXAMPLES=2000 pytest -n 0 tests/test_fuzz.py tries more."""
 
+import contextlib
 import importlib
+import io
 import os
 import re
 import time
@@ -13,7 +15,7 @@ from typing import get_args
 
 import pytest
 import torch
-from conftest import ROOT, SMALL
+from conftest import SMALL
 from hypothesis import HealthCheck, Phase, given, note, settings
 from hypothesis import strategies as st
 
@@ -103,6 +105,7 @@ def names(said: str, given: list[str]) -> bool:
     """Whether a sentence has an option, or its value in some form."""
     options = {word.partition("=")[0].lstrip("-").replace("-", "_") for word in given}
     values = {part for word in given for part in (word, *word.partition("=")[::2])}
+    values |= {"--" + v[2:].replace("-", "_") for v in values if v.startswith("--")}
     forms = {form for v in values for form in (v, repr(v), repr(v)[1:-1], f"{Path(v)} is")}
     in_it = any(form in said for form in forms - {""})
     return in_it or bool(options & set(re.findall(r"\w+", said)))
@@ -110,15 +113,19 @@ def names(said: str, given: list[str]) -> bool:
 
 def is_refused(main, argv: list[str], given: list[str]) -> bool:
     """Run main up to its work; whether it refused, as promised, one of the words `given`."""
-    before, start = files_in(Path.cwd()), time.process_time()
+    before, start, box = files_in(Path.cwd()), time.process_time(), io.StringIO()
     refused = True
     try:
-        assert main(argv) == 0
+        with contextlib.redirect_stderr(box):
+            assert main(argv) == 0
         refused = False
     except Begins:
         refused = False
-    except SystemExit as end:
-        assert end.code == 0 and {"-h", "--help"} & set(given)
+    except SystemExit as end:  # tyro's
+        said = re.sub("[╭│╰╮╯─]", " ", box.getvalue())
+        note(said)
+        asked = {"-h", "--help"} & set(given)
+        assert end.code == 0 and asked or end.code == 2 and names(said, given)
     except (UsageError, DataError, CheckpointError, StorageError, OSError) as error:
         said = str(error)
         note(said)
@@ -146,34 +153,18 @@ def here(small_data, tmp_path_factory):
         # it times one
         patch.setattr(flops, "measure_matmul", lambda *args, **options: 1e11, raising=False)
         train.main(["tiny", *SMALL, "--steps", "2"])
-        for module, name in WORK:
-            patch.setattr(room(module), name, begins)
-        patch.setattr(evaluate, "load_model", begins)
-        patch.setattr(prepare_data.worker, "open_pool", begins)
+        for place in WORK:
+            patch.setattr(place, begins)
         listed = sources.list_units
         patch.setattr(sources, "list_units", lambda s: begins() if s.remote else listed(s))
         yield folder
     torch.set_rng_state(rng_state)
 
 
-def room(name: str):
-    """The module of that name, in whichever room it lives."""
-    (path,) = (
-        path for top in ("instruments", "machinery") for path in ROOT.glob(f"{top}/**/{name}.py")
-    )
-    return importlib.import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))
-
-
 # What each program calls first that writes, takes long or needs a network.
-WORK = [
-    ("folders", "claim"),
-    ("disk", "lock"),
-    ("stage", "once_per_node"),
-    ("trained", "load_model"),
-    ("report", "write"),
-    ("judge", "Server"),
-    ("serve", "open_socket"),
-]
+WORK = """machinery.folders.claim machinery.disk.lock machinery.stage.once_per_node
+    machinery.trained.load_model instruments.pages.report.write instruments.exams.judge.Server
+    instruments.talk.serve.open_socket preparation.worker.open_pool eval.load_model""".split()
 
 
 @profile(80)
@@ -190,26 +181,16 @@ def test_prepare_data(here, words):
     is_refused(prepare_data.main, ["tiny", *base, *words], words)
 
 
-OF_EVAL = {
-    "sample": "SampleConfig",
-    "choice": "ChoiceConfig",
-    "look": "LookConfig",
-    "tournament": "TournamentConfig",
-    "serve": "ServeConfig",
-    "report": "ReportConfig",
-}
-
-
-@pytest.mark.parametrize("name", ["loss", *OF_EVAL])
+@pytest.mark.parametrize("name", "loss sample choice look tournament serve report".split())
 def test_eval(here, name):
-    config = getattr(room(name), OF_EVAL[name]) if name in OF_EVAL else evaluate.LossConfig
+    module, _, options = evaluate.COMMANDS[name]
     base = ["tiny", "--device", "cpu"]
     if name == "tournament":
         base += "--n_prompts 2 --prompt_tokens 8 --max_new_tokens 8".split()
     assert not is_refused(evaluate.main, [name, *base], [])
 
     @profile(25)
-    @given(command_lines(config))
+    @given(command_lines(getattr(importlib.import_module(module), options)))
     def check(words):
         is_refused(evaluate.main, [name, *base, *words], words)
 
@@ -230,19 +211,18 @@ def test_first_words(here, first, second):
         is_refused(main, [first, second], [first, second])
 
 
-SMALL_MODEL = st.fixed_dictionaries(
-    dict(
-        **{name: st.integers(1, 9) for name in ("seq_len", "head_dim", "mlp_hidden")},
-        **{name: st.integers(1, 4) for name in ("n_layer", "n_head", "n_kv_head")},
-        **{name: st.booleans() for name in ("qk_norm", "embed_norm", "tie_embeddings", "doc_mask")},
-        vocab_size=st.integers(1, 70),
-        n_embd=st.integers(1, 24),
-        mlp=st.sampled_from(["relu2", "swiglu", "gelu"]),
-        logit_softcap=REAL,
-        rope_theta=REAL,
-        nope_every=st.integers(-1, 3),
-        extras=st.lists(st.sampled_from(["", "key_offset", "value_embeds", "more"]), max_size=3),
-    )
+SMALL_MODEL = st.builds(
+    dict,
+    **{name: st.integers(1, 9) for name in ("seq_len", "head_dim", "mlp_hidden")},
+    **{name: st.integers(1, 4) for name in ("n_layer", "n_head", "n_kv_head")},
+    **{name: st.booleans() for name in ("qk_norm", "embed_norm", "tie_embeddings", "doc_mask")},
+    vocab_size=st.integers(1, 70),
+    n_embd=st.integers(1, 24),
+    mlp=st.sampled_from(["relu2", "swiglu", "gelu"]),
+    logit_softcap=REAL,
+    rope_theta=REAL,
+    nope_every=st.integers(-1, 3),
+    extras=st.lists(st.sampled_from(["", "key_offset", "value_embeds", "more"]), max_size=3),
 )
 
 

