@@ -80,47 +80,42 @@ def measure(
     scored. load_manifest(): the data, if a task needs it."""
     if not config.task:
         raise UsageError("--task needs a name; leave it out for continuation")
-    read = {
-        task: reader(task, config, model, tokenizer, load_manifest, tuned) for task in config.task
-    }
-    measured = {task: answer() for task, answer in read.items()}
-    for task, answered in measured.items():
-        if len(answered) < 2:
+    seq_len = model.config.seq_len
+    read = {task: read_task(task, config, seq_len, load_manifest) for task in config.task}
+    for task, questions in read.items():
+        if len(questions) < 2:
             raise UsageError(
-                f"{task} has {len(answered)} questions to ask; a standard error needs 2 or more"
+                f"{task} has {len(questions)} questions to ask; a standard error needs 2 or more"
             )
-    return measured
+    return {task: score(own, model, tokenizer, config.batch, tuned) for task, own in read.items()}
 
 
-def reader(task, config, model, tokenizer, load_manifest, tuned) -> Callable[[], Answered]:
-    """Read a task; what then scores it."""
+def read_task(
+    task: str, config: ChoiceConfig, seq_len: int, load_manifest: Callable
+) -> list[Question]:
+    """The questions of a task."""
     if task == "continuation":
         if config.shots:
             raise UsageError(f"continuation takes no examples; leave --shots {config.shots} out")
-        questions = sample(continuations(load_manifest(), model.config.seq_len), config.limit)
-    elif task.endswith(".jsonl") or Path(task).is_file():
-        questions = from_file(task, config.shots, config.limit)
-    else:
-        try:
-            from instruments.exams import harness
-        except ImportError as error:
-            raise UsageError(
-                f"--task {task} needs the package {error.name}: pip install -r "
-                "requirements-eval.txt"
-            ) from None
-        lm, tasks = harness.Ours(model, tokenizer, config.batch, tuned), harness.open_tasks(task)
-        return lambda: list(harness.ask(lm, tasks, config.shots, config.limit))
-    return lambda: score(questions, model, tokenizer, config.batch, tuned)
+        return sample(continuations(load_manifest(), seq_len), config.limit)
+    if task.endswith(".jsonl") or Path(task).is_file():
+        return from_file(task, config.shots, config.limit)
+    try:
+        from instruments.exams import harness
+    except ImportError as error:
+        raise UsageError(
+            f"--task {task} needs the package {error.name}: pip install -r requirements-eval.txt"
+        ) from None
+    return list(harness.questions(task, config.shots, config.limit))
 
 
 def score(
     questions: list[Question], model: GPT, tokenizer: Tokenizer, batch: int, tuned: bool = False
 ) -> Answered:
     """The nats of each question's answers."""
-    pairs = [question.pairs(tokenizer, tuned) for question in questions]
-    flat = log_likelihoods(model, [pair for own in pairs for pair in own], batch, tell=True)
-    nats = iter(flat)
-    return [(q, [next(nats) for _ in q.answers]) for q in questions]
+    pairs = [pair for question in questions for pair in question.pairs(tokenizer, tuned)]
+    nats = iter(x for x, _ in log_likelihoods(model, pairs, batch, tell=True))
+    return [(question, [next(nats) for _ in question.answers]) for question in questions]
 
 
 # -------------------------------------------------------------------------------- the figures
@@ -160,20 +155,15 @@ def by_tag(questions: Sequence[Question], picks: list[int]) -> dict[str, dict[st
 
 
 def group_lines(groups: dict[str, dict[str, dict]]) -> Iterator[str]:
-    """A table for each tag, with a line for all that is the sum of the others."""
+    """A table for each tag."""
     for tag, rows in groups.items():
         limit = limit_of_z(len(rows))
         width = max(map(len, [tag, *rows]))
-        yield f"    {tag:{width}}  questions  right  accuracy       z"
+        yield f"    {tag:{width}}  questions  right  accuracy       z (* differs from chance)"
         for name, f in rows.items():
             far = " *" if abs(f["z"]) > limit else ""
-            yield (
-                f"    {name:{width}}  {f['n']:>9,}  {f['hits']:>5,}  {f['accuracy']:>8.4f}  "
-                f"{f['z']:+6.2f}{far}"
-            )
-        n, hits = (sum(f[key] for f in rows.values()) for key in ("n", "hits"))
-        yield f"    {'all':{width}}  {n:>9,}  {hits:>5,}  {hits / n:>8.4f}"
-        yield f"    * differs from chance: |z| > {limit:.2f}, for {len(rows)} scores"
+            figures = f"{f['n']:>9,}  {f['hits']:>5,}  {f['accuracy']:>8.4f}  {f['z']:+6.2f}{far}"
+            yield f"    {name:{width}}  {figures}"
 
 
 def limit_of_z(count: int) -> float:

@@ -14,18 +14,16 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from itertools import takewhile
 from pathlib import Path
 from string import ascii_uppercase
 from typing import Literal
 
-import torch
-import torch.nn.functional as F
 from tqdm import tqdm
 
 from config import Count, UsageError
-from instruments.exams.likelihood import log_likelihoods, padded
+from instruments.exams.likelihood import Pair, log_likelihoods
 from instruments.exams.lines import LARGEST, has_fields, read_lines, saving
 from machinery import cli, disk
 from machinery.log import duration
@@ -38,7 +36,6 @@ WHERE = (
     "or by git clone --depth 1 https://github.com/mosaicml/llm-foundry, and name it: --folder"
 )
 CHUNK = 256  # items that are encoded and scored at once
-LOGITS = 1 << 27  # of a forward pass of an lm task: 0.5 GB in fp32
 
 
 @dataclass(frozen=True)
@@ -157,85 +154,29 @@ def prompts(task: Task, items: list[dict], i: int) -> list[str]:
 # -------------------------------------------------------------------------------- the scoring
 
 
-@dataclass
-class Spans:
-    """The rows of an item to be scored, (ids, where the span begins, where it ends) each, and what
-    had to be done to it."""
-
-    rows: list[tuple[list[int], int, int]]
-    cropped: bool = False  # longer than seq_len: it lost its beginning
-    cut: bool = False  # so much that a part of the span went too
-    mended: bool = False  # lm: the prompt without the answer was no prefix of that with it
-
-
 def common(rows: list[list[int]]) -> int:
     """How many ids all rows begin with."""
     return sum(1 for _ in takewhile(lambda ids: len(set(ids)) == 1, zip(*rows)))
 
 
-def spans(kind: str, rows: list[list[int]], seq_len: int) -> Spans:
-    """The ids of an item's prompts, BOS in front -> what is scored of them: from where they differ
-    (mc), the end that they share (schema), or what the second has after the first (lm)."""
-    found = Spans([])
+def spans(kind: str, rows: list[list[int]], seq_len: int) -> list[Pair]:
+    """The ids of an item's prompts, BOS in front -> what is scored of them, after what stands
+    before it: from where they differ (mc), the end that they share (schema), or what the second has
+    after the first (lm). A prompt longer than seq_len loses its beginning, and BOS with it."""
+    starts = [common(rows)] * len(rows)
     if kind == "schema":
         shared = common([row[::-1] for row in rows])
         starts = [len(row) - shared for row in rows]
-    else:
-        starts = [common(rows)] * len(rows)
-    if kind == "lm":
-        found.mended, rows, starts = starts[0] < len(rows[0]), rows[1:], starts[1:]
+    pairs = []
     for row, start in zip(rows, starts):
-        lost = max(0, len(row) - seq_len)
-        found.cropped |= lost > 0
-        found.cut |= start - lost < 1
-        found.rows.append((row[lost:], max(1, start - lost), len(row) - lost))
-    return found
-
-
-def mean_nats(model: GPT, found: list[Spans], batch: int) -> list[list[float]]:
-    """For each item the mean nats per token of its rows' spans; NaN for an empty span, as where one
-    answer begins another."""
-    rows = [row for item in found for row in item.rows]
-    pairs = [(ids[:start], ids[start:end]) for ids, start, end in rows]
-    nats = iter(log_likelihoods(model, pairs, batch))
-    means = iter([-x / len(p[1]) if p[1] else math.nan for x, p in zip(nats, pairs)])
-    return [[next(means) for _ in item.rows] for item in found]
-
-
-@torch.no_grad()
-def predicted(model: GPT, found: list[Spans], batch: int) -> tuple[list[bool], list[list[float]]]:
-    """For each item of an lm task: whether every token of the span is the likeliest one; and the
-    mean nats."""
-    rows = [item.rows[0] for item in found]
-    pairs = [(ids[:start], ids[start:end]) for ids, start, end in rows]
-    hits, means, longest = [False] * len(rows), [[]] * len(rows), max(end for _, _, end in rows)
-    batch = max(1, min(batch, LOGITS // (longest * model.config.vocab_size)))
-    for part, ids in padded(pairs, batch, model.config.seq_len):
-        ids = ids.to(model.cos.device)  # (B, T + 1)
-        logits, targets = model(ids[:, :-1]), ids[:, 1:]  # (B, T, V), (B, T)
-        nats = F.cross_entropy(logits.float().transpose(1, 2), targets, reduction="none").cpu()
-        likeliest = (logits.argmax(-1) == targets).cpu()  # (B, T)
-        for r, i in enumerate(part):
-            span = slice(rows[i][1] - 1, rows[i][2] - 1)
-            hits[i] = bool(likeliest[r, span].all())
-            means[i] = [nats[r, span].double().mean().item()]
-    return hits, means
+        row, start = row[-seq_len:], max(1, start - max(0, len(row) - seq_len))
+        pairs.append((row[:start], row[start:]))
+    return pairs[1:] if kind == "lm" else pairs
 
 
 def pick(means: list[float]) -> int:
     """As Python's min: the first of the smallest; a NaN only if it stands first."""
     return min(range(len(means)), key=means.__getitem__)
-
-
-@dataclass
-class Scored:
-    """What is known of the items of a task so far."""
-
-    correct: list[bool] = field(default_factory=list)
-    picks: list[int] = field(default_factory=list)
-    means: list[list[float]] = field(default_factory=list)
-    cropped: list[bool] = field(default_factory=list)
-    oddities: Counter = field(default_factory=Counter)
 
 
 def score(
@@ -245,51 +186,45 @@ def score(
     tokenizer: Tokenizer,
     batch: int,
     done: Callable = lambda count: None,
-) -> Scored:
-    """All items of a task. done(items): is told how many more have been scored."""
-    scored, bos = Scored(), [tokenizer.bos_id]
+) -> list[dict]:
+    """Of each item: whether the model is right; the mean nats per token of its spans, NaN for an
+    empty one, as where one answer begins another; and whether it was cropped. done(items): is told
+    how many more have been scored."""
+    lines, seq_len, is_lm = [], model.config.seq_len, task.kind == "lm"
     for at in range(0, len(items), CHUNK):
-        chunk, found = range(at, min(at + CHUNK, len(items))), []
-        for i in chunk:
-            rows = [bos + tokenizer.encode(text) for text in prompts(task, items, i)]
-            found.append(spans(task.kind, rows, model.config.seq_len))
-        if task.kind == "lm":
-            correct, means = predicted(model, found, batch)
-        else:
-            means = mean_nats(model, found, batch)
-            scored.picks += (picks := [pick(own) for own in means])
-            correct = [p == items[i]["gold"] for p, i in zip(picks, chunk)]
-        for own, item in zip(means, found):
-            scored.oddities["answers without a token of their own"] += sum(map(math.isnan, own))
-            scored.oddities["answers truncated"] += item.cut
-            scored.oddities["prompts whose tokens changed with the answer"] += item.mended
-        scored.correct += correct
-        scored.means += means
-        scored.cropped += [item.cropped for item in found]
-        done(len(chunk))
-    return scored
+        pairs, cropped = [], []
+        for i in range(at, min(at + CHUNK, len(items))):
+            rows = [[tokenizer.bos_id, *tokenizer.encode(x)] for x in prompts(task, items, i)]
+            pairs.append(spans(task.kind, rows, seq_len))
+            cropped.append(any(len(row) > seq_len for row in rows))
+        flat = [pair for own in pairs for pair in own]
+        found = iter(log_likelihoods(model, flat, batch, greedy=is_lm))
+        for item, own, lost in zip(items[at:], pairs, cropped):
+            nats, hits = zip(*(next(found) for _ in own))
+            means = [-x / len(span) if span else math.nan for x, (_, span) in zip(nats, own)]
+            correct = hits[0] if is_lm else pick(means) == item["gold"]
+            lines.append(dict(correct=correct, means=means, cropped=lost))
+        done(len(pairs))
+    return lines
 
 
-def figures_of(task: Task, items: list[dict], scored: Scored) -> dict:
-    """Of a task: accuracy with its standard error, both centered, and what an
+def figures_of(task: Task, items: list[dict], lines: list[dict]) -> dict:
+    """Of a task: accuracy with its standard error, both centered too, and what guessing and an
     answer that is always the same would get."""
-    n, hits = len(items), sum(scored.correct)
-    p = hits / n
+    n, hits = len(items), sum(line["correct"] for line in lines)
+    p, scale = hits / n, 1 - task.base / 100
     stderr = math.sqrt(p * (1 - p) / (n - 1))
+    found = dict(n=n, hits=hits, accuracy=p, stderr=stderr)
+    found |= dict(centered=centered(p, task.base), centered_stderr=stderr / scale)
     answers = [item["continuation"] if task.kind == "lm" else item["gold"] for item in items]
     (best, times), guess = Counter(answers).most_common(1)[0], 0.0
-    if task.kind != "lm":
-        option = "choices" if task.kind == "mc" else "context_options"
+    if option := FIELDS[task.kind][1]:
         guess = sum(1 / len(item[option]) for item in items) / n
-    found = dict(n=n, hits=hits, accuracy=p, stderr=stderr)
-    scale = 1 - task.base / 100
-    found |= dict(centered=centered(p, task.base), centered_stderr=stderr / scale)
     found |= dict(constant=best, constant_accuracy=times / n, guess=guess)
-    if scored.picks:
-        most, count = Counter(scored.picks).most_common(1)[0]
+    if task.letters:
+        most, count = Counter(pick(line["means"]) for line in lines).most_common(1)[0]
         found |= dict(most_picked=most, most_picked_share=count / n)
-    oddities = {name: count for name, count in scored.oddities.items() if count}
-    return found | dict(cropped=sum(scored.cropped), oddities=oddities)
+    return found | dict(cropped=sum(line["cropped"] for line in lines))
 
 
 # ------------------------------------------------------------------------------------- the run
@@ -319,12 +254,11 @@ def measure(config: CoreConfig, load_model: Callable) -> None:
         for task, items in asked.items():
             scored = score(task, items, model, tokenizer, config.batch, bar.update)
             figures[task] = figures_of(task, items, scored)
-            for text in (line_of(task, figures[task]), *notes_on(task, figures[task])):
+            for text in lines_of(task, figures[task]):
                 bar.write(text)
-            for i, correct in enumerate(scored.correct):
-                means = [None if math.isnan(x) else x for x in scored.means[i]]
-                cropped = scored.cropped[i]
-                save(task=task.name, index=i, correct=correct, means=means, cropped=cropped)
+            for i, line in enumerate(scored):
+                means = [None if math.isnan(x) else x for x in line["means"]]
+                save(**dict(task=task.name, index=i) | line | dict(means=means))
     seconds = time.monotonic() - begun
     record = summary(figures) | dict(seq_len=model.config.seq_len, seconds=seconds)
     print("\n".join(conclusion(record, config.limit)))
@@ -341,29 +275,20 @@ def header(config: CoreConfig, model: GPT, asked: dict[Task, list]) -> str:
     )
 
 
-def line_of(task: Task, f: dict) -> str:
-    return (
+def lines_of(task: Task, f: dict) -> Iterator[str]:
+    """The line of a task, and what has to be known of its figure."""
+    yield (
         f"{task.name:33}{task.shots:>5} {f['n']:>7,}  {f['accuracy']:.4f} +- {f['stderr']:.4f}  "
         f"{f['centered']:+.4f} +- {f['centered_stderr']:.4f}  {task.gpt2_xl:8.3f}  "
         f"{f['constant_accuracy']:8.3f}"
     )
-
-
-def notes_on(task: Task, f: dict) -> Iterator[str]:
-    """What has to be known of a task's figure, beside its line."""
     if f["n"] < task.items:
         yield f"    {f['n']:,} of its {task.items:,} items"
     if f["cropped"]:
         yield f"    {f['cropped']:,} items cropped: they lost their first examples"
-    yield from (f"    {count:,} {name}" for name, count in f["oddities"].items())
     if task.letters:
-        picked, best = ascii_uppercase[f["most_picked"]], ascii_uppercase[f["constant"]]
-        yield (
-            f"    {picked} is predicted in {f['most_picked_share']:.1%} of the items; always "
-            f"{best} would score {f['constant_accuracy']:.3f}"
-        )
-    elif task.kind == "lm" and f["constant_accuracy"] > 0.1:
-        yield f"    always {f['constant']!r} would score {f['constant_accuracy']:.3f}"
+        letter = ascii_uppercase[f["most_picked"]]
+        yield f"    {letter} is predicted in {f['most_picked_share']:.1%} of the items"
 
 
 # ------------------------------------------------------------------------------ the conclusion

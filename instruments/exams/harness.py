@@ -1,8 +1,8 @@
-"""Public exams: the tasks of lm_eval (EleutherAI's harness), scored by our model.
+"""Public exams: the tasks of lm_eval (EleutherAI's harness), as questions for our model.
 
 lm_eval knows the exams: where they are on the Hub, how they are written out, which answer is right.
-`Ours` gives it our log-likelihoods; `ask` gives back each question with them. Beside lm_eval's own
-tasks, those in tasks/*.yaml are known. Only multiple choice is asked. Next: choice.py.
+`questions` gives them as it would ask them. Beside lm_eval's own tasks, those in tasks/*.yaml are
+known. Only multiple choice is asked. Next: choice.py scores them.
 """
 
 import logging
@@ -10,49 +10,14 @@ from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 
-import lm_eval
-from lm_eval.api.model import TemplateLM
 from lm_eval.tasks import TaskManager
 
 from config import UsageError
-from instruments.exams.likelihood import encode_pair, log_likelihoods
 from instruments.exams.questions import Question, sample, tags_of
 from machinery import cli
 from machinery.errors import DataError
-from model import GPT
-from tokenizer import Tokenizer
 
 logging.getLogger("lm_eval").setLevel(logging.ERROR)  # it warns of each setting that we choose
-
-
-class Ours(TemplateLM):
-    """A model of ours as lm_eval sees it."""
-
-    def __init__(self, model: GPT, tokenizer: Tokenizer, batch: int, tuned: bool = False) -> None:
-        super().__init__()
-        self.gpt, self.ids, self.batch, self.tuned = model, tokenizer, batch, tuned
-
-    @property
-    def eot_token_id(self) -> int:
-        """What stands before an answer without a context."""
-        return self.ids.bos_id
-
-    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_) -> list[int]:
-        return self.ids.encode(string)
-
-    def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
-        return encode_pair(self.ids, context, continuation, self.tuned)
-
-    def _loglikelihood_tokens(self, requests, **_) -> list[tuple[float, bool]]:
-        """The nats, and whether the answer is the likeliest text, which multiple choice does not
-        ask for."""
-        pairs = [(context, answer) for _, context, answer in requests]
-        return [(x, False) for x in log_likelihoods(self.gpt, pairs, self.batch, tell=True)]
-
-    def loglikelihood_rolling(self, requests, disable_tqdm: bool = False):
-        raise NotImplementedError("only multiple choice is asked")
-
-    generate_until = loglikelihood_rolling
 
 
 @lru_cache
@@ -80,32 +45,34 @@ def open_tasks(name: str) -> list:
     return tasks
 
 
-def ask(lm: Ours, tasks: list, shots: int, limit: int) -> Iterator[tuple[Question, list[float]]]:
-    """Each question of the tasks, and the nats of its answers. limit: this many of all questions
-    (0: all), a sample that is the same each time."""
-    places = [(task, i) for task in tasks for i in range(len(task.eval_docs))]
+def questions(name: str, shots: int, limit: int) -> Iterator[Question]:
+    """The questions of a task or a group. limit: this many of all (0: all), a sample that is the
+    same each time."""
+    places = [(task, i) for task in open_tasks(name) for i in range(len(task.eval_docs))]
     chosen: dict = {}
     for task, i in sample(places, limit):
         chosen.setdefault(task, []).append(i)
-    for task in chosen:  # as lm_eval's simple_evaluate does, which then describes the machine
+    for task, own in chosen.items():  # as lm_eval's simple_evaluate does
         if task.config.num_fewshot != 0:  # 0: the task takes no examples
             task.set_config("num_fewshot", shots)
         task.set_fewshot_seed(1234)
-    found = lm_eval.evaluate(
-        lm,
-        dict(tasks={task.task_name: task for task in chosen}),
-        samples={task.task_name: places for task, places in chosen.items()},
-        bootstrap_iters=0,
-    )
-    for task in chosen:
-        for row in found["samples"][task.task_name]:
-            answers, gold = task.doc_to_choice(row["doc"]), row["target"]
-            if task.multiple_input:  # the answers are contexts of one continuation
-                answers, gold = [gold] * len(answers), task.doc_to_text(row["doc"])
-            if isinstance(gold, str):
-                gold = answers.index(gold)
-            if not isinstance(gold, int):
-                raise UsageError(f"{task.task_name} has questions with several right answers")
-            tags = tags_of(row["doc"], task.config.dataset_name)
-            nats = [x for x, _ in row["filtered_resps"][: len(answers)]]
-            yield Question(row["arguments"][0][0], tuple(answers), gold, tags), nats
+        task.build_all_requests(samples=own)
+        asked: dict = {}
+        for request in task.instances:
+            asked.setdefault(request.doc_id, []).append(request)
+        for requests in asked.values():
+            yield question_of(task, requests)
+
+
+def question_of(task, requests: list) -> Question:
+    """The requests that lm_eval makes of a row -> a question."""
+    row = requests[0].doc
+    answers, gold = task.doc_to_choice(row), task.doc_to_target(row)
+    if task.multiple_input:  # the answers are contexts of one continuation
+        answers, gold = [gold] * len(answers), task.doc_to_text(row)
+    if isinstance(gold, str):
+        gold = answers.index(gold)
+    if not isinstance(gold, int):
+        raise UsageError(f"{task.task_name} has questions with several right answers")
+    given = tuple(request.arguments for request in requests[: len(answers)])
+    return Question(given, tuple(answers), gold, tags_of(row, task.config.dataset_name))

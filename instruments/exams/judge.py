@@ -18,8 +18,6 @@ from tqdm import tqdm
 
 from config import UsageError
 
-TIMEOUT_S = 60.0  # to wait for one answer of a server
-
 CRITERIA = """Which continuation is better written and follows from the text? A continuation that
 only repeats itself is bad."""
 QUESTION = """Below are a text and two continuations of it. {criteria}
@@ -78,9 +76,7 @@ class Refused(UsageError):
 class Server:
     """A judge behind an OpenAI-compatible address (vLLM, `transformers serve`, ...)."""
 
-    def __init__(
-        self, url: str, model: str, timeout_s: float = TIMEOUT_S, criteria: str = CRITERIA
-    ) -> None:
+    def __init__(self, url: str, model: str, criteria: str = "", timeout_s: float = 60.0) -> None:
         """Asks one question, so that a server that cannot judge is known before the work begins."""
         try:
             from openai import OpenAI, OpenAIError
@@ -90,7 +86,7 @@ class Server:
             ) from None
         if not model:
             raise UsageError(f"--judge_url {url} needs --judge_model, the model's name there")
-        self.url, self.model, self.criteria = url, model, criteria
+        self.url, self.model, self.criteria = url, model, criteria or CRITERIA
         # A local server needs no key, but the client does.
         key = os.environ.get("OPENAI_API_KEY") or "none"
         try:
@@ -98,26 +94,27 @@ class Server:
         except (OpenAIError, ImportError, ValueError) as error:  # a proxy that httpx cannot use
             raise self.no_answer(f"{error}") from None
         self.answers = {"A": 0, "B": 0, "tie": 0, "unparsable": 0}
-        question = QUESTION.format(criteria=criteria, prompt="1, 2,", a=" 3, 4", b=" 2, 2")
+        question = self.question("1, 2,", " 3, 4", " 2, 2")
         self.client, self.chat = client, True
         self.options = dict(model=model, max_completion_tokens=1024, temperature=0)
         try:
             self.ask(question)
         except Refused as refusal:
             print(f"{model} refuses to chat: {refusal}")
-            if "temperature" in str(refusal):  # a reasoning model has its own
-                del self.options["temperature"]
-            else:  # often one without a chat template, which does not know where to stop
-                self.chat, self.options = False, dict(model=model, max_tokens=16, temperature=0)
+            # Often one without a chat template, which does not know where to stop.
+            self.chat, self.options = False, dict(model=model, max_tokens=16, temperature=0)
             # Retry from now on: some servers drop the connection after an error.
             self.client = client.with_options(max_retries=2)
             self.ask(question)
         self.client = client.with_options(max_retries=2)
         print(f"{model} is asked through {'chat/' * self.chat}completions")
 
+    def question(self, prompt: str, a: str, b: str) -> str:
+        return QUESTION.format(criteria=self.criteria, prompt=prompt, a=a, b=b)
+
     def ask(self, question: str) -> str:
         """The model's answer. Refused or another UsageError if there is none in time."""
-        from openai import APIConnectionError, APIStatusError, APITimeoutError, OpenAIError
+        from openai import APIStatusError, OpenAIError
 
         messages = [{"role": "user", "content": question}]
         try:
@@ -129,13 +126,12 @@ class Server:
             why = f"HTTP {error.status_code}: {error.response.text[:200]}"
             remedy = f"is --judge_model {self.model} right, and does the address end in /v1?"
             raise Refused(self.no_answer(f"{why}; {remedy}")) from None
-        except APITimeoutError:
-            raise self.no_answer(f"none within {self.client.timeout:g} s") from None
-        except APIConnectionError as error:
+        except (OpenAIError, json.JSONDecodeError) as error:  # of time, of the network, of its form
+            why = f"{type(error).__name__}: {error.__cause__ or error}"
             remedy = "is it running, or is a proxy in the way (NO_PROXY)?"
-            raise self.no_answer(f"{error.__cause__ or error}; {remedy}") from None
-        except (OpenAIError, json.JSONDecodeError) as error:
-            raise self.no_answer(f"{type(error).__name__}: {error}") from None
+            raise self.no_answer(
+                f"{why} (waited {self.client.timeout:g} s at most); {remedy}"
+            ) from None
         choices = getattr(reply, "choices", None)  # what is no JSON comes as text
         if not choices:
             raise self.no_answer(f"its reply has no choices: {str(reply)[:200]}")
@@ -152,10 +148,7 @@ class Server:
         shape = (len(prompts), len(completions), len(completions))
         places = [(n, i, j) for n, i, j in np.ndindex(shape) if i != j]
         questions = [
-            QUESTION.format(
-                criteria=self.criteria, prompt=prompts[n], a=completions[i][n], b=completions[j][n]
-            )
-            for n, i, j in places
+            self.question(prompts[n], completions[i][n], completions[j][n]) for n, i, j in places
         ]
         print(f"{len(questions):,} questions for {self.model}")
         first = np.full(shape, 0.5)  # what i as A scored against j as B

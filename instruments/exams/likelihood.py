@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterator
 
 import torch
+import torch.nn.functional as F
 from tqdm import tqdm
 
 from config import UsageError
@@ -17,6 +18,7 @@ from preparation.chat import prompt_ids
 from tokenizer import Tokenizer
 
 Pair = tuple[list[int], list[int]]  # ids of the context, BOS in front, and of its continuation
+LOGITS = 1 << 27  # of a forward pass that needs them: 0.5 GB in fp32
 
 
 def encode_pair(tokenizer: Tokenizer, context: str, continuation: str, tuned: bool = False) -> Pair:
@@ -47,27 +49,42 @@ def padded(pairs: list[Pair], batch: int, most: int) -> Iterator[tuple[list[int]
 
 
 @torch.no_grad()
-def log_likelihoods(model: GPT, pairs: list[Pair], batch: int, tell: bool = False) -> list[float]:
-    """log p(continuation | context) in nats of each pair. A pair longer than seq_len + 1 tokens
-    loses the beginning of its context; UsageError for a continuation that does not fit alone. tell:
-    how many were too long, and a bar of progress."""
-    seq_len, device, nats = model.config.seq_len, model.cos.device, [0.0] * len(pairs)
-    most = max(len(continuation) for _, continuation in pairs)
+def log_likelihoods(
+    model: GPT, pairs: list[Pair], batch: int, tell: bool = False, greedy: bool = False
+) -> list[tuple[float, bool]]:
+    """Of each pair log p(continuation | context) in nats, and, if `greedy`, whether each token of
+    the continuation is the likeliest one (else False).
+
+    A pair longer than seq_len + 1 tokens loses the beginning of its context; UsageError for a
+    continuation that does not fit alone. tell: how many were too long, and a bar of progress."""
+    seq_len, device, found = model.config.seq_len, model.cos.device, [(0.0, False)] * len(pairs)
+    lengths = [len(context) + len(answer) for context, answer in pairs]
+    most = max(len(answer) for _, answer in pairs)
     if most > seq_len:
         raise UsageError(f"an answer of {most} tokens does not fit in seq_len {seq_len}")
-    cropped = sum(len(context) + len(answer) > seq_len + 1 for context, answer in pairs)
+    cropped = sum(length > seq_len + 1 for length in lengths)
     if tell and cropped:
         print(
             f"{cropped:,} of {len(pairs):,} answers lost the beginning of their context: seq_len "
             f"is {seq_len}"
         )
+    if greedy:
+        batch = max(1, min(batch, LOGITS // (max(lengths) * model.config.vocab_size)))
     with tqdm(total=len(pairs), unit="answer", disable=None if tell else True) as bar:
-        for part, ids in padded(pairs, batch, seq_len + 1):  # (B, T + 1)
-            loss = model(ids[:, :-1].to(device), ids[:, 1:].to(device), reduction="none").cpu()
+        for part, ids in padded(pairs, batch, seq_len + 1):
+            x, y = ids[:, :-1].to(device), ids[:, 1:].to(device)  # (B, T)
+            if greedy:
+                logits = model(x)  # (B, T, V)
+                loss = F.cross_entropy(logits.float().mT, y, reduction="none").cpu()
+                likeliest = (logits.argmax(-1) == y).cpu()
+            else:  # without the logits of all tokens at once
+                loss = model(x, y, reduction="none").cpu()
             for r, i in enumerate(part):
-                end = min(len(pairs[i][0]) + len(pairs[i][1]), seq_len + 1) - 1
-                nats[i] = -loss[r, end - len(pairs[i][1]) : end].double().sum().item()
+                end = min(lengths[i], seq_len + 1) - 1
+                span = slice(end - len(pairs[i][1]), end)
+                hit = greedy and bool(likeliest[r, span].all())
+                found[i] = -loss[r, span].double().sum().item(), hit
             bar.update(len(part))
-    if not all(map(math.isfinite, nats)):
+    if not all(math.isfinite(nats) for nats, _ in found):
         raise NonFiniteError("the model gives log-likelihoods that are NaN or infinite")
-    return nats
+    return found

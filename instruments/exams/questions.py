@@ -20,11 +20,11 @@ SHAPE = '{"query": text, "choices": [2 to 26 different texts], "gold": index of 
 
 @dataclass(frozen=True)
 class Question:
-    """What the model is given, and the answers to choose from: texts; or ids (without BOS), where
-    the border between context and answer lies between two tokens."""
+    """What the model is given, and what it may continue with: for each answer a context and a
+    continuation. Texts; or ids without BOS, where the border lies between two tokens."""
 
-    context: str | list[int]
-    answers: tuple
+    given: tuple[tuple, ...]
+    answers: tuple  # without the space that stands before a continuation
     gold: int  # which of the answers is right
     tags: dict[str, str] = field(default_factory=dict)  # subject and year, for tables
 
@@ -33,20 +33,26 @@ class Question:
         return tuple(a if isinstance(a, str) else tokenizer.decode(a) for a in self.answers)
 
     def pairs(self, tokenizer: Tokenizer, tuned: bool) -> list[Pair]:
-        """Context and answer for each answer; a text has a space in front."""
-        if isinstance(self.context, str):
-            return [encode_pair(tokenizer, self.context, f" {a}", tuned) for a in self.answers]
-        return [([tokenizer.bos_id, *self.context], answer) for answer in self.answers]
+        """What is encoded of each answer."""
+        if isinstance(self.answers[0], str):
+            return [encode_pair(tokenizer, *texts, tuned) for texts in self.given]
+        return [([tokenizer.bos_id, *context], answer) for context, answer in self.given]
+
+
+def ask(context: str | list[int], answers: list, gold: int) -> Question:
+    """A question with one context; a text has a space before each answer."""
+    space = " " if isinstance(context, str) else None
+    given = ((context, space + a if space else a) for a in answers)
+    return Question(tuple(given), tuple(answers), gold)
 
 
 def from_file(path: str, shots: int, limit: int) -> list[Question]:
-    """The questions of a JSONL file, each after the first `shots` of them with their answers, which
-    are not asked. limit: ask this many (0: all), a sample that is the same each time."""
+    """The questions of a JSONL file but its first `shots`, which stand before each with their
+    answers. limit: ask this many (0: all), a sample that is the same each time."""
     rows = read_lines(path, is_question, SHAPE)
-    written = lambda row: "\n".join(filter(None, (row["query"], row.get("cue", ""))))
-    examples = "".join(f"{written(r)} {r['choices'][r['gold']]}\n\n" for r in rows[:shots])
+    examples = "".join(f"{r['query']} {r['choices'][r['gold']]}\n\n" for r in rows[:shots])
     asked = [rows[i] for i in sample(range(shots, len(rows)), limit)]
-    return [Question(examples + written(r), tuple(r["choices"]), r["gold"]) for r in asked]
+    return [ask(examples + r["query"], r["choices"], r["gold"]) for r in asked]
 
 
 def sample(places, limit: int) -> list:
@@ -60,8 +66,8 @@ def sample(places, limit: int) -> list:
 
 
 def is_question(row: object) -> bool:
-    """Whether a line of a file is a question; a `cue` is the line after it, such as "Answer:"."""
-    if not has_fields(row, ["query"], "choices") or not isinstance(row.get("cue", ""), str):
+    """Whether a line of a file is a question."""
+    if not has_fields(row, ["query"], "choices"):
         return False
     return all(row["choices"]) and len(set(row["choices"])) == len(row["choices"])
 
@@ -106,6 +112,6 @@ def continuations(manifest, seq_len: int) -> list[Question]:
     questions, quarter, n = [], len(pieces) // 4, n // 3  # a third is the answer
     for i, piece in enumerate(pieces):
         gold = i % 4
-        others = (pieces[(i + (k - gold) % 4 * quarter) % len(pieces)] for k in range(4))
-        questions.append(Question(piece[:-n], tuple(other[-n:] for other in others), gold))
+        others = [pieces[(i + (k - gold) % 4 * quarter) % len(pieces)] for k in range(4)]
+        questions.append(ask(piece[:-n], [other[-n:] for other in others], gold))
     return questions

@@ -4,9 +4,8 @@ Reads checkpoints and held-out documents, or a file of prompts (the project's ow
 prompts.jsonl beside this file); prints a table and writes RUN_DIR/tournament.json, with all the
 texts, which are worth reading. Two players whose place is known take part too: the human text,
 which should come out at the top, and a loop of the prompt's last tokens, which should come out at
-the bottom. Where they do not, that is printed as a reason to doubt the judge. Of data with
-conversations, the players answer held-out questions instead. eval.py calls `hold`. Next: judge.py,
-who decides, and the arithmetic of the ratings.
+the bottom. Where they do not, that is printed as a reason to doubt the judge. Next: judge.py, who
+decides, and the arithmetic of the ratings.
 """
 
 import itertools
@@ -21,17 +20,16 @@ import data
 from config import Count, UsageError
 from flops import score_text
 from instruments.exams import judge
-from instruments.exams.lines import read_lines
+from instruments.exams.lines import has_fields, read_lines
 from machinery import checkpoint
 from machinery.disk import read_bytes, write_json
 from machinery.trained import EvalConfig, is_tuned, open_data, run_of
-from preparation.chat import prompt_ids
 from tokenizer import Tokenizer
 
 HUMAN, LOOP = "human text", "loop"
 LOOP_LEN = 8  # tokens
 BPB_ROWS = 64  # validation rows for the bits per byte of players and judge
-SHAPE = '{"prompt": text}, with "human", "domain" and "language" if you like, texts too'
+SHAPE = '{"prompt": text}, with "human", a text too, if you like'
 
 Texts = list[list[int]]  # token ids of one text for each prompt
 
@@ -49,9 +47,9 @@ class TournamentConfig:
     device: str = "auto"
     """auto, cuda, mps or cpu."""
     prompt_file: str = ""
-    """A JSONL file of prompts, with the fields `prompt`, and if you like `human`, what a human
-    wrote after it, and `domain` and `language`, each of which makes a table; the project's own:
-    instruments/exams/prompts.jsonl. Empty: the beginnings of held-out documents."""
+    """A JSONL file of prompts, with the fields `prompt` and, if you like, `human`, what a human
+    wrote after it; the project's own: instruments/exams/prompts.jsonl. Empty: the beginnings of
+    held-out documents."""
     n_prompts: Count = 60
     """Held-out documents to take."""
     prompt_tokens: Count = 32
@@ -93,15 +91,13 @@ def hold(config: TournamentConfig, load_model: Callable) -> None:
         raise UsageError("--criteria are for a judge that reads them; give one with --judge_url")
     server = None
     if config.judge_url:
-        criteria = config.criteria or judge.CRITERIA
-        server = judge.Server(config.judge_url, config.judge_model, criteria=criteria)
+        server = judge.Server(config.judge_url, config.judge_model, config.criteria)
     paths, judge_path = entrants(config)
-    trainers = {path: checkpoint.read_trainer(path) | {"path": str(path)} for path in paths}
-    if judge_path:
-        trainers[judge_path] = checkpoint.read_trainer(judge_path) | {"path": str(judge_path)}
+    every = [*paths, *filter(None, [judge_path])]
+    trainers = {path: checkpoint.read_trainer(path) | {"path": str(path)} for path in every}
     manifest = open_data(EvalConfig(data_dir=config.data_dir), trainers[paths[0]])
     tokenizer = Tokenizer.load(manifest.tokenizer_file())
-    prompts, human, lines = read_prompts(config, manifest, tokenizer)
+    prompts, human = read_prompts(config, manifest, tokenizer)
     for trainer in trainers.values():
         check_fits(trainer, manifest, max(map(len, prompts)), config.max_new_tokens)
 
@@ -116,16 +112,15 @@ def hold(config: TournamentConfig, load_model: Callable) -> None:
     players = []
     for path, name in zip(paths, names(paths)):
         model, bpb = load(path)
-        written = continue_all(model, prompts, config, manifest.marks)
+        written = continue_all(model, prompts, config)
         players.append(Player(name, written, str(path), trainers[path]["step"], bpb))
-    plain = [[i for i in p if i not in manifest.marks] for p in prompts]
-    loops = [(p[-LOOP_LEN:] * config.max_new_tokens)[: config.max_new_tokens] for p in plain]
+    loops = [(p[-LOOP_LEN:] * config.max_new_tokens)[: config.max_new_tokens] for p in prompts]
     players += [*([Player(HUMAN, human)] if human else []), Player(LOOP, loops)]
     decoded = {p.name: [tokenizer.decode(c) for c in p.completions] for p in players}
 
     judge_bpb, judged_by, doubts = None, config.judge_url, []
     if server:
-        wins = server.compare([tokenizer.decode(p) for p in plain], list(decoded.values()))
+        wins = server.compare([tokenizer.decode(p) for p in prompts], list(decoded.values()))
     else:
         model, judge_bpb = load(judge_path)
         judged_by = str(judge_path)
@@ -134,17 +129,11 @@ def hold(config: TournamentConfig, load_model: Callable) -> None:
     table = rate(players, wins)
     doubts += why_untrusted(table, judge_bpb)
     show(table, judged_by, judge_bpb, len(prompts), doubts)
-    groups = {}
-    for column in ("domain", "language"):
-        values = [line.get(column, "none") for line in lines]
-        if len(set(values)) > 1:
-            groups[column] = by_group(players, wins, values)
-            print("\n".join(group_table(column, groups[column])))
     report = dict(config=asdict(config), judge=judged_by, judge_bpb=judge_bpb, doubts=doubts)
-    report |= dict(judge_answers=server.answers if server else None, players=table, groups=groups)
+    report |= dict(judge_answers=server.answers if server else None, players=table)
     won = wins.sum(0).tolist()  # (P, P)
     report |= dict(wins={p: dict(zip(decoded, row)) for p, row in zip(decoded, won)})
-    report |= dict(prompts=[tokenizer.decode(p) for p in plain], completions=decoded)
+    report |= dict(prompts=[tokenizer.decode(p) for p in prompts], completions=decoded)
     path = Path(config.run_dir) / "tournament.json"
     write_json(path, report)
     print(f"wrote {path}")
@@ -188,12 +177,8 @@ def check_fits(trainer: dict, manifest, longest: int, new_tokens: int) -> None:
     if trainer["identity"]["tokenizer_sha256"] != manifest.tokenizer_sha256:
         why = f"{path} has another tokenizer than the text of {manifest.dir}"
         raise UsageError(f"{why}, so that they cannot be compared")
-    if is_tuned(trainer) != bool(manifest.marks):
-        how = ("", "text") if is_tuned(trainer) else ("not ", "conversations")
-        raise UsageError(
-            f"{path} was {how[0]}tuned on conversations, but {manifest.dir} holds {how[1]}; "
-            "choose its own data with --data_dir"
-        )
+    if is_tuned(trainer):
+        raise UsageError(f"{path} was tuned on conversations; a tournament is of models of text")
     needed, has = 1 + longest + new_tokens, trainer["model"]["seq_len"]
     if needed > has:
         raise UsageError(
@@ -209,91 +194,55 @@ def names(paths: list[Path]) -> list[str]:
     return next((x for x in (short, longer) if len(set(x)) == len(x)), [str(p) for p in paths])
 
 
-def read_prompts(
-    config: TournamentConfig, manifest, tokenizer: Tokenizer
-) -> tuple[Texts, Texts, list[dict]]:
-    """Token ids of the prompts, and of what a human wrote after each: [] unless each has one; and
-    the lines of the file that they are from, if any."""
+def read_prompts(config: TournamentConfig, manifest, tokenizer: Tokenizer) -> tuple[Texts, Texts]:
+    """Token ids of the prompts, and of what a human wrote after each: [] unless each has one."""
     if not config.prompt_file:
-        prompts, human = (questions if manifest.marks else documents)(config, manifest)
-        return prompts, human, []
-    lines, tuned = read_lines(config.prompt_file, is_prompt, SHAPE), bool(manifest.marks)
-    prompts = [prompt_ids(line["prompt"].rstrip(), tokenizer, tuned)[0][1:] for line in lines]
+        return documents(config, manifest)
+    lines = read_lines(config.prompt_file, is_prompt, SHAPE)
+    prompts = [tokenizer.encode(line["prompt"].rstrip()) for line in lines]
     if not all(line.get("human", "").strip() for line in lines):
         print("some prompts have no human text, so the human does not play")
-        return prompts, [], lines
-    human = [tokenizer.encode(line["human"])[: config.max_new_tokens] for line in lines]
-    return prompts, human, lines
+        return prompts, []
+    return prompts, [tokenizer.encode(line["human"])[: config.max_new_tokens] for line in lines]
 
 
 def is_prompt(row: object) -> bool:
-    """Whether a line of a file is a prompt: all fields are texts, and `prompt` is not empty."""
-    texts = list(row.values()) if isinstance(row, dict) else [None]
-    return all(isinstance(t, str) for t in texts) and bool(row.get("prompt", "").strip())
+    """Whether a line of a file is a prompt; what else it says is of no account."""
+    return has_fields(row, ["prompt"]) and isinstance(row.get("human", ""), str) and row["prompt"]
 
 
 def documents(config: TournamentConfig, manifest) -> tuple[Texts, Texts]:
     """Token ids of the beginnings of held-out documents, at most one of a row, and of what
     follows."""
     begin, whole = config.prompt_tokens, config.prompt_tokens + config.max_new_tokens
-    rows = shuffled_rows(manifest, config.seed)
-    long = ([ids for ids in own if len(ids) >= whole][:1] for own in rows)
-    found = list(itertools.islice(itertools.chain.from_iterable(long), config.n_prompts))
+    sources, found = range(len(manifest.sources)), []
+    rows = [(source, i) for source in sources for i in range(manifest.rows("val", source))]
+    for k in np.random.default_rng(config.seed).permutation(len(rows)):
+        row = manifest.row("val", *rows[k]).astype(np.int64)
+        for ids in np.split(row, np.flatnonzero(row == manifest.bos_id))[1:]:  # BOS in front
+            if len(ids) > whole and len(found) < config.n_prompts:
+                found.append(ids[1 : 1 + whole].tolist())
+                break
     if not found:
         raise UsageError(
             f"no held-out document has {whole} tokens within a row of {manifest.row_len}; ask for "
             "fewer with --prompt_tokens and --max_new_tokens"
         )
-    if len(found) < config.n_prompts:
-        print(f"only {len(found)} held-out documents have {whole} tokens within a row")
-    return [ids[:begin] for ids in found], [ids[begin:whole] for ids in found]
+    return [ids[:begin] for ids in found], [ids[begin:] for ids in found]
 
 
-def questions(config: TournamentConfig, manifest) -> tuple[Texts, Texts]:
-    """Token ids of held-out first questions, up to <|assistant|>, and of their answers."""
-    _, assistant, end = manifest.marks
-    prompts, answers = [], []
-    for documents in shuffled_rows(manifest, config.seed):
-        for ids in documents:
-            at = ids.index(assistant) + 1 if assistant in ids else len(ids)
-            answer = ids[at : ids.index(end, at)] if end in ids[at:] else []
-            if 0 < len(answer) <= config.max_new_tokens:
-                prompts.append(ids[:at])
-                answers.append(answer)
-    if not prompts:
-        raise UsageError(
-            f"no held-out answer in {manifest.dir} has at most {config.max_new_tokens} tokens; "
-            "allow more with --max_new_tokens"
-        )
-    return prompts[: config.n_prompts], answers[: config.n_prompts]
-
-
-def shuffled_rows(manifest, seed: int):
-    """For each validation row, shuffled: its documents, ids without BOS."""
-    rows = [
-        (s, row) for s in range(len(manifest.sources)) for row in range(manifest.rows("val", s))
-    ]
-    for k in np.random.default_rng(seed).permutation(len(rows)):
-        ids = manifest.row("val", *rows[k]).astype(np.int64)
-        parts = np.split(ids, np.flatnonzero(ids == manifest.bos_id))
-        yield [p[1:].tolist() for p in parts if len(p) and p[0] == manifest.bos_id]
-
-
-def continue_all(model, prompts: list[list[int]], config, marks=()) -> list[list[int]]:
-    """Continue each prompt with the model's own probabilities: temperature 1, all tokens. At a
-    lower temperature, samples loop, and a judge by likelihood likes loops. The draws are the same
-    for every player. marks: of conversations, if the prompts are questions; the last ends an
-    answer."""
+def continue_all(model, prompts: list[list[int]], config) -> list[list[int]]:
+    """Continue each prompt at temperature 1, as samples loop at a lower one, and a judge by
+    likelihood likes loops. The draws are the same for every player."""
     bos, device = model.config.bos_id, model.cos.device
-    stop = marks[-1] if marks else bos
     generator = torch.Generator(device).manual_seed(config.seed)
     found: list[list[int]] = [[]] * len(prompts)
     for length in sorted(set(map(len, prompts))):  # those of one length together
         places = [n for n, p in enumerate(prompts) if len(p) == length]
         idx = torch.tensor([[bos, *prompts[n]] for n in places], device=device)  # (N, T)
-        out = model.generate(idx, config.max_new_tokens, 1.0, 0, generator, stop_id=stop)
+        out = model.generate(idx, config.max_new_tokens, 1.0, 0, generator, stop_id=bos)
         for n, ids in zip(places, out[:, idx.size(1) :].tolist()):
-            found[n] = list(itertools.takewhile(lambda i: i not in (bos, *marks), ids))
+            found[n] = list(itertools.takewhile(lambda i: i != bos, ids))
     return found
 
 
@@ -354,30 +303,3 @@ def show(table: list[dict], judged_by, judge_bpb, n_prompts: int, doubts: list[s
         )
     for doubt in doubts:
         print(f"a reason to doubt this judge: {doubt}")
-
-
-def by_group(players: list[Player], wins: np.ndarray, values: list[str]) -> dict[str, dict]:
-    """values: of each of the N prompts -> for each value its number of prompts, and of each player
-    the share of its matches that it won there, a tie being half a win."""
-    found = {}
-    for value in dict.fromkeys(values):
-        own = wins[[n for n, other in enumerate(values) if other == value]]  # (n, P, P)
-        matches = len(own) * (len(players) - 1)
-        won = own.sum((0, 2)) - np.diagonal(own, axis1=1, axis2=2).sum(0)  # but against itself
-        shares = dict(zip([p.name for p in players], (won / matches).tolist()))
-        found[value] = dict(prompts=len(own), won=shares)
-    return found
-
-
-def group_table(column: str, groups: dict[str, dict]) -> list[str]:
-    """The lines of a table: a player a row, a value a column. Of a handful of prompts, a share that
-    is within 0.3 of a half says little."""
-    names = list(next(iter(groups.values()))["won"])
-    width = max(map(len, [column, *names]))
-    heads = [f"{value} ({facts['prompts']})" for value, facts in groups.items()]
-    lines = ["", f"share of matches won by {column} (prompts)"]
-    lines.append(f"{'':{width}}  " + "  ".join(heads))
-    for name in names:
-        cells = (f"{facts['won'][name]:>{len(h)}.2f}" for h, facts in zip(heads, groups.values()))
-        lines.append(f"{name:{width}}  " + "  ".join(cells))
-    return lines

@@ -6,7 +6,7 @@ lets several of them take turns.
 """
 
 import codecs
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -57,10 +57,10 @@ class Piece(NamedTuple):
 class Wish:
     """What a client asks for."""
 
-    prompts: list[list[int]]  # BOS in front
-    hidden: list[int]  # how many ids of each, at its beginning, the client did not send: 0 or 1
+    prompts: Sequence[list[int]]  # BOS in front
+    hidden: Sequence[int]  # how many ids of each, at its beginning, the client did not send: 0 or 1
     n: int = 1
-    max_tokens: int = 0
+    max_tokens: int = 1
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
@@ -113,14 +113,6 @@ class Writer:
     def _answer(self, wish: Wish, index: int) -> Iterator[Piece | None]:
         ids, device = wish.prompts[index // wish.n], self.model.cos.device
         idx = torch.tensor([ids], device=device)  # (1, T)
-        if not wish.max_tokens:
-            with torch.no_grad():
-                logits = self.model(idx)[0] if wish.logprobs is not None else None
-            self.logits = None
-            if wish.echo:
-                yield self._echo(wish, index, logits)
-            yield Piece(index, "", [], 0, "length")
-            return
         generator = torch.Generator(device).manual_seed((wish.seed + index) % 2**63)
         options = (wish.max_tokens, wish.temperature, wish.top_k, generator, -1, wish.top_p)
         text, waiting, begun = Text(self.tokenizer, wish.stops), [], False
@@ -145,7 +137,7 @@ class Writer:
         finish = "stop" if ended or text.stopped else "length"
         yield Piece(index, ready, waiting, len(waiting), finish)
 
-    def _echo(self, wish: Wish, index: int, logits: Tensor | None) -> Piece:
+    def _echo(self, wish: Wish, index: int, logits: Tensor) -> Piece:
         """The prompt, as if it had been drawn. The first token has no log-probability, unless it
         follows a BOS that the client did not send."""
         ids, hidden = wish.prompts[index // wish.n], wish.hidden[index // wish.n]

@@ -5,10 +5,10 @@ support, is refused. `Refused` is one sentence, with a status of HTTP. Next: dra
 Wish says.
 """
 
-import codecs
 import json
 import secrets
 import time
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -96,7 +96,7 @@ class Completion(Asked):
     prompt: str | Ids | Several = Field(
         "", description=f"a text, a list of token ids, or 1 to {MAX_CHOICES} of these"
     )
-    max_tokens: int = Field(16, ge=0, le=MOST)
+    max_tokens: int = Field(16, ge=1, le=MOST)
     logprobs: int | None = Field(None, ge=0, le=20)
     echo: bool = False
 
@@ -107,8 +107,8 @@ class Conversation(Asked):
     messages: Annotated[list[dict[str, Any]], Field(min_length=1, fail_fast=True)] = Field(
         description="a list of turns, role and content each"
     )
-    max_tokens: int = Field(MOST, ge=0, le=MOST)
-    max_completion_tokens: int = Field(MOST, ge=0, le=MOST)
+    max_tokens: int = Field(MOST, ge=1, le=MOST)
+    max_completion_tokens: int = Field(MOST, ge=1, le=MOST)
     logprobs: bool = False
     top_logprobs: int = Field(0, ge=0, le=20)
 
@@ -127,10 +127,9 @@ def parse(body: bytes, kind: type[Asked]) -> Asked:
         return kind.model_validate(tree)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-    path = ".".join(str(part) for part in first["loc"])
+    path, name = ".".join(map(str, first["loc"])), str(first["loc"][0])
     if first["type"] == "extra_forbidden":
         raise Refused(400, f"unknown field {short(path)}; leave it out")
-    name = str(first["loc"][0])
     if what := kind.model_fields[name].description:
         raise Refused(400, f"{name} must be {what}; given: {short(tree.get(name))}")
     why = first["msg"].replace("Input should be", "must be")
@@ -159,9 +158,9 @@ class Reader:
         if len(prompts) * asked.n > MAX_CHOICES:
             why = f"a request takes {MAX_CHOICES} answers at most, prompts times n"
             raise Refused(400, f"{why}; given: {len(prompts)} times {asked.n}")
-        read = [self.ids(prompt) for prompt in prompts]
+        ids, hidden = zip(*(self.ids(prompt) for prompt in prompts))
         more = dict(logprobs=asked.logprobs, max_tokens=asked.max_tokens, echo=asked.echo)
-        return self.wish(asked, [ids for ids, _ in read], [n for _, n in read], **more)
+        return self.wish(asked, ids, hidden, **more)
 
     def chat(self, asked: Conversation) -> Wish:
         if not self.tuned:
@@ -180,8 +179,8 @@ class Reader:
         top = asked.top_logprobs if asked.logprobs else None
         return self.wish(asked, [ids], [1], logprobs=top, max_tokens=most)
 
-    def wish(self, asked: Asked, prompts: list[list[int]], hidden: list[int], **more) -> Wish:
-        self.check_fit(max(map(len, prompts)), more=bool(more["max_tokens"]))
+    def wish(self, asked: Asked, prompts: Sequence, hidden: Sequence, **more) -> Wish:
+        self.check_fit(max(map(len, prompts)))
         stops = [asked.stop] if isinstance(asked.stop, str) else asked.stop
         more["seed"] = secrets.randbits(62) if asked.seed is None else asked.seed
         more |= {name: getattr(asked, name) for name in ("n", "temperature", "top_k", "top_p")}
@@ -202,8 +201,8 @@ class Reader:
         """Refuse by its size alone, without encoding it, a text that cannot fit."""
         self.check_fit(characters // self.longest, "at least ")
 
-    def check_fit(self, count: int, about: str = "", more: int = 0) -> None:
-        if count + more > self.seq_len:
+    def check_fit(self, count: int, about: str = "") -> None:
+        if count >= self.seq_len:
             why = f"{about}{count:,} tokens, but {self.seq_len:,} fit, the answer's included"
             raise Refused(400, f"the prompt has {why}; shorten it", "context_length_exceeded")
 
@@ -219,7 +218,7 @@ class Form:
         self.object = "chat.completion" if chat else "text_completion"
         id = f"{'chatcmpl' if chat else 'cmpl'}-{secrets.token_hex(12)}"
         self.same = dict(id=id, created=int(time.time()), model=name)
-        self.lengths: dict[int, int] = {}  # characters of each answer so far
+        self.begun: set[int] = set()  # the answers of which something was said
 
     def whole(self, pieces: list[Piece], usage: dict) -> dict:
         answers: dict[int, Piece] = {}
@@ -236,38 +235,33 @@ class Form:
         return self.same | dict(object=object, choices=choices) | more
 
     def choice(self, piece: Piece, said: str) -> dict:
-        start = self.lengths.get(piece.index)
-        self.lengths[piece.index] = (start or 0) + len(piece.text)
         choice = dict(index=piece.index, finish_reason=piece.finish, logprobs=None)
-        if not self.chat:
-            logprobs = self.legacy_logprobs(piece.tokens, start or 0) if self.logprobs else None
-            return choice | dict(text=piece.text, logprobs=logprobs)
-        role = {"role": "assistant"} if start is None else {}
         if self.logprobs:
-            content = [self.logprob(t) for t in piece.tokens]
-            choice |= dict(logprobs={"content": content, "refusal": None})
+            choice["logprobs"] = (self.of_chat if self.chat else self.of_text)(piece.tokens)
+        if not self.chat:
+            return choice | dict(text=piece.text)
+        role = {} if piece.index in self.begun else {"role": "assistant"}
+        self.begun.add(piece.index)
         return choice | {said: role | {"content": piece.text}}
 
-    def logprob(self, token: Token) -> dict:
-        own, *top = [
-            dict(token=self.text(i), logprob=p, bytes=[*bytes_of(self.tokenizer, i)])
-            for i, p in [(token.id, token.logprob), *token.top]
-        ]
-        return own | dict(top_logprobs=top)
+    def of_chat(self, tokens: list[Token]) -> dict:
+        def entry(i: int, logprob: float) -> dict:
+            raw = bytes_of(self.tokenizer, i)
+            return dict(token=self.text(i), logprob=logprob, bytes=[*raw])
 
-    def legacy_logprobs(self, tokens: list[Token], start: int) -> dict:
-        """Those of /v1/completions. Each table has the token itself besides the likeliest."""
-        decoder, offsets, tables = codecs.getincrementaldecoder("utf-8")("replace"), [], []
-        for t in tokens:
-            offsets.append(start)
-            start += len(decoder.decode(bytes_of(self.tokenizer, t.id)))
-            table = {self.text(i): p for i, p in (*t.top, (t.id, t.logprob))}
-            tables.append(None if t.logprob is None else table)
+        content = [
+            entry(t.id, t.logprob) | dict(top_logprobs=[entry(*own) for own in t.top])
+            for t in tokens
+        ]
+        return dict(content=content, refusal=None)
+
+    def of_text(self, tokens: list[Token]) -> dict:
+        """Each table has the token itself besides the likeliest."""
+        tables = [{self.text(i): p for i, p in (*t.top, (t.id, t.logprob))} for t in tokens]
         return dict(
             tokens=[self.text(t.id) for t in tokens],
             token_logprobs=[t.logprob for t in tokens],
-            top_logprobs=tables,
-            text_offset=offsets,
+            top_logprobs=[None if t.logprob is None else own for t, own in zip(tokens, tables)],
         )
 
     def text(self, i: int) -> str:

@@ -7,9 +7,9 @@
     GET  /health               how many requests are running, and how many wait
 
 One thread runs the model; requests take turns, a token each, so that a short answer does not wait
-for a long one. Connections, requests, their sizes and times are bounded, and a client that leaves
-ends its own. Only this machine can connect, unless --host says otherwise: then a token is needed.
-Next: protocol.py has what is asked and given, drawing.py draws it, serve.html is the page.
+for a long one. Connections, requests, sizes and times are bounded. Only this machine can connect,
+unless --host says otherwise: then a token is needed. Next: protocol.py has what is asked and given,
+drawing.py draws it, serve.html is the page.
 """
 
 import asyncio
@@ -49,6 +49,9 @@ from instruments.talk.drawing import Piece, Wish, Writer
 from instruments.talk.protocol import Asked, Completion, Conversation, Form, Reader, Refused, short
 
 PAGE = Path(__file__).with_suffix(".html")
+ACTIVE = 4  # requests that take turns, a token each; every one has a cache of keys and values
+WAITING = 64  # requests that may wait for their turn
+MAX_SECONDS = 300.0  # for a request, its waiting included
 MAX_BODY = 4 << 20  # bytes of a request
 MAX_CONNECTIONS = 256
 READ_S = 10.0  # for a client to send the head of a request, and again for its body
@@ -66,12 +69,6 @@ class ServeConfig(EvalConfig):
     """Port to listen on; 0: a free one."""
     token: str = ""
     """What a client must send as its API key; empty: nothing, from this machine."""
-    active: Annotated[int, 1, 1024] = 4
-    """Requests that take turns, a token each; every one keeps a cache of keys and values."""
-    waiting: Annotated[int, 0, 100_000] = 64
-    """Requests that may wait for their turn; one more is refused (status 503)."""
-    max_seconds: Annotated[float, 0.1, 86_400] = 300.0
-    """Seconds for a request, its waiting included; then it ends."""
 
 
 # ---------------------------------------------------------------------------------- who may ask
@@ -107,9 +104,9 @@ def check_caller(request: Request, token: str) -> None:
 
 
 class Connection(H11Protocol):
-    """uvicorn's waits as long as a client likes for the head of a request. This one waits READ_S;
-    and of more than MAX_CONNECTIONS, the one whose client has sent nothing whole for the longest
-    is cut off, so that slow clients can take the places of slow clients alone."""
+    """Waits READ_S for the head of a request. Of more than MAX_CONNECTIONS, the one whose client
+    has sent nothing whole for the longest is cut off, so that slow clients can take the places of
+    slow clients alone."""
 
     def connection_made(self, transport) -> None:
         super().connection_made(transport)
@@ -152,7 +149,7 @@ async def read_body(request: Request) -> bytes:
     return bytes(body)
 
 
-async def while_wanted(work: Coroutine, receive: Callable, seconds: float) -> None:
+async def while_wanted(work: Coroutine, receive: Callable) -> None:
     """Do `work`, which is cancelled when its client leaves, or the time is up."""
 
     async def leave() -> None:
@@ -161,13 +158,14 @@ async def while_wanted(work: Coroutine, receive: Callable, seconds: float) -> No
 
     tasks = [asyncio.ensure_future(work), asyncio.ensure_future(leave())]
     try:
-        done, _ = await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait(
+            tasks, timeout=MAX_SECONDS, return_when=asyncio.FIRST_COMPLETED
+        )
         if tasks[0] in done:
             return tasks[0].result()
         if done:
             raise Refused(499, "the client has left")
-        why = f"it was not done within {seconds:g} s (--max_seconds)"
-        raise Refused(503, f"the request was ended: {why}; ask for less, or later")
+        raise Refused(503, f"the request was not done in {MAX_SECONDS:g} s; ask for less, or later")
     finally:
         for task in tasks:
             task.cancel()
@@ -180,15 +178,13 @@ async def while_wanted(work: Coroutine, receive: Callable, seconds: float) -> No
 class Service:
     """One model, and what its clients get."""
 
-    def __init__(
-        self, model: GPT, tokenizer: Tokenizer, name: str, tuned: bool, config: ServeConfig
-    ) -> None:
-        self.name, self.tokenizer, self.config = name, tokenizer, config
+    def __init__(self, model: GPT, tokenizer: Tokenizer, name: str, tuned: bool) -> None:
+        self.name, self.tokenizer = name, tokenizer
         self.about = dict(id=name, object="model", created=int(time.time()), owned_by="nano2049")
         self.about |= dict(seq_len=model.config.seq_len, tuned=tuned)
         self.reader = Reader(tokenizer, model.config.seq_len, name, tuned)
         self.writer = Writer(model, tokenizer)
-        self.inside, self.turns = 0, asyncio.Semaphore(config.active)
+        self.inside, self.turns = 0, asyncio.Semaphore(ACTIVE)
         # A thread each, which does what it is asked to in that order.
         self.reading, self.drawing = ThreadPoolExecutor(1), ThreadPoolExecutor(1)
 
@@ -217,7 +213,7 @@ class Answer(Response):
 
     def __init__(self, service: Service, asked: Asked, wish: Wish) -> None:
         super().__init__()
-        if service.inside >= service.config.active + service.config.waiting:
+        if service.inside >= ACTIVE + WAITING:
             raise Refused(503, f"{service.inside} requests are being served; try again later")
         service.inside += 1
         self.service, self.asked, self.wish, self.began = service, asked, wish, False
@@ -235,7 +231,7 @@ class Answer(Response):
             await send(dict(type="http.response.body", body=text.encode(), more_body=more))
 
         try:
-            await while_wanted(self.draw(part), receive, self.service.config.max_seconds)
+            await while_wanted(self.draw(part), receive)
         except Refused as refusal:
             if not self.began:  # it still gets its status
                 raise
@@ -303,10 +299,7 @@ def build_app(service: Service, token: str) -> FastAPI:
         return as_json(Refused(404, f"there is no {where}").tree(), error.status_code)
 
     page, only = read_page(), [Depends(caller)]
-
-    @app.get("/")
-    async def index() -> Response:
-        return page
+    app.add_route("/", lambda request: page, ["GET"])
 
     @app.get("/v1/models", dependencies=only)
     async def models() -> Response:
@@ -314,7 +307,7 @@ def build_app(service: Service, token: str) -> FastAPI:
 
     @app.get("/health", dependencies=only)
     async def health() -> Response:
-        active = min(service.inside, service.config.active)
+        active = min(service.inside, ACTIVE)
         return as_json(dict(status="ok", active=active, waiting=service.inside - active))
 
     @app.post("/v1/completions", dependencies=only)
@@ -364,7 +357,7 @@ def run(config: ServeConfig, load_model: Callable) -> None:
     listener = open_socket(config.host, config.port)
     model, trainer = load_model(config)
     name, tuned = run_of(trainer["path"]).name, is_tuned(trainer)
-    service = Service(model, open_tokenizer(config, trainer), name, tuned, config)
+    service = Service(model, open_tokenizer(config, trainer), name, tuned)
     host, port = listener.getsockname()[:2]
     host = with_brackets(socket.gethostname() if host in ("0.0.0.0", "::") else host)
     token = token_of(config)

