@@ -21,7 +21,7 @@ import numpy as np
 
 from config import Count, UsageError
 from instruments.pages import curves, positions, watch
-from instruments.pages.records import PAUSES, Run, fits, is_sample, number, plain
+from instruments.pages.records import PAUSES, Run, is_sample, number, plain
 from machinery import checkpoint, disk, shards
 from machinery.log import duration, read_jsonl, short
 from machinery.trained import EvalConfig, is_tuned, open_data, open_tokenizer
@@ -32,6 +32,7 @@ from tokenizer import Tokenizer
 pages: dict[Path, tuple[float, float]] = {}  # run -> when its page was written, in what time (s)
 SHARE = 1 / 20  # of the time that the pages of a running run may take
 SAMPLE_TOKENS, SAMPLE_SHOWN = 40, 72  # at a validation: tokens drawn, characters on the screen
+SIZES = "documents", "bytes", "tokens", "rows"  # of a source in the manifest
 HASHES = ("data_fingerprint", "tokenizer_sha256")
 
 
@@ -121,7 +122,7 @@ def result(run: Run, cost: str) -> list[tuple[str, str]]:
     if r := run.whole_validation:
         figures = f"{r['full_val_bpb']:.4f} bits per byte, {r['full_val_loss']:.4f} nats per token"
         rows.append((f"on all {r['val_rows']:,} rows", f"{figures}, at step {r['step']:,}"))
-    rows += curves.by_source(run)
+    rows += by_source(run)
     if not run.steps:
         return rows
     share = run.speed() / last["tokens_per_s"]  # of the last window's: all figures are medians
@@ -134,6 +135,20 @@ def result(run: Run, cost: str) -> list[tuple[str, str]]:
     rows += watch.rows_of([process["own"] for process in run.processes()])
     rows.append(("training", duration(run.seconds_at(run.tokens))))
     return rows + ([("cost", cost)] if cost else [])
+
+
+def by_source(run: Run) -> list[tuple[str, str]]:
+    """(name, text) of each source at the last validation, and on all rows if that is done; nothing
+    for a single source, whose number is that of the whole."""
+    last = run.validations[-1] if run.validations else {}
+    now = last.get("val_bpb_by_source") or {}
+    full = (run.whole_validation or {}).get("full_val_bpb_by_source") or {}
+    rows = []
+    for name in now if len(now) > 1 else ():
+        text = f"{now[name]:.4f} bits per byte at step {last['step']:,}"
+        text += f", {full[name]:.4f} on all rows" if name in full else ""
+        rows.append((f"source {name}", text))
+    return rows
 
 
 def table_of_starts(run: Run, usd_per_hour: float) -> list[dict[str, str]]:
@@ -169,9 +184,6 @@ def times_of(process: dict) -> dict[str, str]:
     return {name: duration(process[key]) for key, name in names}
 
 
-SPLIT = dict.fromkeys(("documents", "bytes", "tokens", "rows"), number)
-
-
 def data_facts(run: Run) -> list[tuple[str, str]]:
     """Sources, tokens and packing, and the hashes that say whether two runs saw the same."""
     rows = [("data", "the folder that the run was trained on is gone, or has changed")]
@@ -180,7 +192,7 @@ def data_facts(run: Run) -> list[tuple[str, str]]:
         rows += [(f"source {s['name']}", s.get("spec", "")) for s in tree["sources"]]
         for split, by_source in tree["splits"].items():
             for name, facts in by_source.items():
-                if not fits(facts, SPLIT):
+                if not all(number(facts.get(key)) for key in SIZES):
                     continue
                 packing = dict_of(facts, "packing")
                 cuts, dropped = (packing.get(key, 0) for key in ("cuts", "dropped"))
@@ -193,7 +205,6 @@ def data_facts(run: Run) -> list[tuple[str, str]]:
                 rows.append((f"{split}, {name}", sizes))
         policy, made = dict_of(tree, "packing").get("policy", "unknown"), dict_of(tree, "made")
         rows.append(("packing", f"{policy}, rows of {manifest.row_len:,} tokens"))
-        rows += [(f"reading {name}", speed) for name, speed in watch.reading(made)]
         rows.append(("prepared", f"{made.get('at')}, commit {made.get('commit')}"))
     rows += [(key, plain(run.config.get(key, "unknown"))) for key in HASHES]
     for path in checkpoint.checkpoints(run.dir / "checkpoints")[:1]:
@@ -248,8 +259,7 @@ def compared(folders: list[str]) -> str:
         if run.first_step == 1:
             took = duration(run.seconds_at(common))
         rows.append((plain(run.dir), short(run.tokens), *figures, took))
-    by_source = curves.compare_sources(runs, common)
-    lines = [*table(rows), "", *(table(by_source) + [""] if by_source else []), *differences(runs)]
+    lines = [*table(rows), "", *differences(runs)]
     path = runs[0].dir.parent / "compare.png"
     if picture := curves.draw_compared(runs, common):
         try:
