@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import product, takewhile
 from pathlib import Path
 from typing import Literal
 
@@ -32,7 +32,6 @@ from tokenizer import Tokenizer
 pages: dict[Path, tuple[float, float]] = {}  # run -> when its page was written, in what time (s)
 SHARE = 1 / 20  # of the time that the pages of a running run may take
 SAMPLE_TOKENS, SAMPLE_SHOWN = 40, 72  # at a validation: tokens drawn, characters on the screen
-SIZES = "documents", "bytes", "tokens", "rows"  # of a source in the manifest
 HASHES = ("data_fingerprint", "tokenizer_sha256")
 
 
@@ -116,12 +115,10 @@ def result(run: Run, cost: str) -> list[tuple[str, str]]:
     ]
     by_bpb = sorted(run.validations, key=lambda r: r["val_bpb"])
     for name, r in zip(("validation", "best"), [*run.validations[-1:], *by_bpb[:1]]):
-        figures = f"{r['val_bpb']:.4f} bits per byte, {r['val_loss']:.4f} nats per token"
         on = f", on {r['val_rows']:,} rows" if r.get("val_rows") else ""
-        rows.append((name, f"{figures}, at step {r['step']:,}{on}"))
+        rows.append((name, figures(r, "val") + on))
     if r := run.whole_validation:
-        figures = f"{r['full_val_bpb']:.4f} bits per byte, {r['full_val_loss']:.4f} nats per token"
-        rows.append((f"on all {r['val_rows']:,} rows", f"{figures}, at step {r['step']:,}"))
+        rows.append((f"on all {r['val_rows']:,} rows", figures(r, "full_val")))
     rows += by_source(run)
     if not run.steps:
         return rows
@@ -135,6 +132,11 @@ def result(run: Run, cost: str) -> list[tuple[str, str]]:
     rows += watch.rows_of([process["own"] for process in run.processes()])
     rows.append(("training", duration(run.seconds_at(run.tokens))))
     return rows + ([("cost", cost)] if cost else [])
+
+
+def figures(r: dict, kind: str) -> str:
+    bpb, nats = r[f"{kind}_bpb"], r[f"{kind}_loss"]
+    return f"{bpb:.4f} bits per byte, {nats:.4f} nats per token, at step {r['step']:,}"
 
 
 def by_source(run: Run) -> list[tuple[str, str]]:
@@ -190,19 +192,19 @@ def data_facts(run: Run) -> list[tuple[str, str]]:
     if manifest := run.manifest():
         tree, rows = manifest.tree, [("folder", str(manifest.dir))]
         rows += [(f"source {s['name']}", s.get("spec", "")) for s in tree["sources"]]
-        for split, by_source in tree["splits"].items():
-            for name, facts in by_source.items():
-                if not all(number(facts.get(key)) for key in SIZES):
-                    continue
-                packing = dict_of(facts, "packing")
-                cuts, dropped = (packing.get(key, 0) for key in ("cuts", "dropped"))
-                per_token = facts["bytes"] / max(1, facts["tokens"])
-                sizes = (
-                    f"{facts['documents']:,} documents, {facts['bytes'] / 1e6:,.2f} MB, "
-                    f"{facts['tokens']:,} tokens ({per_token:.3f} bytes per token), "
-                    f"{facts['rows']:,} rows; {cuts} documents cut, {dropped} tokens dropped"
-                )
-                rows.append((f"{split}, {name}", sizes))
+        for split, name in product(("train", "val"), manifest.sources):
+            facts = tree["splits"][split][name]
+            sizes = [facts.get(key) for key in ("documents", "bytes", "tokens", "rows")]
+            if not all(map(number, sizes)):
+                continue
+            documents, n_bytes, tokens, n_rows = sizes
+            text = f"{documents:,} documents, {n_bytes / 1e6:,.2f} MB, {tokens:,} tokens "
+            text += f"({n_bytes / max(1, tokens):.3f} bytes per token), {n_rows:,} rows"
+            packing = dict_of(facts, "packing")
+            cuts, dropped = (packing.get(key, 0) for key in ("cuts", "dropped"))
+            rows.append(
+                (f"{split}, {name}", f"{text}; {cuts} documents cut, {dropped} tokens dropped")
+            )
         policy, made = dict_of(tree, "packing").get("policy", "unknown"), dict_of(tree, "made")
         rows.append(("packing", f"{policy}, rows of {manifest.row_len:,} tokens"))
         rows.append(("prepared", f"{made.get('at')}, commit {made.get('commit')}"))
