@@ -1,4 +1,4 @@
-"""The pictures of a run's page: its curves, bits per byte by source, and exams over checkpoints.
+"""The pictures of a run's page: its curves, and exams over checkpoints.
 
 Draws what records.py has checked, as PNGs in memory. An exam's panel has a gray band: where a model
 that guesses is in 95 of 100 cases. Next: report.py puts them on the page.
@@ -8,8 +8,6 @@ import io
 import math
 from collections.abc import Callable
 from itertools import accumulate
-
-import numpy as np
 
 from instruments.pages.records import Run, plain
 from machinery.log import short
@@ -53,13 +51,12 @@ def draw_run(run: Run) -> tuple[list[bytes], bytes]:
     if not run.steps:
         return [], b""
     panels = [lambda axes, panel=panel: draw_steps(axes, run, *panel) for panel in PANELS]
-    more = panels_of_sources(run) + panels_of_exams(run)
     try:
         both = png_of((10, 4), *panels[:2])
     except ImportError:
         print("report: no pictures, as matplotlib is not installed")
         return [], b""
-    return [png_of((4.6, 2.9), panel) for panel in panels + more], both
+    return [png_of((4.6, 2.9), panel) for panel in panels + panels_of_exams(run)], both
 
 
 def draw_steps(axes, run: Run, title, unit, key, val_key, is_noisy) -> None:
@@ -78,9 +75,8 @@ def draw_steps(axes, run: Run, title, unit, key, val_key, is_noisy) -> None:
     if val_key is None:  # a loss ends far from 0, and from 0 its end would look flat
         axes.set_ylim(0, None)
     mfu, speed = run.steps[-1].get("mfu_full"), run.steps[-1]["tokens_per_s"]
-    if (
-        key == "tokens_per_s" and mfu and 0 < mfu < 1
-    ):  # else its peak was measured on a busy machine
+    # Where mfu is 1 or more, its peak was measured on a busy machine.
+    if key == "tokens_per_s" and mfu and 0 < mfu < 1:
         to_mfu, to_speed = (lambda y: y * mfu / speed), (lambda y: y * speed / mfu)
         scale = axes.secondary_yaxis("right", (to_mfu, to_speed))
         scale.set_ylabel("mfu, full convention")
@@ -122,57 +118,7 @@ def draw_compared(runs: list[Run], common: int) -> bytes | None:
         return None
 
 
-# --------------------------------------------------------------------------- sources and exams
-
-
-def sources_of(record: dict) -> dict[str, float]:
-    """Bits per byte by source, as a validation has them; {} of an older version."""
-    return record.get("val_bpb_by_source") or {}
-
-
-def by_source(run: Run) -> list[tuple[str, str]]:
-    """(name, text) of each source at the last validation, and on all rows if that is done; nothing
-    for a single source, whose number is that of the whole."""
-    last = run.validations[-1] if run.validations else {}
-    now, full = sources_of(last), (run.whole_validation or {}).get("full_val_bpb_by_source") or {}
-    rows = []
-    for name in now if len(now) > 1 else ():
-        text = f"{now[name]:.4f} bits per byte at step {last['step']:,}"
-        text += f", {full[name]:.4f} on all rows" if name in full else ""
-        rows.append((f"source {name}", text))
-    return rows
-
-
-def compare_sources(runs: list[Run], common: float) -> list[tuple[str, ...]]:
-    """A table with its head: the bits per byte of each source after `common` tokens, by run; empty
-    unless some run has two sources or more."""
-    by_run = [[(r["tokens"], sources_of(r)) for r in run.validations] for run in runs]
-    names = list(dict.fromkeys(name for run in by_run for _, own in run for name in own))
-    if len(names) < 2:
-        return []
-    rows = [(f"bpb by source at {short(common)}", *map(plain, names))]
-    for run, validations in zip(runs, by_run):
-        cells = []
-        for name in names:
-            known = [(tokens, own[name]) for tokens, own in validations if name in own]
-            cells.append(f"{np.interp(common, *zip(*known)):.4f}" if known else "n/a")
-        rows.append((plain(run.dir), *cells))
-    return rows
-
-
-def panels_of_sources(run: Run) -> list[Callable]:
-    """A panel with a curve for each source, if there are two or more."""
-    validations = [(r["tokens"], sources_of(r)) for r in run.validations if r["tokens"]]
-    validations = [(tokens, own) for tokens, own in validations if len(own) > 1]
-
-    def draw(axes) -> None:
-        for name in validations[-1][1]:
-            points = [(tokens, own[name]) for tokens, own in validations if name in own]
-            axes.plot(*zip(*points), marker="o", markersize=3, linewidth=1.2, label=label(name))
-        finish(axes, "validation by source")
-        axes.set_ylabel("bits per byte")
-
-    return [draw] if validations else []
+# --------------------------------------------------------------------------- exams
 
 
 def panels_of_exams(run: Run) -> list[Callable]:
@@ -199,10 +145,6 @@ def draw_exam(axes, records: list[dict]) -> None:
     if r.get("gpt2_xl") is not None:
         axes.axhline(r["gpt2_xl"], color="tab:red", linewidth=0.8, label="GPT-2 XL")
     kind = ", ".join(filter(None, (r["task"], r.get("mode"))))
-    finish(axes, f"{label(kind)}: {r['n']:,} questions")
-
-
-def finish(axes, title: str) -> None:
-    axes.set_title(title, fontsize="medium", loc="left")
+    axes.set_title(f"{label(kind)}: {r['n']:,} questions", fontsize="medium", loc="left")
     axes.set_xlabel("tokens")
     axes.legend(fontsize="small", frameon=False)

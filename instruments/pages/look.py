@@ -14,10 +14,8 @@ import base64
 import hashlib
 import json
 import math
-import time
 import zlib
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from html import escape
 from itertools import islice
@@ -30,12 +28,9 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 import data
-from config import LARGEST, Preset, UsageError, find_preset
-from instruments.pages import positions
+from config import LARGEST, UsageError
 from machinery import disk
 from machinery.errors import DataError, NonFiniteError
-from machinery.log import duration
-from machinery.shards import Manifest
 from machinery.trained import EvalConfig, open_data, open_tokenizer, run_of
 from model import GPT
 from tokenizer import Tokenizer
@@ -49,7 +44,6 @@ KINDS = {  # of head, by where most of its attention goes
     "self": "the token itself",
     "copy": "induction",
 }
-HELD_OUT_ROWS = 32
 
 
 @dataclass(frozen=True)
@@ -60,14 +54,9 @@ class LookConfig(EvalConfig):
     """The text; empty: a held-out row."""
     row: Annotated[int, 0, LARGEST] = 0
     """Which held-out row, in the order of `eval.py loss`."""
-    max_new_tokens: Annotated[int, 0, LONGEST] = 0
-    """Let the model continue the prompt (if there is none, the preset's first) by so many tokens,
-    and look at what it wrote as well."""
     tokens: Annotated[int, 8, LONGEST] = 200
     """Length of the text at most. Models of many heads get a shorter one, so that a page stays
     below 10 MB."""
-    seconds: Annotated[float, 1, LARGEST] = 120.0
-    """Stop switching off parts after about this long; the page names those that were left out."""
     out: str = ""
     """The file to write; empty: look.html in the folder of the run or export."""
     dtype: Literal["auto", "bf16", "fp32"] = "fp32"
@@ -241,21 +230,18 @@ def describe_heads(probe: Probe, ids: Tensor, test: dict) -> list[dict]:
 # --------------------------------------------------------------------------- what a part is worth
 
 
-def switch_off(
-    probe: Probe, ids: Tensor, size: Tensor, heads: list[dict], deadline: float
-) -> Iterator[dict]:
-    """Without each part: the change of each token's bits, and of the text's bits per byte, with two
-    standard errors (a short text has few tokens). Attention and MLP of each layer come first, then
-    heads, those that look at one place most first, until the deadline (of time.monotonic)."""
+def switch_off(probe: Probe, ids: Tensor, size: Tensor, heads: list[dict]) -> Iterator[dict]:
+    """Without each attention layer, MLP and head: the change of each token's bits, and of the
+    text's bits per byte, with two standard errors (a short text has few tokens)."""
+    from tqdm import tqdm
+
     model, parts = probe.model, []
     for i, block in enumerate(model.blocks):
         parts += [(i, "attention")] * hasattr(block, "attn") + [(i, "mlp")] * hasattr(block, "mlp")
-    largest_share = lambda head: max(share for share, _ in head["places"].values())
-    for h in sorted((h for h in heads if h["places"]), key=largest_share, reverse=True):
-        parts.append((h["layer"], h["head"]))
+    parts += [(h["layer"], h["head"]) for h in heads]
     whole, counts = nats_of(Probe(model)(ids), ids), size[ids[1:]] > 0
     n_bytes = max(1, size[ids[1:]].sum().item())
-    for layer, part in counted(parts, "parts switched off", deadline):
+    for layer, part in tqdm(parts, desc="parts switched off", disable=None, leave=False):
         off = Probe(model, probe.returned, begin=layer, off=(layer, part))
         change = (nats_of(off(ids), ids) - whole) / BIT  # (T - 1,)
         own = change[counts]
@@ -269,66 +255,18 @@ def switch_off(
         )
 
 
-def counted(items: Iterable, what: str, deadline: float) -> Iterator:
-    """The items, one after another until the deadline, and at least one; a bar on a terminal."""
-    from tqdm import tqdm
-
-    for item in tqdm(items, desc=what, disable=None, leave=False):
-        yield item
-        if time.monotonic() > deadline:
-            return
-
-
-def held_out(model: GPT, manifest: Manifest, deadline: float) -> dict:
-    """Bits per token in held-out rows: by position, in ranges that double, and at the first four
-    occurrences of the tokens that a row has four times or more, among the targets that count.
-    (label, bits) each."""
-    batches = data.val_batches(manifest, 1, HELD_OUT_ROWS, device=model.cos.device)
-    T, rows, firsts = model.config.seq_len, [], []
-    scored = positions.nats_of(model, ((x[:, :T], y[:, :T]) for x, y in batches))
-    for targets, nats in counted(scored, "held-out rows", deadline):
-        rows.append(nats / BIT)
-        seen = defaultdict(list)
-        for token, bits in zip(targets[0].tolist(), rows[-1][0].tolist()):
-            seen[token].append(bits)
-        seen.pop(data.IGNORED, None)
-        firsts += [bits[:4] for bits in seen.values() if len(bits) >= 4]
-    by_range = positions.by_range(torch.cat(rows), first=1)
-    name = lambda begin, end: f"{begin:,} to {end - 1:,}" if end - begin > 1 else f"{begin:,}"
-    occurrence = torch.tensor(firsts).mean(0).tolist() if firsts else []
-    return dict(
-        rows=len(rows),
-        position=[(name(begin, end), bits) for begin, end, bits in by_range],
-        occurrence=list(zip(("1st", "2nd", "3rd", "4th"), occurrence)),
-    )
-
-
 # ----------------------------------------------------------------------------------------- the page
-
-
-class Words:
-    """Numbers for texts of tokens: the page holds each text once."""
-
-    def __init__(self, tokenizer: Tokenizer):
-        self.tokenizer, self.known = tokenizer, {}
-        self.special = {i: name for name, i in tokenizer.special.items()}
-
-    def __call__(self, ids: Tensor) -> list[int]:
-        return [self.known.setdefault(i, len(self.known)) for i in ids.tolist()]
-
-    def texts(self) -> list[str]:
-        return [self.special.get(i) or self.tokenizer.decode([i]) for i in self.known]
 
 
 def rounded(x: Tensor, digits: int = 3) -> list:
     return [round(value, digits) for value in x.tolist()]
 
 
-def measure(model: GPT, ids: Tensor, tokenizer: Tokenizer, deadline: float) -> dict:
+def measure(model: GPT, ids: Tensor, tokenizer: Tokenizer) -> dict:
     """All that the page says of a text, ids (T,) with BOS first."""
     config, L = model.config, len(model.blocks)
     size = torch.from_numpy(tokenizer.token_bytes).to(ids.device)  # (V,) bytes of each token
-    words, probe = Words(tokenizer), Probe(model)
+    probe = Probe(model)
     logits = probe(ids)  # (T, V)
     if not logits.isfinite().all():
         raise NonFiniteError("the model's output for this text is NaN or infinite")
@@ -337,48 +275,48 @@ def measure(model: GPT, ids: Tensor, tokenizer: Tokenizer, deadline: float) -> d
     for n in range(L + 1):
         early = Probe(model, probe.returned, begin=n, end=n)(ids)
         own, (p, guess) = nats_of(early, ids), early.softmax(-1).max(-1)
-        rows = zip(words(guess), rounded(p), [*rounded((-own).exp()), 0.0])
+        rows = zip(guess.tolist(), rounded(p), [*rounded((-own).exp()), 0.0])
         lens.append(dict(mean=own.mean().item() / BIT, rows=list(rows)))
     test, seen = copy_test(model, size), probe.layers_seen()
     heads = describe_heads(probe, ids, test)
     below = torch.ones(len(ids), len(ids), dtype=torch.bool).tril()
     maps = [(255 * probe.maps[i].cpu()[:, below]).round().byte().numpy().tobytes() for i in seen]
     gain = [late[2] - early[2] for early, late in zip(lens[0]["rows"], lens[-1]["rows"])]
-    parts = list(switch_off(probe, ids, size, heads, deadline))
+    named = {*ids.tolist(), *top.indices.flatten().tolist()}
+    named |= {guess for after in lens for guess, *_ in after["rows"]}
+    special = {i: name for name, i in tokenizer.special.items()}
     return dict(
-        ids=words(ids),
+        ids=ids.tolist(),
+        words={i: special.get(i) or tokenizer.decode([i]) for i in sorted(named)},
         bits=rounded(nats / BIT),
         rank=((logits[:-1] > logits[:-1].gather(1, ids[1:, None])).sum(-1) + 1).tolist(),
-        top=[list(zip(words(i), rounded(p, 4))) for i, p in zip(top.indices, top.values)],
+        top=[list(zip(i.tolist(), rounded(p, 4))) for i, p in zip(top.indices, top.values)],
         lens=lens,
         heads=heads,
         maps=base64.b64encode(zlib.compress(b"".join(maps), 9)).decode(),
-        parts=parts,
-        left_out=2 * L + len(heads) - len(parts),
+        parts=list(switch_off(probe, ids, size, heads)),
         test={name: test[name] for name in ("n", "first", "again")},
         bpb=(nats * (size[ids[1:]] > 0)).sum().item() / BIT / max(1, size[ids[1:]].sum().item()),
         error=max((probe.error[i] for i in seen), default=0.0),
         unseen=[i for i in range(L) if i not in seen],
         start=gain.index(max(gain)) + 1,  # the token that the layers help most
-        words=words.texts(),
-        **dict(n_layer=L, n_head=config.n_head, vocab=config.vocab_size),
+        n_layer=L,
+        n_head=config.n_head,
+        vocab=config.vocab_size,
         bytes=size[ids].sum().item(),
     )
 
 
 def choose_text(
-    config: LookConfig, model: GPT, tokenizer: Tokenizer, manifest: Manifest | None, run_dir: Path
+    config: LookConfig, model: GPT, tokenizer: Tokenizer, trainer: dict
 ) -> tuple[list[int], str]:
     """The ids to look at, BOS first, and where they are from."""
-    if config.prompt or config.max_new_tokens:
-        prompt = config.prompt or (find_preset(run_dir.name) or Preset).prompts[0]
-        ids = [tokenizer.bos_id, *tokenizer.encode(prompt)]
-        if not config.max_new_tokens:
-            return ids, "your prompt"
-        device = model.cos.device
-        draws = dict(generator=torch.Generator(device).manual_seed(0), stop_id=tokenizer.bos_id)
-        out = model.generate(torch.tensor([ids], device=device), config.max_new_tokens, **draws)
-        return out[0].tolist(), f"what it wrote after {prompt!r}"
+    if config.prompt:
+        return [tokenizer.bos_id, *tokenizer.encode(config.prompt)], "your prompt"
+    try:
+        manifest = open_data(config, trainer)
+    except (UsageError, DataError) as error:
+        raise UsageError(f"{error}; or give a --prompt") from None
     rows = manifest.rows("val")
     if config.row >= rows:
         raise UsageError(f"--row {config.row}: there are {rows:,} held-out rows, from 0 on")
@@ -397,30 +335,18 @@ def most_tokens(config: LookConfig, model: GPT) -> int:
 def look(config: LookConfig, load_model: Callable) -> None:
     """`eval.py look`: write the page, and print where it is. load_model: EvalConfig -> (model,
     trainer.json)."""
-    start = time.monotonic()
     model, trainer = load_model(config)
     if model.config.seq_len < 8:
         raise UsageError(f"a model of seq_len {model.config.seq_len} reads too little to look at")
-    tokenizer, run_dir, manifest = open_tokenizer(config, trainer), run_of(trainer["path"]), None
-    try:
-        manifest = open_data(config, trainer)
-    except (UsageError, DataError) as error:
-        if not (config.prompt or config.max_new_tokens):
-            raise UsageError(f"{error}; or give a --prompt") from None
-        print(f"nothing on held-out text: {error}")
-    ids, source = choose_text(config, model, tokenizer, manifest, run_dir)
+    tokenizer, run_dir = open_tokenizer(config, trainer), run_of(trainer["path"])
+    ids, source = choose_text(config, model, tokenizer, trainer)
     if len(ids) > (limit := most_tokens(config, model)):
         print(f"the page shows the first {limit:,} of {len(ids):,} tokens")
-    ids = torch.tensor(ids[:limit], device=model.cos.device)
-    found = measure(model, ids, tokenizer, start + 0.75 * config.seconds)
-    found |= dict(source=source, step=trainer["step"], trained=trainer["tokens"], held_out=None)
-    if manifest:
-        deadline = max(time.monotonic() + 0.1 * config.seconds, start + config.seconds)
-        found["held_out"] = held_out(model, manifest, deadline)
+    found = measure(model, torch.tensor(ids[:limit], device=model.cos.device), tokenizer)
+    found |= dict(source=source, step=trainer["step"], trained=trainer["tokens"])
     path = Path(config.out or run_dir / "look.html")
     disk.write_text(path, page(found, f"Inside {run_dir.name}"))
-    size = f"{path.stat().st_size / 1e6:.1f} MB, {duration(time.monotonic() - start)}"
-    print(f"wrote {path} ({size}); open it in a browser")
+    print(f"wrote {path} ({path.stat().st_size / 1e6:.1f} MB); open it in a browser")
 
 
 def page(found: dict, title: str) -> str:

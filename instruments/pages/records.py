@@ -1,8 +1,8 @@
 """What a run left in its folder: its .jsonl files, config.json and status.json.
 
 A run may have been killed in the middle of a line, resumed, or never validated; it may also come
-from a stranger. So the types of every record are checked here, once, by a table for each kind, and
-a record that does not fit is left out. Next: report.py makes the pages.
+from a stranger. So the types of every record are checked here, once, by one table, and a record
+that does not fit is left out. Next: report.py makes the pages.
 """
 
 import math
@@ -27,96 +27,59 @@ def number(x: object) -> bool:
     return isinstance(x, int | float) and abs(x) <= LARGEST
 
 
-def moment(x: object) -> bool:
-    """Seconds since 1970 of a year with four digits."""
-    return number(x) and 0 <= x < 2.5e11
-
-
-def positive(x: object) -> bool:
-    return number(x) and x > 0
-
-
-def text(x: object) -> bool:
-    return isinstance(x, str)
-
-
-def fits(x: object, fields: dict[str, Callable]) -> bool:
-    """Whether x is a dict whose fields all pass their checks."""
-    return isinstance(x, dict) and all(check(x.get(name)) for name, check in fields.items())
-
-
-def optional(check: Callable) -> Callable:
-    return lambda x: x is None or check(x)
-
-
-def numbers_by_name(x: object) -> bool:
-    return isinstance(x, dict) and all(map(number, x.values()))
-
-
-WATCH = {**dict.fromkeys(("wait_s", "saving"), number)}
-STEP = {
-    **dict.fromkeys("step tokens loss bpb lr norm data_wait_ms tflops_full".split(), number),
-    **dict.fromkeys("tflops_causal step_s".split(), number),
-    **dict.fromkeys("mfu_full mfu_causal eval_s save_s report_s".split(), optional(number)),
-    "tokens_per_s": positive,
-    "time": moment,
-    "watch": optional(lambda x: fits(x, WATCH)),
+TYPES = {  # of a field, whatever record it is in
+    number: "step tokens loss bpb lr norm step_s data_wait_ms tflops_full tflops_causal mfu_full "
+    "mfu_causal eval_s save_s report_s wait_s saving val_bpb val_loss val_rows full_val_bpb "
+    "full_val_loss skipped usd_per_hour last_step eval_tokens accuracy core gpt2_xl shots chance",
+    lambda x: isinstance(x, str): "command device data_dir init_from prompt text task mode",
+    lambda x: isinstance(x, bool): "on_gpu",
+    lambda x: number(x) and x > 0: "tokens_per_s world_size n",
+    lambda x: number(x) and x >= 0: "stderr chance_sd",
+    lambda x: number(x) and 0 <= x < 2.5e11: "time last_time",  # since 1970; a year of four digits
+    lambda x: isinstance(x, dict) and all(map(number, x.values())): "val_bpb_by_source "
+    "full_val_bpb_by_source",
+    lambda x: fits(x, "wait_s saving"): "watch",
+    lambda x: fits(x, "command device data_dir time on_gpu world_size"): "start",
 }
-VALIDATION = {
-    **dict.fromkeys(("step", "tokens", "val_bpb", "val_loss"), number),
-    "val_rows": optional(number),
-    "val_bpb_by_source": optional(numbers_by_name),
+CHECKS = {name: check for check, names in TYPES.items() for name in names.split()}
+NEEDED = {  # the field that tells a kind of line in metrics.jsonl -> those that it must have
+    "start": "start",
+    "loss": "step tokens loss bpb lr norm step_s data_wait_ms tflops_full tflops_causal "
+    "tokens_per_s time",
+    "val_bpb": "step tokens val_bpb val_loss",
+    "full_val_bpb": "step full_val_bpb full_val_loss val_rows",
+    "skipped": "step tokens",
 }
-WHOLE_VALIDATION = {
-    **dict.fromkeys(("step", "full_val_bpb", "full_val_loss", "val_rows"), number),
-    "tokens": optional(number),
-    "full_val_bpb_by_source": optional(numbers_by_name),
-}
-START = {
-    **dict.fromkeys(("command", "device", "data_dir"), text),
-    **dict.fromkeys(("usd_per_hour", "last_step", "eval_tokens"), optional(number)),
-    "time": moment,
-    "last_time": optional(moment),
-    "on_gpu": lambda x: isinstance(x, bool),
-    "world_size": positive,
-    "init_from": optional(text),
-}
-SAMPLE = {"step": number, "tokens": number, "prompt": text, "text": text}
-# The field that tells a kind of line in metrics.jsonl -> its fields.
-KINDS = {
-    "start": {"start": lambda x: fits(x, START)},
-    "loss": STEP,
-    "val_bpb": VALIDATION,
-    "full_val_bpb": WHOLE_VALIDATION,
-    "skipped": {"step": number, "tokens": number},
-}
-SCORE = {  # a line of eval.jsonl that can be drawn
-    **dict.fromkeys(("step", "tokens", "chance"), number),
-    **dict.fromkeys(("accuracy", "core", "gpt2_xl", "shots"), optional(number)),
-    "n": positive,
-    "stderr": lambda x: number(x) and x >= 0,
-    "chance_sd": optional(lambda x: number(x) and x >= 0),
-    "task": text,
-    "mode": optional(text),
-    "norm": optional(text),
-}
+
+
+def fits(x: object, needed: str, **checks: Callable) -> bool:
+    """Whether x is a dict that has the needed fields, and its other known fields are of their
+    types, or None."""
+    if not isinstance(x, dict) or any(x.get(name) is None for name in needed.split()):
+        return False
+    known = {name: check for name, check in (CHECKS | checks).items() if x.get(name) is not None}
+    return all(check(x[name]) for name, check in known.items())
 
 
 def is_record(line: dict) -> bool:
     """Whether a line of metrics.jsonl has all that a page shows of it."""
-    kind = next((kind for kind in KINDS if kind in line), None)
-    return kind is not None and fits(line, KINDS[kind])
+    kind = next((kind for kind in NEEDED if kind in line), None)
+    return kind is not None and fits(line, NEEDED[kind])
 
 
 def is_sample(line: dict) -> bool:
-    return fits(line, SAMPLE)
+    return fits(line, "step tokens prompt text")
 
 
 def is_score(line: dict) -> bool:
-    """CORE is a mean of centered accuracies; any other exam has an accuracy."""
-    scores = line.get("core", line.get("accuracy"))
-    is_possible = number(line.get("chance")) and ("chance_sd" in line or 0 <= line["chance"] <= 1)
-    return fits(line, SCORE) and number(scores) and is_possible
+    """Whether a line of eval.jsonl can be drawn: CORE is a mean of centered accuracies; any other
+    exam has an accuracy. Its `norm` is a word, no gradient's norm."""
+    is_word = lambda x: isinstance(x, str)
+    return (
+        fits(line, "step tokens chance n stderr task", norm=is_word)
+        and number(line.get("core", line.get("accuracy")))
+        and (line.get("chance_sd") is not None or 0 <= line["chance"] <= 1)
+    )
 
 
 def plain(value: object) -> str:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import product, takewhile
 from pathlib import Path
 from typing import Literal
 
@@ -21,7 +21,7 @@ import numpy as np
 
 from config import Count, UsageError
 from instruments.pages import curves, positions, watch
-from instruments.pages.records import PAUSES, Run, fits, is_sample, number, plain
+from instruments.pages.records import PAUSES, Run, is_sample, number, plain
 from machinery import checkpoint, disk, shards
 from machinery.log import duration, read_jsonl, short
 from machinery.trained import EvalConfig, is_tuned, open_data, open_tokenizer
@@ -115,13 +115,11 @@ def result(run: Run, cost: str) -> list[tuple[str, str]]:
     ]
     by_bpb = sorted(run.validations, key=lambda r: r["val_bpb"])
     for name, r in zip(("validation", "best"), [*run.validations[-1:], *by_bpb[:1]]):
-        figures = f"{r['val_bpb']:.4f} bits per byte, {r['val_loss']:.4f} nats per token"
         on = f", on {r['val_rows']:,} rows" if r.get("val_rows") else ""
-        rows.append((name, f"{figures}, at step {r['step']:,}{on}"))
+        rows.append((name, figures(r, "val") + on))
     if r := run.whole_validation:
-        figures = f"{r['full_val_bpb']:.4f} bits per byte, {r['full_val_loss']:.4f} nats per token"
-        rows.append((f"on all {r['val_rows']:,} rows", f"{figures}, at step {r['step']:,}"))
-    rows += curves.by_source(run)
+        rows.append((f"on all {r['val_rows']:,} rows", figures(r, "full_val")))
+    rows += by_source(run)
     if not run.steps:
         return rows
     share = run.speed() / last["tokens_per_s"]  # of the last window's: all figures are medians
@@ -134,6 +132,25 @@ def result(run: Run, cost: str) -> list[tuple[str, str]]:
     rows += watch.rows_of([process["own"] for process in run.processes()])
     rows.append(("training", duration(run.seconds_at(run.tokens))))
     return rows + ([("cost", cost)] if cost else [])
+
+
+def figures(r: dict, kind: str) -> str:
+    bpb, nats = r[f"{kind}_bpb"], r[f"{kind}_loss"]
+    return f"{bpb:.4f} bits per byte, {nats:.4f} nats per token, at step {r['step']:,}"
+
+
+def by_source(run: Run) -> list[tuple[str, str]]:
+    """(name, text) of each source at the last validation, and on all rows if that is done; nothing
+    for a single source, whose number is that of the whole."""
+    last = run.validations[-1] if run.validations else {}
+    now = last.get("val_bpb_by_source") or {}
+    full = (run.whole_validation or {}).get("full_val_bpb_by_source") or {}
+    rows = []
+    for name in now if len(now) > 1 else ():
+        text = f"{now[name]:.4f} bits per byte at step {last['step']:,}"
+        text += f", {full[name]:.4f} on all rows" if name in full else ""
+        rows.append((f"source {name}", text))
+    return rows
 
 
 def table_of_starts(run: Run, usd_per_hour: float) -> list[dict[str, str]]:
@@ -169,31 +186,27 @@ def times_of(process: dict) -> dict[str, str]:
     return {name: duration(process[key]) for key, name in names}
 
 
-SPLIT = dict.fromkeys(("documents", "bytes", "tokens", "rows"), number)
-
-
 def data_facts(run: Run) -> list[tuple[str, str]]:
     """Sources, tokens and packing, and the hashes that say whether two runs saw the same."""
     rows = [("data", "the folder that the run was trained on is gone, or has changed")]
     if manifest := run.manifest():
         tree, rows = manifest.tree, [("folder", str(manifest.dir))]
         rows += [(f"source {s['name']}", s.get("spec", "")) for s in tree["sources"]]
-        for split, by_source in tree["splits"].items():
-            for name, facts in by_source.items():
-                if not fits(facts, SPLIT):
-                    continue
-                packing = dict_of(facts, "packing")
-                cuts, dropped = (packing.get(key, 0) for key in ("cuts", "dropped"))
-                per_token = facts["bytes"] / max(1, facts["tokens"])
-                sizes = (
-                    f"{facts['documents']:,} documents, {facts['bytes'] / 1e6:,.2f} MB, "
-                    f"{facts['tokens']:,} tokens ({per_token:.3f} bytes per token), "
-                    f"{facts['rows']:,} rows; {cuts} documents cut, {dropped} tokens dropped"
-                )
-                rows.append((f"{split}, {name}", sizes))
+        for split, name in product(("train", "val"), manifest.sources):
+            facts = tree["splits"][split][name]
+            sizes = [facts.get(key) for key in ("documents", "bytes", "tokens", "rows")]
+            if not all(map(number, sizes)):
+                continue
+            documents, n_bytes, tokens, n_rows = sizes
+            text = f"{documents:,} documents, {n_bytes / 1e6:,.2f} MB, {tokens:,} tokens "
+            text += f"({n_bytes / max(1, tokens):.3f} bytes per token), {n_rows:,} rows"
+            packing = dict_of(facts, "packing")
+            cuts, dropped = (packing.get(key, 0) for key in ("cuts", "dropped"))
+            rows.append(
+                (f"{split}, {name}", f"{text}; {cuts} documents cut, {dropped} tokens dropped")
+            )
         policy, made = dict_of(tree, "packing").get("policy", "unknown"), dict_of(tree, "made")
         rows.append(("packing", f"{policy}, rows of {manifest.row_len:,} tokens"))
-        rows += [(f"reading {name}", speed) for name, speed in watch.reading(made)]
         rows.append(("prepared", f"{made.get('at')}, commit {made.get('commit')}"))
     rows += [(key, plain(run.config.get(key, "unknown"))) for key in HASHES]
     for path in checkpoint.checkpoints(run.dir / "checkpoints")[:1]:
@@ -248,8 +261,7 @@ def compared(folders: list[str]) -> str:
         if run.first_step == 1:
             took = duration(run.seconds_at(common))
         rows.append((plain(run.dir), short(run.tokens), *figures, took))
-    by_source = curves.compare_sources(runs, common)
-    lines = [*table(rows), "", *(table(by_source) + [""] if by_source else []), *differences(runs)]
+    lines = [*table(rows), "", *differences(runs)]
     path = runs[0].dir.parent / "compare.png"
     if picture := curves.draw_compared(runs, common):
         try:

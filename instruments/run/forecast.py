@@ -23,6 +23,7 @@ import optim
 from config import GPTConfig, UsageError
 from machinery import cli, plan, ranks
 from machinery.log import short
+from model import GPT
 
 # Assumed, as shares of the datasheet's figures, for H100s. (tests/test_flops.py has a published
 # speed that they come near.) Other cards may reach more of their peak, or less.
@@ -171,7 +172,7 @@ class Estimate:
 def estimate(preset: cfg.Preset, world: ranks.World, peak: float) -> Estimate:
     """Speed and time of a run on a machine with this peak, in FLOP/s of one device."""
     decided, card = plan.make_plan(preset, world), flops.find_card(world.device_name)
-    tokens, full = decided.rows * decided.seq_len, flops_per_token(preset.model)
+    tokens, full = decided.rows * decided.seq_len, built(preset.model).flops_per_token()
     if card:
         whole_steps = decided.rows / decided.rows_in_step(decided.ramp_steps)
         speed = tokens / (whole_steps * step_s(decided, preset.model, card, peak))
@@ -194,20 +195,17 @@ def validated(preset: cfg.Preset, steps: int) -> float:
     return times * min(run.eval_tokens, held_out) + held_out
 
 
-# ----------------------------------------------------- the model by formula, without building one
+@lru_cache(maxsize=128)
+def built(c: GPTConfig) -> GPT:
+    """The model without memory for its weights: it knows their number, and its FLOPs."""
+    with torch.device("meta"):
+        return GPT(c)
 
 
+@lru_cache(maxsize=128)
 def parameters(c: GPTConfig) -> dict[str, int]:
-    """Weights by the way they are optimized, as GPT.param_groups counts them."""
-    q, kv, table = c.n_head * c.head_dim, c.n_kv_head * c.head_dim, c.padded_vocab * c.n_embd
-    mlp = (3 if c.mlp == "swiglu" else 2) * c.n_embd * c.mlp_hidden
-    with_values = sum(map(c.has_value_embed, range(c.n_layer)))
-    gates = with_values * cfg.VALUE_GATE_CHANNELS * c.n_kv_head
-    return {
-        "matrix": c.n_layer * (2 * c.n_embd * (q + kv) + mlp) + gates,
-        "embedding": table * (not c.tie_embeddings) + with_values * c.padded_vocab * kv,
-        "head": table,
-    }
+    """Weights by the way they are optimized."""
+    return {k: sum(p.numel() for p in ps) for k, ps in built(c).param_groups().items()}
 
 
 def saved_bytes(preset: cfg.Preset) -> int:
@@ -219,12 +217,6 @@ def saved_bytes(preset: cfg.Preset) -> int:
 def matmul_weights(c: GPTConfig) -> int:
     """Weights of the blocks and the head."""
     return parameters(c)["matrix"] + parameters(c)["head"]
-
-
-def flops_per_token(c: GPTConfig, causal: bool = False) -> int:
-    """As GPT.flops_per_token: 6 per weight in a matmul, and attention."""
-    attention = 12 * c.n_layer * c.n_head * c.head_dim * c.seq_len
-    return 6 * matmul_weights(c) + (attention // 2 if causal else attention)
 
 
 # ------------------------------------------------------------------------- the loss of a dN
@@ -276,7 +268,7 @@ def other_depths(
 
     def at_this_speed(model: GPTConfig) -> float:
         """The loss if each depth did as many FLOPs in a second: it tells where to look."""
-        return predict(matmul_weights(model), flop / flops_per_token(model))[0]
+        return predict(matmul_weights(model), flop / built(model).flops_per_token())[0]
 
     dials = {depth: cfg.preset_of_depth(depth) for depth in range(4, 61, 2)}
     room = 0.5 * world.memory_bytes * world.world_size  # the rest is for gradients and activations
@@ -321,7 +313,7 @@ def step_s(decided: plan.Plan, c: GPTConfig, card: flops.Card, peak: float) -> f
     bandwidth, params = TRAFFIC * card.memory_tb_s * 1e12, sum(parameters(c).values())
     tokens = decided.micro_batch * decided.seq_len
     attention = 2 * c.n_layer * c.n_head * c.head_dim * c.seq_len  # FLOPs of forward, per token
-    matmul = flops_per_token(c, causal=True) - 3 * attention
+    matmul = built(c).flops_per_token(causal=True) - 3 * attention
     matmul_rate = MATMUL * peak * c.n_embd / (c.n_embd + HALF_WIDTH)
     if c.n_kv_head < c.n_head:
         matmul_rate *= NARROW

@@ -7,7 +7,7 @@ wastes tokens. Appends the figures to eval.jsonl. Next: docs/evaluation.md.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -17,10 +17,8 @@ from torch import Tensor
 
 import data
 from config import LARGEST, Count, UsageError
-from machinery import cli, trained
 from machinery.errors import NonFiniteError
-from machinery.shards import Manifest
-from machinery.trained import EvalConfig, open_data
+from machinery.trained import EvalConfig, keep_record, open_data
 
 
 @dataclass(frozen=True)
@@ -56,71 +54,53 @@ def estimate(squares: Tensor, dots: Tensor) -> tuple[float, float]:
     return scale(K, total, power).item(), error.item()
 
 
-def gradients(model: torch.nn.Module, batches: Iterator[tuple[Tensor, Tensor]]) -> Iterator:
-    """The gradient of the loss of each batch: a list of tensors, valid until the next one."""
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    for inputs, targets in batches:
-        model.zero_grad()
-        loss = model(inputs, targets)
-        if not loss.isfinite():
-            raise NonFiniteError(f"the loss of training rows is {loss.item()}")
-        loss.backward()
-        yield [p.grad for p in parameters if p.grad is not None]
-
-
-def compare(model: torch.nn.Module, draw: Callable[[], Iterator]) -> tuple[Tensor, Tensor]:
-    """|g_k|^2 and g_k . (sum of all), (K,) each. draw() yields the same batches, twice: so one sum
-    is held in memory, and not K gradients."""
-    total, squares, dots = [], [], []
-    for grads in gradients(model, draw()):
-        total = total or [torch.zeros_like(g) for g in grads]
-        torch._foreach_add_(total, grads)
-        squares.append(sum(g.double().square().sum().cpu() for g in grads))
-    for grads in gradients(model, draw()):
-        dots.append(sum((g.double() * s).sum().cpu() for g, s in zip(grads, total)))
+def compare(model: torch.nn.Module, batches: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """|g_k|^2 and g_k . (sum of all), (K,) each. Reads the batches twice: so one sum is held in
+    memory, and not K gradients."""
+    total, squares, dots = [torch.zeros_like(p) for p in model.parameters()], [], []
+    for read in range(2):
+        for inputs, targets in batches:
+            model.zero_grad()
+            loss = model(inputs, targets)
+            if not loss.isfinite():
+                raise NonFiniteError(f"the loss of training rows is {loss.item()}")
+            loss.backward()
+            pairs = [(s, p.grad) for s, p in zip(total, model.parameters()) if p.grad is not None]
+            if read == 0:
+                torch._foreach_add_(*map(list, zip(*pairs)))
+                squares.append(sum(g.double().square().sum().cpu() for _, g in pairs))
+            else:
+                dots.append(sum((g.double() * s).sum().cpu() for s, g in pairs))
     return torch.stack(squares), torch.stack(dots)
-
-
-def training_batches(
-    manifest: Manifest, weights: dict | None, config: NoiseConfig, seq_len: int, device
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """The first rows of an order that the seed decides: inputs and targets, (B, T) each."""
-    order = data.order_of(manifest, config.seed, weights, None, 0)
-    for first in range(0, config.batches * config.batch, config.batch):
-        places = (order(p) for p in range(first, first + config.batch))
-        rows = np.stack([manifest.row("train", *place) for place in places])[:, : seq_len + 1]
-        inputs = torch.from_numpy(rows[:, :-1].astype(np.int64))
-        targets = torch.from_numpy(data.targets_of(rows, manifest.marks))
-        yield inputs.to(device), targets.to(device)
 
 
 def measure(config: NoiseConfig, load_model: Callable) -> int:
     """`eval.py noise`: print the noise scale, and append it to eval.jsonl. load_model: EvalConfig
     -> (model, trainer.json)."""
     model, trainer = load_model(config)
-    manifest, device = open_data(config, trainer), model.cos.device
-    mixture = cli.weights(tuple(trainer["identity"].get("mixture") or ()))
-    mixture = mixture if mixture and mixture.keys() <= set(manifest.sources) else None
+    manifest, n = open_data(config, trainer), config.batches * config.batch
     rows = sum(manifest.rows("train", i) for i in range(len(manifest.sources)))
-    if (drawn := config.batches * config.batch) > rows:
+    if n > rows:
         raise UsageError(
-            f"--batches {config.batches} of {config.batch} rows are {drawn:,}, but {manifest.dir} "
+            f"--batches {config.batches} of {config.batch} rows are {n:,}, but {manifest.dir} "
             f"has {rows:,} training rows; try --batches {rows // config.batch}"
         )
-    seq_len = min(manifest.row_len - 1, model.config.seq_len)
-
-    def draw() -> Iterator[tuple[Tensor, Tensor]]:
-        return training_batches(manifest, mixture, config, seq_len, device)
-
-    counted = sum((targets != data.IGNORED).sum().item() for _, targets in draw())
-    tokens = counted / config.batches  # of a micro-batch
-    scale, error = (tokens * x for x in estimate(*compare(model, draw)))
-    drawn = f"{config.batches} micro-batches of {config.batch} rows, {tokens:,.0f} tokens"
+    T, device = min(manifest.row_len - 1, model.config.seq_len), model.cos.device
+    place_of = data.order_of(manifest, config.seed, None, None, 0)
+    drawn = np.stack([manifest.row("train", *place_of(i)) for i in range(n)])[
+        :, : T + 1
+    ]  # (n, T + 1)
+    inputs = torch.from_numpy(drawn[:, :-1].astype(np.int64)).to(device)
+    targets = torch.from_numpy(data.targets_of(drawn, manifest.marks)).to(device)  # (n, T)
+    batches = list(zip(inputs.split(config.batch), targets.split(config.batch)))
+    tokens = (targets != data.IGNORED).sum().item() / config.batches  # of a micro-batch
+    scale, error = (tokens * x for x in estimate(*compare(model, batches)))
+    about = f"{config.batches} micro-batches of {config.batch} rows, {tokens:,.0f} tokens"
     if not math.isfinite(scale + error):
-        print(f"noise scale: n/a, the noise drowns the gradient ({drawn}); try more --batches")
+        print(f"noise scale: n/a, the noise drowns the gradient ({about}); try more --batches")
         scale = error = None
     else:
-        print(f"noise scale: {max(scale, 0):,.0f} tokens, standard error {error:,.0f} ({drawn})")
+        print(f"noise scale: {max(scale, 0):,.0f} tokens, standard error {error:,.0f} ({about})")
     figures = dict(noise_scale_tokens=scale, noise_scale_error=error)
-    trained.keep_record(config, trainer, **figures, data_fingerprint=manifest.fingerprint)
+    keep_record(config, trainer, **figures, data_fingerprint=manifest.fingerprint)
     return 0
