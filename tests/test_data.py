@@ -11,14 +11,12 @@ import time
 import tracemalloc
 import zlib
 from collections import Counter
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-
 from conftest import ROOT, flip
 from data_helpers import make_folder, row_of
 
@@ -32,15 +30,12 @@ from machinery.shards import Manifest
 # ---------------------------------------------------------------------------------- packing
 
 
-def documents(count: int, seed: int = 0, median: float = 40, dtype=np.uint16) -> list[np.ndarray]:
+def documents(count: int, seed: int = 0) -> list[np.ndarray]:
     """Documents of log-normal length in which every token occurs once: 1, 2, 3, ..."""
     rng = np.random.default_rng(seed)
-    lengths = np.maximum(1, rng.lognormal(np.log(median), 1.0, count).astype(int))
+    lengths = np.maximum(1, rng.lognormal(np.log(40), 1.0, count).astype(int))
     tokens = np.arange(1, lengths.sum() + 1).astype(np.uint32)
-    return [
-        d.astype(dtype if lengths.sum() < 65_536 else np.uint32)
-        for d in np.split(tokens, np.cumsum(lengths)[:-1])
-    ]
+    return np.split(tokens, np.cumsum(lengths)[:-1])
 
 
 def pieces(rows: list[np.ndarray], leftover: list[np.ndarray]) -> list[list[int]]:
@@ -87,6 +82,8 @@ def test_best_fit_takes_the_longest_that_fits_or_the_pair_that_fills():
     assert rows == [[8]] and packed.stats.cuts == 0
     _, packed = of([7, 7, 7], 10)  # nothing fits: one is cut, its tail comes back with BOS
     assert packed.stats.cuts == 2 and packed.stats.rows == 2
+    with pytest.raises(UsageError):  # no room for a token besides BOS
+        pack([], 1, 0)
 
 
 def test_shelves_find_what_a_search_finds():
@@ -112,12 +109,8 @@ def test_the_example_in_the_text_is_true():
 
 
 def test_best_fit_cuts_few_documents_on_web_like_lengths():
-    rng = np.random.default_rng(0)
-    docs = [
-        np.zeros(n, np.uint16) + 1
-        for n in np.maximum(1, rng.lognormal(np.log(600), 1.0, 25_000).astype(int))
-    ]
-    packed = pack(docs, 2049, 0)
+    lengths = np.random.default_rng(0).lognormal(np.log(600), 1.0, 25_000).astype(int)
+    packed = pack((np.ones(max(1, n), np.uint16) for n in lengths), 2049, 0)
     rows = sum(1 for _ in packed)
     assert packed.stats.cuts / rows < 0.1 and packed.stats.dropped == 0
 
@@ -132,11 +125,6 @@ def test_long_documents_do_not_hold_on_to_memory():
     tracemalloc.stop()
 
 
-def test_a_row_has_room_for_a_token_besides_bos():
-    with pytest.raises(UsageError):
-        pack([], 1, 0)
-
-
 # ------------------------------------------------------------------------------------ order
 
 
@@ -148,26 +136,12 @@ def test_permutation_is_a_bijection(n):
 
 def test_permutation_is_not_visibly_biased():
     """All 24 orders of 4 items, equally often over 4,800 keys (chi-square, 23 degrees: 99.9%)."""
-    counts: dict = {}
-    for key in range(4800):
-        p = Permutation(4, key)
-        order = tuple(map(p, range(4)))
-        counts[order] = counts.get(order, 0) + 1
+    counts = Counter(tuple(map(Permutation(4, key), range(4))) for key in range(4800))
     assert len(counts) == 24
     assert sum((c - 200) ** 2 / 200 for c in counts.values()) < 49.7
 
 
-@pytest.mark.parametrize(
-    "weights",
-    [
-        (1,),
-        (0.6, 0.3, 0.05, 0.05),
-        (1, 1, 1),
-        (7, 0, 3),
-        (123_457, 9, 88_001),
-        (0.1, 0.2, 0.3, 0.4),
-    ],
-)
+@pytest.mark.parametrize("weights", [(1,), (0.6, 0.3, 0.05, 0.05), (7, 0, 3), (123_457, 9, 88_001)])
 def test_quota_is_exact_within_a_row_and_counts_itself(weights):
     quota, had = Quota(weights), [0] * len(weights)
     bound = 1 if len(weights) <= 3 else 1.2
@@ -189,13 +163,12 @@ def test_quota_is_exact_within_a_row_and_counts_itself(weights):
 
 def test_quota_with_sixteen_sources():
     rng = random.Random(0)
-    for k, least in ((5, 0), (8, 0), (16, 0), (16, 50)):  # the last: nearly equal weights
-        weights = [least + rng.expovariate(1) for _ in range(k)]
-        quota, had = Quota(weights), [0] * k
+    for least, bound in ((0, 1.25), (50, 1.7)):  # the latter: nearly equal weights
+        weights = [least + rng.expovariate(1) for _ in range(16)]
+        quota, had = Quota(weights), [0] * 16
         for p in range(4000):
             had[quota(p)[0]] += 1
-            far = max(abs(n - (p + 1) * w / sum(weights)) for n, w in zip(had, weights))
-            assert far < (1.7 if least else 1.25)
+            assert max(abs(n - (p + 1) * w / sum(weights)) for n, w in zip(had, weights)) < bound
 
 
 def test_each_epoch_of_each_source_is_a_bijection_and_epochs_differ():
@@ -252,39 +225,71 @@ def manifest(tmp_path) -> Manifest:
     return make_folder(tmp_path / "d", {"train": {"a": 230, "b": 90}, "val": {"a": 21, "b": 5}})
 
 
-def read(loader: RowLoader, batches: int):
-    out = [loader.next_batch() for _ in range(batches)]
-    loader.close()
-    return out
+@contextmanager
+def loading(manifest, **how):
+    """A RowLoader that is closed, also after a failure."""
+    with closing(RowLoader(manifest, **dict(seed=1, micro_batch=2) | how)) as loader:
+        yield loader
 
 
-def test_loader_gives_the_rows_of_the_order(manifest):
-    loader = RowLoader(manifest, seed=3, micro_batch=4, position=100)
+@pytest.mark.parametrize("dtype", ["<u2", "<u4"])
+def test_loader_gives_the_rows_of_the_order(dtype, tmp_path):
+    sizes = {"train": {"a": 230, "b": 90}, "val": {"a": 21, "b": 5}}
+    manifest = make_folder(tmp_path / "d", sizes, dtype=dtype)
+    manifest.check()
     order = Order([230, 90], [230, 90], 3)
-    for k, (inputs, targets) in enumerate(read(loader, 30)):
-        assert inputs.shape == targets.shape == (4, 8) and str(inputs.dtype) == "torch.int64"
-        for j in range(4):
-            source, row = order(100 + 4 * k + j)
-            expected = row_of(row, source, 9, 50)
-            assert inputs[j].tolist() == expected[:-1].tolist()
-            assert targets[j].tolist() == expected[1:].tolist()
-    assert loader.first_row == 216 and loader.pop_wait_s() >= 0
+    with loading(manifest, seed=3, micro_batch=4, position=100) as loader:
+        for k in range(30):
+            inputs, targets = loader.next_batch()
+            assert inputs.shape == targets.shape == (4, 8) and inputs.dtype == torch.int64
+            for j in range(4):
+                source, row = order(100 + 4 * k + j)
+                expected = row_of(row, source, 9, 50)
+                assert inputs[j].tolist() == expected[:-1].tolist()
+                assert targets[j].tolist() == expected[1:].tolist()
+        assert loader.first_row == 216
+
+
+def test_the_loader_reads_ahead_of_a_slow_disk(manifest, monkeypatch):
+    """While a step computes, up to `prefetch` batches are read, and no more; with none ready, the
+    time that next_batch waits is counted."""
+    order, honest = Order([230, 90], [230, 90], 1), Manifest.row
+    disk_works, reads = threading.Semaphore(0), []
+
+    def row(manifest, *place):
+        disk_works.acquire()
+        reads.append(place)
+        return honest(manifest, *place)
+
+    monkeypatch.setattr(Manifest, "row", row)
+    with loading(manifest, prefetch=3) as loader:
+        for _ in range(6):
+            disk_works.release()
+        until(lambda: loader._ready.qsize() == 3)
+        assert len(reads) == 6
+        batches = [loader.next_batch() for _ in range(3)]
+        assert loader.pop_wait_s() < 5
+        threading.Timer(0.2, disk_works.release, [2]).start()
+        batches.append(loader.next_batch())
+        assert loader.pop_wait_s() > 0.1 and loader.pop_wait_s() == 0
+        found = [x for inputs, _ in batches for x in inputs.tolist()]
+        places = [order(p) for p in range(8)]
+        assert found == [row_of(row, source, 9, 50)[:-1].tolist() for source, row in places]
+        disk_works.release(100)  # whatever the reader still wants
+
+
+def until(ready) -> None:
+    deadline = time.monotonic() + 20
+    while not ready():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
 
 
 def test_the_global_sequence_is_the_same_at_every_world_size(manifest):
     def rows(world_size, micro_batch, position=40):
-        loaders = [
-            RowLoader(
-                manifest,
-                seed=1,
-                micro_batch=micro_batch,
-                rank=r,
-                position=position,
-                world_size=world_size,
-                weights={"a": 1, "b": 2},
-            )
-            for r in range(world_size)
-        ]
+        how = dict(seed=1, micro_batch=micro_batch, position=position, weights={"a": 1, "b": 2})
+        ranks = range(world_size)
+        loaders = [RowLoader(manifest, rank=r, world_size=world_size, **how) for r in ranks]
         out = []
         for _ in range(48 // (world_size * micro_batch)):
             for loader in loaders:
@@ -302,18 +307,8 @@ def test_the_global_sequence_is_the_same_at_every_world_size(manifest):
 def test_the_end_of_a_step_is_filled_with_targets_that_do_not_count(manifest):
     """Steps of 5 and of 7 rows on 2 ranks, 2 rows at a time: each row once, in its own step."""
     steps, order, seen = [5, 7], Order([230, 90], [230, 90], 3), []
-    loaders = [
-        RowLoader(
-            manifest,
-            seed=3,
-            micro_batch=2,
-            rank=r,
-            world_size=2,
-            position=40,
-            rows_of_steps=iter(steps),
-        )
-        for r in range(2)
-    ]
+    how = dict(seed=3, micro_batch=2, world_size=2, position=40)
+    loaders = [RowLoader(manifest, rank=r, rows_of_steps=iter(steps), **how) for r in range(2)]
     for n_rows in steps:
         rows = []
         for _ in range(2):  # batches of each rank
@@ -332,21 +327,14 @@ def test_the_end_of_a_step_is_filled_with_targets_that_do_not_count(manifest):
 def test_random_numbers_are_seeded_by_position(manifest):
     """Each batch of each rank its own; after a resume, the same."""
 
-    def seeds(batches, **where):
-        loader, found = RowLoader(manifest, seed=3, micro_batch=4, **where), []
-        for _ in range(batches):
-            loader.next_batch()
-            found.append(loader.random_seed())
-        loader.close()
-        return found
+    def seeds(batches, seed=3, **where):
+        with loading(manifest, seed=seed, micro_batch=4, **where) as loader:
+            return [(loader.next_batch(), loader.random_seed())[1] for _ in range(batches)]
 
     whole = seeds(6)
     assert len(set(whole)) == 6 and seeds(3, position=12) == whole[3:]
     assert [seeds(1, rank=r, world_size=2)[0] for r in range(2)] == whole[:2]
-    loader = RowLoader(manifest, seed=4, micro_batch=4)
-    loader.next_batch()
-    assert loader.random_seed() != whole[0]
-    loader.close()
+    assert seeds(1, seed=4) != whole[:1]
 
 
 def test_the_reader_sleeps_while_a_copy_to_a_gpu_is_in_flight(manifest, monkeypatch):
@@ -371,22 +359,19 @@ def test_the_reader_sleeps_while_a_copy_to_a_gpu_is_in_flight(manifest, monkeypa
 
 
 def test_batches_are_not_overwritten_by_later_ones(manifest):
-    loader = RowLoader(manifest, seed=1, micro_batch=2, prefetch=2)
-    kept = [loader.next_batch() for _ in range(20)]
-    copies = [(a.clone(), b.clone()) for a, b in kept]
-    for _ in range(50):
-        loader.next_batch()
-    time.sleep(0.05)
-    loader.close()
+    with loading(manifest, prefetch=2) as loader:
+        kept = [loader.next_batch() for _ in range(20)]
+        copies = [(a.clone(), b.clone()) for a, b in kept]
+        for _ in range(50):
+            loader.next_batch()
+        until(loader._free.empty)  # the reader has filled all of its buffers again
     assert all((a == c).all() and (b == d).all() for (a, b), (c, d) in zip(kept, copies))
 
 
 def test_row_ids_and_mixture_names(manifest):
-    loader = RowLoader(manifest, seed=1, micro_batch=2, weights={"b": 1})
-    names = loader.row_ids(0, 3)
-    loader.close()
-    assert all(n.startswith("train/b/unit_00000_00.npy row ") for n in names)
-    with pytest.raises(ValueError, match="'c'.*a, b"):
+    with loading(manifest, weights={"b": 1}) as loader:
+        assert all(n.startswith("train/b/unit_00000_00.npy row ") for n in loader.row_ids(0, 3))
+    with pytest.raises(UsageError, match="'c'"):
         RowLoader(manifest, seed=1, micro_batch=2, weights={"c": 1})
 
 
@@ -404,7 +389,7 @@ def test_each_validation_row_once_in_a_fixed_order(manifest, world_size, max_row
 
 
 def test_more_ranks_than_validation_rows_is_refused(manifest):
-    with pytest.raises(ValueError, match="val_fraction"):
+    with pytest.raises(UsageError):
         list(val_batches(manifest, 4, 2, 0, 3))
 
 
@@ -490,23 +475,6 @@ def test_more_shards_than_files_that_may_be_open(tmp_path):
 # -------------------------------------------------------------------------- damaged data
 
 
-def shard(manifest: Manifest, k: int = 1) -> Path:
-    return manifest.dir / manifest.shards("train", 0)[k]["file"]
-
-
-def test_case_20_a_flipped_byte_is_found_and_named(manifest):
-    manifest.check()
-    manifest.verify()
-    flip(shard(manifest))
-    manifest.check()  # sizes are right
-    entry = manifest.shards("train", 0)[1]
-    with pytest.raises(DataError) as error:
-        manifest.verify()
-    message = str(error.value)
-    assert entry["file"] in message and entry["sha256"] in message
-    assert disk.sha256_of(shard(manifest)) in message and error.value.exit_code == 3
-
-
 @pytest.mark.parametrize("split", ["train", "val"])
 def test_case_20_a_damaged_row_is_never_trained_on(split, manifest):
     """Every row of the data is read: each is right or refused, and only the damaged one is."""
@@ -516,35 +484,30 @@ def test_case_20_a_damaged_row_is_never_trained_on(split, manifest):
     for source, name in enumerate(manifest.sources):
         for row in range(manifest.rows(split, source)):
             if (name, row) == ("a", 17):
-                with pytest.raises(DataError, match=f"{flipped['file']} is damaged: row 17 ") as e:
+                with pytest.raises(DataError, match=f"{flipped['file']}.* row 17 ") as e:
                     manifest.row(split, source, row)
-                assert e.value.exit_code == 3 and "delete it and run the same" in str(e.value)
+                assert e.value.exit_code == 3
             else:
                 expected = row_of(row, source, 9, 50)
                 assert (manifest.row(split, source, row) == expected).all()
 
 
-def test_case_20_a_row_that_the_disk_cannot_read_is_named(manifest, monkeypatch):
-    def fail(*args):
-        raise OSError(errno.EIO, "Input/output error")
+@pytest.mark.parametrize(
+    "call, code", [("pread", errno.EIO), ("open_file", errno.EMFILE)], ids=["disk", "open files"]
+)
+def test_case_20_a_row_that_cannot_be_read_is_named_with_the_cause(
+    call, code, manifest, monkeypatch
+):
+    def fail(*args, **how):
+        raise OSError(code, os.strerror(code))
 
     name = manifest.shards("train", 0)[1]["file"]
-    monkeypatch.setattr(os, "pread", fail)
-    with pytest.raises(DataError, match=f"{name} cannot be read at row 17 .Input/output error"):
+    monkeypatch.setattr(os if call == "pread" else shards, call, fail)
+    with pytest.raises(DataError, match=f"{name}.*{os.strerror(code)}"):
         manifest.row("train", 0, 117)
     monkeypatch.setattr(shards, "sha256_of", fail)
-    with pytest.raises(DataError, match="npy cannot be read .Input/output error."):
+    with pytest.raises(DataError, match=os.strerror(code)):
         manifest.verify()
-
-
-def test_a_shard_that_is_not_damaged_is_not_to_be_deleted(manifest, monkeypatch):
-    def refuse(*args, **kwargs):
-        raise OSError(errno.EMFILE, "Too many open files")
-
-    monkeypatch.setattr(shards, "open_file", refuse)
-    match = "npy cannot be read .Too many open files.; remove the cause, or"
-    with pytest.raises(DataError, match=match):
-        manifest.row("train", 0, 17)
 
 
 def test_an_array_is_written_as_numpy_writes_it_but_a_full_disk_is_named(tmp_path, monkeypatch):
@@ -566,27 +529,24 @@ def test_case_20_the_loader_stops_before_the_damaged_row(manifest):
     places = [order(p) for p in range(50)]
     shard, row = manifest.locate("train", *places[23])
     flip(manifest.dir / shard["file"], at=128 + row * 18)
-    loader = RowLoader(manifest, seed=1, micro_batch=1, prefetch=2)
-    for source, i in places[:23]:
-        try:  # the reader is ahead: it may say so early, and never hands the row out
-            inputs, _ = loader.next_batch()
-        except DataError:
-            break
-        assert inputs[0].tolist() == row_of(i, source, 9, 50)[:-1].tolist()
-    for _ in range(4):  # the next calls raise it again
-        with pytest.raises(DataError, match=f"{shard['file']} is damaged: row {row} "):
-            loader.next_batch()
-        assert not loader._ready.empty()
-    loader.close()
+    named = f"{shard['file']}.* row {row} "
+    with loading(manifest, micro_batch=1, prefetch=2) as loader:
+        for source, i in places[:23]:
+            try:  # the reader is ahead: it may say so early, and never hands the row out
+                inputs, _ = loader.next_batch()
+            except DataError:
+                break
+            assert inputs[0].tolist() == row_of(i, source, 9, 50)[:-1].tolist()
+        for _ in range(4):  # the next calls raise it again
+            with pytest.raises(DataError, match=named):
+                loader.next_batch()
+            assert not loader._ready.empty()
 
 
 def test_case_20_a_damaged_checksum_is_found_too(manifest):
-    entry = manifest.shards("train", 0)[1]
-    flip(manifest.dir / entry["crc32_file"], at=-2)
-    with pytest.raises(DataError, match="row 99 does not match its crc32"):
+    flip(manifest.dir / manifest.shards("train", 0)[1]["crc32_file"], at=-2)
+    with pytest.raises(DataError, match="row 99 "):
         manifest.row("train", 0, 199)
-    with pytest.raises(DataError, match=r"unit_00001_00\.crc32\.npy is damaged: expected sha256"):
-        manifest.verify()
 
 
 def test_the_checksums_are_those_of_zlib_and_shards_are_cut_at_a_fixed_size(tmp_path, monkeypatch):
@@ -601,37 +561,31 @@ def test_the_checksums_are_those_of_zlib_and_shards_are_cut_at_a_fixed_size(tmp_
     assert (shards.dtype_for(65_536), shards.dtype_for(65_537)) == ("<u2", "<u4")
 
 
-def test_data_of_an_older_format_is_refused_with_the_way_out(manifest):
-    path = manifest.dir / "manifest.json"
-    disk.write_json(path, manifest.tree | {"format": 1})
-    with pytest.raises(DataError, match=r"format 1, this program reads 2; remove the data \(rm -r"):
+def test_data_of_an_older_format_is_refused(manifest):
+    disk.write_json(manifest.dir / "manifest.json", manifest.tree | {"format": 1})
+    with pytest.raises(DataError, match="format 1"):
         Manifest.load(manifest.dir)
 
 
 def test_case_21_truncated_missing_wrong_dtype_token_out_of_range(manifest, tmp_path):
-    path = shard(manifest)
+    path = manifest.dir / manifest.shards("train", 0)[1]["file"]
     whole = path.read_bytes()
-
-    def refused(match: str) -> None:
-        fresh = Manifest.load(manifest.dir)
-        with pytest.raises(DataError, match=match) as error:
-            fresh.check()
-        assert error.value.exit_code == 3 and path.name in str(error.value)
-
-    path.write_bytes(whole[:-10])
-    refused("bytes")
-    path.unlink()
-    refused("missing")
-    path.write_bytes(whole.replace(b"'<u2'", b"'<i2'"))
-    refused("header .*<i2")
-    path.write_bytes(whole.replace(b"(100, 9)", b"(90, 10)"))
-    refused(r"\(90, 10\)")
+    damages = (
+        whole[:-10],
+        whole.replace(b"'<u2'", b"'<i2'"),
+        whole.replace(b"(100, 9)", b"(90, 10)"),
+    )
+    for content in (*damages, None):
+        path.unlink() if content is None else path.write_bytes(content)
+        with pytest.raises(DataError, match=path.name) as error:
+            Manifest.load(manifest.dir).check()
+        assert error.value.exit_code == 3
     path.write_bytes(whole)
     Manifest.load(manifest.dir).check()
 
     big = make_folder(tmp_path / "big", {"train": {"a": 5}, "val": {"a": 5}}, vocab_size=50)
     tree = big.tree | {"tokenizer": big.tree["tokenizer"] | {"vocab_size": 3}}
-    with pytest.raises(DataError, match="vocabulary ends at 2"):
+    with pytest.raises(DataError, match="vocabulary"):
         Manifest(big.dir, tree).check()
 
 
@@ -641,10 +595,7 @@ def test_case_21_another_tokenizer_or_an_edited_manifest(manifest):
         manifest.check()
     path = manifest.dir / "manifest.json"
     path.write_text(path.read_text().replace('"row_len": 9', '"row_len": 8'))
-    with pytest.raises(DataError, match="edited"):
-        Manifest.load(manifest.dir)
-    path.write_text("{")
-    with pytest.raises(DataError, match="holds no JSON object"):
+    with pytest.raises(DataError, match=r"manifest\.json"):
         Manifest.load(manifest.dir)
 
 
@@ -656,37 +607,23 @@ def test_the_command_that_makes_missing_data(tmp_path, monkeypatch):
         (("data/pt",), "prepare_data.py PRESET --data_dir data/pt (and"),
         ((tmp_path / "x", "d12"), f"prepare_data.py d12 --data_dir {tmp_path / 'x'} (and"),
     ):
-        with pytest.raises(ValueError) as error:
+        with pytest.raises(UsageError) as error:
             Manifest.load(*arguments)
-        assert f"run: python {command}" in str(error.value)
+        assert f"python {command}" in str(error.value)
 
 
-def test_a_shard_that_vanishes_during_the_run_is_named(tmp_path):
+@pytest.mark.parametrize("damage", ["vanishes", "is cut off"])
+def test_a_shard_that_changes_during_the_run_is_named(damage, tmp_path):
     manifest = make_folder(tmp_path / "d", {"train": {"a": 200}, "val": {}}, shard_rows=5)
-    loader = RowLoader(manifest, seed=1, micro_batch=1, weights={"a": 1}, prefetch=2)
-    loader.next_batch()
-    for entry in manifest.shards("train", 0):
-        (manifest.dir / entry["file"]).unlink()
-    with pytest.raises(DataError, match="missing"):
-        for _ in range(300):
-            loader.next_batch()
-
-
-def test_a_shard_that_is_cut_off_during_the_run_is_named(manifest):
-    for entry in manifest.all_shards(("train",)):
-        manifest.open_shard(entry)  # a shard opened later would be refused by its size
-    loader = RowLoader(manifest, seed=1, micro_batch=1, prefetch=2)
-    loader.next_batch()
-    for entry in manifest.all_shards(("train",)):
-        with open(manifest.dir / entry["file"], "r+b") as f:
-            f.truncate(200)
-    with pytest.raises(DataError, match="ends before row"):
-        for _ in range(300):
-            loader.next_batch()
-
-
-def test_uint32_rows(tmp_path):
-    wide = make_folder(tmp_path / "w", {"train": {"a": 10}, "val": {"a": 3}}, dtype="<u4")
-    wide.check()
-    ((inputs, _),) = read(RowLoader(wide, seed=0, micro_batch=2), 1)
-    assert inputs.shape == (2, 8)
+    files = [manifest.dir / entry["file"] for entry in manifest.shards("train", 0)]
+    if damage == "is cut off":
+        for entry in manifest.shards("train", 0):
+            manifest.open_shard(entry)  # a shard opened later would be refused by its size
+    with loading(manifest, micro_batch=1) as loader:
+        loader.next_batch()
+        for file in files:
+            os.truncate(file, 130) if damage == "is cut off" else file.unlink()
+        with pytest.raises(DataError) as error:
+            for _ in range(300):
+                loader.next_batch()
+    assert any(file.name in str(error.value) for file in files)

@@ -10,7 +10,7 @@ from conftest import ROOT, run
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.throughput import orthogonalize_flops
-from config import PRESETS, TrainConfig
+from config import PRESETS, TrainConfig, UsageError
 from optim import (
     POLAR_EXPRESS,
     Muon,
@@ -74,37 +74,39 @@ def slow_muon(params, grads_by_step, lr, momentum, weight_decay, beta2):
     return params
 
 
+SHAPES = [(6, 6), (6, 6), (12, 4), (4, 12), (12, 4)]
+
+
+def make(values, **options):
+    params = [torch.nn.Parameter(t.detach().clone()) for t in values]
+    return params, Muon(params, lr=0.1, **options)
+
+
+def go(params, optimizer, grads_by_step):
+    for grads in grads_by_step:
+        for p, g in zip(params, grads):
+            p.grad = g.to(p.dtype, copy=True)
+        optimizer.step()
+    return [p.detach() for p in params]
+
+
 def test_muon_equals_a_loop_over_matrices():
     torch.manual_seed(0)
-    shapes = [(6, 6), (6, 6), (12, 4), (4, 12), (12, 4)]
-    start = [torch.randn(s, dtype=torch.float64) for s in shapes]
-    grads = [[torch.randn(s, dtype=torch.float64) for s in shapes] for _ in range(3)]
+    start = [torch.randn(s, dtype=torch.float64) for s in SHAPES]
+    grads = [[torch.randn(s, dtype=torch.float64) for s in SHAPES] for _ in range(3)]
     want = slow_muon(start, grads, 0.1, 0.9, 0.2, 0.8)
-    params = [torch.nn.Parameter(p.float()) for p in start]
-    optimizer = Muon(params, lr=0.1, momentum=0.9, weight_decay=0.2, beta2=0.8)
-    for step in grads:
-        for p, g in zip(params, step):
-            p.grad = g.float()
-        optimizer.step()
-    for p, w in zip(params, want):
-        torch.testing.assert_close(p.double(), w, atol=2e-4, rtol=2e-4)
+    single = [p.float() for p in start]
+    found = go(*make(single, momentum=0.9, weight_decay=0.2, beta2=0.8), grads)
+    torch.testing.assert_close([p.double() for p in found], want, atol=2e-4, rtol=2e-4)
 
 
 def test_compiled_muon_equals_eager():
     torch.manual_seed(0)
-    start, grad = torch.randn(3, 8, 4), torch.randn(3, 8, 4)
-    results = []
-    for compile in (False, True):
-        params = [torch.nn.Parameter(p.clone()) for p in start]
-        optimizer = Muon(params, lr=0.1, weight_decay=0.1)
-        if compile:
-            compile_steps([optimizer])
-        for _ in range(2):
-            for p, g in zip(params, grad):
-                p.grad = g.clone()
-            optimizer.step()
-        results.append(torch.stack([p.detach() for p in params]))
-    torch.testing.assert_close(*results, atol=1e-5, rtol=1e-5)
+    start, grads = torch.randn(3, 8, 4), torch.randn(2, 3, 8, 4)
+    eager = go(*make(start, weight_decay=0.1), grads)
+    params, muon = make(start, weight_decay=0.1)
+    compile_steps([muon])
+    torch.testing.assert_close(go(params, muon, grads), eager, atol=1e-5, rtol=1e-5)
 
 
 def test_compiled_muon_takes_more_shapes_than_dynamo_would(monkeypatch):
@@ -113,37 +115,19 @@ def test_compiled_muon_takes_more_shapes_than_dynamo_would(monkeypatch):
     torch._dynamo.reset()
     torch.manual_seed(0)
     start = [torch.randn(4, cols) for cols in range(2, 13)]
-    models = [[torch.nn.Parameter(t.clone()) for t in start] for _ in range(2)]
-    optimizers = [Muon(params, lr=0.1) for params in models]
+    grads = [[t + 1 for t in start]]
+    params, muon = make(start)
     with torch._dynamo.config.patch(recompile_limit=8):  # put back at the end of the block
-        compile_steps(optimizers[:1])
-        for params, optimizer in zip(models, optimizers):
-            for p in params:
-                p.grad = p.detach() + 1
-            optimizer.step()
-    for a, b in zip(*models):
-        torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-5)
+        compile_steps([muon])
+        found = go(params, muon, grads)
+    torch.testing.assert_close(found, go(*make(start), grads), atol=1e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize("how", ["load_state_dict", "in place"])
 def test_a_resumed_muon_steps_on_the_loaded_state(how):
     torch.manual_seed(0)
-    shapes = [(6, 6), (6, 6), (12, 4), (4, 12), (12, 4)]
-    start = [torch.randn(s) for s in shapes]
-    grads = [[torch.randn(s) for s in shapes] for _ in range(4)]
-
-    def go(params, optimizer, grads):
-        for step in grads:
-            for p, g in zip(params, step):
-                p.grad = g.clone()
-            optimizer.step()
-        return params
-
-    def make(values):
-        params = [torch.nn.Parameter(t.detach().clone()) for t in values]
-        return params, Muon(params, lr=0.1)
-
-    params, optimizer = make(start)
+    grads = [[torch.randn(s) for s in SHAPES] for _ in range(4)]
+    params, optimizer = make([torch.randn(s) for s in SHAPES])
     go(params, optimizer, grads[:2])
     resumed, other = make(params)
     if how == "in place":  # as checkpoint.py does
@@ -167,7 +151,7 @@ def test_optimizers_on_two_ranks_divided_and_sharded():
 
 
 def test_muon_refuses_what_is_no_matrix():
-    with pytest.raises(ValueError, match=r"shape \(3,\)"):
+    with pytest.raises(UsageError, match=r"\(3,\)"):
         Muon([torch.nn.Parameter(torch.zeros(3))])
 
 
@@ -180,7 +164,7 @@ def test_schedules():
     assert lr_at(50, 100, "wsd", 0, decay=0.0) == 1.0
     short = [lr_at(s, 50, "wsd", warmup=40, decay=0.65) for s in range(50)]  # warm after 40 of 50
     assert max(abs(a - b) for a, b in zip(short, short[1:])) < 0.05  # and yet without a jump
-    with pytest.raises(ValueError, match="'nosuch' is none of"):
+    with pytest.raises(ValueError, match="nosuch"):
         lr_at(50, 100, "nosuch")
     momentum = [momentum_at(s, 4000) for s in (0, 200, 400, 1400, 2700, 4000)]
     assert momentum == pytest.approx([0.85, 0.91, 0.97, 0.97, 0.935, 0.90])
@@ -222,68 +206,36 @@ def test_the_factor_of_a_batch_is_the_part_of_a_step_along_the_true_gradient(tok
     assert factor == pytest.approx(along(tokens) / along(rates_at), rel=0.01)
 
 
+def groups_of_one() -> dict:
+    kinds = ("matrix", "embedding", "head", "scalar")
+    return {kind: [torch.nn.Parameter(torch.ones(4, 4))] for kind in kinds}
+
+
+def rates(config, width: int) -> list[float]:
+    built = build(groups_of_one(), config, width)
+    return [g["lr"] for optimizer in built for g in optimizer.param_groups]
+
+
 @pytest.mark.parametrize(
     "preset, tokens, factor",
-    [
-        ("tiny", 2048, 1),
-        ("tiny", 256, 0.4),
-        ("d12", 524_288, 1),
-        ("d12", 65_536, 0.4),
-        ("d20", 1_048_576, 1.6**0.5),
-    ],
+    [("tiny", 256, 0.4), ("d12", 524_288, 1), ("d12", 2**40, 2), ("d20", 1_048_576, 1.6**0.5)],
 )
 def test_the_rates_of_a_preset_are_for_the_batch_at_which_they_were_tuned(preset, tokens, factor):
-    config = PRESETS[preset].train
-    groups = {kind: [torch.nn.Parameter(torch.ones(4, 4))] for kind in ("matrix", "embedding")}
-    groups |= {kind: [torch.nn.Parameter(torch.ones(4, 4))] for kind in ("head", "scalar")}
-    built = build(groups, dataclasses.replace(config, tokens_per_step=tokens), 768)
-    found = [g["lr"] for optimizer in built for g in optimizer.param_groups]
+    """And for a width of 768: at a quarter of it those of the tables are twice as large."""
+    config = dataclasses.replace(PRESETS[preset].train, tokens_per_step=tokens)
     tuned = [config.matrix_lr, config.embedding_lr, config.head_lr, 0.005]
-    assert found == pytest.approx([factor * lr for lr in tuned])
+    assert rates(config, 768) == pytest.approx([factor * lr for lr in tuned])
+    narrow = [factor * lr * by for lr, by in zip(tuned, (1, 2, 2, 1))]
+    assert rates(config, 192) == pytest.approx(narrow)
+    assert rates(dataclasses.replace(config, optimizer="adamw"), 192) == [config.lr] * 2
+    with pytest.raises(ValueError, match="lion"):
+        rates(dataclasses.replace(config, optimizer="lion"), 768)
 
 
-def test_each_kind_of_parameter_has_its_rate_betas_and_decay():
-    kinds, config = ("matrix", "embedding", "head", "scalar"), TrainConfig()
-    groups = {kind: [torch.nn.Parameter(torch.ones(4, 4))] for kind in kinds}
-    _, adam = build(groups, config, 768)
-    found = [(round(g["lr"], 6), g["betas"], g["weight_decay"]) for g in adam.param_groups]
-    assert found == [
-        (config.embedding_lr, (0.8, 0.995), 0.001),
-        (config.head_lr, (0.8, 0.96), 0.01),
-        (0.005, (0.8, 0.95), 0.0),
-    ]
-
-
-def test_an_optimizer_that_build_does_not_know_is_not_muon():
-    groups = {kind: [] for kind in ("matrix", "embedding", "head", "scalar")}
-    with pytest.raises(ValueError, match="'lion' is neither muon nor adamw"):
-        build(groups, TrainConfig(optimizer="lion"), 768)
-
-
-def test_the_schedule_moves_the_momentum_of_muon_alone():
-    p, config = torch.nn.Parameter(torch.ones(2, 2)), TrainConfig()
-    other = torch.optim.SGD([p], lr=1.0, momentum=0.9, weight_decay=0.1)
-    for g in other.param_groups:
-        g["base_lr"], g["base_weight_decay"] = 1.0, 0.1
-    set_schedule([other], 0, 1000, config)
-    found = other.param_groups[0]
-    assert (found["lr"], found["momentum"], found["weight_decay"]) == (1 / config.warmup, 0.9, 0.1)
-
-
-def test_rates_follow_batch_and_width():
-    params = {kind: [torch.nn.Parameter(torch.ones(4, 4))] for kind in ("matrix", "embedding")}
-    groups = dict(head=[], scalar=[], **params)
-
-    def rates(width, **options):
-        optimizers = build(groups, TrainConfig(**options), width)
-        return [g["lr"] for optimizer in optimizers for g in optimizer.param_groups]
-
-    matrix, table = rates(768)
-    assert (matrix, table) == pytest.approx((0.02, 0.3))
-    assert rates(768, tokens_per_step=65_536) == pytest.approx([0.4 * matrix, 0.4 * table])
-    assert rates(768, tokens_per_step=2**40) == pytest.approx([2 * matrix, 2 * table])
-    assert rates(192) == pytest.approx([matrix, 2 * table])
-    assert rates(192, tokens_per_step=2048, optimizer="adamw") == [6e-4]
+def test_each_kind_of_parameter_has_its_betas_and_decay():
+    _, adam = build(groups_of_one(), TrainConfig(), 768)
+    found = [(g["betas"], g["weight_decay"]) for g in adam.param_groups]
+    assert found == [((0.8, 0.995), 0.001), ((0.8, 0.96), 0.01), ((0.8, 0.95), 0.0)]
 
 
 # ------------------------------------------------------------------------------- one step of all
