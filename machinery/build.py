@@ -195,8 +195,9 @@ def try_step(model: GPT, plan: Plan, validate: bool) -> tuple[nn.Module, str | N
             return step_model, OUT_OF_MEMORY
         if not isinstance(error, BackendCompilerFailed):
             raise
-        said = (str(error).strip() or "no message").splitlines()[0]
-        return step_model, f"{type(error).__name__}: {said}"
+        why = error.inner_exception
+        said = (str(why).strip() or "no message").splitlines()[0]
+        return step_model, f"{type(why).__name__}: {said}"
     return step_model, None
 
 

@@ -119,19 +119,6 @@ def test_a_stranger_s_manifest_writes_and_reads_nothing_else(name, manifest, tmp
     assert not list(tmp_path.glob("fast/*/manifest.json"))
 
 
-def test_a_hash_is_no_path(s3, manifest, tmp_path):  # noqa: F811
-    """Of data behind a URL: a hash names an object, and what it names here is deleted nowhere."""
-    victim = tmp_path / "thesis.tex"
-    victim.write_text("three years of work")
-    stage.publish(manifest, s3.url)
-
-    edit(manifest.dir, (*FIRST, "sha256"), str(victim))
-    s3.put(f"{s3.folder}/manifest.json", (manifest.dir / "manifest.json").read_bytes())
-    with pytest.raises(DataError):
-        stage.copy(s3.url, tmp_path / "fast")
-    assert victim.read_text() == "three years of work" and not (tmp_path / "fast").exists()
-
-
 def test_an_object_larger_than_it_should_be_is_not_taken_in(s3, manifest, tmp_path):  # noqa: F811
     stage.publish(manifest, s3.url)
     s3.put(f"{s3.folder}/objects/{manifest.tokenizer_sha256}", bytes((64 << 20) + 1))
