@@ -87,7 +87,7 @@ def activation_bytes(config, itemsize: int = 2, recompute: bool = False) -> int:
     optimizer: what each layer keeps for backward, and the logits.
 
     config: a GPTConfig; itemsize: bytes of a number (2: bf16); recompute: a layer keeps its inputs
-    alone, and backward restores one layer at a time. An estimate; tests/test_preflight.py and
+    alone, and backward restores one layer at a time. An estimate; tests/machinery/test_plan.py and
     test_recompute.py compare it with what the compiler decides to keep."""
     q, kv = config.n_head * config.head_dim, config.n_kv_head * config.head_dim
     layer = 4 * config.n_embd  # the input of attention and of the MLP, before the norm and after it

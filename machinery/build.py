@@ -1,9 +1,8 @@
 """A run's model, from its plan: built, sharded, compiled, and in micro-batches that fit.
 
-Each weight is allocated once, where it is used. Where no compiler works, the step runs eager; what
-does not fit runs in smaller micro-batches: both are found by a trial step, and printed. The loop's
-other parts, loader and meter, are made here too. Next: train.py, which calls these functions from
-top to bottom.
+Where no compiler works, the step runs eager; what does not fit runs in smaller micro-batches: both
+are found by a trial step, and printed. The loop's other parts, loader and meter, are made here too.
+Next: train.py, which calls these functions from top to bottom.
 """
 
 import contextlib
@@ -29,6 +28,7 @@ import flops
 import optim
 from config import UsageError
 from machinery import checkpoint, cli, errors, folders, ranks
+from machinery.checkpoint import Checkpointer
 from machinery.log import Log
 from machinery.plan import USABLE, Plan
 from machinery.shards import Manifest
@@ -37,18 +37,13 @@ from model import GPT
 OUT_OF_MEMORY = "out of memory"
 
 
-def describe(
-    asked: cfg.Preset, preset: cfg.Preset, plan: Plan, manifest: Manifest, world: ranks.World
-) -> str:
+def describe(asked: cfg.Preset, preset: cfg.Preset, plan: Plan, manifest: Manifest, world) -> str:
     """The plan, this machine and the data, in lines to print."""
     dtype, threads = str(world.dtype).removeprefix("torch."), torch.get_num_threads()
-    lines = [
-        plan.text,
-        f"on        {world.device_name}, {dtype}, torch {torch.__version__}, {threads} threads",
-        folders.describe_data(asked, preset, plan, manifest),
-        folders.warn_of_disk(plan, Path(preset.run.run_dir)),
-    ]
-    return "\n".join(filter(None, lines))
+    on = f"on        {world.device_name}, {dtype}, torch {torch.__version__}, {threads} threads"
+    of_data = folders.describe_data(asked, preset, plan, manifest)
+    warning = folders.warn_of_disk(plan, Path(preset.run.run_dir))
+    return "\n".join(filter(None, (plan.text, on, of_data, warning)))
 
 
 # ---------------------------------------------------------------------------------- the model
@@ -109,20 +104,13 @@ def build_optimizers(model: GPT, preset: cfg.Preset, plan: Plan, world: ranks.Wo
     return optim.build(model.param_groups(), preset.train, preset.model.n_embd, **how)
 
 
-def open_checkpoints(
-    preset: cfg.Preset, plan: Plan, log: Log, mirror=None
-) -> checkpoint.Checkpointer:
+def open_checkpoints(preset: cfg.Preset, plan: Plan, log: Log, mirror=None) -> Checkpointer:
     folder, keep, every = log.run_dir / "checkpoints", preset.run.keep, preset.run.keep_every
-    return checkpoint.Checkpointer(folder, keep, plan.keep_step, mirror, log.print, every)
+    return Checkpointer(folder, keep, plan.keep_step, mirror, log.print, every)
 
 
 def load(
-    checkpoints: checkpoint.Checkpointer,
-    model: GPT,
-    optimizers: list,
-    preset: cfg.Preset,
-    manifest: Manifest,
-    source=None,
+    checkpoints: Checkpointer, model: GPT, optimizers, preset, manifest: Manifest, source=None
 ) -> dict | None:
     """Fill model and optimizers from this run's checkpoint, and return the checkpoint's record; if
     there is none, fill the model from another run's, or from a `source` (hf/imported.py)."""
@@ -152,7 +140,7 @@ def compile_step(
 ) -> tuple[nn.Module, nn.Module, Plan]:
     """(what the step runs, what validation runs, the plan with a micro-batch that fits). A trial
     step is repeated until it runs: out of memory at least halves the micro-batch, no working
-    compiler means eager; both are printed. Tokens per step stay the same."""
+    compiler means eager."""
     on_gpu = world.device.type == "cuda"
     if plan.sharded:
         ranks.wait_at_most(ranks.SHARDED_S)
@@ -186,8 +174,8 @@ def compile_step(
 
 
 def try_step(model: GPT, plan: Plan, validate: bool) -> tuple[nn.Module, str | None]:
-    """A validation and the gradients of random tokens; returns the callable model, and what went
-    wrong. An error of the model's own code is raised."""
+    """A validation and the gradients of random tokens; returns the callable model, and what does
+    not work here. An error of the model's own code is raised."""
     step_model, device = model, model.cos.device
     try:
         if plan.compile and not plan.sharded:  # sharded, its blocks are compiled already
@@ -207,8 +195,9 @@ def try_step(model: GPT, plan: Plan, validate: bool) -> tuple[nn.Module, str | N
             return step_model, OUT_OF_MEMORY
         if not isinstance(error, BackendCompilerFailed):
             raise
-        said = (str(error).strip() or "no message").splitlines()[0]
-        return step_model, f"{type(error).__name__}: {said}"
+        why = error.inner_exception
+        said = (str(why).strip() or "no message").splitlines()[0]
+        return step_model, f"{type(why).__name__}: {said}"
     return step_model, None
 
 
@@ -228,10 +217,9 @@ def fewer_rows(model: GPT, plan: Plan, world: ranks.World, on_all: bool) -> Plan
         return less
     fewer = f"--micro_batch {less.micro_batch} or " if plan.micro_batch > 1 else ""
     shard = "--parallel fsdp or " if plan.parallel == "ddp" else ""
-    raise UsageError(
-        f"out of memory with {plan.micro_batch} rows of {model.config.seq_len} tokens; "
-        f"try {fewer}{'' if plan.recompute else '--recompute or '}{shard}a smaller preset"
-    )
+    again = "" if plan.recompute else "--recompute or "
+    what = f"{plan.micro_batch} rows of {model.config.seq_len} tokens"
+    raise UsageError(f"out of memory with {what}; try {fewer}{again}{shard}a smaller preset")
 
 
 @contextlib.contextmanager
@@ -243,16 +231,13 @@ def explain_errors(argv: list[str], world: ranks.World, progress) -> Iterator[No
     except RuntimeError as error:
         at, said = f"step {progress.step:,}", str(error).splitlines()
         if errors.is_lost_rank(error):
-            raise errors.RankError(
-                f"{at}: rank {world.rank} gets no answer from another rank, which has ended or "
-                f"hangs: look at its output ({said[-1][-200:]})"
-            ) from None
+            who = f"{at}: rank {world.rank} gets no answer from another rank"
+            raise errors.RankError(f"{who}: look at its output ({said[-1][-200:]})") from None
         if not errors.is_out_of_memory(error):
             raise
-        raise UsageError(
-            f"{at}: out of memory ({said[0]}); to resume, add a smaller --micro_batch or "
-            f"--recompute, or on several GPUs --parallel fsdp: train.py {shlex.join(argv)}"
-        ) from None
+        remedy = "add a smaller --micro_batch, --recompute or, on several GPUs, --parallel fsdp"
+        again = f"to resume, {remedy}: train.py {shlex.join(argv)}"
+        raise UsageError(f"{at}: out of memory ({said[0]}); {again}") from None
 
 
 # ------------------------------------------------------------------------ the loop's other parts

@@ -2,10 +2,9 @@
 
 Writes and reads ROOT/step_00001000/{MANIFEST.json, trainer.json, dcp/*.safetensors}, tensors by DCP
 (torch.distributed.checkpoint): one process, DDP and FSDP2 load what any of them saved, on any
-number of ranks, which must all see ROOT. A checkpoint is valid only if its files are those in its
-MANIFEST, with their sha256. ROOT/best names the best one; `.tmp-*` and `.trash-*` never count, and
-the next start removes them. Random states are not saved: training seeds from the position. Start at
-`_publish`, the protocol. Next: disk.py.
+number of ranks. A checkpoint is valid only if its files are those in its MANIFEST, with their
+sha256. ROOT/best names the best one; `.tmp-*` and `.trash-*` never count, and the next start
+removes them. Random states are not saved. Start at `_publish`, the protocol. Next: disk.py.
 """
 
 import itertools
@@ -35,7 +34,6 @@ from torch.distributed.tensor import DTensor
 
 from config import UsageError
 from machinery import disk
-from machinery.disk import read_json, sha256_of
 from machinery.errors import CheckpointError, DataError, NonFiniteError, StorageError
 from optim import local
 
@@ -60,11 +58,11 @@ class _Team:
     not mix with the collectives of training. alone: this process only."""
 
     def __init__(self, alone: bool = False):
-        together = dist.is_initialized() and not alone
-        self.rank = dist.get_rank() if together else 0
-        self.size = dist.get_world_size() if together else 1
-        day = timedelta(days=1)  # the others wait while the first rank uploads
-        self.group = dist.new_group(backend="gloo", timeout=day) if together else None
+        self.rank, self.size, self.group = 0, 1, None
+        if dist.is_initialized() and not alone:
+            self.rank, self.size = dist.get_rank(), dist.get_world_size()
+            day = timedelta(days=1)  # the others wait while the first rank uploads
+            self.group = dist.new_group(backend="gloo", timeout=day)
         self.for_dcp = {"process_group": self.group, "no_dist": self.size == 1}
 
     def on_all(self, work: Callable[[], Any], otherwise: type = StorageError) -> list:
@@ -75,9 +73,9 @@ class _Team:
         except (Exception, dcp.CheckpointException) as e:  # DCP's is a BaseException
             failures = getattr(e, "failures", {self.rank: (e, None)})  # DCP's are of all ranks
             rank, (why, _) = next(iter(failures.items()))
-            kind = type(e) if hasattr(e, "exit_code") else otherwise
-            text = str(e) if kind is type(e) else f"{type(why).__name__}: {why}"
-            own = (None, kind(f"rank {rank}: {text}" if self.size > 1 else text))
+            is_ours, by = hasattr(e, "exit_code"), f"rank {rank}: " if self.size > 1 else ""
+            text = by + (str(e) if is_ours else f"{type(why).__name__}: {why}")
+            own = (None, (type(e) if is_ours else otherwise)(text))
         results = [own] * self.size
         if self.size > 1:
             dist.all_gather_object(results, own, group=self.group)
@@ -123,7 +121,7 @@ def why_invalid(path: str | Path, only: str = "") -> str | None:
     if not path.is_dir():
         return "there is no such folder"
     try:
-        manifest = read_json(path / MANIFEST)
+        manifest = disk.read_json(path / MANIFEST)
         if (found := manifest.get("format")) != FORMAT:
             return f"it has format {found}, another version's; this program reads format {FORMAT}"
         if not isinstance(files := manifest.get("files"), dict) or "trainer.json" not in files:
@@ -134,7 +132,7 @@ def why_invalid(path: str | Path, only: str = "") -> str | None:
         if extra := {str(p.relative_to(path)) for p in found} - {MANIFEST, *files}:
             return f"{min(extra)!r} is in it, which {MANIFEST} does not name"
         for name in [only] if only else files:
-            if (actual := sha256_of(disk.inside(path, name))) != files[name]:
+            if (actual := disk.sha256_of(disk.inside(path, name))) != files[name]:
                 return f"{name} has sha256 {actual}, the manifest says {files[name]}"
     except DataError as error:  # a damaged MANIFEST, or a name that leads elsewhere
         return str(error)
@@ -163,10 +161,8 @@ def latest_valid(
             except CheckpointError as error:
                 log(f"warning: {mirror.store.url}/{name} is not used: {error}")
     if names:
-        raise CheckpointError(
-            f"none of the {len(names)} checkpoints in {root} is valid; restore one from a "
-            "copy, or move them away to start over"
-        )
+        why = f"none of the {len(names)} checkpoints in {root} is valid"
+        raise CheckpointError(f"{why}; restore one from a copy, or move them away to start over")
     return None
 
 
@@ -181,7 +177,7 @@ def read_trainer(path: str | Path) -> dict:
     CheckpointError unless it is as it was published, with values of the right types."""
     file = _verify(Path(path), only="trainer.json") / "trainer.json"
     try:
-        trainer = read_json(file)
+        trainer = disk.read_json(file)
     except DataError as error:
         raise CheckpointError(str(error)) from None
     for name, kind in RECORD.items():
@@ -247,11 +243,9 @@ def check_fits(path: Path, state: dict[str, Tensor], prefix: str = "") -> None:
     for key in sorted(saved.keys() | wanted.keys()):
         there, here = saved.get(key, "not there"), wanted.get(key, "not there")
         if there != here and key.startswith(prefix):
-            raise CheckpointError(
-                f"{path} does not fit this model: {key} is {there} in the checkpoint and {here} "
-                "here; use the configuration in its trainer.json and the model.py of that time, or "
-                "another run directory"
-            )
+            what = f"{key} is {there} in the checkpoint and {here} here"
+            remedy = "use its configuration and the model.py of that time, or another --run_dir"
+            raise CheckpointError(f"{path} does not fit this model: {what}; {remedy}")
 
 
 def _read_into(team: _Team, path: Path, state: dict[str, Tensor], prefix: str = "") -> None:
@@ -266,9 +260,8 @@ def weights_of(model: nn.Module) -> dict[str, Tensor]:
 
 
 def load_model(path: str | Path, model: nn.Module, verified: bool = False) -> dict:
-    """Load only the weights, or this rank's shards of them; returns `trainer`. A damaged
-    file or a tensor that does not fit is a CheckpointError, and nothing is loaded. verified:
-    `latest_valid` has just hashed every file."""
+    """Load only the weights, or this rank's shards of them; returns `trainer`. CheckpointError, and
+    nothing is loaded, unless they fit. verified: `latest_valid` has just hashed every file."""
     path = Path(path) if verified else _verify(Path(path))
     _read_into(_Team(alone=True), path, weights_of(model), prefix="model.")
     return read_trainer(path)
@@ -322,14 +315,14 @@ def _begin(path: Path, nbytes: int) -> Path | None:
 def _hash_own(team: _Team, tmp: Path) -> dict[str, str]:
     """{name: sha256} of the files that this rank has written; DCP has forced them onto the disk."""
     own = sorted(tmp.glob(f"dcp/shard-{team.rank + 1:05d}-*"))
-    return {str(file.relative_to(tmp)): sha256_of(file) for file in own}
+    return {str(file.relative_to(tmp)): disk.sha256_of(file) for file in own}
 
 
 def _commit(tmp: Path, path: Path, record: str, hashes: list[dict[str, str]]) -> None:
     disk.fsync(tmp / "dcp")
     disk.write_text(tmp / "trainer.json", record)
-    files = {name: sha for own in hashes for name, sha in own.items()}
-    files["trainer.json"] = sha256_of(tmp / "trainer.json")
+    hashes.append({"trainer.json": disk.sha256_of(tmp / "trainer.json")})
+    files = {name: sha256 for own in hashes for name, sha256 in own.items()}
     disk.write_json(tmp / MANIFEST, {"format": FORMAT, "files": files})  # (4)
     _stage("manifest")
     if path.exists():
@@ -340,11 +333,10 @@ def _commit(tmp: Path, path: Path, record: str, hashes: list[dict[str, str]]) ->
 
 
 class Checkpointer:
-    """All checkpoints of a run: background saves, retention, resume. Every rank calls every
-    method. root: the folder of checkpoints, which this run owns (disk.lock). keep: how many of
-    the newest stay, apart from the best, the one resumed from, that of `keep_step` and each whose
-    step is a multiple of keep_every. mirror (mirror.py): on the first rank, which alone needs it,
-    gets a copy of each."""
+    """All checkpoints of a run; every rank calls every method. root: their folder, which this run
+    owns (disk.lock). keep: how many of the newest stay, apart from the best, the one resumed from,
+    that of keep_step, and each whose step is a multiple of keep_every. mirror (mirror.py): on the
+    first rank, gets a copy of each."""
 
     def __init__(
         self, root, keep: int = 2, keep_step: int = 0, mirror=None, log=print, keep_every: int = 0
@@ -373,9 +365,8 @@ class Checkpointer:
     def resume(
         self, model: nn.Module, optimizers: Optimizers, path: Path | None = None, check=None
     ) -> dict | None:
-        """Load the checkpoint at `path`, or else the newest valid one of root and mirror; returns
-        its `trainer`, or None if there is none. check(path, trainer) may raise before anything is
-        copied or loaded."""
+        """Load the checkpoint at `path`, or else the newest valid one; returns its `trainer`, None
+        if there is none. check(path, trainer) may raise before anything is copied or loaded."""
         state = _state(model, optimizers)
         found, trainer = self._team.on_first(lambda: self._find(path, check), CheckpointError)
         if found:
@@ -390,9 +381,8 @@ class Checkpointer:
         return trainer
 
     def _find(self, path: Path | None, check) -> tuple[Path | None, dict | None]:
-        """The checkpoint to resume from, and its `trainer`; both None if there is none. Runs on
-        rank 0, the only one that needs to see the mirror. UsageError if this run has a newer one
-        than `path`: the checkpoints of two histories would lie in one folder."""
+        """The checkpoint to resume from, and its `trainer`; both None if there is none. UsageError
+        if the run has a newer one than `path`: two histories would lie in one folder."""
         own = self.root.resolve()
         far = self.mirror.checkpoints() if self.mirror else []
         if path and path.resolve().parent != own and (checkpoints(own) or far):
@@ -403,19 +393,16 @@ class Checkpointer:
         _verify(path)
         newer = (p for p in checkpoints(own) if step_of(p) > step_of(path))
         if newest := next((p for p in newer if why_invalid(p) is None), None):
-            raise UsageError(
-                f"{path} is not the newest checkpoint of its run ({newest.name} is); leave out "
-                "--resume, or choose another --run_dir to go back to it"
-            )
+            remedy = "leave out --resume, or choose another --run_dir to go back to it"
+            raise UsageError(f"{path} is older than {newest.name} of the same run; {remedy}")
         return path, read_trainer(path)
 
     def save(
         self, step: int, model: nn.Module, optimizers: Optimizers, trainer: dict, wait: bool = False
     ) -> None:
-        """Save the state after `step` steps: wait for the previous save if it is still running,
-        copy the state to host memory, and write it in the background. A failed write is logged and
-        training continues; the third in a row raises StorageError. wait: return when it is
-        published, and raise any failure."""
+        """Save the state after `step` steps: wait for the save in flight, copy the state to host
+        memory, write it in the background. A failed write is logged; the third in a row raises
+        StorageError. wait: return when it is published, and raise any failure."""
         start = time.perf_counter()
         if self.busy:
             self.join()
@@ -448,8 +435,8 @@ class Checkpointer:
 
     @property
     def error(self) -> Exception | None:
-        """Why training must not continue, if the last save has found a reason. A rank may see it a
-        step before another does: they agree on it, then all call join(raises=True)."""
+        """Why training must not continue. A rank may see it a step before another does: they agree
+        on it, then all call join(raises=True)."""
         return self._error if self._failures >= MAX_FAILURES else None
 
     def join(self, raises: bool = False) -> None:
@@ -478,10 +465,8 @@ class Checkpointer:
             return
         except Exception as e:
             self._failures += 1
-            self._error = StorageError(
-                f"step {step} could not be saved ({self._failures} in a row): {e}; "
-                f"the checkpoints in {self.root} are intact; is there space for another?"
-            )
+            why = f"step {step} could not be saved ({self._failures} in a row): {e}"
+            self._error = StorageError(f"{why}; the checkpoints in {self.root} are intact")
             self.log(f"warning: {self._error}")
             return
         self._error, self._failures = None, 0
@@ -489,20 +474,16 @@ class Checkpointer:
         self.log(f"saved {path} in {took_s:.2f} s, training paused {stall_s or took_s:.2f} s")
         self._team.on_first(lambda: self._tidy(path))  # the others wait for the upload here
         took_s = time.perf_counter() - start
-        grace_s = float(os.environ.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", 30))
-        if "TORCHELASTIC_RUN_ID" in os.environ and took_s > grace_s:
-            self.log(
-                f"warning: to save took {took_s:.0f} s, but torchrun kills {grace_s:.0f} s after "
-                f"SIGTERM; before you start, export TORCH_ELASTIC_SHUTDOWN_TIMEOUT={2 * took_s:.0f}"
-            )
+        limit = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
+        if "TORCHELASTIC_RUN_ID" in os.environ and took_s > float(os.environ.get(limit, 30)):
+            why = f"to save took {took_s:.0f} s, but torchrun kills earlier than that after SIGTERM"
+            self.log(f"warning: {why}; before you start, export {limit}={2 * took_s:.0f}")
 
     def _check_place(self) -> None:
         run_dir = self.root.parent
         if not run_dir.exists() or run_dir.stat().st_ino != self._run_inode:
-            raise UsageError(
-                f"{run_dir} was moved or removed while its run was training; move it back, and the "
-                "same command resumes"
-            )
+            remedy = "move it back, and the same command resumes"
+            raise UsageError(f"{run_dir} was moved or removed while its run was training; {remedy}")
 
     def _tidy(self, path: Path) -> None:
         """After a save: `best`, the mirror, retention."""
@@ -521,8 +502,8 @@ class Checkpointer:
             self.log(f"warning: could not {what}: {type(e).__name__}: {e}")
 
     def _retain(self) -> None:
-        """Delete all but the newest `keep`, the best, and those that stay. Only those count which
-        this process has written or verified."""
+        """Delete all but the newest `keep` that this process has written or verified, the best,
+        and those that stay."""
         found = checkpoints(self.root)
         kept = [path.name for path in found if path.name in self._valid][: self.keep]
         if len(kept) < self.keep:
@@ -531,8 +512,7 @@ class Checkpointer:
             best = disk.read_text(file).strip()
             if self.root / best not in found:
                 why = f"{file} names {best[:80]!r}, which is no checkpoint"
-                self.log(f"warning: {why}; until the next better one, nothing is deleted")
-                return
+                return self.log(f"warning: {why}; until the next better one, nothing is deleted")
             kept.append(best)
         for path in found:
             if path.name not in kept and not self._stays(path.name):

@@ -35,8 +35,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 @dataclass(frozen=True)
 class TrainArgs:
-    """Train a GPT. The first word is the preset (none: tiny); each option overrides one of its
-    values."""
+    """Train a GPT. The first word is the preset (none: tiny); an option overrides a value of it."""
 
     model: cfg.GPTConfig
     train: cfg.TrainConfig
@@ -44,8 +43,7 @@ class TrainArgs:
 
 
 def parse(program: str, part: Literal["data", "train"], argv: list[str]) -> cfg.Preset:
-    """Command line -> preset with its folders and the options of argv:
-    `parse("train.py", "train", ["d12", "--steps", "200"])`."""
+    """`parse("train.py", "train", ["d12", "--steps", "200"])` -> the preset with its folders."""
     name, options = first_word(argv)
     others = f"There are {', '.join(cfg.PRESETS)}, and all other depths up to d99"
     preset = replace(cfg.find_preset(name) or find("preset", name, cfg.PRESETS, others), name=name)
@@ -68,7 +66,7 @@ def first_word(argv: list[str]) -> tuple[str, list[str]]:
 
 def read_options(default: Any, argv: list[str], program: str) -> Any:
     """The dataclass `default` with the options of argv. tyro prints what is wrong with a value,
-    once per node, and exits with 2; an option that does not exist is a UsageError."""
+    once per node, and exits with 2."""
     import tyro
 
     style = dict(config=(tyro.conf.OmitArgPrefixes,), use_underscores=True)
@@ -103,7 +101,7 @@ def find(kind: str, name: str, table: dict, where: str = "") -> Any:
 
 
 def count(text: str) -> int:
-    """A number of tokens: "2B" -> 2_000_000_000, "10k" -> 10_000, "4096" -> 4096, "" -> 0."""
+    """A number of tokens: "2B" -> 2_000_000_000, "10k" -> 10_000, "" -> 0."""
     unit = {"K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}.get(text[-1:].upper(), 1)
     try:
         tokens = round(float(text if unit == 1 else text[:-1]) * unit) if text else 0
@@ -120,8 +118,9 @@ def weights(mixture: tuple[str, ...]) -> dict[str, float] | None:
     pairs = [re.fullmatch(r"(.*)=(\d{1,15}\.?\d*|\.\d+)", item, re.DOTALL) for item in items]
     found = {pair[1]: float(pair[2]) for pair in pairs if pair}
     if len(found) < len(items):
-        text = " ".join(mixture)
-        raise UsageError(f"{text!r} is not NAME=WEIGHT ..., each once, as in wiki=60 code=40")
+        raise UsageError(
+            f"{' '.join(mixture)!r} is not NAME=WEIGHT ..., each once: wiki=60 code=40"
+        )
     return found or None
 
 
@@ -157,8 +156,7 @@ def cores() -> int:
 
 
 def run(main: Callable[[list[str]], int | None]) -> None:
-    """Run main(argv) and exit with its result. A user's mistake prints one sentence, once per node,
-    a bug a traceback."""
+    """Run main(argv) and exit with its result."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # it may be closed
             stream.reconfigure(errors="backslashreplace")  # the name of a file may hold any bytes
@@ -193,19 +191,17 @@ def run(main: Callable[[list[str]], int | None]) -> None:
 
 
 def exit_code(error: BaseException) -> int:
-    """The error's own exit_code if it has one (errors.py); that of a StorageError for a disk that
-    is full or fails; 2 for a path that cannot be used; 141 if nobody reads the output; 1: a bug."""
-    if isinstance(error, BrokenPipeError) and _nobody_reads():
-        return 141
+    """The error's own (errors.py); of an OSError, what it means here; 1 is a bug."""
+    if isinstance(error, BrokenPipeError):  # of our output, as `| head` closes it, or another
+        poll = select.poll()
+        poll.register(1, 0)
+        return (
+            141
+            if any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
+            else 1
+        )
     if isinstance(error, OSError) and error.errno in DISK_FAILS:
         return StorageError.exit_code
     if isinstance(error, OSError) and error.errno in UNUSABLE and error.filename:
         return UsageError.exit_code
     return getattr(error, "exit_code", 1)
-
-
-def _nobody_reads() -> bool:
-    """Whether standard output is a pipe that its reader has closed, as `| head` does."""
-    poll = select.poll()
-    poll.register(1, 0)
-    return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))

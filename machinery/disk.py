@@ -9,7 +9,6 @@ Files that only grow (.jsonl) are appended to instead. Next: errors.py, the exit
 
 import errno
 import fcntl
-import glob
 import hashlib
 import io
 import json
@@ -24,7 +23,7 @@ from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
 from config import UsageError
-from machinery.errors import DISK_FAILS, DataError, StorageError
+from machinery.errors import DataError, StorageError
 
 LARGEST_SMALL = 64 << 20  # bytes of a file that is read as a whole
 FLAGS = {
@@ -227,58 +226,3 @@ def lock(folder: str | Path, option: str) -> BinaryIO:
     file.truncate(0)
     file.write(f"process {os.getpid()} on {socket.gethostname()}".encode())
     return file
-
-
-def check_locked(file: BinaryIO, folder: str | Path) -> None:
-    """StorageError if a folder that this process has locked was renamed or replaced since."""
-    try:
-        same = os.path.samestat(os.fstat(file.fileno()), os.lstat(Path(folder) / ".lock"))
-    except FileNotFoundError:
-        same = False
-    if not same:
-        raise StorageError(f"{folder} was renamed or replaced while this program was writing in it")
-
-
-@contextmanager
-def writable(folder: str | Path, remedy: str) -> Iterator[None]:
-    """UsageError in place of an OSError, unless the disk is full or fails."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno in DISK_FAILS:
-            raise
-        where = error.filename or folder
-        raise UsageError(f"{where} cannot be written ({error.strerror}); {remedy}") from None
-
-
-@contextmanager
-def creating(folder: Path) -> Iterator[Path]:
-    """`with creating(folder) as temporary:` fill a new folder, which gets its name at the end of
-    the block. If the block raises, nothing is left. UsageError if the folder is there already."""
-    if os.path.lexists(folder):
-        raise UsageError(f"{folder} exists already; remove it, or give another folder")
-    for stale in folder.parent.glob(f".tmp-{glob.escape(folder.name)}-{8 * '[0-9a-f]'}"):
-        shutil.rmtree(stale)  # of a program that was killed
-    temporary = folder.with_name(f".tmp-{folder.name}-{uuid.uuid4().hex[:8]}")
-    try:
-        with writable(folder, "give another folder"):
-            temporary.mkdir(parents=True)
-        yield temporary
-        for path in [*temporary.rglob("*"), temporary]:
-            fsync(path)
-        temporary.rename(folder)
-        fsync(folder.parent)
-    finally:  # once it is renamed, there is nothing left to remove
-        shutil.rmtree(temporary, ignore_errors=True)
-
-
-def make_way(path: Path) -> None:
-    """Set aside what stands in the place of a file to be written, and cannot be read as one."""
-    try:
-        path.read_bytes()
-    except FileNotFoundError:  # a link to nowhere, too, which the file will replace
-        path.unlink(missing_ok=True)
-    except OSError as error:
-        aside = path.with_name(f"{path.name}.aside-{uuid.uuid4().hex[:8]}")
-        path.rename(aside)
-        print(f"warning: {path} cannot be read ({error.strerror}): it is {aside.name} now")

@@ -1,8 +1,7 @@
 """The two folders of a run: the data that it reads, and RUN_DIR, which it alone may write.
 
 Reads DATA_DIR; locks RUN_DIR and writes its config.json and tokenizer.json. A run that cannot work
-in these folders is refused here, before a model is built: no data, the data of another tokenizer,
-another run's checkpoints, a full disk. Next: build.py builds the model.
+in these folders is refused here, before a model is built. Next: build.py builds the model.
 """
 
 import json
@@ -56,9 +55,7 @@ def decide(preset: cfg.Preset, found: dict, where: str, remedy: str, free=()) ->
     by_hand = {k: getattr(asked, k) for k in found if getattr(asked, k) != getattr(default, k)}
     for name, value in by_hand.items():
         if name not in free and value != found[name]:
-            raise UsageError(
-                f"--{name} {value} was asked for, but {where} has {found[name]}; {remedy}"
-            )
+            raise UsageError(f"--{name} is {value}, but {where} has {found[name]}; {remedy}")
     return replace(preset, model=replace(asked, **found | by_hand))
 
 
@@ -66,10 +63,8 @@ def describe_data(asked: cfg.Preset, preset: cfg.Preset, plan: Plan, manifest: M
     """Lines on the data: how much there is, how often it is repeated, what it decided."""
     train, folder = preset.train, preset.run.data_dir
     if (rows := manifest.rows("val")) < plan.world_size:
-        raise UsageError(
-            f"{rows} validation rows cannot be shared by {plan.world_size} ranks; prepare data "
-            "with a larger --val_fraction"
-        )
+        why = f"{rows} validation rows cannot be shared by {plan.world_size} ranks"
+        raise UsageError(f"{why}; prepare data with a larger --val_fraction")
     mixtures = cli.weights(train.mixture), cli.weights(train.decay_mixture)
     order = data.order_of(manifest, train.seed, *mixtures, plan.rows_before(plan.decay_begins))
     epochs, name = max(zip(order.epochs(plan.rows), manifest.sources))
@@ -85,10 +80,8 @@ def describe_data(asked: cfg.Preset, preset: cfg.Preset, plan: Plan, manifest: M
         if said := [text for name, text in changed.items() if name in names]:
             lines.append(f"decided   by {where}: {', '.join(said)}")
     if epochs > 4:
-        lines.append(
-            f"warning: {epochs:.1f} epochs{of}, but the same text teaches little after the fourth; "
-            "prepare more, or lower --steps"
-        )
+        why = f"{epochs:.1f} epochs{of}, but the same text teaches little after the fourth"
+        lines.append(f"warning: {why}; prepare more, or lower --steps")
     return "\n".join(lines)
 
 
@@ -121,9 +114,9 @@ def identity(preset: cfg.Preset, manifest: Manifest) -> dict:
 
 
 def check_same_run(now: dict, where: Path, trainer: dict) -> None:
-    """UsageError with the fields that differ if `where`, of which `trainer` tells the identity and
-    the step, belongs to another run than that of identity `now`. The number of steps may differ
-    until either run's learning rate begins to fall."""
+    """UsageError with the fields that differ if `where`, whose record is `trainer`, belongs to
+    another run than that of identity `now`. The number of steps may differ until either run's
+    learning rate begins to fall."""
     before = trainer.get("identity", {})
     differ = differences(before, now, now.keys() | before.keys())
     remedy = "give the same options to resume it, or another --run_dir to start a new run"
@@ -133,10 +126,8 @@ def check_same_run(now: dict, where: Path, trainer: dict) -> None:
             return
         remedy = f"--resume a checkpoint up to step {begins} in another --run_dir, or {remedy}"
     if differ:
-        raise UsageError(
-            f"{where} belongs to a run with another configuration: {'; '.join(differ.values())}; "
-            f"{remedy} (--init_from starts one from these weights)"
-        )
+        why = f"{where} belongs to another run: {'; '.join(differ.values())}"
+        raise UsageError(f"{why}; {remedy} (--init_from starts one from these weights)")
 
 
 MAY_CHANGE = {"seq_len", "rope_theta", "doc_mask"}  # for longer rows, as a last stage
@@ -148,10 +139,11 @@ def check_weights_fit(where: str, before: dict, preset: cfg.Preset, manifest: Ma
     names = asdict(preset.model).keys() | {"tokenizer_sha256"}
     differ = differences(before, identity(preset, manifest), names)
     if refused := [text for name, text in differ.items() if name not in MAY_CHANGE]:
-        raise UsageError(
-            f"the weights in {where} are of another model: {'; '.join(refused)}; give the options "
-            "that it was trained with, and data prepared with its tokenizer (--tokenizer)"
+        remedy = (
+            "give the options that it was trained with, and data of its tokenizer (--tokenizer)"
         )
+        why = f"the weights in {where} are of another model: {'; '.join(refused)}"
+        raise UsageError(f"{why}; {remedy}")
     return f" ({'; '.join(differ.values())})" if differ else ""
 
 
@@ -172,7 +164,5 @@ def warn_of_disk(plan: Plan, run_dir: Path) -> str:
     free, new = disk.free_bytes(run_dir), max(1, plan.saves + bool(saved) - len(saved))
     if free >= (needed := new * plan.save_bytes):
         return ""
-    return (
-        f"warning: {new} checkpoints more take {needed / 1e9:.1f} GB, but {free / 1e9:.1f} GB are "
-        f"free in {os.path.abspath(run_dir)}: free some space, or --keep 1"
-    )
+    there = f"{free / 1e9:.1f} GB are free in {os.path.abspath(run_dir)}"
+    return f"warning: {new} checkpoints more take {needed / 1e9:.1f} GB, but {there}: or --keep 1"

@@ -1,8 +1,8 @@
 """What a run did: metrics.jsonl, status.json, and the lines on the screen.
 
-Writes into the run's folder. `metrics.jsonl` has one JSON object per step, validation or start;
-status.json says how the run is or ended. With --wandb, Weights & Biases gets the same records; it
-can neither stop a run nor delay it by more than WANDB_S at its start and end. Next: train.py.
+`metrics.jsonl` has one JSON object per step, validation or start; status.json says how the run is
+or ended. With --wandb, Weights & Biases gets the same records; it can neither stop a run nor delay
+it by more than WANDB_S at its start and end. Next: train.py.
 """
 
 import json
@@ -54,8 +54,7 @@ class Log:
 
     def begin(self, step: int, validates: bool, start: dict) -> None:
         """Training begins after `step`; it `validates` first, or not. Drop the lines and samples
-        that a resumed run will write again, append `start` with how far the process before it came,
-        update status.json."""
+        that a resumed run will write again, append `start`, update status.json."""
         if not self.is_first:
             return
         samples, records = self.run_dir / "samples.jsonl", read_jsonl(self.file)
@@ -127,8 +126,8 @@ class Log:
 
 
 def write_report(log: Log, run=None, step: int = 0) -> str:
-    """Write loss.png and report.html; returns the line to print. A `run` that goes on also writes
-    a sample. An error goes into that line too, since it is no fault of the run itself."""
+    """Write loss.png and report.html, and of a `run` that goes on a sample; returns the line to
+    print. An error goes into that line too, since it is no fault of the run itself."""
     if not log.is_first:
         return ""
     try:
@@ -230,8 +229,8 @@ def is_step_or_start(line: dict) -> bool:
 
 
 def read_jsonl(path: Path, is_record: Callable[[dict], bool] = is_step_or_start) -> list[dict]:
-    """The records of a .jsonl file; [] if there is none. Lines that are no records are counted and
-    left out: a kill may cut one short, a disk may spoil one."""
+    """The records of a .jsonl file; [] if there is none. Other lines are counted and left out: a
+    kill may cut one short, a disk may spoil one."""
     try:
         lines = disk.read_bytes(path).splitlines() if os.path.lexists(path) else []
     except OSError as error:

@@ -7,8 +7,8 @@ Writes MIRROR/NAME, a folder or a URL (store.py), in which
     newest, best                 name checkpoints
     lease                        says which process writes here
     metrics.jsonl                and the other small files of the run (SMALL)
-Guarantees: a store that is slow, full or gone does not stop a run, and never makes one resume from
-what is not whole; two machines never write one file of a checkpoint. Next: checkpoint.py.
+A store that is slow, full or gone does not stop a run, and never makes one resume from what is not
+whole; two machines never write one file of a checkpoint. Next: checkpoint.py.
 """
 
 import contextlib
@@ -41,8 +41,8 @@ RENEW_S, WATCH_S = 15.0, 60.0
 
 @contextlib.contextmanager
 def open_mirror(options: RunConfig, log: Log) -> Iterator["Mirror | None"]:
-    """`with open_mirror(...) as mirror:` the run's place in the store, which is given back however
-    the run ends; None without --mirror, and on all ranks but the first."""
+    """The run's place in the store, given back however the run ends; None without --mirror, and on
+    all ranks but the first."""
     if not options.mirror or not log.is_first:
         yield None
         return
@@ -54,10 +54,14 @@ def open_mirror(options: RunConfig, log: Log) -> Iterator["Mirror | None"]:
             mirror.lease.give_back()
 
 
+def text_of(content: bytes | None) -> str:
+    return (content or b"").decode(errors="replace")
+
+
 class Lease:
     """The right to write under a store's URL: a file that its owner changes every RENEW_S. Whoever
-    wants it watches the file, and takes it if nothing has changed for WATCH_S. So no clock, no
-    host's name and no process id of another machine is relied on."""
+    wants it watches the file, and takes it if nothing has changed for WATCH_S: no clock and no
+    name of another machine is relied on."""
 
     def __init__(self, store: Store, log: Log):
         """UsageError while another process has it."""
@@ -69,9 +73,8 @@ class Lease:
             while (now := store.read("lease")) == before and time.monotonic() < end:
                 time.sleep(RENEW_S / 5)
             if now not in (before, None):
-                by = " ".join(now.decode("ascii", "replace").split()[2:])[:100]
-                remedy = "stop that run, or choose another --mirror"
-                raise UsageError(f"{store.url} is in use by {by}; {remedy}")
+                by = " ".join(text_of(now).split()[2:])[:100]
+                raise UsageError(f"{store.url} is in use by {by}; choose another --mirror")
         store.remove("lease")
         if not self._write(new=True):
             raise UsageError(f"{store.url} was taken by another machine just now")
@@ -89,7 +92,7 @@ class Lease:
         return True
 
     def _is_ours(self, lease: bytes | None) -> bool:
-        return (lease or b"").startswith(self.id.encode())
+        return text_of(lease).startswith(self.id)
 
     def _renew_often(self) -> None:
         while not self._over.wait(RENEW_S):
@@ -97,8 +100,8 @@ class Lease:
                 self.renew()
 
     def renew(self, older_s: float = 0.0) -> None:
-        """Renew it, if that is longer ago. StorageError if another machine has taken it over, which
-        ends this run, or if the store fails."""
+        """Renew it, if that is longer ago. StorageError if the store fails, or if another machine
+        has taken it over, which ends this run."""
         with self._changing:
             if not self._over.is_set():
                 if time.monotonic() - self._renewed < older_s:
@@ -119,9 +122,8 @@ class Lease:
 
 
 class Mirror:
-    """The checkpoints of a run in a store. Every method works in the thread that calls it.
-    log (machinery/log.py): its run_dir and print are used. keep: how many of the newest stay, apart
-    from the best and those of which stays(name) is true."""
+    """The checkpoints of a run in a store. keep: how many of the newest stay, apart from the best
+    and those of which stays(name) is true."""
 
     def __init__(self, url: str, log: Log, keep: int = 2, stays: Callable = lambda name: False):
         head, mark, query = url.partition("?")
@@ -136,16 +138,15 @@ class Mirror:
 
     def checkpoints(self) -> list[str]:
         """The names of those there are, newest first; not all need be whole."""
-        newest = (self.store.read("newest") or b"").decode(errors="replace")
-        names = {*self.store.names(), newest}  # some stores list a new object late
+        names = {*self.store.names(), text_of(self.store.read("newest"))}  # it may be listed late
         names = (name for name in names if re.fullmatch(r"step_\d{1,15}", name, re.ASCII))
         return sorted(names, key=lambda name: int(name[5:]), reverse=True)
 
     # ------------------------------------------------------------------------------- there
 
     def upload(self, path: Path, best: bool = False) -> None:
-        """Copy a published checkpoint: its files, the run's small files, MANIFEST.json. best: it is
-        the best so far. A failure is logged; the next checkpoint is another attempt."""
+        """Copy a published checkpoint, the best or not: its files, the run's small files, its
+        manifest. A failure is logged; the next checkpoint is another attempt."""
         began, name = time.monotonic(), path.name
         try:
             if why := why_invalid(path):
@@ -159,9 +160,8 @@ class Mirror:
             content = json.dumps(tree | {"copy": self.lease.id}).encode()
             self.store.write(f"{name}/{MANIFEST}", content)
             self.store.write("newest", name.encode())
-            took_s = time.monotonic() - began
             self._durable = f"the newest durable one is {name}, since {time.strftime('%H:%M:%S')}"
-            self.log.print(f"{name} is in {self.store.url} after {took_s:.1f} s")
+            self.log.print(f"{name} is in {self.store.url} after {time.monotonic() - began:.1f} s")
             self._tidy(path, best)
         except (StorageError, DataError, CheckpointError, OSError) as error:
             self.log.print(f"warning: the upload of {name} failed: {error}; {self._durable}")
@@ -169,8 +169,7 @@ class Mirror:
     def _send_small(self) -> None:
         for name in SMALL:
             with contextlib.suppress(OSError):  # it is not there, or no regular file
-                content = disk.read_bytes(self.log.run_dir / name, LARGEST_SMALL)
-                self.store.write(name, content)
+                self.store.write(name, disk.read_bytes(self.log.run_dir / name, LARGEST_SMALL))
 
     def _tidy(self, path: Path, best: bool) -> None:
         """Name the best one, and delete those that need not stay, whole or half."""
@@ -180,7 +179,7 @@ class Mirror:
         if named in names:
             self.store.write("best", named.encode())
         # asked twice: to miss it once must not delete it
-        kept = (self.store.read("best") or self.store.read("best") or b"").decode(errors="replace")
+        kept = text_of(self.store.read("best") or self.store.read("best"))
         whole = 0
         for name in names:
             if whole >= self.keep and name != kept and not self.stays(name):
@@ -201,9 +200,9 @@ class Mirror:
     # -------------------------------------------------------------------------------- back
 
     def restore(self, name: str, root: Path, check: Callable | None = None) -> Path:
-        """Download a checkpoint into `root`; and the run's small files, where they reach further
-        than those that are here. CheckpointError if it is not whole, StorageError if the store
-        fails. check(path, trainer) may raise before the tensors come."""
+        """Download a checkpoint into `root`; and the run's small files that are longer there.
+        CheckpointError if it is not whole. check(path, trainer) may raise before the tensors come.
+        """
         began, unique = time.monotonic(), uuid.uuid4().hex[:8]
         tmp, damaged = root / f".tmp-{name[5:]}-{unique}", root / f".trash-{name}-{unique}"
         try:
@@ -231,6 +230,6 @@ class Mirror:
             content, own = self.store.read(small, LARGEST_SMALL), self.log.run_dir / small
             if content and (not os.path.lexists(own) or own.lstat().st_size < len(content)):
                 disk.write_bytes(own, content)
-        took_s = time.monotonic() - began
-        self.log.print(f"{name} is restored from {self.store.url} in {took_s:.1f} s")
+        took = f"in {time.monotonic() - began:.1f} s"
+        self.log.print(f"{name} is restored from {self.store.url} {took}")
         return root / name

@@ -1,8 +1,7 @@
 """The machine a program runs on: device, dtype, threads, and the ranks that train together.
 
-Reads the environment that torchrun sets; plain `python` is one rank. Guarantees: a rank that does
-not come, connect or answer ends the others within a time limit; a GPU that PyTorch cannot use stops
-the program. Next: train.py.
+Reads the environment that torchrun sets; plain `python` is one rank. A rank that does not come,
+connect or answer ends the others within a time limit. Next: train.py.
 """
 
 import contextlib
@@ -57,10 +56,8 @@ def pick_device(asked: str = "auto", local_rank: int = 0) -> torch.device:
     """`auto`: cuda, then mps, then cpu. UsageError for a GPU that PyTorch cannot use."""
     has_cuda, has_mps = torch.cuda.is_available(), torch.backends.mps.is_available()
     if asked == "auto" and not has_cuda and os.path.exists("/dev/nvidia0"):
-        raise UsageError(
-            f"there is a GPU, but PyTorch {torch.__version__} cannot use it; run.sh installs one "
-            "for its driver; --device cpu does without"
-        )
+        remedy = "run.sh installs one for its driver; --device cpu does without"
+        raise UsageError(f"PyTorch {torch.__version__} cannot use the GPU here; {remedy}")
     if asked == "auto":
         asked = "cuda" if has_cuda else "mps" if has_mps else "cpu"
     there = {"cuda": has_cuda, "mps": has_mps, "cpu": True}
@@ -74,10 +71,8 @@ def pick_device(asked: str = "auto", local_rank: int = 0) -> torch.device:
     if device.type == "cuda":
         device = torch.device("cuda", local_rank if device.index is None else device.index)
         if device.index >= (n := torch.cuda.device_count()):
-            raise UsageError(
-                f"rank {local_rank} of this machine wants {device}, but there are {n} GPUs; "
-                f"try torchrun --nproc_per_node={n}"
-            )
+            why = f"rank {local_rank} of this machine wants {device}, but there are {n} GPUs"
+            raise UsageError(f"{why}; try torchrun --nproc_per_node={n}")
         torch.cuda.set_device(device)
     return device
 
@@ -147,11 +142,11 @@ def meet_and_test(world: World, timeout_s: float) -> None:
         if one.item() != size:
             raise RuntimeError(f"{size} ones add up to {one.item()}")
     except (dist.DistError, RuntimeError) as error:
+        who = f"rank {world.rank} of {size} ({world.device_name})"
         raise RankError(
-            f"rank {world.rank} of {size} ({world.device_name}) could not meet the others within "
-            f"{timeout_s:.0f} s ({str(error).splitlines()[0]}); look at their output; between "
-            "nodes set GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME to their network; within one, try "
-            "NCCL_P2P_DISABLE=1; NCCL_DEBUG=INFO says more"
+            f"{who} could not meet the others within {timeout_s:.0f} s "
+            f"({str(error).splitlines()[0]}); look at their output; between nodes set "
+            "GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME; within one, try NCCL_P2P_DISABLE=1"
         ) from None
     wait_at_most(COMPILE_S)
 

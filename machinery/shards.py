@@ -39,7 +39,7 @@ REMEDY = f"delete it and {AGAIN} (only missing files are redone)"
 
 
 def damaged(path: Path, how: str, remedy: str = REMEDY) -> DataError:
-    """The error for a damaged file: its path, the damage, the way out."""
+    """The error for a damaged file."""
     return DataError(f"{path} {how}; {remedy}")
 
 
@@ -61,7 +61,7 @@ def dtype_for(vocab_size: int) -> str:
 
 
 def header(dtype: str, shape: tuple[int, ...]) -> bytes:
-    """The first 128 bytes of a .npy file of this dtype and shape."""
+    """The first 128 bytes of a .npy file."""
     file, facts = io.BytesIO(), {"descr": dtype, "fortran_order": False, "shape": shape}
     np.lib.format.write_array_header_1_0(file, facts)
     return file.getvalue()
@@ -121,15 +121,14 @@ class Manifest:
         self.marks = tuple(self._field(is_marks, "tokenizer", "marks") or ())
         indices = range(len(self._field(is_list, "sources")))
         self.sources: list[str] = [self._field(is_text, "sources", i, "name") for i in indices]
-        for split, name in product(("train", "val"), self.sources):
+        self._starts = {}  # (split, source index) -> first row of each shard, then the total
+        for split, (source, name) in product(("train", "val"), enumerate(self.sources)):
             place = "splits", split, name, "shards"
             indices = range(len(self._field(is_list, *place)))
             for i, (field, is_right) in product(indices, SHARD.items()):
                 self._field(is_right, *place, i, field)
-        self._starts = {  # (split, source index) -> first row of each shard, then the total
-            (split, i): [0, *accumulate(shard["rows"] for shard in self.shards(split, i))]
-            for split, i in product(("train", "val"), range(len(self.sources)))
-        }
+            rows = (shard["rows"] for shard in self.shards(split, source))
+            self._starts[split, source] = [0, *accumulate(rows)]
         allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]  # open files; 256 on macOS
         self._open = lru_cache(maxsize=allowed * 3 // 4)(self._open_file)
 
@@ -192,8 +191,7 @@ class Manifest:
 
     def tokenizer_file(self) -> Path:
         """The path of tokenizer.json; DataError unless its hash is that of the data's tokenizer."""
-        path = self.dir / "tokenizer.json"
-        with reading(path):
+        with reading(path := self.dir / "tokenizer.json"):
             actual = sha256_of(path)
         if actual != self.tokenizer_sha256:
             raise damaged(path, "is not the tokenizer that made the data", AGAIN)
@@ -243,8 +241,7 @@ class Manifest:
         return file
 
     def check(self) -> None:
-        """Compare every file's size, dtype, shape and token range with the manifest. This takes
-        milliseconds per shard; `row` and `verify` check the content."""
+        """Compare every file's size, dtype, shape and token range with the manifest."""
         for shard in self.all_shards():
             self.open_shard(shard)
             if (largest := shard["max"]) >= self.vocab_size:
@@ -254,11 +251,10 @@ class Manifest:
         self.tokenizer_file()
 
     def verify(self) -> None:
-        """Read every file of every shard and compare its sha256 with the manifest's."""
+        """Compare the sha256 of every file with the manifest's."""
         for shard in self.all_shards():
             for name, _, expected in files_of(shard):
-                path = inside(self.dir, name)
-                with reading(path):
+                with reading(path := inside(self.dir, name)):
                     actual = sha256_of(path)
                 if actual != expected:
                     raise damaged(path, f"is damaged: expected sha256 {expected}, actual {actual}")

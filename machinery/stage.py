@@ -22,8 +22,7 @@ THREADS = 16
 
 def once_per_node(data_dir: str, folder: str, world) -> Manifest:
     """The first rank of each node copies the data into `folder` (empty: CACHE) while the others
-    wait, for a day if need be; returns the copy's manifest. An error is raised on all ranks.
-    world: ranks.World."""
+    wait; returns the copy's manifest. An error is raised on all ranks. world: ranks.World."""
     import torch.distributed as dist  # prepare_data.py does not wait for it
 
     from machinery import ranks

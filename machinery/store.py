@@ -1,9 +1,8 @@
 """Objects under a URL: a folder, or a store that fsspec knows (s3://, gs://, hf://, ssh://).
 
 What is fetched has its hash; what is sent is checked by the store's own checksum. Names stay under
-the URL, and only the protocols of PROTOCOLS are opened. Whatever a store's library raises is a
-StorageError that names the URL, without its password. Credentials are found by each library in its
-own places. Next: mirror.py, stage.py.
+the URL. Whatever a store's library raises is a StorageError that names the URL, without its
+password; each library finds credentials in its own places. Next: mirror.py, stage.py.
 """
 
 import contextlib
@@ -55,21 +54,18 @@ class Store:
         self.url = public(url).rstrip("/")  # to be shown
         self._is_secretive = any(mark in url for mark in "@?#;")
         protocol, is_url, _ = url.partition("://")
-        known = ", ".join(sorted(PROTOCOLS))
         if not is_url:
             protocol, self.fs, root = "file", LocalFileSystem(), os.path.abspath(url)
-        elif protocol not in PROTOCOLS or "::" in url:  # a chain may format and run what it names
-            raise UsageError(f"{self.url} cannot be opened; give a folder, or a URL of {known}")
+        # A chain may format and run what it names; and fsspec's rm would take *[] for a pattern.
+        elif protocol not in PROTOCOLS or "::" in url or set("*[]") & set(url):
+            known = ", ".join(sorted(PROTOCOLS))
+            raise UsageError(f"{self.url}: give a folder, or a URL of {known} without * [ ]")
         else:
             try:
                 self.fs, root = url_to_fs(url)
             except (ImportError, ValueError, TypeError) as error:
-                raise UsageError(
-                    f"{self.url} cannot be opened ({self._said(error)}); for s3:// and gs://: "
-                    "pip install -r requirements-store.txt (docs/store.md)"
-                ) from None
-            if set("*[]") & set(root):  # fsspec's rm would take it for a pattern
-                raise UsageError(f"{self.url} has one of * [ ]; choose a name without them")
+                remedy = "pip install -r requirements-store.txt (docs/store.md)"
+                raise UsageError(f"{self.url}: {self._said(error)}; {remedy}") from None
         self.root = root.rstrip("/")
         self.is_local, self._has_folders = protocol == "file", protocol in WITH_FOLDERS
 
@@ -100,8 +96,7 @@ class Store:
 
     @patient
     def read(self, name: str, most: int = disk.LARGEST_SMALL) -> bytes | None:
-        """The whole object; None if there is none. DataError if it has more than `most` bytes: a
-        stranger's store must not fill the memory."""
+        """The whole object; None if there is none. DataError if it has more than `most` bytes."""
         with self._reaching(name, "read") as path:
             try:
                 with self.fs.open(path, "rb") as file:
@@ -124,8 +119,7 @@ class Store:
 
     @patient
     def write(self, name: str, content: bytes, new: bool = False) -> None:
-        """Replace an object. new: FileExistsError if there is one; on a disk, on S3 and on Google's
-        only one of several writers can succeed."""
+        """Replace an object. new: FileExistsError if there is one; of several, one can succeed."""
         with self._reaching(name, "written", (FileExistsError,) if new else ()) as path:
             self._make_folder(path)
             if not self.is_local:
@@ -153,8 +147,8 @@ class Store:
 
     @patient
     def fetch(self, name: str, file: Path, sha256: str = "", most: int = sys.maxsize) -> None:
-        """Download to `file`, which is whole or not there. DataError if there is no such object, or
-        if it has another hash or more than `most` bytes."""
+        """Download to `file`, which is whole or not there. DataError for an object that is missing,
+        has another hash or more than `most` bytes."""
         digest, size = hashlib.sha256(), 0
         with self._reaching(name, "read") as path, disk.replacing(file) as target:
             try:

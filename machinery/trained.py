@@ -1,9 +1,8 @@
 """A trained model by one word: the preset, run, checkpoint or export that it names -> the model.
 
 Reads RUN_DIR's newest valid checkpoint, or the folder that is named, and its tokenizer.json; the
-data folder only for held-out text. For the programs that look at a model, eval.py and export.py;
-they hand in what reads an export or a stock model (hf/imported.py). A URL is opened only if it was
-typed: what a file says is no reason to open a connection. Next: checkpoint.py.
+data folder only for held-out text. eval.py and export.py hand in what reads an export or a stock
+model (hf/imported.py). A URL is opened only if it was typed. Next: checkpoint.py.
 """
 
 import json
@@ -45,8 +44,7 @@ class EvalConfig:
 
 
 def is_export(path: Path) -> bool:
-    """Whether this is the folder of a model for transformers, whole or damaged, or `hf:REPO`; hf/
-    reads these."""
+    """Whether this is the folder of a model for transformers, whole or damaged, or `hf:REPO`."""
     names = [f"{name}{end}" for name in WEIGHTS for end in ("", ".index.json")]
     names.append("generation_config.json")
     return str(path).startswith("hf:") or any((path / name).exists() for name in names)
@@ -61,10 +59,8 @@ def find_model(word: str) -> dict[str, str]:
         return dict(run_dir=word)
     if (path / "trainer.json").exists() or is_export(path):
         return dict(checkpoint=word)
-    raise UsageError(
-        f"{word!r} is neither a preset ({', '.join(PRESETS)}) nor the folder of a run, of a "
-        "checkpoint or of an export"
-    )
+    known = f"a preset ({', '.join(PRESETS)}) nor the folder of a run, a checkpoint or an export"
+    raise UsageError(f"{word!r} is neither {known}")
 
 
 def run_of(path: str | Path) -> Path:
@@ -83,8 +79,8 @@ def is_tuned(trainer: dict) -> bool:
 
 
 def load_model(config: EvalConfig, read_export: Callable) -> tuple[GPT, dict]:
-    """The model with its weights; and trainer.json, with `path`, the folder that it is from.
-    NonFiniteError if a weight is NaN or infinite. read_export: hf.imported.load."""
+    """The model; and its trainer.json, with `path`, the folder that it is from. NonFiniteError if a
+    weight is NaN or infinite. read_export: hf.imported.load."""
     path, device = Path(config.checkpoint), ranks.pick_device(config.device)
     dtype = ranks.pick_dtype(device, config.dtype)
     torch.backends.cuda.enable_cudnn_sdp(False)  # it plans each new length of the cache anew
@@ -127,10 +123,8 @@ def read_checkpoint(path: Path, device, dtype: torch.dtype, verified: bool) -> t
 def config_of(path: Path, fields: dict) -> GPTConfig:
     """The architecture that a trainer.json says."""
     if unknown := sorted(fields.keys() - GPTConfig.__dataclass_fields__.keys()):
-        raise UsageError(
-            f"{path} has {', '.join(unknown)} in its configuration, which this model.py does not "
-            "know; use the model.py that it was trained with"
-        )
+        why = f"{path} has {', '.join(unknown)} in its configuration, unknown to this model.py"
+        raise UsageError(f"{why}; use the one that it was trained with")
     for name, value in fields.items():
         kind = type(getattr(GPTConfig, name))
         kinds = {tuple: (list,), float: (float, int)}.get(kind, (kind,))
@@ -141,7 +135,7 @@ def config_of(path: Path, fields: dict) -> GPTConfig:
 
 def open_tokenizer(config: EvalConfig, trainer: dict) -> Tokenizer:
     """The tokenizer.json of the model's own folder, of its run or of its data, whichever is there.
-    One with another hash is named, and not used. An export's has BOS added, and its own hash."""
+    One with another hash is not used. An export's has BOS added, and its own hash."""
     if "tokenizer" in trainer:  # a stock model's
         return trainer["tokenizer"]
     path, trained_with = Path(trainer["path"]), trainer["identity"].get("tokenizer_sha256")
@@ -180,10 +174,8 @@ def open_data(config: EvalConfig, trainer: dict) -> Manifest:
 def keep_record(config: EvalConfig, trainer: dict, **figures) -> None:
     """Append a line to eval.jsonl in the folder of the run or the export, if it can be written."""
     run_dir = run_of(trainer["path"])
-    line = asdict(config) | dict(run_dir=str(run_dir), step=trainer["step"])
-    line |= dict(tokens=trainer["tokens"], **figures)
+    facts = dict(run_dir=str(run_dir), step=trainer["step"], tokens=trainer["tokens"])
     try:
-        disk.append(run_dir / "eval.jsonl", json.dumps(line) + "\n")
+        disk.append(run_dir / "eval.jsonl", json.dumps(asdict(config) | facts | figures) + "\n")
     except OSError as error:
-        reason = f"{run_dir / 'eval.jsonl'}: {error.strerror}"
-        print(f"the figures above could not be written to {reason}", file=sys.stderr)
+        print(f"not written to {run_dir / 'eval.jsonl'}: {error.strerror}", file=sys.stderr)

@@ -93,7 +93,7 @@ def test_of_a_block_only_what_enters_it_is_kept():
 @pytest.mark.slow
 @pytest.mark.parametrize("extras", [(), ("value_embeds",)])
 def test_the_plan_knows_what_a_compiled_step_keeps(extras):
-    """As tests/test_preflight.py without --recompute; plus one layer, which backward restores."""
+    """As test_plan.py without --recompute; plus one layer, which backward restores."""
     torch._dynamo.reset()
     shape = SHAPE | dict(n_layer=6, n_embd=128, mlp_hidden=512, head_dim=64, seq_len=128)
     gpt = GPT(GPTConfig(**shape, extras=extras), compute_dtype=torch.bfloat16)

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import ROOT, metrics, run
+from damages import DAMAGES
 from forms import FORMS, make
-from test_damages import DAMAGES
 
 import data
 import eval as evaluate

@@ -9,18 +9,17 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
-import torch
 from conftest import losses, metrics
 from faults import start
+from plans import small_preset, small_world
+from test_shards import edit
 
 import config
 from config import UsageError
-from machinery import checkpoint, folders, plan, ranks, shards
+from machinery import checkpoint, folders, plan, shards
 from machinery.errors import StorageError
 
-TINY = config.PRESETS["tiny"]
-WORLD = ranks.World(0, 1, 0, 1, torch.device("cpu"), torch.float32, 80 * 10**9)
-SIZES = dict(n_layer=2, n_embd=32, n_head=2, n_kv_head=2, head_dim=16, mlp_hidden=64)
+TINY, WORLD = config.PRESETS["tiny"], small_world()
 
 
 @pytest.fixture
@@ -30,20 +29,9 @@ def data(small_data, tmp_path) -> Path:
 
 
 def small_plan(**run) -> plan.Plan:
-    """Of what the tests train."""
-    model = dataclasses.replace(TINY.model, seq_len=64, vocab_size=512, **SIZES)
-    train = dataclasses.replace(TINY.train, steps=12, tokens_per_step=512, decay=0.65)
-    options = dataclasses.replace(TINY.run, **run)
-    return plan.make_plan(dataclasses.replace(TINY, model=model, train=train, run=options), WORLD)
-
-
-def edit_manifest(data: Path, change) -> None:
-    """As a preparation with other options would have written it: its fingerprint fits."""
-    path = data / "manifest.json"
-    tree = json.loads(path.read_text())
-    change(tree)
-    tree["fingerprint"] = shards.fingerprint(tree)
-    path.write_text(json.dumps(tree))
+    preset = small_preset()
+    options = dataclasses.replace(preset.run, **run)
+    return plan.make_plan(dataclasses.replace(preset, run=options), WORLD)
 
 
 def test_a_run_does_not_go_on_with_other_data_or_another_tokenizer(data, tmp_path):
@@ -51,19 +39,13 @@ def test_a_run_does_not_go_on_with_other_data_or_another_tokenizer(data, tmp_pat
     start(data, run_dir, spoil=[("signal_at", 5, 15)]).end(143)
     seen = losses(run_dir)
 
-    def other_data(tree):
-        tree["sources"][0]["note"] = "prepared otherwise"
-
-    def other_tokenizer(tree):
-        tokenizer = data / "tokenizer.json"
-        tokenizer.write_text(tokenizer.read_text() + "\n")
-        tree["tokenizer"]["sha256"] = hashlib.sha256(tokenizer.read_bytes()).hexdigest()
-
-    for change, field in ((other_data, "data_fingerprint"), (other_tokenizer, "tokenizer_sha256")):
-        edit_manifest(data, change)
-        assert field in start(data, run_dir).end(2)
-    (data / "tokenizer.json").write_text("{}")  # and one that is not the data's
-    assert "tokenizer.json" in start(data, run_dir).end(3)
+    edit(data, ("sources", 0, "note"), "prepared otherwise")
+    assert "data_fingerprint" in start(data, run_dir).end(2)
+    tokenizer = data / "tokenizer.json"
+    tokenizer.write_text(tokenizer.read_text() + "\n")
+    assert "tokenizer.json" in start(data, run_dir).end(3)  # not the data's
+    edit(data, ("tokenizer", "sha256"), hashlib.sha256(tokenizer.read_bytes()).hexdigest())
+    assert "tokenizer_sha256" in start(data, run_dir).end(2)
     assert losses(run_dir) == seen
 
 

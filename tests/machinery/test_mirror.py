@@ -14,7 +14,7 @@ import pytest
 from conftest import flip, losses, metrics, parameters, run, starts
 from faults import start
 from store_helpers import Notes, error, open_mirror, quick, s3, server, until, url  # noqa: F401
-from test_checkpoint import assert_same, build, names, snapshot, steps_in, train
+from test_checkpoint import TENSORS, assert_same, build, names, snapshot, steps_in, train
 
 from config import UsageError
 from machinery import checkpoint, mirror
@@ -23,7 +23,7 @@ from machinery.errors import CheckpointError, StorageError
 from machinery.mirror import Lease
 from machinery.store import Store
 
-BIG = "dcp/__0_0.distcp"  # the tensors of a checkpoint
+BIG = f"dcp/{TENSORS}"  # the tensors of a checkpoint
 pytest.importorskip("moto")
 pytest.importorskip("s3fs")
 pytestmark = [
@@ -91,6 +91,8 @@ def test_a_checkpoint_outlives_its_machine(url, tmp_path):  # noqa: F811
         state = toy.save(step)
         if step == 1:
             toy.saver.mark_best(1)  # known only after the upload
+            if "://" not in url:  # a folder there is a checkpoint for a person, too
+                assert why_invalid(tmp_path / "far" / "run" / toy.place(1)) is None
     published = (toy.root / "step_00000004" / "MANIFEST.json").read_bytes()
     assert toy.far_steps() == [1, 3, 4] and steps_in(toy.root) == [1, 3, 4]
     assert toy.store.read("best") == b"step_00000001" and toy.store.read("newest")[-1:] == b"4"
@@ -122,13 +124,6 @@ def test_a_checkpoint_outlives_its_machine(url, tmp_path):  # noqa: F811
     toy.mirror.close()
 
 
-def test_a_folder_in_the_store_is_a_checkpoint_for_a_person_too(tmp_path):
-    toy = Toy(tmp_path, str(tmp_path / "far"), [])
-    toy.save(1)
-    assert why_invalid(tmp_path / "far" / "run" / toy.place(1)) is None
-    toy.mirror.close()
-
-
 def test_no_checkpoint_of_another_run_is_copied(tmp_path, s3):  # noqa: F811
     toy = Toy(tmp_path, s3.url, [])
     toy.save(1)
@@ -148,7 +143,7 @@ def test_no_checkpoint_of_another_run_is_copied(tmp_path, s3):  # noqa: F811
     toy.mirror.close()
 
 
-@pytest.mark.parametrize("how", ["a name", "the copy's name", "deep", "a list", "a hash"])
+@pytest.mark.parametrize("how", ["a name", "the copy's name", "a list", "a hash"])
 def test_a_manifest_of_a_stranger_reaches_nothing_else(how, tmp_path):
     toy = Toy(tmp_path, str(tmp_path / "far"), [])
     toy.save(1)
@@ -161,7 +156,7 @@ def test_a_manifest_of_a_stranger_reaches_nothing_else(how, tmp_path):
         tree["copy"] = "../../.."
     if how == "a hash":
         tree["files"]["trainer.json"] = ["x"]
-    text = {"deep": "[" * 100_000, "a list": "[1]"}.get(how, json.dumps(tree))
+    text = "[1]" if how == "a list" else json.dumps(tree)
     toy.store.write("step_00000001/MANIFEST.json", text.encode())
     shutil.rmtree(toy.root / "step_00000001")
     with pytest.raises(CheckpointError):
@@ -222,10 +217,6 @@ def test_a_mirror_in_or_around_its_run_is_refused(place, tmp_path, monkeypatch):
 # -------------------------------------------------------------------------------- stores that fail
 
 
-def fails_with(status, code):
-    return lambda method, path, body, answer: error(status, code)
-
-
 def cuts(method, path, body, answer):
     """Bodies end before their announced length."""
     status, headers, content = answer(body)
@@ -233,8 +224,7 @@ def cuts(method, path, body, answer):
 
 
 FAILING = {
-    "500": fails_with("500 Internal Server Error", "InternalError"),
-    "no rights": fails_with("403 Forbidden", "AccessDenied"),
+    "no rights": lambda method, path, body, answer: error("403 Forbidden", "AccessDenied"),
     "full": lambda m, p, b, a: (
         error("507 Insufficient Storage", "QuotaExceeded") if m == "PUT" else a(b)
     ),
@@ -322,22 +312,6 @@ def test_an_object_that_is_missed_once_is_not_deleted(missed, tmp_path, s3):  # 
     toy.mirror.close()
 
 
-def test_a_store_that_cannot_be_written_is_refused_at_the_start(tmp_path, s3):  # noqa: F811
-    """With the reason: no bucket, no rights, no such protocol."""
-    (tmp_path / "file").write_text("")
-    for place, kind in (
-        ("s3://no-such-bucket/x", StorageError),
-        ("nofs://x", UsageError),
-        (str(tmp_path / "file"), StorageError),
-    ):
-        with pytest.raises(kind) as caught:
-            open_mirror(place)
-        assert place in str(caught.value)
-    s3.spoil = FAILING["no rights"]
-    with pytest.raises(StorageError):
-        open_mirror(s3.url)
-
-
 # ------------------------------------------------------------------------------------- the lease
 
 
@@ -372,11 +346,7 @@ def test_the_second_machine_is_refused_until_the_first_gives_back(url):  # noqa:
 LEFT = {
     "of a machine with this name": f"{'a' * 32} 0 process {os.getpid()} on {os.uname().nodename}",
     "of a clock in the future": json.dumps(dict(id="x", host="b", process=5, time=4e9)),
-    "of a clock that is none": '{"id":"x","host":"b","process":5,"time":Infinity}',
-    "of process 0": '{"id":"x","host":"b","process":0,"time":0}',
-    "deep": "[" * 100_000,
     "bytes": "\udcff",
-    "half": "{",
 }
 
 
@@ -388,20 +358,6 @@ def test_a_lease_that_nobody_renews_is_taken_over(how, tmp_path):
     log: list[str] = []
     lease(str(tmp_path), log).give_back()
     assert len(log) == 1 and store.read("lease") is None
-
-
-def test_a_lease_that_is_renewed_late_is_respected(tmp_path):
-    """Its holder is paused for less than the time that others watch."""
-    store, done = Store(str(tmp_path)), threading.Event()
-    store.write("lease", b"x 0 process 5 on b")
-    writer = threading.Timer(
-        mirror.WATCH_S / 2, lambda: store.write("lease", b"x 1 process 5 on b")
-    )
-    writer.start()
-    with pytest.raises(UsageError):
-        lease(str(tmp_path))
-    done.set()
-    writer.join()
 
 
 @pytest.mark.parametrize("kind", ["s3", "folder"])
@@ -453,8 +409,8 @@ def test_a_machine_that_wakes_up_damages_nothing(tmp_path, url, stops, monkeypat
     """Stopped in mid-upload, before each of its requests in turn, until its successor has published
     the same step: what that has published stays whole, and the newest."""
     monkeypatch.setattr(mirror, "RENEW_S", 60.0)  # the pause holds both threads of a machine
-    requests = [("send", "__0_0"), ("send", "trainer.json"), ("send", "MANIFEST.json")]
-    for k, (kind, part) in enumerate([*requests, ("write", "step_00000002/MANIFEST.json")]):
+    requests = [("send", TENSORS), ("write", "step_00000002/MANIFEST.json")]
+    for k, (kind, part) in enumerate(requests):
         place = f"{url}/{k}"
         old = Toy(tmp_path / f"old{k}", place, [])
         old.save(1)
@@ -565,27 +521,14 @@ def test_the_machine_is_lost_at_any_moment(kills, steps, small_data, tmp_path, s
 def test_a_notice_saves_and_uploads(small_data, tmp_path, s3):  # noqa: F811
     """And the next machine goes on there."""
     options = ["--save_every", 0, "--mirror", s3.url]
-    alive = start(
-        small_data, tmp_path / "a" / "run", *options, spoil=[SHORT, ("slow", 0.05)], env=s3.env()
-    )
+    spoil = [SHORT, ("slow", 0.05)]
+    alive = start(small_data, tmp_path / "a" / "run", *options, spoil=spoil, env=s3.env())
     alive.until_step(3).kill(signal.SIGTERM).end(143)
     step = newest_in(s3)
     assert 3 <= step < 12
     assert json.loads(s3.content(f"{s3.folder}/run/status.json"))["state"] == "preempted"
     text = start(small_data, tmp_path / "b" / "run", *options, env=s3.env()).end(0)
     assert f"resumed at step {step}" in text and newest_in(s3) == 12
-
-
-def test_a_second_trainer_is_refused_while_the_first_goes_on(small_data, tmp_path, s3):  # noqa: F811
-    options = ("--mirror", s3.url, *ARGS)
-    spoil = [SHORT, ("hold", 4, str(tmp_path / "go"))]
-    first = start(small_data, tmp_path / "a" / "run", *options, spoil=spoil, env=s3.env())
-    first.until_step(4)
-    second = start(small_data, tmp_path / "b" / "run", *options, spoil=[SHORT], env=s3.env())
-    assert "Traceback" not in second.end(2)
-    (tmp_path / "go").touch()
-    first.end(0)
-    assert newest_in(s3) == 12
 
 
 def test_every_rank_waits_for_the_last_upload(small_data, tmp_path, s3):  # noqa: F811
@@ -599,39 +542,26 @@ def test_every_rank_waits_for_the_last_upload(small_data, tmp_path, s3):  # noqa
         return answer(body)
 
     s3.spoil = slow
-    two = start(
-        small_data,
-        tmp_path / "run",
-        *ARGS,
-        "--mirror",
-        s3.url,
-        world=2,
-        spoil=[SHORT],
-        env=s3.env(),
-    )
+    options = (*ARGS, "--mirror", s3.url)
+    two = start(small_data, tmp_path / "run", *options, world=2, spoil=[SHORT], env=s3.env())
     two.end(0)
     assert order == [[None, None]] and f"{s3.folder}/run/lease" not in s3.keys(s3.folder)
 
 
-def test_a_refused_command_gives_the_lease_back(small_data, tmp_path, s3):  # noqa: F811
+def test_a_second_trainer_and_a_refused_command(small_data, tmp_path, s3):  # noqa: F811
+    """The first goes on; the lease is given back, however a run ends."""
     options = ("--mirror", s3.url, *ARGS)
-    start(small_data, tmp_path / "run", *options, spoil=[SHORT], env=s3.env()).end(0)
+    spoil = [SHORT, ("hold", 4, str(tmp_path / "go"))]
+    first = start(small_data, tmp_path / "run", *options, spoil=spoil, env=s3.env())
+    first.until_step(4)
+    second = start(small_data, tmp_path / "b" / "run", *options, spoil=[SHORT], env=s3.env())
+    assert "Traceback" not in second.end(2)
+    (tmp_path / "go").touch()
+    first.end(0)
+    assert newest_in(s3) == 12
     other = start(small_data, tmp_path / "run", *options, "--seed", 5, spoil=[SHORT], env=s3.env())
     other.end(2)
     assert f"{s3.folder}/run/lease" not in s3.keys(s3.folder)
-
-
-@pytest.mark.slow
-def test_a_store_that_dies_does_not_stop_a_run(small_data, tmp_path, s3):  # noqa: F811
-    """From step 5 on it refuses everything: the run ends well, and says what is not durable."""
-    options = ("--mirror", s3.url, *ARGS)
-    spoil = [SHORT, ("hold", 5, str(tmp_path / "go"))]
-    alive = start(small_data, tmp_path / "a" / "run", *options, spoil=spoil, env=s3.env())
-    alive.until(lambda: "step_00000004 is in s3://" in alive.text)
-    s3.spoil = FAILING["no rights"]
-    (tmp_path / "go").touch()
-    text = alive.end(0, timeout_s=90)
-    assert "newest durable one is step_00000004" in text and "Traceback" not in text
 
 
 def test_no_secret_is_written_anywhere(small_data, tmp_path, s3):  # noqa: F811

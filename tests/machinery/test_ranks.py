@@ -7,7 +7,7 @@ import signal
 import pytest
 import torch
 from conftest import ROOT, losses, run
-from faults import free_port, launch, start
+from faults import launch, start
 
 from config import UsageError
 from machinery import ranks
@@ -32,30 +32,6 @@ def test_memory_of_a_freed_tensor_is_kept_for_the_next(tuned_by_user, tmp_path):
     result = run(tmp_path / "kept.py", PYTHONPATH=str(ROOT), **theirs)
     assert result.returncode == 0, result.stderr
     assert (int(result.stdout) < 32 << 20) == tuned_by_user
-
-
-TIMEOUTS = """
-import torch, torch.distributed as dist
-from machinery import ranks
-def timeout():
-    backend = dist.group.WORLD._get_backend(torch.device("cpu"))
-    return backend.options._timeout.total_seconds()
-ranks.meet_and_test(ranks.World(0, 1, 0, 1, torch.device("cpu"), torch.float32, 1 << 30), 8.0)
-print(timeout())
-ranks.wait_at_most(ranks.SHARDED_S)
-print(timeout())
-ranks.expect_answers()
-print(timeout())
-"""
-
-
-def test_a_first_step_may_take_half_an_hour_and_the_next_ones_may_not(tmp_path):
-    (tmp_path / "timeouts.py").write_text(TIMEOUTS)
-    here = dict(MASTER_ADDR="localhost", MASTER_PORT=str(free_port()), PYTHONPATH=str(ROOT))
-    here |= dict(RANK="0", WORLD_SIZE="1")
-    result = run(tmp_path / "timeouts.py", **here)
-    lines = [line for line in result.stdout.splitlines() if "[Gloo]" not in line]  # torch 2.10's
-    assert lines == ["1800.0", "300.0", "100.0"], result.stdout + result.stderr
 
 
 def test_a_rank_without_a_gpu_of_its_own_is_told_so(monkeypatch):
@@ -103,22 +79,6 @@ def test_threads_that_add_to_the_same_row_give_the_same_bits(tmp_path):
 
 
 # ------------------------------------------------------------------------ waiting for each other
-
-WAITS = """
-import os
-from machinery import ranks
-ranks.meet_and_test = lambda world, timeout_s: print(timeout_s)
-ranks.dist.all_reduce = lambda *args: None
-ranks.start("cpu", "fp32")
-"""
-
-
-@pytest.mark.parametrize("local_world_size, seconds", [(2, "30.0"), (1, "300.0")])
-def test_nodes_may_come_later_than_the_ranks_of_one(local_world_size, seconds, tmp_path):
-    (tmp_path / "waits.py").write_text(WAITS)
-    env = dict(RANK="0", WORLD_SIZE="2", LOCAL_RANK="0", LOCAL_WORLD_SIZE=str(local_world_size))
-    result = run(tmp_path / "waits.py", PYTHONPATH=str(ROOT), **env)
-    assert result.returncode == 0 and result.stdout.split() == [seconds], result.stderr
 
 
 @pytest.mark.parametrize("silent, starter", [(0, start), (1, start), (1, launch)])

@@ -3,11 +3,15 @@ file outside its folder. What rows and loaders do is in test_data.py."""
 
 import json
 import os
+import shutil
+from pathlib import Path
 
 import pytest
-from conftest import flip
+from conftest import flip, losses
 from data_helpers import make_folder
+from faults import start
 
+from data import RowLoader
 from machinery import shards
 from machinery.errors import DataError
 from machinery.shards import Manifest
@@ -16,6 +20,16 @@ from machinery.shards import Manifest
 @pytest.fixture
 def manifest(tmp_path):
     return make_folder(tmp_path / "d", {"train": {"a": 50, "b": 30}, "val": {"a": 3, "b": 2}})
+
+
+def edit(folder: Path, place: tuple, value) -> None:
+    """Another value, and the fingerprint that fits it."""
+    at = tree = json.loads((folder / "manifest.json").read_text())
+    for key in place[:-1]:
+        at = at[key]
+    at[place[-1]] = value
+    tree["fingerprint"] = shards.fingerprint(tree)
+    (folder / "manifest.json").write_text(json.dumps(tree))
 
 
 FIRST = "splits", "train", "a", "shards", 0
@@ -45,13 +59,7 @@ WRONG = {
 def test_a_field_of_another_kind_is_named(place, manifest):
     """In a manifest whose fingerprint is right: a stranger computes that, too."""
     for value in WRONG[place]:
-        tree = json.loads((manifest.dir / "manifest.json").read_text())
-        at = tree
-        for key in place[:-1]:
-            at = at[key]
-        at[place[-1]] = value
-        tree["fingerprint"] = shards.fingerprint(tree)
-        (manifest.dir / "manifest.json").write_text(json.dumps(tree))
+        edit(manifest.dir, place, value)
         with pytest.raises(DataError) as caught:
             Manifest.load(manifest.dir)
         assert str(place[0]) in str(caught.value) and str(manifest.dir) in str(caught.value)
@@ -115,3 +123,52 @@ def test_verify_reads_every_byte(manifest):
         assert path.name in str(caught.value)
         flip(path, at=-1)
     manifest.verify()
+
+
+# ------------------------------------------------------------------------------- what a run says
+
+
+@pytest.fixture
+def data(small_data, tmp_path) -> Path:
+    """A copy of the data, to be damaged."""
+    return shutil.copytree(small_data, tmp_path / "data")
+
+
+@pytest.mark.parametrize("world, position", [(1, 20), (2, 37)])
+def test_a_flipped_byte_is_found_before_its_row_is_trained_on(world, position, data, tmp_path):
+    """One bit of the row at that position of the run, which its 8 rows a step reach in time."""
+    manifest = Manifest.load(data)
+    loader = RowLoader(manifest, seed=0, micro_batch=1)
+    file, row = loader.row_ids(position, 1)[0].split(" row ")
+    loader.close()
+    flip(data / file, 128 + int(row) * 2 * manifest.row_len + 70)
+    text = start(data, tmp_path / "run", world=world).end()
+    assert f"{file} is damaged: row {row} " in text
+    assert world > 1 or "Traceback" not in text  # the other rank loses its partner
+    assert all(step <= position // 8 for step in losses(tmp_path / "run"))
+    status = json.loads((tmp_path / "run" / "status.json").read_text())
+    assert status["state"] == "failed" and (world > 1 or status["exit_code"] == 3)
+
+
+DAMAGES = {
+    "cut": lambda path: os.truncate(path, path.stat().st_size - 100),
+    "missing": Path.unlink,
+    "<i2": lambda path: path.write_bytes(path.read_bytes().replace(b"'<u2'", b"'<i2'", 1)),
+}
+
+
+@pytest.mark.parametrize("how", DAMAGES)
+def test_a_run_does_not_begin_with_a_damaged_shard(how, data, tmp_path):
+    shard = max(data.glob("train/*/*.npy"), key=lambda p: p.stat().st_size)
+    DAMAGES[how](shard)
+    text = start(data, tmp_path / "run").end(3)
+    assert f"error: {shard} " in text and "Traceback" not in text
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_token_beyond_the_vocabulary_is_refused(small_data, data):
+    source = Manifest.load(data).sources[0]
+    edit(data, ("splits", "train", source, "shards", 0, "max"), 512)
+    with pytest.raises(DataError) as caught:
+        Manifest.load(data).check()
+    assert "512" in str(caught.value)

@@ -1,7 +1,6 @@
 """stage.py: a copy of data that is verified, made once, and whole or not there; out of a folder or
 a real S3 server, where it was published."""
 
-import json
 import shutil
 
 import pytest
@@ -9,6 +8,7 @@ from conftest import flip, losses
 from data_helpers import make_folder
 from faults import start
 from store_helpers import quick, s3, server  # noqa: F401
+from test_shards import FIRST, edit
 
 from config import UsageError
 from machinery import disk, shards, stage
@@ -33,14 +33,6 @@ def source(request, manifest, tmp_path):
     far = request.getfixturevalue("s3").url if request.param == "s3" else f"file://{tmp_path}/far"
     stage.publish(manifest, far)
     return far
-
-
-def edit(folder, change) -> None:
-    """Let a stranger write the manifest: any fields, and the fingerprint that fits them."""
-    tree = json.loads((folder / "manifest.json").read_text())
-    change(tree)
-    tree["fingerprint"] = shards.fingerprint(tree)
-    (folder / "manifest.json").write_text(json.dumps(tree))
 
 
 def test_a_copy_is_the_data_and_what_is_whole_is_not_copied_again(source, manifest, tmp_path):
@@ -109,12 +101,8 @@ def test_a_stranger_s_manifest_writes_and_reads_nothing_else(name, manifest, tmp
     victim.write_bytes(b"three years of work")
     (manifest.dir / "s").symlink_to(tmp_path)
 
-    def change(tree):
-        tree["splits"]["train"]["a"]["shards"][0] |= dict(
-            file=name, bytes=19, sha256=disk.sha256_of(victim)
-        )
-
-    edit(manifest.dir, change)
+    forged = dict(file=name, bytes=19, sha256=disk.sha256_of(victim))
+    edit(manifest.dir, FIRST, manifest.all_shards()[0] | forged)
     (tmp_path / "fast" / "x").mkdir(parents=True)
     (tmp_path / "fast" / "x" / "s").symlink_to(tmp_path)
     for work in (
@@ -131,22 +119,6 @@ def test_a_stranger_s_manifest_writes_and_reads_nothing_else(name, manifest, tmp
     assert not list(tmp_path.glob("fast/*/manifest.json"))
 
 
-def test_a_hash_is_no_path(s3, manifest, tmp_path):  # noqa: F811
-    """Of data behind a URL: a hash names an object, and what it names here is deleted nowhere."""
-    victim = tmp_path / "thesis.tex"
-    victim.write_text("three years of work")
-    stage.publish(manifest, s3.url)
-
-    def change(tree):
-        tree["splits"]["train"]["a"]["shards"][0]["sha256"] = str(victim)
-
-    edit(manifest.dir, change)
-    s3.put(f"{s3.folder}/manifest.json", (manifest.dir / "manifest.json").read_bytes())
-    with pytest.raises(DataError):
-        stage.copy(s3.url, tmp_path / "fast")
-    assert victim.read_text() == "three years of work" and not (tmp_path / "fast").exists()
-
-
 def test_an_object_larger_than_it_should_be_is_not_taken_in(s3, manifest, tmp_path):  # noqa: F811
     stage.publish(manifest, s3.url)
     s3.put(f"{s3.folder}/objects/{manifest.tokenizer_sha256}", bytes((64 << 20) + 1))
@@ -155,21 +127,18 @@ def test_an_object_larger_than_it_should_be_is_not_taken_in(s3, manifest, tmp_pa
     assert not [p for p in (tmp_path / "fast").rglob("*") if p.is_file() and p.stat().st_size > 1e6]
 
 
-def test_training_from_the_store_is_training_from_the_disk(small_data, tmp_path, s3):  # noqa: F811
+def test_training_from_the_store(trained_run, small_data, tmp_path, s3):  # noqa: F811
     """On two ranks, and with the copy lost while the run is stopped: the same losses."""
     stage.publish(Manifest.load(small_data), s3.url)
-    start(small_data, tmp_path / "near" / "run", "--save_every", 4).end(0)
     options = ["--save_every", 4, "--stage", tmp_path / "cache"]
-    run = start(
-        s3.url, tmp_path / "far" / "run", *options, spoil=[("signal_at", 6, 15)], env=s3.env()
-    )
-    run.end(143)
+    spoil = [("signal_at", 6, 15)]
+    start(s3.url, tmp_path / "far" / "run", *options, spoil=spoil, env=s3.env()).end(143)
     shutil.rmtree(tmp_path / "cache")
     start(s3.url, tmp_path / "far" / "run", *options, env=s3.env()).end(0)
-    assert losses(tmp_path / "near" / "run") == losses(tmp_path / "far" / "run")
+    assert losses(trained_run) == losses(tmp_path / "far" / "run")
     two = start(s3.url, tmp_path / "two" / "run", *options, world=2, env=s3.env())
     two.end(0)
-    assert losses(tmp_path / "two" / "run") == pytest.approx(losses(tmp_path / "near" / "run"))
+    assert losses(tmp_path / "two" / "run") == pytest.approx(losses(trained_run))
 
 
 def test_an_error_of_the_copy_ends_every_rank(small_data, tmp_path, s3):  # noqa: F811

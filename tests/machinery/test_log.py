@@ -1,0 +1,68 @@
+"""machinery/log.py: what a run did is in metrics.jsonl, whatever wandb does."""
+
+import json
+import socket
+import time
+
+import pytest
+from conftest import losses, metrics
+from faults import start
+
+from machinery import log
+
+WANDB = {
+    "raises at import": "raise ImportError('broken')",
+    "raises at init": "def init(**k): raise ConnectionError('no network')",
+    "raises at log": "class R:\n def log(self, *a, **k): raise OSError('gone')\n"
+    "def init(**k): return R()",
+    "exits": "import sys\ndef init(**k): sys.exit(3)",
+}
+SETTINGS = "class Settings:\n def __init__(self, **k): pass\n"
+
+
+@pytest.mark.parametrize("fault", WANDB)
+def test_wandb_cannot_stop_a_run(fault, trained_run, small_data, tmp_path):
+    (tmp_path / "modules").mkdir()
+    (tmp_path / "modules" / "wandb.py").write_text(SETTINGS + WANDB[fault])
+    env = {"PYTHONPATH": str(tmp_path / "modules")}
+    options = ("--wandb", "--eval_every", 4)
+    text = start(small_data, tmp_path / "run", *options, env=env).end(0)
+    assert text.count("wandb is off") == 1
+    assert losses(tmp_path / "run") == losses(trained_run)
+    assert [r["step"] for r in metrics(tmp_path / "run")] == [
+        r["step"] for r in metrics(trained_run)
+    ]
+
+
+def test_wandb_gets_every_record(trained_run, small_data, tmp_path):
+    (tmp_path / "modules").mkdir()
+    (tmp_path / "modules" / "wandb.py").write_text(
+        f"{SETTINGS}class R:\n"
+        " def log(self, r, step): open(self.path, 'a').write(f'{step}\\n')\n"
+        " def finish(self): open(self.path, 'a').write('end')\n"
+        "def init(**k):\n r = R(); r.path = k['dir'] / 'seen'; return r\n"
+    )
+    env = {"PYTHONPATH": str(tmp_path / "modules")}
+    start(small_data, tmp_path / "run", "--wandb", "--eval_every", 4, env=env).end(0)
+    seen = (tmp_path / "run" / "seen").read_text().split()
+    assert seen == [str(r["step"]) for r in metrics(trained_run)] + ["end"]
+
+
+@pytest.mark.slow
+def test_a_wandb_server_that_never_answers_costs_a_bounded_time(tmp_path, monkeypatch, capsys):
+    """The real SDK, and a port that takes connections and says nothing."""
+    pytest.importorskip("wandb")
+    with socket.create_server(("127.0.0.1", 0), backlog=50) as server:
+        monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{server.getsockname()[1]}")
+        monkeypatch.setenv("WANDB_API_KEY", "a" * 40)
+        monkeypatch.setenv("WANDB_MODE", "online")
+        monkeypatch.setattr(log, "WANDB_S", 2.0)
+        (tmp_path / "config.json").write_text("{}")
+        run_log, began = log.Log(tmp_path, is_first=True, wandb=True), time.monotonic()
+        run_log.begin(0, validates=False, start={})
+        for step in (1, 2):
+            run_log.write(dict(step=step, loss=1.0))
+        assert time.monotonic() - began < 30
+    assert "wandb is off" in capsys.readouterr().out
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [line.get("step") for line in lines] == [None, 1, 2]

@@ -1,0 +1,72 @@
+"""machinery/plan.py: the arithmetic of a run, from the preset and the machine's figures alone."""
+
+import dataclasses
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from plans import small_world
+
+import config
+import flops
+from config import GPTConfig
+from machinery import plan
+from model import GPT
+
+
+def test_state_over_half_of_the_memory_is_sharded():
+    world = lambda n: small_world(ranks_=n, memory_bytes=80 * 10**9)
+    found = [plan.pick_parallel("auto", world(8), state)[0] for state in (39e9, 41e9)]
+    assert found == ["ddp", "fsdp"]
+    assert plan.pick_parallel("ddp", world(8), 41e9)[0] == "ddp"
+    assert plan.pick_parallel("auto", world(1), 41e9)[0] == "none"
+
+
+@pytest.mark.parametrize("preset, memory_gb", [("d12", 20), ("d24", 46)])
+def test_the_gradients_of_ddp_are_in_memory_once(preset, memory_gb):
+    """Its buckets are the gradients (gradient_as_bucket_view): of the same card, 8 ranks fill as
+    much with activations as one does."""
+    found = config.PRESETS[preset]
+    gpu = dict(kind="cuda", dtype=torch.bfloat16, memory_bytes=memory_gb * 10**9)
+    ddp = dataclasses.replace(found, run=dataclasses.replace(found.run, parallel="ddp"))
+    one, eight = (plan.make_plan(ddp, small_world(ranks_=n, **gpu)) for n in (1, 8))
+    assert (one.parallel, eight.parallel) == ("none", "ddp")
+    assert one.micro_batch == eight.micro_batch > 1
+    whole, half = ((p.rows_in_step(0), p.grad_accum(0)) for p in (one, eight))
+    assert whole == (half[0], 8 * half[1])
+
+
+def test_a_plan_opens_no_file_and_touches_no_device(monkeypatch):
+    for owner, name in ((Path, "exists"), (shutil, "disk_usage"), (torch.cuda, "is_available")):
+        monkeypatch.setattr(owner, name, lambda *args: pytest.fail("not pure"))
+    worlds = [small_world("cuda", 8, dtype=torch.bfloat16) for _ in range(2)]
+    one, two = (plan.make_plan(config.PRESETS["d20"], world) for world in worlds)
+    assert one == two and "x 1.265" in one.text  # the learning rates
+
+
+def kept_for_backward(model: GPT, tokens: torch.Tensor) -> float:
+    """Bytes per token that the graph, partitioned as the compiler does it, keeps for backward."""
+    step = torch.compile(model, backend="aot_eager_decomp_partition", dynamic=False)
+    kept = {}
+
+    def keep(t):
+        kept[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
+        return t
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
+        step(tokens, tokens)
+    weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    return sum(n for at, n in kept.items() if at not in weights) / tokens.numel()
+
+
+@pytest.mark.parametrize("extras", [(), ("value_embeds",)])
+def test_the_plan_knows_what_forward_keeps_for_backward(extras):
+    """With queries and keys normed, or grouped. The logits are few here."""
+    sizes = dict(n_layer=2, n_embd=128, n_head=4, head_dim=32, mlp_hidden=256, seq_len=256)
+    sizes |= dict(n_kv_head=4 if extras else 2, vocab_size=64, mlp="swiglu")
+    config = GPTConfig(**sizes, qk_norm=bool(extras), extras=extras)
+    model = GPT(config, compute_dtype=torch.bfloat16)
+    model.init_weights()
+    kept = kept_for_backward(model, torch.randint(64, (16, 256)))
+    assert flops.activation_bytes(config) == pytest.approx(kept, rel=0.1)
