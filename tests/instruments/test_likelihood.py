@@ -66,7 +66,7 @@ def test_the_log_likelihood_is_the_sum_over_the_answers_tokens(model, tokenizer,
             row = torch.tensor([(context + answer)[-65:]])
             logp = model(row[:, :-1]).detach().log_softmax(-1)[0]
             expected = sum(float(logp[-k, row[0, -k]]) for k in range(1, len(answer) + 1))
-            assert nats == same == pytest.approx(expected, abs=1e-4)
+            assert [nats, same] == pytest.approx([expected] * 2, abs=1e-4)
             likeliest = logp.argmax(-1)[-len(answer) :].tolist()
             assert hit == (likeliest == answer)
         assert "2 of 15 answers" in capsys.readouterr().out  # lost the beginning of their context
