@@ -186,12 +186,6 @@ def test_means_and_hits_are_the_golden_ones(kind, batch):
     assert [line["correct"] for line in found] == CORRECT[kind]
 
 
-def test_the_last_space_of_an_answer_counts():
-    task, items = TOY["lm"]
-    items = [*items[:2], {"context": "so no, no, no,", "continuation": "no"}]
-    assert core.score(task, items, Toy(), Bytes(), 4)[2]["correct"]
-
-
 def test_a_row_that_is_too_long_loses_its_beginning():
     """BOS goes, and the span moves; where it does not fit, it begins at 1."""
     assert means_of(scored("mc", 48)) == near(MEANS["mc"])
@@ -254,11 +248,6 @@ def test_a_line_that_is_no_item_of_its_kind_is_named(tmp_path):
         assert f"{path}, line 2 " in str(caught.value)
     path.write_text(f"{good}\n{good}\n")
     assert core.read_items(BY_NAME["copa"], path) == [MC[0]] * 2
-
-
-def test_the_hash_is_gits(tmp_path):
-    (tmp_path / "a").write_bytes(b"hello\n")
-    assert core.git_blob(tmp_path / "a") == "ce013625030ba8dba906f756967f9e9ca394464a"
 
 
 # ---------------------------------------------------------------------------- the arithmetic
@@ -326,9 +315,6 @@ def test_what_may_be_concluded():
     assert "GPT-2 grade" in above and "0.0435" in above and "0.2565" in below
     assert not any("GPT-2 grade" in text for text in (below, between, last(0.245)))
     assert last(0.2565 + 1.01 * two).startswith("GPT-2 grade") and between[:6] == last(0.245)[:6]
-    part = dict(task="core, 18 of 22 tasks", mean=0.3, stderr=0.01)
-    (only,) = core.conclusion(part, 0)
-    assert "18 of 22" in only and "CORE: " not in only
 
 
 # ---------------------------------------------------------------------------------- the command
@@ -366,6 +352,11 @@ def ask(capsys, *args) -> str:
     capsys.readouterr()
     assert evaluate.main(["core", *map(str, args), "--device", "cpu"]) == 0
     return capsys.readouterr().out
+
+
+def test_the_hash_is_gits(tmp_path):
+    (tmp_path / "a").write_bytes(b"hello\n")
+    assert core.git_blob(tmp_path / "a") == "ce013625030ba8dba906f756967f9e9ca394464a"
 
 
 def test_the_whole_of_core_and_a_part(own_run, folder, tmp_path, capsys):
