@@ -199,7 +199,7 @@ def score(
             cropped.append(any(len(row) > seq_len for row in rows))
         flat = [pair for own in pairs for pair in own]
         found = iter(log_likelihoods(model, flat, batch, greedy=is_lm))
-        for item, own, lost in zip(items[at:], pairs, cropped):
+        for item, own, lost in zip(items[at : at + CHUNK], pairs, cropped):
             nats, hits = zip(*(next(found) for _ in own))
             means = [-x / len(span) if span else math.nan for x, (_, span) in zip(nats, own)]
             correct = hits[0] if is_lm else pick(means) == item["gold"]
@@ -250,9 +250,8 @@ def measure(config: CoreConfig, load_model: Callable) -> None:
     tokenizer, figures, begun = open_tokenizer(config, trainer), {}, time.monotonic()
     count = sum(map(len, asked.values()))
     limit = f", at most {config.limit:,} a task" if config.limit else ""
-    print(
-        f"CORE: {len(asked)} of {len(TASKS)} tasks, {count:,} items{limit}, seq_len {model.config.seq_len}"
-    )
+    about = f"{count:,} items{limit}, seq_len {model.config.seq_len}"
+    print(f"CORE: {len(asked)} of {len(TASKS)} tasks, {about}")
     print(f"{'task':33}shots   items  accuracy            centered          GPT-2 XL  constant")
     with saving(config.save) as save, tqdm(total=count, disable=None, leave=False) as bar:
         for task, items in asked.items():

@@ -26,17 +26,9 @@ def tokenizer(small_data):
 def model(tokenizer):
     """Random, but with logits of size: an untrained one finds all tokens equally likely."""
     torch.manual_seed(0)
-    config = GPTConfig(
-        seq_len=64,
-        vocab_size=tokenizer.vocab_size,
-        n_layer=2,
-        n_head=2,
-        n_kv_head=1,
-        head_dim=16,
-        n_embd=32,
-        mlp_hidden=64,
-        extras=("key_offset", "value_embeds"),
-    )
+    shape = dict(n_layer=2, n_head=2, n_kv_head=1, head_dim=16, n_embd=32, mlp_hidden=64)
+    shape |= dict(extras=("key_offset", "value_embeds"))
+    config = GPTConfig(seq_len=64, vocab_size=tokenizer.vocab_size, **shape)
     model = GPT(config)
     model.init_weights()
     for p in model.parameters():
