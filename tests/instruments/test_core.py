@@ -18,35 +18,19 @@ from instruments.exams import core
 from machinery.errors import DataError, NonFiniteError
 
 BY_NAME = {task.name: task for task in core.TASKS}
+choose = lambda gold, query, *choices: dict(query=query, choices=[*choices], gold=gold)
 MC = [
-    {"query": "Question: What do bees make?", "choices": ["honey", "milk"], "gold": 0},
-    {
-        "query": "Question: Which of these is a metal? ",
-        "choices": ["iron", "in water", "ice"],
-        "gold": 0,
-    },
-    {
-        "query": "Question: Where do fish live?",
-        "choices": ["in trees", "in sand", "in water"],
-        "gold": 2,
-    },
+    choose(0, "Question: What do bees make?", "honey", "milk"),
+    choose(0, "Question: Which of these is a metal? ", "iron", "in water", "ice"),
+    choose(2, "Question: Where do fish live?", "in trees", "in sand", "in water"),
 ]
+end = lambda gold, text, a, b, continuation: dict(
+    context_options=[f"{text} {a}", f"{text} {b}"], continuation=continuation, gold=gold
+)
 SCHEMA = [
-    {
-        "context_options": [f"The cup fell on the glass so the {x}" for x in ("cup", "glass")],
-        "continuation": "broke.",
-        "gold": 0,
-    },
-    {
-        "context_options": [f"Ann paid Eve because {x}" for x in ("Ann", "Eve")],
-        "continuation": "had worked all day.",
-        "gold": 1,
-    },
-    {
-        "context_options": [f"The key did not fit the wall as the {x}" for x in ("key", "wall")],
-        "continuation": "had no hole.",
-        "gold": 1,
-    },
+    end(0, "The cup fell on the glass so the", "cup", "glass", "broke."),
+    end(1, "Ann paid Eve because", "Ann", "Eve", "had worked all day."),
+    end(1, "The key did not fit the wall as the", "key", "wall", "had no hole."),
 ]
 LM = [
     {"context": "red red red red ", "continuation": "red"},
@@ -120,9 +104,6 @@ def test_the_order_and_the_examples_are_cores():
     assert core.shuffled(MC, 0) == MC
     assert core.examples_of(0, 1000, 10) == [990, 797, 452, 120, 8, 93, 933, 966, 962, 827]
     assert core.examples_of(7, 1000, 10) == [617, 618, 508, 783, 217, 289, 260, 955, 200, 730]
-    for n, i in ((5, 0), (30, 29), (30, 11)):  # the slow way: a list of all the others
-        others = [place for place in range(n) if place != i]
-        assert core.examples_of(i, n, 4) == random.Random(1234 + i).sample(others, 4)
     assert [core.examples_of(i, 3, 2) for i in range(3)] == [[2, 1], [2, 0], [1, 0]]
     assert [core.examples_of(i, 3, 1) for i in range(3)] == [[2], [2], [1]]
 
@@ -277,15 +258,6 @@ def test_gpt2_xl_has_its_published_core():
     assert centered["boolq"] == pytest.approx(-0.002632, abs=1e-6)
     assert centered["bigbench_language_identification"] == pytest.approx(0.174917, abs=1e-6)
     assert sum(task.items for task in core.TASKS) == 91_037 and len(core.TASKS) == 22
-
-
-def test_the_standard_error_is_that_of_xls_figure():
-    """Of at most 1,000 items a task, as its figures are."""
-    error = 0.0
-    for task in core.TASKS:
-        p, n = task.gpt2_xl, min(task.items, 1000)
-        error += p * (1 - p) / (n - 1) / (1 - task.base / 100) ** 2
-    assert math.sqrt(error) / 22 == pytest.approx(core.XL_ERROR, abs=1e-4)
 
 
 def test_the_standard_error_is_the_spread_of_simulated_runs():
