@@ -199,7 +199,7 @@ def score(
             cropped.append(any(len(row) > seq_len for row in rows))
         flat = [pair for own in pairs for pair in own]
         found = iter(log_likelihoods(model, flat, batch, greedy=is_lm))
-        for item, own, lost in zip(items[at:], pairs, cropped):
+        for item, own, lost in zip(items[at : at + CHUNK], pairs, cropped):
             nats, hits = zip(*(next(found) for _ in own))
             means = [-x / len(span) if span else math.nan for x, (_, span) in zip(nats, own)]
             correct = hits[0] if is_lm else pick(means) == item["gold"]
@@ -248,8 +248,11 @@ def measure(config: CoreConfig, load_model: Callable) -> None:
             print(f"warning: {path} is not the file that CORE is measured on")
     model, trainer = load_model(config)
     tokenizer, figures, begun = open_tokenizer(config, trainer), {}, time.monotonic()
-    print(header(config, model, asked))
     count = sum(map(len, asked.values()))
+    limit = f", at most {config.limit:,} a task" if config.limit else ""
+    about = f"{count:,} items{limit}, seq_len {model.config.seq_len}"
+    print(f"CORE: {len(asked)} of {len(TASKS)} tasks, {about}")
+    print(f"{'task':33}shots   items  accuracy            centered          GPT-2 XL  constant")
     with saving(config.save) as save, tqdm(total=count, disable=None, leave=False) as bar:
         for task, items in asked.items():
             scored = score(task, items, model, tokenizer, config.batch, bar.update)
@@ -264,15 +267,6 @@ def measure(config: CoreConfig, load_model: Callable) -> None:
     print("\n".join(conclusion(record, config.limit)))
     print(f"{duration(seconds)}, with --dtype {config.dtype}")
     keep_record(config, trainer, **record)
-
-
-def header(config: CoreConfig, model: GPT, asked: dict[Task, list]) -> str:
-    limit = f", at most {config.limit:,} a task" if config.limit else ""
-    return (
-        f"CORE: {len(asked)} of {len(TASKS)} tasks, {sum(map(len, asked.values())):,} items{limit},"
-        f" seq_len {model.config.seq_len}\n"
-        f"{'task':33}shots   items  accuracy            centered          GPT-2 XL  constant"
-    )
 
 
 def lines_of(task: Task, f: dict) -> Iterator[str]:
@@ -296,21 +290,20 @@ def lines_of(task: Task, f: dict) -> Iterator[str]:
 
 def summary(figures: dict[Task, dict]) -> dict:
     """The record for eval.jsonl: the mean of the centered accuracies, called `core` only if all
-    tasks are there, with its standard error; and the tasks' figures."""
+    tasks are there, with its standard error; what guessing and constant answers would get; and the
+    tasks' figures."""
     count, whole = len(figures), len(figures) == len(TASKS)
-    mean = lambda values: sum(values) / count
-    always = [centered(f["constant_accuracy"], task.base) for task, f in figures.items()]
-    guesses = [centered(f["guess"], task.base) for task, f in figures.items()]
-    spread = [
+    mean = lambda name: sum(centered(f[name], task.base) for task, f in figures.items()) / count
+    chance_variance = sum(
         f["guess"] * (1 - f["guess"]) / f["n"] / (1 - task.base / 100) ** 2
         for task, f in figures.items()
-    ]
+    )
     variance = sum(f["centered_stderr"] ** 2 for f in figures.values())
     record = dict(task="core" if whole else f"core, {count} of {len(TASKS)} tasks")
-    record |= {"core" if whole else "mean": mean(f["centered"] for f in figures.values())}
+    record |= {"core" if whole else "mean": mean("accuracy")}
     record |= dict(n=sum(f["n"] for f in figures.values()), stderr=math.sqrt(variance) / count)
-    record |= dict(constant=mean(always), chance=mean(guesses))
-    record |= dict(chance_sd=math.sqrt(sum(spread)) / count)
+    record |= dict(constant=mean("constant_accuracy"), chance=mean("guess"))
+    record |= dict(chance_sd=math.sqrt(chance_variance) / count)
     record |= dict(gpt2_xl=GPT2["XL"]) if whole else {}
     return record | dict(tasks={task.name: f for task, f in figures.items()})
 

@@ -6,7 +6,6 @@ the program, as the end of the input does. Next: preparation/chat.py has the tem
 """
 
 import contextlib
-import io
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -29,10 +28,6 @@ class ChatConfig(DrawConfig):
     """What the model is told before the first question."""
     max_new_tokens: Count = 256
     """Tokens of an answer, at most; never more than half of the model's positions."""
-
-
-class TooLongError(UsageError):
-    """A question that leaves no room for its answer."""
 
 
 class Talk:
@@ -59,14 +54,14 @@ class Talk:
         return ids[:-1]
 
     def ask(self, question: str) -> int:
-        """Add a question; returns how many of the oldest had to go. TooLongError, and nothing has
-        changed, if the question does not even fit alone."""
+        """Add a question; returns how many of the oldest had to go. UsageError, and nothing has
+        changed, if the question does not fit alone."""
         kept = [*self.exchanges, (question, [])]
         while (count := len(self.ids(kept))) > self.room:
             kept = kept[1:]
             if not kept:
                 why = f"the question takes {count} of {self.room} tokens"
-                raise TooLongError(f"{why}; ask in fewer words")
+                raise UsageError(f"{why}; ask in fewer words")
         dropped, self.exchanges = len(self.exchanges) + 1 - len(kept), kept
         return dropped
 
@@ -87,7 +82,7 @@ def questions() -> Iterator[str]:
     """The lines of the input that are not empty, until its end or Ctrl-C."""
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401  (input() edits and remembers lines with it)
-    if isinstance(sys.stdin, io.TextIOWrapper):
+    if sys.stdin:
         sys.stdin.reconfigure(errors="replace")
     with contextlib.suppress(EOFError, KeyboardInterrupt):
         while sys.stdin:
@@ -126,5 +121,5 @@ def talk(config: ChatConfig, load_model: Callable) -> None:
     for question in questions():
         try:
             say(conversation, question)
-        except TooLongError as error:
+        except UsageError as error:
             print(f"[{error}]")

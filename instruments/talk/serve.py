@@ -282,10 +282,18 @@ def read_page() -> Response:
 
 def build_app(service: Service, token: str) -> FastAPI:
     """The routes."""
-    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)  # their pages load scripts
 
     async def caller(request: Request) -> None:
         check_caller(request, token)
+
+    rest = dict.fromkeys(("docs_url", "redoc_url", "openapi_url"))  # their pages load scripts
+    app = FastAPI(dependencies=[Depends(caller)], **rest)
+    page = read_page()
+
+    async def index(request: Request) -> Response:
+        return page
+
+    app.router.add_route("/", index, ["GET"])  # for anybody: the page asks for the token
 
     @app.exception_handler(Refused)
     async def refuse(request: Request, refusal: Refused) -> Response:
@@ -298,23 +306,20 @@ def build_app(service: Service, token: str) -> FastAPI:
         where = f"{request.method} {short(request.url.path)} here; docs/serve.md lists the paths"
         return as_json(Refused(404, f"there is no {where}").tree(), error.status_code)
 
-    page, only = read_page(), [Depends(caller)]
-    app.add_route("/", lambda request: page, ["GET"])
-
-    @app.get("/v1/models", dependencies=only)
+    @app.get("/v1/models")
     async def models() -> Response:
         return as_json({"object": "list", "data": [service.about]})
 
-    @app.get("/health", dependencies=only)
+    @app.get("/health")
     async def health() -> Response:
         active = min(service.inside, ACTIVE)
         return as_json(dict(status="ok", active=active, waiting=service.inside - active))
 
-    @app.post("/v1/completions", dependencies=only)
+    @app.post("/v1/completions")
     async def completions(request: Request) -> Response:
         return await service.answer(request, Completion)
 
-    @app.post("/v1/chat/completions", dependencies=only)
+    @app.post("/v1/chat/completions")
     async def chat_completions(request: Request) -> Response:
         return await service.answer(request, Conversation)
 

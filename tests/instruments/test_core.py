@@ -18,35 +18,19 @@ from instruments.exams import core
 from machinery.errors import DataError, NonFiniteError
 
 BY_NAME = {task.name: task for task in core.TASKS}
+choose = lambda gold, query, *choices: dict(query=query, choices=[*choices], gold=gold)
 MC = [
-    {"query": "Question: What do bees make?", "choices": ["honey", "milk"], "gold": 0},
-    {
-        "query": "Question: Which of these is a metal? ",
-        "choices": ["iron", "in water", "ice"],
-        "gold": 0,
-    },
-    {
-        "query": "Question: Where do fish live?",
-        "choices": ["in trees", "in sand", "in water"],
-        "gold": 2,
-    },
+    choose(0, "Question: What do bees make?", "honey", "milk"),
+    choose(0, "Question: Which of these is a metal? ", "iron", "in water", "ice"),
+    choose(2, "Question: Where do fish live?", "in trees", "in sand", "in water"),
 ]
+end = lambda gold, text, a, b, continuation: dict(
+    context_options=[f"{text} {a}", f"{text} {b}"], continuation=continuation, gold=gold
+)
 SCHEMA = [
-    {
-        "context_options": [f"The cup fell on the glass so the {x}" for x in ("cup", "glass")],
-        "continuation": "broke.",
-        "gold": 0,
-    },
-    {
-        "context_options": [f"Ann paid Eve because {x}" for x in ("Ann", "Eve")],
-        "continuation": "had worked all day.",
-        "gold": 1,
-    },
-    {
-        "context_options": [f"The key did not fit the wall as the {x}" for x in ("key", "wall")],
-        "continuation": "had no hole.",
-        "gold": 1,
-    },
+    end(0, "The cup fell on the glass so the", "cup", "glass", "broke."),
+    end(1, "Ann paid Eve because", "Ann", "Eve", "had worked all day."),
+    end(1, "The key did not fit the wall as the", "key", "wall", "had no hole."),
 ]
 LM = [
     {"context": "red red red red ", "continuation": "red"},
@@ -120,9 +104,6 @@ def test_the_order_and_the_examples_are_cores():
     assert core.shuffled(MC, 0) == MC
     assert core.examples_of(0, 1000, 10) == [990, 797, 452, 120, 8, 93, 933, 966, 962, 827]
     assert core.examples_of(7, 1000, 10) == [617, 618, 508, 783, 217, 289, 260, 955, 200, 730]
-    for n, i in ((5, 0), (30, 29), (30, 11)):  # the slow way: a list of all the others
-        others = [place for place in range(n) if place != i]
-        assert core.examples_of(i, n, 4) == random.Random(1234 + i).sample(others, 4)
     assert [core.examples_of(i, 3, 2) for i in range(3)] == [[2, 1], [2, 0], [1, 0]]
     assert [core.examples_of(i, 3, 1) for i in range(3)] == [[2], [2], [1]]
 
@@ -184,12 +165,6 @@ def test_means_and_hits_are_the_golden_ones(kind, batch):
     found = scored(kind, batch=batch)
     assert means_of(found) == near(MEANS[kind])
     assert [line["correct"] for line in found] == CORRECT[kind]
-
-
-def test_the_last_space_of_an_answer_counts():
-    task, items = TOY["lm"]
-    items = [*items[:2], {"context": "so no, no, no,", "continuation": "no"}]
-    assert core.score(task, items, Toy(), Bytes(), 4)[2]["correct"]
 
 
 def test_a_row_that_is_too_long_loses_its_beginning():
@@ -256,11 +231,6 @@ def test_a_line_that_is_no_item_of_its_kind_is_named(tmp_path):
     assert core.read_items(BY_NAME["copa"], path) == [MC[0]] * 2
 
 
-def test_the_hash_is_gits(tmp_path):
-    (tmp_path / "a").write_bytes(b"hello\n")
-    assert core.git_blob(tmp_path / "a") == "ce013625030ba8dba906f756967f9e9ca394464a"
-
-
 # ---------------------------------------------------------------------------- the arithmetic
 
 
@@ -290,15 +260,6 @@ def test_gpt2_xl_has_its_published_core():
     assert sum(task.items for task in core.TASKS) == 91_037 and len(core.TASKS) == 22
 
 
-def test_the_standard_error_is_that_of_xls_figure():
-    """Of at most 1,000 items a task, as its figures are."""
-    error = 0.0
-    for task in core.TASKS:
-        p, n = task.gpt2_xl, min(task.items, 1000)
-        error += p * (1 - p) / (n - 1) / (1 - task.base / 100) ** 2
-    assert math.sqrt(error) / 22 == pytest.approx(core.XL_ERROR, abs=1e-4)
-
-
 def test_the_standard_error_is_the_spread_of_simulated_runs():
     generator = torch.Generator().manual_seed(0)
     p, n, found = [0.4 + 0.02 * k for k in range(22)], 300, []
@@ -326,9 +287,6 @@ def test_what_may_be_concluded():
     assert "GPT-2 grade" in above and "0.0435" in above and "0.2565" in below
     assert not any("GPT-2 grade" in text for text in (below, between, last(0.245)))
     assert last(0.2565 + 1.01 * two).startswith("GPT-2 grade") and between[:6] == last(0.245)[:6]
-    part = dict(task="core, 18 of 22 tasks", mean=0.3, stderr=0.01)
-    (only,) = core.conclusion(part, 0)
-    assert "18 of 22" in only and "CORE: " not in only
 
 
 # ---------------------------------------------------------------------------------- the command
@@ -366,6 +324,11 @@ def ask(capsys, *args) -> str:
     capsys.readouterr()
     assert evaluate.main(["core", *map(str, args), "--device", "cpu"]) == 0
     return capsys.readouterr().out
+
+
+def test_the_hash_is_gits(tmp_path):
+    (tmp_path / "a").write_bytes(b"hello\n")
+    assert core.git_blob(tmp_path / "a") == "ce013625030ba8dba906f756967f9e9ca394464a"
 
 
 def test_the_whole_of_core_and_a_part(own_run, folder, tmp_path, capsys):

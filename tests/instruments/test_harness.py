@@ -42,12 +42,6 @@ def exams(i: int) -> dict:
     return dict(question=stem, answerKey="@AAB"[i % 4], info=info)
 
 
-def m3exam(i: int) -> dict:
-    options = ["(A)", "(B)"] if i == 0 else ["(A) sim", "(B) não"]
-    background = "" if i == 1 else "Um texto."
-    return dict(background=background, question_text="Qual?", options=options, answer_text="B")
-
-
 ROWS = {  # repository -> the i-th row, by its set's schema
     "allenai/ai2_arc": lambda i: keyed(i, question=f"Why {i} of {WORDS[i]}?"),
     "baber/piqa": lambda i: dict(goal=f"Open {i}", sol1=WORDS[i], sol2=f"pull {i}", label=i % 2),
@@ -75,7 +69,6 @@ ROWS = {  # repository -> the i-th row, by its set's schema
     "EleutherAI/lambada_openai": lambda i: dict(text=f"Ann had {WORDS[i]}"),
     "eduagarcia/enem_challenge": lambda i: keyed(i, question=f"Qual {i}?"),
     "mhardalov/exams": exams,
-    "chiayewken/m3exam": m3exam,
 }
 TASKS = "arc_easy piqa hellaswag winogrande openbookqa enem oab".split()
 
@@ -191,11 +184,6 @@ def test_questions_are_written_out_as_the_sets_are(hub):
         ("Pergunta: O quê 3?\n A. u\n B. v\nResposta:", 1),
     ]
     assert exams[0][0].tags == dict(subject="Biology")
-    m3exam = asked(hub, "m3exam_pt")
-    assert len(m3exam) == 9  # one has pictures as options
-    first = "Pergunta: Qual?\n A. sim\n B. não\nResposta:"
-    contexts = [context for _, context, _ in m3exam[:2]]
-    assert contexts == [first, first.replace("Qual", "Um texto.\nQual")]
     assert len(asked(hub, "enem_challenge")) == 10
 
 

@@ -26,17 +26,9 @@ def tokenizer(small_data):
 def model(tokenizer):
     """Random, but with logits of size: an untrained one finds all tokens equally likely."""
     torch.manual_seed(0)
-    config = GPTConfig(
-        seq_len=64,
-        vocab_size=tokenizer.vocab_size,
-        n_layer=2,
-        n_head=2,
-        n_kv_head=1,
-        head_dim=16,
-        n_embd=32,
-        mlp_hidden=64,
-        extras=("key_offset", "value_embeds"),
-    )
+    shape = dict(n_layer=2, n_head=2, n_kv_head=1, head_dim=16, n_embd=32, mlp_hidden=64)
+    shape |= dict(extras=("key_offset", "value_embeds"))
+    config = GPTConfig(seq_len=64, vocab_size=tokenizer.vocab_size, **shape)
     model = GPT(config)
     model.init_weights()
     for p in model.parameters():
@@ -66,7 +58,7 @@ def test_the_log_likelihood_is_the_sum_over_the_answers_tokens(model, tokenizer,
             row = torch.tensor([(context + answer)[-65:]])
             logp = model(row[:, :-1]).detach().log_softmax(-1)[0]
             expected = sum(float(logp[-k, row[0, -k]]) for k in range(1, len(answer) + 1))
-            assert nats == same == pytest.approx(expected, abs=1e-4)
+            assert [nats, same] == pytest.approx([expected] * 2, abs=1e-4)
             likeliest = logp.argmax(-1)[-len(answer) :].tolist()
             assert hit == (likeliest == answer)
         assert "2 of 15 answers" in capsys.readouterr().out  # lost the beginning of their context

@@ -10,23 +10,15 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import ROOT, SMALL, command, environment
+from conftest import ROOT, command, environment
 
 import eval as evaluate
-import train
 from config import PRESETS, GPTConfig, Preset, UsageError
 from instruments.talk import sample
 from model import GPT
 
 pytest_plugins = ["chat_helpers"]
 CPU = ("--device", "cpu", "--dtype", "fp32")
-
-
-@pytest.fixture(scope="module")
-def trained(small_data, tmp_path_factory):
-    run_dir = tmp_path_factory.mktemp("sample") / "run"
-    train.main(["tiny", *SMALL, "--data_dir", str(small_data), "--run_dir", str(run_dir)])
-    return run_dir
 
 
 def look(capsys, *args) -> str:
@@ -36,8 +28,8 @@ def look(capsys, *args) -> str:
     return capsys.readouterr().out
 
 
-def test_samples_are_seeded_text(trained, capsys):
-    args = (trained, *CPU, "--prompt", "def ", "import", "--max_new_tokens", 20)
+def test_samples_are_seeded_text(trained_run, capsys):
+    args = (trained_run, *CPU, "--prompt", "def ", "import", "--max_new_tokens", 20)
     torch.backends.cuda.enable_cudnn_sdp(True)
     first = look(capsys, *args)
     assert not torch.backends.cuda.cudnn_sdp_enabled()  # on a GPU, a new plan for each token
@@ -45,8 +37,8 @@ def test_samples_are_seeded_text(trained, capsys):
     assert "--- 'def '\ndef" in first and "--- 'import'\nimport" in first
 
 
-def test_several_samples_of_a_prompt_differ(trained, capsys):
-    args = (trained, *CPU, "--prompt", "x = ", "--max_new_tokens", 20)
+def test_several_samples_of_a_prompt_differ(trained_run, capsys):
+    args = (trained_run, *CPU, "--prompt", "x = ", "--max_new_tokens", 20)
     out = look(capsys, *args, "--n", 3).partition("---")[2]
     samples = re.findall(r"^x =.*", out, re.MULTILINE)
     assert len(samples) == 3 and len(set(samples)) > 1
@@ -92,16 +84,8 @@ def test_a_stream_prints_each_character_once_and_whole(capsys):
 
 def test_top_p_keeps_the_tokens_that_hold_it():
     torch.manual_seed(0)
-    config = GPTConfig(
-        seq_len=8,
-        vocab_size=40,
-        n_layer=1,
-        n_head=1,
-        n_kv_head=1,
-        head_dim=8,
-        n_embd=8,
-        mlp_hidden=8,
-    )
+    shape = dict(n_layer=1, n_head=1, n_kv_head=1, head_dim=8, n_embd=8, mlp_hidden=8)
+    config = GPTConfig(seq_len=8, vocab_size=40, **shape)
     model = GPT(config)
     model.init_weights()
     torch.nn.init.normal_(model.head.weight)
@@ -128,14 +112,14 @@ def test_prompts_of_the_preset_or_of_standard_input(monkeypatch):
     assert sample.find_prompts(("-",), "tiny") == ("def f", "import", "caf\ufffd")
     for empty in (io.TextIOWrapper(io.BytesIO(b"\n")), None):
         monkeypatch.setattr(sys, "stdin", empty)
-        with pytest.raises(UsageError, match="--prompt -"):
+        with pytest.raises(UsageError):
             sample.find_prompts(("-",), "tiny")
 
 
-def test_an_open_pipe_is_not_waited_for(trained):
+def test_an_open_pipe_is_not_waited_for(trained_run):
     """Nobody writes to it, and nobody closes it; `--prompt -` reads the same pipe to its end."""
     reads, writes = os.pipe()
-    words = ("sample", trained, *CPU, "--max_new_tokens", 4)
+    words = ("sample", trained_run, *CPU, "--max_new_tokens", 4)
     options = dict(capture_output=True, text=True, cwd=ROOT, env=environment(), timeout=60)
     done = subprocess.run(command("eval.py", words), stdin=reads, **options)
     assert done.returncode == 0, done.stderr

@@ -1,29 +1,14 @@
 """The page of eval.py serve, in a headless Chromium: typed into, streamed, stopped, read with the
 keyboard; with a token, in the dark, and on a narrow screen. Skipped where there is no Chromium."""
 
+# ruff: noqa: F811
 import json
-import os
 import re
-import shutil
 from contextlib import contextmanager
 
 import pytest
+from browsing import browser  # noqa: F401
 from test_serve import Gate, build, serving, tokenizer, until  # noqa: F401
-
-NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
-CHROMIUM = next(filter(None, map(shutil.which, NAMES)), None)
-pytestmark = pytest.mark.skipif(not CHROMIUM, reason="no Chromium is installed")
-
-
-@pytest.fixture(scope="module")
-def browser():
-    playwright = pytest.importorskip("playwright.sync_api")
-    options = "--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-sync "
-    options += "--disable-background-networking --disable-component-update"
-    with playwright.sync_playwright() as p:
-        browser = p.chromium.launch(executable_path=CHROMIUM, args=options.split())
-        yield browser
-        browser.close()
 
 
 @contextmanager
@@ -56,7 +41,7 @@ def done(page) -> None:
 
 
 @pytest.fixture
-def base(tokenizer):  # noqa: F811
+def base(tokenizer):
     gate = Gate(model := build(tokenizer, seq_len=512))
     with serving(model, tokenizer) as (url, _):
         yield url, gate
@@ -79,14 +64,10 @@ def test_text_streams_and_each_token_has_alternatives(base, browser):
         assert page.inner_text(".prompt") == "def name_1(x):"
         ends = r"\d+ tokens, \d+ per second; (token limit reached|ended)$"
         assert re.match(ends, page.inner_text(".about"))
-        assert page.input_value("#input") == "def name_1(x):"  # to try again
-
         assert page.locator("#alternatives").is_hidden()
         page.locator(".token").nth(3).hover()
         rows = page.locator("#alternatives div")
         assert 8 <= rows.count() and page.locator("#alternatives .chosen").count() >= 1
-        shares = [s for s in page.locator("#alternatives span").all_inner_texts()]
-        assert all(re.fullmatch(r"<0\.1%|[\d.]+%", share) for share in shares)
         page.mouse.move(5, 5)
         assert page.locator("#alternatives").is_hidden()
 
@@ -95,27 +76,16 @@ def test_text_streams_and_each_token_has_alternatives(base, browser):
         page.keyboard.press("ArrowRight")
         assert page.locator("#alternatives").is_visible()
         assert page.inner_text("#alternatives") != first
-        tabs = page.evaluate("[...document.querySelectorAll('.token')].map(t => t.tabIndex)")
-        assert tabs[:3] == [-1, 0, -1]
         page.keyboard.press("Escape")
         assert page.locator("#alternatives").is_hidden()
 
         sent = json.loads([r for r in page.asked if r.method == "POST"][-1].post_data)
         assert sent["temperature"] == 0.8 and sent["max_tokens"] == 60 and sent["stream"] is True
-        page.locator("#temperature").focus()
-        page.keyboard.press("Home")
-        assert page.inner_text("#degrees") == "0.0"
-        texts = []
-        for _ in range(2):
-            say(page, "def")
-            done(page)
-            texts.append(page.locator(".answer .text").last.inner_text())
-        assert texts[0] == texts[1]  # greedy
         page.click("#clear")
         assert page.locator(".turn").count() == 0 and page.locator("#empty").is_visible()
 
 
-@pytest.mark.parametrize("how", ["button", "Escape", "leaving"])
+@pytest.mark.parametrize("how", ["Escape", "leaving"])
 def test_stop_ends_the_generation(base, browser, how):
     url, gate = base
     with opened(browser, url) as page:
@@ -124,9 +94,7 @@ def test_stop_ends_the_generation(base, browser, how):
         gate.let(9)
         page.wait_for_selector(".writing .token")
         assert page.inner_text("#send") == "Stop"
-        if how == "button":
-            page.click("#send")
-        elif how == "Escape":
+        if how == "Escape":
             page.keyboard.press("Escape")
         else:
             page.goto("about:blank")
@@ -140,14 +108,13 @@ def test_stop_ends_the_generation(base, browser, how):
         assert gate.begun <= 11
 
 
-@pytest.mark.parametrize("after", [0, 2])
-def test_clear_while_an_answer_streams(tokenizer, browser, after):  # noqa: F811
+def test_clear_while_an_answer_streams(tokenizer, browser):
     """The next question is the first of a new conversation."""
     gate = Gate(model := build(tokenizer, 2, seq_len=400))
     with serving(model, tokenizer, tuned=True) as (url, _), opened(browser, url) as page:
         say(page, "first?")
-        gate.let(9 * bool(after))
-        page.wait_for_selector(".writing .token" if after else ".writing")
+        gate.let(9)
+        page.wait_for_selector(".writing .token")
         page.click("#clear")
         assert page.locator(".turn").count() == 0 and page.inner_text("#send") == "Send"
         say(page, "second?")
@@ -155,18 +122,13 @@ def test_clear_while_an_answer_streams(tokenizer, browser, after):  # noqa: F811
         done(page)
         sent = json.loads([r for r in page.asked if r.method == "POST"][-1].post_data)
         assert sent["messages"] == [{"role": "user", "content": "second?"}]
-        say(page, "third?")
-        page.wait_for_selector(".answer >> nth=1")
-        done(page)
-        sent = json.loads([r for r in page.asked if r.method == "POST"][-1].post_data)
-        assert [m["role"] for m in sent["messages"]] == ["user", "assistant", "user"]
         assert page.locator(".bad").count() == 0
 
 
 HOSTILE = """<img src=x onerror="window.bad=1"><script>window.bad=1</script>'"`]]>&lt;\u202e"""
 
 
-def test_hostile_strings_stay_text(tokenizer, browser):  # noqa: F811
+def test_hostile_strings_stay_text(tokenizer, browser):
     """In the name, the prompt, the answer, its alternatives, the errors; and the page's own rules
     let no other script run."""
     with serving(build(tokenizer), tokenizer) as (url, _), opened(browser, url) as page:
@@ -199,7 +161,7 @@ def test_hostile_strings_stay_text(tokenizer, browser):  # noqa: F811
         page.wrong.clear()  # the browser's own words about this
 
 
-def test_a_conversation(tokenizer, browser):  # noqa: F811
+def test_a_conversation(tokenizer, browser):
     """Turns are sent along; when they no longer fit, the oldest are left out, and that is said."""
     with serving(build(tokenizer, 2, seq_len=160), tokenizer, tuned=True) as (url, _):
         with opened(browser, url) as page:
@@ -226,7 +188,7 @@ def test_a_conversation(tokenizer, browser):  # noqa: F811
             assert "160 fit, the answer's included; shorten" in page.locator(".bad").inner_text()
 
 
-def test_the_token(tokenizer, browser):  # noqa: F811
+def test_the_token(tokenizer, browser):
     token = "the-token-of-this-test"
     with serving(build(tokenizer), tokenizer, token=token) as (url, _):
         with opened(browser, url, f"/#token={token}") as page:
@@ -234,8 +196,6 @@ def test_the_token(tokenizer, browser):  # noqa: F811
             assert page.url == f"{url}/"  # the address no longer shows it
             say(page, "def")
             done(page)
-            page.reload()  # this tab still has it
-            page.wait_for_selector("#input")
         with opened(browser, url) as page:
             page.wait_for_selector("#login")
             assert page.locator("#compose").is_hidden() and page.inner_text("#wrong") == ""
@@ -276,7 +236,7 @@ CONTRAST = """() => {
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 400, 320])
+@pytest.mark.parametrize("width", [1280, 320])
 def test_the_page_fits_and_can_be_read(base, browser, scheme, width):
     url, gate = base
     gate.let()
@@ -294,20 +254,5 @@ def test_the_page_fits_and_can_be_read(base, browser, scheme, width):
             assert box["y"] >= 0 and box["y"] + box["height"] <= 700, name
         contrast = page.evaluate(CONTRAST)
         assert min(contrast.values()) >= 4.5, contrast
-        if folder := os.environ.get("SCREENSHOTS"):  # to be looked at
-            page.screenshot(path=f"{folder}/serve_{scheme}_{width}.png")
         ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
         assert (sum(map(int, re.findall(r"\d+", ground))) > 380) == (scheme == "light")
-
-
-def test_a_server_that_has_ended_is_named(tokenizer, browser):  # noqa: F811
-    with serving(build(tokenizer), tokenizer) as (url, _):
-        with opened(browser, url) as page:
-            page.route("**/v1/completions", lambda route: route.abort())
-            say(page, "def")
-            done(page)
-            assert page.inner_text(".bad") == "The server does not answer: does it still run?"
-            page.unroute("**/v1/completions")
-            say(page, "def")
-            done(page)
-            assert page.locator(".bad").count() == 1 and page.locator(".token").count()

@@ -1,14 +1,12 @@
 """instruments/exams/tournament.py and judge.py: who plays, who decides, and the arithmetic."""
 
+# ruff: noqa: F811
 import json
 import re
 import shutil
 import socket
-import subprocess
 import sys
 import threading
-import time
-import urllib.request
 from collections import Counter
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -18,10 +16,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import SMALL, environment, run
+from test_serve import build, serving, tokenizer  # noqa: F401
 
 import eval as eval_program
-import train
 from config import GPTConfig, UsageError
 from instruments.exams import judge, tournament
 from instruments.exams.lines import read_lines
@@ -493,42 +490,11 @@ def test_a_line_that_is_no_prompt_is_named(trained, tmp_path):
         assert f"{path}, line 3 " in str(caught.value)
 
 
-@pytest.mark.slow
 @openai
-def test_a_real_server_is_asked_for_completions(small_data, tmp_path):
-    """`transformers serve` on an export of our own, which refuses chat without a template. A model
-    of this size has no taste: most answers are no letter, which ends it."""
-    for library in ("transformers", "safetensors", "fastapi", "uvicorn"):
-        pytest.importorskip(library)
-    run_dir, words = tmp_path / "run", ["tiny", *SMALL, "--data_dir", str(small_data), "--extras"]
-    assert train.main([*words, "--run_dir", str(run_dir)]) == 0
-    folder = tmp_path / "judge"
-    done = run("export.py", "--run_dir", run_dir, "--out", folder, timeout=600)
-    assert done.returncode == 0, done.stdout + done.stderr
-    with transformers_serve(folder, tmp_path / "cache") as url, suppress(UsageError):
-        server = judge.Server(url, str(folder), timeout_s=120)
+def test_our_own_server_judges_by_completions(tokenizer):
+    """It refuses to chat with a model of text. A model of this size has no taste: most answers are
+    no letter, which ends it."""
+    with serving(build(tokenizer, seq_len=1024), tokenizer) as (url, _), suppress(UsageError):
+        server = judge.Server(f"{url}/v1", "small")
         server.compare(["def f", "class A"], [["(x):", ":"], ["()", "(B)"], ["x", "y"]])
     assert not server.chat and sum(server.answers.values()) > 12 / 2
-
-
-@contextmanager
-def transformers_serve(folder: Path, cache: Path):
-    """The address of a server with the model in `folder`; it ends with the block."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    (cache / "hub").mkdir(parents=True)
-    options = f"--device cpu --dtype float32 --host 127.0.0.1 --port {port}".split()
-    command = [Path(sys.executable).parent / "transformers", "serve", folder, *options]
-    server = subprocess.Popen(command, env=environment(HF_HOME=str(cache)))
-    try:
-        deadline = time.monotonic() + 300
-        while True:
-            assert server.poll() is None and time.monotonic() < deadline, "it did not start"
-            with suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/health"):
-                break
-            time.sleep(0.2)
-        yield f"http://127.0.0.1:{port}/v1"
-    finally:
-        server.terminate()
-        server.wait(30)
