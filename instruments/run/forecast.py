@@ -34,7 +34,7 @@ ATTENTION = {128: (0.50, 0.40), 64: (0.40, 0.30)}  # head_dim -> forward, backwa
 TRAFFIC = 0.79  # of the bandwidth, by the fused elementwise kernels
 FORWARD = 0.33  # time of a token in validation over that of one in training
 ALIKE = 0.001  # bits per byte: of two depths so near, the smaller one is cheaper to use
-AROUND = 8  # depths on each side of where the formula looks that are planned
+AROUND = 6  # depths on each side of where the formula looks that are planned
 OTHER_MFU = {"cuda": 0.4, "mps": 0.3, "cpu": 0.2}  # full convention; a device not in the table
 
 

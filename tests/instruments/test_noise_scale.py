@@ -2,18 +2,14 @@
 
 import json
 import math
-from dataclasses import replace
 
 import pytest
 import torch
-from conftest import SMALL
 
 import eval
-import train
 from config import UsageError
 from instruments.run import noise_scale
 from machinery.errors import NonFiniteError
-from machinery.shards import Manifest
 
 
 def drawn(G: torch.Tensor, deviation: torch.Tensor, K: int, seed: int):
@@ -59,40 +55,30 @@ class Bowl(torch.nn.Module):
 def test_two_passes_give_the_products_of_all_gradients():
     """Against all gradients in memory at once."""
     model, x = Bowl(), torch.randn(5, 3, 6, generator=torch.Generator().manual_seed(0))
-    squares, dots = noise_scale.compare(model, lambda: ((part, None) for part in x))
+    squares, dots = noise_scale.compare(model, [(part, None) for part in x])
     g = (model.w - x.mean(1)).detach()  # (5, 6)
     torch.testing.assert_close(squares, g.square().sum(1).double(), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(dots, (g @ g.sum(0)).double(), rtol=1e-5, atol=1e-5)
     with pytest.raises(NonFiniteError):
-        noise_scale.compare(model, lambda: ((part / 0, None) for part in x))
+        noise_scale.compare(model, [(part / 0, None) for part in x])
 
 
-@pytest.fixture(scope="module")
-def run_dir(small_data, tmp_path_factory):
-    run_dir = tmp_path_factory.mktemp("noise") / "run"
-    args = ["--data_dir", str(small_data), "--run_dir", str(run_dir), "--eval_every", "0"]
-    assert train.main(["tiny", *SMALL, *args]) == 0
-    return run_dir
+def test_the_command_measures_a_checkpoint(own_run, monkeypatch):
+    """Twice the same, and written down; other rows with another seed, each at most once."""
+    honest, lines = noise_scale.compare, []
 
+    def compare(model, batches):
+        rows = [tuple(row) for inputs, _ in batches for row in inputs.tolist()]
+        assert len(rows) == len(set(rows)) == 12
+        return honest(model, batches)
 
-def test_the_command_measures_a_checkpoint(run_dir):
-    """Twice the same, and written down; other rows with another seed."""
-    lines = []
+    monkeypatch.setattr(noise_scale, "compare", compare)
     for seed in (0, 0, 1):
         options = ["--batches", "6", "--batch", "2", "--device", "cpu", "--seed", str(seed)]
-        assert eval.main(["noise", str(run_dir), *options]) == 0
-        lines.append(json.loads((run_dir / "eval.jsonl").read_text().splitlines()[-1]))
+        assert eval.main(["noise", str(own_run), *options]) == 0
+        lines.append(json.loads((own_run / "eval.jsonl").read_text().splitlines()[-1]))
     scales = [line["noise_scale_tokens"] for line in lines]
     assert scales[0] == scales[1] != scales[2] and lines[0]["step"] == 12
     with pytest.raises(UsageError) as error:
-        eval.main(["noise", str(run_dir), "--batches", "100000"])
+        eval.main(["noise", str(own_run), "--batches", "100000"])
     assert "100000" in str(error.value)
-
-
-def test_each_training_row_comes_at_most_once(small_data):
-    manifest = Manifest.load(small_data)
-    config = noise_scale.NoiseConfig(batches=9, batch=3)
-    draw = lambda config: list(noise_scale.training_batches(manifest, None, config, 64, "cpu"))
-    rows = [tuple(row) for inputs, _ in draw(config) for row in inputs.tolist()]
-    assert len(rows) == 27 and len(set(rows)) == 27 and all(len(row) == 64 for row in rows)
-    assert rows != [tuple(r) for x, _ in draw(replace(config, seed=1)) for r in x.tolist()]

@@ -11,7 +11,7 @@ import torch
 from conftest import SMALL, losses, metrics, parameters, run
 
 import train
-from instruments.pages import curves, report, watch
+from instruments.pages import report, watch
 from instruments.pages.records import Run
 from machinery.log import read_jsonl
 from machinery.shards import Manifest
@@ -79,7 +79,7 @@ def test_it_changes_no_bit_and_is_no_training_time(watched, small_data, tmp_path
 
     monkeypatch.setattr(report, "update", dice)
     assert begin(small_data, tmp_path / "slow") == 0
-    monkeypatch.setattr(train, "report", lambda *args: "")
+    monkeypatch.setattr(train, "write_report", lambda *args: "")
     assert begin(small_data, tmp_path / "blind") == 0
     assert not (tmp_path / "blind" / "samples.jsonl").exists()
     for other in ("slow", "blind"):
@@ -92,13 +92,10 @@ def test_it_changes_no_bit_and_is_no_training_time(watched, small_data, tmp_path
     assert counted <= steps[-1]["time"] - steps[0]["time"] - 0.6 + 0.05
 
 
-@pytest.mark.parametrize("fault", ["page", "sample"])
-def test_no_fault_of_it_stops_a_run(fault, small_data, tmp_path, monkeypatch, capsys):
-    place, name = {"page": (curves, "draw_run"), "sample": (report, "draw")}[fault]
-    monkeypatch.setattr(place, name, lambda *args: 1 / 0)
+def test_no_fault_of_it_stops_a_run(small_data, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(report, "draw", lambda *args: 1 / 0)
     assert begin(small_data, tmp_path / "run", "--steps", "5") == 0
-    out = capsys.readouterr().out
-    assert out.count("report      none: ZeroDivisionError") >= 2 and "done: 5 steps" in out
+    assert capsys.readouterr().out.count("ZeroDivisionError") == 2
 
 
 def test_pages_take_at_most_a_twentieth_of_the_time(small_data, tmp_path, monkeypatch):
@@ -142,30 +139,20 @@ def test_sharded_weights_are_not_sampled_and_that_is_said(small_data, tmp_path):
     assert not (tmp_path / "run" / "samples.jsonl").exists()
 
 
-@pytest.mark.slow
-def test_with_two_ranks_the_first_one_writes(watched, small_data, tmp_path):
-    where = ["--data_dir", small_data, "--run_dir", tmp_path / "run", "--parallel", "ddp"]
-    result = run("train.py", "tiny", *ARGS, *where, nproc=2)
-    assert result.returncode == 0, result.stderr
-    assert [r["step"] for r in read_jsonl(tmp_path / "run" / "samples.jsonl")] == [0, 4, 8, 12]
-    assert result.stdout.count("it writes") == 4
-
-
 # ---------------------------------------------------------------------------- the watch on speed
 
 
 def step(n: int, seconds: float = 1.0, tokens: int = 100, **seen) -> dict:
-    found = dict(wait_s=0.0, longest_wait_s=0.0, rows=[], read_mb=0.1, read_s=0.01)
-    seen = found | dict(saving=False) | seen
+    seen = dict(wait_s=0.0, saving=False) | seen
     return dict(step=n, tokens=n * tokens, time=float(n), step_s=seconds, watch=seen)
 
 
 def test_a_slow_step_is_counted_with_its_cause():
     steps = [step(n) for n in range(1, 101)]
     steps[0]["step_s"] = 90.0  # compiles
-    steps[9] |= step(10, 2.5, wait_s=1.4, longest_wait_s=1.4, rows=["train/a_00.npy row 3"])
+    steps[9] |= step(10, 2.5, wait_s=1.4)
     steps[19] |= step(20, 2.5, saving=True)
-    steps[29] |= step(30, 9.0, wait_s=6.0, longest_wait_s=5.0, rows=["a row 1", "b row 2", "c"])
+    steps[29] |= step(30, 9.0, wait_s=6.0)
     steps[39] |= step(40, 3.0, wait_s=0.5)  # a wait that explains a quarter of it
     steps[49] |= step(50, 1.9, wait_s=0.9)  # not over twice the median
     found = dict(watch.rows_of([steps]))
@@ -173,8 +160,7 @@ def test_a_slow_step_is_counted_with_its_cause():
         "4 of 99 steps took over twice the median, 2 of them waiting for data, 1 while saving; "
         "the 95th percentile is 1.90 x the median"
     )
-    assert found["longest wait for data"] == "5.00 s, in step 30, for a row 1 to c (3 rows)"
-    assert found["rows read"].startswith("10.0 MB at 10.0 MB/s")
+    assert found["longest wait for data"] == "6.00 s, in step 30"
 
 
 def test_a_ramp_and_a_restart_are_no_slow_steps():
@@ -188,44 +174,23 @@ def test_a_ramp_and_a_restart_are_no_slow_steps():
     assert watch.rows_of([without]) == watch.rows_of([steps[:1]]) == []
 
 
-def test_the_slowest_unit_of_a_source_is_named():
-    quick = {"s": 0.1, "bytes": 10**6, "retries": 0}
-    slow = quick | {"s": 50.0, "retries": 2}
-    made = {"web": [quick, slow, quick], "odd": 5, "odder": [quick, 5]}
-    rows = dict(watch.reading({"reading": made}))
-    assert "unit 1 of 3 at 0.0 MB/s" in rows["web"] and "2 times" in rows["web"]
-    assert rows.keys() == {"web", "odder"}
-    assert watch.reading({}) == watch.reading({"reading": 5}) == []
-
-
-def test_a_slow_disk_is_seen_and_its_rows_are_named(small_data, tmp_path, monkeypatch):
+def test_a_slow_disk_is_seen(small_data, tmp_path, monkeypatch):
     """From the 100th row on, four reads take 0.7 s each: a batch waits for them."""
-    honest, reads, slow = Manifest.row, [], []
+    honest, reads = Manifest.row, []
 
     def row(self, split, source, i):
-        if split == "train":
-            reads.append(i)
-            if 100 < len(reads) <= 104:
-                slow.append(f"{self.locate(split, source, i)[1]}")
-                time.sleep(0.7)
+        reads.append(i) if split == "train" else None
+        if split == "train" and 100 < len(reads) <= 104:
+            time.sleep(0.7)
         return honest(self, split, source, i)
 
     monkeypatch.setattr(Manifest, "row", row)
-    folders = ["--data_dir", str(small_data), "--run_dir", str(tmp_path / "run")]
     more = ["--steps", "24", "--micro_batch", "2", "--eval_every", "0"]
-    assert train.main(["tiny", *SMALL, *folders, *more]) == 0
+    assert begin(small_data, tmp_path / "run", *more) == 0
     text = (tmp_path / "run" / "report.html").read_text()
     n, k = map(int, re.search(r"(\d+) of 23 steps took .*, (\d+) of them waiting", text).groups())
     assert n >= k >= 1
-    waited = re.search(
-        r"wait for data</b><span>([\d.]+) s, in step \d+, for (.+) to (.+) \(2", text
-    )
-    assert float(waited[1]) > 0.5
-    named = [name.split()[-1] for name in (waited[2], waited[3])]
-    assert set(named) <= set(slow), "the rows that were slow"
-    seen = [r["watch"] for r in metrics(tmp_path / "run") if "loss" in r]
-    assert sum(w["read_mb"] for w in seen) >= 24 * 8 * 65 * 2 / 1e6
-    assert sum(w["read_s"] for w in seen) > 2.8
+    assert float(re.search(r"wait for data</b><span>([\d.]+) s", text)[1]) > 0.5
 
 
 def test_steps_taken_while_a_checkpoint_is_written_are_known(small_data, tmp_path, monkeypatch):
@@ -238,9 +203,8 @@ def test_steps_taken_while_a_checkpoint_is_written_are_known(small_data, tmp_pat
         return honest(*args)
 
     monkeypatch.setattr(checkpoint, "_publish", slow)
-    folders = ["--data_dir", str(small_data), "--run_dir", str(tmp_path / "run")]
     more = "--steps 30 --save_every 10 --eval_every 0".split()
-    assert train.main(["tiny", *SMALL, *folders, *more]) == 0
+    assert begin(small_data, tmp_path / "run", *more) == 0
     steps = [r for r in metrics(tmp_path / "run") if "loss" in r]
     saving = [r["step"] for r in steps if r["watch"]["saving"]]
     assert saving and 11 in saving and not set(saving) & set(range(1, 11)), saving
