@@ -44,21 +44,6 @@ def here(data, run_dir, *args) -> int:
 OFTEN = ("--eval_every", 4)  # as conftest's trained_run
 
 
-# What a step prints, in this order; a number of your own may come between, or after them.
-STEP_LINE = [
-    r"step 12/12",
-    r"loss \d\.\d{4}",
-    r"bpb \d\.\d{3}",
-    r"lr 0\.\d+",
-    r"\|g\| \d+\.\d+",
-    r"\d+ ms",
-    r"[\d.]+[KM]? tok/s",
-    r"mfu [\d.]+% full [\d.]+% causal",
-    r"data [\d.]+ ms",
-    r"\d+s left",
-]
-
-
 def test_what_a_run_prints_and_writes(trained_run, small_data, tmp_path):
     """By plain `python`, as a user does; and the losses are those of a run in this process."""
     run_dir = tmp_path / "run"
@@ -67,9 +52,11 @@ def test_what_a_run_prints_and_writes(trained_run, small_data, tmp_path):
     assert losses(run_dir) == losses(trained_run)
     out = done.stdout
     (line,) = re.findall(r"^step 12/12 .*$", out, re.M)
-    said = iter(line.split(" | "))
-    for field in STEP_LINE:
-        assert any(re.fullmatch(field, words) for words in said), f"{field} is not in: {line}"
+    said = dict(words.rsplit(" ", 1) for words in line.split(" | "))
+    step = [r for r in metrics(run_dir) if "loss" in r][-1]
+    for name, key in (("loss", "loss"), ("bpb", "bpb"), ("lr", "lr"), ("|g|", "norm")):
+        assert float(said[name]) == pytest.approx(step[key], abs=0.01)
+    assert "tok/s" in line and "mfu" in line and "left" in line
     of = Manifest.load(starts(run_dir)[0]["data_dir"]).rows("val")
     for words in (f"step 0 .* 16 of {of} ", f"step 12 .* 16 of {of} ", f"done: .* {of} of {of} "):
         assert re.search(rf"^{words}rows: [\d.]+ nats/token, [\d.]+ bpb", out, re.M), words
@@ -112,13 +99,21 @@ def test_a_print_of_the_loss_may_stand_where_it_is_made(small_data, tmp_path):
         assert sum(float(x) for s, x in found if int(s) == step) == pytest.approx(loss, rel=1e-6)
 
 
-def test_a_step_has_the_measures_of_a_validation_on_its_rows(small_data, tmp_path):
-    """Special tokens, which are targets in some, left out of the bits per byte in both."""
-    here(small_data, tmp_path / "run", "--save_every", 1, "--keep", 12)
-    manifest, special = Manifest.load(small_data), 0
+def test_a_step_has_the_measures_of_a_validation_on_its_rows(tmp_path):
+    """Special tokens, which are targets where documents are short, left out of the bits per byte in
+    both."""
+    (tmp_path / "texts").mkdir()
+    for i in range(300):
+        (tmp_path / "texts" / f"{i}.txt").write_text(f"Note {i} of {i % 7}: the sky is {i}. " * 2)
+    options = "tiny --vocab_size 300 --row_len 65 --val_fraction 0.2 --workers 1".split()
+    folders = ("--source", f"files:{tmp_path / 'texts'}", "--data_dir", tmp_path / "data")
+    done = in_process(*options, *folders)
+    assert done.returncode == 0, done.stderr
+    here(tmp_path / "data", tmp_path / "run", "--save_every", 1, "--keep", 12, "--steps", 4)
+    manifest, special = Manifest.load(tmp_path / "data"), 0
     size = torch.from_numpy(manifest.token_bytes())
     of_steps = {r["step"]: r for r in metrics(tmp_path / "run") if "loss" in r}
-    for step in range(1, 12):
+    for step in range(1, 4):
         checkpoint = str(tmp_path / "run" / "checkpoints" / f"step_{step:08d}")
         model, _ = eval_program.load_model(EvalConfig("", checkpoint, device="cpu", dtype="fp32"))
         with closing(RowLoader(manifest, seed=0, micro_batch=8, position=8 * step)) as loader:
@@ -170,11 +165,6 @@ def assert_same_state(a, b, step):
     one, two = parameters(a, step), parameters(b, step)
     assert one.keys() == two.keys() and len(one) > 10
     assert [name for name in one if not torch.equal(one[name], two[name])] == []
-
-
-def test_accumulated_micro_batches_equal_one_big_batch(trained_run, small_data, tmp_path):
-    here(small_data, tmp_path / "run", "--micro_batch", 2, *OFTEN)
-    assert_same_run(trained_run, tmp_path / "run")
 
 
 def test_interrupted_and_resumed_equals_uninterrupted(trained_run, small_data, tmp_path):
