@@ -411,8 +411,8 @@ def poison(steps: list[int], only_rank: int) -> None:
             super().__init__()
             self.model, self.progress = model, progress
 
-        def forward(self, inputs, targets):
-            loss = self.model(inputs, targets)
+        def forward(self, inputs, targets, **how):
+            loss = self.model(inputs, targets, **how)
             return loss * float("nan") if self.progress.step + 1 in steps else loss
 
     def take_steps(run, progress):
