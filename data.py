@@ -49,10 +49,8 @@ class PackStats:
 
 
 class Shelves:
-    """Documents by length: one shelf per length (BOS included), and a bit per non-empty shelf.
-
-    Two operations on the bits find the longest document that fits, however many there are.
-    """
+    """Documents by length: one shelf per length (BOS included), and a bit per non-empty shelf, so
+    that two operations find the longest document that fits, however many there are."""
 
     def __init__(self, row_len: int) -> None:
         self.row_len = row_len
@@ -228,10 +226,8 @@ class Quota:
     """Deals positions 0, 1, 2, ... to sources in exact proportion to their weights.
 
     A chain, heaviest source first: of the n positions that reach a source, it takes
-    round(n * its share of the weight from here on) and passes on the others. Integer arithmetic,
-    so exact at any n.
-    After p positions, a source's count is within 1 of p * its share of the weights for up to 3
-    sources, within 1.7 for up to 16.
+    round(n * its share of the weight from here on), in integers, and passes on the others. So a
+    count is within 1 of its share for up to 3 sources, within 1.7 for up to 16.
     """
 
     def __init__(self, weights: Sequence[float]) -> None:
@@ -282,11 +278,9 @@ class Order:
     ) -> None:
         self.sizes = list(sizes)
         for mixture in (weights, decay_weights or weights):
-            for i, (size, weight) in enumerate(zip(sizes, mixture, strict=True)):
-                if size < 1 and weight:
-                    raise UsageError(
-                        f"source {i} has no rows to draw from; give it more text or weight 0"
-                    )
+            empty = [i for i, (n, w) in enumerate(zip(sizes, mixture, strict=True)) if w and not n]
+            if empty:
+                raise UsageError(f"source {empty[0]} has no rows; give it more text or weight 0")
         self.quota, self.late_quota, self.late_from = Quota(weights), None, decay_from
         if decay_weights is not None:
             self.late_quota = Quota(decay_weights)
@@ -328,7 +322,7 @@ def mixture_weights(manifest, weights: dict[str, float] | None) -> list[float]:
 
 
 def order_of(manifest, seed: int, weights, decay_weights, decay_from: int) -> Order:
-    """The order of the training rows; both weights as in `mixture_weights`."""
+    """The order of the training rows; weights as in `mixture_weights`."""
     sizes = [manifest.rows("train", i) for i in range(len(manifest.sources))]
     decay = None if decay_weights is None else mixture_weights(manifest, decay_weights)
     return Order(sizes, mixture_weights(manifest, weights), seed, decay, decay_from)
@@ -358,7 +352,7 @@ class RowLoader:
     those from r * micro_batch on. Where the rows of a step end (rows_of_steps: how many each step
     has), the rest of a batch is filled with rows whose targets are IGNORED, and the next step
     begins with the next row. So the rows of a step, taken together, are the same for any number of
-    ranks and any split into micro-batches. manifest: see machinery/shards.py.
+    ranks and any split into micro-batches.
     """
 
     def __init__(

@@ -1,12 +1,10 @@
 """The measures: bits per byte; and tokens/s, FLOP/s, MFU, time left.
 
-`find_peak` is what the datasheet says (or, on a CPU, what a matmul reaches), `mfu` the share of it
-that a model uses; `Meter` times the steps of a loop, `score_text` scores text, `activation_bytes`
-says what a step needs of the memory. Guarantees: no peak is invented for a device that the table
-does not name in whole words; evaluation, saving and compilation never count as training time. There
-are two conventions of FLOPs per token (`GPT.flops_per_token`). The same run has 32% MFU in one and
-41% in the other, so both are printed: `full` counts all T x T attention (PaLM, appendix B),
-`causal` the half that a causal model needs (Megatron-LM). Next: optim.py.
+Guarantees: no peak is invented for a device that the table does not name in whole words;
+evaluation, saving and compilation never count as training time. There are two conventions of FLOPs
+per token (`GPT.flops_per_token`). The same run has 41% MFU in one and 32% in the other, so both are
+printed: `full` counts all T x T attention (PaLM, appendix B), `causal` the half that a causal model
+needs (Megatron-LM). Next: optim.py.
 """
 
 import math
@@ -57,8 +55,7 @@ DIFFERENT_CARD = {"MIG", "LAPTOP", "TI", "SUPER", "CNX", *ascii_uppercase}
 
 
 def find_card(device_name: str) -> Card | None:
-    """The card of that name; None when it is not in the table:
-    "NVIDIA H100 80GB HBM3" -> CARDS["H100"], "NVIDIA RTX A4000" -> None (it is no A40)."""
+    """ "NVIDIA H100 80GB HBM3" -> CARDS["H100"], "NVIDIA RTX A4000" -> None (it is no A40)."""
     words = set(re.findall(r"[A-Z0-9]+", device_name.upper()))
     keys = [key for key in CARDS if words.issuperset(key.split())]
     if not keys or words & DIFFERENT_CARD:
@@ -86,9 +83,8 @@ def activation_bytes(config, itemsize: int = 2, recompute: bool = False) -> int:
     """GPU memory per token at the peak of a compiled step, in addition to weights, gradients and
     optimizer: what each layer keeps for backward, and the logits.
 
-    config: a GPTConfig; itemsize: bytes of a number (2: bf16); recompute: a layer keeps its inputs
-    alone, and backward restores one layer at a time. An estimate; tests/machinery/test_plan.py and
-    test_recompute.py compare it with what the compiler decides to keep."""
+    recompute: a layer keeps its inputs alone, and backward restores one layer at a time. An
+    estimate; tests compare it with what the compiler decides to keep."""
     q, kv = config.n_head * config.head_dim, config.n_kv_head * config.head_dim
     layer = 4 * config.n_embd  # the input of attention and of the MLP, before the norm and after it
     layer += 2 * q + 2 * kv  # queries, keys, values, and what attention returns
@@ -104,8 +100,7 @@ def activation_bytes(config, itemsize: int = 2, recompute: bool = False) -> int:
 
 
 def find_peak(world, tflops: float = 0.0) -> float | None:
-    """FLOP/s of one device: as given, in bf16 by its name, or (on a CPU) of a matmul timed now.
-    world has device, dtype and device_name."""
+    """FLOP/s of one device: as given, in bf16 by its name, or (on a CPU) of a matmul timed now."""
     if tflops:
         return tflops * 1e12
     if world.device.type != "cpu":
@@ -169,11 +164,9 @@ def score_text(
 class Meter:
     """Speed over the last `window` optimizer steps, and the time left.
 
-    Call `step` when a step is complete, with the tokens of the whole step: all ranks, all
-    micro-batches. On a GPU a step is read before its optimizer has run, so each time is from one
-    such read to the next: that of one step. The first step of a process compiles, so it leaves the
-    window as soon as there is a second. Nothing of the meter is saved: a resumed run starts
-    afresh."""
+    On a GPU a step is read before its optimizer has run, so each time is from one such read to the
+    next: that of one step. The first step of a process compiles, so it leaves the window as soon as
+    there is a second. Nothing of the meter is saved: a resumed run starts afresh."""
 
     def __init__(
         self,
@@ -196,7 +189,8 @@ class Meter:
         self._since, self._paused_s = self.clock(), 0.0
 
     def step(self, tokens: int, data_wait_s: float = 0.0) -> float:
-        """One optimizer step of `tokens` is complete; returns its seconds, without the pauses."""
+        """A step is complete, of `tokens` (all ranks, all micro-batches); returns its seconds
+        without the pauses."""
         dt_s = self.clock() - self._since - self._paused_s
         self.start()
         self.n_steps += 1
@@ -216,17 +210,15 @@ class Meter:
             self._paused_s += self.pauses[kind][-1]
 
     def eta_s(self, tokens_left: int, **pauses_left: int) -> float:
-        """Seconds to the end: `eta_s(tokens_left, eval=12, save=3)`. It counts tokens, not steps,
-        because a batch ramp makes early steps shorter. A kind of pause that has not happened yet
-        counts as 0 s."""
+        """Seconds to the end: `eta_s(tokens_left, eval=12, save=3)`. A batch ramp makes early steps
+        shorter, so it counts tokens. A kind of pause that has not happened yet counts as 0 s."""
         training_s = tokens_left / self.summary()["tokens_per_s"]
         seen = {kind: n for kind, n in pauses_left.items() if kind in self.pauses}
         return training_s + sum(n * statistics.mean(self.pauses[kind]) for kind, n in seen.items())
 
     def summary(self) -> dict[str, float | None]:
-        """After the first step: the window's medians, named for metrics.jsonl; a mean would let one
-        stall hide the speed. TFLOP/s are per device and always known; MFU is a fraction, None if
-        the peak is unknown."""
+        """The window's medians, named for metrics.jsonl; a mean would let one stall hide the speed.
+        TFLOP/s are per device and always known; MFU is None if the peak is unknown."""
         tokens, dts, waits = zip(*self.steps, strict=True)
         tokens_per_s = statistics.median(n / dt for n, dt in zip(tokens, dts, strict=True))
         per_device = tokens_per_s / self.world_size / 1e12

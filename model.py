@@ -183,8 +183,8 @@ class Attention(nn.Module):
 
 
 class ReluSquared(torch.autograd.Function):
-    """relu(x)^2. Backward needs the result alone, which the next matmul keeps anyway, as the slope,
-    2 relu(x), is 2 sqrt(result). F.relu(x).square() would keep 16.8 MB more of `tiny`'s 88.7 MB."""
+    """relu(x)^2. Backward needs the result alone, which the next matmul keeps anyway: the slope is
+    2 sqrt(result). F.relu(x).square() would keep 16.8 MB more of `tiny`'s 88.7 MB."""
 
     @staticmethod
     def forward(ctx, x: Tensor) -> Tensor:
@@ -263,8 +263,7 @@ class GPT(nn.Module):
 
         Sources: nanochat for the first column; DeepSeek LLM (std 0.006) with Megatron-LM's scaling
         of the projections for the second: a tied table must be small, or each token would predict
-        itself. With an untied head, `_init_previous_token_head` then changes the embedding and one
-        head.
+        itself. With an untied head, `_init_previous_token_head` changes the embedding and one head.
         """
         for name, p in self.named_parameters():
             self.init_weight(name, p)
@@ -384,13 +383,10 @@ class GPT(nn.Module):
     # ---------------------------------------------------------------- cost and use
 
     def flops_per_token(self, causal: bool = False) -> int:
-        """FLOPs of forward and backward per token: 6 per matmul weight, plus attention.
-
-        Every 2-D weight except the look-up tables counts as a matmul. Attention takes 12 L H D T
-        if each query meets all T keys (PaLM, appendix B: the usual "MFU"), and half of that if
-        only the causal half counts (Megatron-LM). Table look-ups, recomputation and the optimizer
-        are not counted; a tied table counts once, as the head.
-        """
+        """FLOPs of forward and backward per token: 6 per weight of a matmul, which is every 2-D
+        weight but the look-up tables; plus attention, 12 L H D T if each query meets all T keys
+        (PaLM, appendix B: the usual "MFU"), half of that if `causal` (Megatron-LM). Recomputation
+        and the optimizer are not counted; a tied table counts once, as the head."""
         c = self.config
         lookups = {id(p) for p in self.param_groups()["embedding"]}
         matmul = sum(p.numel() for p in self.parameters() if p.ndim == 2 and id(p) not in lookups)
@@ -401,12 +397,10 @@ class GPT(nn.Module):
     def stream(
         self, idx, max_new_tokens, temperature=0.8, top_k=50, generator=None, stop_id=-1, top_p=1.0
     ) -> Iterator[Tensor]:
-        """Continue the prompts idx (B, T): yield each next id, (B, 1), as soon as it is drawn from
-        the top_k likeliest (0: all) that hold top_p of the probability. Temperature 0 takes the
-        likeliest. Ends after max_new_tokens, at seq_len, or once every row has drawn stop_id.
-
-        The prompt counts as one document. Padding ids cannot be drawn: the logits end at
-        vocab_size."""
+        """Continue the prompts idx (B, T), one document each: yield each next id, (B, 1), as soon
+        as it is drawn from the top_k likeliest (0: all) that hold top_p of the probability.
+        Temperature 0 takes the likeliest. Ends after max_new_tokens, at seq_len, or once every row
+        has drawn stop_id."""
         if max_new_tokens < 1 or top_k < 0 or not temperature >= 0 or not 0 < top_p <= 1:
             raise UsageError(
                 f"max_new_tokens {max_new_tokens} must be 1 or more, top_k {top_k} and temperature "

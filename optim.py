@@ -1,10 +1,9 @@
 """The optimizers: Muon for the matrices inside the blocks, AdamW for the rest; their schedules.
 
 `build` takes groups of parameters and a TrainConfig and returns `torch.optim.Optimizer`s, with
-their state already made; it knows nothing of the model. `set_schedule` gives every group its
-learning rate, momentum and weight decay of a step. To add an optimizer, make its state (tensors) in
-`__init__` and add it to `build` and `state_bytes`; to add a schedule, add it to `lr_at`. Its name
-goes to config.py, and to READ_BY here. Next: train.py.
+their state already made. To add an optimizer, make its state (tensors) in `__init__` and add it to
+`build` and `state_bytes`; to add a schedule, add it to `lr_at`. Its name goes to config.py, and to
+READ_BY here. Next: train.py.
 """
 
 import math
@@ -51,8 +50,8 @@ def decay_begins(steps: int, decay: float) -> int:
 
 
 def momentum_at(step: int, steps: int, warmup: int = 40, decay: float = 0.65) -> float:
-    """Muon's momentum: 0.85 -> 0.97 over 20 times the warmup, at most 400 steps, then -> 0.90 over
-    the decay of the learning rate: average more when the steps are large."""
+    """Muon's momentum: 0.85 -> 0.97 over 20 warmups, at most 400 steps; -> 0.90 in the decay of the
+    learning rate: average more when the steps are large."""
     momentum = 0.85 + 0.12 * min(1.0, step / max(1, min(400, 20 * warmup)))
     begins = decay_begins(steps, decay)
     into_decay = max(0, step - begins) / max(1, steps - begins)
@@ -113,10 +112,9 @@ class Muon(torch.optim.Optimizer):
     """Momentum, orthogonalized (Jordan et al. 2024), with NorMuon's variance reduction and cautious
     weight decay. For 2-D weights inside a network; not for embedding tables or the head.
 
-    params: 2-D tensors, plain or DTensors sharded by rows; each needs a gradient in every step. lr
-    is multiplied by sqrt(max(1, rows / cols)). ns_dtype: of the Newton-Schulz matmuls. divide:
-    every rank holds the same gradients, so let each orthogonalize its share (data parallel).
-    State per parameter: momentum_buffer (like the parameter), second_moment (a row or a column).
+    params: 2-D tensors, plain or DTensors sharded by rows; each needs a gradient in every step.
+    ns_dtype: of the Newton-Schulz matmuls. divide: every rank holds the same gradients, so let each
+    orthogonalize its share (data parallel).
     """
 
     def __init__(
@@ -129,7 +127,8 @@ class Muon(torch.optim.Optimizer):
         ns_dtype: torch.dtype = torch.float32,
         divide: bool = False,
     ):
-        self.ns_dtype, self.divide, self.orthogonalize = ns_dtype, divide, orthogonalize
+        self.ns_dtype, self.divide = ns_dtype, divide
+        self.orthogonalize, self.even_rows = orthogonalize, even_rows
         by_shape = defaultdict(list)
         for p in params:
             if p.ndim != 2:
@@ -156,12 +155,10 @@ class Muon(torch.optim.Optimizer):
             grads, weights = [local(p.grad) for p in params], [local(p) for p in params]
 
             torch._foreach_lerp_(averages, grads, 1 - group["momentum"])
-            torch._foreach_lerp_(
-                grads, averages, group["momentum"]
-            )  # Nesterov: look one step ahead
+            torch._foreach_lerp_(grads, averages, group["momentum"])  # Nesterov: one step ahead
             u = self._whole_orthogonalized(torch.stack(grads), first)  # (N, rows, cols)
             second = torch.stack(seconds)
-            scale = even_rows(u, second, group["beta2"])
+            scale = self.even_rows(u, second, group["beta2"])
             torch._foreach_copy_(seconds, second.unbind())
             if isinstance(first, DTensor):
                 u, scale = _own_rows(u, first), _own_rows(scale, first) if rows >= cols else scale
@@ -216,7 +213,6 @@ def _own_rows(t: Tensor, p: DTensor) -> Tensor:
 # B0 / B): noise bounds the step of a small batch (McCandlish et al. 2018). Another width multiplies
 # those of the tables by (width / 768)^-1/2. docs/scaling.md derives it, and says what was measured.
 
-
 READ_BY = {  # options that only some optimizers or schedules read
     "adamw": {"lr"},
     "muon": {"lr_scale", "matrix_lr", "embedding_lr", "head_lr", "rates_at"},
@@ -243,11 +239,10 @@ def lr_batch_factor(tokens_per_step: int, rates_at: int) -> float:
 def build(
     groups: dict[str, list[Tensor]], config, width: int, *, ns_dtype=torch.float32, divide=False
 ) -> list[torch.optim.Optimizer]:
-    """The optimizers of a TrainConfig, with their state; `base_lr` is what the schedule multiplies.
+    """The optimizers of a TrainConfig; `base_lr` is what the schedule multiplies.
 
-    groups: parameters by kind (matrix, embedding, head, scalar), as GPT.param_groups gives them.
-    width: of the residual stream. The tables' betas and weight decay are nanochat's, except those
-    of the value embeddings (benchmarks/RESULTS.md). ns_dtype, divide: see Muon.
+    groups: as GPT.param_groups gives them. width: of the residual stream. The tables' betas and
+    weight decay are nanochat's, except those of the value embeddings (benchmarks/RESULTS.md).
     """
 
     def group(kinds: tuple, lr: float, betas: tuple, weight_decay: float) -> dict:
@@ -256,11 +251,8 @@ def build(
 
     if config.optimizer == "adamw":
         lr, betas, decayed = config.lr, (0.9, 0.95), ("matrix", "embedding", "head")
-        recipe = [
-            group(decayed, lr, betas, config.weight_decay),
-            group(("scalar",), lr, betas, 0.0),
-        ]
-        optimizers = [adamw(recipe, eps=1e-8)]
+        tables = group(decayed, lr, betas, config.weight_decay)
+        optimizers = [adamw([tables, group(("scalar",), lr, betas, 0.0)], eps=1e-8)]
     elif config.optimizer == "muon":
         scale = config.lr_scale * lr_batch_factor(config.tokens_per_step, config.rates_at)
         table_scale = scale * (width / 768) ** -0.5
@@ -281,8 +273,7 @@ def build(
 
 
 def adamw(groups: list[dict], eps: float = 1e-8) -> torch.optim.AdamW:
-    """Fused AdamW with its state: one kernel per step. groups: dicts with params, lr, betas,
-    weight_decay; a group without parameters is left out."""
+    """Fused AdamW: one kernel per step. A group without parameters is left out."""
     groups = [group for group in groups if group["params"]]
     optimizer = torch.optim.AdamW(groups, eps=eps, fused=True)
     for p in (p for group in groups for p in group["params"]):
@@ -317,10 +308,11 @@ def set_schedule(optimizers: list[torch.optim.Optimizer], step: int, steps: int,
 
 
 def compile_steps(optimizers: list[torch.optim.Optimizer]) -> None:
-    """Compile Newton-Schulz from now on, once per shape of matrix: worth it on a GPU."""
+    """Compile parts of Muon from now on, once per shape of matrix: worth it on a GPU."""
     torch._dynamo.config.recompile_limit = 64  # Dynamo's own limit would be 8 shapes
     for muon in (optimizer for optimizer in optimizers if isinstance(optimizer, Muon)):
         muon.orthogonalize = torch.compile(orthogonalize, dynamic=False, fullgraph=True)
+        muon.even_rows = torch.compile(even_rows, dynamic=False, fullgraph=True)
 
 
 # ------------------------------------------------------------------------------- one step of all
@@ -340,6 +332,6 @@ def average_gradients(parameters: Iterable[Tensor]) -> None:
     torch._foreach_mul_(grads, 1 / dist.get_world_size())
 
 
-def scale_gradients(parameters: Iterable[Tensor], factor: Tensor) -> None:
-    """Multiply all gradients by a factor, (), that the host need not know."""
+def scale_gradients(parameters: Iterable[Tensor], factor: float) -> None:
+    """Multiply all gradients by a factor."""
     torch._foreach_mul_([local(p.grad) for p in parameters], factor)

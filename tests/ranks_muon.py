@@ -32,10 +32,6 @@ def adam(model):
     return adamw([dict(params=params, lr=0.1, betas=(0.9, 0.95), weight_decay=0.1)])
 
 
-def full(t):
-    return t.full_tensor() if isinstance(t, DTensor) else t.detach()
-
-
 def give_gradients(model, g):
     for p in model.parameters():
         p.grad = torch.randn(p.shape, generator=g)  # the same on every rank
@@ -50,7 +46,8 @@ def train(model, optimizer, steps=4):
         give_gradients(model, g)
         optimizer.step()
     state = [t for p in model.parameters() for t in optimizer.state[p].values()]
-    return [full(t) for t in (*model.parameters(), *state)]
+    whole = lambda t: t.full_tensor() if isinstance(t, DTensor) else t.detach()
+    return [whole(t) for t in (*model.parameters(), *state)]
 
 
 def check_scaling(alone, sharded):

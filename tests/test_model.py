@@ -372,32 +372,22 @@ def std_of(model, suffix):
 def test_the_table_of_initial_values():
     """Row by row, what the docstring of init_weights promises."""
     config = replace(depth(4, 4096), seq_len=64, extras=EXTRAS)
-    model = GPT(config)
-    torch.manual_seed(0)
-    model.init_weights()
-    unit = config.n_embd**-0.5
-    want = {
-        "embed.weight": 0.8,
-        "head.weight": 0.001,
-        "attn.q.weight": unit,
-        "attn.k.weight": unit,
-        "attn.v.weight": unit,
-        "mlp.up.weight": 0.4 * unit,
-        "attn.out.weight": 0.0,
-        "mlp.down.weight": 0.0,
-    }
-    for suffix, std in want.items():
-        assert float(std_of(model, suffix)) == pytest.approx(std, rel=0.03), suffix
-    for table in model.value_embeds.values():
-        assert float(table.weight.detach().std()) == pytest.approx(unit, rel=0.03)
-    gates = [p for n, p in model.named_parameters() if "value_gate" in n]
-    assert gates and all(0 <= g.min() and g.max() <= 0.02 for g in gates)
-    tied = GPT(replace(config, tie_embeddings=True, extras=()))
-    tied.init_weights()
-    for suffix in ("embed.weight", "attn.q.weight", "mlp.up.weight"):
-        assert float(std_of(tied, suffix)) == pytest.approx(0.006, rel=0.03), suffix
-    for suffix in ("attn.out.weight", "mlp.down.weight"):
-        assert float(std_of(tied, suffix)) == pytest.approx(0.006 / 8**0.5, rel=0.03), suffix
+    unit, small = config.n_embd**-0.5, 0.006
+    untied = {"embed.weight": 0.8, "head.weight": 0.001, "attn.out.weight": 0, "mlp.down.weight": 0}
+    untied |= dict.fromkeys(("attn.q.weight", "attn.k.weight", "attn.v.weight"), unit)
+    untied |= {"mlp.up.weight": 0.4 * unit}
+    tied = dict.fromkeys(("embed.weight", "attn.q.weight", "mlp.up.weight"), small)
+    tied |= dict.fromkeys(("attn.out.weight", "mlp.down.weight"), small / 8**0.5)
+    for tie, extras, table in ((False, EXTRAS, untied), (True, (), tied)):
+        torch.manual_seed(0)
+        model = GPT(replace(config, tie_embeddings=tie, extras=extras))
+        model.init_weights()
+        for suffix, std in table.items():
+            assert float(std_of(model, suffix)) == pytest.approx(std, rel=0.03), suffix
+        for embed in model.value_embeds.values():
+            assert float(embed.weight.detach().std()) == pytest.approx(unit, rel=0.03)
+        gates = [p for n, p in model.named_parameters() if "value_gate" in n]
+        assert bool(gates) != tie and all(0 <= g.min() and g.max() <= 0.02 for g in gates)
 
 
 @pytest.mark.parametrize("name", ["tiny", "d12"])
