@@ -394,7 +394,8 @@ class Checkpointer:
         newer = (p for p in checkpoints(own) if step_of(p) > step_of(path))
         if newest := next((p for p in newer if why_invalid(p) is None), None):
             remedy = "leave out --resume, or choose another --run_dir to go back to it"
-            raise UsageError(f"{path} is older than {newest.name} of the same run; {remedy}")
+            why = f"{path} is not the newest checkpoint of its run ({newest.name} is)"
+            raise UsageError(f"{why}; {remedy}")
         return path, read_trainer(path)
 
     def save(

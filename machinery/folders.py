@@ -55,7 +55,8 @@ def decide(preset: cfg.Preset, found: dict, where: str, remedy: str, free=()) ->
     by_hand = {k: getattr(asked, k) for k in found if getattr(asked, k) != getattr(default, k)}
     for name, value in by_hand.items():
         if name not in free and value != found[name]:
-            raise UsageError(f"--{name} is {value}, but {where} has {found[name]}; {remedy}")
+            why = f"--{name} {value} was asked for, but {where} has {found[name]}"
+            raise UsageError(f"{why}; {remedy}")
     return replace(preset, model=replace(asked, **found | by_hand))
 
 
