@@ -20,11 +20,9 @@ import glob
 import hashlib
 import io
 import json
-import logging
 import os
 import re
 import sysconfig
-import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -149,31 +147,6 @@ def _usable_turns(source: Source, value: object, notes: Counter) -> list[chat.Tu
         notes[f"conversations left out, with {error.reason}"] += 1
     except UsageError as error:
         raise UsageError(f"{source.place}: the field {source.fields[0]!r} holds {error}") from None
-
-
-class Reading(logging.Handler):
-    """How long a unit's documents took to come, and how often the Hub's libraries had to ask again,
-    which they say in their logs alone."""
-
-    seconds, retries = 0.0, 0
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.retries += bool(re.search("Retrying in|before retry", record.getMessage()))
-
-    def timed(self, texts: Iterator[str]) -> Iterator[str]:
-        """The texts themselves."""
-        logs = [logging.getLogger(name) for name in ("huggingface_hub", "datasets")]
-        for log in logs:
-            log.addHandler(self)
-        try:
-            t0 = time.perf_counter()
-            for text in texts:
-                self.seconds += time.perf_counter() - t0
-                yield text
-                t0 = time.perf_counter()
-        finally:
-            for log in logs:
-                log.removeHandler(self)
 
 
 # ----------------------------------------------------------------------------------- local files

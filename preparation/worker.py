@@ -227,7 +227,6 @@ def prepare_unit(
     tokenizer = read_tokenizer(disk.read_text(path.with_name("tokenizer.json")))
     dtype = shards.dtype_for(tokenizer.vocab_size)
     notes, totals = Counter(), {"train": Counter(), "val": Counter()}
-    reading = sources.Reading()
     val_docs: list[np.ndarray] = []
 
     def parts(document) -> Iterator[tuple[str, np.ndarray, int]]:
@@ -244,8 +243,7 @@ def prepare_unit(
 
     def train_docs() -> Iterator[np.ndarray]:
         """The training documents as ids; those for validation are set aside."""
-        documents = sources.documents(source, unit, notes)
-        for i, document in enumerate(reading.timed(documents)):
+        for i, document in enumerate(sources.documents(source, unit, notes)):
             if i in copies:
                 notes["copies of other documents, left out"] += 1
                 continue
@@ -271,8 +269,6 @@ def prepare_unit(
         if source.conversations:  # each piece has one BOS, the others fill rows
             notes[chat.FILLERS] += packed.stats.bos - packed.stats.documents
     record = {"notes": notes, "splits": splits, "tokens": totals["train"]["tokens"]}
-    size = sum(totals[split]["bytes"] for split in splits)
-    record["reading"] = {"s": reading.seconds, "bytes": size, "retries": reading.retries}
     disk.write_json(path, record)
     return record
 

@@ -193,7 +193,6 @@ def data_facts(run: Run) -> list[tuple[str, str]]:
                 rows.append((f"{split}, {name}", sizes))
         policy, made = dict_of(tree, "packing").get("policy", "unknown"), dict_of(tree, "made")
         rows.append(("packing", f"{policy}, rows of {manifest.row_len:,} tokens"))
-        rows += [(f"reading {name}", speed) for name, speed in watch.reading(made)]
         rows.append(("prepared", f"{made.get('at')}, commit {made.get('commit')}"))
     rows += [(key, plain(run.config.get(key, "unknown"))) for key in HASHES]
     for path in checkpoint.checkpoints(run.dir / "checkpoints")[:1]:

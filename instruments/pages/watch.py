@@ -9,8 +9,6 @@ is at least half of what it took above the median. report.py shows the lines.
 import statistics
 from dataclasses import dataclass
 
-from instruments.pages.records import fits, number
-
 SLOW = 2.0  # times the median
 
 
@@ -64,26 +62,3 @@ def rows_of(processes: list[list[dict]]) -> list[tuple[str, str]]:
     worst = max(steps, key=lambda s: s.watch["wait_s"])
     text_of_worst = f"{worst.watch['wait_s']:.2f} s, in step {worst.step:,}"
     return [("slow steps", text), ("longest wait for data", text_of_worst)]
-
-
-UNIT = dict.fromkeys(("s", "bytes", "retries"), number)
-
-
-def reading(made: dict) -> list[tuple[str, str]]:
-    """(source, text) for each source of a manifest: how fast its text came, which unit was slowest,
-    how often the Hub had to be asked again. The seconds are those of all processes together."""
-    lines, by_source = [], made.get("reading")
-    for name, units in by_source.items() if isinstance(by_source, dict) else ():
-        units = [u for u in units if fits(u, UNIT)] if isinstance(units, list) else []
-        seconds, size, retries = (sum(u[key] for u in units) for key in ("s", "bytes", "retries"))
-        if seconds <= 0:
-            continue
-        speeds = [u["bytes"] / 1e6 / max(u["s"], 1e-9) for u in units]
-        text = f"{size / 1e6:,.1f} MB of text at {size / 1e6 / seconds:,.1f} MB/s"
-        if len(units) > 1:
-            slowest = min(range(len(units)), key=speeds.__getitem__)
-            text += f", unit {slowest} of {len(units)} at {speeds[slowest]:,.1f} MB/s"
-        if retries:
-            text += f"; the Hub had to be asked again {retries:,} times"
-        lines.append((name, text))
-    return lines

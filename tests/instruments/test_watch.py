@@ -188,16 +188,6 @@ def test_a_ramp_and_a_restart_are_no_slow_steps():
     assert watch.rows_of([without]) == watch.rows_of([steps[:1]]) == []
 
 
-def test_the_slowest_unit_of_a_source_is_named():
-    quick = {"s": 0.1, "bytes": 10**6, "retries": 0}
-    slow = quick | {"s": 50.0, "retries": 2}
-    made = {"web": [quick, slow, quick], "odd": 5, "odder": [quick, 5]}
-    rows = dict(watch.reading({"reading": made}))
-    assert "unit 1 of 3 at 0.0 MB/s" in rows["web"] and "2 times" in rows["web"]
-    assert rows.keys() == {"web", "odder"}
-    assert watch.reading({}) == watch.reading({"reading": 5}) == []
-
-
 def test_a_slow_disk_is_seen_and_its_rows_are_named(small_data, tmp_path, monkeypatch):
     """From the 100th row on, four reads take 0.7 s each: a batch waits for them."""
     honest, reads, slow = Manifest.row, [], []
