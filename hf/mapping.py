@@ -24,8 +24,6 @@ from model import GPT, kind_of
 FORMAT = 5  # grows when older folders can no longer be read
 OWN = "Nano2049"
 OWN_FILE = Path(__file__).with_name("modeling_nano2049.py")
-NEEDS = {"Llama": "4.57 or newer", OWN: "5.4 or newer"}  # of transformers
-TRIED = "5.23.0 and 5.24.0"  # the releases that the tests run
 LLAMA = dict(
     mlp="swiglu", qk_norm=False, embed_norm=False, nope_every=0, extras=(), logit_softcap=0.0
 )
