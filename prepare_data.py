@@ -223,7 +223,6 @@ def report(manifest: shards.Manifest, seconds: float) -> str:
             f"more are with --val_fraction {share:.2g} in another --data_dir, or with more text"
         )
     lines += [f"note  {n:,} {oddity}" for oddity, n in manifest.tree["notes"].items()]
-    lines += chat.what_was_lost(manifest.tree["notes"], manifest.row_len)
     name = f"{manifest.dir}/manifest.json: fingerprint {manifest.fingerprint[:16]}"
     sizes = f"vocabulary {manifest.vocab_size:,}, rows of {manifest.row_len}"
     return "\n".join([*lines, f"{seconds:.1f} s | {name}, {sizes}"])

@@ -990,7 +990,7 @@ def test_too_little_disk_is_said_before_any_work(jsonl, tmp_path, monkeypatch):
     table = pyarrow.table({"text": texts_of(jsonl)})
     pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
     hub = ("--source", f"hf:file://{tmp_path / 'a.parquet'}")
-    assert "--tokens 2B, or --tokens all" in error_of(prepare(tmp_path / "d", *hub), 2)
+    assert "--tokens 2B" in error_of(prepare(tmp_path / "d", *hub), 2)
     assert not (tmp_path / "d").exists()
     done = prepare(tmp_path / "d", *hub, "--tokens", "900T")
     assert "about 1890000.0 GB more are needed" in error_of(done, 6)  # 5% of slack, 2 bytes each
