@@ -119,14 +119,13 @@ def merge(job: worker.Job, tokenizer: Tokenizer, records: dict) -> shards.Manife
     """Write tokenizer.json and, last of all, the manifest."""
     dtype = shards.dtype_for(tokenizer.vocab_size)
     splits: dict = {"train": {}, "val": {}}
-    facts, notes, reading = [], Counter(), {}
+    facts, notes = [], Counter()
     for s, source in enumerate(job.sources):
         chosen = [records[unit] for unit in worker.first_units(job, s, records)]
         counts = {"units": len(chosen), "units_in_source": len(job.units[s])}
         facts.append({"name": source.name, "spec": job.config.source[s], **counts, **job.facts[s]})
         for record in chosen:
             notes.update(record["notes"])
-        reading[source.name] = [record["reading"] for record in chosen if "reading" in record]
         for split in ("train", "val"):
             parts = [record["splits"][split] for record in chosen]
             # each unit leaves over less than a row; together these make some more rows
@@ -159,7 +158,6 @@ def merge(job: worker.Job, tokenizer: Tokenizer, records: dict) -> shards.Manife
     check_enough(job, splits)
     tree["fingerprint"] = shards.fingerprint(tree)
     tree["made"] = {"at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "commit": commit()}
-    tree["made"]["reading"] = reading  # of each unit; like the date, no part of the fingerprint
     disk.write_text(job.folder / "tokenizer.json", tokenizer.spec)
     disk.write_json(job.folder / "manifest.json", tree)
     manifest = shards.Manifest.load(job.folder)
@@ -225,7 +223,6 @@ def report(manifest: shards.Manifest, seconds: float) -> str:
             f"more are with --val_fraction {share:.2g} in another --data_dir, or with more text"
         )
     lines += [f"note  {n:,} {oddity}" for oddity, n in manifest.tree["notes"].items()]
-    lines += chat.what_was_lost(manifest.tree["notes"], manifest.row_len)
     name = f"{manifest.dir}/manifest.json: fingerprint {manifest.fingerprint[:16]}"
     sizes = f"vocabulary {manifest.vocab_size:,}, rows of {manifest.row_len}"
     return "\n".join([*lines, f"{seconds:.1f} s | {name}, {sizes}"])

@@ -6,7 +6,7 @@ Reads metrics.jsonl of the run; writes README.md into the folder of export.py. N
 from importlib.metadata import version
 from pathlib import Path
 
-from hf import mapping, template
+from hf import template
 from machinery import checkpoint, disk
 from machinery.log import read_jsonl
 from machinery.shards import Manifest
@@ -22,15 +22,19 @@ system text and a blank line in front of the first question. The template puts B
 special token that is written in a message is read as plain text with `sanitize_control_tokens`
 (transformers 5), as itself without."""
 
+ANSWER = f"""messages = [{{"role": "user", "content": "What can you do?"}}]
+typed = {template.TYPED}  # a role that is typed stays text
+answer = generate(messages, max_new_tokens=80, tokenizer_encode_kwargs=typed)
+print(answer[0]["generated_text"][-1]["content"])"""
+
 
 def training_facts(path: Path, trainer: dict) -> dict:
     """What config.json keeps of the training, and the card shows; None: not known. The validation
     is that on all rows, if the run ended with this checkpoint; else on val_rows of them."""
     step, records = trainer["step"], read_jsonl(run_of(path) / "metrics.jsonl")
     here = [r for r in records if r.get("step") == step and r.get("val_rows")]
-    best = [
-        (r[name], r["val_rows"]) for name in ("full_val_bpb", "val_bpb") for r in here if name in r
-    ]
+    names = ("full_val_bpb", "val_bpb")
+    best = [(r[name], r["val_rows"]) for name in names for r in here if name in r]
     val_bpb, val_rows = (best or [(None, None)])[0]
     return {
         "step": step,
@@ -46,20 +50,10 @@ def usage(folder: str | Path, prompt: str, own: bool, tuned: bool) -> str:
     """Lines of Python that generate text, or answer. own: the folder has a modelling file of ours;
     tuned: on conversations."""
     trust = ", trust_remote_code=True" if own else ""
-    lines = [
-        "from transformers import pipeline",
-        f'generate = pipeline("text-generation", {str(folder)!r}{trust})',
-    ]
-    if not tuned:
-        text = f'generate({prompt!r}, max_new_tokens=80)[0]["generated_text"]'
-        return "\n".join([*lines, f"print({text})"])
-    lines += [
-        'messages = [{"role": "user", "content": "What can you do?"}]',
-        f"typed = {template.TYPED}  # a role that is typed stays text",
-        "answer = generate(messages, max_new_tokens=80, tokenizer_encode_kwargs=typed)",
-        'print(answer[0]["generated_text"][-1]["content"])',
-    ]
-    return "\n".join(lines)
+    base = f'print(generate({prompt!r}, max_new_tokens=80)[0]["generated_text"])'
+    return f"""from transformers import pipeline
+generate = pipeline("text-generation", {str(folder)!r}{trust})
+{ANSWER if tuned else base}"""
 
 
 def write_card(
@@ -91,19 +85,16 @@ It loads in fp32; `dtype=torch.bfloat16` halves the memory. {masked}A row is one
 
 def rows_of(facts: dict, model: GPT, manifest: Manifest | None) -> dict[str, str]:
     """The table of the card: name -> text. The hashes are in config.json."""
-    c, name, identity = model.config, facts["class_name"], facts["identity"]
-    validation = UNKNOWN
-    if facts["val_bpb"] is not None:
-        validation = f"{facts['val_bpb']:.4f} bits per byte, on {facts['val_rows']:,} rows"
+    c, name, bpb = model.config, facts["class_name"], facts["val_bpb"]
+    validation = bpb and f"{bpb:.4f} bits per byte, on {facts['val_rows']:,} rows"
     return {
-        "class": f"{name}ForCausalLM, of transformers {mapping.NEEDS[name]} (tried: "
-        f"{mapping.TRIED}; this folder: {version('transformers')})",
+        "class": f"{name}ForCausalLM, checked with transformers {version('transformers')}",
         "shape": f"{sum(p.numel() for p in model.parameters()):,} parameters, {c.n_layer} layers, "
         f"width {c.n_embd}, context {c.seq_len:,} tokens",
         "training": f"{facts['step']:,} steps, {facts['tokens']:,} tokens",
-        "validation": validation,
-        "text": sources(identity, manifest),
-        "data fingerprint": f"`{identity['data_fingerprint']}`",
+        "validation": validation or UNKNOWN,
+        "text": sources(facts["identity"], manifest),
+        "data fingerprint": f"`{facts['identity']['data_fingerprint']}`",
     }
 
 

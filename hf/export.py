@@ -43,8 +43,6 @@ class ExportConfig:
     """Folder to write; it must not exist. Empty: export_STEP in the run's folder."""
     push: str = ""
     """Then upload it to this repository of the Hub: `hf:USER/REPO`; a new one is private."""
-    push_step: bool = False
-    """Push to a branch named by the step (`step_00001000`) instead of main."""
 
 
 def main(argv: list[str]) -> int:
@@ -62,7 +60,7 @@ def export(config: ExportConfig) -> Path:
     """Load, write, compare, publish; returns the folder. ParityError if the comparison fails."""
     if config.checkpoint and trained.is_export(Path(config.checkpoint)):
         raise UsageError(f"{config.checkpoint} is an export already; give a run or a checkpoint")
-    if config.push or config.push_step:
+    if config.push:
         push.repo_of(config.push)  # a misspelled one is an error before the work
     which = trained.EvalConfig(config.run_dir, config.checkpoint, config.data_dir, "cpu", "fp32")
     model, trainer = trained.load_model(which, mapping.load_exported)
@@ -87,7 +85,7 @@ def export(config: ExportConfig) -> Path:
     loader = f"--model hf --model_args {shlex.quote(options)}"
     print(f"lm_eval {loader} --tasks hellaswag --batch_size 8 --device cpu")
     if config.push:
-        print(f"pushed: {push.push(out, config.push, path.name if config.push_step else '')}")
+        print(f"pushed: {push.push(out, config.push)}")
     return out
 
 

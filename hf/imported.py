@@ -71,8 +71,8 @@ class Source:
 
     def whole(self, key: str, default: int | None = None) -> int:
         value = self.number(key, default)
-        self.need(value == int(value), f"{key} is {value} in its config.json")
-        return int(value)
+        self.need(type(value) is int, f"{key} is {value} in its config.json")
+        return value
 
     def _check_kind(self) -> str:
         """The name of its class, without ForCausalLM; UsageError for what we do not compute."""
@@ -134,7 +134,7 @@ class Source:
             mlp_hidden=self.whole("intermediate_size"),
             qk_norm=False,
             embed_norm=False,
-            tie_embeddings=self._stays_tied(),
+            tie_embeddings=False,
             logit_softcap=0.0,
             rope_theta=float(theta),
             nope_every=self._nope_every(),
@@ -157,12 +157,6 @@ class Source:
         """Whether their head is the embedding. Some files say so by having no head."""
         said = self.tree.get("tie_word_embeddings")
         return "lm_head.weight" not in self.files if said is None else bool(said)
-
-    def _stays_tied(self) -> bool:
-        """Whether one table still serves for both once all is folded."""
-        if not self.tied or self.number("rms_norm_eps") != EPS:
-            return False
-        return bool((self.tensor("model.norm.weight", self.whole("hidden_size")) == 1).all())
 
     # ------------------------------------------------------------------- the weights
 
@@ -230,10 +224,8 @@ class Source:
         shapes = dict(embed=(V, C), head=(V, C), q=(q, C), k=(kv, C), v=(kv, C), out=(C, q))
         shapes |= dict(up=(hidden, C), gate=(hidden, C), down=(C, hidden))
         factor = dict.fromkeys(("embed", "out", "down"), (EPS / self.number("rms_norm_eps")) ** 0.5)
-        names = mapping.names_in(replace(c, tie_embeddings=False), self.name)
-        if c.tie_embeddings:
-            del names["head.weight"]
-        elif self.tied:
+        names = mapping.names_in(c, self.name)
+        if self.tied:
             names["head.weight"] = names["embed.weight"]
         state = {}
         for ours, theirs in names.items():
@@ -255,10 +247,8 @@ class Source:
         """The preset with this architecture; UsageError for an option that wants another one, and
         for learning rates that are not for such weights."""
         if not self.ours and preset.train.optimizer == "muon":
-            raise UsageError(
-                "--optimizer muon has learning rates for the initial weights of this project, not "
-                f"for those of {self.word}; add --optimizer adamw --lr 3e-5"
-            )
+            rates = f"--optimizer muon has no learning rates for the weights of {self.word}"
+            raise UsageError(f"{rates}; add --optimizer adamw --lr 3e-5")
         others = folders.OF_DATA | {"doc_mask"}
         shape = {k: v for k, v in asdict(self.config).items() if k not in others}
         return folders.decide(preset, shape, self.word, "leave it out", folders.MAY_CHANGE)
@@ -297,7 +287,7 @@ class Source:
         return f"weights from {self.word}: {compared}"
 
     def compare(self, state: dict[str, Tensor], c: GPTConfig) -> str:
-        """Logits of these weights and of transformers on two random rows; says what was found.
+        """What was found of the logits of these weights and of transformers on two random rows;
         ParityError if they differ."""
         if self.ours:
             return "an export of this program"
@@ -308,12 +298,7 @@ class Source:
         T = min(POSITIONS, c.seq_len, self.config.seq_len)
         ours = mapping.model_of(replace(self.config, vocab_size=c.vocab_size, seq_len=T), state)
         ids = torch.randint(c.vocab_size, (2, T), generator=torch.Generator().manual_seed(0))
-        far, limit = parity.largest_difference(ours, theirs, ids, TOLERANCE)
-        if not far <= limit:  # NaN is wrong as well
-            raise ParityError(
-                f"{self.word} is not computed as transformers does: logits differ by {far:.1e}, "
-                f"and {limit:.1e} is allowed"
-            )
+        far, _ = parity.compare(ours, theirs, ids, TOLERANCE, f"of {self.word}")
         return f"{folded}; logits differ from transformers' by {far:.1g} at most"
 
 

@@ -1,9 +1,9 @@
 """A GPT of this project as a model of transformers, and back.
 
-`choose_class(config)` names the stock class that computes the same numbers, Llama or NanoChat, or
-OWN. `to_huggingface(model)` gives the weights under that class's names, `config_json` its
-config.json. `load_exported(folder)` inverts both. The two classes differ in the norms, the MLP, and
-which way RoPE turns. Next: export.py writes and checks the folder; modeling_nano2049.py is OWN.
+`choose_class(config)` names the class that computes the same numbers: the stock Llama if it does,
+else OWN. `to_huggingface(model)` gives the weights under that class's names, `config_json` its
+config.json. `load_exported(folder)` inverts both. Next: export.py writes and checks the folder;
+modeling_nano2049.py is OWN.
 """
 
 import hashlib
@@ -21,31 +21,22 @@ from machinery.disk import has_sha256, read_json
 from machinery.errors import CheckpointError
 from model import GPT, kind_of
 
-FORMAT = 4  # grows when older folders can no longer be read
+FORMAT = 5  # grows when older folders can no longer be read
 OWN = "Nano2049"
 OWN_FILE = Path(__file__).with_name("modeling_nano2049.py")
-NEEDS = {"NanoChat": "5", "Llama": "4.57 or newer", OWN: "5.4 or newer"}  # of transformers
-TRIED = "5.23.0 and 5.24.0"  # the releases that the tests run
-STOCK = {
-    "NanoChat": dict(mlp="relu2", qk_norm=True, embed_norm=True, nope_every=0, extras=()),
-    "Llama": dict(
-        mlp="swiglu", qk_norm=False, embed_norm=False, nope_every=0, extras=(), logit_softcap=0.0
-    ),
-}
+LLAMA = dict(
+    mlp="swiglu", qk_norm=False, embed_norm=False, nope_every=0, extras=(), logit_softcap=0.0
+)
 
 
 def choose_class(c: GPTConfig) -> tuple[str, str]:
     """(class name without ForCausalLM, the reason in words)."""
-    others = {
-        name: [f"{key} {getattr(c, key)}" for key in fields if getattr(c, key) != fields[key]]
-        for name, fields in STOCK.items()
-    }
+    others = [f"{key} {getattr(c, key)}" for key in LLAMA if getattr(c, key) != LLAMA[key]]
     if c.n_embd % c.n_head:  # Llama refuses it whatever head_dim is
-        others["Llama"].append(f"n_embd {c.n_embd} with {c.n_head} heads")
-    name = min(others, key=lambda name: len(others[name]))
-    if others[name]:
-        return OWN, f"{name}, the nearest stock class, has no {', '.join(others[name])}"
-    return name, "it computes the same numbers"
+        others.append(f"n_embd {c.n_embd} with {c.n_head} heads")
+    if others:
+        return OWN, f"the stock Llama has no {', '.join(others)}"
+    return "Llama", "it computes the same numbers"
 
 
 def config_json(c: GPTConfig, name: str) -> dict:
@@ -66,8 +57,6 @@ def config_json(c: GPTConfig, name: str) -> dict:
         tree["auto_map"] = {auto: f"{OWN_FILE.stem}.{own}" for auto, own in classes.items()}
         elsewhere = ("tie_embeddings", "bos_id", "doc_mask")  # two above, one for training only
         return tree | {k: v for k, v in asdict(c).items() if k not in elsewhere}
-    if name == "NanoChat":
-        tree["final_logit_softcapping"] = c.logit_softcap or None  # 0.0 would divide by zero
     return tree | {
         "hidden_size": c.n_embd,
         "num_hidden_layers": c.n_layer,
@@ -78,31 +67,29 @@ def config_json(c: GPTConfig, name: str) -> dict:
         "max_position_embeddings": c.seq_len,
         "rms_norm_eps": 1e-6,
         "attention_bias": False,
-        "hidden_act": "relu2" if c.mlp == "relu2" else "silu",
+        "hidden_act": "silu",
         "rope_parameters": {"rope_type": "default", "rope_theta": c.rope_theta},
         "rope_theta": c.rope_theta,  # transformers 4 would silently take 10,000 without it
     }
 
 
 def names_in(c: GPTConfig, name: str) -> dict[str, str]:
-    """Our name of each weight -> its name in a class; in OWN, and in NanoChat's MLP, it differs."""
+    """Our name of each weight -> its name in Llama and its like, or in OWN, which has ours."""
     if name == OWN:
         with torch.device("meta"):
             return {name: name for name in GPT(c).state_dict()}
     names = {"embed.weight": "model.embed_tokens.weight"}
     if not c.tie_embeddings:
         names["head.weight"] = "lm_head.weight"
-    up, down = ("fc1", "fc2") if name == "NanoChat" else ("up_proj", "down_proj")
     parts = {
         "attn.q": "self_attn.q_proj",
         "attn.k": "self_attn.k_proj",
         "attn.v": "self_attn.v_proj",
         "attn.out": "self_attn.o_proj",
-        "mlp.up": f"mlp.{up}",
-        "mlp.down": f"mlp.{down}",
+        "mlp.up": "mlp.up_proj",
+        "mlp.down": "mlp.down_proj",
+        "mlp.gate": "mlp.gate_proj",
     }
-    if c.mlp == "swiglu":
-        parts["mlp.gate"] = "mlp.gate_proj"
     for i in range(c.n_layer):
         for ours, theirs in parts.items():
             names[f"blocks.{i}.{ours}.weight"] = f"model.layers.{i}.{theirs}.weight"
@@ -114,22 +101,7 @@ def norms_in(c: GPTConfig, name: str) -> list[str]:
     layers = [f"model.layers.{i}." for i in range(c.n_layer)]
     norms = ("input_layernorm.weight", "post_attention_layernorm.weight")
     of_layers = [layer + norm for layer in layers for norm in norms]
-    return [] if name in ("NanoChat", OWN) else ["model.norm.weight", *of_layers]
-
-
-def swap_halves(w: Tensor, head_dim: int) -> Tensor:
-    """Swap the two halves of each head's rows in q or k, (heads * D, C).
-
-    We rotate (x1, x2) to (x1 cos - x2 sin, x2 cos + x1 sin), NanoChat by the opposite angle; with
-    the halves swapped in both q and k, their dot products are unchanged. It is its own inverse.
-    """
-    return w.view(-1, 2, head_dim // 2, w.size(1)).flip(1).reshape(w.shape)
-
-
-def for_rope_of(name: str, ours: str, w: Tensor, c: GPTConfig) -> Tensor:
-    """A weight of ours for the RoPE of a class, or the other way round."""
-    turns = name == "NanoChat" and kind_of(ours) in ("q", "k")
-    return swap_halves(w, c.head_dim) if turns else w
+    return [] if name == OWN else ["model.norm.weight", *of_layers]
 
 
 def _is_table(name: str) -> bool:
@@ -143,8 +115,7 @@ def to_huggingface(model: GPT) -> dict[str, Tensor]:
     name, _ = choose_class(c)
     weights = {norm: torch.ones(c.n_embd) for norm in norms_in(c, name)}
     for ours, theirs in names_in(c, name).items():
-        w = for_rope_of(name, ours, state[ours], c)
-        w = w[: c.vocab_size] if _is_table(ours) else w
+        w = state[ours][: c.vocab_size] if _is_table(ours) else state[ours]
         weights[theirs] = w.detach().cpu().float().clone().contiguous()
     return weights
 
@@ -157,7 +128,7 @@ def from_huggingface(c: GPTConfig, weights: dict[str, Tensor]) -> dict[str, Tens
         if theirs not in weights:
             raise CheckpointError(f"the exported weights have no {theirs}; export them again")
         rows = c.padded_vocab - c.vocab_size if _is_table(ours) else 0
-        state[ours] = F.pad(for_rope_of(name, ours, weights[theirs], c), (0, 0, 0, rows))
+        state[ours] = F.pad(weights[theirs], (0, 0, 0, rows))
     return state
 
 

@@ -17,6 +17,9 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.llama.modeling_llama import eager_attention_forward
 
 VALUE_GATE_CHANNELS = 12
+SHAPE = dict(seq_len=2048, vocab_size=32_768, n_layer=12, n_embd=768, mlp="relu2", mlp_hidden=3072)
+SHAPE |= dict(n_head=6, n_kv_head=6, head_dim=128, qk_norm=True, embed_norm=True)
+SHAPE |= dict(logit_softcap=15.0, rope_theta=100_000.0, nope_every=0, extras=())
 
 
 class Nano2049Config(PreTrainedConfig):
@@ -33,31 +36,9 @@ class Nano2049Config(PreTrainedConfig):
         "intermediate_size": "mlp_hidden",
     }
 
-    def __init__(
-        self,
-        seq_len=2048,
-        vocab_size=32_768,
-        n_layer=12,
-        n_head=6,
-        n_kv_head=6,
-        head_dim=128,
-        n_embd=768,
-        mlp="relu2",
-        mlp_hidden=3072,
-        qk_norm=True,
-        embed_norm=True,
-        logit_softcap=15.0,
-        rope_theta=100_000.0,
-        nope_every=0,
-        extras=(),
-        **kwargs,
-    ):
-        self.seq_len, self.vocab_size = seq_len, vocab_size
-        self.n_layer, self.n_embd = n_layer, n_embd
-        self.n_head, self.n_kv_head, self.head_dim = n_head, n_kv_head, head_dim
-        self.mlp, self.mlp_hidden, self.logit_softcap = mlp, mlp_hidden, logit_softcap
-        self.qk_norm, self.embed_norm = qk_norm, embed_norm
-        self.rope_theta, self.nope_every, self.extras = rope_theta, nope_every, list(extras)
+    def __init__(self, **kwargs):
+        for name, default in SHAPE.items():
+            setattr(self, name, kwargs.pop(name, default))
         super().__init__(**kwargs)
 
     def has_value_embed(self, layer):

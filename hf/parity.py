@@ -46,14 +46,22 @@ def open_model(folder: Path, own: bool = False) -> tuple[nn.Module, dict]:
 
 
 @torch.no_grad()
-def largest_difference(ours: GPT, theirs: nn.Module, ids: Tensor, tolerance: float) -> tuple:
-    """(the largest difference of two logits at ids (B, T), how large it may be)."""
+def compare(
+    ours: GPT, theirs: nn.Module, ids: Tensor, tolerance: float, where: str
+) -> tuple[float, float]:
+    """(the largest difference of two logits at ids (B, T), how large it may be); ParityError if it
+    is larger."""
     difference, limit = torch.zeros(()), tolerance
     for row in ids.split(1):  # a row at a time, to save memory
         logits = ours(row)  # (1, T, V)
         limit = max(limit, tolerance * logits.std().item())
         far = (logits - theirs(row).logits[..., : logits.size(-1)]).abs().max()
         difference = torch.maximum(difference, far)  # NaN stays
+    if not difference <= limit:  # NaN is wrong as well
+        raise ParityError(
+            f"logits {where} differ by {difference:.1e} from transformers', {limit:.1e} is allowed "
+            "(if model.py was changed, change hf/ as well)"
+        )
     return difference.item(), limit
 
 
@@ -118,13 +126,7 @@ def _check_numbers(model: GPT, theirs: nn.Module, where: str) -> float:
     ids = torch.randint(c.vocab_size - 1, (2, c.seq_len), generator=generator)
     ids += ids >= c.bos_id  # any token but BOS
     ids[:, 0] = ids[1, T // 2] = c.bos_id  # the second row has two documents
-    difference, limit = largest_difference(model, theirs, ids, TOLERANCE)
-    if not difference <= limit:  # NaN is wrong as well
-        raise ParityError(
-            f"logits differ by {difference:.1e} {where}; {limit:.1e} is allowed. If model.py was "
-            "changed, change hf/ as well"
-        )
-
+    difference, limit = compare(model, theirs, ids, TOLERANCE, where)
     n = min(NEW_TOKENS, T // 2)
     long, short = ids[0, : T - n], ids[1, 1 : 1 + (T - n) // 2]  # the second without BOS in front
     padding = len(long) - len(short)

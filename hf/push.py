@@ -16,26 +16,21 @@ def repo_of(target: str) -> str:
     """`hf:USER/REPO` -> USER/REPO; UsageError for anything else."""
     match = re.fullmatch(r"hf:([\w.-]+/[\w.-]+)", target)
     if not match:
-        how = "as in --push hf:me/my-model (--push_step alone does nothing)"
-        raise UsageError(f"--push {target!r} is not hf:USER/REPO, {how}")
+        raise UsageError(f"--push {target!r} is not hf:USER/REPO, as in --push hf:me/my-model")
     return match[1]
 
 
-def push(folder: Path, target: str, revision: str = "") -> str:
-    """Upload the folder to the branch `revision` (empty: main); returns its address. UsageError if
-    the Hub wants another token, StorageError if it cannot be reached."""
+def push(folder: Path, target: str) -> str:
+    """Upload the folder; returns its address. UsageError if the Hub wants another token,
+    StorageError if it cannot be reached."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import LocalTokenNotFoundError
 
     api, repo = HfApi(), repo_of(target)
     try:
         api.create_repo(repo, private=True, exist_ok=True)
-        if revision:
-            api.create_branch(repo, branch=revision, exist_ok=True)
         message = f"{folder.name}, by nano2049"
-        api.upload_folder(
-            repo_id=repo, folder_path=folder, revision=revision or "main", commit_message=message
-        )
+        api.upload_folder(repo_id=repo, folder_path=folder, commit_message=message)
     except Exception as error:  # refused, no network, no such name: there are many classes
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         status = getattr(getattr(error, "response", None), "status_code", 0)
@@ -45,4 +40,4 @@ def push(folder: Path, target: str, revision: str = "") -> str:
                 f"the Hub does not let you write to {repo} ({reason}); {how}"
             ) from None
         raise StorageError(f"{repo} could not be pushed ({reason}); {folder} is complete") from None
-    return f"{api.endpoint}/{repo}" + (f"/tree/{revision}" if revision else "")
+    return f"{api.endpoint}/{repo}"

@@ -51,7 +51,7 @@ def check(theirs, tokenizer: Tokenizer, texts: tuple[str, ...]) -> int:
     for i, text in enumerate(texts):
         system, question = ("system", texts[i - 1]), ("user", text)
         whole = [system, question, ("assistant", texts[i - 2]), ("user", texts[i - 3])]
-        for turns in (whole, whole[:3], whole[1:3], [question]):
+        for turns in (whole, whole[1:3], [question]):
             reply = turns[-1][0] == "user"
             ours = [tokenizer.bos_id, *chat.encode(turns, tokenizer, reply)]
             ids = theirs.apply_chat_template(

@@ -42,9 +42,8 @@ def read_turns(value: object) -> list[Turn]:
     turns = []
     for turn in value if isinstance(value, list) else [None]:
         if not isinstance(turn, dict) or not ("role" in turn or "from" in turn):
-            raise UsageError(
-                f'not a list of turns, {{"role": ..., "content": ...}} each: {_beginning(value)}'
-            )
+            form = '{"role": ..., "content": ...}'
+            raise UsageError(f"not a list of turns, {form} each: {_beginning(value)}")
         role, text = turn.get("role", turn.get("from")), turn.get("content", turn.get("value"))
         role = ROLES.get(role, role) if isinstance(role, str) else None
         if role not in ("system", "user", "assistant"):
@@ -65,10 +64,8 @@ def marks(tokenizer) -> tuple[int, int, int]:
     """The ids of <|user|>, <|assistant|> and <|end|>; UsageError for a tokenizer without them."""
     names = ("<|user|>", "<|assistant|>", "<|end|>")
     if missing := [name for name in names if name not in tokenizer.special]:
-        raise UsageError(
-            f"the tokenizer has no {missing[0]} token, which conversations need; take one that "
-            "prepare_data.py has trained"
-        )
+        reason = f"the tokenizer has no {missing[0]} token, which conversations need"
+        raise UsageError(f"{reason}; take one that prepare_data.py has trained")
     return tuple(tokenizer.special[name] for name in names)
 
 
@@ -138,14 +135,3 @@ def pieces(turns: list[Turn], tokenizer, row_len: int, notes: Counter[str]) -> I
         yield piece
     if len(asked) % 2:
         notes[UNANSWERED] += 1
-
-
-def what_was_lost(notes: dict[str, int], row_len: int) -> list[str]:
-    """A line for the end of a preparation, if answers were lost."""
-    if not notes.get(LOST):
-        return []
-    share = notes[LOST] / notes[ANSWERS]
-    return [
-        f"note  {share:.1%} of the answers is lost in rows of {row_len:,}; longer rows lose less: "
-        f"--row_len {2 * row_len - 1} (a model may be tuned on longer rows than it was trained on)"
-    ]

@@ -65,10 +65,8 @@ def find(job, pool: Executor) -> dict[tuple[int, int], frozenset[int]]:
     if job.config.dedup == "none":
         return {}
     if remote := [source.place for source in job.sources if source.remote]:
-        raise UsageError(
-            f"--dedup {job.config.dedup} reads a source twice, which would download hf:{remote[0]} "
-            "twice; choose a dataset whose publisher removed copies, and --dedup none"
-        )
+        twice = f"--dedup {job.config.dedup} would download hf:{remote[0]} twice"
+        raise UsageError(f"{twice}; take data without copies, and --dedup none")
     near = job.config.dedup == "near"
     tasks = [(job.sources[s], job.units[s][u], job.nfc, near) for s, u in job.all_units]
     seen = [Seen(near) for _ in job.sources]

@@ -7,7 +7,6 @@ in PYTHONPATH, since they import preparation/worker.py by name. Next: docs/clust
 from collections.abc import Iterator
 from concurrent.futures import Executor
 from contextlib import contextmanager
-from pathlib import Path
 
 from config import UsageError
 from machinery.errors import DataError
@@ -38,13 +37,6 @@ def open_pool(address: str) -> Iterator[tuple[Executor, int]]:
         except KilledWorker as error:
             reason = f"the workers of a unit died each time ({error})"
             raise DataError(f"{reason}; {sources.AGAIN}") from None
-        except FileNotFoundError as error:
-            if Path(error.filename or "").name != "tokenizer.json":
-                raise
-            raise UsageError(
-                f"a machine of the cluster {address} has no {error.filename}: all machines must "
-                "share the data folder"
-            ) from None
         except Exception as error:
             if ModuleNotFoundError not in (type(error), type(error.__cause__)):
                 raise

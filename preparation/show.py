@@ -49,14 +49,8 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def places(manifest: Manifest, split: str) -> Iterator[tuple[int, int]]:
-    """(source, row) of all rows of a split: those of the first source, then of the next."""
-    for source in range(len(manifest.sources)):
-        yield from ((source, row) for row in range(manifest.rows(split, source)))
-
-
 def place_of(manifest: Manifest, split: str, n: int) -> tuple[int, int]:
-    """The n-th of `places`."""
+    """(source, row) of the n-th row of a split: those of the first source, then of the next."""
     for source in range(len(manifest.sources)):
         if n < (rows := manifest.rows(split, source)):
             return source, n
@@ -79,10 +73,8 @@ def pick(manifest: Manifest, tokenizer: Tokenizer, config: ShowConfig) -> int:
         ids = manifest.row(config.split, *place_of(manifest, config.split, n))
         if any(wanted in text for _, text in documents(manifest, tokenizer, ids)):
             return n
-    raise UsageError(
-        f"--find {config.find!r}: no row from {config.row} to {rows - 1} of the {config.split} "
-        "split has it within a document; a text that was cut is in two rows"
-    )
+    where = f"no {config.split} row from {config.row} to {rows - 1} has it within a document"
+    raise UsageError(f"--find {config.find!r}: {where}; a text that was cut is in two rows")
 
 
 def documents(manifest: Manifest, tokenizer: Tokenizer, ids: np.ndarray) -> Iterator[tuple]:

@@ -20,11 +20,9 @@ import glob
 import hashlib
 import io
 import json
-import logging
 import os
 import re
 import sysconfig
-import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -151,31 +149,6 @@ def _usable_turns(source: Source, value: object, notes: Counter) -> list[chat.Tu
         raise UsageError(f"{source.place}: the field {source.fields[0]!r} holds {error}") from None
 
 
-class Reading(logging.Handler):
-    """How long a unit's documents took to come, and how often the Hub's libraries had to ask again,
-    which they say in their logs alone."""
-
-    seconds, retries = 0.0, 0
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.retries += bool(re.search("Retrying in|before retry", record.getMessage()))
-
-    def timed(self, texts: Iterator[str]) -> Iterator[str]:
-        """The texts themselves."""
-        logs = [logging.getLogger(name) for name in ("huggingface_hub", "datasets")]
-        for log in logs:
-            log.addHandler(self)
-        try:
-            t0 = time.perf_counter()
-            for text in texts:
-                self.seconds += time.perf_counter() - t0
-                yield text
-                t0 = time.perf_counter()
-        finally:
-            for log in logs:
-                log.removeHandler(self)
-
-
 # ----------------------------------------------------------------------------------- local files
 
 
@@ -209,10 +182,8 @@ def _named_files(place: Path) -> dict[str, Path]:
     if place.is_dir():
         found = {path.relative_to(place).as_posix(): path for path in _walk(place, KINDS)}
         if not found:
-            raise UsageError(
-                f"files:{place} has no file that ends in {' '.join(KINDS)} (or in one of these + "
-                f".gz or .zst); name its files with a glob, as in 'files:{place}/**/*.html'"
-            )
+            kinds = f"files:{place} has no file that ends in {' '.join(KINDS)} (+ .gz or .zst)"
+            raise UsageError(f"{kinds}; name others with a glob: 'files:{place}/**/*.html'")
     elif place.is_file():  # a pipe is not: it can be read only once
         found = {place.name: place}
     else:
@@ -378,18 +349,16 @@ def join_fields(record: dict, fields: tuple[str, ...], where: object, notes: Cou
     texts = []
     for field in fields:
         if field not in record:
+            names = f"{where} has no field {field!r}, it has {', '.join(record)}"
             raise UsageError(
-                f"{where} has no field {field!r}, it has {', '.join(record)}; for example, add "
-                f"#{next(iter(record), 'FIELD')} to the source"
+                f"{names}; add one to the source, as in #{next(iter(record), 'FIELD')}"
             )
         value = record[field]
         if is_turns(fields):
             return value
         if isinstance(value, list | dict):
-            raise UsageError(
-                f"{where}: the field {field!r} holds a {type(value).__name__}, not text; write the "
-                "text that you want into a field of its own (a conversation: into `messages`)"
-            )
+            kind = f"{where}: the field {field!r} holds a {type(value).__name__}, not text"
+            raise UsageError(f"{kind}; write the text (or turns, as `messages`) into a field")
         if value not in (None, "", b""):  # a 0 is text
             texts.append(decode(value, notes) if isinstance(value, bytes) else str(value))
     return "\n\n".join(texts)

@@ -65,9 +65,8 @@ class Job:
         tokenizer = [config.vocab_size, config.nfc, TOKENIZER_CHARS, self.shares]
         if given:
             if config.nfc and not given.nfc:
-                raise UsageError(
-                    f"--nfc has no effect: {config.tokenizer} was trained without it; add --no_nfc"
-                )
+                without = f"{config.tokenizer} was trained without it"
+                raise UsageError(f"--nfc has no effect: {without}; add --no_nfc")
             self.nfc, tokenizer = given.nfc, given.sha256
             if len(set(self.shares)) > 1:  # they decide which units there are
                 tokenizer = [tokenizer, self.shares]
@@ -103,9 +102,8 @@ class Job:
         if not names:
             raise UsageError("--source names no text; try --source stdlib, or files:PATH")
         if twice := [name for name in names if names.count(name) > 1]:
-            raise UsageError(
-                f"two sources are named {twice[0]!r}; name them: --source a=files:... b=files:..."
-            )
+            how = "name them: --source a=files:... b=files:..."
+            raise UsageError(f"two sources are named {twice[0]!r}; {how}")
         shares = cli.weights(config.mixture) or dict.fromkeys(names, 1.0)
         if set(shares) != set(names) or min(shares.values()) <= 0:
             raise UsageError(
@@ -116,10 +114,8 @@ class Job:
         self.tokens = 0 if config.tokens == "all" else cli.count(config.tokens)
         unbounded = [source.place for source in self.sources if source.unbounded]
         if unbounded and not config.tokens:
-            raise UsageError(
-                f"hf:{unbounded[0]} may hold far more text than you need; choose a number of "
-                "training tokens, as in --tokens 2B, or --tokens all for everything"
-            )
+            much = f"hf:{unbounded[0]} may hold far more text than you need"
+            raise UsageError(f"{much}; give its training tokens: --tokens 2B, or --tokens all")
         if not 0 < (fraction := config.val_fraction) < 1:
             raise UsageError(f"val_fraction {fraction} is not in (0, 1); try --val_fraction 0.02")
         if config.workers < 0:
@@ -227,7 +223,6 @@ def prepare_unit(
     tokenizer = read_tokenizer(disk.read_text(path.with_name("tokenizer.json")))
     dtype = shards.dtype_for(tokenizer.vocab_size)
     notes, totals = Counter(), {"train": Counter(), "val": Counter()}
-    reading = sources.Reading()
     val_docs: list[np.ndarray] = []
 
     def parts(document) -> Iterator[tuple[str, np.ndarray, int]]:
@@ -244,8 +239,7 @@ def prepare_unit(
 
     def train_docs() -> Iterator[np.ndarray]:
         """The training documents as ids; those for validation are set aside."""
-        documents = sources.documents(source, unit, notes)
-        for i, document in enumerate(reading.timed(documents)):
+        for i, document in enumerate(sources.documents(source, unit, notes)):
             if i in copies:
                 notes["copies of other documents, left out"] += 1
                 continue
@@ -271,8 +265,6 @@ def prepare_unit(
         if source.conversations:  # each piece has one BOS, the others fill rows
             notes[chat.FILLERS] += packed.stats.bos - packed.stats.documents
     record = {"notes": notes, "splits": splits, "tokens": totals["train"]["tokens"]}
-    size = sum(totals[split]["bytes"] for split in splits)
-    record["reading"] = {"s": reading.seconds, "bytes": size, "retries": reading.retries}
     disk.write_json(path, record)
     return record
 
@@ -308,10 +300,8 @@ def open_pool(workers: int) -> Iterator[tuple[Executor, int]]:
         try:
             yield pool, workers
         except BrokenProcessPool:
-            raise DataError(
-                f"a process of the pool died (out of memory?); {sources.AGAIN}; fewer --workers "
-                "need less memory"
-            ) from None
+            died = "a process of the pool died (out of memory? fewer --workers need less)"
+            raise DataError(f"{died}; {sources.AGAIN}") from None
         except BaseException:
             for process in active_children():
                 process.terminate()

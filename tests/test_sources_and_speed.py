@@ -1,13 +1,8 @@
-"""Bits per byte by source (flops.py, train.py, eval.py, the report), and the watch on speed: a slow
-disk and a slow Hub are seen, and named."""
+"""Bits per byte by source: flops.py, train.py, eval.py, the report."""
 
 import json
 import math
-import re
-import threading
-import time
 from collections import Counter
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -18,10 +13,8 @@ import data
 import eval as evaluate
 import flops
 import train
-from instruments.pages import watch
 from machinery.log import sources_line
 from machinery.shards import Manifest
-from preparation import sources
 
 
 @pytest.fixture(scope="module")
@@ -153,83 +146,3 @@ def test_a_single_source_is_told_once(small_data, tmp_path):
             assert r["val_bpb_by_source"] == {"texts": r["val_bpb"]}  # to the bit
     text = (tmp_path / "run" / "report.html").read_text()
     assert "source texts" not in text.partition("<h2>Data")[0]
-
-
-# ---------------------------------------------------------------------------- a slow Hub
-
-
-class SlowHub(SimpleHTTPRequestHandler):
-    """Serves byte ranges; each answer takes a moment, and every third breaks off in the middle."""
-
-    protocol_version, requests = "HTTP/1.0", 0
-
-    def do_HEAD(self):
-        self.answer(body=False)
-
-    def do_GET(self):
-        self.answer(body=True)
-
-    def answer(self, body: bool) -> None:
-        raw = Path(self.directory, self.path.lstrip("/")).read_bytes()
-        first, last = 0, len(raw) - 1
-        if wanted := self.headers.get("Range"):
-            a, _, b = wanted.removeprefix("bytes=").partition("-")
-            first, last = (int(a), int(b or last)) if a else (len(raw) - int(b), last)
-        part = raw[first : min(last, len(raw) - 1) + 1]
-        self.send_response(206 if wanted else 200)
-        self.send_header("Content-Length", str(len(part)))
-        self.send_header("Accept-Ranges", "bytes")
-        if wanted:
-            self.send_header("Content-Range", f"bytes {first}-{first + len(part) - 1}/{len(raw)}")
-        self.end_headers()
-        if body:
-            type(self).requests += 1
-            time.sleep(0.2)
-            broken = self.requests % 3 == 2 and len(part) > 2000
-            self.wfile.write(part[: len(part) // 2] if broken else part)
-
-    def log_message(self, *_):
-        pass
-
-
-def test_a_slow_hub_is_seen_and_named(tmp_path, monkeypatch):
-    """Its speed, and how often it had to be asked again, as the manifest and the lines say it."""
-    import datasets
-    import pyarrow
-    import pyarrow.parquet
-
-    for name in ("READ", "OPEN"):
-        monkeypatch.setattr(datasets.config, f"STREAMING_{name}_RETRY_INTERVAL", 0.01)
-    texts = [f"document {i}: " + "the fox and the hens, " * (i % 30 + 5) for i in range(400)]
-    table = pyarrow.table({"text": texts})
-    pyarrow.parquet.write_table(table, tmp_path / "web.parquet", row_group_size=40)
-
-    class Handler(SlowHub):
-        def __init__(self, *args):
-            super().__init__(*args, directory=str(tmp_path))
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    source = sources.parse(f"hf:http://127.0.0.1:{server.server_port}/web.parquet")
-    seen, units = sources.Reading(), sources.list_units(source)[0]
-    found = [t for u in units for t in seen.timed(sources.documents(source, u, Counter()))]
-    server.shutdown()
-    assert found == texts and seen.retries >= 1 and seen.seconds > 0.2
-    size = sum(map(len, texts))
-    unit = {"s": seen.seconds, "bytes": size, "retries": seen.retries}
-    ((name, text),) = watch.reading({"reading": {"web": [unit]}})
-    assert name == "web" and f"the Hub had to be asked again {seen.retries} times" in text
-    assert f"at {size / 1e6 / seen.seconds:.1f} MB/s" in text
-
-
-def test_the_reading_is_no_part_of_the_fingerprint(two_sources):
-    manifest = Manifest.load(two_sources)
-    seen = manifest.tree["made"]["reading"]
-    assert set(seen) == {"code", "prose"} and all(u["s"] > 0 for own in seen.values() for u in own)
-    assert re.search(
-        r"^[\d.]+ MB of text at [\d,.]+ MB/s", dict(watch.reading(manifest.tree["made"]))["code"]
-    )
-    manifest.tree["made"]["reading"] = {}
-    from machinery.shards import fingerprint
-
-    assert fingerprint(manifest.tree) == manifest.fingerprint

@@ -44,15 +44,8 @@ FORMS = {
         ((r"\p{N}{1,3}",), ("[一-龥]+",), (LLAMA3,), "bytes"), (END,),
         dict(config=dict(bos_token=END)),
     ),
-    "a tool call": (
-        ((QWEN,), "bytes"), (END,),
-        dict(nfc=True, plain=("<tool_call>",), config=dict(eos_token=dict(content=END))),
-    ),
     "runs of spaces": (
         ("words",), (END,), dict(plain=("  ", "    "), config=dict(bos_token=END)),
-    ),
-    "ids in another order": (
-        ("words",), (END,), dict(shuffle=True, config=dict(bos_token=END)),
     ),
     "a token without a merge": (
         ((LLAMA3,), "bytes"), (END,),
@@ -99,10 +92,6 @@ def make(folder: Path, pre, special, options: dict, vocab_size: int = 800) -> No
     tree = json.loads(bpe.to_str())
     tree["model"] |= options.get("bpe", {})
     vocab = tree["model"]["vocab"]
-    if options.get("shuffle"):
-        new = {token: i for i, token in enumerate(sorted(vocab))}
-        tree["model"]["vocab"] = new
-        tree["added_tokens"] = [t | {"id": new[t["content"]]} for t in tree["added_tokens"]]
     if extra := options.get("extra"):
         vocab[extra] = len(vocab)
     folder.mkdir(parents=True, exist_ok=True)

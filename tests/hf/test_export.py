@@ -7,13 +7,11 @@ import os
 import re
 import shlex
 import shutil
-import subprocess
 import tempfile
 from dataclasses import asdict, replace
 from types import SimpleNamespace
 
 import pytest
-from conftest import ROOT, SMALL, environment, run
 
 os.environ.setdefault("HF_MODULES_CACHE", tempfile.mkdtemp())
 transformers = pytest.importorskip("transformers")
@@ -22,14 +20,13 @@ pytest.importorskip("safetensors")
 import torch  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
 
-import train  # noqa: E402
 from config import EXTRAS, GPTConfig, UsageError  # noqa: E402
 from hf import card, export, mapping, parity  # noqa: E402
 from machinery import cli, disk  # noqa: E402
 from machinery import trained as models  # noqa: E402
 from machinery.errors import CheckpointError, DataError, ParityError, StorageError  # noqa: E402
 from machinery.shards import Manifest  # noqa: E402
-from model import GPT, rope_tables  # noqa: E402
+from model import GPT  # noqa: E402
 from tokenizer import Tokenizer  # noqa: E402
 
 BASE = GPTConfig(
@@ -45,25 +42,18 @@ BASE = GPTConfig(
 )
 LLAMA = dict(mlp="swiglu", qk_norm=False, embed_norm=False, tie_embeddings=True, logit_softcap=0.0)
 CASES = {
-    "nanochat": ("NanoChat", {}),
-    "grouped queries, another head_dim": ("NanoChat", dict(n_kv_head=2, head_dim=24)),
-    "tied, no softcap, odd width": (
-        "NanoChat",
-        dict(tie_embeddings=True, logit_softcap=0.0, n_embd=66),
-    ),
-    "doc_mask": ("NanoChat", dict(doc_mask=True)),
-    "llama": ("Llama", LLAMA),
-    "llama untied, grouped queries": ("Llama", LLAMA | dict(tie_embeddings=False, n_kv_head=1)),
+    "grouped queries, another head_dim": (mapping.OWN, dict(n_kv_head=2, head_dim=24)),
+    "tied, odd width": (mapping.OWN, dict(tie_embeddings=True, logit_softcap=0.0, n_embd=66)),
+    "d12": (mapping.OWN, dict(extras=("key_offset", "value_embeds"), doc_mask=True)),
+    "smol": ("Llama", LLAMA | dict(n_kv_head=2)),
+    "biatron": ("Llama", LLAMA | dict(tie_embeddings=False, n_kv_head=1)),
     "llama of an odd width": (mapping.OWN, LLAMA | dict(n_embd=66)),
     "NoPE on every 2nd layer": (mapping.OWN, LLAMA | dict(nope_every=2, n_kv_head=2, n_layer=4)),
-    "qwen3": (mapping.OWN, LLAMA | dict(qk_norm=True, head_dim=24)),
-    "all extras": (mapping.OWN, dict(extras=EXTRAS, n_layer=3)),
+    "norms of q and k": (mapping.OWN, LLAMA | dict(qk_norm=True, head_dim=24)),
     "all extras, tied SwiGLU with NoPE, grouped queries": (
         mapping.OWN,
         dict(extras=EXTRAS, tie_embeddings=True, mlp="swiglu", nope_every=2, n_kv_head=2),
     ),
-    "relu2 with NoPE": (mapping.OWN, dict(nope_every=2)),
-    "SwiGLU with softcap": (mapping.OWN, LLAMA | dict(logit_softcap=15.0)),
     **{name: (mapping.OWN, dict(extras=(name,))) for name in EXTRAS},
 }
 
@@ -206,18 +196,6 @@ def test_the_own_file_keeps_what_came_before_in_the_cache(extras, export_model):
     assert loss.item() == pytest.approx(ours(ids[:, :-1], ids[:, 1:]).item(), abs=1e-4)
 
 
-def test_rotary_tables_are_those_of_transformers_to_the_bit():
-    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
-
-    options = dict(hidden_size=64, num_attention_heads=1, max_position_embeddings=4096)
-    config = transformers.LlamaConfig(
-        **options, rope_parameters={"rope_type": "default", "rope_theta": 54_321.0}
-    )
-    cos, sin = LlamaRotaryEmbedding(config)(torch.zeros(1), torch.arange(4096)[None])
-    ours = rope_tables(4096, 64, 54_321.0)
-    assert torch.equal(cos[0, :, :32], ours[0]) and torch.equal(sin[0, :, :32], ours[1])
-
-
 def test_what_the_own_file_does_not_read_is_an_error(export_model):
     """A tensor or a cache under another name would vanish, and the text would be wrong."""
     theirs, _ = open_in_transformers(export_model(build(extras=EXTRAS, n_layer=3)))
@@ -229,33 +207,6 @@ def test_what_the_own_file_does_not_read_is_an_error(export_model):
     theirs(ids[:, :3], cache=cache, use_cache=True)
     again = theirs(ids[:, 3:], cache=cache, use_cache=True).logits
     torch.testing.assert_close(again, theirs(ids).logits[:, 3:], atol=3e-5, rtol=0)
-
-
-OTHER = os.environ.get("NANO2049_OTHER_TRANSFORMERS")  # a python with another release
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not OTHER, reason="NANO2049_OTHER_TRANSFORMERS names no python")
-def test_another_release_passes_the_same_checks(export_model, tokenizer, tmp_path):
-    """hf/parity.py on an export with all extras and on a stock class, by another transformers."""
-    code = (
-        "import sys, torch; from pathlib import Path; from hf import mapping, parity\n"
-        "from tokenizer import Tokenizer; import transformers\n"
-        "for folder in map(Path, sys.argv[1:]):\n"
-        "    model, _ = mapping.load_exported(folder)\n"
-        "    own = Tokenizer.load(folder / 'tokenizer.json')\n"
-        "    print(transformers.__version__, parity.check(folder, model, own))\n"
-    )
-    folders = [
-        export_model(build(extras=EXTRAS, n_layer=3), "own"),
-        export_model(build(), "nanochat"),
-        export_model(build(**LLAMA), "llama"),
-    ]
-    done = subprocess.run(
-        [OTHER, "-c", code, *folders], cwd=ROOT, env=environment(), capture_output=True, text=True
-    )
-    assert done.returncode == 0 and done.stdout.count("greedy text is equal") == 3, done.stderr
-    assert transformers.__version__ not in done.stdout
 
 
 # ------------------------------------------------------------------- a wrong export is refused
@@ -303,12 +254,7 @@ def windowed(q, k, v, mask):
 
 TOKENIZER, OPTIONS, CONFIG = "tokenizer.json", "tokenizer_config.json", "config.json"
 STOCK_MUTANTS = {  # name -> (changes of the model, what is spoilt, what the refusal says)
-    "rope turns the other way": (
-        {},
-        lambda m: m.setattr(mapping, "swap_halves", lambda w, head_dim: w),
-        "logits differ by",
-    ),
-    "k and v exchanged": (LLAMA, lambda m: edit_names(m, exchanged("k", "v")), "logits differ by"),
+    "k and v exchanged": (LLAMA, lambda m: edit_names(m, exchanged("k", "v")), "logits"),
     "a weight left out": (
         LLAMA,
         lambda m: m.setattr(mapping, "norms_in", lambda c, name: []),
@@ -317,22 +263,12 @@ STOCK_MUTANTS = {  # name -> (changes of the model, what is spoilt, what the ref
     "another theta": (
         LLAMA,
         lambda m: edit_json(m, CONFIG, lambda t: t["rope_parameters"].update(rope_theta=1e4)),
-        "logits differ by",
-    ),
-    "another epsilon": (
-        LLAMA | dict(tie_embeddings=False),
-        lambda m: edit_json(m, CONFIG, lambda t: t.update(rms_norm_eps=1e-4)),
-        "logits differ by",
-    ),
-    "softcap 0": (
-        dict(logit_softcap=0.0),
-        lambda m: edit_json(m, CONFIG, lambda t: t.update(final_logit_softcapping=0.0)),
-        "logits differ by",
+        "logits",
     ),
     "a window that only long texts show": (
         dict(seq_len=1024),
         lambda m: m.setattr("model.attend", windowed),
-        "logits differ by .*change hf/ as well",
+        "logits",
     ),
     "no BOS": (
         {},
@@ -361,17 +297,9 @@ OWN_MUTANTS = {  # name -> (code of the own file, in its place, what the refusal
         "pass",
         "greedy text differs .* in a left-padded batch",
     ),
-    "keys over the border": (
-        ".bool() & (ids != self.config.bos_token_id)",
-        ".bool()",
-        "logits differ by",
-    ),
-    "keys from before the first token": (
-        "slow & has_previous[..., None, None]",
-        "slow",
-        "logits differ by",
-    ),
-    "the fast half of the keys": (">= D // 4", "< D // 4", "logits differ by"),
+    "keys over the border": (".bool() & (ids != self.config.bos_token_id)", ".bool()", "logits"),
+    "keys from before the first token": ("slow & has_previous[..., None, None]", "slow", "logits"),
+    "the fast half of the keys": (">= D // 4", "< D // 4", "logits"),
     "the other layers' value embeddings": ("% 2 == 0", "% 2 == 1", "does not load"),
 }
 
@@ -481,22 +409,12 @@ def test_a_forged_config_json_is_an_error_before_anything_is_built(case, export_
 # -------------------------------------------------------------------------------- the program
 
 
-@pytest.fixture(scope="module", params=["key_offset value_embeds", ""], ids=["own", "stock"])
-def trained(request, small_data, tmp_path_factory):
-    run_dir = tmp_path_factory.mktemp("export") / "run"
-    folders = ["--data_dir", str(small_data), "--run_dir", str(run_dir)]
-    train.main(["tiny", *SMALL, "--extras", *(request.param.split() or [""]), *folders])
-    return run_dir, "own" if request.param else "NanoChat"
-
-
-def test_the_program_on_a_trained_model(trained, small_data, tmp_path, capsys):
-    run_dir, kind = trained
+def test_the_program_on_a_trained_model(trained_run, small_data, tmp_path, capsys):
     out = tmp_path / "out"
-    args = ["--run_dir", str(run_dir), "--out", str(out)]
+    args = ["--run_dir", str(trained_run), "--out", str(out)]
     assert export.main(args) == 0
     printed = capsys.readouterr().out
-    assert f"lm_eval --model hf --model_args pretrained={out},dtype=float32" in printed
-    assert ("trust_remote_code=True" in printed) == (kind == "own")
+    assert f"pretrained={out},dtype=float32,trust_remote_code=True" in printed
     card = (out / "README.md").read_text()
     n = Manifest.load(small_data).rows("val")
     assert re.search(rf"\| validation \| [\d.]+ bits per byte, on {n} rows \|", card)
@@ -515,30 +433,26 @@ def test_the_program_on_a_trained_model(trained, small_data, tmp_path, capsys):
     ids = torch.tensor([[0, *tokenizer.encode("The largest planet is")]])
     new = model.generate(ids, 16, temperature=0, stop_id=0)[0, 1:].tolist()
     assert names["text"] == tokenizer.decode([i for i in new if i])
+    with pytest.raises(UsageError):
+        export.main(args)  # it exists
 
-    with pytest.raises(ValueError, match="exists already"):
-        export.main(args)
 
-
-def test_a_run_is_exported_without_its_data_folder(trained, tmp_path, capsys):
-    run_dir, _ = trained
-    checkpoint = next(run_dir.glob("checkpoints/step_00000012"))
-    alone = tmp_path / "alone" / "checkpoints" / checkpoint.name
-    shutil.copytree(checkpoint, alone)
-    record = json.loads((alone / "trainer.json").read_text())
-    (alone / "trainer.json").write_text(json.dumps(record | dict(data_dir=str(tmp_path / "gone"))))
-    for name in ("MANIFEST.json", "trainer.json"):  # as if it had been trained there
-        assert (alone / name).exists()
-    manifest = json.loads((alone / "MANIFEST.json").read_text())
-    manifest["files"]["trainer.json"] = disk.sha256_of(alone / "trainer.json")
-    (alone / "MANIFEST.json").write_text(json.dumps(manifest))
-    shutil.copy(run_dir / "tokenizer.json", tmp_path / "alone")
-    args = ["--run_dir", str(tmp_path / "alone"), "--out", str(tmp_path / "out")]
-    assert export.main(args) == 0
-    assert "gone/manifest.json" in capsys.readouterr().out
+def test_a_run_is_exported_without_its_data_folder(own_run, tmp_path):
+    checkpoint = own_run / "checkpoints" / "step_00000012"
+    for name, place, change in (
+        ("trainer.json", (), dict(data_dir=str(tmp_path / "gone"))),
+        ("MANIFEST.json", ("files",), {"trainer.json": None}),
+    ):
+        tree = json.loads((checkpoint / name).read_text())
+        part = tree[place[0]] if place else tree
+        for key, value in change.items():
+            part[key] = value or disk.sha256_of(checkpoint / key)
+        (checkpoint / name).write_text(json.dumps(tree))
+    (own_run / "metrics.jsonl").unlink()
+    assert export.main(["--run_dir", str(own_run), "--out", str(tmp_path / "out")]) == 0
     card = (tmp_path / "out" / "README.md").read_text()
-    for row in ("text", "validation"):
-        assert f"| {row} | not known |" in card
+    assert "| text | not known |" in card and "| validation | not known |" in card
+    record = json.loads((checkpoint / "trainer.json").read_text())
     fingerprint = record["identity"]["data_fingerprint"]
     assert f"| data fingerprint | `{fingerprint}` |" in card
 
@@ -577,20 +491,13 @@ def test_names_are_quoted_for_the_shell_and_for_python(export_model, capsys):
     assert odd in named and len(code.splitlines()) == 3
 
 
-def test_a_mistake_gets_a_sentence_and_exit_code_2(tmp_path):
-    result = run("export.py", "--run_dir", tmp_path)
-    assert result.returncode == 2, result.stdout + result.stderr
-    assert re.search("there is no checkpoint in .*train one first", result.stderr)
-    assert "Traceback" not in result.stderr
-
-
-def test_a_full_disk_has_its_exit_code_and_leaves_nothing(trained, tmp_path, monkeypatch):
+def test_a_full_disk_has_its_exit_code_and_leaves_nothing(trained_run, tmp_path, monkeypatch):
     from safetensors import SafetensorError
 
     def fail(*args, **kwargs):
         raise SafetensorError("I/O error: No space left on device (os error 28)")
 
-    args = ["--run_dir", str(trained[0]), "--out", str(tmp_path / "out")]
+    args = ["--run_dir", str(trained_run), "--out", str(tmp_path / "out")]
     monkeypatch.setattr("safetensors.torch.save_file", fail)
     with pytest.raises(StorageError, match="could not be written: .*No space left"):
         export.main(args)

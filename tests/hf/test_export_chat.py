@@ -18,6 +18,7 @@ pytest.importorskip("safetensors")
 import torch  # noqa: E402
 from test_export import OPTIONS, build, edit_json, export_model, refused, tokenizer  # noqa: E402, F401
 
+from config import UsageError  # noqa: E402
 from hf import export, mapping, template  # noqa: E402
 from machinery.trained import is_tuned  # noqa: E402
 from preparation import chat  # noqa: E402
@@ -64,23 +65,20 @@ def theirs(tokenizer, tmp_path):  # noqa: F811
     return transformers.AutoTokenizer.from_pretrained(tmp_path)
 
 
-def test_300_conversations_have_our_ids(theirs, tokenizer):  # noqa: F811
+def test_conversations_have_our_ids(theirs, tokenizer):  # noqa: F811
     """As they are, and with sanitized control tokens."""
-    count = 0
-    for turns in conversations(300, PIECES):
+    for turns in conversations(100, PIECES):
         reply = turns[-1][0] == "user"
         ours = [0, *chat.encode(turns, tokenizer, reply)]
         assert their_ids(theirs, turns, reply) == ours, turns
         assert their_ids(theirs, turns, reply, **template.TYPED) == ours, turns
-        count += 1
-    assert count == 300
 
 
 def test_a_special_token_that_is_typed_says_nothing_about_who_speaks(theirs, tokenizer):  # noqa: F811
-    """With sanitized control tokens, as the card has it: 300 of 300, and the text is the same; the
-    ids are others beside such a token in some. Without, it becomes the role."""
+    """With sanitized control tokens, as the card has it, roles and text are ours; the ids beside
+    such a token are others in some. Without, it becomes the role."""
     special, taken, other = set(tokenizer.special.values()), 0, 0
-    for turns in conversations(300, TYPED):
+    for turns in conversations(100, TYPED):
         reply = turns[-1][0] == "user"
         ours = [0, *chat.encode(turns, tokenizer, reply)]
         ids = their_ids(theirs, turns, reply, **template.TYPED)
@@ -90,10 +88,7 @@ def test_a_special_token_that_is_typed_says_nothing_about_who_speaks(theirs, tok
         assert typed or ids == ours
         other += ids != ours
         taken += typed and their_ids(theirs, turns, reply) != ours
-    assert taken > 200 and other < taken
-    print(
-        f"typed tokens taken for roles without it: {taken}; other ids beside them with it: {other}"
-    )
+    assert taken > 60 and other < taken
 
 
 def test_what_counts_is_what_transformers_masks(theirs, tokenizer):  # noqa: F811
@@ -116,7 +111,7 @@ def test_what_counts_is_what_transformers_masks(theirs, tokenizer):  # noqa: F81
 )
 def test_roles_out_of_turn_are_refused_there_too(theirs, roles):
     messages = [dict(role=role, content="x") for role in roles]
-    with pytest.raises(Exception, match="roles out of turn|not a list|a role"):
+    with pytest.raises(UsageError):
         chat.read_turns(messages)
     with pytest.raises(Exception, match="roles out of turn"):
         theirs.apply_chat_template(messages)
@@ -142,9 +137,8 @@ def our_answer(model, tokenizer, turns, most: int) -> str:  # noqa: F811
     return tokenizer.decode(i for i in drawn if i != END)
 
 
-@pytest.mark.parametrize("extras", [(), ("key_offset", "value_embeds")], ids=["stock", "own"])
-def test_the_pipeline_answers_as_ours(extras, export_tuned, tokenizer, capsys):  # noqa: F811
-    changes = dict(extras=extras, seq_len=256)
+def test_the_pipeline_answers_as_ours(export_tuned, tokenizer, capsys):  # noqa: F811
+    changes = dict(extras=("key_offset", "value_embeds"), seq_len=256)
     ours, folder = ending(tokenizer, **changes), export_tuned(ending(tokenizer, **changes))
     printed = capsys.readouterr().out
     assert re.search(r"\d+ texts and \d{3} conversations", printed)

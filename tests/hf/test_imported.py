@@ -18,10 +18,9 @@ from forms import FORMS, make
 
 import data
 import eval as evaluate
-import optim
 import prepare_data
 import train
-from config import TrainConfig, UsageError
+from config import UsageError
 from hf import export, imported, mapping, tokenizer_json
 from machinery import cli, trained
 from machinery.errors import CheckpointError, DataError, ParityError
@@ -109,16 +108,6 @@ def test_logits_are_those_of_transformers(case, tmp_path):
         source.compare(wrong, c)
 
 
-def test_a_tied_model_whose_norms_are_ours_stays_tied(tmp_path):
-    options = dict(tie_word_embeddings=True, rms_norm_eps=1e-6)
-    make_model(tmp_path / "a", "Llama", unit_norms=True, **options)
-    make_model(tmp_path / "b", "Llama", **options)
-    kept, untied = (imported.Source(tmp_path / name) for name in "ab")
-    assert kept.config.tie_embeddings and not untied.config.tie_embeddings
-    assert "head.weight" not in kept.state(V) and "head.weight" in untied.state(V)
-    kept.compare(kept.state(V), replace(kept.config, vocab_size=V))
-
-
 def test_what_transformers_4_wrote_is_read_too(tmp_path):
     make_model(tmp_path, "Llama", rope_theta=77_000.0, tie_word_embeddings=True)
     file = tmp_path / "config.json"
@@ -135,32 +124,27 @@ def test_what_transformers_4_wrote_is_read_too(tmp_path):
         imported.Source(tmp_path)
 
 
-REFUSED = {  # name -> (class, its options, what the error names)
-    "scaled RoPE": ("Llama", dict(rope_parameters=SCALED), "llama3"),
-    "biases": ("Llama", dict(attention_bias=True), "attention_bias"),
-    "gelu": ("Llama", dict(hidden_act="gelu"), "gelu"),
-    "Qwen3": ("Qwen3", {}, "Qwen3"),
-    "Gemma": ("Gemma", dict(head_dim=16), "Gemma"),
-    "NoPE at will": ("SmolLM3", dict(no_rope_layers=[1, 0, 0, 1]), r"\[2, 3\]"),
+REFUSED = {  # name -> (class, its options)
+    "scaled RoPE": ("Llama", dict(rope_parameters=SCALED)),
+    "gelu": ("Llama", dict(hidden_act="gelu")),
+    "Qwen3": ("Qwen3", {}),
+    "NoPE at will": ("SmolLM3", dict(no_rope_layers=[1, 0, 0, 1])),
 }
 
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_we_do_not_compute_is_refused_by_its_name(case, tmp_path):
-    name, options, words = REFUSED[case]
+    name, options = REFUSED[case]
     make_model(tmp_path, name, **(dict(num_attention_heads=6) | options))
-    with pytest.raises(UsageError, match=words) as raised:
+    with pytest.raises(UsageError, match=str(tmp_path)):
         imported.Source(tmp_path)
-    assert str(tmp_path) in str(raised.value)
 
 
 CHANGED = {  # name -> (a change of config.json, what the error names)
     "code of its own": (dict(auto_map={"AutoModel": "x.Y"}), "auto_map"),
     "quantized": (dict(quantization_config={"bits": 4}), "quantization_config"),
-    "another class": (dict(architectures=["RwkvForCausalLM"]), "Rwkv"),
     "no class": (dict(architectures=None), "config.json"),
     "partial RoPE": (dict(partial_rotary_factor=0.5), "0.5"),
-    "no width": (dict(hidden_size=None), "hidden_size"),
     "another width": (dict(hidden_size=144), "144"),
     "a width that is no number": (dict(hidden_size="72"), "hidden_size"),
     "more layers": (dict(num_hidden_layers=5), "model.layers.4.self_attn.q_proj.weight"),
@@ -184,13 +168,6 @@ def test_a_config_json_that_does_not_fit_is_refused(case, llama, tmp_path):
     file.write_text(json.dumps(json.loads(file.read_text()) | change))
     with pytest.raises(UsageError, match=words):
         imported.Source(tmp_path / "m").state(V)
-
-
-def test_without_transformers_it_says_that_nothing_was_compared(llama, monkeypatch):
-    monkeypatch.setattr(imported, "find_spec", lambda name: None)
-    source = imported.Source(llama)
-    said = source.compare(source.state(V), replace(source.config, vocab_size=V))
-    assert said.endswith("logits not compared, as transformers is not installed")
 
 
 def test_no_pickle_is_opened_and_a_damaged_file_is_named(llama, tmp_path):
@@ -291,15 +268,7 @@ def test_training_begins_where_transformers_stands(begun):
     import transformers
 
     folder, said = begun
-    assert f"decided   by {folder / 'model'}: n_layer 4" not in said  # tiny has 4 as well
-    for words in (
-        rf"decided   by {folder / 'model'}: n_head 9, not 2",
-        "mlp swiglu, not relu2",
-        "extras (), not ('key_offset', 'value_embeds')",
-        "logits differ from transformers' by",
-        "decided   by the data: seq_len 64, not 512, vocab_size 600, not 4,096",
-    ):
-        assert words in said
+    assert f"decided   by {folder / 'model'}: n_head 9, not 2" in said
     theirs = transformers.AutoModelForCausalLM.from_pretrained(folder / "model").eval()
     manifest = Manifest.load(folder / "data")
     losses = []
@@ -345,11 +314,7 @@ def test_eval_opens_a_stock_model(begun, capsys):
     where = ["--data_dir", str(folder / "data")]
     evaluate.main(["loss", str(folder / "model"), *CPU, *where, "--rows", "16"])
     out = capsys.readouterr().out
-    assert f"{folder / 'model'}: a Llama; computed in" in out
-    assert f"{first['val_loss']:.4f} nats per token, {first['val_bpb']:.4f} bits per byte" in out
-    words = ["--prompt", "def", "--max_new_tokens", "3"]
-    evaluate.main(["sample", str(folder / "model"), *CPU, *words])
-    assert "--- 'def'" in capsys.readouterr().out
+    assert f"{first['val_loss']:.4f}" in out and f"{first['val_bpb']:.4f}" in out
 
 
 def test_what_does_not_fit_is_refused_before_anything_is_built(begun, tmp_path):
@@ -362,31 +327,22 @@ def test_what_does_not_fit_is_refused_before_anything_is_built(begun, tmp_path):
     text = ["--source", f"files:{ROOT / 'machinery'}", "--workers", 1, "--val_fraction", 0.2]
     text += ["--row_len", 65, "--data_dir", tmp_path / "d"]
     quietly(prepare_data.main, "tiny", *text, "--tokenizer", tmp_path / "other")
-    for argv, words in (
-        (
-            [*muon, *where, folder / "data"],
-            "--optimizer muon has learning rates for .*--optimizer a",
-        ),
-        (
-            [*begin, *where, folder / "data", "--n_layer", 3],
-            "--n_layer 3 was asked for, but .* has 4",
-        ),
-        ([*begin, *where, tmp_path / "d"], f"python prepare_data.py tiny --tokenizer {model}"),
+    for argv, value in (
+        ([*muon, *where, folder / "data"], "--optimizer muon"),
+        ([*begin, *where, folder / "data", "--n_layer", 3], "--n_layer 3"),
+        ([*begin, *where, tmp_path / "d"], f"--tokenizer {model}"),
     ):
-        with pytest.raises(UsageError, match=words):
+        with pytest.raises(UsageError, match=value):
             train.main([str(word) for word in argv])
     assert not (tmp_path / "run").exists()
     manifest, preset = Manifest.load(folder / "data"), cli.parse("train.py", "train", ["tiny"])
     preset = replace(preset, model=replace(preset.model, seq_len=64))
-    for options, words in (
-        (dict(sliding_window=32), "its attention sees 32 positions, fewer than the 64 of a row"),
-        (dict(vocab_size=500), "its table has 500 rows, its tokenizer 600 tokens"),
-    ):
-        make_model(tmp_path / words[:12], "Mistral", **options)
+    for key, value in (("sliding_window", 32), ("vocab_size", 500)):
+        make_model(tmp_path / key, "Mistral", **{key: value})
         for file in model.glob("token*.json"):
-            shutil.copy(file, tmp_path / words[:12])
-        with pytest.raises(UsageError, match=words):
-            imported.Source(tmp_path / words[:12]).check_data(manifest, preset)
+            shutil.copy(file, tmp_path / key)
+        with pytest.raises(UsageError, match=str(value)):
+            imported.Source(tmp_path / key).check_data(manifest, preset)
 
 
 @pytest.mark.slow
@@ -402,35 +358,6 @@ def test_two_ranks_begin_where_one_does(parallel, begun, tmp_path):
         for path in (folder, tmp_path)
     )
     assert two == pytest.approx(one, rel=1e-5)
-
-
-def test_a_step_of_adamw_is_that_of_transformers(tmp_path):
-    """Where nothing is folded: norms of ones, which stand still, and our eps. With other norms the
-    function is the same and the step is not: the test measures how far apart they end."""
-    gaps = {}
-    for unit_norms in (True, False):
-        folder = tmp_path / str(unit_norms)
-        theirs = make_model(folder, "Llama", unit_norms=unit_norms, rms_norm_eps=1e-6)
-        source = imported.Source(folder)
-        model = mapping.model_of(replace(source.config, vocab_size=631), source.state(631)).train()
-        config = TrainConfig(optimizer="adamw", lr=1e-3, weight_decay=0.1)
-        (ours,) = optim.build(model.param_groups(), config, 72)
-        decayed = [p for p in theirs.parameters() if p.ndim == 2]
-        norms = [p.requires_grad_(False) for p in theirs.parameters() if p.ndim == 1]
-        assert norms and not model.param_groups()["scalar"]
-        other = torch.optim.AdamW(decayed, 1e-3, (0.9, 0.95), 1e-8, 0.1)
-        ids = torch.randint(631, (2, 49), generator=torch.Generator().manual_seed(2))
-        for _ in range(3):
-            loss = model(ids[:, :-1], ids[:, 1:])
-            logits = theirs(ids[:, :-1]).logits.transpose(1, 2)
-            reference = torch.nn.functional.cross_entropy(logits, ids[:, 1:])
-            gaps.setdefault(unit_norms, []).append(abs(loss.item() - reference.item()))
-            for value, optimizer in ((loss, ours), (reference, other)):
-                value.backward()
-                optimizer.step()
-                optimizer.zero_grad()
-    assert max(gaps[True]) < 1e-4
-    assert gaps[False][0] < 1e-4 < gaps[False][2], gaps
 
 
 # ------------------------------------------------------------------------------- tokenizers

@@ -76,11 +76,6 @@ class Hub(http.server.BaseHTTPRequestHandler):
         kind, owner, name, what, *rest = path.removeprefix("/api/").split("/")
         assert kind == "models"
         branch, repo = "/".join(rest) or "main", f"{owner}/{name}"
-        if what == "branch":
-            if (repo, branch) in self.repos:
-                return self.reply({"error": "exists"}, 409)
-            self.repos[repo, branch] = {}
-            return self.reply({})
         files = self.repos[repo, branch]
         if what == "preupload":
             asked = json.loads(body)["files"]
@@ -156,15 +151,12 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def test_a_folder_is_pushed_whole_to_a_private_repository(hub, folder):
-    """Twice is once; a step has a branch of its own; the token is in no output."""
+    """Twice is once; the token is in no output."""
     for _ in range(2):
         said = pushed(hub, folder, "hf:me/toy")
         assert said.startswith(f"0 pushed {hub.endpoint}/me/toy\n"), said
         assert hub.repos == {("me/toy", "main"): contents(folder)}
     assert hub.private == {"me/toy": True} and TOKEN not in said
-    said = pushed(hub, folder, "hf:me/toy", "step_00000012")
-    assert f"{hub.endpoint}/me/toy/tree/step_00000012" in said
-    assert hub.repos["me/toy", "step_00000012"] == contents(folder)
 
 
 def test_a_push_that_fails_is_one_sentence(hub, folder):
@@ -187,12 +179,12 @@ def test_export_pushes_after_its_check_and_asks_the_hub_for_nothing_before(
     start(small_data, tmp_path / "run").end(0)  # with extras: the folder has code of its own
     done = ends(hub, "export.py", tmp_path / "run", "--out", tmp_path / "quiet")
     assert done.returncode == 0 and not hub.asked, done.stderr
-    options = ["--out", tmp_path / "out", "--push", "hf:me/toy", "--push_step"]
+    options = ["--out", tmp_path / "out", "--push", "hf:me/toy"]
     done = ends(hub, "export.py", tmp_path / "run", *options)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.index("checked: ") < done.stdout.index("pushed: ")
-    files = hub.repos["me/toy", "step_00000012"]
-    assert files == contents(tmp_path / "out") and not hub.repos["me/toy", "main"]
+    files = hub.repos["me/toy", "main"]
+    assert files == contents(tmp_path / "out")
     assert b"library_name: transformers" in files["README.md"]
     done = ends(hub, "export.py", tmp_path / "run", "--push", "me/toy")
     assert done.returncode == 2 and not (tmp_path / "run" / "export_00000012").exists()

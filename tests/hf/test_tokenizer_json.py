@@ -25,23 +25,17 @@ def made(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", FORMS)
-def test_ids_are_those_of_tokenizers(name, made, count=200):
+def test_ids_are_those_of_tokenizers(name, made):
     """Also after a tokenizer has been saved and is read as any other, without hf/."""
     given = tokenizer_json.read(made[name])
     again, ids = Tokenizer(given.spec), oracle((made[name] / "tokenizer.json").read_text())
-    for text in [*(text for text in AWKWARD if len(text) < 1100), *MORE, *random_texts(count, 3)]:
+    for text in [*(text for text in AWKWARD if len(text) < 1100), *MORE, *random_texts(200, 3)]:
         plain = given.normalize(text)
         found = given.encode(text)
         assert found == again.encode(text) == ids(plain), repr(text[:80])
         assert given.decode(found) == plain
         assert sum(given.token_bytes[found]) == len(plain.encode())
         assert not set(found) & set(given.special.values())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", FORMS)
-def test_ids_are_those_of_tokenizers_for_10_000_texts(name, made):
-    test_ids_are_those_of_tokenizers(name, made, 10_000)
 
 
 def test_bos_is_known_by_its_role(made, tmp_path):
@@ -90,14 +84,9 @@ REFUSED = {
     "SentencePiece's BPE": sentencepiece,
     "a space before": lambda t: t["pre_tokenizer"].update(add_prefix_space=True),
     "lower case": lambda t: t.update(normalizer={"type": "Lowercase"}),
-    "a list of normalizers": lambda t: t.update(
-        normalizer={"type": "Sequence", "normalizers": [{"type": "NFC"}]}
-    ),
     "no bytes": lambda t: t.update(pre_tokenizer={"type": "Whitespace"}),
-    "no split": lambda t: t.update(pre_tokenizer=None),
     "dropout": lambda t: t["model"].update(dropout=0.1),
     "ends of words": lambda t: t["model"].update(end_of_word_suffix="~"),
-    "middles of words": lambda t: t["model"].update(continuing_subword_prefix="~"),
     "a gap": lambda t: t["model"]["vocab"].update({"Ġzzz": 5000}),
 }
 

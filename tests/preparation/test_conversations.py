@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from chat_helpers import CHATS, TUNE, here, random_model, write_chats
+from chat_helpers import TUNE, here, random_model, write_chats
 from conftest import losses, run
 from test_counted import assert_same
 
@@ -22,7 +22,7 @@ from config import UsageError
 from flops import score_text
 from machinery import checkpoint
 from machinery.shards import Manifest
-from machinery.trained import EvalConfig, find_model, is_tuned
+from machinery.trained import EvalConfig
 from preparation import chat, sources, stdlib_chats
 from tokenizer import Tokenizer
 
@@ -57,31 +57,17 @@ def test_both_forms_of_turns_are_read():
     [
         ("text", "not a list of turns"),
         ([], "roles out of turn"),
-        ([{"text": "q"}], "not a list of turns"),
-        ([["user", "q"]], "not a list of turns"),
         ([{"role": "assistant", "content": "a"}], "roles out of turn"),
-        ([{"role": "system", "content": "s"}], "roles out of turn"),
         ([{"role": "user", "content": "q"}] * 2, "roles out of turn"),
         ([{"role": "tool", "content": "q"}], "a role other than"),
-        ([{"role": ["user"], "content": "q"}], "a role other than"),
         ([{"role": "user", "content": None}], "a part that is not text"),
         ([{"role": "user", "content": [{"type": "image_url"}]}], "a part that is not text"),
-        ([{"role": "user"}], "a part that is not text"),
     ],
 )
 def test_what_is_no_conversation_is_refused_with_its_beginning(value, reason):
     with pytest.raises(UsageError, match=reason) as error:
         chat.read_turns(value)
     assert isinstance(value, str) or str(value)[:1] in str(error.value)
-
-
-def test_a_tokenizer_without_roles_is_refused(tokenizer):
-    class Other:
-        special = {"<|bos|>": 0, "<|user|>": 1}
-
-    assert chat.marks(tokenizer) == (1, 2, 3)
-    with pytest.raises(UsageError, match="assistant"):
-        chat.marks(Other)
 
 
 # ------------------------------------------------------------------- pieces, rows, what counts
@@ -119,9 +105,9 @@ def counted(ids: list[int]) -> list[bool]:
 
 
 def test_what_counts_follows_from_the_ids_alone(tokenizer):
-    """10,000 conversations, special tokens typed into many, against a mask made beside the text."""
+    """2,000 conversations, special tokens typed into many, against a mask made beside the text."""
     rng, answers, all_targets = random.Random(0), 0, 0
-    for _ in range(10_000):
+    for _ in range(2000):
         turns = random_turns(rng)
         ids, counts = beside(turns, tokenizer)
         assert [0, *chat.encode(turns, tokenizer)] == ids
@@ -169,11 +155,9 @@ def test_pieces_end_between_exchanges_and_what_is_lost_is_counted(tokenizer):
         assert all(len(piece) < row_len and piece[0] == 1 and 2 in piece for piece in got)
         cut += len(got) > 1
     assert cut > 200
-    assert chat.what_was_lost({chat.ANSWERS: 8, chat.LOST: 2}, 513)[0].startswith("note  25.0%")
-    assert chat.what_was_lost({chat.ANSWERS: 8}, 513) == []
 
 
-@pytest.mark.parametrize("buffer", [1, 7, 1000])
+@pytest.mark.parametrize("buffer", [7, 1000])
 def test_whole_documents_are_packed_without_a_cut(buffer):
     rng = np.random.default_rng(buffer)
     docs = [rng.integers(1, 9, rng.integers(1, 20)).astype(np.uint16) for _ in range(500)]
@@ -186,7 +170,7 @@ def test_whole_documents_are_packed_without_a_cut(buffer):
     assert Counter(found) == Counter(map(tuple, docs))
     stats = packed.stats
     assert packed.leftover == [] and stats.cuts == stats.splits == stats.dropped == 0
-    assert len(rows) * 20 == stats.tokens + stats.bos == 500 * 0 + sum(map(len, docs)) + stats.bos
+    assert len(rows) * 20 == stats.tokens + stats.bos == sum(map(len, docs)) + stats.bos
     if buffer == 1000:
         assert stats.bos - stats.documents < 60  # filler: hardly more than the last row's
 
@@ -267,10 +251,9 @@ def test_odd_records_are_counted_and_another_form_is_refused(tmp_path):
         "conversations left out, with a part that is not text": 1,
     }
     file.write_text('{"messages": "just text", "dialog": [1]}')
-    with pytest.raises(UsageError, match="c.jsonl.*'messages'"):
-        documents(f"files:{file}#messages")
-    with pytest.raises(UsageError, match="messages"):
-        documents(f"files:{file}#dialog")
+    for field in ("messages", "dialog"):
+        with pytest.raises(UsageError, match=field):
+            documents(f"files:{file}#{field}")
 
 
 def test_conversations_of_the_standard_library():
@@ -387,28 +370,6 @@ def test_any_number_of_ranks_tunes_alike(world, parallel, tuned, base, chat_data
     assert_same(tuned, tmp_path / "run")
 
 
-@pytest.mark.slow
-def test_text_and_conversations_in_one_run(base, chat_data, tmp_path):
-    """No flag: of rows of text all targets count, of the others the answers."""
-    source = (
-        f"text=files:{base / 'text.txt'}",
-        f"chats=files:{chat_data.parent}/chats.jsonl#messages",
-    )
-    options = ["--tokenizer", chat_data / "tokenizer.json", *CHATS, "--data_dir", tmp_path / "data"]
-    done = run("prepare_data.py", "tiny", "--source", *source, *options)
-    assert done.returncode == 0, done.stderr
-    manifest, shares = Manifest.load(tmp_path / "data"), []
-    for mixture in ({"text": 1}, {"chats": 1}, None):
-        loader = data.RowLoader(manifest, seed=0, micro_batch=64, weights=mixture)
-        _, targets = loader.next_batch()
-        loader.close()
-        shares.append(float((targets >= 0).float().mean()))
-    assert shares[0] == 1 and 0.3 < shares[1] < 0.7 and shares[1] < shares[2] < 1
-    here(tmp_path / "data", tmp_path / "run", "--mixture", "text=1", "chats=9")
-    trainer = checkpoint.read_trainer(checkpoint.latest_valid(tmp_path / "run" / "checkpoints"))
-    assert is_tuned(trainer)
-
-
 def test_choice_and_tournament_use_the_template(answering, base, tmp_path, capsys):
     model = ["--device", "cpu"]
     words = "cat dog bird fish tree stone river cloud".split()
@@ -440,16 +401,3 @@ def test_choice_and_tournament_use_the_template(answering, base, tmp_path, capsy
     assert not any("<|" in text for texts in report["completions"].values() for text in texts)
     with pytest.raises(UsageError, match="was tuned on conversations, but .* holds text"):
         eval.main(["tournament", *run_dir, "--data_dir", str(base / "data"), *model])
-
-
-@pytest.mark.slow
-def test_a_run_a_checkpoint_and_an_export_say_whether_they_were_tuned(answering, base, tmp_path):
-    import export
-
-    for run_dir, expected in ((answering, True), (base / "run", False)):
-        out = tmp_path / run_dir.parent.name
-        export.main([str(run_dir), "--out", str(out)])
-        newest = checkpoint.latest_valid(run_dir / "checkpoints")
-        for word in (run_dir, newest, out):
-            config = EvalConfig(**find_model(str(word)))
-            assert is_tuned(eval.load_model(replace(config, device="cpu"))[1]) == expected

@@ -1,6 +1,5 @@
 """prepare_data.py as a user runs it; reliability cases 22 (kills, connections), 25 (bad text)."""
 
-import bz2
 import codecs
 import contextlib
 import errno
@@ -31,7 +30,6 @@ from data_helpers import (
     hashes,
     make_folder,
     prepare,
-    sentence,
     write_jsonl,
     write_texts,
 )
@@ -489,28 +487,22 @@ def test_the_same_documents_from_every_format(tmp_path, monkeypatch):
 
     monkeypatch.setattr(sources, "SMALLEST_UNIT", 30_000)
     path = write_jsonl(tmp_path / "a.jsonl", 150)
-    texts = sorted(texts_of(path))
-    raw = path.read_bytes()
-    (tmp_path / "g").mkdir()
+    texts, raw = texts_of(path), path.read_bytes()
     (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(raw))
-    (tmp_path / "c.jsonl.zst").write_bytes(zstandard.compress(raw))
-    (tmp_path / "E.JSONL.GZ").write_bytes(gzip.compress(raw))
-    (tmp_path / "F.JSONL.ZST").write_bytes(zstandard.compress(raw))
-    table = pyarrow.table({"id": range(150), "text": texts_of(path)})
-    pyarrow.parquet.write_table(table, tmp_path / "d.parquet", row_group_size=20)
-    raw = pyarrow.table({"text": pyarrow.array([t.encode() for t in texts_of(path)])})  # bytes
-    pyarrow.parquet.write_table(raw, tmp_path / "g" / "g.parquet", row_group_size=20)
-    counts, names = {}, ("b.jsonl.gz", "c.jsonl.zst", "E.JSONL.GZ", "F.JSONL.ZST", "g/g.parquet")
-    for name in ("a.jsonl", "d.parquet", *names):
-        source = sources.parse(f"files:{tmp_path / name}")
+    (tmp_path / "C.JSONL.ZST").write_bytes(zstandard.compress(raw))
+    for name, column in (("d.parquet", texts), ("e.parquet", [t.encode() for t in texts])):
+        table = pyarrow.table({"id": range(150), "text": column})
+        pyarrow.parquet.write_table(table, tmp_path / name, row_group_size=20)
+    names = ("a.jsonl", "b.jsonl.gz", "C.JSONL.ZST", "d.parquet", "e.parquet")
+    for spec in (
+        *(f"files:{tmp_path / name}" for name in names),
+        f"hf:file://{tmp_path}/d.parquet",
+    ):
+        source = sources.parse(spec)
         units, _ = sources.list_units(source)
         read = [t for u in units for t in sources.documents(source, u, Counter())]
-        assert sorted(read) == texts, name
-        counts[name] = len(units)
-    assert counts["a.jsonl"] > 3 and counts["d.parquet"] > 2
-    source = sources.parse(f"hf:file://{tmp_path}/d.parquet")
-    units, _ = sources.list_units(source)
-    assert sorted(t for u in units for t in sources.documents(source, u, Counter())) == texts
+        assert sorted(read) == sorted(texts), spec
+        assert len(units) > 2 or "a.jsonl" not in spec
 
 
 def read_all(path: Path) -> tuple[list[str], Counter]:
@@ -521,10 +513,13 @@ def read_all(path: Path) -> tuple[list[str], Counter]:
     return [text for unit in units for text in sources.documents(source, unit, notes)], notes
 
 
-def test_hidden_files_are_left_out_and_a_locked_folder_is_named(tmp_path, monkeypatch):
+def test_hidden_files_and_loops_are_left_out_and_a_locked_folder_is_named(tmp_path, monkeypatch):
     (tmp_path / "a.txt").write_text("text")
     (tmp_path / "._a.txt").write_bytes(b"\0\5\x16\7 of a Mac")
+    (tmp_path / "loop").symlink_to(tmp_path)
+    (tmp_path / "gone.txt").symlink_to(tmp_path / "nothing")
     assert read_all(tmp_path)[0] == ["text"]
+    (tmp_path / "loop").unlink()
     (tmp_path / "locked").mkdir()
     (tmp_path / "open").mkdir()
     (tmp_path / "open" / "b.txt").write_text("more")
@@ -638,56 +633,12 @@ def test_a_bug_in_what_reads_a_hub_record_is_no_mistake_of_the_user(chat_set, mo
     assert not hasattr(raised.value, "exit_code")
 
 
-@pytest.mark.parametrize("changed", ["worker.split_text", "worker.data.pack"])
-def test_a_bug_in_a_changed_function_is_a_traceback(changed, jsonl, undisturbed, tmp_path):
-    """In the program itself, or in a process of its pool, which imports the changed file too."""
-    program = tmp_path / "changed.py"
-    where = "if __name__ == '__mp_main__':\n    " if "pack" in changed else ""
-    program.write_text(
-        "import prepare_data\n"
-        "from machinery import cli\n"
-        "from preparation import worker\n\n\n"
-        "def mistaken(*args):\n"
-        "    a, b = [1, 2, 3]\n\n\n"
-        f"{where}{changed} = mistaken\n"
-        "if __name__ == '__main__':\n"
-        "    cli.run(prepare_data.main)\n"
-    )
-    options = command(tmp_path / "d", "--source", f"files:{jsonl}")[3:]
-    done = subprocess.run(
-        [sys.executable, program, *options],
-        cwd=ROOT,
-        env=environment(PYTHONPATH=str(ROOT)),
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 1 and "Traceback" in done.stderr, done.stderr
-    assert "too many values to unpack" in done.stderr and "\nerror: " not in done.stderr
-
-
 def test_the_processes_of_the_pool_import_no_torch():
     code = (
         "import sys, prepare_data; from preparation import worker, sources; sys.exit('torch' in "
         "sys.modules or any(name.startswith('instruments') for name in sys.modules))"
     )
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
-
-
-def test_a_machine_that_does_not_share_the_folder_is_named(tmp_path, monkeypatch):
-    """`prepare_unit` raises there what the cluster's pool turns into a sentence here."""
-    distributed = pytest.importorskip("distributed")
-    from preparation import dask_cluster
-
-    client = mock.MagicMock()
-    client.nthreads.return_value = {"a": 1}
-    client.__enter__.return_value = client
-    monkeypatch.setattr(distributed, "Client", lambda *args, **kwargs: client)
-    task = sources.parse("stdlib"), {}, tmp_path / "a" / "b" / "c_0.json", "unit", 9, 9, 9
-    with pytest.raises(UsageError, match="tokenizer.json: all machines must share the data folder"):
-        with dask_cluster.open_pool("tcp://host:1"):
-            worker.prepare_unit(*task)
-    with pytest.raises(FileNotFoundError), dask_cluster.open_pool("tcp://host:1"):
-        open(tmp_path / "another file")
 
 
 def test_specs():
@@ -735,13 +686,6 @@ def test_stdlib_leaves_installed_packages_out():
         assert not [n for n in files if n.startswith("stdlib/") and "site-packages" in n]
     units, _ = sources.list_units(sources.parse("stdlib"))
     assert len(units) >= 4 and units == sources.list_units(sources.parse("stdlib"))[0]
-
-
-def test_links_do_not_loop(tmp_path):
-    write_texts(tmp_path / "t", 3)
-    (tmp_path / "t" / "loop").symlink_to(tmp_path / "t")
-    (tmp_path / "t" / "gone.txt").symlink_to(tmp_path / "nothing")
-    assert len(sources.local_files(sources.parse(f"files:{tmp_path / 't'}"))) == 3
 
 
 # -------------------------------------------------------------------- case 22: connections
@@ -891,28 +835,6 @@ def test_case_25_odd_text_loses_nothing_and_says_so(tmp_path):
         assert (in_text - in_rows).total() == packing["dropped"] < 65
 
 
-@pytest.mark.parametrize("megabytes", [3, pytest.param(100, marks=pytest.mark.slow)])
-def test_case_25_all_of_it_on_one_line(megabytes, tmp_path):
-    text = "um dois três " * (megabytes * 10**6 // 14)
-    (tmp_path / "line.txt").write_text(text, encoding="utf-8")
-    write_texts(tmp_path / "t", 20)
-    done = prepare(
-        tmp_path / "d",
-        "--source",
-        f"line=files:{tmp_path / 'line.txt'}",
-        f"rest=files:{tmp_path / 't'}",
-        "--val_fraction",
-        "0.2",
-    )
-    assert done.returncode == 0, done.stderr
-    splits = Manifest.load(tmp_path / "d").tree["splits"]
-    facts = [splits[split]["line"] for split in ("train", "val")]
-    assert sum(f["bytes"] for f in facts) == len(text.encode())
-    for f in facts:
-        assert f["rows"] * 65 == f["tokens"] + f["packing"]["bos"] - f["packing"]["dropped"]
-        assert 0 <= f["packing"]["dropped"] < 65
-
-
 GZIP = gzip.compress(b"some text\n" * 5000)
 NOISE = gzip.compress(random.Random(0).randbytes(20_000))
 TEXT = {"a.txt": b"um dois tres " * 300}
@@ -921,10 +843,8 @@ CASES = {  # name -> (files, exit code, what the error names, options)
     "no source": ({}, 2, "--source", ["--source"]),
     "a program": ({"a.txt": b"\x7fELF\2\1\1\0"}, 3, "a.txt is ELF", []),
     "utf16": ({"a.txt": "text".encode("utf-16")}, 3, "a.txt is UTF-16", []),
-    "bzip2": ({"a.txt": bz2.compress(b"text")}, 3, "a.txt is bzip2", []),
     "bad json": ({"a.jsonl": b'{"text": "a"}\n{"text": \n'}, 3, "a.jsonl", []),
     "deep json": ({"a.jsonl": b'{"text": ' + 100_000 * b"[" + b"\n"}, 3, "a.jsonl", []),
-    "no text": ({"a.jsonl": b'{"text": [{"role": "user"}]}\n'}, 2, "'text'", []),
     "no field": ({"a.jsonl": b'{"body": "a", "title": "b"}\n'}, 2, "it has body, title", []),
     "bad name": ({os.fsdecode(b"caf\xe9.txt"): b"text"}, 2, "caf\\udce9.txt", []),
     "broken gz": ({"a.txt.gz": GZIP[: len(GZIP) // 2]}, 3, "a.txt.gz", []),
@@ -986,23 +906,6 @@ def test_a_text_without_line_ends_is_cut_and_a_long_json_line_is_left_out(tmp_pa
         texts, notes = read_all(tmp_path / name)
         assert sorted(texts) == ["one", "two", "z" * 4000]
         assert list(notes.values()) == [1]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["a.txt", "a.jsonl.gz"])
-def test_200_megabytes_in_one_line_need_little_memory(name, tmp_path):
-    line = b'{"text": "' + b"um dois " * 25_000_000
-    (tmp_path / name).write_bytes(gzip.compress(line, 1) if name.endswith("gz") else line)
-    code = (
-        "import re, sys; from collections import Counter; from preparation import sources\n"
-        "source, notes = sources.parse(f'files:{sys.argv[1]}'), Counter()\n"
-        "for unit in sources.list_units(source)[0]:\n"
-        "    size = sum(len(text) for text in sources.documents(source, unit, notes))\n"
-        "print(int(re.search(r'VmHWM:\\s+(\\d+) kB', open('/proc/self/status').read())[1]) >> 10)\n"
-    )
-    command = [sys.executable, "-c", code, str(tmp_path / name)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0 and int(done.stdout) < 330, done.stdout + done.stderr
 
 
 def test_too_little_held_out_is_a_warning_with_a_remedy_that_works(tmp_path):
@@ -1080,28 +983,6 @@ def test_a_small_corpus_holds_out_a_row_however_small_the_fraction(tmp_path):
     assert manifest.rows("val") >= 1 and manifest.rows("train") > 10 * manifest.rows("val")
 
 
-@pytest.mark.parametrize(
-    "size", [100_000, 1_100_000, pytest.param(20_000_000, marks=pytest.mark.slow)]
-)
-def test_case_28_one_text_file_of_any_size_has_validation_text_of_its_own(size, tmp_path):
-    rng, parts, length = random.Random(size), [], 0
-    while length < size:
-        parts.append(f"{rng.randrange(10**12)} " + sentence(rng, rng.randrange(5, 30)))
-        length += len(parts[-1].encode())
-    (tmp_path / "book.txt").write_text("".join(parts), encoding="utf-8")
-    done = prepare(tmp_path / "d", "--source", f"files:{tmp_path / 'book.txt'}")
-    assert done.returncode == 0, done.stderr
-    facts = Manifest.load(tmp_path / "d").tree["splits"]
-    held = facts["val"]["book"]["bytes"] / size
-    assert 0.001 < held < 0.1 and facts["val"]["book"]["rows"] >= 1
-    assert sum(f["book"]["bytes"] for f in facts.values()) == length  # nothing lost
-    train = "\x00".join(pieces(tmp_path / "d", "train"))
-    val = [p for p in pieces(tmp_path / "d", "val") if len(p) > 40]
-    assert val and not [p for p in val if p in train]
-    numbers = [set(re.findall(r"\b\d{9,12}\b", "\x00".join(p))) for p in (val, [train])]
-    assert numbers[0] and len(numbers[0] & numbers[1]) <= 2 * len(val)  # only those cut at an edge
-
-
 def test_too_little_disk_is_said_before_any_work(jsonl, tmp_path, monkeypatch):
     import pyarrow
     import pyarrow.parquet
@@ -1109,7 +990,7 @@ def test_too_little_disk_is_said_before_any_work(jsonl, tmp_path, monkeypatch):
     table = pyarrow.table({"text": texts_of(jsonl)})
     pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
     hub = ("--source", f"hf:file://{tmp_path / 'a.parquet'}")
-    assert "--tokens 2B, or --tokens all" in error_of(prepare(tmp_path / "d", *hub), 2)
+    assert "--tokens 2B" in error_of(prepare(tmp_path / "d", *hub), 2)
     assert not (tmp_path / "d").exists()
     done = prepare(tmp_path / "d", *hub, "--tokens", "900T")
     assert "about 1890000.0 GB more are needed" in error_of(done, 6)  # 5% of slack, 2 bytes each
@@ -1162,7 +1043,7 @@ def dialogue(path: Path, size: int) -> str:
 
 
 @pytest.mark.parametrize("size", [100_000, 1_100_000])
-def test_one_text_file_gets_a_whole_vocabulary_and_validation_text_of_its_own(size, tmp_path):
+def test_case_28_one_text_file_gets_a_vocabulary_and_validation_text_of_its_own(size, tmp_path):
     """With the sizes of tiny: rows of 257 tokens, a vocabulary of 2,048."""
     text = dialogue(tmp_path / "input.txt", size)
     options = "--row_len", "257", "--vocab_size", "2048"

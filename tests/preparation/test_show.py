@@ -42,7 +42,9 @@ def shown(capsys, folders, *args) -> str:
 def test_every_row_is_its_documents_and_each_is_in_the_file_that_is_named(folders, split, capsys):
     manifest = Manifest.load(folders / "data")
     tokenizer = Tokenizer.load(folders / "data" / "tokenizer.json")
-    rows, named = list(show.places(manifest, split)), set()
+    sources_of = range(len(manifest.sources))
+    rows = [(s, r) for s in sources_of for r in range(manifest.rows(split, s))]
+    named = set()
     assert len(rows) == manifest.rows(split) > 3
     for n in range(0, len(rows), max(1, len(rows) // 6)):
         source, row = rows[n]
@@ -73,15 +75,6 @@ def test_every_row_is_its_documents_and_each_is_in_the_file_that_is_named(folder
             assert whole[begin:].startswith(text.strip("\ufffd")[:20].rstrip("\n"))
             named.add(where[1])
     assert len(named) > 3
-
-
-def test_a_text_is_found_and_the_search_can_go_on(folders, capsys):
-    first = shown(capsys, folders, "--find", "the fox has")
-    n = int(re.search(r"^row ([\d,]+) of", first)[1].replace(",", ""))
-    assert "the fox has" in first
-    second = shown(capsys, folders, "--find", "the fox has", "--row", n + 1)
-    assert "the fox has" in second and second != first
-    assert first == shown(capsys, folders, "--row", n)
 
 
 def test_mistakes_name_the_value(folders, tmp_path):
@@ -129,12 +122,3 @@ def test_a_text_that_has_changed_or_gone_is_told(folders, capsys, tmp_path):
     finally:
         shutil.rmtree(folders / "notes", ignore_errors=True)
         shutil.copytree(copy, folders / "notes")
-
-
-def test_a_row_of_a_hub_source_names_its_unit():
-    facts = dict(name="web", spec="web=hf:Org/set@abc", shards=12)
-    tokenizer = type("T", (), {"normalize": str})
-    assert show.Origin(facts, "train/web/unit_00003_01.npy", tokenizer).why == (
-        "unit 3 of 12: a file of hf:Org/set"
-    )
-    assert "several files" in show.Origin(facts, "train/web/leftover_a_00001_00.npy", tokenizer).why
