@@ -27,6 +27,11 @@ from unittest import mock
 from conftest import ROOT, SMALL, command, environment, paint_nothing
 
 HERE = Path(__file__).parent
+# What takes time to import, and every process of a run needs.
+PRELOAD = (
+    "faults train instruments.pages.report tyro torch._dynamo torch._inductor.config "
+    "tokenizers.implementations matplotlib.figure matplotlib.backends.backend_agg"
+).split()
 
 
 # ------------------------------------------------------------------------------- processes
@@ -144,7 +149,7 @@ def start(data, run_dir, *args, world: int = 1, spoil=(), env=None, argv=None) -
     context = multiprocessing.get_context("forkserver")
     theirs = dict(PYTHONPATH=f"{ROOT}{os.pathsep}{HERE}", CUDA_VISIBLE_DEVICES="")
     with mock.patch.dict(os.environ, theirs):
-        context.set_forkserver_preload(["faults_preload"])
+        context.set_forkserver_preload(PRELOAD)
         multiprocessing.forkserver.ensure_running()
     argv = argv or ["tiny", *SMALL, "--data_dir", data, "--run_dir", run_dir, *args]
     env = {"RANK": "", "WORLD_SIZE": "", "LOCAL_RANK": "", **(env or {})}
@@ -210,6 +215,7 @@ def child(output: str, env: dict, argv: list[str], spoil: list) -> None:
 
 
 def become_train(argv: list[str], spoil: list) -> None:
+    paint_nothing()
     for name, *args in spoil:
         globals()[name](*args)
     import train
@@ -572,5 +578,4 @@ def memory_for_backward(rows: int) -> None:
 
 
 if __name__ == "__main__":  # under torchrun: faults.py SPOIL ARGS
-    paint_nothing()
     become_train(sys.argv[2:], json.loads(sys.argv[1]))

@@ -23,6 +23,7 @@ from soak import soak
 from machinery import checkpoint
 
 STEPS = 24
+WORLDS = [pytest.param(1, marks=pytest.mark.slow), 2]
 LONG = ("--steps", STEPS, "--decay", 0)  # a decay would make one more checkpoint
 # Sums in another order differ in the last bit; a large learning rate would blow that up to 1e-3.
 CALM = (*LONG, "--lr_scale", 0.1)
@@ -100,7 +101,7 @@ def saves(text: str) -> list[int]:
 # ------------------------------------------------------------------------- killed at any moment
 
 
-@pytest.mark.parametrize("world", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.parametrize("world", WORLDS)
 def test_killed_at_random_steps_it_replays_the_same_bits(world, whole, small_data, tmp_path):
     expected, draw = losses(whole(world)), random.Random(world)
     run_dir, seen, args = tmp_path / "run", 0, (*LONG, "--save_every", 3)
@@ -214,6 +215,7 @@ def test_resumed_on_another_number_of_ranks(way, whole, small_data, tmp_path):
     assert_close(run_dir, whole(1, *calm))
 
 
+@pytest.mark.slow
 def test_the_last_step_of_one_world_is_the_state_of_the_next(small_data, tmp_path):
     """A finished run's state, loaded under FSDP and under DDP and saved again, is the same."""
     args, run_dir = ["--save_every", 6], tmp_path / "run"
@@ -226,7 +228,7 @@ def test_the_last_step_of_one_world_is_the_state_of_the_next(small_data, tmp_pat
         assert_same_state(copy, run_dir, step=6)
 
 
-@pytest.mark.parametrize("optimizer", ["muon", "adamw"])
+@pytest.mark.parametrize("optimizer", ["muon", pytest.param("adamw", marks=pytest.mark.slow)])
 def test_fsdp_on_two_ranks_gives_the_losses_of_one(optimizer, whole, small_data, tmp_path):
     args = CALM if optimizer == "muon" else [*LONG, "--optimizer", optimizer, "--lr", 0.003]
     fsdp = [*args, "--parallel", "fsdp"]
@@ -336,7 +338,7 @@ def test_saves_slower_than_their_interval_wait_in_order(whole, small_data, tmp_p
     assert losses(tmp_path / "run") == losses(whole())
 
 
-@pytest.mark.parametrize("world", [1, 2])
+@pytest.mark.parametrize("world", WORLDS)
 def test_saves_by_the_clock(world, whole, small_data, tmp_path):
     """The clock of the first rank, by which a step takes 3 minutes; every rank saves with it."""
     args, spoil = (*LONG, "--save_minutes", 10), [("minutes_pass", 3)]
@@ -351,7 +353,7 @@ def test_saves_by_the_clock(world, whole, small_data, tmp_path):
         assert saves(text) == [STEPS]
 
 
-@pytest.mark.parametrize("world", [1, 2])
+@pytest.mark.parametrize("world", WORLDS)
 def test_a_full_disk_is_trained_through_until_the_third_failure(world, whole, small_data, tmp_path):
     run_dir, bad = tmp_path / "run", world - 1  # the rank whose disk is full
     args = [*LONG, "--save_every", 2]
