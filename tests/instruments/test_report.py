@@ -20,7 +20,7 @@ import train
 from config import UsageError
 from data import val_places
 from instruments.pages import curves, report
-from instruments.pages.records import thinned
+from instruments.pages.records import is_record, thinned
 from machinery.errors import NonFiniteError
 from machinery.log import Log, read_jsonl, write_report
 from machinery.shards import Manifest
@@ -380,6 +380,8 @@ def test_a_finished_run_writes_its_page(trained, two_sources):
     assert rows["steps"] == "12 of 12" and rows["state"] == "done"
     assert rows["data_fingerprint"] == manifest["fingerprint"]
     assert rows["folder"] == str(two_sources) and "documents" in rows["train, code"]
+    lines = (trained / "metrics.jsonl").read_text().splitlines()
+    assert all(is_record(json.loads(line)) for line in lines)
     assert page.starts[0]["steps"] == "0 to 12"
     assert str(two_sources) in page.starts[0]["command"]
     last = [r for r in metrics(trained) if "val_bpb" in r][-1]["val_bpb_by_source"]
