@@ -1,9 +1,9 @@
 """Loss by position in the row: what a model makes of a long context, and where it fails.
 
 Reads the newest checkpoint of a run and the first held-out rows of its data; writes
-RUN_DIR/positions.json, from which report.py makes a table; look.py shows the same measurement. Only
-targets that count are scored: of conversations, the answers. A packed row holds several documents:
-late positions see a long row, not always a long document.
+RUN_DIR/positions.json, from which report.py makes a table. Only targets that count are scored: of
+conversations, the answers. A packed row holds several documents: late positions see a long row,
+not always a long document.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -45,18 +45,16 @@ def by_position(model: GPT, batches: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
     return torch.cat([nats for _, nats in nats_of(model, batches)]).nanmean(0)
 
 
-def by_range(nats: Tensor, first: int = FIRST) -> list[tuple[int, int, float]]:
+def by_range(nats: Tensor) -> list[tuple[int, int, float]]:
     """nats (N, T), NaN where a target does not count -> (begin, end, mean) of the ranges; those
     without a target that counts are left out."""
-    means = [
-        (begin, end, nats[:, begin:end].nanmean()) for begin, end in ranges(nats.size(1), first)
-    ]
+    means = [(begin, end, nats[:, begin:end].nanmean()) for begin, end in ranges(nats.size(1))]
     return [(begin, end, mean.item()) for begin, end, mean in means if not mean.isnan()]
 
 
-def ranges(T: int, first: int = FIRST) -> list[tuple[int, int]]:
+def ranges(T: int) -> list[tuple[int, int]]:
     """Positions from .. up to, not including: 512 -> 0 32, 32 64, 64 128, 128 256, 256 512."""
-    ends = [first]
+    ends = [FIRST]
     while ends[-1] < T:
         ends.append(2 * ends[-1])
     return [(begin, min(end, T)) for begin, end in zip([0, *ends], ends)]
@@ -89,11 +87,9 @@ def read(run_dir: Path) -> dict:
     """positions.json; {} if there is none, or a damaged one, which is then written anew."""
     try:
         facts = disk.read_json(run_dir / "positions.json")
-        is_whole = (
-            number(facts["step"]) and number(facts["rows"]) and isinstance(facts["data"], str)
-        )
         numbers = [x for begin, end, nats in facts["nats"] for x in (begin, end, nats)]
-        return facts if is_whole and all(map(number, numbers)) else {}
+        numbers += [facts["step"], facts["rows"]]
+        return facts if isinstance(facts["data"], str) and all(map(number, numbers)) else {}
     except (DataError, KeyError, TypeError, ValueError):
         return {}
 

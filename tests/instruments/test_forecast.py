@@ -111,7 +111,7 @@ def test_validation_costs_what_it_scores():
 
 def test_the_options_of_train_are_read_and_others_refused():
     assert numbers_of("d12", "--gpu", "H100", "--micro_batch", "4")["rows"] == 4
-    for words in (["--gpus", "H100"], ["--usd", "-1"], ["--lr", "0.1"], ["--steps", "x"]):
+    for words in (["--gpus", "H100"], ["--usd", "-1"], ["--steps", "x"]):
         with pytest.raises((UsageError, SystemExit)) as error:
             eval.main(["plan", "d12", *words])
         assert getattr(error.value, "exit_code", getattr(error.value, "code", 0)) == 2

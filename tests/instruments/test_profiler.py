@@ -1,7 +1,5 @@
 """profiler.py: names, an invented trace of a GPU, and a real profile of a compiled model."""
 
-import gzip
-import json
 from types import SimpleNamespace
 
 import pytest
@@ -17,29 +15,21 @@ from machinery.errors import DataError
 NAMES = {
     "nvjet_hsh_128x256_64x4_1x2_h_bz_coopA_NTT": "matmul",
     "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64": "matmul",
-    "void cutlass::Kernel2<cutlass_80_wmma_tensorop_bf16_s161616gemm_bf16>": "matmul",
     "Cijk_Alik_Bljk_BBS_BH_Bias_HAS_SAV_UserArgs_MT256x256x64": "matmul",
     "aten::mm": "matmul",
-    "mkldnn::_linear_pointwise": "matmul",
     "cudnn_generated_fort_native_sdpa_sm90_flash_bprop_wgmma_f16_knob_7": "attention",
-    "void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<128, 128, 64>>": "attention",
     "fmha_cutlassF_bf16_aligned_64x128_rf_sm80": "attention",
     "triton_tem_fused_flex_attention_0": "attention",
     "aten::_scaled_dot_product_flash_attention_for_cpu_backward": "attention",
     "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)": "communication",
     "c10d::allreduce_": "communication",
-    "gloo:all_reduce": "communication",
-    "triton_poi_fused_add_mul_2": "elementwise",
-    "void at::native::vectorized_elementwise_kernel<4, FillFunctor<int>>": "elementwise",
     "triton_poi_fused__scaled_dot_product_cudnn_attention_backward_4": "elementwise",
     "Memcpy HtoD (Pinned -> Device)": "elementwise",
-    "Torch-Compiled Region: 0/0": "elementwise",
 }
 
 
-@pytest.mark.parametrize(("name", "row"), NAMES.items())
-def test_classify(name, row):
-    assert classify(name) == row
+def test_classify():
+    assert {name: classify(name) for name in NAMES} == NAMES
 
 
 def event(name, cat, start, end, tid=1):
@@ -160,18 +150,11 @@ def test_real_profile_has_every_row_and_adds_up(profiled):
 
 def test_real_table_fits_a_screen_and_names_its_file(profiled):
     table = profiled.table()
-    assert all(row in table for row in ROWS) and "2 steps" in table
-    assert len(table.splitlines()) <= 24 and max(map(len, table.splitlines()[:-1])) <= 100
-    assert str(profiled.trace) in table
-    with gzip.open(profiled.trace, "rt") as file:
-        assert json.load(file)["traceEvents"]
-
-
-def test_the_peak_of_memory_has_the_batch_in_it(profiled):
-    """Above the first step: at least the batch and qkv, 4 x 256 x (256 + 768) floats."""
+    assert all(row in table for row in ROWS) and str(profiled.trace) in table
+    # The peak above the first step: at least the batch and qkv, 4 x 256 x (256 + 768) floats.
     peak = profiled.peak_bytes(profiled.trace_events())
     assert 4 * 256 * (256 + 768) * 4 <= peak < 1e9
-    assert f"{peak / 1e6:,.1f} MB" in profiled.table()
+    assert f"{peak / 1e6:,.1f} MB" in table
 
 
 def test_too_few_steps_is_a_sentence(tmp_path):
@@ -180,10 +163,6 @@ def test_too_few_steps_is_a_sentence(tmp_path):
     with pytest.raises(UsageError) as error:
         prof.table()
     assert "--steps 4" in str(error.value)
-
-
-def test_regions_are_rows():
-    assert set(profiler.REGIONS.values()) < set(ROWS) == {*profiler.PRIORITY, "idle"}
 
 
 @pytest.mark.parametrize("world_size", [1, 2])

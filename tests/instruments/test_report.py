@@ -7,6 +7,7 @@ import math
 import re
 import shutil
 import sys
+from collections import Counter
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -17,10 +18,12 @@ from conftest import ROOT, SMALL, metrics, run
 import eval
 import train
 from config import UsageError
+from data import val_places
 from instruments.pages import curves, report
-from instruments.pages.records import thinned
+from instruments.pages.records import is_record, thinned
 from machinery.errors import NonFiniteError
 from machinery.log import Log, read_jsonl, write_report
+from machinery.shards import Manifest
 
 pytest.importorskip("matplotlib")
 STEP_TOKENS = 1000
@@ -377,6 +380,8 @@ def test_a_finished_run_writes_its_page(trained, two_sources):
     assert rows["steps"] == "12 of 12" and rows["state"] == "done"
     assert rows["data_fingerprint"] == manifest["fingerprint"]
     assert rows["folder"] == str(two_sources) and "documents" in rows["train, code"]
+    lines = (trained / "metrics.jsonl").read_text().splitlines()
+    assert all(is_record(json.loads(line)) for line in lines)
     assert page.starts[0]["steps"] == "0 to 12"
     assert str(two_sources) in page.starts[0]["command"]
     last = [r for r in metrics(trained) if "val_bpb" in r][-1]["val_bpb_by_source"]
@@ -393,6 +398,28 @@ def evaluate_loss(run_dir) -> dict:
     """Bits per byte by source of all held-out rows."""
     assert eval.main(["loss", str(run_dir), "--device", "cpu", "--dtype", "fp32"]) in (0, None)
     return read_jsonl(run_dir / "eval.jsonl")[-1]["val_bpb_by_source"]
+
+
+@pytest.mark.slow
+def test_one_rank_and_two_have_the_same_bits_by_source(two_sources, tmp_path):
+    """23 rows: the ranks' batches differ in size."""
+    options = ["tiny", *SMALL, "--steps", 2, "--eval_tokens", 23 * 64, "--micro_batch", 4]
+    manifest, found = Manifest.load(two_sources), []
+    size, weights = manifest.token_bytes(), Counter()
+    for source, row in val_places(manifest, 23):
+        n_bytes = int(size[manifest.row("val", source, row)[1:]].sum())
+        weights[manifest.sources[source]] += n_bytes
+    for nproc in (0, 2):
+        where = ["--data_dir", two_sources, "--run_dir", tmp_path / f"{nproc}"]
+        done = run("train.py", *options, *where, nproc=nproc, timeout=400)
+        assert done.returncode == 0, done.stderr
+        found.append([r for r in metrics(tmp_path / f"{nproc}") if "val_bpb" in r])
+    for one, two in zip(*found, strict=True):
+        own = one["val_bpb_by_source"]
+        assert list(own) == ["code", "prose"] and abs(own["code"] - own["prose"]) > 0.01
+        mean = sum(own[name] * weights[name] for name in own) / weights.total()
+        assert mean == pytest.approx(one["val_bpb"], rel=1e-6)
+        assert own == pytest.approx(two["val_bpb_by_source"], rel=1e-4)
 
 
 @pytest.mark.pictures

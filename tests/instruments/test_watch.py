@@ -95,7 +95,7 @@ def test_it_changes_no_bit_and_is_no_training_time(watched, small_data, tmp_path
 def test_no_fault_of_it_stops_a_run(small_data, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(report, "draw", lambda *args: 1 / 0)
     assert begin(small_data, tmp_path / "run", "--steps", "5") == 0
-    assert capsys.readouterr().out.count("ZeroDivisionError") == 2
+    assert capsys.readouterr().out.count("ZeroDivisionError") == 3
 
 
 def test_pages_take_at_most_a_twentieth_of_the_time(small_data, tmp_path, monkeypatch):
