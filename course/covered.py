@@ -87,10 +87,10 @@ Inferência em alguns checkpoints | continue prompts
 Resposta do checkpoint 8k - 16.7B de tokens | continue prompts
 Resposta do checkpoint 10500 - 22B de tokens | continue prompts
 """,
-        "instruments/tournament.py": """
+        "instruments/exams/tournament.py": """
 Prompts gerados com o Gemini: | checkpoints continue the same prompts
 """,
-        "instruments/exams.py": """
+        "instruments/exams/choice.py": """
 Tabela 10.1 | arc_easy
 """,
     },
@@ -182,7 +182,7 @@ Padrão 4: Preparar (staging) conjuntos de dados nos nós antes do treinamento c
 """,
         "machinery/checkpoint.py": """
 Checkpointing assíncrono | background saves
-Políticas de retenção | how many of the newest valid ones stay
+Políticas de retenção | how many of the newest stay
 Padrão 3: Checkpointing em dois níveis (local e depois remoto) | mirror
 """,
         "instruments/run/profiler.py": """

@@ -307,7 +307,7 @@ def unread() -> None:
     read, write = os.pipe()
     os.close(read)
     os.dup2(write, 1)
-    os.dup2(write, 2)
+    sys.stdout = open(1, "w", closefd=False)  # no longer a file that can be sought in
 
 
 def kill_at_stage(stage: str, step: int) -> None:
