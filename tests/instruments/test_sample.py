@@ -120,7 +120,7 @@ def test_an_open_pipe_is_not_waited_for(trained_run):
     """Nobody writes to it, and nobody closes it; `--prompt -` reads the same pipe to its end."""
     reads, writes = os.pipe()
     words = ("sample", trained_run, *CPU, "--max_new_tokens", 4)
-    options = dict(capture_output=True, text=True, cwd=ROOT, env=environment(), timeout=60)
+    options = dict(capture_output=True, text=True, cwd=ROOT, env=environment(), timeout=300)
     done = subprocess.run(command("eval.py", words), stdin=reads, **options)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("\n--- ") == len(Preset.prompts)

@@ -703,7 +703,7 @@ def test_the_program(trained_run):
         reply = client(url).completions.create(model="run", prompt="def", max_tokens=5)
         assert reply.choices[0].text
         process.send_signal(signal.SIGINT)
-        assert process.wait(10) == 130 and process.stderr.read() == "stopped\n"
+        assert process.wait(60) == 130 and process.stderr.read() == "stopped\n"
 
 
 def test_other_machines_need_a_token(trained_run):
@@ -717,7 +717,7 @@ def test_other_machines_need_a_token(trained_run):
         assert httpx.get(f"{url}/health").status_code == 401
         assert client(url, token).models.list().data[0].id == "run"
         process.send_signal(signal.SIGTERM)
-        assert process.wait(10) == -signal.SIGTERM
+        assert process.wait(60) == -signal.SIGTERM
 
 
 def test_mistakes_of_the_command(monkeypatch):
