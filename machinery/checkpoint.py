@@ -42,10 +42,10 @@ FORMAT = 3  # 2 held its tensors in torch's own format, 1 also random states
 MANIFEST = "MANIFEST.json"
 MAX_FAILURES = 3  # failed saves in a row that end the run
 FILE_BYTES = 1 << 30  # the writer holds a file in memory twice while it writes it
-RECORD = dict(  # what train.py puts into trainer.json
-    step=int, tokens=int, world_size=int, micro_batch=int, skipped=int, eval_tokens=int,
-    best_bpb=float, identity=dict, model=dict, data_dir=str,
-)  # fmt: skip
+RECORD = {  # what train.py puts into trainer.json
+    "step": int, "tokens": int, "world_size": int, "micro_batch": int, "skipped": int,
+    "eval_tokens": int, "best_bpb": float, "identity": dict, "model": dict, "data_dir": str,
+}  # fmt: skip
 warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or unini")
 
 

@@ -21,14 +21,14 @@ HANDED_DOWN = {("machinery/log.py", "instruments")}  # the report, in the functi
 
 # A promise to readers: these numbers only go down. Lines of .py files, by room.
 BUDGETS = {
-    "train.py model.py data.py": 1338,  # the first evening
-    "*.py": 2927,
-    "machinery/**/*.py": 3222,
-    "preparation/**/*.py": 1480,
-    "hf/**/*.py": 1544,
-    "instruments/**/*.py": 4787,
+    "train.py model.py data.py": 1319,  # the first evening
+    "*.py": 2900,
+    "machinery/**/*.py": 3095,
+    "preparation/**/*.py": 1410,
+    "hf/**/*.py": 1470,
+    "instruments/**/*.py": 4350,
     "benchmarks/**/*.py": 2400,
-    "tests/**/*.py": 20674,
+    "tests/**/*.py": 18560,
 }
 
 
@@ -126,6 +126,7 @@ def test_every_field_of_every_configuration_is_read_somewhere():
 # Files that have doors of their own, and where these lead.
 OTHER_DOORS = {
     "disk.py": "it is the door",
+    "tokenizer.py": "on the floor below it",
     "sources.py": "source text, which the user names",
     "cli.py": "torchrun's error file, and /dev/null",
     "log.py": "/dev/null, and ~/.netrc",
