@@ -42,8 +42,8 @@ VALUE_GATE_CHANNELS = 12  # the gate looks at the first few channels only: a few
 
 @dataclass(frozen=True)
 class GPTConfig:
-    """The architecture. Every combination that a preset uses maps onto a stock transformers class
-    as long as `extras` is empty."""
+    """The architecture. Those of Llama's shape (smol-135m, biatron-345m) map onto a stock class of
+    transformers; an export of any other brings its own modelling file."""
 
     seq_len: Size = 2048
     """Positions the model sees at once (a row holds one token more)."""
@@ -79,7 +79,7 @@ class GPTConfig:
     """Keep attention within a document (dense mask: memory grows with T squared)."""
     extras: tuple[str, ...] = ()
     """Shortcuts that make small models learn faster: key_offset, value_embeds (see Attention).
-    Give an empty string for none; only then does the model map onto a stock class."""
+    Give an empty string for none."""
     bos_id: int = 0
     """The token that begins each document, and each piece of one that was cut."""
 
