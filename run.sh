@@ -33,7 +33,7 @@ if [ "$(cat "$stamp" 2> /dev/null || true)" != "$wanted" ]; then
   fi
   .venv/bin/python -m pip install --quiet --disable-pip-version-check -r <(echo "$wanted")
   if [[ $wanted == *torch==2.10.0* ]]; then  # torch asks for an older cuDNN, and avoids its attention
-    .venv/bin/python -m pip install --quiet --no-deps nvidia-cudnn-cu12==9.15.1.9
+    .venv/bin/python -m pip install --quiet --no-deps -r <(echo nvidia-cudnn-cu12==9.15.1.9)
   fi
   echo "$wanted" > "$stamp"
 fi

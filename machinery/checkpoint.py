@@ -333,10 +333,10 @@ def _commit(tmp: Path, path: Path, record: str, hashes: list[dict[str, str]]) ->
 
 
 class Checkpointer:
-    """All checkpoints of a run; every rank calls every method. root: their folder, which this run
-    owns (disk.lock). keep: how many of the newest stay, apart from the best, the one resumed from,
-    that of keep_step, and each whose step is a multiple of keep_every. mirror (mirror.py): on the
-    first rank, gets a copy of each."""
+    """All checkpoints of a run, by background saves; every rank calls every method. root: their
+    folder, which this run owns (disk.lock). keep: how many of the newest stay, apart from the best,
+    the one resumed from, that of keep_step, and each whose step is a multiple of keep_every.
+    mirror (mirror.py): on the first rank, gets a copy of each."""
 
     def __init__(
         self, root, keep: int = 2, keep_step: int = 0, mirror=None, log=print, keep_every: int = 0

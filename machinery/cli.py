@@ -28,7 +28,7 @@ from machinery.errors import DISK_FAILS, RankError, StorageError
 
 UNUSABLE = (  # of an OSError: the user named a path that this program cannot use
     errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ELOOP,
-    errno.ENAMETOOLONG,
+    errno.ENAMETOOLONG, errno.EEXIST,
 )  # fmt: skip
 ROOT = Path(__file__).resolve().parent.parent
 

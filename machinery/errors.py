@@ -35,7 +35,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 def is_lost_rank(error: BaseException) -> bool:
     """Whether gloo or NCCL says that another rank does not answer."""
-    closed = "Connection closed by peer", "Connection reset by peer"
+    closed = "Connection closed by peer", "Connection reset by peer", "pair closure"
     return any(words in str(error) for words in (*closed, "Timed out waiting", "ncclRemoteError"))
 
 

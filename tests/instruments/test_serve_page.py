@@ -56,11 +56,11 @@ def test_text_streams_and_each_token_has_alternatives(base, browser):
         assert page.evaluate("document.activeElement.id") == "input"
         page.fill("#tokens", "60")
         say(page, "def name_1(x):")
-        gate.let(9)
+        gate.let(3)
         page.wait_for_selector(".writing .token")
         gate.let()
         done(page)
-        assert 9 < page.locator(".token").count() <= 60  # it came bit by bit
+        assert 3 < page.locator(".token").count() <= 60  # it came bit by bit
         assert page.inner_text(".prompt") == "def name_1(x):"
         ends = r"\d+ tokens, \d+ per second; (token limit reached|ended)$"
         assert re.match(ends, page.inner_text(".about"))

@@ -51,7 +51,7 @@ PROGRAMS = {
     "sample": (evaluate.main, ["sample", "{}/run", *CPU, "--max_new_tokens", "2", "--prompt", "a"]),
     "choice": (evaluate.main, ["choice", "{}/run", *CPU, "--task", "{}/task.jsonl"]),
     "report": (evaluate.main, ["report", "{}/run", *CPU, "--max_new_tokens", "2"]),
-    "look": (evaluate.main, ["look", "{}/run", *CPU, "--prompt", "a", "--seconds", "1"]),
+    "look": (evaluate.main, ["look", "{}/run", *CPU, "--prompt", "a"]),
     "compare": (evaluate.main, ["compare", "{}/run", "{}/other"]),
     "export": (export.main, ["{}/run", "--out", "{}/exported"]),
     "prepare": (

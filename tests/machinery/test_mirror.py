@@ -433,7 +433,8 @@ def test_a_machine_that_wakes_up_damages_nothing(tmp_path, url, stops, monkeypat
         assert begun == 1
         old.mirror.close()
         assert stops.pop() == signal.SIGTERM and stops == []
-        assert successor.far_steps() == [1, 2]
+        whole = [s for s in (1, 2, 3) if old.store.read(f"step_{s:08d}/MANIFEST.json")]
+        assert whole == [1, 2]  # of the third there may be files, which nobody reads
         shutil.rmtree(successor.root)
         step, found = successor.load()
         assert step == 2
