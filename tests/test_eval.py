@@ -250,6 +250,7 @@ def test_a_damaged_checkpoint_is_named(trained, tmp_path):
     assert evaluate.main(["report", str(folder), "--max_new_tokens", "4"]) == 0
 
 
+@pytest.mark.slow
 def test_without_a_network_an_exam_is_one_sentence(trained, tmp_path):
     pytest.importorskip("datasets")
     args = ("choice", trained, "--task", "arc_easy")

@@ -300,6 +300,7 @@ def test_a_plan_starts_nothing(tmp_path, capsys):
     assert "1.00 TFLOP/s" in capsys.readouterr().out and not [*tmp_path.iterdir()]
 
 
+@pytest.mark.slow
 def test_fsdp_compiled_gives_the_losses_of_one_rank(trained_run, small_data, tmp_path):
     args = [a for a in SMALL if a != "--no_compile"] + ["--parallel", "fsdp", *map(str, OFTEN)]
     folders = ["--data_dir", small_data, "--run_dir", tmp_path / "run"]

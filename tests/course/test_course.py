@@ -473,6 +473,7 @@ for fn, timeout_s in ((one_fails, 60), (one_hangs, 2)):
 """
 
 
+@pytest.mark.slow
 def test_ranks_are_processes_that_get_the_definitions(tmp_path):
     script = tmp_path / "a_lesson.py"
     script.write_text(f"import sys\nsys.path.insert(0, {str(COURSE)!r})\n{SCRIPT}")

@@ -459,6 +459,7 @@ def test_everything_is_on_the_disk_before_the_rename(run, monkeypatch):
     assert seen == [*STAGES, "trash"]
 
 
+@pytest.mark.slow
 def test_killed_at_every_stage(tmp_path, log):
     spawn("kills", tmp_path)
     for stage in (*STAGES, "trash"):

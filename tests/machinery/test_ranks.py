@@ -72,6 +72,7 @@ print(len(seen), "different sums")
 """
 
 
+@pytest.mark.slow
 def test_threads_that_add_to_the_same_row_give_the_same_bits(tmp_path):
     (tmp_path / "sums.py").write_text(SAME_SUMS)
     result = run(tmp_path / "sums.py", PYTHONPATH=str(ROOT))
@@ -118,6 +119,7 @@ def test_a_rank_that_stops_in_the_middle_ends_the_other(small_data, tmp_path):
     run.kill().end()
 
 
+@pytest.mark.slow
 def test_compilers_and_disks_may_take_longer_than_a_step(small_data, tmp_path):
     """The first step of one rank, and rank 0's copies to the mirror, take longer than the limit
     for an answer. Another step that does ends the run."""
