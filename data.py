@@ -374,7 +374,7 @@ class RowLoader:
         import torch
 
         self.manifest, self.seed, self.first_row = manifest, seed, position
-        self.marks = manifest.marks
+        self.marks = getattr(manifest, "marks", ())
         self.rank, self.world_size, self.micro_batch = rank, world_size, micro_batch
         self.device = torch.device(device)
         self.order = order_of(manifest, seed, weights, decay_weights, decay_from)

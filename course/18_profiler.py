@@ -186,7 +186,8 @@ print("\n".join(profile.table().split("\n")[:8]))  # the other lines name its fi
 events = profile.trace_events()
 profile.trace.replace(lesson.OUT / "18_trace.json.gz")
 forward = next(e for e in events if e["name"] == "forward" and e.get("dur"))
-memory = profile.memory(events)
+memory = [e for e in events if e["name"] == "[memory]" and e["args"]["Device Type"] == 0]
+memory = [(e["ts"], e["args"]["Total Allocated"]) for e in memory]  # microseconds, bytes
 done = [b for t, b in memory if t <= forward["ts"] + forward["dur"]][-1]
 peak_at, peak = max(memory, key=lambda m: m[1])
 around = [e for e in events if e.get("cat") == "cpu_op" and 0 <= peak_at - e["ts"] <= e["dur"]]

@@ -205,7 +205,7 @@ def held_out_loss(kinds: tuple, rates: tuple, seed: int) -> float:
         return model(probe[:, :-1], probe[:, 1:]).item()
 
 
-grids = {"adam": (2.5e-4, 1e-3, 4e-3), "muon": (0.01, 0.04, 0.16)}
+grids = {"adam": (2.5e-4, 1e-3, 4e-3), "muon": (0.01, 0.08, 0.64)}
 rows, best = [], {}
 for kind, grid in grids.items():
     at = {lr: held_out_loss((kind, "adam", "adam"), (lr, *TABLES), 0) for lr in grid}
