@@ -194,6 +194,8 @@ def try_step(model: GPT, plan: Plan, validate: bool) -> tuple[nn.Module, str | N
         if errors.is_out_of_memory(error):
             return step_model, OUT_OF_MEMORY
         if not isinstance(error, BackendCompilerFailed):
+            if step_model is not model:
+                model(inputs, targets)  # a mistake in the model is shown as Python shows it
             raise
         why = error.inner_exception
         said = (str(why).strip() or "no message").splitlines()[0]
