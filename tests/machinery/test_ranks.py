@@ -129,4 +129,4 @@ def test_compilers_and_disks_may_take_longer_than_a_step(small_data, tmp_path):
     assert len(losses(tmp_path / "run")) == 12
     spoil[1] = ("slow_step", 6, 8, 1)
     text = start(small_data, tmp_path / "other", *args, world=2, spoil=spoil).end()
-    assert "Timed out waiting 3000ms" in text and 6 <= len(losses(tmp_path / "other")) < 8
+    assert "rank 0 gets no answer" in text and 6 <= len(losses(tmp_path / "other")) < 8
