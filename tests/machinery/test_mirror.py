@@ -502,7 +502,9 @@ def test_the_machine_is_lost_at_any_moment(kills, steps, small_data, tmp_path, s
             time.sleep(draw.uniform(0, 1.0))
             alive.kill().end()
         text, records = alive.text, machine / "run" / "metrics.jsonl"
-        assert "is not used" not in text and "none of the" not in text, text
+        unused = [line for line in text.splitlines() if "is not used" in line]
+        half = all(line.endswith("MANIFEST.json is missing") for line in unused)  # uploads
+        assert half and "none of the" not in text, text
         has_begun = "resumed at" in text or not durable  # else these are the restored records
         if has_begun and records.exists() and starts(machine / "run"):
             taken = [r["step"] for r in metrics(machine / "run") if "loss" in r]
