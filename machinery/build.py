@@ -178,11 +178,11 @@ def try_step(model: GPT, plan: Plan, validate: bool) -> tuple[nn.Module, str | N
     not work here. An error of the model's own code is raised."""
     step_model, device = model, model.cos.device
     try:
-        if plan.compile and not plan.sharded:  # sharded, its blocks are compiled already
-            step_model = torch.compile(model, dynamic=False, fullgraph=True)
         shape = (plan.micro_batch, plan.seq_len + 1)
         tokens = torch.randint(model.config.vocab_size, shape, device=device)
         inputs, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+        if plan.compile and not plan.sharded:  # sharded, its blocks are compiled already
+            step_model = torch.compile(model, dynamic=False, fullgraph=True)
         if validate:  # as train.py's validate will
             with torch.no_grad():
                 step_model.eval()(inputs, targets, reduction="none")
