@@ -23,14 +23,13 @@ import torch
 import tyro
 
 sys.path.insert(0, str(Path(__file__).parent))
-import runs
-from runs import ROOT, mean_and_sd, spread
-
 import config as cfg
 import optim
+import runs
 from config import GPTConfig, UsageError
 from machinery import cli, disk, folders, plan
 from machinery.log import read_jsonl, short
+from runs import ROOT, mean_and_sd, spread
 
 MIN_SEEDS = 3  # two seeds say next to nothing about their standard deviation
 

@@ -21,10 +21,9 @@ from pathlib import Path
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
+from machinery.log import read_jsonl
 from runs import ROOT, device_name
 from throughput import report, run_case
-
-from machinery.log import read_jsonl
 
 WORK = ROOT / "first_hour" / "work"
 TRITON = {"TORCHINDUCTOR_MAX_AUTOTUNE_GEMM": "1"}

@@ -15,13 +15,12 @@ from itertools import pairwise, product
 from pathlib import Path
 
 import runs
-from runs import ROOT, mean_and_sd, spread, table
-from scaling import CHANGES, FURTHER, GAINS, IDEAS, RECIPES
-
 from config import UsageError, find_preset
 from machinery import cli, disk
 from machinery.log import read_jsonl, short
 from machinery.plan import steps_for
+from runs import ROOT, mean_and_sd, spread, table
+from scaling import CHANGES, FURTHER, GAINS, IDEAS, RECIPES
 
 try:
     import numpy as np

@@ -22,7 +22,6 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from packing import ROOT, stdlib_texts
-
 from tokenizer import Tokenizer
 
 OPTIONS = "--vocab_size 32768 --row_len 2049".split()

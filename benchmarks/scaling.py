@@ -28,15 +28,14 @@ from pathlib import Path
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-import runs
-from runs import ROOT
-
 import optim
+import runs
 from config import UsageError
 from machinery import cli, disk
 from machinery.log import read_jsonl
 from machinery.shards import Manifest
 from model import GPT
+from runs import ROOT
 
 ROWS, RUNS, DATA = ROOT / "benchmarks" / "SCALING.jsonl", "runs/scaling", "data/scaling"
 PREPARE = "tiny --source stdlib+site --vocab_size 2048 --row_len 257 --val_fraction 0.002"

@@ -30,8 +30,6 @@ import numpy as np
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from runs import ROOT, device_name, table
-
 import config as cfg
 import flops
 import optim
@@ -40,6 +38,7 @@ from config import GPTConfig
 from machinery import build, cli, ranks
 from machinery.log import Log
 from machinery.plan import make_plan
+from runs import ROOT, device_name, table
 
 # nanoGPT's 124M, for comparison with other people's figures
 GPT2 = dict(seq_len=1024, vocab_size=50_257, n_layer=12, n_head=12, n_kv_head=12, head_dim=64)

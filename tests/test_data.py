@@ -405,7 +405,8 @@ def test_case_23_far_positions_cost_what_near_ones_do(manifest):
             order(p)
 
     def first_batch(position):
-        with loading(manifest, micro_batch=16, position=position) as loader:
+        one = dict(micro_batch=16, rows_of_steps=[16])  # and nothing is read ahead
+        with loading(manifest, position=position, **one) as loader:
             loader.next_batch()
 
     def lines(what, position) -> int:

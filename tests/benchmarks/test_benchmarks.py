@@ -16,16 +16,16 @@ from conftest import ROOT, SMALL, run
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
 pytest.importorskip("scipy")
+import torch
+
 import ablate
 import first_hour
 import law
+import model
 import runs
 import scaling
 import throughput
-import torch
 import tried
-
-import model
 from config import UsageError
 from machinery.log import read_jsonl
 
