@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 import tyro
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import config as cfg
 import optim
 import runs

@@ -176,7 +176,7 @@ with redirect_stdout(None):  # it says which checkpoint it reads, in a long line
     tiny, trainer = eval.load_model(run)
 torch.manual_seed(0)
 ids, known = again(4, 100, 100, 200, tiny.config.vocab_size)
-inputs, targets = next(data.val_batches(eval.open_data(run, trainer), 4, 4))
+inputs, targets = next(data.val_batches(trained.open_data(run, trainer), 4, 4))
 text = torch.cat([inputs, targets[:, -1:]], 1)
 plain = tiny(inputs, targets, reduction="none").detach()
 (whole, _), (copied, maps) = look(tiny, text), look(tiny, ids)

@@ -1,5 +1,6 @@
 """eval.py chat: what the model is given, what is forgotten, and a terminal with Ctrl-C."""
 
+import contextlib
 import os
 import random
 import re
@@ -153,8 +154,11 @@ def test_ctrl_c_ends_the_answer_and_at_the_prompt_the_program(answering):
         os.write(leader, b"Say fish fish\n")
         until("\n> ", after=until("Say fish fish", after=here))
         assert "I say cat dog." not in seen
-        os.kill(process.pid, signal.SIGINT)
-        assert process.wait(30) == 0
+        for _ in range(30):  # readline misses a signal that comes as it prints its prompt
+            process.send_signal(signal.SIGINT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(2)
+        assert process.returncode == 0
     finally:
         process.kill()
         process.wait()
