@@ -21,7 +21,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from config import Preset, UsageError, find_preset
-from hf import card, mapping, parity, push, template, tokenizer_json
+from hf import card, mapping, parity, template, tokenizer_json
 from machinery import cli, disk, trained
 from machinery.errors import DataError, StorageError
 from machinery.shards import Manifest
@@ -41,8 +41,6 @@ class ExportConfig:
     """Data folder, for the card; empty: the one that the run was trained on."""
     out: str = ""
     """Folder to write; it must not exist. Empty: export_STEP in the run's folder."""
-    push: str = ""
-    """Then upload it to this repository of the Hub: `hf:USER/REPO`; a new one is private."""
 
 
 def main(argv: list[str]) -> int:
@@ -57,11 +55,9 @@ def main(argv: list[str]) -> int:
 
 
 def export(config: ExportConfig) -> Path:
-    """Load, write, compare, publish; returns the folder. ParityError if the comparison fails."""
+    """Load, write, compare; returns the folder. ParityError if the comparison fails."""
     if config.checkpoint and trained.is_export(Path(config.checkpoint)):
         raise UsageError(f"{config.checkpoint} is an export already; give a run or a checkpoint")
-    if config.push:
-        push.repo_of(config.push)  # a misspelled one is an error before the work
     which = trained.EvalConfig(config.run_dir, config.checkpoint, config.data_dir, "cpu", "fp32")
     model, trainer = trained.load_model(which, mapping.load_exported)
     tokenizer, manifest = trained.open_tokenizer(which, trainer), find_data(which, trainer)
@@ -84,8 +80,6 @@ def export(config: ExportConfig) -> Path:
     options = f"pretrained={out},dtype=float32{',trust_remote_code=True' if own else ''}"
     loader = f"--model hf --model_args {shlex.quote(options)}"
     print(f"lm_eval {loader} --tasks hellaswag --batch_size 8 --device cpu")
-    if config.push:
-        print(f"pushed: {push.push(out, config.push)}")
     return out
 
 
