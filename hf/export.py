@@ -7,18 +7,15 @@ name only after transformers, reading it as any user would, gave our token ids, 
 greedy text. Needs requirements-eval.txt. Next: mapping.py, which class and which weights.
 """
 
-import glob
 import json
 import os
 import shlex
 import shutil
-import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from importlib.metadata import version
-from importlib.util import find_spec
 from pathlib import Path
+
+from safetensors import SafetensorError
+from safetensors.torch import save_file
 
 from config import Preset, UsageError, find_preset
 from hf import card, mapping, parity, template, tokenizer_json
@@ -45,10 +42,7 @@ class ExportConfig:
 
 def main(argv: list[str]) -> int:
     """`export.py [MODEL] [--option value ...]`; MODEL: a preset, or a run or a checkpoint."""
-    release = version("transformers") if find_spec("transformers") else "0.0"
-    if tuple(map(int, release.split(".")[:2])) < (5, 4):
-        how = "pip install -r requirements-eval.txt"
-        raise UsageError(f"transformers 5.4 or newer is needed, {release} is installed; {how}")
+    parity.need_transformers()
     word, options = cli.first_word(argv)
     export(cli.read_options(ExportConfig(**trained.find_model(word)), options, "export.py"))
     return 0
@@ -63,11 +57,16 @@ def export(config: ExportConfig) -> Path:
     tokenizer, manifest = trained.open_tokenizer(which, trainer), find_data(which, trainer)
     path, run_dir = Path(trainer["path"]), trained.run_of(trainer["path"])
     out = Path(config.out or run_dir / f"export_{trainer['step']:08d}")
+    if os.path.lexists(out):
+        raise UsageError(f"{out} exists already; remove it, or give another --out")
     name, reason = mapping.choose_class(model.config)
     own, tuned = name == mapping.OWN, trained.is_tuned(trainer)
     print(f"class: {'modeling_nano2049.py' if own else f'the stock {name}'} ({reason})")
     prompt = (find_preset(run_dir.name) or Preset).prompts[0].rstrip()
-    with creating(out) as folder:
+    folder = out.with_name(f".tmp-{out.name}")
+    shutil.rmtree(folder, ignore_errors=True)  # of a program that was killed
+    try:
+        folder.mkdir(parents=True)
         write_tokenizer(tokenizer, folder, model.config.seq_len, tuned)
         ends = template.ends(tokenizer, tuned)
         facts = write_model(model, folder, card.training_facts(path, trainer), ends)
@@ -76,6 +75,9 @@ def export(config: ExportConfig) -> Path:
         # A row of the exported model is one document, whatever the rows of training were.
         model.config = replace(model.config, doc_mask=False)
         print(f"checked: {parity.check(folder, model, tokenizer, tuned)}")
+        folder.rename(out)
+    finally:  # once it is renamed, there is nothing left to remove
+        shutil.rmtree(folder, ignore_errors=True)
     print(f"written: {out}\n\nin Python:\n{card.usage(out, prompt, own, tuned)}\n\nto score it:")
     options = f"pretrained={out},dtype=float32{',trust_remote_code=True' if own else ''}"
     loader = f"--model hf --model_args {shlex.quote(options)}"
@@ -92,32 +94,9 @@ def find_data(which: trained.EvalConfig, trainer: dict) -> Manifest | None:
         return None
 
 
-@contextmanager
-def creating(folder: Path) -> Iterator[Path]:
-    """`with creating(folder) as temporary:` fill a new folder, which gets its name at the end of
-    the block. If the block raises, nothing is left. UsageError if the folder is there already."""
-    if os.path.lexists(folder):
-        raise UsageError(f"{folder} exists already; remove it, or give another folder")
-    for stale in folder.parent.glob(f".tmp-{glob.escape(folder.name)}-{8 * '[0-9a-f]'}"):
-        shutil.rmtree(stale)  # of a program that was killed
-    temporary = folder.with_name(f".tmp-{folder.name}-{uuid.uuid4().hex[:8]}")
-    try:
-        temporary.mkdir(parents=True)
-        yield temporary
-        for path in [*temporary.rglob("*"), temporary]:
-            disk.fsync(path)
-        temporary.rename(folder)
-        disk.fsync(folder.parent)
-    finally:  # once it is renamed, there is nothing left to remove
-        shutil.rmtree(temporary, ignore_errors=True)
-
-
 def write_model(model: GPT, folder: Path, facts: dict, ends: int | list[int]) -> dict:
     """Weights, generation_config.json and, with the hash of every file, config.json; returns the
     facts that it keeps under `nano2049`. ends: ids that end a text."""
-    from safetensors import SafetensorError
-    from safetensors.torch import save_file
-
     config = model.config
     name, _ = mapping.choose_class(config)
     weights, file = mapping.to_huggingface(model), folder / "model.safetensors"
@@ -127,6 +106,7 @@ def write_model(model: GPT, folder: Path, facts: dict, ends: int | list[int]) ->
     except SafetensorError as error:  # which is no OSError
         raise StorageError(f"{file} could not be written: {error}") from None
     file.chmod(0o644)  # safetensors makes it readable by its owner alone
+    disk.fsync(file)
     generation = {
         "bos_token_id": config.bos_id,
         "pad_token_id": config.bos_id,
@@ -141,7 +121,6 @@ def write_model(model: GPT, folder: Path, facts: dict, ends: int | list[int]) ->
     facts = dict(format=mapping.FORMAT, class_name=name, model=asdict(config)) | facts
     facts["files"] = {path.name: disk.sha256_of(path) for path in sorted(folder.iterdir())}
     tree = mapping.config_json(config, name) | {"nano2049": facts}
-    facts["fingerprint"] = mapping.fingerprint(tree)
     disk.write_json(folder / "config.json", tree)
     return facts
 

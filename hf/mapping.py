@@ -6,22 +6,23 @@ config.json. `load_exported(folder)` inverts both. Next: export.py writes and ch
 modeling_nano2049.py is OWN.
 """
 
-import hashlib
-import json
 from dataclasses import asdict
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file
 from torch import Tensor
 
 from config import GPTConfig, UsageError
 from hf.tokenizer_json import file_in
 from machinery.disk import has_sha256, read_json
 from machinery.errors import CheckpointError
+from machinery.trained import config_of
 from model import GPT, kind_of
 
 FORMAT = 5  # grows when older folders can no longer be read
+TABLES = ("embed", "head", "value_embeds")  # weights with a row per token
 OWN = "Nano2049"
 OWN_FILE = Path(__file__).with_name("modeling_nano2049.py")
 LLAMA = dict(
@@ -56,7 +57,8 @@ def config_json(c: GPTConfig, name: str) -> dict:
         classes = {"AutoConfig": f"{OWN}Config", "AutoModelForCausalLM": f"{OWN}ForCausalLM"}
         tree["auto_map"] = {auto: f"{OWN_FILE.stem}.{own}" for auto, own in classes.items()}
         elsewhere = ("tie_embeddings", "bos_id", "doc_mask")  # two above, one for training only
-        return tree | {k: v for k, v in asdict(c).items() if k not in elsewhere}
+        fields = asdict(c) | {"extras": list(c.extras)}
+        return tree | {k: v for k, v in fields.items() if k not in elsewhere}
     return tree | {
         "hidden_size": c.n_embd,
         "num_hidden_layers": c.n_layer,
@@ -104,9 +106,11 @@ def norms_in(c: GPTConfig, name: str) -> list[str]:
     return [] if name == OWN else ["model.norm.weight", *of_layers]
 
 
-def _is_table(name: str) -> bool:
-    """Whether the weight has a row per token, padded to a multiple of 64."""
-    return kind_of(name) in ("embed", "head", "value_embeds")
+def fit_tables(c: GPTConfig, state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """A state dict with its tables, which have a row per token, cut to vocab_size rows and padded
+    with zeros to those of GPT(c)."""
+    fit = lambda w: F.pad(w[: c.vocab_size], (0, 0, 0, c.padded_vocab - c.vocab_size))
+    return {name: fit(w) if kind_of(name) in TABLES else w for name, w in state.items()}
 
 
 def to_huggingface(model: GPT) -> dict[str, Tensor]:
@@ -115,21 +119,15 @@ def to_huggingface(model: GPT) -> dict[str, Tensor]:
     name, _ = choose_class(c)
     weights = {norm: torch.ones(c.n_embd) for norm in norms_in(c, name)}
     for ours, theirs in names_in(c, name).items():
-        w = state[ours][: c.vocab_size] if _is_table(ours) else state[ours]
+        w = state[ours][: c.vocab_size] if kind_of(ours) in TABLES else state[ours]
         weights[theirs] = w.detach().cpu().float().clone().contiguous()
     return weights
 
 
 def from_huggingface(c: GPTConfig, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The inverse of `to_huggingface`: a state dict of GPT(c). The padding rows are zeros."""
-    name, _ = choose_class(c)
-    state = {}
-    for ours, theirs in names_in(c, name).items():
-        if theirs not in weights:
-            raise CheckpointError(f"the exported weights have no {theirs}; export them again")
-        rows = c.padded_vocab - c.vocab_size if _is_table(ours) else 0
-        state[ours] = F.pad(weights[theirs], (0, 0, 0, rows))
-    return state
+    """The inverse of `to_huggingface`: a state dict of GPT(c)."""
+    names = names_in(c, choose_class(c)[0])
+    return fit_tables(c, {k: weights[theirs] for k, theirs in names.items() if theirs in weights})
 
 
 def model_of(c: GPTConfig, state: dict[str, Tensor], dtype=torch.float32, device="cpu") -> GPT:
@@ -137,10 +135,9 @@ def model_of(c: GPTConfig, state: dict[str, Tensor], dtype=torch.float32, device
     CheckpointError, before anything is allocated, if they are not the weights of GPT(c)."""
     with torch.device("meta"):
         model = GPT(c, compute_dtype=dtype)
+    state = {name: w.to(device, torch.float32) for name, w in state.items()}
     try:
-        model.load_state_dict(
-            {k: w.to(device, torch.float32) for k, w in state.items()}, assign=True
-        )
+        model.load_state_dict(state, assign=True)
     except RuntimeError as error:
         reason = " ".join(str(error).split())[:200]
         raise CheckpointError(f"the weights do not fit the architecture: {reason}") from None
@@ -150,36 +147,21 @@ def model_of(c: GPTConfig, state: dict[str, Tensor], dtype=torch.float32, device
     return model.eval()
 
 
-def fingerprint(tree: dict) -> str:
-    """sha256 over a config.json except its own: a changed rope_theta would load, and compute."""
-    facts = {key: value for key, value in tree["nano2049"].items() if key != "fingerprint"}
-    text = json.dumps(tree | {"nano2049": facts}, sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
 def load_exported(
     folder: str | Path, device="cpu", dtype: torch.dtype = torch.float32
 ) -> tuple[GPT, dict]:
-    """Read a folder of export.py back: (GPT in eval mode, facts).
+    """Read a folder of export.py back, without transformers: (GPT in eval mode, facts).
 
     facts has `step`, `tokens`, `model` and `identity` like trainer.json, and the hash of every
-    file. Needs safetensors, not transformers. UsageError if export.py did not write the folder,
-    CheckpointError if a file is not as it was written.
+    file. UsageError if export.py did not write the folder, CheckpointError if a file is not as it
+    was written.
     """
-    try:
-        from safetensors import SafetensorError
-        from safetensors.torch import load_file
-    except ImportError:
-        raise UsageError(f"to read {folder}, pip install -r requirements-eval.txt") from None
     folder = Path(folder)
     c, facts = read_facts(folder)
     for name, sha256 in facts["files"].items():
         if not has_sha256(file_in(folder, name), sha256):
             raise CheckpointError(f"{folder / name} is not as it was exported; copy it again")
-    try:
-        weights = load_file(file_in(folder, "model.safetensors"))
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{folder}/model.safetensors cannot be read: {error}") from None
+    weights = load_file(file_in(folder, "model.safetensors"))
     return model_of(c, from_huggingface(c, weights), dtype, device), facts
 
 
@@ -195,24 +177,12 @@ def read_facts(folder: Path) -> tuple[GPTConfig, dict]:
     if (found := facts.get("format")) != FORMAT:
         reason = f"has format {found}, this program reads {FORMAT}"
         raise UsageError(f"{folder} {reason}; export it again")
-    odd = [key for key, kind in KINDS.items() if type(facts.get(key)) is not kind]
-    if (
-        facts.get("fingerprint") != fingerprint(tree)
-        or odd
-        or "model.safetensors" not in facts["files"]
-    ):
-        raise CheckpointError(f"{file} is not as it was exported; copy it again")
-    return config_of(file, facts["model"]), facts
-
-
-def config_of(file: Path, options: dict) -> GPTConfig:
-    """A GPTConfig of what a file says; CheckpointError for a value of another type, UsageError for
-    an unknown name and for a value out of range."""
-    default = asdict(GPTConfig())
-    if unknown := sorted(options.keys() - default.keys()):
-        raise UsageError(f"{file} has {', '.join(unknown)}, which this model.py does not know")
-    for key, value in options.items():
-        kinds = {float: (float, int), tuple: (list,)}.get(type(default[key]), (type(default[key]),))
-        if type(value) not in kinds or isinstance(value, list) and set(map(type, value)) - {str}:
-            raise CheckpointError(f"{file}: the model's {key} is {str(value)[:40]!r}")
-    return GPTConfig(**options)
+    odd = CheckpointError(f"{file} is not as it was exported; copy it again")
+    if any(type(facts.get(key)) is not kind for key, kind in KINDS.items()):
+        raise odd
+    c = config_of(file, facts["model"])
+    # It says the model twice, to transformers and to us: rope_theta, changed in one, would compute.
+    says_the_same = config_json(c, choose_class(c)[0]).items() <= tree.items()
+    if not says_the_same or "model.safetensors" not in facts["files"]:
+        raise odd
+    return c, facts

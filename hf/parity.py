@@ -6,11 +6,14 @@ an untrained model has zeros in `out` and `down`, which would hide half of a wro
 ParityError says what differs. Next: mapping.py made the weights, export.py calls this.
 """
 
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
+from config import UsageError
 from hf import mapping, template
 from machinery.errors import ParityError
 from model import GPT, kind_of
@@ -31,6 +34,13 @@ TEXTS = (
 """What tokenizers disagree on: spaces, digits, special tokens written out, odd Unicode."""
 
 
+def need_transformers() -> None:
+    release = version("transformers") if find_spec("transformers") else "0.0"
+    if tuple(map(int, release.split(".")[:2])) < (5, 4):
+        how = "pip install -r requirements-eval.txt"
+        raise UsageError(f"transformers 5.4 or newer is needed, {release} is installed; {how}")
+
+
 def open_model(folder: Path, own: bool = False) -> tuple[nn.Module, dict]:
     """The model of a folder as transformers reads it, in fp32, and what it says of the weights.
     own: the folder has our modelling file, which is run. No network is asked."""
@@ -38,9 +48,14 @@ def open_model(folder: Path, own: bool = False) -> tuple[nn.Module, dict]:
 
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    options = dict(dtype=torch.float32, output_loading_info=True, local_files_only=True)
     model, report = transformers.AutoModelForCausalLM.from_pretrained(
-        folder, trust_remote_code=own, **options
+        folder,
+        dtype=torch.float32,
+        trust_remote_code=own,
+        use_safetensors=True,
+        local_files_only=True,
+        ignore_mismatched_sizes=True,  # then they are in the report
+        output_loading_info=True,
     )
     return model.eval(), report
 
