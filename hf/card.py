@@ -31,18 +31,16 @@ print(answer[0]["generated_text"][-1]["content"])"""
 def training_facts(path: Path, trainer: dict) -> dict:
     """What config.json keeps of the training, and the card shows; None: not known. The validation
     is that on all rows, if the run ended with this checkpoint; else on val_rows of them."""
-    step, records = trainer["step"], read_jsonl(run_of(path) / "metrics.jsonl")
-    here = [r for r in records if r.get("step") == step and r.get("val_rows")]
-    names = ("full_val_bpb", "val_bpb")
-    best = [(r[name], r["val_rows"]) for name in names for r in here if name in r]
-    val_bpb, val_rows = (best or [(None, None)])[0]
+    records = read_jsonl(run_of(path) / "metrics.jsonl")
+    here = [r for r in records if r.get("step") == trainer["step"] and r.get("val_rows")]
+    best = max(here, key=lambda r: r["val_rows"], default={})
     return {
-        "step": step,
+        "step": trainer["step"],
         "tokens": trainer["tokens"],
         "identity": trainer["identity"],
         "checkpoint_sha256": disk.sha256_of(path / checkpoint.MANIFEST),
-        "val_bpb": val_bpb,
-        "val_rows": val_rows,
+        "val_bpb": best.get("full_val_bpb", best.get("val_bpb")),
+        "val_rows": best.get("val_rows"),
     }
 
 
@@ -59,10 +57,22 @@ generate = pipeline("text-generation", {str(folder)!r}{trust})
 def write_card(
     folder: Path, title: str, facts: dict, model: GPT, manifest: Manifest | None, usage: str
 ) -> None:
-    """README.md. manifest: of the data, None if it is gone; usage: lines of Python."""
-    masked = "It was trained with attention within a document. " if model.config.doc_mask else ""
-    rows = rows_of(facts, model, manifest).items()
-    table = "".join(f"| {name} | {' '.join(text.split())} |\n" for name, text in rows)
+    """README.md; the hashes are in config.json. manifest: of the data, None if it is gone; usage:
+    lines of Python."""
+    c, bpb = model.config, facts["val_bpb"]
+    n = sum(p.numel() for p in model.parameters())
+    rows = {
+        "class": f"{facts['class_name']}ForCausalLM, checked with transformers "
+        f"{version('transformers')}",
+        "shape": f"{n:,} parameters, {c.n_layer} layers, width {c.n_embd}, "
+        f"context {c.seq_len:,} tokens",
+        "training": f"{facts['step']:,} steps, {facts['tokens']:,} tokens",
+        "validation": f"{bpb:.4f} bits per byte, on {facts['val_rows']:,} rows" if bpb else UNKNOWN,
+        "text": sources(facts["identity"], manifest),
+        "data fingerprint": f"`{facts['identity']['data_fingerprint']}`",
+    }
+    table = "".join(f"| {name} | {' '.join(text.split())} |\n" for name, text in rows.items())
+    masked = "It was trained with attention within a document. " if c.doc_mask else ""
     text = f"""---
 library_name: transformers
 pipeline_tag: text-generation
@@ -83,27 +93,10 @@ It loads in fp32; `dtype=torch.bfloat16` halves the memory. {masked}A row is one
     disk.write_text(folder / "README.md", text)
 
 
-def rows_of(facts: dict, model: GPT, manifest: Manifest | None) -> dict[str, str]:
-    """The table of the card: name -> text. The hashes are in config.json."""
-    c, name, bpb = model.config, facts["class_name"], facts["val_bpb"]
-    validation = bpb and f"{bpb:.4f} bits per byte, on {facts['val_rows']:,} rows"
-    return {
-        "class": f"{name}ForCausalLM, checked with transformers {version('transformers')}",
-        "shape": f"{sum(p.numel() for p in model.parameters()):,} parameters, {c.n_layer} layers, "
-        f"width {c.n_embd}, context {c.seq_len:,} tokens",
-        "training": f"{facts['step']:,} steps, {facts['tokens']:,} tokens",
-        "validation": validation or UNKNOWN,
-        "text": sources(facts["identity"], manifest),
-        "data fingerprint": f"`{facts['identity']['data_fingerprint']}`",
-    }
-
-
 def sources(identity: dict, manifest: Manifest | None) -> str:
     """Where the text is from, if this is the data that the model was trained on."""
     if manifest is None or manifest.fingerprint != identity["data_fingerprint"]:
         return UNKNOWN
-    of = {s["spec"]: s.get("revision") for s in manifest.tree["sources"]}
-    texts = [
-        f"`{spec}`" + (f" at `{revision}`" if revision else "") for spec, revision in of.items()
-    ]
+    listed = [(s["spec"], s.get("revision")) for s in manifest.tree["sources"]]
+    texts = [f"`{spec}`" + (f" at `{revision}`" if revision else "") for spec, revision in listed]
     return ", ".join(texts).replace("|", r"\|")

@@ -9,7 +9,6 @@ greedy text. Needs requirements-eval.txt. Next: mapping.py, which class and whic
 
 import json
 import os
-import shlex
 import shutil
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -68,7 +67,8 @@ def export(config: ExportConfig) -> Path:
     try:
         folder.mkdir(parents=True)
         write_tokenizer(tokenizer, folder, model.config.seq_len, tuned)
-        ends = template.ends(tokenizer, tuned)
+        bos = tokenizer.bos_id
+        ends = [tokenizer.special[template.END], bos] if tuned else bos  # a turn, or a text
         facts = write_model(model, folder, card.training_facts(path, trainer), ends)
         usage = card.usage(out.name, prompt, own, tuned)
         card.write_card(folder, f"nano2049 {run_dir.name}", facts, model, manifest, usage)
@@ -78,10 +78,7 @@ def export(config: ExportConfig) -> Path:
         folder.rename(out)
     finally:  # once it is renamed, there is nothing left to remove
         shutil.rmtree(folder, ignore_errors=True)
-    print(f"written: {out}\n\nin Python:\n{card.usage(out, prompt, own, tuned)}\n\nto score it:")
-    options = f"pretrained={out},dtype=float32{',trust_remote_code=True' if own else ''}"
-    loader = f"--model hf --model_args {shlex.quote(options)}"
-    print(f"lm_eval {loader} --tasks hellaswag --batch_size 8 --device cpu")
+    print(f"written: {out}\n\nin Python:\n{card.usage(out, prompt, own, tuned)}")
     return out
 
 

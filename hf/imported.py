@@ -72,8 +72,8 @@ class Source:
     def _check_files(self, tree: dict) -> int:
         """Whether transformers may open the folder: of a class of ours, in safetensors, with no
         code, adapter, link or pipe. Returns the size of the weights in bytes."""
-        kind, known = tree.get("model_type"), ", ".join(KINDS)
-        self.need(kind in KINDS, f"it is a {kind}, none of {known} (docs/begin.md)")
+        kind = tree.get("model_type")
+        self.need(kind in KINDS, f"a {kind} is none of {', '.join(KINDS)} (docs/begin.md)")
         for key in ("auto_map", "quantization_config"):
             self.need(not tree.get(key), f"its config.json has {key}")
         sizes = {}
@@ -83,11 +83,10 @@ class Source:
                 self.need(file.is_file(), f"{path.name} is no regular file")
                 sizes[path.name] = file.stat().st_size
         self.need("adapter_config.json" not in sizes, "it has an adapter")
-        listed = {"": "model.safetensors"}
-        if "model.safetensors.index.json" in sizes:
-            index = tokenizer_json.file_in(self.folder, "model.safetensors.index.json")
-            listed = disk.read_json(index).get("weight_map")
-            self.need(isinstance(listed, dict), f"{index} has no weight_map")
+        index, listed = "model.safetensors.index.json", {"": "model.safetensors"}
+        if index in sizes:
+            listed = disk.read_json(tokenizer_json.file_in(self.folder, index)).get("weight_map")
+            self.need(isinstance(listed, dict), f"its {index} has no weight_map")
         names = {str(name) for name in listed.values()}
         for name in sorted(names):
             safe = name in sizes and name.endswith(".safetensors")
@@ -98,8 +97,8 @@ class Source:
         """With as many positions and tokens as the model has."""
         from transformers import AutoConfig
 
+        here = dict(local_files_only=True, trust_remote_code=False)
         with self.reading():
-            here = dict(local_files_only=True, trust_remote_code=False)
             c = AutoConfig.from_pretrained(self.folder, **here)
         rope, n_head = c.rope_parameters, c.num_attention_heads
         is_whole = rope.get("partial_rotary_factor") in (None, 1)
@@ -107,10 +106,10 @@ class Source:
         self.need(c.hidden_act == "silu", f"its activation is {c.hidden_act}, not silu")
         self.need(c.rms_norm_eps > 0, f"its rms_norm_eps is {c.rms_norm_eps}")
         layers = set(getattr(c, "layer_types", None) or [])
-        known = layers <= {"full_attention", "sliding_attention"}
-        self.need(known, f"it has layers of {layers}")
+        self.need(layers <= {"full_attention", "sliding_attention"}, f"it has layers of {layers}")
         if c.model_type == "mistral" or "sliding_attention" in layers:
             self.window = c.sliding_window or 0
+        nope_every = self._nope_every(getattr(c, "no_rope_layers", None) or [])
         return GPTConfig(
             seq_len=min(c.max_position_embeddings, self.window or c.max_position_embeddings),
             vocab_size=c.vocab_size,
@@ -119,14 +118,10 @@ class Source:
             n_kv_head=c.num_key_value_heads,
             head_dim=getattr(c, "head_dim", None) or c.hidden_size // n_head,
             n_embd=c.hidden_size,
-            mlp="swiglu",
             mlp_hidden=c.intermediate_size,
-            qk_norm=False,
-            embed_norm=False,
-            tie_embeddings=False,
-            logit_softcap=0.0,
             rope_theta=float(rope["rope_theta"]),
-            nope_every=self._nope_every(getattr(c, "no_rope_layers", None) or []),
+            tie_embeddings=False,
+            **mapping.LLAMA | dict(nope_every=nope_every),
         )
 
     def _nope_every(self, has_rope: list) -> int:
@@ -143,13 +138,13 @@ class Source:
         """(A state dict of GPT(c), with its tokens and its positions; what to print of it.)
         UsageError for a weight that is missing or that nothing reads, ParityError if the logits of
         transformers on two random rows differ."""
+        rows = self.config.vocab_size
+        self.need(c.vocab_size <= rows, f"its table has {rows} rows for {c.vocab_size} tokens")
         if self.ours:
             model, _ = mapping.load_exported(self.folder)
             return mapping.fit_tables(c, model.state_dict()), "an export of this program"
         with self.reading():
-            theirs, report = parity.open_model(self.folder)
-        odd = {key: sorted(names)[:1] for key, names in report.items() if names}
-        self.need(not odd, f"its files are not the weights of its class: {odd}")
+            theirs = parity.open_model(self.folder)
         state = mapping.fit_tables(c, self._fold(theirs))
         T = min(POSITIONS, c.seq_len, self.config.seq_len)
         ours = mapping.model_of(replace(self.config, vocab_size=c.vocab_size, seq_len=T), state)
@@ -187,8 +182,8 @@ class Source:
         """The preset with this architecture; UsageError for an option that wants another one, and
         for learning rates that are not for such weights."""
         if not self.ours and preset.train.optimizer == "muon":
-            rates = f"--optimizer muon has no learning rates for the weights of {self.word}"
-            raise UsageError(f"{rates}; add --optimizer adamw --lr 3e-5")
+            why = f"--optimizer muon has no learning rates for {self.word}"
+            raise UsageError(f"{why}; add --optimizer adamw --lr 3e-5")
         others = folders.OF_DATA | {"doc_mask"}
         shape = {k: v for k, v in asdict(self.config).items() if k not in others}
         return folders.decide(preset, shape, self.word, "leave it out", folders.MAY_CHANGE)
@@ -196,19 +191,11 @@ class Source:
     def check_data(self, manifest: Manifest, preset: cfg.Preset) -> None:
         """UsageError if the rows are not such as this model was trained on."""
         if not self.tokenizer.same_ids(Tokenizer.load(manifest.tokenizer_file())):
-            raise UsageError(
-                f"{manifest.dir} was prepared with another tokenizer than that of {self.word}; "
-                f"prepare it with: python prepare_data.py {preset.name} --tokenizer {self.word} "
-                "--data_dir ANOTHER"
-            )
-        self._check_tokens(manifest.vocab_size)
+            why = f"{manifest.dir} was prepared with another tokenizer than that of {self.word}"
+            how = f"python prepare_data.py {preset.name} --tokenizer {self.word} --data_dir ANOTHER"
+            raise UsageError(f"{why}; prepare it with: {how}")
         row, window = preset.model.seq_len, self.window
-        short = f"its attention sees {window} positions, fewer than the {row} of a row"
-        self.need(not window or row <= window, short)
-
-    def _check_tokens(self, tokens: int) -> None:
-        rows = self.config.vocab_size
-        self.need(rows >= tokens, f"its table has {rows:,} rows, its tokenizer {tokens:,} tokens")
+        self.need(row <= (window or row), f"its attention sees {window} positions, a row has {row}")
 
     def load_into(self, model: GPT) -> str:
         """Give the model, sharded or not, these weights; returns what to print. The first rank
@@ -232,7 +219,6 @@ def load(word: str | Path, device="cpu", dtype: torch.dtype = torch.float32) -> 
     if source.ours:
         return mapping.load_exported(source.folder, device, dtype)
     tokenizer, tokens = source.tokenizer, source.tokenizer.vocab_size
-    source._check_tokens(tokens)
     c = replace(source.config, vocab_size=tokens, bos_id=tokenizer.bos_id)
     state, said = source.read(c)
     facts = {

@@ -48,7 +48,6 @@ def config_json(c: GPTConfig, name: str) -> dict:
         "dtype": "float32",
         "vocab_size": c.vocab_size,
         "tie_word_embeddings": c.tie_embeddings,
-        "use_cache": True,
         "bos_token_id": c.bos_id,
         "eos_token_id": c.bos_id,
         "pad_token_id": c.bos_id,
@@ -68,7 +67,6 @@ def config_json(c: GPTConfig, name: str) -> dict:
         "intermediate_size": c.mlp_hidden,
         "max_position_embeddings": c.seq_len,
         "rms_norm_eps": 1e-6,
-        "attention_bias": False,
         "hidden_act": "silu",
         "rope_parameters": {"rope_type": "default", "rope_theta": c.rope_theta},
         "rope_theta": c.rope_theta,  # transformers 4 would silently take 10,000 without it
@@ -147,16 +145,13 @@ def model_of(c: GPTConfig, state: dict[str, Tensor], dtype=torch.float32, device
     return model.eval()
 
 
-def load_exported(
-    folder: str | Path, device="cpu", dtype: torch.dtype = torch.float32
-) -> tuple[GPT, dict]:
+def load_exported(folder: Path, device="cpu", dtype=torch.float32) -> tuple[GPT, dict]:
     """Read a folder of export.py back, without transformers: (GPT in eval mode, facts).
 
     facts has `step`, `tokens`, `model` and `identity` like trainer.json, and the hash of every
     file. UsageError if export.py did not write the folder, CheckpointError if a file is not as it
     was written.
     """
-    folder = Path(folder)
     c, facts = read_facts(folder)
     for name, sha256 in facts["files"].items():
         if not has_sha256(file_in(folder, name), sha256):
@@ -175,8 +170,7 @@ def read_facts(folder: Path) -> tuple[GPTConfig, dict]:
     if not isinstance(facts := tree.get("nano2049"), dict):
         raise UsageError(f"{folder} was not written by export.py: config.json has no nano2049")
     if (found := facts.get("format")) != FORMAT:
-        reason = f"has format {found}, this program reads {FORMAT}"
-        raise UsageError(f"{folder} {reason}; export it again")
+        raise UsageError(f"{folder} has format {found}, not {FORMAT}; export it again")
     odd = CheckpointError(f"{file} is not as it was exported; copy it again")
     if any(type(facts.get(key)) is not kind for key, kind in KINDS.items()):
         raise odd

@@ -211,9 +211,7 @@ class Nano2049ForCausalLM(PreTrainedModel, GenerationMixin):
             logits = cap * torch.tanh(logits / cap)
         loss = None
         if labels is not None:
-            loss = self.loss_function(
-                logits=logits, labels=labels, vocab_size=config.vocab_size, **kwargs
-            )
+            loss = self.loss_function(logits, labels, config.vocab_size, **kwargs)
         return CausalLMOutputWithPast(loss, logits, cache)
 
     def _rope(self, position_ids):

@@ -41,9 +41,10 @@ def need_transformers() -> None:
         raise UsageError(f"transformers 5.4 or newer is needed, {release} is installed; {how}")
 
 
-def open_model(folder: Path, own: bool = False) -> tuple[nn.Module, dict]:
-    """The model of a folder as transformers reads it, in fp32, and what it says of the weights.
-    own: the folder has our modelling file, which is run. No network is asked."""
+def open_model(folder: Path, own: bool = False) -> nn.Module:
+    """The model of a folder as transformers reads it, in fp32; ParityError if the files hold other
+    weights than its class. own: the folder has our modelling file, which is run. No other code is,
+    and no network is asked."""
     import transformers
 
     transformers.logging.set_verbosity_error()
@@ -51,13 +52,16 @@ def open_model(folder: Path, own: bool = False) -> tuple[nn.Module, dict]:
     model, report = transformers.AutoModelForCausalLM.from_pretrained(
         folder,
         dtype=torch.float32,
+        attn_implementation="sdpa",  # config.json may name a kernel of the Hub, which is code
         trust_remote_code=own,
         use_safetensors=True,
         local_files_only=True,
         ignore_mismatched_sizes=True,  # then they are in the report
         output_loading_info=True,
     )
-    return model.eval(), report
+    if wrong := {key: sorted(names)[:3] for key, names in report.items() if names}:
+        raise ParityError(f"transformers does not load these weights as they are: {wrong}")
+    return model.eval()
 
 
 @torch.no_grad()
@@ -80,35 +84,29 @@ def compare(
     return difference.item(), limit
 
 
-def check(folder: Path, model: GPT, tokenizer: Tokenizer, tuned: bool = False) -> str:
-    """One line that says what was compared; ParityError if anything differs. tuned: the model was
-    tuned on conversations.
-
-    model: in fp32 on the CPU, without doc_mask (a row of the folder's model is one document). Its
-    weights are random afterwards, which saves the memory of a second model."""
+def check(folder: Path, model: GPT, tokenizer: Tokenizer, tuned: bool) -> str:
+    """One line that says what was compared; ParityError if anything differs. tuned: on
+    conversations. model: in fp32 on the CPU, without doc_mask (a row of the folder's model is one
+    document). Its weights are random afterwards, which saves the memory of a second model."""
     import transformers
 
     own = mapping.choose_class(model.config)[0] == mapping.OWN
-    theirs, report = open_model(folder, own)
-    if wrong := {key: sorted(names) for key, names in report.items() if names}:
-        raise ParityError(f"transformers does not load these weights as they are: {wrong}")
+    theirs = open_model(folder, own)
     read = transformers.AutoTokenizer.from_pretrained(
         folder, local_files_only=True, trust_remote_code=own
     )
     end = tokenizer.special[template.END] if tuned else tokenizer.bos_id
     _check_tokenizer(read, tokenizer, end)
     chats = template.check(read, tokenizer, TEXTS) if tuned else 0
-    if (ends := theirs.generation_config.eos_token_id) != template.ends(tokenizer, tuned):
-        raise ParityError(f"generation_config.json ends a text at {ends}, not as the model does")
     theirs.generation_config = transformers.GenerationConfig(pad_token_id=model.config.bos_id)
     trained = _check_numbers(model, theirs, "at the trained weights")
     set_unit_weights(model)
     theirs.load_state_dict(mapping.to_huggingface(model), strict=False)  # tied: no head
     random = _check_numbers(model, theirs, "at random weights")
-    texts = f"{len(TEXTS)} texts" + (f" and {chats} conversations" if chats else "")
+    logits = f"logits differ by {trained:.1g} at most, {random:.1g} at random weights"
     return (
-        f"{texts} have equal ids; logits differ by {trained:.1g} at most, "
-        f"{random:.1g} at random weights; greedy text is equal, with the cache and left-padded"
+        f"{len(TEXTS)} texts and {chats} conversations have equal ids; {logits}; "
+        "greedy text is equal, with the cache and left-padded"
     )
 
 
@@ -120,17 +118,14 @@ def _check_tokenizer(theirs, tokenizer: Tokenizer, end: int) -> None:
         ids = tokenizer.encode(text)
         alone = theirs(text, add_special_tokens=False, **split).input_ids
         if theirs(text, **split).input_ids != [tokenizer.bos_id, *ids] or alone != ids:
-            why = "the ids differ" if alone != ids else "BOS is not in front"
-            raise ParityError(f"the exported tokenizer encodes {text[:40]!r} differently: {why}")
+            raise ParityError(f"the exported tokenizer encodes {text[:40]!r} differently")
         if theirs.decode(ids) != tokenizer.decode(ids):
             raise ParityError(f"the exported tokenizer decodes {text[:40]!r} differently")
-    special = (theirs.bos_token_id, theirs.eos_token_id, theirs.pad_token_id)
-    ours = (tokenizer.bos_id, end, tokenizer.bos_id)
-    if special != ours or len(theirs) != tokenizer.vocab_size:
-        raise ParityError(
-            f"the exported tokenizer has {len(theirs)} tokens, and {special} for BOS, EOS and "
-            f"padding; ours has {tokenizer.vocab_size}, and {ours}"
-        )
+    found = (len(theirs), theirs.bos_token_id, theirs.eos_token_id, theirs.pad_token_id)
+    ours = (tokenizer.vocab_size, tokenizer.bos_id, end, tokenizer.bos_id)
+    if found != ours:
+        what = "(tokens, BOS, EOS, padding)"
+        raise ParityError(f"the exported tokenizer has {what} {found}, not {ours}")
 
 
 @torch.no_grad()

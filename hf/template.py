@@ -34,12 +34,6 @@ def options() -> dict:
     return dict(chat_template=TEMPLATE, split_special_tokens=False, eos_token=END)
 
 
-def ends(tokenizer: Tokenizer, tuned: bool) -> int | list[int]:
-    """eos_token_id of generation_config.json: where a text ends, or a turn."""
-    bos = tokenizer.bos_id
-    return [tokenizer.special[END], bos] if tuned else bos
-
-
 def check(theirs, tokenizer: Tokenizer, texts: tuple[str, ...]) -> int:
     """Compare the ids of conversations in which each of `texts` stands in each role, with and
     without an end; returns how many. ParityError if they differ.
@@ -47,24 +41,18 @@ def check(theirs, tokenizer: Tokenizer, texts: tuple[str, ...]) -> int:
     Beside a special token that is typed transformers cuts the text, so there the tokens may be
     others; the special ones, which say who speaks, and the text must be the same."""
     special = set(tokenizer.special.values())
-    count = 0
     for i, text in enumerate(texts):
-        system, question = ("system", texts[i - 1]), ("user", text)
-        whole = [system, question, ("assistant", texts[i - 2]), ("user", texts[i - 3])]
-        for turns in (whole, whole[1:3], [question]):
-            reply = turns[-1][0] == "user"
+        said = [text, texts[i - 1], texts[i - 2], texts[i - 3]]
+        whole = list(zip(("system", "user", "assistant", "user"), said))
+        for turns, reply in ((whole, True), (whole[1:3], False)):
             ours = [tokenizer.bos_id, *chat.encode(turns, tokenizer, reply)]
-            ids = theirs.apply_chat_template(
-                [dict(role=role, content=content) for role, content in turns],
-                add_generation_prompt=reply,
-                return_dict=False,
-                **TYPED,
-            )
-            typed = any(token in content for token in tokenizer.special for _, content in turns)
-            roles = [[i for i in row if i in special] for row in (ids, ours)]
-            if ids != ours and not (typed and roles[0] == roles[1]):
+            messages = [dict(role=role, content=content) for role, content in turns]
+            how = dict(add_generation_prompt=reply, return_dict=False) | TYPED
+            ids = theirs.apply_chat_template(messages, **how)
+            typed = any(token in content for token in tokenizer.special for content in said)
+            roles, our_roles = ([i for i in row if i in special] for row in (ids, ours))
+            if ids != ours and not (typed and roles == our_roles):
                 raise ParityError(f"the chat template encodes {str(turns)[:80]} differently")
             if theirs.decode(ids) != tokenizer.decode(ours):
                 raise ParityError(f"the chat template changes the text of {str(turns)[:80]}")
-            count += 1
-    return count
+    return 2 * len(texts)

@@ -57,8 +57,6 @@ def read(word: str | Path, bos_token: str = "") -> Given:
     tokenizer_config.json; UsageError if none of them says so, or if it is of another kind."""
     folder = local_folder(word)
     path = file_in(folder, "tokenizer.json") if folder.is_dir() else folder.resolve()
-    if not path.exists() and (folder / "tokenizer.model").exists():
-        raise UsageError(f"{word} has SentencePiece's tokenizer.model and no tokenizer.json")
     try:
         spec = disk.read_text(path)
     except OSError as error:

@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import re
-import shlex
 import shutil
 import tempfile
 from dataclasses import asdict, replace
@@ -274,17 +273,17 @@ STOCK_MUTANTS = {  # name -> (changes of the model, what is spoilt, what the ref
     "no BOS": (
         {},
         lambda m: edit_json(m, TOKENIZER, lambda t: t.update(post_processor=None)),
-        "BOS is not in front",
+        "tokenizer encodes",
     ),
     "special tokens parsed": (
         {},
         lambda m: edit_json(m, OPTIONS, lambda t: t.update(split_special_tokens=False)),
-        r"encodes '<\|bos\|>' differently: the ids differ",
+        r"encodes '<\|bos\|>' differently",
     ),
     "another end of text": (
         {},
         lambda m: edit_json(m, OPTIONS, lambda t: t.update(eos_token="<|end|>")),
-        r"has 331 tokens, and \(0, 3, 0\)",
+        r"\(331, 0, 3, 0\), not \(331, 0, 0, 0\)",
     ),
 }
 OWN_MUTANTS = {  # name -> (code of the own file, in its place, what the refusal says)
@@ -416,7 +415,6 @@ def test_the_program_on_a_trained_model(trained_run, small_data, tmp_path, capsy
     args = ["--run_dir", str(trained_run), "--out", str(out)]
     assert export.main(args) == 0
     printed = capsys.readouterr().out
-    assert f"pretrained={out},dtype=float32,trust_remote_code=True" in printed
     card = (out / "README.md").read_text()
     n = Manifest.load(small_data).rows("val")
     assert re.search(rf"\| validation \| [\d.]+ bits per byte, on {n} rows \|", card)
@@ -424,7 +422,7 @@ def test_the_program_on_a_trained_model(trained_run, small_data, tmp_path, capsy
     assert "| text | `files:" in card
 
     # the three lines that it prints, with greedy text
-    usage = re.search(r"in Python:\n(.*?)\n\n", printed, re.DOTALL)[1]
+    usage = re.search(r"in Python:\n(.*)", printed, re.DOTALL)[1].strip()
     assert usage.replace(str(out), "out") in card and len(usage.splitlines()) == 3
     lines = usage.replace("max_new_tokens=80", "max_new_tokens=16, do_sample=False")
     names = {"print": lambda text: names.update(text=text)}
@@ -479,14 +477,11 @@ def test_the_card_prefers_the_loss_on_all_rows(tmp_path):
         assert (facts["val_bpb"], facts["val_rows"]) == expected
 
 
-def test_names_are_quoted_for_the_shell_and_for_python(export_model, capsys):
-    """The card's and the program's lines, of a folder whose name would run something."""
+def test_names_are_quoted_for_python(export_model):
+    """The card's lines, of a folder whose name would run something."""
     odd = 'o"); print(1); ("$(touch planted) \n# x'
     folder = export_model(build(**LLAMA), odd)
-    printed, text = capsys.readouterr().out, (folder / "README.md").read_text()
-    scored = next(line for line in printed.splitlines() if line.startswith("lm_eval "))
-    whole = printed[printed.index(scored) :]
-    assert f"pretrained={folder},dtype=float32" in shlex.split(whole)
+    text = (folder / "README.md").read_text()
     code = re.search(r"```python\n(.*?)\n```", text, re.DOTALL)[1]
     calls = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Call)]
     named = [arg.value for call in calls for arg in call.args if isinstance(arg, ast.Constant)]

@@ -119,7 +119,8 @@ def test_what_transformers_4_wrote_is_read_too(tmp_path):
     file = tmp_path / "config.json"
     tree = json.loads(file.read_text())
     theta = tree.pop("rope_parameters")["rope_theta"]
-    tree.pop("head_dim")
+    del tree["head_dim"]
+    tree["attn_implementation"] = "nobody/kernel"  # code of the Hub, which is not fetched
     file.write_text(json.dumps(tree | {"rope_theta": theta, "rope_scaling": None}))
     source = imported.Source(tmp_path)
     assert source.config.rope_theta == 77_000.0
@@ -344,12 +345,14 @@ def test_what_does_not_fit_is_refused_before_anything_is_built(begun, tmp_path):
     assert not (tmp_path / "run").exists()
     manifest, preset = Manifest.load(folder / "data"), cli.parse("train.py", "train", ["tiny"])
     preset = replace(preset, model=replace(preset.model, seq_len=64))
-    for key, value in (("sliding_window", 32), ("vocab_size", 500)):
+    for key, value in (("sliding_window", 32), ("vocab_size", V - 1)):
         make_model(tmp_path / key, "Mistral", **{key: value})
         for file in model.glob("token*.json"):
             shutil.copy(file, tmp_path / key)
         with pytest.raises(UsageError, match=str(value)):
-            imported.Source(tmp_path / key).check_data(manifest, preset)
+            source = imported.Source(tmp_path / key)
+            source.check_data(manifest, preset)
+            source.read(replace(source.config, vocab_size=V))
 
 
 @pytest.mark.slow
