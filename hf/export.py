@@ -125,9 +125,8 @@ def write_model(model: GPT, folder: Path, facts: dict, ends: int | list[int]) ->
 def write_tokenizer(tokenizer: Tokenizer, folder: Path, seq_len: int, tuned: bool) -> None:
     """tokenizer.json, with BOS put first, and what transformers must know of it. tuned: with a chat
     template."""
-    tree = json.loads(tokenizer.spec)
-    tree |= tokenizer_json.begin_with(tokenizer.bos, tokenizer.bos_id)
-    disk.write_json(folder / "tokenizer.json", tree)
+    first = tokenizer_json.begin_with(tokenizer.bos, tokenizer.bos_id)
+    disk.write_json(folder / "tokenizer.json", json.loads(tokenizer.spec) | first)
     options = dict(
         tokenizer_class="PreTrainedTokenizerFast",  # else the model type's, with another split
         bos_token=tokenizer.bos,

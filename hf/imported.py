@@ -221,12 +221,6 @@ def load(word: str | Path, device="cpu", dtype: torch.dtype = torch.float32) -> 
     tokenizer, tokens = source.tokenizer, source.tokenizer.vocab_size
     c = replace(source.config, vocab_size=tokens, bos_id=tokenizer.bos_id)
     state, said = source.read(c)
-    facts = {
-        "step": 0,
-        "tokens": 0,
-        "model": asdict(c),
-        "tokenizer": tokenizer,
-        "identity": {"tokenizer_sha256": tokenizer.sha256},
-        "about": said,
-    }
+    facts = dict(step=0, tokens=0, model=asdict(c), about=said, tokenizer=tokenizer)
+    facts["identity"] = {"tokenizer_sha256": tokenizer.sha256}
     return mapping.model_of(c, state, dtype, device), facts

@@ -40,28 +40,15 @@ FORMS = {
         dict(late=True, nfc=True, config=dict(bos_token=None, eos_token=END)),
     ),
     "plain <bos>": (("words",), ("<bos>",), dict(first="<bos>")),
-    "three splits": (
-        ((r"\p{N}{1,3}",), ("[一-龥]+",), (LLAMA3,), "bytes"), (END,),
-        dict(config=dict(bos_token=END)),
-    ),
     "runs of spaces": (
         ("words",), (END,), dict(plain=("  ", "    "), config=dict(bos_token=END)),
-    ),
-    "a token without a merge": (
-        ((LLAMA3,), "bytes"), (END,),
-        dict(extra="Ġzebrafish", config=dict(bos_token=END), bpe=dict(ignore_merges=True)),
     ),
 }  # fmt: skip
 
 
 def corpus() -> list[str]:
     texts = [p.read_text() for p in sorted(ROOT.glob("machinery/*.py"))[:6]]
-    return [
-        *texts,
-        "Olá, açúcar! " * 20,
-        "汉字 кириллица " * 50,
-        "1234 567 3.14 a zebra fish " * 80,
-    ]
+    return [*texts, "Olá, açúcar! " * 20, "汉字 кириллица " * 50, "1234 567 3.14 a fish " * 80]
 
 
 def make(folder: Path, pre, special, options: dict, vocab_size: int = 800) -> None:
@@ -91,9 +78,6 @@ def make(folder: Path, pre, special, options: dict, vocab_size: int = 800) -> No
         bpe.post_processor = processors.TemplateProcessing(special_tokens=names, **pair)
     tree = json.loads(bpe.to_str())
     tree["model"] |= options.get("bpe", {})
-    vocab = tree["model"]["vocab"]
-    if extra := options.get("extra"):
-        vocab[extra] = len(vocab)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "tokenizer.json").write_text(json.dumps(tree))
     (folder / "tokenizer_config.json").write_text(json.dumps(options.get("config", {})))

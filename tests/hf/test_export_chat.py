@@ -3,25 +3,20 @@ as ours does, and a wrong template is refused."""
 
 import io
 import json
-import os
 import random
 import re
-import tempfile
 from contextlib import redirect_stdout
 
 import pytest
+import torch
+from test_export import OPTIONS, build, edit_json, export_model, refused, tokenizer  # noqa: F401
 
-os.environ.setdefault("HF_MODULES_CACHE", tempfile.mkdtemp())
+from config import UsageError
+from hf import export, mapping, template
+from machinery.trained import is_tuned
+from preparation import chat
+
 transformers = pytest.importorskip("transformers")
-pytest.importorskip("safetensors")
-
-import torch  # noqa: E402
-from test_export import OPTIONS, build, edit_json, export_model, refused, tokenizer  # noqa: E402, F401
-
-from config import UsageError  # noqa: E402
-from hf import export, mapping, template  # noqa: E402
-from machinery.trained import is_tuned  # noqa: E402
-from preparation import chat  # noqa: E402
 
 END = 3
 
@@ -66,28 +61,20 @@ def theirs(tokenizer, tmp_path):  # noqa: F811
 
 
 def test_conversations_have_our_ids(theirs, tokenizer):  # noqa: F811
-    """As they are, and with sanitized control tokens."""
-    for turns in conversations(100, PIECES):
-        reply = turns[-1][0] == "user"
-        ours = [0, *chat.encode(turns, tokenizer, reply)]
-        assert their_ids(theirs, turns, reply) == ours, turns
-        assert their_ids(theirs, turns, reply, **template.TYPED) == ours, turns
-
-
-def test_a_special_token_that_is_typed_says_nothing_about_who_speaks(theirs, tokenizer):  # noqa: F811
-    """With sanitized control tokens, as the card has it, roles and text are ours; the ids beside
-    such a token are others in some. Without, it becomes the role."""
+    """A special token that is typed says nothing about who speaks: with sanitized control tokens,
+    as the card has it, roles and text are ours, though the ids beside such a token are others in
+    some. Without, it becomes the role."""
     special, taken, other = set(tokenizer.special.values()), 0, 0
-    for turns in conversations(100, TYPED):
+    for turns in [*conversations(60, PIECES), *conversations(100, TYPED)]:
         reply = turns[-1][0] == "user"
         ours = [0, *chat.encode(turns, tokenizer, reply)]
-        ids = their_ids(theirs, turns, reply, **template.TYPED)
+        ids, plain = (their_ids(theirs, turns, reply, **how) for how in (template.TYPED, {}))
+        typed = any(name in text for name in tokenizer.special for _, text in turns)
+        assert typed or ids == plain == ours, turns
         assert [i for i in ids if i in special] == [i for i in ours if i in special]
         assert theirs.decode(ids) == tokenizer.decode(ours)
-        typed = any(name in text for name in tokenizer.special for _, text in turns)
-        assert typed or ids == ours
         other += ids != ours
-        taken += typed and their_ids(theirs, turns, reply) != ours
+        taken += plain != ours
     assert taken > 60 and other < taken
 
 
