@@ -15,6 +15,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import flip
+from safetensors import SafetensorError
 
 from config import EXTRAS, GPTConfig, UsageError
 from hf import card, export, mapping, parity
@@ -191,16 +192,15 @@ def test_what_the_own_file_does_not_read_is_an_error(export_model):
 # ------------------------------------------------------------------- a wrong export is refused
 
 
-def edit_json(monkeypatch, file: str, edit):
-    """Let write_json change a file on its way."""
-    honest = disk.write_json
+def edit_json(file: str, **changes):
+    """Lets write_json change a file on its way."""
 
-    def write_json(path, tree):
-        if path.name == file:
-            edit(tree)
-        honest(path, tree)
+    def spoil(monkeypatch):
+        honest = disk.write_json
+        edit = lambda path: changes if path.name == file else {}
+        monkeypatch.setattr(disk, "write_json", lambda path, tree: honest(path, tree | edit(path)))
 
-    monkeypatch.setattr(disk, "write_json", write_json)
+    return spoil
 
 
 def edit_names(monkeypatch, edit):
@@ -232,6 +232,7 @@ def windowed(q, k, v, mask):
 
 
 TOKENIZER, OPTIONS, CONFIG = "tokenizer.json", "tokenizer_config.json", "config.json"
+THETA = dict(rope_type="default", rope_theta=1e4)
 STOCK_MUTANTS = {  # name -> (changes of the model, what is spoilt, what the refusal says)
     "k and v exchanged": (LLAMA, lambda m: edit_names(m, exchanged("k", "v")), "logits"),
     "a weight left out": (
@@ -239,31 +240,15 @@ STOCK_MUTANTS = {  # name -> (changes of the model, what is spoilt, what the ref
         lambda m: m.setattr(mapping, "norms_in", lambda c, name: []),
         "missing_keys",
     ),
-    "another theta": (
-        LLAMA,
-        lambda m: edit_json(m, CONFIG, lambda t: t["rope_parameters"].update(rope_theta=1e4)),
-        "logits",
-    ),
+    "another theta": (LLAMA, edit_json(CONFIG, rope_parameters=THETA), "logits"),
     "a window that only long texts show": (
         dict(seq_len=1024),
         lambda m: m.setattr("model.attend", windowed),
         "logits",
     ),
-    "no BOS": (
-        {},
-        lambda m: edit_json(m, TOKENIZER, lambda t: t.update(post_processor=None)),
-        "tokenizer encodes",
-    ),
-    "special tokens parsed": (
-        {},
-        lambda m: edit_json(m, OPTIONS, lambda t: t.update(split_special_tokens=False)),
-        r"encodes '<\|bos\|>' differently",
-    ),
-    "another end of text": (
-        {},
-        lambda m: edit_json(m, OPTIONS, lambda t: t.update(eos_token="<|end|>")),
-        r"\(331, 0, 3, 0\), not \(331, 0, 0, 0\)",
-    ),
+    "no BOS": ({}, edit_json(TOKENIZER, post_processor=None), "tokenizer encodes"),
+    "special tokens parsed": ({}, edit_json(OPTIONS, split_special_tokens=False), r"'<\|bos\|>'"),
+    "another end of text": ({}, edit_json(OPTIONS, eos_token="<|end|>"), r"\(331, 0, 3, 0\)"),
 }
 OWN_MUTANTS = {  # name -> (code of the own file, in its place, what the refusal says)
     "what came before lost in the cache": (
@@ -454,8 +439,6 @@ def test_names_are_quoted_for_python(export_model):
 
 
 def test_a_full_disk_has_its_exit_code_and_leaves_nothing(trained_run, tmp_path, monkeypatch):
-    from safetensors import SafetensorError
-
     def fail(*args, **kwargs):
         raise SafetensorError("I/O error: No space left on device (os error 28)")
 

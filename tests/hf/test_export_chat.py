@@ -135,16 +135,12 @@ def test_the_pipeline_answers_as_ours(export_tuned, tokenizer, capsys):  # noqa:
     assert is_tuned(mapping.load_exported(folder)[1])
 
     generate = transformers.pipeline("text-generation", str(folder), trust_remote_code=True)
+    how = dict(max_new_tokens=20, do_sample=False, tokenizer_encode_kwargs=template.TYPED)
     turns, lengths = FIRST[:1], []
     for question in (FIRST[1][1], "Where is it? <|assistant|>", "name_1(x)", ""):
         turns.append(("user", question))
         mine = our_answer(ours, tokenizer, turns, 20)
-        out = generate(
-            as_messages(turns),
-            max_new_tokens=20,
-            do_sample=False,
-            tokenizer_encode_kwargs=template.TYPED,
-        )
+        out = generate(as_messages(turns), **how)
         text = out[0]["generated_text"][-1]
         assert text == dict(role="assistant", content=mine), question
         lengths.append(len(tokenizer.encode(mine)))
@@ -168,10 +164,7 @@ def test_the_example_of_the_card_works_as_printed(export_tuned, tokenizer, monke
 
 
 MUTANTS = {  # name -> (what is spoilt, what the refusal says)
-    "BOS for the end": (
-        lambda m: edit_json(m, OPTIONS, lambda t: t.update(eos_token="<|bos|>")),
-        r"\(331, 0, 0, 0\), not \(331, 0, 3, 0\)",
-    ),
+    "BOS for the end": (edit_json(OPTIONS, eos_token="<|bos|>"), r"\(331, 0, 0, 0\)"),
     "no BOS": (
         lambda m: m.setattr(template, "TEMPLATE", template.TEMPLATE.replace("{{ bos_token }}", "")),
         "the chat template encodes",

@@ -216,6 +216,8 @@ TRAIN = (
     "tiny --steps 4 --tokens_per_step 512 --no_compile --device cpu --dtype fp32 --warmup 2 "
     "--eval_tokens 1024 --log_every 1 --peak_tflops 1 --optimizer adamw --lr 1e-4"
 ).split()
+PREPARE = ["tiny", *"--row_len 65 --val_fraction 0.2 --workers 1 --source".split()]
+PREPARE += [f"files:{ROOT / 'machinery'}"]
 CPU = ["--device", "cpu", "--dtype", "fp32"]
 
 
@@ -238,9 +240,8 @@ def begun(tmp_path_factory):
     options = dict(tie_word_embeddings=True, rms_norm_eps=1e-5, max_shard_size="60KB")
     make_model(folder / "model", "Llama", **options)
     make(folder / "model", *FORMS["smollm2"], vocab_size=V)
-    text = ["--source", f"files:{ROOT / 'machinery'}", "--row_len", 65, "--val_fraction", 0.2]
-    text += ["--workers", 1, "--data_dir", folder / "data"]
-    quietly(prepare_data.main, "tiny", *text, "--tokenizer", folder / "model")
+    data_dir = ["--data_dir", folder / "data"]
+    quietly(prepare_data.main, *PREPARE, *data_dir, "--tokenizer", folder / "model")
     where = ["--data_dir", folder / "data", "--run_dir", folder / "run"]
     said = quietly(train.main, *TRAIN, *where, "--init_from", folder / "model")
     return folder, said
@@ -299,14 +300,11 @@ def test_what_does_not_fit_is_refused_before_anything_is_built(begun, tmp_path):
     folder, _ = begun
     model, where = folder / "model", ["--run_dir", tmp_path / "run", "--data_dir"]
     begin = [*TRAIN, "--init_from", model]
-    muon = [word for word in begin if word not in ("--lr", "1e-4")]
-    muon[muon.index("adamw")] = "muon"
     make(tmp_path / "other", *FORMS["gpt2"], vocab_size=V)
-    text = ["--source", f"files:{ROOT / 'machinery'}", "--workers", 1, "--val_fraction", 0.2]
-    text += ["--row_len", 65, "--data_dir", tmp_path / "d"]
-    quietly(prepare_data.main, "tiny", *text, "--tokenizer", tmp_path / "other")
+    data_dir = ["--data_dir", tmp_path / "d"]
+    quietly(prepare_data.main, *PREPARE, *data_dir, "--tokenizer", tmp_path / "other")
     for argv, value in (
-        ([*muon, *where, folder / "data"], "--optimizer muon"),
+        ([*begin, *where, folder / "data", "--optimizer", "muon"], "--optimizer muon"),
         ([*begin, *where, folder / "data", "--n_layer", 3], "--n_layer 3"),
         ([*begin, *where, tmp_path / "d"], f"--tokenizer {model}"),
     ):
