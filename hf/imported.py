@@ -74,7 +74,7 @@ class Source:
         code, adapter, link or pipe. Returns the size of the weights in bytes."""
         kind = tree.get("model_type")
         self.need(kind in KINDS, f"a {kind} is none of {', '.join(KINDS)} (docs/begin.md)")
-        for key in ("auto_map", "quantization_config"):
+        for key in ("auto_map", "quantization_config", "transformers_weights"):
             self.need(not tree.get(key), f"its config.json has {key}")
         sizes = {}
         for path in self.folder.iterdir():

@@ -120,6 +120,7 @@ CHANGED = {  # name -> (a change of config.json, what the error names)
     "NoPE at will": (dict(model_type="smollm3", no_rope_layers=[1, 0, 0, 1]), "k-th"),
     "code of its own": (dict(auto_map={"AutoModel": "x.Y"}), "auto_map"),
     "quantized": (dict(quantization_config={"bits": 4}), "quantization_config"),
+    "another file of weights": (dict(transformers_weights="adapter_model.bin"), "transformers_w"),
     "no class": (dict(model_type=None), "None"),
     "partial RoPE": (dict(partial_rotary_factor=0.5), "0.5"),
     "another width": (dict(hidden_size=54), "mismatched_keys"),
