@@ -1,15 +1,35 @@
 #!/usr/bin/env bash
-# `bash run.sh [PRESET [OPTIONS]]` sets up, prepares text, trains a GPT (default: tiny) and prints
-# samples; the options are train.py's: `bash run.sh d12 --mirror s3://BUCKET/runs`.
-# `bash run.sh test` sets up and runs the tests; `bash run.sh lesson 7` runs a lesson of course/.
-# Run again, each does only what is missing.
+# bash run.sh [PRESET [OPTIONS]]   set up, prepare text, train a GPT (default: tiny), print samples;
+#                                  the options are train.py's: run.sh d12 --mirror s3://BUCKET/runs
+# bash run.sh lesson 7             run a lesson of course/
+# bash run.sh test [PYTEST'S]      run the tests
+# bash run.sh eval                 install requirements-eval.txt; likewise store, scaling, course
+# Run again, each does only what is missing. Everything is installed in .venv, in this folder.
 set -euo pipefail
 cd "$(dirname "$0")"
 
-python=${PYTHON:-python3}
-wanted=$(cat requirements.txt)
+first=${1:-tiny}
+if [[ $first == -h || $first == --help ]]; then
+  sed -n '2,/^set /s/^# //p' run.sh
+  exit
+fi
+if [[ $first == -* || " $*" == *" --run_dir"* ]]; then
+  echo "error: run.sh takes a preset, then options of train.py but --run_dir; for '$*' run the" \
+    "programs by hand (README.md)" >&2
+  exit 2
+fi
+if [ "$first" = lesson ]; then
+  number=${2:-}
+  lesson=$(compgen -G "course/${number}_*.py" || compgen -G "course/0${number}_*.py") || lesson=
+  if ! [[ $number =~ ^[0-9]+$ && $lesson ]]; then
+    echo "error: lesson ${number:-which?} bash run.sh lesson 7; the lessons:" course/[0-9]*.py >&2
+    exit 2
+  fi
+fi
+
 # PyPI's torch 2.13 is built for CUDA 13, which wants driver 580; its last one for CUDA 12, which wants
 # 525, is 2.10. A build from elsewhere (2.13.0+cu126, 2.13.0+cpu) is the user's choice, and stays.
+torch=torch==2.13.0
 query="nvidia-smi --query-gpu=driver_version --format=csv,noheader"
 driver=$(timeout 20 $query 2> /dev/null) || driver=
 driver=${driver%%$'\n'*}  # of the first GPU
@@ -20,54 +40,59 @@ if [[ $driver =~ ^([0-9]+)\. && ${BASH_REMATCH[1]} -lt 580 && -z $chosen ]]; the
     exit 2
   fi
   echo "driver $driver is older than 580: torch 2.10 for CUDA 12 instead of 2.13 for CUDA 13"
-  wanted=${wanted/torch==2.13.0/torch==2.10.0}
+  torch=torch==2.10.0
 fi
-stamp=.venv/requirements.txt
-if [ "$(cat "$stamp" 2> /dev/null || true)" != "$wanted" ]; then
-  if ! .venv/bin/python -m pip --version > /dev/null 2>&1; then  # no .venv yet, or one without pip
-    "$python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' || {
-      echo "error: $("$python" --version) is older than 3.10; PYTHON=python3.12 bash run.sh" >&2
-      exit 2
-    }
-    "$python" -m venv .venv  # keeps the packages that are there
-  fi
-  .venv/bin/python -m pip install --quiet --disable-pip-version-check -r <(echo "$wanted")
+
+# install FILE: its packages into .venv, unless they were installed from a file like it before
+install() {
+  local wanted stamp quiet=--quiet
+  wanted=$(sed "s/^torch==2.13.0/$torch/" "$1")
+  stamp=.venv/${1//\//-}
+  if [ "$(cat "$stamp" 2> /dev/null || true)" = "$wanted" ]; then return; fi
+  if [ -t 1 ]; then quiet=; fi  # a terminal gets pip's bars
+  echo "installing $1 into .venv"
+  .venv/bin/python -m pip install $quiet --disable-pip-version-check -r <(echo "$wanted")
   if [[ $wanted == *torch==2.10.0* ]]; then  # torch asks for an older cuDNN, and avoids its attention
     .venv/bin/python -m pip install --quiet --no-deps -r <(echo nvidia-cudnn-cu12==9.15.1.9)
   fi
   echo "$wanted" > "$stamp"
+}
+if ! .venv/bin/python -m pip --version > /dev/null 2>&1; then  # no .venv yet, or one without pip
+  python=${PYTHON:-python3}
+  "$python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' || {
+    echo "error: $("$python" --version) is older than 3.10; PYTHON=python3.12 bash run.sh" >&2
+    exit 2
+  }
+  "$python" -m venv .venv || {  # keeps the packages that are there
+    echo "error: $python cannot make .venv; install its module venv (Debian: python3-venv)" >&2
+    exit 2
+  }
 fi
+install requirements.txt
 export PATH="$PWD/.venv/bin:$PATH"
 
-if [ "${1:-}" = test ]; then
-  shift
-  if [ $# -gt 0 ]; then exec python -m pytest -n 4 --dist worksteal "$@"; fi
-  python -m pytest -n 4 --dist worksteal  # most tests wait for programs, so 4 on two cores
-  exec python -m pytest -n 0 -m timing  # these measure, so they run alone
-fi
-if [ "${1:-}" = lesson ]; then
-  number=${2:?which lesson? try: bash run.sh lesson 7}
-  lesson=$(compgen -G "course/${number}_*.py" || compgen -G "course/0${number}_*.py") || lesson=
-  [[ $number =~ ^[0-9]+$ && $lesson ]] ||
-    { echo "error: lesson $number: give the number of a file in course/, as in 7" >&2; exit 2; }
-  exec python "$lesson"
-fi
-preset=${1:-tiny}
-if [[ $preset == -* || " $*" == *" --run_dir"* ]]; then
-  echo "error: run.sh takes a preset, then options of train.py but --run_dir; for '$*' run the" \
-    "programs by hand (README.md)" >&2
-  exit 2
-fi
+case $first in
+  eval | store | scaling) install "requirements-$first.txt"; exit ;;
+  course) install course/requirements.txt; exit ;;
+  lesson) exec python "$lesson" ;;
+  test)
+    shift
+    if [ $# -gt 0 ]; then exec python -m pytest -n 4 --dist worksteal "$@"; fi
+    python -m pytest -n 4 --dist worksteal  # most tests wait for programs, so 4 on two cores
+    exec python -m pytest -n 0 -m timing  # these measure, so they run alone
+    ;;
+esac
+preset=$first run=runs/$first
 shift $(($# > 0))
-if [[ "$*" =~ (s3|gs):// ]]; then  # a store: docs/store.md
-  python -m pip install --quiet --disable-pip-version-check -r requirements-store.txt
-fi
+if [[ "$*" =~ (s3|gs):// ]]; then install requirements-store.txt; fi  # docs/store.md
 if [[ ! " $*" =~ " --data_dir"[=\ ] ]]; then
   python prepare_data.py "$preset"
 fi
 torchrun --standalone train.py "$preset" "$@"
-python eval.py loss "$preset"
-python eval.py sample "$preset" < /dev/null  # the prompts of the preset
-echo "checkpoints  $(ls -d "runs/$preset"/checkpoints/step_* | tail -n 1)"
-echo "metrics      runs/$preset/metrics.jsonl"
-echo "report       runs/$preset/report.html"
+if [[ ! $run/eval.jsonl -nt $run/status.json ]]; then  # it has trained since
+  python eval.py loss "$preset"
+  python eval.py sample "$preset" < /dev/null  # the prompts of the preset
+fi
+echo "checkpoints  $(ls -d "$run"/checkpoints/step_* | tail -n 1)"
+echo "metrics      $run/metrics.jsonl"
+echo "report       $run/report.html"

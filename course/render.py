@@ -1,6 +1,6 @@
 """The course as pages to read: course/out/html/index.html, a page for each lesson and each lab.
 
-    pip install -r course/requirements.txt
+    bash run.sh course
     python course/render.py [NUMBER ...]
 
 Each lesson runs as a notebook in its own kernel, and its page ends with the exercise; a lesson that

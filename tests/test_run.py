@@ -15,7 +15,7 @@ PYTHON = """#!/usr/bin/env bash
 if [ "$2" = venv ]; then mkdir -p .venv/bin && exec cp "$0" .venv/bin/python; fi
 echo "$@" >> commands
 for last; do :; done
-if [ "$2" = pip ] && [[ "$*" != *--no-deps* ]]; then cat "$last" > installed; fi
+if [[ "$*" == *"pip install"*-version-check* ]]; then cat "$last" > installed; fi
 """
 
 
@@ -84,12 +84,12 @@ def test_half_a_venv_is_made_again(machine, tmp_path):
 
 
 def test_options_go_to_the_training_but_no_folder(machine, tmp_path):
-    for words, said in {"tiny --run_dir x": "'tiny --run_dir x'", "--help": "'--help'"}.items():
+    for words in ("tiny --run_dir x", "--steps 3", "lesson", "lesson x", "lesson 99"):
         done = machine("580.65", words=words.split())
-        assert done.returncode == 2 and said in done.stderr
-    for word in ("x", "99"):
-        done = machine("580.65", words=("lesson", word))
-        assert done.returncode == 2 and f"lesson {word}:" in done.stderr
+        assert done.returncode == 2 and words.removeprefix("lesson ") in done.stderr
+    done = machine("580.65", words=["-h"])
+    assert done.returncode == 0 and "bash run.sh lesson 7" in done.stdout
+    assert not (tmp_path / ".venv").exists()  # nothing is installed for a mistake
 
 
 @pytest.mark.parametrize(
@@ -109,12 +109,24 @@ def test_a_whole_run(words, prepares, store, machine, tmp_path):
     assert done.returncode == 0, done.stderr
     preset = words.split()[0]
     said = (tmp_path / "commands").read_text().splitlines()
-    asked = [line for line in said if "requirements-store.txt" in line]
-    assert bool(asked) == store
+    assert (tmp_path / ".venv" / "requirements-store.txt").exists() == store
     programs = [line for line in said if ".py" in line]
+    scores = [f"eval.py loss {preset}", f"eval.py sample {preset}"]
     first = [f"prepare_data.py {preset}"] if prepares else []
     train = f"torchrun --standalone train.py {words}"
-    assert programs == [*first, train, f"eval.py loss {preset}", f"eval.py sample {preset}"]
+    assert programs == [*first, train, *scores]
+    (tmp_path / "runs" / preset / "eval.jsonl").write_text("")
+    assert machine("580.65", words=words.split()).returncode == 0
+    said = (tmp_path / "commands").read_text().splitlines()
+    programs += [*first, train]  # what it had scored is not scored again
+    assert [line for line in said if ".py" in line] == programs
+
+
+def test_packages_for_some_commands(machine, tmp_path):
+    assert machine("550.54", words=["store"]).returncode == 0
+    assert torch_of(tmp_path) == "torch==2.10.0"
+    said = (tmp_path / "commands").read_text()
+    assert said.count("-version-check -r") == 2 and ".py" not in said
 
 
 def test_a_driver_that_nothing_runs_on_costs_no_download(machine, tmp_path):

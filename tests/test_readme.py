@@ -1,0 +1,94 @@
+"""README.md and docs/: each command is one that its program takes, each figure follows."""
+
+import importlib
+import re
+import shlex
+
+import pytest
+import torch
+from conftest import ROOT
+
+import eval as evaluate
+import flops as flops_of
+from config import UsageError
+from instruments.run import forecast
+from machinery import cli, plan, trained
+from model import GPT
+
+PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))]
+PROGRAM = r"(?:torchrun|python)\b.*? ((?:\w+/)*\w+\.py)\b(.*)"
+
+
+def commands() -> set[tuple[str, str]]:
+    """("eval.py", "sample d12 --n 4") for each line of a block that starts a program of ours."""
+    blocks = r"^```\w*\n(.*?)^```"
+    texts = [b for page in PAGES for b in re.findall(blocks, page.read_text(), re.M | re.S)]
+    lines = [line for text in texts for line in text.replace("\\\n", " ").splitlines()]
+    inline = [c for page in PAGES for c in re.findall(r"`(python [^`]+)`", page.read_text())]
+    found = [re.search(PROGRAM, " ".join(line.split())) for line in lines + inline]
+    ends = r"\s[#&|;]|\)$"  # of a command: a comment, or the shell's
+    return {(m[1], re.split(ends, m[2])[0].strip()) for m in found if m and ".." not in m[2]}
+
+
+class Understood(Exception):
+    """The program has read its options."""
+
+
+@pytest.mark.parametrize("program, words", sorted(commands()))
+def test_the_program_takes_the_command(program, words, monkeypatch):
+    read_options = cli.read_options
+
+    def read_and_stop(*args):
+        read_options(*args)
+        raise Understood
+
+    assert (ROOT / program).is_file()
+    argv = shlex.split(words, comments=True)
+    if "/" in program or argv[:1] == ["compare"] or "--help" in argv:
+        return
+    monkeypatch.setattr(cli, "read_options", read_and_stop)
+    monkeypatch.setattr(trained, "find_model", lambda word: {"run_dir": word})
+    with pytest.raises(Understood):
+        importlib.import_module(program.removesuffix(".py")).main(argv)
+
+
+def test_the_test_finds_commands_and_their_mistakes(monkeypatch):
+    found = commands()
+    assert len(found) > 60 and ("train.py", "d12 --plan") in found
+    assert {program for program, _ in found} >= {"train.py", "eval.py", "prepare_data.py"}
+    with pytest.raises((SystemExit, UsageError)):
+        evaluate.main(["loss", "tiny", "--rowz", "3"])
+
+
+def test_links_lead_to_files():
+    for page in PAGES:
+        for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
+            assert (page.parent / link).exists(), f"{page.name}: {link}"
+    pictures = re.findall(r'(?:src|srcset)="([^"]+)"', PAGES[0].read_text())
+    assert len(pictures) == 4 and all((ROOT / picture).is_file() for picture in pictures)
+    assert len(PAGES[0].read_text().splitlines()) <= 180
+
+
+def rounded(value: float) -> str:
+    """Two digits, or whole: 0.6, 2.5, 21, 1,603."""
+    return f"{value:,.1f}" if value < 10 else f"{value:,.0f}"
+
+
+def test_the_table_of_presets_follows_from_the_presets():
+    """Hours: FLOPs of the run in the full convention, at 50% and 20% of an H100's peak."""
+    world = forecast.parse_gpus("H100")
+    row = r"^\| `([\w-]+)` \| (.*?) \| .* \| (.*?) \| (\d.*) \|$"
+    rows = re.findall(row, PAGES[0].read_text(), re.M)
+    assert {"d12", "d20", "smol-135m"} <= {name for name, *_ in rows}
+    for name, parameters, tokens, cost in rows:
+        preset = cli.parse("train.py", "train", [name])
+        with torch.device("meta"):
+            model = GPT(preset.model)
+        size = sum(p.numel() for p in model.parameters())
+        read = (decided := plan.make_plan(preset, world)).rows * decided.seq_len
+        flops = model.flops_per_token() * read
+        low, high = (flops / (flops_of.find_peak(world, 0) * share) / 3600 for share in (0.5, 0.2))
+        assert parameters == (f"{size / 1e9:.2f}B" if size >= 1e9 else f"{size / 1e6:.0f}M")
+        assert tokens == f"{read / 1e9:.1f}B"
+        dollars = f"${3 * low:,.0f} to ${3 * high:,.0f}"
+        assert cost == f"{rounded(low)} to {rounded(high)} hours, {dollars}", name
