@@ -1,5 +1,5 @@
 """instruments/exams/choice.py and questions.py: figures against simulation and against a slow
-oracle, tables by subject and year, and questions from a file and from held-out text."""
+oracle, and questions from a file and from held-out text."""
 
 import json
 import math
@@ -12,7 +12,7 @@ import torch
 
 from config import UsageError
 from instruments.exams import choice
-from instruments.exams.questions import Question, continuations, from_file, sample, tags_of
+from instruments.exams.questions import Question, continuations, from_file, sample
 from machinery.errors import DataError
 from machinery.shards import Manifest
 from tokenizer import Tokenizer
@@ -71,18 +71,18 @@ def test_the_verdict_in_words(picks, letters, words):
 def report(capsys, tokenizer, **measured) -> tuple[list[dict], str]:
     """The records of tasks whose nats are given, and what is printed."""
     capsys.readouterr()
-    records = list(choice.report(choice.ChoiceConfig(), measured, tokenizer))
+    records = list(choice.report(measured, 0, tokenizer))
     return records, capsys.readouterr().out
 
 
-def test_norms_divide_by_characters_and_by_bytes(tokenizer, capsys):
+def test_norms_divide_by_characters(tokenizer, capsys):
     """A figure per norm, each from the answer's own length without the space in front."""
     rng, answered = random.Random(2), []
     for _ in range(30):
         answers = tuple("é" * rng.randrange(1, 9) + "x" * rng.randrange(9) for _ in range(3))
         nats = [-len(a) * rng.uniform(0.5, 1.5) for a in answers]
         answered.append((Question("Which?", answers, rng.randrange(3)), nats))
-    lengths = {"sum": lambda a: 1, "per character": len, "per byte": lambda a: len(a.encode())}
+    lengths = {"sum": lambda a: 1, "per character": len}
     records, _ = report(capsys, tokenizer, task=answered)
     assert [r["norm"] for r in records] == list(lengths)
     for record in records:
@@ -110,57 +110,6 @@ def test_letters_are_told_from_answers(tokenizer, capsys):
     assert records[0]["hits"] == golds.count(1) and records[0]["most_picked"] == 1
     assert "a constant answer: nearly always B" in said and said.count("is predicted in") == 1
     assert records[0]["chance"] == pytest.approx(sum(1 / len(a) for a in answers) / 40)
-
-
-# ------------------------------------------------------------------------------ tables
-
-
-def test_a_row_tells_its_subject_and_its_year():
-    for row, config, tags in (
-        (dict(Subject="law"), "PT_BR", dict(subject="law")),
-        (dict(category="maths", question="?"), None, dict(subject="maths")),
-        (dict(id="law/test/3"), None, dict(subject="law")),
-        (dict(info=dict(subject="Biology", grade=12)), None, dict(subject="Biology")),
-        (dict(label="A"), "2023", dict(year="2023")),
-        (dict(exam_id="2010-01", question_type="TAX"), None, dict(subject="TAX", year="2010")),
-        (dict(id="1", exam_id="2", info=5), "all", {}),
-    ):
-        assert tags_of(row, config) == tags, row
-
-
-def questions_of(n: int) -> tuple[list[Question], list[int]]:
-    """Of three subjects and two years, some without, with 2 to 5 options; and what was picked."""
-    generator = torch.Generator().manual_seed(1)
-    draw = lambda most: int(torch.randint(most, (), generator=generator))
-    questions, picks = [], []
-    for i in range(n):
-        k, tags = 2 + draw(4), dict(subject=("law", "maths", "art")[draw(3)])
-        if i % 5:
-            tags["year"] = ("2022", "2023")[draw(2)]
-        questions.append(Question("q", tuple("ABCDE"[:k]), draw(k), tags))
-        picks.append(draw(k))
-    return questions, picks
-
-
-def test_the_tables_sums_are_those_of_all_questions():
-    questions, picks = questions_of(200)
-    groups = choice.by_tag(questions, picks)
-    assert list(groups) == ["subject", "year"] and list(groups["year"]) == ["2022", "2023", "none"]
-    hits = sum(p == q.gold for p, q in zip(picks, questions))
-    for tag, rows in groups.items():
-        assert sum(f["n"] for f in rows.values()) == 200
-        assert sum(f["hits"] for f in rows.values()) == hits
-        for name, f in rows.items():
-            own = [i for i, q in enumerate(questions) if q.tags.get(tag, "none") == name]
-            right = sum(picks[i] == questions[i].gold for i in own)
-            expected = sum(1 / len(questions[i].answers) for i in own)
-            spread = sum(
-                (1 - 1 / len(q.answers)) / len(q.answers) for q in (questions[i] for i in own)
-            )
-            assert (f["n"], f["hits"]) == (len(own), right)
-            assert f["z"] == pytest.approx((right - expected) / math.sqrt(spread))
-    assert len(list(choice.group_lines(groups))) == 2 + 3 + 3
-    assert choice.by_tag([Question("q", ("a", "b"), 0, dict(subject="law"))] * 3, [0] * 3) == {}
 
 
 # ---------------------------------------------------------------------------- questions

@@ -331,8 +331,8 @@ def test_the_hash_is_gits(tmp_path):
     assert core.git_blob(tmp_path / "a") == "ce013625030ba8dba906f756967f9e9ca394464a"
 
 
-def test_the_whole_of_core_and_a_part(own_run, folder, tmp_path, capsys):
-    out = ask(capsys, own_run, "--folder", folder, "--save", tmp_path / "items.jsonl")
+def test_the_whole_of_core_and_a_part(own_run, folder, capsys):
+    out = ask(capsys, own_run, "--folder", folder)
     record = json.loads((own_run / "eval.jsonl").read_text().splitlines()[-1])
     assert record["task"] == "core" and len(record["tasks"]) == 22 and record["seq_len"] == 64
     assert record["n"] == 22 * 14 and record["dtype"] == "fp32"
@@ -341,17 +341,11 @@ def test_the_whole_of_core_and_a_part(own_run, folder, tmp_path, capsys):
     assert f"CORE: {mean:.4f} +- {record['stderr']:.4f}" in out
     assert "14 items cropped" in out and re.search(r"is predicted in [\d.]+% of the items", out)
     assert out.count("is not the file that CORE is measured on") == 22
-    lines = [json.loads(line) for line in (tmp_path / "items.jsonl").read_text().splitlines()]
-    assert len(lines) == 22 * 14 and lines[0]["task"] == "hellaswag_zeroshot"
-    for task in core.TASKS:
-        own = [line for line in lines if line["task"] == task.name]
-        assert [line["index"] for line in own] == [*range(14)]
-        f = record["tasks"][task.name]
-        assert sum(line["correct"] for line in own) == f["hits"]
-        assert re.search(rf"^{task.name} .* {f['accuracy']:.4f} \+- {f['stderr']:.4f}", out, re.M)
+    for name, f in record["tasks"].items():
+        assert re.search(rf"^{name} .* {f['accuracy']:.4f} \+- {f['stderr']:.4f}", out, re.M)
     before = len((own_run / "eval.jsonl").read_text().splitlines())
     out = ask(capsys, own_run, "--folder", folder, "--tasks", "copa", "squad", "--limit", 12)
-    assert "mean of 2 of 22: " in out and "12 of its 100 items" in out
+    assert "this is not CORE" in out and "12 of its 100 items" in out
     found = (own_run / "eval.jsonl").read_text().splitlines()
     assert len(found) == before + 1 and "core" not in json.loads(found[-1])
 

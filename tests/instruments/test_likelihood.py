@@ -10,7 +10,7 @@ import torch
 
 from config import GPTConfig, UsageError
 from instruments.exams.likelihood import encode_pair, log_likelihoods
-from instruments.exams.lines import has_fields, read_lines, saving
+from instruments.exams.lines import has_fields, read_lines
 from machinery.errors import DataError, NonFiniteError
 from model import GPT
 from preparation.chat import marks
@@ -124,19 +124,3 @@ def test_what_is_no_file_is_one_sentence(tmp_path):
         with pytest.raises(UsageError) as caught:
             read_lines(tmp_path / name, lambda row: True, "it")
         assert str(tmp_path / name) in str(caught.value)
-
-
-def test_a_saved_file_is_whole_or_not_there(tmp_path):
-    path = tmp_path / "new" / "a.jsonl"
-    with pytest.raises(ZeroDivisionError), saving(str(path)) as save:
-        save(i=1 / 0)
-    assert list(path.parent.iterdir()) == []
-    with saving(str(path)) as save:
-        for i in range(3):
-            save(i=i)
-        assert not path.exists()
-    assert [json.loads(line) for line in path.read_text().splitlines()] == [
-        {"i": i} for i in range(3)
-    ]
-    with saving("") as save:
-        save(i=1)

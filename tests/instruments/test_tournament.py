@@ -1,14 +1,12 @@
 """instruments/exams/tournament.py and judge.py: who plays, who decides, and the arithmetic."""
 
-# ruff: noqa: F811
 import json
 import re
 import shutil
 import socket
 import sys
 import threading
-from collections import Counter
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,7 +14,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from test_serve import build, serving, tokenizer  # noqa: F401
 
 import eval as eval_program
 from config import GPTConfig, UsageError
@@ -119,32 +116,24 @@ def test_novel_mean_is_the_mean_log_p_of_the_new_tokens():
 
 @contextmanager
 def judge_server(answer):
-    """answer(question, number, body) -> the model's text, a whole reply, or (status, reply). Gives
+    """answer(question, number) -> the model's text, the bytes of a reply, or (status, bytes). Gives
     the address, and the list of requests."""
     requests = []
 
     class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-        broken = False
-
         def do_POST(self):
-            if self.broken:  # as uvicorn after an error of its program: this connection is no more
-                self.close_connection = True
-                return
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             requests.append((self.path, body))
-            chat = "messages" in body
-            question = body["messages"][0]["content"] if chat else body["prompt"]
-            reply = answer(question, len(requests), body)
-            status, reply = reply if isinstance(reply, tuple) else (200, reply)
-            if isinstance(reply, str):
-                text = {"message": {"role": "assistant", "content": reply}, "text": reply}
-                reply = {"id": "1", "object": "x", "choices": [text | {"index": 0}]}
-            self.broken = status == 500
-            content = reply if isinstance(reply, bytes) else json.dumps(reply).encode()
-            kind = "text/html" if isinstance(reply, bytes) else "application/json"
+            reply = answer(body["messages"][0]["content"], len(requests))
+            status, content = reply if isinstance(reply, tuple) else (200, reply)
+            if isinstance(content, str):
+                message = {"role": "assistant", "content": content}
+                reply = {"id": "1", "object": "x", "choices": [{"index": 0, "message": message}]}
+                content = json.dumps(reply).encode()
             self.send_response(status)
-            self.send_header("Content-Type", kind)
+            self.send_header(
+                "Content-Type", f"{'text/html' if content[:1] == b'<' else 'application/json'}"
+            )
             self.send_header("Content-Length", str(len(content)))
             self.end_headers()
             self.wfile.write(content)
@@ -209,7 +198,7 @@ def test_a_judge_that_always_says_a_makes_ties():
 def test_unparsable_answers_are_half_wins_up_to_half_of_them():
     """A judge that gives no letter at all is no tie between all players."""
 
-    def answer(question, *_):
+    def answer(question, number):
         return "Both are fine." if "p\n" in question else the_larger(question)
 
     wins, server, _ = asked(answer)
@@ -221,18 +210,8 @@ def test_unparsable_answers_are_half_wins_up_to_half_of_them():
 
 
 @openai
-def test_a_server_that_refuses_chat_is_asked_for_completions():
-    def no_chat(question, number, body):
-        return (500, {"error": "no chat_template"}) if "messages" in body else the_larger(question)
-
-    wins, _, requests = asked(no_chat)
-    assert wins[0, 2, 0] == 1 and wins[0, 0, 2] == 0
-    assert [path for path, _ in requests].count("/v1/chat/completions") == 1
-
-
-@openai
 @pytest.mark.parametrize(
-    "reply", [{"choices": []}, b"<html>a proxy</html>", {}, (404, {"error": "unloaded"})]
+    "reply", [b'{"choices": []}', b"<html>a proxy</html>", b"{}", (404, b'{"error": "unloaded"}')]
 )
 def test_a_server_without_an_answer_is_one_sentence(reply):
     """At once, or later: the user's server is at fault, not the program."""
@@ -241,7 +220,7 @@ def test_a_server_without_an_answer_is_one_sentence(reply):
             judge.Server(url, "scripted", timeout_s=20)
         assert url in str(caught.value)
     with pytest.raises(UsageError) as caught:
-        asked(lambda question, number, body: the_larger(question) if number < 5 else reply)
+        asked(lambda question, number: the_larger(question) if number < 5 else reply)
     assert "http://127.0.0.1" in str(caught.value)
 
 
@@ -259,7 +238,7 @@ def test_only_a_clear_letter_or_a_tie_is_an_answer():
 @openai
 def test_a_judge_that_hangs_or_is_down_ends_the_tournament_in_bounded_time():
     release = threading.Event()
-    hangs_from = lambda n: lambda q, number, body: "A" if number < n else release.wait(60)
+    hangs_from = lambda n: lambda question, number: "A" if number < n else release.wait(60)
     with judge_server(hangs_from(1)) as (url, _), pytest.raises(UsageError) as caught:
         judge.Server(url, "scripted", timeout_s=0.5)
     assert "0.5 s" in str(caught.value)
@@ -280,12 +259,12 @@ def test_a_judge_that_hangs_or_is_down_ends_the_tournament_in_bounded_time():
 # ------------------------------------------------------------------------- controls and doubts
 
 
-def test_a_judge_is_doubted_for_the_loop_the_human_and_its_own_loss():
-    def doubts(*names, judge_bpb=1.9, rating=lambda i: 1000.0 - i):
+def test_a_judge_is_doubted_for_the_loop_and_the_human():
+    def doubts(*names, rating=lambda i: 1000.0 - i):
         """names: best first."""
-        own = lambda name: None if name in (tournament.HUMAN, tournament.LOOP) else 2.0
-        table = [dict(name=n, rating=rating(i), bpb=own(n)) for i, n in enumerate(names)]
-        return tournament.why_untrusted(table, judge_bpb)
+        return tournament.why_untrusted(
+            [dict(name=n, rating=rating(i)) for i, n in enumerate(names)]
+        )
 
     assert doubts("human text", "b", "a", "loop") == []
     assert doubts("b", "human text", "a", "loop") == []  # 2 of 4: ceil(4 / 3)
@@ -294,10 +273,7 @@ def test_a_judge_is_doubted_for_the_loop_the_human_and_its_own_loss():
     (why,) = doubts("human text", "loop", "b", "a")
     assert "loop in place 2 of 4" in why
     assert "loop in place 3 of 5" in doubts("human text", "b", "loop", "a", "c")[0]  # the middle
-    (why,) = doubts("human text", "b", "loop", judge_bpb=2.0)
-    assert "2.000" in why and " b " in why
-    assert doubts("human text", "b", "loop", judge_bpb=None) == []
-    tied = doubts("b", "human text", "a", "loop", judge_bpb=None, rating=lambda i: 1000.0)
+    tied = doubts("b", "human text", "a", "loop", rating=lambda i: 1000.0)
     assert "loop in place 1 of 4" in tied[0]
 
 
@@ -330,17 +306,17 @@ def hold(run_dir: Path, *more) -> dict:
 
 
 def players(report: dict) -> set[str]:
-    return {row["name"] for row in report["players"]}
+    """The names, a checkpoint's without its run."""
+    return {Path(row["name"]).name for row in report["players"]}
 
 
 def test_the_judge_does_not_play_and_the_controls_always_do(trained, tmp_path, capsys):
     report = hold(trained)
     said = capsys.readouterr().out
-    assert players(report) == {"step 4", "step 8", "human text", "loop"}
-    newest = trained / "checkpoints" / "step_00000012"
-    assert report["judge"] == str(newest) and f"{newest}" in said
-    for name in players(report):
-        assert re.search(rf"^{name} +\d+ +\d+ \.\. \d+ +[\d.-]+$", said, re.M), said
+    assert players(report) == {"step_00000004", "step_00000008", "human text", "loop"}
+    assert report["judge"] == str(trained / "checkpoints" / "step_00000012")
+    for row in report["players"]:
+        assert re.search(rf"^{row['name']} +\d+ +\d+ \.\. \d+$", said, re.M), said
 
     completions = report["completions"]
     assert {len(texts) for texts in completions.values()} == {12} and len(report["prompts"]) == 12
@@ -349,11 +325,9 @@ def test_the_judge_does_not_play_and_the_controls_always_do(trained, tmp_path, c
     for prompt, loop in zip(report["prompts"], completions["loop"]):
         assert prompt.endswith(loop[: len(loop) // 2]), "the loop repeats the end of the prompt"
 
-    copy = tmp_path / "of_the_judge"  # the same checkpoint elsewhere does not play either
-    shutil.copytree(newest, copy)
-    earliest = trained / "checkpoints" / "step_00000004"
-    report = hold(tmp_path, "--judge", newest, "--players", copy, earliest)
-    assert players(report) == {"step 4", "human text", "loop"}
+    first, _, newest = sorted((trained / "checkpoints").glob("step_*"))
+    report = hold(tmp_path, "--judge", trained, "--players", newest, first)
+    assert players(report) == {"step_00000004", "human text", "loop"}
 
 
 def test_the_same_seed_is_the_same_tournament_on_held_out_text(trained, small_data):
@@ -371,7 +345,7 @@ def test_the_projects_own_prompts_are_forty_in_two_languages():
     path = Path(tournament.__file__).with_name("prompts.jsonl")
     rows = read_lines(path, tournament.is_prompt, "")
     assert len({row["prompt"].strip() for row in rows}) == 40
-    assert Counter(row["language"] for row in rows) == dict(en=20, pt=20)
+    assert [row["language"] for row in rows].count("pt") == 20
 
 
 def write(path: Path, rows) -> Path:
@@ -385,15 +359,14 @@ def test_prompts_of_a_file_are_taken_whole(trained, small_data, tmp_path):
     rows = [dict(prompt=text, domain="x") for text in texts]
     report = hold(trained, "--prompt_file", write(tmp_path / "p.jsonl", rows))
     assert report["prompts"] == [text.rstrip() for text in texts]
-    assert players(report) == {"step 4", "step 8", "loop"}
+    assert players(report) == {"step_00000004", "step_00000008", "loop"}
     assert not any("human" in doubt for doubt in report["doubts"])
     tokenizer = Tokenizer.load(small_data / "tokenizer.json")
     for prompt, loop in zip(report["prompts"], report["completions"]["loop"]):
         assert tokenizer.decode(tokenizer.encode(prompt)[-8:]) in loop
-    assert all(report["completions"]["step 4"])
     rows = [row | dict(human=" and so on, as a human wrote it") for row in rows]
     report = hold(trained, "--prompt_file", write(tmp_path / "p.jsonl", rows))
-    assert players(report) == {"step 4", "step 8", "human text", "loop"}
+    assert "human text" in players(report)
     assert report["completions"]["human text"][0].startswith(" and so on")
 
 
@@ -416,23 +389,19 @@ def test_a_prompt_is_continued_as_itself_wherever_it_stands():
 
 
 @openai
-def test_a_server_judges_by_the_criteria_that_it_is_given(trained, tmp_path, capsys):
+def test_a_server_judges_the_tournament(trained, tmp_path):
     """It looks for a word that only the human has written; else it says that there is no better."""
-    seen = []
 
     def likes_the_human(question, *_):
-        seen.append(question)
         a, b = question.split("\nA:\n")[1].split("\nB:\n")
         return "A" if "Jupiter" in a else "B" if "Jupiter" in b else "TIE"
 
     path = write(tmp_path / "p.jsonl", [dict(prompt="The largest planet is", human=" Jupiter.")])
     with judge_server(likes_the_human) as (url, _):
-        server = ["--judge_url", url, "--judge_model", "x", "--criteria", "Which one is longer?"]
+        server = ["--judge_url", url, "--judge_model", "x"]
         report = hold(trained, "--prompt_file", path, *server)
-    assert report["players"][0]["name"] == "human text"
-    assert players(report) == {"step 4", "step 8", "step 12", "human text", "loop"}
+    assert report["players"][0]["name"] == "human text" and len(players(report)) == 5
     assert report["judge_answers"] == {"A": 4, "B": 4, "tie": 12, "unparsable": 0}
-    assert all("two continuations of it. Which one is longer?\n" in text for text in seen)
     assert len(report["doubts"]) == 1 and "loop in place 2 of 5" in report["doubts"][0]
 
 
@@ -459,7 +428,6 @@ MISTAKES = {
     "no player": ["--players", "{root}/step_00000012"],
     "no checkpoint": ["--judge", "{tmp}"],
     "two judges": ["--judge", "{run}", "--judge_url", "http://x/v1"],
-    "criteria": ["--criteria", "the longer one"],
     "no model": ["--judge_url", "http://127.0.0.1:1/v1"],
     "long prompt": ["--max_new_tokens", "16", "--prompt_tokens", "60"],
     "no file": ["--prompt_file", "{tmp}/none.jsonl"],
@@ -488,13 +456,3 @@ def test_a_line_that_is_no_prompt_is_named(trained, tmp_path):
         with pytest.raises(DataError) as caught:
             hold(trained, "--prompt_file", path)
         assert f"{path}, line 3 " in str(caught.value)
-
-
-@openai
-def test_our_own_server_judges_by_completions(tokenizer):
-    """It refuses to chat with a model of text. A model of this size has no taste: most answers are
-    no letter, which ends it."""
-    with serving(build(tokenizer, seq_len=1024), tokenizer) as (url, _), suppress(UsageError):
-        server = judge.Server(f"{url}/v1", "small")
-        server.compare(["def f", "class A"], [["(x):", ":"], ["()", "(B)"], ["x", "y"]])
-    assert not server.chat and sum(server.answers.values()) > 12 / 2
