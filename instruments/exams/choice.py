@@ -170,13 +170,12 @@ def report(answered: dict[str, Answered], shots: int, tokenizer: Tokenizer) -> I
         questions, nats = zip(*own)
         golds, options = [q.gold for q in questions], [len(q.answers) for q in questions]
         letters = all(answers == (*ascii_uppercase[: len(answers)],) for answers in texts[task])
-        chance = sum(1 / k for k in options) / len(options)
-        print(f"{task}: {len(questions):,} questions, {shots} examples, chance {chance:.4f}")
+        print(f"{task}: {len(questions):,} questions, {shots} examples")
         for norm in norms_of(texts[task]):
             f = statistics(picks_of(nats, texts[task], norm), golds, options)
             print(
-                f"  {norm:13}  {f['accuracy']:.4f} +- {f['stderr']:.4f}  z {f['z']:+6.2f}  "
-                f"{verdict(f, limit, letters)}"
+                f"  {norm:13}  {f['accuracy']:.4f} +- {f['stderr']:.4f}  chance {f['chance']:.4f}  "
+                f"z {f['z']:+6.2f}  {verdict(f, limit, letters)}"
             )
             yield dict(task=task, norm=norm, **f)
             if letters:

@@ -79,9 +79,7 @@ def read_table() -> list[Task]:
 
 
 TASKS = read_table()
-# XL, large and medium on at most 1,000 items a task, small on all.
-GPT2 = {"small": 0.113891, "medium": 0.184903, "large": 0.214641, "XL": 0.256525}
-XL_ERROR = 0.0071  # the standard error of XL's
+GPT2_XL, XL_ERROR = 0.256525, 0.0071  # its CORE on at most 1,000 items a task, standard error
 FIELDS = {  # of a line of the file: those that are texts, and the one that lists the options
     "mc": (["query"], "choices"),
     "schema": (["continuation"], "context_options"),
@@ -237,9 +235,9 @@ def measure(config: CoreConfig, load_model: Callable) -> None:
             print(f"warning: {path} is not the file that CORE is measured on")
     model, trainer = load_model(config)
     tokenizer, figures, begun = open_tokenizer(config, trainer), {}, time.monotonic()
-    limit = f", at most {config.limit:,} items a task" if config.limit else ""
-    print(f"CORE: {len(asked)} of {len(TASKS)} tasks{limit}, seq_len {model.config.seq_len}")
-    print(f"{'task':33}shots   items  accuracy            centered          GPT-2 XL  constant")
+    print(f"CORE: {len(asked)} of {len(TASKS)} tasks, seq_len {model.config.seq_len}")
+    head = f"{'task':33}shots            items  accuracy"
+    print(f"{head}            centered          GPT-2 XL  constant")
     for task, items in asked.items():
         scored = score(task, items, model, tokenizer, config.batch)
         figures[task] = figures_of(task, items, scored)
@@ -253,13 +251,12 @@ def measure(config: CoreConfig, load_model: Callable) -> None:
 
 def lines_of(task: Task, f: dict) -> Iterator[str]:
     """The line of a task, and what has to be known of its figure."""
+    items = f"{f['n']:,} of {task.items:,}"
     yield (
-        f"{task.name:33}{task.shots:>5} {f['n']:>7,}  {f['accuracy']:.4f} +- {f['stderr']:.4f}  "
+        f"{task.name:33}{task.shots:>5} {items:>16}  {f['accuracy']:.4f} +- {f['stderr']:.4f}  "
         f"{f['centered']:+.4f} +- {f['centered_stderr']:.4f}  {task.gpt2_xl:8.3f}  "
         f"{f['constant_accuracy']:8.3f}"
     )
-    if f["n"] < task.items:
-        yield f"    {f['n']:,} of its {task.items:,} items"
     if f["cropped"]:
         yield f"    {f['cropped']:,} items cropped: they lost their first examples"
     if task.letters:
@@ -282,7 +279,7 @@ def summary(figures: dict[Task, dict]) -> dict:
     record |= dict(n=sum(f["n"] for f in figures.values()), stderr=error("centered_stderr"))
     record |= dict(constant=mean("constant_accuracy"), chance=mean("guess"))
     record |= dict(chance_sd=error("guess_sd"))
-    record |= dict(gpt2_xl=GPT2["XL"]) if whole else {}
+    record |= dict(gpt2_xl=GPT2_XL) if whole else {}
     return record | dict(tasks={task.name: f for task, f in figures.items()})
 
 
@@ -297,17 +294,16 @@ def conclusion(record: dict, limit: int) -> Iterator[str]:
     if "core" not in record:
         yield f"{record['task']}: mean {record['mean']:.4f} +- {error:.4f}; this is not CORE"
         return
-    core, xl = record["core"], GPT2["XL"]
-    others = ", ".join(f"{name} {value:.4f}" for name, value in GPT2.items() if name != "XL")
+    core = record["core"]
     yield f"CORE: {core:.4f} +- {error:.4f} by the baselines of eval_meta_data_v1.csv"
-    yield f"GPT-2 XL: {xl} +- {XL_ERROR}, at most 1,000 items a task ({others})"
+    yield f"GPT-2 XL: {GPT2_XL} +- {XL_ERROR}, at most 1,000 items a task"
     yield f"guessing: {record['chance']:+.4f} +- {record['chance_sd']:.4f}"
     yield f"the best constant answer to each task: {record['constant']:+.4f}"
     two = 2 * math.sqrt(error**2 + XL_ERROR**2)
-    far = f"{abs(core - xl):.4f}; two standard errors of the difference are {two:.4f}"
-    if core - xl > two:
+    far = f"{abs(core - GPT2_XL):.4f}; two standard errors of the difference are {two:.4f}"
+    if core - GPT2_XL > two:
         yield f"GPT-2 grade: above GPT-2 XL by {far}"
-    elif xl - core > two:
+    elif GPT2_XL - core > two:
         yield f"below GPT-2 XL by {far}"
     else:
         yield f"cannot be told from GPT-2 XL: it differs by {far}"

@@ -77,9 +77,8 @@ class Server:
         try:
             from openai import OpenAI
         except ImportError:
-            raise UsageError(
-                "--judge_url needs the package openai: pip install -r requirements-eval.txt"
-            ) from None
+            why = "--judge_url needs the package openai"
+            raise UsageError(f"{why}: pip install -r requirements-eval.txt") from None
         self.url, self.model, self.timeout_s = url, model, timeout_s
         self.answers = {"A": 0, "B": 0, "tie": 0, "unparsable": 0}
         # A local server needs no key, but the client does.
@@ -103,12 +102,10 @@ class Server:
             return reply.choices[0].message.content or ""
         except (OpenAIError, ValueError, TypeError, LookupError, AttributeError) as error:
             # of the network, of HTTP, or of a reply that is no JSON or has no choices
-            why = f"{type(error).__name__}: {error.__cause__ or error}"
-            raise UsageError(
-                f"the judge at {self.url} gives no answer within {self.timeout_s:g} s "
-                f"({why[:200]}); does it chat, does the address end in /v1, and is --judge_model "
-                f"{self.model} right?"
-            ) from None
+            why = f"{type(error).__name__}: {error.__cause__ or error}"[:200]
+            at = f"the judge at {self.url} gives no answer within {self.timeout_s:g} s ({why})"
+            ask = f"does it chat, does the address end in /v1, is --judge_model {self.model} right?"
+            raise UsageError(f"{at}; {ask}") from None
 
     def compare(self, prompts: list[str], completions: list[list[str]]) -> np.ndarray:
         """N prompts, completions [P][N] -> wins (N, P, P). Every pair is asked in both orders, so
@@ -128,10 +125,9 @@ class Server:
                 self.answers[letter := parse(text)] += 1
                 first[place] = {"A": 1, "B": 0}.get(letter, 0.5)
                 if self.answers["unparsable"] > len(questions) / 2:
-                    raise UsageError(
-                        f"{self.answers['unparsable']} of {len(questions)} answers of {self.model} "
-                        f"are neither A, B nor TIE, as {text[-80:]!r}; take another judge"
-                    )
+                    few = f"{self.answers['unparsable']} of {len(questions)} answers"
+                    why = f"{few} of {self.model} are neither A, B nor TIE, as {text[-80:]!r}"
+                    raise UsageError(f"{why}; take another judge")
         finally:
             pool.shutdown(cancel_futures=True)  # after an error, ask no more
         print("its answers: " + ", ".join(f"{n:,} {letter}" for letter, n in self.answers.items()))

@@ -20,12 +20,12 @@ def read_lines(path: str | Path, is_one: Callable[[object], bool], shape: str) -
         raise UsageError(f"{path} cannot be read ({error.strerror})") from None
     rows = []
     for number, line in enumerate(lines, 1):
-        try:
-            row = json.loads(line) if line.strip() else None
-        except (ValueError, RecursionError):  # no JSON, not UTF-8, or nested too deeply
-            row = line
-        if row is None and not line.strip():
+        if not line.strip():
             continue
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):  # no JSON, not UTF-8, or nested too deeply
+            row = None
         if not is_one(row):
             raise DataError(f"{path}, line {number} is not {shape}: {str(line[:80])[2:-1]}")
         rows.append(row)

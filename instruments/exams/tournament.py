@@ -100,7 +100,7 @@ def hold(config: TournamentConfig, load_model: Callable) -> None:
     show(table, judged_by, len(prompts), doubts)
     won = {name: dict(zip(decoded, row)) for name, row in zip(decoded, wins.sum(0).tolist())}
     report = dict(config=asdict(config), judge=judged_by, doubts=doubts, players=table, wins=won)
-    report |= dict(judge_answers=server.answers if server else None)
+    report |= dict(judge_answers=server.answers) if server else {}
     path = Path(config.run_dir) / "tournament.json"
     write_json(path, report | dict(prompts=asked, completions=decoded))
     print(f"wrote {path}")
@@ -130,18 +130,14 @@ def entrants(config: TournamentConfig) -> tuple[list[Path], list[Path]]:
 
 def check_fits(trainer: dict, manifest, longest: int, new_tokens: int) -> None:
     """UsageError for a player, or a judge, that cannot read what the others write."""
-    path = trainer["path"]
+    path, has = trainer["path"], trainer["model"]["seq_len"]
     if trainer["identity"]["tokenizer_sha256"] != manifest.tokenizer_sha256:
-        why = f"{path} has another tokenizer than the text of {manifest.dir}"
-        raise UsageError(f"{why}, so that they cannot be compared")
+        raise UsageError(f"{path} has another tokenizer than the text of {manifest.dir}")
     if is_tuned(trainer):
         raise UsageError(f"{path} was tuned on conversations; a tournament is of models of text")
-    needed, has = 1 + longest + new_tokens, trainer["model"]["seq_len"]
-    if needed > has:
-        raise UsageError(
-            f"prompts of {longest} tokens (--prompt_tokens) and --max_new_tokens {new_tokens} need "
-            f"{needed} positions, {path} has {has}"
-        )
+    if 1 + longest + new_tokens > has:
+        sizes = f"{longest} tokens (--prompt_tokens) and --max_new_tokens {new_tokens}"
+        raise UsageError(f"{path} has {has} positions, too few for prompts of {sizes}")
 
 
 def read_prompts(config: TournamentConfig, manifest, tokenizer: Tokenizer) -> tuple[Texts, Texts]:
@@ -174,10 +170,8 @@ def documents(config: TournamentConfig, manifest) -> tuple[Texts, Texts]:
                 found.append(ids[1 : 1 + whole].tolist())
                 break
     if not found:
-        raise UsageError(
-            f"no held-out document has {whole} tokens within a row of {manifest.row_len}; ask for "
-            "fewer with --prompt_tokens and --max_new_tokens"
-        )
+        why = f"no held-out document has {whole} tokens within a row of {manifest.row_len}"
+        raise UsageError(f"{why}; ask for fewer with --prompt_tokens and --max_new_tokens")
     return [ids[:begin] for ids in found], [ids[begin:] for ids in found]
 
 

@@ -133,25 +133,22 @@ def test_a_files_first_items_are_the_examples_and_a_limit_draws_from_the_others(
     assert sample("abc", 0) == sample("abc", 3) == sample("abc", 7) == ["a", "b", "c"]
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        b'{"query": "a"}',
-        b'{"query": "a", "choices": ["b", "c"], "gold": 2}',
-        b'{"query": "a", "choices": ["b", "c"], "gold": true}',
-        b'{"query": "a", "choices": ["b", "b"], "gold": 0}',
-        b'{"query": "a", "choices": ["b", ""], "gold": 0}',
-        b'{"query": "a", "choices": "bc", "gold": 0}',
-        json.dumps(dict(query="a", choices=[str(i) for i in range(27)], gold=0)).encode(),
-    ],
-)
-def test_a_line_that_is_no_question_is_named(tmp_path, line):
-    path = tmp_path / "sums.jsonl"
-    write_items(path, 2)
-    path.write_bytes(path.read_bytes() + line + b"\n")
-    with pytest.raises(DataError) as caught:
-        from_file(str(path), 0, 0)
-    assert f"{path}, line 3 " in str(caught.value)
+def test_a_line_that_is_no_question_is_named(tmp_path):
+    path, ask = tmp_path / "sums.jsonl", dict(query="a", choices=["b", "c"], gold=0)
+    good = json.dumps(ask)
+    for change in (
+        dict(choices=None),
+        dict(gold=2),
+        dict(gold=True),
+        dict(choices=["b", "b"]),
+        dict(choices=["b", ""]),
+        dict(choices="bc"),
+        dict(choices=[str(i) for i in range(27)]),
+    ):
+        path.write_text(f"{good}\n{good}\n{json.dumps(ask | change)}\n")
+        with pytest.raises(DataError) as caught:
+            from_file(str(path), 0, 0)
+        assert f"{path}, line 3 " in str(caught.value)
 
 
 def test_a_continuation_is_what_follows_in_the_held_out_text(small_data):

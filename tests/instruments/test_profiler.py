@@ -1,16 +1,16 @@
-"""profiler.py: names, an invented trace of a GPU, and a real profile of a compiled model."""
+"""profiler.py: names, invented traces, and a real profile on the CPU."""
 
 from types import SimpleNamespace
 
 import pytest
 import torch
-from torch import nn
 from torch.profiler import record_function
 
-from config import UsageError
+from config import GPTConfig, UsageError
 from instruments.run import profiler
 from instruments.run.profiler import ROWS, Profile, breakdown, classify, to_spans
 from machinery.errors import DataError
+from model import GPT
 
 NAMES = {
     "nvjet_hsh_128x256_64x4_1x2_h_bz_coopA_NTT": "matmul",
@@ -75,25 +75,20 @@ def test_kernels_beyond_the_window_are_cut():
 
 
 def test_cpu_timeline_takes_the_inner_operator_and_the_region_around_it():
-    got = breakdown(
-        to_spans(
-            [
-                event("ProfilerStep#1", "user_annotation", 0, 100),
-                event("data", "user_annotation", 0, 5),
-                event("aten::copy_", "cpu_op", 1, 4),
-                event("Torch-Compiled Region: 0/0", "cpu_op", 10, 60),
-                event("aten::mm", "cpu_op", 20, 40),
-                event("aten::scaled_dot_product_attention", "cpu_op", 40, 50),
-                event("aten::bmm", "cpu_op", 41, 49),
-                event("aten::mm", "cpu_op", 0, 100, tid=2),  # another thread's
-                event("gloo:all_reduce", "user_annotation", 55, 65, tid=3),  # 5 of 10 are hidden
-                event("optimizer", "user_annotation", 70, 90),
-                event("aten::mm", "cpu_op", 72, 88),
-            ]
-        ),
-        0,
-        100,
-    )
+    events = [
+        event("ProfilerStep#1", "user_annotation", 0, 100),
+        event("data", "user_annotation", 0, 5),
+        event("aten::copy_", "cpu_op", 1, 4),
+        event("Torch-Compiled Region: 0/0", "cpu_op", 10, 60),
+        event("aten::mm", "cpu_op", 20, 40),
+        event("aten::scaled_dot_product_attention", "cpu_op", 40, 50),
+        event("aten::bmm", "cpu_op", 41, 49),
+        event("aten::mm", "cpu_op", 0, 100, tid=2),  # another thread's
+        event("gloo:all_reduce", "user_annotation", 55, 65, tid=3),  # 5 of 10 are hidden
+        event("optimizer", "user_annotation", 70, 90),
+        event("aten::mm", "cpu_op", 72, 88),
+    ]
+    got = breakdown(to_spans(events), 0, 100)
     assert got == {
         "matmul": 20,
         "attention": 10,
@@ -105,30 +100,21 @@ def test_cpu_timeline_takes_the_inner_operator_and_the_region_around_it():
     }
 
 
-class Toy(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.qkv, self.out = nn.Linear(256, 768), nn.Linear(256, 256)
-
-    def forward(self, x):  # (B, T, C) -> loss
-        B, T, C = x.shape
-        q, k, v = self.qkv(x).view(B, T, 3, 4, C // 4).permute(2, 0, 3, 1, 4)  # (B, H, T, D)
-        y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return self.out(y.transpose(1, 2).reshape(B, T, C)).tanh().square().mean()
+SHAPE = dict(seq_len=256, vocab_size=512, n_layer=1, n_head=4, n_kv_head=4, head_dim=64)
 
 
 @pytest.fixture(scope="module")
 def profiled(tmp_path_factory):
-    """Two recorded steps of a compiled toy model, the optimizer and the data in their regions."""
-    torch.manual_seed(0)
-    model = Toy()
-    compiled, opt = torch.compile(model), torch.optim.AdamW(model.parameters())
+    """Two recorded steps of a small model, the optimizer and the data in their regions."""
+    model = GPT(GPTConfig(**SHAPE, n_embd=256, mlp_hidden=512))
+    model.init_weights()
+    opt = torch.optim.AdamW(model.parameters())
     out = tmp_path_factory.mktemp("profile") / "new"
     with Profile(out, torch.device("cpu"), warmup=2, steps=2) as prof:
         while not prof.done:
             with record_function("data"):
-                x = torch.randn(4, 256, 256)
-            compiled(x).backward()
+                x = torch.randint(512, (4, 256))
+            model(x, x).backward()
             with record_function("optimizer"):
                 opt.step()
                 opt.zero_grad()
@@ -151,9 +137,9 @@ def test_real_profile_has_every_row_and_adds_up(profiled):
 def test_real_table_fits_a_screen_and_names_its_file(profiled):
     table = profiled.table()
     assert all(row in table for row in ROWS) and str(profiled.trace) in table
-    # The peak above the first step: at least the batch and qkv, 4 x 256 x (256 + 768) floats.
+    # the peak above the first step: at least the logits, 4 x 256 x 512 floats
     peak = profiled.peak_bytes(profiled.trace_events())
-    assert 4 * 256 * (256 + 768) * 4 <= peak < 1e9
+    assert 4 * 256 * 512 * 4 <= peak < 1e9
     assert f"{peak / 1e6:,.1f} MB" in table
 
 
