@@ -3,7 +3,6 @@ its traps one by one, GPT-2's published figures, and the command. All items are 
 
 import json
 import math
-import random
 import re
 from dataclasses import replace
 from types import SimpleNamespace
@@ -80,12 +79,8 @@ def scored(kind: str, seq_len=10_000, batch=4) -> list[dict]:
     return core.score(task, items, Toy(seq_len), Bytes(), batch)
 
 
-def means_of(lines: list[dict]) -> list[list[float]]:
-    return [line["means"] for line in lines]
-
-
-def near(means: list[list[float]]) -> list:
-    return [pytest.approx(own, abs=5e-5) for own in means]
+def has_means(lines: list[dict], means: list[list[float]]) -> bool:
+    return [line["means"] for line in lines] == [pytest.approx(own, abs=5e-5) for own in means]
 
 
 def spans_of(kind: str, i: int, seq_len=10_000) -> list[tuple]:
@@ -163,16 +158,16 @@ def test_prompts_and_spans_are_the_golden_ones(kind, i):
 @pytest.mark.parametrize("batch", [1, 8])
 def test_means_and_hits_are_the_golden_ones(kind, batch):
     found = scored(kind, batch=batch)
-    assert means_of(found) == near(MEANS[kind])
+    assert has_means(found, MEANS[kind])
     assert [line["correct"] for line in found] == CORRECT[kind]
 
 
 def test_a_row_that_is_too_long_loses_its_beginning():
     """BOS goes, and the span moves; where it does not fit, it begins at 1."""
-    assert means_of(scored("mc", 48)) == near(MEANS["mc"])
+    assert has_means(scored("mc", 48), MEANS["mc"])
     assert all(line["cropped"] for line in scored("mc", 48))
     cropped = [[5.1921, 5.6207], [5.3207, 5.1707], [4.9284, 5.1592]]
-    assert means_of(scored("schema", 48)) == near(cropped)
+    assert has_means(scored("schema", 48), cropped)
     assert spans_of("schema", 1, 16) == [(1, 16)] * 2
     assert not any(line["cropped"] for line in scored("lm", 41)), "41 ids with BOS fit exactly"
     assert any(line["cropped"] for line in scored("lm", 39))
@@ -188,7 +183,7 @@ def test_an_answer_that_begins_another_has_an_empty_span_and_wins_only_as_the_fi
     items = [{"query": "a", "choices": ["pull", "pull it"], "gold": gold} for gold in (0, 1)]
     found = core.score(task, items, Toy(), Bytes(), 4)
     assert [line["correct"] for line in found] == [True, False]
-    assert all(math.isnan(own[0]) and own[1] > 0 for own in means_of(found))
+    assert all(math.isnan(line["means"][0]) and line["means"][1] > 0 for line in found)
 
 
 def test_contexts_of_choices_keep_their_ends_and_those_of_lm_do_not():
@@ -210,14 +205,10 @@ def test_a_prompt_that_is_no_prefix_of_that_with_the_answer():
 
 
 def test_a_line_that_is_no_item_of_its_kind_is_named(tmp_path):
-    path, good = tmp_path / "copa.jsonl", json.dumps(MC[0])
-    for task, bad in (
-        ("copa", '{"query": "a"}'),
-        ("copa", '{"query": "a", "choices": ["b"], "gold": 0}'),
-        ("squad", '{"context": "a", "continuation": 5}'),
-        ("winograd", good),
-    ):
-        path.write_text(f"\n{bad}\n")
+    path, good = tmp_path / "items.jsonl", json.dumps(MC[0])
+    bad = [("copa", '{"query": "a"}'), ("squad", '{"context": "a", "continuation": 5}')]
+    for task, line in [*bad, ("winograd", good)]:
+        path.write_text(f"\n{line}\n")
         with pytest.raises(DataError) as caught:
             core.read_items(BY_NAME[task], path)
         assert f"{path}, line 2 " in str(caught.value)
@@ -267,43 +258,36 @@ def test_what_may_be_concluded():
         record = dict(core=value, stderr=error, chance=0, chance_sd=0, constant=0)
         return list(core.conclusion(record, 1000))[-1]
 
-    two = 2 * math.sqrt(0.0065**2 + 0.0071**2)
-    assert two == pytest.approx(0.019, abs=5e-4) and f"{two:.4f}" in last(0.27)
-    above, below, between = last(0.30), last(0.0), last(0.27)
-    assert "GPT-2 grade" in above and "0.0435" in above and "0.2565" in below
-    assert not any("GPT-2 grade" in text for text in (below, between, last(0.245)))
-    assert last(0.2565 + 1.01 * two).startswith("GPT-2 grade") and between[:6] == last(0.245)[:6]
+    two = 2 * math.sqrt(0.0065**2 + 0.0071**2)  # 0.019
+    cases = {-1.01: "below", -0.99: "cannot", 0.99: "cannot", 1.01: "GPT-2 grade"}
+    for distance, begins in cases.items():
+        said = last(0.256525 + distance * two)
+        assert said.startswith(begins) and f"{abs(distance) * two:.4f}" in said
 
 
 # ---------------------------------------------------------------------------------- the command
 
 
-def bundle(folder, n: int = 14):
-    """The real format: files of the 22 tasks, by hand, with n items each."""
-    rng = random.Random(0)
-    words = "red green blue black white brown gray pink".split()
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """The real format: files of the 22 tasks, with 14 items each."""
+    folder, options = tmp_path_factory.mktemp("bundle"), ["red", "green", "blue", "gray"]
     for task in core.TASKS:
         lines = []
-        for i in range(n):
-            a, b = rng.sample(words, 2)
-            story = f"Item {i}: the {a} fox met the {b} hen. " * rng.randint(1, 3)
-            options = ["A", "B", "C", "D"] if task.letters else rng.sample(words, 4)
-            item = {"query": story, "choices": options[:4], "gold": rng.randrange(4)}
+        for i in range(14):
+            story = f"Item {i}: the fox met the hen. " * (1 + i % 3)
+            choices = [*"ABCD"] if task.letters else options
+            item = dict(query=story, choices=choices, gold=i * i % 4)
             if task.kind == "schema":
-                options = [f"{story}Then the {c}" for c in (a, b)]
-                item = {"context_options": options, "continuation": "fox ran.", "gold": i % 2}
+                contexts = [f"{story}Then the {a}" for a in options[:2]]
+                item = dict(context_options=contexts, continuation="fox ran.", gold=i % 2)
             elif task.kind == "lm":
-                item = {"context": story + "Answer: ", "continuation": a}
+                item = dict(context=story + "Answer: ", continuation=options[i % 4])
             lines.append(json.dumps(item) + "\n")
         path = folder / "eval_data" / f"{task.file}.jsonl"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("".join(lines))
     return folder
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return bundle(tmp_path_factory.mktemp("bundle"))
 
 
 def ask(capsys, *args) -> str:
@@ -329,11 +313,10 @@ def test_the_whole_of_core_and_a_part(own_run, folder, capsys):
     assert out.count("is not the file that CORE is measured on") == 22
     for name, f in record["tasks"].items():
         assert re.search(rf"^{name} .* {f['accuracy']:.4f} \+- {f['stderr']:.4f}", out, re.M)
-    before = len((own_run / "eval.jsonl").read_text().splitlines())
     out = ask(capsys, own_run, "--folder", folder, "--tasks", "copa", "squad", "--limit", 12)
     assert "this is not CORE" in out and "12 of 100" in out
-    found = (own_run / "eval.jsonl").read_text().splitlines()
-    assert len(found) == before + 1 and "core" not in json.loads(found[-1])
+    *_, before, last = (own_run / "eval.jsonl").read_text().splitlines()
+    assert json.loads(before) == record and "core" not in json.loads(last)
 
 
 def test_mistakes_are_sentences(folder, tmp_path):

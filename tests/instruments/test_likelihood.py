@@ -3,7 +3,6 @@ time; and the reader of the files that a user names."""
 
 import json
 import math
-import os
 
 import pytest
 import torch
@@ -113,14 +112,3 @@ def test_a_line_that_is_none_is_named(tmp_path):
     path.write_bytes(b"\n \n")
     with pytest.raises(DataError):
         read_lines(path, is_one, "it")
-
-
-def test_what_is_no_file_is_one_sentence(tmp_path):
-    """A link and a pipe too: the same door as all other files."""
-    (tmp_path / "link").symlink_to(tmp_path / "a")
-    (tmp_path / "a").write_text("{}")
-    os.mkfifo(tmp_path / "pipe")
-    for name in ("none", "link", "pipe", "."):
-        with pytest.raises(UsageError) as caught:
-            read_lines(tmp_path / name, lambda row: True, "it")
-        assert str(tmp_path / name) in str(caught.value)

@@ -17,7 +17,6 @@ NAMES = {
     "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64": "matmul",
     "Cijk_Alik_Bljk_BBS_BH_Bias_HAS_SAV_UserArgs_MT256x256x64": "matmul",
     "aten::mm": "matmul",
-    "cudnn_generated_fort_native_sdpa_sm90_flash_bprop_wgmma_f16_knob_7": "attention",
     "fmha_cutlassF_bf16_aligned_64x128_rf_sm80": "attention",
     "triton_tem_fused_flex_attention_0": "attention",
     "aten::_scaled_dot_product_flash_attention_for_cpu_backward": "attention",
@@ -122,25 +121,19 @@ def profiled(tmp_path_factory):
     return prof
 
 
-def test_real_profile_has_every_row_and_adds_up(profiled):
-    events = profiled.trace_events()
+def test_a_real_profile_has_every_row_and_adds_up(profiled):
+    events, table = profiled.trace_events(), profiled.table()
     marks = [e for e in events if e["name"].startswith("ProfilerStep")]
     assert len(marks) == 2
     start, end = marks[0]["ts"], marks[-1]["ts"] + marks[-1]["dur"]
     got = breakdown(to_spans(events), start, end)
     assert sum(got.values()) == pytest.approx(end - start)
-    for row in ("matmul", "attention", "elementwise", "optimizer", "data wait"):
-        assert got[row] > 0, row
+    assert {row for row in ROWS if got[row] > 0} >= {*ROWS} - {"communication", "idle"}
     assert got["communication"] == 0
-
-
-def test_real_table_fits_a_screen_and_names_its_file(profiled):
-    table = profiled.table()
     assert all(row in table for row in ROWS) and str(profiled.trace) in table
     # the peak above the first step: at least the logits, 4 x 256 x 512 floats
-    peak = profiled.peak_bytes(profiled.trace_events())
-    assert 4 * 256 * 512 * 4 <= peak < 1e9
-    assert f"{peak / 1e6:,.1f} MB" in table
+    peak = profiled.peak_bytes(events)
+    assert 4 * 256 * 512 * 4 <= peak < 1e9 and f"{peak / 1e6:,.1f} MB" in table
 
 
 def test_too_few_steps_is_a_sentence(tmp_path):
@@ -151,8 +144,7 @@ def test_too_few_steps_is_a_sentence(tmp_path):
     assert "--steps 4" in str(error.value)
 
 
-@pytest.mark.parametrize("world_size", [1, 2])
-def test_a_run_is_profiled_over_its_own_steps(world_size, tmp_path):
+def test_a_run_is_profiled_over_its_own_steps(tmp_path):
     """The steps of the loop, each logged once, and no more than are asked for."""
     taken, logged, printed, states = [], [], [], []
 
@@ -162,9 +154,7 @@ def test_a_run_is_profiled_over_its_own_steps(world_size, tmp_path):
             torch.ones(64, 64) @ torch.ones(64, 64)
             yield dict(step=step)
 
-    world = SimpleNamespace(
-        rank=1, world_size=world_size, is_first=True, device=torch.device("cpu")
-    )
+    world = SimpleNamespace(rank=1, world_size=2, is_first=True, device=torch.device("cpu"))
     status = lambda state, **facts: states.append((state, facts))
     log = SimpleNamespace(run_dir=tmp_path, print=printed.append, status=status)
     run, progress = SimpleNamespace(world=world, log=log), SimpleNamespace(step=4)
@@ -173,8 +163,7 @@ def test_a_run_is_profiled_over_its_own_steps(world_size, tmp_path):
     assert taken == [1, 2, 3, 4]  # one to warm up, three to record
     assert logged == [(run, progress, dict(step=step)) for step in taken]
     assert states == [("profiled", dict(step=4, exit_code=0))]
-    folder = tmp_path / "profile" / ("rank_1" if world_size > 1 else "")
-    assert (folder / "trace.json.gz").exists()
+    assert (tmp_path / "profile" / "rank_1" / "trace.json.gz").exists()
     assert len(printed) == 1 and "mean of 3 steps" in printed[0]
 
 
