@@ -143,7 +143,6 @@ def test_a_continuation_is_what_follows_in_the_held_out_text(small_data):
         right.append(tuple(q.answers[q.gold]))
         wrong += [tuple(a) for i, a in enumerate(q.answers) if i != q.gold]
     assert sorted(wrong) == sorted(3 * right)  # a span's own likelihood tells nothing
-    assert {q.gold for q in asked} == {0, 1, 2, 3}
     assert len({q.gold for q in asked[: len(asked) // 4]}) == 4
 
 

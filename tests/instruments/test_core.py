@@ -200,8 +200,7 @@ def test_contexts_of_choices_keep_their_ends_and_those_of_lm_do_not():
 
 def test_a_prompt_that_is_no_prefix_of_that_with_the_answer():
     """Its last token joins the answer's first letter."""
-    found = core.spans("lm", [[256, 1, 2, 3], [256, 1, 2, 9, 4]], 100)
-    assert found == [([256, 1, 2], [9, 4])]
+    assert core.spans("lm", [[256, 1, 2, 3], [256, 1, 2, 9, 4]], 100) == [([256, 1, 2], [9, 4])]
 
 
 def test_a_line_that_is_no_item_of_its_kind_is_named(tmp_path):
@@ -237,6 +236,8 @@ def test_gpt2_xl_has_its_published_core():
     assert centered["boolq"] == pytest.approx(-0.002632, abs=1e-6)
     assert centered["bigbench_language_identification"] == pytest.approx(0.174917, abs=1e-6)
     assert sum(task.items for task in core.TASKS) == 91_037 and len(core.TASKS) == 22
+    half = core.figures_of(BY_NAME["copa"], [ITEM] * 100, lines_of([True, False] * 50))
+    assert half["guess_sd"] == pytest.approx(half["centered_stderr"], rel=0.01)
 
 
 def test_the_standard_error_is_the_spread_of_simulated_runs():
