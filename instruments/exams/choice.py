@@ -7,6 +7,7 @@ from one that knows. A model that was tuned on conversations is asked in their t
 calls `answer_all`. Next: questions.py and harness.py have the questions.
 """
 
+import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -18,13 +19,13 @@ from typing import Literal
 
 from config import Count, UsageError
 from instruments.exams.likelihood import log_likelihoods
-from instruments.exams.lines import saving
 from instruments.exams.questions import Question, continuations, from_file, sample
+from machinery import disk
 from machinery.trained import EvalConfig, is_tuned, keep_record, open_data, open_tokenizer
 from model import GPT
 from tokenizer import Tokenizer
 
-NORMS = {"sum": lambda text: 1, "per character": len, "per byte": lambda text: len(text.encode())}
+NORMS = {"sum": lambda text: 1, "per character": len}  # lm_eval's acc, acc_norm
 CONSTANT = 0.9  # a letter predicted more often than this is a constant answer
 
 Answered = list[tuple[Question, list[float]]]  # questions, and the nats of their answers
@@ -53,60 +54,45 @@ class ChoiceConfig(EvalConfig):
 
 def answer_all(config: ChoiceConfig, load_model: Callable) -> None:
     """`eval.py choice`: print the accuracy of each task, and keep a record of it."""
+    if not config.task:
+        raise UsageError("--task needs a name; leave it out for continuation")
     model, trainer = load_model(config)
     tokenizer, tuned = open_tokenizer(config, trainer), is_tuned(trainer)
     if tuned:
         print("tuned on conversations: each question is a user's, each answer the model's")
-    with saving(config.save) as save:
-        measured = measure(config, model, tokenizer, lambda: open_data(config, trainer), tuned)
-        for task, answered in measured.items():
-            for question, nats in answered:
-                save(task=task, gold=question.gold, nats=nats)
-        for record in report(config, measured, tokenizer):
-            keep_record(config, trainer, **record)
-
-
-# ----------------------------------------------------------------------------- the measurement
-
-
-def measure(
-    config: ChoiceConfig,
-    model: GPT,
-    tokenizer: Tokenizer,
-    load_manifest: Callable,
-    tuned: bool = False,
-) -> dict[str, Answered]:
-    """Each task's questions with the nats of their answers. All tasks are read before the first is
-    scored. load_manifest(): the data, if a task needs it."""
-    if not config.task:
-        raise UsageError("--task needs a name; leave it out for continuation")
-    seq_len = model.config.seq_len
-    read = {task: read_task(task, config, seq_len, load_manifest) for task in config.task}
-    for task, questions in read.items():
-        if len(questions) < 2:
-            raise UsageError(
-                f"{task} has {len(questions)} questions to ask; a standard error needs 2 or more"
-            )
-    return {task: score(own, model, tokenizer, config.batch, tuned) for task, own in read.items()}
+    asked, answered, lines = {}, {}, []
+    for task in config.task:  # all are read before the first is scored
+        load_manifest = lambda: open_data(config, trainer)
+        asked[task] = read_task(task, config, model.config.seq_len, load_manifest)
+    for task, questions in asked.items():
+        answered[task] = score(questions, model, tokenizer, config.batch, tuned)
+        lines += [dict(task=task, gold=q.gold, nats=nats) for q, nats in answered[task]]
+    for record in report(answered, config.shots, tokenizer):
+        keep_record(config, trainer, **record)
+    if config.save:
+        disk.write_text(Path(config.save), "".join(json.dumps(line) + "\n" for line in lines))
 
 
 def read_task(
     task: str, config: ChoiceConfig, seq_len: int, load_manifest: Callable
 ) -> list[Question]:
-    """The questions of a task."""
+    """The questions of a task. load_manifest(): the data, if it needs them."""
     if task == "continuation":
         if config.shots:
             raise UsageError(f"continuation takes no examples; leave --shots {config.shots} out")
-        return sample(continuations(load_manifest(), seq_len), config.limit)
-    if task.endswith(".jsonl") or Path(task).is_file():
-        return from_file(task, config.shots, config.limit)
-    try:
-        from instruments.exams import harness
-    except ImportError as error:
-        raise UsageError(
-            f"--task {task} needs the package {error.name}: pip install -r requirements-eval.txt"
-        ) from None
-    return list(harness.questions(task, config.shots, config.limit))
+        found = sample(continuations(load_manifest(), seq_len), config.limit)
+    elif task.endswith(".jsonl") or Path(task).is_file():
+        found = from_file(task, config.shots, config.limit)
+    else:
+        try:
+            from instruments.exams import harness
+        except ImportError as error:
+            why = f"--task {task} needs the package {error.name}"
+            raise UsageError(f"{why}: pip install -r requirements-eval.txt") from None
+        found = list(harness.questions(task, config.shots, config.limit))
+    if len(found) < 2:
+        raise UsageError(f"{task} has {len(found)} questions; a standard error needs 2 or more")
+    return found
 
 
 def score(
@@ -139,33 +125,6 @@ def statistics(picks: Sequence[int], golds: Sequence[int], options: Sequence[int
     return score | dict(best_constant=best, best_constant_accuracy=right / n)
 
 
-def by_tag(questions: Sequence[Question], picks: list[int]) -> dict[str, dict[str, dict]]:
-    """{"subject": {"law": its n, hits, accuracy, z}}: the questions by each tag that divides them.
-    A question without the tag counts under "none", so that the sums are those of all."""
-    found: dict[str, dict[str, dict]] = {}
-    for tag in dict.fromkeys(name for q in questions for name in q.tags):
-        own: dict[str, list[tuple]] = {}
-        for q, pick in zip(questions, picks):
-            own.setdefault(q.tags.get(tag, "none"), []).append((pick, q.gold, len(q.answers)))
-        if len(own) > 1:
-            rows = {name: statistics(*zip(*own[name])) for name in sorted(own)}
-            few = ("n", "hits", "accuracy", "z")
-            found[tag] = {name: {key: f[key] for key in few} for name, f in rows.items()}
-    return found
-
-
-def group_lines(groups: dict[str, dict[str, dict]]) -> Iterator[str]:
-    """A table for each tag."""
-    for tag, rows in groups.items():
-        limit = limit_of_z(len(rows))
-        width = max(map(len, [tag, *rows]))
-        yield f"    {tag:{width}}  questions  right  accuracy       z (* differs from chance)"
-        for name, f in rows.items():
-            far = " *" if abs(f["z"]) > limit else ""
-            figures = f"{f['n']:>9,}  {f['hits']:>5,}  {f['accuracy']:>8.4f}  {f['z']:+6.2f}{far}"
-            yield f"    {name:{width}}  {figures}"
-
-
 def limit_of_z(count: int) -> float:
     """A |z| that, of `count` scores at chance, one or more exceed in at most 5% of cases
     (Bonferroni)."""
@@ -186,15 +145,15 @@ def verdict(figures: dict, limit: float, letters: bool) -> str:
 
 
 def norms_of(texts: list[tuple[str, ...]]) -> list[str]:
-    """`sum`, and each measure of length that differs between the answers of a question: letters
-    have one length, so that dividing by it changes nothing."""
-    differ = lambda length: any(len(set(map(length, answers))) > 1 for answers in texts)
-    return ["sum", *(name for name, length in NORMS.items() if differ(length))]
+    """The `sum`, and `per character` if the answers of a question differ in length: letters do not,
+    so that dividing by it changes nothing."""
+    differ = any(len(set(map(len, answers))) > 1 for answers in texts)
+    return [*NORMS] if differ else ["sum"]
 
 
 def picks_of(nats: list[list[float]], texts: list[tuple[str, ...]], norm: str) -> list[int]:
     """The likeliest answer of each question. norm: by the sum of the nats, or by that divided by
-    the answer's characters or bytes (not counting the space in front)."""
+    the answer's characters (not counting the space in front)."""
     length = NORMS[norm]
     scaled = [
         [x / max(1, length(text)) for x, text in zip(*question)] for question in zip(nats, texts)
@@ -202,38 +161,27 @@ def picks_of(nats: list[list[float]], texts: list[tuple[str, ...]], norm: str) -
     return [values.index(max(values)) for values in scaled]
 
 
-def report(
-    config: ChoiceConfig, measured: dict[str, Answered], tokenizer: Tokenizer
-) -> Iterator[dict]:
+def report(answered: dict[str, Answered], shots: int, tokenizer: Tokenizer) -> Iterator[dict]:
     """Print the figures of each task; yields a record of each."""
-    texts = {
-        task: [question.texts(tokenizer) for question, _ in answered]
-        for task, answered in measured.items()
-    }
+    texts = {task: [q.texts(tokenizer) for q, _ in own] for task, own in answered.items()}
     count = sum(len(norms_of(own)) for own in texts.values())
     limit = limit_of_z(count)
-    for task, answered in measured.items():
-        questions, nats = zip(*answered)
+    for task, own in answered.items():
+        questions, nats = zip(*own)
         golds, options = [q.gold for q in questions], [len(q.answers) for q in questions]
-        letters = all(own == tuple(ascii_uppercase[: len(own)]) for own in texts[task])
-        chance = sum(1 / k for k in options) / len(options)
-        print(f"{task}: {len(questions):,} questions, {config.shots} examples, chance {chance:.4f}")
+        letters = all(answers == (*ascii_uppercase[: len(answers)],) for answers in texts[task])
+        print(f"{task}: {len(questions):,} questions, {shots} examples")
         for norm in norms_of(texts[task]):
-            picks = picks_of(nats, texts[task], norm)
-            f = statistics(picks, golds, options)
+            f = statistics(picks_of(nats, texts[task], norm), golds, options)
             print(
-                f"  {norm:13}  {f['accuracy']:.4f} +- {f['stderr']:.4f}  z {f['z']:+6.2f}  "
-                f"{verdict(f, limit, letters)}"
+                f"  {norm:13}  {f['accuracy']:.4f} +- {f['stderr']:.4f}  chance {f['chance']:.4f}  "
+                f"z {f['z']:+6.2f}  {verdict(f, limit, letters)}"
             )
-            groups = by_tag(questions, picks) if norm == "sum" else {}
-            yield dict(task=task, norm=norm, **f) | (dict(by=groups) if groups else {})
-            for line in group_lines(groups):
-                print(line)
+            yield dict(task=task, norm=norm, **f)
             if letters:
+                most, best = (ascii_uppercase[f[name]] for name in ("most_picked", "best_constant"))
                 print(
-                    f"  {ascii_uppercase[f['most_picked']]} is predicted in "
-                    f"{f['most_picked_share']:.1%} of the questions; always "
-                    f"{ascii_uppercase[f['best_constant']]} would score "
-                    f"{f['best_constant_accuracy']:.4f}"
+                    f"  {most} is predicted in {f['most_picked_share']:.1%} of the questions; "
+                    f"always {best} would score {f['best_constant_accuracy']:.4f}"
                 )
     print(f"{count} scores: one differs from chance if |z| > {limit:.2f} (5% family-wise error)")

@@ -24,7 +24,7 @@ from tqdm import tqdm
 
 from config import Count, UsageError
 from instruments.exams.likelihood import Pair, log_likelihoods
-from instruments.exams.lines import LARGEST, has_fields, read_lines, saving
+from instruments.exams.lines import LARGEST, has_fields, read_lines
 from machinery import cli, disk
 from machinery.log import duration
 from machinery.trained import EvalConfig, keep_record, open_tokenizer
@@ -50,8 +50,6 @@ class CoreConfig(EvalConfig):
     """At most this many items of each task, after CORE's shuffle; 0: all."""
     batch: Count = 8
     """Rows per forward pass."""
-    save: str = ""
-    """Write a line for each item of each task to this JSONL file."""
     dtype: Literal["auto", "bf16", "fp32"] = "fp32"
     """Dtype of the computation; bf16 turns close items."""
 
@@ -81,9 +79,7 @@ def read_table() -> list[Task]:
 
 
 TASKS = read_table()
-# XL, large and medium on at most 1,000 items a task, small on all.
-GPT2 = {"small": 0.113891, "medium": 0.184903, "large": 0.214641, "XL": 0.256525}
-XL_ERROR = 0.0071  # the standard error of XL's
+GPT2_XL, XL_ERROR = 0.256525, 0.0071  # its CORE on at most 1,000 items a task, standard error
 FIELDS = {  # of a line of the file: those that are texts, and the one that lists the options
     "mc": (["query"], "choices"),
     "schema": (["continuation"], "context_options"),
@@ -95,14 +91,11 @@ FIELDS = {  # of a line of the file: those that are texts, and the one that list
 
 
 def find_files(tasks: list[Task], folder: str) -> dict[Task, Path]:
-    """The files that are there, in the folder, or where a bundle or a clone has them."""
-    places = ("", "eval_data", "eval_bundle/eval_data", "scripts/eval/local_data")
-    for root in (Path(folder, place) for place in places):
-        paths = {task: root / f"{task.file}.jsonl" for task in tasks}
-        if found := {task: path for task, path in paths.items() if path.is_file()}:
-            return found
-    names = f"{tasks[0].file}.jsonl" + (" or any other of its tasks" if tasks[1:] else "")
-    raise UsageError(f"{folder} has no {names}; {WHERE}")
+    """The files that are there, wherever in the folder a bundle or a clone has them."""
+    paths = {task: next(Path(folder).rglob(f"{task.file}.jsonl"), None) for task in tasks}
+    if found := {task: path for task, path in paths.items() if path}:
+        return found
+    raise UsageError(f"{folder} has no file of a task, as {tasks[0].file}.jsonl; {WHERE}")
 
 
 def read_items(task: Task, path: Path) -> list[dict]:
@@ -180,51 +173,47 @@ def pick(means: list[float]) -> int:
 
 
 def score(
-    task: Task,
-    items: list[dict],
-    model: GPT,
-    tokenizer: Tokenizer,
-    batch: int,
-    done: Callable = lambda count: None,
+    task: Task, items: list[dict], model: GPT, tokenizer: Tokenizer, batch: int
 ) -> list[dict]:
     """Of each item: whether the model is right; the mean nats per token of its spans, NaN for an
-    empty one, as where one answer begins another; and whether it was cropped. done(items): is told
-    how many more have been scored."""
+    empty one, as where one answer begins another; and whether it was cropped."""
     lines, seq_len, is_lm = [], model.config.seq_len, task.kind == "lm"
-    for at in range(0, len(items), CHUNK):
-        pairs, cropped = [], []
-        for i in range(at, min(at + CHUNK, len(items))):
-            rows = [[tokenizer.bos_id, *tokenizer.encode(x)] for x in prompts(task, items, i)]
-            pairs.append(spans(task.kind, rows, seq_len))
-            cropped.append(any(len(row) > seq_len for row in rows))
+    for at in tqdm(range(0, len(items), CHUNK), task.name, disable=None, leave=False):
+        places = range(at, min(at + CHUNK, len(items)))
+        rows = [
+            [[tokenizer.bos_id, *tokenizer.encode(text)] for text in prompts(task, items, i)]
+            for i in places
+        ]
+        pairs = [spans(task.kind, own, seq_len) for own in rows]
         flat = [pair for own in pairs for pair in own]
         found = iter(log_likelihoods(model, flat, batch, greedy=is_lm))
-        for item, own, lost in zip(items[at : at + CHUNK], pairs, cropped):
+        for i, asked, own in zip(places, rows, pairs):
             nats, hits = zip(*(next(found) for _ in own))
             means = [-x / len(span) if span else math.nan for x, (_, span) in zip(nats, own)]
-            correct = hits[0] if is_lm else pick(means) == item["gold"]
-            lines.append(dict(correct=correct, means=means, cropped=lost))
-        done(len(pairs))
+            correct = hits[0] if is_lm else pick(means) == items[i]["gold"]
+            cropped = any(len(row) > seq_len for row in asked)
+            lines.append(dict(correct=correct, means=means, cropped=cropped))
     return lines
 
 
 def figures_of(task: Task, items: list[dict], lines: list[dict]) -> dict:
     """Of a task: accuracy with its standard error, both centered too, and what guessing and an
     answer that is always the same would get."""
-    n, hits = len(items), sum(line["correct"] for line in lines)
-    p, scale = hits / n, 1 - task.base / 100
+    n, hits, scale = len(items), sum(line["correct"] for line in lines), 1 - task.base / 100
+    p, option, guess = hits / n, FIELDS[task.kind][1], 0.0
     stderr = math.sqrt(p * (1 - p) / (n - 1))
+    if option:
+        guess = sum(1 / len(item[option]) for item in items) / n
+    answers = Counter(item["gold" if option else "continuation"] for item in items)
     found = dict(n=n, hits=hits, accuracy=p, stderr=stderr)
     found |= dict(centered=centered(p, task.base), centered_stderr=stderr / scale)
-    answers = [item["continuation"] if task.kind == "lm" else item["gold"] for item in items]
-    (best, times), guess = Counter(answers).most_common(1)[0], 0.0
-    if option := FIELDS[task.kind][1]:
-        guess = sum(1 / len(item[option]) for item in items) / n
-    found |= dict(constant=best, constant_accuracy=times / n, guess=guess)
+    found |= dict(guess=guess, guess_sd=math.sqrt(guess * (1 - guess) / n) / scale)
+    found |= dict(constant_accuracy=max(answers.values()) / n)
+    found |= dict(cropped=sum(line["cropped"] for line in lines))
     if task.letters:
         most, count = Counter(pick(line["means"]) for line in lines).most_common(1)[0]
         found |= dict(most_picked=most, most_picked_share=count / n)
-    return found | dict(cropped=sum(line["cropped"] for line in lines))
+    return found
 
 
 # ------------------------------------------------------------------------------------- the run
@@ -240,44 +229,34 @@ def measure(config: CoreConfig, load_model: Callable) -> None:
     for task, path in files.items():
         asked[task] = shuffled(read_items(task, path), config.limit)
         if len(asked[task]) <= max(1, task.shots):
-            raise UsageError(
-                f"{task.name} has {len(asked[task])} items to ask, and needs more than its "
-                f"{task.shots} examples; try --limit {max(2, task.shots + 1)} or more"
-            )
+            why = f"{task.name} has {len(asked[task])} items to ask, too few beside its examples"
+            raise UsageError(f"{why}; try --limit {max(2, task.shots + 1)} or more")
         if not git_blob(path).startswith(task.blob):
             print(f"warning: {path} is not the file that CORE is measured on")
     model, trainer = load_model(config)
     tokenizer, figures, begun = open_tokenizer(config, trainer), {}, time.monotonic()
-    count = sum(map(len, asked.values()))
-    limit = f", at most {config.limit:,} a task" if config.limit else ""
-    about = f"{count:,} items{limit}, seq_len {model.config.seq_len}"
-    print(f"CORE: {len(asked)} of {len(TASKS)} tasks, {about}")
-    print(f"{'task':33}shots   items  accuracy            centered          GPT-2 XL  constant")
-    with saving(config.save) as save, tqdm(total=count, disable=None, leave=False) as bar:
-        for task, items in asked.items():
-            scored = score(task, items, model, tokenizer, config.batch, bar.update)
-            figures[task] = figures_of(task, items, scored)
-            for text in lines_of(task, figures[task]):
-                bar.write(text)
-            for i, line in enumerate(scored):
-                means = [None if math.isnan(x) else x for x in line["means"]]
-                save(**dict(task=task.name, index=i) | line | dict(means=means))
+    print(f"CORE: {len(asked)} of {len(TASKS)} tasks, seq_len {model.config.seq_len}")
+    head = f"{'task':33}shots            items  accuracy"
+    print(f"{head}            centered          GPT-2 XL  constant")
+    for task, items in asked.items():
+        scored = score(task, items, model, tokenizer, config.batch)
+        figures[task] = figures_of(task, items, scored)
+        print(*lines_of(task, figures[task]), sep="\n")
     seconds = time.monotonic() - begun
     record = summary(figures) | dict(seq_len=model.config.seq_len, seconds=seconds)
-    print("\n".join(conclusion(record, config.limit)))
+    print(*conclusion(record, config.limit), sep="\n")
     print(f"{duration(seconds)}, with --dtype {config.dtype}")
     keep_record(config, trainer, **record)
 
 
 def lines_of(task: Task, f: dict) -> Iterator[str]:
     """The line of a task, and what has to be known of its figure."""
+    items = f"{f['n']:,} of {task.items:,}"
     yield (
-        f"{task.name:33}{task.shots:>5} {f['n']:>7,}  {f['accuracy']:.4f} +- {f['stderr']:.4f}  "
+        f"{task.name:33}{task.shots:>5} {items:>16}  {f['accuracy']:.4f} +- {f['stderr']:.4f}  "
         f"{f['centered']:+.4f} +- {f['centered_stderr']:.4f}  {task.gpt2_xl:8.3f}  "
         f"{f['constant_accuracy']:8.3f}"
     )
-    if f["n"] < task.items:
-        yield f"    {f['n']:,} of its {task.items:,} items"
     if f["cropped"]:
         yield f"    {f['cropped']:,} items cropped: they lost their first examples"
     if task.letters:
@@ -294,17 +273,13 @@ def summary(figures: dict[Task, dict]) -> dict:
     tasks' figures."""
     count, whole = len(figures), len(figures) == len(TASKS)
     mean = lambda name: sum(centered(f[name], task.base) for task, f in figures.items()) / count
-    chance_variance = sum(
-        f["guess"] * (1 - f["guess"]) / f["n"] / (1 - task.base / 100) ** 2
-        for task, f in figures.items()
-    )
-    variance = sum(f["centered_stderr"] ** 2 for f in figures.values())
+    error = lambda name: math.sqrt(sum(f[name] ** 2 for f in figures.values())) / count
     record = dict(task="core" if whole else f"core, {count} of {len(TASKS)} tasks")
     record |= {"core" if whole else "mean": mean("accuracy")}
-    record |= dict(n=sum(f["n"] for f in figures.values()), stderr=math.sqrt(variance) / count)
+    record |= dict(n=sum(f["n"] for f in figures.values()), stderr=error("centered_stderr"))
     record |= dict(constant=mean("constant_accuracy"), chance=mean("guess"))
-    record |= dict(chance_sd=math.sqrt(chance_variance) / count)
-    record |= dict(gpt2_xl=GPT2["XL"]) if whole else {}
+    record |= dict(chance_sd=error("guess_sd"))
+    record |= dict(gpt2_xl=GPT2_XL) if whole else {}
     return record | dict(tasks={task.name: f for task, f in figures.items()})
 
 
@@ -317,27 +292,20 @@ def conclusion(record: dict, limit: int) -> Iterator[str]:
     """CORE, GPT-2's, and the sentence that may be concluded."""
     error = record["stderr"]
     if "core" not in record:
-        name = record["task"].removeprefix("core, ").removesuffix(" tasks")
-        yield f"mean of {name}: {record['mean']:.4f} +- {error:.4f}; this is not CORE"
+        yield f"{record['task']}: mean {record['mean']:.4f} +- {error:.4f}; this is not CORE"
         return
     core = record["core"]
-    yield (
-        f"CORE: {core:.4f} +- {error:.4f} by eval_meta_data_v1.csv, the baselines behind GPT-2's "
-        "figures"
-    )
-    others = ", ".join(f"{name} {value:.4f}" for name, value in list(GPT2.items())[:-1])
-    yield f"GPT-2 XL: {GPT2['XL']} +- {XL_ERROR}, at most 1,000 items a task ({others})"
-    yield (
-        f"guessing: {record['chance']:+.4f} +- {record['chance_sd']:.4f}; the best constant answer "
-        f"to each task: {record['constant']:+.4f}"
-    )
+    yield f"CORE: {core:.4f} +- {error:.4f} by the baselines of eval_meta_data_v1.csv"
+    yield f"GPT-2 XL: {GPT2_XL} +- {XL_ERROR}, at most 1,000 items a task"
+    yield f"guessing: {record['chance']:+.4f} +- {record['chance_sd']:.4f}"
+    yield f"the best constant answer to each task: {record['constant']:+.4f}"
     two = 2 * math.sqrt(error**2 + XL_ERROR**2)
-    distance = f"{abs(core - GPT2['XL']):.4f}; two standard errors of the difference are {two:.4f}"
-    if core - GPT2["XL"] > two:
-        yield f"GPT-2 grade: above GPT-2 XL by {distance}"
-    elif GPT2["XL"] - core > two:
-        yield f"below GPT-2 XL by {distance}"
+    far = f"{abs(core - GPT2_XL):.4f}; two standard errors of the difference are {two:.4f}"
+    if core - GPT2_XL > two:
+        yield f"GPT-2 grade: above GPT-2 XL by {far}"
+    elif GPT2_XL - core > two:
+        yield f"below GPT-2 XL by {far}"
     else:
-        yield f"cannot be told from GPT-2 XL: it differs by {distance}"
+        yield f"cannot be told from GPT-2 XL: it differs by {far}"
     if limit != 1000:
         yield "like for like with GPT-2 XL would be --limit 1000"

@@ -13,7 +13,7 @@ from pathlib import Path
 from lm_eval.tasks import TaskManager
 
 from config import UsageError
-from instruments.exams.questions import Question, sample, tags_of
+from instruments.exams.questions import Question, sample
 from machinery import cli
 from machinery.errors import DataError
 
@@ -75,4 +75,4 @@ def question_of(task, requests: list) -> Question:
     if not isinstance(gold, int):
         raise UsageError(f"{task.task_name} has questions with several right answers")
     given = tuple(request.arguments for request in requests[: len(answers)])
-    return Question(given, tuple(answers), gold, tags_of(row, task.config.dataset_name))
+    return Question(given, tuple(answers), gold)

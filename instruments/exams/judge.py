@@ -7,7 +7,6 @@ server; and ratings from their decisions.
 mean is 1000; `interval` says how much to believe of them. Next: tournament.py, which asks.
 """
 
-import json
 import os
 import re
 from concurrent.futures import ThreadPoolExecutor
@@ -18,9 +17,8 @@ from tqdm import tqdm
 
 from config import UsageError
 
-CRITERIA = """Which continuation is better written and follows from the text? A continuation that
-only repeats itself is bad."""
-QUESTION = """Below are a text and two continuations of it. {criteria}
+QUESTION = """Below are a text and two continuations of it. Which continuation is better written and
+follows from the text? A continuation that only repeats itself is bad.
 
 Text:
 {prompt}
@@ -69,77 +67,45 @@ def compare(scores: list[np.ndarray]) -> np.ndarray:
     return better + 0.5 * equal
 
 
-class Refused(UsageError):
-    """The server answers, but with an HTTP error."""
-
-
 class Server:
     """A judge behind an OpenAI-compatible address (vLLM, `transformers serve`, ...)."""
 
-    def __init__(self, url: str, model: str, criteria: str = "", timeout_s: float = 60.0) -> None:
+    def __init__(self, url: str, model: str, timeout_s: float = 60.0) -> None:
         """Asks one question, so that a server that cannot judge is known before the work begins."""
-        try:
-            from openai import OpenAI, OpenAIError
-        except ImportError:
-            raise UsageError(
-                "--judge_url needs the package openai: pip install -r requirements-eval.txt"
-            ) from None
         if not model:
             raise UsageError(f"--judge_url {url} needs --judge_model, the model's name there")
-        self.url, self.model, self.criteria = url, model, criteria or CRITERIA
+        try:
+            from openai import OpenAI
+        except ImportError:
+            why = "--judge_url needs the package openai"
+            raise UsageError(f"{why}: pip install -r requirements-eval.txt") from None
+        self.url, self.model, self.timeout_s = url, model, timeout_s
+        self.answers = {"A": 0, "B": 0, "tie": 0, "unparsable": 0}
         # A local server needs no key, but the client does.
         key = os.environ.get("OPENAI_API_KEY") or "none"
         try:
-            client = OpenAI(base_url=url, api_key=key, timeout=timeout_s, max_retries=0)
-        except (OpenAIError, ImportError, ValueError) as error:  # a proxy that httpx cannot use
-            raise self.no_answer(f"{error}") from None
-        self.answers = {"A": 0, "B": 0, "tie": 0, "unparsable": 0}
-        question = self.question("1, 2,", " 3, 4", " 2, 2")
-        self.client, self.chat = client, True
-        self.options = dict(model=model, max_completion_tokens=1024, temperature=0)
-        try:
-            self.ask(question)
-        except Refused as refusal:
-            print(f"{model} refuses to chat: {refusal}")
-            # Often one without a chat template, which does not know where to stop.
-            self.chat, self.options = False, dict(model=model, max_tokens=16, temperature=0)
-            # Retry from now on: some servers drop the connection after an error.
-            self.client = client.with_options(max_retries=2)
-            self.ask(question)
-        self.client = client.with_options(max_retries=2)
-        print(f"{model} is asked through {'chat/' * self.chat}completions")
-
-    def question(self, prompt: str, a: str, b: str) -> str:
-        return QUESTION.format(criteria=self.criteria, prompt=prompt, a=a, b=b)
+            self.client = OpenAI(base_url=url, api_key=key, timeout=timeout_s, max_retries=0)
+        except Exception as error:  # of httpx: a URL or a proxy that it cannot use
+            raise UsageError(f"--judge_url {url} cannot be used: {error}") from None
+        self.ask(QUESTION.format(prompt="1, 2,", a=" 3, 4", b=" 2, 2"))
+        self.client = self.client.with_options(max_retries=2)
 
     def ask(self, question: str) -> str:
-        """The model's answer. Refused or another UsageError if there is none in time."""
-        from openai import APIStatusError, OpenAIError
+        """The model's answer; UsageError if there is none in time."""
+        from openai import OpenAIError
 
         messages = [{"role": "user", "content": question}]
         try:
-            if self.chat:
-                reply = self.client.chat.completions.create(messages=messages, **self.options)
-            else:
-                reply = self.client.completions.create(prompt=question, **self.options)
-        except APIStatusError as error:
-            why = f"HTTP {error.status_code}: {error.response.text[:200]}"
-            remedy = f"is --judge_model {self.model} right, and does the address end in /v1?"
-            raise Refused(self.no_answer(f"{why}; {remedy}")) from None
-        except (OpenAIError, json.JSONDecodeError) as error:  # of time, of the network, of its form
-            why = f"{type(error).__name__}: {error.__cause__ or error}"
-            remedy = "is it running, or is a proxy in the way (NO_PROXY)?"
-            raise self.no_answer(
-                f"{why} (waited {self.client.timeout:g} s at most); {remedy}"
-            ) from None
-        choices = getattr(reply, "choices", None)  # what is no JSON comes as text
-        if not choices:
-            raise self.no_answer(f"its reply has no choices: {str(reply)[:200]}")
-        text = choices[0].message.content if self.chat else choices[0].text
-        return text or ""
-
-    def no_answer(self, why: str) -> UsageError:
-        return UsageError(f"the judge at {self.url} gives no answer: {why}")
+            reply = self.client.chat.completions.create(
+                model=self.model, messages=messages, max_completion_tokens=1024, temperature=0
+            )
+            return reply.choices[0].message.content or ""
+        except (OpenAIError, ValueError, TypeError, LookupError, AttributeError) as error:
+            # of the network, of HTTP, or of a reply that is no JSON or has no choices
+            why = f"{type(error).__name__}: {error.__cause__ or error}"[:200]
+            at = f"the judge at {self.url} gives no answer within {self.timeout_s:g} s ({why})"
+            ask = f"does it chat, does the address end in /v1, is --judge_model {self.model} right?"
+            raise UsageError(f"{at}; {ask}") from None
 
     def compare(self, prompts: list[str], completions: list[list[str]]) -> np.ndarray:
         """N prompts, completions [P][N] -> wins (N, P, P). Every pair is asked in both orders, so
@@ -148,9 +114,9 @@ class Server:
         shape = (len(prompts), len(completions), len(completions))
         places = [(n, i, j) for n, i, j in np.ndindex(shape) if i != j]
         questions = [
-            self.question(prompts[n], completions[i][n], completions[j][n]) for n, i, j in places
+            QUESTION.format(prompt=prompts[n], a=completions[i][n], b=completions[j][n])
+            for n, i, j in places
         ]
-        print(f"{len(questions):,} questions for {self.model}")
         first = np.full(shape, 0.5)  # what i as A scored against j as B
         pool = ThreadPoolExecutor(8)
         try:
@@ -159,10 +125,9 @@ class Server:
                 self.answers[letter := parse(text)] += 1
                 first[place] = {"A": 1, "B": 0}.get(letter, 0.5)
                 if self.answers["unparsable"] > len(questions) / 2:
-                    raise UsageError(
-                        f"{self.answers['unparsable']} of {len(questions)} answers of {self.model} "
-                        f"are neither A, B nor TIE, as {text[-80:]!r}; take another judge"
-                    )
+                    few = f"{self.answers['unparsable']} of {len(questions)} answers"
+                    why = f"{few} of {self.model} are neither A, B nor TIE, as {text[-80:]!r}"
+                    raise UsageError(f"{why}; take another judge")
         finally:
             pool.shutdown(cancel_futures=True)  # after an error, ask no more
         print("its answers: " + ", ".join(f"{n:,} {letter}" for letter, n in self.answers.items()))

@@ -1,9 +1,7 @@
-"""Files of JSON lines that a user names: read with the number of a bad line, written whole."""
+"""Files of JSON lines that a user names: a bad line is told by its number."""
 
-import io
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 from config import UsageError
@@ -22,12 +20,12 @@ def read_lines(path: str | Path, is_one: Callable[[object], bool], shape: str) -
         raise UsageError(f"{path} cannot be read ({error.strerror})") from None
     rows = []
     for number, line in enumerate(lines, 1):
-        try:
-            row = json.loads(line) if line.strip() else None
-        except (ValueError, RecursionError):  # no JSON, not UTF-8, or nested too deeply
-            row = line
-        if row is None and not line.strip():
+        if not line.strip():
             continue
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):  # no JSON, not UTF-8, or nested too deeply
+            row = None
         if not is_one(row):
             raise DataError(f"{path}, line {number} is not {shape}: {str(line[:80])[2:-1]}")
         rows.append(row)
@@ -47,14 +45,3 @@ def has_fields(row: object, texts: list[str], options: str = "") -> bool:
     if not isinstance(choices, list) or not all(isinstance(text, str) for text in choices):
         return False
     return 2 <= len(choices) <= 26 and type(gold) is int and 0 <= gold < len(choices)
-
-
-@contextmanager
-def saving(path: str) -> Iterator[Callable]:
-    """`with saving(path) as save:` each save(**fields) is a line of the file, which gets its name
-    at the end of the block. An empty path: nothing is written."""
-    if not path:
-        yield lambda **fields: None
-        return
-    with disk.replacing(Path(path)) as file, io.BufferedWriter(file) as buffer:
-        yield lambda **fields: buffer.write((json.dumps(fields) + "\n").encode())

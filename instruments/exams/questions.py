@@ -5,8 +5,7 @@ questions of public exams; choice.py scores them all.
 """
 
 import random
-import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from config import UsageError
 from instruments.exams.likelihood import Pair, encode_pair
@@ -26,7 +25,6 @@ class Question:
     given: tuple[tuple, ...]
     answers: tuple  # without the space that stands before a continuation
     gold: int  # which of the answers is right
-    tags: dict[str, str] = field(default_factory=dict)  # subject and year, for tables
 
     def texts(self, tokenizer: Tokenizer) -> tuple[str, ...]:
         """The answers as texts."""
@@ -70,19 +68,6 @@ def is_question(row: object) -> bool:
     if not has_fields(row, ["query"], "choices"):
         return False
     return all(row["choices"]) and len(set(row["choices"])) == len(row["choices"])
-
-
-def tags_of(row: dict, config: str | None) -> dict[str, str]:
-    """The subject and the year of a question, where its row or its configuration tells them."""
-    info = row.get("info") if isinstance(row.get("info"), dict) else {}
-    mmlu = str(row.get("id", "")).partition("/test/")  # law/test/0
-    subjects = [row.get(name) for name in ("subject", "Subject", "category", "question_type")]
-    subjects += [info.get("subject"), mmlu[0] if mmlu[1] else ""]
-    years = [row.get("exam_year"), row.get("year"), config, row.get("exam_id")]
-    years = (re.search(r"\b(19|20)\d\d\b", str(year)) for year in years)
-    tags = dict(subject=next((str(s) for s in subjects if s), ""))
-    tags["year"] = next((year[0] for year in years if year), "")
-    return {name: value for name, value in tags.items() if value}
 
 
 def continuations(manifest, seq_len: int) -> list[Question]:

@@ -16,19 +16,17 @@ from pathlib import Path
 import numpy as np
 import torch
 
-import data
 from config import Count, UsageError
-from flops import score_text
 from instruments.exams import judge
 from instruments.exams.lines import has_fields, read_lines
 from machinery import checkpoint
-from machinery.disk import read_bytes, write_json
-from machinery.trained import EvalConfig, is_tuned, open_data, run_of
+from machinery.disk import write_json
+from machinery.trained import EvalConfig, is_tuned, open_data
+from model import GPT
 from tokenizer import Tokenizer
 
 HUMAN, LOOP = "human text", "loop"
 LOOP_LEN = 8  # tokens
-BPB_ROWS = 64  # validation rows for the bits per byte of players and judge
 SHAPE = '{"prompt": text}, with "human", a text too, if you like'
 
 Texts = list[list[int]]  # token ids of one text for each prompt
@@ -66,20 +64,6 @@ class TournamentConfig:
     is read from OPENAI_API_KEY."""
     judge_model: str = ""
     """The model's name on that server."""
-    criteria: str = ""
-    """What the server is asked to go by; empty: how well a continuation is written, and whether it
-    follows from the text."""
-
-
-@dataclass
-class Player:
-    """Who takes part, and what it wrote on each prompt."""
-
-    name: str
-    completions: Texts
-    checkpoint: str = ""
-    step: int | None = None
-    bpb: float | None = None
 
 
 def hold(config: TournamentConfig, load_model: Callable) -> None:
@@ -87,111 +71,73 @@ def hold(config: TournamentConfig, load_model: Callable) -> None:
     RUN_DIR/tournament.json. load_model: EvalConfig -> (model, trainer.json)."""
     if config.judge and config.judge_url:
         raise UsageError(f"--judge {config.judge} and --judge_url are two judges; give one of them")
-    if config.criteria and not config.judge_url:
-        raise UsageError("--criteria are for a judge that reads them; give one with --judge_url")
-    server = None
-    if config.judge_url:
-        server = judge.Server(config.judge_url, config.judge_model, config.criteria)
-    paths, judge_path = entrants(config)
-    every = [*paths, *filter(None, [judge_path])]
-    trainers = {path: checkpoint.read_trainer(path) | {"path": str(path)} for path in every}
+    server = judge.Server(config.judge_url, config.judge_model) if config.judge_url else None
+    paths, judges = entrants(config)
+    trainers = {p: checkpoint.read_trainer(p) | {"path": str(p)} for p in paths + judges}
     manifest = open_data(EvalConfig(data_dir=config.data_dir), trainers[paths[0]])
     tokenizer = Tokenizer.load(manifest.tokenizer_file())
     prompts, human = read_prompts(config, manifest, tokenizer)
     for trainer in trainers.values():
         check_fits(trainer, manifest, max(map(len, prompts)), config.max_new_tokens)
 
-    def load(path: Path) -> tuple:
-        """The model, and its bits per byte on some of the held-out text."""
-        which = EvalConfig(checkpoint=str(path), data_dir=config.data_dir, device=config.device)
-        model, _ = load_model(which)
-        batches = data.val_batches(manifest, 8, BPB_ROWS, device=model.cos.device)
-        token_bytes = torch.from_numpy(tokenizer.token_bytes).to(model.cos.device)
-        return model, score_text(model, batches, token_bytes)[1]
+    def load(path: Path) -> GPT:
+        return load_model(EvalConfig(checkpoint=str(path), device=config.device))[0]
 
-    players = []
-    for path, name in zip(paths, names(paths)):
-        model, bpb = load(path)
-        written = continue_all(model, prompts, config)
-        players.append(Player(name, written, str(path), trainers[path]["step"], bpb))
-    loops = [(p[-LOOP_LEN:] * config.max_new_tokens)[: config.max_new_tokens] for p in prompts]
-    players += [*([Player(HUMAN, human)] if human else []), Player(LOOP, loops)]
-    decoded = {p.name: [tokenizer.decode(c) for c in p.completions] for p in players}
-
-    judge_bpb, judged_by, doubts = None, config.judge_url, []
+    written = {str(path): continue_all(load(path), prompts, config) for path in paths}
+    written |= {HUMAN: human} if human else {}
+    n = config.max_new_tokens
+    written[LOOP] = [(prompt[-LOOP_LEN:] * n)[:n] for prompt in prompts]
+    decoded = {name: [tokenizer.decode(ids) for ids in texts] for name, texts in written.items()}
+    asked, doubts = [tokenizer.decode(prompt) for prompt in prompts], []
     if server:
-        wins = server.compare([tokenizer.decode(p) for p in prompts], list(decoded.values()))
+        judged_by, wins = config.judge_url, server.compare(asked, list(decoded.values()))
     else:
-        model, judge_bpb = load(judge_path)
-        judged_by = str(judge_path)
-        wins = judge.compare([judge.novel_mean(model, prompts, p.completions) for p in players])
-        doubts = kinship(trainers[judge_path], [trainers[path] for path in paths])
-    table = rate(players, wins)
-    doubts += why_untrusted(table, judge_bpb)
-    show(table, judged_by, judge_bpb, len(prompts), doubts)
-    report = dict(config=asdict(config), judge=judged_by, judge_bpb=judge_bpb, doubts=doubts)
-    report |= dict(judge_answers=server.answers if server else None, players=table)
-    won = wins.sum(0).tolist()  # (P, P)
-    report |= dict(wins={p: dict(zip(decoded, row)) for p, row in zip(decoded, won)})
-    report |= dict(prompts=[tokenizer.decode(p) for p in prompts], completions=decoded)
+        judged_by, model = str(judges[0]), load(judges[0])
+        wins = judge.compare([judge.novel_mean(model, prompts, x) for x in written.values()])
+        doubts = kinship(trainers[judges[0]], [trainers[path] for path in paths])
+    table = rate(list(written), wins)
+    doubts += why_untrusted(table)
+    show(table, judged_by, len(prompts), doubts)
+    won = {name: dict(zip(decoded, row)) for name, row in zip(decoded, wins.sum(0).tolist())}
+    report = dict(config=asdict(config), judge=judged_by, doubts=doubts, players=table, wins=won)
+    report |= dict(judge_answers=server.answers) if server else {}
     path = Path(config.run_dir) / "tournament.json"
-    write_json(path, report)
+    write_json(path, report | dict(prompts=asked, completions=decoded))
     print(f"wrote {path}")
 
 
 # ------------------------------------------------------------------------------- the players
 
 
-def entrants(config: TournamentConfig) -> tuple[list[Path], Path | None]:
-    """The players' checkpoints, as named or else the run's, oldest first; and the judge's, which
-    does not play."""
-    root = Path(config.run_dir) / "checkpoints"
+def entrants(config: TournamentConfig) -> tuple[list[Path], list[Path]]:
+    """The players' checkpoints, as named or else the run's, oldest first; and the judge's, unless a
+    server judges. It does not play, as a judge prefers its own text."""
+    root, judges = Path(config.run_dir) / "checkpoints", []
     named = [Path(p) for p in dict.fromkeys(config.players) if p]
-    found = named or checkpoint.checkpoints(root)[::-1]
-    if not found:
-        raise UsageError(f"there is no checkpoint in {root}; train first, or name some: --players")
-    judge_path = None
+    players = named or checkpoint.checkpoints(root)[::-1]
     if not config.judge_url:
         folder = Path(config.judge or config.run_dir)
-        judge_path = checkpoint.latest_valid(folder / "checkpoints") or folder
-    for path in [*found, *filter(None, [judge_path])]:
-        if not (path / checkpoint.MANIFEST).exists():
-            or_run = ", nor a run with one" if path == judge_path else ""
-            raise UsageError(f"{path} is no checkpoint (it has no {checkpoint.MANIFEST}){or_run}")
-    players, hashes = found, lambda path: read_bytes(path / checkpoint.MANIFEST)
-    if judge_path:  # a copy of it, which has the same hashes, does not play either
-        players = [path for path in found if hashes(path) != hashes(judge_path)]
-    if len(players) < len(found):
-        print(f"{judge_path} is the judge, so it does not play: a judge prefers its own text")
+        judges = [checkpoint.latest_valid(folder / "checkpoints") or folder]
+        players = [path for path in players if path.resolve() != judges[0].resolve()]
     if not players:
-        raise UsageError(
-            f"no player is left beside the judge {judge_path}; train with --keep_every, "
-            "or name other checkpoints with --players"
-        )
-    return players, judge_path
+        why = f"{root} has no checkpoint beside the judge's"
+        raise UsageError(f"{why}; train with --keep_every, or name some: --players")
+    for path in players + judges:
+        if not (path / checkpoint.MANIFEST).exists():
+            raise UsageError(f"{path} is no checkpoint, nor a run with one")
+    return players, judges
 
 
 def check_fits(trainer: dict, manifest, longest: int, new_tokens: int) -> None:
     """UsageError for a player, or a judge, that cannot read what the others write."""
-    path = trainer["path"]
+    path, has = trainer["path"], trainer["model"]["seq_len"]
     if trainer["identity"]["tokenizer_sha256"] != manifest.tokenizer_sha256:
-        why = f"{path} has another tokenizer than the text of {manifest.dir}"
-        raise UsageError(f"{why}, so that they cannot be compared")
+        raise UsageError(f"{path} has another tokenizer than the text of {manifest.dir}")
     if is_tuned(trainer):
         raise UsageError(f"{path} was tuned on conversations; a tournament is of models of text")
-    needed, has = 1 + longest + new_tokens, trainer["model"]["seq_len"]
-    if needed > has:
-        raise UsageError(
-            f"prompts of {longest} tokens (--prompt_tokens) and --max_new_tokens {new_tokens} need "
-            f"{needed} positions, {path} has {has}"
-        )
-
-
-def names(paths: list[Path]) -> list[str]:
-    """The shortest names that tell the checkpoints apart: step 300, tiny step 300, the path."""
-    short = [f"step {int(p.name[5:])}" if p.name[5:].isdigit() else p.name for p in paths]
-    longer = [f"{run_of(p.resolve()).name} {name}" for p, name in zip(paths, short)]
-    return next((x for x in (short, longer) if len(set(x)) == len(x)), [str(p) for p in paths])
+    if 1 + longest + new_tokens > has:
+        sizes = f"{longest} tokens (--prompt_tokens) and --max_new_tokens {new_tokens}"
+        raise UsageError(f"{path} has {has} positions, too few for prompts of {sizes}")
 
 
 def read_prompts(config: TournamentConfig, manifest, tokenizer: Tokenizer) -> tuple[Texts, Texts]:
@@ -224,10 +170,8 @@ def documents(config: TournamentConfig, manifest) -> tuple[Texts, Texts]:
                 found.append(ids[1 : 1 + whole].tolist())
                 break
     if not found:
-        raise UsageError(
-            f"no held-out document has {whole} tokens within a row of {manifest.row_len}; ask for "
-            "fewer with --prompt_tokens and --max_new_tokens"
-        )
+        why = f"no held-out document has {whole} tokens within a row of {manifest.row_len}"
+        raise UsageError(f"{why}; ask for fewer with --prompt_tokens and --max_new_tokens")
     return [ids[:begin] for ids in found], [ids[begin:] for ids in found]
 
 
@@ -249,14 +193,10 @@ def continue_all(model, prompts: list[list[int]], config) -> list[list[int]]:
 # --------------------------------------------------------------------------------- the table
 
 
-def rate(players: list[Player], wins: np.ndarray) -> list[dict]:
+def rate(names: list[str], wins: np.ndarray) -> list[dict]:
     """The players with their ratings, best first."""
-    rating, (low, high) = judge.bradley_terry(wins.sum(0)), judge.interval(wins)
-    rows = [
-        dict(name=p.name, checkpoint=p.checkpoint, step=p.step, bpb=p.bpb)
-        | dict(rating=float(rating[i]), low=float(low[i]), high=float(high[i]))
-        for i, p in enumerate(players)
-    ]
+    columns = zip(names, judge.bradley_terry(wins.sum(0)), *judge.interval(wins))
+    rows = [dict(name=name, rating=r, low=low, high=high) for name, r, low, high in columns]
     return sorted(rows, key=lambda row: -row["rating"])
 
 
@@ -270,8 +210,8 @@ def kinship(judge: dict, players: list[dict]) -> list[str]:
     ]
 
 
-def why_untrusted(table: list[dict], judge_bpb: float | None) -> list[str]:
-    """A sentence for each reason not to believe this judge."""
+def why_untrusted(table: list[dict]) -> list[str]:
+    """A sentence for each player of known place that the judge puts elsewhere."""
     rating = {row["name"]: row["rating"] for row in table}
     # equal ratings share the better place; two that differ by rounding are equal
     place = {name: 1 + sum(r > own + 1e-6 for r in rating.values()) for name, own in rating.items()}
@@ -280,26 +220,15 @@ def why_untrusted(table: list[dict], judge_bpb: float | None) -> list[str]:
         doubts.append(f"it puts the loop in place {place[LOOP]} of {n}, not in the lower half")
     if place.get(HUMAN, 0) > -(-n // 3):
         doubts.append(f"it puts the human text in place {place[HUMAN]} of {n}, below the top third")
-    if judge_bpb is not None:
-        best = min((row for row in table if row["bpb"]), key=lambda row: row["bpb"])
-        if judge_bpb >= best["bpb"]:
-            doubts.append(
-                f"at {judge_bpb:.3f} bits per byte it is no better a model than {best['name']} at "
-                f"{best['bpb']:.3f}"
-            )
     return doubts
 
 
-def show(table: list[dict], judged_by, judge_bpb, n_prompts: int, doubts: list[str]) -> None:
+def show(table: list[dict], judged_by: str, n_prompts: int, doubts: list[str]) -> None:
     width = max(len(row["name"]) for row in table)
-    known = f", {judge_bpb:.3f} bits per byte" if judge_bpb else ""
-    print(f"\n{n_prompts} prompts, judged by {judged_by}{known}")
-    print(f"{'player':{width}}  rating  95% over prompts  bits/byte")
+    print(f"\n{n_prompts} prompts, judged by {judged_by}")
+    print(f"{'player':{width}}  rating  95% over prompts")
     for row in table:
-        bpb = f"{row['bpb']:.3f}" if row["bpb"] else "-"
-        print(
-            f"{row['name']:{width}}  {row['rating']:6.0f}  {row['low']:6.0f} .. {row['high']:<6.0f}"
-            f"  {bpb:>9}"
-        )
+        interval = f"{row['low']:6.0f} .. {row['high']:.0f}"
+        print(f"{row['name']:{width}}  {row['rating']:6.0f}  {interval}")
     for doubt in doubts:
         print(f"a reason to doubt this judge: {doubt}")

@@ -13,13 +13,13 @@ import re
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
 import config as cfg
 import flops
-import optim
 from config import GPTConfig, UsageError
 from machinery import cli, plan, ranks
 from machinery.log import short
@@ -32,9 +32,8 @@ HALF_WIDTH = 204  # channels; a matmul of width C reaches C / (C + HALF_WIDTH) o
 NARROW = 0.9  # the factor for grouped queries, whose keys and values are narrow matrices
 ATTENTION = {128: (0.50, 0.40), 64: (0.40, 0.30)}  # head_dim -> forward, backward
 TRAFFIC = 0.79  # of the bandwidth, by the fused elementwise kernels
-FORWARD = 0.33  # time of a token in validation over that of one in training
+DEPTHS = range(4, 41, 2)  # what --usd compares
 ALIKE = 0.001  # bits per byte: of two depths so near, the smaller one is cheaper to use
-AROUND = 6  # depths on each side of where the formula looks that are planned
 OTHER_MFU = {"cuda": 0.4, "mps": 0.3, "cpu": 0.2}  # full convention; a device not in the table
 
 
@@ -76,20 +75,10 @@ def parse_gpus(asked: str) -> NamedGPUs:
     name = name if flops.find_card(name) else f"RTX {name}"
     card, n = flops.find_card(name), int(count or 1)
     if card is None or not n:
-        raise UsageError(
-            f"--gpu {asked} is not in the table; choose from {', '.join(flops.CARDS)}, or several: "
-            "8xH100"
-        )
-    return NamedGPUs(
-        rank=0,
-        world_size=n,
-        local_rank=0,
-        local_world_size=n,
-        device=torch.device("cuda"),
-        dtype=torch.bfloat16,
-        memory_bytes=int(0.99 * card.memory_gb * 2**30),  # a datasheet's GB, less 1% for the driver
-        name=name,
-    )
+        known = f"choose from {', '.join(flops.CARDS)}, or several: 8xH100"
+        raise UsageError(f"--gpu {asked} is not in the table; {known}")
+    memory_bytes = int(0.99 * card.memory_gb * 2**30)  # a datasheet's GB, less 1% for the driver
+    return NamedGPUs(0, n, 0, n, torch.device("cuda"), torch.bfloat16, memory_bytes, name)
 
 
 def main(argv: list[str]) -> int:
@@ -119,104 +108,76 @@ def show(preset: cfg.Preset, world: ranks.World) -> int:
 
 
 def page(preset: cfg.Preset, world: ranks.World, usd: float = 0.0) -> str:
-    """The plan with hours, dollars and, for a `dN`, the loss. usd: compare what it buys at other
-    depths; 0: compare for what the run costs."""
-    run = preset.run
+    """The plan with hours, dollars and, for a `dN`, the loss; and what `usd`, if any, buys at each
+    depth."""
+    run, n_gpus = preset.run, world.world_size if world.device.type == "cuda" else 0
     card, peak = flops.find_card(world.device_name), flops.find_peak(world, run.peak_tflops)
-    on = f"on        {world.world_size} x {world.device_name}"
+    price, is_dial = run.usd_per_hour * max(1, n_gpus), on_the_dial(preset)
     if card and preset.train.dtype == "fp32":
         raise UsageError("--plan knows what cards do in bf16 only; leave --dtype fp32 out")
-    is_dial = on_the_dial(preset)
-    if usd and not (is_dial and card and run.usd_per_hour):
-        example = "eval.py plan d12 --gpu H100 --usd 50 --usd_per_hour 3"
-        raise UsageError(
-            f"--usd {usd} compares depths on a card that has a price (--usd_per_hour "
-            f"{run.usd_per_hour}), as in {example}"
-        )
+    if usd and not (is_dial and card and price):
+        why = f"--usd {usd} compares depths, for a card that has a price"
+        raise UsageError(f"{why}: eval.py plan d12 --gpu H100 --usd 50 --usd_per_hour 3")
+    on = f"on        {world.world_size} x {world.device_name}"
     if peak is None:
         why = "its peak is unknown; set --peak_tflops, or name a known card: eval.py plan --gpu"
         return f"{plan.make_plan(preset, world).text}\n{on}\ntime      n/a: {why}"
     on += f", {world.memory_bytes / 1e9:.1f} GB, {peak / 1e12:,.2f} TFLOP/s"
     on += f", {card.memory_tb_s} TB/s" if card else ""
     own = estimate(preset, world, peak)
-    mfu = flops.mfu(own.tokens_per_s, own.flops_per_token, peak, world.world_size)
+    full = built(preset.model).flops_per_token()
+    mfu = flops.mfu(own.tokens_per_s, full, peak, world.world_size)
     exchange = ", exchanging gradients not counted" if world.world_size > 1 else ""
     lines = [
         own.plan.text,
         f"{on} each",
         f"speed     an estimate: {short(own.tokens_per_s)} tok/s, {mfu:.0%} MFU full{exchange}",
-        f"time      an estimate: {own.hours:,.2f} hours with validation; "
-        f"{cost(own.hours, run.usd_per_hour, world)} (--usd_per_hour)",
+        f"time      an estimate: {own.hours:,.2f} hours without validation; "
+        f"${own.hours * price:,.2f} at --usd_per_hour {run.usd_per_hour:.2f}",
     ]
-    lines += [loss_line(own)] if is_dial else []
-    lines += other_depths(preset, world, peak, own, usd) if is_dial and card else []
+    if is_dial:
+        tokens = own.plan.rows * own.plan.seq_len
+        guess, low, high = predict(matmul_weights(preset.model), tokens)
+        by = f"by the law of {law()['runs']} published runs (docs/scaling.md)"
+        text = f"bits per byte of {law()['text']}, {low:.3f} to {high:.3f}, {by}"
+        lines.append(f"loss      a guess: {guess:.3f} {text}")
+    lines += each_depth(preset.run, world, peak, usd, usd / price) if usd else []
     return "\n".join(lines)
 
 
-@dataclass(frozen=True)
-class Estimate:
+class Estimate(NamedTuple):
     """A run before it is run."""
 
     plan: plan.Plan
-    weights: int  # of the blocks and the head
-    flops_per_token: int
     tokens_per_s: float
-    validation: float  # its time, as a share of that of training
-    tokens: int
-
-    @property
-    def hours(self) -> float:
-        return self.tokens * (1 + self.validation) / self.tokens_per_s / 3600
+    hours: float  # of training; validation, 0.4% more for d12, is not counted
 
 
 def estimate(preset: cfg.Preset, world: ranks.World, peak: float) -> Estimate:
     """Speed and time of a run on a machine with this peak, in FLOP/s of one device."""
     decided, card = plan.make_plan(preset, world), flops.find_card(world.device_name)
-    tokens, full = decided.rows * decided.seq_len, built(preset.model).flops_per_token()
+    tokens = decided.rows * decided.seq_len
     if card:
         whole_steps = decided.rows / decided.rows_in_step(decided.ramp_steps)
         speed = tokens / (whole_steps * step_s(decided, preset.model, card, peak))
     else:
+        full = built(preset.model).flops_per_token()
         speed = OTHER_MFU[world.device.type] * peak * world.world_size / full
         speed *= 0.75 if decided.recompute else 1  # four passes, of which MFU counts three
-    validation = FORWARD * validated(preset, decided.steps) / tokens
-    return Estimate(decided, matmul_weights(preset.model), full, speed, validation, tokens)
+    return Estimate(decided, speed, tokens / speed / 3600)
 
 
-def validated(preset: cfg.Preset, steps: int) -> float:
-    """Tokens that a run scores: at each validation eval_tokens, or all that is held out if that is
-    less, and at the end all. How much is held out is known if the preset says how much is
-    prepared; else as much as eval_tokens is assumed."""
-    run, text = preset.run, preset.data
-    times = 2 + (steps - 1) // run.eval_every if run.eval_every else 2  # first and last step
-    held_out, prepared = run.eval_tokens, text.tokens
-    if prepared and prepared != "all" and text.val_fraction < 1:
-        held_out = cli.count(prepared) * text.val_fraction / (1 - text.val_fraction)
-    return times * min(run.eval_tokens, held_out) + held_out
-
-
-@lru_cache(maxsize=128)
+@lru_cache(maxsize=64)
 def built(c: GPTConfig) -> GPT:
     """The model without memory for its weights: it knows their number, and its FLOPs."""
     with torch.device("meta"):
         return GPT(c)
 
 
-@lru_cache(maxsize=128)
-def parameters(c: GPTConfig) -> dict[str, int]:
-    """Weights by the way they are optimized."""
-    return {k: sum(p.numel() for p in ps) for k, ps in built(c).param_groups().items()}
-
-
-def saved_bytes(preset: cfg.Preset) -> int:
-    """Of a checkpoint: weights and the optimizer's state."""
-    sizes = parameters(preset.model)
-    return optim.state_bytes(sizes, preset.train.optimizer) - 4 * sum(sizes.values())
-
-
 def matmul_weights(c: GPTConfig) -> int:
     """Weights of the blocks and the head."""
-    return parameters(c)["matrix"] + parameters(c)["head"]
+    groups = built(c).param_groups()
+    return sum(p.numel() for p in [*groups["matrix"], *groups["head"]])
 
 
 # ------------------------------------------------------------------------- the loss of a dN
@@ -246,71 +207,33 @@ def predict(weights: float, tokens: float) -> tuple[float, float, float]:
     return loss(*(found[name] for name in (*"EAaBb", "factor"))), low, high
 
 
-def loss_line(run: Estimate) -> str:
-    guess, low, high = predict(run.weights, run.tokens)
-    fitted = law()
-    beyond = "extrapolated from" if run.weights > fitted["weights"] else "by"
-    return (
-        f"loss      a guess: {guess:.3f} bits per byte of {fitted['text']}, {low:.3f} to "
-        f"{high:.3f}, {beyond}\n          {fitted['runs']} published nanochat runs of a slightly "
-        "different recipe (benchmarks/SCALING.md)"
-    )
-
-
-def other_depths(
-    preset: cfg.Preset, world, peak: float, own: Estimate, usd: float = 0.0
+def each_depth(
+    options: cfg.RunConfig, world: ranks.World, peak: float, usd: float, hours: float
 ) -> list[str]:
-    """What the same dollars, or `usd`, buy at other depths, and which is best."""
-    per_hour = preset.run.usd_per_hour * max(1, world.world_size)
-    hours = usd / per_hour if usd else own.hours
-
-    flop = hours * 3600 * own.tokens_per_s * own.flops_per_token
-
-    def at_this_speed(model: GPTConfig) -> float:
-        """The loss if each depth did as many FLOPs in a second: it tells where to look."""
-        return predict(matmul_weights(model), flop / built(model).flops_per_token())[0]
-
-    dials = {depth: cfg.preset_of_depth(depth) for depth in range(4, 61, 2)}
+    """What the dollars buy, which are hours, at each depth whose state has room; and the best."""
+    options = replace(options, micro_batch=0)  # what fits one depth need not fit another
     room = 0.5 * world.memory_bytes * world.world_size  # the rest is for gradients and activations
-    fit = {n: d for n, d in dials.items() if saved_bytes(d) <= room}
-    near = min(fit, key=lambda depth: at_this_speed(fit[depth].model), default=0)
-    runs = {}
-    for depth in [n for n in fit if abs(n - near) <= AROUND or n == preset.model.n_layer]:
-        options = replace(preset.run, micro_batch=0)  # what fits one depth need not fit another
-        run = estimate(replace(fit[depth], run=options), world, peak)
-        tokens = int(hours * 3600 * run.tokens_per_s / (1 + run.validation))
-        runs[depth] = replace(run, tokens=tokens), predict(run.weights, tokens)
-    if not runs:
-        return []
-    lowest = min(guess for _, (guess, *_) in runs.values())
-    best = min(depth for depth in runs if runs[depth][1][0] <= lowest + ALIKE)
-    lines = [
-        f"{f'${hours * per_hour:,.2f} buys':13} depth  tokens  per weight   hours  bits per byte"
-    ]
-    for depth, (run, (guess, low, high)) in runs.items():
-        if abs(depth - best) <= 6 or depth == preset.model.n_layer:
-            mark = f"  best (smallest within {ALIKE})" if depth == best else ""
-            lines.append(
-                f"{'':14}{f'd{depth}':>5}{short(run.tokens):>8}{run.tokens / run.weights:>12.1f}"
-                f"{run.hours:>8,.2f}  {guess:.3f} ({low:.3f} to {high:.3f}){mark}"
-            )
-    tokens = f"{runs[best][0].tokens / 1e9:.3g}B"
-    lines.append(
-        f"{'':14}train.py d{best} --tokens {tokens}; prepare_data.py d{best} --tokens {tokens}"
-    )
-    return lines
-
-
-def cost(hours: float, usd_per_hour: float, world: ranks.World) -> str:
-    """Dollars. usd_per_hour is the price of one GPU, or of a machine without one."""
-    n_gpus = world.world_size if world.device.type == "cuda" else 0
-    of = {0: "the machine", 1: "the GPU"}.get(n_gpus, f"each of {n_gpus} GPUs")
-    return f"${hours * usd_per_hour * max(1, n_gpus):,.2f} at ${usd_per_hour:.2f}/hour for {of}"
+    lines, bought, losses = [f"${usd:,.2f} buys  depth  tokens  per weight  bits per byte"], {}, {}
+    for depth in DEPTHS:
+        preset = replace(cfg.preset_of_depth(depth), run=options)
+        run, weights = estimate(preset, world, peak), matmul_weights(preset.model)
+        if run.plan.save_bytes > room:
+            break
+        bought[depth] = tokens = 1 + int(run.tokens_per_s * 3600 * hours)
+        losses[depth], low, high = predict(weights, tokens)
+        lines.append(
+            f"{f'd{depth}':>17}{short(tokens):>8}{tokens / weights:>12.1f}  "
+            f"{losses[depth]:.3f} ({low:.3f} to {high:.3f})"
+        )
+    best = min(depth for depth in losses if losses[depth] <= min(losses.values()) + ALIKE)
+    run = f"d{best} --tokens {bought[best] / 1e9:.3g}B"
+    return [*lines, f"best, or as good and smaller: prepare_data.py {run}; train.py {run}"]
 
 
 def step_s(decided: plan.Plan, c: GPTConfig, card: flops.Card, peak: float) -> float:
     """Seconds of a full-size step on one rank, without communication."""
-    bandwidth, params = TRAFFIC * card.memory_tb_s * 1e12, sum(parameters(c).values())
+    bandwidth = TRAFFIC * card.memory_tb_s * 1e12
+    params = sum(p.numel() for p in built(c).parameters())
     tokens = decided.micro_batch * decided.seq_len
     attention = 2 * c.n_layer * c.n_head * c.head_dim * c.seq_len  # FLOPs of forward, per token
     matmul = built(c).flops_per_token(causal=True) - 3 * attention

@@ -81,15 +81,11 @@ def measure(config: NoiseConfig, load_model: Callable) -> int:
     manifest, n = open_data(config, trainer), config.batches * config.batch
     rows = sum(manifest.rows("train", i) for i in range(len(manifest.sources)))
     if n > rows:
-        raise UsageError(
-            f"--batches {config.batches} of {config.batch} rows are {n:,}, but {manifest.dir} "
-            f"has {rows:,} training rows; try --batches {rows // config.batch}"
-        )
+        why = f"--batches {config.batches} x {config.batch} rows, but {manifest.dir} has {rows:,}"
+        raise UsageError(f"{why}; try --batches {rows // config.batch}")
     T, device = min(manifest.row_len - 1, model.config.seq_len), model.cos.device
     place_of = data.order_of(manifest, config.seed, None, None, 0)
-    drawn = np.stack([manifest.row("train", *place_of(i)) for i in range(n)])[
-        :, : T + 1
-    ]  # (n, T + 1)
+    drawn = np.stack([manifest.row("train", *place_of(i))[: T + 1] for i in range(n)])  # (n, T + 1)
     inputs = torch.from_numpy(drawn[:, :-1].astype(np.int64)).to(device)
     targets = torch.from_numpy(data.targets_of(drawn, manifest.marks)).to(device)  # (n, T)
     batches = list(zip(inputs.split(config.batch), targets.split(config.batch)))

@@ -3,9 +3,9 @@
 Runs a few steps under torch.profiler; the loop marks the regions "data", "communication" and
 "optimizer" with `record_function`. Writes OUT/trace.json.gz (open it in https://ui.perfetto.dev or
 chrome://tracing). Guarantees: the rows of `table()` add up to the time of a step; each instant is
-counted once. On a GPU the rows split the device's timeline: `communication`
-is the part that no computation hides, and in `idle` the device waits for the host. On a CPU they
-split the main thread's. Next: train.py.
+counted once. On a GPU the rows split the device's timeline: `communication` is the part that no
+computation hides, and in `idle` the device waits for the host. On a CPU they split the main
+thread's. Next: train.py.
 """
 
 import gzip

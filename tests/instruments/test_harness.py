@@ -3,9 +3,11 @@ our model through lm_eval; and by lm_eval's own model of the exported folder."""
 
 import json
 import math
+from collections import Counter
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -37,7 +39,7 @@ def enem(i: int) -> dict:
 
 
 def exams(i: int) -> dict:
-    info = dict(subject="Biology", language="Polish" if i == 2 else "Portuguese")
+    info = dict(language="Polish" if i == 2 else "Portuguese")
     stem = dict(stem=f"O quê {i}?", choices=dict(text=["u", "v"], label=["A", "B"]))
     return dict(question=stem, answerKey="@AAB"[i % 4], info=info)
 
@@ -60,12 +62,7 @@ ROWS = {  # repository -> the i-th row, by its set's schema
     ),
     "allenai/openbookqa": lambda i: keyed(i, question_stem=f"A {WORDS[i]} dog is", id=str(i)),
     "maritaca-ai/enem": enem,
-    "eduagarcia/oab_exams": lambda i: keyed(
-        i,
-        question=f"Quem {i}?",
-        exam_year=str(2010 + i // 3),
-        question_type=("ETHICS", "TAX")[i % 2],
-    ),
+    "eduagarcia/oab_exams": lambda i: keyed(i, question=f"Quem {i}?"),
     "EleutherAI/lambada_openai": lambda i: dict(text=f"Ann had {WORDS[i]}"),
     "eduagarcia/enem_challenge": lambda i: keyed(i, question=f"Qual {i}?"),
     "mhardalov/exams": exams,
@@ -142,21 +139,16 @@ def test_the_command_scores_lm_evals_tasks_and_ours(hub, own_run, tmp_path):
     words = ["choice", str(own_run), "--task", *names, "--save", str(saved), "--device", "cpu"]
     assert evaluate.main(words) == 0
     records = [json.loads(line) for line in (own_run / "eval.jsonl").read_text().splitlines()]
-    assert [(r["task"], r["norm"]) for r in records] == [
-        ("winogrande", "sum"),
-        *(("piqa", n) for n in ("sum", "per character", "per byte")),
-        ("enem", "sum"),
-    ]
+    tasks = [("winogrande", "sum"), ("piqa", "sum"), ("piqa", "per character"), ("enem", "sum")]
+    assert [(r["task"], r["norm"]) for r in records] == tasks
     lines = [json.loads(line) for line in saved.read_text().splitlines()]
     wino, piqa, enem = ([x for x in lines if x["task"] == name] for name in names)
     assert [x["gold"] for x in wino] == [0, 1] * 5 and [x["gold"] for x in piqa] == [0, 1] * 5
     assert [x["gold"] for x in enem] == [0, 2, 3, 4, 0, 1, 2, 3, 4] * 3  # without the annulled
     best = lambda x: x["nats"].index(max(x["nats"]))
-    for record, own in ((records[0], wino), (records[1], piqa), (records[4], enem)):
+    for record, own in ((records[0], wino), (records[1], piqa), (records[3], enem)):
         assert record["hits"] == sum(best(x) == x["gold"] for x in own)
-    assert records[4]["chance"] == pytest.approx(1 / 5)
-    years = {year: f["n"] for year, f in records[4]["by"]["year"].items()}
-    assert years == {"2022": 9, "2023": 9, "2024": 9}
+    assert records[3]["chance"] == pytest.approx(1 / 5) and records[3]["n"] == 27
 
 
 def asked(hub, name, shots=0, limit=0) -> list:
@@ -171,19 +163,16 @@ def test_questions_are_written_out_as_the_sets_are(hub):
         "Resposta:"
     )
     assert question.answers == tuple("ABCDE") and question.gold == 0 and answer == " A"
-    assert question.tags == dict(year="2022")
     (question, *_), *_ = asked(hub, "winogrande")
     assert question.given == tuple((f"Ann paid Eve as {x}", " had red.") for x in ("Ann", "Eve"))
     assert question.answers == ("had red.",) * 2 and question.gold == 0
     (question, context, _), *_ = asked(hub, "oab", shots=1)
     assert context.startswith("Pergunta: Quem ") and context.count("Quem") == 2
-    assert question.tags == dict(subject="ETHICS", year="2010")
     exams = asked(hub, "exams_pt")
     assert [(context, q.gold) for q, context, _ in exams[:2]] == [
         ("Pergunta: O quê 1?\n A. u\n B. v\nResposta:", 0),
         ("Pergunta: O quê 3?\n A. u\n B. v\nResposta:", 1),
     ]
-    assert exams[0][0].tags == dict(subject="Biology")
     assert len(asked(hub, "enem_challenge")) == 10
 
 
@@ -192,8 +181,8 @@ def test_a_limit_draws_from_all_questions_the_same_each_time(hub):
     some, again, every = ([c for _, c, _ in asked(hub, "oab", 0, n)] for n in (4, 4, 0))
     assert len(some) == 4 and some == again
     assert some == sorted(some, key=every.index) and some != every[:4]
-    years = [q.tags["year"] for q, *_ in asked(hub, "enem", 0, 12)]
-    assert len(years) == 12 and set(years) == {"2022", "2023", "2024"}
+    found = Counter(context for _, context, _ in asked(hub, "enem", 0, 12))
+    assert max(found.values()) == 3  # of a group, the members together
 
 
 def test_what_cannot_be_asked_is_one_sentence(hub, monkeypatch):
@@ -202,9 +191,7 @@ def test_what_cannot_be_asked_is_one_sentence(hub, monkeypatch):
             hub.open_tasks(name)
         assert said in str(caught.value)
 
-    def no_hub(*_, **__):
-        raise ConnectionError("no route\nand more")
-
+    no_hub = Mock(side_effect=ConnectionError("no route\nand more"))
     monkeypatch.setattr("datasets.load_dataset", no_hub)
     with pytest.raises(DataError) as caught:
         hub.open_tasks("piqa")

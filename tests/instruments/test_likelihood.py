@@ -3,14 +3,13 @@ time; and the reader of the files that a user names."""
 
 import json
 import math
-import os
 
 import pytest
 import torch
 
 from config import GPTConfig, UsageError
 from instruments.exams.likelihood import encode_pair, log_likelihoods
-from instruments.exams.lines import has_fields, read_lines, saving
+from instruments.exams.lines import has_fields, read_lines
 from machinery.errors import DataError, NonFiniteError
 from model import GPT
 from preparation.chat import marks
@@ -113,30 +112,3 @@ def test_a_line_that_is_none_is_named(tmp_path):
     path.write_bytes(b"\n \n")
     with pytest.raises(DataError):
         read_lines(path, is_one, "it")
-
-
-def test_what_is_no_file_is_one_sentence(tmp_path):
-    """A link and a pipe too: the same door as all other files."""
-    (tmp_path / "link").symlink_to(tmp_path / "a")
-    (tmp_path / "a").write_text("{}")
-    os.mkfifo(tmp_path / "pipe")
-    for name in ("none", "link", "pipe", "."):
-        with pytest.raises(UsageError) as caught:
-            read_lines(tmp_path / name, lambda row: True, "it")
-        assert str(tmp_path / name) in str(caught.value)
-
-
-def test_a_saved_file_is_whole_or_not_there(tmp_path):
-    path = tmp_path / "new" / "a.jsonl"
-    with pytest.raises(ZeroDivisionError), saving(str(path)) as save:
-        save(i=1 / 0)
-    assert list(path.parent.iterdir()) == []
-    with saving(str(path)) as save:
-        for i in range(3):
-            save(i=i)
-        assert not path.exists()
-    assert [json.loads(line) for line in path.read_text().splitlines()] == [
-        {"i": i} for i in range(3)
-    ]
-    with saving("") as save:
-        save(i=1)
