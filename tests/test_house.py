@@ -22,13 +22,13 @@ HANDED_DOWN = {("machinery/log.py", "instruments")}  # the report, in the functi
 # A promise to readers: these numbers only go down. Lines of .py files, by room.
 BUDGETS = {
     "train.py model.py data.py": 1319,  # the first evening
-    "*.py": 2900,
+    "*.py": 2891,
     "machinery/**/*.py": 3095,
-    "preparation/**/*.py": 1410,
+    "preparation/**/*.py": 1407,
     "hf/**/*.py": 1249,
-    "instruments/**/*.py": 4350,
+    "instruments/**/*.py": 4046,
     "benchmarks/**/*.py": 2400,
-    "tests/**/*.py": 18208,
+    "tests/**/*.py": 17999,
 }
 
 
