@@ -88,9 +88,8 @@ def test_long_rows_are_read_better_after_the_stage(stages):
 
 def test_another_theta_is_named_and_another_tokenizer_refused(stages, small_data, tmp_path):
     stage = ("--init_from", stages["start"], "--data_dir", stages["long_data"], "--steps", 2)
-    text = start(small_data, tmp_path / "a", *SHAPE, *stage, "--rope_theta", 4000).end(
-        0, timeout_s=400
-    )
+    other = start(small_data, tmp_path / "a", *SHAPE, *stage, "--rope_theta", 4000)
+    text = other.end(0, timeout_s=400)
     assert "rope_theta is 1000.0 there and 4000.0 here" in text
     texts = small_data.parent / "texts"
     options = "--row_len 129 --vocab_size 512 --val_fraction 0.2 --workers 1 --nfc".split()
@@ -129,7 +128,7 @@ def test_only_targets_that_count_are_scored(first, monkeypatch):
     means = positions.by_position(Told(), batches())
     for t, nats in by_place.items():
         assert means[t].item() == pytest.approx(sum(nats) / len(nats)) if nats else means[t].isnan()
-    nats = torch.cat([nats for _, nats in positions.nats_of(Told(), batches())])
+    nats = positions.nats_of(Told(), batches())
     expected = []
     for begin, end in positions.ranges(21):
         if several := [x for t in range(begin, end) for x in by_place[t]]:
@@ -168,8 +167,9 @@ def test_the_report_has_it_of_the_newest_checkpoint(own_run, tmp_path):
         path.write_text(damage)
         assert "Loss by position" not in report.write(own_run).read_text()
     other = shutil.copytree(written["data"], tmp_path / "other")
+    newest = str(own_run / "checkpoints" / "step_00000012")
     for asked, data_dir in (("", written["data"]), (str(other), str(other)), ("", written["data"])):
-        config = report.ReportConfig(str(own_run), data_dir=asked, device="cpu", dtype="fp32")
+        config = evaluate.EvalConfig(str(own_run), newest, asked, device="cpu", dtype="fp32")
         positions.measure(config, evaluate.load_model)
         assert positions.read(own_run)["data"] == data_dir
     assert json.loads(path.read_text()) == written

@@ -17,7 +17,7 @@ from conftest import ROOT, SMALL, metrics, run
 
 import eval
 import train
-from config import UsageError
+from config import Preset, UsageError
 from data import val_places
 from instruments.pages import curves, report
 from instruments.pages.records import is_record, thinned
@@ -27,7 +27,6 @@ from machinery.shards import Manifest
 
 pytest.importorskip("matplotlib")
 STEP_TOKENS = 1000
-PNG_OF = curves.png_of  # before conftest takes its place, in tests that see no picture
 
 
 def step(n: int, time: float, **more) -> dict:
@@ -127,7 +126,6 @@ def test_the_page_tells_the_figures_of_a_run_and_needs_nothing_else(tmp_path):
     assert rows["on all 348 rows"].startswith("2.1000 bits per byte, 4.2000 nats")
     assert rows["speed"] == "500 tok/s, mfu 30.0% full, 25.0% causal"
     assert rows["training"] == "20s" and rows["extras"] == "value_embeds <b>"
-    assert "lr_scale" in rows and "lr" not in rows  # muon does not read it
     assert page.starts[0]["steps"] == "0 to 10" and page.starts[0]["time"] == "30s"
     assert page.starts[0]["command"] == "train.py tiny" and "cost" not in rows
     assert page.cells("pre") == ["if a < b:\n    return"]
@@ -155,7 +153,7 @@ def test_restarts_are_told_and_steps_done_twice_are_paid(tmp_path):
     assert (second["steps"], second["time"]) == ("5 to 8", "10s")
     assert [total[name] for name in ("time", "validation", "saving")] == ["31s", "5s", "1s"]
     assert page.rows["training"] == "16s" and page.rows["cost"] == "$0.22"
-    assert first["cost"].startswith("$0.21 at $36.00")
+    assert first["cost"] == "$0.21"
 
 
 def test_the_price_is_of_one_gpu_or_of_a_machine_without_one(tmp_path):
@@ -164,7 +162,7 @@ def test_the_price_is_of_one_gpu_or_of_a_machine_without_one(tmp_path):
     on_8 = start(90.0, on_gpu=True, world_size=8, usd_per_hour=36.0)
     on_1 = start(121.0, on_gpu=True, usd_per_hour=36.0)
     page = page_of(make_run(tmp_path / "a", steps, starts=[on_8, on_1]))
-    assert page.rows["cost"] == "$2.50" and "8 x $36.00" in page.starts[0]["cost"]
+    assert page.rows["cost"] == page.starts[-1]["cost"] == "$2.50"
     folder = make_run(tmp_path / "b", ten_steps(), starts=[start(90.0, world_size=4)])
     assert page_of(folder, usd_per_hour=120.0).rows["cost"] == "$1.00"
 
@@ -464,8 +462,8 @@ def test_by_hand_it_samples_from_each_checkpoint_once(trained, tmp_path):
     log.begin(6, False, start(1.0))  # the steps 7 to 12 will be other ones
     assert [r["step"] for r in drawn(log.run_dir)] == [4, 6, 4, 6]
     (trained / "samples.jsonl").unlink()
-    assert eval.main([*where, str(trained)]) == 0  # continues held-out text
-    assert len(drawn(trained)) == 9
+    assert eval.main([*where, str(trained), "--max_new_tokens", "8"]) == 0
+    assert [r["prompt"] for r in drawn(trained)] == 3 * [*Preset.prompts]
     with pytest.raises(UsageError) as error:
         eval.main([*where, str(trained.parent / "none")])
     assert str(trained) in str(error.value)
@@ -484,19 +482,15 @@ def test_a_model_that_cannot_be_loaded_leaves_a_page_without_samples(trained, tm
     assert "pre" not in Page((folder / "report.html").read_text()).tags
 
 
-@pytest.mark.parametrize("fault", ["an error", "no instruments", "no matplotlib"])
+@pytest.mark.parametrize("fault", ["an error", "no instruments"])
 def test_no_fault_of_the_page_stops_a_run(fault, own_run, monkeypatch):
     (own_run / "report.html").unlink()
     if fault == "an error":
         monkeypatch.setattr(curves, "draw_run", lambda run: 1 / 0)
-    elif fault == "no instruments":
-        monkeypatch.setitem(sys.modules, "instruments.pages", None)
     else:
-        monkeypatch.setattr(curves, "png_of", PNG_OF)
-        monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+        monkeypatch.setitem(sys.modules, "instruments.pages", None)
     line = write_report(Log(own_run, is_first=True))
-    assert "\n" not in line
-    assert (own_run / "report.html").exists() == (fault == "no matplotlib")
+    assert "\n" not in line and not (own_run / "report.html").exists()
 
 
 def test_the_samples_of_a_long_run_are_thinned():

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 
 import pytest
@@ -448,7 +448,7 @@ WRONG = {  # name -> (body, status, the value that is named)
     "another model": (OK | dict(model="gpt-4"), 404, "'gpt-4'"),
     "a surrogate": (b'{"model": "\\ud800"}', 404, "ud800"),
     "an unknown field": (OK | dict(best=1), 400, "'best'"),
-    "many fields": (MANY, 400, "300,000"),
+    "many fields": (MANY, 400, "'a0'"),
     "penalties": (OK | dict(frequency_penalty=0.5), 400, "frequency_penalty 0.5"),
     "far too long": (dict(prompt=LONG * 999), 400, "96"),
     "ids too long": (dict(prompt=[5] * 95), 400, "96 tokens"),
@@ -462,7 +462,7 @@ WRONG = {  # name -> (body, status, the value that is named)
     "words": (OK | dict(max_tokens="2"), 400, "'2'"),
     "true": (OK | dict(top_k=True), 400, "True"),
     "a seed": (OK | dict(seed=1 << 64), 400, "18446744073709551616"),
-    "an option": (OK | dict(stream_options=dict(x=1)), 400, "'stream_options.x'"),
+    "an option": (OK | dict(stream_options=dict(x=1)), 400, "'x'"),
     "stops": (OK | dict(stop=["a"] * 17), 400, "16"),
     "huge": (b'{"prompt": "' + b"a" * (5 << 20) + b'"}', 413, "4,194,304"),
 }  # fmt: skip
@@ -474,7 +474,7 @@ WRONG_CHATS = {
     "an image": (dict(messages=[TURN | dict(content=[{"type": "image"}])]), "image"),
     "answered": (dict(messages=[TURN, TURN | dict(role="assistant")]), "last turn"),
     "too long": (dict(messages=[TURN | dict(content=LONG)]), "96"),
-    "many": (dict(messages=[TURN] * 999), "1,998"),
+    "many": (dict(messages=[TURN, TURN | dict(role="assistant")] * 999 + [TURN]), "96"),
     "alternatives": (dict(messages=[TURN], top_logprobs=2), "top_logprobs 2"),
 }
 
@@ -563,67 +563,40 @@ def test_a_slow_sender_is_let_go(base, name, monkeypatch):
     from instruments.talk import serve
 
     monkeypatch.setattr(serve, "READ_S", 0.4)
-    with connect(base[0], BEGINNINGS[name]) as one:
+    with connect(base[0], BEGINNINGS[name]) as one, suppress(OSError):
         one.settimeout(0.02)
         reply, end = b"", time.monotonic() + 30
         while time.monotonic() < end:
-            try:
+            with suppress(TimeoutError):
                 one.sendall(b"x" if name != "nothing" else b"")
                 if not (more := one.recv(10_000)):
                     break
                 reply += more
-            except TimeoutError:
-                continue
-            except OSError:
-                break
-        assert time.monotonic() < end
-        assert (b" 408 " in reply) == (name == "a body") or name == "a second head"
+    assert time.monotonic() < end
+    assert (b" 408 " in reply) == (name == "a body")
 
 
-@pytest.mark.parametrize("name", BEGINNINGS)
-def test_slow_clients_take_no_place_from_others(base, name, monkeypatch):
-    """Far more connections than there are places, none of which would end by itself."""
-    from instruments.talk import serve
+def test_a_client_that_takes_no_answer_is_let_go(tokenizer):
+    """Its stream has no end that it waits for: its time does."""
+    stream = dict(prompt=["def"] * 128, max_tokens=90, logprobs=20, stream=True)
+    with serving(build(tokenizer), tokenizer, ACTIVE=1, MAX_SECONDS=2) as (url, _):
+        with socket.socket() as one:
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            one.connect(("127.0.0.1", int(url.rpartition(":")[2])))
+            one.sendall(raw_request(stream))
+            until(url, active=1)
+            until(url)
+            assert post(url, OK).status_code == 200
 
-    monkeypatch.setattr(serve, "READ_S", 600)
-    monkeypatch.setattr(serve, "MAX_CONNECTIONS", 8)
-    with ExitStack() as stack:
-        for _ in range(40):
-            stack.enter_context(connect(base[0], BEGINNINGS[name]))
-        assert post(base[0], OK).status_code == 200
 
-
-def test_clients_that_take_no_answer_take_no_place_either(tokenizer, monkeypatch):
-    """They ask for page after page, and read none; or for a long stream."""
-    import httpx
-
-    from instruments.talk import serve
-
-    monkeypatch.setattr(serve, "MAX_CONNECTIONS", 8)
-    with serving(build(tokenizer), tokenizer, ACTIVE=2, WAITING=0, MAX_SECONDS=3) as (url, _):
-        pages = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n" * 2000
-        stream = dict(prompt=["def"] * 128, max_tokens=90, logprobs=20, stream=True)
-        with ExitStack() as stack:
-            for _ in range(12):
-                stack.enter_context(one := connect(url))
-                one.setblocking(False)
-                try:
-                    while pages:
-                        one.send(pages)
-                except OSError:  # it is full, or cut off
-                    pass
-            for _ in range(2):
-                stack.enter_context(one := socket.socket())
-                one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-                one.connect(("127.0.0.1", int(url.rpartition(":")[2])))
-                one.sendall(raw_request(stream))
-            end, status = time.monotonic() + 30, 0
-            while status != 200 and time.monotonic() < end:  # until the streams had their time
-                try:
-                    status = post(url, OK).status_code
-                except httpx.TransportError:  # all others were at work
-                    status = 0
-            assert status == 200
+def test_more_connections_than_places(tokenizer):
+    """are refused, and served once others have left."""
+    with serving(build(tokenizer), tokenizer, MAX_CONNECTIONS=3) as (url, _):
+        others = [connect(url) for _ in range(3)]
+        assert post(url, OK).status_code == 503
+        for one in others:
+            one.close()
+        assert any(post(url, OK).status_code == 200 for _ in range(100))
 
 
 def test_a_broken_upload_is_no_traceback(base, capfd):
@@ -636,23 +609,17 @@ def test_a_broken_upload_is_no_traceback(base, capfd):
 
 
 def test_a_token(tokenizer):
+    import httpx
+
     token = "a-token-of-20-letters"
     with serving(build(tokenizer), tokenizer, token=token) as (url, _):
-        import httpx
-        import openai
-
         assert client(url, token).completions.create(model="small", prompt="def", max_tokens=1)
-        for path in ("/v1/completions", "/v1/models", "/health", "/v1/chat/completions"):
-            for key in ("wrong-token", ""):
-                method = "POST" if "completions" in path else "GET"
-                headers = {"Authorization": f"Bearer {key}"} if key else {}
-                reply = httpx.request(method, url + path, headers=headers)
+        for path in ("completions", "models", "chat/completions"):
+            for key in ("Bearer wrong-token", "Bearer caf\u00e9", ""):
+                method = "GET" if path == "models" else "POST"
+                headers = {"Authorization": key.encode()} if key else {}
+                reply = httpx.request(method, f"{url}/v1/{path}", headers=headers)
                 assert reply.status_code == 401 and refusal(reply)
-                assert reply.headers["www-authenticate"] == "Bearer"
-        with pytest.raises(openai.AuthenticationError):
-            client(url, "another").models.list()
-        odd = httpx.get(f"{url}/health", headers={"Authorization": "Bearer caf\u00e9".encode()})
-        assert odd.status_code == 401
         page = httpx.get(url)  # has nothing to hide, and asks for the token
         assert page.status_code == 200 and token not in page.text
         other = {"Authorization": f"Bearer {token}", "Host": "gpu-box:8049"}
@@ -663,7 +630,7 @@ def test_pages_of_others_cannot_use_a_server_without_a_token(base):
     import httpx
 
     port = base[0].rpartition(":")[2]
-    for host in ("localhost", f"localhost:{port}", f"127.0.0.1:{port}", "[::1]:99", "127.3.4.5"):
+    for host in ("localhost", f"localhost:{port}", f"127.0.0.1:{port}"):
         assert load(base[0], Host=host)["status"] == "ok"
     for host in ("evil.example", f"evil.example:{port}", "127.0.0.1.evil.example", "[::1", "0"):
         reply = httpx.get(f"{base[0]}/health", headers={"Host": host})
@@ -696,28 +663,24 @@ def program(*args):
         process.communicate()
 
 
-def test_the_program(trained_run):
-    with program(trained_run, "--port", 0) as (process, said):
-        url = re.search(r"page: (http://127\.0\.0\.1:\d+)/\n", said)[1]
-        assert f"programs: {url}/v1\n" in said
-        reply = client(url).completions.create(model="run", prompt="def", max_tokens=5)
-        assert reply.choices[0].text
-        process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 130 and process.stderr.read() == "stopped\n"
-
-
-def test_other_machines_need_a_token(trained_run):
-    """It is made and printed; and a request that runs does not keep the program from ending."""
+@pytest.mark.parametrize("host, sent, code", [
+    ("127.0.0.1", signal.SIGINT, 130), ("0.0.0.0", signal.SIGTERM, -signal.SIGTERM)
+])  # fmt: skip
+def test_the_program(trained_run, host, sent, code):
+    """For other machines a token is made and printed."""
     import httpx
 
-    with program(trained_run, "--port", 0, "--host", "0.0.0.0") as (process, said):
-        token = re.search(r"/#token=(\S{20,})\n", said)[1]
-        assert f"API key {token}\n" in said
+    with program(trained_run, "--port", 0, "--host", host) as (process, said):
         url = f"http://127.0.0.1:{re.search(r':([0-9]+)/v1', said)[1]}"
-        assert httpx.get(f"{url}/health").status_code == 401
-        assert client(url, token).models.list().data[0].id == "run"
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == -signal.SIGTERM
+        key = re.search(r"API key (\S{20,})\n", said)
+        assert (httpx.get(f"{url}/health").status_code == 401) == bool(key) == (host == "0.0.0.0")
+        assert ("/#token=" in said) == bool(key)
+        reply = client(url, key[1] if key else "none").completions.create(
+            model="run", prompt="def", max_tokens=5
+        )
+        assert reply.choices[0].text
+        process.send_signal(sent)
+        assert process.wait(60) == code and "Traceback" not in process.stderr.read()
 
 
 def test_mistakes_of_the_command(monkeypatch):
@@ -725,14 +688,10 @@ def test_mistakes_of_the_command(monkeypatch):
 
     with serve.open_socket("127.0.0.1", 0) as listener:
         taken = listener.getsockname()[1]
-        for options in (dict(host=""), dict(host="nowhere.invalid", port=0), dict(port=taken)):
+        for options in (dict(host="nowhere.invalid", port=0), dict(port=taken)):
             with pytest.raises(UsageError) as caught:
                 serve.run(serve.ServeConfig(**options), lambda config: pytest.fail("loaded"))
             assert all(str(value) in str(caught.value) for value in options.values())
-    tokens = [serve.token_of(serve.ServeConfig(host=host)) for host in ("0.0.0.0", "::", "box")]
-    assert len(set(tokens)) == 3 and all(len(token) > 20 for token in tokens)
-    for host in ("127.0.0.1", "::1", "localhost", "127.1.2.3"):
-        assert serve.token_of(serve.ServeConfig(host=host)) == ""
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     monkeypatch.delitem(sys.modules, "instruments.talk.serve")
     with pytest.raises(UsageError):
