@@ -80,7 +80,7 @@ def check_caller(request: Request, token: str) -> None:
     if token:
         sent = request.headers.get("authorization", "").removeprefix("Bearer ")
         if not secrets.compare_digest(sent.encode(), token.encode()):
-            why = "the token is wrong or missing; send the one that was printed here as the API key"
+            why = "the token is wrong or missing: send, as API key, the one that the server printed"
             raise Refused(401, why)
         return
     host, origin = request.headers.get("host", ""), request.headers.get("origin")

@@ -1,14 +1,11 @@
-"""eval.py chat: what the model is given, what is forgotten, and a terminal with Ctrl-C."""
+"""eval.py chat: what the model is given, what is forgotten, and what Ctrl-C ends."""
 
-import contextlib
-import os
+import io
+import itertools
 import random
 import re
-import select
-import signal
 import subprocess
 import sys
-import time
 
 import pytest
 import torch
@@ -17,7 +14,7 @@ from conftest import ROOT, command, environment
 
 import eval
 from config import UsageError
-from instruments.talk.chat import ChatConfig, Talk, say
+from instruments.talk.chat import ChatConfig, Talk, questions, say
 from preparation import chat
 
 pytest_plugins = ["chat_helpers"]
@@ -100,60 +97,27 @@ def test_a_conversation_in_the_terminal(answering, base):
         eval.main(["chat", str(base / "run")])
 
 
-WAITS = """
-import sys, time, eval, model
-from machinery import cli
-forward, count = model.GPT.forward, []
-def slow(*a, **k):
-    count.append(1)
-    if len(count) == 2:
-        print('WAITS', flush=True)
-        time.sleep(600)
-    return forward(*a, **k)
-model.GPT.forward = slow
-cli.run(eval.main)
-"""
-STREAMS = ("stdin", "stdout", "stderr")
+def test_ctrl_c_ends_the_answer_and_at_the_prompt_the_program(tokenizer, monkeypatch, capsys):
+    talk, passes = talk_with(tokenizer, 128, max_new_tokens=12), itertools.count()
+    lines = iter(["cat", "mat", KeyboardInterrupt, "never"])
 
+    def type_in(prompt):
+        print(prompt, end="")
+        if (line := next(lines)) is KeyboardInterrupt:
+            raise line
+        return line
 
-def test_ctrl_c_ends_the_answer_and_at_the_prompt_the_program(answering):
-    """In a terminal of its own. The second forward pass waits for the signal."""
-    import pty
+    def interrupt(*args):
+        if next(passes) == 3:
+            raise KeyboardInterrupt
 
-    options = ["chat", str(answering), "--temperature", "0", "--device", "cpu"]
-    leader, follower = pty.openpty()
-    where = dict(cwd=ROOT, env=environment(), start_new_session=True)
-    process = subprocess.Popen(
-        [sys.executable, "-c", WAITS, *options], **where, **dict.fromkeys(STREAMS, follower)
-    )
-    os.close(follower)
-    seen = ""
-
-    def until(words: str, after: int = 0) -> int:
-        nonlocal seen
-        deadline = time.monotonic() + 60
-        while words not in seen[after:]:
-            assert time.monotonic() < deadline and process.poll() is None, seen
-            if select.select([leader], [], [], 0.2)[0]:
-                seen += os.read(leader, 4096).decode(errors="replace")
-        return seen.index(words, after)
-
-    try:
-        until("> ")
-        os.write(leader, b"Say cat dog\n")
-        until("WAITS")
-        os.kill(process.pid, signal.SIGINT)
-        here = until("> ", after=until("[stopped]"))
-        os.write(leader, b"Say fish fish\n")
-        until("\n> ", after=until("Say fish fish", after=here))
-        assert "I say cat dog." not in seen
-        for _ in range(6):  # readline misses a signal that comes as it prints its prompt
-            process.send_signal(signal.SIGINT)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(20)  # one more would end it as it says farewell
-                break
-        assert process.returncode == 0
-    finally:
-        process.kill()
-        process.wait()
-        os.close(leader)
+    monkeypatch.setattr("builtins.input", type_in)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
+    talk.writer.model.register_forward_pre_hook(interrupt)
+    for question in questions():
+        say(talk, question)
+    first, second = capsys.readouterr().out.split("> ")[1:3]
+    assert first.endswith("\n[stopped]\n") and "[stopped]" not in second
+    assert [question for question, _ in talk.exchanges] == ["cat", "mat"]
+    assert len(talk.exchanges[0][1]) <= 3 < len(talk.exchanges[1][1])
+    assert next(lines) == "never"

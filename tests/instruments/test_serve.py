@@ -25,7 +25,6 @@ from preparation import chat
 from tokenizer import Tokenizer
 
 SEQ_LEN = 96
-NAN = float("nan")
 
 
 @pytest.fixture(scope="module")
@@ -176,22 +175,17 @@ def test_text_is_shown_as_soon_as_it_is_whole(tokenizer):
 def test_a_tokenizer_with_added_tokens_is_served(tokenizer):
     """As those of SmolLM3 and Qwen: some added tokens are not special, some are in the vocabulary
     as well; none is spelled in the symbols of bytes."""
-    tree = json.loads(tokenizer.spec)
-    size = tokenizer.vocab_size
-    for text, special in (("<think> \u4f60", False), ("<|im_end|>", True)):
-        tree["added_tokens"].append(
-            dict(tree["added_tokens"][0], id=size, content=text, special=special)
-        )
-        tree["model"]["vocab"][text] = size
-        size += 1
+    tree, size = json.loads(tokenizer.spec), tokenizer.vocab_size
+    added = tree["added_tokens"]
+    for i, text in enumerate(("<think> \u4f60", "<|im_end|>")):
+        added.append(added[0] | dict(id=size + i, content=text, special=i == 1))
+        tree["model"]["vocab"][text] = size + i
     other = Tokenizer(json.dumps(tree))
     with serving(build(other), other) as (url, _):
-        body = dict(prompt=[5, size - 2, size - 1], max_tokens=1, echo=True, logprobs=20)
+        body = dict(prompt=[5, size, size + 1], max_tokens=1, echo=True, logprobs=20)
         (choice,) = post(url, body).json()["choices"]
         assert choice["text"].startswith(other.decode([5]) + "<think> \u4f60<|im_end|>")
         assert choice["logprobs"]["tokens"][1:3] == ["<think> \u4f60", "<|im_end|>"]
-        body = dict(prompt=["def"] * 8, max_tokens=60, logprobs=20, temperature=2)
-        assert post(url, body).status_code == 200
 
 
 @pytest.mark.parametrize("text", ["caf\u00e9 <|end|> \u4f60", ""])
@@ -214,12 +208,8 @@ def test_a_completion_is_the_text_of_the_model(base, tokenizer, text):
         assert sum(p > own for p in table.values()) <= 3
     plain = client(url).completions.create(**options)
     assert plain.choices[0].text == tokenizer.decode(shown) and plain.choices[0].logprobs is None
-    parts = list(
-        client(url).completions.create(
-            **options, stream=True, logprobs=0, stream_options={"include_usage": True}
-        )
-    )
-    *parts, last = parts
+    more = dict(stream=True, logprobs=0, stream_options={"include_usage": True})
+    *parts, last = client(url).completions.create(**options, **more)
     assert last.usage == reply.usage and not last.choices
     assert "".join(p.choices[0].text for p in parts) == plain.choices[0].text
     streamed = [x for p in parts for x in p.choices[0].logprobs.token_logprobs]
@@ -297,12 +287,6 @@ def test_a_conversation_is_answered(tuned, tokenizer):
     long = client(url).chat.completions.create(**options).choices[0]  # to the end of seq_len
     assert long.message.content.startswith(text.rstrip("\ufffd"))
     assert client(url).completions.create(model="small", prompt="def", max_tokens=2).choices
-
-
-def test_the_model_is_listed(base, tuned):
-    for (url, _), is_tuned in ((base, False), (tuned, True)):
-        (model,) = client(url).models.list().data
-        assert (model.id, model.seq_len, model.tuned) == ("small", SEQ_LEN, is_tuned)
 
 
 # -------------------------------------------------------------------- many clients, and lost ones
@@ -408,31 +392,25 @@ def test_a_request_ends_in_time(tokenizer):
             assert reply.status_code == 503 and "0.5 s" in refusal(reply)
         gate.let(2 + 9)
         reply = post(url, body | dict(stream=True))
-        *parts, error, done = [
-            part.removeprefix("data: ") for part in reply.text.split("\n\n")[:-1]
-        ]
-        assert reply.status_code == 200 and parts and done == "[DONE]"
-        assert "0.5 s" in json.loads(error)["error"]["message"]
+        *parts, error, done, _ = reply.text.split("\n\n")
+        assert reply.status_code == 200 and parts and done == "data: [DONE]"
+        assert "0.5 s" in json.loads(error.removeprefix("data: "))["error"]["message"]
         until(url)
 
 
 def test_a_model_that_fails_is_told_apart(tokenizer, capsys):
     """NaN and a bug: one sentence each, and the server goes on; the traceback is printed."""
-    model = build(tokenizer)
-    with serving(model, tokenizer) as (url, _):
-        good = model.embed.weight.detach().clone()
-        model.embed.weight.data.fill_(NAN)
-        reply = post(url, dict(prompt="def", temperature=0, logprobs=1))
-        assert reply.status_code == 500
-        assert "NonFiniteError" in refusal(reply)
-        model.embed.weight.data.copy_(good)
+    with serving(model := build(tokenizer), tokenizer) as (url, _):
         hook = model.register_forward_pre_hook(lambda *args: 1 / 0)
-        reply = post(url, dict(prompt="def"))
-        assert reply.status_code == 500
-        assert "ZeroDivisionError" in refusal(reply) and "Traceback" in capsys.readouterr().err
-        assert post(url, dict(prompt="def", stream=True)).status_code == 500
+        for stream in (False, True):
+            reply = post(url, dict(prompt="def", stream=stream))
+            assert reply.status_code == 500 and "ZeroDivisionError" in refusal(reply)
+        assert "Traceback" in capsys.readouterr().err
         hook.remove()
         assert post(url, dict(prompt="def")).status_code == 200
+        model.embed.weight.data.fill_(float("nan"))
+        reply = post(url, dict(prompt="def", temperature=0, logprobs=1))
+        assert reply.status_code == 500 and "NonFiniteError" in refusal(reply)
 
 
 # ------------------------------------------------------------------------ what a client does wrong
@@ -442,9 +420,7 @@ LONG = "def name_1(x): " * 40
 MANY = b"{" + b",".join(b'"a%d":0' % i for i in range(300_000)) + b"}"
 WRONG = {  # name -> (body, status, the value that is named)
     "no JSON": (b'{"prompt', 400, "JSON"),
-    "no UTF-8": (b'{"prompt": "\xff"}', 400, "utf-8"),
     "nested": (b"[" * 100_000, 400, "JSON"),
-    "a list": ([1], 400, "[1]"),
     "another model": (OK | dict(model="gpt-4"), 404, "'gpt-4'"),
     "a surrogate": (b'{"model": "\\ud800"}', 404, "ud800"),
     "an unknown field": (OK | dict(best=1), 400, "'best'"),
@@ -454,12 +430,10 @@ WRONG = {  # name -> (body, status, the value that is named)
     "ids too long": (dict(prompt=[5] * 95), 400, "96 tokens"),
     "an odd id": (dict(prompt=[5, 340]), 400, "340"),
     "a mixed prompt": (dict(prompt=["a", 5]), 400, "['a', 5]"),
-    "true ids": (dict(prompt=[True]), 400, "[True]"),
     "too many": (OK | dict(n=128, prompt=["a", "b"]), 400, "2 times 128"),
     "many prompts": (OK | dict(prompt=[[]] * 200), 400, "prompt"),
     "no answer": (OK | dict(max_tokens=0), 400, "max_tokens"),
     "NaN": (b'{"temperature": NaN}', 400, "nan"),
-    "words": (OK | dict(max_tokens="2"), 400, "'2'"),
     "true": (OK | dict(top_k=True), 400, "True"),
     "a seed": (OK | dict(seed=1 << 64), 400, "18446744073709551616"),
     "an option": (OK | dict(stream_options=dict(x=1)), 400, "'x'"),
@@ -508,7 +482,7 @@ def test_what_clients_send_by_themselves_is_taken(tuned):
     assert reply.status_code == 200
 
 
-def test_paths_and_methods(base):
+def test_paths_and_methods(base, tuned):
     import httpx
 
     paths = {"/v1/completions": 405, "/../etc/passwd": 404, "/openapi.json": 404}
@@ -517,6 +491,9 @@ def test_paths_and_methods(base):
         assert reply.status_code == status and "GET" in refusal(reply)
     reply = post(base[0], dict(messages=[TURN]), "chat/completions")  # of a model of text
     assert reply.status_code == 400 and reply.json()["error"]["code"] == "no_chat"
+    for (url, _), is_tuned in ((base, False), (tuned, True)):
+        (model,) = client(url).models.list().data
+        assert (model.id, model.seq_len, model.tuned) == ("small", SEQ_LEN, is_tuned)
 
 
 # --------------------------------------------------------------------------- hostile clients
@@ -531,20 +508,6 @@ def test_four_megabytes_of_little_prompts_are_refused_unread(base, part):
     try:
         body = '{"prompt": [' + part * (4_000_000 // len(part)) + part[:-1] + "]}"
         assert post(url, body.encode()).status_code == 400 and not seen
-    finally:
-        del service.tokenizer.encode
-
-
-def test_a_long_text_is_encoded_beside_the_listener(base):
-    url, service = base
-    encode, begun, go = service.tokenizer.encode, threading.Event(), threading.Event()
-    service.tokenizer.encode = lambda text: (begun.set(), go.wait(60), encode(text))[2]
-    try:
-        with ThreadPoolExecutor(1) as pool:
-            reply = pool.submit(post, url, OK)
-            assert begun.wait(60) and load(url)["status"] == "ok" and not reply.done()
-            go.set()
-            assert reply.result(60).status_code == 200
     finally:
         del service.tokenizer.encode
 
@@ -587,22 +550,6 @@ def test_a_client_that_takes_no_answer_is_let_go(tokenizer):
             until(url, active=1)
             until(url)
             assert post(url, OK).status_code == 200
-
-
-def test_more_connections_than_places(tokenizer):
-    """are refused, and served once others have left."""
-    with serving(build(tokenizer), tokenizer, MAX_CONNECTIONS=3) as (url, _):
-        others = [connect(url) for _ in range(3)]
-        assert post(url, OK).status_code == 503
-        for one in others:
-            one.close()
-        assert any(post(url, OK).status_code == 200 for _ in range(100))
-
-
-def test_a_broken_upload_is_no_traceback(base, capfd):
-    connect(base[0], BEGINNINGS["a body"]).close()
-    assert post(base[0], OK).status_code == 200
-    assert "Traceback" not in capfd.readouterr().err
 
 
 # ------------------------------------------------------------------------------------ who may ask
@@ -709,8 +656,8 @@ doc_to_choice: choices
 doc_to_target: gold
 metric_list:
   - metric: acc
-  - metric: acc_norm
 """
+CHOICES = ["x + 1", "caf\u00e9  ", "not", "5"]
 
 
 @pytest.mark.slow
@@ -721,11 +668,7 @@ def test_lm_eval_gets_the_scores_of_choice(own_run, tmp_path):
     import export
 
     questions = [
-        dict(
-            query=f"def note_{i}(x):\n    return",
-            choices=["x + 1", f"{i}", "caf\u00e9  ", "not"],
-            gold=i % 4,
-        )
+        dict(query=f"def note_{i}(x):\n    return", choices=CHOICES[: 2 + i % 3], gold=i % 2)
         for i in range(10)
     ]
     questions += [dict(query="ends in a space ", choices=["a", "<|end|>", "b c"], gold=0)]
@@ -752,7 +695,6 @@ def test_lm_eval_gets_the_scores_of_choice(own_run, tmp_path):
     rows = [json.loads(line) for line in samples.read_text().splitlines()]
     rows.sort(key=lambda row: row["doc_id"])
     theirs = [[float(r[0]) for r in row["filtered_resps"]] for row in rows]
-    flat = [(a, b) for x, y in zip(ours, theirs) for a, b in zip(x, y)]
-    worst = max(abs(a - b) for a, b in flat)
-    print(f"{len(flat)} answers differ by {worst:.1e} nats at most")
-    assert len(flat) == 43 and worst < 1e-3
+    assert len(ours) == 11
+    for own, their in zip(ours, theirs, strict=True):
+        assert own == pytest.approx(their, abs=1e-3)
