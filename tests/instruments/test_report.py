@@ -314,12 +314,8 @@ def test_a_run_that_cannot_be_compared_gets_a_sentence(tmp_path):
     young = make_run(tmp_path / "young", [validation(0, 4.0), step(1, 102.0)])
     short = make_run(tmp_path / "short", ten_steps()[:7])
     far = make_run(tmp_path / "far", [validation(9, 3.0), step(10, 120.0), validation(10, 2.0)])
-    for *folders, named in (
-        (a, "RUN"),
-        (a, young, young),
-        (a, tmp_path / "c", a),
-        (short, far, far),
-    ):
+    others = [(a, young, young), (a, tmp_path / "c", a), (short, far, far)]
+    for *folders, named in [(a, "RUN"), *others]:
         with pytest.raises(UsageError) as error:
             eval.main(["compare", *map(str, folders)])
         assert str(named) in str(error.value) or named == "RUN"

@@ -645,56 +645,33 @@ def test_mistakes_of_the_command(monkeypatch):
         importlib.import_module("instruments.talk.serve")
 
 
-TASK = """task: odd
-dataset_path: json
-dataset_kwargs:
-  data_files: {file}
-output_type: multiple_choice
-test_split: train
-doc_to_text: "{{{{query}}}}"
-doc_to_choice: choices
-doc_to_target: gold
-metric_list:
-  - metric: acc
-"""
-CHOICES = ["x + 1", "caf\u00e9  ", "not", "5"]
-
-
 @pytest.mark.slow
-def test_lm_eval_gets_the_scores_of_choice(own_run, tmp_path):
-    """local-completions, with the tokenizer of an export: each answer within 0.001 nats."""
+def test_lm_eval_gets_the_log_likelihoods_of_the_model(own_run, tmp_path):
+    """local-completions, with the tokenizer of an export, as docs/serve.md has it."""
     for name in ("lm_eval", "tenacity", "transformers"):
         pytest.importorskip(name)
+    from lm_eval.api.instance import Instance
+    from lm_eval.models.openai_completions import LocalCompletionsAPI
+
+    import eval
     import export
 
-    questions = [
-        dict(query=f"def note_{i}(x):\n    return", choices=CHOICES[: 2 + i % 3], gold=i % 2)
-        for i in range(10)
-    ]
-    questions += [dict(query="ends in a space ", choices=["a", "<|end|>", "b c"], gold=0)]
-    file = tmp_path / "odd.jsonl"
-    file.write_text("".join(json.dumps(q) + "\n" for q in questions))
-    (tmp_path / "odd.yaml").write_text(TASK.format(file=file))
     export.main([str(own_run), "--out", str(tmp_path / "exported")])
-    saved = tmp_path / "nats.jsonl"
-    args = ["choice", own_run, "--task", file, "--save", saved, "--device", "cpu"]
-    subprocess.run(command("eval.py", args), cwd=ROOT, env=environment(), check=True)
-    ours = [json.loads(line)["nats"] for line in saved.read_text().splitlines()]
-    env = environment(HF_DATASETS_OFFLINE="1", HF_HOME=str(tmp_path / "hf"))
-    env["HF_MODULES_CACHE"] = str(tmp_path / "modules")
-    with program(own_run, "--port", 0) as (_, said):
-        url = re.search(r"for programs: (\S+)", said)[1]
-        options = f"model=run,base_url={url}/completions,max_length=64,add_bos_token=True,"
-        options += f"tokenizer={tmp_path / 'exported'},num_concurrent=4"
-        words = ["--model", "local-completions", "--model_args", options, "--tasks", "odd"]
-        words += ["--include_path", tmp_path, "--log_samples", "--output_path", tmp_path / "out"]
-        command_line = [sys.executable, "-m", "lm_eval", *map(str, words)]
-        done = subprocess.run(command_line, env=env, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr[-3000:]
-    (samples,) = tmp_path.rglob("samples_odd_*.jsonl")
-    rows = [json.loads(line) for line in samples.read_text().splitlines()]
-    rows.sort(key=lambda row: row["doc_id"])
-    theirs = [[float(r[0]) for r in row["filtered_resps"]] for row in rows]
-    assert len(ours) == 11
-    for own, their in zip(ours, theirs, strict=True):
-        assert own == pytest.approx(their, abs=1e-3)
+    model, _ = eval.load_model(eval.EvalConfig(str(own_run), device="cpu", dtype="fp32"))
+    tokenizer = Tokenizer.load(own_run / "tokenizer.json")
+    pairs = [
+        ("def note_7(x):\n    return", answer) for answer in (" x + 1", " caf\u00e9  ", " not")
+    ]
+    pairs += [("ends in a word", answer) for answer in (" a", "<|end|>", " b c")]
+    with serving(model, tokenizer) as (url, _):
+        lm = LocalCompletionsAPI(
+            model="small",
+            base_url=f"{url}/v1/completions",
+            tokenizer=str(tmp_path / "exported"),
+            max_length=64,
+            add_bos_token=True,
+        )
+        found = lm.loglikelihood([Instance("loglikelihood", {}, pair, 0) for pair in pairs])
+    for (context, answer), (nats, _) in zip(pairs, found, strict=True):
+        ids, begin = tokenizer.encode(context + answer), len(tokenizer.encode(context))
+        assert nats == pytest.approx(sum(log_probs(model, [0, *ids])[begin:]), abs=1e-3)
