@@ -31,7 +31,7 @@ def opened(browser, address, width: int = 1280, scheme: str = "light", height: i
     context = browser.new_context(viewport=screen, color_scheme=scheme)
     page, errors = context.new_page(), []
     page.asked = []
-    page.set_default_timeout(20_000)
+    page.set_default_timeout(60_000)
     page.on("pageerror", lambda error: errors.append(str(error)))
     page.on("request", lambda r: page.asked.append(r))
     page.on("requestfailed", lambda r: "csp" in r.failure.lower() and page.asked.remove(r))
