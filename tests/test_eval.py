@@ -115,16 +115,13 @@ def alone(own_run, small_data, tmp_path):
 @pytest.mark.parametrize("name", NEED_NO_DATA)
 def test_a_run_without_its_data_folder_is_sampled_and_asked(name, alone, tmp_path, capsys):
     exam = tmp_path / "exam.jsonl"
-    row = dict(query="def f", choices=["(x):", "qqq"], gold=0)
-    exam.write_text(2 * (json.dumps(row) + "\n"))
+    exam.write_text(2 * (json.dumps(dict(query="def f", choices=["(x):", "qqq"], gold=0)) + "\n"))
     words = [str(word).format(model=alone, exam=exam) for word in NEED_NO_DATA[name]]
-    out = look(capsys, *words, "--device", "cpu")
-    assert "no samples of" not in out
+    assert "no samples of" not in look(capsys, *words, "--device", "cpu")
     with pytest.raises(UsageError, match="gone/manifest.json"):
         evaluate.main(["loss", str(alone)])
-    checkpoint_alone = next(alone.glob("checkpoints/step_*"))
     if name != "report":
-        assert look(capsys, words[0], checkpoint_alone, *words[2:], "--device", "cpu")
+        assert look(capsys, words[0], next(alone.glob("checkpoints/step_*")), *words[2:])
 
 
 def test_a_tokenizer_of_another_model_is_named_and_not_used(trained, alone, small_data, capsys):
@@ -140,22 +137,17 @@ def test_a_tokenizer_of_another_model_is_named_and_not_used(trained, alone, smal
     assert out.partition("---")[2] == honest.partition("---")[2]
 
 
-def test_an_exported_folder_is_a_model_too(trained, capsys, tmp_path):
+def test_an_exported_folder_is_a_model_too(trained, small_data, capsys, tmp_path):
     pytest.importorskip("transformers")
     folder = tmp_path / "folder"
     done = run("export.py", "--run_dir", trained, "--out", folder, timeout=500)
     assert done.returncode == 0, done.stderr
     args = (*CPU, "--prompt", "def", "import", "--max_new_tokens", 12)
-    text = lambda out: out.partition("---")[2]
-    assert text(look(capsys, "sample", folder, *args)) == text(
-        look(capsys, "sample", trained, *args)
-    )
-    data_dir = json.loads(next(trained.glob("checkpoints/step*/trainer.json")).read_text())
-    args = (*CPU, "--rows", 8, "--data_dir", data_dir["data_dir"])
-    figures = [
-        re.search(r"[\d.]+ bits", look(capsys, "loss", m, *args))[0] for m in (folder, trained)
-    ]
-    assert figures[0] == figures[1]
+    texts = [look(capsys, "sample", m, *args).partition("---")[2] for m in (folder, trained)]
+    assert texts[0] == texts[1]
+    args = (*CPU, "--rows", 8, "--data_dir", small_data)
+    outs = [look(capsys, "loss", m, *args) for m in (folder, trained)]
+    assert len({re.search(r"[\d.]+ bits", out)[0] for out in outs}) == 1
     for name, old, new in (("tokenizer", '"!"', '"?!"'), ("config", '_theta": ', '_theta": 1')):
         file = folder / f"{name}.json"
         before = file.read_text()

@@ -46,17 +46,12 @@ def png_of(size: tuple[float, float], *panels: Callable) -> bytes:
 
 
 def draw_run(run: Run) -> tuple[list[bytes], bytes]:
-    """The PNGs of the page; and loss.png, the first two of them. None of them before the first
-    step, or without matplotlib."""
+    """The PNGs of the page; and loss.png, the first two of them. None before the first step."""
     if not run.steps:
         return [], b""
     panels = [lambda axes, panel=panel: draw_steps(axes, run, *panel) for panel in PANELS]
-    try:
-        both = png_of((10, 4), *panels[:2])
-    except ImportError:
-        print("report: no pictures, as matplotlib is not installed")
-        return [], b""
-    return [png_of((4.6, 2.9), panel) for panel in panels + panels_of_exams(run)], both
+    pictures = [png_of((4.6, 2.9), panel) for panel in panels + panels_of_exams(run)]
+    return pictures, png_of((10, 4), *panels[:2])
 
 
 def draw_steps(axes, run: Run, title, unit, key, val_key, is_noisy) -> None:
@@ -74,13 +69,6 @@ def draw_steps(axes, run: Run, title, unit, key, val_key, is_noisy) -> None:
     axes.set(xlabel="tokens", ylabel=unit)
     if val_key is None:  # a loss ends far from 0, and from 0 its end would look flat
         axes.set_ylim(0, None)
-    mfu, speed = run.steps[-1].get("mfu_full"), run.steps[-1]["tokens_per_s"]
-    # Where mfu is 1 or more, its peak was measured on a busy machine.
-    if key == "tokens_per_s" and mfu and 0 < mfu < 1:
-        to_mfu, to_speed = (lambda y: y * mfu / speed), (lambda y: y * speed / mfu)
-        scale = axes.secondary_yaxis("right", (to_mfu, to_speed))
-        scale.set_ylabel("mfu, full convention")
-        scale.tick_params(labelsize="small")
 
 
 def smooth(values) -> list[float]:
@@ -90,8 +78,8 @@ def smooth(values) -> list[float]:
     return [total / weight for total, weight in zip(sums, weights)]
 
 
-def draw_compared(runs: list[Run], common: int) -> bytes | None:
-    """Validation bits per byte over tokens and over training time; None without matplotlib."""
+def draw_compared(runs: list[Run], common: int) -> bytes:
+    """Validation bits per byte over tokens and over training time."""
     is_long = max(run.seconds_at(run.tokens) for run in runs) > 2 * 3600
     unit_s, unit = (3600, "hours") if is_long else (60, "minutes")
 
@@ -111,11 +99,7 @@ def draw_compared(runs: list[Run], common: int) -> bytes | None:
         axes.set_ylabel("validation, bits per byte")
         axes.legend(frameon=False)
 
-    try:
-        return png_of((11, 4.5), over_tokens, lambda axes: draw(axes, by_time=True))
-    except ImportError:
-        print("compare: no picture, as matplotlib is not installed")
-        return None
+    return png_of((11, 4.5), over_tokens, lambda axes: draw(axes, by_time=True))
 
 
 # --------------------------------------------------------------------------- exams

@@ -30,14 +30,13 @@ from torch.overrides import TorchFunctionMode
 import data
 from config import LARGEST, UsageError
 from machinery import disk
-from machinery.errors import DataError, NonFiniteError
+from machinery.errors import NonFiniteError
 from machinery.trained import EvalConfig, open_data, open_tokenizer, run_of
 from model import GPT
 from tokenizer import Tokenizer
 
 BIT = math.log(2)  # nats
-MAPS = 6_000_000  # shares of attention on a page, one byte each; longer texts are cut
-LONGEST = 1024  # tokens on a page
+LONGEST = 512  # tokens on a page: its maps take a byte for each head and pair of these
 KINDS = {  # of head, by where most of its attention goes
     "previous": "previous token",
     "first": "first token",
@@ -55,8 +54,8 @@ class LookConfig(EvalConfig):
     row: Annotated[int, 0, LARGEST] = 0
     """Which held-out row, in the order of `eval.py loss`."""
     tokens: Annotated[int, 8, LONGEST] = 200
-    """Length of the text at most. Models of many heads get a shorter one, so that a page stays
-    below 10 MB."""
+    """Length of the text at most. The page grows with its square: 200 tokens of 480 heads are 10
+    MB."""
     out: str = ""
     """The file to write; empty: look.html in the folder of the run or export."""
     dtype: Literal["auto", "bf16", "fp32"] = "fp32"
@@ -313,10 +312,7 @@ def choose_text(
     """The ids to look at, BOS first, and where they are from."""
     if config.prompt:
         return [tokenizer.bos_id, *tokenizer.encode(config.prompt)], "your prompt"
-    try:
-        manifest = open_data(config, trainer)
-    except (UsageError, DataError) as error:
-        raise UsageError(f"{error}; or give a --prompt") from None
+    manifest = open_data(config, trainer)
     rows = manifest.rows("val")
     if config.row >= rows:
         raise UsageError(f"--row {config.row}: there are {rows:,} held-out rows, from 0 on")
@@ -325,22 +321,13 @@ def choose_text(
     return [*inputs[0].tolist(), targets[0, -1].item()], f"held-out row {config.row}"
 
 
-def most_tokens(config: LookConfig, model: GPT) -> int:
-    """The longest text whose page stays small: all heads' lower triangles in MAPS bytes."""
-    heads = len(model.blocks) * model.config.n_head
-    fit = int((2 * MAPS / heads + 0.25) ** 0.5 - 0.5)  # of n (n + 1) / 2 <= MAPS / heads
-    return max(8, min(config.tokens, model.config.seq_len, fit))
-
-
 def look(config: LookConfig, load_model: Callable) -> None:
     """`eval.py look`: write the page, and print where it is. load_model: EvalConfig -> (model,
     trainer.json)."""
     model, trainer = load_model(config)
-    if model.config.seq_len < 8:
-        raise UsageError(f"a model of seq_len {model.config.seq_len} reads too little to look at")
     tokenizer, run_dir = open_tokenizer(config, trainer), run_of(trainer["path"])
     ids, source = choose_text(config, model, tokenizer, trainer)
-    if len(ids) > (limit := most_tokens(config, model)):
+    if len(ids) > (limit := min(config.tokens, model.config.seq_len)):
         print(f"the page shows the first {limit:,} of {len(ids):,} tokens")
     found = measure(model, torch.tensor(ids[:limit], device=model.cos.device), tokenizer)
     found |= dict(source=source, step=trainer["step"], trained=trainer["tokens"])

@@ -6,7 +6,7 @@ conversations, the answers. A packed row holds several documents: late positions
 not always a long document.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import torch
@@ -25,24 +25,23 @@ FIRST = 32  # positions of the first range; each range ends at twice the end of 
 NO_MODEL = (UsageError, DataError, CheckpointError, NonFiniteError)  # one that cannot be measured
 
 
-def nats_of(
-    model: GPT, batches: Iterable[tuple[Tensor, Tensor]]
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """For each batch of inputs and targets: targets and nats, (B, T) each, on the host. The nats of
-    a target that does not count are NaN; any other that is not finite is a NonFiniteError."""
+def nats_of(model: GPT, batches: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
+    """Batches of inputs and targets, (B, T) each -> nats of every target, (N, T), on the host. NaN:
+    a target that does not count; any other that is not finite is a NonFiniteError."""
+    found = []
     for inputs, targets in batches:
         with torch.no_grad():
             nats = model(inputs, targets, reduction="none").cpu().double()  # (B, T)
-        targets = targets.cpu()
-        if not nats[targets != data.IGNORED].isfinite().all():
+        counts = targets.cpu() != data.IGNORED
+        if not nats[counts].isfinite().all():
             raise NonFiniteError("the loss of held-out text is NaN or infinite")
-        yield targets, nats.masked_fill(targets == data.IGNORED, torch.nan)
+        found.append(nats.masked_fill(~counts, torch.nan))
+    return torch.cat(found)
 
 
 def by_position(model: GPT, batches: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
-    """Inputs and targets, (B, T) each -> mean cross-entropy in nats at each position, (T,); NaN
-    where no target counts."""
-    return torch.cat([nats for _, nats in nats_of(model, batches)]).nanmean(0)
+    """-> mean cross-entropy in nats at each position, (T,); NaN where no target counts."""
+    return nats_of(model, batches).nanmean(0)
 
 
 def by_range(nats: Tensor) -> list[tuple[int, int, float]]:
@@ -60,22 +59,19 @@ def ranges(T: int) -> list[tuple[int, int]]:
     return [(begin, min(end, T)) for begin, end in zip([0, *ends], ends)]
 
 
-def measure(config, load_model: Callable) -> None:
-    """Score the newest checkpoint, unless that is done. config: a ReportConfig; load_model:
-    EvalConfig -> (model, trainer.json)."""
+def measure(config: EvalConfig, load_model: Callable) -> None:
+    """Score config.checkpoint of the run, unless that is done. load_model: EvalConfig -> (model,
+    trainer.json)."""
     run_dir = Path(config.run_dir)
-    paths = checkpoint.checkpoints(run_dir / "checkpoints")
-    asked = {"step": checkpoint.step_of(paths[0]), "data_dir": config.data_dir} if paths else {}
-    if not paths or asked.items() <= read(run_dir).items():
+    step = checkpoint.step_of(Path(config.checkpoint))
+    asked = {"step": step, "data_dir": config.data_dir}
+    if asked.items() <= read(run_dir).items():
         return
-    where = dict(data_dir=config.data_dir, device=config.device, dtype=config.dtype)
-    which = EvalConfig(run_dir=config.run_dir, checkpoint=str(paths[0]), **where)
     try:
-        model, trainer = load_model(which)
-        manifest = open_data(which, trainer)
+        model, trainer = load_model(config)
+        manifest = open_data(config, trainer)
         rows = min(max(1, TOKENS // (manifest.row_len - 1)), manifest.rows("val"))
-        batches = data.val_batches(manifest, 8, rows, device=model.cos.device)
-        nats = torch.cat([nats for _, nats in nats_of(model, batches)])  # (rows, T)
+        nats = nats_of(model, data.val_batches(manifest, 8, rows, device=model.cos.device))
     except NO_MODEL as error:
         print(f"no loss by position: {error}")
         return
@@ -99,8 +95,7 @@ def rows(run_dir: Path) -> list[tuple[str, str]]:
     if not (facts := read(run_dir)):
         return []
     scored = f"step {facts['step']} on {facts['rows']} held-out rows of {facts['data']}"
-    lines = [
-        (f"{begin:,} to {end - 1:,}", f"{nats:.4f} nats per token")
-        for begin, end, nats in facts["nats"]
-    ]
-    return [("measured", scored), *lines]
+    table = [("measured", scored)]
+    for begin, end, nats in facts["nats"]:
+        table.append((f"{begin:,} to {end - 1:,}", f"{nats:.4f} nats per token"))
+    return table

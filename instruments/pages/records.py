@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 
 from config import LARGEST, UsageError
-from machinery import checkpoint, disk, shards
-from machinery.errors import CheckpointError, DataError
+from machinery import disk, shards
+from machinery.errors import DataError
 from machinery.log import read_jsonl
 
 # ------------------------------------------------------------------------------------- the types
@@ -141,9 +141,10 @@ class Run:
         done = [0, *(r["tokens"] for r in self.steps)]
         return float(np.interp(tokens, done, [0, *accumulate(r["step_s"] for r in self.steps)]))
 
-    def speed(self) -> float:
-        """Median tokens per second, as the meter gave it; the first step compiles."""
-        return statistics.median([r["tokens_per_s"] for r in self.steps[1:] or self.steps] or [0])
+    def median(self, key: str) -> float:
+        """Of a figure of the steps, without the first, which compiles."""
+        known = [r[key] for r in self.steps[1:] or self.steps if r.get(key) is not None]
+        return statistics.median(known or [0])
 
     def processes(self) -> list[dict]:
         """The starts that trained, each with its `own` steps, `begin` and `end` (steps; begin may
@@ -165,11 +166,7 @@ class Run:
 
     def manifest(self) -> shards.Manifest | None:
         """Of the data that the run was trained on; None if it is gone or has changed."""
-        folders = [start["data_dir"] for start in self.starts]
-        for path in checkpoint.checkpoints(self.dir / "checkpoints"):
-            with suppress(CheckpointError):
-                folders.append(str(checkpoint.read_trainer(path).get("data_dir")))
-        for folder in dict.fromkeys(folders):
+        for folder in dict.fromkeys(start["data_dir"] for start in self.starts):
             with suppress(ValueError, DataError, OSError):  # ValueError: no path at all
                 manifest = shards.Manifest.load(folder)
                 if manifest.fingerprint == self.config.get("data_fingerprint"):
@@ -178,6 +175,24 @@ class Run:
 
 
 PAUSES = ("eval_s", "save_s", "report_s")
+
+
+def slow_steps(processes: list[dict]) -> list[tuple[str, str]]:
+    """(name, text) for the report: how many steps took over twice the median, and why; the longest
+    wait for data. A step waited for data if the wait is at least half of what it took above the
+    median. The first step of each process is left out, as it compiles."""
+    steps = [r for process in processes for r in process["own"][1:] if r.get("watch")]
+    if not steps:
+        return []
+    usual_s = statistics.median(r["step_s"] for r in steps)
+    slow = [r for r in steps if r["step_s"] > 2 * usual_s]
+    waited = sum(r["watch"]["wait_s"] >= (r["step_s"] - usual_s) / 2 for r in slow)
+    saving = sum(bool(r["watch"]["saving"]) for r in slow)
+    text = f"{len(slow):,} of {len(steps):,} steps took over twice the median, {waited:,} of them "
+    text += f"waiting for data, {saving:,} while saving"
+    worst = max(steps, key=lambda r: r["watch"]["wait_s"])
+    longest = f"{worst['watch']['wait_s']:.2f} s, in step {worst['step']:,}"
+    return [("slow steps", text), ("longest wait for data", longest)]
 
 
 def thinned(samples: list[dict], most: int = 12) -> list[dict]:

@@ -8,31 +8,26 @@ ends; eval.py calls the rest. Next: report.html, the template.
 
 import base64
 import json
-import math
 import time
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import product, takewhile
+from itertools import product
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
+from jinja2 import Environment, FileSystemLoader
 
 from config import Count, UsageError
-from instruments.pages import curves, positions, watch
-from instruments.pages.records import PAUSES, Run, is_sample, number, plain
-from machinery import checkpoint, disk, shards
+from instruments.pages import curves, positions
+from instruments.pages.records import PAUSES, Run, is_sample, number, plain, slow_steps
+from instruments.talk.sample import SampleConfig, continuations, find_prompts
+from machinery import checkpoint, disk
 from machinery.log import duration, read_jsonl, short
-from machinery.trained import EvalConfig, is_tuned, open_data, open_tokenizer
-from optim import READ_BY
-from preparation.chat import prompt_ids
+from machinery.trained import EvalConfig, is_tuned, open_tokenizer
 from tokenizer import Tokenizer
 
-pages: dict[Path, tuple[float, float]] = {}  # run -> when its page was written, in what time (s)
-SHARE = 1 / 20  # of the time that the pages of a running run may take
 SAMPLE_TOKENS, SAMPLE_SHOWN = 40, 72  # at a validation: tokens drawn, characters on the screen
-HASHES = ("data_fingerprint", "tokenizer_sha256")
 
 
 @dataclass(frozen=True)
@@ -48,7 +43,7 @@ class ReportConfig:
     dtype: Literal["auto", "bf16", "fp32"] = "auto"
     """Dtype of the computation; auto: bf16 where the hardware has it."""
     prompt: tuple[str, ...] = ()
-    """Texts to continue; empty: the beginnings of some held-out rows."""
+    """Texts to continue; empty: the preset's own."""
     max_new_tokens: Count = 60
     """Tokens to add."""
     usd_per_hour: float = 0.0
@@ -62,14 +57,9 @@ class ReportConfig:
 def write(run_dir: str | Path, usd_per_hour: float = 0.0) -> Path:
     """Write RUN_DIR/loss.png and report.html; returns the path of the page. usd_per_hour: of one
     GPU, or of a machine without one; 0: as the run was told, if it was on GPUs."""
-    from jinja2 import Environment, FileSystemLoader
-
     run = Run(run_dir)
     pictures, loss_png = curves.draw_run(run)
     starts = table_of_starts(run, usd_per_hour)
-    whens = (
-        f"step {r['step']:,}, {short(r['tokens'])} tokens: {r['prompt']!r}" for r in run.samples
-    )
     page = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -83,20 +73,14 @@ def write(run_dir: str | Path, usd_per_hour: float = 0.0) -> Path:
         positions=positions.rows(run.dir),
         starts=starts,
         data=data_facts(run),
-        configuration=[(k, plain(v)) for k, v in run.config.items() if is_read(k, run.config)],
-        samples=[{"when": when, "text": r["text"]} for when, r in zip(whens, run.samples)],
+        configuration=[(key, plain(value)) for key, value in run.config.items()],
+        samples=run.samples,
+        short=short,
     )
     disk.write_text(run.dir / "report.html", html + "\n")
     if loss_png:
         disk.write_bytes(run.dir / "loss.png", loss_png)
     return run.dir / "report.html"
-
-
-def is_read(name: str, options: dict) -> bool:
-    """Whether the run reads an option: muon ignores `lr`, say."""
-    chosen = options.get("optimizer"), options.get("schedule")
-    by_some = set().union(*READ_BY.values())
-    return name not in {*HASHES, *by_some} or any(name in READ_BY.get(c, ()) for c in chosen)
 
 
 def result(run: Run, cost: str) -> list[tuple[str, str]]:
@@ -105,11 +89,9 @@ def result(run: Run, cost: str) -> list[tuple[str, str]]:
     of = f" of {planned:,}" if number(planned) else ""
     last = run.steps[-1] if run.steps else {"step": 0}
     skipped = f", {run.skipped} skipped" if run.skipped else ""
-    is_running = run.state == "running"  # as far as is known: a killed run could not say so
-    goes_on = "; still running: this page is rewritten at each validation"
     rows = [
         ("state", f"{run.state}: {run.error}" if run.error else run.state),
-        ("written", time.strftime("%Y-%m-%d %H:%M:%S") + goes_on * is_running),
+        ("written", time.strftime("%Y-%m-%d %H:%M:%S")),
         ("steps", f"{last['step']:,}{of}{skipped}"),
         ("tokens", f"{run.tokens:,}"),
     ]
@@ -122,14 +104,12 @@ def result(run: Run, cost: str) -> list[tuple[str, str]]:
     rows += by_source(run)
     if not run.steps:
         return rows
-    share = run.speed() / last["tokens_per_s"]  # of the last window's: all figures are medians
-    used = f"{share * last['tflops_full']:.2f} TFLOP/s full, "
-    used += f"{share * last['tflops_causal']:.2f} causal"
+    used = "{:.2f} TFLOP/s full, {:.2f} causal", "tflops_full", "tflops_causal"
     if last.get("mfu_full") is not None:
-        used = f"mfu {share * last['mfu_full']:.1%} full, "
-        used += f"{share * (last.get('mfu_causal') or 0):.1%} causal"
-    rows.append(("speed", f"{short(run.speed())} tok/s, {used}"))
-    rows += watch.rows_of([process["own"] for process in run.processes()])
+        used = "mfu {:.1%} full, {:.1%} causal", "mfu_full", "mfu_causal"
+    speed = used[0].format(*map(run.median, used[1:]))
+    rows.append(("speed", f"{short(run.median('tokens_per_s'))} tok/s, {speed}"))
+    rows += slow_steps(run.processes())
     rows.append(("training", duration(run.seconds_at(run.tokens))))
     return rows + ([("cost", cost)] if cost else [])
 
@@ -156,68 +136,43 @@ def by_source(run: Run) -> list[tuple[str, str]]:
 def table_of_starts(run: Run, usd_per_hour: float) -> list[dict[str, str]]:
     """A row for each process that trained, and a row of sums: when, on what, which steps, its time
     with set-up and repeated steps, how much of that was no training, its price, its command."""
-    processes, rows, dollars = run.processes(), [], 0.0
+    processes, rows = run.processes(), []
     for p in processes:
-        price = usd_per_hour or (p.get("usd_per_hour") or 0.0 if p["on_gpu"] else 0.0)
+        price = usd_per_hour or (p["on_gpu"] and p.get("usd_per_hour")) or 0.0
         n_gpus = p["world_size"] if p["on_gpu"] else 1  # without one, it is the machine's price
-        usd = p["seconds"] / 3600 * price * n_gpus
-        dollars += usd
-        rate = f"{n_gpus} x ${price:.2f}" if n_gpus > 1 else f"${price:.2f}"
+        p["usd"] = p["seconds"] / 3600 * price * n_gpus
         begin = "?" if p["begin"] is None else f"{p['begin']:,}"
-        rows.append(
-            {
-                "began": time.strftime("%Y-%m-%d %H:%M", time.localtime(p["time"])),
-                "on": f"{p['world_size']} x {p['device']}",
-                "steps": f"{begin} to {p['end']:,}",
-                **times_of(p),
-                "cost": f"${usd:,.2f} at {rate} per hour" if usd else "",
-                "command": p["command"],
-            }
-        )
+        row = {
+            "began": time.strftime("%Y-%m-%d %H:%M", time.localtime(p["time"])),
+            "on": f"{p['world_size']} x {p['device']}",
+            "steps": f"{begin} to {p['end']:,}",
+        }
+        rows.append(row | times_and_cost(p) | {"command": p["command"]})
     if not rows:
         return []
-    sums = {key: sum(p[key] for p in processes) for key in ("seconds", *PAUSES)}
-    total = {"began": "all", "on": "", "steps": "", **times_of(sums)}
-    return [*rows, total | {"cost": f"${dollars:,.2f}" if dollars else "", "command": ""}]
+    sums = {key: sum(p[key] for p in processes) for key in ("seconds", *PAUSES, "usd")}
+    total = {"began": "all", "on": "", "steps": ""} | times_and_cost(sums)
+    return [*rows, total | {"command": ""}]
 
 
-def times_of(process: dict) -> dict[str, str]:
+def times_and_cost(p: dict) -> dict[str, str]:
     names = zip(("seconds", *PAUSES), ("time", "validation", "saving", "pages"))
-    return {name: duration(process[key]) for key, name in names}
+    cost = f"${p['usd']:,.2f}" if p["usd"] else ""
+    return {name: duration(p[key]) for key, name in names} | {"cost": cost}
 
 
 def data_facts(run: Run) -> list[tuple[str, str]]:
-    """Sources, tokens and packing, and the hashes that say whether two runs saw the same."""
-    rows = [("data", "the folder that the run was trained on is gone, or has changed")]
-    if manifest := run.manifest():
-        tree, rows = manifest.tree, [("folder", str(manifest.dir))]
-        rows += [(f"source {s['name']}", s.get("spec", "")) for s in tree["sources"]]
-        for split, name in product(("train", "val"), manifest.sources):
-            facts = tree["splits"][split][name]
-            sizes = [facts.get(key) for key in ("documents", "bytes", "tokens", "rows")]
-            if not all(map(number, sizes)):
-                continue
-            documents, n_bytes, tokens, n_rows = sizes
-            text = f"{documents:,} documents, {n_bytes / 1e6:,.2f} MB, {tokens:,} tokens "
-            text += f"({n_bytes / max(1, tokens):.3f} bytes per token), {n_rows:,} rows"
-            packing = dict_of(facts, "packing")
-            cuts, dropped = (packing.get(key, 0) for key in ("cuts", "dropped"))
-            rows.append(
-                (f"{split}, {name}", f"{text}; {cuts} documents cut, {dropped} tokens dropped")
-            )
-        policy, made = dict_of(tree, "packing").get("policy", "unknown"), dict_of(tree, "made")
-        rows.append(("packing", f"{policy}, rows of {manifest.row_len:,} tokens"))
-        rows.append(("prepared", f"{made.get('at')}, commit {made.get('commit')}"))
-    rows += [(key, plain(run.config.get(key, "unknown"))) for key in HASHES]
-    for path in checkpoint.checkpoints(run.dir / "checkpoints")[:1]:
-        with suppress(OSError):
-            sha256 = disk.sha256_of(path / checkpoint.MANIFEST)
-            rows.append((path.name, f"its MANIFEST.json has sha256 {sha256}"))
+    """Where the data is, its sources, and how much of each there is."""
+    if not (manifest := run.manifest()):
+        return [("data", "the folder that the run was trained on is gone, or has changed")]
+    rows = [("folder", str(manifest.dir))]
+    rows += [(f"source {s['name']}", plain(s.get("spec"))) for s in manifest.tree["sources"]]
+    for split, name in product(("train", "val"), manifest.sources):
+        facts = manifest.tree["splits"][split][name]
+        sizes = [(key, facts.get(key)) for key in ("documents", "bytes", "tokens", "rows")]
+        text = ", ".join(f"{size:,} {key}" for key, size in sizes if number(size))
+        rows.append((f"{split}, {name}", text))
     return rows
-
-
-def dict_of(tree: dict, key: str) -> dict:
-    return tree[key] if isinstance(tree.get(key), dict) else {}
 
 
 # -------------------------------------------------------------------------------- several runs
@@ -256,19 +211,19 @@ def compared(folders: list[str]) -> str:
         base = base or bpb
         difference = round(bpb - base, 4) or 0.0  # not -0.0000
         best = min(bpb, *(value for tokens, value in known if tokens <= common))
-        figures = f"{bpb:.4f}", f"{difference:+.4f}", f"{best:.4f}", short(run.speed())
+        figures = f"{bpb:.4f}", f"{difference:+.4f}", f"{best:.4f}"
+        speed = short(run.median("tokens_per_s"))
         took = f"n/a, begins at step {run.first_step:,}"
         if run.first_step == 1:
             took = duration(run.seconds_at(common))
-        rows.append((plain(run.dir), short(run.tokens), *figures, took))
+        rows.append((plain(run.dir), short(run.tokens), *figures, speed, took))
     lines = [*table(rows), "", *differences(runs)]
     path = runs[0].dir.parent / "compare.png"
-    if picture := curves.draw_compared(runs, common):
-        try:
-            disk.write_bytes(path, picture)
-            lines.append(f"picture: {path}")
-        except OSError as error:
-            lines.append(f"picture: none, as {path} cannot be written ({error.strerror})")
+    try:
+        disk.write_bytes(path, curves.draw_compared(runs, common))
+        lines.append(f"picture: {path}")
+    except OSError as error:
+        lines.append(f"picture: none, as {path} cannot be written ({error.strerror})")
     return "\n".join(lines)
 
 
@@ -302,33 +257,34 @@ def differences(runs: list[Run]) -> list[str]:
 def sample_and_write(config: ReportConfig, load_model: Callable) -> None:
     """`eval.py report`: sample from the checkpoints that have no samples yet; then write the page.
     load_model: EvalConfig -> (model, trainer.json)."""
-    Run(config.run_dir)  # refuses a folder that is not a run's
-    take_samples(config, load_model)
-    positions.measure(config, load_model)
+    run = Run(config.run_dir)  # refuses a folder that is not a run's
+    paths = checkpoint.checkpoints(run.dir / "checkpoints")  # the newest first
+    where = dict(data_dir=config.data_dir, device=config.device, dtype=config.dtype)
+    models = [EvalConfig(config.run_dir, str(path), **where) for path in paths]
+    prompts = find_prompts(config.prompt, run.dir.resolve().name)
+    for which in reversed(models):
+        take_samples(which, load_model, prompts, config.max_new_tokens)
+    if models:
+        positions.measure(models[0], load_model)
     print(write(config.run_dir, config.usd_per_hour))
 
 
-def take_samples(config: ReportConfig, load_model: Callable) -> None:
-    """Continue some texts with each checkpoint that has no samples yet: RUN_DIR/samples.jsonl."""
-    run_dir = Path(config.run_dir)
+def take_samples(config: EvalConfig, load_model: Callable, prompts: tuple[str, ...], n: int):
+    """Continue those prompts that a checkpoint has not continued yet, by n tokens each."""
+    run_dir, step = Path(config.run_dir), checkpoint.step_of(Path(config.checkpoint))
     samples = read_jsonl(run_dir / "samples.jsonl", is_sample)
-    by_hand = [r for r in samples if not r.get("live")]  # not while it trained
-    for path in reversed(checkpoint.checkpoints(run_dir / "checkpoints")):
-        done = {r["prompt"] for r in by_hand if r["step"] == checkpoint.step_of(path)}
-        if done.issuperset(config.prompt) and done:
-            continue
-        where = dict(data_dir=config.data_dir, device=config.device, dtype=config.dtype)
-        which = EvalConfig(run_dir=config.run_dir, checkpoint=str(path), **where)
-        try:
-            model, trainer = load_model(which)
-            tokenizer = open_tokenizer(which, trainer)
-            prompts = config.prompt or beginnings(open_data(which, trainer), tokenizer)
-        except positions.NO_MODEL as error:
-            print(f"no samples of {path}: {error}")
-            continue
-        for prompt in [prompt for prompt in prompts if prompt not in done]:
-            text = draw(model, tokenizer, prompt, config.max_new_tokens, is_tuned(trainer))
-            record(run_dir, trainer["step"], trainer["tokens"], prompt, text)
+    done = {r["prompt"] for r in samples if r["step"] == step and not r.get("live")}
+    if not (missing := [prompt for prompt in prompts if prompt not in done]):
+        return
+    try:
+        model, trainer = load_model(config)
+        tokenizer = open_tokenizer(config, trainer)
+    except positions.NO_MODEL as error:
+        print(f"no samples of {config.checkpoint}: {error}")
+        return
+    for prompt in missing:
+        text = draw(model, tokenizer, prompt, n, is_tuned(trainer))
+        record(run_dir, step, trainer["tokens"], prompt, text)
 
 
 def record(run_dir: Path, step: int, tokens: int, prompt: str, text: str, **more) -> None:
@@ -337,50 +293,22 @@ def record(run_dir: Path, step: int, tokens: int, prompt: str, text: str, **more
 
 
 def draw(model, tokenizer, prompt: str, max_new_tokens: int, tuned: bool) -> str:
-    """The prompt and how the model continues it, or answers it if it was tuned on conversations;
-    with random numbers of its own."""
-    import torch
-
-    device, (ids, stop) = model.cos.device, prompt_ids(prompt, tokenizer, tuned)
-    draws = dict(generator=torch.Generator(device).manual_seed(0), stop_id=stop)
-    out = model.generate(torch.tensor([ids], device=device), max_new_tokens, **draws)  # (1, T + n)
-    return prompt + "\n" * tuned + text_of(out[0, len(ids) :].tolist(), tokenizer, stop)
+    config = SampleConfig(max_new_tokens=max_new_tokens)
+    return continuations(model, tokenizer, prompt, tuned, config)[0][0]
 
 
 def update(run, step: int) -> str:
     """While a run trains, after the validation of a step: add a sample of the raw model to
-    samples.jsonl, and write the page (at the end train.py does), unless pages would then take more
-    than SHARE of the time. Returns what the model wrote, for the screen. run: train.py's."""
+    samples.jsonl, and write the page (at the end train.py does). Returns what the model wrote, for
+    the screen. run: train.py's."""
     folder = run.log.run_dir
     if run.plan.sharded:  # a forward pass needs all ranks
         line = "no samples of sharded weights while it trains: python eval.py report draws them"
     else:
         tokenizer, prompt = Tokenizer.load(run.manifest.tokenizer_file()), run.preset.prompts[0]
-        training = run.model.training
-        text = draw(run.model.eval(), tokenizer, prompt, SAMPLE_TOKENS, bool(run.manifest.marks))
-        run.model.train(training)
+        text = draw(run.model, tokenizer, prompt, SAMPLE_TOKENS, bool(run.manifest.marks))
         record(folder, step, run.plan.tokens_before(step), prompt, text, live=True)
         line = f"it writes {text[:SAMPLE_SHOWN]!r}"
-    start, (last, took) = time.monotonic(), pages.get(folder, (-math.inf, 0.0))
-    if step < run.plan.steps and took <= SHARE * (start - last):
+    if step < run.plan.steps:
         write(folder)
-        end = time.monotonic()
-        pages[folder] = end, end - start if step else 0.0  # the first one has no curves
     return f"step {step:,} | {line}"
-
-
-def beginnings(manifest: shards.Manifest, tokenizer) -> list[str]:
-    """The first tokens of three held-out rows; of conversations, their first questions."""
-    rows = [manifest.row("val", 0, i).tolist() for i in range(min(3, manifest.rows("val", 0)))]
-    if not manifest.marks:
-        return [text_of(row[:12], tokenizer, manifest.bos_id) for row in rows]
-    user, _, end = manifest.marks
-    asked = [row[row.index(user) + 1 :] for row in rows if user in row]
-    return [
-        text_of(takewhile(lambda i: i != end, ids), tokenizer, manifest.bos_id) for ids in asked
-    ]
-
-
-def text_of(ids: Iterable[int], tokenizer, without: int) -> str:
-    """Of the ids that are not `without`."""
-    return tokenizer.decode(i for i in ids if i != without)

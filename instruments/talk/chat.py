@@ -10,10 +10,8 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-import torch
-
 from config import Count, UsageError
-from instruments.talk.drawing import DrawConfig, Text
+from instruments.talk.drawing import DrawConfig, Piece, Wish, Writer
 from machinery.trained import is_tuned, open_tokenizer
 from model import GPT
 from preparation.chat import encode, marks
@@ -35,21 +33,21 @@ class Talk:
     the ids of its answer."""
 
     def __init__(self, model: GPT, tokenizer: Tokenizer, config: ChatConfig):
-        self.model, self.tokenizer, self.config = model, tokenizer, config
-        self.stops = (tokenizer.bos_id, *marks(tokenizer))  # none of them belongs to an answer
+        self.tokenizer, self.config = tokenizer, config
+        self.writer = Writer(model, tokenizer)
         self.most = min(config.max_new_tokens, model.config.seq_len // 2)
         self.room = model.config.seq_len - self.most  # for all but the answer
         self.exchanges: list[tuple[str, list[int]]] = []
-        self.generator = torch.Generator(model.cos.device).manual_seed(config.seed)
         if (count := len(self.ids([("", [])]))) > self.room // 2:
             raise UsageError(f"--system takes {count} of {self.room // 2} tokens; use fewer words")
 
     def ids(self, exchanges: list[tuple[str, list[int]]]) -> list[int]:
         """The conversation up to where its last answer goes on."""
         ids, before = [self.tokenizer.bos_id], [("system", self.config.system)]
+        _, _, end = marks(self.tokenizer)
         for asked, answer in exchanges:
             turns = [*before, ("user", asked)]
-            ids += [*encode(turns, self.tokenizer, reply=True), *answer, self.stops[3]]
+            ids += [*encode(turns, self.tokenizer, reply=True), *answer, end]
             before = []  # the system text stands before the oldest question that is left
         return ids[:-1]
 
@@ -65,31 +63,26 @@ class Talk:
         dropped, self.exchanges = len(self.exchanges) + 1 - len(kept), kept
         return dropped
 
-    def answer(self) -> Iterator[int]:
-        """Draw the answer to the last question, id by id, until the model ends it or it is long
-        enough. What was drawn is part of the conversation, wherever the caller stops."""
-        config, device, drawn = self.config, self.model.cos.device, self.exchanges[-1][1]
-        idx = torch.tensor([self.ids(self.exchanges)], device=device)  # (1, T)
-        how = (self.most, config.temperature, config.top_k, self.generator, -1, config.top_p)
-        for token in self.model.stream(idx, *how):
-            if (i := token.item()) in self.stops:
-                return
-            drawn.append(i)
-            yield i
+    def answer(self) -> Iterator[Piece]:
+        """Draw the answer to the last question, until the model ends it or it is long enough. What
+        was given is part of the conversation, wherever the caller stops."""
+        config, drawn = self.config, self.exchanges[-1][1]
+        draws = dict(temperature=config.temperature, top_k=config.top_k, top_p=config.top_p)
+        draws |= dict(max_tokens=self.most, seed=config.seed + len(self.exchanges))
+        for piece in self.writer.write(Wish([self.ids(self.exchanges)], [1], **draws)):
+            if piece:
+                drawn += [t.id for t in piece.tokens if t.id not in self.writer.ends]
+                yield piece
 
 
 def questions() -> Iterator[str]:
     """The lines of the input that are not empty, until its end or Ctrl-C."""
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401  (input() edits and remembers lines with it)
-    if sys.stdin:
-        sys.stdin.reconfigure(errors="replace")
+    sys.stdin.reconfigure(errors="replace")
     with contextlib.suppress(EOFError, KeyboardInterrupt):
-        while sys.stdin:
-            line = input("> ").strip()
-            if not sys.stdin.isatty():  # nobody has typed it here
-                print(line)
-            if line:
+        while True:
+            if line := input("> ").strip():
                 yield line
     print()
 
@@ -98,15 +91,14 @@ def say(talk: Talk, question: str) -> None:
     """Print the answer to a question as it comes; Ctrl-C ends it."""
     if dropped := talk.ask(question):
         print(f"[context full: questions dropped, the oldest first: {dropped}]")
-    text, end = Text(talk.tokenizer), ""
     try:
-        for i in talk.answer():
-            print(text.add(i), end="", flush=True)
-        if len(talk.exchanges[-1][1]) == talk.most:
-            end = f"\n[cut at {talk.most} tokens]"
+        for piece in talk.answer():
+            print(piece.text, end="", flush=True)
+            if piece.finish == "length":
+                print(f"\n[cut at {talk.most} tokens]", end="")
     except KeyboardInterrupt:
-        end = "\n[stopped]"
-    print(text.add(None) + end, flush=True)
+        print("\n[stopped]", end="")
+    print(flush=True)
 
 
 def talk(config: ChatConfig, load_model: Callable) -> None:

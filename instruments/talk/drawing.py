@@ -123,17 +123,14 @@ class Writer:
             begun = True
             token = self._tokens(logits[-1:], drawn[0], wish.logprobs)[0]
             waiting.append(token)
-            if token.id in self.ends:
+            # The token that ends an answer has no text, but is given: lm_eval counts on it.
+            ended = token.id in self.ends
+            ready = "" if ended else text.add(token.id)
+            if ended or text.stopped:
                 break
-            ready = text.add(token.id)
-            if text.stopped:
-                yield Piece(index, ready, waiting, len(waiting), "stop")
-                return
             yield Piece(index, ready, waiting, len(waiting)) if ready else None
             waiting = [] if ready else waiting
-        # The token that ends an answer has no text, but is given: lm_eval counts on it.
-        ended = bool(waiting) and waiting[-1].id in self.ends
-        ready = text.add(None)
+        ready = ready if text.stopped else text.add(None)
         finish = "stop" if ended or text.stopped else "length"
         yield Piece(index, ready, waiting, len(waiting), finish)
 

@@ -13,7 +13,6 @@ drawing.py draws it, serve.html is the page.
 """
 
 import asyncio
-import ipaddress
 import json
 import secrets
 import socket
@@ -28,7 +27,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Annotated
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 from config import UsageError
 from machinery.trained import EvalConfig, is_tuned, open_tokenizer, run_of
@@ -53,8 +52,9 @@ ACTIVE = 4  # requests that take turns, a token each; every one has a cache of k
 WAITING = 64  # requests that may wait for their turn
 MAX_SECONDS = 300.0  # for a request, its waiting included
 MAX_BODY = 4 << 20  # bytes of a request
-MAX_CONNECTIONS = 256
+MAX_CONNECTIONS = 256  # beyond it, uvicorn answers 503
 READ_S = 10.0  # for a client to send the head of a request, and again for its body
+LOCAL = ("localhost", "127.0.0.1")  # what only programs on this machine can reach
 DONE = "data: [DONE]\n\n"  # the end of a stream
 
 
@@ -63,8 +63,8 @@ class ServeConfig(EvalConfig):
     """Serve a model: a page to try it, and OpenAI's protocol for programs."""
 
     host: str = "127.0.0.1"
-    """Address to listen on. Any but this machine's own (127.0.0.1, ::1, localhost) needs a token:
-    that of --token, or one that is made and printed."""
+    """Address to listen on. Any but 127.0.0.1 and localhost needs a token: that of --token, or one
+    that is made and printed."""
     port: Annotated[int, 0, 65535] = 8049
     """Port to listen on; 0: a free one."""
     token: str = ""
@@ -74,28 +74,18 @@ class ServeConfig(EvalConfig):
 # ---------------------------------------------------------------------------------- who may ask
 
 
-def is_this_machine(address: str) -> bool:
-    """Whether only programs on this machine can reach it: localhost, 127.0.0.1:80, [::1] ..."""
-    try:
-        name = urlsplit(f"//{address}").hostname or ""
-        return name == "localhost" or ipaddress.ip_address(name).is_loopback
-    except ValueError:
-        return False
-
-
 def check_caller(request: Request, token: str) -> None:
     """Refused unless the client may ask. Without a token, a page on the web could make the browser
     ask for it: by another name for this machine (DNS rebinding), or from another origin."""
     if token:
         sent = request.headers.get("authorization", "").removeprefix("Bearer ")
         if not secrets.compare_digest(sent.encode(), token.encode()):
-            why = "is wrong" if sent else "is missing: send it as the API key (Bearer)"
-            raise Refused(401, f"the token {why}; it is printed where the server was started")
+            why = "the token is wrong or missing: send, as API key, the one that the server printed"
+            raise Refused(401, why)
         return
     host, origin = request.headers.get("host", ""), request.headers.get("origin")
-    if not is_this_machine(host):
-        sentence = f"this server answers to localhost, not {short(host)}; give it a --token"
-        raise Refused(403, f"{sentence} to reach it by other names")
+    if host.partition(":")[0] not in LOCAL:
+        raise Refused(403, f"without a --token this server is localhost, not {short(host)}")
     if origin is not None and origin.partition("://")[2] != host:
         raise Refused(403, f"pages of {short(origin)} may not use this server")
 
@@ -104,30 +94,20 @@ def check_caller(request: Request, token: str) -> None:
 
 
 class Connection(H11Protocol):
-    """Waits READ_S for the head of a request. Of more than MAX_CONNECTIONS, the one whose client
-    has sent nothing whole for the longest is cut off, so that slow clients can take the places of
-    slow clients alone."""
+    """Ends if the head of a request does not come within READ_S. (uvicorn's own timer begins after
+    an answer, and any byte stops it.)"""
 
     def connection_made(self, transport) -> None:
         super().connection_made(transport)
         self.expect_head()
-        if len(self.connections) > MAX_CONNECTIONS:
-            slow = [other for other in self.connections if other.is_waiting()]
-            min(slow, key=lambda other: other.since).transport.abort()
 
     def on_response_complete(self) -> None:
         self.expect_head()
         super().on_response_complete()
 
     def expect_head(self) -> None:
-        self.since, before = self.loop.time(), self.cycle  # a request makes a new one
+        before = self.cycle  # a request makes a new one
         self.loop.call_later(READ_S, lambda: self.cycle is before and self.transport.abort())
-
-    def is_waiting(self) -> bool:
-        """For its client: to send the head or the body, or to take the rest of an answer."""
-        cycle = self.cycle
-        served = cycle and not cycle.more_body and not cycle.response_complete
-        return not served or self.flow.write_paused or self.transport.is_closing()
 
 
 async def read_body(request: Request) -> bytes:
@@ -151,19 +131,13 @@ async def read_body(request: Request) -> bytes:
 
 async def while_wanted(work: Coroutine, receive: Callable) -> None:
     """Do `work`, which is cancelled when its client leaves, or the time is up."""
-
-    async def leave() -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
-
-    tasks = [asyncio.ensure_future(work), asyncio.ensure_future(leave())]
+    # The body has been read, so that the next message to receive is the end of the connection.
+    tasks = drawn, left = asyncio.ensure_future(work), asyncio.ensure_future(receive())
     try:
-        done, _ = await asyncio.wait(
-            tasks, timeout=MAX_SECONDS, return_when=asyncio.FIRST_COMPLETED
-        )
-        if tasks[0] in done:
-            return tasks[0].result()
-        if done:
+        await asyncio.wait(tasks, timeout=MAX_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        if drawn.done():
+            return drawn.result()
+        if left.done():
             raise Refused(499, "the client has left")
         raise Refused(503, f"the request was not done in {MAX_SECONDS:g} s; ask for less, or later")
     finally:
@@ -298,8 +272,7 @@ def build_app(service: Service, token: str) -> FastAPI:
     @app.exception_handler(Refused)
     async def refuse(request: Request, refusal: Refused) -> Response:
         close = {"Connection": "close"} if refusal.status in (408, 413) else {}
-        login = {"WWW-Authenticate": "Bearer"} if refusal.status == 401 else {}
-        return as_json(refusal.tree(), refusal.status, **close, **login)
+        return as_json(refusal.tree(), refusal.status, **close)
 
     @app.exception_handler(HTTPException)
     async def not_here(request: Request, error: HTTPException) -> Response:
@@ -331,41 +304,28 @@ def build_app(service: Service, token: str) -> FastAPI:
 
 def server_of(app: FastAPI) -> uvicorn.Server:
     rest = dict(lifespan="off", ws="none", log_level="error", timeout_graceful_shutdown=1)
-    return uvicorn.Server(uvicorn.Config(app, http=Connection, **rest))
+    rest |= dict(http=Connection, limit_concurrency=MAX_CONNECTIONS)
+    return uvicorn.Server(uvicorn.Config(app, **rest))
 
 
 def open_socket(host: str, port: int) -> socket.socket:
     """A socket that listens; UsageError if the address is not of this machine, or is in use."""
     try:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        return socket.create_server((host, port), family=family)
+        return socket.create_server((host, port))
     except (OSError, UnicodeError) as error:
         why = f"--host {host} --port {port} ({error})"
         raise UsageError(f"cannot listen on {why}; try --host 127.0.0.1 --port 0") from None
 
 
-def with_brackets(host: str) -> str:
-    """::1 -> [::1], as it stands before a port"""
-    return f"[{host}]" if ":" in host else host
-
-
-def token_of(config: ServeConfig) -> str:
-    """What clients must send: nothing, if nobody but this machine's programs can."""
-    needed = not is_this_machine(with_brackets(config.host))
-    return config.token or (secrets.token_urlsafe(18) if needed else "")
-
-
 def run(config: ServeConfig, load_model: Callable) -> None:
     """`eval.py serve`: load the model, and answer until Ctrl-C."""
-    if not config.host:
-        raise UsageError("--host '' is no address; try 127.0.0.1, or 0.0.0.0 for all of them")
     listener = open_socket(config.host, config.port)
     model, trainer = load_model(config)
     name, tuned = run_of(trainer["path"]).name, is_tuned(trainer)
     service = Service(model, open_tokenizer(config, trainer), name, tuned)
-    host, port = listener.getsockname()[:2]
-    host = with_brackets(socket.gethostname() if host in ("0.0.0.0", "::") else host)
-    token = token_of(config)
+    host, port = listener.getsockname()
+    host = socket.gethostname() if host == "0.0.0.0" else host
+    token = config.token or ("" if config.host in LOCAL else secrets.token_urlsafe(18))
     print(f"{name} {'answers' if tuned else 'continues text'}; Ctrl-C ends it")
     print(f"page: http://{host}:{port}/" + (f"#token={quote(token)}" if token else ""))
     print(f"for programs: http://{host}:{port}/v1" + (f", API key {token}" if token else ""))

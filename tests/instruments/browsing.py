@@ -23,17 +23,21 @@ def browser():
 
 
 @contextmanager
-def opened(browser, path, width: int, scheme: str):
-    """The page of a file; at the end, it must have asked for no other address (what its policy
-    stopped was not sent) and raised nothing, and fit the width."""
-    context = browser.new_context(viewport=dict(width=width, height=900), color_scheme=scheme)
-    page, asked, errors = context.new_page(), [], []
+def opened(browser, address, width: int = 1280, scheme: str = "light", height: int = 900):
+    """The page of a file, or at an address; at the end, it must have asked for nothing elsewhere
+    (what its policy stopped was not sent), raised nothing, and fit the width."""
+    address = address if isinstance(address, str) else address.as_uri()
+    screen = dict(width=width, height=height)
+    context = browser.new_context(viewport=screen, color_scheme=scheme)
+    page, errors = context.new_page(), []
+    page.asked = []
+    page.set_default_timeout(60_000)
     page.on("pageerror", lambda error: errors.append(str(error)))
-    page.on("request", lambda r: asked.append(r.url))
-    page.on("requestfailed", lambda r: "csp" in r.failure.lower() and asked.remove(r.url))
-    page.goto(path.as_uri())
+    page.on("request", lambda r: page.asked.append(r))
+    page.on("requestfailed", lambda r: "csp" in r.failure.lower() and page.asked.remove(r))
+    page.goto(address)
     yield page
-    assert [url for url in asked if not url.startswith("data:")] == [path.as_uri()]
-    assert not errors
+    home = (address.partition("#")[0], "data:", "about:blank")
+    assert [r.url for r in page.asked if not r.url.startswith(home)] == errors == []
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     context.close()

@@ -1,14 +1,11 @@
-"""eval.py chat: what the model is given, what is forgotten, and a terminal with Ctrl-C."""
+"""eval.py chat: what the model is given, what is forgotten, and what Ctrl-C ends."""
 
-import contextlib
-import os
+import io
+import itertools
 import random
 import re
-import select
-import signal
 import subprocess
 import sys
-import time
 
 import pytest
 import torch
@@ -17,7 +14,7 @@ from conftest import ROOT, command, environment
 
 import eval
 from config import UsageError
-from instruments.talk.chat import ChatConfig, Talk, say
+from instruments.talk.chat import ChatConfig, Talk, questions, say
 from preparation import chat
 
 pytest_plugins = ["chat_helpers"]
@@ -32,30 +29,22 @@ def test_each_turn_is_what_a_whole_conversation_says(tokenizer, capsys):
     """25 turns, during which the oldest go again and again; some answers are stopped half-way.
     The model is given the conversation by its template, and draws the likeliest token each time;
     the text is printed once, and whole."""
-    talk, rng, cuts = (
-        talk_with(tokenizer, 128, max_new_tokens=12, system="the cat"),
-        random.Random(2),
-        0,
-    )
-    asked = []
+    talk = talk_with(tokenizer, 128, max_new_tokens=12, system="the cat")
+    asked, rng, cuts = [], random.Random(2), 0
     for _ in range(25):
         words = rng.choices(["cat", "the mat", "<|end|>", "What?"], k=rng.randint(1, 5))
         asked.append(" ".join(words))
         if rng.random() < 0.3:
-            dropped, drawn = talk.ask(asked[-1]), []
-            for i in talk.answer():
-                drawn.append(i)
-                if len(drawn) == 2:
-                    break
+            dropped = talk.ask(asked[-1])
+            text = next(talk.answer()).text
         else:
             say(talk, asked[-1])
             printed = capsys.readouterr().out
             dropped = "[context full" in printed
-            _, drawn = talk.exchanges[-1]
             text = re.sub(r"^\[context full.*\n|\n(\[cut.*\n)?\Z", "", printed)
-            assert text == tokenizer.decode(drawn)
+        _, drawn = talk.exchanges[-1]
+        assert text == tokenizer.decode(drawn) and len(drawn) <= 12
         assert [q for q, _ in talk.exchanges] == asked[-len(talk.exchanges) :]
-        assert talk.exchanges[-1][1] == drawn and len(drawn) <= 12
         cuts += bool(dropped)
         questions = [q for q, _ in talk.exchanges]
         turns = [("system", "the cat"), ("user", questions[0])]
@@ -64,7 +53,7 @@ def test_each_turn_is_what_a_whole_conversation_says(tokenizer, capsys):
             ids += [*answer, 3, *chat.encode([("user", question)], tokenizer, reply=True)]
         for i in drawn:  # the slow way
             with torch.no_grad():
-                assert talk.model(torch.tensor([ids]))[0, -1].argmax() == i
+                assert talk.writer.model(torch.tensor([ids]))[0, -1].argmax() == i
             ids.append(i)
     assert cuts > 5
 
@@ -73,13 +62,14 @@ def test_a_question_that_cannot_fit_leaves_the_conversation_as_it_was(tokenizer)
     talk = talk_with(tokenizer, 64)
     assert talk.most == 32  # half of the positions, of the 256 asked for
     talk.ask("cat")
-    before = [("cat", list(talk.answer()))]
+    say_all = lambda: [t.id for piece in talk.answer() for t in piece.tokens]
+    before = [("cat", [i for i in say_all() if i not in tokenizer.special.values()])]
     with pytest.raises(UsageError) as caught:
         talk.ask("What is a mat? " * 20)
     assert "32" in str(caught.value)
     assert talk.exchanges == before
     talk.ask("cat")
-    assert len(list(talk.answer())) <= 32
+    assert len(say_all()) <= 32
 
 
 def test_a_system_text_that_leaves_no_room_is_named(tokenizer):
@@ -98,68 +88,36 @@ def test_a_conversation_in_the_terminal(answering, base):
     how = dict(text=True, capture_output=True, cwd=ROOT, env=environment(), timeout=120)
     done = subprocess.run(command("eval.py", args), input=ask, **how)
     assert done.returncode == 0, done.stderr
-    assert "> Say cat dog\nI say cat dog.\n" in done.stdout
-    assert "> Say river tree\nI say river tree.\n" in done.stdout
+    assert "> I say cat dog.\n" in done.stdout
+    assert "> I say river tree.\n" in done.stdout
     assert "of 32 tokens" in done.stdout
-    assert re.search(r"> Say bird bird\n\[context full: .*\]\nI say", done.stdout)
+    assert re.search(r"> \[context full: .*\]\nI say", done.stdout)
     assert done.stdout.count("I say bird bird.") >= 4
     with pytest.raises(UsageError):
         eval.main(["chat", str(base / "run")])
 
 
-def test_ctrl_c_ends_the_answer_and_at_the_prompt_the_program(answering):
-    """In a terminal of its own. The second forward pass waits for the signal."""
-    import pty
+def test_ctrl_c_ends_the_answer_and_at_the_prompt_the_program(tokenizer, monkeypatch, capsys):
+    talk, passes = talk_with(tokenizer, 128, max_new_tokens=12), itertools.count()
+    lines = iter(["cat", "mat", KeyboardInterrupt, "never"])
 
-    code = (
-        "import sys, time, eval, model\n"
-        "forward, count = model.GPT.forward, []\n"
-        "def slow(*a, **k):\n"
-        "    count.append(1)\n"
-        "    if len(count) == 2:\n"
-        "        print('WAITS', flush=True), time.sleep(600)\n"
-        "    return forward(*a, **k)\n"
-        "model.GPT.forward = slow\n"
-        "from machinery import cli; cli.run(eval.main)\n"
-    )
-    options = ["chat", str(answering), "--temperature", "0", "--device", "cpu"]
-    leader, follower = pty.openpty()
-    process = subprocess.Popen(
-        [sys.executable, "-c", code, *options],
-        cwd=ROOT,
-        env=environment(),
-        stdin=follower,
-        stdout=follower,
-        stderr=follower,
-        start_new_session=True,
-    )
-    os.close(follower)
-    seen = ""
+    def type_in(prompt):
+        print(prompt, end="")
+        if (line := next(lines)) is KeyboardInterrupt:
+            raise line
+        return line
 
-    def until(words: str, after: int = 0) -> int:
-        nonlocal seen
-        deadline = time.monotonic() + 60
-        while words not in seen[after:]:
-            assert time.monotonic() < deadline and process.poll() is None, seen
-            if select.select([leader], [], [], 0.2)[0]:
-                seen += os.read(leader, 4096).decode(errors="replace")
-        return seen.index(words, after)
+    def interrupt(*args):
+        if next(passes) == 3:
+            raise KeyboardInterrupt
 
-    try:
-        until("> ")
-        os.write(leader, b"Say cat dog\n")
-        until("WAITS")
-        os.kill(process.pid, signal.SIGINT)
-        here = until("> ", after=until("[stopped]"))
-        os.write(leader, b"Say fish fish\n")
-        until("\n> ", after=until("Say fish fish", after=here))
-        assert "I say cat dog." not in seen
-        for _ in range(30):  # readline misses a signal that comes as it prints its prompt
-            process.send_signal(signal.SIGINT)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(2)
-        assert process.returncode == 0
-    finally:
-        process.kill()
-        process.wait()
-        os.close(leader)
+    monkeypatch.setattr("builtins.input", type_in)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
+    talk.writer.model.register_forward_pre_hook(interrupt)
+    for question in questions():
+        say(talk, question)
+    first, second = capsys.readouterr().out.split("> ")[1:3]
+    assert first.endswith("\n[stopped]\n") and "[stopped]" not in second
+    assert [question for question, _ in talk.exchanges] == ["cat", "mat"]
+    assert len(talk.exchanges[0][1]) <= 3 < len(talk.exchanges[1][1])
+    assert next(lines) == "never"

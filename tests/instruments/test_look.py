@@ -5,8 +5,6 @@ import json
 import math
 import re
 import zlib
-from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -19,7 +17,7 @@ from hypothesis import strategies as st
 import data
 import eval as evaluate
 import train
-from config import PRESETS, GPTConfig, UsageError
+from config import GPTConfig, UsageError
 from flops import score_text
 from instruments.pages import look
 from instruments.pages.look import Probe
@@ -132,31 +130,16 @@ def test_the_shares_are_those_that_give_the_modules_output(shape, seed):
 
 
 @SEVERAL
-@given(SHAPES, st.integers(0, 99))
-def test_switching_nothing_off_changes_nothing(shape, seed):
-    """To the bit, wherever the run begins; and the model is as it was."""
-    model = random_model(shape, seed)
-    ids, names = text_for(model, 24, seed), [*vars(model.blocks[0])]
-    with torch.no_grad():
-        plain = model(ids[None])[0]
-    probe = Probe(model)
-    assert torch.equal(probe(ids), plain)
-    for n in range(model.config.n_layer + 1):
-        assert torch.equal(Probe(model, probe.returned, begin=n)(ids), plain)
-    assert torch.equal(Probe(model, end=model.config.n_layer)(ids), plain)
-    with torch.no_grad():
-        assert torch.equal(model(ids[None])[0], plain)
-    assert [*vars(model.blocks[0])] == names and not model.blocks[0]._forward_hooks
-
-
-@SEVERAL
 @given(SHAPES, st.integers(0, 99), st.data())
 def test_a_part_that_is_off_adds_nothing(shape, seed, draw):
     """The same as with its columns of `out`, or all of `out` or `down`, at 0; from its layer on as
-    from the beginning. And a lens is the last step on what the layers have returned."""
+    from the beginning. A lens is the last step on what the layers have returned. Where nothing is
+    off, nothing changes, to the bit; and the model is as it was."""
     model = random_model(shape, seed)
-    ids, probe = text_for(model, 24, seed), Probe(model)
-    probe(ids)
+    ids, probe, names = text_for(model, 24, seed), Probe(model), [*vars(model.blocks[0])]
+    with torch.no_grad():
+        plain = model(ids[None])[0]
+    assert torch.equal(probe(ids), plain)
     layer = draw.draw(st.integers(0, model.config.n_layer - 1))
     part = draw.draw(
         st.integers(0, model.config.n_head - 1) | st.sampled_from(["attention", "mlp"])
@@ -164,6 +147,8 @@ def test_a_part_that_is_off_adds_nothing(shape, seed, draw):
     off = Probe(model, probe.returned, begin=layer, off=(layer, part))(ids)
     assert torch.equal(off, Probe(model, off=(layer, part))(ids))
     n = draw.draw(st.integers(1, model.config.n_layer))
+    assert torch.equal(Probe(model, probe.returned, begin=n)(ids), plain)
+    assert [*vars(model.blocks[0])] == names and not model.blocks[0]._forward_hooks
     early, shorter = Probe(model, probe.returned, begin=n, end=n)(ids), model.blocks[:n]
     block = model.blocks[layer]
     weight = block.mlp.down.weight if part == "mlp" else block.attn.out.weight
@@ -227,7 +212,7 @@ class Flipped(torch.nn.Module):
             scores = torch.cat([scores, torch.zeros(B, c.n_head, T, 1)], -1)
             y = torch.softmax(scores, -1)[..., :-1] @ v
         elif self.how == "twice":  # as in differential attention
-            y = torch.softmax(scores, -1) @ v - 0.5 * torch.softmax(scores / 2, -1) @ v
+            y = (scores.softmax(-1) - 0.5 * (scores / 2).softmax(-1)) @ v
         elif self.how == "linear":
             y = (torch.relu(q) @ torch.relu(k).mT).tril() @ v
         elif self.how == "dropped":  # the kernel does something that its arguments do not say
@@ -271,36 +256,33 @@ def look_at(*words) -> dict:
     assert evaluate.main(["look", *words, *CPU]) == 0
     run_dir = Path(words[0])
     out = words[words.index("--out") + 1] if "--out" in words else run_dir / "look.html"
-    return data_of(Path(out).read_text())
-
-
-def data_of(page: str) -> dict:
+    page = Path(out).read_text()
     text = re.search(r'<script type="application/json" id=data>(.*?)</script>', page, re.DOTALL)
     return json.loads(text[1])
 
 
+def model_of(run_dir) -> GPT:
+    return evaluate.load_model(evaluate.EvalConfig(str(run_dir), device="cpu", dtype="fp32"))[0]
+
+
 def test_the_surprise_of_a_row_is_its_loss(trained, small_data):
     """Of a whole row: nats per token and bits per byte as `eval.py loss` computes them."""
-    manifest = Manifest.load(small_data)
-    for row in (0, 3):
-        found = look_at(trained, "--row", row, "--tokens", 64)
-        assert found["source"] == f"held-out row {row}" and len(found["ids"]) == 64
-        model, _ = evaluate.load_model(
-            evaluate.EvalConfig(str(trained), device="cpu", dtype="fp32")
-        )
-        (inputs, targets) = [*data.val_batches(manifest, 1, row + 1)][row]
-        inputs, targets = inputs[:, :63], targets[:, :63]  # BOS and 63 more
-        token_bytes = torch.from_numpy(manifest.token_bytes())
-        nats, bpb = score_text(model, [(inputs, targets)], token_bytes)[:2]
-        assert sum(found["bits"]) * math.log(2) / 63 == pytest.approx(nats, abs=1e-3)
-        assert found["bpb"] == pytest.approx(bpb, abs=1e-5)
-        assert found["lens"][-1]["mean"] * math.log(2) == pytest.approx(nats, abs=1e-5)
+    manifest, row = Manifest.load(small_data), 3
+    found = look_at(trained, "--row", row, "--tokens", 64)
+    assert found["source"] == f"held-out row {row}" and len(found["ids"]) == 64
+    (inputs, targets) = [*data.val_batches(manifest, 1, row + 1)][row]
+    batch = inputs[:, :63], targets[:, :63]  # BOS and 63 more
+    token_bytes = torch.from_numpy(manifest.token_bytes())
+    nats, bpb = score_text(model_of(trained), [batch], token_bytes)[:2]
+    assert sum(found["bits"]) * math.log(2) / 63 == pytest.approx(nats, abs=1e-3)
+    assert found["bpb"] == pytest.approx(bpb, abs=1e-5)
+    assert found["lens"][-1]["mean"] * math.log(2) == pytest.approx(nats, abs=1e-5)
 
 
 def test_the_page_says_what_the_model_computes(trained, small_data):
     found = look_at(trained, "--prompt", "def note_3(x):\n    return x + </script>", "--tokens", 30)
     tokenizer = Tokenizer.load(trained / "tokenizer.json")
-    model, _ = evaluate.load_model(evaluate.EvalConfig(str(trained), device="cpu", dtype="fp32"))
+    model = model_of(trained)
     ids = [0, *tokenizer.encode("def note_3(x):\n    return x + </script>")][:30]
     assert found["ids"] == ids
     words = [found["words"][str(i)] for i in ids]
@@ -341,119 +323,70 @@ def test_a_prompt_needs_no_data_and_a_row_does(trained, tmp_path):
     out = tmp_path / "page.html"
     assert look_at(trained, *where, "--prompt", "def", "--out", out)["source"] == "your prompt"
     for options in (where, ["--row", "99999"]):
-        with pytest.raises(UsageError) as error:
+        with pytest.raises(UsageError, match=str(options[1])):
             evaluate.main(["look", str(trained), *CPU, *map(str, options)])
-        assert str(options[1]) in str(error.value)
-
-
-@pytest.mark.parametrize("preset", ["tiny", "biatron-345m"])
-def test_a_page_is_small_whatever_the_shape(preset, small_data, monkeypatch):
-    """Heads and layers of each preset, narrow; random weights, the worst case for compression."""
-    shape = PRESETS[preset].model
-    narrow = replace(shape, seq_len=1024, vocab_size=512, head_dim=4, n_embd=32, mlp_hidden=16)
-    torch.manual_seed(0)
-    model = GPT(narrow)
-    model.init_weights()
-    config = look.LookConfig(tokens=1024)
-    T = look.most_tokens(config, model)
-    heads = narrow.n_layer * narrow.n_head
-    assert T == 1024 or heads * (T + 1) * (T + 2) / 2 > look.MAPS >= heads * T * (T + 1) / 2
-    tokenizer = Tokenizer.load(small_data / "tokenizer.json")
-    T = min(T, 40)  # the rest of a page grows with it
-    ids = text_for(model, T)
-    honest = look.switch_off
-    monkeypatch.setattr(look, "switch_off", lambda *args: islice(honest(*args), 1))
-    found = look.measure(model, ids, tokenizer)
-    assert len(found["heads"]) == heads
-    rest = len(json.dumps(found | {"maps": "", "parts": []})) / T
-    rest += len(json.dumps(found["parts"])) / T * (heads + 2 * shape.n_layer)
-    assert 4 / 3 * 1.001 * look.MAPS + rest * look.most_tokens(config, model) < 10e6
-    raw = len(base64.b64decode(found["maps"]))
-    assert raw <= 1.001 * heads * T * (T + 1) / 2 + 100
 
 
 # ---------------------------------------------------------------------------------- the browser
-
-
-def shown(browser, path, width=1280, scheme="light"):  # noqa: F811
-    """The opened page, once its script is through."""
-    context = opened(browser, path, width, scheme)
-    page = context.__enter__()
-    page.wait_for_selector("body[data-ready]", timeout=30_000)
-    return context, page
 
 
 @pytest.mark.parametrize("width, scheme", SCREENS)
 def test_in_a_browser(width, scheme, browser, trained):  # noqa: F811
     """Hover a token, keep it, move on by keys; choose a head by mouse and by keyboard."""
     found = look_at(trained, "--row", 1)
-    context, page = shown(browser, trained / "look.html", width, scheme)
-    text = lambda selector: page.locator(selector).inner_text()
-    assert page.locator(".t").count() == len(found["ids"]) + 1
-    page.hover("#t9")
-    assert f"{found['bits'][8]:.1f} bits" in text("#place")
-    assert page.locator("#top tr").count() >= 5
-    likeliest = found["words"][str(found["top"][8][0][0])].strip() or "·"
-    assert likeliest.replace(" ", "·") in text("#top tr:first-child")
-    assert "at" in page.locator("#t9").get_attribute("class")
-    page.hover("h1")  # leaves the text
-    assert f"{found['bits'][found['start'] - 1]:.1f} bits" in text("#place")
-    page.click("#t9")
-    page.hover("h1")
-    page.focus("#text")
-    page.keyboard.press("ArrowRight")
-    assert f"{found['bits'][9]:.1f} bits" in text("#place")
-    assert page.locator("#text").get_attribute("aria-activedescendant") == "t10"
-    page.keyboard.press("Home")
-    page.keyboard.press("End")
-    assert "comes next?" in text("#place")
+    with opened(browser, trained / "look.html", width, scheme) as page:
+        page.wait_for_selector("body[data-ready]")
+        text = lambda selector: page.locator(selector).inner_text()
+        assert page.locator(".t").count() == len(found["ids"]) + 1
+        page.hover("#t9")
+        assert f"{found['bits'][8]:.1f} bits" in text("#place")
+        likeliest = found["words"][str(found["top"][8][0][0])].strip() or "·"
+        assert likeliest.replace(" ", "·") in text("#top tr:first-child")
+        page.hover("h1")  # leaves the text
+        assert f"{found['bits'][found['start'] - 1]:.1f} bits" in text("#place")
+        page.click("#t9")
+        page.hover("h1")
+        page.focus("#text")
+        page.keyboard.press("ArrowRight")
+        assert f"{found['bits'][9]:.1f} bits" in text("#place")
+        page.keyboard.press("End")
+        assert "comes next?" in text("#place")
 
-    heads = page.locator(".head")
-    assert heads.count() == len(found["heads"]) == 12
-    page.click("[data-head='5'].head")
-    chosen = found["heads"][5]
-    assert f"Layer {chosen['layer']}, head {chosen['head']}: {chosen['kind']}" in text("#head h3")
-    assert page.locator("[data-view=looks]").get_attribute("aria-pressed") == "true"
-    part = next(p for p in found["parts"] if (p["layer"], p["part"]) == (1, 1))
-    assert f"{abs(part['bpb']):.3f} bits per byte" in text("#head p >> nth=0")
-    drawn = "c => c.getContext('2d').getImageData(0, 0, c.width, c.height).data.some(x => x)"
-    assert page.locator("#map").evaluate(drawn) and heads.nth(7).locator("canvas").evaluate(drawn)
-    page.keyboard.press("ArrowRight")  # the focus is on the head that was clicked; layers go across
-    moved = found["heads"][9]
-    assert f"Layer {moved['layer']}, head {moved['head']}" in text("#head h3")
-    assert page.evaluate("document.activeElement.dataset.head") == "9"
-    page.keyboard.press("ArrowUp")
-    assert "Layer 2, head 0" in text("#head h3")
-    page.click("[data-view=worth]")
-    assert "without this head" in text("#says")
-    page.keyboard.press("Shift+Tab")
-    page.keyboard.press("Shift+Tab")
-    page.keyboard.press("Enter")
-    assert page.locator("[data-view=surprise]").get_attribute("aria-pressed") == "true"
-    page.click("#parts tr[data-head] >> nth=0")
-    assert page.locator("[data-view=worth]").get_attribute("aria-pressed") == "true"
-    context.__exit__(None, None, None)
+        heads = page.locator(".head")
+        assert heads.count() == len(found["heads"]) == 12
+        page.click("[data-head='5'].head")
+        name = lambda h: f"Layer {h['layer']}, head {h['head']}: {h['kind']}"
+        assert text("#head h3") == name(found["heads"][5])
+        part = next(p for p in found["parts"] if (p["layer"], p["part"]) == (1, 1))
+        assert f"{abs(part['bpb']):.3f} bits per byte" in text("#head p >> nth=0")
+        drawn = "c => c.getContext('2d').getImageData(0, 0, c.width, c.height).data.some(x => x)"
+        assert all(page.locator(c).evaluate(drawn) for c in ("#map", ".head >> nth=7 >> canvas"))
+        page.keyboard.press("ArrowRight")  # from the head that was clicked; layers go across
+        assert text("#head h3") == name(found["heads"][9])
+        page.keyboard.press("ArrowUp")
+        assert text("#head h3") == name(found["heads"][8])
+        pressed = lambda view: page.locator(f"[data-view={view}]").get_attribute("aria-pressed")
+        assert pressed("looks") == "true"
+        page.click("[data-view=surprise]")
+        assert pressed("surprise") == "true"
+        page.click("#parts tr[data-head] >> nth=0")
+        assert pressed("worth") == "true"
 
 
-@pytest.fixture
-def unseen(small_data) -> dict:
-    """What a page says of a model whose heads cannot be seen."""
+def test_a_page_without_a_single_head_that_is_seen(browser, small_data, tmp_path):  # noqa: F811
     model = random_model(dict(n_layer=2, n_head=2, n_kv_head=2, head_dim=8), vocab_size=512)
     for block in model.blocks:
         block.attn = Flipped(block.attn, "linear")
     tokenizer = Tokenizer.load(small_data / "tokenizer.json")
-    data = look.measure(model, text_for(model), tokenizer)
-    return data | dict(source="</script><b>your prompt", step=0, trained=0)
-
-
-def test_a_page_without_a_single_head_that_is_seen(browser, unseen, tmp_path):  # noqa: F811
+    unseen = look.measure(model, text_for(model), tokenizer)
     assert unseen["heads"] == [] and unseen["unseen"] == [0, 1] and len(unseen["parts"]) == 4
+    unseen |= dict(source="</script><b>your prompt", step=0, trained=0)
     (tmp_path / "look.html").write_text(look.page(unseen, "Inside <x> {{data}}"))
-    context, page = shown(browser, tmp_path / "look.html")
-    assert "0, 1" in page.inner_text("#checks") and page.title() == "Inside <x> {{data}}"
-    assert page.locator(".head").count() == 0 and page.locator("#parts tr").count() == 4
-    assert "</script><b>your prompt" in page.inner_text("#facts")
-    context.__exit__(None, None, None)
+    with opened(browser, tmp_path / "look.html", 1280, "light") as page:
+        page.wait_for_selector("body[data-ready]")
+        assert "0, 1" in page.inner_text("#checks") and page.title() == "Inside <x> {{data}}"
+        assert page.locator(".head").count() == 0 and page.locator("#parts tr").count() == 4
+        assert "</script><b>your prompt" in page.inner_text("#facts")
 
 
 EVIL = '"\'><img src=http://127.0.0.1:9 onerror="document.title=1"><script>document.title=1'
@@ -464,37 +397,27 @@ def poisoned(x):
     if isinstance(x, dict):
         kept = ("ids", "words", "maps", "n_layer", "n_head", "start")
         return {k: v if k in kept else poisoned(v) for k, v in x.items()}
-    if isinstance(x, list | tuple):
-        return [poisoned(y) for y in x]
-    return EVIL
+    return [poisoned(y) for y in x] if isinstance(x, list | tuple) else EVIL
 
 
-@pytest.mark.parametrize("which", ["one by one", "all of a kind"])
-def test_nothing_in_the_data_becomes_part_of_the_page(which, browser, trained, tmp_path):  # noqa: F811
-    """The script may fail at such data; it must run nothing, and load nothing."""
-    honest = look_at(trained, "--row", 1)
-    texts = honest | dict(words=dict.fromkeys(honest["words"], EVIL))
-    changes = [{name: EVIL} for name in ("step", "trained", "bytes", "bpb", "source", "error")]
-    changes += [{name: poisoned(honest[name])} for name in ("test", "unseen", "lens")]
-    heads = [h | dict(kind=EVIL) for h in honest["heads"]]
-    changes += [dict(heads=heads), dict(unseen=[EVIL])]
-    if which == "all of a kind":
-        changes = [texts, poisoned(honest), dict(heads=poisoned(honest["heads"]))]
-        changes += [dict(parts=poisoned(honest["parts"])), dict(top=poisoned(honest["top"]))]
+def test_nothing_in_the_data_becomes_part_of_the_page(browser, trained, tmp_path):  # noqa: F811
+    """The script may fail at such data; it must run nothing, and load nothing. And were a part of
+    the page not escaped, the policy would stop it."""
+    honest, path = look_at(trained, "--row", 1), tmp_path / "look.html"
+    changes = [{name: poisoned(honest[name])} for name in honest.keys() - {"ids", "maps", "words"}]
+    changes += [dict(words=dict.fromkeys(honest["words"], EVIL)), poisoned(honest)]
+    changes += [dict(heads=[h | dict(kind=EVIL) for h in honest["heads"]]), dict(unseen=[EVIL])]
+    pages = [look.page(honest | change, "honest") for change in changes]
     context = browser.new_context()
     page, asked = context.new_page(), []
     page.on("request", lambda r: asked.append(r.url))
-    for change in changes:
-        (tmp_path / "look.html").write_text(look.page(honest | change, "honest"))
-        page.goto((tmp_path / "look.html").as_uri())
-        page.wait_for_timeout(50)
-        assert page.title() == "honest" and page.locator("img").count() == 0, change.keys()
-    assert {url.split(":")[0] for url in asked} == {"file"}
-    # and were it so, the policy would stop it
-    (tmp_path / "look.html").write_text(look.page(honest, "honest").replace("<p id=facts>", EVIL))
-    page.goto((tmp_path / "look.html").as_uri())
-    page.wait_for_timeout(50)
-    assert page.title() == "honest"
+    for text in [*pages, look.page(honest, "honest").replace("<p id=facts>", EVIL)]:
+        path.write_text(text)
+        page.goto(path.as_uri())
+        page.evaluate("new Promise(requestAnimationFrame)")
+        assert page.title() == "honest"
+        assert page.locator("img").count() == (text not in pages)
+    assert {url.split(":")[0] for url in asked[: len(pages)]} == {"file"}
     context.close()
 
 

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 
 import pytest
@@ -25,7 +25,6 @@ from preparation import chat
 from tokenizer import Tokenizer
 
 SEQ_LEN = 96
-NAN = float("nan")
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +56,7 @@ class Gate:
         with self.changed:
             self.begun += 1
             self.changed.notify_all()
-            assert self.changed.wait_for(lambda: self.allowed >= self.begun, 20)
+            assert self.changed.wait_for(lambda: self.allowed >= self.begun, 120)
 
     def let(self, n: int = 1 << 30) -> None:
         with self.changed:
@@ -67,7 +66,7 @@ class Gate:
     def until(self, n: int) -> None:
         """Until n passes have begun."""
         with self.changed:
-            assert self.changed.wait_for(lambda: self.begun >= n, 20)
+            assert self.changed.wait_for(lambda: self.begun >= n, 120)
 
 
 @contextmanager
@@ -176,22 +175,17 @@ def test_text_is_shown_as_soon_as_it_is_whole(tokenizer):
 def test_a_tokenizer_with_added_tokens_is_served(tokenizer):
     """As those of SmolLM3 and Qwen: some added tokens are not special, some are in the vocabulary
     as well; none is spelled in the symbols of bytes."""
-    tree = json.loads(tokenizer.spec)
-    size = tokenizer.vocab_size
-    for text, special in (("<think> \u4f60", False), ("<|im_end|>", True)):
-        tree["added_tokens"].append(
-            dict(tree["added_tokens"][0], id=size, content=text, special=special)
-        )
-        tree["model"]["vocab"][text] = size
-        size += 1
+    tree, size = json.loads(tokenizer.spec), tokenizer.vocab_size
+    added = tree["added_tokens"]
+    for i, text in enumerate(("<think> \u4f60", "<|im_end|>")):
+        added.append(added[0] | dict(id=size + i, content=text, special=i == 1))
+        tree["model"]["vocab"][text] = size + i
     other = Tokenizer(json.dumps(tree))
     with serving(build(other), other) as (url, _):
-        body = dict(prompt=[5, size - 2, size - 1], max_tokens=1, echo=True, logprobs=20)
+        body = dict(prompt=[5, size, size + 1], max_tokens=1, echo=True, logprobs=20)
         (choice,) = post(url, body).json()["choices"]
         assert choice["text"].startswith(other.decode([5]) + "<think> \u4f60<|im_end|>")
         assert choice["logprobs"]["tokens"][1:3] == ["<think> \u4f60", "<|im_end|>"]
-        body = dict(prompt=["def"] * 8, max_tokens=60, logprobs=20, temperature=2)
-        assert post(url, body).status_code == 200
 
 
 @pytest.mark.parametrize("text", ["caf\u00e9 <|end|> \u4f60", ""])
@@ -214,12 +208,8 @@ def test_a_completion_is_the_text_of_the_model(base, tokenizer, text):
         assert sum(p > own for p in table.values()) <= 3
     plain = client(url).completions.create(**options)
     assert plain.choices[0].text == tokenizer.decode(shown) and plain.choices[0].logprobs is None
-    parts = list(
-        client(url).completions.create(
-            **options, stream=True, logprobs=0, stream_options={"include_usage": True}
-        )
-    )
-    *parts, last = parts
+    more = dict(stream=True, logprobs=0, stream_options={"include_usage": True})
+    *parts, last = client(url).completions.create(**options, **more)
     assert last.usage == reply.usage and not last.choices
     assert "".join(p.choices[0].text for p in parts) == plain.choices[0].text
     streamed = [x for p in parts for x in p.choices[0].logprobs.token_logprobs]
@@ -297,12 +287,6 @@ def test_a_conversation_is_answered(tuned, tokenizer):
     long = client(url).chat.completions.create(**options).choices[0]  # to the end of seq_len
     assert long.message.content.startswith(text.rstrip("\ufffd"))
     assert client(url).completions.create(model="small", prompt="def", max_tokens=2).choices
-
-
-def test_the_model_is_listed(base, tuned):
-    for (url, _), is_tuned in ((base, False), (tuned, True)):
-        (model,) = client(url).models.list().data
-        assert (model.id, model.seq_len, model.tuned) == ("small", SEQ_LEN, is_tuned)
 
 
 # -------------------------------------------------------------------- many clients, and lost ones
@@ -402,37 +386,31 @@ def test_a_client_that_leaves_stops_its_generation(tokenizer, stream):
 def test_a_request_ends_in_time(tokenizer):
     """Before anything was drawn it has a status; after that the stream says why."""
     with held(tokenizer, ACTIVE=1, MAX_SECONDS=0.5) as (url, gate):
-        body = dict(prompt="def", max_tokens=90, stop=["\x00"])
+        body = dict(prompt="def", max_tokens=90, temperature=0, stop=["\x00"])
         for stream in (False, True):
             reply = post(url, body | dict(stream=stream))
             assert reply.status_code == 503 and "0.5 s" in refusal(reply)
         gate.let(2 + 9)
         reply = post(url, body | dict(stream=True))
-        *parts, error, done = [
-            part.removeprefix("data: ") for part in reply.text.split("\n\n")[:-1]
-        ]
-        assert reply.status_code == 200 and parts and done == "[DONE]"
-        assert "0.5 s" in json.loads(error)["error"]["message"]
+        *parts, error, done, _ = reply.text.split("\n\n")
+        assert reply.status_code == 200 and parts and done == "data: [DONE]"
+        assert "0.5 s" in json.loads(error.removeprefix("data: "))["error"]["message"]
         until(url)
 
 
 def test_a_model_that_fails_is_told_apart(tokenizer, capsys):
     """NaN and a bug: one sentence each, and the server goes on; the traceback is printed."""
-    model = build(tokenizer)
-    with serving(model, tokenizer) as (url, _):
-        good = model.embed.weight.detach().clone()
-        model.embed.weight.data.fill_(NAN)
-        reply = post(url, dict(prompt="def", temperature=0, logprobs=1))
-        assert reply.status_code == 500
-        assert "NonFiniteError" in refusal(reply)
-        model.embed.weight.data.copy_(good)
+    with serving(model := build(tokenizer), tokenizer) as (url, _):
         hook = model.register_forward_pre_hook(lambda *args: 1 / 0)
-        reply = post(url, dict(prompt="def"))
-        assert reply.status_code == 500
-        assert "ZeroDivisionError" in refusal(reply) and "Traceback" in capsys.readouterr().err
-        assert post(url, dict(prompt="def", stream=True)).status_code == 500
+        for stream in (False, True):
+            reply = post(url, dict(prompt="def", stream=stream))
+            assert reply.status_code == 500 and "ZeroDivisionError" in refusal(reply)
+        assert "Traceback" in capsys.readouterr().err
         hook.remove()
         assert post(url, dict(prompt="def")).status_code == 200
+        model.embed.weight.data.fill_(float("nan"))
+        reply = post(url, dict(prompt="def", temperature=0, logprobs=1))
+        assert reply.status_code == 500 and "NonFiniteError" in refusal(reply)
 
 
 # ------------------------------------------------------------------------ what a client does wrong
@@ -442,27 +420,23 @@ LONG = "def name_1(x): " * 40
 MANY = b"{" + b",".join(b'"a%d":0' % i for i in range(300_000)) + b"}"
 WRONG = {  # name -> (body, status, the value that is named)
     "no JSON": (b'{"prompt', 400, "JSON"),
-    "no UTF-8": (b'{"prompt": "\xff"}', 400, "utf-8"),
     "nested": (b"[" * 100_000, 400, "JSON"),
-    "a list": ([1], 400, "[1]"),
     "another model": (OK | dict(model="gpt-4"), 404, "'gpt-4'"),
     "a surrogate": (b'{"model": "\\ud800"}', 404, "ud800"),
     "an unknown field": (OK | dict(best=1), 400, "'best'"),
-    "many fields": (MANY, 400, "300,000"),
+    "many fields": (MANY, 400, "'a0'"),
     "penalties": (OK | dict(frequency_penalty=0.5), 400, "frequency_penalty 0.5"),
     "far too long": (dict(prompt=LONG * 999), 400, "96"),
     "ids too long": (dict(prompt=[5] * 95), 400, "96 tokens"),
     "an odd id": (dict(prompt=[5, 340]), 400, "340"),
     "a mixed prompt": (dict(prompt=["a", 5]), 400, "['a', 5]"),
-    "true ids": (dict(prompt=[True]), 400, "[True]"),
     "too many": (OK | dict(n=128, prompt=["a", "b"]), 400, "2 times 128"),
     "many prompts": (OK | dict(prompt=[[]] * 200), 400, "prompt"),
     "no answer": (OK | dict(max_tokens=0), 400, "max_tokens"),
     "NaN": (b'{"temperature": NaN}', 400, "nan"),
-    "words": (OK | dict(max_tokens="2"), 400, "'2'"),
     "true": (OK | dict(top_k=True), 400, "True"),
     "a seed": (OK | dict(seed=1 << 64), 400, "18446744073709551616"),
-    "an option": (OK | dict(stream_options=dict(x=1)), 400, "'stream_options.x'"),
+    "an option": (OK | dict(stream_options=dict(x=1)), 400, "'x'"),
     "stops": (OK | dict(stop=["a"] * 17), 400, "16"),
     "huge": (b'{"prompt": "' + b"a" * (5 << 20) + b'"}', 413, "4,194,304"),
 }  # fmt: skip
@@ -474,7 +448,7 @@ WRONG_CHATS = {
     "an image": (dict(messages=[TURN | dict(content=[{"type": "image"}])]), "image"),
     "answered": (dict(messages=[TURN, TURN | dict(role="assistant")]), "last turn"),
     "too long": (dict(messages=[TURN | dict(content=LONG)]), "96"),
-    "many": (dict(messages=[TURN] * 999), "1,998"),
+    "many": (dict(messages=[TURN, TURN | dict(role="assistant")] * 999 + [TURN]), "96"),
     "alternatives": (dict(messages=[TURN], top_logprobs=2), "top_logprobs 2"),
 }
 
@@ -508,7 +482,7 @@ def test_what_clients_send_by_themselves_is_taken(tuned):
     assert reply.status_code == 200
 
 
-def test_paths_and_methods(base):
+def test_paths_and_methods(base, tuned):
     import httpx
 
     paths = {"/v1/completions": 405, "/../etc/passwd": 404, "/openapi.json": 404}
@@ -517,6 +491,9 @@ def test_paths_and_methods(base):
         assert reply.status_code == status and "GET" in refusal(reply)
     reply = post(base[0], dict(messages=[TURN]), "chat/completions")  # of a model of text
     assert reply.status_code == 400 and reply.json()["error"]["code"] == "no_chat"
+    for (url, _), is_tuned in ((base, False), (tuned, True)):
+        (model,) = client(url).models.list().data
+        assert (model.id, model.seq_len, model.tuned) == ("small", SEQ_LEN, is_tuned)
 
 
 # --------------------------------------------------------------------------- hostile clients
@@ -535,20 +512,6 @@ def test_four_megabytes_of_little_prompts_are_refused_unread(base, part):
         del service.tokenizer.encode
 
 
-def test_a_long_text_is_encoded_beside_the_listener(base):
-    url, service = base
-    encode, begun, go = service.tokenizer.encode, threading.Event(), threading.Event()
-    service.tokenizer.encode = lambda text: (begun.set(), go.wait(60), encode(text))[2]
-    try:
-        with ThreadPoolExecutor(1) as pool:
-            reply = pool.submit(post, url, OK)
-            assert begun.wait(60) and load(url)["status"] == "ok" and not reply.done()
-            go.set()
-            assert reply.result(60).status_code == 200
-    finally:
-        del service.tokenizer.encode
-
-
 BEGINNINGS = {
     "nothing": b"",
     "a head": b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nX-A: ",
@@ -563,96 +526,47 @@ def test_a_slow_sender_is_let_go(base, name, monkeypatch):
     from instruments.talk import serve
 
     monkeypatch.setattr(serve, "READ_S", 0.4)
-    with connect(base[0], BEGINNINGS[name]) as one:
+    with connect(base[0], BEGINNINGS[name]) as one, suppress(OSError):
         one.settimeout(0.02)
         reply, end = b"", time.monotonic() + 30
         while time.monotonic() < end:
-            try:
+            with suppress(TimeoutError):
                 one.sendall(b"x" if name != "nothing" else b"")
                 if not (more := one.recv(10_000)):
                     break
                 reply += more
-            except TimeoutError:
-                continue
-            except OSError:
-                break
-        assert time.monotonic() < end
-        assert (b" 408 " in reply) == (name == "a body") or name == "a second head"
+    assert time.monotonic() < end
+    assert (b" 408 " in reply) == (name == "a body")
 
 
-@pytest.mark.parametrize("name", BEGINNINGS)
-def test_slow_clients_take_no_place_from_others(base, name, monkeypatch):
-    """Far more connections than there are places, none of which would end by itself."""
-    from instruments.talk import serve
-
-    monkeypatch.setattr(serve, "READ_S", 600)
-    monkeypatch.setattr(serve, "MAX_CONNECTIONS", 8)
-    with ExitStack() as stack:
-        for _ in range(40):
-            stack.enter_context(connect(base[0], BEGINNINGS[name]))
-        assert post(base[0], OK).status_code == 200
-
-
-def test_clients_that_take_no_answer_take_no_place_either(tokenizer, monkeypatch):
-    """They ask for page after page, and read none; or for a long stream."""
-    import httpx
-
-    from instruments.talk import serve
-
-    monkeypatch.setattr(serve, "MAX_CONNECTIONS", 8)
-    with serving(build(tokenizer), tokenizer, ACTIVE=2, WAITING=0, MAX_SECONDS=3) as (url, _):
-        pages = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n" * 2000
-        stream = dict(prompt=["def"] * 128, max_tokens=90, logprobs=20, stream=True)
-        with ExitStack() as stack:
-            for _ in range(12):
-                stack.enter_context(one := connect(url))
-                one.setblocking(False)
-                try:
-                    while pages:
-                        one.send(pages)
-                except OSError:  # it is full, or cut off
-                    pass
-            for _ in range(2):
-                stack.enter_context(one := socket.socket())
-                one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-                one.connect(("127.0.0.1", int(url.rpartition(":")[2])))
-                one.sendall(raw_request(stream))
-            end, status = time.monotonic() + 30, 0
-            while status != 200 and time.monotonic() < end:  # until the streams had their time
-                try:
-                    status = post(url, OK).status_code
-                except httpx.TransportError:  # all others were at work
-                    status = 0
-            assert status == 200
-
-
-def test_a_broken_upload_is_no_traceback(base, capfd):
-    connect(base[0], BEGINNINGS["a body"]).close()
-    assert post(base[0], OK).status_code == 200
-    assert "Traceback" not in capfd.readouterr().err
+def test_a_client_that_takes_no_answer_is_let_go(tokenizer):
+    """Its stream has no end that it waits for: its time does."""
+    stream = dict(prompt=["def"] * 128, max_tokens=90, logprobs=20, stream=True)
+    with serving(build(tokenizer), tokenizer, ACTIVE=1, MAX_SECONDS=2) as (url, _):
+        with socket.socket() as one:
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            one.connect(("127.0.0.1", int(url.rpartition(":")[2])))
+            one.sendall(raw_request(stream))
+            until(url, active=1)
+            until(url)
+            assert post(url, OK).status_code == 200
 
 
 # ------------------------------------------------------------------------------------ who may ask
 
 
 def test_a_token(tokenizer):
+    import httpx
+
     token = "a-token-of-20-letters"
     with serving(build(tokenizer), tokenizer, token=token) as (url, _):
-        import httpx
-        import openai
-
         assert client(url, token).completions.create(model="small", prompt="def", max_tokens=1)
-        for path in ("/v1/completions", "/v1/models", "/health", "/v1/chat/completions"):
-            for key in ("wrong-token", ""):
-                method = "POST" if "completions" in path else "GET"
-                headers = {"Authorization": f"Bearer {key}"} if key else {}
-                reply = httpx.request(method, url + path, headers=headers)
+        for path in ("completions", "models", "chat/completions"):
+            for key in ("Bearer wrong-token", "Bearer caf\u00e9", ""):
+                method = "GET" if path == "models" else "POST"
+                headers = {"Authorization": key.encode()} if key else {}
+                reply = httpx.request(method, f"{url}/v1/{path}", headers=headers)
                 assert reply.status_code == 401 and refusal(reply)
-                assert reply.headers["www-authenticate"] == "Bearer"
-        with pytest.raises(openai.AuthenticationError):
-            client(url, "another").models.list()
-        odd = httpx.get(f"{url}/health", headers={"Authorization": "Bearer caf\u00e9".encode()})
-        assert odd.status_code == 401
         page = httpx.get(url)  # has nothing to hide, and asks for the token
         assert page.status_code == 200 and token not in page.text
         other = {"Authorization": f"Bearer {token}", "Host": "gpu-box:8049"}
@@ -663,7 +577,7 @@ def test_pages_of_others_cannot_use_a_server_without_a_token(base):
     import httpx
 
     port = base[0].rpartition(":")[2]
-    for host in ("localhost", f"localhost:{port}", f"127.0.0.1:{port}", "[::1]:99", "127.3.4.5"):
+    for host in ("localhost", f"localhost:{port}", f"127.0.0.1:{port}"):
         assert load(base[0], Host=host)["status"] == "ok"
     for host in ("evil.example", f"evil.example:{port}", "127.0.0.1.evil.example", "[::1", "0"):
         reply = httpx.get(f"{base[0]}/health", headers={"Host": host})
@@ -696,28 +610,24 @@ def program(*args):
         process.communicate()
 
 
-def test_the_program(trained_run):
-    with program(trained_run, "--port", 0) as (process, said):
-        url = re.search(r"page: (http://127\.0\.0\.1:\d+)/\n", said)[1]
-        assert f"programs: {url}/v1\n" in said
-        reply = client(url).completions.create(model="run", prompt="def", max_tokens=5)
-        assert reply.choices[0].text
-        process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 130 and process.stderr.read() == "stopped\n"
-
-
-def test_other_machines_need_a_token(trained_run):
-    """It is made and printed; and a request that runs does not keep the program from ending."""
+@pytest.mark.parametrize("host, sent, code", [
+    ("127.0.0.1", signal.SIGINT, 130), ("0.0.0.0", signal.SIGTERM, -signal.SIGTERM)
+])  # fmt: skip
+def test_the_program(trained_run, host, sent, code):
+    """For other machines a token is made and printed."""
     import httpx
 
-    with program(trained_run, "--port", 0, "--host", "0.0.0.0") as (process, said):
-        token = re.search(r"/#token=(\S{20,})\n", said)[1]
-        assert f"API key {token}\n" in said
+    with program(trained_run, "--port", 0, "--host", host) as (process, said):
         url = f"http://127.0.0.1:{re.search(r':([0-9]+)/v1', said)[1]}"
-        assert httpx.get(f"{url}/health").status_code == 401
-        assert client(url, token).models.list().data[0].id == "run"
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == -signal.SIGTERM
+        key = re.search(r"API key (\S{20,})\n", said)
+        assert (httpx.get(f"{url}/health").status_code == 401) == bool(key) == (host == "0.0.0.0")
+        assert ("/#token=" in said) == bool(key)
+        reply = client(url, key[1] if key else "none").completions.create(
+            model="run", prompt="def", max_tokens=5
+        )
+        assert reply.choices[0].text
+        process.send_signal(sent)
+        assert process.wait(60) == code and "Traceback" not in process.stderr.read()
 
 
 def test_mistakes_of_the_command(monkeypatch):
@@ -725,75 +635,43 @@ def test_mistakes_of_the_command(monkeypatch):
 
     with serve.open_socket("127.0.0.1", 0) as listener:
         taken = listener.getsockname()[1]
-        for options in (dict(host=""), dict(host="nowhere.invalid", port=0), dict(port=taken)):
+        for options in (dict(host="nowhere.invalid", port=0), dict(port=taken)):
             with pytest.raises(UsageError) as caught:
                 serve.run(serve.ServeConfig(**options), lambda config: pytest.fail("loaded"))
             assert all(str(value) in str(caught.value) for value in options.values())
-    tokens = [serve.token_of(serve.ServeConfig(host=host)) for host in ("0.0.0.0", "::", "box")]
-    assert len(set(tokens)) == 3 and all(len(token) > 20 for token in tokens)
-    for host in ("127.0.0.1", "::1", "localhost", "127.1.2.3"):
-        assert serve.token_of(serve.ServeConfig(host=host)) == ""
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     monkeypatch.delitem(sys.modules, "instruments.talk.serve")
     with pytest.raises(UsageError):
         importlib.import_module("instruments.talk.serve")
 
 
-TASK = """task: odd
-dataset_path: json
-dataset_kwargs:
-  data_files: {file}
-output_type: multiple_choice
-test_split: train
-doc_to_text: "{{{{query}}}}"
-doc_to_choice: choices
-doc_to_target: gold
-metric_list:
-  - metric: acc
-  - metric: acc_norm
-"""
-
-
 @pytest.mark.slow
-def test_lm_eval_gets_the_scores_of_choice(own_run, tmp_path):
-    """local-completions, with the tokenizer of an export: each answer within 0.001 nats."""
+def test_lm_eval_gets_the_log_likelihoods_of_the_model(own_run, tmp_path):
+    """local-completions, with the tokenizer of an export, as docs/serve.md has it."""
     for name in ("lm_eval", "tenacity", "transformers"):
         pytest.importorskip(name)
+    from lm_eval.api.instance import Instance
+    from lm_eval.models.openai_completions import LocalCompletionsAPI
+
+    import eval
     import export
 
-    questions = [
-        dict(
-            query=f"def note_{i}(x):\n    return",
-            choices=["x + 1", f"{i}", "caf\u00e9  ", "not"],
-            gold=i % 4,
-        )
-        for i in range(10)
-    ]
-    questions += [dict(query="ends in a space ", choices=["a", "<|end|>", "b c"], gold=0)]
-    file = tmp_path / "odd.jsonl"
-    file.write_text("".join(json.dumps(q) + "\n" for q in questions))
-    (tmp_path / "odd.yaml").write_text(TASK.format(file=file))
     export.main([str(own_run), "--out", str(tmp_path / "exported")])
-    saved = tmp_path / "nats.jsonl"
-    args = ["choice", own_run, "--task", file, "--save", saved, "--device", "cpu"]
-    subprocess.run(command("eval.py", args), cwd=ROOT, env=environment(), check=True)
-    ours = [json.loads(line)["nats"] for line in saved.read_text().splitlines()]
-    env = environment(HF_DATASETS_OFFLINE="1", HF_HOME=str(tmp_path / "hf"))
-    env["HF_MODULES_CACHE"] = str(tmp_path / "modules")
-    with program(own_run, "--port", 0) as (_, said):
-        url = re.search(r"for programs: (\S+)", said)[1]
-        options = f"model=run,base_url={url}/completions,max_length=64,add_bos_token=True,"
-        options += f"tokenizer={tmp_path / 'exported'},num_concurrent=4"
-        words = ["--model", "local-completions", "--model_args", options, "--tasks", "odd"]
-        words += ["--include_path", tmp_path, "--log_samples", "--output_path", tmp_path / "out"]
-        command_line = [sys.executable, "-m", "lm_eval", *map(str, words)]
-        done = subprocess.run(command_line, env=env, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr[-3000:]
-    (samples,) = tmp_path.rglob("samples_odd_*.jsonl")
-    rows = [json.loads(line) for line in samples.read_text().splitlines()]
-    rows.sort(key=lambda row: row["doc_id"])
-    theirs = [[float(r[0]) for r in row["filtered_resps"]] for row in rows]
-    flat = [(a, b) for x, y in zip(ours, theirs) for a, b in zip(x, y)]
-    worst = max(abs(a - b) for a, b in flat)
-    print(f"{len(flat)} answers differ by {worst:.1e} nats at most")
-    assert len(flat) == 43 and worst < 1e-3
+    model, _ = eval.load_model(eval.EvalConfig(str(own_run), device="cpu", dtype="fp32"))
+    tokenizer = Tokenizer.load(own_run / "tokenizer.json")
+    pairs = [
+        ("def note_7(x):\n    return", answer) for answer in (" x + 1", " caf\u00e9  ", " not")
+    ]
+    pairs += [("ends in a word", answer) for answer in (" a", "<|end|>", " b c")]
+    with serving(model, tokenizer) as (url, _):
+        lm = LocalCompletionsAPI(
+            model="small",
+            base_url=f"{url}/v1/completions",
+            tokenizer=str(tmp_path / "exported"),
+            max_length=64,
+            add_bos_token=True,
+        )
+        found = lm.loglikelihood([Instance("loglikelihood", {}, pair, 0) for pair in pairs])
+    for (context, answer), (nats, _) in zip(pairs, found, strict=True):
+        ids, begin = tokenizer.encode(context + answer), len(tokenizer.encode(context))
+        assert nats == pytest.approx(sum(log_probs(model, [0, *ids])[begin:]), abs=1e-3)

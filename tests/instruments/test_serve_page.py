@@ -4,30 +4,11 @@ keyboard; with a token, in the dark, and on a narrow screen. Skipped where there
 # ruff: noqa: F811
 import json
 import re
-from contextlib import contextmanager
 
 import pytest
-from browsing import browser  # noqa: F401
+import torch
+from browsing import SCREENS, browser, opened  # noqa: F401
 from test_serve import Gate, build, serving, tokenizer, until  # noqa: F401
-
-
-@contextmanager
-def opened(browser, url: str, path: str = "/", **options):
-    """A page; fails if it complains, or asks for anything from elsewhere."""
-    context = browser.new_context(**options)
-    page = context.new_page()
-    page.wrong, page.asked = wrong, _ = [], []
-    page.set_default_timeout(20_000)
-    page.on("pageerror", lambda error: wrong.append(str(error)))
-    page.on("console", lambda m: wrong.append(m.text) if "Failed to load" not in m.text else None)
-    page.on("request", lambda r: page.asked.append(r))
-    page.goto(url + path)
-    try:
-        yield page
-        elsewhere = [r.url for r in page.asked if not r.url.startswith((url, "data:"))]
-        assert not wrong and not elsewhere
-    finally:
-        context.close()
 
 
 def say(page, text: str) -> None:
@@ -35,14 +16,26 @@ def say(page, text: str) -> None:
     page.press("#input", "Enter")
 
 
+def sent_last(page) -> dict:
+    return json.loads([r for r in page.asked if r.method == "POST"][-1].post_data)
+
+
 def done(page) -> None:
     page.wait_for_selector(".answer")
     page.wait_for_selector(".writing", state="detached")
 
 
+def endless(tokenizer, *args, **changes):
+    """A model that never ends an answer by itself."""
+    model, ends = build(tokenizer, *args, **changes), [*tokenizer.special.values()]
+    never = lambda module, args, logits: logits.index_fill(-1, torch.tensor(ends), -1e9)
+    model.register_forward_hook(never)
+    return model
+
+
 @pytest.fixture
 def base(tokenizer):
-    gate = Gate(model := build(tokenizer, seq_len=512))
+    gate = Gate(model := endless(tokenizer, seq_len=512))
     with serving(model, tokenizer) as (url, _):
         yield url, gate
         gate.let()
@@ -51,8 +44,8 @@ def base(tokenizer):
 def test_text_streams_and_each_token_has_alternatives(base, browser):
     url, gate = base
     with opened(browser, url) as page:
+        page.wait_for_selector("#compose:not([hidden])")  # the model is known
         assert page.title() == "small" and page.inner_text("#send") == "Continue"
-        assert "continues text; sees 512 tokens" in page.inner_text("header")
         assert page.evaluate("document.activeElement.id") == "input"
         page.fill("#tokens", "60")
         say(page, "def name_1(x):")
@@ -62,9 +55,8 @@ def test_text_streams_and_each_token_has_alternatives(base, browser):
         done(page)
         assert 3 < page.locator(".token").count() <= 60  # it came bit by bit
         assert page.inner_text(".prompt") == "def name_1(x):"
-        ends = r"\d+ tokens, \d+ per second; (token limit reached|ended)$"
+        ends = r"60 tokens, \d+ per second; token limit reached$"
         assert re.match(ends, page.inner_text(".about"))
-        assert page.locator("#alternatives").is_hidden()
         page.locator(".token").nth(3).hover()
         rows = page.locator("#alternatives div")
         assert 8 <= rows.count() and page.locator("#alternatives .chosen").count() >= 1
@@ -74,12 +66,11 @@ def test_text_streams_and_each_token_has_alternatives(base, browser):
         page.locator(".token").nth(0).focus()  # by the keyboard
         first = page.inner_text("#alternatives")
         page.keyboard.press("ArrowRight")
-        assert page.locator("#alternatives").is_visible()
         assert page.inner_text("#alternatives") != first
         page.keyboard.press("Escape")
         assert page.locator("#alternatives").is_hidden()
 
-        sent = json.loads([r for r in page.asked if r.method == "POST"][-1].post_data)
+        sent = sent_last(page)
         assert sent["temperature"] == 0.8 and sent["max_tokens"] == 60 and sent["stream"] is True
         page.click("#clear")
         assert page.locator(".turn").count() == 0 and page.locator("#empty").is_visible()
@@ -98,7 +89,6 @@ def test_stop_ends_the_generation(base, browser, how):
             page.keyboard.press("Escape")
         else:
             page.goto("about:blank")
-            page.asked = [r for r in page.asked if r.url != "about:blank"]
         until(url)
         gate.let()
         if how != "leaving":
@@ -110,7 +100,7 @@ def test_stop_ends_the_generation(base, browser, how):
 
 def test_clear_while_an_answer_streams(tokenizer, browser):
     """The next question is the first of a new conversation."""
-    gate = Gate(model := build(tokenizer, 2, seq_len=400))
+    gate = Gate(model := endless(tokenizer, 2, seq_len=400))
     with serving(model, tokenizer, tuned=True) as (url, _), opened(browser, url) as page:
         say(page, "first?")
         gate.let(9)
@@ -120,8 +110,7 @@ def test_clear_while_an_answer_streams(tokenizer, browser):
         say(page, "second?")
         gate.let()
         done(page)
-        sent = json.loads([r for r in page.asked if r.method == "POST"][-1].post_data)
-        assert sent["messages"] == [{"role": "user", "content": "second?"}]
+        assert sent_last(page)["messages"] == [{"role": "user", "content": "second?"}]
         assert page.locator(".bad").count() == 0
 
 
@@ -149,7 +138,6 @@ def test_hostile_strings_stay_text(tokenizer, browser):
         for name in ("#name", ".prompt", ".token", ".bad"):
             assert page.locator(name).text_content() == HOSTILE
         assert page.locator("img, script").count() == 1
-        page.evaluate("document.body.append(document.createElement('script'))")
         blocked = """() => new Promise((done) => {
             document.addEventListener("securitypolicyviolation", (e) => done(e.effectiveDirective));
             const script = document.createElement("script");
@@ -158,26 +146,22 @@ def test_hostile_strings_stay_text(tokenizer, browser):
         })"""
         assert page.evaluate(blocked).startswith("script-src")
         assert page.evaluate("window.bad") is None
-        page.wrong.clear()  # the browser's own words about this
 
 
 def test_a_conversation(tokenizer, browser):
     """Turns are sent along; when they no longer fit, the oldest are left out, and that is said."""
     with serving(build(tokenizer, 2, seq_len=160), tokenizer, tuned=True) as (url, _):
         with opened(browser, url) as page:
+            page.wait_for_selector("#compose:not([hidden])")  # the model is known
             assert page.inner_text("#send") == "Send"
             page.fill("#tokens", "20")
             for i in range(3):
                 say(page, f"What is {i}?")
                 done(page)
                 assert page.input_value("#input") == ""
-            assert page.locator(".ask .text").all_inner_texts() == [
-                f"What is {i}?" for i in range(3)
-            ]
             answers = page.locator(".answer .text").all_inner_texts()
-            sent = json.loads([r for r in page.asked if r.method == "POST"][-1].post_data)
             roles = ["user", "assistant", "user", "assistant", "user"]
-            assert [m["role"] for m in sent["messages"]] == roles and all(answers)
+            assert [m["role"] for m in sent_last(page)["messages"]] == roles and all(answers)
             for _ in range(3):
                 say(page, "name_1(x) and name_2(x) and name_3(x)?")
                 done(page)
@@ -191,7 +175,7 @@ def test_a_conversation(tokenizer, browser):
 def test_the_token(tokenizer, browser):
     token = "the-token-of-this-test"
     with serving(build(tokenizer), tokenizer, token=token) as (url, _):
-        with opened(browser, url, f"/#token={token}") as page:
+        with opened(browser, f"{url}/#token={token}") as page:
             page.wait_for_selector("#input")
             assert page.url == f"{url}/"  # the address no longer shows it
             say(page, "def")
@@ -210,49 +194,19 @@ def test_the_token(tokenizer, browser):
             assert page.locator(".bad").count() == 0
 
 
-CONTRAST = """() => {
-  const canvas = document.createElement("canvas").getContext("2d", {willReadFrequently: true});
-  const draw = (...colors) => {  // one over the other, as a screen shows them
-    for (const color of colors) { canvas.fillStyle = color; canvas.fillRect(0, 0, 1, 1); }
-    return [...canvas.getImageData(0, 0, 1, 1).data].slice(0, 3).map((c) => {
-      c /= 255;
-      return c <= 0.03928 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4;
-    });
-  };
-  const light = ([r, g, b]) => 0.2126 * r + 0.7152 * g + 0.0722 * b;
-  const found = {};
-  for (const name of ["h1", "#facts", ".prompt", ".token", ".about", "#send", "label", "#input",
-                      "#tokens", "#clear"]) {
-    const element = document.querySelector(name), grounds = [];
-    for (let e = element; e; e = e.parentElement) {
-      grounds.unshift(getComputedStyle(e).backgroundColor);
-    }
-    const text = light(draw(...grounds, getComputedStyle(element).color));
-    const ground = light(draw(...grounds));
-    found[name] = (Math.max(text, ground) + 0.05) / (Math.min(text, ground) + 0.05);
-  }
-  return found;
-}"""  # of text and its background, by WCAG's formula
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 320])
-def test_the_page_fits_and_can_be_read(base, browser, scheme, width):
+@pytest.mark.parametrize("width, scheme", SCREENS)
+def test_the_page_fits(base, browser, scheme, width):
     url, gate = base
     gate.let()
-    options = dict(viewport=dict(width=width, height=700), color_scheme=scheme)
-    with opened(browser, url, **options) as page:
+    with opened(browser, url, width, scheme, height=700) as page:
         page.fill("#tokens", "60")
         say(page, "def name_1(x):\n" + "x" * 300)
         done(page)
         page.locator(".token").last.hover()
-        assert page.evaluate("document.documentElement.scrollWidth") <= width
         assert page.evaluate("document.documentElement.scrollHeight") <= 700
         for name in ("#send", "#input", "#alternatives", "#temperature", "#tokens", "#clear"):
             box = page.locator(name).bounding_box()
             assert box["x"] >= 0 and box["x"] + box["width"] <= width, name
             assert box["y"] >= 0 and box["y"] + box["height"] <= 700, name
-        contrast = page.evaluate(CONTRAST)
-        assert min(contrast.values()) >= 4.5, contrast
         ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
         assert (sum(map(int, re.findall(r"\d+", ground))) > 380) == (scheme == "light")

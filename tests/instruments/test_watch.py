@@ -3,93 +3,74 @@ or stops a run, or counts as training time."""
 
 import re
 import shutil
-import time
-from types import SimpleNamespace
+import threading
 
 import pytest
 import torch
 from conftest import SMALL, losses, metrics, parameters, run
 
 import train
-from instruments.pages import report, watch
-from instruments.pages.records import Run
+from instruments.pages import report
+from instruments.pages.records import Run, slow_steps
+from machinery import checkpoint
 from machinery.log import read_jsonl
-from machinery.shards import Manifest
 
-ARGS = [*SMALL, "--eval_every", "4", "--peak_tflops", "1", "--n_layer", "1"]
+ARGS = [*SMALL, *"--save_every 4 --keep 9 --eval_every 4".split()]  # as conftest's trained_run
 
 
 def begin(small_data, run_dir, *more) -> int:
-    return train.main(
-        ["tiny", *ARGS, "--data_dir", str(small_data), "--run_dir", str(run_dir), *more]
-    )
+    where = ["--data_dir", str(small_data), "--run_dir", str(run_dir)]
+    return train.main(["tiny", *ARGS, *where, *more])
 
 
-@pytest.fixture(scope="module")
-def watched(small_data, tmp_path_factory):
-    """A run, the pages that it wrote on its way, and what was on the screen."""
-    run_dir, pages, lines = tmp_path_factory.mktemp("watch") / "run", [], []
-    honest, screen = report.write, train.Log.print
+def test_a_page_and_a_sample_at_each_validation(small_data, tmp_path, monkeypatch, capsys):
+    pages, honest = [], report.write
 
-    def write(folder, *args):
-        path = honest(folder, *args)
+    def write(folder):
+        path = honest(folder)
         pages.append(path.read_text())
         return path
 
-    def say(self, text):
-        lines.append(text)
-        screen(self, text)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(report, "write", write)
-        patch.setattr(train.Log, "print", say)
-        patch.setattr(report, "SHARE", 1e9)  # however fast the steps are
-        assert begin(small_data, run_dir) == 0
-    return SimpleNamespace(run_dir=run_dir, pages=pages, lines=lines)
-
-
-def test_the_page_of_a_run_tells_how_far_it_is(watched):
-    at = [re.search(r"<b>steps</b><span>(\d+) of 12", page)[1] for page in watched.pages]
-    assert at == ["0", "4", "8", "12"]
-    for page, step in zip(watched.pages, (0, 4, 8, 12)):
-        assert ("still running" in page) == ("<span>running<" in page) == (step < 12)
-        when = re.search(r"<b>written</b><span>(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)", page)[1]
-        assert abs(time.time() - time.mktime(time.strptime(when, "%Y-%m-%d %H:%M:%S"))) < 3600
+    monkeypatch.setattr(report, "write", write)
+    assert begin(small_data, tmp_path / "run") == 0
+    for page, step in zip(pages, (0, 4, 8, 12), strict=True):
+        assert re.search(r"<b>steps</b><span>(\d+) of 12", page)[1] == str(step)
+        assert ("<span>running<" in page) == (step < 12)
         assert page.count("<pre>") == step // 4 + 1 and f"at step {step}," in page
-
-
-def test_what_it_writes_is_kept_and_said_in_a_line(watched):
-    samples = read_jsonl(watched.run_dir / "samples.jsonl")
+    lines = capsys.readouterr().out.splitlines()
+    samples = read_jsonl(tmp_path / "run" / "samples.jsonl")
     assert [(r["step"], r["prompt"], r["live"]) for r in samples] == [
         (step, "def", True) for step in (0, 4, 8, 12)
     ]
     for r in samples:
         assert r["text"].startswith("def") and len(r["text"]) > 10
-        (line,) = (x for x in watched.lines if x.startswith(f"step {r['step']} | it writes"))
-        assert line == f"step {r['step']} | it writes {r['text'][:72]!r}" and "\n" not in line
+        assert lines.count(f"step {r['step']} | it writes {r['text'][:72]!r}") == 1
 
 
-def test_it_changes_no_bit_and_is_no_training_time(watched, small_data, tmp_path, monkeypatch):
+def test_it_changes_no_bit(trained_run, small_data, tmp_path, monkeypatch):
     honest = report.update
 
-    def dice(run, step):  # a report that draws random numbers, and takes its time
+    def dice(run, step):  # a report that draws random numbers
         torch.rand(1)
-        time.sleep(0.3)
         return honest(run, step)
 
     monkeypatch.setattr(report, "update", dice)
-    assert begin(small_data, tmp_path / "slow") == 0
+    assert begin(small_data, tmp_path / "dice") == 0
     monkeypatch.setattr(train, "write_report", lambda *args: "")
     assert begin(small_data, tmp_path / "blind") == 0
     assert not (tmp_path / "blind" / "samples.jsonl").exists()
-    for other in ("slow", "blind"):
-        assert losses(tmp_path / other) == losses(watched.run_dir)
-        ours, theirs = (parameters(path, 12) for path in (watched.run_dir, tmp_path / other))
+    for other in ("dice", "blind"):
+        assert losses(tmp_path / other) == losses(trained_run)
+        ours, theirs = (parameters(path, 12) for path in (trained_run, tmp_path / other))
         assert all(torch.equal(ours[name], theirs[name]) for name in ours)
-    steps = [r for r in metrics(tmp_path / "slow") if "loss" in r]
-    assert steps[-1]["report_s"] >= 0.9  # of the validations before the steps 1, 5 and 9
-    counted = sum(r["step_s"] for r in steps[1:])
-    assert counted <= steps[-1]["time"] - steps[0]["time"] - 0.6 + 0.05
+
+
+def test_it_is_no_training_time(trained_run):
+    first, *_, last = steps = [r for r in metrics(trained_run) if "loss" in r]
+    assert first["report_s"] < last["report_s"]
+    counted = sum(r["step_s"] for r in steps[1:])  # not the validations and pages between them
+    between = sum(last[name] - first[name] for name in ("eval_s", "report_s"))
+    assert counted + between <= last["time"] - first["time"] + 0.05
 
 
 def test_no_fault_of_it_stops_a_run(small_data, tmp_path, monkeypatch, capsys):
@@ -98,35 +79,11 @@ def test_no_fault_of_it_stops_a_run(small_data, tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out.count("ZeroDivisionError") == 3
 
 
-def test_pages_take_at_most_a_twentieth_of_the_time(small_data, tmp_path, monkeypatch):
-    """A page that takes 3 s every 10 s: not at each validation."""
-    now, written = [0.0], []
-
-    def write(folder):
-        written.append(now[0])
-        now[0] += 3.0
-
-    monkeypatch.setattr(report, "write", write)
-    monkeypatch.setattr(report.time, "monotonic", lambda: now[0])
-    plan = SimpleNamespace(sharded=True, steps=1000, tokens_before=lambda step: step)
-    watched = SimpleNamespace(log=SimpleNamespace(run_dir=tmp_path), plan=plan)
-    for step in range(0, 1000, 10):
-        assert "sharded" in report.update(watched, step)
-        now[0] += 10
-    assert written[:2] == [0.0, 13.0]  # the first page has no curves, and does not count
-    assert 3 * len(written[1:]) <= now[0] / 20 + 3
-    before = len(written)
-    assert report.update(watched, 1000) and len(written) == before  # train.py writes the last one
-
-
-def test_a_resumed_run_has_one_sample_a_step(watched, small_data, tmp_path):
-    run_dir = shutil.copytree(watched.run_dir, tmp_path / "again")
-    for path in (run_dir / "checkpoints").glob("step_00000012"):
-        shutil.rmtree(path)
-    (run_dir / "status.json").unlink()
-    assert begin(small_data, run_dir) == 0
-    steps = [r["step"] for r in Run(run_dir).samples]
-    assert steps == [0, 4, 8, 12]
+def test_a_resumed_run_has_one_sample_a_step(own_run, small_data):
+    shutil.rmtree(own_run / "checkpoints" / "step_00000012")
+    (own_run / "status.json").unlink()
+    assert begin(small_data, own_run) == 0
+    assert [r["step"] for r in Run(own_run).samples] == [0, 4, 8, 12]
 
 
 @pytest.mark.slow
@@ -142,69 +99,46 @@ def test_sharded_weights_are_not_sampled_and_that_is_said(small_data, tmp_path):
 # ---------------------------------------------------------------------------- the watch on speed
 
 
-def step(n: int, seconds: float = 1.0, tokens: int = 100, **seen) -> dict:
-    seen = dict(wait_s=0.0, saving=False) | seen
-    return dict(step=n, tokens=n * tokens, time=float(n), step_s=seconds, watch=seen)
+def step(n: int, seconds: float = 1.0, **seen) -> dict:
+    return dict(step=n, step_s=seconds, watch=dict(wait_s=0.0, saving=False) | seen)
 
 
 def test_a_slow_step_is_counted_with_its_cause():
+    """And the first step of each process compiles."""
     steps = [step(n) for n in range(1, 101)]
-    steps[0]["step_s"] = 90.0  # compiles
-    steps[9] |= step(10, 2.5, wait_s=1.4)
-    steps[19] |= step(20, 2.5, saving=True)
-    steps[29] |= step(30, 9.0, wait_s=6.0)
-    steps[39] |= step(40, 3.0, wait_s=0.5)  # a wait that explains a quarter of it
-    steps[49] |= step(50, 1.9, wait_s=0.9)  # not over twice the median
-    found = dict(watch.rows_of([steps]))
-    assert found["slow steps"] == (
-        "4 of 99 steps took over twice the median, 2 of them waiting for data, 1 while saving; "
-        "the 95th percentile is 1.90 x the median"
-    )
-    assert found["longest wait for data"] == "6.00 s, in step 30"
+    odd = [step(1, 90.0), step(10, 2.5, wait_s=1.4), step(20, 2.5, saving=True)]
+    odd += [step(30, 9.0, wait_s=6.0), step(40, 3.0, wait_s=0.5)]  # a quarter of what it took more
+    odd += [step(50, 1.9, wait_s=0.9), step(71, 60.0)]  # the first: not over twice the median
+    for r in odd:
+        steps[r["step"] - 1] = r
 
+    def told(*processes) -> list[int]:
+        rows = dict(slow_steps([dict(own=own) for own in processes]))
+        assert rows["longest wait for data"] == "6.00 s, in step 30"
+        return list(map(int, re.findall(r"\d+", rows["slow steps"])))
 
-def test_a_ramp_and_a_restart_are_no_slow_steps():
-    """Half of the tokens in half of the time; and the first step of each process compiles."""
-    steps = [step(n, 0.5, 50) for n in range(1, 41)]
-    steps += [step(n, 1.0) | dict(tokens=2000 + (n - 40) * 100) for n in range(41, 101)]
-    steps[70]["step_s"] = 60.0
-    assert dict(watch.rows_of([steps[:70], steps[70:]]))["slow steps"].startswith("0 of 98 steps")
-    assert dict(watch.rows_of([steps]))["slow steps"].startswith("1 of 99 steps")
+    assert told(steps[:70], steps[70:]) == [4, 98, 2, 1]
+    assert told(steps) == [5, 99, 2, 1]
     without = [{k: v for k, v in r.items() if k != "watch"} for r in steps]
-    assert watch.rows_of([without]) == watch.rows_of([steps[:1]]) == []
-
-
-def test_a_slow_disk_is_seen(small_data, tmp_path, monkeypatch):
-    """From the 100th row on, four reads take 0.7 s each: a batch waits for them."""
-    honest, reads = Manifest.row, []
-
-    def row(self, split, source, i):
-        reads.append(i) if split == "train" else None
-        if split == "train" and 100 < len(reads) <= 104:
-            time.sleep(0.7)
-        return honest(self, split, source, i)
-
-    monkeypatch.setattr(Manifest, "row", row)
-    more = ["--steps", "24", "--micro_batch", "2", "--eval_every", "0"]
-    assert begin(small_data, tmp_path / "run", *more) == 0
-    text = (tmp_path / "run" / "report.html").read_text()
-    n, k = map(int, re.search(r"(\d+) of 23 steps took .*, (\d+) of them waiting", text).groups())
-    assert n >= k >= 1
-    assert float(re.search(r"wait for data</b><span>([\d.]+) s", text)[1]) > 0.5
+    assert slow_steps([dict(own=without)]) == slow_steps([dict(own=steps[:1])]) == []
 
 
 def test_steps_taken_while_a_checkpoint_is_written_are_known(small_data, tmp_path, monkeypatch):
-    from machinery import checkpoint
+    publish, write, twelve = checkpoint._publish, train.Log.write, threading.Event()
 
-    honest = checkpoint._publish
+    def wait(*args):
+        assert twelve.wait(60)
+        return publish(*args)
 
-    def slow(*args):
-        time.sleep(0.5)
-        return honest(*args)
+    def log(self, record):
+        if record.get("step") == 12:
+            twelve.set()
+        return write(self, record)
 
-    monkeypatch.setattr(checkpoint, "_publish", slow)
-    more = "--steps 30 --save_every 10 --eval_every 0".split()
+    monkeypatch.setattr(checkpoint, "_publish", wait)
+    monkeypatch.setattr(train.Log, "write", log)
+    more = "--steps 14 --save_every 0 --eval_every 0".split()  # saved before the decay begins
     assert begin(small_data, tmp_path / "run", *more) == 0
     steps = [r for r in metrics(tmp_path / "run") if "loss" in r]
     saving = [r["step"] for r in steps if r["watch"]["saving"]]
-    assert saving and 11 in saving and not set(saving) & set(range(1, 11)), saving
+    assert 1 < saving[0] < 12 and {*range(saving[0], 13)} <= {*saving}
