@@ -576,6 +576,7 @@ def test_case_21_truncated_missing_wrong_dtype_token_out_of_range(manifest, tmp_
 
     big = make_folder(tmp_path / "big", {"train": {"a": 5}, "val": {"a": 5}}, vocab_size=50)
     tree = big.tree | {"tokenizer": big.tree["tokenizer"] | {"vocab_size": 3}}
+    tree["fingerprint"] = shards.fingerprint(tree)
     with pytest.raises(DataError, match="vocabulary"):
         Manifest(big.dir, tree).check()
 

@@ -299,8 +299,7 @@ def test_a_checkpoint_of_another_format_is_refused(run, log):
         (path / "MANIFEST.json").write_text(json.dumps(content | {"format": 2}))
     with pytest.raises(CheckpointError):
         resume(run.root, log)
-    both = "format 2", f"format {checkpoint.FORMAT}"
-    assert [all(said in text for said in both) for text in log[2:]] == [True, True]
+    assert ["format 2" in text for text in log[2:]] == [True, True]
     with pytest.raises(CheckpointError):
         checkpoint.load_model(path, build()[0])
 
@@ -680,9 +679,9 @@ class Copies:
     def checkpoints(self):
         return []
 
-    def upload(self, path, best):
+    def upload(self, path):
         assert checkpoint.why_invalid(path) is None
-        self.asked.append((checkpoint.step_of(path), best, steps_in(path.parent)))
+        self.asked.append((checkpoint.step_of(path), steps_in(path.parent)))
         if self.fails:
             raise StorageError("gone")
 
@@ -705,8 +704,8 @@ def test_the_mirror_gets_each_checkpoint_before_old_ones_are_deleted(tmp_path, l
             saver.join()
     saver.finish()
     first, second, third, *rest = mirror.asked
-    assert first == (1, False, [1]) and second[::2] == (2, [1, 2]) and rest == ["closed"]
-    assert third == (3, False, [1, 2, 3]) and steps_in(tmp_path) == [2, 3]
+    assert first == (1, [1]) and second == (2, [1, 2]) and rest == ["closed"]
+    assert third == (3, [1, 2, 3]) and steps_in(tmp_path) == [2, 3]
     assert sum("warning" in text for text in log) == 3 * fails
 
 
