@@ -48,10 +48,6 @@ RECORD = {  # what train.py puts into trainer.json
 warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or unini")
 
 
-def _stage(name: str) -> None:
-    """Called by name at every stage of a save: tests replace it to kill the process there."""
-
-
 class Team:
     """The ranks that save together, in a gloo group of their own: a save in the background must
     not mix with the collectives of training. alone: this process only."""
@@ -67,20 +63,21 @@ class Team:
     def on_all(self, work: Callable[[], Any], otherwise: type = StorageError) -> list:
         """Run work() on every rank; returns the results by rank. If one rank fails, all ranks raise
         its error, so that none waits for it: of class `otherwise` unless from errors.py."""
+        result = error = None
         try:
-            own = (work(), None)
-        except (Exception, dcp.CheckpointException) as e:  # DCP's is a BaseException
-            failures = getattr(e, "failures", {self.rank: (e, None)})  # DCP's are of all ranks
-            rank, (why, _) = next(iter(failures.items()))
+            result = work()
+        except (Exception, dcp.CheckpointException) as e:  # DCP's is a BaseException, of all ranks
+            rank, (why, _) = next(iter(getattr(e, "failures", {self.rank: (e, None)}).items()))
             is_ours, by = hasattr(e, "exit_code"), f"rank {rank}: " if self.size > 1 else ""
-            text = by + (str(e) if is_ours else f"{type(why).__name__}: {why}")
-            own = (None, (type(e) if is_ours else otherwise)(text))
-        results = [own] * self.size
+            text = str(e) if is_ours else f"{type(why).__name__}: {why}"
+            error = (type(e) if is_ours else otherwise)(by + text)
+        found = [(result, error)] * self.size
         if self.size > 1:
-            dist.all_gather_object(results, own, group=self.group)
-        if error := next((error for _, error in results if error), None):
-            raise error
-        return [result for result, _ in results]
+            dist.all_gather_object(found, (result, error), group=self.group)
+        for _, error in found:
+            if error:
+                raise error
+        return [result for result, _ in found]
 
     def on_first(self, work: Callable[[], Any], otherwise: type = StorageError) -> Any:
         """Run work() on rank 0 only; every rank gets its result, or its error."""
@@ -287,9 +284,7 @@ def _publish(team: Team, root: Path, step: int, state: dict[str, Tensor], record
         # every few tensors, that is, wait for training.
         writer.per_thread_copy_ahead = 0
         team.on_all(lambda: dcp.save(state, storage_writer=writer, **team.for_dcp))  # (2) write
-        _stage("write")
         hashes = team.on_all(lambda: _hash_own(team, tmp))  # (3) each rank re-reads its files
-        _stage("hash")
         team.on_first(lambda: _commit(tmp, path, record, hashes))  # (4) MANIFEST (5) rename
     except Exception:
         if team.rank == 0:
@@ -305,7 +300,6 @@ def _begin(path: Path, nbytes: int) -> Path | None:
     disk.check_room(path.parent, 1.02 * nbytes + (1 << 20), "make room for a checkpoint")
     tmp = disk.temporary(path)
     (tmp / "dcp").mkdir(parents=True)
-    _stage("begin")
     return tmp
 
 
@@ -321,9 +315,7 @@ def _commit(tmp: Path, path: Path, record: str, hashes: list[dict[str, str]]) ->
     hashes.append({"trainer.json": disk.sha256_of(tmp / "trainer.json")})
     files = {name: sha256 for own in hashes for name, sha256 in own.items()}
     disk.write_json(tmp / MANIFEST, {"format": FORMAT, "files": files})  # (4)
-    _stage("manifest")
     disk.put_in_place(tmp, path)  # (5) its rename is when the checkpoint comes into being
-    _stage("rename")
 
 
 class Checkpointer:
@@ -511,7 +503,6 @@ class Checkpointer:
         for path in found:
             if path.name not in kept and not self._stays(path.name):
                 disk.set_aside(path)
-                _stage("trash")
         self._sweep(".trash-*")
 
     def _stays(self, name: str) -> bool:

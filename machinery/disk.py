@@ -200,8 +200,8 @@ def check_room(folder: Path, need: float, remedy: str) -> None:
     there = next(p for p in (folder, *folder.absolute().parents) if p.exists())
     if need > (free := shutil.disk_usage(there).free):
         size = lambda n: f"{n / 1e9:.1f} GB" if n >= 1e8 else f"{n / 1e6:,.3f} MB"
-        missing = f"about {size(need)} more are needed, {size(free)} are free"
-        raise StorageError(f"{missing} in {folder}; {remedy}")
+        why = f"about {size(need)} are needed, but {size(free)} are free in {folder}"
+        raise StorageError(f"{why}; {remedy}")
 
 
 def lock(folder: str | Path, option: str) -> BinaryIO:

@@ -149,8 +149,7 @@ class Store:
                     digest.update(block)
                     size += len(block)
             if size > most or sha256 not in ("", digest.hexdigest()):
-                found = f"sha256 {digest.hexdigest()}" if size <= most else f"over {most:,} bytes"
-                raise DataError(f"{self.url}/{name} is damaged: {found}, not sha256 {sha256}")
+                raise DataError(f"{self.url}/{name} is damaged: its sha256 is not {sha256}")
 
     @patient
     def remove(self, name: str, recursive: bool = False) -> None:

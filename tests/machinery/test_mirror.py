@@ -11,16 +11,17 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import flip, losses, metrics, parameters, run, starts
+from conftest import flip, losses, metrics, parameters
 from faults import start
 from store_helpers import Notes, error, open_mirror, quick, s3, server, until, url  # noqa: F401
 from test_checkpoint import TENSORS, assert_same, build, names, snapshot, steps_in, train
 
 from config import UsageError
-from machinery import checkpoint, mirror
+from machinery import checkpoint, mirror, stage
 from machinery.checkpoint import Checkpointer, why_invalid
 from machinery.errors import CheckpointError, DataError, StorageError
 from machinery.mirror import Lease
+from machinery.shards import Manifest
 from machinery.store import Store
 
 BIG = f"dcp/{TENSORS}"  # the tensors of a checkpoint
@@ -472,42 +473,32 @@ def newest_in(s3) -> int:  # noqa: F811
 @pytest.mark.parametrize("kills, steps", [(2, 12), pytest.param(20, 40, marks=pytest.mark.slow)])
 def test_the_machine_is_lost_at_any_moment(kills, steps, small_data, tmp_path, s3):  # noqa: F811
     """SIGKILL, and run folder and data are gone; the same command elsewhere goes on from the newest
-    whole checkpoint in the store, and ends with the same bits."""
+    whole checkpoint in the store, if there is one, and ends with the same bits."""
     import torch
 
     draw, resumed_from = random.Random(kills), []
-    args = ["--steps", steps, *ARGS]
+    args, never = ["--steps", steps, *ARGS], str(tmp_path / "never")
     start(small_data, tmp_path / "plain" / "run", *args).end(0)
-    texts = small_data.parent / "texts"
-    options = "--vocab_size 512 --row_len 65 --val_fraction 0.2 --workers 1".split()
-    options += ["--source", f"files:{texts}", "--data_dir", small_data]
-    out = run("prepare_data.py", "tiny", *options, "--publish", f"{s3.url}/data", **s3.env())
-    assert out.returncode == 0, out.stderr
+    stage.publish(Manifest.load(small_data), f"{s3.url}/data")
     for life in range(kills + 1):
-        machine, durable = tmp_path / f"machine_{life}", newest_in(s3)
+        machine, durable, is_last = tmp_path / f"machine_{life}", newest_in(s3), life == kills
         options = [*args, "--mirror", s3.url, "--stage", machine / "cache"]
-        waits = [("slow", 0.05), ("hold", steps - 1, str(tmp_path / "never"))]  # never finishes
-        spoil = [SHORT, *(waits if life < kills else [])]
+        spoil = [SHORT] if is_last else [SHORT, ("slow", 0.05), ("hold", steps - 1, never)]
         alive = start(f"{s3.url}/data", machine / "run", *options, spoil=spoil, env=s3.env())
-        if life == kills:
+        if is_last:
             alive.end(0)
         else:
-            if draw.random() < 0.7 or life == kills - 1 and not durable:  # else perhaps too early
-                furthest = durable >= steps - 2
-                alive.until(lambda a=alive, f=furthest: f or " is in s3://" in a.text)
+            if draw.random() < 0.7 and durable < steps - 2:  # else perhaps too early
+                alive.until(lambda a=alive: " is in s3://" in a.text)
             time.sleep(draw.uniform(0, 1.0))
             alive.kill().end()
-        text, records = alive.text, machine / "run" / "metrics.jsonl"
-        unused = [line for line in text.splitlines() if "is not used" in line]
-        half = all(line.endswith("MANIFEST.json is missing") for line in unused)  # uploads
-        assert half and "none of the" not in text, text
-        has_begun = "resumed at" in text or not durable  # else these are the restored records
-        if has_begun and records.exists() and starts(machine / "run"):
+        assert "is not used" not in alive.text and "none of the" not in alive.text
+        if "resumed at" in alive.text:
+            assert f"resumed at step {durable:,} " in alive.text
             taken = [r["step"] for r in metrics(machine / "run") if "loss" in r]
-            assert f"resumed at step {durable:,} " in text or durable == 0, text
             assert taken == list(range(1, len(taken) + 1)), "the log is whole from the first step"
             resumed_from.append(durable)
-        if life < kills:
+        if not is_last:
             shutil.rmtree(machine)
             time.sleep(0.1)  # a request that was on its way still arrives
     found, expected = (parameters(d / "run", steps) for d in (machine, tmp_path / "plain"))

@@ -993,7 +993,7 @@ def test_too_little_disk_is_said_before_any_work(jsonl, tmp_path, monkeypatch):
     assert "--tokens 2B" in error_of(prepare(tmp_path / "d", *hub), 2)
     assert not (tmp_path / "d").exists()
     done = prepare(tmp_path / "d", *hub, "--tokens", "900T")
-    assert "about 1890000.0 GB more are needed" in error_of(done, 6)  # 5% of slack, 2 bytes each
+    assert "about 1890000.0 GB are needed" in error_of(done, 6)  # 5% of slack, 2 bytes each
     done = prepare(tmp_path / "d", *hub, "--tokens", "all")
     assert done.returncode == 0 and "size of a Hub source is unknown" in done.stderr
     # local text has a size, whatever is wanted of it
