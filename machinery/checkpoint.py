@@ -272,8 +272,6 @@ def _publish(team: Team, root: Path, step: int, state: dict[str, Tensor], record
     parts = team.on_all(lambda: {name: local(t).nbytes for name, t in state.items()})
     nbytes = sum(sum(part.values()) for part in parts)
     tmp = team.on_first(lambda: _begin(path, nbytes))  # (1) enough room? a temporary folder
-    if tmp is None:
-        return path  # published before, and still valid
     names = dict.fromkeys(name for part in parts for name in part)
     ends = itertools.accumulate(max(part.get(name, 0) for part in parts) for name in names)
     file_of = {name: 1 + end // FILE_BYTES for name, end in zip(names, ends)}
@@ -293,9 +291,7 @@ def _publish(team: Team, root: Path, step: int, state: dict[str, Tensor], record
     return path
 
 
-def _begin(path: Path, nbytes: int) -> Path | None:
-    if why_invalid(path) is None:
-        return None
+def _begin(path: Path, nbytes: int) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     disk.check_room(path.parent, 1.02 * nbytes + (1 << 20), "make room for a checkpoint")
     tmp = disk.temporary(path)

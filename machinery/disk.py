@@ -58,13 +58,8 @@ def inside(folder: str | Path, name: str) -> Path:
 
 def open_file(path: str | Path, mode: str = "rb") -> BinaryIO:
     """A regular file, opened unbuffered in binary; OSError for a link, a device, a pipe."""
-    try:
-        # O_NONBLOCK: to open a pipe that nobody writes to would wait for ever
-        fd = os.open(path, FLAGS[mode] | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
-    except OSError as error:
-        if error.errno == errno.ELOOP:
-            raise OSError(errno.ELOOP, "a link, which is not followed", str(path)) from None
-        raise
+    # O_NONBLOCK: to open a pipe that nobody writes to would wait for ever
+    fd = os.open(path, FLAGS[mode] | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
         raise OSError(errno.EINVAL, "not a regular file", str(path))
@@ -186,13 +181,9 @@ def append(path: Path, text: str) -> None:
     """Append to a file that only grows; if the disk is full, not even a part of it."""
     with open_file(path, "ab") as file:
         size, content = os.fstat(file.fileno()).st_size, text.encode("utf-8", "backslashreplace")
-        try:
-            written = file.write(content)
-            if written != len(content):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-        except OSError:
+        if file.write(content) < len(content):
             file.truncate(size)
-            raise
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
 
 def check_room(folder: Path, need: float, remedy: str) -> None:

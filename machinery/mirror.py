@@ -181,10 +181,10 @@ class Mirror:
         trainer) may raise before the tensors come."""
         began, name, tmp = time.monotonic(), path.name, disk.temporary(path)
         far = f"{self.store.url}/{name}"
-        if (content := self._read(f"{name}/{MANIFEST}")) is None:
-            self.log.print(f"{far} is passed over: its upload was cut short")
-            return False
         try:
+            if (content := self._read(f"{name}/{MANIFEST}")) is None:
+                self.log.print(f"{far} is passed over: its upload was cut short")
+                return False
             tree = disk.parse_json(content, f"{far}/{MANIFEST}")
             place = f"{name}/{tree.pop('copy', '')}"
             disk.write_json(tmp / MANIFEST, tree)

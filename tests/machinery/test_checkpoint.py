@@ -507,15 +507,13 @@ def test_a_save_slower_than_the_grace_of_torchrun_warns(run, log, monkeypatch):
     assert not warns(50)  # far less than 30 s
 
 
-def test_same_step_again_is_left_as_it_is_unless_damaged(run):
+def test_a_damaged_one_of_the_same_step_is_replaced(run):
     file = run.root / "step_00000020" / "trainer.json"
-    before = file.read_bytes()
-    run.save(20, *build(), {"other": 1}, wait=True)
-    run.mark_best(20)
-    assert file.read_bytes() == before and (run.root / "best").read_text() == "step_00000020"
     flip(file, 2)
     run.save(20, *build(), {"other": 1}, wait=True)
     assert checkpoint.read_trainer(file.parent)["other"] == 1
+    run.save(30, *build(), {}, wait=True)
+    assert names(run.root) == ["step_00000020", "step_00000030"]
 
 
 # ----------------------------------------------------------------------------- retention

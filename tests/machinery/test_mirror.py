@@ -57,7 +57,8 @@ class Toy:
 
     def lose(self) -> None:
         """The machine is gone, and its lease has run out."""
-        self.mirror.lease._over.set()
+        with self.mirror.lease._changing:  # it is not being renewed just now
+            self.mirror.lease._over.set()
         self.store.remove("lease")
         shutil.rmtree(self.root.parent)
 
