@@ -335,14 +335,14 @@ class Checkpointer:
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None  # of the last save
         self._failures = 0  # in a row
-        self._run_inode = self._team.on_first(self._open)
+        self._team.on_first(self._open)
 
-    def _open(self) -> int:
+    def _open(self) -> None:
         """Remove what a killed run has left half written or half deleted."""
         self.root.mkdir(parents=True, exist_ok=True)
         self._sweep(".tmp-*")
         self._sweep(".trash-*")
-        return self.root.parent.stat().st_ino
+        self._is_in_place = disk.hold(self.root.parent)
 
     def _sweep(self, pattern: str) -> None:
         for junk in self.root.glob(pattern):
@@ -462,10 +462,9 @@ class Checkpointer:
             self.log(f"warning: {why}; before you start, export {limit}={2 * took_s:.0f}")
 
     def _check_place(self) -> None:
-        run_dir = self.root.parent
-        if not run_dir.exists() or run_dir.stat().st_ino != self._run_inode:
-            remedy = "move it back, and the same command resumes"
-            raise UsageError(f"{run_dir} was moved or removed while its run was training; {remedy}")
+        if not self._is_in_place():
+            why = f"{self.root.parent} was moved or removed while its run was training"
+            raise UsageError(f"{why}; move it back, and the same command resumes")
 
     def _tidy(self, path: Path) -> None:
         """After a save: `best`, the mirror, retention."""

@@ -13,7 +13,6 @@ whole; two machines never write one file of a checkpoint. Next: checkpoint.py.
 
 import contextlib
 import json
-import math
 import os
 import shutil
 import signal
@@ -63,7 +62,6 @@ class Lease:
     def __init__(self, store: Store, log: Log):
         """UsageError while another process has it."""
         self.store, self.log, self.id = store, log, uuid.uuid4().hex
-        self._changing, self._over, self._renewed = threading.Lock(), threading.Event(), -math.inf
         if before := store.read("lease"):
             log.print(f"{store.url} has a lease: watching for {WATCH_S:.0f} s whether it changes")
             end = time.monotonic() + WATCH_S
@@ -77,13 +75,14 @@ class Lease:
             self._write(new=True)
         if not self._is_ours():
             raise UsageError(f"{store.url} was taken by another machine just now")
-        threading.Thread(target=self._renew_often, daemon=True).start()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._renew_often, daemon=True)
+        self._thread.start()
 
     def _write(self, new: bool = False) -> None:
         """In other bytes each time."""
-        began, by = time.monotonic(), f"process {os.getpid()} on {socket.gethostname()}"
+        by = f"process {os.getpid()} on {socket.gethostname()}"
         self.store.write("lease", f"{self.id} {uuid.uuid4().hex} {by}".encode(), new)
-        self._renewed = began
 
     def _is_ours(self) -> bool:
         return text_of(self.store.read("lease")).startswith(self.id)
@@ -93,25 +92,22 @@ class Lease:
             with contextlib.suppress(StorageError, DataError):  # it is tried again soon
                 self.renew()
 
-    def renew(self, older_s: float = 0.0) -> None:
-        """Renew it, if that is longer ago. StorageError if the store fails, or if another machine
-        has taken it over, which ends this run."""
-        with self._changing:
-            if not self._over.is_set():
-                if time.monotonic() - self._renewed < older_s:
-                    return
-                if self._is_ours():
-                    return self._write()
-                self._over.set()
-                self.log.print(f"{self.store.url} was taken over by another machine: the run stops")
-                os.kill(os.getpid(), signal.SIGTERM)
-            raise StorageError(f"{self.store.url} is not this run's to write")
+    def renew(self) -> None:
+        """StorageError if the store fails, or if another machine has taken it over, which ends this
+        run."""
+        if not self._over.is_set():
+            if self._is_ours():
+                return self._write()
+            self._over.set()
+            self.log.print(f"{self.store.url} was taken over by another machine: the run stops")
+            os.kill(os.getpid(), signal.SIGTERM)
+        raise StorageError(f"{self.store.url} is not this run's to write")
 
     def give_back(self) -> None:
-        with self._changing:
-            if not self._over.is_set() and self._is_ours():
-                self.store.remove("lease")
-            self._over.set()
+        self._over.set()
+        self._thread.join()
+        if self._is_ours():
+            self.store.remove("lease")
 
 
 class Mirror:
@@ -141,7 +137,7 @@ class Mirror:
         began, name = time.monotonic(), path.name
         tree = disk.read_json(path / MANIFEST)
         for file in (*tree["files"], MANIFEST):
-            self.lease.renew(older_s=WATCH_S / 2)
+            self.lease.renew()
             self.store.send(f"{name}/{self.lease.id}/{file}", disk.inside(path, file))
         self._send_small()  # metrics.jsonl must reach as far as the checkpoint
         self.lease.renew()

@@ -138,7 +138,7 @@ def quick(monkeypatch):
     """No long pauses, and a lease that is watched for a moment."""
     monkeypatch.setattr(store, "PAUSES_S", (0.01, 0.01))
     monkeypatch.setattr(mirror, "RENEW_S", 0.05)
-    monkeypatch.setattr(mirror, "WATCH_S", 0.5)
+    monkeypatch.setattr(mirror, "WATCH_S", 2.0)
 
 
 @pytest.fixture(params=["s3", "folder"])

@@ -462,15 +462,15 @@ def test_a_full_disk_is_an_error_at_the_third_save_and_at_the_end(run, log):
     assert steps_in(run.root) == [20, 60]
 
 
-@pytest.mark.parametrize("how", ["moved", "deleted", "another"])
+@pytest.mark.parametrize("how", ["moved", "deleted", "made again"])
 def test_a_folder_that_goes_while_its_run_trains_is_noticed(tmp_path, log, how):
     """At the next save, which must not begin a folder of the old name: its lock went with it."""
     model, optimizers = build()
     run_dir, moved = tmp_path / "run", tmp_path / "moved"
     saver = Checkpointer(run_dir / "checkpoints", log=log.append)
     saver.save(1, model, optimizers, {}, wait=True)
-    shutil.rmtree(run_dir) if how == "deleted" else run_dir.rename(moved)
-    if how == "another":
+    run_dir.rename(moved) if how == "moved" else shutil.rmtree(run_dir)
+    if how == "made again":  # by a report; or by another run. It may have the same inode
         run_dir.mkdir()
     saver.save(2, model, optimizers, {})
     saver.join()
@@ -478,7 +478,7 @@ def test_a_folder_that_goes_while_its_run_trains_is_noticed(tmp_path, log, how):
     with pytest.raises(UsageError):
         saver.save(3, model, optimizers, {})
     assert not checkpoint.checkpoints(run_dir / "checkpoints")
-    assert how == "deleted" or steps_in(moved / "checkpoints") == [1]
+    assert how != "moved" or steps_in(moved / "checkpoints") == [1]
 
 
 def test_a_disk_too_small_is_seen_before_writing(run, monkeypatch):
@@ -563,45 +563,6 @@ def test_the_next_start_sweeps(tmp_path):
     (root / ".tmp-link").symlink_to(tmp_path / "theirs")
     Checkpointer(root)
     assert names(root) == [] and (tmp_path / "theirs").exists()
-
-
-class Copies:
-    """What the Checkpointer needs of a mirror; it notes what it is asked."""
-
-    def __init__(self, fails=False):
-        self.asked, self.fails = [], fails
-
-    def checkpoints(self):
-        return []
-
-    def upload(self, path):
-        assert checkpoint.why_invalid(path) is None
-        self.asked.append((checkpoint.step_of(path), steps_in(path.parent)))
-        if self.fails:
-            raise StorageError("gone")
-
-    def close(self):
-        self.asked.append("closed")
-
-
-@pytest.mark.parametrize("fails", [False, True])
-def test_the_mirror_gets_each_checkpoint_before_old_ones_are_deleted(tmp_path, log, fails):
-    """Behind the training, by the thread that saves. A failure of it is a warning."""
-    model, optimizers = build()
-    mirror = Copies(fails)
-    saver = Checkpointer(tmp_path, keep=2, mirror=mirror, log=log.append, keep_every=4)
-    assert saver.resume(model, optimizers) is None
-    assert mirror.keep == 2 and mirror.stays("step_00000008") and not mirror.stays("step_00000007")
-    for step in (1, 2, 3):
-        saver.save(step, model, optimizers, {})
-        if step == 2:
-            saver.mark_best(2)
-            saver.join()
-    saver.finish()
-    first, second, third, *rest = mirror.asked
-    assert first == (1, [1]) and second == (2, [1, 2]) and rest == ["closed"]
-    assert third == (3, [1, 2, 3]) and steps_in(tmp_path) == [2, 3]
-    assert sum("warning" in text for text in log) == 3 * fails
 
 
 def test_best_may_be_known_only_while_it_is_being_saved(tmp_path, log, monkeypatch):

@@ -57,9 +57,7 @@ class Toy:
 
     def lose(self) -> None:
         """The machine is gone, and its lease has run out."""
-        with self.mirror.lease._changing:  # it is not being renewed just now
-            self.mirror.lease._over.set()
-        self.store.remove("lease")
+        self.mirror.lease.give_back()
         shutil.rmtree(self.root.parent)
 
     def far_steps(self) -> list[int]:
@@ -73,11 +71,6 @@ class Toy:
     @property
     def text(self) -> str:
         return "\n".join(self.log)
-
-
-@pytest.fixture
-def toy(tmp_path, url):  # noqa: F811
-    return Toy(tmp_path, url, [])
 
 
 # ------------------------------------------------------------------------------- what it promises
@@ -158,10 +151,11 @@ def test_a_run_that_has_only_half_an_upload_starts_anew(tmp_path, url):  # noqa:
     Checkpointer(base).save(7, *build(), {}, wait=True)
     given = base / "step_00000007"
     assert toy.saver.resume(toy.model, toy.optimizers, given)["step"] == 7
-    for step in (8, 9, 10):
+    toy.saver.keep_every = 4
+    for step in (8, 9, 10, 11):
         toy.save(step)
-    assert toy.far_steps() == [9, 10]
-    toy.mirror.close()
+    assert toy.far_steps() == [8, 10, 11] == steps_in(toy.root)
+    toy.saver.finish()
 
 
 @pytest.mark.parametrize("how", ["a name", "the copy's name", "a list", "a hash"])
@@ -442,12 +436,10 @@ def test_a_machine_that_wakes_up_damages_nothing(tmp_path, url, stops, monkeypat
         successor.mirror.close()
 
 
-def test_an_upload_stops_if_the_lease_cannot_be_renewed(tmp_path, s3, monkeypatch):  # noqa: F811
+def test_an_upload_stops_if_the_lease_cannot_be_renewed(tmp_path, s3):  # noqa: F811
     """Others may take it over by now: not one more file is sent."""
     toy = Toy(tmp_path, s3.url, [])
     toy.save(1)
-    monkeypatch.setattr(mirror, "RENEW_S", 60.0)
-    toy.mirror.lease._renewed = -1e9
     s3.spoil = lambda method, path, body, answer: (
         error("500 Internal Server Error", "X") if path.endswith("lease") else answer(body)
     )
