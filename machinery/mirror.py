@@ -85,7 +85,8 @@ class Lease:
         self.store.write("lease", f"{self.id} {uuid.uuid4().hex} {by}".encode(), new)
 
     def _is_ours(self) -> bool:
-        return text_of(self.store.read("lease")).startswith(self.id)
+        lease = self.store.read("lease") or self.store.read("lease")  # missed once, it is there
+        return text_of(lease).startswith(self.id)
 
     def _renew_often(self) -> None:
         while not self._over.wait(RENEW_S):

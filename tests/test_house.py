@@ -23,12 +23,12 @@ HANDED_DOWN = {("machinery/log.py", "instruments")}  # the report, in the functi
 BUDGETS = {
     "train.py model.py data.py": 1319,  # the first evening
     "*.py": 2900,
-    "machinery/**/*.py": 3095,
+    "machinery/**/*.py": 2971,
     "preparation/**/*.py": 1410,
     "hf/**/*.py": 1470,
     "instruments/**/*.py": 4350,
     "benchmarks/**/*.py": 2400,
-    "tests/**/*.py": 18560,
+    "tests/**/*.py": 18331,
 }
 
 

@@ -481,7 +481,10 @@ def test_the_machine_is_lost_at_any_moment(kills, steps, small_data, tmp_path, s
         if is_last:
             alive.end(0)
         else:
-            if draw.random() < 0.7 and durable < steps - 2:  # else perhaps too early
+            waits = (
+                draw.random() < 0.7 or life == kills - 1
+            )  # else perhaps before anything is whole
+            if waits and durable < steps - 2:
                 alive.until(lambda a=alive: " is in s3://" in a.text)
             time.sleep(draw.uniform(0, 1.0))
             alive.kill().end()
