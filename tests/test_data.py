@@ -554,7 +554,7 @@ def test_the_checksums_are_those_of_zlib_and_shards_are_cut_at_a_fixed_size(tmp_
 
 def test_data_of_an_older_format_is_refused(manifest):
     disk.write_json(manifest.dir / "manifest.json", manifest.tree | {"format": 1})
-    with pytest.raises(DataError, match="format 1"):
+    with pytest.raises(DataError, match="'1' as format"):
         Manifest.load(manifest.dir)
 
 
