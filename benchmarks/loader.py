@@ -28,16 +28,17 @@ H100_ROWS_PER_S, NEVER_READ = 250, 64 * "0"  # the latter: a sha256
 def sparse_folder(folder: Path, gigabytes: float, row_len: int = 2049) -> None:
     """Write a data folder of that size whose shards are sparse files."""
     entries, rows, total = [], shards.SHARD_ROWS, 0
-    crcs = np.full(rows, zlib.crc32(bytes(2 * row_len)), "<u4").tobytes()
+    crcs = np.full(rows, zlib.crc32(bytes(2 * row_len)), "<u4")
+    facts = dict(descr="<u2", fortran_order=False, shape=(rows, row_len))
     folder.joinpath("train", "web").mkdir(parents=True)
     while total < gigabytes * 1e9:
         name, size = f"train/web/unit_{len(entries):05d}_00", 128 + rows * row_len * 2
         with open(folder / f"{name}.npy", "wb") as f:
-            f.write(shards.header("<u2", (rows, row_len)))
+            np.lib.format.write_array_header_1_0(f, facts)
             f.truncate(size)
-        (folder / f"{name}.crc32.npy").write_bytes(shards.header("<u4", (rows,)) + crcs)
+        np.save(folder / f"{name}.crc32.npy", crcs)
         entry = dict(file=f"{name}.npy", rows=rows, bytes=size, sha256=NEVER_READ, min=0, max=0)
-        entry |= dict(crc32_file=f"{name}.crc32.npy", crc32_bytes=128 + len(crcs))
+        entry |= dict(crc32_file=f"{name}.crc32.npy", crc32_bytes=128 + crcs.nbytes)
         entries.append(entry | dict(crc32_sha256=NEVER_READ))
         total += size
     (folder / "tokenizer.json").write_text("{}")

@@ -42,8 +42,8 @@ def describe(asked: cfg.Preset, preset: cfg.Preset, plan: Plan, manifest: Manife
     dtype, threads = str(world.dtype).removeprefix("torch."), torch.get_num_threads()
     on = f"on        {world.device_name}, {dtype}, torch {torch.__version__}, {threads} threads"
     of_data = folders.describe_data(asked, preset, plan, manifest)
-    warning = folders.warn_of_disk(plan, Path(preset.run.run_dir))
-    return "\n".join(filter(None, (plan.text, on, of_data, warning)))
+    folders.check_room(plan, Path(preset.run.run_dir))
+    return "\n".join((plan.text, on, of_data))
 
 
 # ---------------------------------------------------------------------------------- the model

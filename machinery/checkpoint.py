@@ -15,9 +15,8 @@ import re
 import shutil
 import threading
 import time
-import uuid
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -38,7 +37,7 @@ from machinery.errors import CheckpointError, DataError, NonFiniteError, Storage
 from optim import local
 
 Optimizers = list[torch.optim.Optimizer]
-FORMAT = 3  # 2 held its tensors in torch's own format, 1 also random states
+FORMAT = 3  # of the folder; grows when older ones can no longer be read
 MANIFEST = "MANIFEST.json"
 MAX_FAILURES = 3  # failed saves in a row that end the run
 FILE_BYTES = 1 << 30  # the writer holds a file in memory twice while it writes it
@@ -49,11 +48,7 @@ RECORD = {  # what train.py puts into trainer.json
 warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or unini")
 
 
-def _stage(name: str) -> None:
-    """Called by name at every stage of a save: tests replace it to kill the process there."""
-
-
-class _Team:
+class Team:
     """The ranks that save together, in a gloo group of their own: a save in the background must
     not mix with the collectives of training. alone: this process only."""
 
@@ -68,20 +63,21 @@ class _Team:
     def on_all(self, work: Callable[[], Any], otherwise: type = StorageError) -> list:
         """Run work() on every rank; returns the results by rank. If one rank fails, all ranks raise
         its error, so that none waits for it: of class `otherwise` unless from errors.py."""
+        result = error = None
         try:
-            own = (work(), None)
-        except (Exception, dcp.CheckpointException) as e:  # DCP's is a BaseException
-            failures = getattr(e, "failures", {self.rank: (e, None)})  # DCP's are of all ranks
-            rank, (why, _) = next(iter(failures.items()))
+            result = work()
+        except (Exception, dcp.CheckpointException) as e:  # DCP's is a BaseException, of all ranks
+            rank, (why, _) = next(iter(getattr(e, "failures", {self.rank: (e, None)}).items()))
             is_ours, by = hasattr(e, "exit_code"), f"rank {rank}: " if self.size > 1 else ""
-            text = by + (str(e) if is_ours else f"{type(why).__name__}: {why}")
-            own = (None, (type(e) if is_ours else otherwise)(text))
-        results = [own] * self.size
+            text = str(e) if is_ours else f"{type(why).__name__}: {why}"
+            error = (type(e) if is_ours else otherwise)(by + text)
+        found = [(result, error)] * self.size
         if self.size > 1:
-            dist.all_gather_object(results, own, group=self.group)
-        if error := next((error for _, error in results if error), None):
-            raise error
-        return [result for result, _ in results]
+            dist.all_gather_object(found, (result, error), group=self.group)
+        for _, error in found:
+            if error:
+                raise error
+        return [result for result, _ in found]
 
     def on_first(self, work: Callable[[], Any], otherwise: type = StorageError) -> Any:
         """Run work() on rank 0 only; every rank gets its result, or its error."""
@@ -91,23 +87,20 @@ class _Team:
 # ------------------------------------------------------------------------ the folders on disk
 
 
-def _trash(path: Path) -> None:
-    """Rename a folder, then delete it: a kill never leaves half a checkpoint under its name."""
-    trash = path.with_name(f".trash-{path.name}-{uuid.uuid4().hex[:8]}")
-    path.rename(trash)
-    _stage("trash")
-    shutil.rmtree(trash)
+def newest_first(names: Iterable[str]) -> list[str]:
+    """Those that are names of checkpoints, by their steps."""
+    names = (name for name in names if re.fullmatch(r"step_\d{1,15}", name, re.ASCII))
+    return sorted(names, key=lambda name: int(name[5:]), reverse=True)
 
 
 def checkpoints(root: str | Path) -> list[Path]:
     """The checkpoint folders in a root, valid or not, newest first."""
     try:
-        found = [Path(root, n) for n in os.listdir(root) if re.fullmatch(r"step_\d+", n)]
+        return [Path(root, name) for name in newest_first(os.listdir(root))]
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:
         raise CheckpointError(f"{root} cannot be read ({error.strerror})") from None
-    return sorted(found, key=step_of, reverse=True)
 
 
 def step_of(path: Path) -> int:
@@ -118,12 +111,10 @@ def why_invalid(path: str | Path, only: str = "") -> str | None:
     """Read and hash the whole checkpoint, or `only` one file: None if it is as published, else its
     first fault. MANIFEST holds only names and hashes, so a wrong byte in it is found as well."""
     path = Path(path)
-    if not path.is_dir():
-        return "there is no such folder"
     try:
         manifest = disk.read_json(path / MANIFEST)
         if (found := manifest.get("format")) != FORMAT:
-            return f"it has format {found}, another version's; this program reads format {FORMAT}"
+            return f"it has format {found}, this program reads {FORMAT}"
         if not isinstance(files := manifest.get("files"), dict) or "trainer.json" not in files:
             return f"{MANIFEST} does not name its files"
         found = [p for p in path.rglob("*") if p.is_symlink() or not p.is_dir()]
@@ -147,21 +138,24 @@ def latest_valid(
     """The newest valid checkpoint in root; None if there is none at all. One that mirror
     (mirror.py) has and root has not is restored first, and `check` may refuse it. CheckpointError
     if none is valid, since training must not start over in silence."""
-    own = {path.name: path for path in checkpoints(root)}
+    own, damaged = [path.name for path in checkpoints(root)], 0
     far = mirror.checkpoints() if mirror else []
-    names = sorted({*own, *far}, key=lambda name: int(name[5:]), reverse=True)
-    for name in names:
+    for name in newest_first({*own, *far}):
+        path = Path(root, name)
         if name in own:
-            if (why := why_invalid(own[name])) is None:
-                return own[name]
-            log(f"warning: {own[name]} is not used: {why}")
+            if (why := why_invalid(path)) is None:
+                return path
+            log(f"warning: {path} is not used: {why}")
+            damaged += 1
         if name in far:
             try:
-                return mirror.restore(name, Path(root), check)
+                if mirror.restore(path, check):
+                    return path
             except CheckpointError as error:
                 log(f"warning: {mirror.store.url}/{name} is not used: {error}")
-    if names:
-        why = f"none of the {len(names)} checkpoints in {root} is valid"
+                damaged += 1
+    if damaged:
+        why = f"none of the {damaged} checkpoints in {root} is valid"
         raise CheckpointError(f"{why}; restore one from a copy, or move them away to start over")
     return None
 
@@ -203,7 +197,7 @@ def _state(model: nn.Module, optimizers: Optimizers) -> dict[str, Tensor]:
     return state
 
 
-def _own(state: dict[str, Tensor], team: _Team) -> dict[str, Tensor]:
+def _own(state: dict[str, Tensor], team: Team) -> dict[str, Tensor]:
     """What this rank copies and writes: its shards, and its share of the tensors that every rank
     holds whole, dealt out by size."""
     whole = sorted((t.nbytes, name) for name, t in state.items() if not isinstance(t, DTensor))
@@ -248,10 +242,10 @@ def check_fits(path: Path, state: dict[str, Tensor], prefix: str = "") -> None:
             raise CheckpointError(f"{path} does not fit this model: {what}; {remedy}")
 
 
-def _read_into(team: _Team, path: Path, state: dict[str, Tensor], prefix: str = "") -> None:
+def _read_into(team: Team, path: Path, state: dict[str, Tensor], prefix: str = "") -> None:
     team.on_all(lambda: check_fits(path, state, prefix), CheckpointError)
-    reader = Reader(path / "dcp")
-    team.on_all(lambda: dcp.load(state, storage_reader=reader, **team.for_dcp), CheckpointError)
+    reading = dict(storage_reader=Reader(path / "dcp"), **team.for_dcp)
+    team.on_all(lambda: dcp.load(state, **reading), CheckpointError)
 
 
 def weights_of(model: nn.Module) -> dict[str, Tensor]:
@@ -263,14 +257,14 @@ def load_model(path: str | Path, model: nn.Module, verified: bool = False) -> di
     """Load only the weights, or this rank's shards of them; returns `trainer`. CheckpointError, and
     nothing is loaded, unless they fit. verified: `latest_valid` has just hashed every file."""
     path = Path(path) if verified else _verify(Path(path))
-    _read_into(_Team(alone=True), path, weights_of(model), prefix="model.")
+    _read_into(Team(alone=True), path, weights_of(model), prefix="model.")
     return read_trainer(path)
 
 
 # ------------------------------------------------------------------------------ the protocol
 
 
-def _publish(team: _Team, root: Path, step: int, state: dict[str, Tensor], record: str) -> Path:
+def _publish(team: Team, root: Path, step: int, state: dict[str, Tensor], record: str) -> Path:
     """Write the checkpoint of `step`, which exists if and only if the rename (5) has happened.
     state: this rank's part (see _own); record: the text of trainer.json. All ranks raise the same
     StorageError or NonFiniteError."""
@@ -278,8 +272,6 @@ def _publish(team: _Team, root: Path, step: int, state: dict[str, Tensor], recor
     parts = team.on_all(lambda: {name: local(t).nbytes for name, t in state.items()})
     nbytes = sum(sum(part.values()) for part in parts)
     tmp = team.on_first(lambda: _begin(path, nbytes))  # (1) enough room? a temporary folder
-    if tmp is None:
-        return path  # published before, and still valid
     names = dict.fromkeys(name for part in parts for name in part)
     ends = itertools.accumulate(max(part.get(name, 0) for part in parts) for name in names)
     file_of = {name: 1 + end // FILE_BYTES for name, end in zip(names, ends)}
@@ -290,9 +282,7 @@ def _publish(team: _Team, root: Path, step: int, state: dict[str, Tensor], recor
         # every few tensors, that is, wait for training.
         writer.per_thread_copy_ahead = 0
         team.on_all(lambda: dcp.save(state, storage_writer=writer, **team.for_dcp))  # (2) write
-        _stage("write")
         hashes = team.on_all(lambda: _hash_own(team, tmp))  # (3) each rank re-reads its files
-        _stage("hash")
         team.on_first(lambda: _commit(tmp, path, record, hashes))  # (4) MANIFEST (5) rename
     except Exception:
         if team.rank == 0:
@@ -301,18 +291,15 @@ def _publish(team: _Team, root: Path, step: int, state: dict[str, Tensor], recor
     return path
 
 
-def _begin(path: Path, nbytes: int) -> Path | None:
-    if why_invalid(path) is None:
-        return None
+def _begin(path: Path, nbytes: int) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    disk.check_room(path.parent, 1.02 * nbytes + (1 << 20), "a checkpoint must fit")
-    tmp = path.parent / f".tmp-{path.name[5:]}-{uuid.uuid4().hex[:8]}"
+    disk.check_room(path.parent, 1.02 * nbytes + (1 << 20), "make room for a checkpoint")
+    tmp = disk.temporary(path)
     (tmp / "dcp").mkdir(parents=True)
-    _stage("begin")
     return tmp
 
 
-def _hash_own(team: _Team, tmp: Path) -> dict[str, str]:
+def _hash_own(team: Team, tmp: Path) -> dict[str, str]:
     """{name: sha256} of the files that this rank has written; DCP has forced them onto the disk."""
     own = sorted(tmp.glob(f"dcp/shard-{team.rank + 1:05d}-*"))
     return {str(file.relative_to(tmp)): disk.sha256_of(file) for file in own}
@@ -324,12 +311,7 @@ def _commit(tmp: Path, path: Path, record: str, hashes: list[dict[str, str]]) ->
     hashes.append({"trainer.json": disk.sha256_of(tmp / "trainer.json")})
     files = {name: sha256 for own in hashes for name, sha256 in own.items()}
     disk.write_json(tmp / MANIFEST, {"format": FORMAT, "files": files})  # (4)
-    _stage("manifest")
-    if path.exists():
-        _trash(path)  # a damaged one of the same step
-    tmp.rename(path)  # (5) the one moment at which the checkpoint comes into being
-    disk.fsync(path.parent)
-    _stage("rename")
+    disk.put_in_place(tmp, path)  # (5) its rename is when the checkpoint comes into being
 
 
 class Checkpointer:
@@ -345,7 +327,7 @@ class Checkpointer:
         self.keep, self.keep_step, self.keep_every = keep, keep_step, keep_every
         if mirror:
             mirror.keep, mirror.stays = keep, self._stays
-        self._team = _Team()
+        self._team = Team()
         self._resumed_from = self._best = ""  # names of checkpoints
         self._valid: set[str] = set()  # names of those that this process has written or verified
         cuda = torch.cuda.is_available()  # then the copy that a save writes is in pinned memory
@@ -353,14 +335,18 @@ class Checkpointer:
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None  # of the last save
         self._failures = 0  # in a row
-        self._run_inode = self._team.on_first(self._sweep)
+        self._team.on_first(self._open)
 
-    def _sweep(self) -> int:
-        """Remove everything that a killed run has left half written or half deleted."""
+    def _open(self) -> None:
+        """Remove what a killed run has left half written or half deleted."""
         self.root.mkdir(parents=True, exist_ok=True)
-        for junk in [*self.root.glob(".tmp-*"), *self.root.glob(".trash-*")]:
+        self._sweep(".tmp-*")
+        self._sweep(".trash-*")
+        self._is_in_place = disk.hold(self.root.parent)
+
+    def _sweep(self, pattern: str) -> None:
+        for junk in self.root.glob(pattern):
             shutil.rmtree(junk) if junk.is_dir() and not junk.is_symlink() else junk.unlink()
-        return self.root.parent.stat().st_ino
 
     def resume(
         self, model: nn.Module, optimizers: Optimizers, path: Path | None = None, check=None
@@ -380,23 +366,18 @@ class Checkpointer:
         self._stager.cache_staged_state_dict = True
         return trainer
 
-    def _find(self, path: Path | None, check) -> tuple[Path | None, dict | None]:
-        """The checkpoint to resume from, and its `trainer`; both None if there is none. UsageError
-        if the run has a newer one than `path`: two histories would lie in one folder."""
-        own = self.root.resolve()
-        far = self.mirror.checkpoints() if self.mirror else []
-        if path and path.resolve().parent != own and (checkpoints(own) or far):
-            path = None  # only the starting point, of another run: this one has its own by now
-        if not path:
-            path = latest_valid(self.root, self.log, self.mirror, check)
-            return path, path and read_trainer(path)
-        _verify(path)
-        newer = (p for p in checkpoints(own) if step_of(p) > step_of(path))
-        if newest := next((p for p in newer if why_invalid(p) is None), None):
+    def _find(self, given: Path | None, check) -> tuple[Path | None, dict | None]:
+        """The checkpoint to resume from, and its `trainer`; both None if there is none. One of
+        another run is only the starting point: if this run has its own by now, that is it."""
+        is_own = given and given.resolve().parent == self.root.resolve()
+        if is_own:
+            _verify(given)
+        path = latest_valid(self.root, self.log, self.mirror, check) or given and _verify(given)
+        if is_own and path.name != given.name:  # two histories would lie in one folder
+            why = f"{given} is not the newest checkpoint of its run ({path.name} is)"
             remedy = "leave out --resume, or choose another --run_dir to go back to it"
-            why = f"{path} is not the newest checkpoint of its run ({newest.name} is)"
             raise UsageError(f"{why}; {remedy}")
-        return path, read_trainer(path)
+        return path, path and read_trainer(path)
 
     def save(
         self, step: int, model: nn.Module, optimizers: Optimizers, trainer: dict, wait: bool = False
@@ -481,10 +462,9 @@ class Checkpointer:
             self.log(f"warning: {why}; before you start, export {limit}={2 * took_s:.0f}")
 
     def _check_place(self) -> None:
-        run_dir = self.root.parent
-        if not run_dir.exists() or run_dir.stat().st_ino != self._run_inode:
-            remedy = "move it back, and the same command resumes"
-            raise UsageError(f"{run_dir} was moved or removed while its run was training; {remedy}")
+        if not self._is_in_place():
+            why = f"{self.root.parent} was moved or removed while its run was training"
+            raise UsageError(f"{why}; move it back, and the same command resumes")
 
     def _tidy(self, path: Path) -> None:
         """After a save: `best`, the mirror, retention."""
@@ -492,7 +472,7 @@ class Checkpointer:
         if self._best == path.name:
             self._try("name the best", lambda: disk.write_text(self.root / "best", path.name))
         if self.mirror:
-            self._try("upload", lambda: self.mirror.upload(path, self._best == path.name))
+            self._try(f"upload {path.name}", lambda: self.mirror.upload(path))
         self._try("delete old checkpoints", self._retain)
 
     def _try(self, what: str, work: Callable[[], None]) -> None:
@@ -517,7 +497,8 @@ class Checkpointer:
             kept.append(best)
         for path in found:
             if path.name not in kept and not self._stays(path.name):
-                _trash(path)
+                disk.set_aside(path)
+        self._sweep(".trash-*")
 
     def _stays(self, name: str) -> bool:
         """Whether it is kept whatever its age, here and in the mirror."""

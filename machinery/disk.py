@@ -3,8 +3,8 @@
 A run, a data folder or an export may come from a stranger, and the names, links and sizes in it
 must stay in its folder. So a name that was read from a file becomes a path by `inside`; a file is
 opened by `open_file`, which follows no link and takes regular files alone; small files are bounded.
-A file written with `replacing` is whole or not there: a killed program leaves `.tmp-*` files only.
-Files that only grow (.jsonl) are appended to instead. Next: errors.py, the exit codes.
+A file written with `replacing` is whole or not there: a killed program leaves `.tmp-*` alone. Files
+that only grow (.jsonl) are appended to instead. Next: errors.py, the exit codes.
 """
 
 import errno
@@ -17,7 +17,7 @@ import shutil
 import socket
 import stat
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
@@ -29,24 +29,20 @@ LARGEST_SMALL = 64 << 20  # bytes of a file that is read as a whole
 FLAGS = {
     "rb": os.O_RDONLY,
     "ab": os.O_WRONLY | os.O_CREAT | os.O_APPEND,
-    "a+b": os.O_RDWR | os.O_CREAT | os.O_APPEND,
     "xb": os.O_WRONLY | os.O_CREAT | os.O_EXCL,
 }
-
-
-# ---------------------------------------------------------------------------------------- names
 
 
 def parts_of(name: str) -> tuple[str, ...]:
     """The parts of a name that a file says: ("train", "web", "unit_00.npy"). DataError unless it is
     a relative name that stays in its folder."""
-    plain = isinstance(name, str) and "\0" not in name and PurePosixPath(name)
-    if not plain or not plain.parts or plain.is_absolute() or ".." in plain.parts:
-        raise DataError(f"{name!r} is no name of a file in a folder")
     try:
         os.fsencode(name)
-    except UnicodeEncodeError:  # half of a pair in JSON
-        raise DataError(f"{name!r} is no name of a file") from None
+        plain = PurePosixPath(name)
+    except (TypeError, UnicodeEncodeError):  # no text; half of a pair in JSON
+        plain = PurePosixPath("..")
+    if not plain.parts or plain.is_absolute() or ".." in plain.parts or "\0" in name:
+        raise DataError(f"{name!r} is no name of a file in a folder")
     return plain.parts
 
 
@@ -62,20 +58,12 @@ def inside(folder: str | Path, name: str) -> Path:
 
 def open_file(path: str | Path, mode: str = "rb") -> BinaryIO:
     """A regular file, opened unbuffered in binary; OSError for a link, a device, a pipe."""
-    try:
-        # O_NONBLOCK: to open a pipe that nobody writes to would wait for ever
-        fd = os.open(path, FLAGS[mode] | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
-    except OSError as error:
-        if error.errno == errno.ELOOP:
-            raise OSError(errno.ELOOP, "a link, which is not followed", str(path)) from None
-        raise
+    # O_NONBLOCK: to open a pipe that nobody writes to would wait for ever
+    fd = os.open(path, FLAGS[mode] | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
         raise OSError(errno.EINVAL, "not a regular file", str(path))
     return open(fd, mode, buffering=0)
-
-
-# -------------------------------------------------------------------------------------- reading
 
 
 def read_bytes(path: str | Path, most: int = LARGEST_SMALL) -> bytes:
@@ -127,9 +115,6 @@ def has_sha256(path: str | Path, expected: str) -> bool:
         return False
 
 
-# -------------------------------------------------------------------------------------- writing
-
-
 def fsync(path: str | Path) -> None:
     """Force a file's bytes, or a folder's list of names, onto the disk."""
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
@@ -139,26 +124,41 @@ def fsync(path: str | Path) -> None:
         os.close(fd)
 
 
+def temporary(path: Path) -> Path:
+    """A name beside `path` for what will take its place; the next start removes what is left."""
+    return path.with_name(f".tmp-{path.name}-{uuid.uuid4().hex[:8]}")
+
+
+def put_in_place(written: Path, path: Path) -> None:
+    """Give what is on the disk under a temporary name its own. A file replaces a file or a link; if
+    there is a folder, or a folder comes, what was there is set aside."""
+    if path.is_dir() or written.is_dir() and os.path.lexists(path):
+        set_aside(path)
+    written.replace(path)
+    fsync(path.parent)
+
+
+def set_aside(path: Path) -> None:
+    """Rename to `.trash-*`, to be deleted: a kill never leaves half a folder under its name."""
+    path.rename(path.with_name(f".trash-{path.name}-{uuid.uuid4().hex[:8]}"))
+
+
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
     """`with replacing(path) as file:` write the new content, which replaces the old at the end of
-    the block. A reader sees the old file or the new one, even after a crash. A link in its place is
-    replaced itself, a folder is set aside."""
+    the block. A reader sees the old file or the new one, even after a crash."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".tmp-{path.name}-{uuid.uuid4().hex[:8]}")
+    written = temporary(path)
     try:
-        with io.BufferedWriter(open_file(temporary, "xb")) as file:  # or a write may take a part
+        with io.BufferedWriter(open_file(written, "xb")) as file:  # or a write may take a part
             yield file
-        fsync(temporary)
-        if path.is_dir() and not path.is_symlink():
-            path.rename(path.with_name(f"{path.name}.aside-{uuid.uuid4().hex[:8]}"))
-        temporary.replace(path)
-        fsync(path.parent)
+        fsync(written)
+        put_in_place(written, path)
     except OSError as error:
         error.filename = error.filename or str(path)  # a full disk names none
         raise
-    finally:  # once it is replaced, there is nothing left to remove
-        temporary.unlink(missing_ok=True)
+    finally:  # once it is in place, there is nothing left to remove
+        written.unlink(missing_ok=True)
 
 
 def write_bytes(path: Path, content: bytes) -> None:
@@ -181,46 +181,40 @@ def append(path: Path, text: str) -> None:
     """Append to a file that only grows; if the disk is full, not even a part of it."""
     with open_file(path, "ab") as file:
         size, content = os.fstat(file.fileno()).st_size, text.encode("utf-8", "backslashreplace")
-        try:
-            written = file.write(content)
-            if written != len(content):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-        except OSError:
+        if file.write(content) < len(content):
             file.truncate(size)
-            raise
-
-
-# --------------------------------------------------------------------------------------- folders
-
-
-def free_bytes(folder: Path) -> int:
-    """Bytes that are free on the disk of `folder`, which need not exist yet."""
-    there = next(p for p in (folder, *folder.absolute().parents) if p.exists())
-    return shutil.disk_usage(there).free
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
 
 def check_room(folder: Path, need: float, remedy: str) -> None:
-    """StorageError if `need` bytes do not fit on the disk of `folder`."""
-    if need > (free := free_bytes(folder)):
+    """StorageError if `need` bytes do not fit on the disk of `folder`, which need not exist yet."""
+    there = next(p for p in (folder, *folder.absolute().parents) if p.exists())
+    if need > (free := shutil.disk_usage(there).free):
         size = lambda n: f"{n / 1e9:.1f} GB" if n >= 1e8 else f"{n / 1e6:,.3f} MB"
-        missing = f"about {size(need)} more are needed, {size(free)} are free"
-        raise StorageError(f"{missing} in {folder}; {remedy}")
+        why = f"about {size(need)} are needed, but {size(free)} are free in {folder}"
+        raise StorageError(f"{why}; {remedy}")
+
+
+def hold(folder: Path) -> Callable[[], bool]:
+    """Returns a function that says whether this folder still is where it was. It stays open: else
+    one that is made in its place could get its inode."""
+    fd = os.open(folder, os.O_RDONLY)
+    return lambda: folder.exists() and os.path.samestat(os.fstat(fd), folder.stat())
 
 
 def lock(folder: str | Path, option: str) -> BinaryIO:
     """Lock a folder until the returned file is closed or this process ends, however it ends.
     UsageError if another process has it. option: the one that names the folder."""
-    Path(folder).mkdir(parents=True, exist_ok=True)
-    file = open_file(Path(folder) / ".lock", "a+b")
+    path = Path(folder, ".lock")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    file = open_file(path, "ab")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        file.seek(0)
-        owner = file.readall().decode(errors="replace").strip() or "another program"
         file.close()
-        raise UsageError(
-            f"{folder} is in use by {owner}; stop it, or choose another {option}"
-        ) from None
+        owner = read_text(path) or "another program"
+        why = f"{folder} is in use by {owner}; stop it, or choose another {option}"
+        raise UsageError(why) from None
     except OSError as error:  # Lustre without -o flock
         print(f"warning: {folder} cannot be locked ({error.strerror}); start no second program")
     file.truncate(0)

@@ -4,7 +4,7 @@ Writes MIRROR/NAME, a folder or a URL (store.py), in which
     step_00001000/ID/...         is a checkpoint as on the disk, under the id of who has sent it
     step_00001000/MANIFEST.json  its manifest, with that ID: it comes last, and without it there is
                                  no checkpoint
-    newest, best                 name checkpoints
+    best                         names the best checkpoint
     lease                        says which process writes here
     metrics.jsonl                and the other small files of the run (SMALL)
 A store that is slow, full or gone does not stop a run, and never makes one resume from what is not
@@ -14,7 +14,6 @@ whole; two machines never write one file of a checkpoint. Next: checkpoint.py.
 import contextlib
 import json
 import os
-import re
 import shutil
 import signal
 import socket
@@ -26,7 +25,7 @@ from pathlib import Path
 
 from config import RunConfig, UsageError
 from machinery import disk
-from machinery.checkpoint import MANIFEST, read_trainer, why_invalid
+from machinery.checkpoint import MANIFEST, newest_first, read_trainer
 from machinery.errors import CheckpointError, DataError, StorageError
 from machinery.log import Log
 from machinery.store import Store
@@ -43,15 +42,12 @@ RENEW_S, WATCH_S = 15.0, 60.0
 def open_mirror(options: RunConfig, log: Log) -> Iterator["Mirror | None"]:
     """The run's place in the store, given back however the run ends; None without --mirror, and on
     all ranks but the first."""
-    if not options.mirror or not log.is_first:
-        yield None
-        return
-    mirror = Mirror(options.mirror, log)
+    mirror = Mirror(options.mirror, log) if options.mirror and log.is_first else None
     try:
         yield mirror
     finally:
         with contextlib.suppress(StorageError):
-            mirror.lease.give_back()
+            mirror and mirror.lease.give_back()
 
 
 def text_of(content: bytes | None) -> str:
@@ -66,7 +62,6 @@ class Lease:
     def __init__(self, store: Store, log: Log):
         """UsageError while another process has it."""
         self.store, self.log, self.id = store, log, uuid.uuid4().hex
-        self._changing, self._over = threading.Lock(), threading.Event()
         if before := store.read("lease"):
             log.print(f"{store.url} has a lease: watching for {WATCH_S:.0f} s whether it changes")
             end = time.monotonic() + WATCH_S
@@ -76,22 +71,21 @@ class Lease:
                 by = " ".join(text_of(now).split()[2:])[:100]
                 raise UsageError(f"{store.url} is in use by {by}; choose another --mirror")
         store.remove("lease")
-        if not self._write(new=True):
+        with contextlib.suppress(FileExistsError):  # another's; or ours, and an answer was lost
+            self._write(new=True)
+        if not self._is_ours():
             raise UsageError(f"{store.url} was taken by another machine just now")
-        threading.Thread(target=self._renew_often, daemon=True).start()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._renew_often, daemon=True)
+        self._thread.start()
 
-    def _write(self, new: bool) -> bool:
-        """Write it, in other bytes each time; False if it was to be new, and is there."""
-        began, by = time.monotonic(), f"process {os.getpid()} on {socket.gethostname()}"
-        try:
-            self.store.write("lease", f"{self.id} {uuid.uuid4().hex} {by}".encode(), new)
-        except FileExistsError:
-            if not self._is_ours(self.store.read("lease")):  # else an answer was lost
-                return False
-        self._renewed = began
-        return True
+    def _write(self, new: bool = False) -> None:
+        """In other bytes each time."""
+        by = f"process {os.getpid()} on {socket.gethostname()}"
+        self.store.write("lease", f"{self.id} {uuid.uuid4().hex} {by}".encode(), new)
 
-    def _is_ours(self, lease: bytes | None) -> bool:
+    def _is_ours(self) -> bool:
+        lease = self.store.read("lease") or self.store.read("lease")  # missed once, it is there
         return text_of(lease).startswith(self.id)
 
     def _renew_often(self) -> None:
@@ -99,26 +93,22 @@ class Lease:
             with contextlib.suppress(StorageError, DataError):  # it is tried again soon
                 self.renew()
 
-    def renew(self, older_s: float = 0.0) -> None:
-        """Renew it, if that is longer ago. StorageError if the store fails, or if another machine
-        has taken it over, which ends this run."""
-        with self._changing:
-            if not self._over.is_set():
-                if time.monotonic() - self._renewed < older_s:
-                    return
-                lease = self.store.read("lease")
-                if (lease is None or self._is_ours(lease)) and self._write(new=lease is None):
-                    return
-                self._over.set()
-                self.log.print(f"{self.store.url} was taken over by another machine: the run stops")
-                os.kill(os.getpid(), signal.SIGTERM)
-            raise StorageError(f"{self.store.url} is not this run's to write")
+    def renew(self) -> None:
+        """StorageError if the store fails, or if another machine has taken it over, which ends this
+        run."""
+        if not self._over.is_set():
+            if self._is_ours():
+                return self._write()
+            self._over.set()
+            self.log.print(f"{self.store.url} was taken over by another machine: the run stops")
+            os.kill(os.getpid(), signal.SIGTERM)
+        raise StorageError(f"{self.store.url} is not this run's to write")
 
     def give_back(self) -> None:
-        with self._changing:
-            if not self._over.is_set() and self._is_ours(self.store.read("lease")):
-                self.store.remove("lease")
-            self._over.set()
+        self._over.set()
+        self._thread.join()
+        if self._is_ours():
+            self.store.remove("lease")
 
 
 class Mirror:
@@ -126,63 +116,51 @@ class Mirror:
     and those of which stays(name) is true."""
 
     def __init__(self, url: str, log: Log, keep: int = 2, stays: Callable = lambda name: False):
-        head, mark, query = url.partition("?")
-        self.store = Store(f"{head.rstrip('/')}/{log.run_dir.name}{mark}{query}")
+        self.store = Store(url, log.run_dir.name)
         if self.store.is_local:
             ours, far = (os.path.realpath(p) for p in (log.run_dir, self.store.root))
             if os.path.commonpath([ours, far]) in (ours, far):
                 raise UsageError(f"--mirror {url} would copy {log.run_dir} onto or into itself")
         self.log, self.keep, self.stays = log, keep, stays
-        self._durable = "nothing is durable yet"
         self.lease = Lease(self.store, log)
 
     def checkpoints(self) -> list[str]:
         """The names of those there are, newest first; not all need be whole."""
-        names = {*self.store.names(), text_of(self.store.read("newest"))}  # it may be listed late
-        names = (name for name in names if re.fullmatch(r"step_\d{1,15}", name, re.ASCII))
-        return sorted(names, key=lambda name: int(name[5:]), reverse=True)
+        return newest_first(self.store.names())
 
-    # ------------------------------------------------------------------------------- there
+    def _read(self, name: str) -> bytes | None:
+        """Asked twice: to miss once what is there must lose nothing."""
+        return self.store.read(name) or self.store.read(name)
 
-    def upload(self, path: Path, best: bool = False) -> None:
-        """Copy a published checkpoint, the best or not: its files, the run's small files, its
-        manifest. A failure is logged; the next checkpoint is another attempt."""
+    def upload(self, path: Path) -> None:
+        """Copy a published checkpoint: its files, the run's small files, its manifest. If that
+        fails, the next checkpoint is another attempt."""
         began, name = time.monotonic(), path.name
-        try:
-            if why := why_invalid(path):
-                raise CheckpointError(why)
-            tree = disk.read_json(path / MANIFEST)
-            for file in (*tree["files"], MANIFEST):
-                self.lease.renew(older_s=WATCH_S / 2)
-                self.store.send(disk.inside(path, file), f"{name}/{self.lease.id}/{file}")
-            self._send_small()  # metrics.jsonl must reach as far as the checkpoint
+        tree = disk.read_json(path / MANIFEST)
+        for file in (*tree["files"], MANIFEST):
             self.lease.renew()
-            content = json.dumps(tree | {"copy": self.lease.id}).encode()
-            self.store.write(f"{name}/{MANIFEST}", content)
-            self.store.write("newest", name.encode())
-            self._durable = f"the newest durable one is {name}, since {time.strftime('%H:%M:%S')}"
-            self.log.print(f"{name} is in {self.store.url} after {time.monotonic() - began:.1f} s")
-            self._tidy(path, best)
-        except (StorageError, DataError, CheckpointError, OSError) as error:
-            self.log.print(f"warning: the upload of {name} failed: {error}; {self._durable}")
+            self.store.send(f"{name}/{self.lease.id}/{file}", disk.inside(path, file))
+        self._send_small()  # metrics.jsonl must reach as far as the checkpoint
+        self.lease.renew()
+        self.store.write(f"{name}/{MANIFEST}", json.dumps(tree | {"copy": self.lease.id}).encode())
+        self.log.print(f"{name} is in {self.store.url} after {time.monotonic() - began:.1f} s")
+        self._tidy(path.with_name("best"))
 
     def _send_small(self) -> None:
         for name in SMALL:
             with contextlib.suppress(OSError):  # it is not there, or no regular file
                 self.store.write(name, disk.read_bytes(self.log.run_dir / name, LARGEST_SMALL))
 
-    def _tidy(self, path: Path, best: bool) -> None:
-        """Name the best one, and delete those that need not stay, whole or half."""
-        names, named = self.checkpoints(), path.name if best else ""
-        with contextlib.suppress(OSError):  # it may have become the best since it was uploaded
-            named = named or disk.read_text(path.with_name("best")).strip()
-        if named in names:
-            self.store.write("best", named.encode())
-        # asked twice: to miss it once must not delete it
-        kept = text_of(self.store.read("best") or self.store.read("best"))
-        whole = 0
+    def _tidy(self, named: Path) -> None:
+        """Name the best one, as the file `named` does, and delete those that need not stay, whole
+        or half."""
+        names, whole = self.checkpoints(), 0
+        with contextlib.suppress(OSError):  # none is the best yet
+            if (best := disk.read_text(named).strip()) in names:
+                self.store.write("best", best.encode())
+        best = text_of(self._read("best"))
         for name in names:
-            if whole >= self.keep and name != kept and not self.stays(name):
+            if whole >= self.keep and name != best and not self.stays(name):
                 self.lease.renew()
                 self.store.remove(f"{name}/{MANIFEST}")  # half deleted, it is no checkpoint
                 self.store.remove(name, recursive=True)
@@ -190,46 +168,37 @@ class Mirror:
 
     def close(self) -> None:
         """The end of the run: send the small files as they are now, and give the lease back."""
-        try:
-            self.lease.renew()
-            self._send_small()
-            self.lease.give_back()
-        except (StorageError, DataError) as error:
-            self.log.print(f"warning: {error}; {self._durable}")
+        self.lease.renew()
+        self._send_small()
+        self.lease.give_back()
 
-    # -------------------------------------------------------------------------------- back
-
-    def restore(self, name: str, root: Path, check: Callable | None = None) -> Path:
-        """Download a checkpoint into `root`; and the run's small files that are longer there.
-        CheckpointError if it is not whole. check(path, trainer) may raise before the tensors come.
-        """
-        began, unique = time.monotonic(), uuid.uuid4().hex[:8]
-        tmp, damaged = root / f".tmp-{name[5:]}-{unique}", root / f".trash-{name}-{unique}"
+    def restore(self, path: Path, check: Callable | None = None) -> bool:
+        """Download the checkpoint that `path` names, and the run's small files that are longer
+        there. False if its upload was cut short; CheckpointError if it is damaged. check(path,
+        trainer) may raise before the tensors come."""
+        began, name, tmp = time.monotonic(), path.name, disk.temporary(path)
+        far = f"{self.store.url}/{name}"
         try:
-            self.store.fetch(f"{name}/{MANIFEST}", tmp / MANIFEST, most=disk.LARGEST_SMALL)
-            tree = disk.read_json(tmp / MANIFEST)
+            if (content := self._read(f"{name}/{MANIFEST}")) is None:
+                self.log.print(f"{far} is passed over: its upload was cut short")
+                return False
+            tree = disk.parse_json(content, f"{far}/{MANIFEST}")
             place = f"{name}/{tree.pop('copy', '')}"
             disk.write_json(tmp / MANIFEST, tree)
             self.store.fetch(f"{place}/trainer.json", tmp / "trainer.json", most=disk.LARGEST_SMALL)
-            if why := why_invalid(tmp, only="trainer.json"):
-                raise CheckpointError(why)
+            trainer = read_trainer(tmp)
             if check:
-                check(f"{self.store.url}/{name}", read_trainer(tmp))
+                check(far, trainer)
             for file, sha256 in tree["files"].items():
                 self.store.fetch(f"{place}/{file}", disk.inside(tmp, file), sha256)
-            with contextlib.suppress(FileNotFoundError):  # a damaged one of the same step
-                (root / name).rename(damaged)
-            tmp.rename(root / name)
-            disk.fsync(root)
+            disk.put_in_place(tmp, path)  # a damaged one of the same step is set aside
         except DataError as error:
             raise CheckpointError(str(error)) from None
         finally:
-            for folder in (tmp, damaged):
-                shutil.rmtree(folder, ignore_errors=True)
+            shutil.rmtree(tmp, ignore_errors=True)
         for small in SMALL:
             content, own = self.store.read(small, LARGEST_SMALL), self.log.run_dir / small
             if content and (not os.path.lexists(own) or own.lstat().st_size < len(content)):
                 disk.write_bytes(own, content)
-        took = f"in {time.monotonic() - began:.1f} s"
-        self.log.print(f"{name} is restored from {self.store.url} {took}")
-        return root / name
+        self.log.print(f"{name} is restored from {far} in {time.monotonic() - began:.1f} s")
+        return True

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
+from numpy.lib import format as npy
 
 from config import UsageError
 from machinery.disk import inside, open_file, read_json, replacing, sha256_of
@@ -44,27 +45,18 @@ def damaged(path: Path, how: str, remedy: str = REMEDY) -> DataError:
 
 
 @contextmanager
-def reading(path: Path, where: str = "") -> Iterator[None]:
+def reading(path: Path) -> Iterator[None]:
     """DataError for a file that cannot be read, which need not be damaged."""
     try:
         yield
-    except FileNotFoundError:
-        raise damaged(path, "is missing", AGAIN) from None
     except OSError as error:
-        remedy = f"remove the cause, or else {REMEDY}"
-        raise damaged(path, f"cannot be read{where} ({error.strerror})", remedy) from None
+        remedy = f"remove the cause, or {AGAIN}"
+        raise damaged(path, f"cannot be read ({error.strerror})", remedy) from None
 
 
 def dtype_for(vocab_size: int) -> str:
     """The smallest unsigned dtype that holds every token id."""
     return "<u2" if vocab_size <= 65_536 else "<u4"
-
-
-def header(dtype: str, shape: tuple[int, ...]) -> bytes:
-    """The first 128 bytes of a .npy file."""
-    file, facts = io.BytesIO(), {"descr": dtype, "fortran_order": False, "shape": shape}
-    np.lib.format.write_array_header_1_0(file, facts)
-    return file.getvalue()
 
 
 def write_shards(rows: Iterable[np.ndarray], folder: Path, name: str, dtype: str) -> list[dict]:
@@ -75,11 +67,10 @@ def write_shards(rows: Iterable[np.ndarray], folder: Path, name: str, dtype: str
         crcs = np.array([zlib.crc32(row) for row in array], "<u4")
         entry = {"rows": len(array), "min": int(array.min()), "max": int(array.max())}
         for key, suffix, content in (("", "npy", array), ("crc32_", "crc32.npy", crcs)):
-            file = f"{name}_{len(entries):02d}.{suffix}"
-            path = folder / file
+            path = folder / (file := f"{name}_{len(entries):02d}.{suffix}")
             with replacing(path) as f:
                 # np.save would write the same, but its OSError does not say that the disk is full
-                f.write(header(content.dtype.str, content.shape))
+                npy.write_array_header_1_0(f, npy.header_data_from_array_1_0(content))
                 f.write(content.data)
             size, sha256 = path.stat().st_size, sha256_of(path)
             entry |= {f"{key}file": file, f"{key}bytes": size, f"{key}sha256": sha256}
@@ -109,16 +100,17 @@ class Manifest:
     """A parsed manifest.json. Opens no shard before one of its rows is read."""
 
     def __init__(self, folder: str | Path, tree: dict) -> None:
-        """DataError, which names the field, unless every field that is used is of its kind."""
+        """DataError, which names the field, unless this version has written it, nobody has edited
+        it, and every field that is used is of its kind."""
         self.dir, self.tree = Path(folder), tree
-        self.fingerprint: str = self._field(is_hash, "fingerprint")
+        self._field(lambda value: value == FORMAT, "format")
+        self.fingerprint: str = self._field(lambda value: value == fingerprint(tree), "fingerprint")
         self.row_len: int = self._field(is_count, "row_len")
         self.dtype: str = self._field(is_dtype, "dtype")
         self.vocab_size: int = self._field(is_count, "tokenizer", "vocab_size")
         self.bos_id: int = self._field(is_count, "tokenizer", "bos_id")
         self.tokenizer_sha256: str = self._field(is_hash, "tokenizer", "sha256")
-        # Of conversations: data.targets_of.
-        self.marks = tuple(self._field(is_marks, "tokenizer", "marks") or ())
+        self.marks = tuple(self._field(is_marks, "tokenizer", "marks") or ())  # data.targets_of
         indices = range(len(self._field(is_list, "sources")))
         self.sources: list[str] = [self._field(is_text, "sources", i, "name") for i in indices]
         self._starts = {}  # (split, source index) -> first row of each shard, then the total
@@ -154,22 +146,7 @@ class Manifest:
             option = "" if here else f" --data_dir {shlex.quote(str(folder))}"
             command = f"python prepare_data.py {preset}{option} (and the options you want)"
             raise UsageError(f"{path} does not exist; run: {command}")
-        try:
-            tree = read_json(path)
-        except DataError as error:
-            raise DataError(f"{error}; {REMEDY}") from None
-        return cls.of(folder, tree)
-
-    @classmethod
-    def of(cls, folder: str | Path, tree: dict) -> "Manifest":
-        """That of a parsed manifest.json. DataError if it is another version's, or was edited."""
-        path = Path(folder) / "manifest.json"
-        if tree.get("format") != FORMAT:
-            how = f"has format {tree.get('format')}, this program reads {FORMAT}"
-            raise damaged(path, how, f"remove the data (rm -r {folder}) and {AGAIN}")
-        if tree.get("fingerprint") != fingerprint(tree):
-            raise damaged(path, "was edited: its fingerprint is not that of its content")
-        return cls(folder, tree)
+        return cls(folder, read_json(path))
 
     def shards(self, split: str, source: int) -> list[dict]:
         """The shard entries of one source (by index) in a split, in order."""
@@ -179,6 +156,11 @@ class Manifest:
         """The shard entries of all sources in these splits, in order."""
         places = product(splits, range(len(self.sources)))
         return [shard for place in places for shard in self.shards(*place)]
+
+    def files(self) -> list[tuple[str, int, str]]:
+        """(name, bytes, sha256) of every file but the manifest; 0: how many is not known."""
+        files = [file for shard in self.all_shards() for file in files_of(shard)]
+        return [*files, ("tokenizer.json", 0, self.tokenizer_sha256)]
 
     def rows(self, split: str, source: int | None = None) -> int:
         """How many rows a source has in a split; None: all sources together."""
@@ -213,12 +195,10 @@ class Manifest:
         path, (file, crc_file) = self.dir / shard["file"], self.open_shard(shard)
         size = self.row_len * np.dtype(self.dtype).itemsize
         # pread: unlike a memory map, it reads no further, and a truncated file raises no SIGBUS
-        with reading(path, f" at row {i}"):
+        with reading(path):
             raw = os.pread(file.fileno(), size, 128 + i * size)
             crc = os.pread(crc_file.fileno(), 4, 128 + i * 4)
-        if len(raw) < size or len(crc) < 4:
-            raise damaged(path, f"ends before row {i}")
-        if zlib.crc32(raw) != int.from_bytes(crc, "little"):
+        if len(raw) < size or zlib.crc32(raw) != int.from_bytes(crc, "little"):
             raise damaged(path, f"is damaged: row {i} does not match its crc32")
         return np.frombuffer(raw, self.dtype)
 
@@ -229,15 +209,15 @@ class Manifest:
 
     def _open_file(self, name: str, dtype: str, shape: tuple[int, ...]) -> BinaryIO:
         """A .npy file, open; DataError unless it has the header and the size of this array."""
-        path, expected = inside(self.dir, name), header(dtype, shape)
+        path, header = inside(self.dir, name), io.BytesIO()
+        npy.write_array_header_1_0(header, dict(descr=dtype, fortran_order=False, shape=shape))
+        right = header.getvalue(), 128 + math.prod(shape) * np.dtype(dtype).itemsize
         with reading(path):
             file = open_file(path)
-            found, size = file.read(128), os.fstat(file.fileno()).st_size
-        if size != (right := 128 + math.prod(shape) * np.dtype(dtype).itemsize):
-            raise damaged(path, f"has {size:,} bytes, not {right:,}")
-        if found != expected:
-            says = found[10:].decode("latin-1").strip()
-            raise damaged(path, f"has the header {says}, not that of {dtype} {shape}")
+            found = file.read(128), os.fstat(file.fileno()).st_size
+        if found != right:
+            how = f"has {found[1]:,} bytes, and is not {dtype} {shape} of {right[1]:,} bytes"
+            raise damaged(path, how)
         return file
 
     def check(self) -> None:
@@ -252,12 +232,11 @@ class Manifest:
 
     def verify(self) -> None:
         """Compare the sha256 of every file with the manifest's."""
-        for shard in self.all_shards():
-            for name, _, expected in files_of(shard):
-                with reading(path := inside(self.dir, name)):
-                    actual = sha256_of(path)
-                if actual != expected:
-                    raise damaged(path, f"is damaged: expected sha256 {expected}, actual {actual}")
+        for name, _, expected in self.files():
+            with reading(path := inside(self.dir, name)):
+                actual = sha256_of(path)
+            if actual != expected:
+                raise damaged(path, f"is damaged: expected sha256 {expected}, actual {actual}")
 
 
 def fingerprint(tree: dict) -> str:

@@ -1,4 +1,4 @@
-"""Objects under a URL: a folder, or a store that fsspec knows (s3://, gs://, hf://, ssh://).
+"""Objects under a URL: a folder, or a store that fsspec knows (s3://, gs://, hf://).
 
 What is fetched has its hash; what is sent is checked by the store's own checksum. Names stay under
 the URL. Whatever a store's library raises is a StorageError that names the URL, without its
@@ -20,8 +20,7 @@ from machinery import disk
 from machinery.cli import public
 from machinery.errors import DataError, StorageError
 
-PROTOCOLS = {"s3", "gs", "hf", "file", "ssh", "sftp"}
-WITH_FOLDERS = {"file", "ssh", "sftp"}  # a store of objects has none to make
+PROTOCOLS = {"s3", "gs", "hf", "file"}
 PAUSES_S = 1.0, 4.0, 16.0  # between the attempts of one request
 BLOCK = 1 << 24  # bytes read at a time
 
@@ -46,35 +45,34 @@ def patient(work: Callable) -> Callable:
 class Store:
     """The objects under a URL, by name. A name is relative, and has no `..`: DataError."""
 
-    def __init__(self, url: str):
-        """UsageError for a URL of another protocol, or if the library for it is not installed."""
+    def __init__(self, url: str, folder: str = ""):
+        """The objects under URL/FOLDER. UsageError for a URL of another protocol, or if the library
+        for it is not installed."""
         from fsspec.core import url_to_fs
-        from fsspec.implementations.local import LocalFileSystem
 
-        self.url = public(url).rstrip("/")  # to be shown
+        self.url = f"{public(url).rstrip('/')}/{folder}".rstrip("/")  # to be shown
         self._is_secretive = any(mark in url for mark in "@?#;")
-        protocol, is_url, _ = url.partition("://")
-        if not is_url:
-            protocol, self.fs, root = "file", LocalFileSystem(), os.path.abspath(url)
+        url = url if "://" in url else f"file://{os.path.abspath(url)}"
+        protocol = url.partition("://")[0]
+        self.is_local = protocol == "file"
         # A chain may format and run what it names; and fsspec's rm would take *[] for a pattern.
-        elif protocol not in PROTOCOLS or "::" in url or set("*[]") & set(url):
+        odd = "::" in url or not self.is_local and set("*[]") & set(url)
+        if protocol not in PROTOCOLS or odd:
             known = ", ".join(sorted(PROTOCOLS))
-            raise UsageError(f"{self.url}: give a folder, or a URL of {known} without * [ ]")
-        else:
-            try:
-                self.fs, root = url_to_fs(url)
-            except (ImportError, ValueError, TypeError) as error:
-                remedy = "pip install -r requirements-store.txt (docs/store.md)"
-                raise UsageError(f"{self.url}: {self._said(error)}; {remedy}") from None
-        self.root = root.rstrip("/")
-        self.is_local, self._has_folders = protocol == "file", protocol in WITH_FOLDERS
+            raise UsageError(f"{self.url}: give a folder, or a URL of {known} without :: * [ ]")
+        try:
+            self.fs, root = url_to_fs(url)
+        except (ImportError, ValueError, TypeError) as error:
+            remedy = "pip install -r requirements-store.txt (docs/store.md)"
+            raise UsageError(f"{self.url}: {self._said(error)}; {remedy}") from None
+        self.root = f"{root.rstrip('/')}/{folder}".rstrip("/")
 
     @contextlib.contextmanager
     def _reaching(self, name: str, what: str, passing: tuple = ()):
         """`with self._reaching(...) as path:` one request, of which nothing is remembered."""
         try:
             self.fs.invalidate_cache()
-            yield self._path(name) if name or what != "listed" else self.root
+            yield self.root if what == "listed" else self._path(name)
         except (DataError, *passing):
             raise
         except Exception as error:  # each library has errors of its own
@@ -108,42 +106,32 @@ class Store:
             return content
 
     @patient
-    def names(self, folder: str = "") -> dict[str, int]:
-        """name -> bytes of what is in a folder."""
-        with self._reaching(folder, "listed") as path:
+    def names(self) -> list[str]:
+        """What is directly under the URL."""
+        with self._reaching("", "listed") as path:
             try:
-                found = self.fs.ls(path, detail=True)
+                return [PurePosixPath(o["name"]).name for o in self.fs.ls(path, detail=True)]
             except (FileNotFoundError, NotADirectoryError):
-                return {}
-            return {PurePosixPath(o["name"]).name: o["size"] for o in found}
+                return []
 
     @patient
     def write(self, name: str, content: bytes, new: bool = False) -> None:
         """Replace an object. new: FileExistsError if there is one; of several, one can succeed."""
         with self._reaching(name, "written", (FileExistsError,) if new else ()) as path:
-            self._make_folder(path)
-            if not self.is_local:
-                self.fs.pipe_file(path, content, mode="create" if new else "overwrite")
-            elif new:
-                with disk.open_file(path, "xb") as file:
-                    file.write(content)
-            else:
-                disk.write_bytes(Path(path), content)
+            if self.is_local and not new:
+                return disk.write_bytes(Path(path), content)
+            if self.is_local:
+                Path(path).parent.mkdir(parents=True, exist_ok=True)
+            self.fs.pipe_file(path, content, mode="create" if new else "overwrite")
 
     @patient
-    def send(self, file: Path, name: str) -> None:
+    def send(self, name: str, file: Path) -> None:
         """Upload a regular file."""
         with self._reaching(name, "written") as path, disk.open_file(file) as source:
-            self._make_folder(path)
-            if self.is_local:
-                with disk.replacing(Path(path)) as target:
-                    shutil.copyfileobj(source, target, BLOCK)
-            else:
-                self.fs.put_file(str(file), path)
-
-    def _make_folder(self, path: str) -> None:
-        if self._has_folders:
-            self.fs.makedirs(path.rpartition("/")[0], exist_ok=True)
+            if not self.is_local:
+                return self.fs.put_file(str(file), path)
+            with disk.replacing(Path(path)) as target:
+                shutil.copyfileobj(source, target, BLOCK)
 
     @patient
     def fetch(self, name: str, file: Path, sha256: str = "", most: int = sys.maxsize) -> None:
@@ -161,8 +149,7 @@ class Store:
                     digest.update(block)
                     size += len(block)
             if size > most or sha256 not in ("", digest.hexdigest()):
-                found = f"sha256 {digest.hexdigest()}" if size <= most else f"over {most:,} bytes"
-                raise DataError(f"{self.url}/{name} is damaged: {found}, not sha256 {sha256}")
+                raise DataError(f"{self.url}/{name} is damaged: its sha256 is not {sha256}")
 
     @patient
     def remove(self, name: str, recursive: bool = False) -> None:

@@ -310,19 +310,41 @@ def unread() -> None:
     sys.stdout = open(1, "w", closefd=False)  # no longer a file that can be sought in
 
 
+def at_stages(more, patch=setattr) -> None:
+    """Let more(stage, path) run at each stage of publishing a checkpoint, or of deleting one."""
+    from machinery import checkpoint, disk
+
+    def around(owner, name: str, before: str = "", after: str = "") -> None:
+        honest = getattr(owner, name)
+
+        def work(*args):
+            path = [arg for arg in args if isinstance(arg, Path)][-1]
+            is_folder = name != "put_in_place" or args[0].is_dir()
+            if before and is_folder:
+                more(before, path)
+            result = honest(*args)
+            if after and is_folder:
+                more(after, path)
+            return result
+
+        patch(owner, name, work)
+
+    around(checkpoint, "_begin", after="begin")
+    around(checkpoint, "_hash_own", before="write")
+    around(checkpoint, "_commit", before="hash")
+    around(disk, "put_in_place", before="manifest", after="rename")
+    around(disk, "set_aside", after="trash")
+
+
 def kill_at_stage(stage: str, step: int) -> None:
     """SIGKILL to the first rank at this stage of publishing the checkpoint of `step`."""
-    begun = []
-
-    @instead_of("machinery.checkpoint", "_begin")
-    def begin(honest, path, nbytes):
-        begun.append(path.name)
-        return honest(path, nbytes)
-
-    @instead_of("machinery.checkpoint", "_stage")
-    def stage_is(honest, name):
-        if name == stage and begun and begun[-1] == f"step_{step:08d}":
-            os.kill(os.getpid(), signal.SIGKILL)
+    at_stages(
+        lambda at, path: (
+            (at, rank()) == (stage, 0)
+            and f"step_{step:08d}" in path.name
+            and os.kill(os.getpid(), signal.SIGKILL)
+        )
+    )
 
 
 def kill_before_validation(step: int) -> None:
@@ -361,8 +383,7 @@ def saves_until_joined() -> None:
         finally:
             joined.clear()
 
-    waits = lambda honest, name: name == "write" and joined.wait(60)
-    instead_of("machinery.checkpoint", "_stage")(waits)
+    at_stages(lambda stage, path: stage == "write" and joined.wait(60))
 
 
 def failing_saves(first: int, last: int, only_rank: int = 0) -> None:
@@ -370,7 +391,7 @@ def failing_saves(first: int, last: int, only_rank: int = 0) -> None:
 
     @instead_of("machinery.checkpoint", "_hash_own")
     def hash_own(honest, team, tmp):
-        step = int(tmp.name.split("-")[1])
+        step = int(tmp.name.split("-")[1][5:])
         if first <= step <= last and team.rank == only_rank:
             raise OSError(28, "No space left on device")
         return honest(team, tmp)

@@ -135,19 +135,18 @@ _folders = itertools.count()
 
 @pytest.fixture
 def quick(monkeypatch):
-    """No long pauses, a lease that is watched for a moment, and stores in the memory."""
+    """No long pauses, and a lease that is watched for a moment."""
     monkeypatch.setattr(store, "PAUSES_S", (0.01, 0.01))
     monkeypatch.setattr(mirror, "RENEW_S", 0.05)
-    monkeypatch.setattr(mirror, "WATCH_S", 0.5)
-    monkeypatch.setattr(store, "PROTOCOLS", store.PROTOCOLS | {"memory"})
+    monkeypatch.setattr(mirror, "WATCH_S", 2.0)
 
 
-@pytest.fixture(params=["s3", "folder", "memory"])
+@pytest.fixture(params=["s3", "folder"])
 def url(request, tmp_path, quick):
     """The URL of a folder in each kind of store."""
     if request.param == "s3":
         return request.getfixturevalue("s3").url
-    return {"folder": str(tmp_path / "far"), "memory": f"memory://{tmp_path.name}"}[request.param]
+    return str(tmp_path / "far")
 
 
 def error(status: str, code: str):

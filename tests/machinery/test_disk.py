@@ -81,7 +81,7 @@ def test_what_is_written_replaces_a_link_and_follows_none(mine, tmp_path):
         disk.write_text(path, name)
         assert path.read_text() == name and not path.is_symlink()
     assert mine.read_bytes() == b"mine" and not (tmp_path / "theirs" / "new").exists()
-    assert [p.is_dir() for p in (tmp_path / "theirs").glob("folder.aside-*")] == [True]
+    assert [p.is_dir() for p in (tmp_path / "theirs").glob(".trash-folder-*")] == [True]
 
 
 def test_a_lock_that_is_a_link_is_refused(mine, tmp_path):
@@ -183,8 +183,20 @@ def test_a_line_is_appended_whole_or_not_at_all(tmp_path, monkeypatch):
 
 
 def test_room_is_checked_on_the_disk_of_a_folder_that_is_not_there_yet(tmp_path):
-    free = disk.free_bytes(tmp_path / "a" / "b")
-    assert free > 0
     with pytest.raises(StorageError):
         disk.check_room(tmp_path / "a", 1e18, "choose another")
     disk.check_room(tmp_path / "a", 1, "choose another")
+
+
+def test_a_folder_that_is_made_again_is_another(tmp_path):
+    """Many file systems give a new folder the inode of the one that was just deleted."""
+    for k in range(10):
+        folder = tmp_path / "run"
+        folder.mkdir()
+        is_in_place = disk.hold(folder)
+        assert is_in_place()
+        folder.rename(tmp_path / f"{k}") if k % 2 else folder.rmdir()
+        assert not is_in_place()
+        folder.mkdir()
+        assert not is_in_place()
+        folder.rmdir()

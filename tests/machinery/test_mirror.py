@@ -11,16 +11,17 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import flip, losses, metrics, parameters, run, starts
+from conftest import flip, losses, metrics, parameters
 from faults import start
 from store_helpers import Notes, error, open_mirror, quick, s3, server, until, url  # noqa: F401
 from test_checkpoint import TENSORS, assert_same, build, names, snapshot, steps_in, train
 
 from config import UsageError
-from machinery import checkpoint, mirror
+from machinery import checkpoint, mirror, stage
 from machinery.checkpoint import Checkpointer, why_invalid
-from machinery.errors import CheckpointError, StorageError
+from machinery.errors import CheckpointError, DataError, StorageError
 from machinery.mirror import Lease
+from machinery.shards import Manifest
 from machinery.store import Store
 
 BIG = f"dcp/{TENSORS}"  # the tensors of a checkpoint
@@ -56,8 +57,7 @@ class Toy:
 
     def lose(self) -> None:
         """The machine is gone, and its lease has run out."""
-        self.mirror.lease._over.set()
-        self.store.remove("lease")
+        self.mirror.lease.give_back()
         shutil.rmtree(self.root.parent)
 
     def far_steps(self) -> list[int]:
@@ -71,11 +71,6 @@ class Toy:
     @property
     def text(self) -> str:
         return "\n".join(self.log)
-
-
-@pytest.fixture
-def toy(tmp_path, url):  # noqa: F811
-    return Toy(tmp_path, url, [])
 
 
 # ------------------------------------------------------------------------------- what it promises
@@ -95,7 +90,7 @@ def test_a_checkpoint_outlives_its_machine(url, tmp_path):  # noqa: F811
                 assert why_invalid(tmp_path / "far" / "run" / toy.place(1)) is None
     published = (toy.root / "step_00000004" / "MANIFEST.json").read_bytes()
     assert toy.far_steps() == [1, 3, 4] and steps_in(toy.root) == [1, 3, 4]
-    assert toy.store.read("best") == b"step_00000001" and toy.store.read("newest")[-1:] == b"4"
+    assert toy.store.read("best") == b"step_00000001"
 
     toy.lose()
     toy = Toy(tmp_path, url, log)
@@ -143,6 +138,26 @@ def test_no_checkpoint_of_another_run_is_copied(tmp_path, s3):  # noqa: F811
     toy.mirror.close()
 
 
+def test_a_run_that_has_only_half_an_upload_starts_anew(tmp_path, url):  # noqa: F811
+    """Its machine was lost in the middle of the first: there is nothing that could be lost."""
+    toy = Toy(tmp_path, url, [])
+    toy.save(1)
+    toy.store.remove("step_00000001/MANIFEST.json")
+    toy.lose()
+    toy = Toy(tmp_path, url, [])
+    assert toy.saver.resume(toy.model, toy.optimizers) is None
+    assert f"{toy.store.url}/step_00000001 is passed over" in toy.text and names(toy.root) == []
+    base = tmp_path / "base"  # a run that was to go on from another's checkpoint still does
+    Checkpointer(base).save(7, *build(), {}, wait=True)
+    given = base / "step_00000007"
+    assert toy.saver.resume(toy.model, toy.optimizers, given)["step"] == 7
+    toy.saver.keep_every = 4
+    for step in (8, 9, 10, 11):
+        toy.save(step)
+    assert toy.far_steps() == [8, 10, 11] == steps_in(toy.root)
+    toy.saver.finish()
+
+
 @pytest.mark.parametrize("how", ["a name", "the copy's name", "a list", "a hash"])
 def test_a_manifest_of_a_stranger_reaches_nothing_else(how, tmp_path):
     toy = Toy(tmp_path, str(tmp_path / "far"), [])
@@ -179,8 +194,8 @@ def test_nothing_outside_the_run_is_sent(tmp_path):
         (path / "folder").symlink_to(tmp_path)
         forged = tree | {"files": tree["files"] | {name: mirror.disk.sha256_of(mine)}}
         (path / "MANIFEST.json").write_text(json.dumps(forged))
-        toy.mirror.upload(path, best=False)
-        assert "upload of step_00000001 failed" in toy.log[-1]
+        with pytest.raises((DataError, OSError)):
+            toy.mirror.upload(path)
     (toy.root.parent / "config.json").symlink_to(mine)
     os.mkfifo(toy.root.parent / "report.html")
     (toy.root.parent / "samples.jsonl").write_text("{}")
@@ -241,8 +256,8 @@ def test_a_store_that_fails(how, tmp_path, s3):  # noqa: F811
     s3.spoil = FAILING[how]
     toy.save(2)
     if how != "cut":
-        (text,) = (line for line in toy.log if "upload of step_00000002 failed" in line)
-        assert s3.url in text and "step_00000001" in text and "\n" not in text
+        (text,) = (line for line in toy.log if "could not upload step_00000002" in line)
+        assert s3.url in text and "\n" not in text
     assert steps_in(toy.root) == [1, 2]
     if how != "full":  # that can still be read
         toy.saver.root = tmp_path / "elsewhere"
@@ -259,29 +274,6 @@ def test_a_store_that_fails(how, tmp_path, s3):  # noqa: F811
     step, found = toy.load()
     assert step == 3
     assert_same(found, newer)
-    toy.mirror.close()
-
-
-def test_a_store_that_lists_late(tmp_path, s3):  # noqa: F811
-    """New objects are read at once, but listed only later: the newest is found all the same."""
-    toy = Toy(tmp_path, s3.url, [])
-    toy.save(1)
-    listed = []
-
-    def lists_late(method, path, body, answer):
-        if method == "GET" and path.rstrip("/") == "/runs":
-            listed.append(listed[0] if listed else answer(body))
-            return listed[0]
-        return answer(body)
-
-    s3.spoil = lists_late
-    toy.mirror.checkpoints()
-    state = toy.save(2)
-    toy.lose()
-    toy = Toy(tmp_path, s3.url, [])
-    step, found = toy.load()
-    assert step == 2 and len(listed) > 2
-    assert_same(found, state)
     toy.mirror.close()
 
 
@@ -338,7 +330,7 @@ def test_the_second_machine_is_refused_until_the_first_gives_back(url):  # noqa:
     second = lease(url)
     assert time.monotonic() - began < mirror.WATCH_S
     first.give_back()  # again, and too late: it is another's
-    assert second._is_ours(second.store.read("lease"))
+    assert second._is_ours()
     second.give_back()
     assert Store(url).read("lease") is None
 
@@ -401,7 +393,7 @@ def test_a_run_that_is_taken_over_stops_and_writes_no_more(tmp_path, s3, stops):
     until(lambda: stops or toy.store.write("lease", other))  # it renews in between
     assert stops == [signal.SIGTERM]
     toy.save(2)
-    toy.mirror.close()
+    toy.saver.finish()
     assert toy.far_steps() == [1] and toy.store.read("lease") == other and stops == [signal.SIGTERM]
 
 
@@ -431,7 +423,7 @@ def test_a_machine_that_wakes_up_damages_nothing(tmp_path, url, stops, monkeypat
             old.save(3)
         _, begun, state, successor = slept
         assert begun == 1
-        old.mirror.close()
+        old.saver.finish()
         assert stops.pop() == signal.SIGTERM and stops == []
         whole = [s for s in (1, 2, 3) if old.store.read(f"step_{s:08d}/MANIFEST.json")]
         assert whole == [1, 2]  # of the third there may be files, which nobody reads
@@ -444,17 +436,15 @@ def test_a_machine_that_wakes_up_damages_nothing(tmp_path, url, stops, monkeypat
         successor.mirror.close()
 
 
-def test_an_upload_stops_if_the_lease_cannot_be_renewed(tmp_path, s3, monkeypatch):  # noqa: F811
+def test_an_upload_stops_if_the_lease_cannot_be_renewed(tmp_path, s3):  # noqa: F811
     """Others may take it over by now: not one more file is sent."""
     toy = Toy(tmp_path, s3.url, [])
     toy.save(1)
-    monkeypatch.setattr(mirror, "RENEW_S", 60.0)
-    toy.mirror.lease._renewed = -1e9
     s3.spoil = lambda method, path, body, answer: (
         error("500 Internal Server Error", "X") if path.endswith("lease") else answer(body)
     )
     toy.save(2)
-    assert toy.far_steps() == [1] and "upload of step_00000002 failed" in toy.text
+    assert toy.far_steps() == [1] and "could not upload step_00000002" in toy.text
     s3.spoil = None
     toy.save(3)
     assert toy.far_steps() == [1, 3]
@@ -476,42 +466,35 @@ def newest_in(s3) -> int:  # noqa: F811
 @pytest.mark.parametrize("kills, steps", [(2, 12), pytest.param(20, 40, marks=pytest.mark.slow)])
 def test_the_machine_is_lost_at_any_moment(kills, steps, small_data, tmp_path, s3):  # noqa: F811
     """SIGKILL, and run folder and data are gone; the same command elsewhere goes on from the newest
-    whole checkpoint in the store, and ends with the same bits."""
+    whole checkpoint in the store, if there is one, and ends with the same bits."""
     import torch
 
     draw, resumed_from = random.Random(kills), []
-    args = ["--steps", steps, *ARGS]
+    args, never = ["--steps", steps, *ARGS], str(tmp_path / "never")
     start(small_data, tmp_path / "plain" / "run", *args).end(0)
-    texts = small_data.parent / "texts"
-    options = "--vocab_size 512 --row_len 65 --val_fraction 0.2 --workers 1".split()
-    options += ["--source", f"files:{texts}", "--data_dir", small_data]
-    out = run("prepare_data.py", "tiny", *options, "--publish", f"{s3.url}/data", **s3.env())
-    assert out.returncode == 0, out.stderr
+    stage.publish(Manifest.load(small_data), f"{s3.url}/data")
     for life in range(kills + 1):
-        machine, durable = tmp_path / f"machine_{life}", newest_in(s3)
+        machine, durable, is_last = tmp_path / f"machine_{life}", newest_in(s3), life == kills
         options = [*args, "--mirror", s3.url, "--stage", machine / "cache"]
-        waits = [("slow", 0.05), ("hold", steps - 1, str(tmp_path / "never"))]  # never finishes
-        spoil = [SHORT, *(waits if life < kills else [])]
+        spoil = [SHORT] if is_last else [SHORT, ("slow", 0.05), ("hold", steps - 1, never)]
         alive = start(f"{s3.url}/data", machine / "run", *options, spoil=spoil, env=s3.env())
-        if life == kills:
+        if is_last:
             alive.end(0)
         else:
-            if draw.random() < 0.7 or life == kills - 1 and not durable:  # else perhaps too early
-                furthest = durable >= steps - 2
-                alive.until(lambda a=alive, f=furthest: f or " is in s3://" in a.text)
+            waits = (
+                draw.random() < 0.7 or life == kills - 1
+            )  # else perhaps before anything is whole
+            if waits and durable < steps - 2:
+                alive.until(lambda a=alive: " is in s3://" in a.text)
             time.sleep(draw.uniform(0, 1.0))
             alive.kill().end()
-        text, records = alive.text, machine / "run" / "metrics.jsonl"
-        unused = [line for line in text.splitlines() if "is not used" in line]
-        half = all(line.endswith("MANIFEST.json is missing") for line in unused)  # uploads
-        assert half and "none of the" not in text, text
-        has_begun = "resumed at" in text or not durable  # else these are the restored records
-        if has_begun and records.exists() and starts(machine / "run"):
+        assert "is not used" not in alive.text and "none of the" not in alive.text
+        if "resumed at" in alive.text:
+            assert f"resumed at step {durable:,} " in alive.text
             taken = [r["step"] for r in metrics(machine / "run") if "loss" in r]
-            assert f"resumed at step {durable:,} " in text or durable == 0, text
             assert taken == list(range(1, len(taken) + 1)), "the log is whole from the first step"
             resumed_from.append(durable)
-        if life < kills:
+        if not is_last:
             shutil.rmtree(machine)
             time.sleep(0.1)  # a request that was on its way still arrives
     found, expected = (parameters(d / "run", steps) for d in (machine, tmp_path / "plain"))
