@@ -3,7 +3,6 @@
 import itertools
 import math
 import time
-from collections import Counter
 from types import SimpleNamespace
 
 import pytest
@@ -203,23 +202,3 @@ def test_bits_per_byte_is_the_nats_of_the_text_over_its_bytes():
         each = [n / b / math.log(2) for n, b in zip(text_nats, n_bytes)]
         assert by_source == pytest.approx(dict(zip("ab", each)))
         assert model.shapes == shapes and model.training
-
-
-def test_each_source_has_the_bits_of_its_own_text():
-    """By a loop over the targets; no row is of the second source."""
-    rows = torch.randint(0, 5, (7, 9), generator=torch.Generator().manual_seed(0))
-    size, own = torch.tensor([0, 1, 1, 2, 3]), [0, 2, 0, 2, 2, 0, 2]
-    batches = [(part[:, :-1], part[:, 1:]) for part in rows.split(4)]
-    names, nats, n_bytes = ("web", "empty", "code"), Counter(), Counter()
-    for row, source in zip(rows.tolist(), own):
-        for before, target in zip(row, row[1:]):
-            if size[target]:
-                nats[names[source]] += 0.1 * before + 0.5 * target
-                n_bytes[names[source]] += int(size[target])
-    bpb = {name: nats[name] / n_bytes[name] / math.log(2) for name in ("web", "code")}
-    for padded in (0, 4):
-        *total, found = score_text(Table(), batches, size, padded, own, names)
-        assert found == pytest.approx(bpb, rel=1e-6)
-        assert tuple(total) == score_text(Table(), batches, size, padded)[:2]
-        *_, single = score_text(Table(), batches, size, padded, [0] * 7, ["all"])
-        assert single == {"all": total[1]}  # to the bit

@@ -65,15 +65,14 @@ def test_a_mistake_that_does_not_compile_is_shown_as_python_shows_it(small_data,
     assert_traceback(text, tmp_path / "mine" / file, wrong, says)
 
 
-@pytest.mark.parametrize("world", [1, 2])
-def test_a_mistake_in_the_middle_of_a_run_is_in_its_status(world, small_data, tmp_path):
+def test_a_mistake_in_the_middle_of_a_run_is_in_its_status(small_data, tmp_path):
     """On all ranks: none waits for another."""
     line = "if is_best and step:"
     spoil = [edited(tmp_path / "mine", "train.py", line, "if [best for best in [1]][step]:")]
     run_dir = tmp_path / "run"
-    text = start(small_data, run_dir, "--eval_every", 3, world=world, spoil=spoil).end(1)
+    text = start(small_data, run_dir, "--eval_every", 3, world=2, spoil=spoil).end(1)
     assert_traceback(text, tmp_path / "mine" / "train.py", "", "IndexError: list index")
-    assert text.count("IndexError") == world
+    assert text.count("IndexError") == 2
     status = (run_dir / "status.json").read_text()
     assert '"failed"' in status and '"exit_code": 1' in status and '"step": 3' in status
 
@@ -92,7 +91,6 @@ TO_ONE = {
         "--compile True": ("'True'", "--help"),
         "--extras value_embed": ("'value_embed'", "key_offset", "value_embeds"),
         "--n_layer 999999999999": ("--n_layer 999999999999", "1 or more, up to 256"),
-        "--ramp_steps 1000000000000000000": ("--ramp_steps 1000000000000000000", "100,000"),
         "--nope_every -1": ("--nope_every -1", "0 or more"),
         "--rope_theta 0.0": ("--rope_theta 0.0", "1 or more"),
         "--logit_softcap nan": ("--logit_softcap nan", "0 or more"),
@@ -175,14 +173,3 @@ def test_help_is_a_page(command, capsys):
     text = capsys.readouterr().out
     assert end.value.code == 0 and text.startswith(f"usage: {command.removesuffix(' tiny')}")
     assert "--data_dir STR  " in text
-
-
-@pytest.mark.parametrize("part", ["train", "data"])
-def test_an_empty_folder_is_the_presets(part):
-    """As of a variable of the shell that is not set."""
-    empty = ["d12", "--data_dir", "", *["--run_dir", ""] * (part == "train")]
-    preset = cli.parse("program", part, empty)
-    assert (preset.data if part == "data" else preset.run).data_dir == "data/d12"
-    assert part == "data" or preset.run.run_dir == "runs/d12"
-    config = importlib.import_module("eval").LossConfig(run_dir="runs/d12")
-    assert cli.read_options(config, ["--run_dir="], "eval.py loss").run_dir == "runs/d12"

@@ -1,6 +1,5 @@
 """train.py as a whole: the same losses however it is launched, a resume that leaves no trace."""
 
-import gzip
 import json
 import math
 import re
@@ -86,19 +85,6 @@ def test_a_number_of_your_own_needs_one_line(small_data, tmp_path):
         assert re.search(rf"^step {step}/12 .* left \| begins {number}$", text, re.M)
 
 
-def test_a_print_of_the_loss_may_stand_where_it_is_made(small_data, tmp_path):
-    """Its shares, of all micro-batches and ranks, add up to the loss of the step."""
-    place = "(loss * world.world_size).backward()"
-    mine = f'print("mine", progress.step + 1, float(loss)); {place}'
-    spoil = [faults.edited(tmp_path / "mine", "train.py", place, mine)]
-    options = ("--micro_batch", 2, "--steps", 3)
-    text = fork(small_data, tmp_path / "run", *options, world=2, spoil=spoil)
-    found = re.findall(r"^mine (\d) ([\d.]+)$", text, re.M)
-    assert len(found) == 3 * 4
-    for step, loss in losses(tmp_path / "run").items():
-        assert sum(float(x) for s, x in found if int(s) == step) == pytest.approx(loss, rel=1e-6)
-
-
 def test_a_step_has_the_measures_of_a_validation_on_its_rows(tmp_path):
     """Special tokens, which are targets where documents are short, left out of the bits per byte in
     both."""
@@ -125,6 +111,7 @@ def test_a_step_has_the_measures_of_a_validation_on_its_rows(tmp_path):
     assert special > 0
 
 
+@pytest.mark.slow
 def test_torchrun_with_one_rank_gives_the_same_bits(trained_run, small_data, tmp_path):
     folders = ["--data_dir", small_data, "--run_dir", tmp_path / "run"]
     done = run("train.py", "tiny", *SMALL, *folders, nproc=1)
@@ -204,13 +191,6 @@ def test_adamw_cosine_and_clipping_run_too(small_data, tmp_path, monkeypatch):
     assert max(norms) > 0.6  # there was something to clip
 
 
-def test_a_batch_ramp_and_its_tokens(small_data, tmp_path, capsys):
-    here(small_data, tmp_path / "run", "--ramp_steps", 4)
-    tokens = [r["tokens"] for r in metrics(tmp_path / "run") if "loss" in r]
-    assert [b - a for a, b in zip([0, *tokens], tokens)] == [128] * 2 + [256] * 2 + [512] * 8
-    assert f"= {tokens[-1]:,} tokens\n" in capsys.readouterr().out
-
-
 def test_a_mixture_is_drawn_by_its_weights_and_another_in_the_decay(tmp_path, capsys):
     folder, sources = tmp_path / "data", []
     for name, word in (("low", "calm"), ("high", "storm")):
@@ -252,10 +232,8 @@ def test_the_trial_step_moves_no_bit(small_data, tmp_path, monkeypatch):
 
     monkeypatch.setattr(build, "compile_step", noting)
     here(small_data, tmp_path, "--steps", 4)
-    here(small_data, tmp_path / "adamw", "--steps", 4, "--optimizer", "adamw", "--tie_embeddings")
-    for before, after in seen:
-        assert len(before) > 20 and all(torch.equal(a, b) for a, b in zip(before, after))
-    assert len(seen) == 2
+    ((before, after),) = seen
+    assert len(before) > 20 and all(torch.equal(a, b) for a, b in zip(before, after))
 
 
 @pytest.mark.timing
@@ -281,18 +259,6 @@ def test_speed_and_mfu_are_what_a_wall_clock_says(small_data, tmp_path):
     model = GPT(GPTConfig(**{k: shape[k] for k in GPTConfig.__dataclass_fields__}))
     for kind, each in (("full", model.flops_per_token()), ("causal", model.flops_per_token(True))):
         assert last[f"mfu_{kind}"] == pytest.approx(last["tokens_per_s"] * each / (2 * 0.01e12))
-
-
-def test_profile_of_two_ranks(small_data, tmp_path):
-    out = fork(small_data, tmp_path / "run", "--profile", world=2)
-    assert out.count("where the time goes") == 1
-    for row in ("matmul", "attention", "optimizer", "data wait", "idle"):
-        assert row in out
-    for rank in (0, 1):
-        with gzip.open(tmp_path / "run" / "profile" / f"rank_{rank}" / "trace.json.gz") as trace:
-            events = json.load(trace)["traceEvents"]
-        assert "c10d::allreduce_" in [event["name"] for event in events]
-    assert json.loads((tmp_path / "run" / "status.json").read_text())["state"] == "profiled"
 
 
 def test_a_plan_starts_nothing(tmp_path, capsys):
@@ -326,22 +292,6 @@ def test_compiled_in_bf16_on_two_threads_it_resumes_to_the_same_bits(small_data,
     whole, resumed = losses(tmp_path / "whole"), losses(tmp_path / "resumed")
     assert resumed == {step: loss for step, loss in whole.items() if step > 6} and len(resumed) == 6
     assert_same_state(tmp_path / "whole", tmp_path / "resumed", 12)
-
-
-def test_restored_from_a_mirror_and_begun_from_its_weights(small_data, tmp_path, capsys):
-    """The run's folder is gone, with its machine."""
-    far, run_dir = tmp_path / "far", tmp_path / "run"
-    here(small_data, run_dir, "--mirror", far)
-    (copy,) = (path.parent for path in far.glob("run/step_00000012/*/MANIFEST.json"))
-    shutil.rmtree(run_dir)
-    capsys.readouterr()
-    here(small_data, run_dir, "--mirror", far)
-    assert "resumed at step 12" in capsys.readouterr().out
-
-    best = [r["val_bpb"] for r in metrics(run_dir) if "val_bpb" in r][-1]
-    here(small_data, tmp_path / "new", "--init_from", copy, "--steps", 1)
-    first = [r["val_bpb"] for r in metrics(tmp_path / "new") if "val_bpb" in r][0]
-    assert first == pytest.approx(best, rel=1e-6)
 
 
 def test_weights_of_another_model_or_tokenizer_are_refused(

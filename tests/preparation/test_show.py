@@ -4,7 +4,7 @@ import json
 import re
 
 import pytest
-from conftest import run
+from data_helpers import in_process
 
 import prepare_data
 from config import UsageError
@@ -26,7 +26,7 @@ def folders(tmp_path_factory):
         (folder / "long" / f"{i}.md").write_text(text)
     options = "--vocab_size 400 --row_len 65 --val_fraction 0.2 --workers 1".split()
     options += ["--source", *(f"files:{folder / name}" for name in ("notes", "long"))]
-    done = run("prepare_data.py", "tiny", *options, "--data_dir", folder / "data", timeout=400)
+    done = in_process("tiny", *options, "--data_dir", folder / "data")
     assert done.returncode == 0, done.stderr
     return folder
 
