@@ -311,21 +311,6 @@ def unread() -> None:
     sys.stdout = open(1, "w", closefd=False)  # no longer a file that can be sought in
 
 
-def kill_at_stage(stage: str, step: int) -> None:
-    """SIGKILL to the first rank at this stage of publishing the checkpoint of `step`."""
-    begun = []
-
-    @instead_of("machinery.checkpoint", "_begin")
-    def begin(honest, path, nbytes):
-        begun.append(path.name)
-        return honest(path, nbytes)
-
-    @instead_of("machinery.checkpoint", "_stage")
-    def stage_is(honest, name):
-        if name == stage and begun and begun[-1] == f"step_{step:08d}":
-            os.kill(os.getpid(), signal.SIGKILL)
-
-
 def kill_before_validation(step: int) -> None:
     """SIGKILL once the checkpoint of `step` is published, before its validation is written down."""
 

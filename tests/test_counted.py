@@ -10,10 +10,9 @@ import torch
 import torch.nn.functional as F
 from conftest import losses, metrics
 from faults import start
-from test_train import here
+from test_faults import rows_read
 
 import data
-import optim
 from config import PRESETS
 from model import GPT
 
@@ -44,13 +43,6 @@ def alone(small_data, tmp_path_factory):
     run_dir = tmp_path_factory.mktemp("alone") / "run"
     text = start(small_data, run_dir, *CALM, spoil=[("note_rows",)]).end(0)
     return run_dir, rows_read(text)
-
-
-def rows_read(text: str) -> dict[int, str]:
-    """position -> row, of all that count; none may come twice."""
-    found = re.findall(r"^position (\d+): (.*)$", text, re.M)
-    assert len(dict(found)) == len(found)
-    return {int(p): row for p, row in found}
 
 
 # -------------------------------------------------------------------------------- the model
@@ -95,16 +87,6 @@ def test_a_step_that_micro_batches_do_not_divide(rows, alone, small_data, tmp_pa
     assert f"({-ROWS % rows} rows to fill the last do not count)" in text
     assert_same(alone[0], tmp_path / "run")
     assert rows_read(text) == alone[1]
-
-
-def test_no_gradient_is_multiplied_where_all_targets_are_text(small_data, tmp_path, monkeypatch):
-    """Rows that fill a micro-batch add nothing, so they need no factor either."""
-    scaled = []
-    monkeypatch.setattr(optim, "scale_gradients", lambda *args: scaled.append(args))
-    for name, micro_batch in (("even", 2), ("odd", 3)):
-        here(small_data, tmp_path / name, "--micro_batch", micro_batch)
-    assert scaled == []
-    assert_same(tmp_path / "even", tmp_path / "odd")
 
 
 # ---------------------------------------------------------------------------------- ranks

@@ -4,8 +4,7 @@ import re
 
 import pytest
 import torch
-from conftest import ROOT, SMALL
-from faults import start
+from conftest import ROOT
 
 import config
 import prepare_data
@@ -85,17 +84,6 @@ def test_all_programs_take_any_depth(monkeypatch):
     assert trained.find_model("d16") == dict(run_dir="runs/d16")  # eval.py and export.py
     with pytest.raises(UsageError, match=r"no checkpoint in runs/d17.*: torchrun train.py d17"):
         trained.load_model(trained.EvalConfig(**trained.find_model("d17")), None)
-
-
-@pytest.mark.slow
-def test_a_small_depth_trains_on_data_of_its_own(small_data, tmp_path):
-    """The data decides vocabulary and rows, as of any preset."""
-    options = ["--steps", "2", "--tokens_per_step", "512", "--eval_tokens", "512"]
-    folders = ["--data_dir", small_data, "--run_dir", tmp_path / "run", "--peak_tflops", "0.1"]
-    plain = [word for word in SMALL if word in ("--no_compile", "--device", "cpu", "fp32")]
-    argv = ["d3", *options, *folders, *plain[:-1], "--dtype", "fp32"]
-    text = start(small_data, tmp_path / "run", argv=argv).end(0)
-    assert "3 layers x 256, vocabulary 512" in text and "done: 2 steps" in text
 
 
 @pytest.mark.parametrize("word", ["d0", "d100", "D12", "d012", "d-1", "d٣"])

@@ -15,28 +15,19 @@ from flops import Meter, find_peak, mfu, peak_flops, score_text
 # Strings as torch.cuda.get_device_name() and friends return them.
 NAMES = {
     "NVIDIA H200": 989e12,
-    "NVIDIA H200 NVL": 836e12,
     "NVIDIA GH200 144G HBM3e": 989e12,
     "NVIDIA H100 80GB HBM3": 989e12,
     "nvidia h100 pcie": 756e12,
-    "NVIDIA H20-3e": 148e12,
     "NVIDIA A100-SXM4-40GB": 312e12,
-    "A100-PCIE-40GB": 312e12,
-    "NVIDIA L40S": 362e12,
     "NVIDIA L4": 121e12,
     "AMD Instinct MI300X VF": 1307.4e12,
-    "AMD Instinct MI250": 181.05e12,
     "NVIDIA GeForce RTX 4090": 165.2e12,
     # Names that contain, or nearly are, one of the table's: no figure may be invented for them.
     "NVIDIA RTX A4000": None,
     "NVIDIA A10G": None,
     "NVIDIA H100 80GB HBM3 MIG 1g.10gb": None,
-    "NVIDIA GeForce RTX 3090 Ti": None,
-    "NVIDIA GeForce RTX 4090 D": None,
     "NVIDIA GeForce RTX 4090 Laptop GPU": None,
-    "NVIDIA L40-S": None,
     "NVIDIA A100X": None,
-    "Tesla V100-SXM2-16GB": None,
     "": None,
 }
 

@@ -15,12 +15,10 @@ from optim import (
     Muon,
     build,
     compile_steps,
-    grad_norm,
     lr_at,
     lr_batch_factor,
     momentum_at,
     orthogonalize,
-    scale_gradients,
     set_schedule,
     unread_options,
 )
@@ -234,20 +232,6 @@ def test_each_kind_of_parameter_has_its_betas_and_decay():
     _, adam = build(groups_of_one(), TrainConfig(), 768)
     found = [(g["betas"], g["weight_decay"]) for g in adam.param_groups]
     assert found == [((0.8, 0.995), 0.001), ((0.8, 0.96), 0.01), ((0.8, 0.95), 0.0)]
-
-
-# ------------------------------------------------------------------------------- one step of all
-
-
-def test_the_norm_is_of_all_gradients_and_scaling_them_is_one_call(monkeypatch):
-    params = [torch.nn.Parameter(torch.ones(n)) for n in (3, 4, 9)]
-    for p in params:
-        p.grad = torch.full_like(p, 2.0)
-    assert grad_norm(iter(params)).item() == 8.0  # the root of 16 x 4
-    calls, honest = [], torch._foreach_mul_
-    monkeypatch.setattr(torch, "_foreach_mul_", lambda *given: calls.append(1) or honest(*given))
-    scale_gradients(iter(params), torch.tensor(0.25))
-    assert len(calls) == 1 and all((p.grad == 0.5).all() for p in params)
 
 
 def test_options_that_the_optimizer_or_the_schedule_ignores_are_named():

@@ -11,9 +11,8 @@ from faults import start
 from torch import nn
 
 import flops
-from config import GPTConfig, UsageError
+from config import GPTConfig
 from instruments.run import forecast
-from machinery import build, cli, plan
 from model import GPT
 
 SHAPE = dict(seq_len=64, vocab_size=128, n_layer=4, n_embd=32, mlp_hidden=128)
@@ -92,20 +91,6 @@ def test_the_plan_knows_what_a_compiled_step_keeps(extras):
     assert estimate < 0.5 * flops.activation_bytes(gpt.config)
 
 
-@pytest.mark.slow
-def test_compiled_it_is_one_graph_with_the_same_gradients():
-    torch._dynamo.reset()
-    gpt, tokens = a_model(**KINDS[0]), torch.randint(128, (3, 64))
-    expected, gpt.recompute = gradients(gpt, tokens, False), True
-    step = torch.compile(gpt, backend="aot_eager_decomp_partition", dynamic=False, fullgraph=True)
-    loss, grads, size = gradients(gpt, tokens, True, step)
-    torch.testing.assert_close(loss, expected[0])
-    torch.testing.assert_close(grads, expected[1])
-    assert size < 0.5 * expected[2]
-    with torch.no_grad():  # as validation does
-        torch.testing.assert_close(step(tokens, tokens), loss)
-
-
 def test_on_two_ranks_the_losses_do_not_change(small_data, tmp_path):
     for name, more in (("plain", ()), ("less", ("--recompute",))):
         options = ("--parallel", "fsdp", "--steps", 3, "--eval_every", 0, *more)
@@ -135,20 +120,6 @@ def number(pattern: str, text: str) -> float:
     return float(re.search(pattern, text)[1].replace(",", ""))
 
 
-def test_the_plan_says_what_it_makes_room_for_and_never_takes_it():
-    """A 4090 has room for fewer rows of d12 where 32 would be tried; and for no row of 131,072
-    tokens without it. An H100 has room, and nothing is said."""
-    small, more = page("--gpu", "4090"), page("--gpu", "4090", "--recompute")
-    now, then = number(r"([\d,]+) tokens fit", small), number(r"\(([\d,]+) with --recomp", small)
-    assert now < 32 * 2048 < then and f"step      {now // 2048:.0f} rows x 2,048" in small
-    assert "32 rows x 2,048" in more and "tokens fit" not in more
-    assert number(r"about ([\d.]+) GB", more) < 2 * number(r"about ([\d.]+) GB", small)
-    long = page("--gpu", "4090", "--seq_len", "131072")
-    now, then = number(r"([\d,]+) tokens fit", long), number(r"\(([\d,]+) with --recomp", long)
-    assert now < 131_072 < then and "1 rows x 131,072" in long
-    assert "tokens fit" not in page("--gpu", "H100")
-
-
 def test_the_utilization_stays_the_models():
     """A third more of computation is no more FLOPs of the model: the forecast is slower, in tokens
     per second and in MFU alike."""
@@ -158,15 +129,3 @@ def test_the_utilization_stays_the_models():
     assert re.search(r"FLOPs.*", plain)[0] == re.search(r"FLOPs.*", more)[0]
     shares = [number(r"(\d+)% MFU", text) for text in (plain, more)]
     assert shares[0] / shares[1] == pytest.approx(speeds[1] / speeds[0], rel=0.05)
-
-
-@pytest.mark.parametrize("recompute", [False, True])
-def test_out_of_memory_is_told_of_it_once(recompute, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
-    given = cli.parse("train.py", "train", ["d12", "--micro_batch", "4"])
-    given = replace(given, run=replace(given.run, recompute=recompute))
-    world = forecast.parse_gpus("H100")
-    decided = plan.make_plan(given, world)
-    with pytest.raises(UsageError) as error:
-        build.fewer_rows(GPT(GPTConfig(**SHAPE)), decided, world, True)
-    assert ("try --micro_batch 2 or --recompute or" in str(error.value)) == (not recompute)

@@ -14,14 +14,14 @@ import pytest
 import torch
 from conftest import ROOT, SMALL, losses, metrics, parameters, run, starts
 from data_helpers import in_process
+from test_faults import assert_same_state, status
 
-import config
 import eval as eval_program
 import flops
 import optim
 import train
 from config import GPTConfig, UsageError
-from data import RowLoader, val_batches
+from data import RowLoader
 from instruments.pages import report
 from machinery import build, log
 from machinery.shards import Manifest
@@ -61,7 +61,7 @@ def test_what_a_run_prints_and_writes(trained_run, small_data, tmp_path):
         assert re.search(rf"^{words}rows: [\d.]+ nats/token, [\d.]+ bpb", out, re.M), words
     for name in ("checkpoints/step_00000012", "metrics.jsonl", "loss.png"):
         assert (run_dir / name).exists() and name.split("/")[0] in out
-    assert json.loads((run_dir / "status.json").read_text())["state"] == "done"
+    assert status(run_dir)["state"] == "done"
     records = metrics(run_dir)
     assert [r["step"] for r in records if "loss" in r] == list(range(1, 13))
     assert records[-1]["tokens"] == 12 * 512 and records[-1]["val_rows"] == of
@@ -111,14 +111,6 @@ def test_a_step_has_the_measures_of_a_validation_on_its_rows(tmp_path):
     assert special > 0
 
 
-@pytest.mark.slow
-def test_torchrun_with_one_rank_gives_the_same_bits(trained_run, small_data, tmp_path):
-    folders = ["--data_dir", small_data, "--run_dir", tmp_path / "run"]
-    done = run("train.py", "tiny", *SMALL, *folders, nproc=1)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert losses(tmp_path / "run") == losses(trained_run)
-
-
 def test_two_ranks_give_the_same_losses(trained_run, small_data, tmp_path):
     # the data is copied by the first rank, while the second waits
     fork(small_data, tmp_path / "run", *OFTEN, "--stage", tmp_path / "disk", world=2)
@@ -147,21 +139,14 @@ def assert_same_run(a, b, limit=5e-6):
             assert r["norm"] == pytest.approx(s["norm"], rel=10 * limit), r["step"]
 
 
-def assert_same_state(a, b, step):
-    """Weights and optimizer state, to the bit."""
-    one, two = parameters(a, step), parameters(b, step)
-    assert one.keys() == two.keys() and len(one) > 10
-    assert [name for name in one if not torch.equal(one[name], two[name])] == []
-
-
 def test_interrupted_and_resumed_equals_uninterrupted(trained_run, small_data, tmp_path):
     """Stopped after 6 steps by a signal to itself, then run again: the same bits."""
     run_dir = tmp_path / "run"
     faults.start(small_data, run_dir, spoil=[("signal_at", 5, signal.SIGTERM)]).end(143)
-    status = json.loads((run_dir / "status.json").read_text())
-    assert status["state"] == "preempted" and 5 < status["step"] < 9
+    stopped = status(run_dir)
+    assert stopped["state"] == "preempted" and 5 < stopped["step"] < 9
     out = fork(small_data, run_dir)
-    assert f"resumed at step {status['step']}" in out
+    assert f"resumed at step {stopped['step']}" in out
     assert "with micro-batches of 8 rows" in out  # the checkpoint's, printed
     assert losses(run_dir) == losses(trained_run)
     assert_same_state(trained_run, run_dir, 12)
@@ -261,11 +246,6 @@ def test_speed_and_mfu_are_what_a_wall_clock_says(small_data, tmp_path):
         assert last[f"mfu_{kind}"] == pytest.approx(last["tokens_per_s"] * each / (2 * 0.01e12))
 
 
-def test_a_plan_starts_nothing(tmp_path, capsys):
-    assert here(tmp_path / "none", tmp_path / "run", "--plan") == 0
-    assert "1.00 TFLOP/s" in capsys.readouterr().out and not [*tmp_path.iterdir()]
-
-
 @pytest.mark.slow
 def test_fsdp_compiled_gives_the_losses_of_one_rank(trained_run, small_data, tmp_path):
     args = [a for a in SMALL if a != "--no_compile"] + ["--parallel", "fsdp", *map(str, OFTEN)]
@@ -352,30 +332,6 @@ def test_a_run_made_longer_is_the_run_planned_that_way(small_data, tmp_path):
     assert_same_state(planned, short, 24)
 
 
-def test_validation_compiles_one_shape_and_scores_each_target_once(trained_run, small_data):
-    """Batches of 3, 3 and 2 rows through a compiled model of 3 rows, against each row alone."""
-    manifest = Manifest.load(small_data)
-    config = EvalConfig(str(trained_run), device="cpu", dtype="fp32")
-    model = eval_program.load_model(config)[0].train()
-    graphs = []
-
-    def backend(graph, inputs):
-        graphs.append(graph)
-        return graph
-
-    compiled = torch.compile(model, backend=backend, dynamic=False, fullgraph=True)
-    compiled(*next(val_batches(manifest, 3)), reduction="none").sum().backward()  # its own graph
-    size = torch.from_numpy(manifest.token_bytes())
-    sizes = [len(inputs) for inputs, _ in val_batches(manifest, 3, 8)]
-    assert sorted(sizes) == [2, 3, 3] and len(graphs) == 1
-    found = flops.score_text(compiled, val_batches(manifest, 3, 8), size, 3)[:2]
-    assert len(graphs) == 2 and model.training
-    alone = [model(x, y).item() for x, y in val_batches(manifest, 1, 8)]
-    assert found[0] == pytest.approx(sum(alone) / 8, rel=1e-6)
-    plain = flops.score_text(model, val_batches(manifest, 8, 8), size)[:2]
-    assert found == pytest.approx(plain, rel=1e-6)
-
-
 def test_the_best_validation_is_saved_and_kept(small_data, tmp_path, monkeypatch):
     """By the clock alone no checkpoint would fall on it."""
     bpb = iter([4.0, 3.0, 2.0, 2.5, 2.6, 2.7, 2.8, 0.1])  # the last: of other rows, all of them
@@ -398,14 +354,6 @@ def test_another_configuration_in_the_same_folder_is_refused(own_run, small_data
     with pytest.raises(UsageError, match="step_00000008"):
         here(small_data, own_run, "--resume", older)
     assert log.is_done(own_run)  # a mistaken command does not make it a failed run
-
-
-def test_a_checkpoint_of_another_run_is_refused(trained_run, small_data, tmp_path):
-    other = ("--resume", trained_run / "checkpoints" / "step_00000008", "--steps", 20)
-    with pytest.raises(UsageError, match="step_00000008 .*steps .*12 .*20 "):
-        here(small_data, tmp_path, *other)
-    status = json.loads((tmp_path / "status.json").read_text())
-    assert status["state"] == "failed" and status["exit_code"] == 2
 
 
 def test_figures_of_another_text_are_not_the_best(own_run, small_data, capsys, monkeypatch):
@@ -446,10 +394,3 @@ def test_time_left_has_every_validation_that_will_come():
 
 def test_a_disk_that_is_full_for_the_status_does_not_hide_the_error():
     log.Log(Path("/dev/full"), is_first=True)._failed(3, "why", 6)
-
-
-def test_presets_fit_their_data():
-    for name, preset in config.PRESETS.items():
-        assert preset.model.vocab_size == preset.data.vocab_size, name
-        assert preset.model.seq_len == preset.data.row_len - 1, name
-        assert preset.train.tokens_per_step % preset.model.seq_len == 0, name

@@ -5,15 +5,12 @@ import json
 import math
 import re
 import shlex
-import shutil
-import subprocess
 import sys
-import tarfile
 
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, SMALL, run
+from conftest import SMALL, run
 
 pytest.importorskip("scipy")
 
@@ -95,14 +92,6 @@ def make(*jobs: Job) -> tuple[int, set[str]]:
     return failed, {row["of"] for row in read_jsonl(file, bool)}
 
 
-def test_runs_are_side_by_side(tmp_path):
-    """Each of two waits for the other."""
-    code = "here.touch(); other = here.with_name('{}.done'); signal.alarm(30)\n"
-    code += "while not other.exists(): time.sleep(0.01)"
-    pair = [Job(tmp_path, name, code.format(other)) for name, other in ("ab", "ba")]
-    assert make(*pair) == (0, {"a", "b"})
-
-
 def test_a_run_that_fails_costs_those_that_go_on_from_it_and_no_more(tmp_path, capsys):
     fails = Job(tmp_path, "fails", "raise SystemExit('no luck')")
     first = Job(tmp_path, "first", "here.touch()")
@@ -110,17 +99,6 @@ def test_a_run_that_fails_costs_those_that_go_on_from_it_and_no_more(tmp_path, c
     never = Job(tmp_path, "never", "", after=fails)
     assert make(fails, never, first, then) == (2, {"first", "then"})
     assert "no luck" in capsys.readouterr().out
-
-
-def test_stopped_it_stops_the_runs_with_sigterm(tmp_path, monkeypatch):
-    code = "signal.signal(signal.SIGTERM, lambda *_: exit(here.write_text('saved')))\n"
-    job = Job(tmp_path, "waits", code + "signal.alarm(30); here.touch(); signal.pause()")
-    monkeypatch.setattr(runs.time, "sleep", lambda s: job.file.exists() and sys.exit(143))
-    before = runs.signal.getsignal(runs.signal.SIGTERM)
-    with pytest.raises(SystemExit):
-        make(job)
-    assert job.file.read_text() == "saved" and not (tmp_path / "rows.jsonl").exists()
-    assert runs.signal.getsignal(runs.signal.SIGTERM) == before
 
 
 def test_an_ablation_is_made_once(ablation, tmp_path):
@@ -295,34 +273,3 @@ def test_one_row_for_each_preset_that_works(tmp_path):
     row = r"\| tiny +\| 2 x 2 +\| (bfloat16|float32) +\| [\d,]+ +\| [\d,]+ +\| n/a +\| n/a"
     assert len(re.findall(row, results.read_text())) == 1 and "1536" in done.stdout
     assert 0 < float(re.search(r"([\d.]+)% of [\d.]+T", done.stdout)[1]) < 100
-
-
-# As .venv/bin/python: notes its arguments; preparing data fails and the levers take too long.
-PYTHON = """#!/bin/sh
-echo "$@" >> commands
-case "$*" in
-  *environment*) echo "GPU               $GPU" ;;
-  *prepare_data*) echo "no text"; exit 3 ;;
-  *levers*) exit 124 ;;
-esac
-"""
-
-
-def test_a_part_that_fails_is_said_and_the_next_one_begins(tmp_path):
-    python = tmp_path / ".venv" / "bin" / "python"
-    python.parent.mkdir(parents=True)
-    python.write_text(PYTHON)
-    python.chmod(0o755)
-    (tmp_path / "benchmarks").mkdir()
-    script = shutil.copy(ROOT / "benchmarks" / "first_hour.sh", tmp_path / "benchmarks")
-    env = {"PATH": "/usr/bin:/bin", "GPU": "none"}
-    done = subprocess.run(["bash", script], env=env, capture_output=True, text=True)
-    assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
-    parts = (tmp_path / "first_hour" / "parts.txt").read_text()
-    assert re.search(r"^data .*failed.* 3\b", parts, re.M) and re.search(
-        r"^levers +stop", parts, re.M
-    )
-    assert "resume tiny" in (tmp_path / "commands").read_text()  # what comes after them
-    with tarfile.open(tmp_path / "first_hour.tar.gz") as tar:
-        names = tar.getnames()
-    assert "first_hour/data.txt" in names and "first_hour/work" not in names

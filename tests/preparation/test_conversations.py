@@ -3,7 +3,6 @@
 import json
 import math
 import random
-import re
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -11,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from chat_helpers import TUNE, here, random_model, write_chats
-from conftest import losses, run
+from chat_helpers import here, random_model, write_chats
+from conftest import losses
 from test_counted import assert_same
 
 import data
@@ -49,24 +48,6 @@ def test_both_forms_of_turns_are_read():
     assert chat.read_turns(theirs) == chat.read_turns(ours) == turns
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     assert chat.read_turns([{"role": "user", "content": parts}]) == [("user", "ab")]
-
-
-@pytest.mark.parametrize(
-    "value, reason",
-    [
-        ("text", "not a list of turns"),
-        ([], "roles out of turn"),
-        ([{"role": "assistant", "content": "a"}], "roles out of turn"),
-        ([{"role": "user", "content": "q"}] * 2, "roles out of turn"),
-        ([{"role": "tool", "content": "q"}], "a role other than"),
-        ([{"role": "user", "content": None}], "a part that is not text"),
-        ([{"role": "user", "content": [{"type": "image_url"}]}], "a part that is not text"),
-    ],
-)
-def test_what_is_no_conversation_is_refused_with_its_beginning(value, reason):
-    with pytest.raises(UsageError, match=reason) as error:
-        chat.read_turns(value)
-    assert isinstance(value, str) or str(value)[:1] in str(error.value)
 
 
 # ------------------------------------------------------------------- pieces, rows, what counts
@@ -235,14 +216,11 @@ def test_odd_records_are_counted_and_another_form_is_refused(tmp_path):
     file, good = tmp_path / "c.jsonl", [{"role": "user", "content": "q"}]
     tool = [*good, {"role": "tool", "content": "x"}]
     lines = [good, tool, tool, [*good, *good], [{"role": "user", "content": None}]]
+    lines += [[{"role": "assistant", "content": "a"}], [{"role": "user", "content": [{}]}]]
     file.write_text("\n".join(json.dumps({"messages": m}) for m in lines))
     turns, notes = documents(f"files:{file}#messages")
     assert turns == [[("user", "q")]]
-    assert notes == {
-        "conversations left out, with a role other than system, user and assistant": 2,
-        "conversations left out, with roles out of turn": 1,
-        "conversations left out, with a part that is not text": 1,
-    }
+    assert sorted(notes.values()) == [2, 2, 2]  # roles that there are not, out of turn, no text
     file.write_text('{"messages": "just text", "dialog": [1]}')
     for field in ("messages", "dialog"):
         with pytest.raises(UsageError, match=field):
@@ -347,31 +325,3 @@ def test_a_step_is_the_mean_over_the_answers(tuned, base, chat_data, tmp_path, c
     assert losses(tuned)[1] == pytest.approx(mean, rel=1e-5)
     means = [float(n.sum() / (t >= 0).sum()) for n, t in zip(nats, targets)]
     assert abs(sum(means) / 8 - mean) > 1e-3
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("world, parallel", [(2, "ddp"), (3, "fsdp")])
-def test_any_number_of_ranks_tunes_alike(world, parallel, tuned, base, chat_data, tmp_path):
-    args = [*TUNE, "--data_dir", chat_data, "--run_dir", tmp_path / "run", "--parallel", parallel]
-    done = run("train.py", *args, "--init_from", base / "run", nproc=world)
-    assert done.returncode == 0, done.stderr
-    assert_same(tuned, tmp_path / "run")
-
-
-def test_choice_and_tournament_use_the_template(answering, base, tmp_path, capsys):
-    model = ["--device", "cpu"]
-    words = "cat dog bird fish tree stone river cloud".split()
-    asked = []
-    for a in words:
-        others = [c for c in words if c != a]
-        choices = [f"I say {a} {c}." for c in others]
-        asked += [dict(query=f"Say {a} {c}", choices=choices, gold=k) for k, c in enumerate(others)]
-    file = tmp_path / "asked.jsonl"
-    file.write_text("\n".join(map(json.dumps, asked)))
-    eval.main(["choice", str(answering), "--task", str(file), *model])
-    out = capsys.readouterr().out
-    assert float(re.search(r"sum +([\d.]+)", out)[1]) > 0.9  # the accuracy
-    run_dir = ["--run_dir", str(answering), "--n_prompts", "9"]
-    run_dir += ["--prompt_tokens", "8", "--max_new_tokens", "8"]
-    with pytest.raises(UsageError, match="step_.* was tuned on conversations"):
-        eval.main(["tournament", *run_dir, *model])
