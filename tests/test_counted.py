@@ -4,6 +4,7 @@ of ranks, in any micro-batches, with the same rows. So is a validation."""
 import random
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -38,11 +39,15 @@ def assert_same(a, b, limit=1e-6):
 
 
 @pytest.fixture(scope="module")
-def alone(small_data, tmp_path_factory):
-    """The run of one process, in micro-batches of all 8 rows."""
-    run_dir = tmp_path_factory.mktemp("alone") / "run"
-    text = start(small_data, run_dir, *CALM, spoil=[("note_rows",)]).end(0)
-    return run_dir, rows_read(text)
+def alone(small_data, once):
+    """The run of one process, in micro-batches of all 8 rows; and the rows that it read."""
+
+    def make(folder: Path) -> None:
+        run = start(small_data, folder / "run", *CALM, spoil=[("note_rows",)])
+        (folder / "printed").write_text(run.end(0))
+
+    folder = once("alone", make)
+    return folder / "run", rows_read((folder / "printed").read_text())
 
 
 # -------------------------------------------------------------------------------- the model

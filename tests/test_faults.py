@@ -3,7 +3,6 @@
 Nothing here is mocked but the one thing that breaks.
 """
 
-import functools
 import json
 import os
 import random
@@ -28,19 +27,20 @@ CALM = (*LONG, "--lr_scale", 0.1)
 
 
 @pytest.fixture(scope="module")
-def whole(small_data, tmp_path_factory):
+def whole(small_data, once):
     """whole(world, *args): the folder of a run that nobody disturbed; made once. whole.rows(...):
     what it read."""
 
-    @functools.cache
-    def made(world, *args):
-        run_dir = tmp_path_factory.mktemp("whole") / "run"
-        spoil = [("note_rows",)]
-        run = start(small_data, run_dir, *(args or LONG), world=world, spoil=spoil)
-        return run_dir, rows_read(run.end(0))
+    def made(world=1, *args) -> Path:
+        def make(folder: Path) -> None:
+            how = dict(world=world, spoil=[("note_rows",)])
+            run = start(small_data, folder / "run", *(args or LONG), **how)
+            (folder / "printed").write_text(run.end(0))
 
-    whole = lambda world=1, *args: made(world, *args)[0]
-    whole.rows = lambda world=1, *args: made(world, *args)[1]
+        return once(f"whole on {world} {' '.join(map(str, args))}", make)
+
+    whole = lambda *how: made(*how) / "run"
+    whole.rows = lambda *how: rows_read((made(*how) / "printed").read_text())
     return whole
 
 

@@ -158,13 +158,16 @@ def test_mutants_change_what_the_exercise_asks_for_and_nothing_else(tmp_path, mo
     assert len(found) == 6 and {*found} == {(2, m) for m in of_f} | {(6, m) for m in of_g}
 
     def judge(answer):
+        assert answer.f(2) == 4 and answer.f(9) == 0
+
+    def hangs_or_fails(answer):
         while answer.f(2) != 4:  # forever, or an error
             pass
-        assert answer.f(9) == 0
+        judge(answer)
 
     score = mutants.score(exercise, solution, lambda answer: None)
     assert (score.refused, score.total) == (0, 6)
-    score = mutants.score(exercise, solution, judge)
+    score = mutants.score(exercise, solution, hangs_or_fails)
     assert (score.refused, score.total, score.passes) == (4, 6, False)
     f = "return g(x) if x < 3 else 0: "
     same = {f + "`3` -> `4`": "3 is not asked", f + "`x < 3` -> `x <= 3`": "nor is it here"}
