@@ -346,13 +346,6 @@ def test_batches_are_not_overwritten_by_later_ones(manifest):
     assert all((a == c).all() and (b == d).all() for (a, b), (c, d) in zip(kept, copies))
 
 
-def test_row_ids_and_mixture_names(manifest):
-    with loading(manifest, weights={"b": 1}) as loader:
-        assert all(n.startswith("train/b/unit_00000_00.npy row ") for n in loader.row_ids(0, 3))
-    with pytest.raises(UsageError, match="'c'"):
-        RowLoader(manifest, seed=1, micro_batch=2, weights={"c": 1})
-
-
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 @pytest.mark.parametrize("max_rows", [0, 7, 19])
 def test_each_validation_row_once_in_a_fixed_order(manifest, world_size, max_rows):

@@ -252,13 +252,6 @@ def test_an_interval_holds_at_least_as_often_as_it_says_and_is_of_use():
     assert inside >= 3 and np.mean(widths) < 0.2
 
 
-def test_the_verdict_as_tokens_grow():
-    words = lambda *changes: law.verdict(list(changes), [0.5] * 4)[1]
-    assert words(8.0, 6.0, 5.0, 4.5) == "worse" and words(8.0, 6.0, 4.0, 3.0) == "worse, fades"
-    assert words(0.0, -2.0, -3.0, -4.0) == "better"
-    assert "1.4%" in words(8.0, 4.0, 2.0, 0.5)  # luck: 2 sqrt(2) 0.5
-
-
 # ---------------------------------------------------------------- speed, and the first hour
 
 
