@@ -1,5 +1,4 @@
-"""What a model tuned on `chats:stdlib` answers:
-`python benchmarks/answers.py RUN [RUN ...] [--data_dir=FOLDER] [--every=N]`.
+"""What a model tuned on `chats:stdlib` answers: `python benchmarks/answers.py RUN [RUN ...]`.
 
 Each held-out question follows the true turns before it. Counted by kind of question: how many
 answers are right word for word if each token is the likeliest one; and, of every N-th question, how
@@ -16,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import tyro
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import data
@@ -101,11 +101,13 @@ def measure(run: str, folder: str, every: int) -> dict:
     return dict(run=run, nats=nats, bpb=bpb, n=total["n"], asked=total["asked"]) | figures
 
 
-if __name__ == "__main__":
-    runs = [word for word in sys.argv[1:] if not word.startswith("--")]
-    options = dict(word[2:].split("=") for word in sys.argv[1:] if word.startswith("--"))
-    where, every = options.get("data_dir", "data/tiny-chat"), int(options.get("every", 1))
+def main(
+    runs: tyro.conf.Positional[tuple[str, ...]], data_dir: str = "data/tiny-chat", every: int = 1
+) -> None:
+    """Print the figures of each run, of every N-th question."""
     for run in runs:
-        figures = measure(run, where, every)
-        rounded = {k: round(v, 4) if isinstance(v, float) else v for k, v in figures.items()}
-        print(json.dumps(rounded), flush=True)
+        print(json.dumps(measure(run, data_dir, every)), flush=True)
+
+
+if __name__ == "__main__":
+    tyro.cli(main)

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+import tyro
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import data  # noqa: E402
@@ -58,17 +59,15 @@ def last(run_dir: Path) -> Path:
     return checkpoint.checkpoints(run_dir / "checkpoints")[0]
 
 
-def main(folder: Path) -> None:
+def main(folder: tyro.conf.Positional[Path] = Path("runs/context")) -> None:
     prepare(folder)
     short, long = (shards.Manifest.load(folder / name) for name in ("short", "long"))
     found: dict[str, list[torch.Tensor]] = {}
     for seed in range(3):
         base = folder / f"base{seed}"
         rates = ["--rope_theta", f"{THETA}", "--seed", f"{seed}", *SHAPE]
-        train.main(
-            ["tiny", *rates, "--steps", f"{STEPS}", "--data_dir", f"{folder}/short"]
-            + ["--run_dir", f"{base}"]
-        )
+        folders = ["--data_dir", f"{folder}/short", "--run_dir", f"{base}"]
+        train.main(["tiny", *rates, "--steps", f"{STEPS}", *folders])
         found.setdefault("before, short rows", []).append(losses(last(base), short, THETA))
         found.setdefault("before, long rows", []).append(losses(last(base), long, THETA))
         for theta in (THETA, 4 * THETA):
@@ -97,4 +96,4 @@ def show(found: dict[str, list[torch.Tensor]]) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1] if len(sys.argv) > 1 else "runs/context"))
+    tyro.cli(main)

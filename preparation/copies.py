@@ -53,9 +53,8 @@ def library():
     try:
         import datasketch
     except ImportError:
-        raise UsageError(
-            "--dedup near needs datasketch: pip install -r requirements-scaling.txt"
-        ) from None
+        how = "pip install -r requirements-scaling.txt"
+        raise UsageError(f"--dedup near needs datasketch: {how}") from None
     return datasketch
 
 

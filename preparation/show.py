@@ -51,11 +51,10 @@ def main(argv: list[str]) -> int:
 
 def place_of(manifest: Manifest, split: str, n: int) -> tuple[int, int]:
     """(source, row) of the n-th row of a split: those of the first source, then of the next."""
-    for source in range(len(manifest.sources)):
-        if n < (rows := manifest.rows(split, source)):
-            return source, n
-        n -= rows
-    raise AssertionError("there are fewer rows")
+    source = 0
+    while n >= (rows := manifest.rows(split, source)):
+        source, n = source + 1, n - rows
+    return source, n
 
 
 def pick(manifest: Manifest, tokenizer: Tokenizer, config: ShowConfig) -> int:
@@ -113,9 +112,7 @@ class Origin:
         number = int(unit[5:10]) if unit.startswith("unit_") else None
         source = sources.parse(facts.get("spec", facts["name"]))
         if source.remote:
-            of = facts.get("shards") or "?"
-            known = f"unit {number} of {of}: a file of hf:{source.place}"
-            self.why = known if number is not None else f"rest of several files of {source.place}"
+            self.why = f"one of hf:{source.place}, or what several left over"
             return
         try:
             units = sources.list_units(source)[0]

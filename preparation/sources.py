@@ -49,8 +49,7 @@ LARGEST_LINE = 32 * MB  # of a .jsonl; a longer one would take a worker ten time
 KINDS = (".txt", ".text", ".md", ".py", ".jsonl", ".ndjson", ".parquet")
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 NOT_TEXT = {b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"PK\3\4": "zip", b"\x7fELF": "ELF"}
-NOT_TEXT |= {b"%PDF": "PDF", codecs.BOM_UTF32_LE: "UTF-32", codecs.BOM_UTF32_BE: "UTF-32"}
-NOT_TEXT |= {codecs.BOM_UTF16_LE: "UTF-16", codecs.BOM_UTF16_BE: "UTF-16"}  # after UTF-32's
+NOT_TEXT |= {b"%PDF": "PDF", codecs.BOM_UTF16_LE: "UTF-16", codecs.BOM_UTF16_BE: "UTF-16"}
 REPAIR = "repair or remove it"
 AGAIN = "run the same command again: finished units are kept"
 
@@ -350,9 +349,7 @@ def join_fields(record: dict, fields: tuple[str, ...], where: object, notes: Cou
     for field in fields:
         if field not in record:
             names = f"{where} has no field {field!r}, it has {', '.join(record)}"
-            raise UsageError(
-                f"{names}; add one to the source, as in #{next(iter(record), 'FIELD')}"
-            )
+            raise UsageError(f"{names}; name one after the source: #{next(iter(record), 'FIELD')}")
         value = record[field]
         if is_turns(fields):
             return value

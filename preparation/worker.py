@@ -291,12 +291,7 @@ def tokenizer_sample(job: Job) -> Iterator[str]:
 @contextmanager
 def open_pool(workers: int) -> Iterator[tuple[Executor, int]]:
     """The executor of a preparation and its slots: processes of this machine."""
-    try:
-        executor = ProcessPoolExecutor(workers, get_context("spawn"), start_worker)
-    except OSError as error:
-        error.filename = error.filename or "/dev/shm"  # where processes share their locks
-        raise
-    with executor as pool:
+    with ProcessPoolExecutor(workers, get_context("spawn"), start_worker) as pool:
         try:
             yield pool, workers
         except BrokenProcessPool:

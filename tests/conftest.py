@@ -4,6 +4,7 @@ Markers: `slow` (CI runs them too), `timing` (depends on the clock: run alone, s
 `pictures` (this test looks at a picture; for all others none is painted).
 """
 
+import fcntl
 import json
 import os
 import shutil
@@ -120,34 +121,58 @@ def leave_no_run_behind():
 
 
 @pytest.fixture(scope="session")
-def small_data(tmp_path_factory) -> Path:
-    """Rows of 65 tokens, a vocabulary of 512, from this project's own sources and invented text."""
-    from data_helpers import in_process
+def once(tmp_path_factory):
+    """once(name, make): a folder as make(folder) leaves it, made by the first of all workers of
+    xdist that asks for it. Only to be read."""
+    root = tmp_path_factory.getbasetemp()
+    root = (root.parent if "PYTEST_XDIST_WORKER" in os.environ else root) / "once"
+    root.mkdir(exist_ok=True)
 
-    folder = tmp_path_factory.mktemp("small")
-    texts = folder / "texts"
-    texts.mkdir()
-    for path in sorted([*ROOT.glob("*.py"), *ROOT.glob("machinery/*.py")]):
-        (texts / f"{path.stem}.txt").write_text(path.read_text())
-    for i in range(40):
-        (texts / f"note{i}.txt").write_text(f"def note_{i}(x):\n    return x + {i}\n" * (i + 3))
-    options = "tiny --vocab_size 512 --row_len 65 --val_fraction 0.2 --workers 1".split()
-    result = in_process(*options, "--source", f"files:{texts}", "--data_dir", folder / "data")
-    assert result.returncode == 0, result.stderr
-    return folder / "data"
+    def made(name: str, make) -> Path:
+        folder, done = root / name, root / f"{name}.done"
+        with open(root / f"{name}.lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not done.exists():
+                shutil.rmtree(folder, ignore_errors=True)  # of a worker that has failed
+                folder.mkdir()
+                make(folder)
+                done.touch()
+        return folder
+
+    return made
 
 
 @pytest.fixture(scope="session")
-def trained_run(small_data, tmp_path_factory) -> Path:
+def small_data(once) -> Path:
+    """Rows of 65 tokens, a vocabulary of 512, from this project's own sources and invented text."""
+    from data_helpers import in_process
+
+    def make(folder: Path) -> None:
+        texts = folder / "texts"
+        texts.mkdir()
+        for path in sorted([*ROOT.glob("*.py"), *ROOT.glob("machinery/*.py")]):
+            (texts / f"{path.stem}.txt").write_text(path.read_text())
+        for i in range(40):
+            (texts / f"note{i}.txt").write_text(f"def note_{i}(x):\n    return x + {i}\n" * (i + 3))
+        options = "tiny --vocab_size 512 --row_len 65 --val_fraction 0.2 --workers 1".split()
+        result = in_process(*options, "--source", f"files:{texts}", "--data_dir", folder / "data")
+        assert result.returncode == 0, result.stderr
+
+    return once("small", make) / "data"
+
+
+@pytest.fixture(scope="session")
+def trained_run(small_data, once) -> Path:
     """The folder of a finished run of 12 steps, with the checkpoints of steps 4, 8 and 12. Only to
     be read: a test that writes to it takes `own_run`."""
     import train
 
-    run_dir = tmp_path_factory.mktemp("trained") / "run"
-    options = "--save_every 4 --keep 9 --eval_every 4 --data_dir".split()
-    options += [str(small_data), "--run_dir", str(run_dir)]
-    assert train.main(["tiny", *SMALL, *options]) == 0
-    return run_dir
+    def make(folder: Path) -> None:
+        options = "--save_every 4 --keep 9 --eval_every 4 --data_dir".split()
+        options += [str(small_data), "--run_dir", str(folder / "run")]
+        assert train.main(["tiny", *SMALL, *options]) == 0
+
+    return once("trained", make) / "run"
 
 
 @pytest.fixture

@@ -53,18 +53,8 @@ DRIVER = (
 
 
 def command(folder: Path, *options: str) -> list[str]:
-    return [
-        sys.executable,
-        "-c",
-        DRIVER,
-        "--data_dir",
-        str(folder),
-        "--vocab_size",
-        "400",
-        "--row_len",
-        "65",
-        *options,
-    ]
+    small = ["--data_dir", str(folder), "--vocab_size", "400", "--row_len", "65"]
+    return [sys.executable, "-c", DRIVER, *small, *options]
 
 
 def prepare(folder: Path, *options: str, program: tuple = (), processes: bool = False):

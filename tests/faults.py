@@ -17,7 +17,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -143,15 +142,18 @@ def free_port() -> int:
 _outputs = iter(range(10**9))
 
 
-def start(data, run_dir, *args, world: int = 1, spoil=(), env=None, argv=None) -> Run:
+def start(
+    data, run_dir, *args, world: int = 1, spoil=(), env=None, argv=None, main="train:main"
+) -> Run:
     """`python train.py tiny ... ARGS` on `world` ranks, without a launcher. argv: another command
-    line in place of that."""
+    line in place of that; main: another program."""
     context = multiprocessing.get_context("forkserver")
     theirs = dict(PYTHONPATH=f"{ROOT}{os.pathsep}{HERE}", CUDA_VISIBLE_DEVICES="")
     with mock.patch.dict(os.environ, theirs):
         context.set_forkserver_preload(PRELOAD)
         multiprocessing.forkserver.ensure_running()
-    argv = argv or ["tiny", *SMALL, "--data_dir", data, "--run_dir", run_dir, *args]
+    if argv is None:
+        argv = ["tiny", *SMALL, "--data_dir", data, "--run_dir", run_dir, *args]
     env = {"RANK": "", "WORLD_SIZE": "", "LOCAL_RANK": "", **(env or {})}
     processes, outputs = [], []
     folder = Path(run_dir).parent
@@ -162,7 +164,7 @@ def start(data, run_dir, *args, world: int = 1, spoil=(), env=None, argv=None) -
         mine = env | meeting | dict(RANK=str(rank), LOCAL_RANK=str(rank)) if world > 1 else env
         outputs.append(folder / f"output_{next(_outputs)}_rank_{rank}.txt")
         outputs[-1].touch()
-        job = (str(outputs[-1]), mine, [str(a) for a in argv], list(spoil))
+        job = (str(outputs[-1]), mine, [str(a) for a in argv], list(spoil), main)
         processes.append(context.Process(target=child, args=job, daemon=True))
         processes[-1].start()
     return Run(processes, outputs, run_dir)
@@ -200,8 +202,8 @@ def edited(folder: Path, file: str, old: str, new: str) -> tuple[str, str]:
     return "use_project_in", str(folder)
 
 
-def child(output: str, env: dict, argv: list[str], spoil: list) -> None:
-    """Become `python train.py`: what the forked process runs."""
+def child(output: str, env: dict, argv: list[str], spoil: list, main: str) -> None:
+    """Become `python train.py`, or another program: what the forked process runs."""
     file = os.open(output, os.O_WRONLY | os.O_APPEND)
     os.dup2(file, 1)
     os.dup2(file, 2)
@@ -211,18 +213,17 @@ def child(output: str, env: dict, argv: list[str], spoil: list) -> None:
         os.environ.pop(name, None) if value == "" else os.environ.__setitem__(name, value)
     sys.path[:0] = [p for p in env.get("PYTHONPATH", "").split(os.pathsep) if p]
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    become_train(argv, spoil)
+    become(main, argv, spoil)
 
 
-def become_train(argv: list[str], spoil: list) -> None:
+def become(main: str, argv: list[str], spoil: list) -> None:
     paint_nothing()
     for name, *args in spoil:
         globals()[name](*args)
-    import train
     from machinery import cli
 
-    sys.argv = ["train.py", *argv]
-    cli.run(train.main)
+    sys.argv = [f"{main.partition(':')[0]}.py", *argv]
+    cli.run(pkgutil.resolve_name(main))
 
 
 # ------------------------------------------------------------------- what a run can be spoiled by
@@ -336,17 +337,6 @@ def at_stages(more, patch=setattr) -> None:
     around(disk, "set_aside", after="trash")
 
 
-def kill_at_stage(stage: str, step: int) -> None:
-    """SIGKILL to the first rank at this stage of publishing the checkpoint of `step`."""
-    at_stages(
-        lambda at, path: (
-            (at, rank()) == (stage, 0)
-            and f"step_{step:08d}" in path.name
-            and os.kill(os.getpid(), signal.SIGKILL)
-        )
-    )
-
-
 def kill_before_validation(step: int) -> None:
     """SIGKILL once the checkpoint of `step` is published, before its validation is written down."""
 
@@ -357,33 +347,6 @@ def kill_before_validation(step: int) -> None:
                 time.sleep(0.01)
             os.kill(os.getpid(), signal.SIGKILL)
         honest(log, record)
-
-
-def save_at_once() -> None:
-    """Instead of training: save what was loaded, under its own step, as if it were new."""
-    import train
-
-    @instead_of("train", "train")
-    def resave(honest, run, progress):
-        path = run.log.run_dir / "checkpoints" / f"step_{progress.step:08d}"
-        if rank() == 0:
-            path.rename(path.with_name("before"))
-        train.save(run, progress, wait=True)
-
-
-def saves_until_joined() -> None:
-    """A save in the background ends no sooner than training waits for it."""
-    joined = threading.Event()
-
-    @instead_of("machinery.checkpoint:Checkpointer", "join")
-    def join(honest, *args, **kwargs):
-        joined.set()
-        try:
-            return honest(*args, **kwargs)
-        finally:
-            joined.clear()
-
-    at_stages(lambda stage, path: stage == "write" and joined.wait(60))
 
 
 def failing_saves(first: int, last: int, only_rank: int = 0) -> None:
@@ -415,15 +378,22 @@ def dropout(p: float) -> None:
     instead_of("model:MLP", "forward")(spoiled)
 
 
-def poison(steps: list[int], only_rank: int) -> None:
-    """A loss of NaN, gradients included, at these steps on one rank."""
+def poison(steps: list[int], only_rank: int, what: str = "loss") -> None:
+    """At these steps, on one rank: a loss of NaN, or gradients of NaN with a loss that is right."""
     from dataclasses import replace
+
+    nan = float("nan")
 
     @instead_of("train", "take_steps")
     def take_steps(honest, run, progress):
         def model(*args, **kwargs):
             loss = run.step_model(*args, **kwargs)
-            return loss * float("nan") if progress.step + 1 in steps else loss
+            if progress.step + 1 not in steps:
+                return loss
+            if what == "loss":
+                return loss * nan
+            loss.register_hook(lambda gradient: gradient * nan)
+            return loss
 
         return honest(replace(run, step_model=model) if rank() == only_rank else run, progress)
 
@@ -533,32 +503,6 @@ def disk(free: int) -> None:
     shutil.disk_usage = lambda path: usage
 
 
-def no_compiler(where: str, only_rank: int = -1) -> None:
-    """torch.compile refuses at once, or when the compiled model is called."""
-    import torch
-
-    def fail(*args, **kwargs):
-        raise RuntimeError("no C++ compiler found")
-
-    if only_rank in (-1, rank()):
-        torch.compile = fail if where == "at once" else lambda model, **kwargs: fail
-
-
-def fake_compiler(only_rank: int) -> None:
-    """A compiler that works, and says how often it was asked."""
-    import torch
-
-    asked = []
-
-    def compile(model, **kwargs):
-        asked.append(model)
-        print(f"compiled {len(asked)} time", flush=True)
-        return model
-
-    if rank() == only_rank:
-        torch.compile = compile
-
-
 def out_of_memory(*_) -> None:
     import torch
 
@@ -599,4 +543,4 @@ def memory_for_backward(rows: int) -> None:
 
 
 if __name__ == "__main__":  # under torchrun: faults.py SPOIL ARGS
-    become_train(sys.argv[2:], json.loads(sys.argv[1]))
+    become("train:main", sys.argv[2:], json.loads(sys.argv[1]))

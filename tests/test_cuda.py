@@ -5,7 +5,6 @@ Skipped without a GPU. TEST_DEVICE=cpu runs what has a meaning there, to test th
 import os
 import subprocess
 import sys
-from dataclasses import replace
 
 import pytest
 import torch
@@ -16,9 +15,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import model
 import optim
-from config import PRESETS, GPTConfig
+from config import GPTConfig
 from data import RowLoader
-from machinery import build, plan, ranks, shards
+from machinery import ranks, shards
 
 DEVICE = torch.device(os.environ.get("TEST_DEVICE", "cuda"))
 pytestmark = pytest.mark.skipif(
@@ -101,51 +100,10 @@ def test_attention_of_each_kernel_is_the_formula(backend, heads, kv_heads, head_
         assert difference(x.grad.float(), y.grad) < 0.02
 
 
-def test_what_the_model_uses_is_the_formula():
-    q = torch.randn(2, 4, 256, 128, device=DEVICE, dtype=torch.bfloat16)
-    k, v = (torch.randn(2, 2, 256, 128, device=DEVICE, dtype=torch.bfloat16) for _ in range(2))
-    out = model.attend(q, k, v, None)
-    assert difference(out.float(), plain_attention(q.float(), k.float(), v.float())) < 0.01
-
-
-def test_the_compiled_loss_in_bf16_is_the_eager_one_in_fp32():
-    config = GPTConfig(vocab_size=5000, **D12)
-    exact = [torch.randn(2, 300, 256, device=DEVICE), torch.randn(5056, 256, device=DEVICE) / 4]
-    leaves = [x.bfloat16().requires_grad_() for x in exact]
-    exact = [x.detach().float().requires_grad_() for x in leaves]
-    targets = torch.randint(5000, (2, 300), device=DEVICE)
-    compiled = torch.compile(model.cross_entropy)(*leaves, targets, config)  # (B, T)
-    plain = model.cross_entropy(*exact, targets, config)
-    assert (compiled - plain).abs().max() < 0.1 and (compiled - plain).mean().abs() < 0.005
-    compiled.mean().backward()
-    plain.mean().backward()
-    for x, y in zip(leaves, exact):
-        assert difference(x.grad.float(), y.grad) < 0.02
-
-
 def here() -> ranks.World:
     """This process alone, on DEVICE."""
     dtype = torch.bfloat16 if DEVICE.type == "cuda" else torch.float32
     return ranks.World(0, 1, 0, 1, DEVICE, dtype, memory_bytes=16 * 10**9)
-
-
-@pytest.mark.parametrize("doc_mask", [False, True])
-def test_the_kernels_that_a_run_may_use_compute_the_formula_in_a_compiled_step(doc_mask):
-    """A mask keeps cuDNN's out."""
-    config = GPTConfig(seq_len=256, vocab_size=1000, doc_mask=doc_mask, **D12)
-    torch.manual_seed(0)
-    gpt = model.GPT(config, compute_dtype=here().dtype).to(DEVICE)
-    gpt.init_weights()
-    for p in gpt.parameters():
-        p.data.add_(torch.randn_like(p), alpha=0.02)
-    inputs, targets = batch(4, 256, 1000)
-    inputs[:, 100] = config.bos_id
-    expected = gradients(gpt, gpt, inputs, targets)
-    with build.attention_kernels(config):
-        compiled = torch.compile(gpt, dynamic=False, fullgraph=True)
-        found = gradients(gpt, compiled, inputs, targets)
-    assert abs(found[0] - expected[0]) < 0.01
-    assert difference(found[1], expected[1]) < 0.05
 
 
 def test_compiled_muon_is_the_eager_one_for_more_shapes_than_dynamo_would_take():
@@ -164,23 +122,6 @@ def test_compiled_muon_is_the_eager_one_for_more_shapes_than_dynamo_would_take()
             muon.step()
         found.append(torch.cat([p.detach().flatten() for p in params]))
     assert difference(*found) < 1e-3
-
-
-def test_the_trial_leaves_the_weights_as_they_are():
-    preset = PRESETS["tiny"]
-    preset = replace(preset, model=replace(preset.model, n_layer=2, seq_len=64, vocab_size=512))
-    world = here()
-    decided = plan.make_plan(preset, world)
-    decided = replace(decided, compile=DEVICE.type == "cuda")
-    gpt = build.build_model(preset.model, decided, world, seed=0)
-    optimizers = build.build_optimizers(gpt, preset, decided, world)
-    before = [p.detach().clone() for p in gpt.parameters()]
-    log = type("Quiet", (), {"print": staticmethod(lambda text: None)})
-    _, _, found = build.compile_step(gpt, optimizers, decided, world, log)
-    assert found == decided
-    assert all(torch.equal(p, q) and p.grad is None for p, q in zip(gpt.parameters(), before))
-    moments = [t for o in optimizers for slots in o.state.values() for t in slots.values()]
-    assert not any(t.any() for t in moments)
 
 
 def test_pinned_batches_are_the_rows_of_the_data_also_when_the_device_is_behind(small_data):

@@ -167,14 +167,14 @@ WORK = """machinery.folders.claim machinery.disk.lock machinery.stage.once_per_n
     instruments.talk.serve.open_socket preparation.worker.open_pool eval.load_model""".split()
 
 
-@profile(80)
+@profile(50)
 @given(command_lines(GPTConfig, TrainConfig, RunConfig), st.booleans())
 def test_train(here, words, plans):
     base = ["tiny", *SMALL, "--run_dir", "new", *["--plan"] * plans]
     is_refused(train.main, [*base, *words], words)
 
 
-@profile(60)
+@profile(40)
 @given(command_lines(DataConfig))
 def test_prepare_data(here, words):
     base = ["--source", "files:texts", "--data_dir", "new", "--vocab_size", "300"]
@@ -189,7 +189,7 @@ def test_eval(here, name):
         base += "--n_prompts 2 --prompt_tokens 8 --max_new_tokens 8".split()
     assert not is_refused(evaluate.main, [name, *base], [])
 
-    @profile(25)
+    @profile(12)
     @given(command_lines(getattr(importlib.import_module(module), options)))
     def check(words):
         is_refused(evaluate.main, [name, *base, *words], words)

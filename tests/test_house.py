@@ -2,6 +2,7 @@
 
 import ast
 import dataclasses
+import functools
 import graphlib
 import subprocess
 import sys
@@ -13,7 +14,6 @@ from conftest import ROOT, SMALL, environment, losses
 IDEAS = {"model", "data", "tokenizer", "optim", "flops"}
 PROGRAMS = {"train", "eval", "export", "prepare_data"}
 ROOMS = ("machinery", "preparation", "hf", "instruments")
-BESIDE = ("course", "tests", "benchmarks")  # import anything; nothing imports them
 # Each imports from the floors below it, and within its own folder.
 FLOORS = [{"config"}, IDEAS, {"machinery"}, {"preparation"}, {"instruments", "hf"}, PROGRAMS]
 FLOOR = {room: n for n, rooms in enumerate(FLOORS) for room in rooms}
@@ -36,6 +36,7 @@ def our_files() -> list[Path]:
     return [*ROOT.glob("*.py"), *(path for room in ROOMS for path in ROOT.glob(f"{room}/**/*.py"))]
 
 
+@functools.cache
 def nodes_of(path: Path) -> list[ast.AST]:
     return [*ast.walk(ast.parse(path.read_text()))]
 
@@ -171,18 +172,3 @@ def test_one_style(check):
     ruff = Path(sys.executable).parent / "ruff"
     done = subprocess.run([ruff, *check, "."], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-
-
-def test_only_tables_are_laid_out_by_hand():
-    """`# fmt: skip` stands at the end of a module's table or of a test's cases."""
-    for path in [*our_files(), *(p for room in BESIDE for p in ROOT.glob(f"{room}/**/*.py"))]:
-        tree = ast.parse(path.read_text())
-        assigned = [n for n in tree.body if isinstance(n, ast.Assign)]
-        tables = [
-            n for n in assigned if isinstance(n.value, (ast.List, ast.Tuple, ast.Dict, ast.Call))
-        ]
-        ends = {n.end_lineno for n in tables}
-        functions = (n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef))
-        ends |= {d.end_lineno for f in functions for d in f.decorator_list}  # parametrize
-        for number, line in enumerate(path.read_text().splitlines(), 1):
-            assert not line.endswith("# fmt: skip") or number in ends, f"{path}:{number}"

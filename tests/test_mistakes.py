@@ -21,12 +21,6 @@ WRONG = {
         "H, G, D = config.n_head, config.head_dim",
         "ValueError: not enough values to unpack",
     ),
-    "not in the list": (
-        "optim.py",
-        'decay = config.decay if config.schedule == "wsd" else 0.0',
-        "decay = [].index(3)",
-        "ValueError: 3 is not in list",
-    ),
     "a thread that fails": (
         "data.py",
         'rows[j] = self.manifest.row("train", *self.order(first + j))',
@@ -65,15 +59,14 @@ def test_a_mistake_that_does_not_compile_is_shown_as_python_shows_it(small_data,
     assert_traceback(text, tmp_path / "mine" / file, wrong, says)
 
 
-@pytest.mark.parametrize("world", [1, 2])
-def test_a_mistake_in_the_middle_of_a_run_is_in_its_status(world, small_data, tmp_path):
+def test_a_mistake_in_the_middle_of_a_run_is_in_its_status(small_data, tmp_path):
     """On all ranks: none waits for another."""
     line = "if is_best and step:"
     spoil = [edited(tmp_path / "mine", "train.py", line, "if [best for best in [1]][step]:")]
     run_dir = tmp_path / "run"
-    text = start(small_data, run_dir, "--eval_every", 3, world=world, spoil=spoil).end(1)
+    text = start(small_data, run_dir, "--eval_every", 3, world=2, spoil=spoil).end(1)
     assert_traceback(text, tmp_path / "mine" / "train.py", "", "IndexError: list index")
-    assert text.count("IndexError") == world
+    assert text.count("IndexError") == 2
     status = (run_dir / "status.json").read_text()
     assert '"failed"' in status and '"exit_code": 1' in status and '"step": 3' in status
 
@@ -87,17 +80,10 @@ TO_ALL = {
 TO_ONE = {
     "train.py tiny": {
         "--steps x --lr y": ("--steps", "'x'"),
-        "--lr 1,5": ("--lr", "'1,5'"),
         "--mlp gelu": ("--mlp", "relu2", "swiglu", "'gelu'"),
-        "--compile True": ("'True'", "--help"),
         "--extras value_embed": ("'value_embed'", "key_offset", "value_embeds"),
         "--n_layer 999999999999": ("--n_layer 999999999999", "1 or more, up to 256"),
-        "--ramp_steps 1000000000000000000": ("--ramp_steps 1000000000000000000", "100,000"),
-        "--nope_every -1": ("--nope_every -1", "0 or more"),
-        "--rope_theta 0.0": ("--rope_theta 0.0", "1 or more"),
         "--logit_softcap nan": ("--logit_softcap nan", "0 or more"),
-        "--lr_scale inf": ("--lr_scale inf", "0 or more"),
-        "--decay 1.5": ("--decay 1.5", "0 or more, up to 1"),
         "--n_head 3 --n_kv_head 2": ("n_head 3", "n_kv_head 2"),
         "--data_dir {data} --steps 0 --tokens 2X": ("'2X'", "2B", "500M"),
         "--device cuda:99": ("cuda:99", "--device"),
@@ -109,17 +95,13 @@ TO_ONE = {
     },
     "train.py d13x": {"": ("'d13x'", "d12", "tiny")},
     "prepare_data.py tiny": {
-        "--workers 1.5": ("--workers", "'1.5'"),
         "--source files:nowhere": ("nowhere",),
         "--source hf:a": ("hf:a", "--tokens 2B"),
         "--source wikipedia": ("wikipedia", "stdlib"),
         "--source files:{data}": ("files:/", ".txt"),
     },
     "prepare_data.py verify tiny": {"--data_dir nowhere": ("nowhere",)},
-    "eval.py loss tiny": {
-        "--dtype fp16": ("--dtype", "bf16", "fp32", "'fp16'"),
-        "--run_dir nowhere": ("nowhere", "train.py"),
-    },
+    "eval.py loss tiny": {"--run_dir nowhere": ("nowhere", "train.py")},
     "eval.py lose tiny": {"": ("'lose'", "loss")},
     "eval.py sample tiny": {"--run_dir {run} --temperature -1": ("--temperature -1",)},
     "export.py tiny": {"--run_dir nowhere": ("nowhere", "train.py")},
@@ -163,26 +145,3 @@ def test_a_wrong_command_is_one_sentence_that_names_the_value_and_the_way_out(co
             wrong.append(f"{words}: exit code {code}, missing {missing}: {text}")
     assert not wrong, "\n".join(wrong)
     assert not [*Path.cwd().iterdir()]
-
-
-@pytest.mark.parametrize(
-    "command", [command for command in TO_ONE if "tiny" in command and "lose" not in command]
-)
-def test_help_is_a_page(command, capsys):
-    program, *first = command.split()
-    with pytest.raises(SystemExit) as end:
-        importlib.import_module(program.removesuffix(".py")).main([*first, "--help"])
-    text = capsys.readouterr().out
-    assert end.value.code == 0 and text.startswith(f"usage: {command.removesuffix(' tiny')}")
-    assert "--data_dir STR  " in text
-
-
-@pytest.mark.parametrize("part", ["train", "data"])
-def test_an_empty_folder_is_the_presets(part):
-    """As of a variable of the shell that is not set."""
-    empty = ["d12", "--data_dir", "", *["--run_dir", ""] * (part == "train")]
-    preset = cli.parse("program", part, empty)
-    assert (preset.data if part == "data" else preset.run).data_dir == "data/d12"
-    assert part == "data" or preset.run.run_dir == "runs/d12"
-    config = importlib.import_module("eval").LossConfig(run_dir="runs/d12")
-    assert cli.read_options(config, ["--run_dir="], "eval.py loss").run_dir == "runs/d12"

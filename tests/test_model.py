@@ -1,6 +1,5 @@
 """model.py against slow, obvious versions of itself, and against the published counts."""
 
-import math
 import subprocess
 import sys
 import textwrap
@@ -10,10 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from conftest import ROOT
 
 import model as model_file
 from config import EXTRAS, PRESETS, GPTConfig, UsageError
-from model import GPT, ReluSquared, apply_rope, rope_tables
+from model import GPT, ReluSquared
 
 SMALL = GPTConfig(
     seq_len=32,
@@ -184,34 +184,7 @@ def test_loss_is_the_cross_entropy_of_the_logits_with_these_targets():
     torch.testing.assert_close(model(idx, targets), each.mean())
 
 
-@torch.no_grad()
-def test_the_softcap_is_a_tanh():
-    """Written with a sigmoid: within the rounding of fp32."""
-    config, x = replace(SMALL, logit_softcap=15.0), torch.linspace(-200, 200, 4001)[None, :, None]
-    weight = torch.ones(config.padded_vocab, 1)  # all logits of a position are its x
-    found = model_file.head_logits(x, weight, config)
-    expected = 15.0 * torch.tanh(x.double() / 15.0).expand_as(found)
-    assert found.shape == (1, 4001, config.vocab_size)
-    assert (found - expected).abs().max() < 2e-6 * 15.0
-
-
 # ---------------------------------------------------------------- relu^2
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_relu_squared_is_as_near_to_fp64_as_the_plain_formula(dtype):
-    """Value and gradient, of the same x."""
-    x = torch.randn(64, 64, generator=torch.Generator().manual_seed(0)).to(dtype)
-    plain = lambda x: F.relu(x).square()
-    found = []
-    for formula, kind in ((plain, torch.float64), (plain, dtype), (ReluSquared.apply, dtype)):
-        leaf = x.to(kind, copy=True).requires_grad_()
-        y = formula(leaf)
-        y.backward(torch.linspace(1, 2, y.numel()).view_as(y).to(kind))
-        found.append((y.detach(), leaf.grad))
-    for true, bare, ours in zip(*found):
-        error_of = lambda y, true=true: (y - true).norm() / true.norm()
-        assert error_of(ours) < max(1.5 * error_of(bare), 1e-6)
 
 
 def test_relu_squared_keeps_its_result_alone_and_is_exact_at_zero():
@@ -285,22 +258,10 @@ def test_packed_documents_with_doc_mask_give_the_logits_of_each_alone():
     assert not torch.allclose(without(torch.cat(docs, dim=1)), alone, atol=1e-2)
 
 
-def test_apply_rope_is_a_rotation_that_sees_only_distances():
-    cos, sin = rope_tables(16, 8, 1e4)
-    x = torch.randn(1, 1, 1, 8).expand(1, 16, 1, 8)
-    turned = apply_rope(x, cos, sin)
-    torch.testing.assert_close(turned.norm(dim=-1), x.norm(dim=-1))
-    dots = turned[0, :, 0] @ turned[0, :, 0].T
-    for distance in range(8):
-        diagonal = dots.diagonal(distance)
-        torch.testing.assert_close(diagonal, diagonal[:1].expand_as(diagonal), atol=1e-4, rtol=1e-4)
-    assert apply_rope(x.bfloat16(), cos, sin).dtype == torch.bfloat16
-
-
 # ---------------------------------------------------------------- generation
 
 
-@pytest.mark.parametrize("name", ["plain", "extras", "key_offset", "stock", "nope"])
+@pytest.mark.parametrize("name", ["extras", "key_offset", "stock", "nope"])
 @torch.no_grad()
 def test_cached_generation_takes_the_token_that_the_whole_forward_prefers(name):
     model = build(VARIANTS[name])
@@ -313,7 +274,7 @@ def test_cached_generation_takes_the_token_that_the_whole_forward_prefers(name):
     torch.testing.assert_close(chosen, best, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("lengths", [(5, 7), (1, 1, 4, 1, 3, 2), (12,)])
+@pytest.mark.parametrize("lengths", [(5, 7), (1, 1, 4, 1, 3, 2)])
 @pytest.mark.parametrize("first", [0, 9], ids=["BOS", "no BOS"])
 @torch.no_grad()
 def test_a_prompt_read_in_pieces_gives_the_same_logits(lengths, first):
@@ -412,19 +373,6 @@ def test_one_head_begins_by_looking_at_the_token_before(name, monkeypatch):
     assert model.blocks[0].attn.out.weight[:, config.head_dim :].count_nonzero() == 0
 
 
-@pytest.mark.parametrize("name", ["tiny", "d12", "smol-135m"])
-@torch.no_grad()
-def test_loss_at_initialization_is_ln_vocab(name):
-    config = replace(PRESETS[name].model, n_layer=4, seq_len=128)
-    model = GPT(config)
-    torch.manual_seed(0)
-    model.init_weights()
-    idx = tokens(config, rows=2)
-    assert float(model(idx, tokens(config, seed=5))) == pytest.approx(
-        math.log(config.vocab_size), rel=0.02
-    )
-
-
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads Linux's /proc")
 def test_memory_while_building_is_one_copy_of_the_model():
     """Peak host memory of meta + to_empty + init_weights, in a process of its own."""
@@ -437,21 +385,15 @@ def test_memory_while_building_is_one_copy_of_the_model():
         status = lambda: open("/proc/self/status").read()
         rss = lambda: 1024 * int(re.search(r"VmHWM:\s+(\d+)", status())[1])
         with torch.device("meta"):
-            model = GPT(GPTConfig(n_layer=16, vocab_size=8192, n_embd=768, mlp_hidden=3072))
+            model = GPT(GPTConfig(n_layer=8, vocab_size=8192, n_embd=768, mlp_hidden=3072))
         size = 4 * sum(p.numel() for p in model.parameters())
         before = rss()
         model.to_empty(device="cpu")
         model.init_weights()
         print((rss() - before) / size)
     """)
-    out = subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-        cwd=Path(__file__).parent.parent,
-    )
+    command, how = [sys.executable, "-c", program], dict(capture_output=True, text=True, cwd=ROOT)
+    out = subprocess.run(command, check=True, **how)
     assert 0.5 < float(out.stdout) <= 1.1
 
 
@@ -466,19 +408,19 @@ def test_impossible_configurations_are_refused_with_the_way_out():
     assert replace(SMALL, extras=("",)).extras == ()
 
 
-@pytest.mark.parametrize("name", ["extras", "stock"])
+@pytest.mark.parametrize("name", ["extras", pytest.param("stock", marks=pytest.mark.slow)])
 def test_one_graph_no_breaks_no_recompiles(name):
-    """50 training steps with eager evaluations and generation in between compile exactly once."""
+    """Training steps with eager evaluations and generation in between compile exactly once."""
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     model = build(VARIANTS[name])
-    compiled = torch.compile(model, dynamic=False, fullgraph=True, backend="aot_eager")
+    compiled = torch.compile(model, dynamic=False, fullgraph=True, backend="eager")
     idx = tokens(SMALL, length=33)
     inputs, targets = idx[:, :-1].contiguous(), idx[:, 1:].contiguous()
-    for step in range(50):
+    for step in range(6):
         compiled(inputs, targets).backward()
         model.zero_grad(set_to_none=True)
-        if step % 10 == 0:
+        if step % 2 == 0:
             with torch.no_grad():
                 model.eval()(inputs[:1], targets[:1], reduction="none")
                 model.generate(inputs[:1, :4], 3)

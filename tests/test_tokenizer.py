@@ -73,23 +73,13 @@ def random_texts(count: int, seed: int):
     for c in range(0x110000):
         by_category.setdefault(unicodedata.category(chr(c)), []).append(chr(c))
     del by_category["Cs"]
-    groups = [
-        *by_category.values(),
-        [" "],
-        ["\n"],
-        list("aeiou'"),
-        list("0123456789"),
-        [text for text in AWKWARD if len(text) < 100],
-    ]  # longer runs: below
+    short = [text for text in AWKWARD if len(text) < 100]
+    groups = [*by_category.values(), [" "], ["\n"], [*"aeiou'"], [*"0123456789"], short]
     for _ in range(count):
         parts = []
-        for _ in range(rng.randrange(1, 40)):
-            group = rng.choice(groups)
-            parts += (
-                rng.choice(group) * rng.randrange(2, 60)
-                if rng.random() < 0.05
-                else [rng.choice(group) for _ in range(rng.randrange(1, 6))]
-            )
+        for group in rng.choices(groups, k=rng.randrange(1, 40)):
+            run = rng.randrange(2, 60) if rng.random() < 0.05 else 0
+            parts += [rng.choice(group) * run] if run else rng.choices(group, k=rng.randrange(1, 6))
         yield "".join(parts)
 
 
@@ -126,14 +116,8 @@ def test_digits_come_in_groups_of_two():
     """Even a text of nothing but years does not teach it a token of three digits."""
     tok = Tokenizer.train([" ".join(str(year) for year in range(1000, 3000))] * 5, 500)
     assert [tok.decode([i]) for i in tok.encode("20241")] == ["20", "24", "1"]
-    assert (
-        max(
-            len(p)
-            for run in ("7" * 40, "2020" * 5)
-            for p in map(tok.decode, ([i] for i in tok.encode(run)))
-        )
-        == 2
-    )
+    ids = [*tok.encode("7" * 40), *tok.encode("2020" * 5)]
+    assert max(len(tok.decode([i])) for i in ids) == 2
 
 
 def test_a_long_text_has_the_ids_of_the_uncut_one(tok, python_text):

@@ -5,26 +5,20 @@ import json
 import math
 import re
 import shlex
-import shutil
-import subprocess
 import sys
-import tarfile
 
 import numpy as np
 import pytest
-from conftest import ROOT, SMALL, run
-
-sys.path.insert(0, str(ROOT / "benchmarks"))
-pytest.importorskip("scipy")
 import torch
+from conftest import SMALL, run
+
+pytest.importorskip("scipy")
 
 import ablate
-import first_hour
 import law
 import model
 import runs
 import scaling
-import throughput
 import tried
 from config import UsageError
 from machinery.log import read_jsonl
@@ -77,31 +71,6 @@ def test_the_verdict_by_hand():
     # by seed: the same numbers for other seeds are another verdict
     assert ablate.verdict(base, {2: 1.02, 1: 1.10, 0: 1.18})[2] == "within 2 sd"
     assert ablate.verdict(base, base)[2] == "within 2 sd"  # no spread, no difference
-    # seeds that only one of the two has do not count
-    assert "2 of 3" in ablate.verdict(base | {7: 9.0}, {0: 1.0, 1: 1.0, 5: 1.0})[2]
-    assert math.isnan(ablate.verdict({0: 2.0}, {0: 1.5})[1])
-
-
-def row(name, lr, seed, bpb, **more) -> dict:
-    facts = dict(preset="tiny", base_options="--steps 4", machine="cpu", torch="2", commit="abc")
-    facts |= dict(date="2026-01-01", tokens_per_s=100.0 + seed, options="--lr 1", name=name)
-    facts |= dict(base={"lr": 1.0, "data_fingerprint": "f00d"}, val=[[0, 3.0], [4000, bpb]])
-    return facts | dict(changed={} if lr == 1 else {"lr": lr}, seed=seed) | more
-
-
-def test_the_table():
-    rows = [row("low lr", 0.1, seed, 1.3 - 0.1 * seed) for seed in (0, 1, 2)]
-    rows += [row("base", 1, seed, 1.4 - 0.1 * seed + 0.01 * seed) for seed in (0, 1, 2)]
-    rows += [row("low lr", 0.1, 2, 1.05, commit="def")]  # again: the newer counts
-    lines = [line for line in ablate.render(rows).splitlines() if line.startswith("|")][2:]
-    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
-    assert cells[0][:5] == ["base", "0 1 2", "1.3100 ± 0.0900", "", ""]
-    # 1.3, 1.2, 1.05 - 1.4, 1.31, 1.22 = -0.1, -0.11, -0.17: mean -0.1267, sd 0.0379
-    assert cells[1][3:] == ["-0.1267 ± 0.0379", "better", "101", "abc def", "2026-01-01"]
-    # another base or machine is another table; a field added since, at its default, is not
-    bases = [rows[0]["base"] | dict(lr=2.0), rows[0]["base"] | dict(warmup=40)]
-    others = [row("base", 1, 3, 1.2, base=base) for base in bases]
-    assert ablate.render([*rows, *others, row("base", 1, 0, 1, machine="H100")]).count("\n## ") == 3
 
 
 # ---------------------------------------------------------------- the runs
@@ -123,14 +92,6 @@ def make(*jobs: Job) -> tuple[int, set[str]]:
     return failed, {row["of"] for row in read_jsonl(file, bool)}
 
 
-def test_runs_are_side_by_side(tmp_path):
-    """Each of two waits for the other."""
-    code = "here.touch(); other = here.with_name('{}.done'); signal.alarm(30)\n"
-    code += "while not other.exists(): time.sleep(0.01)"
-    pair = [Job(tmp_path, name, code.format(other)) for name, other in ("ab", "ba")]
-    assert make(*pair) == (0, {"a", "b"})
-
-
 def test_a_run_that_fails_costs_those_that_go_on_from_it_and_no_more(tmp_path, capsys):
     fails = Job(tmp_path, "fails", "raise SystemExit('no luck')")
     first = Job(tmp_path, "first", "here.touch()")
@@ -138,17 +99,6 @@ def test_a_run_that_fails_costs_those_that_go_on_from_it_and_no_more(tmp_path, c
     never = Job(tmp_path, "never", "", after=fails)
     assert make(fails, never, first, then) == (2, {"first", "then"})
     assert "no luck" in capsys.readouterr().out
-
-
-def test_stopped_it_stops_the_runs_with_sigterm(tmp_path, monkeypatch):
-    code = "signal.signal(signal.SIGTERM, lambda *_: exit(here.write_text('saved')))\n"
-    job = Job(tmp_path, "waits", code + "signal.alarm(30); here.touch(); signal.pause()")
-    monkeypatch.setattr(runs.time, "sleep", lambda s: job.file.exists() and sys.exit(143))
-    before = runs.signal.getsignal(runs.signal.SIGTERM)
-    with pytest.raises(SystemExit):
-        make(job)
-    assert job.file.read_text() == "saved" and not (tmp_path / "rows.jsonl").exists()
-    assert runs.signal.getsignal(runs.signal.SIGTERM) == before
 
 
 def test_an_ablation_is_made_once(ablation, tmp_path):
@@ -170,11 +120,10 @@ def test_an_ablation_is_made_once(ablation, tmp_path):
     assert ablation(*VALUES, "--seeds", "0", "--again") == 0 and len(ablation.rows()) == 8
 
 
-AS_IT_IS, ON_MORE_TOKENS = "'a: --warmup 2'", "'a: --steps 9'"
-TWICE, NOWHERE = "'a: --warmup 1' --seeds 1 1", "'a: --warmup 1' --at_once -1"
+AS_IT_IS, ON_MORE_TOKENS, TWICE = "a: --warmup 2", "a: --steps 9", "'a: --warmup 1' --seeds 1 1"
 
 
-@pytest.mark.parametrize("change", ["'a --lr 1'", AS_IT_IS, ON_MORE_TOKENS, TWICE, NOWHERE])
+@pytest.mark.parametrize("change", ["'a --lr 1'", f"'{AS_IT_IS}'", f"'{ON_MORE_TOKENS}'", TWICE])
 def test_mistakes_are_refused_before_the_first_run(change, ablation, tmp_path):
     with pytest.raises((UsageError, SystemExit)) as caught:
         ablation("--change", *shlex.split(change))
@@ -291,25 +240,16 @@ def test_a_text_has_its_factor_and_the_forecast_has_the_law():
 
 
 def test_an_interval_holds_at_least_as_often_as_it_says_and_is_of_use():
-    """A run twice as large in both, in 6 worlds with 1% of luck: 90% is meant; fewer than 4 of 6
-    would happen once in 60 times."""
+    """A run twice as large in both, in 4 worlds with 1% of luck: 90% is meant; fewer than 3 of 4
+    would happen once in 20 times."""
     inside, widths = 0, []
-    for seed in range(6):
-        fitted = law.Law(rows_of(0.01, seed), draws=30)
+    for seed in range(4):
+        fitted = law.Law(rows_of(0.01, seed), draws=20)
         luck = 0.01 * np.random.default_rng(100 + seed).standard_normal()
         _, low, high = fitted.predict(6e7, 1.28e9)
         inside += low <= truth(6e7, 1.28e9) * math.exp(luck) <= high
         widths.append(high / low - 1)
-    assert inside >= 4 and np.mean(widths) < 0.2
-
-
-def test_the_verdict_as_tokens_grow():
-    words = lambda *changes: law.verdict(list(changes), [0.5] * 4)[1]
-    assert words(8.0, 6.0, 5.0, 4.5) == "worse" and words(8.0, 6.0, 4.0, 3.0) == "worse, fades"
-    assert words(0.0, -2.0, -3.0, -4.0) == "better"
-    assert words(0.0, 0.0, 0.0, -4.0) == "better at the last only"
-    assert "1.4%" in words(8.0, 4.0, 2.0, 0.5)  # luck: 2 sqrt(2) 0.5
-    assert words(5.0, math.nan, math.nan, math.nan) == "not all runs are made"
+    assert inside >= 3 and np.mean(widths) < 0.2
 
 
 # ---------------------------------------------------------------- speed, and the first hour
@@ -326,47 +266,3 @@ def test_one_row_for_each_preset_that_works(tmp_path):
     row = r"\| tiny +\| 2 x 2 +\| (bfloat16|float32) +\| [\d,]+ +\| [\d,]+ +\| n/a +\| n/a"
     assert len(re.findall(row, results.read_text())) == 1 and "1536" in done.stdout
     assert 0 < float(re.search(r"([\d.]+)% of [\d.]+T", done.stdout)[1]) < 100
-
-
-# As .venv/bin/python: notes its arguments; preparing data fails and the levers take too long.
-PYTHON = """#!/bin/sh
-echo "$@" >> commands
-case "$*" in
-  *environment*) echo "GPU               $GPU" ;;
-  *prepare_data*) echo "no text"; exit 3 ;;
-  *levers*) exit 124 ;;
-esac
-"""
-
-
-@pytest.mark.parametrize("gpu", ["none", "NVIDIA H100 80GB HBM3"])
-def test_a_part_that_fails_is_said_and_the_next_one_begins(gpu, tmp_path):
-    python = tmp_path / ".venv" / "bin" / "python"
-    python.parent.mkdir(parents=True)
-    python.write_text(PYTHON)
-    python.chmod(0o755)
-    (tmp_path / "benchmarks").mkdir()
-    script = shutil.copy(ROOT / "benchmarks" / "first_hour.sh", tmp_path / "benchmarks")
-    env = {"PATH": "/usr/bin:/bin", "GPU": gpu}
-    done = subprocess.run(["bash", script], env=env, capture_output=True, text=True)
-    assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
-    parts = (tmp_path / "first_hour" / "parts.txt").read_text()
-    assert re.search(r"^data +failed with exit code 3", parts, re.M)
-    assert re.search(r"^levers +stopped after 370 s", parts, re.M)
-    assert parts.count(" ok (") == (5 if gpu == "none" else 7)
-    commands = (tmp_path / "commands").read_text()
-    assert ("resume tiny" in commands) == ("--no_compile" in commands) == (gpu == "none")
-    with tarfile.open(tmp_path / "first_hour.tar.gz") as tar:
-        names = tar.getnames()
-    assert "first_hour/data.txt" in names and "first_hour/work" not in names
-
-
-def test_levers_and_throughput_without_a_figure_have_failed(monkeypatch, capsys):
-    for module in (first_hour, throughput):
-        monkeypatch.setattr(module, "run_case", lambda case, **how: {"error": "no luck"})
-        monkeypatch.setattr(module.signal, "signal", lambda *_: None)  # pytest keeps its own
-    monkeypatch.setattr(throughput.sys, "argv", ["throughput.py", "tiny"])
-    for work in (lambda: first_hour.levers("tiny", 2048, 1, ""), throughput.main):
-        with pytest.raises(SystemExit) as end:
-            work()
-        assert end.value.code == 1 and "no luck" in capsys.readouterr().out

@@ -1,15 +1,14 @@
 """Every file that a program opens, damaged in every way: the program succeeds, or says in one
 sentence which file it is, with a documented exit code. Never a traceback.
 
-The programs run in this process; a sample of the cells runs as real processes. Each pair of a file
-and a program meets four of the damages, chosen by their names; all of them in the slow tests. What
-a run's checkpoints say can be made again: with those whole, it resumes.
+The programs run in this process. Each pair of a file and a program meets three of the damages,
+chosen by their names; all of them in the slow tests. What a run's checkpoints say can be made
+again: with those whole, it resumes.
 """
 
 import io
 import json
 import os
-import random
 import shutil
 import signal
 import tempfile
@@ -21,7 +20,7 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
-from conftest import ROOT, SMALL, run
+from conftest import ROOT, SMALL
 from damages import DAMAGES
 from test_checkpoint import TENSORS
 
@@ -94,8 +93,8 @@ CELLS = [(file, program) for file, programs in FILES.items() for program in prog
 APPENDED = {".jsonl", ".lock"}  # a program writes into these: a link would change the original
 
 
-def four_of(file: str, program: str) -> list[str]:
-    return sorted(DAMAGES, key=lambda damage: zlib.crc32(f"{file},{program},{damage}".encode()))[:4]
+def three_of(file: str, program: str) -> list[str]:
+    return sorted(DAMAGES, key=lambda damage: zlib.crc32(f"{file},{program},{damage}".encode()))[:3]
 
 
 @pytest.fixture(scope="module")
@@ -216,32 +215,13 @@ def check(file: str, program: str, damages, whole: Path) -> None:
 
 @pytest.mark.parametrize("file, program", CELLS, ids=[f"{f}, {p}" for f, p in CELLS])
 def test_a_damaged_file_is_survived_or_named(file, program, whole):
-    check(file, program, four_of(file, program), whole)
+    check(file, program, three_of(file, program), whole)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("file, program", CELLS, ids=[f"{f}, {p}" for f, p in CELLS])
 def test_every_damage_is_survived_or_named(file, program, whole):
     check(file, program, DAMAGES, whole)
-
-
-SCRIPTS = {train.main: "train.py", prepare_data.main: "prepare_data.py", evaluate.main: "eval.py"}
-ALL = [(file, program, damage) for file, program in CELLS for damage in DAMAGES]
-REAL = [cell for cell in ALL if PROGRAMS[cell[1]][0] in SCRIPTS and "null" not in cell[2]]
-REAL = random.Random(0).sample(REAL, 4)
-
-
-@pytest.mark.parametrize("file, program, damage", REAL)
-def test_a_real_process_ends_likewise(file, program, damage, whole, tmp_path):
-    """A sample of the table as a user would run it: the exit code, the sentence, no traceback."""
-    main, words = PROGRAMS[program]
-    DAMAGES[damage](copy(whole, tmp_path, file))
-    words = [word.replace("{}", str(tmp_path)).format(**WHERE) for word in words]
-    done = run(SCRIPTS[main], *words)
-    assert "Traceback" not in done.stdout + done.stderr
-    said = done.stderr.strip().split("\n")[-1]
-    assert not done.returncode or said.startswith("error: ")
-    assert not problem(file, program, done.returncode, said)
 
 
 def problem(file: str, program: str, code: int, said: str) -> str:

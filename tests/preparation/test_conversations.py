@@ -3,17 +3,15 @@
 import json
 import math
 import random
-import re
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from chat_helpers import TUNE, here, random_model, write_chats
-from conftest import losses, run
+from chat_helpers import here, random_model, write_chats
+from conftest import losses
 from test_counted import assert_same
 
 import data
@@ -52,24 +50,6 @@ def test_both_forms_of_turns_are_read():
     assert chat.read_turns([{"role": "user", "content": parts}]) == [("user", "ab")]
 
 
-@pytest.mark.parametrize(
-    "value, reason",
-    [
-        ("text", "not a list of turns"),
-        ([], "roles out of turn"),
-        ([{"role": "assistant", "content": "a"}], "roles out of turn"),
-        ([{"role": "user", "content": "q"}] * 2, "roles out of turn"),
-        ([{"role": "tool", "content": "q"}], "a role other than"),
-        ([{"role": "user", "content": None}], "a part that is not text"),
-        ([{"role": "user", "content": [{"type": "image_url"}]}], "a part that is not text"),
-    ],
-)
-def test_what_is_no_conversation_is_refused_with_its_beginning(value, reason):
-    with pytest.raises(UsageError, match=reason) as error:
-        chat.read_turns(value)
-    assert isinstance(value, str) or str(value)[:1] in str(error.value)
-
-
 # ------------------------------------------------------------------- pieces, rows, what counts
 
 WORDS = ["", " ", "cat", "the mat", "\n\n", "olá 汉"]
@@ -105,9 +85,9 @@ def counted(ids: list[int]) -> list[bool]:
 
 
 def test_what_counts_follows_from_the_ids_alone(tokenizer):
-    """2,000 conversations, special tokens typed into many, against a mask made beside the text."""
+    """1,000 conversations, special tokens typed into many, against a mask made beside the text."""
     rng, answers, all_targets = random.Random(0), 0, 0
-    for _ in range(2000):
+    for _ in range(1000):
         turns = random_turns(rng)
         ids, counts = beside(turns, tokenizer)
         assert [0, *chat.encode(turns, tokenizer)] == ids
@@ -146,7 +126,7 @@ def slow_pieces(turns, tokenizer, row_len):
 
 def test_pieces_end_between_exchanges_and_what_is_lost_is_counted(tokenizer):
     rng, cut = random.Random(1), 0
-    for _ in range(1500):
+    for _ in range(800):
         turns, row_len, notes = random_turns(rng, 6), rng.randint(4, 60), Counter()
         expected, total, lost = slow_pieces(turns, tokenizer, row_len)
         got = list(chat.pieces(turns, tokenizer, row_len, notes))
@@ -154,7 +134,7 @@ def test_pieces_end_between_exchanges_and_what_is_lost_is_counted(tokenizer):
         assert (notes[chat.ANSWERS], notes[chat.LOST]) == (total, lost)
         assert all(len(piece) < row_len and piece[0] == 1 and 2 in piece for piece in got)
         cut += len(got) > 1
-    assert cut > 200
+    assert cut > 100
 
 
 @pytest.mark.parametrize("buffer", [7, 1000])
@@ -213,43 +193,34 @@ def documents(spec: str) -> tuple[list, Counter]:
     return [d for unit in units for d in sources.documents(source, unit, notes)], notes
 
 
-def test_conversations_from_parquet_jsonl_and_a_split_of_the_hub(tmp_path, monkeypatch):
-    import huggingface_hub
+def test_conversations_from_parquet_and_jsonl_in_either_form(tmp_path):
+    """Of the Hub, any split: test_prepare.py."""
     import pyarrow
     import pyarrow.parquet
 
     said = write_chats(tmp_path / "a.jsonl", 5)
     turns = [chat.read_turns(messages) for messages in said]
-    (tmp_path / "hub" / "data").mkdir(parents=True)
     table = pyarrow.table({"messages": said, "source": ["x"] * 5})
-    for name in ("p.parquet", "hub/data/train_sft-00000-of-00001.parquet"):
-        pyarrow.parquet.write_table(table, tmp_path / name)
-    pyarrow.parquet.write_table(table[:1], tmp_path / "hub/data/train-00000-of-00001.parquet")
+    pyarrow.parquet.write_table(table, tmp_path / "p.parquet")
     names = {"user": "human", "assistant": "gpt", "system": "system"}
     theirs = [[{"from": names[role], "value": text} for role, text in t] for t in turns]
     lines = [json.dumps({"conversations": t}) for t in theirs]
     (tmp_path / "b.jsonl").write_text("\n".join([*lines, '{"conversations": []}']))
-    found = lambda *args, **kwargs: SimpleNamespace(sha=None)
-    monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", found)
     assert documents(f"files:{tmp_path}/a.jsonl#messages") == (turns, {})
     assert documents(f"files:{tmp_path}/p.parquet#messages") == (turns, {})
+    assert documents(f"hf:file://{tmp_path}/p.parquet#messages") == (turns, {})
     assert documents(f"files:{tmp_path}/b.jsonl#conversations") == (turns, {"empty documents": 1})
-    assert documents(f"hf:{tmp_path}/hub::train_sft#messages") == (turns, {})
-    assert documents(f"hf:{tmp_path}/hub#messages")[0] == turns[:1]
 
 
 def test_odd_records_are_counted_and_another_form_is_refused(tmp_path):
     file, good = tmp_path / "c.jsonl", [{"role": "user", "content": "q"}]
     tool = [*good, {"role": "tool", "content": "x"}]
     lines = [good, tool, tool, [*good, *good], [{"role": "user", "content": None}]]
+    lines += [[{"role": "assistant", "content": "a"}], [{"role": "user", "content": [{}]}]]
     file.write_text("\n".join(json.dumps({"messages": m}) for m in lines))
     turns, notes = documents(f"files:{file}#messages")
     assert turns == [[("user", "q")]]
-    assert notes == {
-        "conversations left out, with a role other than system, user and assistant": 2,
-        "conversations left out, with roles out of turn": 1,
-        "conversations left out, with a part that is not text": 1,
-    }
+    assert sorted(notes.values()) == [2, 2, 2]  # roles that there are not, out of turn, no text
     file.write_text('{"messages": "just text", "dialog": [1]}')
     for field in ("messages", "dialog"):
         with pytest.raises(UsageError, match=field):
@@ -266,22 +237,17 @@ def test_conversations_of_the_standard_library():
     ) * 30
     told = [list(stdlib_chats.conversations(f"stdlib/m{i}.py", code.encode())) for i in range(80)]
     assert told[3] == list(stdlib_chats.conversations("stdlib/m3.py", code.encode()))
-    assert len({len(t) for t in told}) == 1 and all(len(t) == 2 for t in told)  # not `for you`
+    assert all(len(t) == 2 for t in told)  # not `for you`, nor what is hidden
     said = [chat.read_turns(turns) for conversations in told for turns in conversations]
     answers = {q: a for turns in said for (_, q), (_, a) in zip(turns[-2::-2], turns[::-2])}
-    assert answers["Which arguments does add(first, second, *rest) take?"] == (
-        "It takes first, second and *rest."
-    )
-    assert answers["What do I pass to add_all(numbers)?"] == "You pass numbers."
+    takes = answers["Which arguments does add(first, second, *rest) take?"]
+    assert all(name in takes for name in ("first", "second", "*rest"))
+    assert "numbers" in answers["What do I pass to add_all(numbers)?"]
     assert answers["What does add do?"] == "Return the sum of all numbers."
-    assert answers["Hi!"].startswith("Hi.") and answers["Thanks!"] == "You are welcome."
-    assert not list(stdlib_chats.conversations("stdlib/test/x.py", code.encode()))
-    assert not list(stdlib_chats.conversations("stdlib/x.py", b"def f(:"))
+    for name, text in (("test/x.py", code), ("x.py", "def f(:")):
+        assert not list(stdlib_chats.conversations(f"stdlib/{name}", text.encode()))
     source = sources.parse("chats:stdlib")
     assert source.conversations and source.installed and not source.remote
-    assert sources.parse("talk=chats:stdlib").name == "talk"
-    with pytest.raises(UsageError, match="chats:other"):
-        sources.parse("chats:other")
 
 
 # ------------------------------------------------------------------------------- the step
@@ -359,38 +325,3 @@ def test_a_step_is_the_mean_over_the_answers(tuned, base, chat_data, tmp_path, c
     assert losses(tuned)[1] == pytest.approx(mean, rel=1e-5)
     means = [float(n.sum() / (t >= 0).sum()) for n, t in zip(nats, targets)]
     assert abs(sum(means) / 8 - mean) > 1e-3
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("world, parallel", [(2, "ddp"), (3, "ddp"), (2, "fsdp"), (3, "fsdp")])
-def test_any_number_of_ranks_tunes_alike(world, parallel, tuned, base, chat_data, tmp_path):
-    args = [*TUNE, "--data_dir", chat_data, "--run_dir", tmp_path / "run", "--parallel", parallel]
-    done = run("train.py", *args, "--init_from", base / "run", nproc=world)
-    assert done.returncode == 0, done.stderr
-    assert_same(tuned, tmp_path / "run")
-
-
-def test_choice_and_tournament_use_the_template(answering, base, tmp_path, capsys):
-    model = ["--device", "cpu"]
-    words = "cat dog bird fish tree stone river cloud".split()
-    asked = [
-        {
-            "query": f"Say {a} {b}",
-            "choices": [f"I say {a} {c}." for c in words if c != a],
-            "gold": [c for c in words if c != a].index(b),
-        }
-        for a in words
-        for b in words
-        if a != b
-    ]
-    file = tmp_path / "asked.jsonl"
-    file.write_text("\n".join(map(json.dumps, asked)))
-    eval.main(["choice", str(answering), "--task", str(file), *model])
-    out = capsys.readouterr().out
-    assert "each question is a user's" in out
-    accuracy = float(re.search(r"sum +([\d.]+)", out)[1])
-    assert accuracy > 0.9
-    run_dir = ["--run_dir", str(answering), "--n_prompts", "9"]
-    run_dir += ["--prompt_tokens", "8", "--max_new_tokens", "8"]
-    with pytest.raises(UsageError, match="step_.* was tuned on conversations"):
-        eval.main(["tournament", *run_dir, *model])

@@ -4,7 +4,6 @@ import codecs
 import contextlib
 import errno
 import gzip
-import http.server
 import json
 import os
 import random
@@ -22,6 +21,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
+import torch
 from conftest import ROOT
 from data_helpers import (
     command,
@@ -34,12 +34,13 @@ from data_helpers import (
     write_texts,
 )
 
+import config
 import prepare_data
 from config import DataConfig, UsageError
-from machinery import cli, disk, errors, shards
+from machinery import cli, disk, errors, plan, shards
 from machinery.shards import Manifest
+from model import GPT
 from preparation import sources, worker
-from preparation.worker import split_text
 from tokenizer import SPECIAL_TOKENS, Tokenizer
 
 
@@ -148,9 +149,11 @@ def test_a_finished_folder_is_left_alone(jsonl, undisturbed):
     assert "was trained without it; add --no_nfc" in error_of(other, 2)
 
 
-def test_data_of_an_older_library_is_kept_while_it_is_whole(tmp_path):
+def test_data_of_an_older_library_is_kept_while_it_is_whole(tmp_path, monkeypatch):
     """Its text is gone, so what is missing of it cannot be made again: all of it is made anew."""
     folder, source = tmp_path / "d", ("--source", "stdlib")
+    library = {path.name: path for path in write_texts(tmp_path / "library").glob("*.txt")}
+    monkeypatch.setattr(sources, "_installed_files", lambda place: library)
     manifest = make_folder(folder, {"train": {"stdlib": 300}, "val": {"stdlib": 9}}, row_len=65)
     asked = DataConfig(data_dir=str(folder), vocab_size=400, row_len=65)
     tree = manifest.tree | {
@@ -193,10 +196,9 @@ def test_verify_by_hand_and_repair(jsonl, undisturbed, tmp_path):
 # ----------------------------------------------------------------------- case 22: any history
 
 
-@pytest.mark.parametrize("workers", [2, pytest.param(3, marks=pytest.mark.slow)])
-def test_case_22_killed_at_random_and_rerun(workers, jsonl, undisturbed, tmp_path):
+def test_case_22_killed_at_random_and_rerun(jsonl, undisturbed, tmp_path):
     """SIGKILL at random moments, with another number of processes each time: the same bytes."""
-    rng, folder, kills = random.Random(workers), tmp_path / "d", 0
+    rng, folder, kills = random.Random(2), tmp_path / "d", 0
     source = ("--source", f"files:{jsonl}")
 
     def start(count: int) -> subprocess.Popen:
@@ -209,11 +211,11 @@ def test_case_22_killed_at_random_and_rerun(workers, jsonl, undisturbed, tmp_pat
         )
 
     t0 = time.monotonic()
-    assert start(workers).wait(timeout=120) == 0
+    assert start(2).wait(timeout=120) == 0
     whole = time.monotonic() - t0
     shutil.rmtree(folder)
-    for attempt in range(4):
-        process = start(1 + attempt % workers)
+    for attempt in range(2):
+        process = start(1 + attempt % 2)
         try:
             process.wait(timeout=rng.uniform(0.3, 0.95) * whole)
             shutil.rmtree(folder)  # it was faster this time: from the beginning
@@ -222,7 +224,7 @@ def test_case_22_killed_at_random_and_rerun(workers, jsonl, undisturbed, tmp_pat
             process.wait()
             kills += 1
     assert kills >= 1
-    done = prepare(folder, *source, "--workers", str(workers))
+    done = prepare(folder, *source, processes=True)
     assert done.returncode == 0, done.stderr
     assert hashes(folder) == hashes(undisturbed)
     assert fingerprint(folder) == fingerprint(undisturbed)
@@ -327,20 +329,7 @@ def test_a_folder_is_prepared_by_one_program_at_a_time(jsonl, undisturbed, tmp_p
         assert (folder / ".tmp-of_the_other").exists()
     assert prepare(folder, *source).returncode == 0
     (tmp_path / "file").touch()
-    for place in (tmp_path / "file", tmp_path / "file" / "below"):
-        assert str(tmp_path / "file") in error_of(prepare(place, *source), 2)
-        assert str(tmp_path / "file") in error_of(prepare(place, program=("verify",)), 2)
-
-
-def test_a_damaged_tokenizer_is_trained_again_and_the_units_redone(jsonl, undisturbed, tmp_path):
-    folder = tmp_path / "d"
-    shutil.copytree(undisturbed, folder)
-    (folder / "manifest.json").unlink()
-    for path in folder.rglob("tokenizer.json"):
-        path.write_bytes(b"")
-    done = prepare(folder, "--source", f"files:{jsonl}")
-    assert done.returncode == 0 and "again" in done.stderr, done.stderr
-    assert hashes(folder) == hashes(undisturbed) and fingerprint(folder) == fingerprint(undisturbed)
+    assert str(tmp_path / "file") in error_of(prepare(tmp_path / "file" / "below", *source), 2)
 
 
 def test_sixteen_units_begin_before_the_size_of_one_is_known():
@@ -354,40 +343,29 @@ def test_sixteen_units_begin_before_the_size_of_one_is_known():
     assert worker.next_unit(job, done, {1: (0, 1)}) is None  # two of that size are enough
 
 
-def test_an_edit_that_keeps_the_sizes_trains_the_tokenizer_again(tmp_path):
-    path, folder = tmp_path / "a.txt", tmp_path / "d"
-    config = DataConfig((f"files:{path}",), data_dir=str(folder), vocab_size=280, row_len=9)
-
-    def start() -> worker.Job:
-        """As far as prepare_data.py comes before it is killed."""
-        sources.local_files.cache_clear()
-        job = worker.Job(config)
-        job.records.mkdir(parents=True, exist_ok=True)
-        worker.sweep(job)
-        prepare_data.make_tokenizer(job)
-        return job
-
-    path.write_text("the cat sat on the mat " * 100)
-    job = start()
-    first, record = job.tokenizer.read_bytes(), job.record_path(0, 0)
-    record.write_text("a finished unit")
-    assert start().tokenizer == job.tokenizer and record.exists()
-    times = path.stat().st_atime_ns, path.stat().st_mtime_ns - 10**9
-    path.write_text("she had few big red dog" * 100)
-    os.utime(path, ns=times)  # as a copy that keeps its old time
-    assert start().tokenizer.read_bytes() != first and not record.exists()
+def test_an_edit_that_keeps_size_and_time_trains_the_tokenizer_again(tmp_path):
+    path, folder, found = tmp_path / "a.txt", tmp_path / "d", []
+    for text, age_s in (("the cat sat on the mat ", 0), ("she had few big red dog", 9)):
+        path.write_text(text * 400)
+        now = path.stat().st_mtime_ns
+        os.utime(path, ns=(now, now - age_s * 10**9))  # as a copy that keeps its old time
+        (folder / "manifest.json").unlink(missing_ok=True)  # as if killed before it was written
+        done = prepare(folder, "--source", f"files:{path}", "--vocab_size", "280")
+        assert done.returncode == 0, done.stderr
+        found.append((folder / "tokenizer.json").read_bytes())
+    assert found[0] != found[1]
 
 
 @contextlib.contextmanager
-def cluster(tmp_path: Path, workers: int, started_in: Path = ROOT):
+def cluster(tmp_path: Path, workers: int):
     """A Dask scheduler and worker processes on loopback: (address, worker processes)."""
     file, processes = tmp_path / f"scheduler{time.monotonic_ns()}.json", []
 
     def start(what: str, *options) -> None:
         command = [sys.executable, "-m", f"distributed.cli.dask_{what}", "--no-dashboard", *options]
         quiet = dict(stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        env = environment(PYTHONPATH=str(started_in))
-        processes.append(subprocess.Popen(command, cwd=started_in, env=env, **quiet))
+        env = environment(PYTHONPATH=str(ROOT))
+        processes.append(subprocess.Popen(command, cwd=ROOT, env=env, **quiet))
 
     try:
         start("scheduler", "--host", "127.0.0.1", "--port", "0", "--scheduler-file", str(file))
@@ -439,36 +417,24 @@ def test_case_26_a_cluster_gives_the_same_bytes_although_a_worker_dies(
 
 
 def test_a_cluster_that_cannot_be_had_is_one_sentence(jsonl, tmp_path, monkeypatch):
-    def run(address: str) -> str:
-        source = ("--source", f"files:{jsonl}")
-        return error_of(prepare(tmp_path / "d", *source, "--cluster", address), 2)
+    def refused(address: str) -> str:
+        source = ("--source", f"files:{jsonl}", "--cluster", address)
+        return error_of(prepare(tmp_path / "d", *source), 2)
 
-    command = "PYTHONPATH=. dask worker"
     with cluster(tmp_path, 0) as (address, _):
-        assert f"has no workers; start some in the repository's folder: {command} {address}" in (
-            run(address)
-        )
-    with cluster(tmp_path, 1, started_in=tmp_path) as (address, _):
-        assert "with the repository's folder in PYTHONPATH" in run(address)
+        assert f"dask worker {address}" in refused(address)
     monkeypatch.setitem(sys.modules, "distributed", None)
-    assert "pip install distributed" in run("tcp://127.0.0.1:1")
+    assert "pip install distributed" in refused("tcp://127.0.0.1:1")
 
 
 def test_tokens_stops_after_enough_units_and_extends(jsonl, undisturbed, tmp_path):
     folder = tmp_path / "d"
     whole = Manifest.load(undisturbed).tree["splits"]["train"]["docs"]["tokens"]
-    runs = []
-    for workers in ("1", "3"):
-        shutil.rmtree(folder, ignore_errors=True)
-        done = prepare(
-            folder, "--source", f"files:{jsonl}", "--tokens", "30k", "--workers", workers
-        )
-        assert done.returncode == 0, done.stderr
-        tree = Manifest.load(folder).tree
-        assert tree["sources"][0]["units"] < tree["sources"][0]["units_in_source"]
-        assert 30_000 <= tree["splits"]["train"]["docs"]["tokens"] < 30_000 + whole / 6
-        runs.append((fingerprint(folder), Manifest.load(folder).all_shards(("train",))))
-    assert runs[0] == runs[1]
+    done = prepare(folder, "--source", f"files:{jsonl}", "--tokens", "30k")
+    assert done.returncode == 0, done.stderr
+    tree = Manifest.load(folder).tree
+    assert tree["sources"][0]["units"] < tree["sources"][0]["units_in_source"]
+    assert 30_000 <= tree["splits"]["train"]["docs"]["tokens"] < 30_000 + whole / 6
     assert prepare(folder, "--source", f"files:{jsonl}").returncode == 0  # and now everything
     listed = {f for s in Manifest.load(folder).all_shards() for f, _, _ in shards.files_of(s)}
     assert set(hashes(folder)) == listed  # no rows of the smaller selection are left
@@ -494,20 +460,15 @@ def test_the_same_documents_from_every_format(tmp_path, monkeypatch):
         table = pyarrow.table({"id": range(150), "text": column})
         pyarrow.parquet.write_table(table, tmp_path / name, row_group_size=20)
     names = ("a.jsonl", "b.jsonl.gz", "C.JSONL.ZST", "d.parquet", "e.parquet")
-    for spec in (
-        *(f"files:{tmp_path / name}" for name in names),
-        f"hf:file://{tmp_path}/d.parquet",
-    ):
-        source = sources.parse(spec)
-        units, _ = sources.list_units(source)
-        read = [t for u in units for t in sources.documents(source, u, Counter())]
-        assert sorted(read) == sorted(texts), spec
-        assert len(units) > 2 or "a.jsonl" not in spec
+    for place in (*(tmp_path / name for name in names), f"hf:file://{tmp_path}/d.parquet"):
+        assert sorted(read_all(place)[0]) == sorted(texts), place
+    assert len(sources.list_units(sources.parse(f"files:{path}"))[0]) > 2
 
 
-def read_all(path: Path) -> tuple[list[str], Counter]:
-    """The documents of a file or folder, and the notes made."""
-    source, notes = sources.parse(f"files:{path}"), Counter()
+def read_all(place: Path | str) -> tuple[list[str], Counter]:
+    """The documents of a file, a folder or a spec, and the notes made."""
+    spec = place if isinstance(place, str) else f"files:{place}"
+    source, notes = sources.parse(spec), Counter()
     sources.local_files.cache_clear()
     units, _ = sources.list_units(source)
     return [text for unit in units for text in sources.documents(source, unit, notes)], notes
@@ -531,12 +492,9 @@ def test_hidden_files_and_loops_are_left_out_and_a_locked_folder_is_named(tmp_pa
         return scandir(path)
 
     monkeypatch.setattr(os, "scandir", refuse)
-    for place in (tmp_path, tmp_path / "**" / "*.txt", tmp_path / "*" / "*.txt"):
-        with pytest.raises(errors.DataError, match="Permission denied: '.*locked'"):
+    for place in (tmp_path, tmp_path / "*" / "*.txt"):
+        with pytest.raises(errors.DataError, match="locked"):
             read_all(place)
-    monkeypatch.setattr(Path, "is_dir", lambda path: refuse(tmp_path / "locked"))
-    with pytest.raises(errors.DataError, match="Permission denied"):
-        read_all(tmp_path)
 
 
 def test_a_byte_order_mark_is_not_text_but_a_zero_is(tmp_path):
@@ -552,8 +510,10 @@ def test_a_byte_order_mark_is_not_text_but_a_zero_is(tmp_path):
 
 
 def test_plain_text_of_any_size_is_read_whole(tmp_path, monkeypatch):
+    """Without line ends as well: in pieces of a few units, whatever the size."""
     monkeypatch.setattr(sources, "SMALLEST_UNIT", 1000)
     monkeypatch.setattr(sources, "LARGEST_UNIT", 1000)
+    monkeypatch.setattr(sources, "MB", 300)
     monkeypatch.setattr(sources, "DOCUMENT", 300)
     rng = random.Random(0)
     for trial in range(40):
@@ -566,23 +526,34 @@ def test_plain_text_of_any_size_is_read_whole(tmp_path, monkeypatch):
             file.write(text.encode())
         source, notes = sources.parse(f"files:{name}"), Counter()
         units, _ = sources.list_units(source)
-        pieces = sorted((u["pieces"][0][1], u) for u in units)
-        read = [t for _, u in pieces for t in sources.documents(source, u, notes)]
-        assert "".join(read) == text and all(len(t) <= 300 for t in read)
+        parts = []
+        for unit in sorted(units, key=lambda unit: unit["pieces"][0][1]):
+            parts.append([*sources.documents(source, unit, notes)])
+        assert "".join(map("".join, parts)) == text
+        assert all(len(document) <= 300 for part in parts for document in part)
+        assert name.suffix == ".gz" or max(len("".join(p).encode()) for p in parts) <= 3 * 1000
         assert not [note for note in notes if "UTF-8" in note]
 
 
-@pytest.mark.parametrize("more", [(), ("--tokenizer", "of the undisturbed")])
-def test_a_missing_field_of_any_source_is_found_before_any_work(more, jsonl, undisturbed, tmp_path):
+def test_a_long_json_line_is_left_out(tmp_path, monkeypatch):
+    monkeypatch.setattr(sources, "LARGEST_LINE", 5000)
+    lines = [json.dumps({"text": word}) for word in ("one", "y" * 30_000, "two", "z" * 4000)]
+    for name, write in (("a.jsonl", open), ("a.jsonl.gz", gzip.open)):
+        with write(tmp_path / name, "wt") as file:
+            file.write("\n".join(lines))
+        texts, notes = read_all(tmp_path / name)
+        assert sorted(texts) == ["one", "two", "z" * 4000]
+        assert list(notes.values()) == [1]
+
+
+def test_a_missing_field_of_any_source_is_found_before_any_work(jsonl, tmp_path):
     (tmp_path / "chat.jsonl").write_text('{"prompt": "Oi", "answer": "Olá"}\n')
-    if more:
-        more = ("--tokenizer", str(undisturbed / "tokenizer.json"))
     places = (f"web=files:{jsonl}", f"chat=files:{tmp_path / 'chat.jsonl'}")
-    done = prepare(tmp_path / "d", "--source", *places, *more)
+    done = prepare(tmp_path / "d", "--source", *places)
     message = error_of(done, 2)
-    assert "chat.jsonl has no field 'text', it has prompt, answer" in message
-    assert "training a tokenizer" not in done.stderr and not (tmp_path / "d").exists()
-    done = prepare(tmp_path / "d", "--source", places[0], f"{places[1]}#prompt+answer", *more)
+    assert "chat.jsonl" in message and "'text'" in message and "prompt, answer" in message
+    assert not (tmp_path / "d").exists()
+    done = prepare(tmp_path / "d", "--source", places[0], f"{places[1]}#prompt+answer")
     assert done.returncode == 0, done.stderr
 
 
@@ -604,11 +575,7 @@ def chat_set(tmp_path, monkeypatch) -> str:
 
 
 def test_the_split_of_a_hub_source_can_be_named(chat_set, tmp_path):
-    def texts(spec: str) -> list[str]:
-        source = sources.parse(spec)
-        units, _ = sources.list_units(source)
-        return [text for unit in units for text in sources.documents(source, unit, Counter())]
-
+    texts = lambda spec: read_all(spec)[0]
     assert texts(chat_set) == texts(f"{chat_set}:default") == [f"train {i}" for i in range(5)]
     assert texts(f"{chat_set}::train_sft") == [f"train_sft {i}" for i in range(5)]
     assert texts(f"{chat_set}:default:train_sft") == texts(f"{chat_set}::train_sft")
@@ -633,27 +600,14 @@ def test_a_bug_in_what_reads_a_hub_record_is_no_mistake_of_the_user(chat_set, mo
     assert not hasattr(raised.value, "exit_code")
 
 
-def test_the_processes_of_the_pool_import_no_torch():
-    code = (
-        "import sys, prepare_data; from preparation import worker, sources; sys.exit('torch' in "
-        "sys.modules or any(name.startswith('instruments') for name in sys.modules))"
-    )
-    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
-
-
 def test_specs():
     parse = sources.parse
     assert parse("files:a/b c.txt").name == "b_c"
     assert parse("files:..").name == parse("..=files:x").name == "files"  # not a folder above
     assert parse("code=files:src#body").fields == ("body",) and parse("x=stdlib").name == "x"
     hf = parse("math=hf:Org/set:four@abc#q+a")
-    assert (hf.name, hf.place, hf.config, hf.revision, hf.fields) == (
-        "math",
-        "Org/set",
-        "four",
-        "abc",
-        ("q", "a"),
-    )
+    found = (hf.name, hf.place, hf.config, hf.revision, hf.fields)
+    assert found == ("math", "Org/set", "four", "abc", ("q", "a"))
     hf = parse("hf:Org/set::train_sft@refs/pr/1")
     assert (hf.name, hf.config, hf.split, hf.revision) == ("set", None, "train_sft", "refs/pr/1")
     hf = parse("hf:Org/set:four:val")
@@ -678,110 +632,34 @@ def test_the_list_of_a_hub_source_is_kept(tmp_path):
         assert worker.Job(config).key == key
 
 
-def test_stdlib_leaves_installed_packages_out():
-    for place in ("stdlib", "stdlib+site"):
-        files = sources.local_files(sources.parse(place))
-        assert "stdlib/abc.py" in files and len(files) > 500
-        assert any(n.startswith("site/numpy/") for n in files) == (place == "stdlib+site")
-        assert not [n for n in files if n.startswith("stdlib/") and "site-packages" in n]
-    units, _ = sources.list_units(sources.parse("stdlib"))
-    assert len(units) >= 4 and units == sources.list_units(sources.parse("stdlib"))[0]
+def test_stdlib_leaves_installed_packages_out(tmp_path, monkeypatch):
+    paths = {"stdlib": tmp_path / "lib", "purelib": tmp_path / "lib" / "site-packages"}
+    for name in ("abc.py", "json/decoder.py", "site-packages/numpy/core.py", "page.html"):
+        (paths["stdlib"] / name).parent.mkdir(parents=True, exist_ok=True)
+        (paths["stdlib"] / name).write_text("text")
+    monkeypatch.setattr(sources.sysconfig, "get_paths", lambda: paths)
+    sources.local_files.cache_clear()
+    library = ["stdlib/abc.py", "stdlib/json/decoder.py"]
+    for place, more in (("stdlib", []), ("stdlib+site", ["site/numpy/core.py"])):
+        assert [*sources.local_files(sources.parse(place))] == [*more, *library]
+    sources.local_files.cache_clear()
 
 
 # -------------------------------------------------------------------- case 22: connections
 
 
-class Flaky(http.server.SimpleHTTPRequestHandler):
-    """Serves byte ranges; every third answer breaks off in the middle."""
-
-    protocol_version = "HTTP/1.0"
-    requests, failing = 0, "some"
-
-    def do_HEAD(self):
-        self.answer(body=False)
-
-    def do_GET(self):
-        self.answer(body=True)
-
-    def answer(self, body: bool) -> None:
-        raw = Path(self.directory, self.path.lstrip("/")).read_bytes()
-        first, last = 0, len(raw) - 1
-        if wanted := self.headers.get("Range"):
-            a, _, b = wanted.removeprefix("bytes=").partition("-")
-            first, last = (int(a), int(b or last)) if a else (len(raw) - int(b), last)
-        part = raw[first : min(last, len(raw) - 1) + 1]
-        if body:
-            type(self).requests += 1
-        if self.failing == "all" and body:
-            self.send_error(503)
-            return
-        self.send_response(206 if wanted else 200)
-        self.send_header("Content-Length", str(len(part)))
-        self.send_header("Accept-Ranges", "bytes")
-        if wanted:
-            self.send_header("Content-Range", f"bytes {first}-{first + len(part) - 1}/{len(raw)}")
-        self.end_headers()
-        if body:
-            broken = self.failing == "some" and self.requests % 3 == 2 and len(part) > 2000
-            self.wfile.write(part[: len(part) // 2] if broken else part)
-
-    def log_message(self, *_):
-        pass
-
-
-@pytest.fixture
-def server(tmp_path):
-    import pyarrow
-    import pyarrow.parquet
-
-    texts = texts_of(write_jsonl(tmp_path / "a.jsonl", 400, seed=5))
-    pyarrow.parquet.write_table(
-        pyarrow.table({"text": texts}), tmp_path / "a.parquet", row_group_size=40
-    )
-
-    class Handler(Flaky):
-        def __init__(self, *args):
-            super().__init__(*args, directory=str(tmp_path))
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield Handler, f"http://127.0.0.1:{server.server_port}/a.parquet", texts
-    server.shutdown()
-
-
-def patient(monkeypatch, tries: int) -> None:
-    """The Hub's library tries again soon, and so often."""
+def test_case_22_a_source_that_stays_away(monkeypatch):
+    """The Hub's library tries again, and so do we no more; then a sentence."""
     import datasets
 
     for name in ("READ", "OPEN"):
-        monkeypatch.setattr(datasets.config, f"STREAMING_{name}_MAX_RETRIES", tries)
+        monkeypatch.setattr(datasets.config, f"STREAMING_{name}_MAX_RETRIES", 3)
     for name in ("READ_RETRY", "OPEN_RETRY", "READ_SERVER_UNAVAILABLE_RETRY"):
         monkeypatch.setattr(datasets.config, f"STREAMING_{name}_INTERVAL", 0.01)
-
-
-def test_case_22_a_source_that_disconnects(server, monkeypatch):
-    handler, url, texts = server
-    patient(monkeypatch, tries=20)
-    source = sources.parse(f"hf:{url}")
-    units, _ = sources.list_units(source)
-    assert [t for u in units for t in sources.documents(source, u, Counter())] == texts
-    assert handler.requests > 3
-
-
-def test_case_22_a_source_that_stays_away(server, tmp_path, monkeypatch):
-    """Bounded retries, a sentence and exit 3; when it is back, the same command finishes."""
-    handler, url, texts = server
-    handler.failing = "all"
-    patient(monkeypatch, tries=3)
-    source = sources.parse(f"hf:{url}")
-    with pytest.raises(errors.DataError, match="cannot be read .*finished units are kept") as error:
+    source = sources.parse("hf:http://127.0.0.1:1/a.parquet")
+    with pytest.raises(errors.DataError) as error:
         list(sources.documents(source, {"shard": 0, "of": 1}, Counter()))
-    assert error.value.exit_code == 3
-    handler.failing = "none"
-    done = prepare(tmp_path / "d", "--source", f"hf:{url}", "--tokens", "all")
-    assert done.returncode == 0, done.stderr
-    facts = Manifest.load(tmp_path / "d").tree["splits"]
-    assert sum(f["a.parquet"]["documents"] for f in facts.values()) == len(texts)
+    assert error.value.exit_code == 3 and source.place in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -809,30 +687,19 @@ def test_case_25_odd_text_loses_nothing_and_says_so(tmp_path):
         (folder / f"special{i}.txt").write_text(f"before {forged} after {i}")
     done = prepare(tmp_path / "d", "--source", f"files:{folder}", "--val_fraction", "0.1")
     assert done.returncode == 0, done.stderr
-    assert "1 empty files" in done.stdout, done.stdout
-    assert "1 documents with bytes that are not UTF-8" in done.stdout, done.stdout
-    tree = Manifest.load(tmp_path / "d").tree
-    facts = [tree["splits"][s]["t"] for s in ("train", "val")]
+    manifest = Manifest.load(tmp_path / "d")
+    assert list(manifest.tree["notes"].values()) == [1, 1]  # of latin1.txt and of empty.txt
     names = sources.local_files(sources.parse(f"files:{folder}"))
+    facts = [manifest.tree["splits"][s]["t"] for s in ("train", "val")]
     assert sum(f["documents"] for f in facts) >= len(names) - 1  # a held-out block cuts its file
     assert sum(f["bytes"] for f in facts) == sum(p.stat().st_size for p in names.values()) + 3
-    tokenizer = Tokenizer.load(tmp_path / "d" / "tokenizer.json")
-    source = sources.parse(f"files:{folder}")
-    texts = [
-        t for u in sources.list_units(source)[0] for t in sources.documents(source, u, Counter())
-    ]
-    job = worker.Job(DataConfig((f"files:{folder}",), row_len=65, val_fraction=0.1))
-    parts = [part for t in texts for part in split_text(t, job.block, job.val_below)]
-    for split in ("train", "val"):
-        own = [part for side, part in parts if side == split]
-        assert sum(forged in t for t in own) > 3
-        in_text, in_rows = Counter(i for t in own for i in tokenizer.encode(t)), Counter()
-        for shard in Manifest.load(tmp_path / "d").all_shards((split,)):
+    for split, f in zip(("train", "val"), facts):
+        assert sum(forged in piece for piece in pieces(tmp_path / "d", split)) > 3
+        in_rows = Counter()
+        for shard in manifest.all_shards((split,)):
             in_rows.update(np.load(tmp_path / "d" / shard["file"]).ravel().tolist())
-        packing = tree["splits"][split]["t"]["packing"]
-        assert in_rows.pop(0) == packing["bos"]  # those that the packer wrote, and none of the text
-        assert not in_rows - in_text and not in_rows.keys() & {1, 2, 3}
-        assert (in_text - in_rows).total() == packing["dropped"] < 65
+        assert in_rows[0] == f["packing"]["bos"]  # the packer's, and none of the text
+        assert not in_rows.keys() & {1, 2, 3} and f["packing"]["dropped"] < 65
 
 
 GZIP = gzip.compress(b"some text\n" * 5000)
@@ -840,7 +707,6 @@ NOISE = gzip.compress(random.Random(0).randbytes(20_000))
 TEXT = {"a.txt": b"um dois tres " * 300}
 CASES = {  # name -> (files, exit code, what the error names, options)
     "empty folder": ({"page.html": b"text"}, 2, "/t", []),
-    "no source": ({}, 2, "--source", ["--source"]),
     "a program": ({"a.txt": b"\x7fELF\2\1\1\0"}, 3, "a.txt is ELF", []),
     "utf16": ({"a.txt": "text".encode("utf-16")}, 3, "a.txt is UTF-16", []),
     "bad json": ({"a.jsonl": b'{"text": "a"}\n{"text": \n'}, 3, "a.jsonl", []),
@@ -854,10 +720,8 @@ CASES = {  # name -> (files, exit code, what the error names, options)
     "broken parquet": ({"a.parquet": b"PAR1 nonsense"}, 3, "a.parquet", []),
     "little text": ({"a.txt": b"um dois"}, 2, "less than one row of 65", []),
     "small vocabulary": (TEXT, 2, "100", ["--vocab_size", "100"]),
-    "large vocabulary": (TEXT, 2, "1,048,576", ["--vocab_size", "100000000000000000000"]),
     "no tokenizer": (TEXT, 2, "/t/tokenizer.json", ["--tokenizer", "FOLDER"]),
     "no validation": (TEXT, 2, "1e-05", ["--val_fraction", "0.00001"]),
-    "no val_fraction": (TEXT, 2, "0.0", ["--val_fraction", "0"]),
 }  # fmt: skip
 
 
@@ -881,31 +745,6 @@ def test_what_is_not_there_or_a_pipe_is_one_sentence(tmp_path):
     for name in ("none", "pipe"):
         done = prepare(tmp_path / "d", "--source", f"files:{tmp_path / name}")
         assert str(tmp_path / name) in error_of(done, 2)
-
-
-def test_a_text_without_line_ends_is_cut_and_a_long_json_line_is_left_out(tmp_path, monkeypatch):
-    """In pieces of at most two units, whatever the size; nothing of the text is lost."""
-    monkeypatch.setattr(sources, "SMALLEST_UNIT", 3000)
-    monkeypatch.setattr(sources, "LARGEST_UNIT", 3000)
-    monkeypatch.setattr(sources, "MB", 1000)
-    monkeypatch.setattr(sources, "LARGEST_LINE", 5000)
-    text = "汉é👍 " * 4000 + "\n" + "a b\n" * 2000 + "x" * 20_000
-    (tmp_path / "a.txt").write_text(text)
-    source, notes = sources.parse(f"files:{tmp_path / 'a.txt'}"), Counter()
-    units, _ = sources.list_units(source)
-    sizes, parts = [], {}
-    for unit in units:
-        parts[unit["pieces"][0][1]] = part = "".join(sources.documents(source, unit, notes))
-        sizes.append(len(part.encode()))
-    assert "".join(parts[start] for start in sorted(parts)) == text
-    assert not notes and max(sizes) <= 3 * 3000 and len(units) > 10
-    lines = [json.dumps({"text": word}) for word in ("one", "y" * 30_000, "two", "z" * 4000)]
-    for name, write in (("a.jsonl", open), ("a.jsonl.gz", gzip.open)):
-        with write(tmp_path / name, "wt") as file:
-            file.write("\n".join(lines))
-        texts, notes = read_all(tmp_path / name)
-        assert sorted(texts) == ["one", "two", "z" * 4000]
-        assert list(notes.values()) == [1]
 
 
 def test_too_little_held_out_is_a_warning_with_a_remedy_that_works(tmp_path):
@@ -932,15 +771,9 @@ def test_a_mixture_of_sources_and_an_existing_tokenizer(jsonl, undisturbed, tmp_
     )
     assert done.returncode == 0, done.stderr
     manifest = Manifest.load(tmp_path / "d")
-    assert f"tokenizer: {manifest.vocab_size:,} tokens from {undisturbed}" in done.stderr
     assert manifest.sources == ["web", "books"] and manifest.rows("train", 1) > 50
     assert manifest.tokenizer_sha256 == Manifest.load(undisturbed).tokenizer_sha256
     assert manifest.rows("val", 0) > 0
-    options = ("--tokenizer", str(undisturbed / "tokenizer.json"), "--tokens", "20k")
-    options += ("--source", f"web=files:{jsonl}", f"books=files:{tmp_path / 'texts'}", "--mixture")
-    assert prepare(tmp_path / "f", *options, "web=3", "books=1").returncode == 0
-    done = prepare(tmp_path / "f", *options, "web=1", "books=3")
-    assert "made with other options" in error_of(done, 2)
     same = prepare(tmp_path / "e", "--source", f"files:{jsonl}", f"files:{jsonl}")
     assert "two sources are named 'docs'" in error_of(same, 2)
 
@@ -962,25 +795,12 @@ def test_shares_of_the_tokens_wanted(jsonl, tmp_path):
         assert "must give each source (web, books) a share above 0" in error_of(refused, 2)
 
 
-def test_a_presets_mixture_shares_its_own_sources_only():
-    import config
-
-    asked = []
-    preset = config.PRESETS["biatron-345m"]
-    with mock.patch.object(prepare_data, "prepare", asked.append):
-        prepare_data.main(["biatron-345m"])
-        prepare_data.main(["biatron-345m", "--mixture", "a=1"])
-        prepare_data.main(["biatron-345m", "--source", "stdlib"])
-    assert [c.mixture for c in asked] == [preset.train.mixture, ("a=1",), ()]
-
-
-def test_a_small_corpus_holds_out_a_row_however_small_the_fraction(tmp_path):
-    write_texts(tmp_path / "t", 20)
-    source = ("--source", f"files:{tmp_path / 't'}")
-    done = prepare(tmp_path / "d", *source, "--val_fraction", "0.000001")
-    assert done.returncode == 0, done.stderr
-    manifest = Manifest.load(tmp_path / "d")
-    assert manifest.rows("val") >= 1 and manifest.rows("train") > 10 * manifest.rows("val")
+def test_a_presets_mixture_shares_its_own_sources_only(monkeypatch):
+    asked, mixture = [], config.PRESETS["biatron-345m"].train.mixture
+    monkeypatch.setattr(prepare_data, "prepare", asked.append)
+    for words in ([], ["--mixture", "a=1"], ["--source", "stdlib"]):
+        prepare_data.main(["biatron-345m", *words])
+    assert [c.mixture for c in asked] == [mixture, ("a=1",), ()]
 
 
 def test_too_little_disk_is_said_before_any_work(jsonl, tmp_path, monkeypatch):
@@ -993,9 +813,8 @@ def test_too_little_disk_is_said_before_any_work(jsonl, tmp_path, monkeypatch):
     assert "--tokens 2B" in error_of(prepare(tmp_path / "d", *hub), 2)
     assert not (tmp_path / "d").exists()
     done = prepare(tmp_path / "d", *hub, "--tokens", "900T")
-    assert "about 1890000.0 GB are needed" in error_of(done, 6)  # 5% of slack, 2 bytes each
-    done = prepare(tmp_path / "d", *hub, "--tokens", "all")
-    assert done.returncode == 0 and "size of a Hub source is unknown" in done.stderr
+    assert "1890000.0 GB" in error_of(done, 6)  # 5% of slack, 2 bytes each
+    assert prepare(tmp_path / "d", *hub, "--tokens", "all").returncode == 0
     # local text has a size, whatever is wanted of it
     assert prepare(tmp_path / "e", "--source", f"files:{jsonl}", "--tokens", "900T").returncode == 0
     usage = shutil.disk_usage(tmp_path)._replace(free=100_000)
@@ -1005,22 +824,16 @@ def test_too_little_disk_is_said_before_any_work(jsonl, tmp_path, monkeypatch):
 
 
 def test_each_preset_prepares_what_it_trains_on():
-    import torch
-
-    import config
-    from machinery import plan
-    from model import GPT
-
     for name, preset in config.PRESETS.items():
+        assert preset.model.vocab_size == preset.data.vocab_size, name
+        assert preset.model.seq_len == preset.data.row_len - 1, name
         with torch.device("meta"):
             groups = GPT(preset.model).param_groups()
         params = {kind: sum(p.numel() for p in ps) for kind, ps in groups.items()}
         trained = plan.steps_for(preset.train, params) * preset.train.tokens_per_step
         prepared = cli.count(preset.data.tokens)
-        if any(sources.parse(spec).unbounded for spec in preset.data.source):
-            assert trained <= prepared < 1.05 * trained, name
-        else:
-            assert not prepared, name
+        unbounded = any(sources.parse(spec).unbounded for spec in preset.data.source)
+        assert trained <= prepared < 1.05 * trained if unbounded else not prepared, name
 
 
 # --------------------------------------------------------------------------- one text file

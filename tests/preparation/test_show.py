@@ -2,14 +2,15 @@
 
 import json
 import re
+from unittest import mock
 
 import pytest
-from conftest import run
+from data_helpers import in_process
 
 import prepare_data
 from config import UsageError
 from machinery.shards import Manifest
-from preparation import show, sources
+from preparation import sources
 from tokenizer import Tokenizer
 
 
@@ -26,7 +27,7 @@ def folders(tmp_path_factory):
         (folder / "long" / f"{i}.md").write_text(text)
     options = "--vocab_size 400 --row_len 65 --val_fraction 0.2 --workers 1".split()
     options += ["--source", *(f"files:{folder / name}" for name in ("notes", "long"))]
-    done = run("prepare_data.py", "tiny", *options, "--data_dir", folder / "data", timeout=400)
+    done = in_process("tiny", *options, "--data_dir", folder / "data")
     assert done.returncode == 0, done.stderr
     return folder
 
@@ -48,32 +49,23 @@ def test_every_row_is_its_documents_and_each_is_in_the_file_that_is_named(folder
     assert len(rows) == manifest.rows(split) > 3
     for n in range(0, len(rows), max(1, len(rows) // 6)):
         source, row = rows[n]
-        assert show.place_of(manifest, split, n) == rows[n]
         out = shown(capsys, folders, "--row", n, "--split", split)
-        ids = manifest.row(split, source, row).tolist()
-        name = manifest.sources[source]
-        assert f"row {n:,} of {len(rows):,}, {split}: 65 tokens" in out
-        assert f"source {name}: files:{folders / name}\n" in out
-        file, at = re.search(r"shard  (.*), row (\d+), crc32", out).groups()
         shard, within = manifest.locate(split, source, row)
-        assert file == str(folders / "data" / shard["file"]) and int(at) == within
-        parts = re.split(r"\n\n---- BOS, document \d+: (.*)\n", out[:-1])[1:]
+        assert f"{folders / 'data' / shard['file']}, row {within}," in out
+        ids, name = manifest.row(split, source, row).tolist(), manifest.sources[source]
+        _, *parts = re.split(r"\n\n---- BOS, document \d+: (.*)\n", out[:-1])
         heads, texts = parts[::2], parts[1::2]
         assert len(texts) == ids.count(manifest.bos_id)
         assert sum(int(head.split()[0]) for head in heads) == 65
         plain = tokenizer.decode(i for i in ids if i != manifest.bos_id)
         assert "".join(texts).replace("\n", "") == plain.replace("\n", "")
         for head, text in zip(heads, texts):
-            if not text:
-                assert head.startswith("1 tokens, ")
-                continue
-            where = re.search(r", (\S+\.(?:txt|md)), (whole|characters ([\d,]+) to)", head)
-            assert where, head
-            whole = (folders / name / where[1]).read_text()
-            assert text.strip("\ufffd\n") in whole
-            begin = int((where[3] or "0").replace(",", ""))
-            assert whole[begin:].startswith(text.strip("\ufffd")[:20].rstrip("\n"))
-            named.add(where[1])
+            if text:
+                where = re.search(r", (\S+\.\w+), (?:whole|characters ([\d,]+) to)", head)
+                file, begin = where.groups("0")
+                rest = (folders / name / file).read_text()[int(begin.replace(",", "")) :]
+                assert rest.startswith(text.strip("\ufffd")[:20].rstrip("\n"))
+                named.add(file)
     assert len(named) > 3
 
 
@@ -108,17 +100,12 @@ def test_conversations_are_shown_with_their_roles_and_files(tmp_path, capsys):
     assert re.search(rf", 1\.jsonl, whole\n{re.escape(whole)}", out), out
 
 
-def test_a_text_that_has_changed_or_gone_is_told(folders, capsys, tmp_path):
-    import shutil
-
-    copy = shutil.copytree(folders / "notes", tmp_path / "kept")
-    try:
-        for path in (folders / "notes").glob("*.txt"):
-            path.write_text("Something else altogether.")
-        assert "not found in the text as it is now" in shown(capsys, folders, "--row", 0)
-        shutil.rmtree(folders / "notes")
-        sources.local_files.cache_clear()  # a new process reads them anew
-        assert "file   not known: files:" in shown(capsys, folders, "--row", 0)
-    finally:
-        shutil.rmtree(folders / "notes", ignore_errors=True)
-        shutil.copytree(copy, folders / "notes")
+def test_a_text_that_has_changed_or_gone_is_told(folders, capsys, monkeypatch):
+    other = folders / "other.txt"
+    other.write_text("Something else altogether.")
+    files = {f"{i}.txt": other for i in range(200)}
+    monkeypatch.setattr(sources, "local_files", lambda source: files)
+    assert "not found in the text as it is now" in shown(capsys, folders, "--row", 0)
+    monkeypatch.undo()
+    monkeypatch.setattr(sources, "local_files", mock.Mock(side_effect=UsageError("gone")))
+    assert "not known: gone" in shown(capsys, folders, "--row", 0)
