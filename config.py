@@ -170,8 +170,6 @@ class TrainConfig:
     """Tokens to train on (`2B`, `500M`); empty: 10.5 per weight of the blocks and the head."""
     tokens_per_step: Count = 524_288  # 256 rows x 2,048
     """Tokens in one optimizer step over all ranks and micro-batches."""
-    ramp_steps: Annotated[int, 0, 100_000] = 0
-    """Steps of batch-size ramp: a quarter of tokens_per_step, then half, before the whole."""
 
     # On which rows
     mixture: tuple[str, ...] = ()

@@ -11,7 +11,6 @@ import shlex
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from itertools import count
 from pathlib import Path
 
 import torch
@@ -188,7 +187,7 @@ def try_step(model: GPT, plan: Plan, validate: bool) -> tuple[nn.Module, str | N
                 step_model.eval()(inputs, targets, reduction="none")
             step_model.train()
         # Twice where new gradients meet old ones: then memory is at its peak.
-        for _ in range(2 if plan.grad_accum(plan.ramp_steps) > 1 else 1):
+        for _ in range(2 if plan.grad_accum > 1 else 1):
             step_model(inputs, targets, reduction="none").sum().backward()
     except Exception as error:
         if errors.is_out_of_memory(error):
@@ -256,11 +255,11 @@ def open_loader(
         micro_batch=plan.micro_batch,
         rank=world.rank,
         world_size=world.world_size,
-        position=plan.rows_before(step),
-        rows_of_steps=map(plan.rows_in_step, count(step)),
+        position=step * plan.rows_per_step,
+        rows_per_step=plan.rows_per_step,
         weights=cli.weights(config.mixture),
         decay_weights=cli.weights(config.decay_mixture),
-        decay_from=plan.rows_before(plan.decay_begins),
+        decay_from=plan.decay_begins * plan.rows_per_step,
         device=world.device,
     )
 

@@ -67,8 +67,9 @@ def describe_data(asked: cfg.Preset, preset: cfg.Preset, plan: Plan, manifest: M
         why = f"{rows} validation rows cannot be shared by {plan.world_size} ranks"
         raise UsageError(f"{why}; prepare data with a larger --val_fraction")
     mixtures = cli.weights(train.mixture), cli.weights(train.decay_mixture)
-    order = data.order_of(manifest, train.seed, *mixtures, plan.rows_before(plan.decay_begins))
-    epochs, name = max(zip(order.epochs(plan.rows), manifest.sources))
+    decay_from = plan.decay_begins * plan.rows_per_step
+    order = data.order_of(manifest, train.seed, *mixtures, decay_from)
+    epochs, name = max(zip(order.epochs(plan.steps * plan.rows_per_step), manifest.sources))
     of = f" of {name}" if len(manifest.sources) > 1 else ""
     lines = [
         f"data      {folder}: {manifest.tokens('train'):,} training tokens in rows of "

@@ -145,7 +145,7 @@ def time_left_s(run, step: int) -> float:
     """Seconds from `step` to the end of a run, with its validations and its last save."""
     every, plan = run.preset.run.eval_every, run.plan
     evals = math.ceil(plan.steps / every) - step // every if every else 1
-    tokens_left = plan.tokens_before(plan.steps) - plan.tokens_before(step)
+    tokens_left = (plan.steps - step) * plan.tokens_per_step
     return run.meter.eta_s(tokens_left, eval=evals, report=evals, save=1)
 
 
@@ -172,8 +172,8 @@ def done_text(run, progress, validation: str, report: str) -> str:
     cost = f" (${dollars:.2f})" if run.world.device.type == "cuda" else ""
     since = f" since step {progress.resumed_at:,}" if progress.resumed_at else ""
     return (
-        f"done: {step:,} steps, {run.plan.tokens_before(step):,} tokens, {duration(seconds)}{cost}"
-        f"{since}; {validation}\n"
+        f"done: {step:,} steps, {step * run.plan.tokens_per_step:,} tokens, "
+        f"{duration(seconds)}{cost}{since}; {validation}\n"
         f"checkpoint  {log.run_dir / 'checkpoints' / f'step_{step:08d}'}\n"
         f"metrics     {log.file}\n{report}\n"
         f"next        python eval.py {'chat' if run.manifest.marks else 'sample'} "

@@ -36,7 +36,6 @@ class Plan:
 
     steps: int
     tokens_per_step: int
-    ramp_steps: int
     seq_len: int
     world_size: int
     micro_batch: int
@@ -55,34 +54,21 @@ class Plan:
         return self.parallel == "fsdp"
 
     @property
-    def rows(self) -> int:
-        return self.rows_before(self.steps)
-
-    def rows_in_step(self, step: int) -> int:
+    def rows_per_step(self) -> int:
         """Rows of one step, over all ranks."""
-        return round(self.tokens_per_step * optim.batch_at(step, self.ramp_steps)) // self.seq_len
+        return self.tokens_per_step // self.seq_len
 
-    def rows_before(self, step: int) -> int:
-        """Rows of all steps before this one: the position in the data at which it begins."""
-        ramp = min(step, self.ramp_steps)
-        quarter = min(ramp, (self.ramp_steps + 1) // 2)
-        early = quarter * self.rows_in_step(0) + (ramp - quarter) * self.rows_in_step(quarter)
-        return early + (step - ramp) * self.rows_in_step(self.ramp_steps)
-
-    def tokens_before(self, step: int) -> int:
-        return self.rows_before(step) * self.seq_len
-
-    def grad_accum(self, step: int) -> int:
+    @property
+    def grad_accum(self) -> int:
         """Micro-batches of a step on each rank; the last may be filled up with rows that do not
         count."""
-        return math.ceil(self.rows_in_step(step) / (self.micro_batch * self.world_size))
+        return math.ceil(self.rows_per_step / (self.micro_batch * self.world_size))
 
     def with_less_memory(self) -> "Plan":
         """With at most half the micro-batch."""
         most = max(1, self.micro_batch // 2)
-        return replace(
-            self, micro_batch=micro_batch_for(self.rows_in_step(0), self.world_size, most)
-        )
+        rows = micro_batch_for(self.rows_per_step, self.world_size, most)
+        return replace(self, micro_batch=rows)
 
 
 def make_plan(preset: cfg.Preset, world: World) -> Plan:
@@ -93,24 +79,23 @@ def make_plan(preset: cfg.Preset, world: World) -> Plan:
     params = {kind: sum(p.numel() for p in ps) for kind, ps in meta.param_groups().items()}
     state = optim.state_bytes(params, config.optimizer)
     parallel, why = pick_parallel(run.parallel, world, state)
-    rows = rows_of_smallest_step(config, model.seq_len)
+    rows = rows_of_step(config, model.seq_len)
     fits = [tokens_that_fit(model, world, params, state, parallel, how) for how in (False, True)]
     limit = MICRO_BATCH_TOKENS[world.device.type]
     most = max(1, int(min(limit, fits[run.recompute]) / model.seq_len))
     if fits[run.recompute] < max(limit, model.seq_len):
         more = "" if run.recompute else f" ({fits[True]:,.0f} with --recompute)"
         why += f"; {fits[run.recompute]:,.0f} tokens fit at once{more}"
-    if run.micro_batch > (in_step := config.tokens_per_step // model.seq_len):
+    if run.micro_batch > rows:
         raise UsageError(
-            f"--micro_batch {run.micro_batch} is more than the {in_step} rows of a step; try "
-            f"--micro_batch {math.ceil(in_step / W)}"
+            f"--micro_batch {run.micro_batch} is more than the {rows} rows of a step; try "
+            f"--micro_batch {math.ceil(rows / W)}"
         )
     steps = steps_for(config, params)
     begins = optim.decay_begins(steps, config.decay)
     plan = Plan(
         steps=steps,
         tokens_per_step=config.tokens_per_step,
-        ramp_steps=config.ramp_steps,
         seq_len=model.seq_len,
         world_size=W,
         micro_batch=run.micro_batch or micro_batch_for(rows, W, most),
@@ -141,13 +126,11 @@ def tokens_that_fit(model, world: World, params, state, parallel: str, recompute
 def table(plan: Plan, preset: cfg.Preset, meta: GPT, params, why: str, itemsize: int) -> str:
     """The decisions, to print."""
     config, model = preset.train, preset.model
-    W, rows, tokens = plan.world_size, plan.micro_batch, plan.rows * plan.seq_len
-    accum, in_step = plan.grad_accum(plan.ramp_steps), plan.rows_in_step(plan.ramp_steps)
-    spare = accum * rows * W - in_step
+    W, rows, tokens = plan.world_size, plan.micro_batch, plan.steps * plan.tokens_per_step
+    spare = plan.grad_accum * rows * W - plan.rows_per_step
     filled = f" ({spare} rows to fill the last do not count)" if spare else ""
     per_token = flops.activation_bytes(model, itemsize, plan.recompute)
     token_size = np.dtype(dtype_for(model.vocab_size)).itemsize
-    ramp = f" (fewer in the first {plan.ramp_steps:,})" if plan.ramp_steps else ""
     factor = optim.lr_batch_factor(config.tokens_per_step, config.rates_at)
     rates = f"; learning rates x {factor:.3f} for this batch" if config.optimizer == "muon" else ""
     full, causal = meta.flops_per_token(), meta.flops_per_token(causal=True)
@@ -156,9 +139,8 @@ def table(plan: Plan, preset: cfg.Preset, meta: GPT, params, why: str, itemsize:
         f"{model.n_layer} layers x {model.n_embd}, vocabulary {model.vocab_size:,}; extras: "
         f"{', '.join(model.extras) or 'none'}",
         f"FLOPs     {full:,} per token in the full convention, {causal:,} in the causal one",
-        f"run       {plan.steps:,} steps x {plan.tokens_per_step:,} tokens{ramp} "
-        f"= {tokens:,} tokens",
-        f"step      {rows} rows x {model.seq_len:,} tokens x {accum} accumulated x {W} "
+        f"run       {plan.steps:,} steps x {plan.tokens_per_step:,} tokens = {tokens:,} tokens",
+        f"step      {rows} rows x {model.seq_len:,} tokens x {plan.grad_accum} accumulated x {W} "
         f"rank{'s' * (W > 1)}{filled}{rates}",
         f"memory    {why}; activations take about {rows * model.seq_len * per_token / 1e9:.2f} GB",
         f"disk      {tokens * token_size / 1e9:.2f} GB of rows if none is repeated, "
@@ -173,9 +155,7 @@ def table(plan: Plan, preset: cfg.Preset, meta: GPT, params, why: str, itemsize:
 def steps_for(config: cfg.TrainConfig, params: dict[str, int]) -> int:
     """Steps as given, or for the tokens given, or for 10.5 tokens per weight of blocks and head."""
     tokens = cli.count(config.tokens) or cfg.TOKENS_PER_WEIGHT * (params["matrix"] + params["head"])
-    ramp = config.ramp_steps
-    less = 0.75 * ((ramp + 1) // 2) + 0.5 * (ramp // 2)  # full steps: first a quarter, then half
-    return config.steps or max(1, math.ceil(tokens / config.tokens_per_step + less))
+    return config.steps or math.ceil(tokens / config.tokens_per_step)
 
 
 def pick_parallel(asked: str, world: World, state: int) -> tuple[str, str]:
@@ -189,17 +169,15 @@ def pick_parallel(asked: str, world: World, state: int) -> tuple[str, str]:
     return choice, f"{choice}: {sizes}, half of it for activations"
 
 
-def rows_of_smallest_step(config: cfg.TrainConfig, seq_len: int) -> int:
-    """Rows of a run's first step; UsageError if a step is not whole rows."""
-    parts = round(1 / optim.batch_at(0, config.ramp_steps))  # 4: a ramp begins with a quarter
-    if config.tokens_per_step % (unit := parts * seq_len):
-        ramp = f", four times for --ramp_steps = {unit}" if parts > 1 else ""
-        good = max(1, round(config.tokens_per_step / unit)) * unit
+def rows_of_step(config: cfg.TrainConfig, seq_len: int) -> int:
+    """Rows of a step; UsageError if it is not whole rows."""
+    rows, rest = divmod(config.tokens_per_step, seq_len)
+    if rest:
         raise UsageError(
             f"tokens_per_step {config.tokens_per_step} is not a multiple of a row of {seq_len} "
-            f"tokens{ramp}; try --tokens_per_step {good}"
+            f"tokens; try --tokens_per_step {max(1, rows + (2 * rest > seq_len)) * seq_len}"
         )
-    return config.tokens_per_step // unit
+    return rows
 
 
 def micro_batch_for(rows: int, world_size: int, most: int) -> int:

@@ -37,7 +37,6 @@ class World:
     rank: int
     world_size: int
     local_rank: int
-    local_world_size: int  # on this node
     device: torch.device
     dtype: torch.dtype
     memory_bytes: int  # of the GPU that has least; without GPUs, a rank's share of the host's
@@ -92,16 +91,16 @@ def pick_dtype(device: torch.device, asked: str = "auto") -> torch.dtype:
 def start(device: str = "auto", dtype: str = "auto") -> World:
     """Become a rank: pick the device, meet the others, test the connection."""
     alone = dict(RANK=0, WORLD_SIZE=1, LOCAL_RANK=0, LOCAL_WORLD_SIZE=1)
-    ranks = [int(os.environ.get(name, default)) for name, default in alone.items()]
-    _, world_size, local_rank, local_world_size = ranks
+    *ranks, here = (int(os.environ.get(name, default)) for name, default in alone.items())
+    _, world_size, local_rank = ranks
     chosen = pick_device(device, local_rank)
     if chosen.type == "cpu":
-        _set_up_cpu(local_world_size)
+        _set_up_cpu(here)
     torch.set_float32_matmul_precision("high")
-    memory_bytes = memory_of(chosen) // (local_world_size if chosen.type != "cuda" else 1)
+    memory_bytes = memory_of(chosen) // (1 if chosen.type == "cuda" else here)
     world = World(*ranks, chosen, pick_dtype(chosen, dtype), memory_bytes)
     if world_size > 1:
-        meet_and_test(world, MEET_S if world_size == local_world_size else NODES_MEET_S)
+        meet_and_test(world, MEET_S if world_size == here else NODES_MEET_S)
         least = torch.tensor(memory_bytes)  # all ranks must plan alike, for the smallest of them
         dist.all_reduce(least, dist.ReduceOp.MIN)
         world = replace(world, memory_bytes=int(least))
@@ -115,11 +114,11 @@ def memory_of(device: torch.device) -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def _set_up_cpu(local_world_size: int) -> None:
+def _set_up_cpu(ranks_here: int) -> None:
     """Threads, sums that are the same bits each time, and memory that is kept."""
     # torchrun gives each of several ranks one thread; take a fair share of the cores instead
-    if local_world_size > 1 or "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(max(1, cli.cores() // local_world_size))
+    if ranks_here > 1 or "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(max(1, cli.cores() // ranks_here))
     # Threads that add to the same row of a table do so in a fixed order: the same bits.
     torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = False

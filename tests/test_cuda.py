@@ -126,7 +126,7 @@ def test_the_compiled_loss_in_bf16_is_the_eager_one_in_fp32():
 def here() -> ranks.World:
     """This process alone, on DEVICE."""
     dtype = torch.bfloat16 if DEVICE.type == "cuda" else torch.float32
-    return ranks.World(0, 1, 0, 1, DEVICE, dtype, memory_bytes=16 * 10**9)
+    return ranks.World(0, 1, 0, DEVICE, dtype, memory_bytes=16 * 10**9)
 
 
 @pytest.mark.parametrize("doc_mask", [False, True])

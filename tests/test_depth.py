@@ -86,7 +86,7 @@ def row_of(name: str) -> dict[str, str]:
     with torch.device("meta"):
         size = sum(p.numel() for p in GPT(preset.model).parameters())
     decided = plan.make_plan(preset, forecast.parse_gpus("H100"))
-    tokens = decided.rows * decided.seq_len
+    tokens = decided.steps * decided.tokens_per_step
     hours = float(
         re.search(r"time .*: ([\d,.]+) hours", forecast.page(preset, forecast.parse_gpus("H100")))[
             1

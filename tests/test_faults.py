@@ -186,7 +186,7 @@ def test_dropout_is_the_same_on_one_rank_and_on_two(small_data, tmp_path):
 
 
 WAYS = {
-    "1 rank, then 2, within a ramp": [(1, "ddp"), (2, "ddp")],
+    "1 rank, then 2": [(1, "ddp"), (2, "ddp")],
     "FSDP x 2, then 1, then DDP x 3": [(2, "fsdp"), (1, "ddp"), (3, "ddp")],
 }
 
@@ -195,11 +195,8 @@ WAYS = {
 def test_resumed_on_another_number_of_ranks(way, whole, small_data, tmp_path):
     """The same rows at each step, and the same losses but for the order of sums."""
     run_dir, rows, stops = tmp_path / "run", {}, [9, 16]
-    calm, n_rows = CALM, STEPS * 8
-    if "ramp" in way:
-        calm, n_rows = (*CALM, "--ramp_steps", 12), 6 * 2 + 6 * 4 + (STEPS - 12) * 8
     for k, (world, parallel) in enumerate(WAYS[way]):
-        args = [*calm, "--parallel", parallel]
+        args = [*CALM, "--parallel", parallel]
         last = k == len(WAYS[way]) - 1
         spoil = [("note_rows",)]
         spoil += [] if last else [("signal_at", stops[k], signal.SIGTERM, 0)]
@@ -211,8 +208,8 @@ def test_resumed_on_another_number_of_ranks(way, whole, small_data, tmp_path):
         assert len(found) == len(re.findall("^position", text, re.M))  # none read twice
         assert not rows.keys() & found.keys()  # nor trained on twice
         rows |= found
-    assert rows == whole.rows(1, *calm) and len(rows) == n_rows
-    assert_close(run_dir, whole(1, *calm))
+    assert rows == whole.rows(1, *CALM) and len(rows) == STEPS * 8
+    assert_close(run_dir, whole(1, *CALM))
 
 
 @pytest.mark.slow
@@ -264,14 +261,10 @@ def test_two_launchers_make_one_run_and_survive_a_kill(whole, small_data, tmp_pa
 def test_a_step_that_is_not_whole_rows(small_data, tmp_path):
     """Refused with the nearest good value, before there is even a folder."""
     run_dir = tmp_path / "run"
-    for world, tokens, ramp, near in ((2, 1000, 0, 1024), (1, 9700, 4, 9728)):
-        args = ["--tokens_per_step", tokens, "--ramp_steps", ramp]
-        text = start(small_data, run_dir, *args, world=world).end(2)
+    for world, tokens, near in ((2, 1000, 1024), (1, 9700, 9728)):
+        text = start(small_data, run_dir, "--tokens_per_step", tokens, world=world).end(2)
         assert f"tokens_per_step {tokens} " in text and f"--tokens_per_step {near}\n" in text
         assert text.count("\n") == world and not run_dir.exists()
-    # 152 rows, and in the ramp 38 and 76, in micro-batches of 4 on 2 ranks
-    good = "--tokens_per_step 9728 --ramp_steps 4 --micro_batch 4 --steps 5".split()
-    start(small_data, run_dir, *good, world=2).end(0)
 
 
 def test_a_mistake_under_torchrun_is_one_sentence(small_data, tmp_path):

@@ -92,7 +92,7 @@ TO_ONE = {
         "--compile True": ("'True'", "--help"),
         "--extras value_embed": ("'value_embed'", "key_offset", "value_embeds"),
         "--n_layer 999999999999": ("--n_layer 999999999999", "1 or more, up to 256"),
-        "--ramp_steps 1000000000000000000": ("--ramp_steps 1000000000000000000", "100,000"),
+        "--bos_id 10000000000000000": ("--bos_id 10000000000000000", "1,000,000,000,000,000"),
         "--nope_every -1": ("--nope_every -1", "0 or more"),
         "--rope_theta 0.0": ("--rope_theta 0.0", "1 or more"),
         "--logit_softcap nan": ("--logit_softcap nan", "0 or more"),

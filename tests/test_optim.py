@@ -14,15 +14,12 @@ from config import PRESETS, TrainConfig, UsageError
 from optim import (
     POLAR_EXPRESS,
     Muon,
-    batch_at,
     build,
     compile_steps,
-    grad_norm,
     lr_at,
     lr_batch_factor,
     momentum_at,
     orthogonalize,
-    scale_gradients,
     set_schedule,
     unread_options,
 )
@@ -169,7 +166,6 @@ def test_schedules():
     momentum = [momentum_at(s, 4000) for s in (0, 200, 400, 1400, 2700, 4000)]
     assert momentum == pytest.approx([0.85, 0.91, 0.97, 0.97, 0.935, 0.90])
     assert momentum_at(100, 1000, warmup=10) == pytest.approx(0.91)
-    assert [batch_at(s, 10) for s in (0, 4, 5, 9, 10)] == [0.25, 0.25, 0.5, 0.5, 1.0]
 
 
 def test_only_the_schedule_with_a_decay_bends_the_momentum():
@@ -236,20 +232,6 @@ def test_each_kind_of_parameter_has_its_betas_and_decay():
     _, adam = build(groups_of_one(), TrainConfig(), 768)
     found = [(g["betas"], g["weight_decay"]) for g in adam.param_groups]
     assert found == [((0.8, 0.995), 0.001), ((0.8, 0.96), 0.01), ((0.8, 0.95), 0.0)]
-
-
-# ------------------------------------------------------------------------------- one step of all
-
-
-def test_the_norm_is_of_all_gradients_and_scaling_them_is_one_call(monkeypatch):
-    params = [torch.nn.Parameter(torch.ones(n)) for n in (3, 4, 9)]
-    for p in params:
-        p.grad = torch.full_like(p, 2.0)
-    assert grad_norm(iter(params)).item() == 8.0  # the root of 16 x 4
-    calls, honest = [], torch._foreach_mul_
-    monkeypatch.setattr(torch, "_foreach_mul_", lambda *given: calls.append(1) or honest(*given))
-    scale_gradients(iter(params), torch.tensor(0.25))
-    assert len(calls) == 1 and all((p.grad == 0.5).all() for p in params)
 
 
 def test_options_that_the_optimizer_or_the_schedule_ignores_are_named():

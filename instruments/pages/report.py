@@ -359,7 +359,7 @@ def update(run, step: int) -> str:
         training = run.model.training
         text = draw(run.model.eval(), tokenizer, prompt, SAMPLE_TOKENS, bool(run.manifest.marks))
         run.model.train(training)
-        record(folder, step, run.plan.tokens_before(step), prompt, text, live=True)
+        record(folder, step, step * run.plan.tokens_per_step, prompt, text, live=True)
         line = f"it writes {text[:SAMPLE_SHOWN]!r}"
     start, (last, took) = time.monotonic(), pages.get(folder, (-math.inf, 0.0))
     if step < run.plan.steps and took <= SHARE * (start - last):

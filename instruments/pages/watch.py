@@ -31,8 +31,7 @@ class Step:
 
 
 def timed(processes: list[list[dict]]) -> list[Step]:
-    """The steps except the first of each process, which compiles. Those of a batch-size ramp have
-    fewer tokens, so all are compared per token."""
+    """The steps except the first of each process, which compiles; compared per token."""
     kept = []
     for own in processes:
         for before, r in zip(own, own[1:]):

@@ -84,7 +84,6 @@ def parse_gpus(asked: str) -> NamedGPUs:
         rank=0,
         world_size=n,
         local_rank=0,
-        local_world_size=n,
         device=torch.device("cuda"),
         dtype=torch.bfloat16,
         memory_bytes=int(0.99 * card.memory_gb * 2**30),  # a datasheet's GB, less 1% for the driver
@@ -172,10 +171,9 @@ class Estimate:
 def estimate(preset: cfg.Preset, world: ranks.World, peak: float) -> Estimate:
     """Speed and time of a run on a machine with this peak, in FLOP/s of one device."""
     decided, card = plan.make_plan(preset, world), flops.find_card(world.device_name)
-    tokens, full = decided.rows * decided.seq_len, built(preset.model).flops_per_token()
+    tokens, full = decided.steps * decided.tokens_per_step, built(preset.model).flops_per_token()
     if card:
-        whole_steps = decided.rows / decided.rows_in_step(decided.ramp_steps)
-        speed = tokens / (whole_steps * step_s(decided, preset.model, card, peak))
+        speed = decided.tokens_per_step / step_s(decided, preset.model, card, peak)
     else:
         speed = OTHER_MFU[world.device.type] * peak * world.world_size / full
         speed *= 0.75 if decided.recompute else 1  # four passes, of which MFU counts three
@@ -327,7 +325,7 @@ def step_s(decided: plan.Plan, c: GPTConfig, card: flops.Card, peak: float) -> f
     # Adding a gradient moves 12 bytes, casting a matmul's weight and its gradient 12 more; a weight
     # in a matmul costs 6 FLOPs per token, so matmul / 6 is their number.
     micro_batch_s += (tokens * traffic(c) + 12 * params + 12 * matmul / 6) / bandwidth
-    micro_batches_s = decided.grad_accum(decided.ramp_steps) * micro_batch_s
+    micro_batches_s = decided.grad_accum * micro_batch_s
     return micro_batches_s + 40 * params / bandwidth  # optimizer: about 40 bytes/parameter
 
 

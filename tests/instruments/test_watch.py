@@ -108,7 +108,7 @@ def test_pages_take_at_most_a_twentieth_of_the_time(small_data, tmp_path, monkey
 
     monkeypatch.setattr(report, "write", write)
     monkeypatch.setattr(report.time, "monotonic", lambda: now[0])
-    plan = SimpleNamespace(sharded=True, steps=1000, tokens_before=lambda step: step)
+    plan = SimpleNamespace(sharded=True, steps=1000, tokens_per_step=1)
     watched = SimpleNamespace(log=SimpleNamespace(run_dir=tmp_path), plan=plan)
     for step in range(0, 1000, 10):
         assert "sharded" in report.update(watched, step)
@@ -163,7 +163,7 @@ def test_a_slow_step_is_counted_with_its_cause():
     assert found["longest wait for data"] == "6.00 s, in step 30"
 
 
-def test_a_ramp_and_a_restart_are_no_slow_steps():
+def test_shorter_steps_and_a_restart_are_no_slow_steps():
     """Half of the tokens in half of the time; and the first step of each process compiles."""
     steps = [step(n, 0.5, 50) for n in range(1, 41)]
     steps += [step(n, 1.0) | dict(tokens=2000 + (n - 40) * 100) for n in range(41, 101)]

@@ -33,7 +33,7 @@ def test_the_gradients_of_ddp_are_in_memory_once(preset, memory_gb):
     one, eight = (plan.make_plan(ddp, small_world(ranks_=n, **gpu)) for n in (1, 8))
     assert (one.parallel, eight.parallel) == ("none", "ddp")
     assert one.micro_batch == eight.micro_batch > 1
-    whole, half = ((p.rows_in_step(0), p.grad_accum(0)) for p in (one, eight))
+    whole, half = ((p.rows_per_step, p.grad_accum) for p in (one, eight))
     assert whole == (half[0], 8 * half[1])
 
 
