@@ -8,7 +8,10 @@ machinery/cli.py turns a command line into a preset.
 
 import math
 import re
+import shlex
+import sys
 from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
 from typing import Annotated, Literal
 
 
@@ -17,6 +20,12 @@ class UsageError(ValueError):
     and exit with 2. Raised by name; any other exception is a traceback."""
 
     exit_code = 2
+
+
+def install(requirements: str) -> str:
+    """The command that installs optional packages: `install("requirements-eval.txt")`."""
+    file = Path(__file__).with_name(requirements)
+    return shlex.join([sys.executable, "-m", "pip", "install", "-r", str(file)])
 
 
 LARGEST = 10**15  # a float still counts it exactly
@@ -243,7 +252,7 @@ class RunConfig:
     """Rows per forward pass on one rank; 0: found by the program."""
     recompute: bool = False
     """Compute each block again in backward: a fraction of the memory, a third more time, the same
-    gradients. --plan says what it makes room for."""
+    gradients."""
 
     # Watch
     log_every: int = 10
@@ -414,3 +423,31 @@ def find_preset(word: str) -> Preset | None:
     """The preset of that name, or of that depth: "d16". None if there is none."""
     depth = re.fullmatch("d([1-9][0-9]?)", word)
     return PRESETS.get(word) or (preset_of_depth(int(depth[1])) if depth else None)
+
+
+# Options of nanoGPT, nanochat, Megatron-LM and the Trainer of transformers, by what they are here.
+_FOREIGN = {
+    "--tokens_per_step (in tokens)": "batch_size global_batch_size total_batch_size",
+    "--micro_batch": "device_batch_size micro_batch_size per_device_train_batch_size",
+    "what --tokens_per_step makes of it": "gradient_accumulation_steps grad_accum",
+    "--lr_scale, or with --optimizer adamw --lr": "learning_rate max_lr",
+    "--steps": "max_iters max_steps num_iterations train_iters",
+    "--tokens": "epochs num_train_epochs",
+    "--warmup": "warmup_iters warmup_steps lr_warmup_iters",
+    "--schedule": "lr_scheduler_type lr_decay_style decay_lr",
+    "--final_lr (a fraction)": "min_lr",
+    "--grad_clip": "max_grad_norm clip_grad",
+    "--seq_len": "block_size seq_length max_seq_len sequence_len",
+    "--n_layer, or the preset: d12": "depth num_layers num_hidden_layers",
+    "--n_embd": "hidden_size d_model",
+    "--n_head": "num_heads num_attention_heads",
+    "--run_dir": "out_dir output_dir",
+    "--data_dir": "dataset data_path",
+    "--eval_every": "eval_interval eval_steps",
+    "--save_every": "save_interval save_steps",
+    "--log_every": "log_interval logging_steps",
+    "--dtype bf16": "bf16",
+    "--recompute": "gradient_checkpointing",
+    "--wandb": "wandb_log report_to",
+}
+FOREIGN = {name: here for here, names in _FOREIGN.items() for name in names.split()}

@@ -26,9 +26,9 @@ import data
 import flops
 import optim
 from config import UsageError
-from machinery import checkpoint, cli, errors, folders, ranks
+from machinery import checkpoint, cli, disk, errors, folders, ranks
 from machinery.checkpoint import Checkpointer
-from machinery.log import Log
+from machinery.log import Log, is_done
 from machinery.plan import USABLE, Plan
 from machinery.shards import Manifest
 from model import GPT
@@ -37,12 +37,13 @@ OUT_OF_MEMORY = "out of memory"
 
 
 def describe(asked: cfg.Preset, preset: cfg.Preset, plan: Plan, manifest: Manifest, world) -> str:
-    """The plan, this machine and the data, in lines to print."""
+    """The plan, this machine and the data, in lines to print; StorageError if the disk has no room
+    for even one checkpoint."""
     dtype, threads = str(world.dtype).removeprefix("torch."), torch.get_num_threads()
     on = f"on        {world.device_name}, {dtype}, torch {torch.__version__}, {threads} threads"
-    of_data = folders.describe_data(asked, preset, plan, manifest)
-    warning = folders.warn_of_disk(plan, Path(preset.run.run_dir))
-    return "\n".join(filter(None, (plan.text, on, of_data, warning)))
+    if not is_done(run_dir := Path(preset.run.run_dir)):
+        disk.check_room(run_dir, plan.save_bytes, "choose another --run_dir")
+    return "\n".join((plan.text, on, folders.describe_data(asked, preset, plan, manifest)))
 
 
 # ---------------------------------------------------------------------------------- the model

@@ -5,7 +5,6 @@ in these folders is refused here, before a model is built. Next: build.py builds
 """
 
 import json
-import os
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -154,17 +153,3 @@ def differences(before: dict, now: dict, names) -> dict[str, str]:
     before = asdict(cfg.TrainConfig()) | asdict(cfg.GPTConfig()) | before  # newer fields: default
     differ = [n for n in sorted(names) if json.dumps(before.get(n)) != json.dumps(now.get(n))]
     return {n: f"{n} is {before.get(n)!r} there and {now.get(n)!r} here" for n in differ}
-
-
-def warn_of_disk(plan: Plan, run_dir: Path) -> str:
-    """A warning if not all the checkpoints of a run will fit on its disk; empty if they do.
-    StorageError if not even one more does."""
-    saved = checkpoint.checkpoints(run_dir / "checkpoints")
-    if saved and checkpoint.step_of(saved[0]) >= plan.steps:
-        return ""  # finished, if it is valid
-    disk.check_room(run_dir, plan.save_bytes, "choose another --run_dir")
-    free, new = disk.free_bytes(run_dir), max(1, plan.saves + bool(saved) - len(saved))
-    if free >= (needed := new * plan.save_bytes):
-        return ""
-    there = f"{free / 1e9:.1f} GB are free in {os.path.abspath(run_dir)}"
-    return f"warning: {new} checkpoints more take {needed / 1e9:.1f} GB, but {there}: or --keep 1"

@@ -82,20 +82,16 @@ class Log:
         """Around a whole run: write to status.json why it failed, and at which progress.step."""
         try:
             yield
-        except KeyboardInterrupt:
-            self._failed(progress.step, "interrupted", 130)
-            raise
-        except Exception as error:
-            self._failed(progress.step, str(error)[:1000], cli.exit_code(error))
+        except (Exception, KeyboardInterrupt) as error:
+            why = cli.public(str(error) or "interrupted")[:1000]
+            with suppress(OSError):  # a full disk must not hide the error
+                if not is_done(self.run_dir):  # else the new command was wrong, not the run
+                    code = cli.exit_code(error)
+                    self.status("failed", step=progress.step, error=why, exit_code=code)
             raise
         finally:
             if self.wandb:
                 self._try_wandb(lambda: self.wandb.finish())
-
-    def _failed(self, step: int, error: str, code: int) -> None:
-        with suppress(OSError):  # a full disk must not hide the error
-            if not is_done(self.run_dir):  # a finished run stays done: the new command was wrong
-                self.status("failed", step=step, error=cli.public(error), exit_code=code)
 
     def _open_wandb(self) -> None:
         """A resumed run remains one run there: its id is in RUN_DIR/wandb_id."""

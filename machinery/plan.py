@@ -25,11 +25,6 @@ MICRO_BATCH_TOKENS = {"cuda": 65_536, "mps": 8_192, "cpu": 8_192}  # where `auto
 USABLE = 0.92  # of a GPU's memory; the rest is for fragments, NCCL's and cuDNN's buffers
 
 
-def largest_divisor(n: int, most: int) -> int:
-    """The largest divisor of n that is at most `most`."""
-    return next(d for d in range(min(n, most), 0, -1) if n % d == 0)
-
-
 @dataclass(frozen=True)
 class Plan:
     """The decisions of a run."""
@@ -46,7 +41,6 @@ class Plan:
     decay_begins: int  # steps before the learning rate of wsd falls, and decay_mixture applies
     keep_step: int  # its checkpoint is kept: from there, a run can become longer
     save_bytes: int  # of one checkpoint
-    saves: int  # checkpoints that are there at once, at most
     text: str = ""  # the table to print
 
     @property
@@ -79,13 +73,17 @@ def make_plan(preset: cfg.Preset, world: World) -> Plan:
     params = {kind: sum(p.numel() for p in ps) for kind, ps in meta.param_groups().items()}
     state = optim.state_bytes(params, config.optimizer)
     parallel, why = pick_parallel(run.parallel, world, state)
-    rows = rows_of_step(config, model.seq_len)
-    fits = [tokens_that_fit(model, world, params, state, parallel, how) for how in (False, True)]
+    rows, rest = divmod(config.tokens_per_step, model.seq_len)
+    if rest:
+        raise UsageError(
+            f"tokens_per_step {config.tokens_per_step} is not a multiple of a row of "
+            f"{model.seq_len} tokens; try --tokens_per_step {(rows + 1) * model.seq_len}"
+        )
+    per_token = flops.activation_bytes(model, world.dtype.itemsize, run.recompute)
     limit = MICRO_BATCH_TOKENS[world.device.type]
-    most = max(1, int(min(limit, fits[run.recompute]) / model.seq_len))
-    if fits[run.recompute] < max(limit, model.seq_len):
-        more = "" if run.recompute else f" ({fits[True]:,.0f} with --recompute)"
-        why += f"; {fits[run.recompute]:,.0f} tokens fit at once{more}"
+    if world.device.type == "cuda":
+        limit = min(limit, room_for_activations(model, world, params, state, parallel) / per_token)
+    most = max(1, int(limit / model.seq_len))
     if run.micro_batch > rows:
         raise UsageError(
             f"--micro_batch {run.micro_batch} is more than the {rows} rows of a step; try "
@@ -106,30 +104,28 @@ def make_plan(preset: cfg.Preset, world: World) -> Plan:
         decay_begins=begins,
         keep_step=begins if config.schedule == "wsd" else steps,
         save_bytes=state - 4 * sum(params.values()),  # gradients are not saved
-        # the newest, the best, that before the decay, one being written, and those of --keep_every
-        saves=run.keep + 3 + (steps // run.keep_every if run.keep_every else 0),
     )
-    return replace(plan, text=table(plan, preset, meta, params, why, world.dtype.itemsize))
+    why += f"; activations take about {plan.micro_batch * model.seq_len * per_token / 1e9:.2f} GB"
+    return replace(plan, text=table(plan, preset, meta, params, why))
 
 
-def tokens_that_fit(model, world: World, params, state, parallel: str, recompute: bool) -> float:
-    """The tokens of a micro-batch that a GPU's memory leaves room for."""
-    if world.device.type != "cuda":
-        return math.inf
+def room_for_activations(model, world: World, params, state: int, parallel: str) -> float:
+    """The bytes of a GPU's memory that are left for what backward needs."""
     room = USABLE * world.memory_bytes - state / (world.world_size if parallel == "fsdp" else 1)
     if parallel == "fsdp":  # the tables are gathered for all of a step, and Muon gathers a shape
         room -= world.dtype.itemsize * (params["embedding"] + params["head"])
         room -= 8 * model.n_layer * model.mlp_hidden * model.n_embd
-    return max(0.0, room / flops.activation_bytes(model, world.dtype.itemsize, recompute))
+    return room
 
 
-def table(plan: Plan, preset: cfg.Preset, meta: GPT, params, why: str, itemsize: int) -> str:
+def table(plan: Plan, preset: cfg.Preset, meta: GPT, params, memory: str) -> str:
     """The decisions, to print."""
-    config, model = preset.train, preset.model
+    config, model, every = preset.train, preset.model, preset.run.keep_every
     W, rows, tokens = plan.world_size, plan.micro_batch, plan.steps * plan.tokens_per_step
     spare = plan.grad_accum * rows * W - plan.rows_per_step
     filled = f" ({spare} rows to fill the last do not count)" if spare else ""
-    per_token = flops.activation_bytes(model, itemsize, plan.recompute)
+    # the newest, the best, that before the decay, one being written, and those of --keep_every
+    saves = preset.run.keep + 3 + (plan.steps // every if every else 0)
     token_size = np.dtype(dtype_for(model.vocab_size)).itemsize
     factor = optim.lr_batch_factor(config.tokens_per_step, config.rates_at)
     rates = f"; learning rates x {factor:.3f} for this batch" if config.optimizer == "muon" else ""
@@ -142,9 +138,9 @@ def table(plan: Plan, preset: cfg.Preset, meta: GPT, params, why: str, itemsize:
         f"run       {plan.steps:,} steps x {plan.tokens_per_step:,} tokens = {tokens:,} tokens",
         f"step      {rows} rows x {model.seq_len:,} tokens x {plan.grad_accum} accumulated x {W} "
         f"rank{'s' * (W > 1)}{filled}{rates}",
-        f"memory    {why}; activations take about {rows * model.seq_len * per_token / 1e9:.2f} GB",
+        f"memory    {memory}",
         f"disk      {tokens * token_size / 1e9:.2f} GB of rows if none is repeated, "
-        f"{plan.saves} checkpoints of {plan.save_bytes / 1e9:.2f} GB",
+        f"{saves} checkpoints of {plan.save_bytes / 1e9:.2f} GB",
     ]
     if unread := optim.unread_options(config, (cfg.find_preset(preset.name) or preset).train):
         how = f"--optimizer {config.optimizer} --schedule {config.schedule}"
@@ -169,21 +165,12 @@ def pick_parallel(asked: str, world: World, state: int) -> tuple[str, str]:
     return choice, f"{choice}: {sizes}, half of it for activations"
 
 
-def rows_of_step(config: cfg.TrainConfig, seq_len: int) -> int:
-    """Rows of a step; UsageError if it is not whole rows."""
-    rows, rest = divmod(config.tokens_per_step, seq_len)
-    if rest:
-        raise UsageError(
-            f"tokens_per_step {config.tokens_per_step} is not a multiple of a row of {seq_len} "
-            f"tokens; try --tokens_per_step {max(1, rows + (2 * rest > seq_len)) * seq_len}"
-        )
-    return rows
-
-
 def micro_batch_for(rows: int, world_size: int, most: int) -> int:
     """At most `most` rows: the largest divisor of a rank's share of them, so that no place has to
     be filled; but the size that leaves the fewest places to fill, if it is larger by a half."""
     share = math.ceil(rows / world_size)
     filled = math.ceil(share / math.ceil(share / most))
-    even = largest_divisor(share, most) if rows % world_size == 0 else 0
+    even = 0
+    if rows % world_size == 0:
+        even = next(d for d in range(min(share, most), 0, -1) if share % d == 0)
     return filled if filled >= 1.5 * even else even

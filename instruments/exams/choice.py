@@ -16,7 +16,7 @@ from statistics import NormalDist
 from string import ascii_uppercase
 from typing import Literal
 
-from config import Count, UsageError
+from config import Count, UsageError, install
 from instruments.exams.likelihood import log_likelihoods
 from instruments.exams.lines import saving
 from instruments.exams.questions import Question, continuations, from_file, sample
@@ -103,9 +103,8 @@ def read_task(
     try:
         from instruments.exams import harness
     except ImportError as error:
-        raise UsageError(
-            f"--task {task} needs the package {error.name}: pip install -r requirements-eval.txt"
-        ) from None
+        how = install("requirements-eval.txt")
+        raise UsageError(f"--task {task} needs the package {error.name}: {how}") from None
     return list(harness.questions(task, config.shots, config.limit))
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from config import UsageError
+from config import UsageError, install
 
 CRITERIA = """Which continuation is better written and follows from the text? A continuation that
 only repeats itself is bad."""
@@ -81,9 +81,8 @@ class Server:
         try:
             from openai import OpenAI, OpenAIError
         except ImportError:
-            raise UsageError(
-                "--judge_url needs the package openai: pip install -r requirements-eval.txt"
-            ) from None
+            how = install("requirements-eval.txt")
+            raise UsageError(f"--judge_url needs the package openai: {how}") from None
         if not model:
             raise UsageError(f"--judge_url {url} needs --judge_model, the model's name there")
         self.url, self.model, self.criteria = url, model, criteria or CRITERIA
