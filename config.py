@@ -24,8 +24,8 @@ class UsageError(ValueError):
 
 def install(requirements: str) -> str:
     """The command that installs optional packages: `install("requirements-eval.txt")`."""
-    file = Path(__file__).with_name(requirements)
-    return shlex.join([sys.executable, "-m", "pip", "install", "-r", str(file)])
+    file = str(Path(__file__).with_name(requirements))
+    return shlex.join([sys.executable, "-m", "pip", "install", "-r", file])
 
 
 LARGEST = 10**15  # a float still counts it exactly
@@ -66,7 +66,7 @@ class GPTConfig:
     """Key/value heads; fewer than n_head is grouped-query attention (GQA)."""
     head_dim: Size = 128
     """Channels of a head."""
-    n_embd: Size = 768
+    n_embd: Annotated[int, VALUE_GATE_CHANNELS, 1 << 20] = 768
     """Width of the residual stream."""
     mlp: Literal["relu2", "swiglu"] = "relu2"
     """Activation of the MLP: ReLU squared, or SwiGLU."""
@@ -95,10 +95,6 @@ class GPTConfig:
     def __post_init__(self):
         object.__setattr__(self, "extras", tuple(name for name in self.extras if name))
         check_numbers(self)
-        if 0 < self.logit_softcap < 0.01:  # its slope would overflow
-            raise UsageError(f"--logit_softcap {self.logit_softcap} must be 0 (none) or above 0.01")
-        if "value_embeds" in self.extras and self.n_embd < VALUE_GATE_CHANNELS:
-            raise UsageError(f"value_embeds needs n_embd {VALUE_GATE_CHANNELS} or more")
         for name in self.extras:
             if name not in EXTRAS:
                 raise UsageError(f"extras has no {name!r}; choose from {', '.join(EXTRAS)}")
@@ -445,9 +441,6 @@ _FOREIGN = {
     "--data_dir": "dataset data_path",
     "--eval_every": "eval_interval eval_steps",
     "--save_every": "save_interval save_steps",
-    "--log_every": "log_interval logging_steps",
-    "--dtype bf16": "bf16",
     "--recompute": "gradient_checkpointing",
-    "--wandb": "wandb_log report_to",
 }
 FOREIGN = {name: here for here, names in _FOREIGN.items() for name in names.split()}

@@ -76,9 +76,6 @@ class Shelves:
         self.tokens -= n
         return ids
 
-    def longest(self) -> int:
-        return self.has.bit_length() - 1
-
     def best(self, space: int) -> int:
         """The length of the document to put into `space` tokens; 0 if none fits.
 
@@ -166,7 +163,7 @@ class Packing:
             elif space == 1 or self.whole:  # one BOS more: no document is cut
                 at = self._write(row, at, [])
             else:  # cut the longest: its tail stays long, and short documents are kept to fill gaps
-                ids = shelves.take(shelves.longest())
+                ids = shelves.take(shelves.has.bit_length() - 1)
                 at = self._write(row, at, ids[: space - 1])
                 shelves.put(ids[space - 1 :])
                 self.stats.cuts += 1

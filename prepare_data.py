@@ -212,10 +212,6 @@ def report(manifest: shards.Manifest, seconds: float) -> str:
                 f"{t['rows']:,} rows | cut {100 * t['cuts'] / max(1, t['documents']):.2f}% "
                 f"of documents | dropped {100 * t['dropped'] / t['tokens']:.4f}% of tokens"
             )
-        if split == "train" and t["tokens"] < (wanted := manifest.tree["tokens_wanted"]):
-            sources = manifest.tree["sources"]
-            used = ", ".join(s["name"] for s in sources if s["units"] == s["units_in_source"])
-            lines.append(f"note  {wanted:,} training tokens were asked for; no more are in {used}")
     if (held := total(by["val"])["tokens"]) < ENOUGH:
         share = min(0.5, 1.5 * manifest.tree["val_fraction"] * ENOUGH / max(1, held))
         lines.append(

@@ -102,7 +102,7 @@ def main(argv: list[str]) -> int:
         copies = stack.enter_context(mirror.open_mirror(options, log))
         stack.enter_context(log.outcome(progress))
         log.print(about)
-        stack.enter_context(build.attention_kernels(preset.model))
+        stack.enter_context(build.explain_errors(argv, world, progress))
         model = build.build_model(preset.model, plan, world, preset.train.seed)
         optimizers = build.build_optimizers(model, preset, plan, world)
         checkpoints = build.open_checkpoints(preset, plan, log, copies)
@@ -110,13 +110,10 @@ def main(argv: list[str]) -> int:
         state = build.load(checkpoints, model, optimizers, preset, manifest, source)
         plan = resume(state, preset, plan, log, progress) if state else plan
         if ranks.any_rank(progress.step >= plan.steps and world.is_first and is_done(log.run_dir)):
-            log.print(
-                f"{log.run_dir} is finished ({progress.step:,} steps); nothing to do. Sample from "
-                f"it: python eval.py sample --run_dir {quote(str(log.run_dir))}"
-            )
+            how = f"python eval.py sample --run_dir {quote(str(log.run_dir))}"
+            log.print(f"{log.run_dir} is finished ({progress.step:,} steps); sample from it: {how}")
             return 0
         signals = ranks.Signals()
-        stack.enter_context(build.explain_errors(argv, world, progress))
         step_model, val_model, plan = build.compile_step(model, optimizers, plan, world, log)
         loader = build.open_loader(manifest, preset, plan, world, progress.step)
         stack.callback(loader.close)
@@ -229,7 +226,6 @@ def agree(run: Run, progress: Progress, sums: dict[str, Tensor], norm: Tensor) -
 def log_step(run: Run, progress: Progress, numbers: dict[str, float]) -> None:
     """Stop or save if a rank asked for it; log the step, or raise or warn if it was bad."""
     plan, options, log = run.plan, run.preset.run, run.log
-    ranks.expect_answers()
     stops = [s for s in run.signals.STOP if numbers.pop(s.name.lower())]
     progress.stop, progress.save_now = (stops or [0])[0], numbers.pop("overdue") > 0
     step, lr, norm, bad = (numbers.pop(name) for name in ("step", "lr", "norm", "bad"))
@@ -284,17 +280,13 @@ def validate(run: Run, step: int, rows: int, prefix: str = "") -> tuple[float, s
     returns bits per byte, and the words to print."""
     manifest, world, plan = run.manifest, run.world, run.plan
     own_rows = data.val_places(manifest, rows)[world.rank :: world.world_size]
+    sources = [source for source, _ in own_rows]
     batches = data.val_batches(
         manifest, plan.micro_batch, rows, world.rank, world.world_size, world.device
     )
     with run.meter.paused("eval"):
         loss, bpb, by_source = flops.score_text(
-            run.val_model,
-            batches,
-            run.token_bytes,
-            rows=plan.micro_batch,
-            sources=[source for source, _ in own_rows],
-            names=manifest.sources,
+            run.val_model, batches, run.token_bytes, plan.micro_batch, sources, manifest.sources
         )
     epochs = run.loader.order.epochs(step * plan.rows_per_step)  # so far, by source
     figures = dict(val_loss=loss, val_bpb=bpb, val_bpb_by_source=by_source)

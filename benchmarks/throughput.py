@@ -107,7 +107,6 @@ def measure(case: dict, run_dir: str) -> dict:
     rows, log = RandomRows(preset.model), Log(Path(run_dir), is_first=False)
     plan = make_plan(preset, world)
     with ExitStack() as stack:
-        stack.enter_context(build.attention_kernels(preset.model))
         model = build.build_model(preset.model, plan, world, preset.train.seed)
         optimizers = build.build_optimizers(model, preset, plan, world)
         checkpoints = build.open_checkpoints(preset, plan, log)  # nothing is saved

@@ -136,9 +136,8 @@ def cores() -> int:
 
 def run(main: Callable[[list[str]], int | None]) -> None:
     """Run main(argv) and exit with its result."""
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):  # it may be closed
-            stream.reconfigure(errors="backslashreplace")  # the name of a file may hold any bytes
+    if hasattr(sys.stdout, "reconfigure"):  # it may be closed
+        sys.stdout.reconfigure(errors="backslashreplace")  # the name of a file may hold any bytes
     try:
         code = main(sys.argv[1:]) or 0
         print(end="", flush=True)
@@ -153,9 +152,6 @@ def run(main: Callable[[list[str]], int | None]) -> None:
             print(public(traceback.format_exc()), end="", file=sys.stderr, flush=True)
         else:
             text, file = public(f"error: {error}"), os.environ.get("TORCHELASTIC_ERROR_FILE")
-            if isinstance(error, OSError):
-                remedy = "; free some space" if code == StorageError.exit_code else ""
-                text = f"error: {error.filename or 'writing'}: {error.strerror}{remedy}"
             if file:  # for torchrun's summary, which would otherwise give the exit code alone
                 content = {"message": text, "timestamp": int(time.time())}
                 disk.write_text(Path(file), json.dumps(content))

@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from torch.nn.attention import sdpa_kernel
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from machinery import cli, disk, ranks
+from machinery import cli, disk
 from machinery.errors import DataError
 
 WANDB_S = 30.0  # for its server to answer
@@ -28,7 +28,7 @@ class Log:
 
     def __init__(self, run_dir: Path, is_first: bool, wandb: bool = False):
         self.run_dir, self.is_first, self.wants_wandb = run_dir, is_first, wandb
-        self.file, self.wandb, self.full = run_dir / "metrics.jsonl", None, False
+        self.file, self.wandb = run_dir / "metrics.jsonl", None
 
     def print(self, text: str) -> None:
         if not self.is_first:
@@ -39,16 +39,13 @@ class Log:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
     def write(self, record: dict) -> None:
-        """Append one line to metrics.jsonl; while the disk is full, its lines are lost."""
+        """Append one line to metrics.jsonl; on a full disk it is lost."""
         if not self.is_first:
             return
         try:
             disk.append(self.file, line_of(record))
-            self.full = False
         except OSError as error:
-            if not self.full:
-                self.print(f"warning: {self.file}: {error.strerror}; these lines are lost")
-            self.full = True
+            self.print(f"warning: {self.file}: {error.strerror}; a line is lost")
         if self.wandb and "step" in record:
             self._try_wandb(lambda: self.wandb.log(record, step=record["step"]))
 
@@ -130,7 +127,8 @@ def write_report(log: Log, run=None, step: int = 0) -> str:
         from instruments.pages import report
 
         if run:
-            with sdpa_kernel(ranks.NO_CUDNN):  # cuDNN plans anew for each length of a sample
+            kernels = SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH
+            with sdpa_kernel([*kernels]):  # cuDNN's plans anew for each length of a sample
                 return report.update(run, step)
         return f"report      {report.write(log.run_dir)}, and loss.png beside it"
     except Exception as error:

@@ -58,12 +58,6 @@ class Plan:
         count."""
         return math.ceil(self.rows_per_step / (self.micro_batch * self.world_size))
 
-    def with_less_memory(self) -> "Plan":
-        """With at most half the micro-batch."""
-        most = max(1, self.micro_batch // 2)
-        rows = micro_batch_for(self.rows_per_step, self.world_size, most)
-        return replace(self, micro_batch=rows)
-
 
 def make_plan(preset: cfg.Preset, world: World) -> Plan:
     """Decide, and check that the numbers fit together."""

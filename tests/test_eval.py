@@ -4,7 +4,6 @@ what an export, a copy or a damaged checkpoint is worth."""
 import json
 import re
 import shutil
-from unittest import mock
 
 import pytest
 from conftest import metrics, run
@@ -163,21 +162,6 @@ def test_an_exported_folder_is_a_model_too(trained, capsys, tmp_path):
         with pytest.raises(CheckpointError, match=file.name):
             evaluate.main(["sample", str(folder), *CPU, "--prompt", "def"])
         file.write_text(before)
-
-
-def test_a_checkpoint_that_the_run_deletes_meanwhile_is_looked_up_again(trained, tmp_path, capsys):
-    """What retention does while eval.py reads."""
-    folder, read = shutil.copytree(trained, tmp_path / "run"), models.read_checkpoint
-    newest, *others = checkpoint.checkpoints(folder / "checkpoints")
-    assert others
-
-    def too_late(path, *args, **kwargs):
-        if path == newest and path.exists():
-            shutil.rmtree(path)
-        return read(path, *args, **kwargs)
-
-    with mock.patch.object(models, "read_checkpoint", too_late):
-        assert others[0].name in look(capsys, "sample", folder, *CPU, "--prompt", "a")
 
 
 # ------------------------------------------------------------------------------ mistakes

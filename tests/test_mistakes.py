@@ -80,8 +80,8 @@ def test_a_mistake_in_the_middle_of_a_run_is_in_its_status(world, small_data, tm
 
 # Wrong words -> what the sentence has to name: what was given, and a way out.
 TO_ALL = {
-    "--data_dri x": ("'--data_dri'", "--data_dir", "--help"),
-    "--data_dir x y": ("'y'", "--help"),
+    "--data_dri x": ("--data_dri", "--data_dir", "--help"),
+    "--data_dir x y": ("y", "--help"),
     "--data_dir": ("--data_dir",),
 }
 TO_ONE = {
@@ -89,10 +89,11 @@ TO_ONE = {
         "--steps x --lr y": ("--steps", "'x'"),
         "--lr 1,5": ("--lr", "'1,5'"),
         "--mlp gelu": ("--mlp", "relu2", "swiglu", "'gelu'"),
-        "--compile True": ("'True'", "--help"),
+        "--compile True": ("True", "--help"),
+        "--batch_size 8": ("--batch_size", "--tokens_per_step"),
         "--extras value_embed": ("'value_embed'", "key_offset", "value_embeds"),
         "--n_layer 999999999999": ("--n_layer 999999999999", "1 or more, up to 256"),
-        "--bos_id 10000000000000000": ("--bos_id 10000000000000000", "1,000,000,000,000,000"),
+        "--bos_id 10000000000000000": ("--bos_id 10000000000000000", "0 or more"),
         "--nope_every -1": ("--nope_every -1", "0 or more"),
         "--rope_theta 0.0": ("--rope_theta 0.0", "1 or more"),
         "--logit_softcap nan": ("--logit_softcap nan", "0 or more"),

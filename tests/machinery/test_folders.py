@@ -6,18 +6,16 @@ import json
 import os
 import shutil
 from pathlib import Path
-from unittest import mock
 
 import pytest
 from conftest import losses, metrics
 from faults import start
-from plans import small_preset, small_world
+from plans import small_world
 from test_shards import edit
 
 import config
 from config import UsageError
-from machinery import checkpoint, folders, plan, shards
-from machinery.errors import StorageError
+from machinery import checkpoint, folders, shards
 
 TINY, WORLD = config.PRESETS["tiny"], small_world()
 
@@ -26,12 +24,6 @@ TINY, WORLD = config.PRESETS["tiny"], small_world()
 def data(small_data, tmp_path) -> Path:
     """A copy of the data, to be changed."""
     return shutil.copytree(small_data, tmp_path / "data")
-
-
-def small_plan(**run) -> plan.Plan:
-    preset = small_preset()
-    options = dataclasses.replace(preset.run, **run)
-    return plan.make_plan(dataclasses.replace(preset, run=options), WORLD)
 
 
 def test_a_run_does_not_go_on_with_other_data_or_another_tokenizer(data, tmp_path):
@@ -77,34 +69,9 @@ def test_a_run_whose_folder_is_moved_stops(small_data, tmp_path):
 def test_no_room_for_even_one_checkpoint(small_data, tmp_path):
     big = ["--n_layer", 12, "--n_embd", 768, "--mlp_hidden", 3072]
     text = start(small_data, tmp_path / "run", *big, spoil=[("disk", 100_000_000)]).end(6)
-    assert f"0.1 GB are free in {tmp_path / 'run'}" in text and not (tmp_path / "run").exists()
-
-
-def test_room_for_some_checkpoints_is_a_warning_in_numbers_of_what_is_not_written_yet(
-    small_data, tmp_path
-):
-    """Five at the most, and a sixth that the run was resumed from; three of them are there."""
-    run_dir = tmp_path / "run"
-    start(small_data, run_dir, "--save_every", 3, spoil=[("signal_at", 8, 15)]).end(143)
-    newest, *older = checkpoint.checkpoints(run_dir / "checkpoints")
-    assert len(older) == 2  # one of them where the learning rate falls
-    size = sum(path.stat().st_size for path in newest.rglob("*") if path.is_file())
-    whole = small_plan()
-    assert whole.saves == 5 and 1 < size / whole.save_bytes < 1.2  # its files, the tensors
-    assert small_plan(keep_every=4).saves == 8
-
-    def warning(checkpoints: float, folder: Path) -> str:
-        free = shutil.disk_usage("/")._replace(free=int(checkpoints * whole.save_bytes))
-        with mock.patch.object(shutil, "disk_usage", lambda path: free):
-            return folders.warn_of_disk(whole, folder)
-
-    assert warning(5.1, tmp_path / "new") == "" == warning(3.1, run_dir)
-    assert "5 checkpoints" in warning(4.9, tmp_path / "new")
-    assert "3 checkpoints" in warning(2.9, run_dir) and str(run_dir) in warning(1.1, run_dir)
-    with pytest.raises(StorageError):
-        warning(0.9, run_dir)
-    start(small_data, run_dir, "--save_every", 3).end(0)
-    start(small_data, run_dir, spoil=[("disk", 1000)]).end(0)  # finished, it needs no room at all
+    assert "0.1 GB are free" in text and not (tmp_path / "run").exists()
+    start(small_data, tmp_path / "ok").end(0)
+    start(small_data, tmp_path / "ok", spoil=[("disk", 1000)]).end(0)  # finished, it needs none
 
 
 def test_a_folder_that_cannot_be_written(small_data, tmp_path):
