@@ -436,11 +436,9 @@ _FOREIGN = {
     "--seq_len": "block_size seq_length max_seq_len sequence_len",
     "--n_layer, or the preset: d12": "depth num_layers num_hidden_layers",
     "--n_embd": "hidden_size d_model",
-    "--n_head": "num_heads num_attention_heads",
     "--run_dir": "out_dir output_dir",
     "--data_dir": "dataset data_path",
     "--eval_every": "eval_interval eval_steps",
-    "--save_every": "save_interval save_steps",
     "--recompute": "gradient_checkpointing",
 }
 FOREIGN = {name: here for here, names in _FOREIGN.items() for name in names.split()}

@@ -125,10 +125,8 @@ class Muon(torch.optim.Optimizer):
         by_shape = defaultdict(list)
         for p in params:
             if p.ndim != 2:
-                raise UsageError(
-                    f"Muon takes matrices, not a parameter of shape {tuple(p.shape)}; give its "
-                    "name another group in GROUP_OF (model.py), such as scalar"
-                )
+                what = f"Muon takes matrices, not a parameter of shape {tuple(p.shape)}"
+                raise UsageError(f"{what}; give its name another group in GROUP_OF (model.py)")
             by_shape[p.shape].append(p)
         defaults = dict(lr=lr, momentum=momentum, weight_decay=weight_decay, beta2=beta2)
         super().__init__([dict(params=same) for same in by_shape.values()], defaults)

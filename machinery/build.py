@@ -6,6 +6,7 @@ Next: train.py, which calls these functions from top to bottom.
 """
 
 import contextlib
+import gc
 import shlex
 from collections.abc import Iterator
 from dataclasses import replace
@@ -142,6 +143,7 @@ def compile_step(
         if problem is None:
             break
         torch.compiler.reset()  # graphs of another size would count as recompiles
+        gc.collect()  # what the failed step held
         if problem == OUT_OF_MEMORY:
             less = micro_batch_for(plan.rows_per_step, plan.world_size, plan.micro_batch // 2)
             plan = replace(plan, micro_batch=less)

@@ -332,17 +332,6 @@ def test_a_folder_is_prepared_by_one_program_at_a_time(jsonl, undisturbed, tmp_p
         assert str(tmp_path / "file") in error_of(prepare(place, program=("verify",)), 2)
 
 
-def test_a_damaged_tokenizer_is_trained_again_and_the_units_redone(jsonl, undisturbed, tmp_path):
-    folder = tmp_path / "d"
-    shutil.copytree(undisturbed, folder)
-    (folder / "manifest.json").unlink()
-    for path in folder.rglob("tokenizer.json"):
-        path.write_bytes(b"")
-    done = prepare(folder, "--source", f"files:{jsonl}")
-    assert done.returncode == 0 and "again" in done.stderr, done.stderr
-    assert hashes(folder) == hashes(undisturbed) and fingerprint(folder) == fingerprint(undisturbed)
-
-
 def test_sixteen_units_begin_before_the_size_of_one_is_known():
     job = SimpleNamespace(tokens=10**9, shares=(1.0,), sources=("web",), units=[range(6000)])
     running = {}
