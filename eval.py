@@ -74,8 +74,7 @@ def loss(config: LossConfig, load_model) -> None:
     nats, bpb, by_source = score_text(model, batches, token_bytes, 0, sources, manifest.sources)
     print(
         f"validation: {nats:.4f} nats per token, {bpb:.4f} bits per byte{sources_line(by_source)}, "
-        f"on {len(sources):,} of {manifest.rows('val'):,} rows of {manifest.dir} (fingerprint "
-        f"{manifest.fingerprint[:12]})"
+        f"on {len(sources):,} of {manifest.rows('val'):,} rows of {manifest.dir}"
     )
     figures = dict(val_loss=nats, val_bpb=bpb, val_bpb_by_source=by_source, rows=len(sources))
     trained.keep_record(config, trainer, **figures, data_fingerprint=manifest.fingerprint)

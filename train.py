@@ -203,6 +203,7 @@ def take_steps(run: Run, progress: Progress) -> Iterator[dict[str, float]]:
                 for optimizer in run.optimizers:
                     optimizer.step()
         run.model.zero_grad(set_to_none=True)
+        del gradients  # else they stay in memory beside the next ones
         progress.step += 1
         yield numbers
 

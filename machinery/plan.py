@@ -66,7 +66,7 @@ def make_plan(preset: cfg.Preset, world: World) -> Plan:
         meta = GPT(model)
     params = {kind: sum(p.numel() for p in ps) for kind, ps in meta.param_groups().items()}
     state = optim.state_bytes(params, config.optimizer)
-    parallel, why = pick_parallel(run.parallel, world, state)
+    parallel = pick_parallel(run.parallel, world, state)
     rows, rest = divmod(config.tokens_per_step, model.seq_len)
     if rest:
         raise UsageError(
@@ -99,8 +99,12 @@ def make_plan(preset: cfg.Preset, world: World) -> Plan:
         keep_step=begins if config.schedule == "wsd" else steps,
         save_bytes=state - 4 * sum(params.values()),  # gradients are not saved
     )
-    why += f"; activations take about {plan.micro_batch * model.seq_len * per_token / 1e9:.2f} GB"
-    return replace(plan, text=table(plan, preset, meta, params, why))
+    memory = (
+        f"{parallel}: state needs {state / 1e9:.2f} GB, activations about "
+        f"{plan.micro_batch * model.seq_len * per_token / 1e9:.2f} GB, a rank has "
+        f"{world.memory_bytes / 1e9:.1f} GB"
+    )
+    return replace(plan, text=table(plan, preset, meta, params, memory))
 
 
 def room_for_activations(model, world: World, params, state: int, parallel: str) -> float:
@@ -148,15 +152,12 @@ def steps_for(config: cfg.TrainConfig, params: dict[str, int]) -> int:
     return config.steps or math.ceil(tokens / config.tokens_per_step)
 
 
-def pick_parallel(asked: str, world: World, state: int) -> tuple[str, str]:
-    """(none, ddp or fsdp; the reason)."""
-    sizes = f"state needs {state / 1e9:.2f} GB, a rank has {world.memory_bytes / 1e9:.1f} GB"
+def pick_parallel(asked: str, world: World, state: int) -> str:
+    """none, ddp or fsdp: sharded if the state leaves less than half of the memory free."""
     if world.world_size == 1:
-        return "none", f"one rank: {sizes}"
-    if asked != "auto":
-        return asked, f"{asked} as asked: {sizes}"
+        return "none"
     choice = "ddp" if state < 0.5 * world.memory_bytes else "fsdp"
-    return choice, f"{choice}: {sizes}, half of it for activations"
+    return choice if asked == "auto" else asked
 
 
 def micro_batch_for(rows: int, world_size: int, most: int) -> int:

@@ -209,7 +209,7 @@ def test_a_checkpoint_of_another_model_py_is_named(trained, tmp_path):
     newest = checkpoint.checkpoints(trained / "checkpoints")[0]
     copy = shutil.copytree(newest, tmp_path / newest.name)
     edit(copy, '"n_layer": 2', '"n_layer": 2, "window": 8')
-    with pytest.raises(UsageError, match=r"\bwindow\b"):
+    with pytest.raises(CheckpointError, match=r"\bwindow\b"):
         evaluate.main(["loss", str(copy)])
 
 

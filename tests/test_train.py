@@ -487,7 +487,9 @@ def test_time_left_has_every_validation_that_will_come():
 
 
 def test_a_disk_that_is_full_for_the_status_does_not_hide_the_error():
-    log.Log(Path("/dev/full"), is_first=True)._failed(3, "why", 6)
+    with pytest.raises(KeyError):
+        with log.Log(Path("/dev/full"), is_first=True).outcome(SimpleNamespace(step=3)):
+            raise KeyError
 
 
 def test_presets_fit_their_data():

@@ -17,10 +17,10 @@ from model import GPT
 
 def test_state_over_half_of_the_memory_is_sharded():
     world = lambda n: small_world(ranks_=n, memory_bytes=80 * 10**9)
-    found = [plan.pick_parallel("auto", world(8), state)[0] for state in (39e9, 41e9)]
+    found = [plan.pick_parallel("auto", world(8), state) for state in (39e9, 41e9)]
     assert found == ["ddp", "fsdp"]
-    assert plan.pick_parallel("ddp", world(8), 41e9)[0] == "ddp"
-    assert plan.pick_parallel("auto", world(1), 41e9)[0] == "none"
+    assert plan.pick_parallel("ddp", world(8), 41e9) == "ddp"
+    assert plan.pick_parallel("auto", world(1), 41e9) == "none"
 
 
 @pytest.mark.parametrize("preset, memory_gb", [("d12", 20), ("d24", 46)])
