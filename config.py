@@ -266,7 +266,7 @@ class RunConfig:
     """Print parameters, tokens, memory, disk, hours and dollars, and stop. For another machine:
     `eval.py plan`."""
     usd_per_hour: float = 3.0
-    """What one GPU costs (without GPUs, the machine); for --plan, the last line and the report."""
+    """What one GPU costs (without GPUs, the machine); for --plan and the report."""
     peak_tflops: float = 0.0
     """Peak of one device in dense TFLOP/s, for MFU; 0: looked up by name; on a CPU, measured."""
 

@@ -159,15 +159,13 @@ def step_line(r: dict, steps: int, left_s: float, more: dict[str, float]) -> str
 
 
 def done_text(run, progress, validation: str, report: str) -> str:
-    """The last lines of a run: its time and cost, where its files are, the next command."""
-    log, step, options = run.log, progress.step, run.preset.run
+    """The last lines of a run: its time, where its files are, the next command."""
+    log, step = run.log, progress.step
     seconds = time.monotonic() - progress.started_at
-    dollars = seconds / 3600 * options.usd_per_hour * run.world.world_size
-    cost = f" (${dollars:.2f})" if run.world.device.type == "cuda" else ""
     since = f" since step {progress.resumed_at:,}" if progress.resumed_at else ""
     return (
         f"done: {step:,} steps, {step * run.plan.tokens_per_step:,} tokens, "
-        f"{duration(seconds)}{cost}{since}; {validation}\n"
+        f"{duration(seconds)}{since}; {validation}\n"
         f"checkpoint  {log.run_dir / 'checkpoints' / f'step_{step:08d}'}\n"
         f"metrics     {log.file}\n{report}\n"
         f"next        python eval.py {'chat' if run.manifest.marks else 'sample'} "
