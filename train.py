@@ -249,7 +249,7 @@ def skip_or_raise(run: Run, progress: Progress, step: int, numbers: str) -> None
     """Count a step that changed no weights; NonFiniteError if that is one more than allowed."""
     plan, allowed = run.plan, run.preset.run.skip_nonfinite
     rows = run.loader.row_ids((step - 1) * plan.rows_per_step, plan.rows_per_step)
-    named = f"{len(rows)} rows, {', '.join(rows[:4])}{' ...' * (len(rows) > 4)}"
+    named = f"{len(rows)} rows, {', '.join(rows[:4])}{', ...' * (len(rows) > 4)}"
     text = f"step {step}: {numbers}; its weights were not changed; {named}"
     progress.skipped += 1
     if progress.skipped > allowed:
