@@ -21,9 +21,9 @@ HANDED_DOWN = {("machinery/log.py", "instruments")}  # the report, in the functi
 
 # A promise to readers: these numbers only go down. Lines of .py files, by room.
 BUDGETS = {
-    "train.py model.py data.py": 1319,  # the first evening
-    "*.py": 2900,
-    "machinery/**/*.py": 3095,
+    "train.py model.py data.py": 1290,  # the first evening
+    "*.py": 2850,
+    "machinery/**/*.py": 2928,
     "preparation/**/*.py": 1410,
     "hf/**/*.py": 1470,
     "instruments/**/*.py": 4350,
