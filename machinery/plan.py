@@ -100,7 +100,7 @@ def make_plan(preset: cfg.Preset, world: World) -> Plan:
         save_bytes=state - 4 * sum(params.values()),  # gradients are not saved
     )
     memory = (
-        f"{parallel}: state needs {state / 1e9:.2f} GB, activations about "
+        f"{parallel if W > 1 else 'one rank'}: state needs {state / 1e9:.2f} GB, activations about "
         f"{plan.micro_batch * model.seq_len * per_token / 1e9:.2f} GB, a rank has "
         f"{world.memory_bytes / 1e9:.1f} GB"
     )
