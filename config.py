@@ -8,7 +8,10 @@ machinery/cli.py turns a command line into a preset.
 
 import math
 import re
+import shlex
+import sys
 from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
 from typing import Annotated, Literal
 
 
@@ -17,6 +20,12 @@ class UsageError(ValueError):
     and exit with 2. Raised by name; any other exception is a traceback."""
 
     exit_code = 2
+
+
+def install(requirements: str) -> str:
+    """The command that installs optional packages: `install("requirements-eval.txt")`."""
+    file = str(Path(__file__).with_name(requirements))
+    return shlex.join([sys.executable, "-m", "pip", "install", "-r", file])
 
 
 LARGEST = 10**15  # a float still counts it exactly
@@ -57,7 +66,7 @@ class GPTConfig:
     """Key/value heads; fewer than n_head is grouped-query attention (GQA)."""
     head_dim: Size = 128
     """Channels of a head."""
-    n_embd: Size = 768
+    n_embd: Annotated[int, VALUE_GATE_CHANNELS, 1 << 20] = 768
     """Width of the residual stream."""
     mlp: Literal["relu2", "swiglu"] = "relu2"
     """Activation of the MLP: ReLU squared, or SwiGLU."""
@@ -86,10 +95,6 @@ class GPTConfig:
     def __post_init__(self):
         object.__setattr__(self, "extras", tuple(name for name in self.extras if name))
         check_numbers(self)
-        if 0 < self.logit_softcap < 0.01:  # its slope would overflow
-            raise UsageError(f"--logit_softcap {self.logit_softcap} must be 0 (none) or above 0.01")
-        if "value_embeds" in self.extras and self.n_embd < VALUE_GATE_CHANNELS:
-            raise UsageError(f"value_embeds needs n_embd {VALUE_GATE_CHANNELS} or more")
         for name in self.extras:
             if name not in EXTRAS:
                 raise UsageError(f"extras has no {name!r}; choose from {', '.join(EXTRAS)}")
@@ -170,8 +175,6 @@ class TrainConfig:
     """Tokens to train on (`2B`, `500M`); empty: 10.5 per weight of the blocks and the head."""
     tokens_per_step: Count = 524_288  # 256 rows x 2,048
     """Tokens in one optimizer step over all ranks and micro-batches."""
-    ramp_steps: Annotated[int, 0, 100_000] = 0
-    """Steps of batch-size ramp: a quarter of tokens_per_step, then half, before the whole."""
 
     # On which rows
     mixture: tuple[str, ...] = ()
@@ -245,7 +248,7 @@ class RunConfig:
     """Rows per forward pass on one rank; 0: found by the program."""
     recompute: bool = False
     """Compute each block again in backward: a fraction of the memory, a third more time, the same
-    gradients. --plan says what it makes room for."""
+    gradients."""
 
     # Watch
     log_every: int = 10
@@ -263,7 +266,7 @@ class RunConfig:
     """Print parameters, tokens, memory, disk, hours and dollars, and stop. For another machine:
     `eval.py plan`."""
     usd_per_hour: float = 3.0
-    """What one GPU costs (without GPUs, the machine); for --plan, the last line and the report."""
+    """What one GPU costs (without GPUs, the machine); for --plan and the report."""
     peak_tflops: float = 0.0
     """Peak of one device in dense TFLOP/s, for MFU; 0: looked up by name; on a CPU, measured."""
 
@@ -416,3 +419,26 @@ def find_preset(word: str) -> Preset | None:
     """The preset of that name, or of that depth: "d16". None if there is none."""
     depth = re.fullmatch("d([1-9][0-9]?)", word)
     return PRESETS.get(word) or (preset_of_depth(int(depth[1])) if depth else None)
+
+
+# Options of nanoGPT, nanochat, Megatron-LM and the Trainer of transformers, by what they are here.
+_FOREIGN = {
+    "--tokens_per_step (in tokens)": "batch_size global_batch_size total_batch_size",
+    "--micro_batch": "device_batch_size micro_batch_size per_device_train_batch_size",
+    "what --tokens_per_step makes of it": "gradient_accumulation_steps grad_accum",
+    "--lr_scale, or with --optimizer adamw --lr": "learning_rate max_lr",
+    "--steps": "max_iters max_steps num_iterations train_iters",
+    "--tokens": "epochs num_train_epochs",
+    "--warmup": "warmup_iters warmup_steps lr_warmup_iters",
+    "--schedule": "lr_scheduler_type lr_decay_style decay_lr",
+    "--final_lr (a fraction)": "min_lr",
+    "--grad_clip": "max_grad_norm clip_grad",
+    "--seq_len": "block_size seq_length max_seq_len sequence_len",
+    "--n_layer, or the preset: d12": "depth num_layers num_hidden_layers",
+    "--n_embd": "hidden_size d_model",
+    "--run_dir": "out_dir output_dir",
+    "--data_dir": "dataset data_path",
+    "--eval_every": "eval_interval eval_steps",
+    "--recompute": "gradient_checkpointing",
+}
+FOREIGN = {name: here for here, names in _FOREIGN.items() for name in names.split()}

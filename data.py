@@ -13,17 +13,16 @@ BOS where a single place is left. The row at a position depends only on data, mi
 the loader's whole state is one integer. Next: train.py.
 """
 
-import atexit
 import hashlib
 import math
-import queue
-import threading
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import lru_cache
-from itertools import repeat
+from functools import lru_cache, partial
+from itertools import count
 
 import numpy as np
 
@@ -76,9 +75,6 @@ class Shelves:
         self.documents -= 1
         self.tokens -= n
         return ids
-
-    def longest(self) -> int:
-        return self.has.bit_length() - 1
 
     def best(self, space: int) -> int:
         """The length of the document to put into `space` tokens; 0 if none fits.
@@ -167,7 +163,7 @@ class Packing:
             elif space == 1 or self.whole:  # one BOS more: no document is cut
                 at = self._write(row, at, [])
             else:  # cut the longest: its tail stays long, and short documents are kept to fill gaps
-                ids = shelves.take(shelves.longest())
+                ids = shelves.take(shelves.has.bit_length() - 1)
                 at = self._write(row, at, ids[: space - 1])
                 shelves.put(ids[space - 1 :])
                 self.stats.cuts += 1
@@ -349,10 +345,10 @@ class RowLoader:
     """Batches by position. A thread reads ahead into a small ring of (pinned) buffers.
 
     A micro-batch of all ranks takes the next world_size * micro_batch positions; rank r reads
-    those from r * micro_batch on. Where the rows of a step end (rows_of_steps: how many each step
-    has), the rest of a batch is filled with rows whose targets are IGNORED, and the next step
-    begins with the next row. So the rows of a step, taken together, are the same for any number of
-    ranks and any split into micro-batches.
+    those from r * micro_batch on. Where the rows of a step end (rows_per_step; 0: they fill one
+    micro-batch), the rest of a batch is filled with rows whose targets are IGNORED, and the next
+    step begins with the next row. So the rows of a step, taken together, are the same for any
+    number of ranks and any split into micro-batches.
     """
 
     def __init__(
@@ -364,7 +360,7 @@ class RowLoader:
         rank: int = 0,
         world_size: int = 1,
         position: int = 0,
-        rows_of_steps: Iterable[int] | None = None,
+        rows_per_step: int = 0,
         weights: dict[str, float] | None = None,
         decay_weights: dict[str, float] | None = None,
         decay_from: int = 0,
@@ -375,22 +371,19 @@ class RowLoader:
 
         self.manifest, self.seed, self.first_row = manifest, seed, position
         self.marks = getattr(manifest, "marks", ())
-        self.rank, self.world_size, self.micro_batch = rank, world_size, micro_batch
-        self.device = torch.device(device)
+        self.micro_batch, self.device = micro_batch, torch.device(device)
         self.order = order_of(manifest, seed, weights, decay_weights, decay_from)
-        self._waited_s, self._stop = 0.0, threading.Event()
-        self._free, self._ready, self._failure = queue.Queue(), queue.Queue(), None
-        pin, T = self.device.type == "cuda", manifest.row_len - 1
+        self._places = self._micro_batches(rank, world_size, rows_per_step)
+        pin, shape = self.device.type == "cuda", (2, micro_batch, manifest.row_len - 1)
+        # a new thread starts on the first GPU
+        use_device = partial(torch.cuda.set_device, self.device) if pin else None
+        self._thread = ThreadPoolExecutor(1, initializer=use_device)
+        self._ahead: deque[Future] = deque()  # the batches that are read, or will be
+        self._waited_s = 0.0
         for _ in range(max(2, prefetch)):
-            buffer = torch.empty((2, micro_batch, T), dtype=torch.int64, pin_memory=pin)
+            buffer = torch.empty(shape, dtype=torch.int64, pin_memory=pin)
             # blocking: the reader sleeps until a copy is done, instead of occupying a core
-            self._free.put((buffer, torch.cuda.Event(blocking=True) if pin else None))
-        rows_of_steps = rows_of_steps or repeat(world_size * micro_batch)
-        places = self._places(position, rows_of_steps)
-        self._thread = threading.Thread(target=self._read_ahead, args=(places,), daemon=True)
-        self._thread.start()
-        # A thread that is inside torch when Python exits aborts the process.
-        atexit.register(self.close)
+            self._read_into(buffer, torch.cuda.Event(blocking=True) if pin else None)
 
     def row_ids(self, position: int, count: int) -> list[str]:
         """Names of `count` rows from `position` on: 'train/web/unit_00003_00.npy row 17'."""
@@ -400,18 +393,15 @@ class RowLoader:
 
     def next_batch(self):
         """-> inputs, targets: int64 (micro_batch, row_len - 1) each, on the device. `first_row` is
-        then the position of its first row."""
+        then the position of its first row. An error of the reading thread is raised here."""
         t0 = time.perf_counter()
-        item = self._ready.get()
+        buffer, copied, self.first_row = self._ahead[0].result()
         self._waited_s += time.perf_counter() - t0
-        if item is None:
-            self._ready.put(None)  # the next call raises it too
-            raise self._failure
-        buffer, copied, self.first_row = item
+        self._ahead.popleft()
         batch = buffer.to(self.device, non_blocking=copied is not None, copy=True)
         if copied is not None:
             copied.record()  # until the copy has passed this point, the buffer is in use
-        self._free.put((buffer, copied))
+        self._read_into(buffer, copied)
         return batch[0], batch[1]
 
     def random_seed(self) -> int:
@@ -425,45 +415,33 @@ class RowLoader:
         return waited_s
 
     def close(self) -> None:
-        """Stop the reading thread, for good; also called when the program ends."""
-        self._stop.set()
-        self._free.put(None)  # wakes the reader
-        self._thread.join(timeout=10)
-        atexit.unregister(self.close)
+        """Stop reading, for good."""
+        self._thread.shutdown(cancel_futures=True)
 
-    def _places(self, position: int, rows_of_steps: Iterable[int]) -> Iterator[tuple[int, int]]:
+    def _micro_batches(self, rank: int, world_size: int, rows: int) -> Iterator[tuple[int, int]]:
         """For each of this rank's micro-batches: (position of its first row, end of the step)."""
-        at_once = self.world_size * self.micro_batch
-        for rows in rows_of_steps:
-            end = position + rows
-            for first in range(position, end, at_once):
-                yield first + self.rank * self.micro_batch, end
-            position = end
+        at_once = world_size * self.micro_batch
+        rows = rows or at_once
+        for begin in count(self.first_row, rows):
+            for first in range(begin, begin + rows, at_once):
+                yield first + rank * self.micro_batch, begin + rows
 
-    def _read_ahead(self, places: Iterator[tuple[int, int]]) -> None:
-        import torch
+    def _read_into(self, buffer, copied) -> None:
+        """Have the thread read the next batch."""
+        task = self._thread.submit(self._read, buffer, copied, *next(self._places))
+        self._ahead.append(task)
 
-        rows = np.empty((self.micro_batch, self.manifest.row_len), dtype=self.manifest.dtype)
-        try:
-            if self.device.type == "cuda":  # a new thread starts on the first GPU
-                torch.cuda.set_device(self.device)
-            for first, end in places:
-                slot = self._free.get()
-                if slot is None or self._stop.is_set():
-                    return
-                buffer, copied = slot
-                if copied is not None:
-                    copied.synchronize()  # its last copy to the GPU may still be in flight
-                n = min(max(0, end - first), self.micro_batch)  # rows that the step still has
-                for j in range(n):
-                    rows[j] = self.manifest.row("train", *self.order(first + j))
-                array = buffer.numpy()
-                array[0, :n], array[1, :n] = rows[:n, :-1], targets_of(rows[:n], self.marks)
-                array[0, n:], array[1, n:] = 0, IGNORED
-                self._ready.put((buffer, copied, first))
-        except Exception as error:
-            self._failure = error
-            self._ready.put(None)  # wakes next_batch, which raises it
+    def _read(self, buffer, copied, first: int, end: int) -> tuple:
+        if copied is not None:
+            copied.synchronize()  # its last copy to the GPU may still be in flight
+        n = min(max(0, end - first), self.micro_batch)  # rows that the step still has
+        rows = np.empty((n, self.manifest.row_len), dtype=self.manifest.dtype)
+        for j in range(n):
+            rows[j] = self.manifest.row("train", *self.order(first + j))
+        array = buffer.numpy()
+        array[0, :n], array[1, :n] = rows[:, :-1], targets_of(rows, self.marks)
+        array[0, n:], array[1, n:] = 0, IGNORED
+        return buffer, copied, first
 
 
 def val_places(manifest, max_rows: int = 0) -> list[tuple[int, int]]:

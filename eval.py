@@ -72,14 +72,11 @@ def loss(config: LossConfig, load_model) -> None:
     token_bytes = torch.from_numpy(manifest.token_bytes()).to(device)
     sources = [source for source, _ in data.val_places(manifest, config.rows)]
     nats, bpb, by_source = score_text(model, batches, token_bytes, 0, sources, manifest.sources)
-    there = manifest.rows("val")
-    rows = min(config.rows or there, there)
-    part = "all" if rows == there else f"{rows:,} of the"
     print(
         f"validation: {nats:.4f} nats per token, {bpb:.4f} bits per byte{sources_line(by_source)}, "
-        f"on {part} {there:,} rows of {manifest.dir} (fingerprint {manifest.fingerprint[:12]})"
+        f"on {len(sources):,} of {manifest.rows('val'):,} rows of {manifest.dir}"
     )
-    figures = dict(val_loss=nats, val_bpb=bpb, val_bpb_by_source=by_source, rows=rows)
+    figures = dict(val_loss=nats, val_bpb=bpb, val_bpb_by_source=by_source, rows=len(sources))
     trained.keep_record(config, trainer, **figures, data_fingerprint=manifest.fingerprint)
 
 

@@ -210,8 +210,8 @@ class Meter:
             self._paused_s += self.pauses[kind][-1]
 
     def eta_s(self, tokens_left: int, **pauses_left: int) -> float:
-        """Seconds to the end: `eta_s(tokens_left, eval=12, save=3)`. A batch ramp makes early steps
-        shorter, so it counts tokens. A kind of pause that has not happened yet counts as 0 s."""
+        """Seconds to the end: `eta_s(tokens_left, eval=12, save=3)`. A kind of pause that has not
+        happened yet counts as 0 s."""
         training_s = tokens_left / self.summary()["tokens_per_s"]
         seen = {kind: n for kind, n in pauses_left.items() if kind in self.pauses}
         return training_s + sum(n * statistics.mean(self.pauses[kind]) for kind, n in seen.items())

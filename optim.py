@@ -8,7 +8,6 @@ READ_BY here. Next: train.py.
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable
 
 import torch
 import torch.distributed as dist
@@ -56,12 +55,6 @@ def momentum_at(step: int, steps: int, warmup: int = 40, decay: float = 0.65) ->
     begins = decay_begins(steps, decay)
     into_decay = max(0, step - begins) / max(1, steps - begins)
     return momentum + (0.90 - momentum) * into_decay
-
-
-def batch_at(step: int, ramp_steps: int) -> float:
-    """The share of tokens_per_step that a step takes: 1/4, 1/2, then 1 after `ramp_steps` steps.
-    Early gradients point the same way, so small batches waste less (McCandlish et al. 2018)."""
-    return 1.0 if step >= ramp_steps else 0.25 if step < ramp_steps / 2 else 0.5
 
 
 # ----------------------------------------------------------------------------------------- Muon
@@ -132,10 +125,8 @@ class Muon(torch.optim.Optimizer):
         by_shape = defaultdict(list)
         for p in params:
             if p.ndim != 2:
-                raise UsageError(
-                    f"Muon takes matrices, not a parameter of shape {tuple(p.shape)}; give its "
-                    "name another group in GROUP_OF (model.py), such as scalar"
-                )
+                what = f"Muon takes matrices, not a parameter of shape {tuple(p.shape)}"
+                raise UsageError(f"{what}; give its name another group in GROUP_OF (model.py)")
             by_shape[p.shape].append(p)
         defaults = dict(lr=lr, momentum=momentum, weight_decay=weight_decay, beta2=beta2)
         super().__init__([dict(params=same) for same in by_shape.values()], defaults)
@@ -315,23 +306,8 @@ def compile_steps(optimizers: list[torch.optim.Optimizer]) -> None:
         muon.even_rows = torch.compile(even_rows, dynamic=False, fullgraph=True)
 
 
-# ------------------------------------------------------------------------------- one step of all
-
-
-def grad_norm(parameters: Iterable[Tensor]) -> Tensor:
-    """(): the norm of all gradients together; of sharded ones, over all ranks."""
-    norm = torch.nn.utils.get_total_norm([p.grad for p in parameters])
-    return norm.full_tensor() if isinstance(norm, DTensor) else norm
-
-
-def average_gradients(parameters: Iterable[Tensor]) -> None:
-    """Average the gradients of ranks that each hold a whole model."""
-    grads = [p.grad for p in parameters]
-    for reduction in [dist.all_reduce(grad, async_op=True) for grad in grads]:
+def average(gradients: list[Tensor]) -> None:
+    """Average over ranks that each hold the gradients of a whole model."""
+    for reduction in [dist.all_reduce(gradient, async_op=True) for gradient in gradients]:
         reduction.wait()
-    torch._foreach_mul_(grads, 1 / dist.get_world_size())
-
-
-def scale_gradients(parameters: Iterable[Tensor], factor: float) -> None:
-    """Multiply all gradients by a factor."""
-    torch._foreach_mul_([local(p.grad) for p in parameters], factor)
+    torch._foreach_mul_(gradients, 1 / dist.get_world_size())

@@ -92,16 +92,10 @@ def prepare(config: DataConfig) -> shards.Manifest:
 
 def make_tokenizer(job: worker.Job) -> Tokenizer:
     """The tokenizer named in the config, or one trained on a sample of the training text; kept with
-    the records. One that is there already is taken, unless it is damaged."""
+    the records. One that is there already is taken."""
     config = job.config
     if job.tokenizer.exists():
-        try:
-            return Tokenizer(disk.read_text(job.tokenizer))
-        except (UsageError, OSError) as error:
-            print(f"starting {job.folder} again: {job.tokenizer}: {error}", file=sys.stderr)
-        # A new one may give other ids than the finished units; the old one stays until then.
-        for path in set(job.records.iterdir()) - {job.tokenizer}:
-            path.unlink()
+        return Tokenizer.load(job.tokenizer)
     if tokenizer := job.given:
         where = f"from {config.tokenizer}; {tokenizer.bos} begins a document"
     else:
@@ -212,15 +206,10 @@ def report(manifest: shards.Manifest, seconds: float) -> str:
                 f"{t['rows']:,} rows | cut {100 * t['cuts'] / max(1, t['documents']):.2f}% "
                 f"of documents | dropped {100 * t['dropped'] / t['tokens']:.4f}% of tokens"
             )
-        if split == "train" and t["tokens"] < (wanted := manifest.tree["tokens_wanted"]):
-            sources = manifest.tree["sources"]
-            used = ", ".join(s["name"] for s in sources if s["units"] == s["units_in_source"])
-            lines.append(f"note  {wanted:,} training tokens were asked for; no more are in {used}")
     if (held := total(by["val"])["tokens"]) < ENOUGH:
-        share = min(0.5, 1.5 * manifest.tree["val_fraction"] * ENOUGH / max(1, held))
         lines.append(
             f"warning: only {held:,} tokens are held out, too few to tell one model from another; "
-            f"more are with --val_fraction {share:.2g} in another --data_dir, or with more text"
+            "give more text, or a larger --val_fraction in another --data_dir"
         )
     lines += [f"note  {n:,} {oddity}" for oddity, n in manifest.tree["notes"].items()]
     name = f"{manifest.dir}/manifest.json: fingerprint {manifest.fingerprint[:16]}"

@@ -102,7 +102,7 @@ def main(argv: list[str]) -> int:
         copies = stack.enter_context(mirror.open_mirror(options, log))
         stack.enter_context(log.outcome(progress))
         log.print(about)
-        stack.enter_context(build.attention_kernels(preset.model))
+        stack.enter_context(build.explain_errors(argv, world, progress))
         model = build.build_model(preset.model, plan, world, preset.train.seed)
         optimizers = build.build_optimizers(model, preset, plan, world)
         checkpoints = build.open_checkpoints(preset, plan, log, copies)
@@ -110,13 +110,10 @@ def main(argv: list[str]) -> int:
         state = build.load(checkpoints, model, optimizers, preset, manifest, source)
         plan = resume(state, preset, plan, log, progress) if state else plan
         if ranks.any_rank(progress.step >= plan.steps and world.is_first and is_done(log.run_dir)):
-            log.print(
-                f"{log.run_dir} is finished ({progress.step:,} steps); nothing to do. Sample from "
-                f"it: python eval.py sample --run_dir {quote(str(log.run_dir))}"
-            )
+            how = f"python eval.py sample --run_dir {quote(str(log.run_dir))}"
+            log.print(f"{log.run_dir} is finished ({progress.step:,} steps); sample from it: {how}")
             return 0
         signals = ranks.Signals()
-        stack.enter_context(build.explain_errors(argv, world, progress))
         step_model, val_model, plan = build.compile_step(model, optimizers, plan, world, log)
         loader = build.open_loader(manifest, preset, plan, world, progress.step)
         stack.callback(loader.close)
@@ -168,44 +165,45 @@ def take_steps(run: Run, progress: Progress) -> Iterator[dict[str, float]]:
     """One optimizer step after another, until the last one or a signal. Yields the numbers of each
     step, summed over its micro-batches and over the ranks."""
     plan, world, config = run.plan, run.world, run.preset.train
-    parameters = run.model.parameters  # to be called each time: FSDP swaps whole and sharded ones
     progress.saved_at = time.monotonic()
     run.meter.start()
     while progress.step < plan.steps and not progress.stop:
         step = progress.step
         lr_factor = optim.set_schedule(run.optimizers, step, plan.steps, config)
-        n_targets = plan.rows_in_step(step) * plan.seq_len  # of all ranks
         sums = defaultdict(float)
-        for _ in range(plan.grad_accum(step)):
+        for _ in range(plan.grad_accum):
             with record_function("data"):
                 inputs, targets = run.loader.next_batch()  # (B, T) each
             torch.manual_seed(run.loader.random_seed())  # for dropout, if there is any
             nats = run.step_model(inputs, targets, reduction="none")  # (B, T), 0 where ignored
-            loss = nats.sum() / n_targets  # of this micro-batch: its share of the mean
+            loss = nats.sum() / plan.tokens_per_step  # of this micro-batch: its share of the mean
             (loss * world.world_size).backward()  # the ranks' gradients are averaged
             for name, of_rows in flops.sums_of(nats.detach(), targets, run.token_bytes).items():
                 sums[name] += of_rows.sum()
             # sums["yours"] += ...: it is added up over the ranks too, logged, and printed.
 
-        if plan.parallel == "ddp":
-            optim.average_gradients(parameters())  # FSDP does it within backward
-        norm = optim.grad_norm(parameters())
+        gradients = [p.grad for p in run.model.parameters()]  # sharded: each rank has its part
+        if plan.parallel == "ddp":  # FSDP averages within backward
+            optim.average(gradients)
+        norm = torch.nn.utils.get_total_norm(gradients)
+        norm = norm.full_tensor() if plan.sharded else norm  # (), of all ranks
 
         # The one place where the host waits for the device, and where a step is judged.
         numbers = agree(run, progress, sums, norm)
         numbers |= dict(step=step + 1, lr=lr_factor)
-        factor = n_targets / max(numbers["counted"], 1)  # 1 for text: every target counts
+        factor = plan.tokens_per_step / max(numbers["counted"], 1)  # 1 for text: all count
         numbers["norm"] *= factor
         numbers["bad"] = not math.isfinite(numbers["nats"] + numbers["norm"])
         if not numbers["bad"]:
             if 0 < config.grad_clip < numbers["norm"]:
                 factor *= config.grad_clip / numbers["norm"]
             if factor != 1:
-                optim.scale_gradients(parameters(), factor)
+                torch._foreach_mul_(gradients, factor)
             with record_function("optimizer"):
                 for optimizer in run.optimizers:
                     optimizer.step()
         run.model.zero_grad(set_to_none=True)
+        del gradients  # else they stay in memory beside the next ones
         progress.step += 1
         yield numbers
 
@@ -229,14 +227,13 @@ def agree(run: Run, progress: Progress, sums: dict[str, Tensor], norm: Tensor) -
 def log_step(run: Run, progress: Progress, numbers: dict[str, float]) -> None:
     """Stop or save if a rank asked for it; log the step, or raise or warn if it was bad."""
     plan, options, log = run.plan, run.preset.run, run.log
-    ranks.expect_answers()
     stops = [s for s in run.signals.STOP if numbers.pop(s.name.lower())]
     progress.stop, progress.save_now = (stops or [0])[0], numbers.pop("overdue") > 0
     step, lr, norm, bad = (numbers.pop(name) for name in ("step", "lr", "norm", "bad"))
     loss, bpb = flops.loss_and_bpb(*map(numbers.pop, ("nats", "counted", "text_nats", "bytes")))
     wait_s, saving = run.loader.pop_wait_s(), run.checkpoints.busy
-    step_s = run.meter.step(plan.rows_in_step(step - 1) * plan.seq_len, data_wait_s=wait_s)
-    record = dict(step=step, tokens=plan.tokens_before(step))
+    step_s = run.meter.step(plan.tokens_per_step, data_wait_s=wait_s)
+    record = dict(step=step, tokens=step * plan.tokens_per_step)
     if bad:
         skip_or_raise(run, progress, step, f"loss {loss}, gradient norm {norm}")
         log.write(record | dict(skipped=progress.skipped))
@@ -251,9 +248,9 @@ def log_step(run: Run, progress: Progress, numbers: dict[str, float]) -> None:
 def skip_or_raise(run: Run, progress: Progress, step: int, numbers: str) -> None:
     """Count a step that changed no weights; NonFiniteError if that is one more than allowed."""
     plan, allowed = run.plan, run.preset.run.skip_nonfinite
-    rows = run.loader.row_ids(plan.rows_before(step - 1), plan.rows_in_step(step - 1))
-    named = ", ".join(rows[:4]) + (f", ... ({len(rows)} rows)" if len(rows) > 4 else "")
-    text = f"step {step}: {numbers}; its weights were not changed; rows: {named}"
+    rows = run.loader.row_ids((step - 1) * plan.rows_per_step, plan.rows_per_step)
+    named = f"{len(rows)} rows, {', '.join(rows[:4])}{', ...' * (len(rows) > 4)}"
+    text = f"step {step}: {numbers}; its weights were not changed; {named}"
     progress.skipped += 1
     if progress.skipped > allowed:
         run.checkpoints.join()  # the newest checkpoint may not be published yet
@@ -284,21 +281,17 @@ def validate(run: Run, step: int, rows: int, prefix: str = "") -> tuple[float, s
     returns bits per byte, and the words to print."""
     manifest, world, plan = run.manifest, run.world, run.plan
     own_rows = data.val_places(manifest, rows)[world.rank :: world.world_size]
+    sources = [source for source, _ in own_rows]
     batches = data.val_batches(
         manifest, plan.micro_batch, rows, world.rank, world.world_size, world.device
     )
     with run.meter.paused("eval"):
         loss, bpb, by_source = flops.score_text(
-            run.val_model,
-            batches,
-            run.token_bytes,
-            rows=plan.micro_batch,
-            sources=[source for source, _ in own_rows],
-            names=manifest.sources,
+            run.val_model, batches, run.token_bytes, plan.micro_batch, sources, manifest.sources
         )
-    epochs = run.loader.order.epochs(plan.rows_before(step))  # so far, by source
+    epochs = run.loader.order.epochs(step * plan.rows_per_step)  # so far, by source
     figures = dict(val_loss=loss, val_bpb=bpb, val_bpb_by_source=by_source)
-    record = dict(step=step, tokens=plan.tokens_before(step), val_rows=rows)
+    record = dict(step=step, tokens=step * plan.tokens_per_step, val_rows=rows)
     record["epochs"] = {name: round(n, 4) for name, n in zip(manifest.sources, epochs)}
     run.log.write(record | {prefix + name: figure for name, figure in figures.items()})
     return bpb, (
@@ -332,7 +325,7 @@ def save(run: Run, progress: Progress, wait: bool = False) -> None:
         eval_tokens=preset.run.eval_tokens,
         skipped=progress.skipped,
         micro_batch=plan.micro_batch,
-        tokens=plan.tokens_before(step),  # for people: computed from step
+        tokens=step * plan.tokens_per_step,  # for people: computed from step
         identity=folders.identity(preset, run.manifest),
         model=asdict(preset.model),
         data_dir=cli.public(preset.run.data_dir),  # as it was typed, not its local copy
@@ -352,7 +345,7 @@ def resume(state: dict, preset: cfg.Preset, plan: Plan, log: Log, progress: Prog
         # sums in a different order would not give the same bits
         plan = replace(plan, micro_batch=state["micro_batch"])
     log.print(
-        f"resumed at step {progress.step:,} ({plan.tokens_before(progress.step):,} tokens) with "
+        f"resumed at step {progress.step:,} ({progress.step * plan.tokens_per_step:,} tokens) with "
         f"micro-batches of {plan.micro_batch} rows"
     )
     return plan

@@ -24,7 +24,6 @@ import tyro
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import config as cfg
-import optim
 import runs
 from config import GPTConfig, UsageError
 from machinery import cli, disk, folders, plan
@@ -116,9 +115,7 @@ def read_recipe(argv: list[str]) -> tuple[dict, int, int]:
     del recipe["seed"]
     train = preset.train
     steps = plan.steps_for(train, runs.count_weights(preset.model))
-    shares = (optim.batch_at(step, train.ramp_steps) for step in range(steps))
-    tokens = sum(round(train.tokens_per_step * share) for share in shares)
-    return recipe, tokens, train.tokens_per_step
+    return recipe, steps * train.tokens_per_step, train.tokens_per_step
 
 
 def make_cases(name: str, config: AblateConfig, rows: list[dict]) -> list[Case]:

@@ -15,7 +15,7 @@ from itertools import pairwise, product
 from pathlib import Path
 
 import runs
-from config import UsageError, find_preset
+from config import UsageError, find_preset, install
 from machinery import cli, disk
 from machinery.log import read_jsonl, short
 from machinery.plan import steps_for
@@ -27,7 +27,7 @@ try:
     from matplotlib.figure import Figure
     from scipy.optimize import least_squares
 except ImportError as error:
-    print(f"error: {error}; pip install -r requirements-scaling.txt", file=sys.stderr)
+    print(f"error: {error}; {install('requirements-scaling.txt')}", file=sys.stderr)
     sys.exit(2)
 
 HERE = ROOT / "benchmarks"

@@ -107,7 +107,6 @@ def measure(case: dict, run_dir: str) -> dict:
     rows, log = RandomRows(preset.model), Log(Path(run_dir), is_first=False)
     plan = make_plan(preset, world)
     with ExitStack() as stack:
-        stack.enter_context(build.attention_kernels(preset.model))
         model = build.build_model(preset.model, plan, world, preset.train.seed)
         optimizers = build.build_optimizers(model, preset, plan, world)
         checkpoints = build.open_checkpoints(preset, plan, log)  # nothing is saved
@@ -127,7 +126,7 @@ def measure(case: dict, run_dir: str) -> dict:
     speed, per_token = meter.summary(), {"full": meter.flops_full, "causal": meter.flops_causal}
     with_muon = per_token["full"] + muon_flops(optimizers) / plan.tokens_per_step
     found = {key: speed[key] for key in ("tokens_per_s", "dt_ms", "data_wait_ms")}
-    found |= dict(micro_batch=plan.micro_batch, grad_accum=plan.grad_accum(0), ceiling=ceiling)
+    found |= dict(micro_batch=plan.micro_batch, grad_accum=plan.grad_accum, ceiling=ceiling)
     found |= dict(memory=peak_memory(world.device), dtype=str(world.dtype).removeprefix("torch."))
     found["mfu"] = {k: flops.mfu(speed["tokens_per_s"], n, peak) for k, n in per_token.items()}
     found["of_ceiling"] = flops.mfu(speed["tokens_per_s"], per_token["full"], ceiling)

@@ -21,7 +21,7 @@ import torch
 
 from config import GPTConfig
 from model import GPT
-from optim import batch_at, lr_at
+from optim import lr_at
 
 torch.set_num_threads(1)
 lesson.begin(19, "noise")
@@ -121,9 +121,6 @@ lesson.table(columns, rows, "B_simple = tr(Sigma) / |G|^2, from 96 rows")
 measured = {row[0]: row[3] for row in rows}
 late = measured[240]
 lesson.holds(late > 5 * measured[0], "B_simple is over 5 times as large after training as before")
-share = [batch_at(step, 100) for step in (0, 49, 50, 99, 100)]
-ramp = share == [0.25, 0.25, 0.5, 0.5, 1.0]
-lesson.arithmetic(ramp, "batch_at: a quarter of the batch, a half, all")
 
 # %% [markdown]
 # Early, all rows say the same ("spaces are frequent"). Later that is learned, and they disagree.

@@ -9,7 +9,7 @@
 #
 # Source: *Pré-Treino Eficiente de Modelos de Linguagem*, "Paralelismo de Dados" (three
 # optimizations, two listings, ring all-reduce), "Segunda Otimização: Sincronizar um lote/bucket de
-# gradientes". Core files: `train.py`, `take_steps`; `optim.py`, `average_gradients`. Before:
+# gradientes". Core files: `train.py`, `take_steps`; `optim.py`, `average`. Before:
 # lesson 23. Next: lesson 25. Takes 14 seconds on two cores.
 
 # %%

@@ -11,7 +11,6 @@ import shlex
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from itertools import count
 from pathlib import Path
 
 import torch
@@ -20,17 +19,16 @@ from torch import nn
 from torch._dynamo.exc import BackendCompilerFailed
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import distribute_tensor
-from torch.nn.attention import sdpa_kernel
 
 import config as cfg
 import data
 import flops
 import optim
 from config import UsageError
-from machinery import checkpoint, cli, errors, folders, ranks
+from machinery import checkpoint, cli, disk, errors, folders, ranks
 from machinery.checkpoint import Checkpointer
-from machinery.log import Log
-from machinery.plan import USABLE, Plan
+from machinery.log import Log, is_done
+from machinery.plan import USABLE, Plan, micro_batch_for
 from machinery.shards import Manifest
 from model import GPT
 
@@ -38,38 +36,29 @@ OUT_OF_MEMORY = "out of memory"
 
 
 def describe(asked: cfg.Preset, preset: cfg.Preset, plan: Plan, manifest: Manifest, world) -> str:
-    """The plan, this machine and the data, in lines to print."""
+    """The plan, this machine and the data, in lines to print; StorageError if the disk has no room
+    for even one checkpoint."""
     dtype, threads = str(world.dtype).removeprefix("torch."), torch.get_num_threads()
     on = f"on        {world.device_name}, {dtype}, torch {torch.__version__}, {threads} threads"
-    of_data = folders.describe_data(asked, preset, plan, manifest)
-    folders.check_room(plan, Path(preset.run.run_dir))
-    return "\n".join((plan.text, on, of_data))
+    if not is_done(run_dir := Path(preset.run.run_dir)):
+        disk.check_room(run_dir, plan.save_bytes, "choose another --run_dir")
+    return "\n".join((plan.text, on, folders.describe_data(asked, preset, plan, manifest)))
 
 
 # ---------------------------------------------------------------------------------- the model
 
 
-def attention_kernels(config: cfg.GPTConfig):
-    """`with attention_kernels(...):` the kernels that torch may use for attention."""
-    # With a mask, the backward of cuDNN's can return NaN.
-    return sdpa_kernel(ranks.NO_CUDNN) if config.doc_mask else contextlib.nullcontext()
-
-
 def build_model(config: cfg.GPTConfig, plan: Plan, world: ranks.World, seed: int) -> GPT:
     """On `meta` first, so that each weight is allocated once, on its device; sharded, in part."""
+    if config.doc_mask:  # with a mask, the backward of cuDNN's attention can return NaN
+        torch.backends.cuda.enable_cudnn_sdp(False)
     with torch.device("meta"):
         model = GPT(config, world.dtype, plan.recompute)
     if plan.sharded:
         shard(model, plan, world)
-    try:
-        model.to_empty(device=world.device)
-        torch.manual_seed(seed)
-        init_sharded(model) if plan.sharded else model.init_weights()
-    except RuntimeError as error:
-        if not errors.is_out_of_memory(error):
-            raise
-        remedy = "--parallel fsdp on several GPUs, or a smaller preset"
-        raise UsageError(f"out of memory: the weights alone do not fit; try {remedy}") from None
+    model.to_empty(device=world.device)
+    torch.manual_seed(seed)
+    init_sharded(model) if plan.sharded else model.init_weights()
     return model
 
 
@@ -142,23 +131,22 @@ def compile_step(
     step is repeated until it runs: out of memory at least halves the micro-batch, no working
     compiler means eager."""
     on_gpu = world.device.type == "cuda"
-    if plan.sharded:
-        ranks.wait_at_most(ranks.SHARDED_S)
     if on_gpu and plan.auto_micro_batch:
         torch.cuda.set_per_process_memory_fraction(USABLE)
     if plan.compile:
         also = "and validation" if on_gpu or plan.sharded else "(validation stays eager)"
         log.print(f"compiling the step {also} ...")
     while True:
-        step_model, own_problem = try_step(model, plan, validate=on_gpu)
+        step_model, problem = try_step(model, plan, validate=on_gpu)
         model.train().zero_grad(set_to_none=True)
-        on_all = not ranks.any_rank(own_problem is None)  # no rank is without a problem
-        problem = ranks.any_rank(own_problem)
+        problem = ranks.any_rank(problem)
         if problem is None:
             break
         torch.compiler.reset()  # graphs of another size would count as recompiles
+        gc.collect()  # what the failed step held
         if problem == OUT_OF_MEMORY:
-            plan = fewer_rows(model, plan, world, on_all)
+            less = micro_batch_for(plan.rows_per_step, plan.world_size, plan.micro_batch // 2)
+            plan = replace(plan, micro_batch=less)
             log.print(f"out of memory: micro-batch reduced to {plan.micro_batch}")
         elif plan.sharded:
             raise UsageError(f"torch.compile does not work here ({problem}); add --no_compile")
@@ -175,7 +163,8 @@ def compile_step(
 
 def try_step(model: GPT, plan: Plan, validate: bool) -> tuple[nn.Module, str | None]:
     """A validation and the gradients of random tokens; returns the callable model, and what does
-    not work here. An error of the model's own code is raised."""
+    not work here. Raised is an error of the model's own code, and to be out of memory where a
+    smaller micro-batch cannot be tried: an error leaves FSDP in the middle of a step."""
     step_model, device = model, model.cos.device
     try:
         shape = (plan.micro_batch, plan.seq_len + 1)
@@ -188,40 +177,20 @@ def try_step(model: GPT, plan: Plan, validate: bool) -> tuple[nn.Module, str | N
                 step_model.eval()(inputs, targets, reduction="none")
             step_model.train()
         # Twice where new gradients meet old ones: then memory is at its peak.
-        for _ in range(2 if plan.grad_accum(plan.ramp_steps) > 1 else 1):
+        for _ in range(2 if plan.grad_accum > 1 else 1):
             step_model(inputs, targets, reduction="none").sum().backward()
     except Exception as error:
-        if errors.is_out_of_memory(error):
+        is_memory = errors.is_out_of_memory(error)
+        if is_memory and plan.auto_micro_batch and plan.micro_batch > 1 and not plan.sharded:
             return step_model, OUT_OF_MEMORY
-        if not isinstance(error, BackendCompilerFailed):
-            if step_model is not model:
+        if is_memory or not isinstance(error, BackendCompilerFailed):
+            if step_model is not model and not is_memory:
                 model(inputs, targets)  # a mistake in the model is shown as Python shows it
             raise
         why = error.inner_exception
         said = (str(why).strip() or "no message").splitlines()[0]
         return step_model, f"{type(why).__name__}: {said}"
     return step_model, None
-
-
-def fewer_rows(model: GPT, plan: Plan, world: ranks.World, on_all: bool) -> Plan:
-    """The plan with at most half of the micro-batch, which did not fit on all ranks or on some;
-    UsageError if that cannot be tried."""
-    if world.device.type == "cuda":
-        gc.collect()
-        torch.cuda.empty_cache()
-    # An error in the middle of a step leaves FSDP's state there; torch 2.11 cannot reset it. And if
-    # only some ranks failed, the others wait for exchanges that will never come.
-    can_retry = not plan.sharded or on_all and hasattr(model, "reset_iter_state")
-    if plan.sharded and can_retry:
-        model.reset_iter_state()
-    less = plan.with_less_memory()
-    if plan.micro_batch > 1 and plan.auto_micro_batch and can_retry:
-        return less
-    fewer = f"--micro_batch {less.micro_batch} or " if plan.micro_batch > 1 else ""
-    shard = "--parallel fsdp or " if plan.parallel == "ddp" else ""
-    again = "" if plan.recompute else "--recompute or "
-    what = f"{plan.micro_batch} rows of {model.config.seq_len} tokens"
-    raise UsageError(f"out of memory with {what}; try {fewer}{again}{shard}a smaller preset")
 
 
 @contextlib.contextmanager
@@ -237,8 +206,8 @@ def explain_errors(argv: list[str], world: ranks.World, progress) -> Iterator[No
             raise errors.RankError(f"{who}: look at its output ({said[-1][-200:]})") from None
         if not errors.is_out_of_memory(error):
             raise
-        remedy = "add a smaller --micro_batch, --recompute or, on several GPUs, --parallel fsdp"
-        again = f"to resume, {remedy}: train.py {shlex.join(argv)}"
+        remedy = "a smaller --micro_batch, --recompute, --parallel fsdp on several GPUs"
+        again = f"add {remedy}, or take a smaller preset: train.py {shlex.join(argv)}"
         raise UsageError(f"{at}: out of memory ({said[0]}); {again}") from None
 
 
@@ -256,11 +225,11 @@ def open_loader(
         micro_batch=plan.micro_batch,
         rank=world.rank,
         world_size=world.world_size,
-        position=plan.rows_before(step),
-        rows_of_steps=map(plan.rows_in_step, count(step)),
+        position=step * plan.rows_per_step,
+        rows_per_step=plan.rows_per_step,
         weights=cli.weights(config.mixture),
         decay_weights=cli.weights(config.decay_mixture),
-        decay_from=plan.rows_before(plan.decay_begins),
+        decay_from=plan.decay_begins * plan.rows_per_step,
         device=world.device,
     )
 

@@ -65,21 +65,20 @@ def first_word(argv: list[str]) -> tuple[str, list[str]]:
 
 
 def read_options(default: Any, argv: list[str], program: str) -> Any:
-    """The dataclass `default` with the options of argv. tyro prints what is wrong with a value,
+    """The dataclass `default` with the options of argv. tyro prints what it does not understand,
     once per node, and exits with 2."""
     import tyro
 
+    parts = [part for part in vars(default).values() if is_dataclass(part)] or [default]
+    ours = {name for part in parts for name in vars(part)}
+    for word in argv:
+        name = word.partition("=")[0].replace("-", "_").removeprefix("__")
+        if word.startswith("--") and name in cfg.FOREIGN.keys() - ours:
+            raise UsageError(f"there is no --{name}; here it is {cfg.FOREIGN[name]}")
     style = dict(config=(tyro.conf.OmitArgPrefixes,), use_underscores=True)
-    style |= dict(args=argv, prog=program, return_unknown_args=True)
     speaks = os.environ.get("LOCAL_RANK", "0") == "0"
     with nullcontext() if speaks else redirect_stderr(io.StringIO()):
-        options, unknown = tyro.cli(type(default), default=default, **style)
-    if unknown:
-        parts = [part for part in vars(default).values() if is_dataclass(part)] or [default]
-        names = {f"--{name}": name for part in parts for name in vars(part)}
-        name = unknown[0].partition("=")[0].replace("-", "_").replace("__", "--", 1)
-        find("option", name, names, f"python {program} --help lists all")
-        raise UsageError(f"{unknown[0]!r} was not understood; python {program} --help lists all")
+        options = tyro.cli(type(default), default=default, args=argv, prog=program, **style)
     cfg.check_numbers(options)
     return with_folders(options, default)
 
@@ -125,29 +124,9 @@ def weights(mixture: tuple[str, ...]) -> dict[str, float] | None:
 
 
 def public(text: str) -> str:
-    """A text without what may be secret in its URLs: user, password, parameters, query, fragment.
-    Where a password may hold any character, only the scheme and the host stay."""
-    before, *parts = re.split(r"(\w+://)", text)
-    return before + "".join(
-        scheme + _public_rest(rest) for scheme, rest in zip(parts[::2], parts[1::2])
-    )
-
-
-def _public_rest(text: str) -> str:
-    """The same for what follows a scheme, up to the next URL."""
-    line, newline, below = text.partition("\n")
-    authority = re.match(r"[^/\s'\"?#;]*", line)[0]
-    path = re.match(r"\S*", line[len(authority) :])[0]
-    _, user, host = authority.rpartition("@")
-    is_odd = not user and ":" in host and ("@" in line or not re.search(r":\d*$", host))
-    if is_odd or "@" in path:
-        _, _, line = line.rpartition("@") if "@" in line else ("", "", "")
-        host, after = re.match(r"([\w.-]*)\S*(.*)", line).groups()
-        path = ""
-    else:
-        after = line[len(authority + path) :]
-        path = re.sub(r"[?#;](?=\S).*?(?=['\"]?[.,:;)]*$)", "", path)
-    return host + path + after + newline + below
+    """A text without what may be secret in its URLs: whatever a line has between the scheme and the
+    last @ (user and password, in any characters), and parameters, query and fragment."""
+    return re.sub(r"(\w+://)(?:(?:(?!://).)*@)?([^\s?#;]*)(?:[?#;]\S*)?", r"\1\2", text)
 
 
 def cores() -> int:
@@ -157,9 +136,8 @@ def cores() -> int:
 
 def run(main: Callable[[list[str]], int | None]) -> None:
     """Run main(argv) and exit with its result."""
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):  # it may be closed
-            stream.reconfigure(errors="backslashreplace")  # the name of a file may hold any bytes
+    if hasattr(sys.stdout, "reconfigure"):  # it may be closed
+        sys.stdout.reconfigure(errors="backslashreplace")  # the name of a file may hold any bytes
     try:
         code = main(sys.argv[1:]) or 0
         print(end="", flush=True)
@@ -174,9 +152,6 @@ def run(main: Callable[[list[str]], int | None]) -> None:
             print(public(traceback.format_exc()), end="", file=sys.stderr, flush=True)
         else:
             text, file = public(f"error: {error}"), os.environ.get("TORCHELASTIC_ERROR_FILE")
-            if isinstance(error, OSError):
-                remedy = "; free some space" if code == StorageError.exit_code else ""
-                text = f"error: {error.filename or 'writing'}: {error.strerror}{remedy}"
             if file:  # for torchrun's summary, which would otherwise give the exit code alone
                 content = {"message": text, "timestamp": int(time.time())}
                 disk.write_text(Path(file), json.dumps(content))
@@ -192,14 +167,12 @@ def run(main: Callable[[list[str]], int | None]) -> None:
 
 def exit_code(error: BaseException) -> int:
     """The error's own (errors.py); of an OSError, what it means here; 1 is a bug."""
+    if isinstance(error, KeyboardInterrupt):
+        return 130
     if isinstance(error, BrokenPipeError):  # of our output, as `| head` closes it, or another
         poll = select.poll()
-        poll.register(1, 0)
-        return (
-            141
-            if any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
-            else 1
-        )
+        poll.register(1, 0)  # for errors alone
+        return 141 if poll.poll(0) else 1
     if isinstance(error, OSError) and error.errno in DISK_FAILS:
         return StorageError.exit_code
     if isinstance(error, OSError) and error.errno in UNUSABLE and error.filename:

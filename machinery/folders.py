@@ -25,7 +25,7 @@ OF_DATA = {"seq_len", "vocab_size", "bos_id"}  # what the data decides
 def open_data(preset: cfg.Preset, world: World) -> tuple[Manifest, cfg.Preset]:
     """The prepared data, brought near if that is asked for or if it is behind a URL, and checked;
     and the preset with its model completed by it."""
-    config, options = preset.train, preset.run
+    options = preset.run
     if options.stage or "://" in options.data_dir:
         from machinery import stage
 
@@ -37,13 +37,6 @@ def open_data(preset: cfg.Preset, world: World) -> tuple[Manifest, cfg.Preset]:
     found = dict(vocab_size=manifest.vocab_size, seq_len=seq_len, bos_id=manifest.bos_id)
     remedy = "leave it out, or prepare the data that way"
     preset = decide(preset, found, options.data_dir, remedy)
-    if not manifest.rows("train"):
-        raise UsageError(
-            f"{options.data_dir} has no training row of {seq_len + 1} tokens; prepare more text, "
-            f"or shorter rows: python prepare_data.py {preset.name} --row_len {seq_len // 2 + 1}"
-        )
-    for mixture in (config.mixture, config.decay_mixture):
-        data.mixture_weights(manifest, cli.weights(mixture))  # refuses an unknown source
     return manifest, preset
 
 
@@ -62,12 +55,10 @@ def decide(preset: cfg.Preset, found: dict, where: str, remedy: str, free=()) ->
 def describe_data(asked: cfg.Preset, preset: cfg.Preset, plan: Plan, manifest: Manifest) -> str:
     """Lines on the data: how much there is, how often it is repeated, what it decided."""
     train, folder = preset.train, preset.run.data_dir
-    if (rows := manifest.rows("val")) < plan.world_size:
-        why = f"{rows} validation rows cannot be shared by {plan.world_size} ranks"
-        raise UsageError(f"{why}; prepare data with a larger --val_fraction")
     mixtures = cli.weights(train.mixture), cli.weights(train.decay_mixture)
-    order = data.order_of(manifest, train.seed, *mixtures, plan.rows_before(plan.decay_begins))
-    epochs, name = max(zip(order.epochs(plan.rows), manifest.sources))
+    decay_from = plan.decay_begins * plan.rows_per_step
+    order = data.order_of(manifest, train.seed, *mixtures, decay_from)
+    epochs, name = max(zip(order.epochs(plan.steps * plan.rows_per_step), manifest.sources))
     of = f" of {name}" if len(manifest.sources) > 1 else ""
     lines = [
         f"data      {folder}: {manifest.tokens('train'):,} training tokens in rows of "
@@ -152,9 +143,3 @@ def differences(before: dict, now: dict, names) -> dict[str, str]:
     before = asdict(cfg.TrainConfig()) | asdict(cfg.GPTConfig()) | before  # newer fields: default
     differ = [n for n in sorted(names) if json.dumps(before.get(n)) != json.dumps(now.get(n))]
     return {n: f"{n} is {before.get(n)!r} there and {now.get(n)!r} here" for n in differ}
-
-
-def check_room(plan: Plan, run_dir: Path) -> None:
-    """StorageError if the first checkpoint of a new run does not fit on its disk."""
-    if not checkpoint.checkpoints(run_dir / "checkpoints"):
-        disk.check_room(run_dir, plan.save_bytes, "choose another --run_dir")

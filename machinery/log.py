@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from torch.nn.attention import sdpa_kernel
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from machinery import cli, disk, ranks
+from machinery import cli, disk
 from machinery.errors import DataError
 
 WANDB_S = 30.0  # for its server to answer
@@ -28,7 +28,7 @@ class Log:
 
     def __init__(self, run_dir: Path, is_first: bool, wandb: bool = False):
         self.run_dir, self.is_first, self.wants_wandb = run_dir, is_first, wandb
-        self.file, self.wandb, self.full = run_dir / "metrics.jsonl", None, False
+        self.file, self.wandb = run_dir / "metrics.jsonl", None
 
     def print(self, text: str) -> None:
         if not self.is_first:
@@ -39,16 +39,13 @@ class Log:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
     def write(self, record: dict) -> None:
-        """Append one line to metrics.jsonl; while the disk is full, its lines are lost."""
+        """Append one line to metrics.jsonl; on a full disk it is lost."""
         if not self.is_first:
             return
         try:
             disk.append(self.file, line_of(record))
-            self.full = False
         except OSError as error:
-            if not self.full:
-                self.print(f"warning: {self.file}: {error.strerror}; these lines are lost")
-            self.full = True
+            self.print(f"warning: {self.file}: {error.strerror}; a line is lost")
         if self.wandb and "step" in record:
             self._try_wandb(lambda: self.wandb.log(record, step=record["step"]))
 
@@ -82,20 +79,16 @@ class Log:
         """Around a whole run: write to status.json why it failed, and at which progress.step."""
         try:
             yield
-        except KeyboardInterrupt:
-            self._failed(progress.step, "interrupted", 130)
-            raise
-        except Exception as error:
-            self._failed(progress.step, str(error)[:1000], cli.exit_code(error))
+        except (Exception, KeyboardInterrupt) as error:
+            why = cli.public(str(error) or "interrupted")[:1000]
+            with suppress(OSError):  # a full disk must not hide the error
+                if not is_done(self.run_dir):  # else the new command was wrong, not the run
+                    code = cli.exit_code(error)
+                    self.status("failed", step=progress.step, error=why, exit_code=code)
             raise
         finally:
             if self.wandb:
                 self._try_wandb(lambda: self.wandb.finish())
-
-    def _failed(self, step: int, error: str, code: int) -> None:
-        with suppress(OSError):  # a full disk must not hide the error
-            if not is_done(self.run_dir):  # a finished run stays done: the new command was wrong
-                self.status("failed", step=step, error=cli.public(error), exit_code=code)
 
     def _open_wandb(self) -> None:
         """A resumed run remains one run there: its id is in RUN_DIR/wandb_id."""
@@ -134,7 +127,8 @@ def write_report(log: Log, run=None, step: int = 0) -> str:
         from instruments.pages import report
 
         if run:
-            with sdpa_kernel(ranks.NO_CUDNN):  # cuDNN plans anew for each length of a sample
+            kernels = SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH
+            with sdpa_kernel([*kernels]):  # cuDNN's plans anew for each length of a sample
                 return report.update(run, step)
         return f"report      {report.write(log.run_dir)}, and loss.png beside it"
     except Exception as error:
@@ -145,7 +139,7 @@ def time_left_s(run, step: int) -> float:
     """Seconds from `step` to the end of a run, with its validations and its last save."""
     every, plan = run.preset.run.eval_every, run.plan
     evals = math.ceil(plan.steps / every) - step // every if every else 1
-    tokens_left = plan.tokens_before(plan.steps) - plan.tokens_before(step)
+    tokens_left = (plan.steps - step) * plan.tokens_per_step
     return run.meter.eta_s(tokens_left, eval=evals, report=evals, save=1)
 
 
@@ -165,15 +159,13 @@ def step_line(r: dict, steps: int, left_s: float, more: dict[str, float]) -> str
 
 
 def done_text(run, progress, validation: str, report: str) -> str:
-    """The last lines of a run: its time and cost, where its files are, the next command."""
-    log, step, options = run.log, progress.step, run.preset.run
+    """The last lines of a run: its time, where its files are, the next command."""
+    log, step = run.log, progress.step
     seconds = time.monotonic() - progress.started_at
-    dollars = seconds / 3600 * options.usd_per_hour * run.world.world_size
-    cost = f" (${dollars:.2f})" if run.world.device.type == "cuda" else ""
     since = f" since step {progress.resumed_at:,}" if progress.resumed_at else ""
     return (
-        f"done: {step:,} steps, {run.plan.tokens_before(step):,} tokens, {duration(seconds)}{cost}"
-        f"{since}; {validation}\n"
+        f"done: {step:,} steps, {step * run.plan.tokens_per_step:,} tokens, "
+        f"{duration(seconds)}{since}; {validation}\n"
         f"checkpoint  {log.run_dir / 'checkpoints' / f'step_{step:08d}'}\n"
         f"metrics     {log.file}\n{report}\n"
         f"next        python eval.py {'chat' if run.manifest.marks else 'sample'} "

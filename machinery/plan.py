@@ -25,18 +25,12 @@ MICRO_BATCH_TOKENS = {"cuda": 65_536, "mps": 8_192, "cpu": 8_192}  # where `auto
 USABLE = 0.92  # of a GPU's memory; the rest is for fragments, NCCL's and cuDNN's buffers
 
 
-def largest_divisor(n: int, most: int) -> int:
-    """The largest divisor of n that is at most `most`."""
-    return next(d for d in range(min(n, most), 0, -1) if n % d == 0)
-
-
 @dataclass(frozen=True)
 class Plan:
     """The decisions of a run."""
 
     steps: int
     tokens_per_step: int
-    ramp_steps: int
     seq_len: int
     world_size: int
     micro_batch: int
@@ -47,7 +41,6 @@ class Plan:
     decay_begins: int  # steps before the learning rate of wsd falls, and decay_mixture applies
     keep_step: int  # its checkpoint is kept: from there, a run can become longer
     save_bytes: int  # of one checkpoint
-    saves: int  # checkpoints that are there at once, at most
     text: str = ""  # the table to print
 
     @property
@@ -55,34 +48,15 @@ class Plan:
         return self.parallel == "fsdp"
 
     @property
-    def rows(self) -> int:
-        return self.rows_before(self.steps)
-
-    def rows_in_step(self, step: int) -> int:
+    def rows_per_step(self) -> int:
         """Rows of one step, over all ranks."""
-        return round(self.tokens_per_step * optim.batch_at(step, self.ramp_steps)) // self.seq_len
+        return self.tokens_per_step // self.seq_len
 
-    def rows_before(self, step: int) -> int:
-        """Rows of all steps before this one: the position in the data at which it begins."""
-        ramp = min(step, self.ramp_steps)
-        quarter = min(ramp, (self.ramp_steps + 1) // 2)
-        early = quarter * self.rows_in_step(0) + (ramp - quarter) * self.rows_in_step(quarter)
-        return early + (step - ramp) * self.rows_in_step(self.ramp_steps)
-
-    def tokens_before(self, step: int) -> int:
-        return self.rows_before(step) * self.seq_len
-
-    def grad_accum(self, step: int) -> int:
+    @property
+    def grad_accum(self) -> int:
         """Micro-batches of a step on each rank; the last may be filled up with rows that do not
         count."""
-        return math.ceil(self.rows_in_step(step) / (self.micro_batch * self.world_size))
-
-    def with_less_memory(self) -> "Plan":
-        """With at most half the micro-batch."""
-        most = max(1, self.micro_batch // 2)
-        return replace(
-            self, micro_batch=micro_batch_for(self.rows_in_step(0), self.world_size, most)
-        )
+        return math.ceil(self.rows_per_step / (self.micro_batch * self.world_size))
 
 
 def make_plan(preset: cfg.Preset, world: World) -> Plan:
@@ -92,25 +66,28 @@ def make_plan(preset: cfg.Preset, world: World) -> Plan:
         meta = GPT(model)
     params = {kind: sum(p.numel() for p in ps) for kind, ps in meta.param_groups().items()}
     state = optim.state_bytes(params, config.optimizer)
-    parallel, why = pick_parallel(run.parallel, world, state)
-    rows = rows_of_smallest_step(config, model.seq_len)
-    fits = [tokens_that_fit(model, world, params, state, parallel, how) for how in (False, True)]
-    limit = MICRO_BATCH_TOKENS[world.device.type]
-    most = max(1, int(min(limit, fits[run.recompute]) / model.seq_len))
-    if fits[run.recompute] < max(limit, model.seq_len):
-        more = "" if run.recompute else f" ({fits[True]:,.0f} with --recompute)"
-        why += f"; {fits[run.recompute]:,.0f} tokens fit at once{more}"
-    if run.micro_batch > (in_step := config.tokens_per_step // model.seq_len):
+    parallel = pick_parallel(run.parallel, world, state)
+    rows, rest = divmod(config.tokens_per_step, model.seq_len)
+    if rest:
         raise UsageError(
-            f"--micro_batch {run.micro_batch} is more than the {in_step} rows of a step; try "
-            f"--micro_batch {math.ceil(in_step / W)}"
+            f"tokens_per_step {config.tokens_per_step} is not a multiple of a row of "
+            f"{model.seq_len} tokens; try --tokens_per_step {(rows + 1) * model.seq_len}"
+        )
+    per_token = flops.activation_bytes(model, world.dtype.itemsize, run.recompute)
+    limit = MICRO_BATCH_TOKENS[world.device.type]
+    if world.device.type == "cuda":
+        limit = min(limit, room_for_activations(model, world, params, state, parallel) / per_token)
+    most = max(1, int(limit / model.seq_len))
+    if run.micro_batch > rows:
+        raise UsageError(
+            f"--micro_batch {run.micro_batch} is more than the {rows} rows of a step; try "
+            f"--micro_batch {math.ceil(rows / W)}"
         )
     steps = steps_for(config, params)
     begins = optim.decay_begins(steps, config.decay)
     plan = Plan(
         steps=steps,
         tokens_per_step=config.tokens_per_step,
-        ramp_steps=config.ramp_steps,
         seq_len=model.seq_len,
         world_size=W,
         micro_batch=run.micro_batch or micro_batch_for(rows, W, most),
@@ -121,33 +98,33 @@ def make_plan(preset: cfg.Preset, world: World) -> Plan:
         decay_begins=begins,
         keep_step=begins if config.schedule == "wsd" else steps,
         save_bytes=state - 4 * sum(params.values()),  # gradients are not saved
-        # the newest, the best, that before the decay, one being written, and those of --keep_every
-        saves=run.keep + 3 + (steps // run.keep_every if run.keep_every else 0),
     )
-    return replace(plan, text=table(plan, preset, meta, params, why, world.dtype.itemsize))
+    memory = (
+        f"{parallel if W > 1 else 'one rank'}: state needs {state / 1e9:.2f} GB, activations about "
+        f"{plan.micro_batch * model.seq_len * per_token / 1e9:.2f} GB, a rank has "
+        f"{world.memory_bytes / 1e9:.1f} GB"
+    )
+    return replace(plan, text=table(plan, preset, meta, params, memory))
 
 
-def tokens_that_fit(model, world: World, params, state, parallel: str, recompute: bool) -> float:
-    """The tokens of a micro-batch that a GPU's memory leaves room for."""
-    if world.device.type != "cuda":
-        return math.inf
+def room_for_activations(model, world: World, params, state: int, parallel: str) -> float:
+    """The bytes of a GPU's memory that are left for what backward needs."""
     room = USABLE * world.memory_bytes - state / (world.world_size if parallel == "fsdp" else 1)
     if parallel == "fsdp":  # the tables are gathered for all of a step, and Muon gathers a shape
         room -= world.dtype.itemsize * (params["embedding"] + params["head"])
         room -= 8 * model.n_layer * model.mlp_hidden * model.n_embd
-    return max(0.0, room / flops.activation_bytes(model, world.dtype.itemsize, recompute))
+    return room
 
 
-def table(plan: Plan, preset: cfg.Preset, meta: GPT, params, why: str, itemsize: int) -> str:
+def table(plan: Plan, preset: cfg.Preset, meta: GPT, params, memory: str) -> str:
     """The decisions, to print."""
-    config, model = preset.train, preset.model
-    W, rows, tokens = plan.world_size, plan.micro_batch, plan.rows * plan.seq_len
-    accum, in_step = plan.grad_accum(plan.ramp_steps), plan.rows_in_step(plan.ramp_steps)
-    spare = accum * rows * W - in_step
+    config, model, every = preset.train, preset.model, preset.run.keep_every
+    W, rows, tokens = plan.world_size, plan.micro_batch, plan.steps * plan.tokens_per_step
+    spare = plan.grad_accum * rows * W - plan.rows_per_step
     filled = f" ({spare} rows to fill the last do not count)" if spare else ""
-    per_token = flops.activation_bytes(model, itemsize, plan.recompute)
+    # the newest, the best, that before the decay, one being written, and those of --keep_every
+    saves = preset.run.keep + 3 + (plan.steps // every if every else 0)
     token_size = np.dtype(dtype_for(model.vocab_size)).itemsize
-    ramp = f" (fewer in the first {plan.ramp_steps:,})" if plan.ramp_steps else ""
     factor = optim.lr_batch_factor(config.tokens_per_step, config.rates_at)
     rates = f"; learning rates x {factor:.3f} for this batch" if config.optimizer == "muon" else ""
     full, causal = meta.flops_per_token(), meta.flops_per_token(causal=True)
@@ -156,13 +133,12 @@ def table(plan: Plan, preset: cfg.Preset, meta: GPT, params, why: str, itemsize:
         f"{model.n_layer} layers x {model.n_embd}, vocabulary {model.vocab_size:,}; extras: "
         f"{', '.join(model.extras) or 'none'}",
         f"FLOPs     {full:,} per token in the full convention, {causal:,} in the causal one",
-        f"run       {plan.steps:,} steps x {plan.tokens_per_step:,} tokens{ramp} "
-        f"= {tokens:,} tokens",
-        f"step      {rows} rows x {model.seq_len:,} tokens x {accum} accumulated x {W} "
+        f"run       {plan.steps:,} steps x {plan.tokens_per_step:,} tokens = {tokens:,} tokens",
+        f"step      {rows} rows x {model.seq_len:,} tokens x {plan.grad_accum} accumulated x {W} "
         f"rank{'s' * (W > 1)}{filled}{rates}",
-        f"memory    {why}; activations take about {rows * model.seq_len * per_token / 1e9:.2f} GB",
+        f"memory    {memory}",
         f"disk      {tokens * token_size / 1e9:.2f} GB of rows if none is repeated, "
-        f"{plan.saves} checkpoints of {plan.save_bytes / 1e9:.2f} GB",
+        f"{saves} checkpoints of {plan.save_bytes / 1e9:.2f} GB",
     ]
     if unread := optim.unread_options(config, (cfg.find_preset(preset.name) or preset).train):
         how = f"--optimizer {config.optimizer} --schedule {config.schedule}"
@@ -173,33 +149,15 @@ def table(plan: Plan, preset: cfg.Preset, meta: GPT, params, why: str, itemsize:
 def steps_for(config: cfg.TrainConfig, params: dict[str, int]) -> int:
     """Steps as given, or for the tokens given, or for 10.5 tokens per weight of blocks and head."""
     tokens = cli.count(config.tokens) or cfg.TOKENS_PER_WEIGHT * (params["matrix"] + params["head"])
-    ramp = config.ramp_steps
-    less = 0.75 * ((ramp + 1) // 2) + 0.5 * (ramp // 2)  # full steps: first a quarter, then half
-    return config.steps or max(1, math.ceil(tokens / config.tokens_per_step + less))
+    return config.steps or math.ceil(tokens / config.tokens_per_step)
 
 
-def pick_parallel(asked: str, world: World, state: int) -> tuple[str, str]:
-    """(none, ddp or fsdp; the reason)."""
-    sizes = f"state needs {state / 1e9:.2f} GB, a rank has {world.memory_bytes / 1e9:.1f} GB"
+def pick_parallel(asked: str, world: World, state: int) -> str:
+    """none, ddp or fsdp: sharded if the state leaves less than half of the memory free."""
     if world.world_size == 1:
-        return "none", f"one rank: {sizes}"
-    if asked != "auto":
-        return asked, f"{asked} as asked: {sizes}"
+        return "none"
     choice = "ddp" if state < 0.5 * world.memory_bytes else "fsdp"
-    return choice, f"{choice}: {sizes}, half of it for activations"
-
-
-def rows_of_smallest_step(config: cfg.TrainConfig, seq_len: int) -> int:
-    """Rows of a run's first step; UsageError if a step is not whole rows."""
-    parts = round(1 / optim.batch_at(0, config.ramp_steps))  # 4: a ramp begins with a quarter
-    if config.tokens_per_step % (unit := parts * seq_len):
-        ramp = f", four times for --ramp_steps = {unit}" if parts > 1 else ""
-        good = max(1, round(config.tokens_per_step / unit)) * unit
-        raise UsageError(
-            f"tokens_per_step {config.tokens_per_step} is not a multiple of a row of {seq_len} "
-            f"tokens{ramp}; try --tokens_per_step {good}"
-        )
-    return config.tokens_per_step // unit
+    return choice if asked == "auto" else asked
 
 
 def micro_batch_for(rows: int, world_size: int, most: int) -> int:
@@ -207,5 +165,7 @@ def micro_batch_for(rows: int, world_size: int, most: int) -> int:
     be filled; but the size that leaves the fewest places to fill, if it is larger by a half."""
     share = math.ceil(rows / world_size)
     filled = math.ceil(share / math.ceil(share / most))
-    even = largest_divisor(share, most) if rows % world_size == 0 else 0
+    even = 0
+    if rows % world_size == 0:
+        even = next(d for d in range(min(share, most), 0, -1) if share % d == 0)
     return filled if filled >= 1.5 * even else even

@@ -6,7 +6,6 @@ connect or answer ends the others within a time limit. Next: train.py.
 
 import contextlib
 import ctypes
-import functools
 import os
 import signal
 from dataclasses import dataclass, replace
@@ -15,19 +14,13 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _set_pg_timeout
-from torch.nn.attention import SDPBackend
 
 from config import UsageError
 from machinery import cli
 from machinery.errors import RankError
 
 MEET_S, NODES_MEET_S = 30.0, 300.0  # to show up and connect: on one node, on several
-# How long a rank may take to join a collective:
-ANSWER_S = 100.0  # once all have taken a step
-COMPILE_S = 1800.0  # before
-SHARDED_S = 300.0  # in the trial of a sharded step, in which one may run out of memory
-# Kernels for attention, best first, where cuDNN's is unwanted.
-NO_CUDNN = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+ANSWER_S = 600.0  # to join a collective; one may be compiling. A save has a group of its own
 
 
 @dataclass(frozen=True)
@@ -37,7 +30,6 @@ class World:
     rank: int
     world_size: int
     local_rank: int
-    local_world_size: int  # on this node
     device: torch.device
     dtype: torch.dtype
     memory_bytes: int  # of the GPU that has least; without GPUs, a rank's share of the host's
@@ -54,26 +46,23 @@ class World:
 
 def pick_device(asked: str = "auto", local_rank: int = 0) -> torch.device:
     """`auto`: cuda, then mps, then cpu. UsageError for a GPU that PyTorch cannot use."""
-    has_cuda, has_mps = torch.cuda.is_available(), torch.backends.mps.is_available()
-    if asked == "auto" and not has_cuda and os.path.exists("/dev/nvidia0"):
+    n_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    has = dict(cuda=n_gpus > 0, mps=torch.backends.mps.is_available(), cpu=True)
+    if asked == "auto" and not n_gpus and os.path.exists("/dev/nvidia0"):
         remedy = "run.sh installs one for its driver; --device cpu does without"
         raise UsageError(f"PyTorch {torch.__version__} cannot use the GPU here; {remedy}")
     if asked == "auto":
-        asked = "cuda" if has_cuda else "mps" if has_mps else "cpu"
-    there = {"cuda": has_cuda, "mps": has_mps, "cpu": True}
-    try:
-        device = torch.device(asked)
-        is_there = there[device.type]
-    except (RuntimeError, KeyError):
-        raise UsageError(f"device {asked!r} is none of auto, cuda, mps, cpu") from None
-    if not is_there:
-        raise UsageError(f"--device {asked} was asked for, but PyTorch sees no GPU; try cpu")
-    if device.type == "cuda":
-        device = torch.device("cuda", local_rank if device.index is None else device.index)
-        if device.index >= (n := torch.cuda.device_count()):
-            why = f"rank {local_rank} of this machine wants {device}, but there are {n} GPUs"
-            raise UsageError(f"{why}; try torchrun --nproc_per_node={n}")
-        torch.cuda.set_device(device)
+        asked = next(kind for kind in has if has[kind])
+    kind, _, index = asked.partition(":")
+    if not has.get(kind):
+        raise UsageError(f"--device {asked} is not here; it is auto, cuda, mps or cpu")
+    if kind != "cuda":
+        return torch.device(kind)
+    device = torch.device("cuda", int(index) if index.isdecimal() else local_rank)
+    if device.index >= n_gpus:
+        why = f"rank {local_rank} of this machine wants {device}, but there are {n_gpus} GPUs"
+        raise UsageError(f"{why}; try torchrun --nproc_per_node={n_gpus}")
+    torch.cuda.set_device(device)
     return device
 
 
@@ -92,16 +81,16 @@ def pick_dtype(device: torch.device, asked: str = "auto") -> torch.dtype:
 def start(device: str = "auto", dtype: str = "auto") -> World:
     """Become a rank: pick the device, meet the others, test the connection."""
     alone = dict(RANK=0, WORLD_SIZE=1, LOCAL_RANK=0, LOCAL_WORLD_SIZE=1)
-    ranks = [int(os.environ.get(name, default)) for name, default in alone.items()]
-    _, world_size, local_rank, local_world_size = ranks
+    *ranks, here = (int(os.environ.get(name, default)) for name, default in alone.items())
+    _, world_size, local_rank = ranks
     chosen = pick_device(device, local_rank)
     if chosen.type == "cpu":
-        _set_up_cpu(local_world_size)
+        _set_up_cpu(here)
     torch.set_float32_matmul_precision("high")
-    memory_bytes = memory_of(chosen) // (local_world_size if chosen.type != "cuda" else 1)
+    memory_bytes = memory_of(chosen) // (1 if chosen.type == "cuda" else here)
     world = World(*ranks, chosen, pick_dtype(chosen, dtype), memory_bytes)
     if world_size > 1:
-        meet_and_test(world, MEET_S if world_size == local_world_size else NODES_MEET_S)
+        meet_and_test(world, MEET_S if world_size == here else NODES_MEET_S)
         least = torch.tensor(memory_bytes)  # all ranks must plan alike, for the smallest of them
         dist.all_reduce(least, dist.ReduceOp.MIN)
         world = replace(world, memory_bytes=int(least))
@@ -115,11 +104,11 @@ def memory_of(device: torch.device) -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def _set_up_cpu(local_world_size: int) -> None:
+def _set_up_cpu(ranks_here: int) -> None:
     """Threads, sums that are the same bits each time, and memory that is kept."""
     # torchrun gives each of several ranks one thread; take a fair share of the cores instead
-    if local_world_size > 1 or "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(max(1, cli.cores() // local_world_size))
+    if ranks_here > 1 or "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(max(1, cli.cores() // ranks_here))
     # Threads that add to the same row of a table do so in a fixed order: the same bits.
     torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = False
@@ -133,37 +122,19 @@ def _set_up_cpu(local_world_size: int) -> None:
 
 def meet_and_test(world: World, timeout_s: float) -> None:
     """Connect all ranks and add up one number; RankError if that takes longer than timeout_s."""
-    timeout, size = timedelta(seconds=timeout_s), world.world_size
     backend = "cpu:gloo,cuda:nccl" if world.device.type == "cuda" else "gloo"
     try:
-        dist.init_process_group(backend, timeout=timeout)
-        one = torch.ones(1, device=world.device)
-        dist.all_reduce(one)
-        if one.item() != size:
-            raise RuntimeError(f"{size} ones add up to {one.item()}")
-    except (dist.DistError, RuntimeError) as error:
-        who = f"rank {world.rank} of {size} ({world.device_name})"
+        dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
+        dist.all_reduce(one := torch.ones(1, device=world.device))
+        one.item()  # waits for it
+    except RuntimeError as error:  # torch.distributed.DistError is one
+        who = f"rank {world.rank} of {world.world_size} ({world.device_name})"
         raise RankError(
             f"{who} could not meet the others within {timeout_s:.0f} s "
             f"({str(error).splitlines()[0]}); look at their output; between nodes set "
             "GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME; within one, try NCCL_P2P_DISABLE=1"
         ) from None
-    wait_at_most(COMPILE_S)
-
-
-@functools.cache  # once
-def expect_answers() -> None:
-    """Wait for every rank's first step; from then on, a rank that does not answer for ANSWER_S
-    ends the others. What may take longer, such as a save, has a group of its own."""
-    if dist.is_initialized():
-        any_rank(None)
-        wait_at_most(ANSWER_S)
-
-
-def wait_at_most(seconds: float) -> None:
-    """From now on, a rank that does not join a collective for so long ends the others."""
-    if dist.is_initialized():
-        _set_pg_timeout(timedelta(seconds=seconds))
+    _set_pg_timeout(timedelta(seconds=ANSWER_S))
 
 
 def any_rank(problem: object, group: dist.ProcessGroup | None = None) -> object:

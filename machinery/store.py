@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 
-from config import UsageError
+from config import UsageError, install
 from machinery import disk
 from machinery.cli import public
 from machinery.errors import DataError, StorageError
@@ -63,7 +63,7 @@ class Store:
         try:
             self.fs, root = url_to_fs(url)
         except (ImportError, ValueError, TypeError) as error:
-            remedy = "pip install -r requirements-store.txt (docs/store.md)"
+            remedy = f"{install('requirements-store.txt')} (docs/store.md)"
             raise UsageError(f"{self.url}: {self._said(error)}; {remedy}") from None
         self.root = f"{root.rstrip('/')}/{folder}".rstrip("/")
 

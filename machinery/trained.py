@@ -92,12 +92,7 @@ def load_model(config: EvalConfig, read_export: Callable) -> tuple[GPT, dict]:
         if path is None or not path.exists():
             why = f"there is no checkpoint in {path or root}; train one first"
             raise UsageError(f"{why}: torchrun train.py {Path(config.run_dir).name}")
-        try:
-            model, trainer = read_checkpoint(path, device, dtype, verified=not config.checkpoint)
-        except CheckpointError:
-            if config.checkpoint or path.exists():
-                raise
-            return load_model(config, read_export)  # the run goes on, and has deleted it meanwhile
+        model, trainer = read_checkpoint(path, device, dtype, verified=not config.checkpoint)
     checkpoint.check_finite(model.state_dict(), f"{path} is of no use")
     said = trainer.get("about") or f"step {trainer['step']:,}, {trainer['tokens']:,} tokens"
     print(f"{path}: {said}; computed in {dtype}")
@@ -121,15 +116,12 @@ def read_checkpoint(path: Path, device, dtype: torch.dtype, verified: bool) -> t
 
 
 def config_of(path: Path, fields: dict) -> GPTConfig:
-    """The architecture that a trainer.json says."""
-    if unknown := sorted(fields.keys() - GPTConfig.__dataclass_fields__.keys()):
-        why = f"{path} has {', '.join(unknown)} in its configuration, unknown to this model.py"
-        raise UsageError(f"{why}; use the one that it was trained with")
+    """The architecture that a trainer.json says; CheckpointError if this model.py cannot be it."""
     for name, value in fields.items():
-        kind = type(getattr(GPTConfig, name))
+        kind = type(getattr(GPTConfig, name, GPTConfig))  # `type` if there is no such field
         kinds = {tuple: (list,), float: (float, int)}.get(kind, (kind,))
         if type(value) not in kinds or kind is tuple and not all(type(x) is str for x in value):
-            raise CheckpointError(f"{path} cannot be used: {name} is {str(value)[:80]!r}")
+            raise CheckpointError(f"{path} is of no use here: {name} is {str(value)[:80]!r}")
     return GPTConfig(**fields)
 
 

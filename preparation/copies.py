@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from config import UsageError
+from config import UsageError, install
 from preparation import chat, sources
 from tokenizer import normalize
 
@@ -53,7 +53,7 @@ def library():
     try:
         import datasketch
     except ImportError:
-        how = "pip install -r requirements-scaling.txt"
+        how = install("requirements-scaling.txt")
         raise UsageError(f"--dedup near needs datasketch: {how}") from None
     return datasketch
 

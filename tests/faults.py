@@ -470,28 +470,6 @@ def store(renew_s: float, watch_s: float, *protocols: str) -> None:
     store.PROTOCOLS.update(protocols)
 
 
-def slow_mirror(seconds: float) -> None:
-    """Each upload of the tensors to the mirror takes a while."""
-
-    @instead_of("machinery.store:Store", "send")
-    def send(honest, store, file, *args):
-        time.sleep(seconds if "dcp" in file.parts else 0)
-        return honest(store, file, *args)
-
-
-def slow_step(step: int, seconds: float, only_rank: int) -> None:
-    """One rank takes longer over the step after this one, as for compiling."""
-
-    @instead_of("train", "take_steps")
-    def take_steps(honest, run, progress):
-        if progress.step == step and rank() == only_rank:
-            time.sleep(seconds)
-        for numbers in honest(run, progress):
-            yield numbers
-            if progress.step == step and rank() == only_rank:
-                time.sleep(seconds)
-
-
 def little_memory(only_rank: int, nbytes: int) -> None:
     """The machine of one rank has less memory than those of the others."""
     if rank() == only_rank:
@@ -522,24 +500,6 @@ def memory_for(rows: int, from_step: int = 0, only_rank: int = -1) -> None:
         if here and torch.is_grad_enabled() and len(inputs) > rows:
             out_of_memory()
         return honest(model, inputs, *args, **kwargs)
-
-
-def validation_in_the_trial() -> None:
-    """The trial of a step ends with a validation, as it does on a GPU."""
-    instead_of("machinery.build", "try_step")(
-        lambda honest, *a, validate: honest(*a, validate=True)
-    )
-
-
-def memory_for_backward(rows: int) -> None:
-    """The backward through the first block is out of memory with more than `rows` rows."""
-
-    @instead_of("model:Block", "forward")
-    def forward(honest, block, x, *args, **kwargs):
-        out = honest(block, x, *args, **kwargs)
-        if block.attn.layer == 0 and out.requires_grad and len(x) > rows:
-            out.register_hook(out_of_memory)
-        return out
 
 
 if __name__ == "__main__":  # under torchrun: faults.py SPOIL ARGS

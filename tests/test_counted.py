@@ -139,6 +139,6 @@ def test_all_ranks_plan_for_the_one_with_least_memory(small_data, tmp_path):
     """The second of two machines has no room for a whole model: both shard it."""
     poor = [("little_memory", 1, 1_000_000)]
     text = start(small_data, tmp_path / "run", world=2, spoil=poor).end(0)
-    assert re.search(r"memory +fsdp: state needs 0.00 GB, a rank has 0.0 GB", text)
+    assert re.search(r"memory +fsdp: state needs 0.00 GB, .* a rank has 0.0 GB", text)
     written = [*(tmp_path / "run/checkpoints/step_00000012").rglob("*.safetensors")]
     assert len(written) == 2  # each rank wrote its part

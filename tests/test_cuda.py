@@ -103,7 +103,7 @@ def test_attention_of_each_kernel_is_the_formula(backend, heads, kv_heads, head_
 def here() -> ranks.World:
     """This process alone, on DEVICE."""
     dtype = torch.bfloat16 if DEVICE.type == "cuda" else torch.float32
-    return ranks.World(0, 1, 0, 1, DEVICE, dtype, memory_bytes=16 * 10**9)
+    return ranks.World(0, 1, 0, DEVICE, dtype, memory_bytes=16 * 10**9)
 
 
 def test_compiled_muon_is_the_eager_one_for_more_shapes_than_dynamo_would_take():

@@ -103,7 +103,9 @@ def test_killed_at_random_steps_it_replays_the_same_bits(world, whole, small_dat
         seen = run.step()
         for record in records(run_dir):  # also those that will be replayed
             assert "loss" not in record or record["loss"] == expected[record["step"]], record
-    assert resumed_at(start(small_data, run_dir, *args, world=world).end(0))
+    kept = checkpoints(run_dir)  # perhaps none: a kill can come before the first is published
+    text = start(small_data, run_dir, *args, world=world).end(0)
+    assert ("resumed at step" in text) == bool(kept)
     assert_same_run(run_dir, whole(world))
     assert not leftovers(run_dir)
 

@@ -142,7 +142,7 @@ def test_the_window_forgets_the_compilation_and_what_is_old_and_ignores_a_stall(
     assert meter.summary()["tokens_per_s"] == pytest.approx(500)
     run(meter, clock, 5, tokens=1000, seconds=9)
     run(meter, clock, 2, tokens=1000, seconds=1)
-    run(meter, clock, 2, tokens=4000, seconds=4)  # as after a batch ramp
+    run(meter, clock, 2, tokens=4000, seconds=4)  # other steps, as fast
     run(meter, clock, 1, tokens=1000, seconds=6)
     assert meter.summary()["tokens_per_s"] == pytest.approx(1000)
     assert meter.eta_s(8000) == pytest.approx(8)

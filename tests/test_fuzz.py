@@ -219,7 +219,7 @@ SMALL_MODEL = st.builds(
     vocab_size=st.integers(1, 70),
     n_embd=st.integers(1, 24),
     mlp=st.sampled_from(["relu2", "swiglu", "gelu"]),
-    logit_softcap=REAL,
+    logit_softcap=st.just(0.0) | st.floats(0.01, 100),
     rope_theta=REAL,
     nope_every=st.integers(-1, 3),
     extras=st.lists(st.sampled_from(["", "key_offset", "value_embeds", "more"]), max_size=3),

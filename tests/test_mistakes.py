@@ -73,14 +73,15 @@ def test_a_mistake_in_the_middle_of_a_run_is_in_its_status(small_data, tmp_path)
 
 # Wrong words -> what the sentence has to name: what was given, and a way out.
 TO_ALL = {
-    "--data_dri x": ("'--data_dri'", "--data_dir", "--help"),
-    "--data_dir x y": ("'y'", "--help"),
+    "--data_dri x": ("--data_dri", "--data_dir", "--help"),
+    "--data_dir x y": ("y", "--help"),
     "--data_dir": ("--data_dir",),
 }
 TO_ONE = {
     "train.py tiny": {
         "--steps x --lr y": ("--steps", "'x'"),
         "--mlp gelu": ("--mlp", "relu2", "swiglu", "'gelu'"),
+        "--batch_size 8": ("--batch_size", "--tokens_per_step"),
         "--extras value_embed": ("'value_embed'", "key_offset", "value_embeds"),
         "--n_layer 999999999999": ("--n_layer 999999999999", "1 or more, up to 256"),
         "--logit_softcap nan": ("--logit_softcap nan", "0 or more"),

@@ -17,7 +17,7 @@ from statistics import NormalDist
 from string import ascii_uppercase
 from typing import Literal
 
-from config import Count, UsageError
+from config import Count, UsageError, install
 from instruments.exams.likelihood import log_likelihoods
 from instruments.exams.questions import Question, continuations, from_file, sample
 from machinery import disk
@@ -87,8 +87,8 @@ def read_task(
         try:
             from instruments.exams import harness
         except ImportError as error:
-            why = f"--task {task} needs the package {error.name}"
-            raise UsageError(f"{why}: pip install -r requirements-eval.txt") from None
+            how = install("requirements-eval.txt")
+            raise UsageError(f"--task {task} needs the package {error.name}: {how}") from None
         found = list(harness.questions(task, config.shots, config.limit))
     if len(found) < 2:
         raise UsageError(f"{task} has {len(found)} questions; a standard error needs 2 or more")

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from config import UsageError
+from config import UsageError, install
 
 QUESTION = """Below are a text and two continuations of it. Which continuation is better written and
 follows from the text? A continuation that only repeats itself is bad.
@@ -77,8 +77,8 @@ class Server:
         try:
             from openai import OpenAI
         except ImportError:
-            why = "--judge_url needs the package openai"
-            raise UsageError(f"{why}: pip install -r requirements-eval.txt") from None
+            how = install("requirements-eval.txt")
+            raise UsageError(f"--judge_url needs the package openai: {how}") from None
         self.url, self.model, self.timeout_s = url, model, timeout_s
         self.answers = {"A": 0, "B": 0, "tie": 0, "unparsable": 0}
         # A local server needs no key, but the client does.

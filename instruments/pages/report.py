@@ -307,7 +307,7 @@ def update(run, step: int) -> str:
     else:
         tokenizer, prompt = Tokenizer.load(run.manifest.tokenizer_file()), run.preset.prompts[0]
         text = draw(run.model, tokenizer, prompt, SAMPLE_TOKENS, bool(run.manifest.marks))
-        record(folder, step, run.plan.tokens_before(step), prompt, text, live=True)
+        record(folder, step, step * run.plan.tokens_per_step, prompt, text, live=True)
         line = f"it writes {text[:SAMPLE_SHOWN]!r}"
     if step < run.plan.steps:
         write(folder)

@@ -78,7 +78,7 @@ def parse_gpus(asked: str) -> NamedGPUs:
         known = f"choose from {', '.join(flops.CARDS)}, or several: 8xH100"
         raise UsageError(f"--gpu {asked} is not in the table; {known}")
     memory_bytes = int(0.99 * card.memory_gb * 2**30)  # a datasheet's GB, less 1% for the driver
-    return NamedGPUs(0, n, 0, n, torch.device("cuda"), torch.bfloat16, memory_bytes, name)
+    return NamedGPUs(0, n, 0, torch.device("cuda"), torch.bfloat16, memory_bytes, name)
 
 
 def main(argv: list[str]) -> int:
@@ -156,10 +156,9 @@ class Estimate(NamedTuple):
 def estimate(preset: cfg.Preset, world: ranks.World, peak: float) -> Estimate:
     """Speed and time of a run on a machine with this peak, in FLOP/s of one device."""
     decided, card = plan.make_plan(preset, world), flops.find_card(world.device_name)
-    tokens = decided.rows * decided.seq_len
+    tokens = decided.steps * decided.tokens_per_step
     if card:
-        whole_steps = decided.rows / decided.rows_in_step(decided.ramp_steps)
-        speed = tokens / (whole_steps * step_s(decided, preset.model, card, peak))
+        speed = decided.tokens_per_step / step_s(decided, preset.model, card, peak)
     else:
         full = built(preset.model).flops_per_token()
         speed = OTHER_MFU[world.device.type] * peak * world.world_size / full
@@ -250,7 +249,7 @@ def step_s(decided: plan.Plan, c: GPTConfig, card: flops.Card, peak: float) -> f
     # Adding a gradient moves 12 bytes, casting a matmul's weight and its gradient 12 more; a weight
     # in a matmul costs 6 FLOPs per token, so matmul / 6 is their number.
     micro_batch_s += (tokens * traffic(c) + 12 * params + 12 * matmul / 6) / bandwidth
-    micro_batches_s = decided.grad_accum(decided.ramp_steps) * micro_batch_s
+    micro_batches_s = decided.grad_accum * micro_batch_s
     return micro_batches_s + 40 * params / bandwidth  # optimizer: about 40 bytes/parameter
 
 

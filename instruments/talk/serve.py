@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Annotated
 from urllib.parse import quote
 
-from config import UsageError
+from config import UsageError, install
 from machinery.trained import EvalConfig, is_tuned, open_tokenizer, run_of
 from model import GPT
 from tokenizer import Tokenizer
@@ -41,8 +41,8 @@ try:
     from starlette.requests import ClientDisconnect
     from uvicorn.protocols.http.h11_impl import H11Protocol
 except ImportError as error:
-    need = f"serve needs {error.name}: pip install -r requirements-eval.txt"
-    raise UsageError(need) from None
+    how = install("requirements-eval.txt")
+    raise UsageError(f"serve needs {error.name}: {how}") from None
 
 from instruments.talk.drawing import Piece, Wish, Writer
 from instruments.talk.protocol import Asked, Completion, Conversation, Form, Reader, Refused, short

@@ -57,13 +57,6 @@ def test_a_forecast_needs_no_card_and_follows_the_one_that_is_asked_for():
     assert as_number(dollars) == pytest.approx(3 * as_number(hours), rel=0.001)
 
 
-def test_a_ramp_takes_fewer_tokens_and_less_time():
-    options = ("d12", "--gpu", "H100", "--steps", "2206")
-    whole, ramp = numbers_of(*options), numbers_of(*options, "--ramp_steps", "2206")
-    assert ramp["mfu"] == whole["mfu"]
-    assert ramp["hours"] == pytest.approx(0.375 * whole["hours"], abs=0.01)
-
-
 def test_an_fsdp_plan_leaves_room_for_the_tables_that_are_whole_during_a_step():
     wide = ("--vocab_size", "49152")  # 8 rows without their room
     assert numbers_of("d24", "--gpu", "8x4090", *wide)["rows"] == 6
@@ -124,7 +117,7 @@ def test_a_forecast_counts_the_micro_batches_that_are_taken():
     decided, _, model = parts_of_a_step("d12")
     some = replace(decided, micro_batch=3)
     full = replace(some, tokens_per_step=258 * decided.seq_len)
-    assert some.rows_in_step(0) == 256 and some.grad_accum(0) == full.grad_accum(0) == 86
+    assert some.rows_per_step == 256 and some.grad_accum == full.grad_accum == 86
     seconds = [forecast.step_s(each, model, CARDS["H100"], 989e12) for each in (some, full)]
     assert seconds[0] == seconds[1]
 

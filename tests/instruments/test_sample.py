@@ -71,7 +71,7 @@ def test_a_text_ends_where_its_own_row_stopped():
 
 def test_top_p_keeps_the_tokens_that_hold_it():
     torch.manual_seed(0)
-    shape = dict(n_layer=1, n_head=1, n_kv_head=1, head_dim=8, n_embd=8, mlp_hidden=8)
+    shape = dict(n_layer=1, n_head=1, n_kv_head=1, head_dim=8, n_embd=16, mlp_hidden=8)
     config = GPTConfig(seq_len=8, vocab_size=40, **shape)
     model = GPT(config)
     model.init_weights()

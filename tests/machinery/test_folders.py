@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from conftest import losses, metrics
 from faults import start
-from plans import small_preset, small_world
+from plans import small_world
 from test_shards import edit
 
 import config
 from config import UsageError
-from machinery import checkpoint, folders, plan, shards
+from machinery import checkpoint, folders, shards
 
 TINY, WORLD = config.PRESETS["tiny"], small_world()
 
@@ -24,12 +24,6 @@ TINY, WORLD = config.PRESETS["tiny"], small_world()
 def data(small_data, tmp_path) -> Path:
     """A copy of the data, to be changed."""
     return shutil.copytree(small_data, tmp_path / "data")
-
-
-def small_plan(**run) -> plan.Plan:
-    preset = small_preset()
-    options = dataclasses.replace(preset.run, **run)
-    return plan.make_plan(dataclasses.replace(preset, run=options), WORLD)
 
 
 def test_a_run_does_not_go_on_with_other_data_or_another_tokenizer(data, tmp_path):
@@ -79,10 +73,6 @@ def test_no_room_for_the_first_checkpoint(small_data, tmp_path):
     assert "0.100 MB are free" in text and str(run_dir) in text and not run_dir.exists()
     start(small_data, run_dir).end(0)
     start(small_data, run_dir, spoil=[small]).end(0)
-    newest = checkpoint.checkpoints(run_dir / "checkpoints")[0]
-    size = sum(path.stat().st_size for path in newest.rglob("*") if path.is_file())
-    assert 1 < size / small_plan().save_bytes < 1.2  # its files, the tensors
-    assert small_plan().saves == 5 and small_plan(keep_every=4).saves == 8
 
 
 def test_a_folder_that_cannot_be_written(small_data, tmp_path):
@@ -96,21 +86,16 @@ def test_a_folder_that_cannot_be_written(small_data, tmp_path):
 
 
 def test_a_run_writes_down_what_it_is_and_follows_no_link(data, tmp_path):
-    manifest, run_dir = shards.Manifest.load(data), tmp_path / "a" / "tiny"
-    mine = tmp_path / "mine"
-    mine.write_text("mine")
-    run_dir.mkdir(parents=True)
+    manifest, run_dir, mine = shards.Manifest.load(data), tmp_path / "run", tmp_path / "mine"
+    run_dir.mkdir()
     for name in ("config.json", "tokenizer.json"):
         (run_dir / name).symlink_to(mine)
     one = dataclasses.replace(TINY, run=config.RunConfig(run_dir=str(run_dir)))
     folders.claim(one, manifest, WORLD).close()
     found = json.loads((run_dir / "config.json").read_text())
     assert found == json.loads(json.dumps(folders.identity(one, manifest)))
-    of_data = (data / "tokenizer.json").read_text()
-    assert (run_dir / "tokenizer.json").read_text() == of_data
-    assert mine.read_text() == "mine" and not (run_dir / "config.json").is_symlink()
-    elsewhere = dataclasses.replace(WORLD, rank=1)  # the first rank alone has the folder
-    folders.claim(one, manifest, elsewhere).close()
+    assert (run_dir / "tokenizer.json").read_bytes() == (data / "tokenizer.json").read_bytes()
+    assert not mine.exists()
 
 
 @pytest.mark.parametrize("steps", [None, "12", [1]])

@@ -17,10 +17,10 @@ from model import GPT
 
 def test_state_over_half_of_the_memory_is_sharded():
     world = lambda n: small_world(ranks_=n, memory_bytes=80 * 10**9)
-    found = [plan.pick_parallel("auto", world(8), state)[0] for state in (39e9, 41e9)]
+    found = [plan.pick_parallel("auto", world(8), state) for state in (39e9, 41e9)]
     assert found == ["ddp", "fsdp"]
-    assert plan.pick_parallel("ddp", world(8), 41e9)[0] == "ddp"
-    assert plan.pick_parallel("auto", world(1), 41e9)[0] == "none"
+    assert plan.pick_parallel("ddp", world(8), 41e9) == "ddp"
+    assert plan.pick_parallel("auto", world(1), 41e9) == "none"
 
 
 @pytest.mark.parametrize("preset, memory_gb", [("d12", 20), ("d24", 46)])
@@ -33,7 +33,7 @@ def test_the_gradients_of_ddp_are_in_memory_once(preset, memory_gb):
     one, eight = (plan.make_plan(ddp, small_world(ranks_=n, **gpu)) for n in (1, 8))
     assert (one.parallel, eight.parallel) == ("none", "ddp")
     assert one.micro_batch == eight.micro_batch > 1
-    whole, half = ((p.rows_in_step(0), p.grad_accum(0)) for p in (one, eight))
+    whole, half = ((p.rows_per_step, p.grad_accum) for p in (one, eight))
     assert whole == (half[0], 8 * half[1])
 
 

@@ -1,37 +1,15 @@
 """machinery/ranks.py: memory is kept, sums are the same each time, and nobody waits forever."""
 
 import os
-import platform
 import signal
 
 import pytest
 import torch
-from conftest import ROOT, losses, run
+from conftest import ROOT, run
 from faults import launch, start
 
 from config import UsageError
 from machinery import ranks
-
-KEPT = """
-import os, torch
-from machinery import ranks
-ranks.start("cpu", "fp32")
-def resident():
-    return int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-before = resident()
-torch.full((1 << 24,), 1.0)  # 64 MB, freed at once
-print(resident() - before)
-"""
-
-
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the setting is glibc's")
-@pytest.mark.parametrize("tuned_by_user", [False, True])
-def test_memory_of_a_freed_tensor_is_kept_for_the_next(tuned_by_user, tmp_path):
-    (tmp_path / "kept.py").write_text(KEPT)
-    theirs = {"MALLOC_PERTURB_": "0"} if tuned_by_user else {}
-    result = run(tmp_path / "kept.py", PYTHONPATH=str(ROOT), **theirs)
-    assert result.returncode == 0, result.stderr
-    assert (int(result.stdout) < 32 << 20) == tuned_by_user
 
 
 def test_a_rank_without_a_gpu_of_its_own_is_told_so(monkeypatch):
@@ -102,31 +80,10 @@ def test_a_rank_that_comes_but_does_not_connect_costs_a_bounded_time(small_data,
     run.kill().end()
 
 
-def test_an_address_that_nobody_can_reach(small_data, tmp_path):
-    """Each rank publishes an address of a network that is not there."""
-    env = {"GLOO_SOCKET_IFNAME": "nowhere0"}
-    run = start(small_data, tmp_path / "run", world=2, env=env)
-    text = run.end(1, timeout_s=40)
-    assert "error: rank" in text and "nowhere0" in text and "Traceback" not in text
-
-
 def test_a_rank_that_stops_in_the_middle_ends_the_other(small_data, tmp_path):
-    spoil = [("limits", 30, 3), ("slow", 0.1)]
+    spoil = [("limits", 30, 10), ("slow", 0.1)]
     run = start(small_data, tmp_path / "run", "--steps", 100, world=2, spoil=spoil)
     run.until_step(3).kill(signal.SIGSTOP, ranks=[1])
     run.until(lambda: run.codes()[0] == 1, timeout_s=60)
-    assert "error: " in run.text
+    assert "rank 0 gets no answer" in run.text
     run.kill().end()
-
-
-@pytest.mark.slow
-def test_compilers_and_disks_may_take_longer_than_a_step(small_data, tmp_path):
-    """The first step of one rank, and rank 0's copies to the mirror, take longer than the limit
-    for an answer. Another step that does ends the run."""
-    args = ["--save_every", 6, "--mirror", tmp_path / "mirror"]
-    spoil = [("limits", 30, 3), ("slow_step", 0, 5, 1), ("slow_mirror", 5)]
-    start(small_data, tmp_path / "run", *args, world=2, spoil=spoil).end(0)
-    assert len(losses(tmp_path / "run")) == 12
-    spoil[1] = ("slow_step", 6, 8, 1)
-    text = start(small_data, tmp_path / "other", *args, world=2, spoil=spoil).end()
-    assert "rank 0 gets no answer" in text and 6 <= len(losses(tmp_path / "other")) < 8
