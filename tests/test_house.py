@@ -21,14 +21,14 @@ HANDED_DOWN = {("machinery/log.py", "instruments")}  # the report, in the functi
 
 # A promise to readers: these numbers only go down. Lines of .py files, by room.
 BUDGETS = {
-    "train.py model.py data.py": 1319,  # the first evening
-    "*.py": 2891,
-    "machinery/**/*.py": 2971,
+    "train.py model.py data.py": 1290,  # the first evening
+    "*.py": 2850,
+    "machinery/**/*.py": 2813,
     "preparation/**/*.py": 1395,
     "hf/**/*.py": 1249,
-    "instruments/**/*.py": 3816,
-    "benchmarks/**/*.py": 2402,
-    "tests/**/*.py": 15956,
+    "instruments/**/*.py": 3815,
+    "benchmarks/**/*.py": 2398,
+    "tests/**/*.py": 15770,
 }
 
 
