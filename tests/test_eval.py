@@ -74,7 +74,7 @@ def test_a_record_goes_to_the_run_of_the_checkpoint(trained, capsys, tmp_path, m
     look(capsys, "loss", "--checkpoint", path, *CPU, "--rows", 8)
     look(capsys, "choice", path, "--device", "cpu", "--limit", 8)
     found = records(trained)[before:]
-    assert [r.get("norm") for r in found] == [None, "sum", "per character", "per byte"]
+    assert [r.get("norm") for r in found] == [None, "sum", "per character"]
     assert found[1]["n"] == 8 and found[1]["chance"] == 0.25 and found[1]["dtype"] == "fp32"
 
     copy = shutil.copytree(path, tmp_path / "copy")  # where no line can be written

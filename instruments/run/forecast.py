@@ -136,7 +136,7 @@ def page(preset: cfg.Preset, world: ranks.World, usd: float = 0.0) -> str:
         f"${own.hours * price:,.2f} at --usd_per_hour {run.usd_per_hour:.2f}",
     ]
     if is_dial:
-        tokens = own.plan.rows * own.plan.seq_len
+        tokens = own.plan.steps * own.plan.tokens_per_step
         guess, low, high = predict(matmul_weights(preset.model), tokens)
         by = f"by the law of {law()['runs']} published runs (docs/scaling.md)"
         text = f"bits per byte of {law()['text']}, {low:.3f} to {high:.3f}, {by}"
