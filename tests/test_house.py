@@ -27,8 +27,8 @@ BUDGETS = {
     "preparation/**/*.py": 1395,
     "hf/**/*.py": 1249,
     "instruments/**/*.py": 3815,
-    "benchmarks/**/*.py": 2398,
-    "tests/**/*.py": 15770,
+    "benchmarks/**/*.py": 2357,
+    "tests/**/*.py": 15751,
 }
 
 
