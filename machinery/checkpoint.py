@@ -340,6 +340,7 @@ class Checkpointer:
     def _open(self) -> None:
         """Remove what a killed run has left half written or half deleted."""
         self.root.mkdir(parents=True, exist_ok=True)
+        disk.inside(self.root.parent, self.root.name)  # a link would lead the sweep elsewhere
         self._sweep(".tmp-*")
         self._sweep(".trash-*")
         self._is_in_place = disk.hold(self.root.parent)

@@ -57,12 +57,14 @@ def inside(folder: str | Path, name: str) -> Path:
 
 
 def open_file(path: str | Path, mode: str = "rb") -> BinaryIO:
-    """A regular file, opened unbuffered in binary; OSError for a link, a device, a pipe."""
+    """A regular file, opened unbuffered in binary; OSError for a link, a device, a pipe, and for a
+    second name of a file that would be changed."""
     # O_NONBLOCK: to open a pipe that nobody writes to would wait for ever
     fd = os.open(path, FLAGS[mode] | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
+    found = os.fstat(fd)
+    if not stat.S_ISREG(found.st_mode) or mode == "ab" and found.st_nlink > 1:
         os.close(fd)
-        raise OSError(errno.EINVAL, "not a regular file", str(path))
+        raise OSError(errno.EINVAL, "not a regular file of its own", str(path))
     return open(fd, mode, buffering=0)
 
 

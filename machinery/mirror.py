@@ -70,7 +70,7 @@ class Lease:
             if now not in (before, None):
                 by = " ".join(text_of(now).split()[2:])[:100]
                 raise UsageError(f"{store.url} is in use by {by}; choose another --mirror")
-        store.remove("lease")
+            store.remove("lease")
         with contextlib.suppress(FileExistsError):  # another's; or ours, and an answer was lost
             self._write(new=True)
         if not self._is_ours():

@@ -7,6 +7,7 @@ model (hf/imported.py). A URL is opened only if it was typed. Next: checkpoint.p
 
 import json
 import os
+import shlex
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -153,7 +154,7 @@ def open_data(config: EvalConfig, trainer: dict) -> Manifest:
         url, folder = folder, disk.inside(CACHE, str(identity.get("data_fingerprint"))[:16])
         if not (folder / "manifest.json").exists():
             why = f"{trainer['path']} was trained on {url}, which is opened only if you ask for it"
-            raise UsageError(f"{why}: give --data_dir {url}")
+            raise UsageError(f"{why}: give --data_dir {shlex.quote(url)}")
     manifest = Manifest.load(folder)
     own, same = trainer.get("tokenizer"), identity.get("tokenizer_sha256")
     same = own.same_ids(Tokenizer.load(manifest.tokenizer_file())) if own else same

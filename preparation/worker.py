@@ -93,7 +93,7 @@ class Job:
         self.written_ns = [path.stat().st_mtime_ns for files in edited for path in files.values()]
         # The records of finished units: in another folder for other options or other text.
         name = digest([self.key, self.val_below, self.written_ns])
-        self.records = self.folder.absolute() / ".units" / name
+        self.records = disk.inside(self.folder.absolute(), f".units/{name}")
         self.tokenizer = self.records / "tokenizer.json"
 
     def _read_options(self) -> None:
@@ -400,10 +400,11 @@ def reuse(job: Job) -> shards.Manifest | None:
 def sweep(job: Job) -> None:
     """Remove what earlier preparations left: temporary files, the rows packed from leftovers, and
     records of other options or other text, since this job's shards have the same names."""
+    for path in [*job.folder.glob("[tv]*"), *job.folder.glob("[tv]*/*")]:
+        disk.inside(job.folder, str(path.relative_to(job.folder)))  # no link leads elsewhere
     for path in [*job.folder.rglob(".tmp-*"), *job.folder.glob("[tv]*/*/leftover_*")]:
         path.unlink()
     for records in job.records.parent.glob("*"):
         if records.is_dir() and records != job.records:
-            reason = "its finished units were made with other options or other text"
-            print(f"starting {job.folder} again: {reason}", file=sys.stderr)
+            print(f"starting {job.folder} again: other options or other text", file=sys.stderr)
             shutil.rmtree(records)

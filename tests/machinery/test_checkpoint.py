@@ -32,7 +32,7 @@ import optim
 from config import UsageError
 from machinery import checkpoint
 from machinery.checkpoint import Checkpointer
-from machinery.errors import CheckpointError, NonFiniteError, StorageError
+from machinery.errors import CheckpointError, DataError, NonFiniteError, StorageError
 
 STAGES = ("begin", "write", "hash", "manifest", "rename")
 TENSORS = "shard-00001-model-00001-of-00001.safetensors"  # of the first rank
@@ -775,3 +775,12 @@ if __name__ == "__main__":
         dist.barrier()
         sys.stdout.flush()
         os._exit(0)  # as cli.run leaves, and why
+
+
+def test_a_linked_folder_of_checkpoints_is_not_swept(tmp_path):
+    (mine := tmp_path / "mine" / ".tmp-mine").mkdir(parents=True)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "checkpoints").symlink_to(tmp_path / "mine")
+    with pytest.raises(DataError, match="checkpoints"):
+        Checkpointer(tmp_path / "run" / "checkpoints")
+    assert mine.exists()

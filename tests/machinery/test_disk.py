@@ -200,3 +200,11 @@ def test_a_folder_that_is_made_again_is_another(tmp_path):
         folder.mkdir()
         assert not is_in_place()
         folder.rmdir()
+
+
+def test_a_second_name_of_a_file_elsewhere_is_not_written_to(tmp_path):
+    (tmp_path / "mine").write_text("mine")
+    os.link(tmp_path / "mine", tmp_path / "eval.jsonl")
+    with pytest.raises(OSError, match="eval.jsonl"):
+        disk.append(tmp_path / "eval.jsonl", "theirs")
+    assert (tmp_path / "mine").read_text() == "mine"

@@ -873,3 +873,15 @@ def test_a_tokenizer_reads_all_of_a_few_files_and_a_page_of_each_of_many(tmp_pat
     assert 20_000 <= read() < 20_010
     monkeypatch.setattr(worker, "FEW_FILES", 4)
     assert read() == 3 * 1000  # of four documents, one is held out
+
+
+@pytest.mark.parametrize("name", [".units", "train", "train/docs"])
+def test_a_link_in_the_folder_leads_nowhere(name, jsonl, tmp_path):
+    """A data folder may be a stranger's: nothing behind a link is deleted or written."""
+    mine, folder = tmp_path / "mine", tmp_path / "d"
+    (mine / "docs").mkdir(parents=True)
+    (mine / "leftover_00.npy").touch()
+    (folder / name).parent.mkdir(parents=True)
+    (folder / name).symlink_to(mine)
+    error_of(prepare(folder, "--source", f"files:{jsonl}"), 3)
+    assert sorted(p.name for p in mine.rglob("*")) == ["docs", "leftover_00.npy"]
