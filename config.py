@@ -318,7 +318,7 @@ class Preset:
         object.__setattr__(self, "data", replace(self.data, **sizes))
 
 
-TOKENS_PER_WEIGHT = 10.5  # of the blocks and the head: where the d* shapes train best per FLOP
+TOKENS_PER_WEIGHT = 10.5  # of the blocks and the head: nanochat's ratio (docs/scaling.md)
 
 
 def preset_of_depth(depth: int) -> Preset:
@@ -335,9 +335,11 @@ def preset_of_depth(depth: int) -> Preset:
     weights = 12 * depth * width**2 + model.padded_vocab * width
     at_12 = 12 * 12 * 768**2 + 32_768 * 768
     batch = 2 ** round(19 + 0.383 * math.log2(weights / at_12))
-    tokens = f"{1.02 * TOKENS_PER_WEIGHT * weights / 1e9:.3g}B"
-    data = DataConfig(("hf:karpathy/climbmix-400b-shuffle",), tokens=tokens, val_fraction=0.001)
-    return Preset(model, data, TrainConfig(tokens_per_step=batch))
+    tokens = 1.02 * TOKENS_PER_WEIGHT * weights
+    held_out = max(0.001, round(1e7 / tokens, 4))  # of 1M tokens, the luck is 1% of the loss
+    source = ("hf:karpathy/climbmix-400b-shuffle",)
+    data = DataConfig(source, tokens=f"{tokens / 1e9:.3g}B", val_fraction=held_out)
+    return Preset(model, data, TrainConfig(tokens_per_step=batch), RunConfig(eval_tokens=2_097_152))
 
 
 _LLAMA = dict(

@@ -15,28 +15,22 @@
 MODEL: the name of a preset; the folder of a run, a checkpoint or an export; or a stock model by its
 folder or hf:REPO. `loss`, `choice` and `core` append their figures to eval.jsonl in the folder of
 the run or model. Works with the raw module, on one device. Next: model.py has stream(), flops.py
-the metric, instruments/ all commands but `loss`.
+the metric, instruments/ the commands.
 """
 
 import importlib
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import partial
 
-import torch
-
-import data
-from config import Count, UsageError
-from flops import score_text
+from config import UsageError
 from hf import imported
 from machinery import cli, trained
-from machinery.log import sources_line
-from machinery.trained import EvalConfig
 
 load_model = partial(trained.load_model, read_export=imported.load)
 
 # command -> (module, function, its options). Without options, the function gets the words as typed.
 COMMANDS = {
-    "loss": (__name__, "loss", "LossConfig"),
+    "loss": ("instruments.exams.loss", "measure", "LossConfig"),
     "sample": ("instruments.talk.sample", "sample", "SampleConfig"),
     "chat": ("instruments.talk.chat", "talk", "ChatConfig"),
     "choice": ("instruments.exams.choice", "answer_all", "ChoiceConfig"),
@@ -49,35 +43,6 @@ COMMANDS = {
     "compare": ("instruments.pages.report", "compare", ""),
     "plan": ("instruments.run.forecast", "main", ""),
 }
-
-
-@dataclass(frozen=True)
-class LossConfig(EvalConfig):
-    """Bits per byte on the validation split."""
-
-    rows: int = 0
-    """Validation rows to score; 0: all."""
-    batch: Count = 8
-    """Rows per forward pass."""
-
-
-def loss(config: LossConfig, load_model) -> None:
-    """Print the loss, and append it to eval.jsonl."""
-    model, trainer = load_model(config)
-    manifest, device = trained.open_data(config, trainer), model.cos.device
-    if (long := manifest.row_len - 1) > (most := model.config.seq_len):
-        why = f"the rows of {manifest.dir} have {long} inputs, but {trainer['path']} reads {most}"
-        raise UsageError(f"{why}; docs/context.md tells how it learns to read more")
-    batches = data.val_batches(manifest, config.batch, config.rows, device=device)
-    token_bytes = torch.from_numpy(manifest.token_bytes()).to(device)
-    sources = [source for source, _ in data.val_places(manifest, config.rows)]
-    nats, bpb, by_source = score_text(model, batches, token_bytes, 0, sources, manifest.sources)
-    print(
-        f"validation: {nats:.4f} nats per token, {bpb:.4f} bits per byte{sources_line(by_source)}, "
-        f"on {len(sources):,} of {manifest.rows('val'):,} rows of {manifest.dir}"
-    )
-    figures = dict(val_loss=nats, val_bpb=bpb, val_bpb_by_source=by_source, rows=len(sources))
-    trained.keep_record(config, trainer, **figures, data_fingerprint=manifest.fingerprint)
 
 
 def main(argv: list[str]) -> int:

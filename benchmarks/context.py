@@ -19,7 +19,7 @@ import data  # noqa: E402
 import prepare_data  # noqa: E402
 import train  # noqa: E402
 from config import GPTConfig  # noqa: E402
-from instruments.pages import positions  # noqa: E402
+from instruments.exams import loss  # noqa: E402
 from machinery import checkpoint, shards  # noqa: E402
 from model import GPT  # noqa: E402
 
@@ -52,7 +52,7 @@ def losses(path: Path, manifest: shards.Manifest, theta: float) -> torch.Tensor:
     model = GPT(replace(config, seq_len=manifest.row_len - 1, rope_theta=theta))
     model.init_weights()
     checkpoint.load_model(path, model)
-    return positions.by_position(model.eval(), data.val_batches(manifest, 32, ROWS))
+    return loss.score(model.eval(), data.val_batches(manifest, 32, ROWS))[0].nanmean(0)
 
 
 def last(run_dir: Path) -> Path:
@@ -86,7 +86,7 @@ def show(found: dict[str, list[torch.Tensor]]) -> None:
     """Nats per token by position, as mean +- standard deviation of the seeds so far."""
     for name, seeds in found.items():
         parts = [("all", [float(nats.mean()) for nats in seeds])]
-        for begin, end in positions.ranges(len(seeds[0])):
+        for begin, end in loss.ranges(len(seeds[0])):
             parts.append((f"{begin}-{end - 1}", [float(n[begin:end].mean()) for n in seeds]))
         cells = (
             f"{at} {statistics.mean(n):.3f}+-{statistics.stdev(n) if n[1:] else 0:.3f}"

@@ -19,7 +19,7 @@ import numpy as np
 from jinja2 import Environment, FileSystemLoader
 
 from config import Count, UsageError
-from instruments.pages import curves, positions
+from instruments.pages import curves, multiplier, positions
 from instruments.pages.records import PAUSES, Run, is_sample, number, plain, slow_steps
 from instruments.talk.sample import SampleConfig, continuations, find_prompts
 from machinery import checkpoint, disk
@@ -217,7 +217,10 @@ def compared(folders: list[str]) -> str:
         if run.first_step == 1:
             took = duration(run.seconds_at(common))
         rows.append((plain(run.dir), short(run.tokens), *figures, speed, took))
-    lines = [*table(rows), "", *differences(runs)]
+    lines = [*table(rows), ""]
+    for run in runs[1:]:
+        lines += multiplier.told(runs[0], run, common)
+    lines += differences(runs)
     path = runs[0].dir.parent / "compare.png"
     try:
         disk.write_bytes(path, curves.draw_compared(runs, common))
@@ -247,7 +250,7 @@ def differences(runs: list[Run]) -> list[str]:
     elif "eval_tokens" in differ or any("then" in size for size in values.get("eval_tokens", ())):
         advice = "warning: eval_tokens differ, so the bits per byte are of more or less text"
     elif not differ.keys() - {"seed"}:
-        advice = "nothing differs but the seed: the difference above is noise"
+        advice = "no difference: only the seed differs, so all of it is noise"
     return [*lines, advice]
 
 

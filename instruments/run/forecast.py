@@ -3,8 +3,9 @@
 Reads the preset and the table of cards in flops.py; no card is needed, and nothing is written.
 `step_s` adds up what a step must do: matmuls, attention, and the memory traffic of all other
 kernels, each at a rate that is assumed here. So the result is an estimate: near for wide models of
-heads of 128, while two published runs of narrow ones took 1.2 and 1.5 times as long. A run prints
-the truth. `train.py PRESET --plan` prints the page for this machine. Next: machinery/plan.py.
+heads of 128, while two published runs of narrow ones took 1.2 and 1.5 times as long: the page has
+their speed too. A run prints the truth. `train.py PRESET --plan` prints the page for this machine.
+Next: machinery/plan.py.
 """
 
 import json
@@ -33,7 +34,8 @@ NARROW = 0.9  # the factor for grouped queries, whose keys and values are narrow
 ATTENTION = {128: (0.50, 0.40), 64: (0.40, 0.30)}  # head_dim -> forward, backward
 TRAFFIC = 0.79  # of the bandwidth, by the fused elementwise kernels
 DEPTHS = range(4, 41, 2)  # what --usd compares
-ALIKE = 0.001  # bits per byte: of two depths so near, the smaller one is cheaper to use
+# Tokens per second that others published for the shapes of presets, on one H100.
+MEASURED = {"smol-135m": 50.3e9 / (2.73 * 86_400), "biatron-345m": 112_129}
 OTHER_MFU = {"cuda": 0.4, "mps": 0.3, "cpu": 0.2}  # full convention; a device not in the table
 
 
@@ -135,13 +137,18 @@ def page(preset: cfg.Preset, world: ranks.World, usd: float = 0.0) -> str:
         f"time      an estimate: {own.hours:,.2f} hours without validation; "
         f"${own.hours * price:,.2f} at --usd_per_hour {run.usd_per_hour:.2f}",
     ]
+    tokens = own.plan.steps * own.plan.tokens_per_step
+    for name, tokens_per_s in MEASURED.items():
+        if preset.model == cfg.PRESETS[name].model:
+            hours = tokens / tokens_per_s / 3600
+            at = f"at the {short(tokens_per_s)} tok/s that others published for this shape"
+            lines.append(f"          {hours:,.2f} hours {at}, on one H100")
     if is_dial:
-        tokens = own.plan.steps * own.plan.tokens_per_step
         guess, low, high = predict(matmul_weights(preset.model), tokens)
         by = f"by the law of {law()['runs']} published runs (docs/scaling.md)"
         text = f"bits per byte of {law()['text']}, {low:.3f} to {high:.3f}, {by}"
         lines.append(f"loss      a guess: {guess:.3f} {text}")
-    lines += each_depth(preset.run, world, peak, usd, usd / price) if usd else []
+    lines += each_depth(preset, world, peak, usd, usd / price) if usd else []
     return "\n".join(lines)
 
 
@@ -150,7 +157,7 @@ class Estimate(NamedTuple):
 
     plan: plan.Plan
     tokens_per_s: float
-    hours: float  # of training; validation, 0.4% more for d12, is not counted
+    hours: float  # of training; validation, 0.9% more for d12, is not counted
 
 
 def estimate(preset: cfg.Preset, world: ranks.World, peak: float) -> Estimate:
@@ -195,22 +202,34 @@ def law() -> dict:
     return json.loads(Path(__file__).with_name("law.json").read_text(encoding="utf-8"))
 
 
+def loss_of(weights: float, tokens: float, E, A, a, B, b, factor) -> float:
+    return factor * (E + A * weights**-a + B * tokens**-b)
+
+
 def predict(weights: float, tokens: float) -> tuple[float, float, float]:
     """(bits per byte, the least, the most), as Law.predict of benchmarks/law.py says it."""
     found = law()
     beyond = weights / found["weights"], tokens / found["tokens"]
     far = sum(math.log2(max(1.0, times)) for times in beyond)  # doublings
-    loss = lambda E, A, a, B, b, factor: factor * (E + A * weights**-a + B * tokens**-b)
-    imagined = [loss(*six) * math.exp(error * max(1.0, far)) for *six, error in found["draws"]]
-    low, high = np.quantile(imagined, (0.05, 0.95))
-    return loss(*(found[name] for name in (*"EAaBb", "factor"))), low, high
+    each = [loss_of(weights, tokens, *six) for *six, _ in found["draws"]]
+    errors = [math.exp(error * max(1.0, far)) for *_, error in found["draws"]]
+    low, high = np.quantile(np.multiply(each, errors), (0.05, 0.95))
+    return loss_of(weights, tokens, *(found[name] for name in (*"EAaBb", "factor"))), low, high
+
+
+def alike(ours: tuple[float, float], theirs: tuple[float, float]) -> bool:
+    """Whether the law, which was drawn many times, cannot tell two (weights, tokens) apart: the
+    difference in the loss is within its standard deviation."""
+    pairs = [(loss_of(*ours, *six), loss_of(*theirs, *six)) for *six, _ in law()["draws"]]
+    differences = np.subtract(*zip(*pairs))
+    return bool(abs(predict(*ours)[0] - predict(*theirs)[0]) <= differences.std())
 
 
 def each_depth(
-    options: cfg.RunConfig, world: ranks.World, peak: float, usd: float, hours: float
+    asked: cfg.Preset, world: ranks.World, peak: float, usd: float, hours: float
 ) -> list[str]:
     """What the dollars buy, which are hours, at each depth whose state has room; and the best."""
-    options = replace(options, micro_batch=0)  # what fits one depth need not fit another
+    options = replace(asked.run, micro_batch=0)  # what fits one depth need not fit another
     room = 0.5 * world.memory_bytes * world.world_size  # the rest is for gradients and activations
     lines, bought, losses = [f"${usd:,.2f} buys  depth  tokens  per weight  bits per byte"], {}, {}
     for depth in DEPTHS:
@@ -218,15 +237,17 @@ def each_depth(
         run, weights = estimate(preset, world, peak), matmul_weights(preset.model)
         if run.plan.save_bytes > room:
             break
-        bought[depth] = tokens = 1 + int(run.tokens_per_s * 3600 * hours)
-        losses[depth], low, high = predict(weights, tokens)
+        bought[depth] = weights, 1 + int(run.tokens_per_s * 3600 * hours)
+        losses[depth], low, high = predict(*bought[depth])
         lines.append(
-            f"{f'd{depth}':>17}{short(tokens):>8}{tokens / weights:>12.1f}  "
+            f"{f'd{depth}':>17}{short(bought[depth][1]):>8}{bought[depth][1] / weights:>12.1f}  "
             f"{losses[depth]:.3f} ({low:.3f} to {high:.3f})"
         )
-    best = min(depth for depth in losses if losses[depth] <= min(losses.values()) + ALIKE)
-    run = f"d{best} --tokens {bought[best] / 1e9:.3g}B"
-    return [*lines, f"best, or as good and smaller: prepare_data.py {run}; train.py {run}"]
+    best, why = min(losses, key=losses.get), "best"
+    if (own := asked.model.n_layer) in bought and alike(bought[own], bought[best]):
+        best, why = own, "as good as any that the law can tell from it"
+    run = f"d{best} --tokens {bought[best][1] / 1e9:.3g}B"
+    return [*lines, f"{why}: prepare_data.py {run}; train.py {run}"]
 
 
 def step_s(decided: plan.Plan, c: GPTConfig, card: flops.Card, peak: float) -> float:

@@ -23,6 +23,7 @@ from instruments.pages import look
 from instruments.pages.look import Probe
 from machinery.errors import NonFiniteError
 from machinery.shards import Manifest
+from machinery.trained import EvalConfig
 from model import GPT, apply_rope, rms_norm
 from tokenizer import Tokenizer
 
@@ -262,7 +263,7 @@ def look_at(*words) -> dict:
 
 
 def model_of(run_dir) -> GPT:
-    return evaluate.load_model(evaluate.EvalConfig(str(run_dir), device="cpu", dtype="fp32"))[0]
+    return evaluate.load_model(EvalConfig(str(run_dir), device="cpu", dtype="fp32"))[0]
 
 
 def test_the_surprise_of_a_row_is_its_loss(trained, small_data):

@@ -10,6 +10,7 @@ import data
 import eval as evaluate
 from instruments.pages import positions, report
 from machinery.errors import NonFiniteError
+from machinery.trained import EvalConfig
 
 
 class Told(torch.nn.Module):
@@ -78,7 +79,7 @@ def test_the_report_has_it_of_the_newest_checkpoint(own_run, tmp_path):
     other = shutil.copytree(written["data"], tmp_path / "other")
     newest = str(own_run / "checkpoints" / "step_00000012")
     for asked, data_dir in (("", written["data"]), (str(other), str(other)), ("", written["data"])):
-        config = evaluate.EvalConfig(str(own_run), newest, asked, device="cpu", dtype="fp32")
+        config = EvalConfig(str(own_run), newest, asked, device="cpu", dtype="fp32")
         positions.measure(config, evaluate.load_model)
         assert positions.read(own_run)["data"] == data_dir
     assert json.loads(path.read_text()) == written

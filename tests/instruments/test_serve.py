@@ -20,6 +20,7 @@ from conftest import ROOT, command, environment
 
 from config import GPTConfig, UsageError
 from hf import parity
+from machinery.trained import EvalConfig
 from model import GPT
 from preparation import chat
 from tokenizer import Tokenizer
@@ -657,7 +658,7 @@ def test_lm_eval_gets_the_log_likelihoods_of_the_model(own_run, tmp_path):
     import export
 
     export.main([str(own_run), "--out", str(tmp_path / "exported")])
-    model, _ = eval.load_model(eval.EvalConfig(str(own_run), device="cpu", dtype="fp32"))
+    model, _ = eval.load_model(EvalConfig(str(own_run), device="cpu", dtype="fp32"))
     tokenizer = Tokenizer.load(own_run / "tokenizer.json")
     pairs = [
         ("def note_7(x):\n    return", answer) for answer in (" x + 1", " caf\u00e9  ", " not")

@@ -1,0 +1,135 @@
+"""How many tokens one run needs for what another has: the measure of a change.
+
+A difference of 2% in the loss may be worth a tenth of the tokens or half of them, and it shrinks as
+the loss falls; the ratio of the tokens tells whether a change saves a factor, or only a head start.
+It is read off the validations of both runs. How much of it is the luck of the held-out text is told
+by the rows that `eval.py loss` keeps: they are drawn anew, in blocks of neighbours, since a long
+document fills several rows (a block bootstrap: Künsch 1989).
+"""
+
+import io
+import re
+from pathlib import Path
+
+import numpy as np
+
+from instruments.pages.records import Run, number
+from machinery import disk
+from machinery.errors import DataError
+from machinery.log import short
+
+CLASSES = (
+    "two tokens seen before, followed by the same",
+    "two tokens seen before, followed by another",
+    "one token seen before, followed by the same",
+    "one token seen before, followed by another",
+    "after a token that is new in its row",
+)
+BLOCK = 8  # rows that are drawn together
+DRAWS = 1000
+LARGEST_ROWS = 1 << 28  # bytes of the largest file that is read: three million rows
+
+
+def rows_file(run_dir: Path, step: int) -> Path:
+    return run_dir / f"val_rows_{step:08d}.npy"
+
+
+def read_rows(run: Run) -> dict[int, np.ndarray]:
+    """{tokens: (rows, classes, 4)}, as exams/loss.py keeps them; a damaged file is left out."""
+    found = {}
+    for path in run.dir.glob("val_rows_*.npy"):
+        step = re.fullmatch(r"val_rows_(\d{1,12})\.npy", path.name)
+        per_step = run.config.get("tokens_per_step")
+        if step and number(per_step):
+            try:
+                content = io.BytesIO(disk.read_bytes(path, LARGEST_ROWS))
+                rows = np.lib.format.read_array(content, allow_pickle=False).astype(np.float64)
+            except (DataError, OSError, ValueError, MemoryError):
+                continue
+            if rows.ndim == 3 and rows.shape[1:] == (len(CLASSES), 4) and np.isfinite(rows).all():
+                found[int(step[1]) * per_step] = rows
+    return found
+
+
+def multiplier(loss: float, tokens: float, curve: list[tuple[float, float]]) -> float:
+    """How many times fewer tokens the run of `curve` needs for a loss that another has after
+    `tokens`: 2 is half of them, 0: it never got there, infinity: it had it from the start. curve:
+    (tokens, loss) of its validations, between which the loss is taken to fall in proportion to the
+    logarithm of the tokens."""
+    at, losses = np.array(sorted(curve)).T
+    best = np.minimum.accumulate(losses)
+    if not best[-1] <= loss <= best[0]:
+        return 0.0 if loss < best[-1] else float("inf")
+    return tokens / float(np.exp(np.interp(-loss, -best, np.log(at))))
+
+
+def luck(ours: np.ndarray, theirs: np.ndarray, seed: int = 0) -> np.ndarray:
+    """Rows of the same text, (rows, classes, 4) -> (DRAWS, classes + 1): by how much the difference
+    in bits per byte, theirs - ours, changes when the rows are drawn anew; the last column: of all
+    classes together."""
+    begin = np.arange(0, len(ours), BLOCK)
+    sums = [np.add.reduceat(rows[..., 2:], begin) for rows in (ours, theirs)]
+    sums = [np.concatenate([x, x.sum(1, keepdims=True)], axis=1) for x in sums]  # all of them
+    nats, size = sums[1][..., 0] - sums[0][..., 0], sums[0][..., 1]  # (blocks, classes + 1)
+    drawn = np.random.default_rng(seed).integers(len(begin), size=(DRAWS, len(begin)))
+    bits = lambda i: nats[i].sum(-2) / np.log(2) / np.maximum(size[i].sum(-2), 1)
+    return bits(drawn) - bits(np.arange(len(begin)))
+
+
+def told(base: Run, other: Run, common: float) -> list[str]:
+    """What `other` needs for what `base` has after `common` tokens, a half and a quarter of them;
+    and the same by class of targets, where both runs have kept rows of two checkpoints."""
+    curves = [
+        [(r["tokens"], r["val_bpb"]) for r in run.validations if r["tokens"]]
+        for run in (base, other)
+    ]
+    kept = [read_rows(run) for run in (base, other)]
+    noise, why = luck_of(*kept)
+    lines = [f"{other.dir} needs, for what {base.dir} has after so many tokens{why}:"]
+    first = max(curve[0][0] for curve in curves)
+    for tokens in (common, common / 2, common / 4):
+        if tokens >= first:
+            lines.append(f"  {short(tokens)}: {needed(tokens, *curves, noise and noise[-1])}")
+    if noise and all(len(rows) > 1 for rows in kept):
+        both = min(max(rows) for rows in kept)
+        for k, name in enumerate(CLASSES):
+            by_class = [[(at, bits_of(x[:, k])) for at, x in rows.items()] for rows in kept]
+            lines.append(f"  {short(both)}, {name}: {needed(both, *by_class, noise[k])}")
+    return lines
+
+
+def bits_of(sums: np.ndarray) -> float:
+    """(rows, 4) -> bits per byte."""
+    _, _, nats, size = sums.sum(0)
+    return nats / np.log(2) / max(size, 1)
+
+
+def luck_of(ours: dict, theirs: dict) -> tuple[list[np.ndarray] | None, str]:
+    """The luck of each class and of all, from the newest rows of each run; or None, and why not."""
+    if not ours or not theirs:
+        return None, " (how sure that is: python eval.py loss, of each)"
+    a, b = ours[max(ours)], theirs[max(theirs)]
+    if a.shape != b.shape or (a[..., 3] != b[..., 3]).any():
+        return None, " (how sure that is cannot be said: eval.py loss scored different text)"
+    return [*luck(a, b).T], ""
+
+
+def needed(tokens: float, ours: list, theirs: list, noise: np.ndarray | None) -> str:
+    """In words, for the loss of `ours`, a curve, after `tokens`. noise: draws of what luck adds to
+    the difference in bits per byte; None: not known."""
+    at, losses = np.array(sorted(ours)).T
+    loss = float(np.interp(np.log(tokens), np.log(at), losses))
+    times = multiplier(loss, tokens, theirs)
+    if not times:
+        return f"more than its {short(max(theirs)[0])}"
+    drawn = [multiplier(loss - x, tokens, theirs) for x in (noise if noise is not None else [0])]
+    low, high = np.quantile(drawn, (0.05, 0.95), method="nearest")
+    same = noise is not None and low <= 1 <= high
+    if times < 1:
+        times, low, high = (1 / x if x else np.inf for x in (times, high, low))
+        said = f"{times:.2f} times as many tokens"
+    else:
+        said = f"{times:.2f} times fewer tokens"
+    if noise is not None:
+        said += f" ({low:.2f} to {high:.2f}{'; no difference' if same else ''})"
+    return said

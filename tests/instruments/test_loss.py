@@ -1,0 +1,180 @@
+"""instruments/exams/loss.py and pages/multiplier.py: the loss by class of targets, and how many
+tokens a run needs for what another has."""
+
+import io
+import json
+
+import numpy as np
+import pytest
+import torch
+from conftest import metrics
+
+import data
+import eval as evaluate
+from instruments.exams import loss
+from instruments.pages import multiplier, report
+from instruments.pages.multiplier import CLASSES
+from instruments.pages.records import Run
+from machinery.errors import NonFiniteError
+
+CPU = ("--device", "cpu", "--dtype", "fp32")
+
+
+def test_the_class_of_a_target_by_a_search_backwards():
+    """Of rows of few tokens, so that all classes occur."""
+    ids = torch.randint(0, 6, (9, 40), generator=torch.Generator().manual_seed(0))
+    for row, classes in zip(ids.tolist(), loss.copy_classes(ids).tolist()):
+        for t, found in enumerate(classes):
+            ends = [i for i in range(t) if row[i] == row[t]]
+            pairs = [i for i in ends if 0 < i and row[i - 1] == row[t - 1]]
+            last = (pairs or ends or [None])[-1]
+            same = last is not None and row[last + 1] == row[t + 1]
+            assert found == (4 if last is None else 2 * (not pairs) + (not same))
+
+
+def test_the_loss_is_that_of_the_run_and_its_classes_make_it_up(own_run, capsys):
+    assert evaluate.main(["loss", str(own_run), *CPU, "--by", "position"]) == 0
+    parts = [line.split()[3] for line in capsys.readouterr().out.splitlines() if " to " in line]
+    assert evaluate.main(["loss", str(own_run), *CPU, "--by", "copy"]) == 0
+    out = capsys.readouterr().out
+    record = json.loads((own_run / "eval.jsonl").read_text().splitlines()[-1])
+    assert np.mean([float(x) for x in parts]) == pytest.approx(record["val_loss"], abs=1e-4)
+    last = [r for r in metrics(own_run) if "full_val_bpb" in r][-1]
+    assert record["val_bpb"] == pytest.approx(last["full_val_bpb"], rel=1e-5)
+    assert record["val_loss"] == pytest.approx(last["full_val_loss"], rel=1e-5)
+    (rows,) = multiplier.read_rows(Run(own_run)).values()
+    nats, targets, text_nats, size = rows.sum((0, 1))
+    assert nats / targets == pytest.approx(record["val_loss"], rel=1e-6)
+    assert text_nats / np.log(2) / size == pytest.approx(record["val_bpb"], rel=1e-6)
+    assert rows[..., 1].sum(1).tolist() == [64.0] * record["rows"]
+    for name, sums in zip(CLASSES, rows.sum(0)):
+        (line,) = [line for line in out.splitlines() if line.startswith(name)]
+        share, each, bits, part = line.removeprefix(name).split()
+        assert float(each) == pytest.approx(sums[0] / sums[1], abs=1e-4)
+        assert float(bits) == pytest.approx(sums[2] / np.log(2) / sums[3], abs=1e-4)
+        assert float(share[:-1]) == pytest.approx(100 * sums[1] / targets, abs=0.06)
+        assert float(part[:-1]) == pytest.approx(100 * sums[2] / text_nats, abs=0.06)
+
+
+class Told(torch.nn.Module):
+    """The nats of a target are told by its id, its input and its place in the row."""
+
+    def forward(self, inputs, targets, reduction):
+        return targets.clamp(min=0) + 0.01 * inputs + torch.arange(inputs.size(1)) / 7  # (B, T)
+
+
+def test_only_targets_that_count_are_scored():
+    """By a loop over single targets, of rows where some, or all, or none count."""
+    draw = torch.Generator().manual_seed(0)
+    inputs, targets = torch.randint(0, 9, (2, 11, 21), generator=draw)
+    targets[torch.rand(targets.shape, generator=draw) < 0.6] = data.IGNORED
+    targets[3] = targets[:, 2] = data.IGNORED  # a row, and a position
+    nats, scored, classes = loss.score(Told(), zip(inputs.split(4), targets.split(4)))
+    token_bytes = torch.tensor([0, 1, 2, 3, 4, 5, 6, 7, 8])
+    expected = np.zeros((11, len(CLASSES), 4))
+    for r, t in np.ndindex(11, 21):
+        if (target := targets[r, t].item()) == data.IGNORED:
+            assert nats[r, t].isnan()
+            continue
+        one = target + 0.01 * inputs[r, t].item() + t / 7
+        assert nats[r, t].item() == pytest.approx(one)
+        expected[r, classes[r, t]] += one, 1, one if target else 0, target
+    found = loss.sums_by_class(nats, scored, classes, token_bytes)
+    assert found.numpy() == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("T", [1, 32, 33, 1000, 2048])
+def test_the_ranges_cover_each_position_once(T):
+    ranges = loss.ranges(T)
+    assert [i for begin, end in ranges for i in range(begin, end)] == [*range(T)]
+    assert all(begin in (0, 32 * 2 ** (k - 1)) for k, (begin, _) in enumerate(ranges))
+
+
+@pytest.mark.parametrize("wrong", [torch.nan, torch.inf])
+def test_a_model_that_says_nothing_is_an_error(wrong):
+    rows = torch.zeros(2, 3, dtype=torch.long)
+    model = lambda inputs, targets, reduction: torch.full(inputs.shape, wrong)
+    with pytest.raises(NonFiniteError):
+        loss.score(model, [(rows, rows)])
+
+
+def test_a_factor_in_the_tokens_is_found_at_every_horizon():
+    at = [2.0**k for k in range(10, 20)]
+    ours = [(tokens, 8 - 0.3 * np.log2(tokens)) for tokens in at]
+    theirs = [(tokens, 8 - 0.3 * np.log2(1.5 * tokens)) for tokens in at]
+    for tokens, bpb in ours[3:]:
+        assert multiplier.multiplier(bpb, tokens, theirs) == pytest.approx(1.5)
+    for tokens, bpb in theirs[1:-2]:
+        assert multiplier.multiplier(bpb, tokens, ours) == pytest.approx(1 / 1.5)
+    assert multiplier.multiplier(theirs[-1][1], at[-1], ours) == 0  # ours never came so far
+    assert multiplier.multiplier(9.0, at[0], ours) == np.inf
+    ours[4] = (ours[4][0], 99.0)  # a validation that went wrong is no loss that it ever needs
+    assert multiplier.multiplier(ours[5][1], at[5], ours) == pytest.approx(1.0)
+
+
+def rows_of(draw, n: int = 400, gain: float = 0.0) -> np.ndarray:
+    """(n, classes, 4): 100 bytes in each class, of 1 bit or so each, less `gain` of it."""
+    bits = 100 * (1 - gain) + 20 * draw.standard_normal((n, len(CLASSES)))
+    nats, hundred = bits * np.log(2), np.full(bits.shape, 100.0)
+    return np.stack([nats, hundred, nats, hundred], axis=-1)
+
+
+def test_luck_is_as_large_as_it_is():
+    """Of rows without neighbours that are alike, against the formula for independent ones."""
+    draw = np.random.default_rng(0)
+    a, b = rows_of(draw), rows_of(draw)
+    assert (multiplier.luck(a, a) == 0).all()
+    found = multiplier.luck(a, b).std(0)
+    assert found[:-1] == pytest.approx(0.2 * 2**0.5 / 400**0.5, rel=0.2)
+    assert found[-1] == pytest.approx(0.2 * 2**0.5 / 2000**0.5, rel=0.2)
+
+
+def make_run(folder, ahead: float, rows: dict[int, np.ndarray], **config):
+    """A run whose loss is that of a run after `ahead` times as many tokens."""
+    folder.mkdir()
+    points = [(step, 1000 * step) for step in (1, 2, 4, 8, 16, 32, 64)]
+    lines = [
+        dict(step=step, tokens=n, val_loss=1.0, val_bpb=3 - 0.1 * np.log2(ahead * n))
+        for step, n in points
+    ]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (folder / "config.json").write_text(json.dumps(config | dict(tokens_per_step=1000)))
+    for step, content in rows.items():
+        file = io.BytesIO()
+        np.lib.format.write_array(file, content.astype(np.float32))
+        multiplier.rows_file(folder, step).write_bytes(file.getvalue())
+    return folder
+
+
+def compared(*folders) -> str:
+    return report.compared([str(folder) for folder in folders])
+
+
+def test_runs_are_compared_by_the_tokens_they_need(tmp_path):
+    draw = np.random.default_rng(1)
+    base, gain = rows_of(draw), np.log2(1.5) / 10
+    kept = {32: base + 0.02 * base, 64: base}
+    a = make_run(tmp_path / "a", 1.0, kept, n_layer=4)
+    fewer = {step: rows - [gain * 100 * np.log(2), 0] * 2 for step, rows in kept.items()}
+    b = make_run(tmp_path / "b", 1.5, fewer, n_layer=4, extras=["x"])
+    out = compared(a, b)
+    assert out.count("1.50 times fewer tokens (1.50 to 1.50)") == 3  # the same rows: no luck
+    assert all(name in out for name in CLASSES)
+    assert compared(b, a).count("more than its 64K") >= 1
+    noisy = make_run(tmp_path / "c", 1.02, {64: rows_of(draw)}, n_layer=4, seed=1)
+    out = compared(a, noisy)
+    assert out.count("1.02 times fewer") == 3 and out.count("; no difference)") == 3
+    assert "only the seed differs" in compared(a, noisy)
+    other = rows_of(draw)
+    other[0, 0, 3] = 99.0  # another text
+    for i, rows in enumerate([{}, {64: other}, {64: base[:9]}, {64: np.zeros(3)}]):
+        run = make_run(tmp_path / f"d{i}", 1.5, rows)
+        assert out != compared(a, run) and "1.50 times fewer tokens\n" in compared(a, run)
+
+
+@pytest.mark.parametrize("damage", [b"", b"\x93NUMPY\x01\x00", b"x" * 300])
+def test_a_damaged_file_of_rows_is_left_out(damage, tmp_path):
+    run = make_run(tmp_path / "a", 1.0, {64: rows_of(np.random.default_rng(0))})
+    multiplier.rows_file(run, 32).write_bytes(damage)
+    (run / "val_rows_00000016.npy").symlink_to("/etc/passwd")
+    assert [*multiplier.read_rows(Run(run))] == [64_000]
