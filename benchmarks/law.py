@@ -16,6 +16,7 @@ from pathlib import Path
 
 import runs
 from config import UsageError, find_preset, install
+from instruments.pages.multiplier import multiplier
 from machinery import cli, disk
 from machinery.log import read_jsonl, short
 from machinery.plan import steps_for
@@ -194,16 +195,19 @@ def our_law(rows: list[dict]) -> tuple[Law, str]:
 
 
 def predictions(ours: Law, theirs: Law) -> str:
-    """What both laws say of d12, d20 and d24; theirs as `--plan` has it from law.json."""
+    """What the laws say of d12, d20 and d24; theirs as `--plan` has it from law.json."""
     from instruments.run import forecast
 
+    same = theirs.texts[1]  # the text of the presets, and the architecture that they began from
+    alone = Law([row for row in theirs.rows if row["text"] == same])
     cells = []
     for name in ("d12", "d20", "d24"):
         N, D = shape_of(name)
-        said = ours.predict(N, D), forecast.predict(N, D)
+        said = ours.predict(N, D), forecast.predict(N, D), alone.predict(N, D)
         said = ["{:.3f} ({:.3f} to {:.3f})".format(*x) for x in said]
         cells.append([name, short(N), short(D), *said])
-    header = ["preset", "weights", "tokens", "our law", "the published runs' law"]
+    header = ["preset", "weights", "tokens", "our law", "the published runs'"]
+    header.append(f"of the {len(alone.rows)} on {same} alone")
     counts = [f"{theirs.text.tolist().count(i)} on {text}" for i, text in enumerate(theirs.texts)]
     worst = max(theirs.residuals, key=abs)
     return section(
@@ -211,9 +215,10 @@ def predictions(ours: Law, theirs: Law) -> str:
         "**Ours is an extrapolation over three orders of magnitude in the tokens, and of another "
         "text (Python code) with another vocabulary: do not believe its figures.** The other is "
         f"fitted to published runs of nanochat ({', '.join(counts)}; PUBLISHED.jsonl names the "
-        "source of each), which has the shapes of the presets, and, like them, ClimbMix. The "
-        "recipe differs, and no run of ours says by how much at that size. `--plan` prints the "
-        "second.",
+        "source of each). Only the latter are of the architecture that the presets began from; "
+        "the last column is fitted to them alone: seven sizes, two of which have several horizons, "
+        "so its ranges are too narrow. The recipe differs, and no run of ours says by how much at "
+        "that size. `--plan` prints the second.",
         header,
         cells,
         f"    {theirs}\n",
@@ -275,6 +280,17 @@ def verdict(changes: list[float], noise: list[float]) -> tuple[str, str]:
     return f"{slope:+.1f}% per doubling", word
 
 
+def saved(tokens: int, changed: list[tuple[int, float]], base: list[tuple[int, float]]) -> float:
+    """How many times fewer tokens the base needs for the loss of a change after `tokens`; (tokens,
+    loss) each. 0 or infinity: outside of the runs."""
+    base = [(t, bpb) for t, bpb in base if math.isfinite(bpb)]
+    loss, usual = dict(changed)[tokens], dict(base)[tokens]
+    if loss >= usual:
+        return multiplier(loss, tokens, base)
+    times = multiplier(usual, tokens, changed)  # that the change needs fewer
+    return 1 / times if times else 0.0
+
+
 def gains(rows: list[dict]) -> str:
     """How much each change costs or gains at each horizon."""
     rows = [row for row in rows if row["data"] == "scaling" and row["depth"] == GAINS[0]]
@@ -288,13 +304,20 @@ def gains(rows: list[dict]) -> str:
         pairs = [(loss.get((name, 0, t), math.nan), usual[t]) for t in horizons]
         changes = [100 * (changed / base - 1) for changed, base in pairs]
         if any(map(math.isfinite, changes)):
-            shown = [f"{x:+.1f}%" if math.isfinite(x) else "" for x in changes]
+            curve = [(t, loss[name, 0, t]) for t in horizons if (name, 0, t) in loss]
+            times = [saved(t, curve, sorted(usual.items())) for t, _ in curve]
+            shown = [f"{x:.2f}" if 0 < x < math.inf else "" for x in times]
+            shown += [""] * (len(horizons) - len(shown))
             cells.append([name, *shown, *verdict(changes, noise)])
     return section(
         "What each part is worth, as tokens grow",
-        f"`python benchmarks/scaling.py gains ideas`: depth {GAINS[0]}, bits per byte against the "
-        "base with the same seed, 0. Plus is worse. The verdict's rule is in benchmarks/law.py; it "
-        "was written before the runs.",
+        f"`python benchmarks/scaling.py gains ideas`: depth {GAINS[0]}, one seed. How many times "
+        "fewer tokens the base needs for what a run with the change has after so many (1.25: four "
+        "fifths of them; below 1: it needs more), read off the line between its horizons, in the "
+        "logarithm of the tokens; empty where that lies outside of them. A number that stays as "
+        "tokens grow is a factor, one that falls to 1 a head start. Trend and verdict are of the "
+        "loss in percent; the verdict's rule is in benchmarks/law.py and was written before the "
+        "runs.",
         ["change", *(f"{short(t)} tokens" for t in horizons), "trend", "verdict"],
         cells,
     )

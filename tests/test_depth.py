@@ -14,15 +14,19 @@ from machinery import cli, plan, trained
 from model import GPT
 
 
-@pytest.mark.parametrize("depth, tokens_per_step, steps", [(12, 2**19, 2206), (20, 2**20, 4358)])
-def test_the_presets_of_the_table_are_points_of_the_rule(depth, tokens_per_step, steps):
+@pytest.mark.parametrize(
+    "depth, tokens_per_step, decay, steps", [(12, 2**19, 0.28, 2206), (20, 2**20, 0.1, 4358)]
+)
+def test_the_presets_of_the_table_are_points_of_the_rule(depth, tokens_per_step, decay, steps):
     """Those that the README plans, as they stood before there was a rule."""
     preset = config.PRESETS[f"d{depth}"]
     assert preset == find_preset(f"d{depth}") == config.preset_of_depth(depth)
     shape = dict(n_layer=depth, n_embd=64 * depth, n_head=depth // 2, n_kv_head=depth // 2)
     shape |= dict(head_dim=128, mlp_hidden=256 * depth, vocab_size=32_768, seq_len=2048)
     assert {name: getattr(preset.model, name) for name in shape} == shape
-    assert preset.train == config.TrainConfig(tokens_per_step=tokens_per_step)
+    train = config.TrainConfig(tokens_per_step=tokens_per_step, weight_decay=decay)
+    assert preset.train == train
+    assert cli.count(preset.data.tokens) * preset.data.val_fraction == pytest.approx(1e7, rel=0.05)
     assert plan.make_plan(preset, forecast.parse_gpus("H100")).steps == steps
 
 
