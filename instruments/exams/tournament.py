@@ -59,21 +59,13 @@ class TournamentConfig:
     judge: str = ""
     """A checkpoint, or a run's folder (its newest), which judges by likelihood; empty: the run's
     newest, which then does not play. One of another seed or run does not favour its own kind."""
-    judge_url: str = ""
-    """Ask an OpenAI-compatible server instead: `http://127.0.0.1:8000/v1`. A key, if it needs one,
-    is read from OPENAI_API_KEY."""
-    judge_model: str = ""
-    """The model's name on that server."""
 
 
 def hold(config: TournamentConfig, load_model: Callable) -> None:
     """`eval.py tournament`: print ratings of the players, and write them to
     RUN_DIR/tournament.json. load_model: EvalConfig -> (model, trainer.json)."""
-    if config.judge and config.judge_url:
-        raise UsageError(f"--judge {config.judge} and --judge_url are two judges; give one of them")
-    server = judge.Server(config.judge_url, config.judge_model) if config.judge_url else None
-    paths, judges = entrants(config)
-    trainers = {p: checkpoint.read_trainer(p) | {"path": str(p)} for p in paths + judges}
+    paths, judging = entrants(config)
+    trainers = {p: checkpoint.read_trainer(p) | {"path": str(p)} for p in [*paths, judging]}
     manifest = open_data(EvalConfig(data_dir=config.data_dir), trainers[paths[0]])
     tokenizer = Tokenizer.load(manifest.tokenizer_file())
     prompts, human = read_prompts(config, manifest, tokenizer)
@@ -88,19 +80,13 @@ def hold(config: TournamentConfig, load_model: Callable) -> None:
     n = config.max_new_tokens
     written[LOOP] = [(prompt[-LOOP_LEN:] * n)[:n] for prompt in prompts]
     decoded = {name: [tokenizer.decode(ids) for ids in texts] for name, texts in written.items()}
-    asked, doubts = [tokenizer.decode(prompt) for prompt in prompts], []
-    if server:
-        judged_by, wins = config.judge_url, server.compare(asked, list(decoded.values()))
-    else:
-        judged_by, model = str(judges[0]), load(judges[0])
-        wins = judge.compare([judge.novel_mean(model, prompts, x) for x in written.values()])
-        doubts = kinship(trainers[judges[0]], [trainers[path] for path in paths])
+    asked, model = [tokenizer.decode(prompt) for prompt in prompts], load(judging)
+    wins = judge.compare([judge.novel_mean(model, prompts, x) for x in written.values()])
     table = rate(list(written), wins)
-    doubts += why_untrusted(table)
-    show(table, judged_by, len(prompts), doubts)
+    doubts = kinship(trainers[judging], [trainers[path] for path in paths]) + why_untrusted(table)
+    show(table, str(judging), len(prompts), doubts)
     won = {name: dict(zip(decoded, row)) for name, row in zip(decoded, wins.sum(0).tolist())}
-    report = dict(config=asdict(config), judge=judged_by, doubts=doubts, players=table, wins=won)
-    report |= dict(judge_answers=server.answers) if server else {}
+    report = dict(config=asdict(config), judge=str(judging), doubts=doubts, players=table, wins=won)
     path = Path(config.run_dir) / "tournament.json"
     write_json(path, report | dict(prompts=asked, completions=decoded))
     print(f"wrote {path}")
@@ -109,23 +95,21 @@ def hold(config: TournamentConfig, load_model: Callable) -> None:
 # ------------------------------------------------------------------------------- the players
 
 
-def entrants(config: TournamentConfig) -> tuple[list[Path], list[Path]]:
-    """The players' checkpoints, as named or else the run's, oldest first; and the judge's, unless a
-    server judges. It does not play, as a judge prefers its own text."""
-    root, judges = Path(config.run_dir) / "checkpoints", []
+def entrants(config: TournamentConfig) -> tuple[list[Path], Path]:
+    """The players' checkpoints, as named or else the run's, oldest first; and the judge's, which
+    does not play, as a judge prefers its own text."""
+    root, folder = Path(config.run_dir) / "checkpoints", Path(config.judge or config.run_dir)
     named = [Path(p) for p in dict.fromkeys(config.players) if p]
+    judging = checkpoint.latest_valid(folder / "checkpoints") or folder
     players = named or checkpoint.checkpoints(root)[::-1]
-    if not config.judge_url:
-        folder = Path(config.judge or config.run_dir)
-        judges = [checkpoint.latest_valid(folder / "checkpoints") or folder]
-        players = [path for path in players if path.resolve() != judges[0].resolve()]
+    players = [path for path in players if path.resolve() != judging.resolve()]
     if not players:
         why = f"{root} has no checkpoint beside the judge's"
         raise UsageError(f"{why}; train with --keep_every, or name some: --players")
-    for path in players + judges:
+    for path in [*players, judging]:
         if not (path / checkpoint.MANIFEST).exists():
             raise UsageError(f"{path} is no checkpoint, nor a run with one")
-    return players, judges
+    return players, judging
 
 
 def check_fits(trainer: dict, manifest, longest: int, new_tokens: int) -> None:

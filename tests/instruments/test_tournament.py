@@ -3,10 +3,6 @@
 import json
 import re
 import shutil
-import threading
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -87,132 +83,6 @@ def test_novel_mean_is_the_mean_log_p_of_the_new_tokens():
     assert list(got[2:]) == [-np.inf] * 2  # nothing new, or nothing at all: the last place
     wins = judge.compare([got[:1], got[2:3], got[3:]])[0]
     assert wins.tolist() == [[0.5, 1, 1], [0, 0.5, 0.5], [0, 0.5, 0.5]]
-
-
-# --------------------------------------------------------------------------- judge on a server
-
-
-@contextmanager
-def judge_server(answer):
-    """answer(question, number) -> the model's text, the bytes of a reply, or an HTTP status. Gives
-    the address, and the list of requests."""
-    requests = []
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self):
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            requests.append((self.path, body))
-            reply = answer(body["messages"][0]["content"], len(requests))
-            message = {"role": "assistant", "content": reply}
-            whole = {"id": "1", "object": "x", "choices": [{"index": 0, "message": message}]}
-            content = reply if isinstance(reply, bytes) else json.dumps(whole).encode()
-            self.send_response(reply if isinstance(reply, int) else 200)
-            kind = "text/html" if content.startswith(b"<") else "application/json"
-            self.send_header("Content-Type", kind)
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
-
-        def log_message(self, *_):
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads, server.block_on_close = True, False
-    server.handle_error = lambda *_: None  # a client that has given up is no news
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}/v1", requests
-    finally:
-        server.shutdown()
-        server.server_close()
-
-
-def the_larger(question: str, *_) -> str:
-    """Knows the answer: the texts are numbers, and the larger one is better."""
-    a, b = (int(re.search(rf"^{x}:\n *(-?\d+)", question, re.MULTILINE)[1]) for x in "AB")
-    return f"Answer: {'A' if a > b else 'B'}."
-
-
-PROMPTS, TEXTS = ["p", "q", "r"], [["1", "5", "2"], ["2", "4", "9"], ["3", "3", "7"]]
-
-
-def asked(answer):
-    """wins (N, P, P), the judge, and the requests for TEXTS."""
-    with judge_server(answer) as (url, requests):
-        server = judge.Server(url, "scripted", timeout_s=20)
-        return server.compare(PROMPTS, TEXTS), server, requests
-
-
-openai = pytest.mark.skipif(find_spec("openai") is None, reason="openai is not installed")
-
-
-@openai
-def test_a_judge_that_knows_is_believed_in_both_orders():
-    wins, server, requests = asked(the_larger)
-    quality = np.array([[float(t) for t in texts] for texts in TEXTS])
-    assert np.array_equal(wins, wins_of(quality))
-    # one question to begin with, then each of 3 prompts x 3 pairs in both orders
-    questions = [body["messages"][0]["content"] for _, body in requests[1:]]
-    assert len(questions) == len(set(questions)) == 18
-    assert server.answers == {"A": 9, "B": 9, "tie": 0, "unparsable": 0}
-    for path, body in requests:
-        assert path == "/v1/chat/completions" and body["model"] == "scripted"
-        # room for a thought before the answer
-        assert body["temperature"] == 0 and body["max_completion_tokens"] >= 1024
-
-
-@openai
-def test_what_is_no_decision_is_half_a_win():
-    """Always A is one in neither order; but a judge that gives no letter at all is no tie."""
-    wins, server, _ = asked(lambda *_: "A")
-    assert (wins == 0.5).all() and server.answers["A"] == 18
-    vague = lambda question, number: "Both." if "p\n" in question else the_larger(question)
-    wins, server, _ = asked(vague)
-    assert (wins[0] == 0.5).all() and wins[1, 0, 1] == 1
-    assert server.answers == {"A": 6, "B": 6, "tie": 0, "unparsable": 6}
-    with pytest.raises(UsageError) as caught:
-        asked(lambda *_: "<think>Okay, so the first")
-    assert "10 of 18" in str(caught.value) and "Okay, so the first" in str(caught.value)
-
-
-@openai
-@pytest.mark.parametrize("reply", [b'{"choices": []}', b"<html>a proxy</html>", b"{}", 404])
-def test_a_server_without_an_answer_is_one_sentence(reply):
-    """At once, or later: the user's server is at fault, not the program."""
-    later = lambda question, number: the_larger(question) if number < 5 else reply
-    for answer in (lambda *_: reply, later):
-        with pytest.raises(UsageError) as caught:
-            asked(answer)
-        assert "http://127.0.0.1" in str(caught.value)
-
-
-def test_only_a_clear_letter_or_a_tie_is_an_answer():
-    for texts, answer in (
-        (("A", "**A**"), "A"),
-        (("B.", "Answer: B", "<think>A? B?</think>B", "<think>TIE</think>B"), "B"),
-        (("TIE", "Answer: tie.", "It is a tie", "A tie"), "tie"),
-        ((" b", "A or B?", "", "Apple", "A or tie", "tied"), "unparsable"),
-        (("<think>Okay, so A contin",), "unparsable"),
-    ):
-        assert [judge.parse(text) for text in texts] == [answer] * len(texts)
-
-
-@openai
-def test_a_judge_that_hangs_or_is_down_ends_the_tournament_in_bounded_time():
-    release = threading.Event()
-    hangs_from = lambda n: lambda question, number: "A" if number < n else release.wait(60)
-    with judge_server(hangs_from(1)) as (url, _), pytest.raises(UsageError) as caught:
-        judge.Server(url, "scripted", timeout_s=0.5)
-    assert "0.5 s" in str(caught.value)
-    with judge_server(hangs_from(4)) as (url, requests):
-        server = judge.Server(url, "scripted", timeout_s=0.5)
-        with pytest.raises(UsageError):
-            server.compare(PROMPTS * 10, [texts * 10 for texts in TEXTS])
-        assert len(requests) < 100  # of 180 questions, most are never asked
-    release.set()
-    with pytest.raises(UsageError) as caught:
-        judge.Server(url, "scripted", timeout_s=5)  # it is down by now
-    assert url in str(caught.value)
 
 
 # ------------------------------------------------------------------------- controls and doubts
@@ -336,23 +206,6 @@ def test_a_prompt_is_continued_as_itself_wherever_it_stands():
     assert found == [[5] * 3, [7] * 3, [6] * 3, [4] * 3, [3] * 3]
 
 
-@openai
-def test_a_server_judges_the_tournament(trained, tmp_path):
-    """It looks for a word that only the human has written; else it says that there is no better."""
-
-    def likes_the_human(question, *_):
-        a, b = question.split("\nA:\n")[1].split("\nB:\n")
-        return "A" if "Jupiter" in a else "B" if "Jupiter" in b else "TIE"
-
-    path = write(tmp_path / "p.jsonl", [dict(prompt="The largest planet is", human=" Jupiter.")])
-    with judge_server(likes_the_human) as (url, _):
-        server = ["--judge_url", url, "--judge_model", "x"]
-        report = hold(trained, "--prompt_file", path, *server)
-    assert report["players"][0]["name"] == "human text" and len(players(report)) == 5
-    assert report["judge_answers"] == {"A": 4, "B": 4, "tie": 12, "unparsable": 0}
-    assert len(report["doubts"]) == 1 and "loop in place 2 of 5" in report["doubts"][0]
-
-
 def test_who_cannot_read_the_texts_is_told_before_anybody_writes(trained, monkeypatch):
     """A judge with shorter rows than the players, with another tokenizer, or tuned."""
     first, newest = (trained / "checkpoints" / f"step_{n:08d}" for n in (4, 12))
@@ -377,8 +230,6 @@ def test_mistakes_are_sentences(trained, tmp_path):
         ("--run_dir", tmp_path / "none", "none"),
         ("--players", newest, "--players"),
         ("--judge", tmp_path, tmp_path),
-        ("--judge", trained, "--judge_url", "http://x/v1", "--judge_url"),
-        ("--judge_url", "http://127.0.0.1:1/v1", "--judge_model"),
         ("--prompt_tokens", 60, "76"),
         ("--prompt_file", tmp_path / "none.jsonl", "none.jsonl"),
     ):
