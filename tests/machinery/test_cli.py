@@ -147,8 +147,11 @@ def test_a_program_whose_reader_has_gone_ends_in_silence(tmp_path):
 
 
 def test_a_name_of_any_bytes_is_printed(tmp_path):
-    done = ends(tmp_path, r"print('caf\udce9'); raise cli.UsageError('caf\udce9')")
-    assert done.returncode == 2 and "caf" in done.stdout and "caf" in done.stderr
+    """But the terminal gets no commands from it, or from the text of an error."""
+    for error, code in (("cli.UsageError", 2), ("ValueError", 1)):
+        done = ends(tmp_path, rf"print('caf\udce9'); raise {error}('\udce9\x1b]\x07\x9b\r\té汉')")
+        assert done.returncode == code and "caf" in done.stdout and "\té汉" in done.stderr
+        assert not re.search("[^\n\t -~\xa0-\U0010ffff]", done.stderr)
 
 
 BUSY_TO_THE_END = """
