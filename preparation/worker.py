@@ -130,8 +130,9 @@ class Job:
         path = disk.inside(self.folder, f".units/remote-{digest(repr(source))}.json")
         try:
             listing = disk.read_json(path)
-            return listing["units"], listing["facts"]
-        except (DataError, LookupError):  # none yet, or damaged
+            facts = {name: listing["facts"][name] for name in ("revision", "shards")}
+            return [{**unit} for unit in listing["units"]], facts
+        except (DataError, LookupError, TypeError):  # none yet, or damaged
             units, facts = sources.list_units(source)
         disk.write_json(path, {"units": units, "facts": facts})
         return units, facts
@@ -175,16 +176,24 @@ class Job:
         return self.records / f"{self.sources[source].name}_{unit:05d}.json"
 
     def record(self, source: int, unit: int) -> dict | None:
-        """The record of a finished unit; None if it, or a shard, is missing or damaged."""
+        """The record of a finished unit; None if it, or a shard, is missing or damaged, or if a
+        field that is used is not of its kind: a stranger may have written it."""
+        ids_end = self.given.vocab_size if self.given else self.config.vocab_size
         try:
             record = disk.read_json(self.record_path(source, unit))
-            entries = [entry for split in record["splits"].values() for entry in split["shards"]]
+            parts = [record["splits"][split] for split in ("train", "val")]
+            entries = [entry for part in parts for entry in part["shards"]]
             listed = [file for entry in entries for file in shards.files_of(entry)]
             sizes = [disk.inside(self.folder, f).stat().st_size for f, _, _ in listed]
-            whole = sizes == [size for _, size, _ in listed]
+            facts = [shards.SHARD[name](entry[name]) for entry in entries for name in shards.SHARD]
+            counts = [record["tokens"], *record["notes"].values()]
+            counts += [n for part in parts for n in part["packing"].values()]
+            counts += [part.get(n, 0) for part in parts for n in ("documents", "bytes", "tokens")]
+            ids = [i for part in parts for row in part["leftover"] for i in row]
+            facts += [*map(shards.is_count, counts + ids), max(ids, default=0) < ids_end]
         except (OSError, DataError, TypeError, LookupError, AttributeError):
             return None
-        return record if whole else None
+        return record if all(facts) and sizes == [size for _, size, _ in listed] else None
 
     def task(self, source: int, unit: int) -> tuple:
         """The arguments of `prepare_unit`: plain values, which any process can unpickle."""

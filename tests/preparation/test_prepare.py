@@ -282,7 +282,8 @@ def test_case_22_done_units_are_not_redone(jsonl, undisturbed, tmp_path):
     records = sorted((folder / ".units").glob("*/docs_*.json"))
     assert len(records) == Manifest.load(undisturbed).tree["sources"][0]["units"] > 4
     records[3].unlink()
-    for record, damaged in zip(records, ("5", "[]", '{"splits": 0}')):
+    negative = records[0].read_text().replace('"documents": ', '"documents": -')
+    for record, damaged in zip(records, (negative, "[]", '{"splits": 0}')):
         record.write_text(damaged)
     times = {p: p.stat().st_mtime_ns for p in folder.glob("*/*/unit_*.npy")}
     assert prepare(folder, "--source", f"files:{jsonl}").returncode == 0
@@ -614,7 +615,7 @@ def test_the_list_of_a_hub_source_is_kept(tmp_path):
     with mock.patch.object(sources, "_hf_load", side_effect=OSError("no network")):
         assert worker.Job(config).key == key
     [listing] = (tmp_path / ".units").iterdir()
-    for damaged in ("5", "{", "[]", "{}"):
+    for damaged in ("5", "{", "[]", "{}", '{"units": [5], "facts": {}}', '{"units": 5}'):
         listing.write_text(damaged)
         assert worker.Job(config).key == key
 
