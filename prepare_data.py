@@ -86,7 +86,7 @@ def prepare(config: DataConfig) -> shards.Manifest:
             tokenizer = make_tokenizer(job)
             records = worker.run_units(job, pool, slots)
         manifest = merge(job, tokenizer, records)
-    print(report(manifest, time.perf_counter() - t0))
+    print(cli.printable(report(manifest, time.perf_counter() - t0)))
     return manifest
 
 
@@ -95,7 +95,7 @@ def make_tokenizer(job: worker.Job) -> Tokenizer:
     the records. One that is there already is taken."""
     config = job.config
     if job.tokenizer.exists():
-        return Tokenizer.load(job.tokenizer)
+        return Tokenizer(disk.read_text(job.tokenizer))
     if tokenizer := job.given:
         where = f"from {config.tokenizer}; {tokenizer.bos} begins a document"
     else:

@@ -14,7 +14,7 @@ order learned. Next: prepare_data.py trains and runs it; hf/tokenizer_json.py ta
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -48,10 +48,8 @@ AFTER_A_WORD = re.compile(r"[^\W_](?=[ \t\n.,;:!?()\[\]{}<>=+*/\"-])")
 
 
 def byte_symbols() -> dict[str, int]:
-    """The 256 printable characters that stand for bytes in tokenizer.json (GPT-2's table).
-
-    'A' -> 65, 'Ġ' -> 32 (space), 'Ċ' -> 10 (line feed)
-    """
+    """The 256 printable characters that stand for bytes in tokenizer.json (GPT-2's table):
+    'A' -> 65, 'Ġ' -> 32 (space), 'Ċ' -> 10 (line feed)."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [b for b in range(256) if b not in printable]
     return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(others)}
@@ -123,20 +121,13 @@ class Tokenizer:
             raise UsageError(f"vocab_size {vocab_size} is below {smallest}; try --vocab_size 4096")
         bpe = HFTokenizer(models.BPE())
         bpe.normalizer = normalizers.NFC() if nfc else None
-        bpe.pre_tokenizer = pre_tokenizers.Sequence(
-            [
-                pre_tokenizers.Split(Regex(SPLIT), behavior="isolated"),
-                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-            ]
-        )
+        split = pre_tokenizers.Split(Regex(SPLIT), behavior="isolated")
+        symbols = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        bpe.pre_tokenizer = pre_tokenizers.Sequence([split, symbols])
         bpe.decoder = decoders.ByteLevel()
-        trainer = trainers.BpeTrainer(
-            vocab_size=vocab_size,
-            min_frequency=min_frequency,
-            show_progress=progress,
-            special_tokens=list(SPECIAL_TOKENS),
-            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        )
+        options = dict(vocab_size=vocab_size, min_frequency=min_frequency, show_progress=progress)
+        options |= dict(special_tokens=list(SPECIAL_TOKENS), initial_alphabet=symbols.alphabet())
+        trainer = trainers.BpeTrainer(**options)
         # In this thread: in that of `train_from_iterator`, streaming from the Hub has crashed.
         pieces = [piece for text in texts for piece in blocks(normalize(text))]
         bpe.train_from_iterator(pieces, trainer)
@@ -169,7 +160,8 @@ class Tokenizer:
         went through `normalize` before."""
         text = text if normalized else self.normalize(text)
         if self._tiktoken is None:
-            return np.array(self._tokenizers.encode(text, add_special_tokens=False).ids, np.uint32)
+            ids = of_library(self._tokenizers.encode, text, add_special_tokens=False).ids
+            return np.array(ids, np.uint32)
         options = dict(allowed_special=set(), disallowed_special=())  # both: as plain text
         parts = [self._tiktoken.encode_to_numpy(block, **options) for block in blocks(text)]
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
@@ -187,10 +179,8 @@ class Tokenizer:
 
 
 def normalize(text: str, nfc: bool = False) -> str:
-    """Replace each lone UTF-16 surrogate, which UTF-8 cannot encode, by U+FFFD; then NFC if asked.
-
-    "e" + U+0301 -> "é" with NFC: one spelling for each text
-    """
+    """Replace each lone UTF-16 surrogate, which UTF-8 cannot encode, by U+FFFD; then NFC if asked:
+    "e" + U+0301 -> "é", one spelling for each text."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
@@ -206,10 +196,9 @@ def _read(spec: str):
     """A tokenizer.json's text -> (its tree, the library's tokenizer); UsageError if damaged."""
     from tokenizers import Tokenizer as HFTokenizer
 
-    try:
-        bpe = HFTokenizer.from_str(spec)
-    except Exception as error:  # the library has no class of its own for this
-        raise _other_kind(str(error)) from None
+    bpe = of_library(HFTokenizer.from_str, spec)
+    bpe.no_truncation()  # of a file for models of a certain length: each text is encoded whole
+    bpe.no_padding()
     tree = json.loads(bpe.to_str())
     if tree["model"]["type"] != "BPE" or tree["model"]["byte_fallback"]:
         raise _other_kind("the model is Unigram, WordPiece or SentencePiece's BPE")
@@ -217,6 +206,17 @@ def _read(spec: str):
         raise _other_kind(f"the normalizer is {tree['normalizer']['type']}")
     bpe.encode_special_tokens = True  # in text they are plain text
     return tree, bpe
+
+
+def of_library(function: Callable, *args, **options):
+    """What a function of `tokenizers` gives; UsageError for whatever it raises: it has no class of
+    its own for that, and a panic of its Rust code is not even an Exception."""
+    try:
+        return function(*args, **options)
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:
+        raise _other_kind(str(error)) from None
 
 
 def _other_kind(reason: str) -> UsageError:

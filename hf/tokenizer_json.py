@@ -12,7 +12,7 @@ from pathlib import Path
 from config import UsageError
 from machinery import disk
 from machinery.errors import DataError
-from tokenizer import BOS, Tokenizer
+from tokenizer import BOS, Tokenizer, of_library
 
 WANTED = ("*.safetensors", "*.json")  # what is fetched from the Hub: no code, and no pickle
 
@@ -77,7 +77,7 @@ def with_first_token(spec: str, bos_token: str, folder: Path) -> str:
     try:
         model = json.loads(spec)["model"]
         if not any(model.get(key) for key in odd):  # the library ends the process at some of these
-            tree = json.loads(HFTokenizer.from_str(spec).to_str())  # it knows the format
+            tree = json.loads(of_library(HFTokenizer.from_str, spec).to_str())  # knows the format
     except Exception:
         return spec
     if any(model.get(key) for key in odd):

@@ -168,7 +168,7 @@ def _verify(path: Path, only: str = "") -> Path:
 
 def read_trainer(path: str | Path) -> dict:
     """The trainer's own record, beside the tensors: step, world_size, configuration, ...
-    CheckpointError unless it is as it was published, with values of the right types."""
+    CheckpointError unless it is as it was published, with values of the right types and sizes."""
     file = _verify(Path(path), only="trainer.json") / "trainer.json"
     try:
         trainer = disk.read_json(file)
@@ -176,7 +176,7 @@ def read_trainer(path: str | Path) -> dict:
         raise CheckpointError(str(error)) from None
     for name, kind in RECORD.items():
         value = trainer.get(name, kind())
-        if type(value) is not kind or kind is int and value < 0:
+        if type(value) is not kind or kind is int and value < 0 or kind is str and value[4096:]:
             raise CheckpointError(f"{file} cannot be used: {name} is {str(value)[:80]!r}")
     return trainer
 

@@ -28,9 +28,8 @@ from machinery.errors import DISK_FAILS, RankError, StorageError
 
 UNUSABLE = (  # of an OSError: the user named a path that this program cannot use
     errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ELOOP,
-    errno.ENAMETOOLONG, errno.EEXIST,
+    errno.ENAMETOOLONG, errno.EEXIST, errno.ENXIO, errno.EFBIG,
 )  # fmt: skip
-ROOT = Path(__file__).resolve().parent.parent
 
 
 @dataclass(frozen=True)
@@ -117,16 +116,21 @@ def weights(mixture: tuple[str, ...]) -> dict[str, float] | None:
     pairs = [re.fullmatch(r"(.*)=(\d{1,15}\.?\d*|\.\d+)", item, re.DOTALL) for item in items]
     found = {pair[1]: float(pair[2]) for pair in pairs if pair}
     if len(found) < len(items):
-        raise UsageError(
-            f"{' '.join(mixture)!r} is not NAME=WEIGHT ..., each once: wiki=60 code=40"
-        )
+        how = "is not NAME=WEIGHT ..., each once: wiki=60 code=40"
+        raise UsageError(f"{' '.join(mixture)!r} {how}")
     return found or None
 
 
 def public(text: str) -> str:
     """A text without what may be secret in its URLs: whatever a line has between the scheme and the
     last @ (user and password, in any characters), and parameters, query and fragment."""
-    return re.sub(r"(\w+://)(?:(?:(?!://).)*@)?([^\s?#;]*)(?:[?#;]\S*)?", r"\1\2", text)
+    user, rest = r"(?:(?:(?!://).)*@)?", r"(?:[?#;](?(1)(?:.*?\1)?)\S*)?"  # 1: a quote
+    return re.sub(rf"(['\"])?(?<!\w)(\w+://){user}([^\s?#;]*){rest}", r"\1\2\3", text)
+
+
+def printable(text: str) -> str:
+    """A text for a terminal, with its control characters escaped, but for tabs and line ends."""
+    return re.sub(r"[\0-\x08\x0b-\x1f\x7f-\x9f]", lambda found: repr(found[0])[1:-1], text)
 
 
 def cores() -> int:
@@ -141,17 +145,16 @@ def run(main: Callable[[list[str]], int | None]) -> None:
     try:
         code = main(sys.argv[1:]) or 0
         print(end="", flush=True)
-    except KeyboardInterrupt:
-        print("stopped", file=sys.stderr, flush=True)
-        code = 130
-    except Exception as error:
-        code = exit_code(error)
-        if code == 141:
+    except (Exception, KeyboardInterrupt) as error:
+        code, file = exit_code(error), os.environ.get("TORCHELASTIC_ERROR_FILE")
+        if code == 130:
+            print("stopped", file=sys.stderr, flush=True)
+        elif code == 141:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for what is still to be printed
         elif code == 1 and not isinstance(error, RankError):
-            print(public(traceback.format_exc()), end="", file=sys.stderr, flush=True)
+            print(printable(public(traceback.format_exc())), end="", file=sys.stderr, flush=True)
         else:
-            text, file = public(f"error: {error}"), os.environ.get("TORCHELASTIC_ERROR_FILE")
+            text = printable(public(f"error: {error}"))
             if file:  # for torchrun's summary, which would otherwise give the exit code alone
                 content = {"message": text, "timestamp": int(time.time())}
                 disk.write_text(Path(file), json.dumps(content))

@@ -64,7 +64,7 @@ def open_file(path: str | Path, mode: str = "rb") -> BinaryIO:
     found = os.fstat(fd)
     if not stat.S_ISREG(found.st_mode) or mode == "ab" and found.st_nlink > 1:
         os.close(fd)
-        raise OSError(errno.EINVAL, "not a regular file of its own", str(path))
+        raise OSError(errno.EPERM, "not a regular file of its own", str(path))
     return open(fd, mode, buffering=0)
 
 

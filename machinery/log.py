@@ -34,7 +34,7 @@ class Log:
         if not self.is_first:
             return
         try:
-            print(cli.public(text), flush=True)
+            print(cli.printable(cli.public(text)), flush=True)
         except OSError:  # the terminal, or what read this, is gone: that does not end a run
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 

@@ -81,7 +81,7 @@ def write_shards(rows: Iterable[np.ndarray], folder: Path, name: str, dtype: str
 # What a field of the manifest may be.
 is_count = lambda value: type(value) is int and 0 <= value < 1 << 53
 is_hash = lambda value: is_text(value) and re.fullmatch("[0-9a-f]{64}", value) is not None
-is_text = lambda value: isinstance(value, str)
+is_text = lambda value: isinstance(value, str) and value.isprintable()  # it is printed, too
 is_list = lambda value: isinstance(value, list)
 is_dtype = lambda value: value in ("<u2", "<u4")
 is_marks = lambda value: value is None or is_list(value) and all(map(is_count, value))

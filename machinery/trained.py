@@ -17,14 +17,13 @@ from typing import Literal
 import torch
 
 from config import PRESETS, GPTConfig, UsageError, find_preset
-from machinery import checkpoint, disk, ranks
+from machinery import checkpoint, disk, ranks, stage
 from machinery.errors import CheckpointError
 from machinery.shards import Manifest
 from model import GPT
 from tokenizer import Tokenizer
 
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # the second to be refused in words
-CACHE = "data/cache"  # where stage.py keeps its copies of data behind a URL
 
 
 @dataclass(frozen=True)
@@ -147,11 +146,9 @@ def open_data(config: EvalConfig, trainer: dict) -> Manifest:
     if not folder:
         raise UsageError(f"{trainer['path']} does not say what it was trained on; give --data_dir")
     if ":" in folder and config.data_dir:
-        from machinery import stage
-
-        folder = stage.copy(folder, CACHE)
+        folder = stage.copy(folder, stage.CACHE)
     elif ":" in folder:
-        url, folder = folder, disk.inside(CACHE, str(identity.get("data_fingerprint"))[:16])
+        url, folder = folder, disk.inside(stage.CACHE, str(identity.get("data_fingerprint"))[:16])
         if not (folder / "manifest.json").exists():
             why = f"{trainer['path']} was trained on {url}, which is opened only if you ask for it"
             raise UsageError(f"{why}: give --data_dir {shlex.quote(url)}")

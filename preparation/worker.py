@@ -9,6 +9,7 @@ file, so it imports no torch. Next: prepare_data.py tells the story, shards.py h
 import hashlib
 import json
 import os
+import shlex
 import shutil
 import signal
 import sys
@@ -126,11 +127,12 @@ class Job:
         """The units and facts of a source. A list from the network is kept on disk."""
         if not source.remote:
             return sources.list_units(source)
-        path = self.folder / ".units" / f"remote-{digest(repr(source))}.json"
+        path = disk.inside(self.folder, f".units/remote-{digest(repr(source))}.json")
         try:
             listing = disk.read_json(path)
-            return listing["units"], listing["facts"]
-        except (DataError, LookupError):  # none yet, or damaged
+            facts = {name: listing["facts"][name] for name in ("revision", "shards")}
+            return [{**unit} for unit in listing["units"]], facts
+        except (DataError, LookupError, TypeError):  # none yet, or damaged
             units, facts = sources.list_units(source)
         disk.write_json(path, {"units": units, "facts": facts})
         return units, facts
@@ -174,16 +176,24 @@ class Job:
         return self.records / f"{self.sources[source].name}_{unit:05d}.json"
 
     def record(self, source: int, unit: int) -> dict | None:
-        """The record of a finished unit; None if it, or a shard, is missing or damaged."""
+        """The record of a finished unit; None if it, or a shard, is missing or damaged, or if a
+        field that is used is not of its kind: a stranger may have written it."""
+        ids_end = self.given.vocab_size if self.given else self.config.vocab_size
         try:
             record = disk.read_json(self.record_path(source, unit))
-            entries = [entry for split in record["splits"].values() for entry in split["shards"]]
+            parts = [record["splits"][split] for split in ("train", "val")]
+            entries = [entry for part in parts for entry in part["shards"]]
             listed = [file for entry in entries for file in shards.files_of(entry)]
             sizes = [disk.inside(self.folder, f).stat().st_size for f, _, _ in listed]
-            whole = sizes == [size for _, size, _ in listed]
+            facts = [shards.SHARD[name](entry[name]) for entry in entries for name in shards.SHARD]
+            counts = [record["tokens"], *record["notes"].values()]
+            counts += [n for part in parts for n in part["packing"].values()]
+            counts += [part.get(n, 0) for part in parts for n in ("documents", "bytes", "tokens")]
+            ids = [i for part in parts for row in part["leftover"] for i in row]
+            facts += [*map(shards.is_count, counts + ids), max(ids, default=0) < ids_end]
         except (OSError, DataError, TypeError, LookupError, AttributeError):
             return None
-        return record if whole else None
+        return record if all(facts) and sizes == [size for _, size, _ in listed] else None
 
     def task(self, source: int, unit: int) -> tuple:
         """The arguments of `prepare_unit`: plain values, which any process can unpickle."""
@@ -377,12 +387,13 @@ def reuse(job: Job) -> shards.Manifest | None:
     if not path.exists():
         return None
     manifest = shards.Manifest.load(job.folder)
-    same_options = manifest.tree["options"] == job.options
-    same_text = manifest.tree["prepared_from"] == job.key
+    same_options = manifest.tree.get("options") == job.options
+    same_text = manifest.tree.get("prepared_from") == job.key
     if not same_options or not (same_text or all(source.installed for source in job.sources)):
         reason = "its text has changed since" if same_options else "made with other options"
-        remedy = f"choose another --data_dir, or remove it first: rm -r {job.folder}"
-        raise UsageError(f"{job.folder} holds other data ({reason}); {remedy}")
+        remedy = f"remove it first: rm -r {shlex.quote(str(job.folder))}"
+        why = f"{job.folder} holds other data ({reason})"
+        raise UsageError(f"{why}; choose another --data_dir, or {remedy}")
     try:
         manifest.check()
         # a time in the future says nothing
@@ -390,11 +401,12 @@ def reuse(job: Job) -> shards.Manifest | None:
             raise DataError("some of its text is newer")
     except DataError as error:
         reason = str(error).partition("; ")[0]  # without its remedy
-        print(f"redoing the missing parts of {job.folder}: {reason}", file=sys.stderr)
+        redo = cli.printable(f"redoing the missing parts of {job.folder}: {reason}")
+        print(redo, file=sys.stderr)
         return None
     if not same_text:
         print("the installed Python files have changed since; the data is kept as it was made")
-    return manifest if manifest.tree["tokens_wanted"] == job.tokens else None
+    return manifest if manifest.tree.get("tokens_wanted") == job.tokens else None
 
 
 def sweep(job: Job) -> None:
@@ -402,9 +414,13 @@ def sweep(job: Job) -> None:
     records of other options or other text, since this job's shards have the same names."""
     for path in [*job.folder.glob("[tv]*"), *job.folder.glob("[tv]*/*")]:
         disk.inside(job.folder, str(path.relative_to(job.folder)))  # no link leads elsewhere
-    for path in [*job.folder.rglob(".tmp-*"), *job.folder.glob("[tv]*/*/leftover_*")]:
-        path.unlink()
+    junk = [*job.folder.rglob(".tmp-*"), *job.folder.glob("[tv]*/*/leftover_*")]
     for records in job.records.parent.glob("*"):
         if records.is_dir() and records != job.records:
             print(f"starting {job.folder} again: other options or other text", file=sys.stderr)
-            shutil.rmtree(records)
+            junk.append(records)
+    for path in junk:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:  # a link goes, and not what it leads to
+            path.unlink(missing_ok=True)

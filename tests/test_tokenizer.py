@@ -2,7 +2,6 @@
 
 import json
 import random
-import sys
 import sysconfig
 import threading
 import unicodedata
@@ -11,8 +10,6 @@ from unittest import mock
 
 import numpy as np
 import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import tokenizer as T
 from config import UsageError
@@ -161,17 +158,9 @@ def test_training_is_deterministic_and_survives_the_disk(tok, python_text, tmp_p
     assert loaded.encode_array("b c").dtype == np.uint32
 
 
-def unigram(tree):
-    tree["model"]["type"] = "Unigram"
-
-
-def words_alone(tree):
-    tree["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = r"\w+"
-    tree["pre_tokenizer"]["pretokenizers"][0] |= {"behavior": "Removed", "invert": True}
-
-
-def unclosed(tree):
-    tree["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = "(unclosed"
+def split_at(tree, regex, **more):
+    tree["pre_tokenizer"]["pretokenizers"][0] |= {"pattern": {"Regex": regex}, **more}
+    return tree
 
 
 def no_space(tree):  # the byte of a space goes, the last id takes its place
@@ -180,9 +169,10 @@ def no_space(tree):  # the byte of a space goes, the last id takes its place
 
 
 CHANGES = {
-    "unigram": unigram,
-    "words alone": words_alone,
-    "unclosed": unclosed,
+    "unigram": lambda tree: tree["model"].update(type="Unigram"),
+    "words alone": lambda tree: split_at(tree, r"\w+", behavior="Removed", invert=True),
+    "unclosed": lambda tree: split_at(tree, "(unclosed"),
+    "a panic": lambda tree: tree["model"].update(continuing_subword_prefix="#" * 99),
     "no space": no_space,
     "a gap": lambda tree: tree["model"]["vocab"].update({"Ġzzz": 5000}),
     "metaspace": lambda tree: tree.update(pre_tokenizer={"type": "Metaspace"}),
@@ -205,6 +195,19 @@ def test_other_tokenizers_are_refused_by_the_name_of_the_file(tok, tmp_path):
             Tokenizer.load(missing)
     with pytest.raises(UsageError, match="100"):
         Tokenizer.train(["a"], 100)
+
+
+def test_what_a_file_may_have_the_library_do(tok):
+    """Texts are encoded whole, whatever length a model takes; a panic of Rust is no Exception."""
+    to = dict(direction="Right", max_length=200, strategy="LongestFirst", stride=0)
+    pad = dict(direction="Right", strategy={"Fixed": 9}, pad_id=0, pad_type_id=0, pad_token="x")
+    tree = split_at(json.loads(tok.spec), r"\w+|\W+")  # so it is not ours
+    other = Tokenizer(json.dumps(tree | dict(truncation=to, padding=pad)))
+    assert [other.decode(other.encode(text)) for text in ("a", "a b " * 500)] == ["a", "a b " * 500]
+    for error, expected in ((BaseException, UsageError), (KeyboardInterrupt, KeyboardInterrupt)):
+        other._tokenizers = mock.Mock(**{"encode.side_effect": error})
+        with pytest.raises(expected):
+            other.encode("a")
 
 
 def test_a_bug_in_changed_code_is_not_called_a_damaged_file(tok, tmp_path, monkeypatch):

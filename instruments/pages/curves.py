@@ -13,6 +13,7 @@ from instruments.pages.records import Run, plain
 from machinery.log import short
 
 GUESSING = 1.96  # standard deviations on each side hold 95% of what guessing gives
+MOST = 12  # exams that are drawn, and lines in one; eval.jsonl may hold any number
 PANELS = (  # title, unit, key of the training records, key of the validations, is it noisy?
     ("loss", "nats per token", "loss", "val_loss", True),
     ("bits per byte", "bits per byte", "bpb", "val_bpb", True),
@@ -45,13 +46,15 @@ def png_of(size: tuple[float, float], *panels: Callable) -> bytes:
     return buffer.getvalue()
 
 
-def draw_run(run: Run) -> tuple[list[bytes], bytes]:
-    """The PNGs of the page; and loss.png, the first two of them. None before the first step."""
+def draw_run(run: Run) -> tuple[list[bytes], bytes, int]:
+    """The PNGs of the page; loss.png, the first two of them; and how many exams, those taken first,
+    are left out. None before the first step."""
     if not run.steps:
-        return [], b""
+        return [], b"", 0
     panels = [lambda axes, panel=panel: draw_steps(axes, run, *panel) for panel in PANELS]
-    pictures = [png_of((4.6, 2.9), panel) for panel in panels + panels_of_exams(run)]
-    return pictures, png_of((10, 4), *panels[:2])
+    exams = panels_of_exams(run)
+    pictures = [png_of((4.6, 2.9), panel) for panel in panels + exams[-MOST:]]
+    return pictures, png_of((10, 4), *panels[:2]), len(exams[:-MOST])
 
 
 def draw_steps(axes, run: Run, title, unit, key, val_key, is_noisy) -> None:
@@ -120,7 +123,7 @@ def draw_exam(axes, records: list[dict]) -> None:
     low, high = (r["chance"] + side * GUESSING * deviation for side in (-1, 1))
     axes.axhspan(low, high, color="0.9")
     axes.axhline(r["chance"], color="0.6", linewidth=0.8, linestyle=":", label="guessing")
-    for norm in dict.fromkeys(r.get("norm") or "" for r in records):
+    for norm in [*dict.fromkeys(r.get("norm") or "" for r in records)][-MOST:]:
         latest = {r["step"]: r for r in records if (r.get("norm") or "") == norm}
         own = [latest[step] for step in sorted(latest)]
         points = [(r["tokens"], r.get("core", r.get("accuracy")), r["stderr"]) for r in own]

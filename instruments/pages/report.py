@@ -58,18 +58,16 @@ def write(run_dir: str | Path, usd_per_hour: float = 0.0) -> Path:
     """Write RUN_DIR/loss.png and report.html; returns the path of the page. usd_per_hour: of one
     GPU, or of a machine without one; 0: as the run was told, if it was on GPUs."""
     run = Run(run_dir)
-    pictures, loss_png = curves.draw_run(run)
+    pictures, loss_png, left_out = curves.draw_run(run)
     starts = table_of_starts(run, usd_per_hour)
-    page = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    ).get_template("report.html")
+    how = dict(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    folder = FileSystemLoader(Path(__file__).parent)
+    page = Environment(loader=folder, **how).get_template("report.html")
     html = page.render(
         title=f"Run {run.dir.resolve().name}",
         result=result(run, starts[-1]["cost"] if starts else ""),
         images=[base64.b64encode(png).decode() for png in pictures],
+        left_out=left_out,
         positions=positions.rows(run.dir),
         starts=starts,
         data=data_facts(run),
@@ -142,11 +140,9 @@ def table_of_starts(run: Run, usd_per_hour: float) -> list[dict[str, str]]:
         n_gpus = p["world_size"] if p["on_gpu"] else 1  # without one, it is the machine's price
         p["usd"] = p["seconds"] / 3600 * price * n_gpus
         begin = "?" if p["begin"] is None else f"{p['begin']:,}"
-        row = {
-            "began": time.strftime("%Y-%m-%d %H:%M", time.localtime(p["time"])),
-            "on": f"{p['world_size']} x {p['device']}",
-            "steps": f"{begin} to {p['end']:,}",
-        }
+        began = time.strftime("%Y-%m-%d %H:%M", time.localtime(p["time"]))
+        row = {"began": began, "on": f"{p['world_size']} x {p['device']}"}
+        row["steps"] = f"{begin} to {p['end']:,}"
         rows.append(row | times_and_cost(p) | {"command": p["command"]})
     if not rows:
         return []
@@ -187,26 +183,22 @@ def compare(argv: list[str]) -> int:
 def compared(folders: list[str]) -> str:
     """The table, what else differs, and the path of the picture, which it draws."""
     if len(folders) < 2:
-        raise UsageError(
-            "compare needs the folders of two runs or more: python eval.py compare runs/a runs/b"
-        )
+        how = "python eval.py compare runs/a runs/b"
+        raise UsageError(f"compare needs the folders of two runs or more: {how}")
     runs = [Run(folder) for folder in folders]
     for run in runs:
         if len(run.validations) < 2:
-            raise UsageError(
-                f"{run.dir} has no validation after its first step yet: let it run on, or compare "
-                "other runs"
-            )
+            why = f"{run.dir} has no validation after its first step yet"
+            raise UsageError(f"{why}: let it run on, or compare other runs")
     common, base = min(run.validations[-1]["tokens"] for run in runs), 0.0
     at = f"bpb at {short(common)}"
     rows = [("run", "tokens", at, "difference", "best until then", "tok/s", "training time")]
     for run in runs:
         known = [(r["tokens"], r["val_bpb"]) for r in run.validations]
         if known[0][0] > common:
-            raise UsageError(
-                f"{run.dir} begins at {short(known[0][0])} tokens, after another run has ended "
-                f"({short(common)}); compare runs that overlap"
-            )
+            begins = f"{run.dir} begins at {short(known[0][0])} tokens"
+            why = f"{begins}, after another run has ended ({short(common)})"
+            raise UsageError(f"{why}; compare runs that overlap")
         bpb = float(np.interp(common, *zip(*known)))  # a straight line between two validations
         base = base or bpb
         difference = round(bpb - base, 4) or 0.0  # not -0.0000
@@ -283,7 +275,7 @@ def take_samples(config: EvalConfig, load_model: Callable, prompts: tuple[str, .
         model, trainer = load_model(config)
         tokenizer = open_tokenizer(config, trainer)
     except positions.NO_MODEL as error:
-        print(f"no samples of {config.checkpoint}: {error}")
+        print(plain(f"no samples of {config.checkpoint}: {error}"))
         return
     for prompt in missing:
         text = draw(model, tokenizer, prompt, n, is_tuned(trainer))

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from config import Count, UsageError
 from instruments.talk.drawing import DrawConfig, Piece, Wish, Writer
+from machinery.cli import printable
 from machinery.trained import is_tuned, open_tokenizer
 from model import GPT
 from preparation.chat import encode, marks
@@ -93,7 +94,7 @@ def say(talk: Talk, question: str) -> None:
         print(f"[context full: questions dropped, the oldest first: {dropped}]")
     try:
         for piece in talk.answer():
-            print(piece.text, end="", flush=True)
+            print(printable(piece.text), end="", flush=True)
             if piece.finish == "length":
                 print(f"\n[cut at {talk.most} tokens]", end="")
     except KeyboardInterrupt:
@@ -105,10 +106,9 @@ def talk(config: ChatConfig, load_model: Callable) -> None:
     """`eval.py chat`. load_model: EvalConfig -> (model, trainer.json)."""
     model, trainer = load_model(config)
     if not is_tuned(trainer):
-        raise UsageError(
-            f"{trainer['path']} was not tuned on conversations, so it completes text and does not "
-            "answer; docs/chat.md says how to tune it, and eval.py sample shows what it writes"
-        )
+        why = f"{trainer['path']} was not tuned on conversations, so it completes text"
+        how = "docs/chat.md says how to tune it, and eval.py sample shows what it writes"
+        raise UsageError(f"{why}; {how}")
     conversation = Talk(model, open_tokenizer(config, trainer), config)
     for question in questions():
         try:

@@ -14,6 +14,7 @@ import torch
 
 from config import Count, Preset, find_preset
 from instruments.talk.drawing import DrawConfig
+from machinery.cli import printable
 from machinery.trained import is_tuned, open_tokenizer, run_of
 from model import GPT
 from preparation.chat import prompt_ids
@@ -52,7 +53,7 @@ def sample(config: SampleConfig, load_model: Callable) -> None:
         start = time.perf_counter()
         texts, count = continuations(model, tokenizer, prompt, tuned, config)
         seconds = time.perf_counter() - start
-        print(*texts, sep="\n\n", end="\n\n")
+        print(*map(printable, texts), sep="\n\n", end="\n\n")
         speed = f"{count / seconds:,.0f} tokens/s, prompt included"
         print(f"{count} tokens in {seconds:.2f} s: {speed}", file=sys.stderr)
 

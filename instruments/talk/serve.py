@@ -54,6 +54,7 @@ MAX_SECONDS = 300.0  # for a request, its waiting included
 MAX_BODY = 4 << 20  # bytes of a request
 MAX_CONNECTIONS = 256  # beyond it, uvicorn answers 503
 READ_S = 10.0  # for a client to send the head of a request, and again for its body
+TAKE_S = 5.0  # for a client to take what waits for it, before the next part of its answer
 LOCAL = ("localhost", "127.0.0.1")  # what only programs on this machine can reach
 DONE = "data: [DONE]\n\n"  # the end of a stream
 
@@ -198,19 +199,22 @@ class Answer(Response):
         kind = b"text/event-stream" if self.asked.stream else b"application/json"
         headers = [(b"content-type", kind), (b"cache-control", b"no-store")]
 
+        give = lambda message: asyncio.wait_for(send(message), TAKE_S)
+
         async def part(text: str, more: bool = True) -> None:
             if not self.began:
                 self.began = True
-                await send(dict(type="http.response.start", status=200, headers=headers))
-            await send(dict(type="http.response.body", body=text.encode(), more_body=more))
+                await give(dict(type="http.response.start", status=200, headers=headers))
+            await give(dict(type="http.response.body", body=text.encode(), more_body=more))
 
         try:
-            await while_wanted(self.draw(part), receive)
+            with suppress(asyncio.TimeoutError):  # of a client that does not take what it gets
+                await while_wanted(self.draw(part), receive)
         except Refused as refusal:
             if not self.began:  # it still gets its status
                 raise
-            with suppress(asyncio.TimeoutError):  # of a client that does not take what it gets
-                await asyncio.wait_for(part(as_event(refusal.tree()) + DONE, False), 1)
+            with suppress(asyncio.TimeoutError):
+                await part(as_event(refusal.tree()) + DONE, False)
         finally:
             self.service.inside -= 1
 

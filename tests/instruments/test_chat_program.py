@@ -15,6 +15,7 @@ from conftest import ROOT, command, environment
 import eval
 from config import UsageError
 from instruments.talk.chat import ChatConfig, Talk, questions, say
+from machinery.cli import printable
 from preparation import chat
 
 pytest_plugins = ["chat_helpers"]
@@ -36,17 +37,17 @@ def test_each_turn_is_what_a_whole_conversation_says(tokenizer, capsys):
         asked.append(" ".join(words))
         if rng.random() < 0.3:
             dropped = talk.ask(asked[-1])
-            text = next(talk.answer()).text
+            text = printable(next(talk.answer()).text)
         else:
             say(talk, asked[-1])
             printed = capsys.readouterr().out
             dropped = "[context full" in printed
             text = re.sub(r"^\[context full.*\n|\n(\[cut.*\n)?\Z", "", printed)
         _, drawn = talk.exchanges[-1]
-        assert text == tokenizer.decode(drawn) and len(drawn) <= 12
-        assert [q for q, _ in talk.exchanges] == asked[-len(talk.exchanges) :]
-        cuts += bool(dropped)
+        assert text == printable(tokenizer.decode(drawn)) and len(drawn) <= 12
         questions = [q for q, _ in talk.exchanges]
+        assert questions == asked[-len(questions) :]
+        cuts += bool(dropped)
         turns = [("system", "the cat"), ("user", questions[0])]
         ids = [0, *chat.encode(turns, tokenizer, reply=True)]
         for (_, answer), question in zip(talk.exchanges, questions[1:]):

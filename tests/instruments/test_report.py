@@ -9,6 +9,7 @@ import shutil
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from browsing import SCREENS, browser, opened  # noqa: F401
@@ -221,6 +222,7 @@ def test_odd_values_in_any_field_are_text_or_left_out(tmp_path, monkeypatch):
     and loads nothing. Pictures are drawn where a value may reach them."""
     watched = [r | SEEN if "loss" in r else r for r in ten_steps()]
     hostile = [odd for record in LINES for odd in every_field(record)]
+    monkeypatch.setattr(curves, "MOST", 1000)
     folder = make_run(tmp_path / "all", [start_line(), *watched, *hostile], **{EVIL: EVIL})
     sample = dict(step=4, tokens=1, prompt="def", text="x", live=True)
     for name, record in (("samples.jsonl", sample), ("eval.jsonl", SCORE)):
@@ -228,7 +230,7 @@ def test_odd_values_in_any_field_are_text_or_left_out(tmp_path, monkeypatch):
     page = page_of(folder)  # with all its pictures
     assert set(page.tags) <= ALLOWED and len(page.links) >= 7
     report.compared([str(folder), str(folder)])
-    monkeypatch.setattr(curves, "draw_run", lambda run: ([], b""))
+    monkeypatch.setattr(curves, "draw_run", lambda run: ([], b"", 0))
     for name, record in FILES.items():
         for odd in every_field(record):
             (folder / name).write_text(json.dumps(odd))
@@ -409,6 +411,17 @@ def test_scores_over_checkpoints_are_drawn_with_their_band(tmp_path, monkeypatch
     assert band.get_height() == pytest.approx(2 * half)
     assert axes[0].get_legend_handles_labels()[1] == ["guessing", "sum", "per byte"]
     assert axes[2].get_legend_handles_labels()[1] == ["guessing", "GPT-2 XL", "score"]
+
+
+def test_of_any_number_of_exams_the_last_are_drawn(tmp_path):
+    folder = make_run(tmp_path / "run", ten_steps())
+    records = [SCORE | dict(task=f"exam {i}") for i in range(1000)]
+    (folder / "eval.jsonl").write_text("\n".join(map(json.dumps, records)))
+    page = page_of(folder)
+    assert len(page.links) == 6 + 12 and re.search(r">[^<]*\b988\b[^<]*</p>", page.page)
+    axes = mock.MagicMock()
+    curves.draw_exam(axes, [SCORE | dict(norm=f"norm {i}") for i in range(1000)])
+    assert axes.errorbar.call_count == 12
 
 
 def test_by_hand_it_samples_from_each_checkpoint_once(trained, tmp_path):

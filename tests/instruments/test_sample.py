@@ -23,12 +23,13 @@ def look(capsys, *args) -> str:
 
 
 def test_samples_are_seeded_text(trained_run, capsys):
-    args = (trained_run, *CPU, "--prompt", "def ", "import", "--max_new_tokens", 20)
+    args = (trained_run, *CPU, "--prompt", "def ", "import", "\x1b]\x9b\r", "--max_new_tokens", 20)
     torch.backends.cuda.enable_cudnn_sdp(True)
     first = look(capsys, *args)
     assert not torch.backends.cuda.cudnn_sdp_enabled()  # on a GPU, a new plan for each token
     assert first == look(capsys, *args) != look(capsys, *args, "--seed", 1)
     assert "--- 'def'\ndef" in first and "--- 'import'\nimport" in first
+    assert not re.search("[^\n\t -~\xa0-\U0010ffff]", first) and r"\x1b]" in first
 
 
 def test_several_samples_of_a_prompt_differ(trained_run, capsys):

@@ -1,6 +1,7 @@
 """eval.py serve: real clients and a real server on a free loopback port, against slow oracles; what
 a client may do wrong; clients that leave; what the page gets is in test_serve_page.py."""
 
+import asyncio
 import importlib
 import json
 import re
@@ -540,17 +541,16 @@ def test_a_slow_sender_is_let_go(base, name, monkeypatch):
     assert (b" 408 " in reply) == (name == "a body")
 
 
-def test_a_client_that_takes_no_answer_is_let_go(tokenizer):
-    """Its stream has no end that it waits for: its time does."""
-    stream = dict(prompt=["def"] * 128, max_tokens=90, logprobs=20, stream=True)
-    with serving(build(tokenizer), tokenizer, ACTIVE=1, MAX_SECONDS=2) as (url, _):
-        with socket.socket() as one:
-            one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            one.connect(("127.0.0.1", int(url.rpartition(":")[2])))
-            one.sendall(raw_request(stream))
-            until(url, active=1)
-            until(url)
-            assert post(url, OK).status_code == 200
+def test_a_client_that_takes_no_answer_is_let_go(tokenizer, monkeypatch):
+    from instruments.talk import serve
+
+    monkeypatch.setattr(serve, "TAKE_S", 0.01)
+    service = serve.Service(build(tokenizer), tokenizer, "small", False)
+    body = json.dumps(OK | dict(stream=True)).encode()
+    answer = serve.Answer(service, *service.reader.read(body, serve.Completion))
+    never = lambda *message: asyncio.Event().wait()  # nor does it leave
+    asyncio.run(asyncio.wait_for(answer({}, never, never), 30))
+    assert service.inside == 0
 
 
 # ------------------------------------------------------------------------------------ who may ask

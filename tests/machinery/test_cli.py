@@ -74,7 +74,7 @@ def test_no_part_of_a_password_is_public(secret, text):
         ("s3://b/c of s3://k:s@b/x?e=1 and https://h/x?sig=1", "s3://b/c of s3://b/x and https://h/x"),
         ("https://TOKEN@h/x, y", "https://h/x, y"),
         ("https://h/x;sig=SECRET", "https://h/x"),
-        ("https://h/x#SECRET", "https://h/x"),
+        ("at 'https://h/x#SEC RET' and", "at 'https://h/x and"),
         ("https://to/ken@h/x", "https://h/x"),
         ("reference::https://h/x?y", "reference::https://h/x"),
         ("s3://bucket: not found; try http://127.0.0.1:8000/v1", ""),
@@ -147,8 +147,11 @@ def test_a_program_whose_reader_has_gone_ends_in_silence(tmp_path):
 
 
 def test_a_name_of_any_bytes_is_printed(tmp_path):
-    done = ends(tmp_path, r"print('caf\udce9'); raise cli.UsageError('caf\udce9')")
-    assert done.returncode == 2 and "caf" in done.stdout and "caf" in done.stderr
+    """But the terminal gets no commands from it, or from the text of an error."""
+    for error, code in (("cli.UsageError", 2), ("ValueError", 1)):
+        done = ends(tmp_path, rf"print('caf\udce9'); raise {error}('\udce9\x1b]\x07\x9b\r\té汉')")
+        assert done.returncode == code and "caf" in done.stdout and "\té汉" in done.stderr
+        assert not re.search("[^\n\t -~\xa0-\U0010ffff]", done.stderr)
 
 
 BUSY_TO_THE_END = """

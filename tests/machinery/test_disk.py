@@ -12,7 +12,7 @@ import pytest
 from conftest import ROOT
 
 from config import UsageError
-from machinery import disk
+from machinery import cli, disk
 from machinery.errors import DataError, StorageError
 
 NAMES = ["/etc/passwd", "..", "../x", "a/../../x", "", ".", "x\0y", "\ud800", None, 5, ["x"], b"x"]
@@ -84,11 +84,12 @@ def test_what_is_written_replaces_a_link_and_follows_none(mine, tmp_path):
     assert [p.is_dir() for p in (tmp_path / "theirs").glob(".trash-folder-*")] == [True]
 
 
-def test_a_lock_that_is_a_link_is_refused(mine, tmp_path):
-    (tmp_path / "theirs" / ".lock").symlink_to(mine)
-    with pytest.raises(OSError):
+@pytest.mark.parametrize("make", [os.symlink, os.link, lambda mine, path: os.mkfifo(path)])
+def test_a_lock_that_is_no_file_of_its_own_is_refused(make, mine, tmp_path):
+    make(mine, tmp_path / "theirs" / ".lock")
+    with pytest.raises(OSError) as caught:
         disk.lock(tmp_path / "theirs", "--run_dir")
-    assert mine.read_bytes() == b"mine"
+    assert cli.exit_code(caught.value) == 2 and mine.read_bytes() == b"mine"
 
 
 def test_a_folder_has_one_owner_until_that_ends(tmp_path):

@@ -15,7 +15,7 @@ from test_checkpoint import rehash
 
 import eval as evaluate
 from config import UsageError
-from machinery import checkpoint, cli, shards, trained
+from machinery import checkpoint, cli, shards, stage, trained
 from machinery.errors import CheckpointError, NonFiniteError
 from machinery.trained import EvalConfig
 
@@ -104,9 +104,7 @@ def test_a_url_in_a_record_is_not_opened(url, own_run, connections, tmp_path, mo
     assert not connections
 
 
-def test_a_copy_of_the_data_that_was_fetched_before_is_used(
-    own_run, small_data, tmp_path, monkeypatch
-):
+def test_a_copy_of_data_fetched_before_is_used(own_run, small_data, tmp_path, monkeypatch):
     fingerprint = shards.Manifest.load(small_data).fingerprint
     forge(own_run, lambda tree: tree.update(data_dir="s3://theirs/data"))
     monkeypatch.chdir(tmp_path)
@@ -123,11 +121,9 @@ def test_a_copy_of_the_data_that_was_fetched_before_is_used(
 
 def test_a_url_that_was_typed_is_fetched(own_run, small_data, monkeypatch):
     asked = []
-    stage = type("stage", (), dict(copy=lambda *a: asked.append(a) or str(small_data)))
-    monkeypatch.setitem(__import__("sys").modules, "machinery.stage", stage)
-    monkeypatch.setattr("machinery.stage", stage, raising=False)
+    monkeypatch.setattr(stage, "copy", lambda *a: asked.append(a) or str(small_data))
     assert loss(own_run, "--data_dir", "s3://mine/data") == 0
-    assert asked == [("s3://mine/data", trained.CACHE)]
+    assert asked == [("s3://mine/data", "data/cache")]
 
 
 @pytest.mark.parametrize("field", ["step", "tokens", "identity", "model"])
@@ -145,10 +141,12 @@ def test_an_architecture_has_the_right_types(own_run, field, value):
 
 
 def test_what_a_record_may_not_bring_along(own_run):
-    """Keys by which an export's reader hands over objects; files would name another tokenizer."""
+    """Keys by which an export's reader hands over objects, another tokenizer; an endless path."""
     forge(own_run, lambda tree: tree.update(tokenizer={}, about="<b>", path="/", files={"a": 1}))
     _, trainer = load(own_run)
     assert trainer.keys() == checkpoint.RECORD.keys() | {"path"}
+    forge(own_run, lambda tree: tree.update(data_dir="x" * 4097))
+    assert "data_dir" in refused(CheckpointError, lambda: load(own_run))
 
 
 def test_no_memory_is_taken_for_a_size_that_the_tensors_do_not_have(own_run, monkeypatch):
@@ -170,15 +168,12 @@ def test_weights_that_are_not_finite_are_refused(own_run, value):
     assert "embed.weight" in refused(NonFiniteError, lambda: load(own_run))
 
 
-@pytest.mark.parametrize("form", ["link", "pipe", "device"])
+@pytest.mark.parametrize("form", ["/etc/passwd", "pipe", "/dev/zero"])
 def test_a_tokenizer_that_is_no_regular_file(own_run, form):
     """It is not read: not for ever, nor from elsewhere; the data's is used instead."""
     file = own_run / "tokenizer.json"
     file.unlink()
-    if form == "pipe":
-        os.mkfifo(file)
-    else:
-        file.symlink_to("/dev/zero" if form == "device" else "/etc/passwd")
+    os.mkfifo(file) if form == "pipe" else file.symlink_to(form)
     model, trainer = load(own_run)
     config = EvalConfig(run_dir=str(own_run))
     assert trained.open_tokenizer(config, trainer).vocab_size == 512
