@@ -102,9 +102,27 @@ TO_ONE = {
         "--source files:{data}": ("files:/", ".txt"),
     },
     "prepare_data.py verify tiny": {"--data_dir nowhere": ("nowhere",)},
-    "eval.py loss tiny": {"--run_dir nowhere": ("nowhere", "train.py")},
+    "eval.py loss tiny": {
+        "--run_dir nowhere": ("nowhere", "train.py"),
+        "--run_dir {run} --data_dir nowhere": ("nowhere", "python prepare_data.py"),
+        "--run_dir {run} --batch 0": ("--batch 0",),
+        "--run_dir {run} --rows -5": ("--rows -5",),
+    },
+    "eval.py loss no_run": {"": ("'no_run'", "tiny", "biatron-345m")},
     "eval.py lose tiny": {"": ("'lose'", "loss")},
-    "eval.py sample tiny": {"--run_dir {run} --temperature -1": ("--temperature -1",)},
+    "eval.py sample tiny": {
+        "--run_dir {run} --temperature -1": ("--temperature -1",),
+        "--run_dir {run} --temperature nan": ("--temperature nan",),
+        "--run_dir {run} --top_p 0": ("top_p 0.0",),
+        "--run_dir {run} --seed 18446744073709551616": ("--seed 18",),
+        "--run_dir {run} --prompt " + "word" * 80: ("seq_len 64",),
+    },
+    "eval.py report": {
+        "{run}/checkpoints/step_00000012": ("step_00000012",),
+        "{run} --usd_per_hour nan": ("usd_per_hour nan",),
+    },
+    "eval.py": {"": ("loss, sample, chat, choice",)},
+    "eval.py choice tiny": {"--run_dir {run} --task": ("--task",)},
     "export.py tiny": {"--run_dir nowhere": ("nowhere", "train.py")},
 }
 PRIVATE = r"\b(None|NoneType|dict|kwargs|argv|Path\(|PosixPath|np\.|torch\.|self|errno|dataclass)\b"

@@ -1,0 +1,196 @@
+"""eval.py chat: what the model is given, what is forgotten, and what Ctrl-C ends. eval.py sample:
+seeded text after prompts of the command line or of the preset; a tuned model is asked."""
+
+import io
+import itertools
+import random
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+from chat_helpers import random_model
+from conftest import ROOT, command, environment, look
+
+import eval as evaluate
+from config import PRESETS, Preset, UsageError
+from instruments.talk import sample
+from instruments.talk.chat import ChatConfig, Talk, questions, say
+from preparation import chat
+
+pytest_plugins = ["chat_helpers"]
+
+
+def talk_with(tokenizer, seq_len: int, **options) -> Talk:
+    model = random_model(1, vocab_size=tokenizer.vocab_size, seq_len=seq_len).eval()
+    return Talk(model, tokenizer, ChatConfig(**{"temperature": 0.0, **options}))
+
+
+def test_each_turn_is_what_a_whole_conversation_says(tokenizer, capsys):
+    """25 turns, during which the oldest go again and again; some answers are stopped half-way.
+    The model is given the conversation by its template, and draws the likeliest token each time;
+    the text is printed once, and whole."""
+    talk = talk_with(tokenizer, 128, max_new_tokens=12, system="the cat")
+    asked, rng, cuts = [], random.Random(2), 0
+    for _ in range(25):
+        words = rng.choices(["cat", "the mat", "<|end|>", "What?"], k=rng.randint(1, 5))
+        asked.append(" ".join(words))
+        if rng.random() < 0.3:
+            dropped = talk.ask(asked[-1])
+            text = next(talk.answer()).text
+        else:
+            say(talk, asked[-1])
+            printed = capsys.readouterr().out
+            dropped = "[context full" in printed
+            text = re.sub(r"^\[context full.*\n|\n(\[cut.*\n)?\Z", "", printed)
+        _, drawn = talk.exchanges[-1]
+        assert text == tokenizer.decode(drawn) and len(drawn) <= 12
+        assert [q for q, _ in talk.exchanges] == asked[-len(talk.exchanges) :]
+        cuts += bool(dropped)
+        questions = [q for q, _ in talk.exchanges]
+        turns = [("system", "the cat"), ("user", questions[0])]
+        ids = [0, *chat.encode(turns, tokenizer, reply=True)]
+        for (_, answer), question in zip(talk.exchanges, questions[1:]):
+            ids += [*answer, 3, *chat.encode([("user", question)], tokenizer, reply=True)]
+        for i in drawn:  # the slow way
+            with torch.no_grad():
+                logits = talk.writer.model(torch.tensor([ids]))[0, -1]
+            assert logits[i] > logits.max() - 1e-4  # which of two equals, is no matter
+            ids.append(i)
+    assert cuts > 5
+
+
+def test_a_question_that_cannot_fit_leaves_the_conversation_as_it_was(tokenizer):
+    """And a system text that leaves no room is named."""
+    talk = talk_with(tokenizer, 64)
+    assert talk.most == 32  # half of the positions, of the 256 asked for
+    talk.ask("cat")
+    say_all = lambda: [t.id for piece in talk.answer() for t in piece.tokens]
+    before = [("cat", [i for i in say_all() if i not in tokenizer.special.values()])]
+    with pytest.raises(UsageError, match="32"):
+        talk.ask("What is a mat? " * 20)
+    assert talk.exchanges == before
+    talk.ask("cat")
+    assert len(say_all()) <= 32
+    # before the first question, which is not the one that is too long
+    with pytest.raises(UsageError, match="--system.* 16"):
+        talk_with(tokenizer, 64, system="What is a mat? " * 20)
+    talk = talk_with(tokenizer, 64, system="What is")
+    assert talk.ask("cat") == 0
+
+
+def test_a_conversation_in_the_terminal(answering, base):
+    """Questions come from a pipe; a base model refuses, and names the way out."""
+    args = ["chat", answering, "--temperature", 0, "--device", "cpu"]
+    ask = "Say cat dog\n\n  \nSay river tree\n" + "Say fish " * 60 + "\nSay bird bird\n" * 6
+    how = dict(text=True, capture_output=True, cwd=ROOT, env=environment(), timeout=120)
+    done = subprocess.run(command("eval.py", args), input=ask, **how)
+    assert done.returncode == 0, done.stderr
+    assert "> I say cat dog.\n" in done.stdout
+    assert "> I say river tree.\n" in done.stdout
+    assert "of 32 tokens" in done.stdout
+    assert re.search(r"> \[context full: .*\]\nI say", done.stdout)
+    assert done.stdout.count("I say bird bird.") >= 4
+    with pytest.raises(UsageError):
+        evaluate.main(["chat", str(base / "run")])
+
+
+def test_ctrl_c_ends_the_answer_and_at_the_prompt_the_program(tokenizer, monkeypatch, capsys):
+    talk, passes = talk_with(tokenizer, 128, max_new_tokens=12), itertools.count()
+    lines = iter(["cat", "mat", KeyboardInterrupt, "never"])
+
+    def type_in(prompt):
+        print(prompt, end="")
+        if (line := next(lines)) is KeyboardInterrupt:
+            raise line
+        return line
+
+    def interrupt(*args):
+        if next(passes) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("builtins.input", type_in)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
+    talk.writer.model.register_forward_pre_hook(interrupt)
+    for question in questions():
+        say(talk, question)
+    first, second = capsys.readouterr().out.split("> ")[1:3]
+    assert first.endswith("\n[stopped]\n") and "[stopped]" not in second
+    assert [question for question, _ in talk.exchanges] == ["cat", "mat"]
+    assert len(talk.exchanges[0][1]) <= 3 < len(talk.exchanges[1][1])
+    assert next(lines) == "never"
+
+
+CPU = ("--device", "cpu", "--dtype", "fp32")
+
+
+def test_samples_are_seeded_text(trained_run, capsys):
+    args = (trained_run, *CPU, "--prompt", "def ", "import", "--max_new_tokens", 20)
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    first = look(capsys, "sample", *args)
+    assert not torch.backends.cuda.cudnn_sdp_enabled()  # on a GPU, a new plan for each token
+    assert first == look(capsys, "sample", *args) != look(capsys, "sample", *args, "--seed", 1)
+    assert "--- 'def'\ndef" in first and "--- 'import'\nimport" in first
+
+
+def test_several_samples_of_a_prompt_differ(trained_run, capsys):
+    args = (trained_run, *CPU, "--prompt", "x = ", "--max_new_tokens", 20)
+    out = look(capsys, "sample", *args, "--n", 3).partition("---")[2]
+    samples = re.findall(r"^x =.*", out, re.MULTILINE)
+    assert len(samples) == 3 and len(set(samples)) > 1
+    greedy = look(capsys, "sample", *args, "--n", 2, "--temperature", 0).partition("'\n")[2]
+    assert greedy[: len(greedy) // 2] == greedy[len(greedy) // 2 :]
+    nucleus = look(capsys, "sample", *args, "--n", 2, "--top_p", 1e-6).partition("'\n")[2]
+    assert nucleus == greedy  # the likeliest token alone holds that much
+    alone = look(capsys, "sample", *args, "--temperature", 0).partition("'\n")[2]
+    assert 2 * alone == greedy
+
+
+def test_a_tuned_model_is_asked(answering, base, capsys):
+    out = look(capsys, "sample", answering, *CPU, "--prompt", "Say dog dog", "--temperature", 0)
+    assert "Say dog dog\nI say dog dog.\n" in out
+    assert "question" not in look(
+        capsys, "sample", base / "run", *CPU, "--prompt", "the cat", "--n", 2
+    )
+
+
+def test_a_text_ends_where_its_own_row_stopped():
+    """Rows of a batch go on until all have stopped; what they draw meanwhile is not theirs."""
+
+    class Tokens:
+        bos_id = 256
+        encode = staticmethod(lambda text: list(text.encode()))
+        decode = staticmethod(lambda ids: bytes(ids).decode(errors="replace"))
+
+    class Model:
+        cos = torch.zeros(1)
+
+        def generate(self, idx, *_):
+            assert idx.tolist() == [[256, *b">"]] * 2
+            return torch.cat([idx, torch.tensor([[97, 98, 256], [99, 256, 97]])], dim=1)
+
+    config = sample.SampleConfig(n=2)
+    assert sample.continuations(Model(), Tokens, ">", False, config) == ([">ab", ">c"], 3)
+
+
+def test_top_p_keeps_the_tokens_that_hold_it():
+    model = random_model(seq_len=8, vocab_size=40)
+    idx = torch.zeros(4000, 1, dtype=torch.long)
+    probs = model(idx[:1])[0, -1].softmax(-1).detach()
+    order = probs.argsort(descending=True).tolist()
+    size = next(n for n in range(1, 41) if probs[order[:n]].sum() >= 0.6)
+    nucleus, held = set(order[:size]), float(probs[order[:size]].sum())
+    draw = lambda **more: model.generate(idx, 1, 1.0, 0, torch.Generator().manual_seed(0), **more)
+    assert set(draw(top_p=0.6)[:, 1].tolist()) == nucleus
+    assert set(draw()[:, 1].tolist()) > nucleus
+    share = (draw(top_p=0.6)[:, 1] == order[0]).float().mean()
+    assert share == pytest.approx(float(probs[order[0]]) / held, abs=0.03)
+
+
+def test_prompts_of_the_preset_or_of_the_command_line(trained_run, capsys):
+    assert sample.find_prompts((), "tiny") == PRESETS["tiny"].prompts
+    assert sample.find_prompts((), "mine") == Preset.prompts
+    assert sample.find_prompts(("a", "-"), "tiny") == ("a", "-")
+    out = look(capsys, "sample", trained_run, *CPU, "--max_new_tokens", 4)
+    assert re.findall("^--- '(.*)'", out, re.MULTILINE) == [*Preset.prompts]
