@@ -72,28 +72,23 @@ def test_an_ignored_target_has_neither_loss_nor_gradient(tied, softcap):
     assert not head["embed.weight" if tied else "head.weight"][50:].any()
 
 
-@pytest.mark.parametrize("rows", [3, 5])
-def test_a_step_that_micro_batches_do_not_divide(rows, alone, small_data, tmp_path):
-    """8 rows a step: in pieces of 3 (one place to fill) and of 5 (two to fill)."""
-    args = (*CALM, "--micro_batch", rows)
-    text = start(small_data, tmp_path / "run", *args, spoil=[("note_rows",)]).end(0)
-    assert f"({-ROWS % rows} rows to fill the last do not count)" in text
-    assert_same(alone[0], tmp_path / "run")
-    assert rows_read(text) == alone[1]
-
-
-RANKS = [(2, "ddp"), (3, "fsdp"), (5, "ddp")]  # of 5, the last has none of the 8 rows
-MORE = [(2, "fsdp"), (3, "ddp"), (5, "fsdp")]
+# ranks, rows of a micro-batch, and how weights are shared; of 5 ranks the last has no row of the 8
+RANKS = [(1, 3, "auto"), (1, 5, "auto"), (2, 4, "ddp"), (3, 3, "fsdp"), (5, 2, "ddp")]
+MORE = [(2, 4, "fsdp"), (3, 3, "ddp"), (5, 2, "fsdp")]
 RANKS += [pytest.param(*how, marks=pytest.mark.slow) for how in MORE]
 
 
-@pytest.mark.parametrize("world, parallel", RANKS)
-def test_any_number_of_ranks_takes_the_same_steps(world, parallel, alone, small_data, tmp_path):
+@pytest.mark.parametrize("world, rows, parallel", RANKS)
+def test_any_number_of_ranks_takes_the_same_steps(
+    world, rows, parallel, alone, small_data, tmp_path
+):
     """With clipping: losses, validations and norms, on the same rows, each read once; and weights.
     The data is copied by the first rank, while the others wait."""
-    args, run_dir = (*CALM, "--parallel", parallel, "--stage", tmp_path / "disk"), tmp_path / "run"
+    args, run_dir = ("--parallel", parallel, "--stage", tmp_path / "disk"), tmp_path / "run"
+    args = (*CALM, *args, *["--micro_batch", rows] * (world == 1))  # of several ranks: its default
     text = start(small_data, run_dir, *args, world=world, spoil=[("note_rows",)]).end(0)
-    assert ("do not count" in text) == (ROWS % world > 0)
+    fill = -ROWS % (world * rows)
+    assert (f"({fill} rows to fill the last do not count)" in text) == (fill > 0)
     assert_same(alone[0], run_dir)
     assert rows_read(text) == alone[1]
     assert len(list(tmp_path.glob("disk/*/manifest.json"))) == 1

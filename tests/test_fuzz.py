@@ -52,8 +52,6 @@ def begins(*args, **options):
     raise Begins
 
 
-# -------------------------------------------------------------------------------------- the words
-
 CHARACTERS = st.characters(exclude_characters="\0/", codec="utf-8") | st.sampled_from("\udcff -=\n")
 JUNK = st.sampled_from(["", " ", "-", "--", "nan", "None", "x" * 300, "é\n", "0x10", "1_0"])
 TEXT = st.text(CHARACTERS, max_size=12) | JUNK
@@ -92,9 +90,6 @@ def command_lines(*kinds) -> st.SearchStrategy[list[str]]:
     return st.lists(st.one_of(*[known] * 20, unknown), min_size=1, max_size=3).map(
         lambda groups: [word for group in groups for word in group]
     )
-
-
-# -------------------------------------------------------------------------------------- the check
 
 
 def files_in(folder: Path) -> dict:

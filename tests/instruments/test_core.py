@@ -93,18 +93,10 @@ def test_the_order_and_the_examples_are_cores():
 
 
 PROMPTS = {
-    ("mc", 0): "Question: Where do fish live?\nAnswer: in water\n\nQuestion: Which of these is a "
-    "metal? \nAnswer: iron\n\nQuestion: What do bees make?\nAnswer: milk",
     ("mc", 1): "Question: Where do fish live?\nAnswer: in water\n\nQuestion: What do bees make?\n"
     "Answer: honey\n\nQuestion: Which of these is a metal? \nAnswer: ice",
-    ("mc", 2): "Question: Which of these is a metal? \nAnswer: iron\n\nQuestion: What do bees make?"
-    "\nAnswer: honey\n\nQuestion: Where do fish live?\nAnswer: in water",
     ("schema", 0): "The key did not fit the wall as the wall had no hole.\n\nThe cup fell on the "
     "glass so the glass broke.",
-    ("schema", 1): "The key did not fit the wall as the wall had no hole.\n\nAnn paid Eve because "
-    "Eve had worked all day.",
-    ("schema", 2): "Ann paid Eve because Eve had worked all day.\n\nThe key did not fit the wall "
-    "as the wall had no hole.",
     ("lm", 0): "so no, no, no, no \n\nred red red red red",
     ("lm", 1): "so no, no, no, no \n\n2 4 6 8 Answer: 10",
     ("lm", 2): "2 4 6 8 Answer: 10\n\nso no, no, no, no ",
