@@ -213,12 +213,6 @@ def test_the_rates_of_a_preset_are_for_the_batch_at_which_they_were_tuned(preset
         rates(dataclasses.replace(config, optimizer="lion"), 768)
 
 
-def test_each_kind_of_parameter_has_its_betas_and_decay():
-    _, adam = build(groups_of_one(), TrainConfig(), 768)
-    found = [(g["betas"], g["weight_decay"]) for g in adam.param_groups]
-    assert found == [((0.8, 0.995), 0.001), ((0.8, 0.96), 0.01), ((0.8, 0.95), 0.0)]
-
-
 def test_options_that_the_optimizer_or_the_schedule_ignores_are_named():
     preset = TrainConfig()
     unread = lambda **given: unread_options(TrainConfig(**given), preset)
