@@ -321,6 +321,12 @@ def test_what_we_do_not_compute_is_refused_by_its_name(case, llama, tmp_path):
     assert str(tmp_path) in str(refused.value)
 
 
+def test_a_tensor_that_nothing_reads_is_refused(tmp_path):
+    make_model(tmp_path, "Llama", attention_bias=True)
+    with pytest.raises(UsageError, match="bias"):
+        read(tmp_path)
+
+
 def test_no_pickle_is_opened_and_no_name_in_a_folder_leads_out_of_it(llama, tmp_path):
     """In the index of sharded weights; a link; a pipe, at which a program would wait for ever."""
     folder = shutil.copytree(llama, tmp_path / "m")
