@@ -1,0 +1,148 @@
+"""Measures of a checkpoint. instruments/run/noise_scale.py: landscapes whose noise scale is known;
+instruments/pages/positions.py: the loss by position in the row."""
+
+import json
+import math
+import shutil
+
+import pytest
+import torch
+
+import data
+import eval as evaluate
+from config import UsageError
+from instruments.pages import positions, report
+from instruments.run import noise_scale
+from machinery.errors import NonFiniteError
+
+
+def drawn(G: torch.Tensor, deviation: torch.Tensor, K: int, seed: int):
+    """K gradients around G: |g_k|^2 and g_k . (their sum)."""
+    noise = torch.randn(K, len(G), generator=torch.Generator().manual_seed(seed))
+    g = G + noise * deviation  # (K, D)
+    return g.square().sum(1), g @ g.sum(0)
+
+
+def test_the_estimate_and_its_error_are_those_of_a_known_landscape():
+    """|G|^2 and tr(Sigma) by hand: the truth lies within two errors in about 95% of the draws."""
+    G, deviation = torch.full((50,), 0.3), torch.linspace(0.1, 2.0, 50)
+    truth = (deviation.square().sum() / G.square().sum()).item()
+    scales = [noise_scale.estimate(*drawn(G, deviation, 64, seed)) for seed in range(200)]
+    inside = sum(abs(scale - truth) < 2 * error for scale, error in scales)
+    assert 0.88 < inside / 200 < 0.99
+    mean = sum(scale for scale, _ in scales) / 200
+    assert mean == pytest.approx(truth, rel=0.1)
+    few, many = (noise_scale.estimate(*drawn(G, deviation, K, 0))[1] for K in (64, 6400))
+    assert many == pytest.approx(few / 10, rel=0.5)
+
+
+def test_what_cannot_be_said_is_no_number():
+    """Nothing but noise; and no noise at all."""
+    squares, dots = torch.ones(4), torch.tensor([1.0, 0.5, 1.0, 0.5])  # orthogonal, or against
+    scale, error = noise_scale.estimate(squares, dots)
+    assert math.isnan(scale) and math.isnan(error)
+    assert noise_scale.estimate(torch.ones(4), torch.full((4,), 4.0)) == (0, 0)
+
+
+class Bowl(torch.nn.Module):
+    """loss(w; x) = mean |w - x|^2 / 2: its gradient is w - mean x."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = torch.nn.Parameter(torch.full((6,), 0.5))
+        self.unused = torch.nn.Parameter(torch.ones(1))
+
+    def forward(self, x, _):
+        return (self.w - x).square().sum(1).mean() / 2
+
+
+def test_two_passes_give_the_products_of_all_gradients():
+    """Against all gradients in memory at once."""
+    model, x = Bowl(), torch.randn(5, 3, 6, generator=torch.Generator().manual_seed(0))
+    squares, dots = noise_scale.compare(model, [(part, None) for part in x])
+    g = (model.w - x.mean(1)).detach()  # (5, 6)
+    torch.testing.assert_close(squares, g.square().sum(1).double(), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(dots, (g @ g.sum(0)).double(), rtol=1e-5, atol=1e-5)
+    with pytest.raises(NonFiniteError):
+        noise_scale.compare(model, [(part / 0, None) for part in x])
+
+
+def test_the_command_measures_a_checkpoint(own_run, monkeypatch):
+    """Twice the same, and written down; other rows with another seed, each at most once."""
+    honest, lines = noise_scale.compare, []
+
+    def compare(model, batches):
+        rows = [tuple(row) for inputs, _ in batches for row in inputs.tolist()]
+        assert len(rows) == len(set(rows)) == 12
+        return honest(model, batches)
+
+    monkeypatch.setattr(noise_scale, "compare", compare)
+    for seed in (0, 0, 1):
+        options = ["--batches", "6", "--batch", "2", "--device", "cpu", "--seed", str(seed)]
+        assert evaluate.main(["noise", str(own_run), *options]) == 0
+        lines.append(json.loads((own_run / "eval.jsonl").read_text().splitlines()[-1]))
+    scales = [line["noise_scale_tokens"] for line in lines]
+    assert scales[0] == scales[1] != scales[2] and lines[0]["step"] == 12
+    with pytest.raises(UsageError, match="100000"):
+        evaluate.main(["noise", str(own_run), "--batches", "100000"])
+
+
+class Told(torch.nn.Module):
+    """The nats of a target are told by its id, its input and its place in the row."""
+
+    def forward(self, inputs, targets, reduction):
+        return targets.clamp(min=0) + 0.01 * inputs + torch.arange(inputs.size(1)) / 7  # (B, T)
+
+
+@pytest.mark.parametrize("first", [4, 32])
+def test_only_targets_that_count_are_scored(first, monkeypatch):
+    """By a loop over single targets, of rows where some, or all, or none count."""
+    monkeypatch.setattr(positions, "FIRST", first)
+    draw = torch.Generator().manual_seed(0)
+    inputs, targets = torch.randint(0, 9, (2, 11, 21), generator=draw)
+    targets[torch.rand(targets.shape, generator=draw) < 0.6] = data.IGNORED
+    targets[3] = targets[:, 2] = data.IGNORED  # a row, and a position
+    targets[:, 8:16] = data.IGNORED  # a range
+    by_place = {t: [] for t in range(21)}
+    for row, wanted in zip(inputs.tolist(), targets.tolist()):
+        for t, (before, target) in enumerate(zip(row, wanted)):
+            if target != data.IGNORED:
+                by_place[t].append(target + 0.01 * before + t / 7)
+    batches = lambda: zip(inputs.split(4), targets.split(4))
+    means = positions.by_position(Told(), batches())
+    for t, nats in by_place.items():
+        assert means[t].item() == pytest.approx(sum(nats) / len(nats)) if nats else means[t].isnan()
+    nats = positions.nats_of(Told(), batches())
+    expected = []
+    for begin, end in positions.ranges(21):
+        if several := [x for t in range(begin, end) for x in by_place[t]]:
+            expected.append((begin, end, pytest.approx(sum(several) / len(several))))
+    assert positions.by_range(nats) == expected and len(expected) >= 1
+    for wrong in (torch.nan, torch.inf):
+        with pytest.raises(NonFiniteError):
+            model = lambda x, *_, wrong=wrong, **how: torch.full(x.shape, wrong)
+            positions.by_position(model, batches())
+
+
+def test_the_report_has_it_of_the_newest_checkpoint(own_run, tmp_path):
+    """Measured once, unless it is damaged; anew for other held-out text."""
+    argv = ["report", str(own_run), "--device", "cpu", "--dtype", "fp32", "--max_new_tokens", "2"]
+    assert evaluate.main(argv) in (0, None)
+    path = own_run / "positions.json"
+    written = json.loads(path.read_text())
+    assert written["step"] == 12 and [part[:2] for part in written["nats"]] == [[0, 32], [32, 64]]
+    page = (own_run / "report.html").read_text()
+    assert "<b>32 to 63</b>" in page and f"{written['nats'][1][2]:.4f} nats" in page
+    before = path.stat().st_mtime_ns
+    assert evaluate.main(argv) in (0, None)  # done already
+    assert path.stat().st_mtime_ns == before
+    for damage in ("5", "{", "{}", '{"step": 60, "nats": 3}', '{"step": 1, "nats": [["a", 2, 3]]}'):
+        path.write_text(damage)
+        assert "Loss by position" not in report.write(own_run).read_text()
+    other = shutil.copytree(written["data"], tmp_path / "other")
+    newest = str(own_run / "checkpoints" / "step_00000012")
+    for asked, data_dir in (("", written["data"]), (str(other), str(other)), ("", written["data"])):
+        config = evaluate.EvalConfig(str(own_run), newest, asked, device="cpu", dtype="fp32")
+        positions.measure(config, evaluate.load_model)
+        assert positions.read(own_run)["data"] == data_dir
+    assert json.loads(path.read_text()) == written
