@@ -224,7 +224,8 @@ def read_jsonl(path: Path, is_record: Callable[[dict], bool] = is_step_or_start)
     """The records of a .jsonl file; [] if there is none. Other lines are counted and left out: a
     kill may cut one short, a disk may spoil one."""
     try:
-        lines = disk.read_bytes(path).splitlines() if os.path.lexists(path) else []
+        content = disk.read_bytes(path, 1 << 30) if os.path.lexists(path) else b""
+        lines = content.splitlines()
     except OSError as error:
         print(f"warning: {path} cannot be read ({error.strerror})")
         return []

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import SMALL, run
+from conftest import SMALL
+from data_helpers import prepare_tiny
 
 import train
 from config import GPTConfig
@@ -36,17 +37,12 @@ def write_chats(file: Path, n: int = 400, seed: int = 0) -> list[list[dict]]:
     return said
 
 
-CHATS = "--vocab_size 300 --row_len 65 --val_fraction 0.2 --workers 1".split()
-
-
 @pytest.fixture(scope="session")
 def chat_data(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("chats")
     write_chats(folder / "chats.jsonl")
-    source = ["--source", f"files:{folder / 'chats.jsonl'}#messages"]
-    done = run("prepare_data.py", "tiny", *source, *CHATS, "--data_dir", folder / "data")
-    assert done.returncode == 0, done.stderr
-    assert "padding" not in done.stdout and f"BOS tokens {chat.FILLERS[11:]}" in done.stdout
+    said = prepare_tiny(folder / "data", "--source", f"files:{folder / 'chats.jsonl'}#messages")
+    assert "padding" not in said and f"BOS tokens {chat.FILLERS[11:]}" in said
     return folder / "data"
 
 
@@ -78,8 +74,7 @@ def base(chat_data, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("base")
     (folder / "text.txt").write_text("the cat and the dog say: I say tree. " * 2000)
     options = ["--source", f"files:{folder}/text.txt", "--tokenizer", chat_data / "tokenizer.json"]
-    done = run("prepare_data.py", "tiny", *options, *CHATS, "--data_dir", folder / "data")
-    assert done.returncode == 0, done.stderr
+    prepare_tiny(folder / "data", *options)
     folders = ["--data_dir", str(folder / "data"), "--run_dir", str(folder / "run")]
     train.main([*map(str, SMALL), "--extras", "key_offset", "value_embeds", *folders])
     return folder

@@ -11,6 +11,8 @@ import shutil
 import signal
 import subprocess
 import sys
+import sysconfig
+import time
 from pathlib import Path
 
 import pytest
@@ -63,6 +65,31 @@ def run(program: str, *args, nproc: int = 0, timeout: int = 120, **env):
     )
 
 
+def until(ready, timeout_s: float = 60.0) -> None:
+    """Wait for ready(), of something that happens soon, but in its own time."""
+    deadline = time.monotonic() + timeout_s
+    while not ready():
+        assert time.monotonic() < deadline, f"waited {timeout_s} s"
+        time.sleep(0.005)
+
+
+def code_texts() -> list[str]:
+    """A quarter of a megabyte of code that no change of this project changes, and so neither the
+    models that are trained on it nor what they write."""
+    names = "argparse calendar contextlib copy csv queue shutil textwrap tokenize types".split()
+    folder = Path(sysconfig.get_paths()["stdlib"])
+    return [(folder / f"{name}.py").read_text("utf-8") for name in names]
+
+
+def look(capsys, *words) -> str:
+    """eval.py in this process, which must succeed: what it prints."""
+    import eval
+
+    capsys.readouterr()
+    assert eval.main([str(word) for word in words]) == 0
+    return capsys.readouterr().out
+
+
 def flip(file: Path, at: int = -10, bit: int = 1) -> None:
     """Spoil one byte of a file, as a disk may."""
     content = bytearray(file.read_bytes())
@@ -94,10 +121,7 @@ def parameters(run_dir, step: int) -> dict:
     import torch.distributed.checkpoint as dcp
 
     folder = Path(run_dir) / "checkpoints" / f"step_{step:08d}" / "dcp"
-    if (folder / ".metadata").exists():
-        reader = dcp.FileSystemReader(folder)
-    else:
-        reader = dcp.HuggingFaceStorageReader(str(folder))
+    reader = dcp.HuggingFaceStorageReader(str(folder))
     saved = reader.read_metadata().state_dict_metadata
     state = {k: torch.empty(v.size, dtype=v.properties.dtype) for k, v in saved.items()}
     dcp.load(state, storage_reader=reader, no_dist=True)
@@ -144,19 +168,17 @@ def once(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def small_data(once) -> Path:
-    """Rows of 65 tokens, a vocabulary of 512, from this project's own sources and invented text."""
-    from data_helpers import in_process
+    """Rows of 65 tokens, a vocabulary of 512, from code and invented text."""
+    from data_helpers import prepare_tiny
 
     def make(folder: Path) -> None:
         texts = folder / "texts"
         texts.mkdir()
-        for path in sorted([*ROOT.glob("*.py"), *ROOT.glob("machinery/*.py")]):
-            (texts / f"{path.stem}.txt").write_text(path.read_text())
+        for i, text in enumerate(code_texts()):
+            (texts / f"code{i}.txt").write_text(text)
         for i in range(40):
             (texts / f"note{i}.txt").write_text(f"def note_{i}(x):\n    return x + {i}\n" * (i + 3))
-        options = "tiny --vocab_size 512 --row_len 65 --val_fraction 0.2 --workers 1".split()
-        result = in_process(*options, "--source", f"files:{texts}", "--data_dir", folder / "data")
-        assert result.returncode == 0, result.stderr
+        prepare_tiny(folder / "data", "--vocab_size", 512, "--source", f"files:{texts}")
 
     return once("small", make) / "data"
 

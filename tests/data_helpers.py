@@ -52,9 +52,10 @@ DRIVER = (
 )
 
 
-def command(folder: Path, *options: str) -> list[str]:
+def command(folder: Path, *options: str, spoil: str = "") -> list[str]:
+    """spoil: code that runs in it first."""
     small = ["--data_dir", str(folder), "--vocab_size", "400", "--row_len", "65"]
-    return [sys.executable, "-c", DRIVER, *small, *options]
+    return [sys.executable, "-c", spoil + DRIVER, *small, *options]
 
 
 def prepare(folder: Path, *options: str, program: tuple = (), processes: bool = False):
@@ -62,10 +63,24 @@ def prepare(folder: Path, *options: str, program: tuple = (), processes: bool = 
     processes: by those of a pool, as without a test."""
     from preparation import sources
 
-    arguments = command(folder, *options)
     with mock.patch.object(sources, "SMALLEST_UNIT", 40_000):
-        done = in_process(*program, *arguments[3:], processes=processes)
-    return subprocess.CompletedProcess(arguments, done.returncode, done.stdout, done.stderr)
+        return in_process(*program, *command(folder, *options)[3:], processes=processes)
+
+
+def prepared(folder: Path, *options: str, **how) -> str:
+    """`prepare`, which must succeed; what it prints."""
+    done = prepare(folder, *options, **how)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def prepare_tiny(folder: Path, *options, **how) -> str:
+    """`prepare_data.py tiny` within this process, with a small vocabulary, short rows and many of
+    them held out; what it prints."""
+    small = "tiny --vocab_size 300 --row_len 65 --val_fraction 0.2 --workers 1".split()
+    done = in_process(*small, "--data_dir", folder, *options, **how)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def in_process(*argv, processes: bool = False) -> subprocess.CompletedProcess:
@@ -90,6 +105,14 @@ def in_process(*argv, processes: bool = False) -> subprocess.CompletedProcess:
         except SystemExit as end:
             code = end.code
     return subprocess.CompletedProcess(argv, code, out.getvalue(), err.getvalue())
+
+
+def pieces_of(row) -> list[tuple[int, ...]]:
+    """A row, which begins with BOS (0), cut at its BOS tokens: each piece with its own."""
+    ids = [int(i) for i in row]
+    starts = [i for i, t in enumerate(ids) if t == 0]
+    assert starts[0] == 0
+    return [tuple(ids[a:b]) for a, b in zip(starts, [*starts[1:], len(ids)])]
 
 
 def fingerprint(folder: Path) -> str:

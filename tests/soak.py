@@ -1,20 +1,17 @@
-"""One run, killed again and again: `python tests/soak.py DATA_DIR WORK_DIR [KILLS] [SEED]`.
+"""One run, killed again and again (test_faults.py).
 
 1 rank and 2 ranks (DDP, FSDP) take turns at random, each start ends by SIGKILL of all, SIGKILL of
 one rank, or SIGTERM, at a random moment: in a step, in a save, or while it still starts. At the end
-the run must have the losses of an undisturbed one. Prints its figures. Also run by test_faults.py.
+the run must have the losses of an undisturbed one.
 """
 
-# ruff: noqa: E402
 import contextlib
 import random
 import signal
-import sys
 import time
 from collections import Counter
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
 from conftest import losses
 from faults import records, start
 
@@ -63,8 +60,3 @@ def soak(data, folder: Path, kills: int = 30, seed: int = 0) -> dict:
     found = losses(run_dir)
     assert found.keys() == expected.keys()
     return dict(counts, worst=max([worst, *(abs(found[s] - expected[s]) for s in found)]))
-
-
-if __name__ == "__main__":
-    data, folder, kills, seed = [*sys.argv[1:], "30", "0"][:4]
-    print(soak(data, Path(folder), int(kills), int(seed)))

@@ -1,21 +1,20 @@
 """A step is the sum over its targets that count, divided by their number: the same on any number
 of ranks, in any micro-batches, with the same rows. So is a validation."""
 
-import random
+import json
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import losses, metrics
+from chat_helpers import random_model
+from conftest import losses, metrics, parameters
 from faults import start
 from test_faults import rows_read
 
 import data
-from config import PRESETS
-from model import GPT
+from machinery import checkpoint
 
 # A large learning rate would blow up differences in the last bit, of sums in another order.
 CALM = ("--lr_scale", 0.1, "--grad_clip", 0.2)
@@ -34,7 +33,7 @@ def assert_same(a, b, limit=1e-6):
         for key in FIGURES & r.keys():
             assert s[key] == pytest.approx(r[key], rel=limit), (r["step"], key)
         if "norm" in r:
-            assert s["norm"] == pytest.approx(r["norm"], rel=2e-5), r["step"]
+            assert s["norm"] == pytest.approx(r["norm"], rel=20 * limit), r["step"]
         assert r.get("val_rows") == s.get("val_rows") and r["tokens"] == s["tokens"]
 
 
@@ -50,20 +49,12 @@ def alone(small_data, once):
     return folder / "run", rows_read((folder / "printed").read_text())
 
 
-# -------------------------------------------------------------------------------- the model
-
-
 @pytest.mark.parametrize("softcap", [0.0, 15.0])
 @pytest.mark.parametrize("tied", [False, True])
 def test_an_ignored_target_has_neither_loss_nor_gradient(tied, softcap):
     """Against the same model on the rows and targets that are left, which knows of no mark. Nor has
     the padding of the vocabulary a gradient."""
-    small = dict(seq_len=8, vocab_size=50, n_layer=2, n_embd=32, head_dim=16, mlp_hidden=64)
-    how = dict(tie_embeddings=tied, logit_softcap=softcap)
-    gpt = GPT(replace(PRESETS["tiny"].model, **small, **how))
-    torch.manual_seed(0)
-    for p in gpt.parameters():
-        torch.nn.init.normal_(p, std=0.3)
+    gpt = random_model(seq_len=8, vocab_size=50, tie_embeddings=tied, logit_softcap=softcap)
     ids = torch.randint(50, (3, 9))
     inputs, targets = ids[:, :-1].clone(), ids[:, 1:].clone()
     targets[0, :5] = targets[2] = data.IGNORED
@@ -81,50 +72,44 @@ def test_an_ignored_target_has_neither_loss_nor_gradient(tied, softcap):
     assert not head["embed.weight" if tied else "head.weight"][50:].any()
 
 
-# ------------------------------------------------------------------------- micro-batches
-
-
-@pytest.mark.parametrize("rows", [3, 5])
-def test_a_step_that_micro_batches_do_not_divide(rows, alone, small_data, tmp_path):
-    """8 rows a step: in pieces of 3 (one place to fill) and of 5 (two to fill)."""
-    args = (*CALM, "--micro_batch", rows)
-    text = start(small_data, tmp_path / "run", *args, spoil=[("note_rows",)]).end(0)
-    assert f"({-ROWS % rows} rows to fill the last do not count)" in text
-    assert_same(alone[0], tmp_path / "run")
-    assert rows_read(text) == alone[1]
-
-
-# ---------------------------------------------------------------------------------- ranks
-
-
-RANKS = [(2, "ddp"), (3, "fsdp"), (5, "ddp")]
-MORE = [(2, "fsdp"), (3, "ddp"), (5, "fsdp")]
+# ranks, rows of a micro-batch, and how weights are shared; of 5 ranks the last has no row of the 8
+RANKS = [(1, 3, "auto"), (1, 5, "auto"), (2, 4, "ddp"), (3, 3, "fsdp"), (5, 2, "ddp")]
+MORE = [(2, 4, "fsdp"), (3, 3, "ddp"), (5, 2, "fsdp")]
 RANKS += [pytest.param(*how, marks=pytest.mark.slow) for how in MORE]
 
 
-@pytest.mark.parametrize("world, parallel", RANKS)
-def test_any_number_of_ranks_takes_the_same_steps(world, parallel, alone, small_data, tmp_path):
-    """With clipping: losses, validations and norms, on the same rows, each read once."""
-    args = (*CALM, "--parallel", parallel)
-    run = start(small_data, tmp_path / "run", *args, world=world, spoil=[("note_rows",)])
-    text = run.end(0)
-    assert ("do not count" in text) == (ROWS % world > 0)
-    assert_same(alone[0], tmp_path / "run")
+@pytest.mark.parametrize("world, rows, parallel", RANKS)
+def test_any_number_of_ranks_takes_the_same_steps(
+    world, rows, parallel, alone, small_data, tmp_path
+):
+    """With clipping: losses, validations and norms, on the same rows, each read once; and weights.
+    The data is copied by the first rank, while the others wait."""
+    args, run_dir = ("--parallel", parallel, "--stage", tmp_path / "disk"), tmp_path / "run"
+    args = (*CALM, *args, *["--micro_batch", rows] * (world == 1))  # of several ranks: its default
+    text = start(small_data, run_dir, *args, world=world, spoil=[("note_rows",)]).end(0)
+    fill = -ROWS % (world * rows)
+    assert (f"({fill} rows to fill the last do not count)" in text) == (fill > 0)
+    assert_same(alone[0], run_dir)
     assert rows_read(text) == alone[1]
-
-
-def test_a_rank_without_a_row_takes_part(alone, small_data, tmp_path):
-    """8 rows on 3 ranks, 5 at a time: the last has none."""
-    start(small_data, tmp_path / "run", *CALM, "--micro_batch", 5, world=3).end(0)
-    assert_same(alone[0], tmp_path / "run")
+    assert len(list(tmp_path.glob("disk/*/manifest.json"))) == 1
+    record = json.loads((run_dir / "checkpoints/step_00000012/trainer.json").read_text())
+    assert record["data_dir"] == str(small_data)  # not the copy, which may go
+    one, two = parameters(alone[0], 12), parameters(run_dir, 12)
+    assert one.keys() == two.keys()
+    for name, tensor in one.items():
+        # Whole tensors: AdamW moves a weight by as much when its gradient is nothing but rounding,
+        # so single weights of an embedding may be far apart.
+        apart = (tensor.double() - two[name].double()).norm()
+        assert apart <= 5e-4 * tensor.double().norm(), (name, apart)
 
 
 def test_killed_on_three_ranks_and_resumed_on_two(alone, small_data, tmp_path):
-    """SIGKILL at a random step: the losses are those of one process, of each step as first taken
-    and as taken again."""
+    """SIGKILL some steps after the first save: the losses are those of one process, of each step as
+    first taken and as taken again."""
     run_dir, args = tmp_path / "run", (*CALM, "--save_every", 2)
-    run = start(small_data, run_dir, *args, world=3, spoil=[("slow", 0.05)])
-    run.until_step(random.Random(3).randint(4, 9)).kill().end()
+    run = start(small_data, run_dir, *args, world=3, spoil=[("hold", 7, str(tmp_path / "never"))])
+    run.until(lambda: run.step() == 7 and checkpoint.checkpoints(run_dir / "checkpoints"))
+    run.kill().end()
     seen = losses(run_dir)
     text = start(small_data, run_dir, *args, world=2).end(0)
     resumed = re.search(r"resumed at step (\d+) .* with micro-batches of 4 rows", text)

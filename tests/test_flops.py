@@ -60,8 +60,7 @@ def test_published_claims(tokens_per_s, flops_per_token, gpus, percent):
 class Clock:
     """A clock that moves when told."""
 
-    def __init__(self):
-        self.now = 1000.0
+    now = 1000.0
 
     def __call__(self):
         return self.now

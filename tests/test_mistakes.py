@@ -30,11 +30,16 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("name", WRONG)
-def test_a_students_mistake_is_shown_with_its_line(name, small_data, tmp_path):
+SLOW = pytest.param("too few values", "--compile", marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("name, how", [*((name, "--no_compile") for name in WRONG), SLOW])
+def test_a_students_mistake_is_shown_with_its_line(name, how, small_data, tmp_path):
+    """Compiled as well: it is no fault of the compiler, so nothing runs eager instead."""
     file, line, wrong, says = WRONG[name]
     spoil = [edited(tmp_path / "mine", file, line, wrong)]
-    text = start(small_data, tmp_path / "run", spoil=spoil).end(1)
+    text = start(small_data, tmp_path / "run", how, spoil=spoil).end(1, timeout_s=120)
+    assert "runs eager" not in text
     assert_traceback(text, tmp_path / "mine" / file, wrong, says)
 
 
@@ -45,18 +50,6 @@ def assert_traceback(text: str, file, wrong: str, says: str) -> None:
     assert re.search(frame, text[begin:]), text
     assert re.search(rf"^{says}", text[begin:], re.M), text
     assert "\nerror: " not in text
-
-
-@pytest.mark.slow
-def test_a_mistake_that_does_not_compile_is_shown_as_python_shows_it(small_data, tmp_path):
-    """It is no fault of the compiler, so nothing runs eager instead."""
-    file, line, wrong, says = WRONG["too few values"]
-    spoil = [edited(tmp_path / "mine", file, line, wrong)]
-    words = [word for word in SMALL if word != "--no_compile"]
-    words += ["--data_dir", small_data, "--run_dir", tmp_path / "run"]
-    text = start(None, tmp_path / "run", argv=["tiny", *words], spoil=spoil).end(1)
-    assert "runs eager" not in text
-    assert_traceback(text, tmp_path / "mine" / file, wrong, says)
 
 
 def test_a_mistake_in_the_middle_of_a_run_is_in_its_status(small_data, tmp_path):
@@ -102,9 +95,27 @@ TO_ONE = {
         "--source files:{data}": ("files:/", ".txt"),
     },
     "prepare_data.py verify tiny": {"--data_dir nowhere": ("nowhere",)},
-    "eval.py loss tiny": {"--run_dir nowhere": ("nowhere", "train.py")},
+    "eval.py loss tiny": {
+        "--run_dir nowhere": ("nowhere", "train.py"),
+        "--run_dir {run} --data_dir nowhere": ("nowhere", "python prepare_data.py"),
+        "--run_dir {run} --batch 0": ("--batch 0",),
+        "--run_dir {run} --rows -5": ("--rows -5",),
+    },
+    "eval.py loss no_run": {"": ("'no_run'", "tiny", "biatron-345m")},
     "eval.py lose tiny": {"": ("'lose'", "loss")},
-    "eval.py sample tiny": {"--run_dir {run} --temperature -1": ("--temperature -1",)},
+    "eval.py sample tiny": {
+        "--run_dir {run} --temperature -1": ("--temperature -1",),
+        "--run_dir {run} --temperature nan": ("--temperature nan",),
+        "--run_dir {run} --top_p 0": ("top_p 0.0",),
+        "--run_dir {run} --seed 18446744073709551616": ("--seed 18",),
+        "--run_dir {run} --prompt " + "word" * 80: ("seq_len 64",),
+    },
+    "eval.py report": {
+        "{run}/checkpoints/step_00000012": ("step_00000012",),
+        "{run} --usd_per_hour nan": ("usd_per_hour nan",),
+    },
+    "eval.py": {"": ("loss, sample, chat, choice",)},
+    "eval.py choice tiny": {"--run_dir {run} --task": ("--task",)},
     "export.py tiny": {"--run_dir nowhere": ("nowhere", "train.py")},
 }
 PRIVATE = r"\b(None|NoneType|dict|kwargs|argv|Path\(|PosixPath|np\.|torch\.|self|errno|dataclass)\b"

@@ -88,6 +88,8 @@ def go(params, optimizer, grads_by_step):
 
 
 def test_muon_equals_a_loop_over_matrices():
+    with pytest.raises(UsageError, match=r"\(3,\)"):  # what is no matrix
+        Muon([torch.nn.Parameter(torch.zeros(3))])
     torch.manual_seed(0)
     start = [torch.randn(s, dtype=torch.float64) for s in SHAPES]
     grads = [[torch.randn(s, dtype=torch.float64) for s in SHAPES] for _ in range(3)]
@@ -95,16 +97,6 @@ def test_muon_equals_a_loop_over_matrices():
     single = [p.float() for p in start]
     found = go(*make(single, momentum=0.9, weight_decay=0.2, beta2=0.8), grads)
     torch.testing.assert_close([p.double() for p in found], want, atol=2e-4, rtol=2e-4)
-
-
-@pytest.mark.slow
-def test_compiled_muon_equals_eager():
-    torch.manual_seed(0)
-    start, grads = torch.randn(3, 8, 4), torch.randn(2, 3, 8, 4)
-    eager = go(*make(start, weight_decay=0.1), grads)
-    params, muon = make(start, weight_decay=0.1)
-    compile_steps([muon])
-    torch.testing.assert_close(go(params, muon, grads), eager, atol=1e-5, rtol=1e-5)
 
 
 def test_compiled_muon_takes_more_shapes_than_dynamo_would(monkeypatch):
@@ -121,14 +113,14 @@ def test_compiled_muon_takes_more_shapes_than_dynamo_would(monkeypatch):
     torch.testing.assert_close(found, go(*make(start), grads), atol=1e-6, rtol=1e-5)
 
 
-@pytest.mark.parametrize("how", ["load_state_dict", "in place"])
-def test_a_resumed_muon_steps_on_the_loaded_state(how):
+@pytest.mark.parametrize("in_place", [True, False])
+def test_a_resumed_muon_steps_on_the_loaded_state(in_place):
     torch.manual_seed(0)
     grads = [[torch.randn(s) for s in SHAPES] for _ in range(4)]
     params, optimizer = make([torch.randn(s) for s in SHAPES])
     go(params, optimizer, grads[:2])
     resumed, other = make(params)
-    if how == "in place":  # as checkpoint.py does
+    if in_place:  # as checkpoint.py does
         for p, q in zip(params, resumed):
             for name, t in optimizer.state[p].items():
                 other.state[q][name].copy_(t)
@@ -147,11 +139,6 @@ def test_optimizers_on_two_ranks_divided_and_sharded(tmp_path):
     assert run.end(0).count("agrees") == 2
 
 
-def test_muon_refuses_what_is_no_matrix():
-    with pytest.raises(UsageError, match=r"\(3,\)"):
-        Muon([torch.nn.Parameter(torch.zeros(3))])
-
-
 def test_schedules():
     wsd = [lr_at(s, 100, "wsd", warmup=10, decay=0.5, final=0.1) for s in (0, 9, 30, 50, 75, 99)]
     assert wsd == pytest.approx([0.1, 1.0, 1.0, 1.0, 0.55, 0.118])
@@ -168,12 +155,15 @@ def test_schedules():
     assert momentum_at(100, 1000, warmup=10) == pytest.approx(0.91)
 
 
+def groups_of_one() -> dict:
+    kinds = ("matrix", "embedding", "head", "scalar")
+    return {kind: [torch.nn.Parameter(torch.ones(4, 4))] for kind in kinds}
+
+
 def test_only_the_schedule_with_a_decay_bends_the_momentum():
-    params = [torch.nn.Parameter(torch.ones(4, 4))]
-    groups = dict(matrix=params, embedding=[], head=[], scalar=[torch.nn.Parameter(torch.ones(2))])
     for schedule, last in (("wsd", 0.90), ("cosine", 0.97)):
         config = TrainConfig(schedule=schedule)
-        optimizers = build(groups, config, width=64)
+        optimizers = build(groups_of_one(), config, width=64)
         before = [g["weight_decay"] for g in optimizers[1].param_groups]
         factor = set_schedule(optimizers, 990, 1000, config)
         assert factor == lr_at(990, 1000, schedule, config.warmup, config.decay, config.final_lr)
@@ -202,11 +192,6 @@ def test_the_factor_of_a_batch_is_the_part_of_a_step_along_the_true_gradient(tok
     assert factor == pytest.approx(along(tokens) / along(rates_at), rel=0.01)
 
 
-def groups_of_one() -> dict:
-    kinds = ("matrix", "embedding", "head", "scalar")
-    return {kind: [torch.nn.Parameter(torch.ones(4, 4))] for kind in kinds}
-
-
 def rates(config, width: int) -> list[float]:
     built = build(groups_of_one(), config, width)
     return [g["lr"] for optimizer in built for g in optimizer.param_groups]
@@ -226,12 +211,6 @@ def test_the_rates_of_a_preset_are_for_the_batch_at_which_they_were_tuned(preset
     assert rates(dataclasses.replace(config, optimizer="adamw"), 192) == [config.lr] * 2
     with pytest.raises(ValueError, match="lion"):
         rates(dataclasses.replace(config, optimizer="lion"), 768)
-
-
-def test_each_kind_of_parameter_has_its_betas_and_decay():
-    _, adam = build(groups_of_one(), TrainConfig(), 768)
-    found = [(g["betas"], g["weight_decay"]) for g in adam.param_groups]
-    assert found == [((0.8, 0.995), 0.001), ((0.8, 0.96), 0.01), ((0.8, 0.95), 0.0)]
 
 
 def test_options_that_the_optimizer_or_the_schedule_ignores_are_named():

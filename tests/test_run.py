@@ -122,13 +122,6 @@ def test_a_whole_run(words, prepares, store, machine, tmp_path):
     assert [line for line in said if ".py" in line] == programs
 
 
-def test_packages_for_some_commands(machine, tmp_path):
-    assert machine("550.54", words=["store"]).returncode == 0
-    assert torch_of(tmp_path) == "torch==2.10.0"
-    said = (tmp_path / "commands").read_text()
-    assert said.count("-version-check -r") == 2 and ".py" not in said
-
-
 def test_a_driver_that_nothing_runs_on_costs_no_download(machine, tmp_path):
     done = machine("470.82.01")
     assert done.returncode == 2 and not (tmp_path / ".venv").exists()
@@ -136,21 +129,16 @@ def test_a_driver_that_nothing_runs_on_costs_no_download(machine, tmp_path):
 
 
 def test_installed_once_and_again_after_a_new_driver(machine, tmp_path):
-    for says, installs in (("550.54", 1), ("550.54", 1), ("580.65", 2), ("580.65", 2)):
-        assert machine(says).returncode == 0
-        assert (tmp_path / "commands").read_text().count("-version-check -r") == installs
-    assert torch_of(tmp_path) == "torch==2.13.0"
-
-
-def test_the_tests_that_measure_run_alone(machine, tmp_path):
-    for words, calls in (
-        ("test", ["-n 4 --dist worksteal", "-n 0 -m timing"]),
-        ("test -k x", ["-n 4 --dist worksteal -k x"]),
+    for words, says, installs in (
+        (["store"], "550.54", 2),  # its own packages as well
+        (["test"], "550.54", 2),
+        (["test"], "580.65", 3),
+        (["test"], "580.65", 3),
     ):
-        assert machine("580.65", words=words.split()).returncode == 0
-        said = (tmp_path / "commands").read_text().splitlines()
-        assert [line[10:] for line in said if line.startswith("-m pytest")] == calls
-        (tmp_path / "commands").unlink()
+        assert machine(says, words=words).returncode == 0
+        said = (tmp_path / "commands").read_text()
+        assert said.count("-version-check -r") == installs and ".py" not in said
+    assert torch_of(tmp_path) == "torch==2.13.0"
 
 
 def test_a_build_that_the_user_chose_stays(machine, tmp_path):

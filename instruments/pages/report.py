@@ -19,10 +19,11 @@ import numpy as np
 from jinja2 import Environment, FileSystemLoader
 
 from config import Count, UsageError
-from instruments.pages import curves, multiplier, positions
+from instruments.pages import curves, multiplier
 from instruments.pages.records import PAUSES, Run, is_sample, number, plain, slow_steps
 from instruments.talk.sample import SampleConfig, continuations, find_prompts
 from machinery import checkpoint, disk
+from machinery.errors import CheckpointError, DataError, NonFiniteError
 from machinery.log import duration, read_jsonl, short
 from machinery.trained import EvalConfig, is_tuned, open_tokenizer
 from tokenizer import Tokenizer
@@ -68,7 +69,6 @@ def write(run_dir: str | Path, usd_per_hour: float = 0.0) -> Path:
         result=result(run, starts[-1]["cost"] if starts else ""),
         images=[base64.b64encode(png).decode() for png in pictures],
         left_out=left_out,
-        positions=positions.rows(run.dir),
         starts=starts,
         data=data_facts(run),
         configuration=[(key, plain(value)) for key, value in run.config.items()],
@@ -259,8 +259,6 @@ def sample_and_write(config: ReportConfig, load_model: Callable) -> None:
     prompts = find_prompts(config.prompt, run.dir.resolve().name)
     for which in reversed(models):
         take_samples(which, load_model, prompts, config.max_new_tokens)
-    if models:
-        positions.measure(models[0], load_model)
     print(write(config.run_dir, config.usd_per_hour))
 
 
@@ -274,7 +272,7 @@ def take_samples(config: EvalConfig, load_model: Callable, prompts: tuple[str, .
     try:
         model, trainer = load_model(config)
         tokenizer = open_tokenizer(config, trainer)
-    except positions.NO_MODEL as error:
+    except (UsageError, DataError, CheckpointError, NonFiniteError) as error:
         print(plain(f"no samples of {config.checkpoint}: {error}"))
         return
     for prompt in missing:

@@ -55,9 +55,6 @@ def ablation(small_data, tmp_path, monkeypatch):
 VALUES = ["--change", "values: --extras value_embeds key_offset"]
 
 
-# ---------------------------------------------------------------- the verdict of an ablation
-
-
 def test_the_verdict_by_hand():
     base = {0: 1.10, 1: 1.20, 2: 1.30}
     # differences -0.08, -0.10, -0.12: mean -0.10, sd = sqrt((0.0004 + 0 + 0.0004) / 2) = 0.02
@@ -73,23 +70,13 @@ def test_the_verdict_by_hand():
     assert ablate.verdict(base, base)[2] == "within 2 sd"  # no spread, no difference
 
 
-# ---------------------------------------------------------------- the runs
-
-
 class Job:
     """A run of some code in place of train.py; `here` is its file."""
 
     def __init__(self, folder, name: str, code: str, after=None):
         self.run_dir, self.after, self.file = folder / name, after, folder / f"{name}.done"
-        code = f"import pathlib, signal, time; here = pathlib.Path({str(self.file)!r})\n{code}"
+        code = f"import pathlib; here = pathlib.Path({str(self.file)!r})\n{code}"
         self.command = [sys.executable, "-c", code]
-
-
-def make(*jobs: Job) -> tuple[int, set[str]]:
-    """(How many failed, the names of those that have a row), two at once."""
-    file = jobs[0].run_dir.with_name("rows.jsonl")
-    failed = runs.side_by_side(jobs, [{}] * 2, file, lambda job: dict(bpb=1, of=job.run_dir.name))
-    return failed, {row["of"] for row in read_jsonl(file, bool)}
 
 
 def test_a_run_that_fails_costs_those_that_go_on_from_it_and_no_more(tmp_path, capsys):
@@ -97,7 +84,10 @@ def test_a_run_that_fails_costs_those_that_go_on_from_it_and_no_more(tmp_path, c
     first = Job(tmp_path, "first", "here.touch()")
     then = Job(tmp_path, "then", "assert here.with_name('first.done').exists()", after=first)
     never = Job(tmp_path, "never", "", after=fails)
-    assert make(fails, never, first, then) == (2, {"first", "then"})
+    jobs, file = [fails, never, first, then], tmp_path / "rows.jsonl"
+    row_of = lambda job: dict(bpb=1, of=job.run_dir.name)
+    assert runs.side_by_side(jobs, [{}] * 2, file, row_of) == 2  # have failed
+    assert {row["of"] for row in read_jsonl(file, bool)} == {"first", "then"}
     assert "no luck" in capsys.readouterr().out
 
 
@@ -193,8 +183,6 @@ def test_an_idea_changes_nothing_where_it_is_neutral_and_something_where_it_is_n
     assert sum(map(len, changed.param_groups().values())) == len(list(changed.parameters()))
 
 
-# ---------------------------------------------------------------- the law
-
 TRUE = dict(E=0.7, A=30.0, a=0.3, B=900.0, b=0.4)
 
 
@@ -250,9 +238,6 @@ def test_an_interval_holds_at_least_as_often_as_it_says_and_is_of_use():
         inside += low <= truth(6e7, 1.28e9) * math.exp(luck) <= high
         widths.append(high / low - 1)
     assert inside >= 3 and np.mean(widths) < 0.2
-
-
-# ---------------------------------------------------------------- speed, and the first hour
 
 
 @pytest.mark.slow

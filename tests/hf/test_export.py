@@ -1,10 +1,13 @@
-"""export.py, and hf/mapping.py, parity.py and modeling_nano2049.py: transformers computes
-our numbers with an exported folder, the folder can be read back, and a wrong one is never left."""
+"""export.py, and hf/mapping.py, parity.py, template.py and modeling_nano2049.py: transformers
+computes our numbers with an exported folder, makes our ids of conversations, and answers as ours
+does; the folder can be read back, and a wrong one is never left."""
 
 import ast
 import contextlib
+import io
 import json
 import os
+import random
 import re
 import shutil
 import tempfile
@@ -18,12 +21,14 @@ from conftest import flip
 from safetensors import SafetensorError
 
 from config import EXTRAS, GPTConfig, UsageError
-from hf import card, export, mapping, parity
+from hf import card, export, mapping, parity, template
 from machinery import cli, disk
 from machinery import trained as models
 from machinery.errors import CheckpointError, DataError, ParityError, StorageError
 from machinery.shards import Manifest
+from machinery.trained import is_tuned
 from model import GPT
+from preparation import chat
 from tokenizer import Tokenizer
 
 os.environ.setdefault("HF_MODULES_CACHE", tempfile.mkdtemp())
@@ -98,9 +103,6 @@ def open_in_transformers(folder):
     return model.eval()
 
 
-# ------------------------------------------------------------------------------- equal numbers
-
-
 @pytest.mark.parametrize("case", CASES)
 @torch.no_grad()
 def test_transformers_computes_the_same_and_the_folder_can_be_read_back(case, export_model, capsys):
@@ -129,13 +131,6 @@ def test_transformers_computes_the_same_and_the_folder_can_be_read_back(case, ex
     prompt, mask = ids[:1, :8], torch.ones(1, 8)  # no mask: BOS would pass for padding
     greedy = theirs.generate(prompt, attention_mask=mask, max_new_tokens=40, do_sample=False)
     assert greedy.tolist() == ours.generate(prompt, 40, temperature=0).tolist()
-
-
-def test_an_untrained_model_passes_too(export_model):
-    """Its logits are tiny, and the random weights do the comparing."""
-    model = GPT(BASE)
-    model.init_weights()
-    export_model(model.eval())
 
 
 @pytest.mark.parametrize("extras", [EXTRAS, ("key_offset",)], ids=["all", "key_offset"])
@@ -187,9 +182,6 @@ def test_what_the_own_file_does_not_read_is_an_error(export_model):
     theirs(ids[:, :3], cache=cache, use_cache=True)
     again = theirs(ids[:, 3:], cache=cache, use_cache=True).logits
     torch.testing.assert_close(again, theirs(ids).logits[:, 3:], atol=3e-5, rtol=0)
-
-
-# ------------------------------------------------------------------- a wrong export is refused
 
 
 def edit_json(file: str, **changes):
@@ -289,15 +281,15 @@ def test_a_wrong_modelling_file_is_refused(mutant, export_model, tmp_path, monke
     refused(export_model, build(extras=EXTRAS, n_layer=3), tmp_path, words)
 
 
-def test_an_untrained_model_hides_nothing(export_model, tmp_path, monkeypatch):
-    """`down` is zero, so that gate and up exchanged change no logit."""
-    edit_names(monkeypatch, exchanged("gate", "up"))
+def test_an_untrained_model_passes_and_hides_nothing(export_model, tmp_path, monkeypatch):
+    """Its logits are tiny, and the random weights do the comparing: `down` is zero, so that gate
+    and up exchanged change no logit."""
     model = GPT(replace(BASE, **LLAMA | dict(tie_embeddings=False)))
     model.init_weights()
-    refused(export_model, model.eval(), tmp_path, "at random weights")
-
-
-# --------------------------------------------------------------------------------- the folder
+    shutil.rmtree(export_model(model.eval()))
+    edit_names(monkeypatch, exchanged("gate", "up"))
+    model.init_weights()
+    refused(export_model, model, tmp_path, "at random weights")
 
 
 def test_the_folder(export_model, tokenizer):
@@ -307,10 +299,8 @@ def test_the_folder(export_model, tokenizer):
     tree = json.loads((folder / "config.json").read_text())
     assert tree["rope_theta"] == tree["rope_parameters"]["rope_theta"]  # for transformers 4
     assert (folder / "model.safetensors").stat().st_mode & 0o444 == 0o444
+    assert Tokenizer.load(folder / "tokenizer.json").encode("x") == tokenizer.encode("x")
     theirs = transformers.AutoTokenizer.from_pretrained(folder)
-    assert type(theirs).__name__ in ("TokenizersBackend", "PreTrainedTokenizerFast")
-    back = Tokenizer.load(folder / "tokenizer.json")
-    assert back.encode("x <|end|>") == tokenizer.encode("x <|end|>")
     batch = theirs(["def", "def name_1(x)"], padding=True)  # on the left, as generation needs it
     assert batch["attention_mask"][0][0] == 0 and batch["input_ids"][0][-1] != 0
     config = transformers.AutoConfig.from_pretrained(folder)
@@ -333,9 +323,11 @@ def test_reading_back_refuses_what_is_not_an_export(export_model, tmp_path):
         mapping.load_exported(folder)
     (folder / "config.json").write_text(text)
     mapping.load_exported(folder)
-    flip(folder / "model.safetensors", at=-3)
-    with pytest.raises(CheckpointError, match="model.safetensors is not as it was exported"):
-        mapping.load_exported(folder)
+    for name in ("model.safetensors", "tokenizer.json"):
+        flip(folder / name, at=-3)
+        with pytest.raises(CheckpointError, match=f"{name} is not as it was exported"):
+            mapping.load_exported(folder)
+        flip(folder / name, at=-3)
 
 
 FORGED = {  # name -> a change of what config.json says of the model
@@ -364,9 +356,6 @@ def test_a_forged_config_json_is_an_error_before_anything_is_built(case, export_
     file.write_text(json.dumps(tree))
     with pytest.raises((UsageError, DataError, CheckpointError)):
         mapping.load_exported(file.parent)
-
-
-# -------------------------------------------------------------------------------- the program
 
 
 def test_the_program_on_a_trained_model(trained_run, small_data, tmp_path, capsys):
@@ -459,3 +448,176 @@ def test_an_old_transformers_or_none_is_named(monkeypatch):
     monkeypatch.setattr(parity, "find_spec", lambda name: None)
     with pytest.raises(UsageError, match="requirements-eval.txt"):
         export.main([])
+
+
+# -------------------------------------------------------------------------------- conversations
+
+END = 3
+
+
+@pytest.fixture
+def export_tuned(export_model):
+    """The export of a model in memory that was tuned, as its trainer.json says."""
+    return lambda model: export_model(model, conversations=True)
+
+
+PIECES = (
+    "", " ", "\n", "Hello", " there", "a\n\nb ", "caf\u00e9 \u4f60\u597d", "{{ x }}", "<|assis",
+    "def f(x):\n    return x", "\u200d\U0001f469", "'s", "12345", "{% if %}", "\\", "\t",
+)  # fmt: skip
+TYPED = (*PIECES, "<|assistant|>", "<|user|>", "a<|end|>b", "<|bos|> x", "<|end|><|end|>")
+
+
+def conversations(count: int, pieces: tuple[str, ...]):
+    """Random ones: 1 to 5 exchanges, a third with a system text, a third without an end."""
+    rng = random.Random(0)
+    for _ in range(count):
+        said = lambda: "".join(rng.choice(pieces) for _ in range(rng.randint(0, 4)))
+        turns = [("system", said())] if rng.random() < 1 / 3 else []
+        for _ in range(rng.randint(1, 5)):
+            turns += [("user", said()), ("assistant", said())]
+        yield turns[:-1] if rng.random() < 1 / 3 else turns
+
+
+def as_messages(turns) -> list[dict]:
+    return [dict(role=role, content=text) for role, text in turns]
+
+
+def their_ids(theirs, turns, reply: bool, **how) -> list[int]:
+    options = dict(add_generation_prompt=reply, return_dict=False)
+    return theirs.apply_chat_template(as_messages(turns), **options, **how)
+
+
+@pytest.fixture
+def theirs(tokenizer, tmp_path):
+    export.write_tokenizer(tokenizer, tmp_path, 96, tuned=True)
+    return transformers.AutoTokenizer.from_pretrained(tmp_path)
+
+
+def test_conversations_have_our_ids(theirs, tokenizer):
+    """A special token that is typed says nothing about who speaks: with sanitized control tokens,
+    as the card has it, roles and text are ours, though the ids beside such a token are others in
+    some. Without, it becomes the role."""
+    special, taken, other = set(tokenizer.special.values()), 0, 0
+    for turns in [*conversations(60, PIECES), *conversations(100, TYPED)]:
+        reply = turns[-1][0] == "user"
+        ours = [0, *chat.encode(turns, tokenizer, reply)]
+        ids, plain = (their_ids(theirs, turns, reply, **how) for how in (template.TYPED, {}))
+        typed = any(name in text for name in tokenizer.special for _, text in turns)
+        assert typed or ids == plain == ours, turns
+        assert [i for i in ids if i in special] == [i for i in ours if i in special]
+        assert theirs.decode(ids) == tokenizer.decode(ours)
+        other += ids != ours
+        taken += plain != ours
+    assert taken > 60 and other < taken
+
+
+def test_what_counts_is_what_transformers_masks(theirs, tokenizer):
+    """The assistant mask of the template covers the answers and the <|end|> of each."""
+    for turns in conversations(40, PIECES):
+        if turns[-1][0] == "user" or any(not text for _, text in turns):
+            continue  # an empty answer has no character to mask but that of <|end|>
+        out = theirs.apply_chat_template(
+            as_messages(turns), return_assistant_tokens_mask=True, return_dict=True
+        )
+        speaks, expected = False, []
+        for i in out["input_ids"]:
+            expected.append(int(speaks))
+            speaks = (speaks or i == 2) and i != END
+        assert out["assistant_masks"] == expected
+
+
+@pytest.mark.parametrize(
+    "roles", [["assistant"], ["user", "user"], ["user", "system"], ["user", "tool"], ["a"]]
+)
+def test_roles_out_of_turn_are_refused_there_too(theirs, roles):
+    messages = [dict(role=role, content="x") for role in roles]
+    with pytest.raises(UsageError):
+        chat.read_turns(messages)
+    with pytest.raises(Exception, match="roles out of turn"):
+        theirs.apply_chat_template(messages)
+
+
+FIRST = [("system", "Answer briefly."), ("user", "What is it?")]
+
+
+def ending(tokenizer, **changes):
+    """A model whose answer to FIRST ends: <|end|> takes the place of its sixth token."""
+    model = build(tie_embeddings=False, **changes)
+    ids = torch.tensor([[0, *chat.encode(FIRST, tokenizer, reply=True)]])
+    sixth = model.generate(ids, 6, temperature=0)[0, -1].item()
+    with torch.no_grad():
+        model.head.weight[END] = 1.3 * model.head.weight[sixth]
+    return model
+
+
+@torch.no_grad()
+def our_answer(model, tokenizer, turns, most: int) -> str:
+    ids = torch.tensor([[0, *chat.encode(turns, tokenizer, reply=True)]])
+    drawn = [new.item() for new in model.stream(ids, most, 0.0, 0, None, END)]
+    return tokenizer.decode(i for i in drawn if i != END)
+
+
+def test_the_pipeline_answers_as_ours(export_tuned, tokenizer, capsys):
+    changes = dict(extras=("key_offset", "value_embeds"), seq_len=256)
+    ours, folder = ending(tokenizer, **changes), export_tuned(ending(tokenizer, **changes))
+    assert re.search(r"and [1-9]\d conversations", capsys.readouterr().out)  # compared, too
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    assert config["split_special_tokens"] is False and config["eos_token"] == "<|end|>"
+    tree = json.loads((folder / "generation_config.json").read_text())
+    assert (tree["bos_token_id"], tree["eos_token_id"], tree["pad_token_id"]) == (0, [END, 0], 0)
+    assert is_tuned(mapping.load_exported(folder)[1])
+
+    generate = transformers.pipeline("text-generation", str(folder), trust_remote_code=True)
+    how = dict(max_new_tokens=20, do_sample=False, tokenizer_encode_kwargs=template.TYPED)
+    turns, lengths = FIRST[:1], []
+    for question in (FIRST[1][1], "Where is it? <|assistant|>", "name_1(x)", ""):
+        turns.append(("user", question))
+        mine = our_answer(ours, tokenizer, turns, 20)
+        out = generate(as_messages(turns), **how)
+        text = out[0]["generated_text"][-1]
+        assert text == dict(role="assistant", content=mine), question
+        lengths.append(len(tokenizer.encode(mine)))
+        turns.append(("assistant", mine))
+    assert min(lengths) < 20  # an answer ended by itself
+
+
+def test_the_example_of_the_card_works_as_printed(export_tuned, tokenizer, monkeypatch, capsys):
+    """That of the program's output too, but for the folder's path."""
+    folder = export_tuned(ending(tokenizer, seq_len=256))
+    printed = re.search(r"in Python:\n(.*)", capsys.readouterr().out, re.DOTALL)[1].strip()
+    card = (folder / "README.md").read_text()
+    example = re.search(r"```python\n(.*?)\n```", card, re.DOTALL)[1]
+    assert printed.replace(str(folder), folder.name) == example
+    assert "it answers" in card and "sanitize_control_tokens" in example
+    monkeypatch.chdir(folder.parent)
+    transformers.set_seed(3)
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        exec(example, {})
+    assert said.getvalue().strip() and "<|" not in said.getvalue()
+
+
+def without(part: str):
+    """Lets the template lack this part."""
+    return lambda m: m.setattr(template, "TEMPLATE", template.TEMPLATE.replace(part, ""))
+
+
+MUTANTS = {  # name -> (what is spoilt, what the refusal says)
+    "BOS for the end": (edit_json(OPTIONS, eos_token="<|bos|>"), r"\(331, 0, 0, 0\)"),
+    "no BOS": (without("{{ bos_token }}"), "the chat template encodes"),
+    "system text in front of all": (without("{% set ns.before = '' %}"), "the chat template enc"),
+}
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_a_wrong_template_is_refused(mutant, export_tuned, tmp_path, monkeypatch):
+    spoil, words = MUTANTS[mutant]
+    spoil(monkeypatch)
+    refused(export_tuned, build(), tmp_path, words)
+
+
+def test_a_base_model_has_no_template(export_model):
+    folder = export_model(build())
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    assert "chat_template" not in config and config["split_special_tokens"] is True
+    assert "it does not answer" in (folder / "README.md").read_text()

@@ -1,5 +1,6 @@
 """Models of others: hf/imported.py against transformers, on random weights of unit scale, whose
-norms and shapes are far from ours; and what is refused, in its words."""
+norms and shapes are far from ours; their tokenizers, trained here, against `tokenizers` on the file
+as it is; and what is refused, in its words."""
 
 import contextlib
 import io
@@ -11,19 +12,190 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT, metrics, run
+from conftest import code_texts, metrics, run
 from damages import DAMAGES
-from forms import FORMS, make
+from data_helpers import prepare_tiny
+from test_tokenizer import AWKWARD, oracle, random_texts
 
 import data
 import eval as evaluate
-import prepare_data
 import train
 from config import UsageError
 from hf import export, imported, mapping, tokenizer_json
 from machinery import cli
 from machinery.errors import CheckpointError, DataError, ParityError
 from machinery.shards import Manifest
+from tokenizer import Tokenizer
+
+LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+QWEN = LLAMA3.replace("{1,3}", "")
+END = "<|endoftext|>"
+
+
+def steps(*names) -> list:
+    """("digits", "bytes") -> pre-tokenizers; a tuple holds the pattern of a split."""
+    from tokenizers import Regex
+    from tokenizers import pre_tokenizers as P
+
+    known = {
+        "bytes": lambda: P.ByteLevel(add_prefix_space=False, use_regex=False),
+        "words": lambda: P.ByteLevel(add_prefix_space=False),
+        "digits": lambda: P.Digits(True),
+    }
+    split = lambda pattern: P.Split(Regex(pattern), "isolated")
+    return [known[name]() if isinstance(name, str) else split(*name) for name in names]
+
+
+# name -> (pre-tokenizers, special tokens, options of `make`)
+FORMS = {
+    "gpt2": (("words",), (END,), dict(late=True, config=dict(bos_token=END))),
+    "smollm2": (("digits", "words"), (END, "<|im_start|>"), dict(config=dict(bos_token=END))),
+    "llama3": (
+        ((LLAMA3,), "bytes"), ("<|begin_of_text|>", "<|end_of_text|>"),
+        dict(late=True, first="<|begin_of_text|>", bpe=dict(ignore_merges=True)),
+    ),
+    "qwen": (
+        ((QWEN,), "bytes"), (END, "<|im_end|>"),
+        dict(late=True, nfc=True, config=dict(bos_token=None, eos_token=END)),
+    ),
+    "plain <bos>": (("words",), ("<bos>",), dict(first="<bos>")),
+    "runs of spaces": (
+        ("words",), (END,), dict(plain=("  ", "    "), config=dict(bos_token=END)),
+    ),
+}  # fmt: skip
+
+
+def corpus() -> list[str]:
+    others = ["Olá, açúcar! " * 20, "汉字 кириллица " * 50, "1234 567 3.14 a fish " * 80]
+    return [*code_texts()[1:6], *others]
+
+
+def make(folder: Path, pre, special, options: dict, vocab_size: int = 800) -> None:
+    """Write tokenizer.json and tokenizer_config.json."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors
+    from tokenizers import pre_tokenizers as P
+    from tokenizers.trainers import BpeTrainer
+
+    late, plain = options.get("late", False), options.get("plain", ())
+    bpe = Tokenizer(models.BPE())
+    bpe.normalizer = normalizers.NFC() if options.get("nfc") else None
+    found = steps(*pre)
+    bpe.pre_tokenizer = found[0] if len(found) == 1 else P.Sequence(found)
+    bpe.decoder = decoders.ByteLevel()
+    trainer = BpeTrainer(
+        vocab_size=vocab_size - len(plain) - late * len(special),
+        special_tokens=[] if late else list(special),
+        initial_alphabet=P.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    bpe.train_from_iterator(corpus(), trainer)
+    bpe.add_special_tokens(list(special))
+    bpe.add_tokens([AddedToken(text, special=False, normalized=False) for text in plain])
+    if first := options.get("first"):
+        pair = dict(single=f"{first} $A", pair=f"{first} $A {first} $B")
+        names = [(first, bpe.token_to_id(first))]
+        bpe.post_processor = processors.TemplateProcessing(special_tokens=names, **pair)
+    tree = json.loads(bpe.to_str())
+    tree["model"] |= options.get("bpe", {})
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "tokenizer.json").write_text(json.dumps(tree))
+    (folder / "tokenizer_config.json").write_text(json.dumps(options.get("config", {})))
+
+
+MORE = ["12 3  45\n6 7", "a  1", "  1", "\n\n1", "x \u00a01", " x zebrafish zebrafishes", "e\u0301"]
+MORE += ["<|endoftext|> a <|im_start|>user<tool_call> x <bos>", "<tool_call>", "a    b  c", "ab'LL"]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """form -> its folder."""
+    root = tmp_path_factory.mktemp("forms")
+    for name, form in FORMS.items():
+        make(root / name, *form)
+    return {name: root / name for name in FORMS}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_ids_are_those_of_tokenizers(name, made):
+    """Also after a tokenizer has been saved and is read as any other, without hf/."""
+    given = tokenizer_json.read(made[name])
+    again, ids = Tokenizer(given.spec), oracle((made[name] / "tokenizer.json").read_text())
+    for text in [*(text for text in AWKWARD if len(text) < 1100), *MORE, *random_texts(200, 3)]:
+        plain = given.normalize(text)
+        found = given.encode(text)
+        assert found == again.encode(text) == ids(plain), repr(text[:80])
+        assert given.decode(found) == plain
+        assert sum(given.token_bytes[found]) == len(plain.encode())
+        assert not set(found) & set(given.special.values())
+
+
+def test_bos_is_known_by_its_role(made, tmp_path):
+    for name, bos in (("llama3", "<|begin_of_text|>"), ("gpt2", END), ("plain <bos>", "<bos>")):
+        tokenizer = tokenizer_json.read(made[name])
+        assert tokenizer.bos == bos == Tokenizer(tokenizer.spec).bos
+        assert tokenizer.bos_id == tokenizer.special[bos]
+    one, other = (tokenizer_json.read(made["qwen"], bos) for bos in ("", "<|im_end|>"))
+    assert (one.bos, other.bos) == (END, "<|im_end|>")
+    assert one.same_ids(other) and one.sha256 != other.sha256
+    make(tmp_path / "none", ("words",), ("<a>", "<b>"), {})
+    assert tokenizer_json.read(tmp_path / "none", "<b>").bos_id == 1
+    for asked in ("", "<c>"):
+        with pytest.raises(UsageError, match="--bos_token: <a>, <b>"):
+            tokenizer_json.read(tmp_path / "none", asked)
+
+
+def test_our_own_stay_as_they_are_to_the_byte(tmp_path):
+    """And so does a file that begins a document by itself."""
+    ours = Tokenizer.train(code_texts(), 400)
+    ours.save(tmp_path / "tokenizer.json")
+    assert tokenizer_json.read(tmp_path).sha256 == ours.sha256
+    assert tokenizer_json.read(tmp_path / "tokenizer.json", "<|end|>").bos == "<|end|>"
+    make(tmp_path / "l", *FORMS["llama3"])
+    text = (tmp_path / "l" / "tokenizer.json").read_text()
+    assert tokenizer_json.read(tmp_path / "l").spec == text
+
+
+def test_an_export_of_it_is_read_by_transformers(made, tmp_path):
+    import transformers
+
+    tokenizer = tokenizer_json.read(made["smollm2"])
+    export.write_tokenizer(tokenizer, tmp_path, 64, tuned=False)
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    for text in MORE:
+        assert theirs(text).input_ids == [tokenizer.bos_id, *tokenizer.encode(text)]
+
+
+def sentencepiece(tree):
+    tree["model"] |= dict(byte_fallback=True, unk_token="<unk>")
+    tree["model"]["vocab"]["<unk>"] = len(tree["model"]["vocab"])
+
+
+REFUSED = {
+    "Unigram": lambda t: t["model"].update(type="Unigram"),
+    "SentencePiece's BPE": sentencepiece,
+    "a space before": lambda t: t["pre_tokenizer"].update(add_prefix_space=True),
+    "lower case": lambda t: t.update(normalizer={"type": "Lowercase"}),
+    "no bytes": lambda t: t.update(pre_tokenizer={"type": "Whitespace"}),
+    "dropout": lambda t: t["model"].update(dropout=0.1),
+    "ends of words": lambda t: t["model"].update(end_of_word_suffix="~"),
+    "a gap": lambda t: t["model"]["vocab"].update({"Ġzzz": 5000}),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_others_are_refused_by_the_name_of_their_file(case, made, tmp_path):
+    tree = json.loads((made["gpt2"] / "tokenizer.json").read_text())
+    REFUSED[case](tree)
+    (tmp_path / "tokenizer.json").write_text(json.dumps(tree))
+    with pytest.raises(UsageError, match=str(tmp_path / "tokenizer.json")):
+        tokenizer_json.read(tmp_path, END)
+    (tmp_path / "tokenizer.json").unlink()
+    with pytest.raises(UsageError, match=str(tmp_path / "tokenizer.json")):
+        tokenizer_json.read(tmp_path / "tokenizer.json")
+
 
 V = 600  # tokens of the tokenizer; the tables have more rows
 SHAPE = dict(vocab_size=631, hidden_size=72, intermediate_size=100, num_hidden_layers=4)
@@ -142,44 +314,41 @@ def llama(tmp_path_factory):
 @pytest.mark.parametrize("case", CHANGED)
 def test_what_we_do_not_compute_is_refused_by_its_name(case, llama, tmp_path):
     change, words = CHANGED[case]
-    shutil.copytree(llama, tmp_path / "m")
-    file = tmp_path / "m" / "config.json"
+    file = shutil.copytree(llama, tmp_path / "m") / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | change))
     with pytest.raises(UsageError, match=words) as refused:
         read(tmp_path / "m")
     assert str(tmp_path) in str(refused.value)
 
 
-def test_no_pickle_is_opened_and_a_damaged_file_is_named(llama, tmp_path):
-    folder = tmp_path / "m"
-    shutil.copytree(llama, folder)
+def test_a_tensor_that_nothing_reads_is_refused(tmp_path):
+    make_model(tmp_path, "Llama", attention_bias=True)
+    with pytest.raises(UsageError, match="bias"):
+        read(tmp_path)
+
+
+def test_no_pickle_is_opened_and_no_name_in_a_folder_leads_out_of_it(llama, tmp_path):
+    """In the index of sharded weights; a link; a pipe, at which a program would wait for ever."""
+    folder = shutil.copytree(llama, tmp_path / "m")
     weights, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
     weights.write_bytes(weights.read_bytes()[:1000])
     with pytest.raises(UsageError, match="1,000 bytes"):
         imported.Source(folder)
     weights.rename(folder / "pytorch_model.bin")
+    outside = shutil.copy(llama / "model.safetensors", tmp_path / "outside.safetensors")
     with pytest.raises(UsageError, match="model.safetensors"):
         imported.Source(folder)
-    index.write_text(json.dumps({"weight_map": {"model.norm.weight": "pytorch_model.bin"}}))
-    with pytest.raises(UsageError, match="pytorch_model.bin"):
-        imported.Source(folder)
-    (folder / "adapter_config.json").write_text("{}")  # it names another folder
-    with pytest.raises(UsageError, match="adapter"):
-        imported.Source(folder)
-
-
-def test_no_name_in_a_folder_leads_out_of_it(llama, tmp_path):
-    """In the index of sharded weights; a link; a pipe, at which a program would wait for ever."""
-    folder = tmp_path / "m"
-    shutil.copytree(llama, folder)
-    weights, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
-    weights.rename(tmp_path / "outside.safetensors")
-    for name in ("../outside.safetensors", str(tmp_path / "outside.safetensors"), "..", ""):
+    for name in ("pytorch_model.bin", "../outside.safetensors", str(outside), "..", ""):
         index.write_text(json.dumps({"weight_map": {"model.norm.weight": name}}))
         with pytest.raises((DataError, UsageError)):
             imported.Source(folder)
+    adapter = folder / "adapter_config.json"  # it names another folder
+    adapter.write_text("{}")
+    with pytest.raises(UsageError, match="adapter"):
+        imported.Source(folder)
+    adapter.unlink()
     index.unlink()
-    weights.symlink_to(tmp_path / "outside.safetensors")
+    weights.symlink_to(outside)
     with pytest.raises(DataError, match="link"):
         imported.Source(folder)
     weights.unlink()
@@ -212,14 +381,10 @@ def test_a_model_of_the_hub_is_read_from_its_cache(llama, tmp_path, monkeypatch)
         imported.Source("hf:me/other")
 
 
-# ------------------------------------------------------------------------------- in the programs
-
 TRAIN = (
     "tiny --steps 4 --tokens_per_step 512 --no_compile --device cpu --dtype fp32 --warmup 2 "
     "--eval_tokens 1024 --log_every 1 --peak_tflops 1 --optimizer adamw --lr 1e-4"
 ).split()
-PREPARE = ["tiny", *"--row_len 65 --val_fraction 0.2 --workers 1 --source".split()]
-PREPARE += [f"files:{ROOT / 'machinery'}"]
 CPU = ["--device", "cpu", "--dtype", "fp32"]
 
 
@@ -235,15 +400,19 @@ def validations(run_dir: Path) -> list[float]:
 
 
 @pytest.fixture(scope="module")
-def begun(tmp_path_factory):
+def texts(small_data) -> list[str]:
+    return ["--source", f"files:{small_data.parent / 'texts'}"]
+
+
+@pytest.fixture(scope="module")
+def begun(texts, tmp_path_factory):
     """A model of SmolLM2's form with its tokenizer, data prepared with it, and a run begun from it:
     (folder, what the run printed)."""
     folder = tmp_path_factory.mktemp("begun")
     options = dict(tie_word_embeddings=True, rms_norm_eps=1e-5, max_shard_size="60KB")
     make_model(folder / "model", "Llama", **options)
     make(folder / "model", *FORMS["smollm2"], vocab_size=V)
-    data_dir = ["--data_dir", folder / "data"]
-    quietly(prepare_data.main, *PREPARE, *data_dir, "--tokenizer", folder / "model")
+    prepare_tiny(folder / "data", *texts, "--tokenizer", folder / "model")
     where = ["--data_dir", folder / "data", "--run_dir", folder / "run"]
     said = quietly(train.main, *TRAIN, *where, "--init_from", folder / "model")
     return folder, said
@@ -268,12 +437,13 @@ def test_training_begins_where_transformers_stands(begun):
     first, *_, last = validations(folder / "run")
     assert first == pytest.approx(sum(losses) / len(losses), abs=1e-4)
     assert 0 < last < first
+    words = [folder / "model", *CPU, "--data_dir", folder / "data", "--rows", 16]
+    assert f"{first:.4f}" in quietly(evaluate.main, "loss", *words)
 
 
 def test_the_run_goes_on_and_is_exported_and_imported_again(begun, tmp_path):
     folder, _ = begun
-    shutil.copytree(folder, tmp_path / "all")
-    here = tmp_path / "all"
+    here = shutil.copytree(folder, tmp_path / "all")
     where = ["--data_dir", here / "data", "--run_dir", here / "run", "--init_from", here / "model"]
     said = quietly(train.main, *TRAIN, *where)
     assert "is not read: the run has its own checkpoint" in said and "is finished" in said
@@ -291,20 +461,12 @@ def test_the_run_goes_on_and_is_exported_and_imported_again(begun, tmp_path):
     assert begins == pytest.approx(ends, abs=1e-5)
 
 
-def test_eval_opens_a_stock_model(begun):
-    folder, _ = begun
-    where = ["--data_dir", folder / "data"]
-    said = quietly(evaluate.main, "loss", folder / "model", *CPU, *where, "--rows", 16)
-    assert f"{validations(folder / 'run')[0]:.4f}" in said
-
-
-def test_what_does_not_fit_is_refused_before_anything_is_built(begun, tmp_path):
+def test_what_does_not_fit_is_refused_before_anything_is_built(begun, texts, tmp_path):
     folder, _ = begun
     model, where = folder / "model", ["--run_dir", tmp_path / "run", "--data_dir"]
     begin = [*TRAIN, "--init_from", model]
     make(tmp_path / "other", *FORMS["gpt2"], vocab_size=V)
-    data_dir = ["--data_dir", tmp_path / "d"]
-    quietly(prepare_data.main, *PREPARE, *data_dir, "--tokenizer", tmp_path / "other")
+    prepare_tiny(tmp_path / "d", *texts, "--tokenizer", tmp_path / "other")
     for argv, value in (
         ([*begin, *where, folder / "data", "--optimizer", "muon"], "--optimizer muon"),
         ([*begin, *where, folder / "data", "--n_layer", 3], "--n_layer 3"),

@@ -1,5 +1,5 @@
-"""instruments/exams/choice.py and questions.py: figures against simulation and against a slow
-oracle, and questions from a file and from held-out text."""
+"""instruments/exams/choice.py, questions.py, likelihood.py and lines.py: figures against simulation
+and slow oracles, questions from a file and from held-out text, log-likelihoods one at a time."""
 
 import json
 import math
@@ -10,11 +10,16 @@ from string import ascii_uppercase
 
 import pytest
 import torch
+from chat_helpers import random_model
 
 from config import UsageError
 from instruments.exams import choice
+from instruments.exams.likelihood import encode_pair, log_likelihoods
+from instruments.exams.lines import has_fields, read_lines
 from instruments.exams.questions import Question, continuations, from_file, is_question, sample
+from machinery.errors import DataError, NonFiniteError
 from machinery.shards import Manifest
+from preparation.chat import marks
 from tokenizer import Tokenizer
 
 
@@ -105,9 +110,6 @@ def test_letters_are_told_from_answers(tokenizer, capsys):
     assert records[0]["chance"] == pytest.approx(sum(1 / len(a) for a in answers) / 40)
 
 
-# ---------------------------------------------------------------------------- questions
-
-
 def test_a_files_first_items_are_the_examples_and_a_limit_draws_from_the_others(tmp_path):
     """A file may be sorted: its first items are all of one kind."""
     path = str(tmp_path / "sums.jsonl")
@@ -182,3 +184,84 @@ def test_the_command_asks_a_file_and_held_out_text(small_data, tmp_path, capsys,
     ):
         with pytest.raises(UsageError):
             answer(*task, **more)
+
+
+@pytest.fixture(scope="module")
+def model(tokenizer):
+    """Random, but with logits of size: an untrained one finds all tokens equally likely."""
+    return random_model(vocab_size=tokenizer.vocab_size, n_kv_head=1, doc_mask=False).eval()
+
+
+PAIRS = [
+    ("Question: 1 + 1?\nAnswer:", [" 2", " 3", " 11"]),
+    ("def f(x):\n    ", [" return x", "   pass\n"]),  # its spaces go to the answers
+    ("", [" import os", " qqq"]),  # BOS alone
+    ("raise ValueErr", [" or", " Exception"]),
+    ("O céu é", [" azul", " 日本語", " 🎉"]),
+    ("foo, 1234 " * 40, [" bar", " self"]),  # longer than seq_len
+]
+
+
+def test_the_log_likelihood_is_the_sum_over_the_answers_tokens(model, tokenizer, capsys):
+    """One answer at a time, from the logits, without padding or batches."""
+    pairs = [encode_pair(tokenizer, c, a) for c, answers in PAIRS for a in answers]
+    best = model(torch.tensor([[0, 5]])).argmax(-1)[0, -1].item()
+    pairs.append(([0, 5], [best]))
+    for batch in (1, 100):
+        found = log_likelihoods(model, pairs, batch, tell=True)
+        greedy = log_likelihoods(model, pairs, batch, greedy=True)
+        for (context, answer), (nats, _), (same, hit) in zip(pairs, found, greedy):
+            row = torch.tensor([(context + answer)[-65:]])
+            logp = model(row[:, :-1]).detach().log_softmax(-1)[0]
+            expected = sum(float(logp[-k, row[0, -k]]) for k in range(1, len(answer) + 1))
+            assert [nats, same] == pytest.approx([expected] * 2, abs=1e-4)
+            likeliest = logp.argmax(-1)[-len(answer) :].tolist()
+            assert hit == (likeliest == answer)
+        assert "2 of 15 answers" in capsys.readouterr().out  # lost the beginning of their context
+    with pytest.raises(UsageError):
+        log_likelihoods(model, [([0], [5] * 65)], 1)
+
+
+def test_context_and_answer_are_encoded_as_one_text(tokenizer):
+    for context, answers in PAIRS:
+        for answer in answers:
+            prefix, rest = encode_pair(tokenizer, context, answer)
+            assert prefix[0] == tokenizer.bos_id and tokenizer.bos_id not in rest
+            assert tokenizer.decode(prefix[1:]) == context.rstrip()
+            whole = tokenizer.encode(context + answer)
+            assert rest and whole[-len(rest) :] == rest
+            assert len(prefix) + len(rest) == 1 + len(whole)
+    # a word that grows into one token, so that no token is the answer's own
+    begun, whole = (tokenizer.encode(text) for text in ("raise ValueErr", "raise ValueError"))
+    assert len(begun) >= len(whole)
+    assert encode_pair(tokenizer, "raise ValueErr", "or")[1] == tokenizer.encode("or")
+
+
+def test_a_tuned_model_is_asked_as_a_user_asks(tokenizer):
+    user, assistant, end = marks(tokenizer)
+    question, answer = encode_pair(tokenizer, "1 + 1? ", " two", tuned=True)
+    asked = [tokenizer.bos_id, user, *tokenizer.encode("1 + 1?"), end, assistant]
+    assert question == asked and answer == tokenizer.encode("two")
+
+
+def test_a_number_that_is_none_ends_the_exam(model, tokenizer):
+    broken = lambda ids, targets, reduction: torch.full(ids.shape, math.nan)
+    broken.config, broken.cos = model.config, model.cos
+    with pytest.raises(NonFiniteError):
+        log_likelihoods(broken, [encode_pair(tokenizer, "a", " b")], 1)
+
+
+def test_a_line_that_is_none_is_named(tmp_path):
+    """Blank ones are passed over, and U+2028 ends no line."""
+    path = tmp_path / "a.jsonl"
+    good = json.dumps(dict(a="x\u2028y"), ensure_ascii=False).encode()
+    path.write_bytes(good + b"\n\n \r\n" + good + b"\r\n" + good)
+    is_one = lambda row: has_fields(row, ["a"])
+    assert read_lines(path, is_one, "it") == [dict(a="x\u2028y")] * 3
+    for bad in (b"{", b"null", b"[1]", b"\xe9", b'{"a": 1}', b"[" * 100_000):
+        path.write_bytes(good + b"\n\n" + bad + b"\n")
+        with pytest.raises(DataError, match=f"{path}, line 3 "):
+            read_lines(path, is_one, "it")
+    path.write_bytes(b"\n \n")
+    with pytest.raises(DataError):
+        read_lines(path, is_one, "it")

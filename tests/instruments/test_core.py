@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.nn.functional as F
+from conftest import look
 
-import eval as evaluate
 from config import UsageError
 from instruments.exams import core
 from machinery.errors import DataError
@@ -83,17 +83,6 @@ def has_means(lines: list[dict], means: list[list[float]]) -> bool:
     return [line["means"] for line in lines] == [pytest.approx(own, abs=5e-5) for own in means]
 
 
-def spans_of(kind: str, i: int, seq_len=10_000) -> list[tuple]:
-    """Where the spans begin and end, in what is left of the rows."""
-    task, items = TOY[kind]
-    rows = [[256, *text.encode()] for text in core.prompts(task, items, i)]
-    found = core.spans(kind, rows, seq_len)
-    return [(len(context), len(context) + len(span)) for context, span in found]
-
-
-# ------------------------------------------------------------------------------ golden values
-
-
 def test_the_order_and_the_examples_are_cores():
     assert core.shuffled([*range(10)], 0) == [0, 3, 7, 2, 1, 6, 4, 5, 8, 9]
     assert core.shuffled(MC, 0) == MC
@@ -104,37 +93,13 @@ def test_the_order_and_the_examples_are_cores():
 
 
 PROMPTS = {
-    ("mc", 0): "Question: Where do fish live?\nAnswer: in water\n\nQuestion: Which of these is a "
-    "metal? \nAnswer: iron\n\nQuestion: What do bees make?\nAnswer: milk",
     ("mc", 1): "Question: Where do fish live?\nAnswer: in water\n\nQuestion: What do bees make?\n"
     "Answer: honey\n\nQuestion: Which of these is a metal? \nAnswer: ice",
-    ("mc", 2): "Question: Which of these is a metal? \nAnswer: iron\n\nQuestion: What do bees make?"
-    "\nAnswer: honey\n\nQuestion: Where do fish live?\nAnswer: in water",
     ("schema", 0): "The key did not fit the wall as the wall had no hole.\n\nThe cup fell on the "
     "glass so the glass broke.",
-    ("schema", 1): "The key did not fit the wall as the wall had no hole.\n\nAnn paid Eve because "
-    "Eve had worked all day.",
-    ("schema", 2): "Ann paid Eve because Eve had worked all day.\n\nThe key did not fit the wall "
-    "as the wall had no hole.",
     ("lm", 0): "so no, no, no, no \n\nred red red red red",
     ("lm", 1): "so no, no, no, no \n\n2 4 6 8 Answer: 10",
     ("lm", 2): "2 4 6 8 Answer: 10\n\nso no, no, no, no ",
-}
-WITHOUT = [
-    "so no, no, no, no \n\nred red red red",
-    "so no, no, no, no \n\n2 4 6 8 Answer:",
-    "2 4 6 8 Answer: 10\n\nso no, no, no,",
-]
-SPANS = {  # starts, ends
-    ("mc", 0): ([138, 138], [143, 142]),
-    ("mc", 1): ([140, 140, 140], [143, 147, 142]),
-    ("mc", 2): ([138, 138, 138], [143, 142, 143]),
-    ("schema", 0): ([92, 94], [99, 101]),
-    ("schema", 1): ([80, 80], [100, 100]),
-    ("schema", 2): ([86, 87], [99, 100]),
-    ("lm", 0): ([36], [40]),
-    ("lm", 1): ([36], [39]),
-    ("lm", 2): ([35], [39]),
 }
 MEANS = {
     "mc": [[5.6207, 4.8707], [5.6207, 5.1921, 5.6207], [5.6207, 5.6207, 5.0207]],
@@ -145,18 +110,15 @@ CORRECT = {"mc": [False, False, True], "schema": [True, True, False], "lm": [Tru
 
 
 @pytest.mark.parametrize("kind, i", PROMPTS)
-def test_prompts_and_spans_are_the_golden_ones(kind, i):
-    task, items = TOY[kind]
-    asked = core.prompts(task, items, i)
-    assert asked[-1] == PROMPTS[kind, i]
-    if kind == "lm":
-        assert asked[0] == WITHOUT[i]
-    assert spans_of(kind, i) == [*zip(*SPANS[kind, i])]
+def test_prompts_are_the_golden_ones(kind, i):
+    assert core.prompts(*TOY[kind], i)[-1] == PROMPTS[kind, i]
 
 
 @pytest.mark.parametrize("kind", TOY)
 @pytest.mark.parametrize("batch", [1, 8])
 def test_means_and_hits_are_the_golden_ones(kind, batch):
+    """No span begins or ends a token earlier or later: its mean would be another. Nor does the text
+    before an answer, which the golden prompts have with it."""
     found = scored(kind, batch=batch)
     assert has_means(found, MEANS[kind])
     assert [line["correct"] for line in found] == CORRECT[kind]
@@ -168,12 +130,10 @@ def test_a_row_that_is_too_long_loses_its_beginning():
     assert all(line["cropped"] for line in scored("mc", 48))
     cropped = [[5.1921, 5.6207], [5.3207, 5.1707], [4.9284, 5.1592]]
     assert has_means(scored("schema", 48), cropped)
-    assert spans_of("schema", 1, 16) == [(1, 16)] * 2
+    rows = [[256, *text.encode()] for text in core.prompts(*TOY["schema"], 1)]
+    assert [[*map(len, parts)] for parts in core.spans("schema", rows, 16)] == [[1, 15]] * 2
     assert not any(line["cropped"] for line in scored("lm", 41)), "41 ids with BOS fit exactly"
     assert any(line["cropped"] for line in scored("lm", 39))
-
-
-# ------------------------------------------------------------------------------------- traps
 
 
 def test_an_answer_that_begins_another_has_an_empty_span_and_wins_only_as_the_first():
@@ -208,14 +168,11 @@ def test_a_line_that_is_no_item_of_its_kind_is_named(tmp_path):
     bad = [("copa", '{"query": "a"}'), ("squad", '{"context": "a", "continuation": 5}')]
     for task, line in [*bad, ("winograd", good)]:
         path.write_text(f"\n{line}\n")
-        with pytest.raises(DataError) as caught:
+        with pytest.raises(DataError, match=f"{path}, line 2 "):
             core.read_items(BY_NAME[task], path)
-        assert f"{path}, line 2 " in str(caught.value)
     path.write_text(f"{good}\n{good}\n")
     assert core.read_items(BY_NAME["copa"], path) == [MC[0]] * 2
 
-
-# ---------------------------------------------------------------------------- the arithmetic
 
 ITEM = {"choices": ["", ""], "gold": 0, "continuation": "", "context_options": [1, 2]}
 lines_of = lambda correct: [dict(correct=x, means=[0.0], cropped=False) for x in correct]
@@ -266,9 +223,6 @@ def test_what_may_be_concluded():
         assert said.startswith(begins) and f"{abs(distance) * two:.4f}" in said
 
 
-# ---------------------------------------------------------------------------------- the command
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """The real format: files of the 22 tasks, with 14 items each."""
@@ -291,19 +245,14 @@ def folder(tmp_path_factory):
     return folder
 
 
-def ask(capsys, *args) -> str:
-    capsys.readouterr()
-    assert evaluate.main(["core", *map(str, args), "--device", "cpu"]) == 0
-    return capsys.readouterr().out
-
-
 def test_the_hash_is_gits(tmp_path):
     (tmp_path / "a").write_bytes(b"hello\n")
     assert core.git_blob(tmp_path / "a") == "ce013625030ba8dba906f756967f9e9ca394464a"
 
 
 def test_the_whole_of_core_and_a_part(own_run, folder, capsys):
-    out = ask(capsys, own_run, "--folder", folder)
+    words = ("core", own_run, "--device", "cpu", "--folder", folder)
+    out = look(capsys, *words)
     record = json.loads((own_run / "eval.jsonl").read_text().splitlines()[-1])
     assert record["task"] == "core" and len(record["tasks"]) == 22 and record["seq_len"] == 64
     assert record["n"] == 22 * 14 and record["dtype"] == "fp32"
@@ -314,7 +263,7 @@ def test_the_whole_of_core_and_a_part(own_run, folder, capsys):
     assert out.count("is not the file that CORE is measured on") == 22
     for name, f in record["tasks"].items():
         assert re.search(rf"^{name} .* {f['accuracy']:.4f} \+- {f['stderr']:.4f}", out, re.M)
-    out = ask(capsys, own_run, "--folder", folder, "--tasks", "copa", "squad", "--limit", 12)
+    out = look(capsys, *words, "--tasks", "copa", "squad", "--limit", 12)
     assert "this is not CORE" in out and "12 of 100" in out
     *_, before, last = (own_run / "eval.jsonl").read_text().splitlines()
     assert json.loads(before) == record and "core" not in json.loads(last)
@@ -328,6 +277,5 @@ def test_mistakes_are_sentences(folder, tmp_path):
         (dict(folder=str(tmp_path)), str(tmp_path)),
         (dict(folder=str(folder), limit=10), "--limit 11"),
     ):
-        with pytest.raises(UsageError) as caught:
+        with pytest.raises(UsageError, match=value):
             core.measure(core.CoreConfig(**options), None)
-        assert value in str(caught.value)

@@ -1,17 +1,21 @@
-"""instruments/run/forecast.py: what `eval.py plan` adds up and prints."""
+"""instruments/run/forecast.py: what `eval.py plan` adds up and prints; and dN, a preset of every
+depth, by one rule."""
 
 import re
 from dataclasses import replace
 
 import pytest
 import torch
+from conftest import ROOT
 
 import config
 import eval
-from config import UsageError
+import prepare_data
+from config import UsageError, find_preset
 from flops import CARDS, mfu
 from instruments.run import forecast
-from machinery import cli, plan
+from machinery import cli, plan, trained
+from model import GPT
 
 
 def test_a_card_has_the_memory_that_programs_find_on_it():
@@ -35,7 +39,6 @@ def numbers_of(preset: str, *argv: str) -> dict:
         ranks=int(lines["step"].split("accumulated x ")[1].split()[0]),
         hours=number("time", "estimate: "),
         dollars=number("time", "validation; "),
-        mfu=number("speed", "tok/s, "),
         disk=number("disk", "disk"),
     )
 
@@ -84,9 +87,6 @@ def test_train_plans_for_this_machine(capsys):
     assert forecast.show(given, replace(world, rank=1)) == 0 and not capsys.readouterr().out
     assert forecast.show(given, world) == 0
     assert "1 x H100" in capsys.readouterr().out
-
-
-# ------------------------------------------------------------------- the sum of a step
 
 
 def parts_of_a_step(preset: str) -> tuple:
@@ -142,9 +142,6 @@ def test_what_others_measured_stands_beside_the_estimate(name, hours, times):
     assert len(re.findall(" hours", forecast.page_of(["d12", "--gpu", "H100"]))) == 1
 
 
-# ------------------------------------------------------------------- what a dollar buys
-
-
 def depths_of(*words: str) -> tuple[dict[int, list[float]], int]:
     """Of each depth its tokens per weight, and the loss; the depth that is named."""
     text = forecast.page_of(["d12", "--gpu", "H100", *words])
@@ -177,7 +174,65 @@ def test_the_depth_that_is_asked_for_stays_if_the_law_cannot_tell_a_better_one()
 def test_what_the_law_does_not_speak_of_has_no_loss():
     for words in (("tiny",), ("d12", "--n_head", "12", "--n_kv_head", "12", "--head_dim", "64")):
         assert "a guess" not in forecast.page_of([*words, "--gpu", "H100"])
-        with pytest.raises(UsageError) as error:
+        with pytest.raises(UsageError, match="--usd 50"):
             forecast.page_of([*words, "--gpu", "H100", "--usd", "50"])
-        assert "--usd 50" in str(error.value)
     assert forecast.on_the_dial(config.find_preset("d16"))
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3, 7, 12, 20, 33, 99])
+def test_every_depth_is_a_preset(depth):
+    """Whole heads, also of an odd one; whole rows; enough data; and the batch that 10.5 tokens per
+    weight ask for, counted in the model itself."""
+    preset = find_preset(f"d{depth}")
+    assert preset == config.preset_of_depth(depth)
+    model, batch = preset.model, preset.train.tokens_per_step
+    assert model.n_head * model.head_dim == model.n_embd == 128 * ((depth + 1) // 2)
+    assert 0 <= model.n_embd - 64 * depth <= 64 and model.mlp_hidden == 4 * model.n_embd
+    assert batch % model.seq_len == 0
+    with torch.device("meta"):
+        groups = GPT(model).param_groups()
+    params = {kind: sum(p.numel() for p in ps) for kind, ps in groups.items()}
+    weights = params["matrix"] + params["head"]
+    exact = 2**19 * (weights / 110_100_480) ** 0.383
+    assert 2**-0.51 < batch / exact < 2**0.51
+    trained_on = plan.steps_for(preset.train, params) * batch
+    assert trained_on <= cli.count(preset.data.tokens) <= 1.03 * trained_on
+    held_out = cli.count(preset.data.tokens) * preset.data.val_fraction
+    assert held_out == pytest.approx(1e7, rel=0.05) or depth > 26 or depth < 4
+    rule = 0.28 * (batch / 2**19) ** 0.5 * 110_100_480 / weights
+    assert preset.train.weight_decay == pytest.approx(rule, abs=6e-4)
+
+
+def test_the_table_of_the_readme_is_made_from_the_rule():
+    """Every row of a depth: `dN | parameters | about | tokens | cost`."""
+    rows = re.findall(r"^\| `(d\d+)` \| (.*) \|$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    assert {"d12", "d20", "d24"} <= {name for name, _ in rows}
+    for name, text in rows:
+        parameters, about, tokens, _ = text.split(" | ")
+        preset = cli.parse("train.py", "train", [name])
+        with torch.device("meta"):
+            size = sum(p.numel() for p in GPT(preset.model).parameters())
+        decided = plan.make_plan(preset, forecast.parse_gpus("H100"))
+        assert parameters == (f"{size / 1e9:.2f}B" if size >= 1e9 else f"{size / 1e6:.0f}M"), name
+        assert tokens == f"{decided.steps * decided.tokens_per_step / 1e9:.1f}B", name
+        assert about.startswith(f"depth {name[1:]}")
+
+
+def test_all_programs_take_any_depth(monkeypatch):
+    prepared = []
+    monkeypatch.setattr(prepare_data, "prepare", prepared.append)
+    assert prepare_data.main(["d16"]) == 0 and prepared[0].data_dir == "data/d16"
+    assert (prepared[0].vocab_size, prepared[0].row_len) == (32_768, 2049)
+    assert prepared[0].tokens == "2.52B"
+    assert trained.find_model("d16") == dict(run_dir="runs/d16")  # eval.py and export.py
+    with pytest.raises(UsageError, match=r"no checkpoint in runs/d17.*: torchrun train.py d17"):
+        trained.load_model(trained.EvalConfig(**trained.find_model("d17")), None)
+
+
+@pytest.mark.parametrize("word", ["d0", "d100", "D12", "d012", "d-1", "d٣"])
+def test_other_words_get_the_nearest_name(word):
+    assert find_preset(word) is None
+    with pytest.raises(UsageError, match=f"there is no preset {word!r};.*all other depths up to"):
+        cli.parse("train.py", "train", [word])
+    with pytest.raises(UsageError, match="did you mean tiny"):
+        cli.parse("train.py", "train", ["tyni"])

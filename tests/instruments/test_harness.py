@@ -187,12 +187,10 @@ def test_a_limit_draws_from_all_questions_the_same_each_time(hub):
 
 def test_what_cannot_be_asked_is_one_sentence(hub, monkeypatch):
     for name, said in (("lambada_openai", "loglikelihood"), ("piqqa", "piqa")):
-        with pytest.raises(UsageError) as caught:
+        with pytest.raises(UsageError, match=said):
             hub.open_tasks(name)
-        assert said in str(caught.value)
 
     no_hub = Mock(side_effect=ConnectionError("no route\nand more"))
     monkeypatch.setattr("datasets.load_dataset", no_hub)
-    with pytest.raises(DataError) as caught:
+    with pytest.raises(DataError, match="piqa.* no route"):
         hub.open_tasks("piqa")
-    assert "piqa" in str(caught.value) and "no route" in str(caught.value)

@@ -213,7 +213,6 @@ LINES = [
 FILES = {
     "config.json": dict(steps=10, data_fingerprint="x", seed=0, lr=0.1),
     "status.json": dict(state="done", error="no"),
-    "positions.json": dict(step=1, rows=2, data="x", data_dir="", nats=[[0, 1, 2.0]]),
 }
 
 
@@ -443,14 +442,14 @@ def test_by_hand_it_samples_from_each_checkpoint_once(trained, tmp_path):
 
 def test_a_model_that_cannot_be_loaded_leaves_a_page_without_samples(trained, tmp_path, capsys):
     folder = shutil.copytree(trained, tmp_path / "run")
-    for name in ("samples.jsonl", "positions.json"):
+    for name in ("samples.jsonl",):
         (folder / name).unlink(missing_ok=True)
 
     def load_model(config):
         raise NonFiniteError("a weight is NaN")
 
     report.sample_and_write(report.ReportConfig(str(folder)), load_model=load_model)
-    assert capsys.readouterr().out.count("a weight is NaN") == 4  # three checkpoints, positions
+    assert capsys.readouterr().out.count("a weight is NaN") == 3  # of each checkpoint
     assert "pre" not in Page((folder / "report.html").read_text()).tags
 
 

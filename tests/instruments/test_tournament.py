@@ -9,17 +9,15 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from chat_helpers import random_model
 
 import eval as eval_program
-from config import GPTConfig, UsageError
+from config import UsageError
 from instruments.exams import judge, tournament
 from instruments.exams.lines import read_lines
 from machinery import checkpoint
 from machinery.shards import Manifest
-from model import GPT
 from tokenizer import Tokenizer
-
-# ------------------------------------------------------------------------------------ ratings
 
 
 def wins_of(quality: np.ndarray) -> np.ndarray:
@@ -53,9 +51,6 @@ def test_the_interval_covers_as_often_as_it_says():
     assert 0.88 <= np.mean(inside) <= 0.99
 
 
-# ------------------------------------------------------------------------- judge by likelihood
-
-
 def test_a_token_is_new_if_its_bigram_is():
     assert judge.novel([1, 2], [1, 2, 3]) == [True, False, True]
     assert judge.novel([1, 2, 3], [1, 2, 3]) == [True, False, False]  # 3 1 was not there
@@ -64,12 +59,7 @@ def test_a_token_is_new_if_its_bigram_is():
 
 
 def test_novel_mean_is_the_mean_log_p_of_the_new_tokens():
-    torch.manual_seed(0)
-    shape = dict(n_layer=1, n_head=2, n_kv_head=2, head_dim=8, n_embd=16, mlp_hidden=32)
-    model = GPT(GPTConfig(seq_len=64, vocab_size=50, extras=(), **shape))
-    model.init_weights()
-    for p in model.parameters():
-        torch.nn.init.normal_(p, std=0.5)
+    model = random_model(vocab_size=50)
     prompts = [[5, 6, 7], [5, 6, 7], [8, 8, 8], [9]]
     completions = [[8, 5, 6, 9], [1], [8, 8], []]
     got = judge.novel_mean(model, prompts, completions)
@@ -83,9 +73,6 @@ def test_novel_mean_is_the_mean_log_p_of_the_new_tokens():
     assert list(got[2:]) == [-np.inf] * 2  # nothing new, or nothing at all: the last place
     wins = judge.compare([got[:1], got[2:3], got[3:]])[0]
     assert wins.tolist() == [[0.5, 1, 1], [0, 0.5, 0.5], [0, 0.5, 0.5]]
-
-
-# ------------------------------------------------------------------------- controls and doubts
 
 
 def test_a_judge_is_doubted_for_the_loop_and_the_human():
@@ -113,8 +100,6 @@ def test_a_judge_is_doubted_for_its_kin(trained):
     assert tournament.kinship(other, [own]) == []
     assert any("own run" in why for why in hold(trained)["doubts"])
 
-
-# ---------------------------------------------------------------------------------- the command
 
 OPTIONS = ["--device", "cpu", "--prompt_tokens", 8, "--max_new_tokens", 16, "--n_prompts", 12]
 
@@ -168,11 +153,10 @@ def test_the_same_seed_is_the_same_tournament_on_held_out_text(trained, small_da
 
 
 def test_what_is_a_prompt():
-    """The project's own are forty, in two languages."""
+    """The project's own are: each once."""
     path = Path(tournament.__file__).with_name("prompts.jsonl")
     rows = read_lines(path, tournament.is_prompt, "")
-    assert len({row["prompt"].strip() for row in rows}) == 40
-    assert [row["language"] for row in rows].count("pt") == 20
+    assert len({row["prompt"].strip() for row in rows}) == len(rows)
     for row in (dict(prompt=""), dict(prompt=5), ["a"], dict(prompt="a", human=3)):
         assert not tournament.is_prompt(row)
 
@@ -219,9 +203,8 @@ def test_who_cannot_read_the_texts_is_told_before_anybody_writes(trained, monkey
         ("identity", dict(conversations=True), "tuned"),
     ):
         shown[newest] = good | {part: good[part] | change}
-        with pytest.raises(UsageError) as caught:
+        with pytest.raises(UsageError, match=f"(?=.*{newest}).*{words}"):
             tournament.hold(tournament.TournamentConfig(**options), lambda _: pytest.fail("loaded"))
-        assert str(newest) in str(caught.value) and words in str(caught.value)
 
 
 def test_mistakes_are_sentences(trained, tmp_path):
@@ -233,6 +216,5 @@ def test_mistakes_are_sentences(trained, tmp_path):
         ("--prompt_tokens", 60, "76"),
         ("--prompt_file", tmp_path / "none.jsonl", "none.jsonl"),
     ):
-        with pytest.raises(UsageError) as caught:
+        with pytest.raises(UsageError, match=re.escape(str(value))):
             hold(trained, *args)
-        assert str(value) in str(caught.value)

@@ -66,3 +66,10 @@ def test_a_wandb_server_that_never_answers_costs_a_bounded_time(tmp_path, monkey
     assert "wandb is off" in capsys.readouterr().out
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [line.get("step") for line in lines] == [None, 1, 2]
+
+
+def test_the_figures_of_a_long_run_are_kept(tmp_path):
+    """152,000 steps, as `biatron-345m` has, fill more than 64 MB."""
+    (tmp_path / "metrics.jsonl").write_bytes(b'{"step": 1, "loss": 2.0}\n' + b" " * (65 << 20))
+    log.Log(tmp_path, is_first=True, wandb=False).begin(1, validates=False, start={})
+    assert losses(tmp_path) == {1: 2.0}

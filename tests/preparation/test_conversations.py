@@ -1,7 +1,6 @@
 """Conversations: the template, the packing, which targets count, and what a step of them is."""
 
 import json
-import math
 import random
 from collections import Counter
 from dataclasses import replace
@@ -9,15 +8,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-from chat_helpers import here, random_model, write_chats
+from chat_helpers import here, write_chats
 from conftest import losses
+from data_helpers import pieces_of
 from test_counted import assert_same
 
 import data
 import eval
 from config import UsageError
-from flops import score_text
 from machinery import checkpoint
 from machinery.shards import Manifest
 from machinery.trained import EvalConfig
@@ -27,14 +25,10 @@ from tokenizer import Tokenizer
 pytest_plugins = ["chat_helpers"]
 
 
-def test_turns_become_ids_and_typed_special_tokens_stay_text(tokenizer):
-    e = tokenizer.encode
+def test_a_reply_is_asked_for_after_a_question_alone(tokenizer):
     turns = [("system", "Be brief."), ("user", "<|end|> Hi"), ("assistant", ""), ("user", "the")]
-    first = [1, *e("Be brief.\n\n<|end|> Hi"), 3, 2, 3]
-    assert chat.encode(turns, tokenizer) == [*first, 1, *e("the"), 3]
-    assert chat.encode(turns, tokenizer, reply=True) == [*first, 1, *e("the"), 3, 2]
-    assert chat.encode(turns[1:2], tokenizer) == [1, *e("<|end|> Hi"), 3]
-    assert set(e("<|user|><|assistant|><|end|><|bos|>")).isdisjoint(range(4))
+    for asked in (turns, turns[1:2]):
+        assert chat.encode(asked, tokenizer, reply=True) == [*chat.encode(asked, tokenizer), 2]
     for cannot in ([], turns[:1], turns[:3]):
         with pytest.raises(UsageError):
             chat.encode(cannot, tokenizer, reply=True)
@@ -49,8 +43,6 @@ def test_both_forms_of_turns_are_read():
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     assert chat.read_turns([{"role": "user", "content": parts}]) == [("user", "ab")]
 
-
-# ------------------------------------------------------------------- pieces, rows, what counts
 
 WORDS = ["", " ", "cat", "the mat", "\n\n", "olá 汉"]
 WORDS += ["<|assistant|>", "a<|end|>b", "<|bos|>", "\ud800"]
@@ -144,24 +136,14 @@ def test_whole_documents_are_packed_without_a_cut(buffer):
     packed = data.pack(iter(docs), 20, 0, buffer, whole=True)
     rows, found = list(packed), []
     for row in rows:
-        parts = np.split(row, np.flatnonzero(row == 0))
-        found += [tuple(part[1:]) for part in parts if len(part) > 1]
-        assert len(row) == 20 and row[0] == 0 and row[1] != 0
+        found += [piece[1:] for piece in pieces_of(row) if len(piece) > 1]
+        assert len(row) == 20 and row[1] != 0
     assert Counter(found) == Counter(map(tuple, docs))
     stats = packed.stats
     assert packed.leftover == [] and stats.cuts == stats.splits == stats.dropped == 0
     assert len(rows) * 20 == stats.tokens + stats.bos == sum(map(len, docs)) + stats.bos
     if buffer == 1000:
         assert stats.bos - stats.documents < 60  # filler: hardly more than the last row's
-
-
-# ---------------------------------------------------------------------------- prepared data
-
-
-def pieces_of(row: list[int]) -> list[tuple[int, ...]]:
-    """A row, cut at its BOS tokens: each piece with its own."""
-    starts = [i for i, t in enumerate(row) if t == 0]
-    return [tuple(row[a:b]) for a, b in zip(starts, [*starts[1:], len(row)])]
 
 
 def rows_of(manifest: Manifest, split: str) -> list[list[int]]:
@@ -177,8 +159,11 @@ def test_rows_on_disk_hold_whole_conversations_and_count_their_answers(chat_data
         ids, counts = beside(chat.read_turns(said["messages"]), tokenizer)
         known[tuple(ids)] = counts
     found = {"train": Counter(), "val": Counter()}
+    scored = [row for _, targets in data.val_batches(manifest, 7) for row in targets.tolist()]
     for split, pieces in found.items():
         for row in rows_of(manifest, split):
+            if split == "val":
+                assert [target != data.IGNORED for target in scored.pop(0)] == counted(row)
             pieces.update(piece for piece in pieces_of(row) if len(piece) > 1)
             expected = [c for piece in pieces_of(row) for c in known.get(piece, [False])]
             assert counted(row) == expected[1:]
@@ -248,56 +233,6 @@ def test_conversations_of_the_standard_library():
         assert not list(stdlib_chats.conversations(f"stdlib/{name}", text.encode()))
     source = sources.parse("chats:stdlib")
     assert source.conversations and source.installed and not source.remote
-
-
-# ------------------------------------------------------------------------------- the step
-
-
-def test_packed_rows_have_the_loss_and_the_gradient_of_their_conversations(chat_data):
-    """In fp64, against one conversation at a time. Without doc_mask they differ."""
-    manifest = Manifest.load(chat_data)
-    rows = torch.tensor(rows_of(manifest, "train")[:6])
-    targets = torch.from_numpy(data.targets_of(rows.numpy(), manifest.marks))
-    gpt = random_model().double()
-    gpt.compute_dtype = torch.float64
-    params = list(gpt.parameters())
-    nats, n = torch.zeros((), dtype=torch.float64), 0
-    for piece in (piece for row in rows.tolist() for piece in pieces_of(row) if len(piece) > 1):
-        ids = torch.tensor([piece])
-        counts = torch.tensor(counted(list(piece)))
-        nats = nats + gpt(ids[:, :-1], ids[:, 1:], reduction="none")[0][counts].sum()
-        n += int(counts.sum())
-    apart = torch.autograd.grad(nats / n, params)
-    assert n == int((targets >= 0).sum())
-    differences = {}
-    for doc_mask in (True, False):
-        gpt.config = replace(gpt.config, doc_mask=doc_mask)
-        loss = gpt(rows[:, :-1], targets) * targets.numel() / n
-        packed = torch.autograd.grad(loss, params)
-        loss = loss.detach()
-        gap, size = (
-            torch.cat([g.flatten() for g in grads]).norm()
-            for grads in ([a - b for a, b in zip(packed, apart)], apart)
-        )
-        differences[doc_mask] = abs(float(loss - nats.detach() / n)), float(gap / size)
-    assert differences[True][0] < 1e-6 and differences[True][1] < 1e-5  # the head is in fp32
-    assert differences[False][0] > 1e-4 and differences[False][1] > 0.01
-
-
-def test_bits_per_byte_are_of_the_answers(chat_data):
-    manifest, gpt = Manifest.load(chat_data), random_model()
-    size = torch.from_numpy(manifest.token_bytes())
-    nats = text_nats = n = n_bytes = 0.0
-    for row in rows_of(manifest, "val"):
-        ids, counts = torch.tensor([row]), torch.tensor(counted(row))
-        each = gpt(ids[:, :-1], ids[:, 1:], reduction="none")[0].detach()[counts]
-        sizes = size[ids[0, 1:][counts]]
-        nats, n = nats + each.sum().item(), n + len(each)
-        text_nats += each[sizes > 0].sum().item()
-        n_bytes += sizes.sum().item()
-    for batch, rows in ((1, 0), (7, 9)):
-        found = score_text(gpt, data.val_batches(manifest, batch), size, rows)[:2]
-        assert found == pytest.approx((nats / n, text_nats / math.log(2) / n_bytes), rel=1e-5)
 
 
 @pytest.fixture(scope="module")

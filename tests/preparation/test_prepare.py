@@ -4,6 +4,7 @@ import codecs
 import contextlib
 import errno
 import gzip
+import hashlib
 import json
 import os
 import random
@@ -15,24 +16,17 @@ import sys
 import threading
 import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
+import data_helpers
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT
-from data_helpers import (
-    command,
-    environment,
-    fingerprint,
-    hashes,
-    make_folder,
-    prepare,
-    write_jsonl,
-    write_texts,
-)
+from conftest import ROOT, environment, flip, until
+from data_helpers import fingerprint, hashes, pieces_of, prepare, prepared, write_jsonl
 
 import config
 import prepare_data
@@ -40,7 +34,7 @@ from config import DataConfig, UsageError
 from machinery import cli, disk, errors, plan, shards
 from machinery.shards import Manifest
 from model import GPT
-from preparation import sources, worker
+from preparation import copies, sources, worker
 from tokenizer import SPECIAL_TOKENS, Tokenizer
 
 
@@ -53,8 +47,7 @@ def jsonl(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def undisturbed(jsonl, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("undisturbed") / "d"
-    done = prepare(folder, "--source", f"files:{jsonl}", "--workers", "1")
-    assert done.returncode == 0, done.stderr
+    prepared(folder, "--source", f"files:{jsonl}", "--workers", "1")
     return folder
 
 
@@ -69,15 +62,8 @@ def pieces(folder: Path, split: str) -> list[str]:
     assert (manifest.token_bytes() == tokenizer.token_bytes).all()
     for shard in manifest.all_shards((split,)):
         for row in np.load(folder / shard["file"]):
-            for start, end in zip(*bounds(row)):
-                found.append(tokenizer.decode(row[start + 1 : end]))
+            found += [tokenizer.decode(piece[1:]) for piece in pieces_of(row)]
     return [p for p in found if p]
-
-
-def bounds(row: np.ndarray) -> tuple[list[int], list[int]]:
-    starts = np.flatnonzero(row == 0).tolist()
-    assert starts[0] == 0
-    return starts, [*starts[1:], len(row)]
 
 
 def error_of(done: subprocess.CompletedProcess, code: int) -> str:
@@ -127,8 +113,7 @@ def test_duplicates_fall_on_one_side(tmp_path):
     texts = texts_of(write_jsonl(tmp_path / "a.jsonl", 100))
     path = tmp_path / "b.jsonl"
     path.write_text("".join(json.dumps({"text": t}) + "\n" for t in texts * 3))
-    done = prepare(tmp_path / "d", "--source", f"files:{path}", "--val_fraction", "0.2")
-    assert done.returncode == 0, done.stderr
+    prepared(tmp_path / "d", "--source", f"files:{path}", "--val_fraction", "0.2")
     train, val = (set(pieces(tmp_path / "d", split)) for split in ("train", "val"))
     long = {p for p in train | val if len(p) > 40}
     assert not {p for p in long if p in train and p in val}
@@ -138,9 +123,8 @@ def test_duplicates_fall_on_one_side(tmp_path):
 
 def test_a_finished_folder_is_left_alone(jsonl, undisturbed):
     before = {p: p.stat().st_mtime_ns for p in undisturbed.rglob("*")}
-    again = prepare(undisturbed, "--source", f"files:{jsonl}")
-    assert again.returncode == 0 and "up to date" in again.stdout
-    assert len(again.stdout.splitlines()) == 1
+    (line,) = prepared(undisturbed, "--source", f"files:{jsonl}").splitlines()
+    assert "up to date" in line
     assert {p: p.stat().st_mtime_ns for p in undisturbed.rglob("*")} == before
     other = prepare(undisturbed, "--source", f"files:{jsonl}", "--nfc")
     assert "holds other data" in error_of(other, 2) and "rm -r" in other.stderr
@@ -152,9 +136,13 @@ def test_a_finished_folder_is_left_alone(jsonl, undisturbed):
 def test_data_of_an_older_library_is_kept_while_it_is_whole(tmp_path, monkeypatch):
     """Its text is gone, so what is missing of it cannot be made again: all of it is made anew."""
     folder, source = tmp_path / "d", ("--source", "stdlib")
-    library = {path.name: path for path in write_texts(tmp_path / "library").glob("*.txt")}
+    library = {
+        path.name: path for path in data_helpers.write_texts(tmp_path / "library").glob("*.txt")
+    }
     monkeypatch.setattr(sources, "_installed_files", lambda place: library)
-    manifest = make_folder(folder, {"train": {"stdlib": 300}, "val": {"stdlib": 9}}, row_len=65)
+    manifest = data_helpers.make_folder(
+        folder, {"train": {"stdlib": 300}, "val": {"stdlib": 9}}, row_len=65
+    )
     asked = DataConfig(data_dir=str(folder), vocab_size=400, row_len=65)
     tree = manifest.tree | {
         "options": worker.Job(asked).options,
@@ -162,94 +150,76 @@ def test_data_of_an_older_library_is_kept_while_it_is_whole(tmp_path, monkeypatc
         "prepared_from": "the text of an older Python",
     }
     disk.write_json(folder / "manifest.json", tree | {"fingerprint": shards.fingerprint(tree)})
-    done = prepare(folder, *source)
-    assert done.returncode == 0 and "have changed since" in done.stdout
+    assert "have changed since" in prepared(folder, *source)
     path = folder / manifest.all_shards(("train",))[1]["file"]
     path.unlink()
     done = prepare(folder, *source)
     assert done.returncode == 0 and f"{path} cannot be read" in done.stderr, done.stderr
     assert Manifest.load(folder).tree["prepared_from"] != tree["prepared_from"]
-    assert prepare(folder, program=("verify",)).returncode == 0
+    prepared(folder, program=("verify",))
     other = prepare(folder, *source, "--nfc")
     assert "made with other options" in error_of(other, 2)
 
 
 def test_verify_by_hand_and_repair(jsonl, undisturbed, tmp_path):
-    folder = tmp_path / "d"
-    shutil.copytree(undisturbed, folder)
-
-    def run() -> subprocess.CompletedProcess:
-        return prepare(folder, program=("verify",))
-
-    assert run().returncode == 0
+    folder, verify = shutil.copytree(undisturbed, tmp_path / "d"), dict(program=("verify",))
+    prepared(folder, **verify)
     path = folder / Manifest.load(folder).all_shards(("train",))[2]["file"]
-    raw = bytearray(path.read_bytes())
-    raw[-7] ^= 4
-    path.write_bytes(raw)
-    assert "expected sha256" in error_of(run(), 3) and path.name in run().stderr
+    flip(path)
+    assert path.name in error_of(prepare(folder, **verify), 3)
     path.unlink()
-    assert prepare(folder, "--source", f"files:{jsonl}").returncode == 0
-    assert run().returncode == 0 and hashes(folder) == hashes(undisturbed)
+    prepared(folder, "--source", f"files:{jsonl}")
+    prepared(folder, **verify)
+    assert hashes(folder) == hashes(undisturbed)
     assert fingerprint(folder) == fingerprint(undisturbed)
 
 
 # ----------------------------------------------------------------------- case 22: any history
 
 
+KILLED = """
+import os, signal
+from preparation import worker
+honest = worker.next_unit
+def next_unit(job, done, running):
+    return os.kill(os.getpid(), signal.SIGKILL) if len(done) >= %d else honest(job, done, running)
+worker.next_unit = next_unit
+"""
+BUSY = """
+import time
+from preparation import worker
+worker.prepare_unit, worker.Job.task = time.sleep, lambda *unit: (600,)
+"""
+
+
 def test_case_22_killed_among_its_units_and_rerun(jsonl, undisturbed, tmp_path):
     """SIGKILL after 1 and after 6 finished units, with 1 process and with 2: the same bytes."""
     folder, source = tmp_path / "d", ("--source", f"files:{jsonl}")
     for processes, finished in ((1, 1), (2, 6)):
-        process = subprocess.Popen(
-            command(folder, *source, "--workers", str(processes)),
-            cwd=ROOT,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            env=environment(),
+        words = data_helpers.command(
+            folder, *source, "--workers", str(processes), spoil=KILLED % finished
         )
-        while process.poll() is None and len([*folder.glob(".units/*/*_*.json")]) < finished:
-            time.sleep(0.001)
-        process.kill()
-        assert process.wait() == -signal.SIGKILL and not (folder / "manifest.json").exists()
-    done = prepare(folder, *source, processes=True)
-    assert done.returncode == 0, done.stderr
+        done = subprocess.run(words, cwd=ROOT, capture_output=True, env=environment())
+        assert done.returncode == -signal.SIGKILL and not (folder / "manifest.json").exists()
+    prepared(folder, *source, processes=True)
     assert hashes(folder) == hashes(undisturbed)
     assert fingerprint(folder) == fingerprint(undisturbed)
 
 
 def test_case_22_a_killed_program_leaves_no_process_and_a_killed_process_is_named(jsonl, tmp_path):
-    def start() -> tuple[subprocess.Popen, list[int]]:
-        folder = tmp_path / "d"
-        shutil.rmtree(folder, ignore_errors=True)
-        process = subprocess.Popen(
-            command(folder, "--source", f"files:{jsonl}", "--workers", "2"),
-            cwd=ROOT,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=environment(),
-        )
-        deadline = time.monotonic() + 60
-        while not list(folder.glob(".units/*/docs_*.json")) and time.monotonic() < deadline:
-            time.sleep(0.005)
-        return process, children_of(process.pid)
-
-    process, children = start()
-    os.kill(children[0], signal.SIGKILL)
-    said = process.communicate(timeout=60)[1]
-    assert process.returncode == 3 and "Traceback" not in said, said
-    assert "a process of the pool died" in said
-
-    process, children = start()
-    process.kill()
-    process.communicate()
-    deadline = time.monotonic() + 15
-    while any(map(is_alive, children)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    left = [pid for pid in children if is_alive(pid)]
-    for pid in left:
-        os.kill(pid, signal.SIGKILL)
-    assert len(children) == 2 and not left
+    """With a unit in hand each."""
+    options = "--source", f"files:{jsonl}", "--workers", "2"
+    words = data_helpers.command(tmp_path / "d", *options, spoil=BUSY)
+    for is_parent in (False, True):
+        pipes = dict(stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        process = subprocess.Popen(words, cwd=ROOT, env=environment(), **pipes)
+        until(lambda of=process.pid: len(children_of(of)) == 2)
+        children = children_of(process.pid)
+        os.kill(process.pid if is_parent else children[0], signal.SIGKILL)
+        said = process.communicate(timeout=60)[1]
+        until(lambda pids=children: not any(map(is_alive, pids)))
+        assert process.returncode == (-signal.SIGKILL if is_parent else 3), said
+        assert "Traceback" not in said and ("a process of the pool died" in said) != is_parent
 
 
 def children_of(pid: int) -> list[int]:
@@ -266,8 +236,7 @@ def is_alive(pid: int) -> bool:
 
 
 def test_a_manifest_goes_before_its_data_changes(jsonl, undisturbed, tmp_path, monkeypatch):
-    folder = tmp_path / "d"
-    shutil.copytree(undisturbed, folder)
+    folder = shutil.copytree(undisturbed, tmp_path / "d")
     (folder / Manifest.load(folder).all_shards()[0]["file"]).unlink()
     stop = mock.Mock(side_effect=errors.DataError("stopped"))
     monkeypatch.setattr(worker, "run_units", stop)
@@ -276,8 +245,7 @@ def test_a_manifest_goes_before_its_data_changes(jsonl, undisturbed, tmp_path, m
 
 
 def test_case_22_done_units_are_not_redone(jsonl, undisturbed, tmp_path):
-    folder = tmp_path / "d"
-    shutil.copytree(undisturbed, folder)
+    folder = shutil.copytree(undisturbed, tmp_path / "d")
     (folder / "manifest.json").unlink()
     records = sorted((folder / ".units").glob("*/docs_*.json"))
     assert len(records) == Manifest.load(undisturbed).tree["sources"][0]["units"] > 4
@@ -298,8 +266,7 @@ def test_two_unfinished_preparations_in_one_folder_do_not_mix(jsonl, tmp_path):
     folder, found = tmp_path / "d", []
     for vocab_size in ("420", "421", "420"):
         (folder / "manifest.json").unlink(missing_ok=True)  # as if killed before it was written
-        done = prepare(folder, "--source", f"files:{jsonl}", "--vocab_size", vocab_size)
-        assert done.returncode == 0, done.stderr
+        prepared(folder, "--source", f"files:{jsonl}", "--vocab_size", vocab_size)
         found.append(hashes(folder))
     assert prepare(folder, program=("verify",)).returncode == 0
     assert found[0] == found[2] != found[1]
@@ -338,8 +305,7 @@ def test_an_edit_that_keeps_size_and_time_trains_the_tokenizer_again(tmp_path):
         now = path.stat().st_mtime_ns
         os.utime(path, ns=(now, now - age_s * 10**9))  # as a copy that keeps its old time
         (folder / "manifest.json").unlink(missing_ok=True)  # as if killed before it was written
-        done = prepare(folder, "--source", f"files:{path}", "--vocab_size", "280")
-        assert done.returncode == 0, done.stderr
+        prepared(folder, "--source", f"files:{path}", "--vocab_size", "280")
         found.append((folder / "tokenizer.json").read_bytes())
     assert found[0] != found[1]
 
@@ -357,10 +323,7 @@ def cluster(tmp_path: Path, workers: int):
 
     try:
         start("scheduler", "--host", "127.0.0.1", "--port", "0", "--scheduler-file", str(file))
-        for _ in range(200):
-            if file.exists() and file.read_text().strip().endswith("}"):
-                break
-            time.sleep(0.1)
+        until(lambda: file.exists() and file.read_text().strip().endswith("}"))
         address = json.loads(file.read_text())["address"]
         for _ in range(workers):
             here = ("--no-nanny", "--local-directory", str(tmp_path))
@@ -390,16 +353,14 @@ def test_case_26_a_cluster_gives_the_same_bytes_although_a_worker_dies(
     with cluster(tmp_path, 2) as (address, workers):
 
         def kill_one() -> None:
-            deadline = time.monotonic() + 60
-            while records() < units - 1 and time.monotonic() < deadline:
-                time.sleep(0.1)  # the other worker does all that it gets
+            with contextlib.suppress(AssertionError):  # the other worker does all that it gets
+                until(lambda: records() == units - 1)
             killed.append(records())
             workers[0].send_signal(signal.SIGKILL)
 
         workers[0].send_signal(signal.SIGSTOP)
         threading.Thread(target=kill_one, daemon=True).start()
-        done = prepare(folder, "--source", f"files:{jsonl}", "--cluster", address)
-    assert done.returncode == 0, done.stderr
+        prepared(folder, "--source", f"files:{jsonl}", "--cluster", address)
     assert killed == [units - 1]  # it held one
     assert hashes(folder) == hashes(undisturbed) and fingerprint(folder) == fingerprint(undisturbed)
 
@@ -418,8 +379,7 @@ def test_a_cluster_that_cannot_be_had_is_one_sentence(jsonl, tmp_path, monkeypat
 def test_tokens_stops_after_enough_units_and_extends(jsonl, undisturbed, tmp_path):
     folder = tmp_path / "d"
     whole = Manifest.load(undisturbed).tree["splits"]["train"]["docs"]["tokens"]
-    done = prepare(folder, "--source", f"files:{jsonl}", "--tokens", "30k")
-    assert done.returncode == 0, done.stderr
+    prepared(folder, "--source", f"files:{jsonl}", "--tokens", "30k")
     tree = Manifest.load(folder).tree
     assert tree["sources"][0]["units"] < tree["sources"][0]["units_in_source"]
     assert 30_000 <= tree["splits"]["train"]["docs"]["tokens"] < 30_000 + whole / 6
@@ -537,12 +497,10 @@ def test_a_long_json_line_is_left_out(tmp_path, monkeypatch):
 def test_a_missing_field_of_any_source_is_found_before_any_work(jsonl, tmp_path):
     (tmp_path / "chat.jsonl").write_text('{"prompt": "Oi", "answer": "Olá"}\n')
     places = (f"web=files:{jsonl}", f"chat=files:{tmp_path / 'chat.jsonl'}")
-    done = prepare(tmp_path / "d", "--source", *places)
-    message = error_of(done, 2)
+    message = error_of(prepare(tmp_path / "d", "--source", *places), 2)
     assert "chat.jsonl" in message and "'text'" in message and "prompt, answer" in message
     assert not (tmp_path / "d").exists()
-    done = prepare(tmp_path / "d", "--source", places[0], f"{places[1]}#prompt+answer")
-    assert done.returncode == 0, done.stderr
+    prepared(tmp_path / "d", "--source", places[0], f"{places[1]}#prompt+answer")
 
 
 @pytest.fixture
@@ -633,9 +591,6 @@ def test_stdlib_leaves_installed_packages_out(tmp_path, monkeypatch):
     sources.local_files.cache_clear()
 
 
-# -------------------------------------------------------------------- case 22: connections
-
-
 def test_case_22_a_source_that_stays_away(monkeypatch):
     """The Hub's library tries again, and so do we no more; then a sentence."""
     import datasets
@@ -665,7 +620,7 @@ def test_an_error_of_the_hubs_library_is_a_sentence(error, code, monkeypatch):
 
 
 def test_case_25_odd_text_loses_nothing_and_says_so(tmp_path):
-    folder = write_texts(tmp_path / "t", 60)
+    folder = data_helpers.write_texts(tmp_path / "t", 60)
     (folder / "empty.txt").write_bytes(b"")
     (folder / "short.txt").write_text("One sentence.")
     (folder / "latin1.txt").write_bytes("coração não".encode("latin-1"))
@@ -673,8 +628,7 @@ def test_case_25_odd_text_loses_nothing_and_says_so(tmp_path):
     forged = "".join(SPECIAL_TOKENS)
     for i in range(100):  # some of them are for validation
         (folder / f"special{i}.txt").write_text(f"before {forged} after {i}")
-    done = prepare(tmp_path / "d", "--source", f"files:{folder}", "--val_fraction", "0.1")
-    assert done.returncode == 0, done.stderr
+    prepared(tmp_path / "d", "--source", f"files:{folder}", "--val_fraction", "0.1")
     manifest = Manifest.load(tmp_path / "d")
     assert list(manifest.tree["notes"].values()) == [1, 1]  # of latin1.txt and of empty.txt
     names = sources.local_files(sources.parse(f"files:{folder}"))
@@ -738,25 +692,18 @@ def test_what_is_not_there_or_a_pipe_is_one_sentence(tmp_path):
 def test_too_little_held_out_is_a_warning_with_a_remedy_that_works(tmp_path):
     dialogue(tmp_path / "input.txt", 150_000)
     source = ("--source", f"files:{tmp_path / 'input.txt'}")
-    done = prepare(tmp_path / "d", *source)
-    held = Manifest.load(tmp_path / "d").tree["splits"]["val"]["input"]["tokens"]
-    assert held < prepare_data.ENOUGH and f"only {held:,} tokens are held out" in done.stdout
-    done = prepare(tmp_path / "e", *source, "--val_fraction", "0.5")
-    more = Manifest.load(tmp_path / "e").tree["splits"]["val"]["input"]["tokens"]
-    assert more > prepare_data.ENOUGH and "held out" not in done.stdout
+    for fraction in ("0.02", "0.5"):
+        said = prepared(tmp_path / fraction, *source, "--val_fraction", fraction)
+        held = Manifest.load(tmp_path / fraction).tree["splits"]["val"]["input"]["tokens"]
+        assert (held < prepare_data.ENOUGH) == (f"only {held:,} tokens are held out" in said)
+        assert (fraction == "0.5") == (held > prepare_data.ENOUGH)
 
 
 def test_a_mixture_of_sources_and_an_existing_tokenizer(jsonl, undisturbed, tmp_path):
-    write_texts(tmp_path / "texts", 40)
-    done = prepare(
-        tmp_path / "d",
-        "--tokenizer",
-        str(undisturbed / "tokenizer.json"),
-        "--source",
-        f"web=files:{jsonl}",
-        f"books=files:{tmp_path / 'texts'}",
-    )
-    assert done.returncode == 0, done.stderr
+    data_helpers.write_texts(tmp_path / "texts", 40)
+    places = f"web=files:{jsonl}", f"books=files:{tmp_path / 'texts'}"
+    tokenizer = ("--tokenizer", str(undisturbed / "tokenizer.json"))
+    prepared(tmp_path / "d", *tokenizer, "--source", *places)
     manifest = Manifest.load(tmp_path / "d")
     assert manifest.sources == ["web", "books"] and manifest.rows("train", 1) > 50
     assert manifest.tokenizer_sha256 == Manifest.load(undisturbed).tokenizer_sha256
@@ -769,8 +716,8 @@ def test_shares_of_the_tokens_wanted(jsonl, tmp_path):
     write_jsonl(tmp_path / "books.jsonl", 320, seed=1)
     places = f"web=files:{jsonl}", f"books=files:{tmp_path / 'books.jsonl'}"
     mixture = ("--mixture", "web=3", "books=1")
-    done = prepare(tmp_path / "d", "--tokens", "60k", "--source", *places, *mixture)
-    assert done.returncode == 0 and "asked for" not in done.stdout, done.stderr
+    said = prepared(tmp_path / "d", "--tokens", "60k", "--source", *places, *mixture)
+    assert "asked for" not in said
     facts = Manifest.load(tmp_path / "d").tree["splits"]["train"]
     units = 15_000  # at least, and a source goes on to the end of its last one
     assert 45_000 <= facts["web"]["tokens"] < 45_000 + units
@@ -797,15 +744,14 @@ def test_too_little_disk_is_said_before_any_work(jsonl, tmp_path, monkeypatch):
     hub = ("--source", f"hf:file://{tmp_path / 'a.parquet'}")
     assert "--tokens 2B" in error_of(prepare(tmp_path / "d", *hub), 2)
     assert not (tmp_path / "d").exists()
-    done = prepare(tmp_path / "d", *hub, "--tokens", "900T")
-    assert "1890000.0 GB" in error_of(done, 6)  # 5% of slack, 2 bytes each
-    assert prepare(tmp_path / "d", *hub, "--tokens", "all").returncode == 0
-    # local text has a size, whatever is wanted of it
-    assert prepare(tmp_path / "e", "--source", f"files:{jsonl}", "--tokens", "900T").returncode == 0
+    much = ("--tokens", "900T")
+    assert "1890000.0 GB" in error_of(prepare(tmp_path / "d", *hub, *much), 6)  # with 5% of slack
+    prepared(tmp_path / "d", *hub, "--tokens", "all")
+    local = ("--source", f"files:{jsonl}")  # has a size, whatever is wanted of it
+    prepared(tmp_path / "e", *local, *much)
     usage = shutil.disk_usage(tmp_path)._replace(free=100_000)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
-    done = prepare(tmp_path / "f", "--source", f"files:{jsonl}")
-    assert "are free" in error_of(done, 6)
+    assert "are free" in error_of(prepare(tmp_path / "f", *local), 6)
 
 
 def test_each_preset_prepares_what_it_trains_on():
@@ -845,10 +791,9 @@ def test_case_28_one_text_file_gets_a_vocabulary_and_validation_text_of_its_own(
     """With the sizes of tiny: rows of 257 tokens, a vocabulary of 2,048."""
     text = dialogue(tmp_path / "input.txt", size)
     options = "--row_len", "257", "--vocab_size", "2048"
-    done = prepare(tmp_path / "d", "--source", f"files:{tmp_path / 'input.txt'}", *options)
-    assert done.returncode == 0, done.stderr
+    said = prepared(tmp_path / "d", "--source", f"files:{tmp_path / 'input.txt'}", *options)
     manifest = Manifest.load(tmp_path / "d")
-    assert manifest.vocab_size == 2048 and "note" not in done.stdout
+    assert manifest.vocab_size == 2048 and "note" not in said
     train, val = (manifest.tree["splits"][split]["input"] for split in ("train", "val"))
     assert 0.02 <= val["bytes"] / size <= 0.10 and manifest.rows("val") >= 1
     assert train["bytes"] + val["bytes"] == size
@@ -892,3 +837,111 @@ def test_a_link_in_the_folder_leads_nowhere(name, jsonl, tmp_path):
             error_of(prepare(folder, "--source", "hf:a/b", "--tokens", "1M"), 3)
     assert sorted(p.name for p in mine.rglob("*")) == ["docs", "leftover_00.npy"]
     assert done.returncode or not list(folder.rglob(".tmp-*"))
+
+
+# ------------------------------------------------------------------------------ copies: --dedup
+
+WORDS = [f"w{i}" for i in range(400)]
+
+
+def texts_with_copies(seed: int) -> list[str]:
+    """Originals, equal copies, copies with a few words changed, and some with many."""
+    draw = random.Random(seed)
+    originals = [" ".join(draw.choices(WORDS, k=draw.randint(30, 200))) for _ in range(40)]
+    texts = list(originals)
+    for original in originals[:25]:
+        words = original.split()
+        for share in draw.choices((0.0, 0.0, 0.01, 0.02, 0.3), k=2):
+            texts.append(
+                " ".join(draw.choice(WORDS) if draw.random() < share else w for w in words)
+            )
+    draw.shuffle(texts)
+    return texts
+
+
+def shingles(text: str) -> set:
+    words = re.findall(r"\w+|[^\w\s]", text)
+    return {tuple(words[i : i + 5]) for i in range(max(1, len(words) - 4))}
+
+
+def most_alike(text: str, others: list[str]) -> float:
+    """The largest Jaccard similarity, every pair compared."""
+    mine, sets = shingles(text), map(shingles, others)
+    return max((len(mine & other) / len(mine | other) for other in sets), default=0.0)
+
+
+def marks(text: str, near: bool) -> copies.Marks:
+    whole = hashlib.blake2b(text.encode(), digest_size=16).digest()
+    return copies.Marks(whole, copies.signature_of(text) if near else None)
+
+
+def test_equal_texts_are_copies_of_the_first():
+    texts, seen = texts_with_copies(0), copies.Seen(near=False)
+    found = {i for i, text in enumerate(texts) if seen.copy_of(marks(text, False)) is not None}
+    assert found == {i for i, text in enumerate(texts) if text in texts[:i]} and found
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_near_copies_are_those_of_the_slow_way(seed):
+    """But for pairs near the border, which 128 hashes cannot tell."""
+    pytest.importorskip("datasketch")
+    texts, seen, kept = texts_with_copies(seed), copies.Seen(near=True), []
+    changed = 0
+    for text in texts:
+        alike = most_alike(text, kept)
+        if seen.copy_of(marks(text, True)) is None:
+            assert alike < 0.92
+            kept.append(text)
+        else:
+            assert alike > 0.68
+            changed += alike < 1
+    assert changed > 5 and len(kept) < len(texts) - 15
+
+
+def write(path, texts) -> str:
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return f"files:{path}"
+
+
+def test_a_preparation_leaves_them_out(tmp_path):
+    pytest.importorskip("datasketch")
+    texts = texts_with_copies(0)
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    for i in range(6):  # several units
+        write(folder / f"{i}.jsonl", texts[i::6])
+    bytes_of, left_out = {}, {}
+    for way in ("none", "exact", "near"):
+        data_helpers.prepare_tiny(tmp_path / way, "--source", f"files:{folder}", "--dedup", way)
+        tree = Manifest.load(tmp_path / way).tree
+        left_out[way] = sum(tree["notes"].values())
+        bytes_of[way] = sum(tree["splits"][s]["texts"]["bytes"] for s in ("train", "val"))
+    assert left_out["none"] == 0 and left_out["exact"] == len(texts) - len(set(texts))
+    assert left_out["near"] > left_out["exact"]
+    assert bytes_of["exact"] == sum(len(text.encode()) for text in set(texts))
+    assert bytes_of["near"] < bytes_of["exact"] < bytes_of["none"]
+    near = ("--source", f"files:{folder}", "--dedup", "near")
+    data_helpers.prepare_tiny(tmp_path / "two", *near, processes=True)
+    fingerprints = {Manifest.load(tmp_path / name).fingerprint for name in ("near", "two")}
+    assert len(fingerprints) == 1
+
+
+def test_the_sample_for_the_tokenizer_has_no_copies(tmp_path):
+    source = write(tmp_path / "a.jsonl", ["one text", "one text", "another"])
+    config = DataConfig((source,), data_dir=str(tmp_path / "d"), dedup="exact", row_len=9)
+    job = worker.Job(config)
+    assert job.options != worker.Job(replace(config, dedup="none")).options
+    assert list(job.texts(0, 0)) == ["one text", "one text", "another"]
+    with worker.open_pool(1) as (pool, _):
+        job.copies = copies.find(job, pool)
+    assert job.copies == {(0, 0): {1}}
+    assert list(job.texts(0, 0)) == ["one text", "another"]
+
+
+def test_a_source_that_must_be_downloaded_is_refused():
+    class Job:
+        config = DataConfig(("hf:some/data",), tokens="1M", dedup="exact")
+        sources = [worker.sources.parse("hf:some/data")]
+
+    with pytest.raises(UsageError, match="hf:some/data"):
+        copies.find(Job, None)
