@@ -327,8 +327,8 @@ def preset_of_depth(depth: int) -> Preset:
     Width: 64 x depth, rounded up to whole heads of 128; MLP 4x. Tokens: 10.5 per weight of blocks
     and head; 2% more are prepared. Batch: 2^19 tokens at depth 12, elsewhere in proportion to
     tokens^0.383, to the nearest power of two. Learning rates: those of 2^19 tokens and width 768,
-    times the factors of optim.py for this batch and this width. Weight decay: 0.28 at depth 12,
-    in proportion to the root of the batch, and against the number of weights."""
+    times the factors of optim.py for this batch and this width. Weight decay: 0.28 up to
+    depth 12, then in proportion to the root of the batch, and against the number of weights."""
     n_head = (depth + 1) // 2
     width = 128 * n_head
     heads, extras = dict(n_head=n_head, n_kv_head=n_head), ("key_offset", "value_embeds")
@@ -340,7 +340,7 @@ def preset_of_depth(depth: int) -> Preset:
     held_out = max(0.001, round(1e7 / tokens, 4))  # of 1M tokens, the luck is 1% of the loss
     source = ("hf:karpathy/climbmix-400b-shuffle",)
     data = DataConfig(source, tokens=f"{tokens / 1e9:.3g}B", val_fraction=held_out)
-    decay = round(0.28 * math.sqrt(batch / 2**19) * at_12 / weights, 3)
+    decay = round(0.28 * min(1, math.sqrt(batch / 2**19) * at_12 / weights), 3)
     train = TrainConfig(tokens_per_step=batch, weight_decay=decay)
     return Preset(model, data, train, RunConfig(eval_tokens=2_097_152))
 
