@@ -14,6 +14,7 @@ from machinery.trained import is_tuned, run_of
 from model import GPT
 
 UNKNOWN = "not known"
+TRIED = "5.23.0 and 5.24.0"  # releases of transformers that all tests of hf/ have passed with
 BASE = """A pretrained language model, trained with nano2049: it completes text, it does not answer.
 The tokenizer puts BOS in front, and reads a special token that is written out as plain text."""
 TUNED = """A language model, trained with nano2049 and tuned on conversations: it answers. To it,
@@ -57,13 +58,12 @@ generate = pipeline("text-generation", {str(folder)!r}{trust})
 def write_card(
     folder: Path, title: str, facts: dict, model: GPT, manifest: Manifest | None, usage: str
 ) -> None:
-    """README.md; the hashes are in config.json. manifest: of the data, None if it is gone; usage:
-    lines of Python."""
+    """README.md. manifest: of the data, None if it is gone; usage: lines of Python."""
     c, bpb = model.config, facts["val_bpb"]
     n = sum(p.numel() for p in model.parameters())
     rows = {
         "class": f"{facts['class_name']}ForCausalLM, checked with transformers "
-        f"{version('transformers')}",
+        f"{version('transformers')}; its program was tested with {TRIED}",
         "shape": f"{n:,} parameters, {c.n_layer} layers, width {c.n_embd}, "
         f"context {c.seq_len:,} tokens",
         "training": f"{facts['step']:,} steps, {facts['tokens']:,} tokens",

@@ -1,4 +1,4 @@
-"""nano2049's GPT for transformers 5.4 or newer: `from_pretrained(DIR, trust_remote_code=True)`.
+"""nano2049's GPT for transformers 5.23 or newer: `from_pretrained(DIR, trust_remote_code=True)`.
 
 export.py copies this file beside the weights of a model that no stock class of transformers
 computes. It imports torch and transformers only. The parameters have the names of the trainer's

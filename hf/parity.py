@@ -36,9 +36,9 @@ TEXTS = (
 
 def need_transformers() -> None:
     release = version("transformers") if find_spec("transformers") else "0.0"
-    if tuple(map(int, release.split(".")[:2])) < (5, 4):
+    if tuple(map(int, release.split(".")[:2])) < (5, 23):
         how = "pip install -r requirements-eval.txt"
-        raise UsageError(f"transformers 5.4 or newer is needed, {release} is installed; {how}")
+        raise UsageError(f"transformers 5.23 or newer is needed, {release} is installed; {how}")
 
 
 def open_model(folder: Path, own: bool = False) -> nn.Module:

@@ -3,7 +3,7 @@
 From the configuration and the machine's figures to a `Plan`: pure functions, which open no file and
 touch no device. What the options leave open is decided here; build.py returns a new Plan if it has
 to shrink the micro-batch, or to do without the compiler. `--plan` adds hours and dollars
-(instruments/forecast.py). Next: build.py builds what is planned here.
+(instruments/run/forecast.py). Next: build.py builds what is planned here.
 """
 
 import math

@@ -197,7 +197,7 @@ def on_the_dial(preset: cfg.Preset) -> bool:
 
 @lru_cache(maxsize=1)
 def law() -> dict:
-    """What `benchmarks/scaling.py fit` found: E, A, a, B, b and the factor of the text; the largest
+    """What `benchmarks/law.py` found: E, A, a, B, b and the factor of the text; the largest
     weights and tokens of the runs; and draws of the six constants, each with an error."""
     return json.loads(Path(__file__).with_name("law.json").read_text(encoding="utf-8"))
 

@@ -74,7 +74,7 @@ def test_a_token_takes_two_bytes_of_the_disk_and_four_in_a_large_vocabulary():
 
 def test_the_options_of_train_are_read_and_others_refused():
     assert numbers_of("d12", "--gpu", "H100", "--micro_batch", "4")["rows"] == 4
-    cards = [["--gpu", name] for name in ("H1000", "0xH100", "8x")]
+    cards = [f"--gpu {x}".split() for x in ("H1000", "0xL4", "8x", "H100 --usd 5 --usd_per_hour 0")]
     for words in (*cards, ["--gpus", "H100"], ["--usd", "-1"], ["--steps", "x"]):
         with pytest.raises((UsageError, SystemExit)) as error:
             eval.main(["plan", "d12", *words])
