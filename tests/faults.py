@@ -12,6 +12,7 @@ import json
 import multiprocessing
 import os
 import pkgutil
+import random
 import shutil
 import signal
 import socket
@@ -134,9 +135,12 @@ def records(run_dir) -> list[dict]:
 
 
 def free_port() -> int:
+    """Below those that the system deals out: no connection takes it before it is listened to."""
     with socket.socket() as s:
-        s.bind(("localhost", 0))
-        return s.getsockname()[1]
+        while True:
+            with contextlib.suppress(OSError):
+                s.bind(("localhost", port := random.randrange(15_000, 32_000)))
+                return port
 
 
 _outputs = iter(range(10**9))
