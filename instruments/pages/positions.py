@@ -88,14 +88,3 @@ def read(run_dir: Path) -> dict:
         return facts if isinstance(facts["data"], str) and all(map(number, numbers)) else {}
     except (DataError, KeyError, TypeError, ValueError):
         return {}
-
-
-def rows(run_dir: Path) -> list[tuple[str, str]]:
-    """The table, (positions, loss) each; [] if nothing was measured."""
-    if not (facts := read(run_dir)):
-        return []
-    scored = f"step {facts['step']} on {facts['rows']} held-out rows of {facts['data']}"
-    table = [("measured", scored)]
-    for begin, end, nats in facts["nats"]:
-        table.append((f"{begin:,} to {end - 1:,}", f"{nats:.4f} nats per token"))
-    return table
