@@ -117,9 +117,8 @@ def weights(mixture: tuple[str, ...]) -> dict[str, float] | None:
     pairs = [re.fullmatch(r"(.*)=(\d{1,15}\.?\d*|\.\d+)", item, re.DOTALL) for item in items]
     found = {pair[1]: float(pair[2]) for pair in pairs if pair}
     if len(found) < len(items):
-        raise UsageError(
-            f"{' '.join(mixture)!r} is not NAME=WEIGHT ..., each once: wiki=60 code=40"
-        )
+        why = f"{' '.join(mixture)!r} is not NAME=WEIGHT ..., each once"
+        raise UsageError(f"{why}: wiki=60 code=40")
     return found or None
 
 

@@ -26,6 +26,8 @@ from machinery.trained import EvalConfig, is_tuned, open_tokenizer
 from tokenizer import Tokenizer
 
 SAMPLE_TOKENS, SAMPLE_SHOWN = 40, 72  # at a validation: tokens drawn, characters on the screen
+FOLDER = FileSystemLoader(Path(__file__).parent)
+TEMPLATES = Environment(loader=FOLDER, autoescape=True, trim_blocks=True, lstrip_blocks=True)
 HASHES = ("data_fingerprint", "tokenizer_sha256")  # of 64 digits, of which 12 are shown
 
 
@@ -59,9 +61,7 @@ def write(run_dir: str | Path, usd_per_hour: float = 0.0) -> Path:
     run = Run(run_dir)
     pictures, loss_png = curves.draw_run(run)
     processes, (preset, facts) = run.processes(), configuration(run)
-    how = dict(loader=FileSystemLoader(Path(__file__).parent), autoescape=True)
-    page = Environment(**how, trim_blocks=True, lstrip_blocks=True).get_template("report.html")
-    html = page.render(
+    html = TEMPLATES.get_template("report.html").render(
         title=f"Run {run.dir.resolve().name}",
         run=run,
         machines=dict.fromkeys(f"{p['world_size']} x {p['device']}" for p in processes),
