@@ -21,11 +21,12 @@ def main() -> None:
     with sync_playwright() as play:
         chromium = play.chromium.launch(executable_path=shutil.which("chromium"))
         for scheme in ("light", "dark"):
-            size = dict(viewport=dict(width=860, height=620), device_scale_factor=1.5)
-            page = chromium.new_page(color_scheme=scheme, **size)
+            page = chromium.new_page(color_scheme=scheme)
+            page.set_viewport_size(dict(width=1180, height=860))
             page.goto((ROOT / "runs/tiny/look.html").as_uri())
             page.wait_for_selector("body[data-ready]")
             page.screenshot(path=out / f"look-{scheme}.png")
+            page.set_viewport_size(dict(width=590, height=430))
             page.goto("http://127.0.0.1:8049")
             page.click("#tries button")  # the first prompt of the preset
             page.wait_for_selector(".answer:not(.writing)")
