@@ -22,7 +22,8 @@ if [ "$first" = lesson ]; then
   number=${2:-}
   lesson=$(compgen -G "course/${number}_*.py" || compgen -G "course/0${number}_*.py") || lesson=
   if ! [[ $number =~ ^[0-9]+$ && $lesson ]]; then
-    echo "error: lesson ${number:-which?} bash run.sh lesson 7; the lessons:" course/[0-9]*.py >&2
+    echo "error: which lesson? There is none called '$number'; bash run.sh lesson 7. There are" \
+      course/[0-9]*.py >&2
     exit 2
   fi
 fi
@@ -50,7 +51,7 @@ install() {
   stamp=.venv/${1//\//-}
   if [ "$(cat "$stamp" 2> /dev/null || true)" = "$wanted" ]; then return; fi
   if [ -t 1 ]; then quiet=; fi  # a terminal gets pip's bars
-  echo "installing $1 into .venv"
+  echo "installing $1 into .venv, PyTorch's GBs with it unless it is there"
   .venv/bin/python -m pip install $quiet --disable-pip-version-check -r <(echo "$wanted")
   if [[ $wanted == *torch==2.10.0* ]]; then  # torch asks for an older cuDNN, and avoids its attention
     .venv/bin/python -m pip install --quiet --no-deps -r <(echo nvidia-cudnn-cu12==9.15.1.9)

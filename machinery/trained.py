@@ -97,7 +97,7 @@ def load_model(config: EvalConfig, read_export: Callable) -> tuple[GPT, dict]:
             runs = [] if find_preset(name) else sorted(root.parent.parent.glob("*/checkpoints"))
             there = checkpoint.checkpoints(root) or [path.parent for path in runs]
             how = f"there are {', '.join(map(str, there))}"
-            how = how if there else f"train one first: python train.py {name}"
+            how = how if there else f"train one first: torchrun train.py {name}"
             raise UsageError(f"there is no checkpoint in {path or root}; {how}")
         model, trainer = read_checkpoint(path, device, dtype, verified=not config.checkpoint)
     checkpoint.check_finite(model.state_dict(), f"{path} is of no use")

@@ -51,7 +51,7 @@ def test_text_streams_and_each_token_has_alternatives(base, browser):
         page.fill("#tokens", "60")
         page.click("#tries button >> nth=1")  # a prompt of the server's
         gate.let(3)
-        page.wait_for_selector(".writing .token")
+        page.wait_for_selector(".writing .token", state="attached")
         gate.let()
         done(page)
         assert 3 < page.locator(".token").count() <= 60  # it came bit by bit
@@ -93,7 +93,7 @@ def test_stop_ends_the_generation(base, browser, how):
         page.fill("#tokens", "400")
         say(page, "def")
         gate.let(9)
-        page.wait_for_selector(".writing .token")
+        page.wait_for_selector(".writing .token", state="attached")
         assert page.inner_text("#send") == "Stop"
         if how == "Escape":
             page.keyboard.press("Escape")
@@ -114,7 +114,7 @@ def test_clear_while_an_answer_streams(tokenizer, browser):
     with serving(model, tokenizer, tuned=True) as (url, _), opened(browser, url) as page:
         say(page, "first?")
         gate.let(9)
-        page.wait_for_selector(".writing .token")
+        page.wait_for_selector(".writing .token", state="attached")
         page.click("#clear")
         assert page.locator(".turn").count() == 0 and page.inner_text("#send") == "Send"
         say(page, "second?")
