@@ -51,7 +51,7 @@ install() {
   stamp=.venv/${1//\//-}
   if [ "$(cat "$stamp" 2> /dev/null || true)" = "$wanted" ]; then return; fi
   if [ -t 1 ]; then quiet=; fi  # a terminal gets pip's bars
-  echo "installing $1 into .venv, PyTorch's GBs with it unless it is there"
+  echo "installing $1 into .venv (PyTorch takes some GB)"
   .venv/bin/python -m pip install $quiet --disable-pip-version-check -r <(echo "$wanted")
   if [[ $wanted == *torch==2.10.0* ]]; then  # torch asks for an older cuDNN, and avoids its attention
     .venv/bin/python -m pip install --quiet --no-deps -r <(echo nvidia-cudnn-cu12==9.15.1.9)

@@ -1,8 +1,7 @@
 """The pictures of a run's page: its curves, and exams over checkpoints.
 
-Draws what records.py has checked: as SVGs for the page, whose colours they take, or as PNGs. An
-exam's panel has a gray band: where a model that guesses is in 95 of 100 cases. Next: report.py puts
-them on the page.
+Draws what records.py has checked, as SVGs in the page's colours or as PNGs. An exam has a gray
+band: where a model that guesses is in 95 of 100 cases. Next: report.py puts them on the page.
 """
 
 import io
@@ -16,7 +15,6 @@ from instruments.pages.records import Run, plain
 from machinery.log import short
 
 GUESSING = 1.96  # standard deviations on each side hold 95% of what guessing gives
-POINTS = 600  # of a curve that are drawn
 PANELS = (  # title, unit, key of the training records, key of the validations, is it noisy?
     ("bits per byte", "", "bpb", "val_bpb", True),
     ("loss", "nats per token", "loss", "val_loss", True),
@@ -69,9 +67,8 @@ def draw_run(run: Run) -> tuple[list[tuple[str, str, str]], bytes]:
     """(title, viewBox, SVG) of each picture of the page, none before a step; and loss.png."""
     if not run.steps:
         return [], b""
-    panels = PANELS
-    if run.median("data_wait_ms") < 10 * run.median("step_s"):  # below 1% of a step
-        panels = PANELS[:-1]
+    waits = run.median("data_wait_ms") >= 10 * run.median("step_s")  # 1% of a step
+    panels = PANELS if waits else PANELS[:-1]
     drawn = [(title, lambda axes, p=(title, *p): draw_steps(axes, run, *p)) for title, *p in panels]
     pictures = [(title, *svg_of(draw)) for title, draw in drawn + panels_of_exams(run)]
     return pictures, paint("png", (6, 4), drawn[0][1])
@@ -80,8 +77,7 @@ def draw_run(run: Run) -> tuple[list[tuple[str, str, str]], bytes]:
 def draw_steps(axes, run: Run, title, unit, key, val_key, is_noisy) -> None:
     """One quantity of the steps against the tokens trained on, which begin at the first step."""
     tokens, values = (np.array([r[name] for r in run.steps], float) for name in ("tokens", key))
-    last = len(tokens)
-    shown = np.unique(np.geomspace(1, last, min(last, POINTS)).round().astype(int)) - 1
+    shown = np.unique(np.geomspace(1, last := len(tokens), 600).round().astype(int)) - 1
     if is_noisy:
         axes.plot(tokens[shown], values[shown], color="black", alpha=0.2, linewidth=0.6)
         values = np.array(smooth(values))
@@ -95,8 +91,8 @@ def draw_steps(axes, run: Run, title, unit, key, val_key, is_noisy) -> None:
     axes.set_xlabel("tokens")
     if last > 2 and 0 < tokens[0] < tokens[-1]:
         axes.set_xscale("log", subs=[])
-        few = tokens[-1] < 2000 * tokens[0]
-        axes.xaxis.get_major_locator().set_params(subs=(1, 2, 5) if few else (1,))
+        marks = (1, 2, 5) if tokens[-1] < 2000 * tokens[0] else (1,)
+        axes.xaxis.get_major_locator().set_params(subs=marks)
     if val_key is None:  # a loss ends far from 0, and from 0 its end would look flat
         axes.set_ylim(0, None)
 

@@ -88,10 +88,9 @@ def configuration(run: Run) -> tuple[str, list[tuple[str, str]]]:
     """The preset that the run was begun with, if it is known; and (name, text) of what differs from
     it, or of all that is not empty."""
     word = cli.first_word(run.starts[0]["command"].split()[1:])[0] if run.starts else ""
-    preset, facts, usual = find_preset(word), [], {}
-    if preset:
-        fields = asdict(preset.train) | asdict(preset.model)
-        usual = {key: plain(value) for key, value in fields.items()}
+    preset, facts = find_preset(word), []
+    fields = asdict(preset.train) | asdict(preset.model) if preset else {}
+    usual = {key: plain(value) for key, value in fields.items()}
     for key, value in run.config.items():
         text = plain(value)
         if text != usual[key] if key in usual else value:
@@ -121,27 +120,25 @@ def compare(argv: list[str]) -> int:
 def compared(folders: list[str]) -> str:
     """The table, what else differs, and the path of the picture, which it draws."""
     if len(folders) < 2:
-        raise UsageError(
-            "compare needs the folders of two runs or more: python eval.py compare runs/a runs/b"
-        )
+        how = "python eval.py compare runs/a runs/b"
+        raise UsageError(f"compare needs the folders of two runs or more: {how}")
     runs = [Run(folder) for folder in folders]
     for run in runs:
         if len(run.validations) < 2:
             why = "has no validation after its first step yet: let it run on, or compare other runs"
             raise UsageError(f"{run.dir} {why}")
-    measured = set.intersection(*({r["tokens"] for r in run.validations} for run in runs))
-    between = max(measured, default=0) <= 0
-    common = min(run.validations[-1]["tokens"] for run in runs) if between else max(measured)
+    common = max(set.intersection(*({r["tokens"] for r in run.validations} for run in runs)) | {0})
+    if between := common <= 0:
+        common = min(run.validations[-1]["tokens"] for run in runs)
     whole, base = all(run.whole_validation for run in runs), 0.0
     last, at = "bpb of all rows" if whole else "last bpb", f"bpb at {short(common)}"
     rows = [("run", "tokens", last, at, "difference", "tok/s", "training time")]
     for run in runs:
         known = [(r["tokens"], r["val_bpb"]) for r in run.validations]
         if known[0][0] > common:
-            raise UsageError(
-                f"{run.dir} begins at {short(known[0][0])} tokens, after another run has ended "
-                f"({short(common)}); compare runs that overlap"
-            )
+            begins = f"{run.dir} begins at {short(known[0][0])} tokens"
+            why = f"{begins}, after another run has ended ({short(common)})"
+            raise UsageError(f"{why}; compare runs that overlap")
         bpb = float(np.interp(common, *zip(*known)))  # between two validations, if need be
         base = base or bpb
         difference = round(bpb - base, 4) or 0.0  # not -0.0000
@@ -153,8 +150,8 @@ def compared(folders: list[str]) -> str:
             took = duration(run.seconds_at(common))
         rows.append((plain(run.dir), short(run.tokens), *figures, speed, took))
     lines = [*table(rows), "", *differences(runs)]
-    if between:
-        lines.append(f"warning: not all have a validation at {short(common)}: read off between two")
+    warning = f"warning: not all have a validation at {short(common)}: read off between two"
+    lines += [warning] * between
     path = runs[0].dir.parent / "compare.png"
     try:
         disk.write_bytes(path, curves.draw_compared(runs, common))
