@@ -60,6 +60,10 @@ install() {
 }
 if ! .venv/bin/python -m pip --version > /dev/null 2>&1; then  # no .venv yet, or one without pip
   python=${PYTHON:-python3}
+  if ! command -v "$python" > /dev/null; then
+    echo "error: there is no $python; install Python 3.10 or newer, or PYTHON=PATH bash run.sh" >&2
+    exit 2
+  fi
   "$python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' || {
     echo "error: $("$python" --version) is older than 3.10; PYTHON=python3.12 bash run.sh" >&2
     exit 2
@@ -75,7 +79,14 @@ export PATH="$PWD/.venv/bin:$PATH"
 case $first in
   eval | store | scaling) install "requirements-$first.txt"; exit ;;
   course) install course/requirements.txt; exit ;;
-  lesson) exec python "$lesson" ;;
+  lesson)
+    sed -n '/^# \*\*Question/,/^#$/s/^# *//p' "$lesson"
+    python "$lesson"
+    exercise=course/exercises/ex$(basename "$lesson" | cut -c 1-2).py
+    echo "The text: $lesson"
+    if [ -f "$exercise" ]; then echo "Exercise: $exercise, then python course/check.py $number"; fi
+    exit
+    ;;
   test)
     shift
     if [ $# -gt 0 ]; then exec python -m pytest -n 4 --dist worksteal "$@"; fi
