@@ -22,7 +22,8 @@ if [ "$first" = lesson ]; then
   number=${2:-}
   lesson=$(compgen -G "course/${number}_*.py" || compgen -G "course/0${number}_*.py") || lesson=
   if ! [[ $number =~ ^[0-9]+$ && $lesson ]]; then
-    echo "error: lesson ${number:-which?} bash run.sh lesson 7; the lessons:" course/[0-9]*.py >&2
+    echo "error: which lesson? There is none called '$number'; bash run.sh lesson 7. There are" \
+      course/[0-9]*.py >&2
     exit 2
   fi
 fi
@@ -50,7 +51,7 @@ install() {
   stamp=.venv/${1//\//-}
   if [ "$(cat "$stamp" 2> /dev/null || true)" = "$wanted" ]; then return; fi
   if [ -t 1 ]; then quiet=; fi  # a terminal gets pip's bars
-  echo "installing $1 into .venv"
+  echo "installing $1 into .venv (PyTorch takes some GB)"
   .venv/bin/python -m pip install $quiet --disable-pip-version-check -r <(echo "$wanted")
   if [[ $wanted == *torch==2.10.0* ]]; then  # torch asks for an older cuDNN, and avoids its attention
     .venv/bin/python -m pip install --quiet --no-deps -r <(echo nvidia-cudnn-cu12==9.15.1.9)
@@ -59,6 +60,10 @@ install() {
 }
 if ! .venv/bin/python -m pip --version > /dev/null 2>&1; then  # no .venv yet, or one without pip
   python=${PYTHON:-python3}
+  if ! command -v "$python" > /dev/null; then
+    echo "error: there is no $python; install Python 3.10 or newer, or PYTHON=PATH bash run.sh" >&2
+    exit 2
+  fi
   "$python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' || {
     echo "error: $("$python" --version) is older than 3.10; PYTHON=python3.12 bash run.sh" >&2
     exit 2
@@ -74,7 +79,14 @@ export PATH="$PWD/.venv/bin:$PATH"
 case $first in
   eval | store | scaling) install "requirements-$first.txt"; exit ;;
   course) install course/requirements.txt; exit ;;
-  lesson) exec python "$lesson" ;;
+  lesson)
+    sed -n '/^# \*\*Question/,/^#$/s/^# *//p' "$lesson"
+    python "$lesson"
+    exercise=course/exercises/ex$(basename "$lesson" | cut -c 1-2).py
+    echo "The text: $lesson"
+    if [ -f "$exercise" ]; then echo "Exercise: $exercise, then python course/check.py $number"; fi
+    exit
+    ;;
   test)
     shift
     if [ $# -gt 0 ]; then exec python -m pytest -n 4 --dist worksteal "$@"; fi

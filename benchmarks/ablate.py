@@ -95,9 +95,8 @@ def read_change(text: str) -> tuple[str, str]:
     """ "slow: --lr_scale 0.5" -> ("slow", "--lr_scale 0.5")."""
     name, _, options = (part.strip() for part in text.partition(":"))
     if not name or name == "base" or not options.startswith("--"):
-        raise UsageError(
-            f'--change "{text}" is not "NAME: --OPTION VALUE ...", NAME not being base'
-        )
+        form = '"NAME: --OPTION VALUE ...", NAME not being base'
+        raise UsageError(f'--change "{text}" is not {form}')
     return name, options
 
 
@@ -134,10 +133,8 @@ def make_cases(name: str, config: AblateConfig, rows: list[dict]) -> list[Case]:
         if change != "base" and not changed:
             raise UsageError(f'--change "{change}: {options}" leaves the base as it is')
         if abs(tokens - base_tokens) > max(step, base_step):
-            raise UsageError(
-                f"{change!r} trains on {tokens:,} tokens, the base on {base_tokens:,}; give both "
-                "--steps for equal tokens"
-            )
+            why = f"{change!r} trains on {tokens:,} tokens, the base on {base_tokens:,}"
+            raise UsageError(f"{why}; give both --steps for equal tokens")
         for seed in config.seeds:
             facts = dict(name=change, options=options, seed=seed, changed=changed, base=base)
             row = facts | common
@@ -242,9 +239,8 @@ def main(argv: list[str]) -> int:
     cases = make_cases(name, config, read_jsonl(file, bool))
     device = cli.parse("train.py", "train", [name, *shlex.split(config.base)]).run.device
     slots = find_slots(config.at_once, device)
-    failed = runs.side_by_side(
-        cases, slots, file, lambda case: case.row | read_result(case.run_dir)
-    )
+    read = lambda case: case.row | read_result(case.run_dir)
+    failed = runs.side_by_side(cases, slots, file, read)
     if rows := read_jsonl(file, bool):
         disk.write_text(results, render(rows))
         print(f"\n{render_comparison([r for r in rows if comparison(r) == comparison(rows[-1])])}")

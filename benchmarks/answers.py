@@ -90,10 +90,9 @@ def measure(run: str, folder: str, every: int) -> dict:
     nats, bpb, _ = flops.score_text(model, data.val_batches(manifest, 8), token_bytes)
     for kind, c in sorted(counts.items()):
         known, asked = "said" if kind in SAID else "remembered", max(1, c["asked"])
-        print(
-            f"  {kind:9} ({known:10}) {c['right'] / c['n']:4.0%} of {c['n']} right; "
-            f"of {c['asked']} asked, {c['ends'] / asked:.0%} end, {c['form'] / asked:.0%} in form"
-        )
+        right = f"{c['right'] / c['n']:4.0%} of {c['n']} right; of {c['asked']} asked"
+        form = f"{c['ends'] / asked:.0%} end, {c['form'] / asked:.0%} in form"
+        print(f"  {kind:9} ({known:10}) {right}, {form}")
     total = sum(counts.values(), Counter())
     said = sum((counts[kind] for kind in SAID), Counter())
     figures = {name: total[name] / total["asked"] for name in ("ends", "form")}

@@ -74,10 +74,8 @@ def main() -> None:
         )
 
         sync_m, stall_m = statistics.median(sync_s), statistics.median(stall_s)
-        print(
-            f"{parameters:,} parameters, {state_bytes / 1e9:.3f} GB of state, CPU, "
-            f"{torch.get_num_threads()} threads, torch {torch.__version__}"
-        )
+        state = f"{parameters:,} parameters, {state_bytes / 1e9:.3f} GB of state"
+        print(f"{state}, CPU, {torch.get_num_threads()} threads, torch {torch.__version__}")
         rows = [
             ("save with wait: training stands still", f"{sync_m:.3f} s", sync_s),
             ("save without: training stands still", f"{stall_m:.3f} s", stall_s),

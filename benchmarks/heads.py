@@ -48,13 +48,8 @@ def measure(path: Path, data_dir: str, n_rows: int) -> list[str]:
         cells += [f"{layer}.{head}", f"{share:.0%}", f"{worth(layer, head):+.3f}"]
     induction = [f"{h['layer']}.{h['head']}" for h in heads if h["kind"] == "induction"]
     bpb = sum((nats * (size[ids[1:]] > 0)).sum().item() for nats, ids in zip(whole, rows))
-    return [
-        *cells,
-        " ".join(induction) or "none",
-        f"{test['first']:.1f}",
-        f"{test['again']:.1f}",
-        f"{bpb / BIT / n_bytes:.3f}",
-    ]
+    random = [f"{test['first']:.1f}", f"{test['again']:.1f}"]
+    return [*cells, " ".join(induction) or "none", *random, f"{bpb / BIT / n_bytes:.3f}"]
 
 
 def main() -> None:

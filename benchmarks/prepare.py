@@ -84,11 +84,8 @@ def throughput(scratch: Path, megabytes: float) -> None:
     tokenizer = Tokenizer.load(path)
     t0 = time.process_time()
     bare = sum(len(tokenizer.encode_array(t)) for t in sample) / (time.process_time() - t0)
-    print(
-        f"{megabytes:.0f} MB of text: with a new tokenizer {whole:.1f} s, peak {peak:.2f} GB; "
-        f"bare tokenizer {bare / 1e6:.2f} Mtok/s",
-        flush=True,
-    )
+    took = f"with a new tokenizer {whole:.1f} s, peak {peak:.2f} GB"
+    print(f"{megabytes:.0f} MB of text: {took}; bare tokenizer {bare / 1e6:.2f} Mtok/s", flush=True)
     for workers in (1, 2):
         folder = scratch / f"workers{workers}"
         options = "--workers", str(workers), "--tokenizer", str(path)
@@ -96,12 +93,10 @@ def throughput(scratch: Path, megabytes: float) -> None:
         splits = json.loads((folder / "manifest.json").read_text())["splits"]
         tokens = sum(f["tokens"] for split in splits.values() for f in split.values())
         rate, per_core = tokens / seconds / workers, tokens / cpu
-        print(
-            f"  {workers} workers: {seconds:.1f} s, {rate / 1e6:.2f} Mtok/s per worker = "
-            f"{rate / bare:.0%} of bare by the clock; {per_core / 1e6:.2f} Mtok per core-second = "
-            f"{per_core / bare:.0%}; peak {peak:.2f} GB",
-            flush=True,
-        )
+        by_clock = f"{rate / 1e6:.2f} Mtok/s per worker = {rate / bare:.0%} of bare by the clock"
+        by_core = f"{per_core / 1e6:.2f} Mtok per core-second = {per_core / bare:.0%}"
+        text = f"{workers} workers: {seconds:.1f} s, {by_clock}; {by_core}; peak {peak:.2f} GB"
+        print(f"  {text}", flush=True)
         shutil.rmtree(folder)
     shutil.rmtree(scratch / "first")
 

@@ -23,6 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 from config import GPTConfig
 from machinery import disk
+from machinery.log import cpu_name
 from model import GPT
 
 
@@ -76,9 +77,8 @@ def side_by_side(jobs: list, slots: list[dict[str, str]], file: Path, row_of: Ca
 def launch(job, slot: dict[str, str]) -> subprocess.Popen:
     job.run_dir.parent.mkdir(parents=True, exist_ok=True)
     with open(log_of(job), "a") as log:
-        return subprocess.Popen(
-            job.command, stdout=log, stderr=log, env={**os.environ, **slot}, cwd=ROOT
-        )
+        env = {**os.environ, **slot}
+        return subprocess.Popen(job.command, stdout=log, stderr=log, env=env, cwd=ROOT)
 
 
 def log_of(job) -> Path:
@@ -116,10 +116,7 @@ def device_name() -> str:
     """The GPU; or the processor, with the threads that torch takes."""
     if torch.cuda.is_available():
         return torch.cuda.get_device_name()
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
-    return f"{names[0] if names else 'CPU'}, {torch.get_num_threads()} threads"
+    return f"{cpu_name()}, {torch.get_num_threads()} threads"
 
 
 COMMIT = code_version()  # at the start of the program
@@ -151,7 +148,5 @@ def table(header: list[str], rows: list[list[str]]) -> str:
     """A Markdown table that also reads well on a screen."""
     widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
     lines = [header, ["-" * w for w in widths], *rows]
-    return "\n".join(
-        "| " + " | ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)) + " |"
-        for line in lines
-    )
+    padded = [map(str.ljust, line, widths) for line in lines]
+    return "\n".join(f"| {' | '.join(line)} |" for line in padded)

@@ -96,13 +96,9 @@ def measure(case: dict, run_dir: str) -> dict:
     options = dict(run_dir=run_dir, data_dir="random rows") | given
     options = {k: v for k, v in options.items() if k in cfg.RunConfig.__dataclass_fields__}
     recipe = {"steps": 10_000} | {k: v for k, v in given.items() if k not in options}
-    preset = replace(
-        preset,
-        name=case["preset"],
-        model=replace(preset.model, **case.get("model", {})),
-        train=replace(preset.train, **recipe),
-        run=replace(preset.run, **options),
-    )
+    parts = dict(model=replace(preset.model, **case.get("model", {})))
+    parts |= dict(train=replace(preset.train, **recipe), run=replace(preset.run, **options))
+    preset = replace(preset, name=case["preset"], **parts)
     world = ranks.start(preset.run.device, preset.train.dtype)
     rows, log = RandomRows(preset.model), Log(Path(run_dir), is_first=False)
     plan = make_plan(preset, world)
@@ -191,14 +187,9 @@ def run_case(case: dict, timeout_s: float = 900, **environment: str) -> dict:
     # the imports are part of the time to the first step, so that clock starts here
     case = json.dumps({**case, "asked_at": time.time()})
     try:
-        done = subprocess.run(
-            [sys.executable, str(Path(__file__).resolve()), "--case", case],
-            capture_output=True,
-            text=True,
-            timeout=timeout_s,
-            check=False,
-            env={**os.environ, **environment},
-        )
+        command = [sys.executable, str(Path(__file__).resolve()), "--case", case]
+        how = dict(capture_output=True, text=True, env={**os.environ, **environment})
+        done = subprocess.run(command, timeout=timeout_s, check=False, **how)
     except subprocess.TimeoutExpired:
         return {"error": f"took more than {timeout_s:.0f} s"}
     if done.returncode:
@@ -243,12 +234,8 @@ def report(title: str, header: list[str], rows: list[list[str]], results: str) -
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "presets",
-        nargs="*",
-        default=["tiny"],
-        help=f"of {', '.join([*cfg.PRESETS, *MORE_PRESETS])}",
-    )
+    known = ", ".join([*cfg.PRESETS, *MORE_PRESETS])
+    parser.add_argument("presets", nargs="*", default=["tiny"], help=f"of {known}")
     parser.add_argument("--micro_batch", type=int, nargs="+", default=[0], help="0: auto")
     parser.add_argument("--tokens_per_step", type=int, default=0, help="0: the preset's")
     parser.add_argument("--steps", type=int, default=10, help="measured, after --warmup")

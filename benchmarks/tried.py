@@ -134,10 +134,7 @@ def try_out(idea: str) -> None:
             model.Attention = GatedAttention
 
 
-IDEAS = (
-    *("smear", "scales", "backout", "nanochat", "head_gates"),
-    *("momentum", "no_previous_token_head"),
-)
+IDEAS = "smear scales backout nanochat head_gates momentum no_previous_token_head".split()
 
 
 def main(argv: list[str]) -> int:

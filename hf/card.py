@@ -85,7 +85,7 @@ pipeline_tag: text-generation
 {usage}
 ```
 
-It loads in fp32; `dtype=torch.bfloat16` halves the memory. {masked}A row is one document.
+It loads in fp32; `dtype=torch.bfloat16` halves the memory. {masked}Each row of a batch is one text.
 
 | | |
 | --- | --- |

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from config import UsageError
+from config import UsageError, install
 from hf import mapping, template
 from machinery.errors import ParityError
 from model import GPT, kind_of
@@ -37,7 +37,7 @@ TEXTS = (
 def need_transformers() -> None:
     release = version("transformers") if find_spec("transformers") else "0.0"
     if tuple(map(int, release.split(".")[:2])) < (5, 23):
-        how = "pip install -r requirements-eval.txt"
+        how = install("requirements-eval.txt")
         raise UsageError(f"transformers 5.23 or newer is needed, {release} is installed; {how}")
 
 

@@ -130,9 +130,7 @@ def check_weights_fit(where: str, before: dict, preset: cfg.Preset, manifest: Ma
     names = asdict(preset.model).keys() | {"tokenizer_sha256"}
     differ = differences(before, identity(preset, manifest), names)
     if refused := [text for name, text in differ.items() if name not in MAY_CHANGE]:
-        remedy = (
-            "give the options that it was trained with, and data of its tokenizer (--tokenizer)"
-        )
+        remedy = "give the options it was trained with, and data of its tokenizer (--tokenizer)"
         why = f"the weights in {where} are of another model: {'; '.join(refused)}"
         raise UsageError(f"{why}; {remedy}")
     return f" ({'; '.join(differ.values())})" if differ else ""

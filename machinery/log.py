@@ -8,6 +8,7 @@ it by more than WANDB_S at its start and end. Next: train.py.
 import json
 import math
 import os
+import re
 import shlex
 import time
 import uuid
@@ -21,6 +22,7 @@ from machinery import cli, disk
 from machinery.errors import DataError
 
 WANDB_S = 30.0  # for its server to answer
+SPEED = re.compile("^(time|watch|tflops|mfu|tokens_per)|_m?s$")  # fields of a step
 
 
 class Log:
@@ -47,7 +49,10 @@ class Log:
         except OSError as error:
             self.print(f"warning: {self.file}: {error.strerror}; a line is lost")
         if self.wandb and "step" in record:
-            self._try_wandb(lambda: self.wandb.log(record, step=record["step"]))
+            group = "val" if "val_rows" in record else "train"  # of wandb's panels
+            names = {n: f"{'speed' if SPEED.search(n) else group}/{n}" for n in record}
+            named = {names[n].replace("/val_", "/"): x for n, x in record.items()}
+            self._try_wandb(lambda: self.wandb.log(named, step=record["step"]))
 
     def begin(self, step: int, validates: bool, start: dict) -> None:
         """Training begins after `step`; it `validates` first, or not. Drop the lines and samples
@@ -100,15 +105,10 @@ class Log:
         id_file = self.run_dir / "wandb_id"
         if not id_file.exists():
             disk.write_text(id_file, uuid.uuid4().hex[:12])
-        self.wandb = wandb.init(
-            project="nano2049",
-            name=self.run_dir.name,
-            id=disk.read_text(id_file),
-            resume="allow",
-            dir=self.run_dir,
-            config=disk.read_json(self.run_dir / "config.json"),
-            settings=wandb.Settings(init_timeout=WANDB_S, finish_timeout=WANDB_S),
-        )
+        how = dict(project=os.environ.get("WANDB_PROJECT", "nano2049"), name=self.run_dir.name)
+        how |= dict(id=disk.read_text(id_file), resume="allow", dir=self.run_dir)
+        how |= dict(settings=wandb.Settings(init_timeout=WANDB_S, finish_timeout=WANDB_S))
+        self.wandb = wandb.init(config=disk.read_json(self.run_dir / "config.json"), **how)
 
     def _try_wandb(self, call: Callable) -> None:
         try:
@@ -160,8 +160,7 @@ def step_line(r: dict, steps: int, left_s: float, more: dict[str, float]) -> str
 
 def done_text(run, progress, validation: str, report: str) -> str:
     """The last lines of a run: its time, where its files are, the next command."""
-    log, step = run.log, progress.step
-    seconds = time.monotonic() - progress.started_at
+    log, step, seconds = run.log, progress.step, time.monotonic() - progress.started_at
     since = f" since step {progress.resumed_at:,}" if progress.resumed_at else ""
     return (
         f"done: {step:,} steps, {step * run.plan.tokens_per_step:,} tokens, "
@@ -195,18 +194,20 @@ def duration(seconds: float) -> str:
 
 def start_of(argv: list[str], preset, world) -> dict:
     """What metrics.jsonl says of this process: where it runs, and by which command."""
-    options = preset.run
-    return dict(
-        time=time.time(),
-        command=shlex.join(["train.py", *map(cli.public, argv)]),
-        device=world.device_name,
-        on_gpu=world.device.type == "cuda",
-        world_size=world.world_size,
-        usd_per_hour=options.usd_per_hour,
-        data_dir=cli.public(options.data_dir),
-        init_from=cli.public(options.init_from),
-        eval_tokens=options.eval_tokens,
-    )
+    options, on_gpu = preset.run, world.device.type == "cuda"
+    device = cpu_name() if world.device.type == "cpu" else world.device_name
+    facts = dict(device=device, on_gpu=on_gpu, world_size=world.world_size)
+    facts |= dict(usd_per_hour=options.usd_per_hour, eval_tokens=options.eval_tokens)
+    urls = dict(data_dir=cli.public(options.data_dir), init_from=cli.public(options.init_from))
+    command = shlex.join(["train.py", *map(cli.public, argv)])
+    return dict(time=time.time(), command=command, **facts, **urls)
+
+
+def cpu_name() -> str:
+    """What Linux calls the processor."""
+    info = Path("/proc/cpuinfo")
+    names = re.findall(r"model name\s*: (.+)", disk.read_text(info)) if info.exists() else []
+    return names[0] if names else "CPU"
 
 
 def is_done(run_dir: Path) -> bool:

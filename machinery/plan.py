@@ -69,20 +69,17 @@ def make_plan(preset: cfg.Preset, world: World) -> Plan:
     parallel = pick_parallel(run.parallel, world, state)
     rows, rest = divmod(config.tokens_per_step, model.seq_len)
     if rest:
-        raise UsageError(
-            f"tokens_per_step {config.tokens_per_step} is not a multiple of a row of "
-            f"{model.seq_len} tokens; try --tokens_per_step {(rows + 1) * model.seq_len}"
-        )
+        why = f"tokens_per_step {config.tokens_per_step} is not a multiple of a row of"
+        how = f"try --tokens_per_step {(rows + 1) * model.seq_len}"
+        raise UsageError(f"{why} {model.seq_len} tokens; {how}")
     per_token = flops.activation_bytes(model, world.dtype.itemsize, run.recompute)
     limit = MICRO_BATCH_TOKENS[world.device.type]
     if world.device.type == "cuda":
         limit = min(limit, room_for_activations(model, world, params, state, parallel) / per_token)
     most = max(1, int(limit / model.seq_len))
     if run.micro_batch > rows:
-        raise UsageError(
-            f"--micro_batch {run.micro_batch} is more than the {rows} rows of a step; try "
-            f"--micro_batch {math.ceil(rows / W)}"
-        )
+        why = f"--micro_batch {run.micro_batch} is more than the {rows} rows of a step"
+        raise UsageError(f"{why}; try --micro_batch {math.ceil(rows / W)}")
     steps = steps_for(config, params)
     begins = optim.decay_begins(steps, config.decay)
     plan = Plan(
@@ -99,11 +96,9 @@ def make_plan(preset: cfg.Preset, world: World) -> Plan:
         keep_step=begins if config.schedule == "wsd" else steps,
         save_bytes=state - 4 * sum(params.values()),  # gradients are not saved
     )
-    memory = (
-        f"{parallel if W > 1 else 'one rank'}: state needs {state / 1e9:.2f} GB, activations about "
-        f"{plan.micro_batch * model.seq_len * per_token / 1e9:.2f} GB, a rank has "
-        f"{world.memory_bytes / 1e9:.1f} GB"
-    )
+    needed = plan.micro_batch * model.seq_len * per_token / 1e9
+    memory = f"{parallel if W > 1 else 'one rank'}: state needs {state / 1e9:.2f} GB, activations "
+    memory += f"about {needed:.2f} GB, a rank has {world.memory_bytes / 1e9:.1f} GB"
     return replace(plan, text=table(plan, preset, meta, params, memory))
 
 

@@ -7,6 +7,7 @@ model (hf/imported.py). A URL is opened only if it was typed. Next: checkpoint.p
 
 import json
 import os
+import re
 import shlex
 import sys
 from collections.abc import Callable
@@ -33,8 +34,8 @@ class EvalConfig:
     run_dir: str = ""
     """Folder of the run; empty: runs/PRESET."""
     checkpoint: str = ""
-    """Folder of a checkpoint, an export or a stock model (or hf:REPO); empty: the newest valid
-    checkpoint of the run."""
+    """A step of the run, 900; the folder of a checkpoint, an export or a stock model (or hf:REPO);
+    empty: the newest valid checkpoint of the run."""
     data_dir: str = ""
     """Data folder or URL; empty: the folder that the run was trained on."""
     device: str = "auto"
@@ -88,10 +89,15 @@ def load_model(config: EvalConfig, read_export: Callable) -> tuple[GPT, dict]:
         model, trainer = read_export(path, device, dtype)
     else:
         root = Path(config.run_dir) / "checkpoints"
-        path = path if config.checkpoint else checkpoint.latest_valid(root)
+        path, name = path if config.checkpoint else checkpoint.latest_valid(root), root.parent.name
+        if step := re.fullmatch(r"(?:step_)?(\d{1,12})", config.checkpoint):
+            path = root / f"step_{int(step[1]):08d}"
         if path is None or not path.exists():
-            why = f"there is no checkpoint in {path or root}; train one first"
-            raise UsageError(f"{why}: torchrun train.py {Path(config.run_dir).name}")
+            runs = [] if find_preset(name) else sorted(root.parent.parent.glob("*/checkpoints"))
+            there = checkpoint.checkpoints(root) or [path.parent for path in runs]
+            how = f"there are {', '.join(map(str, there))}"
+            how = how if there else f"train one first: torchrun train.py {name}"
+            raise UsageError(f"there is no checkpoint in {path or root}; {how}")
         model, trainer = read_checkpoint(path, device, dtype, verified=not config.checkpoint)
     checkpoint.check_finite(model.state_dict(), f"{path} is of no use")
     said = trainer.get("about") or f"step {trainer['step']:,}, {trainer['tokens']:,} tokens"

@@ -3,10 +3,9 @@
     stdlib       the Python standard library of this machine (31 MB, no network)
     stdlib+site  the same and the installed packages
     chats:stdlib conversations about its functions and classes (stdlib_chats.py)
-    files:PATH   a file, folder or glob: .txt .md .py .jsonl (also .gz .zst), .parquet
+    files:PATH   a file, folder or glob: .txt .md .py .jsonl (also .gz .zst), .parquet; PATH will do
     hf:REPO[:CONFIG[:SPLIT]][@REVISION]
-                 a Hugging Face dataset, streamed: its split `train`, or another, as in
-                 hf:HuggingFaceH4/ultrachat_200k::train_sft; or the URL of a .parquet or .jsonl file
+                 a dataset of the Hub, streamed (split: train); or the URL of a .parquet or .jsonl
 `NAME=` before a spec names the source; `#FIELD+FIELD` after it names the fields that hold the text.
 `#messages` and `#conversations` hold lists of turns: the documents are conversations (chat.py).
 
@@ -81,7 +80,8 @@ def parse(spec: str) -> Source:
         name, kind, place = name or "stdlib", "stdlib", rest
     elif rest == "chats:stdlib":
         name, fields = name or "chats", "messages"
-    elif kind == "files" and place:
+    elif kind == "files" and place or os.path.exists(rest):
+        place, kind = place if kind == "files" else rest, "files"
         name = name or Path(place).stem
         place = os.path.abspath(os.path.expanduser(place))
     elif kind == "hf" and place:

@@ -6,6 +6,7 @@ questions of public exams; choice.py scores them all.
 
 import random
 from dataclasses import dataclass
+from string import ascii_uppercase
 
 from config import UsageError
 from instruments.exams.likelihood import Pair, encode_pair
@@ -47,10 +48,19 @@ def ask(context: str | list[int], answers: list, gold: int) -> Question:
 def from_file(path: str, shots: int, limit: int) -> list[Question]:
     """The questions of a JSONL file but its first `shots`, which stand before each with their
     answers. limit: ask this many (0: all), a sample that is the same each time."""
-    rows = read_lines(path, is_question, SHAPE)
+    rows = [*map(ours, read_lines(path, lambda row: is_question(ours(row)), SHAPE))]
     examples = "".join(f"{r['query']} {r['choices'][r['gold']]}\n\n" for r in rows[:shots])
     asked = [rows[i] for i in sample(range(shots, len(rows)), limit)]
     return [ask(examples + r["query"], r["choices"], r["gold"]) for r in asked]
+
+
+def ours(row: object) -> object:
+    """A line with others' names, `question` and `answer` (a place, or its letter), in ours."""
+    if isinstance(row, dict) and "answer" in row and "gold" not in row:
+        gold = row["answer"]
+        gold = ascii_uppercase.index(gold) if gold in [*ascii_uppercase] else gold
+        row = dict(query=row.get("question"), choices=row.get("choices"), gold=gold)
+    return row
 
 
 def sample(places, limit: int) -> list:

@@ -318,7 +318,9 @@ def choose_text(
         raise UsageError(f"--row {config.row}: there are {rows:,} held-out rows, from 0 on")
     batches = data.val_batches(manifest, 1, config.row + 1)
     inputs, targets = next(islice(batches, config.row, None))  # (1, T) each
-    return [*inputs[0].tolist(), targets[0, -1].item()], f"held-out row {config.row}"
+    source = manifest.sources[data.val_places(manifest, config.row + 1)[-1][0]]
+    ids = [*inputs[0].tolist(), targets[0, -1].item()]
+    return ids, f"held-out row {config.row} of {source}"
 
 
 def look(config: LookConfig, load_model: Callable) -> None:

@@ -84,7 +84,7 @@ def is_score(line: dict) -> bool:
 
 def plain(value: object) -> str:
     """For a screen or a picture: one line without control characters."""
-    words = " ".join(map(str, value)) if isinstance(value, list) else str(value)
+    words = " ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in words)
 
 
@@ -179,13 +179,15 @@ PAUSES = ("eval_s", "save_s", "report_s")
 
 def slow_steps(processes: list[dict]) -> list[tuple[str, str]]:
     """(name, text) for the report: how many steps took over twice the median, and why; the longest
-    wait for data. A step waited for data if the wait is at least half of what it took above the
-    median. The first step of each process is left out, as it compiles."""
+    wait for data. [] if none did. A step waited for data if the wait is at least half of what it
+    took above the median. The first step of each process is left out, as it compiles."""
     steps = [r for process in processes for r in process["own"][1:] if r.get("watch")]
     if not steps:
         return []
     usual_s = statistics.median(r["step_s"] for r in steps)
     slow = [r for r in steps if r["step_s"] > 2 * usual_s]
+    if not slow:
+        return []
     waited = sum(r["watch"]["wait_s"] >= (r["step_s"] - usual_s) / 2 for r in slow)
     saving = sum(bool(r["watch"]["saving"]) for r in slow)
     text = f"{len(slow):,} of {len(steps):,} steps took over twice the median, {waited:,} of them "

@@ -6,29 +6,30 @@ compare.png and prints a table. train.py calls `update` at each validation, and 
 ends; eval.py calls the rest. Next: report.html, the template.
 """
 
-import base64
 import json
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from itertools import product
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 from jinja2 import Environment, FileSystemLoader
 
-from config import Count, UsageError
+from config import Count, UsageError, find_preset
 from instruments.pages import curves, multiplier
-from instruments.pages.records import PAUSES, Run, is_sample, number, plain, slow_steps
+from instruments.pages.records import PAUSES, Run, is_sample, plain, slow_steps
 from instruments.talk.sample import SampleConfig, continuations, find_prompts
-from machinery import checkpoint, disk
+from machinery import checkpoint, cli, disk
 from machinery.errors import CheckpointError, DataError, NonFiniteError
 from machinery.log import duration, read_jsonl, short
 from machinery.trained import EvalConfig, is_tuned, open_tokenizer
 from tokenizer import Tokenizer
 
 SAMPLE_TOKENS, SAMPLE_SHOWN = 40, 72  # at a validation: tokens drawn, characters on the screen
+FOLDER = FileSystemLoader(Path(__file__).parent)
+TEMPLATES = Environment(loader=FOLDER, autoescape=True, trim_blocks=True, lstrip_blocks=True)
+HASHES = ("data_fingerprint", "tokenizer_sha256")  # of 64 digits, of which 12 are shown
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class ReportConfig:
     dtype: Literal["auto", "bf16", "fp32"] = "auto"
     """Dtype of the computation; auto: bf16 where the hardware has it."""
     prompt: tuple[str, ...] = ()
-    """Texts to continue; empty: the preset's own."""
+    """Texts to continue; empty: the preset's own, or the first words of held-out text."""
     max_new_tokens: Count = 60
     """Tokens to add."""
     usd_per_hour: float = 0.0
@@ -60,20 +61,23 @@ def write(run_dir: str | Path, usd_per_hour: float = 0.0) -> Path:
     GPU, or of a machine without one; 0: as the run was told, if it was on GPUs."""
     run = Run(run_dir)
     pictures, loss_png, left_out = curves.draw_run(run)
-    starts = table_of_starts(run, usd_per_hour)
-    how = dict(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    folder = FileSystemLoader(Path(__file__).parent)
-    page = Environment(loader=folder, **how).get_template("report.html")
-    html = page.render(
+    processes, (preset, facts) = run.processes(), configuration(run)
+    html = TEMPLATES.get_template("report.html").render(
         title=f"Run {run.dir.resolve().name}",
-        result=result(run, starts[-1]["cost"] if starts else ""),
-        images=[base64.b64encode(png).decode() for png in pictures],
+        run=run,
+        machines=dict.fromkeys(f"{p['world_size']} x {p['device']}" for p in processes),
+        slow=slow_steps(processes),
+        pictures=pictures,
         left_out=left_out,
-        starts=starts,
-        data=data_facts(run),
-        configuration=[(key, plain(value)) for key, value in run.config.items()],
-        samples=run.samples,
+        starts=with_price(processes, usd_per_hour),
+        manifest=run.manifest(),
+        plain=plain,
+        preset=preset,
+        configuration=facts,
+        now=time.time(),
+        date=lambda seconds: time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds)),
         short=short,
+        duration=duration,
     )
     disk.write_text(run.dir / "report.html", html + "\n")
     if loss_png:
@@ -81,94 +85,28 @@ def write(run_dir: str | Path, usd_per_hour: float = 0.0) -> Path:
     return run.dir / "report.html"
 
 
-def result(run: Run, cost: str) -> list[tuple[str, str]]:
-    """How far the run came, what it reached, how fast, and what it cost: (name, text) each."""
-    planned = run.config.get("steps")
-    of = f" of {planned:,}" if number(planned) else ""
-    last = run.steps[-1] if run.steps else {"step": 0}
-    skipped = f", {run.skipped} skipped" if run.skipped else ""
-    rows = [
-        ("state", f"{run.state}: {run.error}" if run.error else run.state),
-        ("written", time.strftime("%Y-%m-%d %H:%M:%S")),
-        ("steps", f"{last['step']:,}{of}{skipped}"),
-        ("tokens", f"{run.tokens:,}"),
-    ]
-    by_bpb = sorted(run.validations, key=lambda r: r["val_bpb"])
-    for name, r in zip(("validation", "best"), [*run.validations[-1:], *by_bpb[:1]]):
-        on = f", on {r['val_rows']:,} rows" if r.get("val_rows") else ""
-        rows.append((name, figures(r, "val") + on))
-    if r := run.whole_validation:
-        rows.append((f"on all {r['val_rows']:,} rows", figures(r, "full_val")))
-    rows += by_source(run)
-    if not run.steps:
-        return rows
-    used = "{:.2f} TFLOP/s full, {:.2f} causal", "tflops_full", "tflops_causal"
-    if last.get("mfu_full") is not None:
-        used = "mfu {:.1%} full, {:.1%} causal", "mfu_full", "mfu_causal"
-    speed = used[0].format(*map(run.median, used[1:]))
-    rows.append(("speed", f"{short(run.median('tokens_per_s'))} tok/s, {speed}"))
-    rows += slow_steps(run.processes())
-    rows.append(("training", duration(run.seconds_at(run.tokens))))
-    return rows + ([("cost", cost)] if cost else [])
+def configuration(run: Run) -> tuple[str, list[tuple[str, str]]]:
+    """The preset that the run was begun with, if it is known; and (name, text) of what differs from
+    it, or of all that is not empty."""
+    word = cli.first_word(run.starts[0]["command"].split()[1:])[0] if run.starts else ""
+    preset, facts = find_preset(word), []
+    fields = asdict(preset.train) | asdict(preset.model) if preset else {}
+    usual = {key: plain(value) for key, value in fields.items()}
+    for key, value in run.config.items():
+        text = plain(value)
+        if text != usual[key] if key in usual else value:
+            facts.append((key, text[:12] if key in HASHES else text or "none"))
+    return word if preset else "", facts
 
 
-def figures(r: dict, kind: str) -> str:
-    bpb, nats = r[f"{kind}_bpb"], r[f"{kind}_loss"]
-    return f"{bpb:.4f} bits per byte, {nats:.4f} nats per token, at step {r['step']:,}"
-
-
-def by_source(run: Run) -> list[tuple[str, str]]:
-    """(name, text) of each source at the last validation, and on all rows if that is done; nothing
-    for a single source, whose number is that of the whole."""
-    last = run.validations[-1] if run.validations else {}
-    now = last.get("val_bpb_by_source") or {}
-    full = (run.whole_validation or {}).get("full_val_bpb_by_source") or {}
-    rows = []
-    for name in now if len(now) > 1 else ():
-        text = f"{now[name]:.4f} bits per byte at step {last['step']:,}"
-        text += f", {full[name]:.4f} on all rows" if name in full else ""
-        rows.append((f"source {name}", text))
-    return rows
-
-
-def table_of_starts(run: Run, usd_per_hour: float) -> list[dict[str, str]]:
-    """A row for each process that trained, and a row of sums: when, on what, which steps, its time
-    with set-up and repeated steps, how much of that was no training, its price, its command."""
-    processes, rows = run.processes(), []
+def with_price(processes: list[dict], usd_per_hour: float) -> list[dict]:
+    """The processes that trained, each with its price in `usd`; and the sums over all of them."""
     for p in processes:
         price = usd_per_hour or (p["on_gpu"] and p.get("usd_per_hour")) or 0.0
         n_gpus = p["world_size"] if p["on_gpu"] else 1  # without one, it is the machine's price
         p["usd"] = p["seconds"] / 3600 * price * n_gpus
-        begin = "?" if p["begin"] is None else f"{p['begin']:,}"
-        began = time.strftime("%Y-%m-%d %H:%M", time.localtime(p["time"]))
-        row = {"began": began, "on": f"{p['world_size']} x {p['device']}"}
-        row["steps"] = f"{begin} to {p['end']:,}"
-        rows.append(row | times_and_cost(p) | {"command": p["command"]})
-    if not rows:
-        return []
     sums = {key: sum(p[key] for p in processes) for key in ("seconds", *PAUSES, "usd")}
-    total = {"began": "all", "on": "", "steps": ""} | times_and_cost(sums)
-    return [*rows, total | {"command": ""}]
-
-
-def times_and_cost(p: dict) -> dict[str, str]:
-    names = zip(("seconds", *PAUSES), ("time", "validation", "saving", "pages"))
-    cost = f"${p['usd']:,.2f}" if p["usd"] else ""
-    return {name: duration(p[key]) for key, name in names} | {"cost": cost}
-
-
-def data_facts(run: Run) -> list[tuple[str, str]]:
-    """Where the data is, its sources, and how much of each there is."""
-    if not (manifest := run.manifest()):
-        return [("data", "the folder that the run was trained on is gone, or has changed")]
-    rows = [("folder", str(manifest.dir))]
-    rows += [(f"source {s['name']}", plain(s.get("spec"))) for s in manifest.tree["sources"]]
-    for split, name in product(("train", "val"), manifest.sources):
-        facts = manifest.tree["splits"][split][name]
-        sizes = [(key, facts.get(key)) for key in ("documents", "bytes", "tokens", "rows")]
-        text = ", ".join(f"{size:,} {key}" for key, size in sizes if number(size))
-        rows.append((f"{split}, {name}", text))
-    return rows
+    return [*processes, sums] if processes else []
 
 
 # -------------------------------------------------------------------------------- several runs
@@ -188,22 +126,25 @@ def compared(folders: list[str]) -> str:
     runs = [Run(folder) for folder in folders]
     for run in runs:
         if len(run.validations) < 2:
-            why = f"{run.dir} has no validation after its first step yet"
-            raise UsageError(f"{why}: let it run on, or compare other runs")
-    common, base = min(run.validations[-1]["tokens"] for run in runs), 0.0
-    at = f"bpb at {short(common)}"
-    rows = [("run", "tokens", at, "difference", "best until then", "tok/s", "training time")]
+            why = "has no validation after its first step yet: let it run on, or compare other runs"
+            raise UsageError(f"{run.dir} {why}")
+    common = max(set.intersection(*({r["tokens"] for r in run.validations} for run in runs)) | {0})
+    if between := common <= 0:
+        common = min(run.validations[-1]["tokens"] for run in runs)
+    whole, base = all(run.whole_validation for run in runs), 0.0
+    last, at = "bpb of all rows" if whole else "last bpb", f"bpb at {short(common)}"
+    rows = [("run", "tokens", last, at, "difference", "tok/s", "training time")]
     for run in runs:
         known = [(r["tokens"], r["val_bpb"]) for r in run.validations]
         if known[0][0] > common:
             begins = f"{run.dir} begins at {short(known[0][0])} tokens"
             why = f"{begins}, after another run has ended ({short(common)})"
             raise UsageError(f"{why}; compare runs that overlap")
-        bpb = float(np.interp(common, *zip(*known)))  # a straight line between two validations
+        bpb = float(np.interp(common, *zip(*known)))  # between two validations, if need be
         base = base or bpb
         difference = round(bpb - base, 4) or 0.0  # not -0.0000
-        best = min(bpb, *(value for tokens, value in known if tokens <= common))
-        figures = f"{bpb:.4f}", f"{difference:+.4f}", f"{best:.4f}"
+        final = run.whole_validation["full_val_bpb"] if whole else known[-1][1]
+        figures = f"{final:.4f}", f"{bpb:.4f}", f"{difference:+.4f}"
         speed = short(run.median("tokens_per_s"))
         took = f"n/a, begins at step {run.first_step:,}"
         if run.first_step == 1:
@@ -213,6 +154,8 @@ def compared(folders: list[str]) -> str:
     for run in runs[1:]:
         lines += multiplier.told(runs[0], run, common)
     lines += differences(runs)
+    warning = f"warning: not all have a validation at {short(common)}: read off between two"
+    lines += [warning] * between
     path = runs[0].dir.parent / "compare.png"
     try:
         disk.write_bytes(path, curves.draw_compared(runs, common))
@@ -256,7 +199,7 @@ def sample_and_write(config: ReportConfig, load_model: Callable) -> None:
     paths = checkpoint.checkpoints(run.dir / "checkpoints")  # the newest first
     where = dict(data_dir=config.data_dir, device=config.device, dtype=config.dtype)
     models = [EvalConfig(config.run_dir, str(path), **where) for path in paths]
-    prompts = find_prompts(config.prompt, run.dir.resolve().name)
+    prompts = find_prompts(config.prompt, run.dir.resolve().name, run.manifest())
     for which in reversed(models):
         take_samples(which, load_model, prompts, config.max_new_tokens)
     print(write(config.run_dir, config.usd_per_hour))
@@ -298,7 +241,8 @@ def update(run, step: int) -> str:
     if run.plan.sharded:  # a forward pass needs all ranks
         line = "no samples of sharded weights while it trains: python eval.py report draws them"
     else:
-        tokenizer, prompt = Tokenizer.load(run.manifest.tokenizer_file()), run.preset.prompts[0]
+        tokenizer = Tokenizer.load(run.manifest.tokenizer_file())
+        prompt = find_prompts((), run.preset.name, run.manifest)[0]
         text = draw(run.model, tokenizer, prompt, SAMPLE_TOKENS, bool(run.manifest.marks))
         record(folder, step, step * run.plan.tokens_per_step, prompt, text, live=True)
         line = f"it writes {text[:SAMPLE_SHOWN]!r}"

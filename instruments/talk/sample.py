@@ -1,21 +1,24 @@
 """`eval.py sample`: what a model writes after a prompt, or answers if it was tuned.
 
-Prompts come from the command line or from the preset. Next: model.py has `stream`, chat.py keeps a
-conversation.
+Prompts come from the command line, from the preset or from held-out text. Next: model.py has
+`stream`, chat.py keeps a conversation.
 """
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import dropwhile, islice, takewhile
 
 import torch
 
-from config import Count, Preset, find_preset
+from config import Count, Preset, UsageError, find_preset
 from instruments.talk.drawing import DrawConfig
 from machinery.cli import printable
-from machinery.trained import is_tuned, open_tokenizer, run_of
+from machinery.errors import DataError
+from machinery.shards import Manifest
+from machinery.trained import EvalConfig, is_tuned, open_data, open_tokenizer, run_of
 from model import GPT
 from preparation.chat import prompt_ids
 from tokenizer import Tokenizer
@@ -26,16 +29,44 @@ class SampleConfig(DrawConfig):
     """Continue a prompt."""
 
     prompt: tuple[str, ...] = ()
-    """Texts to continue; none: the preset's own."""
+    """Texts to continue; none: the preset's own, or the first words of held-out text."""
     n: Count = 1
     """Samples of each prompt, drawn together."""
     max_new_tokens: Count = 80
     """Tokens to add."""
 
 
-def find_prompts(given: tuple[str, ...], run: str) -> tuple[str, ...]:
-    """The prompts that were given, or of the preset that a run is named after, or for any text."""
-    return given or (find_preset(run) or Preset).prompts
+def find_prompts(given: tuple[str, ...], run: str, manifest: Manifest | None) -> tuple[str, ...]:
+    """The prompts that were given; or those of the preset that a run is named after, if the data
+    are the preset's or gone (None); or how held-out documents begin."""
+    preset = find_preset(run)
+    usual = preset.prompts if preset else Preset.prompts
+    if given or manifest is None:
+        return given or usual
+    specs = tuple(s.get("spec") for s in manifest.tree["sources"])
+    if preset and specs == preset.data.source:
+        return usual
+    return tuple(dict.fromkeys(filter(None, beginnings(manifest)))) or usual
+
+
+def prompts_of(config: EvalConfig, trainer: dict, given: tuple[str, ...] = ()) -> tuple[str, ...]:
+    """find_prompts, for a model that was loaded."""
+    manifest = None
+    with suppress(UsageError, DataError):  # it may be gone
+        manifest = open_data(config, trainer)
+    return find_prompts(given, run_of(trainer["path"]).name, manifest)
+
+
+def beginnings(manifest: Manifest) -> Iterator[str]:
+    """The first words of some held-out rows; of conversations, the first question."""
+    tokenizer = Tokenizer.load(manifest.tokenizer_file())
+    special, most = {*tokenizer.special.values()}, 32 if manifest.marks else 6  # tokens
+    for i in range(min(3, manifest.rows("val", 0))):
+        row = manifest.row("val", 0, i)
+        begin = (row[:-most] == manifest.bos_id).nonzero()[0][-1]  # the first may be a piece
+        ids = dropwhile(special.__contains__, row[begin:].tolist())
+        text = tokenizer.decode([*islice(takewhile(lambda i: i not in special, ids), most)])
+        yield text.strip("\ufffd \n").partition("\n")[0]
 
 
 def sample(config: SampleConfig, load_model: Callable) -> None:
@@ -45,7 +76,7 @@ def sample(config: SampleConfig, load_model: Callable) -> None:
     tokenizer, tuned = open_tokenizer(config, trainer), is_tuned(trainer)
     if tuned:
         print("tuned on conversations: each prompt is a question, and what follows the answer")
-    for prompt in find_prompts(config.prompt, run_of(trainer["path"]).name):
+    for prompt in prompts_of(config, trainer, config.prompt):
         # In training text a space belongs to the word after it (" name" is one token), so a prompt
         # that ends in one is unlike any text: the model does better without.
         prompt = prompt.rstrip(" ") or prompt

@@ -46,6 +46,7 @@ except ImportError as error:
 
 from instruments.talk.drawing import Piece, Wish, Writer
 from instruments.talk.protocol import Asked, Completion, Conversation, Form, Reader, Refused, short
+from instruments.talk.sample import prompts_of
 
 PAGE = Path(__file__).with_suffix(".html")
 ACTIVE = 4  # requests that take turns, a token each; every one has a cache of keys and values
@@ -327,6 +328,8 @@ def run(config: ServeConfig, load_model: Callable) -> None:
     model, trainer = load_model(config)
     name, tuned = run_of(trainer["path"]).name, is_tuned(trainer)
     service = Service(model, open_tokenizer(config, trainer), name, tuned)
+    size, prompts = sum(p.numel() for p in model.parameters()), prompts_of(config, trainer)
+    service.about |= dict(parameters=size, tokens=trainer.get("tokens"), prompts=prompts)
     host, port = listener.getsockname()
     host = socket.gethostname() if host == "0.0.0.0" else host
     token = config.token or ("" if config.host in LOCAL else secrets.token_urlsafe(18))

@@ -114,9 +114,11 @@ def test_a_files_first_items_are_the_examples_and_a_limit_draws_from_the_others(
     """A file may be sorted: its first items are all of one kind."""
     path = str(tmp_path / "sums.jsonl")
     rows = [dict(query=f"{i} + 1 =", choices=[str(i), str(i + 1)], gold=1) for i in range(60)]
+    other = dict(question="9 + 1 =", choices=["9", "10"], answer="B")  # names of others
+    rows[9:11] = [other, dict(question="10 + 1 =", choices=["10", "11"], answer=1)]
     Path(path).write_text("".join(json.dumps(row) + "\n" for row in rows))
     head = "0 + 1 = 1\n\n1 + 1 = 2\n\n"
-    every = [q.given[0][0] for q in from_file(path, 2, 0)]
+    every = [q.given[0][0] for q in from_file(path, 2, 0) if q.gold == 1]
     assert every == [f"{head}{i} + 1 =" for i in range(2, 60)]
     some = [q.given[0][0] for q in from_file(path, 2, 9)]
     assert len(some) == 9 and some == sorted(some, key=every.index)

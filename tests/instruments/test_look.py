@@ -270,7 +270,8 @@ def test_the_surprise_of_a_row_is_its_loss(trained, small_data):
     """Of a whole row: nats per token and bits per byte as `eval.py loss` computes them."""
     manifest, row = Manifest.load(small_data), 3
     found = look_at(trained, "--row", row, "--tokens", 64)
-    assert found["source"] == f"held-out row {row}" and len(found["ids"]) == 64
+    told = f"held-out row {row} of {manifest.sources[0]}"
+    assert (found["source"], len(found["ids"])) == (told, 64)
     (inputs, targets) = [*data.val_batches(manifest, 1, row + 1)][row]
     batch = inputs[:, :63], targets[:, :63]  # BOS and 63 more
     token_bytes = torch.from_numpy(manifest.token_bytes())
@@ -321,8 +322,8 @@ def test_the_page_says_what_the_model_computes(trained, small_data):
 
 def test_a_prompt_needs_no_data_and_a_row_does(trained, tmp_path):
     where = ["--data_dir", tmp_path / "none"]
-    out = tmp_path / "page.html"
-    assert look_at(trained, *where, "--prompt", "def", "--out", out)["source"] == "your prompt"
+    prompt = ["--prompt", "def", "--out", tmp_path / "page.html"]
+    assert look_at(trained, *where, *prompt)["source"] == "your prompt"
     for options in (where, ["--row", "99999"]):
         with pytest.raises(UsageError, match=str(options[1])):
             evaluate.main(["look", str(trained), *CPU, *map(str, options)])

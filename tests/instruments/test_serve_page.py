@@ -36,7 +36,8 @@ def endless(tokenizer, *args, **changes):
 @pytest.fixture
 def base(tokenizer):
     gate = Gate(model := endless(tokenizer, seq_len=512))
-    with serving(model, tokenizer) as (url, _):
+    with serving(model, tokenizer) as (url, service):
+        service.about |= dict(prompts=["class", "def name_1(x):"], parameters=10, tokens=None)
         yield url, gate
         gate.let()
 
@@ -48,9 +49,9 @@ def test_text_streams_and_each_token_has_alternatives(base, browser):
         assert page.title() == "small" and page.inner_text("#send") == "Continue"
         assert page.evaluate("document.activeElement.id") == "input"
         page.fill("#tokens", "60")
-        say(page, "def name_1(x):")
+        page.click("#tries button >> nth=1")  # a prompt of the server's
         gate.let(3)
-        page.wait_for_selector(".writing .token")
+        page.wait_for_selector(".writing .token", state="attached")
         gate.let()
         done(page)
         assert 3 < page.locator(".token").count() <= 60  # it came bit by bit
@@ -70,8 +71,17 @@ def test_text_streams_and_each_token_has_alternatives(base, browser):
         page.keyboard.press("Escape")
         assert page.locator("#alternatives").is_hidden()
 
-        sent = sent_last(page)
+        sent, whole = sent_last(page), page.input_value("#input")
         assert sent["temperature"] == 0.8 and sent["max_tokens"] == 60 and sent["stream"] is True
+        assert whole == page.locator(".text").text_content()
+        page.fill("#tokens", "2")
+        page.click("#send")  # goes on from there, in the same place
+        done(page)
+        assert sent_last(page)["prompt"] == whole and page.locator(".turn").count() == 1
+        assert page.locator(".text").text_content().startswith(whole)
+        page.click("#again")  # from the same place once more, beside it
+        done(page)
+        assert sent_last(page)["prompt"] == whole and page.locator(".turn").count() == 2
         page.click("#clear")
         assert page.locator(".turn").count() == 0 and page.locator("#empty").is_visible()
 
@@ -83,7 +93,7 @@ def test_stop_ends_the_generation(base, browser, how):
         page.fill("#tokens", "400")
         say(page, "def")
         gate.let(9)
-        page.wait_for_selector(".writing .token")
+        page.wait_for_selector(".writing .token", state="attached")
         assert page.inner_text("#send") == "Stop"
         if how == "Escape":
             page.keyboard.press("Escape")
@@ -104,7 +114,7 @@ def test_clear_while_an_answer_streams(tokenizer, browser):
     with serving(model, tokenizer, tuned=True) as (url, _), opened(browser, url) as page:
         say(page, "first?")
         gate.let(9)
-        page.wait_for_selector(".writing .token")
+        page.wait_for_selector(".writing .token", state="attached")
         page.click("#clear")
         assert page.locator(".turn").count() == 0 and page.inner_text("#send") == "Send"
         say(page, "second?")

@@ -191,8 +191,8 @@ def test_top_p_keeps_the_tokens_that_hold_it():
 
 
 def test_prompts_of_the_preset_or_of_the_command_line(trained_run, capsys):
-    assert sample.find_prompts((), "tiny") == PRESETS["tiny"].prompts
-    assert sample.find_prompts((), "mine") == Preset.prompts
-    assert sample.find_prompts(("a", "-"), "tiny") == ("a", "-")
-    out = look(capsys, "sample", trained_run, *CPU, "--max_new_tokens", 4)
+    assert sample.find_prompts((), "tiny", None) == PRESETS["tiny"].prompts
+    assert sample.find_prompts((), "mine", None) == Preset.prompts
+    assert sample.find_prompts(("a", "-"), "tiny", None) == ("a", "-")
+    out = look(capsys, "sample", trained_run, *CPU, "--max_new_tokens", 4, "--data_dir", "none")
     assert re.findall("^--- '(.*)'", out, re.MULTILINE) == [*Preset.prompts]

@@ -1,0 +1,38 @@
+"""The pictures of README.md, light and dark: `python benchmarks/pictures.py`.
+
+After `bash run.sh`, `bash run.sh tiny-chat` and `bash run.sh eval`; needs playwright and a
+Chromium. Writes docs/pictures. Next: instruments/pages/look.html, instruments/talk/serve.html.
+"""
+
+import shutil
+import subprocess
+import sys
+
+from playwright.sync_api import sync_playwright
+
+from runs import ROOT
+
+
+def main() -> None:
+    program, out = [sys.executable, "eval.py"], ROOT / "docs" / "pictures"
+    subprocess.run([*program, "look", "tiny"], cwd=ROOT, check=True)
+    server = subprocess.Popen([*program, "serve", "tiny-chat"], cwd=ROOT, stdout=subprocess.PIPE)
+    server.stdout.readline()  # it says that it listens
+    with sync_playwright() as play:
+        chromium = play.chromium.launch(executable_path=shutil.which("chromium"))
+        for scheme in ("light", "dark"):
+            page = chromium.new_page(color_scheme=scheme)
+            page.set_viewport_size(dict(width=1180, height=860))
+            page.goto((ROOT / "runs/tiny/look.html").as_uri())
+            page.wait_for_selector("body[data-ready]")
+            page.screenshot(path=out / f"look-{scheme}.png")
+            page.set_viewport_size(dict(width=590, height=430))
+            page.goto("http://127.0.0.1:8049")
+            page.click("#tries button")  # the first prompt of the preset
+            page.wait_for_selector(".answer:not(.writing)")
+            page.screenshot(path=out / f"chat-{scheme}.png")
+    server.terminate()
+
+
+if __name__ == "__main__":
+    main()
