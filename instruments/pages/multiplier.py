@@ -80,7 +80,7 @@ def told(base: Run, other: Run, common: float) -> list[str]:
     """What `other` needs for what `base` has after `common` tokens, a half and a quarter of them;
     and the same by class of targets, where both runs have kept rows of two checkpoints."""
     curves = [
-        [(r["tokens"], r["val_bpb"]) for r in run.validations if r["tokens"]]
+        [(r["tokens"], r["val_bpb"]) for r in run.validations if r["tokens"] > 0]
         for run in (base, other)
     ]
     kept = [read_rows(run) for run in (base, other)]
