@@ -39,7 +39,7 @@ COMMANDS = {
     "noise": ("instruments.run.noise_scale", "measure", "NoiseConfig"),
     "tournament": ("instruments.exams.tournament", "hold", "TournamentConfig"),
     "serve": ("instruments.talk.serve", "run", "ServeConfig"),
-    "report": ("instruments.pages.report", "sample_and_write", "ReportConfig"),
+    "report": ("instruments.pages.report", "rewrite", "ReportConfig"),
     "compare": ("instruments.pages.report", "compare", ""),
     "plan": ("instruments.run.forecast", "main", ""),
 }

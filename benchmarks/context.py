@@ -86,8 +86,8 @@ def show(found: dict[str, list[torch.Tensor]]) -> None:
     """Nats per token by position, as mean +- standard deviation of the seeds so far."""
     for name, seeds in found.items():
         parts = [("all", [float(nats.mean()) for nats in seeds])]
-        for begin, end in loss.ranges(len(seeds[0])):
-            parts.append((f"{begin}-{end - 1}", [float(n[begin:end].mean()) for n in seeds]))
+        for part in torch.arange(len(seeds[0])).tensor_split(8):
+            parts.append((f"{part[0]}-{part[-1]}", [float(n[part].mean()) for n in seeds]))
         cells = (
             f"{at} {statistics.mean(n):.3f}+-{statistics.stdev(n) if n[1:] else 0:.3f}"
             for at, n in parts

@@ -11,7 +11,7 @@ import math
 import statistics
 import sys
 import textwrap
-from itertools import pairwise, product
+from itertools import product
 from pathlib import Path
 
 import runs
@@ -21,7 +21,7 @@ from machinery import cli, disk
 from machinery.log import read_jsonl, short
 from machinery.plan import steps_for
 from runs import ROOT, mean_and_sd, spread, table
-from scaling import CHANGES, FURTHER, GAINS, IDEAS, RECIPES
+from scaling import CHANGES, FURTHER, GAINS, IDEAS
 
 try:
     import numpy as np
@@ -323,44 +323,6 @@ def gains(rows: list[dict]) -> str:
     )
 
 
-def quality(rows: list[dict]) -> str:
-    """Steps to a loss, times the time of a step."""
-    speeds = [row for row in rows if row["name"] == "speed"]
-    cells = []
-    for name in RECIPES:
-        runs = sorted((r["tokens"], r["bpb"]) for r in rows if r["name"] == name)
-        step_s = [row["step_s"][name] for row in speeds]
-        if len(runs) < 2:
-            continue
-        steps = [str(round(t / 2048)) + f": {bpb:.3f}" for t, bpb in runs]
-        cells.append([name, ", ".join(steps), " ".join(f"{1000 * x:.0f}" for x in step_s)])
-        for target in (1.2, 1.1, 1.0):
-            n = steps_to(runs, target)
-            seconds = n * statistics.fmean(step_s) if n and step_s else None
-            most = runs[-1][0] / 2048 * statistics.fmean(step_s) if step_s else math.nan
-            cells[-1].append(f"{seconds:,.0f} s" if seconds else f"more than {most:,.0f} s")
-    if not cells:
-        return ""
-    return section(
-        "Time to a quality",
-        "`python benchmarks/scaling.py quality`, then `speed` on a quiet machine: `tiny`, two "
-        "threads. A run of so many steps, with its own decay, ends at that loss; the steps to 1.2, "
-        "1.1 and 1.0 bits per byte are read off the line between two runs (or up to 1% beyond "
-        "them), in logarithms, and multiplied by the time of a step.",
-        ["recipe", "steps: bits per byte", "ms a step, by round", "1.2", "1.1", "1.0"],
-        cells,
-    )
-
-
-def steps_to(runs: list[tuple[int, float]], target: float) -> float | None:
-    """Steps of 2,048 tokens to a loss, between two of the runs or 1% beyond them; else None."""
-    for (t0, high), (t1, low) in pairwise(runs):
-        if 0.99 * low <= target <= high:
-            share = math.log(high / target) / math.log(high / low)
-            return math.exp(math.log(t0) + share * math.log(t1 / t0)) / 2048
-    return None
-
-
 # ---------------------------------------------------------------- the picture
 
 
@@ -437,7 +399,6 @@ def main(argv: list[str]) -> int:
         predictions(ours, theirs),
         optimum(ours, theirs),
         gains(rows),
-        quality(rows),
     ]
     text = "\n".join(filter(None, sections))
     disk.write_text(HERE / "SCALING.md", text)

@@ -3,8 +3,6 @@
     python benchmarks/scaling.py grid         sizes and tokens, for the law
     python benchmarks/scaling.py gains        what each part of the recipe is worth, as tokens grow
     python benchmarks/scaling.py ideas        the same for ideas that are no part of it
-    python benchmarks/scaling.py quality      how many steps three recipes take to a loss
-    python benchmarks/scaling.py speed        how long their steps take (a quiet machine)
     python benchmarks/law.py                  the law, the tables and the picture; runs nothing
 
 Several parts may be named; a number after them is that of the runs side by side. The runs are of
@@ -14,12 +12,9 @@ where it was. Before the decay of `wsd` nothing depends on the length of the run
 1,024 steps resumes from the checkpoint that the run of 512 kept.
 """
 
-import json
 import shlex
-import statistics
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -31,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import optim
 import runs
 from config import UsageError
-from machinery import cli, disk
+from machinery import cli
 from machinery.log import read_jsonl
 from machinery.shards import Manifest
 from model import GPT
@@ -72,12 +67,6 @@ IDEAS = {  # what was left out, or never tried
 }
 GAINS = 2, (M // 4, M // 2, M, 2 * M)  # depth and horizons of the changes
 FURTHER = (4 * M, 8 * M)  # those of the first two, the extras of `dN`
-ADAMW = "--optimizer adamw --tie_embeddings --grad_clip 1 --warmup 40"
-RECIPES = {  # name: (options of train.py, steps), for the time to a quality
-    "the default": ("", (400, 600, 1200)),
-    "stock": ("--extras ''", (700, 1000, 2000)),
-    "AdamW": (f"{ADAMW} --lr 8e-3", (1000, 2000)),
-}
 
 
 @dataclass(frozen=True)
@@ -158,13 +147,7 @@ def ideas() -> Iterator[Job]:
         yield from chain(name, *GAINS, idea, options)
 
 
-def quality() -> Iterator[Job]:
-    for name, (options, steps) in RECIPES.items():
-        horizons = tuple(2048 * n for n in steps)
-        yield from chain(name, 0, horizons, options=options, data="data/tiny")
-
-
-PARTS = {"grid": grid, "gains": gains, "ideas": ideas, "quality": quality}
+PARTS = {"grid": grid, "gains": gains, "ideas": ideas}
 
 
 # ---------------------------------------------------------------- the runs
@@ -202,32 +185,12 @@ def read_run(job: Job) -> dict:
     return row | dict(fingerprint=manifest.fingerprint[:12]) | runs.made()
 
 
-def measure_speed(rounds: int = 2, steps: int = 80) -> None:
-    """The median time of a step of each recipe, in turn, with all threads: a row per round."""
-    for number in range(rounds):
-        step_s = {}
-        for name, (options, _) in RECIPES.items():
-            with tempfile.TemporaryDirectory() as folder:
-                words = [*shlex.split(EVERY_RUN), *shlex.split(options), "--steps", str(steps)]
-                where = ["--data_dir", "data/tiny", "--run_dir", folder]
-                command = [sys.executable, "train.py", *words, *where]
-                subprocess.run(command, check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
-                records = read_jsonl(Path(folder) / "metrics.jsonl", bool)
-            times = [record["step_s"] for record in records if "step_s" in record]
-            step_s[name] = statistics.median(times[steps // 4 :])
-            print(f"round {number}: {name}: {1000 * step_s[name]:.0f} ms a step", flush=True)
-        row = dict(name="speed", data="tiny", depth=0, round=number, step_s=step_s) | runs.made()
-        disk.append(ROWS, json.dumps(row | dict(threads=torch.get_num_threads())) + "\n")
-
-
 def main(argv: list[str]) -> int:
     *parts, last = argv or [""]
     at_once = int(last) if last.isdecimal() and parts else 2
     parts += [] if last.isdecimal() else [last]
-    if parts == ["speed"]:
-        return measure_speed()
     if not parts or not set(parts) <= PARTS.keys() or at_once < 1:
-        raise UsageError(f"{' '.join(argv)!r}: give one or more of {', '.join(PARTS)}; or speed")
+        raise UsageError(f"{' '.join(argv)!r}: give one or more of {', '.join(PARTS)}")
     if not (ROOT / DATA / "manifest.json").exists():
         command = [sys.executable, "prepare_data.py", *PREPARE.split(), "--data_dir", DATA]
         subprocess.run(command, check=True, cwd=ROOT)

@@ -27,7 +27,7 @@ from machinery.log import sources_line
 from machinery.trained import EvalConfig
 from model import GPT
 
-FIRST = 32  # positions of the first range; each range ends at twice the end of the one before
+PARTS = 16  # of a row, for the loss by position
 
 
 @dataclass(frozen=True)
@@ -86,14 +86,6 @@ def sums_by_class(nats: Tensor, targets: Tensor, classes: Tensor, token_bytes: T
     return torch.stack(sums, dim=1)
 
 
-def ranges(T: int) -> list[tuple[int, int]]:
-    """Positions from .. up to, not including: 512 -> 0 32, 32 64, 64 128, 128 256, 256 512."""
-    ends = [FIRST]
-    while ends[-1] < T:
-        ends.append(2 * ends[-1])
-    return [(begin, min(end, T)) for begin, end in zip([0, *ends], ends)]
-
-
 def measure(config: LossConfig, load_model) -> None:
     """Print the loss, append it to eval.jsonl, and keep the figures of each row."""
     model, trainer = load_model(config)
@@ -116,9 +108,11 @@ def measure(config: LossConfig, load_model) -> None:
     )
     if config.by == "copy":
         print("\n".join(table(rows.double().sum(0))))
-    for begin, end in ranges(targets.size(1)) if config.by == "position" else ():
-        mean = nats_of_targets[:, begin:end].nanmean()
-        print(f"{begin:,} to {end - 1:,}: {mean:.4f} nats per token")
+    for part in (
+        torch.arange(targets.size(1)).tensor_split(PARTS) if config.by == "position" else ()
+    ):
+        mean = nats_of_targets[:, part].nanmean()
+        print(f"{part[0]:,} to {part[-1]:,}: {mean:.4f} nats per token")
     figures = dict(val_loss=nats, val_bpb=bpb, val_bpb_by_source=by_source, rows=len(rows))
     trained.keep_record(config, trainer, **figures, data_fingerprint=manifest.fingerprint)
     if not config.rows and not config.data_dir:

@@ -1,11 +1,10 @@
 """The tournament: checkpoints continue the same prompts, a judge compares them, ratings follow.
 
-Reads checkpoints and held-out documents, or a file of prompts (the project's own 40 are in
-prompts.jsonl beside this file); prints a table and writes RUN_DIR/tournament.json, with all the
-texts, which are worth reading. Two players whose place is known take part too: the human text,
-which should come out at the top, and a loop of the prompt's last tokens, which should come out at
-the bottom. Where they do not, that is printed as a reason to doubt the judge. Next: judge.py, who
-decides, and the arithmetic of the ratings.
+Reads checkpoints and held-out documents; prints a table and writes RUN_DIR/tournament.json, with
+all the texts, which are worth reading. Two players whose place is known take part too: the human
+text, which should come out at the top, and a loop of the prompt's last tokens, which should come
+out at the bottom. Where they do not, that is printed as a reason to doubt the judge. Next:
+judge.py, who decides, and the arithmetic of the ratings.
 """
 
 import itertools
@@ -18,7 +17,6 @@ import torch
 
 from config import Count, UsageError
 from instruments.exams import judge
-from instruments.exams.lines import has_fields, read_lines
 from machinery import checkpoint
 from machinery.disk import write_json
 from machinery.trained import EvalConfig, is_tuned, open_data
@@ -27,7 +25,6 @@ from tokenizer import Tokenizer
 
 HUMAN, LOOP = "human text", "loop"
 LOOP_LEN = 8  # tokens
-SHAPE = '{"prompt": text}, with "human", a text too, if you like'
 
 Texts = list[list[int]]  # token ids of one text for each prompt
 
@@ -44,10 +41,6 @@ class TournamentConfig:
     """Data folder; empty: the one that the players were trained on."""
     device: str = "auto"
     """auto, cuda, mps or cpu."""
-    prompt_file: str = ""
-    """A JSONL file of prompts, with the fields `prompt` and, if you like, `human`, what a human
-    wrote after it; the project's own: instruments/exams/prompts.jsonl. Empty: the beginnings of
-    held-out documents."""
     n_prompts: Count = 60
     """Held-out documents to take."""
     prompt_tokens: Count = 32
@@ -68,7 +61,7 @@ def hold(config: TournamentConfig, load_model: Callable) -> None:
     trainers = {p: checkpoint.read_trainer(p) | {"path": str(p)} for p in [*paths, judging]}
     manifest = open_data(EvalConfig(data_dir=config.data_dir), trainers[paths[0]])
     tokenizer = Tokenizer.load(manifest.tokenizer_file())
-    prompts, human = read_prompts(config, manifest, tokenizer)
+    prompts, human = documents(config, manifest)
     for trainer in trainers.values():
         check_fits(trainer, manifest, max(map(len, prompts)), config.max_new_tokens)
 
@@ -76,7 +69,7 @@ def hold(config: TournamentConfig, load_model: Callable) -> None:
         return load_model(EvalConfig(checkpoint=str(path), device=config.device))[0]
 
     written = {str(path): continue_all(load(path), prompts, config) for path in paths}
-    written |= {HUMAN: human} if human else {}
+    written[HUMAN] = human
     n = config.max_new_tokens
     written[LOOP] = [(prompt[-LOOP_LEN:] * n)[:n] for prompt in prompts]
     decoded = {name: [tokenizer.decode(ids) for ids in texts] for name, texts in written.items()}
@@ -124,23 +117,6 @@ def check_fits(trainer: dict, manifest, longest: int, new_tokens: int) -> None:
         raise UsageError(f"{path} has {has} positions, too few for prompts of {sizes}")
 
 
-def read_prompts(config: TournamentConfig, manifest, tokenizer: Tokenizer) -> tuple[Texts, Texts]:
-    """Token ids of the prompts, and of what a human wrote after each: [] unless each has one."""
-    if not config.prompt_file:
-        return documents(config, manifest)
-    lines = read_lines(config.prompt_file, is_prompt, SHAPE)
-    prompts = [tokenizer.encode(line["prompt"].rstrip()) for line in lines]
-    if not all(line.get("human", "").strip() for line in lines):
-        print("some prompts have no human text, so the human does not play")
-        return prompts, []
-    return prompts, [tokenizer.encode(line["human"])[: config.max_new_tokens] for line in lines]
-
-
-def is_prompt(row: object) -> bool:
-    """Whether a line of a file is a prompt; what else it says is of no account."""
-    return has_fields(row, ["prompt"]) and isinstance(row.get("human", ""), str) and row["prompt"]
-
-
 def documents(config: TournamentConfig, manifest) -> tuple[Texts, Texts]:
     """Token ids of the beginnings of held-out documents, at most one of a row, and of what
     follows."""
@@ -159,19 +135,15 @@ def documents(config: TournamentConfig, manifest) -> tuple[Texts, Texts]:
     return [ids[:begin] for ids in found], [ids[begin:] for ids in found]
 
 
-def continue_all(model, prompts: list[list[int]], config) -> list[list[int]]:
+def continue_all(model, prompts: Texts, config: TournamentConfig) -> Texts:
     """Continue each prompt at temperature 1, as samples loop at a lower one, and a judge by
     likelihood likes loops. The draws are the same for every player."""
     bos, device = model.config.bos_id, model.cos.device
     generator = torch.Generator(device).manual_seed(config.seed)
-    found: list[list[int]] = [[]] * len(prompts)
-    for length in sorted(set(map(len, prompts))):  # those of one length together
-        places = [n for n, p in enumerate(prompts) if len(p) == length]
-        idx = torch.tensor([[bos, *prompts[n]] for n in places], device=device)  # (N, T)
-        out = model.generate(idx, config.max_new_tokens, 1.0, 0, generator, stop_id=bos)
-        for n, ids in zip(places, out[:, idx.size(1) :].tolist()):
-            found[n] = list(itertools.takewhile(lambda i: i != bos, ids))
-    return found
+    idx = torch.tensor([[bos, *prompt] for prompt in prompts], device=device)  # (N, T)
+    out = model.generate(idx, config.max_new_tokens, 1.0, 0, generator, stop_id=bos)
+    drawn = out[:, idx.size(1) :].tolist()
+    return [list(itertools.takewhile(lambda i: i != bos, ids)) for ids in drawn]
 
 
 # --------------------------------------------------------------------------------- the table

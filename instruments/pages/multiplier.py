@@ -1,10 +1,9 @@
 """How many tokens one run needs for what another has: the measure of a change.
 
-A difference of 2% in the loss may be worth a tenth of the tokens or half of them, and it shrinks as
-the loss falls; the ratio of the tokens tells whether a change saves a factor, or only a head start.
-It is read off the validations of both runs. How much of it is the luck of the held-out text is told
-by the rows that `eval.py loss` keeps: they are drawn anew, in blocks of neighbours, since a long
-document fills several rows (a block bootstrap: Künsch 1989).
+2% of a loss may be worth a tenth of the tokens or half of them; their ratio tells a change that
+saves a factor from one that saves a head start. It is read off the validations. How much of it is
+the luck of the held-out text is told by the rows that `eval.py loss` keeps, drawn anew in blocks of
+neighbours, since a long document fills several (a block bootstrap: Künsch 1989).
 """
 
 import io
@@ -79,10 +78,8 @@ def luck(ours: np.ndarray, theirs: np.ndarray, seed: int = 0) -> np.ndarray:
 def told(base: Run, other: Run, common: float) -> list[str]:
     """What `other` needs for what `base` has after `common` tokens, a half and a quarter of them;
     and the same by class of targets, where both runs have kept rows of two checkpoints."""
-    curves = [
-        [(r["tokens"], r["val_bpb"]) for r in run.validations if r["tokens"] > 0]
-        for run in (base, other)
-    ]
+    points = lambda run: [(r["tokens"], r["val_bpb"]) for r in run.validations if r["tokens"] > 0]
+    curves = [points(base), points(other)]
     kept = [read_rows(run) for run in (base, other)]
     noise, why = luck_of(*kept)
     lines = [f"{other.dir} needs, for what {base.dir} has after so many tokens{why}:"]

@@ -198,8 +198,6 @@ def slow_steps(processes: list[dict]) -> list[tuple[str, str]]:
 
 
 def thinned(samples: list[dict], most: int = 12) -> list[dict]:
-    """The samples; of those that a run drew while it trained, one a step, the last and at most
-    `most` in all, evenly spread."""
-    live = [*{r["step"]: r for r in samples if r.get("live")}.values()]
-    every = math.ceil(len(live) / most)
-    return [r for r in samples if not r.get("live")] + live[::-1][:: max(every, 1)]
+    """The last sample of each step, and at most `most` of them, evenly spread."""
+    last = [*{r["step"]: r for r in samples}.values()]
+    return last[::-1][:: max(math.ceil(len(last) / most), 1)]

@@ -8,22 +8,18 @@ ends; eval.py calls the rest. Next: report.html, the template.
 
 import json
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 from jinja2 import Environment, FileSystemLoader
 
-from config import Count, UsageError, find_preset
+from config import UsageError, find_preset
 from instruments.pages import curves, multiplier
-from instruments.pages.records import PAUSES, Run, is_sample, plain, slow_steps
+from instruments.pages.records import PAUSES, Run, plain, slow_steps
 from instruments.talk.sample import SampleConfig, continuations, find_prompts
-from machinery import checkpoint, cli, disk
-from machinery.errors import CheckpointError, DataError, NonFiniteError
-from machinery.log import duration, read_jsonl, short
-from machinery.trained import EvalConfig, is_tuned, open_tokenizer
+from machinery import cli, disk
+from machinery.log import duration, short
 from tokenizer import Tokenizer
 
 SAMPLE_TOKENS, SAMPLE_SHOWN = 40, 72  # at a validation: tokens drawn, characters on the screen
@@ -34,26 +30,21 @@ HASHES = ("data_fingerprint", "tokenizer_sha256")  # of 64 digits, of which 12 a
 
 @dataclass(frozen=True)
 class ReportConfig:
-    """A page on a run, RUN_DIR/report.html, with samples of its checkpoints."""
+    """A page on a run, RUN_DIR/report.html."""
 
     run_dir: str = ""
     """Folder of the run; empty: runs/PRESET."""
-    data_dir: str = ""
-    """Data folder; empty: the one that the run was trained on."""
-    device: str = "auto"
-    """auto, cuda, mps or cpu."""
-    dtype: Literal["auto", "bf16", "fp32"] = "auto"
-    """Dtype of the computation; auto: bf16 where the hardware has it."""
-    prompt: tuple[str, ...] = ()
-    """Texts to continue; empty: the preset's own, or the first words of held-out text."""
-    max_new_tokens: Count = 60
-    """Tokens to add."""
     usd_per_hour: float = 0.0
     """Price of one GPU (of the machine, if it has none); 0: as train.py was told, if it ran on a
     GPU."""
 
 
 # ------------------------------------------------------------------------------------ the page
+
+
+def rewrite(config: ReportConfig, load_model) -> None:
+    """`eval.py report`: write the page anew, and print where it is."""
+    print(write(config.run_dir, config.usd_per_hour))
 
 
 def write(run_dir: str | Path, usd_per_hour: float = 0.0) -> Path:
@@ -189,48 +180,7 @@ def differences(runs: list[Run]) -> list[str]:
     return [*lines, advice]
 
 
-# ---------------------------------------------------------------------------------- the samples
-
-
-def sample_and_write(config: ReportConfig, load_model: Callable) -> None:
-    """`eval.py report`: sample from the checkpoints that have no samples yet; then write the page.
-    load_model: EvalConfig -> (model, trainer.json)."""
-    run = Run(config.run_dir)  # refuses a folder that is not a run's
-    paths = checkpoint.checkpoints(run.dir / "checkpoints")  # the newest first
-    where = dict(data_dir=config.data_dir, device=config.device, dtype=config.dtype)
-    models = [EvalConfig(config.run_dir, str(path), **where) for path in paths]
-    prompts = find_prompts(config.prompt, run.dir.resolve().name, run.manifest())
-    for which in reversed(models):
-        take_samples(which, load_model, prompts, config.max_new_tokens)
-    print(write(config.run_dir, config.usd_per_hour))
-
-
-def take_samples(config: EvalConfig, load_model: Callable, prompts: tuple[str, ...], n: int):
-    """Continue those prompts that a checkpoint has not continued yet, by n tokens each."""
-    run_dir, step = Path(config.run_dir), checkpoint.step_of(Path(config.checkpoint))
-    samples = read_jsonl(run_dir / "samples.jsonl", is_sample)
-    done = {r["prompt"] for r in samples if r["step"] == step and not r.get("live")}
-    if not (missing := [prompt for prompt in prompts if prompt not in done]):
-        return
-    try:
-        model, trainer = load_model(config)
-        tokenizer = open_tokenizer(config, trainer)
-    except (UsageError, DataError, CheckpointError, NonFiniteError) as error:
-        print(plain(f"no samples of {config.checkpoint}: {error}"))
-        return
-    for prompt in missing:
-        text = draw(model, tokenizer, prompt, n, is_tuned(trainer))
-        record(run_dir, step, trainer["tokens"], prompt, text)
-
-
-def record(run_dir: Path, step: int, tokens: int, prompt: str, text: str, **more) -> None:
-    line = {"step": step, "tokens": tokens, "prompt": prompt, "text": text, **more}
-    disk.append(run_dir / "samples.jsonl", json.dumps(line) + "\n")
-
-
-def draw(model, tokenizer, prompt: str, max_new_tokens: int, tuned: bool) -> str:
-    config = SampleConfig(max_new_tokens=max_new_tokens)
-    return continuations(model, tokenizer, prompt, tuned, config)[0][0]
+# -------------------------------------------------------------------------------- while it trains
 
 
 def update(run, step: int) -> str:
@@ -239,12 +189,14 @@ def update(run, step: int) -> str:
     the screen. run: train.py's."""
     folder = run.log.run_dir
     if run.plan.sharded:  # a forward pass needs all ranks
-        line = "no samples of sharded weights while it trains: python eval.py report draws them"
+        line = "no samples of sharded weights while it trains: python eval.py sample draws them"
     else:
         tokenizer = Tokenizer.load(run.manifest.tokenizer_file())
         prompt = find_prompts((), run.preset.name, run.manifest)[0]
-        text = draw(run.model, tokenizer, prompt, SAMPLE_TOKENS, bool(run.manifest.marks))
-        record(folder, step, step * run.plan.tokens_per_step, prompt, text, live=True)
+        tuned, config = bool(run.manifest.marks), SampleConfig(max_new_tokens=SAMPLE_TOKENS)
+        text = continuations(run.model, tokenizer, prompt, tuned, config)[0][0]
+        facts = dict(step=step, tokens=step * run.plan.tokens_per_step, prompt=prompt, text=text)
+        disk.append(folder / "samples.jsonl", json.dumps(facts) + "\n")
         line = f"it writes {text[:SAMPLE_SHOWN]!r}"
     if step < run.plan.steps:
         write(folder)

@@ -98,7 +98,6 @@ class Profile(torch.profiler.profile):
         super().__init__(
             schedule=torch.profiler.schedule(wait=0, warmup=warmup, active=steps, repeat=1),
             on_trace_ready=lambda _: self.export_chrome_trace(str(self.trace)),
-            profile_memory=True,
         )
 
     @property
@@ -117,7 +116,7 @@ class Profile(torch.profiler.profile):
         return json.loads(gzip.decompress(disk.read_bytes(self.trace, LARGEST)))["traceEvents"]
 
     def table(self) -> str:
-        """One screen: milliseconds per step and share of each row, and the peak of memory."""
+        """One screen: milliseconds per step and share of each row, and a GPU's peak memory."""
         if self.step_num <= self.warmup:
             raise UsageError(f"{self.step_num} steps only warm up; try --steps {self.last}")
         events = self.trace_events()
@@ -127,17 +126,9 @@ class Profile(torch.profiler.profile):
         lines = [f"where the time goes: mean of {n} steps, {total / n / 1e3:.1f} ms each"]
         for row, us in breakdown(to_spans(events), start, end).items():
             lines.append(f"  {row:<14}{us / n / 1e3:10.1f} ms {us / total:7.1%}")
-        if peak := self.peak_bytes(events):
-            since = " since the first step" if self.device.type == "cpu" else ""
-            lines.append(f"peak memory {peak / 1e6:,.1f} MB allocated{since}")
+        if self.device.type == "cuda":
+            lines.append(f"peak memory {torch.cuda.max_memory_allocated() / 1e6:,.1f} MB allocated")
         return "\n".join([*lines, f"trace: {self.trace} (open it in https://ui.perfetto.dev)"])
-
-    def peak_bytes(self, events: list[dict]) -> int:
-        """The most bytes allocated on the device at once; 0 if nothing is recorded. The CPU's
-        allocator counts from the first profiled step on, a GPU's from the beginning."""
-        on_cpu, events = self.device.type == "cpu", [e for e in events if e["name"] == "[memory]"]
-        events = [e for e in events if (e["args"]["Device Type"] == 0) == on_cpu]
-        return max((e["args"]["Total Allocated"] for e in events), default=0)
 
 
 def run(run, steps: Iterator[dict], log_step: Callable, progress) -> int:

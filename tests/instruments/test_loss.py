@@ -83,13 +83,6 @@ def test_only_targets_that_count_are_scored():
     assert found.numpy() == pytest.approx(expected, rel=1e-5)
 
 
-@pytest.mark.parametrize("T", [1, 32, 33, 1000, 2048])
-def test_the_ranges_cover_each_position_once(T):
-    ranges = loss.ranges(T)
-    assert [i for begin, end in ranges for i in range(begin, end)] == [*range(T)]
-    assert all(begin in (0, 32 * 2 ** (k - 1)) for k, (begin, _) in enumerate(ranges))
-
-
 @pytest.mark.parametrize("wrong", [torch.nan, torch.inf])
 def test_a_model_that_says_nothing_is_an_error(wrong):
     rows = torch.zeros(2, 3, dtype=torch.long)

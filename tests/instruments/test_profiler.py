@@ -118,9 +118,6 @@ def test_a_real_profile_has_every_row_and_adds_up(tmp_path):
     assert {row for row in ROWS if got[row] > 0} >= {*ROWS} - {"communication", "idle"}
     assert got["communication"] == 0
     assert all(row in table for row in ROWS) and str(prof.trace) in table
-    # the peak above the first step: at least the logits, 4 x 256 x 512 floats
-    peak = prof.peak_bytes(events)
-    assert 4 * 256 * 512 * 4 <= peak < 1e9 and f"{peak / 1e6:,.1f} MB" in table
 
 
 def test_too_few_steps_is_a_sentence(tmp_path):

@@ -4,7 +4,6 @@ import json
 import re
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,7 +13,6 @@ from chat_helpers import random_model
 import eval as eval_program
 from config import UsageError
 from instruments.exams import judge, tournament
-from instruments.exams.lines import read_lines
 from machinery import checkpoint
 from machinery.shards import Manifest
 from tokenizer import Tokenizer
@@ -152,44 +150,6 @@ def test_the_same_seed_is_the_same_tournament_on_held_out_text(trained, small_da
         assert any(prompt + rest in text for text in held_out)
 
 
-def test_what_is_a_prompt():
-    """The project's own are: each once."""
-    path = Path(tournament.__file__).with_name("prompts.jsonl")
-    rows = read_lines(path, tournament.is_prompt, "")
-    assert len({row["prompt"].strip() for row in rows}) == len(rows)
-    for row in (dict(prompt=""), dict(prompt=5), ["a"], dict(prompt="a", human=3)):
-        assert not tournament.is_prompt(row)
-
-
-def write(path: Path, rows) -> Path:
-    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
-    return path
-
-
-def test_prompts_of_a_file_are_taken_whole(trained, tmp_path):
-    """Without a human text in each line, no human plays."""
-    texts = ["def f(x):", "class A", "import os, sys ", "O céu é"]
-    rows = [dict(prompt=text, domain="x") for text in texts]
-    report = hold(trained, "--prompt_file", write(tmp_path / "p.jsonl", rows))
-    assert report["prompts"] == [text.rstrip() for text in texts]
-    assert players(report) == {"step_00000004", "step_00000008", "loop"}
-    assert not any("human" in doubt for doubt in report["doubts"])
-    rows = [row | dict(human=" and so on, as a human wrote it") for row in rows]
-    report = hold(trained, "--prompt_file", write(tmp_path / "p.jsonl", rows))
-    assert "human text" in players(report)
-    assert report["completions"]["human text"][0].startswith(" and so on")
-
-
-def test_a_prompt_is_continued_as_itself_wherever_it_stands():
-    echo = SimpleNamespace(config=SimpleNamespace(bos_id=0), cos=torch.zeros(1))
-    first = lambda idx, n: idx[:, 1:2].expand(-1, n)  # the prompt's, after BOS
-    echo.generate = lambda idx, n, *_, stop_id: torch.cat([idx, first(idx, n)], 1)
-    prompts = [[5], [7, 8, 9], [6], [4, 1], [3, 3, 3]]
-    options = tournament.TournamentConfig(max_new_tokens=3)
-    found = tournament.continue_all(echo, prompts, options)
-    assert found == [[5] * 3, [7] * 3, [6] * 3, [4] * 3, [3] * 3]
-
-
 def test_who_cannot_read_the_texts_is_told_before_anybody_writes(trained, monkeypatch):
     """A judge with shorter rows than the players, with another tokenizer, or tuned."""
     first, newest = (trained / "checkpoints" / f"step_{n:08d}" for n in (4, 12))
@@ -214,7 +174,6 @@ def test_mistakes_are_sentences(trained, tmp_path):
         ("--players", newest, "--players"),
         ("--judge", tmp_path, tmp_path),
         ("--prompt_tokens", 60, "76"),
-        ("--prompt_file", tmp_path / "none.jsonl", "none.jsonl"),
     ):
         with pytest.raises(UsageError, match=re.escape(str(value))):
             hold(trained, *args)
