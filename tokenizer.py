@@ -89,8 +89,8 @@ class Tokenizer:
         if self.bos not in self.special:
             raise UsageError(f"the tokenizer has no {self.bos} token, which starts every row")
         self.bos_id, self.nfc = self.special[self.bos], tree["normalizer"] is not None
-        self._text = dict(zip(ids, [*ranks, *(text.encode() for text in added)]))  # id -> UTF-8
-        self.token_bytes = np.array([len(self._text[i]) for i in range(len(ids))], np.int32)
+        self.bytes_of = dict(zip(ids, [*ranks, *(text.encode() for text in added)]))  # id -> UTF-8
+        self.token_bytes = np.array([len(self.bytes_of[i]) for i in range(len(ids))], np.int32)
         self.token_bytes[list(self.special.values())] = 0
         # Of what `train` makes tiktoken gives the same ids: one pattern, ids in order of merges.
         steps = (tree["pre_tokenizer"] or {}).get("pretokenizers", [])
@@ -175,7 +175,7 @@ class Tokenizer:
 
     def decode(self, ids: Iterable[int]) -> str:
         """ids -> text; an incomplete character becomes U+FFFD."""
-        return b"".join(self._text[int(i)] for i in ids).decode(errors="replace")
+        return b"".join(self.bytes_of[int(i)] for i in ids).decode(errors="replace")
 
 
 def normalize(text: str, nfc: bool = False) -> str:

@@ -90,8 +90,8 @@ def load_model(config: EvalConfig, read_export: Callable) -> tuple[GPT, dict]:
     else:
         root = Path(config.run_dir) / "checkpoints"
         path, name = path if config.checkpoint else checkpoint.latest_valid(root), root.parent.name
-        if step := re.fullmatch(r"(?:step_)?(\d{1,12})", config.checkpoint):
-            path = root / f"step_{int(step[1]):08d}"
+        if (step := re.fullmatch(r"(step_)?(\d{1,12})", config.checkpoint)) and not path.exists():
+            path = root / f"step_{int(step[2]):08d}"
         if path is None or not path.exists():
             runs = [] if find_preset(name) else sorted(root.parent.parent.glob("*/checkpoints"))
             names = ", ".join(map(str, checkpoint.checkpoints(root) or [p.parent for p in runs]))

@@ -244,7 +244,7 @@ def measure(config: CoreConfig, load_model: Callable) -> None:
         print(*lines_of(task, figures[task]), sep="\n")
     seconds = time.monotonic() - begun
     record = summary(figures) | dict(seq_len=model.config.seq_len, seconds=seconds)
-    print(*conclusion(record, config.limit), sep="\n")
+    print(*conclusion(record), sep="\n")
     print(f"{duration(seconds)}, with --dtype {config.dtype}")
     keep_record(config, trainer, **record)
 
@@ -288,7 +288,7 @@ def centered(accuracy: float, percent: float) -> float:
     return (accuracy - percent / 100) / (1 - percent / 100)
 
 
-def conclusion(record: dict, limit: int) -> Iterator[str]:
+def conclusion(record: dict) -> Iterator[str]:
     """CORE, GPT-2's, and the sentence that may be concluded."""
     error = record["stderr"]
     if "core" not in record:
@@ -296,7 +296,7 @@ def conclusion(record: dict, limit: int) -> Iterator[str]:
         return
     core = record["core"]
     yield f"CORE: {core:.4f} +- {error:.4f} by the baselines of eval_meta_data_v1.csv"
-    yield f"GPT-2 XL: {GPT2_XL} +- {XL_ERROR}, at most 1,000 items a task"
+    yield f"GPT-2 XL: {GPT2_XL} +- {XL_ERROR}, on at most 1,000 items a task, as --limit 1000"
     yield f"guessing: {record['chance']:+.4f} +- {record['chance_sd']:.4f}"
     yield f"the best constant answer to each task: {record['constant']:+.4f}"
     two = 2 * math.sqrt(error**2 + XL_ERROR**2)
@@ -307,5 +307,3 @@ def conclusion(record: dict, limit: int) -> Iterator[str]:
         yield f"below GPT-2 XL by {far}"
     else:
         yield f"cannot be told from GPT-2 XL: it differs by {far}"
-    if limit != 1000:
-        yield "like for like with GPT-2 XL would be --limit 1000"

@@ -108,9 +108,8 @@ def measure(config: LossConfig, load_model) -> None:
     )
     if config.by == "copy":
         print("\n".join(table(rows.double().sum(0))))
-    for part in (
-        torch.arange(targets.size(1)).tensor_split(PARTS) if config.by == "position" else ()
-    ):
+    places = torch.arange(targets.size(1)).tensor_split(PARTS)
+    for part in places if config.by == "position" else ():
         mean = nats_of_targets[:, part].nanmean()
         print(f"{part[0]:,} to {part[-1]:,}: {mean:.4f} nats per token")
     figures = dict(val_loss=nats, val_bpb=bpb, val_bpb_by_source=by_source, rows=len(rows))
@@ -130,8 +129,7 @@ def keep_rows(path: Path, rows: Tensor) -> None:
 
 
 def table(sums: Tensor) -> list[str]:
-    """sums (classes, 4) -> a line for each class: its share of the targets, its loss, its share of
-    the loss."""
+    """sums (classes, 4) -> a line for each class."""
     whole = sums.sum(0)
     lines = [f"{'targets':44}  share  nats each  bits per byte  share of the bits"]
     for name, of in zip(CLASSES, sums):

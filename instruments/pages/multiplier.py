@@ -83,9 +83,8 @@ def told(base: Run, other: Run, common: float) -> list[str]:
     kept = [read_rows(run) for run in (base, other)]
     noise, why = luck_of(*kept)
     lines = [f"{other.dir} needs, for what {base.dir} has after so many tokens{why}:"]
-    first = max(curve[0][0] for curve in curves)
     for tokens in (common, common / 2, common / 4):
-        if tokens >= first:
+        if tokens >= max(curve[0][0] for curve in curves):
             lines.append(f"  {short(tokens)}: {needed(tokens, *curves, noise and noise[-1])}")
     if noise and all(len(rows) > 1 for rows in kept):
         both = min(max(rows) for rows in kept)

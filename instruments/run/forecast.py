@@ -218,8 +218,7 @@ def predict(weights: float, tokens: float) -> tuple[float, float, float]:
 
 
 def alike(ours: tuple[float, float], theirs: tuple[float, float]) -> bool:
-    """Whether the law, which was drawn many times, cannot tell two (weights, tokens) apart: the
-    difference in the loss is within its standard deviation."""
+    """Whether two (weights, tokens) differ in loss by less than the law's standard deviation."""
     pairs = [(loss_of(*ours, *six), loss_of(*theirs, *six)) for *six, _ in law()["draws"]]
     differences = np.subtract(*zip(*pairs))
     return bool(abs(predict(*ours)[0] - predict(*theirs)[0]) <= differences.std())

@@ -70,11 +70,6 @@ class Wish:
     echo: bool = False
 
 
-def bytes_of(tokenizer: Tokenizer, i: int) -> bytes:
-    """The bytes of a token, which may be a part of a character."""
-    return tokenizer._text[i]
-
-
 class Text:
     """Tokens -> text that may be shown: whole characters, and nothing that may turn out to be the
     beginning of a stop string. `stopped`: one was there, and the text has ended."""
@@ -85,7 +80,7 @@ class Text:
 
     def add(self, i: int | None) -> str:
         """The text that is ready after one more token. None: there are no more."""
-        raw = b"" if i is None else bytes_of(self.tokenizer, i)
+        raw = b"" if i is None else self.tokenizer.bytes_of[i]
         self.held += self.decoder.decode(raw, final=i is None)
         ends = [at for stop in self.stops if (at := self.held.find(stop)) >= 0]
         begun = [n for stop in self.stops for n in range(len(stop)) if self.held.endswith(stop[:n])]

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from config import UsageError
-from instruments.talk.drawing import Piece, Token, Wish, bytes_of
+from instruments.talk.drawing import Piece, Token, Wish
 from preparation import chat
 from tokenizer import Tokenizer
 
@@ -243,7 +243,7 @@ class Form:
 
     def of_chat(self, tokens: list[Token]) -> dict:
         def entry(i: int, logprob: float) -> dict:
-            raw = bytes_of(self.tokenizer, i)
+            raw = self.tokenizer.bytes_of[i]
             return dict(token=self.text(i), logprob=logprob, bytes=[*raw])
 
         content = [
@@ -263,7 +263,7 @@ class Form:
 
     def text(self, i: int) -> str:
         """A token as text; as `bytes:\\xe2\\x80`, OpenAI's way, if it is a part of a character."""
-        raw = bytes_of(self.tokenizer, i)
+        raw = self.tokenizer.bytes_of[i]
         try:
             return raw.decode()
         except UnicodeDecodeError:

@@ -214,7 +214,7 @@ def test_the_standard_error_is_the_spread_of_simulated_runs():
 def test_what_may_be_concluded():
     def last(value, error=0.0065):
         record = dict(core=value, stderr=error, chance=0, chance_sd=0, constant=0)
-        return list(core.conclusion(record, 1000))[-1]
+        return list(core.conclusion(record))[-1]
 
     two = 2 * math.sqrt(0.0065**2 + 0.0071**2)  # 0.019
     cases = {-1.01: "below", -0.99: "cannot", 0.99: "cannot", 1.01: "GPT-2 grade"}

@@ -155,7 +155,7 @@ def test_text_is_shown_as_soon_as_it_is_whole(tokenizer):
     must be."""
     from instruments.talk.drawing import Text
 
-    token_of = {tokenizer._text[i]: i for i in range(tokenizer.vocab_size)}
+    token_of = {tokenizer.bytes_of[i]: i for i in range(tokenizer.vocab_size)}
     text = "caf\u00e9 \u4f60\u597d STOP \U0001f642 and S and STO \xff"
     raw = text.encode() + b"\xe4\xbd"  # an incomplete character at the end
     for stops in ((), ("STOP",), ("\u597d ST", "P"), ("nowhere", "STOX")):
@@ -277,7 +277,7 @@ def test_a_conversation_is_answered(tuned, tokenizer):
     )
     message, found = reply.choices[0].message, reply.choices[0].logprobs.content
     assert (message.role, message.content) == ("assistant", text)
-    assert [b for t in found for b in t.bytes] == [*b"".join(tokenizer._text[i] for i in new)]
+    assert [b for t in found for b in t.bytes] == [*b"".join(tokenizer.bytes_of[i] for i in new)]
     values = log_probs(service.writer.model, ids + new)[-len(new) :]
     assert [t.logprob for t in found] == pytest.approx(values, abs=1e-4)
     assert all(len(t.top_logprobs) == 2 for t in found)

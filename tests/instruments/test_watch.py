@@ -76,7 +76,7 @@ def test_it_changes_no_bit(trained_run, small_data, tmp_path, monkeypatch):
 
 
 def test_no_fault_of_it_stops_a_run(small_data, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(report, "draw", lambda *args: 1 / 0)
+    monkeypatch.setattr(report, "continuations", lambda *args: 1 / 0)
     assert begin(small_data, tmp_path / "run", "--steps", "5") == 0
     assert capsys.readouterr().out.count("ZeroDivisionError") == 3
 
