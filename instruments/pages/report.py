@@ -13,12 +13,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 from jinja2 import Environment, FileSystemLoader
 
-from config import Count, UsageError
+from config import Count, Dtype, UsageError
 from instruments.pages import curves, positions
 from instruments.pages.records import PAUSES, Run, is_sample, number, plain, slow_steps
 from instruments.talk.sample import SampleConfig, continuations, find_prompts
@@ -40,7 +39,7 @@ class ReportConfig:
     """Data folder; empty: the one that the run was trained on."""
     device: str = "auto"
     """auto, cuda, mps or cpu."""
-    dtype: Literal["auto", "bf16", "fp32"] = "auto"
+    dtype: Dtype = "auto"
     """Dtype of the computation; auto: bf16 where the hardware has it."""
     prompt: tuple[str, ...] = ()
     """Texts to continue; empty: the preset's own."""
