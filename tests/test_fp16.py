@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import ROOT, metrics
-from faults import start
+from faults import edited, start
 from test_faults import assert_same_state
 
 import eval as evaluate
@@ -21,10 +21,6 @@ from config import GPTConfig
 from machinery import ranks
 
 FP16 = ("--dtype", "fp16", "--save_every", 3, "--keep", 9)
-
-
-def scales(run_dir) -> list[float]:
-    return [r["scale"] for r in metrics(run_dir) if "scale" in r]
 
 
 @pytest.mark.parametrize("major, dtype", [(6, "float32"), (7, "float16"), (8, "bfloat16")])
@@ -41,12 +37,9 @@ def test_relu_squared_ends_at_the_largest_number():
     assert x.grad.tolist() == pytest.approx([0, 200, 400, 512, 512], rel=1e-3)
 
 
-def test_norm_loss_and_muon_are_those_of_fp64():
-    """For squares that do not fit, logits beyond the cap, and gradients that need the scale."""
+def test_the_gradient_of_the_loss_is_that_of_fp64_if_it_is_scaled():
+    """With logits beyond the cap, and as many tokens as a step of d12 has."""
     torch.manual_seed(0)
-    close, rows = torch.testing.assert_close, 300 * torch.randn(64, 128).half()
-    close(model.rms_norm(rows).double(), model.rms_norm(rows.double()), rtol=2e-3, atol=1e-4)
-
     config = GPTConfig(vocab_size=1000, n_embd=128)
     x, weight, targets = torch.randn(64, 128), torch.randn(1024, 128), torch.randint(1000, (64,))
     exact = x.double().requires_grad_()
@@ -56,17 +49,10 @@ def test_norm_loss_and_muon_are_those_of_fp64():
     for scale in (1.0, optim.FIRST_SCALE):
         half = x.half().requires_grad_()
         loss = model.cross_entropy(half[None], weight.half(), targets[None], config).sum()
-        (loss * scale / 524_288).backward()  # a step of d12
+        (loss * scale / 524_288).backward()
         grad = half.grad.double() * 524_288 / scale
         errors.append(float((grad - exact.grad).norm() / exact.grad.norm()))
     assert errors[1] < 1e-3 and errors[0] > 1e-2
-
-    g = torch.randn(2, 64, 96) * torch.tensor([1e-9, 1e6])[:, None, None]
-    u = g.double() / (1.01 * g.double().norm(dim=(1, 2), keepdim=True) + 1e-7)
-    for a, b, c in optim.POLAR_EXPRESS:
-        u = a * u + (b * u @ u.mT + c * u @ u.mT @ u @ u.mT) @ u
-    half = optim.orthogonalize(g, torch.float16).double()
-    assert torch.cosine_similarity(u.flatten(1), half.flatten(1)).min() > 0.995
 
 
 class OnGPU(torch.Tensor):
@@ -85,34 +71,42 @@ def test_an_older_gpu_gets_a_key_for_each_query(monkeypatch):
     torch.testing.assert_close(whole.as_subclass(torch.Tensor), grouped)
 
 
-def overflow_at(step: int, rank: int) -> list:
-    return [("growth", 4), ("wait_for_saves",), ("poison", [step], rank, "gradients")]
+@pytest.fixture(scope="module")
+def spoiled(tmp_path_factory):
+    """The gradients of step 7 overflow on one rank; the scale doubles after four good steps."""
+    copy = tmp_path_factory.mktemp("copy")
+    often = edited(copy, "optim.py", "2.0**24, 2000", "2.0**24, 4")
+    return lambda rank: [often, ("wait_for_saves",), ("poison", [7], rank, "gradients")]
+
+
+def scales(run_dir) -> list[float]:
+    return [r["scale"] for r in metrics(run_dir) if "scale" in r]
 
 
 @pytest.fixture(scope="module")
-def whole(small_data, tmp_path_factory):
-    """12 steps on one rank; the gradients of the seventh overflow. Four good ones double."""
+def whole(small_data, spoiled, tmp_path_factory):
     run_dir = tmp_path_factory.mktemp("fp16") / "run"
-    start(small_data, run_dir, *FP16, spoil=overflow_at(7, 0)).end(0)
+    start(small_data, run_dir, *FP16, spoil=spoiled(0)).end(0)
     low, high = optim.FIRST_SCALE, 2 * optim.FIRST_SCALE
     assert scales(run_dir) == 4 * [low] + 3 * [high] + 4 * [low] + [high]
     return run_dir
 
 
-def test_killed_across_a_growth_and_an_overflow_it_is_the_same(whole, small_data, tmp_path):
-    run_dir, spoil = tmp_path / "run", overflow_at(7, 0)
+def test_killed_across_a_growth_and_an_overflow(whole, spoiled, small_data, tmp_path):
+    """It ends at the same bits."""
+    run_dir = tmp_path / "run"
     for step in (4, 8):  # resumed at 3, after three good steps, and at 6
-        kill = ("signal_at", step, signal.SIGKILL)
-        start(small_data, run_dir, *FP16, spoil=[*spoil, kill]).end(-signal.SIGKILL)
-    assert "resumed at step 6" in start(small_data, run_dir, *FP16, spoil=spoil).end(0)
+        spoil = [*spoiled(0), ("signal_at", step, signal.SIGKILL)]
+        start(small_data, run_dir, *FP16, spoil=spoil).end(-signal.SIGKILL)
+    assert "resumed at step 6" in start(small_data, run_dir, *FP16, spoil=spoiled(0)).end(0)
     assert scales(run_dir) == scales(whole)
     assert_same_state(whole, run_dir, 12)
 
 
 @pytest.mark.parametrize("world, parallel", [(2, "ddp"), (2, "fsdp"), (3, "ddp"), (3, "fsdp")])
-def test_an_overflow_on_one_rank_is_skipped_by_all(world, parallel, whole, small_data, tmp_path):
+def test_all_ranks_skip(world, parallel, whole, spoiled, small_data, tmp_path):
     args = [*FP16, "--parallel", parallel]
-    start(small_data, tmp_path / "run", *args, world=world, spoil=overflow_at(7, 1)).end(0)
+    start(small_data, tmp_path / "run", *args, world=world, spoil=spoiled(1)).end(0)
     assert scales(tmp_path / "run") == scales(whole)
     for one, several in zip(metrics(whole), metrics(tmp_path / "run"), strict=True):
         assert one.get("loss", 0) == pytest.approx(several.get("loss", 0), abs=2e-3)
