@@ -398,6 +398,13 @@ def poison(steps: list[int], only_rank: int, what: str = "loss") -> None:
         return honest(replace(run, step_model=model) if rank() == only_rank else run, progress)
 
 
+def growth(steps: int) -> None:
+    """So many good steps double the loss scale of fp16."""
+    import optim
+
+    optim.GROWTH_STEPS = steps
+
+
 def use_project_in(folder: str) -> None:
     """Run this copy of the project (see `edited`), not what is imported already."""
     ours = {path.stem for path in Path(folder).iterdir()}

@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import ROOT, metrics
-from faults import edited, start
+from faults import start
 from test_faults import assert_same_state
 
 import eval as evaluate
@@ -71,12 +71,9 @@ def test_an_older_gpu_gets_a_key_for_each_query(monkeypatch):
     torch.testing.assert_close(whole.as_subclass(torch.Tensor), grouped)
 
 
-@pytest.fixture(scope="module")
-def spoiled(tmp_path_factory):
+def spoiled(rank: int) -> list:
     """The gradients of step 7 overflow on one rank; the scale doubles after four good steps."""
-    copy = tmp_path_factory.mktemp("copy")
-    often = edited(copy, "optim.py", "2.0**24, 2000", "2.0**24, 4")
-    return lambda rank: [often, ("wait_for_saves",), ("poison", [7], rank, "gradients")]
+    return [("growth", 4), ("wait_for_saves",), ("poison", [7], rank, "gradients")]
 
 
 def scales(run_dir) -> list[float]:
@@ -84,7 +81,7 @@ def scales(run_dir) -> list[float]:
 
 
 @pytest.fixture(scope="module")
-def whole(small_data, spoiled, tmp_path_factory):
+def whole(small_data, tmp_path_factory):
     run_dir = tmp_path_factory.mktemp("fp16") / "run"
     start(small_data, run_dir, *FP16, spoil=spoiled(0)).end(0)
     low, high = optim.FIRST_SCALE, 2 * optim.FIRST_SCALE
@@ -92,7 +89,7 @@ def whole(small_data, spoiled, tmp_path_factory):
     return run_dir
 
 
-def test_killed_across_a_growth_and_an_overflow(whole, spoiled, small_data, tmp_path):
+def test_killed_across_a_growth_and_an_overflow(whole, small_data, tmp_path):
     """It ends at the same bits."""
     run_dir = tmp_path / "run"
     for step in (4, 8):  # resumed at 3, after three good steps, and at 6
@@ -104,7 +101,7 @@ def test_killed_across_a_growth_and_an_overflow(whole, spoiled, small_data, tmp_
 
 
 @pytest.mark.parametrize("world, parallel", [(2, "ddp"), (2, "fsdp"), (3, "ddp"), (3, "fsdp")])
-def test_all_ranks_skip(world, parallel, whole, spoiled, small_data, tmp_path):
+def test_all_ranks_skip(world, parallel, whole, small_data, tmp_path):
     args = [*FP16, "--parallel", parallel]
     start(small_data, tmp_path / "run", *args, world=world, spoil=spoiled(1)).end(0)
     assert scales(tmp_path / "run") == scales(whole)
