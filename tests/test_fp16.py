@@ -81,16 +81,17 @@ def scales(run_dir) -> list[float]:
 
 
 @pytest.fixture(scope="module")
-def whole(small_data, tmp_path_factory):
+def whole(small_data, trained_run, tmp_path_factory):
     run_dir = tmp_path_factory.mktemp("fp16") / "run"
     start(small_data, run_dir, *FP16, spoil=spoiled(0)).end(0)
     low, high = optim.FIRST_SCALE, 2 * optim.FIRST_SCALE
     assert scales(run_dir) == 4 * [low] + 3 * [high] + 4 * [low] + [high]
+    half, single = ([r["norm"] for r in metrics(d) if "norm" in r] for d in (run_dir, trained_run))
+    assert half[:6] == pytest.approx(single[:6], rel=0.01)
     return run_dir
 
 
-def test_killed_across_a_growth_and_an_overflow(whole, small_data, tmp_path):
-    """It ends at the same bits."""
+def test_killed_across_a_growth_and_an_overflow_it_is_the_same(whole, small_data, tmp_path):
     run_dir = tmp_path / "run"
     for step in (4, 8):  # resumed at 3, after three good steps, and at 6
         spoil = [*spoiled(0), ("signal_at", step, signal.SIGKILL)]
