@@ -10,7 +10,7 @@ from unittest import mock
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import ROOT, metrics
+from conftest import ROOT, environment, metrics
 from faults import start
 from test_faults import assert_same_state
 
@@ -136,7 +136,7 @@ def test_the_notebook_is_the_page_and_runs_from_top_to_bottom(tmp_path, monkeypa
     swaps = {"ADDRESS": str(ROOT), "=gpu": "=1", "data.py d6": f"data.py d6 {data}"}
     swaps |= {"d6": "tiny", "--mirror": small}
     monkeypatch.chdir(tmp_path)
-    with mock.patch.dict(os.environ, HF_HUB_OFFLINE="1"):
+    with mock.patch.dict(os.environ, environment()):
         for cell in cells:
             for old, new in swaps.items():
                 cell = cell.replace(old, new)
