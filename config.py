@@ -33,6 +33,7 @@ LARGEST = 10**15  # a float still counts it exactly
 Size = Annotated[int, 1, 1 << 20]
 Count = Annotated[int, 1, LARGEST]
 Share = Annotated[float, 0, 1]
+Dtype = Literal["auto", "bf16", "fp16", "fp32"]
 
 
 def check_numbers(options) -> None:
@@ -215,8 +216,9 @@ class TrainConfig:
     applies."""
     final_lr: Share = 0.05
     """Final learning rate, as a fraction of the peak (wsd, cosine)."""
-    dtype: Literal["auto", "bf16", "fp32"] = "auto"
-    """Dtype of the computation; the weights are fp32. auto: bf16 where the hardware has it."""
+    dtype: Dtype = "auto"
+    """Dtype of the computation; the weights are fp32. auto: bf16 where the hardware has it, fp16 on
+    older GPUs with tensor cores (V100, T4). fp16 takes a loss scale (optim.py)."""
 
     def __post_init__(self):
         check_numbers(self)
@@ -346,14 +348,9 @@ def preset_of_depth(depth: int) -> Preset:
 
 
 _LLAMA = dict(
-    mlp="swiglu",
-    head_dim=64,
-    qk_norm=False,
-    embed_norm=False,
-    tie_embeddings=True,
-    logit_softcap=0.0,
-    rope_theta=10_000.0,
-)
+    mlp="swiglu", head_dim=64, qk_norm=False, embed_norm=False, tie_embeddings=True,
+    logit_softcap=0.0, rope_theta=10_000.0,
+)  # fmt: skip
 
 PRESETS = {
     "tiny": Preset(

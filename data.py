@@ -311,9 +311,7 @@ def mixture_weights(manifest, weights: dict[str, float] | None) -> list[float]:
     if weights is None:
         return [manifest.rows("train", i) for i in range(len(names))]
     if unknown := [name for name in weights if name not in names]:
-        raise UsageError(
-            f"the mixture names source {unknown[0]!r}, the data has {', '.join(names)}"
-        )
+        raise UsageError(f"the mixture names {unknown[0]!r}, the data has {', '.join(names)}")
     return [weights.get(name, 0) for name in names]
 
 
@@ -384,12 +382,6 @@ class RowLoader:
             buffer = torch.empty(shape, dtype=torch.int64, pin_memory=pin)
             # blocking: the reader sleeps until a copy is done, instead of occupying a core
             self._read_into(buffer, torch.cuda.Event(blocking=True) if pin else None)
-
-    def row_ids(self, position: int, count: int) -> list[str]:
-        """Names of `count` rows from `position` on: 'train/web/unit_00003_00.npy row 17'."""
-        places = (self.order(p) for p in range(position, position + count))
-        found = (self.manifest.locate("train", *place) for place in places)
-        return [f"{shard['file']} row {row}" for shard, row in found]
 
     def next_batch(self):
         """-> inputs, targets: int64 (micro_batch, row_len - 1) each, on the device. `first_row` is
@@ -464,10 +456,8 @@ def val_batches(
 
     places = val_places(manifest, max_rows)
     if (total := len(places)) < world_size:
-        raise UsageError(
-            f"{total} validation rows are too few for {world_size} ranks; prepare more: "
-            "--val_fraction"
-        )
+        why = f"{total} validation rows are too few for {world_size} ranks"
+        raise UsageError(f"{why}; prepare more: --val_fraction")
     own_rows = places[rank::world_size]
     # the same number on each rank, and no batch is empty
     batches = min(-(-total // (batch * world_size)), total // world_size)

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 class Card(NamedTuple):
     """What the datasheet of a device says."""
 
-    peak: float  # dense bf16 FLOP/s (the sparse figure that vendors print larger is twice this one)
+    peak: float  # dense FLOP/s in bf16, or fp16 (the sparse figure that vendors print is twice it)
     memory_gb: int
     memory_tb_s: float  # bandwidth of that memory, TB/s
 
@@ -47,7 +47,9 @@ CARDS = {
     "MI300X": Card(1307.4e12, 192, 5.3), "MI300A": Card(980.6e12, 128, 5.3),
     "MI250X": Card(191.5e12, 64, 1.6), "MI250": Card(181.05e12, 64, 1.6),
     "RTX 5090": Card(209.5e12, 32, 1.79), "RTX 4090": Card(165.2e12, 24, 1.01),
-    "RTX 3090": Card(71e12, 24, 0.936),
+    "RTX 3090": Card(71e12, 24, 0.936), "T4": Card(65e12, 15, 0.32),  # 16 less ECC
+    "V100": Card(125e12, 16, 0.9), "V100 PCIE": Card(112e12, 16, 0.9),
+    "V100 32GB": Card(125e12, 32, 0.9), "V100 PCIE 32GB": Card(112e12, 32, 0.9),
 }  # fmt: skip
 # With one of these words in its name it is another card: a slice, a laptop's, ... So it is with a
 # letter on its own, as in "RTX 4090 D" or "L40-S".
@@ -64,7 +66,7 @@ def find_card(device_name: str) -> Card | None:
 
 
 def peak_flops(device_name: str) -> float | None:
-    """Dense bf16 FLOP/s of one device, from its name; None when it is not in the table."""
+    """Dense FLOP/s of one device in 16 bits, by its name; None when it is not in the table."""
     card = find_card(device_name)
     return card.peak if card else None
 
@@ -100,11 +102,11 @@ def activation_bytes(config, itemsize: int = 2, recompute: bool = False) -> int:
 
 
 def find_peak(world, tflops: float = 0.0) -> float | None:
-    """FLOP/s of one device: as given, in bf16 by its name, or (on a CPU) of a matmul timed now."""
+    """FLOP/s of one device: as given, in 16 bits by its name, or on a CPU of a matmul timed now."""
     if tflops:
         return tflops * 1e12
     if world.device.type != "cpu":
-        return peak_flops(world.device_name) if world.dtype == torch.bfloat16 else None
+        return peak_flops(world.device_name) if world.dtype != torch.float32 else None
     n, times = 2048, []
     a, b = (torch.randn(n, n).to(world.dtype) for _ in range(2))
     while len(times) < 5 or sum(times) < 0.5:

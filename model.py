@@ -33,10 +33,8 @@ def kind_of(name: str) -> str:
     words = name.removesuffix(".weight").split(".")
     kind = "value_embeds" if words[0] == "value_embeds" else words[-1]
     if kind not in GROUP_OF:
-        raise UsageError(
-            f"the weight {name!r} has no initial value and no optimizer; give {kind!r} a line in "
-            "GPT.init_weight and a place in GROUP_OF (model.py)"
-        )
+        how = f"give {kind!r} a line in GPT.init_weight and a place in GROUP_OF (model.py)"
+        raise UsageError(f"the weight {name!r} has no initial value and no optimizer; {how}")
     return kind
 
 
@@ -70,6 +68,9 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
     H / G query heads. PyTorch's kernel never stores the T x T scores.
     """
     causal = mask is None and q.size(2) > 1
+    if (times := q.size(1) // k.size(1)) > 1 and q.is_cuda and q.dtype != torch.bfloat16:
+        # On a GPU before the A100, and in fp32, the kernel that does so knows no groups.
+        k, v = k.repeat_interleave(times, dim=1), v.repeat_interleave(times, dim=1)
     gqa = k.size(1) != q.size(1)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, enable_gqa=gqa)
 
@@ -189,13 +190,15 @@ class ReluSquared(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x: Tensor) -> Tensor:
         h = F.relu(x).square()
+        if h.dtype == torch.float16:  # which ends at 65,504: from x = 256 on, h would be inf
+            h = h.clamp(max=torch.finfo(h.dtype).max)
         ctx.save_for_backward(h)
         return h
 
     @staticmethod
     def backward(ctx, grad: Tensor) -> Tensor:
         (h,) = ctx.saved_tensors
-        return grad * (4 * h).sqrt()
+        return grad * (2 * h.sqrt())
 
 
 class MLP(nn.Module):
@@ -402,10 +405,8 @@ class GPT(nn.Module):
         Temperature 0 takes the likeliest. Ends after max_new_tokens, at seq_len, or once every row
         has drawn stop_id."""
         if max_new_tokens < 1 or top_k < 0 or not temperature >= 0 or not 0 < top_p <= 1:
-            raise UsageError(
-                f"max_new_tokens {max_new_tokens} must be 1 or more, top_k {top_k} and temperature "
-                f"{temperature} 0 or more, and top_p {top_p} above 0 and at most 1"
-            )
+            asked = f"{max_new_tokens=}, {top_k=}, {temperature=}, {top_p=}"
+            raise UsageError(f"{asked}: at least 1, 0 and 0, and above 0 up to 1")
         (B, T), most = idx.shape, self.config.seq_len
         n = min(max_new_tokens, most - T)
         if n <= 0:

@@ -57,6 +57,22 @@ def momentum_at(step: int, steps: int, warmup: int = 40, decay: float = 0.65) ->
     return momentum + (0.90 - momentum) * into_decay
 
 
+FIRST_SCALE, LARGEST_SCALE, GROWTH_STEPS = 2.0**16, 2.0**24, 2000
+
+
+def next_scale(scale: float, good_steps: int, overflow: bool) -> tuple[float, int]:
+    """(the loss scale after a step in fp16, good steps since it changed): half of it after a step
+    whose gradients overflowed, twice as much after 2,000 good ones (Micikevicius et al. 2018).
+
+    The loss is multiplied by the scale before backward, and the gradients are divided by it: below
+    6e-5 fp16 has fewer digits and below 6e-8 none, where most gradients of activations are."""
+    if overflow:
+        return scale / 2, 0
+    if good_steps + 1 >= GROWTH_STEPS:
+        return min(2 * scale, LARGEST_SCALE), 0
+    return scale, good_steps + 1
+
+
 # ----------------------------------------------------------------------------------------- Muon
 
 # Quintic coefficients of the five Polar Express iterations (Amsel et al. 2025, arXiv 2505.16932),

@@ -28,20 +28,29 @@ if [ "$first" = lesson ]; then
   fi
 fi
 
-# PyPI's torch 2.13 is built for CUDA 13, which wants driver 580; its last one for CUDA 12, which wants
-# 525, is 2.10. A build from elsewhere (2.13.0+cu126, 2.13.0+cpu) is the user's choice, and stays.
+# PyPI's torch 2.13 is built for CUDA 13, which wants driver 580 and has no kernels for a V100; its last
+# one for CUDA 12, which wants 525, is 2.10, which has them, but none for older GPUs. A build from
+# elsewhere (2.13.0+cu126, 2.13.0+cpu) is the user's choice, and stays.
 torch=torch==2.13.0
-query="nvidia-smi --query-gpu=driver_version --format=csv,noheader"
-driver=$(timeout 20 $query 2> /dev/null) || driver=
-driver=${driver%%$'\n'*}  # of the first GPU
+of_first_gpu() {
+  { timeout 20 nvidia-smi --query-gpu="$1" --format=csv,noheader 2> /dev/null || true; } | sed -n 1p
+}
+driver=$(of_first_gpu driver_version) capability=$(of_first_gpu compute_cap)  # 7.0 is a V100
 chosen=$(compgen -G ".venv/lib/python3*/site-packages/torch-*+*.dist-info") || chosen=
-if [[ $driver =~ ^([0-9]+)\. && ${BASH_REMATCH[1]} -lt 580 && -z $chosen ]]; then
-  if [ "${BASH_REMATCH[1]}" -lt 525 ]; then
+if [[ $driver =~ ^([0-9]+)\. && -z $chosen ]]; then
+  major=${BASH_REMATCH[1]}
+  if [ "$major" -lt 525 ]; then
     echo "error: driver $driver is too old for CUDA 12; install 525 or newer, preferably 580" >&2
     exit 2
+  elif [[ $capability =~ ^[1-6]\. ]]; then
+    echo "error: PyPI's torch has no kernels for this GPU, of compute capability $capability; install" \
+      "a build for CUDA 12.6 into .venv first (docs/install.md)" >&2
+    exit 2
+  elif [[ $major -lt 580 || $capability =~ ^7\.[0-4]$ ]]; then
+    echo "driver $driver, compute capability ${capability:-unknown}: torch 2.10 for CUDA 12 instead of" \
+      "2.13 for CUDA 13"
+    torch=torch==2.10.0
   fi
-  echo "driver $driver is older than 580: torch 2.10 for CUDA 12 instead of 2.13 for CUDA 13"
-  torch=torch==2.10.0
 fi
 
 # install FILE: its packages into .venv, unless they were installed from a file like it before

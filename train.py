@@ -67,6 +67,8 @@ class Progress:
     step: int = 0  # optimizer steps taken
     best_bpb: float = math.inf
     skipped: int = 0  # steps with non-finite numbers, which changed no weights
+    scale: float = optim.FIRST_SCALE  # of the loss in fp16
+    good_steps: int = 0  # since it changed
     resumed_at: int = 0
     saved_step: int = -1
     saved_at: float = 0.0  # time.monotonic()
@@ -165,11 +167,13 @@ def take_steps(run: Run, progress: Progress) -> Iterator[dict[str, float]]:
     """One optimizer step after another, until the last one or a signal. Yields the numbers of each
     step, summed over its micro-batches and over the ranks."""
     plan, world, config = run.plan, run.world, run.preset.train
+    is_fp16 = world.dtype == torch.float16
     progress.saved_at = time.monotonic()
     run.meter.start()
     while progress.step < plan.steps and not progress.stop:
         step = progress.step
         lr_factor = optim.set_schedule(run.optimizers, step, plan.steps, config)
+        scale = progress.scale if is_fp16 else 1.0
         sums = defaultdict(float)
         for _ in range(plan.grad_accum):
             with record_function("data"):
@@ -177,7 +181,7 @@ def take_steps(run: Run, progress: Progress) -> Iterator[dict[str, float]]:
             torch.manual_seed(run.loader.random_seed())  # for dropout, if there is any
             nats = run.step_model(inputs, targets, reduction="none")  # (B, T), 0 where ignored
             loss = nats.sum() / plan.tokens_per_step  # of this micro-batch: its share of the mean
-            (loss * world.world_size).backward()  # the ranks' gradients are averaged
+            (loss * (scale * world.world_size)).backward()  # the ranks' gradients are averaged
             for name, of_rows in flops.sums_of(nats.detach(), targets, run.token_bytes).items():
                 sums[name] += of_rows.sum()
             # sums["yours"] += ...: it is added up over the ranks too, logged, and printed.
@@ -191,9 +195,14 @@ def take_steps(run: Run, progress: Progress) -> Iterator[dict[str, float]]:
         # The one place where the host waits for the device, and where a step is judged.
         numbers = agree(run, progress, sums, norm)
         numbers |= dict(step=step + 1, lr=lr_factor)
-        factor = plan.tokens_per_step / max(numbers["counted"], 1)  # 1 for text: all count
+        factor = plan.tokens_per_step / max(numbers["counted"], 1) / scale  # of text, all count
         numbers["norm"] *= factor
         numbers["bad"] = not math.isfinite(numbers["nats"] + numbers["norm"])
+        numbers["overflow"] = is_fp16 and numbers["bad"] and math.isfinite(numbers["nats"])
+        if is_fp16:
+            numbers["scale"] = scale
+            after = optim.next_scale(scale, progress.good_steps, numbers["overflow"])
+            progress.scale, progress.good_steps = after
         if not numbers["bad"]:
             if 0 < config.grad_clip < numbers["norm"]:
                 factor *= config.grad_clip / numbers["norm"]
@@ -229,14 +238,14 @@ def log_step(run: Run, progress: Progress, numbers: dict[str, float]) -> None:
     plan, options, log = run.plan, run.preset.run, run.log
     stops = [s for s in run.signals.STOP if numbers.pop(s.name.lower())]
     progress.stop, progress.save_now = (stops or [0])[0], numbers.pop("overdue") > 0
-    step, lr, norm, bad = (numbers.pop(name) for name in ("step", "lr", "norm", "bad"))
+    step, lr, norm, bad, overflow = map(numbers.pop, ("step", "lr", "norm", "bad", "overflow"))
     loss, bpb = flops.loss_and_bpb(*map(numbers.pop, ("nats", "counted", "text_nats", "bytes")))
     wait_s, saving = run.loader.pop_wait_s(), run.checkpoints.busy
     step_s = run.meter.step(plan.tokens_per_step, data_wait_s=wait_s)
     record = dict(step=step, tokens=step * plan.tokens_per_step)
     if bad:
-        skip_or_raise(run, progress, step, f"loss {loss}, gradient norm {norm}")
-        log.write(record | dict(skipped=progress.skipped))
+        skip_or_raise(run, progress, step, f"loss {loss}, gradient norm {norm}", overflow)
+        log.write(record | dict(skipped=progress.skipped) | numbers)
         return
     record |= dict(loss=loss, bpb=bpb, lr=lr, norm=norm, time=time.time(), step_s=step_s)
     record |= run.meter.summary() | dict(watch=dict(saving=saving, wait_s=wait_s))
@@ -245,20 +254,19 @@ def log_step(run: Run, progress: Progress, numbers: dict[str, float]) -> None:
         log.print(logs.step_line(record, plan.steps, logs.time_left_s(run, step), numbers))
 
 
-def skip_or_raise(run: Run, progress: Progress, step: int, numbers: str) -> None:
-    """Count a step that changed no weights; NonFiniteError if that is one more than allowed."""
-    plan, allowed = run.plan, run.preset.run.skip_nonfinite
-    rows = run.loader.row_ids((step - 1) * plan.rows_per_step, plan.rows_per_step)
-    named = f"{len(rows)} rows, {', '.join(rows[:4])}{', ...' * (len(rows) > 4)}"
-    text = f"step {step}: {numbers}; its weights were not changed; {named}"
+def skip_or_raise(run: Run, progress: Progress, step: int, numbers: str, overflow: bool) -> None:
+    """Count a step that changed no weights; NonFiniteError if that is one more than allowed. The
+    overflow of a gradient in fp16 does not count, as long as there is a smaller loss scale."""
+    allowed, text = run.preset.run.skip_nonfinite, f"step {step}: {numbers}; no weight was changed"
+    if overflow and progress.scale >= 1:
+        run.log.print(f"{text}; the loss scale of fp16 is now {progress.scale:g}")
+        return
     progress.skipped += 1
-    if progress.skipped > allowed:
+    if overflow or progress.skipped > allowed:
         run.checkpoints.join()  # the newest checkpoint may not be published yet
         newest = checkpoint.latest_valid(run.log.run_dir / "checkpoints", log=run.log.print)
-        raise NonFiniteError(
-            f"{text}. Last good checkpoint: {newest}; try a smaller learning rate, or "
-            f"--skip_nonfinite {allowed + 10}"
-        )
+        remedy = f"try a smaller learning rate, or --skip_nonfinite {allowed + 10}"
+        raise NonFiniteError(f"{text}. Last good checkpoint: {newest}; {remedy}")
     run.log.print(f"warning: {text}; skipped ({progress.skipped} so far)")
 
 
@@ -324,6 +332,8 @@ def save(run: Run, progress: Progress, wait: bool = False) -> None:
         best_bpb=progress.best_bpb,
         eval_tokens=preset.run.eval_tokens,
         skipped=progress.skipped,
+        fp16_scale=progress.scale,
+        fp16_good_steps=progress.good_steps,
         micro_batch=plan.micro_batch,
         tokens=step * plan.tokens_per_step,  # for people: computed from step
         identity=folders.identity(preset, run.manifest),
@@ -339,15 +349,14 @@ def resume(state: dict, preset: cfg.Preset, plan: Plan, log: Log, progress: Prog
     """Go on from a checkpoint's record; returns the plan with its micro-batch."""
     progress.step = progress.resumed_at = progress.saved_step = state["step"]
     progress.skipped = state["skipped"]
+    progress.scale = min(max(1.0, state.get("fp16_scale", optim.FIRST_SCALE)), optim.LARGEST_SCALE)
+    progress.good_steps = state.get("fp16_good_steps", 0)
     if state.get("eval_tokens") == preset.run.eval_tokens:  # else other rows were scored
         progress.best_bpb = state["best_bpb"]
     if plan.auto_micro_batch and state["world_size"] == plan.world_size:
         # sums in a different order would not give the same bits
         plan = replace(plan, micro_batch=state["micro_batch"])
-    log.print(
-        f"resumed at step {progress.step:,} ({progress.step * plan.tokens_per_step:,} tokens) with "
-        f"micro-batches of {plan.micro_batch} rows"
-    )
+    log.print(f"resumed at step {progress.step:,} with micro-batches of {plan.micro_batch} rows")
     return plan
 
 

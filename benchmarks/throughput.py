@@ -240,7 +240,7 @@ def main() -> None:
     parser.add_argument("--tokens_per_step", type=int, default=0, help="0: the preset's")
     parser.add_argument("--steps", type=int, default=10, help="measured, after --warmup")
     parser.add_argument("--warmup", type=int, default=3)
-    parser.add_argument("--dtype", choices=["auto", "bf16", "fp32"], default="auto")
+    parser.add_argument("--dtype", choices=["auto", "bf16", "fp16", "fp32"], default="auto")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--no_compile", action="store_true")
     parser.add_argument("--extras", nargs="*", help="instead of the preset's")

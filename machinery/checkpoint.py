@@ -44,6 +44,7 @@ FILE_BYTES = 1 << 30  # the writer holds a file in memory twice while it writes 
 RECORD = {  # what train.py puts into trainer.json
     "step": int, "tokens": int, "world_size": int, "micro_batch": int, "skipped": int,
     "eval_tokens": int, "best_bpb": float, "identity": dict, "model": dict, "data_dir": str,
+    "fp16_scale": float, "fp16_good_steps": int,
 }  # fmt: skip
 warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or unini")
 

@@ -67,15 +67,14 @@ def pick_device(asked: str = "auto", local_rank: int = 0) -> torch.device:
 
 
 def pick_dtype(device: torch.device, asked: str = "auto") -> torch.dtype:
-    """`auto`: bf16 where the hardware multiplies it natively, else fp32 (emulation is slower)."""
+    """`auto`: bf16 if the hardware multiplies it natively, fp16 on a V100 or a T4, else fp32."""
     if asked != "auto":
-        return {"bf16": torch.bfloat16, "fp32": torch.float32}[asked]
-    native = False
+        return {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[asked]
     if device.type == "cuda":
-        native = torch.cuda.get_device_capability(device) >= (8, 0)
-    elif device.type == "cpu":
-        native = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-    return torch.bfloat16 if native else torch.float32
+        major, _ = torch.cuda.get_device_capability(device)
+        return torch.bfloat16 if major >= 8 else torch.float16 if major == 7 else torch.float32
+    has_bf16 = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    return torch.bfloat16 if device.type == "cpu" and has_bf16 else torch.float32
 
 
 def start(device: str = "auto", dtype: str = "auto") -> World:
@@ -87,6 +86,7 @@ def start(device: str = "auto", dtype: str = "auto") -> World:
     if chosen.type == "cpu":
         _set_up_cpu(here)
     torch.set_float32_matmul_precision("high")
+    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False  # sums may overflow
     memory_bytes = memory_of(chosen) // (1 if chosen.type == "cuda" else here)
     world = World(*ranks, chosen, pick_dtype(chosen, dtype), memory_bytes)
     if world_size > 1:

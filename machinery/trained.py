@@ -13,11 +13,10 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
 
 import torch
 
-from config import PRESETS, GPTConfig, UsageError, find_preset
+from config import PRESETS, Dtype, GPTConfig, UsageError, find_preset
 from machinery import checkpoint, disk, ranks, stage
 from machinery.errors import CheckpointError
 from machinery.shards import Manifest
@@ -40,8 +39,8 @@ class EvalConfig:
     """Data folder or URL; empty: the folder that the run was trained on."""
     device: str = "auto"
     """auto, cuda, mps or cpu."""
-    dtype: Literal["auto", "bf16", "fp32"] = "auto"
-    """Dtype of the computation; auto: bf16 where the hardware has it."""
+    dtype: Dtype = "auto"
+    """Dtype of the computation; auto: bf16 where the hardware has it, fp16 on a V100 or T4."""
 
 
 def is_export(path: Path) -> bool:

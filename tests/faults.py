@@ -402,6 +402,13 @@ def poison(steps: list[int], only_rank: int, what: str = "loss") -> None:
         return honest(replace(run, step_model=model) if rank() == only_rank else run, progress)
 
 
+def growth(steps: int) -> None:
+    """So many good steps double the loss scale of fp16."""
+    import optim
+
+    optim.GROWTH_STEPS = steps
+
+
 def use_project_in(folder: str) -> None:
     """Run this copy of the project (see `edited`), not what is imported already."""
     ours = {path.stem for path in Path(folder).iterdir()}
@@ -434,8 +441,9 @@ def note_rows() -> None:
     def next_batch(honest, loader):
         inputs, targets = honest(loader)
         count = int((targets[:, 0] != data.IGNORED).sum())  # the others only fill the batch
-        for p, row in enumerate(loader.row_ids(loader.first_row, count), loader.first_row):
-            print(f"position {p}: {row}", flush=True)
+        for p in range(loader.first_row, loader.first_row + count):
+            shard, row = loader.manifest.locate("train", *loader.order(p))
+            print(f"position {p}: {shard['file']} row {row}", flush=True)
         return inputs, targets
 
 

@@ -380,8 +380,7 @@ def test_nan_on_one_rank_stops_all_before_the_weights_change(
     args = [*LONG, "--save_every", 3, "--parallel", parallel]
     spoil = [("poison", [7], 1, what), ("note_weights",)]
     text = start(small_data, run_dir, *args, world=2, spoil=spoil).end(5)
-    first_rows = ", ".join(whole.rows()[6 * 8 + i] for i in range(4))
-    assert len(re.findall(rf"step 7: .*{re.escape(first_rows)}, .*step_00000006", text)) == 2
+    assert len(re.findall("step 7: .*step_00000006", text)) == 2
     for rank in (0, 1):
         after = weights_after(text, rank)
         assert after[6] != after[5] and after.get(7, after[6]) == after[6] and max(after) <= 7

@@ -20,6 +20,8 @@ NAMES = {
     "nvidia h100 pcie": 756e12,
     "NVIDIA A100-SXM4-40GB": 312e12,
     "NVIDIA L4": 121e12,
+    "Tesla T4": 65e12,
+    "Tesla V100-PCIE-32GB": 112e12,
     "AMD Instinct MI300X VF": 1307.4e12,
     "NVIDIA GeForce RTX 4090": 165.2e12,
     # Names that contain, or nearly are, one of the table's: no figure may be invented for them.
@@ -149,8 +151,8 @@ def test_the_window_forgets_the_compilation_and_what_is_old_and_ignores_a_stall(
 
 def test_the_peak_is_given_or_the_datasheets_or_of_a_matmul_timed_now(monkeypatch):
     world = SimpleNamespace(device=torch.device("cuda"), device_name="NVIDIA H100 80GB HBM3")
-    world.dtype = torch.bfloat16
-    assert find_peak(world) == 989e12 and find_peak(world, tflops=67.0) == 67e12
+    for world.dtype in (torch.bfloat16, torch.float16):
+        assert find_peak(world) == 989e12 and find_peak(world, tflops=67.0) == 67e12
     world.dtype = torch.float32  # of which the table says nothing
     assert find_peak(world) is None
     world.device, clock = torch.device("cpu"), itertools.count(0.0, 0.125)  # two looks a matmul

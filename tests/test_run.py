@@ -68,6 +68,16 @@ def test_torch_fits_the_driver(says, code, torch, machine, tmp_path):
     assert others == (ROOT / "requirements.txt").read_text()  # the rest as it stands there
 
 
+@pytest.mark.parametrize("capability, torch", [("7.0", "2.10.0"), ("7.5", "2.13.0"), ("6.0", "")])
+def test_torch_has_kernels_for_the_gpu(capability, torch, machine, tmp_path):
+    """A V100 has lost those for CUDA 13, a T4 has them, a P100 neither these nor those."""
+    answers = f"case $1 in *cap) echo {capability} ;; *) echo 580.65 ;; esac"
+    _script(tmp_path / "bin" / "nvidia-smi", f"#!/bin/sh\n{answers}\n")
+    done = machine(None)
+    assert done.returncode == (0 if torch else 2) and (capability in done.stderr) != bool(torch)
+    assert not torch or torch_of(tmp_path) == f"torch=={torch}"
+
+
 def test_the_driver_of_many_gpus_is_that_of_the_first(machine, tmp_path):
     """A tool that writes a line per GPU, slowly, must not die of a reader that has left."""
     machine("")

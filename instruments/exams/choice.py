@@ -15,9 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import NormalDist
 from string import ascii_uppercase
-from typing import Literal
 
-from config import Count, UsageError, install
+from config import Count, Dtype, UsageError, install
 from instruments.exams.likelihood import log_likelihoods
 from instruments.exams.questions import Question, continuations, from_file, sample
 from machinery import disk
@@ -47,7 +46,7 @@ class ChoiceConfig(EvalConfig):
     """Answers per forward pass."""
     save: str = ""
     """Write each question's log-likelihoods to this JSONL file."""
-    dtype: Literal["auto", "bf16", "fp32"] = "fp32"
+    dtype: Dtype = "fp32"
     """Dtype of the computation. Only fp32 gives the figures of lm_eval: bf16 moves an answer's
     log-likelihood by a tenth of a nat, which decides close questions."""
 

@@ -18,11 +18,10 @@ from dataclasses import dataclass, fields, replace
 from itertools import takewhile
 from pathlib import Path
 from string import ascii_uppercase
-from typing import Literal
 
 from tqdm import tqdm
 
-from config import Count, UsageError
+from config import Count, Dtype, UsageError
 from instruments.exams.likelihood import Pair, log_likelihoods
 from instruments.exams.lines import LARGEST, has_fields, read_lines
 from machinery import cli, disk
@@ -50,7 +49,7 @@ class CoreConfig(EvalConfig):
     """At most this many items of each task, after CORE's shuffle; 0: all."""
     batch: Count = 8
     """Rows per forward pass."""
-    dtype: Literal["auto", "bf16", "fp32"] = "fp32"
+    dtype: Dtype = "fp32"
     """Dtype of the computation; bf16 turns close items."""
 
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from html import escape
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
@@ -28,7 +28,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 import data
-from config import LARGEST, UsageError
+from config import LARGEST, Dtype, UsageError
 from machinery import disk
 from machinery.errors import NonFiniteError
 from machinery.trained import EvalConfig, open_data, open_tokenizer, run_of
@@ -58,7 +58,7 @@ class LookConfig(EvalConfig):
     MB."""
     out: str = ""
     """The file to write; empty: look.html in the folder of the run or export."""
-    dtype: Literal["auto", "bf16", "fp32"] = "fp32"
+    dtype: Dtype = "fp32"
     """Dtype of the computation; auto: bf16 where the hardware has it."""
 
 

@@ -116,7 +116,7 @@ def page(preset: cfg.Preset, world: ranks.World, usd: float = 0.0) -> str:
     card, peak = flops.find_card(world.device_name), flops.find_peak(world, run.peak_tflops)
     price, is_dial = run.usd_per_hour * max(1, n_gpus), on_the_dial(preset)
     if card and preset.train.dtype == "fp32":
-        raise UsageError("--plan knows what cards do in bf16 only; leave --dtype fp32 out")
+        raise UsageError("--plan knows what cards do in 16 bits only; leave --dtype fp32 out")
     if usd and not (is_dial and card and price):
         why = f"--usd {usd} compares depths, for a card that has a price"
         raise UsageError(f"{why}: eval.py plan d12 --gpu H100 --usd 50 --usd_per_hour 3")

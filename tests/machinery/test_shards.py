@@ -11,7 +11,7 @@ from conftest import flip, losses
 from data_helpers import make_folder
 from faults import start
 
-from data import RowLoader
+from data import order_of
 from machinery import shards
 from machinery.errors import DataError
 from machinery.shards import Manifest
@@ -138,10 +138,10 @@ def data(small_data, tmp_path) -> Path:
 def test_a_flipped_byte_is_found_before_its_row_is_trained_on(world, position, data, tmp_path):
     """One bit of the row at that position of the run, which its 8 rows a step reach in time."""
     manifest = Manifest.load(data)
-    loader = RowLoader(manifest, seed=0, micro_batch=1)
-    file, row = loader.row_ids(position, 1)[0].split(" row ")
-    loader.close()
-    flip(data / file, 128 + int(row) * 2 * manifest.row_len + 70)
+    order = order_of(manifest, 0, None, None, 0)
+    shard, row = manifest.locate("train", *order(position))
+    file = shard["file"]
+    flip(data / file, 128 + row * 2 * manifest.row_len + 70)
     text = start(data, tmp_path / "run", world=world).end()
     assert f"{file} is damaged: row {row} " in text
     assert world > 1 or "Traceback" not in text  # the other rank loses its partner
