@@ -107,10 +107,11 @@ def oracle(answer) -> None:
             f"by the definition {right:.6f}"
         )
     one_by_one = [answer.predict(short, exam[max(0, i - 3) : i], 4.0)[exam[i]] for i in range(9)]
-    right, got = -sum(map(math.log2, one_by_one)) / 9, answer.bits_per_byte(short, exam[:9], 3, 4.0)
+    right = -sum(map(math.log2, one_by_one)) / 9
+    got = answer.bits_per_byte(short, exam[:9], 3, 4.0)
     assert math.isclose(got, right, rel_tol=1e-6), (
-        f"20,000 bytes of text, 9 of exam, order 3: bits_per_byte gives {got:.6f}, what predict says "
-        f"of these bytes {right:.6f}"
+        f"20,000 bytes of text, 9 of exam, order 3: bits_per_byte gives {got:.6f}; by what "
+        f"predict says of these bytes, it is {right:.6f}"
     )
     for size, right in ((200, 1.3679948), (13_000, 1.3991756)):
         began = time.process_time()

@@ -71,10 +71,11 @@ WRONG = {  # name -> what of the reference it replaces
     "a context is a pattern": edit(
         FIND,
         "        import re\n        at = -1\n        counts = [0] * 256\n"
-        "        for found in re.finditer(b'(?s)(?=' + own.replace(b'|', b'[|]') + b'(.))', text):\n"
+        "        pattern = b'(?s)(?=' + own.replace(b'|', b'[|]') + b'(.))'\n"
+        "        for found in re.finditer(pattern, text):\n"
         "            counts[found[1][0]] += 1\n",
     ),
-    "takes what ends in a zero byte": edit(
+    "loses a zero byte at the end": edit(
         "own = context[start:]", "own = context[start:].rstrip(b'\\0')"
     ),
     "bits: order four at most": edit(LOOP, "for k in range(min(order, i, 4) + 1):"),
@@ -86,7 +87,8 @@ WRONG = {  # name -> what of the reference it replaces
     ),
     "bits: forgets what came once, in a long text": edit(
         "    bits = 0.0",
-        "    if len(text) > 9999:\n        seen = Counter({k: n for k, n in seen.items() if n > 1})\n"
+        "    if len(text) > 9999:\n        seen = Counter({k: n for k, n in seen.items() if n > 1})"
+        "\n"
         "    bits = 0.0",
     ),
     "bits: contexts by a hash of 12 bits": edit(
