@@ -119,7 +119,7 @@ lesson.holds(not torch.allclose(plain, other, atol=1e-3), "with positions, the p
 
 # %% [markdown]
 # ## Heads
-# One softmax makes one average: who wants the byte before *and* the one before that gets them mixed.
+# One softmax makes one average: who wants the byte before *and* the one before that gets a mixture.
 # So cut queries, keys and values of 64 numbers into four times 16, let each part attend on its own,
 # and put the four answers side by side again. Each part is a **head**. It has as many weights and
 # as many products to compute as one head of 64.

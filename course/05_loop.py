@@ -207,8 +207,8 @@ lesson.save(fig, "05_loop")
 
 # %% [markdown]
 # ## Trap
-# `losses.append(loss)` keeps each step's graph, and with it all that its forward has kept: a run that
-# dies after an hour, out of memory, at another step each time. `losses.append(loss.item())`.
+# `losses.append(loss)` keeps each step's graph, and with it all that its forward has kept: a run
+# that dies after an hour, out of memory. It should be `losses.append(loss.item())`.
 #
 # ## The whole run
 # What else does a run have? Read [one_file.py](one_file.py): the training run of this project, data

@@ -33,21 +33,27 @@ class Spec:
     name: str
     functions: tuple[str, ...]  # that the run calls
     plain: str  # what stands in its place; nothing: then the reference does, as it changes no bit
+    later: tuple[str, ...] = ()  # of the exercise, judged after these: the run does without
 
 
 PARTS = {  # by the number of the lesson
     1: Spec("counting", ("bits_per_byte",), "no line to get under"),
     2: Spec("gradient", ("factored_gradient",), "torch's gradient"),
-    3: Spec("attention", ("scaled_dot_product_attention",), "the average of the past"),
+    3: Spec(
+        "attention",
+        ("scaled_dot_product_attention",),
+        "the average of the past",
+        ("multihead_self_attention",),
+    ),
     4: Spec("GPT", ("initial", "gpt", "generate"), "one look back, no MLP"),
     5: Spec("the loop", ("train",), ""),
     6: Spec("tokenizer", ("merge_order", "encode"), "bytes"),
     7: Spec("packing", ("pack_lengths",), "one long text, cut"),
     8: Spec("order", ("order",), "rows at random"),
-    15: Spec("positions", ("rotate",), "no positions"),
+    15: Spec("positions", ("rotate",), "no positions", ("stretch",)),
     20: Spec("Muon", ("polar", "muon"), "Adam"),
-    21: Spec("rates", ("rate",), "a constant rate"),
-    32: Spec("evaluation", ("bits_of_text",), ""),
+    21: Spec("rates", ("rate",), "a constant rate", ("best_rate",)),
+    32: Spec("evaluation", ("bits_of_text",), "", ("is_chance", "constant_answer")),
 }
 BOARD = mmap.mmap(-1, 64)  # which part runs: to be read when the process is dead
 

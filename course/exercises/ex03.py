@@ -40,7 +40,7 @@ def multihead_self_attention(
     o_proj_weight: Tensor,
     in_features: Tensor,
 ) -> Tensor:
-    raise NotImplementedError("write multihead_self_attention, then: python course/check.py 3")
+    raise NotImplementedError("write multihead_self_attention too: python course/check.py 3")
 
 
 def oracle(answer) -> None:

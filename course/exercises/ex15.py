@@ -36,7 +36,7 @@ def rotate(x: np.ndarray, positions: np.ndarray, speeds: np.ndarray) -> np.ndarr
 def stretch(
     speeds: np.ndarray, factor: float, trained: int, low: float = 1.0, high: float = 4.0
 ) -> np.ndarray:
-    raise NotImplementedError("write stretch, then: python course/check.py 15")
+    raise NotImplementedError("write stretch too, then: python course/check.py 15")
 
 
 def oracle(answer) -> None:

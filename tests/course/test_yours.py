@@ -1,0 +1,122 @@
+"""course/yours.py: the trainer of a student's own parts runs, and says which part is at fault."""
+
+import os
+from types import SimpleNamespace
+
+import lesson
+import pytest
+import spine
+import yours
+from trial import trial
+
+
+@pytest.fixture
+def small(monkeypatch, tmp_path):
+    """A text of 30,000 bytes, an exam of 1,024, a folder for what is written; every file is yours.
+    -> a function: (numbers that are yours, {name: function} to put in) -> parts, have"""
+    text = lesson.bytes_of_stdlib(31_025)
+    monkeypatch.setattr(lesson, "exam", lambda: (text[:30_000], text[30_000:]))
+    monkeypatch.setattr(lesson, "OUT", tmp_path)
+    monkeypatch.setattr(spine, "MERGES", 20)
+    monkeypatch.setattr(yours, "judged", lambda number, path: None)
+
+    def collected(only=frozenset(spine.PARTS), fill="plain", **put):
+        parts, rows = yours.collect(lesson.COURSE / "solutions", only, fill)
+        for name, function in put.items():
+            parts[name].function = function
+        return parts, {row["number"] for row in rows if not row["plain"]}, rows
+
+    return collected
+
+
+@pytest.mark.parametrize("only", [set(), {1, 2, 3, 4, 5}, {6, 32}, {7, 8, 15}, {*spine.PARTS}])
+def test_it_trains_with_any_parts(small, only):
+    parts, have, rows = small(only)
+    assert {row["number"] for row in rows if row["yours"]} == only
+    assert have == only | {5, 32}  # without a loop or an exam there is no run
+    out = yours.guarded(parts, have, steps=3, seed=0)
+    assert 3 < out["bits"] < 8.1 and len(out["losses"]) == 3 and out["sample"].startswith("def ")
+    assert (out["counting"] is not None) == (1 in only)
+
+
+def test_the_reference_in_the_place_of_a_part_changes_no_bit(small):
+    runs = [yours.guarded(*small(only, "ours")[:2], 3, 0) for only in (set(), {3}, {*spine.PARTS})]
+    assert len({run["bits"] for run in runs}) == 1
+
+
+def nothing(*_):
+    return None
+
+
+def fails(*_):
+    raise ValueError("cache is full")
+
+
+def ends(*_):
+    os._exit(0)
+
+
+def hangs(*_):
+    while True:
+        pass
+
+
+@pytest.mark.parametrize("function", [fails, ends, hangs, nothing])
+@pytest.mark.parametrize("number", [3, 6, 15])
+def test_a_part_that_fails_in_the_run_is_named(small, monkeypatch, number, function):
+    name = spine.PARTS[number].functions[-1]
+    monkeypatch.setattr(yours, "RUN_S", 3)
+    honest, calls = small()[0][name].function, []
+
+    def later(*args):
+        calls.append(1)
+        return function(*args) if len(calls) > 20 else honest(*args)
+
+    said = yours.guarded(*small(**{name: later})[:2], steps=20, seed=0)
+    assert f"part {number} " in said and f"check.py {number})" in said, said
+
+
+def test_a_part_of_ours_that_fails_is_not_called_yours(small):
+    parts, have, _ = small(set(), "ours", scaled_dot_product_attention=fails)
+    assert "check.py 3" not in yours.guarded(parts, have, 3, 0)
+
+
+def test_a_file_is_judged_once_until_it_changes(monkeypatch, tmp_path):
+    monkeypatch.setattr(lesson, "OUT", tmp_path)
+    path = tmp_path / "ex21.py"
+    path.write_text((lesson.COURSE / "solutions/ex21.py").read_text())
+    assert yours.judged(21, path) is None
+    with monkeypatch.context() as patch:
+        patch.setattr(yours.check, "apart", fails)
+        assert yours.judged(21, path) is None
+    path.write_text(path.read_text().replace("min(1.0, rising", "min(1.1, rising"))
+    assert yours.judged(21, path).startswith("python course/check.py 21: rate(")
+    half = "def rate(step, steps, warmup):\n    return min(1, (step + 1) / (warmup or 1), "
+    path.write_text(
+        half + "2 - 2 * step / steps)\n" + "def best_rate(results):\n"
+        "    raise NotImplementedError('write best_rate too, then: ...')\n"
+    )
+    assert yours.judged(21, path) is None  # the run needs no more of it
+    assert trial(21, SimpleNamespace(rate=lambda *_: 0.5), yours.reference(21)).startswith("on the")
+
+
+def test_the_page_escapes_what_a_model_writes(small):
+    parts, have, rows = small(set())
+    out = yours.guarded(parts, have, 1, 0) | {"sample": "def <script>alert(1)</script>"}
+    past = yours.remember(rows, out, lesson.COURSE / "solutions")
+    assert yours.remember(rows, out, lesson.COURSE / "solutions") == past  # no new part: one entry
+    yours.page(rows, out, past)
+    html = (lesson.OUT / "yours.html").read_text()
+    assert "<script" not in html and "&lt;script&gt;" in html
+
+
+def test_a_wrong_option_is_one_sentence(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        yours.main(["--only", "1,9"])
+    assert stopped.value.code == 2 and "1,2,3" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", spine.PARTS)
+def test_the_trial_accepts_the_reference(number):
+    assert trial(number, yours.reference(number), yours.reference(number)) is None
