@@ -301,9 +301,9 @@ lesson.save(fig, "04_gpt")
 # %% [markdown]
 # ## Trap
 # A low loss is not magic, and a long name is no argument. This GPT has read less than half of the
-# text, byte by byte, and still loses to a dictionary. What it lacks is in the lessons to come: a
-# tokenizer (6), Muon (20), a schedule and a loop that go further (5, 21). Your own trainer gets
-# under the line when all of them are yours: `python course/yours.py`.
+# text, byte by byte, and loses to a dictionary. What it lacks is in the lessons to come: more steps
+# (5), a tokenizer (6), rows that lose nothing (7, 8), Muon (20). Your own trainer gets under the
+# line when all of that is yours: `python course/yours.py`.
 #
 # ## Exercise
 # `exercises/ex04.py`: a GPT of your own: initial values, a block, all of it; then let it write, by

@@ -200,5 +200,5 @@ lesson.save(fig, "07_packing")
 # whole corpus: a buffer that is full after about 9,000 documents shows nothing on 2,000.
 #
 # ## Exercise
-# `exercises/ex07.py`: pack lengths into rows and keep every tail. In your trainer it makes the rows:
+# `exercises/ex07.py`: pack lengths into rows and keep every tail. It makes your trainer's rows:
 # no place is padding, and 25 tokens are in no row. `python course/check.py 7`

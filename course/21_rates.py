@@ -194,32 +194,8 @@ print(f"1 / sqrt(1 + B0/B) fits these rates best with B0 = {B0:,.0f} tokens")
 lesson.holds(64 < B0 < 20_000, "the rates imply a noise scale of the size that lesson 19 measured")
 
 # %% [markdown]
-# ## The same question for `tiny`
-# Too long for this page, so here are figures from `benchmarks/RESULTS.md`: `tiny` at two widths,
-# three batches and two lengths, at the rule's rates and with all of them halved and doubled (one
-# seed each, a seed moves these by up to 1%). How far behind the best of the three is the rule?
-
-# %%
-corners = {  # width, tokens a step, steps -> bits per byte at half, once, twice the rule's rates
-    (256, 2048, 500): (1.2204, 1.1196, 1.1168),
-    (256, 2048, 2000): (0.9153, 0.9147, 0.9337),
-    (256, 8192, 500): (0.9369, 0.9030, 0.9110),
-    (256, 8192, 2000): (0.7918, 0.7936, 0.8066),
-    (256, 32_768, 500): (0.8237, 0.8044, 0.8017),
-    (384, 2048, 500): (1.1951, 1.0856, 1.0892),
-    (384, 2048, 2000): (0.8822, 0.8740, 0.8940),
-    (384, 8192, 500): (0.9013, 0.8654, 0.8701),
-    (384, 8192, 2000): (0.7681, 0.7686, 0.7721),
-    (384, 32_768, 500): (0.7919, 0.7719, 0.7739),
-}
-rows = [(*key, *y, 100 * (y[1] / min(y) - 1)) for key, y in corners.items()]
-columns = ["width", "tokens", "steps", "half", "the rule", "twice", "behind by %"]
-lesson.table(columns, rows, "tiny: bits per byte at the end")
-behind = max(row[6] for row in rows)
-lesson.arithmetic(behind < 0.4, f"the rule is never more than {behind:.1f}% behind the best of 3")
-f = {key: 2 ** lowest_point([-1, 0, 1], y) for key, y in corners.items()}
-falls = all(f[w, B, 2000] < f[w, B, 500] for w, B, steps in corners if steps == 2000)
-lesson.arithmetic(falls, "at all four corners, 2,000 steps want lower rates than 500")
+# (For the project's `tiny`, of 256 and 384 channels, benchmarks/RESULTS.md has the rule with half
+# and twice its rates: at ten corners of width, batch and length it is never behind by over 0.4%.)
 
 # %%
 fig = lesson.figure(8, 3.2)

@@ -312,7 +312,14 @@ def main(argv: list[str]) -> int:
     paths = [path for n in numbers for path in lesson.COURSE.glob(f"*/ex{n:02d}.py")]
     if any("torch" in path.read_text() for path in paths):
         import torch  # noqa: F401  once, before the children are made
-    return 0 if all([modes[mode or "--all"](number) for number in numbers]) else 1
+    passed = all([modes[mode or "--all"](number) for number in numbers])
+    if passed and mode is None:
+        from worth import worth
+
+        for number in numbers:
+            if line := worth(number):
+                print(f"  {line}")
+    return 0 if passed else 1
 
 
 if __name__ == "__main__":

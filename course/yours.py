@@ -12,6 +12,7 @@ Exit codes: 0, or 1 if a part of yours is refused or fails, 2 for a wrong option
 import argparse
 import hashlib
 import json
+import math
 import os
 import sys
 import time
@@ -20,6 +21,7 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 import check
 import lesson
+import numpy as np
 import torch  # noqa: F401  once, before the children are made
 from jinja2 import Environment, FileSystemLoader
 from spine import BOARD, PARTS, PLAIN, STEPS, Part, Refused, run
@@ -165,8 +167,8 @@ def remember(rows: list[dict], out: dict, folder: Path) -> list[dict]:
 
 def page(rows: list[dict], out: dict, past: list[dict]) -> None:
     """course/out/yours.html: the curve of all runs, two samples, what is left."""
-    top = max(3.5, *(run["bits"] for run in past))
-    low = min([1.5, *(run["bits"] for run in past), *(run["counting"] or 9 for run in past)])
+    known = [bits for one in past for bits in (one["bits"], one["counting"]) if bits]
+    low, top = math.floor(2 * min(known)) / 2, math.ceil(2 * max(known)) / 2
     y = lambda bits: round(20 + 200 * (top - bits) / (top - low), 1)
     x = lambda i: round(60 + 600 * i / max(1, len(past) - 1), 1)
     points = []
@@ -181,7 +183,7 @@ def page(rows: list[dict], out: dict, past: list[dict]) -> None:
                 added=", ".join(PARTS[number].name for number in added),
             )
         )
-    lines = [(y(bits), f"{bits:.1f}") for bits in (1.5, 2.0, 2.5, 3.0, 3.5) if low <= bits <= top]
+    lines = [(y(bits), f"{bits:.1f}") for bits in np.arange(low, top + 0.1, 0.5)]
     counting = next((one["counting"] for one in reversed(past) if one["counting"]), None)
     table = [row | dict(name=PARTS[row["number"]].name, whose=whose(row)) for row in rows]
     for row in table:

@@ -54,11 +54,6 @@ WRONG = {  # name -> what of the reference it replaces
     "asks the shorter one only if unseen": edit(
         MIX, "p = [n / sum(counts) for n in counts] if any(counts) else p"
     ),
-    "gives alpha to all bytes evenly": edit(MIX, "p = [(n + alpha / 256) / total for n in counts]"),
-    "alpha for each byte": edit("alpha * q) / total", "256 * alpha * q) / (total + 255 * alpha)"),
-    "two bytes of context at most": edit(
-        "    p = [1 / 256] * 256\n", "    p, context = [1 / 256] * 256, context[-2:]\n"
-    ),
     "ten bytes of context at most": edit(
         "    p = [1 / 256] * 256\n", "    p, context = [1 / 256] * 256, context[-9:]\n"
     ),
@@ -91,29 +86,14 @@ WRONG = {  # name -> what of the reference it replaces
         "\n"
         "    bits = 0.0",
     ),
-    "bits: contexts by a hash of 12 bits": edit(
-        "total[own] +", "total[own or b''] * (hash(own) % 4096 > 0) +"
-    ),
-    "bits: bytes above 127 are one": edit("bytes([byte])]", "bytes([min(byte, 128)])]"),
     "bits: predict for each byte": edit(LOOP, SLOW),
     "bits: predicts from the training text": edit(
         "    bits = 0.0", "    exam, bits = text[-order:] * (order > 0) + exam, 0.0"
     ),
-    "bits: leaves out the first bytes": edit(
-        "        bits -= math.log2(p)", "        bits -= math.log2(p) if i >= order else 0"
-    ),
-    "bits: nats": edit("math.log2(p)", "math.log(p)"),
-    "bits: the sum": edit("return bits / len(exam)", "return bits"),
     "bits: counts the exam too": edit(
         "        bits -= math.log2(p)",
         "        bits -= math.log2(p)\n        for k in range(min(order, i) + 1):\n"
         "            seen[exam[i - k : i + 1]] += 1\n            total[exam[i - k : i]] += 1",
-    ),
-    "bits: logarithm of the mean": edit(
-        "bits -= math.log2(p)",
-        "bits += p",
-        "return bits / len(exam)",
-        "return -math.log2(bits / len(exam))",
     ),
     "bits: the longest context alone": edit(P, P.replace("alpha * p", "alpha / 256")),
 }

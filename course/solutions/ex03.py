@@ -57,21 +57,8 @@ WRONG = {  # name -> what of the reference it replaces
         "scores.masked_fill(~mask, lowest)", "scores - 1e4 * (~mask).to(scores.dtype)"
     ),
     "masks after softmax": edit("scores.masked_fill(~mask, lowest)", "scores"),
-    "the mask the other way round": edit(
-        "scores.masked_fill(~mask",
-        "scores.masked_fill(mask",
-        "weights.masked_fill(~mask",
-        "weights.masked_fill(mask",
-    ),
-    "a mask for each is taken from the first": edit(
-        SCORES, "    mask = None if mask is None else mask[(0,) * (mask.dim() - 2)]\n" + SCORES
-    ),
-    "softmax over the queries": edit("lowest), dim=-1)", "lowest), dim=-2)"),
     "does not divide by the root of D": edit(" / Q.size(-1) ** 0.5", ""),
-    "divides by D": edit("Q.size(-1) ** 0.5", "Q.size(-1)"),
     "divides by the root of the values' size": edit("Q.size(-1) ** 0.5", "V.size(-1) ** 0.5"),
-    "divides by the root of the number of keys": edit("Q.size(-1) ** 0.5", "K.size(-2) ** 0.5"),
-    "overflows": edit(WEIGHTS, "weights = torch.exp(scores) * mask\n" + SUM),
     "one maximum for all rows": edit(
         WEIGHTS, "weights = torch.exp(scores - scores.amax()) * mask\n" + SUM
     ),
@@ -97,7 +84,6 @@ WRONG = {  # name -> what of the reference it replaces
         f"import torch\n\nkernel = {KERNEL}\n",
     ),
     "looks ahead": edit("device=q.device).tril()", "device=q.device)"),
-    "looks at what comes after": edit("device=q.device).tril()", "device=q.device).triu()"),
     "heads interleaved": edit(
         "return x.unflatten(-1, (heads, -1)).transpose(-2, -3)",
         "return x.unflatten(-1, (-1, heads)).movedim(-1, -3)",
@@ -114,11 +100,8 @@ WRONG = {  # name -> what of the reference it replaces
         "parts = zip(*(x.unbind(-3) for x in (q, k, v)))\n"
         "    y = torch.stack([scaled_dot_product_attention(*p, causal) for p in parts], -3)",
     ),
-    "x @ weight": edit("in_features @ w.T", "in_features @ w"),
-    "no last matrix": edit(" @ o_proj_weight.T", ""),
     "divides by the root of d_model": edit(
         "split(in_features @ w.T, num_heads)",
         "split(in_features @ w.T, num_heads) / num_heads**0.25",
     ),
-    "queries for keys": edit("attention(q, k, v, causal)", "attention(k, q, v, causal)"),
 }

@@ -20,7 +20,6 @@ def train(weights, loss, batch, update, steps, micro):
 
 edit = edits(__file__)
 CLEAR = "        for w in weights:\n            w.grad = None\n"
-SHARE = "share = loss(part) * (len(part) / len(rows))"
 PASS = "            share.backward()\n            total += share.item()\n"
 WRONG = {  # name -> what of the reference it replaces
     "never clears the gradients": edit(CLEAR, ""),
@@ -28,7 +27,6 @@ WRONG = {  # name -> what of the reference it replaces
         CLEAR, "", "update(step)", "update(step)\n" + CLEAR
     ),
     "clears for each pass": edit(PASS, CLEAR.replace("      ", "          ", 2) + PASS),
-    "clears the first weight only": edit("for w in weights:", "for w in weights[:1]:"),
     "sets the gradients to 0, once": edit(
         CLEAR,
         "        for w in weights[: len(weights) * (step == 0)]:\n            w.grad = None\n",
@@ -37,9 +35,6 @@ WRONG = {  # name -> what of the reference it replaces
     "the mean of the passes' means": edit(
         "(len(part) / len(rows))", "(1 / -(-len(rows) // micro))"
     ),
-    "the sum of the passes": edit(" * (len(part) / len(rows))", ""),
-    "all rows in one pass": edit("rows.split(micro)", "[rows]"),
-    "as many passes as micro": edit("rows.split(micro)", "rows.chunk(micro)"),
     "leaves the last rows out": edit(
         "rows.split(micro)", "rows[: len(rows) // micro * micro].split(micro)"
     ),
@@ -53,12 +48,6 @@ WRONG = {  # name -> what of the reference it replaces
     ),
     "updates after each pass": edit(
         "        update(step)\n", "", PASS, PASS + "            update(step)\n"
-    ),
-    "updates before the passes": edit(
-        "        update(step)\n",
-        "",
-        "        for part in",
-        "        update(step)\n        for part in",
     ),
     "one backward for all passes": edit(
         PASS,
@@ -74,9 +63,5 @@ WRONG = {  # name -> what of the reference it replaces
     "the loss of the last pass": edit(
         "total += share.item()", "total = share.item() * len(rows) / len(part)"
     ),
-    "counts steps from 1": edit("range(steps)", "range(1, steps + 1)"),
     "asks twice for the rows": edit("batch(step), 0.0", "batch(step), 0.0 * len(batch(step))"),
-    "the rows of the step before": edit(
-        "rows, total = batch(step)", "rows, total = batch(max(0, step - 1))"
-    ),
 }

@@ -73,10 +73,7 @@ WRONG = {  # name -> what of the reference it replaces
     "one shuffle for all epochs": key('f"{seed}/{source}/0/{text}"'),
     "one key for all sources": key('f"{seed}/0/{epoch}/{text}"'),
     "a key that is a sum": key('f"{seed + epoch + 1000 * source}/{text}"'),
-    "a sum behind the seed": key('f"{seed}/{1000 * source + epoch}/{text}"'),
     "no separator in the key": key('f"{seed}{source}{epoch}/{text}"'),
-    "epochs in pairs": key('f"{seed}/{source}/{epoch // 2 * 2}/{text}"'),
-    "a new order for the first 4 epochs": key('f"{seed}/{source}/{epoch % 4}/{text}"'),
     "every other epoch backwards": edit(
         EPOCH, EPOCH + "\n    i = sizes[source] - 1 - i if epoch % 2 else i"
     ),
@@ -94,14 +91,8 @@ WRONG = {  # name -> what of the reference it replaces
         "b = max(2, isqrt(n))", BLOCK + "    b = max(2, isqrt(n))"
     ),
     "two rounds": edit("rounds=8", "rounds=2"),
-    "the same turn in each round": edit(
-        'turn(f"{i}/{right}")', 'turn(f"{right}")', 'turn(f"{i + 1}/{left}")', 'turn(f"{left}")'
-    ),
     "no walk: a row below n by the remainder": edit(
         "if x < n:\n            return x", "return x % n"
-    ),
-    "rotates instead of shuffling": edit(
-        WALK, '    if n > 8:\n        return (x + turn("")) % n\n' + WALK
     ),
     "from data import Order": edit(
         DEAL, "from data import Order\n\n    return Order(sizes, weights, seed)(p)"

@@ -30,15 +30,10 @@ WRONG = {  # name -> what of the reference it replaces
     "turns the other way": edit(
         "[a * cos - b * sin, b * cos + a * sin]", "[a * cos + b * sin, b * cos - a * sin]"
     ),
-    "mirrors": edit("b * cos + a * sin]", "a * sin - b * cos]"),
     "counts positions itself": edit(
         "angle = positions", "positions = np.arange(x.shape[1])[None]\n    angle = positions"
     ),
     "takes the first row's positions for all": edit("angle = positions[", "angle = positions[:1]["),
-    "positions from the first one on": edit(
-        "angle = positions",
-        "positions = positions[:, :1] + np.arange(x.shape[1])\n    angle = positions",
-    ),
     "computes angles in float32": edit(
         ANGLE, "angle = positions[:, :, None, None].astype(np.float32) * speeds.astype(np.float32)"
     ),
@@ -69,10 +64,6 @@ WRONG = {  # name -> what of the reference it replaces
     "one speed for all pairs": edit(
         ANGLE, ANGLE.replace("speeds.", "np.full_like(speeds, speeds[0]).")
     ),
-    "the speeds backwards": edit(ANGLE, ANGLE.replace("speeds.", "speeds[::-1].")),
-    "a speed of its own for each head": edit(
-        ANGLE, ANGLE + " * (1 + 0.1 * np.arange(x.shape[2])[:, None])"
-    ),
     "returns float64": edit("-1).astype(x.dtype)", "-1)"),
     "writes into x": edit(
         "return np.concatenate(",
@@ -80,21 +71,13 @@ WRONG = {  # name -> what of the reference it replaces
         "-1).astype(x.dtype)",
         "-1)\n    return x",
     ),
-    "does not turn at position 0 of a row": edit(
-        "return np.concatenate", "cos[:, 0], sin[:, 0] = 1, 0\n    return np.concatenate"
-    ),
     "divides every speed": edit(RULE, "    return speeds / factor\n"),
-    "goes by the pair's number": edit(
-        RULE, "    return speeds * factor ** -np.linspace(0, 1, len(speeds))\n"
-    ),
     "jumps from one rule to the other": edit(
         "np.clip((turns - low) / (high - low), 0, 1)", "turns > (low + high) / 2"
     ),
     "mixes by wavelength": edit(
         "(turns - low) / (high - low)", "(1 / turns - 1 / low) / (1 / high - 1 / low)"
     ),
-    "takes radians for turns": edit(" / (2 * np.pi)", ""),
-    "has the limits 1 and 4 built in": edit("(turns - low) / (high - low)", "(turns - 1) / 3"),
     "mixes the lengths, not the speeds": edit(
         RULE, "    return speeds / (kept + (1 - kept) * factor)\n"
     ),
