@@ -10,6 +10,7 @@ import mmap
 import random
 import re
 import time
+import traceback
 from collections import Counter
 from dataclasses import dataclass
 
@@ -58,6 +59,10 @@ PARTS = {  # by the number of the lesson
 BOARD = mmap.mmap(-1, 64)  # which part runs: to be read when the process is dead
 
 
+def post(number: int, yours: bool) -> None:
+    BOARD[:] = f"{number} {yours:d}".ljust(64).encode()
+
+
 class Refused(Exception):
     """A part of somebody's failed in the run: its number, and how."""
 
@@ -67,34 +72,48 @@ class Part:
     that of the parts that it calls. An error in one of yours becomes Refused."""
 
     running: list["Part"] = []
+    last: "Part"  # that returned something
     inner: list[float] = []  # for each that runs, the seconds of those that it called
 
     def __init__(self, number: int, function, yours: bool):
         self.number, self.function, self.yours, self.seconds = number, function, yours, 0.0
 
-    def show(self) -> None:
-        BOARD[:] = f"{self.number} {self.yours:d}".ljust(64).encode()
-
     def __call__(self, *args):
         began = time.process_time()
         Part.running.append(self)
         Part.inner.append(0.0)
-        self.show()
+        post(self.number, self.yours)
         try:
-            return self.function(*args)
+            returned = self.function(*args)
         except Exception as error:
-            if not self.yours or isinstance(error, Refused):
-                raise
-            raise Refused(self.number, f"{type(error).__name__}: {error}") from error
+            raise blamed(self, error) from error
         finally:
             spent = time.process_time() - began
             self.seconds += spent - Part.inner.pop()
             Part.running.pop()
-            if Part.running:
-                Part.running[-1].show()
-                Part.inner[-1] += spent
-            if self.yours and self.seconds > PART_S:
-                raise Refused(self.number, f"it took more than {PART_S} s of the run")
+        Part.last = self
+        if Part.running:  # after an error the board stays as it is
+            Part.inner[-1] += spent
+            post(Part.running[-1].number, Part.running[-1].yours)
+        if self.yours and self.seconds > PART_S:
+            raise Refused(self.number, f"it took more than {PART_S} s of the run")
+        if self.yours and returned is None and self.function.__name__ != "muon":
+            raise Refused(self.number, f"{self.function.__name__} returned nothing")
+        return returned
+
+
+def blamed(part: Part, error: Exception) -> Exception:
+    """An error within a part is the part's, unless it was raised in this file: what joins the parts
+    could not use what the last one returned. -> Refused, or the error if it is none of yours."""
+    if isinstance(error, Refused):
+        return error
+    files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
+    code = getattr(part.function, "__code__", None)
+    own = [file for file in files[1:] if file == __file__ or code and file == code.co_filename]
+    said = f"{type(error).__name__}: {error}"
+    if own and own[-1] == __file__:
+        part, said = Part.last, f"what it returned cannot be used: {said}"
+    return Refused(part.number, said) if part.yours else error
 
 
 # ------------------------------------------------------------------------------ the plain things
@@ -174,7 +193,7 @@ class Text:
         self.ids = {token: i for i, token in enumerate(self.vocabulary)}
         self.sizes = np.array([*map(len, self.vocabulary), 0])  # in bytes; of BOS 0
         self.rows = self._packed(training) if 7 in have else self._cut(training)
-        self.exam = self._exam(held)
+        self.exam, self.asked = self._exam(held), len(held) - 1
 
     def encode(self, data: bytes) -> np.ndarray:
         if 6 not in self.have:
@@ -293,8 +312,8 @@ class Run:
 
     @torch.no_grad()
     def examine(self) -> float:
-        """Bits per byte of the exam. The targets stand for exactly its 65,536 bytes, whatever the
-        tokens; so bytes and tokens compare."""
+        """Bits per byte of the exam. The targets stand for exactly its bytes, whatever the tokens:
+        so bytes and tokens compare."""
         nats, sizes = [], []
         shown = 2 if 7 in self.have else 1
         for length in sorted({len(piece) for piece in self.text.exam}):
@@ -305,7 +324,7 @@ class Run:
                 nats.append(loss.view(len(some), -1)[:, shown - 1 :].flatten().numpy())
                 sizes.append(self.text.sizes[some[:, shown:].flatten().numpy()])
         nats, sizes = np.concatenate(nats), np.concatenate(sizes)
-        assert sizes.sum() == 65_536, f"the exam has {sizes.sum():,} bytes"
+        assert sizes.sum() == self.text.asked, "the targets are not the exam's bytes"
         return self.parts["bits_of_text"](nats, sizes)
 
     @torch.no_grad()
@@ -334,7 +353,7 @@ def run(parts: dict[str, Part], have: set[int], steps: int, seed: int) -> dict:
     losses = model.train(steps)
     out = {"bits": model.examine(), "counting": text.counting, "sample": model.write()}
     out["losses"] = [round(loss, 4) for loss in losses]
-    out["bytes_per_token"] = 65_536 / text.tokens
+    out["bytes_per_token"] = text.asked / text.tokens
     out["weights"] = sum(w.numel() for w in model.weights.values())
     out["rows"], out["lost"] = len(text.rows), int(text.lost)
     due = min(steps * ROWS, len(text.rows))  # rows of which each could have been seen once

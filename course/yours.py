@@ -24,7 +24,7 @@ import lesson
 import numpy as np
 import torch  # noqa: F401  once, before the children are made
 from jinja2 import Environment, FileSystemLoader
-from spine import BOARD, PARTS, PLAIN, STEPS, Part, Refused, run
+from spine import BOARD, PARTS, PLAIN, STEPS, Part, Refused, post, run
 from trial import trial
 
 RUN_S, RUN_WALL_S = (
@@ -102,12 +102,14 @@ def guarded(parts: dict[str, Part], have: set[int], steps: int, seed: int) -> di
             with check.limit(RUN_S, RUN_WALL_S):
                 result.write_text(json.dumps(run(parts, have, steps, seed)))
         except Refused as error:
+            post(error.args[0], True)
             return f"{error.args[1]}"
         except check.TooLong as late:
             return f"{late}"
-        except Exception as error:
-            if not on_board()[1]:
+        except Exception as error:  # in what joins the parts, outside of all
+            if not Part.last.yours:
                 raise
+            post(Part.last.number, True)
             return f"what it returned cannot be used: {type(error).__name__}: {error}"
         return None
 

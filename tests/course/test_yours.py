@@ -65,14 +65,14 @@ def hangs(*_):
 @pytest.mark.parametrize("number", [3, 6, 15])
 def test_a_part_that_fails_in_the_run_is_named(small, monkeypatch, number, function):
     name = spine.PARTS[number].functions[-1]
-    monkeypatch.setattr(yours, "RUN_S", 3)
+    monkeypatch.setattr(yours, "RUN_S", 4)
     honest, calls = small()[0][name].function, []
 
     def later(*args):
         calls.append(1)
-        return function(*args) if len(calls) > 20 else honest(*args)
+        return function(*args) if len(calls) > 9 else honest(*args)
 
-    said = yours.guarded(*small(**{name: later})[:2], steps=20, seed=0)
+    said = yours.guarded(*small(**{name: later})[:2], steps=9, seed=0)
     assert f"part {number} " in said and f"check.py {number})" in said, said
 
 
