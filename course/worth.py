@@ -10,13 +10,13 @@ WORTH = {
     3: "in your trainer, 3.61 bits per byte become 3.50",
     4: "in your trainer, 3.50 bits per byte become 3.26",
     5: "every step of your trainer is yours; a right loop changes no bit",
-    21: "in your trainer, 3.26 bits per byte become RATES",
-    15: "in your trainer, RATES bits per byte become 2.55",
-    6: "in your trainer, 2.55 bits per byte become TOKENS",
+    21: "in your trainer, 3.26 bits per byte become 3.12",
+    15: "in your trainer, 3.12 bits per byte become 2.55",
+    6: "in your trainer, 2.55 bits per byte become 2.39: counting is beaten",
     32: "it says what your trainer is worth, in bytes or tokens",
-    7: "in your trainer, TOKENS bits per byte become PACKED, and no token is lost",
-    8: "in your trainer, PACKED bits per byte become ORDERED, and no row is passed over",
-    20: "in your trainer, ORDERED bits per byte become WHOLE, and counting is beaten",
+    7: "in your trainer each row begins with BOS, no place is padding and 25 tokens are lost",
+    8: "in your trainer no row is passed over, where random places pass over one in four",
+    20: "with it, all twelve parts have 2.31 bits per byte",
 }
 
 
