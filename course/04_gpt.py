@@ -182,7 +182,7 @@ mlp, x = MLP(64), torch.randn(100, 64)
 rows = [(k, float(mlp(norm(k * x)).norm()), float(mlp(k * x).norm())) for k in (1, 10)]
 columns = ["stream, times", "added, with norm", "added, without"]
 lesson.table(columns, rows, "how long what an MLP adds is (100 vectors)")
-(_, once, some), (_, tenfold, more) = rows
+_, (once, tenfold), (some, more) = zip(*rows)
 lesson.holds(abs(tenfold / once - 1) < 0.01, "with the norm, the size of the stream is no matter")
 lesson.holds(more > 99 * some, "without it, 10 times the stream adds 100 times as much")
 
@@ -248,8 +248,9 @@ for name, blocks in (("+ stream, norm, MLP: one block", 1), ("three blocks: a GP
     ladder[name] = examined(model)
 lesson.table(["model", "bits per byte"], [*ladder.items()], "held-out loss, lessons 1 to 4")
 *_, block, gpt = ladder.values()
-count = sum(p.numel() for p in model.parameters())
-print(f"the GPT has {count:,} weights, and has seen {STEPS * ROWS * LENGTH:,} bytes")
+print(
+    f"{sum(p.numel() for p in model.parameters()):,} weights, {STEPS * ROWS * LENGTH:,} bytes seen"
+)
 lesson.holds(gpt < block - 0.1, "three blocks are better than one by over a tenth of a bit")
 walk = [loss for name, loss in ladder.items() if name != "one matrix, learned"]  # = the bigram's
 falls = all(a > b + 0.015 for a, b in zip(walk, walk[1:]))
@@ -276,7 +277,7 @@ for line in bytes(drawn[0].tolist()).decode("ascii", "replace").strip().split("\
 
 # %%
 count = check.load(lesson.COURSE / "solutions/ex01.py").bits_per_byte
-learned, asked = bytes(training.tolist()), bytes(held[1:].tolist())
+learned, asked = (bytes(x.tolist()) for x in (training, held[1:]))
 counted = {alpha: count(learned, asked, 6, alpha) for alpha in (2.0, 8.0, 32.0)}
 rows = [(f"counting, alpha {alpha:g}", found) for alpha, found in counted.items()]
 lesson.table(["model", "bits per byte"], [*rows, ("this GPT", gpt)], "six bytes of context")
@@ -290,11 +291,10 @@ bars = left.barh([*ladder], [*ladder.values()], color="crimson")
 left.bar_label(bars, [f"{bits:.2f}" for bits in ladder.values()])
 left.axvline(best, color="black", linestyle="--")
 left.text(best + 0.03, len(ladder) - 0.4, "counting, exercise 1", va="top", fontsize=8)
-left.set(xlim=(2, 5.2), xlabel="bits per byte, held out (from 2)", title="lessons 1 to 4")
-left.set_ylim(len(ladder), -0.6)
+left.set(xlim=(2, 5.2), ylim=(len(ladder), -0.6), title="lessons 1 to 4")
+left.set_xlabel("bits per byte, held out (from 2)")
 for name, curve in curves.items():
-    smooth = torch.tensor(curve).view(-1, 20).mean(1)  # means of 20 steps
-    right.plot(range(10, STEPS, 20), smooth, label=name)
+    right.plot(range(10, STEPS, 20), torch.tensor(curve).view(-1, 20).mean(1), label=name)
 right.set(xlabel="step", ylabel="bits per byte, training", ylim=(2, 5)), right.legend(fontsize=8)
 lesson.save(fig, "04_gpt")
 
