@@ -248,9 +248,7 @@ for name, blocks in (("+ stream, norm, MLP: one block", 1), ("three blocks: a GP
     ladder[name] = examined(model)
 lesson.table(["model", "bits per byte"], [*ladder.items()], "held-out loss, lessons 1 to 4")
 *_, block, gpt = ladder.values()
-print(
-    f"{sum(p.numel() for p in model.parameters()):,} weights, {STEPS * ROWS * LENGTH:,} bytes seen"
-)
+print(f"it has seen {STEPS * ROWS * LENGTH:,} bytes of the million")
 lesson.holds(gpt < block - 0.1, "three blocks are better than one by over a tenth of a bit")
 walk = [loss for name, loss in ladder.items() if name != "one matrix, learned"]  # = the bigram's
 falls = all(a > b + 0.015 for a, b in zip(walk, walk[1:]))
