@@ -233,6 +233,9 @@ lesson.holds(ladder[2] > ladder[3] + 0.1, "positions are worth over a tenth of a
 lesson.holds(ladder[3] > ladder[4] + 0.08, "four narrow heads are better than a wide one")
 
 # %% [markdown]
+# With other seeds each number moves by about 0.01, so none of these steps is luck.
+
+# %% [markdown]
 # What do the four heads look at? For each, the weight that it gives to the byte at each distance
 # back, averaged over the held-out text where the past has 32 bytes or more. Nobody told them to
 # look nearby; the loss did. They look at nearly the same bytes, each with another one in front: so

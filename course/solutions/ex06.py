@@ -89,7 +89,7 @@ WRONG = {  # name -> what of the reference it replaces
     ),
     "slow: once more for each word": edit(
         "        counts = Counter()\n",
-        "        counts = Counter()\n        [joined(t, t) for t, _ in split for _ in range(70)]\n",
+        "        counts = Counter()\n        [joined(t, t) for t, _ in split for _ in range(45)]\n",
     ),
     "encode: the first pair from the left": edit("min(pairs, key=merges.get)", "pairs[0]"),
     "encode: the longest token": edit(
