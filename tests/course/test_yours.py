@@ -12,8 +12,8 @@ from trial import trial
 
 @pytest.fixture
 def small(monkeypatch, tmp_path):
-    """A text of 30,000 bytes, an exam of 1,024, a folder for what is written; every file is yours.
-    -> a function: (numbers that are yours, {name: function} to put in) -> parts, have"""
+    """A small text and exam. -> a function: numbers that are yours, functions to put in their
+    places -> parts, have, rows"""
     text = lesson.bytes_of_stdlib(31_025)
     monkeypatch.setattr(lesson, "exam", lambda: (text[:30_000], text[30_000:]))
     monkeypatch.setattr(lesson, "OUT", tmp_path)
@@ -44,16 +44,12 @@ def test_the_reference_in_the_place_of_a_part_changes_no_bit(small):
     assert len({run["bits"] for run in runs}) == 1
 
 
-def nothing(*_):
-    return None
+nothing = lambda *_: None
+ends = lambda *_: os._exit(0)
 
 
 def fails(*_):
     raise ValueError("cache is full")
-
-
-def ends(*_):
-    os._exit(0)
 
 
 def hangs(*_):
@@ -87,10 +83,10 @@ def test_a_file_is_judged_once_until_it_changes(monkeypatch, tmp_path):
         assert yours.judged(21, path) is None
     path.write_text(path.read_text().replace("min(1.0, rising", "min(1.1, rising"))
     assert yours.judged(21, path).startswith("python course/check.py 21: rate(")
-    half = "def rate(step, steps, warmup):\n    return min(1, (step + 1) / (warmup or 1), "
     path.write_text(
-        half + "2 - 2 * step / steps)\n" + "def best_rate(results):\n"
-        "    raise NotImplementedError('write best_rate too, then: ...')\n"
+        "def rate(step, steps, warmup):\n"
+        "    return min(1, (step + 1) / (warmup or 1), 2 - 2 * step / steps)\n"
+        "def best_rate(results):\n    raise NotImplementedError('write best_rate too, then')\n"
     )
     assert yours.judged(21, path) is None  # the run needs no more of it
     assert trial(21, SimpleNamespace(rate=lambda *_: 0.5), yours.reference(21)).startswith("on the")
