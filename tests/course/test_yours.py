@@ -32,7 +32,6 @@ def small(monkeypatch, tmp_path):
 @pytest.mark.parametrize("only", [set(), {1, 2, 3, 4, 5}, {6, 7}, {*spine.PARTS}])
 def test_it_trains_with_any_parts(small, only):
     parts, have, rows = small(only)
-    assert {row["number"] for row in rows if row["yours"]} == only
     assert have == only | {5, 32}  # without a loop or an exam there is no run
     out = yours.guarded(parts, have, steps=3, seed=0)
     assert 3 < out["bits"] < 8.1 and len(out["losses"]) == 3 and out["sample"].startswith("def ")
@@ -57,9 +56,7 @@ def hangs(*_):
         pass
 
 
-@pytest.mark.parametrize(
-    "number, function", [(3, fails), (6, nothing), (15, ends), (3, hangs), (15, nothing)]
-)
+@pytest.mark.parametrize("number, function", [(3, fails), (6, nothing), (15, ends), (3, hangs)])
 def test_a_part_that_fails_in_the_run_is_named(small, monkeypatch, number, function):
     name = spine.PARTS[number].functions[-1]
     monkeypatch.setattr(yours, "RUN_S", 4)
@@ -107,8 +104,8 @@ def test_a_refused_part_is_named_and_its_plain_thing_trains(small, monkeypatch, 
     monkeypatch.setattr(yours, "judged", lambda number, path: said.get(number))
     assert yours.main(["--steps", "1", "--folder", str(lesson.COURSE / "solutions")]) == 1
     shown = capsys.readouterr().out
-    assert f"3 is refused: {said[3]}" in shown and spine.PARTS[3].plain in shown
-    assert "11 of 12" in shown
+    words = (f"3 is refused: {said[3]}", spine.PARTS[3].plain, "11 of 12")
+    assert all(word in shown for word in words)
 
 
 def test_a_wrong_option_is_one_sentence(capsys):
