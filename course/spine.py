@@ -24,7 +24,7 @@ STEPS, WARMUP = 1200, 20
 MERGES, MERGES_FROM = 256, 200_000  # learned from the first bytes of the training text
 MUON_LR, TABLE_LR, ADAM_LR, MOMENTUM = 0.01, 0.03, 0.004, 0.95  # tuned for 1,200 steps
 BASE = 100.0  # of the positions' speeds
-ORDER, ALPHA = 6, 32.0  # of counting
+ORDER, ALPHA = 6, 64.0  # of counting: the best alpha of 16, 32, 64, 128, 256
 PART_S = 60  # processor seconds that one part may take of a run
 WORD = re.compile(rb" ?[A-Za-z_]+| ?[0-9]+| ?[^\sA-Za-z0-9_]+|\s+(?!\S)|\s+")
 

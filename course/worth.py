@@ -12,11 +12,11 @@ WORTH = {
     5: "every step of your trainer is yours; a right loop changes no bit",
     21: "in your trainer, 3.26 bits per byte become 3.12",
     15: "in your trainer, 3.12 bits per byte become 2.55",
-    6: "in your trainer, 2.55 bits per byte become 2.39: counting is beaten",
+    6: "in your trainer, 2.55 bits per byte become 2.39",
     32: "it says what your trainer is worth, in bytes or tokens",
     7: "in your trainer each row begins with BOS, no place is padding and 25 tokens are lost",
     8: "in your trainer no row is passed over, where random places pass over one in four",
-    20: "with it, all twelve parts have 2.31 bits per byte",
+    20: "with it, all twelve parts have 2.31 bits per byte: under the line of counting",
 }
 
 
@@ -25,7 +25,7 @@ def worth(number: int) -> str | None:
     if number == 1:
         training, held = (bytes(text.tolist()) for text in lesson.exam())
         answer = check.load(lesson.COURSE / "exercises/ex01.py")
-        bits = answer.bits_per_byte(training, held[1:], 6, 32.0)
+        bits = answer.bits_per_byte(training, held[1:], 6, 64.0)
         return f"on the exam of lessons 1 to 4: {bits:.3f} bits per byte, the line to get under"
     line = WORTH.get(number)
     return line and f"{line} (python course/yours.py)"
