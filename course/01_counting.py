@@ -214,6 +214,6 @@ if falls:  # lesson 4 shows the losses of all four lessons
 # only held-out text says what it understood. Whoever reports a loss must say on which text.
 #
 # ## Exercise
-# `exercises/ex01.py`: let a context that was never seen ask the shorter one. That makes long contexts
-# worth having: what it gets on this exam is the line that a model has to get under, and those of
+# `exercises/ex01.py`: let a context that was never seen ask the shorter one. Then long contexts are
+# worth having: what that gets on this exam is the line that a model has to get under, and those of
 # lessons 2 to 4 do not. `python course/check.py 1`
