@@ -8,7 +8,7 @@
 #
 # Source: A. Radford et al., Language models are unsupervised multitask learners (2019); K. He et
 # al., Deep residual learning (2015). Core file: `model.py`. Before: lesson 3. Next: lesson 5.
-# Takes 35 seconds on two cores.
+# Takes 40 seconds on two cores.
 
 # %%
 import json
