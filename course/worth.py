@@ -15,8 +15,8 @@ WORTH = {
     6: "in your trainer, 2.55 bits per byte become 2.39",
     32: "it says what your trainer is worth, in bytes or tokens",
     7: "in your trainer each row begins with BOS, no place is padding and 25 tokens are lost",
-    8: "in your trainer no row is passed over, where random places pass over one in four",
-    20: "with it, all twelve parts have 2.31 bits per byte: under the line of counting",
+    8: "in your trainer, 2.39 bits per byte become 2.35, and no row is passed over",
+    20: "in your trainer, 2.35 bits per byte become 2.31: under the line of counting",
 }
 
 
