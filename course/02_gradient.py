@@ -18,11 +18,10 @@ import numpy as np
 import torch  # arrays like numpy's, which can also compute gradients: see below
 import torch.nn.functional as F
 
-TRAIN, HELD, SMOOTH, NUDGE = 1_000_000, 65_537, 0.1, 0.01
+SMOOTH, NUDGE = 0.1, 0.01
 torch.set_num_threads(1)
 lesson.begin(2, "one matrix")
-text = torch.from_numpy(lesson.bytes_of_stdlib(TRAIN + HELD))  # a tensor: an array of torch's
-training, held = text[:TRAIN], text[TRAIN:]
+training, held = (torch.from_numpy(text) for text in lesson.exam())  # tensors: torch's arrays
 before, after = training[:-1], training[1:]  # the pairs of the training text
 
 # %% [markdown]
@@ -111,8 +110,8 @@ lesson.holds(exact["in"] < 0, "to raise the score of a frequent pair lowers the 
 # 65,536 possible pairs, each with its share of the text, instead of over a million bytes.
 
 # %%
-share = torch.zeros(256, 256)
-share.index_put_((before, after), torch.tensor(1 / len(before)), accumulate=True)  # pairs' shares
+numbers = 256 * before + after  # each pair as one whole number
+share = torch.bincount(numbers, minlength=65_536).view(256, 256) / len(before)  # pairs' shares
 
 
 def loss_of_all(W: torch.Tensor) -> torch.Tensor:
@@ -142,9 +141,10 @@ lesson.holds(wild > fair + 1, "a rate of 1,000 is worse than 10 by over a bit: i
 # %% [markdown]
 # ## A batch
 # Real models cannot use the whole text for each step. They take a **batch**: a few examples, drawn
-# at random. Its gradient is a guess of the whole one. How good a guess? Compare directions: the
-# **cosine** of the angle between two gradients is 1 if they agree, and 0 if they have nothing to do
-# with each other.
+# at random. Its gradient is a guess of the whole one. How good a guess? Read both gradients as
+# arrows, in a space with a direction for each of the 65,536 weights, and compare where they point:
+# the **cosine** of the angle between them is 1 if they agree, 0 if they have nothing to do with
+# each other.
 
 # %%
 torch.manual_seed(0)  # the random numbers of torch: the same in each run
@@ -170,7 +170,9 @@ lesson.holds(large > middle + 0.1 > small + 0.2, "the larger the batch, the bett
 # **optimizer**, and there are better ones. **Adam** gives each weight a rate of its own. It
 # remembers the mean square of each weight's slopes, `square`, and divides by its root: whatever the
 # size of its slopes, each weight moves by about the learning rate. (It also averages the slopes
-# themselves over the last ten steps or so, `mean`.)
+# themselves over the last ten steps or so, `mean`.) Both averages begin at 0, and so are too small
+# at first: after one step `mean` is a tenth of the slope. Divided by 1 - 0.9 to the power of the
+# number of steps, it is the slope again; likewise the square.
 
 
 # %%
@@ -184,7 +186,7 @@ def adam(rate: float, steps: int) -> tuple[torch.Tensor, list[float]]:
         (gradient,) = torch.autograd.grad(total, W)
         mean = 0.9 * mean + 0.1 * gradient
         square = 0.99 * square + 0.01 * gradient**2
-        m, s = mean / (1 - 0.9**step), square / (1 - 0.99**step)  # both began at 0: make up for it
+        m, s = mean / (1 - 0.9**step), square / (1 - 0.99**step)
         with torch.no_grad():
             W -= rate * m / (s.sqrt() + 1e-8)
     return W.detach(), curve
@@ -244,3 +246,8 @@ if near:  # lesson 4 shows the losses of all four lessons
 # ## Exercise
 # `exercises/ex02.py`: work out the gradient yourself, without torch's `backward`, first of this
 # table, then of two matrices whose product is the table. `python course/check.py 2`
+#
+# How does your function get into a run of torch's? A model's last matrix is your U, and the vectors
+# that it is given are the rows of your E, each a place of its own. `spine.py`, class `Loss`, tells
+# torch: forward is this function, and backward returns the dE and dU that it has worked out. From
+# there torch goes on backwards through the rest of the model.

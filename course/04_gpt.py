@@ -8,18 +8,19 @@
 #
 # Source: A. Radford et al., Language models are unsupervised multitask learners (2019); K. He et
 # al., Deep residual learning (2015). Core file: `model.py`. Before: lesson 3. Next: lesson 5.
-# Takes 25 seconds on two cores.
+# Takes 40 seconds on two cores.
 
 # %%
 import json
 import math
 
+import check
 import lesson
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-TRAIN, HELD, LENGTH, ROWS, STEPS = 1_000_000, 65_537, 64, 8, 800
+LENGTH, ROWS, STEPS = 64, 8, 800
 torch.set_num_threads(1)
 lesson.begin(4, "a GPT")
 
@@ -31,7 +32,9 @@ lesson.begin(4, "a GPT")
 # steps is called the **residual stream**. Two kinds of steps take turns, a pair is a **block** (or
 # layer):
 # - attention, which fetches from other positions (lesson 3's, with one more matrix, `out`, that
-#   mixes what the heads have found);
+#   mixes what the heads have found). Its positions come in another way than by a table: `rotate`
+#   turns pairs of numbers of each query and key by an angle that grows with the position, so that
+#   their dot product depends on the distance. Take it as given; lesson 15 derives it;
 # - the **MLP** (multi-layer perceptron), which thinks about what is there, each position for
 #   itself: a matrix to a vector 4 times as wide, a bend, a matrix back. (The **width** of a vector
 #   is how many numbers it has.) Without the bend, two matrices in a row could do no more than one.
@@ -46,7 +49,7 @@ def norm(x: Tensor) -> Tensor:
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6)  # rsqrt(y): 1 / sqrt(y)
 
 
-def rotate(x: Tensor, base: float) -> Tensor:  # lesson 3's, of (..., T, D)
+def rotate(x: Tensor, base: float) -> Tensor:  # (..., T, D): lesson 15's, borrowed
     T, D = x.shape[-2:]
     angle = torch.outer(torch.arange(T), base ** (-torch.arange(0, D, 2) / D))  # (T, D/2)
     a, b = x.chunk(2, dim=-1)
@@ -60,14 +63,17 @@ class Attention(nn.Module):
         self.q, self.k, self.v, self.out = (nn.Linear(width, width, bias=False) for _ in range(4))
 
     def forward(self, x: Tensor) -> Tensor:  # (B, T, width): B texts, T positions; H heads of D
-        T = x.size(1)
-        split = lambda x: x.unflatten(-1, (self.heads, -1)).transpose(1, 2)  # (B, H, T, D)
-        q, k, v = split(self.q(x)), split(self.k(x)), split(self.v(x))
+        B, T, width = x.shape
+        shape = (B, T, self.heads, width // self.heads)
+        q = self.q(x).view(shape).transpose(1, 2)  # (B, H, T, D), and so k and v
+        k = self.k(x).view(shape).transpose(1, 2)
+        v = self.v(x).view(shape).transpose(1, 2)
         q, k = rotate(q, self.base), rotate(k, self.base)
         scores = q @ k.transpose(-2, -1) / q.size(-1) ** 0.5  # (B, H, T, T)
-        scores = scores.masked_fill(~torch.ones(T, T).tril().bool(), -math.inf)
-        y = torch.softmax(scores, dim=-1) @ v  # (B, H, T, D)
-        return self.out(y.transpose(1, 2).flatten(-2))
+        ahead = ~torch.ones(T, T).tril().bool()
+        weights = torch.softmax(scores.masked_fill(ahead, -math.inf), dim=-1)
+        y = (weights @ v).transpose(1, 2).reshape(B, T, width)  # the heads side by side
+        return self.out(y)
 
 
 class MLP(nn.Module):
@@ -101,10 +107,11 @@ class Block(nn.Module):
 # What remains are the **initial values**. The head begins near 0, so that all bytes are equally
 # likely at first: 8 bits, no opinion. `out` and `down` begin at 0, so each block begins by adding
 # nothing. The others are random: numbers that are all equal would get equal gradients and stay
-# equal. They are so large that a vector of size 1 comes out of the matrix with size 1 (0.4 in the
-# MLP): a sum of `width` random products grows by the root of `width`, so we divide by that. (Of
-# torch's random numbers, `normal` ones are spread around 0 with the typical size `std`, `uniform`
-# ones lie anywhere between two bounds.)
+# equal. They are so large that a vector of size 1 comes out of the matrix with size 1: a sum of
+# `width` random products grows by the root of `width`, so we divide by that. (0.4 of it in the MLP:
+# what the project's `model.py` found by trial; 1 trains too.) Of torch's random numbers, `normal`
+# ones are spread around 0 with the typical size `std`, `uniform` ones lie anywhere between two
+# bounds.
 
 
 # %%
@@ -151,9 +158,9 @@ def examined(model: nn.Module) -> float:
 # model begins with strong opinions about nothing:
 
 # %%
-text = torch.from_numpy(lesson.bytes_of_stdlib(TRAIN + HELD))
-training, held = text[:TRAIN], text[TRAIN:]
-exam = held[torch.arange(0, HELD - 1, LENGTH)[:, None] + torch.arange(LENGTH + 1)]  # (1024, 65)
+training, held = (torch.from_numpy(text) for text in lesson.exam())
+starts = torch.arange(0, len(held) - 1, LENGTH)
+exam = held[starts[:, None] + torch.arange(LENGTH + 1)]  # (1024, 65)
 torch.manual_seed(0)
 model = GPT()
 first = examined(model)
@@ -172,11 +179,10 @@ lesson.holds(loud > 12, "with a head of size 1, the first loss is over 12 bits")
 # %%
 torch.manual_seed(0)
 mlp, x = MLP(64), torch.randn(100, 64)
-size = lambda x: x.square().mean().sqrt().item()  # the root of the mean square
-rows = [(k, size(mlp(norm(k * x))), size(mlp(k * x))) for k in (1, 10)]
+rows = [(k, float(mlp(norm(k * x)).norm()), float(mlp(k * x).norm())) for k in (1, 10)]
 columns = ["stream, times", "added, with norm", "added, without"]
-lesson.table(columns, rows, "the size of what an MLP adds")
-(_, once, some), (_, tenfold, more) = rows
+lesson.table(columns, rows, "how long what an MLP adds is (100 vectors)")
+_, (once, tenfold), (some, more) = zip(*rows)
 lesson.holds(abs(tenfold / once - 1) < 0.01, "with the norm, the size of the stream is no matter")
 lesson.holds(more > 99 * some, "without it, 10 times the stream adds 100 times as much")
 
@@ -195,19 +201,20 @@ class Replaces(Block):
 
 
 def trained(model: nn.Module, steps: int) -> list[float]:
-    """Train as in lesson 3, at rates that suit blocks -> the loss of each step."""
+    """Train as in lesson 3 -> the loss of each step. 0.004 is the best of 0.002, 0.004, 0.008."""
     tables, others = [model.embed.weight, model.head.weight], model.blocks.parameters()
     groups = [{"params": tables, "lr": 0.03}, {"params": others, "lr": 0.004}]
     optimizer = torch.optim.Adam(groups, betas=(0.9, 0.99))
-    rate = lambda step: min(1.0, (step + 1) / 20, 2 * (1 - step / steps))
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, rate)
-    curve = []
-    for _ in range(steps):
-        starts = torch.randint(TRAIN - LENGTH, (ROWS, 1))
+    peaks, curve = [group["lr"] for group in groups], []
+    for step in range(steps):
+        factor = min(1.0, (step + 1) / 20, 2 * (1 - step / steps))
+        for group, peak in zip(optimizer.param_groups, peaks):
+            group["lr"] = factor * peak
+        starts = torch.randint(len(training) - LENGTH, (ROWS, 1))
         loss = bits(model, training[starts + torch.arange(LENGTH + 1)])
         optimizer.zero_grad()
         loss.backward()
-        optimizer.step(), schedule.step()
+        optimizer.step()
         curve.append(loss.item())
     return curve
 
@@ -216,8 +223,10 @@ rows = []
 for name, block in (("as above", Block), ("no addition", Replaces)):
     torch.manual_seed(0)
     model = GPT(blocks=6, block=block)
-    for b in model.blocks if block is Replaces else ():
-        b.attn.out.reset_parameters(), b.mlp.down.reset_parameters()
+    if block is Replaces:
+        for b in model.blocks:
+            b.attn.out.reset_parameters()
+            b.mlp.down.reset_parameters()
     rows.append((name, trained(model, 40)[0], examined(model)))
 lesson.table(["six blocks", "first loss", "held out"], rows, "40 steps, bits per byte")
 lesson.holds(rows[1][2] > rows[0][2] + 0.5, "without the addition, six blocks learn far less")
@@ -239,8 +248,7 @@ for name, blocks in (("+ stream, norm, MLP: one block", 1), ("three blocks: a GP
     ladder[name] = examined(model)
 lesson.table(["model", "bits per byte"], [*ladder.items()], "held-out loss, lessons 1 to 4")
 *_, block, gpt = ladder.values()
-count = sum(p.numel() for p in model.parameters())
-print(f"the GPT has {count:,} weights, and has seen {STEPS * ROWS * LENGTH:,} bytes")
+print(f"it has seen {STEPS * ROWS * LENGTH:,} bytes of the million")
 lesson.holds(gpt < block - 0.1, "three blocks are better than one by over a tenth of a bit")
 walk = [loss for name, loss in ladder.items() if name != "one matrix, learned"]  # = the bigram's
 falls = all(a > b + 0.015 for a, b in zip(walk, walk[1:]))
@@ -259,25 +267,43 @@ with torch.no_grad():
 for line in bytes(drawn[0].tolist()).decode("ascii", "replace").strip().split("\n"):
     print("  " + line[:76])
 
+# %% [markdown]
+# ## The line to get under
+# A new model is compared with the best simple one, not with the worst. The table of pairs is not
+# the best that counting can do. Exercise 1 takes contexts of up to six bytes, and where one is rare
+# asks the shorter one. Here is its reference, on the same exam, for several alphas. (A simple model
+# is tuned as well as the new one, or the comparison is worth nothing.)
+
 # %%
-fig = lesson.figure(8, 3.6)
+count = check.load(lesson.COURSE / "solutions/ex01.py").bits_per_byte
+learned, asked = (bytes(x.tolist()) for x in (training, held[1:]))
+counted = {alpha: count(learned, asked, 6, alpha) for alpha in (8.0, 64.0, 512.0)}
+rows = [(f"counting, alpha {alpha:g}", found) for alpha, found in counted.items()]
+lesson.table(["model", "bits per byte"], [*rows, ("this GPT", gpt)], "six bytes of context")
+best = min(counted.values())
+lesson.holds(best < gpt - 0.1, "counting is better than this GPT by over a tenth of a bit")
+
+# %%
+fig = lesson.figure(8.5, 3.8)
 left, right = fig.subplots(1, 2)
-left.plot([*ladder.values()], [*ladder], "o-", color="crimson"), left.invert_yaxis()
-left.set(xlim=(0, 8.6), xlabel="bits per byte, held out", title="lessons 1 to 4")
+bars = left.barh([*ladder], [*ladder.values()], color="crimson")
+left.bar_label(bars, [f"{bits:.2f}" for bits in ladder.values()])
+left.axvline(best, color="black", linestyle="--")
+left.text(best + 0.03, len(ladder) - 0.4, "counting, exercise 1", va="top", fontsize=8)
+left.set(xlim=(2, 5.2), ylim=(len(ladder), -0.6), title="lessons 1 to 4")
+left.set_xlabel("bits per byte, held out (from 2)")
 for name, curve in curves.items():
-    smooth = torch.tensor(curve).view(-1, 20).mean(1)  # means of 20 steps
-    right.plot(range(10, STEPS, 20), smooth, label=name)
-right.set(xlabel="step", ylabel="bits per byte, training", ylim=(0, 8.2)), right.legend(fontsize=8)
+    right.plot(range(10, STEPS, 20), torch.tensor(curve).view(-1, 20).mean(1), label=name)
+right.set(xlabel="step", ylabel="bits per byte, training", ylim=(2, 5)), right.legend(fontsize=8)
 lesson.save(fig, "04_gpt")
 
 # %% [markdown]
 # ## Trap
-# A low loss is not magic. On this exam, counting contexts of three bytes already gave about 2.25
-# bits (lesson 1), and contexts of four with a way back to shorter ones (exercise 1, alpha 8) give
-# 1.91: better than this GPT, which has read less than half of the text. But counting ends there,
-# and the GPT goes on: with `STEPS = 3200`, a minute more, it gets to 1.87. Compare a new model with
-# the best simple one, not with the worst.
+# A low loss is not magic, and a long name is no argument. This GPT has read less than half of the
+# text, byte by byte, and loses to a dictionary. What it lacks is in the lessons to come: more steps
+# (5), a tokenizer (6), rows that lose nothing (7, 8), Muon (20). Your own trainer gets under the
+# line when all of that is yours: `python course/yours.py`.
 #
 # ## Exercise
-# `exercises/ex04.py`: let a model write: by the likeliest byte, colder or hotter, and without the
-# unlikely tail. `python course/check.py 4`
+# `exercises/ex04.py`: a GPT of your own: initial values, a block, all of it; then let it write, by
+# the likeliest byte, colder or hotter, and without the unlikely tail. `python course/check.py 4`

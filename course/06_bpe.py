@@ -231,5 +231,5 @@ lesson.holds(library.bos_id not in library.encode("<|bos|>"), "a typed <|bos|> g
 
 # %% [markdown]
 # ## Exercise
-# `exercises/ex06.py`: learn merges from bytes, and recover them from a vocabulary that has lost
-# them. `python course/check.py 6`
+# `exercises/ex06.py`: learn merges from bytes, and encode words with them: the tokenizer of your
+# trainer. `python course/check.py 6`

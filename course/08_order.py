@@ -4,8 +4,8 @@
 # **Afterwards** you can shuffle a billion rows without a list of them, anew in each epoch, and say
 # which row comes at any position of a run without replaying what came before.
 #
-# **Question.** A run planned for more *steps* was slower at every step. What did its loader
-# remember, and why does a seed belong to a position?
+# **Question.** A run planned for more *steps* lost speed, in drops that were sharper and came more
+# often. What did its loader remember, and why does a seed belong to a position?
 #
 # Source: *擴展的驚喜*, "謎題 #2 – 持續的輸送量下降"; *Pré-Treino Eficiente de Modelos de
 # Linguagem*, "Megatron Core User Guide" (.bin and .idx). Core file: `data.py`, from `Permutation`

@@ -196,5 +196,10 @@ lesson.holds(different[0] == 4096 > 4 * different[1], "bf16 has few different po
 
 # %% [markdown]
 # ## Exercise
-# `exercises/ex15.py`: turn by any positions, and stretch the speeds for a longer text.
-# `python course/check.py 15`
+# `exercises/ex15.py`: turn by any positions, also backwards, and stretch the speeds for a longer
+# text. `python course/check.py 15`
+#
+# In your trainer `rotate` turns queries and keys. It is numpy's, and torch does not know how to go
+# backwards through it. So `spine.py`, class `Turn`, tells it: an output is a sum of inputs with
+# factors cos and sin. Read the same factors from the output's side, and only the sines change their
+# sign: the gradient of a rotation by p is a rotation by -p.

@@ -215,8 +215,13 @@ def place(frame: FrameType, line: int) -> tuple[str, int]:
     return frame.f_code.co_filename, line
 
 
-def apart(path: Path, judge: Callable[[Path], str | None]) -> str | None:
-    """Judge in a child that ends by itself, whatever the answer does -> what was said."""
+def apart(
+    path: Path, judge: Callable[[Path], str | None], cpu_s: float = 0, wall_s: float = 0
+) -> str | None:
+    """Judge in a child that ends by itself, whatever the answer does -> what was said.
+
+    Its limits are twice those of one judgement: it may judge twice."""
+    cpu_s, wall_s = cpu_s or CPU_S, wall_s or WALL_S
     with tempfile.TemporaryDirectory() as folder:
         said, stuck = Path(folder, "said"), Path(folder, "stuck")
         sys.stdout.flush()
@@ -227,16 +232,18 @@ def apart(path: Path, judge: Callable[[Path], str | None]) -> str | None:
                     resource.setrlimit(resource.RLIMIT_AS, (BYTES, BYTES))
                 # in C code no Python signal handler runs: then the kernel says when to stop
                 faulthandler.register(signal.SIGXCPU, file=stuck.open("w"))
-                most = math.ceil(2 * CPU_S)  # it may judge twice
+                most = math.ceil(2 * cpu_s)
                 resource.setrlimit(resource.RLIMIT_CPU, (most + 2, most + 4))
                 said.write_text(judge(path) or "")
                 sys.stdout.flush()
+            except Exception:
+                said.write_text(f"the judge itself failed:\n{traceback.format_exc()}")
             finally:
                 os._exit(0)
         began = time.monotonic()
         while os.waitpid(child, os.WNOHANG) == (0, 0):
             time.sleep(0.01)
-            if time.monotonic() > began + 2 * WALL_S + 4:
+            if time.monotonic() > began + 2 * wall_s + 4:
                 os.kill(child, signal.SIGXCPU if not stuck.stat().st_size else signal.SIGKILL)
         if said.exists():
             return said.read_text() or None
@@ -305,7 +312,14 @@ def main(argv: list[str]) -> int:
     paths = [path for n in numbers for path in lesson.COURSE.glob(f"*/ex{n:02d}.py")]
     if any("torch" in path.read_text() for path in paths):
         import torch  # noqa: F401  once, before the children are made
-    return 0 if all([modes[mode or "--all"](number) for number in numbers]) else 1
+    passed = all([modes[mode or "--all"](number) for number in numbers])
+    if passed and mode is None:
+        from worth import worth
+
+        for number in numbers:
+            if line := worth(number):
+                print(f"  {line}")
+    return 0 if passed else 1
 
 
 if __name__ == "__main__":

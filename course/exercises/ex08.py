@@ -25,22 +25,154 @@ def order(
     raise NotImplementedError("write order, then: python course/check.py 8")
 
 
-def _hash(changed: str = "?", calls: list | None = None) -> Callable[[str], int]:
-    """A hash; of texts that begin with `changed`, another one."""
-    from hashlib import blake2b
-
-    def hashed(text: str) -> int:
-        assert isinstance(text, str), f"hashed was called with {text!r}, which is no text"
-        if calls is not None:
-            calls.append(text)
-        key = b"another" if text.startswith(changed) else b"the judge"
-        return int.from_bytes(blake2b(text.encode(), digest_size=8, key=key).digest(), "big")
-
-    return hashed
-
-
 def oracle(answer) -> None:
     """The judge. You may read it: it tests the result and gives no solution away."""
+    import time
+    import tracemalloc
+    from collections import Counter
+    from hashlib import blake2b
+    from itertools import permutations
+
+    def hash_of(changed: str = "?", calls: list | None = None) -> Callable[[str], int]:
+        """A hash; of texts that begin with `changed`, another one."""
+
+        def hashed(text: str) -> int:
+            assert isinstance(text, str), f"hashed was called with {text!r}, which is no text"
+            if calls is not None:
+                calls.append(text)
+            key = b"another" if text.startswith(changed) else b"the judge"
+            return int.from_bytes(blake2b(text.encode(), digest_size=8, key=key).digest(), "big")
+
+        return hashed
+
+    def shares_and_epochs(sizes: list[int], weights: list[int]) -> None:
+        case, had, no_chance = f"sizes {sizes}, weights {weights}", [[] for _ in sizes], []
+        for p in range(300):
+            source, row = answer.order(p, list(sizes), list(weights), 5, hash_of())
+            no_chance.append(answer.order(p, list(sizes), list(weights), 5, lambda text: 0))
+            assert 0 <= row < sizes[source], (
+                f"{case}, position {p}: no row {row} in source {source}"
+            )
+            assert no_chance[-1][0] == source, f"{case}, position {p}: the source depends on hashed"
+            expected = len(had[source]) % sizes[source]
+            assert no_chance[-1][1] == expected, (
+                f"{case}, position {p}: hashed gives 0 for every text, and yet the rows are not in "
+                f"order: row {no_chance[-1][1]} of source {source} where {expected} should be, so "
+                "something else shuffles them"
+            )
+            had[source].append(row)
+            for i, rows in enumerate(had):
+                share = (p + 1) * weights[i] / sum(weights)
+                assert abs(len(rows) - share) <= 1, (
+                    f"{case}: of {p + 1} rows source {i} gave {len(rows)}, its share is {share:.1f}"
+                )
+        for i, (rows, n) in enumerate(zip(had, sizes)):
+            epochs = [rows[k : k + n] for k in range(0, len(rows) - n + 1, n)]
+            for k, epoch in enumerate(epochs):
+                twice = [row for row, times in Counter(epoch).items() if times > 1]
+                assert not twice, f"{case}: epoch {k} of source {i} gives row {twice[0]} twice"
+            different = len({tuple(epoch) for epoch in epochs})
+            assert n < 9 or different == len(epochs), (
+                f"{case}: {len(epochs)} epochs of source {i} have {different} orders: {epochs[:2]}"
+            )
+
+    def keys() -> None:
+        n, first, played, strange = 23, {}, {}, []
+
+        def play(seed: int, hashed) -> dict[tuple[int, int], list[int]]:
+            """Four epochs of two sources -> (source, epoch): rows."""
+            places = [answer.order(p, [n, n], [3, 3], seed, hashed) for p in range(8 * n)]
+            rows = [[row for s, row in places if s == source] for source in (0, 1)]
+            return {(s, e): rows[s][e * n : e * n + n] for s in (0, 1) for e in range(4)}
+
+        for seed in (1, 2, 3, 11):
+            calls: list[str] = []
+            played[seed] = play(seed, hash_of("?", calls))
+            for (source, epoch), rows in played[seed].items():
+                here = f"epoch {epoch} of source {source} with seed {seed}"
+                other = first.setdefault(tuple(rows), here)
+                assert other == here, f"{here} has the order of {other}, {rows}"
+            strange += [(seed, t) for t in calls if not t.startswith((f"{seed}/0/", f"{seed}/1/"))]
+        assert not strange, (
+            f"hashed is called with {strange[0][1]!r}, and the seed is {strange[0][0]}"
+        )
+        for seed, changed in ((1, 2), (2, 1), (3, 0), (11, 0)):  # a seed, an epoch of source 1
+            start = f"{seed}/1/{changed}/"
+            for (source, epoch), rows in play(seed, hash_of(start)).items():
+                before, here = played[seed][source, epoch], f"epoch {epoch} of source {source}"
+                said = f"hashed gives other numbers for texts that begin with {start}, and {here}"
+                if (source, epoch) == (1, changed):
+                    assert rows != before, f"{said} is as before, {rows}"
+                else:
+                    assert rows == before, f"{said} changes, {before} to {rows}"
+
+    def looks_random() -> None:
+        keys, n = 1000, 7
+        n_7 = n
+        counts = Counter(
+            (x, answer.order(x, [n], [1], seed, hash_of())[1])
+            for seed in range(keys)
+            for x in range(n)
+        )
+        for x in range(n):
+            for row in range(n):
+                assert 80 < counts[x, row] < 206, (
+                    f"{n} rows, {keys} seeds: position {x} gets row {row} {counts[x, row]} times, "
+                    f"about {keys // n} are expected; are there enough rounds?"
+                )
+        for n in (2, 3, 5):  # the smallest ones are shuffled too, in all of their orders
+            epochs = {
+                tuple(answer.order(p, [n], [1], seed, hash_of())[1] for p in range(n))
+                for seed in range(100 * n)
+            }
+            missing = {*permutations(range(n))} - epochs
+            assert n == 5 and len(missing) < 10 or not missing, (
+                f"{n} rows: in {100 * n} epochs the order {min(missing)} never came"
+            )
+        pairs = Counter()
+        for seed in range(keys):
+            rows = [answer.order(x, [n_7], [1], seed, hash_of())[1] for x in range(n_7)]
+            pairs.update((b - a) % n_7 for a, b in zip(rows, rows[1:]))
+        for step in range(1, n_7):
+            assert 800 < pairs[step] < 1200, (
+                f"{n_7} rows: in {pairs[step]:,} of {keys * 6:,} places the next row is {step} "
+                f"further on, about {keys:,} are expected"
+            )
+        far = max(answer.order(p, [10**12], [1], 4, hash_of())[1] for p in range(200))
+        assert far > 0.9e12, f"of 10^12 rows the largest of the first 200 is {far:,}"
+        for n in (307, 1013, 30_000, 10**9):  # one shuffle of all: no blocks, no runs
+            rows = [answer.order(p, [n], [1], 3, hash_of())[1] for p in range(300)]
+            steps = Counter((b - a) % n for a, b in zip(rows, rows[1:]))
+            step, times = steps.most_common(1)[0]
+            assert times < 20, (
+                f"{n:,} rows: successive ones differ by {step} at {times} of 300 places"
+            )
+            tenths = Counter(row * 10 // n for row in rows)
+            empty = [i for i in range(10) if not 8 <= tenths[i] <= 70]
+            assert not empty, (
+                f"{n:,} rows: of the first 300 positions, {tenths[empty[0]]} give a row in tenth "
+                f"{empty[0] + 1} of the source, about 30 are expected"
+            )
+
+    def far_and_large() -> None:
+        start = time.process_time()
+        answer.order(10**6, [7], [1], 5, hash_of())
+        took = time.process_time() - start
+        assert took < 0.2, f"position 10^6 takes {took:.1f} s: the time must not grow with p"
+        far = [answer.order(7 * 10**15 + i, [7], [1], 5, hash_of())[1] for i in range(7)]
+        assert len(set(far)) == 7, f"an epoch of 7 rows at position 7 x 10^15 is {far}"
+        for n in (30_000, 10**9):  # a table of n rows is found out before it gets large
+            tracemalloc.start()
+            places = [
+                answer.order(p, [n, 5], [3, 1], 1, hash_of()) for p in (0, 17, 10**12, 10**12 + 1)
+            ]
+            _, most = tracemalloc.get_traced_memory()
+            tracemalloc.stop()
+            assert most < 100_000, f"{n:,} rows: {most:,} bytes of memory"
+            assert len(set(places)) > 2, (
+                f"{n:,} rows: {places} at positions 0, 17, 10^12, 10^12 + 1"
+            )
+
     for sizes, weights in (
         ([7], [1]),
         ([40, 31], [2, 1]),
@@ -48,113 +180,7 @@ def oracle(answer) -> None:
         ([1, 2], [1, 9]),
         ([11, 13, 6], [1, 1, 1]),
     ):
-        _shares_and_epochs(answer, sizes, weights)
-    _keys(answer)
-    _far_and_large(answer)
-    _looks_random(answer)
-
-
-def _shares_and_epochs(answer, sizes: list[int], weights: list[int]) -> None:
-    from collections import Counter
-
-    case, had, no_chance = f"sizes {sizes}, weights {weights}", [[] for _ in sizes], []
-    for p in range(300):
-        source, row = answer.order(p, list(sizes), list(weights), 5, _hash())
-        no_chance.append(answer.order(p, list(sizes), list(weights), 5, lambda text: 0))
-        assert 0 <= row < sizes[source], f"{case}, position {p}: no row {row} in source {source}"
-        assert no_chance[-1][0] == source, f"{case}, position {p}: the source depends on hashed"
-        expected = len(had[source]) % sizes[source]
-        assert no_chance[-1][1] == expected, (
-            f"{case}, position {p}: hashed gives 0 for every text, and yet the rows are not in "
-            f"order: row {no_chance[-1][1]} of source {source} where {expected} should be, so "
-            "something else shuffles them"
-        )
-        had[source].append(row)
-        for i, rows in enumerate(had):
-            share = (p + 1) * weights[i] / sum(weights)
-            assert abs(len(rows) - share) <= 1, (
-                f"{case}: of {p + 1} rows source {i} gave {len(rows)}, its share is {share:.1f}"
-            )
-    for i, (rows, n) in enumerate(zip(had, sizes)):
-        epochs = [rows[k : k + n] for k in range(0, len(rows) - n + 1, n)]
-        for k, epoch in enumerate(epochs):
-            twice = [row for row, times in Counter(epoch).items() if times > 1]
-            assert not twice, f"{case}: epoch {k} of source {i} gives row {twice[0]} twice"
-        different = len({tuple(epoch) for epoch in epochs})
-        assert n < 9 or different == len(epochs), (
-            f"{case}: {len(epochs)} epochs of source {i} have {different} orders: {epochs[:2]}"
-        )
-
-
-def _keys(answer) -> None:
-    n, first, played, strange = 23, {}, {}, []
-
-    def play(seed: int, hashed) -> dict[tuple[int, int], list[int]]:
-        """Four epochs of two sources -> (source, epoch): rows."""
-        places = [answer.order(p, [n, n], [3, 3], seed, hashed) for p in range(8 * n)]
-        rows = [[row for s, row in places if s == source] for source in (0, 1)]
-        return {(s, e): rows[s][e * n : e * n + n] for s in (0, 1) for e in range(4)}
-
-    for seed in (1, 2, 3, 11):
-        calls: list[str] = []
-        played[seed] = play(seed, _hash("?", calls))
-        for (source, epoch), rows in played[seed].items():
-            here = f"epoch {epoch} of source {source} with seed {seed}"
-            other = first.setdefault(tuple(rows), here)
-            assert other == here, f"{here} has the order of {other}, {rows}"
-        strange += [(seed, t) for t in calls if not t.startswith((f"{seed}/0/", f"{seed}/1/"))]
-    assert not strange, f"hashed is called with {strange[0][1]!r}, and the seed is {strange[0][0]}"
-    for seed, changed in ((1, 2), (2, 1), (3, 0), (11, 0)):  # a seed, an epoch of source 1
-        start = f"{seed}/1/{changed}/"
-        for (source, epoch), rows in play(seed, _hash(start)).items():
-            before, here = played[seed][source, epoch], f"epoch {epoch} of source {source}"
-            said = f"hashed gives other numbers for texts that begin with {start}, and {here}"
-            if (source, epoch) == (1, changed):
-                assert rows != before, f"{said} is as before, {rows}"
-            else:
-                assert rows == before, f"{said} changes, {before} to {rows}"
-
-
-def _looks_random(answer) -> None:
-    from collections import Counter
-
-    keys, n = 1000, 7
-    counts = Counter(
-        (x, answer.order(x, [n], [1], seed, _hash())[1]) for seed in range(keys) for x in range(n)
-    )
-    for x in range(n):
-        for row in range(n):
-            assert 80 < counts[x, row] < 206, (
-                f"{n} rows, {keys} seeds: position {x} gets row {row} {counts[x, row]} times, "
-                f"about {keys // n} are expected; are there enough rounds?"
-            )
-    for n in (307, 1013, 30_000, 10**9):  # one shuffle of all: no blocks, no runs
-        rows = [answer.order(p, [n], [1], 3, _hash())[1] for p in range(300)]
-        steps = Counter((b - a) % n for a, b in zip(rows, rows[1:]))
-        step, times = steps.most_common(1)[0]
-        assert times < 20, f"{n:,} rows: successive ones differ by {step} at {times} of 300 places"
-        tenths = Counter(row * 10 // n for row in rows)
-        empty = [i for i in range(10) if not 8 <= tenths[i] <= 70]
-        assert not empty, (
-            f"{n:,} rows: of the first 300 positions, {tenths[empty[0]]} give a row in tenth "
-            f"{empty[0] + 1} of the source, about 30 are expected"
-        )
-
-
-def _far_and_large(answer) -> None:
-    import time
-    import tracemalloc
-
-    start = time.process_time()
-    answer.order(10**6, [7], [1], 5, _hash())
-    took = time.process_time() - start
-    assert took < 0.2, f"position 10^6 takes {took:.1f} s: the time must not grow with p"
-    far = [answer.order(7 * 10**15 + i, [7], [1], 5, _hash())[1] for i in range(7)]
-    assert len(set(far)) == 7, f"an epoch of 7 rows at position 7 x 10^15 is {far}"
-    for n in (30_000, 10**9):  # a table of n rows is found out before it gets large
-        tracemalloc.start()
-        places = [answer.order(p, [n, 5], [3, 1], 1, _hash()) for p in (0, 17, 10**12, 10**12 + 1)]
-        _, most = tracemalloc.get_traced_memory()
-        tracemalloc.stop()
-        assert most < 100_000, f"{n:,} rows: {most:,} bytes of memory"
-        assert len(set(places)) > 2, f"{n:,} rows: {places} at positions 0, 17, 10^12, 10^12 + 1"
+        shares_and_epochs(sizes, weights)
+    keys()
+    far_and_large()
+    looks_random()

@@ -10,7 +10,10 @@ first channel towards the second:
 1. The result is a new array of x's shape and dtype (float32 or float64); x stays as it is.
 2. Positions are whole numbers in any order: two texts in a row, a token alone with a cache behind
    it. At position 1,000,000 the score of a query and a key still depends on their distance only,
-   and the angle is still right, to 1e-8 radians if x is float64.
+   and the angle is still right, to 1e-8 radians if x is float64. Memory and time depend on the
+   number of positions, not on how large they are.
+   Negative positions turn backwards: rotate(rotate(x, p, s), -p, s) = x. yours.py needs that: the
+   gradient of a rotation is the opposite rotation (spine.py, class Turn).
 
     stretch(speeds, factor, trained, low=1.0, high=4.0) -> speeds, float64
 
@@ -33,11 +36,13 @@ def rotate(x: np.ndarray, positions: np.ndarray, speeds: np.ndarray) -> np.ndarr
 def stretch(
     speeds: np.ndarray, factor: float, trained: int, low: float = 1.0, high: float = 4.0
 ) -> np.ndarray:
-    raise NotImplementedError("write stretch, then: python course/check.py 15")
+    raise NotImplementedError("write stretch too, then: python course/check.py 15")
 
 
 def oracle(answer) -> None:
     """The judge. You may read it: it tests the result and gives no solution away."""
+    import tracemalloc
+
     import torch
 
     from model import apply_rope, rope_tables
@@ -99,6 +104,28 @@ def oracle(answer) -> None:
     assert off.max() < 1e-7, (
         f"rule 2: at position {far[0, off.argmax()]:,} a channel is off by {off.max():.1e}: {what}"
     )
+
+    for dtype, tolerance in ((np.float64, 1e-9), (np.float32, 1e-4)):
+        x = rng.normal(size=(2, 5, 3, 16)).astype(dtype)
+        there = rng.integers(-3000, 3000, (2, 5))
+        back, what = rotate(rotate(x, there, speeds)[0], -there, speeds)
+        assert np.allclose(back, x, atol=tolerance), (
+            f"rule 2: turned by p and by -p, x is off by {np.abs(back - x).max():.1e}: {what}"
+        )
+        alone = np.concatenate(
+            [rotate(x[:, t : t + 1], there[:, t : t + 1], speeds)[0] for t in range(5)], 1
+        )
+        together, what = rotate(x, there, speeds)
+        assert np.allclose(alone, together, atol=tolerance), (
+            f"rule 2: alone, another result: {what}"
+        )
+    tracemalloc.start()
+    try:
+        rotate(x[:, :2], np.array([[10**6, 5], [-(10**6), 7]]), speeds)
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert most < 10**6, f"rule 2: at position 10^6 it takes {most / 1e6:,.0f} MB"
 
     def stretch(speeds, *how, **named):
         given = speeds.copy()

@@ -1,4 +1,10 @@
-"""Exercise 32: three questions to ask of a result before you believe it.
+"""Exercise 32: the bits per byte of a text, and two questions to ask of a result.
+
+bits_of_text(nats, sizes) -> float: the loss of a text in bits per byte. nats (N,) are the losses of
+    its N targets, -ln p, of any floating type; sizes (N,) how many bytes of text each stands for.
+    It is one number for the whole text: all bits over all bytes, not a mean over the targets. A
+    target of no bytes (BOS, which the model must not be asked for) counts in neither sum. The sums
+    are made in float64. At least one target has bytes.
 
 is_chance(3230, n=14_042, k=4) -> False: 3,230 right of 14,042, with k options each. True if the
     number right is at most two standard deviations, sqrt(n p (1 - p)) with p = 1/k, from n p, on
@@ -8,37 +14,61 @@ constant_answer(predictions, golds) -> (letter, its share, accuracy), for exampl
     the letter that is predicted most often (of several: the first in the alphabet), its share of
     the predictions, and the accuracy of a model that always says that letter.
 
-bradley_terry(wins) -> ratings: wins[i][j] is how often player i beat player j. The strengths p
-    under which the wins are likeliest, if i beats j with probability p[i] / (p[i] + p[j]), on
-    Elo's scale: 400 points more are ten times the strength, and the mean is 1000. Not every pair
-    has met, but the matches join all players and nobody has only won or only lost, so that the
-    strengths are finite. Matches have no order, and the result depends on none. The ratings must be
-    right to a tenth of a point. (To compute it: p[i] = wins of i / sum over j of
-    matches(i, j) / (p[i] + p[j]), for all i, again and again. How often depends on who met whom.)
+Starred: bradley_terry(wins) -> ratings. wins[i][j] is how often player i beat player j. Find the
+    strengths p under which the wins are likeliest, if i beats j with probability
+    p[i] / (p[i] + p[j]), on Elo's scale: 400 points more are ten times the strength, and the mean
+    is 1000. Not every pair has met, but the matches join all players, and nobody has only won or
+    only lost. Right to a tenth of a point for up to 40 players. (p[i] = wins of i / sum over j of
+    matches(i, j) / (p[i] + p[j]), for all i, again and again; how often depends on who met whom.)
+    If you write it, it is judged too.
 """
 
 import numpy as np
 
 
+def bits_of_text(nats: np.ndarray, sizes: np.ndarray) -> float:
+    raise NotImplementedError("write bits_of_text, then: python course/check.py 32")
+
+
 def is_chance(correct: int, n: int, k: int) -> bool:
-    raise NotImplementedError("write the three functions, then: python course/check.py 32")
+    raise NotImplementedError("write is_chance too, then: python course/check.py 32")
 
 
 def constant_answer(predictions: str, golds: str) -> tuple[str, float, float]:
     raise NotImplementedError("write constant_answer too, then: python course/check.py 32")
 
 
-def bradley_terry(wins: np.ndarray) -> np.ndarray:
-    raise NotImplementedError("write bradley_terry too, then: python course/check.py 32")
-
-
 def oracle(answer) -> None:
     """The judge. You may read it: it tests the result and gives no solution away."""
+    import math
+
+    rng = np.random.default_rng(32)
+    texts = [  # nats, sizes
+        (np.array([math.log(2), 3 * math.log(2)]), np.array([1, 3])),
+        (np.array([1.0, 50.0, 2.0]), np.array([4, 0, 1])),
+        (np.array([0.0, 0.5]), np.array([2, 0])),
+        (np.full(3000, 40, np.float16), np.full(3000, 3, np.uint8)),
+        (np.full(40_000, 0.1, np.float16), np.full(40_000, 127, np.int8)),
+        (np.append(np.full(2000, 1e-8, np.float32), np.float32(4)), np.full(2001, 1)),
+    ]
+    for n in (1, 7, 5000):
+        sizes = np.append(rng.integers(0, 5, n), 2)
+        texts.append((rng.exponential(2.0, n + 1), sizes))
+        texts.append((rng.exponential(2.0, n + 1).astype(np.float32), sizes.astype(np.int16)))
+    for nats, sizes in texts:
+        given = nats.copy(), sizes.copy()
+        found = answer.bits_of_text(*given)
+        assert np.array_equal(given[0], nats) and np.array_equal(given[1], sizes), "changed"
+        asked = [float(x) for x, size in zip(nats, sizes) if size]
+        right = math.fsum(asked) / (sum(map(int, sizes)) * math.log(2))
+        case = f"{len(nats):,} targets, nats {nats[:3]} ({nats.dtype}), sizes {sizes[:3]}"
+        assert isinstance(found, float), f"{case}: got {type(found)}, not a float"
+        assert math.isclose(found, right, rel_tol=1e-10), f"{case}: {found}, it is {right}"
+
     # n p = 3510.5 and a deviation of 51.3; 25 and 4.33; 50 and 5 (k = 2)
     cases = [(3230, 14_042, 4, False), (3500, 14_042, 4, True), (3790, 14_042, 4, False)]
     cases += [(33, 100, 4, True), (34, 100, 4, False), (17, 100, 4, True), (16, 100, 4, False)]
     cases += [(60, 100, 2, True), (61, 100, 2, False), (40, 100, 2, True), (39, 100, 2, False)]
-    rng = np.random.default_rng(18)
     for _ in range(40):  # the two numbers on each edge of what is chance
         n, k = int(rng.integers(20, 5000)), int(rng.integers(2, 9))
         near, far = (n - 2 * (n * (k - 1)) ** 0.5) / k, (n + 2 * (n * (k - 1)) ** 0.5) / k
@@ -58,13 +88,16 @@ def oracle(answer) -> None:
         ("CBCB", "BBBC", ("B", 0.5, 0.75)),
     ]
     for _ in range(20):
-        predictions, golds = ("".join(rng.choice(list("ABCDE"), 12)) for _ in range(2))
-        most = max("ABCDE", key=lambda x: (predictions.count(x), -ord(x)))
+        predictions, golds = ("".join(rng.choice(list("ABCDEFGHIJ"), 12)) for _ in range(2))
+        most = max("ABCDEFGHIJ", key=lambda x: (predictions.count(x), -ord(x)))
         expected = most, predictions.count(most) / 12, golds.count(most) / 12
         constants.append((predictions, golds, expected))
     for predictions, golds, expected in constants:
         said = tuple(answer.constant_answer(predictions, golds))
         assert said == expected, f"{predictions} for {golds}: {said} instead of {expected}"
+
+    if not hasattr(answer, "bradley_terry"):
+        return
 
     def likeliest(strengths: list[float], matches: np.ndarray) -> None:
         p = np.array(strengths)

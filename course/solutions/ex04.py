@@ -1,6 +1,48 @@
 """Exercise 4: the reference, and answers that the oracle must refuse."""
 
 import numpy as np
+import torch
+from edits import edits
+
+
+def initial(vocabulary, width, blocks, generator):
+    def uniform(size, rows, columns):
+        bound = size * (3 / width) ** 0.5
+        return torch.empty(rows, columns).uniform_(-bound, bound, generator=generator)
+
+    weights = {
+        "embed": 0.8 * torch.randn(vocabulary, width, generator=generator),
+        "head": 0.001 * torch.randn(vocabulary, width, generator=generator),
+    }
+    for i in range(blocks):
+        for name in ("q", "k", "v"):
+            weights[f"{i}.{name}"] = uniform(1.0, width, width)
+        weights[f"{i}.up"] = uniform(0.4, 4 * width, width)
+        weights[f"{i}.out"] = torch.zeros(width, width)
+        weights[f"{i}.down"] = torch.zeros(width, 4 * width)
+    return weights
+
+
+def norm(x):
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6)
+
+
+def block(x, w, heads, attention, turn):
+    y, T = norm(x), x.size(1)
+    q, k, v = ((y @ w[name].T).unflatten(-1, (heads, -1)) for name in ("q", "k", "v"))
+    q, k, v = turn(q).transpose(1, 2), turn(k).transpose(1, 2), v.transpose(1, 2)
+    mask = torch.ones(T, T, dtype=torch.bool).tril()
+    y = attention(q, k, v, mask)  # (B, heads, T, D / heads)
+    x = x + y.transpose(1, 2).flatten(-2) @ w["out"].T
+    return x + torch.relu(norm(x) @ w["up"].T).square() @ w["down"].T
+
+
+def gpt(ids, weights, heads, attention, turn):
+    x = weights["embed"][ids]
+    for i in range(sum(name.endswith(".q") for name in weights)):
+        own = {n: weights[f"{i}.{n}"] for n in ("q", "k", "v", "out", "up", "down")}
+        x = block(x, own, heads, attention, turn)
+    return norm(x)
 
 
 def distribution(scores, temperature, top_p):
@@ -26,186 +68,88 @@ def generate(model, prompt, n, length, temperature, top_p, rng):
     return whole[len(prompt) :]
 
 
-# ------------------------------------------------------------------------------ wrong answers
-def softmax(scores, temperature):
-    powers = np.exp((np.array(scores) - np.max(scores)) / temperature)
-    return powers / powers.sum()
-
-
-def multiplies(scores, temperature, top_p):
-    return honest(scores, temperature and 1 / temperature, top_p)
-
-
-def overflows(scores, temperature, top_p):
-    if temperature == 0:
-        return honest(scores, temperature, top_p)
-    with np.errstate(all="ignore"):
-        powers = np.exp(np.array(scores) / temperature)
-        return honest(np.log(powers / powers.sum()), 1.0, top_p)
-
-
-def nearly_zero(scores, temperature, top_p):
-    """Temperature 0 as a small one: ties are shared."""
-    return honest(scores, max(temperature, 1e-4), top_p)
-
-
-def last_of_equals(scores, temperature, top_p):
-    """Sorts upwards and turns round: of equal ones, the larger number stays."""
-    if temperature == 0:
-        return honest(scores, 0, top_p)
-    p = softmax(scores, temperature)
-    order = np.argsort(p, kind="stable")[::-1]
-    before = np.cumsum(p[order]) - p[order]
-    if top_p < 1:
-        p[order[before >= top_p]] = 0
-    return p / p.sum()
-
-
-def greedy_takes_the_last(scores, temperature, top_p):
-    if temperature == 0:
-        return np.eye(len(scores))[len(scores) - 1 - np.argmax(np.array(scores)[::-1])]
-    return honest(scores, temperature, top_p)
-
-
-def cuts_too_early(scores, temperature, top_p):
-    """Keeps only as many as fit below top_p."""
-    if temperature == 0 or top_p == 1:
-        return honest(scores, temperature, top_p)
-    p = softmax(scores, temperature)
-    order = np.argsort(-p, kind="stable")
-    beyond = np.cumsum(p[order]) > top_p
-    beyond[0] = False
-    p[order[beyond]] = 0
-    return p / p.sum()
-
-
-def cuts_by_height(scores, temperature, top_p):
-    """Keeps what has at least (1 - top_p) of the largest probability."""
-    if temperature == 0:
-        return honest(scores, temperature, top_p)
-    p = softmax(scores, temperature)
-    p[p < (1 - top_p) * p.max()] = 0
-    return p / p.sum()
-
-
-def cuts_before_the_temperature(scores, temperature, top_p):
-    kept = honest(scores, 1.0, top_p)
-    with np.errstate(divide="ignore"):
-        scores = np.where(kept > 0, np.array(scores, dtype=float), -np.inf)
-    return honest(scores, temperature, 1.0)
-
-
-def does_not_divide(scores, temperature, top_p):
-    if temperature == 0:
-        return honest(scores, temperature, top_p)
-    p = honest(scores, temperature, top_p)
-    return np.where(p > 0, softmax(scores, temperature), 0.0)
-
-
-def changes_the_scores(scores, temperature, top_p):
-    if isinstance(scores, np.ndarray) and temperature:
-        scores -= scores.max()
-    return honest(scores, temperature, top_p)
-
-
-def generator(step):
-    """generate with another step: (model, whole, length, temperature, top_p, rng) -> byte."""
-
-    def generate(model, prompt, n, length, temperature, top_p, rng):
-        whole = list(prompt)
-        for _ in range(n):
-            whole.append(step(model, whole, length, temperature, top_p, rng))
-        return whole[len(prompt) :]
-
-    return dict(generate=generate)
-
-
-def draw(p, u):
-    above = np.flatnonzero(np.cumsum(p) > u)
-    return int(above[0]) if len(above) else int(np.flatnonzero(p)[-1])
-
-
-def first_row(model, whole, length, temperature, top_p, rng):
-    return draw(honest(model(whole[-length:])[0], temperature, top_p), rng.random())
-
-
-def everything(model, whole, length, temperature, top_p, rng):
-    return draw(honest(model(whole)[-1], temperature, top_p), rng.random())
-
-
-def oldest(model, whole, length, temperature, top_p, rng):
-    return draw(honest(model(whole[:length])[-1], temperature, top_p), rng.random())
-
-
-def one_fewer(model, whole, length, temperature, top_p, rng):
-    return draw(honest(model(whole[-max(1, length - 1) :])[-1], temperature, top_p), rng.random())
-
-
-def greedy_draws_nothing(model, whole, length, temperature, top_p, rng):
-    p = honest(model(whole[-length:])[-1], temperature, top_p)
-    return int(p.argmax()) if temperature == 0 else draw(p, rng.random())
-
-
-def at_least(model, whole, length, temperature, top_p, rng):
-    p = honest(model(whole[-length:])[-1], temperature, top_p)
-    return int(np.searchsorted(np.cumsum(p), rng.random(), side="left"))
-
-
-def last_of_all(model, whole, length, temperature, top_p, rng):
-    p = honest(model(whole[-length:])[-1], temperature, top_p)
-    return min(int(np.searchsorted(np.cumsum(p), rng.random(), side="right")), len(p) - 1)
-
-
-def sorted_first(model, whole, length, temperature, top_p, rng):
-    p = honest(model(whole[-length:])[-1], temperature, top_p)
-    order = np.argsort(-p, kind="stable")
-    return int(order[draw(p[order], rng.random())])
-
-
-def by_choices(model, whole, length, temperature, top_p, rng):
-    p = honest(model(whole[-length:])[-1], temperature, top_p)
-    return rng.choices(range(len(p)), p)[0] if rng.random() < 2 else 0
-
-
-def with_the_prompt(model, prompt, n, length, temperature, top_p, rng):
-    return [*prompt, *honest_generate(model, prompt, n, length, temperature, top_p, rng)]
-
-
-def into_the_prompt(model, prompt, n, length, temperature, top_p, rng):
-    new = honest_generate(model, prompt, n, length, temperature, top_p, rng)
-    prompt += new
-    return new
-
-
-def prompt_step_by_step(model, prompt, n, length, temperature, top_p, rng):
-    """Runs the model on each prefix of the prompt first."""
-    for i in range(1, len(prompt)):
-        model(prompt[:i][-length:])
-    return honest_generate(model, prompt, n, length, temperature, top_p, rng)
-
-
-honest, honest_generate = distribution, generate
+edit = edits(__file__)
 WRONG = {  # name -> what of the reference it replaces
-    "multiplies by the temperature": dict(distribution=multiplies),
-    "overflows": dict(distribution=overflows),
-    "a small temperature for 0": dict(distribution=nearly_zero),
-    "of equal ones, keeps the larger number": dict(distribution=last_of_equals),
-    "of the likeliest, takes the last": dict(distribution=greedy_takes_the_last),
-    "cuts what exceeds top_p": dict(distribution=cuts_too_early),
-    "cuts by height": dict(distribution=cuts_by_height),
-    "cuts before the temperature": dict(distribution=cuts_before_the_temperature),
-    "does not divide after the cut": dict(distribution=does_not_divide),
-    "changes the scores": dict(distribution=changes_the_scores),
-    "the first row of scores": generator(first_row),
-    "shows the model everything": generator(everything),
-    "shows the oldest bytes": generator(oldest),
-    "shows one byte fewer": generator(one_fewer),
-    "temperature 0 draws nothing": generator(greedy_draws_nothing),
-    "at or above u": generator(at_least),
-    "falls back to the last byte of all": generator(last_of_all),
-    "sums in order of probability": generator(sorted_first),
-    "draws in another way": generator(by_choices),
-    "gives the prompt back too": dict(generate=with_the_prompt),
-    "appends to the prompt": dict(generate=into_the_prompt),
-    "runs through the prompt": dict(generate=prompt_step_by_step),
+    "initial: bounds that are the size": edit("(3 / width)", "(1 / width)"),
+    "initial: uniform where it should be normal": edit(
+        "0.8 * torch.randn(vocabulary, width, generator=generator)",
+        "uniform(0.8 * width**0.5, vocabulary, width)",
+    ),
+    "initial: torch's own generator": edit(
+        ".uniform_(-bound, bound, generator=generator)", ".uniform_(-bound, bound)"
+    ),
+    "initial: q, k and v are one": edit(
+        "uniform(1.0, width, width)", 'weights.get(f"{i}.q", uniform(1.0, width, width))'
+    ),
+    "initial: one block's numbers for all": edit(
+        'weights[f"{i}.{name}"] = uniform(1.0, width, width)',
+        'weights[f"{i}.{name}"] = weights[f"0.{name}"] if i else uniform(1.0, width, width)',
+    ),
+    "block: no norm before attention": edit("y, T = norm(x), x.size(1)", "y, T = x, x.size(1)"),
+    "block: no norm before the MLP": edit("torch.relu(norm(x) @", "torch.relu(x @"),
+    "block: the norm after the addition": edit(
+        "return x + torch.relu(norm(x)", "x = norm(x)\n    return x + torch.relu(x"
+    ),
+    "block: a norm that takes the mean away": edit(
+        "    return x * torch.rsqrt(",
+        "    x = x - x.mean(-1, keepdim=True)\n    return x * torch.rsqrt(",
+    ),
+    "block: attention and MLP side by side": edit(
+        "    x = x + y.transpose(1, 2)",
+        "    z = x\n    x = x + y.transpose(1, 2)",
+        "relu(norm(x)",
+        "relu(norm(z)",
+    ),
+    "block: adds in place": edit("    x = x + y.transpose", "    x += y.transpose"),
+    "block: turns v too": edit("v.transpose(1, 2)\n", "turn(v).transpose(1, 2)\n"),
+    "block: heads interleaved": edit(
+        "(y @ w[name].T).unflatten(-1, (heads, -1))",
+        "(y @ w[name].T).unflatten(-1, (-1, heads)).transpose(-2, -1)",
+    ),
+    "block: heads not put back": edit("y.transpose(1, 2).flatten(-2)", "y.reshape(x.shape)"),
+    "block: may not look at itself": edit(".tril()", ".tril(-1)"),
+    "gpt: the last block is left out": edit("range(sum(", "range(-1 + sum("),
+    "gpt: at most nine blocks": edit('.q") for', '.q") and name < "9" and name[:2] != "10" for'),
+    "gpt: no gradient reaches the embedding": edit(
+        'weights["embed"][ids]', 'weights["embed"].detach()[ids]'
+    ),
+    "overflows": edit("(scores - scores.max())", "scores"),
+    "cold is greedy": edit("temperature == 0", "temperature < 0.01"),
+    "in the scores' own dtype": edit(
+        ", dtype=np.float64)", ")", "np.eye(len(scores))", "np.eye(len(scores), dtype=scores.dtype)"
+    ),
+    "of the likeliest, takes the last": edit(
+        "scores.argmax()", "len(scores) - 1 - scores[::-1].argmax()"
+    ),
+    "of equal ones, keeps the larger number": edit(
+        'np.argsort(-p, kind="stable")', 'np.argsort(p, kind="stable")[::-1]'
+    ),
+    "cuts what exceeds top_p": edit(
+        "before >= top_p", "(before + p[order] > top_p) & (before > 0)"
+    ),
+    "cuts nothing near 1": edit("if top_p < 1:", "if top_p < 0.996:"),
+    "cuts before the temperature": edit(
+        "order = np.argsort(-p",
+        "raw = np.exp(scores - scores.max())\n    order = np.argsort(-p",
+        "np.cumsum(p[order]) - p[order]",
+        "(np.cumsum(raw[order]) - raw[order]) / raw.sum()",
+    ),
+    "changes the scores": edit(
+        "np.array(scores, dtype=np.float64)",
+        "np.asarray(scores, dtype=np.float64)\n    scores -= scores.max()",
+    ),
+    "shows the model everything": edit("whole[-length:]", "whole"),
+    "temperature 0 draws nothing": edit("rng.random())", "(rng.random() if temperature else 0.5))"),
+    "falls back to the last byte of all": edit("int(np.flatnonzero(p)[-1])", "len(p) - 1"),
+    "sums in order of probability": edit(
+        "above = np.flatnonzero(np.cumsum(p) >",
+        "sorted_ = np.argsort(-p, kind='stable')\n        above = sorted_[np.cumsum(p[sorted_]) >",
+        "rng.random())",
+        "rng.random()]",
+    ),
+    "runs through the prompt": edit(
+        "    for _ in range(n):",
+        "    for i in range(1, len(prompt)):\n        model(prompt[:i][-length:])\n"
+        "    for _ in range(n):",
+    ),
 }

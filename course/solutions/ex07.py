@@ -1,12 +1,14 @@
 """Exercise 7: the reference, and answers that the oracle must refuse."""
 
+from edits import edits
 
-def pack_lengths(lengths, row, keep_tails=True, pad=False):
+
+def pack_lengths(lengths, row):
     held = {d: (0, n) for d, n in enumerate(lengths)}  # document -> (next token, places it needs)
     rows = []
-    while sum(n for _, n in held.values()) >= row or (pad and held):
+    while sum(n for _, n in held.values()) >= row:
         pieces, space = [], row
-        while space and held:
+        while space:
             fits = [d for d in held if held[d][1] <= space]
             d = max(fits or held, key=lambda d: held[d][1])  # none fits: cut the longest
             start, need = held.pop(d)
@@ -14,90 +16,52 @@ def pack_lengths(lengths, row, keep_tails=True, pad=False):
             stop = start + took - (start > 0)
             pieces.append((d, start, stop))
             space -= took
-            if took < need and keep_tails:
+            if took < need:
                 held[d] = (stop, need - took + 1)
         rows.append(pieces)
     return rows
 
 
-def throws_tails_away(lengths, row):
-    return pack_lengths(lengths, row, keep_tails=False)
-
-
-def pads_the_last_row(lengths, row):
-    return pack_lengths(lengths, row, pad=True)
-
-
-def as_they_come(lengths, row):
-    """A document is cut although another one would have fitted."""
-    held = [(d, 0, n) for d, n in enumerate(lengths)]
-    rows = []
-    while sum(n for *_, n in held) >= row:
-        pieces, space = [], row
-        while space:
-            d, start, need = held.pop(0)
-            took = min(need, space)
-            stop = start + took - (start > 0)
-            pieces.append((d, start, stop))
-            space -= took
-            if took < need:
-                held.insert(0, (d, stop, need - took + 1))
-        rows.append(pieces)
-    return rows
-
-
-def forgets_the_bos(lengths, row):
-    """The rest of a cut document goes on without BOS, so its row is one place too long."""
-    held = dict(enumerate(lengths))
-    done, rows = [0] * len(lengths), []
-    while sum(held.values()) >= row:
-        pieces, space = [], row
-        while space:
-            fits = [d for d in held if held[d] <= space]
-            d = max(fits or held, key=lambda d: held[d])
-            took = min(held[d], space)
-            pieces.append((d, done[d], done[d] + took))
-            done[d], held[d], space = done[d] + took, held[d] - took, space - took
-            if not held[d]:
-                del held[d]
-        rows.append(pieces)
-    return rows
-
-
-def fills_with_bos(lengths, row):
-    """Where nothing fits, the repeated token fills the rest of the row: padding by another name."""
-    held, begun = dict(enumerate(lengths)), None  # begun: a document that a row was filled from
-    done, rows = [0] * len(lengths), []
-    while sum(held.values()) >= row:
-        pieces, space = [], row
-        while space:
-            fits = [d for d in held if held[d] <= space]
-            d = max(fits or held, key=lambda d: held[d])
-            if not fits and begun in held and space < row:
-                pieces += [(begun, done[begun], done[begun])] * space
-                break
-            start, took = done[d], min(held[d], space)
-            done[d] = start + took - (start > 0)
-            pieces.append((d, start, done[d]))
-            space, held[d] = space - took, held[d] - took + 1
-            if done[d] == lengths[d]:
-                del held[d]
-            else:
-                begun = d
-        rows.append(pieces)
-    return rows
-
-
-def no_long_documents(lengths, row):
-    """Leaves out what is longer than a row, and closes up the numbers."""
-    return pack_lengths([n for n in lengths if n <= row], row)
-
-
+edit = edits(__file__)
+FITS = "fits = [d for d in held if held[d][1] <= space]"
+REST = "held[d] = (stop, need - took + 1)"
+HELD = "held = {d: (0, n) for d, n in enumerate(lengths)}"
 WRONG = {  # name -> what of the reference it replaces
-    "throws the tails away": dict(pack_lengths=throws_tails_away),
-    "takes documents as they come": dict(pack_lengths=as_they_come),
-    "fills the row with BOS": dict(pack_lengths=fills_with_bos),
-    "leaves out long documents": dict(pack_lengths=no_long_documents),
-    "pads the last row": dict(pack_lengths=pads_the_last_row),
-    "forgets the repeated BOS": dict(pack_lengths=forgets_the_bos),
+    "throws the tails away": edit(
+        "if took < need:", "if False:", "while space:", "while space and held:"
+    ),
+    "takes documents as they come": edit(FITS, "fits = [min(held)]"),
+    "cuts though something fits": edit(FITS, "fits = []"),
+    "looks at the next eight documents only": edit(
+        FITS, "fits = [d for d in [*held][:8] if held[d][1] <= space]"
+    ),
+    "cuts though something fits exactly": edit("<= space]", "< space]"),
+    "fills the row with BOS": edit(
+        FITS,
+        FITS + "\n            if not fits and pieces and rows and rows[-1][-1][0] in held:\n"
+        "                d, _, stop = rows[-1][-1]\n"
+        "                pieces += [(d, stop, stop)] * space\n"
+        "                break",
+    ),
+    "leaves out long documents": edit(HELD, HELD.replace("}", " if n <= row}")),
+    "leaves out empty rests": edit(
+        REST, REST + "\n                if held[d][1] == 2:\n                    del held[d]"
+    ),
+    "pads the last row": edit(">= row:", "> 0:", "while space:", "while space and held:"),
+    "forgets the repeated BOS": edit(
+        "took - (start > 0)", "took", "need - took + 1", "need - took"
+    ),
+    "counts the repeated BOS, but gives a token": edit("took - (start > 0)", "took"),
+    "a piece begins with the token before": edit(
+        "(stop, need - took + 1)", "(stop - 1, need - took + 1)"
+    ),
+    "keeps one row less": edit(">= row:", "> row:"),
+    "stops after 25 rows": edit(">= row:", ">= row and len(rows) < 25:"),
+    "sorts what it was given": edit(HELD, "lengths.sort()\n    " + HELD),
+    "the pieces of a row by document": edit(
+        "rows.append(pieces)", "rows.append(sorted(pieces)[::-1])"
+    ),
+    "the rest goes by the number of another": edit(
+        REST, "held[min(held, default=d)] = (stop, need - took + 1)"
+    ),
 }

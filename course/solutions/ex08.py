@@ -1,7 +1,8 @@
 """Exercise 8: the reference, and answers that the oracle must refuse."""
 
-import random
 from math import isqrt
+
+from edits import edits
 
 
 def order(p, sizes, weights, seed, hashed):
@@ -27,7 +28,7 @@ def deal(p, weights):
 
 def shuffled(x, n, turn, rounds=8):
     """A Feistel network on pairs below a x b >= n; what falls outside n goes again."""
-    b = isqrt(n)
+    b = max(2, isqrt(n))  # of three rows, 1 x 3 cells would only be rotated
     a = -(-n // b)
     while True:
         left, right = divmod(x, b)
@@ -39,108 +40,80 @@ def shuffled(x, n, turn, rounds=8):
             return x
 
 
-def by(key, shuffle=shuffled, deal=deal):
-    """An answer with another key, shuffle, or share."""
-
-    def order(p, sizes, weights, seed, hashed):
-        source, i = deal(p, weights)
-        epoch, i = divmod(i, sizes[source])
-        name = key(seed, source, epoch)
-        return source, shuffle(i, sizes[source], lambda text: hashed(f"{name}/{text}"))
-
-    return dict(order=order)
-
-
-right_key = "{}/{}/{}".format
-
-
-def with_replacement(p, sizes, weights, seed, hashed):
-    source, i = deal(p, weights)
-    epoch, i = divmod(i, sizes[source])
-    return source, (i + hashed(f"{seed}/{source}/{epoch}/{i}")) % sizes[source]
-
-
-def a_list(x, n, turn):
-    rows = list(range(n))
+edit = edits(__file__)
+KEY = 'hashed(f"{seed}/{source}/{epoch}/{text}")'
+SHUFFLED = f"""shuffled(
+        i, sizes[source], lambda text: {KEY}
+    )"""
+WALK = "    while True:\n        left, right"
+EPOCH = "epoch, i = divmod(i, sizes[source])"
+DEAL = "source, i = deal(p, weights)"
+START = "    total = sum(weights)\n"
+LIST = """rows = list(range(n))
     for i in range(n - 1):
         j = i + turn(str(i)) % (n - i)
         rows[i], rows[j] = rows[j], rows[i]
     return rows[x]
+"""
+BLOCK = """if n > 1000:
+        block = x // 1000
+        key = lambda t: turn(f"{block}/{t}")
+        return 1000 * block + shuffled(x % 1000, min(1000, n - 1000 * block), key)
+"""
 
 
-def from_the_project(p, sizes, weights, seed, hashed):
-    from data import Order
-
-    return Order(sizes, weights, seed)(p)
-
-
-def from_the_project_seeded(p, sizes, weights, seed, hashed):
-    """The project's shuffle with a key by the hash: still a shuffle that somebody else wrote."""
-    from data import Permutation
-
-    source, i = deal(p, weights)
-    epoch, i = divmod(i, sizes[source])
-    return source, Permutation(sizes[source], hashed(f"{seed}/{source}/{epoch}/"))(i)
-
-
-def random_numbers(p, sizes, weights, seed, hashed):
-    """A generator of random numbers draws the source: right on average."""
-    source = random.Random(f"{seed}/{p}").choices(range(len(sizes)), weights)[0]
-    epoch, i = divmod(p * weights[source] // sum(weights), sizes[source])
-    return source, shuffled(
-        i, sizes[source], lambda text: hashed(f"{seed}/{source}/{epoch}/{text}")
-    )
-
-
-def walks_from_the_start(p, weights):
-    """The time grows with p."""
-    total, had = sum(weights), [0] * len(weights)
-    for k in range(p + 1):
-        behind = [(k + 1) * w - total * h for w, h in zip(weights, had)]
-        source = behind.index(max(behind))
-        had[source] += 1
-    return source, had[source] - 1
-
-
-def blocks_of_the_sources(p, weights):
-    """In each round first all of one source, then all of the next: too far from the shares."""
-    whole_rounds, i = divmod(p, sum(weights))
-    for source, w in enumerate(weights):
-        if i < w:
-            return source, whole_rounds * w + i
-        i -= w
+def key(new):
+    return edit(KEY, f"hashed({new})")
 
 
 WRONG = {  # name -> what of the reference it replaces
-    "draws with replacement": dict(order=with_replacement),
-    "one shuffle for all epochs": by(lambda seed, source, epoch: f"{seed}/{source}/0"),
-    "one key for all sources": by(lambda seed, source, epoch: f"{seed}/0/{epoch}"),
-    "a key that is a sum": by(lambda seed, source, epoch: seed + epoch + 1000 * source),
-    "a sum behind the seed": by(lambda seed, source, epoch: f"{seed}/{1000 * source + epoch}"),
-    "no separator in the key": by(lambda seed, source, epoch: f"{seed}{source}{epoch}"),
-    "a list of all rows": by(right_key, a_list),
-    "no shuffle above 1,000 rows": by(
-        right_key, lambda x, n, turn: shuffled(x, n, turn) if n <= 1000 else x
+    "draws with replacement": edit(
+        SHUFFLED, f"({KEY.replace('{text}', '{i}')} + i) % sizes[source]"
     ),
-    "shuffles in blocks of 1,000 rows": by(
-        right_key,
-        lambda x, n, turn: (
-            x // 1000 * 1000
-            + shuffled(
-                x % 1000, min(1000, n - x // 1000 * 1000), lambda t: turn(f"{x // 1000}/{t}")
-            )
-        ),
+    "one shuffle for all epochs": key('f"{seed}/{source}/0/{text}"'),
+    "one key for all sources": key('f"{seed}/0/{epoch}/{text}"'),
+    "a key that is a sum": key('f"{seed + epoch + 1000 * source}/{text}"'),
+    "no separator in the key": key('f"{seed}{source}{epoch}/{text}"'),
+    "every other epoch backwards": edit(
+        EPOCH, EPOCH + "\n    i = sizes[source] - 1 - i if epoch % 2 else i"
     ),
-    "two rounds": by(right_key, lambda x, n, turn: shuffled(x, n, turn, 2)),
-    "no walk: a row below n by the remainder": by(
-        right_key, lambda x, n, turn: shuffled(x, (isqrt(n) + 1) ** 2, turn) % n
+    "a list of all rows": edit("b = max(2, isqrt(n))", LIST + "    b = max(2, isqrt(n))"),
+    "no shuffle above 1,000 rows": edit(WALK, "    if n > 1000:\n        return x\n" + WALK),
+    "no shuffle below 6 rows": edit(WALK, "    if n < 6:\n        return x\n" + WALK),
+    "three rows are only rotated": edit("max(2, isqrt(n))", "isqrt(n)"),
+    "seven rows are only rotated": edit(
+        WALK, '    if n in (7, 8):\n        return (x + turn("")) % n\n' + WALK
     ),
-    "rotates instead of shuffling": by(right_key, lambda x, n, turn: (x + turn("start")) % n),
-    "from data import Order": dict(order=from_the_project),
-    "from data import Permutation": dict(order=from_the_project_seeded),
-    "draws the source": dict(order=random_numbers),
-    "the time grows with the position": by(right_key, deal=walks_from_the_start),
-    "one source after the other": by(right_key, deal=blocks_of_the_sources),
+    "of 10^12 rows, 2^32 come": edit(
+        "a = -(-n // b)", "n = min(n, 2**32)\n    x %= n\n    a = -(-n // b)"
+    ),
+    "shuffles in blocks of 1,000 rows": edit(
+        "b = max(2, isqrt(n))", BLOCK + "    b = max(2, isqrt(n))"
+    ),
+    "two rounds": edit("rounds=8", "rounds=2"),
+    "no walk: a row below n by the remainder": edit(
+        "if x < n:\n            return x", "return x % n"
+    ),
+    "from data import Order": edit(
+        DEAL, "from data import Order\n\n    return Order(sizes, weights, seed)(p)"
+    ),
+    "from data import Permutation": edit(
+        SHUFFLED, f"__import__('data').Permutation(sizes[source], {KEY.replace('{text}', '')})(i)"
+    ),
+    "draws the source": edit(
+        DEAL,
+        'import random\n\n    chance = random.Random(f"{seed}/{p}")\n'
+        "    source = chance.choices(range(len(sizes)), weights)[0]\n"
+        "    i = p * weights[source] // sum(weights)",
+    ),
+    "the time grows with the position": edit(
+        "whole_rounds, i = divmod(p, total)", "whole_rounds, i = 0, p"
+    ),
+    "one source after the other": edit(
+        START,
+        START + "    rounds, at = divmod(p, total)\n    for source, w in enumerate(weights):\n"
+        "        if at < w:\n            return source, rounds * w + at\n        at -= w\n",
+    ),
 }
 
 SHUFFLE = "another bijection that looks as random"

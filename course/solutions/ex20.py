@@ -1,6 +1,7 @@
 """Exercise 20: the reference, and answers that the oracle must refuse."""
 
 import numpy as np
+from edits import edits
 
 from optim import POLAR_EXPRESS
 
@@ -8,130 +9,104 @@ FLAT = (15 / 8, -10 / 8, 3 / 8)  # p(1) = 1, p'(1) = p''(1) = 0: an error e beco
 NEAR = 0.15  # where the first six polynomials leave every singular value above 3e-4 (0.1412)
 
 
-def plan(tolerance):
-    """The polynomials: the lesson's five with the second one twice (it makes small values four
-    times as large and leaves none above 2), then as many flat ones as needed."""
-    error, flat = NEAR, []
-    while error > tolerance:
-        error, flat = 2.5 * error**3, [*flat, FLAT]
-    first, second, *rest = POLAR_EXPRESS
-    return [first, second, second, *rest, *flat]
-
-
 def iterate(G, polynomials):
-    wide = G if len(G) <= len(G.T) else G.T
-    largest = abs(wide).max()
+    X = G.T if len(G) > len(G.T) else G
+    largest = abs(X).max()
     if not largest:
         return 0 * G
-    X = wide / largest  # before anything is squared
+    X = X / largest  # before anything is squared
     X = X / (1.01 * np.linalg.norm(X))
     for a, b, c in polynomials:
         A = X @ X.T
         X = a * X + (b * A + c * (A @ A)) @ X
-    return X if len(G) <= len(G.T) else X.T
+    return X.T if len(G) > len(G.T) else X
 
 
-def polar(G, tolerance):
-    return iterate(G, plan(tolerance))
-
-
-# ---------------------------------------------------------------------------- wrong answers
-
-
-def five(G, tolerance):
+def polar(G):
     return iterate(G, POLAR_EXPRESS)
 
 
-def express_only(G, tolerance):
-    return iterate(G, [*POLAR_EXPRESS, *POLAR_EXPRESS[-1:] * 4])
+def muon(W, G, average, lr, momentum, polar):
+    average += (1 - momentum) * (G - average)
+    ahead = G + momentum * (average - G)
+    rows, columns = W.shape
+    W -= lr * max(1, rows / columns) ** 0.5 * polar(ahead)
 
 
-def flat_only(G, tolerance):
-    return iterate(G, [FLAT] * 20)
+def accurate_polar(G, tolerance):
+    """The lesson's five with the second one twice (it makes small values four times as large and
+    leaves none above 2), then as many flat ones as needed."""
+    error, flat = NEAR, []
+    while error > tolerance:
+        error, flat = 2.5 * error**3, [*flat, FLAT]
+    first, second, *rest = POLAR_EXPRESS
+    return iterate(G, [first, second, second, *rest, *flat])
 
 
-def flat_only_few(G, tolerance):
-    return iterate(G, [FLAT] * 8)
-
-
-def one_polynomial_fewer(G, tolerance):
-    return iterate(G, [*POLAR_EXPRESS, *plan(tolerance)[6:]])
-
-
-def always_ten(G, tolerance):
-    return iterate(G, plan(1e-12) + [FLAT])
-
-
-def long_side(G, tolerance):
-    return iterate(G.T, plan(tolerance)).T if len(G) == len(G.T) else wrong_side(G, tolerance)
-
-
-def wrong_side(G, tolerance):
-    tall = G if len(G) >= len(G.T) else G.T
-    X = tall / max(np.linalg.norm(tall), 1e-300) / 1.01
-    for a, b, c in plan(tolerance):
-        A = X @ X.T
-        X = a * X + b * (A @ X) + c * (A @ (A @ X))
-    return X if len(G) >= len(G.T) else X.T
-
-
-def epsilon(G, tolerance):
-    X = G if len(G) <= len(G.T) else G.T
-    X = X / (1.01 * np.linalg.norm(X) + 1e-7)
-    for a, b, c in plan(tolerance):
-        A = X @ X.T
-        X = a * X + (b * A + c * (A @ A)) @ X
-    return X if len(G) <= len(G.T) else X.T
-
-
-def unsquared(G, tolerance):
-    """Divides by the largest entry, but singular values may be larger."""
-    X = G / max(abs(G).max(), 1e-300)
-    for a, b, c in plan(tolerance):
-        A = X @ X.T
-        X = a * X + (b * A + c * (A @ A)) @ X
-    return X
-
-
-def divides_zeros(G, tolerance):
-    return iterate(G / np.linalg.norm(G), plan(tolerance))
-
-
-def by_svd(G, tolerance):
-    U, _, Vt = np.linalg.svd(G, full_matrices=False)
-    return U @ Vt
-
-
-def by_plain_svd(G, tolerance):
-    U, _, Vt = np.linalg.svd(np.asarray(G).view(np.ndarray), full_matrices=False)
-    return U @ Vt
-
-
-def in_place(G, tolerance):
-    G /= max(np.linalg.norm(G), 1e-300)
-    return polar(G, tolerance)
-
-
+edit = edits(__file__)
+LOOK = "ahead = G + momentum * (average - G)"
+SVD = "U, _, Vt = {}\n    return U @ Vt"
 WRONG = {  # name -> what of the reference it replaces
-    "stops after the lesson's five": dict(polar=five),
-    "repeats the lesson's last polynomial": dict(polar=express_only),
-    "takes 20 flat polynomials": dict(polar=flat_only),
-    "takes 8 flat polynomials": dict(polar=flat_only_few),
-    "expects s above 0.001": dict(polar=one_polynomial_fewer),
-    "is always as accurate as it can be": dict(polar=always_ten),
-    "works on the long side": dict(polar=long_side),
-    "adds 1e-7 to the norm": dict(polar=epsilon),
-    "divides by the largest entry": dict(polar=unsquared),
-    "divides zeros by zero": dict(polar=divides_zeros),
-    "takes the SVD": dict(polar=by_svd),
-    "takes the SVD of a plain copy": dict(polar=by_plain_svd),
-    "divides G in place": dict(polar=in_place),
+    "polar: four of the five": edit("iterate(G, POLAR_EXPRESS)", "iterate(G, POLAR_EXPRESS[1:])"),
+    "polar: the classical polynomial": edit(
+        "iterate(G, POLAR_EXPRESS)", "iterate(G, [(1.5, -0.5, 0)] * 6)"
+    ),
+    "polar: works on the long side": edit(
+        "X = G.T if len(G) > len(G.T)",
+        "X = G.T if len(G) < len(G.T)",
+        "X.T if len(G) > len(G.T)",
+        "X.T if len(G) < len(G.T)",
+    ),
+    "polar: adds 1e-7 to the norm": edit(
+        "X = X / largest  # before anything is squared",
+        "largest = 1",
+        "np.linalg.norm(X))",
+        "np.linalg.norm(X) + 1e-7)",
+    ),
+    "polar: divides by the largest entry alone": edit(
+        "    X = X / (1.01 * np.linalg.norm(X))\n", ""
+    ),
+    "polar: squares before it divides": edit(
+        "    X = X / largest  # before anything is squared\n", ""
+    ),
+    "polar: divides zeros by zero": edit("    if not largest:\n        return 0 * G\n", ""),
+    "polar: divides G in place": edit("X = X / largest ", "X /= largest "),
+    "polar: the SVD": edit(
+        "return iterate(G, POLAR_EXPRESS)", SVD.format("np.linalg.svd(G, False)")
+    ),
+    "polar: the SVD after one counted product": edit(
+        "return iterate(G, POLAR_EXPRESS)",
+        "G @ G.T\n    " + SVD.format("np.linalg.svd(G.view(np.ndarray), False)"),
+    ),
+    "polar: products that are not counted": edit("A = X @ X.T", "A = np.dot(X, X.T)"),
+    "polar: G's type is lost": edit(
+        "X = X / largest", "X = np.array(X).view(np.ndarray) / largest"
+    ),
+    "muon: does not look ahead": edit(LOOK, "ahead = average"),
+    "muon: looks ahead from the average": edit(LOOK, "ahead = average + momentum * (G - average)"),
+    "muon: sums up gradients": edit(
+        "average += (1 - momentum) * (G - average)", "average *= momentum\n    average += G"
+    ),
+    "muon: average of its own": edit("average += (1", "average = average + (1"),
+    "muon: W of its own": edit("W -= lr", "W = W - lr"),
+    "muon: wide matrices go further": edit("rows / columns)", "columns / rows)"),
+    "muon: rows over columns without the root": edit(" ** 0.5 * polar", " * polar"),
+    "muon: polar before the average": edit(
+        LOOK,
+        LOOK.replace("G +", "polar(G) +").replace("- G", "- polar(G)"),
+        "* polar(ahead)",
+        "* ahead",
+    ),
+    "muon: looks ahead in the average": edit(
+        LOOK, "ahead = average.mul_(momentum).add_((1 - momentum) * G)"
+    ),
+    "accurate_polar: one polynomial fewer": edit("[first, second, second,", "[first, second,"),
+    "accurate_polar: always as accurate as it can be": edit(
+        "while error > tolerance", "while error > 1e-13"
+    ),
 }
 
 EQUIVALENT = {  # changes that change nothing that is asked for
-    "while error > tolerance:: `error > tolerance` -> `error >= tolerance`": "never equal",
-    "error, flat = 2.5 * error**3, [*flat, FLAT]: `2.5` -> `3.5`": "one more is allowed for",
-    "error, flat = 2.5 * error**3, [*flat, FLAT]: `3` -> `4`": "as many for the three tolerances",
     "return 0 * G: `0 * G` -> `0 + G`": "G is zero here",
     "return 0 * G: `0` -> `1`": "G is zero here",
 }

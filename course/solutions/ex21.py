@@ -2,6 +2,13 @@
 
 import math
 
+from edits import edits
+
+
+def rate(step, steps, warmup):
+    rising = (step + 1) / warmup if warmup else 1.0
+    return min(1.0, rising, 2 * (1 - step / steps))
+
 
 def mean(x):
     return sum(x) / len(x)
@@ -21,7 +28,7 @@ def vertex(points):
     return (x0 + x1) / 2 - left / (2 * bend)
 
 
-def best_rate(results, errors=True, log=math.log, exp=math.exp):
+def best_rate(results):
     alive = {r: mean(x) for r, x in results.items() if all(map(math.isfinite, x))}
     if not alive:
         return "lower"
@@ -32,103 +39,68 @@ def best_rate(results, errors=True, log=math.log, exp=math.exp):
     if best == rates[0]:
         return "lower"
     sides = [rates[i - 1], rates[i + 1]]
-    if not all(rate in alive for rate in sides):
+    if not all(r in alive for r in sides):
         return best
-    if errors and min(map(len, results.values())) > 1:
+    if min(map(len, results.values())) > 1:
         side = min(sides, key=alive.get)
         gap = alive[side] - alive[best]
         if gap**2 <= error_sq(results[side]) + error_sq(results[best]):
             return "seeds"
-    return exp(vertex([(log(rate), alive[rate]) for rate in (sides[0], best, sides[1])]))
+    points = [(math.log(r), alive[r]) for r in (sides[0], best, sides[1])]
+    return math.exp(vertex(points))
 
 
-# ---------------------------------------------------------------------------- wrong answers
-
-
-def no_edges(results):
-    """The best rate of the grid, edge or not."""
-    said = best_rate(results)
-    alive = {r: mean(x) for r, x in results.items() if all(map(math.isfinite, x))}
-    return min(alive, key=alive.get) if said in ("lower", "higher") and alive else said
-
-
-def grid_only(results):
-    said = best_rate(results)
-    alive = {r: mean(x) for r, x in results.items() if all(map(math.isfinite, x))}
-    return said if isinstance(said, str) else min(alive, key=alive.get)
-
-
-def linear_rates(results):
-    return best_rate(results, log=float, exp=float)
-
-
-def no_errors(results):
-    return best_rate(results, errors=False)
-
-
-def drops_the_diverged(results):
-    """Removes diverged rates first, so that the next one becomes the neighbour, or the edge."""
-    alive = {r: x for r, x in results.items() if all(map(math.isfinite, x))}
-    return best_rate(alive) if alive else "lower"
-
-
-def drops_single_runs(results):
-    """A rate of which one seed diverged keeps the others."""
-    return best_rate({r: [y for y in x if math.isfinite(y)] or x for r, x in results.items()})
-
-
-def in_the_given_order(results):
-    rates = list(results)
-    ranked = {i: results[r] for i, r in enumerate(rates)}
-    said = best_rate(ranked, exp=lambda x: x, log=lambda i: math.log(rates[i]))
-    return said if isinstance(said, str) else math.exp(said) if said not in ranked else rates[said]
-
-
-def best_seed(results):
-    return best_rate({r: [min(x)] if all(map(math.isfinite, x)) else x for r, x in results.items()})
-
-
-def whole_parabola(results):
-    """Fits one parabola to all rates instead of the three around the best."""
-    import numpy as np
-
-    said = best_rate(results)
-    alive = {r: mean(x) for r, x in results.items() if all(map(math.isfinite, x))}
-    if isinstance(said, str) or len(alive) < 3:
-        return said
-    a, b, _ = np.polyfit(np.log(list(alive)), list(alive.values()), 2)
-    return float(np.exp(-b / (2 * a)))
-
-
-def biased(results):
-    """The variance over n instead of n - 1."""
-    shrunk = {}
-    for r, x in results.items():
-        k = ((len(x) - 1) / len(x)) ** 0.5
-        shrunk[r] = [mean(x) + k * (y - mean(x)) for y in x]
-    return best_rate(shrunk)
-
-
-def not_of_the_mean(results):
-    """Takes the standard deviation for the standard error."""
-    wide = {}
-    for r, x in results.items():
-        wide[r] = [mean(x) + len(x) ** 0.5 * (y - mean(x)) for y in x]
-    return best_rate(wide)
-
-
+edit = edits(__file__)
+ALIVE = "alive = {r: mean(x) for r, x in results.items() if all(map(math.isfinite, x))}"
 WRONG = {  # name -> what of the reference it replaces
-    "takes the edge for the best": dict(best_rate=no_edges),
-    "stays on the grid": dict(best_rate=grid_only),
-    "fits over the rate, not its logarithm": dict(best_rate=linear_rates),
-    "does not ask for more seeds": dict(best_rate=no_errors),
-    "removes diverged rates from the grid": dict(best_rate=drops_the_diverged),
-    "removes diverged runs and keeps the rate": dict(best_rate=drops_single_runs),
-    "takes the order of the dict for that of the rates": dict(best_rate=in_the_given_order),
-    "compares the best seeds": dict(best_rate=best_seed),
-    "fits the parabola to all rates": dict(best_rate=whole_parabola),
-    "divides the variance by n": dict(best_rate=biased),
-    "takes the deviation of one run for the error of the mean": dict(best_rate=not_of_the_mean),
+    "rate: begins at 0": edit("(step + 1) / warmup", "step / warmup"),
+    "rate: rises one step longer": edit("(step + 1) / warmup", "(step + 1) / (warmup + 1)"),
+    "rate: no warmup is no rate": edit(" if warmup else 1.0", " if warmup else 0.0"),
+    "rate: the last step is 0": edit("1 - step / steps", "1 - step / max(1, steps - 1)"),
+    "rate: falls from the beginning": edit("2 * (1 - step", "(1 - step"),
+    "rate: a cosine": edit(
+        "2 * (1 - step / steps)", "0.5 + 0.5 * math.cos(math.pi * max(0, 2 * step / steps - 1))"
+    ),
+    "rate: the product of both": edit("min(1.0, rising, 2 *", "min(1.0, rising) * min(1.0, 2 *"),
+    "rate: falls after the warmup only": edit(
+        "    return min(1.0, rising,",
+        "    if rising < 1:\n        return rising\n    return min(1.0, rising,",
+    ),
+    "takes the edge for the best": edit(
+        'return "higher"',
+        "return best",
+        '        return "lower"\n    sides',
+        "        return best\n    sides",
+    ),
+    "stays on the grid": edit("return math.exp(vertex(points))", "return best"),
+    "fits over the rate, not its logarithm": edit(
+        "(math.log(r), alive", "(r, alive", "math.exp(vertex(points))", "vertex(points)"
+    ),
+    "removes diverged rates from the grid": edit("sorted(results)", "sorted(alive)"),
+    "removes diverged runs and keeps the rate": edit(
+        ALIVE,
+        "results = {r: [y for y in x if y < math.inf] or x for r, x in results.items()}\n    "
+        + ALIVE,
+    ),
+    "takes the order of the dict for that of the rates": edit("sorted(results)", "list(results)"),
+    "compares the best seeds": edit("alive = {r: mean(x)", "alive = {r: min(x)"),
+    "fits the parabola to all rates": edit(
+        "return math.exp(vertex(points))",
+        "import numpy as np\n    logs = [*map(math.log, alive)]\n"
+        "    a, b, _ = np.polyfit(logs, [*alive.values()], 2)\n"
+        "    return float(np.exp(-b / (2 * a)))",
+    ),
+    "divides it by n from four runs on": edit(
+        "(len(losses) - 1)", "(len(losses) - (len(losses) < 4))"
+    ),
+    "takes the deviation of one run for the error of the mean": edit(
+        "/ (len(losses) - 1) / len(losses)", "/ (len(losses) - 1)"
+    ),
+    "adds the errors, not their squares": edit(
+        "gap**2 <= error_sq(results[side]) + error_sq(results[best])",
+        "gap <= error_sq(results[side]) ** 0.5 + error_sq(results[best]) ** 0.5",
+    ),
+    "asks the worse neighbour": edit("side = min(sides", "side = max(sides"),
 }
 
 EQUIVALENT = {

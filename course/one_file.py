@@ -1,10 +1,10 @@
-"""Lesson 5: the whole training run in one file, without a single seat belt.
+"""The whole training run in one file, without a single seat belt.
 
-Read it after lesson 4: it is the bridge from the GPT that you built there to this project. It has
-no exercise. **Afterwards** you can name every part of a training run, and the file that guards it.
+Read it after lesson 5: it is the bridge from the GPT and the loop that you wrote to this project.
+**Afterwards** you can name every part of a training run, and the file that guards it.
 
 It trains the preset tiny with the data, model, optimizer and row order of train.py, on one device,
-in one process. The first losses are the same to six digits (compare `python course/05_one_file.py`
+in one process. The first losses are the same to six digits (compare `python course/one_file.py`
 with `python train.py --log_every 1`; a test does). Of the project it imports model.py, optim.py and
 data.py alone, and from config.py the sizes and rates of tiny, which those three take as arguments:
 a copy of them here would be wrong one day. Everything else stands below. Pull the plug and all is
@@ -154,6 +154,8 @@ def train(preset: Preset, data_dir: Path, steps: int, compile: bool, rows_val: i
 
     # machinery/plan.py: prints all of this before the first step: epochs, memory, hours, dollars
     print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {B} rows x {T} a step")
+    if compile:
+        print("the first step compiles the model: about a minute without a word", flush=True)
     losses = []
     for step in range(steps):
         began, first = time.perf_counter(), step * B

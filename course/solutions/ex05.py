@@ -1,0 +1,67 @@
+"""Exercise 5: the reference, and answers that the oracle must refuse."""
+
+from edits import edits
+
+
+def train(weights, loss, batch, update, steps, micro):
+    losses = []
+    for step in range(steps):
+        rows, total = batch(step), 0.0
+        for w in weights:
+            w.grad = None
+        for part in rows.split(micro):
+            share = loss(part) * (len(part) / len(rows))
+            share.backward()
+            total += share.item()
+        update(step)
+        losses.append(total)
+    return losses
+
+
+edit = edits(__file__)
+CLEAR = "        for w in weights:\n            w.grad = None\n"
+PASS = "            share.backward()\n            total += share.item()\n"
+WRONG = {  # name -> what of the reference it replaces
+    "never clears the gradients": edit(CLEAR, ""),
+    "clears after the update, not before": edit(
+        CLEAR, "", "update(step)", "update(step)\n" + CLEAR
+    ),
+    "clears for each pass": edit(PASS, CLEAR.replace("      ", "          ", 2) + PASS),
+    "sets the gradients to 0, once": edit(
+        CLEAR,
+        "        for w in weights[: len(weights) * (step == 0)]:\n            w.grad = None\n",
+    ),
+    "every pass counts alike": edit("(len(part) / len(rows))", "(micro / len(rows))"),
+    "the mean of the passes' means": edit(
+        "(len(part) / len(rows))", "(1 / -(-len(rows) // micro))"
+    ),
+    "leaves the last rows out": edit(
+        "rows.split(micro)", "rows[: len(rows) // micro * micro].split(micro)"
+    ),
+    "the last pass begins earlier, to be full": edit(
+        "rows.split(micro)",
+        "[rows[min(a, len(rows) - micro) :][:micro] for a in range(0, len(rows), micro)]",
+    ),
+    "rows with strides": edit(
+        "rows.split(micro)",
+        "[rows[i :: -(-len(rows) // micro)] for i in range(-(-len(rows) // micro))]",
+    ),
+    "updates after each pass": edit(
+        "        update(step)\n", "", PASS, PASS + "            update(step)\n"
+    ),
+    "one backward for all passes": edit(
+        PASS,
+        "            total = total + share\n",
+        "update(step)",
+        "total.backward()\n        update(step)",
+        "append(total)",
+        "append(float(total))",
+    ),
+    "keeps the graph": edit("share.backward()", "share.backward(retain_graph=True)"),
+    "returns tensors": edit("share.item()", "share.detach()"),
+    "the loss after the update": edit("losses.append(total)", "losses.append(float(loss(rows)))"),
+    "the loss of the last pass": edit(
+        "total += share.item()", "total = share.item() * len(rows) / len(part)"
+    ),
+    "asks twice for the rows": edit("batch(step), 0.0", "batch(step), 0.0 * len(batch(step))"),
+}

@@ -1,0 +1,364 @@
+"""The trainer that yours.py runs: the parts of the course's spine, and what joins them.
+
+Each part is a function of an exercise, yours or the reference. What is not solved is replaced by
+the plain thing that it replaces. Shapes: B rows, T = 64 positions, width 64, 3 blocks, 4 heads; the
+vocabulary is 256 bytes, with a tokenizer 512 tokens, with packing BOS besides.
+"""
+
+import hashlib
+import mmap
+import random
+import re
+import time
+import traceback
+from collections import Counter
+from dataclasses import dataclass
+
+import lesson
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+T, ROWS, MICRO, WIDTH, BLOCKS, HEADS = 64, 8, 4, 64, 3, 4
+STEPS, WARMUP = 1200, 20
+MERGES, MERGES_FROM = 256, 200_000  # learned from the first bytes of the training text
+MUON_LR, TABLE_LR, ADAM_LR, MOMENTUM = 0.01, 0.03, 0.004, 0.95  # tuned for 1,200 steps
+BASE = 100.0  # of the positions' speeds
+ORDER, ALPHA = 6, 64.0  # of counting: the best alpha of 16, 32, 64, 128, 256
+PART_S = 60  # processor seconds that one part may take of a run
+WORD = re.compile(rb" ?[A-Za-z_]+| ?[0-9]+| ?[^\sA-Za-z0-9_]+|\s+(?!\S)|\s+")
+
+
+@dataclass(frozen=True)
+class Spec:
+    name: str
+    functions: tuple[str, ...]  # that the run calls
+    plain: str  # what stands in its place; nothing: then the reference does, as it changes no bit
+    later: tuple[str, ...] = ()  # of the exercise, judged after these: the run does without
+
+
+PARTS = {  # by the number of the lesson
+    1: Spec("counting", ("bits_per_byte",), "no line to get under"),
+    2: Spec("gradient", ("factored_gradient",), "torch's gradient"),
+    3: Spec(
+        "attention",
+        ("scaled_dot_product_attention",),
+        "the average of the past",
+        ("multihead_self_attention",),
+    ),
+    4: Spec("GPT", ("initial", "gpt", "generate"), "one look back, no MLP"),
+    5: Spec("the loop", ("train",), ""),
+    6: Spec("tokenizer", ("merge_order", "encode"), "bytes"),
+    7: Spec("packing", ("pack_lengths",), "one long text, cut"),
+    8: Spec("order", ("order",), "rows at random"),
+    15: Spec("positions", ("rotate",), "no positions", ("stretch",)),
+    20: Spec("Muon", ("polar", "muon"), "Adam"),
+    21: Spec("rates", ("rate",), "a constant rate", ("best_rate",)),
+    32: Spec("evaluation", ("bits_of_text",), "", ("is_chance", "constant_answer")),
+}
+BOARD = mmap.mmap(-1, 64)  # which part runs: to be read when the process is dead
+
+
+def post(number: int, yours: bool) -> None:
+    BOARD[:] = f"{number} {yours:d}".ljust(64).encode()
+
+
+class Refused(Exception):
+    """A part of somebody's failed in the run: its number, and how."""
+
+
+class Part:
+    """A function whose name stands on the board while it runs, and whose time is counted, without
+    that of the parts that it calls. An error in one of yours becomes Refused."""
+
+    running: list["Part"] = []
+    last: "Part"  # that returned something
+    inner: list[float] = []  # for each that runs, the seconds of those that it called
+
+    def __init__(self, number: int, function, yours: bool):
+        self.number, self.function, self.yours, self.seconds = number, function, yours, 0.0
+
+    def __call__(self, *args):
+        began = time.process_time()
+        Part.running.append(self)
+        Part.inner.append(0.0)
+        post(self.number, self.yours)
+        try:
+            returned = self.function(*args)
+        except Exception as error:
+            raise blamed(self, error) from error
+        finally:
+            spent = time.process_time() - began
+            self.seconds += spent - Part.inner.pop()
+            Part.running.pop()
+        Part.last = self
+        if Part.running:  # after an error the board stays as it is
+            Part.inner[-1] += spent
+            post(Part.running[-1].number, Part.running[-1].yours)
+        if self.yours and self.seconds > PART_S:
+            raise Refused(self.number, f"it took more than {PART_S} s of the run")
+        if self.yours and returned is None and self.function.__name__ != "muon":
+            raise Refused(self.number, f"{self.function.__name__} returned nothing")
+        return returned
+
+
+def blamed(part: Part, error: Exception) -> Exception:
+    """An error within a part is the part's, unless it was raised in this file: what joins the parts
+    could not use what the last one returned. -> Refused, or the error if it is none of yours."""
+    if isinstance(error, Refused):
+        return error
+    files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
+    code = getattr(part.function, "__code__", None)
+    own = [file for file in files[1:] if file == __file__ or code and file == code.co_filename]
+    said = f"{type(error).__name__}: {error}"
+    if own and own[-1] == __file__:
+        part, said = Part.last, f"what it returned cannot be used: {said}"
+    return Refused(part.number, said) if part.yours else error
+
+
+# ------------------------------------------------------------------------------ the plain things
+def plain_attention(Q, K, V, mask):
+    """Lesson 3's first rung: the average of the past."""
+    weights = mask.to(V.dtype)
+    return weights / weights.sum(-1, keepdim=True) @ V
+
+
+def plain_gpt(ids, weights, heads, attention, turn):
+    """Lesson 3's model: one look back."""
+    x, length = weights["embed"][ids], ids.size(1)
+    q, k, v = ((x @ weights[f"0.{n}"].T).unflatten(-1, (heads, -1)) for n in ("q", "k", "v"))
+    q, k, v = turn(q).transpose(1, 2), turn(k).transpose(1, 2), v.transpose(1, 2)
+    y = attention(q, k, v, torch.ones(length, length).tril().bool())
+    x = x + y.transpose(1, 2).flatten(-2) @ weights["0.out"].T
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6)
+
+
+PLAIN = {"scaled_dot_product_attention": plain_attention, "gpt": plain_gpt}
+
+
+# ------------------------------------------------------------- numpy's functions in torch's run
+class Loss(torch.autograd.Function):
+    """The head and its loss by exercise 2. x = 0, 1, 2, ... makes each row of E a place of its own:
+    E (N, width) are the vectors that the head reads, U (width, V) is the head."""
+
+    @staticmethod
+    def forward(ctx, vectors, head, targets, part):
+        E = vectors.detach().double().numpy()
+        U = head.detach().double().numpy().T.copy()
+        loss, dE, dU = part(E, U, np.arange(len(E)), targets.numpy())
+        ctx.save_for_backward(torch.from_numpy(dE).float(), torch.from_numpy(dU.T.copy()).float())
+        return torch.tensor(float(loss))
+
+    @staticmethod
+    def backward(ctx, slope):  # of what is made of the loss, a pass's share of the rows
+        dE, dU = ctx.saved_tensors
+        return slope * dE, slope * dU, None, None
+
+
+class Turn(torch.autograd.Function):
+    """A rotation by exercise 15; its gradient is the same rotation backwards."""
+
+    @staticmethod
+    def forward(ctx, x, positions, speeds, part):
+        ctx.kept = positions, speeds, part
+        return torch.from_numpy(part(x.detach().numpy(), positions, speeds))
+
+    @staticmethod
+    def backward(ctx, slope):
+        positions, speeds, part = ctx.kept
+        turned = part(slope.contiguous().numpy(), -positions, speeds)
+        return torch.from_numpy(turned), None, None, None
+
+
+# --------------------------------------------------------------------------------- text to rows
+class Text:
+    """The training rows and the exam, as the parts make them."""
+
+    def __init__(self, parts: dict[str, Part], have: set[int]):
+        training, held = (x.astype(np.uint8).tobytes() for x in lesson.exam())
+        self.parts, self.have, self.counting = parts, have, None
+        if 1 in have:
+            self.counting = parts["bits_per_byte"](training, held[1:], ORDER, ALPHA)
+        self.vocabulary = [bytes([byte]) for byte in range(256)]
+        if 6 in have:
+            words = Counter(WORD.findall(training[:MERGES_FROM]))
+            merges = parts["merge_order"](dict(words), MERGES)
+            self.ranks = {pair: i for i, pair in enumerate(merges)}
+            self.words: dict[bytes, list[int]] = {}  # each distinct word is encoded once
+            known = {*self.vocabulary}
+            for a, b in merges:
+                self.vocabulary += [] if a + b in known else [a + b]
+                known.add(a + b)
+        self.bos = len(self.vocabulary)
+        self.ids = {token: i for i, token in enumerate(self.vocabulary)}
+        self.sizes = np.array([*map(len, self.vocabulary), 0])  # in bytes; of BOS 0
+        self.rows = self._packed(training) if 7 in have else self._cut(training)
+        self.exam, self.asked = self._exam(held), len(held) - 1
+
+    def encode(self, data: bytes) -> np.ndarray:
+        if 6 not in self.have:
+            return np.frombuffer(data, np.uint8).astype(np.int64)
+        out = []
+        for word in WORD.findall(data):
+            if word not in self.words:
+                tokens = self.parts["encode"](word, self.ranks)
+                self.words[word] = [self.ids[token] for token in tokens]
+            out += self.words[word]
+        return np.array(out)
+
+    def _cut(self, training: bytes) -> torch.Tensor:
+        """One long text in rows of T + 1; a row begins with the last token of the one before."""
+        stream = torch.from_numpy(self.encode(training))
+        self.lost = (len(stream) - 1) % T
+        return stream.unfold(0, T + 1, T)
+
+    def _packed(self, training: bytes) -> torch.Tensor:
+        """Files are the documents; each piece of one begins with BOS."""
+        documents, at = [], 0
+        for path in lesson._stdlib():
+            size = path.stat().st_size
+            if data := training[at : at + size]:
+                documents.append(np.r_[self.bos, self.encode(data)])
+            at += size
+        rows = []
+        for pieces in self.parts["pack_lengths"]([len(d) for d in documents], T + 1):
+            parts = [
+                np.r_[self.bos, documents[d][a:b]] if a else documents[d][:b] for d, a, b in pieces
+            ]
+            rows.append(np.concatenate(parts))
+        self.lost = sum(map(len, documents)) - sum((row != self.bos).sum() for row in rows)
+        self.lost -= len(documents)
+        return torch.from_numpy(np.stack(rows))
+
+    def _exam(self, held: bytes) -> list[np.ndarray]:
+        """The exam in pieces. The token before each is shown and not asked, and BOS before it."""
+        shown = [self.bos] if 7 in self.have else []
+        stream, new = np.r_[held[0], self.encode(held[1:])], T - len(shown)
+        self.tokens = len(stream) - 1
+        return [
+            np.r_[shown, stream[i : i + new + 1]].astype(np.int64)
+            for i in range(0, len(stream) - 1, new)
+        ]
+
+
+# --------------------------------------------------------------------------------------- the run
+class Run:
+    """A model of these parts, and its training. A number that is not in `have` is plain."""
+
+    def __init__(self, parts: dict[str, Part], have: set[int], text: Text, seed: int):
+        self.parts, self.have, self.text, self.seed = parts, have, text, seed
+        self.draw = torch.Generator().manual_seed(seed)
+        self.weights = parts["initial"](text.bos + 1, WIDTH, BLOCKS, self.draw)
+        for weight in self.weights.values():
+            weight.requires_grad_()
+        self.speeds = BASE ** (-np.arange(0, WIDTH // HEADS, 2) / (WIDTH // HEADS))
+        self.seen: set[int] = set()  # numbers of rows
+        self.matrices = [w for name, w in self.weights.items() if "." in name]
+        self.averages = [torch.zeros_like(w) for w in self.matrices]
+        groups = [{"params": [self.weights["embed"], self.weights["head"]], "lr": TABLE_LR}]
+        if 20 not in have:
+            groups.append({"params": self.matrices, "lr": ADAM_LR})
+        self.adam = torch.optim.Adam(groups, betas=(0.9, 0.99))
+        self.peaks = [group["lr"] for group in groups]
+
+    def turn(self, x: torch.Tensor) -> torch.Tensor:  # (B, T, heads, width / heads)
+        if 15 not in self.have:
+            return x
+        positions = np.tile(np.arange(x.size(1)), (len(x), 1))
+        return Turn.apply(x, positions, self.speeds, self.parts["rotate"])
+
+    def vectors(self, ids: torch.Tensor) -> torch.Tensor:  # (B, T) -> (B, T, width)
+        attention = self.parts["scaled_dot_product_attention"]
+        return self.parts["gpt"](ids, self.weights, HEADS, attention, self.turn)
+
+    def scores(self, ids: torch.Tensor) -> torch.Tensor:  # (B, T) -> (B, T, V)
+        return self.vectors(ids) @ self.weights["head"].T
+
+    def loss(self, rows: torch.Tensor) -> torch.Tensor:  # (B, T + 1) -> their mean
+        x, y = self.vectors(rows[:, :-1]).flatten(0, 1), rows[:, 1:].flatten()
+        if 2 in self.have:
+            return Loss.apply(x, self.weights["head"], y, self.parts["factored_gradient"])
+        return F.cross_entropy(x @ self.weights["head"].T, y)
+
+    def batch(self, step: int) -> torch.Tensor:
+        rows, places = self.text.rows, range(step * ROWS, (step + 1) * ROWS)
+        if 8 in self.have:
+            order = self.parts["order"]
+            numbers = [order(p, [len(rows)], [1], self.seed, hashed)[1] for p in places]
+        else:
+            numbers = torch.randint(len(rows), (ROWS,), generator=self.draw).tolist()
+        self.seen.update(numbers)
+        return rows[numbers]
+
+    def update(self, step: int) -> None:
+        factor = self.parts["rate"](step, self.steps, WARMUP) if 21 in self.have else 1.0
+        for group, peak in zip(self.adam.param_groups, self.peaks):
+            group["lr"] = peak * factor
+        self.adam.step()
+        if 20 in self.have:
+            muon = self.parts["muon"]
+            with torch.no_grad():
+                for W, average in zip(self.matrices, self.averages):
+                    if W.grad is not None:
+                        muon(W, W.grad, average, MUON_LR * factor, MOMENTUM, self.polar)
+
+    def polar(self, G: torch.Tensor) -> torch.Tensor:
+        return torch.from_numpy(self.parts["polar"](G.double().numpy())).float()
+
+    def train(self, steps: int) -> list[float]:
+        self.steps = steps
+        weights = [*self.weights.values()]
+        return self.parts["train"](weights, self.loss, self.batch, self.update, steps, MICRO)
+
+    @torch.no_grad()
+    def examine(self) -> float:
+        """Bits per byte of the exam. The targets stand for exactly its bytes, whatever the tokens:
+        so bytes and tokens compare."""
+        nats, sizes = [], []
+        shown = 2 if 7 in self.have else 1
+        for length in sorted({len(piece) for piece in self.text.exam}):
+            pieces = np.stack([piece for piece in self.text.exam if len(piece) == length])
+            for some in torch.from_numpy(pieces).split(64):
+                scores = self.scores(some[:, :-1]).flatten(0, 1)
+                loss = F.cross_entropy(scores, some[:, 1:].flatten(), reduction="none")
+                nats.append(loss.view(len(some), -1)[:, shown - 1 :].flatten().numpy())
+                sizes.append(self.text.sizes[some[:, shown:].flatten().numpy()])
+        nats, sizes = np.concatenate(nats), np.concatenate(sizes)
+        assert sizes.sum() == self.text.asked, "the targets are not the exam's bytes"
+        return self.parts["bits_of_text"](nats, sizes)
+
+    @torch.no_grad()
+    def write(self) -> str:
+        """What the model writes after "def"."""
+
+        def model(tokens: list[int]) -> np.ndarray:
+            return self.scores(torch.tensor([tokens]))[0].double().numpy()
+
+        prompt = [self.text.bos] * (7 in self.have) + self.text.encode(b"\n\ndef ").tolist()
+        rng = random.Random(self.seed)
+        new = self.parts["generate"](model, prompt, 160, T, 0.8, 0.95, rng)
+        written = b"".join(self.text.vocabulary[i] for i in new if i < self.text.bos)
+        return "def " + written.decode("ascii", "replace")
+
+
+def hashed(text: str) -> int:
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
+
+
+def run(parts: dict[str, Part], have: set[int], steps: int, seed: int) -> dict:
+    """Train and examine -> numbers for the table and the page."""
+    torch.set_num_threads(1)
+    text = Text(parts, have)
+    model = Run(parts, have, text, seed)
+    losses = model.train(steps)
+    out = {"bits": model.examine(), "counting": text.counting, "sample": model.write()}
+    out["losses"] = [round(loss, 4) for loss in losses]
+    out["bytes_per_token"] = text.asked / text.tokens
+    out["weights"] = sum(w.numel() for w in model.weights.values())
+    out["rows"], out["lost"] = len(text.rows), int(text.lost)
+    due = min(steps * ROWS, len(text.rows))  # rows of which each could have been seen once
+    out["unseen"] = due - len(model.seen)
+    seconds: Counter = Counter()
+    for part in parts.values():
+        seconds[part.number] += part.seconds
+    return out | {"seconds": {number: round(s, 2) for number, s in seconds.items()}}

@@ -1,0 +1,99 @@
+"""The second judge of a part: one call as the run of yours.py makes it, compared with ours."""
+
+import time
+from collections import Counter
+
+import check
+import lesson
+import numpy as np
+import torch
+from spine import BASE, BLOCKS, HEADS, MICRO, PART_S, WIDTH, WORD, T, hashed, plain_attention
+
+
+def calls() -> dict[int, tuple]:
+    """Number of a part -> what to call of it, how many times as much a run of 1,200 steps does."""
+    rng, draw = np.random.default_rng(0), torch.Generator().manual_seed(0)
+    text = bytes(lesson.bytes_of_stdlib(60_000).astype(np.uint8))
+    words = dict(Counter(WORD.findall(text)))
+    ranks = {(b"i", b"n"): 1, (b"o", b"n"): 0, (b"t", b"i"): 2}
+    q, k, v = torch.randn(3, MICRO, HEADS, T, WIDTH // HEADS, generator=draw).unbind()
+    mask = torch.ones(T, T).tril().bool()
+    E, U = rng.normal(size=(MICRO * T, WIDTH)), rng.normal(size=(WIDTH, 513))
+    places, targets = np.arange(MICRO * T), rng.integers(0, 513, MICRO * T)
+    x = rng.normal(size=(MICRO, T, HEADS, WIDTH // HEADS)).astype(np.float32)
+    positions, speeds = np.tile(np.arange(T), (MICRO, 1)), BASE ** (-np.arange(0, 16, 2) / 16)
+    G, W = rng.normal(size=(64, 256)), torch.randn(256, 64, generator=draw)
+    nats, sizes = rng.random(999), rng.integers(0, 4, 999)
+    ids = torch.arange(MICRO * T).view(MICRO, T)
+
+    def gpt(part) -> list:
+        weights = part.initial(513, WIDTH, BLOCKS, torch.Generator().manual_seed(1))
+        sizes = [float(w.square().mean()) for _, w in sorted(weights.items())]
+        other = torch.Generator().manual_seed(2)
+        weights = {n: torch.randn(w.shape, generator=other) / 8 for n, w in sorted(weights.items())}
+        return [part.gpt(ids, weights, HEADS, plain_attention, lambda x: x), *sizes]
+
+    def loop(part) -> list:
+        w = torch.ones(5, requires_grad=True)
+        sgd = torch.optim.SGD([w], lr=0.1)
+        rows = torch.arange(105.0).view(3, 7, 5) / 35
+        loss = lambda some: ((some @ w - 1) ** 2).mean()
+        return [part.train([w], loss, lambda s: rows[s], lambda s: sgd.step(), 3, 3), w.detach()]
+
+    def muon(part) -> list:
+        w, average = W.clone(), torch.zeros_like(W)
+        for _ in range(2):
+            part.muon(w, W, average, 0.1, 0.95, lambda G: G.tanh())
+        return [w, average, np.linalg.svd(part.polar(G), compute_uv=False) > 0.85]
+
+    return {
+        1: (lambda part: part.bits_per_byte(text[:50_000], text[50_000:50_500], 4, 8.0), 20),
+        2: (lambda part: part.factored_gradient(E, U, places, targets), 2400),
+        3: (lambda part: part.scaled_dot_product_attention(q, k, v, mask), 7200),
+        4: (gpt, 2400),
+        5: (loop, 1),
+        6: (lambda part: [part.merge_order(words, 20), part.encode(b" information", ranks)], 20),
+        7: (lambda part: len(part.pack_lengths([9000, 70, 5, 12_000] * 11, T + 1)), 8),
+        8: (lambda part: [len({part.order(p, [60], [1], 0, hashed) for p in range(60)})], 160),
+        15: (lambda part: [part.rotate(x, p, speeds) for p in (positions, -positions)], 7200),
+        20: (muon, 14_400),
+        21: (lambda part: [part.rate(step, 800, 20) for step in range(800)], 1),
+        32: (lambda part: part.bits_of_text(nats, sizes), 1),
+    }
+
+
+def flat(result) -> list:
+    """All numbers of a result, in order; bytes as they are."""
+    if isinstance(result, (list, tuple)):
+        return [number for one in result for number in flat(one)]
+    if isinstance(result, bytes):
+        return [*result]
+    if isinstance(result, torch.Tensor):
+        result = result.detach().numpy()
+    return np.asarray(result, float).ravel().tolist()
+
+
+def trial(number: int, yours, ours) -> str | None:
+    """Right, and fast enough for the run? None, or what is wrong."""
+    call, times = calls()[number]
+    results, seconds = [], []
+    for part in (ours, yours):
+        began = time.process_time()
+        try:
+            # numpy's parts are called inside of autograd.Functions, where torch records nothing
+            with check.limit(20, 60), torch.set_grad_enabled(number == 5):
+                results.append(flat(call(part)))
+        except check.TooLong:
+            return "its trial did not end within 20 s"
+        except Exception as error:
+            return f"in its trial: {type(error).__name__}: {error}"
+        seconds.append(time.process_time() - began)
+    right, found = results
+    if len(right) != len(found):
+        return f"on the run's shapes it gives {len(found):,} numbers, ours gives {len(right):,}"
+    off = np.abs(np.subtract(right, found)).max()
+    if not np.allclose(found, right, atol=2e-3, rtol=1e-3):
+        return f"on the run's shapes it gives other numbers than ours, by up to {off:.3g}"
+    if seconds[1] * times > PART_S:
+        return f"too slow for the run: about {seconds[1] * times:.0f} s, of {PART_S} allowed"
+    return None
