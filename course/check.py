@@ -7,12 +7,15 @@ endless loop ends after CPU_S seconds, and an error names the call and your line
 beside it, with an assertion that says why. `--mutants [N ...]` changes the references in one place
 at a time and wants 97% refused; of the others, those that change nothing are explained in the
 solution file: EQUIVALENT = {"a mutant as it is printed": "why it is the same"} (mutants.py).
+An answer runs in the judge's process. So it can read the expected value from the judge's frame, run
+the file in course/solutions, or put an oracle of its own at the end of the exercise. These are
+cheats, they work in every exercise, and nothing is done about them: they deceive nobody else.
 Exit codes: 0 solved (or proven), 1 not yet, 2 no such exercise.
 """
 
 import ast
+import builtins
 import faulthandler
-import importlib.util
 import math
 import os
 import re
@@ -38,9 +41,29 @@ BYTES = 12 << 30  # of addresses, of which torch takes some
 
 
 def load(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    """Run a file. What stands from `oracle` on is the judge's, and has a namespace of its own: a
+    `sum` or a `_hash` of the learner's cannot take the place of the judge's, nor the reverse."""
+    tree = ast.parse(path.read_text(), str(path))
+    lines: dict[str, list[int]] = {}
+    for node in tree.body:
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            lines.setdefault(node.name, []).append(node.lineno)
+    for name, at in lines.items():
+        if len(at) > 1:
+            where = " and ".join(map(str, at))
+            raise SyntaxError(f"{name} is defined in the lines {where}: keep one, or rename yours")
+    module = ModuleType(path.stem)
+    module.__file__ = str(path)
+    end = lines.get("oracle", [math.inf])[0]
+    own, judge = [], []
+    for node in tree.body:
+        (own if node.lineno < end else judge).append(node)
+    exec(compile(ast.Module(own, []), str(path), "exec"), vars(module))
+    if judge:
+        names = {k: v for k, v in vars(module).items() if not hasattr(builtins, k)}
+        names |= {"__name__": module.__name__}
+        exec(compile(ast.Module(judge, []), str(path), "exec"), names)
+        module.oracle = names["oracle"]
     return module
 
 
@@ -120,17 +143,15 @@ SHORT = Short().repr
 
 
 class Learner:
-    """What of an exercise file is the learner's: all of it but the oracle and what it uses."""
+    """What of an exercise file is the learner's: the lines above `oracle`."""
 
     def __init__(self, path: Path):
-        from mutants import used_by
-
-        judge = used_by(ast.parse(path.read_text()), ["oracle"])
         self.path, self.lines = path, path.read_text().splitlines()
-        self.judge = [range(node.lineno, node.end_lineno + 1) for node in judge]
+        judge = [i for i, line in enumerate(self.lines, 1) if line.startswith("def oracle(")]
+        self.end = judge[0] if judge else math.inf
 
     def owns(self, file: str, line: int) -> bool:
-        return Path(file) == self.path and not any(line in lines for lines in self.judge)
+        return Path(file) == self.path and line < self.end
 
     def has(self, frame: FrameType | None) -> bool:
         code = frame and frame.f_code  # its first line: a decorator's, perhaps
@@ -215,8 +236,13 @@ def place(frame: FrameType, line: int) -> tuple[str, int]:
     return frame.f_code.co_filename, line
 
 
-def apart(path: Path, judge: Callable[[Path], str | None]) -> str | None:
-    """Judge in a child that ends by itself, whatever the answer does -> what was said."""
+def apart(
+    path: Path, judge: Callable[[Path], str | None], cpu_s: float = 0, wall_s: float = 0
+) -> str | None:
+    """Judge in a child that ends by itself, whatever the answer does -> what was said.
+
+    Its limits are twice those of one judgement: it may judge twice."""
+    cpu_s, wall_s = cpu_s or CPU_S, wall_s or WALL_S
     with tempfile.TemporaryDirectory() as folder:
         said, stuck = Path(folder, "said"), Path(folder, "stuck")
         sys.stdout.flush()
@@ -227,16 +253,18 @@ def apart(path: Path, judge: Callable[[Path], str | None]) -> str | None:
                     resource.setrlimit(resource.RLIMIT_AS, (BYTES, BYTES))
                 # in C code no Python signal handler runs: then the kernel says when to stop
                 faulthandler.register(signal.SIGXCPU, file=stuck.open("w"))
-                most = math.ceil(2 * CPU_S)  # it may judge twice
+                most = math.ceil(2 * cpu_s)
                 resource.setrlimit(resource.RLIMIT_CPU, (most + 2, most + 4))
                 said.write_text(judge(path) or "")
                 sys.stdout.flush()
+            except Exception:
+                said.write_text(f"the judge itself failed:\n{traceback.format_exc()}")
             finally:
                 os._exit(0)
         began = time.monotonic()
         while os.waitpid(child, os.WNOHANG) == (0, 0):
             time.sleep(0.01)
-            if time.monotonic() > began + 2 * WALL_S + 4:
+            if time.monotonic() > began + 2 * wall_s + 4:
                 os.kill(child, signal.SIGXCPU if not stuck.stat().st_size else signal.SIGKILL)
         if said.exists():
             return said.read_text() or None

@@ -58,24 +58,10 @@ def looks_at_the_copy(attention, ids):
     return habits(attention, ids)[0], (shares * places).sum(-1)[..., places.any(1)].mean(-1)
 
 
-def over_all_positions(attention, ids):
-    back, _ = habits(attention, ids)
-    return back, (torch.stack(attention) * copied(ids)).sum(-1).mean(-1)
-
-
 def not_itself(attention, ids):
     """j = i is left out: in "a a" nobody sees that an a follows."""
     shares, places = torch.stack(attention), copied(ids).tril(-1)
     return habits(attention, ids)[0], (shares * places).sum(-1)[..., places.any(1)].mean(-1)
-
-
-def latest_copy(attention, ids):
-    """The last of several copies alone."""
-    shares, places = torch.stack(attention), copied(ids)
-    last = torch.zeros_like(places)
-    for i in places.any(1).nonzero().flatten().tolist():
-        last[i, places[i].nonzero().max()] = True
-    return habits(attention, ids)[0], (shares * last).sum(-1)[..., last.any(1)].mean(-1)
 
 
 def counts_the_first(attention, ids):
@@ -139,24 +125,9 @@ def circuit_with_zero(run, ids):
     return circuit(run, ids, zero)
 
 
-def worth_most(run, ids):
-    """The head that the loss needs most in place of the one that the copying head needs."""
-    found = worth(run, ids, zero)
-    first, _ = circuit(run, ids)
-    return first, tuple(divmod(int(found[: first[0]].argmax()), found.shape[1]))
-
-
-def first_of_the_heads(run, ids):
-    """The head that copies is looked for by what it is worth."""
-    found = worth(run, ids, zero)
-    return tuple(divmod(int(found.argmax()), found.shape[1])), circuit(run, ids)[1]
-
-
 WRONG = {  # name -> what of the reference it replaces
     "looks for the copy, not for what followed": dict(habits=looks_at_the_copy),
-    "averages over positions without a copy": dict(habits=over_all_positions),
     "does not count j = i": dict(habits=not_itself),
-    "sees the latest copy alone": dict(habits=latest_copy),
     "counts position 0": dict(habits=counts_the_first),
     "zero in place of the mean": dict(worth=with_zero),
     "off in every layer": dict(worth=everywhere),
@@ -165,8 +136,6 @@ WRONG = {  # name -> what of the reference it replaces
     "believes the map": dict(circuit=looks_back_most),
     "looks one layer back only": dict(circuit=one_layer_back),
     "circuit: zero in place of the mean": dict(circuit=circuit_with_zero),
-    "takes what the loss needs most": dict(circuit=worth_most),
-    "the copying head by its worth": dict(circuit=first_of_the_heads),
 }
 
 EQUIVALENT = {"z = z.clone(): dropped": "nobody else reads the tensor that edit is given"}

@@ -57,13 +57,13 @@ def test_the_oracle_accepts_the_reference_and_refuses_wrong_answers(number):
 
 
 JUDGE = """
-def plus_one(x):
-    return x[0] + 1
-
 def oracle(answer):
     for n in (1, 2):
         got = answer.f([n, n], k=n)
         assert plus_one(got) == n + 1, f"f([{n}, {n}]) is {got}"
+
+def plus_one(x):
+    return x[0] + sum([0, 1])
 """
 
 
@@ -99,6 +99,8 @@ def told(monkeypatch, tmp_path, capsys):
         ("raise NotImplementedError('write f')", ["not begun", "write f"]),
         ("raise SystemExit(0)", ["f([1, 1], 1)", "SystemExit: 0"]),
         ("import os; os._exit(0)", ["before the judge"]),
+        ("return x\n\n\ndef sum(x):\n    return 7", ["solved"]),  # each side has names of its own
+        ("return x\n\n\ndef plus_one(x):\n    return 7", ["plus_one", "lines 5 and 14", "rename"]),
     ],
 )
 def test_a_learner_is_told_the_call_and_the_line(told, body, named):
