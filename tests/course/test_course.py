@@ -5,7 +5,6 @@ The tests find the lessons by their names, so a new lesson is tested as soon as 
 """
 
 import ast
-import importlib.util
 import math
 import queue
 import re
@@ -35,12 +34,6 @@ SCRIPTS = sorted(COURSE.glob("[0-9][0-9]_*.py"))
 LESSONS = [path for path in SCRIPTS if path.stem != "05_one_file"]  # which has no exercise
 NAMES = [path.stem for path in LESSONS]
 MUTANTS_LONG = {1, 2, 3, 7, 8, 12, 13, 15, 18, 19, 20, 22, 23, 32, 33, 35}  # over 4 seconds
-
-
-def run_lesson(path, timeout=300):
-    command = [sys.executable, path]
-    tools = dict(capture_output=True, text=True, timeout=timeout, env=environment())
-    return subprocess.run(command, **tools)
 
 
 # --------------------------------------------------------------------- 1. the oracles can tell
@@ -106,6 +99,12 @@ def told(monkeypatch, tmp_path, capsys):
 def test_a_learner_is_told_the_call_and_the_line(told, body, named):
     said = told(body)
     assert all(name in said for name in named), said
+
+
+def test_without_assertions_nothing_is_judged():
+    command = [sys.executable, "-O", COURSE / "check.py", "14"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 1 and not done.stdout and "-O" in done.stderr
 
 
 @pytest.mark.timing
@@ -186,7 +185,8 @@ def test_a_lesson_runs_through(path):
     figure = lesson.OUT / f"{path.stem}.png"
     figure.unlink(missing_ok=True)
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    done = run_lesson(path)
+    tools = dict(capture_output=True, text=True, timeout=300, env=environment())
+    done = subprocess.run([sys.executable, path], **tools)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     if done.returncode == 2 and "run bash run.sh first" in done.stderr:
         pytest.skip("this lesson looks at runs/tiny")
@@ -216,6 +216,9 @@ def test_perturb_tells_a_claim_that_cannot_fail(tmp_path, capsys):
     assert [bool(claim.broken_by) for claim in claims] == [True, True, False, False]
     assert [claim.sum_only for claim in claims] == [False, False, False, True]
     assert "2 of 4 claims broken" in capsys.readouterr().out
+    same = "np.random.default_rng(3).random() == np.random.default_rng([3]).random()"  # not [13]
+    path.write_text(f"import lesson\nimport numpy as np\nlesson.holds({same}, 'by luck')")
+    assert perturb.luck(path, 2) == ["by luck"]
 
 
 # ------------------------------------------------------------------- 3. the lessons are whole
@@ -283,13 +286,6 @@ def test_the_first_page_lists_the_lessons_and_labs(readme):
 
 
 # ---------------------------------------------------- what lessons build is what the project has
-def module_of(path):
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_the_one_file_run_has_the_losses_of_train(compiled, small_data, tmp_path, monkeypatch):
     """Of 20 steps of a small model, but for the order of sums."""
@@ -319,7 +315,7 @@ def test_the_one_file_run_has_the_losses_of_train(compiled, small_data, tmp_path
     monkeypatch.setattr(train, "log_step", log_step)
     try:
         assert train.main(words) == 128 + signal.SIGTERM
-        lesson_5 = module_of(path)
+        lesson_5 = check.load(path)
         bare = lesson_5.train(preset, small_data, steps, compiled, 1)
     finally:
         torch.use_deterministic_algorithms(False)
