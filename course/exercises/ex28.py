@@ -94,6 +94,7 @@ def oracle(answer) -> None:
     keys += [(10, "a"), (1, "0a"), (0, "a\0"), (97, ""), (3, "x" * 50), (3, "x" * 49 + "y")]
     keys += [(0, "c"), (0, "d"), (3, "a"), (4, "a"), (2, "1a"), (256, "a"), (1, "aa"), (0, "a" * 5)]
     keys += [(0, "A"), (0, " a"), (0, "a "), (0, ""), (3, "y" + "x" * 49), (1, "layers.01.w")]
+    keys += [(1, "layers_1.w"), (0, "a" * 6)]
     crc = sorted((zlib.crc32(n.encode()), n) for n in ("a", "b"))  # seed + crc32(name) is no key
     keys += [(crc[1][0] - crc[0][0], crc[0][1])]
     keys += [(0, "plumless"), (0, "buckeroo")]  # which have the same crc32
