@@ -148,6 +148,7 @@ def survives(oracle, module: ast.Module, path: Path, cpu_s: float = CPU_S) -> tu
             with suppress(ValueError, OSError):  # macOS has no such limit
                 resource.setrlimit(resource.RLIMIT_AS, (BYTES, BYTES))
             answer = ModuleType("mutant")
+            answer.__file__ = str(path)
             exec(compile(module, str(path), "exec"), vars(answer))
             oracle(answer)
             refused = 0

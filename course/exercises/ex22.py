@@ -44,7 +44,8 @@ def oracle(answer) -> None:
         case = f"{why}: sizes {np.array(sizes)}, losses {np.round(losses, 4)}"
         assert len(said) == 3 and all(np.isfinite(said)), f"{case}: got {said}"
         E, A, a = said
-        assert E >= 0 and A >= 0 and 0.01 <= a <= 3, f"{case}: {said} breaks a bound"
+        within = 0.01 - 1e-9 <= a <= 3 + 1e-9
+        assert E >= 0 and A >= 0 and within, f"{case}: {said} breaks a bound"
         found, least = (float(((law(*x, sizes) / losses - 1) ** 2).sum()) for x in (said, truth))
         assert found <= 1.001 * least + 1e-9, (
             f"rule 1: {case}: {said} has the sum of squares {found:.4g}, and "
@@ -72,6 +73,7 @@ def oracle(answer) -> None:
     judge_fit(sizes, [4.0, 3.0, 1.6, 0.4], (0, 32.4, 0.28), "losses that would want E below 0")
     judge_fit(sizes, [2.0, 2.0, 2.0, 2.0], (2, 0, 1), "equal losses")
     judge_fit(sizes, law(1, 5e6, 2.0, sizes), (1, 5e6, 2.0), "a steep law")
+    judge_fit(sizes, [2.0, 1.0, 1.0, 1.0], (1, 1e9, 3), "steeper than any law")
     # relative errors: the first loss is large, and an absolute fit would follow it alone
     big = law(0.01, 500, 0.9, sizes) * (1 + np.array([0.1, -0.02, 0.01, -0.01]))
     judge_fit(sizes, big, (0.01, 500, 0.9), "relative errors")

@@ -129,3 +129,5 @@ WRONG = {  # name -> what of the reference it replaces
     "ignores the seed": dict(predict=always_seed_0),
     "counts runs where sizes are meant": dict(predict=takes_anything),
 }
+
+EQUIVALENT = {"for _ in range(9):: `9` -> `10`": "one round more of the same"}
