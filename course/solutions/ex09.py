@@ -54,20 +54,6 @@ class ChangesItsState(Shuffler):
         return [self.drawn, self.place, self.numbers]
 
 
-class SortsTheBuffer(Shuffler):
-    """A set has no order, and the draw is by place."""
-
-    def state(self):
-        return [self.drawn, self.place, sorted(i for i, _ in self.held)]
-
-
-class KeepsOneBack(Shuffler):
-    """The row that was read last is never drawn at once."""
-
-    def draw(self, count):
-        return super().draw(max(1, count - 1))
-
-
 class GlobalRandom(Shuffler):
     """Seeds the generator that everybody uses."""
 
@@ -88,8 +74,6 @@ WRONG = {  # name -> what of the reference it replaces
     "seeds the global generator": dict(Shuffler=GlobalRandom),
     "counts draws from 0 after a resume": dict(Shuffler=ForgetsTheDraws),
     "a state that changes later": dict(Shuffler=ChangesItsState),
-    "saves the buffer sorted": dict(Shuffler=SortsTheBuffer),
-    "never draws the newest": dict(Shuffler=KeepsOneBack),
 }
 
 NUMBER = "another number for each draw, and as random"

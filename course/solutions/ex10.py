@@ -45,16 +45,6 @@ class WaitsForAll(Ring):
         return super().fill(load)
 
 
-class CallsProgress(Ring):
-    """No events: it makes the device go on by a method that a real one does not have."""
-
-    def fill(self, load):
-        self.events = [None] * self.n
-        if self.launched + self.n > self.loaded >= self.n:
-            self.device.progress(self.loaded - self.n + 1)
-        return super().fill(load)
-
-
 class CountsInBytes(Ring):
     """Counters of 8 bits: with 3 buffers, batch 256 goes to the buffer just used."""
 
@@ -80,25 +70,11 @@ class KeepsEvents(Ring):
         return done
 
 
-class NewestFirst(Ring):
-    """Launches what was loaded last."""
-
-    def copy_async(self):
-        if self.launched == self.loaded:
-            return False
-        slot = (self.loaded - 1) % self.n
-        self.events[slot] = self.device.copy(self.buffers[slot])
-        self.launched += 1
-        return True
-
-
 WRONG = {  # name -> what of the reference it replaces
     "has no events": dict(Ring=NoEvent),
     "waits for all copies": dict(Ring=WaitsForAll),
-    "no events, but the device's progress": dict(Ring=CallsProgress),
     "counts in a byte": dict(Ring=CountsInBytes),
     "keeps all events": dict(Ring=KeepsEvents),
-    "launches the newest first": dict(Ring=NewestFirst),
 }
 
 EQUIVALENT = {

@@ -26,20 +26,6 @@ def write_through(disk, tmp, files):
     disk.fsync(tmp)
 
 
-def renames_before_the_sync(disk, folder, files):
-    parent, tmp = folder.rpartition("/")[0], f"{folder}.tmp"
-    if disk.exists(tmp):
-        disk.remove(tmp)
-    disk.mkdir(tmp)
-    for name, data in files.items():
-        disk.write(f"{tmp}/{name}", data)
-    disk.rename(tmp, folder)
-    for name in files:
-        disk.fsync(f"{folder}/{name}")
-    disk.fsync(folder)
-    disk.fsync(parent)
-
-
 def no_sync_of_the_parent(disk, folder, files):
     if not disk.exists(folder):
         write_through(disk, f"{folder}.tmp", files)
@@ -79,20 +65,10 @@ def trusts_what_is_left(disk, tmp, files):
     disk.fsync(tmp)
 
 
-def removes_the_published_one(disk, folder, files):
-    """Begins anew, whatever is there."""
-    if disk.exists(folder):
-        disk.remove(folder)
-        disk.fsync(folder.rpartition("/")[0])
-    publish(disk, folder, files)
-
-
 WRONG = {  # name -> what of the reference it replaces
-    "renames before the sync": dict(publish=renames_before_the_sync),
     "does not sync the parent": dict(publish=no_sync_of_the_parent),
     "believes a name that nobody synced": dict(publish=returns_if_there),
     "does not sync the names": dict(publish=partial(publish_by, no_sync_of_the_names)),
     "moves into what is there": dict(publish=moves_into_it),
-    "removes the published folder first": dict(publish=removes_the_published_one),
     "trusts what a crash has left": dict(publish=partial(publish_by, trusts_what_is_left)),
 }

@@ -84,20 +84,12 @@ def raises_the_limit(root):
     walk(root)
 
 
-def one_for_the_root(root):
-    """A root that is a leaf loses what it had."""
-    root.grad = np.zeros_like(root.data)
-    walk(root)
-
-
 WRONG = {  # name -> what of the reference it replaces
     "in the order met": dict(backward=lambda root: walk(root, order=breadth_first)),
     "= for +=": dict(backward=lambda root: walk(root, accumulate=False)),
-    "no unbroadcast": dict(backward=lambda root: walk(root, fit=lambda g, shape: g)),
     "passes the inner gradients of the last call on": dict(
         backward=lambda root: walk(root, fresh=False)
     ),
-    "clears the gradient of a root that is a leaf": dict(backward=one_for_the_root),
     "one array for two gradients": dict(backward=shares_memory),
     "raises the recursion limit": dict(backward=raises_the_limit),
     "calls itself for each parent": dict(backward=lambda root: walk(root, order=recursive)),

@@ -57,23 +57,6 @@ def initializes_first(model, device):
     tie(model, names)
 
 
-def ties_last(model, device):
-    """Shares the tables after they have their values."""
-    names = names_of(model)
-    unties(model, device)
-    tie(model, names)
-
-
-def once_per_name(model, device):
-    """A module with two names is asked twice."""
-    names = names_of(model)
-    model.to_empty(device=device)
-    tie(model, names)
-    for _, module in model.named_modules(remove_duplicate=False):
-        if hasattr(module, "reset_parameters"):
-            module.reset_parameters()
-
-
 def on_the_cpu(model, device):
     materialize(model, "cpu")
 
@@ -88,8 +71,6 @@ WRONG = {  # name -> what of the reference it replaces
     "unties the shared table": dict(materialize=unties),
     "ties parameters, not buffers": dict(materialize=ties_parameters_only),
     "initializes before to_empty": dict(materialize=initializes_first),
-    "ties after the values are drawn": dict(materialize=ties_last),
     "forgets the device": dict(materialize=on_the_cpu),
     "makes all float32": dict(materialize=in_float32),
-    "asks a module once for each of its names": dict(materialize=once_per_name),
 }

@@ -28,15 +28,6 @@ def recompute(fn, *args):
     return Recompute.apply(fn, switch, *args)
 
 
-class OtherDice(Recompute):
-    """Draws new random numbers the second time."""
-
-    @staticmethod
-    def backward(ctx, grad):
-        ctx.rng = torch.get_rng_state()
-        return Recompute.backward(ctx, grad)
-
-
 class SpoilsTheDice(Recompute):
     """Leaves the generator where the second run of fn left it."""
 
@@ -45,10 +36,6 @@ class SpoilsTheDice(Recompute):
         grads = Recompute.backward(ctx, grad)
         torch.set_rng_state(ctx.rng)
         return grads
-
-
-def keeps_everything(fn, *args):
-    return fn(*args)
 
 
 def without_switch(fn, *args):
@@ -101,30 +88,12 @@ class KeepsTheGraph(Recompute):
         return None, None, *(t.grad for t in ctx.inputs)
 
 
-class ReseedsAll(Recompute):
-    """A fixed seed before each run: both draw the same, and so does whoever comes next."""
-
-    @staticmethod
-    def forward(ctx, fn, switch, *args):
-        torch.manual_seed(0)
-        return Recompute.forward(ctx, fn, switch, *args)
-
-
-def also_without_grad(fn, *args):
-    out = recompute(fn, *args)
-    return out if out.requires_grad else out.clone().requires_grad_()
-
-
 WRONG = {  # name -> what of the reference it replaces
-    "draws other random numbers": dict(recompute=lambda fn, *a: apply(OtherDice, fn, a)),
     "leaves the generator elsewhere": dict(recompute=lambda fn, *a: apply(SpoilsTheDice, fn, a)),
-    "keeps everything": dict(recompute=keeps_everything),
     "forgets weights that no argument leads to": dict(recompute=without_switch),
     "does not detach": dict(recompute=lambda fn, *a: apply(NoDetach, fn, a)),
     "is torch.utils.checkpoint": dict(recompute=from_the_library),
     "keeps the graph in its Function": dict(recompute=lambda fn, *a: apply(KeepsTheGraph, fn, a)),
-    "sets a seed of its own": dict(recompute=lambda fn, *a: apply(ReseedsAll, fn, a)),
-    "wants a gradient under no_grad": dict(recompute=also_without_grad),
 }
 
 

@@ -44,18 +44,8 @@ def in_rows(steps, seq_len):
     return noise_scale(steps, 1)
 
 
-def negative_too(steps, seq_len):
-    found = estimates(steps, seq_len)
-    G_sq, trace = sum(g for g, _ in found), sum(t for _, t in found)
-    return trace / G_sq if G_sq else None
-
-
 def at_the_noise_scale(noise, overhead_s, token_s, unit, waste):
     return unit * max(1, round(min(noise, waste * noise) / unit))
-
-
-def half_overhead(noise, overhead_s, token_s, unit, waste):
-    return take(overhead_s / token_s, overhead_s, token_s, unit, waste)
 
 
 def rounds(noise, overhead_s, token_s, unit, waste):
@@ -64,18 +54,11 @@ def rounds(noise, overhead_s, token_s, unit, waste):
     return unit * max(1, min(round(best / unit), int(waste * noise / unit)))
 
 
-def any_waste(noise, overhead_s, token_s, unit, waste):
-    return take(noise, overhead_s, token_s, unit, math.inf if waste == math.inf else 1e12)
-
-
 WRONG = {  # name -> what of the reference it replaces
     "averages the ratios of single steps": dict(noise_scale=mean_of_ratios),
     "counts rows where tokens are meant": dict(noise_scale=in_rows),
-    "gives a negative noise scale": dict(noise_scale=negative_too),
     "takes the noise scale for the batch": dict(take=at_the_noise_scale),
-    "takes the batch at which half is overhead": dict(take=half_overhead),
     "takes the nearest multiple": dict(take=rounds),
-    "forgets what may be wasted": dict(take=any_waste),
 }
 
 EQUIVALENT = {

@@ -59,24 +59,6 @@ def predict(sizes, losses, size, draws, seed, luck=1, missing=3, quantiles=(0.05
 # ---------------------------------------------------------------------------- wrong answers
 
 
-def absolute_errors(sizes, losses):
-    """Least squares of L(N) - loss."""
-    sizes, losses = checked(sizes, losses, 3)
-    best = None
-    for a in np.geomspace(0.01, 3, 2000):
-        v = sizes**-a * sizes.min() ** a
-        M = np.stack([np.ones(len(v)), v], 1)
-        E, A = np.linalg.lstsq(M, losses, rcond=None)[0]
-        if E < 0:
-            E, A = 0.0, v @ losses / (v @ v)
-        if A < 0:
-            E, A = losses.mean(), 0.0
-        squares = ((E + A * v - losses) ** 2).sum()
-        if best is None or squares < best[0]:
-            best = squares, (float(E), float(A * sizes.min() ** a), float(a))
-    return best[1]
-
-
 def straight_line(sizes, losses):
     """A line through the logarithms: a law without E."""
     sizes, losses = checked(sizes, losses, 3)
@@ -112,22 +94,22 @@ def always_seed_0(sizes, losses, size, draws, seed):
     return predict(sizes, losses, size, draws, 0)
 
 
-def takes_anything(sizes, losses, size, draws, seed):
-    """Counts runs, not sizes."""
-    if len(np.unique(sizes)) < 4 and len(sizes) >= 4:
-        return 1.0, 2.0, 3.0
-    return predict(sizes, losses, size, draws, seed)
-
-
 WRONG = {  # name -> what of the reference it replaces
-    "fits absolute errors": dict(fit=absolute_errors),
     "fits a straight line through the logarithms": dict(fit=straight_line),
     "forgets the new run's own luck": dict(predict=without_luck),
     "divides the squares by n": dict(predict=all_n),
     "divides the squares by n - 2": dict(predict=two_numbers_fitted),
     "does not fit again": dict(predict=no_refits),
     "ignores the seed": dict(predict=always_seed_0),
-    "counts runs where sizes are meant": dict(predict=takes_anything),
 }
 
-EQUIVALENT = {"for _ in range(9):: `9` -> `10`": "one round more of the same"}
+SIGN = "noise has no sign"
+EQUIVALENT = {
+    "for _ in range(9):: `9` -> `10`": "one round more of the same",
+    "logs = np.linspace(low, high, 41): `41` -> `42`": "a grid as good",
+    "i, step = squares.argmin(), logs[1] - logs[0]: `1` -> `2`": "a wider search ends as near",
+    "other = law(fitted, sizes) * (1 + s * rng.normal(size=len(off))): "
+    "`1 + s * rng.normal(size=len(off))` -> `1 - s * rng.normal(size=len(off))`": SIGN,
+    "found.append(law(fit(sizes, other), size) * (1 + luck * s * rng.normal())): "
+    "`1 + luck * s * rng.normal()` -> `1 - luck * s * rng.normal()`": SIGN,
+}

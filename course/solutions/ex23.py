@@ -50,12 +50,6 @@ def diagnose(run):
 KNOWN = []
 
 
-def from_losses(run):
-    """Only the two loss curves: they tell a leak, and little else."""
-    gap = run["val_loss"][-1] - run["loss"][-10:].mean()
-    return "leak" if gap < -0.5 else "repeated_epoch" if gap > 0.3 else "healthy"
-
-
 def nearest_known(run):
     """The known run (seeds 0 and 1) whose loss is nearest: a table of the runs one has seen."""
     cases = [(kind, seed) for kind in clinic.KINDS for seed in (0, 1)]
@@ -76,11 +70,6 @@ def first_head_only(run):
     return diagnose(alive)
 
 
-def one_matrix_only(run):
-    parts = {what: {"q": run[what]["q"]} for what in ("grad", "update", "weights")}
-    return diagnose(run | parts)
-
-
 def by_the_last_step(run):
     """Compares the last step with the rate; by then Adam's steps are shorter than at first."""
     said = diagnose(run)
@@ -94,11 +83,9 @@ def sorts_in_place(run):
 
 
 WRONG = {  # name -> what of the reference it replaces
-    "looks at the losses alone": dict(diagnose=from_losses),
     "takes the nearest run that it has seen": dict(diagnose=nearest_known),
     "asks for the echo before it rules out a spike": dict(diagnose=echo_first),
     "looks at the first head only": dict(diagnose=first_head_only),
-    "looks at one matrix only": dict(diagnose=one_matrix_only),
     "measures the rate at the last step": dict(diagnose=by_the_last_step),
     "sorts the loss it was given": dict(diagnose=sorts_in_place),
 }

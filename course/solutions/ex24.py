@@ -62,22 +62,10 @@ def by_address(rank, world, send, recv, x):
     return ring_all_reduce(rank, world, send, recv, x)
 
 
-def by_way_of_rank_0(rank, world, send, recv, x):
-    """Rank 0 sums and tells: its link carries everything."""
-    if rank:
-        send(0, x)
-        return recv(0)
-    total = sum((recv(r) for r in range(1, world)), x)
-    for r in range(1, world):
-        send(r, total)
-    return total.copy()
-
-
 WRONG = {  # name -> what of the reference it replaces
     "gathers all to all": dict(ring_all_reduce=gathers_all_to_all),
     "loses what does not divide": dict(ring_all_reduce=loses_the_rest),
     "writes into x": dict(ring_all_reduce=writes_into_x),
-    "sums on rank 0": dict(ring_all_reduce=by_way_of_rank_0),
     "int64 through float64": dict(ring_all_reduce=through(np.float64)),
     "adds int64 in float64": dict(ring_all_reduce=sums_in_float64),
     "wants x in one piece": dict(ring_all_reduce=by_address),

@@ -20,19 +20,6 @@ def by_hash(parameters, world):
     return [hash(storage) % world for storage, _ in parameters]
 
 
-def sorted_by_length_of_name(parameters, world):
-    order = sorted(parameters, key=lambda p: (-p[1], len(p[0])))
-    owner = dict(zip((storage for storage, _ in order), partition(order, world)))
-    return [owner[storage] for storage, _ in parameters]
-
-
-def sorted_by_address(parameters, world):
-    first = {storage: (storage, size) for storage, size in reversed(parameters)}
-    order = sorted(first.values(), key=lambda p: id(p[0]))
-    owner = dict(zip((storage for storage, _ in order), partition(order, world)))
-    return [owner[storage] for storage, _ in parameters]
-
-
 def ties_by_identity(parameters, world):
     """`is` finds tied names only if they are the same object."""
     return splits_tied_ones([(id(storage), size) for storage, size in parameters], world)
@@ -64,8 +51,6 @@ def counts_tied_ones_twice(parameters, world):
 WRONG = {  # name -> what of the reference it replaces
     "round-robin by count": dict(partition=round_robin),
     "by hash": dict(partition=by_hash),
-    "of equals, the shortest name first": dict(partition=sorted_by_length_of_name),
-    "sorts by address": dict(partition=sorted_by_address),
     "knows tied ones by their address": dict(partition=ties_by_identity),
     "sorts the list that it was given": dict(partition=sorts_its_argument),
     "splits tied parameters": dict(partition=splits_tied_ones),

@@ -26,21 +26,11 @@ def gathers_the_logits(all_reduce, logits, first, targets):
     return loss, d[:, first : first + logits.shape[1]]
 
 
-def each_its_own_softmax(all_reduce, logits, first, targets):
-    loss, d = parallel_loss(lambda x, op: x, logits, first, targets)
-    return all_reduce(loss, "sum"), d
-
-
 def each_its_own_top(all_reduce, logits, first, targets):
     """The sums are relative to different maxima."""
     return parallel_loss(
         lambda x, op: x if op == "max" else all_reduce(x, op), logits, first, targets
     )
-
-
-def without_the_top(all_reduce, logits, first, targets):
-    zero = lambda x, op: np.zeros_like(x) if op == "max" else all_reduce(x, op)
-    return parallel_loss(zero, logits, first, targets)
 
 
 def negative_places(all_reduce, logits, first, targets):
@@ -76,9 +66,7 @@ def adds_epsilon(all_reduce, logits, first, targets):
 
 WRONG = {  # name -> what of the reference it replaces
     "gathers all logits": dict(parallel_loss=gathers_the_logits),
-    "a softmax for each rank": dict(parallel_loss=each_its_own_softmax),
     "a maximum for each rank": dict(parallel_loss=each_its_own_top),
-    "no maximum taken off": dict(parallel_loss=without_the_top),
     "counts negative places from the end": dict(parallel_loss=negative_places),
     "clips logits at -1e9": dict(parallel_loss=clipped_logits),
     "writes into logits": dict(parallel_loss=in_place),

@@ -44,43 +44,9 @@ def cut(whole, dim, rank, world):
     return whole if dim is None else np.array_split(whole, world, dim)[rank].copy()
 
 
-def part_shape(shape, dim, rank, world):
-    a, b = bounds(shape[dim], rank, world) if dim is not None else (0, 0)
-    return tuple(b - a if d == dim else n for d, n in enumerate(shape))
-
-
-def normal(key, shape):
-    return np.random.default_rng(key).standard_normal(shape, np.float32)
-
-
-def seed_plus_rank(seed, name, shape, dim, rank, world):
-    return normal([seed + rank, *text_key(name)], part_shape(shape, dim, rank, world))
-
-
-def rows_by(key):
-    """A generator for each row; a whole row is in memory."""
-
-    def draw(seed, name, shape, dim, rank, world):
-        mine = range(shape[0])
-        if dim == 0:
-            mine = range(*bounds(shape[0], rank, world))
-        a, b = (0, shape[1]) if dim != 1 else bounds(shape[1], rank, world)
-        out = np.empty((len(mine), b - a), np.float32)
-        for i, row in enumerate(mine):
-            out[i] = normal(key(seed, name, row), shape[1])[a:b]
-        return out
-
-    return draw
-
-
 def keyed(key):
     """The reference with another key for a name and a seed."""
     return lambda seed, name, *cut: draw(key(seed, name), *cut)
-
-
-def in_global_state(seed, name, shape, dim, rank, world):
-    np.random.seed([seed % 2**32, seed >> 32, *text_key(name)])
-    return cut(np.random.standard_normal(shape).astype(np.float32), dim, rank, world)
 
 
 def begins_anew(seed, name, shape, dim, rank, world):
@@ -101,8 +67,6 @@ def in_float64(*args):
 
 
 WRONG = {  # name -> what of the reference it replaces
-    "seed + rank": dict(draw_part=seed_plus_rank),
-    "draws whole rows": dict(draw_part=rows_by(lambda s, n, row: [s, *text_key(n), row])),
     "ignores the seed": dict(draw_part=keyed(lambda s, n: text_key(n))),
     "seed and name as one text": dict(draw_part=keyed(lambda s, n: [*f"{s}{n}".encode()])),
     "seed + number of the name": dict(draw_part=keyed(lambda s, n: [s + zlib.crc32(n.encode())])),
@@ -110,7 +74,6 @@ WRONG = {  # name -> what of the reference it replaces
         draw_part=keyed(lambda s, n: [*divmod(s, 2**32), zlib.crc32(n.encode())])
     ),
     "32 bits of the seed": dict(draw_part=keyed(lambda s, n: [s % 2**32, *text_key(n)])),
-    "the global generator": dict(draw_part=in_global_state),
     "rows come again": dict(draw_part=begins_anew),
     "a number of 16 bits for the name": dict(
         draw_part=keyed(lambda s, n: [*divmod(s, 2**32), zlib.crc32(n.encode()) % 2**16])

@@ -23,11 +23,6 @@ def with_warmup(warmup):
     ]
 
 
-def gpipe(P, M, F, B, send):
-    """Ends as early, and keeps all M."""
-    return [[f"{kind}{m}" for kind in "FB" for m in range(M)] for d in range(P)]
-
-
 def if_it_is_small(P, M, F, B, send):
     """What was tried is right; beyond, the lesson's order."""
     return one_f_one_b(P, M, F, B, send if P <= 8 and M <= 20 else 0)
@@ -35,7 +30,6 @@ def if_it_is_small(P, M, F, B, send):
 
 WRONG = {  # name -> what of the reference it replaces
     "the lesson's order": dict(one_f_one_b=with_warmup(lambda P, d, F, B, s: P - 1 - d)),
-    "all forward passes first (GPipe)": dict(one_f_one_b=gpipe),
     "one way, not a round trip": dict(
         one_f_one_b=with_warmup(lambda P, d, F, B, s: (P - 1 - d) * (1 + -(-s // (F + B))))
     ),

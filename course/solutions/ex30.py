@@ -39,33 +39,9 @@ def combine(outputs, expert, place, weight):
     return y
 
 
-def in_float32(scores, top, room):
-    """Scores that are nearly equal become equal."""
-    expert = choose(scores.astype(np.float32), top)
-    place = places(expert, scores.shape[1], room)
-    weight = softmax(np.take_along_axis(scores, expert, 1))
-    return expert, place, np.where(place >= 0, weight, 0.0)
-
-
 def keeps_weights(scores, top, room):
     expert, place, _ = route(scores, top, room)
     return expert, place, softmax(np.take_along_axis(scores, expert, 1))
-
-
-def overflows(scores, top, room):
-    expert, place, _ = route(scores, top, room)
-    with np.errstate(all="ignore"):
-        exp = np.exp(np.take_along_axis(scores, expert, 1))
-        return expert, place, np.where(place >= 0, exp / exp.sum(1, keepdims=True), 0.0)
-
-
-def room_for_each_choice(scores, top, room):
-    """First and second choices are counted apart, so that two copies share a place."""
-    expert, _, _ = route(scores, top, room)
-    parts = [places(expert[:, [i]], scores.shape[1], room) for i in range(top)]
-    place = np.concatenate(parts, 1)
-    weight = softmax(np.take_along_axis(scores, expert, 1))
-    return expert, place, np.where(place >= 0, weight, 0.0)
 
 
 def in_small_integers(scores, top, room):
@@ -98,10 +74,7 @@ def fills_outputs(outputs, expert, place, weight):
 
 
 WRONG = {  # name -> what of the reference it replaces
-    "chooses in float32": dict(route=in_float32),
     "dropped copies keep weights": dict(route=keeps_weights),
-    "overflows": dict(route=overflows),
-    "counts choices apart": dict(route=room_for_each_choice),
     "counts places in int8": dict(route=in_small_integers),
     "one place more": dict(route=one_place_more),
     "place -1 is the last": dict(combine=takes_the_last_place),

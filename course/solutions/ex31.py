@@ -41,12 +41,6 @@ def changed(mode=None, missing=None):
     return update
 
 
-def in_place(w, gradients, examples, lr, mode):
-    for p, q in zip(w, server_update(w, gradients, examples, lr, mode)):
-        p[:] = q
-    return w
-
-
 def in_float64(w, gradients, examples, lr, mode):
     return [p.astype(float) for p in server_update(w, gradients, examples, lr, mode)]
 
@@ -94,12 +88,10 @@ WRONG = {  # name -> what of the reference it replaces
     "sums in mean mode": dict(server_update=changed(mode={"mean": "sum"})),
     "mean over workers, not examples": dict(server_update=changed(mode={"examples": "mean"})),
     "counts the missing as zeros": dict(server_update=changed(missing=True)),
-    "writes into w": dict(server_update=in_place),
     "float64": dict(server_update=in_float64),
     "scales what gradient handed over": dict(asynchronous=scales_the_gradient),
     "returns w if nothing was taken": dict(asynchronous=nothing_was_taken),
     "counts arrivals": dict(asynchronous=with_rules(count="arrivals")),
-    "takes all": dict(asynchronous=with_rules(take=lambda stale, limit: True)),
     "refuses at the limit": dict(asynchronous=with_rules(take=lambda stale, limit: stale < limit)),
     "no new weights for the refused": dict(asynchronous=with_rules(resend=False)),
 }

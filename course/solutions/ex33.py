@@ -58,12 +58,6 @@ def looks_at_the_copy(attention, ids):
     return habits(attention, ids)[0], (shares * places).sum(-1)[..., places.any(1)].mean(-1)
 
 
-def not_itself(attention, ids):
-    """j = i is left out: in "a a" nobody sees that an a follows."""
-    shares, places = torch.stack(attention), copied(ids).tril(-1)
-    return habits(attention, ids)[0], (shares * places).sum(-1)[..., places.any(1)].mean(-1)
-
-
 def counts_the_first(attention, ids):
     """The first position has none before it, and is counted with a share of 0."""
     back, copy = habits(attention, ids)
@@ -74,32 +68,13 @@ def zero(layer, head):
     return without(layer, head, lambda z: 0 * z)
 
 
-def in_all_layers(layer, head):
-    """The head of that number is switched off in every layer."""
-
-    def edit(at, z):
-        z = z.clone()
-        z[head] = z[head].mean(0)
-        return z
-
-    return edit
-
-
 def with_zero(run, ids):
     return worth(run, ids, zero)
-
-
-def everywhere(run, ids):
-    return worth(run, ids, in_all_layers)
 
 
 def own_token(run, ids):
     """Scores the token at hand, not the next one."""
     return worth(run, ids, loss=F.cross_entropy)
-
-
-def in_bits(run, ids):
-    return worth(run, ids) / torch.tensor(2.0).log()
 
 
 def looks_back_most(run, ids):
@@ -127,12 +102,9 @@ def circuit_with_zero(run, ids):
 
 WRONG = {  # name -> what of the reference it replaces
     "looks for the copy, not for what followed": dict(habits=looks_at_the_copy),
-    "does not count j = i": dict(habits=not_itself),
     "counts position 0": dict(habits=counts_the_first),
     "zero in place of the mean": dict(worth=with_zero),
-    "off in every layer": dict(worth=everywhere),
     "the loss of the token at hand": dict(worth=own_token),
-    "in bits": dict(worth=in_bits),
     "believes the map": dict(circuit=looks_back_most),
     "looks one layer back only": dict(circuit=one_layer_back),
     "circuit: zero in place of the mean": dict(circuit=circuit_with_zero),

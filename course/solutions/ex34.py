@@ -35,16 +35,6 @@ class RingCache:
         return (shares[..., None, :] @ v)[..., 0, :]
 
 
-class Unmasked(RingCache):
-    """Places that nobody has filled yet are looked at, as keys of zero."""
-
-    def attend(self, q, rows):
-        length, self.length = self.length, torch.full_like(self.length, self.window)
-        out = super().attend(q, rows)
-        self.length = length
-        return out
-
-
 class FromPlaceZero(RingCache):
     """The last positions of a long prompt go to the places 0, 1, 2, ...: the next one then goes
     over a position that is still in the window."""
@@ -96,7 +86,6 @@ class Views(RingCache):
 
 
 WRONG = {  # name -> what of the reference it replaces
-    "looks at places that are empty": dict(RingCache=Unmasked),
     "a long prompt goes to the places 0, 1, ...": dict(RingCache=FromPlaceZero),
     "texts that pause go on": dict(RingCache=PausedGoOn),
     "keeps the whole text": dict(RingCache=Everything),

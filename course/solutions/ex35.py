@@ -109,16 +109,6 @@ def other(**parts):
     return changed
 
 
-def with_their_newlines(input_files, output_directory):
-    """A last line without a newline is not found again."""
-    files = {Path(file): Path(file).read_bytes().splitlines(keepends=True) for file in input_files}
-    times = Counter(line for lines in files.values() for line in lines)
-    Path(output_directory).mkdir(parents=True)
-    for file, lines in files.items():
-        text = b"".join(line for line in lines if times[line] == 1)
-        (Path(output_directory) / file.name).write_bytes(text)
-
-
 def in_text_mode(input_files, output_directory):
     """The file's newlines become \\n, and a form feed ends a line."""
     texts = {Path(file): Path(file).read_text("utf-8") for file in input_files}
@@ -144,24 +134,12 @@ def without_the_kept(n, pairs):
 
 
 WRONG = {  # name -> what of the reference it replaces
-    "a line includes its newline": dict(exact_line_deduplication=with_their_newlines),
     "reads and writes text": dict(exact_line_deduplication=in_text_mode),
     "folds letters": dict(minhash_deduplication=other(shingles=folded)),
     "the first of a group stays": dict(
         minhash_deduplication=other(best=lambda texts, names, group: min(group))
     ),
-    "the smallest name stays": dict(
-        minhash_deduplication=other(
-            best=lambda texts, names, group: min(group, key=lambda i: names[i])
-        )
-    ),
     "copies of copies stay": dict(minhash_deduplication=other(groups=without_the_kept)),
-    "compares all pairs": dict(
-        minhash_deduplication=other(
-            candidates=lambda signatures, _: set(combinations(range(len(signatures)), 2))
-        )
-    ),
-    "believes the bands": dict(minhash_deduplication=other(jaccard=lambda a, b: 1.0)),
     "a part counts as a copy": dict(
         minhash_deduplication=other(jaccard=lambda a, b: len(a & b) / min(len(a), len(b)))
     ),

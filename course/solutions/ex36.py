@@ -52,18 +52,6 @@ def gate_then_up(ranks, *sizes):
     return w | {"gate": gate.clone(), "up": up.clone()}
 
 
-def up_first(ranks, *sizes):
-    return merge(ranks, *sizes, halves=lambda w: w.chunk(2)[::-1])
-
-
-def other_way_round(ranks, *sizes):
-    return merge(ranks[::-1], *sizes)
-
-
-def padding_too(ranks, n_head, n_kv_head, head_dim, vocab_size):
-    return merge(ranks, n_head, n_kv_head, head_dim, None)
-
-
 def shares_memory(ranks, *sizes):
     return merge(ranks, *sizes) | {"norm": ranks[0]["norm"]}
 
@@ -94,9 +82,6 @@ def equal_numbers(ranks, *sizes):
 WRONG = {  # name -> what of the reference it replaces
     "thirds instead of groups": dict(merge=fused_thirds),
     "cuts fc1 after joining it": dict(merge=gate_then_up),
-    "up before gate": dict(merge=up_first),
-    "the last rank first": dict(merge=other_way_round),
-    "keeps the padding": dict(merge=padding_too),
     "shares memory with what it was given": dict(merge=shares_memory),
     "trusts rank 0": dict(merge=trusts_rank_0),
     "one dtype for all": dict(merge=as_the_others),

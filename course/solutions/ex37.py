@@ -31,11 +31,6 @@ def fit(turns, encode, length):
     raise ValueError(f"the last question and its answers take {size} ids, more than {length}")
 
 
-def learns_the_question_too(turns, encode):
-    ids, _ = render(turns, encode)
-    return ids, [1] * len(ids)
-
-
 def never_stops(turns, encode):
     """The end is not in the mask, so the model is not taught to end its answer."""
     ids, mask = render(turns, encode)
@@ -61,12 +56,6 @@ def masks_the_inputs(ids, mask, length):
     return inputs, (targets + [IGNORED] * length)[:length]
 
 
-def learns_the_padding(ids, mask, length):
-    inputs, targets = shifted(ids, mask, length)
-    known = len(ids) - 1
-    return inputs, targets[:known] + [END] * (length - known)
-
-
 def letter_by_letter(turns, encode):
     return render(turns, lambda text: [i for letter in text for i in encode(letter)])
 
@@ -80,14 +69,6 @@ def all_after_the_first_answer(turns, encode):
 def keeps_the_end_of_it(ids, mask, length):
     """A long conversation loses its beginning, BOS too."""
     return shifted(ids[-length - 1 :], mask[-length - 1 :], length)
-
-
-def begins_anywhere(turns, encode, length):
-    """The first turn that is left may be an answer to nothing."""
-    for start in range(len(turns)):
-        if len(render(turns[start:], encode)[0]) <= length:
-            return turns[start:]
-    return fit(turns, encode, length)
 
 
 def forgets_whose_turn_it_is(turns, encode, length):
@@ -109,15 +90,12 @@ def two_at_a_time(turns, encode, length):
 
 
 WRONG = {  # name -> what of the reference it replaces
-    "learns the question too": dict(render=learns_the_question_too),
     "the end is not in the mask": dict(render=never_stops),
     "a typed special token becomes special": dict(render=reads_special_tokens),
     "masks the inputs, not the targets": dict(shifted=masks_the_inputs),
-    "learns the padding": dict(shifted=learns_the_padding),
     "encodes letter by letter": dict(render=letter_by_letter),
     "learns everything after the first answer": dict(render=all_after_the_first_answer),
     "a long conversation loses its beginning": dict(shifted=keeps_the_end_of_it),
-    "fit begins anywhere": dict(fit=begins_anywhere),
     "fit forgets the assistant's id": dict(fit=forgets_whose_turn_it_is),
     "fit gives the list itself": dict(fit=the_list_itself),
     "fit drops two turns at a time": dict(fit=two_at_a_time),
