@@ -154,6 +154,7 @@ rows = [
 ]
 lesson.table(["prediction", "nats a byte", "off by %"], rows, f"The model of width {LARGE}")
 
+lesson.holds(means[-1] - truth > 0.05, "the large model is 0.05 nats better than the six, or more")
 nearer = abs(guess - truth) < 0.7 * abs(means[-1] - truth)
 lesson.holds(nearer, "the law misses by less than 0.7 of what the largest small model does")
 
