@@ -11,8 +11,9 @@
 # largura de banda e CPU", "Atomicidade: tornando checkpoints seguros sob falhas", "Padrão 1: Object
 # store como fonte da verdade + cache local por nó", "Checkpoints completos vs incrementais",
 # "Integridade de dados"; *擴展的驚喜*, "謎題 #1 – 消失的輸送量"; *Pré-Treino Eficiente de Modelos
-# de Linguagem*, "Finalização do Pré-treino" (75 restarts). Core file: `machinery/disk.py`, then
-# `machinery/checkpoint.py`. Before: lesson 10. Next: lesson 12. Takes 12 seconds on two cores.
+# de Linguagem*, "Finalização do Pré-treino" (started or continued 75 times: up to 74 restarts).
+# Core file: `machinery/disk.py`, then `machinery/checkpoint.py`. Before: lesson 10. Next:
+# lesson 12. Takes 12 seconds on two cores.
 
 # %%
 import lesson  # first: it puts the project on the path
@@ -67,10 +68,10 @@ lesson.arithmetic(round(4096 / 514, 1) == 8.0, "a block of 4,096 for each 514 by
 
 # %% [markdown]
 # ## Compression
-# The document recommends delta coding with zstd for streams of tokens: store each number's
-# difference from the one before. That is good for numbers that grow slowly, like timestamps. Token
-# ids do not: the difference of two has more values than either. (Entropy: the least bits per number
-# that a code for single numbers can take.)
+# For streams of tokens, delta coding with zstd "can be effective", says the document: store each
+# number's difference from the one before. It is for numbers that grow slowly, like timestamps.
+# Token ids do not: the difference of two has more values than either. (Entropy: the least bits per
+# number that a code for single numbers can take.)
 
 # %%
 delta = np.diff(rows.ravel(), prepend=rows.dtype.type(0))  # modulo 65,536, so it can be undone
@@ -201,6 +202,19 @@ lesson.table(columns, cache, "what is shuffled; second epoch; 10 ms a request")
 off = max(abs(hits - 100 * room / SHARDS) for room, hits, *_ in cache)
 lesson.holds(off < 3, "shuffled rows find their shard held in k of 64 cases, within 3%")
 lesson.holds(min(row[2] for row in cache) > 99, "by shuffled shards, 99% are hits with one held")
+
+# %% [markdown]
+# ## A node is lost
+# The source's rows, 24 TB, then lay on the disks of each of its 48 nodes (384 GPUs). A node that
+# replaces a dead one has none of them: all others waited 3 hours for the object store, and later
+# 1.5 hours for a copy from a healthy node. In the end a spare node stood by, with the rows on it.
+
+# %%
+GPUS, ROW_BYTES, ways = 384, 24e12, (("object store", 3.0), ("another node", 1.5), ("spare", 0.0))
+lost = [(way, h, ROW_BYTES / h / 3.6e12 if h else None, GPUS * h) for way, h in ways]
+lesson.table(["rows come from", "hours", "GB/s", "GPU hours"], lost, "what a dead node costs")
+every = GPUS * 1.5 / 8  # hours between failures at which the spare's 8 GPUs cost as much
+lesson.arithmetic(every == 72, "idle, a spare node pays if one of 48 dies more often than in 72 h")
 
 # %% [markdown]
 # ## Full and delta checkpoints

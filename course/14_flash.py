@@ -70,10 +70,32 @@ def random_qkv(T, B=1):
 # scores of one block of keys, fold them into the mean of the values so far, and forget them. Each
 # query remembers two things: its output so far, and the log of its sum of exponentials so far
 # (`lse`, *log-sum-exp*). A new block raises `lse`, and the old output shrinks by the same factor.
-# (Logs, because exp(1000) is more than a float holds.)
-#
+# (Logs, because exp(1000) is more than a float holds.) Here are one query, four keys, two blocks:
+
+# %%
+scores, values = torch.tensor([1.0, 3.0, 2.0, 0.0]), torch.tensor([10.0, 20.0, 30.0, 40.0])
+halves = zip(scores.split(2), values.split(2))
+(o1, lse1), (o2, lse2) = ((s.softmax(0) @ x, s.logsumexp(0)) for s, x in halves)
+lse = torch.logaddexp(lse1, lse2)
+shares = (lse1 - lse).exp(), (lse2 - lse).exp()  # of the whole weight, in each block
+merged, at_once = shares[0] * o1 + shares[1] * o2, scores.softmax(0) @ values
+rows = [("keys 0, 1", o1.item(), shares[0].item()), ("keys 2, 3", o2.item(), shares[1].item())]
+rows.append(("all four", merged.item(), 1.0))
+lesson.table(["block", "mean of values", "share of the weight"], rows, "a mean, piece by piece")
+lesson.holds(abs(merged - at_once) < 1e-5, "merged from two blocks, it is the mean of all at once")
+
+# %% [markdown]
 # Backward needs the weights, which nobody kept. It computes the scores again, block by block:
 # exp(score - lse) is the weight. More work, less memory. This is *flash attention*.
+#
+# What does it compute? A query's output is o = sum of w_j v_j. So v_j gets w_j do, and the weight
+# w_j gets do . v_j, where do is the gradient of o. A score raised by a little raises its own weight
+# by w_j (1 - w_j) of that and lowers each other one by w_i w_j: the score gets w_j (dw_j - mean),
+# with the mean of all dw_i under the weights. That mean is sum of w_i do . v_i = do . o: no other
+# block is needed for it.
+#
+# (A `torch.autograd.Function` is a forward and a backward written by hand. `ctx` carries from one
+# to the other what `save_for_backward` keeps.)
 
 
 # %%
@@ -106,7 +128,7 @@ class Flash(torch.autograd.Function):
     def backward(ctx, do):
         q, k, v, o, lse = ctx.saved_tensors
         dq, dk, dv = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
-        mean = (do * o).sum(-1, keepdim=True)  # of the weights' gradients, weighted by the weights
+        mean = (do * o).sum(-1, keepdim=True)
         for i, j, scores in Flash.blocks(q, k, ctx.is_causal):
             weights = (scores - lse[..., i, None]).exp()
             dv[..., j, :] += weights.mT @ do[..., i, :]
@@ -146,10 +168,8 @@ line = all(stored[name, T] == 4 * H * (T * D + T) for name in names[1:3] for T i
 lesson.holds(line, "kernel and Flash: 4 H (T D + T) bytes, the output and lse")
 dense = all(stored[names[3], T] == stored[names[1], T] + 4 * T * T for T in lengths)
 lesson.holds(dense, "a mask of True and False is stored as T x T floats")
-lesson.holds(
-    (rows[-1][1], rows[-1][2]) == (34_603_008, 1_064_960),
-    "at T = 2,048: 35 MB by hand, 1 MB in the kernel",
-)
+at_2048 = rows[-1][1:3] == (34_603_008, 1_064_960)
+lesson.holds(at_2048, "at T = 2,048: 35 MB by hand, 1 MB in the kernel")
 twice = all(saved_bytes(f, *random_qkv(512, 2)) == 2 * stored[n, 512] for n, f in ways.items())
 lesson.holds(twice, "twice the rows take twice the bytes, in all three ways")
 

@@ -6,9 +6,10 @@
 # **Question.** The same run is called 32% and 41% of what the hardware can do: what was counted?
 #
 # Source: *Pré-Treino Eficiente de Modelos de Linguagem*, "MFU" (equation 3.2), "Iniciando um
-# Pré-Treino", "Tabela 7.1", "Tabela 7.2", "Propondo um novo pré-treino", "Comparação de
-# Performance", "Finalização do Pré-treino"; *nanobot pre-train*, "MFU(模型FLOPs利用率)监控". Core
-# file: `flops.py`. Before: lesson 16. Next: lesson 18. Takes 4 seconds on two cores.
+# Pré-Treino", "Tabela 7.1", "Tabela 7.2", "Nemotron-4 340B Technical Report (Aug, 2024)" (three
+# speeds), "Propondo um novo pré-treino", "Comparação de Performance", "Finalização do Pré-treino";
+# *nanobot pre-train*, "MFU(模型FLOPs利用率)监控". Core file: `flops.py`. Before: lesson 16. Next:
+# lesson 18. Takes 4 seconds on two cores.
 
 # %%
 import lesson  # first: it puts the project on the path
@@ -81,28 +82,28 @@ for name, config in models.items():
 columns = ["model", "parameters", "full", "causal", "scores % of full"]
 lesson.table(columns, rows, "FLOPs per token")
 lesson.holds(not differ, "for six models model.py counts the FLOPs that were counted by hand")
-lesson.holds(
-    {row[0]: row[1:4] for row in rows} == golden,
-    "six models have the parameters and FLOPs of the golden table",
-)
+found = {row[0]: row[1:4] for row in rows}
+lesson.holds(found == golden, "six models have the parameters and FLOPs of the golden table")
 
 model, idx = GPT(tiny), torch.randint(256, (3, 128))
 with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
     model(idx, idx).backward()
 by_hand = idx.numel() * sum(flops_by_hand(tiny).values())
 print(f"a small model, 384 tokens: torch counts {counter.get_total_flops():,}, we {by_hand:,}")
-lesson.holds(
-    counter.get_total_flops() == by_hand,
-    "torch's own counter finds the FLOPs of `full`, to the last one",
-)
+exact = counter.get_total_flops() == by_hand
+lesson.holds(exact, "torch's own counter finds the FLOPs of `full`, to the last one")
 
 # %% [markdown]
-# ## Five published runs
+# ## Eight published runs
 # One was disappointing: nanochat's code on *one* H100 printed 17,535 tokens/s, while its author had
 # 134,692 per GPU on eight. But 49.5% MFU in the same line? Its step had eight micro-batches, and
 # the speed was that of one: 65,536 tokens / 3.73735 s.
 
 # %%
+shape = dict(seq_len=4096, vocab_size=256_000, n_layer=96, n_embd=18_432, mlp_hidden=73_728)
+shape |= dict(n_head=96, n_kv_head=8, head_dim=192, mlp="relu2")
+nemotron = GPTConfig(**shape)
+cost["nemotron"] = [sum(flops_by_hand(nemotron, causal).values()) for causal in (False, True)]
 one, eight = 65_536 / 3.73735, 8 * 65_536 / 3.73735
 lesson.arithmetic((round(one), round(eight)) == (17_535, 140_283), "17,535 tok/s were 140,283")
 runs = [  # run, model, tokens/s, GPUs, MFU % as published
@@ -111,6 +112,9 @@ runs = [  # run, model, tokens/s, GPUs, MFU % as published
     ("nanochat d20, one GPU", "nanochat d20", eight, 1, 49.5),
     ("SmolLM2-135M, Megatron", "smol-135m", 50.3e9 / (2.73 * 86_400), 1, 21.7),
 ]
+for gpus, seconds, rows_a_step, said in ((1536, 10.3, 768, 42.4), (3072, 10.3, 1536, 42.3)):
+    runs.append((f"Nemotron-4 340B, {gpus}", "nemotron", rows_a_step * 4096 / seconds, gpus, said))
+runs.append(("Nemotron-4 340B, 6144", "nemotron", 2304 * 4096 / 8.0, 6144, 41.0))
 rows = [
     (run, speed, gpus, *(100 * mfu(speed, flops, H100, gpus) for flops in cost[model]), said)
     for run, model, speed, gpus, said in runs
@@ -119,12 +123,19 @@ speed = 57 * 2_097_152 / 2400  # 6 N: this source counts no scores at all
 rows.append(("Transformers, 120M (6 N)", speed, 1, None, 100 * mfu(speed, 720e6, DATASHEET), 3.6))
 columns = ["run", "tokens/s", "GPUs", "full %", "causal %", "published %"]
 lesson.table(columns, rows, "MFU in both conventions, and as published")
-full, causal, said = ([row[i] for row in rows[:4]] for i in (3, 4, 5))
+full, causal, said = ([row[i] for row in rows[:7]] for i in (3, 4, 5))
 near = lambda a, b: abs(a - b) < 0.3
 megatron = [near(causal[i], said[i]) and not near(full[i], said[i]) for i in (0, 3)]
-nanochat = [near(full[i], said[i]) and not near(causal[i], said[i]) for i in (1, 2)]
+others = [near(full[i], said[i]) and not near(causal[i], said[i]) for i in (1, 2, 4, 5, 6)]
 lesson.holds(all(megatron), "what Megatron published for two models is causal, not full")
-lesson.holds(all(nanochat), "what nanochat published for two runs is full, not causal")
+lesson.holds(all(others), "two runs of nanochat, three of Nemotron-4: full, not causal")
+budget, of_nanochat = 21_400 * 524_288, models["nanochat d20"]
+lesson.arithmetic(budget == 11_219_763_200, "nanochat: 21,400 steps of 524,288 are 11.2B tokens,")
+lesson.arithmetic(round(budget / 560_988_160, 2) == 20, "20 for each of its 560,988,160 weights,")
+flops_in_all = f"{budget * cost['nanochat d20'][0]:.4g}"
+lesson.arithmetic(flops_in_all == "3.918e+19", "3.918e19 FLOPs, as its log says;")
+first = round(math.log(of_nanochat.vocab_size), 4)
+lesson.arithmetic(first == 11.0904, "and its first loss, 11.0904, is ln 65,536: it knows nothing")
 
 # %%
 fig = lesson.figure(7, 2.8)
@@ -189,7 +200,7 @@ for params, _, _, speed, tflops, said, days in TABLE_7_2:
 between = 0.95 < min(ratio) and max(ratio[:-1]) < 1.19 and round(ratio[-1], 2) == 1.93
 lesson.arithmetic(between, "table 7.2: 0.96 to 1.18 times 6 N, but 1.93 times for 58B")
 slow = 57 * 2_097_152 / 2400
-lesson.arithmetic(f"{rows[4][4]:.2f} {slow:.2f}" == "3.62 49807.36", "120M: 3.62% at 49,807 tok/s")
+lesson.arithmetic(f"{rows[-1][4]:.2f} {slow:.2f}" == "3.62 49807.36", "120M: 3.62% at 49,807 tok/s")
 lesson.arithmetic(round(100e9 / slow / 86_400, 1) == 23.2, "100B tokens at that speed: 23.2 days")
 lesson.arithmetic(round(2_097_152 / 16.6581) == 125_894, "Megatron's line there: 125,894 tok/s")
 total = 152_000 * 2_097_152  # an upper bound: some steps had 480 rows, as 3, 5, 6 GPUs need

@@ -7,7 +7,8 @@
 #
 # Source: *Pré-Treino Eficiente de Modelos de Linguagem*, "The Ultra-Scale Playbook: Training LLMs
 # on GPU Clusters." (four kinds of memory, and an odd first step), "Teste de Memory profile",
-# "Nemotron-4 340B Technical Report (Aug, 2024)" (recomputation after every layer). Core file:
+# "Nemotron-4 340B Technical Report (Aug, 2024)" (no recomputation, says its file of settings;
+# Megatron-LM's paper, quoted there, has it after every layer). Core file:
 # `instruments/run/profiler.py`. Before: lesson 17. Next: lesson 19. Takes 12 seconds on two cores.
 
 # %%

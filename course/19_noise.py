@@ -124,7 +124,10 @@ lesson.holds(late > 5 * measured[0], "B_simple is over 5 times as large after tr
 
 # %% [markdown]
 # Early, all rows say the same ("spaces are frequent"). Later that is learned, and they disagree.
-# Hence the growing batches of Llama and others.
+# Hence the growing batches of Llama and others. The same goes for the size: larger models "seem to
+# have more noise", notes the source, though no size is in the formula. They have learned more of
+# what rows agree on: with widths of 16, 32 and 64, 240 steps at a constant rate came to 2.60, 2.36
+# and 2.06 nats, and to a B_simple of 378, 1,985 and 1,955 tokens (one seed each: no law).
 #
 # ## Does it predict what a step gains?
 # That was a ratio of two numbers of a gradient. What we want to know is what a step along it gains.

@@ -7,7 +7,8 @@
 # **Question.** Which number shows a fault that the loss does not show?
 #
 # Source: Karpathy, A Recipe for Training Neural Networks (2019); Zhang et al., OPT: Open
-# Pre-trained Transformer Language Models (2022), whose logbook lists a run's illnesses.
+# Pre-trained Transformer Language Models (2022), whose logbook lists a run's illnesses; *Pré-Treino
+# Eficiente de Modelos de Linguagem*, "Tabela 6.1" (a run that did not learn).
 # Core file: `machinery/log.py` (what this project logs). Before: lesson 22. Next: lesson 24.
 # Takes 10 seconds on two cores.
 
@@ -124,6 +125,38 @@ lesson.table(columns, rows, "Change of the last logits when the past is reversed
 blind = max(x.max() for x in probe["no_rope"])
 sees = min(x[-1] for x in probe["healthy"])
 lesson.holds(sees > 1000 * blind, "without RoPE the order changes nothing; with it, 1,000 x more")
+
+# %% [markdown]
+# ## 4. Step over weight: a run that is well, and does not learn
+# The thesis's first run (120M weights, AdamW, a constant rate of 3e-6) read 20B tokens in 9,500
+# steps. "It did not learn the language." None of the ten faults is in it, and the first ruler finds
+# nothing: each step is the rate. The rate is the fault. Its next run had twenty times as much
+# (table 8.1: 6e-5), and learned. What shows it is the length of a step over that of the *weight*.
+
+# %%
+well = [run["healthy", s] for s in SEEDS]
+clinic.LR /= 20
+slow = clinic.train([("healthy", s) for s in SEEDS])
+clinic.LR *= 20
+
+
+def share(r: dict) -> float:
+    """The longest step of a matrix over the norm that it began with, in %; of the median matrix."""
+    return 100 * np.median(
+        [r["update"][n].max() / np.linalg.norm(w[0]) for n, w in r["weights"].items()]
+    )
+
+
+rows = []
+for name, runs in (("the rate as it was", well), ("a twentieth of it", slow)):
+    ends = [r["loss"][-10:].mean() for r in runs]
+    first_steps = np.concatenate([pace(r)[:, 0] for r in runs[1:]])
+    rows.append((name, min(ends), max(ends), first_steps.max(), max(map(share, runs))))
+columns = ["four healthy runs", "best loss", "worst loss", "step / rate", "step / weight, %"]
+lesson.table(columns, rows, "nats at the end; the longest steps")
+lesson.holds(abs(rows[1][3] - 1) < 0.01, "the ruler of the rate finds nothing")
+lesson.holds(rows[1][1] > rows[0][2] + 0.5, "the best of the slow ends 0.5 above the worst other")
+lesson.holds(10 < rows[0][4] / rows[1][4] < 30, "step over weight is a twentieth")
 
 # %%
 fig = lesson.figure(8, 2.6)

@@ -90,13 +90,16 @@ def one_f_one_b(P: int, M: int) -> list:
     return [alternate(passes("F", d), passes("B", d), min(P - 1 - d, M)) for d in range(P)]
 
 
-# groups of P micro-batches visit all V stages of a device; M is a multiple of P
+# P micro-batches go through a device's thin stage 0, the same P through its stage 1, ..; then the
+# next P. M is a multiple of P
 def interleaved(P: int, M: int, V: int = 2) -> list:
-    visits = [(m + i, v) for m in range(0, M, P) for v in range(V) for i in range(P)]
-    forward = lambda d: [("F", m, v * P + d) for m, v in visits]
-    backward = lambda d: [("B", m, (V - 1 - v) * P + d) for m, v in visits]
-    warmup = lambda d: min(2 * (P - 1 - d) + (V - 1) * P, M * V)
-    return [alternate(forward(d), backward(d), warmup(d)) for d in range(P)]
+    turns = [(first + i, v) for first in range(0, M, P) for v in range(V) for i in range(P)]
+    orders = []
+    for d in range(P):
+        forward = [("F", m, v * P + d) for m, v in turns]
+        backward = [("B", m, (V - 1 - v) * P + d) for m, v in turns]
+        orders.append(alternate(forward, backward, min(2 * (P - 1 - d) + (V - 1) * P, M * V)))
+    return orders
 
 
 # device d keeps the weight gradients of d micro-batches for the end
@@ -131,10 +134,11 @@ lesson.holds(half, "interleaved: bubble 4.5, half of 1F1B's; 11 thin stages' act
 lesson.holds(found["ZB-H1"] == (27, 3, 0.125, [4, 4, 4, 4]), "ZB-H1: bubble 3, a third of 1F1B's")
 
 # %% [markdown]
-# The formulas, on a grid of P and M; Bi is backward without `W`. Two that are quoted and not built
-# here: ZB-H2 keeps twice as much and has (P - 1)(F + Bi - 2W), here 0; DualPipe
-# feeds the pipe from both ends, has two copies of the weights, and (P/2 - 1)(FB + B - 3W), where
-# FB is a forward and a backward pass that overlap.
+# The formulas, on a grid of P and M >= P; Bi is backward without `W`. (With fewer micro-batches
+# than devices, that of ZB-H1 is false: there is too little `W` to fill the gaps.) Two are quoted
+# and not built here: ZB-H2 keeps twice as much and has (P - 1)(F + Bi - 2W), here 0; DualPipe feeds
+# the pipe from both ends, has two copies of the weights, and (P/2 - 1)(FB + B - 3W), where FB is a
+# forward and a backward pass that overlap.
 
 # %%
 grid = [(p, k * p) for p in (2, 3, 4, 8) for k in (1, 2, 4)]
@@ -148,10 +152,12 @@ formulas = {
         dict(F=0.25, B=0.5),
         3 / 4,
     ),
-    "ZB-H1: (P - 1)(F + Bi - W)": (zb_h1, SPLIT, 1),
+    "ZB-H1: (P - 1)(F + Bi - W), if M >= P": (zb_h1, SPLIT, 1),
 }
 for text, (schedule, cost, each) in formulas.items():
     lesson.holds(all(bubble(schedule, p, m, cost) == (p - 1) * each for p, m in grid), text)
+few = [bubble(zb_h1, p, m, SPLIT) > p - 1 for p in (4, 8) for m in (1, 2)]
+lesson.holds(all(few), "ZB-H1 with M = 1 or 2 on 4 or 8 devices: more than that")
 
 # %%
 fig = lesson.figure(6.8, 4.5)

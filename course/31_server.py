@@ -176,7 +176,6 @@ def sent_by(mode: str, n: int, T: int) -> int:
 counted = [sent == sent_by(mode, n, 40 if mode == "sync" else 120) for mode, n, sent, *_ in rows]
 lesson.holds(all(counted), "bytes sent: sync n T x 101,800 + 4 n, async (n + T) x 101,800")
 said = all(sent_by(mode.lower(), n, 5000) == sent for _, mode, n, sent, _ in TABLE_4_2)
-said &= [run[2] // MODEL_BYTES for run in runs.values()] == [40, 80, 120, 120, 120, 120]
 lesson.holds(said, "the same sums give all of the source's table 4.2, to the byte")
 late = max(abs(runs["async", n + 1][4] - n) for n in (0, 1, 2))
 lesson.holds(late < 0.05, "with n asynchronous workers, staleness is n - 1")
@@ -184,9 +183,10 @@ lesson.holds(late < 0.05, "with n asynchronous workers, staleness is n - 1")
 # %% [markdown]
 # ## What summing does
 # The source keeps the learning rate at 0.01 for any number of workers, and reads the better
-# accuracy as that of a better estimate from 32 n pictures. But its listing *adds* the gradients
-# (`RecvAddGradient`). So n workers take a step n times as long. Take that away, or give it to one
-# worker, and what is left of the better estimate is a point or less:
+# accuracy as that of a better estimate from 32 n pictures. But its listing, of the asynchronous
+# server, *adds* the gradients (`RecvAddGradient`), and its public code does so in both. So n
+# workers take a step n times as long. Take that away, or give it to one worker, and what is left of
+# the better estimate is a point or less:
 
 # %%
 images, labels = lesson.digits(4000, 0)
@@ -197,20 +197,17 @@ accuracy = lambda w: 100 * float((forward(w, new)[1].argmax(1) == truth).mean())
 def train(lr: float, seeds: list[int], reduce: str = "sum", steps: int = 5000) -> list:
     w, draws = initial(), [batches(seed) for seed in seeds]
     for _ in range(steps):
-        picks = [next(draw) for draw in draws]
-        w = updated(w, [gradient(w, images[i], labels[i]) for i in picks], lr, reduce)
+        w = updated(w, [gradient(w, images[i], labels[i]) for i in map(next, draws)], lr, reduce)
     return w
 
 
 one = {lr: accuracy(train(lr, [7])) for lr in (0.01, 0.02, 0.03)}
-ways = [("sum", 2), ("sum", 3), ("mean", 2), ("mean", 3)]
+ways = [(how, n) for how in ("sum", "mean") for n in (1, 2, 3)]
 many = {(how, n): accuracy(train(0.01, [7, 8, 9][:n], how)) for how, n in ways}
-many |= {("sum", 1): one[0.01], ("mean", 1): one[0.01]}
 source = [row[5] for row in TABLE_4_1 if row[:2] == ("Datacenter", "Sync")]
 rows = [(n, x, many["sum", n], one[n / 100], many["mean", n]) for n, x in enumerate(source, 1)]
 columns = ["n", "source (MNIST)", "sum at 0.01", "one worker, n x 0.01", "mean at 0.01"]
 lesson.table(columns, rows, "accuracy in % after 5,000 updates, n workers")
-lesson.holds(one[0.02] - one[0.01] > 3, "one worker with twice the learning rate: 3 points more")
 off = [(many["sum", n] - one[n / 100], many["mean", n] - one[0.01]) for n in (2, 3)]
 lesson.holds(max(abs(x) for x, _ in off) < 1.5, "sum of n workers: like one worker at n x lr")
 lesson.holds(max(abs(x) for _, x in off) < 1.5, "mean of n workers: like one worker at lr")
@@ -222,7 +219,10 @@ lesson.holds(same, "sum of two with one seed, over TCP = one worker at 0.02, bit
 # Not into bandwidth: a gigabyte in 238 s over loopback would be 4 MB/s. In the data center a worker
 # needs 46 ms per update, whatever the others do. TCP holds a small message back until the one
 # before is acknowledged (Nagle), and the other side acknowledges 40 ms late, in the hope of having
-# something to say by then. Four sends in a row meet both. `TCP_NODELAY` is the cure.
+# something to say by then. Four sends in a row meet both, and its public code sets no
+# `TCP_NODELAY`, which is the cure. (On the desktop 12 s with one worker, 238 and 260 with two and
+# three, and 30, 10, 9 asynchronously: there the wait comes with the second worker. Why, the table
+# does not tell; bytes, which the source suspects, are as many in both places.)
 
 # %%
 ms = {(where, mode, n): s / 5 for where, mode, n, s, _, _ in TABLE_4_1}  # per update of 5,000
@@ -230,8 +230,6 @@ slow = [ms["Datacenter", "Sync", n] for n in (1, 2, 3)]
 fast = runs["sync", 1][3].min()  # another program may hold up any single one
 print(f"ms per update: source {slow[0]:.0f}, here {delayed:.0f}, with TCP_NODELAY {fast:.1f}")
 lesson.arithmetic(all(46 <= x <= 47 for x in slow), "data center, synchronous: 46 to 47 ms, any n")
-share = [n * ms["Datacenter", "Async", n] / slow[0] for n in (1, 2, 3)]
-lesson.arithmetic(all(abs(x - 1) < 0.05 for x in share), "data center, asynchronous: 46 ms / n")
 slower = delayed > 3 * fast or sys.platform != "linux"
 lesson.holds(slower, "without TCP_NODELAY an update takes over 3 times as long as it can")
 
@@ -249,10 +247,36 @@ right.set(xlabel="workers (source)", ylabel="s per 5,000 updates", xticks=[1, 2,
 lesson.save(fig, "31_server")
 
 # %% [markdown]
-# ## No server, other data
-# *Decentralized* (no server) is lesson 24: an all-reduce takes the server's place, so that no link
-# carries n models. *Federated*: each worker has data of its own, and different amounts of it. Then
-# the mean over the workers is not the mean over the examples; the exercise weighs them.
+# ## No server, fewer meetings, other data
+# *Decentralized*: an all-reduce (lesson 24) takes the server's place, and each worker updates
+# weights of its own. So, says the source, they may take several steps before they meet and average
+# (**local SGD**). A meeting sends a model each way, however many steps came before it. *Federated*:
+# the data stay where they are, and are not alike: below, a worker has three or four digits only.
+# (And different amounts. Then the mean over workers is not that over examples: the exercise.)
+
+
+# %%
+# a worker for each part of the pictures; they average after `meet` steps each -> accuracy
+def local(parts: list[np.ndarray], meet: int, steps: int = 1536) -> float:
+    w, draws = initial(), [np.random.default_rng(seed) for seed in (7, 8, 9)]
+    for _ in range(steps // meet):
+        own = [w] * len(parts)
+        for _ in range(meet):
+            for i, (part, draw) in enumerate(zip(parts, draws)):
+                pick = draw.choice(part, 32)
+                g = gradient(own[i], images[pick], labels[pick])
+                own[i] = updated(own[i], [g], 0.03, "sum")
+        w = [sum(arrays) / len(parts) for arrays in zip(*own)]
+    return accuracy(w)
+
+
+alike = [np.arange(4000)] * 3
+unlike = [np.flatnonzero((labels >= a) & (labels < b)) for a, b in ((0, 3), (3, 6), (6, 10))]
+rows = [(m, MODEL_BYTES / 16 / m, local(alike, m), local(unlike, m)) for m in (1, 8, 64, 512)]
+columns = ["steps between", "bytes a picture", "all digits", "digits of its own"]
+lesson.table(columns, rows, "accuracy in % of three workers after 1,536 steps each")
+lesson.holds(rows[0][2] - rows[3][2] < 2, "on data alike, 512 steps apart cost less than 2 points")
+lesson.holds(rows[0][3] - rows[3][3] > 5, "on data unlike, they cost more than 5")
 
 # %% [markdown]
 # ## Trap

@@ -152,19 +152,20 @@ for name in ("planted", "one distance"):
         rows.append((name, way, back.item(), after.item(), nats_off[name, len(off)]))
 elsewhere, known = exams["planted"]
 moved = look(models["one distance"], elsewhere)[0][known].mean().item()
-lesson.table(
-    ["model", "part", "on before", "on copy", "nats"], rows, "the same maps, another cause"
-)
+columns = ["model", "part", "on before", "on copy", "nats"]
+lesson.table(columns, rows, "the same maps, another cause")
 print(f"'one distance' on repeats after 8 to 24 tokens: {moved:.2f} nats")
 lesson.holds(min(row[3] for row in rows[::2]) > 0.35, "both models look at what followed the copy")
-needs = nats_off["planted", 1] - nats_off["planted", 0]
+needs, hardly = (nats_off[name, 1] - nats_off[name, 0] for name in ("planted", "one distance"))
 lesson.holds(needs > 2, "planted: without its previous-token head it cannot copy, +2 nats")
 lesson.holds(rows[1][3] < 0.2, "planted: without it, the copying heads do not find the place")
-needs = nats_off["one distance", 1] - nats_off["one distance", 0]
-lesson.holds(needs < 0.5, "one distance: it hardly needs that head: it counts 16 places back")
+lesson.holds(hardly < needs / 4, "one distance: it needs that head not a quarter as much")
 lesson.holds(moved > 2, "one distance: it cannot copy at another distance")
 
 # %% [markdown]
+# *One distance* counts 16 places back, and keeps a use for the planted head or not, as it happens:
+# with the seeds 1, 2 and 3 it costs 0.11, 0.60 and 0.03 nats to switch it off, and *planted* 5.
+#
 # ## The model that you trained
 # `runs/tiny` has four layers of two heads. Here are their habits on 100 random tokens that come
 # twice, and what each is worth: how many nats more held-out text costs when it is off, and how many
@@ -207,10 +208,11 @@ lesson.holds(costs[0] < costs[first] / 2, "tiny's copying hardly needs the head 
 # Each layer adds to one stream of vectors, and the output head reads what the last one leaves. It
 # can read earlier: leave out the layers after the second, say, and it tells what the model would
 # guess by then. This is the **logit lens**. Below are the nats of held-out text and of the random
-# tokens that come again, and the likeliest next token of a prompt.
+# tokens that come again, and the likeliest next token after `for key, value in d.items():` and a
+# line that begins with `print(key,`. It is the last layer that finds a word there.
 
 # %%
-prompt, blocks, rows = "def area(width, height):\n    return width *", tiny.blocks, []
+prompt, blocks, rows = "for key, value in d.items():\n    print(key,", tiny.blocks, []
 tokenizer = trained.open_tokenizer(run, trainer)
 asked = torch.tensor([[tokenizer.bos_id, *tokenizer.encode(prompt)]])
 for depth in range(5):
@@ -218,7 +220,7 @@ for depth in range(5):
     guess = tokenizer.decode([tiny(asked)[0, -1].argmax().item()])
     of_text, of_copies = look(tiny, text)[0].mean(), look(tiny, ids)[0][known].mean()
     rows.append((depth, of_text.item(), of_copies.item(), repr(guess)))
-columns = ["layers", "text", "tokens that come again", "return width *"]
+columns = ["layers", "text", "tokens that come again", "print(key,"]
 lesson.table(columns, rows, "tiny's nats if the head reads early, and its next token")
 _, by_text, by_copy, _ = zip(*rows)
 layer, head = HEADS[first]
@@ -233,7 +235,7 @@ for name, color in (("plain", "silver"), ("planted", "crimson")):
         y = [history[name, n][i] for n in steps]
         a.plot(steps, y, line, color=color, label=f"{name}, on {what}")
 a.set(xlabel="step", ylabel="share of attention", title="two heads appear")
-a.legend(fontsize=6.5, loc=(0.3, 0.17))
+a.legend(fontsize=6.5, loc="lower center", bbox_to_anchor=(0.5, 1.12), ncols=2)
 b.imshow(maps[layer][0, head] ** 0.5, cmap="Blues")
 b.set(xlabel="on position", ylabel="position", title=f"tiny's head {layer}.{head}")
 c.plot(range(5), by_text, "o-", label="held-out text")

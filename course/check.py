@@ -7,12 +7,15 @@ endless loop ends after CPU_S seconds, and an error names the call and your line
 beside it, with an assertion that says why. `--mutants [N ...]` changes the references in one place
 at a time and wants 97% refused; of the others, those that change nothing are explained in the
 solution file: EQUIVALENT = {"a mutant as it is printed": "why it is the same"} (mutants.py).
+An answer runs in the judge's process. So it can read the expected value from the judge's frame, run
+the file in course/solutions, or put an oracle of its own at the end of the exercise. These are
+cheats, they work in every exercise, and nothing is done about them: they deceive nobody else.
 Exit codes: 0 solved (or proven), 1 not yet, 2 no such exercise.
 """
 
 import ast
+import builtins
 import faulthandler
-import importlib.util
 import math
 import os
 import re
@@ -38,9 +41,29 @@ BYTES = 12 << 30  # of addresses, of which torch takes some
 
 
 def load(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    """Run a file. What stands from `oracle` on is the judge's, and has a namespace of its own: a
+    `sum` or a `_hash` of the learner's cannot take the place of the judge's, nor the reverse."""
+    tree = ast.parse(path.read_text(), str(path))
+    lines: dict[str, list[int]] = {}
+    for node in tree.body:
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            lines.setdefault(node.name, []).append(node.lineno)
+    for name, at in lines.items():
+        if len(at) > 1:
+            where = " and ".join(map(str, at))
+            raise SyntaxError(f"{name} is defined in the lines {where}: keep one, or rename yours")
+    module = ModuleType(path.stem)
+    module.__file__ = str(path)
+    end = lines.get("oracle", [math.inf])[0]
+    own, judge = [], []
+    for node in tree.body:
+        (own if node.lineno < end else judge).append(node)
+    exec(compile(ast.Module(own, []), str(path), "exec"), vars(module))
+    if judge:
+        names = {k: v for k, v in vars(module).items() if not hasattr(builtins, k)}
+        names |= {"__name__": module.__name__}
+        exec(compile(ast.Module(judge, []), str(path), "exec"), names)
+        module.oracle = names["oracle"]
     return module
 
 
@@ -120,17 +143,15 @@ SHORT = Short().repr
 
 
 class Learner:
-    """What of an exercise file is the learner's: all of it but the oracle and what it uses."""
+    """What of an exercise file is the learner's: the lines above `oracle`."""
 
     def __init__(self, path: Path):
-        from mutants import used_by
-
-        judge = used_by(ast.parse(path.read_text()), ["oracle"])
         self.path, self.lines = path, path.read_text().splitlines()
-        self.judge = [range(node.lineno, node.end_lineno + 1) for node in judge]
+        judge = [i for i, line in enumerate(self.lines, 1) if line.startswith("def oracle(")]
+        self.end = judge[0] if judge else math.inf
 
     def owns(self, file: str, line: int) -> bool:
-        return Path(file) == self.path and not any(line in lines for lines in self.judge)
+        return Path(file) == self.path and line < self.end
 
     def has(self, frame: FrameType | None) -> bool:
         code = frame and frame.f_code  # its first line: a decorator's, perhaps

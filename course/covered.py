@@ -68,7 +68,6 @@ Experimentos Realizados | "Experimentos Realizados", table 7.1
 Código Gerado: | mechanism behind `train.py --profile`
 """,
         LEFT_OUT: """
-Tabela 6.1 | table 6.1
 Nemotron-CC: Transforming Common Crawl into a Refined Long-Horizon Pretraining Dataset (May, 2025) | Nemotron-CC
 Nemotron-H - (Set,2025) | state-space and hybrid models
 The Smol Training Playbook: The Secrets to Building World-Class LLMs | Everyday Conversations

@@ -10,7 +10,8 @@ at its end; next() gives out one of them, drawn at random (each as likely as any
 1. each of the n rows comes once, then None, also if size is larger than n, or n is 0;
 2. before draw k (the first is 0) the first k + size rows have been read, and at most one row more:
    you may read on before next() returns, or at the next call;
-3. another seed gives another order, the same seed the same;
+3. another seed gives another order, the same seed the same, whoever else draws random numbers;
+   and nobody else's are touched (several buffers may be at work, and Python's generator in use);
 4. state() is what json can write, without any row: numbers say which rows are held. It is of its
    moment: what comes later does not change it. It may be taken at any time;
 5. after a resume the rows come as they would have come without a stop, and no row is read more than
@@ -29,6 +30,41 @@ class Shuffler:
 
     def state(self):
         raise NotImplementedError
+
+
+def oracle(answer) -> None:
+    """The judge. You may read it: it tests the result and gives no solution away."""
+    import random
+
+    rng = random.Random(9)
+    for n, size in ((10, 3), (7, 1), (5, 9), (1, 1), (0, 4), (60, 16), (4, 4), (150, 99)):
+        case = f"{n} rows, a buffer of {size}"
+        whole, *_ = _go_on(answer, n, size, 5, n + 2)
+        assert sorted(whole) == [*range(n)], f"{case}: the rows come as {whole}"
+        assert _go_on(answer, n, size, 5, n + 2)[0] == whole, f"{case}: a seed has two orders"
+        for _ in range(12):
+            stops = sorted(rng.choices(range(n + 2), k=rng.choice((1, 1, 2, 3))))
+            _stop_and_go_on(answer, n, size, whole, stops)
+    _alone(answer)
+    _looks_random(answer)
+
+
+def _alone(answer) -> None:
+    """Two buffers in turns, beside somebody who draws and seeds."""
+    import random
+
+    import numpy as np
+
+    seeds, n = (5, 6), 40
+    orders = [_go_on(answer, n, 7, seed, n)[0] for seed in seeds]
+    random.random(), np.random.random()
+    before = random.getstate(), np.random.get_state()[1].tolist()
+    buffers = [answer.Shuffler(Stream(n, "two buffers").read, n, 7, seed) for seed in seeds]
+    found = [[buffer.next().number for buffer in buffers] for _ in range(n)]
+    touched = (random.getstate(), np.random.get_state()[1].tolist()) != before
+    assert not touched, "rule 3: the global generator of Python or numpy is used"
+    for order, alone in zip(zip(*found), orders):
+        assert [*order] == alone, f"two buffers in turns: {[*order]}, one alone: {alone}"
 
 
 class Stream:
@@ -74,22 +110,6 @@ def _go_on(answer, n: int, size: int, seed: int, count: int, case: str = "", res
     most = size + count
     assert len(stream.reads) <= most, f"{case}: {len(stream.reads)} reads for {count} rows"
     return out, buffer, far
-
-
-def oracle(answer) -> None:
-    """The judge. You may read it: it tests the result and gives no solution away."""
-    import random
-
-    rng = random.Random(9)
-    for n, size in ((10, 3), (7, 1), (5, 9), (1, 1), (0, 4), (60, 16), (4, 4)):
-        case = f"{n} rows, a buffer of {size}"
-        whole, *_ = _go_on(answer, n, size, 5, n + 2)
-        assert sorted(whole) == [*range(n)], f"{case}: the rows come as {whole}"
-        assert _go_on(answer, n, size, 5, n + 2)[0] == whole, f"{case}: a seed has two orders"
-        for _ in range(12):
-            stops = sorted(rng.choices(range(n + 2), k=rng.choice((1, 1, 2, 3))))
-            _stop_and_go_on(answer, n, size, whole, stops)
-    _looks_random(answer)
 
 
 def _stop_and_go_on(answer, n: int, size: int, whole: list[int], stops: list[int]) -> None:
@@ -138,6 +158,8 @@ def _looks_random(answer) -> None:
         f"6 rows, a buffer of 4, {seeds} seeds: row 5 is the last {last[5]} times, about "
         f"{expected:.0f} are expected; the last rows are drawn too"
     )
+    firsts = {_go_on(answer, 20, 20, seed, 1)[0][0] for seed in range(400)}
+    assert len(firsts) == 20, f"20 rows, a buffer of 20, 400 seeds: the first is one of {firsts}"
     rows, *_ = _go_on(answer, 300, 20, 1, 300)
     follow = sum(b == a + 1 for a, b in zip(rows, rows[1:]))
     assert follow < 60, f"300 rows, a buffer of 20: {follow} times a row is followed by the next"

@@ -12,7 +12,8 @@ earlier one) has happened. The device has no other methods, and an event none bu
    loader is n ahead); else it returns True;
 3. if no loaded batch is left to launch, copy_async returns False; else True;
 4. fill waits for the one copy that it must wait for, and copy_async for none: the more copies are
-   in flight while the host loads, the better.
+   in flight while the host loads, the better;
+5. a run may have a million steps: no more than 2 n events are kept.
 """
 
 from types import SimpleNamespace
@@ -29,39 +30,6 @@ class Ring:
         raise NotImplementedError
 
 
-def _device(n: int):
-    """-> a device, and what only the judge knows of it: buffers, copies queued, numbers received.
-
-    It copies as late as it may: when somebody waits for an event."""
-    known = SimpleNamespace(buffers=[], queued=[], received=[])
-
-    def progress(until: int) -> None:
-        while len(known.received) < until:
-            known.received.append(known.queued[len(known.received)][0])
-
-    class Face:
-        def __getattr__(self, name: str):
-            raise AssertionError(f"a {type(self).__name__} has nothing like .{name}")
-
-    class Event(Face):
-        def __init__(self, count: int) -> None:
-            self.wait = lambda: progress(count)
-
-    class Device(Face):
-        def buffer(self) -> list[int]:
-            known.buffers.append([-1])
-            return known.buffers[-1]
-
-        def copy(self, buffer: list[int]) -> Event:
-            own = any(buffer is b for b in known.buffers)
-            assert own, "a copy from a list that is no buffer of the device"
-            known.queued.append(buffer)
-            return Event(len(known.queued))
-
-    known.progress = progress
-    return Device(), known
-
-
 def oracle(answer) -> None:
     """The judge. You may read it: it tests the result and gives no solution away."""
     import random
@@ -73,7 +41,7 @@ def oracle(answer) -> None:
         (device, known), loaded, launched = _device(n), 0, 0
         ring = answer.Ring(device, n)
         for i, call in enumerate(calls):
-            done, here = len(known.received), f"{n} buffers, calls {calls[: i + 1]}"
+            done, here = len(known.received), f"{n} buffers, calls {calls[max(0, i - 60) : i + 1]}"
             made = len(known.buffers)
             assert made == n, f"a ring of {n} has asked for {made} buffers: {calls[:i]}"
             if call == "F":
@@ -110,6 +78,8 @@ def oracle(answer) -> None:
                     f"{len(known.queued)} copies are launched, should be {launched}: {here}"
                 )
                 assert len(known.received) == done, f"copy_async waits: {here}"
+            kept = len(known.events)
+            assert kept <= 2 * n, f"{kept} events are kept, of {n} buffers, after {i + 1} calls"
             if rng.random() < eager:
                 known.progress(rng.randint(len(known.received), len(known.queued)))
         known.progress(len(known.queued))
@@ -119,7 +89,43 @@ def oracle(answer) -> None:
 
     for n in (1, 2, 3, 4, 7):
         judge(n, "C" + "F" * (n + 1) + "C" * (n + 1) + "F" * (n + 1), 0.0)
-        judge(n, "FC" * 20, 0.0)
+        judge(n, "FC" * (300 if n == 3 else 20), 0.0)  # more than a byte counts
         for eager in (0.0, 0.3, 1.0):
             for _ in range(20):
                 judge(n, "".join(rng.choices("FC", k=60)), eager)
+
+
+def _device(n: int):
+    """-> a device, and what only the judge knows of it: buffers, copies queued, numbers received.
+
+    It copies as late as it may: when somebody waits for an event."""
+    import weakref
+
+    known = SimpleNamespace(buffers=[], queued=[], received=[], events=weakref.WeakSet())
+
+    def progress(until: int) -> None:
+        while len(known.received) < until:
+            known.received.append(known.queued[len(known.received)][0])
+
+    class Face:
+        def __getattr__(self, name: str):
+            raise AssertionError(f"a {type(self).__name__} has nothing like .{name}")
+
+    class Event(Face):
+        def __init__(self, count: int) -> None:
+            self.wait = lambda: progress(count)
+            known.events.add(self)
+
+    class Device(Face):
+        def buffer(self) -> list[int]:
+            known.buffers.append([-1])
+            return known.buffers[-1]
+
+        def copy(self, buffer: list[int]) -> Event:
+            own = any(buffer is b for b in known.buffers)
+            assert own, "a copy from a list that is no buffer of the device"
+            known.queued.append(buffer)
+            return Event(len(known.queued))
+
+    known.progress = progress
+    return Device(), known

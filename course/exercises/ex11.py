@@ -21,14 +21,26 @@ The operations of the disk:
     disk.fsync(path)        of a file: its content lasts; of a folder: its list of names lasts (the
                             files in it are another matter); the disk's root is ""
 A crash loses content that was not synced, and names that were not: a file may be empty, a folder
-may lack its latest files, a rename may never have happened.
+may lack its latest files, a rename may never have happened. Or only the process is killed: then all
+is there when `publish` is called again, and what was not synced is lost in the next crash.
 """
-
-from contextlib import suppress
 
 
 def publish(disk, folder: str, files: dict[str, bytes]) -> None:
     raise NotImplementedError("write publish, then: python course/check.py 11")
+
+
+def oracle(answer) -> None:
+    """The judge. You may read it: it tests the result and gives no solution away."""
+    import random
+
+    rng = random.Random(16)
+    named = {"weights": b"w" * 50, "config": b"c" * 5, "MANIFEST": b"m"}
+    letters = "abcdefgh._-"
+    for folder, count in (("run/step_5", -1), ("step_5", 2), ("run/a/step_7", 0), ("run/b", 4)):
+        names = ["".join(rng.choices(letters, k=6)) for _ in range(max(count, 0))]
+        files = {name: rng.randbytes(rng.choice((0, 1, 30))) for name in names}
+        _judge(answer, folder, named if count < 0 else files, rng)
 
 
 class Crash(Exception):
@@ -118,19 +130,6 @@ class Disk:
         return {name: node[1] for name, node in self._node(path)[1].items()}
 
 
-def oracle(answer) -> None:
-    """The judge. You may read it: it tests the result and gives no solution away."""
-    import random
-
-    rng = random.Random(16)
-    named = {"weights": b"w" * 50, "config": b"c" * 5, "MANIFEST": b"m"}
-    letters = "abcdefgh._-"
-    for folder, count in (("run/step_5", -1), ("step_5", 2), ("run/a/step_7", 0), ("run/b", 4)):
-        names = ["".join(rng.choices(letters, k=6)) for _ in range(max(count, 0))]
-        files = {name: rng.randbytes(rng.choice((0, 1, 30))) for name in names}
-        _judge(answer, folder, named if count < 0 else files, rng)
-
-
 def _start() -> Disk:
     """A disk with other files on it, all of which last."""
 
@@ -152,6 +151,9 @@ def _all_of(node: list):
 
 
 def _judge(answer, folder: str, files: dict[str, bytes], rng) -> None:
+    import copy
+    from contextlib import suppress
+
     luck = {
         "all that was not synced is lost": lambda folder: False,
         "contents that were not synced are lost": lambda folder: folder,
@@ -180,6 +182,8 @@ def _judge(answer, folder: str, files: dict[str, bytes], rng) -> None:
             )
             assert found in (None, files), f"{folder} holds {found}: {story}"
             stories.append((after, story, found is not None))
+        killed = Disk(copy.deepcopy(disk.root), 0)  # what was found there may still be lost
+        stories.append((killed, f"{before}{disk}; then the process is killed", False))
         if returned:
             there = _all_of(disk.root)
             assert there == wanted, f"the disk holds {there}, wanted is {wanted}: {before}{disk}"
@@ -189,7 +193,7 @@ def _judge(answer, folder: str, files: dict[str, bytes], rng) -> None:
         returned, stories = publish(_start(), first, "", False)
         for after, story, there in stories:
             for second in range(1, 200):
-                again = after.after_crash(lambda folder: True)
+                again = Disk(copy.deepcopy(after.root), 0)
                 twice, last = publish(again, second, f"{story}; again: ", there)
                 for disk, told, found in last if second % 3 == first % 3 else last[-1:]:
                     publish(disk, 0, f"{told}; again: ", found)

@@ -2,9 +2,10 @@
 
     materialize(model, device) -> None
 
-`model` was built on meta, by any code: modules in modules, parameters, buffers, perhaps a table
-that several modules share, two of them or ten. Afterwards:
-1. every parameter and buffer is on `device`; the modules are the same objects;
+`model` was built on meta, by any code: modules in modules, parameters (some may be None, as the
+bias of a layer without one), buffers, perhaps a table that several modules share. Afterwards:
+1. every parameter and buffer is on `device`, with the dtype that it had; the modules are the same
+   objects;
 2. parameters that were one object are one object again, and so are buffers (`named_parameters` and
    `named_buffers` with remove_duplicate=False see each name);
 3. every module that has `reset_parameters()` was asked once to give its own parameters and buffers
@@ -25,26 +26,29 @@ def oracle(answer) -> None:
     import torch
 
     class Table(nn.Module):
-        def __init__(self, rows: int, width: int) -> None:
+        def __init__(self, rows: int, width: int, bias=True, dtype=None) -> None:
             super().__init__()
-            self.weight = nn.Parameter(torch.empty(rows, width))
-            self.bias = nn.Parameter(torch.empty(rows), requires_grad=False)
+            self.weight = nn.Parameter(torch.empty(rows, width, dtype=dtype))
+            self.bias = nn.Parameter(torch.empty(rows), requires_grad=False) if bias else None
 
         def reset_parameters(self) -> None:
             self.asked = getattr(self, "asked", 0) + 1
             with torch.no_grad():
                 self.weight.normal_()
-                self.bias.zero_()
+                if self.bias is not None:
+                    self.bias.zero_()
 
     class Rotary(nn.Module):
         def __init__(self, n: int, persistent: bool) -> None:
             super().__init__()
             self.register_buffer("cos", torch.empty(n), persistent=persistent)
+            self.register_buffer("places", torch.empty(n, dtype=torch.int64))
             self.asked = 0
 
         def reset_parameters(self) -> None:
             self.asked += 1
             self.cos.copy_(torch.arange(len(self.cos)).cos())
+            self.places.copy_(torch.arange(len(self.cos)))
 
     class Net(nn.Module):  # no parameter of its own, no reset_parameters: a container
         def __init__(self, shared: str) -> None:
@@ -55,6 +59,7 @@ def oracle(answer) -> None:
             )
             self.head = Table(6, 4)
             self.middle = Table(6, 4)
+            self.half = Table(3, 4, bias=False, dtype=torch.bfloat16)
             first, *others = self.blocks
             if shared in ("two", "ten"):
                 self.head.weight = self.embed.weight
@@ -84,17 +89,17 @@ def oracle(answer) -> None:
         "buffers": "three modules share a buffer",
         "a module": "a module has two names",
     }
-    for shared in words:
+    for seed, shared in enumerate(words):
         case = f"a net in which {words[shared]}"
         plain = Net(shared)
-        torch.manual_seed(4)
+        torch.manual_seed(seed)
         for module in plain.modules():
             if hasattr(module, "reset_parameters"):
                 module.reset_parameters()
         with torch.device("meta"):
             model = Net(shared)
         modules = list(model.modules())
-        torch.manual_seed(4)
+        torch.manual_seed(seed)
         torch.use_deterministic_algorithms(True)  # new memory is full of NaN
         try:
             answer.materialize(model, "cpu")
@@ -107,6 +112,8 @@ def oracle(answer) -> None:
         saved = model.state_dict().keys() ^ plain.state_dict().keys()
         assert not saved, f"{sorted(saved)} should be in the state dict, or should not: {case}"
         for name, t in found.items():
+            kinds = t.dtype, expected[name].dtype
+            assert kinds[0] == kinds[1], f"{name} has become {kinds[0]}, was {kinds[1]}: {case}"
             assert t.device.type == "cpu", f"{name} is on {t.device}: {case}"
             assert not t.isnan().any(), f"{name} was given memory, but no values: {t.tolist()}"
             frozen = not expected[name].requires_grad
@@ -125,8 +132,10 @@ def oracle(answer) -> None:
                 f"{name} has other values than a plain build: {t.flatten()[:3].tolist()}..., not "
                 f"{expected[name].flatten()[:3].tolist()}..."
             )
-    torch.manual_seed(4)
     with torch.device("meta"):
-        model = Table(2, 3)  # no module below it
+        elsewhere, model = Net("two"), Table(2, 3)  # no module below it
+    answer.materialize(elsewhere, "meta")  # where there is nothing to see but the device
+    left = [name for name, t in tensors(elsewhere).items() if not t.is_meta]
+    assert not left, f"asked for the device meta, {left} are elsewhere"
     answer.materialize(model, "cpu")
     assert not model.weight.is_meta and model.asked == 1, "a model of one module counts, too"

@@ -8,7 +8,7 @@ scores. The result is both for the two blocks together, as if all keys had been 
 1. Scores may be 20,000 or -20,000: nothing overflows.
 2. A query for which a block is wholly masked has lse = -inf and o = 0 there; if both are, so has
    the result: no NaN, ever.
-3. The arguments stay as they are; the dtype too.
+3. The arguments stay as they are; the dtype too. The results are new arrays.
 """
 
 import numpy as np
@@ -48,6 +48,8 @@ def oracle(answer) -> None:
                 np.array_equal(a, b, equal_nan=True) for a, b in zip(given, (o, lse, o2, lse2))
             )
             assert same, f"{name}: an argument was changed"
+            alias = any(np.shares_memory(x, y) for x in (o_new, lse_new) for y in given)
+            assert not alias, f"{name}: a result shares memory with an argument"
             assert o_new.dtype == lse_new.dtype == dtype, (
                 f"{name}: {dtype.__name__} became {o_new.dtype} and {lse_new.dtype}"
             )
@@ -78,6 +80,10 @@ def oracle(answer) -> None:
         check(f"scores near {shift:,} in float32", scores + shift, [6], np.float32)
     for shift in (20_000, -20_000):
         check(f"scores near {shift:,}", scores + shift, [4, 8], width=7)
+    for above in (9, 15, 25):  # where a small weight still counts
+        tilted = scores.copy()
+        tilted[:, :6] += above
+        check(f"the first block {above} above the second", tilted, [6])
     far = scores.copy()
     far[:, :6] += 800
     check("the first block 800 above the second", far, [6])
@@ -91,3 +97,7 @@ def oracle(answer) -> None:
     masked = causal.copy()
     masked[2] = -np.inf
     check("a query that sees nothing at all", masked, [3, 7])
+    for i, cuts in ((slice(0, 6), [6]), (slice(6, 12), [6])):
+        hidden = scores.copy()
+        hidden[:, i] = -np.inf
+        check("a block that nobody sees", hidden, cuts)

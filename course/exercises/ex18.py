@@ -12,6 +12,7 @@ fn takes tensors and returns one tensor; it may use others (weights) from outsid
    time it draws the same, and whoever draws afterwards notices nothing (torch's global generator is
    left as it was found);
 4. a call inside of fn may be a recompute, too.
+(All is on one device, and nobody uses torch.autocast, whose state would have to be kept as well.)
 
 torch.utils.checkpoint is off limits; torch.autograd.Function is all you need.
 """

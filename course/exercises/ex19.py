@@ -65,6 +65,7 @@ def oracle(answer) -> None:
     judge([(7.0, 1.0, 1, 4), (7.0, 4.0, 1, 4)], 1, 6.0, "terms are averaged before the division")
     judge([(7.0, 1.0, 1, 4)], 1, None, "|G|^2 is estimated as -1")
     judge([(4.0, 2.0, 1, 2)], 1, None, "|G|^2 is estimated as 0")
+    judge([(5.0, 2.0, 1, 4), (1.0, 2.0, 1, 4)], 1, 0.8, "tr(Sigma) is estimated as 4 and -4/3")
     # |G|^2: 1 and 5; tr: 4 and 32. A sum of norms over steps of other sizes would mix them up
     judge([(5.0, 2.0, 1, 4), (21.0, 9.0, 2, 8)], 1, 6.0, "two steps of two sizes")
     steps = []  # gradients of 20 numbers: G is 0.3 in each, the noise of a token has variance 5

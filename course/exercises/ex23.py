@@ -15,8 +15,9 @@ The ten faults are listed in course/clinic.py (`SICK`, a line each); a run witho
     weights           {matrix: (2, rows, columns)}: before and after the run
 
 The optimizer is Adam without weight decay. Make as many runs as you like to learn from, with any
-seeds: `clinic.train([("dead_head", 0), ("healthy", 5)])`. The judge has others: where a fault
-strikes, and when, depends on the seed. Change nothing in what you get.
+seeds: `clinic.train([("dead_head", 0), ("healthy", 5)])`. The judge has others, which it draws from
+the text of your file: where a fault strikes, and when, depends on the seed. Change nothing in what
+you get.
 """
 
 
@@ -27,22 +28,21 @@ def diagnose(run: dict) -> str:
 def oracle(answer) -> None:
     """The judge. You may read it: it tests the result and gives no solution away."""
     import copy
+    import zlib
+    from pathlib import Path
 
     import clinic
     import numpy as np
     import torch
 
+    # other seeds for each answer: no table of runs is of use, and a verdict comes again
+    first = 2300 + 1000 * (zlib.crc32(Path(answer.__file__).read_bytes()) % 1000)
+    often = dict.fromkeys(clinic.SICK, 2) | {"healthy": 4}
+    # the faults that strike somewhere
+    often |= {"dead_head": 3, "stale_bucket": 3, "frozen_weight": 5}
+    cases = [(kind, first + i) for kind in clinic.KINDS for i in range(often[kind])]
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    # of the faults that strike somewhere: every head and bucket, and matrices from all parts
-    seeds = dict.fromkeys(clinic.SICK, (2300, 2301)) | {
-        "healthy": (2300, 2301, 2302, 2303),
-        "rate_spike": (2304, 2314),
-        "dead_head": (2300, 2301, 2307),
-        "stale_bucket": (2300, 2301, 2307),
-        "frozen_weight": (2301, 2302, 2308, 2310, 2311),
-    }
-    cases = [(kind, seed) for kind in clinic.KINDS for seed in seeds[kind]]
     runs = clinic.train(cases)
     torch.set_num_threads(threads)
     order = np.random.default_rng(23).permutation(len(cases))

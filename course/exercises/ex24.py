@@ -5,9 +5,9 @@
 Three ranks with x = [1, 2, 3], [10, 20, 30] and [100, 200, 300] all return [111, 222, 333].
 
 Each of `world` ranks (0 .. world - 1, each a thread here) calls it with its own x: an array (n,), n
-being the same on all ranks, but not always a multiple of `world`. send(to, a) sends a copy of one
-array (not of a tuple or a number) to a rank and does not wait; recv(source) waits for the next one
-from there, and returns it.
+being the same on all ranks, but not always a multiple of `world`; it may be 0, and x a slice with a
+step. send(to, a) sends a copy of one array (not of a tuple or a number) to a rank and does not
+wait; recv(source) waits for the next one from there, and returns it.
 1. All ranks return the sum in a new array, with the same bits. It is of x's dtype, and so is every
    addition: the sum of int64 is exact. x itself stays as it is.
 2. A rank sends to the next one only, rank + 1, and the last one to rank 0.
@@ -31,11 +31,11 @@ def oracle(answer) -> None:
     """The judge. You may read it: it tests the result and gives no solution away."""
     import lesson
 
-    def check(world, n, dtype, scale=100):
+    def check(world, n, dtype, scale=100, step=1):
         rng = np.random.default_rng(world * 1000 + n)
-        xs = [(scale * rng.normal(size=n)).astype(dtype) for _ in range(world)]
+        xs = [(scale * rng.normal(size=n * step)).astype(dtype)[::step] for _ in range(world)]
         before, sizes = [x.copy() for x in xs], [[] for _ in xs]
-        name = f"{world} ranks, {n} of {np.dtype(dtype).name}"
+        name = f"{world} ranks, {n} of {np.dtype(dtype).name}" + ", every other one" * (step > 1)
 
         def one(rank, world, send, recv):
             def noted(to, part):
@@ -89,3 +89,6 @@ def oracle(answer) -> None:
     check(3, 8, np.int32, scale=2.0**28)  # float32 has 24
     check(4, 10, np.float64)  # not by way of float32
     check(5, 999, np.float32)
+    check(3, 8, np.float32, step=2)
+    check(3, 0, np.float32)
+    check(8, 30, np.float64)

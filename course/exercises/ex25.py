@@ -32,6 +32,7 @@ def oracle(answer) -> None:
         "fewer parameters than ranks": ([("a", 5), ("b", 7)], 4),
         "no parameter": ([], 3),
         "equal ones, not a multiple of the ranks": ([(f"w{i}", 10) for i in range(11)], 4),
+        "equal ones, many ranks": ([(f"w{i}", 10) for i in range(64)], 16),
         "a network": ([("embed", 900), *layers, ("head", 900)], 4),
         "a network with tied tables": ([("embed", 900), *layers, ("embed", 900)], 4),
         "tied in three places": ([("a", 50), ("b", 20), ("a", 50), ("c", 30), ("a", 50)], 2),

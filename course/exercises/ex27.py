@@ -19,7 +19,8 @@ A sequence lies on P ranks in blocks: lengths[r] >= 1 consecutive positions on r
    example rank 2 sees 4 .. 7, so rank 1 sends it its own block and not that of rank 0. The last
    rank sends nothing.
 4. A rank does not collect blocks, it works with one at a time: with n the length of the longest, it
-   holds at most 16 n D + 12 n n numbers at any moment, beside its own q, k and v.
+   holds at most 16 n D + 12 n n numbers at any moment, beside its own q, k and v. With numpy alone:
+   the judge sees its memory.
 """
 
 from collections.abc import Callable
@@ -47,11 +48,15 @@ def ring_attention(
 
 def oracle(answer) -> None:
     """The judge. You may read it: it tests the result and gives no solution away."""
+    import re
     import threading
     import tracemalloc
+    from pathlib import Path
 
     import lesson
 
+    source = Path(answer.__file__).read_text()
+    assert not re.search(r"^ *(import|from) torch", source, re.M), "with numpy alone"
     rng = np.random.default_rng(27)
 
     def needed(lengths, window):

@@ -80,6 +80,11 @@ def oracle(answer) -> None:
         ("share beyond +-3", (np.abs(big) > 3).mean(), 0.0027, 0.0007),
     ):
         assert abs(got - want) < near, f"the {label} of 200,000 numbers is {got:.4f}, not {want}"
+    for shape in ((150_000, 2), (2, 150_000)):  # a sequence that begins anew, or a short one
+        long = whole(1, "w", shape)
+        pairs = np.ascontiguousarray(long if shape[0] > 2 else long.T).view(np.int64)
+        twice = len(pairs) - len(np.unique(pairs))
+        assert not twice, f"shape {shape}: {twice} pairs of numbers come again"
     again = len(big.ravel()) - len(np.unique(big))
     assert again < 0.02 * big.size, f"{again} of {big.size} numbers are there twice"
     lag = [abs((big[k:] * big[: len(big) - k]).mean()) for k in (1, 2, 100, 200)]
@@ -88,6 +93,8 @@ def oracle(answer) -> None:
     keys += [(1, "layers.11.w"), (11, "layers.1.w"), (1, ""), (2**40, "a"), (2**32, "a"), (0, "é")]
     keys += [(10, "a"), (1, "0a"), (0, "a\0"), (97, ""), (3, "x" * 50), (3, "x" * 49 + "y")]
     keys += [(0, "c"), (0, "d"), (3, "a"), (4, "a"), (2, "1a"), (256, "a"), (1, "aa"), (0, "a" * 5)]
+    keys += [(0, "A"), (0, " a"), (0, "a "), (0, ""), (3, "y" + "x" * 49), (1, "layers.01.w")]
+    keys += [(1, "layers_1.w"), (0, "a" * 6)]
     crc = sorted((zlib.crc32(n.encode()), n) for n in ("a", "b"))  # seed + crc32(name) is no key
     keys += [(crc[1][0] - crc[0][0], crc[0][1])]
     keys += [(0, "plumless"), (0, "buckeroo")]  # which have the same crc32
@@ -104,8 +111,11 @@ def oracle(answer) -> None:
             seen[text] = here
         values = np.unique(w).size
         assert values == 144, f"{name!r}, seed {seed}: only {values} of 144 numbers differ"
-    a, b = whole(5, "q", (4, 6)), whole(5, "q", (4, 8))
-    assert a.shape != b.shape and not np.isnan(b).any()
+    firsts = {}
+    for name in (f"layers.{i}.{w}" for i in range(500) for w in ("q", "k", "mlp.up", "mlp.down")):
+        text = whole(1, name, (1, 3)).tobytes()
+        assert text not in firsts, f"{name!r} has the numbers of {firsts[text]!r}"
+        firsts[text] = name
 
     # 4. in every process
     real, before = builtins.hash, whole(2, "up", (6, 6), 1, 2)

@@ -59,6 +59,8 @@ def oracle(answer) -> None:
         (4, 17, 2, 5, 4),
         (4, 3, 1, 2, 9),
     ]
+    cases += [(12, 50, 1, 2, 3), (16, 40, 2, 3, 4), (3, 200, 1, 2, 1), (4, 60, 1, 2, 40)]
+    cases += [(4, 16, 9, 16, 1)]  # a small part of a turn is a whole one more
     for _ in range(60):
         F, B, send = rng.randint(1, 5), rng.randint(1, 8), rng.randint(0, 9)
         cases.append((rng.randint(1, 8), rng.randint(1, 20), F, B, send))

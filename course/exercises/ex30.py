@@ -113,6 +113,13 @@ def oracle(answer) -> None:
     check("scores of 1,000", 1000 * rng.normal(size=(10, 5)), 2, 3)
     check("scores near -1,000", -1000 + rng.normal(size=(10, 5)), 2, 3)
     check("no tokens", np.zeros((0, 4)), 2, 3)
+    for tokens in (400, 70_000):  # more than a small integer counts
+        expert, place, weight = answer.route(np.zeros((tokens, 2)), 2, tokens)
+        right = (place == np.arange(tokens)[:, None]).all() and (expert == [0, 1]).all()
+        assert right, f"{tokens} tokens of equal scores, room for all: places {place[-3:].tolist()}"
+        y = answer.combine(np.ones((2, tokens, 1)), expert, place, weight)
+        ones = y.shape == (tokens, 1) and np.allclose(y, 1)
+        assert ones, f"{tokens} tokens: combine gives {y[-3:].tolist()}, not 1"
     for i in range(8):
         tokens, E = int(rng.integers(1, 60)), int(rng.integers(2, 9))
         top, room = int(rng.integers(1, E + 1)), int(rng.integers(1, 20))

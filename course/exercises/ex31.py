@@ -17,7 +17,8 @@ asynchronous(w, order, gradient, lr, limit) -> the last weights, what became of 
     or None for a gradient thrown away. Call gradient once for each arrival, in order.
 
 New arrays, float32: another thread may be sending the weights at this moment, and a worker may hold
-them. So nothing that was given to you, or that you gave to `gradient`, is ever changed.
+them. So nothing that was given to you (by `gradient`, too), or that you gave to `gradient`, is ever
+changed, and the result shares no memory with it.
 """
 
 from collections.abc import Callable
@@ -42,7 +43,7 @@ def asynchronous(
 def oracle(answer) -> None:
     """The judge. You may read it: it tests the result and gives no solution away."""
     rng = np.random.default_rng(15)
-    shapes = ((4, 3), (1, 3))
+    shapes = ((4, 3), (1, 3), (2,))
 
     def draw(scale=1.0):
         return [(scale * rng.normal(size=shape)).astype(np.float32) for shape in shapes]
@@ -95,22 +96,29 @@ def oracle(answer) -> None:
 
     cases = [([0], 5), ([0, 0, 0], 0), ([0, 1, 0, 1, 0, 1], 5), ([0, 1, 2] * 3, 9), ([], 3)]
     cases += [([0, 0, 0, 1, 1], 2), ([0, 0, 0, 1, 1], 3), ([0, 1, 2] * 3, 1), ([2, 0, 2, 2, 1], 2)]
-    cases += [([1, 0, 1, 0, 1, 1], 0)]
+    cases += [([1, 0, 1, 0, 1, 1], 0), ([7, 0, 7, 3, 7], 1)]
     cases += [([int(x) for x in rng.integers(0, 4, 25)], limit) for limit in (0, 1, 2, 4)]
     for order, limit in cases:
         case = f"order {order}, limit {limit}"
-        w, pull, calls, given = draw(), {k: draw() for k in range(4)}, [], []
+        w, pull, calls, given = draw(), {k: draw() for k in range(8)}, [], []
+        made: list = []
         before, order_before = [p.copy() for p in w], list(order)
 
-        def gradient(worker, weights, calls=calls, given=given, pull=pull):
+        def gradient(worker, weights, calls=calls, given=given, pull=pull, made=made):
             calls.append(worker)
             given.append((weights, [p.copy() for p in weights]))
-            return [(p - x).astype(np.float32) for p, x in zip(weights, pull[worker])]
+            g = [(p - x).astype(np.float32) for p, x in zip(weights, pull[worker])]
+            made.append((g, [x.copy() for x in g]))
+            return g
 
         new, fate = answer.asynchronous(w, order, gradient, 0.3, limit)
         assert calls == order_before, f"{case}: gradient is called for workers {calls}"
         assert same(w, before), f"{case}: w itself was changed"
         assert order == order_before, f"{case}: order was changed to {order}"
+        assert all(same(*pair) for pair in made), f"{case}: an array that gradient returned changed"
+        theirs = [*w, *(x for pair in made for x in pair[0])]
+        shared = any(np.shares_memory(a, b) for a in new for b in theirs)
+        assert not shared, f"{case}: the last weights share memory with w or with a gradient"
         now, version, held, want = [p.astype(float) for p in before], 0, {}, []
         for i, worker in enumerate(order_before):
             base, sent = held.get(worker, ([p.astype(float) for p in before], 0))

@@ -4,7 +4,7 @@
 
 Writes each file under its own name, with the lines that occur exactly once in all files together.
 A line that occurs twice is a menu or a footer, and goes everywhere. Lines are compared without the
-newline at their end; a line that stays keeps its own.
+newline at their end (\\n or \\r\\n, nothing else); a line that stays keeps its own.
 
     minhash_deduplication(
         input_files, num_hashes, num_bands, ngrams, jaccard_threshold, output_directory
@@ -59,23 +59,30 @@ def oracle(answer) -> None:
         with tempfile.TemporaryDirectory() as name:
             given, written = Path(name, "in"), Path(name, "made", "out")
             given.mkdir()
-            if draw.random() < 0.5:  # it may be there already, or not
+            if there := draw.random() < 0.5:  # it may be there already, or not
                 written.mkdir(parents=True)
+                (written / "other").write_text("stays")
             for file, text in texts.items():
                 (given / file).write_bytes(text)
             function([given / file for file in texts], *options, written)
             for file, text in texts.items():
                 assert (given / file).read_bytes() == text, f"the input {file} has been changed"
             assert written.is_dir(), f"{function.__name__} made no output_directory"
-            return {path.name: path.read_bytes() for path in written.iterdir()}
+            found = {path.name: path.read_bytes() for path in written.iterdir()}
+            other = found.pop("other", b"stays")
+            assert other == b"stays" and there in (False, (written / "other").exists()), (
+                f"{function.__name__} has touched another file in output_directory"
+            )
+            return found
 
     # ------------------------------------------------------------------------------ lines
     menu = {
         "a.txt": "Home | About\nOne.\n\nTwo.\nOne. \n",
         "b.txt": "Three.\nHome | About\nTwice.\nTwice.\n\nlast",
         "c.txt": "Home | About\n\n",
-        "d.txt": "Last\nlast\n\u00e9t\u00e9\none.\n",
+        "d.txt": "\ufeffLast\nlast\n\u00e9t\u00e9\none.\n",
         "e.txt": "",
+        "f.txt": "Home | About\r\nFour.\r\nFive\x0c.\nSix\u2028.\x85\n.\n",
     }
     for order in (sorted(menu), sorted(menu, reverse=True)):
         found = run(answer.exact_line_deduplication, {file: menu[file].encode() for file in order})
@@ -83,8 +90,9 @@ def oracle(answer) -> None:
             "a.txt": "One.\nTwo.\nOne. \n",
             "b.txt": "Three.\n",
             "c.txt": "",
-            "d.txt": "Last\n\u00e9t\u00e9\none.\n",
+            "d.txt": "\ufeffLast\n\u00e9t\u00e9\none.\n",
             "e.txt": "",
+            "f.txt": "Four.\r\nFive\x0c.\nSix\u2028.\x85\n.\n",
         }
         assert found.keys() == expected.keys(), (
             f"lines: {sorted(found)} were written, not {sorted(expected)}"
@@ -165,6 +173,10 @@ def oracle(answer) -> None:
     judge(
         "a letter and its accent apart", {"x": "e\u0301te\u0301", "y": "\u00e9t\u00e9"}, "x", *sure
     )
+    judge("longer in bytes, shorter in letters", {"x": "\u00e9t\u00e9", "y": "ete!"}, "y", *sure)
+    judge("words that join alike", {"x": "ab c", "y": "a bc"}, "x y", 64, 64, 2, 0.5)
+    judge("sharp s is no ss", {"x": "die Stra\u00dfe", "y": "die Strasse"}, "x y", *sure)
+    judge("a ligature is a letter", {"x": "\ufb01n de la", "y": "fin de la"}, "x y", *sure)
     judge(
         "shorter than a shingle",
         {"x": "yes", "y": "Yes!", "z": "no", "w": "no yes"},

@@ -19,7 +19,8 @@ The result, as a class of transformers wants it (all rows of weights, (out, in))
     k_bias, v_bias · out (C, n_head * head_dim) · out_bias, norm (C,) · gate, up (hidden, C) ·
     down (C, hidden)
 
-Heads, groups and tokens stay in their order: rank 0 has the first ones. Dtypes stay. What was given
+Heads, groups and tokens stay in their order: rank 0 has the first ones. Dtypes stay, each its own
+(norms are often float32 beside bfloat16 weights). What was given
 is not changed, and the result shares no memory with it. If the ranks do not have the same proj_bias
 or norm, to the bit, one of the files is from another step: a ValueError that names the tensor.
 """
@@ -133,16 +134,24 @@ def oracle(answer) -> None:
         unchanged("after writing into the result")
 
         for name in same if N > 1 else ():
-            for rank in (0, N - 1):
-                other = [dict(part) for part in given]
-                other[rank][name] = other[rank][name].clone()
-                other[rank][name][C - 1] += 1e-12
+            for rank, zeros in [(rank, False) for rank in range(N)] + [(N - 1, True)]:
+                other = [part | {name: part[name].clone()} for part in given]
+                if zeros:
+                    for part in other:
+                        part[name][C - 1] = 0.0
+                    other[rank][name][C - 1] = -0.0  # an equal number, and other bits
+                else:
+                    other[rank][name][C - 1] += 1e-12
                 try:
                     answer.merge(other, H, G, D, vocab)
                 except ValueError as error:
                     assert name in str(error), f"the error does not name {name}: {error}"
                 else:
                     raise AssertionError(f"{case}: rank {rank} has another {name}, and no error")
-    half = [{name: w.bfloat16() for name, w in part.items()} for part in given]
-    found = {str(w.dtype) for w in answer.merge(half, H, G, D, vocab).values()}
-    assert found == {"torch.bfloat16"}, f"bfloat16 went in, {', '.join(sorted(found))} came out"
+    half = [
+        {name: w.float() if name == "norm" else w.bfloat16() for name, w in part.items()}
+        for part in given
+    ]
+    for name, w in answer.merge(half, H, G, D, vocab).items():
+        right = torch.float32 if name == "norm" else torch.bfloat16
+        assert w.dtype == right, f"{right} went in, {name} comes out as {w.dtype}"

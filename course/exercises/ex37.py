@@ -20,7 +20,7 @@
 5. A conversation that has become too long to go on loses its beginning instead: fit gives the
    longest end of it that begins with a user's turn and renders to at most `length` ids. Turns are
    kept or dropped whole. If not even the last user's turn fits, it is a ValueError that says how
-   many ids that takes.
+   many ids that takes. The list is a new one: who appends to it changes no conversation.
 """
 
 BOS, ROLES, END, IGNORED = 0, {"user": 1, "assistant": 2}, 3, -100
@@ -127,5 +127,6 @@ def oracle(answer) -> None:
                 )
                 continue
             assert turns == before, f"{what}: the turns that were handed over have been changed"
+            assert found is not turns, f"{what}: the very list that was handed over"
             assert fits, f"{what}: nothing fits, but no ValueError: {found}"
             assert list(found) == fits[0], f"{what}: {fits[0]} fits, not {found}"

@@ -38,44 +38,6 @@ class LosesTheBuffer(Shuffler):
         return [self.drawn, self.place, []]
 
 
-class SavesTheRows(Shuffler):
-    def __init__(self, read, n, size, seed, state=None):
-        super().__init__(read, n, size, seed)
-        if state:
-            self.drawn, self.place, self.held = state
-
-    def state(self):
-        return [self.drawn, self.place, list(self.held)]
-
-
-class Replays(Shuffler):
-    """Goes through the stream again, as far as it was."""
-
-    def __init__(self, read, n, size, seed, state=None):
-        super().__init__(read, n, size, seed)
-        for _ in range(state or 0):
-            self.next()
-
-    def state(self):
-        return self.drawn
-
-
-class NewGenerator(Shuffler):
-    """The held rows are saved, the generator's state is not."""
-
-    def __init__(self, read, n, size, seed, state=None):
-        super().__init__(read, n, size, seed, state)
-        self.random = random.Random(seed)
-
-    def draw(self, count):
-        return self.random.randrange(count)
-
-
-class SameDraw(Shuffler):
-    def draw(self, count):
-        return random.Random(self.seed).randrange(count)
-
-
 class ChangesItsState(Shuffler):
     """The state is the buffer's own list."""
 
@@ -92,48 +54,12 @@ class ChangesItsState(Shuffler):
         return [self.drawn, self.place, self.numbers]
 
 
-class SortsTheBuffer(Shuffler):
-    """A set has no order, and the draw is by place."""
-
-    def state(self):
-        return [self.drawn, self.place, sorted(i for i, _ in self.held)]
-
-
-class DropsTheRest(Shuffler):
-    """Ends with the stream, though rows are held."""
-
-    def next(self):
-        row = super().next()
-        return row if self.place < self.n else None
-
-
-class LastRowsInOrder(Shuffler):
-    """At the stream's end the buffer is emptied from the front."""
+class GlobalRandom(Shuffler):
+    """Seeds the generator that everybody uses."""
 
     def draw(self, count):
-        return super().draw(count) if count == self.size else 0
-
-
-class InBlocks(Shuffler):
-    """Reads `size` rows, gives out all of them, and only then reads on."""
-
-    def next(self):
-        size, self.size = self.size, self.size if not self.held else 0
-        row = super().next()
-        self.size = size
-        return row
-
-
-class ReadsAll(Shuffler):
-    def __init__(self, read, n, size, seed, state=None):
-        super().__init__(read, n, n, seed, state)
-
-
-class KeepsOneBack(Shuffler):
-    """The row that was read last is never drawn at once."""
-
-    def draw(self, count):
-        return super().draw(max(1, count - 1))
+        random.seed(f"{self.seed}/{self.drawn}")
+        return random.randrange(count)
 
 
 class ForgetsTheDraws(Shuffler):
@@ -145,18 +71,9 @@ class ForgetsTheDraws(Shuffler):
 
 WRONG = {  # name -> what of the reference it replaces
     "loses the buffer": dict(Shuffler=LosesTheBuffer),
-    "saves the rows": dict(Shuffler=SavesTheRows),
-    "goes through the stream again": dict(Shuffler=Replays),
-    "a new generator after a resume": dict(Shuffler=NewGenerator),
+    "seeds the global generator": dict(Shuffler=GlobalRandom),
     "counts draws from 0 after a resume": dict(Shuffler=ForgetsTheDraws),
-    "draws the same place each time": dict(Shuffler=SameDraw),
     "a state that changes later": dict(Shuffler=ChangesItsState),
-    "saves the buffer sorted": dict(Shuffler=SortsTheBuffer),
-    "drops what is held at the end": dict(Shuffler=DropsTheRest),
-    "the last rows in order": dict(Shuffler=LastRowsInOrder),
-    "shuffles in blocks": dict(Shuffler=InBlocks),
-    "reads the whole stream": dict(Shuffler=ReadsAll),
-    "never draws the newest": dict(Shuffler=KeepsOneBack),
 }
 
 NUMBER = "another number for each draw, and as random"

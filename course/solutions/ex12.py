@@ -1,5 +1,7 @@
 """Exercise 12: the reference, and answers that the oracle must refuse."""
 
+import sys
+
 import numpy as np
 
 
@@ -68,73 +70,28 @@ def recursive(root):
     return order[::-1]
 
 
-def each_path(root):
-    def push(node, g):
-        node.grad = node.grad + g
-        for parent, rule in zip(node.parents, node.rules):
-            push(parent, unbroadcast(rule(g), parent.data.shape))
-
-    push(root, np.ones_like(root.data))
-
-
-def if_for_while(g, shape):
-    """Right for a bias in a batch, wrong where two dimensions are missing."""
-    g = np.asarray(g)
-    if g.ndim > len(shape):
-        g = g.sum(0)
-    for i, n in enumerate(shape):
-        if n == 1:
-            g = g.sum(i, keepdims=True)
-    return g
-
-
-def leading_only(g, shape):
-    g = np.asarray(g)
-    while g.ndim > len(shape):
-        g = g.sum(0)
-    return g
-
-
-def inner_gradients_add_up(root):
-    """The leaves are right; what the inner nodes had is added to their new gradients."""
-    nodes = sorted_nodes(root)
-    before = {node: node.grad for node in nodes if node.parents}
+def shares_memory(root):
+    """Where a rule hands on what it got, two nodes get one array."""
     walk(root)
-    for node, grad in before.items():
-        node.grad = node.grad + grad
+    for node in sorted_nodes(root):
+        for parent in node.parents:
+            if np.array_equal(parent.grad, node.grad):
+                parent.grad = node.grad
 
 
-def only_the_root_is_fresh(root):
-    """The gradients that inner nodes have from the last call are passed on again."""
-    root.grad = np.zeros_like(root.data) if root.parents else root.grad
-    walk(root, fresh=False)
-
-
-def mean_of_the_copies(g, shape):
-    g, wide = np.asarray(g), np.size(g)
-    return unbroadcast(g, shape) * (np.prod(shape) / wide if wide else 1)
-
-
-def one_for_the_root(root):
-    """A root that is a leaf loses what it had."""
-    root.grad = np.zeros_like(root.data)
+def raises_the_limit(root):
+    sys.setrecursionlimit(50_000)
     walk(root)
 
 
 WRONG = {  # name -> what of the reference it replaces
     "in the order met": dict(backward=lambda root: walk(root, order=breadth_first)),
     "= for +=": dict(backward=lambda root: walk(root, accumulate=False)),
-    "no unbroadcast": dict(backward=lambda root: walk(root, fit=lambda g, shape: g)),
-    "if for while": dict(backward=lambda root: walk(root, fit=if_for_while)),
-    "sums leading dimensions only": dict(backward=lambda root: walk(root, fit=leading_only)),
-    "takes the mean of the copies": dict(backward=lambda root: walk(root, fit=mean_of_the_copies)),
     "passes the inner gradients of the last call on": dict(
         backward=lambda root: walk(root, fresh=False)
     ),
-    "clears the root's last gradient only": dict(backward=only_the_root_is_fresh),
-    "inner gradients add up over calls": dict(backward=inner_gradients_add_up),
-    "clears the gradient of a root that is a leaf": dict(backward=one_for_the_root),
-    "follows each path": dict(backward=each_path),
+    "one array for two gradients": dict(backward=shares_memory),
+    "raises the recursion limit": dict(backward=raises_the_limit),
     "calls itself for each parent": dict(backward=lambda root: walk(root, order=recursive)),
 }
 

@@ -13,46 +13,12 @@ def quantize(x, block):
     return codes.astype(np.int8), scales
 
 
-def one_scale(x, block):
-    _, scales = quantize(x, max(1, len(x)))
-    scales = np.full(-(-len(x) // block), scales.max(initial=0), np.float32)
-    step = np.repeat(scales, block)[: len(x)]
-    return np.round(np.divide(x, step, out=np.zeros_like(x), where=step > 0)).astype(
-        np.int8
-    ), scales
-
-
-def from_the_mean(x, block):
-    """Three times the mean size covers nearly all; the rest is clipped."""
-    _, scales = quantize(x, block)
-    scales = [3 * np.abs(x[i * block : (i + 1) * block]).mean() / 127 for i in range(len(scales))]
-    scales = np.array(scales, np.float32)
-    step = np.maximum(np.repeat(scales, block)[: len(x)], 1e-38)
-    return np.clip(np.round(x / step), -127, 127).astype(np.int8), scales
-
-
 def clamped_scale(x, block):
     """A scale kept above 1e-8, against the division by zero: small blocks are rounded away."""
     _, scales = quantize(x, block)
     scales = np.where(scales > 0, np.maximum(scales, np.float32(1e-8)), 0).astype(np.float32)
     step = np.maximum(np.repeat(scales, block)[: len(x)], np.float32(1e-8))
     return np.round(x / step).astype(np.int8), scales
-
-
-def towards_zero(x, block):
-    _, scales = quantize(x, block)
-    step = np.repeat(scales, block)[: len(x)]
-    codes = np.divide(x, step * np.float32(0.9999), out=np.zeros_like(x), where=step > 0)
-    return codes.astype(np.int8), scales
-
-
-def up_to_128(x, block):
-    """2 to the 7th is 128, but int8 ends at 127: the largest becomes -128."""
-    _, scales = quantize(x, block)
-    scales = scales * np.float32(127 / 128)
-    step = np.repeat(scales, block)[: len(x)]
-    codes = np.round(np.divide(x, step, out=np.zeros_like(x), where=step > 0))
-    return codes.astype(np.int16).astype(np.int8), scales
 
 
 def with_denormals(x, block):
@@ -64,20 +30,6 @@ def with_denormals(x, block):
     return codes.astype(np.int8), scales
 
 
-def zero_for_small(x, block):
-    """Whole blocks below 1e-20 become zeros."""
-    codes, scales = quantize(x, block)
-    small = scales < 1e-20
-    return np.where(np.repeat(small, block)[: len(x)], 0, codes).astype(np.int8), np.where(
-        small, 0, scales
-    ).astype(np.float32)
-
-
-def drops_small_numbers(x, block):
-    """Rounds to zero what is small beside the largest of all blocks."""
-    return quantize(np.where(np.abs(x) < 0.004 * np.abs(x).max(initial=0), 0, x), block)
-
-
 def positive_only(x, block):
     """The scale from the largest number, not the largest magnitude."""
     parts = [x[i : i + block] for i in range(0, len(x), block)]
@@ -87,25 +39,10 @@ def positive_only(x, block):
     return np.clip(codes, -127, 127).astype(np.int8), scales
 
 
-def whole_blocks_only(x, block):
-    n = len(x) // block * block
-    codes, scales = quantize(x[:n], block)
-    return np.r_[codes, np.zeros(len(x) - n, np.int8)], np.r_[
-        scales, np.zeros(int(len(x) > n), np.float32)
-    ]
-
-
 WRONG = {  # name -> what of the reference it replaces
-    "one scale for all": dict(quantize=one_scale),
-    "takes the scale from the mean": dict(quantize=from_the_mean),
     "keeps the scale above 1e-8": dict(quantize=clamped_scale),
-    "rounds towards zero": dict(quantize=towards_zero),
-    "overflows at 128": dict(quantize=up_to_128),
     "divides by a denormal scale": dict(quantize=with_denormals),
-    "takes blocks below 1e-18 for zeros": dict(quantize=zero_for_small),
-    "drops the small numbers of all": dict(quantize=drops_small_numbers),
     "forgets negative numbers in the scale": dict(quantize=positive_only),
-    "leaves out the last, short block": dict(quantize=whole_blocks_only),
 }
 
 EQUIVALENT = {

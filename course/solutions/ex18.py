@@ -28,24 +28,6 @@ def recompute(fn, *args):
     return Recompute.apply(fn, switch, *args)
 
 
-class OtherDice(Recompute):
-    """Draws new random numbers the second time."""
-
-    @staticmethod
-    def backward(ctx, grad):
-        ctx.rng = torch.get_rng_state()
-        return Recompute.backward(ctx, grad)
-
-
-class FirstOnly(Recompute):
-    """Only the first argument gets its gradient."""
-
-    @staticmethod
-    def backward(ctx, grad):
-        _, _, first, *others = Recompute.backward(ctx, grad)
-        return None, None, first, *(None for _ in others)
-
-
 class SpoilsTheDice(Recompute):
     """Leaves the generator where the second run of fn left it."""
 
@@ -54,10 +36,6 @@ class SpoilsTheDice(Recompute):
         grads = Recompute.backward(ctx, grad)
         torch.set_rng_state(ctx.rng)
         return grads
-
-
-def keeps_everything(fn, *args):
-    return fn(*args)
 
 
 def without_switch(fn, *args):
@@ -79,59 +57,10 @@ class NoDetach(Recompute):
         return None, None, *(None for _ in ctx.saved_tensors)
 
 
-class AddsTwice(Recompute):
-    """Leaves the gradient in a leaf, and returns it as well."""
-
-    @staticmethod
-    def backward(ctx, grad):
-        grads = Recompute.backward(ctx, grad)
-        return None, None, *(g if g is None else 2 * g for g in grads[2:])
-
-
-class AllWanted(Recompute):
-    """Asks for the gradient of every argument: whole numbers have none."""
-
-    @staticmethod
-    def backward(ctx, grad):
-        now = torch.get_rng_state()
-        torch.set_rng_state(ctx.rng)
-        args = [t.detach().clone() for t in ctx.saved_tensors]
-        for t in args:
-            assert t.is_floating_point(), "an argument of whole numbers wants no gradient"
-            t.requires_grad_()
-        with torch.enable_grad():
-            out = ctx.fn(*args)
-        torch.set_rng_state(now)
-        out.backward(grad)
-        return None, None, *(t.grad for t in args)
-
-
 def from_the_library(fn, *args):
     from torch.utils.checkpoint import checkpoint
 
     return checkpoint(fn, *args, use_reentrant=False)
-
-
-def the_other_from_the_library(fn, *args):
-    from torch.utils.checkpoint import checkpoint
-
-    return checkpoint(fn, *args, use_reentrant=True)
-
-
-def under_own_hooks(fn, *args):
-    """Keeps the whole graph, where the hooks of others do not see what it saves."""
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: [t], lambda box: box[0]):
-        out = fn(*args)
-
-    def again(grad):
-        state = torch.get_rng_state()
-        with torch.no_grad():
-            fn(*args)
-        torch.set_rng_state(state)
-
-    if out.requires_grad:
-        out.register_hook(again)
-    return out
 
 
 class KeepsTheGraph(Recompute):
@@ -159,37 +88,12 @@ class KeepsTheGraph(Recompute):
         return None, None, *(t.grad for t in ctx.inputs)
 
 
-class ReseedsAll(Recompute):
-    """A fixed seed before each run: both draw the same, and so does whoever comes next."""
-
-    @staticmethod
-    def forward(ctx, fn, switch, *args):
-        torch.manual_seed(0)
-        return Recompute.forward(ctx, fn, switch, *args)
-
-
-def also_without_grad(fn, *args):
-    out = recompute(fn, *args)
-    return out if out.requires_grad else out.clone().requires_grad_()
-
-
 WRONG = {  # name -> what of the reference it replaces
-    "draws other random numbers": dict(recompute=lambda fn, *a: apply(OtherDice, fn, a)),
-    "drops the gradients of other arguments": dict(
-        recompute=lambda fn, *a: apply(FirstOnly, fn, a)
-    ),
     "leaves the generator elsewhere": dict(recompute=lambda fn, *a: apply(SpoilsTheDice, fn, a)),
-    "keeps everything": dict(recompute=keeps_everything),
     "forgets weights that no argument leads to": dict(recompute=without_switch),
     "does not detach": dict(recompute=lambda fn, *a: apply(NoDetach, fn, a)),
-    "counts a gradient twice": dict(recompute=lambda fn, *a: apply(AddsTwice, fn, a)),
     "is torch.utils.checkpoint": dict(recompute=from_the_library),
-    "is its older, reentrant form": dict(recompute=the_other_from_the_library),
-    "keeps the graph under its own hooks": dict(recompute=under_own_hooks),
     "keeps the graph in its Function": dict(recompute=lambda fn, *a: apply(KeepsTheGraph, fn, a)),
-    "wants gradients of whole numbers": dict(recompute=lambda fn, *a: apply(AllWanted, fn, a)),
-    "sets a seed of its own": dict(recompute=lambda fn, *a: apply(ReseedsAll, fn, a)),
-    "wants a gradient under no_grad": dict(recompute=also_without_grad),
 }
 
 

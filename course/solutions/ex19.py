@@ -40,40 +40,12 @@ def mean_of_ratios(steps, seq_len):
     return sum(ratios) / len(ratios) if ratios else None
 
 
-def sizes_swapped(steps, seq_len):
-    return noise_scale([(small_sq, big_sq, n, m) for small_sq, big_sq, m, n in steps], seq_len)
-
-
 def in_rows(steps, seq_len):
     return noise_scale(steps, 1)
 
 
-def norms_first(steps, seq_len):
-    """Averages the norms over the steps, though their sizes differ."""
-    count = [s for s in steps if s[2] != s[3] and math.isfinite(s[0] + s[1])]
-    if not count:
-        return None
-    means = [sum(column) / len(count) for column in zip(*count)]
-    return noise_scale([tuple(means)], seq_len)
-
-
-def negative_too(steps, seq_len):
-    found = estimates(steps, seq_len)
-    G_sq, trace = sum(g for g, _ in found), sum(t for _, t in found)
-    return trace / G_sq if G_sq else None
-
-
 def at_the_noise_scale(noise, overhead_s, token_s, unit, waste):
     return unit * max(1, round(min(noise, waste * noise) / unit))
-
-
-def half_overhead(noise, overhead_s, token_s, unit, waste):
-    return take(overhead_s / token_s, overhead_s, token_s, unit, waste)
-
-
-def rounds_down(noise, overhead_s, token_s, unit, waste):
-    best = min((noise * overhead_s / token_s) ** 0.5, waste * noise)
-    return unit * max(1, int(best / unit))
 
 
 def rounds(noise, overhead_s, token_s, unit, waste):
@@ -82,27 +54,11 @@ def rounds(noise, overhead_s, token_s, unit, waste):
     return unit * max(1, min(round(best / unit), int(waste * noise / unit)))
 
 
-def any_waste(noise, overhead_s, token_s, unit, waste):
-    return take(noise, overhead_s, token_s, unit, math.inf if waste == math.inf else 1e12)
-
-
-def no_batch(noise, overhead_s, token_s, unit, waste):
-    said = take(noise, overhead_s, token_s, unit, waste)
-    return 0 if unit > waste * noise else said
-
-
 WRONG = {  # name -> what of the reference it replaces
     "averages the ratios of single steps": dict(noise_scale=mean_of_ratios),
-    "swaps the sizes": dict(noise_scale=sizes_swapped),
     "counts rows where tokens are meant": dict(noise_scale=in_rows),
-    "averages norms of different sizes": dict(noise_scale=norms_first),
-    "gives a negative noise scale": dict(noise_scale=negative_too),
     "takes the noise scale for the batch": dict(take=at_the_noise_scale),
-    "takes the batch at which half is overhead": dict(take=half_overhead),
-    "rounds down": dict(take=rounds_down),
     "takes the nearest multiple": dict(take=rounds),
-    "forgets what may be wasted": dict(take=any_waste),
-    "takes no batch where one unit wastes too much": dict(take=no_batch),
 }
 
 EQUIVALENT = {

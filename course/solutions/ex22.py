@@ -59,50 +59,11 @@ def predict(sizes, losses, size, draws, seed, luck=1, missing=3, quantiles=(0.05
 # ---------------------------------------------------------------------------- wrong answers
 
 
-def absolute_errors(sizes, losses):
-    """Least squares of L(N) - loss."""
-    sizes, losses = checked(sizes, losses, 3)
-    best = None
-    for a in np.geomspace(0.01, 3, 2000):
-        v = sizes**-a * sizes.min() ** a
-        M = np.stack([np.ones(len(v)), v], 1)
-        E, A = np.linalg.lstsq(M, losses, rcond=None)[0]
-        if E < 0:
-            E, A = 0.0, v @ losses / (v @ v)
-        if A < 0:
-            E, A = losses.mean(), 0.0
-        squares = ((E + A * v - losses) ** 2).sum()
-        if best is None or squares < best[0]:
-            best = squares, (float(E), float(A * sizes.min() ** a), float(a))
-    return best[1]
-
-
 def straight_line(sizes, losses):
     """A line through the logarithms: a law without E."""
     sizes, losses = checked(sizes, losses, 3)
     slope, level = np.polyfit(np.log(sizes), np.log(losses), 1)
     return 0.0, float(np.exp(level)), float(min(3, max(0.01, -slope)))
-
-
-def coarse(sizes, losses):
-    """A grid of exponents that is not refined."""
-    sizes, losses = checked(sizes, losses, 3)
-    a = np.linspace(0.01, 3, 30)
-    E, A, squares = best_for(a, sizes, losses)
-    i = squares.argmin()
-    return float(E[i]), float(A[i]), float(a[i])
-
-
-def negative_E(sizes, losses):
-    sizes, losses = checked(sizes, losses, 3)
-    best = None
-    for a in np.geomspace(0.01, 3, 4000):
-        M = np.stack([1 / losses, (sizes / sizes[0]) ** -a / losses], 1)
-        E, A = np.linalg.lstsq(M, np.ones(len(M)), rcond=None)[0]
-        squares = ((M @ (E, A) - 1) ** 2).sum()
-        if best is None or squares < best[0]:
-            best = squares, (float(E), float(A * sizes[0] ** a), float(a))
-    return best[1]
 
 
 def without_luck(*args):
@@ -113,51 +74,42 @@ def all_n(*args):
     return predict(*args, missing=0)
 
 
+def two_numbers_fitted(*args):
+    """As for a straight line."""
+    return predict(*args, missing=2)
+
+
+def no_refits(sizes, losses, size, draws, seed):
+    """A width that grows with the distance, and a jitter from the seed, instead of new fits."""
+    sizes, losses = checked(sizes, losses, 4)
+    fitted = fit(sizes, losses)
+    s = np.sqrt(((law(fitted, sizes) / losses - 1) ** 2).sum() / (len(sizes) - 3))
+    far = max(0.0, np.log(size / sizes.max()))
+    half = 1.645 * s * (1.15 + 0.25 * far) * (1 + 0.001 * np.random.default_rng(seed).random())
+    middle = float(law(fitted, size))
+    return middle * (1 - half), middle, middle * (1 + half)
+
+
 def always_seed_0(sizes, losses, size, draws, seed):
     return predict(sizes, losses, size, draws, 0)
 
 
-def no_seed(sizes, losses, size, draws, seed):
-    return predict(sizes, losses, size, draws, None)
-
-
-def plus_minus(sizes, losses, size, draws, seed):
-    """The fit's errors, as if it were exact far away too."""
-    sizes, losses = checked(sizes, losses, 4)
-    fitted = fit(sizes, losses)
-    off = law(fitted, sizes) / losses - 1
-    s = np.sqrt((off**2).sum() / (len(off) - 3)) * (1 + 1e-9 * seed)
-    middle = float(law(fitted, size))
-    return middle * (1 - 1.645 * s), middle, middle * (1 + 1.645 * s)
-
-
-def median_of_draws(sizes, losses, size, draws, seed):
-    low, middle, high = predict(sizes, losses, size, draws, seed)
-    return low, (low + high) / 2, high
-
-
-def half_interval(*args):
-    return predict(*args, quantiles=(0.25, 0.75))
-
-
-def takes_anything(sizes, losses, size, draws, seed):
-    """Counts runs, not sizes."""
-    if len(np.unique(sizes)) < 4 and len(sizes) >= 4:
-        return 1.0, 2.0, 3.0
-    return predict(sizes, losses, size, draws, seed)
-
-
 WRONG = {  # name -> what of the reference it replaces
-    "fits absolute errors": dict(fit=absolute_errors),
     "fits a straight line through the logarithms": dict(fit=straight_line),
-    "does not refine the exponent": dict(fit=coarse),
-    "lets E be negative": dict(fit=negative_E),
     "forgets the new run's own luck": dict(predict=without_luck),
     "divides the squares by n": dict(predict=all_n),
+    "divides the squares by n - 2": dict(predict=two_numbers_fitted),
+    "does not fit again": dict(predict=no_refits),
     "ignores the seed": dict(predict=always_seed_0),
-    "draws without the seed": dict(predict=no_seed),
-    "gives the fit's errors for those of the prediction": dict(predict=plus_minus),
-    "centres the interval": dict(predict=median_of_draws),
-    "gives half of the draws as the interval": dict(predict=half_interval),
-    "counts runs where sizes are meant": dict(predict=takes_anything),
+}
+
+SIGN = "noise has no sign"
+EQUIVALENT = {
+    "for _ in range(9):: `9` -> `10`": "one round more of the same",
+    "logs = np.linspace(low, high, 41): `41` -> `42`": "a grid as good",
+    "i, step = squares.argmin(), logs[1] - logs[0]: `1` -> `2`": "a wider search ends as near",
+    "other = law(fitted, sizes) * (1 + s * rng.normal(size=len(off))): "
+    "`1 + s * rng.normal(size=len(off))` -> `1 - s * rng.normal(size=len(off))`": SIGN,
+    "found.append(law(fit(sizes, other), size) * (1 + luck * s * rng.normal())): "
+    "`1 + luck * s * rng.normal()` -> `1 - luck * s * rng.normal()`": SIGN,
 }

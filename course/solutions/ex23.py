@@ -50,20 +50,6 @@ def diagnose(run):
 KNOWN = []
 
 
-def missing(kind, instead="healthy"):
-    def answer(run):
-        said = diagnose(run)
-        return instead if said == kind else said
-
-    return answer
-
-
-def from_losses(run):
-    """Only the two loss curves: they tell a leak, and little else."""
-    gap = run["val_loss"][-1] - run["loss"][-10:].mean()
-    return "leak" if gap < -0.5 else "repeated_epoch" if gap > 0.3 else "healthy"
-
-
 def nearest_known(run):
     """The known run (seeds 0 and 1) whose loss is nearest: a table of the runs one has seen."""
     cases = [(kind, seed) for kind in clinic.KINDS for seed in (0, 1)]
@@ -84,17 +70,6 @@ def first_head_only(run):
     return diagnose(alive)
 
 
-def one_matrix_only(run):
-    parts = {what: {"q": run[what]["q"]} for what in ("grad", "update", "weights")}
-    return diagnose(run | parts)
-
-
-def without_the_embedding(run):
-    """Looks at the matrices between the embedding and the head only."""
-    parts = {what: dict(list(run[what].items())[1:-1]) for what in ("grad", "update", "weights")}
-    return diagnose(run | parts)
-
-
 def by_the_last_step(run):
     """Compares the last step with the rate; by then Adam's steps are shorter than at first."""
     said = diagnose(run)
@@ -108,19 +83,10 @@ def sorts_in_place(run):
 
 
 WRONG = {  # name -> what of the reference it replaces
-    "looks at the losses alone": dict(diagnose=from_losses),
     "takes the nearest run that it has seen": dict(diagnose=nearest_known),
     "asks for the echo before it rules out a spike": dict(diagnose=echo_first),
     "looks at the first head only": dict(diagnose=first_head_only),
-    "looks at one matrix only": dict(diagnose=one_matrix_only),
-    "leaves out the embedding and the head": dict(diagnose=without_the_embedding),
     "measures the rate at the last step": dict(diagnose=by_the_last_step),
-    "calls fp16 underflow a frozen weight": dict(
-        diagnose=missing("fp16_underflow", "frozen_weight")
-    ),
-    "calls every run without a symptom unshuffled": dict(
-        diagnose=missing("healthy", "not_shuffled")
-    ),
     "sorts the loss it was given": dict(diagnose=sorts_in_place),
 }
 

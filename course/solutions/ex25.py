@@ -20,51 +20,9 @@ def by_hash(parameters, world):
     return [hash(storage) % world for storage, _ in parameters]
 
 
-def in_the_order_of_a_set(parameters, world):
-    """The order of a set is that of the hashes."""
-    order = list(set(parameters))
-    owner = dict(zip((storage for storage, _ in order), partition(order, world)))
-    return [owner[storage] for storage, _ in parameters]
-
-
-def sorted_by_hash_of_text(parameters, world):
-    """hash(str(name)) is that of plain text, whatever `name` is."""
-    order = sorted(set(parameters), key=lambda p: (-p[1], hash(str(p[0]))))
-    owner = dict(zip((storage for storage, _ in order), partition(order, world)))
-    return [owner[storage] for storage, _ in parameters]
-
-
-def sorted_by_length_of_name(parameters, world):
-    order = sorted(parameters, key=lambda p: (-p[1], len(p[0])))
-    owner = dict(zip((storage for storage, _ in order), partition(order, world)))
-    return [owner[storage] for storage, _ in parameters]
-
-
-def over_a_set_of_texts(parameters, world):
-    size = dict(parameters)
-    order = [(storage, size[storage]) for storage in {f"{storage}" for storage, _ in parameters}]
-    owner = dict(zip((storage for storage, _ in order), partition(order, world)))
-    return [owner[storage] for storage, _ in parameters]
-
-
-def sorted_by_address(parameters, world):
-    first = {storage: (storage, size) for storage, size in reversed(parameters)}
-    order = sorted(first.values(), key=lambda p: id(p[0]))
-    owner = dict(zip((storage for storage, _ in order), partition(order, world)))
-    return [owner[storage] for storage, _ in parameters]
-
-
 def ties_by_identity(parameters, world):
     """`is` finds tied names only if they are the same object."""
     return splits_tied_ones([(id(storage), size) for storage, size in parameters], world)
-
-
-def at_random(parameters, world):
-    import random
-
-    order = random.sample(sorted(set(parameters)), len(set(parameters)))
-    owner = dict(zip((storage for storage, _ in order), partition(order, world)))
-    return [owner[storage] for storage, _ in parameters]
 
 
 def sorts_its_argument(parameters, world):
@@ -72,13 +30,6 @@ def sorts_its_argument(parameters, world):
     parameters.sort()
     owner = dict(zip((storage for storage, _ in parameters), partition(parameters, world)))
     return [owner[storage] for storage in given]
-
-
-def loses_the_rest(parameters, world):
-    """Consecutive parts of len // world parameters; those that are left have no rank."""
-    names = list(dict(parameters))
-    part = max(1, len(names) // world)
-    return [names.index(storage) // part for storage, _ in parameters]
 
 
 def splits_tied_ones(parameters, world):
@@ -100,15 +51,8 @@ def counts_tied_ones_twice(parameters, world):
 WRONG = {  # name -> what of the reference it replaces
     "round-robin by count": dict(partition=round_robin),
     "by hash": dict(partition=by_hash),
-    "in the order of a set": dict(partition=in_the_order_of_a_set),
-    "sorts by hash(str(name))": dict(partition=sorted_by_hash_of_text),
-    "of equals, the shortest name first": dict(partition=sorted_by_length_of_name),
-    "iterates over a set of names": dict(partition=over_a_set_of_texts),
-    "sorts by address": dict(partition=sorted_by_address),
     "knows tied ones by their address": dict(partition=ties_by_identity),
-    "draws the order": dict(partition=at_random),
     "sorts the list that it was given": dict(partition=sorts_its_argument),
-    "loses the last ones": dict(partition=loses_the_rest),
     "splits tied parameters": dict(partition=splits_tied_ones),
     "counts tied parameters twice": dict(partition=counts_tied_ones_twice),
 }

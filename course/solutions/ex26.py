@@ -26,25 +26,11 @@ def gathers_the_logits(all_reduce, logits, first, targets):
     return loss, d[:, first : first + logits.shape[1]]
 
 
-def each_its_own_softmax(all_reduce, logits, first, targets):
-    loss, d = parallel_loss(lambda x, op: x, logits, first, targets)
-    return all_reduce(loss, "sum"), d
-
-
 def each_its_own_top(all_reduce, logits, first, targets):
     """The sums are relative to different maxima."""
     return parallel_loss(
         lambda x, op: x if op == "max" else all_reduce(x, op), logits, first, targets
     )
-
-
-def without_the_top(all_reduce, logits, first, targets):
-    zero = lambda x, op: np.zeros_like(x) if op == "max" else all_reduce(x, op)
-    return parallel_loss(zero, logits, first, targets)
-
-
-def sums_the_tops(all_reduce, logits, first, targets):
-    return parallel_loss(lambda x, op: all_reduce(x, "sum"), logits, first, targets)
 
 
 def negative_places(all_reduce, logits, first, targets):
@@ -61,46 +47,15 @@ def negative_places(all_reduce, logits, first, targets):
     return np.log(total) - right, d
 
 
-def clipped_places(all_reduce, logits, first, targets):
-    """Takes the nearest token that it has, and every rank adds one."""
-    n = logits.shape[1]
-    inside = np.clip(targets, first, first + max(n - 1, 0))
-    loss, d = parallel_loss(all_reduce, logits, first, inside)
-    return loss, d
-
-
-def one_everywhere(all_reduce, logits, first, targets):
-    """The gradient's 1 is taken off on every rank, at the target modulo its tokens."""
-    loss, d = parallel_loss(all_reduce, logits, first, targets)
-    outside = (targets < first) | (targets >= first + logits.shape[1])
-    for row in np.flatnonzero(outside) if logits.shape[1] else ():
-        d[row, (targets[row] - first) % logits.shape[1]] -= 1
-    return loss, d
-
-
-def no_one(all_reduce, logits, first, targets):
-    loss, d = parallel_loss(all_reduce, logits, first, targets)
-    place = targets - first
-    rows = np.flatnonzero((0 <= place) & (place < logits.shape[1]))
-    d[rows, place[rows]] += 1
-    return loss, d
-
-
-def of_the_mean(all_reduce, logits, first, targets):
-    loss, d = parallel_loss(all_reduce, logits, first, targets)
-    return loss, d / np.float32(max(len(targets), 1))
-
-
-def equal_parts(all_reduce, logits, first, targets):
-    """As if each rank had as many tokens."""
-    n = logits.shape[1]
-    return parallel_loss(all_reduce, logits, first // max(n, 1) * n, targets)
-
-
 def in_place(all_reduce, logits, first, targets):
     out = parallel_loss(all_reduce, logits, first, targets)
     logits -= logits.max(1, initial=-1, keepdims=True)
     return out
+
+
+def clipped_logits(all_reduce, logits, first, targets):
+    """-1e9 is as good as -inf."""
+    return parallel_loss(all_reduce, np.maximum(logits, np.float32(-1e9)), first, targets)
 
 
 def adds_epsilon(all_reduce, logits, first, targets):
@@ -111,16 +66,9 @@ def adds_epsilon(all_reduce, logits, first, targets):
 
 WRONG = {  # name -> what of the reference it replaces
     "gathers all logits": dict(parallel_loss=gathers_the_logits),
-    "a softmax for each rank": dict(parallel_loss=each_its_own_softmax),
     "a maximum for each rank": dict(parallel_loss=each_its_own_top),
-    "no maximum taken off": dict(parallel_loss=without_the_top),
-    "sums the maxima": dict(parallel_loss=sums_the_tops),
     "counts negative places from the end": dict(parallel_loss=negative_places),
-    "clips targets to its tokens": dict(parallel_loss=clipped_places),
-    "takes off 1 on every rank": dict(parallel_loss=one_everywhere),
-    "takes off 1 nowhere": dict(parallel_loss=no_one),
-    "gradient of the mean": dict(parallel_loss=of_the_mean),
-    "equal parts": dict(parallel_loss=equal_parts),
+    "clips logits at -1e9": dict(parallel_loss=clipped_logits),
     "writes into logits": dict(parallel_loss=in_place),
     "adds an epsilon": dict(parallel_loss=adds_epsilon),
 }

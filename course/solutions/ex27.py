@@ -71,30 +71,6 @@ def collects(rank, world, send, recv, q, k, v, lengths, window):
     return piece(q, np.concatenate(keys), np.concatenate(values), seen)[0]
 
 
-def collects_then_merges(rank, world, send, recv, q, k, v, lengths, window):
-    """Takes the blocks one at a time, but only when it has them all."""
-    store = []
-    late = iter(store)
-
-    def keep(source):
-        if not store:
-            reach, stop = spans(lengths, window), np.cumsum(lengths)
-            n = sum(bool(reach[rank, 0] < stop[block]) for block in range(rank))
-            store.extend(recv(source) for _ in range(2 * n))
-        return next(late)
-
-    return ring(rank, world, send, keep, q, k, v, lengths, window)
-
-
-def in_float64(rank, world, send, recv, q, k, v, lengths, window):
-    return ring(rank, world, send, recv, q.astype(float), k, v, lengths, window)
-
-
-def in_float32(rank, world, send, recv, q, k, v, lengths, window):
-    o = ring(rank, world, send, recv, q.astype(np.float32), k, v, lengths, window)
-    return o.astype(q.dtype)
-
-
 def nan_piece(q, k, v, seen):
     scores = np.where(seen, q @ k.T / q.shape[1] ** 0.5, -np.inf)
     top = scores.max(1, keepdims=True)
@@ -103,45 +79,10 @@ def nan_piece(q, k, v, seen):
     return (weights @ v / total).astype(q.dtype), (np.log(total) + top).astype(q.dtype)
 
 
-def blunt_piece(q, k, v, seen):
-    """No maximum: exp(1,000)."""
-    weights = np.exp(q @ k.T / q.shape[1] ** 0.5) * seen
-    total = weights.sum(1, keepdims=True)
-    o = weights @ v / np.where(total == 0, 1, total)
-    return o.astype(q.dtype), np.log(total).astype(q.dtype)
-
-
-def mean_merge(o1, lse1, o2, lse2):
-    return (o1 + o2) / 2, np.logaddexp(lse1, lse2)
-
-
-def causal_only(q, k, v, seen):
-    """Forgets the window: sees all that came in the block, if it sees anything of it."""
-    n, u = seen.shape
-    return piece(q, k, v, seen | (~np.tri(n, u, dtype=bool)[::-1, ::-1] & seen.any()))
-
-
 def to_everybody(rank, world, send, recv, q, k, v, lengths, window):
     """A full lap: every block goes to every later rank."""
     wants = lambda r, block: r < world
     return ring(rank, world, send, recv, q, k, v, lengths, window, wants=wants)
-
-
-def one_block_back(rank, world, send, recv, q, k, v, lengths, window):
-    wants = lambda r, block: r < world and block >= r - 1
-    return ring(rank, world, send, recv, q, k, v, lengths, window, wants=wants)
-
-
-def sends_pairs(rank, world, send, recv, q, k, v, lengths, window):
-    box = []
-
-    def pair(to, x):
-        box.append(x)
-        if len(box) == 2:
-            send(to, tuple(box))
-            box.clear()
-
-    return ring(rank, world, pair, recv, q, k, v, lengths, window)
 
 
 def scales_its_queries(rank, world, send, recv, q, k, v, lengths, window):
@@ -164,34 +105,14 @@ def spans_overflow(lengths, window):
     return np.stack([np.maximum(0, stop - lengths - window + 1), stop], 1).astype(np.int64)
 
 
-def spans_of_equal_blocks(lengths, window):
-    return spans([lengths[0]] * len(lengths), window)
-
-
-def spans_negative(lengths, window):
-    lengths = np.asarray(lengths, np.int64)
-    stop = np.cumsum(lengths)
-    return np.stack([stop - lengths - window + 1, stop], 1)
-
-
 WRONG = {  # name -> what of the reference it replaces
     "gathers k and v, plain softmax": dict(ring_attention=collects),
-    "gathers k and v, then merges": dict(ring_attention=collects_then_merges),
     "a full lap": dict(ring_attention=to_everybody),
-    "one block back, whatever the window": dict(ring_attention=one_block_back),
     "NaN where a query sees no key": dict(ring_attention=ring_with(piece=nan_piece)),
-    "overflows": dict(ring_attention=ring_with(piece=blunt_piece)),
-    "averages the blocks": dict(ring_attention=ring_with(merge=mean_merge)),
-    "no window inside a block": dict(ring_attention=ring_with(piece=causal_only)),
-    "returns float64": dict(ring_attention=in_float64),
-    "works in float32": dict(ring_attention=in_float32),
-    "sends k and v as a pair": dict(ring_attention=sends_pairs),
     "scales its queries in place": dict(ring_attention=scales_its_queries),
     "spans: off by one": dict(spans=window_off_by_one),
     "spans: int32": dict(spans=spans_int32),
     "spans: overflow within": dict(spans=spans_overflow),
-    "spans: equal blocks": dict(spans=spans_of_equal_blocks),
-    "spans: below 0": dict(spans=spans_negative),
 }
 
 EQUIVALENT = {  # a change that changes nothing -> why

@@ -44,102 +44,41 @@ def cut(whole, dim, rank, world):
     return whole if dim is None else np.array_split(whole, world, dim)[rank].copy()
 
 
-def part_shape(shape, dim, rank, world):
-    a, b = bounds(shape[dim], rank, world) if dim is not None else (0, 0)
-    return tuple(b - a if d == dim else n for d, n in enumerate(shape))
-
-
-def normal(key, shape):
-    return np.random.default_rng(key).standard_normal(shape, np.float32)
-
-
-def one_seed(seed, name, shape, dim, rank, world):
-    """Twins: each rank draws the same part."""
-    return normal([seed, *text_key(name)], part_shape(shape, dim, rank, world))
-
-
-def seed_plus_rank(seed, name, shape, dim, rank, world):
-    return normal([seed + rank, *text_key(name)], part_shape(shape, dim, rank, world))
-
-
-def whole_then_cut(seed, name, shape, dim, rank, world):
-    return cut(normal([seed, *text_key(name)], shape), dim, rank, world)
-
-
-def rows_by(key):
-    """A generator for each row; a whole row is in memory."""
-
-    def draw(seed, name, shape, dim, rank, world):
-        mine = range(shape[0])
-        if dim == 0:
-            mine = range(*bounds(shape[0], rank, world))
-        a, b = (0, shape[1]) if dim != 1 else bounds(shape[1], rank, world)
-        out = np.empty((len(mine), b - a), np.float32)
-        for i, row in enumerate(mine):
-            out[i] = normal(key(seed, name, row), shape[1])[a:b]
-        return out
-
-    return draw
-
-
 def keyed(key):
     """The reference with another key for a name and a seed."""
     return lambda seed, name, *cut: draw(key(seed, name), *cut)
 
 
-def in_global_state(seed, name, shape, dim, rank, world):
-    np.random.seed([seed % 2**32, seed >> 32, *text_key(name)])
-    return cut(np.random.standard_normal(shape).astype(np.float32), dim, rank, world)
-
-
-def by_columns_if_cut_so(seed, name, shape, dim, rank, world):
-    """With dim 1 it draws the transposed matrix by rows."""
-    if dim != 1:
-        return draw_part(seed, name, shape, dim, rank, world)
-    return draw_part(seed, name, shape[::-1], 0, rank, world).T.copy()
-
-
-def equal_parts(seed, name, shape, dim, rank, world):
-    """The rest belongs to nobody."""
-    if dim is None:
-        return draw_part(seed, name, shape, dim, rank, world)
-    even = tuple(n // world * world if d == dim else n for d, n in enumerate(shape))
-    return draw_part(seed, name, even, dim, rank, world)
+def begins_anew(seed, name, shape, dim, rank, world):
+    """Rows come again after 65,536."""
+    rows, columns = shape
+    first, last = bounds(rows, rank, world) if dim == 0 else (0, rows)
+    a, b = bounds(columns, rank, world) if dim == 1 else (0, columns)
+    key = [*divmod(seed, 2**32), *text_key(name)]
+    out = np.empty((last - first, b - a), np.float32)
+    for i, row in enumerate(range(first, last)):
+        at = row % 65536 * columns
+        out[i] = numbers(key, at + a, at + b)
+    return out
 
 
 def in_float64(*args):
     return draw_part(*args).astype(float)
 
 
-def clipped(*args):
-    """No weight beyond +-3, as many an initialization has it."""
-    return np.clip(draw_part(*args), -3, 3)
-
-
 WRONG = {  # name -> what of the reference it replaces
-    "one seed for all ranks": dict(draw_part=one_seed),
-    "seed + rank": dict(draw_part=seed_plus_rank),
-    "draws the whole, then cuts": dict(draw_part=whole_then_cut),
-    "draws whole rows": dict(draw_part=rows_by(lambda s, n, row: [s, *text_key(n), row])),
-    "seed + row": dict(draw_part=rows_by(lambda s, n, row: [s + row, *text_key(n)])),
-    "hash of the name": dict(draw_part=keyed(lambda s, n: [s, hash(n) % 2**32])),
-    "hash(str(name))": dict(draw_part=keyed(lambda s, n: [s, hash(str(n)) % 2**32])),
-    "ignores the name": dict(draw_part=keyed(lambda s, n: [s])),
     "ignores the seed": dict(draw_part=keyed(lambda s, n: text_key(n))),
-    "length of the name": dict(draw_part=keyed(lambda s, n: [s, len(n)])),
-    "sum of the letters": dict(draw_part=keyed(lambda s, n: [s, sum(n.encode())])),
     "seed and name as one text": dict(draw_part=keyed(lambda s, n: [*f"{s}{n}".encode()])),
     "seed + number of the name": dict(draw_part=keyed(lambda s, n: [s + zlib.crc32(n.encode())])),
     "a number of 32 bits for the name": dict(
         draw_part=keyed(lambda s, n: [*divmod(s, 2**32), zlib.crc32(n.encode())])
     ),
-    "name without its length": dict(draw_part=keyed(lambda s, n: [s, *n.encode()])),
     "32 bits of the seed": dict(draw_part=keyed(lambda s, n: [s % 2**32, *text_key(n)])),
-    "the global generator": dict(draw_part=in_global_state),
-    "by columns, if it is cut so": dict(draw_part=by_columns_if_cut_so),
-    "equal parts": dict(draw_part=equal_parts),
+    "rows come again": dict(draw_part=begins_anew),
+    "a number of 16 bits for the name": dict(
+        draw_part=keyed(lambda s, n: [*divmod(s, 2**32), zlib.crc32(n.encode()) % 2**16])
+    ),
     "float64": dict(draw_part=in_float64),
-    "clips at 3": dict(draw_part=clipped),
 }
 
 SPLIT = "return draw([*divmod(seed, 2**32), *text_key(name)], shape, dim, rank, world): "

@@ -58,26 +58,6 @@ def looks_at_the_copy(attention, ids):
     return habits(attention, ids)[0], (shares * places).sum(-1)[..., places.any(1)].mean(-1)
 
 
-def over_all_positions(attention, ids):
-    back, _ = habits(attention, ids)
-    return back, (torch.stack(attention) * copied(ids)).sum(-1).mean(-1)
-
-
-def not_itself(attention, ids):
-    """j = i is left out: in "a a" nobody sees that an a follows."""
-    shares, places = torch.stack(attention), copied(ids).tril(-1)
-    return habits(attention, ids)[0], (shares * places).sum(-1)[..., places.any(1)].mean(-1)
-
-
-def latest_copy(attention, ids):
-    """The last of several copies alone."""
-    shares, places = torch.stack(attention), copied(ids)
-    last = torch.zeros_like(places)
-    for i in places.any(1).nonzero().flatten().tolist():
-        last[i, places[i].nonzero().max()] = True
-    return habits(attention, ids)[0], (shares * last).sum(-1)[..., last.any(1)].mean(-1)
-
-
 def counts_the_first(attention, ids):
     """The first position has none before it, and is counted with a share of 0."""
     back, copy = habits(attention, ids)
@@ -88,32 +68,13 @@ def zero(layer, head):
     return without(layer, head, lambda z: 0 * z)
 
 
-def in_all_layers(layer, head):
-    """The head of that number is switched off in every layer."""
-
-    def edit(at, z):
-        z = z.clone()
-        z[head] = z[head].mean(0)
-        return z
-
-    return edit
-
-
 def with_zero(run, ids):
     return worth(run, ids, zero)
-
-
-def everywhere(run, ids):
-    return worth(run, ids, in_all_layers)
 
 
 def own_token(run, ids):
     """Scores the token at hand, not the next one."""
     return worth(run, ids, loss=F.cross_entropy)
-
-
-def in_bits(run, ids):
-    return worth(run, ids) / torch.tensor(2.0).log()
 
 
 def looks_back_most(run, ids):
@@ -139,34 +100,14 @@ def circuit_with_zero(run, ids):
     return circuit(run, ids, zero)
 
 
-def worth_most(run, ids):
-    """The head that the loss needs most in place of the one that the copying head needs."""
-    found = worth(run, ids, zero)
-    first, _ = circuit(run, ids)
-    return first, tuple(divmod(int(found[: first[0]].argmax()), found.shape[1]))
-
-
-def first_of_the_heads(run, ids):
-    """The head that copies is looked for by what it is worth."""
-    found = worth(run, ids, zero)
-    return tuple(divmod(int(found.argmax()), found.shape[1])), circuit(run, ids)[1]
-
-
 WRONG = {  # name -> what of the reference it replaces
     "looks for the copy, not for what followed": dict(habits=looks_at_the_copy),
-    "averages over positions without a copy": dict(habits=over_all_positions),
-    "does not count j = i": dict(habits=not_itself),
-    "sees the latest copy alone": dict(habits=latest_copy),
     "counts position 0": dict(habits=counts_the_first),
     "zero in place of the mean": dict(worth=with_zero),
-    "off in every layer": dict(worth=everywhere),
     "the loss of the token at hand": dict(worth=own_token),
-    "in bits": dict(worth=in_bits),
     "believes the map": dict(circuit=looks_back_most),
     "looks one layer back only": dict(circuit=one_layer_back),
     "circuit: zero in place of the mean": dict(circuit=circuit_with_zero),
-    "takes what the loss needs most": dict(circuit=worth_most),
-    "the copying head by its worth": dict(circuit=first_of_the_heads),
 }
 
 EQUIVALENT = {"z = z.clone(): dropped": "nobody else reads the tensor that edit is given"}

@@ -35,23 +35,6 @@ class RingCache:
         return (shares[..., None, :] @ v)[..., 0, :]
 
 
-class Unmasked(RingCache):
-    """Places that nobody has filled yet are looked at, as keys of zero."""
-
-    def attend(self, q, rows):
-        length, self.length = self.length, torch.full_like(self.length, self.window)
-        out = super().attend(q, rows)
-        self.length = length
-        return out
-
-
-class OneLength(RingCache):
-    """All texts are taken to be as long as the longest."""
-
-    def prefill(self, k, v, lengths):
-        super().prefill(k.nan_to_num(), v.nan_to_num(), [max(lengths)] * len(lengths))
-
-
 class FromPlaceZero(RingCache):
     """The last positions of a long prompt go to the places 0, 1, 2, ...: the next one then goes
     over a position that is still in the window."""
@@ -64,43 +47,12 @@ class FromPlaceZero(RingCache):
             self.length[row] = length
 
 
-class FirstOfThePrompt(RingCache):
-    """Of a prompt longer than the window it keeps the beginning."""
-
-    def prefill(self, k, v, lengths):
-        short = [min(length, self.window) for length in lengths]
-        super().prefill(k, v, short)
-
-
 class PausedGoOn(RingCache):
     """A text that pauses gets the position of the others: its NaN, too."""
 
     def step(self, q, k, v, active):
         out = super().step(q.nan_to_num(), k.nan_to_num(), v.nan_to_num(), torch.ones_like(active))
         return out * active[:, None, None]
-
-
-class Later(RingCache):
-    """Looks before it has put the new position in: the text without its last token."""
-
-    def step(self, q, k, v, active):
-        rows = active.nonzero().flatten()
-        out = torch.zeros_like(q)
-        out[rows] = self.attend(q[rows], rows).nan_to_num()
-        super().step(q, k, v, active)
-        return out
-
-
-class Interleaved(RingCache):
-    """Query head h looks at key h modulo the number of keys."""
-
-    def attend(self, q, rows):
-        R, H, D = q.shape
-        G = self.k.shape[1]
-        order = torch.arange(H).view(H // G, G).T.flatten()
-        out = torch.empty_like(q)
-        out[:, order] = super().attend(q[:, order], rows)
-        return out
 
 
 class Everything(RingCache):
@@ -112,7 +64,8 @@ class Everything(RingCache):
 
     def step(self, q, k, v, active):
         for row in active.nonzero().flatten().tolist():
-            self.texts[row].append((k[row].clone(), v[row].clone()))
+            kinds = {8: torch.int64, 4: torch.int32}[k.itemsize]  # as if they were whole numbers
+            self.texts[row] += [k[row].clone().view(kinds), v[row].clone().view(kinds)]
         return super().step(q, k, v, active)
 
 
@@ -132,28 +85,9 @@ class Views(RingCache):
         return super().step(q, k, v, active)
 
 
-class HalfPrecision(RingCache):
-    """A cache in 32 bits, whatever comes in."""
-
-    def __init__(self, batch, n_kv_head, window, head_dim, dtype=torch.float32):
-        super().__init__(batch, n_kv_head, window, head_dim)
-
-    def step(self, q, k, v, active):
-        return super().step(q.float(), k.float(), v.float(), active).to(q.dtype)
-
-    def prefill(self, k, v, lengths):
-        super().prefill(k.float(), v.float(), lengths)
-
-
 WRONG = {  # name -> what of the reference it replaces
-    "looks at places that are empty": dict(RingCache=Unmasked),
-    "all texts as long as the longest": dict(RingCache=OneLength),
     "a long prompt goes to the places 0, 1, ...": dict(RingCache=FromPlaceZero),
-    "keeps the beginning of a long prompt": dict(RingCache=FirstOfThePrompt),
     "texts that pause go on": dict(RingCache=PausedGoOn),
-    "looks before it keeps": dict(RingCache=Later),
-    "query heads take keys in turn": dict(RingCache=Interleaved),
     "keeps the whole text": dict(RingCache=Everything),
     "keeps the caller's tensors": dict(RingCache=Views),
-    "keeps 32 bits": dict(RingCache=HalfPrecision),
 }

@@ -31,11 +31,6 @@ def fit(turns, encode, length):
     raise ValueError(f"the last question and its answers take {size} ids, more than {length}")
 
 
-def learns_the_question_too(turns, encode):
-    ids, _ = render(turns, encode)
-    return ids, [1] * len(ids)
-
-
 def never_stops(turns, encode):
     """The end is not in the mask, so the model is not taught to end its answer."""
     ids, mask = render(turns, encode)
@@ -61,19 +56,8 @@ def masks_the_inputs(ids, mask, length):
     return inputs, (targets + [IGNORED] * length)[:length]
 
 
-def learns_the_padding(ids, mask, length):
-    inputs, targets = shifted(ids, mask, length)
-    known = len(ids) - 1
-    return inputs, targets[:known] + [END] * (length - known)
-
-
 def letter_by_letter(turns, encode):
     return render(turns, lambda text: [i for letter in text for i in encode(letter)])
-
-
-def stripped(turns, encode):
-    """Takes off the spaces and newlines around each text."""
-    return render([(role, text.strip()) for role, text in turns], encode)
 
 
 def all_after_the_first_answer(turns, encode):
@@ -82,38 +66,9 @@ def all_after_the_first_answer(turns, encode):
     return ids, [int(1 in mask[: i + 1]) for i in range(len(ids))]
 
 
-def all_targets_after_the_first(ids, mask, length):
-    inputs, targets = shifted(ids, mask, length)
-    after = [any(mask[1 : i + 2]) for i in range(len(ids) - 1)]
-    learned = [i if m else IGNORED for i, m in zip(ids[1:], after)]
-    return inputs, (learned + targets[len(learned) :])[:length]
-
-
-def last_answer_only(turns, encode):
-    ids, mask = render(turns, encode)
-    start = max(i for i, token in enumerate(ids) if token == 2) if 2 in ids else 0
-    return ids, [m * (i > start) for i, m in enumerate(mask)]
-
-
 def keeps_the_end_of_it(ids, mask, length):
     """A long conversation loses its beginning, BOS too."""
     return shifted(ids[-length - 1 :], mask[-length - 1 :], length)
-
-
-def drops_the_end(turns, encode, length):
-    """Keeps the beginning: what was just asked is gone."""
-    for stop in range(len(turns), 0, -1):
-        if turns[0][0] == "user" and len(render(turns[:stop], encode)[0]) <= length:
-            return turns[:stop]
-    return fit(turns, encode, length)
-
-
-def begins_anywhere(turns, encode, length):
-    """The first turn that is left may be an answer to nothing."""
-    for start in range(len(turns)):
-        if len(render(turns[start:], encode)[0]) <= length:
-            return turns[start:]
-    return fit(turns, encode, length)
 
 
 def forgets_whose_turn_it_is(turns, encode, length):
@@ -121,8 +76,8 @@ def forgets_whose_turn_it_is(turns, encode, length):
     return fit(turns, encode, length + (turns[-1][0] == "user"))
 
 
-def forgets_bos(turns, encode, length):
-    return fit(turns, encode, length + 1)
+def the_list_itself(turns, encode, length):
+    return turns if len(render(turns, encode)[0]) <= length else fit(turns, encode, length)
 
 
 def two_at_a_time(turns, encode, length):
@@ -134,31 +89,16 @@ def two_at_a_time(turns, encode, length):
     return turns
 
 
-def gives_the_last_anyway(turns, encode, length):
-    try:
-        return fit(turns, encode, length)
-    except ValueError:
-        return turns[-1:]
-
-
 WRONG = {  # name -> what of the reference it replaces
-    "learns the question too": dict(render=learns_the_question_too),
     "the end is not in the mask": dict(render=never_stops),
     "a typed special token becomes special": dict(render=reads_special_tokens),
     "masks the inputs, not the targets": dict(shifted=masks_the_inputs),
-    "learns the padding": dict(shifted=learns_the_padding),
     "encodes letter by letter": dict(render=letter_by_letter),
-    "strips the texts": dict(render=stripped),
     "learns everything after the first answer": dict(render=all_after_the_first_answer),
-    "targets: everything after the first answer": dict(shifted=all_targets_after_the_first),
-    "learns the last answer only": dict(render=last_answer_only),
     "a long conversation loses its beginning": dict(shifted=keeps_the_end_of_it),
-    "fit drops the end": dict(fit=drops_the_end),
-    "fit begins anywhere": dict(fit=begins_anywhere),
     "fit forgets the assistant's id": dict(fit=forgets_whose_turn_it_is),
-    "fit forgets BOS": dict(fit=forgets_bos),
+    "fit gives the list itself": dict(fit=the_list_itself),
     "fit drops two turns at a time": dict(fit=two_at_a_time),
-    "fit gives the last turn anyway": dict(fit=gives_the_last_anyway),
 }
 
 PADDING = (

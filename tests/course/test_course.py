@@ -5,7 +5,6 @@ The tests find the lessons by their names, so a new lesson is tested as soon as 
 """
 
 import ast
-import importlib.util
 import math
 import queue
 import re
@@ -36,12 +35,6 @@ NAMES = [path.stem for path in LESSONS]
 MUTANTS_LONG = {1, 2, 3, 7, 8, 12, 13, 15, 18, 19, 20, 22, 23, 32, 33, 35}  # over 4 seconds
 
 
-def run_lesson(path, timeout=300):
-    command = [sys.executable, path]
-    tools = dict(capture_output=True, text=True, timeout=timeout, env=environment())
-    return subprocess.run(command, **tools)
-
-
 # --------------------------------------------------------------------- 1. the oracles can tell
 LONG = {1, 2, 6, 8, 11, 12, 13, 18, 19, 20, 22, 23, 24, 27, 28, 32, 33, 35}  # over 1.5 seconds
 ORACLES = [pytest.param(n, marks=pytest.mark.slow) if n in LONG else n for n in check.EXERCISES]
@@ -56,13 +49,13 @@ def test_the_oracle_accepts_the_reference_and_refuses_wrong_answers(number):
 
 
 JUDGE = """
-def plus_one(x):
-    return x[0] + 1
-
 def oracle(answer):
     for n in (1, 2):
         got = answer.f([n, n], k=n)
         assert plus_one(got) == n + 1, f"f([{n}, {n}]) is {got}"
+
+def plus_one(x):
+    return x[0] + sum([0, 1])
 """
 
 
@@ -98,11 +91,19 @@ def told(monkeypatch, tmp_path, capsys):
         ("raise NotImplementedError('write f')", ["not begun", "write f"]),
         ("raise SystemExit(0)", ["f([1, 1], 1)", "SystemExit: 0"]),
         ("import os; os._exit(0)", ["before the judge"]),
+        ("return x\n\n\ndef sum(x):\n    return 7", ["solved"]),  # each side has names of its own
+        ("return x\n\n\ndef plus_one(x):\n    return 7", ["plus_one", "lines 5 and 14", "rename"]),
     ],
 )
 def test_a_learner_is_told_the_call_and_the_line(told, body, named):
     said = told(body)
     assert all(name in said for name in named), said
+
+
+def test_without_assertions_nothing_is_judged():
+    command = [sys.executable, "-O", COURSE / "check.py", "14"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 1 and not done.stdout and "-O" in done.stderr
 
 
 @pytest.mark.timing
@@ -183,7 +184,8 @@ def test_a_lesson_runs_through(path):
     figure = lesson.OUT / f"{path.stem}.png"
     figure.unlink(missing_ok=True)
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    done = run_lesson(path)
+    tools = dict(capture_output=True, text=True, timeout=300, env=environment())
+    done = subprocess.run([sys.executable, path], **tools)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     if done.returncode == 2 and "run bash run.sh first" in done.stderr:
         pytest.skip("this lesson looks at runs/tiny")
@@ -213,6 +215,9 @@ def test_perturb_tells_a_claim_that_cannot_fail(tmp_path, capsys):
     assert [bool(claim.broken_by) for claim in claims] == [True, True, False, False]
     assert [claim.sum_only for claim in claims] == [False, False, False, True]
     assert "2 of 4 claims broken" in capsys.readouterr().out
+    same = "np.random.default_rng(3).random() == np.random.default_rng([3]).random()"  # not [13]
+    path.write_text(f"import lesson\nimport numpy as np\nlesson.holds({same}, 'by luck')")
+    assert perturb.luck(path, 2) == ["by luck"]
 
 
 # ------------------------------------------------------------------- 3. the lessons are whole
@@ -280,13 +285,6 @@ def test_the_first_page_lists_the_lessons_and_labs(readme):
 
 
 # ---------------------------------------------------- what lessons build is what the project has
-def module_of(path):
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_the_one_file_run_has_the_losses_of_train(compiled, small_data, tmp_path, monkeypatch):
     """Of 20 steps of a small model, but for the order of sums."""
@@ -316,7 +314,7 @@ def test_the_one_file_run_has_the_losses_of_train(compiled, small_data, tmp_path
     monkeypatch.setattr(train, "log_step", log_step)
     try:
         assert train.main(words) == 128 + signal.SIGTERM
-        one_file = module_of(path)
+        one_file = check.load(path)
         bare = one_file.train(preset, small_data, steps, compiled, 1)
     finally:
         torch.use_deterministic_algorithms(False)
