@@ -158,7 +158,7 @@ def here(small_data, tmp_path_factory):
 
 # What each program calls first that writes, takes long or needs a network.
 WORK = """machinery.folders.claim machinery.disk.lock machinery.stage.once_per_node
-    machinery.trained.load_model instruments.pages.report.write instruments.exams.judge.Server
+    machinery.trained.load_model instruments.pages.report.write
     instruments.talk.serve.open_socket preparation.worker.open_pool eval.load_model""".split()
 
 
@@ -180,7 +180,7 @@ def test_prepare_data(here, words):
 def test_eval(here, name):
     module, _, options = evaluate.COMMANDS[name]
     kind = getattr(importlib.import_module(module), options)  # in its own time
-    base = ["tiny", "--device", "cpu"]
+    base = ["tiny", *["--device", "cpu"] * (name != "report")]
     if name == "tournament":
         base += "--n_prompts 2 --prompt_tokens 8 --max_new_tokens 8".split()
     assert not is_refused(evaluate.main, [name, *base], [])

@@ -106,7 +106,7 @@ TO_ONE = {
     "eval.py sample tiny": {
         "--run_dir {run} --temperature -1": ("--temperature -1",),
         "--run_dir {run} --temperature nan": ("--temperature nan",),
-        "--run_dir {run} --top_p 0": ("top_p 0.0",),
+        "--run_dir {run} --top_p 0": ("top_p=0.0",),
         "--run_dir {run} --seed 18446744073709551616": ("--seed 18",),
         "--run_dir {run} --prompt " + "word" * 80: ("seq_len 64",),
     },

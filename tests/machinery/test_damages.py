@@ -49,7 +49,7 @@ PROGRAMS = {
     "loss": (evaluate.main, ["loss", "{}/run", *CPU, "--data_dir", "{}/data", "--rows", "2"]),
     "sample": (evaluate.main, ["sample", "{}/run", *CPU, "--max_new_tokens", "2", "--prompt", "a"]),
     "choice": (evaluate.main, ["choice", "{}/run", *CPU, "--task", "{}/task.jsonl"]),
-    "report": (evaluate.main, ["report", "{}/run", *CPU, "--max_new_tokens", "2"]),
+    "report": (evaluate.main, ["report", "{}/run"]),
     "look": (evaluate.main, ["look", "{}/run", *CPU, "--prompt", "a"]),
     "compare": (evaluate.main, ["compare", "{}/run", "{}/other"]),
     "export": (export.main, ["{}/run", "--out", "{}/exported"]),

@@ -219,7 +219,8 @@ def test_case_22_a_killed_program_leaves_no_process_and_a_killed_process_is_name
         said = process.communicate(timeout=60)[1]
         until(lambda pids=children: not any(map(is_alive, pids)))
         assert process.returncode == (-signal.SIGKILL if is_parent else 3), said
-        assert "Traceback" not in said and ("a process of the pool died" in said) != is_parent
+        assert ("a process of the pool died" in said) != is_parent
+        assert is_parent or "Traceback" not in said  # it may be killed while its pool begins
 
 
 def children_of(pid: int) -> list[int]:
