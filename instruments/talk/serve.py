@@ -16,7 +16,6 @@ import asyncio
 import json
 import secrets
 import socket
-import sys
 import time
 import traceback
 from base64 import b64encode
@@ -335,6 +334,7 @@ def run(config: ServeConfig, load_model: Callable) -> None:
     token = config.token or ("" if config.host in LOCAL else secrets.token_urlsafe(18))
     print(f"{name} {'answers' if tuned else 'continues text'}; Ctrl-C ends it")
     print(f"page: http://{host}:{port}/" + (f"#token={quote(token)}" if token else ""))
-    print(f"for programs: http://{host}:{port}/v1" + (f", API key {token}" if token else ""))
-    sys.stdout.flush()
+    key = f", API key {token}" if token else ""
+    print(f"for programs: http://{host}:{port}/v1{key}", flush=True)
     server_of(build_app(service, token)).run(sockets=[listener])
+    raise KeyboardInterrupt  # what it ends by; asyncio may have taken that for a cancelled task
