@@ -469,3 +469,8 @@ def test_a_shard_that_changes_during_the_run_is_named(damage, tmp_path):
             for _ in range(300):
                 loader.next_batch()
     assert any(file.name in str(error.value) for file in files)
+
+
+def test_a_source_that_a_mixture_does_not_name_is_not_read():
+    manifest = SimpleNamespace(sources=["a", "b", "c"])
+    assert data.mixture_weights(manifest, {"c": 2, "a": 5}) == [5, 0, 2]

@@ -27,6 +27,7 @@ from machinery import build, log
 from machinery.shards import Manifest
 from machinery.trained import EvalConfig
 from model import GPT
+from optim import lr_at
 
 
 def fork(data, run_dir, *args, **kwargs) -> str:
@@ -361,3 +362,10 @@ def test_a_disk_that_is_full_for_the_status_does_not_hide_the_error():
     with pytest.raises(KeyError):
         with log.Log(Path("/dev/full"), is_first=True).outcome(SimpleNamespace(step=3)):
             raise KeyError
+
+
+def test_the_rate_of_each_step_is_that_of_the_schedule(trained_run):
+    c = json.loads((trained_run / "config.json").read_text())
+    how = c["schedule"], c["warmup"], c["decay"], c["final_lr"]
+    rates = [r["lr"] for r in metrics(trained_run) if "loss" in r]
+    assert rates == [lr_at(step, 12, *how) for step in range(12)] and len({*rates}) > 6

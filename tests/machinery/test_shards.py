@@ -148,3 +148,12 @@ def test_a_flipped_byte_is_found_before_its_row_is_trained_on(world, position, d
     assert all(step <= position // 8 for step in losses(tmp_path / "run"))
     status = json.loads((tmp_path / "run" / "status.json").read_text())
     assert status["state"] == "failed" and (world > 1 or status["exit_code"] == 3)
+
+
+def test_the_last_token_of_the_vocabulary_may_occur_and_the_next_may_not(small_data):
+    manifest = Manifest.load(small_data)
+    manifest.vocab_size = max(shard["max"] for shard in manifest.all_shards())
+    with pytest.raises(DataError, match=f"token {manifest.vocab_size}"):
+        manifest.check()
+    manifest.vocab_size += 1
+    manifest.check()

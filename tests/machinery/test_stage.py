@@ -2,6 +2,7 @@
 a real S3 server, where it was published."""
 
 import shutil
+from types import SimpleNamespace
 
 import pytest
 from conftest import flip, losses
@@ -139,3 +140,9 @@ def test_training_from_the_store(trained_run, small_data, tmp_path, s3):  # noqa
 
 def test_an_error_of_the_copy_ends_every_rank(small_data, tmp_path, s3):  # noqa: F811
     start(s3.url, tmp_path / "run", world=2, env=s3.env()).end(2)
+
+
+def test_the_first_rank_of_each_node_copies(small_data, tmp_path):
+    world = SimpleNamespace(rank=8, local_rank=0)
+    copied = stage.once_per_node(str(small_data), str(tmp_path), world)
+    assert copied.dir.parent == tmp_path and copied.rows("val") > 0
