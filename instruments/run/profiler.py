@@ -98,6 +98,7 @@ class Profile(torch.profiler.profile):
         super().__init__(
             schedule=torch.profiler.schedule(wait=0, warmup=warmup, active=steps, repeat=1),
             on_trace_ready=lambda _: self.export_chrome_trace(str(self.trace)),
+            profile_memory=True,  # lesson 18 reads these events
         )
 
     @property
