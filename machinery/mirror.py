@@ -62,19 +62,18 @@ class Lease:
     def __init__(self, store: Store, log: Log):
         """UsageError while another process has it."""
         self.store, self.log, self.id = store, log, uuid.uuid4().hex
-        if before := store.read("lease"):
-            log.print(f"{store.url} has a lease: watching for {WATCH_S:.0f} s whether it changes")
-            end = time.monotonic() + WATCH_S
-            while (now := store.read("lease")) == before and time.monotonic() < end:
-                time.sleep(RENEW_S / 5)
-            if now not in (before, None):
-                by = " ".join(text_of(now).split()[2:])[:100]
-                raise UsageError(f"{store.url} is in use by {by}; choose another --mirror")
-            store.remove("lease")
-        with contextlib.suppress(FileExistsError):  # another's; or ours, and an answer was lost
-            self._write(new=True)
-        if not self._is_ours():
-            raise UsageError(f"{store.url} was taken by another machine just now")
+        while not self._is_ours():  # again if a lost machine's last request came in between
+            if before := store.read("lease"):
+                log.print(f"{store.url} has a lease: watching for {WATCH_S:.0f} s whether it changes")
+                end = time.monotonic() + WATCH_S
+                while (now := store.read("lease")) == before and time.monotonic() < end:
+                    time.sleep(RENEW_S / 5)
+                if now not in (before, None):
+                    by = " ".join(text_of(now).split()[2:])[:100]
+                    raise UsageError(f"{store.url} is in use by {by}; choose another --mirror")
+                store.remove("lease")
+            with contextlib.suppress(FileExistsError):  # another's; or ours, and an answer was lost
+                self._write(new=True)
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._renew_often, daemon=True)
         self._thread.start()
