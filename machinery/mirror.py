@@ -64,7 +64,7 @@ class Lease:
         self.store, self.log, self.id = store, log, uuid.uuid4().hex
         while not self._is_ours():  # again if a lost machine's last request came in between
             if before := store.read("lease"):
-                log.print(f"{store.url} has a lease: watching for {WATCH_S:.0f} s whether it changes")
+                log.print(f"{store.url} has a lease: watching it for {WATCH_S:.0f} s for a change")
                 end = time.monotonic() + WATCH_S
                 while (now := store.read("lease")) == before and time.monotonic() < end:
                     time.sleep(RENEW_S / 5)

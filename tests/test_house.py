@@ -23,7 +23,7 @@ HANDED_DOWN = {("machinery/log.py", "instruments")}  # the report, in the functi
 BUDGETS = {
     "train.py model.py data.py": 1290,  # the first evening
     "*.py": 2835,
-    "machinery/**/*.py": 2817,
+    "machinery/**/*.py": 2816,
     "preparation/**/*.py": 1364,
     "hf/**/*.py": 1249,
     "instruments/**/*.py": 3810,
