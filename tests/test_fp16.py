@@ -119,10 +119,13 @@ def test_a_scale_below_1_or_a_loss_that_is_not_finite_stops(what, step, small_da
 
 def test_a_run_in_fp16_is_scored_and_sampled_in_any_dtype(whole, capsys):
     for dtype in ("fp16", "fp32"):
-        for words in ("loss", "sample"):
+        for words in ("loss", "sample", "noise"):
             evaluate.main([words, str(whole), "--device", "cpu", "--dtype", dtype])
-    one, two = map(float, re.findall(r"([\d.]+) nats per token", capsys.readouterr().out))
+    text = capsys.readouterr().out
+    one, two = map(float, re.findall(r"([\d.]+) nats per token", text))
     assert one == pytest.approx(two, abs=1e-3)
+    one, two = map(float, re.findall(r"noise scale: ([\d.]+) tokens", text.replace(",", "")))
+    assert one == pytest.approx(two, rel=3e-3)
 
 
 def test_the_notebook_is_the_page_and_runs_from_top_to_bottom(tmp_path, monkeypatch):

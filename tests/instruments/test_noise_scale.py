@@ -41,24 +41,26 @@ def test_what_cannot_be_said_is_no_number():
 
 
 class Bowl(torch.nn.Module):
-    """loss(w; x) = mean |w - x|^2 / 2: its gradient is w - mean x."""
+    """loss(w; x) = a mean |w - x|^2 / 2: its gradient is a (w - mean x)."""
 
-    def __init__(self):
+    def __init__(self, dtype, a: float):
         super().__init__()
         self.w = torch.nn.Parameter(torch.full((6,), 0.5))
         self.unused = torch.nn.Parameter(torch.ones(1))
+        self.dtype, self.a = dtype, a
 
     def forward(self, x, _):
-        return (self.w - x).square().sum(1).mean() / 2
+        return (self.w.to(self.dtype) - x.to(self.dtype)).square().sum(1).mean() / 2 * self.a
 
 
-def test_two_passes_give_the_products_of_all_gradients():
-    """Against all gradients in memory at once."""
-    model, x = Bowl(), torch.randn(5, 3, 6, generator=torch.Generator().manual_seed(0))
+@pytest.mark.parametrize("dtype, a, rtol", [(torch.float32, 1, 1e-5), (torch.float16, 1e-6, 3e-3)])
+def test_two_passes_give_the_products_of_all_gradients(dtype, a, rtol):
+    """Against all gradients in memory at once. fp16 has few digits below 6e-5."""
+    model, x = Bowl(dtype, a), torch.randn(5, 3, 6, generator=torch.Generator().manual_seed(0))
     squares, dots = noise_scale.compare(model, [(part, None) for part in x])
-    g = (model.w - x.mean(1)).detach()  # (5, 6)
-    torch.testing.assert_close(squares, g.square().sum(1).double(), rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(dots, (g @ g.sum(0)).double(), rtol=1e-5, atol=1e-5)
+    g = (model.w - x.mean(1)).detach() * a * noise_scale.LOSS_SCALE  # (5, 6)
+    torch.testing.assert_close(squares, g.square().sum(1).double(), rtol=rtol, atol=0)
+    torch.testing.assert_close(dots, (g @ g.sum(0)).double(), rtol=3 * rtol, atol=rtol * a**2)
     with pytest.raises(NonFiniteError):
         noise_scale.compare(model, [(part / 0, None) for part in x])
 
