@@ -89,3 +89,35 @@ def test_the_table_of_presets_follows_from_the_presets():
         assert tokens == f"{read / 1e9:.1f}B"
         dollars = f"${3 * low:,.0f} to ${3 * high:,.0f}"
         assert cost == f"{rounded(low)} to {rounded(high)} hours, {dollars}", name
+
+
+def test_what_fits_on_a_free_gpu_is_planned_so():
+    """Of docs/free.md: size, memory, rows; the hours at a quarter of a T4's peak."""
+    rows = re.findall(r"^\| `(d.*?)` \| (.*) \|$", (ROOT / "docs/free.md").read_text(), re.M)
+    assert len(rows) == 5
+    world = forecast.parse_gpus("T4")
+    for words, text in rows:
+        preset = cli.parse("train.py", "train", words.split())
+        decided = plan.make_plan(preset, world)
+        with torch.device("meta"):
+            model = GPT(preset.model)
+        tokens = decided.steps * decided.tokens_per_step
+        state, kept = re.search(
+            r"needs (\S+) GB, activations about (\S+) GB", decided.text
+        ).groups()
+        flops, head = model.flops_per_token(), 6 * model.head.weight.numel()
+        flops += (flops - head) / 3 * preset.run.recompute  # the blocks once more
+        hours = flops * tokens / (65e12 / 4) / 3600
+        size = sum(p.numel() for p in model.parameters())
+        found = [f"{size / 1e6:.0f}M", f"{tokens / 1e9:.2f}B"]
+        found += [f"{float(state):.1f}, {float(kept):.1f} GB", str(decided.micro_batch)]
+        assert text == " | ".join([*found, rounded(hours)]), words
+
+
+def test_the_guesses_of_the_page_on_scaling_are_the_laws():
+    page = " ".join((ROOT / "docs/scaling.md").read_text().split())
+    guesses = []
+    for name in ("d12", "d20", "d24"):
+        text = forecast.page(cli.parse("train.py", "train", [name]), forecast.parse_gpus("H100"))
+        guesses.append(re.search(r"a guess: (\S+) bits", text)[1])
+    assert "where that of all 42 says {}, {} and {}".format(*guesses) in page
