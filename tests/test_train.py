@@ -230,9 +230,10 @@ def test_fsdp_compiled_gives_the_losses_of_one_rank(trained_run, small_data, tmp
 
 
 @pytest.mark.slow
-def test_compiled_in_bf16_on_two_threads_it_resumes_to_the_same_bits(small_data, tmp_path):
+@pytest.mark.parametrize("dtype, said", [("bf16", "bfloat16"), ("fp16", "float16")])
+def test_compiled_on_two_threads_it_resumes_to_the_same_bits(dtype, said, small_data, tmp_path):
     drop = ("--no_compile", "--dtype", "fp32")
-    args = [a for a in SMALL if a not in drop] + ["--dtype", "bf16", "--data_dir", small_data]
+    args = [a for a in SMALL if a not in drop] + ["--dtype", dtype, "--data_dir", small_data]
     for name, more in (
         ("whole", ("--save_every", 6)),
         ("resumed", ("--resume", tmp_path / "whole/checkpoints/step_00000006")),
@@ -240,7 +241,7 @@ def test_compiled_in_bf16_on_two_threads_it_resumes_to_the_same_bits(small_data,
         folder = ("--run_dir", tmp_path / name)
         result = run("train.py", "tiny", *args, *folder, *more, timeout=300, OMP_NUM_THREADS="2")
         assert result.returncode == 0, result.stdout + result.stderr
-        assert "bfloat16" in result.stdout and "2 threads" in result.stdout
+        assert f" {said}" in result.stdout and "2 threads" in result.stdout
         assert "compiling" in result.stdout and "does not work" not in result.stdout
     whole, resumed = losses(tmp_path / "whole"), losses(tmp_path / "resumed")
     assert resumed == {step: loss for step, loss in whole.items() if step > 6} and len(resumed) == 6
