@@ -177,7 +177,9 @@ left.legend(loc="upper right", fontsize=8)
 tokens = [0, 8192]
 for (heads, size, *_), color in zip(rows, ("crimson", "tab:blue", "tab:green")):
     right.plot(tokens, [n * size / 1e6 for n in tokens], color=color)
-    right.text(8300, 8192 * size / 1e6, f"{heads} kv heads", color=color, va="center")
+    right.text(
+        8300, 8192 * size / 1e6, f"{heads} kv head" + "s" * (heads > 1), color=color, va="center"
+    )
 right.set_xticks(tokens, [f"{n:,}" for n in tokens])
 right.set(xlabel="tokens kept", ylabel="MB", xlim=(0, 13_000), title="cache of smol-135m")
 lesson.save(fig, "15_positions")

@@ -209,7 +209,9 @@ left.legend()
 right.plot((32, 64, 128), by_width, "o-", color="tab:blue", label="Muon + scaled tables")
 right.set(xscale="log", yscale="log", xlabel="width", title="best rate over the width")
 right.set(xticks=(32, 64, 128), xticklabels=("32", "64", "128"), ylim=(0.5, 8)), right.legend()
-right.minorticks_off()
+for side in (left, right):
+    side.set(yticks=(0.5, 1, 2, 4), yticklabels=("0.5", "1", "2", "4"), ylabel="best factor f")
+    side.minorticks_off()
 lesson.save(fig, "21_rates")
 
 # %% [markdown]
