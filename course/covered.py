@@ -46,9 +46,6 @@ Resposta do checkpoint 10500 - 22B de tokens | continue prompts
         "instruments/exams/tournament.py": """
 Prompts gerados com o Gemini: | checkpoints continue the same prompts
 """,
-        "instruments/exams/choice.py": """
-Tabela 10.1 | arc_easy
-""",
     },
     "NfNN": {
         "course/02_gradient.py": """

@@ -155,8 +155,19 @@ ALWAYS_A = {subject: accuracy for subject, (accuracy, _) in MMLU.items()} | {
     "college_medicine": 0.2081,
 }
 
-# Thesis, week 10, "Avaliação", table 10.2: MMLU subject (translated) -> accuracies of
-# these models
+# Thesis, week 10, "Avaliação", table 10.1: model -> OAB, Enem, MMLU, Exams, "All"
+TABLE_10_1 = {
+    "gemma-3-1B-pt": (0.243, 0.199, 0.262, 0.25, 0.257),
+    "Tucano-630m": (0.247, 0.197, 0.254, 0.226, 0.249),
+    "biatron-345m": (0.245, 0.216, 0.248, 0.224, 0.245),
+    "SmolLM2-360M": (0.231, 0.201, 0.239, 0.213, 0.235),
+    "Tucano-160m": (0.229, 0.209, 0.234, 0.222, 0.231),
+    "Qwen3-0.6B-Base": (0.23, 0.207, 0.231, 0.222, 0.229),
+    "gemma-3-270m": (0.23, 0.203, 0.231, 0.22, 0.229),
+}
+
+# Thesis, week 10, "Avaliação", table 10.2: task -> accuracies of these models. First the subjects
+# of MMLU (translated), then the others.
 MODELS_10_2 = (
     "biatron-345m",
     "gemma-3-270m",
@@ -226,6 +237,18 @@ TABLE_10_2 = {
     "world_religions": (0.28, 0.31, 0.30, 0.32, 0.29, 0.32, 0.33),
 }
 
+OTHERS_10_2 = {
+    "enem 2022": (0.21, 0.20, 0.21, 0.18, 0.20, 0.21, 0.21),
+    "enem 2023": (0.25, 0.25, 0.17, 0.21, 0.23, 0.24, 0.24),
+    "enem 2024": (0.19, 0.17, 0.22, 0.21, 0.17, 0.17, 0.17),
+    "m3exams": (0.23, 0.20, 0.20, 0.20, 0.20, 0.20, 0.19),
+    "exams biology": (0.24, 0.23, 0.26, 0.30, 0.19, 0.23, 0.23),
+    "exams economics": (0.18, 0.28, 0.25, 0.21, 0.26, 0.28, 0.28),
+    "exams geology": (0.28, 0.24, 0.22, 0.23, 0.23, 0.24, 0.24),
+    "exams philosophy": (0.20, 0.13, 0.27, 0.17, 0.17, 0.13, 0.13),
+    "oab": (0.25, 0.23, 0.24, 0.25, 0.23, 0.23, 0.23),
+}
+
 # Document -> its headings, tables, algorithms and figures that lessons cite; covered.py has the
 # others. A test compares.
 CITED = {
@@ -272,6 +295,7 @@ Tabela 6.1
 Tabela 7.1
 Tabela 7.2
 Tabela 9.1
+Tabela 10.1
 Tabela 10.2
 """,
     "nanobot pre-train": """
