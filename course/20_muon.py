@@ -36,14 +36,7 @@ lesson.begin(20, "Muon by hand")
 T, V = 64, 256
 text = torch.from_numpy(lesson.bytes_of_stdlib(2_000_000))
 held_out, text = text[-200_000:], text[:-200_000]
-
-
-def draw(source: torch.Tensor, n: int, gen: torch.Generator) -> torch.Tensor:
-    at = torch.randint(0, len(source) - T, (n,), generator=gen)
-    return source[at[:, None] + torch.arange(T + 1)]  # (n, T + 1)
-
-
-probe = draw(held_out, 256, torch.Generator().manual_seed(99))
+probe = lesson.draw(held_out, T, 256, torch.Generator().manual_seed(99))
 
 
 def train(kinds: tuple, rates: tuple, seed: int, steps: int = 100, stop: int = -1) -> GPT:
@@ -59,7 +52,7 @@ def train(kinds: tuple, rates: tuple, seed: int, steps: int = 100, stop: int = -
         optimizers.append((Muon if kind == "muon" else adam)(groups[name], rate))
     gen = torch.Generator().manual_seed(1000 + seed)
     for step in range(steps):
-        batch = draw(text, 8, gen)
+        batch = lesson.draw(text, T, 8, gen)
         model(batch[:, :-1], batch[:, 1:]).backward()
         if step == stop:
             return model

@@ -121,14 +121,7 @@ lesson.holds(apart, "only lr times 4: over 3 times; only B: under a third")
 T = 64
 text = torch.from_numpy(lesson.bytes_of_stdlib(2_000_000))
 held_out, text = text[-200_000:], text[:-200_000]
-
-
-def draw(source: torch.Tensor, n: int, gen: torch.Generator) -> torch.Tensor:
-    at = torch.randint(0, len(source) - T, (n,), generator=gen)
-    return source[at[:, None] + torch.arange(T + 1)]  # (n, T + 1)
-
-
-probe = draw(held_out, 256, torch.Generator().manual_seed(99))
+probe = lesson.draw(held_out, T, 256, torch.Generator().manual_seed(99))
 
 
 def train(width: int, rows: int, f: float, seed: int, steps: int = 80) -> float:
@@ -145,7 +138,7 @@ def train(width: int, rows: int, f: float, seed: int, steps: int = 80) -> float:
     ]
     gen = torch.Generator().manual_seed(1000 + seed)
     for step in range(steps):
-        batch = draw(text, rows, gen)
+        batch = lesson.draw(text, T, rows, gen)
         model(batch[:, :-1], batch[:, 1:]).backward()
         for lr, optimizer in optimizers:
             optimizer.param_groups[0]["lr"] = lr * lr_at(step, steps, "wsd", warmup=8)

@@ -35,14 +35,7 @@ lesson.begin(22, "a scaling law")
 T, ROWS, TOKENS = 16, 16, 0.6  # positions, rows a step, bytes of text for each weight
 text = torch.from_numpy(lesson.bytes_of_stdlib(2_000_000))
 held_out, text = text[-200_000:], text[:-200_000]
-
-
-def draw(source: torch.Tensor, n: int, gen: torch.Generator) -> torch.Tensor:
-    at = torch.randint(0, len(source) - T, (n,), generator=gen)
-    return source[at[:, None] + torch.arange(T + 1)]  # (n, T + 1)
-
-
-probe = draw(held_out, 512, torch.Generator().manual_seed(99))
+probe = lesson.draw(held_out, T, 512, torch.Generator().manual_seed(99))
 
 
 def size(width: int) -> int:
@@ -65,7 +58,7 @@ def train(width: int, seed: int) -> float:
     steps = round(TOKENS * size(width) / (ROWS * T))
     gen = torch.Generator().manual_seed(1000 + seed)
     for step in range(steps):
-        batch = draw(text, ROWS, gen)
+        batch = lesson.draw(text, T, ROWS, gen)
         model(batch[:, :-1], batch[:, 1:]).backward()
         for lr, optimizer in optimizers:
             optimizer.param_groups[0]["lr"] = lr * lr_at(step, steps, "wsd", warmup=steps // 10)

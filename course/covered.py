@@ -1,60 +1,17 @@
 """Where the headings of the documents went that no lesson cites: to a file that treats the same
 thing, or nowhere. README.md lists what was left out.
 
-Lessons cite the other headings themselves. A line is `heading | words`: words that stand in the
-file named above it, where the thing is treated, for LEFT_OUT in README.md's last section. A test
-holds that each heading of published.HEADINGS is cited or listed here, and that the words are there.
+Lessons cite the headings in published.CITED. Here a line is `heading | words`: words that stand in
+the file named above it, where the thing is treated, for LEFT_OUT in README.md's last section; a
+test looks for them. Covers, forms, lists and headings of mere frames are not listed.
 """
 
 # ruff: noqa: E501  a heading and its words stand on one line
 
 LEFT_OUT = "left out"
-FRAME = "a frame or a summary, whose sections are listed by themselves"
-FORM = "a cover, a form of the university, a list: nothing about training"
 
 WHERE = {  # document -> place -> headings
     "Pré-Treino Eficiente de Modelos de Linguagem": {
-        FORM: """
-Pré-Treino Eficiente de Modelos de Linguagem
-TERMO DE CIÊNCIA E DE AUTORIZAÇÃO PARA DISPONIBILIZAR VERSÕES ELETRÔNICAS ...
-1. Identificação do Trabalho de Conclusão de Curso de Graduação (TCCG)
-2. Informações de acesso ao documento ...
-Casos de embargo:
-RESUMO
-ABSTRACT
-Objetivo deste documento
-Termo de Aceite de Entrega
-ACEITE DA ENTREGA:
-Planejamento: [descrever o que pretende fazer para realizar a próxima ENTREGA]
-Observação: [caso precise fazer alguma observação, de qualquer “natureza”]
-Anotações
-Nemotron-3 (Nov, 2023)
-Agradecimento
-""",
-        FRAME: """
-Minha Jornada
-APÊNDICE 1
-APÊNDICE 2
-APÊNDICE 3
-APÊNDICE 4
-APÊNDICE 5
-APÊNDICE 6
-APÊNDICE 7
-APÊNDICE 8
-Anotações detalhadas da Semana 1
-The Ultra-Scale Playbook: Training LLMs on GPU Clusters.
-Estamos em um SISTEMA!
-Como treinar grandes modelos em clusters de GPUs de modo eficiente?
-Treinamento Eficiente de Grandes Modelos em Clusters de GPUs
-Anotações da Semana 2
-Anotações da Semana 3
-Anotações da Semana 4
-Anotações da Semana 5
-Anotações da Semana 7
-Anotações da Semana 8
-Anotações da Semana 9
-Anotações da Semana 10
-""",
         "optim.py": """
 DeepSeek LLM Scaling Open-Source Language Models With Longtermism | DeepSeek LLM, section 2.3
 """,
@@ -89,39 +46,8 @@ Resposta do checkpoint 10500 - 22B de tokens | continue prompts
         "instruments/exams/tournament.py": """
 Prompts gerados com o Gemini: | checkpoints continue the same prompts
 """,
-        "instruments/exams/choice.py": """
-Tabela 10.1 | arc_easy
-""",
-    },
-    "nanobot pre-train": {
-        FORM: """
-nanobot-pre-train
-""",
-        FRAME: """
-实践经验
-""",
     },
     "NfNN": {
-        FORM: """
-Desenvolvimento e análise de uma biblioteca de diferenciação automática para ambientes distribuídos
-Agradecimentos
-Resumo
-Abstract
-Lista de figuras
-Lista de tabelas
-Sumário
-Referências
-""",
-        FRAME: """
-Introdução
-Bibliotecas de diferenciação automática
-1.1 Conceitos iniciais de bibliotecas de diferenciação automática
-1.2 Análise de diferentes bibliotecas de diferenciação automática
-Conceitos básicos de treinamento distribuído
-Desenvolvimento da biblioteca
-Experimentos realizados
-Conclusão
-""",
         "course/02_gradient.py": """
 1.1.4 Descida de gradiente | **gradient descent**
 Algoritmo 2 | def descend
@@ -158,16 +84,6 @@ Figura 3.1 | a *topological* order
 """,
     },
     "Armazenamento": {
-        FORM: """
-Armazenamento
-""",
-        FRAME: """
-O que “armazenamento” significa em ML em larga escala
-Armazenamento de conjuntos de dados: de dados brutos a shards prontos para treinamento
-Padrões de armazenamento para treinamento em larga escala
-Confiabilidade, consistência e segurança
-Recomendações práticas (padrões testados em batalha)
-""",
         "prepare_data.py": """
 Conjuntos de dados brutos vs processados | Text -> tokenizer -> packed rows on disk
 """,

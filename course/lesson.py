@@ -131,6 +131,14 @@ def bytes_of_stdlib(n: int) -> np.ndarray:
     raise ValueError(f"the standard library has {len(text):,} bytes, fewer than {n:,}")
 
 
+def draw(source, length: int, n: int, gen):
+    """n pieces of a tensor of ids, from places that gen draws: (n, length + 1)."""
+    import torch
+
+    at = torch.randint(0, len(source) - length, (n,), generator=gen)
+    return source[at[:, None] + torch.arange(length + 1)]
+
+
 def exam() -> tuple[np.ndarray, np.ndarray]:
     """-> the training text of lessons 1 to 4 and of yours.py, and what they are examined on: int64.
 

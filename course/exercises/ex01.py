@@ -34,8 +34,7 @@ def bits_per_byte(text: bytes, exam: bytes, order: int, alpha: float) -> float:
     raise NotImplementedError("write bits_per_byte, then: python course/check.py 1")
 
 
-def oracle(answer) -> None:
-    """The judge. You may read it: it tests the result and gives no solution away."""
+def oracle(answer) -> None:  # the judge: you may read it, it gives no solution away
     import math
     import random
     import time

@@ -40,8 +40,7 @@ def factored_gradient(
     raise NotImplementedError("write factored_gradient, then: python course/check.py 2")
 
 
-def oracle(answer) -> None:
-    """The judge. You may read it: it tests the result and gives no solution away."""
+def oracle(answer) -> None:  # the judge: you may read it, it gives no solution away
     import itertools
     import sys
     import tracemalloc

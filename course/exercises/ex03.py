@@ -43,8 +43,7 @@ def multihead_self_attention(
     raise NotImplementedError("write multihead_self_attention too: python course/check.py 3")
 
 
-def oracle(answer) -> None:
-    """The judge. You may read it: it tests the result and gives no solution away."""
+def oracle(answer) -> None:  # the judge: you may read it, it gives no solution away
     import math
     from itertools import product
 

@@ -92,8 +92,7 @@ def generate(
     raise NotImplementedError("write generate too, then: python course/check.py 4")
 
 
-def oracle(answer) -> None:
-    """The judge. You may read it: it tests the result and gives no solution away."""
+def oracle(answer) -> None:  # the judge: you may read it, it gives no solution away
     import math
 
     torch.set_num_threads(1)

@@ -35,8 +35,7 @@ def train(
     raise NotImplementedError("write train, then: python course/check.py 5")
 
 
-def oracle(answer) -> None:
-    """The judge. You may read it: it tests the result and gives no solution away."""
+def oracle(answer) -> None:  # the judge: you may read it, it gives no solution away
     import math
     import weakref
 

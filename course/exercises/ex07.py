@@ -20,8 +20,7 @@ def pack_lengths(lengths: list[int], row: int) -> list[list[tuple[int, int, int]
     raise NotImplementedError("write pack_lengths, then: python course/check.py 7")
 
 
-def oracle(answer) -> None:
-    """The judge. You may read it: it tests the result and gives no solution away."""
+def oracle(answer) -> None:  # the judge: you may read it, it gives no solution away
     import random
 
     rng = random.Random(3)

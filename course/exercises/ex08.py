@@ -25,8 +25,7 @@ def order(
     raise NotImplementedError("write order, then: python course/check.py 8")
 
 
-def oracle(answer) -> None:
-    """The judge. You may read it: it tests the result and gives no solution away."""
+def oracle(answer) -> None:  # the judge: you may read it, it gives no solution away
     import time
     import tracemalloc
     from collections import Counter

@@ -32,8 +32,7 @@ class Shuffler:
         raise NotImplementedError
 
 
-def oracle(answer) -> None:
-    """The judge. You may read it: it tests the result and gives no solution away."""
+def oracle(answer) -> None:  # the judge: you may read it, it gives no solution away
     import random
 
     rng = random.Random(9)

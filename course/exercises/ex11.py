@@ -30,8 +30,7 @@ def publish(disk, folder: str, files: dict[str, bytes]) -> None:
     raise NotImplementedError("write publish, then: python course/check.py 11")
 
 
-def oracle(answer) -> None:
-    """The judge. You may read it: it tests the result and gives no solution away."""
+def oracle(answer) -> None:  # the judge: you may read it, it gives no solution away
     import random
 
     rng = random.Random(16)

@@ -33,8 +33,7 @@ def backward(root: Node) -> None:
     raise NotImplementedError("write backward, then: python course/check.py 12")
 
 
-def oracle(answer) -> None:
-    """The judge. You may read it: it tests the result and gives no solution away."""
+def oracle(answer) -> None:  # the judge: you may read it, it gives no solution away
     import itertools
     import random
     import sys

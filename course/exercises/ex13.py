@@ -21,8 +21,7 @@ def materialize(model: nn.Module, device: str) -> None:
     raise NotImplementedError("write materialize, then: python course/check.py 13")
 
 
-def oracle(answer) -> None:
-    """The judge. You may read it: it tests the result and gives no solution away."""
+def oracle(answer) -> None:  # the judge: you may read it, it gives no solution away
     import torch
 
     class Table(nn.Module):

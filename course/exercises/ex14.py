@@ -20,8 +20,7 @@ def merge(
     raise NotImplementedError("write merge, then: python course/check.py 14")
 
 
-def oracle(answer) -> None:
-    """The judge. You may read it: it tests the result and gives no solution away."""
+def oracle(answer) -> None:  # the judge: you may read it, it gives no solution away
     rng = np.random.default_rng(5)
 
     def attend(scores, v):

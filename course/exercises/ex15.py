@@ -39,8 +39,7 @@ def stretch(
     raise NotImplementedError("write stretch too, then: python course/check.py 15")
 
 
-def oracle(answer) -> None:
-    """The judge. You may read it: it tests the result and gives no solution away."""
+def oracle(answer) -> None:  # the judge: you may read it, it gives no solution away
     import tracemalloc
 
     import torch

@@ -21,8 +21,7 @@ def quantize(x: np.ndarray, block: int) -> tuple[np.ndarray, np.ndarray]:
     raise NotImplementedError("write quantize, then: python course/check.py 16")
 
 
-def oracle(answer) -> None:
-    """The judge. You may read it: it tests the result and gives no solution away."""
+def oracle(answer) -> None:  # the judge: you may read it, it gives no solution away
     rng = np.random.default_rng(6)
     cases = [([1.0, -2.0, 0.5, 4.0], 2), ([0.0, 0.0, 3.0], 2), ([-5.0], 4), ([], 3)]
     cases += [([127.0, 0.6, 63.5, -1.4, -127.0], 5), ([1e-30, -3e-30, 1e30, 2e30], 2)]

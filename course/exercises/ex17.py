@@ -20,8 +20,7 @@ def audit(line: dict) -> str:
     raise NotImplementedError("write audit, then: python course/check.py 17")
 
 
-def oracle(answer) -> None:
-    """The judge. You may read it: it tests the result and gives no solution away."""
+def oracle(answer) -> None:  # the judge: you may read it, it gives no solution away
     import random
 
     rng = random.Random(7)

@@ -22,8 +22,7 @@ def recompute(fn, *args):
     raise NotImplementedError("write recompute, then: python course/check.py 18")
 
 
-def oracle(answer) -> None:
-    """The judge. You may read it: it tests the result and gives no solution away."""
+def oracle(answer) -> None:  # the judge: you may read it, it gives no solution away
     import gc
     import inspect
     import weakref

@@ -31,8 +31,7 @@ def take(noise: float, overhead_s: float, token_s: float, unit: int, waste: floa
     raise NotImplementedError("write take, then: python course/check.py 19")
 
 
-def oracle(answer) -> None:
-    """The judge. You may read it: it tests the result and gives no solution away."""
+def oracle(answer) -> None:  # the judge: you may read it, it gives no solution away
     import random
 
     rng = random.Random(9)

@@ -41,8 +41,7 @@ def muon(W: Tensor, G: Tensor, average: Tensor, lr: float, momentum: float, pola
     raise NotImplementedError("write muon too, then: python course/check.py 20")
 
 
-def oracle(answer) -> None:
-    """The judge. You may read it: it tests the result and gives no solution away."""
+def oracle(answer) -> None:  # the judge: you may read it, it gives no solution away
     import sys
     from contextlib import ExitStack
     from unittest.mock import patch

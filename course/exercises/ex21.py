@@ -37,8 +37,7 @@ def best_rate(results: dict[float, list[float]]) -> float | str:
     raise NotImplementedError("write best_rate too, then: python course/check.py 21")
 
 
-def oracle(answer) -> None:
-    """The judge. You may read it: it tests the result and gives no solution away."""
+def oracle(answer) -> None:  # the judge: you may read it, it gives no solution away
     import copy
     import math
     import random

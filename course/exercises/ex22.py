@@ -27,8 +27,7 @@ def predict(
     raise NotImplementedError("write predict, then: python course/check.py 22")
 
 
-def oracle(answer) -> None:
-    """The judge. You may read it: it tests the result and gives no solution away."""
+def oracle(answer) -> None:  # the judge: you may read it, it gives no solution away
     import numpy as np
 
     rng = np.random.default_rng(22)

@@ -25,8 +25,7 @@ def diagnose(run: dict) -> str:
     raise NotImplementedError("write diagnose, then: python course/check.py 23")
 
 
-def oracle(answer) -> None:
-    """The judge. You may read it: it tests the result and gives no solution away."""
+def oracle(answer) -> None:  # the judge: you may read it, it gives no solution away
     import copy
     import zlib
     from pathlib import Path

@@ -27,8 +27,7 @@ def ring_all_reduce(rank: int, world: int, send: Callable, recv: Callable, x: np
     raise NotImplementedError("write ring_all_reduce, then: python course/check.py 24")
 
 
-def oracle(answer) -> None:
-    """The judge. You may read it: it tests the result and gives no solution away."""
+def oracle(answer) -> None:  # the judge: you may read it, it gives no solution away
     import lesson
 
     def check(world, n, dtype, scale=100, step=1):

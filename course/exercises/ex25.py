@@ -19,8 +19,7 @@ def partition(parameters: list[tuple[str, int]], world: int) -> list[int]:
     raise NotImplementedError("write partition, then: python course/check.py 25")
 
 
-def oracle(answer) -> None:
-    """The judge. You may read it: it tests the result and gives no solution away."""
+def oracle(answer) -> None:  # the judge: you may read it, it gives no solution away
     import random
 
     rng = random.Random(12)

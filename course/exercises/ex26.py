@@ -31,8 +31,7 @@ def parallel_loss(
     raise NotImplementedError("write parallel_loss, then: python course/check.py 26")
 
 
-def oracle(answer) -> None:
-    """The judge. You may read it: it tests the result and gives no solution away."""
+def oracle(answer) -> None:  # the judge: you may read it, it gives no solution away
     import lesson
 
     def check(name, whole, targets, edges):

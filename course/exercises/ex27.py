@@ -46,8 +46,7 @@ def ring_attention(
     raise NotImplementedError("write ring_attention, then: python course/check.py 27")
 
 
-def oracle(answer) -> None:
-    """The judge. You may read it: it tests the result and gives no solution away."""
+def oracle(answer) -> None:  # the judge: you may read it, it gives no solution away
     import re
     import threading
     import tracemalloc

@@ -27,8 +27,7 @@ def draw_part(
     raise NotImplementedError("write draw_part, then: python course/check.py 28")
 
 
-def oracle(answer) -> None:
-    """The judge. You may read it: it tests the result and gives no solution away."""
+def oracle(answer) -> None:  # the judge: you may read it, it gives no solution away
     import builtins
     import tracemalloc
     import zlib

@@ -24,8 +24,7 @@ def one_f_one_b(P: int, M: int, F: int, B: int, send: int) -> list[list[str]]:
     raise NotImplementedError("write one_f_one_b, then: python course/check.py 29")
 
 
-def oracle(answer) -> None:
-    """The judge. You may read it: it tests the result and gives no solution away."""
+def oracle(answer) -> None:  # the judge: you may read it, it gives no solution away
     import random
 
     def run(orders: list[list[str]], cost: dict, send: int, case: str) -> int:

@@ -36,8 +36,7 @@ def combine(
     raise NotImplementedError("write combine, then: python course/check.py 30")
 
 
-def oracle(answer) -> None:
-    """The judge. You may read it: it tests the result and gives no solution away."""
+def oracle(answer) -> None:  # the judge: you may read it, it gives no solution away
     import math
 
     rng = np.random.default_rng(30)

@@ -40,8 +40,7 @@ def asynchronous(
     raise NotImplementedError("write asynchronous, then: python course/check.py 31")
 
 
-def oracle(answer) -> None:
-    """The judge. You may read it: it tests the result and gives no solution away."""
+def oracle(answer) -> None:  # the judge: you may read it, it gives no solution away
     rng = np.random.default_rng(15)
     shapes = ((4, 3), (1, 3), (2,))
 

@@ -38,8 +38,7 @@ def constant_answer(predictions: str, golds: str) -> tuple[str, float, float]:
     raise NotImplementedError("write constant_answer too, then: python course/check.py 32")
 
 
-def oracle(answer) -> None:
-    """The judge. You may read it: it tests the result and gives no solution away."""
+def oracle(answer) -> None:  # the judge: you may read it, it gives no solution away
     import math
 
     rng = np.random.default_rng(32)

@@ -40,8 +40,7 @@ def circuit(run, ids: Tensor) -> tuple[tuple[int, int], tuple[int, int]]:
     raise NotImplementedError("write circuit too, then: python course/check.py 33")
 
 
-def oracle(answer) -> None:
-    """The judge. You may read it: it tests the result and gives no solution away."""
+def oracle(answer) -> None:  # the judge: you may read it, it gives no solution away
     import torch
 
     torch.manual_seed(33)

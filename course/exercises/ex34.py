@@ -39,8 +39,7 @@ class RingCache:
         raise NotImplementedError("write step too, then: python course/check.py 34")
 
 
-def oracle(answer) -> None:
-    """The judge. You may read it: it tests the result and gives no solution away."""
+def oracle(answer) -> None:  # the judge: you may read it, it gives no solution away
     from collections import deque
 
     generator = torch.Generator().manual_seed(34)

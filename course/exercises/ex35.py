@@ -46,8 +46,7 @@ def minhash_deduplication(
     raise NotImplementedError("write minhash_deduplication too, then: python course/check.py 35")
 
 
-def oracle(answer) -> None:
-    """The judge. You may read it: it tests the result and gives no solution away."""
+def oracle(answer) -> None:  # the judge: you may read it, it gives no solution away
     import random
     import tempfile
     from pathlib import Path

@@ -34,8 +34,7 @@ def merge(
     raise NotImplementedError("write merge, then: python course/check.py 36")
 
 
-def oracle(answer) -> None:
-    """The judge. You may read it: it tests the result and gives no solution away."""
+def oracle(answer) -> None:  # the judge: you may read it, it gives no solution away
     import torch
     import torch.nn.functional as F
 

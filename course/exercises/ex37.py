@@ -39,8 +39,7 @@ def fit(turns: Turns, encode, length: int) -> Turns:
     raise NotImplementedError("write fit too, then: python course/check.py 37")
 
 
-def oracle(answer) -> None:
-    """The judge. You may read it: it tests the result and gives no solution away."""
+def oracle(answer) -> None:  # the judge: you may read it, it gives no solution away
     import random
 
     import lesson  # noqa: F401  (puts the project on the path)

@@ -1,7 +1,8 @@
 """Exercise 9: the reference, and answers that the oracle must refuse."""
 
-import random
 from hashlib import blake2b
+
+from edits import edits
 
 
 class Shuffler:
@@ -31,49 +32,25 @@ class Shuffler:
         return [self.drawn, self.place, [i for i, _ in self.held]]
 
 
-class LosesTheBuffer(Shuffler):
-    """Saves the place in the stream only: what was held never comes."""
-
-    def state(self):
-        return [self.drawn, self.place, []]
-
-
-class ChangesItsState(Shuffler):
-    """The state is the buffer's own list."""
-
-    def __init__(self, read, n, size, seed, state=None):
-        super().__init__(read, n, size, seed, state)
-        self.numbers = [i for i, _ in self.held]
-
-    def next(self):
-        row = super().next()
-        self.numbers[:] = [i for i, _ in self.held]
-        return row
-
-    def state(self):
-        return [self.drawn, self.place, self.numbers]
-
-
-class GlobalRandom(Shuffler):
-    """Seeds the generator that everybody uses."""
-
-    def draw(self, count):
-        random.seed(f"{self.seed}/{self.drawn}")
-        return random.randrange(count)
-
-
-class ForgetsTheDraws(Shuffler):
-    """The draws begin with number 0 again after a resume."""
-
-    def state(self):
-        return [0, *super().state()[1:]]
-
-
+edit = edits(__file__)
+HELD = "[i for i, _ in self.held]]"
 WRONG = {  # name -> what of the reference it replaces
-    "loses the buffer": dict(Shuffler=LosesTheBuffer),
-    "seeds the global generator": dict(Shuffler=GlobalRandom),
-    "counts draws from 0 after a resume": dict(Shuffler=ForgetsTheDraws),
-    "a state that changes later": dict(Shuffler=ChangesItsState),
+    "loses the buffer": edit(HELD, "[]]"),
+    "seeds the global generator": edit(
+        "        digest = blake2b(",
+        '        import random\n\n        random.seed(f"{self.seed}/{self.drawn}")\n'
+        "        return random.randrange(count)\n        digest = blake2b(",
+    ),
+    "counts draws from 0 after a resume": edit("return [self.drawn,", "return [0,"),
+    "a state that changes later": edit(
+        HELD,
+        "self.numbers]",
+        "self.held = [(i, read(i)) for i in held]",
+        "self.held, self.numbers = [(i, read(i)) for i in held], [*held]",
+        "return self.held.pop()[1]",
+        "row = self.held.pop()[1]\n"
+        "        self.numbers[:] = [i for i, _ in self.held]\n        return row",
+    ),
 }
 
 NUMBER = "another number for each draw, and as random"

@@ -1,16 +1,12 @@
 """Exercise 11: the reference, and answers that the oracle must refuse."""
 
-from functools import partial
+from edits import edits
 
 
 def publish(disk, folder, files):
-    publish_by(write_through, disk, folder, files)
-
-
-def publish_by(write, disk, folder, files):
     parent, tmp = folder.rpartition("/")[0], f"{folder}.tmp"
     if not disk.exists(folder):
-        write(disk, tmp, files)
+        write_through(disk, tmp, files)
         disk.rename(tmp, folder)  # the one moment at which it comes into being
     disk.fsync(parent)
 
@@ -26,49 +22,23 @@ def write_through(disk, tmp, files):
     disk.fsync(tmp)
 
 
-def no_sync_of_the_parent(disk, folder, files):
-    if not disk.exists(folder):
-        write_through(disk, f"{folder}.tmp", files)
-        disk.rename(f"{folder}.tmp", folder)
-
-
-def returns_if_there(disk, folder, files):
-    """A publish that was killed after its rename has left a name that is not on the disk yet."""
-    if not disk.exists(folder):
-        publish(disk, folder, files)
-
-
-def no_sync_of_the_names(disk, tmp, files):
-    """The contents are safe, and the folder that should name them is empty."""
-    if disk.exists(tmp):
-        disk.remove(tmp)
+edit = edits(__file__)
+THERE = "    if not disk.exists(folder):\n"
+SYNC = "    disk.fsync(parent)\n"
+NEW = """    if disk.exists(tmp):
+        disk.remove(tmp)  # of a publish that has crashed
     disk.mkdir(tmp)
-    for name, data in files.items():
-        disk.write(f"{tmp}/{name}", data)
-        disk.fsync(f"{tmp}/{name}")
-
-
-def moves_into_it(disk, folder, files):
-    write_through(disk, f"{folder}.tmp", files)
-    disk.rename(f"{folder}.tmp", folder)
-    disk.fsync(folder.rpartition("/")[0])
-
-
-def trusts_what_is_left(disk, tmp, files):
-    """Files of a publish that crashed are taken for whole."""
-    if not disk.exists(tmp):
-        disk.mkdir(tmp)
-    for name, data in files.items():
-        if not disk.exists(f"{tmp}/{name}"):
-            disk.write(f"{tmp}/{name}", data)
-            disk.fsync(f"{tmp}/{name}")
-    disk.fsync(tmp)
-
-
+"""
 WRONG = {  # name -> what of the reference it replaces
-    "does not sync the parent": dict(publish=no_sync_of_the_parent),
-    "believes a name that nobody synced": dict(publish=returns_if_there),
-    "does not sync the names": dict(publish=partial(publish_by, no_sync_of_the_names)),
-    "moves into what is there": dict(publish=moves_into_it),
-    "trusts what a crash has left": dict(publish=partial(publish_by, trusts_what_is_left)),
+    "does not sync the parent": edit(SYNC, ""),
+    "believes a name that nobody synced": edit(SYNC, "    " + SYNC),
+    "does not sync the names": edit("    disk.fsync(tmp)\n", ""),
+    "moves into what is there": edit(THERE, "    if True:\n"),
+    "trusts what a crash has left": edit(
+        NEW,
+        "    if not disk.exists(tmp):\n        disk.mkdir(tmp)\n",
+        "    for name, data in files.items():\n",
+        "    for name, data in files.items():\n"
+        '        if disk.exists(f"{tmp}/{name}"):\n            continue\n',
+    ),
 }

@@ -2,6 +2,8 @@
 
 from operator import attrgetter
 
+from edits import edits
+
 
 def reset(model):
     for module in model.modules():
@@ -36,41 +38,14 @@ def materialize(model, device):
     reset(model)
 
 
-def unties(model, device):
-    model.to_empty(device=device)
-    reset(model)
-
-
-def ties_parameters_only(model, device):
-    names = names_of(model)
-    parameters = dict(model.named_parameters(remove_duplicate=False))
-    model.to_empty(device=device)
-    tie(model, [group for group in names if group[0] in parameters])
-    reset(model)
-
-
-def initializes_first(model, device):
-    """Values for tensors that have no memory yet: nothing happens, and nothing is said."""
-    names = names_of(model)
-    reset(model)
-    model.to_empty(device=device)
-    tie(model, names)
-
-
-def on_the_cpu(model, device):
-    materialize(model, "cpu")
-
-
-def in_float32(model, device):
-    """Each tensor becomes the default kind."""
-    model.float()
-    materialize(model, device)
-
-
+edit = edits(__file__)
+NAMES = "    names = names_of(model)\n"
 WRONG = {  # name -> what of the reference it replaces
-    "unties the shared table": dict(materialize=unties),
-    "ties parameters, not buffers": dict(materialize=ties_parameters_only),
-    "initializes before to_empty": dict(materialize=initializes_first),
-    "forgets the device": dict(materialize=on_the_cpu),
-    "makes all float32": dict(materialize=in_float32),
+    "unties the shared table": edit("    tie(model, names)\n", ""),
+    "ties parameters, not buffers": edit(", model.named_buffers)", ",)"),
+    "initializes before to_empty": edit(
+        "    reset(model)\n", "", NAMES, NAMES + "    reset(model)\n"
+    ),
+    "forgets the device": edit("device=device", 'device="cpu"'),
+    "makes all float32": edit(NAMES, "    model.float()\n" + NAMES),
 }

@@ -1,6 +1,7 @@
 """Exercise 16: the reference, and answers that the oracle must refuse."""
 
 import numpy as np
+from edits import edits
 
 
 def quantize(x, block):
@@ -13,36 +14,17 @@ def quantize(x, block):
     return codes.astype(np.int8), scales
 
 
-def clamped_scale(x, block):
-    """A scale kept above 1e-8, against the division by zero: small blocks are rounded away."""
-    _, scales = quantize(x, block)
-    scales = np.where(scales > 0, np.maximum(scales, np.float32(1e-8)), 0).astype(np.float32)
-    step = np.maximum(np.repeat(scales, block)[: len(x)], np.float32(1e-8))
-    return np.round(x / step).astype(np.int8), scales
-
-
-def with_denormals(x, block):
-    """A scale of 1e-44 / 127 is 0, one of 1e-42 / 127 has three bits: the largest is not 127."""
-    largest = [np.abs(x[i : i + block]).max() for i in range(0, len(x), block)]
-    scales = np.array(largest, np.float32) / np.float32(127)
-    step = np.repeat(scales, block)[: len(x)]
-    codes = np.round(np.divide(x, step, out=np.zeros_like(x), where=step > 0))
-    return codes.astype(np.int8), scales
-
-
-def positive_only(x, block):
-    """The scale from the largest number, not the largest magnitude."""
-    parts = [x[i : i + block] for i in range(0, len(x), block)]
-    scales = np.array([max(p.max(), 0) for p in parts], np.float32) / np.float32(127)
-    step = np.repeat(scales, block)[: len(x)]
-    codes = np.round(np.divide(x, step, out=np.zeros_like(x), where=step > 0))
-    return np.clip(codes, -127, 127).astype(np.int8), scales
-
-
+edit = edits(__file__)
+SCALE = "np.where(largest < 1e-35, 0, largest / np.float32(127))"
 WRONG = {  # name -> what of the reference it replaces
-    "keeps the scale above 1e-8": dict(quantize=clamped_scale),
-    "divides by a denormal scale": dict(quantize=with_denormals),
-    "forgets negative numbers in the scale": dict(quantize=positive_only),
+    "keeps the scale above 1e-8": edit(SCALE, SCALE.replace("0, ", "0, 1e-8 + ")),
+    "divides by a denormal scale": edit(SCALE, "(largest / np.float32(127))"),
+    "forgets negative numbers in the scale": edit(
+        "np.abs(x[i : i + block]).max()",
+        "max(x[i : i + block].max(), 0)",
+        "codes.astype",
+        "np.clip(codes, -127, 127).astype",
+    ),
 }
 
 EQUIVALENT = {

@@ -1,6 +1,7 @@
 """Exercise 18: the reference, and answers that the oracle must refuse."""
 
 import torch
+from edits import edits
 
 
 class Recompute(torch.autograd.Function):
@@ -26,35 +27,6 @@ class Recompute(torch.autograd.Function):
 def recompute(fn, *args):
     switch = torch.empty(0, requires_grad=True)  # else no backward if only weights want gradients
     return Recompute.apply(fn, switch, *args)
-
-
-class SpoilsTheDice(Recompute):
-    """Leaves the generator where the second run of fn left it."""
-
-    @staticmethod
-    def backward(ctx, grad):
-        grads = Recompute.backward(ctx, grad)
-        torch.set_rng_state(ctx.rng)
-        return grads
-
-
-def without_switch(fn, *args):
-    return Recompute.apply(fn, torch.empty(0), *args).requires_grad_()
-
-
-class NoDetach(Recompute):
-    """Runs fn on the arguments themselves. The new graph hangs on what was computed before them, so
-    backward goes through that, too, and frees it: right for leaves alone."""
-
-    @staticmethod
-    def backward(ctx, grad):
-        now = torch.get_rng_state()
-        torch.set_rng_state(ctx.rng)
-        with torch.enable_grad():
-            out = ctx.fn(*ctx.saved_tensors)
-        torch.set_rng_state(now)
-        out.backward(grad)
-        return None, None, *(None for _ in ctx.saved_tensors)
 
 
 def from_the_library(fn, *args):
@@ -88,17 +60,23 @@ class KeepsTheGraph(Recompute):
         return None, None, *(t.grad for t in ctx.inputs)
 
 
+edit = edits(__file__)
+ARGS = "args = [t.detach().requires_grad_(want) for t, want in zip(ctx.saved_tensors, wanted)]"
+GRADS = "*(t.grad for t in args)"
+APPLY = "return Recompute.apply(fn, switch, *args)"
+RETURN = "        return None, None, " + GRADS
 WRONG = {  # name -> what of the reference it replaces
-    "leaves the generator elsewhere": dict(recompute=lambda fn, *a: apply(SpoilsTheDice, fn, a)),
-    "forgets weights that no argument leads to": dict(recompute=without_switch),
-    "does not detach": dict(recompute=lambda fn, *a: apply(NoDetach, fn, a)),
+    "leaves the generator elsewhere": edit(
+        RETURN, "        torch.set_rng_state(ctx.rng)\n" + RETURN
+    ),
+    "forgets weights that no argument leads to": edit(
+        "torch.empty(0, requires_grad=True)", "torch.empty(0)", APPLY, APPLY + ".requires_grad_()"
+    ),
+    # the new graph hangs on what was computed before, and backward frees that too
+    "does not detach": edit(ARGS, "args = ctx.saved_tensors", GRADS, "*(None for _ in args)"),
     "is torch.utils.checkpoint": dict(recompute=from_the_library),
-    "keeps the graph in its Function": dict(recompute=lambda fn, *a: apply(KeepsTheGraph, fn, a)),
+    "keeps the graph in its Function": edit(APPLY, APPLY.replace("Recompute", "KeepsTheGraph")),
 }
-
-
-def apply(function, fn, args):
-    return function.apply(fn, torch.empty(0, requires_grad=True), *args)
 
 
 EQUIVALENT = {

@@ -1,6 +1,7 @@
 """Exercise 22: the reference, and answers that the oracle must refuse."""
 
 import numpy as np
+from edits import edits
 
 
 def checked(sizes, losses, least):
@@ -43,20 +44,20 @@ def law(fitted, sizes):
     return E + A * np.asarray(sizes, float) ** -a
 
 
-def predict(sizes, losses, size, draws, seed, luck=1, missing=3, quantiles=(0.05, 0.95)):
+def predict(sizes, losses, size, draws, seed):
     sizes, losses = checked(sizes, losses, 4)
     fitted, rng = fit(sizes, losses), np.random.default_rng(seed)
     off = law(fitted, sizes) / losses - 1
-    s = np.sqrt((off**2).sum() / (len(off) - missing))
+    s = np.sqrt((off**2).sum() / (len(off) - 3))
     found = []
     for _ in range(draws):
         other = law(fitted, sizes) * (1 + s * rng.normal(size=len(off)))
-        found.append(law(fit(sizes, other), size) * (1 + luck * s * rng.normal()))
-    low, high = np.quantile(found, quantiles)
+        found.append(law(fit(sizes, other), size) * (1 + s * rng.normal()))
+    low, high = np.quantile(found, (0.05, 0.95))
     return float(low), float(law(fitted, size)), float(high)
 
 
-# ---------------------------------------------------------------------------- wrong answers
+edit = edits(__file__)
 
 
 def straight_line(sizes, losses):
@@ -64,19 +65,6 @@ def straight_line(sizes, losses):
     sizes, losses = checked(sizes, losses, 3)
     slope, level = np.polyfit(np.log(sizes), np.log(losses), 1)
     return 0.0, float(np.exp(level)), float(min(3, max(0.01, -slope)))
-
-
-def without_luck(*args):
-    return predict(*args, luck=0)
-
-
-def all_n(*args):
-    return predict(*args, missing=0)
-
-
-def two_numbers_fitted(*args):
-    """As for a straight line."""
-    return predict(*args, missing=2)
 
 
 def no_refits(sizes, losses, size, draws, seed):
@@ -90,17 +78,13 @@ def no_refits(sizes, losses, size, draws, seed):
     return middle * (1 - half), middle, middle * (1 + half)
 
 
-def always_seed_0(sizes, losses, size, draws, seed):
-    return predict(sizes, losses, size, draws, 0)
-
-
 WRONG = {  # name -> what of the reference it replaces
     "fits a straight line through the logarithms": dict(fit=straight_line),
-    "forgets the new run's own luck": dict(predict=without_luck),
-    "divides the squares by n": dict(predict=all_n),
-    "divides the squares by n - 2": dict(predict=two_numbers_fitted),
+    "forgets the new run's own luck": edit("size) * (1 + s * rng.normal())", "size)"),
+    "divides the squares by n": edit("(len(off) - 3)", "len(off)"),
+    "divides the squares by n - 2": edit("(len(off) - 3)", "(len(off) - 2)"),
     "does not fit again": dict(predict=no_refits),
-    "ignores the seed": dict(predict=always_seed_0),
+    "ignores the seed": edit("default_rng(seed)", "default_rng(0)"),
 }
 
 SIGN = "noise has no sign"
@@ -110,6 +94,6 @@ EQUIVALENT = {
     "i, step = squares.argmin(), logs[1] - logs[0]: `1` -> `2`": "a wider search ends as near",
     "other = law(fitted, sizes) * (1 + s * rng.normal(size=len(off))): "
     "`1 + s * rng.normal(size=len(off))` -> `1 - s * rng.normal(size=len(off))`": SIGN,
-    "found.append(law(fit(sizes, other), size) * (1 + luck * s * rng.normal())): "
-    "`1 + luck * s * rng.normal()` -> `1 - luck * s * rng.normal()`": SIGN,
+    "found.append(law(fit(sizes, other), size) * (1 + s * rng.normal())): "
+    "`1 + s * rng.normal()` -> `1 - s * rng.normal()`": SIGN,
 }

@@ -1,6 +1,7 @@
 """Exercise 24: the reference, and answers that the oracle must refuse."""
 
 import numpy as np
+from edits import edits
 
 
 def ring_all_reduce(rank, world, send, recv, x):
@@ -29,44 +30,26 @@ def loses_the_rest(rank, world, send, recv, x):
     return np.concatenate([ring_all_reduce(rank, world, send, recv, x[:n]), x[n:]])
 
 
-def writes_into_x(rank, world, send, recv, x):
-    x[:] = ring_all_reduce(rank, world, send, recv, x)
-    return x
-
-
-def through(dtype):
+def through_float64(rank, world, send, recv, x):
     """Sums in another dtype, and says nothing."""
-
-    def way(rank, world, send, recv, x):
-        narrow = lambda to, part: send(to, part.astype(x.dtype))
-        return ring_all_reduce(rank, world, narrow, recv, x.astype(dtype)).astype(x.dtype)
-
-    return way
+    narrow = lambda to, part: send(to, part.astype(x.dtype))
+    return ring_all_reduce(rank, world, narrow, recv, x.astype(np.float64)).astype(x.dtype)
 
 
-def sums_in_float64(rank, world, send, recv, x):
-    """The messages are of x's dtype, each addition is not."""
-    parts = [part.copy() for part in np.array_split(x, world)]
-    for turn in range(2 * (world - 1)):
-        out, into = (rank - turn) % world, (rank - turn - 1) % world
-        send((rank + 1) % world, parts[out])
-        arrived = recv((rank - 1) % world)
-        total = parts[into].astype(np.float64) + arrived
-        parts[into] = total.astype(x.dtype) if turn < world - 1 else arrived
-    return np.concatenate(parts)
-
-
-def by_address(rank, world, send, recv, x):
-    """Reads x as bytes in a row."""
-    assert x.flags.contiguous and x.size, "x is a slice with a step, or empty"
-    return ring_all_reduce(rank, world, send, recv, x)
-
-
+edit = edits(__file__)
 WRONG = {  # name -> what of the reference it replaces
     "gathers all to all": dict(ring_all_reduce=gathers_all_to_all),
     "loses what does not divide": dict(ring_all_reduce=loses_the_rest),
-    "writes into x": dict(ring_all_reduce=writes_into_x),
-    "int64 through float64": dict(ring_all_reduce=through(np.float64)),
-    "adds int64 in float64": dict(ring_all_reduce=sums_in_float64),
-    "wants x in one piece": dict(ring_all_reduce=by_address),
+    "writes into x": edit(
+        "return np.concatenate(parts)", "x[:] = np.concatenate(parts)\n    return x"
+    ),
+    "int64 through float64": dict(ring_all_reduce=through_float64),
+    "adds int64 in float64": edit(
+        "parts[into] + arrived if", "(parts[into] + arrived.astype(float)).astype(x.dtype) if"
+    ),
+    "wants x in one piece": edit(
+        "    parts = [part.copy()",
+        "    assert x.flags.contiguous and x.size, 'x is a slice with a step, or empty'\n"
+        "    parts = [part.copy()",
+    ),
 }

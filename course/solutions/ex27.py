@@ -1,6 +1,7 @@
 """Exercise 27: the reference, and answers that the oracle must refuse."""
 
 import numpy as np
+from edits import edits
 
 
 def spans(lengths, window):
@@ -25,9 +26,9 @@ def merge(o1, lse1, o2, lse2):
     return o1 * np.exp(lse1 - lse) + o2 * np.exp(lse2 - lse), lse
 
 
-def ring(rank, world, send, recv, q, k, v, lengths, window, piece=piece, merge=merge, wants=None):
+def ring_attention(rank, world, send, recv, q, k, v, lengths, window):
     reach, stop = spans(lengths, window), np.cumsum(lengths)
-    wants = wants or (lambda r, block: r < world and reach[r, 0] < stop[block])
+    wants = lambda r, block: r < world and reach[r, 0] < stop[block]
     mine, state = np.arange(stop[rank] - lengths[rank], stop[rank])[:, None], None
     for block in range(rank, -1, -1):
         if block < rank:
@@ -41,14 +42,6 @@ def ring(rank, world, send, recv, q, k, v, lengths, window, piece=piece, merge=m
         new = piece(q, k, v, (mine >= there) & (mine - window < there))
         state = merge(*state, *new) if state else new
     return state[0]
-
-
-def ring_attention(rank, world, send, recv, q, k, v, lengths, window):
-    return ring(rank, world, send, recv, q, k, v, lengths, window)
-
-
-def ring_with(**parts):
-    return lambda *args: ring(*args, **parts)
 
 
 def collects(rank, world, send, recv, q, k, v, lengths, window):
@@ -71,48 +64,17 @@ def collects(rank, world, send, recv, q, k, v, lengths, window):
     return piece(q, np.concatenate(keys), np.concatenate(values), seen)[0]
 
 
-def nan_piece(q, k, v, seen):
-    scores = np.where(seen, q @ k.T / q.shape[1] ** 0.5, -np.inf)
-    top = scores.max(1, keepdims=True)
-    weights = np.exp(scores - top)
-    total = weights.sum(1, keepdims=True)
-    return (weights @ v / total).astype(q.dtype), (np.log(total) + top).astype(q.dtype)
-
-
-def to_everybody(rank, world, send, recv, q, k, v, lengths, window):
-    """A full lap: every block goes to every later rank."""
-    wants = lambda r, block: r < world
-    return ring(rank, world, send, recv, q, k, v, lengths, window, wants=wants)
-
-
-def scales_its_queries(rank, world, send, recv, q, k, v, lengths, window):
-    o = ring(rank, world, send, recv, q, k, v, lengths, window)
-    q /= 2
-    return o
-
-
-def window_off_by_one(lengths, window):
-    return spans(lengths, window + 1)
-
-
-def spans_int32(lengths, window):
-    return spans(lengths, window).astype(np.int32)
-
-
-def spans_overflow(lengths, window):
-    lengths = np.asarray(lengths)
-    stop = np.cumsum(lengths, dtype=np.int32)
-    return np.stack([np.maximum(0, stop - lengths - window + 1), stop], 1).astype(np.int64)
-
-
+edit = edits(__file__)
+TOP = "    top = np.where(np.isinf(top), 0, top).astype(q.dtype)\n"
+STOP = "    stop = np.cumsum(lengths)\n    return"
 WRONG = {  # name -> what of the reference it replaces
     "gathers k and v, plain softmax": dict(ring_attention=collects),
-    "a full lap": dict(ring_attention=to_everybody),
-    "NaN where a query sees no key": dict(ring_attention=ring_with(piece=nan_piece)),
-    "scales its queries in place": dict(ring_attention=scales_its_queries),
-    "spans: off by one": dict(spans=window_off_by_one),
-    "spans: int32": dict(spans=spans_int32),
-    "spans: overflow within": dict(spans=spans_overflow),
+    "a full lap": edit("r < world and reach[r, 0] < stop[block]", "r < world"),
+    "NaN where a query sees no key": edit(TOP, "", "np.where(total == 0, 1, total)", "total"),
+    "scales its queries in place": edit("return state[0]", "q /= 2\n    return state[0]"),
+    "spans: off by one": edit("- window + 1), stop]", "- window), stop]"),
+    "spans: int32": edit("stop], 1)", "stop], 1).astype(np.int32)"),
+    "spans: overflow within": edit(STOP, STOP.replace("lengths)", "lengths, dtype=np.int32)")),
 }
 
 EQUIVALENT = {  # a change that changes nothing -> why

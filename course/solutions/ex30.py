@@ -1,6 +1,7 @@
 """Exercise 30: the reference, and answers that the oracle must refuse."""
 
 import numpy as np
+from edits import edits
 
 
 def choose(scores, top):
@@ -39,45 +40,16 @@ def combine(outputs, expert, place, weight):
     return y
 
 
-def keeps_weights(scores, top, room):
-    expert, place, _ = route(scores, top, room)
-    return expert, place, softmax(np.take_along_axis(scores, expert, 1))
-
-
-def in_small_integers(scores, top, room):
-    """Counts in int8: from 128 copies of an expert on, places are negative."""
-    expert, place, weight = route(scores, top, room)
-    return expert, place.astype(np.int8).astype(np.int64), weight
-
-
-def one_place_more(scores, top, room):
-    return route(scores, top, room + 1)
-
-
-def takes_the_last_place(outputs, expert, place, weight):
-    """-1 is the last place of the buffer."""
-    picked = outputs[expert, place] if outputs.shape[1] else np.zeros((*place.shape, 3))
-    return (weight[..., None] * picked).sum(1)
-
-
-def once_per_token(outputs, expert, place, weight):
-    """y[t] += with an index that comes twice adds once."""
-    t, i = np.nonzero(place >= 0)
-    y = np.zeros((len(expert), outputs.shape[2]))
-    y[t] += weight[t, i][:, None] * outputs[expert[t, i], place[t, i]]
-    return y
-
-
-def fills_outputs(outputs, expert, place, weight):
-    outputs[np.isnan(outputs)] = 0
-    return combine(outputs, expert, place, weight)
-
-
+edit = edits(__file__)
+RETURN = "return expert, place, np.where(place >= 0, weight, 0.0)"
+PLACES = "t, i = np.nonzero(place >= 0)"
 WRONG = {  # name -> what of the reference it replaces
-    "dropped copies keep weights": dict(route=keeps_weights),
-    "counts places in int8": dict(route=in_small_integers),
-    "one place more": dict(route=one_place_more),
-    "place -1 is the last": dict(combine=takes_the_last_place),
-    "adds once": dict(combine=once_per_token),
-    "writes into outputs": dict(combine=fills_outputs),
+    "dropped copies keep weights": edit(RETURN, "return expert, place, weight"),
+    "counts places in int8": edit(
+        RETURN, RETURN.replace("place,", "place.astype(np.int8).astype(np.int64),")
+    ),
+    "one place more": edit("if taken[e] < room", "if taken[e] <= room"),
+    "place -1 is the last": edit(PLACES, PLACES.replace("0", "-1")),
+    "adds once": edit("np.add.at(y, t, ", "y[t] += ("),
+    "writes into outputs": edit(PLACES, "outputs[np.isnan(outputs)] = 0\n    " + PLACES),
 }

@@ -2,6 +2,8 @@
 
 import re
 
+from edits import edits
+
 BOS, ROLES, END, IGNORED = 0, {"user": 1, "assistant": 2}, 3, -100
 
 
@@ -31,10 +33,7 @@ def fit(turns, encode, length):
     raise ValueError(f"the last question and its answers take {size} ids, more than {length}")
 
 
-def never_stops(turns, encode):
-    """The end is not in the mask, so the model is not taught to end its answer."""
-    ids, mask = render(turns, encode)
-    return ids, [m and int(i != END) for i, m in zip(ids, mask)]
+edit = edits(__file__)
 
 
 def reads_special_tokens(turns, encode):
@@ -49,37 +48,6 @@ def reads_special_tokens(turns, encode):
     return (ids, mask) if turns[-1][0] == "assistant" else (ids + [2], mask + [0])
 
 
-def masks_the_inputs(ids, mask, length):
-    """Off by one: the mask of the token that is read, not of the one that is predicted."""
-    inputs, _ = shifted(ids, mask, length)
-    targets = [i if m else IGNORED for i, m in zip(ids[1:], mask)]
-    return inputs, (targets + [IGNORED] * length)[:length]
-
-
-def letter_by_letter(turns, encode):
-    return render(turns, lambda text: [i for letter in text for i in encode(letter)])
-
-
-def all_after_the_first_answer(turns, encode):
-    """From the first answer on everything is learned: the next questions too."""
-    ids, mask = render(turns, encode)
-    return ids, [int(1 in mask[: i + 1]) for i in range(len(ids))]
-
-
-def keeps_the_end_of_it(ids, mask, length):
-    """A long conversation loses its beginning, BOS too."""
-    return shifted(ids[-length - 1 :], mask[-length - 1 :], length)
-
-
-def forgets_whose_turn_it_is(turns, encode, length):
-    """Does not count the id that lets the assistant speak."""
-    return fit(turns, encode, length + (turns[-1][0] == "user"))
-
-
-def the_list_itself(turns, encode, length):
-    return turns if len(render(turns, encode)[0]) <= length else fit(turns, encode, length)
-
-
 def two_at_a_time(turns, encode, length):
     """Takes it that questions and answers alternate."""
     while len(turns) > 2 and len(render(turns, encode)[0]) > length:
@@ -89,15 +57,29 @@ def two_at_a_time(turns, encode, length):
     return turns
 
 
+TARGETS = "    targets = [i if m else IGNORED"
+TURNS = "    for start, (role, _) in"
 WRONG = {  # name -> what of the reference it replaces
-    "the end is not in the mask": dict(render=never_stops),
+    "the end is not in the mask": edit(
+        '[int(role == "assistant")] * len(said)', '[int(role == "assistant")] * len(said[1:]) + [0]'
+    ),
     "a typed special token becomes special": dict(render=reads_special_tokens),
-    "masks the inputs, not the targets": dict(shifted=masks_the_inputs),
-    "encodes letter by letter": dict(render=letter_by_letter),
-    "learns everything after the first answer": dict(render=all_after_the_first_answer),
-    "a long conversation loses its beginning": dict(shifted=keeps_the_end_of_it),
-    "fit forgets the assistant's id": dict(fit=forgets_whose_turn_it_is),
-    "fit gives the list itself": dict(fit=the_list_itself),
+    "masks the inputs, not the targets": edit("zip(ids[1:], mask[1:])", "zip(ids[1:], mask)"),
+    "encodes letter by letter": edit(
+        "*encode(text)", "*(i for letter in text for i in encode(letter))"
+    ),
+    "learns everything after the first answer": edit(
+        "return ids, mask\n", "return ids, [int(1 in mask[: i + 1]) for i in range(len(ids))]\n"
+    ),
+    "a long conversation loses its beginning": edit(
+        TARGETS, "    ids, mask = ids[-length - 1 :], mask[-length - 1 :]\n" + TARGETS
+    ),
+    "fit forgets the assistant's id": edit(
+        "if size <= length:", 'if size <= length + (turns[-1][0] == "user"):'
+    ),
+    "fit gives the list itself": edit(
+        TURNS, "    if len(render(turns, encode)[0]) <= length:\n        return turns\n" + TURNS
+    ),
     "fit drops two turns at a time": dict(fit=two_at_a_time),
 }
 

@@ -245,7 +245,7 @@ def test_each_lesson_has_its_parts():
         title = title_of(path)
         sources = title[title.index("Source") : title.index("Core file")]
         for document, places in re.findall(r'\*([^*]+)\*((?:"[^"]*"|[^*;."])*)', sources):
-            headings, cited = published.HEADINGS[document], re.findall(r'"([^"]+)"', places)
+            headings, cited = published.CITED[document], re.findall(r'"([^"]+)"', places)
             wrong += [f"{path.stem}: {h}" for h in cited if h not in headings.strip().split("\n")]
     assert not wrong
     assert check.EXERCISES == [int(name[:2]) for name in NAMES]
@@ -256,22 +256,18 @@ def test_every_heading_of_the_documents_has_its_place():
     pages = " ".join(map(title_of, LESSONS))
     readme = (COURSE / "README.md").read_text()
     left_out = readme[readme.index("## What this course leaves out") :]
-    for document, headings in published.HEADINGS.items():
+    for document, headings in published.CITED.items():
         listed = []
         for place, text in covered.WHERE.get(document, {}).items():
             for heading, _, words in (line.partition(" | ") for line in text.strip().split("\n")):
                 listed.append(heading)
-                if place in (covered.FRAME, covered.FORM):
-                    assert not words, heading
-                    continue
                 stands = left_out if place == covered.LEFT_OUT else (ROOT / place).read_text()
                 stands = re.sub(r"\s+(# )?", " ", stands)
                 assert words and words in stands, f"{place} has no {words!r}, for {heading}"
         headings = headings.strip().split("\n")
         assert len(listed) == len(set(listed)), document
-        assert not set(listed) - set(headings), document
-        lost = [h for h in headings if f'"{h}"' not in pages and h not in listed]
-        assert not lost, f"{document}: no lesson cites and covered.py does not list {lost}"
+        lost = [h for h in headings if f'"{h}"' not in pages or h in listed]
+        assert not lost, f"{document}: no lesson cites, or covered.py lists, {lost}"
 
 
 @pytest.mark.parametrize("readme", ["README.md", "README.pt.md"])
