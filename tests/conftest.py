@@ -37,12 +37,8 @@ def environment(**more) -> dict[str, str]:
         k: v for k, v in os.environ.items() if not k.startswith(("RANK", "WORLD_SIZE", "LOCAL_"))
     }
     bin_dir = str(Path(sys.executable).parent)
-    return env | {
-        "OMP_NUM_THREADS": "1",
-        "HF_HUB_OFFLINE": "1",
-        "PATH": bin_dir + os.pathsep + env["PATH"],
-        **more,
-    }
+    path = bin_dir + os.pathsep + env["PATH"]
+    return env | dict(OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1", PATH=path) | more
 
 
 def command(program: str, args, nproc: int = 0) -> list[str]:
@@ -55,14 +51,8 @@ def command(program: str, args, nproc: int = 0) -> list[str]:
 
 def run(program: str, *args, nproc: int = 0, timeout: int = 120, **env):
     """Run a program to its end; `.returncode`, `.stdout`, `.stderr`."""
-    return subprocess.run(
-        command(program, args, nproc),
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        cwd=ROOT,
-        env=environment(**env),
-    )
+    how = dict(capture_output=True, text=True, timeout=timeout, cwd=ROOT)
+    return subprocess.run(command(program, args, nproc), env=environment(**env), **how)
 
 
 def until(ready, timeout_s: float = 60.0) -> None:
@@ -198,13 +188,18 @@ def trained_run(small_data, once) -> Path:
 
 
 @pytest.fixture
+def own_data(small_data, tmp_path) -> Path:
+    """A copy of the data, in tmp_path, to be changed."""
+    return shutil.copytree(small_data, tmp_path / "data")
+
+
+@pytest.fixture
 def own_run(trained_run, tmp_path) -> Path:
     """A copy of the trained run, in tmp_path."""
     return shutil.copytree(trained_run, tmp_path / "run")
 
 
 # ------------------------------------------------------------------------------- no pictures
-
 PNG = b"\x89PNG\r\n\x1a\n"  # what stands in place of a picture
 
 

@@ -45,6 +45,13 @@ def write_jsonl(path: Path, count: int, seed: int = 0) -> Path:
     return path
 
 
+def write_parquet(path: Path, row_group_size: int | None = None, **columns: list) -> None:
+    import pyarrow.parquet
+
+    table = pyarrow.table(columns)
+    pyarrow.parquet.write_table(table, path, row_group_size=row_group_size)
+
+
 # The units of the tests are small, so that there are several: 40 KB, not 4 MB.
 DRIVER = (
     "from machinery import cli; from preparation import sources; sources.SMALLEST_UNIT = 40_000; "
@@ -129,17 +136,9 @@ def hashes(folder: Path) -> dict[str, str]:
     }
 
 
-def make_folder(
-    folder: Path,
-    rows: dict[str, dict[str, int]],
-    row_len: int = 9,
-    vocab_size: int = 50,
-    shard_rows: int = 100,
-    dtype: str = "<u2",
-):
+def make_folder(folder: Path, rows: dict, row_len=9, vocab_size=50, shard_rows=100, dtype="<u2"):
     """A data folder without text: rows[split][source] rows; row i of a source holds BOS, then
     tokens that say which row it is. Returns its Manifest."""
-
     from machinery import disk, shards
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -150,26 +149,15 @@ def make_folder(
             entries, total = [], rows[split].get(name, 0)
             for start in range(0, total, shard_rows):
                 rows_here = range(start, min(total, start + shard_rows))
-                entries += shards.write_shards(
-                    (row_of(i, s, row_len, vocab_size) for i in rows_here),
-                    folder,
-                    f"{split}/{name}/unit_{start // shard_rows:05d}",
-                    dtype,
-                )
+                made = (row_of(i, s, row_len, vocab_size) for i in rows_here)
+                stem = f"{split}/{name}/unit_{start // shard_rows:05d}"
+                entries += shards.write_shards(made, folder, stem, dtype)
             splits[split][name] = {"rows": total, "shards": entries}
     (folder / "tokenizer.json").write_text("{}")
-    tree = {
-        "format": shards.FORMAT,
-        "row_len": row_len,
-        "dtype": dtype,
-        "splits": splits,
-        "tokenizer": {
-            "vocab_size": vocab_size,
-            "bos_id": 0,
-            "sha256": disk.sha256_of(folder / "tokenizer.json"),
-        },
-        "sources": [{"name": name} for name in names],
-    }
+    tree = dict(format=shards.FORMAT, row_len=row_len, dtype=dtype, splits=splits)
+    sha256 = disk.sha256_of(folder / "tokenizer.json")
+    tree["tokenizer"] = dict(vocab_size=vocab_size, bos_id=0, sha256=sha256)
+    tree["sources"] = [{"name": name} for name in names]
     tree["fingerprint"] = shards.fingerprint(tree)
     disk.write_json(folder / "manifest.json", tree)
     return shards.Manifest.load(folder)

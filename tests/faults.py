@@ -35,8 +35,6 @@ PRELOAD = (
 
 
 # ------------------------------------------------------------------------------- processes
-
-
 class Run:
     """The processes of one run: its ranks (and a launcher), and where they print to."""
 
@@ -231,8 +229,6 @@ def become(main: str, argv: list[str], spoil: list) -> None:
 
 
 # ------------------------------------------------------------------- what a run can be spoiled by
-
-
 def rank() -> int:
     return int(os.environ.get("RANK", 0))
 
@@ -493,12 +489,6 @@ def disk(free: int) -> None:
     shutil.disk_usage = lambda path: usage
 
 
-def out_of_memory(*_) -> None:
-    import torch
-
-    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
-
-
 def memory_for(rows: int, from_step: int = 0, only_rank: int = -1) -> None:
     """Training on more than `rows` rows at a time is out of memory, from a step on."""
     import torch
@@ -510,7 +500,7 @@ def memory_for(rows: int, from_step: int = 0, only_rank: int = -1) -> None:
     def forward(honest, model, inputs, *args, **kwargs):
         here = only_rank in (-1, rank()) and len(taken) >= from_step
         if here and torch.is_grad_enabled() and len(inputs) > rows:
-            out_of_memory()
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
         return honest(model, inputs, *args, **kwargs)
 
 

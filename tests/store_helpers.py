@@ -6,11 +6,11 @@ import itertools
 import json
 import logging
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from conftest import until  # noqa: F401
 
 from machinery import mirror, store
 from machinery.mirror import Mirror
@@ -153,10 +153,3 @@ def error(status: str, code: str):
     """An answer of S3 that refuses."""
     text = f"<Error><Code>{code}</Code><Message>{code} says the test</Message></Error>"
     return status, [("Content-Type", "application/xml")], text.encode()
-
-
-def until(ready: Callable, timeout_s: float = 30.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not ready():
-        assert time.monotonic() < deadline, f"waited {timeout_s} s"
-        time.sleep(0.01)

@@ -30,7 +30,6 @@ def batch(rows: int, seq_len: int, vocab: int) -> tuple[torch.Tensor, torch.Tens
 
 
 def gradients(gpt: model.GPT, step, inputs, targets) -> tuple[float, torch.Tensor]:
-    """The loss, and all gradients as one vector."""
     gpt.zero_grad()
     loss = step(inputs, targets)
     loss.backward()
@@ -38,7 +37,6 @@ def gradients(gpt: model.GPT, step, inputs, targets) -> tuple[float, torch.Tenso
 
 
 def difference(a: torch.Tensor, b: torch.Tensor) -> float:
-    """Relative, of two vectors."""
     return ((a - b).norm() / b.norm()).item()
 
 
@@ -126,13 +124,9 @@ def test_the_trial_step_needs_the_memory_of_a_real_one(small_data, tmp_path):
     args = ["tiny", *SMALL, *big, "--mlp_hidden", 2048, "--device", "cuda", "--dtype", "bf16"]
     args += ["--compile", "--tokens_per_step", 65_536, "--micro_batch", 512, "--steps", 3]
     args += ["--data_dir", small_data, "--run_dir", tmp_path / "run"]
-    done = subprocess.run(
-        [sys.executable, "-c", PEAKS, *map(str, args)],
-        cwd=ROOT,
-        env=environment(),
-        capture_output=True,
-        text=True,
-    )
+    words = [sys.executable, "-c", PEAKS, *map(str, args)]
+    how = dict(cwd=ROOT, env=environment(), capture_output=True, text=True)
+    done = subprocess.run(words, **how)
     assert done.returncode == 0, done.stderr
     words = done.stdout.split()
     probe, steps = int(words[words.index("probe") + 1]), int(words[-1])

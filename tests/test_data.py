@@ -30,21 +30,14 @@ from machinery import disk, shards
 from machinery.errors import DataError
 from machinery.shards import Manifest
 
+
 # ---------------------------------------------------------------------------------- packing
-
-
 def documents(count: int, seed: int = 0) -> list[np.ndarray]:
     """Documents of log-normal length in which every token occurs once: 1, 2, 3, ..."""
     rng = np.random.default_rng(seed)
     lengths = np.maximum(1, rng.lognormal(np.log(40), 1.0, count).astype(int))
     tokens = np.arange(1, lengths.sum() + 1).astype(np.uint32)
     return np.split(tokens, np.cumsum(lengths)[:-1])
-
-
-def pieces(rows: list[np.ndarray], leftover: list[np.ndarray]) -> list[list[int]]:
-    """The runs of tokens between two BOS, in rows and leftover."""
-    found = [list(piece[1:]) for row in rows for piece in pieces_of(row)]
-    return [p for p in [*found, *(r.tolist() for r in leftover)] if p]
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -55,7 +48,8 @@ def test_best_fit_loses_no_token_and_every_row_is_full(seed):
     packed = pack(docs, row_len, bos_id=0, buffer=buffer)
     rows = list(packed)
     assert all(r.shape == (row_len,) and r.dtype == docs[0].dtype for r in rows)
-    found = pieces(rows, packed.leftover)
+    found = [list(piece[1:]) for row in rows for piece in pieces_of(row)]
+    found = [p for p in [*found, *(rest.tolist() for rest in packed.leftover)] if p]
     everything = sorted(t for p in found for t in p)
     assert everything == sorted(t for d in docs for t in d.tolist())  # each token exactly once
     for piece in found:  # each piece is a run of one document
@@ -123,8 +117,6 @@ def test_long_documents_do_not_hold_on_to_memory():
 
 
 # ------------------------------------------------------------------------------------ order
-
-
 @pytest.mark.parametrize("n", [1, 2, 3, 5, 16, 97, 1000, 4097])
 def test_permutation_is_a_bijection(n):
     for epoch in range(3):
@@ -200,8 +192,6 @@ def test_order_refuses_what_cannot_be():
 
 
 # ----------------------------------------------------------------------------------- loader
-
-
 @pytest.fixture
 def manifest(tmp_path) -> Manifest:
     return make_folder(tmp_path / "d", {"train": {"a": 230, "b": 90}, "val": {"a": 21, "b": 5}})
@@ -398,11 +388,8 @@ def test_more_shards_than_files_that_may_be_open(tmp_path):
 
 
 # -------------------------------------------------------------------------- damaged data
-
-
 @pytest.mark.parametrize("split", ["train", "val"])
 def test_case_20_a_damaged_row_is_never_trained_on(split, manifest):
-    """Every row of the data is read: each is right or refused, and only the damaged one is."""
     (flipped, _), row_bytes = manifest.locate(split, 0, 17), 9 * 2
     flip(manifest.dir / flipped["file"], at=128 + 17 * row_bytes + 5)
     manifest.check()  # sizes and headers are right
@@ -428,9 +415,7 @@ def test_case_20_a_damaged_checksum_and_a_row_that_cannot_be_read(manifest, monk
         manifest.row("train", 0, 117)
 
 
-def test_shards_are_what_numpy_writes_with_checksums_of_zlib_cut_at_a_fixed_size(
-    tmp_path, monkeypatch
-):
+def test_shards_are_what_numpy_writes_with_checksums_of_zlib(tmp_path, monkeypatch):
     monkeypatch.setattr(shards, "SHARD_ROWS", 7)
     rows = [row_of(i, 0, 9, 50) for i in range(17)]
     for dtype in ("<u2", "<u4"):

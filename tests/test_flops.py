@@ -60,8 +60,6 @@ def test_published_claims(tokens_per_s, flops_per_token, gpus, percent):
 
 
 class Clock:
-    """A clock that moves when told."""
-
     now = 1000.0
 
     def __call__(self):

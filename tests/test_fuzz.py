@@ -225,7 +225,6 @@ SMALL_MODEL = st.builds(
 @profile(60)
 @given(SMALL_MODEL)
 def test_a_model_that_is_accepted_computes(fields):
-    """Its loss and all gradients are finite."""
     try:
         config = GPTConfig(**{**fields, "extras": tuple(fields["extras"])})
     except UsageError:

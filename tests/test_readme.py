@@ -74,10 +74,10 @@ def rounded(value: float) -> str:
 def test_the_table_of_presets_follows_from_the_presets():
     """Hours: FLOPs of the run in the full convention, at 50% and 20% of an H100's peak."""
     world = forecast.parse_gpus("H100")
-    row = r"^\| `([\w-]+)` \| (.*?) \| .* \| (.*?) \| (\d.*) \|$"
+    row = r"^\| `([\w-]+)` \| (.*?) \| (.*?) \| (.*?) \| (\d.*) \|$"
     rows = re.findall(row, PAGES[0].read_text(), re.M)
-    assert {"d12", "d20", "smol-135m"} <= {name for name, *_ in rows}
-    for name, parameters, tokens, cost in rows:
+    assert {"d12", "d20", "d24", "smol-135m"} <= {name for name, *_ in rows}
+    for name, parameters, about, tokens, cost in rows:
         preset = cli.parse("train.py", "train", [name])
         with torch.device("meta"):
             model = GPT(preset.model)
@@ -87,6 +87,7 @@ def test_the_table_of_presets_follows_from_the_presets():
         low, high = (flops / (flops_of.find_peak(world, 0) * share) / 3600 for share in (0.5, 0.2))
         assert parameters == (f"{size / 1e9:.2f}B" if size >= 1e9 else f"{size / 1e6:.0f}M")
         assert tokens == f"{read / 1e9:.1f}B"
+        assert about.startswith(f"depth {name[1:]}") or not re.fullmatch(r"d\d+", name)
         dollars = f"${3 * low:,.0f} to ${3 * high:,.0f}"
         assert cost == f"{rounded(low)} to {rounded(high)} hours, {dollars}", name
 

@@ -112,7 +112,6 @@ def test_options_go_to_the_training_but_no_folder(machine, tmp_path):
     ],
 )
 def test_a_whole_run(words, prepares, store, machine, tmp_path):
-    """Which programs are called, in order, with which words."""
     (tmp_path / "runs" / words.split()[0] / "checkpoints" / "step_00000001").mkdir(parents=True)
     _script(tmp_path / "bin" / "torchrun", '#!/bin/sh\necho torchrun "$@" >> commands\n')
     done = machine("580.65", words=words.split())
@@ -152,9 +151,8 @@ def test_installed_once_and_again_after_a_new_driver(machine, tmp_path):
 
 
 def test_a_build_that_the_user_chose_stays(machine, tmp_path):
-    (tmp_path / ".venv/lib/python3.11/site-packages/torch-2.13.0+cu126.dist-info").mkdir(
-        parents=True
-    )
+    packages = tmp_path / ".venv/lib/python3.11/site-packages"
+    (packages / "torch-2.13.0+cu126.dist-info").mkdir(parents=True)
     (tmp_path / ".venv/bin").mkdir()
     _script(tmp_path / ".venv/bin/python", PYTHON)
     for driver in ("470.82.01", "550.54"):

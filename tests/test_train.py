@@ -110,7 +110,6 @@ def test_a_step_has_the_measures_of_a_validation_on_its_rows(tmp_path):
 
 
 def test_interrupted_and_resumed_equals_uninterrupted(trained_run, small_data, tmp_path):
-    """Stopped after 6 steps by a signal to itself, then run again: the same bits."""
     run_dir = tmp_path / "run"
     faults.start(small_data, run_dir, spoil=[("signal_at", 5, signal.SIGTERM)]).end(143)
     stopped = status(run_dir)
@@ -248,11 +247,9 @@ def test_compiled_on_two_threads_it_resumes_to_the_same_bits(dtype, said, small_
     assert_same_state(tmp_path / "whole", tmp_path / "resumed", 12)
 
 
-def test_weights_of_another_model_or_tokenizer_are_refused(
-    trained_run, small_data, tmp_path, capsys
-):
-    """By the names of what differs. Rows of another length are no obstacle, and longer ones may
-    want another base of the rotary frequencies: that is only said."""
+def test_weights_of_another_model_are_refused(trained_run, small_data, tmp_path, capsys):
+    """Or tokenizer, by the names of what differs. Rows of another length are no obstacle, and
+    longer ones may want another base of the rotary frequencies: that is only said."""
     weights = ("--init_from", trained_run / "checkpoints" / "step_00000012")
     for name, value in (("nope_every", 2), ("logit_softcap", 5.0)):
         with pytest.raises(UsageError, match=f"step_00000012 .*{name} .* {value} "):

@@ -152,9 +152,7 @@ def test_every_run_has_options_that_train_py_takes():
 
 
 @pytest.mark.parametrize("idea", ["nanochat", "head_gates"])
-def test_an_idea_changes_nothing_where_it_is_neutral_and_something_where_it_is_not(
-    idea, monkeypatch
-):
+def test_an_idea_changes_nothing_where_it_is_neutral_alone(idea, monkeypatch):
     for name in ("GPT", "Attention"):  # an idea takes their place, until the end of the test
         monkeypatch.setattr(model, name, getattr(model, name))
     monkeypatch.setattr(model, "GROUP_OF", dict(model.GROUP_OF))
@@ -191,7 +189,6 @@ def truth(n: float, d: float) -> float:
 
 
 def rows_of(noise: float, seed: int = 0, text: str = "", factor: float = 1.0) -> list[dict]:
-    """Runs of a world in which the law is true."""
     rng, rows = np.random.default_rng(seed), []
     for n in (1e6, 3e6, 1e7, 3e7):
         for d in (1e7, 4e7, 1.6e8, 6.4e8):

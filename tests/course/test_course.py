@@ -357,9 +357,8 @@ def test_the_gpt_of_lesson_4_is_that_of_model_py():
 def test_a_lab_is_judged_by_the_noise_of_its_seeds():
     base = [1.50, 1.52, 1.49]
     assert judge.verdict(base, base).word == "no difference"
-    assert judge.verdict(base, [b - 0.02 + d for b, d in zip(base, (0, 0.002, 0.001))]).word == (
-        "helped"
-    )
+    better = [b - 0.02 + d for b, d in zip(base, (0, 0.002, 0.001))]
+    assert judge.verdict(base, better).word == "helped"
     assert judge.verdict(base, [b + 0.02 for b in base]).word == "harmed"
     mixed = judge.verdict(base, [1.47, 1.53, 1.48])
     assert mixed.word == "no difference" and mixed.mean < 0
@@ -399,9 +398,8 @@ def test_a_lab_judges_a_real_change_and_a_placebo(tmp_path):
 @pytest.mark.slow
 def test_a_lesson_runs_as_a_notebook():
     """Lesson 24, whose ranks are processes that get the notebook's definitions."""
-    pytest.importorskip("jupytext")
-    pytest.importorskip("ipykernel")
-    pytest.importorskip("nbconvert")
+    for name in ("jupytext", "ipykernel", "nbconvert"):
+        pytest.importorskip(name)
     import render
 
     path = next(iter(COURSE.glob("24_*.py")), LESSONS[0])

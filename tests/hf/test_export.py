@@ -451,7 +451,6 @@ def test_an_old_transformers_or_none_is_named(monkeypatch):
 
 
 # -------------------------------------------------------------------------------- conversations
-
 END = 3
 
 

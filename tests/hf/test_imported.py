@@ -174,14 +174,11 @@ def sentencepiece(tree):
 
 
 REFUSED = {
-    "Unigram": lambda t: t["model"].update(type="Unigram"),
     "SentencePiece's BPE": sentencepiece,
     "a space before": lambda t: t["pre_tokenizer"].update(add_prefix_space=True),
-    "lower case": lambda t: t.update(normalizer={"type": "Lowercase"}),
     "no bytes": lambda t: t.update(pre_tokenizer={"type": "Whitespace"}),
     "dropout": lambda t: t["model"].update(dropout=0.1),
     "ends of words": lambda t: t["model"].update(end_of_word_suffix="~"),
-    "a gap": lambda t: t["model"]["vocab"].update({"Ġzzz": 5000}),
 }
 
 

@@ -44,8 +44,6 @@ TOY = {  # kind -> the task, its items
 
 
 class Bytes:
-    """A tokenizer of bytes."""
-
     bos_id = 256
 
     def encode(self, text):

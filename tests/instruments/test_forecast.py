@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from conftest import ROOT
 
 import config
 import eval
@@ -201,21 +200,6 @@ def test_every_depth_is_a_preset(depth):
     assert held_out == pytest.approx(1e7, rel=0.05) or depth > 26 or depth < 4
     rule = 0.28 * min(1, (batch / 2**19) ** 0.5 * 110_100_480 / weights)
     assert preset.train.weight_decay == pytest.approx(rule, abs=6e-4)
-
-
-def test_the_table_of_the_readme_is_made_from_the_rule():
-    """Every row of a depth: `dN | parameters | about | tokens | cost`."""
-    rows = re.findall(r"^\| `(d\d+)` \| (.*) \|$", (ROOT / "README.md").read_text(), re.MULTILINE)
-    assert {"d12", "d20", "d24"} <= {name for name, _ in rows}
-    for name, text in rows:
-        parameters, about, tokens, _ = text.split(" | ")
-        preset = cli.parse("train.py", "train", [name])
-        with torch.device("meta"):
-            size = sum(p.numel() for p in GPT(preset.model).parameters())
-        decided = plan.make_plan(preset, forecast.parse_gpus("H100"))
-        assert parameters == (f"{size / 1e9:.2f}B" if size >= 1e9 else f"{size / 1e6:.0f}M"), name
-        assert tokens == f"{decided.steps * decided.tokens_per_step / 1e9:.1f}B", name
-        assert about.startswith(f"depth {name[1:]}")
 
 
 def test_all_programs_take_any_depth(monkeypatch):

@@ -112,12 +112,9 @@ def test_the_figures_are_those_of_lm_evals_own_model(hub, trained_run, tmp_path,
     model, trainer = evaluate.load_model(EvalConfig(str(trained_run), device="cpu", dtype="fp32"))
     tokenizer = open_tokenizer(EvalConfig(), trainer)
     how = dict(dtype="float64", softmax_dtype="float64", device="cpu", batch_size=4)
-    found = lm_eval.simple_evaluate(
-        HFLM(str(folder), trust_remote_code=True, **how),
-        tasks=TASKS,
-        num_fewshot=1,
-        task_manager=hub.manager(),
-    )
+    peer = HFLM(str(folder), trust_remote_code=True, **how)
+    exam = dict(tasks=TASKS, num_fewshot=1, task_manager=hub.manager())
+    found = lm_eval.simple_evaluate(peer, **exam)
     model.double().compute_dtype = torch.float64
     for name in TASKS:
         theirs = [s for t, own in found["samples"].items() if t.split("::")[0] == name for s in own]

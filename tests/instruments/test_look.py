@@ -28,14 +28,8 @@ from model import GPT, apply_rope, rms_norm
 from tokenizer import Tokenizer
 
 CPU = ["--device", "cpu"]
-SEVERAL = settings(
-    max_examples=8,
-    phases=[Phase.generate],
-    deadline=None,
-    database=None,
-    derandomize=True,
-    suppress_health_check=list(HealthCheck),
-)
+QUIET = dict(deadline=None, database=None, suppress_health_check=list(HealthCheck))
+SEVERAL = settings(max_examples=8, phases=[Phase.generate], derandomize=True, **QUIET)
 
 # Models of every shape that a preset has, and others.
 SHAPES = st.builds(
@@ -239,8 +233,6 @@ def test_the_attention_of_a_student(how):
 
 
 # ----------------------------------------------------------------------------------- the command
-
-
 @pytest.fixture(scope="module")
 def trained(small_data, tmp_path_factory):
     """A run with grouped queries."""
@@ -330,8 +322,6 @@ def test_a_prompt_needs_no_data_and_a_row_does(trained, tmp_path):
 
 
 # ---------------------------------------------------------------------------------- the browser
-
-
 @pytest.mark.parametrize("width, scheme", SCREENS)
 def test_in_a_browser(width, scheme, browser, trained):  # noqa: F811
     """Hover a token, keep it, move on by keys; choose a head by mouse and by keyboard."""

@@ -33,7 +33,6 @@ def test_the_estimate_and_its_error_are_those_of_a_known_landscape():
 
 
 def test_what_cannot_be_said_is_no_number():
-    """Nothing but noise; and no noise at all."""
     squares, dots = torch.ones(4), torch.tensor([1.0, 0.5, 1.0, 0.5])  # orthogonal, or against
     scale, error = noise_scale.estimate(squares, dots)
     assert math.isnan(scale) and math.isnan(error)

@@ -5,23 +5,22 @@ import html
 import json
 import math
 import re
-import shutil
-import sys
 from html.parser import HTMLParser
 from pathlib import Path
 from unittest import mock
 
 import pytest
 from browsing import SCREENS, browser, opened  # noqa: F401
-from conftest import ROOT, SMALL, metrics, run
+from conftest import ROOT, SMALL, metrics
+from data_helpers import prepare_tiny
 
 import eval
 import train
-from config import PRESETS, Preset, UsageError
+from config import PRESETS, UsageError
 from instruments.pages import curves, report
 from instruments.pages.records import Run, is_record, thinned
 from instruments.talk.sample import find_prompts
-from machinery.log import Log, read_jsonl, write_report
+from machinery.log import read_jsonl
 from machinery.shards import Manifest
 
 pytest.importorskip("matplotlib")
@@ -180,7 +179,6 @@ def test_a_page_of_an_unfinished_run(name, tmp_path):
 
 
 # ---------------------------------------------------------------------- what a stranger's run says
-
 EVIL = "</pre><script>document.title = 1</script><img src=http://127.0.0.1:9 onerror=x()> $\\frac$"
 ODD = [EVIL, "\ud800\x1b[2J\0", "", None, True, -1, 1e308, 10**400, math.nan, [], [EVIL], {}]
 ODD += [{EVIL: EVIL}, {"": None}, [[[]]]]
@@ -257,8 +255,6 @@ def test_in_a_browser_nothing_runs_and_nothing_is_loaded(width, scheme, browser,
 
 
 # -------------------------------------------------------------------------------- several runs
-
-
 def rows_of(table: str) -> list[list[str]]:
     return [re.split(r"  +", line) for line in table.split("\n\n")[0].splitlines()]
 
@@ -316,18 +312,14 @@ def test_a_run_that_cannot_be_compared_gets_a_sentence(tmp_path):
 
 
 # ------------------------------------------------------------------------------- of a real run
-
-
 NAMES = ["machinery", "docs"]  # rows of 65 tokens of Python, and of prose
 
 
 @pytest.fixture(scope="module")
 def two_sources(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("two") / "data"
-    options = "--vocab_size 512 --row_len 65 --val_fraction 0.2 --workers 1".split()
-    options += ["--source", f"files:{ROOT}/machinery", ROOT / "docs", "--data_dir", folder]
-    done = run("prepare_data.py", "tiny", *options)
-    assert done.returncode == 0, done.stderr
+    sources = [f"files:{ROOT}/machinery", ROOT / "docs"]
+    prepare_tiny(folder, "--vocab_size", 512, "--source", *sources)
     return folder
 
 
@@ -397,13 +389,9 @@ def test_of_any_number_of_exams_the_last_are_drawn(tmp_path):
     assert axes.errorbar.call_count == 12
 
 
-def test_a_page_is_written_anew_and_a_resumed_run_keeps_what_it_still_holds(trained, tmp_path):
+def test_a_page_is_written_anew(trained):
     (trained / "report.html").unlink()
     assert eval.main(["report", str(trained)]) == 0 and (trained / "report.html").exists()
-    log = Log(shutil.copytree(trained, tmp_path / "resumed"), is_first=True)
-    log.begin(6, False, start(1.0))  # the steps 7 to 12 will be other ones
-    steps = [r["step"] for r in read_jsonl(log.run_dir / "samples.jsonl")]
-    assert steps and steps == [r["step"] for r in Run(trained).samples[::-1] if r["step"] <= 6]
 
 
 def test_prompts_are_how_held_out_documents_begin_unless_the_text_is_the_presets(two_sources):
@@ -412,18 +400,6 @@ def test_prompts_are_how_held_out_documents_begin_unless_the_text_is_the_presets
     assert prompts and all(any(prompt in text for text in texts) for prompt in prompts)
     manifest.tree["sources"] = [{"spec": "stdlib"}]
     assert find_prompts((), "tiny", manifest) == PRESETS["tiny"].prompts
-    assert find_prompts((), "mine", None) == Preset.prompts
-
-
-@pytest.mark.parametrize("fault", ["an error", "no instruments"])
-def test_no_fault_of_the_page_stops_a_run(fault, own_run, monkeypatch):
-    (own_run / "report.html").unlink()
-    if fault == "an error":
-        monkeypatch.setattr(curves, "draw_run", lambda run: 1 / 0)
-    else:
-        monkeypatch.setitem(sys.modules, "instruments.pages", None)
-    assert "\n" not in write_report(Log(own_run, is_first=True))
-    assert not (own_run / "report.html").exists()
 
 
 def test_the_samples_of_a_long_run_are_thinned():

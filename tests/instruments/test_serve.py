@@ -148,8 +148,6 @@ def greedy(model: GPT, tokenizer: Tokenizer, ids: list[int], count: int) -> list
 
 
 # --------------------------------------------------------------------------------- what is drawn
-
-
 def test_text_is_shown_as_soon_as_it_is_whole(tokenizer):
     """A byte a token: the text of all of them up to the first stop, held back no longer than it
     must be."""
@@ -291,8 +289,6 @@ def test_a_conversation_is_answered(tuned, tokenizer):
 
 
 # -------------------------------------------------------------------- many clients, and lost ones
-
-
 def load(url: str, **headers) -> dict:
     return httpx.get(f"{url}/health", headers=headers).json()
 
@@ -413,7 +409,6 @@ def test_a_model_that_fails_is_told_apart(tokenizer, capsys):
 
 
 # ------------------------------------------------------------------------ what a client does wrong
-
 OK = dict(prompt="def", max_tokens=2)
 LONG = "def name_1(x): " * 40
 MANY = b"{" + b",".join(b'"a%d":0' % i for i in range(300_000)) + b"}"
@@ -487,8 +482,6 @@ def test_paths_and_methods(base, tuned):
 
 
 # --------------------------------------------------------------------------- hostile clients
-
-
 @pytest.mark.parametrize("part", ['"",', "[],", "1,"])
 def test_four_megabytes_of_little_prompts_are_refused_unread(base, part, monkeypatch):
     """None of them is encoded."""
@@ -547,8 +540,6 @@ def test_a_client_that_takes_no_answer_is_let_go(tokenizer, monkeypatch):
 
 
 # ------------------------------------------------------------------------------------ who may ask
-
-
 def test_a_token(tokenizer):
     token = "a-token-of-20-letters"
     with serving(build(tokenizer), tokenizer, token=token) as (url, _):
@@ -579,8 +570,6 @@ def test_pages_of_others_cannot_use_a_server_without_a_token(base):
 
 
 # ------------------------------------------------------------------------------------ the program
-
-
 @contextmanager
 def program(*args):
     """eval.py serve in a process; yields it, and what it printed before it was ready."""
@@ -652,13 +641,8 @@ def test_lm_eval_gets_the_log_likelihoods_of_the_model(own_run, tmp_path):
     ]
     pairs += [("ends in a word", answer) for answer in (" a", "<|end|>", " b c")]
     with serving(model, tokenizer) as (url, _):
-        lm = LocalCompletionsAPI(
-            model="small",
-            base_url=f"{url}/v1/completions",
-            tokenizer=str(tmp_path / "exported"),
-            max_length=64,
-            add_bos_token=True,
-        )
+        how = dict(tokenizer=str(tmp_path / "exported"), max_length=64, add_bos_token=True)
+        lm = LocalCompletionsAPI(model="small", base_url=f"{url}/v1/completions", **how)
         found = lm.loglikelihood([Instance("loglikelihood", {}, pair, 0) for pair in pairs])
     for (context, answer), (nats, _) in zip(pairs, found, strict=True):
         ids, begin = tokenizer.encode(context + answer), len(tokenizer.encode(context))

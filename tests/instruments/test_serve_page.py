@@ -109,7 +109,6 @@ def test_stop_ends_the_generation(base, browser, how):
 
 
 def test_clear_while_an_answer_streams(tokenizer, browser):
-    """The next question is the first of a new conversation."""
     gate = Gate(model := endless(tokenizer, 2, seq_len=400))
     with serving(model, tokenizer, tuned=True) as (url, _), opened(browser, url) as page:
         say(page, "first?")

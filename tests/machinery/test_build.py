@@ -24,9 +24,7 @@ def no_compiler(*args, **kwargs):
 
 
 @pytest.mark.parametrize("where", ["at once", "when called"])
-def test_without_a_compiler_the_step_runs_eager_and_says_so(
-    where, trained_run, small_data, tmp_path, monkeypatch, capsys
-):
+def test_no_compiler_means_eager(where, trained_run, small_data, tmp_path, monkeypatch, capsys):
     found = no_compiler if where == "at once" else lambda model, **how: no_compiler
     monkeypatch.setattr(torch, "compile", found)
     small = [word for word in SMALL if word != "--no_compile"]
@@ -46,8 +44,6 @@ def test_an_error_of_the_models_own_code_is_raised(monkeypatch):
 
 
 # ------------------------------------------------------------------------ too little memory
-
-
 @pytest.mark.parametrize("world", [1, 2])
 def test_the_micro_batch_is_halved_until_it_fits(world, trained_run, small_data, tmp_path):
     """8 rows per step: 8 and 4 at a time are too many for one rank, 4 for one of two."""
@@ -72,9 +68,7 @@ def test_where_nothing_is_left_to_halve_the_options_are_named(asked, rows, small
     assert "--recompute" in text and "Traceback" not in text
 
 
-def test_out_of_memory_in_the_middle_names_the_command_that_resumes(
-    trained_run, small_data, tmp_path
-):
+def test_out_of_memory_later_names_the_command_that_resumes(trained_run, small_data, tmp_path):
     run_dir, spoil = tmp_path / "run", [("memory_for", 4, 6)]
     text = start(small_data, run_dir, "--save_every", 3, spoil=spoil).end(2)
     command = re.search("error: step 6: .*: train.py (tiny .*)", text)[1].split()

@@ -159,8 +159,6 @@ def resumed_step(root, log, **options):
 
 
 # ------------------------------------------------------------------------------ same bits
-
-
 @pytest.mark.parametrize("wait", [False, True])
 def test_resumed_equals_uninterrupted(tmp_path, log, wait):
     model, optimizers = build()
@@ -192,7 +190,6 @@ def test_large_states_are_written_in_several_files(tmp_path, log, monkeypatch):
 
 
 def test_every_kind_of_tensor(tmp_path, log):
-    """Of no dimension, bf16, transposed, a view of another's memory."""
     model, optimizers = build()
     train(model, optimizers, 1)
     model.register_buffer("none_", torch.tensor(3.5))
@@ -238,8 +235,6 @@ def test_parameters_changed_right_after_an_async_save(tmp_path, log, monkeypatch
 
 
 # ------------------------------------------------------------------------------- damage
-
-
 def test_any_flipped_byte_is_found(run):
     path = checkpoint.checkpoints(run.root)[0]
     assert checkpoint.why_invalid(path) is None
@@ -318,8 +313,6 @@ def test_non_finite_state_is_not_saved(run):
 
 
 # ------------------------------------------------------------------------------- strangers
-
-
 def test_files_of_a_stranger_are_refused(run, tmp_path):
     """In a checkpoint whose hashes are right, since a stranger has written them."""
     path = run.root / "step_00000020"
@@ -398,8 +391,6 @@ def test_tensors_of_a_stranger_are_one_sentence(run):
 
 
 # --------------------------------------------------------------------------------- kills
-
-
 def test_everything_is_on_the_disk_before_the_rename(run, monkeypatch):
     """What a power cut would show: every file and folder was fsynced after its last change."""
     seen, synced, real = [], {}, os.fsync  # inode -> when its content had last changed
@@ -441,8 +432,6 @@ def test_killed_while_deleting(run, monkeypatch):
 
 
 # ------------------------------------------------------------------------------- storage
-
-
 def test_a_full_disk_is_an_error_at_the_third_save_and_at_the_end(run, log):
     """In the kernel, within C++; a run through all of it is in test_faults.py."""
     before = names(run.root)
@@ -482,7 +471,6 @@ def test_a_folder_that_goes_while_its_run_trains_is_noticed(tmp_path, log, how):
 
 
 def test_a_disk_too_small_is_seen_before_writing(run, monkeypatch):
-    """And said: what is needed, what is free, and where."""
     usage = shutil.disk_usage(run.root)._replace(free=1 << 20)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
     before = names(run.root)
@@ -517,8 +505,6 @@ def test_a_damaged_one_of_the_same_step_is_replaced(run):
 
 
 # ----------------------------------------------------------------------------- retention
-
-
 def test_retention_keeps_exactly_what_it_says(tmp_path, log):
     model, optimizers = build()
     first = Checkpointer(tmp_path, log=log.append)
@@ -620,8 +606,6 @@ def test_retention_counts_what_this_process_has_written_or_verified(run, log):
 
 
 # ---------------------------------------------------------------------------- many ranks
-
-
 def spawn(scenario, out, world=1, code=0, timeout_s=120):
     """Run a scenario of this file in `world` processes that must all exit with `code`."""
     env = dict(os.environ, OMP_NUM_THREADS="1", WORLD_SIZE=str(world))

@@ -5,6 +5,7 @@ import errno
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -28,9 +29,8 @@ def mine(tmp_path):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_name_leads_out_of_no_folder(name, tmp_path):
-    with pytest.raises(DataError) as caught:
+    with pytest.raises(DataError, match=re.escape(repr(name))):
         disk.inside(tmp_path, name)
-    assert repr(name) in str(caught.value)
 
 
 def test_a_name_leads_through_no_link(mine, tmp_path):
@@ -95,9 +95,8 @@ def test_a_lock_that_is_no_file_of_its_own_is_refused(make, mine, tmp_path):
 def test_a_folder_has_one_owner_until_that_ends(tmp_path):
     folder = tmp_path / "run"
     lock = disk.lock(folder, "--run_dir")
-    with pytest.raises(UsageError) as caught:
+    with pytest.raises(UsageError, match=f"process {os.getpid()}"):
         disk.lock(folder, "--run_dir")
-    assert f"process {os.getpid()}" in str(caught.value)
     lock.close()
     take = f"from machinery import disk; x = disk.lock({str(folder)!r}, '--run_dir'); print(1)"
     done = subprocess.run([sys.executable, "-c", take], cwd=ROOT, capture_output=True, text=True)
@@ -133,9 +132,8 @@ def test_what_is_read_as_a_whole_is_bounded(tmp_path):
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"5", b"\xff{}", b"[" * 100_000, b"null"])
 def test_json_that_is_no_object_is_named(content, tmp_path):
     (tmp_path / "x").write_bytes(content)
-    with pytest.raises(DataError) as caught:
+    with pytest.raises(DataError, match=re.escape(str(tmp_path / "x"))):
         disk.read_json(tmp_path / "x")
-    assert str(tmp_path / "x") in str(caught.value)
 
 
 def test_a_file_is_replaced_as_a_whole_or_not_at_all(tmp_path):

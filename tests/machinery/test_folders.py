@@ -4,7 +4,6 @@ import dataclasses
 import hashlib
 import json
 import os
-import shutil
 from pathlib import Path
 
 import pytest
@@ -20,24 +19,18 @@ from machinery import checkpoint, folders, shards
 TINY, WORLD = config.PRESETS["tiny"], small_world()
 
 
-@pytest.fixture
-def data(small_data, tmp_path) -> Path:
-    """A copy of the data, to be changed."""
-    return shutil.copytree(small_data, tmp_path / "data")
-
-
-def test_a_run_does_not_go_on_with_other_data_or_another_tokenizer(data, tmp_path):
+def test_a_run_does_not_go_on_with_other_data_or_another_tokenizer(own_data, tmp_path):
     run_dir = tmp_path / "run"
-    start(data, run_dir, spoil=[("signal_at", 5, 15)]).end(143)
+    start(own_data, run_dir, spoil=[("signal_at", 5, 15)]).end(143)
     seen = losses(run_dir)
 
-    edit(data, ("sources", 0, "note"), "prepared otherwise")
-    assert "data_fingerprint" in start(data, run_dir).end(2)
-    tokenizer = data / "tokenizer.json"
+    edit(own_data, ("sources", 0, "note"), "prepared otherwise")
+    assert "data_fingerprint" in start(own_data, run_dir).end(2)
+    tokenizer = own_data / "tokenizer.json"
     tokenizer.write_text(tokenizer.read_text() + "\n")
-    assert "tokenizer.json" in start(data, run_dir).end(3)  # not the data's
-    edit(data, ("tokenizer", "sha256"), hashlib.sha256(tokenizer.read_bytes()).hexdigest())
-    assert "tokenizer_sha256" in start(data, run_dir).end(2)
+    assert "tokenizer.json" in start(own_data, run_dir).end(3)  # not the data's
+    edit(own_data, ("tokenizer", "sha256"), hashlib.sha256(tokenizer.read_bytes()).hexdigest())
+    assert "tokenizer_sha256" in start(own_data, run_dir).end(2)
     assert losses(run_dir) == seen
 
 
@@ -85,8 +78,8 @@ def test_a_folder_that_cannot_be_written(small_data, tmp_path):
         assert "closed" in text and "Traceback" not in text
 
 
-def test_a_run_writes_down_what_it_is_and_follows_no_link(data, tmp_path):
-    manifest, run_dir, mine = shards.Manifest.load(data), tmp_path / "run", tmp_path / "mine"
+def test_a_run_writes_down_what_it_is_and_follows_no_link(own_data, tmp_path):
+    manifest, run_dir, mine = shards.Manifest.load(own_data), tmp_path / "run", tmp_path / "mine"
     run_dir.mkdir()
     for name in ("config.json", "tokenizer.json"):
         (run_dir / name).symlink_to(mine)
@@ -94,13 +87,13 @@ def test_a_run_writes_down_what_it_is_and_follows_no_link(data, tmp_path):
     folders.claim(one, manifest, WORLD).close()
     found = json.loads((run_dir / "config.json").read_text())
     assert found == json.loads(json.dumps(folders.identity(one, manifest)))
-    assert (run_dir / "tokenizer.json").read_bytes() == (data / "tokenizer.json").read_bytes()
+    assert (run_dir / "tokenizer.json").read_bytes() == (own_data / "tokenizer.json").read_bytes()
     assert not mine.exists()
 
 
 @pytest.mark.parametrize("steps", [None, "12", [1]])
-def test_a_strangers_configuration_is_another_run(data, steps):
-    now = folders.identity(TINY, shards.Manifest.load(data)) | dict(schedule="wsd")
+def test_a_strangers_configuration_is_another_run(own_data, steps):
+    now = folders.identity(TINY, shards.Manifest.load(own_data)) | dict(schedule="wsd")
     with pytest.raises(UsageError):
         folders.check_same_run(now, Path("theirs"), dict(step=3, identity=now | dict(steps=steps)))
     with pytest.raises(UsageError):

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from plans import small_world
+from test_recompute import gradients
 
 import config
 import flops
@@ -45,21 +46,6 @@ def test_a_plan_opens_no_file_and_touches_no_device(monkeypatch):
     assert one == two and "x 1.265" in one.text  # the learning rates
 
 
-def kept_for_backward(model: GPT, tokens: torch.Tensor) -> float:
-    """Bytes per token that the graph, partitioned as the compiler does it, keeps for backward."""
-    step = torch.compile(model, backend="aot_eager_decomp_partition", dynamic=False)
-    kept = {}
-
-    def keep(t):
-        kept[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
-        return t
-
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
-        step(tokens, tokens)
-    weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
-    return sum(n for at, n in kept.items() if at not in weights) / tokens.numel()
-
-
 @pytest.mark.parametrize("extras", [(), ("value_embeds",)])
 def test_the_plan_knows_what_forward_keeps_for_backward(extras):
     """With queries and keys normed, or grouped. The logits are few here."""
@@ -68,5 +54,7 @@ def test_the_plan_knows_what_forward_keeps_for_backward(extras):
     config = GPTConfig(**sizes, qk_norm=bool(extras), extras=extras)
     model = GPT(config, compute_dtype=torch.bfloat16)
     model.init_weights()
-    kept = kept_for_backward(model, torch.randint(64, (16, 256)))
-    assert flops.activation_bytes(config) == pytest.approx(kept, rel=0.1)
+    step = torch.compile(model, backend="aot_eager_decomp_partition", dynamic=False)
+    tokens = torch.randint(64, (16, 256))
+    _, _, kept = gradients(model, tokens, False, step)
+    assert flops.activation_bytes(config) == pytest.approx(kept / tokens.numel(), rel=0.1)

@@ -58,8 +58,6 @@ def test_threads_that_add_to_the_same_row_give_the_same_bits(tmp_path):
 
 
 # ------------------------------------------------------------------------ waiting for each other
-
-
 @pytest.mark.parametrize("silent, starter", [(0, start), (1, start), (1, launch)])
 def test_a_rank_that_does_not_come_costs_a_bounded_time(silent, starter, small_data, tmp_path):
     run = starter(small_data, tmp_path / "run", world=2, spoil=[("late", silent, 180, 3)])

@@ -3,7 +3,6 @@ file outside its folder. What rows and loaders do is in test_data.py."""
 
 import json
 import os
-import shutil
 from pathlib import Path
 
 import pytest
@@ -80,37 +79,19 @@ def test_a_name_stays_in_the_folder(key, name, manifest, tmp_path):
             work(Manifest(manifest.dir, tree))
 
 
-@pytest.mark.parametrize("how", ["a link", "a pipe", "a device", "a folder", "longer"])
+@pytest.mark.parametrize("how", ["a link", "a pipe", "longer"])  # others: test_disk.py
 def test_only_a_regular_file_of_the_right_size_is_a_shard(how, manifest, tmp_path):
     path = manifest.dir / manifest.all_shards()[0]["file"]
     path.rename(tmp_path / "whole")
     if how == "a link":
         path.symlink_to(tmp_path / "whole")
-    elif how == "a device":
-        path.symlink_to("/dev/zero")
     elif how == "a pipe":
         os.mkfifo(path)
-    elif how == "a folder":
-        path.mkdir()
     else:
         path.write_bytes((tmp_path / "whole").read_bytes() + b"x")
     for work in (manifest.check, manifest.verify, lambda: manifest.row("train", 0, 0)):
-        with pytest.raises(DataError) as caught:
+        with pytest.raises(DataError, match=path.name):
             work()
-        assert path.name in str(caught.value)
-
-
-def test_a_manifest_is_a_regular_file_and_small(manifest, tmp_path):
-    path = manifest.dir / "manifest.json"
-    path.rename(tmp_path / "whole")
-    path.symlink_to(tmp_path / "whole")
-    with pytest.raises(DataError):
-        Manifest.load(manifest.dir)
-    path.unlink()
-    with open(path, "wb") as file:
-        file.truncate(10 << 30)  # of zeros, which take no room
-    with pytest.raises(DataError):
-        Manifest.load(manifest.dir)
 
 
 def test_verify_reads_every_byte(manifest):
@@ -118,31 +99,22 @@ def test_verify_reads_every_byte(manifest):
         path = manifest.dir / manifest.all_shards()[-1][name]
         flip(path, at=-1)
         manifest.check()
-        with pytest.raises(DataError) as caught:
+        with pytest.raises(DataError, match=path.name):
             manifest.verify()
-        assert path.name in str(caught.value)
         flip(path, at=-1)
     manifest.verify()
 
 
 # ------------------------------------------------------------------------------- what a run says
-
-
-@pytest.fixture
-def data(small_data, tmp_path) -> Path:
-    """A copy of the data, to be damaged."""
-    return shutil.copytree(small_data, tmp_path / "data")
-
-
 @pytest.mark.parametrize("world, position", [(1, 20), (2, 37)])
-def test_a_flipped_byte_is_found_before_its_row_is_trained_on(world, position, data, tmp_path):
+def test_a_flipped_byte_is_found_before_its_row_is_trained_on(world, position, own_data, tmp_path):
     """One bit of the row at that position of the run, which its 8 rows a step reach in time."""
-    manifest = Manifest.load(data)
+    manifest = Manifest.load(own_data)
     order = order_of(manifest, 0, None, None, 0)
     shard, row = manifest.locate("train", *order(position))
     file = shard["file"]
-    flip(data / file, 128 + row * 2 * manifest.row_len + 70)
-    text = start(data, tmp_path / "run", world=world).end()
+    flip(own_data / file, 128 + row * 2 * manifest.row_len + 70)
+    text = start(own_data, tmp_path / "run", world=world).end()
     assert f"{file} is damaged: row {row} " in text
     assert world > 1 or "Traceback" not in text  # the other rank loses its partner
     assert all(step <= position // 8 for step in losses(tmp_path / "run"))

@@ -47,8 +47,6 @@ def refused(error_type, work) -> str:
 
 
 # ---------------------------------------------------------------------------- by one word
-
-
 def test_the_forms_of_a_model(trained_run, tmp_path, monkeypatch):
     path = checkpoint.checkpoints(trained_run / "checkpoints")[0]
     assert trained.find_model("d16") == dict(run_dir="runs/d16")
@@ -65,25 +63,9 @@ def test_the_forms_of_a_model(trained_run, tmp_path, monkeypatch):
     assert evaluate.load_model(config)[1]["step"] == 12
 
 
-def test_a_record_of_the_figures(own_run, capsys):
-    assert loss(own_run) == 0
-    (line,) = [json.loads(text) for text in (own_run / "eval.jsonl").read_text().splitlines()]
-    assert line["step"] == 12 and line["val_bpb"] > 0 and line["run_dir"] == str(own_run)
-
-
-def test_a_link_in_the_place_of_the_record_is_not_followed(own_run, tmp_path, capsys):
-    """Another's run could so make eval.py append lines to a file of yours."""
-    (own_run / "eval.jsonl").symlink_to(tmp_path / "new")
-    assert loss(own_run) == 0 and str(own_run / "eval.jsonl") in capsys.readouterr().err
-    assert not (tmp_path / "new").exists()
-
-
 # ----------------------------------------------------------------------------- strangers
-
-
 @pytest.fixture
 def connections(monkeypatch) -> list:
-    """Those that were tried."""
     tried = []
 
     def connect(socket, address):

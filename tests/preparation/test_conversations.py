@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from chat_helpers import here, write_chats
 from conftest import losses
-from data_helpers import pieces_of
+from data_helpers import pieces_of, write_parquet
 from test_counted import assert_same
 
 import data
@@ -180,13 +180,9 @@ def documents(spec: str) -> tuple[list, Counter]:
 
 def test_conversations_from_parquet_and_jsonl_in_either_form(tmp_path):
     """Of the Hub, any split: test_prepare.py."""
-    import pyarrow
-    import pyarrow.parquet
-
     said = write_chats(tmp_path / "a.jsonl", 5)
     turns = [chat.read_turns(messages) for messages in said]
-    table = pyarrow.table({"messages": said, "source": ["x"] * 5})
-    pyarrow.parquet.write_table(table, tmp_path / "p.parquet")
+    write_parquet(tmp_path / "p.parquet", messages=said, source=["x"] * 5)
     names = {"user": "human", "assistant": "gpt", "system": "system"}
     theirs = [[{"from": names[role], "value": text} for role, text in t] for t in turns]
     lines = [json.dumps({"conversations": t}) for t in theirs]

@@ -5,7 +5,7 @@ import re
 
 import numpy as np
 import pytest
-from data_helpers import in_process
+from data_helpers import prepare_tiny
 
 import prepare_data
 from config import UsageError
@@ -26,10 +26,8 @@ def folders(tmp_path_factory):
     for i in range(8):
         text = "".join(f"Line {k} of file {i}, with número {k * i}.\n" for k in range(60))
         (folder / "long" / f"{i}.md").write_text(text)
-    options = "--vocab_size 400 --row_len 65 --val_fraction 0.2 --workers 1".split()
-    options += ["--source", *(f"files:{folder / name}" for name in ("notes", "long"))]
-    done = in_process("tiny", *options, "--data_dir", folder / "data")
-    assert done.returncode == 0, done.stderr
+    sources = [f"files:{folder / name}" for name in ("notes", "long")]
+    prepare_tiny(folder / "data", "--vocab_size", 400, "--source", *sources)
     return folder
 
 
@@ -81,8 +79,6 @@ def test_conversations_are_shown_with_their_roles(tmp_path, capsys):
     messages = lambda k: [dict(role=role, content=text.format(k)) for role, text in turns]
     lines = [json.dumps(dict(messages=messages(k))) for k in range(400)]
     (tmp_path / "all.jsonl").write_text("\n".join(lines))
-    options = "--vocab_size 300 --row_len 65 --val_fraction 0.2 --workers 1".split()
-    source = ["--source", f"files:{tmp_path}#messages", "--data_dir", str(tmp_path / "data")]
-    assert prepare_data.main(["tiny", *options, *source]) == 0
+    prepare_tiny(tmp_path / "data", "--source", f"files:{tmp_path}#messages")
     whole = "<|user|>How many hens has 123?<|end|><|assistant|>The fox has 123 hens.<|end|>"
     assert f" tokens\n{whole}" in shown(capsys, tmp_path, "--find", "The fox has 123 hens.")
