@@ -428,9 +428,7 @@ def test_case_20_a_damaged_checksum_and_a_row_that_cannot_be_read(manifest, monk
         manifest.row("train", 0, 117)
 
 
-def test_shards_are_what_numpy_writes_with_checksums_of_zlib_cut_at_a_fixed_size(
-    tmp_path, monkeypatch
-):
+def test_shards_are_what_numpy_writes_with_checksums_of_zlib(tmp_path, monkeypatch):
     monkeypatch.setattr(shards, "SHARD_ROWS", 7)
     rows = [row_of(i, 0, 9, 50) for i in range(17)]
     for dtype in ("<u2", "<u4"):

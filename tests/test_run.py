@@ -51,14 +51,11 @@ def torch_of(folder) -> str:
 @pytest.mark.parametrize(
     "says, code, torch",
     [
-        ("580.65.06", 0, "torch==2.13.0"),
-        ("610.10", 0, "torch==2.13.0"),
-        ("535.183.01\n535.183.01", 0, "torch==2.10.0"),
-        ("525.60.13", 0, "torch==2.10.0"),
-        ("No devices were found", 6, "torch==2.13.0"),
-        ("[N/A]", 0, "torch==2.13.0"),
+        ("580.65.06", 0, "torch==2.13.0"), ("610.10", 0, "torch==2.13.0"),
+        ("535.183.01\n535.183.01", 0, "torch==2.10.0"), ("525.60.13", 0, "torch==2.10.0"),
+        ("No devices were found", 6, "torch==2.13.0"), ("[N/A]", 0, "torch==2.13.0"),
     ],
-)
+)  # fmt: skip
 def test_torch_fits_the_driver(says, code, torch, machine, tmp_path):
     done = machine(says, code)
     assert done.returncode == 0, done.stderr
@@ -152,9 +149,8 @@ def test_installed_once_and_again_after_a_new_driver(machine, tmp_path):
 
 
 def test_a_build_that_the_user_chose_stays(machine, tmp_path):
-    (tmp_path / ".venv/lib/python3.11/site-packages/torch-2.13.0+cu126.dist-info").mkdir(
-        parents=True
-    )
+    packages = tmp_path / ".venv/lib/python3.11/site-packages"
+    (packages / "torch-2.13.0+cu126.dist-info").mkdir(parents=True)
     (tmp_path / ".venv/bin").mkdir()
     _script(tmp_path / ".venv/bin/python", PYTHON)
     for driver in ("470.82.01", "550.54"):

@@ -152,9 +152,7 @@ def test_every_run_has_options_that_train_py_takes():
 
 
 @pytest.mark.parametrize("idea", ["nanochat", "head_gates"])
-def test_an_idea_changes_nothing_where_it_is_neutral_and_something_where_it_is_not(
-    idea, monkeypatch
-):
+def test_an_idea_changes_nothing_only_where_it_is_neutral(idea, monkeypatch):
     for name in ("GPT", "Attention"):  # an idea takes their place, until the end of the test
         monkeypatch.setattr(model, name, getattr(model, name))
     monkeypatch.setattr(model, "GROUP_OF", dict(model.GROUP_OF))

@@ -72,9 +72,7 @@ def test_where_nothing_is_left_to_halve_the_options_are_named(asked, rows, small
     assert "--recompute" in text and "Traceback" not in text
 
 
-def test_out_of_memory_in_the_middle_names_the_command_that_resumes(
-    trained_run, small_data, tmp_path
-):
+def test_out_of_memory_later_names_the_command_that_resumes(trained_run, small_data, tmp_path):
     run_dir, spoil = tmp_path / "run", [("memory_for", 4, 6)]
     text = start(small_data, run_dir, "--save_every", 3, spoil=spoil).end(2)
     command = re.search("error: step 6: .*: train.py (tiny .*)", text)[1].split()

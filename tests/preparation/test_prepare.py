@@ -343,9 +343,7 @@ def cluster(tmp_path: Path, workers: int):
             process.wait()
 
 
-def test_case_26_a_cluster_gives_the_same_bytes_although_a_worker_dies(
-    jsonl, undisturbed, tmp_path
-):
+def test_case_26_a_cluster_that_loses_a_worker_gives_the_same_bytes(jsonl, undisturbed, tmp_path):
     """Two worker processes; one is stopped with a unit in hand, and then killed by SIGKILL."""
     folder, killed = tmp_path / "d", []
     units = Manifest.load(undisturbed).tree["sources"][0]["units"]
