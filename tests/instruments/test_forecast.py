@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from conftest import ROOT
 
 import config
 import eval
@@ -56,8 +55,7 @@ def test_a_forecast_needs_no_card_and_follows_the_one_that_is_asked_for():
     assert eight["hours"] == pytest.approx(one["hours"] / 8, rel=0.02)
     assert eight["dollars"] == pytest.approx(one["dollars"], rel=0.02)
     here = forecast.page(config.PRESETS["d12"], replace(forecast.parse_gpus("8xH100"), **ON_CPU))
-    hours, dollars = re.search(r"([\d,.]+) hours .*\$([\d,.]+) at", here).groups()  # a machine's
-    assert as_number(dollars) == pytest.approx(3 * as_number(hours), rel=0.001)
+    assert " hours without validation\n" in here and "$" not in here
 
 
 def test_an_fsdp_plan_leaves_room_for_the_tables_that_are_whole_during_a_step():
@@ -81,12 +79,15 @@ def test_the_options_of_train_are_read_and_others_refused():
         assert getattr(error.value, "exit_code", getattr(error.value, "code", 0)) == 2
 
 
-def test_train_plans_for_this_machine(capsys):
-    given = cli.parse("train.py", "train", ["tiny", "--plan", "--peak_tflops", "1"])
+def test_train_plans_for_this_machine_and_its_data(small_data, capsys):
+    words = ["tiny", "--plan", "--peak_tflops", "1", "--data_dir", str(small_data)]
+    given = cli.parse("train.py", "train", words)
     world = forecast.parse_gpus("H100")
     assert forecast.show(given, replace(world, rank=1)) == 0 and not capsys.readouterr().out
     assert forecast.show(given, world) == 0
-    assert "1 x H100" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "1 x H100" in out and " x 64 tokens" in out and f"data      {small_data}: " in out
+    assert "but the same text teaches little" in out
 
 
 def parts_of_a_step(preset: str) -> tuple:
@@ -201,21 +202,6 @@ def test_every_depth_is_a_preset(depth):
     assert held_out == pytest.approx(1e7, rel=0.05) or depth > 26 or depth < 4
     rule = 0.28 * min(1, (batch / 2**19) ** 0.5 * 110_100_480 / weights)
     assert preset.train.weight_decay == pytest.approx(rule, abs=6e-4)
-
-
-def test_the_table_of_the_readme_is_made_from_the_rule():
-    """Every row of a depth: `dN | parameters | about | tokens | cost`."""
-    rows = re.findall(r"^\| `(d\d+)` \| (.*) \|$", (ROOT / "README.md").read_text(), re.MULTILINE)
-    assert {"d12", "d20", "d24"} <= {name for name, _ in rows}
-    for name, text in rows:
-        parameters, about, tokens, _ = text.split(" | ")
-        preset = cli.parse("train.py", "train", [name])
-        with torch.device("meta"):
-            size = sum(p.numel() for p in GPT(preset.model).parameters())
-        decided = plan.make_plan(preset, forecast.parse_gpus("H100"))
-        assert parameters == (f"{size / 1e9:.2f}B" if size >= 1e9 else f"{size / 1e6:.0f}M"), name
-        assert tokens == f"{decided.steps * decided.tokens_per_step / 1e9:.1f}B", name
-        assert about.startswith(f"depth {name[1:]}")
 
 
 def test_all_programs_take_any_depth(monkeypatch):
