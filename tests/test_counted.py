@@ -79,9 +79,7 @@ RANKS += [pytest.param(*how, marks=pytest.mark.slow) for how in MORE]
 
 
 @pytest.mark.parametrize("world, rows, parallel", RANKS)
-def test_any_number_of_ranks_takes_the_same_steps(
-    world, rows, parallel, alone, small_data, tmp_path
-):
+def test_any_number_of_ranks_takes_equal_steps(world, rows, parallel, alone, small_data, tmp_path):
     """With clipping: losses, validations and norms, on the same rows, each read once; and weights.
     The data is copied by the first rank, while the others wait."""
     args, run_dir = ("--parallel", parallel, "--stage", tmp_path / "disk"), tmp_path / "run"

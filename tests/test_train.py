@@ -247,9 +247,7 @@ def test_compiled_in_bf16_on_two_threads_it_resumes_to_the_same_bits(small_data,
     assert_same_state(tmp_path / "whole", tmp_path / "resumed", 12)
 
 
-def test_weights_of_another_model_or_tokenizer_are_refused(
-    trained_run, small_data, tmp_path, capsys
-):
+def test_another_models_or_tokenizers_weights_are_no_use(trained_run, small_data, tmp_path, capsys):
     """By the names of what differs. Rows of another length are no obstacle, and longer ones may
     want another base of the rotary frequencies: that is only said."""
     weights = ("--init_from", trained_run / "checkpoints" / "step_00000012")

@@ -22,9 +22,13 @@ WRONG = {"--run_dirs x": "--run_dir ", "--steps 3 more": "more", "--optimizer sg
 
 @pytest.mark.parametrize("words", WRONG)
 def test_tyro_says_once_per_node_what_is_wrong(words, monkeypatch, capsys):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)  # a terminal, where colours would be
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("NO_COLOR", "1")
     with pytest.raises(SystemExit) as end:
         parse(*words.split())
-    assert end.value.code == 2 and WRONG[words] in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert end.value.code == 2 and WRONG[words] in said and "\x1b" not in said
     monkeypatch.setenv("LOCAL_RANK", "1")
     with pytest.raises(SystemExit):
         parse(*words.split())
