@@ -212,8 +212,7 @@ class TrainConfig:
     warmup: int = 40
     """Steps of linear warmup; Muon's momentum takes up to 20 times as many."""
     decay: Share = 0.65
-    """Share of the run, at its end, in which wsd lowers the learning rate and decay_mixture
-    applies."""
+    """Share of the run, at its end: wsd lowers the learning rate, and decay_mixture applies."""
     final_lr: Share = 0.05
     """Final learning rate, as a fraction of the peak (wsd, cosine)."""
     dtype: Dtype = "auto"
@@ -249,8 +248,7 @@ class RunConfig:
     micro_batch: int = 0
     """Rows per forward pass on one rank; 0: found by the program."""
     recompute: bool = False
-    """Compute each block again in backward: a fraction of the memory, a third more time, the same
-    gradients."""
+    """Compute each block again in backward: less memory, a third more time, the same gradients."""
 
     # Watch
     log_every: int = 10
@@ -265,10 +263,9 @@ class RunConfig:
     profile: bool = False
     """Record a few steps: a trace, peak memory, and where the time goes; then stop."""
     plan: bool = False
-    """Print parameters, tokens, memory, disk, hours and dollars, and stop. For another machine:
-    `eval.py plan`."""
+    """Print the run's size, data, hours and dollars, and stop. Other machines: `eval.py plan`."""
     usd_per_hour: float = 3.0
-    """What one GPU costs (without GPUs, the machine); for --plan and the report."""
+    """What one GPU costs; for --plan and the report."""
     peak_tflops: float = 0.0
     """Peak of one device in dense TFLOP/s, for MFU; 0: looked up by name; on a CPU, measured."""
 
@@ -442,5 +439,8 @@ _FOREIGN = {
     "--data_dir": "dataset data_path",
     "--eval_every": "eval_interval eval_steps",
     "--recompute": "gradient_checkpointing",
+    "--resume auto, the default: the same command goes on": "resume_from_checkpoint",
+    "--wandb": "wandb_log wandb_project report_to",
+    "the first word, a preset such as d12, or --init_from": "model model_name_or_path",
 }
 FOREIGN = {name: here for here, names in _FOREIGN.items() for name in names.split()}

@@ -64,10 +64,10 @@ def first_word(argv: list[str]) -> tuple[str, list[str]]:
 
 
 def read_options(default: Any, argv: list[str], program: str) -> Any:
-    """The dataclass `default` with the options of argv. tyro prints what it does not understand,
-    once per node, and exits with 2."""
+    """`default` with argv's options. tyro says what is wrong, once per node, and exits with 2."""
     import tyro
 
+    tyro._experimental_options["ansi_codes"] = not os.environ.get("NO_COLOR")
     parts = [part for part in vars(default).values() if is_dataclass(part)] or [default]
     ours = {name for part in parts for name in vars(part)}
     for word in argv:

@@ -35,8 +35,7 @@ def main(argv: list[str]) -> int:
     name, options = cli.first_word(argv)
     if not find_preset(name):
         cli.find("preset", name, PRESETS)
-    default = ShowConfig(data_dir=f"data/{name}")
-    config = cli.read_options(default, options, f"prepare_data.py show {name}")
+    config = cli.read_options(ShowConfig(f"data/{name}"), options, f"prepare_data.py show {name}")
     manifest = Manifest.load(config.data_dir, name)
     tokenizer = Tokenizer.load(manifest.tokenizer_file())
     lines = describe(manifest, tokenizer, config, pick(manifest, tokenizer, config))
@@ -72,27 +71,28 @@ def pick(manifest: Manifest, tokenizer: Tokenizer, config: ShowConfig) -> int:
 
 
 def documents(manifest: Manifest, tokenizer: Tokenizer, ids: np.ndarray) -> Iterator[tuple]:
-    """(tokens with BOS, text) of each document, or piece of one, in a row. DataError for a token
-    that the tokenizer does not have."""
+    """(tokens with BOS, text) of each piece of text in a row. DataError for an unknown token."""
     if (largest := ids.max(initial=0)) >= tokenizer.vocab_size:
         how = f"holds a row with token {largest}, and its tokenizer has {tokenizer.vocab_size:,}"
         raise damaged(manifest.dir, how)
     starts = np.flatnonzero(ids == manifest.bos_id)
     for part in np.split(ids, starts[starts > 0]):
-        yield len(part), tokenizer.decode(i for i in part.tolist() if i != manifest.bos_id)
+        if part.tolist() != [manifest.bos_id]:  # else it fills a place that no document fits
+            yield len(part), tokenizer.decode(i for i in part.tolist() if i != manifest.bos_id)
 
 
 def describe(manifest: Manifest, tokenizer: Tokenizer, config: ShowConfig, n: int) -> list[str]:
     """The lines to print for row n."""
     source, row = place_of(manifest, config.split, n)
     shard, within = manifest.locate(config.split, source, row)
-    ids = manifest.row(config.split, source, row)
-    facts = manifest.tree["sources"][source]
+    found = [*documents(manifest, tokenizer, manifest.row(config.split, source, row))]
+    facts, texts = manifest.tree["sources"][source], sum(size for size, _ in found)
     lines = [
-        f"row {n:,} of {manifest.rows(config.split):,}, {config.split}: {len(ids):,} tokens",
+        f"row {n:,} of {manifest.rows(config.split):,}, {config.split}: "
+        f"{manifest.row_len:,} tokens, {manifest.row_len - texts} of them BOS to fill it",
         f"source {facts['name']}: {facts.get('spec', '')}",
         f"shard  {manifest.dir / shard['file']}, row {within:,}, crc32 as expected",
     ]
-    for number, (size, text) in enumerate(documents(manifest, tokenizer, ids), 1):
+    for number, (size, text) in enumerate(found, 1):
         lines.append(f"\n---- BOS, document {number}: {size:,} tokens\n{text}")
     return lines

@@ -74,7 +74,7 @@ TO_ONE = {
     "train.py tiny": {
         "--steps x --lr y": ("--steps", "'x'"),
         "--mlp gelu": ("--mlp", "relu2", "swiglu", "'gelu'"),
-        "--batch_size 8": ("--batch_size", "--tokens_per_step"),
+        "--model d12": ("--model", "the first word"),
         "--extras value_embed": ("'value_embed'", "key_offset", "value_embeds"),
         "--n_layer 999999999999": ("--n_layer 999999999999", "1 or more, up to 256"),
         "--logit_softcap nan": ("--logit_softcap nan", "0 or more"),

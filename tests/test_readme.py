@@ -3,10 +3,13 @@
 import importlib
 import re
 import shlex
+import shutil
+import subprocess
+import sys
 
 import pytest
 import torch
-from conftest import ROOT
+from conftest import ROOT, SMALL, environment
 
 import eval as evaluate
 import flops as flops_of
@@ -18,22 +21,23 @@ PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))]
 PROGRAM = r"(?:torchrun|python)\b.*? ((?:\w+/)*\w+\.py)\b(.*)"
 
 
-def commands() -> set[tuple[str, str]]:
+def commands(pages=PAGES, inline: bool = True) -> list[tuple[str, str]]:
     """("eval.py", "sample d12 --n 4") for each line of a block that starts a program of ours."""
     blocks = r"^```\w*\n(.*?)^```"
-    texts = [b for page in PAGES for b in re.findall(blocks, page.read_text(), re.M | re.S)]
+    texts = [b for page in pages for b in re.findall(blocks, page.read_text(), re.M | re.S)]
     lines = [line for text in texts for line in text.replace("\\\n", " ").splitlines()]
-    inline = [c for page in PAGES for c in re.findall(r"`(python [^`]+)`", page.read_text())]
-    found = [re.search(PROGRAM, " ".join(line.split())) for line in lines + inline]
+    if inline:
+        lines += [c for page in pages for c in re.findall(r"`(python [^`]+)`", page.read_text())]
+    found = [re.search(PROGRAM, " ".join(line.split())) for line in lines]
     ends = r"\s[#&|;]|\)$"  # of a command: a comment, or the shell's
-    return {(m[1], re.split(ends, m[2])[0].strip()) for m in found if m and ".." not in m[2]}
+    return [(m[1], re.split(ends, m[2])[0].strip()) for m in found if m and ".." not in m[2]]
 
 
 class Understood(Exception):
     """The program has read its options."""
 
 
-@pytest.mark.parametrize("program, words", sorted(commands()))
+@pytest.mark.parametrize("program, words", sorted({*commands()}))
 def test_the_program_takes_the_command(program, words, monkeypatch):
     read_options = cli.read_options
 
@@ -59,6 +63,28 @@ def test_the_test_finds_commands_and_their_mistakes(monkeypatch):
         evaluate.main(["loss", "tiny", "--rowz", "3"])
 
 
+@pytest.mark.slow
+def test_the_commands_of_the_readme_work_in_a_clean_clone(tmp_path):
+    """In order, with an empty home, on little text; but those for an H100, and the server's."""
+    clone, env = tmp_path / "clone", environment(HOME=str(tmp_path / "home"))
+    subprocess.run(["git", "clone", "--quiet", ROOT, clone], check=True)
+    shutil.copytree(clone / "machinery", clone / "my_texts")
+    rows = "--source files:my_texts --vocab_size 512 --row_len 65 --workers 1".split()
+    smaller = {"prepare_data.py": rows, "train.py": SMALL}
+    here = [c for c in commands(PAGES[:1], inline=False) if not re.search("d12|serve", c[1])]
+    for program, words in sorted(here, key=lambda command: "look" in command[1]):
+        words = words.replace("--steps 3000", "--steps 16").replace("00000200", "00000004")
+        first, options = cli.first_word(shlex.split(words))
+        argv = [sys.executable, program, first, *smaller.get(program, []), *options]
+        done = subprocess.run(argv, cwd=clone, env=env, capture_output=True)
+        assert done.returncode == 0 and done.stdout, (argv, done.stderr.decode())
+    pages = {str(path.relative_to(clone / "runs")) for path in clone.glob("runs/*/*.html")}
+    runs = "tiny longer pt base no_offset base2".split()
+    assert pages == {"tiny/look.html", *(f"{name}/report.html" for name in runs)}
+    left = subprocess.run(["git", "status", "--porcelain"], cwd=clone, env=env, capture_output=True)
+    assert left.stdout == b"?? my_texts/\n"
+
+
 def test_links_lead_to_files():
     for page in PAGES:
         for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
@@ -81,13 +107,13 @@ def test_the_table_of_presets_follows_from_the_presets():
         preset = cli.parse("train.py", "train", [name])
         with torch.device("meta"):
             model = GPT(preset.model)
+        assert about.startswith(f"depth {name[1:]}") == bool(re.fullmatch(r"d\d+", name))
         size = sum(p.numel() for p in model.parameters())
         read = (decided := plan.make_plan(preset, world)).steps * decided.tokens_per_step
         flops = model.flops_per_token() * read
         low, high = (flops / (flops_of.find_peak(world, 0) * share) / 3600 for share in (0.5, 0.2))
         assert parameters == (f"{size / 1e9:.2f}B" if size >= 1e9 else f"{size / 1e6:.0f}M")
         assert tokens == f"{read / 1e9:.1f}B"
-        assert about.startswith(f"depth {name[1:]}") or not re.fullmatch(r"d\d+", name)
         dollars = f"${3 * low:,.0f} to ${3 * high:,.0f}"
         assert cost == f"{rounded(low)} to {rounded(high)} hours, {dollars}", name
 

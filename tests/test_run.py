@@ -51,14 +51,11 @@ def torch_of(folder) -> str:
 @pytest.mark.parametrize(
     "says, code, torch",
     [
-        ("580.65.06", 0, "torch==2.13.0"),
-        ("610.10", 0, "torch==2.13.0"),
-        ("535.183.01\n535.183.01", 0, "torch==2.10.0"),
-        ("525.60.13", 0, "torch==2.10.0"),
-        ("No devices were found", 6, "torch==2.13.0"),
-        ("[N/A]", 0, "torch==2.13.0"),
+        ("580.65.06", 0, "torch==2.13.0"), ("610.10", 0, "torch==2.13.0"),
+        ("535.183.01\n535.183.01", 0, "torch==2.10.0"), ("525.60.13", 0, "torch==2.10.0"),
+        ("No devices were found", 6, "torch==2.13.0"), ("[N/A]", 0, "torch==2.13.0"),
     ],
-)
+)  # fmt: skip
 def test_torch_fits_the_driver(says, code, torch, machine, tmp_path):
     done = machine(says, code)
     assert done.returncode == 0, done.stderr

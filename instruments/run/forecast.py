@@ -22,7 +22,7 @@ import torch
 import config as cfg
 import flops
 from config import GPTConfig, UsageError
-from machinery import cli, plan, ranks
+from machinery import cli, folders, plan, ranks
 from machinery.log import short
 from model import GPT
 
@@ -54,8 +54,7 @@ class PlanConfig:
 
 @dataclass(frozen=True)
 class PlanArgs(cli.TrainArgs):
-    """Plan a run, and stop: parameters, tokens, memory, disk, hours and dollars. The first word is
-    the preset (none: tiny); the options are those of train.py, and --gpu and --usd."""
+    """Plan a run: size, hours, dollars. The options are those of train.py, and --gpu and --usd."""
 
     plan: PlanConfig
 
@@ -102,16 +101,19 @@ def page_of(argv: list[str]) -> str:
 
 
 def show(preset: cfg.Preset, world: ranks.World) -> int:
-    """`train.py --plan`: print the page for this machine, once; returns the exit code."""
-    text = page(preset, world)
+    """`train.py --plan`: print the page for this machine, and the data if it is here, once."""
+    typed, lines = preset, []
+    if not typed.run.stage and Path(typed.run.data_dir, "manifest.json").is_file():
+        manifest, preset = folders.open_data(typed, world)
+        lines = [folders.describe_data(typed, preset, plan.make_plan(preset, world), manifest)]
+    text = "\n".join([page(preset, world), *lines])
     if world.is_first:
         print(text)
     return 0
 
 
 def page(preset: cfg.Preset, world: ranks.World, usd: float = 0.0) -> str:
-    """The plan with hours, dollars and, for a `dN`, the loss; and what `usd`, if any, buys at each
-    depth."""
+    """The plan with hours, dollars and, for a `dN`, the loss; and what `usd`, if any, buys."""
     run, n_gpus = preset.run, world.world_size if world.device.type == "cuda" else 0
     card, peak = flops.find_card(world.device_name), flops.find_peak(world, run.peak_tflops)
     price, is_dial = run.usd_per_hour * max(1, n_gpus), on_the_dial(preset)
@@ -130,12 +132,12 @@ def page(preset: cfg.Preset, world: ranks.World, usd: float = 0.0) -> str:
     full = built(preset.model).flops_per_token()
     mfu = flops.mfu(own.tokens_per_s, full, peak, world.world_size)
     exchange = ", exchanging gradients not counted" if world.world_size > 1 else ""
+    cost = f"; ${own.hours * price:,.2f} at --usd_per_hour {run.usd_per_hour:.2f}" if n_gpus else ""
     lines = [
         own.plan.text,
         f"{on} each",
         f"speed     an estimate: {short(own.tokens_per_s)} tok/s, {mfu:.0%} MFU full{exchange}",
-        f"time      an estimate: {own.hours:,.2f} hours without validation; "
-        f"${own.hours * price:,.2f} at --usd_per_hour {run.usd_per_hour:.2f}",
+        f"time      an estimate: {own.hours:,.2f} hours without validation{cost}",
     ]
     tokens = own.plan.steps * own.plan.tokens_per_step
     for name, tokens_per_s in MEASURED.items():
@@ -224,9 +226,7 @@ def alike(ours: tuple[float, float], theirs: tuple[float, float]) -> bool:
     return bool(abs(predict(*ours)[0] - predict(*theirs)[0]) <= differences.std())
 
 
-def each_depth(
-    asked: cfg.Preset, world: ranks.World, peak: float, usd: float, hours: float
-) -> list[str]:
+def each_depth(asked: cfg.Preset, world, peak: float, usd: float, hours: float) -> list[str]:
     """What the dollars buy, which are hours, at each depth whose state has room; and the best."""
     options = replace(asked.run, micro_batch=0)  # what fits one depth need not fit another
     room = 0.5 * world.memory_bytes * world.world_size  # the rest is for gradients and activations

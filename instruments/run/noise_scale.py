@@ -20,8 +20,6 @@ from config import LARGEST, Count, UsageError
 from machinery.errors import NonFiniteError
 from machinery.trained import EvalConfig, keep_record, open_data
 
-LOSS_SCALE = 1024.0  # fp16 has no small gradients; the ratio does not depend on it
-
 
 @dataclass(frozen=True)
 class NoiseConfig(EvalConfig):
@@ -57,7 +55,7 @@ def estimate(squares: Tensor, dots: Tensor) -> tuple[float, float]:
 
 
 def compare(model: torch.nn.Module, batches: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    """|g_k|^2 and g_k . (sum of all), (K,) each, of LOSS_SCALE x the loss. Reads the batches twice:
+    """|g_k|^2 and g_k . (sum of all), (K,) each, of 1,024 x the loss. Reads the batches twice:
     so one sum is held in memory, and not K gradients."""
     total, squares, dots = [torch.zeros_like(p) for p in model.parameters()], [], []
     for read in range(2):
@@ -66,7 +64,7 @@ def compare(model: torch.nn.Module, batches: list[tuple[Tensor, Tensor]]) -> tup
             loss = model(inputs, targets)
             if not loss.isfinite():
                 raise NonFiniteError(f"the loss of training rows is {loss.item()}")
-            (loss * LOSS_SCALE).backward()
+            (loss * 1024).backward()  # fp16 has no small gradients; the ratio has no scale
             pairs = [(s, p.grad) for s, p in zip(total, model.parameters()) if p.grad is not None]
             if read == 0:
                 torch._foreach_add_(*map(list, zip(*pairs)))

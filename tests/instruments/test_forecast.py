@@ -55,8 +55,7 @@ def test_a_forecast_needs_no_card_and_follows_the_one_that_is_asked_for():
     assert eight["hours"] == pytest.approx(one["hours"] / 8, rel=0.02)
     assert eight["dollars"] == pytest.approx(one["dollars"], rel=0.02)
     here = forecast.page(config.PRESETS["d12"], replace(forecast.parse_gpus("8xH100"), **ON_CPU))
-    hours, dollars = re.search(r"([\d,.]+) hours .*\$([\d,.]+) at", here).groups()  # a machine's
-    assert as_number(dollars) == pytest.approx(3 * as_number(hours), rel=0.001)
+    assert " hours without validation\n" in here and "$" not in here
 
 
 def test_an_fsdp_plan_leaves_room_for_the_tables_that_are_whole_during_a_step():
@@ -80,12 +79,15 @@ def test_the_options_of_train_are_read_and_others_refused():
         assert getattr(error.value, "exit_code", getattr(error.value, "code", 0)) == 2
 
 
-def test_train_plans_for_this_machine(capsys):
-    given = cli.parse("train.py", "train", ["tiny", "--plan", "--peak_tflops", "1"])
+def test_train_plans_for_this_machine_and_its_data(small_data, capsys):
+    words = ["tiny", "--plan", "--peak_tflops", "1", "--data_dir", str(small_data)]
+    given = cli.parse("train.py", "train", words)
     world = forecast.parse_gpus("H100")
     assert forecast.show(given, replace(world, rank=1)) == 0 and not capsys.readouterr().out
     assert forecast.show(given, world) == 0
-    assert "1 x H100" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "1 x H100" in out and " x 64 tokens" in out and f"data      {small_data}: " in out
+    assert "but the same text teaches little" in out
 
 
 def parts_of_a_step(preset: str) -> tuple:

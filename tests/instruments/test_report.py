@@ -254,6 +254,32 @@ def test_in_a_browser_nothing_runs_and_nothing_is_loaded(width, scheme, browser,
         assert page.title() == "Run a"
 
 
+# -------------------------------------------------------------------------------- its colours
+def luminance(rgb: list[float]) -> float:
+    linear = [x / 12.92 if x <= 0.04045 else ((x + 0.055) / 1.055) ** 2.4 for x in rgb]
+    return sum(weight * x for weight, x in zip((0.2126, 0.7152, 0.0722), linear)) + 0.05
+
+
+@pytest.mark.parametrize("page", [*ROOT.glob("instruments/*/*.html")], ids=lambda page: page.stem)
+def test_text_can_be_read_by_day_and_by_night(page):
+    """WCAG 2: a contrast of 4.5; and that of a token with the most shade on it."""
+    light, dark = re.findall(r":root \{(.*?)\}", css := page.read_text(), re.DOTALL)
+    for block in (light, light + dark):
+        says = dict(re.findall(r"--([\w-]+): ([^;]+);", block))
+        rgb = {k: [x / 255 for x in bytes.fromhex(v[1:])] for k, v in says.items() if v[0] == "#"}
+        grounds = [rgb.pop(name) for name in "card ask page paper sheet".split() if name in rgb]
+        pairs = [(rgb[k], g) for k in rgb.keys() - {"line", "on-accent"} for g in grounds]
+        if "accent" in rgb:
+            pairs.append((rgb["on-accent"], rgb["accent"]))
+        if hue := re.findall(r"\d+", says.get("hue", says.get("heat", ""))):
+            share = float(says.get("most") or re.search(r"--doubt\) \* ([.\d]+)", css)[1])
+            shade = [share * int(a) / 255 + (1 - share) * b for a, b in zip(hue, grounds[-1])]
+            pairs.append((rgb.get("ink", rgb.get("text")), shade))
+        for pair in pairs:
+            low, high = sorted(map(luminance, pair))
+            assert high / low >= 4.5, (pair, block)
+
+
 # -------------------------------------------------------------------------------- several runs
 def rows_of(table: str) -> list[list[str]]:
     return [re.split(r"  +", line) for line in table.split("\n\n")[0].splitlines()]

@@ -217,5 +217,7 @@ def test_the_page_fits(base, browser, scheme, width):
             box = page.locator(name).bounding_box()
             assert box["x"] >= 0 and box["x"] + box["width"] <= width, name
             assert box["y"] >= 0 and box["y"] + box["height"] <= 700, name
+        at, beside = (page.locator(n).bounding_box()["x"] for n in (".text", "#alternatives"))
+        assert width < 1280 or beside > at + page.locator(".text").bounding_box()["width"]
         ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
         assert (sum(map(int, re.findall(r"\d+", ground))) > 380) == (scheme == "light")

@@ -152,9 +152,8 @@ def test_several_samples_of_a_prompt_differ(trained_run, capsys):
 def test_a_tuned_model_is_asked(answering, base, capsys):
     out = look(capsys, "sample", answering, *CPU, "--prompt", "Say dog dog", "--temperature", 0)
     assert "Say dog dog\nI say dog dog.\n" in out
-    assert "question" not in look(
-        capsys, "sample", base / "run", *CPU, "--prompt", "the cat", "--n", 2
-    )
+    out = look(capsys, "sample", base / "run", *CPU, "--prompt", "the cat", "--n", 2)
+    assert "question" not in out
 
 
 def test_a_text_ends_where_its_own_row_stopped():

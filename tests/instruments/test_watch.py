@@ -75,8 +75,9 @@ def test_it_changes_no_bit(trained_run, small_data, tmp_path, monkeypatch):
         assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
-def test_no_fault_of_it_stops_a_run(small_data, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(report, "continuations", lambda *args: 1 / 0)
+@pytest.mark.parametrize("part", ["continuations", "write"])
+def test_no_fault_of_it_stops_a_run(part, small_data, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(report, part, lambda *args: 1 / 0)
     assert begin(small_data, tmp_path / "run", "--steps", "5") == 0
     assert capsys.readouterr().out.count("ZeroDivisionError") == 3
 

@@ -22,9 +22,13 @@ WRONG = {"--run_dirs x": "--run_dir ", "--steps 3 more": "more", "--optimizer sg
 
 @pytest.mark.parametrize("words", WRONG)
 def test_tyro_says_once_per_node_what_is_wrong(words, monkeypatch, capsys):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)  # a terminal, where colours would be
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("NO_COLOR", "1")
     with pytest.raises(SystemExit) as end:
         parse(*words.split())
-    assert end.value.code == 2 and WRONG[words] in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert end.value.code == 2 and WRONG[words] in said and "\x1b" not in said
     monkeypatch.setenv("LOCAL_RANK", "1")
     with pytest.raises(SystemExit):
         parse(*words.split())
@@ -32,6 +36,7 @@ def test_tyro_says_once_per_node_what_is_wrong(words, monkeypatch, capsys):
 
 
 def test_an_option_of_another_project_is_answered_with_ours():
+    assert parse("--run-dir", "x").run.run_dir == "x"  # tyro takes both
     with pytest.raises(UsageError, match="--tokens_per_step"):
         parse("--batch-size=32")
     assert parse("--run-dir", "x").run.run_dir == "x"  # tyro takes both
@@ -85,20 +90,16 @@ def test_what_of_a_url_is_public(text, expected):
 @pytest.mark.parametrize(
     "error, code",
     [
-        (UsageError("x"), 2),
-        (errors.DataError("x"), 3),
-        (OSError(errno.ENOSPC, "full"), 6),
-        (OSError(errno.EIO, "gone", "a"), 6),
-        (PermissionError(errno.EACCES, "denied", "a"), 2),
+        (UsageError("x"), 2), (errors.DataError("x"), 3),
+        (OSError(errno.ENOSPC, "full"), 6), (OSError(errno.EIO, "gone", "a"), 6),
+        (PermissionError(errno.EACCES, "denied", "a"), 2), (OSError(errno.ELOOP, "link", "a"), 2),
         (IsADirectoryError(errno.EISDIR, "a folder", "a"), 2),
         (OSError(errno.ENAMETOOLONG, "too long", "a"), 2),
-        (OSError(errno.ELOOP, "a link", "a"), 2),
         (PermissionError(errno.EPERM, "no path: of os.kill"), 1),
         (FileNotFoundError(errno.ENOENT, "none", "a"), 1),
-        (BrokenPipeError(errno.EPIPE, "of a socket"), 1),
-        (ValueError("a student's"), 1),
+        (BrokenPipeError(errno.EPIPE, "of a socket"), 1), (ValueError("a student's"), 1),
     ],
-)
+)  # fmt: skip
 def test_exit_codes(error, code):
     assert cli.exit_code(error) == code
 

@@ -74,8 +74,6 @@ class Toy:
 
 
 # ------------------------------------------------------------------------------- what it promises
-
-
 def test_a_checkpoint_outlives_its_machine(url, tmp_path):  # noqa: F811
     """In every kind of store: the newest is restored to the same bits, small files with it; a
     damaged or half copied one is not; retention is as on the disk; and `best` is kept."""
@@ -230,8 +228,6 @@ def test_a_mirror_in_or_around_its_run_is_refused(place, tmp_path, monkeypatch):
 
 
 # -------------------------------------------------------------------------------- stores that fail
-
-
 def cuts(method, path, body, answer):
     """Bodies end before their announced length."""
     status, headers, content = answer(body)
@@ -305,8 +301,6 @@ def test_an_object_that_is_missed_once_is_not_deleted(missed, tmp_path, s3):  # 
 
 
 # ------------------------------------------------------------------------------------- the lease
-
-
 @pytest.fixture
 def stops(monkeypatch):
     """The signals that this process sends itself."""

@@ -49,11 +49,9 @@ def refused(error_type, work) -> str:
 # ---------------------------------------------------------------------------- by one word
 def test_the_forms_of_a_model(trained_run, tmp_path, monkeypatch):
     path = checkpoint.checkpoints(trained_run / "checkpoints")[0]
-    assert trained.find_model("d16") == dict(run_dir="runs/d16")
     assert trained.find_model(str(trained_run)) == dict(run_dir=str(trained_run))
     assert trained.find_model(str(path)) == dict(checkpoint=str(path))
     assert trained.find_model("hf:me/mine") == dict(checkpoint="hf:me/mine")
-    assert "nowhere" in refused(UsageError, lambda: trained.find_model("nowhere"))
     assert trained.run_of(path) == trained_run  # and of a copy in a mirror:
     assert trained.run_of(tmp_path / "mirror" / "run" / path.name) == tmp_path / "mirror" / "run"
     model, trainer = load(trained_run)

@@ -53,8 +53,9 @@ def test_every_row_is_its_documents(folders, split, capsys, monkeypatch):
         ids = manifest.row(split, source, row).tolist()
         _, *parts = re.split(r"\n\n---- BOS, document \d+: (.*)\n", out[:-1])
         heads, texts = parts[::2], parts[1::2]
-        assert len(texts) == ids.count(manifest.bos_id)
-        assert sum(int(head.split()[0]) for head in heads) == 65
+        filled = int(re.search(r"65 tokens, (\d+) of them", out)[1])
+        assert len(texts) == ids.count(manifest.bos_id) - filled and all(texts)
+        assert sum(int(head.split()[0]) for head in heads) == 65 - filled
         plain = tokenizer.decode(i for i in ids if i != manifest.bos_id)
         plain = plain.replace("\x1b", r"\x1b").replace("\x9b", r"\x9b")
         assert "".join(texts).replace("\n", "") == plain.replace("\n", "")
@@ -81,4 +82,5 @@ def test_conversations_are_shown_with_their_roles(tmp_path, capsys):
     (tmp_path / "all.jsonl").write_text("\n".join(lines))
     prepare_tiny(tmp_path / "data", "--source", f"files:{tmp_path}#messages")
     whole = "<|user|>How many hens has 123?<|end|><|assistant|>The fox has 123 hens.<|end|>"
-    assert f" tokens\n{whole}" in shown(capsys, tmp_path, "--find", "The fox has 123 hens.")
+    out = shown(capsys, tmp_path, "--find", "The fox has 123 hens.")
+    assert f" tokens\n{whole}" in out and not re.search(r": 1 tokens|, 0 of them BOS", out)
