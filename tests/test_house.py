@@ -28,7 +28,8 @@ BUDGETS = {
     "hf/**/*.py": 1249,
     "instruments/**/*.py": 3810,
     "benchmarks/**/*.py": 2303,
-    "tests/**/*.py": 15056,
+    "tests/**/*.py": 15057,
+    "course/**/*.py": 20482,
 }
 
 
