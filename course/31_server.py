@@ -230,8 +230,8 @@ slow = [ms["Datacenter", "Sync", n] for n in (1, 2, 3)]
 fast = runs["sync", 1][3].min()  # another program may hold up any single one
 print(f"ms per update: source {slow[0]:.0f}, here {delayed:.0f}, with TCP_NODELAY {fast:.1f}")
 lesson.arithmetic(all(46 <= x <= 47 for x in slow), "data center, synchronous: 46 to 47 ms, any n")
-slower = delayed > 3 * fast or sys.platform != "linux"
-lesson.holds(slower, "without TCP_NODELAY an update takes over 3 times as long as it can")
+if delayed < 3 * fast:  # no claim: it hangs on the kernel's timers, and on what else runs
+    print("TCP has not waited: this system acknowledges at once, or was too busy to wait for")
 
 # %%
 left, right = (fig := lesson.figure(7.6, 3)).subplots(1, 2)
