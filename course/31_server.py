@@ -230,8 +230,8 @@ slow = [ms["Datacenter", "Sync", n] for n in (1, 2, 3)]
 fast = runs["sync", 1][3].min()  # another program may hold up any single one
 print(f"ms per update: source {slow[0]:.0f}, here {delayed:.0f}, with TCP_NODELAY {fast:.1f}")
 lesson.arithmetic(all(46 <= x <= 47 for x in slow), "data center, synchronous: 46 to 47 ms, any n")
-if delayed < 3 * fast:  # no claim: it hangs on the kernel's timers, and on what else runs
-    print("TCP has not waited: this system acknowledges at once, or was too busy to wait for")
+if delayed < 3 * fast:  # no claim: it depends on the kernel's timers and on the load
+    print("TCP did not wait: this system acknowledges at once, or was too busy for it to show")
 
 # %%
 left, right = (fig := lesson.figure(7.6, 3)).subplots(1, 2)

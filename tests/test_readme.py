@@ -129,15 +129,13 @@ def test_what_fits_on_a_free_gpu_is_planned_so():
         with torch.device("meta"):
             model = GPT(preset.model)
         tokens = decided.steps * decided.tokens_per_step
-        state, kept = re.search(
-            r"needs (\S+) GB, activations about (\S+) GB", decided.text
-        ).groups()
+        memory = re.search(r"needs (\S+) GB, activations about (\S+) GB", decided.text)
         flops, head = model.flops_per_token(), 6 * model.head.weight.numel()
         flops += (flops - head) / 3 * preset.run.recompute  # the blocks once more
         hours = flops * tokens / (65e12 / 4) / 3600
         size = sum(p.numel() for p in model.parameters())
         found = [f"{size / 1e6:.0f}M", f"{tokens / 1e9:.2f}B"]
-        found += [f"{float(state):.1f}, {float(kept):.1f} GB", str(decided.micro_batch)]
+        found += [f"{float(memory[1]):.1f}, {float(memory[2]):.1f} GB", str(decided.micro_batch)]
         assert text == " | ".join([*found, rounded(hours)]), words
 
 

@@ -64,7 +64,7 @@ def compare(model: torch.nn.Module, batches: list[tuple[Tensor, Tensor]]) -> tup
             loss = model(inputs, targets)
             if not loss.isfinite():
                 raise NonFiniteError(f"the loss of training rows is {loss.item()}")
-            (loss * 1024).backward()  # fp16 has no small gradients; the ratio has no scale
+            (loss * 1024).backward()  # fp16 loses small gradients; the ratio stays the same
             pairs = [(s, p.grad) for s, p in zip(total, model.parameters()) if p.grad is not None]
             if read == 0:
                 torch._foreach_add_(*map(list, zip(*pairs)))

@@ -39,7 +39,6 @@ def test_an_option_of_another_project_is_answered_with_ours():
     assert parse("--run-dir", "x").run.run_dir == "x"  # tyro takes both
     with pytest.raises(UsageError, match="--tokens_per_step"):
         parse("--batch-size=32")
-    assert parse("--run-dir", "x").run.run_dir == "x"  # tyro takes both
     preset = config.PRESETS["tiny"]
     names = {
         f"--{name}" for part in (preset.model, preset.train, preset.run) for name in vars(part)
