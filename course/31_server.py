@@ -231,7 +231,7 @@ fast = runs["sync", 1][3].min()  # another program may hold up any single one
 print(f"ms per update: source {slow[0]:.0f}, here {delayed:.0f}, with TCP_NODELAY {fast:.1f}")
 lesson.arithmetic(all(46 <= x <= 47 for x in slow), "data center, synchronous: 46 to 47 ms, any n")
 if delayed < 3 * fast:  # no claim: it depends on the kernel's timers and on the load
-    print("TCP did not wait: this system acknowledges at once, or was too busy for it to show")
+    print("TCP did not wait: this system acknowledges at once, or it was busy")
 
 # %%
 left, right = (fig := lesson.figure(7.6, 3)).subplots(1, 2)
