@@ -15,7 +15,7 @@ where it was. Before the decay of `wsd` nothing depends on the length of the run
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -111,7 +111,7 @@ class Job:
 
     @property
     def command(self) -> list[str]:
-        program = ["benchmarks/tried.py", self.idea] if self.idea else ["train.py"]
+        program = ["benchmarks/tried.py", self.idea, "train"] if self.idea else ["train.py"]
         given = [sys.executable, *program, *self.argv, "--run_dir", str(self.run_dir)]
         if self.after:
             train = self.after.preset.train
@@ -160,12 +160,12 @@ def has_row(job: Job, rows: list[dict]) -> bool:
     return any(mine.items() <= row.items() for row in rows)
 
 
-def run(jobs: list[Job], at_once: int) -> int:
+def run(jobs: list[Job], at_once: int, file: Path, row_of: Callable) -> int:
     """Run those without a row, as many side by side as asked; returns how many failed."""
-    rows = read_jsonl(ROWS, bool)
+    rows = read_jsonl(file, bool)
     waiting = [job for job in jobs if not has_row(job, rows)]
     print(f"{len(waiting)} of {len(jobs)} runs to make, {at_once} at once", flush=True)
-    return runs.side_by_side(waiting, [{"OMP_NUM_THREADS": "1"}] * at_once, ROWS, read_run)
+    return runs.side_by_side(waiting, [{"OMP_NUM_THREADS": "1"}] * at_once, file, row_of)
 
 
 def read_run(job: Job) -> dict:
@@ -195,7 +195,7 @@ def main(argv: list[str]) -> int:
         command = [sys.executable, "prepare_data.py", *PREPARE.split(), "--data_dir", DATA]
         subprocess.run(command, check=True, cwd=ROOT)
     jobs = dict.fromkeys(job for part in parts for job in PARTS[part]())  # each once
-    return 1 if run(list(jobs), at_once) else 0
+    return 1 if run(list(jobs), at_once, ROWS, read_run) else 0
 
 
 if __name__ == "__main__":

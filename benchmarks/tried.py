@@ -1,11 +1,12 @@
-"""train.py with one idea that model.py and optim.py do not have: what others use, or what we left.
+"""A program with one idea that model.py and optim.py do not have: what others use, or what we left.
 
-    python benchmarks/tried.py smear tiny --steps 400      an idea, then the options of train.py
+    python benchmarks/tried.py smear train tiny --steps 400      an idea, a program, its words
 
-For benchmarks/scaling.py, which asks whether an idea pays as tokens grow. One that does belongs in
-model.py. Initial values are nanochat's, where it has the idea.
+For scaling.py and recipe.py, which ask whether an idea pays as tokens grow. One that does belongs
+in model.py. Initial values and rates are nanochat's (at 92d63d4), where it has the idea.
 """
 
+import importlib
 import sys
 from pathlib import Path
 
@@ -18,9 +19,9 @@ import optim
 from machinery import cli
 
 GATE_CHANNELS = 24  # what a gate looks at
-FAST = 10  # Adam moves a weight by the rate; a factor that is 10 times the weight, by 10 rates
-NEW = {"smear_gate": "matrix", "head_gate": "matrix"}
-NEW |= dict.fromkeys(("smear", "residual", "first", "backout"), "scalar")
+# Adam moves a weight by the rate, 0.005: a factor that is 100 times its weight, by 0.5.
+FAST = {"smear": 40, "smear_gate": 40, "residual": 1, "first": 100, "backout": 40}
+NEW = {"head_gate": "matrix"} | dict.fromkeys(FAST, "scalar")
 
 
 class Tried(model.GPT):
@@ -54,11 +55,12 @@ class Tried(model.GPT):
         elif kind == "residual":
             weight.copy_(1.15 - 0.10 * along)
         elif kind == "first":
-            weight.copy_((0.20 - 0.15 * along) / FAST)
+            weight.copy_(0.20 - 0.15 * along)
         elif kind == "backout":
-            weight.fill_(0.2 / FAST)
+            weight.fill_(0.2)
         else:
-            super().init_weight(name, weight)
+            return super().init_weight(name, weight)
+        weight.div_(FAST.get(kind, 1))
 
     def forward(self, idx, targets=None, reduction="mean", cache=None):
         assert cache is None, "an idea that is tried out is not sampled from"
@@ -67,22 +69,24 @@ class Tried(model.GPT):
         begins[:, 0] = True
         at = model.Positions(self.cos[:T], self.sin[:T], begins, None, None)
         x = model.rms_norm(self.embed(idx).to(self.compute_dtype))  # (B, T, C)
-        factor = {k: p.to(x.dtype) for k, p in self.named_parameters() if NEW.get(k) == "scalar"}
+        own = ((name.removesuffix(".weight"), p) for name, p in self.named_parameters())
+        factor = {name: FAST[name] * p.to(x.dtype) for name, p in own if name in FAST}
         if "smear" in factor:
-            gate = FAST * factor["smear"] * torch.sigmoid(self.smear_gate(x[..., :GATE_CHANNELS]))
-            x = x + gate * ~begins[..., None] * model.token_before(x, None, 0)
+            gate = torch.sigmoid(x[..., :GATE_CHANNELS] @ factor["smear_gate"].mT)  # (B, T, 1)
+            gate = factor["smear"] * gate * ~begins[..., None]
+            x = x + gate * model.token_before(x, None, 0)
         first = x
         for layer, block in enumerate(self.blocks):
             value_embed = None
             if config.has_value_embed(layer):
                 value_embed = self.value_embeds[str(layer)](idx).to(x.dtype)
             if "first" in factor:
-                x = factor["residual"][layer] * x + FAST * factor["first"][layer] * first
+                x = factor["residual"][layer] * x + factor["first"][layer] * first
             x = block(x, value_embed, at)
             if layer == layers // 2:
                 middle = x
         if "backout" in factor:
-            x = x - FAST * factor["backout"] * middle
+            x = x - factor["backout"] * middle
         x, weight = model.rms_norm(x), self.head.weight.to(x.dtype)
         if targets is None:
             return model.head_logits(x, weight, config)
@@ -116,35 +120,60 @@ def slow_momentum(step, steps, warmup=40, decay=0.65, usual=optim.momentum_at):
     return usual(step, steps, 2 * warmup, decay)
 
 
+def norm(x, *dims):
+    return torch.linalg.vector_norm(x, dim=dims, keepdim=True, dtype=torch.float32).clamp_min(1e-6)
+
+
+def muon_eq(g, dtype=torch.float32, usual=optim.orthogonalize):
+    """Rows of one norm before they are orthogonalized (arXiv 2603.28254)."""
+    return usual(g * (norm(g, -2, -1) / g.size(-2) ** 0.5 / norm(g, -1)), dtype)
+
+
+def muon_plus(g, dtype=torch.float32, usual=optim.orthogonalize):
+    """The norm of what is exactly orthogonal (arXiv 2602.21545)."""
+    u = usual(g, dtype)
+    return u * (min(u.shape[-2:]) ** 0.5 / norm(u, -2, -1)).to(u.dtype)
+
+
+def larger_qk(x, cos, sin, usual=model.apply_rope):
+    """q and k x 1.2: logits that are 1.44 times as large."""
+    return 1.2 * usual(x, cos, sin)
+
+
 def no_previous_token_head(*_) -> None:
     """No head begins by looking back."""
 
 
+IDEAS = {  # in the place of what model.py or optim.py has
+    "none": (model, "GPT", model.GPT),
+    "momentum": (optim, "momentum_at", slow_momentum),
+    "muon_eq": (optim, "orthogonalize", muon_eq),
+    "muon_plus": (optim, "orthogonalize", muon_plus),
+    "qk_scale": (model, "apply_rope", larger_qk),
+    "no_previous_token_head": (model.GPT, "_init_previous_token_head", no_previous_token_head),
+    "head_gates": (model, "Attention", GatedAttention),
+}
+OF_THE_MODEL = ("smear", "scales", "backout", "nanochat", "head_gates")  # ideas of Tried
+
+
 def try_out(idea: str) -> None:
-    """Put the idea in the place of what train.py would build. Before train.py is imported."""
-    model.GROUP_OF |= NEW
-    if idea == "momentum":
-        optim.momentum_at = slow_momentum
-    elif idea == "no_previous_token_head":
-        model.GPT._init_previous_token_head = no_previous_token_head
-    else:
+    """Put the idea in the place of what a program would build. Before the program is imported."""
+    if idea in IDEAS:
+        setattr(*IDEAS[idea])
+    if idea in OF_THE_MODEL:
+        model.GROUP_OF |= NEW
         Tried.ideas = ("smear", "scales", "backout") if idea == "nanochat" else (idea,)
         model.GPT = Tried
-        if idea == "head_gates":
-            model.Attention = GatedAttention
-
-
-IDEAS = "smear scales backout nanochat head_gates momentum no_previous_token_head".split()
 
 
 def main(argv: list[str]) -> int:
-    idea, *options = argv or [""]
-    if idea not in IDEAS:
-        raise model.UsageError(f"{idea!r} is no idea; choose from {', '.join(IDEAS)}")
-    try_out(idea)
-    import train
-
-    return train.main(options)
+    known = sorted({*IDEAS, *OF_THE_MODEL})
+    if len(argv) < 2 or argv[0] not in known or argv[1] not in ("train", "eval"):
+        raise model.UsageError(
+            f"{' '.join(argv[:2])!r}: give {', '.join(known)}; then train or eval"
+        )
+    try_out(argv[0])
+    return importlib.import_module(argv[1]).main(argv[2:])
 
 
 if __name__ == "__main__":

@@ -1,73 +1,27 @@
 """benchmarks/: runs are made side by side, once, and after those that they go on from; verdicts by
 hand; a law finds what it was made from; one part of the first hour that fails costs no other."""
 
+import itertools
 import json
 import math
 import re
-import shlex
 import sys
 
 import numpy as np
 import pytest
 import torch
-from conftest import SMALL, run
+from conftest import run
 
 pytest.importorskip("scipy")
 
-import ablate
 import law
 import model
+import recipe
 import runs
 import scaling
 import tried
 from config import UsageError
 from machinery.log import read_jsonl
-
-# Stands in for train.py where only the rules for making runs are tested.
-QUICK = """
-import json, sys
-from pathlib import Path
-folder = Path(sys.argv[sys.argv.index("--run_dir") + 1])
-folder.mkdir()
-if "1e30" in sys.argv:
-    sys.exit("error: the loss is not finite")
-rows = [dict(tokens=t, val_bpb=3 - t / 1024) for t in (0, 1024, 2048)]
-rows += [dict(tokens=2048, tokens_per_s=7.0)]
-(folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\\n" for row in rows))
-"""
-
-
-@pytest.fixture
-def ablation(small_data, tmp_path, monkeypatch):
-    """ablate.main on runs of a few steps of 512 tokens, of QUICK; returns its exit code."""
-    (tmp_path / "train.py").write_text(QUICK)
-    monkeypatch.setattr(ablate, "ROOT", tmp_path)
-
-    def ablation(*args, extras="key_offset"):
-        base = f"{' '.join(SMALL)} --data_dir {small_data} --extras {extras} --steps 4"
-        where = ["--runs_dir", str(tmp_path / "runs"), "--results", str(tmp_path / "RESULTS.md")]
-        return ablate.main(["tiny", f"--base={base} --eval_every 2 --save_every 1", *where, *args])
-
-    ablation.rows = lambda: read_jsonl(tmp_path / "RESULTS.jsonl", bool)
-    return ablation
-
-
-VALUES = ["--change", "values: --extras value_embeds key_offset"]
-
-
-def test_the_verdict_by_hand():
-    base = {0: 1.10, 1: 1.20, 2: 1.30}
-    # differences -0.08, -0.10, -0.12: mean -0.10, sd = sqrt((0.0004 + 0 + 0.0004) / 2) = 0.02
-    found = ablate.verdict(base, {0: 1.02, 1: 1.10, 2: 1.18})
-    assert found == (pytest.approx(-0.10), pytest.approx(0.02), "better")
-    assert ablate.verdict(base, {0: 1.22, 1: 1.30, 2: 1.38})[2] == "worse"
-    # differences -0.02, -0.10, -0.03: the mean, -0.05, is above twice its own error, sd / sqrt(3)
-    mean, sd, word = ablate.verdict(base, {0: 1.08, 1: 1.10, 2: 1.27})
-    assert (mean, sd) == (pytest.approx(-0.05), pytest.approx(0.04359, abs=1e-5))
-    assert word == "within 2 sd"
-    # by seed: the same numbers for other seeds are another verdict
-    assert ablate.verdict(base, {2: 1.02, 1: 1.10, 0: 1.18})[2] == "within 2 sd"
-    assert ablate.verdict(base, base)[2] == "within 2 sd"  # no spread, no difference
 
 
 class Job:
@@ -91,36 +45,6 @@ def test_a_run_that_fails_costs_those_that_go_on_from_it_and_no_more(tmp_path, c
     assert "no luck" in capsys.readouterr().out
 
 
-def test_an_ablation_is_made_once(ablation, tmp_path):
-    assert ablation(*VALUES, "--change", "bad: --optimizer adamw --lr 1e30", "--seeds", "0") == 1
-    rows = ablation.rows()
-    assert [r["name"] for r in rows] == ["base", "values"]
-    assert rows[0]["val"] == [[0, 3.0], [1024, 2.0], [2048, 1.0]] and rows[0]["tokens_per_s"] == 7
-    assert rows[1]["changed"] == {"extras": ["key_offset", "value_embeds"]}
-    assert "seed" not in rows[1]["base"] and rows[1]["commit"] and rows[1]["machine"]
-    assert "bad" not in (tmp_path / "RESULTS.md").read_text()
-    # said otherwise it is the same run
-    same = ["--change", "values: --extras key_offset value_embeds --warmup 2", "--seeds", "0"]
-    assert ablation(*same) == 0 and ablation.rows() == rows
-    # another seed is another run, and another base another table
-    assert ablation(*VALUES, "--seeds", "0", "1") == 0 and len(ablation.rows()) == 4
-    swap = ["--change", "no values: --extras key_offset", "--seeds", "0"]
-    assert ablation(*swap, extras="value_embeds key_offset") == 0
-    assert (tmp_path / "RESULTS.md").read_text().count("\n## ") == 2
-    assert ablation(*VALUES, "--seeds", "0", "--again") == 0 and len(ablation.rows()) == 8
-
-
-AS_IT_IS, ON_MORE_TOKENS, TWICE = "a: --warmup 2", "a: --steps 9", "'a: --warmup 1' --seeds 1 1"
-
-
-@pytest.mark.parametrize("change", ["'a --lr 1'", f"'{AS_IT_IS}'", f"'{ON_MORE_TOKENS}'", TWICE])
-def test_mistakes_are_refused_before_the_first_run(change, ablation, tmp_path):
-    with pytest.raises((UsageError, SystemExit)) as caught:
-        ablation("--change", *shlex.split(change))
-    assert getattr(caught.value, "exit_code", caught.value.args[0]) == 2
-    assert not (tmp_path / "runs").exists()
-
-
 def test_a_row_is_of_this_machine_and_text(tmp_path, small_data, monkeypatch):
     monkeypatch.setattr(scaling, "ROWS", tmp_path / "rows.jsonl")
     monkeypatch.setattr(scaling, "RUNS", str(tmp_path / "runs"))
@@ -140,6 +64,7 @@ def test_a_row_is_of_this_machine_and_text(tmp_path, small_data, monkeypatch):
 
 def test_every_run_has_options_that_train_py_takes():
     jobs = [job for part in scaling.PARTS.values() for job in part()]
+    jobs += dict.fromkeys(job for part in recipe.CHANGES for job in recipe.jobs_of(part))
     assert len({job.run_dir for job in jobs}) == len({json.dumps(job.key) for job in jobs})
     for job in {(job.name, job.depth): job for job in jobs}.values():  # the longest of each chain
         train = job.preset.train
@@ -149,6 +74,23 @@ def test_every_run_has_options_that_train_py_takes():
         assert 0 < int(kept) <= job.after.preset.train.steps
     for words in ([], ["grid", "nothing"], ["2"]):
         pytest.raises(UsageError, scaling.main, words)
+
+
+def test_a_change_is_told_in_tokens_of_each_class_and_seed():
+    """bits per byte of the base: 3 - log2(tokens) / 8, of copies twice as many; a change needs 1.5
+    times the tokens, and with seed 1 twice as many."""
+    rows = []
+    for name, seed in itertools.product(("base", "smear"), recipe.SEEDS):
+        for tokens in recipe.HORIZONS:
+            late = (1.5, 2)[seed] if name == "smear" else 1
+            nats = (3 - math.log2(tokens / late) / 8) * math.log(2) * 80
+            row = dict(data="code", name=name, seed=seed, tokens=tokens)
+            rows.append(row | dict(classes=[[2 * nats, 80], [nats, 80]] * 2 + [[nats, 80]]))
+    lines = recipe.render(rows).splitlines()
+    told = [line.split() for line in lines if line.startswith("| smear")]
+    assert told == [["|", "smear", *["|", "1.50,", "2.00"] * 3, "|"]] * len(recipe.CLASSES)
+    assert recipe.bits_per_byte(rows[0], [0, 2]) == 2 * recipe.bits_per_byte(rows[0], [4])
+    pytest.raises(UsageError, recipe.main, ["parts", "nothing"])
 
 
 @pytest.mark.parametrize("idea", ["nanochat", "head_gates"])
