@@ -252,7 +252,7 @@ class RunConfig:
 
     # Watch
     log_every: int = 10
-    """Steps between lines on the screen (metrics.jsonl gets every step); 0: first and last."""
+    """Steps between lines on the screen, or 15 s (metrics.jsonl gets all); 0: first and last."""
     eval_every: int = 250
     """Steps between validations; each new best one saves a checkpoint. Validation always runs
     before the first step and at the end; 0: only then."""
@@ -437,10 +437,10 @@ _FOREIGN = {
     "--n_embd": "hidden_size d_model",
     "--run_dir": "out_dir output_dir",
     "--data_dir": "dataset data_path",
-    "--eval_every": "eval_interval eval_steps",
+    "--eval_every and --save_every": "eval_interval eval_steps save_interval save_steps",
     "--recompute": "gradient_checkpointing",
     "--resume auto, the default: the same command goes on": "resume_from_checkpoint",
     "--wandb": "wandb_log wandb_project report_to",
-    "the first word, a preset such as d12, or --init_from": "model model_name_or_path",
+    "the first word, a preset such as d12, or --init_from": "model model_name_or_path config",
 }
 FOREIGN = {name: here for here, names in _FOREIGN.items() for name in names.split()}

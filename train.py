@@ -19,7 +19,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from shlex import quote
 
 if "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:  # the older name of the same setting
     os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")  # read by the import
@@ -112,8 +111,8 @@ def main(argv: list[str]) -> int:
         state = build.load(checkpoints, model, optimizers, preset, manifest, source)
         plan = resume(state, preset, plan, log, progress) if state else plan
         if ranks.any_rank(progress.step >= plan.steps and world.is_first and is_done(log.run_dir)):
-            how = f"python eval.py sample --run_dir {quote(str(log.run_dir))}"
-            log.print(f"{log.run_dir} is finished ({progress.step:,} steps); sample from it: {how}")
+            how = f"python eval.py sample --run_dir {log.run_dir} shows what it writes"
+            log.print(f"{log.run_dir} is finished ({progress.step:,} steps); {how}")
             return 0
         signals = ranks.Signals()
         step_model, val_model, plan = build.compile_step(model, optimizers, plan, world, log)
@@ -250,7 +249,8 @@ def log_step(run: Run, progress: Progress, numbers: dict[str, float]) -> None:
     record |= dict(loss=loss, bpb=bpb, lr=lr, norm=norm, time=time.time(), step_s=step_s)
     record |= run.meter.summary() | dict(watch=dict(saving=saving, wait_s=wait_s))
     log.write(record | numbers)  # those that are left: yours
-    if step in (1, plan.steps) or is_due(step, options.log_every):
+    silent = options.log_every and time.monotonic() - log.printed_at > 15  # seconds
+    if step in (1, plan.steps) or is_due(step, options.log_every) or silent:
         log.print(logs.step_line(record, plan.steps, logs.time_left_s(run, step), numbers))
 
 

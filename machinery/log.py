@@ -30,11 +30,12 @@ class Log:
 
     def __init__(self, run_dir: Path, is_first: bool, wandb: bool = False):
         self.run_dir, self.is_first, self.wants_wandb = run_dir, is_first, wandb
-        self.file, self.wandb = run_dir / "metrics.jsonl", None
+        self.file, self.wandb, self.printed_at = run_dir / "metrics.jsonl", None, 0.0
 
     def print(self, text: str) -> None:
         if not self.is_first:
             return
+        self.printed_at = time.monotonic()
         try:
             print(cli.printable(cli.public(text)), flush=True)
         except OSError:  # the terminal, or what read this, is gone: that does not end a run
@@ -225,8 +226,7 @@ def read_jsonl(path: Path, is_record: Callable[[dict], bool] = is_step_or_start)
     """The records of a .jsonl file; [] if there is none. Other lines are counted and left out: a
     kill may cut one short, a disk may spoil one."""
     try:
-        content = disk.read_bytes(path, 1 << 30) if os.path.lexists(path) else b""
-        lines = content.splitlines()
+        lines = disk.read_bytes(path, 1 << 30).splitlines() if os.path.lexists(path) else []
     except OSError as error:
         print(f"warning: {path} cannot be read ({error.strerror})")
         return []

@@ -86,10 +86,10 @@ def describe(manifest: Manifest, tokenizer: Tokenizer, config: ShowConfig, n: in
     source, row = place_of(manifest, config.split, n)
     shard, within = manifest.locate(config.split, source, row)
     found = [*documents(manifest, tokenizer, manifest.row(config.split, source, row))]
-    facts, texts = manifest.tree["sources"][source], sum(size for size, _ in found)
+    facts, fill = manifest.tree["sources"][source], manifest.row_len - sum(n for n, _ in found)
     lines = [
         f"row {n:,} of {manifest.rows(config.split):,}, {config.split}: "
-        f"{manifest.row_len:,} tokens, {manifest.row_len - texts} of them BOS to fill it",
+        f"{manifest.row_len:,} tokens{f', {fill} of them BOS to fill it' if fill else ''}",
         f"source {facts['name']}: {facts.get('spec', '')}",
         f"shard  {manifest.dir / shard['file']}, row {within:,}, crc32 as expected",
     ]

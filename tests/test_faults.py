@@ -237,13 +237,15 @@ def test_no_fresh_start_when_all_checkpoints_are_damaged(saved, small_data, tmp_
 @pytest.mark.parametrize("rank", [0, 1])
 def test_saves_by_the_clock(rank, whole, small_data, tmp_path):
     """Of the first rank, by which a step takes 3 minutes; the other one's does not matter."""
-    args, spoil = (*LONG, "--save_minutes", 10), [("wait_for_saves",), ("minutes_pass", 3, rank)]
+    spoil = [("wait_for_saves",), ("minutes_pass", 3, rank)]
+    args = (*LONG, "--save_minutes", 10, "--log_every", 1000)
     text = start(small_data, tmp_path / "run", *args, world=2, spoil=spoil).end(0)
     *by_clock, last = map(int, re.findall(r"^saved .*step_(\d+) in", text, re.M))
     gaps = [b - a for a, b in zip([0, *by_clock], by_clock)]
     assert last == STEPS and bool(gaps) == (rank == 0)
     assert all(4 <= gap <= 6 for gap in gaps)  # over 10 minutes, and until the ranks agree
     assert losses(tmp_path / "run") == losses(whole(2))
+    assert rank or len(re.findall(r"^step \d+/", text, re.M)) == STEPS  # a line in 15 s
 
 
 def test_a_full_disk_is_trained_through_until_the_third_failure(whole, small_data, tmp_path):

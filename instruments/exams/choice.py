@@ -107,8 +107,8 @@ def score(
 
 
 def statistics(picks: Sequence[int], golds: Sequence[int], options: Sequence[int]) -> dict:
-    """Accuracy with its standard error, sqrt(p (1 - p) / (n - 1)), and its distance from chance,
-    z = (hits - sum of 1/k) / sqrt(sum of 1/k (1 - 1/k)) with k the options of each question.
+    """Accuracy with its standard error, sqrt(p (1 - p) / (n - 1)), Wilson's 95% interval, and its
+    distance from chance, z = (hits - sum of 1/k) / sqrt(sum of 1/k (1 - 1/k)) with k the options.
 
     Also what a constant answer would look like: the share of the position picked most often, and
     the accuracy of always naming the position that is most often right."""
@@ -118,7 +118,9 @@ def statistics(picks: Sequence[int], golds: Sequence[int], options: Sequence[int
     (picked, times), (best, right) = (Counter(x).most_common(1)[0] for x in (picks, golds))
     p = hits / n
     stderr, z = math.sqrt(p * (1 - p) / max(1, n - 1)), (hits - expected) / deviation
+    middle, half = hits + 1.92, math.sqrt(3.84 * (n * p * (1 - p) + 0.96))
     score = dict(n=n, hits=hits, accuracy=p, stderr=stderr, z=z)
+    score |= dict(low=(middle - half) / (n + 3.84), high=(middle + half) / (n + 3.84))
     score |= dict(chance=expected / n, chance_sd=deviation / n)
     score |= dict(most_picked=picked, most_picked_share=times / n)
     return score | dict(best_constant=best, best_constant_accuracy=right / n)
@@ -173,8 +175,8 @@ def report(answered: dict[str, Answered], shots: int, tokenizer: Tokenizer) -> I
         for norm in norms_of(texts[task]):
             f = statistics(picks_of(nats, texts[task], norm), golds, options)
             print(
-                f"  {norm:13}  {f['accuracy']:.4f} +- {f['stderr']:.4f}  chance {f['chance']:.4f}  "
-                f"z {f['z']:+6.2f}  {verdict(f, limit, letters)}"
+                f"  {norm:13}  {f['accuracy']:.4f} ({f['low']:.3f} to {f['high']:.3f})  "
+                f"chance {f['chance']:.4f}  z {f['z']:+6.2f}  {verdict(f, limit, letters)}"
             )
             yield dict(task=task, norm=norm, **f)
             if letters:

@@ -99,9 +99,6 @@ def entrants(config: TournamentConfig) -> tuple[list[Path], Path]:
     if not players:
         why = f"{root} has no checkpoint beside the judge's"
         raise UsageError(f"{why}; train with --keep_every, or name some: --players")
-    for path in [*players, judging]:
-        if not (path / checkpoint.MANIFEST).exists():
-            raise UsageError(f"{path} is no checkpoint, nor a run with one")
     return players, judging
 
 

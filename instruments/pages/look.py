@@ -244,14 +244,9 @@ def switch_off(probe: Probe, ids: Tensor, size: Tensor, heads: list[dict]) -> It
         off = Probe(model, probe.returned, begin=layer, off=(layer, part))
         change = (nats_of(off(ids), ids) - whole) / BIT  # (T - 1,)
         own = change[counts]
+        bpb = own.sum().item() / n_bytes
         error = 2 * own.std(correction=0).item() * len(own) ** 0.5 / n_bytes
-        yield dict(
-            layer=layer,
-            part=part,
-            bpb=own.sum().item() / n_bytes,
-            error=error,
-            change=rounded(change, 2),
-        )
+        yield dict(layer=layer, part=part, bpb=bpb, error=error, change=rounded(change, 2))
 
 
 # ----------------------------------------------------------------------------------------- the page

@@ -82,10 +82,9 @@ def parse_gpus(asked: str) -> NamedGPUs:
     return NamedGPUs(0, n, 0, torch.device("cuda"), torch.bfloat16, memory_bytes, name)
 
 
-def main(argv: list[str]) -> int:
+def main(argv: list[str]) -> None:
     """`eval.py plan [PRESET] [--gpu 8xH100] [--usd 50] [options of train.py]`: print the page."""
     print(page_of(argv))
-    return 0
 
 
 def page_of(argv: list[str]) -> str:

@@ -34,6 +34,12 @@ class DrawConfig(EvalConfig):
     """Seed of the draws."""
 
 
+def draw_on_one_thread(model: GPT) -> None:
+    """On a CPU, a small model draws as fast on one, and many times faster on a busy machine."""
+    if model.cos.device.type == "cpu" and model.config.n_embd < 1024:
+        torch.set_num_threads(1)
+
+
 class Token(NamedTuple):
     """A token of a prompt or of an answer; log-probabilities in nats, of the model's own
     distribution, whatever the temperature. None: not asked for, or nothing stands before it."""
@@ -97,6 +103,7 @@ class Writer:
     def __init__(self, model: GPT, tokenizer: Tokenizer) -> None:
         self.model, self.tokenizer, self.logits = model, tokenizer, None
         self.ends = set(tokenizer.special.values())  # a document's, a turn's
+        draw_on_one_thread(model)
         # stream() draws, and does not say from what: this keeps the logits, (1, T, V).
         model.register_forward_hook(lambda module, args, logits: setattr(self, "logits", logits))
 

@@ -14,7 +14,7 @@ from itertools import dropwhile, islice, takewhile
 import torch
 
 from config import Count, Preset, UsageError, find_preset
-from instruments.talk.drawing import DrawConfig
+from instruments.talk.drawing import DrawConfig, draw_on_one_thread
 from machinery.cli import printable
 from machinery.errors import DataError
 from machinery.shards import Manifest
@@ -73,6 +73,7 @@ def sample(config: SampleConfig, load_model: Callable) -> None:
     """`eval.py sample`: print continuations of each prompt, and on standard error the speed. The
     prompt begins a document, so BOS goes before it; for a tuned model it is a question."""
     model, trainer = load_model(config)
+    draw_on_one_thread(model)
     tokenizer, tuned = open_tokenizer(config, trainer), is_tuned(trainer)
     if tuned:
         print("tuned on conversations: each prompt is a question, and what follows the answer")

@@ -198,7 +198,6 @@ class Answer(Response):
     async def __call__(self, scope, receive, send) -> None:
         kind = b"text/event-stream" if self.asked.stream else b"application/json"
         headers = [(b"content-type", kind), (b"cache-control", b"no-store")]
-
         give = lambda message: asyncio.wait_for(send(message), TAKE_S)
 
         async def part(text: str, more: bool = True) -> None:

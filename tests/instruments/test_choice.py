@@ -37,6 +37,7 @@ def test_statistics_are_those_of_the_questions():
     hits = [p == g for p, g in zip(picks, golds)]
     assert found["accuracy"] == oracle.mean(hits)
     assert found["stderr"] == pytest.approx(oracle.stdev(hits) / math.sqrt(200))
+    assert choice.statistics([0] * 3, [0] * 3, [2] * 3)["low"] == pytest.approx(3 / 6.84)  # 3 of 3
     assert found["chance"] == pytest.approx(oracle.mean(1 / k for k in options))
     guesses = [sum(rng.randrange(k) == 0 for k in options) for _ in range(2000)]
     z = (sum(hits) - oracle.mean(guesses)) / oracle.stdev(guesses)
