@@ -20,9 +20,9 @@ import covered
 import lesson
 import mutants
 import numpy as np
-import perturb
 import published
 import pytest
+import seeds
 import torch
 from conftest import ROOT, environment, losses
 
@@ -199,25 +199,11 @@ def test_a_lesson_runs_through(path):
     assert figure.stat().st_size < 120_000
 
 
-@pytest.mark.slow
-def test_perturb_tells_a_claim_that_cannot_fail(tmp_path, capsys):
+def test_a_claim_that_hangs_on_its_seed_is_told(tmp_path):
     path = tmp_path / "07_fake.py"
-    path.write_text(
-        "import lesson\nimport numpy as np\nx = np.arange(4)\ny = x + x\n"
-        "lesson.table(['x'], [(1,)], 'a table')\n"
-        "for n in (1, 2):\n    lesson.holds(len(y) > n, f'more than {n}')\n"
-        "twice = (y == 2 * x).all()\n"
-        "lesson.holds(twice, 'twice as much')\n"
-        "lesson.holds((y - x == -(x - y)).all(), 'true of any numbers')\n"
-        "lesson.holds(3 + 4 == 7, 'a sum')\n"
-    )
-    claims = perturb.perturb(path, runs=30)
-    assert [bool(claim.broken_by) for claim in claims] == [True, True, False, False]
-    assert [claim.sum_only for claim in claims] == [False, False, False, True]
-    assert "2 of 4 claims broken" in capsys.readouterr().out
     same = "np.random.default_rng(3).random() == np.random.default_rng([3]).random()"  # not [13]
-    path.write_text(f"import lesson\nimport numpy as np\nlesson.holds({same}, 'by luck')")
-    assert perturb.luck(path, 2) == ["by luck"]
+    path.write_text(f"import lesson\nimport numpy as np\nlesson.holds({same}, 'by luck')\n1 / 0")
+    assert seeds.failed(path, 10) == ["fails: by luck", "ZeroDivisionError: division by zero"]
 
 
 # ------------------------------------------------------------------- 3. the lessons are whole
