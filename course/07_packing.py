@@ -173,7 +173,7 @@ lesson.holds(losses[3] > 1.5 * losses[0], "of 60,000, 1.5 times the share that i
 lesson.holds(
     losses[4] > losses[3] > losses[2], "from 12,000 on, more documents lose a larger share"
 )
-lesson.holds(abs(other[0]) < 2, "of 2,000, it is the text beyond the documents' first rows")
+lesson.holds(abs(other[0]) < 5, "of 2,000, it is the text beyond the documents' first rows")
 
 # %%
 fig = lesson.figure(10, 3.2)

@@ -105,10 +105,10 @@ def limit(cpu_s: float, wall_s: float) -> Iterator[None]:
             signal.signal(number, before[number])
 
 
-def verdict(oracle, answer) -> str | None:
+def verdict(oracle, answer, cpu_s: float = 0) -> str | None:
     """None if the oracle accepts the answer, else what it says; any error is a refusal."""
     try:
-        with limit(CPU_S, WALL_S):
+        with limit(cpu_s or CPU_S, WALL_S):
             oracle(answer)
     except NotImplementedError as error:
         return f"not begun: {error}"

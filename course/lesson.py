@@ -78,15 +78,19 @@ def arithmetic(claim: bool, text: str) -> None:
 
 
 def figure(width: float = 7, height: float = 3.5):
-    """A matplotlib figure; needs no display. In a notebook, `fig` as the last line shows it."""
+    """A matplotlib figure; needs no display."""
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained")
 
 
 def save(fig, name: str) -> None:
-    """Write the figure to course/out/NAME.png."""
+    """Write the figure to course/out/NAME.png; a notebook shows it."""
     fig.savefig(OUT / f"{name}.png", dpi=100)
+    if "ipykernel" in sys.modules:
+        from IPython.display import Image, display
+
+        display(Image(OUT / f"{name}.png"))
     print(f"figure: course/out/{name}.png")
 
 

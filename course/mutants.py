@@ -19,16 +19,14 @@ import copy
 import dataclasses
 import os
 import resource
-import signal
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 
+import check
+
 WANTED = 0.97  # of the mutants that are not explained
-CPU_S, WALL_S = 20, 60  # what a reference may take, computing or waiting
 SPARE_S = 1  # a mutant may compute for this long, and three times as long as the reference
-BYTES = 8 << 30  # of addresses
 TURNED = {
     ast.Lt: ast.LtE,
     ast.LtE: ast.Lt,
@@ -133,29 +131,21 @@ def mutants(exercise: Path, solution: Path) -> Iterator[tuple[int, str, ast.Modu
         yield at.lineno, text if seen[text] == 1 else f"{text} ({seen[text]})", changed
 
 
-def survives(oracle, module: ast.Module, path: Path, cpu_s: float = CPU_S) -> tuple[bool, float]:
-    """Judge a mutant in a process of its own, with a limit of time and of memory: beyond it, it
+def survives(oracle, module: ast.Module, path: Path, cpu_s: float) -> tuple[bool, float]:
+    """Judge a mutant in a process of its own, as check.py does an answer; beyond the limits it
     counts as refused. -> accepted, CPU seconds."""
-    child = os.fork()
-    if child == 0:
-        refused = 1
-        try:
-            null = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(null, 1), os.dup2(null, 2)
-            signal.alarm(WALL_S)
-            signal.signal(signal.SIGPROF, signal.SIG_DFL)
-            signal.setitimer(signal.ITIMER_PROF, cpu_s)
-            with suppress(ValueError, OSError):  # macOS has no such limit
-                resource.setrlimit(resource.RLIMIT_AS, (BYTES, BYTES))
-            answer = ModuleType("mutant")
-            answer.__file__ = str(path)
-            exec(compile(module, str(path), "exec"), vars(answer))
-            oracle(answer)
-            refused = 0
-        finally:
-            os._exit(refused)
-    _, status, used = os.wait4(child, 0)
-    return status == 0, used.ru_utime + used.ru_stime
+
+    def judge(path: Path) -> str | None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1), os.dup2(1, 2)
+        answer = ModuleType("mutant")
+        answer.__file__ = str(path)
+        exec(compile(module, str(path), "exec"), vars(answer))
+        return check.verdict(oracle, answer, cpu_s)
+
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    said = check.apart(path, judge, cpu_s)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return said is None, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
 @dataclasses.dataclass
@@ -177,7 +167,7 @@ class Score:
 def score(exercise: Path, solution: Path, oracle, same: dict[str, str] | None = None) -> Score:
     """Count the mutants that the oracle refuses; print those that it accepts and none explains."""
     result, same = Score(), dict(same or {})
-    _, needed = survives(oracle, ast.parse(solution.read_text()), solution)
+    _, needed = survives(oracle, ast.parse(solution.read_text()), solution, check.CPU_S)
     for line, text, module in mutants(exercise, solution):
         result.total += 1
         if not survives(oracle, module, solution, 3 * needed + SPARE_S)[0]:

@@ -32,15 +32,14 @@ def open_tasks(name: str) -> list:
     try:
         tasks = list(manager().load([name])["tasks"].values())
     except Exception as error:  # of the network, the Hub or the set: it has no common class
-        why = (str(error).strip() or "no reason given").splitlines()[0]
-        raise DataError(
-            f"{name} could not be loaded ({type(error).__name__}: {why[:200]}); connect to the Hub"
-        ) from None
+        why = (str(error).strip() or "no reason given").splitlines()[0][:200]
+        said = f"{name} could not be loaded ({type(error).__name__}: {why})"
+        raise DataError(f"{said}; connect to the Hub") from None
     for task in tasks:
         if task.OUTPUT_TYPE != "multiple_choice":
+            why = f"{task.task_name} is no multiple choice but {task.OUTPUT_TYPE}"
             raise UsageError(
-                f"{task.task_name} is no multiple choice but {task.OUTPUT_TYPE}; lm_eval itself "
-                "scores it, from an export (docs/evaluation.md)"
+                f"{why}; lm_eval itself scores it, from an export (docs/evaluation.md)"
             )
     return tasks
 

@@ -157,10 +157,8 @@ def kinship(judge: dict, players: list[dict]) -> list[str]:
     """A sentence if the judge, by its trainer.json, comes from the run of a player."""
     if all(judge["identity"] != player["identity"] for player in players):
         return []
-    return [
-        f"{judge['path']} is of a player's own run, and likelihood favours text like its own, so "
-        "that later steps rate higher whatever they write; take one of another seed: --judge"
-    ]
+    why = "is of a player's own run, and likelihood favours text like its own"
+    return [f"{judge['path']} {why}: later steps rate higher; take one of another seed: --judge"]
 
 
 def why_untrusted(table: list[dict]) -> list[str]:

@@ -16,13 +16,11 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import check
-import covered
 import lesson
 import mutants
 import numpy as np
-import perturb
-import published
 import pytest
+import seeds
 import torch
 from conftest import ROOT, environment, losses
 
@@ -199,36 +197,16 @@ def test_a_lesson_runs_through(path):
     assert figure.stat().st_size < 120_000
 
 
-@pytest.mark.slow
-def test_perturb_tells_a_claim_that_cannot_fail(tmp_path, capsys):
+def test_a_claim_that_hangs_on_its_seed_is_told(tmp_path):
     path = tmp_path / "07_fake.py"
-    path.write_text(
-        "import lesson\nimport numpy as np\nx = np.arange(4)\ny = x + x\n"
-        "lesson.table(['x'], [(1,)], 'a table')\n"
-        "for n in (1, 2):\n    lesson.holds(len(y) > n, f'more than {n}')\n"
-        "twice = (y == 2 * x).all()\n"
-        "lesson.holds(twice, 'twice as much')\n"
-        "lesson.holds((y - x == -(x - y)).all(), 'true of any numbers')\n"
-        "lesson.holds(3 + 4 == 7, 'a sum')\n"
-    )
-    claims = perturb.perturb(path, runs=30)
-    assert [bool(claim.broken_by) for claim in claims] == [True, True, False, False]
-    assert [claim.sum_only for claim in claims] == [False, False, False, True]
-    assert "2 of 4 claims broken" in capsys.readouterr().out
     same = "np.random.default_rng(3).random() == np.random.default_rng([3]).random()"  # not [13]
-    path.write_text(f"import lesson\nimport numpy as np\nlesson.holds({same}, 'by luck')")
-    assert perturb.luck(path, 2) == ["by luck"]
+    path.write_text(f"import lesson\nimport numpy as np\nlesson.holds({same}, 'by luck')\n1 / 0")
+    assert seeds.failed(path, 10) == ["fails: by luck", "ZeroDivisionError: division by zero"]
 
 
 # ------------------------------------------------------------------- 3. the lessons are whole
-def title_of(path):
-    """The first cell on one line, without comment signs."""
-    cell = re.split(r"^# %%", path.read_text(), flags=re.MULTILINE)[1].strip()
-    return re.sub(r"\n#? ?", " ", cell)
-
-
 def test_each_lesson_has_its_parts():
-    """A claim or three, a table, a picture, an exercise; and what it cites is there to be read."""
+    """Sources, a claim or three, a table, a picture, an exercise."""
     wrong = []
     for path in LESSONS:
         text, number = path.read_text(), int(path.stem[:2])
@@ -236,38 +214,15 @@ def test_each_lesson_has_its_parts():
         code = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
         parts = dict(
             begins=re.search(rf"^lesson\.begin\({number}, ", text, re.MULTILINE),
+            sources=re.search(r"\n# Sources?: [^%]*\bCore(\n#)? files?:", text),
             claims=text.count("lesson.holds(") >= 3 and "lesson.table(" in text,
             picture=f'lesson.save(fig, "{path.stem}")' in text,
             exercise=f"exercises/ex{number:02d}.py" in text and number in check.EXERCISES,
             cells=all(cell.strip() for cell in cells) and len(code) <= 165,
         )
         wrong += [f"{path.stem}: {name}" for name, there in parts.items() if not there]
-        title = title_of(path)
-        sources = title[title.index("Source") : title.index("Core file")]
-        for document, places in re.findall(r'\*([^*]+)\*((?:"[^"]*"|[^*;."])*)', sources):
-            headings, cited = published.CITED[document], re.findall(r'"([^"]+)"', places)
-            wrong += [f"{path.stem}: {h}" for h in cited if h not in headings.strip().split("\n")]
     assert not wrong
     assert check.EXERCISES == [int(name[:2]) for name in NAMES]
-
-
-def test_every_heading_of_the_documents_has_its_place():
-    """Cited by a lesson, or listed in covered.py with words that stand in the file it names."""
-    pages = " ".join(map(title_of, LESSONS))
-    readme = (COURSE / "README.md").read_text()
-    left_out = readme[readme.index("## What this course leaves out") :]
-    for document, headings in published.CITED.items():
-        listed = []
-        for place, text in covered.WHERE.get(document, {}).items():
-            for heading, _, words in (line.partition(" | ") for line in text.strip().split("\n")):
-                listed.append(heading)
-                stands = left_out if place == covered.LEFT_OUT else (ROOT / place).read_text()
-                stands = re.sub(r"\s+(# )?", " ", stands)
-                assert words and words in stands, f"{place} has no {words!r}, for {heading}"
-        headings = headings.strip().split("\n")
-        assert len(listed) == len(set(listed)), document
-        lost = [h for h in headings if f'"{h}"' not in pages or h in listed]
-        assert not lost, f"{document}: no lesson cites, or covered.py lists, {lost}"
 
 
 @pytest.mark.parametrize("readme", ["README.md", "README.pt.md"])
