@@ -179,7 +179,6 @@ def show(table: list[dict], judged_by: str, n_prompts: int, doubts: list[str]) -
     print(f"\n{n_prompts} prompts, judged by {judged_by}")
     print(f"{'player':{width}}  rating  95% over prompts")
     for row in table:
-        interval = f"{row['low']:6.0f} .. {row['high']:.0f}"
-        print(f"{row['name']:{width}}  {row['rating']:6.0f}  {interval}")
+        print("{name:{0}}  {rating:6.0f}  {low:6.0f} .. {high:.0f}".format(width, **row))
     for doubt in doubts:
         print(f"a reason to doubt this judge: {doubt}")
