@@ -27,10 +27,7 @@ from jinja2 import Environment, FileSystemLoader
 from spine import BOARD, PARTS, PLAIN, STEPS, Part, Refused, post, run
 from trial import trial
 
-RUN_S, RUN_WALL_S = (
-    150,
-    1800,
-)  # of the run: seconds of processor, and in all; twice that, and it ends
+RUN_S, RUN_WALL_S = 150, 1800  # of a run: seconds of processor, and in all; at twice that it ends
 SAME = 0.02  # bits per byte: two right versions of one part may differ so much, by rounding alone
 
 
