@@ -110,13 +110,17 @@ class Job:
         return ROOT / RUNS / "_".join(map(str, words)).replace(" ", "_").replace(",", "")
 
     @property
+    def branch(self) -> Path:
+        """The checkpoint that a longer run goes on from."""
+        step = optim.decay_begins(self.preset.train.steps, self.preset.train.decay)
+        return self.run_dir / "checkpoints" / f"step_{step:08d}"
+
+    @property
     def command(self) -> list[str]:
         program = ["benchmarks/tried.py", self.idea, "train"] if self.idea else ["train.py"]
         given = [sys.executable, *program, *self.argv, "--run_dir", str(self.run_dir)]
-        if self.after:
-            train = self.after.preset.train
-            kept = optim.decay_begins(train.steps, train.decay)
-            given += ["--resume", str(self.after.run_dir / "checkpoints" / f"step_{kept:08d}")]
+        if self.after and self.after.branch.exists():  # else its row is of another day
+            given += ["--resume", str(self.after.branch)]
         return given
 
 

@@ -62,16 +62,19 @@ def test_a_row_is_of_this_machine_and_text(tmp_path, small_data, monkeypatch):
         assert law.newest(others + rows) == rows and law.newest(rows + others) == others
 
 
-def test_every_run_has_options_that_train_py_takes():
+def test_every_run_has_options_that_train_py_takes(tmp_path, monkeypatch):
+    monkeypatch.setattr(scaling, "RUNS", str(tmp_path))
     jobs = [job for part in scaling.PARTS.values() for job in part()]
     jobs += dict.fromkeys(job for part in recipe.CHANGES for job in recipe.jobs_of(part))
     assert len({job.run_dir for job in jobs}) == len({json.dumps(job.key) for job in jobs})
     for job in {(job.name, job.depth): job for job in jobs}.values():  # the longest of each chain
         train = job.preset.train
         assert 0 <= job.tokens - train.steps * train.tokens_per_step < train.tokens_per_step
-        folder, _, kept = job.command[-1].rpartition("/checkpoints/step_")
-        assert folder == str(job.after.run_dir)  # up to there the two runs are one
-        assert 0 < int(kept) <= job.after.preset.train.steps
+        assert "--resume" not in job.command  # there is nothing to go on from
+        job.after.branch.mkdir(parents=True)
+        assert job.command[-2:] == ["--resume", str(job.after.branch)]
+        kept = int(job.after.branch.name.removeprefix("step_"))
+        assert 0 < kept <= job.after.preset.train.steps  # up to there the two runs are one
     for words in ([], ["grid", "nothing"], ["2"]):
         pytest.raises(UsageError, scaling.main, words)
 
