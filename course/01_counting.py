@@ -109,7 +109,7 @@ unigram = (single + SMOOTH) / (single + SMOOTH).sum()
 bigram = (pairs + SMOOTH) / (pairs + SMOOTH).sum(1, keepdims=True)  # each row sums to 1
 sums = np.maximum(pairs.sum(1, keepdims=True), 1)  # a byte that never came has no row: all 0
 with np.errstate(divide="ignore"):  # log2(0) is minus infinity
-    raw = bits((pairs / sums)[before, actual])
+    raw = bits((pairs / sums)[before, actual])  # for each i: row before[i], column actual[i]
 losses = {
     "uniform": bits(chances),
     "one byte (unigram)": bits(unigram[actual]),

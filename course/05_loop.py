@@ -38,7 +38,7 @@ def initial(seed: int) -> list[torch.Tensor]:
 
 
 def loss(weights: list[torch.Tensor], rows: torch.Tensor) -> torch.Tensor:
-    """rows (N, 9) -> the mean of their losses, in nats."""
+    """rows (N, 9) -> the mean of their losses, in nats (natural logarithms)."""
     embed, up, head = weights
     vectors = embed[rows[:, :CONTEXT]].flatten(1)  # (N, 8 * 16)
     return F.cross_entropy(torch.relu(vectors @ up) @ head, rows[:, CONTEXT])
@@ -60,7 +60,7 @@ exam = rows_at(held, torch.arange(0, len(held) - CONTEXT, 16))
 #    over 256 rows is not the sum of the gradients of three means: each pass counts by its share of
 #    the rows, 96, 96 and 64 of 256 here.
 # 4. **Update** the weights, once, when all gradients are there.
-# 5. **Note the loss** as a number. The tensor holds the graph that it was computed by.
+# 5. **Note the loss** as a number. The tensor holds the **graph**: what torch noted for backward.
 
 
 # %%
@@ -139,7 +139,7 @@ def trained(kind: str, fault: str, seed: int) -> tuple[float, list[float]]:
         places = torch.randint(len(training) - CONTEXT, (ROWS,), generator=draw)
         curve.append(step(weights, rows_at(training, places), optimizer.step, fault))
     with torch.no_grad():
-        return float(loss(weights, exam)) / 0.6931, [nats / 0.6931 for nats in curve]
+        return float(loss(weights, exam)) / 0.6931, [nats / 0.6931 for nats in curve]  # log(2)
 
 
 bits, curves, table = {}, {}, []

@@ -59,8 +59,8 @@ lesson.holds(apart > 1e-2, "another distance, or another direction, gives anothe
 # ## One angle is not enough
 # A turn of one radian per position says well who is the neighbour. But after 44 positions it has
 # made seven whole turns and is back: distance 44 looks like 0. A slow turn never comes back, but
-# hardly tells 1 from 2. So a head of D channels has D/2 pairs, each with a speed of its own, from 1
-# radian per position down to nearly 1/theta, like the hands of a clock.
+# hardly tells 1 from 2. So a head of D channels (numbers) has D/2 pairs, each with a speed of its
+# own, from 1 radian per position down to nearly 1/theta (a constant), like the hands of a clock.
 
 # %%
 T, D = 2048, 64

@@ -4,8 +4,8 @@
 # **Afterwards** you can watch a model's attention, read its guess after each layer, switch a head
 # off, and tell what a head looks at from what the model uses it for.
 #
-# **Question.** A model copies: where a token comes again, it expects what followed it last time.
-# Which of its parts do that, when in the training do they appear, and how would you know?
+# **Question.** A model copies: where a token (a piece of text: lesson 6) comes again, it expects
+# what followed it last time. Which parts do that, when do they appear, and how would you know?
 #
 # Source: Olsson et al. 2022, In-context Learning and Induction Heads; nostalgebraist 2020,
 # interpreting GPT: the logit lens. Core file: `model.py` (`_init_previous_token_head`,
@@ -64,7 +64,7 @@ def watched(off: tuple = ()):
 
 @torch.no_grad()
 def look(model: GPT, ids: Tensor, off: tuple = ()) -> tuple[Tensor, list[Tensor]]:
-    """-> nats (B, T - 1) of each token but the first, the shares of each layer."""
+    """-> the loss in nats (B, T - 1) of each token but the first, the shares of each layer."""
     with watched(off) as shares:
         return model(ids[:, :-1], ids[:, 1:], reduction="none"), shares
 
