@@ -179,7 +179,7 @@ lesson.holds(loud > 12, "with a head of size 1, the first loss is over 12 bits")
 # %%
 torch.manual_seed(0)
 mlp, x = MLP(64), torch.randn(100, 64)
-rows = [(k, float(mlp(norm(k * x)).norm()), float(mlp(k * x).norm())) for k in (1, 10)]
+rows = [(k, mlp(norm(k * x)).norm().item(), mlp(k * x).norm().item()) for k in (1, 10)]
 columns = ["stream, times", "added, with norm", "added, without"]
 lesson.table(columns, rows, "how long what an MLP adds is (100 vectors)")
 _, (once, tenfold), (some, more) = zip(*rows)

@@ -154,8 +154,7 @@ class Learner:
         return Path(file) == self.path and line < self.end
 
     def has(self, frame: FrameType | None) -> bool:
-        code = frame and frame.f_code  # its first line: a decorator's, perhaps
-        return bool(code) and self.owns(code.co_filename, frame.f_lineno)
+        return bool(frame) and self.owns(frame.f_code.co_filename, line_of(frame))
 
     def line(self, number: int) -> str:
         return f"line {number}: {self.lines[number - 1].strip()}"
@@ -163,7 +162,7 @@ class Learner:
     def entered(self, frames: list[FrameType]) -> tuple[str, int] | None:
         """Of a stack, outermost first: the call of the learner's code and its line by now."""
         own = [frame for frame in frames if self.has(frame)]
-        return (call(own[0]), own[-1].f_lineno) if own else None
+        return (call(own[0]), line_of(own[-1])) if own else None
 
     def trace(self, oracle, answer) -> tuple[str, str] | None:
         """Judge once more, watched -> the last call from outside, what it returned."""
@@ -184,6 +183,12 @@ class Learner:
         finally:
             threading.setprofile(None), sys.setprofile(None)
         return list(calls.values())[-1] if calls else None
+
+
+def line_of(frame: FrameType) -> int:
+    """The jump back of a loop that ends with an `if` has no line: then the one before it."""
+    lines = [line for at, _, line in frame.f_code.co_lines() if line and at <= frame.f_lasti]
+    return frame.f_lineno or lines[-1]
 
 
 def call(frame: FrameType) -> str:

@@ -4,12 +4,12 @@ import check
 import lesson
 
 # Bits per byte of yours.py without and with a part, on the way of README.md: the weekend's parts
-# first (1 to 5, 21, 15), then 6 with 32, 7, 8 and 20. Seed 0; another seed differs by up to 0.02.
+# first (1 to 5, 21, 15), then 6 with 32, 7, 8 and 20. Seed 0; another seed differs by up to 0.05.
 WORTH = {
-    2: "it drives every weight of your trainer; a right gradient changes no bit",
+    2: "it drives every weight of your trainer, and changes its number by rounding alone",
     3: "in your trainer, 3.61 bits per byte become 3.50",
     4: "in your trainer, 3.50 bits per byte become 3.26",
-    5: "every step of your trainer is yours; a right loop changes no bit",
+    5: "every step of your trainer is yours, and its number changes by rounding alone",
     21: "in your trainer, 3.26 bits per byte become 3.12",
     15: "in your trainer, 3.12 bits per byte become 2.55",
     6: "in your trainer, 2.55 bits per byte become 2.39",

@@ -28,7 +28,7 @@ from spine import BOARD, PARTS, PLAIN, STEPS, Part, Refused, post, run
 from trial import trial
 
 RUN_S, RUN_WALL_S = 150, 1800  # of a run: seconds of processor, and in all; at twice that it ends
-SAME = 0.02  # bits per byte: two right versions of one part may differ so much, by rounding alone
+SAME = 0.03  # bits per byte: two right versions of one part may differ so much
 
 
 def judged(number: int, path: Path) -> str | None:
@@ -148,7 +148,9 @@ def show(rows: list[dict], out: dict, began: float) -> None:
     if out["counting"]:
         print(f"counting, your part 1:  {out['counting']:.3f} bits per byte: the line to get under")
     print(f"your trainer:           {out['bits']:.3f} bits per byte, to about {SAME}")
-    print(f"it writes: {out['sample'].splitlines()[0][:60]!r}; {time.perf_counter() - began:.0f} s")
+    written = [line for line in out["sample"].splitlines() if line.strip()][:2] or [""]
+    print(f"it writes: {' / '.join(written)[:68]!r}")
+    print(f"that took {time.perf_counter() - began:.0f} s")
 
 
 def remember(rows: list[dict], out: dict, folder: Path) -> list[dict]:

@@ -118,14 +118,14 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
             (2, 2, [0, 1, 0], [0, 0, 1], 3.0, "two bytes"),
             (7, 2, range(5), [6, 0, 6, 1, 2], 1.0, "each byte once, as the trainer asks"),
         ]
+        factored = []
         for V, D, x, y, size, told in cases:
             x, y = np.array(x), np.array(y)
             W = size * rng.normal(size=(V, V))
             E, U = size * rng.normal(size=(V, D)), size * rng.normal(size=(D, V))
             told = f"{told} (V {V}, D {D}, x {x.tolist()}, y {y.tolist()})"
             judge("table_gradient", answer.table_gradient, table_loss, {"W": W}, x, y, told)
-            pair = {"E": E, "U": U}
-            judge("factored_gradient", answer.factored_gradient, factored_loss, pair, x, y, told)
+            factored.append(({"E": E, "U": U}, x, y, told))
 
         x, y = np.array([0, 1, 1]), np.array([2, 0, 1])
         W = np.array([[2900.0, 0, 2899], [-2000, -2001, -1999], [0, 0, 0]])
@@ -133,9 +133,8 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
             "table_gradient", answer.table_gradient, table_loss, {"W": W}, x, y, "scores of 2,900"
         )
         E, U = W[:, :2] / 10, np.array([[3.0, 2, 1], [5, 5, 5.01]])
-        pair = {"E": E, "U": U}
-        told = "large scores"
-        judge("factored_gradient", answer.factored_gradient, factored_loss, pair, x, y, told)
+        for case in [*factored, ({"E": E, "U": U}, x, y, "large scores")]:
+            judge("factored_gradient", answer.factored_gradient, factored_loss, *case)
 
         V, D = 3000, 4
         E, U = rng.normal(size=(V, D)), rng.normal(size=(D, V))
