@@ -34,9 +34,8 @@ class Card(NamedTuple):
 # most words wins, and a bare name is the SXM board. An MI250 is two devices, each with its half.
 CARDS = {
     "GB200": Card(2.5e15, 186, 8.0), "B200": Card(2.25e15, 180, 8.0),
-    "B100": Card(1.8e15, 192, 8.0),
-    "H200": Card(989e12, 141, 4.8), "H200 NVL": Card(836e12, 141, 4.8),
-    "H200 PCIE": Card(836e12, 141, 4.8), "GH200": Card(989e12, 96, 4.0),
+    "B100": Card(1.8e15, 192, 8.0), "H200": Card(989e12, 141, 4.8), "GH200": Card(989e12, 96, 4.0),
+    "H200 NVL": Card(836e12, 141, 4.8), "H200 PCIE": Card(836e12, 141, 4.8),
     "H100": Card(989e12, 80, 3.35), "H100 NVL": Card(835e12, 94, 3.9),
     "H100 PCIE": Card(756e12, 80, 2.0), "H800": Card(989e12, 80, 3.35),
     "H800 PCIE": Card(756e12, 80, 2.0), "H20": Card(148e12, 96, 4.0),

@@ -65,10 +65,8 @@ def prepare(config: DataConfig) -> shards.Manifest:
     tokenizer = config.tokenizer and tokenizer_json.read(config.tokenizer, config.bos_token)
     job = worker.Job(config, tokenizer or None)
     if (manifest := worker.reuse(job)) is not None:
-        print(
-            f"{job.folder} is up to date: {manifest.rows('train'):,} training rows of "
-            f"{manifest.row_len}, fingerprint {manifest.fingerprint[:16]}"
-        )
+        rows = f"{manifest.rows('train'):,} training rows of {manifest.row_len}"
+        print(f"{job.folder} is up to date: {rows}, fingerprint {manifest.fingerprint[:16]}")
         return manifest
     worker.check_fields(job)
     if config.cluster:

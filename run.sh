@@ -109,7 +109,7 @@ if [[ "$*" =~ (s3|gs):// ]]; then install requirements-store.txt; fi  # docs/sto
 if [[ ! " $*" =~ " --data_dir"[=\ ] ]]; then
   python prepare_data.py "$preset"
 fi
-torchrun --standalone train.py "$preset" "$@"
+python train.py "$preset" "$@"
 if [[ ! $run/eval.jsonl -nt $run/status.json ]]; then  # it has trained since
   python eval.py loss "$preset"
   python eval.py sample "$preset" < /dev/null  # the prompts of the preset
@@ -117,3 +117,6 @@ fi
 echo "checkpoints  $(ls -d "$run"/checkpoints/step_* | tail -n 1)"
 echo "metrics      $run/metrics.jsonl"
 echo "report       $run/report.html"
+if [ "$first" = tiny ]; then
+  echo "next         bash run.sh tiny-chat; or .venv/bin/python eval.py look; or bash run.sh lesson 1"
+fi

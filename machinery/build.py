@@ -40,6 +40,9 @@ def describe(asked: cfg.Preset, preset: cfg.Preset, plan: Plan, manifest: Manife
     for even one checkpoint."""
     dtype, threads = str(world.dtype).removeprefix("torch."), torch.get_num_threads()
     on = f"on        {world.device_name}, {dtype}, torch {torch.__version__}, {threads} threads"
+    if (needed := plan.save_bytes / (world.world_size if plan.sharded else 1)) > world.memory_bytes:
+        sizes = f"{needed / 1e9:.0f} GB, and there are {world.memory_bytes / 1e9:.0f}"
+        raise UsageError(f"weights and optimizer take {sizes}: take a smaller preset, or more GPUs")
     if not is_done(run_dir := Path(preset.run.run_dir)):
         disk.check_room(run_dir, plan.save_bytes, "choose another --run_dir")
     return "\n".join((plan.text, on, folders.describe_data(asked, preset, plan, manifest)))

@@ -457,11 +457,6 @@ class Checkpointer:
         took_s = time.perf_counter() - start
         self.log(f"saved {path} in {took_s:.2f} s, training paused {stall_s or took_s:.2f} s")
         self._team.on_first(lambda: self._tidy(path))  # the others wait for the upload here
-        took_s = time.perf_counter() - start
-        limit = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
-        if "TORCHELASTIC_RUN_ID" in os.environ and took_s > float(os.environ.get(limit, 30)):
-            why = f"to save took {took_s:.0f} s, but torchrun kills earlier than that after SIGTERM"
-            self.log(f"warning: {why}; before you start, export {limit}={2 * took_s:.0f}")
 
     def _check_place(self) -> None:
         if not self._is_in_place():

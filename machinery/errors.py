@@ -30,7 +30,8 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Whether a device has no memory left, in the words of torch, the driver, Triton, cuDNN or
     cuBLAS."""
     said = repr(error).lower().replace(" ", "")
-    return any(words in said for words in ("outofmemory", "alloc_failed", "cublascreate"))
+    known = "outofmemory", "alloc_failed", "cublascreate", "allocatememory"
+    return any(words in said for words in known)
 
 
 def is_lost_rank(error: BaseException) -> bool:

@@ -142,8 +142,9 @@ class Manifest:
         is none; DataError if it cannot be used."""
         path = Path(folder) / "manifest.json"
         if not os.path.lexists(path):
-            here = Path(folder) == Path("data", preset)
-            option = "" if here else f" --data_dir {shlex.quote(str(folder))}"
+            is_begun = not path.parent.is_dir() or Path(folder, ".units").is_dir()
+            named = shlex.quote(str(folder)) if is_begun else "NEW_FOLDER"  # it may hold texts
+            option = "" if Path(folder) == Path("data", preset) else f" --data_dir {named}"
             command = f"python prepare_data.py {preset}{option} (and the options you want)"
             raise UsageError(f"{path} does not exist; run: {command}")
         return cls(folder, read_json(path))

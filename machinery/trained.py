@@ -94,8 +94,8 @@ def load_model(config: EvalConfig, read_export: Callable) -> tuple[GPT, dict]:
         if path is None or not path.exists():
             runs = [] if find_preset(name) else sorted(root.parent.parent.glob("*/checkpoints"))
             names = ", ".join(map(str, checkpoint.checkpoints(root) or [p.parent for p in runs]))
-            how = f"there are {names}" if names else f"train one first: torchrun train.py {name}"
-            raise UsageError(f"there is no checkpoint in {path or root}; {how}")
+            how = f"there are {names}" if names else f"train one first: python train.py {name}"
+            raise UsageError(f"there is no checkpoint in {(path or root).absolute()}; {how}")
         model, trainer = read_checkpoint(path, device, dtype, verified=not config.checkpoint)
     checkpoint.check_finite(model.state_dict(), f"{path} is of no use")
     said = trainer.get("about") or f"step {trainer['step']:,}, {trainer['tokens']:,} tokens"

@@ -312,8 +312,8 @@ def _parts(f: BinaryIO) -> Iterator[bytes]:
 def _not_text(raw: bytes) -> str | None:
     """What the beginning of a file shows it to be, if that is not plain text."""
     start = raw[:4096]
-    many = 8 * start.count(0) > len(start)  # NUL
-    what = "binary, or UTF-16 without its mark" if many else None
+    controls = sum(byte < 9 or 13 < byte < 32 for byte in start)
+    what = "binary, or UTF-16 without its mark" if 16 * controls > max(len(start), 512) else None
     return next((NOT_TEXT[magic] for magic in NOT_TEXT if raw.startswith(magic)), what)
 
 

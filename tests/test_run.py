@@ -110,7 +110,6 @@ def test_options_go_to_the_training_but_no_folder(machine, tmp_path):
 )
 def test_a_whole_run(words, prepares, store, machine, tmp_path):
     (tmp_path / "runs" / words.split()[0] / "checkpoints" / "step_00000001").mkdir(parents=True)
-    _script(tmp_path / "bin" / "torchrun", '#!/bin/sh\necho torchrun "$@" >> commands\n')
     done = machine("580.65", words=words.split())
     assert done.returncode == 0, done.stderr
     preset = words.split()[0]
@@ -119,7 +118,7 @@ def test_a_whole_run(words, prepares, store, machine, tmp_path):
     programs = [line for line in said if ".py" in line]
     scores = [f"eval.py loss {preset}", f"eval.py sample {preset}"]
     first = [f"prepare_data.py {preset}"] if prepares else []
-    train = f"torchrun --standalone train.py {words}"
+    train = f"train.py {words}"
     assert programs == [*first, train, *scores]
     (tmp_path / "runs" / preset / "eval.jsonl").write_text("")
     assert machine("580.65", words=words.split()).returncode == 0

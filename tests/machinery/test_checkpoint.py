@@ -481,20 +481,6 @@ def test_a_disk_too_small_is_seen_before_writing(run, monkeypatch):
     assert str(run.root) in said and names(run.root) == before
 
 
-def test_a_save_slower_than_the_grace_of_torchrun_warns(run, log, monkeypatch):
-    def warns(step):
-        log.clear()
-        run.save(step, *build(), {}, wait=True)
-        return any("TORCH_ELASTIC_SHUTDOWN_TIMEOUT=" in text for text in log)
-
-    monkeypatch.setenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "0.0001")
-    assert not warns(30)  # nobody will kill: this is not torchrun
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "a")
-    assert warns(40)
-    monkeypatch.delenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT")
-    assert not warns(50)  # far less than 30 s
-
-
 def test_a_damaged_one_of_the_same_step_is_replaced(run):
     file = run.root / "step_00000020" / "trainer.json"
     flip(file, 2)

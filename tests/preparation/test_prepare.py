@@ -632,6 +632,7 @@ CASES = {  # name -> (files, exit code, what the error names, options)
     "empty folder": ({"page.html": b"text"}, 2, "/t", []),
     "a program": ({"a.txt": b"\x7fELF\2\1\1\0"}, 3, "a.txt is ELF", []),
     "utf16": ({"a.txt": "text".encode("utf-16")}, 3, "a.txt is UTF-16", []),
+    "noise": ({"a.txt": random.Random(0).randbytes(1000)}, 3, "a.txt is binary", []),
     "bad json": ({"a.jsonl": b'{"text": "a"}\n{"text": \n'}, 3, "a.jsonl", []),
     "deep json": ({"a.jsonl": b'{"text": ' + 100_000 * b"[" + b"\n"}, 3, "a.jsonl", []),
     "no field": ({"a.jsonl": b'{"body": "a", "title": "b"}\n'}, 2, "it has body, title", []),
