@@ -257,15 +257,15 @@ def test_the_loader_reads_ahead_of_a_slow_disk(manifest, monkeypatch):
 def test_the_global_sequence_is_the_same_at_every_world_size(manifest):
     def rows(world_size, micro_batch, position=40):
         how = dict(seed=1, micro_batch=micro_batch, position=position, weights={"a": 1, "b": 2})
-        ranks = range(world_size)
+        ranks, out = range(world_size), []
         loaders = [RowLoader(manifest, rank=r, world_size=world_size, **how) for r in ranks]
-        out = []
         for _ in range(48 // (world_size * micro_batch)):
             for loader in loaders:
                 out += loader.next_batch()[0].tolist()
         for r, loader in enumerate(loaders):  # the first row of the last batch
             assert loader.first_row == position + 48 - (world_size - r) * micro_batch
             loader.close()
+        assert len({loader.random_seed() for loader in loaders}) == world_size
         return out
 
     assert rows(1, 4) == rows(2, 4) == rows(4, 2) == rows(3, 16) == rows(1, 1)
