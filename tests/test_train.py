@@ -135,7 +135,7 @@ def test_adamw_cosine_and_clipping_run_too(small_data, tmp_path, monkeypatch):
         step(optimizer)
 
     monkeypatch.setattr(torch.optim.AdamW, "step", noting)
-    stock = "--mlp swiglu --tie_embeddings --n_kv_head 1 --extras".split() + [""]
+    stock = "--mlp swiglu --tie_embeddings --n_kv_head 1 --dtype fp16 --extras".split() + [""]
     other = "--optimizer adamw --lr 0.003 --schedule cosine --decay 0.8 --grad_clip 0.5".split()
     here(small_data, tmp_path / "run", *other, *stock)
     values = list(losses(tmp_path / "run").values())
