@@ -325,9 +325,9 @@ def test_batches_are_not_overwritten_by_later_ones(manifest):
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
-@pytest.mark.parametrize("max_rows", [0, 7, 19])
-def test_each_validation_row_once_in_a_fixed_order(manifest, world_size, max_rows):
-    ranks = [list(val_batches(manifest, 4, max_rows, r, world_size)) for r in range(world_size)]
+@pytest.mark.parametrize("max_rows, batch", [(0, 4), (7, 1), (19, 4)])
+def test_each_validation_row_once_in_a_fixed_order(manifest, world_size, max_rows, batch):
+    ranks = [list(val_batches(manifest, batch, max_rows, r, world_size)) for r in range(world_size)]
     assert len({len(batches) for batches in ranks}) == 1  # the same number on each rank
     per_rank = [[row for x, _ in batches for row in x.tolist()] for batches in ranks]
     assert all(0 < len(x) <= 4 for batches in ranks for x, _ in batches)
