@@ -257,15 +257,15 @@ def test_the_loader_reads_ahead_of_a_slow_disk(manifest, monkeypatch):
 def test_the_global_sequence_is_the_same_at_every_world_size(manifest):
     def rows(world_size, micro_batch, position=40):
         how = dict(seed=1, micro_batch=micro_batch, position=position, weights={"a": 1, "b": 2})
-        ranks = range(world_size)
+        ranks, out = range(world_size), []
         loaders = [RowLoader(manifest, rank=r, world_size=world_size, **how) for r in ranks]
-        out = []
         for _ in range(48 // (world_size * micro_batch)):
             for loader in loaders:
                 out += loader.next_batch()[0].tolist()
         for r, loader in enumerate(loaders):  # the first row of the last batch
             assert loader.first_row == position + 48 - (world_size - r) * micro_batch
             loader.close()
+        assert len({loader.random_seed() for loader in loaders}) == world_size
         return out
 
     assert rows(1, 4) == rows(2, 4) == rows(4, 2) == rows(3, 16) == rows(1, 1)
@@ -325,9 +325,9 @@ def test_batches_are_not_overwritten_by_later_ones(manifest):
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
-@pytest.mark.parametrize("max_rows", [0, 7, 19])
-def test_each_validation_row_once_in_a_fixed_order(manifest, world_size, max_rows):
-    ranks = [list(val_batches(manifest, 4, max_rows, r, world_size)) for r in range(world_size)]
+@pytest.mark.parametrize("max_rows, batch", [(0, 4), (7, 1), (19, 4)])
+def test_each_validation_row_once_in_a_fixed_order(manifest, world_size, max_rows, batch):
+    ranks = [list(val_batches(manifest, batch, max_rows, r, world_size)) for r in range(world_size)]
     assert len({len(batches) for batches in ranks}) == 1  # the same number on each rank
     per_rank = [[row for x, _ in batches for row in x.tolist()] for batches in ranks]
     assert all(0 < len(x) <= 4 for batches in ranks for x, _ in batches)

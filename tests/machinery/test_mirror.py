@@ -98,10 +98,10 @@ def test_a_checkpoint_outlives_its_machine(url, tmp_path):  # noqa: F811
     assert len(lines.read_text().splitlines()) == 4
     assert (toy.root / "step_00000004" / "MANIFEST.json").read_bytes() == published
 
-    toy.load()
-    assert toy.text.count("restored from") == 1  # the near one is as good
+    assert toy.load()[0] == 4 and toy.text.count("restored from") == 1  # the near one is as good
     flip(toy.root / "step_00000004" / BIG, 5)
-    assert toy.load()[0] == 4 and toy.text.count("restored from") == 2
+    lines.write_text(longer := '{"step": 1}\n' * 9)  # than the store's: it stays
+    assert (toy.load()[0], toy.text.count("restored from"), lines.read_text()) == (4, 2, longer)
 
     place = toy.place(4)
     raw = bytearray(toy.store.read(f"{place}/{BIG}"))
