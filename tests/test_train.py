@@ -162,6 +162,10 @@ def test_a_mixture_is_drawn_by_its_weights_and_another_in_the_decay(tmp_path, ca
     assert drawn == {"low": 36, "high": 12 + 48}
     said = re.search(r"([\d.]+) epochs of (\w+);", capsys.readouterr().out)
     assert last[said[2]] == max(last.values()) == pytest.approx(float(said[1]), abs=0.01)
+    faults.start(folder, tmp_path / "two", *mixture, world=2).end(0)
+    one, two = (metrics(tmp_path / name) for name in ("run", "two"))
+    one, two = ([r["val_bpb_by_source"] for r in run if "val_bpb" in r][-1] for run in (one, two))
+    assert one == pytest.approx(two, rel=1e-4) and one["low"] > 1.05 * one["high"]
     with pytest.raises(UsageError, match="nosuch"):
         here(folder, tmp_path / "other", "--mixture", "nosuch=1")
 
