@@ -94,6 +94,8 @@ def test_a_change_is_told_in_tokens_of_each_class_and_seed():
     assert told == [["|", "smear", *["|", "1.50,", "2.00"] * 3, "|"]] * len(recipe.CLASSES)
     assert recipe.bits_per_byte(rows[0], [0, 2]) == 2 * recipe.bits_per_byte(rows[0], [4])
     pytest.raises(UsageError, recipe.main, ["parts", "nothing"])
+    page = recipe.ROWS.with_suffix(".md").read_text(encoding="utf-8")
+    assert page == recipe.render(read_jsonl(recipe.ROWS, bool))
 
 
 @pytest.mark.parametrize("idea", ["nanochat", "head_gates"])

@@ -10,6 +10,7 @@ from conftest import ROOT, environment, run
 
 import config
 from config import UsageError
+from instruments.talk.sample import SampleConfig
 from machinery import cli, errors
 
 
@@ -40,9 +41,8 @@ def test_an_option_of_another_project_is_answered_with_ours():
     with pytest.raises(UsageError, match="--tokens_per_step"):
         parse("--batch-size=32")
     preset = config.PRESETS["tiny"]
-    names = {
-        f"--{name}" for part in (preset.model, preset.train, preset.run) for name in vars(part)
-    }
+    parts = (preset.model, preset.train, preset.run, preset.data, SampleConfig())
+    names = {f"--{name}" for part in parts for name in vars(part)}
     named = re.findall(r"--\w+", " ".join(config.FOREIGN.values()))
     assert len(named) > 40 and set(named) <= names
     assert not names & {f"--{name}" for name in config.FOREIGN}
