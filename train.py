@@ -111,7 +111,7 @@ def main(argv: list[str]) -> int:
         state = build.load(checkpoints, model, optimizers, preset, manifest, source)
         plan = resume(state, preset, plan, log, progress) if state else plan
         if ranks.any_rank(progress.step >= plan.steps and world.is_first and is_done(log.run_dir)):
-            how = f"python eval.py sample --run_dir {log.run_dir} shows what it writes"
+            how = f"python eval.py sample --run_dir {str(log.run_dir)!r} shows what it writes"
             log.print(f"{log.run_dir} is finished ({progress.step:,} steps); {how}")
             return 0
         signals = ranks.Signals()

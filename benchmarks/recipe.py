@@ -46,8 +46,8 @@ ABOUT = """# What the recipe is worth
 
 Made by `python benchmarks/recipe.py` from RECIPE.jsonl; the rule of the verdict is in that file.
 Depth 4, width 256, rows of 257, a vocabulary of 2,048, steps of 2,048 tokens, decay over 65%. How
-many times as many tokens a run with the change needs for the loss that the base has, seeds 0 and 1;
-empty where that lies outside of the runs.
+many times as many tokens a run with the change needs for the loss that the base has: a number for
+each seed that was run, 0 and then 1; n/a where that lies outside of the runs.
 """
 CLASSES = {"all": slice(None), "copies": [0, 2], "not copies": [1, 3], "after a new token": [4]}
 CHANGES = {  # by part; name: (an idea of tried.py, options of train.py)
@@ -96,14 +96,14 @@ def bits_per_byte(row: dict, classes) -> float:
 
 
 def needs(found: dict, data: str, name: str, tokens: int, classes) -> str:
-    """How many times as many tokens as the base, a number for each seed; empty: beyond the runs."""
+    """How many times as many tokens as the base, a number for each seed; n/a: beyond the runs."""
     times = []
     for seed in SEEDS:
         of = [[(t, found.get((data, who, seed, t))) for t in HORIZONS] for who in (name, "base")]
         curves = [[(t, bits_per_byte(row, classes)) for t, row in rows if row] for rows in of]
         if all(tokens in dict(curve) for curve in curves):
             times.append(saved(tokens, *curves))
-    return ", ".join(f"{x:.2f}" for x in times if 0 < x < math.inf)
+    return ", ".join(f"{x:.2f}" if 0 < x < math.inf else "n/a" for x in times)
 
 
 def render(rows: list[dict]) -> str:

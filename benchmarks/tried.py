@@ -3,7 +3,7 @@
     python benchmarks/tried.py smear train tiny --steps 400      an idea, a program, its words
 
 For scaling.py and recipe.py, which ask whether an idea pays as tokens grow. One that does belongs
-in model.py. Initial values and rates are nanochat's (at 92d63d4), where it has the idea.
+in model.py. Initial values and rates (not betas) are nanochat's, at 92d63d4, if it has the idea.
 """
 
 import importlib

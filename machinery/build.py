@@ -36,8 +36,8 @@ OUT_OF_MEMORY = "out of memory"
 
 
 def describe(asked: cfg.Preset, preset: cfg.Preset, plan: Plan, manifest: Manifest, world) -> str:
-    """The plan, this machine and the data, in lines to print; StorageError if the disk has no room
-    for even one checkpoint."""
+    """The plan, this machine and the data, in lines to print; UsageError if weights and optimizer
+    do not fit into memory, StorageError if one checkpoint does not fit on the disk."""
     dtype, threads = str(world.dtype).removeprefix("torch."), torch.get_num_threads()
     on = f"on        {world.device_name}, {dtype}, torch {torch.__version__}, {threads} threads"
     if (needed := plan.save_bytes / (world.world_size if plan.sharded else 1)) > world.memory_bytes:

@@ -142,8 +142,8 @@ class Manifest:
         is none; DataError if it cannot be used."""
         path = Path(folder) / "manifest.json"
         if not os.path.lexists(path):
-            is_begun = not path.parent.is_dir() or Path(folder, ".units").is_dir()
-            named = shlex.quote(str(folder)) if is_begun else "NEW_FOLDER"  # it may hold texts
+            is_foreign = path.parent.is_dir() and not Path(folder, ".units").is_dir()  # of texts?
+            named = "NEW_FOLDER" if is_foreign else shlex.quote(str(folder))
             option = "" if Path(folder) == Path("data", preset) else f" --data_dir {named}"
             command = f"python prepare_data.py {preset}{option} (and the options you want)"
             raise UsageError(f"{path} does not exist; run: {command}")

@@ -118,7 +118,7 @@ def statistics(picks: Sequence[int], golds: Sequence[int], options: Sequence[int
     (picked, times), (best, right) = (Counter(x).most_common(1)[0] for x in (picks, golds))
     p = hits / n
     stderr, z = math.sqrt(p * (1 - p) / max(1, n - 1)), (hits - expected) / deviation
-    middle, half = hits + 1.92, math.sqrt(3.84 * (n * p * (1 - p) + 0.96))
+    middle, half = hits + 1.92, math.sqrt(3.84 * (n * p * (1 - p) + 0.96))  # 3.84 = 1.96^2
     score = dict(n=n, hits=hits, accuracy=p, stderr=stderr, z=z)
     score |= dict(low=(middle - half) / (n + 3.84), high=(middle + half) / (n + 3.84))
     score |= dict(chance=expected / n, chance_sd=deviation / n)

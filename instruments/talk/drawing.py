@@ -35,7 +35,7 @@ class DrawConfig(EvalConfig):
 
 
 def draw_on_one_thread(model: GPT) -> None:
-    """On a CPU, a small model draws as fast on one, and many times faster on a busy machine."""
+    """On a CPU, a small model is hardly slower on one, and several times faster if others run."""
     if model.cos.device.type == "cpu" and model.config.n_embd < 1024:
         torch.set_num_threads(1)
 

@@ -89,13 +89,12 @@ def test_a_change_is_told_in_tokens_of_each_class_and_seed():
             nats = (3 - math.log2(tokens / late) / 8) * math.log(2) * 80
             row = dict(data="code", name=name, seed=seed, tokens=tokens)
             rows.append(row | dict(classes=[[2 * nats, 80], [nats, 80]] * 2 + [[nats, 80]]))
-    lines = recipe.render(rows).splitlines()
-    told = [line.split() for line in lines if line.startswith("| smear")]
+    told = [s.split() for s in recipe.render(rows).splitlines() if s.startswith("| smear")]
     assert told == [["|", "smear", *["|", "1.50,", "2.00"] * 3, "|"]] * len(recipe.CLASSES)
     assert recipe.bits_per_byte(rows[0], [0, 2]) == 2 * recipe.bits_per_byte(rows[0], [4])
     pytest.raises(UsageError, recipe.main, ["parts", "nothing"])
-    page = recipe.ROWS.with_suffix(".md").read_text(encoding="utf-8")
-    assert page == recipe.render(read_jsonl(recipe.ROWS, bool))
+    rows, page = read_jsonl(recipe.ROWS, bool), recipe.ROWS.with_suffix(".md")
+    assert page.read_text(encoding="utf-8") == recipe.render(rows)
 
 
 @pytest.mark.parametrize("idea", ["nanochat", "head_gates"])

@@ -172,6 +172,7 @@ def test_a_busy_connection_does_not_turn_the_exit_code_into_an_abort(tmp_path):
     "said, is_memory",
     [
         ("CUDA out of memory. Tried to allocate 2.00 GiB", True),
+        ("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes", True),
         ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasLtMatmul`", True),
         ("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`", True),
         ("cuDNN error: CUDNN_STATUS_ALLOC_FAILED", True),
