@@ -77,7 +77,7 @@ def trial(number: int, yours, ours) -> str | None:
     """Right, and fast enough for the run? None, or what is wrong."""
     call, times = calls()[number]
     results, seconds = [], []
-    for part in (ours, yours):
+    for part in (ours, yours) * 3:  # the least of three: a few milliseconds are easily disturbed
         began = time.process_time()
         try:
             # numpy's parts are called inside of autograd.Functions, where torch records nothing
@@ -88,12 +88,12 @@ def trial(number: int, yours, ours) -> str | None:
         except Exception as error:
             return f"in its trial: {type(error).__name__}: {error}"
         seconds.append(time.process_time() - began)
-    right, found = results
+    right, found = results[:2]
     if len(right) != len(found):
         return f"on the run's shapes it gives {len(found):,} numbers, ours gives {len(right):,}"
     off = np.abs(np.subtract(right, found)).max()
     if not np.allclose(found, right, atol=2e-3, rtol=1e-3):
         return f"on the run's shapes it gives other numbers than ours, by up to {off:.3g}"
-    if seconds[1] * times > PART_S:
-        return f"too slow for the run: about {seconds[1] * times:.0f} s, of {PART_S} allowed"
+    if (least := min(seconds[1::2]) * times) > PART_S:
+        return f"too slow for the run: about {least:.0f} s, of {PART_S} allowed"
     return None
