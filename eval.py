@@ -13,9 +13,9 @@
     plan        memory, hours, dollars and loss of a preset on another machine
 
 MODEL: the name of a preset; the folder of a run, a checkpoint or an export; or a stock model by its
-folder or hf:REPO. `loss`, `choice` and `core` append their figures to eval.jsonl in the folder of
-the run or model. Works with the raw module, on one device. Next: model.py has stream(), flops.py
-the metric, instruments/ the commands.
+folder or hf:REPO. `loss`, `choice`, `core` and `noise` append their figures to eval.jsonl in the
+folder of the run or model. Works with the raw module, on one device. Next: model.py has stream(),
+flops.py the metric, instruments/ the commands.
 """
 
 import importlib

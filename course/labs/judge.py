@@ -102,7 +102,7 @@ def score(base: Path, data: Path, folder: Path, lab: int) -> tuple[float, float]
     (bpb,) = [r["full_val_bpb"] for r in records if "full_val_bpb" in r]
     if lab == 5:  # on the base's text
         run(base, "eval.py", "loss", folder, "--data_dir", data, "--device", "cpu")
-        bpb = json.loads((folder / "eval.jsonl").read_text().splitlines()[-1])["bpb"]
+        bpb = json.loads((folder / "eval.jsonl").read_text().splitlines()[-1])["val_bpb"]
     return bpb, statistics.median(r["step_s"] for r in records if "step_s" in r)
 
 

@@ -78,7 +78,7 @@ def is_score(line: dict) -> bool:
     return (
         fits(line, "step tokens chance n stderr task", norm=is_word)
         and number(line.get("core", line.get("accuracy")))
-        and (line.get("chance_sd") is not None or 0 <= line["chance"] <= 1)
+        and (bool(line.get("chance_sd")) or 0 <= line["chance"] <= 1)
     )
 
 

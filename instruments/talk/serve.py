@@ -327,7 +327,7 @@ def run(config: ServeConfig, load_model: Callable) -> None:
     name, tuned = run_of(trainer["path"]).name, is_tuned(trainer)
     service = Service(model, open_tokenizer(config, trainer), name, tuned)
     size, prompts = sum(p.numel() for p in model.parameters()), prompts_of(config, trainer)
-    service.about |= dict(parameters=size, tokens=trainer.get("tokens"), prompts=prompts)
+    service.about |= dict(parameters=size, tokens=trainer.get("tokens") or None, prompts=prompts)
     host, port = listener.getsockname()
     host = socket.gethostname() if host == "0.0.0.0" else host
     token = config.token or ("" if config.host in LOCAL else secrets.token_urlsafe(18))

@@ -324,6 +324,11 @@ def test_a_lab_is_judged_by_the_noise_of_its_seeds():
     assert 0.03 < called < 0.07
 
 
+def test_lab_5_is_scored_on_the_text_of_the_base(own_run, small_data):
+    before, after = (judge.score(ROOT, small_data, own_run, lab)[0] for lab in (4, 5))
+    assert after == pytest.approx(before, abs=1e-4)
+
+
 @pytest.mark.slow
 def test_a_lab_judges_a_real_change_and_a_placebo(tmp_path):
     """In a clone of the files as they are now, with two seeds and very few steps."""

@@ -205,6 +205,7 @@ LINES = [
     {"start": start(95.0, last_step=3, last_time=99.0, eval_tokens=5)},
     dict(step=12, tokens=12_000, skipped=1),
 ]
+START = {"start": start(90.0, usd_per_hour=1.0, on_gpu=True, command=EVIL, device=EVIL)}
 FILES = {
     "config.json": dict(steps=10, data_fingerprint="x", seed=0, lr=0.1),
     "status.json": dict(state="done", error="no"),
@@ -217,10 +218,11 @@ def test_odd_values_in_any_field_are_text_or_left_out(tmp_path, monkeypatch):
     watched = [r | SEEN if "loss" in r else r for r in ten_steps()]
     hostile = [odd for record in LINES for odd in every_field(record)]
     monkeypatch.setattr(curves, "MOST", 1000)
-    folder = make_run(tmp_path / "all", [start_line(), *watched, *hostile], **{EVIL: EVIL})
+    folder = make_run(tmp_path / "all", [START, *watched, *hostile], **{EVIL: EVIL})
     sample = dict(step=4, tokens=1, prompt="def", text="x")
     for name, record in (("samples.jsonl", sample), ("eval.jsonl", SCORE)):
-        (folder / name).write_text("".join(json.dumps(r) + "\n" for r in every_field(record)))
+        lines = [SCORE | dict(chance=2, chance_sd=0), *every_field(record)]
+        (folder / name).write_text("".join(json.dumps(r) + "\n" for r in lines))
     page = page_of(folder)  # with all its pictures
     assert set(page.tags) <= ALLOWED and page.tags.count("svg") >= 7
     report.compared([str(folder), str(folder)])
@@ -231,10 +233,6 @@ def test_odd_values_in_any_field_are_text_or_left_out(tmp_path, monkeypatch):
             assert set(page_of(folder).tags) <= ALLOWED
 
 
-def start_line() -> dict:
-    return {"start": start(90.0, usd_per_hour=1.0, on_gpu=True, command=EVIL, device=EVIL)}
-
-
 ALLOWED = {*"html meta title style main header h1 h2 section div p b span table tr th td".split()}
 ALLOWED |= {*"figure figcaption pre details summary svg g path defs use text".split()}
 
@@ -242,7 +240,7 @@ ALLOWED |= {*"figure figcaption pre details summary svg g path defs use text".sp
 @pytest.mark.parametrize("width, scheme", SCREENS)
 def test_in_a_browser_nothing_runs_and_nothing_is_loaded(width, scheme, browser, tmp_path):  # noqa: F811
     """Of hostile text; and were a part of it not escaped, the policy would stop it."""
-    folder = make_run(tmp_path / "a", [start_line(), *ten_steps()], {"state": EVIL}, extras=[EVIL])
+    folder = make_run(tmp_path / "a", [START, *ten_steps()], {"state": EVIL}, extras=[EVIL])
     sample = dict(step=10, tokens=10_000, prompt=EVIL, text=EVIL * 50)
     (folder / "samples.jsonl").write_text(json.dumps(sample))
     path = report.write(folder)
