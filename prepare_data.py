@@ -115,7 +115,7 @@ def merge(job: worker.Job, tokenizer: Tokenizer, records: dict) -> shards.Manife
     for s, source in enumerate(job.sources):
         chosen = [records[unit] for unit in worker.first_units(job, s, records)]
         counts = {"units": len(chosen), "units_in_source": len(job.units[s])}
-        facts.append({"name": source.name, "spec": job.config.source[s], **counts, **job.facts[s]})
+        facts.append({"name": source.name, "spec": source.spec, **counts, **job.facts[s]})
         for record in chosen:
             notes.update(record["notes"])
         for split in ("train", "val"):

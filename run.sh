@@ -13,7 +13,7 @@ if [[ $first == -h || $first == --help ]]; then
   sed -n '2,/^set /s/^# //p' run.sh
   exit
 fi
-if [[ $first == -* || " $*" == *" --run_dir"* ]]; then
+if [[ $first == -* || " $*" == *" --run"[-_]"dir"* ]]; then
   echo "error: run.sh takes a preset, then options of train.py but --run_dir; for '$*' run the" \
     "programs by hand (README.md)" >&2
   exit 2
@@ -106,12 +106,12 @@ esac
 preset=$first run=runs/$first
 shift $(($# > 0))
 if [[ "$*" =~ (s3|gs):// ]]; then install requirements-store.txt; fi  # docs/store.md
-if [[ ! " $*" =~ " --data_dir"[=\ ] ]]; then
+if [[ ! " $*" =~ " --data"[-_]"dir"[=\ ] ]]; then
   python prepare_data.py "$preset"
 fi
 python train.py "$preset" "$@"
 if [[ ! $run/eval.jsonl -nt $run/status.json ]]; then  # it has trained since
-  python eval.py loss "$preset"
+  python eval.py loss "$preset" || true  # of data that was staged elsewhere, the error says how
   python eval.py sample "$preset" < /dev/null  # the prompts of the preset
 fi
 echo "checkpoints  $(ls -d "$run"/checkpoints/step_* | tail -n 1)"

@@ -64,7 +64,7 @@ def main() -> None:
     for run in args.runs:
         lines = [f"\n{run}\n{head}\n" + "| --- " * 11 + "|"]
         for path in sorted(checkpoint.checkpoints(Path(run) / "checkpoints")):
-            if not args.steps or checkpoint.step_of(path) in args.steps:
+            if not args.steps or int(path.name[5:]) in args.steps:
                 lines.append(f"| {' | '.join(measure(path, args.data_dir, args.rows))} |")
         print("\n".join(lines), flush=True)
 

@@ -33,7 +33,7 @@ from torch.distributed.tensor import DTensor
 
 from config import UsageError
 from machinery import disk
-from machinery.errors import CheckpointError, DataError, NonFiniteError, StorageError
+from machinery.errors import CheckpointError, DataError, NonFiniteError, StorageError, is_lost_rank
 from optim import local
 
 Optimizers = list[torch.optim.Optimizer]
@@ -102,10 +102,6 @@ def checkpoints(root: str | Path) -> list[Path]:
         return []
     except OSError as error:
         raise CheckpointError(f"{root} cannot be read ({error.strerror})") from None
-
-
-def step_of(path: Path) -> int:
-    return int(path.name[5:])
 
 
 def why_invalid(path: str | Path, only: str = "") -> str | None:
@@ -419,8 +415,7 @@ class Checkpointer:
 
     @property
     def error(self) -> Exception | None:
-        """Why training must not continue. A rank may see it a step before another does: they agree
-        on it, then all call join(raises=True)."""
+        """Why training must not continue: the ranks agree on it, then all join(raises=True)."""
         return self._error if self._failures >= MAX_FAILURES else None
 
     def join(self, raises: bool = False) -> None:
@@ -436,11 +431,16 @@ class Checkpointer:
         """The end of a run: wait for the save in flight, raise its failure, and close the mirror.
         The other ranks stay: a launcher that sees one leave soon kills the first."""
         self.join(raises=True)
-        self._team.on_first(lambda: self.mirror and self._try("close it", self.mirror.close))
+        close = lambda: self.mirror.close(self.root / newest_first(self._valid)[0])
+        self._team.on_first(lambda: self.mirror and self._try("close the mirror", close))
+
+    def leave(self, kind, error, trace) -> None:
+        """However a run ends, a save in flight ends first: unless it waits for a lost rank."""
+        if not is_lost_rank(error):
+            self.join()
 
     def _run(self, step, state, record, start, stall_s=None) -> None:
-        """Publish and tidy up, in the background or not, and leave the outcome in self._error: the
-        same on all ranks."""
+        """Publish and tidy up; the outcome is left in self._error, the same on all ranks."""
         try:
             self._team.on_first(self._check_place)
             path = _publish(self._team, self.root, step, state, record)

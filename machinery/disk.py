@@ -127,7 +127,7 @@ def fsync(path: str | Path) -> None:
 
 
 def temporary(path: Path) -> Path:
-    """A name beside `path` for what will take its place; the next start removes what is left."""
+    """A name beside `path` for what takes its place. A run, at its start, removes what is left."""
     return path.with_name(f".tmp-{path.name}-{uuid.uuid4().hex[:8]}")
 
 

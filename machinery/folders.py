@@ -101,6 +101,7 @@ def identity(preset: cfg.Preset, manifest: Manifest) -> dict:
     """The facts that decide the numbers of a run: with one changed, it is another run."""
     facts = dict(data_fingerprint=manifest.fingerprint, tokenizer_sha256=manifest.tokenizer_sha256)
     facts |= dict(conversations=True) if manifest.marks else {}
+    facts["revisions"] = [source.get("revision") for source in manifest.tree["sources"]]
     return asdict(preset.train) | asdict(preset.model) | facts
 
 
@@ -108,7 +109,7 @@ def check_same_run(now: dict, where: Path, trainer: dict) -> None:
     """UsageError with the fields that differ if `where`, whose record is `trainer`, belongs to
     another run than that of identity `now`. The number of steps may differ until either run's
     learning rate begins to fall."""
-    before = trainer.get("identity", {})
+    before = dict(revisions=now["revisions"]) | trainer.get("identity", {})
     differ = differences(before, now, now.keys() | before.keys())
     remedy = "give the same options to resume it, or another --run_dir to start a new run"
     if list(differ) == ["steps"] and now["schedule"] == "wsd" and type(before.get("steps")) is int:

@@ -61,6 +61,8 @@ class Log:
         if not self.is_first:
             return
         samples, records = self.run_dir / "samples.jsonl", read_jsonl(self.file)
+        if not records and os.path.lexists(self.file):  # it could not be read today
+            self.file.rename(self.file.with_name("metrics_unread.jsonl"))
         if steps := [r for r in records if "loss" in r]:
             start = start | dict(last_step=steps[-1]["step"], last_time=steps[-1].get("time"))
 
@@ -218,8 +220,7 @@ def is_done(run_dir: Path) -> bool:
     return False
 
 
-def is_step_or_start(line: dict) -> bool:
-    return isinstance(line.get("step"), int) or isinstance(line.get("start"), dict)
+is_step_or_start = lambda r: isinstance(r.get("step"), int) or isinstance(r.get("start"), dict)
 
 
 def read_jsonl(path: Path, is_record: Callable[[dict], bool] = is_step_or_start) -> list[dict]:

@@ -32,7 +32,7 @@ from machinery.store import Store
 
 SMALL = (
     "metrics.jsonl", "config.json", "tokenizer.json", "status.json", "samples.jsonl", "eval.jsonl",
-    "report.html", "loss.png",
+    "report.html", "loss.png", "wandb_id",
 )  # fmt: skip
 LARGEST_SMALL = 1 << 30  # bytes of one of these
 RENEW_S, WATCH_S = 15.0, 60.0
@@ -165,9 +165,11 @@ class Mirror:
                 self.store.remove(name, recursive=True)
             whole += self.store.read(f"{name}/{MANIFEST}") is not None
 
-    def close(self) -> None:
-        """The end of the run: send the small files as they are now, and give the lease back."""
+    def close(self, newest: Path) -> None:
+        """The end: send the newest checkpoint if it is missing, the small files as they are now."""
         self.lease.renew()
+        if self._read(f"{newest.name}/{MANIFEST}") is None:
+            self.upload(newest)
         self._send_small()
         self.lease.give_back()
 

@@ -43,9 +43,7 @@ class Plan:
     save_bytes: int  # of one checkpoint
     text: str = ""  # the table to print
 
-    @property
-    def sharded(self) -> bool:
-        return self.parallel == "fsdp"
+    sharded = property(lambda self: self.parallel == "fsdp")
 
     @property
     def rows_per_step(self) -> int:

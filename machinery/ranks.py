@@ -34,9 +34,7 @@ class World:
     dtype: torch.dtype
     memory_bytes: int  # of the GPU that has least; without GPUs, a rank's share of the host's
 
-    @property
-    def is_first(self) -> bool:
-        return self.rank == 0
+    is_first = property(lambda self: self.rank == 0)
 
     @property
     def device_name(self) -> str:
@@ -137,12 +135,12 @@ def meet_and_test(world: World, timeout_s: float) -> None:
     _set_pg_timeout(timedelta(seconds=ANSWER_S))
 
 
-def any_rank(problem: object, group: dist.ProcessGroup | None = None) -> object:
+def any_rank(problem: object) -> object:
     """The first problem that any rank has (a text, an exception; None: none), on all ranks."""
     problems = [problem]
     if dist.is_initialized():
         problems *= dist.get_world_size()
-        dist.all_gather_object(problems, problem, group=group)
+        dist.all_gather_object(problems, problem)
     return next(filter(None, problems), None)
 
 

@@ -15,6 +15,7 @@ ordered by hash, so the first few are a fair sample. Next: worker.py turns a uni
 """
 
 import codecs
+import dataclasses
 import glob
 import hashlib
 import io
@@ -25,7 +26,6 @@ import sysconfig
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import takewhile
 from pathlib import Path
@@ -53,7 +53,7 @@ REPAIR = "repair or remove it"
 AGAIN = "run the same command again: finished units are kept"
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Source:
     name: str
     kind: str  # stdlib, chats, files or hf; other modules ask for the properties below instead
@@ -62,6 +62,7 @@ class Source:
     config: str | None = None
     split: str = "train"
     revision: str | None = None
+    spec: str = dataclasses.field(default="", repr=False)  # as it was given, without the revision
 
     remote = property(lambda self: self.kind == "hf")  # read by the Hub's library
     unbounded = remote  # may hold more text than anyone wants
@@ -75,7 +76,7 @@ def parse(spec: str) -> Source:
     name, rest = re.fullmatch(r"(?:([\w.-]+)=)?(.*)", spec, re.DOTALL).groups()
     rest, _, fields = rest.partition("#")
     kind, _, place = rest.partition(":")
-    config = split = revision = ""
+    config = split = commit = ""
     if rest in ("stdlib", "stdlib+site"):
         name, kind, place = name or "stdlib", "stdlib", rest
     elif rest == "chats:stdlib":
@@ -86,7 +87,7 @@ def parse(spec: str) -> Source:
         place = os.path.abspath(os.path.expanduser(place))
     elif kind == "hf" and place:
         if "://" not in place:
-            place, _, revision = place.partition("@")
+            place, _, commit = place.partition("@")
             place, _, config = place.partition(":")
             config, _, split = config.partition(":")
         name = name or place.rstrip("/").split("/")[-1]
@@ -96,7 +97,8 @@ def parse(spec: str) -> Source:
     name = re.sub(r"[^\w.-]", "_", name).lstrip(".") or kind  # a folder's name, below train/
     name = name.encode()[:200].decode(errors="ignore")  # no file system takes more than 255 bytes
     fields = tuple((fields or "text").split("+"))
-    return Source(name, kind, place, fields, config or None, split or "train", revision or None)
+    spec = spec.replace(f"@{commit}", "") if commit else spec
+    return Source(name, kind, place, fields, config or None, split or "train", commit or None, spec)
 
 
 def list_units(source: Source) -> tuple[list[dict], dict]:

@@ -60,8 +60,8 @@ class Job:
         self._read_options()
         self.units, self.facts = zip(*map(self._list, self.sources))
         self.all_units = [(s, u) for s, units in enumerate(self.units) for u in range(len(units))]
-        revisions = [facts.get("revision") for facts in self.facts]
-        self.sources = [replace(s, revision=r) for s, r in zip(self.sources, revisions)]
+        pinned = zip(self.sources, self.facts)
+        self.sources = [replace(s, revision=facts.get("revision")) for s, facts in pinned]
         self.nfc = config.nfc
         tokenizer = [config.vocab_size, config.nfc, TOKENIZER_CHARS, self.shares]
         if given:
@@ -71,10 +71,11 @@ class Job:
             self.nfc, tokenizer = given.nfc, given.sha256
             if len(set(self.shares)) > 1:  # they decide which units there are
                 tokenizer = [tokenizer, self.shares]
-        options = {key: getattr(config, key) for key in ("source", "row_len", "val_fraction")}
+        options = {"source": [s.spec for s in self.sources], "tokenizer": tokenizer}
+        options |= {"revisions": [s.revision for s in self.sources], "format": shards.FORMAT}
+        options |= {"row_len": config.row_len, "val_fraction": config.val_fraction}
         options |= {"dedup": config.dedup} if config.dedup != "none" else {}
-        options |= {"format": shards.FORMAT, "buffer": BUFFER, "revisions": revisions}
-        self.options = digest(options | {"tokenizer": tokenizer})
+        self.options = digest(options | {"buffer": BUFFER})
         self.key = digest([self.options, self.units])  # of all that decides the shards' content
 
         sizes = [size for facts in self.facts for size in facts.get("files", {}).values()]
@@ -119,8 +120,6 @@ class Job:
             raise UsageError(f"{much}; give its training tokens: --tokens 2B, or --tokens all")
         if not 0 < (fraction := config.val_fraction) < 1:
             raise UsageError(f"val_fraction {fraction} is not in (0, 1); try --val_fraction 0.02")
-        if config.workers < 0:
-            raise UsageError(f"workers {config.workers} is below 0; 0 takes all cores")
         data.pack([], config.row_len, 0)  # refuses a bad row_len
 
     def _list(self, source: sources.Source) -> tuple[list[dict], dict]:
@@ -140,19 +139,19 @@ class Job:
     def _val_below(self) -> int:
         """A block is held out if its 64-bit hash is below this: `val_fraction` of all blocks are.
 
-        Of a few dozen blocks that may be none, or far too many. So a small corpus is read here, and
-        the blocks with the smallest hashes are held out, until they have `val_fraction` of the
-        bytes, and at least a row (at 8 bytes per token), but not over half of the text.
-        """
-        if self.bytes is None or self.bytes > SMALL:
-            return int(self.config.val_fraction * 2**64)
+        Of a few blocks that may be none, or far too many. So if the corpus is small, or little of
+        it is held out, it is read here: those of the smallest hashes are held out, until they have
+        `val_fraction` of the bytes and at least a row (8 bytes per token), but not over half."""
+        share = self.config.val_fraction
+        if self.bytes is None or self.bytes > SMALL and self.bytes * share > SMALL / 100:
+            return int(share * 2**64)
         found = {}  # hash -> bytes: a block that occurs twice counts once
         for s, u in self.all_units:
             size = self.block_of(s)
             for block in (b for text in self.texts(s, u) for b in blocks(text, size)):
                 found[hash64(block)] = len(block.encode("utf-8"))
         size, below, held = sum(found.values()), 0, 0
-        wanted = max(self.config.val_fraction * size, min(8 * self.config.row_len, size // 2))
+        wanted = max(share * size, min(8 * self.config.row_len, size // 2))
         for value in sorted(found):
             if held >= wanted:
                 break
@@ -391,9 +390,8 @@ def reuse(job: Job) -> shards.Manifest | None:
     same_text = manifest.tree.get("prepared_from") == job.key
     if not same_options or not (same_text or all(source.installed for source in job.sources)):
         reason = "its text has changed since" if same_options else "made with other options"
-        remedy = f"remove it first: rm -r {shlex.quote(str(job.folder))}"
-        why = f"{job.folder} holds other data ({reason})"
-        raise UsageError(f"{why}; choose another --data_dir, or {remedy}")
+        how = f"choose another --data_dir, or remove it first: rm -r {shlex.quote(str(job.folder))}"
+        raise UsageError(f"{job.folder} holds other data ({reason}); {how}")
     try:
         manifest.check()
         # a time in the future says nothing
@@ -401,8 +399,8 @@ def reuse(job: Job) -> shards.Manifest | None:
             raise DataError("some of its text is newer")
     except DataError as error:
         reason = str(error).partition("; ")[0]  # without its remedy
-        redo = cli.printable(f"redoing the missing parts of {job.folder}: {reason}")
-        print(redo, file=sys.stderr)
+        redo = f"redoing the missing parts of {job.folder}: {reason}"
+        print(cli.printable(redo), file=sys.stderr)
         return None
     if not same_text:
         print("the installed Python files have changed since; the data is kept as it was made")

@@ -22,8 +22,7 @@ def tokenizer() -> Tokenizer:
 
 
 def write_chats(file: Path, n: int = 400, seed: int = 0) -> list[list[dict]]:
-    """Conversations in a world of eight words, which a model of a few thousand weights learns:
-    Say cat -> I say cat."""
+    """Of eight words, which a model of a few thousand weights learns: Say cat -> I say cat."""
     rng, said = random.Random(seed), []
     for _ in range(n):
         turns = [{"role": "system", "content": "Say it."}] if rng.random() < 0.2 else []

@@ -82,8 +82,7 @@ def prepared(folder: Path, *options: str, **how) -> str:
 
 
 def prepare_tiny(folder: Path, *options, **how) -> str:
-    """`prepare_data.py tiny` within this process, with a small vocabulary, short rows and many of
-    them held out; what it prints."""
+    """What `prepare_data.py tiny` prints, in this process, with short rows, many held out."""
     small = "tiny --vocab_size 300 --row_len 65 --val_fraction 0.2 --workers 1".split()
     done = in_process(*small, "--data_dir", folder, *options, **how)
     assert done.returncode == 0, done.stderr

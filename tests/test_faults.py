@@ -28,8 +28,7 @@ CALM = (*LONG, "--lr_scale", 0.1)
 
 @pytest.fixture(scope="module")
 def whole(small_data, once):
-    """whole(world, *args): the folder of a run that nobody disturbed; made once. whole.rows(...):
-    what it read."""
+    """whole(world, *args): the folder of an undisturbed run, made once. rows(...): its rows."""
 
     def made(world=1, *args) -> Path:
         def make(folder: Path) -> None:

@@ -168,8 +168,7 @@ class Table(nn.Module):
 
 
 def test_bits_per_byte_is_the_nats_of_the_text_over_its_bytes():
-    """By a loop over the targets, also of each source; token 0 is special, and stands for no text;
-    some targets do not count."""
+    """By a loop over the targets, also of each source; 0 stands for no text, some do not count."""
     rows = torch.randint(0, 5, (7, 9), generator=torch.Generator().manual_seed(0))
     inputs, targets = rows[:, :-1], rows[:, 1:].clone()
     targets[2, 1:4] = targets[6, 5:] = IGNORED

@@ -102,8 +102,7 @@ def number(pattern: str, text: str) -> float:
 
 
 def test_the_utilization_stays_the_models():
-    """A third more of computation is no more FLOPs of the model: the forecast is slower, in tokens
-    per second and in MFU alike."""
+    """A third more of computation is no more FLOPs of the model: tokens a second and MFU fall."""
     words = ["d12", "--gpu", "H100"]
     plain, more = (forecast.page_of([*words, *extra]) for extra in ([], ["--recompute"]))
     speeds = [number(r"time .*: ([\d.]+) hours", text) for text in (plain, more)]

@@ -77,8 +77,6 @@ def test_torch_has_kernels_for_the_gpu(capability, torch, machine, tmp_path):
 
 def test_the_driver_of_many_gpus_is_that_of_the_first(machine, tmp_path):
     """A tool that writes a line per GPU, slowly, must not die of a reader that has left."""
-    machine("")
-    shutil.rmtree(tmp_path / ".venv")
     slow = "for i in 1 2 3 4 5 6 7 8; do echo 535.183.01 || exit 1; sleep 0.02; done"
     _script(tmp_path / "bin" / "nvidia-smi", f"#!/bin/bash\n{slow}\n")
     assert machine(None).returncode == 0 and torch_of(tmp_path) == "torch==2.10.0"
@@ -91,7 +89,7 @@ def test_half_a_venv_is_made_again(machine, tmp_path):
 
 
 def test_options_go_to_the_training_but_no_folder(machine, tmp_path):
-    for words in ("tiny --run_dir x", "--steps 3", "lesson", "lesson x", "lesson 99"):
+    for words in ("tiny --run_dir x", "d12 --run-dir=x", "lesson", "lesson x", "lesson 99"):
         done = machine("580.65", words=words.split())
         assert done.returncode == 2 and words.removeprefix("lesson ") in done.stderr
     done = machine("580.65", words=["-h"])
@@ -105,7 +103,7 @@ def test_options_go_to_the_training_but_no_folder(machine, tmp_path):
         ("tiny", True, False),
         ("d12 --mirror s3://b/runs --keep 3", True, True),
         ("d12 --mirror gs://b/runs --data_dir gs://b/data", False, True),
-        ("d12 --data_dir=data/other", False, False),
+        ("d12 --data-dir=data/other", False, False),
     ],
 )
 def test_a_whole_run(words, prepares, store, machine, tmp_path):

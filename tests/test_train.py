@@ -87,8 +87,7 @@ def test_a_number_of_your_own_needs_one_line(small_data, tmp_path):
 
 
 def test_a_step_has_the_measures_of_a_validation_on_its_rows(tmp_path):
-    """Special tokens, which are targets where documents are short, left out of the bits per byte in
-    both."""
+    """Special tokens, targets where documents are short, left out of the bits per byte in both."""
     (tmp_path / "texts").mkdir()
     for i in range(300):
         (tmp_path / "texts" / f"{i}.txt").write_text(f"Note {i} of {i % 7}: the sky is {i}. " * 2)
@@ -322,8 +321,7 @@ def test_another_configuration_in_the_same_folder_is_refused(own_run, small_data
 
 
 def test_figures_of_another_text_are_not_the_best(own_run, small_data, capsys, monkeypatch):
-    """After a resume with another --eval_tokens; half a line in metrics.jsonl costs no start, and
-    weights to begin from are not read."""
+    """After a resume with another --eval_tokens; half a line is no matter, nor --init_from."""
     shutil.rmtree(own_run / "checkpoints" / "step_00000012")
     with open(own_run / "metrics.jsonl", "a") as file:
         file.write('{"step": 17')

@@ -171,8 +171,7 @@ def test_a_text_has_its_factor_and_the_forecast_has_the_law():
 
 
 def test_an_interval_holds_at_least_as_often_as_it_says_and_is_of_use():
-    """A run twice as large in both, in 4 worlds with 1% of luck: 90% is meant; fewer than 3 of 4
-    would happen once in 20 times."""
+    """A run twice as large in both, in 4 worlds with 1% of luck: 90% is meant; 3 of 4, at least."""
     inside, widths = 0, []
     for seed in range(4):
         fitted = law.Law(rows_of(0.01, seed), draws=20)

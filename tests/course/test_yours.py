@@ -12,8 +12,7 @@ from trial import trial
 
 @pytest.fixture
 def small(monkeypatch, tmp_path):
-    """A small text and exam. -> a function: numbers that are yours, functions to put in their
-    places -> parts, have, rows"""
+    """A small text and exam. -> a function: yours by number, functions -> parts, have, rows"""
     text = lesson.bytes_of_stdlib(31_025)
     monkeypatch.setattr(lesson, "exam", lambda: (text[:30_000], text[30_000:]))
     monkeypatch.setattr(lesson, "OUT", tmp_path)

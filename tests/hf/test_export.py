@@ -282,8 +282,7 @@ def test_a_wrong_modelling_file_is_refused(mutant, export_model, tmp_path, monke
 
 
 def test_an_untrained_model_passes_and_hides_nothing(export_model, tmp_path, monkeypatch):
-    """Its logits are tiny, and the random weights do the comparing: `down` is zero, so that gate
-    and up exchanged change no logit."""
+    """Its logits are tiny, and `down` is zero: gate and up exchanged would change no logit."""
     model = GPT(replace(BASE, **LLAMA | dict(tie_embeddings=False)))
     model.init_weights()
     shutil.rmtree(export_model(model.eval()))
@@ -495,8 +494,7 @@ def theirs(tokenizer, tmp_path):
 
 def test_conversations_have_our_ids(theirs, tokenizer):
     """A special token that is typed says nothing about who speaks: with sanitized control tokens,
-    as the card has it, roles and text are ours, though the ids beside such a token are others in
-    some. Without, it becomes the role."""
+    as on the card, roles and text are ours, if not all ids beside it; without, it is the role."""
     special, taken, other = set(tokenizer.special.values()), 0, 0
     for turns in [*conversations(60, PIECES), *conversations(100, TYPED)]:
         reply = turns[-1][0] == "user"

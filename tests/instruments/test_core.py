@@ -51,8 +51,7 @@ class Bytes:
 
 
 class Toy:
-    """Logit 3 for the token that followed the last earlier occurrence of the current one (token 0
-    if there was none), 0 for all others."""
+    """Logit 3 for what followed the last earlier occurrence of the current token, 0 for others."""
 
     def __init__(self, seq_len=10_000):
         self.config = SimpleNamespace(seq_len=seq_len, vocab_size=257)

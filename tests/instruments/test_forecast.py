@@ -102,8 +102,7 @@ def parts_of_a_step(preset: str) -> tuple:
 
 @pytest.mark.parametrize("preset", ["d12", "biatron-345m"])
 def test_a_forecast_adds_up_arithmetic_and_traffic(preset):
-    """With endless bandwidth the matmuls and the attention are left, with an endless peak the
-    traffic; together they are the step."""
+    """Endless bandwidth leaves the matmuls and attention, an endless peak the traffic: the step."""
     decided, timed, model = parts_of_a_step(preset)
     arithmetic, traffic = timed(989e12, 1e12), timed(1e30, 3.35)
     assert timed(989e12, 3.35) == pytest.approx(arithmetic + traffic)

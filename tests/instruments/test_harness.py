@@ -72,8 +72,7 @@ TASKS = "arc_easy piqa hellaswag winogrande openbookqa enem oab".split()
 
 @pytest.fixture(scope="module")
 def hub():
-    """Ten rows of each set instead of the Hub; and an index of its tasks alone, which is made in no
-    time."""
+    """Ten rows of each set instead of the Hub; and an index of its tasks alone, soon made."""
     import datasets
     import lm_eval
 

@@ -149,8 +149,7 @@ def greedy(model: GPT, tokenizer: Tokenizer, ids: list[int], count: int) -> list
 
 # --------------------------------------------------------------------------------- what is drawn
 def test_text_is_shown_as_soon_as_it_is_whole(tokenizer):
-    """A byte a token: the text of all of them up to the first stop, held back no longer than it
-    must be."""
+    """A byte a token: the text of all up to the first stop, held back no longer than need be."""
     from instruments.talk.drawing import Text
 
     token_of = {tokenizer.bytes_of[i]: i for i in range(tokenizer.vocab_size)}
@@ -218,8 +217,7 @@ def test_a_completion_is_the_text_of_the_model(base, tokenizer, text):
 
 
 def test_log_probabilities_of_a_prompt(base, tokenizer):
-    """With the one new token that lm_eval asks for; text, or ids with BOS or without; several at
-    once."""
+    """With the one new token that lm_eval asks for; text, or ids with BOS or without; several."""
     url, service = base
     texts = ["def name_1(x):\n", "return", "x + \u00e9"]
     bare = [tokenizer.encode(text) for text in texts]

@@ -127,8 +127,7 @@ HOSTILE = """<img src=x onerror="window.bad=1"><script>window.bad=1</script>'"`]
 
 
 def test_hostile_strings_stay_text(tokenizer, browser):
-    """In the name, the prompt, the answer, its alternatives, the errors; and the page's own rules
-    let no other script run."""
+    """In the name, the prompt, the answer, its alternatives, the errors; no other script runs."""
     with serving(build(tokenizer), tokenizer) as (url, _), opened(browser, url) as page:
         models = dict(data=[dict(id=HOSTILE, seq_len=512, tuned=False)])
         table = {HOSTILE: -0.5, "</div>" + HOSTILE: -1.0}

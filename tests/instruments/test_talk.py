@@ -29,9 +29,8 @@ def talk_with(tokenizer, seq_len: int, **options) -> Talk:
 
 
 def test_each_turn_is_what_a_whole_conversation_says(tokenizer, capsys):
-    """25 turns, during which the oldest go again and again; some answers are stopped half-way.
-    The model is given the conversation by its template, and draws the likeliest token each time;
-    the text is printed once, and whole."""
+    """25 turns, during which the oldest go again and again; some answers are stopped half-way. The
+    model is given the conversation by its template; the text is printed once, and whole."""
     talk = talk_with(tokenizer, 128, max_new_tokens=12, system="the cat")
     asked, rng, cuts = [], random.Random(2), 0
     for _ in range(25):

@@ -472,6 +472,14 @@ def test_a_folder_that_goes_while_its_run_trains_is_noticed(tmp_path, log, how):
     assert how != "moved" or steps_in(moved / "checkpoints") == [1]
 
 
+def test_a_save_that_waits_for_a_lost_rank_holds_no_other(run):
+    run._thread = threading.Thread(target=(end := threading.Event()).wait, args=[60])
+    run._thread.start()
+    run.leave(None, RuntimeError("Timed out waiting 600000ms for recv"), None)
+    assert run.busy
+    end.set()
+
+
 def test_a_disk_too_small_is_seen_before_writing(run, monkeypatch):
     usage = shutil.disk_usage(run.root)._replace(free=1 << 20)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)

@@ -99,8 +99,7 @@ def three_of(file: str, program: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def whole():
-    """data, run (two of three steps done), other, export and task.jsonl, in a folder that any user
-    may enter."""
+    """data, run (two of three steps done), other, export, task.jsonl, in a folder open to all."""
     folder = Path(tempfile.mkdtemp(prefix="whole"))
     folder.chmod(0o755)
     texts = folder / "written"
@@ -129,8 +128,7 @@ def whole():
 
 
 def copy(whole: Path, folder: Path, file: str) -> Path:
-    """Links to the files, but copies of those that are appended to, and of the damaged one; the
-    path of that one."""
+    """Links to the files, but copies of what is appended to, and of `file`; the path of that."""
 
     def link(source, target):
         is_copied = APPENDED & {Path(source).suffix, Path(source).name}

@@ -73,3 +73,9 @@ def test_the_figures_of_a_long_run_are_kept(tmp_path):
     (tmp_path / "metrics.jsonl").write_bytes(b'{"step": 1, "loss": 2.0}\n' + b" " * (65 << 20))
     log.Log(tmp_path, is_first=True, wandb=False).begin(1, validates=False, start={})
     assert losses(tmp_path) == {1: 2.0}
+
+
+def test_what_cannot_be_read_today_is_kept(tmp_path):
+    (tmp_path / "metrics.jsonl" / "inner").mkdir(parents=True)
+    log.Log(tmp_path, is_first=True, wandb=False).begin(1, validates=False, start={})
+    assert (tmp_path / "metrics_unread.jsonl" / "inner").exists()

@@ -114,7 +114,7 @@ def test_a_checkpoint_outlives_its_machine(url, tmp_path):  # noqa: F811
     toy.lose()
     toy = Toy(tmp_path, url, log)
     assert toy.far_steps() == [1, 3, 4] and toy.load()[0] == 1
-    toy.mirror.close()
+    toy.saver.finish()
 
 
 def test_no_checkpoint_of_another_run_is_copied(tmp_path, s3):  # noqa: F811
@@ -133,7 +133,7 @@ def test_no_checkpoint_of_another_run_is_copied(tmp_path, s3):  # noqa: F811
         toy.store.write(name, b"{}")
         with pytest.raises(CheckpointError):  # all are damaged: never a silent fresh start
             toy.load()
-    toy.mirror.close()
+    toy.saver.finish()
 
 
 def test_a_run_that_has_only_half_an_upload_starts_anew(tmp_path, url):  # noqa: F811
@@ -175,7 +175,7 @@ def test_a_manifest_of_a_stranger_reaches_nothing_else(how, tmp_path):
     with pytest.raises(CheckpointError):
         toy.load()
     assert victim.read_bytes() == b"mine" and names(toy.root) == []
-    toy.mirror.close()
+    toy.saver.finish()
 
 
 def test_nothing_outside_the_run_is_sent(tmp_path):
@@ -197,7 +197,7 @@ def test_nothing_outside_the_run_is_sent(tmp_path):
     (toy.root.parent / "config.json").symlink_to(mine)
     os.mkfifo(toy.root.parent / "report.html")
     (toy.root.parent / "samples.jsonl").write_text("{}")
-    toy.mirror.close()
+    toy.saver.finish()
     sent = [p.read_bytes() for p in (tmp_path / "far").rglob("*") if p.is_file()]
     assert b"{}" in sent and not any(b"SECRETKEY" in content for content in sent)
 
@@ -213,7 +213,7 @@ def test_what_is_restored_replaces_a_link_and_follows_none(tmp_path):
     (toy.root / "step_00000001").symlink_to(tmp_path)
     assert toy.load()[0] == 1 and mine.read_text() == "mine"
     assert (toy.root.parent / "metrics.jsonl").read_text().count("step") == 99
-    toy.mirror.close()
+    toy.saver.finish()
 
 
 @pytest.mark.parametrize("place", ["runs", "runs/d12/far", "file://{here}/runs", "link"])
@@ -224,7 +224,7 @@ def test_a_mirror_in_or_around_its_run_is_refused(place, tmp_path, monkeypatch):
     with pytest.raises(UsageError):
         open_mirror(place.format(here=tmp_path), run_dir="runs/d12")
     assert names(tmp_path / "runs" / "d12") == []
-    open_mirror("far", run_dir="runs/d12").close()
+    open_mirror("far", run_dir="runs/d12").lease.give_back()
 
 
 # -------------------------------------------------------------------------------- stores that fail
@@ -270,7 +270,7 @@ def test_a_store_that_fails(how, tmp_path, s3):  # noqa: F811
     step, found = toy.load()
     assert step == 3
     assert_same(found, newer)
-    toy.mirror.close()
+    toy.saver.finish()
 
 
 @pytest.mark.parametrize("missed", ["MANIFEST.json", "best"])
@@ -297,7 +297,7 @@ def test_an_object_that_is_missed_once_is_not_deleted(missed, tmp_path, s3):  # 
     assert {1, 3, 4} <= {*toy.far_steps()} and forgotten
     s3.spoil = None
     assert all(toy.place(step) for step in (1, 3, 4))
-    toy.mirror.close()
+    toy.saver.finish()
 
 
 # ------------------------------------------------------------------------------------- the lease
@@ -427,7 +427,7 @@ def test_a_machine_that_wakes_up_damages_nothing(tmp_path, url, stops, monkeypat
         # only the last request makes the late one's copy count, which is whole, too
         assert_same(found, late if kind == "write" else state)
         assert successor.save(3) and successor.far_steps()[-1] == 3
-        successor.mirror.close()
+        successor.saver.finish()
 
 
 def test_an_upload_stops_if_the_lease_cannot_be_renewed(tmp_path, s3):  # noqa: F811
@@ -442,7 +442,7 @@ def test_an_upload_stops_if_the_lease_cannot_be_renewed(tmp_path, s3):  # noqa: 
     s3.spoil = None
     toy.save(3)
     assert toy.far_steps() == [1, 3]
-    toy.mirror.close()
+    toy.saver.finish()
 
 
 # ------------------------------------------------------------------------- machines that are lost
@@ -513,7 +513,7 @@ def test_a_notice_saves_and_uploads(small_data, tmp_path, s3):  # noqa: F811
 
 
 def test_every_rank_waits_for_the_last_upload(small_data, tmp_path, s3):  # noqa: F811
-    """A launcher kills them all soon after the first of them has ended."""
+    """A launcher kills them all soon after the first has ended. What has not come is sent again."""
     first, order = threading.Event(), []
 
     def slow(method, path, body, answer):
@@ -527,6 +527,9 @@ def test_every_rank_waits_for_the_last_upload(small_data, tmp_path, s3):  # noqa
     two = start(small_data, tmp_path / "run", *options, world=2, spoil=[SHORT], env=s3.env())
     two.end(0)
     assert order == [[None, None]] and f"{s3.folder}/run/lease" not in s3.keys(s3.folder)
+    Store(f"{s3.url}/run").remove("step_00000012/MANIFEST.json")  # had that been all that was sent
+    start(small_data, tmp_path / "run", *options, env=s3.env()).end(0)
+    assert newest_in(s3) == 12
 
 
 def test_a_second_trainer_and_a_refused_command(small_data, tmp_path, s3):  # noqa: F811

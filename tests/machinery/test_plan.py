@@ -26,8 +26,7 @@ def test_state_over_half_of_the_memory_is_sharded():
 
 @pytest.mark.parametrize("preset, memory_gb", [("d12", 20), ("d24", 46)])
 def test_the_gradients_of_ddp_are_in_memory_once(preset, memory_gb):
-    """Its buckets are the gradients (gradient_as_bucket_view): of the same card, 8 ranks fill as
-    much with activations as one does."""
+    """There are no buckets beside the gradients: of a card, 8 ranks fill as much as one does."""
     found = config.PRESETS[preset]
     gpu = dict(kind="cuda", dtype=torch.bfloat16, memory_bytes=memory_gb * 10**9)
     ddp = dataclasses.replace(found, run=dataclasses.replace(found.run, parallel="ddp"))

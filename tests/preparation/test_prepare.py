@@ -561,6 +561,10 @@ def test_the_list_of_a_hub_source_is_kept(tmp_path):
     for damaged in ("5", "{", "{}", '{"units": [5], "facts": {"revision": 0, "shards": 1}}'):
         listing.write_text(damaged)
         assert worker.Job(config).key == key
+    found = [{"shard": 0, "of": 1}], {"revision": "abc", "shards": 1}
+    with mock.patch.object(sources, "_hf_units", return_value=found):  # its revision may be named
+        named = (replace(config, source=(f"hf:a/b{at}#text",)) for at in ("", "@abc", "@main"))
+        assert len({worker.Job(one).key for one in named}) == 1
 
 
 def test_stdlib_leaves_installed_packages_out(tmp_path, monkeypatch):
@@ -672,7 +676,7 @@ def test_what_is_not_there_or_a_pipe_is_one_sentence(tmp_path):
         assert str(tmp_path / name) in error_of(done, 2)
 
 
-def test_too_little_held_out_is_a_warning_with_a_remedy_that_works(tmp_path):
+def test_too_little_held_out_is_a_warning_with_a_remedy_that_works(tmp_path, monkeypatch):
     dialogue(tmp_path / "input.txt", 150_000)
     source = ("--source", f"files:{tmp_path / 'input.txt'}")
     for fraction in ("0.02", "0.5"):
@@ -680,6 +684,9 @@ def test_too_little_held_out_is_a_warning_with_a_remedy_that_works(tmp_path):
         held = Manifest.load(tmp_path / fraction).tree["splits"]["val"]["input"]["tokens"]
         assert (held < prepare_data.ENOUGH) == (f"only {held:,} tokens are held out" in said)
         assert (fraction == "0.5") == (held > prepare_data.ENOUGH)
+    monkeypatch.setattr(worker, "SMALL", 100_000)  # a larger text, too, holds out a row at least
+    config = DataConfig(source[1:], data_dir=str(tmp_path), val_fraction=1e-4, row_len=65)
+    assert worker.Job(config).val_below > 1e-3 * 2**64
 
 
 def test_a_mixture_of_sources_and_an_existing_tokenizer(jsonl, undisturbed, tmp_path):
@@ -748,8 +755,7 @@ def test_each_preset_prepares_what_it_trains_on():
 
 # --------------------------------------------------------------------------- one text file
 def dialogue(path: Path, size: int) -> str:
-    """A play in one file, as people bring it first: invented words, of which some are frequent.
-    Each speech has a number of its own."""
+    """A play in one file, as people bring it first: invented words, each speech with a number."""
     rng, parts, length = random.Random(size), [], 0
     syllables = [a + b for a in "bcdfghklmnprstvw" for b in ("a", "e", "i", "o", "ou", "ea")]
     words = ["".join(rng.choices(syllables, k=rng.choice((1, 2, 2, 3)))) for _ in range(6000)]
