@@ -221,7 +221,7 @@ def test_odd_values_in_any_field_are_text_or_left_out(tmp_path, monkeypatch):
     folder = make_run(tmp_path / "all", [START, *watched, *hostile], **{EVIL: EVIL})
     sample = dict(step=4, tokens=1, prompt="def", text="x")
     for name, record in (("samples.jsonl", sample), ("eval.jsonl", SCORE)):
-        lines = [SCORE | dict(chance=2, chance_sd=0), *every_field(record)]
+        lines = [*every_field(record), SCORE | dict(chance=2, chance_sd=0)]
         (folder / name).write_text("".join(json.dumps(r) + "\n" for r in lines))
     page = page_of(folder)  # with all its pictures
     assert set(page.tags) <= ALLOWED and page.tags.count("svg") >= 7
