@@ -18,7 +18,7 @@ import eval
 import train
 from config import PRESETS, UsageError
 from instruments.pages import curves, report
-from instruments.pages.records import Run, is_record, thinned
+from instruments.pages.records import Run, is_record, is_score, thinned
 from instruments.talk.sample import find_prompts
 from machinery.log import read_jsonl
 from machinery.shards import Manifest
@@ -221,8 +221,8 @@ def test_odd_values_in_any_field_are_text_or_left_out(tmp_path, monkeypatch):
     folder = make_run(tmp_path / "all", [START, *watched, *hostile], **{EVIL: EVIL})
     sample = dict(step=4, tokens=1, prompt="def", text="x")
     for name, record in (("samples.jsonl", sample), ("eval.jsonl", SCORE)):
-        lines = [*every_field(record), SCORE | dict(chance=2, chance_sd=0)]
-        (folder / name).write_text("".join(json.dumps(r) + "\n" for r in lines))
+        (folder / name).write_text("".join(json.dumps(r) + "\n" for r in every_field(record)))
+    assert is_score(SCORE) and not is_score(SCORE | dict(chance=2, chance_sd=0))
     page = page_of(folder)  # with all its pictures
     assert set(page.tags) <= ALLOWED and page.tags.count("svg") >= 7
     report.compared([str(folder), str(folder)])
