@@ -107,13 +107,13 @@ def main(argv: list[str]) -> int:
         model = build.build_model(preset.model, plan, world, preset.train.seed)
         optimizers = build.build_optimizers(model, preset, plan, world)
         checkpoints = build.open_checkpoints(preset, plan, log, copies)
-        stack.push(checkpoints.leave)
+        stack.push(checkpoints.leave)  # a save in flight ends first
         state = build.load(checkpoints, model, optimizers, preset, manifest, source)
         plan = resume(state, preset, plan, log, progress) if state else plan
         if ranks.any_rank(progress.step >= plan.steps and world.is_first and is_done(log.run_dir)):
             how = f"python eval.py sample --run_dir {str(log.run_dir)!r} shows what it writes"
             log.print(f"{log.run_dir} is finished ({progress.step:,} steps); {how}")
-            return checkpoints.finish() or 0
+            return checkpoints.finish() or 0  # a mirror gets what it has not
         signals = ranks.Signals()
         step_model, val_model, plan = build.compile_step(model, optimizers, plan, world, log)
         loader = build.open_loader(manifest, preset, plan, world, progress.step)

@@ -47,7 +47,7 @@ ABOUT = """# What the recipe is worth
 Made by `python benchmarks/recipe.py` from RECIPE.jsonl; the rule of the verdict is in that file.
 Depth 4, width 256, rows of 257, a vocabulary of 2,048, steps of 2,048 tokens, decay over 65%. How
 many times as many tokens as the base a run with the change has needed for the loss that it ends
-with: a number for each seed that was run, 0 and then 1; n/a: in less than the base's shortest run.
+with: a number for each seed that was run, 0 and then 1; n/a: the base's shortest run is better.
 """
 CLASSES = {"all": slice(None), "copies": [0, 2], "not copies": [1, 3], "after a new token": [4]}
 CHANGES = {  # by part; name: (an idea of tried.py, options of train.py)

@@ -61,7 +61,7 @@ class Log:
         if not self.is_first:
             return
         samples, records = self.run_dir / "samples.jsonl", read_jsonl(self.file)
-        if not records and os.path.lexists(self.file):  # it could not be read today
+        if not records and os.path.lexists(self.file):  # unreadable: kept
             self.file.rename(self.file.with_name("metrics_unread.jsonl"))
         if steps := [r for r in records if "loss" in r]:
             start = start | dict(last_step=steps[-1]["step"], last_time=steps[-1].get("time"))

@@ -166,7 +166,7 @@ class Mirror:
             whole += self.store.read(f"{name}/{MANIFEST}") is not None
 
     def close(self, newest: Path) -> None:
-        """The end: send the newest checkpoint if it is missing, the small files as they are now."""
+        """At the end: send the newest checkpoint if missing, the small files; return the lease."""
         self.lease.renew()
         if self._read(f"{newest.name}/{MANIFEST}") is None:
             self.upload(newest)

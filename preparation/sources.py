@@ -76,7 +76,7 @@ def parse(spec: str) -> Source:
     name, rest = re.fullmatch(r"(?:([\w.-]+)=)?(.*)", spec, re.DOTALL).groups()
     rest, _, fields = rest.partition("#")
     kind, _, place = rest.partition(":")
-    config = split = commit = ""
+    config = split = rev = ""
     if rest in ("stdlib", "stdlib+site"):
         name, kind, place = name or "stdlib", "stdlib", rest
     elif rest == "chats:stdlib":
@@ -87,7 +87,7 @@ def parse(spec: str) -> Source:
         place = os.path.abspath(os.path.expanduser(place))
     elif kind == "hf" and place:
         if "://" not in place:
-            place, _, commit = place.partition("@")
+            place, _, rev = place.partition("@")
             place, _, config = place.partition(":")
             config, _, split = config.partition(":")
         name = name or place.rstrip("/").split("/")[-1]
@@ -97,8 +97,8 @@ def parse(spec: str) -> Source:
     name = re.sub(r"[^\w.-]", "_", name).lstrip(".") or kind  # a folder's name, below train/
     name = name.encode()[:200].decode(errors="ignore")  # no file system takes more than 255 bytes
     fields = tuple((fields or "text").split("+"))
-    spec = spec.replace(f"@{commit}", "") if commit else spec
-    return Source(name, kind, place, fields, config or None, split or "train", commit or None, spec)
+    spec = spec.replace(f"@{rev}", "") if rev else spec
+    return Source(name, kind, place, fields, config or None, split or "train", rev or None, spec)
 
 
 def list_units(source: Source) -> tuple[list[dict], dict]:
