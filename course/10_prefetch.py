@@ -65,7 +65,7 @@ for _ in ("model(x)", "loss.backward()", "optimizer.step()"):
     device.launch(lambda: time.sleep(0.05))
 queued = len(device.busy)
 device.synchronize()  # what loss.item() does before it can tell you the number
-lesson.holds(queued == 0, "three launches returned before the first kernel was done")
+lesson.timed(queued == 0, "three launches returned before the first kernel was done")
 lesson.holds(len(device.busy) == 3, "synchronize returned when all three were done")
 
 # %% [markdown]
@@ -130,8 +130,8 @@ lesson.table(columns, rows, "15 steps: loading takes 10 ms, computing 20 ms")
 slow = ms.pop((Device, "naive", True, False))
 cpu = [ms.pop((Cpu, order, False, False)) for order in ORDERS]
 rest = list(ms.values())
-lesson.holds(min(slow, *cpu) > 1.3 * max(rest), "on a GPU only naive with sync takes turns")
-lesson.holds(max(rest) < 1.15 * min(rest), "all loops that wait less overlap, in either order")
+lesson.timed(min(slow, *cpu) > 1.3 * max(rest), "on a GPU only naive with sync takes turns")
+lesson.timed(max(rest) < 1.15 * min(rest), "all loops that wait less overlap, in either order")
 lesson.holds(min(slow, *cpu) >= turns and min(rest) >= overlapped, "no loop beats its formula")
 
 # %% [markdown]
@@ -229,7 +229,7 @@ batches = [batch for batch, _ in results.values()]
 same = all(torch.equal(batches[0], b) for b in batches)
 lesson.holds(same, "a ring of 2 buffers or of 8 gives the same batches")
 slow_disk, hidden = ([results[ring, step][1] for ring in (2, 8)] for step in (2, 40))
-lesson.holds(min(slow_disk) > 4 * max(hidden), "steps of 2 ms wait, steps of 40 ms hardly do")
+lesson.timed(min(slow_disk) > 4 * max(hidden), "steps of 2 ms wait, steps of 40 ms hardly do")
 
 # %% [markdown]
 # ## Trap

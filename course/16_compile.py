@@ -63,9 +63,9 @@ for name, f, argument, mostly in work:
     rows.append((name, argument.numel(), each, faults() - before, mostly))
 lesson.table(["line", "numbers", "ns each", "new pages", "mostly"], rows, "what a line costs")
 _, _, each, pages, _ = zip(*rows)
-lesson.holds(each[0] > 3 * each[1], "a number costs 3 times more among 1,000 than in a million")
-lesson.holds(each[1] < 3 * each[2], "a million multiplications cost about as much as copies")
-lesson.holds(each[3] > each[1], "a tanh costs more than a multiplication")
+lesson.timed(each[0] > 3 * each[1], "a number costs 3 times more among 1,000 than in a million")
+lesson.timed(each[1] < 3 * each[2], "a million multiplications cost about as much as copies")
+lesson.timed(each[3] > each[1], "a tanh costs more than a multiplication")
 lesson.holds(pages[5] > 10 + pages[4], "64 MB of results are new pages, unless memory is given")
 
 # %% [markdown]
@@ -123,17 +123,16 @@ for name, f, argument in [*work, ("an ELU", elu, x)]:
 columns = ["work", "MB eager", "ns eager", "ns fused", "bytes saved", "time saved"]
 lesson.table(columns, rows, "times for one of a million numbers (small: a thousand); saved: ratio")
 less, gain = ({row[0]: row[i] for row in rows} for i in (4, 5))
-same = less["8 of x * 1.5"] == less["8 of tanh"] == 8
-lesson.holds(same, "fusing saves 7/8 of the bytes of 8 multiplications, and of 8 tanh")
+lesson.holds(less["8 of x * 1.5"] == less["8 of tanh"] == 8, "fusing saves 7/8 of both's bytes")
 lesson.holds(less["an ELU"] == 34 / 8, "an eager ELU moves 34 bytes for each number, fused 8")
 if compiles:
     cheap, dear = gain["8 of x * 1.5"], gain["8 of tanh"]
-    lesson.holds(cheap > 1.5 * dear, "for the same bytes multiplications gain more than tanh does")
+    lesson.timed(cheap > 1.5 * dear, "for the same bytes multiplications gain more than tanh does")
     flat = fused["8 of x * 1.5"] < 3 * fused["1 of x * 1.5"]
-    lesson.holds(flat, "fused, 8 multiplications cost little more than 1")
-    lesson.holds(fused["8 of tanh"] > 4 * fused["1 of tanh"], "fused, 8 tanh cost as 8 tanh do")
-    lesson.holds(gain["1 of x * 1.5, small"] < 1, "on 1,000 numbers, one compiled line is slower")
-    lesson.holds(gain["an ELU"] > 1.5, "an ELU is at least 1.5 times as fast")
+    lesson.timed(flat, "fused, 8 multiplications cost little more than 1")
+    lesson.timed(fused["8 of tanh"] > 4 * fused["1 of tanh"], "fused, 8 tanh cost as 8 tanh do")
+    lesson.timed(gain["1 of x * 1.5, small"] < 1, "on 1,000 numbers, one compiled line is slower")
+    lesson.timed(gain["an ELU"] > 1.5, "an ELU is at least 1.5 times as fast")
 
 # %% [markdown]
 # The bytes predict neither the sigmoid nor the ELU. On the machine that printed this course's pages
@@ -152,7 +151,7 @@ for order, t in (("random", x), ("sorted", x.sort().values)):
 columns = ["order", "x > 0", "exp", "- 1", "where", "sum", "ELU", "fused"]
 lesson.table(columns, rows, "an ELU, ns per number")
 add_up = all(0.5 < row[5] / row[6] < 1.5 for row in rows)
-lesson.holds(add_up, "the times of the ELU's four lines add up to that of the ELU")
+lesson.timed(add_up, "the times of the ELU's four lines add up to that of the ELU")
 
 # %% [markdown]
 # Where one order is much slower, the loop of `where` decides for each number by a jump. A processor

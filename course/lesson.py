@@ -71,6 +71,11 @@ def holds(claim: bool, text: str) -> None:
     print(f"holds: {text}")
 
 
+def timed(claim: bool, text: str) -> None:
+    """A claim about the clock, which a busy machine or another processor may refute: it is told."""
+    print(f"holds: {text}" if claim else f"not here, or not now: {text}")
+
+
 def arithmetic(claim: bool, text: str) -> None:
     """A sum done on given numbers, checked like a claim: it cannot come out otherwise."""
     assert claim, f"does not add up: {text}"
@@ -127,12 +132,9 @@ def _stdlib() -> list[Path]:
 
 def bytes_of_stdlib(n: int) -> np.ndarray:
     """The first n bytes of the standard library's sources, int64: a vocabulary of 256."""
-    text = b""
-    for path in _stdlib():
-        text += path.read_bytes()
-        if len(text) >= n:
-            return np.frombuffer(text[:n], np.uint8).astype(np.int64)
-    raise ValueError(f"the standard library has {len(text):,} bytes, fewer than {n:,}")
+    text = b"".join(path.read_bytes() for path in _stdlib())
+    assert len(text) >= n, f"the standard library has {len(text):,} bytes, fewer than {n:,}"
+    return np.frombuffer(text[:n], np.uint8).astype(np.int64)
 
 
 def draw(source, length: int, n: int, gen):
@@ -148,8 +150,7 @@ def exam() -> tuple[np.ndarray, np.ndarray]:
 
     The first 1,000,000 bytes of the library, and 64 pieces of 1,024 bytes from all over the rest of
     it, end to end, with one byte before them: so the number is not that of one lucky place. (The
-    first byte of a piece comes after the last one of another: 63 of 65,536.)
-    """
+    first byte of a piece comes after the last one of another: 63 of 65,536.)"""
     text = b"".join(p.read_bytes() for p in _stdlib())
     step = (len(text) - 1_000_001) // 64
     pieces = [text[1_000_001 + i * step :][:1024] for i in range(64)]

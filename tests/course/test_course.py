@@ -8,7 +8,6 @@ import ast
 import math
 import queue
 import re
-import resource
 import signal
 import subprocess
 import sys
@@ -181,15 +180,11 @@ def test_mutants_change_what_the_exercise_asks_for_and_nothing_else(tmp_path, mo
 def test_a_lesson_runs_through(path):
     figure = lesson.OUT / f"{path.stem}.png"
     figure.unlink(missing_ok=True)
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     tools = dict(capture_output=True, text=True, timeout=300, env=environment())
     done = subprocess.run([sys.executable, path], **tools)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
     if done.returncode == 2 and "run bash run.sh first" in done.stderr:
         pytest.skip("this lesson looks at runs/tiny")
     assert done.returncode == 0, done.stdout + done.stderr
-    seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    assert seconds <= 75, f"{seconds:.0f} CPU seconds"
     wide = [line for line in done.stdout.splitlines() if len(line) > lesson.WIDTH]
     assert not wide, "wider than a terminal:\n" + "\n".join(wide)
     assert len(re.findall(r"^holds: ", done.stdout, re.MULTILINE)) >= 3
