@@ -16,12 +16,10 @@ from pathlib import Path
 
 import runs
 from config import UsageError, find_preset, install
-from instruments.pages.multiplier import multiplier
 from machinery import cli, disk
 from machinery.log import read_jsonl, short
 from machinery.plan import steps_for
-from runs import ROOT, mean_and_sd, spread, table
-from scaling import CHANGES, FURTHER, GAINS, IDEAS
+from runs import ROOT, table
 
 try:
     import numpy as np
@@ -178,7 +176,7 @@ def our_law(rows: list[dict]) -> tuple[Law, str]:
     seconds = sum(row["seconds"] for row in rows)
     text = section(
         "The law",
-        "`python benchmarks/scaling.py grid`: bits per byte after so many tokens, "
+        "`python benchmarks/scaling.py`: bits per byte after so many tokens, "
         f"{seconds / 3600:.1f} core-hours of steps.",
         header,
         cells,
@@ -252,77 +250,6 @@ def optimum(ours: Law, theirs: Law) -> str:
     )
 
 
-def verdict(changes: list[float], noise: list[float]) -> tuple[str, str]:
-    """(trend, verdict) of a change, from its differences to the base in percent at horizons that
-    double, and the standard deviation over seeds of the base there, in percent. The rule, written
-    before the runs: what is measured once differs by luck alone up to 2 sqrt(2) deviations. (Added
-    later: a horizon whose base has one seed takes the deviation of the last that has several.)
-
-    - A part of the recipe stays if without it the last horizon is worse than by luck.
-    - An idea is worth a look at larger sizes if it is better than by luck at the last two horizons.
-    - The trend is the slope per doubling of the tokens; where it carries the last difference to 0
-      within three doublings more, the effect "fades".
-    """
-    changes = [d for d in changes if math.isfinite(d)]
-    noise = noise + noise[-1:] * len(changes)
-    luck = [2 * 2**0.5 * sd for _, sd in zip(changes, noise)]
-    if len(changes) < 3:
-        return "", "not all runs are made"
-    slope, last = np.polyfit(range(3), changes[-3:], 1)[0], changes[-1]
-    if abs(last) <= luck[-1]:
-        return f"{slope:+.1f}% per doubling", f"no difference (luck: {luck[-1]:.1f}%)"
-    if last > 0:
-        word = "worse"
-    else:
-        word = "better" if changes[-2] < -luck[-2] else "better at the last only"
-    if slope * last < 0 and abs(slope) * 3 > abs(last):
-        word += ", fades"
-    return f"{slope:+.1f}% per doubling", word
-
-
-def saved(tokens: int, changed: list[tuple[int, float]], base: list[tuple[int, float]]) -> float:
-    """How many times fewer tokens the base needs for the loss of a change after `tokens`; (tokens,
-    loss) each. 0 or infinity: outside of the runs."""
-    base = [(t, bpb) for t, bpb in base if math.isfinite(bpb)]
-    loss, usual = dict(changed)[tokens], dict(base)[tokens]
-    if loss >= usual:
-        return multiplier(loss, tokens, base)
-    times = multiplier(usual, tokens, changed)  # that the change needs fewer
-    return 1 / times if times else 0.0
-
-
-def gains(rows: list[dict]) -> str:
-    """How much each change costs or gains at each horizon."""
-    rows = [row for row in rows if row["data"] == "scaling" and row["depth"] == GAINS[0]]
-    horizons = GAINS[1] + FURTHER
-    loss = {(row["name"], row["seed"], row["tokens"]): row["bpb"] for row in rows}
-    bases = [[v for (n, _, t), v in loss.items() if (n, t) == ("base", h)] for h in horizons]
-    noise = [100 * sd / mean for mean, sd in map(mean_and_sd, bases[: len(GAINS[1])])]
-    cells = [["the base, seeds 0, 1, 2", *(spread(*mean_and_sd(x)) for x in bases), "", ""]]
-    usual = {t: loss.get(("base", 0, t), math.nan) for t in horizons}
-    for name in (*CHANGES, *IDEAS):
-        pairs = [(loss.get((name, 0, t), math.nan), usual[t]) for t in horizons]
-        changes = [100 * (changed / base - 1) for changed, base in pairs]
-        if any(map(math.isfinite, changes)):
-            curve = [(t, loss[name, 0, t]) for t in horizons if (name, 0, t) in loss]
-            times = [saved(t, curve, sorted(usual.items())) for t, _ in curve]
-            shown = [f"{x:.2f}" if 0 < x < math.inf else "" for x in times]
-            shown += [""] * (len(horizons) - len(shown))
-            cells.append([name, *shown, *verdict(changes, noise)])
-    return section(
-        "What each part is worth, as tokens grow",
-        f"`python benchmarks/scaling.py gains ideas`: depth {GAINS[0]}, one seed. How many times "
-        "fewer tokens the base needs for what a run with the change has after so many (1.25: four "
-        "fifths of them; below 1: it needs more), read off the line between its horizons, in the "
-        "logarithm of the tokens; empty where that lies outside of them. A number that stays as "
-        "tokens grow is a factor, one that falls to 1 a head start. Trend and verdict are of the "
-        "loss in percent; the verdict's rule is in benchmarks/law.py and was written before the "
-        "runs.",
-        ["change", *(f"{short(t)} tokens" for t in horizons), "trend", "verdict"],
-        cells,
-    )
-
-
 # ---------------------------------------------------------------- the picture
 
 
@@ -387,7 +314,7 @@ def main(argv: list[str]) -> int:
     disk.write_text(LAW, json.dumps(as_file(theirs)) + "\n")
     about = sorted({(r["machine"], r["torch"], r["fingerprint"]) for r in grid})
     sections = [
-        "# Does the recipe hold as tokens grow?\n",
+        "# What a larger model will reach\n",
         say(
             "Made by `python benchmarks/law.py` from SCALING.jsonl and PUBLISHED.jsonl. The models "
             "have the shape of `d2` to `d6` with heads of 64, rows of 257, a vocabulary of 2,048, "
@@ -398,7 +325,6 @@ def main(argv: list[str]) -> int:
         "![loss against FLOPs, and against size at equal FLOPs](scaling.png)\n",
         predictions(ours, theirs),
         optimum(ours, theirs),
-        gains(rows),
     ]
     text = "\n".join(filter(None, sections))
     disk.write_text(HERE / "SCALING.md", text)

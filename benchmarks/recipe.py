@@ -29,7 +29,7 @@ import numpy as np
 import runs
 import scaling
 from config import UsageError
-from law import saved
+from instruments.pages.multiplier import multiplier
 from machinery import cli, disk
 from machinery.log import read_jsonl, short
 from runs import ROOT
@@ -63,6 +63,7 @@ CHANGES = {  # by part; name: (an idea of tried.py, options of train.py)
         "MuonEq": ("muon_eq", ""),
         "Muon+": ("muon_plus", ""),
         "q and k x 1.2": ("qk_scale", ""),
+        "mean of the last tenth of the steps": ("tail_average", ""),
     },
     "rates": {
         "embedding rate 0.3": ("", "--embedding_lr 0.3"),
@@ -92,6 +93,17 @@ def read_run(job: Job) -> dict:
 def bits_per_byte(row: dict, classes) -> float:
     nats, size = np.array(row["classes"])[classes].sum(0)
     return nats / math.log(2) / size
+
+
+def saved(tokens: int, changed: list[tuple[int, float]], base: list[tuple[int, float]]) -> float:
+    """How many times fewer tokens the base needs for the loss of a change after `tokens`; (tokens,
+    loss) each. 0 or infinity: outside of the runs."""
+    base = [(t, bpb) for t, bpb in base if math.isfinite(bpb)]
+    loss, usual = dict(changed)[tokens], dict(base)[tokens]
+    if loss >= usual:
+        return multiplier(loss, tokens, base)
+    times = multiplier(usual, tokens, changed)  # that the change needs fewer
+    return 1 / times if times else 0.0
 
 
 def needs(found: dict, data: str, name: str, tokens: int, classes) -> str:

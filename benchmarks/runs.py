@@ -1,16 +1,14 @@
 """Runs of train.py side by side, each with a row in a .jsonl file: for scaling.py and recipe.py.
 
 `side_by_side` makes the runs. The rest is what the benchmarks say about them: which code and which
-machine it was, means with their spread, tables.
+machine it was, tables.
 """
 
 import datetime
 import hashlib
 import json
-import math
 import os
 import signal
-import statistics
 import subprocess
 import sys
 import time
@@ -130,18 +128,6 @@ def count_weights(config: GPTConfig) -> dict[str, int]:
 
 
 # ---------------------------------------------------------------- how it is shown
-
-
-def mean_and_sd(values: list[float]) -> tuple[float, float]:
-    """Mean and sample standard deviation (divisor n - 1). NaN where there are too few values."""
-    mean = statistics.fmean(values) if values else math.nan
-    known = len(values) > 1 and math.isfinite(mean)
-    return mean, statistics.stdev(values) if known else math.nan
-
-
-def spread(mean: float, sd: float, sign: str = "") -> str:
-    """A mean and its standard deviation; NaN is n/a."""
-    return f"{mean:{sign}.4f} ± {sd:.4f}".replace("+nan", "nan").replace("nan", "n/a")
 
 
 def table(header: list[str], rows: list[list[str]]) -> str:

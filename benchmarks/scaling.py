@@ -1,15 +1,12 @@
-"""Does the recipe hold as tokens grow, and what will a larger model reach? Small runs, and a law.
+"""What will a larger model reach? Runs of small models, to which a law is fitted.
 
-    python benchmarks/scaling.py grid         sizes and tokens, for the law
-    python benchmarks/scaling.py gains        what each part of the recipe is worth, as tokens grow
-    python benchmarks/scaling.py ideas        the same for ideas that are no part of it
-    python benchmarks/law.py                  the law, the tables and the picture; runs nothing
+    python benchmarks/scaling.py              a grid of sizes and tokens; 4: four runs at once
+    python benchmarks/law.py                  the law, its tables and the picture; runs nothing
 
-Several parts may be named; a number after them is that of the runs side by side. The runs are of
-train.py, each in a process of its own on one thread. Each row of SCALING.jsonl is a run; one that
-is there for this machine and this text is not repeated, and after a kill the same command goes on
-where it was. Before the decay of `wsd` nothing depends on the length of the run, so the run of
-1,024 steps resumes from the checkpoint that the run of 512 kept.
+The runs are of train.py, each in a process of its own on one thread. Each row of SCALING.jsonl is a
+run; one that is there for this machine and this text is not repeated, and after a kill the same
+command goes on where it was. Before the decay of `wsd` nothing depends on the length of the run, so
+the run of 1,024 steps resumes from the checkpoint that the run of 512 kept.
 """
 
 import shlex
@@ -46,27 +43,6 @@ SIZES = {  # depth: the horizons of the law, in tokens
     5: (M // 8, M // 4, M // 2, M),
     6: (M // 8, M // 4, M // 2, M),
 }
-CHANGES = {  # name: (an idea of tried.py, options of train.py), measured against the base
-    "no key offset": ("", "--extras value_embeds"),
-    "no value embeddings": ("", "--extras key_offset"),
-    "no previous-token head": ("no_previous_token_head", ""),
-    "none of the three": ("no_previous_token_head", "--extras ''"),
-    "weight decay 0.1": ("", "--weight_decay 0.1"),
-    "all rates x 0.5": ("", "--lr_scale 0.5"),
-    "a step of 4,096 tokens": ("", "--tokens_per_step 4096"),
-}
-IDEAS = {  # what was left out, or never tried
-    "smear": ("smear", ""),
-    "smear, scales, backout": ("nanochat", ""),
-    "a gate on each head": ("head_gates", ""),
-    "momentum warms up twice as long": ("momentum", ""),
-    "decay over 85% of the run": ("", "--decay 0.85"),
-    "all rates x 2": ("", "--lr_scale 2"),
-    "residual and x0 scales": ("scales", ""),
-    "backout": ("backout", ""),
-}
-GAINS = 2, (M // 4, M // 2, M, 2 * M)  # depth and horizons of the changes
-FURTHER = (4 * M, 8 * M)  # those of the first two, the extras of `dN`
 
 
 @dataclass(frozen=True)
@@ -137,23 +113,6 @@ def grid() -> Iterator[Job]:
         yield from chain("base", depth, horizons)
 
 
-def gains() -> Iterator[Job]:
-    depth, horizons = GAINS
-    for seed in (0, 1, 2):
-        yield from chain("base", depth, horizons, seed=seed)
-    for i, (name, (idea, options)) in enumerate(CHANGES.items()):
-        further = FURTHER if i < 2 else ()
-        yield from chain(name, depth, horizons + further, idea, options)
-
-
-def ideas() -> Iterator[Job]:
-    for name, (idea, options) in IDEAS.items():
-        yield from chain(name, *GAINS, idea, options)
-
-
-PARTS = {"grid": grid, "gains": gains, "ideas": ideas}
-
-
 # ---------------------------------------------------------------- the runs
 
 
@@ -190,16 +149,13 @@ def read_run(job: Job) -> dict:
 
 
 def main(argv: list[str]) -> int:
-    *parts, last = argv or [""]
-    at_once = int(last) if last.isdecimal() and parts else 2
-    parts += [] if last.isdecimal() else [last]
-    if not parts or not set(parts) <= PARTS.keys() or at_once < 1:
-        raise UsageError(f"{' '.join(argv)!r}: give one or more of {', '.join(PARTS)}")
+    at_once = int(argv[0]) if len(argv) == 1 and argv[0].isdecimal() else 0 if argv else 2
+    if at_once < 1:
+        raise UsageError(f"{' '.join(argv)!r}: give the number of runs at once, or nothing")
     if not (ROOT / DATA / "manifest.json").exists():
         command = [sys.executable, "prepare_data.py", *PREPARE.split(), "--data_dir", DATA]
         subprocess.run(command, check=True, cwd=ROOT)
-    jobs = dict.fromkeys(job for part in parts for job in PARTS[part]())  # each once
-    return 1 if run(list(jobs), at_once, ROWS, read_run) else 0
+    return 1 if run(list(grid()), at_once, ROWS, read_run) else 0
 
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 
     python benchmarks/tried.py smear train tiny --steps 400      an idea, a program, its words
 
-For scaling.py and recipe.py, which ask whether an idea pays as tokens grow. One that does belongs
-in model.py. Initial values and rates (not betas) are nanochat's, at 92d63d4, if it has the idea.
+For recipe.py, which asks whether an idea pays as tokens grow. One that does belongs in model.py.
+Initial values and rates (not betas) are nanochat's, at 92d63d4, if it has the idea.
 """
 
 import importlib
@@ -21,7 +21,7 @@ from machinery import cli
 GATE_CHANNELS = 24  # what a gate looks at
 # Adam moves a weight by the rate, 0.005: a factor that is 100 times its weight, by 0.5.
 FAST = {"smear": 40, "smear_gate": 40, "residual": 1, "first": 100, "backout": 40}
-NEW = {"head_gate": "matrix"} | dict.fromkeys(FAST, "scalar")
+NEW = dict.fromkeys(FAST, "scalar")
 
 
 class Tried(model.GPT):
@@ -48,7 +48,7 @@ class Tried(model.GPT):
     @torch.no_grad()
     def init_weight(self, name, weight):
         kind, along = model.kind_of(name), torch.linspace(0, 1, len(weight), device=weight.device)
-        if kind in ("smear_gate", "head_gate"):
+        if kind == "smear_gate":
             weight.uniform_(0, 0.02)
         elif kind == "smear":
             weight.zero_()
@@ -94,32 +94,6 @@ class Tried(model.GPT):
         return loss.mean() if reduction == "mean" else loss
 
 
-class GatedOut(model.Linear):
-    """The out projection, of heads that are multiplied by gates first."""
-
-    def forward(self, y):
-        heads = y.unflatten(-1, (self.gates.size(-1), -1)) * self.gates[..., None]  # (B, T, H, D)
-        return super().forward(heads.flatten(-2))
-
-
-class GatedAttention(model.Attention):
-    """Each head's output times 2 sigmoid(W x), which begins near 1."""
-
-    def __init__(self, config, layer):
-        super().__init__(config, layer)
-        self.out = GatedOut(self.out.in_features, self.out.out_features)
-        self.head_gate = model.Linear(GATE_CHANNELS, config.n_head)
-
-    def forward(self, x, value_embed, at):
-        self.out.gates = 2 * torch.sigmoid(self.head_gate(x[..., :GATE_CHANNELS]))  # (B, T, H)
-        return super().forward(x, value_embed, at)
-
-
-def slow_momentum(step, steps, warmup=40, decay=0.65, usual=optim.momentum_at):
-    """Muon's momentum with twice as long a warmup."""
-    return usual(step, steps, 2 * warmup, decay)
-
-
 def norm(x, *dims):
     return torch.linalg.vector_norm(x, dim=dims, keepdim=True, dtype=torch.float32).clamp_min(1e-6)
 
@@ -144,25 +118,43 @@ def no_previous_token_head(*_) -> None:
     """No head begins by looking back."""
 
 
+def tail_average(optimizers, step, steps, config, usual=optim.set_schedule):
+    """The last step leaves the mean of the weights after each of the last tenth of the steps."""
+    if step == steps - (left := max(1, steps // 10)):
+        weights = [p for o in optimizers for group in o.param_groups for p in group["params"]]
+        means, share = [torch.zeros_like(p) for p in weights], 1 / left
+
+        @torch.no_grad()
+        def after_a_step(*_) -> None:
+            nonlocal left
+            left -= 1
+            for p, mean in zip(weights, means):
+                mean.add_(p, alpha=share)
+                if not left:
+                    p.copy_(mean)
+
+        optimizers[-1].register_step_post_hook(after_a_step)
+    return usual(optimizers, step, steps, config)
+
+
 IDEAS = {  # in the place of what model.py or optim.py has
     "none": (model, "GPT", model.GPT),
-    "momentum": (optim, "momentum_at", slow_momentum),
     "muon_eq": (optim, "orthogonalize", muon_eq),
     "muon_plus": (optim, "orthogonalize", muon_plus),
+    "tail_average": (optim, "set_schedule", tail_average),
     "qk_scale": (model, "apply_rope", larger_qk),
     "no_previous_token_head": (model.GPT, "_init_previous_token_head", no_previous_token_head),
-    "head_gates": (model, "Attention", GatedAttention),
 }
-OF_THE_MODEL = ("smear", "scales", "backout", "nanochat", "head_gates")  # ideas of Tried
+OF_THE_MODEL = ("smear", "scales", "backout")  # ideas of Tried
 
 
 def try_out(idea: str) -> None:
     """Put the idea in the place of what a program would build. Before the program is imported."""
     if idea in IDEAS:
         setattr(*IDEAS[idea])
-    if idea in OF_THE_MODEL:
+    else:
         model.GROUP_OF |= NEW
-        Tried.ideas = ("smear", "scales", "backout") if idea == "nanochat" else (idea,)
+        Tried.ideas += (idea,)
         model.GPT = Tried
 
 

@@ -1,5 +1,4 @@
-"""benchmarks/: runs are made side by side, once, and after those that they go on from; verdicts by
-hand; a law finds what it was made from; one part of the first hour that fails costs no other."""
+"""benchmarks/: runs side by side, verdicts by hand, a law that finds what it was made from."""
 
 import itertools
 import json
@@ -46,7 +45,6 @@ def test_a_run_that_fails_costs_those_that_go_on_from_it_and_no_more(tmp_path, c
 
 
 def test_a_row_is_of_this_machine_and_text(tmp_path, small_data, monkeypatch):
-    monkeypatch.setattr(scaling, "ROWS", tmp_path / "rows.jsonl")
     monkeypatch.setattr(scaling, "RUNS", str(tmp_path / "runs"))
     job = scaling.Job("base", "", "", 2, 2**18, data=str(small_data))
     job.run_dir.mkdir(parents=True)
@@ -64,8 +62,7 @@ def test_a_row_is_of_this_machine_and_text(tmp_path, small_data, monkeypatch):
 
 def test_every_run_has_options_that_train_py_takes(tmp_path, monkeypatch):
     monkeypatch.setattr(scaling, "RUNS", str(tmp_path))
-    jobs = [job for part in scaling.PARTS.values() for job in part()]
-    jobs += dict.fromkeys(job for part in recipe.CHANGES for job in recipe.jobs_of(part))
+    jobs = [*scaling.grid(), *dict.fromkeys(j for p in recipe.CHANGES for j in recipe.jobs_of(p))]
     assert len({job.run_dir for job in jobs}) == len({json.dumps(job.key) for job in jobs})
     for job in {(job.name, job.depth): job for job in jobs}.values():  # the longest of each chain
         train = job.preset.train
@@ -73,9 +70,8 @@ def test_every_run_has_options_that_train_py_takes(tmp_path, monkeypatch):
         assert "--resume" not in job.command  # there is nothing to go on from
         job.after.branch.mkdir(parents=True)
         assert job.command[-2:] == ["--resume", str(job.after.branch)]
-        kept = int(job.after.branch.name.removeprefix("step_"))
-        assert 0 < kept <= job.after.preset.train.steps  # up to there the two runs are one
-    for words in ([], ["grid", "nothing"], ["2"]):
+        assert 0 < int(job.after.branch.name[5:]) <= job.after.preset.train.steps  # one until there
+    for words in (["grid"], ["2", "2"], ["0"]):
         pytest.raises(UsageError, scaling.main, words)
 
 
@@ -97,10 +93,8 @@ def test_a_change_is_told_in_tokens_of_each_class_and_seed():
     assert page.read_text(encoding="utf-8") == recipe.render(rows)
 
 
-@pytest.mark.parametrize("idea", ["nanochat", "head_gates"])
-def test_an_idea_changes_nothing_where_it_is_neutral_alone(idea, monkeypatch):
-    for name in ("GPT", "Attention"):  # an idea takes their place, until the end of the test
-        monkeypatch.setattr(model, name, getattr(model, name))
+def test_the_ideas_of_the_model_change_nothing_where_they_are_neutral(monkeypatch):
+    monkeypatch.setattr(model, "GPT", model.GPT)  # Tried takes its place, until the end of the test
     monkeypatch.setattr(model, "GROUP_OF", dict(model.GROUP_OF))
     monkeypatch.setattr(tried.Tried, "ideas", ())
     shape = dict(seq_len=24, vocab_size=64, n_layer=3, n_embd=48, n_head=2, n_kv_head=2)
@@ -109,7 +103,8 @@ def test_an_idea_changes_nothing_where_it_is_neutral_alone(idea, monkeypatch):
     usual.init_weights()
     for p in usual.parameters():
         p.data += 0.1 * torch.randn_like(p)
-    tried.try_out(idea)
+    for idea in tried.OF_THE_MODEL:
+        tried.try_out(idea)
     changed = model.GPT(config)
     changed.init_weights()
     changed.load_state_dict(usual.state_dict(), strict=False)
@@ -127,6 +122,17 @@ def test_an_idea_changes_nothing_where_it_is_neutral_alone(idea, monkeypatch):
     assert sum(map(len, changed.param_groups().values())) == len(list(changed.parameters()))
 
 
+def test_a_tail_average_is_the_mean_of_the_weights_after_its_steps():
+    weight = torch.nn.Parameter(torch.zeros(()))
+    sgd = torch.optim.SGD([weight], lr=1.0)
+    weight.grad = -torch.ones(())  # each step adds 1
+    for step in range(40):
+        tried.tail_average([sgd], step, 40, None, usual=lambda *_: None)
+        assert weight == step
+        sgd.step()
+    assert weight == (37 + 38 + 39 + 40) / 4
+
+
 TRUE = dict(E=0.7, A=30.0, a=0.3, B=900.0, b=0.4)
 
 
@@ -136,10 +142,9 @@ def truth(n: float, d: float) -> float:
 
 def rows_of(noise: float, seed: int = 0, text: str = "", factor: float = 1.0) -> list[dict]:
     rng, rows = np.random.default_rng(seed), []
-    for n in (1e6, 3e6, 1e7, 3e7):
-        for d in (1e7, 4e7, 1.6e8, 6.4e8):
-            bpb = factor * truth(n, d) * math.exp(noise * rng.standard_normal())
-            rows.append(dict(weights=n, tokens=d, bpb=bpb, text=text))
+    for n, d in itertools.product((1e6, 3e6, 1e7, 3e7), (1e7, 4e7, 1.6e8, 6.4e8)):
+        bpb = factor * truth(n, d) * math.exp(noise * rng.standard_normal())
+        rows.append(dict(weights=n, tokens=d, bpb=bpb, text=text))
     return rows
 
 
