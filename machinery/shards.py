@@ -105,7 +105,7 @@ class Manifest:
         self.dir, self.tree = Path(folder), tree
         self._field(lambda value: value == FORMAT, "format")
         self.fingerprint: str = self._field(lambda value: value == fingerprint(tree), "fingerprint")
-        self.row_len: int = self._field(is_count, "row_len")
+        self.row_len: int = self._field(lambda n: is_count(n) and n > 1, "row_len")
         self.dtype: str = self._field(is_dtype, "dtype")
         self.vocab_size: int = self._field(is_count, "tokenizer", "vocab_size")
         self.bos_id: int = self._field(is_count, "tokenizer", "bos_id")

@@ -33,7 +33,7 @@ def edit(folder: Path, place: tuple, value) -> None:
 
 FIRST = "splits", "train", "a", "shards", 0
 WRONG = {
-    ("row_len",): ["9", 9.0, None, True, -1, [9]],
+    ("row_len",): ["9", 9.0, None, True, -1, 0, 1, [9]],
     ("dtype",): ["<i2", "|O", None, 2, ["<u2"]],
     ("tokenizer",): [None, 5, [], {}],
     ("tokenizer", "vocab_size"): ["50", None, 1e400, -1],
