@@ -287,8 +287,8 @@ class RunConfig:
     run's newest valid one, or one of another run to start from (afterwards, the same command
     resumes from this run's own)."""
     init_from: str = ""
-    """Begin a new run with the weights of this checkpoint, or of this run's newest; or of a model
-    for transformers, given by its folder or as `hf:REPO`, which then decides the architecture."""
+    """Begin a new run with the weights of a checkpoint, or of a run's newest one; or of a model for
+    transformers, given by its folder or as `hf:REPO`, which then decides the architecture."""
     skip_nonfinite: int = 0
     """Steps with a non-finite loss or gradient to skip before giving up; 0: stop at the first."""
 

@@ -8,9 +8,9 @@
 2. `Order` maps position p = 0, 1, 2, ... to (source, row): shuffled, and in the mixture's shares.
 3. `RowLoader` reads the rows of a batch ahead of time; inputs = row[:-1], targets = row[1:].
 
-Guarantees: no token is lost except in the last, partial row of a source; the only filler is one
-BOS where a single place is left. The row at a position depends only on data, mixtures and seed, so
-the loader's whole state is one integer. Next: train.py.
+Guarantees, for text: no token is lost except in the last, partial row of a source; the only filler
+is one BOS where a single place is left. The row at a position depends only on data, mixtures and
+seed, so the loader's whole state is one integer. Next: train.py.
 """
 
 import hashlib
