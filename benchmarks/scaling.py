@@ -2,10 +2,10 @@
 
     python benchmarks/scaling.py grid         sizes and tokens, for the law
     python benchmarks/scaling.py gains        what each part of the recipe is worth, as tokens grow
-    python benchmarks/scaling.py ideas        the same for ideas that are no part of it
+    python benchmarks/scaling.py ideas        the same for ideas that are not part of it
     python benchmarks/law.py                  the law, the tables and the picture; runs nothing
 
-Several parts may be named; a number after them is that of the runs side by side. The runs are of
+Several parts may be named; a number after them says how many runs go side by side. The runs are of
 train.py, each in a process of its own on one thread. Each row of SCALING.jsonl is a run; one that
 is there for this machine and this text is not repeated, and after a kill the same command goes on
 where it was. Before the decay of `wsd` nothing depends on the length of the run, so the run of
@@ -119,7 +119,7 @@ class Job:
     def command(self) -> list[str]:
         program = ["benchmarks/tried.py", self.idea, "train"] if self.idea else ["train.py"]
         given = [sys.executable, *program, *self.argv, "--run_dir", str(self.run_dir)]
-        if self.after and self.after.branch.exists():  # else its row is of another day
+        if self.after and self.after.branch.exists():  # else it starts from step 0
             given += ["--resume", str(self.after.branch)]
         return given
 
@@ -133,7 +133,7 @@ def chain(name: str, depth: int, horizons: tuple, idea="", options="", **facts) 
 
 
 def grid() -> Iterator[Job]:
-    for depth, horizons in reversed(SIZES.items()):  # the longest first: the end is short
+    for depth, horizons in reversed(SIZES.items()):  # the longest first, lest one runs on alone
         yield from chain("base", depth, horizons)
 
 
