@@ -17,7 +17,7 @@ from typing import Annotated, Literal
 
 class UsageError(ValueError):
     """A user's mistake: the programs print its text, one sentence with the value and the way out,
-    and exit with 2. Raised by name; any other exception is a traceback."""
+    and exit with 2. Raised on purpose; an unexpected exception shows a traceback."""
 
     exit_code = 2
 
@@ -28,8 +28,8 @@ def install(requirements: str) -> str:
     return shlex.join([sys.executable, "-m", "pip", "install", "-r", file])
 
 
-LARGEST = 10**15  # a float still counts it exactly
-# What an option may be, least and most; any other: from 0 to LARGEST, or to 1e30 with a fraction.
+LARGEST = 10**15  # a float still holds it exactly
+# The least and the most an option may be; others: 0 to LARGEST (int) or to 1e30 (float).
 Size = Annotated[int, 1, 1 << 20]
 Count = Annotated[int, 1, LARGEST]
 Share = Annotated[float, 0, 1]
@@ -37,7 +37,7 @@ Dtype = Literal["auto", "bf16", "fp16", "fp32"]
 
 
 def check_numbers(options) -> None:
-    """UsageError for a number of a dataclass that is out of its range, which NaN always is."""
+    """UsageError if a number in a dataclass is out of its range, as NaN always is."""
     for option in fields(options):
         if isinstance(value := getattr(options, option.name), (int, float)):
             most = LARGEST if isinstance(value, int) else 1e30
@@ -52,8 +52,8 @@ VALUE_GATE_CHANNELS = 12  # the gate looks at the first few channels only: a few
 
 @dataclass(frozen=True)
 class GPTConfig:
-    """The architecture. Those of Llama's shape (smol-135m, biatron-345m) map onto a stock class of
-    transformers; an export of any other brings its own modelling file."""
+    """The architecture. Llama's (smol-135m, biatron-345m) maps onto a stock class of transformers;
+    an export of any other brings its own modelling file."""
 
     seq_len: Size = 2048
     """Positions the model sees at once (a row holds one token more)."""
@@ -80,7 +80,7 @@ class GPTConfig:
     tie_embeddings: bool = False
     """One table for the embedding and the head."""
     logit_softcap: float = 15.0
-    """Squash the logits to +-this with tanh; 0: none."""
+    """Soft cap: squash the logits to +-this with tanh; 0: none."""
     rope_theta: Annotated[float, 1, LARGEST] = 100_000.0
     """Base of the rotary frequencies."""
     nope_every: int = 0
@@ -91,7 +91,7 @@ class GPTConfig:
     """Shortcuts that make small models learn faster: key_offset, value_embeds (see Attention).
     Give an empty string for none."""
     bos_id: int = 0
-    """The token that begins each document, and each piece of one that was cut."""
+    """Id of the token that begins each document, and each piece of one that was cut."""
 
     def __post_init__(self):
         object.__setattr__(self, "extras", tuple(name for name in self.extras if name))
@@ -131,22 +131,22 @@ class DataConfig:
     `files:PATH`, `hf:REPO[:CONFIG[:SPLIT]][@REVISION]` (split: train, or as in
     `hf:HuggingFaceH4/ultrachat_200k::train_sft`). `NAME=` before it names the source in a mixture;
     `#FIELD+FIELD` after it names the fields that hold the text, `#messages` or `#conversations`
-    those that hold conversations, of which the answers alone are learned (docs/chat.md)."""
+    those that hold conversations, of which only the answers are learned (docs/chat.md)."""
     data_dir: str = ""
     """Folder to write; by default data/PRESET."""
     tokenizer: str = ""
     """An existing tokenizer.json to use, its folder, or `hf:REPO`; empty: train one on the text."""
     bos_token: str = ""
-    """The special token of `tokenizer` that begins each document; empty: the one that it says."""
+    """The special token of `tokenizer` that begins each document; empty: the one it names."""
     vocab_size: Annotated[int, 0, 1 << 20] = 0
-    """Tokens in the vocabulary, special tokens included; 0: as the preset's model says."""
+    """Tokens in the vocabulary, special tokens included; 0: as in the preset's model."""
     nfc: bool = False
     """Normalize text to Unicode NFC before encoding."""
     dedup: Literal["none", "exact", "near"] = "none"
-    """Leave out documents that are copies of earlier ones of their source: equal ones (exact), or
-    those that share most runs of five words (near). The text is read once more for it."""
+    """Drop documents that are copies of earlier ones in their source: identical ones (exact), or
+    those that share most runs of five words (near). It takes a second pass over the text."""
     row_len: Annotated[int, 0, 1 << 20] = 0
-    """Tokens in a row: seq_len inputs + 1; 0: as the preset's model says."""
+    """Tokens in a row: seq_len inputs + 1; 0: as in the preset's model."""
     tokens: str = ""
     """Stop after enough units for this many training tokens (`2B`, `500M`), shared among the
     sources by `mixture`; `all` or empty: everything (of a Hub source only if you say `all`)."""
@@ -154,7 +154,7 @@ class DataConfig:
     """Each source's share of `tokens`, `NAME=SHARE ...`; empty: the shares that the preset trains
     with, or equal shares if you give other sources."""
     publish: str = ""
-    """Send the data to this URL too (`s3://BUCKET/data`), which train.py --data_dir reads from."""
+    """Also upload the data to this URL (`s3://BUCKET/data`), which train.py --data_dir can read."""
     val_fraction: Share = 0.02
     """Share of the text, chosen by content hash, that is held out for validation."""
     workers: Annotated[int, 0, 1024] = 0
@@ -171,7 +171,7 @@ class TrainConfig:
 
     # How much
     steps: int = 0
-    """Optimizer steps; 0: as many as `tokens` makes."""
+    """Optimizer steps; 0: as many as `tokens` takes."""
     tokens: str = ""
     """Tokens to train on (`2B`, `500M`); empty: 10.5 per weight of the blocks and the head."""
     tokens_per_step: Count = 524_288  # 256 rows x 2,048
@@ -190,9 +190,9 @@ class TrainConfig:
     """muon: Muon for the matrices, AdamW for the rest; adamw: AdamW for all; best with
     --tie_embeddings."""
     lr: float = 6e-4
-    """Learning rate of `--optimizer adamw`; small models take more, large ones less."""
+    """Learning rate of `--optimizer adamw`; small models want a higher one, large ones a lower."""
     lr_scale: float = 1.0
-    """Factor on the learning rates of `--optimizer muon`, which are the next three."""
+    """Factor on the three learning rates of `--optimizer muon`, which follow."""
     matrix_lr: float = 0.02
     """Muon: matrices inside the blocks."""
     embedding_lr: float = 0.3
@@ -200,8 +200,8 @@ class TrainConfig:
     head_lr: float = 0.008
     """AdamW alongside Muon: the head, likewise."""
     rates_at: Count = 524_288
-    """Tokens in a step when these three rates were tuned. Another tokens_per_step changes them by a
-    factor, which the program prints (optim.py)."""
+    """Tokens per step at which these three rates were tuned. Another tokens_per_step scales them by
+    a factor, which the program prints (optim.py)."""
     weight_decay: float = 0.1
     """muon: of the matrices, cautious, scheduled like the learning rate (that of the tables is
     fixed, in optim.py); adamw: of all 2-D weights."""
@@ -212,12 +212,12 @@ class TrainConfig:
     warmup: int = 40
     """Steps of linear warmup; Muon's momentum takes up to 20 times as many."""
     decay: Share = 0.65
-    """Share of the run, at its end: wsd lowers the learning rate, and decay_mixture applies."""
+    """Last share of the run, in which wsd lowers the learning rate and decay_mixture applies."""
     final_lr: Share = 0.05
     """Final learning rate, as a fraction of the peak (wsd, cosine)."""
     dtype: Dtype = "auto"
     """Dtype of the computation; the weights are fp32. auto: bf16 where the hardware has it, fp16 on
-    older GPUs with tensor cores (V100, T4). fp16 takes a loss scale (optim.py)."""
+    older GPUs with tensor cores (V100, T4). fp16 uses a loss scale (optim.py)."""
 
     def __post_init__(self):
         check_numbers(self)
@@ -252,7 +252,7 @@ class RunConfig:
 
     # Watch
     log_every: int = 10
-    """Steps between lines on the screen, or 15 s (metrics.jsonl gets all); 0: first and last."""
+    """Steps between printed lines, or 15 s (metrics.jsonl gets every step); 0: first and last."""
     eval_every: int = 250
     """Steps between validations; each new best one saves a checkpoint. Validation always runs
     before the first step and at the end; 0: only then."""
@@ -275,20 +275,20 @@ class RunConfig:
     save_minutes: float = 15.0
     """Minutes between checkpoints; 0: by steps alone."""
     keep: Count = 2
-    """Newest valid checkpoints to keep, and the best besides; 2 or more survive a damaged file."""
+    """Newest valid checkpoints to keep, besides the best; 2 or more survive a damaged file."""
     keep_every: int = 0
     """Steps between checkpoints that are kept for good (0: none)."""
     mirror: str = ""
-    """Also copy each checkpoint to MIRROR/NAME, where NAME is the last part of run_dir, behind the
-    training: a folder, or a URL of a store (`s3://BUCKET/runs`). On another machine the same
+    """Also copy each checkpoint to MIRROR/NAME, where NAME is the last part of run_dir, in the
+    background; a folder, or the URL of a store (`s3://BUCKET/runs`). On another machine the same
     command resumes from there (docs/store.md)."""
     resume: str = "auto"
-    """auto: from the newest valid checkpoint in run_dir, if any. Or the path of a checkpoint: of
-    this run, only its newest valid one; of another run, as the starting point, after which the same
-    command resumes from this run's own."""
+    """auto: from the newest valid checkpoint in run_dir, if any. Or the path of a checkpoint: this
+    run's newest valid one, or one of another run to start from (afterwards, the same command
+    resumes from this run's own)."""
     init_from: str = ""
-    """Begin a new run with the weights of this checkpoint, or of this run's newest; or of a model
-    for transformers, given by its folder or as `hf:REPO`, which then decides the architecture."""
+    """Begin a new run with the weights of a checkpoint, or of a run's newest one; or of a model for
+    transformers, given by its folder or as `hf:REPO`, which then decides the architecture."""
     skip_nonfinite: int = 0
     """Steps with a non-finite loss or gradient to skip before giving up; 0: stop at the first."""
 
@@ -298,7 +298,7 @@ class RunConfig:
 
 @dataclass(frozen=True)
 class Preset:
-    """A model, its data and its training, known by one word."""
+    """A model, its data and its training, under one name."""
 
     model: GPTConfig
     data: DataConfig
@@ -307,7 +307,7 @@ class Preset:
     prompts: tuple[str, ...] = ("The largest planet is", "Once upon a time", "Water boils when")
     """What `eval.py sample` continues."""
     name: str = ""
-    """The word; filled in by machinery/cli.py."""
+    """That name; filled in by machinery/cli.py."""
 
     def __post_init__(self):
         sizes = dict(
@@ -336,7 +336,7 @@ def preset_of_depth(depth: int) -> Preset:
     at_12 = 12 * 12 * 768**2 + 32_768 * 768
     batch = 2 ** round(19 + 0.383 * math.log2(weights / at_12))
     tokens = 1.02 * TOKENS_PER_WEIGHT * weights
-    held_out = max(0.001, round(1e7 / tokens, 4))  # of 1M tokens, the luck is 1% of the loss
+    held_out = max(0.001, round(1e7 / tokens, 4))  # with 1M tokens, chance moves the loss by 1%
     source = ("hf:karpathy/climbmix-400b-shuffle",)
     data = DataConfig(source, tokens=f"{tokens / 1e9:.3g}B", val_fraction=held_out)
     decay = round(0.28 * min(1, math.sqrt(batch / 2**19) * at_12 / weights), 3)
@@ -420,7 +420,7 @@ def find_preset(word: str) -> Preset | None:
     return PRESETS.get(word) or (preset_of_depth(int(depth[1])) if depth else None)
 
 
-# Options of nanoGPT, nanochat, Megatron-LM and the Trainer of transformers, by what they are here.
+# Options of nanoGPT, nanochat, Megatron-LM and the Trainer of transformers, under ours.
 _FOREIGN = {
     "--tokens_per_step (in tokens)": "batch_size global_batch_size total_batch_size",
     "--micro_batch": "device_batch_size micro_batch_size per_device_train_batch_size",

@@ -8,9 +8,9 @@
 2. `Order` maps position p = 0, 1, 2, ... to (source, row): shuffled, and in the mixture's shares.
 3. `RowLoader` reads the rows of a batch ahead of time; inputs = row[:-1], targets = row[1:].
 
-Guarantees: no token is lost except in the last, partial row of a source; the only filler is one
-BOS where a single place is left. The row at a position depends only on data, mixtures and seed, so
-the loader's whole state is one integer. Next: train.py.
+Guarantees, for text: no token is lost except in the last, partial row of a source; the only filler
+is one BOS where a single place is left. The row at a position depends only on data, mixtures and
+seed, so the loader's whole state is one integer. Next: train.py.
 """
 
 import hashlib
@@ -43,7 +43,7 @@ class PackStats:
     rows: int = 0
     splits: int = 0  # full rows made of one document that is longer than a row
     cuts: int = 0  # documents cut because none fitted in the space left in a row
-    dropped: int = 0  # tokens thrown away: none by best fit
+    dropped: int = 0  # tokens thrown away; best fit throws away none
     leftover: int = 0  # tokens in `Packing.leftover`: less than a row, which its caller may drop
 
 
@@ -160,7 +160,7 @@ class Packing:
         while space := self.row_len - at:
             if n := shelves.best(space):
                 at = self._write(row, at, shelves.take(n))
-            elif space == 1 or self.whole:  # one BOS more: no document is cut
+            elif space == 1 or self.whole:  # fill it with a BOS: no document is cut
                 at = self._write(row, at, [])
             else:  # cut the longest: its tail stays long, and short documents are kept to fill gaps
                 ids = shelves.take(shelves.has.bit_length() - 1)
@@ -170,7 +170,7 @@ class Packing:
         return row
 
 
-pack = Packing  # a verb where it is called
+pack = Packing  # reads as a verb at the call
 
 
 # -------------------------------------------------------------------------------------- order
@@ -326,8 +326,8 @@ IGNORED = -100  # a target that does not count: torch's default ignore_index
 
 
 def targets_of(rows: np.ndarray, marks: Sequence[int] = ()) -> np.ndarray:
-    """rows (n, T + 1) -> targets (n, T) int64: the next ids. All count in a row of text. In one of
-    conversations answers alone do, each with its <|end|>: after <|assistant|>, until the next mark.
+    """rows (n, T + 1) -> targets (n, T) int64: the next ids. All count in a row of text. In a row
+    of conversations only answers do: what follows <|assistant|>, through the <|end|> of the answer.
 
     marks: the ids of <|user|>, <|assistant|> and <|end|>; none: all rows are text."""
     inputs, targets = rows[:, :-1], rows[:, 1:].astype(np.int64)
@@ -344,7 +344,7 @@ class RowLoader:
 
     A micro-batch of all ranks takes the next world_size * micro_batch positions; rank r reads
     those from r * micro_batch on. Where the rows of a step end (rows_per_step; 0: they fill one
-    micro-batch), the rest of a batch is filled with rows whose targets are IGNORED, and the next
+    micro-batch), the rest of the batch is filled with rows whose targets are IGNORED, and the next
     step begins with the next row. So the rows of a step, taken together, are the same for any
     number of ranks and any split into micro-batches.
     """
@@ -373,10 +373,10 @@ class RowLoader:
         self.order = order_of(manifest, seed, weights, decay_weights, decay_from)
         self._places = self._micro_batches(rank, world_size, rows_per_step)
         pin, shape = self.device.type == "cuda", (2, micro_batch, manifest.row_len - 1)
-        # a new thread starts on the first GPU
+        # a new thread would use the first GPU
         use_device = partial(torch.cuda.set_device, self.device) if pin else None
         self._thread = ThreadPoolExecutor(1, initializer=use_device)
-        self._ahead: deque[Future] = deque()  # the batches that are read, or will be
+        self._ahead: deque[Future] = deque()  # batches that are read already, or queued
         self._waited_s = 0.0
         for _ in range(max(2, prefetch)):
             buffer = torch.empty(shape, dtype=torch.int64, pin_memory=pin)
@@ -385,7 +385,7 @@ class RowLoader:
 
     def next_batch(self):
         """-> inputs, targets: int64 (micro_batch, row_len - 1) each, on the device. `first_row` is
-        then the position of its first row. An error of the reading thread is raised here."""
+        then the position of its first row. An error in the reading thread is raised here."""
         t0 = time.perf_counter()
         buffer, copied, self.first_row = self._ahead[0].result()
         self._waited_s += time.perf_counter() - t0
@@ -397,8 +397,8 @@ class RowLoader:
         return batch[0], batch[1]
 
     def random_seed(self) -> int:
-        """For whatever draws random numbers in this micro-batch, such as dropout: by position, so
-        that a resumed run draws the same."""
+        """A seed for whatever draws random numbers in this micro-batch, such as dropout: it depends
+        on the position, so that a resumed run draws the same."""
         return mix64(mix64(self.seed) ^ self.first_row)
 
     def pop_wait_s(self) -> float:
@@ -419,14 +419,14 @@ class RowLoader:
                 yield first + rank * self.micro_batch, begin + rows
 
     def _read_into(self, buffer, copied) -> None:
-        """Have the thread read the next batch."""
+        """Have the thread read the next batch into `buffer`."""
         task = self._thread.submit(self._read, buffer, copied, *next(self._places))
         self._ahead.append(task)
 
     def _read(self, buffer, copied, first: int, end: int) -> tuple:
         if copied is not None:
             copied.synchronize()  # its last copy to the GPU may still be in flight
-        n = min(max(0, end - first), self.micro_batch)  # rows that the step still has
+        n = min(max(0, end - first), self.micro_batch)  # rows left in this step
         rows = np.empty((n, self.manifest.row_len), dtype=self.manifest.dtype)
         for j in range(n):
             rows[j] = self.manifest.row("train", *self.order(first + j))

@@ -14,7 +14,7 @@
 
 MODEL: the name of a preset; the folder of a run, a checkpoint or an export; or a stock model by its
 folder or hf:REPO. `loss`, `choice`, `core` and `noise` append their figures to eval.jsonl in the
-folder of the run or model. Works with the raw module, on one device. Next: model.py has stream(),
+folder of the run or model. Uses the module uncompiled, on one device. Next: model.py has stream(),
 flops.py the metric, instruments/ the commands.
 """
 
@@ -28,7 +28,7 @@ from machinery import cli, trained
 
 load_model = partial(trained.load_model, read_export=imported.load)
 
-# command -> (module, function, its options). Without options, the function gets the words as typed.
+# command -> (module, function, class of its options; if empty, the function gets the words typed)
 COMMANDS = {
     "loss": ("instruments.exams.loss", "measure", "LossConfig"),
     "sample": ("instruments.talk.sample", "sample", "SampleConfig"),

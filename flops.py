@@ -1,6 +1,6 @@
 """The measures: bits per byte; and tokens/s, FLOP/s, MFU, time left.
 
-Guarantees: no peak is invented for a device that the table does not name in whole words;
+Guarantees: no peak is guessed for a device that the table does not name in whole words;
 evaluation, saving and compilation never count as training time. There are two conventions of FLOPs
 per token (`GPT.flops_per_token`). The same run has 41% MFU in one and 32% in the other, so both are
 printed: `full` counts all T x T attention (PaLM, appendix B), `causal` the half that a causal model
@@ -50,8 +50,8 @@ CARDS = {
     "V100": Card(125e12, 16, 0.9), "V100 PCIE": Card(112e12, 16, 0.9),
     "V100 32GB": Card(125e12, 32, 0.9), "V100 PCIE 32GB": Card(112e12, 32, 0.9),
 }  # fmt: skip
-# With one of these words in its name it is another card: a slice, a laptop's, ... So it is with a
-# letter on its own, as in "RTX 4090 D" or "L40-S".
+# A device with one of these words in its name is another card: a slice, a laptop's, ... So is one
+# with a letter on its own, as in "RTX 4090 D" or "L40-S".
 DIFFERENT_CARD = {"MIG", "LAPTOP", "TI", "SUPER", "CNX", *ascii_uppercase}
 
 
@@ -84,15 +84,15 @@ def activation_bytes(config, itemsize: int = 2, recompute: bool = False) -> int:
     """GPU memory per token at the peak of a compiled step, in addition to weights, gradients and
     optimizer: what each layer keeps for backward, and the logits.
 
-    recompute: a layer keeps its inputs alone, and backward restores one layer at a time. An
+    recompute: a layer keeps only its inputs, and backward recomputes one layer at a time. An
     estimate; tests compare it with what the compiler decides to keep."""
     q, kv = config.n_head * config.head_dim, config.n_kv_head * config.head_dim
     layer = 4 * config.n_embd  # the input of attention and of the MLP, before the norm and after it
     layer += 2 * q + 2 * kv  # queries, keys, values, and what attention returns
     layer += (q + kv) if config.qk_norm else 0  # queries and keys before their norm
     values = kv // 2 if "value_embeds" in config.extras else 0  # one in every other layer
-    layer += 2 * values  # as they are, and times their gate
-    # ReLU squared keeps its result alone; SwiGLU keeps gate and up as well
+    layer += 2 * values  # as looked up, and times their gate
+    # ReLU squared keeps only its result; SwiGLU keeps gate and up as well
     layer += config.mlp_hidden * (3 if config.mlp == "swiglu" else 1)
     once = 4 * config.n_embd  # around the embedding and the last norm
     once += config.padded_vocab  # the logits, whose gradient takes their place
@@ -101,7 +101,7 @@ def activation_bytes(config, itemsize: int = 2, recompute: bool = False) -> int:
 
 
 def find_peak(world, tflops: float = 0.0) -> float | None:
-    """FLOP/s of one device: as given, in 16 bits by its name, or on a CPU of a matmul timed now."""
+    """Peak FLOP/s of one device: as given, by its name (16 bits), or timed now (a CPU's matmul)."""
     if tflops:
         return tflops * 1e12
     if world.device.type != "cpu":
@@ -116,7 +116,7 @@ def find_peak(world, tflops: float = 0.0) -> float | None:
 
 
 def sums_of(nats: Tensor, targets: Tensor, token_bytes: Tensor) -> dict[str, Tensor]:
-    """What `loss_and_bpb` is made of, by name and row by row: (B,) each, in fp32.
+    """The arguments of `loss_and_bpb`, by name, summed over each row: (B,) each, in fp32.
 
     nats (B, T): the loss of each target; targets (B, T): below 0, a target counts nowhere;
     token_bytes (V,): a special token has 0 bytes, and is no text."""
@@ -138,8 +138,8 @@ def score_text(
     """Loss in nats per token and in bits per byte of text, over all ranks' batches; the latter also
     by source: their mean, weighted by bytes of text, is that of all.
 
-    batches: inputs and targets (B, T), as many on every rank (the ranks of a sharded model run in
-    lockstep). rows: of every forward pass, since a compiled model is compiled for one shape; a
+    batches: inputs and targets (B, T), equally many on every rank (a sharded model's ranks run in
+    lockstep). rows: in every forward pass, since a compiled model is compiled for one shape; a
     smaller batch is filled up with copies of its own rows, which are not scored. sources: for each
     row in turn, the index of its source in `names`."""
     parts = []  # read after the loop, so that the host never waits for the device in between
@@ -165,9 +165,9 @@ def score_text(
 class Meter:
     """Speed over the last `window` optimizer steps, and the time left.
 
-    On a GPU a step is read before its optimizer has run, so each time is from one such read to the
-    next: that of one step. The first step of a process compiles, so it leaves the window as soon as
-    there is a second. Nothing of the meter is saved: a resumed run starts afresh."""
+    On a GPU the host reads a step's numbers before the optimizer has run: a time is from one such
+    reading to the next, which is one step. The first step of a process compiles, so it leaves the
+    window as soon as there is a second. Nothing here is saved: a resumed run starts afresh."""
 
     def __init__(
         self,
@@ -202,7 +202,7 @@ class Meter:
 
     @contextmanager
     def paused(self, kind: str) -> Iterator[None]:
-        """`with meter.paused("eval"): ...` is no training time; not to be nested."""
+        """`with meter.paused("eval"): ...` does not count as training; not to be nested."""
         start = self.clock()
         try:
             yield
@@ -218,8 +218,8 @@ class Meter:
         return training_s + sum(n * statistics.mean(self.pauses[kind]) for kind, n in seen.items())
 
     def summary(self) -> dict[str, float | None]:
-        """The window's medians, named for metrics.jsonl; a mean would let one stall hide the speed.
-        TFLOP/s are per device and always known; MFU is None if the peak is unknown."""
+        """Figures of the window, for metrics.jsonl: medians, lest one stall hide the speed; only
+        data_wait_ms is a mean. TFLOP/s are per device; MFU is None if the peak is unknown."""
         tokens, dts, waits = zip(*self.steps, strict=True)
         tokens_per_s = statistics.median(n / dt for n, dt in zip(tokens, dts, strict=True))
         per_device = tokens_per_s / self.world_size / 1e12

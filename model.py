@@ -1,11 +1,11 @@
 """The GPT: its initial values, forward pass, loss, FLOPs and generation (config.py has GPTConfig).
 
 `GPT(config)` may be built on the meta device: `init_weights()`, called once after `to_empty`, is
-the only place where a weight gets its value. Weights are kept in fp32 and cast to `compute_dtype`
+the only place where weights get their values. Weights are kept in fp32 and cast to `compute_dtype`
 where they are used; the loss is computed in fp32.
 
 Shapes: B rows, T positions (S of keys), C = n_embd, L layers, H query heads, G key/value heads,
-D = head_dim, V = vocab_size. Next: optim.py moves these weights, train.py runs the loop.
+D = head_dim, V = vocab_size. Next: optim.py updates these weights, train.py runs the loop.
 """
 
 from collections.abc import Iterator
@@ -69,7 +69,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
     """
     causal = mask is None and q.size(2) > 1
     if (times := q.size(1) // k.size(1)) > 1 and q.is_cuda and q.dtype != torch.bfloat16:
-        # On a GPU before the A100, and in fp32, the kernel that does so knows no groups.
+        # The kernel that does so before the A100, and in fp32, does not support grouped heads.
         k, v = k.repeat_interleave(times, dim=1), v.repeat_interleave(times, dim=1)
     gqa = k.size(1) != q.size(1)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, enable_gqa=gqa)
@@ -77,7 +77,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
 
 def head_logits(x: Tensor, weight: Tensor, config: GPTConfig) -> Tensor:
     """x (B, T, C), the head's weight (padded V, C) -> logits (B, T, V) in fp32: the padding is cut
-    off, and the rest squashed into -cap .. cap (Gemma 2) unless the cap is 0."""
+    off, and the rest soft-capped to -cap .. cap (Gemma 2) unless the cap is 0."""
     logits = F.linear(x, weight)[..., : config.vocab_size].float()
     if cap := config.logit_softcap:
         # tanh(y) = 2 sigmoid(2 y) - 1, which takes fewer instructions: 5% of a step on a CPU
@@ -106,14 +106,14 @@ class Linear(nn.Linear):
 
 
 class KVCache:
-    """Keys and values of the positions seen so far, for generation; `length` of them."""
+    """Keys and values of the `length` positions seen so far, for generation."""
 
     def __init__(self, config: GPTConfig, batch: int, max_len: int, dtype, device):
         shape = (config.n_layer, batch, config.n_kv_head, max_len, config.head_dim)
         self.k = torch.zeros(shape, dtype=dtype, device=device)
         self.v = torch.zeros(shape, dtype=dtype, device=device)
         self.length = 0
-        self.last: dict[int, Tensor] = {}  # what `token_before` remembers
+        self.last: dict[int, Tensor] = {}  # layer -> the last position, for `token_before`
 
     def append(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Append k, v (B, G, T, D) to the cache; return the whole (B, G, length + T, D)."""
@@ -134,13 +134,13 @@ def token_before(x: Tensor, cache: KVCache | None, layer: int) -> Tensor:
 
 
 class Positions(NamedTuple):
-    """What every layer has to know about the T positions of a forward pass."""
+    """What every layer needs to know about the T positions of a forward pass."""
 
     cos: Tensor  # (T, D/2)
     sin: Tensor  # (T, D/2)
     begins: Tensor  # (B, T): a document begins here
     mask: Tensor | None  # True where a query may look; None: causal
-    cache: KVCache | None  # of the positions before, in generation
+    cache: KVCache | None  # of the earlier positions, in generation
 
 
 class Attention(nn.Module):
@@ -184,13 +184,13 @@ class Attention(nn.Module):
 
 
 class ReluSquared(torch.autograd.Function):
-    """relu(x)^2. Backward needs the result alone, which the next matmul keeps anyway: the slope is
+    """relu(x)^2. Backward needs only the result, which the next matmul keeps anyway: the slope is
     2 sqrt(result). F.relu(x).square() would keep 16.8 MB more of `tiny`'s 88.7 MB."""
 
     @staticmethod
     def forward(ctx, x: Tensor) -> Tensor:
         h = F.relu(x).square()
-        if h.dtype == torch.float16:  # which ends at 65,504: from x = 256 on, h would be inf
+        if h.dtype == torch.float16:  # whose maximum is 65,504: from x = 256 on, h would be inf
             h = h.clamp(max=torch.finfo(h.dtype).max)
         ctx.save_for_backward(h)
         return h
@@ -232,7 +232,7 @@ class Block(nn.Module):
 class GPT(nn.Module):
     def __init__(self, config: GPTConfig, compute_dtype=torch.float32, recompute: bool = False):
         """compute_dtype: the dtype of the activations, and of the weights while in use. recompute:
-        keep only what enters each block; backward computes the rest of it again."""
+        keep only the input of each block; backward computes the rest again."""
         super().__init__()
         self.config, self.compute_dtype, self.recompute = config, compute_dtype, recompute
         self.cross_entropy = cross_entropy  # a function; FSDP compiles it apart from the blocks
@@ -280,7 +280,7 @@ class GPT(nn.Module):
 
     @torch.no_grad()
     def init_weight(self, name: str, weight: Tensor) -> None:
-        """One line of the table: `weight`, which is whole, gets the value of the weight `name`."""
+        """One line of the table: initialize `weight` (whole, no shard) as the weight `name`."""
         kind, tied = kind_of(name), self.config.tie_embeddings
         if kind == "value_gate":
             weight.uniform_(0, 0.02)
@@ -326,8 +326,8 @@ class GPT(nn.Module):
             weight[:, :D].normal_(0, 0.5 * D**-0.5)
 
     def param_groups(self) -> dict[str, list[nn.Parameter]]:
-        """Parameters by the way they are optimized: matrix, embedding, head (a tied table counts
-        as the head) and scalar."""
+        """Parameters grouped by how they are optimized: matrix, embedding, head (which a tied table
+        counts as) and scalar."""
         groups = {"matrix": [], "embedding": [], "head": [], "scalar": []}
         for name, p in self.named_parameters():
             tied = name == "embed.weight" and self.config.tie_embeddings
@@ -347,7 +347,7 @@ class GPT(nn.Module):
             raise ValueError(f"{start + T} positions do not fit in seq_len {config.seq_len}")
         cos, sin = self.cos[start : start + T], self.sin[start : start + T]  # (T, D/2)
         begins = idx == config.bos_id  # (B, T)
-        begins[:, 0] |= start == 0  # without BOS too
+        begins[:, 0] |= start == 0  # even without BOS
         at = Positions(cos, sin, begins, self._mask(idx, start, cache), cache)
 
         x = self.embed(idx).to(self.compute_dtype)  # (B, T, C)
@@ -401,12 +401,12 @@ class GPT(nn.Module):
         self, idx, max_new_tokens, temperature=0.8, top_k=50, generator=None, stop_id=-1, top_p=1.0
     ) -> Iterator[Tensor]:
         """Continue the prompts idx (B, T), one document each: yield each next id, (B, 1), as soon
-        as it is drawn from the top_k likeliest (0: all) that hold top_p of the probability.
-        Temperature 0 takes the likeliest. Ends after max_new_tokens, at seq_len, or once every row
-        has drawn stop_id."""
+        as it is drawn. It is one of the top_k likeliest (0: all), and of the fewest among these
+        that hold top_p of their probability; temperature 0 takes the likeliest. Ends after
+        max_new_tokens, at seq_len, or once every row has drawn stop_id."""
         if max_new_tokens < 1 or top_k < 0 or not temperature >= 0 or not 0 < top_p <= 1:
             asked = f"{max_new_tokens=}, {top_k=}, {temperature=}, {top_p=}"
-            raise UsageError(f"{asked}: at least 1, 0 and 0, and above 0 up to 1")
+            raise UsageError(f"{asked}: they must be >= 1, >= 0, >= 0, and above 0 but at most 1")
         (B, T), most = idx.shape, self.config.seq_len
         n = min(max_new_tokens, most - T)
         if n <= 0:
@@ -430,5 +430,5 @@ class GPT(nn.Module):
                 return
 
     def generate(self, idx: Tensor, *args, **options) -> Tensor:
-        """The whole of `stream`, after its prompts: idx (B, T) -> (B, T + n)."""
+        """The prompts with all of `stream` appended: idx (B, T) -> (B, T + n)."""
         return torch.cat([idx, *self.stream(idx, *args, **options)], dim=1)

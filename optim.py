@@ -2,8 +2,8 @@
 
 `build` takes groups of parameters and a TrainConfig and returns `torch.optim.Optimizer`s, with
 their state already made. To add an optimizer, make its state (tensors) in `__init__` and add it to
-`build` and `state_bytes`; to add a schedule, add it to `lr_at`. Its name goes to config.py, and to
-READ_BY here. Next: train.py.
+`build` and `state_bytes`; to add a schedule, add it to `lr_at`. Its name goes into config.py, and
+into READ_BY here. Next: train.py.
 """
 
 import math
@@ -49,8 +49,8 @@ def decay_begins(steps: int, decay: float) -> int:
 
 
 def momentum_at(step: int, steps: int, warmup: int = 40, decay: float = 0.65) -> float:
-    """Muon's momentum: 0.85 -> 0.97 over 20 warmups, at most 400 steps; -> 0.90 in the decay of the
-    learning rate: average more when the steps are large."""
+    """Muon's momentum: 0.85 -> 0.97 over 20 * warmup steps, at most 400; then -> 0.90 as the
+    learning rate decays: average over more gradients while the steps are large."""
     momentum = 0.85 + 0.12 * min(1.0, step / max(1, min(400, 20 * warmup)))
     begins = decay_begins(steps, decay)
     into_decay = max(0, step - begins) / max(1, steps - begins)
@@ -64,8 +64,8 @@ def next_scale(scale: float, good_steps: int, overflow: bool) -> tuple[float, in
     """(the loss scale after a step in fp16, good steps since it changed): half of it after a step
     whose gradients overflowed, twice as much after 2,000 good ones (Micikevicius et al. 2018).
 
-    The loss is multiplied by the scale before backward, and the gradients are divided by it: below
-    6e-5 fp16 has fewer digits and below 6e-8 none, where most gradients of activations are."""
+    The loss is multiplied by the scale before backward, and the gradients are divided by it: most
+    gradients of activations are so small that fp16 loses digits (below 6e-5) or is 0 (6e-8)."""
     if overflow:
         return scale / 2, 0
     if good_steps + 1 >= GROWTH_STEPS:
@@ -122,8 +122,8 @@ class Muon(torch.optim.Optimizer):
     weight decay. For 2-D weights inside a network; not for embedding tables or the head.
 
     params: 2-D tensors, plain or DTensors sharded by rows; each needs a gradient in every step.
-    ns_dtype: of the Newton-Schulz matmuls. divide: every rank holds the same gradients, so let each
-    orthogonalize its share (data parallel).
+    ns_dtype: of the Newton-Schulz matmuls. divide: every rank holds the same gradients, so each
+    orthogonalizes only its share (data parallel).
     """
 
     def __init__(
@@ -192,7 +192,7 @@ class Muon(torch.optim.Optimizer):
             return self.orthogonalize(u, self.ns_dtype)
         n, share, rank = len(u), math.ceil(len(u) / world), dist.get_rank(group)
         own = u[rank * share : (rank + 1) * share]
-        missing = u.new_zeros(share - len(own), *u.shape[1:])  # every share is full
+        missing = u.new_zeros(share - len(own), *u.shape[1:])  # pad the last shares to full size
         own = self.orthogonalize(torch.cat([own, missing]), self.ns_dtype)
         whole = own.new_empty(share * world, *own.shape[1:])
         # all_gather_into_tensor is what torch before 2.13 calls it
@@ -229,7 +229,7 @@ READ_BY = {  # options that only some optimizers or schedules read
 
 
 def unread_options(config, preset) -> list[str]:
-    """Options that differ from the preset's and that the optimizer and the schedule do not read."""
+    """Options that differ from the preset's but that this optimizer and schedule do not read."""
     read = READ_BY.get(config.optimizer, set()) | READ_BY.get(config.schedule, set())
     read |= {"decay"} if config.decay_mixture else set()
     unread = sorted(set().union(*READ_BY.values()) - read)
@@ -266,7 +266,7 @@ def build(
         recipe = [
             group(("embedding",), config.embedding_lr * table_scale, (0.8, 0.995), 0.001),
             group(("head",), config.head_lr * table_scale, (0.8, 0.96), 0.01),
-            group(("scalar",), 0.005 * scale, (0.8, 0.95), 0.0),  # of yours: the model has none
+            group(("scalar",), 0.005 * scale, (0.8, 0.95), 0.0),  # for yours: the model has none
         ]
         lr, how = config.matrix_lr * scale, dict(ns_dtype=ns_dtype, divide=divide)
         muon = Muon(groups["matrix"], lr, weight_decay=config.weight_decay, **how)

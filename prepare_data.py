@@ -90,7 +90,7 @@ def prepare(config: DataConfig) -> shards.Manifest:
 
 def make_tokenizer(job: worker.Job) -> Tokenizer:
     """The tokenizer named in the config, or one trained on a sample of the training text; kept with
-    the records. One that is there already is taken."""
+    the records. If it is there already, it is reused."""
     config = job.config
     if job.tokenizer.exists():
         return Tokenizer(disk.read_text(job.tokenizer))
@@ -184,7 +184,7 @@ def total(by_source: dict) -> Counter:
 
 
 def check_enough(job: worker.Job, splits: dict) -> None:
-    """UsageError if a split has no row: training would stop at once, with a worse sentence."""
+    """UsageError if a split has no row: training would stop at once, with a less helpful error."""
     for split, by_source in splits.items():
         if not (t := total(by_source))["rows"]:
             short = f"{t['tokens']} tokens, less than one row of {job.config.row_len}"

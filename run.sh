@@ -14,7 +14,7 @@ if [[ $first == -h || $first == --help ]]; then
   exit
 fi
 if [[ $first == -* || " $*" == *" --run"[-_]"dir"* ]]; then
-  echo "error: run.sh takes a preset, then options of train.py but --run_dir; for '$*' run the" \
+  echo "error: run.sh takes a preset, then options of train.py except --run_dir; for '$*' run the" \
     "programs by hand (README.md)" >&2
   exit 2
 fi
@@ -28,9 +28,9 @@ if [ "$first" = lesson ]; then
   fi
 fi
 
-# PyPI's torch 2.13 is built for CUDA 13, which wants driver 580 and has no kernels for a V100; its last
-# one for CUDA 12, which wants 525, is 2.10, which has them, but none for older GPUs. A build from
-# elsewhere (2.13.0+cu126, 2.13.0+cpu) is the user's choice, and stays.
+# PyPI's torch 2.13 is built for CUDA 13: it needs driver 580, and has no kernels for a V100. Its
+# last torch for CUDA 12 is 2.10: it needs driver 525, and runs on a V100, but on no older GPU. A
+# build from elsewhere (2.13.0+cu126, 2.13.0+cpu) is the user's choice, and is kept.
 torch=torch==2.13.0
 of_first_gpu() {
   { timeout 20 nvidia-smi --query-gpu="$1" --format=csv,noheader 2> /dev/null || true; } | sed -n 1p
@@ -53,16 +53,16 @@ if [[ $driver =~ ^([0-9]+)\. && -z $chosen ]]; then
   fi
 fi
 
-# install FILE: its packages into .venv, unless they were installed from a file like it before
+# install FILE: its packages into .venv, unless an identical file was installed before
 install() {
   local wanted stamp quiet=--quiet
   wanted=$(sed "s/^torch==2.13.0/$torch/" "$1")
   stamp=.venv/${1//\//-}
   if [ "$(cat "$stamp" 2> /dev/null || true)" = "$wanted" ]; then return; fi
-  if [ -t 1 ]; then quiet=; fi  # a terminal gets pip's bars
+  if [ -t 1 ]; then quiet=; fi  # a terminal shows pip's progress bars
   echo "installing $1 into .venv (PyTorch takes some GB)"
   .venv/bin/python -m pip install $quiet --disable-pip-version-check -r <(echo "$wanted")
-  if [[ $wanted == *torch==2.10.0* ]]; then  # torch asks for an older cuDNN, and avoids its attention
+  if [[ $wanted == *torch==2.10.0* ]]; then  # torch pins an older cuDNN, whose attention it avoids
     .venv/bin/python -m pip install --quiet --no-deps -r <(echo nvidia-cudnn-cu12==9.15.1.9)
   fi
   echo "$wanted" > "$stamp"
@@ -110,8 +110,8 @@ if [[ ! " $*" =~ " --data"[-_]"dir"[=\ ] ]]; then
   python prepare_data.py "$preset"
 fi
 python train.py "$preset" "$@"
-if [[ ! $run/eval.jsonl -nt $run/status.json ]]; then  # it has trained since
-  # data behind a URL that --stage has brought elsewhere: the error says how to score it by hand
+if [[ ! $run/eval.jsonl -nt $run/status.json ]]; then  # trained since it was scored
+  # data behind a URL, copied elsewhere by --stage: the error says how to score it by hand
   python eval.py loss "$preset" || [[ " $*" == *" --stage"* ]]
   python eval.py sample "$preset" < /dev/null  # the prompts of the preset
 fi

@@ -4,11 +4,11 @@ Reads and writes `tokenizer.json` (the Hugging Face format). Guarantees:
 - any text encodes, and decodes to the same text, as every byte has a token (after NFC, if asked;
   a lone surrogate becomes U+FFFD);
 - `tokenizers` and `tiktoken` give the same ids from one merge table; `tiktoken` is 4x faster, and
-  runs what this file has trained; a file of somebody else is run by `tokenizers`;
+  runs what this file has trained; `tokenizers` runs everybody else's;
 - a special token written in the text is encoded as ordinary characters, never as its id.
 
-Ids of ours: special tokens first (`<|bos|>` is 0), then the 256 bytes, then one per merge, in the
-order learned. Next: prepare_data.py trains and runs it; hf/tokenizer_json.py takes in others.
+Ids, if trained here: the special tokens (`<|bos|>` is 0), then the 256 bytes, then one per merge,
+in the order learned. Next: prepare_data.py trains and runs it; hf/tokenizer_json.py imports others.
 """
 
 import hashlib
@@ -92,7 +92,7 @@ class Tokenizer:
         self.bytes_of = dict(zip(ids, [*ranks, *(text.encode() for text in added)]))  # id -> UTF-8
         self.token_bytes = np.array([len(self.bytes_of[i]) for i in range(len(ids))], np.int32)
         self.token_bytes[list(self.special.values())] = 0
-        # Of what `train` makes tiktoken gives the same ids: one pattern, ids in order of merges.
+        # What `train` makes, tiktoken runs with the same ids: one pattern, ids in order of merges.
         steps = (tree["pre_tokenizer"] or {}).get("pretokenizers", [])
         is_ours = [s.get("pattern") for s in steps] == [{"Regex": SPLIT}, None]
         is_ours = is_ours and tuple(added) == SPECIAL_TOKENS
@@ -109,7 +109,7 @@ class Tokenizer:
         vocab_size: int,
         *,
         nfc: bool = False,
-        min_frequency: int = 2,  # with the thesis's 5, 170 KB of text give 2,600 tokens of 4,096
+        min_frequency: int = 2,  # with 5, 170 KB of text give only 2,600 of 4,096 tokens
         progress: bool = False,
     ) -> "Tokenizer":
         """Learn `vocab_size` tokens, or fewer once no pair occurs `min_frequency` times."""
@@ -128,7 +128,7 @@ class Tokenizer:
         options = dict(vocab_size=vocab_size, min_frequency=min_frequency, show_progress=progress)
         options |= dict(special_tokens=list(SPECIAL_TOKENS), initial_alphabet=symbols.alphabet())
         trainer = trainers.BpeTrainer(**options)
-        # In this thread: in that of `train_from_iterator`, streaming from the Hub has crashed.
+        # Read in this thread: in that of `train_from_iterator`, streaming from the Hub has crashed.
         pieces = [piece for text in texts for piece in blocks(normalize(text))]
         bpe.train_from_iterator(pieces, trainer)
         return cls(bpe.to_str(pretty=True))
@@ -197,7 +197,7 @@ def _read(spec: str):
     from tokenizers import Tokenizer as HFTokenizer
 
     bpe = of_library(HFTokenizer.from_str, spec)
-    bpe.no_truncation()  # of a file for models of a certain length: each text is encoded whole
+    bpe.no_truncation()  # a file may ask for it; here each text is encoded whole
     bpe.no_padding()
     tree = json.loads(bpe.to_str())
     if tree["model"]["type"] != "BPE" or tree["model"]["byte_fallback"]:
@@ -209,8 +209,8 @@ def _read(spec: str):
 
 
 def of_library(function: Callable, *args, **options):
-    """What a function of `tokenizers` gives; UsageError for whatever it raises: it has no class of
-    its own for that, and a panic of its Rust code is not even an Exception."""
+    """The result of a function of `tokenizers`; UsageError for whatever it raises: the library has
+    no exception class of its own, and a panic in its Rust code is not even an Exception."""
     try:
         return function(*args, **options)
     except (KeyboardInterrupt, SystemExit):

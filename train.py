@@ -1,12 +1,12 @@
 """Train a GPT: `python train.py [PRESET] [--option value ...]`, or `torchrun` for several ranks.
 
 Reads DATA_DIR (from prepare_data.py); writes RUN_DIR. Run again, it resumes from the newest valid
-checkpoint: on a CPU with as many threads bit for bit, on a GPU up to rounding (the order of its
-sums is not fixed).
+checkpoint: bit for bit on a CPU with the same number of threads, up to rounding on a GPU (where the
+order of summation is not fixed).
 
-One straight line: `main` parses, plans and builds; `take_steps` is the optimization; `train` logs,
-saves and evaluates around it; `finish` ends the run. A `Run` holds the parts, `Progress` counts.
-What makes a run robust is in machinery/. Shapes: B rows per micro-batch, T positions.
+One straight line: `main` parses, plans and builds; `take_steps` is the optimization loop; `train`
+logs, saves and evaluates around it; `finish` ends the run. `Run` holds the parts, `Progress` the
+counters. Fault tolerance is in machinery/. Shapes: B rows per micro-batch, T positions.
 """
 
 import gc
@@ -41,9 +41,9 @@ from machinery.shards import Manifest
 
 @dataclass(frozen=True)
 class Run:
-    """The parts of a run, all of them ready."""
+    """The parts of a run, built and ready to use."""
 
-    preset: cfg.Preset  # completed by the data and the plan
+    preset: cfg.Preset  # filled in from the data and the plan
     plan: Plan
     world: ranks.World
     manifest: Manifest
@@ -61,24 +61,24 @@ class Run:
 
 @dataclass
 class Progress:
-    """How far the loop is. Position in the data and tokens follow from `step` and the plan."""
+    """How far the run has come. Data position and token count follow from `step` and the plan."""
 
     step: int = 0  # optimizer steps taken
     best_bpb: float = math.inf
     skipped: int = 0  # steps with non-finite numbers, which changed no weights
-    scale: float = optim.FIRST_SCALE  # of the loss in fp16
-    good_steps: int = 0  # since it changed
+    scale: float = optim.FIRST_SCALE  # the loss scale of fp16
+    good_steps: int = 0  # steps without overflow since the scale changed
     resumed_at: int = 0
     saved_step: int = -1
     saved_at: float = 0.0  # time.monotonic()
     started_at: float = field(default_factory=time.monotonic)
-    # What the ranks agreed on in the newest step:
+    # What the ranks agreed on in the latest step:
     stop: int = 0  # the signal that ends the run
-    save_now: bool = False  # the first rank's clock asks for a checkpoint
+    save_now: bool = False  # by the first rank's clock, a checkpoint is due
 
 
 def main(argv: list[str]) -> int:
-    """Parse, plan, build, train, finish. What must be closed joins the stack when it is made."""
+    """Parse, plan, build, train, finish. Whatever must be closed goes on `stack` once made."""
     typed = preset = cli.parse("train.py", "train", argv)
     options, world, source = typed.run, ranks.start(typed.run.device, typed.train.dtype), None
     if options.init_from and trained.is_export(Path(options.init_from)):
@@ -94,7 +94,7 @@ def main(argv: list[str]) -> int:
     if source:
         source.check_data(manifest, preset)
     plan = make_plan(preset, world)
-    # From here on `steps` is a number, and `tokens` has done its work.
+    # From here on `steps` is set, and `tokens` has served its purpose.
     preset = replace(preset, train=replace(preset.train, steps=plan.steps, tokens=""))
     log, progress = Log(Path(options.run_dir), world.is_first, options.wandb), Progress()
     about = build.describe(typed, preset, plan, manifest, world)
@@ -113,7 +113,7 @@ def main(argv: list[str]) -> int:
         if ranks.any_rank(progress.step >= plan.steps and world.is_first and is_done(log.run_dir)):
             how = f"python eval.py sample --run_dir {str(log.run_dir)!r} shows what it writes"
             log.print(f"{log.run_dir} is finished ({progress.step:,} steps); {how}")
-            return checkpoints.finish() or 0  # a mirror gets what it has not
+            return checkpoints.finish() or 0  # a mirror gets the files it lacks
         signals = ranks.Signals()
         step_model, val_model, plan = build.compile_step(model, optimizers, plan, world, log)
         loader = build.open_loader(manifest, preset, plan, world, progress.step)
@@ -136,7 +136,7 @@ def main(argv: list[str]) -> int:
         )
         log.begin(progress.step, eval_is_due(run, progress), logs.start_of(argv, preset, world))
         gc.collect()
-        gc.freeze()  # all of this lives on: the collector need not scan it again and again
+        gc.freeze()  # these objects live to the end: the collector need not keep scanning them
         if options.profile:
             from instruments.run import profiler
 
@@ -149,22 +149,22 @@ def main(argv: list[str]) -> int:
 
 
 def train(run: Run, progress: Progress) -> None:
-    """Take the steps; log each, save and evaluate now and then."""
+    """Take the steps; log each one, save and evaluate when due."""
     plan, options = run.plan, run.preset.run
     if eval_is_due(run, progress):
-        evaluate(run, progress)  # perhaps again: a kill can come between a save and its validation
+        evaluate(run, progress)  # on resume too: a kill may have come between save and validation
     for numbers in take_steps(run, progress):
         log_step(run, progress, numbers)
         by_steps = any(is_due(progress.step, n) for n in (options.save_every, options.keep_every))
         if by_steps or progress.save_now or progress.step in (plan.keep_step, plan.steps):
-            save(run, progress)  # before the validation: a kill there costs nothing
+            save(run, progress)  # before the validation: a kill during it then loses no step
         if eval_is_due(run, progress) and not progress.stop:  # a scheduler does not wait
             evaluate(run, progress)
 
 
 def take_steps(run: Run, progress: Progress) -> Iterator[dict[str, float]]:
-    """One optimizer step after another, until the last one or a signal. Yields the numbers of each
-    step, summed over its micro-batches and over the ranks."""
+    """Take one optimizer step after another, until the last one or a signal. Yields each step's
+    numbers, summed over its micro-batches and over the ranks."""
     plan, world, config = run.plan, run.world, run.preset.train
     is_fp16 = world.dtype == torch.float16
     progress.saved_at = time.monotonic()
@@ -179,22 +179,22 @@ def take_steps(run: Run, progress: Progress) -> Iterator[dict[str, float]]:
                 inputs, targets = run.loader.next_batch()  # (B, T) each
             torch.manual_seed(run.loader.random_seed())  # for dropout, if there is any
             nats = run.step_model(inputs, targets, reduction="none")  # (B, T), 0 where ignored
-            loss = nats.sum() / plan.tokens_per_step  # of this micro-batch: its share of the mean
-            (loss * (scale * world.world_size)).backward()  # the ranks' gradients are averaged
+            loss = nats.sum() / plan.tokens_per_step  # this micro-batch's share of the mean
+            (loss * (scale * world.world_size)).backward()  # undoes the averaging over ranks
             for name, of_rows in flops.sums_of(nats.detach(), targets, run.token_bytes).items():
                 sums[name] += of_rows.sum()
-            # sums["yours"] += ...: it is added up over the ranks too, logged, and printed.
+            # Your own number: sums["yours"] += ... is added up over the ranks, logged and printed.
 
         gradients = [p.grad for p in run.model.parameters()]  # sharded: each rank has its part
         if plan.parallel == "ddp":  # FSDP averages within backward
             optim.average(gradients)
         norm = torch.nn.utils.get_total_norm(gradients)
-        norm = norm.full_tensor() if plan.sharded else norm  # (), of all ranks
+        norm = norm.full_tensor() if plan.sharded else norm  # (), over all ranks
 
         # The one place where the host waits for the device, and where a step is judged.
         numbers = agree(run, progress, sums, norm)
         numbers |= dict(step=step + 1, lr=lr_factor)
-        factor = plan.tokens_per_step / max(numbers["counted"], 1) / scale  # of text, all count
+        factor = plan.tokens_per_step / max(numbers["counted"], 1) / scale  # text: all count
         numbers["norm"] *= factor
         numbers["bad"] = not math.isfinite(numbers["nats"] + numbers["norm"])
         numbers["overflow"] = is_fp16 and numbers["bad"] and math.isfinite(numbers["nats"])
@@ -217,14 +217,14 @@ def take_steps(run: Run, progress: Progress) -> Iterator[dict[str, float]]:
 
 
 def agree(run: Run, progress: Progress, sums: dict[str, Tensor], norm: Tensor) -> dict[str, float]:
-    """Add up over the ranks, by one all-reduce, the numbers of a step and what each rank asks for
-    (to stop, to save); bring them to the host, with `norm`, which is of all ranks already."""
+    """Sum over the ranks, in one all-reduce, a step's numbers and each rank's requests (to stop, to
+    save); copy them to the host together with `norm`, which already covers all ranks."""
     asked = {s.name.lower(): run.signals.received == s for s in run.signals.STOP}
     minutes = (time.monotonic() - progress.saved_at) / 60
     due = 0 < run.preset.run.save_minutes < minutes and not run.checkpoints.busy
-    due = due or run.checkpoints.error is not None  # which the next save raises
+    due = due or run.checkpoints.error is not None  # the next save raises it
     sums = sums | asked | dict(overdue=run.world.is_first and due)
-    zero = torch.zeros_like(norm)  # a flag added to it is no copy to wait for
+    zero = torch.zeros_like(norm)  # adding a flag to it takes no blocking copy to the device
     total = torch.stack([zero + x for x in sums.values()])
     if dist.is_initialized():
         with record_function("communication"):
@@ -233,7 +233,7 @@ def agree(run: Run, progress: Progress, sums: dict[str, Tensor], norm: Tensor) -
 
 
 def log_step(run: Run, progress: Progress, numbers: dict[str, float]) -> None:
-    """Stop or save if a rank asked for it; log the step, or raise or warn if it was bad."""
+    """Note whether a rank asked to stop or save; log the step, or warn or raise if it was bad."""
     plan, options, log = run.plan, run.preset.run, run.log
     stops = [s for s in run.signals.STOP if numbers.pop(s.name.lower())]
     progress.stop, progress.save_now = (stops or [0])[0], numbers.pop("overdue") > 0
@@ -248,18 +248,18 @@ def log_step(run: Run, progress: Progress, numbers: dict[str, float]) -> None:
         return
     record |= dict(loss=loss, bpb=bpb, lr=lr, norm=norm, time=time.time(), step_s=step_s)
     record |= run.meter.summary() | dict(watch=dict(saving=saving, wait_s=wait_s))
-    log.write(record | numbers)  # those that are left: yours
+    log.write(record | numbers)  # what is left: numbers of your own
     silent = options.log_every and time.monotonic() - log.printed_at > 15  # seconds
     if step in (1, plan.steps) or is_due(step, options.log_every) or silent:
         log.print(logs.step_line(record, plan.steps, logs.time_left_s(run, step), numbers))
 
 
 def skip_or_raise(run: Run, progress: Progress, step: int, numbers: str, overflow: bool) -> None:
-    """Count a step that changed no weights; NonFiniteError if that is one more than allowed. The
-    overflow of a gradient in fp16 does not count, as long as there is a smaller loss scale."""
+    """Count a step that changed no weights; NonFiniteError if that is one more than allowed. An
+    overflow of fp16 gradients does not count as long as the loss scale can be lowered."""
     allowed, text = run.preset.run.skip_nonfinite, f"step {step}: {numbers}; no weight was changed"
     if overflow and progress.scale >= 1:
-        run.log.print(f"{text}; the loss scale of fp16 is now {progress.scale:g}")
+        run.log.print(f"{text}; the fp16 loss scale is now {progress.scale:g}")
         return
     progress.skipped += 1
     if overflow or progress.skipped > allowed:
@@ -270,11 +270,11 @@ def skip_or_raise(run: Run, progress: Progress, step: int, numbers: str, overflo
     run.log.print(f"warning: {text}; skipped ({progress.skipped} so far)")
 
 
-# ------------------------------------------------------------------------------- now and then
+# ------------------------------------------------------------------------ when something is due
 
 
 def is_due(step: int, every: int) -> bool:
-    """Every so many steps; 0: never."""
+    """True every `every` steps; 0: never."""
     return every > 0 and step % every == 0
 
 
@@ -285,8 +285,8 @@ def eval_is_due(run: Run, progress: Progress) -> bool:
 
 
 def validate(run: Run, step: int, rows: int, prefix: str = "") -> tuple[float, str]:
-    """Score the first `rows` validation rows and log the figures, whose names begin with `prefix`;
-    returns bits per byte, and the words to print."""
+    """Score the first `rows` validation rows and log the figures, their names prefixed with
+    `prefix`; returns bits per byte and the text to print."""
     manifest, world, plan = run.manifest, run.world, run.plan
     own_rows = data.val_places(manifest, rows)[world.rank :: world.world_size]
     sources = [source for source, _ in own_rows]
@@ -309,7 +309,7 @@ def validate(run: Run, step: int, rows: int, prefix: str = "") -> tuple[float, s
 
 
 def evaluate(run: Run, progress: Progress) -> None:
-    """Bits per byte on the first validation rows; the best so far is saved and kept."""
+    """Score the first `eval_tokens` validation targets; save and keep the best model so far."""
     step, plan = progress.step, run.plan
     rows = max(run.preset.run.eval_tokens // plan.seq_len, plan.world_size)
     bpb, text = validate(run, step, min(rows, run.manifest.rows("val")))
@@ -325,7 +325,7 @@ def evaluate(run: Run, progress: Progress) -> None:
 
 
 def save(run: Run, progress: Progress, wait: bool = False) -> None:
-    """A checkpoint of this step, written behind the training unless `wait`."""
+    """Checkpoint this step: written in the background, unless `wait`."""
     preset, plan, step = run.preset, run.plan, progress.step
     state = dict(
         step=step,
@@ -335,10 +335,10 @@ def save(run: Run, progress: Progress, wait: bool = False) -> None:
         fp16_scale=progress.scale,
         fp16_good_steps=progress.good_steps,
         micro_batch=plan.micro_batch,
-        tokens=step * plan.tokens_per_step,  # for people: computed from step
+        tokens=step * plan.tokens_per_step,  # for human readers: `step` determines it
         identity=folders.identity(preset, run.manifest),
         model=asdict(preset.model),
-        data_dir=cli.public(preset.run.data_dir),  # as it was typed, not its local copy
+        data_dir=cli.public(preset.run.data_dir),  # as typed, not the local copy
     )
     with run.meter.paused("save"):
         run.checkpoints.save(step, run.model, run.optimizers, state, wait=wait)
@@ -346,22 +346,22 @@ def save(run: Run, progress: Progress, wait: bool = False) -> None:
 
 
 def resume(state: dict, preset: cfg.Preset, plan: Plan, log: Log, progress: Progress) -> Plan:
-    """Go on from a checkpoint's record; returns the plan with its micro-batch."""
+    """Restore the progress from a checkpoint's state; returns the plan with its micro-batch."""
     progress.step = progress.resumed_at = progress.saved_step = state["step"]
     progress.skipped = state["skipped"]
     progress.scale = min(max(1.0, state.get("fp16_scale", optim.FIRST_SCALE)), optim.LARGEST_SCALE)
     progress.good_steps = state.get("fp16_good_steps", 0)
-    if state.get("eval_tokens") == preset.run.eval_tokens:  # else other rows were scored
+    if state.get("eval_tokens") == preset.run.eval_tokens:  # else its score is of other rows
         progress.best_bpb = state["best_bpb"]
     if plan.auto_micro_batch and state["world_size"] == plan.world_size:
-        # sums in a different order would not give the same bits
+        # another order of summation would not give the same bits
         plan = replace(plan, micro_batch=state["micro_batch"])
     log.print(f"resumed at step {progress.step:,} with micro-batches of {plan.micro_batch} rows")
     return plan
 
 
 def finish(run: Run, progress: Progress) -> int:
-    """The last checkpoint and validation, the report, the next command. Returns the exit code."""
+    """The last checkpoint, the full validation, the report. Returns the exit code."""
     log, step, stop = run.log, progress.step, progress.stop
     if progress.saved_step != step:
         save(run, progress, wait=True)

@@ -2,8 +2,8 @@
 
 Each held-out question follows the true turns before it. Counted by kind of question: how many
 answers are right word for word if each token is the likeliest one; and, of every N-th question, how
-many end by themselves and have the form of an answer to it. Those of the first kinds follow from
-what was said; the others (what it does, where it is) can only be remembered.
+many end by themselves and have the form of an answer to it. Some kinds of answers follow from what
+was said (SAID); the others (what it does, where it is) can only be remembered.
 """
 
 import json

@@ -27,7 +27,7 @@ from throughput import report, run_case
 
 WORK = ROOT / "first_hour" / "work"
 TRITON = {"TORCHINDUCTOR_MAX_AUTOTUNE_GEMM": "1"}
-LEVERS = {  # name -> variables of the environment; none: the one that has no variable
+LEVERS = {  # name -> environment variables; none: micro_batch instead
     "Triton's matmuls where they are faster": TRITON,
     "the same, persistent with TMA": TRITON | {"ENABLE_PERSISTENT_TMA_MATMUL": "1"},
     "all rows of a step at once": {},

@@ -2,9 +2,9 @@
 
 For each checkpoint of each run (train it with --keep): the head that looks most at the previous
 token, and the best induction head (the one that looks most at what followed an earlier copy, in the
-copy test); the share of attention, from instruments/pages/look.py; and what held-out text costs
-more, in bits per byte, when that head alone is off. Then all induction heads, and the copy test.
---steps 20 100 takes those checkpoints alone.
+copy test); the share of attention, from instruments/pages/look.py; and how much the bits per byte
+of held-out text rise when only that head is off. Then all induction heads, and the copy test.
+--steps 20 100 takes only those checkpoints.
 """
 
 import argparse
@@ -34,7 +34,7 @@ def measure(path: Path, data_dir: str, n_rows: int) -> list[str]:
     heads = describe_heads(probes[0], rows[0], test)
 
     def worth(layer: int, head: int) -> float:
-        """Bits per byte more without it."""
+        """By how many bits per byte the loss rises without it."""
         change = 0.0
         for probe, ids, nats in zip(probes, rows, whole):
             off = Probe(model, probe.returned, begin=layer, off=(layer, head))

@@ -55,8 +55,8 @@ class Law:
     a factor on the whole loss: another text is easier or harder by so much.
 
     The interval of a prediction comes from `draws` fits to rows drawn with replacement, each with
-    an error out of the law's own record, with either sign: what it was off by when it was fitted
-    without the largest size, or without the most tokens of each size, and asked for them. Residuals
+    an error from the law's own record, with a random sign: how far off it was when fitted without
+    the largest size, or without the longest run of each size, and asked for those. Residuals
     alone make intervals far too narrow, as a law bends a little everywhere. Beyond the rows, an
     error grows with the number of doublings.
     """

@@ -67,7 +67,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--gigabytes", type=float, default=100.0)
     args = parser.parse_args()
-    import torch  # noqa: F401 (its import is no part of the first batch)
+    import torch  # noqa: F401 (its import is not part of the first batch)
 
     with tempfile.TemporaryDirectory(dir=os.environ.get("TMPDIR")) as scratch:
         folder = Path(scratch) / "big"

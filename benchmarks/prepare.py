@@ -71,7 +71,7 @@ def run(folder: Path, text: Path, *options: str) -> tuple[float, float, float]:
 
 
 def cpu_seconds() -> float:
-    """Of all finished children and theirs."""
+    """CPU time of all finished children and of theirs."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime
 

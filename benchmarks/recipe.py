@@ -1,13 +1,13 @@
-"""What the recipe is worth: its parts, its rates and ideas that are none, on code and on prose.
+"""What the recipe is worth: its parts, its rates, and ideas that are not in it, on code and prose.
 
     bash benchmarks/prose.sh              once: the text of prose
     python benchmarks/recipe.py parts     key offset and previous-token head: both, either, neither
-    python benchmarks/recipe.py ideas     what nanochat has and this model has not
+    python benchmarks/recipe.py ideas     what nanochat has and this model does not
     python benchmarks/recipe.py rates     rates of the tables, and of all, as tokens grow
     python benchmarks/recipe.py           RECIPE.md again; runs nothing
 
 Each run is one of scaling.py's, of depth 4, and a row of RECIPE.jsonl, with the loss of five
-classes of held-out targets (eval.py loss --by copy). What a change costs is told in tokens: how
+classes of held-out targets (eval.py loss --by copy). What a change costs is counted in tokens: how
 many times as many it needs for what the base has.
 
 The rule, written before the runs, with two seeds and two texts:
@@ -15,7 +15,7 @@ The rule, written before the runs, with two seeds and two texts:
   each seed, on both texts. If that holds of targets after a new token, too, it does more than copy.
 - An idea enters if a run with it needs 0.95 times as many or fewer at the last two horizons, with
   each seed, on both texts. One that fails once is out: its other runs need not be made.
-- All else is no difference.
+- Anything else counts as no difference.
 """
 
 import math

@@ -95,7 +95,7 @@ class Job:
     def command(self) -> list[str]:
         program = ["benchmarks/tried.py", self.idea, "train"] if self.idea else ["train.py"]
         given = [sys.executable, *program, *self.argv, "--run_dir", str(self.run_dir)]
-        if self.after and self.after.branch.exists():  # else its row is of another day
+        if self.after and self.after.branch.exists():  # else it starts from step 0
             given += ["--resume", str(self.after.branch)]
         return given
 
@@ -109,7 +109,7 @@ def chain(name: str, depth: int, horizons: tuple, idea="", options="", **facts) 
 
 
 def grid() -> Iterator[Job]:
-    for depth, horizons in reversed(SIZES.items()):  # the longest first: the end is short
+    for depth, horizons in reversed(SIZES.items()):  # the longest first, lest one runs on alone
         yield from chain("base", depth, horizons)
 
 

@@ -5,7 +5,7 @@
 
 For each preset and micro-batch a process of its own builds what train.py builds, and takes its
 steps (train.take_steps). Prints one table and appends it to benchmarks/RESULTS.md (--results "" for
-no file). A case that fails costs its row and no more.
+no file). A case that fails loses only its own row.
 MFU is against the datasheet (n/a for a device that has none here), `of matmul` against a big
 matmul timed before and after the steps; both in the full convention unless they say causal.
 """

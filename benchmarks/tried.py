@@ -1,6 +1,6 @@
-"""A program with one idea that model.py and optim.py do not have: what others use, or what we left.
+"""A program with one idea that model.py and optim.py do not have: what others use, or we dropped.
 
-    python benchmarks/tried.py smear train tiny --steps 400      an idea, a program, its words
+    python benchmarks/tried.py smear train tiny --steps 400      an idea, a program, its options
 
 For recipe.py, which asks whether an idea pays as tokens grow. One that does belongs in model.py.
 Initial values and rates (not betas) are nanochat's, at 92d63d4, if it has the idea.
@@ -104,7 +104,7 @@ def muon_eq(g, dtype=torch.float32, usual=optim.orthogonalize):
 
 
 def muon_plus(g, dtype=torch.float32, usual=optim.orthogonalize):
-    """The norm of what is exactly orthogonal (arXiv 2602.21545)."""
+    """Scaled to the norm of a matrix that is exactly orthogonal (arXiv 2602.21545)."""
     u = usual(g, dtype)
     return u * (min(u.shape[-2:]) ** 0.5 / norm(u, -2, -1)).to(u.dtype)
 

@@ -16,12 +16,12 @@ from model import GPT
 UNKNOWN = "not known"
 TRIED = "5.23.0 and 5.24.0"  # releases of transformers that all tests of hf/ have passed with
 BASE = """A pretrained language model, trained with nano2049: it completes text, it does not answer.
-The tokenizer puts BOS in front, and reads a special token that is written out as plain text."""
+The tokenizer puts BOS in front, and encodes a special token that is typed as plain text."""
 TUNED = """A language model, trained with nano2049 and tuned on conversations: it answers. To it,
 a conversation is `<|bos|><|user|>question<|end|><|assistant|>answer<|end|><|user|>...`, with a
 system text and a blank line in front of the first question. The template puts BOS in front. A
-special token that is written in a message is read as plain text with `sanitize_control_tokens`
-(transformers 5), as itself without."""
+special token that is typed in a message is encoded as plain text with `sanitize_control_tokens`
+(transformers 5), as the special token without."""
 
 ANSWER = f"""messages = [{{"role": "user", "content": "What can you do?"}}]
 typed = {template.TYPED}  # a role that is typed stays text
@@ -30,8 +30,8 @@ print(answer[0]["generated_text"][-1]["content"])"""
 
 
 def training_facts(path: Path, trainer: dict) -> dict:
-    """What config.json keeps of the training, and the card shows; None: not known. The validation
-    is that on all rows, if the run ended with this checkpoint; else on val_rows of them."""
+    """Facts on the training for config.json and the card; None: not known. The validation is on
+    all rows if the run ended with this checkpoint, else on val_rows of them."""
     records = read_jsonl(run_of(path) / "metrics.jsonl")
     here = [r for r in records if r.get("step") == trainer["step"] and r.get("val_rows")]
     best = max(here, key=lambda r: r["val_rows"], default={})
@@ -46,7 +46,7 @@ def training_facts(path: Path, trainer: dict) -> dict:
 
 
 def usage(folder: str | Path, prompt: str, own: bool, tuned: bool) -> str:
-    """Lines of Python that generate text, or answer. own: the folder has a modelling file of ours;
+    """Lines of Python that generate text, or an answer. own: the folder has our modelling file;
     tuned: on conversations."""
     trust = ", trust_remote_code=True" if own else ""
     base = f'print(generate({prompt!r}, max_new_tokens=80)[0]["generated_text"])'
@@ -63,7 +63,7 @@ def write_card(
     n = sum(p.numel() for p in model.parameters())
     rows = {
         "class": f"{facts['class_name']}ForCausalLM, checked with transformers "
-        f"{version('transformers')}; its program was tested with {TRIED}",
+        f"{version('transformers')}; its exporter was tested with {TRIED}",
         "shape": f"{n:,} parameters, {c.n_layer} layers, width {c.n_embd}, "
         f"context {c.seq_len:,} tokens",
         "training": f"{facts['step']:,} steps, {facts['tokens']:,} tokens",
@@ -72,7 +72,7 @@ def write_card(
         "data fingerprint": f"`{facts['identity']['data_fingerprint']}`",
     }
     table = "".join(f"| {name} | {' '.join(text.split())} |\n" for name, text in rows.items())
-    masked = "It was trained with attention within a document. " if c.doc_mask else ""
+    masked = "It was trained with attention confined to a document. " if c.doc_mask else ""
     text = f"""---
 library_name: transformers
 pipeline_tag: text-generation

@@ -63,7 +63,7 @@ def export(config: ExportConfig) -> Path:
     print(f"class: {'modeling_nano2049.py' if own else f'the stock {name}'} ({reason})")
     prompt = (find_preset(run_dir.name) or Preset).prompts[0].rstrip()
     folder = out.with_name(f".tmp-{out.name}")
-    shutil.rmtree(folder, ignore_errors=True)  # of a program that was killed
+    shutil.rmtree(folder, ignore_errors=True)  # left by a program that was killed
     try:
         folder.mkdir(parents=True)
         write_tokenizer(tokenizer, folder, model.config.seq_len, tuned)
@@ -83,7 +83,7 @@ def export(config: ExportConfig) -> Path:
 
 
 def find_data(which: trained.EvalConfig, trainer: dict) -> Manifest | None:
-    """The data, which only the card tells of; None, with the reason, if it cannot be used."""
+    """The data, for the card only; None if it cannot be used, with the reason printed."""
     try:
         return trained.open_data(which, trainer)
     except (UsageError, DataError) as error:
@@ -100,7 +100,7 @@ def write_model(model: GPT, folder: Path, facts: dict, ends: int | list[int]) ->
     disk.check_room(folder, sum(w.nbytes for w in weights.values()), "give another --out")
     try:
         save_file(weights, file, metadata={"format": "pt"})
-    except SafetensorError as error:  # which is no OSError
+    except SafetensorError as error:  # which is not an OSError
         raise StorageError(f"{file} could not be written: {error}") from None
     file.chmod(0o644)  # safetensors makes it readable by its owner alone
     disk.fsync(file)
@@ -123,8 +123,8 @@ def write_model(model: GPT, folder: Path, facts: dict, ends: int | list[int]) ->
 
 
 def write_tokenizer(tokenizer: Tokenizer, folder: Path, seq_len: int, tuned: bool) -> None:
-    """tokenizer.json, with BOS put first, and what transformers must know of it. tuned: with a chat
-    template."""
+    """tokenizer.json, with BOS put first, and what transformers must know about it. tuned: with a
+    chat template."""
     first = tokenizer_json.begin_with(tokenizer.bos, tokenizer.bos_id)
     disk.write_json(folder / "tokenizer.json", json.loads(tokenizer.spec) | first)
     options = dict(

@@ -1,10 +1,10 @@
 """Somebody's checkpoint of a stock class of transformers -> our model, exactly or not at all.
 
 Opens a folder, or a repository of the Hub (`hf:REPO`), with transformers itself, which knows what
-each of its releases wrote. An allow-list: what our model.py does not compute is an error, which
+each of its releases wrote. An allow-list: whatever model.py does not compute is an error that
 names it. Nothing in a folder is opened that could run code, or that lies outside of it. A folder of
-export.py is read as well. Next: train.py --init_from and eval.py open one; mapping.py is the way
-out.
+export.py is read as well. Next: train.py --init_from and eval.py open one; mapping.py is for
+exports.
 """
 
 from collections.abc import Iterator
@@ -62,7 +62,7 @@ class Source:
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """UsageError for whatever makes transformers give up: it has many classes."""
+        """UsageError for whatever transformers raises: its errors have many classes."""
         try:
             yield
         except Exception as error:
@@ -70,7 +70,7 @@ class Source:
             raise UsageError(f"{self.word} cannot be read by transformers: {reason}") from None
 
     def _check_files(self, tree: dict) -> int:
-        """Whether transformers may open the folder: of a class of ours, in safetensors, with no
+        """UsageError unless transformers may open the folder: one of KINDS, in safetensors, with no
         code, adapter, link or pipe. Returns the size of the weights in bytes."""
         kind = tree.get("model_type")
         self.need(kind in KINDS, f"a {kind} is none of {', '.join(KINDS)} (docs/begin.md)")
@@ -94,7 +94,7 @@ class Source:
         return sum(sizes[name] for name in names)
 
     def _read_config(self) -> GPTConfig:
-        """With as many positions and tokens as the model has."""
+        """The architecture, with as many positions and tokens as the model has."""
         from transformers import AutoConfig
 
         here = dict(local_files_only=True, trust_remote_code=False)
@@ -135,7 +135,7 @@ class Source:
     # ------------------------------------------------------------------- the weights
 
     def read(self, c: GPTConfig) -> tuple[dict[str, Tensor], str]:
-        """(A state dict of GPT(c), with its tokens and its positions; what to print of it.)
+        """(A state dict for GPT(c), and what to print about it.)
         UsageError for a weight that is missing or that nothing reads, ParityError if the logits of
         transformers on two random rows differ."""
         rows = self.config.vocab_size
@@ -150,7 +150,7 @@ class Source:
         ours = mapping.model_of(replace(self.config, vocab_size=c.vocab_size, seq_len=T), state)
         ids = torch.randint(c.vocab_size, (2, T), generator=torch.Generator().manual_seed(0))
         far, _ = parity.compare(ours, theirs, ids, TOLERANCE, f"of {self.word}")
-        how = "its norms folded into the matrices (another path for AdamW)"
+        how = "its norms folded into the matrices (AdamW takes another path)"
         return state, f"a {theirs.config.model_type}, {how}; logits differ by {far:.1g} at most"
 
     def _fold(self, theirs: nn.Module) -> dict[str, Tensor]:
@@ -189,7 +189,7 @@ class Source:
         return folders.decide(preset, shape, self.word, "leave it out", folders.MAY_CHANGE)
 
     def check_data(self, manifest: Manifest, preset: cfg.Preset) -> None:
-        """UsageError if the rows are not such as this model was trained on."""
+        """UsageError unless the rows have this model's tokens and fit into its attention window."""
         if not self.tokenizer.same_ids(Tokenizer.load(manifest.tokenizer_file())):
             why = f"{manifest.dir} was prepared with another tokenizer than that of {self.word}"
             how = f"python prepare_data.py {preset.name} --tokenizer {self.word} --data_dir ANOTHER"
@@ -214,7 +214,7 @@ class Source:
 
 
 def load(word: str | Path, device="cpu", dtype: torch.dtype = torch.float32) -> tuple[GPT, dict]:
-    """What eval.py looks at: (GPT in eval mode, facts like those of trainer.json)."""
+    """The model for eval.py: (GPT in eval mode, facts like those of trainer.json)."""
     source = Source(word)
     if source.ours:
         return mapping.load_exported(source.folder, device, dtype)

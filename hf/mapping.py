@@ -160,7 +160,7 @@ def load_exported(folder: Path, device="cpu", dtype=torch.float32) -> tuple[GPT,
     return model_of(c, from_huggingface(c, weights), dtype, device), facts
 
 
-KINDS = dict(step=int, tokens=int, identity=dict, model=dict, files=dict)  # of what is read
+KINDS = dict(step=int, tokens=int, identity=dict, model=dict, files=dict)  # types of the facts
 
 
 def read_facts(folder: Path) -> tuple[GPTConfig, dict]:
@@ -175,7 +175,7 @@ def read_facts(folder: Path) -> tuple[GPTConfig, dict]:
     if any(type(facts.get(key)) is not kind for key, kind in KINDS.items()):
         raise odd
     c = config_of(file, facts["model"])
-    # It says the model twice, to transformers and to us: rope_theta, changed in one, would compute.
+    # It states the model twice, for transformers and for us; edited in one place, both would run.
     says_the_same = config_json(c, choose_class(c)[0]).items() <= tree.items()
     if not says_the_same or "model.safetensors" not in facts["files"]:
         raise odd

@@ -182,7 +182,7 @@ class Nano2049ForCausalLM(PreTrainedModel, GenerationMixin):
         # From 5.24 on, `generate` hands the cache over as `cache`.
         cache = past_key_values if past_key_values is not None else kwargs.pop("cache", None)
         for name, value in kwargs.items():
-            known = ("num_items_in_batch", "cache_position")  # of the loss; as position_ids
+            known = ("num_items_in_batch", "cache_position")  # for the loss; as position_ids
             if isinstance(value, torch.Tensor | Cache) and name not in known:
                 raise TypeError(f"this model does not read {name}")
         if use_cache and cache is None:
@@ -193,7 +193,7 @@ class Nano2049ForCausalLM(PreTrainedModel, GenerationMixin):
         x = self.embed(input_ids)  # (B, T, C)
         if config.embed_norm:
             x = rms_norm(x)
-        # The fourth argument, as the third of the output below, has two names by release.
+        # By position, as the names of the fourth here and of the third below depend on the release.
         mask = create_causal_mask(config, x, attention_mask, cache, position_ids=position_ids)
         cos, sin = self._rope(position_ids)
         has_previous = self._has_previous(input_ids, attention_mask, cache)

@@ -44,7 +44,7 @@ def need_transformers() -> None:
 def open_model(folder: Path, own: bool = False) -> nn.Module:
     """The model of a folder as transformers reads it, in fp32; ParityError if the files hold other
     weights than its class. own: the folder has our modelling file, which is run. No other code is,
-    and no network is asked."""
+    and nothing is downloaded."""
     import transformers
 
     transformers.logging.set_verbosity_error()
@@ -56,7 +56,7 @@ def open_model(folder: Path, own: bool = False) -> nn.Module:
         trust_remote_code=own,
         use_safetensors=True,
         local_files_only=True,
-        ignore_mismatched_sizes=True,  # then they are in the report
+        ignore_mismatched_sizes=True,  # they are reported instead
         output_loading_info=True,
     )
     if wrong := {key: sorted(names)[:3] for key, names in report.items() if names}:

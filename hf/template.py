@@ -1,7 +1,7 @@
-"""The chat template of an exported model: what transformers makes of a conversation is our ids.
+"""The chat template of an exported model: transformers encodes a conversation as we do.
 
 `options()` goes into tokenizer_config.json of a model that was tuned on conversations. `check` is
-for parity.py. Next: preparation/chat.py, the template of which this is the translation.
+for parity.py. Next: preparation/chat.py, whose template this one translates.
 """
 
 from machinery.errors import ParityError
@@ -25,21 +25,21 @@ TEMPLATE = (
 )
 # Our tokenizer reads a special token that is typed as plain text. transformers encodes the whole
 # conversation as one text, so it has to parse special tokens; to tell those of the template from
-# those that are typed, it must be asked, as in the card's example.
+# those that are typed, it must be told to, as in the card's example.
 TYPED = {"sanitize_control_tokens": True}
 
 
 def options() -> dict:
-    """Of tokenizer_config.json; with split_special_tokens the roles would be read as plain text."""
+    """For tokenizer_config.json; split_special_tokens would make plain text of the roles."""
     return dict(chat_template=TEMPLATE, split_special_tokens=False, eos_token=END)
 
 
 def check(theirs, tokenizer: Tokenizer, texts: tuple[str, ...]) -> int:
     """Compare the ids of conversations in which each of `texts` stands in each role, with and
-    without an end; returns how many. ParityError if they differ.
+    without a prompt for an answer; returns how many. ParityError if they differ.
 
-    Beside a special token that is typed transformers cuts the text, so there the tokens may be
-    others; the special ones, which say who speaks, and the text must be the same."""
+    At a special token that is typed, transformers cuts the text, so the tokens beside it may
+    differ; the special ones, which say who speaks, and the text must be the same."""
     special = set(tokenizer.special.values())
     for i, text in enumerate(texts):
         said = [text, texts[i - 1], texts[i - 2], texts[i - 3]]

@@ -28,7 +28,7 @@ class Given(Tokenizer):
 
 def local_folder(word: str | Path) -> Path:
     """A folder as it is; `hf:REPO[@REVISION]` -> its copy in the Hub's cache, made if there is
-    none. UsageError if it cannot be had."""
+    none. UsageError if it cannot be fetched."""
     if not str(word).startswith("hf:"):
         return Path(word)
     from huggingface_hub import snapshot_download
@@ -76,7 +76,7 @@ def with_first_token(spec: str, bos_token: str, folder: Path) -> str:
     odd = ("dropout", "continuing_subword_prefix", "end_of_word_suffix")
     try:
         model = json.loads(spec)["model"]
-        if not any(model.get(key) for key in odd):  # the library ends the process at some of these
+        if not any(model.get(key) for key in odd):  # some of these make the library abort
             tree = json.loads(of_library(HFTokenizer.from_str, spec).to_str())  # knows the format
     except Exception:
         return spec
@@ -102,8 +102,8 @@ def with_first_token(spec: str, bos_token: str, folder: Path) -> str:
 
 
 def named_in(folder: Path) -> str:
-    """The bos_token, or else the eos_token, that the tokenizer_config.json of a folder, or beside a
-    tokenizer.json, names."""
+    """The bos_token, or else the eos_token, in the tokenizer_config.json of a folder, or beside a
+    tokenizer.json."""
     folder = folder if folder.is_dir() else folder.parent
     try:
         config = disk.read_json(file_in(folder, "tokenizer_config.json"))

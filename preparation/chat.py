@@ -21,7 +21,7 @@ Turn = tuple[str, str]  # (role, text); role: system (only the first), user or a
 
 
 class TurnsError(UsageError):
-    """A conversation that cannot be used; `reason`: why, the same words for all of its kind."""
+    """A conversation that cannot be used; `reason`: why, in the same words for each of a kind."""
 
     def __init__(self, reason: str, value: object) -> None:
         self.reason = reason
@@ -86,7 +86,7 @@ def encode(turns: list[Turn], tokenizer, reply: bool = False) -> list[int]:
 
 
 def prompt_ids(text: str, tokenizer, tuned: bool) -> tuple[list[int], int]:
-    """What a model is given for a text of a user, BOS first, and the id that ends what it writes:
+    """The ids that a model gets for a user's text, BOS first, and the id that ends what it writes:
     a document to continue until the next BOS; or, for a tuned one, a question to answer."""
     if tuned:
         ids = encode([("user", text)], tokenizer, reply=True)
@@ -95,7 +95,7 @@ def prompt_ids(text: str, tokenizer, tuned: bool) -> tuple[list[int], int]:
 
 
 def as_text(document: str | list[Turn]) -> str:
-    """What decides on which side of the split a document is, and what a tokenizer is trained on."""
+    """The text by which a document goes to train or val, and which a tokenizer is trained on."""
     return document if isinstance(document, str) else "\n\n".join(text for _, text in document)
 
 
@@ -111,7 +111,7 @@ UNANSWERED = "questions without an answer, left out"
 def pieces(turns: list[Turn], tokenizer, row_len: int, notes: Counter[str]) -> Iterator[list[int]]:
     """A conversation -> ids without BOS, in pieces that fit into a row with their BOS. It is cut
     between exchanges, and each piece begins with the system text and a question. An exchange longer
-    than a row loses the end of its answer, and with it <|end|>: it does not teach to stop there."""
+    than a row loses the end of its answer with its <|end|>, so it does not teach to stop there."""
     assistant = marks(tokenizer)[1]
     system, asked = (turns[:1], turns[1:]) if turns[0][0] == "system" else ([], turns)
     piece: list[int] = []
@@ -121,7 +121,7 @@ def pieces(turns: list[Turn], tokenizer, row_len: int, notes: Counter[str]) -> I
             yield piece
             piece, ids = [], encode([*system, *asked[i : i + 2]], tokenizer)
             notes[CUT] += 1
-        before = ids.index(assistant) + 1  # of the answer
+        before = ids.index(assistant) + 1  # ids before the answer
         notes[ANSWERS] += len(ids) - before
         if 1 + len(ids) <= row_len:
             piece += ids

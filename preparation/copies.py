@@ -1,9 +1,9 @@
 """Documents that are copies of earlier ones of their source: `prepare_data.py --dedup exact`.
 
-A copy is told by the whole source, so the source is read once before it is prepared, by the same
-pool; what a unit has to leave out is then a part of its task. `near`: texts whose runs of five
+Finding copies takes the whole source, so the pool reads it once before it prepares it; which
+documents a unit has to leave out is then part of its task. `near`: texts whose runs of five
 words, as sets, have a Jaccard similarity of about 0.8 or more, by MinHash (Broder 1997; lesson 35
-explains it, datasketch has it). Next: worker.py leaves them out.
+explains it, datasketch implements it). Next: worker.py leaves them out.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ SCHEME = "affine32"  # of datasketch's hash functions: named, so that they stay 
 
 
 class Marks(NamedTuple):
-    """What is compared of a document."""
+    """What is kept of a document, to compare it."""
 
     whole: bytes  # equal for equal texts
     signature: np.ndarray | None  # (HASHES,): alike for like texts; None if only equal ones count
@@ -77,7 +77,7 @@ def find(job, pool: Executor) -> dict[tuple[int, int], frozenset[int]]:
 
 
 class Seen:
-    """The documents so far that are no copies, by number."""
+    """The documents so far that are not copies, numbered."""
 
     def __init__(self, near: bool) -> None:
         self.by_text: dict[bytes, int] = {}
@@ -85,7 +85,7 @@ class Seen:
         self.alike = library().MinHashLSH(SIMILAR, HASHES) if near else None
 
     def copy_of(self, mark: Marks) -> int | None:
-        """Which of them it is like; None if of none, and then it is one more."""
+        """The number of the one that it copies; None if it is new, and then it is added."""
         if mark.whole in self.by_text:
             return self.by_text[mark.whole]
         number = len(self.signatures)

@@ -1,6 +1,6 @@
 """A row of prepared data as text: `python prepare_data.py show [PRESET] [--row N | --find TEXT]`.
 
-Reads DATA_DIR alone; writes nothing. A document in a row begins with BOS, and so does a piece of
+Reads only DATA_DIR; writes nothing. A document in a row begins with BOS, and so does a piece of
 one that was cut: a line before each says how many tokens it has. prepare_data.py calls `main`.
 """
 

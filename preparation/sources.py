@@ -3,7 +3,7 @@
     stdlib       the Python standard library of this machine (31 MB, no network)
     stdlib+site  the same and the installed packages
     chats:stdlib conversations about its functions and classes (stdlib_chats.py)
-    files:PATH   a file, folder or glob: .txt .md .py .jsonl (also .gz .zst), .parquet; PATH will do
+    files:PATH   a file, folder or glob: .txt .md .py .jsonl (also .gz .zst), .parquet; or just PATH
     hf:REPO[:CONFIG[:SPLIT]][@REVISION]
                  a dataset of the Hub, streamed (split: train); or the URL of a .parquet or .jsonl
 `NAME=` before a spec names the source; `#FIELD+FIELD` after it names the fields that hold the text.
@@ -67,7 +67,7 @@ class Source:
     remote = property(lambda self: self.kind == "hf")  # read by the Hub's library
     unbounded = remote  # may hold more text than anyone wants
     mutable = property(lambda self: self.kind == "files")  # people edit its files in place
-    installed = property(lambda self: self.kind in ("stdlib", "chats"))  # with Python, it changes
+    installed = property(lambda self: self.kind in ("stdlib", "chats"))  # changes with Python
     conversations = property(lambda self: is_turns(self.fields))
 
 
@@ -304,7 +304,7 @@ def _parts(f: BinaryIO) -> Iterator[bytes]:
     more = True
     while more:
         raw = f.read(LARGEST_UNIT) + f.readline(LARGEST_UNIT)
-        for _ in range(3):  # the most bytes by which a character can go on
+        for _ in range(3):  # a character has at most 3 more bytes
             if b"\x80" <= f.peek(1)[:1] <= b"\xbf":
                 raw += f.read(1)
         more = f.peek(1)
@@ -405,7 +405,7 @@ def _read_parquet(path: Path, groups: range, fields: tuple, notes: Counter) -> I
 
 @contextmanager
 def _reachable(source: Source) -> Iterator[None]:
-    """One sentence for an error of the Hub's library: UsageError for the name of a repository,
+    """An error of the Hub's library becomes one sentence: UsageError for the name of a repository,
     revision, configuration or split that is not there, else DataError."""
     try:
         yield

@@ -3,7 +3,7 @@
 `prepare_unit` is a pure function from a task to files, so any number of processes or machines gives
 the same bytes. It writes the unit's record, DATA_DIR/.units/KEY/SOURCE_00003.json, last: then the
 unit is done, and `run_units` does the units without a record. The processes of the pool import this
-file, so it imports no torch. Next: prepare_data.py tells the story, shards.py holds the rows.
+file, so it imports no torch. Next: prepare_data.py has all the steps, shards.py holds the rows.
 """
 
 import hashlib
@@ -41,7 +41,7 @@ TOKENIZER_CHARS = 200_000_000  # the most text that a tokenizer is trained on
 TOKENIZER_DOC_CHARS = 10_000  # the most of one document, unless there are few files
 TOKENIZER_UNITS = 16  # per source, from which that text is drawn
 FEW_FILES = 256  # with fewer, blocks of documents are held out instead of whole documents
-SMALL = 24_000_000  # bytes of a corpus that is read once more, to hold out the share asked for
+SMALL = 24_000_000  # bytes; a smaller corpus is read once more, to hold out the share asked for
 
 
 def digest(tree: object) -> str:
@@ -139,8 +139,8 @@ class Job:
     def _val_below(self) -> int:
         """A block is held out if its 64-bit hash is below this: `val_fraction` of all blocks are.
 
-        Of a few blocks that may be none, or far too many. So if the corpus is small, or little of
-        it is held out, it is read here: those of the smallest hashes are held out, until they have
+        With few blocks that may be none, or far too many. So if the corpus is small, or little of
+        it is held out, it is read here: the smallest hashes are held out, until their blocks have
         `val_fraction` of the bytes and at least a row (8 bytes per token), but not over half."""
         share = self.config.val_fraction
         if self.bytes is None or self.bytes > SMALL and self.bytes * share > SMALL / 100:
@@ -160,7 +160,7 @@ class Job:
         return below
 
     def block_of(self, source: int) -> int:
-        """Characters of a source that are held out together; of conversations, all."""
+        """Characters of a source that are held out together; a conversation is never divided."""
         return sources.DOCUMENT if self.sources[source].conversations else self.block
 
     def texts(self, source: int, unit: int) -> Iterator[str]:
@@ -176,7 +176,7 @@ class Job:
 
     def record(self, source: int, unit: int) -> dict | None:
         """The record of a finished unit; None if it, or a shard, is missing or damaged, or if a
-        field that is used is not of its kind: a stranger may have written it."""
+        field that is used is of the wrong type: a stranger may have written it."""
         ids_end = self.given.vocab_size if self.given else self.config.vocab_size
         try:
             record = disk.read_json(self.record_path(source, unit))
@@ -348,7 +348,7 @@ def run_units(job: Job, pool: Executor, slots: int) -> dict[tuple[int, int], dic
 
 def first_units(job: Job, source: int, records: dict) -> Iterator[tuple[int, int]]:
     """The first units of a source that together have the tokens wanted. A unit without a record
-    counts as the mean of those with one, or, if there is none, as a 16th: so 16 begin at once."""
+    counts as the mean of those with one, or, if there is none, as a 16th of the tokens wanted."""
     known = [record["tokens"] for (s, _), record in records.items() if s == source]
     guess, have = sum(known) / len(known) if known else job.tokens / 16, 0.0
     target = job.tokens * job.shares[source] / sum(job.shares) or float("inf")
@@ -381,7 +381,7 @@ def check_room(job: Job, done_tokens: int) -> None:
 def reuse(job: Job) -> shards.Manifest | None:
     """The manifest, if the folder holds this job's data; None if something is missing, damaged or
     older than its text; UsageError if the folder holds something else. Python's own text changes
-    with each update: data made of it is kept while it is whole."""
+    with each update: data made of it is kept as long as it is intact."""
     path = job.folder / "manifest.json"
     if not path.exists():
         return None
@@ -394,7 +394,7 @@ def reuse(job: Job) -> shards.Manifest | None:
         raise UsageError(f"{job.folder} holds other data ({reason}); {how}")
     try:
         manifest.check()
-        # a time in the future says nothing
+        # a time in the future proves nothing
         if any(path.stat().st_mtime_ns < when <= time.time_ns() for when in job.written_ns):
             raise DataError("some of its text is newer")
     except DataError as error:
@@ -420,5 +420,5 @@ def sweep(job: Job) -> None:
     for path in junk:
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
-        else:  # a link goes, and not what it leads to
+        else:  # a link is removed, not its target
             path.unlink(missing_ok=True)

@@ -75,7 +75,7 @@ def answer_all(config: ChoiceConfig, load_model: Callable) -> None:
 def read_task(
     task: str, config: ChoiceConfig, seq_len: int, load_manifest: Callable
 ) -> list[Question]:
-    """The questions of a task. load_manifest(): the data, if it needs them."""
+    """The questions of a task. load_manifest(): opens the data, for a task that needs them."""
     if task == "continuation":
         if config.shots:
             raise UsageError(f"continuation takes no examples; leave --shots {config.shots} out")
@@ -154,7 +154,7 @@ def norms_of(texts: list[tuple[str, ...]]) -> list[str]:
 
 def picks_of(nats: list[list[float]], texts: list[tuple[str, ...]], norm: str) -> list[int]:
     """The likeliest answer of each question. norm: by the sum of the nats, or by that divided by
-    the answer's characters (not counting the space in front)."""
+    the characters of the answer (without the space in front)."""
     length = NORMS[norm]
     scaled = [
         [x / max(1, length(text)) for x, text in zip(*question)] for question in zip(nats, texts)

@@ -50,13 +50,13 @@ class CoreConfig(EvalConfig):
     batch: Count = 8
     """Rows per forward pass."""
     dtype: Dtype = "fp32"
-    """Dtype of the computation; bf16 turns close items."""
+    """Dtype of the computation; bf16 changes the result of close items."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """A row of core.csv. base: accuracy without knowledge, in percent, in DCLM's
-    eval_meta_data_v1.csv, which is behind GPT-2 XL's 0.256525 (0.2309 by the later table)."""
+    """A row of core.csv. base: the baseline accuracy, in percent, of DCLM's
+    eval_meta_data_v1.csv, by which GPT-2 XL has 0.256525 (0.2309 by the later table)."""
 
     name: str
     kind: str  # mc, schema or lm
@@ -105,26 +105,26 @@ def read_items(task: Task, path: Path) -> list[dict]:
 
 
 def git_blob(path: Path) -> str:
-    """What `git hash-object` says of a file."""
+    """The hash that `git hash-object` prints for a file."""
     content = disk.read_bytes(path, LARGEST)
     return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
 
 
 def shuffled(items: list[dict], limit: int) -> list[dict]:
-    """In CORE's order; the limit is taken after the shuffle, and examples are of what is left."""
+    """In CORE's order; examples too come from the items that the limit leaves after the shuffle."""
     items = list(items)
     random.Random(1337).shuffle(items)
     return items[: limit or None]
 
 
 def examples_of(i: int, n: int, shots: int) -> list[int]:
-    """The places of item i's examples among n items: a sample of all the others, in order."""
+    """The indices of item i's examples among n items: a sample of all the others."""
     places = random.Random(1234 + i).sample(range(n - 1), shots)
     return [place + (place >= i) for place in places]
 
 
 def written(task: Task, item: dict) -> list[str]:
-    """An item with each of its answers (mc) or contexts (schema), or with its answer (lm)."""
+    """An item written out with each answer (mc) or context (schema), or with its answer (lm)."""
     if task.kind == "mc":
         return [item["query"] + task.delimiter + choice for choice in item["choices"]]
     ends = task.delimiter + item["continuation"]
@@ -133,7 +133,7 @@ def written(task: Task, item: dict) -> list[str]:
 
 
 def prompts(task: Task, items: list[dict], i: int) -> list[str]:
-    """What item i is asked as: a prompt for each answer (mc) or context (schema); for lm, one
+    """How item i is asked: a prompt for each answer (mc) or context (schema); for lm, one
     without the answer and one with it."""
     shown = [items[k] for k in examples_of(i, len(items), task.shots)]
     before = "".join(f"{written(task, item)[item.get('gold', 0)]}\n\n" for item in shown)
@@ -152,9 +152,9 @@ def common(rows: list[list[int]]) -> int:
 
 
 def spans(kind: str, rows: list[list[int]], seq_len: int) -> list[Pair]:
-    """The ids of an item's prompts, BOS in front -> what is scored of them, after what stands
-    before it: from where they differ (mc), the end that they share (schema), or what the second has
-    after the first (lm). A prompt longer than seq_len loses its beginning, and BOS with it."""
+    """The ids of an item's prompts, BOS in front -> (context, the span that is scored) of each:
+    from where they differ (mc), the end that they share (schema), or what the second has after
+    the first (lm). A prompt longer than seq_len loses its beginning, and BOS with it."""
     starts = [common(rows)] * len(rows)
     if kind == "schema":
         shared = common([row[::-1] for row in rows])
@@ -174,7 +174,7 @@ def pick(means: list[float]) -> int:
 def score(
     task: Task, items: list[dict], model: GPT, tokenizer: Tokenizer, batch: int
 ) -> list[dict]:
-    """Of each item: whether the model is right; the mean nats per token of its spans, NaN for an
+    """For each item: whether the model is right; the mean nats per token of its spans, NaN for an
     empty one, as where one answer begins another; and whether it was cropped."""
     lines, seq_len, is_lm = [], model.config.seq_len, task.kind == "lm"
     for at in tqdm(range(0, len(items), CHUNK), task.name, disable=None, leave=False):
@@ -196,7 +196,7 @@ def score(
 
 
 def figures_of(task: Task, items: list[dict], lines: list[dict]) -> dict:
-    """Of a task: accuracy with its standard error, both centered too, and what guessing and an
+    """For a task: accuracy with its standard error, both centered too, and what guessing and an
     answer that is always the same would get."""
     n, hits, scale = len(items), sum(line["correct"] for line in lines), 1 - task.base / 100
     p, option, guess = hits / n, FIELDS[task.kind][1], 0.0
@@ -249,7 +249,7 @@ def measure(config: CoreConfig, load_model: Callable) -> None:
 
 
 def lines_of(task: Task, f: dict) -> Iterator[str]:
-    """The line of a task, and what has to be known of its figure."""
+    """The line of a task, and remarks on its figure."""
     items = f"{f['n']:,} of {task.items:,}"
     yield (
         f"{task.name:33}{task.shots:>5} {items:>16}  {f['accuracy']:.4f} +- {f['stderr']:.4f}  "
@@ -288,7 +288,7 @@ def centered(accuracy: float, percent: float) -> float:
 
 
 def conclusion(record: dict) -> Iterator[str]:
-    """CORE, GPT-2's, and the sentence that may be concluded."""
+    """CORE, GPT-2's, and what may be concluded."""
     error = record["stderr"]
     if "core" not in record:
         yield f"{record['task']}: mean {record['mean']:.4f} +- {error:.4f}; this is not CORE"

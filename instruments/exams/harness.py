@@ -31,13 +31,13 @@ def open_tasks(name: str) -> list:
     cli.find("task", name, manager().task_index, "lm_eval ls tasks lists all")
     try:
         tasks = list(manager().load([name])["tasks"].values())
-    except Exception as error:  # of the network, the Hub or the set: it has no common class
+    except Exception as error:  # from the network, the Hub or the data set: they share no class
         why = (str(error).strip() or "no reason given").splitlines()[0][:200]
         said = f"{name} could not be loaded ({type(error).__name__}: {why})"
         raise DataError(f"{said}; connect to the Hub") from None
     for task in tasks:
         if task.OUTPUT_TYPE != "multiple_choice":
-            why = f"{task.task_name} is no multiple choice but {task.OUTPUT_TYPE}"
+            why = f"{task.task_name} is not multiple choice but {task.OUTPUT_TYPE}"
             raise UsageError(
                 f"{why}; lm_eval itself scores it, from an export (docs/evaluation.md)"
             )
@@ -64,7 +64,7 @@ def questions(name: str, shots: int, limit: int) -> Iterator[Question]:
 
 
 def question_of(task, requests: list) -> Question:
-    """The requests that lm_eval makes of a row -> a question."""
+    """The requests that lm_eval makes from a row -> a question."""
     row = requests[0].doc
     answers, gold = task.doc_to_choice(row), task.doc_to_target(row)
     if task.multiple_input:  # the answers are contexts of one continuation

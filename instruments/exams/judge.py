@@ -1,10 +1,10 @@
 """Who wins in the tournament, and what follows: a checkpoint decides by likelihood, and its
 decisions become ratings.
 
-`novel_mean` scores each completion alone; `compare` makes wins of the scores, (N, P, P): for each
+`novel_mean` scores each completion alone; `compare` turns scores into wins, (N, P, P): for each
 of N prompts, 1 where the row's player beat the column's, 0.5 for a tie.
 `bradley_terry` turns wins into ratings on Elo's scale: 400 points more are odds of ten to one, the
-mean is 1000; `interval` says how much to believe of them. Next: tournament.py, which asks.
+mean is 1000; `interval` says how far to trust them. Next: tournament.py, which asks.
 """
 
 import numpy as np

@@ -18,7 +18,7 @@ from preparation.chat import prompt_ids
 from tokenizer import Tokenizer
 
 Pair = tuple[list[int], list[int]]  # ids of the context, BOS in front, and of its continuation
-LOGITS = 1 << 27  # of a forward pass that needs them: 0.5 GB in fp32
+LOGITS = 1 << 27  # in a forward pass that keeps them: 0.5 GB in fp32
 
 
 def encode_pair(tokenizer: Tokenizer, context: str, continuation: str, tuned: bool = False) -> Pair:
@@ -31,12 +31,12 @@ def encode_pair(tokenizer: Tokenizer, context: str, continuation: str, tuned: bo
         return question, tokenizer.encode(continuation.removeprefix(" "))
     prefix = tokenizer.encode(context.rstrip())
     answer = tokenizer.encode(context + continuation)[len(prefix) :]
-    # A word that grows into one token leaves none for its end; no tokens would be a sure answer.
+    # A merge across the boundary may leave no token for the answer, which would then cost 0 nats.
     return [tokenizer.bos_id, *prefix], answer or tokenizer.encode(continuation)
 
 
 def padded(pairs: list[Pair], batch: int, most: int) -> Iterator[tuple[list[int], torch.Tensor]]:
-    """The pairs as rows of ids, the longest first: which ones, and their ids (B, T). A row of more
+    """The pairs as rows, the longest first: their indices, and their ids (B, T). A row of more
     than `most` ids loses its beginning; a shorter one is padded on its right."""
     order = sorted(range(len(pairs)), key=lambda i: -len(pairs[i][0]) - len(pairs[i][1]))
     for at in range(0, len(pairs), batch):
@@ -52,11 +52,11 @@ def padded(pairs: list[Pair], batch: int, most: int) -> Iterator[tuple[list[int]
 def log_likelihoods(
     model: GPT, pairs: list[Pair], batch: int, tell: bool = False, greedy: bool = False
 ) -> list[tuple[float, bool]]:
-    """Of each pair log p(continuation | context) in nats, and, if `greedy`, whether each token of
+    """For each pair, log p(continuation | context) in nats, and, if `greedy`, whether each token of
     the continuation is the likeliest one (else False).
 
     A pair longer than seq_len + 1 tokens loses the beginning of its context; UsageError for a
-    continuation that does not fit alone. tell: how many were too long, and a bar of progress."""
+    continuation that does not fit alone. tell: print how many were too long, show progress."""
     seq_len, device, found = model.config.seq_len, model.cos.device, [(0.0, False)] * len(pairs)
     lengths = [len(context) + len(answer) for context, answer in pairs]
     most = max(len(answer) for _, answer in pairs)

@@ -1,4 +1,4 @@
-"""Files of JSON lines that a user names: a bad line is told by its number."""
+"""JSONL files that a user names: an error gives the number of the bad line."""
 
 import json
 from collections.abc import Callable

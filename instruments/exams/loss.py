@@ -1,9 +1,9 @@
-"""The loss on held-out text: `python eval.py loss RUN`, and of whose targets it is made.
+"""The loss on held-out text, and which targets it comes from: `python eval.py loss RUN`.
 
 A target continues a copy if the same two tokens stood earlier in its row and were followed by it.
-A device that helps to copy should be judged by the other targets, too (`--by copy`). The figures of
+A change that helps to copy should be judged by the other targets, too (`--by copy`). The figures of
 each row are kept in RUN_DIR/val_rows_STEP.npy: `eval.py compare` needs them to tell a difference
-from luck. Next: pages/multiplier.py, which reads them.
+from chance. Next: pages/multiplier.py, which reads them.
 """
 
 import io
@@ -47,8 +47,8 @@ def copy_classes(ids: Tensor) -> Tensor:
     """ids (B, T + 1) -> the class of each target, (B, T): an index into CLASSES.
 
     By what followed the last time that the two tokens before the target stood in the row; if they
-    never did, by what followed the last time that the one before it did; 4 if it is there for the
-    first time."""
+    never did, by what followed the last time that the one before it did; 4 if that one is there
+    for the first time."""
     classes = torch.full((len(ids), ids.size(1) - 1), 4)
     for b, row in enumerate(ids.tolist()):
         after_pair, after_token = {}, {}
@@ -92,7 +92,7 @@ def measure(config: LossConfig, load_model) -> None:
     manifest, device = trained.open_data(config, trainer), model.cos.device
     if (long := manifest.row_len - 1) > (most := model.config.seq_len):
         why = f"the rows of {manifest.dir} have {long} inputs, but {trainer['path']} reads {most}"
-        raise UsageError(f"{why}; docs/context.md tells how it learns to read more")
+        raise UsageError(f"{why}; docs/context.md tells how a model learns to read more")
     batches = data.val_batches(manifest, config.batch, config.rows, device=device)
     nats_of_targets, targets, classes = score(model, batches)  # (N, T) each
     token_bytes = torch.from_numpy(manifest.token_bytes())
@@ -119,7 +119,7 @@ def measure(config: LossConfig, load_model) -> None:
 
 
 def keep_rows(path: Path, rows: Tensor) -> None:
-    """As a .npy, if it can be written."""
+    """Write them as a .npy; if that fails, say so and go on."""
     content = io.BytesIO()
     np.lib.format.write_array(content, rows.numpy())
     try:

@@ -32,22 +32,22 @@ class Question:
         return tuple(a if isinstance(a, str) else tokenizer.decode(a) for a in self.answers)
 
     def pairs(self, tokenizer: Tokenizer, tuned: bool) -> list[Pair]:
-        """What is encoded of each answer."""
+        """For each answer, the ids of its context and of the answer."""
         if isinstance(self.answers[0], str):
             return [encode_pair(tokenizer, *texts, tuned) for texts in self.given]
         return [([tokenizer.bos_id, *context], answer) for context, answer in self.given]
 
 
 def ask(context: str | list[int], answers: list, gold: int) -> Question:
-    """A question with one context; a text has a space before each answer."""
+    """A question with one context; if that is text, a space goes before each answer."""
     space = " " if isinstance(context, str) else None
     given = ((context, space + a if space else a) for a in answers)
     return Question(tuple(given), tuple(answers), gold)
 
 
 def from_file(path: str, shots: int, limit: int) -> list[Question]:
-    """The questions of a JSONL file but its first `shots`, which stand before each with their
-    answers. limit: ask this many (0: all), a sample that is the same each time."""
+    """The questions of a JSONL file except its first `shots`, which precede each as solved
+    examples. limit: ask this many (0: all), a sample that is the same each time."""
     rows = [*map(ours, read_lines(path, lambda row: is_question(ours(row)), SHAPE))]
     examples = "".join(f"{r['query']} {r['choices'][r['gold']]}\n\n" for r in rows[:shots])
     asked = [rows[i] for i in sample(range(shots, len(rows)), limit)]
@@ -55,7 +55,7 @@ def from_file(path: str, shots: int, limit: int) -> list[Question]:
 
 
 def ours(row: object) -> object:
-    """A line with others' names, `question` and `answer` (a place, or its letter), in ours."""
+    """A line with the names `question` and `answer` (an index, or its letter) under our names."""
     if isinstance(row, dict) and "answer" in row and "gold" not in row:
         gold = row["answer"]
         gold = ascii_uppercase.index(gold) if gold in [*ascii_uppercase] else gold
@@ -82,7 +82,7 @@ def is_question(row: object) -> bool:
 
 def continuations(manifest, seq_len: int) -> list[Question]:
     """Which of four spans comes next in the held-out text? A test that nobody trained on, that
-    needs no download, and that any trained model passes: else `choice` or the model is broken.
+    needs no download, and that any trained model passes: if not, `choice` or the model is broken.
 
     An item is a document, or a piece of one, in a validation row: its first tokens are the context,
     the next ones the right answer. The wrong answers are the right ones of three other items, a

@@ -48,7 +48,7 @@ class TournamentConfig:
     max_new_tokens: Count = 64
     """Tokens that they add."""
     seed: int = 0
-    """Of the choice of documents and of the draws."""
+    """Seed of the choice of documents and of the draws."""
     judge: str = ""
     """A checkpoint, or a run's folder (its newest), which judges by likelihood; empty: the run's
     newest, which then does not play. One of another seed or run does not favour its own kind."""

@@ -1,7 +1,7 @@
 """The pictures of a run's page: its curves, and exams over checkpoints.
 
 Draws what records.py has checked, as SVGs in the page's colours or as PNGs. An exam has a gray
-band: where a model that guesses is in 95 of 100 cases. Next: report.py puts them on the page.
+band, in which a model that guesses falls in 95 of 100 cases. Next: report.py puts them on the page.
 """
 
 import io
@@ -24,7 +24,7 @@ PANELS = (  # title, unit, key of the training records, key of the validations, 
     ("speed", "tokens per second", "tokens_per_s", None, False),
     ("waiting for data", "ms per step", "data_wait_ms", None, False),
 )
-# Of matplotlib -> of the page.
+# matplotlib's -> the page's.
 COLOURS = {"#000000": "currentColor", "#1f77b4": "var(--first)", "#ff7f0e": "var(--second)"}
 
 
@@ -53,8 +53,8 @@ def paint(form: str, size: tuple[float, float], *panels: Callable) -> bytes:
 
 
 def svg_of(panel: Callable) -> tuple[str, str]:
-    """A panel for a page: the viewBox of an SVG, and its elements, which have no style sheet, no
-    address and no clip path, and names for marks alone. matplotlib escapes the texts in them."""
+    """A panel for a page: the viewBox of an SVG, and its elements, without style sheets, links
+    and clip paths, and with ids for markers only. matplotlib escapes the texts in them."""
     drawn = paint("svg", (4.6, 2.9), panel).decode()
     box, drawn = re.search(r'viewBox="([^"]*)"', drawn)[1], drawn.partition("</defs>")[2]
     drawn = re.sub(r'(?<=<g) id="[^"]*"| clip-path="[^"]*"|font-family: [^;"]*; ', "", drawn)
@@ -136,7 +136,7 @@ def draw_compared(runs: list[Run], common: int) -> bytes:
 
 
 def panels_of_exams(run: Run) -> list[tuple[str, Callable]]:
-    """(title, panel) of each exam (of CORE, too) that eval.py took of the run's checkpoints."""
+    """(title, panel) of each exam (CORE included) that eval.py gave the run's checkpoints."""
     exams: dict[tuple, list[dict]] = {}
     for r in run.scores():
         exams.setdefault((r["task"], r.get("mode"), r.get("shots") or 0, r["n"]), []).append(r)

@@ -1,9 +1,9 @@
 """What a model does inside, on one page: `python eval.py look [MODEL] [--prompt TEXT]`.
 
-Runs the raw model on one text, a few dozen times: as it is, ended after each layer, without each
-head, attention layer and MLP. Writes one HTML file (look.html is its template) that needs no other
-file, and no network. model.py is not changed, and little is assumed of it: `model.blocks` is a
-list, and attention goes through F.scaled_dot_product_attention, or through a softmax over
+Runs the raw model on one text, a few dozen times: as it is, stopped after each layer, and without
+each head, attention layer and MLP. Writes one HTML file (look.html is its template), which needs
+no other file and no network. model.py is not changed, and little is assumed of it: `model.blocks`
+is a list, and attention goes through F.scaled_dot_product_attention, or through a softmax over
 (B, H, T, T). Where a layer does otherwise, the page says so, and shows no heads of it.
 
 Shapes: T positions, L layers, H heads, D = head_dim, V tokens. Position i holds token i, and
@@ -79,7 +79,7 @@ class Probe(TorchFunctionMode):
         nothing; the part is a head's number, "attention" or "mlp"."""
         super().__init__()
         self.model, self.known, self.begin, self.end, self.off = model, known, begin, end, off
-        self.layer: int | None = None  # whose block runs
+        self.layer: int | None = None  # of the block that is running
         self.maps: dict[int, Tensor] = {}  # layer -> (H, T, T) fp32, a row per query
         self.error: dict[int, float] = {}  # layer -> largest difference, relative to the output
         self.returned: list[Tensor] = []  # (1, T, C) of each block
@@ -132,7 +132,7 @@ class Probe(TorchFunctionMode):
         return out
 
     def _see(self, p: Tensor, error: float) -> None:
-        """Keep p (1, H, T, T) of this layer; not if there are two, or if it is no causal map."""
+        """Keep p (1, H, T, T) of this layer; unusable if there are two, or if it is not causal."""
         is_causal = p.shape[2:] == (self.T, self.T) and not p.triu(1).any()
         twice = self.layer in self.maps
         self.maps[self.layer] = p[0]

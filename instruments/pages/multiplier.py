@@ -2,7 +2,7 @@
 
 2% of a loss may be worth a tenth of the tokens or half of them; their ratio tells a change that
 saves a factor from one that saves a head start. It is read off the validations. How much of it is
-the luck of the held-out text is told by the rows that `eval.py loss` keeps, drawn anew in blocks of
+chance in the held-out text follows from the rows that `eval.py loss` keeps, resampled in blocks of
 neighbours, since a long document fills several (a block bootstrap: Künsch 1989).
 """
 
@@ -64,7 +64,7 @@ def multiplier(loss: float, tokens: float, curve: list[tuple[float, float]]) -> 
 
 def luck(ours: np.ndarray, theirs: np.ndarray, seed: int = 0) -> np.ndarray:
     """Rows of the same text, (rows, classes, 4) -> (DRAWS, classes + 1): by how much the difference
-    in bits per byte, theirs - ours, changes when the rows are drawn anew; the last column: of all
+    in bits per byte, theirs - ours, changes when the rows are resampled; the last column: of all
     classes together."""
     begin = np.arange(0, len(ours), BLOCK)
     sums = [np.add.reduceat(rows[..., 2:], begin) for rows in (ours, theirs)]
@@ -101,7 +101,7 @@ def bits_of(sums: np.ndarray) -> float:
 
 
 def luck_of(ours: dict, theirs: dict) -> tuple[list[np.ndarray] | None, str]:
-    """The luck of each class and of all, from the newest rows of each run; or None, and why not."""
+    """`luck` for each class and for all, from the newest rows of each run; or None, and why not."""
     if not ours or not theirs:
         return None, " (how sure that is: python eval.py loss, of each)"
     a, b = ours[max(ours)], theirs[max(theirs)]

@@ -23,7 +23,7 @@ from machinery.log import read_jsonl
 
 
 def number(x: object) -> bool:
-    """A number that can be drawn and printed: no NaN, nothing endless."""
+    """A number that can be drawn and printed: no NaN, nothing infinite or huge."""
     return isinstance(x, int | float) and abs(x) <= LARGEST
 
 
@@ -89,7 +89,7 @@ def plain(value: object) -> str:
 
 
 def read_json(path: Path) -> dict:
-    """What a JSON file says; {} if it is not there or, with a word, damaged."""
+    """The tree of a JSON file; {} if it is not there or, with a warning, if it is damaged."""
     try:
         return disk.read_json(path) if path.exists() else {}
     except DataError as error:
@@ -122,13 +122,13 @@ class Run:
         self.state = plain(status.get("state", "unknown"))
         self.error = plain(status.get("error") or "")
         self.starts = [r["start"] for r in records if "start" in r]
-        if self.starts:  # they say which weights it began from, on how much text it is scored
+        if self.starts:  # the weights that it began from, and on how much text it is scored
             self.config["init_from"] = self.starts[0].get("init_from")
             sizes = dict.fromkeys(start.get("eval_tokens") for start in self.starts)
             self.config["eval_tokens"] = ", then ".join(map(str, sizes))
 
     def scores(self) -> list[dict]:
-        """The exams that eval.py took of its checkpoints."""
+        """The results of the exams that eval.py gave its checkpoints."""
         return [r for r in read_jsonl(self.dir / "eval.jsonl", lambda _: True) if is_score(r)]
 
     @property
@@ -142,18 +142,18 @@ class Run:
         return float(np.interp(tokens, done, [0, *accumulate(r["step_s"] for r in self.steps)]))
 
     def median(self, key: str) -> float:
-        """Of a figure of the steps, without the first, which compiles."""
+        """The median of a figure over the steps, without the first, which compiles."""
         known = [r[key] for r in self.steps[1:] or self.steps if r.get(key) is not None]
         return statistics.median(known or [0])
 
     def processes(self) -> list[dict]:
         """The starts that trained, each with its `own` steps, `begin` and `end` (steps; begin may
-        be None), `seconds`, and what of these was no training: eval_s, save_s, report_s."""
+        be None), `seconds`, and how many of these were no training: eval_s, save_s, report_s."""
         processes = []
         for start, after in zip(self.starts, [*self.starts[1:], {}]):
             end = after.get("time", math.inf)
             own = [r for r in self.steps if start["time"] <= r["time"] < end]
-            # Lines of steps that were done again are gone: the next start knows how far it came.
+            # Lines of steps that were redone are gone: the next start knows how far this one came.
             last = own[-1] if own else {"time": start["time"]}
             if (after.get("last_time") or 0) > last["time"]:
                 last = last | {"time": after["last_time"], "step": after.get("last_step") or 0}
@@ -165,7 +165,7 @@ class Run:
         return processes
 
     def manifest(self) -> shards.Manifest | None:
-        """Of the data that the run was trained on; None if it is gone or has changed."""
+        """The manifest of the run's training data; None if the data are gone or have changed."""
         for folder in dict.fromkeys(start["data_dir"] for start in self.starts):
             with suppress(ValueError, DataError, OSError):  # ValueError: no path at all
                 manifest = shards.Manifest.load(folder)

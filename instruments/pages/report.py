@@ -35,8 +35,8 @@ class ReportConfig:
     run_dir: str = ""
     """Folder of the run; empty: runs/PRESET."""
     usd_per_hour: float = 0.0
-    """Price of one GPU (of the machine, if it has none); 0: as train.py was told, if it ran on a
-    GPU."""
+    """Price of one GPU (of the machine, if it has none); 0: the one given to train.py, if it ran
+    on a GPU."""
 
 
 # ------------------------------------------------------------------------------------ the page
@@ -157,7 +157,7 @@ def compared(folders: list[str]) -> str:
 
 
 def table(rows: list[tuple[str, ...]]) -> list[str]:
-    """Its lines, each column as wide as its widest cell."""
+    """The lines of a table, each column as wide as its widest cell."""
     widths = [max(map(len, column)) for column in zip(*rows)]
     return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
 

@@ -2,9 +2,9 @@
 
 Reads the preset and the table of cards in flops.py; no card is needed, and nothing is written.
 `step_s` adds up what a step must do: matmuls, attention, and the memory traffic of all other
-kernels, each at a rate that is assumed here. So the result is an estimate: near for wide models of
+kernels, each at a rate that is assumed here. So the result is an estimate: close for wide models of
 heads of 128, while two published runs of narrow ones took 1.2 and 1.5 times as long: the page has
-their speed too. A run prints the truth. `train.py PRESET --plan` prints the page for this machine.
+their speed too. A run prints the real one. `train.py PRESET --plan`: the page for this machine.
 Next: machinery/plan.py.
 """
 
@@ -54,7 +54,7 @@ class PlanConfig:
 
 @dataclass(frozen=True)
 class PlanArgs(cli.TrainArgs):
-    """Plan a run: size, hours, dollars. The options are those of train.py, and --gpu and --usd."""
+    """Plan a run: size, hours, dollars. Takes the options of train.py, and --gpu and --usd."""
 
     plan: PlanConfig
 
@@ -154,7 +154,7 @@ def page(preset: cfg.Preset, world: ranks.World, usd: float = 0.0) -> str:
 
 
 class Estimate(NamedTuple):
-    """A run before it is run."""
+    """The forecast of a run."""
 
     plan: plan.Plan
     tokens_per_s: float
@@ -191,7 +191,7 @@ def matmul_weights(c: GPTConfig) -> int:
 
 
 def on_the_dial(preset: cfg.Preset) -> bool:
-    """Whether the law speaks of it: the depth dial's shape, text and vocabulary."""
+    """Whether the law applies: the depth dial's shape, text and vocabulary."""
     dial = cfg.preset_of_depth(preset.model.n_layer)
     return preset.data.source == dial.data.source and preset.model == dial.model
 
@@ -208,7 +208,7 @@ def loss_of(weights: float, tokens: float, E, A, a, B, b, factor) -> float:
 
 
 def predict(weights: float, tokens: float) -> tuple[float, float, float]:
-    """(bits per byte, the least, the most), as Law.predict of benchmarks/law.py says it."""
+    """(bits per byte, the least, the most), as Law.predict of benchmarks/law.py computes it."""
     found = law()
     beyond = weights / found["weights"], tokens / found["tokens"]
     far = sum(math.log2(max(1.0, times)) for times in beyond)  # doublings
@@ -226,7 +226,7 @@ def alike(ours: tuple[float, float], theirs: tuple[float, float]) -> bool:
 
 
 def each_depth(asked: cfg.Preset, world, peak: float, usd: float, hours: float) -> list[str]:
-    """What the dollars buy, which are hours, at each depth whose state has room; and the best."""
+    """What the dollars (as hours) buy at each depth whose state fits in memory; and the best."""
     options = replace(asked.run, micro_batch=0)  # what fits one depth need not fit another
     room = 0.5 * world.memory_bytes * world.world_size  # the rest is for gradients and activations
     lines, bought, losses = [f"${usd:,.2f} buys  depth  tokens  per weight  bits per byte"], {}, {}
@@ -243,7 +243,7 @@ def each_depth(asked: cfg.Preset, world, peak: float, usd: float, hours: float) 
         )
     best, why = min(losses, key=losses.get), "best"
     if (own := asked.model.n_layer) in bought and alike(bought[own], bought[best]):
-        best, why = own, "as good as any that the law can tell from it"
+        best, why = own, "as good as the best, as far as the law can tell"
     run = f"d{best} --tokens {bought[best][1] / 1e9:.3g}B"
     return [*lines, f"{why}: prepare_data.py {run}; train.py {run}"]
 

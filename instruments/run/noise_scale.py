@@ -29,14 +29,14 @@ class NoiseConfig(EvalConfig):
     """Micro-batches to draw; each is read twice. More of them make the estimate sharper."""
     batch: Count = 4
     """Rows per micro-batch. Far below the noise scale a single gradient is mostly noise: then more
-    rows help as more micro-batches do."""
+    rows help as much as more micro-batches."""
     seed: int = 0
     """Seed of the order in which training rows are drawn, each at most once."""
 
 
 def estimate(squares: Tensor, dots: Tensor) -> tuple[float, float]:
-    """Of K gradients g_k with the sum G: |g_k|^2 (K,), g_k . G (K,) -> (noise scale, its standard
-    error), in batches. NaN if the noise drowns |G|^2.
+    """|g_k|^2 (K,) and g_k . (their sum) (K,) of K gradients g_k -> (noise scale, its standard
+    error), in batches. NaN if the noise drowns |G|^2, with G the true gradient.
 
     E|g_k|^2 = |G|^2 + tr(Sigma), of a batch, and products of different gradients have the mean
     |G|^2; both are averaged first and divided once, as a mean of ratios has no meaning. The error
@@ -55,8 +55,8 @@ def estimate(squares: Tensor, dots: Tensor) -> tuple[float, float]:
 
 
 def compare(model: torch.nn.Module, batches: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    """|g_k|^2 and g_k . (sum of all), (K,) each, of 1,024 x the loss. Reads the batches twice:
-    so one sum is held in memory, and not K gradients."""
+    """|g_k|^2 and g_k . (sum of all), (K,) each, of 1,024 x the loss. Reads the batches twice,
+    to hold one sum in memory instead of K gradients."""
     total, squares, dots = [torch.zeros_like(p) for p in model.parameters()], [], []
     for read in range(2):
         for inputs, targets in batches:

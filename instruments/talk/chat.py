@@ -43,7 +43,7 @@ class Talk:
             raise UsageError(f"--system takes {count} of {self.room // 2} tokens; use fewer words")
 
     def ids(self, exchanges: list[tuple[str, list[int]]]) -> list[int]:
-        """The conversation up to where its last answer goes on."""
+        """The conversation up to where its last answer continues."""
         ids, before = [self.tokenizer.bos_id], [("system", self.config.system)]
         _, _, end = marks(self.tokenizer)
         for asked, answer in exchanges:
@@ -66,7 +66,7 @@ class Talk:
 
     def answer(self) -> Iterator[Piece]:
         """Draw the answer to the last question, until the model ends it or it is long enough. What
-        was given is part of the conversation, wherever the caller stops."""
+        was drawn stays in the conversation, even if the caller stops early."""
         config, drawn = self.config, self.exchanges[-1][1]
         draws = dict(temperature=config.temperature, top_k=config.top_k, top_p=config.top_p)
         draws |= dict(max_tokens=self.most, seed=config.seed + len(self.exchanges))

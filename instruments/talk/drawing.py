@@ -35,7 +35,7 @@ class DrawConfig(EvalConfig):
 
 
 def draw_on_one_thread(model: GPT) -> None:
-    """On a CPU, a small model is hardly slower on one, and several times faster if others run."""
+    """On a CPU: hardly slower for a small model, and several times faster if others run too."""
     if model.cos.device.type == "cpu" and model.config.n_embd < 1024:
         torch.set_num_threads(1)
 
@@ -98,11 +98,11 @@ class Text:
 
 
 class Writer:
-    """Draws what a Wish asks for, from one thread alone."""
+    """Draws what a Wish asks for; to be called from one thread only."""
 
     def __init__(self, model: GPT, tokenizer: Tokenizer) -> None:
         self.model, self.tokenizer, self.logits = model, tokenizer, None
-        self.ends = set(tokenizer.special.values())  # a document's, a turn's
+        self.ends = set(tokenizer.special.values())  # ids that end a document or a turn
         draw_on_one_thread(model)
         # stream() draws, and does not say from what: this keeps the logits, (1, T, V).
         model.register_forward_hook(lambda module, args, logits: setattr(self, "logits", logits))

@@ -1,8 +1,8 @@
 """OpenAI's protocol: requests -> wishes (`Reader`), pieces of answers -> objects (`Form`).
 
 Nothing is ignored in silence: a field that would change the answer, and that this server does not
-support, is refused. `Refused` is one sentence, with a status of HTTP. Next: drawing.py draws what a
-Wish says.
+support, is refused. `Refused` is one sentence, with an HTTP status. Next: drawing.py draws what a
+Wish asks for.
 """
 
 import json
@@ -20,7 +20,7 @@ from tokenizer import Tokenizer
 
 MAX_CHOICES = 128  # answers of a request: its prompts times n
 MOST = 1 << 20  # tokens
-# What clients send by themselves: taken with the value that changes nothing, or with any.
+# Clients send these unasked: taken with the value that changes nothing (NEUTRAL), or with any.
 NEUTRAL = dict(best_of=1, frequency_penalty=0, presence_penalty=0, logit_bias={}, suffix="")
 NEUTRAL |= dict(tools=[], response_format={"type": "text"})
 UNREAD = {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"}
@@ -28,7 +28,7 @@ UNREAD |= {"tool_choice"}
 
 
 class Refused(Exception):
-    """A request that is not served: `status` of HTTP, and one sentence."""
+    """A request that is not served: its HTTP `status`, and one sentence."""
 
     def __init__(self, status: int, sentence: str, code: str | None = None) -> None:
         super().__init__(sentence)
@@ -40,7 +40,7 @@ class Refused(Exception):
 
 
 def short(value: object) -> str:
-    """A value in a sentence, however long it is."""
+    """A value for a sentence, cut if it is long."""
     said = repr(value)
     return said if len(said) <= 60 else f"{said[:57]}..."
 
@@ -115,7 +115,7 @@ class Conversation(Asked):
 
 def parse(body: bytes, kind: type[Asked]) -> Asked:
     """The body of a request; Refused, in one sentence, if it is no JSON object of this kind."""
-    if body.count(b"[") + body.count(b"{") > 100_000:  # a second and more to read, for all to wait
+    if body.count(b"[") + body.count(b"{") > 100_000:  # would take over a second to parse
         raise Refused(400, "the body has more than 100,000 lists and objects")
     try:
         tree = json.loads(body)
@@ -142,7 +142,7 @@ class Reader:
         self.longest = int(tokenizer.token_bytes.max())
 
     def read(self, body: bytes, kind: type[Asked]) -> tuple[Asked, Wish]:
-        """Takes long for a long text: not for the thread that listens."""
+        """Slow for a long text: not to be called in the thread that listens."""
         asked = parse(body, kind)
         if asked.model not in ("", self.name):
             sentence = f"there is no model {short(asked.model)} here, only {self.name}"
@@ -215,7 +215,7 @@ class Form:
         self.object = "chat.completion" if chat else "text_completion"
         id = f"{'chatcmpl' if chat else 'cmpl'}-{secrets.token_hex(12)}"
         self.same = dict(id=id, created=int(time.time()), model=name)
-        self.begun: set[int] = set()  # the answers of which something was said
+        self.begun: set[int] = set()  # the answers that have begun
 
     def whole(self, pieces: list[Piece], usage: dict) -> dict:
         answers: dict[int, Piece] = {}

@@ -50,7 +50,7 @@ def find_prompts(given: tuple[str, ...], run: str, manifest: Manifest | None) ->
 
 
 def prompts_of(config: EvalConfig, trainer: dict, given: tuple[str, ...] = ()) -> tuple[str, ...]:
-    """find_prompts, for a model that was loaded."""
+    """`find_prompts`, for a loaded model."""
     manifest = None
     with suppress(UsageError, DataError):  # it may be gone
         manifest = open_data(config, trainer)
@@ -76,7 +76,7 @@ def sample(config: SampleConfig, load_model: Callable) -> None:
     draw_on_one_thread(model)
     tokenizer, tuned = open_tokenizer(config, trainer), is_tuned(trainer)
     if tuned:
-        print("tuned on conversations: each prompt is a question, and what follows the answer")
+        print("tuned on conversations: each prompt is a question, and the answer follows")
     for prompt in prompts_of(config, trainer, config.prompt):
         # In training text a space belongs to the word after it (" name" is one token), so a prompt
         # that ends in one is unlike any text: the model does better without.

@@ -8,8 +8,8 @@
 
 One thread runs the model; requests take turns, a token each, so that a short answer does not wait
 for a long one. Connections, requests, sizes and times are bounded. Only this machine can connect,
-unless --host says otherwise: then a token is needed. Next: protocol.py has what is asked and given,
-drawing.py draws it, serve.html is the page.
+unless --host says otherwise: then a token is needed. Next: protocol.py has requests and responses,
+drawing.py draws them, serve.html is the page.
 """
 
 import asyncio
@@ -76,8 +76,8 @@ class ServeConfig(EvalConfig):
 
 
 def check_caller(request: Request, token: str) -> None:
-    """Refused unless the client may ask. Without a token, a page on the web could make the browser
-    ask for it: by another name for this machine (DNS rebinding), or from another origin."""
+    """Refused unless the client may ask. Without a token, a page on the web could make the user's
+    browser ask: by another name for this machine (DNS rebinding), or from another origin."""
     if token:
         sent = request.headers.get("authorization", "").removeprefix("Bearer ")
         if not secrets.compare_digest(sent.encode(), token.encode()):
@@ -95,8 +95,8 @@ def check_caller(request: Request, token: str) -> None:
 
 
 class Connection(H11Protocol):
-    """Ends if the head of a request does not come within READ_S. (uvicorn's own timer begins after
-    an answer, and any byte stops it.)"""
+    """Closes if the head of a request does not come within READ_S. (uvicorn's own timer begins
+    after an answer, and any byte stops it.)"""
 
     def connection_made(self, transport) -> None:
         super().connection_made(transport)
@@ -160,7 +160,7 @@ class Service:
         self.reader = Reader(tokenizer, model.config.seq_len, name, tuned)
         self.writer = Writer(model, tokenizer)
         self.inside, self.turns = 0, asyncio.Semaphore(ACTIVE)
-        # A thread each, which does what it is asked to in that order.
+        # A thread each, which runs its tasks in the order they come.
         self.reading, self.drawing = ThreadPoolExecutor(1), ThreadPoolExecutor(1)
 
     async def answer(self, request: Request, kind: type[Asked]) -> Response:
@@ -169,7 +169,7 @@ class Service:
         return Answer(self, *await loop.run_in_executor(self.reading, self.reader.read, body, kind))
 
     async def pieces(self, wish: Wish) -> AsyncIterator[Piece]:
-        """What is drawn, as it comes. `active` requests take turns, a token each."""
+        """What is drawn, as it comes. Up to ACTIVE requests take turns, a token each."""
         loop, steps, end = asyncio.get_running_loop(), self.writer.write(wish), object()
         step = lambda: loop.run_in_executor(self.drawing, next, steps, end)
         async with self.turns:
@@ -184,7 +184,7 @@ class Service:
 
 
 class Answer(Response):
-    """Is drawn while it is sent: whole, or as a stream of server-sent events."""
+    """A response that is drawn while it is sent: whole, or as a stream of server-sent events."""
 
     def __init__(self, service: Service, asked: Asked, wish: Wish) -> None:
         super().__init__()
@@ -207,7 +207,7 @@ class Answer(Response):
             await give(dict(type="http.response.body", body=text.encode(), more_body=more))
 
         try:
-            with suppress(asyncio.TimeoutError):  # of a client that does not take what it gets
+            with suppress(asyncio.TimeoutError):  # the client does not take what it is sent
                 await while_wanted(self.draw(part), receive)
         except Refused as refusal:
             if not self.began:  # it still gets its status
@@ -336,4 +336,4 @@ def run(config: ServeConfig, load_model: Callable) -> None:
     key = f", API key {token}" if token else ""
     print(f"for programs: http://{host}:{port}/v1{key}", flush=True)
     server_of(build_app(service, token)).run(sockets=[listener])
-    raise KeyboardInterrupt  # what it ends by; asyncio may have taken that for a cancelled task
+    raise KeyboardInterrupt  # Ctrl-C ended it; asyncio may have turned that into a cancelled task
