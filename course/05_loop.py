@@ -121,7 +121,7 @@ lesson.holds(passes[1][1] < 0.45 * passes[0][1], "passes of 96 rows keep under h
 
 # %% [markdown]
 # ## Five mistakes
-# Train with each by gradient descent (SGD) and Adam, three seeds, at rates chosen for no fault.
+# Train with each by SGD (gradient descent) and by Adam, three seeds, one rate for each optimizer.
 
 # %%
 FAULTS = ("none", "never clears", "updates too early", "adds up the means")

@@ -89,7 +89,7 @@ _, by_document, small, large, by_row, formula = np.array(spread).T
 off = np.abs(by_row / formula - 1).max()
 lesson.holds(off < 0.08, "with all rows shuffled, the sd is sd / sqrt(B) within 8%")
 worse = by_document / formula
-lesson.holds((np.diff(worse) > 0).all(), "documents shuffled: the larger B, the further above")
+lesson.holds((np.diff(worse) > 0).all(), "by document, the excess over sd/sqrt(B) grows with B")
 lesson.holds(worse[3] > 2.5, "32 neighbouring rows are noisier than 6 independent ones")
 falls = (by_document > small).all() and (small > large).all()
 lesson.holds(falls, "the larger the buffer, the less noisy are the batches")

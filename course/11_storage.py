@@ -80,7 +80,7 @@ squeeze = lambda x: len(zstandard.ZstdCompressor(level=3).compress(x.tobytes()))
 table = [("zstd", squeeze(rows), entropy(rows)), ("delta, zstd", squeeze(delta), entropy(delta))]
 lesson.table(["way", "compressed / raw", "entropy, bits"], table, "the same rows, as tokens")
 undone = (np.cumsum(delta, dtype="<u2").reshape(rows.shape) == rows).all()
-lesson.holds(undone and table[1][1] > 1.1 * table[0][1], "delta coding makes tokens 10% larger")
+lesson.holds(undone and table[1][1] > 1.1 * table[0][1], "delta coding makes them over 10% larger")
 lesson.holds(table[1][2] > table[0][2], "the differences have more entropy than the tokens")
 
 # %% [markdown]

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 13. Meta: a model that is nowhere
 #
-# **Afterwards** you can build a model that does not fit twice into memory, and find what was lost.
+# **Afterwards** you can build a model that does not fit twice into memory, and find lost values.
 #
 # **Question.** What does building a model on the device `meta` save, and what does it break?
 #

@@ -101,7 +101,7 @@ for name, D in candidates.items():
 columns = ["step", "gain of the most possible", "median s", "least s"]
 lesson.table(columns, rows, "Steps that move no output by more than 1 (the largest s is 1)")
 gain = [row[1] for row in rows]
-lesson.holds(max(gain[:2]) < 0.6, "gradient and sign gain less than 60% of the possible")
+lesson.holds(max(gain[:2]) < 0.6, "gradient and sign gain less than 60% of what is possible")
 lesson.holds(abs(gain[2] - 1) < 1e-9, "U V^T gains all of it")
 
 # %% [markdown]
@@ -109,10 +109,10 @@ lesson.holds(abs(gain[2] - 1) < 1e-9, "U V^T gains all of it")
 # An SVD is slow on a GPU; matrix products are what it does best. Take p(x) = a x + b x^3 + c x^5
 # and put a matrix in: X -> a X + b X X^T X + c (X X^T)^2 X. As U and V are orthogonal, they meet
 # and cancel inside each product, so **U and V stay and each singular value s becomes p(s)**. Now
-# choose p such that repeating it takes everything from 0 to 1 to 1. The classical p (Newton and
-# Schulz) is 1.5 x - 0.5 x^3: it enlarges a small s by 1.5 only. Polar Express takes another p each
-# time, the best for what the last one left. It does not end at 1 but near it, which is enough for a
-# step. Here are numbers, no matrices:
+# choose p so that repeating it takes every s above 0 and up to 1 towards 1. The classical p (Newton
+# and Schulz) is 1.5 x - 0.5 x^3: it enlarges a small s by 1.5 only. Polar Express takes another p
+# each time, the best for what the last one left. It does not end at 1 but near it, which is enough
+# for a step. First with single numbers instead of matrices:
 
 
 # %%
@@ -163,9 +163,9 @@ lesson.holds(apart < 1e-4, "the project's orthogonalize gives the same matrix in
 # ## The whole step
 # Muon is momentum, then U V^T, then the rate. Two details: a matrix with more rows than columns
 # (more outputs than inputs) takes steps sqrt(rows / columns) longer, so that the *typical* output
-# moves by the rate; and momentum, an average of the gradients so far, is Nesterov's: it looks one
-# gradient ahead. The project evens out the
-# rows' sizes as well (NorMuon); beta2 = 1 keeps it from learning them, which leaves plain Muon.
+# moves by the rate; and momentum, an average of the gradients so far, is Nesterov's: it counts the
+# newest gradient once more. The project evens out the rows' sizes as well (NorMuon); beta2 = 1
+# keeps it from learning them, which leaves plain Muon.
 
 
 # %%

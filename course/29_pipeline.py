@@ -2,8 +2,8 @@
 # # 29. Pipeline parallelism: schedules and their bubbles
 #
 # **Question.** The layers of a model are cut into stages, one per device, and a batch into
-# micro-batches. Which order of forward and backward passes wastes least, and what does it keep in
-# memory?
+# micro-batches. Which order of forward and backward passes wastes least time, and what does it keep
+# in memory?
 #
 # **Afterwards** you can simulate any schedule, name its bubble, and run one on two processes.
 #
