@@ -5,7 +5,7 @@
 # data behind the computing, and reuse a buffer without spoiling a batch that is on its way.
 #
 # **Question.** Does fetching the next batch *after* backward hide the loading? And when a thread
-# fetches it: who says that the buffer is free?
+# fetches it: how does the thread know that the buffer is free?
 #
 # Source: *nanobot pre-train*, "数据预取(Pipeline优化)" (fetch while the GPU computes).
 # Core file: `data.py`, `RowLoader`. Before: lesson 9. Next: lesson 11 (the bytes on the disk).

@@ -82,7 +82,7 @@ lesson.holds(one[44] > 0.999, "with one speed, a key 44 back looks like one at d
 lesson.holds(
     many[1:].max() < many[1] + 1e-6 < 0.99, "with 32 speeds the nearest key scores highest"
 )
-lesson.holds(slow[2047] > 2 * many[2047].abs(), "a larger theta keeps far keys higher")
+lesson.holds(slow[2047] > 2 * many[2047].abs(), "a larger theta keeps a key 2,047 back higher")
 
 # %% [markdown]
 # `apply_rope` does this for all pairs at once. It pairs channel i with channel i + D/2, not with

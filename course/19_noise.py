@@ -63,9 +63,9 @@ lesson.holds(all(near), "best steps and gains follow the formulas within 2%")
 #
 # | batch | steps, of the fewest possible | samples, of the fewest possible |
 # | --- | --- | --- |
-# | far below B_noise | B_noise / B times | once: half the batch, twice the steps, the same price |
+# | far below B_noise | B_noise / B times | 1 time: half the batch, twice the steps, same price |
 # | B_noise | 2 times | 2 times |
-# | far above | once: twice the batch saves nothing | B / B_noise times |
+# | far above | 1 time: twice the batch saves nothing | B / B_noise times |
 #
 # ## A model that learns to read
 # Nobody knows the H of a language model, so one takes H as equal in all directions. What is left is

@@ -81,8 +81,8 @@ lesson.holds(all(row[4] <= 8 for row in rows), "8 of 64 directions hold 90% of e
 
 # %% [markdown]
 # ## Which step is best, if no input may move by more than 1?
-# A step D changes the output of its layer by D x. Say that no x of length 1 may see its output
-# move by more than 1: D has no singular value above 1. Under that rule, which D lowers the loss
+# A step D changes the output of its layer by D x. Let no x of length 1 have its output moved by
+# more than 1: then D has no singular value above 1. Under that rule, which D lowers the loss
 # most? To first order D gains the sum of G x D over all entries, which is
 # s1 (u1^T D v1) + s2 (u2^T D v2) + ...; each bracket is at most 1, so the gain is at most
 # s1 + s2 + ..., and the one step that reaches it has all brackets 1: **U V^T, the gradient with

@@ -33,8 +33,8 @@ run = trained.EvalConfig(run_dir=str(lesson.tiny_run()), device="cpu", dtype="fp
 
 # %% [markdown]
 # ## A window into attention
-# The fast kernel keeps its shares to itself: how much of its attention a token gives to each
-# earlier one. So, for a while, put a slow one in its place. It hands the shares out, and leaves
+# The fast kernel does not return its shares: how much of its attention a token gives to each
+# earlier one. So, for a while, put a slow one in its place. It returns the shares, and leaves
 # heads out of the sum if told to: they are *off*.
 
 
