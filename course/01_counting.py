@@ -32,8 +32,8 @@ lesson.begin(1, "counting")
 # files, since a single place could be an easy one by luck. Lessons 1 to 4 and your own trainer
 # (`yours.py`) keep this one exam: for each held-out byte, guess it from the bytes before it.
 #
-# Run the file, or cell by cell, and read on. A line of its output that begins with `holds:` is a
-# claim, checked with what was measured just before; if it were false, the lesson would stop.
+# Run the file, whole or cell by cell, and read on. A line of its output that begins with `holds:`
+# is a claim, checked with what was measured just before; if it were false, the lesson would stop.
 
 # %%
 training, held = lesson.exam()  # arrays of whole numbers
@@ -53,7 +53,7 @@ print("  as text:", bytes(start), f"and {len(actual):,} bytes to guess")
 #
 # log2(1/2) = -1, log2(1/4) = -2: the loss counts how often 1 must be halved to reach p. It is 0 if
 # the program was certain and right, and it has no upper end. Its unit is the **bit**, the answer to
-# one question with yes or no: 256 equally likely bytes are told apart by 8 such questions. The mean
+# one yes-or-no question: 256 equally likely bytes are told apart by 8 such questions. The mean
 # loss over all bytes of a text, in **bits per byte**, is the number that this course is about.
 #
 # Why a **logarithm**, and not simply p? First, the probability of a whole text is the *product* of
@@ -75,7 +75,7 @@ lesson.holds(product == 0, "the product of 65,536 small probabilities is rounded
 # %% [markdown]
 # Second, a logarithm rewards the truth. Take a coin that shows heads 7 times in 10, and let
 # programs claim that heads has probability 0.01, 0.02, ... 0.99. If p itself were the score, the
-# winner would be who claims the most for heads. With the logarithm it is who claims 0.7:
+# winner would be whoever claims the most for heads. With the logarithm it is whoever claims 0.7:
 
 # %%
 claims = np.linspace(0.01, 0.99, 99)
@@ -90,7 +90,7 @@ lesson.holds(abs(winners[1] - 0.7) < 1e-9, "scored by -log2 p, the best claim is
 # ## Count bytes, then pairs
 # A program that knows nothing is **uniform**: 1/256 for each byte, 8 bits per byte. The next one
 # gives each byte its share of the training text. This is called a **unigram** model: a **model** is
-# anything that makes predictions, "uni" means that it counts single bytes.
+# anything that makes predictions; "uni" says that this one counts single bytes.
 #
 # The third looks at one byte of the past: after "q" it expects "u". For each of the 256 possible
 # bytes before, it counts what came next: a table with 256 rows and 256 columns. This is a
@@ -98,7 +98,7 @@ lesson.holds(abs(winners[1] - 0.7) < 1e-9, "scored by -log2 p, the best claim is
 # byte a.
 #
 # A pair that was never counted would get p = 0, and if it comes up in the exam, the loss is
-# infinite. So we pretend that each of them was seen a tenth of a time more often: **smoothing**.
+# infinite. So we add a tenth to the count of every pair: this is called **smoothing**.
 
 # %%
 pairs = np.zeros((256, 256))
@@ -156,7 +156,7 @@ def count(text: bytes, k: int) -> tuple[Counter, Counter]:
 
 def examined(exam: bytes, k: int, smooth: float, places: range) -> tuple[float, float]:
     """Bits per byte at these places of `exam`, each guessed from the k bytes before it; and the
-    share of contexts that the training text has never had, in percent."""
+    share of contexts that never occur in the training text, in percent."""
     loss, unseen = 0.0, 0
     for i in places:
         context = exam[i - k : i]
@@ -187,9 +187,9 @@ lesson.holds(
 )
 
 # %% [markdown]
-# A count knows nothing of "almost the same": after `self.nam` it does not think of `self.val`. This
-# is why nobody counts long contexts. In the next lesson the same table is not counted but
-# *learned*, and what is learned can be shared between contexts that are alike.
+# A count knows nothing of "almost the same": what followed `self.nam` tells it nothing about
+# `self.val`. So the longer the contexts, the more of them are new. In the next lesson this table is
+# not counted but *learned*; from lesson 3 on, contexts that are alike share what is learned.
 
 # %%
 fig = lesson.figure(8, 3.4)
@@ -211,9 +211,9 @@ if falls:  # lesson 4 shows the losses of all four lessons
 # ## Trap
 # Look at the gray line: on the text that was counted, a longer context seems better, because the
 # table has *memorized* what came next. A loss on the training text says how much a model remembers;
-# only held-out text says what it understood. Whoever reports a loss must say on which text.
+# only held-out text says what it has learned. Whoever reports a loss must say on which text.
 #
 # ## Exercise
-# `exercises/ex01.py`: let a context that was never seen ask the shorter one. Then long contexts are
-# worth having: what that gets on this exam is the line that a model has to get under, and those of
-# lessons 2 to 4 do not. `python course/check.py 1`
+# `exercises/ex01.py`: where a context was never seen, fall back on the shorter one. Then long
+# contexts are worth having: the loss that this reaches on the exam is the line that a model has to
+# get under, and the models of lessons 2 to 4 do not. `python course/check.py 1`

@@ -27,8 +27,8 @@ before, after = training[:-1], training[1:]  # the pairs of the training text
 # %% [markdown]
 # ## A table of scores
 # The model is a table of 256 x 256 numbers again, a **matrix**. Row a belongs to the byte a, and
-# holds a **score** for each byte that may come next: any number, the larger the likelier. Two
-# steps make probabilities of a row of scores: raise e = 2.718... to the power of each, which gives
+# holds a **score** for each byte that may come next: any number, the larger the likelier. Two steps
+# turn a row of scores into probabilities: raise e = 2.718... to the power of each, which gives
 # positive numbers, then divide by their sum. This is called **softmax**:
 
 
@@ -43,11 +43,11 @@ chances = [round(p, 3) for p in softmax(example).tolist()]
 print("scores", example.tolist(), "-> probabilities", chances)
 
 # %% [markdown]
-# Why "matrix"? Write the byte a as a row of 256 numbers, a 1 at place a and 0 elsewhere. The
+# Why "matrix"? Write the byte a as a row of 256 numbers: 1 at place a and 0 elsewhere. The
 # **matrix product** of a row x and a matrix W is a new row: its number j is the sum, over all i, of
-# x[i] times W[i][j]. With a single 1 in x, one row of W is left: to look up row a is a matrix
+# x[i] times W[i][j]. With a single 1 in x, one row of W is left: looking up row a is a matrix
 # product. (With several rows x, one below the other, each gets its own row of the result.) In
-# Python the sign of this product is `@`.
+# Python the operator for this product is `@`.
 
 # %%
 W = torch.randn(256, 256)  # random numbers
@@ -60,10 +60,10 @@ lesson.holds(same, "a row with a single 1, times the matrix, is one row of the m
 # ## What a gradient is
 # The numbers of the table, which are going to change, are the model's **weights** (or parameters);
 # **training** means to change them until the loss is small. They begin at 0: all probabilities are
-# equal, and the loss is 8 bits. Now pick one of them, nudge it a little upwards, and see what
-# becomes of the loss. The change of the loss, divided by the nudge, is the **slope** for this
-# weight: the derivative that you know from school, of the loss, by this one number. If the slope is
-# negative, more of this weight is good.
+# equal, and the loss is 8 bits. Now pick one weight, nudge it a little upwards, and see how the
+# loss changes. The change of the loss, divided by the nudge, is the **slope** for this weight: the
+# derivative that you know from school, of the loss with respect to this one number. If the slope is
+# negative, a larger weight is better.
 
 
 # %%
@@ -96,15 +96,15 @@ exact = {pair: float(W.grad[ord(pair[0]), ord(pair[1])]) for pair in slopes}
 rows = [(repr(pair), slopes[pair], exact[pair]) for pair in slopes]
 lesson.table(["weight of the pair", "by nudging", "by torch"], rows, "slopes of the loss")
 close = all(abs(slopes[p] - exact[p]) < 0.02 * abs(exact[p]) + 1e-9 for p in slopes)
-lesson.holds(close, "torch's slopes are those of nudging, to two in a hundred")
-lesson.holds(exact["in"] < 0, "to raise the score of a frequent pair lowers the loss")
+lesson.holds(close, "torch's slopes agree with those of nudging within 2%")
+lesson.holds(exact["in"] < 0, "raising the score of a frequent pair lowers the loss")
 
 # %% [markdown]
 # ## One step downhill
-# The gradient says in which direction the loss grows. So take from each weight a small multiple of
-# its slope: the loss falls. Again and again, this is **gradient descent**, and the multiple is the
-# **learning rate**. Too small a rate, and nothing moves; too large, and the step goes beyond the
-# valley and up the other side, as the slope is only true nearby.
+# The gradient says in which direction the loss grows. So subtract from each weight a small multiple
+# of its slope: the loss falls. Repeated, this is **gradient descent**, and the factor is called the
+# **learning rate**. Too small a rate, and nothing moves; too large, and the step goes across the
+# valley and up the other side, since the slope is right only nearby.
 #
 # A trick for this lesson: the same pair gives the same loss wherever it stands. So we sum over the
 # 65,536 possible pairs, each with its share of the text, instead of over a million bytes.
@@ -116,7 +116,7 @@ share = torch.bincount(numbers, minlength=65_536).view(256, 256) / len(before)  
 
 def loss_of_all(W: torch.Tensor) -> torch.Tensor:
     """`loss` over the whole training text. log_softmax: the natural logarithm of softmax, without
-    numbers too large for the computer. Divided by that of 2, it is log2."""
+    numbers too large for the computer. Divided by the logarithm of 2, it is log2."""
     return -(share * F.log_softmax(W, dim=-1)).sum() / math.log(2)
 
 
@@ -125,7 +125,7 @@ def descend(rate: float, steps: int) -> torch.Tensor:
     W = torch.zeros(256, 256, requires_grad=True)
     for _ in range(steps):
         (gradient,) = torch.autograd.grad(loss_of_all(W), W)
-        with torch.no_grad():  # the step itself is nothing to go backwards through
+        with torch.no_grad():  # no gradient goes through the step itself
             W -= rate * gradient
     return W.detach()  # without the notes
 
@@ -141,7 +141,7 @@ lesson.holds(wild > fair + 1, "a rate of 1,000 is worse than 10 by over a bit: i
 # %% [markdown]
 # ## A batch
 # Real models cannot use the whole text for each step. They take a **batch**: a few examples, drawn
-# at random. Its gradient is a guess of the whole one. How good a guess? Read both gradients as
+# at random. Its gradient is a guess at that of the whole text. How good a guess? Read both as
 # arrows, in a space with a direction for each of the 65,536 weights, and compare where they point:
 # the **cosine** of the angle between them is 1 if they agree, 0 if they have nothing to do with
 # each other.
@@ -158,15 +158,15 @@ for size in (16, 256, 4096):
         (guess,) = torch.autograd.grad(loss(W, before[drawn], after[drawn]), W)
         cosines.append(float(F.cosine_similarity(guess.flatten(), whole.flatten(), dim=0)))
     rows.append((size, float(np.mean(cosines))))
-lesson.table(["pairs in the batch", "cosine"], rows, "the gradient of a batch and the whole one")
+lesson.table(["pairs in the batch", "cosine"], rows, "gradient of a batch, and of the whole text")
 small, middle, large = (cosine for _, cosine in rows)
-lesson.holds(large > 0.85, "4,096 pairs of a million nearly give the whole direction")
+lesson.holds(large > 0.85, "4,096 pairs of a million give nearly the same direction as all")
 lesson.holds(large > middle + 0.1 > small + 0.2, "the larger the batch, the better its direction")
 
 # %% [markdown]
 # ## A learning rate for each weight
-# The row of a rare byte is in few pairs, so its slopes are small, and gradient descent hardly moves
-# it: see the row of "Z" below, after 200 steps. What turns gradients into steps is called an
+# A rare byte begins few pairs, so the slopes of its row are small, and gradient descent hardly
+# moves it: see the row of "Z" below, after 200 steps. What turns gradients into steps is called an
 # **optimizer**, and there are better ones. **Adam** gives each weight a rate of its own. It
 # remembers the mean square of each weight's slopes, `square`, and divides by its root: whatever the
 # size of its slopes, each weight moves by about the learning rate. (It also averages the slopes
@@ -247,7 +247,7 @@ if near:  # lesson 4 shows the losses of all four lessons
 # `exercises/ex02.py`: work out the gradient yourself, without torch's `backward`, first of this
 # table, then of two matrices whose product is the table. `python course/check.py 2`
 #
-# How does your function get into a run of torch's? A model's last matrix is your U, and the vectors
-# that it is given are the rows of your E, each a place of its own. `spine.py`, class `Loss`, tells
+# How does your function become part of a training run? A model's last matrix is your U, and the
+# vectors that reach it are the rows of your E, one for each place. `spine.py`, class `Loss`, tells
 # torch: forward is this function, and backward returns the dE and dU that it has worked out. From
 # there torch goes on backwards through the rest of the model.

@@ -29,7 +29,7 @@ lesson.begin(3, "attention")
 # **vectors**, and let "equal" become "similar":
 # 1. The **dot product** of query and key (multiply number by number, sum up) is large if the two
 #    are alike. It is the score of this key.
-# 2. Softmax makes of the scores **weights**: positive, with the sum 1. (The same word as for the
+# 2. Softmax turns the scores into **weights**: positive, with the sum 1. (The same word as for the
 #    numbers that training changes; these here are computed anew for each query.)
 # 3. The answer is the average of the values with these weights: a **weighted average**.
 #
@@ -56,7 +56,7 @@ lesson.holds(abs(rows[-1][2] - 7) < 0.01, "a query that matches one key well get
 # positions of a text at once this is a matrix product, and it is also the dictionary with nothing
 # to match: all scores 0. One thing must be added. The whole text is in one matrix, and a position
 # may not look at the bytes after it, which it is supposed to predict. So their scores are set to
-# minus infinity, of which softmax makes a weight of 0: this is the **mask**.
+# minus infinity, which softmax turns into a weight of 0: this is the **mask**.
 
 # %%
 x = torch.randn(5, 3)  # 5 positions, a vector of 3 numbers each
@@ -71,15 +71,15 @@ lesson.holds(same, "zero scores, mask and softmax give the average of each posit
 
 # %% [markdown]
 # ## Queries, keys and values of one's own
-# Each position makes three vectors out of its own one, by three matrices that are learned:
+# From its own vector each position makes three more, by three matrices that are learned:
 # - the **query** says what this position is looking for,
 # - the **key** says what this position can be found by,
 # - the **value** is what it hands over to whoever finds it.
 #
 # The score of position t for a position s before it is the dot product of t's query with s's key.
-# It is divided by the square root of D, which is how many numbers a vector has: a sum of D random
-# products is about that large, and with large scores from the start, one position would get all
-# the weight.
+# It is divided by the square root of D, the number of numbers in a query: a sum of D random
+# products is about that large, and if scores were large from the start, one position would get
+# nearly all the weight.
 #
 # This is **attention**. One thing it cannot do: it does not know the order of the past. A weighted
 # average is the same whichever comes first, so "ab" and "ba" before this position look alike. (In
@@ -105,11 +105,11 @@ lesson.holds(torch.allclose(plain, other, atol=1e-6), "without positions, the pa
 
 # %% [markdown]
 # ## Positions
-# So tell it. Give each of the 64 positions a vector too, to be learned, and add it to the byte's
-# before query and key are made. Now "the byte before mine" can be asked for: the query of position
-# 7 learns to look like the key of position 6. Such a table ends where it ends: there is no position
-# 64. Today's models turn query and key by an angle instead; lesson 15 derives that, and lesson 4
-# borrows it.
+# So tell it the order. Give each of the 64 positions a vector too, to be learned, and add it to the
+# byte's before query and key are made. Now "the byte before mine" can be asked for: the query of
+# position 7 learns to look like the key of position 6. Such a table has an end: there is no
+# position 64. Today's models turn query and key by an angle instead; lesson 15 derives that, and
+# lesson 4 borrows it.
 
 # %%
 place = torch.randn(6, 8)  # a vector for each of six positions
@@ -119,10 +119,10 @@ lesson.holds(not torch.allclose(plain, other, atol=1e-3), "with positions, the p
 
 # %% [markdown]
 # ## Heads
-# One softmax makes one average: who wants the byte before *and* the one before that gets a mixture.
-# So cut queries, keys and values of 64 numbers into four times 16, let each part attend on its own,
-# and put the four answers side by side again. Each part is a **head**. It has as many weights and
-# as many products to compute as one head of 64.
+# One softmax makes one average: a position that wants the byte before *and* the one before that
+# gets a mixture of the two. So cut queries, keys and values of 64 numbers into four parts of 16,
+# let each part attend on its own, and put the four answers side by side again. Each part is a
+# **head**. The four have as many weights, and as many products to compute, as one head of 64.
 #
 # Now measure all of it. The model keeps the table of pairs of lesson 2, counted here, and *adds* to
 # its scores what it gathered from the past, through one more matrix, `head_out`, of 64 x 256. Each
@@ -172,7 +172,7 @@ class Past(torch.nn.Module):
 # A batch is 8 pieces of 64 bytes, cut from the training text at random; every position predicts the
 # byte after it. Each model sees the same 800 batches. The learning rate grows over the first 20
 # steps, as the first gradients are the wildest, and goes to 0 over the second half, so that the
-# last batches leave no noise. Tables get a larger one: a batch meets each of their rows rarely.
+# last batches leave little noise. `head_out` and the tables, whose rows are met rarely, get more.
 #
 # `cross_entropy` is torch's name for the mean of -log(p), with softmax included and the natural
 # logarithm. `flatten` makes one long row of B * T predictions out of B texts of T positions.
@@ -233,13 +233,13 @@ lesson.holds(ladder[2] > ladder[3] + 0.1, "positions are worth over a tenth of a
 lesson.holds(ladder[3] > ladder[4] + 0.08, "four narrow heads are better than a wide one")
 
 # %% [markdown]
-# With other seeds each number moves by about 0.01, so none of these steps is luck.
+# With other seeds each number moves by about 0.01: half of the first step, little of the others.
 
 # %% [markdown]
-# What do the four heads look at? For each, the weight that it gives to the byte at each distance
-# back, averaged over the held-out text where the past has 32 bytes or more. Nobody told them to
-# look nearby; the loss did. They look at nearly the same bytes, each with another one in front: so
-# four values arrive apart, where one head would have to average them.
+# What do the four heads look at? For each, the table has the weight that it gives to the byte at
+# each distance back, averaged over the held-out text where the past has 32 bytes or more. Nobody
+# told them to look nearby; the loss did. All four give most to the byte before, some sharply, some
+# broadly: so four mixtures arrive side by side, where one head would bring a single one.
 
 # %%
 with torch.no_grad():
@@ -253,9 +253,7 @@ rows_of_heads = [(f"head {h}", *(look[d][h] for d in range(5))) for h in range(4
 columns = ["mean weight of", "itself", "1 back", "2 back", "3 back", "4 back"]
 lesson.table(columns, rows_of_heads, "what four heads look at")
 recent = [sum(look[d][h] for d in range(5)) for h in range(4)]
-lesson.holds(
-    min(recent) > 0.2, "each head gives the last five bytes over a fifth (an average: 0.1)"
-)
+lesson.holds(min(recent) > 0.2, "each head gives the last five bytes over a fifth (if even: 0.1)")
 
 # %%
 line = b"for name in names:\n    print(name)"

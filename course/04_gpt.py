@@ -3,8 +3,8 @@
 #
 # **Afterwards** you can write a GPT from memory, and say what each of its parts is for.
 #
-# **Question.** One attention looks back once. What does it take to do so several times, each time
-# with what the time before has found?
+# **Question.** One attention looks back once. What does it take to look back several times, each
+# time using what the time before has found?
 #
 # Source: A. Radford et al., Language models are unsupervised multitask learners (2019); K. He et
 # al., Deep residual learning (2015). Core file: `model.py`. Before: lesson 3. Next: lesson 5.
@@ -29,19 +29,19 @@ lesson.begin(4, "a GPT")
 # Lesson 3 went from vectors to scores in one go. A GPT changes the vectors in small steps: it reads
 # a position's vector, works something out, and *adds* the result to the vector. So nothing that an
 # earlier step wrote is lost, unless a later one takes it away. The vector that runs through all
-# steps is called the **residual stream**. Two kinds of steps take turns, a pair is a **block** (or
+# steps is called the **residual stream**. Two kinds of steps alternate; a pair is a **block** (or
 # layer):
 # - attention, which fetches from other positions (lesson 3's, with one more matrix, `out`, that
-#   mixes what the heads have found). Its positions come in another way than by a table: `rotate`
-#   turns pairs of numbers of each query and key by an angle that grows with the position, so that
-#   their dot product depends on the distance. Take it as given; lesson 15 derives it;
-# - the **MLP** (multi-layer perceptron), which thinks about what is there, each position for
-#   itself: a matrix to a vector 4 times as wide, a bend, a matrix back. (The **width** of a vector
-#   is how many numbers it has.) Without the bend, two matrices in a row could do no more than one.
-#   Ours is the square of what is above 0: `relu(x)` is x, or 0 if x is negative.
+#   mixes what the heads have found). Positions come in by `rotate` instead of a table: it turns
+#   pairs of numbers of each query and key by an angle that grows with the position, so that the
+#   dot product of the two depends on their distance. Take it as given; lesson 15 derives it;
+# - the **MLP** (multi-layer perceptron), which works on what is there, at each position separately:
+#   a matrix to a vector 4 times as wide, an **activation function**, a matrix back. (The **width**
+#   of a vector is how many numbers it has.) With nothing in between, two matrices could do no more
+#   than one. Ours squares what is above 0: `relu(x)` is x, or 0 if x is negative.
 #
 # Each step reads the stream through a **norm**: the vector divided by the root of the mean of its
-# squares, so that its numbers are of size 1 on average, however much was added before.
+# squares, so that its numbers have size 1 on average, however much was added before.
 
 
 # %%
@@ -97,21 +97,21 @@ class Block(nn.Module):
 
 
 # %% [markdown]
-# ## The whole
+# ## The whole model
 # An embedding in front, blocks, and behind them one more norm and a matrix to 256 scores, the
 # **head** (the word is used for two things; this one is at the end of the model). The table of
 # pairs is gone: embedding and head together can do its work. This is a **GPT**, a generative
-# pretrained **transformer**: it writes (generative), it was trained on plain text before anybody
-# teaches it a task (pretrained), and transformer is the name for blocks of this kind.
+# pretrained **transformer**: it writes (generative), it is trained on plain text before anybody
+# teaches it a task (pretrained), and transformer is the name for models made of such blocks.
 #
 # What remains are the **initial values**. The head begins near 0, so that all bytes are equally
 # likely at first: 8 bits, no opinion. `out` and `down` begin at 0, so each block begins by adding
 # nothing. The others are random: numbers that are all equal would get equal gradients and stay
-# equal. They are so large that a vector of size 1 comes out of the matrix with size 1: a sum of
-# `width` random products grows by the root of `width`, so we divide by that. (0.4 of it in the MLP:
-# what the project's `model.py` found by trial; 1 trains too.) Of torch's random numbers, `normal`
-# ones are spread around 0 with the typical size `std`, `uniform` ones lie anywhere between two
-# bounds.
+# equal. Their size is chosen so that numbers of size 1 come out of the matrix with size 1: a sum of
+# `width` random products is about the root of `width` in size, so we divide by that. (0.4 of it in
+# the MLP, as in the project's `model.py`, which found it by trial; 1 trains too.) Of torch's random
+# numbers, `normal` ones are spread around 0 with the typical size `std`, `uniform` ones lie
+# anywhere between two bounds.
 
 
 # %%
@@ -173,17 +173,17 @@ lesson.holds(loud > 12, "with a head of size 1, the first loss is over 12 bits")
 # %% [markdown]
 # ## What the norm is for
 # Give an MLP (here with no weights at 0) the same stream, once as it is, once ten times as large,
-# as a stream may become after many additions. How large is what it wants to add? Without the norm,
-# a hundred times as large: its bend is a square. And the next block would square that.
+# as a stream may become after many additions. How much does it add? Without the norm, a hundred
+# times as much: its activation function is a square. And the next block would square that.
 
 # %%
 torch.manual_seed(0)
 mlp, x = MLP(64), torch.randn(100, 64)
 rows = [(k, mlp(norm(k * x)).norm().item(), mlp(k * x).norm().item()) for k in (1, 10)]
 columns = ["stream, times", "added, with norm", "added, without"]
-lesson.table(columns, rows, "how long what an MLP adds is (100 vectors)")
+lesson.table(columns, rows, "size of what an MLP adds (100 vectors)")
 _, (once, tenfold), (some, more) = zip(*rows)
-lesson.holds(abs(tenfold / once - 1) < 0.01, "with the norm, the size of the stream is no matter")
+lesson.holds(abs(tenfold / once - 1) < 0.01, "with the norm, the stream's size does not matter")
 lesson.holds(more > 99 * some, "without it, 10 times the stream adds 100 times as much")
 
 # %% [markdown]
@@ -255,8 +255,8 @@ falls = all(a > b + 0.015 for a, b in zip(walk, walk[1:]))
 lesson.holds(falls, "each addition of lessons 1 to 4 lowers the held-out loss")
 
 # %% [markdown]
-# Let it write, as in lesson 1: predict, draw, append. It may look at the last 64 bytes only, as it
-# has never seen more.
+# Let it write, as in lesson 1: predict, draw, append. It is given the last 64 bytes only, as it has
+# never seen more.
 
 # %%
 drawn = torch.tensor([[*b"\n\ndef "]])
@@ -271,8 +271,8 @@ for line in bytes(drawn[0].tolist()).decode("ascii", "replace").strip().split("\
 # ## The line to get under
 # A new model is compared with the best simple one, not with the worst. The table of pairs is not
 # the best that counting can do. Exercise 1 takes contexts of up to six bytes, and where one is rare
-# asks the shorter one. Here is its reference, on the same exam, for several alphas. (A simple model
-# is tuned as well as the new one, or the comparison is worth nothing.)
+# leans on the shorter one. Here is its reference, on the same exam, for several alphas. (The simple
+# model must be tuned as carefully as the new one, or the comparison is worth nothing.)
 
 # %%
 count = check.load(lesson.COURSE / "solutions/ex01.py").bits_per_byte

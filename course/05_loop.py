@@ -23,9 +23,9 @@ training, held = (torch.from_numpy(text) for text in lesson.exam())
 
 # %% [markdown]
 # ## Something small to train
-# A GPT is slow; the loop does not care what it trains. Here: look up the vectors of the last eight
-# bytes, put them side by side, one matrix, a bend, one more matrix to 256 scores. (The language
-# model of Y. Bengio and others, 2003.) A row is eight bytes and the one that came.
+# A GPT is slow, and the loop does not care what it trains. Here it is a model of Y. Bengio and
+# others (2003): the vectors of the last eight bytes, side by side, go through a matrix, a relu, and
+# one more matrix to 256 scores. A row is eight bytes and the one that came next.
 
 
 # %%
@@ -57,8 +57,8 @@ exam = rows_at(held, torch.arange(0, len(held) - CONTEXT, 16))
 # 3. **Forward and backward**, in passes. 256 rows may not fit into memory at once: backward needs
 #    what forward has kept. Gradients add up, so take a part of the rows, go forward and backward,
 #    take the next part: **gradient accumulation**. One thing must be right. The gradient of a mean
-#    over 256 rows is not the sum of the gradients of three means: each pass counts by its share of
-#    the rows, 96, 96 and 64 of 256 here.
+#    over 256 rows is not the sum of the gradients of three means: each pass is weighted by its
+#    share of the rows, here 96, 96 and 64 of 256.
 # 4. **Update** the weights, once, when all gradients are there.
 # 5. **Note the loss** as a number. The tensor holds the **graph**: what torch noted for backward.
 
@@ -90,8 +90,8 @@ def step(weights, rows, update, fault="none") -> float:
 
 
 # %% [markdown]
-# First: passes are the same as the whole. And what do they save? Count the numbers that forward
-# keeps for backward.
+# First: do three passes give the gradient of all rows at once? And what do they save? Count the
+# numbers that forward keeps for backward.
 
 # %%
 weights, draw = initial(0), torch.Generator().manual_seed(1)
@@ -121,8 +121,7 @@ lesson.holds(passes[1][1] < 0.45 * passes[0][1], "passes of 96 rows keep under h
 
 # %% [markdown]
 # ## Five mistakes
-# Now train with each, by plain gradient descent and by Adam (lesson 2), three seeds. All rates were
-# chosen for the right loop.
+# Train with each by SGD (gradient descent) and by Adam, three seeds, one rate for each optimizer.
 
 # %%
 FAULTS = ("none", "never clears", "updates too early", "adds up the means")
@@ -169,9 +168,10 @@ print("under Adam within 0.08 bits of the right loop with every seed:", *quiet, 
 lesson.holds(len(quiet) >= 3, "of the other four faults, Adam's curve shows one at most")
 
 # %% [markdown]
-# Adam divides each gradient by its size, so a gradient that is 2.7 times too large is no
-# difference to it. A pass that counts too much, or rows that are not used, make the gradient a bit
-# noisier. The run goes well, only worse than it should, and you compare your next idea with it.
+# Adam divides each gradient by its size, so one that is three times too large makes no difference.
+# A pass that counts too much, or rows left out, make it a bit noisier. An update that comes too
+# early uses the last step's gradient, which fits the weights as they are: the right run, one update
+# short. Such runs go well, or a bit worse than they should, and you compare your next idea to them.
 #
 # ## A test instead of a curve
 # So do not look at the curve. Compare, at the moment of the update, the gradient with that of the
@@ -207,8 +207,8 @@ lesson.save(fig, "05_loop")
 
 # %% [markdown]
 # ## Trap
-# `losses.append(loss)` keeps each step's graph, and with it all that its forward has kept: a run
-# that dies after an hour, out of memory. It should be `losses.append(loss.item())`.
+# `losses.append(loss)` keeps each step's graph. In training, backward has freed what forward kept;
+# in an evaluation without `torch.no_grad()` nothing has, and memory runs out. Keep `loss.item()`.
 #
 # ## The whole run
 # What else does a run have? Read [one_file.py](one_file.py): the training run of this project, data

@@ -153,8 +153,8 @@ lesson.holds(same, "saved and loaded, the tokenizer has its merges and its speci
 # ## 300 merges, and the library's
 # Of pairs that are equally frequent, which one comes first? The paper that brought BPE to language
 # models does not say. Each of these rules gives a valid BPE; one is that of the library that trains
-# the project's tokenizer. It numbers the bytes in another order, which `alphabet` repeats; its ids
-# begin with the special tokens, which we leave out.
+# the project's tokenizer. The library numbers the bytes in another order, which `alphabet` repeats,
+# and its ids begin with the special tokens, which we leave out.
 
 # %%
 rules = {
@@ -182,7 +182,7 @@ lesson.holds(same[0] == 300 > max(same[1:]), "only the smallest pair of ids give
 ids = [i + special for i in encoded[0]]
 lesson.holds(ids == library.encode(text), "with that rule, the whole text has the library's ids")
 best, *_, worst = sorted(row[3] for row in rows)
-lesson.holds(worst < 1.01 * best, "by any of the three rules, the bytes/token agree within 1%")
+lesson.holds(worst < 1.01 * best, "the bytes per token of the three rules agree within 1%")
 
 # %% [markdown]
 # ## Two ways to write ã
@@ -202,10 +202,10 @@ lesson.holds(rows[1][3] == rows[0][3], "with nfc, both forms cost the same")
 
 # %% [markdown]
 # ## Three traps of a listing
-# The source trains with the same library, and its listing ends with an assertion that a sentence
-# comes back. By default it does not: `ByteLevel` puts a space before each text. And a byte that the
-# training text lacks is not in the vocabulary. It becomes `<unk>`, or nothing, though "byte-level"
-# sounds as if any text could be written. An option cures each; the project's tokenizer has both.
+# The source trains with the same library, and its listing ends with an assertion that a sentence,
+# encoded and decoded, comes back. By default it does not: `ByteLevel` puts a space before each
+# text. And a byte that the training text lacks is not in the vocabulary: it becomes `<unk>`, or
+# nothing, though "byte-level" sounds as if any text had tokens. The project sets both options.
 
 
 # %%
@@ -248,8 +248,8 @@ lesson.holds(more > 1.3, "a token covers 1.3 times as much of unseen Python as o
 # ## Trap
 # "The smallest pair of ids" is not "the smallest pair of bytes": the library numbers the bytes in
 # the order of the characters that stand for them, so "!" is 4 and the space is near the end. And a
-# special token that a user typed must not become its id, or a user can end a document. That is the
-# third trap of the listing, which neither option cures. minbpe's `encode` refuses such a text
+# special token that a user typed must not get its special id, or a user can end a document. That is
+# the third trap of the listing, which neither option cures. minbpe's `encode` refuses such a text
 # unless told otherwise, and the project's takes it as plain characters.
 
 # %%

@@ -4,8 +4,8 @@
 # **Afterwards** you can fill rows with documents so that no text is lost, and say of a packing
 # policy what it pads, cuts and throws away, and on how much text that was measured.
 #
-# **Question.** Text comes in documents of any length, a model eats rows of exactly 2,049 tokens:
-# what does each way from one to the other throw away, pad, or cut?
+# **Question.** Text comes in documents of any length, a model takes rows of exactly 2,049 tokens:
+# what does each way of making rows of documents throw away, pad, or cut?
 #
 # Source: *nanobot pre-train*, "数据构造" (rows begin with BOS, no padding, best fit, crop the
 # shortest). Core file: `data.py`, `pack`. Before: lesson 6. Next: lesson 8 (which row comes when).
@@ -62,7 +62,7 @@ lesson.holds(example, "the source's example gives its row, and crops 500 tokens 
 # And the 2,500? It fits in no row, and it is not the shortest as long as a shorter one is held: it
 # stays, and so does every long document after it. Watch a buffer of 1,000 fill with them. The
 # lengths are like the web's: half of the documents are below 600 tokens, a few are very long. All
-# shares below depend on that. With a median of 1,000 tokens less is padding, and more is lost.
+# shares below depend on these lengths: with a median of 1,000, less is padding and more is lost.
 
 
 # %%
@@ -141,23 +141,23 @@ policies = {"a row each, padded": padded, "end to end": end_to_end, "source's ru
 policies |= {"long ones cut first": long_first, "best fit, tails kept": best_fit}
 results = {name: policy(lengths) for name, policy in policies.items()}
 columns = ["policy", "rows", "padding %", "lost %", "cuts", "BOS first %"]
-lesson.table(columns, [(name, *x) for name, x in results.items()], "6,000 documents of 983 tokens")
+lesson.table(columns, [(name, *x) for name, x in results.items()], "6,000 documents, mean 983")
 
 _, padding, lost, cuts, bos_first = zip(*results.values())
 must = needed(lengths)
-lesson.holds(padding[0] > 50, "with a row per document, more than half of the places is padding")
+lesson.holds(padding[0] > 50, "with a row per document, more than half of the places are padding")
 lesson.holds(bos_first[1] < 5, "end to end, nearly every row begins within a document")
-lesson.holds(lost[2] > 5 * lost[3] > 0, "the source's rule loses most by what fits in no row")
+lesson.holds(lost[2] > 5 * lost[3] > 0, "if long ones are cut first, less than 1/5 as much is lost")
 lesson.holds(lost[4] < 0.1 and bos_first[4] == 100, "best fit loses less than one token in 1,000")
-lesson.holds(must <= cuts[4] < 1.1 * must, "best fit makes hardly a cut more than it must")
+lesson.holds(must <= cuts[4] < 1.1 * must, "best fit makes under 10% more cuts than it must")
 lesson.holds(cuts[1] > 2 * must, "end to end makes more than twice the cuts that must be made")
 
 # %% [markdown]
 # ## How much is lost depends on how much there is
 # As long as the buffer has room, the source's rule loses the ends of long documents, all beyond
-# their first row. When long ones have filled the buffer, there is room for one short document at a
-# time: whatever space is left at a row's end, none that is held fits, and the short one is cropped.
-# Nothing of that shows on a small sample.
+# their first row. When long ones have filled the buffer, it holds one short document at a time:
+# whatever space is left at a row's end, the next short one is cropped to it, unless it happens to
+# fit. A small sample shows nothing of that.
 
 # %%
 sizes, curve = (2000, 6000, 12_000, 60_000, 240_000), []
@@ -169,11 +169,11 @@ for size in sizes:
 columns = ["documents", "lost %", "beyond a first row %", "other text %", "cuts"]
 lesson.table(columns, curve, "the source's rule, a buffer of 1,000: what is lost")
 _, losses, beyond, other, _ = zip(*curve)
-lesson.holds(losses[3] > 1.5 * losses[0], "of 60,000, 1.5 times the share that is lost of 2,000")
+lesson.holds(losses[3] > 1.5 * losses[0], "60,000 lose over 1.5 times the share that 2,000 lose")
 lesson.holds(
     losses[4] > losses[3] > losses[2], "from 12,000 on, more documents lose a larger share"
 )
-lesson.holds(abs(other[0]) < 5, "of 2,000, it is the text beyond the documents' first rows")
+lesson.holds(abs(other[0]) < 5, "of 2,000, what is lost is nearly all beyond a first row")
 
 # %%
 fig = lesson.figure(10, 3.2)

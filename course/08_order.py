@@ -75,20 +75,20 @@ lesson.holds(
 del index
 
 # %% [markdown]
-# The document prints what differs between its two configurations, with the headings swapped: those
-# under "Short run (32k steps)" are the numbers of 3.2M. Each adds up by itself, so nothing warns.
+# The document prints what differs between its two configurations, with the headings swapped: under
+# "Short run (32k steps)" stand the numbers of 3.2M steps. Each adds up by itself, so nothing warns.
 
 # %%
 printed = {"Short run (32k steps)": (2_560_000, 640_000, 3_200_000)}  # decay from, decay, steps
 printed |= {"Long run (3.2M steps)": (26_000, 6_000, 32_000)}
 adds_up = all(begin + decay == steps for begin, decay, steps in printed.values())
-lesson.arithmetic(adds_up, "in both configurations, decay begins and lasts until the last step")
+lesson.arithmetic(adds_up, "in both configurations, decay ends exactly at the last step")
 
 
 # %% [markdown]
 # ## A shuffle without a list
 # `Order` answers the question "which row comes at position p?" as a function does: it computes the
-# answer from p. To draw a row at random will not do: of n draws, some rows come twice, and 37% not
+# answer from p. Drawing a row at random will not do: in n draws, some rows come twice, and 37% not
 # at all. A shuffle is a *bijection*: each position gets one row, and no two positions the same.
 #
 # **Step 1: a pair.** Write the position as a place in a table of a x b cells: `divmod(x, b)` gives
@@ -97,10 +97,10 @@ lesson.arithmetic(adds_up, "in both configurations, decay begins and lasts until
 # **Step 2: a round.** Move `left` by a number that is computed from `right` with a hash: a function
 # that looks random, and gives the same number each time. So each column of the table is turned by
 # an amount of its own. `right` is still there, so you can compute the amount again and turn back:
-# nothing has merged, the round is a bijection.
+# no two cells have merged, so the round is a bijection.
 #
 # **Step 3: more rounds,** in turn: `right` by a hash of `left`, `left` by a hash of `right`. After
-# some rounds every place has gone anywhere. This is a Feistel network.
+# enough rounds a position may end anywhere. This is a Feistel network.
 #
 # **Step 4: walk on.** A table of a x b cells that has at least n may have more. If x lands on a
 # cell that is not below n, shuffle that cell, until it lands below n. No two walks end in one cell,
@@ -158,9 +158,9 @@ lesson.holds(0.35 < 1 - len(drawn) / 5000 < 0.39, "of 5,000 rows drawn 5,000 tim
 
 # %% [markdown]
 # How many rounds? Take seven rows and 4,000 keys, and count how often each position gets each row.
-# Fair counts are off by chance: chi-square, the sum of their squared deviations, then is within a
-# few standard deviations (sd) of what it should be. The project takes 12 rounds; it hashes the key
-# once, and turns by a cheaper function of it (`mix64`).
+# Even fair counts deviate by chance, but their chi-square (the sum of squared deviations, each over
+# the expected count) stays within a few standard deviations (sd) of its mean. The project takes 12
+# rounds; it hashes the key once, and turns by a cheaper function of it (`mix64`).
 
 
 # %%
@@ -189,7 +189,7 @@ lesson.holds(max(abs(x) for x in off[3:]) < 4, "after eight, no bias is seen in 
 # Position p of a source is position `p % n` of epoch `p // n`. With the epoch in the key, each has
 # a shuffle of its own; a repeated index plays the same rows in the same order. With the source in
 # the key, so has each source; `Quota` deals the positions to the sources. A generator of random
-# numbers has a *state*, which is right only if all steps before were made. A key has none: seed and
+# numbers has a *state*, which is right only if every step before was made. A key has none: seed and
 # position say it all. Save p, and the run goes on, on any number of machines.
 
 # %%

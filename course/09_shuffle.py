@@ -27,9 +27,9 @@ lesson.begin(9, "shuffle")
 # ## A ruler for rows
 # The loss of a batch is noisy, and part of the noise is in the choice of the rows. To see only that
 # part, measure with a model that does not learn: a table of how often each token follows each other
-# one in half of the standard library. It gives each row of the other half a loss, the mean of
-# -log p(next token) in nats. Documents (files) are in a shuffled order, the rows of each follow one
-# another, as they do where documents are written end to end.
+# token, counted in half of the standard library. It gives each row of the other half a loss, the
+# mean of -log p(next token) in nats. Documents (files) are in a shuffled order; the rows of each
+# follow one another, as they do where documents are written end to end.
 
 # %%
 paths = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
@@ -89,8 +89,8 @@ _, by_document, small, large, by_row, formula = np.array(spread).T
 off = np.abs(by_row / formula - 1).max()
 lesson.holds(off < 0.08, "with all rows shuffled, the sd is sd / sqrt(B) within 8%")
 worse = by_document / formula
-lesson.holds((np.diff(worse) > 0).all(), "with documents shuffled: the more so, the larger B")
-lesson.holds(worse[3] > 2.5, "32 rows that follow one another are noisier than 5 independent ones")
+lesson.holds((np.diff(worse) > 0).all(), "by document, the excess over sd/sqrt(B) grows with B")
+lesson.holds(worse[3] > 2.5, "32 neighbouring rows are noisier than 6 independent ones")
 falls = (by_document > small).all() and (small > large).all()
 lesson.holds(falls, "the larger the buffer, the less noisy are the batches")
 lesson.holds(small[3] > 1.5 * formula[3], "64 rows are far from a shuffle for batches of 32")
@@ -100,7 +100,7 @@ fig = lesson.figure(9, 3)
 axes, B = fig.subplots(1, 3, sharey=True), 32
 outside = {}
 for ax, name in zip(axes, ("documents", "buffer 64", "all rows")):
-    # three standard deviations of a batch of independent rows
+    # three standard deviations of the mean of B independent rows
     curve, band = means(streams[name][0], B), 3 * loss.std() / B**0.5
     outside[name] = np.mean(np.abs(curve - loss.mean()) > band)
     ax.axhspan(loss.mean() - band, loss.mean() + band, color="gainsboro")
@@ -145,7 +145,7 @@ lesson.holds(position == (0, 0), "with the position saved, no row comes twice an
 
 # %% [markdown]
 # The source repaired its run by shuffling all rows on the disk before training, with another seed
-# for each epoch. A function of the position (lesson 8) is the same, computed when it is asked.
+# for each epoch. A function of the position (lesson 8) gives such an order too, computed on demand.
 #
 # ## Trap
 # Noise that comes from the order looks like noise of the optimizer, and a lower rate or a larger

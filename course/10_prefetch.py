@@ -5,7 +5,7 @@
 # data behind the computing, and reuse a buffer without spoiling a batch that is on its way.
 #
 # **Question.** Does fetching the next batch *after* backward hide the loading? And when a thread
-# fetches it: who says that the buffer is free?
+# fetches it: how does the thread know that the buffer is free?
 #
 # Source: *nanobot pre-train*, "数据预取(Pipeline优化)" (fetch while the GPU computes).
 # Core file: `data.py`, `RowLoader`. Before: lesson 9. Next: lesson 11 (the bytes on the disk).
@@ -30,8 +30,8 @@ lesson.begin(10, "prefetch")
 # %% [markdown]
 # ## A GPU in 15 lines
 # A GPU does not run a call at once: a launch puts the work (a *kernel*) in a *queue* and returns,
-# and the device takes it from there in order. That needs a thread and a queue. The CPU as a device
-# is simpler: it does the work before the launch returns.
+# and the device takes it from there in order. A thread and a queue can imitate that. The CPU as a
+# device is simpler: it does the work before the launch returns.
 
 
 # %%
@@ -69,8 +69,8 @@ lesson.timed(queued == 0, "three launches returned before the first kernel was d
 lesson.holds(len(device.busy) == 3, "synchronize returned when all three were done")
 
 # %% [markdown]
-# ## Eight loops
-# Loading takes L = 10 ms of the host, computing C = 20 ms of the device, and there are n = 15
+# ## Eleven loops
+# Loading takes L = 10 ms on the host, computing C = 20 ms on the device, and there are n = 15
 # steps. If the two take turns, the run takes n(L + C) = 450 ms; if they overlap, L + nC = 310.
 #
 # The source moves `next(loader)` after `backward()`. Two more things may differ: whether the loop
@@ -131,11 +131,11 @@ slow = ms.pop((Device, "naive", True, False))
 cpu = [ms.pop((Cpu, order, False, False)) for order in ORDERS]
 rest = list(ms.values())
 lesson.timed(min(slow, *cpu) > 1.3 * max(rest), "on a GPU only naive with sync takes turns")
-lesson.timed(max(rest) < 1.15 * min(rest), "all loops that wait less overlap, in either order")
+lesson.timed(max(rest) < 1.15 * min(rest), "all other loops overlap, in either order")
 lesson.holds(min(slow, *cpu) >= turns and min(rest) >= overlapped, "no loop beats its formula")
 
 # %% [markdown]
-# So the new order is worth 30%, but only next to a synchronization and without a thread. A loop
+# So the new order saves 30%, but only if each step synchronizes and no thread reads ahead. A loop
 # that never waits runs ahead of the device by itself, in any order. On a CPU only the thread helps.
 
 # %%
@@ -233,16 +233,16 @@ lesson.timed(min(slow_disk) > 4 * max(hidden), "steps of 2 ms wait, steps of 40 
 
 # %% [markdown]
 # ## Trap
-# It is often said that `model(x)` and `optimizer.step()` make the CPU wait for the GPU. They queue,
-# and only the *device* keeps their order. What waits is whatever must know a number: `.item()`,
-# `.cpu()`, `print(loss)`, `synchronize()`. One of them in each step made the
+# It is often said that `model(x)` and `optimizer.step()` make the CPU wait for the GPU. They only
+# queue work, which the *device* does in order. The CPU waits where a number must be known:
+# `.item()`, `.cpu()`, `print(loss)`; or at `synchronize()`. One of these in each step makes the
 # naive loop 45% longer.
 #
 # And one comparison can silently disable a fast path: `torch.device("cuda") == "cuda"` is False.
 
 # %%
 cuda = torch.device("cuda")
-lesson.holds(cuda != "cuda" == cuda.type, "a device is not its name: ask for .type")
+lesson.holds(cuda != "cuda" == cuda.type, "a device does not equal its name: compare its .type")
 
 # %% [markdown]
 # ## Exercise

@@ -70,8 +70,8 @@ lesson.arithmetic(round(4096 / 514, 1) == 8.0, "a block of 4,096 for each 514 by
 # ## Compression
 # For streams of tokens, delta coding with zstd "can be effective", says the document: store each
 # number's difference from the one before. It is for numbers that grow slowly, like timestamps.
-# Token ids do not: the difference of two has more values than either. (Entropy: the least bits per
-# number that a code for single numbers can take.)
+# Token ids do not: the difference of two has more possible values than either. (Entropy: the fewest
+# bits per number, on average, that a code for single numbers can reach.)
 
 # %%
 delta = np.diff(rows.ravel(), prepend=rows.dtype.type(0))  # modulo 65,536, so it can be undone
@@ -80,7 +80,7 @@ squeeze = lambda x: len(zstandard.ZstdCompressor(level=3).compress(x.tobytes()))
 table = [("zstd", squeeze(rows), entropy(rows)), ("delta, zstd", squeeze(delta), entropy(delta))]
 lesson.table(["way", "compressed / raw", "entropy, bits"], table, "the same rows, as tokens")
 undone = (np.cumsum(delta, dtype="<u2").reshape(rows.shape) == rows).all()
-lesson.holds(undone and table[1][1] > 1.1 * table[0][1], "delta coding makes tokens 10% larger")
+lesson.holds(undone and table[1][1] > 1.1 * table[0][1], "delta coding makes them over 10% larger")
 lesson.holds(table[1][2] > table[0][2], "the differences have more entropy than the tokens")
 
 # %% [markdown]
@@ -144,12 +144,12 @@ table = [(name, sum(k[1] for k in ks), sum(k[2] > 0 for k in ks)) for name, ks i
 lesson.table(["way", "torn files", "something left over"], table, f"a reader, after {KILLS} kills")
 lesson.timed(table[0][1] > 0, "written in place, a file is torn at least once in 40 kills")
 lesson.holds(not any(row[1] for row in table[1:]), "replaced in one of the other ways, it never is")
-lesson.timed(any(row[2] for row in table[1:]), "the other ways leave files to be removed")
+lesson.timed(any(row[2] for row in table[1:]), "the other ways can leave files to be removed")
 
 # %% [markdown]
-# A kill is the honest case. A disk may also return another bit than it got, and the file loads.
-# This project keeps the sha256 of each file in a manifest; a run goes on from the newest checkpoint
-# whose files all have theirs.
+# A kill is the honest case. A disk may also return another bit than was written, and the file still
+# loads. This project keeps the sha256 of each file in a manifest; a run goes on from the newest
+# checkpoint whose files all match theirs.
 
 # %%
 damaged = bytearray((FOLDER / "shard_00.npy").read_bytes())
@@ -170,11 +170,11 @@ lesson.holds(latest_valid(folder.parent, log=str).name[-1] == "1", "the valid on
 
 # %% [markdown]
 # ## A cache in front of a slow store
-# The source's throughput fell when a network file system had put the data away, to be fetched from
-# an object store again. A request there takes 10 ms, say, and brings a whole shard; a node holds k
-# of 64 shards and drops the least recently used. *Hits* (rows whose shard is held) depend on the
-# order of reading: rows from everywhere, or shard after shard in shuffled order, with rows shuffled
-# inside.
+# The source's throughput fell when a network file system had evicted the data, which then had to be
+# fetched from an object store again. A request there takes 10 ms, say, and brings a whole shard; a
+# node holds k of 64 shards and drops the least recently used. *Hits* (rows whose shard is held)
+# depend on the order of reading: rows from everywhere, or shard after shard in shuffled order, with
+# rows shuffled inside.
 
 # %%
 SHARDS, PER_SHARD = 64, 256
@@ -200,7 +200,7 @@ for room in (1, 4, 16, 32, 48, 64):
 columns = ["shards held", "rows: hits %", "shards: hits %", "rows: s waiting", "shards: s waiting"]
 lesson.table(columns, cache, "what is shuffled; second epoch; 10 ms a request")
 off = max(abs(hits - 100 * room / SHARDS) for room, hits, *_ in cache)
-lesson.holds(off < 3, "shuffled rows find their shard held in k of 64 cases, within 3%")
+lesson.holds(off < 3, "a shuffled row finds its shard held in k of 64 cases, within 3%")
 lesson.holds(min(row[2] for row in cache) > 99, "by shuffled shards, 99% are hits with one held")
 
 # %% [markdown]
@@ -214,14 +214,14 @@ GPUS, ROW_BYTES, ways = 384, 24e12, (("object store", 3.0), ("another node", 1.5
 lost = [(way, h, ROW_BYTES / h / 3.6e12 if h else None, GPUS * h) for way, h in ways]
 lesson.table(["rows come from", "hours", "GB/s", "GPU hours"], lost, "what a dead node costs")
 every = GPUS * 1.5 / 8  # hours between failures at which the spare's 8 GPUs cost as much
-lesson.arithmetic(every == 72, "idle, a spare node pays if one of 48 dies more often than in 72 h")
+lesson.arithmetic(every == 72, "an idle spare node pays if one of 48 dies more than every 72 h")
 
 # %% [markdown]
 # ## Full and delta checkpoints
 # A delta checkpoint holds only the numbers that have changed since the last one, and where they
 # are: 8 bytes for each, where a full one takes 4. So it pays if less than half of them change; but
-# Adam moves each weight that ever had a gradient, in every step. And to restore the tenth, the full
-# one and all deltas must be there.
+# Adam moves each weight that ever had a gradient, in every step. And to restore the tenth
+# checkpoint, the full one and nine deltas must be there.
 
 # %%
 lesson.arithmetic(round(0.99**10, 3) == 0.904, "ten files of 0.99 each are all there in 0.90")

@@ -24,10 +24,10 @@ lesson.begin(12, "autograd")
 
 # %% [markdown]
 # ## A table of rules
-# Lesson 2 found one derivative with pen and paper. A library needs few: one for each operation.
+# Exercise 2 found one gradient with pen and paper. A library needs few rules: one per operation.
 # `forward` computes the result; `backward` gets `g`, the gradient of the loss with respect to that
 # result, and returns the gradient with respect to each input. All arithmetic is in these classes,
-# so a library for another device has other classes and nothing else.
+# so another device needs other classes, and nothing else changes.
 
 
 # %%
@@ -232,17 +232,17 @@ later, lazy_peak = peak_bytes(lazy.run)
 rows = [("eager", eager_peak), ("lazy: write down", record_peak), ("lazy: run", lazy_peak)]
 lesson.table(["way", "peak bytes"], rows, "six operations on 16 MB")
 lesson.holds(eager_peak > 1.9 * big.nbytes, "eager, two arrays of 16 MB exist at a time")
-lesson.holds(lazy_peak < 1.1 * big.nbytes, "run in blocks, only the result is so long")
+lesson.holds(lazy_peak < 1.1 * big.nbytes, "run in blocks, only the result has the full length")
 lesson.holds((now == later).all(), "eager and lazy give the same bits")
 
 # %% [markdown]
 # ## Where results lie
-# Each result needs room. For a large one the C library fetches pages from the system, which clears
-# them, and gives them back when the array dies: in every step again. The source's library has an
+# Each result needs room. For a large one the C library gets pages from the system, which clears
+# them, and gives them back when the array dies: again in every step. The source's library has an
 # *arena*: one piece of memory, and a place in it that moves up with each result. At the end of a
-# step it goes back to 0, and nothing has to be freed; one must know how much a step needs. PyTorch
-# keeps freed blocks in lists by size (on a GPU, its *caching allocator*). And on a CPU,
-# `_set_up_cpu` in machinery/ranks.py tells the C library to keep pages: 12% of a step of `tiny`.
+# step it goes back to 0, and nothing has to be freed; one must know how much a step needs. On a GPU
+# PyTorch keeps freed blocks in lists by size (its *caching allocator*). On a CPU, `_set_up_cpu` in
+# machinery/ranks.py tells the C library to keep pages, which saves 12% of a step of `tiny`.
 
 
 # %%
@@ -270,7 +270,7 @@ lesson.save(fig, "12_autograd")
 # %% [markdown]
 # ## Trap
 # Walk back in the order in which you meet the tensors, and one that is used twice passes its
-# gradient on before its second half has arrived: right on every chain, wrong on the first residual
+# gradient on before the second part has arrived: right on every chain, wrong on the first residual
 # connection, h + f(h). From the sum one meets h first, then f(h): h would pass on what it has, and
 # only then get its share from f(h).
 

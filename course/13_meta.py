@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 13. Meta: a model that is nowhere
 #
-# **Afterwards** you can build a model that does not fit twice into memory, and find what was lost.
+# **Afterwards** you can build a model that does not fit twice into memory, and find lost values.
 #
 # **Question.** What does building a model on the device `meta` save, and what does it break?
 #
@@ -62,7 +62,7 @@ lesson.holds(grown < 50e6, "d24 on meta takes less than 50 MB, where its weights
 
 # %% [markdown]
 # ## Three ways to a model
-# Each in a process of its own, which asks the system for the most memory that it ever held.
+# Each runs in a process of its own, which asks the system for the most memory that it ever held.
 # `copy.deepcopy` stands for the move to a device: the model is built in the host's memory, then
 # exists again where it will live. (With real GPUs the first copy is in host memory: eight of them,
 # if eight ranks of a machine do it at once.)
@@ -131,7 +131,7 @@ lesson.holds(len(hashes) == 1, "all three ways end in the same model, bit for bi
 # devices, and no single one has room for the whole.
 #
 # ## What it breaks
-# `to_empty` makes memory for every tensor and puts nothing in. So whatever got its value while the
+# `to_empty` makes memory for every tensor and leaves it empty. So whatever got its value while the
 # module was built has lost it: weights, but **buffers** too, which no optimizer knows. And two
 # modules that shared a table have one each. In deterministic mode torch fills new memory with NaN,
 # and nothing forgotten can hide.

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 14. Attention: where the square goes
 #
-# **Afterwards** you can compute exact attention without ever storing a T x T matrix, and backward.
+# **Afterwards** you can compute exact attention, forward and backward, and store no T x T matrix.
 #
 # **Question.** A longer sequence takes more memory. Which part of attention's memory is quadratic
 # in the length, and who removed it?

@@ -57,7 +57,7 @@ lesson.holds(apart > 1e-2, "another distance, or another direction, gives anothe
 
 # %% [markdown]
 # ## One angle is not enough
-# A turn of one radian per position says well who is the neighbour. But after 44 positions it has
+# A turn of one radian per position tells near keys apart well. But after 44 positions it has
 # made seven whole turns and is back: distance 44 looks like 0. A slow turn never comes back, but
 # hardly tells 1 from 2. So a head of D channels (numbers) has D/2 pairs, each with a speed of its
 # own, from 1 radian per position down to nearly 1/theta (a constant), like the hands of a clock.
@@ -78,11 +78,11 @@ at = [1, 10, 44, 100, 2047]
 rows = [(name, *(curve[d].item() for d in at)) for name, curve in curves.items()]
 lesson.table(["turns", *(f"d={d:,}" for d in at)], rows, "score of two equal vectors d apart")
 one, many, slow = curves.values()
-lesson.holds(one[44] > 0.999, "with one speed, a key 44 back looks as one at distance 0")
+lesson.holds(one[44] > 0.999, "with one speed, a key 44 back looks like one at distance 0")
 lesson.holds(
     many[1:].max() < many[1] + 1e-6 < 0.99, "with 32 speeds the nearest key scores highest"
 )
-lesson.holds(slow[2047] > 2 * many[2047].abs(), "a larger theta keeps far keys higher")
+lesson.holds(slow[2047] > 2 * many[2047].abs(), "a larger theta keeps a key 2,047 back higher")
 
 # %% [markdown]
 # `apply_rope` does this for all pairs at once. It pairs channel i with channel i + D/2, not with
@@ -111,7 +111,7 @@ lesson.holds(grown < 1e-5, "RoPE changes no vector's length")
 # Leave positions out (NoPE), and a layer's output is a mean of values that does not depend on their
 # order: **a set of earlier tokens**. Shuffle them, and the last token notices nothing. Two layers
 # do notice, because the causal mask has shown each token a different past; so models can afford to
-# leave RoPE out of some layers (`nope_every`), and those layers care about no distance.
+# leave RoPE out of some layers (`nope_every`), and to those layers distance does not matter.
 
 
 # %%
@@ -187,7 +187,7 @@ lesson.save(fig, "15_positions")
 # %% [markdown]
 # ## Trap
 # The table of cos and sin ends at `seq_len`, and so does what the model has seen: at larger
-# distances the slow pairs come to angles that they never had in training. And angles need fp32: in
+# distances the slow pairs reach angles that they never had in training. And angles need fp32: in
 # bf16 the positions 256 and 257 are one number, so neighbours far into a text stand at one place.
 
 # %%

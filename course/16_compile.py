@@ -32,8 +32,8 @@ lesson.begin(16, "compile")
 # Every line of ordinary (*eager*) code is a **call**: Python asks torch, torch picks a loop for the
 # dtype, and the loop runs. It reads its arguments from **memory** and writes its result there. The
 # result needs a place: a large one gets **new pages** from the operating system, which fills them
-# with zeros first. And in between there is the **arithmetic**. Each row below is dominated by
-# another of the four.
+# with zeros first. And in between there is the **arithmetic**. The last column below says which of
+# the four dominates a row.
 
 
 # %%
@@ -73,7 +73,7 @@ lesson.holds(pages[5] > 10 + pages[4], "64 MB of results are new pages, unless m
 # `torch.compile` writes one loop for all lines: each number is read once, goes through every
 # operation in a register, and is written once. That leaves one call, one pass over memory, one
 # result. The arithmetic stays. So fusing a chain of k operations should make it k times faster if
-# they are cheap and gain little if they are dear, **though it saves the same bytes in both**.
+# they are cheap and gain little if they are dear, **though it saves the same bytes in both cases**.
 
 
 # %%
@@ -123,7 +123,7 @@ for name, f, argument in [*work, ("an ELU", elu, x)]:
 columns = ["work", "MB eager", "ns eager", "ns fused", "bytes saved", "time saved"]
 lesson.table(columns, rows, "times for one of a million numbers (small: a thousand); saved: ratio")
 less, gain = ({row[0]: row[i] for row in rows} for i in (4, 5))
-lesson.holds(less["8 of x * 1.5"] == less["8 of tanh"] == 8, "fusing saves 7/8 of both's bytes")
+lesson.holds(less["8 of x * 1.5"] == less["8 of tanh"] == 8, "fusing saves both 7/8 of the bytes")
 lesson.holds(less["an ELU"] == 34 / 8, "an eager ELU moves 34 bytes for each number, fused 8")
 if compiles:
     cheap, dear = gain["8 of x * 1.5"], gain["8 of tanh"]
@@ -136,7 +136,7 @@ if compiles:
 
 # %% [markdown]
 # The bytes predict neither the sigmoid nor the ELU. On the machine that printed this course's pages
-# (AVX-512, torch 2.13) the fused sigmoid is *slower*: who fuses must also write the arithmetic, and
+# (AVX-512, torch 2.13) the fused sigmoid is *slower*: a compiler must write the arithmetic too, and
 # torch's own sigmoid loop is the better one. The ELU gains 10 to 19 times where bytes say 4. Look
 # at its lines one by one, on the same numbers in random order and sorted: as many bytes, as much
 # arithmetic.

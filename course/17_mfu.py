@@ -32,9 +32,9 @@ lesson.begin(17, "MFU")
 # %% [markdown]
 # ## Count by hand
 # *MFU*, model FLOPs utilization, is the arithmetic that a model needs per second, divided by the
-# most that the device can do (its *peak*, from the datasheet). The lower part is printed by the
-# vendor. The upper part is tokens per second, which a clock tells, times FLOPs per token, which
-# somebody has to count:
+# most that the device can do (its *peak*). The denominator is on the vendor's datasheet. The
+# numerator is tokens per second, which a clock tells, times FLOPs per token, which somebody has to
+# count:
 #
 # - a weight of a matmul costs a token 2 FLOPs forward (multiply, add) and 4 backward: 6;
 # - a table that is only looked up costs nothing;
@@ -153,7 +153,7 @@ lesson.save(fig, "17_mfu")
 # %% [markdown]
 # ## Trap
 # A table of peaks that is searched by substring reads "RTX A4000" as an A40 and "L40" as an L4, and
-# with infinity for an unknown GPU prints 0% MFU as if that had been measured.
+# with infinity for an unknown GPU it prints 0% MFU as if that had been measured.
 
 # %%
 PEAKS = {"A40": 149.7e12, "L40S": 362e12, "L4": 121e12, "H800": 756e12}

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 18. Profiler: memory over a step
 #
-# **Afterwards** you can predict what a training step holds in memory when, and check it.
+# **Afterwards** you can predict what a training step holds in memory at each moment, and check it.
 #
 # **Question.** What is in memory when, and what does forgetting cost?
 #

@@ -63,9 +63,9 @@ lesson.holds(all(near), "best steps and gains follow the formulas within 2%")
 #
 # | batch | steps, of the fewest possible | samples, of the fewest possible |
 # | --- | --- | --- |
-# | far below B_noise | B_noise / B times | once: half the batch, twice the steps, the same price |
+# | far below B_noise | B_noise / B times | 1 time: half the batch, twice the steps, same price |
 # | B_noise | 2 times | 2 times |
-# | far above | once: twice the batch saves nothing | B / B_noise times |
+# | far above | 1 time: twice the batch saves nothing | B / B_noise times |
 #
 # ## A model that learns to read
 # Nobody knows the H of a language model, so one takes H as equal in all directions. What is left is
@@ -125,12 +125,12 @@ lesson.holds(late > 5 * measured[0], "B_simple is over 5 times as large after tr
 # %% [markdown]
 # Early, all rows say the same ("spaces are frequent"). Later that is learned, and they disagree.
 # Hence the growing batches of Llama and others. The same goes for the size: larger models "seem to
-# have more noise", notes the source, though no size is in the formula. They have learned more of
-# what rows agree on: with widths of 16, 32 and 64, 240 steps at a constant rate came to 2.60, 2.36
-# and 2.06 nats, and to a B_simple of 378, 1,985 and 1,955 tokens (one seed each: no law).
+# have more noise", notes the source, though no size is in the formula. They may have learned more
+# of what rows agree on: with widths of 16, 32 and 64, 240 steps at a constant rate came to 2.60,
+# 2.36 and 2.06 nats, and to a B_simple of 378, 1,985 and 1,955 tokens (one seed each: no law).
 #
 # ## Does it predict what a step gains?
-# That was a ratio of two numbers of a gradient. What we want to know is what a step along it gains.
+# That was a ratio of two numbers of a gradient. What we want to know is what a step along g gains.
 # The slope along g is the same on average for every batch, as the mean of g is G. The curvature
 # g.Hg is where the noise comes in: it should be c (1 + B_noise / B). We measure it on the trained
 # model, with the loss of 128 other rows at three points of the line along g. The gain of the best

@@ -81,8 +81,8 @@ lesson.holds(all(row[4] <= 8 for row in rows), "8 of 64 directions hold 90% of e
 
 # %% [markdown]
 # ## Which step is best, if no input may move by more than 1?
-# A step D changes the output of its layer by D x. Say that no x of length 1 may see its output
-# move by more than 1: D has no singular value above 1. Under that rule, which D lowers the loss
+# A step D changes the output of its layer by D x. Let no x of length 1 have its output moved by
+# more than 1: then D has no singular value above 1. Under that rule, which D lowers the loss
 # most? To first order D gains the sum of G x D over all entries, which is
 # s1 (u1^T D v1) + s2 (u2^T D v2) + ...; each bracket is at most 1, so the gain is at most
 # s1 + s2 + ..., and the one step that reaches it has all brackets 1: **U V^T, the gradient with
@@ -101,7 +101,7 @@ for name, D in candidates.items():
 columns = ["step", "gain of the most possible", "median s", "least s"]
 lesson.table(columns, rows, "Steps that move no output by more than 1 (the largest s is 1)")
 gain = [row[1] for row in rows]
-lesson.holds(max(gain[:2]) < 0.6, "gradient and sign gain less than 60% of the possible")
+lesson.holds(max(gain[:2]) < 0.6, "gradient and sign gain less than 60% of what is possible")
 lesson.holds(abs(gain[2] - 1) < 1e-9, "U V^T gains all of it")
 
 # %% [markdown]
@@ -109,10 +109,10 @@ lesson.holds(abs(gain[2] - 1) < 1e-9, "U V^T gains all of it")
 # An SVD is slow on a GPU; matrix products are what it does best. Take p(x) = a x + b x^3 + c x^5
 # and put a matrix in: X -> a X + b X X^T X + c (X X^T)^2 X. As U and V are orthogonal, they meet
 # and cancel inside each product, so **U and V stay and each singular value s becomes p(s)**. Now
-# choose p such that repeating it takes everything from 0 to 1 to 1. The classical p (Newton and
-# Schulz) is 1.5 x - 0.5 x^3: it enlarges a small s by 1.5 only. Polar Express takes another p each
-# time, the best for what the last one left. It does not end at 1 but near it, which is enough for a
-# step. Here are numbers, no matrices:
+# choose p so that repeating it takes every s above 0 and up to 1 towards 1. The classical p (Newton
+# and Schulz) is 1.5 x - 0.5 x^3: it enlarges a small s by 1.5 only. Polar Express takes another p
+# each time, the best for what the last one left. It does not end at 1 but near it, which is enough
+# for a step. First with single numbers instead of matrices:
 
 
 # %%
@@ -163,9 +163,9 @@ lesson.holds(apart < 1e-4, "the project's orthogonalize gives the same matrix in
 # ## The whole step
 # Muon is momentum, then U V^T, then the rate. Two details: a matrix with more rows than columns
 # (more outputs than inputs) takes steps sqrt(rows / columns) longer, so that the *typical* output
-# moves by the rate; and momentum, an average of the gradients so far, is Nesterov's: it looks one
-# gradient ahead. The project evens out the
-# rows' sizes as well (NorMuon); beta2 = 1 keeps it from learning them, which leaves plain Muon.
+# moves by the rate; and momentum, an average of the gradients so far, is Nesterov's: it counts the
+# newest gradient once more. The project evens out the rows' sizes as well (NorMuon); beta2 = 1
+# keeps it from learning them, which leaves plain Muon.
 
 
 # %%

@@ -27,8 +27,8 @@ lesson.begin(21, "rates")
 # A rate that moves the outputs of a layer too far spoils what the next layer has learned. So ask,
 # for one step at rate 1: how long is the change of the output, over the length of the input? Muon's
 # step is an orthogonal matrix (lesson 20), which keeps lengths. Adam's first step is a matrix of +1
-# and -1. It moves an input that has nothing to do with it by sqrt(width), but the input that made
-# the gradient by width, as there all n products have the same sign.
+# and -1. It moves the output of an unrelated input by sqrt(width), but that of the input that made
+# the gradient by width, as there all products in a sum have the same sign.
 
 # %%
 rows, widths, gen = [], (64, 128, 256, 512), torch.Generator().manual_seed(0)
@@ -56,7 +56,7 @@ lesson.holds(abs(slope[1] - 0.5) < 0.1, "and other inputs' outputs in proportion
 # %% [markdown]
 # So Muon's rate needs no factor for the width. The tables (embedding, head) have Adam, and what
 # they read is partly aligned, partly not: `optim.py` takes width^-1/2, which is right for inputs
-# that have nothing to do with the gradient.
+# that are unrelated to the gradient's.
 #
 # ## Batch: SGD, and optimizers whose steps have a fixed length
 # Lesson 19 had the best step of plain gradient descent: e_max / (1 + B0/B) with B0 the noise scale.
@@ -86,8 +86,8 @@ lesson.table(["tokens a step", "factor"], rows, "What optim.py makes of it: rate
 
 # %% [markdown]
 # ## Temperature
-# SGD that has arrived does not rest. It trembles around the minimum, and the spread of its weights
-# is about lr / (2 B) times one sample's variance. (The source's *temperature* is the rate over the
+# SGD that has arrived does not rest. It trembles around the minimum, and the variance of its
+# weights is about lr / (2 B) times one sample's. (The source's *temperature* is the rate over the
 # largest possible one; far below that, it is in proportion to lr / B.) So in SGD lr / B is what
 # counts, and the rule "rate in proportion to the batch" keeps it. 4,000 runs of one weight:
 
@@ -114,7 +114,7 @@ lesson.holds(apart, "only lr times 4: over 3 times; only B: under a third")
 # A byte model of one layer, 80 steps. All its rates come from one f: Muon 0.04 f, embedding 0.1 f
 # and head 0.01 f, these two times (width / 64)^-1/2. For three widths and three batches we try
 # three f, two seeds each, and put a parabola through the three losses over log f. Its lowest point
-# is the best f. That is only worth something if the lowest of the three losses is the middle one:
+# is the best f. That is worth something only if the lowest of the three losses is the middle one:
 # **at the edge of a grid nothing has been found but the direction in which to go on.**
 
 # %%

@@ -81,11 +81,11 @@ first = {name: pace(run[name, s])[1:, 0] for name in names[:2] for s in SEEDS}
 lesson.holds(np.allclose(first["healthy"], 1, rtol=0.01), "a healthy first step is the rate, to 1%")
 lesson.holds(np.allclose(first["doubled_rate"], 2, rtol=0.01), "a doubled rate shows as 2, to 1%")
 spike = pace(run["rate_spike", 0]).max(0)
-lesson.holds(np.sum(spike > 3) == 1, "the spike is one step of 120, at more than three times 1")
+lesson.holds(np.sum(spike > 3) == 1, "the spike is one step of 120, at more than 3 instead of 1")
 
 # %% [markdown]
 # ## 2. An echo: what shuffling promises
-# In shuffled training each batch is a fresh draw, so what a batch's loss is above or below the
+# In shuffled training each batch is a fresh draw, so how far a batch's loss is above or below the
 # trend says nothing about the next batch. In the order of the documents, neighbours are alike, and
 # a hard batch is followed by a hard one. Take the trend away and correlate the rest with itself one
 # step later; of n independent numbers that correlation is 0, give or take 1 / sqrt(n) = 0.09.
@@ -155,7 +155,7 @@ for name, runs in (("the rate as it was", well), ("a twentieth of it", slow)):
 columns = ["four healthy runs", "best loss", "worst loss", "step / rate", "step / weight, %"]
 lesson.table(columns, rows, "nats at the end; the longest steps")
 lesson.holds(abs(rows[1][3] - 1) < 0.01, "the ruler of the rate finds nothing")
-lesson.holds(rows[1][1] > rows[0][2] + 0.5, "the best of the slow ends 0.5 above the worst other")
+lesson.holds(rows[1][1] > rows[0][2] + 0.5, "the best slow run ends 0.5 above the worst other")
 lesson.holds(10 < rows[0][4] / rows[1][4] < 30, "step over weight is a twentieth")
 
 # %%

@@ -28,9 +28,9 @@ lesson.begin(24, "data parallel")
 # %% [markdown]
 # ## Average after the backward pass
 # Several processes (*ranks*) train one model. An *all-reduce* replaces a tensor on each rank by the
-# sum over all ranks. A wrapper makes the weights equal once. From then on equal weights plus equal
-# gradients stay equal weights, so only gradients travel. A frozen weight has none; a weight that
-# two layers share (a tied one) has one.
+# sum over all ranks. A wrapper makes the weights equal once. From then on, equal gradients keep
+# equal weights equal, so only gradients travel. A frozen weight has none; a weight that two layers
+# share (a tied one) has one.
 #
 # `Naive` averages the gradients one by one, in `finish`, which is called between the last backward
 # pass of a step and the optimizer's step. A step may have several backward passes, one for each
@@ -264,7 +264,7 @@ columns = ["way", "k", "N = 2", "N = 16", "N = 128", "N = 512"]
 lesson.table(columns, rows, "ms of waiting after the backward pass, on N nodes")
 small, large, one = ([row[i] for i in (2, 3, 4, 5)] for row in rows[2:])
 lesson.arithmetic(small[3] > one[3], "at 512 nodes, buckets of 25 MB wait longer than one exchange")
-lesson.arithmetic(large[3] < one[3] / 5, "buckets of 100 MB least: more nodes want larger buckets")
+lesson.arithmetic(large[3] < one[3] / 5, "100 MB buckets wait least: more nodes, larger buckets")
 
 # %%
 ax = (fig := lesson.figure(8, 4)).subplots()

@@ -193,10 +193,10 @@ lesson.holds(rows[1][5] * 2 == rows[0][5], "SP: each rank norms half of the valu
 
 # %% [markdown]
 # ## How far?
-# Heads are not cut: the number of ranks divides the query heads and the key/value heads. And the
-# exchanges cannot hide behind other work, as the next matrix waits for them. A layer of width 8,192
-# with 4,096 tokens, 400 TFLOP/s, 450 GB/s between the 8 GPUs of a machine, 50 GB/s beyond (assumed
-# figures):
+# Heads are not cut: the number of ranks must divide that of the query and of the key/value heads.
+# The exchanges cannot hide behind other work, as the next matrix waits for them. A layer of width
+# 8,192 with 4,096 tokens, 400 TFLOP/s, 450 GB/s between the 8 GPUs of a machine, 50 GB/s beyond
+# (assumed figures):
 
 # %%
 sizes = {}

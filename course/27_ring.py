@@ -175,7 +175,7 @@ lesson.save(fig, "27_ring")
 # %% [markdown]
 # ## Trap
 # After a block of keys in which a query sees nothing, all its scores are -inf, and
-# exp(-inf - (-inf)) is NaN. It arrives in no test whose ranks hold interleaved positions, and in
+# exp(-inf - (-inf)) is NaN. It appears in no test whose ranks hold interleaved positions, and in
 # every run whose ranks hold blocks. `piece` takes 0 for the missing maximum; and the *first* piece
 # must be the rank's own, or `merge` adds up two sets of nothing.
 

@@ -148,8 +148,8 @@ lesson.save(fig, "28_twins")
 # Nothing warns you. A run with twins trains and its loss falls. These students end with eight times
 # the error; of its own two ranks the source says "not catastrophic". A comparison with a run on one
 # rank shows it, if anybody makes one. Draw the whole matrix and cut it, as `init_sharded` does
-# (machinery/build.py), and there is nothing to remember. That
-# costs memory for one whole matrix at a time; the exercise does without.
+# (machinery/build.py), and there is nothing to remember. That costs memory for one whole matrix at
+# a time; the exercise does without.
 #
 # ## Exercise
 # `exercises/ex28.py`: draw a part of a matrix, without the rest. `python course/check.py 28`

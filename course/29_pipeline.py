@@ -2,8 +2,8 @@
 # # 29. Pipeline parallelism: schedules and their bubbles
 #
 # **Question.** The layers of a model are cut into stages, one per device, and a batch into
-# micro-batches. Which order of forward and backward passes wastes least, and what does it keep in
-# memory?
+# micro-batches. Which order of forward and backward passes wastes least time, and what does it keep
+# in memory?
 #
 # **Afterwards** you can simulate any schedule, name its bubble, and run one on two processes.
 #
@@ -157,7 +157,7 @@ formulas = {
 for text, (schedule, cost, each) in formulas.items():
     lesson.holds(all(bubble(schedule, p, m, cost) == (p - 1) * each for p, m in grid), text)
 few = [bubble(zb_h1, p, m, SPLIT) > p - 1 for p in (4, 8) for m in (1, 2)]
-lesson.holds(all(few), "ZB-H1 with M = 1 or 2 on 4 or 8 devices: more than that")
+lesson.holds(all(few), "ZB-H1, M = 1 or 2 on 4 or 8 devices: the bubble is larger")
 
 # %%
 fig = lesson.figure(6.8, 4.5)

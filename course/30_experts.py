@@ -193,8 +193,8 @@ lesson.save(fig, "30_experts")
 # %% [markdown]
 # ## Trap
 # A drop depends on who else is in the batch: the same token is computed by two experts here, and by
-# one there. So a model with a capacity gives other answers when its batches are made up otherwise,
-# and evaluation, one document at a time, does not see the drops that training had.
+# one there. So a model with a capacity gives other answers when its batches are composed
+# differently, and evaluation, one document at a time, does not see the drops that training had.
 #
 # ## Exercise
 # `exercises/ex30.py`: places in the experts' buffers, and who is dropped.

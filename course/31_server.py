@@ -281,7 +281,7 @@ lesson.holds(rows[0][3] - rows[3][3] > 5, "on data unlike, they cost more than 5
 # %% [markdown]
 # ## Trap
 # Summed gradients, one learning rate, and "more workers are more accurate": 86 to 92.5% here, and
-# one worker with the same step has 92.75%. Before you thank the machines, give one of them the
+# one worker with the same step has 92.75%. Before you credit the machines, give one of them the
 # same step.
 #
 # ## Exercise

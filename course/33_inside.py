@@ -33,8 +33,8 @@ run = trained.EvalConfig(run_dir=str(lesson.tiny_run()), device="cpu", dtype="fp
 
 # %% [markdown]
 # ## A window into attention
-# The fast kernel keeps its shares to itself: how much of its attention a token gives to each
-# earlier one. So, for a while, put a slow one in its place. It hands the shares out, and leaves
+# The fast kernel does not return its shares: how much of its attention a token gives to each
+# earlier one. So, for a while, put a slow one in its place. It returns the shares, and leaves
 # heads out of the sum if told to: they are *off*.
 
 
@@ -159,12 +159,12 @@ lesson.holds(min(row[3] for row in rows[::2]) > 0.35, "both models look at what 
 needs, hardly = (nats_off[name, 1] - nats_off[name, 0] for name in ("planted", "one distance"))
 lesson.holds(needs > 2, "planted: without its previous-token head it cannot copy, +2 nats")
 lesson.holds(rows[1][3] < 0.2, "planted: without it, the copying heads do not find the place")
-lesson.holds(hardly < needs / 4, "one distance: it needs that head not a quarter as much")
+lesson.holds(hardly < needs / 4, "one distance: it needs that head less than a quarter as much")
 lesson.holds(moved > 2, "one distance: it cannot copy at another distance")
 
 # %% [markdown]
 # *One distance* counts 16 places back, and keeps a use for the planted head or not, as it happens:
-# with the seeds 1, 2 and 3 it costs 0.11, 0.60 and 0.03 nats to switch it off, and *planted* 5.
+# with seeds 1, 2 and 3 switching it off costs 0.11, 0.60 and 0.03 nats, but 5 in *planted*.
 #
 # ## The model that you trained
 # `runs/tiny` has four layers of two heads. Here are their habits on 100 random tokens that come

@@ -119,7 +119,7 @@ lesson.table(columns, rows, "logits with a cache, against one pass over the 200 
 _, _, single, double = zip(*rows)
 lesson.holds(max(single[:3]) < 1e-4, "in fp32 the right caches differ by less than 1e-4")
 lesson.holds(max(double[:3]) < 1e-11, "in fp64 by less than 1e-11: it was rounding")
-lesson.holds(min(double[3:]) > 0.1, "in fp64 each of the three mistakes is above 0.1 still")
+lesson.holds(min(double[3:]) > 0.1, "in fp64 each of the three mistakes is still above 0.1")
 
 prompt, new = text[:100], 100
 kept, ids = [], prompt.tolist()

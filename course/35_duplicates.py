@@ -31,7 +31,7 @@ lesson.begin(35, "duplicates")
 # %% [markdown]
 # ## A text with copies, planted
 # The documents are functions and classes of the standard library. 30 of the 240 that are trained
-# on come 12 times more, in four ways: as they are; reformatted (tabs for spaces, and lower case);
+# on come 12 more times, in four ways: as they are; reformatted (tabs for spaces, and lower case);
 # with one word in twenty replaced; cut after two thirds. Of the held-out documents, half are leaked
 # into the training text, each in one of the four ways. We know which; the methods are not told.
 
@@ -117,8 +117,8 @@ lesson.holds(lie[1] > truth[1] + 0.1, "on the clean ones they do harm, by more t
 # is the number of shingles that both have, divided by the number that either has. To compare all
 # pairs would take too long for a web; two ideas avoid it.
 #
-# 1. **MinHash**: under one hash function, which shingle of both texts has the smallest value? Each
-#    is equally likely to. So the smallest value of text a equals that of text b with a probability
+# 1. **MinHash**: under a hash function, each shingle of the two texts is equally likely to have the
+#    smallest value of all. So the smallest value of text a equals that of text b with a probability
 #    that *is* their Jaccard similarity. 125 functions make a signature of 125 numbers, and the
 #    share of equal ones estimates it.
 # 2. **Bands**: cut the signature into 25 bands of 5. Texts that agree in a whole band are
