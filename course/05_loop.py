@@ -138,7 +138,8 @@ def trained(kind: str, fault: str, seed: int) -> tuple[float, list[float]]:
         places = torch.randint(len(training) - CONTEXT, (ROWS,), generator=draw)
         curve.append(step(weights, rows_at(training, places), optimizer.step, fault))
     with torch.no_grad():
-        return float(loss(weights, exam)) / 0.6931, [nats / 0.6931 for nats in curve]  # log(2)
+        end = loss(weights, exam).nan_to_num(torch.inf)  # NaN: it has diverged
+    return float(end) / 0.6931, [nats / 0.6931 for nats in curve]  # log(2)
 
 
 bits, curves, table = {}, {}, []

@@ -158,9 +158,10 @@ lesson.holds(0.35 < 1 - len(drawn) / 5000 < 0.39, "of 5,000 rows drawn 5,000 tim
 
 # %% [markdown]
 # How many rounds? Take seven rows and 4,000 keys, and count how often each position gets each row.
-# Even fair counts deviate by chance, but their chi-square (the sum of squared deviations, each over
-# the expected count) stays within a few standard deviations (sd) of its mean. The project takes 12
-# rounds; it hashes the key once, and turns by a cheaper function of it (`mix64`).
+# Even fair counts deviate by chance, but their chi-square stays within a few standard deviations
+# (sd) of its mean. (It is the sum of squared deviations, each over the expected count, times 6/7
+# here: seven positions never share a row.) The project takes 12 rounds; it hashes the key once, and
+# turns by a cheaper function of it (`mix64`).
 
 
 # %%
@@ -170,7 +171,7 @@ def bias(shuffle, n: int = 7, keys: int = 4000) -> tuple[float, float]:
     for key in range(keys):
         counts[range(n), [shuffle(x, n, key) for x in range(n)]] += 1
     even, free = keys / n, (n - 1) ** 2
-    chi = ((counts - even) ** 2 / even).sum()
+    chi = ((counts - even) ** 2 / even).sum() * (n - 1) / n
     return 100 * abs(counts / even - 1).max(), (chi - free) / (2 * free) ** 0.5
 
 
