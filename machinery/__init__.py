@@ -3,11 +3,11 @@
 errors      every exit code, in one table
 cli         a command line becomes a preset; a mistake becomes one sentence
 disk        a file is complete or absent; no name or link leads out of its folder
-shards      every row on disk is checked against its manifest's checksums
+shards      rows on disk: each is checked against its checksum whenever it is read
 ranks       device and dtype are chosen; ranks connect, and answer each other, in bounded time
 plan        every decision that the program takes is printed before the first step
 folders     a run reads only the data it began with, and no other run writes into its folder
-build       each weight is allocated once; where compiling or memory fails, a printed fallback
+build       each weight is allocated once; if compiling or memory fails, a fallback is printed
 checkpoint  killed anywhere, a run resumes from the newest valid checkpoint to the same bits
 store       failed requests are retried; a download is checked against its sha256
 mirror      a run outlives its machine; two machines do not write one run
