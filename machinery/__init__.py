@@ -2,16 +2,16 @@
 
 errors      every exit code, in one table
 cli         a command line becomes a preset; a mistake becomes one sentence
-disk        a file is whole or not there; no name, link or size leads out of its folder
-shards      rows on disk are what their manifest says, row by row
-ranks       device and dtype are found; ranks meet, and answer each other, in bounded time
+disk        a file is complete or absent; no name or link leads out of its folder
+shards      rows on disk: each is checked against its checksum whenever it is read
+ranks       device and dtype are chosen; ranks connect, and answer each other, in bounded time
 plan        every decision that the program takes is printed before the first step
-folders     a run reads the data it was begun with, and no other run writes into its folder
-build       a weight exists once; what does not compile or fit falls back, and says so
+folders     a run reads only the data it began with, and no other run writes into its folder
+build       each weight is allocated once; if compiling or memory fails, a fallback is printed
 checkpoint  killed anywhere, a run resumes from the newest valid checkpoint to the same bits
-store       what goes to a store is read back and hashed, what comes from it has its hash
+store       failed requests are retried; a download is checked against its sha256
 mirror      a run outlives its machine; two machines do not write one run
 stage       data is on a local disk, whole and verified, before the first step
 log         what a run did is in metrics.jsonl, whatever else fails
-trained     a trained model is found by one word; nothing in its files opens a connection
+trained     one word finds a trained model; nothing in its files opens a network connection
 """

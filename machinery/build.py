@@ -1,7 +1,7 @@
-"""A run's model, from its plan: built, sharded, compiled, and in micro-batches that fit.
+"""Builds, shards and compiles a run's model as its plan says, with micro-batches that fit.
 
-Where no compiler works, the step runs eager; what does not fit runs in smaller micro-batches: both
-are found by a trial step, and printed. The loop's other parts, loader and meter, are made here too.
+A trial step shows whether torch.compile works and memory suffices; if not, the step runs eagerly or
+in smaller micro-batches, and the log says so. The loop's loader and meter are made here, too.
 Next: train.py, which calls these functions from top to bottom.
 """
 
@@ -36,13 +36,13 @@ OUT_OF_MEMORY = "out of memory"
 
 
 def describe(asked: cfg.Preset, preset: cfg.Preset, plan: Plan, manifest: Manifest, world) -> str:
-    """The plan, this machine and the data, in lines to print; UsageError if weights and optimizer
-    do not fit into memory, StorageError if one checkpoint does not fit on the disk."""
+    """The plan, this machine and the data, as lines to print. UsageError if weights and optimizer
+    state do not fit into memory, StorageError if one checkpoint does not fit on the disk."""
     dtype, threads = str(world.dtype).removeprefix("torch."), torch.get_num_threads()
     on = f"on        {world.device_name}, {dtype}, torch {torch.__version__}, {threads} threads"
     if (needed := plan.save_bytes / (world.world_size if plan.sharded else 1)) > world.memory_bytes:
-        sizes = f"{needed / 1e9:.0f} GB, and there are {world.memory_bytes / 1e9:.0f}"
-        raise UsageError(f"weights and optimizer take {sizes}: take a smaller preset, or more GPUs")
+        sizes = f"{needed / 1e9:.0f} GB, but a rank has {world.memory_bytes / 1e9:.0f}"
+        raise UsageError(f"weights and optimizer take {sizes}: use a smaller preset, or more GPUs")
     if not is_done(run_dir := Path(preset.run.run_dir)):
         disk.check_room(run_dir, plan.save_bytes, "choose another --run_dir")
     return "\n".join((plan.text, on, folders.describe_data(asked, preset, plan, manifest)))
@@ -52,7 +52,7 @@ def describe(asked: cfg.Preset, preset: cfg.Preset, plan: Plan, manifest: Manife
 
 
 def build_model(config: cfg.GPTConfig, plan: Plan, world: ranks.World, seed: int) -> GPT:
-    """On `meta` first, so that each weight is allocated once, on its device; sharded, in part."""
+    """Build on `meta` first: each weight, or this rank's shard of it, is allocated just once."""
     if config.doc_mask:  # with a mask, the backward of cuDNN's attention can return NaN
         torch.backends.cuda.enable_cudnn_sdp(False)
     with torch.device("meta"):
@@ -66,14 +66,14 @@ def build_model(config: cfg.GPTConfig, plan: Plan, world: ranks.World, seed: int
 
 
 def shard(model: GPT, plan: Plan, world: ranks.World) -> None:
-    """Give each rank a part of every weight (FSDP2), and compile the parts of the model."""
+    """Shard every weight over the ranks (FSDP2), and compile the blocks and the loss."""
     if plan.compile:
-        # Block by block, since FSDP gathers weights in between, which cannot be traced. Torch
+        # Block by block, since FSDP's gathering of weights in between cannot be traced. Torch
         # counts the recompiles of all blocks together: one per kind of block and micro-batch size.
         torch._dynamo.config.recompile_limit = 64
         for block in model.blocks:
             block.compile(dynamic=False, fullgraph=True)
-        # Eager, the loss would have temporaries larger than the model.
+        # Run eagerly, the loss would need temporaries larger than the model.
         model.cross_entropy = torch.compile(model.cross_entropy, dynamic=False, fullgraph=True)
     policy = MixedPrecisionPolicy(world.dtype, torch.float32, cast_forward_inputs=False)
     mesh = dist.init_device_mesh(world.device.type, (world.world_size,))
@@ -83,7 +83,7 @@ def shard(model: GPT, plan: Plan, world: ranks.World) -> None:
 
 @torch.no_grad()
 def init_sharded(model: GPT) -> None:
-    """The same weights as on one rank: every rank draws each weight whole, and keeps its part."""
+    """The same weights as on one rank: each rank draws every full weight, and keeps its shard."""
     for name, p in model.named_parameters():
         whole = torch.empty(p.shape, dtype=p.dtype, device=p.device)
         model.init_weight(name, whole)
@@ -104,8 +104,8 @@ def open_checkpoints(preset: cfg.Preset, plan: Plan, log: Log, mirror=None) -> C
 def load(
     checkpoints: Checkpointer, model: GPT, optimizers, preset, manifest: Manifest, source=None
 ) -> dict | None:
-    """Fill model and optimizers from this run's checkpoint, and return the checkpoint's record; if
-    there is none, fill the model from another run's, or from a `source` (hf/imported.py)."""
+    """Load model and optimizers from this run's checkpoint, and return its trainer.json. Without
+    one, load only weights, if given: another run's, or a `source`'s (hf/imported.py)."""
     options, own = preset.run, folders.identity(preset, manifest)
     path = None if options.resume == "auto" else Path(options.resume)
     state = checkpoints.resume(model, optimizers, path, partial(folders.check_same_run, own))
@@ -115,7 +115,7 @@ def load(
         checkpoints.log(source.load_into(model))
     elif options.init_from:
         start, root = Path(options.init_from), Path(options.init_from, "checkpoints")
-        if root.is_dir():  # of a run: its newest, the same on all ranks
+        if root.is_dir():  # a run: its newest checkpoint, the same on all ranks
             start = ranks.any_rank(checkpoint.latest_valid(root, log=checkpoints.log)) or start
         other = checkpoint.read_trainer(start).get("identity", {})
         remark = folders.check_weights_fit(str(start), other, preset, manifest)
@@ -130,9 +130,9 @@ def load(
 def compile_step(
     model: GPT, optimizers: list, plan: Plan, world: ranks.World, log: Log
 ) -> tuple[nn.Module, nn.Module, Plan]:
-    """(what the step runs, what validation runs, the plan with a micro-batch that fits). A trial
-    step is repeated until it runs: out of memory at least halves the micro-batch, no working
-    compiler means eager."""
+    """Repeat a trial step until it runs: each time memory runs out, at least halve the micro-batch;
+    without a working compiler, run eagerly. Returns the module that the training step calls, the
+    one that validation calls, and the plan with a micro-batch that fits."""
     on_gpu = world.device.type == "cuda"
     if on_gpu and plan.auto_micro_batch:
         torch.cuda.set_per_process_memory_fraction(USABLE)
@@ -146,7 +146,7 @@ def compile_step(
         if problem is None:
             break
         torch.compiler.reset()  # graphs of another size would count as recompiles
-        gc.collect()  # what the failed step held
+        gc.collect()  # free what the failed step held
         if problem == OUT_OF_MEMORY:
             less = micro_batch_for(plan.rows_per_step, plan.world_size, plan.micro_batch // 2)
             plan = replace(plan, micro_batch=less)
@@ -158,16 +158,16 @@ def compile_step(
             plan = replace(plan, compile=False)
     if on_gpu:
         torch.cuda.set_per_process_memory_fraction(1.0)
-    if plan.compile and on_gpu:  # a CPU would never regain that time
+    if plan.compile and on_gpu:  # on a CPU it would never pay off
         optim.compile_steps(optimizers)
     # On a CPU, compiling validation costs as much time as it saves in a million tokens.
     return step_model, step_model if on_gpu else model, plan
 
 
 def try_step(model: GPT, plan: Plan, validate: bool) -> tuple[nn.Module, str | None]:
-    """A validation and the gradients of random tokens; returns the callable model, and what does
-    not work here. Raised is an error of the model's own code, and to be out of memory where a
-    smaller micro-batch cannot be tried: an error leaves FSDP in the middle of a step."""
+    """Try validation, forward and backward on random tokens. Returns the module to call, and what
+    failed, if anything. Raises errors of the model's own code, and running out of memory if the
+    micro-batch cannot shrink: it is 1, was given, or FSDP was left in the middle of a step."""
     step_model, device = model, model.cos.device
     try:
         shape = (plan.micro_batch, plan.seq_len + 1)
@@ -179,7 +179,7 @@ def try_step(model: GPT, plan: Plan, validate: bool) -> tuple[nn.Module, str | N
             with torch.no_grad():
                 step_model.eval()(inputs, targets, reduction="none")
             step_model.train()
-        # Twice where new gradients meet old ones: then memory is at its peak.
+        # Twice if gradients are accumulated: memory peaks when new ones are added to the old.
         for _ in range(2 if plan.grad_accum > 1 else 1):
             step_model(inputs, targets, reduction="none").sum().backward()
     except Exception as error:
@@ -188,7 +188,7 @@ def try_step(model: GPT, plan: Plan, validate: bool) -> tuple[nn.Module, str | N
             return step_model, OUT_OF_MEMORY
         if is_memory or not isinstance(error, BackendCompilerFailed):
             if step_model is not model and not is_memory:
-                model(inputs, targets)  # a mistake in the model is shown as Python shows it
+                model(inputs, targets)  # eagerly: a mistake in it gets Python's own traceback
             raise
         why = error.inner_exception
         said = (str(why).strip() or "no message").splitlines()[0]
@@ -198,8 +198,8 @@ def try_step(model: GPT, plan: Plan, validate: bool) -> tuple[nn.Module, str | N
 
 @contextlib.contextmanager
 def explain_errors(argv: list[str], world: ranks.World, progress) -> Iterator[None]:
-    """Out of memory becomes a UsageError with the command that resumes; a rank that has gone, a
-    RankError."""
+    """Turn running out of memory into a UsageError with the command that resumes, and a lost rank
+    into a RankError."""
     try:
         yield
     except RuntimeError as error:
@@ -220,7 +220,7 @@ def explain_errors(argv: list[str], world: ranks.World, progress) -> Iterator[No
 def open_loader(
     manifest: Manifest, preset: cfg.Preset, plan: Plan, world: ranks.World, step: int
 ) -> data.RowLoader:
-    """The rows from `step` on."""
+    """A loader of this rank's training rows, from step `step` on."""
     config = preset.train
     return data.RowLoader(
         manifest,

@@ -4,7 +4,7 @@ Writes and reads ROOT/step_00001000/{MANIFEST.json, trainer.json, dcp/*.safetens
 (torch.distributed.checkpoint): one process, DDP and FSDP2 load what any of them saved, on any
 number of ranks. A checkpoint is valid only if its files are those in its MANIFEST, with their
 sha256. ROOT/best names the best one; `.tmp-*` and `.trash-*` never count, and the next start
-removes them. Random states are not saved. Start at `_publish`, the protocol. Next: disk.py.
+removes them. RNG states are not saved: each step sets the seed. Start at `_publish`. Next: disk.py.
 """
 
 import itertools
@@ -37,10 +37,10 @@ from machinery.errors import CheckpointError, DataError, NonFiniteError, Storage
 from optim import local
 
 Optimizers = list[torch.optim.Optimizer]
-FORMAT = 3  # of the folder; grows when older ones can no longer be read
+FORMAT = 3  # version of the folder; goes up when older ones can no longer be read
 MANIFEST = "MANIFEST.json"
 MAX_FAILURES = 3  # failed saves in a row that end the run
-FILE_BYTES = 1 << 30  # the writer holds a file in memory twice while it writes it
+FILE_BYTES = 1 << 30  # a file's size, roughly; the writer holds it in memory twice
 RECORD = {  # what train.py puts into trainer.json
     "step": int, "tokens": int, "world_size": int, "micro_batch": int, "skipped": int,
     "eval_tokens": int, "best_bpb": float, "identity": dict, "model": dict, "data_dir": str,
@@ -51,23 +51,23 @@ warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavai
 
 class Team:
     """The ranks that save together, in a gloo group of their own: a save in the background must
-    not mix with the collectives of training. alone: this process only."""
+    not interleave with training's collectives. alone: this process only."""
 
     def __init__(self, alone: bool = False):
         self.rank, self.size, self.group = 0, 1, None
         if dist.is_initialized() and not alone:
             self.rank, self.size = dist.get_rank(), dist.get_world_size()
-            day = timedelta(days=1)  # the others wait while the first rank uploads
+            day = timedelta(days=1)  # the other ranks wait while the first one uploads
             self.group = dist.new_group(backend="gloo", timeout=day)
         self.for_dcp = {"process_group": self.group, "no_dist": self.size == 1}
 
     def on_all(self, work: Callable[[], Any], otherwise: type = StorageError) -> list:
         """Run work() on every rank; returns the results by rank. If one rank fails, all ranks raise
-        its error, so that none waits for it: of class `otherwise` unless from errors.py."""
+        its error, so that none waits: as class `otherwise`, unless its own has an exit code."""
         result = error = None
         try:
             result = work()
-        except (Exception, dcp.CheckpointException) as e:  # DCP's is a BaseException, of all ranks
+        except (Exception, dcp.CheckpointException) as e:  # DCP's is only a BaseException
             rank, (why, _) = next(iter(getattr(e, "failures", {self.rank: (e, None)}).items()))
             is_ours, by = hasattr(e, "exit_code"), f"rank {rank}: " if self.size > 1 else ""
             text = str(e) if is_ours else f"{type(why).__name__}: {why}"
@@ -89,7 +89,7 @@ class Team:
 
 
 def newest_first(names: Iterable[str]) -> list[str]:
-    """Those that are names of checkpoints, by their steps."""
+    """Those of `names` that are names of checkpoints, the latest step first."""
     names = (name for name in names if re.fullmatch(r"step_\d{1,15}", name, re.ASCII))
     return sorted(names, key=lambda name: int(name[5:]), reverse=True)
 
@@ -132,9 +132,9 @@ def why_invalid(path: str | Path, only: str = "") -> str | None:
 def latest_valid(
     root: str | Path, log: Callable = print, mirror: Any = None, check: Callable | None = None
 ) -> Path | None:
-    """The newest valid checkpoint in root; None if there is none at all. One that mirror
-    (mirror.py) has and root has not is restored first, and `check` may refuse it. CheckpointError
-    if none is valid, since training must not start over in silence."""
+    """The newest valid checkpoint in root; None if there is none at all. One that is only in the
+    mirror (mirror.py), or damaged here, is restored from there; `check` may refuse it first.
+    CheckpointError if there are only damaged ones: training must not silently start over."""
     own, damaged = [path.name for path in checkpoints(root)], 0
     far = mirror.checkpoints() if mirror else []
     for name in newest_first({*own, *far}):
@@ -164,7 +164,7 @@ def _verify(path: Path, only: str = "") -> Path:
 
 
 def read_trainer(path: str | Path) -> dict:
-    """The trainer's own record, beside the tensors: step, world_size, configuration, ...
+    """trainer.json, what train.py records beside the tensors: step, world_size, configuration, ...
     CheckpointError unless it is as it was published, with values of the right types and sizes."""
     file = _verify(Path(path), only="trainer.json") / "trainer.json"
     try:
@@ -196,14 +196,14 @@ def _state(model: nn.Module, optimizers: Optimizers) -> dict[str, Tensor]:
 
 def _own(state: dict[str, Tensor], team: Team) -> dict[str, Tensor]:
     """What this rank copies and writes: its shards, and its share of the tensors that every rank
-    holds whole, dealt out by size."""
+    holds whole, which are dealt out in order of size."""
     whole = sorted((t.nbytes, name) for name, t in state.items() if not isinstance(t, DTensor))
     others = {name for i, (_, name) in enumerate(whole) if i % team.size != team.rank}
     return {name: t.contiguous() for name, t in state.items() if name not in others}
 
 
 def _checksum(state: dict[str, Tensor]) -> int:
-    """The bits of the tensors that every rank holds whole, added up as integers."""
+    """A checksum: the bits of the tensors that every rank holds whole, summed as integers."""
     integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     whole = [t.detach() for t in state.values() if not isinstance(t, DTensor)]
     return int(sum(t.contiguous().view(integers[t.itemsize]).sum() for t in whole))
@@ -212,17 +212,17 @@ def _checksum(state: dict[str, Tensor]) -> int:
 def check_finite(state: dict[str, Tensor], so: str = "it was not saved") -> None:
     """NonFiniteError if a tensor holds NaN or an infinity."""
     for name, tensor in state.items():
-        part = local(tensor)  # its least and greatest are NaN if one element is
+        part = local(tensor)  # both of aminmax are NaN if any element is
         if part.numel() and not torch.stack(part.aminmax()).isfinite().all():
             raise NonFiniteError(f"{name} holds non-finite numbers; {so}")
 
 
 def check_fits(path: Path, state: dict[str, Tensor], prefix: str = "") -> None:
-    """CheckpointError unless names, dtypes and shapes are those of the checkpoint: DCP would cast
-    dtypes and ignore extra keys."""
+    """CheckpointError unless names (those that begin with `prefix`), dtypes and shapes are the
+    checkpoint's: DCP itself would cast dtypes and ignore extra keys."""
     try:
         found = Reader(path / "dcp").read_metadata().state_dict_metadata
-    except Exception as error:  # the header of a stranger's file may hold anything
+    except Exception as error:  # a file from a stranger may have any header
         why = f"{type(error).__name__}: {str(error)[:200]}"
         raise CheckpointError(f"{path / 'dcp'} cannot be used: {why}") from None
     saved = {}
@@ -235,7 +235,7 @@ def check_fits(path: Path, state: dict[str, Tensor], prefix: str = "") -> None:
         there, here = saved.get(key, "not there"), wanted.get(key, "not there")
         if there != here and key.startswith(prefix):
             what = f"{key} is {there} in the checkpoint and {here} here"
-            remedy = "use its configuration and the model.py of that time, or another --run_dir"
+            remedy = "use the configuration and model.py it was saved with, or another --run_dir"
             raise CheckpointError(f"{path} does not fit this model: {what}; {remedy}")
 
 
@@ -251,8 +251,8 @@ def weights_of(model: nn.Module) -> dict[str, Tensor]:
 
 
 def load_model(path: str | Path, model: nn.Module, verified: bool = False) -> dict:
-    """Load only the weights, or this rank's shards of them; returns `trainer`. CheckpointError, and
-    nothing is loaded, unless they fit. verified: `latest_valid` has just hashed every file."""
+    """Load only the weights, or this rank's shards of them; returns trainer.json. If they do
+    not fit, CheckpointError before any is loaded. verified: every file has just been hashed."""
     path = Path(path) if verified else _verify(Path(path))
     _read_into(Team(alone=True), path, weights_of(model), prefix="model.")
     return read_trainer(path)
@@ -268,14 +268,14 @@ def _publish(team: Team, root: Path, step: int, state: dict[str, Tensor], record
     path = root / f"step_{step:08d}"
     parts = team.on_all(lambda: {name: local(t).nbytes for name, t in state.items()})
     nbytes = sum(sum(part.values()) for part in parts)
-    tmp = team.on_first(lambda: _begin(path, nbytes))  # (1) enough room? a temporary folder
+    tmp = team.on_first(lambda: _begin(path, nbytes))  # (1) check free space, create tmp
     names = dict.fromkeys(name for part in parts for name in part)
     ends = itertools.accumulate(max(part.get(name, 0) for part in parts) for name in names)
     file_of = {name: 1 + end // FILE_BYTES for name, end in zip(names, ends)}
     try:
         team.on_all(lambda: check_finite(state))
         writer = Writer(str(tmp / "dcp"), file_of, save_distributed=True)  # it fsyncs each file
-        # The state is in host memory already: DCP's copy-ahead would synchronize with the GPU
+        # The state is in host memory already: DCP's copy-ahead would only synchronize with the GPU
         # every few tensors, that is, wait for training.
         writer.per_thread_copy_ahead = 0
         team.on_all(lambda: dcp.save(state, storage_writer=writer, **team.for_dcp))  # (2) write
@@ -297,7 +297,7 @@ def _begin(path: Path, nbytes: int) -> Path:
 
 
 def _hash_own(team: Team, tmp: Path) -> dict[str, str]:
-    """{name: sha256} of the files that this rank has written; DCP has forced them onto the disk."""
+    """{name: sha256} of the files that this rank has written; DCP has called fsync on them."""
     own = sorted(tmp.glob(f"dcp/shard-{team.rank + 1:05d}-*"))
     return {str(file.relative_to(tmp)): disk.sha256_of(file) for file in own}
 
@@ -308,14 +308,14 @@ def _commit(tmp: Path, path: Path, record: str, hashes: list[dict[str, str]]) ->
     hashes.append({"trainer.json": disk.sha256_of(tmp / "trainer.json")})
     files = {name: sha256 for own in hashes for name, sha256 in own.items()}
     disk.write_json(tmp / MANIFEST, {"format": FORMAT, "files": files})  # (4)
-    disk.put_in_place(tmp, path)  # (5) its rename is when the checkpoint comes into being
+    disk.put_in_place(tmp, path)  # (5) its rename makes the checkpoint exist
 
 
 class Checkpointer:
-    """All checkpoints of a run, by background saves; every rank calls every method. root: their
+    """All checkpoints of a run, saved in the background; every rank calls every method. root: their
     folder, which this run owns (disk.lock). keep: how many of the newest stay, apart from the best,
     the one resumed from, that of keep_step, and each whose step is a multiple of keep_every.
-    mirror (mirror.py): on the first rank, gets a copy of each."""
+    mirror (mirror.py; first rank only): receives a copy of each."""
 
     def __init__(
         self, root, keep: int = 2, keep_step: int = 0, mirror=None, log=print, keep_every: int = 0
@@ -327,7 +327,7 @@ class Checkpointer:
         self._team = Team()
         self._resumed_from = self._best = ""  # names of checkpoints
         self._valid: set[str] = set()  # names of those that this process has written or verified
-        cuda = torch.cuda.is_available()  # then the copy that a save writes is in pinned memory
+        cuda = torch.cuda.is_available()  # if so, a save copies to pinned memory
         self._stager = staging.BlockingAsyncStager(cache_staged_state_dict=cuda)
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None  # of the last save
@@ -349,8 +349,8 @@ class Checkpointer:
     def resume(
         self, model: nn.Module, optimizers: Optimizers, path: Path | None = None, check=None
     ) -> dict | None:
-        """Load the checkpoint at `path`, or else the newest valid one; returns its `trainer`, None
-        if there is none. check(path, trainer) may raise before anything is copied or loaded."""
+        """Load the checkpoint at `path`, or else the newest valid one; returns its trainer.json,
+        or None. check(path, trainer) may raise before anything is copied or loaded."""
         state = _state(model, optimizers)
         found, trainer = self._team.on_first(lambda: self._find(path, check), CheckpointError)
         if found:
@@ -365,13 +365,13 @@ class Checkpointer:
         return trainer
 
     def _find(self, given: Path | None, check) -> tuple[Path | None, dict | None]:
-        """The checkpoint to resume from, and its `trainer`; both None if there is none. One of
-        another run is only the starting point: if this run has its own by now, that is it."""
+        """The checkpoint to resume from, and its trainer.json; both None if there is none. One of
+        another run is only a starting point: once this run has its own, the newest one is used."""
         is_own = given and given.resolve().parent == self.root.resolve()
         if is_own:
             _verify(given)
         path = latest_valid(self.root, self.log, self.mirror, check) or given and _verify(given)
-        if is_own and path.name != given.name:  # two histories would lie in one folder
+        if is_own and path.name != given.name:  # else one folder would hold two histories
             why = f"{given} is not the newest checkpoint of its run ({path.name} is)"
             remedy = "leave out --resume, or choose another --run_dir to go back to it"
             raise UsageError(f"{why}; {remedy}")
@@ -403,7 +403,7 @@ class Checkpointer:
             self._thread.start()
 
     def mark_best(self, step: int) -> None:
-        """Keep the checkpoint of `step`, even if still being saved, until there is a better one."""
+        """Keep the checkpoint of `step`, even while it is being saved, until another is better."""
         self._best = f"step_{step:08d}"
         if self._team.rank == 0 and (self.root / self._best).exists():
             self._try("name the best", lambda: disk.write_text(self.root / "best", self._best))
@@ -415,11 +415,11 @@ class Checkpointer:
 
     @property
     def error(self) -> Exception | None:
-        """Why training must not continue: the ranks agree on it, then all join(raises=True)."""
+        """The error that must end training, if any: then all ranks call join(raises=True)."""
         return self._error if self._failures >= MAX_FAILURES else None
 
     def join(self, raises: bool = False) -> None:
-        """Wait for the save in flight. raises: its error, or that of the last save, once."""
+        """Wait for the save in flight. raises: raise its error, or the last save's, once."""
         if self._thread:
             self._thread.join()
             self._thread = None
@@ -428,14 +428,14 @@ class Checkpointer:
             raise error
 
     def finish(self) -> None:
-        """The end of a run: wait for the save in flight, raise its failure, and close the mirror.
-        The other ranks stay: a launcher that sees one leave soon kills the first."""
+        """End the run: wait for the save in flight, raise its failure, and close the mirror. All
+        ranks wait for the first: if one exits, the launcher soon kills those that still work."""
         self.join(raises=True)
         close = lambda: self.mirror.close(self.root / newest_first(self._valid)[0])
         self._team.on_first(lambda: self.mirror and self._try("close the mirror", close))
 
     def leave(self, kind, error, trace) -> None:
-        """However a run ends, a save in flight ends first: unless it waits for a lost rank."""
+        """However a run ends, wait for a save in flight, unless it is waiting for a lost rank."""
         if not is_lost_rank(error):
             self.join()
 
@@ -481,7 +481,7 @@ class Checkpointer:
 
     def _retain(self) -> None:
         """Delete all but the newest `keep` that this process has written or verified, the best,
-        and those that stay."""
+        and those that _stays() names."""
         found = checkpoints(self.root)
         kept = [path.name for path in found if path.name in self._valid][: self.keep]
         if len(kept) < self.keep:
@@ -490,7 +490,7 @@ class Checkpointer:
             best = disk.read_text(file).strip()
             if self.root / best not in found:
                 why = f"{file} names {best[:80]!r}, which is no checkpoint"
-                return self.log(f"warning: {why}; until the next better one, nothing is deleted")
+                return self.log(f"warning: {why}; nothing is deleted until there is a better one")
             kept.append(best)
         for path in found:
             if path.name not in kept and not self._stays(path.name):
@@ -498,6 +498,6 @@ class Checkpointer:
         self._sweep(".trash-*")
 
     def _stays(self, name: str) -> bool:
-        """Whether it is kept whatever its age, here and in the mirror."""
+        """Whether this checkpoint is kept however old it is, here and in the mirror."""
         every = self.keep_every and int(name[5:]) % self.keep_every == 0
         return every or name in (self._resumed_from, f"step_{self.keep_step:08d}")

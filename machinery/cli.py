@@ -1,8 +1,8 @@
-"""Command line -> preset, and how a program ends.
+"""Command line -> preset; how a program ends.
 
 `parse(program, part, argv)`: the first word names the preset (none: tiny), every field of the
-program's dataclasses is an option. `run(main)`: a user's mistake is one sentence and an exit code,
-a bug a traceback. Next: config.py, the options; errors.py, the exit codes.
+program's dataclasses is an option. `run(main)`: a user's mistake ends in one sentence and an exit
+code, a bug in a traceback. Next: config.py, the options; errors.py, the exit codes.
 """
 
 import difflib
@@ -26,7 +26,7 @@ from config import UsageError
 from machinery import disk
 from machinery.errors import DISK_FAILS, RankError, StorageError
 
-UNUSABLE = (  # of an OSError: the user named a path that this program cannot use
+UNUSABLE = (  # errno of an OSError that means: the user named a path that cannot be used
     errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ELOOP,
     errno.ENAMETOOLONG, errno.EEXIST, errno.ENXIO, errno.EFBIG,
 )  # fmt: skip
@@ -34,7 +34,7 @@ UNUSABLE = (  # of an OSError: the user named a path that this program cannot us
 
 @dataclass(frozen=True)
 class TrainArgs:
-    """Train a GPT. The first word is the preset (none: tiny); an option overrides a value of it."""
+    """Train a GPT. The first word is the preset (default: tiny); options override its values."""
 
     model: cfg.GPTConfig
     train: cfg.TrainConfig
@@ -64,7 +64,7 @@ def first_word(argv: list[str]) -> tuple[str, list[str]]:
 
 
 def read_options(default: Any, argv: list[str], program: str) -> Any:
-    """`default` with argv's options. tyro says what is wrong, once per node, and exits with 2."""
+    """`default` with argv's options. tyro reports mistakes, once per node, and exits with 2."""
     import tyro
 
     tyro._experimental_options["ansi_codes"] = not os.environ.get("NO_COLOR")
@@ -83,13 +83,13 @@ def read_options(default: Any, argv: list[str], program: str) -> Any:
 
 
 def with_folders(options: Any, default: Any) -> Any:
-    """An empty folder, such as a variable of the shell that is not set, means the default's."""
+    """An empty folder option, as from a shell variable that is not set, means the default."""
     empty = [name for name, text in vars(options).items() if name.endswith("_dir") and not text]
     return replace(options, **{name: getattr(default, name) for name in empty})
 
 
 def find(kind: str, name: str, table: dict, where: str = "") -> Any:
-    """table[name]; UsageError with the nearest name, if one is near, if there is no such entry."""
+    """table[name]; if there is no such entry, a UsageError, with a similar name if there is one."""
     if name in table:
         return table[name]
     near = difflib.get_close_matches(name, table, n=1, cutoff=0.5)
@@ -116,32 +116,32 @@ def weights(mixture: tuple[str, ...]) -> dict[str, float] | None:
     pairs = [re.fullmatch(r"(.*)=(\d{1,15}\.?\d*|\.\d+)", item, re.DOTALL) for item in items]
     found = {pair[1]: float(pair[2]) for pair in pairs if pair}
     if len(found) < len(items):
-        how = "is not NAME=WEIGHT ..., each once: wiki=60 code=40"
+        how = "is not NAME=WEIGHT ..., each name once; write wiki=60 code=40"
         raise UsageError(f"{' '.join(mixture)!r} {how}")
     return found or None
 
 
 def public(text: str) -> str:
-    """A text without what may be secret in its URLs: whatever a line has between the scheme and the
+    """`text` without what may be secret in its URLs: all that a line has between a scheme and the
     last @ (user and password, in any characters), and parameters, query and fragment."""
-    user, rest = r"(?:(?:(?!://).)*@)?", r"(?:[?#;](?(1)(?:.*?\1)?)\S*)?"  # 1: a quote
+    user, rest = r"(?:(?:(?!://).)*@)?", r"(?:[?#;](?(1)(?:.*?\1)?)\S*)?"  # 1: its quote
     return re.sub(rf"(['\"])?(?<!\w)(\w+://){user}([^\s?#;]*){rest}", r"\1\2\3", text)
 
 
 def printable(text: str) -> str:
-    """A text for a terminal, with its control characters escaped, but for tabs and line ends."""
+    """`text` for a terminal: control characters are escaped, except tabs and newlines."""
     return re.sub(r"[\0-\x08\x0b-\x1f\x7f-\x9f]", lambda found: repr(found[0])[1:-1], text)
 
 
 def cores() -> int:
-    """Processors that this process may use."""
+    """The number of CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def run(main: Callable[[list[str]], int | None]) -> None:
     """Run main(argv) and exit with its result."""
-    if hasattr(sys.stdout, "reconfigure"):  # it may be closed
-        sys.stdout.reconfigure(errors="backslashreplace")  # the name of a file may hold any bytes
+    if hasattr(sys.stdout, "reconfigure"):  # not if it was closed: then it is None
+        sys.stdout.reconfigure(errors="backslashreplace")  # file names may hold any bytes
     try:
         code = main(sys.argv[1:]) or 0
         print(end="", flush=True)
@@ -169,12 +169,12 @@ def run(main: Callable[[list[str]], int | None]) -> None:
 
 
 def exit_code(error: BaseException) -> int:
-    """The error's own (errors.py); of an OSError, what it means here; 1 is a bug."""
+    """The exit code of an error: its own (errors.py), a suitable one for OSErrors, 1 for a bug."""
     if isinstance(error, KeyboardInterrupt):
         return 130
-    if isinstance(error, BrokenPipeError):  # of our output, as `| head` closes it, or another
+    if isinstance(error, BrokenPipeError):  # stdout's, closed as by `| head`, or another's
         poll = select.poll()
-        poll.register(1, 0)  # for errors alone
+        poll.register(1, 0)  # report errors only
         return 141 if poll.poll(0) else 1
     if isinstance(error, OSError) and error.errno in DISK_FAILS:
         return StorageError.exit_code

@@ -1,10 +1,10 @@
-"""The one door to files: what a program reads, names, writes, locks or hashes goes through here.
+"""All file access goes through here: naming, reading, writing, locking and hashing.
 
-A run, a data folder or an export may come from a stranger, and the names, links and sizes in it
-must stay in its folder. So a name that was read from a file becomes a path by `inside`; a file is
-opened by `open_file`, which follows no link and takes regular files alone; small files are bounded.
-A file written with `replacing` is whole or not there: a killed program leaves `.tmp-*` alone. Files
-that only grow (.jsonl) are appended to instead. Next: errors.py, the exit codes.
+A run, a data folder or an export may come from a stranger: no name or link in it may lead out of
+its folder. So `inside` turns a name that was read from a file into a path; `open_file` follows no
+link and opens regular files only; files that are read whole have a size limit. A file written with
+`replacing` is complete or absent: a killed program leaves no more than a `.tmp-*`. Files that only
+grow (.jsonl) are appended to instead. Next: errors.py, the exit codes.
 """
 
 import errno
@@ -25,7 +25,7 @@ from typing import BinaryIO
 from config import UsageError
 from machinery.errors import DataError, StorageError
 
-LARGEST_SMALL = 64 << 20  # bytes of a file that is read as a whole
+LARGEST_SMALL = 64 << 20  # bytes: the size limit of a file that is read whole
 FLAGS = {
     "rb": os.O_RDONLY,
     "ab": os.O_WRONLY | os.O_CREAT | os.O_APPEND,
@@ -34,21 +34,21 @@ FLAGS = {
 
 
 def parts_of(name: str) -> tuple[str, ...]:
-    """The parts of a name that a file says: ("train", "web", "unit_00.npy"). DataError unless it is
-    a relative name that stays in its folder."""
+    """The parts of a name that was read from a file: ("train", "web", "unit_00.npy"). DataError
+    unless it is a relative name that stays in its folder."""
     try:
         os.fsencode(name)
         plain = PurePosixPath(name)
-    except (TypeError, UnicodeEncodeError):  # no text; half of a pair in JSON
+    except (TypeError, UnicodeEncodeError):  # not a str; a lone surrogate from JSON
         plain = PurePosixPath("..")
     if not plain.parts or plain.is_absolute() or ".." in plain.parts or "\0" in name:
-        raise DataError(f"{name!r} is no name of a file in a folder")
+        raise DataError(f"{name!r} is not the name of a file inside the folder")
     return plain.parts
 
 
 def inside(folder: str | Path, name: str) -> Path:
-    """FOLDER/name, for a name that a file says. DataError unless it is a relative name that stays
-    in the folder, with no link on the way."""
+    """FOLDER/name, for a name that was read from a file. DataError unless it is a relative name
+    that stays in the folder, with no symbolic link on the way."""
     parts = parts_of(name)
     path = Path(folder, *parts)
     if os.path.realpath(path) != os.path.join(os.path.realpath(folder), *parts):
@@ -57,9 +57,9 @@ def inside(folder: str | Path, name: str) -> Path:
 
 
 def open_file(path: str | Path, mode: str = "rb") -> BinaryIO:
-    """A regular file, opened unbuffered in binary; OSError for a link, a device, a pipe, and for a
-    second name of a file that would be changed."""
-    # O_NONBLOCK: to open a pipe that nobody writes to would wait for ever
+    """A regular file, opened unbuffered in binary; OSError for a symbolic link, a device or a pipe,
+    and for appending to a file that has a second name (a hard link)."""
+    # O_NONBLOCK: else opening a pipe that has no writer would block forever
     fd = os.open(path, FLAGS[mode] | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
     found = os.fstat(fd)
     if not stat.S_ISREG(found.st_mode) or mode == "ab" and found.st_nlink > 1:
@@ -77,7 +77,7 @@ def read_bytes(path: str | Path, most: int = LARGEST_SMALL) -> bytes:
 
 
 def read_text(path: str | Path) -> str:
-    """A whole small file in UTF-8; a byte that is none becomes a surrogate."""
+    """A whole small file in UTF-8; bytes that are not valid UTF-8 become surrogates."""
     return read_bytes(path).decode("utf-8", "surrogateescape")
 
 
@@ -90,10 +90,10 @@ def read_json(path: str | Path) -> dict:
 
 
 def parse_json(content: bytes, where: str | Path) -> dict:
-    """The JSON object in `content`; DataError, which names `where` it is from, if it is none."""
+    """The JSON object in `content`, which is from `where`; DataError if it is not one."""
     try:
         tree = json.loads(content)
-    except (ValueError, RecursionError):  # no JSON, not UTF-8, or nested too deeply
+    except (ValueError, RecursionError):  # not JSON, not UTF-8, or nested too deeply
         tree = None
     if not isinstance(tree, dict):
         raise DataError(f"{where} is damaged: it holds no JSON object")
@@ -127,13 +127,13 @@ def fsync(path: str | Path) -> None:
 
 
 def temporary(path: Path) -> Path:
-    """A name beside `path` for what takes its place. A run, at its start, removes what is left."""
+    """A name beside `path` for what will replace it. A run, at its start, removes any left over."""
     return path.with_name(f".tmp-{path.name}-{uuid.uuid4().hex[:8]}")
 
 
 def put_in_place(written: Path, path: Path) -> None:
-    """Give what is on the disk under a temporary name its own. A file replaces a file or a link; if
-    there is a folder, or a folder comes, what was there is set aside."""
+    """Rename `written`, which is safely on the disk, to `path`. A file replaces a file or a link;
+    if either is a folder, what was at `path` is set aside first."""
     if path.is_dir() or written.is_dir() and os.path.lexists(path):
         set_aside(path)
     written.replace(path)
@@ -141,7 +141,7 @@ def put_in_place(written: Path, path: Path) -> None:
 
 
 def set_aside(path: Path) -> None:
-    """Rename to `.trash-*`, to be deleted: a kill never leaves half a folder under its name."""
+    """Rename to `.trash-*`, to be deleted later: no kill leaves half a folder under its name."""
     path.rename(path.with_name(f".trash-{path.name}-{uuid.uuid4().hex[:8]}"))
 
 
@@ -152,12 +152,12 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     path.parent.mkdir(parents=True, exist_ok=True)
     written = temporary(path)
     try:
-        with io.BufferedWriter(open_file(written, "xb")) as file:  # or a write may take a part
+        with io.BufferedWriter(open_file(written, "xb")) as file:  # raw writes may be partial
             yield file
         fsync(written)
         put_in_place(written, path)
     except OSError as error:
-        error.filename = error.filename or str(path)  # a full disk names none
+        error.filename = error.filename or str(path)  # a full disk gives none
         raise
     finally:  # once it is in place, there is nothing left to remove
         written.unlink(missing_ok=True)
@@ -180,7 +180,7 @@ def write_json(path: Path, tree: dict) -> None:
 
 
 def append(path: Path, text: str) -> None:
-    """Append to a file that only grows; if the disk is full, not even a part of it."""
+    """Append to a file that only grows: all of `text`, or if the disk is full, none of it."""
     with open_file(path, "ab") as file:
         size, content = os.fstat(file.fileno()).st_size, text.encode("utf-8", "backslashreplace")
         if file.write(content) < len(content):
@@ -198,15 +198,15 @@ def check_room(folder: Path, need: float, remedy: str) -> None:
 
 
 def hold(folder: Path) -> Callable[[], bool]:
-    """Returns a function that says whether this folder still is where it was. It stays open: else
-    one that is made in its place could get its inode."""
+    """Returns a function that tells whether this folder is still in its place. The folder stays
+    open: else a new one, made in its place, could get the same inode."""
     fd = os.open(folder, os.O_RDONLY)
     return lambda: folder.exists() and os.path.samestat(os.fstat(fd), folder.stat())
 
 
 def lock(folder: str | Path, option: str) -> BinaryIO:
     """Lock a folder until the returned file is closed or this process ends, however it ends.
-    UsageError if another process has it. option: the one that names the folder."""
+    UsageError if another process has it. option: the option that names the folder."""
     path = Path(folder, ".lock")
     path.parent.mkdir(parents=True, exist_ok=True)
     file = open_file(path, "ab")
@@ -218,7 +218,7 @@ def lock(folder: str | Path, option: str) -> BinaryIO:
         why = f"{folder} is in use by {owner}; stop it, or choose another {option}"
         raise UsageError(why) from None
     except OSError as error:  # Lustre without -o flock
-        print(f"warning: {folder} cannot be locked ({error.strerror}); start no second program")
+        print(f"warning: {folder} cannot be locked ({error.strerror}); run one program only")
     file.truncate(0)
     file.write(f"process {os.getpid()} on {socket.gethostname()}".encode())
     return file

@@ -9,33 +9,33 @@
 | 4    | none of the run's checkpoints is valid, or the one to load does not fit | CheckpointError |
 | 5    | a loss, a gradient or a weight is NaN or infinite | NonFiniteError |
 | 6    | the disk is full or fails | StorageError |
-| 7    | an exported model does not compute what ours does | ParityError |
+| 7    | an exported or imported model does not compute what ours does | ParityError |
 | 129  | stopped by SIGHUP: its terminal has closed | |
 | 130  | stopped by SIGINT (Ctrl-C) | |
 | 141  | nobody reads the output any more, as after `| head` | |
 | 143  | stopped by SIGTERM | |
 
-These classes are raised by name, and the programs print their text alone. Any other exception is a
-bug, perhaps in what you have just changed, and is shown with its traceback. On several GPUs a rank
-that does not answer is found by NCCL's watchdog, a thread that ends the process by SIGABRT (code
--6, with NCCL's own text): status.json then still says `running`. Next: cli.py.
+Of these classes, the programs print only the message. Any other exception is a bug, perhaps in what
+you have just changed, and is shown with its traceback. On several GPUs, NCCL's watchdog thread
+detects a rank that does not answer, and ends the process by SIGABRT (code -6, with NCCL's own
+message): status.json then still says `running`. Next: cli.py.
 """
 
 import errno
 
-DISK_FAILS = (errno.ENOSPC, errno.EDQUOT, errno.EIO)  # of an OSError: code 6
+DISK_FAILS = (errno.ENOSPC, errno.EDQUOT, errno.EIO)  # an OSError with one of these: code 6
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether a device has no memory left, in the words of torch, the driver, Triton, cuDNN or
-    cuBLAS."""
+    """Whether a device is out of memory, judged by the message of torch, the driver, Triton, cuDNN
+    or cuBLAS."""
     said = repr(error).lower().replace(" ", "")
     known = "outofmemory", "alloc_failed", "cublascreate", "allocatememory"
     return any(words in said for words in known)
 
 
 def is_lost_rank(error: BaseException) -> bool:
-    """Whether gloo or NCCL says that another rank does not answer."""
+    """Whether gloo or NCCL says that it has lost another rank, judged by its message."""
     closed = "Connection closed by peer", "Connection reset by peer", "pair closure"
     return any(words in str(error) for words in (*closed, "Timed out waiting", "ncclRemoteError"))
 

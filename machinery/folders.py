@@ -19,12 +19,12 @@ from machinery.plan import Plan
 from machinery.ranks import World
 from machinery.shards import Manifest
 
-OF_DATA = {"seq_len", "vocab_size", "bos_id"}  # what the data decides
+OF_DATA = {"seq_len", "vocab_size", "bos_id"}  # fields of the model that the data decides
 
 
 def open_data(preset: cfg.Preset, world: World) -> tuple[Manifest, cfg.Preset]:
-    """The prepared data, brought near if that is asked for or if it is behind a URL, and checked;
-    and the preset with its model completed by it."""
+    """The prepared data, checked, and copied to a local folder first if it is behind a URL or with
+    --stage; and the preset, with the fields OF_DATA of its model as the data has them."""
     options = preset.run
     if options.stage or "://" in options.data_dir:
         from machinery import stage
@@ -41,8 +41,8 @@ def open_data(preset: cfg.Preset, world: World) -> tuple[Manifest, cfg.Preset]:
 
 
 def decide(preset: cfg.Preset, found: dict, where: str, remedy: str, free=()) -> cfg.Preset:
-    """The preset with its model as `where` has it. UsageError for an option that asks for something
-    else; in the fields that are `free`, an option wins."""
+    """The preset with the model fields that were `found` in `where`. UsageError for an option that
+    asks for another value, except for the fields in `free`: there the option wins."""
     asked, default = preset.model, cfg.find_preset(preset.name).model
     by_hand = {k: getattr(asked, k) for k in found if getattr(asked, k) != getattr(default, k)}
     for name, value in by_hand.items():
@@ -53,7 +53,7 @@ def decide(preset: cfg.Preset, found: dict, where: str, remedy: str, free=()) ->
 
 
 def describe_data(asked: cfg.Preset, preset: cfg.Preset, plan: Plan, manifest: Manifest) -> str:
-    """Lines on the data: how much there is, how often it is repeated, what it decided."""
+    """Lines on the data: its size, how often it is repeated, which options it decided."""
     train, folder = preset.train, preset.run.data_dir
     mixtures = cli.weights(train.mixture), cli.weights(train.decay_mixture)
     decay_from = plan.decay_begins * plan.rows_per_step
@@ -80,17 +80,17 @@ def describe_data(asked: cfg.Preset, preset: cfg.Preset, plan: Plan, manifest: M
 
 
 def claim(preset: cfg.Preset, manifest: Manifest, world: World) -> ExitStack:
-    """Lock RUN_DIR, refuse to go on in another run's folder, write the run's config.json and
+    """Lock RUN_DIR, refuse a folder that belongs to another run, write the run's config.json and
     tokenizer.json. Returns the locks to close."""
     run_dir, locks = Path(preset.run.run_dir), ExitStack()
     if not world.is_first:
         return locks
     locks.enter_context(disk.lock(run_dir, "--run_dir"))
     for junk in filter(Path.is_file, run_dir.glob(".tmp-*")):
-        junk.unlink()  # of a run that was killed while it wrote a small file
+        junk.unlink()  # left by a run that was killed while it wrote a small file
     own = identity(preset, manifest)
     if saved := checkpoint.checkpoints(run_dir / "checkpoints"):
-        with suppress(CheckpointError):  # damaged: then the one that it resumes from decides
+        with suppress(CheckpointError):  # if it is damaged, resuming checks the one it loads
             check_same_run(own, run_dir, checkpoint.read_trainer(saved[0]))
     disk.write_json(run_dir / "config.json", own)
     disk.write_bytes(run_dir / "tokenizer.json", disk.read_bytes(manifest.tokenizer_file()))
@@ -107,8 +107,8 @@ def identity(preset: cfg.Preset, manifest: Manifest) -> dict:
 
 def check_same_run(now: dict, where: Path, trainer: dict) -> None:
     """UsageError with the fields that differ if `where`, whose record is `trainer`, belongs to
-    another run than that of identity `now`. The number of steps may differ until either run's
-    learning rate begins to fall."""
+    another run than the one with identity `now`. With wsd, only the number of steps may differ, as
+    long as `trainer` is from before the learning rate of either run begins to fall."""
     before = dict(revisions=now["revisions"]) | trainer.get("identity", {})
     differ = differences(before, now, now.keys() | before.keys())
     remedy = "give the same options to resume it, or another --run_dir to start a new run"
@@ -122,16 +122,16 @@ def check_same_run(now: dict, where: Path, trainer: dict) -> None:
         raise UsageError(f"{why}; {remedy} (--init_from starts one from these weights)")
 
 
-MAY_CHANGE = {"seq_len", "rope_theta", "doc_mask"}  # for longer rows, as a last stage
+MAY_CHANGE = {"seq_len", "rope_theta", "doc_mask"}  # as in a last stage on longer rows
 
 
 def check_weights_fit(where: str, before: dict, preset: cfg.Preset, manifest: Manifest) -> str:
-    """UsageError if the weights in `where` were trained as another model, or in other tokens, than
-    this run's; returns a remark on what may differ, and does."""
+    """UsageError if the weights in `where` are of another architecture, or of another tokenizer,
+    than this run's; returns a remark on the fields that differ and may."""
     names = asdict(preset.model).keys() | {"tokenizer_sha256"}
     differ = differences(before, identity(preset, manifest), names)
     if refused := [text for name, text in differ.items() if name not in MAY_CHANGE]:
-        remedy = "give the options it was trained with, and data of its tokenizer (--tokenizer)"
+        remedy = "give its model options, and data prepared with its tokenizer (--tokenizer)"
         why = f"the weights in {where} are of another model: {'; '.join(refused)}"
         raise UsageError(f"{why}; {remedy}")
     return f" ({'; '.join(differ.values())})" if differ else ""
@@ -139,6 +139,6 @@ def check_weights_fit(where: str, before: dict, preset: cfg.Preset, manifest: Ma
 
 def differences(before: dict, now: dict, names) -> dict[str, str]:
     """name -> "name is X there and Y here", of the names whose values differ in two identities."""
-    before = asdict(cfg.TrainConfig()) | asdict(cfg.GPTConfig()) | before  # newer fields: default
+    before = asdict(cfg.TrainConfig()) | asdict(cfg.GPTConfig()) | before  # for missing fields
     differ = [n for n in sorted(names) if json.dumps(before.get(n)) != json.dumps(now.get(n))]
     return {n: f"{n} is {before.get(n)!r} there and {now.get(n)!r} here" for n in differ}

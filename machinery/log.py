@@ -1,8 +1,8 @@
 """What a run did: metrics.jsonl, status.json, and the lines on the screen.
 
-`metrics.jsonl` has one JSON object per step, validation or start; status.json says how the run is
-or ended. With --wandb, Weights & Biases gets the same records; it can neither stop a run nor delay
-it by more than WANDB_S at its start and end. Next: train.py.
+`metrics.jsonl` has one JSON object per step, validation or start; status.json says whether the run
+goes on, or how it ended. With --wandb, Weights & Biases gets the same records; it can neither
+stop a run nor delay its start and its end by more than WANDB_S each. Next: train.py.
 """
 
 import json
@@ -21,8 +21,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from machinery import cli, disk
 from machinery.errors import DataError
 
-WANDB_S = 30.0  # for its server to answer
-SPEED = re.compile("^(time|watch|tflops|mfu|tokens_per)|_m?s$")  # fields of a step
+WANDB_S = 30.0  # how long to wait for its server
+SPEED = re.compile("^(time|watch|tflops|mfu|tokens_per)|_m?s$")  # wandb's speed panel
 
 
 class Log:
@@ -38,11 +38,11 @@ class Log:
         self.printed_at = time.monotonic()
         try:
             print(cli.printable(cli.public(text)), flush=True)
-        except OSError:  # the terminal, or what read this, is gone: that does not end a run
+        except OSError:  # the terminal or the reader of a pipe is gone: the run goes on
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
     def write(self, record: dict) -> None:
-        """Append one line to metrics.jsonl; on a full disk it is lost."""
+        """Append a line to metrics.jsonl (on a full disk it is lost), and send it to wandb."""
         if not self.is_first:
             return
         try:
@@ -56,8 +56,8 @@ class Log:
             self._try_wandb(lambda: self.wandb.log(named, step=record["step"]))
 
     def begin(self, step: int, validates: bool, start: dict) -> None:
-        """Training begins after `step`; it `validates` first, or not. Drop the lines and samples
-        that a resumed run will write again, append `start`, update status.json."""
+        """Training begins after `step`, with a validation if `validates`. Drop the records and
+        samples that a resumed run will write again, append `start`, update status.json."""
         if not self.is_first:
             return
         samples, records = self.run_dir / "samples.jsonl", read_jsonl(self.file)
@@ -78,7 +78,7 @@ class Log:
             self._try_wandb(self._open_wandb)
 
     def status(self, state: str, **facts) -> None:
-        """Replace status.json, which tells a scheduler or a person how the run is or ended."""
+        """Replace status.json, which tells a scheduler or a person the state of the run."""
         if self.is_first:
             disk.write_json(self.run_dir / "status.json", {"state": state, **facts})
 
@@ -99,7 +99,7 @@ class Log:
                 self._try_wandb(lambda: self.wandb.finish())
 
     def _open_wandb(self) -> None:
-        """A resumed run remains one run there: its id is in RUN_DIR/wandb_id."""
+        """A resumed run stays the same run in wandb: its id is in RUN_DIR/wandb_id."""
         netrc = Path(os.environ.get("NETRC", Path.home() / ".netrc"))
         has_key = os.environ.get("WANDB_API_KEY") or netrc.exists() and "wandb" in netrc.read_text()
         os.environ.setdefault("WANDB_MODE", "online" if has_key else "offline")  # never prompt
@@ -122,8 +122,8 @@ class Log:
 
 
 def write_report(log: Log, run=None, step: int = 0) -> str:
-    """Write loss.png and report.html, and of a `run` that goes on a sample; returns the line to
-    print. An error goes into that line too, since it is no fault of the run itself."""
+    """Write loss.png and report.html, and of a `run` in progress a sample of its text.
+    Returns the line to print; it also reports an error, which must not end the run."""
     if not log.is_first:
         return ""
     try:
@@ -131,7 +131,7 @@ def write_report(log: Log, run=None, step: int = 0) -> str:
 
         if run:
             kernels = SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH
-            with sdpa_kernel([*kernels]):  # cuDNN's plans anew for each length of a sample
+            with sdpa_kernel([*kernels]):  # cuDNN would plan each length anew
                 return report.update(run, step)
         return f"report      {report.write(log.run_dir)}, and loss.png beside it"
     except Exception as error:
@@ -147,7 +147,7 @@ def time_left_s(run, step: int) -> float:
 
 
 def step_line(r: dict, steps: int, left_s: float, more: dict[str, float]) -> str:
-    """A step's record, and more numbers by name -> the line on the screen."""
+    """The line on the screen, from a step's record `r` and `more` numbers by name."""
     if r["mfu_full"] is None:
         used = f"mfu n/a, {r['tflops_full']:.2f}/{r['tflops_causal']:.2f} TFLOP/s full/causal"
     else:
@@ -176,7 +176,7 @@ def done_text(run, progress, validation: str, report: str) -> str:
 
 
 def sources_line(bpb: dict[str, float]) -> str:
-    """{"web": 1.1, "code": 0.9} -> ' (web 1.1000, code 0.9000)'; of one source, ''."""
+    """{"web": 1.1, "code": 0.9} -> ' (web 1.1000, code 0.9000)'; '' if there is one source."""
     return f" ({', '.join(f'{k} {v:.4f}' for k, v in bpb.items())})" if len(bpb) > 1 else ""
 
 
@@ -196,7 +196,7 @@ def duration(seconds: float) -> str:
 
 
 def start_of(argv: list[str], preset, world) -> dict:
-    """What metrics.jsonl says of this process: where it runs, and by which command."""
+    """The `start` record of metrics.jsonl: on what this process runs, and by which command."""
     options, on_gpu = preset.run, world.device.type == "cuda"
     device = cpu_name() if world.device.type == "cpu" else world.device_name
     facts = dict(device=device, on_gpu=on_gpu, world_size=world.world_size)
@@ -207,15 +207,15 @@ def start_of(argv: list[str], preset, world) -> dict:
 
 
 def cpu_name() -> str:
-    """What Linux calls the processor."""
+    """The processor's model name, where /proc/cpuinfo has it."""
     info = Path("/proc/cpuinfo")
     names = re.findall(r"model name\s*: (.+)", disk.read_text(info)) if info.exists() else []
     return names[0] if names else "CPU"
 
 
 def is_done(run_dir: Path) -> bool:
-    """Whether status.json says `done`: all steps, the last validation and the last checkpoint."""
-    with suppress(DataError):  # none there, or damaged
+    """Whether status.json says `done`: all steps, the last checkpoint and the last validation."""
+    with suppress(DataError):  # it is missing or damaged
         return disk.read_json(run_dir / "status.json").get("state") == "done"
     return False
 
@@ -224,8 +224,8 @@ is_step_or_start = lambda r: isinstance(r.get("step"), int) or isinstance(r.get(
 
 
 def read_jsonl(path: Path, is_record: Callable[[dict], bool] = is_step_or_start) -> list[dict]:
-    """The records of a .jsonl file; [] if there is none. Other lines are counted and left out: a
-    kill may cut one short, a disk may spoil one."""
+    """The records of a .jsonl file; [] if there is no file. Other lines are counted and left out: a
+    kill may have cut one short, a disk may have damaged one."""
     try:
         lines = disk.read_bytes(path, 1 << 30).splitlines() if os.path.lexists(path) else []
     except OSError as error:

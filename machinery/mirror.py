@@ -1,14 +1,14 @@
-"""A run outlives its machine: each checkpoint is copied to a store by the thread that has saved it.
+"""A run outlives its machine: the thread that saves a checkpoint also copies it to a store.
 
 Writes MIRROR/NAME, a folder or a URL (store.py), in which
-    step_00001000/ID/...         is a checkpoint as on the disk, under the id of who has sent it
+    step_00001000/ID/...         is a checkpoint as on the disk, under the ID of its sender
     step_00001000/MANIFEST.json  its manifest, with that ID: it comes last, and without it there is
                                  no checkpoint
     best                         names the best checkpoint
     lease                        says which process writes here
     metrics.jsonl                and the other small files of the run (SMALL)
-A store that is slow, full or gone does not stop a run, and never makes one resume from what is not
-whole; two machines never write one file of a checkpoint. Next: checkpoint.py.
+A store that is slow, full or gone does not stop a run that has begun, and no run resumes from an
+incomplete copy; two machines never write the same file of a checkpoint. Next: checkpoint.py.
 """
 
 import contextlib
@@ -35,13 +35,13 @@ SMALL = (
     "report.html", "loss.png", "wandb_id",
 )  # fmt: skip
 LARGEST_SMALL = 1 << 30  # bytes of one of these
-RENEW_S, WATCH_S = 15.0, 60.0
+RENEW_S, WATCH_S = 15.0, 60.0  # of the lease
 
 
 @contextlib.contextmanager
 def open_mirror(options: RunConfig, log: Log) -> Iterator["Mirror | None"]:
-    """The run's place in the store, given back however the run ends; None without --mirror, and on
-    all ranks but the first."""
+    """The run's mirror, whose lease is given back however the run ends; None without --mirror, and
+    on all ranks but the first."""
     mirror = Mirror(options.mirror, log) if options.mirror and log.is_first else None
     try:
         yield mirror
@@ -55,14 +55,14 @@ def text_of(content: bytes | None) -> str:
 
 
 class Lease:
-    """The right to write under a store's URL: a file that its owner changes every RENEW_S. Whoever
-    wants it watches the file, and takes it if nothing has changed for WATCH_S: no clock and no
-    name of another machine is relied on."""
+    """The right to write under a store's URL: a file that its owner changes every RENEW_S. Another
+    process that wants it watches the file, and takes over if nothing has changed for WATCH_S: this
+    relies on no other machine's clock or name."""
 
     def __init__(self, store: Store, log: Log):
         """UsageError while another process has it."""
         self.store, self.log, self.id = store, log, uuid.uuid4().hex
-        while not self._is_ours():  # again if a lost machine's last request came in between
+        while not self._is_ours():  # again if a lost machine's last write came in between
             if before := store.read("lease"):
                 log.print(f"{store.url} has a lease: watching it for {WATCH_S:.0f} s for a change")
                 end = time.monotonic() + WATCH_S
@@ -79,22 +79,22 @@ class Lease:
         self._thread.start()
 
     def _write(self, new: bool = False) -> None:
-        """In other bytes each time."""
+        """With new bytes each time, so that those who watch it see a change."""
         by = f"process {os.getpid()} on {socket.gethostname()}"
         self.store.write("lease", f"{self.id} {uuid.uuid4().hex} {by}".encode(), new)
 
     def _is_ours(self) -> bool:
-        lease = self.store.read("lease") or self.store.read("lease")  # missed once, it is there
+        lease = self.store.read("lease") or self.store.read("lease")  # a miss may be stale
         return text_of(lease).startswith(self.id)
 
     def _renew_often(self) -> None:
         while not self._over.wait(RENEW_S):
-            with contextlib.suppress(StorageError, DataError):  # it is tried again soon
+            with contextlib.suppress(StorageError, DataError):  # the next renewal is soon
                 self.renew()
 
     def renew(self) -> None:
-        """StorageError if the store fails, or if another machine has taken it over, which ends this
-        run."""
+        """Change the lease. StorageError if the store fails, or if another machine has taken over:
+        then this run is stopped by SIGTERM."""
         if not self._over.is_set():
             if self._is_ours():
                 return self._write()
@@ -111,8 +111,8 @@ class Lease:
 
 
 class Mirror:
-    """The checkpoints of a run in a store. keep: how many of the newest stay, apart from the best
-    and those of which stays(name) is true."""
+    """The checkpoints of a run in a store. keep: how many of the newest are kept, apart from the
+    best and those for which stays(name) is true."""
 
     def __init__(self, url: str, log: Log, keep: int = 2, stays: Callable = lambda name: False):
         self.store = Store(url, log.run_dir.name)
@@ -124,11 +124,11 @@ class Mirror:
         self.lease = Lease(self.store, log)
 
     def checkpoints(self) -> list[str]:
-        """The names of those there are, newest first; not all need be whole."""
+        """The names of the checkpoints in the store, newest first; some may be incomplete."""
         return newest_first(self.store.names())
 
     def _read(self, name: str) -> bytes | None:
-        """Asked twice: to miss once what is there must lose nothing."""
+        """An object. None is asked for again: a store may miss once what it has."""
         return self.store.read(name) or self.store.read(name)
 
     def upload(self, path: Path) -> None:
@@ -139,7 +139,7 @@ class Mirror:
         for file in (*tree["files"], MANIFEST):
             self.lease.renew()
             self.store.send(f"{name}/{self.lease.id}/{file}", disk.inside(path, file))
-        self._send_small()  # metrics.jsonl must reach as far as the checkpoint
+        self._send_small()  # before the manifest: metrics.jsonl must reach as far
         self.lease.renew()
         self.store.write(f"{name}/{MANIFEST}", json.dumps(tree | {"copy": self.lease.id}).encode())
         self.log.print(f"{name} is in {self.store.url} after {time.monotonic() - began:.1f} s")
@@ -147,26 +147,26 @@ class Mirror:
 
     def _send_small(self) -> None:
         for name in SMALL:
-            with contextlib.suppress(OSError):  # it is not there, or no regular file
+            with contextlib.suppress(OSError):  # missing, or not a regular file
                 self.store.write(name, disk.read_bytes(self.log.run_dir / name, LARGEST_SMALL))
 
     def _tidy(self, named: Path) -> None:
-        """Name the best one, as the file `named` does, and delete those that need not stay, whole
-        or half."""
+        """Name the best one, as the local file `named` does, and delete the older ones that need
+        not be kept, complete or not."""
         names, whole = self.checkpoints(), 0
-        with contextlib.suppress(OSError):  # none is the best yet
+        with contextlib.suppress(OSError):  # there is no best one yet
             if (best := disk.read_text(named).strip()) in names:
                 self.store.write("best", best.encode())
         best = text_of(self._read("best"))
         for name in names:
             if whole >= self.keep and name != best and not self.stays(name):
                 self.lease.renew()
-                self.store.remove(f"{name}/{MANIFEST}")  # half deleted, it is no checkpoint
+                self.store.remove(f"{name}/{MANIFEST}")  # first: half deleted, it does not count
                 self.store.remove(name, recursive=True)
             whole += self.store.read(f"{name}/{MANIFEST}") is not None
 
     def close(self, newest: Path) -> None:
-        """At the end: send the newest checkpoint if missing, the small files; return the lease."""
+        """End: upload the newest checkpoint if it is missing, the small files; return the lease."""
         self.lease.renew()
         if self._read(f"{newest.name}/{MANIFEST}") is None:
             self.upload(newest)
@@ -174,14 +174,14 @@ class Mirror:
         self.lease.give_back()
 
     def restore(self, path: Path, check: Callable | None = None) -> bool:
-        """Download the checkpoint that `path` names, and the run's small files that are longer
-        there. False if its upload was cut short; CheckpointError if it is damaged. check(path,
-        trainer) may raise before the tensors come."""
+        """Download the checkpoint that `path` names, and the run's small files that are missing or
+        shorter here. False if its upload was cut short; CheckpointError if it is damaged.
+        check(url, trainer) may raise before the tensors are downloaded."""
         began, name, tmp = time.monotonic(), path.name, disk.temporary(path)
         far = f"{self.store.url}/{name}"
         try:
             if (content := self._read(f"{name}/{MANIFEST}")) is None:
-                self.log.print(f"{far} is passed over: its upload was cut short")
+                self.log.print(f"{far} is passed over: its upload was not completed")
                 return False
             tree = disk.parse_json(content, f"{far}/{MANIFEST}")
             place = f"{name}/{tree.pop('copy', '')}"

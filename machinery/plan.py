@@ -1,8 +1,8 @@
-"""The arithmetic of a run before it runs: steps, micro-batches, memory, disk.
+"""The arithmetic before a run: steps, micro-batches, memory, disk.
 
-From the configuration and the machine's figures to a `Plan`: pure functions, which open no file and
+Pure functions make a `Plan` of the configuration and the machine's figures; they open no file and
 touch no device. What the options leave open is decided here; build.py returns a new Plan if it has
-to shrink the micro-batch, or to do without the compiler. `--plan` adds hours and dollars
+to shrink the micro-batch, or to run without the compiler. `--plan` adds hours and dollars
 (instruments/run/forecast.py). Next: build.py builds what is planned here.
 """
 
@@ -21,8 +21,8 @@ from machinery.ranks import World
 from machinery.shards import dtype_for
 from model import GPT
 
-MICRO_BATCH_TOKENS = {"cuda": 65_536, "mps": 8_192, "cpu": 8_192}  # where `auto` starts
-USABLE = 0.92  # of a GPU's memory; the rest is for fragments, NCCL's and cuDNN's buffers
+MICRO_BATCH_TOKENS = {"cuda": 65_536, "mps": 8_192, "cpu": 8_192}  # limits for --micro_batch 0
+USABLE = 0.92  # of a GPU's memory; the rest is for fragmentation and the buffers of NCCL and cuDNN
 
 
 @dataclass(frozen=True)
@@ -37,9 +37,9 @@ class Plan:
     auto_micro_batch: bool
     parallel: str  # none, ddp or fsdp
     compile: bool
-    recompute: bool  # backward computes the blocks' activations again
-    decay_begins: int  # steps before the learning rate of wsd falls, and decay_mixture applies
-    keep_step: int  # its checkpoint is kept: from there, a run can become longer
+    recompute: bool  # activation checkpointing: backward computes the blocks' activations again
+    decay_begins: int  # steps before wsd lowers the learning rate, and decay_mixture applies
+    keep_step: int  # its checkpoint is kept: from there, the run can be extended
     save_bytes: int  # of one checkpoint
     text: str = ""  # the table to print
 
@@ -52,13 +52,13 @@ class Plan:
 
     @property
     def grad_accum(self) -> int:
-        """Micro-batches of a step on each rank; the last may be filled up with rows that do not
+        """Micro-batches of a step on each rank; the last may be padded with rows that do not
         count."""
         return math.ceil(self.rows_per_step / (self.micro_batch * self.world_size))
 
 
 def make_plan(preset: cfg.Preset, world: World) -> Plan:
-    """Decide, and check that the numbers fit together."""
+    """Decide what the options leave open, and check that the numbers fit together."""
     config, run, model, W = preset.train, preset.run, preset.model, world.world_size
     with torch.device("meta"):
         meta = GPT(model)
@@ -101,21 +101,21 @@ def make_plan(preset: cfg.Preset, world: World) -> Plan:
 
 
 def room_for_activations(model, world: World, params, state: int, parallel: str) -> float:
-    """The bytes of a GPU's memory that are left for what backward needs."""
+    """Bytes of a GPU's memory that are left for the activations that backward needs."""
     room = USABLE * world.memory_bytes - state / (world.world_size if parallel == "fsdp" else 1)
-    if parallel == "fsdp":  # the tables are gathered for all of a step, and Muon gathers a shape
+    if parallel == "fsdp":  # the step holds the full tables, and Muon all matrices of one shape
         room -= world.dtype.itemsize * (params["embedding"] + params["head"])
         room -= 8 * model.n_layer * model.mlp_hidden * model.n_embd
     return room
 
 
 def table(plan: Plan, preset: cfg.Preset, meta: GPT, params, memory: str) -> str:
-    """The decisions, to print."""
+    """The decisions, as lines to print."""
     config, model, every = preset.train, preset.model, preset.run.keep_every
     W, rows, tokens = plan.world_size, plan.micro_batch, plan.steps * plan.tokens_per_step
     spare = plan.grad_accum * rows * W - plan.rows_per_step
     filled = f" ({spare} rows to fill the last do not count)" if spare else ""
-    # the newest, the best, that before the decay, one being written, and those of --keep_every
+    # the newest, the best, the one before the decay, one being written, those of --keep_every
     saves = preset.run.keep + 3 + (plan.steps // every if every else 0)
     token_size = np.dtype(dtype_for(model.vocab_size)).itemsize
     factor = optim.lr_batch_factor(config.tokens_per_step, config.rates_at)
@@ -140,13 +140,13 @@ def table(plan: Plan, preset: cfg.Preset, meta: GPT, params, memory: str) -> str
 
 
 def steps_for(config: cfg.TrainConfig, params: dict[str, int]) -> int:
-    """Steps as given, or for the tokens given, or for 10.5 tokens per weight of blocks and head."""
+    """--steps, or what --tokens needs, or 10.5 tokens per weight of the blocks and the head."""
     tokens = cli.count(config.tokens) or cfg.TOKENS_PER_WEIGHT * (params["matrix"] + params["head"])
     return config.steps or math.ceil(tokens / config.tokens_per_step)
 
 
 def pick_parallel(asked: str, world: World, state: int) -> str:
-    """none, ddp or fsdp: sharded if the state leaves less than half of the memory free."""
+    """none, ddp or fsdp; auto shards (fsdp) unless the state takes less than half the memory."""
     if world.world_size == 1:
         return "none"
     choice = "ddp" if state < 0.5 * world.memory_bytes else "fsdp"
@@ -154,8 +154,8 @@ def pick_parallel(asked: str, world: World, state: int) -> str:
 
 
 def micro_batch_for(rows: int, world_size: int, most: int) -> int:
-    """At most `most` rows: the largest divisor of a rank's share of them, so that no place has to
-    be filled; but the size that leaves the fewest places to fill, if it is larger by a half."""
+    """Rows of a micro-batch, at most `most`: the largest divisor of a rank's share, which needs no
+    padding; or, if at least 1.5 times as large, the least size for the fewest micro-batches."""
     share = math.ceil(rows / world_size)
     filled = math.ceil(share / math.ceil(share / most))
     even = 0

@@ -1,7 +1,7 @@
 """The machine a program runs on: device, dtype, threads, and the ranks that train together.
 
-Reads the environment that torchrun sets; plain `python` is one rank. A rank that does not come,
-connect or answer ends the others within a time limit. Next: train.py.
+Reads the environment that torchrun sets; plain `python` is one rank. If a rank does not
+start, connect or answer, the others end within a time limit. Next: train.py.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from config import UsageError
 from machinery import cli
 from machinery.errors import RankError
 
-MEET_S, NODES_MEET_S = 30.0, 300.0  # to show up and connect: on one node, on several
+MEET_S, NODES_MEET_S = 30.0, 300.0  # for all to start and connect: on one node, on several
 ANSWER_S = 600.0  # to join a collective; one may be compiling. A save has a group of its own
 
 
@@ -32,7 +32,7 @@ class World:
     local_rank: int
     device: torch.device
     dtype: torch.dtype
-    memory_bytes: int  # of the GPU that has least; without GPUs, a rank's share of the host's
+    memory_bytes: int  # of the GPU that has least; without GPUs, a rank's share of host memory
 
     is_first = property(lambda self: self.rank == 0)
 
@@ -47,18 +47,18 @@ def pick_device(asked: str = "auto", local_rank: int = 0) -> torch.device:
     n_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     has = dict(cuda=n_gpus > 0, mps=torch.backends.mps.is_available(), cpu=True)
     if asked == "auto" and not n_gpus and os.path.exists("/dev/nvidia0"):
-        remedy = "run.sh installs one for its driver; --device cpu does without"
+        remedy = "run.sh installs one that fits its driver; --device cpu runs without it"
         raise UsageError(f"PyTorch {torch.__version__} cannot use the GPU here; {remedy}")
     if asked == "auto":
         asked = next(kind for kind in has if has[kind])
     kind, _, index = asked.partition(":")
     if not has.get(kind):
-        raise UsageError(f"--device {asked} is not here; it is auto, cuda, mps or cpu")
+        raise UsageError(f"--device {asked} is not available; choose auto, cuda, mps or cpu")
     if kind != "cuda":
         return torch.device(kind)
     device = torch.device("cuda", int(index) if index.isdecimal() else local_rank)
     if device.index >= n_gpus:
-        why = f"rank {local_rank} of this machine wants {device}, but there are {n_gpus} GPUs"
+        why = f"rank {local_rank} of this machine needs {device}, but it has {n_gpus} GPUs"
         raise UsageError(f"{why}; try torchrun --nproc_per_node={n_gpus}")
     torch.cuda.set_device(device)
     return device
@@ -76,7 +76,7 @@ def pick_dtype(device: torch.device, asked: str = "auto") -> torch.dtype:
 
 
 def start(device: str = "auto", dtype: str = "auto") -> World:
-    """Become a rank: pick the device, meet the others, test the connection."""
+    """Become a rank: pick the device, connect to the other ranks, test the connection."""
     alone = dict(RANK=0, WORLD_SIZE=1, LOCAL_RANK=0, LOCAL_WORLD_SIZE=1)
     *ranks, here = (int(os.environ.get(name, default)) for name, default in alone.items())
     _, world_size, local_rank = ranks
@@ -96,21 +96,21 @@ def start(device: str = "auto", dtype: str = "auto") -> World:
 
 
 def memory_of(device: torch.device) -> int:
-    """Bytes of the GPU; without one, of the host."""
+    """Bytes of memory of a GPU; for other devices, of the host."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _set_up_cpu(ranks_here: int) -> None:
-    """Threads, sums that are the same bits each time, and memory that is kept."""
+    """Set the number of threads, make sums deterministic, and keep freed memory for reuse."""
     # torchrun gives each of several ranks one thread; take a fair share of the cores instead
     if ranks_here > 1 or "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, cli.cores() // ranks_here))
-    # Threads that add to the same row of a table do so in a fixed order: the same bits.
+    # Threads that add to the same row of a table do so in a fixed order, for identical bits.
     torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = False
-    # The C library returns the pages of freed tensors, and clearing new ones takes 12% of a step.
+    # Else the C library returns freed tensors' pages, and zeroing new ones takes 12% of a step.
     if not any(name.startswith("MALLOC_") for name in os.environ):
         with contextlib.suppress(OSError, AttributeError):  # another C library has no mallopt
             libc = ctypes.CDLL(None)
@@ -124,7 +124,7 @@ def meet_and_test(world: World, timeout_s: float) -> None:
     try:
         dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
         dist.all_reduce(one := torch.ones(1, device=world.device))
-        one.item()  # waits for it
+        one.item()  # waits for the sum
     except RuntimeError as error:  # torch.distributed.DistError is one
         who = f"rank {world.rank} of {world.world_size} ({world.device_name})"
         raise RankError(
@@ -136,7 +136,7 @@ def meet_and_test(world: World, timeout_s: float) -> None:
 
 
 def any_rank(problem: object) -> object:
-    """The first problem that any rank has (a text, an exception; None: none), on all ranks."""
+    """On all ranks: the first true value (a text, an exception) that a rank has, or None."""
     problems = [problem]
     if dist.is_initialized():
         problems *= dist.get_world_size()
@@ -145,8 +145,8 @@ def any_rank(problem: object) -> object:
 
 
 class Signals:
-    """From now on, these signals are only noted, in `received`: the next all-reduce carries the
-    number to all ranks. The second Ctrl-C interrupts at once, a third is ignored."""
+    """From now on, these signals are only noted, in `received`; the next step's all-reduce tells
+    all ranks. A second Ctrl-C interrupts at once, a third is ignored."""
 
     STOP = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
 

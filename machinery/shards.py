@@ -33,7 +33,7 @@ from machinery.disk import inside, open_file, read_json, replacing, sha256_of
 from machinery.errors import DataError
 from tokenizer import Tokenizer
 
-FORMAT = 2  # of the folder; grows when older folders can no longer be read
+FORMAT = 2  # version of the folder; goes up when older ones can no longer be read
 SHARD_ROWS = 16_384  # 67 MB of rows of 2,049 two-byte tokens
 AGAIN = "run the same prepare_data.py command again"
 REMEDY = f"delete it and {AGAIN} (only missing files are redone)"
@@ -46,7 +46,7 @@ def damaged(path: Path, how: str, remedy: str = REMEDY) -> DataError:
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """DataError for a file that cannot be read, which need not be damaged."""
+    """Turn an OSError into a DataError: a file that cannot be read, though perhaps not damaged."""
     try:
         yield
     except OSError as error:
@@ -78,7 +78,7 @@ def write_shards(rows: Iterable[np.ndarray], folder: Path, name: str, dtype: str
     return entries
 
 
-# What a field of the manifest may be.
+# Checks of the manifest's fields.
 is_count = lambda value: type(value) is int and 0 <= value < 1 << 53
 is_hash = lambda value: is_text(value) and re.fullmatch("[0-9a-f]{64}", value) is not None
 is_text = lambda value: isinstance(value, str) and value.isprintable()  # it is printed, too
@@ -97,11 +97,11 @@ def files_of(shard: dict) -> list[tuple[str, int, str]]:
 
 
 class Manifest:
-    """A parsed manifest.json. Opens no shard before one of its rows is read."""
+    """A parsed manifest.json. A shard is opened only to check it, or when a row of it is read."""
 
     def __init__(self, folder: str | Path, tree: dict) -> None:
-        """DataError, which names the field, unless this version has written it, nobody has edited
-        it, and every field that is used is of its kind."""
+        """DataError, which names the field, unless `format` is this version's, `fingerprint` shows
+        no edit, and every field that is used has the right type."""
         self.dir, self.tree = Path(folder), tree
         self._field(lambda value: value == FORMAT, "format")
         self.fingerprint: str = self._field(lambda value: value == fingerprint(tree), "fingerprint")
@@ -159,7 +159,7 @@ class Manifest:
         return [shard for place in places for shard in self.shards(*place)]
 
     def files(self) -> list[tuple[str, int, str]]:
-        """(name, bytes, sha256) of every file but the manifest; 0: how many is not known."""
+        """(name, bytes, sha256) of every file but the manifest; bytes is 0 if not known."""
         files = [file for shard in self.all_shards() for file in files_of(shard)]
         return [*files, ("tokenizer.json", 0, self.tokenizer_sha256)]
 
@@ -169,11 +169,11 @@ class Manifest:
         return sum(self._starts[split, i][-1] for i in sources)
 
     def tokens(self, split: str) -> int:
-        """How many targets a split has: those of one epoch, or of a whole evaluation."""
+        """How many targets a split has: those of one epoch, or of a full validation."""
         return self.rows(split) * (self.row_len - 1)
 
     def tokenizer_file(self) -> Path:
-        """The path of tokenizer.json; DataError unless its hash is that of the data's tokenizer."""
+        """The path of tokenizer.json; DataError unless its sha256 is the one in the manifest."""
         with reading(path := self.dir / "tokenizer.json"):
             actual = sha256_of(path)
         if actual != self.tokenizer_sha256:
@@ -195,7 +195,7 @@ class Manifest:
         shard, i = self.locate(split, source, row)
         path, (file, crc_file) = self.dir / shard["file"], self.open_shard(shard)
         size = self.row_len * np.dtype(self.dtype).itemsize
-        # pread: unlike a memory map, it reads no further, and a truncated file raises no SIGBUS
+        # pread: unlike a memory map, it reads only the row, and a truncated file raises no SIGBUS
         with reading(path):
             raw = os.pread(file.fileno(), size, 128 + i * size)
             crc = os.pread(crc_file.fileno(), 4, 128 + i * 4)
@@ -228,7 +228,7 @@ class Manifest:
             if (largest := shard["max"]) >= self.vocab_size:
                 how = f"has token {largest}, the vocabulary ends at {self.vocab_size - 1}"
                 raise damaged(self.dir / shard["file"], how)
-        self._open.cache_clear()  # a program may check several folders, and read from one
+        self._open.cache_clear()  # a program may check several folders but read only one
         self.tokenizer_file()
 
     def verify(self) -> None:

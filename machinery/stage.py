@@ -1,7 +1,7 @@
-"""Data brought to a local disk, once per node and verified, before a run begins: out of a store
+"""Copies the data to a local disk, once per node, and verifies it before a run begins: from a store
 (`--data_dir s3://...`) or a slow folder (`--stage DIR`).
 
-Reads DATA, writes DIR/FINGERPRINT. A file that is there and whole is not copied again, and
+Reads DATA, writes DIR/FINGERPRINT. A file that is there and complete is not copied again;
 manifest.json comes last. `publish` sends prepared data to a store: URL/objects/SHA256, one object
 for each file, never changed, and URL/manifest.json, last. Next: shards.py.
 """
@@ -22,7 +22,7 @@ THREADS = 16
 def once_per_node(data_dir: str, folder: str, world) -> Manifest:
     """The first rank of each node copies the data into `folder` (empty: CACHE) while the others
     wait; returns the copy's manifest. An error is raised on all ranks. world: ranks.World."""
-    from machinery.checkpoint import Team  # needs torch, for which prepare_data.py does not wait
+    from machinery.checkpoint import Team  # imports torch, which prepare_data.py must not
 
     copies = Team().on_all(lambda: copy(data_dir, folder) if world.local_rank == 0 else None)
     return Manifest.load(next(filter(None, copies)))
@@ -54,14 +54,14 @@ def copy(data_dir: str, folder: str | Path) -> str:
 
 
 def publish(manifest: Manifest, url: str) -> None:
-    """Send the data to a store. Objects that are there are not sent again."""
+    """Send the data to a store. Objects that it has already are not sent again."""
     store = Store(url)
     files = {sha256: disk.inside(manifest.dir, name) for name, _, sha256 in manifest.files()}
     new = files.keys() - Store(url, "objects").names()
 
     def send(sha256: str) -> None:
         if not disk.has_sha256(files[sha256], sha256):
-            raise DataError(f"{files[sha256]} is not as manifest.json says; it was not published")
+            raise DataError(f"{files[sha256]} does not match manifest.json; it was not published")
         store.send(f"objects/{sha256}", files[sha256])
 
     with ThreadPoolExecutor(THREADS) as pool:

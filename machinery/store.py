@@ -1,7 +1,7 @@
 """Objects under a URL: a folder, or a store that fsspec knows (s3://, gs://, hf://).
 
-What is fetched has its hash; what is sent is checked by the store's own checksum. Names stay under
-the URL. Whatever a store's library raises is a StorageError that names the URL, without its
+A download is checked against its sha256, an upload by the store's own checksum. No name leads out
+of the URL. Whatever a store's library raises becomes a StorageError that names the URL, without its
 password; each library finds credentials in its own places. Next: mirror.py, stage.py.
 """
 
@@ -21,13 +21,13 @@ from machinery.cli import public
 from machinery.errors import DataError, StorageError
 
 PROTOCOLS = {"s3", "gs", "hf", "file"}
-PAUSES_S = 1.0, 4.0, 16.0  # between the attempts of one request
+PAUSES_S = 1.0, 4.0, 16.0  # between the four attempts of one request
 BLOCK = 1 << 24  # bytes read at a time
 
 
 def patient(work: Callable) -> Callable:
-    """The same function, tried again after a pause while the store fails, lacks what should be
-    there, or gives it damaged; but not if it refuses."""
+    """A decorator that repeats a request, after a pause, if the store fails, lacks an object or
+    returns it damaged; but not if it denies permission."""
 
     @functools.wraps(work)
     def tried(*args, **kwargs):
@@ -43,7 +43,7 @@ def patient(work: Callable) -> Callable:
 
 
 class Store:
-    """The objects under a URL, by name. A name is relative, and has no `..`: DataError."""
+    """The objects under a URL, by name. DataError for a name that is absolute or has `..` in it."""
 
     def __init__(self, url: str, folder: str = ""):
         """The objects under URL/FOLDER. UsageError for a URL of another protocol, or if the library
@@ -55,7 +55,7 @@ class Store:
         url = url if "://" in url else f"file://{os.path.abspath(url)}"
         protocol = url.partition("://")[0]
         self.is_local = protocol == "file"
-        # A chain may format and run what it names; and fsspec's rm would take *[] for a pattern.
+        # fsspec formats and runs what a chained URL (::) names; its rm takes *[] as a pattern.
         odd = "::" in url or not self.is_local and set("*[]") & set(url)
         if protocol not in PROTOCOLS or odd:
             known = ", ".join(sorted(PROTOCOLS))
@@ -69,13 +69,13 @@ class Store:
 
     @contextlib.contextmanager
     def _reaching(self, name: str, what: str, passing: tuple = ()):
-        """`with self._reaching(...) as path:` one request, of which nothing is remembered."""
+        """`with self._reaching(...) as path:` one request, without what fsspec has cached."""
         try:
             self.fs.invalidate_cache()
             yield self.root if what == "listed" else self._path(name)
         except (DataError, *passing):
             raise
-        except Exception as error:  # each library has errors of its own
+        except Exception as error:  # each library has its own error classes
             said = f"{self.url}/{name} cannot be {what} ({self._said(error)})"
             raise StorageError(said) from error
 
@@ -88,7 +88,7 @@ class Store:
         return str(path)
 
     def _said(self, error: Exception) -> str:
-        """An error in one line; its class alone if its text may quote what is secret in the URL."""
+        """An error in one line; only its class if its text may quote secret parts of the URL."""
         text = "" if self._is_secretive else " ".join(str(error).split())
         return public(f"{type(error).__name__}: {text}"[:300]).rstrip(": ")
 
@@ -107,7 +107,7 @@ class Store:
 
     @patient
     def names(self) -> list[str]:
-        """What is directly under the URL."""
+        """The names of what is directly under the URL."""
         with self._reaching("", "listed") as path:
             try:
                 return [PurePosixPath(o["name"]).name for o in self.fs.ls(path, detail=True)]
@@ -116,7 +116,7 @@ class Store:
 
     @patient
     def write(self, name: str, content: bytes, new: bool = False) -> None:
-        """Replace an object. new: FileExistsError if there is one; of several, one can succeed."""
+        """Replace an object. new: FileExistsError if it exists; of several, one succeeds."""
         with self._reaching(name, "written", (FileExistsError,) if new else ()) as path:
             if self.is_local and not new:
                 return disk.write_bytes(Path(path), content)
@@ -135,8 +135,8 @@ class Store:
 
     @patient
     def fetch(self, name: str, file: Path, sha256: str = "", most: int = sys.maxsize) -> None:
-        """Download to `file`, which is whole or not there. DataError for an object that is missing,
-        has another hash or more than `most` bytes."""
+        """Download to `file`, which is complete or absent. DataError for an object that is missing,
+        has more than `most` bytes, or, if `sha256` is given, another hash."""
         digest, size = hashlib.sha256(), 0
         with self._reaching(name, "read") as path, disk.replacing(file) as target:
             try:
@@ -153,6 +153,6 @@ class Store:
 
     @patient
     def remove(self, name: str, recursive: bool = False) -> None:
-        """Nothing happens if there is no such object."""
+        """Remove an object, or all under it; nothing happens if there is none."""
         with self._reaching(name, "removed") as path, contextlib.suppress(FileNotFoundError):
             self.fs.rm(path, recursive=recursive)

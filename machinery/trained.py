@@ -1,8 +1,8 @@
-"""A trained model by one word: the preset, run, checkpoint or export that it names -> the model.
+"""Loads a trained model that one word names: a preset, a run, a checkpoint or an export.
 
 Reads RUN_DIR's newest valid checkpoint, or the folder that is named, and its tokenizer.json; the
-data folder only for held-out text. eval.py and export.py hand in what reads an export or a stock
-model (hf/imported.py). A URL is opened only if it was typed. Next: checkpoint.py.
+data folder for held-out text, or if neither has the tokenizer. eval.py and export.py pass in what
+reads exports and stock models (hf/imported.py). A URL is opened only if typed. Next: checkpoint.py.
 """
 
 import json
@@ -23,17 +23,17 @@ from machinery.shards import Manifest
 from model import GPT
 from tokenizer import Tokenizer
 
-WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # the second to be refused in words
+WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # the second is refused with a reason
 
 
 @dataclass(frozen=True)
 class EvalConfig:
-    """Which model to look at."""
+    """Which model to evaluate."""
 
     run_dir: str = ""
     """Folder of the run; empty: runs/PRESET."""
     checkpoint: str = ""
-    """A step of the run, 900; the folder of a checkpoint, an export or a stock model (or hf:REPO);
+    """A step of the run (900); the folder of a checkpoint, an export or a stock model (or hf:REPO);
     empty: the newest valid checkpoint of the run."""
     data_dir: str = ""
     """Data folder or URL; empty: the folder that the run was trained on."""
@@ -64,7 +64,7 @@ def find_model(word: str) -> dict[str, str]:
 
 
 def run_of(path: str | Path) -> Path:
-    """The folder of the run that a checkpoint (or its copy in a mirror) is of; else the path."""
+    """The run folder to which a checkpoint (or its copy in a mirror) belongs; else the path."""
     path = Path(os.path.abspath(path))
     if path.parent.name.startswith("step_"):  # in a mirror: step_00001000/ID
         path = path.parent
@@ -74,16 +74,16 @@ def run_of(path: str | Path) -> Path:
 
 
 def is_tuned(trainer: dict) -> bool:
-    """Whether the data that a model was last trained on held conversations: then it answers."""
+    """Whether the data that a model was last trained on held conversations: then it can chat."""
     return bool(trainer["identity"].get("conversations"))
 
 
 def load_model(config: EvalConfig, read_export: Callable) -> tuple[GPT, dict]:
-    """The model; and its trainer.json, with `path`, the folder that it is from. NonFiniteError if a
-    weight is NaN or infinite. read_export: hf.imported.load."""
+    """The model; and its trainer.json, with `path`, the folder of both. NonFiniteError if a weight
+    is NaN or infinite. read_export: hf.imported.load."""
     path, device = Path(config.checkpoint), ranks.pick_device(config.device)
     dtype = ranks.pick_dtype(device, config.dtype)
-    torch.backends.cuda.enable_cudnn_sdp(False)  # it plans each new length of the cache anew
+    torch.backends.cuda.enable_cudnn_sdp(False)  # it would plan for each length of the KV cache
     if config.checkpoint and is_export(path):
         model, trainer = read_export(path, device, dtype)
     else:
@@ -97,14 +97,14 @@ def load_model(config: EvalConfig, read_export: Callable) -> tuple[GPT, dict]:
             how = f"there are {names}" if names else f"train one first: python train.py {name}"
             raise UsageError(f"there is no checkpoint in {(path or root).absolute()}; {how}")
         model, trainer = read_checkpoint(path, device, dtype, verified=not config.checkpoint)
-    checkpoint.check_finite(model.state_dict(), f"{path} is of no use")
+    checkpoint.check_finite(model.state_dict(), f"{path} cannot be used")
     said = trainer.get("about") or f"step {trainer['step']:,}, {trainer['tokens']:,} tokens"
     print(f"{path}: {said}; computed in {dtype}")
     return model.eval(), trainer | {"path": str(path)}
 
 
 def read_checkpoint(path: Path, device, dtype: torch.dtype, verified: bool) -> tuple[GPT, dict]:
-    """The model and trainer.json of a checkpoint; verified: its files have just been hashed."""
+    """The model and trainer.json of a checkpoint. verified: its files have just been hashed."""
     record = checkpoint.read_trainer(path)
     trainer = {name: record[name] for name in checkpoint.RECORD if name in record}
     if missing := {"step", "tokens", "identity", "model"} - trainer.keys():
@@ -120,18 +120,18 @@ def read_checkpoint(path: Path, device, dtype: torch.dtype, verified: bool) -> t
 
 
 def config_of(path: Path, fields: dict) -> GPTConfig:
-    """The architecture that a trainer.json says; CheckpointError if this model.py cannot be it."""
+    """The architecture in a trainer.json; CheckpointError if a field or a type is unknown here."""
     for name, value in fields.items():
         kind = type(getattr(GPTConfig, name, GPTConfig))  # `type` if there is no such field
         kinds = {tuple: (list,), float: (float, int)}.get(kind, (kind,))
         if type(value) not in kinds or kind is tuple and not all(type(x) is str for x in value):
-            raise CheckpointError(f"{path} is of no use here: {name} is {str(value)[:80]!r}")
+            raise CheckpointError(f"{path} cannot be used here: {name} is {str(value)[:80]!r}")
     return GPTConfig(**fields)
 
 
 def open_tokenizer(config: EvalConfig, trainer: dict) -> Tokenizer:
-    """The tokenizer.json of the model's own folder, of its run or of its data, whichever is there.
-    One with another hash is not used. An export's has BOS added, and its own hash."""
+    """The tokenizer.json of the model's own folder, of its run or of its data, the first that has
+    the hash it was trained with. An export's has BOS added, and a hash of its own."""
     if "tokenizer" in trainer:  # a stock model's
         return trainer["tokenizer"]
     path, trained_with = Path(trainer["path"]), trainer["identity"].get("tokenizer_sha256")
@@ -145,7 +145,7 @@ def open_tokenizer(config: EvalConfig, trainer: dict) -> Tokenizer:
 
 
 def open_data(config: EvalConfig, trainer: dict) -> Manifest:
-    """The data that the model was trained on, or another folder of the same tokenizer."""
+    """The data that the model was trained on, or --data_dir, if it has the same tokenizer."""
     folder, identity = config.data_dir or trainer.get("data_dir"), trainer["identity"]
     if not folder:
         raise UsageError(f"{trainer['path']} does not say what it was trained on; give --data_dir")
