@@ -107,7 +107,7 @@ def checkpoints(root: str | Path) -> list[Path]:
 def why_invalid(path: str | Path, only: str = "") -> str | None:
     """Read and hash the whole checkpoint, or `only` one file: None if it is as published, else its
     first fault. MANIFEST holds only names and hashes, so a wrong byte in it is found as well."""
-    path = Path(path)
+    path, name = Path(path), MANIFEST
     try:
         manifest = disk.read_json(path / MANIFEST)
         if (found := manifest.get("format")) != FORMAT:

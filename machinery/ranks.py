@@ -52,7 +52,7 @@ def pick_device(asked: str = "auto", local_rank: int = 0) -> torch.device:
     if asked == "auto":
         asked = next(kind for kind in has if has[kind])
     kind, _, index = asked.partition(":")
-    if not has.get(kind):
+    if not has.get(kind) or index and not (kind == "cuda" and index.isdecimal()):
         raise UsageError(f"--device {asked} is not available; choose auto, cuda, mps or cpu")
     if kind != "cuda":
         return torch.device(kind)

@@ -149,7 +149,8 @@ class Store:
                     digest.update(block)
                     size += len(block)
             if size > most or sha256 not in ("", digest.hexdigest()):
-                raise DataError(f"{self.url}/{name} is damaged: its sha256 is not {sha256}")
+                how = f"more than {most:,} bytes" if size > most else f"not the sha256 {sha256}"
+                raise DataError(f"{self.url}/{name} is damaged: it has {how}")
 
     @patient
     def remove(self, name: str, recursive: bool = False) -> None:

@@ -45,8 +45,7 @@ class EvalConfig:
 
 def is_export(path: Path) -> bool:
     """Whether this is the folder of a model for transformers, whole or damaged, or `hf:REPO`."""
-    names = [f"{name}{end}" for name in WEIGHTS for end in ("", ".index.json")]
-    names.append("generation_config.json")
+    names = ["generation_config.json", *(n + e for n in WEIGHTS for e in ("", ".index.json"))]
     return str(path).startswith("hf:") or any((path / name).exists() for name in names)
 
 
