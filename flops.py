@@ -218,8 +218,8 @@ class Meter:
         return training_s + sum(n * statistics.mean(self.pauses[kind]) for kind, n in seen.items())
 
     def summary(self) -> dict[str, float | None]:
-        """Figures of the window, for metrics.jsonl: medians, lest one stall hide the speed; only
-        data_wait_ms is a mean. TFLOP/s are per device; MFU is None if the peak is unknown."""
+        """For metrics.jsonl: medians of the window, lest one stall hide the speed (data_wait_ms: a
+        mean), and sums of all pauses. TFLOP/s are per device; MFU is None without a known peak."""
         tokens, dts, waits = zip(*self.steps, strict=True)
         tokens_per_s = statistics.median(n / dt for n, dt in zip(tokens, dts, strict=True))
         per_device = tokens_per_s / self.world_size / 1e12

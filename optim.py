@@ -65,7 +65,7 @@ def next_scale(scale: float, good_steps: int, overflow: bool) -> tuple[float, in
     whose gradients overflowed, twice as much after 2,000 good ones (Micikevicius et al. 2018).
 
     The loss is multiplied by the scale before backward, and the gradients are divided by it: most
-    gradients of activations are so small that fp16 loses digits (below 6e-5) or is 0 (6e-8)."""
+    gradients of activations are below 6e-5, where fp16 loses digits, or 6e-8, where it has none."""
     if overflow:
         return scale / 2, 0
     if good_steps + 1 >= GROWTH_STEPS:

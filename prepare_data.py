@@ -21,7 +21,7 @@ import numpy as np
 import data
 from config import DataConfig, UsageError, find_preset
 from hf import tokenizer_json
-from machinery import cli, disk, shards
+from machinery import cli, disk, shards, stage
 from preparation import chat, copies, worker
 from tokenizer import Tokenizer
 
@@ -41,8 +41,6 @@ def main(argv: list[str]) -> int:
         config = replace(config, mixture=preset.train.mixture)
     manifest = prepare(config)
     if config.publish:
-        from machinery import stage  # which imports torch
-
         stage.publish(manifest, config.publish)
     return 0
 

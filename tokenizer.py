@@ -197,7 +197,7 @@ def _read(spec: str):
     from tokenizers import Tokenizer as HFTokenizer
 
     bpe = of_library(HFTokenizer.from_str, spec)
-    bpe.no_truncation()  # a file may ask for it; here each text is encoded whole
+    bpe.no_truncation()  # a file may ask for truncation; here each text is encoded whole
     bpe.no_padding()
     tree = json.loads(bpe.to_str())
     if tree["model"]["type"] != "BPE" or tree["model"]["byte_fallback"]:

@@ -109,7 +109,7 @@ def chain(name: str, depth: int, horizons: tuple, idea="", options="", **facts) 
 
 
 def grid() -> Iterator[Job]:
-    for depth, horizons in reversed(SIZES.items()):  # the longest first, lest one runs on alone
+    for depth, horizons in reversed(SIZES.items()):  # the longest first, lest one run on alone
         yield from chain("base", depth, horizons)
 
 

@@ -214,7 +214,7 @@ GPUS, ROW_BYTES, ways = 384, 24e12, (("object store", 3.0), ("another node", 1.5
 lost = [(way, h, ROW_BYTES / h / 3.6e12 if h else None, GPUS * h) for way, h in ways]
 lesson.table(["rows come from", "hours", "GB/s", "GPU hours"], lost, "what a dead node costs")
 every = GPUS * 1.5 / 8  # hours between failures at which the spare's 8 GPUs cost as much
-lesson.arithmetic(every == 72, "an idle spare node pays if one of 48 dies more than every 72 h")
+lesson.arithmetic(every == 72, "an idle spare pays if one of 48 dies more often than every 72 h")
 
 # %% [markdown]
 # ## Full and delta checkpoints

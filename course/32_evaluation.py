@@ -218,7 +218,7 @@ lesson.table(["player", "rating", "from", "to"], rated, "the tournament, with 95
 # By letter, each model names one letter, and scores as often as that letter is right. Move the
 # options one place on, and it is another letter's share; over all four places a constant answer
 # gets exactly a quarter. The full answer climbs slowly out of its standard error. Bits per byte and
-# the tournament see every stage, and rank two players as we know them: human text high, a loop low.
+# the tournament see every stage; the tournament ranks human text high, and a loop low, as it must.
 
 # %%
 _, letter, top, answer, spread, bits, error = (np.array(x) for x in zip(*table))

@@ -7,7 +7,7 @@ shards      rows on disk: each is checked against its checksum whenever it is re
 ranks       device and dtype are chosen; ranks connect, and answer each other, in bounded time
 plan        every decision that the program takes is printed before the first step
 folders     a run reads only the data it began with, and no other run writes into its folder
-build       each weight is allocated once; if compiling or memory fails, a fallback is printed
+build       each weight is allocated once; a fallback after a failed trial step is printed
 checkpoint  killed anywhere, a run resumes from the newest valid checkpoint to the same bits
 store       failed requests are retried; a download is checked against its sha256
 mirror      a run outlives its machine; two machines do not write one run

@@ -1,7 +1,7 @@
 """Builds, shards and compiles a run's model as its plan says, with micro-batches that fit.
 
-A trial step shows whether torch.compile works and memory suffices; if not, the step runs eagerly or
-in smaller micro-batches, and the log says so. The loop's loader and meter are made here, too.
+A trial step shows whether torch.compile works and memory suffices; if not, and nothing is sharded,
+it runs eagerly or in smaller micro-batches, and the log says so. Loader and meter are made here.
 Next: train.py, which calls these functions from top to bottom.
 """
 
@@ -104,8 +104,8 @@ def open_checkpoints(preset: cfg.Preset, plan: Plan, log: Log, mirror=None) -> C
 def load(
     checkpoints: Checkpointer, model: GPT, optimizers, preset, manifest: Manifest, source=None
 ) -> dict | None:
-    """Load model and optimizers from this run's checkpoint, and return its trainer.json. Without
-    one, load only weights, if given: another run's, or a `source`'s (hf/imported.py)."""
+    """Load model and optimizers from the checkpoint to resume from, and return its trainer.json. If
+    there is none, load only weights, if given: another run's, or a `source`'s (hf/imported.py)."""
     options, own = preset.run, folders.identity(preset, manifest)
     path = None if options.resume == "auto" else Path(options.resume)
     state = checkpoints.resume(model, optimizers, path, partial(folders.check_same_run, own))
@@ -131,8 +131,8 @@ def compile_step(
     model: GPT, optimizers: list, plan: Plan, world: ranks.World, log: Log
 ) -> tuple[nn.Module, nn.Module, Plan]:
     """Repeat a trial step until it runs: each time memory runs out, at least halve the micro-batch;
-    without a working compiler, run eagerly. Returns the module that the training step calls, the
-    one that validation calls, and the plan with a micro-batch that fits."""
+    without a compiler, run eagerly (sharded: UsageError). Returns the modules that training steps
+    and validation call, and the plan with a micro-batch that fits."""
     on_gpu = world.device.type == "cuda"
     if on_gpu and plan.auto_micro_batch:
         torch.cuda.set_per_process_memory_fraction(USABLE)

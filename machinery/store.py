@@ -26,8 +26,8 @@ BLOCK = 1 << 24  # bytes read at a time
 
 
 def patient(work: Callable) -> Callable:
-    """A decorator that repeats a request, after a pause, if the store fails, lacks an object or
-    returns it damaged; but not if it denies permission."""
+    """A decorator that repeats a request, after a pause, if the store fails, lacks what should be
+    there, or returns it damaged; but not if it denies permission."""
 
     @functools.wraps(work)
     def tried(*args, **kwargs):
@@ -116,7 +116,7 @@ class Store:
 
     @patient
     def write(self, name: str, content: bytes, new: bool = False) -> None:
-        """Replace an object. new: FileExistsError if it exists; of several, one succeeds."""
+        """Replace an object. new: FileExistsError if it exists; at most one of several wins."""
         with self._reaching(name, "written", (FileExistsError,) if new else ()) as path:
             if self.is_local and not new:
                 return disk.write_bytes(Path(path), content)
@@ -149,8 +149,8 @@ class Store:
                     digest.update(block)
                     size += len(block)
             if size > most or sha256 not in ("", digest.hexdigest()):
-                how = f"more than {most:,} bytes" if size > most else f"not the sha256 {sha256}"
-                raise DataError(f"{self.url}/{name} is damaged: it has {how}")
+                how = f"over {most:,} bytes" if size > most else f"its sha256 is not {sha256}"
+                raise DataError(f"{self.url}/{name} is damaged: {how}")
 
     @patient
     def remove(self, name: str, recursive: bool = False) -> None:

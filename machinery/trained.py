@@ -119,7 +119,7 @@ def read_checkpoint(path: Path, device, dtype: torch.dtype, verified: bool) -> t
 
 
 def config_of(path: Path, fields: dict) -> GPTConfig:
-    """The architecture in a trainer.json; CheckpointError if a field or a type is unknown here."""
+    """The architecture in a trainer.json; CheckpointError for an unknown field or a wrong type."""
     for name, value in fields.items():
         kind = type(getattr(GPTConfig, name, GPTConfig))  # `type` if there is no such field
         kinds = {tuple: (list,), float: (float, int)}.get(kind, (kind,))

@@ -22,7 +22,7 @@ HANDED_DOWN = {("machinery/log.py", "instruments")}  # the report, in the functi
 # A promise to readers: these numbers only go down. Lines of .py files, by room.
 BUDGETS = {
     "train.py model.py data.py": 1290,  # the first evening
-    "*.py": 2835,
+    "*.py": 2833,
     "machinery/**/*.py": 2816,
     "preparation/**/*.py": 1364,
     "hf/**/*.py": 1249,

@@ -4,7 +4,7 @@ Reads the preset and the table of cards in flops.py; no card is needed, and noth
 `step_s` adds up what a step must do: matmuls, attention, and the memory traffic of all other
 kernels, each at a rate that is assumed here. So the result is an estimate: close for wide models of
 heads of 128, while two published runs of narrow ones took 1.2 and 1.5 times as long: the page has
-their speed too. A run prints the real one. `train.py PRESET --plan`: the page for this machine.
+their speed too. A run prints its true speed. `train.py PRESET --plan`: the page for this machine.
 Next: machinery/plan.py.
 """
 
