@@ -90,7 +90,7 @@ def read_task(
             raise UsageError(f"--task {task} needs the package {error.name}: {how}") from None
         found = list(harness.questions(task, config.shots, config.limit))
     if len(found) < 2:
-        raise UsageError(f"{task} has {len(found)} questions; a standard error needs 2 or more")
+        raise UsageError(f"{task} leaves {len(found)} to ask; a standard error needs 2 or more")
     return found
 
 

@@ -52,7 +52,7 @@ def read_rows(run: Run) -> dict[int, np.ndarray]:
 
 def multiplier(loss: float, tokens: float, curve: list[tuple[float, float]]) -> float:
     """How many times fewer tokens the run of `curve` needs for a loss that another has after
-    `tokens`: 2 is half of them, 0: it never got there, infinity: it had it from the start. curve:
+    `tokens`: 2 is half of them, 0: it never got there, infinity: it had it by the first. curve:
     (tokens, loss) of its validations, between which the loss is taken to fall in proportion to the
     logarithm of the tokens."""
     at, losses = np.array(sorted(curve)).T
@@ -116,16 +116,16 @@ def needed(tokens: float, ours: list, theirs: list, noise: np.ndarray | None) ->
     at, losses = np.array(sorted(ours)).T
     loss = float(np.interp(np.log(tokens), np.log(at), losses))
     times = multiplier(loss, tokens, theirs)
-    if not times:
-        return f"more than its {short(max(theirs)[0])}"
+    if times in (0, np.inf):  # beyond its last validation, or before its first
+        word, (end, _) = ("no more", min(theirs)) if times else ("more", max(theirs))
+        return f"{word} than its {short(end)}"
     drawn = [multiplier(loss - x, tokens, theirs) for x in (noise if noise is not None else [0])]
     low, high = np.quantile(drawn, (0.05, 0.95), method="nearest")
     same = noise is not None and low <= 1 <= high
+    word = "as many" if times < 1 else "fewer"
     if times < 1:
         times, low, high = (1 / x if x else np.inf for x in (times, high, low))
-        said = f"{times:.2f} times as many tokens"
-    else:
-        said = f"{times:.2f} times fewer tokens"
+    said = f"{times:.2f} times {word} tokens"
     if noise is not None:
         said += f" ({low:.2f} to {high:.2f}{'; no difference' if same else ''})"
     return said
