@@ -2,7 +2,7 @@
 
     bash benchmarks/prose.sh              once: the text of prose
     python benchmarks/recipe.py parts     key offset and previous-token head: both, either, neither
-    python benchmarks/recipe.py ideas     what nanochat has and this model does not
+    python benchmarks/recipe.py ideas     what others have and this recipe does not
     python benchmarks/recipe.py rates     rates of the tables, and of all, as tokens grow
     python benchmarks/recipe.py           RECIPE.md again; runs nothing
 

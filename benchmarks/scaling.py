@@ -149,8 +149,8 @@ def read_run(job: Job) -> dict:
 
 
 def main(argv: list[str]) -> int:
-    at_once = int(argv[0]) if len(argv) == 1 and argv[0].isdecimal() else 0 if argv else 2
-    if at_once < 1:
+    at_once = int(argv[0]) if argv and argv[0].isdecimal() else 2
+    if argv not in ([], [str(at_once)]) or at_once < 1:
         raise UsageError(f"{' '.join(argv)!r}: give the number of runs at once, or nothing")
     if not (ROOT / DATA / "manifest.json").exists():
         command = [sys.executable, "prepare_data.py", *PREPARE.split(), "--data_dir", DATA]

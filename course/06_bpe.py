@@ -152,9 +152,9 @@ lesson.holds(same, "saved and loaded, the tokenizer has its merges and its speci
 # %% [markdown]
 # ## 300 merges, and the library's
 # Of pairs that are equally frequent, which one comes first? Papers on byte-pair encoding often do
-# not say. Each of these rules gives a valid BPE; one is that of the library that trains
-# the project's tokenizer. The library numbers the bytes in another order, which `alphabet` repeats,
-# and its ids begin with the special tokens, which we leave out.
+# not say. Each of these rules gives a valid BPE; one is that of the library that trains the
+# project's tokenizer. The library numbers the bytes in another order, which `alphabet` repeats, and
+# its ids begin with the special tokens, which we leave out.
 
 # %%
 rules = {

@@ -72,7 +72,7 @@ def holds(claim: bool, text: str) -> None:
 
 
 def timed(claim: bool, text: str) -> None:
-    """A claim about the clock, which a busy machine or another processor may refute: it is told."""
+    """A claim about the clock: it stops nothing, as a busy machine or another CPU may refute it."""
     print(f"holds: {text}" if claim else f"not here, or not now: {text}")
 
 

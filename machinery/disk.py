@@ -1,4 +1,4 @@
-"""Safe access to files, for what strangers may send: naming, reading, writing, locking and hashing.
+"""Safe access to files: naming, reading, writing, locking and hashing.
 
 A run, a data folder or an export may come from a stranger: no name or link in it may lead out of
 its folder. So `inside` turns a name that was read from a file into a path; `open_file` follows no

@@ -128,7 +128,7 @@ class Mirror:
         return newest_first(self.store.names())
 
     def _read(self, name: str) -> bytes | None:
-        """An object. None is asked for again: a store may miss once what it has."""
+        """Read an object; a miss is tried once more, as a store may miss what it has."""
         return self.store.read(name) or self.store.read(name)
 
     def upload(self, path: Path) -> None:

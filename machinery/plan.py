@@ -1,6 +1,6 @@
 """The arithmetic before a run: steps, micro-batches, memory, disk.
 
-Pure functions make a `Plan` of the configuration and the machine's figures; they open no file and
+Pure functions make a `Plan` from the configuration and the machine's figures; they open no file and
 touch no device. What the options leave open is decided here; build.py returns a new Plan if it has
 to shrink the micro-batch, or to run without the compiler. `--plan` adds hours and dollars
 (instruments/run/forecast.py). Next: build.py builds what is planned here.
