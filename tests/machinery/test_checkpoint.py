@@ -235,17 +235,18 @@ def test_parameters_changed_right_after_an_async_save(tmp_path, log, monkeypatch
 
 
 # ------------------------------------------------------------------------------- damage
-def test_any_flipped_byte_is_found(run):
+def test_any_flipped_byte_is_found(run, monkeypatch):
     path = checkpoint.checkpoints(run.root)[0]
     assert checkpoint.why_invalid(path) is None
     for file in files_of(path):
         size = file.stat().st_size
-        small = file.name == "MANIFEST.json"
-        for at in range(size) if small else (0, size // 2, size - 1):
+        for at in range(size) if file.name == "MANIFEST.json" else (0, size // 2, size - 1):
             flip(file, at)
             assert checkpoint.why_invalid(path) is not None, (file, at)
             flip(file, at)
     assert checkpoint.why_invalid(path) is None
+    monkeypatch.setattr(Path, "rglob", mock.Mock(side_effect=OSError(5, "the disk fails")))
+    assert "the disk fails" in checkpoint.why_invalid(path)
 
 
 @pytest.mark.parametrize("file", ["MANIFEST.json", "trainer.json", f"dcp/{TENSORS}"])
