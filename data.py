@@ -367,14 +367,18 @@ class RowLoader:
     ) -> None:
         import torch
 
-        self.manifest, self.seed, self.first_row = manifest, seed, position
+        self.manifest = manifest
+        self.seed = seed
+        self.first_row = position
         self.marks = getattr(manifest, "marks", ())
-        self.micro_batch, self.device = micro_batch, torch.device(device)
+        self.micro_batch = micro_batch
+        self.device = torch.device(device)
         self.order = order_of(manifest, seed, weights, decay_weights, decay_from)
         self._places = self._micro_batches(rank, world_size, rows_per_step)
-        pin, shape = self.device.type == "cuda", (2, micro_batch, manifest.row_len - 1)
-        # a new thread would use the first GPU
-        use_device = partial(torch.cuda.set_device, self.device) if pin else None
+        pin = self.device.type == "cuda"
+        shape = (2, micro_batch, manifest.row_len - 1)
+        # a new thread uses the first GPU, whose index is 0; set_device does not take "cuda" alone
+        use_device = partial(torch.cuda.set_device, self.device) if self.device.index else None
         self._thread = ThreadPoolExecutor(1, initializer=use_device)
         self._ahead: deque[Future] = deque()  # batches that are read already, or queued
         self._waited_s = 0.0

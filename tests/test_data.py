@@ -293,9 +293,11 @@ def test_the_end_of_a_step_is_filled_with_targets_that_do_not_count(manifest):
     assert seen == [row_of(row, source, 9, 50)[:-1].tolist() for source, row in places]
 
 
-def test_the_reader_sleeps_while_a_copy_to_a_gpu_is_in_flight(manifest, monkeypatch):
-    """It waits for an event of the blocking kind; another would keep a core busy."""
-    made, waited = [], threading.Event()
+@pytest.mark.parametrize("device, used", [("cuda", []), ("cuda:0", []), ("cuda:1", [1])])
+def test_the_reader_sleeps_while_a_copy_to_a_gpu_is_in_flight(device, used, manifest, monkeypatch):
+    """It waits for an event of the blocking kind; another would keep a core busy. And its thread
+    uses the GPU that was named, as torch does: set_device takes no device without an index."""
+    made, waited, set_to = [], threading.Event(), []
 
     class Event:
         def __init__(self, **how):
@@ -307,11 +309,11 @@ def test_the_reader_sleeps_while_a_copy_to_a_gpu_is_in_flight(manifest, monkeypa
     honest = torch.empty
     monkeypatch.setattr(torch, "empty", lambda *size, pin_memory, **how: honest(*size, **how))
     monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
-    loader = RowLoader(manifest, seed=1, micro_batch=2, device="cuda:0", prefetch=3)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: set_to.append(device.index))
+    loader = RowLoader(manifest, seed=1, micro_batch=2, device=device, prefetch=3)
     assert waited.wait(10)
     loader.close()
-    assert made == 3 * [dict(blocking=True)]
+    assert made == 3 * [dict(blocking=True)] and set_to == used
 
 
 def test_batches_are_not_overwritten_by_later_ones(manifest):
