@@ -85,7 +85,7 @@ def make_plan(preset: cfg.Preset, world: World) -> Plan:
         tokens_per_step=config.tokens_per_step,
         seq_len=model.seq_len,
         world_size=W,
-        micro_batch=run.micro_batch or micro_batch_for(rows, W, most),
+        micro_batch=run.micro_batch or micro_batch_for(rows, W, most, parallel == "fsdp"),
         auto_micro_batch=not run.micro_batch,
         parallel=parallel,
         compile=run.compile,
@@ -153,12 +153,14 @@ def pick_parallel(asked: str, world: World, state: int) -> str:
     return choice if asked == "auto" else asked
 
 
-def micro_batch_for(rows: int, world_size: int, most: int) -> int:
+def micro_batch_for(rows: int, world_size: int, most: int, sharded: bool = False) -> int:
     """Rows of a micro-batch, at most `most`: the largest divisor of a rank's share, which needs no
-    padding; or, if at least 1.5 times as large, the least size for the fewest micro-batches."""
+    padding; or, if at least twice as large, the least size for the fewest micro-batches. One more
+    micro-batch costs about as much as half a row: gradients are added up, weights are cast. It
+    costs more if sharded, as it gathers the weights: then 1.5 times as large is enough."""
     share = math.ceil(rows / world_size)
     filled = math.ceil(share / math.ceil(share / most))
     even = 0
     if rows % world_size == 0:
         even = next(d for d in range(min(share, most), 0, -1) if share % d == 0)
-    return filled if filled >= 1.5 * even else even
+    return filled if filled >= (1.5 if sharded else 2) * even else even

@@ -45,6 +45,31 @@ def test_a_plan_opens_no_file_and_touches_no_device(monkeypatch):
     assert one == two and "x 1.265" in one.text  # the learning rates
 
 
+@pytest.mark.parametrize(
+    "share, most, rows",
+    [
+        (512, 24, 16),  # 32 of them; 22 of 24 would compute 16 rows for nothing
+        (512, 32, 32),
+        (51, 32, 17),  # three, and none is padding
+        (34, 16, 12),  # three with two rows of padding, instead of 17 of two rows
+        (31, 16, 16),
+        (7, 16, 7),
+        (5, 1, 1),
+    ],
+)
+def test_a_micro_batch_without_padding_may_have_half_of_the_rows_that_fit(share, most, rows):
+    for world_size in (1, 2, 3):
+        assert plan.micro_batch_for(share * world_size, world_size, most) == rows
+    assert plan.micro_batch_for(512, 1, 24, sharded=True) == 24  # fewer times to gather weights
+
+
+@pytest.mark.parametrize("memory_gb, rows", [(80, 16), (141, 32)])
+def test_a_step_of_d24_computes_only_rows_that_count(memory_gb, rows):
+    gpu = dict(kind="cuda", dtype=torch.bfloat16, memory_bytes=memory_gb * 10**9)
+    found = plan.make_plan(config.PRESETS["d24"], small_world(**gpu))
+    assert (found.micro_batch, found.grad_accum * rows) == (rows, found.rows_per_step)
+
+
 @pytest.mark.parametrize("extras", [(), ("value_embeds",)])
 def test_the_plan_knows_what_forward_keeps_for_backward(extras):
     """With queries and keys normed, or grouped. The logits are few here."""
