@@ -27,7 +27,6 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 from torch.distributed.checkpoint import HuggingFaceStorageReader as Reader
 from torch.distributed.checkpoint import HuggingFaceStorageWriter as Writer
-from torch.distributed.checkpoint import staging
 from torch.distributed.checkpoint import state_dict as dcp_state
 from torch.distributed.tensor import DTensor
 
@@ -41,6 +40,7 @@ FORMAT = 3  # version of the folder; goes up when older ones can no longer be re
 MANIFEST = "MANIFEST.json"
 MAX_FAILURES = 3  # failed saves in a row that end the run
 FILE_BYTES = 1 << 30  # a file's size, roughly; the writer holds it in memory twice
+BLOCK_BYTES = 1 << 28  # of host memory, for the copies of many tensors
 RECORD = {  # what train.py puts into trainer.json
     "step": int, "tokens": int, "world_size": int, "micro_batch": int, "skipped": int,
     "eval_tokens": int, "best_bpb": float, "identity": dict, "model": dict, "data_dir": str,
@@ -202,6 +202,37 @@ def _own(state: dict[str, Tensor], team: Team) -> dict[str, Tensor]:
     return {name: t.contiguous() for name, t in state.items() if name not in others}
 
 
+@torch.no_grad()
+def _host_memory(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """A tensor on the host for each of `state`, for all saves to copy into. Beside a GPU the memory
+    is pinned, and comes in blocks that hold many tensors each: torch rounds what it pins up to a
+    power of two, and for each tensor by itself that would take 1.4 times the state."""
+    pin = torch.cuda.is_available()
+    sizes = {name: 64 * max(1, math.ceil(local(t).nbytes / 64)) for name, t in state.items()}
+    left = sum(sizes.values())
+    free = []  # the free end of each block
+    copies = {}
+    for name in sorted(sizes, key=sizes.get, reverse=True):  # into the first block with room for it
+        tensor = state[name]
+        part = local(tensor)
+        size = sizes[name]
+        n = next((n for n, room in enumerate(free) if len(room) >= size), len(free))
+        if n == len(free):
+            nbytes = min(left, max(BLOCK_BYTES, 1 << (size - 1).bit_length()))
+            free.append(torch.empty(nbytes, dtype=torch.uint8, pin_memory=pin))
+        own, free[n] = free[n].tensor_split([size])
+        left -= size
+        # A storage of its own: DCP would clone a tensor that does not fill its storage.
+        memory = torch.frombuffer(own.numpy(), dtype=part.dtype, count=max(1, part.numel()))
+        memory = memory[: part.numel()].view(part.shape)
+        if isinstance(tensor, DTensor):
+            copies[name] = tensor.to("cpu", copy=True)
+            local(copies[name]).set_(memory)
+        else:
+            copies[name] = memory
+    return copies
+
+
 def _checksum(state: dict[str, Tensor]) -> int:
     """A checksum: the bits of the tensors that every rank holds whole, summed as integers."""
     integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -327,8 +358,7 @@ class Checkpointer:
         self._team = Team()
         self._resumed_from = self._best = ""  # names of checkpoints
         self._valid: set[str] = set()  # names of those that this process has written or verified
-        cuda = torch.cuda.is_available()  # if so, a save copies to pinned memory
-        self._stager = staging.BlockingAsyncStager(cache_staged_state_dict=cuda)
+        self._memory: dict[str, Tensor] = {}  # what _copy writes to
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None  # of the last save
         self._failures = 0  # in a row
@@ -359,9 +389,8 @@ class Checkpointer:
             self._resumed_from = found.name
             self._valid.add(found.name)
             _read_into(self._team, found, state)
-        # Every save copies into this memory: faulting in new pages would take longer than the copy.
-        self._stager.state_dict_cache = self._stager.stage(_own(state, self._team))
-        self._stager.cache_staged_state_dict = True
+        # A first copy, which faults the pages in: with new ones, each save would take longer.
+        self._copy(_own(state, self._team))
         return trainer
 
     def _find(self, given: Path | None, check) -> tuple[Path | None, dict | None]:
@@ -397,10 +426,18 @@ class Checkpointer:
             self._run(step, state, record, start)
             self.join(raises=wait or self.error is not None)
         else:
-            state = self._stager.stage(state)
+            state = self._copy(state)
             args = (step, state, record, start, time.perf_counter() - start)
             self._thread = threading.Thread(target=self._run, args=args)  # outlives a failing main
             self._thread.start()
+
+    @torch.no_grad()
+    def _copy(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Copy this rank's part of the state to host memory, always the same."""
+        self._memory = self._memory or _host_memory(state)
+        for name, tensor in state.items():
+            local(self._memory[name]).copy_(local(tensor))
+        return self._memory
 
     def mark_best(self, step: int) -> None:
         """Keep the checkpoint of `step`, even while it is being saved, until another is better."""
