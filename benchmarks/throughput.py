@@ -13,8 +13,8 @@ matmul timed before and after the steps; both in the full convention unless they
 import argparse
 import datetime
 import json
-import os
 import resource
+import shlex
 import signal
 import statistics
 import subprocess
@@ -100,27 +100,15 @@ def measure(case: dict, run_dir: str) -> dict:
     parts |= dict(train=replace(preset.train, **recipe), run=replace(preset.run, **options))
     preset = replace(preset, name=case["preset"], **parts)
     world = ranks.start(preset.run.device, preset.train.dtype)
-    rows, log = RandomRows(preset.model), Log(Path(run_dir), is_first=False)
-    plan = make_plan(preset, world)
     with ExitStack() as stack:
-        model = build.build_model(preset.model, plan, world, preset.train.seed)
-        optimizers = build.build_optimizers(model, preset, plan, world)
-        checkpoints = build.open_checkpoints(preset, plan, log)  # nothing is saved
-        step_model, val_model, plan = build.compile_step(model, optimizers, plan, world, log)
-        loader = build.open_loader(rows, preset, plan, world, step=0)
-        stack.callback(loader.close)
-        meter = build.make_meter(model, world, preset.run)
-        parts = dict(model=model, step_model=step_model, val_model=val_model, loader=loader)
-        parts |= dict(optimizers=optimizers, checkpoints=checkpoints, meter=meter)
-        parts |= dict(token_bytes=torch.from_numpy(rows.token_bytes()).to(world.device))
-        facts = dict(preset=preset, plan=plan, world=world, manifest=rows, log=log)
-        run = train.Run(signals=ranks.Signals(), **facts, **parts)
+        run = build_run(preset, world, RandomRows(preset.model), stack)
+        plan, meter = run.plan, run.meter
         ceiling, first_step_s = take_steps(run, case)
     peak = meter.peak
     if world.device.type == "cpu" and not preset.run.peak_tflops:
         peak = None  # one was measured: `of matmul` does that better
     speed, per_token = meter.summary(), {"full": meter.flops_full, "causal": meter.flops_causal}
-    with_muon = per_token["full"] + muon_flops(optimizers) / plan.tokens_per_step
+    with_muon = per_token["full"] + muon_flops(run.optimizers) / plan.tokens_per_step
     found = {key: speed[key] for key in ("tokens_per_s", "dt_ms", "data_wait_ms")}
     found |= dict(micro_batch=plan.micro_batch, grad_accum=plan.grad_accum, ceiling=ceiling)
     found |= dict(memory=peak_memory(world.device), dtype=str(world.dtype).removeprefix("torch."))
@@ -128,6 +116,34 @@ def measure(case: dict, run_dir: str) -> dict:
     found["of_ceiling"] = flops.mfu(speed["tokens_per_s"], per_token["full"], ceiling)
     found["of_ceiling_with_muon"] = flops.mfu(speed["tokens_per_s"], with_muon, ceiling)
     return found | dict(first_step_s=first_step_s)
+
+
+def build_run(preset: cfg.Preset, world: ranks.World, rows, stack: ExitStack) -> train.Run:
+    """What train.main builds, for a run that saves nothing; rows: a Manifest, or RandomRows. Its
+    loader is closed when `stack` is."""
+    log = Log(Path(preset.run.run_dir), is_first=False)
+    plan = make_plan(preset, world)
+    model = build.build_model(preset.model, plan, world, preset.train.seed)
+    optimizers = build.build_optimizers(model, preset, plan, world)
+    step_model, val_model, plan = build.compile_step(model, optimizers, plan, world, log)
+    loader = build.open_loader(rows, preset, plan, world, step=0)
+    stack.callback(loader.close)
+    return train.Run(
+        preset=preset,
+        plan=plan,
+        world=world,
+        manifest=rows,
+        log=log,
+        signals=ranks.Signals(),
+        model=model,
+        step_model=step_model,
+        val_model=val_model,
+        optimizers=optimizers,
+        checkpoints=build.open_checkpoints(preset, plan, log),
+        loader=loader,
+        meter=build.make_meter(model, world, preset.run),
+        token_bytes=torch.from_numpy(rows.token_bytes()).to(world.device),
+    )
 
 
 def take_steps(run: train.Run, case: dict) -> tuple[float, float]:
@@ -182,14 +198,15 @@ def peak_memory(device: torch.device) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-def run_case(case: dict, timeout_s: float = 900, **environment: str) -> dict:
-    """`measure` in a process of its own; {"error": ...} if that fails."""
+def run_case(case: dict, timeout_s: float = 900, program: str | Path = __file__) -> dict:
+    """The `measure` of this program, or of another one, in a process of its own; {"error": ...} if
+    that fails."""
     # the imports are part of the time to the first step, so that clock starts here
     case = json.dumps({**case, "asked_at": time.time()})
     try:
-        command = [sys.executable, str(Path(__file__).resolve()), "--case", case]
-        how = dict(capture_output=True, text=True, env={**os.environ, **environment})
-        done = subprocess.run(command, timeout=timeout_s, check=False, **how)
+        command = [sys.executable, str(Path(program).resolve()), "--case", case]
+        how = dict(capture_output=True, text=True, check=False)
+        done = subprocess.run(command, timeout=timeout_s, **how)
     except subprocess.TimeoutExpired:
         return {"error": f"took more than {timeout_s:.0f} s"}
     if done.returncode:
@@ -227,9 +244,13 @@ def report(title: str, header: list[str], rows: list[list[str]], results: str) -
     today = datetime.date.today().isoformat()
     print(f"\n{title}: {device_name()}, torch {torch.__version__}, {today}\n\n{text}")
     if results:
+        words = ["python", *sys.argv]
+        if "--results" in words:  # where the table goes is no part of how it was made
+            del words[words.index("--results") : words.index("--results") + 2]
+        command = shlex.join(words)
         with open(results, "a") as file:
             file.write(f"\n## {title}: {device_name()}, torch {torch.__version__}, {today}\n")
-            file.write(f"\n`{' '.join(['python', *sys.argv])}`\n\n{text}\n")
+            file.write(f"\n`{command}`\n\n{text}\n")
 
 
 def main() -> None:
@@ -239,7 +260,7 @@ def main() -> None:
     parser.add_argument("--micro_batch", type=int, nargs="+", default=[0], help="0: auto")
     parser.add_argument("--tokens_per_step", type=int, default=0, help="0: the preset's")
     parser.add_argument("--steps", type=int, default=10, help="measured, after --warmup")
-    parser.add_argument("--warmup", type=int, default=3)
+    parser.add_argument("--warmup", type=int, default=3, help="1 or more")
     parser.add_argument("--dtype", choices=["auto", "bf16", "fp16", "fp32"], default="auto")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--no_compile", action="store_true")
@@ -255,6 +276,8 @@ def main() -> None:
         _ = [find_preset(name) for name in args.presets]
     except ValueError as error:
         parser.error(str(error))
+    if args.warmup < 1:
+        parser.error(f"--warmup {args.warmup}: the first step compiles; give 1 or more")
     rows = []
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(124))  # report what there is until then
     try:

@@ -1,0 +1,484 @@
+"""nanochat beside this program, on this machine: the speed of a step, and what each recipe learns.
+
+    git clone https://github.com/karpathy/nanochat /tmp/nanochat
+    python benchmarks/peer.py speed d12 --peer /tmp/nanochat
+    python benchmarks/peer.py learn d6 --peer /tmp/nanochat --data_dir data/d12 --seconds 200
+
+Both have the depth, vocabulary, row and batch of the preset, and the same dtype; nanochat looks
+back over the whole row, as ours does (--window-pattern L; its default is SSSL). Its model and
+optimizer come from its own package; `Peer` does what its scripts/base_train.py does, with the rates
+and the schedules of that script (read at commit 92d63d4). It is faster with FlashAttention-3, which
+it gets from the package `kernels`: without that, the table says "torch's attention".
+
+speed: steps on random tokens, a process for each side and round, in turn. learn: both recipes on
+the same rows in the same order; bits per byte of the same held-out rows. Compiling is not counted.
+Each prints a table, and appends it to benchmarks/RESULTS.md (--results "" for no file).
+"""
+
+import argparse
+import gc
+import json
+import math
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+BEGAN = time.monotonic()  # before the imports that take long
+
+import torch
+from torch import Tensor, nn
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+import config as cfg
+import data
+import flops
+import train
+from machinery import build, folders, ranks
+from machinery.plan import make_plan
+from runs import ROOT
+from throughput import (
+    HEADER,
+    build_run,
+    cells,
+    find_preset,
+    measure_matmul,
+    peak_memory,
+    report,
+    run_case,
+)
+
+BATCH = 2**19  # tokens of a step at which the rates of base_train.py were tuned, at depth 12
+RATES = dict(unembedding_lr=0.008, embedding_lr=0.3, matrix_lr=0.02, scalar_lr=0.5)
+DECAY = 0.28  # of the matrices, likewise
+LEAST_STEPS = 100  # fewer say nothing about a recipe
+
+
+# ------------------------------------------------------------------------------------ nanochat
+
+
+def find_peer(folder: str) -> str:
+    """Make `import nanochat` find the package in that checkout; returns its commit."""
+    if not Path(folder, "nanochat", "gpt.py").is_file():
+        how = "git clone https://github.com/karpathy/nanochat, and give that folder"
+        raise cfg.UsageError(f"--peer {folder}: there is no nanochat/gpt.py in it; {how}")
+    sys.path.insert(0, str(Path(folder).resolve()))
+    command = ["git", "-C", folder, "rev-parse", "--short", "HEAD"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError:  # there is no git
+        return "unknown commit"
+    return done.stdout.strip() or "unknown commit"
+
+
+def gpt_config(depth: int, vocab: int, seq_len: int):
+    """nanochat's configuration of that depth: width 64 x depth, in whole heads of 128."""
+    from nanochat.gpt import GPTConfig
+
+    n_head = (64 * depth + 127) // 128
+    sizes = dict(n_layer=depth, n_head=n_head, n_kv_head=n_head, n_embd=128 * n_head)
+    return GPTConfig(sequence_len=seq_len, vocab_size=vocab, window_pattern="L", **sizes)
+
+
+class Peer:
+    """nanochat's model of a depth, compiled, and its optimizer for that batch."""
+
+    name = "nanochat"
+
+    def __init__(self, model: cfg.GPTConfig, tokens_per_step: int, world: ranks.World):
+        # it takes fp32 on a CPU, where ours may take bf16
+        os.environ.setdefault("NANOCHAT_DTYPE", str(world.dtype).removeprefix("torch."))
+        from nanochat.gpt import GPT
+
+        self.config = gpt_config(model.n_layer, model.vocab_size, model.seq_len)
+        if self.config.n_embd != model.n_embd:
+            why = f"at depth {model.n_layer}, nanochat is {self.config.n_embd} wide"
+            raise cfg.UsageError(f"{why}, not {model.n_embd}; take a preset like d12")
+        if world.dtype == torch.float16:  # it would need a loss scale
+            raise cfg.UsageError("no comparison in fp16; a GPU with bf16 is needed")
+        self.device = world.device
+        self.model = self.build()
+        self.step_model = torch.compile(self.model, dynamic=False)
+        with torch.device("meta"):
+            at_12 = GPT(gpt_config(12, model.vocab_size, model.seq_len))
+        of_batch = math.sqrt(tokens_per_step / BATCH)
+        self.decay = DECAY * of_batch * count_scaling(at_12) / count_scaling(self.model)
+        rates = {name: rate * of_batch for name, rate in RATES.items()}
+        self.optimizer = self.model.setup_optimizer(weight_decay=self.decay, **rates)
+
+    def build(self) -> nn.Module:
+        """A model with new weights, drawn with torch's seed."""
+        from nanochat.gpt import GPT
+
+        with torch.device("meta"):
+            model = GPT(self.config)
+        model.to_empty(device=self.device)
+        model.init_weights()
+        return model
+
+    def step(self, batches: Iterator, grad_accum: int, rate: float, momentum: float, decay: float):
+        """Take a step on the next micro-batches; returns their mean loss. rate: factor on the
+        learning rates; momentum and decay: Muon's."""
+        total = 0.0
+        for _ in range(grad_accum):
+            inputs, targets = next(batches)
+            loss = self.step_model(inputs, targets)
+            total = total + loss.detach()
+            (loss / grad_accum).backward()
+        for group in self.optimizer.param_groups:
+            group["lr"] = group["initial_lr"] * rate
+            if group["kind"] == "muon":
+                group["momentum"] = momentum
+                group["weight_decay"] = decay
+        self.optimizer.step()
+        self.model.zero_grad(set_to_none=True)
+        return float(total) / grad_accum
+
+    def losses(self, run: train.Run, seed: int, horizon: int) -> Iterator[float]:
+        """Train from new weights on the rows of `run`, for `horizon` steps with the schedules of
+        base_train.py; yields the loss of each."""
+        torch.manual_seed(42 + seed)  # base_train.py has 42
+        self.model.load_state_dict(self.build().state_dict())
+        self.optimizer.state.clear()
+        preset = replace(run.preset, train=replace(run.preset.train, seed=seed))
+        loader = build.open_loader(run.manifest, preset, run.plan, run.world, 0)
+        batches = ((x, y.clamp(min=-1)) for x, y in iter(loader.next_batch, None))  # -1: ignored
+        decay_begins = horizon - round(0.65 * horizon)
+        try:
+            for step in range(horizon):
+                gone = max(0.0, (step - decay_begins) / (horizon - decay_begins))
+                rate = (step + 1) / 40 if step < 40 else 1 - 0.95 * gone
+                momentum = 0.85 + 0.12 * step / 400 if step < 400 else 0.97 - 0.07 * gone
+                decay = self.decay * 0.5 * (1 + math.cos(math.pi * step / horizon))
+                yield self.step(batches, run.plan.grad_accum, rate, momentum, decay)
+        finally:
+            loader.close()
+
+    def scored(self) -> nn.Module:
+        """The model as flops.score_text calls it."""
+        model = self.model
+
+        class Scored(nn.Module):
+            def forward(self, inputs, targets, reduction):
+                return model(inputs, targets, loss_reduction=reduction).view(targets.shape)
+
+        return Scored()
+
+
+def count_scaling(model: nn.Module) -> int:
+    """The weights that nanochat's scaling laws count: blocks and head."""
+    counts = model.num_scaling_params()
+    return counts["transformer_matrices"] + counts["lm_head"]
+
+
+# --------------------------------------------------------------------------------------- speed
+
+
+def measure(case: dict) -> dict:
+    """throughput.measure, of nanochat's step."""
+    find_peer(case["peer"])
+    if not case["train"]["compile"]:
+        os.environ["TORCHDYNAMO_DISABLE"] = "1"  # its optimizer is compiled wherever it is imported
+    model = find_preset(case["preset"]).model
+    world = ranks.start(case["train"]["device"], case["train"]["dtype"])
+    torch.set_float32_matmul_precision("high")
+    torch.manual_seed(42)
+    tokens = case["train"]["tokens_per_step"]
+    rows = case["train"]["micro_batch"] or planned_rows(find_preset(case["preset"]), tokens, world)
+    peer = Peer(model, tokens, world)
+    on_gpu = world.device.type == "cuda"
+    host = torch.randint(model.vocab_size, (2, rows, model.seq_len))
+    host = host.pin_memory() if on_gpu else host
+    batch = torch.empty_like(host, device=world.device)
+
+    def batches() -> Iterator[Tensor]:
+        while True:
+            yield batch.copy_(host, non_blocking=True)
+
+    grad_accum, rest = divmod(tokens, rows * model.seq_len)
+    if rest:
+        raise cfg.UsageError(
+            f"a step of {tokens:,} tokens is not whole micro-batches of {rows} rows"
+        )
+    source = batches()
+    times = []
+    for step in range(case["warmup"] + case["steps"]):
+        start = time.perf_counter()
+        peer.step(source, grad_accum, 1.0, 0.9, peer.decay)  # it reads the loss: the device is done
+        if on_gpu:
+            torch.cuda.synchronize()
+        times.append(time.perf_counter() - start)
+        if step == 0:
+            first_step_s = time.time() - case["asked_at"]
+            gc.collect()
+            gc.freeze()
+            gc.disable()
+        if step == case["warmup"] - 1:
+            before = measure_matmul(world.device, world.dtype)
+    ceiling = (before + measure_matmul(world.device, world.dtype)) / 2
+    step_s = statistics.median(times[case["warmup"] :])
+    speed = grad_accum * rows * model.seq_len / step_s
+    full = peer.model.estimate_flops()  # a causal model needs half of attention's
+    causal = full - 6 * peer.config.n_layer * peer.config.n_embd * model.seq_len
+    peak = flops.find_peak(world) if on_gpu else None
+    mfu = {"full": flops.mfu(speed, full, peak), "causal": flops.mfu(speed, causal, peak)}
+    return dict(
+        micro_batch=rows,
+        grad_accum=grad_accum,
+        dtype=os.environ["NANOCHAT_DTYPE"],
+        attention=attention(),
+        dt_ms=1e3 * step_s,
+        tokens_per_s=speed,
+        mfu=mfu,
+        ceiling=ceiling,
+        of_ceiling=flops.mfu(speed, full, ceiling),
+        memory=peak_memory(world.device),
+        data_wait_ms=0.0,
+        first_step_s=first_step_s,
+    )
+
+
+def attention() -> str:
+    import nanochat.flash_attention as of_peer
+
+    return "FlashAttention-3" if of_peer.USE_FA3 else "torch's attention"
+
+
+def speed(args) -> int:
+    """Measure both sides in turn; returns the exit code."""
+    preset = find_preset(args.preset)
+    tokens = args.tokens_per_step or preset.train.tokens_per_step
+    how = dict(tokens_per_step=tokens, dtype="auto", device="auto", compile=not args.no_compile)
+    how |= dict(micro_batch=args.micro_batch)
+    case = dict(preset=args.preset, train=how, steps=args.steps, warmup=args.warmup, peer=args.peer)
+    programs = {"ours": "throughput.py", "nanochat": "peer.py"}
+    about = [find_peer(args.peer), f"windows of {preset.model.seq_len:,}"]
+    rows = []
+    speeds = {side: [] for side in args.sides}
+    try:
+        for side in args.sides * args.rounds:
+            result = run_case(case, program=ROOT / "benchmarks" / programs[side])
+            while "out of memory" in result.get("error", "") and how["micro_batch"] > 1:
+                how["micro_batch"] //= 2
+                result = run_case(case, program=ROOT / "benchmarks" / programs[side])
+            if "error" in result:
+                print(f"{side}: {result['error']}", flush=True)
+                continue
+            how["micro_batch"] = result["micro_batch"]  # the same for the other side
+            rows.append(cells(side, result))
+            speeds[side].append(result["tokens_per_s"])
+            print(" | ".join(rows[-1]), flush=True)
+            if side == "nanochat":
+                about[2:] = [result["attention"]]
+    finally:
+        if rows:
+            title = f"{args.preset} beside nanochat ({', '.join(about)})"
+            report(title, ["program", *HEADER[1:]], rows, args.results)
+        if all(speeds.values()) and len(speeds) > 1:
+            medians = {side: statistics.median(found) for side, found in speeds.items()}
+            ratio = medians["ours"] / medians["nanochat"]
+            text = f"Tokens per second, ours / nanochat's: {ratio:.3f}"
+            if torch.cuda.is_available() and "torch's attention" in about:
+                text += " (nanochat without FlashAttention-3, which it takes if it can)"
+            note(text, args.results)
+    return 0 if all(speeds.values()) else 1
+
+
+def planned_rows(preset: cfg.Preset, tokens_per_step: int, world: ranks.World) -> int:
+    """The micro-batch that our plan takes on this device."""
+    how = replace(preset.train, tokens_per_step=tokens_per_step, steps=1)
+    return make_plan(replace(preset, train=how), world).micro_batch
+
+
+def note(text: str, results: str) -> None:
+    print(f"\n{text}")
+    if results:
+        with open(results, "a") as file:
+            file.write(f"\n{text}\n")
+
+
+# ---------------------------------------------------------------------------------- what is learned
+
+
+class Ours:
+    """The recipe of the preset, in the program's own loop."""
+
+    name = "ours"
+
+    def __init__(self, run: train.Run):
+        self.run = run
+
+    def losses(self, run: train.Run, seed: int, horizon: int) -> Iterator[float]:
+        """As Peer.losses."""
+        torch.manual_seed(seed)
+        run.model.init_weights()
+        for state in (state for optimizer in run.optimizers for state in optimizer.state.values()):
+            for tensor in state.values():
+                tensor.zero_()
+        plan = replace(run.plan, steps=horizon)
+        preset = replace(run.preset, train=replace(run.preset.train, seed=seed, steps=horizon))
+        loader = build.open_loader(run.manifest, preset, plan, run.world, 0)
+        try:
+            own = replace(run, preset=preset, plan=plan, loader=loader)
+            for numbers in train.take_steps(own, train.Progress()):
+                if numbers["bad"]:
+                    raise FloatingPointError(f"step {numbers['step']}: the loss is not finite")
+                yield numbers["nats"] / max(numbers["counted"], 1)
+        finally:
+            loader.close()
+
+    def scored(self) -> nn.Module:
+        return self.run.model
+
+
+def score(side, run: train.Run, rows: int) -> float:
+    """Bits per byte of the first held-out rows; eager, so that no further graph is compiled."""
+    at_once = min(8, rows)
+    batches = data.val_batches(run.manifest, at_once, rows, device=run.world.device)
+    return flops.score_text(side.scored(), batches, run.token_bytes, at_once)[1]
+
+
+def open_run(args, run_dir: str, stack: ExitStack) -> train.Run:
+    """The run of the preset, on the data that was given and with the batch that was."""
+    preset = find_preset(args.preset)
+    tokens = args.tokens_per_step or preset.train.tokens_per_step
+    how = replace(preset.train, tokens_per_step=tokens, steps=10_000)
+    options = replace(preset.run, data_dir=args.data_dir, run_dir=run_dir, save_minutes=0.0)
+    options = replace(options, compile=not args.no_compile, micro_batch=args.micro_batch)
+    world = ranks.start("auto", "auto")
+    preset = replace(preset, name=args.preset, train=how, run=options)
+    manifest, preset = folders.open_data(preset, world)
+    return build_run(preset, world, manifest, stack)
+
+
+def steps_that_fit(sides: list, run: train.Run, rows: int, ends_at: float, seeds: int) -> int:
+    """Steps for each side and seed, so that all ends at that time; 15% of it is spare."""
+    times = [time_of(side, run, rows) for side in sides]
+    a_step, a_score = map(sum, zip(*times))
+    left = 0.85 * (ends_at - time.monotonic())
+    steps = max(0, int((left / seeds - a_score) / a_step))
+    print(f"{1e3 * a_step:.0f} ms for a step of both, {steps} steps in {left:.0f} s", flush=True)
+    return steps
+
+
+def learn(args) -> int:
+    """Train both from each seed, for as many steps as fit in; returns the exit code."""
+    commit = find_peer(args.peer)
+    if args.no_compile:
+        os.environ["TORCHDYNAMO_DISABLE"] = "1"
+    header = ["seed", "recipe", "bits per byte", *(f"loss at {n}%" for n in (25, 50, 75, 100)), "s"]
+    table = []
+    bits = {"ours": [], "nanochat": []}
+    with tempfile.TemporaryDirectory() as run_dir, ExitStack() as stack:
+        run = open_run(args, run_dir, stack)
+        report_if_stopped()  # train.py's way is to take another step first
+        if run.plan.rows_per_step % run.plan.micro_batch:
+            raise cfg.UsageError("the rows of a step are not whole micro-batches: --micro_batch 1")
+        if run.world.device.type == "cuda":
+            torch.cuda.empty_cache()
+        rows = min(384, run.manifest.rows("val"))
+        sides = [Ours(run), Peer(run.preset.model, run.plan.tokens_per_step, run.world)]
+        steps = args.steps
+        if not steps:
+            steps = steps_that_fit(sides, run, rows, BEGAN + args.seconds, len(args.seeds))
+            if steps < LEAST_STEPS:
+                print(f"only {steps} steps fit into {args.seconds:g} s: no comparison")
+                return 1
+        try:
+            for seed in args.seeds:
+                for side in sides:
+                    start = time.monotonic()
+                    losses = list(side.losses(run, seed, steps))
+                    took_s = time.monotonic() - start
+                    bits[side.name].append(score(side, run, rows))
+                    marks = [mean_before(losses, steps * n // 4) for n in (1, 2, 3, 4)]
+                    said = [f"{bits[side.name][-1]:.4f}", *(f"{loss:.3f}" for loss in marks)]
+                    table.append([str(seed), side.name, *said, f"{took_s:.0f}"])
+                    print(" | ".join(table[-1]), flush=True)
+        finally:
+            if table:
+                of = f"{steps} steps of {run.plan.tokens_per_step:,} tokens of "
+                of += f"{', '.join(run.manifest.sources)}; {rows} held-out rows"
+                title = (
+                    f"What {args.preset} learns, beside nanochat's recipe with --window-pattern L "
+                )
+                title += f"({commit}): {of}"
+                report(title, header, table, args.results)
+    ratios = [f"{ours / theirs:.4f}" for ours, theirs in zip(bits["ours"], bits["nanochat"])]
+    note(f"Bits per byte, ours / nanochat's, by seed: {', '.join(ratios)}", args.results)
+    return 0
+
+
+def mean_before(losses: list[float], end: int, n: int = 10) -> float:
+    """The mean of the last n losses before step `end`."""
+    last = losses[max(0, end - n) : max(1, end)]
+    return sum(last) / len(last)
+
+
+def time_of(side, run: train.Run, rows: int) -> tuple[float, float]:
+    """Seconds of a step and of a score; the first two steps, which may compile, are not counted."""
+    losses = side.losses(run, 0, 10_000)
+    for _ in range(2):
+        next(losses)
+    step_s = timed(lambda: [next(losses) for _ in range(10)]) / 10
+    losses.close()
+    return step_s, timed(lambda: score(side, run, rows))
+
+
+def timed(work: Callable) -> float:
+    start = time.monotonic()
+    work()
+    return time.monotonic() - start
+
+
+def report_if_stopped() -> None:
+    """A signal ends this process, and what there is until then is reported."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(124))
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("part", nargs="?", choices=["speed", "learn"], default="speed")
+    parser.add_argument("preset", nargs="?", default="tiny")
+    parser.add_argument("--peer", default="", help="a checkout of nanochat")
+    parser.add_argument("--tokens_per_step", type=int, default=0, help="0: the preset's")
+    parser.add_argument("--steps", type=int, default=0, help="speed: 8; learn: what fits")
+    parser.add_argument("--no_compile", action="store_true")
+    parser.add_argument("--results", default=str(ROOT / "benchmarks" / "RESULTS.md"))
+    parser.add_argument("--micro_batch", type=int, default=0, help="rows; 0: as planned for ours")
+    parser.add_argument("--warmup", type=int, default=3, help="speed: steps before those measured")
+    parser.add_argument("--rounds", type=int, default=1, help="speed")
+    parser.add_argument("--sides", nargs="+", choices=["ours", "nanochat"], help="speed: both")
+    parser.add_argument("--data_dir", default="", help="learn")
+    parser.add_argument("--seconds", type=float, default=200, help="learn")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1], help="learn")
+    parser.add_argument("--case", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.case:
+        print(json.dumps(measure(json.loads(args.case))))
+        return 0
+    args.sides = args.sides or ["ours", "nanochat"]
+    if args.part == "speed":
+        args.steps = args.steps or 8
+    report_if_stopped()
+    if args.warmup < 1:
+        parser.error(f"--warmup {args.warmup}: the first step compiles; give 1 or more")
+    try:
+        return speed(args) if args.part == "speed" else learn(args)
+    except Exception as error:
+        if not hasattr(error, "exit_code"):
+            raise
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
