@@ -44,6 +44,7 @@ def start(command: list[str], log: Path, ready: Callable[[], bool]) -> subproces
             time.sleep(0.05)
     except BaseException:  # out of time, perhaps
         process.kill()
+        process.wait()
         print(log.read_text(errors="replace")[-2000:], flush=True)
         raise
     return process
