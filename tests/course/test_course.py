@@ -38,7 +38,10 @@ ORACLES = [pytest.param(n, marks=pytest.mark.slow) if n in LONG else n for n in 
 
 
 @pytest.mark.parametrize("number", ORACLES)
-def test_the_oracle_accepts_the_reference_and_refuses_wrong_answers(number):
+def test_the_oracle_accepts_the_reference_and_refuses_wrong_answers(number, monkeypatch):
+    """Each for its own reason, on a slow machine too: the 20 seconds are for learners."""
+    for name in ("CPU_S", "WALL_S"):
+        monkeypatch.setattr(check, name, 1000)
     assert check.prove(number) == []
     exercise, _ = check.files(number)
     said = check.verdict(exercise.oracle, exercise)
