@@ -184,7 +184,7 @@ def environment(out: Path) -> None:
         "disk": f"{shutil.disk_usage(out).free / 1e9:.0f} GB free",
         "commit": said("git", "-C", str(ROOT), "describe", "--always", "--dirty"),
     }
-    free = total = 0
+    free = 0
     segments = True
     if gpu:
         free, total = torch.cuda.mem_get_info()

@@ -161,7 +161,7 @@ class Peer:
         finally:
             loader.close()
 
-    def scored(self) -> nn.Module:
+    def scored(self, run: train.Run) -> nn.Module:
         """The model as flops.score_text calls it."""
         model = self.model
 
@@ -204,9 +204,8 @@ def measure(case: dict) -> dict:
 
     grad_accum, rest = divmod(tokens, rows * model.seq_len)
     if rest:
-        raise cfg.UsageError(
-            f"a step of {tokens:,} tokens is not whole micro-batches of {rows} rows"
-        )
+        why = f"a step of {tokens:,} tokens is not whole micro-batches of {rows} rows"
+        raise cfg.UsageError(f"{why}; try --micro_batch 1")
     source = batches()
     times = []
     for step in range(case["warmup"] + case["steps"]):
@@ -312,16 +311,14 @@ class Ours:
 
     name = "ours"
 
-    def __init__(self, run: train.Run):
-        self.run = run
-
     def losses(self, run: train.Run, seed: int, horizon: int) -> Iterator[float]:
         """As Peer.losses."""
         torch.manual_seed(seed)
         run.model.init_weights()
-        for state in (state for optimizer in run.optimizers for state in optimizer.state.values()):
-            for tensor in state.values():
-                tensor.zero_()
+        for optimizer in run.optimizers:
+            for state in optimizer.state.values():
+                for tensor in state.values():
+                    tensor.zero_()
         plan = replace(run.plan, steps=horizon)
         preset = replace(run.preset, train=replace(run.preset.train, seed=seed, steps=horizon))
         loader = build.open_loader(run.manifest, preset, plan, run.world, 0)
@@ -334,15 +331,16 @@ class Ours:
         finally:
             loader.close()
 
-    def scored(self) -> nn.Module:
-        return self.run.model
+    def scored(self, run: train.Run) -> nn.Module:
+        """The model as flops.score_text calls it."""
+        return run.model
 
 
 def score(side, run: train.Run, rows: int) -> float:
     """Bits per byte of the first held-out rows; eager, so that no further graph is compiled."""
     at_once = min(8, rows)
     batches = data.val_batches(run.manifest, at_once, rows, device=run.world.device)
-    return flops.score_text(side.scored(), batches, run.token_bytes, at_once)[1]
+    return flops.score_text(side.scored(run), batches, run.token_bytes, at_once)[1]
 
 
 def open_run(args, run_dir: str, stack: ExitStack) -> train.Run:
@@ -384,7 +382,7 @@ def learn(args) -> int:
         if run.world.device.type == "cuda":
             torch.cuda.empty_cache()
         rows = min(384, run.manifest.rows("val"))
-        sides = [Ours(run), Peer(run.preset.model, run.plan.tokens_per_step, run.world)]
+        sides = [Ours(), Peer(run.preset.model, run.plan.tokens_per_step, run.world)]
         steps = args.steps
         if not steps:
             steps = steps_that_fit(sides, run, rows, BEGAN + args.seconds, len(args.seeds))
@@ -406,11 +404,8 @@ def learn(args) -> int:
             if table:
                 of = f"{steps} steps of {run.plan.tokens_per_step:,} tokens of "
                 of += f"{', '.join(run.manifest.sources)}; {rows} held-out rows"
-                title = (
-                    f"What {args.preset} learns, beside nanochat's recipe with --window-pattern L "
-                )
-                title += f"({commit}): {of}"
-                report(title, header, table, args.results)
+                title = f"What {args.preset} learns, beside nanochat ({commit}, --window-pattern L)"
+                report(f"{title}: {of}", header, table, args.results)
     ratios = [f"{ours / theirs:.4f}" for ours, theirs in zip(bits["ours"], bits["nanochat"])]
     note(f"Bits per byte, ours / nanochat's, by seed: {', '.join(ratios)}", args.results)
     return 0
@@ -439,7 +434,7 @@ def timed(work: Callable) -> float:
 
 
 def report_if_stopped() -> None:
-    """A signal ends this process, and what there is until then is reported."""
+    """On a signal, end this process by an exception, so that it reports what there is so far."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(124))
     signal.signal(signal.SIGINT, signal.default_int_handler)
 

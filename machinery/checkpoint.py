@@ -207,7 +207,6 @@ def _host_memory(state: dict[str, Tensor]) -> dict[str, Tensor]:
     """A tensor on the host for each of `state`, for all saves to copy into. Beside a GPU the memory
     is pinned, and comes in blocks that hold many tensors each: torch rounds what it pins up to a
     power of two, and for each tensor by itself that would take 1.4 times the state."""
-    pin = torch.cuda.is_available()
     sizes = {name: 64 * max(1, math.ceil(local(t).nbytes / 64)) for name, t in state.items()}
     left = sum(sizes.values())
     free = []  # the free end of each block
@@ -218,18 +217,20 @@ def _host_memory(state: dict[str, Tensor]) -> dict[str, Tensor]:
         size = sizes[name]
         n = next((n for n, room in enumerate(free) if len(room) >= size), len(free))
         if n == len(free):
+            # for a tensor that is larger than a block, the next power of two
             nbytes = min(left, max(BLOCK_BYTES, 1 << (size - 1).bit_length()))
+            pin = torch.cuda.is_available()
             free.append(torch.empty(nbytes, dtype=torch.uint8, pin_memory=pin))
         own, free[n] = free[n].tensor_split([size])
         left -= size
-        # A storage of its own: DCP would clone a tensor that does not fill its storage.
+        # A storage of its own: DCP would clone a tensor that does not fill its storage. At least
+        # one element, as frombuffer refuses none.
         memory = torch.frombuffer(own.numpy(), dtype=part.dtype, count=max(1, part.numel()))
         memory = memory[: part.numel()].view(part.shape)
+        copies[name] = memory
         if isinstance(tensor, DTensor):
             copies[name] = tensor.to("cpu", copy=True)
             local(copies[name]).set_(memory)
-        else:
-            copies[name] = memory
     return copies
 
 
@@ -434,7 +435,8 @@ class Checkpointer:
     @torch.no_grad()
     def _copy(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
         """Copy this rank's part of the state to host memory, always the same."""
-        self._memory = self._memory or _host_memory(state)
+        if not self._memory:
+            self._memory = _host_memory(state)
         for name, tensor in state.items():
             local(self._memory[name]).copy_(local(tensor))
         return self._memory

@@ -29,7 +29,7 @@ BUDGETS = {
     "preparation/**/*.py": 10612,
     "hf/**/*.py": 9172,
     "instruments/**/*.py": 30773,
-    "benchmarks/**/*.py": 25792,
+    "benchmarks/**/*.py": 25776,
     "tests/**/*.py": 146591,
     "course/**/*.py": 166337,
 }
