@@ -158,11 +158,11 @@ def test_no_file_of_ours_is_taken_for_a_package_that_nanochat_imports():
 
 # --------------------------------------------------------------------------------------- a profile
 def test_kernels_and_gaps_of_a_trace_that_was_made_up(tmp_path, monkeypatch, capsys):
-    """Two steps, in microseconds: `wide` 30 + 30, with `copy` beside its end, 90 of nothing, `thin`
+    """Two steps, in microseconds: `wide` 30 + 30, with `copy` beside it, 90 of nothing, `thin`
     5, and at once after it `wide` 20."""
     kernel = lambda name, ts, dur, cat="kernel": dict(name=name, ts=ts, dur=dur, cat=cat)
     events = [kernel("thin", 150, 5), kernel("wide", 0, 30), kernel("wide", 30, 30)]
-    events += [kernel("copy", 55, 5, "gpu_memcpy"), kernel("wide", 155, 20)]
+    events += [kernel("copy", 50, 5, "gpu_memcpy"), kernel("wide", 155, 20)]
     events += [dict(name=f"ProfilerStep#{n}", cat="user_annotation", ts=0) for n in (1, 2)]
     trace = tmp_path / "trace.json.gz"
     trace.write_bytes(gzip.compress(json.dumps({"traceEvents": events}).encode()))
