@@ -207,9 +207,8 @@ def take_steps(run: Run, progress: Progress) -> Iterator[dict[str, float]]:
                 factor *= config.grad_clip / numbers["norm"]
             if factor != 1:
                 torch._foreach_mul_(gradients, factor)
-            with record_function("optimizer"):
-                for optimizer in run.optimizers:
-                    optimizer.step()
+            for optimizer in run.optimizers:
+                optimizer.step()
         run.model.zero_grad(set_to_none=True)
         del gradients  # else they stay in memory beside the next ones
         progress.step += 1

@@ -217,7 +217,7 @@ class Sizes:
     """What is run, by kind of machine."""
 
     preset: str  # trained and timed
-    small: str  # the preset of the comparison of what is learned
+    small: str  # killed and resumed; the preset of the comparison of what is learned
     others: tuple[str, ...]  # presets timed if there is time left
     rows: str  # other micro-batches to time
     source: tuple[str, ...]  # options of prepare_data.py
@@ -271,15 +271,16 @@ def plan_parts(sizes: Sizes, args, work: Path, on_gpu: bool) -> list[list[Part]]
     if shutil.which("nice"):
         prepare = ["nice", "-n", "5", *prepare]
     tests = [sys.executable, "-m", "pytest", "-q", "-rs", "-n", "3", "-p", "no:cacheprovider"]
-    train = (preset, "--data_dir", str(rows), *sizes.step)
-    profile = [sys.executable, "train.py", *train, "--run_dir", str(run_dir), "--profile"]
+    of_rows = ("--data_dir", str(rows), *sizes.step)
+    profile = [sys.executable, "train.py", preset, *of_rows, "--run_dir", str(run_dir), "--profile"]
     first = (*sizes.step, "--steps", "1", "--warmup", "1")
     beside = ("speed", preset, "--peer", args.peer)
     speed = Part("speed", 120, script("throughput", preset, *sizes.measured))
     if args.peer:
         speed = Part("speed", 240, script("peer", *beside, *sizes.measured))
     saves = ("--save_every", sizes.save_every, "--dir", str(work))
-    learn = ("learn", sizes.small, "--peer", args.peer, "--data_dir", str(rows), *sizes.step)
+    resume = script("resume", sizes.small, *of_rows, *saves)
+    learn = ("learn", sizes.small, "--peer", args.peer, *of_rows)
     learn += (*sizes.learned, "--seconds", SECONDS)
     other_rows = ("--micro_batch", *sizes.rows.split(), *sizes.measured)
     limit = 200 if args.minutes < 30 else 1200
@@ -292,7 +293,7 @@ def plan_parts(sizes: Sizes, args, work: Path, on_gpu: bool) -> list[list[Part]]
         ],
         [speed],
         [Part("ceilings", 60, script("ceilings", preset), least_s=30)],
-        [Part("resume", 120, script("resume", *train, *saves), least_s=60, needs=ready)],
+        [Part("resume", 150, resume, least_s=90, needs=ready)],
         [Part("profile", 100, profile, least_s=40, needs=ready, shows="where the time goes")],
         [Part("kernels", 40, script("trace_kernels", str(trace)), needs=trace)],
         [Part("learn", limit, script("peer", *learn), least_s=120, needs=ready)],

@@ -21,7 +21,7 @@ from machinery.ranks import World
 from machinery.shards import dtype_for
 from model import GPT
 
-MICRO_BATCH_TOKENS = {"cuda": 65_536, "mps": 8_192, "cpu": 8_192}  # limits for --micro_batch 0
+MICRO_BATCH_TOKENS = {"cuda": 131_072, "mps": 8_192, "cpu": 8_192}  # limits for --micro_batch 0
 USABLE = 0.92  # of a GPU's memory; the rest is for fragmentation and the buffers of NCCL and cuDNN
 
 

@@ -1,11 +1,11 @@
 """Where a training step spends its time: the mechanism behind `train.py --profile`.
 
-Runs a few steps under torch.profiler; the loop marks the regions "data", "communication" and
-"optimizer" with `record_function`. Writes OUT/trace.json.gz (open it in https://ui.perfetto.dev or
-chrome://tracing). Guarantees: the rows of `table()` add up to the time of a step; each instant is
-counted once. On a GPU the rows split the device's timeline: `communication` is the part that no
-computation hides, and in `idle` the device waits for the host. On a CPU they split the main
-thread's. Next: train.py.
+Runs a few steps under torch.profiler; the loop marks the regions "data" and "communication" with
+`record_function`, and torch its optimizers' steps. Writes OUT/trace.json.gz (open it in
+https://ui.perfetto.dev or chrome://tracing). Guarantees: the rows of `table()` add up to the time
+of a step; each instant is counted once. On a GPU the rows split the device's timeline:
+`communication` is the part that no computation hides, and in `idle` the device waits for the host.
+On a CPU they split the main thread's. Next: train.py.
 """
 
 import gzip
@@ -20,7 +20,7 @@ import torch
 from config import LARGEST, UsageError
 from machinery import disk
 
-REGIONS = {"optimizer": "optimizer", "communication": "communication", "data": "data wait"}
+REGIONS = {"Optimizer.step": "optimizer", "communication": "communication", "data": "data wait"}
 ROWS = ("matmul", "attention", "elementwise", "optimizer", "communication", "data wait", "idle")
 # When several run at once, the time belongs to the first of these. An operator may contain others
 # (attention its matmuls), so on a CPU this order also decides between outer and inner ones.
@@ -55,19 +55,21 @@ def to_spans(events: list[dict]) -> list[Span]:
     main = step_marks(events)[0]["tid"]
     events = [e for e in events if e.get("ph") == "X"]
     kernels = [e for e in events if e.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]
-    # The profiler draws each region twice: on the host, and around the kernels it launched.
+    # A region is drawn on the host, and again around the kernels it launched: not around those of a
+    # region inside it, so that one around all optimizers would be empty there.
     drawn = "gpu_user_annotation" if kernels else "user_annotation"
-    regions = [e for e in events if e["name"] in REGIONS and e.get("cat") == drawn]
+    row_of = lambda e: REGIONS.get(e["name"].partition("#")[0])  # Optimizer.step#AdamW.step
+    regions = [e for e in events if row_of(e) and e.get("cat") == drawn]
     ops = kernels or [e for e in events if e.get("cat") == "cpu_op" and e["tid"] == main]
     rows = []
     for e in ops:  # a region around the middle of an operator, on its thread or stream, owns it
         middle, mine = e["ts"] + e["dur"] / 2, [r for r in regions if r["tid"] == e["tid"]]
-        around = (REGIONS[r["name"]] for r in mine if r["ts"] <= middle <= r["ts"] + r["dur"])
+        around = (row_of(r) for r in mine if r["ts"] <= middle <= r["ts"] + r["dur"])
         rows.append((e, next(around, classify(e["name"]))))
     for e in events:
         waits = e["name"] == "data" and e.get("cat") == "user_annotation"
         if waits or (not kernels and (e in regions or e["name"].startswith("gloo:"))):
-            rows.append((e, REGIONS.get(e["name"], "communication")))
+            rows.append((e, row_of(e) or "communication"))
     return [(e["ts"], e["ts"] + e["dur"], row) for e, row in rows]
 
 

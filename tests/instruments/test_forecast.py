@@ -45,7 +45,7 @@ def numbers_of(preset: str, *argv: str) -> dict:
 def test_a_forecast_needs_no_card_and_follows_the_one_that_is_asked_for():
     """The price is of one GPU: eight of them for an eighth of the time cost as much as one."""
     h100 = numbers_of("d12", "--gpu", "H100", "--usd_per_hour", "2")
-    assert h100["rows"] == 32 and h100["ranks"] == 1
+    assert h100["rows"] == 64 and h100["ranks"] == 1
     assert h100["dollars"] == pytest.approx(2 * h100["hours"], abs=0.02)
     small = numbers_of("d12", "--gpu", "4090")  # 24 GB: fewer rows, and slower
     assert small["rows"] < 32 and small["hours"] > 4 * h100["hours"]

@@ -39,13 +39,14 @@ GPU_TRACE = [
     event("ProfilerStep#1", "user_annotation", 0, 100),
     event("data", "user_annotation", 0, 10),
     event("aten::mm", "cpu_op", 10, 12),  # the host launches early: not the device's time
-    event("optimizer", "user_annotation", 14, 16),
+    event("Optimizer.step#Muon.step", "user_annotation", 14, 16),
     event("nvjet_hsh", "kernel", 15, 45, tid=7),
     event("cudnn_sdpa", "kernel", 45, 60, tid=7),
     event("triton_poi_fused", "kernel", 60, 65, tid=7),
     event("ncclDevKernel_AllReduce", "kernel", 62, 75, tid=9),  # 3 of 13 are hidden
-    event("optimizer", "gpu_user_annotation", 75, 95, tid=7),
+    event("Optimizer.step#Muon.step", "gpu_user_annotation", 75, 85, tid=7),
     event("nvjet_newton_schulz", "kernel", 75, 85, tid=7),
+    event("Optimizer.step#AdamW.step", "gpu_user_annotation", 86, 95, tid=7),
     event("triton_poi_adam", "kernel", 86, 95, tid=7),
 ]
 
@@ -70,7 +71,7 @@ def test_cpu_timeline_takes_the_inner_operator_and_the_region_around_it():
         event("aten::bmm", "cpu_op", 41, 49),
         event("aten::mm", "cpu_op", 0, 100, tid=2),  # another thread's
         event("gloo:all_reduce", "user_annotation", 55, 65, tid=3),  # 5 of 10 are hidden
-        event("optimizer", "user_annotation", 70, 90),
+        event("Optimizer.step#AdamW.step", "user_annotation", 70, 90),
         event("aten::mm", "cpu_op", 72, 88),
     ]
     got = breakdown(to_spans(events), 0, 100)
@@ -91,9 +92,8 @@ def test_a_real_profile_has_every_row_and_adds_up(tmp_path):
             with record_function("data"):
                 x = torch.randint(512, (4, 256))
             model(x, x).backward()
-            with record_function("optimizer"):
-                opt.step()
-                opt.zero_grad()
+            opt.step()
+            opt.zero_grad()
             prof.step()
     events, table = prof.trace_events(), prof.table()
     marks = [e for e in events if e["name"].startswith("ProfilerStep")]
