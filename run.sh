@@ -99,8 +99,12 @@ case $first in
   test)
     shift
     if [ $# -gt 0 ]; then exec python -m pytest -n 4 --dist worksteal "$@"; fi
-    python -m pytest -n 4 --dist worksteal  # most tests wait for programs, so 4 on two cores
-    exec python -m pytest -n 0 -m timing  # these measure, so they run alone
+    trap 'exit 130' INT  # else only what runs would end
+    failed=0  # all run, whatever fails
+    python -m pytest -n 4 --dist worksteal || failed=1  # most wait for programs: 4 on two cores
+    timing=(python -m pytest -n 0 -m timing)  # these measure: alone, and if need be once more
+    "${timing[@]}" --cache-clear || "${timing[@]}" --last-failed || failed=1
+    exit $failed
     ;;
 esac
 preset=$first run=runs/$first

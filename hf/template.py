@@ -10,16 +10,24 @@ from tokenizer import Tokenizer
 
 END = "<|end|>"
 TEMPLATE = (
-    "{{ bos_token }}{% set ns = namespace(before='', next='user') %}{% for m in messages %}"
+    "{{ bos_token }}{% set ns = namespace(before='', next='user', text='') %}"
+    "{% for m in messages %}{% set ns.text = m['content'] %}"
+    "{% if ns.text is defined and ns.text is sequence and ns.text is not string and"
+    " ns.text is not mapping %}{% set ns.text = '' %}"
+    "{% for part in m['content'] %}"  # by such a loop, vLLM knows that it may hand over parts
+    "{% set text = part if part is string else part['text'] %}"
+    "{% set ns.text = ns.text + text if ns.text is string and text is string else none %}"
+    "{% endfor %}{% endif %}{% if ns.text is not string %}"
+    "{{ raise_exception('a content or a part of one is not text') }}{% endif %}"
     "{% if m['role'] == 'system' and loop.first %}"
-    "{% set ns.before = m['content'] + '\n\n' if m['content'] else '' %}"
+    "{% set ns.before = ns.text + '\n\n' if ns.text else '' %}"
     "{% elif m['role'] != ns.next %}"
     "{{ raise_exception('roles out of turn: perhaps system, then user and assistant in turn') }}"
     "{% elif m['role'] == 'user' %}"
-    "{{ '<|user|>' + ns.before + m['content'] + '<|end|>' }}"
+    "{{ '<|user|>' + ns.before + ns.text + '<|end|>' }}"
     "{% set ns.before = '' %}{% set ns.next = 'assistant' %}"
     "{% else %}"  # {% generation %}: what a mask for training covers, in trl for example
-    "<|assistant|>{% generation %}{{ m['content'] + '<|end|>' }}{% endgeneration %}"
+    "<|assistant|>{% generation %}{{ ns.text + '<|end|>' }}{% endgeneration %}"
     "{% set ns.next = 'user' %}"
     "{% endif %}{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )

@@ -363,6 +363,7 @@ class Checkpointer:
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None  # of the last save
         self._failures = 0  # in a row
+        self._warned: set[str] = set()  # what _try could not do
         self._team.on_first(self._open)
 
     def _open(self) -> None:
@@ -375,7 +376,8 @@ class Checkpointer:
 
     def _sweep(self, pattern: str) -> None:
         for junk in self.root.glob(pattern):
-            shutil.rmtree(junk) if junk.is_dir() and not junk.is_symlink() else junk.unlink()
+            remove = shutil.rmtree if junk.is_dir() and not junk.is_symlink() else os.unlink
+            self._try(f"delete {junk.name}", remove, junk)
 
     def resume(
         self, model: nn.Module, optimizers: Optimizers, path: Path | None = None, check=None
@@ -445,7 +447,7 @@ class Checkpointer:
         """Keep the checkpoint of `step`, even while it is being saved, until another is better."""
         self._best = f"step_{step:08d}"
         if self._team.rank == 0 and (self.root / self._best).exists():
-            self._try("name the best", lambda: disk.write_text(self.root / "best", self._best))
+            self._try("name the best", disk.write_text, self.root / "best", self._best)
 
     @property
     def busy(self) -> bool:
@@ -506,17 +508,19 @@ class Checkpointer:
         """After a save: `best`, the mirror, retention."""
         self._valid.add(path.name)
         if self._best == path.name:
-            self._try("name the best", lambda: disk.write_text(self.root / "best", path.name))
+            self._try("name the best", disk.write_text, self.root / "best", path.name)
         if self.mirror:
-            self._try(f"upload {path.name}", lambda: self.mirror.upload(path))
+            self._try(f"upload {path.name}", self.mirror.upload, path)
         self._try("delete old checkpoints", self._retain)
 
-    def _try(self, what: str, work: Callable[[], None]) -> None:
-        """Run work(); its failure is a warning, since the checkpoint itself is safe."""
+    def _try(self, what: str, work: Callable, *args) -> None:
+        """Run work(*args); its failure is a warning, said once: the checkpoint itself is safe."""
         try:
-            work()
+            work(*args)
         except Exception as e:
-            self.log(f"warning: could not {what}: {type(e).__name__}: {e}")
+            if what not in self._warned:
+                self.log(f"warning: could not {what}: {type(e).__name__}: {e}")
+            self._warned.add(what)
 
     def _retain(self) -> None:
         """Delete all but the newest `keep` that this process has written or verified, the best,
@@ -533,7 +537,7 @@ class Checkpointer:
             kept.append(best)
         for path in found:
             if path.name not in kept and not self._stays(path.name):
-                disk.set_aside(path)
+                self._try(f"delete {path.name}", disk.set_aside, path)
         self._sweep(".trash-*")
 
     def _stays(self, name: str) -> bool:

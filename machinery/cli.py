@@ -12,6 +12,7 @@ import json
 import os
 import re
 import select
+import shutil
 import sys
 import time
 import traceback
@@ -74,6 +75,8 @@ def read_options(default: Any, argv: list[str], program: str) -> Any:
         name = word.partition("=")[0].replace("-", "_").removeprefix("__")
         if word.startswith("--") and name in cfg.FOREIGN.keys() - ours:
             raise UsageError(f"there is no --{name}; here it is {cfg.FOREIGN[name]}")
+    if shutil.get_terminal_size().columns < 40:
+        os.environ["COLUMNS"] = "40"  # in a few, tyro's help would never end
     style = dict(config=(tyro.conf.OmitArgPrefixes,), use_underscores=True)
     speaks = os.environ.get("LOCAL_RANK", "0") == "0"
     with nullcontext() if speaks else redirect_stderr(io.StringIO()):

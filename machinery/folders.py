@@ -13,7 +13,7 @@ import config as cfg
 import data
 import optim
 from config import UsageError
-from machinery import checkpoint, cli, disk
+from machinery import checkpoint, cli, disk, stage
 from machinery.errors import CheckpointError
 from machinery.plan import Plan
 from machinery.ranks import World
@@ -23,12 +23,10 @@ OF_DATA = {"seq_len", "vocab_size", "bos_id"}  # fields of the model that the da
 
 
 def open_data(preset: cfg.Preset, world: World) -> tuple[Manifest, cfg.Preset]:
-    """The prepared data, checked, and copied to a local folder first if it is behind a URL or with
+    """The prepared data, checked, and copied to a local folder first if it is published or with
     --stage; and the preset, with the fields OF_DATA of its model as the data has them."""
     options = preset.run
-    if options.stage or "://" in options.data_dir:
-        from machinery import stage
-
+    if options.stage or stage.is_published(options.data_dir):
         manifest = stage.once_per_node(options.data_dir, options.stage, world)
     else:
         manifest = Manifest.load(options.data_dir, preset.name)

@@ -100,7 +100,7 @@ class Log:
 
     def _open_wandb(self) -> None:
         """A resumed run stays the same run in wandb: its id is in RUN_DIR/wandb_id."""
-        netrc = Path(os.environ.get("NETRC", Path.home() / ".netrc"))
+        netrc = Path(os.path.expanduser(os.environ.get("NETRC", "~/.netrc")))
         has_key = os.environ.get("WANDB_API_KEY") or netrc.exists() and "wandb" in netrc.read_text()
         os.environ.setdefault("WANDB_MODE", "online" if has_key else "offline")  # never prompt
         import wandb

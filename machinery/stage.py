@@ -2,8 +2,8 @@
 (`--data_dir s3://...`) or a slow folder (`--stage DIR`).
 
 Reads DATA, writes DIR/FINGERPRINT. A file that is there and complete is not copied again;
-manifest.json comes last. `publish` sends prepared data to a store: URL/objects/SHA256, one object
-for each file, never changed, and URL/manifest.json, last. Next: shards.py.
+manifest.json comes last. `publish` sends prepared data to a store or a folder: URL/objects/SHA256,
+one object for each file, never changed, and URL/manifest.json, last. Next: shards.py.
 """
 
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +19,11 @@ CACHE = "data/cache"
 THREADS = 16
 
 
+def is_published(data_dir: str) -> bool:
+    """Whether data is as `publish` leaves it: behind a URL, or in a folder that has objects."""
+    return "://" in data_dir or Path(data_dir, "objects").is_dir()
+
+
 def once_per_node(data_dir: str, folder: str, world) -> Manifest:
     """The first rank of each node copies the data into `folder` (empty: CACHE) while the others
     wait; returns the copy's manifest. An error is raised on all ranks. world: ranks.World."""
@@ -30,17 +35,17 @@ def once_per_node(data_dir: str, folder: str, world) -> Manifest:
 
 def copy(data_dir: str, folder: str | Path) -> str:
     """Copy data into `folder` (empty: CACHE) and verify it; returns the folder of the copy."""
-    store, is_published = Store(data_dir), "://" in data_dir
+    store, far = Store(data_dir), is_published(data_dir)
     folder, text = Path(folder or CACHE), store.read("manifest.json")
     if text is None:
-        how = f"--publish {store.url}" if is_published else f"--data_dir {store.url}"
+        how = f"--publish {store.url}" if far else f"--data_dir {store.url}"
         raise UsageError(f"{store.url} has no manifest.json; run: python prepare_data.py ... {how}")
     manifest = Manifest(store.url, disk.parse_json(text, f"{store.url}/manifest.json"))
     target = folder / manifest.fingerprint[:16]
 
     def bring(file: tuple[str, int, str]) -> None:
         name, size, sha256 = file
-        there = f"objects/{sha256}" if is_published else name
+        there = f"objects/{sha256}" if far else name
         store.fetch(there, disk.inside(target, name), sha256, size or disk.LARGEST_SMALL)
 
     is_there = lambda file: disk.has_sha256(disk.inside(target, file[0]), file[2])

@@ -148,9 +148,10 @@ def open_data(config: EvalConfig, trainer: dict) -> Manifest:
     folder, identity = config.data_dir or trainer.get("data_dir"), trainer["identity"]
     if not folder:
         raise UsageError(f"{trainer['path']} does not say what it was trained on; give --data_dir")
-    if ":" in folder and config.data_dir:
+    is_far = stage.is_published(folder)
+    if is_far and config.data_dir:
         folder = stage.copy(folder, stage.CACHE)
-    elif ":" in folder:
+    elif is_far:
         url, folder = folder, disk.inside(stage.CACHE, str(identity.get("data_fingerprint"))[:16])
         if not (folder / "manifest.json").exists():
             why = f"{trainer['path']} was trained on {url}, which is opened only if you ask for it"

@@ -101,7 +101,7 @@ def names(said: str, given: list[str]) -> bool:
     options = {word.partition("=")[0].lstrip("-").replace("-", "_") for word in given}
     values = {part for word in given for part in (word, *word.partition("=")[::2])}
     values |= {"--" + v[2:].replace("-", "_") for v in values if v.startswith("--")}
-    forms = {form for v in values for form in (v, repr(v), repr(v)[1:-1], f"{Path(v)} is")}
+    forms = {form for v in values for form in (v.strip(), repr(v), repr(v)[1:-1], f"{Path(v)} is")}
     in_it = any(form in said for form in forms - {""})
     return in_it or bool(options & set(re.findall(r"\w+", said)))
 

@@ -16,6 +16,7 @@ if [ "$2" = venv ]; then mkdir -p .venv/bin && exec cp "$0" .venv/bin/python; fi
 echo "$@" >> commands
 for last; do :; done
 if [[ "$*" == *"pip install"*-version-check* ]]; then cat "$last" > installed; fi
+if grep -qxF -e "$*" fails 2> /dev/null; then exit 1; fi
 """
 
 
@@ -123,6 +124,65 @@ def test_a_whole_run(words, prepares, store, machine, tmp_path):
     said = (tmp_path / "commands").read_text().splitlines()
     programs += [*first, train]  # what it had scored is not scored again
     assert [line for line in said if ".py" in line] == programs
+
+
+SUITE = "-m pytest -n 4 --dist worksteal"
+TIMING = "-m pytest -n 0 -m timing"
+FIRST, AGAIN = f"{TIMING} --cache-clear", f"{TIMING} --last-failed"
+
+
+@pytest.mark.parametrize(
+    "fails, code, runs",
+    [
+        ([], 0, [SUITE, FIRST]),
+        ([SUITE], 1, [SUITE, FIRST]),
+        ([FIRST], 0, [SUITE, FIRST, AGAIN]),
+        ([FIRST, AGAIN], 1, [SUITE, FIRST, AGAIN]),
+        ([SUITE, FIRST], 1, [SUITE, FIRST, AGAIN]),
+    ],
+)
+def test_only_what_depends_on_the_clock_is_tried_again(fails, code, runs, machine, tmp_path):
+    (tmp_path / "fails").write_text("\n".join(fails))
+    assert machine("580.65").returncode == code
+    assert _tests(tmp_path) == runs
+    (tmp_path / "fails").write_text(f"{SUITE} -k x")
+    assert machine("580.65", words=["test", "-k", "x"]).returncode == 1
+    assert _tests(tmp_path) == [*runs, f"{SUITE} -k x"]
+
+
+def _tests(folder) -> list[str]:
+    lines = (folder / "commands").read_text().splitlines()
+    return [line for line in lines if line.startswith("-m pytest")]
+
+
+@pytest.mark.parametrize("fails", ["none", "test", "test -m slow and not timing"])
+def test_ci_runs_the_commands_of_the_readme_and_nothing_twice(fails, tmp_path):
+    (tmp_path / ".ci").mkdir()
+    (tmp_path / "bin").mkdir()
+    shutil.copy(ROOT / ".ci" / "run", tmp_path / ".ci" / "run")
+    _script(tmp_path / "run.sh", f'echo "run.sh $*"; [ "$*" != "{fails}" ]\n')
+    _script(tmp_path / "bin" / "chromium", "")
+    env = {**os.environ, "PATH": f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}"}
+    command = ["bash", tmp_path / ".ci" / "run"]
+    done = subprocess.run(command, capture_output=True, text=True, env=env)
+    assert done.returncode == (fails != "none"), done.stderr
+    words = ["", "eval", "store", "scaling", "course", "test", "test -m slow and not timing"]
+    assert done.stdout.splitlines() == [f"run.sh {word}" for word in words]
+
+
+@pytest.mark.skipif(not shutil.which("git"), reason="needs git")
+def test_a_checkout_of_windows_has_the_same_bytes(tmp_path):
+    """Its git is told to write CRLF. A picture has both, and no text in it."""
+    ours = tmp_path / "ours"
+    ours.mkdir()
+    files = [ROOT / ".gitattributes", ROOT / "run.sh", ROOT / "docs/pictures/chat-dark.png"]
+    for file in files:
+        shutil.copy(file, ours)
+    make = "git init -q && git add . && git -c user.name=a -c user.email=a@b commit -q -m all"
+    clone = "git -c core.autocrlf=true clone -q . ../theirs"
+    subprocess.run(f"{make} && {clone}", shell=True, cwd=ours)
+    for file in files:
+        assert (tmp_path / "theirs" / file.name).read_bytes() == file.read_bytes()
 
 
 def test_a_driver_that_nothing_runs_on_costs_no_download(machine, tmp_path):

@@ -6,6 +6,7 @@ band, in which a model that guesses falls in 95 of 100 cases. Next: report.py pu
 
 import io
 import math
+import os
 import re
 from collections.abc import Callable
 
@@ -35,6 +36,8 @@ def label(text: str) -> str:
 
 def paint(form: str, size: tuple[float, float], *panels: Callable) -> bytes:
     """Panels side by side, each drawn by a function of its axes. form: png or svg."""
+    if os.path.expanduser("~").startswith("~"):  # who has no home, for which matplotlib asks
+        os.environ.setdefault("MPLCONFIGDIR", os.devnull)  # it then makes a folder, and removes it
     from matplotlib import rc_context
     from matplotlib.figure import Figure  # no pyplot: works without a display
 

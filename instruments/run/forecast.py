@@ -22,7 +22,7 @@ import torch
 import config as cfg
 import flops
 from config import GPTConfig, UsageError
-from machinery import cli, folders, plan, ranks
+from machinery import cli, folders, plan, ranks, stage
 from machinery.log import short
 from model import GPT
 
@@ -102,7 +102,9 @@ def page_of(argv: list[str]) -> str:
 def show(preset: cfg.Preset, world: ranks.World) -> int:
     """`train.py --plan`: print the page for this machine, and the data if it is here, once."""
     typed, lines = preset, []
-    if not typed.run.stage and Path(typed.run.data_dir, "manifest.json").is_file():
+    folder = typed.run.data_dir
+    is_far = typed.run.stage or stage.is_published(folder)
+    if not is_far and Path(folder, "manifest.json").is_file():
         manifest, preset = folders.open_data(typed, world)
         lines = [folders.describe_data(typed, preset, plan.make_plan(preset, world), manifest)]
     text = "\n".join([page(preset, world), *lines])

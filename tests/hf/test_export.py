@@ -524,6 +524,21 @@ def test_what_counts_is_what_transformers_masks(theirs, tokenizer):
         assert out["assistant_masks"] == expected
 
 
+def test_parts_that_are_text_are_joined(theirs):
+    turns = [("system", "Be <|end|> brief."), ("user", "What is it? \n"), ("assistant", "A pen")]
+    how = dict(return_dict=False) | template.TYPED
+    expected = theirs.apply_chat_template(as_messages(turns), **how)
+    for form in (lambda text: dict(type="text", text=text), lambda text: text):
+        parts = [(role, [*map(form, re.split("(?<= )", text))]) for role, text in turns]
+        assert theirs.apply_chat_template(as_messages(parts), **how) == expected
+    image = dict(type="image", url="a.png")
+    for odd in (image, [*parts[1][1], image], None, [None], 5, [dict(text=5)], dict(text="x")):
+        with pytest.raises(Exception, match="a content or a part of one is not text"):
+            theirs.apply_chat_template(as_messages([("user", odd)]))
+    with pytest.raises(Exception, match="a content or a part of one is not text"):
+        theirs.apply_chat_template([dict(role="user")])
+
+
 @pytest.mark.parametrize(
     "roles", [["assistant"], ["user", "user"], ["user", "system"], ["user", "tool"], ["a"]]
 )

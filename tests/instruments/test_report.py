@@ -11,7 +11,7 @@ from unittest import mock
 
 import pytest
 from browsing import SCREENS, browser, opened  # noqa: F401
-from conftest import ROOT, SMALL, metrics
+from conftest import PNG, ROOT, SMALL, metrics, run
 from data_helpers import prepare_tiny
 
 import eval
@@ -416,6 +416,15 @@ def test_of_any_number_of_exams_the_last_are_drawn(tmp_path):
 def test_a_page_is_written_anew(trained):
     (trained / "report.html").unlink()
     assert eval.main(["report", str(trained)]) == 0 and (trained / "report.html").exists()
+
+
+def test_who_has_no_home_has_a_page(tmp_path, monkeypatch):
+    """Like a uid without a name, in a container without HOME: what begins with ~ stays so."""
+    for name in ("MPLCONFIGDIR", "XDG_CONFIG_HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    folder = make_run(tmp_path / "run", ten_steps())
+    done = run("eval.py", "report", "--run_dir", folder, HOME="~/app")
+    assert done.returncode == 0 and (folder / "loss.png").stat().st_size > len(PNG), done.stderr
 
 
 def test_prompts_are_how_held_out_documents_begin_unless_the_text_is_the_presets(two_sources):

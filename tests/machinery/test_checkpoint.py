@@ -3,6 +3,7 @@
 `python tests/machinery/test_checkpoint.py SCENARIO DIR` is what the tests start as other processes.
 """
 
+import errno
 import hashlib
 import json
 import os
@@ -31,7 +32,7 @@ from torch.nn.parallel import DistributedDataParallel
 import config
 import optim
 from config import UsageError
-from machinery import checkpoint
+from machinery import checkpoint, disk
 from machinery.checkpoint import Checkpointer
 from machinery.errors import CheckpointError, DataError, NonFiniteError, StorageError
 from model import GPT
@@ -520,6 +521,31 @@ def test_retention_keeps_exactly_what_it_says(tmp_path, log):
         assert set(steps_in(tmp_path)) == {step - 2, step - 1, step, 2} | best | stay, step
     assert (tmp_path / "best").read_text() == "step_00000007"
     assert names(tmp_path) == ["best"] + [f"step_{s:08d}" for s in (2, 5, 6, 7, 10, 11, 12)]
+
+
+def test_one_that_cannot_be_deleted_keeps_no_other(tmp_path, log, monkeypatch):
+    """Nor what is half deleted: EXDEV is what overlayfs says of a folder of its image."""
+    refuse = {"step_00000001": errno.EXDEV, "step_00000002": errno.EACCES, ".trash-a": errno.EBUSY}
+
+    def honest_but(work):
+        def refusing(path):
+            if code := refuse.get(Path(path).name):
+                raise OSError(code, os.strerror(code), str(path))
+            return work(path)
+
+        return refusing
+
+    monkeypatch.setattr(disk, "set_aside", honest_but(disk.set_aside))
+    monkeypatch.setattr(shutil, "rmtree", honest_but(shutil.rmtree))
+    (tmp_path / ".trash-a").mkdir()
+    (tmp_path / ".trash-b").mkdir()
+    saver = Checkpointer(tmp_path, log=log.append)
+    for step in range(1, 7):
+        saver.save(step, *build(), {}, wait=True)
+    left = [".trash-a", *(f"step_{step:08d}" for step in (1, 2, 5, 6))]
+    assert sorted(path.name for path in tmp_path.iterdir()) == left
+    for name in refuse:
+        assert sum(f"could not delete {name}: " in text for text in log) == 1
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff\x00garbage", b"step_00000099", b"../c"])

@@ -36,6 +36,14 @@ def test_tyro_says_once_per_node_what_is_wrong(words, monkeypatch, capsys):
     assert capsys.readouterr() == ("", "")
 
 
+@pytest.mark.parametrize("columns", ["1", "5"])
+def test_help_ends_in_a_narrow_terminal(columns):
+    done = run("prepare_data.py", "--help", timeout=30, COLUMNS=columns)
+    assert done.returncode == 0 and "--source" in done.stdout
+    done = run("prepare_data.py", "--sourze", "a", timeout=30, COLUMNS=columns)
+    assert done.returncode == 2 and "--source" in done.stderr
+
+
 def test_an_option_of_another_project_is_answered_with_ours():
     assert parse("--run-dir", "x").run.run_dir == "x"  # tyro takes both
     with pytest.raises(UsageError, match="--tokens_per_step"):

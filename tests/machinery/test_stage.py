@@ -8,11 +8,14 @@ import pytest
 from conftest import flip, losses
 from data_helpers import make_folder
 from faults import start
+from plans import small_world
 from store_helpers import quick, s3, server  # noqa: F401
 from test_shards import FIRST, edit
 
+import eval as evaluate
 from config import UsageError
-from machinery import disk, shards, stage
+from instruments.run import forecast
+from machinery import cli, disk, folders, shards, stage
 from machinery.errors import DataError
 from machinery.shards import Manifest
 
@@ -26,12 +29,13 @@ def manifest(tmp_path):
     return make_folder(tmp_path / "d", {"train": {"a": 50, "b": 30}, "val": {"a": 3, "b": 2}})
 
 
-@pytest.fixture(params=["folder", "s3", "file"])
+@pytest.fixture(params=["folder", "s3", "file", "published"])
 def source(request, manifest, tmp_path):
     """Where the data is: a slow folder, or published."""
     if request.param == "folder":
         return str(manifest.dir)
-    far = request.getfixturevalue("s3").url if request.param == "s3" else f"file://{tmp_path}/far"
+    far = f"{tmp_path}/far" if request.param == "published" else f"file://{tmp_path}/far"
+    far = request.getfixturevalue("s3").url if request.param == "s3" else far
     stage.publish(manifest, far)
     return far
 
@@ -133,6 +137,21 @@ def test_training_from_the_store(trained_run, small_data, tmp_path, s3):  # noqa
     two = start(s3.url, tmp_path / "two" / "run", *options, world=2, env=s3.env())
     two.end(0)
     assert losses(tmp_path / "two" / "run") == pytest.approx(losses(trained_run))
+
+
+@pytest.mark.parametrize("options", [[], ["--stage", "near"]])
+def test_a_folder_that_was_published_is_read_as_a_url_is(
+    options, own_run, small_data, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    stage.publish(Manifest.load(small_data), "far")
+    preset = cli.parse("train.py", "train", ["tiny", "--data_dir", "far", *options])
+    forecast.show(preset, small_world())
+    assert not (tmp_path / "data").exists()  # a plan copies nothing
+    copied, _ = folders.open_data(preset, small_world())
+    assert copied.dir.parts[:-1] == (("near",) if options else ("data", "cache"))
+    loss = ["loss", str(own_run), "--device", "cpu", "--rows", "2"]
+    assert evaluate.main([*loss, "--data_dir", "far"]) == 0
 
 
 def test_an_error_of_the_copy_ends_every_rank(small_data, tmp_path, s3):  # noqa: F811

@@ -106,6 +106,15 @@ def test_a_url_that_was_typed_is_fetched(own_run, small_data, monkeypatch):
     assert asked == [("s3://mine/data", "data/cache")]
 
 
+@pytest.mark.parametrize("name", ["2026-11-26T10:00", "a::b", "file:x"])
+def test_a_folder_may_have_a_colon(name, own_run, small_data, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # where data/cache would be
+    folder = shutil.copytree(small_data, tmp_path / name)
+    forge(own_run, lambda tree: tree.update(data_dir=str(folder)))
+    assert loss(own_run) == 0
+    assert loss(own_run, "--data_dir", folder) == 0 and not Path("data").exists()
+
+
 @pytest.mark.parametrize("field", ["step", "tokens", "identity", "model"])
 def test_a_record_is_complete(own_run, field):
     forge(own_run, lambda tree: tree.pop(field))
