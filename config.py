@@ -140,6 +140,8 @@ class DataConfig:
     """The special token of `tokenizer` that begins each document; empty: the one it names."""
     vocab_size: Annotated[int, 0, 1 << 20] = 0
     """Tokens in the vocabulary, special tokens included; 0: as in the preset's model."""
+    encoding: str = "utf-8"
+    """Of the files, if it is another one: gb18030, big5, cp1251, cp1252 (Windows), latin-1."""
     nfc: bool = False
     """Normalize text to Unicode NFC before encoding."""
     dedup: Literal["none", "exact", "near"] = "none"

@@ -22,7 +22,8 @@ import data
 from config import DataConfig, UsageError, find_preset
 from hf import tokenizer_json
 from machinery import cli, disk, shards, stage
-from preparation import chat, copies, worker
+from preparation import chat, copies, sources, worker
+from preparation.reading import Notes
 from tokenizer import Tokenizer
 
 ENOUGH = 20_000  # held-out tokens: with fewer, chance decides which checkpoint is the best
@@ -66,7 +67,7 @@ def prepare(config: DataConfig) -> shards.Manifest:
         rows = f"{manifest.rows('train'):,} training rows of {manifest.row_len}"
         print(f"{job.folder} is up to date: {rows}, fingerprint {manifest.fingerprint[:16]}")
         return manifest
-    worker.check_fields(job)
+    job.check(remote=True)
     if config.cluster:
         from preparation import dask_cluster
 
@@ -81,8 +82,8 @@ def prepare(config: DataConfig) -> shards.Manifest:
             job.copies = copies.find(job, pool)
             tokenizer = make_tokenizer(job)
             records = worker.run_units(job, pool, slots)
-        manifest = merge(job, tokenizer, records)
-    print(cli.printable(report(manifest, time.perf_counter() - t0)))
+        manifest, examples = merge(job, tokenizer, records)
+    print(cli.printable(report(manifest, examples, time.perf_counter() - t0)))
     return manifest
 
 
@@ -105,17 +106,23 @@ def make_tokenizer(job: worker.Job) -> Tokenizer:
     return tokenizer
 
 
-def merge(job: worker.Job, tokenizer: Tokenizer, records: dict) -> shards.Manifest:
-    """Write tokenizer.json and, last of all, the manifest."""
+def merge(
+    job: worker.Job, tokenizer: Tokenizer, records: dict
+) -> tuple[shards.Manifest, dict[str, str]]:
+    """Write tokenizer.json and, last of all, the manifest; returns it, and an example of each kind
+    of text that was left out."""
     dtype = shards.dtype_for(tokenizer.vocab_size)
     splits: dict = {"train": {}, "val": {}}
-    facts, notes = [], Counter()
+    facts = []
+    notes = Notes()
     for s, source in enumerate(job.sources):
         chosen = [records[unit] for unit in worker.first_units(job, s, records)]
         counts = {"units": len(chosen), "units_in_source": len(job.units[s])}
+        counts["documents"] = sum(record["documents"] for record in chosen)
         facts.append({"name": source.name, "spec": source.spec, **counts, **job.facts[s]})
         for record in chosen:
             notes.update(record["notes"])
+            notes.examples = record["examples"] | notes.examples
         for split in ("train", "val"):
             parts = [record["splits"][split] for record in chosen]
             # each unit leaves over less than a row; together these make some more rows
@@ -145,14 +152,14 @@ def merge(job: worker.Job, tokenizer: Tokenizer, records: dict) -> shards.Manife
         "splits": splits,
         "notes": dict(sorted(notes.items())),
     }
-    check_enough(job, splits)
+    check_enough(job, splits, notes)
     tree["fingerprint"] = shards.fingerprint(tree)
     tree["made"] = {"at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "commit": commit()}
     disk.write_text(job.folder / "tokenizer.json", tokenizer.spec)
     disk.write_json(job.folder / "manifest.json", tree)
     manifest = shards.Manifest.load(job.folder)
     manifest.check()
-    return manifest
+    return manifest, notes.examples
 
 
 def summary(parts: list[dict], leftover: data.PackStats, entries: list[dict]) -> dict:
@@ -181,17 +188,18 @@ def total(by_source: dict) -> Counter:
     return t
 
 
-def check_enough(job: worker.Job, splits: dict) -> None:
+def check_enough(job: worker.Job, splits: dict, notes: Notes) -> None:
     """UsageError if a split has no row: training would stop at once, with a less helpful error."""
     for split, by_source in splits.items():
         if not (t := total(by_source))["rows"]:
             short = f"{t['tokens']} tokens, less than one row of {job.config.row_len}"
             other = f"a smaller --row_len, or another --val_fraction than {job.config.val_fraction}"
+            short += sources.left_out(notes)
             raise UsageError(f"the {split} split has {short}; give it more text, {other}")
 
 
-def report(manifest: shards.Manifest, seconds: float) -> str:
-    """The lines printed at the end of a preparation."""
+def report(manifest: shards.Manifest, examples: dict[str, str], seconds: float) -> str:
+    """The lines printed at the end of a preparation. examples: of what was left out, by reason."""
     lines, by = [], manifest.tree["splits"]
     for split in ("train", "val"):
         t = total(by[split])
@@ -207,7 +215,15 @@ def report(manifest: shards.Manifest, seconds: float) -> str:
             f"warning: only {held:,} tokens are held out, too few to tell one model from another; "
             "give more text, or a larger --val_fraction in another --data_dir"
         )
-    lines += [f"note  {n:,} {oddity}" for oddity, n in manifest.tree["notes"].items()]
+    documents = sum(facts["documents"] for facts in manifest.tree["sources"])
+    for oddity, n in manifest.tree["notes"].items():
+        share = f" ({n / documents:.1%} of all)" if oddity.startswith("documents") else ""
+        example = f", for example {examples[oddity]}" if oddity in examples else ""
+        lines.append(f"note  {n:,} {oddity}{share}{example}")
+    for facts in manifest.tree["sources"]:
+        if others := facts.get("not_read"):
+            kinds = ", ".join(f"{n:,} {kind}" for kind, n in others.items())
+            lines.append(f"note  files of {facts['name']} that were not read: {kinds}")
     name = f"{manifest.dir}/manifest.json: fingerprint {manifest.fingerprint[:16]}"
     sizes = f"vocabulary {manifest.vocab_size:,}, rows of {manifest.row_len}"
     return "\n".join([*lines, f"{seconds:.1f} s | {name}, {sizes}"])

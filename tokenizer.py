@@ -44,6 +44,7 @@ AWKWARD = "Aé汉 \u0623\u0e01 42½\u0660 🎉\u200d ...?! _-'s\t\r\n\n  \x00\x7
 # those of the uncut text. Only a stretch of 32K characters without the end of a word is cut at an
 # arbitrary place: a token may then become two, but no byte is lost.
 BLOCK = 65_536
+LONG_RUN = re.compile(r"\S{4096}|\s{4096}")
 AFTER_A_WORD = re.compile(r"[^\W_](?=[ \t\n.,;:!?()\[\]{}<>=+*/\"-])")
 
 
@@ -88,14 +89,21 @@ class Tokenizer:
         self.vocab_size, self.bos = len(ids), first.get("SpecialToken", {}).get("id", BOS)
         if self.bos not in self.special:
             raise UsageError(f"the tokenizer has no {self.bos} token, which starts every row")
-        self.bos_id, self.nfc = self.special[self.bos], tree["normalizer"] is not None
+        self.bos_id, self.nfc = self.special[self.bos], bool(_steps(tree["normalizer"]))
         self.bytes_of = dict(zip(ids, [*ranks, *(text.encode() for text in added)]))  # id -> UTF-8
         self.token_bytes = np.array([len(self.bytes_of[i]) for i in range(len(ids))], np.int32)
         self.token_bytes[list(self.special.values())] = 0
-        # What `train` makes, tiktoken runs with the same ids: one pattern, ids in order of merges.
-        steps = (tree["pre_tokenizer"] or {}).get("pretokenizers", [])
-        is_ours = [s.get("pattern") for s in steps] == [{"Regex": SPLIT}, None]
-        is_ours = is_ours and tuple(added) == SPECIAL_TOKENS
+        # What `train` makes, tiktoken runs with the same ids. It knows no options, and takes the
+        # order of ids for that of merges.
+        blank = json.loads(_blank(nfc=False).to_str())
+        merged = [tree["model"]["vocab"].get("".join(pair), -1) for pair in tree["model"]["merges"]]
+        first_merged = len(SPECIAL_TOKENS) + len(symbols)
+        is_ours = (
+            tree["pre_tokenizer"] == blank["pre_tokenizer"]
+            and tree["model"] | {"vocab": {}, "merges": []} == blank["model"]
+            and tuple(added) == SPECIAL_TOKENS
+            and merged == list(range(first_merged, self.vocab_size))
+        )
         options = dict(pat_str=SPLIT, mergeable_ranks=ranks, special_tokens={})
         self._tiktoken = tiktoken.Encoding("nano2049", **options) if is_ours else None
         self._tokenizers = bpe
@@ -113,23 +121,20 @@ class Tokenizer:
         progress: bool = False,
     ) -> "Tokenizer":
         """Learn `vocab_size` tokens, or fewer once no pair occurs `min_frequency` times."""
-        from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
-        from tokenizers import Tokenizer as HFTokenizer
+        from tokenizers import pre_tokenizers, trainers
 
         smallest = 256 + len(SPECIAL_TOKENS)  # every byte
         if vocab_size < smallest:
             raise UsageError(f"vocab_size {vocab_size} is below {smallest}; try --vocab_size 4096")
-        bpe = HFTokenizer(models.BPE())
-        bpe.normalizer = normalizers.NFC() if nfc else None
-        split = pre_tokenizers.Split(Regex(SPLIT), behavior="isolated")
-        symbols = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-        bpe.pre_tokenizer = pre_tokenizers.Sequence([split, symbols])
-        bpe.decoder = decoders.ByteLevel()
+        bpe = _blank(nfc)
+        alphabet = pre_tokenizers.ByteLevel.alphabet()
         options = dict(vocab_size=vocab_size, min_frequency=min_frequency, show_progress=progress)
-        options |= dict(special_tokens=list(SPECIAL_TOKENS), initial_alphabet=symbols.alphabet())
+        options |= dict(special_tokens=list(SPECIAL_TOKENS), initial_alphabet=alphabet)
         trainer = trainers.BpeTrainer(**options)
         # Read in this thread: in that of `train_from_iterator`, streaming from the Hub has crashed.
-        pieces = [piece for text in texts for piece in blocks(normalize(text))]
+        pieces = [
+            piece for text in texts for part in blocks(normalize(text)) for piece in _cut(part)
+        ]
         bpe.train_from_iterator(pieces, trainer)
         return cls(bpe.to_str(pretty=True))
 
@@ -192,6 +197,40 @@ def normalize(text: str, nfc: bool = False) -> str:
     return text
 
 
+def _blank(nfc: bool):
+    """A tokenizer of the library, of the kind that is trained here, before its training."""
+    from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers
+    from tokenizers import Tokenizer as HFTokenizer
+
+    bpe = HFTokenizer(models.BPE())
+    bpe.normalizer = normalizers.NFC() if nfc else None
+    split = pre_tokenizers.Split(Regex(SPLIT), behavior="isolated")
+    symbols = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    bpe.pre_tokenizer = pre_tokenizers.Sequence([split, symbols])
+    bpe.decoder = decoders.ByteLevel()
+    return bpe
+
+
+def _cut(text: str) -> Iterator[str]:
+    """Text for the trainer, whose time grows with the square of a word's length: a gene or Chinese
+    without punctuation is one word."""
+    start = 0
+    for run in LONG_RUN.finditer(text):
+        yield text[start : run.end()]
+        start = run.end()
+    yield text[start:]
+
+
+def _steps(normalizer: dict | None) -> list[str]:
+    """The kinds of a normalizer's steps, in order: [] if it does nothing."""
+    if normalizer is None:
+        return []
+    inner = normalizer.get("normalizers", [])
+    if normalizer["type"] == "Sequence":
+        return [step for each in inner for step in _steps(each)]
+    return [normalizer["type"]]
+
+
 def _read(spec: str):
     """A tokenizer.json's text -> (its tree, the library's tokenizer); UsageError if damaged."""
     from tokenizers import Tokenizer as HFTokenizer
@@ -202,8 +241,8 @@ def _read(spec: str):
     tree = json.loads(bpe.to_str())
     if tree["model"]["type"] != "BPE" or tree["model"]["byte_fallback"]:
         raise _other_kind("the model is Unigram, WordPiece or SentencePiece's BPE")
-    if (tree["normalizer"] or {"type": "NFC"})["type"] != "NFC":
-        raise _other_kind(f"the normalizer is {tree['normalizer']['type']}")
+    if others := set(_steps(tree["normalizer"])) - {"NFC"}:
+        raise _other_kind(f"it changes the text before it reads it ({', '.join(sorted(others))})")
     bpe.encode_special_tokens = True  # in text they are plain text
     return tree, bpe
 

@@ -11,7 +11,6 @@ Lesson 7 of the course compares best fit with the policies of others.
 import argparse
 import sys
 import time
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 from data import pack
 from preparation import sources
+from preparation.reading import Notes
 from tokenizer import Tokenizer
 
 
@@ -33,7 +33,7 @@ def web_like(count: int, seed: int = 0) -> list[np.ndarray]:
 def stdlib_texts() -> list[str]:
     source = sources.parse("stdlib")
     units, _ = sources.list_units(source)
-    return [text for unit in units for text in sources.documents(source, unit, Counter())]
+    return [text for unit in units for text in sources.documents(source, unit, Notes())]
 
 
 def stdlib() -> list[np.ndarray]:

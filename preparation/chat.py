@@ -15,7 +15,10 @@ from collections.abc import Iterator
 from config import UsageError
 
 FIELDS = ("messages", "conversations", "conversation")  # of a record; each holds a list of turns
-ROLES = {"human": "user", "gpt": "assistant"}  # ShareGPT's names
+# Who speaks, as data sets call them: OpenAI's names, ShareGPT's, Gemma's, OpenAssistant's ...
+ROLES = {"system": "system", "developer": "system"}
+ROLES |= dict.fromkeys(("user", "human", "prompter"), "user")
+ROLES |= dict.fromkeys(("assistant", "gpt", "chatgpt", "model", "bot", "ai"), "assistant")
 
 Turn = tuple[str, str]  # (role, text); role: system (only the first), user or assistant
 
@@ -25,39 +28,48 @@ class TurnsError(UsageError):
 
     def __init__(self, reason: str, value: object) -> None:
         self.reason = reason
-        super().__init__(f"a conversation has {reason}: {_beginning(value)}")
+        super().__init__(f"a conversation has {reason}: {beginning(value)}")
 
 
-def _beginning(value: object) -> str:
+def beginning(value: object) -> str:
+    """The beginning of a value, for a message."""
     return json.dumps(value, ensure_ascii=False, default=str)[:160]
+
+
+def is_turns(fields: tuple[str, ...]) -> bool:
+    """Whether these fields of a record hold a conversation, not text."""
+    return len(fields) == 1 and fields[0] in FIELDS
 
 
 def read_turns(value: object) -> list[Turn]:
     """[{"role": "user", "content": "Hi"}, ...], or ShareGPT's [{"from": "human", "value": "Hi"},
     ...] -> [("user", "Hi"), ...]: perhaps a system text, then user and assistant in turn.
 
-    A content may be a list of parts that are text: {"type": "text", "text": "Hi"}. TurnsError for
-    other roles, roles out of turn and parts that are not text; UsageError if it is no list of turns
-    at all."""
+    A content may be a list of parts that are text: {"type": "text", "text": "Hi"}, or "Hi". Keys
+    that are null count as absent. TurnsError if it is no such list."""
     turns = []
     for turn in value if isinstance(value, list) else [None]:
-        if not isinstance(turn, dict) or not ("role" in turn or "from" in turn):
-            form = '{"role": ..., "content": ...}'
-            raise UsageError(f"not a list of turns, {form} each: {_beginning(value)}")
-        role, text = turn.get("role", turn.get("from")), turn.get("content", turn.get("value"))
-        role = ROLES.get(role, role) if isinstance(role, str) else None
-        if role not in ("system", "user", "assistant"):
+        if not isinstance(turn, dict) or not turn.keys() & {"role", "from"}:
+            raise TurnsError('something else than turns, {"role": ..., "content": ...} each', value)
+        role, text = (first_of(turn, *names) for names in (("role", "from"), ("content", "value")))
+        known = ROLES.get(role.strip().lower()) if isinstance(role, str) else None
+        if known is None:
             raise TurnsError("a role other than system, user and assistant", value)
-        parts = text if isinstance(text, list) else [{"type": "text", "text": text}]
-        texts = [p.get("text") if isinstance(p, dict) else None for p in parts]
+        parts = text if isinstance(text, list) else [text]
+        texts = [p.get("text") if isinstance(p, dict) else p for p in parts]
         if not all(isinstance(text, str) for text in texts):
             raise TurnsError("a part that is not text", value)
-        turns.append((role, "".join(texts)))
+        turns.append((known, "".join(texts)))
     roles = [role for role, _ in turns]
     asked = roles[1:] if roles[:1] == ["system"] else roles
     if not asked or asked != [("user", "assistant")[i % 2] for i in range(len(asked))]:
         raise TurnsError("roles out of turn", value)
     return turns
+
+
+def first_of(turn: dict, *names: str) -> object:
+    """The value of the first of these keys that is not null."""
+    return next((turn[name] for name in names if turn.get(name) is not None), None)
 
 
 def marks(tokenizer) -> tuple[int, int, int]:

@@ -8,7 +8,6 @@ explains it, datasketch implements it). Next: worker.py leaves them out.
 
 import hashlib
 import re
-from collections import Counter
 from concurrent.futures import Executor
 from typing import NamedTuple
 
@@ -16,6 +15,7 @@ import numpy as np
 
 from config import UsageError, install
 from preparation import chat, sources
+from preparation.reading import Notes
 from tokenizer import normalize
 
 SHINGLE, SIMILAR, HASHES = 5, 0.8, 128  # words, Jaccard similarity, numbers in a signature
@@ -32,7 +32,7 @@ class Marks(NamedTuple):
 def marks_of(source, unit: dict, nfc: bool, near: bool) -> list[Marks]:
     """The marks of a unit's documents."""
     found = []
-    for document in sources.documents(source, unit, Counter()):
+    for document in sources.documents(source, unit, Notes()):
         text = normalize(chat.as_text(document), nfc)
         whole = hashlib.blake2b(text.encode("utf-8"), digest_size=16).digest()
         found.append(Marks(whole, signature_of(text) if near else None))

@@ -34,6 +34,7 @@ from config import DataConfig, UsageError
 from machinery import cli, disk, shards
 from machinery.errors import DataError
 from preparation import chat, sources
+from preparation.reading import DOCUMENT, Notes
 from tokenizer import Tokenizer, blocks, normalize
 
 BUFFER = 16_384  # documents held by the packer
@@ -55,7 +56,8 @@ class Job:
     def __init__(self, config: DataConfig, given: Tokenizer | None = None) -> None:
         """given: the tokenizer that config.tokenizer names; None: one is to be trained."""
         self.config, self.folder, self.given = config, Path(config.data_dir), given
-        self.sources = [sources.parse(spec) for spec in config.source]
+        encoding = sources.encoding_of(config.encoding)
+        self.sources = [sources.parse(spec, encoding) for spec in config.source]
         self.conversations = any(source.conversations for source in self.sources)
         self._read_options()
         self.units, self.facts = zip(*map(self._list, self.sources))
@@ -75,20 +77,22 @@ class Job:
         options |= {"revisions": [s.revision for s in self.sources], "format": shards.FORMAT}
         options |= {"row_len": config.row_len, "val_fraction": config.val_fraction}
         options |= {"dedup": config.dedup} if config.dedup != "none" else {}
+        options |= {"encoding": encoding} if encoding != "utf-8" else {}
         self.options = digest(options | {"buffer": BUFFER})
         self.key = digest([self.options, self.units])  # of all that decides the shards' content
 
-        sizes = [size for facts in self.facts for size in facts.get("files", {}).values()]
         is_local = not any(source.remote for source in self.sources)
-        self.bytes = sum(sizes) if is_local else None  # of text; the Hub does not say
+        # of text; the Hub does not say
+        self.bytes = sum(facts["bytes"] for facts in self.facts) if is_local else None
         # With few files, documents are parts of files rather than what someone wrote as one.
-        self.few_files = is_local and len(sizes) < FEW_FILES
-        self.block = sources.DOCUMENT  # characters that are held out together
+        self.few_files = is_local and sum(facts["files"] for facts in self.facts) < FEW_FILES
+        self.block = DOCUMENT  # characters that are held out together
         if self.few_files:  # 4,096, or a thousandth of a long text, or a 32nd of a short one
             part = max(min(4096, self.bytes // 32), self.bytes // 1024, 1)
-            self.block = min(part, sources.DOCUMENT)
+            self.block = min(part, DOCUMENT)
         # unit -> which of its documents are left out; found by preparation/copies.py
         self.copies: dict[tuple[int, int], frozenset[int]] = {}
+        self.check(remote=False)
         self.val_below = self._val_below()
 
         edited = [sources.local_files(source) for source in self.sources if source.mutable]
@@ -145,27 +149,38 @@ class Job:
         share = self.config.val_fraction
         if self.bytes is None or self.bytes > SMALL and self.bytes * share > SMALL / 100:
             return int(share * 2**64)
+        notes = Notes()
         found = {}  # hash -> bytes: a block that occurs twice counts once
         for s, u in self.all_units:
             size = self.block_of(s)
-            for block in (b for text in self.texts(s, u) for b in blocks(text, size)):
+            for block in (b for text in self.texts(s, u, notes) for b in blocks(text, size)):
                 found[hash64(block)] = len(block.encode("utf-8"))
+        if len(found) == 1:
+            only = f"there is only one text, {chat.beginning(block)}{sources.left_out(notes)}"
+            raise UsageError(f"{only}; add others, as one has to be held out for validation")
         size, below, held = sum(found.values()), 0, 0
         wanted = max(share * size, min(8 * self.config.row_len, size // 2))
-        for value in sorted(found):
+        for value in sorted(found)[:-1]:  # one at least is for training
             if held >= wanted:
                 break
             held += found[value]
             below = value + 1
         return below
 
+    def check(self, remote: bool) -> None:
+        """UsageError if a source that is remote, or one that is not, cannot be used as asked."""
+        for source, units in zip(self.sources, self.units):
+            if source.remote == remote:
+                sources.check(source, units)
+
     def block_of(self, source: int) -> int:
         """Characters of a source that are held out together; a conversation is never divided."""
-        return sources.DOCUMENT if self.sources[source].conversations else self.block
+        return DOCUMENT if self.sources[source].conversations else self.block
 
-    def texts(self, source: int, unit: int) -> Iterator[str]:
+    def texts(self, source: int, unit: int, notes: Notes | None = None) -> Iterator[str]:
         """The documents of a unit, normalized: the form in which they are split and tokenized."""
-        documents = sources.documents(self.sources[source], self.units[source][unit], Counter())
+        notes = Notes() if notes is None else notes
+        documents = sources.documents(self.sources[source], self.units[source][unit], notes)
         copies = self.copies.get((source, unit), ())
         for i, document in enumerate(documents):
             if i not in copies:
@@ -185,11 +200,12 @@ class Job:
             listed = [file for entry in entries for file in shards.files_of(entry)]
             sizes = [disk.inside(self.folder, f).stat().st_size for f, _, _ in listed]
             facts = [shards.SHARD[name](entry[name]) for entry in entries for name in shards.SHARD]
-            counts = [record["tokens"], *record["notes"].values()]
+            counts = [record["tokens"], record["documents"], *record["notes"].values()]
             counts += [n for part in parts for n in part["packing"].values()]
             counts += [part.get(n, 0) for part in parts for n in ("documents", "bytes", "tokens")]
             ids = [i for part in parts for row in part["leftover"] for i in row]
             facts += [*map(shards.is_count, counts + ids), max(ids, default=0) < ids_end]
+            facts += [isinstance(text, str) for text in record["examples"].values()]
         except (OSError, DataError, TypeError, LookupError, AttributeError):
             return None
         return record if all(facts) and sizes == [size for _, size, _ in listed] else None
@@ -199,12 +215,6 @@ class Job:
         what = self.sources[source], self.units[source][unit], self.record_path(source, unit)
         how = self.config.row_len, self.block_of(source), self.val_below
         return *what, f"unit_{unit:05d}", *how, self.copies.get((source, unit), frozenset())
-
-
-def check_fields(job: Job) -> None:
-    """Read one document of each source: UsageError if it lacks a field, before hours of work."""
-    for s, units in enumerate(job.units):
-        next((text for u in range(len(units)) for text in job.texts(s, u)), None)
 
 
 def hash64(text: str) -> int:
@@ -231,7 +241,7 @@ def prepare_unit(
     last, to `path`."""
     tokenizer = read_tokenizer(disk.read_text(path.with_name("tokenizer.json")))
     dtype = shards.dtype_for(tokenizer.vocab_size)
-    notes, totals = Counter(), {"train": Counter(), "val": Counter()}
+    notes, totals = Notes(), {"train": Counter(), "val": Counter()}
     val_docs: list[np.ndarray] = []
 
     def parts(document) -> Iterator[tuple[str, np.ndarray, int]]:
@@ -273,7 +283,8 @@ def prepare_unit(
         splits[split]["leftover"] = [ids.tolist() for ids in packed.leftover]
         if source.conversations:  # each piece has one BOS, the others fill rows
             notes[chat.FILLERS] += packed.stats.bos - packed.stats.documents
-    record = {"notes": notes, "splits": splits, "tokens": totals["train"]["tokens"]}
+    record = {"notes": dict(notes), "examples": notes.examples, "documents": notes.read}
+    record |= {"splits": splits, "tokens": totals["train"]["tokens"]}
     disk.write_json(path, record)
     return record
 

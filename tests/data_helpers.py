@@ -96,7 +96,7 @@ def in_process(*argv, processes: bool = False) -> subprocess.CompletedProcess:
     from preparation import sources, worker
 
     out, err, code = io.StringIO(), io.StringIO(), None
-    sources.local_files.cache_clear()
+    sources.find_files.cache_clear()
     with ExitStack() as stack:
         if not processes:
             pool = stack.enter_context(ThreadPoolExecutor(1))

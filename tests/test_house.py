@@ -24,13 +24,13 @@ HANDED_DOWN = {("machinery/log.py", "instruments")}  # the report, in the functi
 # is to read, however it is laid out (tokens.py).
 BUDGETS = {
     "train.py model.py data.py": 10163,  # the first evening
-    "*.py": 20236,
+    "*.py": 20625,
     "machinery/**/*.py": 20575,
-    "preparation/**/*.py": 10612,
+    "preparation/**/*.py": 12897,
     "hf/**/*.py": 9180,
     "instruments/**/*.py": 30829,
-    "benchmarks/**/*.py": 25774,
-    "tests/**/*.py": 148035,
+    "benchmarks/**/*.py": 25776,
+    "tests/**/*.py": 152172,
     "course/**/*.py": 166337,
 }
 
@@ -139,7 +139,7 @@ def test_every_field_of_every_configuration_is_read_somewhere():
 OTHER_DOORS = {
     "disk.py": "it is the door",
     "tokenizer.py": "on the floor below it",
-    "sources.py": "source text, which the user names",
+    "reading.py": "source text, which the user names",
     "cli.py": "torchrun's error file, and /dev/null",
     "log.py": "/dev/null, and ~/.netrc",
     "serve.py": "its page, beside the code",

@@ -197,6 +197,84 @@ def test_other_tokenizers_are_refused_by_the_name_of_the_file(tok, tmp_path):
         Tokenizer.train(["a"], 100)
 
 
+def of_steps(*steps):
+    return {"type": "Sequence", "normalizers": [*steps]}
+
+
+NFC = {"type": "NFC"}
+LOWER = {"type": "Lowercase"}
+REPLACE = {"type": "Replace", "pattern": {"String": "x"}, "content": "y"}
+NORMALIZERS = [  # as files have them, and the steps that change text
+    (None, []),
+    (of_steps(), []),
+    (of_steps(of_steps(), of_steps()), []),
+    (NFC, ["NFC"]),
+    (of_steps(NFC), ["NFC"]),
+    (of_steps(of_steps(NFC), NFC), ["NFC"]),
+    (LOWER, None),
+    (REPLACE, None),
+    ({"type": "NFKC"}, None),
+    (of_steps(NFC, LOWER), None),
+    (of_steps(of_steps({"type": "Strip", "strip_left": True, "strip_right": True})), None),
+]
+
+
+@pytest.mark.parametrize("normalizer, changes", NORMALIZERS)
+def test_a_normalizer_is_judged_by_what_it_does(normalizer, changes, tok):
+    spec = json.dumps(json.loads(tok.spec) | {"normalizer": normalizer})
+    if changes is None:
+        with pytest.raises(UsageError, match="changes the text"):
+            Tokenizer(spec)
+        return
+    other = Tokenizer(spec)
+    assert other.nfc == (changes == ["NFC"])
+    for text in ("cafe\u0301", "plain x"):
+        assert other.encode(text) == oracle(spec)(text)
+        assert other.decode(other.encode(text)) == other.normalize(text)
+
+
+def swapped_merges(tree):
+    merges = tree["model"]["merges"]
+    merges[5], merges[400] = merges[400], merges[5]
+
+
+def swapped_ids(tree):
+    vocab = tree["model"]["vocab"]
+    ids = {i: token for token, i in vocab.items()}
+    vocab[ids[300]], vocab[ids[900]] = 900, 300
+
+
+def one_merge_less(tree):
+    del tree["model"]["merges"][100]
+
+
+LIKE_OURS = {
+    "the order of merges": swapped_merges,
+    "the order of ids": swapped_ids,
+    "a token without a merge": one_merge_less,
+    "a second split": lambda tree: tree["pre_tokenizer"]["pretokenizers"][1].update(use_regex=True),
+}
+
+
+@pytest.mark.parametrize("change", LIKE_OURS)
+def test_what_is_nearly_ours_has_the_ids_of_its_own_file(change, tok, python_text):
+    tree = json.loads(tok.spec)
+    LIKE_OURS[change](tree)
+    other = Tokenizer(json.dumps(tree))
+    expected = oracle(json.dumps(tree))
+    texts = [*AWKWARD, *random_texts(50, 1), *python_text[60:70]]
+    assert all(other.encode(text) == expected(text) for text in texts)
+    assert any(expected(text) != tok.encode(text) for text in texts)  # else it shows nothing
+
+
+def test_a_word_without_an_end_is_cut_for_the_trainer_alone():
+    for text in ("ACGT" * 20_000, " " * 30_000, "\n" * 9_000 + "-" * 9_000, "a b " * 5_000, ""):
+        parts = [*T._cut(text)]
+        assert "".join(parts) == text
+        assert max(len(part) for part in parts) <= 8192 or " b " in text
+    assert [*T._cut("a b " * 5_000)] == ["a b " * 5_000]
+
+
 def test_what_a_file_may_have_the_library_do(tok):
     """Texts are encoded whole, whatever length a model takes; a panic of Rust is no Exception."""
     to = dict(direction="Right", max_length=200, strategy="LongestFirst", stride=0)

@@ -34,7 +34,8 @@ from config import DataConfig, UsageError
 from machinery import cli, disk, errors, plan, shards
 from machinery.shards import Manifest
 from model import GPT
-from preparation import copies, sources, worker
+from preparation import copies, reading, sources, worker
+from preparation.reading import Notes
 from tokenizer import SPECIAL_TOKENS, Tokenizer
 
 
@@ -404,8 +405,8 @@ def test_the_same_documents_from_every_format(tmp_path, monkeypatch):
 def read_all(place: Path | str) -> tuple[list[str], Counter]:
     """The documents of a file, a folder or a spec, and the notes made."""
     spec = place if isinstance(place, str) else f"files:{place}"
-    source, notes = sources.parse(spec), Counter()
-    sources.local_files.cache_clear()
+    source, notes = sources.parse(spec), Notes()
+    sources.find_files.cache_clear()
     units, _ = sources.list_units(source)
     return [text for unit in units for text in sources.documents(source, unit, notes)], notes
 
@@ -449,8 +450,9 @@ def test_plain_text_of_any_size_is_read_whole(tmp_path, monkeypatch):
     """Without line ends as well: in pieces of a few units, whatever the size."""
     monkeypatch.setattr(sources, "SMALLEST_UNIT", 1000)
     monkeypatch.setattr(sources, "LARGEST_UNIT", 1000)
-    monkeypatch.setattr(sources, "MB", 300)
-    monkeypatch.setattr(sources, "DOCUMENT", 300)
+    monkeypatch.setattr(reading, "LARGEST_UNIT", 1000)
+    monkeypatch.setattr(reading, "MB", 300)
+    monkeypatch.setattr(reading, "DOCUMENT", 300)
     rng = random.Random(0)
     for trial in range(40):
         size = rng.choice([0, 1, 299, 300, 301, 5000])
@@ -460,7 +462,7 @@ def test_plain_text_of_any_size_is_read_whole(tmp_path, monkeypatch):
         name = tmp_path / (f"{trial}.txt" if trial % 4 else f"{trial}.txt.gz")
         with gzip.open(name, "w") if name.suffix == ".gz" else open(name, "wb") as file:
             file.write(text.encode())
-        source, notes = sources.parse(f"files:{name}"), Counter()
+        source, notes = sources.parse(f"files:{name}"), Notes()
         units, _ = sources.list_units(source)
         parts = []
         for unit in sorted(units, key=lambda unit: unit["pieces"][0][1]):
@@ -472,7 +474,7 @@ def test_plain_text_of_any_size_is_read_whole(tmp_path, monkeypatch):
 
 
 def test_a_long_json_line_is_left_out(tmp_path, monkeypatch):
-    monkeypatch.setattr(sources, "LARGEST_LINE", 5000)
+    monkeypatch.setattr(reading, "LARGEST_LINE", 5000)
     lines = [json.dumps({"text": word}) for word in ("one", "y" * 30_000, "two", "z" * 4000)]
     for name, write in (("a.jsonl", open), ("a.jsonl.gz", gzip.open)):
         with write(tmp_path / name, "wt") as file:
@@ -520,14 +522,14 @@ def test_the_split_of_a_hub_source_can_be_named(chat_set, tmp_path):
 def test_a_bug_in_what_reads_a_hub_record_is_no_mistake_of_the_user(chat_set, monkeypatch):
     """Nor is it a source that cannot be read; the library's own errors are."""
 
-    def join_fields(*args):
+    def document_of(*args):
         _, _ = [1, 2, 3]
 
     source = sources.parse(chat_set)
     unit = sources.list_units(source)[0][0]
-    monkeypatch.setattr(sources, "join_fields", join_fields)
+    monkeypatch.setattr(sources, "document_of", document_of)
     with pytest.raises(ValueError, match="too many values to unpack") as raised:
-        list(sources.documents(source, unit, Counter()))
+        list(sources.documents(source, unit, Notes()))
     assert not hasattr(raised.value, "exit_code")
 
 
@@ -535,7 +537,7 @@ def test_specs():
     parse = sources.parse
     assert parse("files:a/b c.txt").name == "b_c"
     assert parse("files:..").name == parse("..=files:x").name == "files"  # not a folder above
-    assert parse("code=files:src#body").fields == ("body",) and parse("x=stdlib").name == "x"
+    assert parse("code=files:tests#body").fields == ("body",) and parse("x=stdlib").name == "x"
     hf = parse("math=hf:Org/set:four@abc#q+a")
     found = (hf.name, hf.place, hf.config, hf.revision, hf.fields)
     assert found == ("math", "Org/set", "four", "abc", ("q", "a"))
@@ -573,11 +575,11 @@ def test_stdlib_leaves_installed_packages_out(tmp_path, monkeypatch):
         (paths["stdlib"] / name).parent.mkdir(parents=True, exist_ok=True)
         (paths["stdlib"] / name).write_text("text")
     monkeypatch.setattr(sources.sysconfig, "get_paths", lambda: paths)
-    sources.local_files.cache_clear()
+    sources.find_files.cache_clear()
     library = ["stdlib/abc.py", "stdlib/json/decoder.py"]
     for place, more in (("stdlib", []), ("stdlib+site", ["site/numpy/core.py"])):
         assert [*sources.local_files(sources.parse(place))] == [*more, *library]
-    sources.local_files.cache_clear()
+    sources.find_files.cache_clear()
 
 
 def test_case_22_a_source_that_stays_away(monkeypatch):
@@ -590,7 +592,7 @@ def test_case_22_a_source_that_stays_away(monkeypatch):
         monkeypatch.setattr(datasets.config, f"STREAMING_{name}_INTERVAL", 0.01)
     source = sources.parse("hf:http://127.0.0.1:1/a.parquet")
     with pytest.raises(errors.DataError, match=source.place):
-        list(sources.documents(source, {"shard": 0, "of": 1}, Counter()))
+        list(sources.documents(source, {"shard": 0, "of": 1}, Notes()))
 
 
 @pytest.mark.parametrize(
@@ -640,7 +642,7 @@ CASES = {  # name -> (files, exit code, what the error names, options)
     "noise": ({"a.txt": random.Random(0).randbytes(1000)}, 3, "a.txt is binary", []),
     "bad json": ({"a.jsonl": b'{"text": "a"}\n{"text": \n'}, 3, "a.jsonl", []),
     "deep json": ({"a.jsonl": b'{"text": ' + 100_000 * b"[" + b"\n"}, 3, "a.jsonl", []),
-    "no field": ({"a.jsonl": b'{"body": "a", "title": "b"}\n'}, 2, "it has body, title", []),
+    "no field": ({"a.jsonl": b'{"body": "a", "title": "b"}\n'}, 2, "have body, title", []),
     "bad name": ({os.fsdecode(b"caf\xe9.txt"): b"text"}, 2, "caf\\udce9.txt", []),
     "broken gz": ({"a.txt.gz": GZIP[: len(GZIP) // 2]}, 3, "a.txt.gz", []),
     "damaged gz": (

@@ -1,0 +1,401 @@
+"""A file -> its documents: plain text, or the records of JSON, CSV and parquet; also compressed.
+
+A file is read as its name says. What cannot be read at all is a DataError with the file, the line
+and what to do; what is left out is counted in `Notes`, with the reason and an example, so that no
+text is lost in silence. Next: sources.py names the files, chat.py reads conversations.
+"""
+
+import bz2
+import codecs
+import csv
+import gzip
+import io
+import itertools
+import json
+import lzma
+import zlib
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import zstandard
+
+from machinery.errors import DataError
+from preparation import chat
+from tokenizer import blocks
+
+MB = 1 << 20
+LARGEST_UNIT = 16 * MB  # a piece of plain text; see sources.py
+DOCUMENT = MB  # characters; a longer plain text becomes several documents
+LARGEST_LINE = 32 * MB  # of a .jsonl; a longer one would take a worker ten times its memory
+LARGEST_ARRAY = 256 * MB  # of a .json, which is read whole
+TEXTS = (".txt", ".text", ".md", ".py")  # what a folder is searched for; a glob names others
+LINES = (".jsonl", ".ndjson")
+RECORDS = (*LINES, ".parquet", ".json", ".csv", ".tsv")  # read by their fields, as plain text never
+NOT_TEXT = {
+    b"BZh": "bzip2",
+    b"\xfd7zXZ": "xz",
+    b"\x28\xb5\x2f\xfd": "zstd",
+    b"PK\3\4": "zip",
+    b"\x7fELF": "ELF",
+    b"%PDF": "PDF",
+    codecs.BOM_UTF16_LE: "UTF-16",
+    codecs.BOM_UTF16_BE: "UTF-16",
+}
+POINTERS = {  # what stands in a checkout for a file that was not fetched
+    b"version https://git-lfs.github.com/": ("Git LFS", "git lfs pull"),
+    b"/annex/objects/": ("git-annex", "git annex get ."),
+}
+REPAIR = "repair or remove it"
+BROKEN = (OSError, EOFError, zlib.error, lzma.LZMAError, zstandard.ZstdError, csv.Error)
+BROKEN += (pa.ArrowException, UnicodeDecodeError)
+
+CRLF = "documents with Windows line ends (CRLF), kept as they are; dos2unix removes them"
+
+
+class Notes(Counter):
+    """What is odd in a text, counted by reason."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.examples: dict[str, str] = {}
+        """The first one left out, by reason."""
+        self.read = 0
+        """Documents and records read, those that are left out included."""
+        self.bytes = 0
+        """Of text that was decoded."""
+        self.foreign = 0
+        """Bytes of it in documents in which most of what is not ASCII is in another encoding."""
+        self.names: list[str] = []
+        """The fields of the first record."""
+
+    def leave_out(self, reason: str, value: object) -> None:
+        """Count a document that is not used, for a reason: the same words for each of a kind."""
+        self[reason] += 1
+        self.examples.setdefault(reason, chat.beginning(value))
+
+
+class Zstd(io.RawIOBase):
+    """A .zst of any window (--long=31 is common in public dumps) and any number of frames. The
+    library's own reader takes a file that was cut for one that ends."""
+
+    def __init__(self, path: Path) -> None:
+        self.parts = self._decompress(path)
+        self.rest = b""
+
+    def _decompress(self, path: Path) -> Iterator[bytes]:
+        engine = zstandard.ZstdDecompressor(max_window_size=1 << 31)
+        frame = None
+        with open(path, "rb") as file:
+            while raw := file.read(1 << 14):  # may become a thousand times as much
+                while raw:
+                    frame = frame or engine.decompressobj()
+                    yield frame.decompress(raw)
+                    raw = frame.unused_data
+                    if frame.eof:
+                        frame = None
+        if frame:
+            raise EOFError("the file was cut")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:
+        """Fill the buffer, as far as there is something; returns the bytes, 0 at the end."""
+        while not self.rest:
+            self.rest = next(self.parts, None)
+            if self.rest is None:
+                return 0
+        n = min(len(buffer), len(self.rest))
+        buffer[:n] = self.rest[:n]
+        self.rest = self.rest[n:]
+        return n
+
+
+COMPRESSIONS = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open, ".zst": Zstd}
+
+
+def kind_of(name: str) -> str:
+    """'a.jsonl.gz' -> '.jsonl'"""
+    path = Path(name.lower())
+    return (path.with_suffix("") if path.suffix in COMPRESSIONS else path).suffix
+
+
+def is_whole(path: Path) -> bool:
+    """Whether a file can only be read from its beginning to its end."""
+    return path.suffix.lower() in COMPRESSIONS or kind_of(path.name) in (".json", ".csv", ".tsv")
+
+
+def open_file(path: Path) -> BinaryIO:
+    """A file of source text, open; decompressed as it is read. The user named it, so a link is
+    followed; `local_files` lists no pipe and no device."""
+    if decompressed := COMPRESSIONS.get(path.suffix.lower()):
+        return io.BufferedReader(decompressed(path), MB)
+    return open(path, "rb")
+
+
+@contextmanager
+def readable(path: Path, remedy: str = REPAIR) -> Iterator[None]:
+    """DataError for what the disk or a library cannot read; any other exception is a bug."""
+    try:
+        yield
+    except BROKEN as error:
+        if path.is_file():
+            with open(path, "rb") as file:
+                refuse_pointer(path, file.read(64))
+        raise DataError(f"{path} cannot be read ({reason_of(error)}); {remedy}") from None
+
+
+def reason_of(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+
+
+def refuse_pointer(path: Path, start: bytes) -> None:
+    """DataError if a file, which begins so, holds no text but says where its text is."""
+    for magic, (program, how) in POINTERS.items():
+        if start.startswith(magic):
+            raise DataError(f"{path} is a pointer of {program}, not the file; fetch it: {how}")
+
+
+def read_file(
+    path: Path, start: int, end: int, fields: tuple[str, ...], encoding: str, notes: Notes
+) -> Iterator[str | list]:
+    """The documents of a piece of a file: those whose first byte lies in start .. end (row groups
+    of a .parquet; end -1: of all). A record has those of its `fields`; plain text has none."""
+    kind = kind_of(path.name)
+    with readable(path):
+        if kind == ".parquet":
+            records = _parquet_records(path, range(start, end), fields)
+        elif kind in RECORDS:
+            records = _text_records(path, kind, start, end, encoding, notes)
+        else:
+            yield from _plain_text(path, start, end, encoding, notes)
+            return
+        for record in records:
+            yield document_of(record, fields, notes)
+
+
+def document_of(record: dict, fields: tuple[str, ...], notes: Notes) -> object:
+    """The document of a record: its text fields, a blank line between; or its turns, as they are.
+    None if it has none of the fields, or no text in one of them."""
+    notes.read += 1
+    if not notes.names:
+        notes.names = [*record]
+    there = [field for field in fields if field in record]
+    for field in set(fields) - set(there):
+        notes[without(field)] += 1
+    if not there:
+        return None
+    if chat.is_turns(fields):
+        return record[fields[0]] or ""
+    texts = []
+    for field in there:
+        value = record[field]
+        if isinstance(value, list | dict):
+            kind = f"a {type(value).__name__}, not text"
+            notes.leave_out(f"records left out, whose field {field!r} holds {kind}", value)
+            return None
+        if value not in (None, "", b""):  # a 0 is text
+            texts.append(decode(value, notes) if isinstance(value, bytes) else str(value))
+    return "\n\n".join(texts)
+
+
+def without(field: str) -> str:
+    """The note on records that lack a field."""
+    return f"records without the field {field!r}"
+
+
+def decode(raw: bytes, notes: Notes, encoding: str = "utf-8") -> str:
+    """Text of this encoding. Any other byte is read as Latin-1 and counted: nothing is lost."""
+    notes.bytes += len(raw)
+    try:
+        return raw.decode(encoding)
+    except UnicodeDecodeError:
+        notes[f"documents with bytes that are not {encoding.upper()} (read as Latin-1)"] += 1
+    text = raw.decode(encoding, errors="as_latin1")
+    right = raw.decode(encoding, errors="ignore")
+    if len(text) - len(right) >= sum(character > "\x7f" for character in right):
+        notes.foreign += len(raw)
+    return text
+
+
+codecs.register_error("as_latin1", lambda e: (e.object[e.start : e.end].decode("latin-1"), e.end))
+
+
+# ------------------------------------------------------------------------------------ plain text
+
+
+def _plain_text(path: Path, start: int, end: int, encoding: str, notes: Notes) -> Iterator[str]:
+    with open_file(path) as file:
+        if end < 0:
+            parts = _parts(file)
+        else:
+            start, end = (line_start(file, position, True) for position in (start, end))
+            file.seek(start)
+            parts = [file.read(end - start)]  # may be empty: a long line spans several pieces
+        for i, raw in enumerate(parts):
+            if start == i == 0:
+                refuse_pointer(path, raw)
+                if what := _not_text(raw):
+                    raise DataError(f"{path} is {what}, not plain text; convert it first")
+                if not raw:
+                    notes["empty files"] += 1
+                if kind_of(path.name) != ".py":  # so that the text of stdlib stays what it is
+                    raw = raw.removeprefix(codecs.BOM_UTF8)
+            if raw:
+                for document in blocks(decode(raw, notes, encoding), DOCUMENT):
+                    notes.read += 1
+                    yield document
+
+
+def _parts(file: BinaryIO) -> Iterator[bytes]:
+    """A compressed file, which may hold more than fits in memory: some MB at a time, up to the end
+    of a line or, if that is far, of a character."""
+    more = True
+    while more:
+        raw = file.read(LARGEST_UNIT) + file.readline(LARGEST_UNIT)
+        for _ in range(3):  # a character has at most 3 more bytes
+            if b"\x80" <= file.peek(1)[:1] <= b"\xbf":
+                raw += file.read(1)
+        more = file.peek(1)
+        yield raw
+
+
+def _not_text(raw: bytes) -> str | None:
+    """What the beginning of a file shows it to be, if that is not plain text."""
+    start = raw[:4096]
+    controls = sum(byte < 9 or 13 < byte < 32 for byte in start)
+    what = "binary, or UTF-16 without its mark" if 16 * controls > max(len(start), 512) else None
+    return next((NOT_TEXT[magic] for magic in NOT_TEXT if raw.startswith(magic)), what)
+
+
+def line_start(file: BinaryIO, position: int, is_text: bool) -> int:
+    """The first start of a line at or after `position`. So byte ranges share no line, miss none.
+    Plain text without a line end for LARGEST_UNIT bytes is cut right there, between characters."""
+    if position == 0:
+        return 0
+    file.seek(position - 1)
+    while (part := file.readline(MB)) and not part.endswith(b"\n"):
+        if is_text and file.tell() - position >= LARGEST_UNIT:
+            file.seek(position)
+            begins = [i for i, byte in enumerate(file.read(4)) if not 0x80 <= byte <= 0xBF]
+            return position + (begins or [0])[0]
+    return file.tell()
+
+
+# --------------------------------------------------------------------------------------- records
+
+
+def _text_records(
+    path: Path, kind: str, start: int, end: int, encoding: str, notes: Notes
+) -> Iterator[dict]:
+    """The records of a file of lines, of a JSON array, or of a table."""
+    with open_file(path) as file:
+        begins = file.peek(64)
+        refuse_pointer(path, begins)
+        if kind in (".csv", ".tsv"):
+            yield from _table_records(file, path, encoding, notes)
+        elif kind == ".json" and begins.lstrip(BLANK)[:1] == b"[":
+            yield from _array_records(file, path, encoding, notes)
+        else:
+            yield from _line_records(file, path, start, end, encoding, notes)
+
+
+BLANK = codecs.BOM_UTF8 + b" \t\r\n"
+
+
+def load_json(text: str) -> object:
+    """The value of a JSON text; an integer of more digits than Python reads (4,300) stays text."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        raise
+    except ValueError:
+        return json.loads(text, parse_int=str)
+
+
+def _line_records(
+    file: BinaryIO, path: Path, start: int, end: int, encoding: str, notes: Notes
+) -> Iterator[dict]:
+    """A record per line, of the lines that begin in start .. end."""
+    length = -1  # to the end
+    if end >= 0:
+        start, end = (line_start(file, position, False) for position in (start, end))
+        file.seek(start)
+        length = end - start
+    done = 0
+    lines = 0
+    while done != length and (line := file.readline(LARGEST_LINE)):
+        done += len(line)
+        lines += 1
+        if len(line) == LARGEST_LINE and not line.endswith(b"\n"):
+            notes[f"lines of more than {LARGEST_LINE // MB} MB, left out"] += 1
+            while not line.endswith(b"\n") and (line := file.readline(MB)):
+                done += len(line)
+            continue
+        line = line.removeprefix(codecs.BOM_UTF8)
+        if not line.strip():
+            continue
+        text = decode(line, notes, encoding)
+        try:
+            record = load_json(text)
+        except (json.JSONDecodeError, RecursionError):  # the latter: nested too deeply
+            record = None
+        if not isinstance(record, dict):
+            lines += _lines_before(path, start)
+            what = f"not a JSON object on line {lines:,}, which starts {text[:60]!r}"
+            raise DataError(f"{path}: {what}; {REPAIR}")
+        yield record
+
+
+def _lines_before(path: Path, position: int) -> int:
+    with open(path, "rb") as file:
+        return file.read(position).count(b"\n")
+
+
+def _array_records(file: BinaryIO, path: Path, encoding: str, notes: Notes) -> Iterator[dict]:
+    """The records of one JSON array."""
+    raw = file.read(LARGEST_ARRAY + 1)
+    if len(raw) > LARGEST_ARRAY:
+        how = f"jq -c '.[]' {path.name} > {Path(path.stem).stem}.jsonl makes it lines"
+        raise DataError(f"{path} is an array of more than {LARGEST_ARRAY // MB} MB; {how}")
+    try:
+        records = load_json(decode(raw.removeprefix(codecs.BOM_UTF8), notes, encoding))
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise DataError(f"{path} is not JSON ({reason_of(error)}); {REPAIR}") from None
+    for i, record in enumerate(records):
+        if not isinstance(record, dict):
+            what = f"item {i:,} of its array is no object: {chat.beginning(record)}"
+            raise DataError(f"{path}: {what}; {REPAIR}")
+        yield record
+
+
+def _table_records(file: BinaryIO, path: Path, encoding: str, notes: Notes) -> Iterator[dict]:
+    """The rows of a table, whose first line has the names of its columns."""
+    lines = (decode(line, notes, encoding) for line in file)
+    header = next(lines, "").removeprefix("\ufeff")
+    separator = max("\t,;|", key=header.count)  # spreadsheets of some countries write a;b
+    csv.field_size_limit(LARGEST_LINE)
+    for record in csv.DictReader(itertools.chain([header], lines), delimiter=separator):
+        record.pop(None, None)  # cells beyond the header
+        yield record
+
+
+def _parquet_records(path: Path, groups: range, fields: tuple[str, ...]) -> Iterator[dict]:
+    """The rows of these row groups: the fields alone, or the names of others if it has none."""
+    text = (pa.string(), pa.large_string(), pa.string_view())
+    with pq.ParquetFile(path) as file:
+        names = file.schema_arrow.names
+        columns = [name for name in names if name in fields]
+        if not columns:
+            for _ in range(sum(file.metadata.row_group(i).num_rows for i in groups)):
+                yield dict.fromkeys(names)
+            return
+        for batch in file.iter_batches(128, groups, columns=columns):
+            # as bytes: text that is not UTF-8 would raise in to_pylist
+            cast = [c.cast(pa.large_binary()) if c.type in text else c for c in batch.columns]
+            yield from pa.RecordBatch.from_arrays(cast, batch.schema.names).to_pylist()
