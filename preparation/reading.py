@@ -76,7 +76,8 @@ class Notes(Counter):
     def leave_out(self, reason: str, value: object) -> None:
         """Count a document that is not used, for a reason: the same words for each of a kind."""
         self[reason] += 1
-        self.examples.setdefault(reason, chat.beginning(value))
+        if reason not in self.examples:
+            self.examples[reason] = chat.beginning(value)
 
 
 class Zstd(io.RawIOBase):
