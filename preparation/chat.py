@@ -68,8 +68,9 @@ def read_turns(value: object) -> list[Turn]:
 
 
 def first_of(turn: dict, *names: str) -> object:
-    """The value of the first of these keys that is not null."""
-    return next((turn[name] for name in names if turn.get(name) is not None), None)
+    """The value of the first of these keys that is neither null nor empty, else an empty one."""
+    there = [turn[name] for name in names if turn.get(name) is not None]
+    return next(filter(None, there), there[0] if there else None)
 
 
 def marks(tokenizer) -> tuple[int, int, int]:

@@ -52,7 +52,7 @@ POINTERS = {  # what stands in a checkout for a file that was not fetched
 }
 REPAIR = "repair or remove it"
 BROKEN = (OSError, EOFError, zlib.error, lzma.LZMAError, zstandard.ZstdError, csv.Error)
-BROKEN += (pa.ArrowException, UnicodeDecodeError)
+BROKEN += (pa.ArrowException, UnicodeDecodeError, OverflowError)  # a date beyond 9999
 
 CRLF = "documents with Windows line ends (CRLF), kept as they are; dos2unix removes them"
 
@@ -134,9 +134,10 @@ def is_whole(path: Path) -> bool:
 def open_file(path: Path) -> BinaryIO:
     """A file of source text, open; decompressed as it is read. The user named it, so a link is
     followed; `local_files` lists no pipe and no device."""
-    if decompressed := COMPRESSIONS.get(path.suffix.lower()):
-        return io.BufferedReader(decompressed(path), MB)
-    return open(path, "rb")
+    decompressed = COMPRESSIONS.get(path.suffix.lower())
+    if decompressed is None or path.stat().st_size == 0:
+        return open(path, "rb")
+    return io.BufferedReader(decompressed(path), MB)
 
 
 @contextmanager
@@ -156,10 +157,21 @@ def reason_of(error: Exception) -> str:
 
 
 def refuse_pointer(path: Path, start: bytes) -> None:
-    """DataError if a file, which begins so, holds no text but says where its text is."""
+    """DataError if a file, which begins so, only says where its text is."""
     for magic, (program, how) in POINTERS.items():
         if start.startswith(magic):
             raise DataError(f"{path} is a pointer of {program}, not the file; fetch it: {how}")
+
+
+def refuse_other(path: Path, start: bytes) -> None:
+    """DataError if the beginning of a file shows that it is no text."""
+    refuse_pointer(path, start)
+    start = start[:4096]
+    controls = sum(byte < 9 or 13 < byte < 32 for byte in start)
+    what = "binary, or UTF-16 without its mark" if 16 * controls > max(len(start), 512) else None
+    what = next((NOT_TEXT[magic] for magic in NOT_TEXT if start.startswith(magic)), what)
+    if what:
+        raise DataError(f"{path} is {what}, not text in an encoding that is read; convert it first")
 
 
 def read_file(
@@ -196,11 +208,11 @@ def document_of(record: dict, fields: tuple[str, ...], notes: Notes) -> object:
     texts = []
     for field in there:
         value = record[field]
-        if isinstance(value, list | dict):
+        if isinstance(value, list | dict | bool):
             kind = f"a {type(value).__name__}, not text"
             notes.leave_out(f"records left out, whose field {field!r} holds {kind}", value)
             return None
-        if value not in (None, "", b""):  # a 0 is text
+        if value not in (None, "", b"") and value == value:  # a 0 is text, NaN is none
             texts.append(decode(value, notes) if isinstance(value, bytes) else str(value))
     return "\n\n".join(texts)
 
@@ -219,7 +231,8 @@ def decode(raw: bytes, notes: Notes, encoding: str = "utf-8") -> str:
         notes[f"documents with bytes that are not {encoding.upper()} (read as Latin-1)"] += 1
     text = raw.decode(encoding, errors="as_latin1")
     right = raw.decode(encoding, errors="ignore")
-    if len(text) - len(right) >= sum(character > "\x7f" for character in right):
+    wrong = len(text) - len(right)
+    if wrong >= sum(character > "\x7f" for character in right) and 1000 * wrong >= len(text):
         notes.foreign += len(raw)
     return text
 
@@ -240,9 +253,11 @@ def _plain_text(path: Path, start: int, end: int, encoding: str, notes: Notes) -
             parts = [file.read(end - start)]  # may be empty: a long line spans several pieces
         for i, raw in enumerate(parts):
             if start == i == 0:
-                refuse_pointer(path, raw)
-                if what := _not_text(raw):
-                    raise DataError(f"{path} is {what}, not plain text; convert it first")
+                refuse_other(path, raw)
+                if raw.startswith(b'{"'):
+                    notes[
+                        "files of plain text that begin as JSON: fields are read of a .jsonl"
+                    ] += 1
                 if not raw:
                     notes["empty files"] += 1
                 if kind_of(path.name) != ".py":  # so that the text of stdlib stays what it is
@@ -264,14 +279,6 @@ def _parts(file: BinaryIO) -> Iterator[bytes]:
                 raw += file.read(1)
         more = file.peek(1)
         yield raw
-
-
-def _not_text(raw: bytes) -> str | None:
-    """What the beginning of a file shows it to be, if that is not plain text."""
-    start = raw[:4096]
-    controls = sum(byte < 9 or 13 < byte < 32 for byte in start)
-    what = "binary, or UTF-16 without its mark" if 16 * controls > max(len(start), 512) else None
-    return next((NOT_TEXT[magic] for magic in NOT_TEXT if raw.startswith(magic)), what)
 
 
 def line_start(file: BinaryIO, position: int, is_text: bool) -> int:
@@ -296,8 +303,8 @@ def _text_records(
 ) -> Iterator[dict]:
     """The records of a file of lines, of a JSON array, or of a table."""
     with open_file(path) as file:
-        begins = file.peek(64)
-        refuse_pointer(path, begins)
+        begins = file.peek(4096)
+        refuse_other(path, begins)
         if kind in (".csv", ".tsv"):
             yield from _table_records(file, path, encoding, notes)
         elif kind == ".json" and begins.lstrip(BLANK)[:1] == b"[":
@@ -349,7 +356,12 @@ def _line_records(
         if not isinstance(record, dict):
             lines += _lines_before(path, start)
             what = f"not a JSON object on line {lines:,}, which starts {text[:60]!r}"
-            raise DataError(f"{path}: {what}; {REPAIR}")
+            how = REPAIR
+            if kind_of(path.name) == ".json":
+                how = "a .json is read if it is one array of records, or has a record per line"
+            elif text.startswith("["):
+                how = "an array of records is read from a .json"
+            raise DataError(f"{path}: {what}; {how}")
         yield record
 
 
@@ -378,12 +390,27 @@ def _array_records(file: BinaryIO, path: Path, encoding: str, notes: Notes) -> I
 def _table_records(file: BinaryIO, path: Path, encoding: str, notes: Notes) -> Iterator[dict]:
     """The rows of a table, whose first line has the names of its columns."""
     lines = (decode(line, notes, encoding) for line in file)
-    header = next(lines, "").removeprefix("\ufeff")
+    header = next((line for line in lines if line.strip()), "").removeprefix("\ufeff")
     separator = max("\t,;|", key=header.count)  # spreadsheets of some countries write a;b
+    if separator not in header:
+        separator = "\x1f"  # one column: whatever a line has
     csv.field_size_limit(LARGEST_LINE)
-    for record in csv.DictReader(itertools.chain([header], lines), delimiter=separator):
-        record.pop(None, None)  # cells beyond the header
-        yield record
+    options = dict(delimiter=separator, strict=True)  # strict: no cell without its second quote
+    rows = csv.DictReader(itertools.chain([header], lines), **options)
+    names = rows.fieldnames or []
+    if len(set(names)) < len(names):
+        raise DataError(f"{path}: two of its columns have one name: {', '.join(names)[:200]}")
+    try:
+        for record in rows:
+            if None in record:
+                notes.read += 1
+                reason = "rows left out, with more cells than the first line has names"
+                notes.leave_out(f"{reason}; a cell with a {separator!r} needs quotes", record)
+                continue
+            yield record
+    except csv.Error as error:
+        where = f"{path}, in the row that begins on line {rows.line_num + 1:,}"
+        raise DataError(f"{where}: {error}; a quote within quotes is doubled") from None
 
 
 def _parquet_records(path: Path, groups: range, fields: tuple[str, ...]) -> Iterator[dict]:
@@ -391,6 +418,8 @@ def _parquet_records(path: Path, groups: range, fields: tuple[str, ...]) -> Iter
     text = (pa.string(), pa.large_string(), pa.string_view())
     with pq.ParquetFile(path) as file:
         names = file.schema_arrow.names
+        if twice := [field for field in fields if names.count(field) > 1]:
+            raise DataError(f"{path}: two of its columns are called {twice[0]!r}")
         columns = [name for name in names if name in fields]
         if not columns:
             for _ in range(sum(file.metadata.row_group(i).num_rows for i in groups)):

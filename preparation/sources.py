@@ -82,7 +82,7 @@ def parse(spec: str, encoding: str = "utf-8") -> Source:
     config = split = rev = ""
     if kind == "files" and place or find_place(rest):
         path = place if kind == "files" else rest
-        place, fields = find_place(path) or (path, "")
+        place, fields = find_place(path) or (os.path.expanduser(path), "")
         name = name or Path(place).stem
         kind, place = "files", os.path.abspath(place)
     else:
@@ -103,7 +103,7 @@ def parse(spec: str, encoding: str = "utf-8") -> Source:
         else:
             forms = "stdlib, stdlib+site, chats:stdlib, files:PATH, "
             forms += "hf:REPO[:CONFIG[:SPLIT]][@REVISION]"
-            raise UsageError(f"source {spec!r} is none of {forms}")
+            raise UsageError(f"a source is a path that is there, or {forms}; not {spec!r}")
     name = re.sub(r"[^\w.-]", "_", name).lstrip(".") or kind  # a folder's name, below train/
     name = name.encode()[:200].decode(errors="ignore")  # no file system takes more than 255 bytes
     return Source(
@@ -123,9 +123,10 @@ def parse(spec: str, encoding: str = "utf-8") -> Source:
 def encoding_of(name: str) -> str:
     """The encoding that is meant: 'UTF8' -> 'utf-8'; UsageError if files in it cannot be read."""
     try:
+        b"\xff".decode(name, errors="as_latin1")
         if "\n".encode(name) == b"\n":  # a line ends as in ASCII
             return codecs.lookup(name).name
-    except LookupError:
+    except (LookupError, UnicodeError):
         pass
     how = "try gb18030, big5, cp1251 or latin-1; iconv -f UTF-16 -t UTF-8 converts UTF-16"
     raise UsageError(f"--encoding {name} is none that can be read here; {how}")
@@ -219,7 +220,8 @@ def check(source: Source, units: list[dict]) -> None:
     first = f"the first {notes.read:,} records"
     for field in source.fields:
         if notes.names and notes[reading.without(field)] == notes.read:
-            names = f"has no field {field!r} in {first}, which have {', '.join(notes.names)}"
+            there = ", ".join(notes.names)[:300]
+            names = f"has no field {field!r} in {first}, which have {there}"
             raise UsageError(f"{where} {names}; name one after the source: #FIELD")
     if not found:
         raise UsageError(f"{where} has no text that can be used{left_out(notes)}")
@@ -244,6 +246,13 @@ def left_out(notes: Notes) -> str:
 def local_files(source: Source) -> dict[str, Path]:
     """The files of a local source: name (the same on every machine) -> path, sorted by name."""
     return find_files(source)[0]
+
+
+def is_plain_text(source: Source) -> bool:
+    """Whether its documents are pieces of files, not records that somebody wrote as they are."""
+    if source.remote or source.conversations:
+        return False
+    return not any(kind_of(name) in RECORDS for name in local_files(source))
 
 
 @lru_cache(maxsize=16)  # a worker needs them once per unit
@@ -289,7 +298,8 @@ def _named_files(place: Path, named: bool, skipped: Counter) -> dict[str, Path]:
         if not found:
             ends = f"files:{place} has no file that ends in {' '.join(kinds)}"
             ends += f" (or these and {' '.join(reading.COMPRESSIONS)})"
-            raise UsageError(f"{ends}; name others with a pattern: 'files:{place}/**/*.html'")
+            how = "name others with a pattern, 'files:FOLDER/**/*.html', or records by a #FIELD"
+            raise UsageError(f"{ends}; {how}")
     elif place.is_file():  # a pipe is not: it can be read only once
         found = {place.name: place}
     else:
@@ -297,8 +307,14 @@ def _named_files(place: Path, named: bool, skipped: Counter) -> dict[str, Path]:
         for parent in (p for p in place.parents if p.is_relative_to(root)):
             for folder in map(Path, glob.glob(f"{as_pattern(str(parent))}/", recursive=True)):
                 os.scandir(folder).close()  # raises for a locked folder, which glob would skip
-        matches = map(Path, glob.glob(as_pattern(str(place)), recursive=True))
-        found = {p.relative_to(root).as_posix(): p for p in matches if p.is_file()}
+        found = {}
+        for path in map(Path, glob.glob(as_pattern(str(place)), recursive=True)):
+            if path.is_file():
+                found[path.relative_to(root).as_posix()] = path
+            elif not path.is_dir():
+                skipped["no regular file"] += 1
+            elif "**" not in place.parts:
+                skipped["folders"] += 1
         if not found:
             raise UsageError(f"files:{place}: no such file or folder")
     return found
@@ -320,7 +336,7 @@ def _walk(root: Path, kinds: tuple[str, ...], skipped: Counter) -> Iterator[Path
         folders[:] = sorted(d for d in folders if d != "__pycache__" and not d.startswith("."))
         for path in (Path(folder, name) for name in names if not name.startswith(".")):
             if not path.is_file():
-                skipped["links to nothing"] += 1
+                skipped["no regular file"] += 1
             elif kind_of(path.name) in kinds:
                 yield path
             else:

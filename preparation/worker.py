@@ -174,8 +174,9 @@ class Job:
                 sources.check(source, units)
 
     def block_of(self, source: int) -> int:
-        """Characters of a source that are held out together; a conversation is never divided."""
-        return DOCUMENT if self.sources[source].conversations else self.block
+        """Characters of a source that are held out together: a conversation is never divided, and
+        a record only if it is longer than a document."""
+        return self.block if sources.is_plain_text(self.sources[source]) else DOCUMENT
 
     def texts(self, source: int, unit: int, notes: Notes | None = None) -> Iterator[str]:
         """The documents of a unit, normalized: the form in which they are split and tokenized."""

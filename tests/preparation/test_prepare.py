@@ -547,7 +547,7 @@ def test_specs():
     assert (hf.config, hf.split, parse("hf:Org/set:four").split) == ("four", "val", "train")
     assert parse("hf:http://127.0.0.1:80/a.parquet").place == "http://127.0.0.1:80/a.parquet"
     for bad in ("", "files:", "http://x", "std", "x:60=stdlib"):
-        with pytest.raises(ValueError, match="none of"):
+        with pytest.raises(ValueError, match="a path that is there, or"):
             parse(bad)
 
 

@@ -115,20 +115,84 @@ def test_a_field_of_plain_text_is_refused(name, tmp_path):
         read("stdlib#body")
 
 
+TABLES = {  # what a table holds -> its documents
+    'text,n\n"a, b\nc",1\n"say ""hi""",2\nshort\n,4\n': ["a, b\nc", 'say "hi"', "short"],
+    "\n\ntext;title\n" + "um, dois, três;x\n" * 3: ["um, dois, três"] * 3,
+    "text\none, two\tthree; four\n": ["one, two\tthree; four"],
+    "id,text\n0,hello there, tail\n1,whole\n": ["whole"],
+    'id,text\n0, "hello, tail"\n1,"whole, too"\n': ["whole, too"],
+    "a\ttext\n0\tone, two\n": ["one, two"],
+}
+DAMAGED_TABLES = {  # and the line that the error names
+    'id,text\n0,a\n1,"open\n2,b\n': "line 3",
+    'id\ttext\n0\t"hi" there\n': "line 2",
+    'id,text\n0,"t \\"hi, there\\" end"\n': "line 2",
+    "text,text\na,b\n": "two of its columns",
+}
+
+
 def test_cells_hold_what_they_hold(tmp_path):
-    """Line ends and separators in quotes, too few cells and too many, an empty one."""
     path = tmp_path / "a.csv"
-    path.write_text('text,n\n"a, b\nc",1\n"say ""hi""",2,3\nshort\n,4\n')
-    documents, notes = read(f"files:{path}")
-    assert documents == ["a, b\nc", 'say "hi"', "short"]
-    assert notes == {"empty documents": 1}
-    path.write_text("text;title\n" + "um, dois, três;x\n" * 3)
-    assert read(f"files:{path}")[0] == ["um, dois, três"] * 3
+    for text, expected in TABLES.items():
+        path.write_text(text)
+        documents, notes = read(f"files:{path}")
+        assert documents == expected, text
+        assert ("more cells" in str(notes)) == ("tail" in text)
+    for text, where in DAMAGED_TABLES.items():
+        path.write_text(text)
+        with pytest.raises(DataError, match=f"a.csv.*{where}"):
+            read(f"files:{path}")
+    twice = pa.Table.from_arrays([pa.array(["a"]), pa.array(["b"])], names=["text", "text"])
+    pq.write_table(twice, tmp_path / "a.parquet")
+    with pytest.raises(DataError, match="two of its columns"):
+        read(f"files:{tmp_path}/a.parquet")
+
+
+def test_a_record_is_on_one_side(tmp_path):
+    """However few files there are, and however small they are on the disk."""
+    row = "2024-01-01 INFO user logged in from the usual place and went away\n"
+    rows = [{"text": f"LOG {i}\n" + row * 40} for i in range(200)]
+    raw = lines(*rows)
+    files = {"jsonl": raw, "jsonl.gz": gzip.compress(raw), "json.xz": lzma.compress(raw)}
+    for name, content in files.items():
+        (tmp_path / f"a.{name}").write_bytes(content)
+        said = prepare_tiny(tmp_path / name, "--source", f"files:{tmp_path}/a.{name}")
+        counts = [int(n) for n in re.findall(r"(?:train|val  ) (\d+) documents", said)]
+        assert sum(counts) == 200 and min(counts) > 10, said
+
+
+def test_what_is_no_text_is_named_among_records(tmp_path):
+    for name in ("a.jsonl", "a.csv", "a.tsv", "a.json"):
+        for content, what in (
+            (lines(*ROWS).decode().encode("utf-16"), "UTF-16"),
+            (b"%PDF-1", "PDF"),
+        ):
+            (tmp_path / name).write_bytes(content)
+            with pytest.raises(DataError, match=f"{name} is {what}.*convert"):
+                read(f"files:{tmp_path}/{name}")
+    (tmp_path / "a.jsonl").write_text('[{"text": "a"}]')
+    with pytest.raises(DataError, match="read from a .json"):
+        read(f"files:{tmp_path}/a.jsonl")
+    (tmp_path / "a.json").write_text('{\n "data": [{"text": "a"}]\n}')
+    with pytest.raises(DataError, match="one array of records"):
+        read(f"files:{tmp_path}/a.json")
+    far = pa.table({"text": pa.array([2**62] * 3, pa.timestamp("us"))})
+    pq.write_table(far, tmp_path / "a.parquet")
+    with pytest.raises(DataError, match="a.parquet cannot be read"):
+        read(f"files:{tmp_path}/a.parquet")
+    (tmp_path / "a.jsonl.txt").write_bytes(lines(*ROWS))
+    assert "begin as JSON" in str(read(f"files:{tmp_path}/a.jsonl.txt")[1])
+    for ending in ("gz", "xz", "bz2", "zst"):
+        (tmp_path / f"empty.txt.{ending}").touch()
+    with pytest.raises(UsageError, match="4 empty files"):
+        read(f"files:{tmp_path}/*.txt.*")
 
 
 ODD_RECORDS = {  # one of many -> the documents it gives, and the note
     '{"n": 1}': ([], "records without the field 'text'"),
     '{"text": null}': ([], "empty documents"),
+    '{"text": NaN}': ([], "empty documents"),
+    '{"text": true}': ([], "records left out, whose field 'text' holds a bool, not text"),
     '{"text": ["a"]}': ([], "records left out, whose field 'text' holds a list, not text"),
     '{"text": {"en": "a"}}': ([], "records left out, whose field 'text' holds a dict, not text"),
     '{"n": ' + "7" * 5000 + ', "text": "long"}': (["long"], None),
@@ -209,7 +273,7 @@ def test_what_a_folder_has_beside_its_text_is_said(tmp_path):
     said = prepare_tiny(tmp_path / "d", "--source", f"files:{folder}")
     assert "not read: 2 .html" in said and ".hidden" not in said
     facts = Manifest.load(tmp_path / "d").tree["sources"][0]
-    kinds = {".html": 2, ".json": 1, ".csv": 1, "without an ending": 1, "links to nothing": 1}
+    kinds = {".html": 2, ".json": 1, ".csv": 1, "without an ending": 1, "no regular file": 1}
     assert facts["not_read"] == kinds
     assert facts["files"] == 60 and facts["documents"] == 60
 
@@ -290,7 +354,9 @@ def test_a_few_documents_of_another_encoding_are_a_note(tmp_path):
     assert "coração" in documents and [*notes.values()] == [1]
     (tmp_path / "b.txt").write_bytes(("coração " * 9).encode() + b"\xe9")  # one byte of many
     assert read(f"files:{tmp_path}/b.txt")[0] == ["coração " * 9 + "é"]
-    for wrong in ("utf-16", "klingon", "rot13", "hex"):
+    (tmp_path / "c.txt").write_bytes(b"plain English " * 999 + b"\xe9")
+    assert read(f"files:{tmp_path}/c.txt")[0] == ["plain English " * 999 + "é"]
+    for wrong in ("utf-16", "klingon", "rot13", "hex", "idna", "undefined"):
         with pytest.raises(UsageError, match=f"--encoding {wrong} is none"):
             worker.Job(DataConfig((f"files:{folder}",), encoding=wrong, row_len=65, vocab_size=400))
 
@@ -328,7 +394,7 @@ READ_ALIKE = [
     said(("prompter", ["q"]), ("ai", ["a", ""])),
     [{"role": None, "from": "human", "value": "q"}, {"from": "gpt", "value": "a", "content": None}],
     [{"role": "user", "from": None, "content": "q"}, {"role": "assistant", "content": PARTS}],
-    [{"from": "human", "content": "q"}, {"role": "chatgpt", "value": "a"}],
+    [{"from": "human", "content": "q"}, {"role": "chatgpt", "value": "a", "content": ""}],
 ]
 LEFT_OUT = {
     "roles out of turn": [said(("gpt", "a"), *ASKED), said(("user", "q"), *ASKED), []],
