@@ -13,6 +13,7 @@ import io
 import itertools
 import json
 import lzma
+import os
 import zlib
 from collections import Counter
 from collections.abc import Iterator
@@ -122,8 +123,8 @@ COMPRESSIONS = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open, ".zst": Zs
 
 def kind_of(name: str) -> str:
     """'a.jsonl.gz' -> '.jsonl'"""
-    path = Path(name.lower())
-    return (path.with_suffix("") if path.suffix in COMPRESSIONS else path).suffix
+    stem, ending = os.path.splitext(name.lower())
+    return os.path.splitext(stem)[1] if ending in COMPRESSIONS else ending
 
 
 def is_whole(path: Path) -> bool:

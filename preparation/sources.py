@@ -248,6 +248,7 @@ def local_files(source: Source) -> dict[str, Path]:
     return find_files(source)[0]
 
 
+@lru_cache(maxsize=16)
 def is_plain_text(source: Source) -> bool:
     """Whether its documents are pieces of files, not records that somebody wrote as they are."""
     if source.remote or source.conversations:
@@ -335,12 +336,13 @@ def _walk(root: Path, kinds: tuple[str, ...], skipped: Counter) -> Iterator[Path
         seen.add(real)
         folders[:] = sorted(d for d in folders if d != "__pycache__" and not d.startswith("."))
         for path in (Path(folder, name) for name in names if not name.startswith(".")):
-            if not path.is_file():
-                skipped["no regular file"] += 1
-            elif kind_of(path.name) in kinds:
+            kind = kind_of(path.name)
+            if kind not in kinds:
+                skipped[kind or "without an ending"] += 1
+            elif path.is_file():
                 yield path
             else:
-                skipped[kind_of(path.name) or "without an ending"] += 1
+                skipped["no regular file"] += 1
 
 
 def _pieces(name: str, path: Path, size: int, target: int) -> Iterator[tuple]:

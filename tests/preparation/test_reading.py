@@ -405,6 +405,8 @@ LEFT_OUT = {
 
 
 def test_roles_are_read_as_people_write_them():
+    silent = [*said(("user", "q")), {"from": "gpt", "content": None, "value": ""}]
+    assert chat.read_turns(silent) == [("user", "q"), ("assistant", "")]
     for turns in READ_ALIKE:
         assert chat.read_turns(turns) == ASKED, turns
     for system in ("system", "developer", "System"):
