@@ -70,7 +70,10 @@ def read_turns(value: object) -> list[Turn]:
 def first_of(turn: dict, *names: str) -> object:
     """The value of the first of these keys that is neither null nor empty, else an empty one."""
     there = [turn[name] for name in names if turn.get(name) is not None]
-    return next(filter(None, there), there[0] if there else None)
+    for value in there:
+        if value:
+            return value
+    return there[0] if there else None
 
 
 def marks(tokenizer) -> tuple[int, int, int]:

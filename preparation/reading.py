@@ -47,6 +47,7 @@ NOT_TEXT = {
     codecs.BOM_UTF16_LE: "UTF-16",
     codecs.BOM_UTF16_BE: "UTF-16",
 }
+BLANK = codecs.BOM_UTF8 + b" \t\r\n"  # what may stand before the first bracket
 POINTERS = {  # what stands in a checkout for a file that was not fetched
     b"version https://git-lfs.github.com/": ("Git LFS", "git lfs pull"),
     b"/annex/objects/": ("git-annex", "git annex get ."),
@@ -55,6 +56,7 @@ REPAIR = "repair or remove it"
 BROKEN = (OSError, EOFError, zlib.error, lzma.LZMAError, zstandard.ZstdError, csv.Error)
 BROKEN += (pa.ArrowException, UnicodeDecodeError, OverflowError)  # a date beyond 9999
 
+AS_JSON = "files of plain text that begin as JSON does; a .jsonl is read by its fields"
 CRLF = "documents with Windows line ends (CRLF), kept as they are; dos2unix removes them"
 
 
@@ -256,9 +258,7 @@ def _plain_text(path: Path, start: int, end: int, encoding: str, notes: Notes) -
             if start == i == 0:
                 refuse_other(path, raw)
                 if raw.startswith(b'{"'):
-                    notes[
-                        "files of plain text that begin as JSON: fields are read of a .jsonl"
-                    ] += 1
+                    notes[AS_JSON] += 1
                 if not raw:
                     notes["empty files"] += 1
                 if kind_of(path.name) != ".py":  # so that the text of stdlib stays what it is
@@ -312,9 +312,6 @@ def _text_records(
             yield from _array_records(file, path, encoding, notes)
         else:
             yield from _line_records(file, path, start, end, encoding, notes)
-
-
-BLANK = codecs.BOM_UTF8 + b" \t\r\n"
 
 
 def load_json(text: str) -> object:
