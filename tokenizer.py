@@ -225,9 +225,8 @@ def _steps(normalizer: dict | None) -> list[str]:
     """The kinds of a normalizer's steps, in order: [] if it does nothing."""
     if normalizer is None:
         return []
-    inner = normalizer.get("normalizers", [])
     if normalizer["type"] == "Sequence":
-        return [step for each in inner for step in _steps(each)]
+        return [step for each in normalizer["normalizers"] for step in _steps(each)]
     return [normalizer["type"]]
 
 

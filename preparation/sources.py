@@ -48,6 +48,7 @@ from preparation.reading import (
 # A unit of 16 MB takes one core about 4 seconds: no more is lost by a kill, and few files occupy
 # many cores. At 4 bytes of text per token and 2 per id, its shard has about 8 MB.
 SMALLEST_UNIT = 4 * MB
+INSTALLED = ("stdlib", "stdlib+site", "chats:stdlib")
 SAMPLE = 100  # documents of a source that are read before any work
 FIRST_RECORDS = 10_000  # those without a field that is asked for, until that is an error
 AGAIN = "run the same command again: finished units are kept"
@@ -78,17 +79,19 @@ def parse(spec: str, encoding: str = "utf-8") -> Source:
     name, rest = re.fullmatch(r"(?:([\w.-]+)=)?(.*)", spec, re.DOTALL).groups()
     if os.path.exists(spec):  # a=b.txt
         name, rest = None, spec
-    kind, _, place = rest.partition(":")
     config = split = rev = ""
-    if kind == "files" and place or find_place(rest):
-        path = place if kind == "files" else rest
+    path = rest.removeprefix("files:")
+    is_path = path not in ("", rest)
+    if not is_path and rest not in INSTALLED:  # a folder called stdlib is files:stdlib
+        is_path = find_place(path) is not None
+    if is_path:
         place, fields = find_place(path) or (os.path.expanduser(path), "")
         name = name or Path(place).stem
         kind, place = "files", os.path.abspath(place)
     else:
         rest, _, fields = rest.partition("#")
         kind, _, place = rest.partition(":")
-        if fields and rest in ("stdlib", "stdlib+site", "chats:stdlib"):
+        if fields and rest in INSTALLED:
             raise UsageError(f"source {spec!r}: {rest} has no fields; leave out #{fields}")
         if rest in ("stdlib", "stdlib+site"):
             name, kind, place = name or "stdlib", "stdlib", rest

@@ -24,13 +24,13 @@ HANDED_DOWN = {("machinery/log.py", "instruments")}  # the report, in the functi
 # is to read, however it is laid out (tokens.py).
 BUDGETS = {
     "train.py model.py data.py": 10163,  # the first evening
-    "*.py": 20625,
+    "*.py": 20617,
     "machinery/**/*.py": 20575,
-    "preparation/**/*.py": 13241,
+    "preparation/**/*.py": 13250,
     "hf/**/*.py": 9180,
     "instruments/**/*.py": 30829,
     "benchmarks/**/*.py": 25776,
-    "tests/**/*.py": 152811,
+    "tests/**/*.py": 152905,
     "course/**/*.py": 166337,
 }
 

@@ -62,6 +62,19 @@ def test_a_path_is_read_as_it_is_named(name, tmp_path, monkeypatch):
     assert read(name)[0] == [f"text of {name}"]
 
 
+def test_a_folder_called_stdlib_is_not_the_standard_library(tmp_path, monkeypatch):
+    for name in ("stdlib", "chats:stdlib"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a.txt").write_text("text")
+    monkeypatch.chdir(tmp_path)
+    assert [sources.parse(s).kind for s in ("stdlib", "n=stdlib", "chats:stdlib")] == [
+        "stdlib",
+        "stdlib",
+        "chats",
+    ]
+    assert read("files:stdlib")[0] == read("files:chats:stdlib")[0] == ["text"]
+
+
 def test_what_is_not_there_is_named_in_full(tmp_path):
     with pytest.raises(UsageError, match=re.escape(f"{tmp_path}/C#: no such file")):
         read(f"files:{tmp_path}/C#")
