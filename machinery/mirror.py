@@ -2,11 +2,11 @@
 
 Writes MIRROR/NAME, a folder or a URL (store.py), in which
     step_00001000/ID/...         is a checkpoint as on the disk, under the ID of its sender
-    step_00001000/MANIFEST.json  its manifest, with that ID: it comes last, and without it there is
-                                 no checkpoint
+    step_00001000/ID.run/...     the small files of the run (SMALL) at that time
+    step_00001000/MANIFEST.json  its manifest, with the IDs of both: it comes last, and without it
+                                 there is no checkpoint
     best                         names the best checkpoint
     lease                        says which process writes here
-    metrics.jsonl                and the other small files of the run (SMALL)
 A store that is slow, full or gone does not stop a run that has begun, and no run resumes from an
 incomplete copy; two machines never write the same file of a checkpoint. Next: checkpoint.py.
 """
@@ -63,7 +63,8 @@ class Lease:
         """UsageError while another process has it."""
         self.store, self.log, self.id = store, log, uuid.uuid4().hex
         while not self._is_ours():  # again if a lost machine's last write came in between
-            if before := store.read("lease"):
+            before = store.read("lease")
+            if before is not None:  # an empty one is a lease as well
                 log.print(f"{store.url} has a lease: watching it for {WATCH_S:.0f} s for a change")
                 end = time.monotonic() + WATCH_S
                 while (now := store.read("lease")) == before and time.monotonic() < end:
@@ -83,9 +84,12 @@ class Lease:
         by = f"process {os.getpid()} on {socket.gethostname()}"
         self.store.write("lease", f"{self.id} {uuid.uuid4().hex} {by}".encode(), new)
 
+    def _read(self) -> str | None:
+        content = self.store.read("lease") or self.store.read("lease")  # a miss may be stale
+        return None if content is None else text_of(content)
+
     def _is_ours(self) -> bool:
-        lease = self.store.read("lease") or self.store.read("lease")  # a miss may be stale
-        return text_of(lease).startswith(self.id)
+        return (self._read() or "").startswith(self.id)
 
     def _renew_often(self) -> None:
         while not self._over.wait(RENEW_S):
@@ -93,11 +97,15 @@ class Lease:
                 self.renew()
 
     def renew(self) -> None:
-        """Change the lease. StorageError if the store fails, or if another machine has taken over:
-        then this run is stopped by SIGTERM."""
+        """Change the lease, or write it again if the store has lost it. StorageError if the store
+        fails, or if another machine has taken over: then this run is stopped by SIGTERM."""
         if not self._over.is_set():
-            if self._is_ours():
-                return self._write()
+            lease = self._read()
+            if lease is None or lease.startswith(self.id):
+                try:
+                    return self._write(new=lease is None)
+                except FileExistsError:  # it is there: the next renewal will see whose it is
+                    raise StorageError(f"{self.store.url}/lease was missed") from None
             self._over.set()
             self.log.print(f"{self.store.url} was taken over by another machine: the run stops")
             os.kill(os.getpid(), signal.SIGTERM)
@@ -115,13 +123,14 @@ class Mirror:
     best and those for which stays(name) is true."""
 
     def __init__(self, url: str, log: Log, keep: int = 2, stays: Callable = lambda name: False):
-        self.store = Store(url, log.run_dir.name)
+        self.store = Store(url, Path(os.path.abspath(log.run_dir)).name)
         if self.store.is_local:
             ours, far = (os.path.realpath(p) for p in (log.run_dir, self.store.root))
             if os.path.commonpath([ours, far]) in (ours, far):
                 raise UsageError(f"--mirror {url} would copy {log.run_dir} onto or into itself")
         self.log, self.keep, self.stays = log, keep, stays
         self.lease = Lease(self.store, log)
+        self.store.sweep("", "step_*/**/")
 
     def checkpoints(self) -> list[str]:
         """The names of the checkpoints in the store, newest first; some may be incomplete."""
@@ -139,16 +148,23 @@ class Mirror:
         for file in (*tree["files"], MANIFEST):
             self.lease.renew()
             self.store.send(f"{name}/{self.lease.id}/{file}", disk.inside(path, file))
-        self._send_small()  # before the manifest: metrics.jsonl must reach as far
-        self.lease.renew()
-        self.store.write(f"{name}/{MANIFEST}", json.dumps(tree | {"copy": self.lease.id}).encode())
+        self._commit(name, tree | {"copy": self.lease.id})
         self.log.print(f"{name} is in {self.store.url} after {time.monotonic() - began:.1f} s")
         self._tidy(path.with_name("best"))
 
-    def _send_small(self) -> None:
+    def _commit(self, name: str, tree: dict) -> None:
+        """Copy the run's small files, under this process's ID: another's may be of a later step.
+        Then the manifest `tree`."""
+        for small, content in self._small():
+            self.store.write(f"{name}/{self.lease.id}.run/{small}", content)
+        self.lease.renew()
+        tree = tree | {"run": f"{self.lease.id}.run"}
+        self.store.write(f"{name}/{MANIFEST}", json.dumps(tree).encode())
+
+    def _small(self) -> Iterator[tuple[str, bytes]]:
         for name in SMALL:
             with contextlib.suppress(OSError):  # missing, or not a regular file
-                self.store.write(name, disk.read_bytes(self.log.run_dir / name, LARGEST_SMALL))
+                yield name, disk.read_bytes(self.log.run_dir / name, LARGEST_SMALL)
 
     def _tidy(self, named: Path) -> None:
         """Name the best one, as the local file `named` does, and delete the older ones that need
@@ -166,11 +182,19 @@ class Mirror:
             whole += self.store.read(f"{name}/{MANIFEST}") is not None
 
     def close(self, newest: Path) -> None:
-        """End: upload the newest checkpoint if it is missing, the small files; return the lease."""
+        """End: upload the newest checkpoint if it is missing, else the small files if they are not
+        as there; return the lease."""
         self.lease.renew()
-        if self._read(f"{newest.name}/{MANIFEST}") is None:
+        name = newest.name
+        content = self._read(f"{name}/{MANIFEST}")
+        if content is None:
             self.upload(newest)
-        self._send_small()
+        else:
+            tree = disk.parse_json(content, f"{name}/{MANIFEST}")
+            there = f"{name}/{tree.get('run', '')}"
+            if any(self.store.read(f"{there}/{small}") != now for small, now in self._small()):
+                self._commit(name, tree)
+            self._tidy(newest.with_name("best"))
         self.lease.give_back()
 
     def restore(self, path: Path, check: Callable | None = None) -> bool:
@@ -185,6 +209,7 @@ class Mirror:
                 return False
             tree = disk.parse_json(content, f"{far}/{MANIFEST}")
             place = f"{name}/{tree.pop('copy', '')}"
+            beside = f"{name}/{tree.pop('run', '')}"
             disk.write_json(tmp / MANIFEST, tree)
             self.store.fetch(f"{place}/trainer.json", tmp / "trainer.json", most=disk.LARGEST_SMALL)
             trainer = read_trainer(tmp)
@@ -192,14 +217,15 @@ class Mirror:
                 check(far, trainer)
             for file, sha256 in tree["files"].items():
                 self.store.fetch(f"{place}/{file}", disk.inside(tmp, file), sha256)
+            for small in SMALL:
+                content = self.store.read(f"{beside}/{small}", LARGEST_SMALL)
+                own = self.log.run_dir / small
+                if content and (not os.path.lexists(own) or own.lstat().st_size < len(content)):
+                    disk.write_bytes(own, content)
             disk.put_in_place(tmp, path)  # a damaged one of the same step is set aside
         except DataError as error:
             raise CheckpointError(str(error)) from None
         finally:
             shutil.rmtree(tmp, ignore_errors=True)
-        for small in SMALL:
-            content, own = self.store.read(small, LARGEST_SMALL), self.log.run_dir / small
-            if content and (not os.path.lexists(own) or own.lstat().st_size < len(content)):
-                disk.write_bytes(own, content)
         self.log.print(f"{name} is restored from {far} in {time.monotonic() - began:.1f} s")
         return True

@@ -12,6 +12,7 @@ from pathlib import Path
 from config import UsageError
 from machinery import disk
 from machinery.errors import DataError
+from machinery.output import say
 from machinery.shards import Manifest
 from machinery.store import Store
 
@@ -48,6 +49,7 @@ def copy(data_dir: str, folder: str | Path) -> str:
         there = f"objects/{sha256}" if far else name
         store.fetch(there, disk.inside(target, name), sha256, size or disk.LARGEST_SMALL)
 
+    disk.sweep(target.rglob(disk.TEMPORARY))
     is_there = lambda file: disk.has_sha256(disk.inside(target, file[0]), file[2])
     with ThreadPoolExecutor(THREADS) as pool:
         files = manifest.files()
@@ -61,6 +63,7 @@ def copy(data_dir: str, folder: str | Path) -> str:
 def publish(manifest: Manifest, url: str) -> None:
     """Send the data to a store. Objects that it has already are not sent again."""
     store = Store(url)
+    store.sweep("", "objects/")
     files = {sha256: disk.inside(manifest.dir, name) for name, _, sha256 in manifest.files()}
     new = files.keys() - Store(url, "objects").names()
 
@@ -72,4 +75,4 @@ def publish(manifest: Manifest, url: str) -> None:
     with ThreadPoolExecutor(THREADS) as pool:
         list(pool.map(send, new))
     store.write("manifest.json", disk.read_bytes(manifest.dir / "manifest.json"))
-    print(f"{store.url}: {len(files):,} objects, {len(new):,} of them new")
+    say(f"{store.url}: {len(files):,} objects, {len(new):,} of them new")

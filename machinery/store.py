@@ -17,8 +17,8 @@ from pathlib import Path, PurePosixPath
 
 from config import UsageError, install
 from machinery import disk
-from machinery.cli import public
 from machinery.errors import DataError, StorageError
+from machinery.output import public
 
 PROTOCOLS = {"s3", "gs", "hf", "file"}
 PAUSES_S = 1.0, 4.0, 16.0  # between the four attempts of one request
@@ -55,11 +55,11 @@ class Store:
         url = url if "://" in url else f"file://{os.path.abspath(url)}"
         protocol = url.partition("://")[0]
         self.is_local = protocol == "file"
-        # fsspec formats and runs what a chained URL (::) names; its rm takes *[] as a pattern.
-        odd = "::" in url or not self.is_local and set("*[]") & set(url)
+        # fsspec formats and runs what a chained URL (::) names; its rm takes *?[] as a pattern.
+        odd = "::" in url or not self.is_local and set("*?[]") & set(url + folder)
         if protocol not in PROTOCOLS or odd:
             known = ", ".join(sorted(PROTOCOLS))
-            raise UsageError(f"{self.url}: give a folder, or a URL of {known} without :: * [ ]")
+            raise UsageError(f"{self.url}: give a folder, or a URL of {known} without :: * ? [ ]")
         try:
             self.fs, root = url_to_fs(url)
         except (ImportError, ValueError, TypeError) as error:
@@ -90,7 +90,7 @@ class Store:
     def _said(self, error: Exception) -> str:
         """An error in one line; only its class if its text may quote secret parts of the URL."""
         text = "" if self._is_secretive else " ".join(str(error).split())
-        return public(f"{type(error).__name__}: {text}"[:300]).rstrip(": ")
+        return public(f"{type(error).__name__}: {text}")[:300].rstrip(": ")
 
     @patient
     def read(self, name: str, most: int = disk.LARGEST_SMALL) -> bytes | None:
@@ -120,8 +120,15 @@ class Store:
         with self._reaching(name, "written", (FileExistsError,) if new else ()) as path:
             if self.is_local and not new:
                 return disk.write_bytes(Path(path), content)
-            if self.is_local:
-                Path(path).parent.mkdir(parents=True, exist_ok=True)
+            if self.is_local:  # fsspec would look first and create then: two could win
+                folder = Path(path).parent
+                try:
+                    folder.mkdir(parents=True, exist_ok=True)
+                except FileExistsError:  # not of the object, as for the caller
+                    raise NotADirectoryError(f"{folder} is no folder") from None
+                with disk.open_file(path, "xb") as file:
+                    file.write(content)
+                return
             self.fs.pipe_file(path, content, mode="create" if new else "overwrite")
 
     @patient
@@ -151,6 +158,12 @@ class Store:
             if size > most or sha256 not in ("", digest.hexdigest()):
                 how = f"over {most:,} bytes" if size > most else f"its sha256 is not {sha256}"
                 raise DataError(f"{self.url}/{name} is damaged: {how}")
+
+    def sweep(self, *folders: str) -> None:
+        """Remove what killed programs have left half written in these folders (patterns of glob),
+        if the store is a folder."""
+        for folder in folders if self.is_local else ():
+            disk.sweep(Path(self.root).glob(f"{folder}{disk.TEMPORARY}"))
 
     @patient
     def remove(self, name: str, recursive: bool = False) -> None:

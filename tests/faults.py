@@ -478,6 +478,20 @@ def store(renew_s: float, watch_s: float, *protocols: str) -> None:
     store.PROTOCOLS.update(protocols)
 
 
+def dies_in_file_operation(number: int) -> None:
+    """SIGKILL before the operation of that number on the names of files, or after it if odd."""
+    done = []
+    for name in ("mkdir", "rename", "replace", "unlink", "rmdir", "fsync"):
+
+        @instead_of("os", name)
+        def operate(honest, *args, **how):
+            done.append(args)
+            result = honest(*args, **how) if len(done) < number or number % 2 else None
+            if len(done) == number:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return result
+
+
 def little_memory(only_rank: int, nbytes: int) -> None:
     """The machine of one rank has less memory than those of the others."""
     if rank() == only_rank:

@@ -1,6 +1,8 @@
 """mirror.py against a real S3 server, folders and kills: what is whole outlives its machine, and of
 several machines only one goes on."""
 
+import contextlib
+import itertools
 import json
 import os
 import random
@@ -17,8 +19,8 @@ from store_helpers import Notes, error, open_mirror, quick, s3, server, until, u
 from test_checkpoint import TENSORS, assert_same, build, names, snapshot, steps_in, train
 
 from config import UsageError
-from machinery import checkpoint, mirror, stage
-from machinery.checkpoint import Checkpointer, why_invalid
+from machinery import checkpoint, disk, mirror, stage
+from machinery.checkpoint import Checkpointer, newest_first, why_invalid
 from machinery.errors import CheckpointError, DataError, StorageError
 from machinery.mirror import Lease
 from machinery.shards import Manifest
@@ -227,6 +229,56 @@ def test_a_mirror_in_or_around_its_run_is_refused(place, tmp_path, monkeypatch):
     open_mirror("far", run_dir="runs/d12").lease.give_back()
 
 
+def test_what_a_killed_upload_left_in_a_folder_is_removed_but_nothing_of_others(tmp_path):
+    """Nor what a machine that lives is writing, though its lease is lost."""
+    toy = Toy(tmp_path, str(tmp_path / "far"), [])
+    toy.save(1)
+    toy.lose()
+    far = tmp_path / "far" / "run"
+    left = [far / ".tmp-lease-0a1b2c3d", far / toy.place(1) / "dcp" / ".tmp-x-0a1b2c3d"]
+    others = [tmp_path / "far" / "another" / ".tmp-lease-0a1b2c3d", far / ".tmp-folder" / "x"]
+    others += [far / ".tmp-mine", far / "b" / ".tmp-lease-0a1b2c3d"]
+    for path in (*left, *others):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    with disk.replacing(far / "slow") as file:
+        file.write(b"half")
+        toy = Toy(tmp_path, str(tmp_path / "far"), [])
+        assert toy.load()[0] == 1 and not any(path.exists() for path in left)
+    assert (far / "slow").read_bytes() == b"half" and all(path.exists() for path in others)
+    toy.saver.finish()
+
+
+def test_a_run_keeps_to_its_own_folder_whatever_it_is_called(tmp_path, monkeypatch, url):  # noqa: F811
+    """A name may be a pattern, or a folder above."""
+    (inner := tmp_path / "runs" / "d12").mkdir(parents=True)
+    monkeypatch.chdir(inner)
+    own = open_mirror(url, run_dir=".")
+    assert own.store.url.endswith("/d12")
+    own.lease.give_back()
+    for name in ("d*", "d1?", "d[1]2"):
+        if "://" in url:
+            with pytest.raises(UsageError):
+                open_mirror(url, run_dir=name)
+        else:
+            Store(url, "d12").write("lease", b"another's")
+            other = open_mirror(url, run_dir=name)
+            other.store.write("step_00000001/x", b"")
+            other.store.remove("step_00000001", recursive=True)
+            other.lease.give_back()
+            assert other.store.names() == [] and Store(url, "d12").names() == ["lease"]
+
+
+@pytest.mark.parametrize("place", ["a file", "a link to nowhere"])
+def test_a_mirror_that_is_no_folder_ends_in_a_sentence(place, tmp_path):
+    far = tmp_path / "far" / "run"
+    far.parent.mkdir()
+    far.touch() if place == "a file" else far.symlink_to(tmp_path / "nowhere")
+    with pytest.raises(StorageError) as caught:
+        open_mirror(far.parent)
+    assert str(far) in str(caught.value)
+
+
 # -------------------------------------------------------------------------------- stores that fail
 def cuts(method, path, body, answer):
     """Bodies end before their announced length."""
@@ -346,6 +398,34 @@ def test_a_lease_that_nobody_renews_is_taken_over(how, tmp_path):
     assert len(log) == 1 and store.read("lease") is None
 
 
+def test_a_lease_that_was_killed_before_its_first_byte_is_taken_over(url):  # noqa: F811
+    """Watched for as long as any other, and no longer."""
+    store, log = Store(url), []
+    store.write("lease", b"")
+    lease(url, log).give_back()
+    assert len(log) == 1 and store.read("lease") is None
+
+
+def test_of_many_that_write_a_new_file_one_wins(tmp_path):
+    """In a folder, too: whoever creates the file, not whoever looked first."""
+    won: list = []
+    at_once = threading.Barrier(8)
+
+    def write(k: int) -> None:
+        at_once.wait()
+        with contextlib.suppress(FileExistsError):
+            Store(str(tmp_path)).write("lease", str(k).encode(), new=True)
+            won.append(k)
+
+    threads = [threading.Thread(target=write, args=(k,)) for k in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    (k,) = won
+    assert Store(str(tmp_path)).read("lease") == str(k).encode()
+
+
 @pytest.mark.parametrize("kind", ["s3", "folder"])
 @pytest.mark.parametrize("left", [None, b"dead 0 of a machine that is gone"])
 def test_of_two_that_start_at_once_one_goes_on(kind, left, tmp_path, request, stops, monkeypatch):
@@ -391,14 +471,33 @@ def test_a_run_that_is_taken_over_stops_and_writes_no_more(tmp_path, s3, stops):
     assert toy.far_steps() == [1] and toy.store.read("lease") == other and stops == [signal.SIGTERM]
 
 
+def test_a_store_that_has_lost_the_lease_gets_it_again(tmp_path, url, stops, monkeypatch):  # noqa: F811
+    """With all else, as when a disk is exchanged; nobody has taken over, and the run goes on."""
+    monkeypatch.setattr(mirror, "RENEW_S", 60.0)  # else it would be written while all is removed
+    toy = Toy(tmp_path, url, [])
+    toy.save(1)
+    toy.store.fs.rm(toy.store.root, recursive=True)
+    toy.save(2)
+    assert toy.mirror.lease._is_ours()
+    assert toy.save(3) and stops == [] and 3 in toy.far_steps()
+    toy.saver.finish()
+    before = set(toy.store.fs.find(toy.store.root))
+    toy.mirror.lease = lease(toy.store.url)  # the same command again adds nothing
+    toy.saver.finish()
+    assert set(toy.store.fs.find(toy.store.root)) == before
+
+
 def test_a_machine_that_wakes_up_damages_nothing(tmp_path, url, stops, monkeypatch):  # noqa: F811
     """Stopped in mid-upload, before each of its requests in turn, until its successor has published
     the same step: what that has published stays whole, and the newest."""
     monkeypatch.setattr(mirror, "RENEW_S", 60.0)  # the pause holds both threads of a machine
-    requests = [("send", TENSORS), ("write", "step_00000002/MANIFEST.json")]
+    requests = [("send", TENSORS), ("write", "run/metrics.jsonl")]
+    requests += [("write", "step_00000002/MANIFEST.json")]
     for k, (kind, part) in enumerate(requests):
         place = f"{url}/{k}"
         old = Toy(tmp_path / f"old{k}", place, [])
+        lines = old.root.parent / "metrics.jsonl"
+        lines.write_text("a stale line")
         old.save(1)
         slept: list = []
         honest = getattr(Store, kind)
@@ -408,7 +507,9 @@ def test_a_machine_that_wakes_up_damages_nothing(tmp_path, url, stops, monkeypat
                 slept.append(True)
                 store.remove("lease")  # as a successor does that has watched for long enough
                 successor = Toy(tmp_path / f"new{k}", place, [])
-                slept.extend([successor.load()[0], successor.save(2), successor])
+                begun = successor.load()[0]
+                (successor.root.parent / "metrics.jsonl").write_text("the line of the successor")
+                slept.extend([begun, successor.save(2), successor])
             return work(store, *args)
 
         with monkeypatch.context() as patch:
@@ -422,10 +523,14 @@ def test_a_machine_that_wakes_up_damages_nothing(tmp_path, url, stops, monkeypat
         whole = [s for s in (1, 2, 3) if old.store.read(f"step_{s:08d}/MANIFEST.json")]
         assert whole == [1, 2]  # of the third there may be files, which nobody reads
         shutil.rmtree(successor.root)
+        (successor.root.parent / "metrics.jsonl").unlink()
         step, found = successor.load()
         assert step == 2
-        # only the last request makes the late one's copy count, which is whole, too
-        assert_same(found, late if kind == "write" else state)
+        # only the last request makes the late one's copy count, which is whole, too, with its log
+        is_late = part.endswith("MANIFEST.json")
+        assert_same(found, late if is_late else state)
+        restored = (successor.root.parent / "metrics.jsonl").read_text()
+        assert restored == ("a stale line" if is_late else "the line of the successor")
         assert successor.save(3) and successor.far_steps()[-1] == 3
         successor.saver.finish()
 
@@ -499,6 +604,37 @@ def test_the_machine_is_lost_at_any_moment(kills, steps, small_data, tmp_path, s
     assert newest_in(s3) == steps and f"{s3.folder}/run/lease" not in s3.keys(s3.folder)
 
 
+@pytest.mark.slow
+def test_killed_inside_any_file_operation_it_goes_on_elsewhere(small_data, tmp_path):
+    """With a mirror in a folder, and nothing else: the same bits, and no junk there."""
+    far, kills = tmp_path / "far" / "run", 0
+    start(small_data, tmp_path / "plain" / "run", *ARGS).end(0)
+    options = [*ARGS, "--mirror", far.parent]
+    for number in itertools.count(5, 15):
+        spoil = [SHORT, ("dies_in_file_operation", number)]
+        one = start(small_data, tmp_path / "one" / "run", *options, spoil=spoil)
+        one.end()
+        if one.codes() == [0]:  # it has fewer of them
+            break
+        assert one.codes() == [-signal.SIGKILL], one.text
+        kills += 1
+        shutil.rmtree(tmp_path / "one")
+        start(small_data, tmp_path / "two" / "run", *options, spoil=[SHORT]).end(0)
+        assert losses(tmp_path / "two" / "run") == losses(tmp_path / "plain" / "run")
+        found, expected = (parameters(tmp_path / d / "run", 12) for d in ("two", "plain"))
+        assert_same(found, expected)
+        junk = [path for name in (".tmp-*", ".trash-*") for path in tmp_path.rglob(name)]
+        near = newest_first(os.listdir(tmp_path / "two" / "run" / "checkpoints"))
+        kept = {
+            *near,
+            "step_00000004",
+        }  # where the rate begins to fall: the first may have saved it
+        assert junk == [] and {p.name for p in far.iterdir()} - kept == {"best"}
+        shutil.rmtree(tmp_path / "two")
+        shutil.rmtree(far)
+    assert kills > 7
+
+
 def test_a_notice_saves_and_uploads(small_data, tmp_path, s3):  # noqa: F811
     """And the next machine goes on there."""
     options = ["--save_every", 0, "--mirror", s3.url]
@@ -507,7 +643,9 @@ def test_a_notice_saves_and_uploads(small_data, tmp_path, s3):  # noqa: F811
     alive.until_step(3).kill(signal.SIGTERM).end(143)
     step = newest_in(s3)
     assert 3 <= step < 12
-    assert json.loads(s3.content(f"{s3.folder}/run/status.json"))["state"] == "preempted"
+    sent = s3.keys(f"{s3.folder}/run/step_{step:08d}")
+    (status,) = (key for key in sent if key.endswith(".run/status.json"))
+    assert json.loads(s3.content(status))["state"] == "preempted"
     text = start(small_data, tmp_path / "b" / "run", *options, env=s3.env()).end(0)
     assert f"resumed at step {step}" in text and newest_in(s3) == 12
 
@@ -552,7 +690,7 @@ def test_no_secret_is_written_anywhere(small_data, tmp_path, s3):  # noqa: F811
     """Of a URL with a password, of the keys in the environment: in no file of the run, here or in
     the store, and in no output, that of failures included."""
     secret = "hunter2"
-    place = f"memory://someone:{secret}@host/far?token={secret}"
+    place = f"memory://someone:{secret}@host/far"
     alive = start(small_data, tmp_path / "run", *ARGS, "--mirror", place, spoil=[SHORT])
     text = alive.end(0)
     failing = [("--mirror", f"nofs://someone:{secret}@host/far")]
