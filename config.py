@@ -33,12 +33,16 @@ LARGEST = 10**15  # a float still holds it exactly
 Size = Annotated[int, 1, 1 << 20]
 Count = Annotated[int, 1, LARGEST]
 Share = Annotated[float, 0, 1]
+Local = Annotated[str, "a path on this machine"]
 Dtype = Literal["auto", "bf16", "fp16", "fp32"]
 
 
-def check_numbers(options) -> None:
-    """UsageError if a number in a dataclass is out of its range, as NaN always is."""
+def check_values(options) -> None:
+    """UsageError if a number in a dataclass is out of its range, as NaN always is; or for a URL as
+    the name of a Local file, which would make a folder of that name, password included."""
     for option in fields(options):
+        if option.type is Local and "://" in getattr(options, option.name):
+            raise UsageError(f"--{option.name} is a URL, but must be a path on this machine")
         if isinstance(value := getattr(options, option.name), (int, float)):
             most = LARGEST if isinstance(value, int) else 1e30
             least, most = getattr(option.type, "__metadata__", (0, most))
@@ -95,7 +99,7 @@ class GPTConfig:
 
     def __post_init__(self):
         object.__setattr__(self, "extras", tuple(name for name in self.extras if name))
-        check_numbers(self)
+        check_values(self)
         for name in self.extras:
             if name not in EXTRAS:
                 raise UsageError(f"extras has no {name!r}; choose from {', '.join(EXTRAS)}")
@@ -132,9 +136,9 @@ class DataConfig:
     `hf:HuggingFaceH4/ultrachat_200k::train_sft`). `NAME=` before it names the source in a mixture;
     `#FIELD+FIELD` after it names the fields that hold the text, `#messages` or `#conversations`
     those that hold conversations, of which only the answers are learned (docs/chat.md)."""
-    data_dir: str = ""
+    data_dir: Local = ""
     """Folder to write; by default data/PRESET."""
-    tokenizer: str = ""
+    tokenizer: Local = ""
     """An existing tokenizer.json to use, its folder, or `hf:REPO`; empty: train one on the text."""
     bos_token: str = ""
     """The special token of `tokenizer` that begins each document; empty: the one it names."""
@@ -222,7 +226,7 @@ class TrainConfig:
     older GPUs with tensor cores (V100, T4). fp16 uses a loss scale (optim.py)."""
 
     def __post_init__(self):
-        check_numbers(self)
+        check_values(self)
         if any(self.decay_mixture) and not self.decay:
             raise UsageError("--decay_mixture has no effect with --decay 0")
 
@@ -232,11 +236,11 @@ class RunConfig:
     """Where and how a run is carried out; a resumed run may change any of it."""
 
     # Where
-    run_dir: str = ""
+    run_dir: Local = ""
     """Folder of the run; by default runs/PRESET."""
     data_dir: str = ""
     """Folder that prepare_data.py wrote, or URL that it published to; by default data/PRESET."""
-    stage: str = ""
+    stage: Local = ""
     """Copy the data to this (local, fast) folder first, verify it, and read from there. Data behind
     a URL is always copied: by default to data/cache."""
 
@@ -284,18 +288,18 @@ class RunConfig:
     """Also copy each checkpoint to MIRROR/NAME, where NAME is the last part of run_dir, in the
     background; a folder, or the URL of a store (`s3://BUCKET/runs`). On another machine the same
     command resumes from there (docs/store.md)."""
-    resume: str = "auto"
+    resume: Local = "auto"
     """auto: from the newest valid checkpoint in run_dir, if any. Or the path of a checkpoint: this
     run's newest valid one, or one of another run to start from (afterwards, the same command
     resumes from this run's own)."""
-    init_from: str = ""
+    init_from: Local = ""
     """Begin a new run with the weights of a checkpoint, or of a run's newest one; or of a model for
     transformers, given by its folder or as `hf:REPO`, which then decides the architecture."""
     skip_nonfinite: int = 0
     """Steps with a non-finite loss or gradient to skip before giving up; 0: stop at the first."""
 
     def __post_init__(self):
-        check_numbers(self)
+        check_values(self)
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ import data
 from config import DataConfig, UsageError, find_preset
 from hf import tokenizer_json
 from machinery import cli, disk, shards, stage
+from machinery.output import say
 from preparation import chat, copies, sources, worker
 from preparation.reading import Notes
 from tokenizer import Tokenizer
@@ -52,7 +53,7 @@ def verify(argv: list[str]) -> int:
     manifest = shards.Manifest.load(preset.data.data_dir, preset.name)
     manifest.check()
     manifest.verify()
-    print(f"{manifest.dir}: {len(manifest.all_shards())} shards, every sha256 as expected")
+    say(f"{manifest.dir}: {len(manifest.all_shards())} shards, every sha256 as expected")
     return 0
 
 
@@ -65,7 +66,7 @@ def prepare(config: DataConfig) -> shards.Manifest:
     job = worker.Job(config, tokenizer or None)
     if (manifest := worker.reuse(job)) is not None:
         rows = f"{manifest.rows('train'):,} training rows of {manifest.row_len}"
-        print(f"{job.folder} is up to date: {rows}, fingerprint {manifest.fingerprint[:16]}")
+        say(f"{job.folder} is up to date: {rows}, fingerprint {manifest.fingerprint[:16]}")
         return manifest
     job.check(remote=True)
     if config.cluster:
@@ -83,7 +84,7 @@ def prepare(config: DataConfig) -> shards.Manifest:
             tokenizer = make_tokenizer(job)
             records = worker.run_units(job, pool, slots)
         manifest, examples = merge(job, tokenizer, records)
-    print(cli.printable(report(manifest, examples, time.perf_counter() - t0)))
+    say(report(manifest, examples, time.perf_counter() - t0))
     return manifest
 
 
@@ -97,11 +98,11 @@ def make_tokenizer(job: worker.Job) -> Tokenizer:
         where = f"from {config.tokenizer}; {tokenizer.bos} begins a document"
     else:
         t0 = time.perf_counter()
-        print(f"training a tokenizer of {config.vocab_size:,} tokens ...", file=sys.stderr)
+        say(f"training a tokenizer of {config.vocab_size:,} tokens ...", file=sys.stderr)
         sample, on_terminal = worker.tokenizer_sample(job), sys.stderr.isatty()
         tokenizer = Tokenizer.train(sample, config.vocab_size, nfc=config.nfc, progress=on_terminal)
         where = f"in {time.perf_counter() - t0:.1f} s"
-    print(f"tokenizer: {tokenizer.vocab_size:,} tokens {where}", file=sys.stderr)
+    say(f"tokenizer: {tokenizer.vocab_size:,} tokens {where}", file=sys.stderr)
     disk.write_text(job.tokenizer, tokenizer.spec)
     return tokenizer
 
@@ -201,21 +202,23 @@ def check_enough(job: worker.Job, splits: dict, notes: Notes) -> None:
 def report(manifest: shards.Manifest, examples: dict[str, str], seconds: float) -> str:
     """The lines printed at the end of a preparation. examples: of what was left out, by reason."""
     lines, by = [], manifest.tree["splits"]
+    documents = sum(facts["documents"] for facts in manifest.tree["sources"])
+    parts = sum(total(by_source)["documents"] for by_source in by.values())
+    what = "documents" if parts <= documents else "pieces of documents"
     for split in ("train", "val"):
         t = total(by[split])
         if t["tokens"]:
             lines.append(
-                f"{split:5} {t['documents']:,} documents | {t['bytes'] / 1e6:,.2f} MB | "
+                f"{split:5} {t['documents']:,} {what} | {t['bytes'] / 1e6:,.2f} MB | "
                 f"{t['tokens']:,} tokens | {t['bytes'] / t['tokens']:.3f} bytes/token | "
                 f"{t['rows']:,} rows | cut {100 * t['cuts'] / max(1, t['documents']):.2f}% "
-                f"of documents | dropped {100 * t['dropped'] / t['tokens']:.4f}% of tokens"
+                f"of them | dropped {100 * t['dropped'] / t['tokens']:.4f}% of tokens"
             )
     if (held := total(by["val"])["tokens"]) < ENOUGH:
         lines.append(
             f"warning: only {held:,} tokens are held out, too few to tell one model from another; "
             "give more text, or a larger --val_fraction in another --data_dir"
         )
-    documents = sum(facts["documents"] for facts in manifest.tree["sources"])
     for oddity, n in manifest.tree["notes"].items():
         share = f" ({n / documents:.1%} of all)" if oddity.startswith("documents") else ""
         example = f", for example {examples[oddity]}" if oddity in examples else ""

@@ -13,9 +13,9 @@ if [[ $first == -h || $first == --help ]]; then
   sed -n '2,/^set /s/^# //p' run.sh
   exit
 fi
-if [[ $first == -* || " $*" == *" --run"[-_]"dir"* ]]; then
-  echo "error: run.sh takes a preset, then options of train.py except --run_dir; for '$*' run the" \
-    "programs by hand (README.md)" >&2
+if [[ $first == -* || " $*" == *" --run"[-_]"dir"* || " $* " == *" --plan "* ]]; then
+  echo "error: run.sh takes a preset, then options of train.py except --run_dir and --plan; for" \
+    "'$*' run the programs by hand (README.md; python eval.py plan d12 needs no data)" >&2
   exit 2
 fi
 if [ "$first" = lesson ]; then

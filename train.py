@@ -109,7 +109,7 @@ def main(argv: list[str]) -> int:
         checkpoints = build.open_checkpoints(preset, plan, log, copies)
         stack.push(checkpoints.leave)  # a save in flight ends first
         state = build.load(checkpoints, model, optimizers, preset, manifest, source)
-        plan = resume(state, preset, plan, log, progress) if state else plan
+        plan = resume(state, preset, plan, world, log, progress) if state else plan
         if ranks.any_rank(progress.step >= plan.steps and world.is_first and is_done(log.run_dir)):
             how = f"python eval.py sample --run_dir {str(log.run_dir)!r} shows what it writes"
             log.print(f"{log.run_dir} is finished ({progress.step:,} steps); {how}")
@@ -337,24 +337,28 @@ def save(run: Run, progress: Progress, wait: bool = False) -> None:
         tokens=step * plan.tokens_per_step,  # for human readers: `step` determines it
         identity=folders.identity(preset, run.manifest),
         model=asdict(preset.model),
-        data_dir=cli.public(preset.run.data_dir),  # as typed, not the local copy
+        data_dir=preset.run.data_dir,  # as typed, not the local copy
+        dtype=str(run.world.dtype),
     )
     with run.meter.paused("save"):
         run.checkpoints.save(step, run.model, run.optimizers, state, wait=wait)
     progress.saved_at, progress.saved_step, progress.save_now = time.monotonic(), step, False
 
 
-def resume(state: dict, preset: cfg.Preset, plan: Plan, log: Log, progress: Progress) -> Plan:
+def resume(state: dict, preset: cfg.Preset, plan: Plan, world, log: Log, progress) -> Plan:
     """Restore the progress from a checkpoint's state; returns the plan with its micro-batch."""
+    state = checkpoint.RECORD | state
     progress.step = progress.resumed_at = progress.saved_step = state["step"]
     progress.skipped = state["skipped"]
-    progress.scale = min(max(1.0, state.get("fp16_scale", optim.FIRST_SCALE)), optim.LARGEST_SCALE)
-    progress.good_steps = state.get("fp16_good_steps", 0)
-    if state.get("eval_tokens") == preset.run.eval_tokens:  # else its score is of other rows
+    progress.scale = min(max(1.0, state["fp16_scale"]), optim.LARGEST_SCALE)
+    progress.good_steps = state["fp16_good_steps"]
+    if state["eval_tokens"] == preset.run.eval_tokens:  # else its score is of other rows
         progress.best_bpb = state["best_bpb"]
     if plan.auto_micro_batch and state["world_size"] == plan.world_size:
         # another order of summation would not give the same bits
         plan = replace(plan, micro_batch=state["micro_batch"])
+    if state["dtype"] not in ("", str(world.dtype)):
+        log.print(f"warning: computed in {world.dtype} from here on, in {state['dtype']} before")
     log.print(f"resumed at step {progress.step:,} with micro-batches of {plan.micro_batch} rows")
     return plan
 

@@ -16,10 +16,11 @@ from pathlib import Path
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from config import Preset, UsageError, find_preset
+from config import Local, Preset, UsageError, find_preset
 from hf import card, mapping, parity, template, tokenizer_json
 from machinery import cli, disk, trained
 from machinery.errors import DataError, StorageError
+from machinery.output import say
 from machinery.shards import Manifest
 from model import GPT
 from tokenizer import Tokenizer
@@ -29,21 +30,22 @@ from tokenizer import Tokenizer
 class ExportConfig:
     """Which checkpoint, and where to."""
 
-    run_dir: str = ""
+    run_dir: Local = ""
     """Folder of the run; empty: runs/PRESET."""
-    checkpoint: str = ""
+    checkpoint: Local = ""
     """A checkpoint folder; empty: the newest valid one of the run."""
     data_dir: str = ""
     """Data folder, for the card; empty: the one that the run was trained on."""
-    out: str = ""
+    out: Local = ""
     """Folder to write; it must not exist. Empty: export_STEP in the run's folder."""
 
 
 def main(argv: list[str]) -> int:
     """`export.py [MODEL] [--option value ...]`; MODEL: a preset, or a run or a checkpoint."""
-    parity.need_transformers()
     word, options = cli.first_word(argv)
-    export(cli.read_options(ExportConfig(**trained.find_model(word)), options, "export.py"))
+    config = cli.read_options(ExportConfig(**trained.find_model(word)), options, "export.py")
+    parity.need_transformers()  # after --help
+    export(config)
     return 0
 
 
@@ -60,7 +62,7 @@ def export(config: ExportConfig) -> Path:
         raise UsageError(f"{out} exists already; remove it, or give another --out")
     name, reason = mapping.choose_class(model.config)
     own, tuned = name == mapping.OWN, trained.is_tuned(trainer)
-    print(f"class: {'modeling_nano2049.py' if own else f'the stock {name}'} ({reason})")
+    say(f"class: {'modeling_nano2049.py' if own else f'the stock {name}'} ({reason})")
     prompt = (find_preset(run_dir.name) or Preset).prompts[0].rstrip()
     folder = out.with_name(f".tmp-{out.name}")
     shutil.rmtree(folder, ignore_errors=True)  # left by a program that was killed
@@ -74,11 +76,11 @@ def export(config: ExportConfig) -> Path:
         card.write_card(folder, f"nano2049 {run_dir.name}", facts, model, manifest, usage)
         # A row of the exported model is one document, whatever the rows of training were.
         model.config = replace(model.config, doc_mask=False)
-        print(f"checked: {parity.check(folder, model, tokenizer, tuned)}")
+        say(f"checked: {parity.check(folder, model, tokenizer, tuned)}")
         folder.rename(out)
     finally:  # once it is renamed, there is nothing left to remove
         shutil.rmtree(folder, ignore_errors=True)
-    print(f"written: {out}\n\nin Python:\n{card.usage(out, prompt, own, tuned)}")
+    say(f"written: {out}\n\nin Python:\n{card.usage(out, prompt, own, tuned)}")
     return out
 
 
@@ -87,7 +89,7 @@ def find_data(which: trained.EvalConfig, trainer: dict) -> Manifest | None:
     try:
         return trained.open_data(which, trainer)
     except (UsageError, DataError) as error:
-        print(f"the card does not name the text: {error}")
+        say(f"the card does not name the text: {error}")
         return None
 
 
@@ -126,7 +128,8 @@ def write_tokenizer(tokenizer: Tokenizer, folder: Path, seq_len: int, tuned: boo
     """tokenizer.json, with BOS put first, and what transformers must know about it. tuned: with a
     chat template."""
     first = tokenizer_json.begin_with(tokenizer.bos, tokenizer.bos_id)
-    disk.write_json(folder / "tokenizer.json", json.loads(tokenizer.spec) | first)
+    tree = json.loads(tokenizer.spec) | first
+    disk.write_text(folder / "tokenizer.json", json.dumps(tree, ensure_ascii=False))
     options = dict(
         tokenizer_class="PreTrainedTokenizerFast",  # else the model type's, with another split
         bos_token=tokenizer.bos,

@@ -114,12 +114,10 @@ def load(
     elif source:
         checkpoints.log(source.load_into(model))
     elif options.init_from:
-        start, root = Path(options.init_from), Path(options.init_from, "checkpoints")
-        if root.is_dir():  # a run: its newest checkpoint, the same on all ranks
-            start = ranks.any_rank(checkpoint.latest_valid(root, log=checkpoints.log)) or start
+        start = checkpoints.find_other(Path(options.init_from))
         other = checkpoint.read_trainer(start).get("identity", {})
         remark = folders.check_weights_fit(str(start), other, preset, manifest)
-        checkpoint.load_model(start, model)
+        checkpoint.load_model(start, model, verified=True)
         checkpoints.log(f"weights from {start}{remark}")
     return state
 

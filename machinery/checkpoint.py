@@ -8,7 +8,6 @@ removes them. RNG states are not saved: each step sets the seed. Start at `_publ
 """
 
 import itertools
-import json
 import math
 import os
 import re
@@ -30,10 +29,11 @@ from torch.distributed.checkpoint import HuggingFaceStorageWriter as Writer
 from torch.distributed.checkpoint import state_dict as dcp_state
 from torch.distributed.tensor import DTensor
 
-from config import UsageError
+from config import LARGEST, UsageError
 from machinery import disk
 from machinery.errors import CheckpointError, DataError, NonFiniteError, StorageError, is_lost_rank
-from optim import local
+from machinery.output import json_of, say
+from optim import FIRST_SCALE, local
 
 Optimizers = list[torch.optim.Optimizer]
 FORMAT = 3  # version of the folder; goes up when older ones can no longer be read
@@ -41,10 +41,10 @@ MANIFEST = "MANIFEST.json"
 MAX_FAILURES = 3  # failed saves in a row that end the run
 FILE_BYTES = 1 << 30  # a file's size, roughly; the writer holds it in memory twice
 BLOCK_BYTES = 1 << 28  # of host memory, for the copies of many tensors
-RECORD = {  # what train.py puts into trainer.json
-    "step": int, "tokens": int, "world_size": int, "micro_batch": int, "skipped": int,
-    "eval_tokens": int, "best_bpb": float, "identity": dict, "model": dict, "data_dir": str,
-    "fp16_scale": float, "fp16_good_steps": int,
+RECORD = {  # what train.py puts into trainer.json; of a whole number its least value
+    "step": 0, "tokens": 0, "world_size": 1, "micro_batch": 1, "skipped": 0, "eval_tokens": 0,
+    "best_bpb": math.inf, "identity": {}, "model": {}, "data_dir": "", "dtype": "",
+    "fp16_scale": FIRST_SCALE, "fp16_good_steps": 0,
 }  # fmt: skip
 warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or unini")
 
@@ -130,7 +130,7 @@ def why_invalid(path: str | Path, only: str = "") -> str | None:
 
 
 def latest_valid(
-    root: str | Path, log: Callable = print, mirror: Any = None, check: Callable | None = None
+    root: str | Path, log: Callable = say, mirror: Any = None, check: Callable | None = None
 ) -> Path | None:
     """The newest valid checkpoint in root; None if there is none at all. One that is only in the
     mirror (mirror.py), or damaged here, is restored from there; `check` may refuse it first.
@@ -171,9 +171,14 @@ def read_trainer(path: str | Path) -> dict:
         trainer = disk.read_json(file)
     except DataError as error:
         raise CheckpointError(str(error)) from None
-    for name, kind in RECORD.items():
-        value = trainer.get(name, kind())
-        if type(value) is not kind or kind is int and value < 0 or kind is str and value[4096:]:
+    for name, least in RECORD.items():
+        value = trainer.get(name, least)
+        fits = type(value) is type(least)
+        if fits and isinstance(least, int):
+            fits = least <= value <= LARGEST
+        if fits and isinstance(least, str):
+            fits = len(value) <= 4096
+        if not fits:
             raise CheckpointError(f"{file} cannot be used: {name} is {str(value)[:80]!r}")
     return trainer
 
@@ -350,7 +355,7 @@ class Checkpointer:
     mirror (mirror.py; first rank only): receives a copy of each."""
 
     def __init__(
-        self, root, keep: int = 2, keep_step: int = 0, mirror=None, log=print, keep_every: int = 0
+        self, root, keep: int = 2, keep_step: int = 0, mirror=None, log=say, keep_every: int = 0
     ):
         self.root, self.mirror, self.log = Path(root), mirror, log
         self.keep, self.keep_step, self.keep_every = keep, keep_step, keep_every
@@ -396,6 +401,12 @@ class Checkpointer:
         self._copy(_own(state, self._team))
         return trainer
 
+    def find_other(self, path: Path) -> Path:
+        """The checkpoint at `path`, or the newest valid one of the run there. The first rank reads
+        and hashes it, for all."""
+        find = lambda: latest_valid(path / "checkpoints", self.log) or _verify(path)
+        return self._team.on_first(find, CheckpointError)
+
     def _find(self, given: Path | None, check) -> tuple[Path | None, dict | None]:
         """The checkpoint to resume from, and its trainer.json; both None if there is none. One of
         another run is only a starting point: once this run has its own, the newest one is used."""
@@ -424,7 +435,7 @@ class Checkpointer:
         if self._team.size > 1 and len(set(self._team.on_all(lambda: _checksum(state)))) > 1:
             self.log(f"warning: step {step}: the ranks' replicas of the weights are not the same")
         state = _own(state, self._team)
-        record = json.dumps(trainer | {"step": step, "world_size": self._team.size}, indent=1)
+        record = json_of(trainer | {"step": step, "world_size": self._team.size}, indent=1)
         if wait or self._failures == MAX_FAILURES - 1:  # a third failure must raise here and now
             self._run(step, state, record, start)
             self.join(raises=wait or self.error is not None)

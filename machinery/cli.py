@@ -25,7 +25,8 @@ from typing import Any, Literal
 import config as cfg
 from config import UsageError
 from machinery import disk
-from machinery.errors import DISK_FAILS, RankError, StorageError
+from machinery.errors import REMEDIES, RankError, StorageError
+from machinery.output import printable, public, say
 
 UNUSABLE = (  # errno of an OSError that means: the user named a path that cannot be used
     errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ELOOP,
@@ -81,7 +82,7 @@ def read_options(default: Any, argv: list[str], program: str) -> Any:
     speaks = os.environ.get("LOCAL_RANK", "0") == "0"
     with nullcontext() if speaks else redirect_stderr(io.StringIO()):
         options = tyro.cli(type(default), default=default, args=argv, prog=program, **style)
-    cfg.check_numbers(options)
+    cfg.check_values(options)
     return with_folders(options, default)
 
 
@@ -124,18 +125,6 @@ def weights(mixture: tuple[str, ...]) -> dict[str, float] | None:
     return found or None
 
 
-def public(text: str) -> str:
-    """`text` without what may be secret in its URLs: all that a line has between a scheme and the
-    last @ (user and password, in any characters), and parameters, query and fragment."""
-    user, rest = r"(?:(?:(?!://).)*@)?", r"(?:[?#;](?(1)(?:.*?\1)?)\S*)?"  # 1: its quote
-    return re.sub(rf"(['\"])?(?<!\w)(\w+://){user}([^\s?#;]*){rest}", r"\1\2\3", text)
-
-
-def printable(text: str) -> str:
-    """`text` for a terminal: control characters are escaped, except tabs and newlines."""
-    return re.sub(r"[\0-\x08\x0b-\x1f\x7f-\x9f]", lambda found: repr(found[0])[1:-1], text)
-
-
 def cores() -> int:
     """The number of CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -155,14 +144,15 @@ def run(main: Callable[[list[str]], int | None]) -> None:
         elif code == 141:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for what is still to be printed
         elif code == 1 and not isinstance(error, RankError):
-            print(printable(public(traceback.format_exc())), end="", file=sys.stderr, flush=True)
+            say(traceback.format_exc(), end="", file=sys.stderr, flush=True)
         else:
-            text = printable(public(f"error: {error}"))
+            remedy = REMEDIES.get(getattr(error, "errno", None))
+            text = printable(public(f"error: {error}" + (f"; {remedy}" if remedy else "")))
             if file:  # for torchrun's summary, which would otherwise give the exit code alone
                 content = {"message": text, "timestamp": int(time.time())}
                 disk.write_text(Path(file), json.dumps(content))
             if not file or os.environ.get("LOCAL_RANK") == "0":
-                print(text, file=sys.stderr, flush=True)
+                say(text, file=sys.stderr, flush=True)
     if "RANK" in os.environ:
         # Skip Python's teardown: a gloo thread that frees a tensor then either aborts the process
         # (the exit code becomes a signal) or deadlocks on the GIL.
@@ -179,7 +169,7 @@ def exit_code(error: BaseException) -> int:
         poll = select.poll()
         poll.register(1, 0)  # report errors only
         return 141 if poll.poll(0) else 1
-    if isinstance(error, OSError) and error.errno in DISK_FAILS:
+    if isinstance(error, OSError) and error.errno in REMEDIES:
         return StorageError.exit_code
     if isinstance(error, OSError) and error.errno in UNUSABLE and error.filename:
         return UsageError.exit_code

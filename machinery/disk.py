@@ -3,8 +3,8 @@
 A run, a data folder or an export may come from a stranger: no name or link in it may lead out of
 its folder. So `inside` turns a name that was read from a file into a path; `open_file` follows no
 link and opens regular files only; files that are read whole have a size limit. A file written with
-`replacing` is complete or absent: a killed program leaves no more than a `.tmp-*`. Files that only
-grow (.jsonl) are appended to instead. Next: errors.py, the exit codes.
+`replacing` is complete or absent: a killed program leaves no more than a `.tmp-*`, which `sweep`
+removes. Files that only grow (.jsonl) are appended to instead. Next: errors.py, the exit codes.
 """
 
 import errno
@@ -17,13 +17,14 @@ import shutil
 import socket
 import stat
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
 from config import UsageError
 from machinery.errors import DataError, StorageError
+from machinery.output import json_of, say
 
 LARGEST_SMALL = 64 << 20  # bytes: the size limit of a file that is read whole
 FLAGS = {
@@ -126,8 +127,11 @@ def fsync(path: str | Path) -> None:
         os.close(fd)
 
 
+TEMPORARY = ".tmp-*-" + "[0-9a-f]" * 8  # a pattern of glob: what `temporary` returns
+
+
 def temporary(path: Path) -> Path:
-    """A name beside `path` for what will replace it. A run, at its start, removes any left over."""
+    """A name beside `path` for what will replace it."""
     return path.with_name(f".tmp-{path.name}-{uuid.uuid4().hex[:8]}")
 
 
@@ -153,6 +157,8 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     written = temporary(path)
     try:
         with io.BufferedWriter(open_file(written, "xb")) as file:  # raw writes may be partial
+            with suppress(OSError):  # Lustre without -o flock
+                fcntl.flock(file, fcntl.LOCK_EX)  # see sweep
             yield file
         fsync(written)
         put_in_place(written, path)
@@ -161,6 +167,15 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         raise
     finally:  # once it is in place, there is nothing left to remove
         written.unlink(missing_ok=True)
+
+
+def sweep(paths: Iterable[Path]) -> None:
+    """Remove, of these TEMPORARY files, those of killed programs: who is writing one has it locked.
+    What is no regular file is nobody's, and stays, and so does all where files cannot be locked."""
+    for path in paths:
+        with suppress(OSError), open_file(path, "ab") as file:  # a lock over NFS needs writing
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.unlink()
 
 
 def write_bytes(path: Path, content: bytes) -> None:
@@ -175,8 +190,8 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, tree: dict) -> None:
-    """Replace a whole file by `tree` as JSON."""
-    write_text(path, json.dumps(tree, indent=1, ensure_ascii=False) + "\n")
+    """Replace a whole file by `tree` as JSON, without what is secret in its URLs."""
+    write_text(path, json_of(tree, indent=1) + "\n")
 
 
 def append(path: Path, text: str) -> None:
@@ -218,7 +233,7 @@ def lock(folder: str | Path, option: str) -> BinaryIO:
         why = f"{folder} is in use by {owner}; stop it, or choose another {option}"
         raise UsageError(why) from None
     except OSError as error:  # Lustre without -o flock
-        print(f"warning: {folder} cannot be locked ({error.strerror}); run one program only")
+        say(f"warning: {folder} cannot be locked ({error.strerror}); run one program only")
     file.truncate(0)
     file.write(f"process {os.getpid()} on {socket.gethostname()}".encode())
     return file

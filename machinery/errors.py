@@ -8,7 +8,7 @@
 | 3    | the data is damaged or incomplete, or a source cannot be read | DataError |
 | 4    | none of the run's checkpoints is valid, or the one to load does not fit | CheckpointError |
 | 5    | a loss, a gradient or a weight is NaN or infinite | NonFiniteError |
-| 6    | the disk is full or fails | StorageError |
+| 6    | the disk is full or fails, or too few files may be open | StorageError |
 | 7    | an exported or imported model does not compute what ours does | ParityError |
 | 129  | stopped by SIGHUP: its terminal has closed | |
 | 130  | stopped by SIGINT (Ctrl-C) | |
@@ -16,14 +16,19 @@
 | 143  | stopped by SIGTERM | |
 
 Of these classes, the programs print only the message. Any other exception is a bug, perhaps in what
-you have just changed, and is shown with its traceback. On several GPUs, NCCL's watchdog thread
-detects a rank that does not answer, and ends the process by SIGABRT (code -6, with NCCL's own
-message): status.json then still says `running`. Next: cli.py.
+you have just changed, or a host without memory, and is shown with its traceback. On several GPUs,
+NCCL's watchdog thread detects a rank that does not answer, and ends the process by SIGABRT (code
+-6, with NCCL's own message): status.json then still says `running`. Next: cli.py.
 """
 
 import errno
 
-DISK_FAILS = (errno.ENOSPC, errno.EDQUOT, errno.EIO)  # an OSError with one of these: code 6
+REMEDIES = {  # of an OSError with one of these: code 6
+    errno.ENOSPC: "make room, and run the same command again",
+    errno.EDQUOT: "make room, and run the same command again",
+    errno.EIO: "run the same command on another disk",
+    errno.EMFILE: "allow more with `ulimit -n 4096`, and run the same command again",
+}
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -84,8 +84,7 @@ def claim(preset: cfg.Preset, manifest: Manifest, world: World) -> ExitStack:
     if not world.is_first:
         return locks
     locks.enter_context(disk.lock(run_dir, "--run_dir"))
-    for junk in filter(Path.is_file, run_dir.glob(".tmp-*")):
-        junk.unlink()  # left by a run that was killed while it wrote a small file
+    disk.sweep(run_dir.glob(disk.TEMPORARY))
     own = identity(preset, manifest)
     if saved := checkpoint.checkpoints(run_dir / "checkpoints"):
         with suppress(CheckpointError):  # if it is damaged, resuming checks the one it loads

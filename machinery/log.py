@@ -10,6 +10,8 @@ import math
 import os
 import re
 import shlex
+import sys
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -20,6 +22,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from machinery import cli, disk
 from machinery.errors import DataError
+from machinery.output import json_of, public, say
 
 WANDB_S = 30.0  # how long to wait for its server
 SPEED = re.compile("^(time|watch|tflops|mfu|tokens_per)|_m?s$")  # wandb's speed panel
@@ -37,7 +40,7 @@ class Log:
             return
         self.printed_at = time.monotonic()
         try:
-            print(cli.printable(cli.public(text)), flush=True)
+            say(text, flush=True)
         except OSError:  # the terminal or the reader of a pipe is gone: the run goes on
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
@@ -72,7 +75,9 @@ class Log:
 
         write_jsonl(self.file, [*filter(stays, records), {"start": start}])
         if samples.exists():
-            write_jsonl(samples, [r for r in read_jsonl(samples) if r["step"] <= step])
+            kept = [r for r in read_jsonl(samples, has_step) if r["step"] <= step]
+            # not line_of: a URL that the model wrote is no secret
+            disk.write_text(samples, "".join(json.dumps(r) + "\n" for r in kept))
         self.status("running", from_step=step, process=os.getpid())
         if self.wants_wandb:
             self._try_wandb(self._open_wandb)
@@ -88,11 +93,12 @@ class Log:
         try:
             yield
         except (Exception, KeyboardInterrupt) as error:
-            why = cli.public(str(error) or "interrupted")[:1000]
+            why = public(str(error) or "interrupted")[:1000]  # before a URL is cut
             with suppress(OSError):  # a full disk must not hide the error
                 if not is_done(self.run_dir):  # else the new command was wrong, not the run
                     code = cli.exit_code(error)
-                    self.status("failed", step=progress.step, error=why, exit_code=code)
+                    state = "preempted" if code == 130 else "failed"
+                    self.status(state, step=progress.step, error=why, exit_code=code)
             raise
         finally:
             if self.wandb:
@@ -110,14 +116,27 @@ class Log:
             disk.write_text(id_file, uuid.uuid4().hex[:12])
         how = dict(project=os.environ.get("WANDB_PROJECT", "nano2049"), name=self.run_dir.name)
         how |= dict(id=disk.read_text(id_file), resume="allow", dir=self.run_dir)
+        sys.argv = [*map(public, sys.argv)]  # it records the command
         how |= dict(settings=wandb.Settings(init_timeout=WANDB_S, finish_timeout=WANDB_S))
         self.wandb = wandb.init(config=disk.read_json(self.run_dir / "config.json"), **how)
 
     def _try_wandb(self, call: Callable) -> None:
-        try:
-            call()
-        except (Exception, SystemExit) as error:
-            self.print(f"wandb is off: {type(error).__name__}: {error}")
+        """Whatever it raises, and whether or not it ever returns."""
+        failures = []
+
+        def work() -> None:
+            try:
+                call()
+            except BaseException as error:
+                failures.append(error)
+
+        thread = threading.Thread(target=work, daemon=True)
+        thread.start()
+        thread.join(WANDB_S)
+        if thread.is_alive():
+            failures.append(TimeoutError(f"no answer in {WANDB_S:.0f} s"))
+        if failures:
+            self.print(f"wandb is off: {type(failures[0]).__name__}: {failures[0]}")
             self.wandb = None
 
 
@@ -201,9 +220,10 @@ def start_of(argv: list[str], preset, world) -> dict:
     device = cpu_name() if world.device.type == "cpu" else world.device_name
     facts = dict(device=device, on_gpu=on_gpu, world_size=world.world_size)
     facts |= dict(usd_per_hour=options.usd_per_hour, eval_tokens=options.eval_tokens)
-    urls = dict(data_dir=cli.public(options.data_dir), init_from=cli.public(options.init_from))
-    command = shlex.join(["train.py", *map(cli.public, argv)])
-    return dict(time=time.time(), command=command, **facts, **urls)
+    facts |= dict(data_dir=options.data_dir, init_from=options.init_from)
+    # word by word: in a whole line, the @ of another word would seem to end a password
+    command = shlex.join(["train.py", *map(public, argv)])
+    return dict(time=time.time(), command=command, **facts)
 
 
 def cpu_name() -> str:
@@ -220,7 +240,9 @@ def is_done(run_dir: Path) -> bool:
     return False
 
 
-is_step_or_start = lambda r: isinstance(r.get("step"), int) or isinstance(r.get("start"), dict)
+has_step = lambda r: isinstance(r.get("step"), int)
+is_start = lambda r: r.keys() == {"start"} and isinstance(r["start"], dict)
+is_step_or_start = lambda r: is_start(r) or has_step(r) and "start" not in r
 
 
 def read_jsonl(path: Path, is_record: Callable[[dict], bool] = is_step_or_start) -> list[dict]:
@@ -229,7 +251,7 @@ def read_jsonl(path: Path, is_record: Callable[[dict], bool] = is_step_or_start)
     try:
         lines = disk.read_bytes(path, 1 << 30).splitlines() if os.path.lexists(path) else []
     except OSError as error:
-        print(f"warning: {path} cannot be read ({error.strerror})")
+        say(f"warning: {path} cannot be read ({error.strerror})")
         return []
     records = []
     for line in lines:
@@ -238,7 +260,7 @@ def read_jsonl(path: Path, is_record: Callable[[dict], bool] = is_step_or_start)
             if isinstance(record, dict) and is_record(record):
                 records.append(record)
     if skipped := len(lines) - len(records):
-        print(f"warning: {path}: {skipped} of {len(lines)} lines are damaged and left out")
+        say(f"warning: {path}: {skipped} of {len(lines)} lines are damaged and left out")
     return records
 
 
@@ -250,7 +272,7 @@ def line_of(record: dict) -> str:
             return {key: clean(value) for key, value in x.items()}
         return None if isinstance(x, float) and not math.isfinite(x) else x
 
-    return json.dumps(clean(record)) + "\n"
+    return json_of(clean(record)) + "\n"
 
 
 def write_jsonl(path: Path, records: list[dict]) -> None:

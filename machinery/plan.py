@@ -133,6 +133,8 @@ def table(plan: Plan, preset: cfg.Preset, meta: GPT, params, memory: str) -> str
         f"disk      {tokens * token_size / 1e9:.2f} GB of rows if none is repeated, "
         f"{saves} checkpoints of {plan.save_bytes / 1e9:.2f} GB",
     ]
+    if W == 1 and preset.run.parallel != "auto":
+        lines.append(f"warning: --parallel {preset.run.parallel} has no effect on one rank")
     if unread := optim.unread_options(config, (cfg.find_preset(preset.name) or preset).train):
         how = f"--optimizer {config.optimizer} --schedule {config.schedule}"
         lines.append(f"warning: {', '.join(unread)}: not read by {how}")

@@ -5,7 +5,6 @@ data folder for held-out text, or if neither has the tokenizer. eval.py and expo
 reads exports and stock models (hf/imported.py). A URL is opened only if typed. Next: checkpoint.py.
 """
 
-import json
 import os
 import re
 import shlex
@@ -16,9 +15,10 @@ from pathlib import Path
 
 import torch
 
-from config import PRESETS, Dtype, GPTConfig, UsageError, find_preset
+from config import PRESETS, Dtype, GPTConfig, Local, UsageError, find_preset
 from machinery import checkpoint, disk, ranks, stage
 from machinery.errors import CheckpointError
+from machinery.output import json_of, say
 from machinery.shards import Manifest
 from model import GPT
 from tokenizer import Tokenizer
@@ -30,9 +30,9 @@ WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # the second is refused wi
 class EvalConfig:
     """Which model to evaluate."""
 
-    run_dir: str = ""
+    run_dir: Local = ""
     """Folder of the run; empty: runs/PRESET."""
-    checkpoint: str = ""
+    checkpoint: Local = ""
     """A step of the run (900); the folder of a checkpoint, an export or a stock model (or hf:REPO);
     empty: the newest valid checkpoint of the run."""
     data_dir: str = ""
@@ -65,8 +65,8 @@ def find_model(word: str) -> dict[str, str]:
 def run_of(path: str | Path) -> Path:
     """The run folder to which a checkpoint (or its copy in a mirror) belongs; else the path."""
     path = Path(os.path.abspath(path))
-    if path.parent.name.startswith("step_"):  # in a mirror: step_00001000/ID
-        path = path.parent
+    if path.parent.name.startswith("step_"):  # in a mirror: step_00001000/ID, beside ID.run
+        return path.with_name(f"{path.name}.run")
     if not path.name.startswith("step_"):
         return path
     return path.parents[1] if path.parent.name == "checkpoints" else path.parent
@@ -98,7 +98,7 @@ def load_model(config: EvalConfig, read_export: Callable) -> tuple[GPT, dict]:
         model, trainer = read_checkpoint(path, device, dtype, verified=not config.checkpoint)
     checkpoint.check_finite(model.state_dict(), f"{path} cannot be used")
     said = trainer.get("about") or f"step {trainer['step']:,}, {trainer['tokens']:,} tokens"
-    print(f"{path}: {said}; computed in {dtype}")
+    say(f"{path}: {said}; computed in {dtype}")
     return model.eval(), trainer | {"path": str(path)}
 
 
@@ -139,7 +139,7 @@ def open_tokenizer(config: EvalConfig, trainer: dict) -> Tokenizer:
         if os.path.lexists(file := folder / "tokenizer.json"):
             if disk.has_sha256(file, hashes.get("tokenizer.json", trained_with)):
                 return Tokenizer.load(file)
-            print(f"warning: {file} is not used: it is not the tokenizer of {path}")
+            say(f"warning: {file} is not used: it is not the tokenizer of {path}")
     return Tokenizer.load(open_data(config, trainer).tokenizer_file())
 
 
@@ -170,6 +170,6 @@ def keep_record(config: EvalConfig, trainer: dict, **figures) -> None:
     run_dir = run_of(trainer["path"])
     facts = dict(run_dir=str(run_dir), step=trainer["step"], tokens=trainer["tokens"])
     try:
-        disk.append(run_dir / "eval.jsonl", json.dumps(asdict(config) | facts | figures) + "\n")
+        disk.append(run_dir / "eval.jsonl", json_of(asdict(config) | facts | figures) + "\n")
     except OSError as error:
-        print(f"not written to {run_dir / 'eval.jsonl'}: {error.strerror}", file=sys.stderr)
+        say(f"not written to {run_dir / 'eval.jsonl'}: {error.strerror}", file=sys.stderr)

@@ -423,7 +423,8 @@ def _parquet_records(path: Path, groups: range, fields: tuple[str, ...]) -> Iter
             for _ in range(sum(file.metadata.row_group(i).num_rows for i in groups)):
                 yield dict.fromkeys(names)
             return
-        for batch in file.iter_batches(128, groups, columns=columns):
-            # as bytes: text that is not UTF-8 would raise in to_pylist
+        for batch in file.iter_batches(32, groups, columns=columns):  # each may have megabytes
+            # as bytes: text that is not UTF-8 would raise in as_py
             cast = [c.cast(pa.large_binary()) if c.type in text else c for c in batch.columns]
-            yield from pa.RecordBatch.from_arrays(cast, batch.schema.names).to_pylist()
+            for row in zip(*cast):
+                yield {name: cell.as_py() for name, cell in zip(batch.schema.names, row)}

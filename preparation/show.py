@@ -10,8 +10,9 @@ from typing import Annotated, Literal
 
 import numpy as np
 
-from config import LARGEST, PRESETS, UsageError, find_preset
+from config import LARGEST, PRESETS, Local, UsageError, find_preset
 from machinery import cli
+from machinery.output import printable
 from machinery.shards import Manifest, damaged
 from tokenizer import Tokenizer
 
@@ -20,7 +21,7 @@ from tokenizer import Tokenizer
 class ShowConfig:
     """Print a row of prepared data as text, and where it comes from."""
 
-    data_dir: str = ""
+    data_dir: Local = ""
     """Folder that prepare_data.py wrote; by default data/PRESET."""
     row: Annotated[int, 0, LARGEST] = 0
     """Which row, counted from 0 through all sources of the split; with --find, where to begin."""
@@ -39,7 +40,7 @@ def main(argv: list[str]) -> int:
     manifest = Manifest.load(config.data_dir, name)
     tokenizer = Tokenizer.load(manifest.tokenizer_file())
     lines = describe(manifest, tokenizer, config, pick(manifest, tokenizer, config))
-    print(cli.printable("\n".join(lines)))
+    print(printable("\n".join(lines)))
     return 0
 
 

@@ -32,6 +32,7 @@ import pyarrow.parquet as pq
 
 from config import UsageError
 from machinery.errors import DataError
+from machinery.output import public
 from preparation import chat, reading, stdlib_chats
 from preparation.reading import (
     LARGEST_UNIT,
@@ -65,7 +66,7 @@ class Source:
     config: str | None = None
     split: str = "train"
     revision: str | None = None
-    spec: str = dataclasses.field(default="", repr=False)  # as it was given, without the revision
+    spec: str = dataclasses.field(default="", repr=False)  # as given, but public and unpinned
 
     remote = property(lambda self: self.kind == "hf")  # read by the Hub's library
     unbounded = remote  # may hold more text than anyone wants
@@ -84,6 +85,8 @@ def parse(spec: str, encoding: str = "utf-8") -> Source:
     is_path = path not in ("", rest)
     if not is_path and rest not in INSTALLED:  # a folder called stdlib is files:stdlib
         is_path = find_place(path) is not None
+    if is_path and "://" in path:
+        raise UsageError(f"source {spec!r} is a URL; files: takes a path")
     if is_path:
         place, fields = find_place(path) or (os.path.expanduser(path), "")
         name = name or Path(place).stem
@@ -102,7 +105,7 @@ def parse(spec: str, encoding: str = "utf-8") -> Source:
                 place, _, rev = place.partition("@")
                 place, _, config = place.partition(":")
                 config, _, split = config.partition(":")
-            name = name or place.rstrip("/").split("/")[-1]
+            name = name or public(place).rstrip("/").split("/")[-1]
         else:
             forms = "stdlib, stdlib+site, chats:stdlib, files:PATH, "
             forms += "hf:REPO[:CONFIG[:SPLIT]][@REVISION]"
@@ -119,7 +122,7 @@ def parse(spec: str, encoding: str = "utf-8") -> Source:
         config=config or None,
         split=split or "train",
         revision=rev or None,
-        spec=spec.replace(f"@{rev}", "") if rev else spec,
+        spec=public(spec.replace(f"@{rev}", "") if rev else spec),
     )
 
 

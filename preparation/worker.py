@@ -33,6 +33,7 @@ import data
 from config import DataConfig, UsageError
 from machinery import cli, disk, shards
 from machinery.errors import DataError
+from machinery.output import say
 from preparation import chat, sources
 from preparation.reading import DOCUMENT, Notes
 from tokenizer import Tokenizer, blocks, normalize
@@ -385,7 +386,7 @@ def check_room(job: Job, done_tokens: int) -> None:
     if job.bytes is not None:  # at least 2.5 bytes of text per token
         tokens = min(tokens or float("inf"), job.bytes / 2.5)
     elif not tokens:
-        print("the size of a Hub source is unknown: room not checked", file=sys.stderr)
+        say("the size of a Hub source is unknown: room not checked", file=sys.stderr)
     need = max(0.0, tokens - done_tokens) * width
     disk.check_room(job.folder, need, "choose another --data_dir or fewer --tokens")
 
@@ -412,25 +413,29 @@ def reuse(job: Job) -> shards.Manifest | None:
     except DataError as error:
         reason = str(error).partition("; ")[0]  # without its remedy
         redo = f"redoing the missing parts of {job.folder}: {reason}"
-        print(cli.printable(redo), file=sys.stderr)
+        say(redo, file=sys.stderr)
         return None
     if not same_text:
-        print("the installed Python files have changed since; the data is kept as it was made")
+        say("the installed Python files have changed since; the data is kept as it was made")
     return manifest if manifest.tree.get("tokens_wanted") == job.tokens else None
 
 
 def sweep(job: Job) -> None:
-    """Remove what earlier preparations left: temporary files, the rows packed from leftovers, and
-    records of other options or other text, since this job's shards have the same names."""
-    for path in [*job.folder.glob("[tv]*"), *job.folder.glob("[tv]*/*")]:
-        disk.inside(job.folder, str(path.relative_to(job.folder)))  # no link leads elsewhere
-    junk = [*job.folder.rglob(".tmp-*"), *job.folder.glob("[tv]*/*/leftover_*")]
-    for records in job.records.parent.glob("*"):
-        if records.is_dir() and records != job.records:
-            print(f"starting {job.folder} again: other options or other text", file=sys.stderr)
-            junk.append(records)
-    for path in junk:
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:  # a link is removed, not its target
-            path.unlink(missing_ok=True)
+    """Remove what earlier preparations in this folder left: temporary files, the rows packed from
+    leftovers, and records of other options or other text, since this job's shards have the same
+    names. Below DATA_DIR there may be folders of others: only its own are looked into."""
+    records, splits = job.records.parent, ("train", "val")
+    own = [f"{split}/{source.name}" for split in splits for source in job.sources]
+    folders = [disk.inside(job.folder, name) for name in own]  # no link leads elsewhere
+    for folder in (job.folder, records, job.records, *folders):
+        disk.sweep(folder.glob(disk.TEMPORARY))
+    for folder in folders:
+        for path in folder.glob("leftover_????????_?????_*.npy"):
+            path.unlink()
+    for other in records.glob("[0-9a-f]" * 16):
+        if other.is_dir() and other != job.records:
+            say(f"starting {job.folder} again: other options or other text", file=sys.stderr)
+            if other.is_symlink():  # which is removed, not its target
+                other.unlink()
+            else:
+                shutil.rmtree(other)

@@ -300,7 +300,7 @@ def test_ctrl_c_without_patience(small_data, tmp_path):
     spoil = [("signal_at", 5, signal.SIGINT)] * 3
     start(small_data, tmp_path / "run", spoil=spoil).end(130)
     found = status(tmp_path / "run")
-    assert (found["state"], found["step"], found["exit_code"]) == ("failed", 5, 130)
+    assert (found["state"], found["step"], found["exit_code"]) == ("preempted", 5, 130)
     start(small_data, tmp_path / "run").end(0)
 
 

@@ -175,6 +175,31 @@ def test_files_are_opened_through_one_door():
         assert path.name in OTHER_DOORS or not doors(path), doors(path)
 
 
+# --------------------------------------------------------------------------- one way to print
+
+
+def raw_prints(path: Path) -> list[str]:
+    """Calls of print with other arguments than constants and printable(...)."""
+    found = []
+    for node in nodes_of(path):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "print":
+            for arg in node.args:
+                text = ast.unparse(arg)
+                is_safe = isinstance(arg, ast.Constant) or text == "__doc__"
+                if not is_safe and not text.startswith(("printable(", "*map(printable, ")):
+                    found.append(f"{path.relative_to(ROOT)}:{node.lineno}: {text}")
+    return found
+
+
+def test_what_is_printed_is_printable(tmp_path, monkeypatch):
+    """A stranger's names, hashes and texts change neither the terminal nor its title."""
+    for path in our_files():
+        assert not raw_prints(path), raw_prints(path)
+    monkeypatch.setattr(sys.modules[__name__], "ROOT", tmp_path)
+    (tmp_path / "a.py").write_text("print('a', end='')\nprint(x)\nprint(f'{x}')\nprint(*x)\n")
+    assert len(raw_prints(tmp_path / "a.py")) == 3
+
+
 # ----------------------------------------------------------------------------------------- style
 @pytest.mark.parametrize("check", [("check",), ("format", "--check")])
 def test_one_style(check):

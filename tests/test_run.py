@@ -90,7 +90,14 @@ def test_half_a_venv_is_made_again(machine, tmp_path):
 
 
 def test_options_go_to_the_training_but_no_folder(machine, tmp_path):
-    for words in ("tiny --run_dir x", "d12 --run-dir=x", "lesson", "lesson x", "lesson 99"):
+    for words in (
+        "tiny --run_dir x",
+        "d12 --run-dir=x",
+        "d12 --plan",
+        "lesson",
+        "lesson x",
+        "lesson 99",
+    ):
         done = machine("580.65", words=words.split())
         assert done.returncode == 2 and words.removeprefix("lesson ") in done.stderr
     done = machine("580.65", words=["-h"])

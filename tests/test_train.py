@@ -23,7 +23,7 @@ import train
 from config import GPTConfig, UsageError
 from data import RowLoader
 from instruments.pages import report
-from machinery import build, log
+from machinery import build, disk, log
 from machinery.shards import Manifest
 from machinery.trained import EvalConfig
 from model import GPT
@@ -320,6 +320,23 @@ def test_another_configuration_in_the_same_folder_is_refused(own_run, small_data
     assert log.is_done(own_run)  # a mistaken command does not make it a failed run
 
 
+def test_weights_to_begin_with_are_read_and_hashed_once(
+    trained_run, small_data, tmp_path, monkeypatch
+):
+    newest, honest, hashed = trained_run / "checkpoints" / "step_00000012", disk.sha256_of, []
+
+    def noting(path):
+        hashed.append(Path(path))
+        return honest(path)
+
+    monkeypatch.setattr(disk, "sha256_of", noting)
+    for where in (trained_run, newest):
+        hashed.clear()
+        here(small_data, tmp_path / where.name, "--init_from", where, "--steps", 1)
+        weights = [path for path in hashed if newest in path.parents and path.parent != newest]
+        assert sorted(weights) == sorted(newest.glob("dcp/*"))
+
+
 def test_figures_of_another_text_are_not_the_best(own_run, small_data, capsys, monkeypatch):
     """After a resume with another --eval_tokens; half a line is no matter, nor --init_from."""
     shutil.rmtree(own_run / "checkpoints" / "step_00000012")
@@ -329,8 +346,9 @@ def test_figures_of_another_text_are_not_the_best(own_run, small_data, capsys, m
     assert json.loads(file.read_text())["best_bpb"] > 1
     resume, best = train.resume, []
 
-    def noting(state, preset, plan, log, progress):
-        plan = resume(state, preset, plan, log, progress)
+    def noting(state, preset, plan, world, log, progress):
+        state = state | {"dtype": "torch.float16"}
+        plan = resume(state, preset, plan, world, log, progress)
         best.append(progress.best_bpb)
         return plan
 
@@ -339,6 +357,7 @@ def test_figures_of_another_text_are_not_the_best(own_run, small_data, capsys, m
     assert best == [math.inf]
     out = capsys.readouterr().out
     assert f"{file.parent} is not read" in out
+    assert "computed in torch.float32 from here on, in torch.float16 before" in out
     assert "resumed at step 8" in out and re.search(r"done: 12 steps, .* since step 8;", out)
     begun = starts(own_run)
     assert [s["eval_tokens"] == 64 for s in begun] == [False, True]

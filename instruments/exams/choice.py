@@ -16,10 +16,11 @@ from pathlib import Path
 from statistics import NormalDist
 from string import ascii_uppercase
 
-from config import Count, Dtype, UsageError, install
+from config import Count, Dtype, Local, UsageError, install
 from instruments.exams.likelihood import log_likelihoods
 from instruments.exams.questions import Question, continuations, from_file, sample
 from machinery import disk
+from machinery.output import say
 from machinery.trained import EvalConfig, is_tuned, keep_record, open_data, open_tokenizer
 from model import GPT
 from tokenizer import Tokenizer
@@ -44,7 +45,7 @@ class ChoiceConfig(EvalConfig):
     """Ask only N questions of each task, drawn from all, the same each time; 0: all."""
     batch: Count = 8
     """Answers per forward pass."""
-    save: str = ""
+    save: Local = ""
     """Write each question's log-likelihoods to this JSONL file."""
     dtype: Dtype = "fp32"
     """Dtype of the computation. Only fp32 gives the figures of lm_eval: bf16 moves an answer's
@@ -171,18 +172,18 @@ def report(answered: dict[str, Answered], shots: int, tokenizer: Tokenizer) -> I
         questions, nats = zip(*own)
         golds, options = [q.gold for q in questions], [len(q.answers) for q in questions]
         letters = all(answers == (*ascii_uppercase[: len(answers)],) for answers in texts[task])
-        print(f"{task}: {len(questions):,} questions, {shots} examples")
+        say(f"{task}: {len(questions):,} questions, {shots} examples")
         for norm in norms_of(texts[task]):
             f = statistics(picks_of(nats, texts[task], norm), golds, options)
-            print(
+            say(
                 f"  {norm:13}  {f['accuracy']:.4f} ({f['low']:.3f} to {f['high']:.3f})  "
                 f"chance {f['chance']:.4f}  z {f['z']:+6.2f}  {verdict(f, limit, letters)}"
             )
             yield dict(task=task, norm=norm, **f)
             if letters:
                 most, best = (ascii_uppercase[f[name]] for name in ("most_picked", "best_constant"))
-                print(
+                say(
                     f"  {most} is predicted in {f['most_picked_share']:.1%} of the questions; "
                     f"always {best} would score {f['best_constant_accuracy']:.4f}"
                 )
-    print(f"{count} scores: one differs from chance if |z| > {limit:.2f} (5% family-wise error)")
+    say(f"{count} scores: one differs from chance if |z| > {limit:.2f} (5% family-wise error)")

@@ -21,11 +21,12 @@ from string import ascii_uppercase
 
 from tqdm import tqdm
 
-from config import Count, Dtype, UsageError
+from config import Count, Dtype, Local, UsageError
 from instruments.exams.likelihood import Pair, log_likelihoods
 from instruments.exams.lines import LARGEST, has_fields, read_lines
 from machinery import cli, disk
 from machinery.log import duration
+from machinery.output import say
 from machinery.trained import EvalConfig, keep_record, open_tokenizer
 from model import GPT
 from tokenizer import Tokenizer
@@ -41,7 +42,7 @@ CHUNK = 256  # items that are encoded and scored at once
 class CoreConfig(EvalConfig):
     """CORE, and GPT-2's beside it."""
 
-    folder: str = ""
+    folder: Local = ""
     """Folder with the tasks' files."""
     tasks: tuple[str, ...] = ()
     """Some of the tasks, as in `--tasks copa piqa`; empty: all 22."""
@@ -231,20 +232,20 @@ def measure(config: CoreConfig, load_model: Callable) -> None:
             why = f"{task.name} has {len(asked[task])} items to ask, too few beside its examples"
             raise UsageError(f"{why}; try --limit {max(2, task.shots + 1)} or more")
         if not git_blob(path).startswith(task.blob):
-            print(f"warning: {path} is not the file that CORE is measured on")
+            say(f"warning: {path} is not the file that CORE is measured on")
     model, trainer = load_model(config)
     tokenizer, figures, begun = open_tokenizer(config, trainer), {}, time.monotonic()
-    print(f"CORE: {len(asked)} of {len(TASKS)} tasks, seq_len {model.config.seq_len}")
+    say(f"CORE: {len(asked)} of {len(TASKS)} tasks, seq_len {model.config.seq_len}")
     head = f"{'task':33}shots            items  accuracy"
-    print(f"{head}            centered          GPT-2 XL  constant")
+    say(f"{head}            centered          GPT-2 XL  constant")
     for task, items in asked.items():
         scored = score(task, items, model, tokenizer, config.batch)
         figures[task] = figures_of(task, items, scored)
-        print(*lines_of(task, figures[task]), sep="\n")
+        say("\n".join(lines_of(task, figures[task])))
     seconds = time.monotonic() - begun
     record = summary(figures) | dict(seq_len=model.config.seq_len, seconds=seconds)
-    print(*conclusion(record), sep="\n")
-    print(f"{duration(seconds)}, with --dtype {config.dtype}")
+    say("\n".join(conclusion(record)))
+    say(f"{duration(seconds)}, with --dtype {config.dtype}")
     keep_record(config, trainer, **record)
 
 

@@ -13,6 +13,7 @@ from tqdm import tqdm
 
 from config import UsageError
 from machinery.errors import NonFiniteError
+from machinery.output import say
 from model import GPT
 from preparation.chat import prompt_ids
 from tokenizer import Tokenizer
@@ -65,7 +66,7 @@ def log_likelihoods(
     cropped = sum(length > seq_len + 1 for length in lengths)
     if tell and cropped:
         lost = f"{cropped:,} of {len(pairs):,} answers lost the beginning of their context"
-        print(f"{lost}: seq_len is {seq_len}")
+        say(f"{lost}: seq_len is {seq_len}")
     if greedy:
         batch = max(1, min(batch, LOGITS // (max(lengths) * model.config.vocab_size)))
     with tqdm(total=len(pairs), unit="answer", disable=None if tell else True) as bar:

@@ -15,10 +15,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from config import Count, UsageError
+from config import Count, Local, UsageError
 from instruments.exams import judge
 from machinery import checkpoint
 from machinery.disk import write_json
+from machinery.output import say
 from machinery.trained import EvalConfig, is_tuned, open_data
 from model import GPT
 from tokenizer import Tokenizer
@@ -33,7 +34,7 @@ Texts = list[list[int]]  # token ids of one text for each prompt
 class TournamentConfig:
     """Let checkpoints continue the same prompts, and a judge compare what they wrote."""
 
-    run_dir: str = ""
+    run_dir: Local = ""
     """Folder of the run, for tournament.json; empty: runs/PRESET."""
     players: tuple[str, ...] = ()
     """Checkpoint folders; empty: all checkpoints of the run."""
@@ -82,7 +83,7 @@ def hold(config: TournamentConfig, load_model: Callable) -> None:
     report = dict(config=asdict(config), judge=str(judging), doubts=doubts, players=table, wins=won)
     path = Path(config.run_dir) / "tournament.json"
     write_json(path, report | dict(prompts=asked, completions=decoded))
-    print(f"wrote {path}")
+    say(f"wrote {path}")
 
 
 # ------------------------------------------------------------------------------- the players
@@ -176,9 +177,9 @@ def why_untrusted(table: list[dict]) -> list[str]:
 
 def show(table: list[dict], judged_by: str, n_prompts: int, doubts: list[str]) -> None:
     width = max(len(row["name"]) for row in table)
-    print(f"\n{n_prompts} prompts, judged by {judged_by}")
-    print(f"{'player':{width}}  rating  95% over prompts")
+    say(f"\n{n_prompts} prompts, judged by {judged_by}")
+    say(f"{'player':{width}}  rating  95% over prompts")
     for row in table:
-        print("{name:{0}}  {rating:6.0f}  {low:6.0f} .. {high:.0f}".format(width, **row))
+        say("{name:{0}}  {rating:6.0f}  {low:6.0f} .. {high:.0f}".format(width, **row))
     for doubt in doubts:
-        print(f"a reason to doubt this judge: {doubt}")
+        say(f"a reason to doubt this judge: {doubt}")

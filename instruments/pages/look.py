@@ -28,9 +28,10 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 import data
-from config import LARGEST, Dtype, UsageError
+from config import LARGEST, Dtype, Local, UsageError
 from machinery import disk
 from machinery.errors import NonFiniteError
+from machinery.output import say
 from machinery.trained import EvalConfig, open_data, open_tokenizer, run_of
 from model import GPT
 from tokenizer import Tokenizer
@@ -56,7 +57,7 @@ class LookConfig(EvalConfig):
     tokens: Annotated[int, 8, LONGEST] = 200
     """Length of the text at most. The page grows with its square: 200 tokens of 480 heads are 10
     MB."""
-    out: str = ""
+    out: Local = ""
     """The file to write; empty: look.html in the folder of the run or export."""
     dtype: Dtype = "fp32"
     """Dtype of the computation; auto: bf16 where the hardware has it."""
@@ -325,12 +326,12 @@ def look(config: LookConfig, load_model: Callable) -> None:
     tokenizer, run_dir = open_tokenizer(config, trainer), run_of(trainer["path"])
     ids, source = choose_text(config, model, tokenizer, trainer)
     if len(ids) > (limit := min(config.tokens, model.config.seq_len)):
-        print(f"the page shows the first {limit:,} of {len(ids):,} tokens")
+        say(f"the page shows the first {limit:,} of {len(ids):,} tokens")
     found = measure(model, torch.tensor(ids[:limit], device=model.cos.device), tokenizer)
     found |= dict(source=source, step=trainer["step"], trained=trainer["tokens"])
     path = Path(config.out or run_dir / "look.html")
     disk.write_text(path, page(found, f"Inside {run_dir.name}"))
-    print(f"wrote {path} ({path.stat().st_size / 1e6:.1f} MB); open it in a browser")
+    say(f"wrote {path} ({path.stat().st_size / 1e6:.1f} MB); open it in a browser")
 
 
 def page(found: dict, title: str) -> str:

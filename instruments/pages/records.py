@@ -18,6 +18,7 @@ from config import LARGEST, UsageError
 from machinery import disk, shards
 from machinery.errors import DataError
 from machinery.log import read_jsonl
+from machinery.output import say
 
 # ------------------------------------------------------------------------------------- the types
 
@@ -93,7 +94,7 @@ def read_json(path: Path) -> dict:
     try:
         return disk.read_json(path) if path.exists() else {}
     except DataError as error:
-        print(f"warning: {error}; left out of the report")
+        say(f"warning: {error}; left out of the report")
         return {}
 
 

@@ -14,12 +14,13 @@ from pathlib import Path
 import numpy as np
 from jinja2 import Environment, FileSystemLoader
 
-from config import UsageError, find_preset
+from config import Local, UsageError, find_preset
 from instruments.pages import curves, multiplier
 from instruments.pages.records import PAUSES, Run, plain, slow_steps
 from instruments.talk.sample import SampleConfig, continuations, find_prompts
 from machinery import cli, disk
 from machinery.log import duration, short
+from machinery.output import say
 from tokenizer import Tokenizer
 
 SAMPLE_TOKENS, SAMPLE_SHOWN = 40, 72  # at a validation: tokens drawn, characters on the screen
@@ -32,7 +33,7 @@ HASHES = ("data_fingerprint", "tokenizer_sha256")  # of 64 digits, of which 12 a
 class ReportConfig:
     """A page on a run, RUN_DIR/report.html."""
 
-    run_dir: str = ""
+    run_dir: Local = ""
     """Folder of the run; empty: runs/PRESET."""
     usd_per_hour: float = 0.0
     """Price of one GPU (of the machine, if it has none); 0: the one given to train.py, if it ran
@@ -44,7 +45,7 @@ class ReportConfig:
 
 def rewrite(config: ReportConfig, load_model) -> None:
     """`eval.py report`: write the page anew, and print where it is."""
-    print(write(config.run_dir, config.usd_per_hour))
+    say(write(config.run_dir, config.usd_per_hour))
 
 
 def write(run_dir: str | Path, usd_per_hour: float = 0.0) -> Path:
@@ -105,7 +106,7 @@ def with_price(processes: list[dict], usd_per_hour: float) -> list[dict]:
 
 def compare(argv: list[str]) -> int:
     """`eval.py compare RUN RUN ...`: draw compare.png beside the first run; print the table."""
-    print(compared(argv))
+    say(compared(argv))
     return 0
 
 
@@ -194,7 +195,12 @@ def update(run, step: int) -> str:
         tokenizer = Tokenizer.load(run.manifest.tokenizer_file())
         prompt = find_prompts((), run.preset.name, run.manifest)[0]
         tuned, config = bool(run.manifest.marks), SampleConfig(max_new_tokens=SAMPLE_TOKENS)
-        text = continuations(run.model, tokenizer, prompt, tuned, config)[0][0]
+        was_training = run.model.training
+        run.model.eval()
+        try:
+            text = continuations(run.model, tokenizer, prompt, tuned, config)[0][0]
+        finally:
+            run.model.train(was_training)
         facts = dict(step=step, tokens=step * run.plan.tokens_per_step, prompt=prompt, text=text)
         disk.append(folder / "samples.jsonl", json.dumps(facts) + "\n")
         line = f"it writes {text[:SAMPLE_SHOWN]!r}"

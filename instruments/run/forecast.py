@@ -24,6 +24,7 @@ import flops
 from config import GPTConfig, UsageError
 from machinery import cli, folders, plan, ranks, stage
 from machinery.log import short
+from machinery.output import say
 from model import GPT
 
 # Assumed, as shares of the datasheet's figures, for H100s. (tests/test_flops.py has a published
@@ -49,7 +50,7 @@ class PlanConfig:
     """Dollars to spend: names the depth that makes the most of them."""
 
     def __post_init__(self):
-        cfg.check_numbers(self)
+        cfg.check_values(self)
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ def parse_gpus(asked: str) -> NamedGPUs:
 
 def main(argv: list[str]) -> None:
     """`eval.py plan [PRESET] [--gpu 8xH100] [--usd 50] [options of train.py]`: print the page."""
-    print(page_of(argv))
+    say(page_of(argv))
 
 
 def page_of(argv: list[str]) -> str:
@@ -109,7 +110,7 @@ def show(preset: cfg.Preset, world: ranks.World) -> int:
         lines = [folders.describe_data(typed, preset, plan.make_plan(preset, world), manifest)]
     text = "\n".join([page(preset, world), *lines])
     if world.is_first:
-        print(text)
+        say(text)
     return 0
 
 

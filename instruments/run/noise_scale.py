@@ -18,6 +18,7 @@ from torch import Tensor
 import data
 from config import LARGEST, Count, UsageError
 from machinery.errors import NonFiniteError
+from machinery.output import say
 from machinery.trained import EvalConfig, keep_record, open_data
 
 
@@ -93,10 +94,10 @@ def measure(config: NoiseConfig, load_model: Callable) -> int:
     scale, error = (tokens * x for x in estimate(*compare(model, batches)))
     about = f"{config.batches} micro-batches of {config.batch} rows, {tokens:,.0f} tokens"
     if not math.isfinite(scale + error):
-        print(f"noise scale: n/a, the noise drowns the gradient ({about}); try more --batches")
+        say(f"noise scale: n/a, the noise drowns the gradient ({about}); try more --batches")
         scale = error = None
     else:
-        print(f"noise scale: {max(scale, 0):,.0f} tokens, standard error {error:,.0f} ({about})")
+        say(f"noise scale: {max(scale, 0):,.0f} tokens, standard error {error:,.0f} ({about})")
     figures = dict(noise_scale_tokens=scale, noise_scale_error=error)
     keep_record(config, trainer, **figures, data_fingerprint=manifest.fingerprint)
     return 0

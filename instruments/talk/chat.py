@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from config import Count, UsageError
 from instruments.talk.drawing import DrawConfig, Piece, Wish, Writer
-from machinery.cli import printable
+from machinery.output import printable, say
 from machinery.trained import is_tuned, open_tokenizer
 from model import GPT
 from preparation.chat import encode, marks
@@ -88,15 +88,15 @@ def questions() -> Iterator[str]:
     print()
 
 
-def say(talk: Talk, question: str) -> None:
+def reply(talk: Talk, question: str) -> None:
     """Print the answer to a question as it comes; Ctrl-C ends it."""
     if dropped := talk.ask(question):
-        print(f"[context full: questions dropped, the oldest first: {dropped}]")
+        say(f"[context full: questions dropped, the oldest first: {dropped}]")
     try:
         for piece in talk.answer():
             print(printable(piece.text), end="", flush=True)
             if piece.finish == "length":
-                print(f"\n[cut at {talk.most} tokens]", end="")
+                say(f"\n[cut at {talk.most} tokens]", end="")
     except KeyboardInterrupt:
         print("\n[stopped]", end="")
     print(flush=True)
@@ -112,6 +112,6 @@ def talk(config: ChatConfig, load_model: Callable) -> None:
     conversation = Talk(model, open_tokenizer(config, trainer), config)
     for question in questions():
         try:
-            say(conversation, question)
+            reply(conversation, question)
         except UsageError as error:
-            print(f"[{error}]")
+            say(f"[{error}]")

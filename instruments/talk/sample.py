@@ -15,8 +15,8 @@ import torch
 
 from config import Count, Preset, UsageError, find_preset
 from instruments.talk.drawing import DrawConfig, draw_on_one_thread
-from machinery.cli import printable
 from machinery.errors import DataError
+from machinery.output import printable, say
 from machinery.shards import Manifest
 from machinery.trained import EvalConfig, is_tuned, open_data, open_tokenizer, run_of
 from model import GPT
@@ -81,13 +81,13 @@ def sample(config: SampleConfig, load_model: Callable) -> None:
         # In training text a space belongs to the word after it (" name" is one token), so a prompt
         # that ends in one is unlike any text: the model does better without.
         prompt = prompt.rstrip(" ") or prompt
-        print(f"--- {prompt!r}")
+        print(printable(f"--- {prompt!r}"))
         start = time.perf_counter()
         texts, count = continuations(model, tokenizer, prompt, tuned, config)
         seconds = time.perf_counter() - start
         print(*map(printable, texts), sep="\n\n", end="\n\n")
         speed = f"{count / seconds:,.0f} tokens/s, prompt included"
-        print(f"{count} tokens in {seconds:.2f} s: {speed}", file=sys.stderr)
+        say(f"{count} tokens in {seconds:.2f} s: {speed}", file=sys.stderr)
 
 
 def continuations(

@@ -29,6 +29,7 @@ from typing import Annotated
 from urllib.parse import quote
 
 from config import UsageError, install
+from machinery.output import printable, say
 from machinery.trained import EvalConfig, is_tuned, open_tokenizer, run_of
 from model import GPT
 from tokenizer import Tokenizer
@@ -331,9 +332,10 @@ def run(config: ServeConfig, load_model: Callable) -> None:
     host, port = listener.getsockname()
     host = socket.gethostname() if host == "0.0.0.0" else host
     token = config.token or ("" if config.host in LOCAL else secrets.token_urlsafe(18))
-    print(f"{name} {'answers' if tuned else 'continues text'}; Ctrl-C ends it")
-    print(f"page: http://{host}:{port}/" + (f"#token={quote(token)}" if token else ""))
+    say(f"{name} {'answers' if tuned else 'continues text'}; Ctrl-C ends it")
+    fragment = f"#token={quote(token)}" if token else ""
+    print(printable(f"page: http://{host}:{port}/{fragment}"))  # say would hide the fragment
     key = f", API key {token}" if token else ""
-    print(f"for programs: http://{host}:{port}/v1{key}", flush=True)
+    say(f"for programs: http://{host}:{port}/v1{key}", flush=True)
     server_of(build_app(service, token)).run(sockets=[listener])
     raise KeyboardInterrupt  # Ctrl-C ended it; asyncio may have turned that into a cancelled task

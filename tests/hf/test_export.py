@@ -447,6 +447,9 @@ def test_an_old_transformers_or_none_is_named(monkeypatch):
     monkeypatch.setattr(parity, "find_spec", lambda name: None)
     with pytest.raises(UsageError, match="requirements-eval.txt"):
         export.main([])
+    with pytest.raises(SystemExit) as ended:
+        export.main(["--help"])
+    assert ended.value.code == 0
 
 
 # -------------------------------------------------------------------------------- conversations

@@ -17,7 +17,7 @@ import eval as evaluate
 from config import PRESETS, Preset, UsageError
 from instruments.talk import sample
 from instruments.talk.chat import ChatConfig, Talk, questions, say
-from machinery.cli import printable
+from machinery.output import printable
 from preparation import chat
 
 pytest_plugins = ["chat_helpers"]

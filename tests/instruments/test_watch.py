@@ -38,6 +38,14 @@ def test_a_page_and_a_sample_at_each_validation(small_data, tmp_path, monkeypatc
         return path
 
     monkeypatch.setattr(report, "write", write)
+    drawn, models = report.continuations, []
+
+    def draw(model, *args):
+        assert not model.training  # or a dropout of yours would be in it
+        models.append(model)
+        return drawn(model, *args)
+
+    monkeypatch.setattr(report, "continuations", draw)
     later = partial(flops.Meter, clock=lambda: clock() + 1000 * len(pages))
     monkeypatch.setattr(flops, "Meter", later)
     assert begin(small_data, tmp_path / "run") == 0
@@ -48,6 +56,7 @@ def test_a_page_and_a_sample_at_each_validation(small_data, tmp_path, monkeypatc
         assert f" tokens in {step}{' of 12' * (step < 12)} steps" in page
         assert (">running<" in page) == (step < 12)
         assert page.count("<pre>") == step // 4 + 1
+    assert len(models) == 4 and models[-1].training
     lines = capsys.readouterr().out.splitlines()
     samples = read_jsonl(tmp_path / "run" / "samples.jsonl")
     prompt = find_prompts((), "run", Manifest.load(small_data))[0]  # of its held-out text

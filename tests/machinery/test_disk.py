@@ -104,6 +104,35 @@ def test_a_folder_has_one_owner_until_that_ends(tmp_path):
     disk.lock(folder, "--run_dir").close()
 
 
+def test_only_what_a_killed_program_left_is_swept(mine, tmp_path):
+    """Not what is being written, here or by another process, nor what is no file."""
+    left, folder, link = (tmp_path / f".tmp-{name}" for name in ("left", "folder", "link"))
+    left.touch()
+    folder.mkdir()
+    link.symlink_to(mine)
+    code = f"""if 1:
+        import os, signal, sys
+        from pathlib import Path
+        from machinery import disk
+        with disk.replacing(Path({str(tmp_path / "far")!r})) as file:
+            file.write(b"whole")
+            print("here", flush=True)
+            sys.stdin.read(1) or os.kill(os.getpid(), signal.SIGKILL)
+    """
+    for word, ends, stays in (("x", 0, b"whole"), ("", -9, None)):
+        pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, **pipes) as other:
+            assert other.stdout.readline() == "here\n"
+            disk.sweep(tmp_path.glob(".tmp-*"))
+            other.communicate(word)
+        assert other.returncode == ends
+        disk.sweep(tmp_path.glob(".tmp-*"))
+        assert sorted(tmp_path.glob(".tmp-*")) == [folder, link]
+        far = tmp_path / "far"
+        assert stays is None or far.read_bytes() == stays
+    assert mine.read_bytes() == b"mine"
+
+
 def test_a_file_system_without_locks_is_used_without(tmp_path, monkeypatch, capsys):
     """Lustre without -o flock."""
 
@@ -113,6 +142,10 @@ def test_a_file_system_without_locks_is_used_without(tmp_path, monkeypatch, caps
     monkeypatch.setattr(disk.fcntl, "flock", flock)
     disk.lock(tmp_path, "--run_dir").close()
     assert str(tmp_path) in capsys.readouterr().out
+    disk.write_text(tmp_path / "a", "whole")
+    (tmp_path / ".tmp-b").touch()  # whose it is cannot be told
+    disk.sweep(tmp_path.glob(".tmp-*"))
+    assert (tmp_path / "a").read_text() == "whole" and (tmp_path / ".tmp-b").exists()
 
 
 def test_what_is_read_as_a_whole_is_bounded(tmp_path):

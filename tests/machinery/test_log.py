@@ -2,7 +2,10 @@
 
 import json
 import socket
+import sys
+import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 from conftest import losses, metrics
@@ -48,6 +51,40 @@ def test_wandb_gets_every_record(trained_run, small_data, tmp_path):
     assert seen == [str(r["step"]) for r in metrics(trained_run)] + ["end"]
 
 
+def hangs(*args, **options):
+    threading.Event().wait()
+
+
+def interrupts(*args, **options):
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("call", [hangs, interrupts])
+def test_a_wandb_that_never_returns_is_given_up(call, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(log, "WANDB_S", 0.05)
+    run_log = log.Log(tmp_path, is_first=True)
+    run_log.wandb = SimpleNamespace(log=call)
+    for step in (1, 2):
+        run_log.write(dict(step=step, loss=1.0))
+    assert capsys.readouterr().out.count("wandb is off") == 1
+    assert losses(tmp_path) == {1: 1.0, 2: 1.0}
+
+
+def test_wandb_which_keeps_the_command_sees_no_secret(tmp_path, monkeypatch):
+    seen = []
+
+    def init(**how):
+        seen.extend(sys.argv)
+        return SimpleNamespace()
+
+    fake = SimpleNamespace(init=init, Settings=lambda **how: None)
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    monkeypatch.setattr(sys, "argv", ["train.py", "--mirror", "s3://KEY:hunter2@bucket/runs"])
+    (tmp_path / "config.json").write_text("{}")
+    log.Log(tmp_path, is_first=True, wandb=True).begin(0, validates=False, start={})
+    assert seen == ["train.py", "--mirror", "s3://bucket/runs"]
+
+
 @pytest.mark.slow
 def test_a_wandb_server_that_never_answers_costs_a_bounded_time(tmp_path, monkeypatch, capsys):
     """The real SDK, and a port that takes connections and says nothing."""
@@ -73,6 +110,21 @@ def test_the_figures_of_a_long_run_are_kept(tmp_path):
     (tmp_path / "metrics.jsonl").write_bytes(b'{"step": 1, "loss": 2.0}\n' + b" " * (65 << 20))
     log.Log(tmp_path, is_first=True, wandb=False).begin(1, validates=False, start={})
     assert losses(tmp_path) == {1: 2.0}
+
+
+def test_lines_that_are_no_records_are_left_out(tmp_path):
+    """Of a stranger's run, or of another program."""
+    good = {"step": 1, "loss": 2.0}
+    odd = [{"loss": 1, "start": {}}, {"loss": 1}, {"step": 2, "start": {}}, {"step": "3"}, [], 7]
+    lines = "".join(json.dumps(line) + "\n" for line in [good, *odd[1:]])
+    (tmp_path / "metrics.jsonl").write_text(lines + json.dumps(odd[0]) + "\n")
+    sample = good | {"text": "https://h/x?y#z"}
+    samples = "".join(json.dumps(line) + "\n" for line in [sample, {"start": {}}, {"step": None}])
+    (tmp_path / "samples.jsonl").write_text(samples)
+    log.Log(tmp_path, is_first=True, wandb=False).begin(5, validates=False, start={})
+    assert losses(tmp_path) == {1: 2.0}
+    kept = (tmp_path / "samples.jsonl").read_text()
+    assert [json.loads(line) for line in kept.splitlines()] == [sample]  # its text as it was
 
 
 def test_what_cannot_be_read_today_is_kept(tmp_path):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,14 @@ def test_a_micro_batch_without_padding_may_have_half_of_the_rows_that_fit(share,
     for world_size in (1, 2, 3):
         assert plan.micro_batch_for(share * world_size, world_size, most) == rows
     assert plan.micro_batch_for(512, 1, 24, sharded=True) == 24  # fewer times to gather weights
+
+
+def test_an_option_that_one_rank_cannot_follow_is_named():
+    preset = config.PRESETS["tiny"]
+    for parallel, remarks in (("fsdp", 1), ("ddp", 1), ("auto", 0)):
+        asked = replace(preset, run=replace(preset.run, parallel=parallel))
+        text = plan.make_plan(asked, small_world()).text
+        assert text.count(f"--parallel {parallel} has no effect") == remarks
 
 
 @pytest.mark.parametrize("memory_gb, rows", [(80, 16), (141, 32)])

@@ -39,7 +39,7 @@ WRONG = {
     ("tokenizer", "vocab_size"): ["50", None, 1e400, -1],
     ("tokenizer", "bos_id"): ["0", None, 1 << 60],
     ("tokenizer", "sha256"): [None, "", "x" * 64, "../" + "a" * 61, "A" * 64, "a" * 64 + "\n", 5],
-    ("tokenizer", "marks"): ["abc", [1, "2", 3], 7, {"1": 2}],
+    ("tokenizer", "marks"): ["abc", [1, "2", 3], 7, {"1": 2}, [], [1], [1, 2], [1, 2, 3, 4]],
     ("sources",): [None, {}, "ab", [1], [{}], [{"name": 5}], [{"name": "a\x1b"}]],
     ("splits",): [None, [], {"train": {}}],
     ("splits", "val", "b"): [None, [], {"shards": {}}, {"shards": None}],

@@ -821,7 +821,42 @@ def test_a_link_in_the_folder_leads_nowhere(name, jsonl, tmp_path):
         with mock.patch.object(sources, "_hf_units", lambda source: ([{}], {})):
             error_of(prepare(folder, "--source", "hf:a/b", "--tokens", "1M"), 3)
     assert sorted(p.name for p in mine.rglob("*")) == ["docs", "leftover_00.npy"]
-    assert done.returncode or not list(folder.rglob(".tmp-*"))
+    assert (folder / ".tmp-folder" / ".tmp-file").is_dir()  # whoever's it is
+
+
+def test_a_start_removes_nothing_of_others(jsonl, tmp_path):
+    """The folder holds another preparation, a run that saves, somebody's pictures."""
+    folder = tmp_path / "data"
+    digits = "0123456789abcdef"
+    others = f"""other/.tmp-manifest.json-0a1b2c3d other/train/docs/.tmp-unit.npy-0a1b2c3d
+        other/.units/{digits}/.tmp-docs_00000.json-0a1b2c3d runs/x/.tmp-step_1-0a1b2c3d/dcp
+        train/cats/leftover_1.jpg train/docs/.tmp-mine train/docs/leftover_mine .tmp-1 .units/mine/x
+        train/docs/leftover_of/mine videos/docs/leftover_2 .units_of_mine/x"""
+    left = f""".tmp-manifest.json-0a1b2c3d train/docs/.tmp-unit_00000_00.npy-0a1b2c3d
+        val/docs/leftover_0a1b2c3d_00001_00.npy .units/{digits}/docs_00000.json
+        .units/.tmp-remote-0a1b2c3d"""
+    for name in (others + " " + left).split():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).touch()
+    assert prepare(folder, "--source", f"files:{jsonl}").returncode == 0
+    assert [name for name in others.split() if not (folder / name).exists()] == []
+    assert [name for name in left.split() if (folder / name).exists()] == []
+
+
+def test_pieces_of_one_file_are_not_called_documents(jsonl, tmp_path):
+    (tmp_path / "one.txt").write_text("\n".join(f"line {i} of {i * i}" for i in range(4000)))
+    for source, what in ((tmp_path / "one.txt", "pieces of documents"), (jsonl, "documents")):
+        done = prepare(tmp_path / source.stem, "--source", f"files:{source}", "--vocab_size", 300)
+        lines = [line for line in done.stdout.splitlines() if line.startswith(("train", "val"))]
+        assert len(lines) == 2
+        assert all(re.match(rf"\w+ +[\d,]+ {what} \|", line) for line in lines), lines
+
+
+def test_a_token_in_the_url_of_a_dataset_is_kept_nowhere():
+    """Neither in the manifest, a model card, nor in the name of the source, a folder's."""
+    source = sources.parse("hf:https://me:hunter2@host/x.parquet?sig=hunter2")
+    assert "hunter2" in source.place  # it is needed to read it
+    assert (source.name, source.spec) == ("x.parquet", "hf:https://host/x.parquet")
 
 
 # ------------------------------------------------------------------------------ copies: --dedup

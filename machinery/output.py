@@ -1,0 +1,40 @@
+"""Text on its way out: to the screen, and into the records that a run keeps and a mirror copies.
+
+What is printed may come from a stranger's file, and what is recorded may be a URL with a password:
+`say` prints, `json_of` writes. What a model wrote is no record of ours; it is only made
+`printable`. Next: disk.py, which writes the records.
+"""
+
+import json
+import re
+from typing import Any
+
+
+def public(text: str) -> str:
+    """`text` without what may be secret in its URLs: all that a line has between a scheme and the
+    last @ (user and password, in any characters), and parameters, query and fragment."""
+    user, rest = r"(?:(?:(?!://).)*@)?", r"(?:[?#;](?(1)(?:.*?\1)?)\S*)?"  # 1: its quote
+    return re.sub(rf"(['\"])?(?<!\w)(\w+://){user}([^\s?#;]*){rest}", r"\1\2\3", text)
+
+
+def printable(text: str) -> str:
+    """`text` for a terminal: control characters are escaped, except tabs and newlines."""
+    return re.sub(r"[\0-\x08\x0b-\x1f\x7f-\x9f]", lambda found: repr(found[0])[1:-1], text)
+
+
+def say(text: str, **options: Any) -> None:
+    """Print `text`, public and printable. options: those of print."""
+    print(printable(public(text)), **options)
+
+
+def json_of(tree: Any, indent: int | None = None) -> str:
+    """A record as JSON, its texts public."""
+    return json.dumps(_public_tree(tree), indent=indent, ensure_ascii=False)
+
+
+def _public_tree(tree: Any) -> Any:
+    if isinstance(tree, dict):
+        return {key: _public_tree(value) for key, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        return [_public_tree(value) for value in tree]
+    return public(tree) if isinstance(tree, str) else tree
