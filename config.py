@@ -110,6 +110,9 @@ class GPTConfig:
             )
         if self.head_dim % 2:
             raise UsageError(f"head_dim {self.head_dim} is odd; RoPE rotates pairs of channels")
+        if self.seq_len * self.head_dim > 1 << 27:  # a file of 3 MB could ask for tables of 64 GB
+            table = f"{self.seq_len:,} positions of {self.head_dim:,} channels"
+            raise UsageError(f"{table} are too many for the tables of RoPE")
         if self.mlp not in ("relu2", "swiglu"):
             raise UsageError(f"mlp {self.mlp!r} is neither relu2 nor swiglu")
 

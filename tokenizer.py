@@ -47,6 +47,15 @@ BLOCK = 65_536
 LONG_RUN = re.compile(r"\S{4096}|\s{4096}")
 AFTER_A_WORD = re.compile(r"[^\W_](?=[ \t\n.,;:!?()\[\]{}<>=+*/\"-])")
 
+# The kinds of steps that the parts of a tokenizer.json may have.
+STEPS = {
+    "normalizer": {"NFC"},
+    "pre_tokenizer": {"ByteLevel", "Digits", "Punctuation", "Split"},
+    "decoder": {"ByteLevel"},
+}
+# Options of a BPE that it may not have: ids would not be those of plain merges.
+OPTIONS = ("byte_fallback", "continuing_subword_prefix", "dropout", "end_of_word_suffix")
+
 
 def byte_symbols() -> dict[str, int]:
     """The 256 printable characters that stand for bytes in tokenizer.json (GPT-2's table):
@@ -72,7 +81,7 @@ class Tokenizer:
 
     def __init__(self, spec: str) -> None:
         """`spec` is the text of a tokenizer.json; UsageError if it is not a byte-level BPE."""
-        self.spec, (tree, bpe) = spec, _read(spec)
+        self.spec, (tree, bpe) = spec, read_spec(spec)
         symbols, added = byte_symbols(), {t["content"]: t for t in tree["added_tokens"]}
         self.special = {text: t["id"] for text, t in added.items() if t["special"]}
         ordinary = {text: i for text, i in tree["model"]["vocab"].items() if text not in added}
@@ -142,7 +151,8 @@ class Tokenizer:
     def load(cls, path: str | Path) -> "Tokenizer":
         """Read a tokenizer.json; UsageError, which names the file, if it is no byte-level BPE."""
         try:  # a byte that is not UTF-8 becomes a surrogate, which no tokenizer.json has
-            return cls(Path(path).read_text(encoding="utf-8", errors="surrogateescape"))
+            with open(path, encoding="utf-8", errors="surrogateescape") as file:
+                return cls(file.read(1 << 26))  # the rest is left out: then it is no JSON
         except OSError as error:
             raise UsageError(f"{path} cannot be read ({error.strerror})") from None
         except UsageError as error:
@@ -221,29 +231,62 @@ def _cut(text: str) -> Iterator[str]:
     yield text[start:]
 
 
-def _steps(normalizer: dict | None) -> list[str]:
-    """The kinds of a normalizer's steps, in order: [] if it does nothing."""
-    if normalizer is None:
+def _steps(part: dict | None) -> list[str]:
+    """The kinds of a part's steps, in order: [] if it does nothing."""
+    if part is None:
         return []
-    if normalizer["type"] == "Sequence":
-        return [step for each in normalizer["normalizers"] for step in _steps(each)]
-    return [normalizer["type"]]
+    if part["type"] == "Sequence":
+        lists = (value for value in part.values() if type(value) is list)
+        return [step for each in lists for one in each for step in _steps(one)]
+    return [part["type"]]
 
 
-def _read(spec: str):
-    """A tokenizer.json's text -> (its tree, the library's tokenizer); UsageError if damaged."""
+def read_spec(spec: str):
+    """A tokenizer.json's text -> (its tree, the library's tokenizer); UsageError if it is damaged,
+    or of another kind.
+
+    The library sees only what was checked: in a file of a few KB, an id, or steps that each double
+    the text, would have it take all memory. Its time is not limited. It gives up a pattern like
+    `(a+)+$` after ten million steps at one place, which is an error here; but a pattern that takes
+    a little less at every place of a long text takes days.
+    """
     from tokenizers import Tokenizer as HFTokenizer
 
-    bpe = of_library(HFTokenizer.from_str, spec)
-    bpe.no_truncation()  # a file may ask for truncation; here each text is encoded whole
-    bpe.no_padding()
-    tree = json.loads(bpe.to_str())
-    if tree["model"]["type"] != "BPE" or tree["model"]["byte_fallback"]:
-        raise _other_kind("the model is Unigram, WordPiece or SentencePiece's BPE")
-    if others := set(_steps(tree["normalizer"])) - {"NFC"}:
-        raise _other_kind(f"it changes the text before it reads it ({', '.join(sorted(others))})")
+    try:
+        checked = json.dumps(_check(json.loads(spec)))  # a key that was there twice is there once
+    except UsageError:
+        raise
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+        raise _other_kind(f"{type(error).__name__}: {error}") from None
+    bpe = of_library(HFTokenizer.from_str, checked)
     bpe.encode_special_tokens = True  # in text they are plain text
-    return tree, bpe
+    return json.loads(bpe.to_str()), bpe
+
+
+def _check(tree: dict) -> dict:
+    """A tokenizer.json as the library may read it; UsageError, or what Python raises for a value of
+    another type, if it may not."""
+    model = tree["model"]
+    added = tree["added_tokens"]
+    if model.get("type", "BPE") != "BPE":
+        raise _other_kind("the model is Unigram or WordPiece")
+    if any(map(model.get, OPTIONS)):
+        raise _other_kind(f"its BPE has one of {', '.join(OPTIONS)}")
+    for part, known in STEPS.items():
+        steps = _steps(tree.get(part))
+        if set(steps) - known or steps.count("ByteLevel") > 1:
+            kinds = ", ".join(steps)
+            raise _other_kind(f"its {part} changes the text, or is unknown here: {kinds:.80}")
+    # Of each character, the library makes up to 6 KB of a pattern, and 75 bytes of an added token.
+    if len(json.dumps(tree.get("pre_tokenizer"))) > 1 << 14 or len(json.dumps(added)) > 1 << 22:
+        raise _other_kind("its patterns or its added tokens are too long")
+    ids = [*model["vocab"].values(), *(token["id"] for token in added)]
+    for i in ids:
+        if type(i) is not int or not 0 <= i < len(ids):
+            what = f"the tokenizer has {len(ids):,} ids, and one of them is {i!r:.40}"
+            raise UsageError(f"{what}; train a new one")
+    # Texts are encoded whole, whatever length a model takes.
+    return tree | dict(model=model | {"type": "BPE"}, truncation=None, padding=None)
 
 
 def of_library(function: Callable, *args, **options):

@@ -1,12 +1,14 @@
 """Somebody's checkpoint of a stock class of transformers -> our model, exactly or not at all.
 
-Opens a folder, or a repository of the Hub (`hf:REPO`), with transformers itself, which knows what
-each of its releases wrote. An allow-list: whatever model.py does not compute is an error that
-names it. Nothing in a folder is opened that could run code, or that lies outside of it. A folder of
-export.py is read as well. Next: train.py --init_from and eval.py open one; mapping.py is for
-exports.
+Opens a folder, or a repository of the Hub (`hf:REPO`). transformers, which knows what each of its
+releases wrote, is never shown the folder: a key of config.json may have it run code of the Hub, or
+take all memory. It is given the keys in GIVEN, each checked, and the tensors of the safetensors.
+Whatever model.py does not compute is an error that names it. No file is opened that could run code,
+or that lies outside of the folder. A folder of export.py is read as well. Next: train.py
+--init_from and eval.py open one; mapping.py is for exports.
 """
 
+import reprlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -15,6 +17,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 
@@ -30,7 +33,56 @@ from tokenizer import Tokenizer
 TOLERANCE = 1e-4  # of logits in fp32, times their standard deviation if that is above 1
 POSITIONS = 64  # of each of the two rows on which they are compared
 EPS = 1e-6  # of model.rms_norm
-KINDS = ("llama", "mistral", "smollm3")  # model_type of config.json
+KINDS = {"llama": "Llama", "mistral": "Mistral", "smollm3": "SmolLM3"}  # model_type -> class
+
+HARMLESS = set(
+    """_attn_implementation _attn_implementation_autoset _flash_attn_2_enabled _name_or_path
+    activation architectures attention_dropout attn_implementation bos_token_id do_sample dtype
+    embd_pdrop eos_token_id initializer_range is_llama_config max_length max_new_tokens
+    max_sequence_length max_window_layers model_type original_max_position_embeddings pad_token_id
+    pretraining_tp repetition_penalty resid_pdrop rope_interleaved temperature tokenizer_class top_k
+    top_p torch_dtype transformers.js_config transformers_version unsloth_fixed unsloth_version
+    use_cache""".split()
+)
+"""Keys of config.json that change no logit in transformers. It is not given them either."""
+
+
+def is_size(value: object) -> bool:
+    return type(value) is int and 0 < value <= 1 << 20
+
+
+def is_number(value: object) -> bool:
+    return type(value) in (int, float) and 0 < value < 1e15
+
+
+def is_word(value: object) -> bool:
+    return type(value) is str and value.isidentifier() and len(value) < 64
+
+
+def is_rope(value: object) -> bool:
+    is_dict = type(value) is dict and all(map(is_word, value))
+    return is_dict and all(x is None or is_word(x) or is_number(x) for x in value.values())
+
+
+def is_list(value: object) -> bool:
+    return type(value) is list and all(type(x) is int or is_word(x) for x in value)
+
+
+def is_switch(value: object) -> bool:
+    return type(value) is bool
+
+
+GIVEN = {
+    is_size: """
+    head_dim hidden_size intermediate_size max_position_embeddings no_rope_layer_interval
+    num_attention_heads num_hidden_layers num_key_value_heads sliding_window vocab_size""",
+    is_number: "partial_rotary_factor rms_norm_eps rope_theta",
+    is_switch: "attention_bias mlp_bias tie_word_embeddings use_sliding_window",
+    is_word: "hidden_act",
+    is_list: "layer_types no_rope_layers",
+    is_rope: "rope_parameters rope_scaling",
+}
+"""What a value must be -> the keys of config.json that transformers is given."""
 
 
 class Source:
@@ -46,8 +98,14 @@ class Source:
             self.config, _ = mapping.read_facts(self.folder)
             return
         parity.need_transformers()
-        size = self._check_files(tree)
+        kind = tree.get("model_type")
+        why = f"a {reprlib.repr(kind)} is none of {', '.join(KINDS)} (docs/begin.md)"
+        self.need(kind in list(KINDS), why)  # it may be of any type
+        self.kind = KINDS[kind]
+        self.files = self._weight_files()
+        self.theirs = self._their_config(tree)
         self.config = c = self._read_config()
+        size = sum(file.stat().st_size for file in self.files)
         layer = 2 * (c.n_head + c.n_kv_head) * c.head_dim + 3 * c.mlp_hidden
         n = c.n_embd * (c.vocab_size + c.n_layer * layer)  # weights of a byte or more each
         self.need(n <= size, f"{n:,} weights do not fit into its files of {size:,} bytes")
@@ -69,48 +127,52 @@ class Source:
             reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
             raise UsageError(f"{self.word} cannot be read by transformers: {reason}") from None
 
-    def _check_files(self, tree: dict) -> int:
-        """UsageError unless transformers may open the folder: one of KINDS, in safetensors, with no
-        code, adapter, link or pipe. Returns the size of the weights in bytes."""
-        kind = tree.get("model_type")
-        self.need(kind in KINDS, f"a {kind} is none of {', '.join(KINDS)} (docs/begin.md)")
-        for key in ("auto_map", "quantization_config", "transformers_weights"):
-            self.need(not tree.get(key), f"its config.json has {key}")
-        sizes = {}
-        for path in self.folder.iterdir():
-            if not path.is_dir():
-                file = tokenizer_json.file_in(self.folder, path.name)
-                self.need(file.is_file(), f"{path.name} is no regular file")
-                sizes[path.name] = file.stat().st_size
-        self.need("adapter_config.json" not in sizes, "it has an adapter")
+    def _weight_files(self) -> list[Path]:
+        """The files of weights: safetensors in the folder itself, no pickle, link or pipe."""
+        there = {path.name for path in self.folder.iterdir()}
+        self.need("adapter_config.json" not in there, "it has an adapter")
         index, listed = "model.safetensors.index.json", {"": "model.safetensors"}
-        if index in sizes:
+        if index in there and "model.safetensors" not in there:
             listed = disk.read_json(tokenizer_json.file_in(self.folder, index)).get("weight_map")
-            self.need(isinstance(listed, dict), f"its {index} has no weight_map")
-        names = {str(name) for name in listed.values()}
-        for name in sorted(names):
-            safe = name in sizes and name.endswith(".safetensors")
+            named = isinstance(listed, dict) and all(type(x) is str for x in listed.values())
+            self.need(named, f"its {index} has no weight_map")
+        files = []
+        for name in sorted(set(listed.values())):
+            safe = name in there and name.endswith(".safetensors")
             self.need(safe, f"it has no {name}, or that is a pickle, which is never opened")
-        return sum(sizes[name] for name in names)
+            files.append(tokenizer_json.file_in(self.folder, name))
+            self.need(files[-1].is_file(), f"{name} is no regular file")
+        return files
+
+    def _their_config(self, tree: dict):
+        """The config of transformers' class, from the keys in GIVEN and from no others."""
+        import transformers
+
+        fits = {key: check for check, keys in GIVEN.items() for key in keys.split()}
+        given = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
+        for key, value in tree.items():
+            if key not in HARMLESS:
+                why = f"its config.json has {key[:60]!r}, which may change what it computes"
+                self.need(key in fits, f"{why}; if not, remove it in a copy of the folder")
+                self.need(value is None or fits[key](value), f"its {key} is {reprlib.repr(value)}")
+                given[key] = value
+        with self.reading():
+            return getattr(transformers, f"{self.kind}Config")(**given)
 
     def _read_config(self) -> GPTConfig:
         """The architecture, with as many positions and tokens as the model has."""
-        from transformers import AutoConfig
-
-        here = dict(local_files_only=True, trust_remote_code=False)
-        with self.reading():
-            c = AutoConfig.from_pretrained(self.folder, **here)
+        c = self.theirs
         rope, n_head = c.rope_parameters, c.num_attention_heads
         is_whole = rope.get("partial_rotary_factor") in (None, 1)
-        self.need(rope.get("rope_type") == "default" and is_whole, f"its RoPE is {rope}")
+        is_plain = rope["rope_type"] == "default" and is_whole and is_number(rope["rope_theta"])
+        self.need(is_plain, f"its RoPE is {rope}")
         self.need(c.hidden_act == "silu", f"its activation is {c.hidden_act}, not silu")
-        self.need(c.rms_norm_eps > 0, f"its rms_norm_eps is {c.rms_norm_eps}")
         layers = set(getattr(c, "layer_types", None) or [])
         self.need(layers <= {"full_attention", "sliding_attention"}, f"it has layers of {layers}")
         if c.model_type == "mistral" or "sliding_attention" in layers:
             self.window = c.sliding_window or 0
         nope_every = self._nope_every(getattr(c, "no_rope_layers", None) or [])
-        return GPTConfig(
+        shape = dict(
             seq_len=min(c.max_position_embeddings, self.window or c.max_position_embeddings),
             vocab_size=c.vocab_size,
             n_layer=c.num_hidden_layers,
@@ -123,6 +185,10 @@ class Source:
             tie_embeddings=False,
             **mapping.LLAMA | dict(nope_every=nope_every),
         )
+        try:
+            return GPTConfig(**shape)
+        except UsageError as error:
+            raise UsageError(f"{self.word} cannot be imported: {error}") from None
 
     def _nope_every(self, has_rope: list) -> int:
         """SmolLM3 lists 1 for each layer with RoPE, 0 for the others."""
@@ -144,14 +210,17 @@ class Source:
             model, _ = mapping.load_exported(self.folder)
             return mapping.fit_tables(c, model.state_dict()), "an export of this program"
         with self.reading():
-            theirs = parity.open_model(self.folder)
+            weights = {}
+            for file in self.files:
+                weights |= load_file(file)
+            theirs = parity.open_model(self.kind, None, config=self.theirs, state_dict=weights)
         state = mapping.fit_tables(c, self._fold(theirs))
         T = min(POSITIONS, c.seq_len, self.config.seq_len)
         ours = mapping.model_of(replace(self.config, vocab_size=c.vocab_size, seq_len=T), state)
         ids = torch.randint(c.vocab_size, (2, T), generator=torch.Generator().manual_seed(0))
         far, _ = parity.compare(ours, theirs, ids, TOLERANCE, f"of {self.word}")
         how = "its norms folded into the matrices (AdamW takes another path)"
-        return state, f"a {theirs.config.model_type}, {how}; logits differ by {far:.1g} at most"
+        return state, f"a {self.kind}, {how}; logits differ by {far:.1g} at most"
 
     def _fold(self, theirs: nn.Module) -> dict[str, Tensor]:
         """Their weights as ours, whose norms have no weight and add 1e-6.

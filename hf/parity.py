@@ -41,23 +41,21 @@ def need_transformers() -> None:
         raise UsageError(f"transformers 5.23 or newer is needed, {release} is installed; {how}")
 
 
-def open_model(folder: Path, own: bool = False) -> nn.Module:
-    """The model of a folder as transformers reads it, in fp32; ParityError if the files hold other
-    weights than its class. own: the folder has our modelling file, which is run. No other code is,
-    and nothing is downloaded."""
+def open_model(kind: str, folder: Path | None, **given) -> nn.Module:
+    """The model of transformers' class `kind`, in fp32; ParityError if the weights are not exactly
+    its own. They are those of the folder, or the `state_dict` given. Nothing is downloaded."""
     import transformers
 
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    model, report = transformers.AutoModelForCausalLM.from_pretrained(
+    model, report = getattr(transformers, f"{kind}ForCausalLM").from_pretrained(
         folder,
         dtype=torch.float32,
-        attn_implementation="sdpa",  # config.json may name a kernel of the Hub, which is code
-        trust_remote_code=own,
         use_safetensors=True,
         local_files_only=True,
         ignore_mismatched_sizes=True,  # they are reported instead
         output_loading_info=True,
+        **given,
     )
     if wrong := {key: sorted(names)[:3] for key, names in report.items() if names}:
         raise ParityError(f"transformers does not load these weights as they are: {wrong}")
@@ -91,7 +89,7 @@ def check(folder: Path, model: GPT, tokenizer: Tokenizer, tuned: bool) -> str:
     import transformers
 
     own = mapping.choose_class(model.config)[0] == mapping.OWN
-    theirs = open_model(folder, own)
+    theirs = open_model("AutoModel", folder, trust_remote_code=own)  # our modelling file is run
     read = transformers.AutoTokenizer.from_pretrained(
         folder, local_files_only=True, trust_remote_code=own
     )

@@ -12,7 +12,7 @@ from pathlib import Path
 from config import UsageError
 from machinery import disk
 from machinery.errors import DataError
-from tokenizer import BOS, Tokenizer, of_library
+from tokenizer import BOS, Tokenizer, read_spec
 
 WANTED = ("*.safetensors", "*.json")  # what is fetched from the Hub: no code, and no pickle
 
@@ -70,18 +70,8 @@ def read(word: str | Path, bos_token: str = "") -> Given:
 
 def with_first_token(spec: str, bos_token: str, folder: Path) -> str:
     """The text of a tokenizer.json that says which token begins a document; `spec` itself if it
-    says so, or is of a kind that tokenizer.py refuses."""
-    from tokenizers import Tokenizer as HFTokenizer
-
-    odd = ("dropout", "continuing_subword_prefix", "end_of_word_suffix")
-    try:
-        model = json.loads(spec)["model"]
-        if not any(model.get(key) for key in odd):  # some of these make the library abort
-            tree = json.loads(of_library(HFTokenizer.from_str, spec).to_str())  # knows the format
-    except Exception:
-        return spec
-    if any(model.get(key) for key in odd):
-        raise UsageError(f"the tokenizer's BPE has one of {', '.join(odd)}; it cannot be used here")
+    says so. UsageError if it is of a kind that tokenizer.py refuses."""
+    tree, _ = read_spec(spec)
     for t in tree["added_tokens"]:
         if not t["special"] and (t["lstrip"] or t["rstrip"]):
             raise UsageError(f"the tokenizer's {t['content']!r} swallows the spaces beside it")
@@ -92,7 +82,7 @@ def with_first_token(spec: str, bos_token: str, folder: Path) -> str:
     if bos_token in ("", first) and (first and steps[0] is post or not first and BOS in special):
         return spec
     first = bos_token or first or named_in(folder)
-    if first not in special and tree["model"]["type"] == "BPE":
+    if first not in special:
         reason = f"has no special token {first}" if first else "does not say what begins a document"
         names = ", ".join(special) or "none"
         raise UsageError(f"the tokenizer {reason}; give one of its own with --bos_token: {names}")

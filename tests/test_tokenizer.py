@@ -1,7 +1,10 @@
 """tokenizer.py against its oracle: the `tokenizers` library, which reads the same file."""
 
 import json
+import os
 import random
+import subprocess
+import sys
 import sysconfig
 import threading
 import unicodedata
@@ -10,6 +13,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
+from conftest import ROOT, environment
 
 import tokenizer as T
 from config import UsageError
@@ -195,6 +199,86 @@ def test_other_tokenizers_are_refused_by_the_name_of_the_file(tok, tmp_path):
             Tokenizer.load(missing)
     with pytest.raises(UsageError, match="100"):
         Tokenizer.train(["a"], 100)
+
+
+TEN = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 10}
+
+
+def grows(tree):
+    """The normalizer is asked for a trillion characters, as soon as the file is read."""
+    tree["normalizer"] = {"type": "Sequence", "normalizers": [TEN] * 12}
+    tree["added_tokens"].append(tree["added_tokens"][0] | dict(content="a", normalized=True))
+
+
+def nested(tree):
+    for _ in range(300):
+        tree["normalizer"] = {"type": "Sequence", "normalizers": [tree["normalizer"]]}
+
+
+def doubled(tree):
+    """ByteLevel makes two characters of one that is not ASCII, again and again."""
+    tree["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [tree["pre_tokenizer"]] * 40}
+
+
+def with_id(i):
+    return lambda tree: tree["model"]["vocab"].update(zz=i)
+
+
+HUGE = 4 * 10**9
+BOMBS = {
+    "a huge id": with_id(HUGE),
+    "an id below 0": with_id(-1),
+    "a fraction": with_id(5.0),
+    "a word": with_id("5"),
+    "a truth": with_id(True),
+    "nothing": with_id(None),
+    "a list": with_id(json.loads("[" * 400 + "]" * 400)),
+    "a huger id": with_id(10**30),
+    "a huge id of a special token": lambda tree: tree["added_tokens"][0].update(id=HUGE),
+    "a text that grows": grows,
+    "steps in steps": nested,
+    "bytes of bytes": doubled,
+    "a decoder that grows": lambda tree: tree.update(decoder=TEN),
+    "a long pattern": lambda tree: split_at(tree, r"[^\p{L}]" * 100_000),
+    "a long token": lambda tree: tree["added_tokens"][1].update(content="z" * 30_000_000),
+    "no vocabulary": lambda tree: tree["model"].update(vocab=[]),
+    "no model": lambda tree: tree.update(model=None),
+    "kinds of no kind": lambda tree: tree.update(normalizer={"type": ["NFC"]}),
+}
+READ = """
+import resource, sys
+from config import UsageError
+from hf import tokenizer_json
+from tokenizer import Tokenizer
+pages = int(open("/proc/self/statm").read().split()[0])
+resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + (1 << 30),) * 2)
+for path in sys.argv[1:]:
+    for read in (Tokenizer.load, tokenizer_json.read):
+        print(path, flush=True)
+        try:
+            read(path)
+        except UsageError as error:
+            assert len(str(error)) < 500, error
+        else:
+            sys.exit(f"{path} was read")
+        taken = int(open("/proc/self/status").read().split("VmHWM:")[1].split()[0])
+        assert taken < 600 << 10, f"{path} took {taken:,} KB"
+"""
+
+
+def test_no_file_takes_all_memory_or_ends_the_program(tok, tmp_path):
+    """Each is refused within 600 MB. Of most, the library would make more than there is."""
+    for name, change in BOMBS.items():
+        tree = json.loads(tok.spec)
+        change(tree)
+        (tmp_path / name).write_text(json.dumps(tree))
+    (tmp_path / "deep").write_text("[" * 100_000)
+    (tmp_path / "long").write_text("")
+    os.truncate(tmp_path / "long", 1 << 33)
+    argv = [sys.executable, "-c", READ, *tmp_path.iterdir()]
+    how = dict(cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=100)
+    done = subprocess.run(argv, **how)
+    assert done.returncode == 0, (done.stdout.splitlines()[-1:], done.stderr[-500:])
 
 
 def of_steps(*steps):

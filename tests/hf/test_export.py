@@ -185,12 +185,15 @@ def test_what_the_own_file_does_not_read_is_an_error(export_model):
 
 
 def edit_json(file: str, **changes):
-    """Lets write_json change a file on its way."""
+    """Lets write_text, which all JSON goes through, change a file on its way."""
 
     def spoil(monkeypatch):
-        honest = disk.write_json
-        edit = lambda path: changes if path.name == file else {}
-        monkeypatch.setattr(disk, "write_json", lambda path, tree: honest(path, tree | edit(path)))
+        honest = disk.write_text
+
+        def write(path, text):
+            honest(path, json.dumps(json.loads(text) | changes) if path.name == file else text)
+
+        monkeypatch.setattr(disk, "write_text", write)
 
     return spoil
 

@@ -6,15 +6,19 @@ import contextlib
 import io
 import json
 import os
+import resource
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import code_texts, metrics, run
+from conftest import ROOT, code_texts, environment, metrics, run
 from damages import DAMAGES
 from data_helpers import prepare_tiny
+from safetensors.torch import load_file, save_file
 from test_tokenizer import AWKWARD, oracle, random_texts
 
 import data
@@ -44,6 +48,7 @@ def steps(*names) -> list:
         "bytes": lambda: P.ByteLevel(add_prefix_space=False, use_regex=False),
         "words": lambda: P.ByteLevel(add_prefix_space=False),
         "digits": lambda: P.Digits(True),
+        "signs": lambda: P.Punctuation("contiguous"),
     }
     split = lambda pattern: P.Split(Regex(pattern), "isolated")
     return [known[name]() if isinstance(name, str) else split(*name) for name in names]
@@ -61,6 +66,7 @@ FORMS = {
         ((QWEN,), "bytes"), (END, "<|im_end|>"),
         dict(late=True, nfc=True, config=dict(bos_token=None, eos_token=END)),
     ),
+    "falcon": (("signs", "words", "digits", (r"\d{3}",)), (END,), dict(config=dict(bos_token=END))),
     "plain <bos>": (("words",), ("<bos>",), dict(first="<bos>")),
     "runs of spaces": (
         ("words",), (END,), dict(plain=("  ", "    "), config=dict(bos_token=END)),
@@ -298,6 +304,16 @@ CHANGED = {  # name -> (a change of config.json, what the error names)
     "more layers": (dict(num_hidden_layers=5), "model.layers.4"),
     "fewer layers": (dict(num_hidden_layers=3), "model.layers.3"),
     "other layers": (dict(layer_types=4 * ["linear_attention"]), "linear_attention"),
+    "no base of RoPE": (dict(rope_parameters=dict(rope_theta="x")), "'x'"),
+    "a base that is not there": (dict(rope_parameters=None, rope_theta=None), "None"),
+    "too many positions": (dict(head_dim=144, max_position_embeddings=1 << 20), "positions"),
+    "an index of keys": (dict(attribute_map={"hidden_size": "vocab_size"}), "attribute_map"),
+    "attention both ways": (dict(is_causal=None), "is_causal"),
+    "layers that differ": (dict(per_layer_config={"1": {"head_dim": 4}}), "per_layer_config"),
+    "labels": (dict(num_labels=10**9), "num_labels"),
+    "a kernel by another name": (dict(_attn_implementation_internal="a/b"), "_internal"),
+    "kernels of experts": (dict(_experts_implementation="a/b"), "_experts_implementation"),
+    "a key of 9 MB": ({"x" * 9_000_000: 1}, "x{59}', which"),
 }
 
 
@@ -316,6 +332,74 @@ def test_what_we_do_not_compute_is_refused_by_its_name(case, llama, tmp_path):
     with pytest.raises(UsageError, match=words) as refused:
         read(tmp_path / "m")
     assert str(tmp_path) in str(refused.value)
+
+
+ODD = (True, -1, 0, 1.5, 1e400, 10**9, 10**30, "x", "a/b", "y" * 99, [[]], ["/"], {"a": [1]})
+ODD += (json.loads("[" * 400 + "]" * 400), {"rope_theta": True}, {"rope_type": "\x1b[2J"})
+# what a model may have
+RIGHT = {key: {"True"} for key in ("attention_bias", "mlp_bias", "use_sliding_window")}
+RIGHT |= {"tie_word_embeddings": {"True"}, "rms_norm_eps": {"1.5"}}
+RIGHT["rope_theta"] = {"1.5", "1000000000"}
+
+
+@pytest.mark.parametrize("kind", ["llama", "smollm3"])
+def test_odd_values_are_refused_before_transformers_makes_anything_of_them(kind, llama, tmp_path):
+    """Within 1 GB of memory; what is refused for its kind has its key named."""
+    file = shutil.copytree(llama, tmp_path / "m") / "config.json"
+    tree = json.loads(file.read_text()) | {"model_type": kind}
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    most = pages * resource.getpagesize() + (1 << 30)
+    resource.setrlimit(resource.RLIMIT_AS, (most, limits[1]))
+    try:
+        for key in " ".join(imported.GIVEN.values()).split():
+            for value in ODD:
+                file.write_text(json.dumps(tree | {key: value}))
+                if repr(value) in RIGHT.get(key, ()):
+                    imported.Source(file.parent)
+                    continue
+                with pytest.raises(UsageError, match=f"{key}|hidden_size|its activation is x") as e:
+                    imported.Source(file.parent)
+                assert "Memory" not in str(e.value) and len(str(e.value)) < 500
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limits)
+
+
+STAND_IN = """
+def get_kernel(repo, *args, **options):
+    raise SystemExit(f"asked for the code of {repo}")
+
+def __getattr__(name):
+    does_nothing = lambda self, x=None, *args, **options: x
+    return type(name, (), {"__init__": lambda self, *a, **k: None, "__call__": does_nothing})
+"""
+READ = "import sys; from hf import imported; s = imported.Source(sys.argv[1]); s.read(s.config)"
+
+
+def test_nobody_is_asked_for_the_code_that_a_file_names(llama, tmp_path):
+    """By `_attn_implementation`, transformers would have `kernels` fetch and run it."""
+    file = shutil.copytree(llama, tmp_path / "m") / "config.json"
+    tree = json.loads(file.read_text())
+    file.write_text(json.dumps(tree | dict.fromkeys(imported.HARMLESS - {"model_type"}, "a/b")))
+    about = tmp_path / "site" / "kernels-0.18.2.dist-info" / "METADATA"
+    about.parent.mkdir(parents=True)
+    about.write_text("Metadata-Version: 2.1\nName: kernels\nVersion: 0.18.2\n")
+    (tmp_path / "site" / "kernels.py").write_text(STAND_IN)
+    env = environment(PYTHONPATH=str(tmp_path / "site"))
+    argv = [sys.executable, "-c", READ, file.parent]
+    done = subprocess.run(argv, cwd=ROOT, env=env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+def test_of_the_folder_transformers_reads_nothing(llama, tmp_path):
+    """Each of these files would be read by its from_pretrained, or take the weights' place."""
+    folder = shutil.copytree(llama, tmp_path / "m")
+    zeros = {k: torch.zeros_like(w) for k, w in load_file(llama / "model.safetensors").items()}
+    save_file(zeros, folder / "shard-00001-model-00001-of-00001.safetensors")
+    (folder / "generation_config.json").write_text("[" * 100_000)
+    (folder / "model.safetensors.index.json").write_text("{}")
+    ours, again = read(llama), read(folder)
+    assert all(torch.equal(w, again[name]) for name, w in ours.items())
 
 
 def test_a_tensor_that_nothing_reads_is_refused(tmp_path):
