@@ -109,7 +109,7 @@ def main(argv: list[str]) -> int:
         checkpoints = build.open_checkpoints(preset, plan, log, copies)
         stack.push(checkpoints.leave)  # a save in flight ends first
         state = build.load(checkpoints, model, optimizers, preset, manifest, source)
-        plan = resume(state, preset, plan, world, log, progress) if state else plan
+        plan = resume(state, preset, plan, log, progress) if state else plan
         if ranks.any_rank(progress.step >= plan.steps and world.is_first and is_done(log.run_dir)):
             how = f"python eval.py sample --run_dir {str(log.run_dir)!r} shows what it writes"
             log.print(f"{log.run_dir} is finished ({progress.step:,} steps); {how}")
@@ -345,9 +345,8 @@ def save(run: Run, progress: Progress, wait: bool = False) -> None:
     progress.saved_at, progress.saved_step, progress.save_now = time.monotonic(), step, False
 
 
-def resume(state: dict, preset: cfg.Preset, plan: Plan, world, log: Log, progress) -> Plan:
+def resume(state: dict, preset: cfg.Preset, plan: Plan, log: Log, progress: Progress) -> Plan:
     """Restore the progress from a checkpoint's state; returns the plan with its micro-batch."""
-    state = checkpoint.RECORD | state
     progress.step = progress.resumed_at = progress.saved_step = state["step"]
     progress.skipped = state["skipped"]
     progress.scale = min(max(1.0, state["fp16_scale"]), optim.LARGEST_SCALE)
@@ -357,8 +356,6 @@ def resume(state: dict, preset: cfg.Preset, plan: Plan, world, log: Log, progres
     if plan.auto_micro_batch and state["world_size"] == plan.world_size:
         # another order of summation would not give the same bits
         plan = replace(plan, micro_batch=state["micro_batch"])
-    if state["dtype"] not in ("", str(world.dtype)):
-        log.print(f"warning: computed in {world.dtype} from here on, in {state['dtype']} before")
     log.print(f"resumed at step {progress.step:,} with micro-batches of {plan.micro_batch} rows")
     return plan
 

@@ -8,6 +8,7 @@ loss by position on held-out rows, before and after. A CPU does it in a few minu
 import statistics
 import sys
 import sysconfig
+from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 
@@ -52,7 +53,9 @@ def losses(path: Path, manifest: shards.Manifest, theta: float) -> torch.Tensor:
     model = GPT(replace(config, seq_len=manifest.row_len - 1, rope_theta=theta))
     model.init_weights()
     checkpoint.load_model(path, model)
-    return loss.score(model.eval(), data.val_batches(manifest, 32, ROWS))[0].nanmean(0)
+    token_bytes = torch.from_numpy(manifest.token_bytes())
+    nats, counted = loss.score(model.eval(), data.val_batches(manifest, 32, ROWS), token_bytes)[1]
+    return nats / counted
 
 
 def last(run_dir: Path) -> Path:
@@ -62,23 +65,22 @@ def last(run_dir: Path) -> Path:
 def main(folder: tyro.conf.Positional[Path] = Path("runs/context")) -> None:
     prepare(folder)
     short, long = (shards.Manifest.load(folder / name) for name in ("short", "long"))
-    found: dict[str, list[torch.Tensor]] = {}
+    found: dict[str, list[torch.Tensor]] = defaultdict(list)
     for seed in range(3):
         base = folder / f"base{seed}"
         rates = ["--rope_theta", f"{THETA}", "--seed", f"{seed}", *SHAPE]
         folders = ["--data_dir", f"{folder}/short", "--run_dir", f"{base}"]
         train.main(["tiny", *rates, "--steps", f"{STEPS}", *folders])
-        found.setdefault("before, short rows", []).append(losses(last(base), short, THETA))
-        found.setdefault("before, long rows", []).append(losses(last(base), long, THETA))
+        found["before, short rows"].append(losses(last(base), short, THETA))
+        found["before, long rows"].append(losses(last(base), long, THETA))
         for theta in (THETA, 4 * THETA):
             run_dir = folder / f"long{seed}_{theta}"
             stage = ["--data_dir", f"{folder}/long", "--init_from", f"{last(base)}"]
             stage += ["--rope_theta", f"{theta}", "--run_dir", f"{run_dir}"]
             train.main(["tiny", *rates, *stage, "--steps", f"{MORE}", "--lr_scale", "0.5"])
-            rows = losses(last(run_dir), long, theta)
-            found.setdefault(f"after, theta {theta}", []).append(rows)
+            found[f"after, theta {theta}"].append(losses(last(run_dir), long, theta))
             again = losses(last(run_dir), short, theta)
-            found.setdefault(f"after, theta {theta}, short rows", []).append(again)
+            found[f"after, theta {theta}, short rows"].append(again)
         show(found)
 
 

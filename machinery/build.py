@@ -109,6 +109,12 @@ def load(
     options, own = preset.run, folders.identity(preset, manifest)
     path = None if options.resume == "auto" else Path(options.resume)
     state = checkpoints.resume(model, optimizers, path, partial(folders.check_same_run, own))
+    if state:
+        state = checkpoint.RECORD | state
+        before = state["dtype"]
+        if before not in ("", str(model.compute_dtype)):
+            now = f"computed in {model.compute_dtype} from here on"
+            checkpoints.log(f"warning: {now}, in {before} before")
     if state and options.init_from:
         checkpoints.log(f"{options.init_from} is not read: the run has its own checkpoint")
     elif source:

@@ -24,6 +24,7 @@ from instruments.pages.multiplier import CLASSES, rows_file
 from machinery import disk, trained
 from machinery.errors import NonFiniteError
 from machinery.log import sources_line
+from machinery.output import say
 from machinery.trained import EvalConfig
 from model import GPT
 
@@ -43,47 +44,54 @@ class LossConfig(EvalConfig):
     much of the row stands before the target."""
 
 
+def last_equal(keys: Tensor) -> Tensor:
+    """keys (B, T) -> the place in its row of the last equal key before each, (B, T) int64; -1 if
+    there is none. A stable sort puts equal keys side by side, in the order in which they stood."""
+    found, places = keys.sort(stable=True)  # (B, T) each: sorted keys, and where they stood
+    before = places[:, :-1].where(found.diff() == 0, -1)
+    return torch.full_like(places, -1).scatter(1, places[:, 1:], before)
+
+
 def copy_classes(ids: Tensor) -> Tensor:
-    """ids (B, T + 1) -> the class of each target, (B, T): an index into CLASSES.
+    """ids (B, T + 1) int64 -> the class of each target, (B, T) int64: an index into CLASSES.
 
     By what followed the last time that the two tokens before the target stood in the row; if they
     never did, by what followed the last time that the one before it did; 4 if that one is there
     for the first time."""
-    classes = torch.full((len(ids), ids.size(1) - 1), 4)
-    for b, row in enumerate(ids.tolist()):
-        after_pair, after_token = {}, {}
-        for t, (token, target) in enumerate(zip(row, row[1:])):
-            pair = (row[t - 1], token) if t else None
-            if pair in after_pair:
-                classes[b, t] = 0 if after_pair[pair] == target else 1
-            elif token in after_token:
-                classes[b, t] = 2 if after_token[token] == target else 3
-            after_pair[pair] = after_token[token] = target
-    return classes
+    inputs = ids[:, :-1]
+    targets = ids[:, 1:]
+    pairs = inputs.roll(1, dims=1) << 32 | inputs  # (B, T): two ids in one number of 64 bits
+    pair_at = last_equal(pairs)  # 0 is none, too: no token is before the first
+    at = pair_at.where(pair_at > 0, last_equal(inputs))
+    differs = targets.gather(1, at.clamp(min=0)) != targets
+    return (2 * (pair_at < 1) + differs).masked_fill(at < 0, 4)
 
 
 @torch.no_grad()
-def score(model: GPT, batches: Iterable) -> tuple[Tensor, Tensor, Tensor]:
-    """Inputs and targets (B, T) -> nats, targets and classes (N, T) of all of them, on the host.
-    Nats are NaN where a target does not count: only the answers of a conversation do."""
-    found = []
+def score(model: GPT, batches: Iterable, token_bytes: Tensor) -> tuple[Tensor, Tensor]:
+    """Inputs and targets (B, T) -> sums of each row by class of targets, (N, classes, 4) fp32, as
+    flops.sums_of has them: nats, targets, nats of text and bytes of text; and sums of each
+    position, (2, T) fp64: nats and targets. Both on the host.
+
+    Of the targets that count: in a conversation, only answers do. Nothing else of a batch is kept,
+    so that a long held-out text fits into memory."""
+    rows = bytearray()  # tensors, kept one by one, would leave the heap full of holes
+    places = torch.zeros(2, 1, dtype=torch.double)  # (2, T) from the first batch on
     for inputs, targets in batches:
         nats = model(inputs, targets, reduction="none").cpu()  # (B, T)
-        inputs, targets = inputs.cpu(), targets.cpu()
-        if not nats[targets != data.IGNORED].isfinite().all():
+        targets = targets.cpu()
+        counted = targets != data.IGNORED
+        nats = nats.where(counted, 0)
+        if not nats.isfinite().all():
             raise NonFiniteError("the loss of held-out text is NaN or infinite")
-        classes = copy_classes(torch.cat([inputs, targets[:, -1:]], dim=1))
-        found.append((nats.masked_fill(targets == data.IGNORED, torch.nan), targets, classes))
-    return tuple(torch.cat(parts) for parts in zip(*found))
-
-
-def sums_by_class(nats: Tensor, targets: Tensor, classes: Tensor, token_bytes: Tensor) -> Tensor:
-    """(N, T) each -> (N, classes, 4): nats, targets, nats of text and bytes of text, as
-    flops.sums_of has them."""
-    nats = nats.nan_to_num()
-    parts = [targets.where(classes == k, data.IGNORED) for k in range(len(CLASSES))]
-    sums = [torch.stack([*sums_of(nats, y, token_bytes).values()], dim=1) for y in parts]
-    return torch.stack(sums, dim=1)
+        places = places + torch.stack([nats, counted]).sum(1, dtype=torch.double)
+        classes = copy_classes(torch.cat([inputs.cpu(), targets[:, -1:]], dim=1))
+        sums = []  # (B,) each
+        for k in range(len(CLASSES)):
+            of_class = targets.where(classes == k, data.IGNORED)
+            sums += sums_of(nats, of_class, token_bytes).values()
+        rows += torch.stack(sums, dim=1).numpy().tobytes()  # (B, classes * 4)
+    return torch.frombuffer(rows, dtype=torch.float32).view(-1, len(CLASSES), 4), places
 
 
 def measure(config: LossConfig, load_model) -> None:
@@ -94,24 +102,23 @@ def measure(config: LossConfig, load_model) -> None:
         why = f"the rows of {manifest.dir} have {long} inputs, but {trainer['path']} reads {most}"
         raise UsageError(f"{why}; docs/context.md tells how a model learns to read more")
     batches = data.val_batches(manifest, config.batch, config.rows, device=device)
-    nats_of_targets, targets, classes = score(model, batches)  # (N, T) each
-    token_bytes = torch.from_numpy(manifest.token_bytes())
-    rows = sums_by_class(nats_of_targets, targets, classes, token_bytes)
+    rows, places = score(model, batches, torch.from_numpy(manifest.token_bytes()))
     each = rows.double().sum(1)  # (N, 4)
     nats, bpb = loss_and_bpb(*each.sum(0).tolist())
     source_of = torch.tensor([source for source, _ in data.val_places(manifest, config.rows)])
     sums = {name: each[source_of == i].sum(0) for i, name in enumerate(manifest.sources)}
     by_source = {name: loss_and_bpb(*x.tolist())[1] for name, x in sums.items() if x[3]}
-    print(
+    say(
         f"validation: {nats:.4f} nats per token, {bpb:.4f} bits per byte{sources_line(by_source)}, "
         f"on {len(rows):,} of {manifest.rows('val'):,} rows of {manifest.dir}"
     )
     if config.by == "copy":
-        print("\n".join(table(rows.double().sum(0))))
-    places = torch.arange(targets.size(1)).tensor_split(PARTS)
-    for part in places if config.by == "position" else ():
-        mean = nats_of_targets[:, part].nanmean()
-        print(f"{part[0]:,} to {part[-1]:,}: {mean:.4f} nats per token")
+        say("\n".join(table(rows.double().sum(0))))
+    T = places.size(1)
+    parts = torch.arange(T).tensor_split(min(PARTS, T))
+    for part in parts if config.by == "position" else ():
+        total, n = places[:, part].sum(1)
+        say(f"{part[0]:,} to {part[-1]:,}: {total / n:.4f} nats per token")
     figures = dict(val_loss=nats, val_bpb=bpb, val_bpb_by_source=by_source, rows=len(rows))
     trained.keep_record(config, trainer, **figures, data_fingerprint=manifest.fingerprint)
     if not config.rows and not config.data_dir:
@@ -125,7 +132,7 @@ def keep_rows(path: Path, rows: Tensor) -> None:
     try:
         disk.write_bytes(path, content.getvalue())
     except OSError as error:
-        print(f"not written to {path}: {error.strerror}", file=sys.stderr)
+        say(f"not written to {path}: {error.strerror}", file=sys.stderr)
 
 
 def table(sums: Tensor) -> list[str]:

@@ -1,8 +1,10 @@
 """instruments/exams/loss.py and pages/multiplier.py: the loss by class of targets, and how many
 tokens a run needs for what another has."""
 
+import gc
 import io
 import json
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -20,8 +22,10 @@ CPU = ("--device", "cpu", "--dtype", "fp32")
 
 
 def test_the_class_of_a_target_by_a_search_backwards():
-    """Of rows of few tokens, so that all classes occur."""
-    ids = torch.randint(0, 6, (9, 40), generator=torch.Generator().manual_seed(0))
+    """Of rows of few tokens, so that all classes occur; no two pairs of them are confused."""
+    few = torch.tensor([0, 1, 2, 1 << 16, 1 << 30, (1 << 31) - 1])
+    ids = few[torch.randint(0, len(few), (9, 40), generator=torch.Generator().manual_seed(0))]
+    assert loss.copy_classes(ids[:, :2]).tolist() == [[4]] * 9
     for row, classes in zip(ids.tolist(), loss.copy_classes(ids).tolist()):
         for t, found in enumerate(classes):
             ends = [i for i in range(t) if row[i] == row[t]]
@@ -52,6 +56,19 @@ def test_the_loss_is_that_of_the_run_and_its_classes_make_it_up(own_run, capsys)
         assert float(part[:-1]) == pytest.approx(100 * sums[2] / text_nats, abs=0.06)
 
 
+@pytest.mark.parametrize("parts, line", [(16, "60 to 63: 61.5203"), (99, "63 to 63: 63.0000")])
+def test_the_loss_of_a_part_of_a_row_weighs_targets(parts, line, own_run, monkeypatch, capsys):
+    """Not positions: in conversations, each has another number of targets. A row may be shorter
+    than the parts are many."""
+    score, n = loss.score, torch.arange(64.0)
+    told = torch.stack([n**2, n])  # n targets of n nats each at the n-th position
+    monkeypatch.setattr(loss, "score", lambda *given: (score(*given)[0], told))
+    monkeypatch.setattr(loss, "PARTS", parts)
+    assert evaluate.main(["loss", str(own_run), *CPU, "--by", "position"]) == 0
+    out = capsys.readouterr().out
+    assert f"\n{line} nats per token\n" in out and out.count(" to ") == min(parts, 64)
+
+
 class Told(torch.nn.Module):
     """The nats of a target are told by its id, its input and its place in the row."""
 
@@ -60,31 +77,67 @@ class Told(torch.nn.Module):
 
 
 def test_only_targets_that_count_are_scored():
-    """By a loop over single targets, of rows where some, or all, or none count."""
+    """By a loop over single targets, of rows where some, or all, or none count; whatever the
+    batches are, to the last bit."""
     draw = torch.Generator().manual_seed(0)
-    inputs, targets = torch.randint(0, 9, (2, 11, 21), generator=draw)
+    ids = torch.randint(0, 9, (11, 22), generator=draw)
+    inputs, targets = ids[:, :-1], ids[:, 1:].clone()
     targets[torch.rand(targets.shape, generator=draw) < 0.6] = data.IGNORED
     targets[3] = targets[:, 2] = data.IGNORED  # a row, and a position
-    nats, scored, classes = loss.score(Told(), zip(inputs.split(4), targets.split(4)))
-    token_bytes = torch.tensor([0, 1, 2, 3, 4, 5, 6, 7, 8])
-    expected = np.zeros((11, len(CLASSES), 4))
+    targets[5] = ids[5, 1:]
+    by_row = np.zeros((11, len(CLASSES), 4))
+    by_place = np.zeros((2, 21))
+    classes = loss.copy_classes(ids)
     for r, t in np.ndindex(11, 21):
-        if (target := targets[r, t].item()) == data.IGNORED:
-            assert nats[r, t].isnan()
-            continue
-        one = target + 0.01 * inputs[r, t].item() + t / 7
-        assert nats[r, t].item() == pytest.approx(one)
-        expected[r, classes[r, t]] += one, 1, one if target else 0, target
-    found = loss.sums_by_class(nats, scored, classes, token_bytes)
-    assert found.numpy() == pytest.approx(expected, rel=1e-5)
+        if (target := targets[r, t].item()) != data.IGNORED:
+            one = target + 0.01 * inputs[r, t].item() + t / 7
+            by_row[r, classes[r, t]] += one, 1, one if target else 0, target
+            by_place[:, t] += one, 1
+    token_bytes, found = torch.arange(9), []
+    for n in (11, 4, 1):
+        rows, places = loss.score(Told(), zip(inputs.split(n), targets.split(n)), token_bytes)
+        assert rows.numpy() == pytest.approx(by_row, rel=1e-5) and rows.dtype == torch.float32
+        assert places.numpy() == pytest.approx(by_place, rel=1e-6) and places.dtype == torch.double
+        found.append(rows)
+    assert all(rows.equal(found[0]) for rows in found)
+
+
+def held() -> tuple[int, int]:
+    """How many tensors are alive; bytes of these, and of what Python and numpy have taken."""
+    gc.collect()
+    tensors = [x.untyped_storage() for x in gc.get_objects() if type(x) is torch.Tensor]
+    sizes = {x.data_ptr(): x.nbytes() for x in tensors}
+    return len(tensors), sum(sizes.values()) + tracemalloc.get_traced_memory()[0]
+
+
+def test_a_long_text_needs_no_more_memory_than_a_short_one():
+    """Of a row, a few sums are kept; for a target, not even a bit. Nor is a tensor kept of each
+    batch: the heap would not shrink between those (18M targets: 1.5 GB instead of 0.4)."""
+    seen = []
+
+    def batches(n: int = 8, rows: int = 2, T: int = 8192):
+        for _ in range(n):
+            seen.append(held())
+            ids = torch.randint(0, 9, (rows, T + 1))
+            yield ids[:, :-1], ids[:, 1:]
+
+    tracemalloc.start()
+    assert len(loss.score(Told(), batches(), torch.arange(9))[0]) == 16
+    tracemalloc.stop()
+    (few, before), (some, early), (alive, late) = seen[0], seen[2], seen[7]
+    assert few < some == alive and early - before > 8 * 2 * 8192  # it sees the last batch
+    assert late - early < 5 * 2 * 8192 / 8
 
 
 @pytest.mark.parametrize("wrong", [torch.nan, torch.inf])
 def test_a_model_that_says_nothing_is_an_error(wrong):
+    """But not where no target counts."""
     rows = torch.zeros(2, 3, dtype=torch.long)
     model = lambda inputs, targets, reduction: torch.full(inputs.shape, wrong)
     with pytest.raises(NonFiniteError):
-        loss.score(model, [(rows, rows)])
+        loss.score(model, [(rows, rows)], torch.ones(1))
+    for sums in loss.score(model, [(rows, rows + data.IGNORED)], torch.ones(1)):
+        assert not sums.any()
 
 
 def test_a_factor_in_the_tokens_is_found_at_every_horizon():
