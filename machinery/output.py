@@ -22,9 +22,9 @@ def printable(text: str) -> str:
     return re.sub(r"[\0-\x08\x0b-\x1f\x7f-\x9f]", lambda found: repr(found[0])[1:-1], text)
 
 
-def say(text: str, **options: Any) -> None:
+def say(text: object, **options: Any) -> None:
     """Print `text`, public and printable. options: those of print."""
-    print(printable(public(text)), **options)
+    print(printable(public(str(text))), **options)
 
 
 def json_of(tree: Any, indent: int | None = None) -> str:

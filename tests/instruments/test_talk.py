@@ -16,7 +16,7 @@ from conftest import ROOT, command, environment, look
 import eval as evaluate
 from config import PRESETS, Preset, UsageError
 from instruments.talk import sample
-from instruments.talk.chat import ChatConfig, Talk, questions, say
+from instruments.talk.chat import ChatConfig, Talk, questions, reply
 from machinery.output import printable
 from preparation import chat
 
@@ -40,7 +40,7 @@ def test_each_turn_is_what_a_whole_conversation_says(tokenizer, capsys):
             dropped = talk.ask(asked[-1])
             text = printable(next(talk.answer()).text)
         else:
-            say(talk, asked[-1])
+            reply(talk, asked[-1])
             printed = capsys.readouterr().out
             dropped = "[context full" in printed
             text = re.sub(r"^\[context full.*\n|\n(\[cut.*\n)?\Z", "", printed)
@@ -114,7 +114,7 @@ def test_ctrl_c_ends_the_answer_and_at_the_prompt_the_program(tokenizer, monkeyp
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
     talk.writer.model.register_forward_pre_hook(interrupt)
     for question in questions():
-        say(talk, question)
+        reply(talk, question)
     first, second = capsys.readouterr().out.split("> ")[1:3]
     assert first.endswith("\n[stopped]\n") and "[stopped]" not in second
     assert [question for question, _ in talk.exchanges] == ["cat", "mat"]

@@ -156,10 +156,10 @@ def test_only_one_of_two_writers_makes_a_new_object(s3, monkeypatch):  # noqa: F
 
 def test_the_text_of_an_error_has_no_secret(monkeypatch):
     monkeypatch.setattr(store, "PROTOCOLS", {"memory"})
-    far = Store("memory://someone:hunter2@host/far?token=hunter3")
+    far = Store("memory://someone:hunter2@host/far;token=hunter3")
 
     def fail(*args, **kwargs):
-        raise RuntimeError("someone:hunter2 and ?token=hunter3 and hunter2/")
+        raise RuntimeError("someone:hunter2 and ;token=hunter3 and hunter2/")
 
     monkeypatch.setattr(far.fs, "ls", fail)
     with pytest.raises(StorageError) as caught:
