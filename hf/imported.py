@@ -44,7 +44,7 @@ HARMLESS = set(
     top_p torch_dtype transformers.js_config transformers_version unsloth_fixed unsloth_version
     use_cache""".split()
 )
-"""Keys of config.json that change no logit in transformers. It is not given them either."""
+"""Keys of config.json that change no logit in transformers. They are not passed on either."""
 
 
 def is_size(value: object) -> bool:

@@ -146,8 +146,10 @@ def run(main: Callable[[list[str]], int | None]) -> None:
         elif code == 1 and not isinstance(error, RankError):
             say(traceback.format_exc(), end="", file=sys.stderr, flush=True)
         else:
-            remedy = REMEDIES.get(getattr(error, "errno", None))
-            text = printable(public(f"error: {error}" + (f"; {remedy}" if remedy else "")))
+            text = f"error: {error}"
+            if isinstance(error, OSError) and error.errno in REMEDIES:
+                text += f"; {REMEDIES[error.errno]}"
+            text = printable(public(text))
             if file:  # for torchrun's summary, which would otherwise give the exit code alone
                 content = {"message": text, "timestamp": int(time.time())}
                 disk.write_text(Path(file), json.dumps(content))

@@ -158,7 +158,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     try:
         with io.BufferedWriter(open_file(written, "xb")) as file:  # raw writes may be partial
             with suppress(OSError):  # Lustre without -o flock
-                fcntl.flock(file, fcntl.LOCK_EX)  # see sweep
+                fcntl.flock(file, fcntl.LOCK_EX)  # tells `sweep` that it is being written
             yield file
         fsync(written)
         put_in_place(written, path)
@@ -170,8 +170,8 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 
 
 def sweep(paths: Iterable[Path]) -> None:
-    """Remove, of these TEMPORARY files, those of killed programs: who is writing one has it locked.
-    What is no regular file is nobody's, and stays, and so does all where files cannot be locked."""
+    """Remove those of these TEMPORARY files whose writers are gone: a writer has its file locked.
+    Links and folders stay; where files cannot be locked, so does everything."""
     for path in paths:
         with suppress(OSError), open_file(path, "ab") as file:  # a lock over NFS needs writing
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -153,8 +153,8 @@ class Mirror:
         self._tidy(path.with_name("best"))
 
     def _commit(self, name: str, tree: dict) -> None:
-        """Copy the run's small files, under this process's ID: another's may be of a later step.
-        Then the manifest `tree`."""
+        """Copy the run's small files, under this process's ID, since another machine's may be of a
+        later step; then write the manifest `tree`, which names them."""
         for small, content in self._small():
             self.store.write(f"{name}/{self.lease.id}.run/{small}", content)
         self.lease.renew()

@@ -84,7 +84,8 @@ is_hash = lambda value: is_text(value) and re.fullmatch("[0-9a-f]{64}", value) i
 is_text = lambda value: isinstance(value, str) and value.isprintable()  # it is printed, too
 is_list = lambda value: isinstance(value, list)
 is_dtype = lambda value: value in ("<u2", "<u4")
-is_marks = lambda value: value is None or is_list(value) and [*map(is_count, value)] == [True] * 3
+is_three_counts = lambda value: is_list(value) and len(value) == 3 and all(map(is_count, value))
+is_marks = lambda value: value is None or is_three_counts(value)
 SHARD = dict(rows=is_count, min=is_count, max=is_count)
 SHARD |= dict(file=is_text, bytes=is_count, sha256=is_hash)
 SHARD |= dict(crc32_file=is_text, crc32_bytes=is_count, crc32_sha256=is_hash)

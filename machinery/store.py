@@ -124,7 +124,7 @@ class Store:
                 folder = Path(path).parent
                 try:
                     folder.mkdir(parents=True, exist_ok=True)
-                except FileExistsError:  # not of the object, as for the caller
+                except FileExistsError:  # the caller would take it for the object's
                     raise NotADirectoryError(f"{folder} is no folder") from None
                 with disk.open_file(path, "xb") as file:
                     file.write(content)
@@ -162,8 +162,9 @@ class Store:
     def sweep(self, *folders: str) -> None:
         """Remove what killed programs have left half written in these folders (patterns of glob),
         if the store is a folder."""
-        for folder in folders if self.is_local else ():
-            disk.sweep(Path(self.root).glob(f"{folder}{disk.TEMPORARY}"))
+        if self.is_local:
+            for folder in folders:
+                disk.sweep(Path(self.root).glob(f"{folder}{disk.TEMPORARY}"))
 
     @patient
     def remove(self, name: str, recursive: bool = False) -> None:

@@ -25,7 +25,7 @@ HANDED_DOWN = {("machinery/log.py", "instruments")}  # the report, in the functi
 BUDGETS = {
     "train.py model.py data.py": 10157,  # the first evening
     "*.py": 20974,
-    "machinery/**/*.py": 21376,
+    "machinery/**/*.py": 21381,
     "preparation/**/*.py": 13303,
     "hf/**/*.py": 9512,
     "instruments/**/*.py": 30962,
