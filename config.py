@@ -151,9 +151,9 @@ class DataConfig:
     """Of the files, if it is another one: gb18030, big5, cp1251, cp1252 (Windows), latin-1."""
     nfc: bool = False
     """Normalize text to Unicode NFC before encoding."""
-    dedup: Literal["none", "exact", "near"] = "none"
-    """Drop documents that are copies of earlier ones in their source: identical ones (exact), or
-    those that share most runs of five words (near). It takes a second pass over the text."""
+    dedup: Literal["none", "exact"] = "none"
+    """exact: drop documents that are equal to an earlier one of their source. It takes a second
+    pass over the text."""
     row_len: Annotated[int, 0, 1 << 20] = 0
     """Tokens in a row: seq_len inputs + 1; 0: as in the preset's model."""
     tokens: str = ""

@@ -3,7 +3,7 @@
 #                                  the options are train.py's: run.sh d12 --mirror s3://BUCKET/runs
 # bash run.sh lesson 7             run a lesson of course/
 # bash run.sh test [PYTEST'S]      run the tests
-# bash run.sh eval                 install requirements-eval.txt; likewise store, scaling, course
+# bash run.sh eval                 install requirements-eval.txt; also store, scaling, cluster, course
 # Run again, each does only what is missing. Everything is installed in .venv, in this folder.
 set -euo pipefail
 cd "$(dirname "$0")"
@@ -86,7 +86,7 @@ install requirements.txt
 export PATH="$PWD/.venv/bin:$PATH"
 
 case $first in
-  eval | store | scaling) install "requirements-$first.txt"; exit ;;
+  eval | store | scaling | cluster) install "requirements-$first.txt"; exit ;;
   course) install course/requirements.txt; exit ;;
   lesson)
     sed -n '/^# \*\*Question/,/^#$/s/^# *//p' "$lesson"

@@ -3,7 +3,7 @@
 #
 # Kernel documentation, a handbook in five languages, and three dictionaries with definitions: text
 # that, unlike the source code of `tiny`, seldom repeats itself. Then, for example:
-#   python prepare_data.py tiny --source "files:prose/*.txt" --dedup near --data_dir data/prose
+#   python prepare_data.py tiny --source "files:prose/*.txt" --dedup exact --data_dir data/prose
 # Needs a Debian or Ubuntu with apt; nothing is installed. Other versions of the packages give
 # another text: the last line says which one it is.
 set -euo pipefail

@@ -40,7 +40,7 @@ DEPTH, HORIZONS, SEEDS = 4, (M // 2, M, 2 * M, 4 * M), (0, 1)
 PREPARE = "tiny --vocab_size 2048 --row_len 257 --val_fraction"
 TEXTS = {
     "data/code": f"{PREPARE} 0.02 --source stdlib",
-    "data/prose": f"{PREPARE} 0.01 --source files:prose/*.txt --dedup near",
+    "data/prose": f"{PREPARE} 0.01 --source files:prose/*.txt --dedup exact",
 }
 ABOUT = """# What the recipe is worth
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from concurrent.futures import Executor
 from contextlib import contextmanager
 
-from config import UsageError
+from config import UsageError, install
 from machinery.errors import DataError
 from preparation import sources
 
@@ -24,7 +24,8 @@ def open_pool(address: str) -> Iterator[tuple[Executor, int]]:
 
         client = Client(address, timeout="30s")
     except ImportError:
-        raise UsageError("--cluster needs Dask: pip install distributed") from None
+        how = install("requirements-cluster.txt")
+        raise UsageError(f"--cluster needs Dask: {how}") from None
     except (OSError, ValueError) as error:
         reason = f"no Dask scheduler answers at {address} ({error})"
         raise UsageError(f"{reason}; start one {HERE} scheduler") from None

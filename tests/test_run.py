@@ -173,7 +173,16 @@ def test_ci_runs_the_commands_of_the_readme_and_nothing_twice(fails, tmp_path):
     command = ["bash", tmp_path / ".ci" / "run"]
     done = subprocess.run(command, capture_output=True, text=True, env=env)
     assert done.returncode == (fails != "none"), done.stderr
-    words = ["", "eval", "store", "scaling", "course", "test", "test -m slow and not timing"]
+    words = [
+        "",
+        "eval",
+        "store",
+        "scaling",
+        "cluster",
+        "course",
+        "test",
+        "test -m slow and not timing",
+    ]
     assert done.stdout.splitlines() == [f"run.sh {word}" for word in words]
 
 
