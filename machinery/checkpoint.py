@@ -326,10 +326,10 @@ def _publish(team: Team, root: Path, step: int, state: dict[str, Tensor], record
 
 
 def _begin(path: Path, nbytes: int) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
     disk.check_room(path.parent, 1.02 * nbytes + (1 << 20), "make room for a checkpoint")
     tmp = disk.temporary(path)
-    (tmp / "dcp").mkdir(parents=True)
+    tmp.mkdir()  # not its parents: a run whose folder was moved begins no second one
+    (tmp / "dcp").mkdir()
     return tmp
 
 
@@ -377,7 +377,6 @@ class Checkpointer:
         disk.inside(self.root.parent, self.root.name)  # a link would lead the sweep elsewhere
         self._sweep(".tmp-*")
         self._sweep(".trash-*")
-        self._is_in_place = disk.hold(self.root.parent)
 
     def _sweep(self, pattern: str) -> None:
         for junk in self.root.glob(pattern):
@@ -410,12 +409,12 @@ class Checkpointer:
     def _find(self, given: Path | None, check) -> tuple[Path | None, dict | None]:
         """The checkpoint to resume from, and its trainer.json; both None if there is none. One of
         another run is only a starting point: once this run has its own, the newest one is used."""
+        path = latest_valid(self.root, self.log, self.mirror, check)
         is_own = given and given.resolve().parent == self.root.resolve()
-        if is_own:
-            _verify(given)
-        path = latest_valid(self.root, self.log, self.mirror, check) or given and _verify(given)
-        if is_own and path.name != given.name:  # else one folder would hold two histories
-            why = f"{given} is not the newest checkpoint of its run ({path.name} is)"
+        if path is None and given:
+            path = _verify(given)
+        elif is_own and path.name != given.name:  # else one folder would hold two histories
+            why = f"{given} is not the newest valid checkpoint of its run ({path.name} is)"
             remedy = "leave out --resume, or choose another --run_dir to go back to it"
             raise UsageError(f"{why}; {remedy}")
         return path, path and read_trainer(path)
@@ -494,9 +493,8 @@ class Checkpointer:
     def _run(self, step, state, record, start, stall_s=None) -> None:
         """Publish and tidy up; the outcome is left in self._error, the same on all ranks."""
         try:
-            self._team.on_first(self._check_place)
             path = _publish(self._team, self.root, step, state, record)
-        except (NonFiniteError, UsageError) as e:
+        except NonFiniteError as e:
             self._error, self._failures = e, MAX_FAILURES  # training must not continue
             return
         except Exception as e:
@@ -509,11 +507,6 @@ class Checkpointer:
         took_s = time.perf_counter() - start
         self.log(f"saved {path} in {took_s:.2f} s, training paused {stall_s or took_s:.2f} s")
         self._team.on_first(lambda: self._tidy(path))  # the others wait for the upload here
-
-    def _check_place(self) -> None:
-        if not self._is_in_place():
-            why = f"{self.root.parent} was moved or removed while its run was training"
-            raise UsageError(f"{why}; move it back, and the same command resumes")
 
     def _tidy(self, path: Path) -> None:
         """After a save: `best`, the mirror, retention."""

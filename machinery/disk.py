@@ -17,7 +17,7 @@ import shutil
 import socket
 import stat
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
@@ -210,13 +210,6 @@ def check_room(folder: Path, need: float, remedy: str) -> None:
         size = lambda n: f"{n / 1e9:.1f} GB" if n >= 1e8 else f"{n / 1e6:,.3f} MB"
         why = f"about {size(need)} are needed, but {size(free)} are free in {folder}"
         raise StorageError(f"{why}; {remedy}")
-
-
-def hold(folder: Path) -> Callable[[], bool]:
-    """Returns a function that tells whether this folder is still in its place. The folder stays
-    open: else a new one, made in its place, could get the same inode."""
-    fd = os.open(folder, os.O_RDONLY)
-    return lambda: folder.exists() and os.path.samestat(os.fstat(fd), folder.stat())
 
 
 def lock(folder: str | Path, option: str) -> BinaryIO:

@@ -192,25 +192,17 @@ class Job:
         return self.records / f"{self.sources[source].name}_{unit:05d}.json"
 
     def record(self, source: int, unit: int) -> dict | None:
-        """The record of a finished unit; None if it, or a shard, is missing or damaged, or if a
-        field that is used is of the wrong type: a stranger may have written it."""
-        ids_end = self.given.vocab_size if self.given else self.config.vocab_size
+        """The record of a finished unit; None if it, or a shard, is missing or damaged."""
         try:
             record = disk.read_json(self.record_path(source, unit))
-            parts = [record["splits"][split] for split in ("train", "val")]
-            entries = [entry for part in parts for entry in part["shards"]]
-            listed = [file for entry in entries for file in shards.files_of(entry)]
-            sizes = [disk.inside(self.folder, f).stat().st_size for f, _, _ in listed]
-            facts = [shards.SHARD[name](entry[name]) for entry in entries for name in shards.SHARD]
-            counts = [record["tokens"], record["documents"], *record["notes"].values()]
-            counts += [n for part in parts for n in part["packing"].values()]
-            counts += [part.get(n, 0) for part in parts for n in ("documents", "bytes", "tokens")]
-            ids = [i for part in parts for row in part["leftover"] for i in row]
-            facts += [*map(shards.is_count, counts + ids), max(ids, default=0) < ids_end]
-            facts += [isinstance(text, str) for text in record["examples"].values()]
+            for part in record["splits"].values():
+                for entry in part["shards"]:
+                    for name, size, _ in shards.files_of(entry):
+                        if disk.inside(self.folder, name).stat().st_size != size:
+                            return None
         except (OSError, DataError, TypeError, LookupError, AttributeError):
             return None
-        return record if all(facts) and sizes == [size for _, size, _ in listed] else None
+        return record
 
     def task(self, source: int, unit: int) -> tuple:
         """The arguments of `prepare_unit`: plain values, which any process can unpickle."""

@@ -458,25 +458,6 @@ def test_a_full_disk_is_an_error_at_the_third_save_and_at_the_end(run, log):
     assert steps_in(run.root) == [20, 60]
 
 
-@pytest.mark.parametrize("how", ["moved", "deleted", "made again"])
-def test_a_folder_that_goes_while_its_run_trains_is_noticed(tmp_path, log, how):
-    """At the next save, which must not begin a folder of the old name: its lock went with it."""
-    model, optimizers = build()
-    run_dir, moved = tmp_path / "run", tmp_path / "moved"
-    saver = Checkpointer(run_dir / "checkpoints", log=log.append)
-    saver.save(1, model, optimizers, {}, wait=True)
-    run_dir.rename(moved) if how == "moved" else shutil.rmtree(run_dir)
-    if how == "made again":  # by a report; or by another run. It may have the same inode
-        run_dir.mkdir()
-    saver.save(2, model, optimizers, {})
-    saver.join()
-    assert str(run_dir) in str(saver.error) and saver.error.exit_code == 2  # the loop looks at it
-    with pytest.raises(UsageError):
-        saver.save(3, model, optimizers, {})
-    assert not checkpoint.checkpoints(run_dir / "checkpoints")
-    assert how != "moved" or steps_in(moved / "checkpoints") == [1]
-
-
 def test_a_save_that_waits_for_a_lost_rank_holds_no_other(run):
     run._thread = threading.Thread(target=(end := threading.Event()).wait, args=[60])
     run._thread.start()
@@ -606,8 +587,9 @@ def test_resume_from_a_given_checkpoint(run, log):
         saver.resume(model, optimizers, older)  # saves of both would be mixed
     assert Checkpointer(run.root.parent / "back").resume(model, optimizers, older)["step"] == 10
     flip(newest / "trainer.json", 3)
-    with pytest.raises(CheckpointError, match="trainer.json"):
+    with pytest.raises(UsageError, match="step_00000010 is"):
         saver.resume(model, optimizers, newest)
+    assert any("trainer.json" in text for text in log)
     saver = Checkpointer(run.root, log=log.append)
     assert saver.resume(model, optimizers, older)["step"] == 10  # none that is valid is newer
     for step in (20, 30, 40):

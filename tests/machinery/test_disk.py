@@ -220,20 +220,6 @@ def test_room_is_checked_on_the_disk_of_a_folder_that_is_not_there_yet(tmp_path)
     disk.check_room(tmp_path / "a", 1, "choose another")
 
 
-def test_a_folder_that_is_made_again_is_another(tmp_path):
-    """Many file systems give a new folder the inode of the one that was just deleted."""
-    for k in range(10):
-        folder = tmp_path / "run"
-        folder.mkdir()
-        is_in_place = disk.hold(folder)
-        assert is_in_place()
-        folder.rename(tmp_path / f"{k}") if k % 2 else folder.rmdir()
-        assert not is_in_place()
-        folder.mkdir()
-        assert not is_in_place()
-        folder.rmdir()
-
-
 def test_a_second_name_of_a_file_elsewhere_is_not_written_to(tmp_path):
     (tmp_path / "mine").write_text("mine")
     os.link(tmp_path / "mine", tmp_path / "eval.jsonl")
