@@ -10,7 +10,7 @@
 
 Guarantees, for text: no token is lost except in the last, partial row of a source; the only filler
 is one BOS where a single place is left. The row at a position depends only on data, mixtures and
-seed, so the loader's whole state is one integer. Next: train.py.
+seed, so the loader's whole state is one integer. Next: train.py, the loop.
 """
 
 import hashlib
@@ -272,7 +272,7 @@ class Order:
         decay_weights: Sequence[float] | None = None,
         decay_from: int = 0,
     ) -> None:
-        self.sizes = list(sizes)
+        self.sizes, self.seed = list(sizes), seed
         for mixture in (weights, decay_weights or weights):
             empty = [i for i, (n, w) in enumerate(zip(sizes, mixture, strict=True)) if w and not n]
             if empty:
@@ -315,8 +315,8 @@ def mixture_weights(manifest, weights: dict[str, float] | None) -> list[float]:
     return [weights.get(name, 0) for name in names]
 
 
-def order_of(manifest, seed: int, weights, decay_weights, decay_from: int) -> Order:
-    """The order of the training rows; weights as in `mixture_weights`."""
+def order_of(manifest, seed=0, weights=None, decay_weights=None, decay_from=0) -> Order:
+    """The order of the training rows; weights by name, as in `mixture_weights`."""
     sizes = [manifest.rows("train", i) for i in range(len(manifest.sources))]
     decay = None if decay_weights is None else mixture_weights(manifest, decay_weights)
     return Order(sizes, mixture_weights(manifest, weights), seed, decay, decay_from)
@@ -352,28 +352,24 @@ class RowLoader:
     def __init__(
         self,
         manifest,
-        *,
-        seed: int,
+        order: Order,
         micro_batch: int,
+        *,
         rank: int = 0,
         world_size: int = 1,
         position: int = 0,
         rows_per_step: int = 0,
-        weights: dict[str, float] | None = None,
-        decay_weights: dict[str, float] | None = None,
-        decay_from: int = 0,
         device: object = "cpu",
         prefetch: int = 4,
     ) -> None:
         import torch
 
         self.manifest = manifest
-        self.seed = seed
+        self.order = order
         self.first_row = position
         self.marks = getattr(manifest, "marks", ())
         self.micro_batch = micro_batch
         self.device = torch.device(device)
-        self.order = order_of(manifest, seed, weights, decay_weights, decay_from)
         self._places = self._micro_batches(rank, world_size, rows_per_step)
         pin = self.device.type == "cuda"
         shape = (2, micro_batch, manifest.row_len - 1)
@@ -403,7 +399,7 @@ class RowLoader:
     def random_seed(self) -> int:
         """A seed for whatever draws random numbers in this micro-batch, such as dropout: it depends
         on the position, so that a resumed run draws the same."""
-        return mix64(mix64(self.seed) ^ self.first_row)
+        return mix64(mix64(self.order.seed) ^ self.first_row)
 
     def pop_wait_s(self) -> float:
         """Seconds that next_batch has waited for data since the last call."""

@@ -14,17 +14,17 @@
 
 MODEL: the name of a preset; the folder of a run, a checkpoint or an export; or a stock model by its
 folder or hf:REPO. `loss`, `choice`, `core` and `noise` append their figures to eval.jsonl in the
-folder of the run or model. Uses the module uncompiled, on one device. Next: model.py has stream(),
-flops.py the metric, instruments/ the commands.
+folder of the run or model. Uses the module uncompiled, on one device. bits_per_byte.py has the
+metric, instruments/ the commands. Next: config.py.
 """
 
 import importlib
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import partial
 
 from config import UsageError
 from hf import imported
-from machinery import cli, trained
+from machinery import cli, shards, trained
 
 load_model = partial(trained.load_model, read_export=imported.load)
 
@@ -61,7 +61,13 @@ def main(argv: list[str]) -> int:
     given = trained.find_model(word)
     if not given.keys() <= {field.name for field in fields(kind)}:
         raise UsageError(f"eval.py {argv[0]} needs a preset or a run; {word} is neither")
-    run(cli.read_options(kind(**given), rest, f"eval.py {argv[0]}"), load_model=load_model)
+    config = cli.read_options(kind(**given), rest, f"eval.py {argv[0]}")
+    folder = getattr(config, "data_dir", "")
+    if folder and shards.is_published(folder):
+        from stores import stage
+
+        config = replace(config, data_dir=stage.copy(folder))
+    run(config, load_model=load_model)
     return 0
 
 

@@ -1,25 +1,22 @@
-"""The measures: bits per byte; and tokens/s, FLOP/s, MFU, time left.
+"""The measures of speed: tokens/s, FLOP/s, MFU, time left.
 
 Guarantees: no peak is guessed for a device that the table does not name in whole words;
 evaluation, saving and compilation never count as training time. There are two conventions of FLOPs
 per token (`GPT.flops_per_token`). The same run has 41% MFU in one and 32% in the other, so both are
 printed: `full` counts all T x T attention (PaLM, appendix B), `causal` the half that a causal model
-needs (Megatron-LM). Next: optim.py.
+needs (Megatron-LM). Next: bits_per_byte.py.
 """
 
-import math
 import re
 import statistics
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from string import ascii_uppercase
 from typing import NamedTuple
 
 import torch
-import torch.distributed as dist
-from torch import Tensor, nn
 
 
 class Card(NamedTuple):
@@ -80,26 +77,6 @@ def mfu(
     return tokens_per_s * flops_per_token / (peak * world_size) if peak else None
 
 
-def activation_bytes(config, itemsize: int = 2, recompute: bool = False) -> int:
-    """GPU memory per token at the peak of a compiled step, in addition to weights, gradients and
-    optimizer: what each layer keeps for backward, and the logits.
-
-    recompute: a layer keeps only its inputs, and backward recomputes one layer at a time. An
-    estimate; tests compare it with what the compiler decides to keep."""
-    q, kv = config.n_head * config.head_dim, config.n_kv_head * config.head_dim
-    layer = 4 * config.n_embd  # the input of attention and of the MLP, before the norm and after it
-    layer += 2 * q + 2 * kv  # queries, keys, values, and what attention returns
-    layer += (q + kv) if config.qk_norm else 0  # queries and keys before their norm
-    values = kv // 2 if "value_embeds" in config.extras else 0  # one in every other layer
-    layer += 2 * values  # as looked up, and times their gate
-    # ReLU squared keeps only its result; SwiGLU keeps gate and up as well
-    layer += config.mlp_hidden * (3 if config.mlp == "swiglu" else 1)
-    once = 4 * config.n_embd  # around the embedding and the last norm
-    once += config.padded_vocab  # the logits, whose gradient takes their place
-    kept = config.n_embd + values if recompute else layer
-    return itemsize * (config.n_layer * kept + recompute * layer + once)
-
-
 def find_peak(world, tflops: float = 0.0) -> float | None:
     """Peak FLOP/s of one device: as given, by its name (16 bits), or timed now (a CPU's matmul)."""
     if tflops:
@@ -113,53 +90,6 @@ def find_peak(world, tflops: float = 0.0) -> float | None:
         a @ b
         times.append(time.perf_counter() - start)
     return 2 * n**3 / statistics.median(times[2:])  # the first two warm up
-
-
-def sums_of(nats: Tensor, targets: Tensor, token_bytes: Tensor) -> dict[str, Tensor]:
-    """The arguments of `loss_and_bpb`, by name, summed over each row: (B,) each, in fp32.
-
-    nats (B, T): the loss of each target; targets (B, T): below 0, a target counts nowhere;
-    token_bytes (V,): a special token has 0 bytes, and is no text."""
-    counted = targets >= 0
-    size = token_bytes[targets.clamp(min=0)] * counted  # (B, T)
-    sums = dict(nats=nats * counted, counted=counted, text_nats=nats * (size > 0), bytes=size)
-    return {name: x.sum(1, dtype=torch.float32) for name, x in sums.items()}
-
-
-def loss_and_bpb(nats, counted, text_nats, bytes) -> tuple[float, float]:
-    """Nats per target, and bits per byte of text: the latter do not depend on the tokenizer."""
-    return nats / max(counted, 1), text_nats / math.log(2) / max(bytes, 1)
-
-
-@torch.no_grad()
-def score_text(
-    model: nn.Module, batches: Iterable, token_bytes: Tensor, rows: int = 0, sources=(), names=()
-) -> tuple[float, float, dict[str, float]]:
-    """Loss in nats per token and in bits per byte of text, over all ranks' batches; the latter also
-    by source: their mean, weighted by bytes of text, is that of all.
-
-    batches: inputs and targets (B, T), equally many on every rank (a sharded model's ranks run in
-    lockstep). rows: in every forward pass, since a compiled model is compiled for one shape; a
-    smaller batch is filled up with copies of its own rows, which are not scored. sources: for each
-    row in turn, the index of its source in `names`."""
-    parts = []  # read after the loop, so that the host never waits for the device in between
-    training = model.training
-    model.eval()
-    for inputs, targets in batches:
-        n = len(inputs)
-        fill = torch.arange(max(n, rows), device=inputs.device) % n  # 0 .. n - 1, then again
-        nats = model(inputs[fill], targets[fill], reduction="none")[:n]  # (n, T)
-        parts.append(torch.stack([*sums_of(nats, targets, token_bytes).values()]))
-    model.train(training)
-    by_row = torch.cat(parts, dim=1).cpu().double()  # (4, rows of this rank)
-    source_of = torch.tensor(sources or [0] * by_row.size(1))
-    by_source = torch.zeros(4, max(1, len(names)), dtype=torch.double)
-    by_source.index_add_(1, source_of, by_row)
-    if dist.is_initialized():
-        dist.all_reduce(by_source)
-    each = {name: sums for name, sums in zip(names, by_source.T.tolist()) if sums[3]}
-    bits = {name: loss_and_bpb(*sums)[1] for name, sums in each.items()}
-    return *loss_and_bpb(*by_source.sum(1).tolist()), bits
 
 
 class Meter:

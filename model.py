@@ -5,10 +5,10 @@ the only place where weights get their values. Weights are kept in fp32 and cast
 where they are used; the loss is computed in fp32.
 
 Shapes: B rows, T positions (S of keys), C = n_embd, L layers, H query heads, G key/value heads,
-D = head_dim, V = vocab_size. Next: optim.py updates these weights, train.py runs the loop.
+D = head_dim, V = vocab_size. Next: data.py makes its batches.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
@@ -18,22 +18,60 @@ from torch.utils.checkpoint import checkpoint
 
 from config import VALUE_GATE_CHANNELS, GPTConfig, UsageError
 
-# How each weight is optimized, by the last word of its name; `GPT.init_weights` has the table of
-# initial values. A new weight needs a line in both. A bare nn.Parameter must also be cast where it
-# is used, with `.to(x.dtype)`: otherwise everything after it is computed in fp32.
-GROUP_OF = {
-    **dict.fromkeys(("q", "k", "v", "out", "up", "gate", "down", "value_gate"), "matrix"),
-    **dict.fromkeys(("embed", "value_embeds"), "embedding"),
-    "head": "head",
-}  # "scalar" is the group for gains and biases, of which this model has none
+
+def normal(std: float) -> Callable:
+    """How a weight begins: N(0, std^2)."""
+    return lambda weight, config: weight.normal_(0, std)
+
+
+def uniform(times: float) -> Callable:
+    """How a weight begins: uniform, with a standard deviation of times * C^-1/2."""
+
+    def fill(weight: Tensor, config: GPTConfig) -> None:
+        bound = 3**0.5 * config.n_embd**-0.5 * times  # that of U(-b, b) is b / sqrt(3)
+        weight.uniform_(-bound, bound)
+
+    return fill
+
+
+def zero(weight: Tensor, config: GPTConfig) -> None:
+    weight.zero_()
+
+
+def almost_off(weight: Tensor, config: GPTConfig) -> None:
+    weight.uniform_(0, 0.02)
+
+
+def by_depth(weight: Tensor, config: GPTConfig) -> None:
+    weight.normal_(0, 0.006 / (2 * config.n_layer) ** 0.5)
+
+
+# Each kind of weight, the last word of its name: how it is optimized, and how it begins beside an
+# untied head (nanochat's values) and a tied one (DeepSeek LLM's 0.006, with Megatron-LM's scaling
+# of the projections: a tied table must be small, or each token would predict itself). A new weight
+# needs a line here. A bare nn.Parameter must also be cast where it is used, with `.to(x.dtype)`:
+# otherwise everything after it is computed in fp32.
+KINDS = {
+    "embed": ("embedding", normal(0.8), normal(0.006)),
+    "value_embeds": ("embedding", uniform(1.0), normal(0.006)),
+    "head": ("head", normal(0.001), None),
+    "q": ("matrix", uniform(1.0), normal(0.006)),
+    "k": ("matrix", uniform(1.0), normal(0.006)),
+    "v": ("matrix", uniform(1.0), normal(0.006)),
+    "out": ("matrix", zero, by_depth),
+    "up": ("matrix", uniform(0.4), normal(0.006)),
+    "gate": ("matrix", uniform(0.4), normal(0.006)),
+    "down": ("matrix", zero, by_depth),
+    "value_gate": ("matrix", almost_off, almost_off),
+}  # a fourth group, "scalar", is for gains and biases, of which this model has none
 
 
 def kind_of(name: str) -> str:
-    """The key in GROUP_OF: "blocks.3.attn.q.weight" -> "q"."""
+    """The key in KINDS: "blocks.3.attn.q.weight" -> "q"."""
     words = name.removesuffix(".weight").split(".")
     kind = "value_embeds" if words[0] == "value_embeds" else words[-1]
-    if kind not in GROUP_OF:
-        how = f"give {kind!r} a line in GPT.init_weight and a place in GROUP_OF (model.py)"
+    if kind not in KINDS:
+        how = f"give {kind!r} a line in KINDS (model.py)"
         raise UsageError(f"the weight {name!r} has no initial value and no optimizer; {how}")
     return kind
 
@@ -253,21 +291,9 @@ class GPT(nn.Module):
 
     @torch.no_grad()
     def init_weights(self) -> None:
-        """Give every weight its initial value, from torch's global generator, in parameter order.
-
-        | weight                  | untied head               | tied head                  |
-        | ----------------------- | ------------------------- | -------------------------- |
-        | embed                   | normal, std 0.8           | normal, std 0.006          |
-        | head                    | normal, std 0.001         | (the embedding)            |
-        | q, k, v, value_embeds   | uniform, std C^-1/2       | normal, std 0.006          |
-        | up, gate                | uniform, std 0.4 C^-1/2   | normal, std 0.006          |
-        | out, down               | 0                         | normal, 0.006 / sqrt(2 L)  |
-        | value_gate              | uniform 0 .. 0.02         | the same                   |
-
-        Sources: nanochat for the first column; DeepSeek LLM (std 0.006) with Megatron-LM's scaling
-        of the projections for the second: a tied table must be small, or each token would predict
-        itself. With an untied head, `_init_previous_token_head` changes the embedding and one head.
-        """
+        """Give every weight its initial value, from torch's global generator, in parameter order:
+        that of KINDS; with an untied head, `_init_previous_token_head` changes the embedding and
+        one head."""
         for name, p in self.named_parameters():
             self.init_weight(name, p)
         self.init_tables()
@@ -280,24 +306,12 @@ class GPT(nn.Module):
 
     @torch.no_grad()
     def init_weight(self, name: str, weight: Tensor) -> None:
-        """One line of the table: initialize `weight` (whole, no shard) as the weight `name`."""
-        kind, tied = kind_of(name), self.config.tie_embeddings
-        if kind == "value_gate":
-            weight.uniform_(0, 0.02)
-        elif kind in ("embed", "head"):
-            weight.normal_(0, 0.006 if tied else 0.8 if kind == "embed" else 0.001)
-        elif kind in ("out", "down") and tied:
-            weight.normal_(0, 0.006 / (2 * self.config.n_layer) ** 0.5)
-        elif kind in ("out", "down"):
-            weight.zero_()
-        elif kind not in ("q", "k", "v", "up", "gate", "value_embeds"):
-            raise UsageError(f"give {kind!r} a line in GPT.init_weight (model.py)")
-        elif tied:
-            weight.normal_(0, 0.006)
+        """Initialize `weight` (whole, no shard) as the weight `name`."""
+        _, untied, tied = KINDS[kind_of(name)]
+        if self.config.tie_embeddings:
+            tied(weight, self.config)
         else:
-            bound = 3**0.5 * self.config.n_embd**-0.5 * (0.4 if kind in ("up", "gate") else 1.0)
-            weight.uniform_(-bound, bound)  # the standard deviation of U(-b, b) is b / sqrt(3)
-        if not tied:
+            untied(weight, self.config)
             self._init_previous_token_head(name, weight)
 
     def _init_previous_token_head(self, name: str, weight: Tensor) -> None:
@@ -331,7 +345,7 @@ class GPT(nn.Module):
         groups = {"matrix": [], "embedding": [], "head": [], "scalar": []}
         for name, p in self.named_parameters():
             tied = name == "embed.weight" and self.config.tie_embeddings
-            groups["head" if tied else GROUP_OF[kind_of(name)]].append(p)
+            groups["head" if tied else KINDS[kind_of(name)][0]].append(p)
         return groups
 
     # ---------------------------------------------------------------- forward

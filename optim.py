@@ -3,7 +3,7 @@
 `build` takes groups of parameters and a TrainConfig and returns `torch.optim.Optimizer`s, with
 their state already made. To add an optimizer, make its state (tensors) in `__init__` and add it to
 `build` and `state_bytes`; to add a schedule, add it to `lr_at`. Its name goes into config.py, and
-into READ_BY here. Next: train.py.
+into READ_BY here. Next: flops.py.
 """
 
 import math
@@ -142,7 +142,7 @@ class Muon(torch.optim.Optimizer):
         for p in params:
             if p.ndim != 2:
                 what = f"Muon takes matrices, not a parameter of shape {tuple(p.shape)}"
-                raise UsageError(f"{what}; give its name another group in GROUP_OF (model.py)")
+                raise UsageError(f"{what}; give its name another group in KINDS (model.py)")
             by_shape[p.shape].append(p)
         defaults = dict(lr=lr, momentum=momentum, weight_decay=weight_decay, beta2=beta2)
         super().__init__([dict(params=same) for same in by_shape.values()], defaults)

@@ -6,9 +6,10 @@ or of machines (`--cluster tcp://HOST:8786`, a Dask scheduler), gives the same b
 resumes: the same command does only what is missing. A finished dataset is left alone.
 `python prepare_data.py verify [PRESET]` reads every shard and compares its sha256; `show [PRESET]
 --row N` (or `--find TEXT`) prints a row as text, and where it comes from.
-Next: preparation/worker.py (one unit), preparation/sources.py (text), data.py (rows), train.py.
+preparation/worker.py does a unit, preparation/sources.py reads text. Next: optim.py.
 """
 
+import importlib
 import subprocess
 import sys
 import time
@@ -21,39 +22,30 @@ import numpy as np
 import data
 from config import DataConfig, UsageError, find_preset
 from hf import tokenizer_json
-from machinery import cli, disk, shards, stage
+from machinery import cli, disk, shards
 from machinery.output import say
 from preparation import chat, copies, sources, worker
 from preparation.reading import Notes
 from tokenizer import Tokenizer
 
+# command -> (module, function, which gets the words typed after it)
+COMMANDS = {"verify": ("preparation.show", "verify"), "show": ("preparation.show", "show")}
 ENOUGH = 20_000  # held-out tokens: with fewer, chance decides which checkpoint is the best
 
 
 def main(argv: list[str]) -> int:
-    if argv[:1] == ["verify"]:
-        return verify(argv[1:])
-    if argv[:1] == ["show"]:
-        from preparation import show
-
-        return show.main(argv[1:])
+    if argv and argv[0] in COMMANDS:
+        room, function = COMMANDS[argv[0]]
+        return getattr(importlib.import_module(room), function)(argv[1:])
     preset = cli.parse("prepare_data.py", "data", argv)
     config = preset.data
     if not config.mixture and config.source == find_preset(preset.name).data.source:
         config = replace(config, mixture=preset.train.mixture)
     manifest = prepare(config)
     if config.publish:
+        from stores import stage
+
         stage.publish(manifest, config.publish)
-    return 0
-
-
-def verify(argv: list[str]) -> int:
-    """Compare every file with its sha256 in the manifest; DataError if one is damaged."""
-    preset = cli.parse("prepare_data.py verify", "data", argv)
-    manifest = shards.Manifest.load(preset.data.data_dir, preset.name)
-    manifest.check()
-    manifest.verify()
-    say(f"{manifest.dir}: {len(manifest.all_shards())} shards, every sha256 as expected")
     return 0
 
 

@@ -6,7 +6,8 @@ order of summation is not fixed).
 
 One straight line: `main` parses, plans and builds; `take_steps` is the optimization loop; `train`
 logs, saves and evaluates around it; `finish` ends the run. `Run` holds the parts, `Progress` the
-counters. Fault tolerance is in machinery/. Shapes: B rows per micro-batch, T positions.
+counters. Fault tolerance is in machinery/. Shapes: B rows per micro-batch, T positions. Next:
+tokenizer.py, where the ids come from.
 """
 
 import gc
@@ -19,6 +20,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from types import ModuleType
 
 if "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:  # the older name of the same setting
     os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")  # read by the import
@@ -31,7 +33,8 @@ import config as cfg
 import data
 import flops
 import optim
-from machinery import build, checkpoint, cli, folders, mirror, ranks, trained
+from bits_per_byte import loss_and_bpb, score_text, sums_of
+from machinery import build, checkpoint, cli, folders, ranks, shards, trained
 from machinery import log as logs
 from machinery.errors import NonFiniteError
 from machinery.log import Log, is_done, write_report
@@ -57,6 +60,7 @@ class Run:
     loader: data.RowLoader
     meter: flops.Meter
     token_bytes: Tensor  # (V,): bytes of text per token id
+    report: ModuleType | None  # which writes report.html; None without instruments/
 
 
 @dataclass
@@ -90,33 +94,43 @@ def main(argv: list[str]) -> int:
         from instruments.run import forecast
 
         return forecast.show(preset, world)
-    manifest, preset = folders.open_data(preset, world)
+    folder = options.data_dir
+    if options.stage or shards.is_published(folder):
+        from stores import stage
+
+        folder = stage.once_per_node(folder, options.stage, world)
+    manifest, preset = folders.open_data(folder, preset)
     if source:
         source.check_data(manifest, preset)
     plan = make_plan(preset, world)
     # From here on `steps` is set, and `tokens` has served its purpose.
     preset = replace(preset, train=replace(preset.train, steps=plan.steps, tokens=""))
     log, progress = Log(Path(options.run_dir), world.is_first, options.wandb), Progress()
-    about = build.describe(typed, preset, plan, manifest, world)
+    order = folders.order_of(preset, plan, manifest)
+    about = build.describe(typed, preset, plan, manifest, order, world)
     with ExitStack() as stack:
         stack.enter_context(folders.claim(preset, manifest, world))
-        copies = stack.enter_context(mirror.open_mirror(options, log))
+        mirror = None  # gets copies of the checkpoints
+        if options.mirror:
+            from stores import mirror as mirrors
+
+            mirror = stack.enter_context(mirrors.open_mirror(options, log))
         stack.enter_context(log.outcome(progress))
         log.print(about)
         stack.enter_context(build.explain_errors(argv, world, progress))
         model = build.build_model(preset.model, plan, world, preset.train.seed)
         optimizers = build.build_optimizers(model, preset, plan, world)
-        checkpoints = build.open_checkpoints(preset, plan, log, copies)
+        checkpoints = build.open_checkpoints(preset, plan, log, mirror)
         stack.push(checkpoints.leave)  # a save in flight ends first
         state = build.load(checkpoints, model, optimizers, preset, manifest, source)
         plan = resume(state, preset, plan, log, progress) if state else plan
-        if ranks.any_rank(progress.step >= plan.steps and world.is_first and is_done(log.run_dir)):
+        if world.team.any(progress.step >= plan.steps and world.is_first and is_done(log.run_dir)):
             how = f"python eval.py sample --run_dir {str(log.run_dir)!r} shows what it writes"
             log.print(f"{log.run_dir} is finished ({progress.step:,} steps); {how}")
             return checkpoints.finish() or 0  # a mirror gets the files it lacks
         signals = ranks.Signals()
         step_model, val_model, plan = build.compile_step(model, optimizers, plan, world, log)
-        loader = build.open_loader(manifest, preset, plan, world, progress.step)
+        loader = build.open_loader(manifest, order, plan, world, progress.step)
         stack.callback(loader.close)
         run = Run(
             preset=preset,
@@ -133,6 +147,7 @@ def main(argv: list[str]) -> int:
             loader=loader,
             meter=build.make_meter(model, world, options),
             token_bytes=torch.from_numpy(manifest.token_bytes()).to(world.device),
+            report=find_report() if world.is_first else None,
         )
         log.begin(progress.step, eval_is_due(run, progress), logs.start_of(argv, preset, world))
         gc.collect()
@@ -143,6 +158,15 @@ def main(argv: list[str]) -> int:
             return profiler.run(run, take_steps(run, progress), log_step, progress)
         train(run, progress)
         return finish(run, progress)
+
+
+def find_report() -> ModuleType | None:
+    """The instrument that draws the run, unless it was deleted."""
+    try:
+        from instruments.pages import report
+    except ImportError:
+        return None
+    return report
 
 
 # -------------------------------------------------------------------------------------- the loop
@@ -181,7 +205,7 @@ def take_steps(run: Run, progress: Progress) -> Iterator[dict[str, float]]:
             nats = run.step_model(inputs, targets, reduction="none")  # (B, T), 0 where ignored
             loss = nats.sum() / plan.tokens_per_step  # this micro-batch's share of the mean
             (loss * (scale * world.world_size)).backward()  # undoes the averaging over ranks
-            for name, of_rows in flops.sums_of(nats.detach(), targets, run.token_bytes).items():
+            for name, of_rows in sums_of(nats.detach(), targets, run.token_bytes).items():
                 sums[name] += of_rows.sum()
             # Your own number: sums["yours"] += ... is added up over the ranks, logged and printed.
 
@@ -237,7 +261,7 @@ def log_step(run: Run, progress: Progress, numbers: dict[str, float]) -> None:
     stops = [s for s in run.signals.STOP if numbers.pop(s.name.lower())]
     progress.stop, progress.save_now = (stops or [0])[0], numbers.pop("overdue") > 0
     step, lr, norm, bad, overflow = map(numbers.pop, ("step", "lr", "norm", "bad", "overflow"))
-    loss, bpb = flops.loss_and_bpb(*map(numbers.pop, ("nats", "counted", "text_nats", "bytes")))
+    loss, bpb = loss_and_bpb(*map(numbers.pop, ("nats", "counted", "text_nats", "bytes")))
     wait_s, saving = run.loader.pop_wait_s(), run.checkpoints.busy
     step_s = run.meter.step(plan.tokens_per_step, data_wait_s=wait_s)
     record = dict(step=step, tokens=step * plan.tokens_per_step)
@@ -293,7 +317,7 @@ def validate(run: Run, step: int, rows: int, prefix: str = "") -> tuple[float, s
         manifest, plan.micro_batch, rows, world.rank, world.world_size, world.device
     )
     with run.meter.paused("eval"):
-        loss, bpb, by_source = flops.score_text(
+        loss, bpb, by_source = score_text(
             run.val_model, batches, run.token_bytes, plan.micro_batch, sources, manifest.sources
         )
     epochs = run.loader.order.epochs(step * plan.rows_per_step)  # so far, by source
@@ -320,7 +344,7 @@ def evaluate(run: Run, progress: Progress) -> None:
             save(run, progress)
         run.checkpoints.mark_best(step)
     with run.meter.paused("report"):
-        run.log.print(write_report(run.log, run, step))
+        run.log.print(write_report(run.log, run.report, run, step))
 
 
 def save(run: Run, progress: Progress, wait: bool = False) -> None:
@@ -368,14 +392,14 @@ def finish(run: Run, progress: Progress) -> int:
     run.checkpoints.join(raises=True)
     if stop:
         log.status("preempted", step=step, exit_code=128 + stop)
-        write_report(log)
+        write_report(log, run.report)
         run.checkpoints.finish()  # the mirror gets the last files
         name = signal.Signals(stop).name
         log.print(f"stopped by {name} after step {step:,}; the same command resumes")
         return 128 + stop
     _, text = validate(run, step, run.manifest.rows("val"), prefix="full_")
     log.status("done", step=step, exit_code=0)
-    log.print(logs.done_text(run, progress, text, write_report(log)))
+    log.print(logs.done_text(run, progress, text, write_report(log, run.report)))
     run.checkpoints.finish()
     return 0
 

@@ -20,7 +20,7 @@ import tyro
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import data
 import eval
-import flops
+from bits_per_byte import score_text
 from machinery import trained
 from machinery.shards import Manifest
 from preparation import stdlib_chats
@@ -87,7 +87,7 @@ def measure(run: str, folder: str, every: int) -> dict:
         formed = ends and kind_of(tokenizer.decode(drawn[:-1])) == kind
         assert (drawn == answer) == right or MOST < len(answer)
         counts[kind].update(asked=1, ends=ends, form=formed)
-    nats, bpb, _ = flops.score_text(model, data.val_batches(manifest, 8), token_bytes)
+    nats, bpb, _ = score_text(model, data.val_batches(manifest, 8), token_bytes)
     for kind, c in sorted(counts.items()):
         known, asked = "said" if kind in SAID else "remembered", max(1, c["asked"])
         right = f"{c['right'] / c['n']:4.0%} of {c['n']} right; of {c['asked']} asked"

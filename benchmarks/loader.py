@@ -18,7 +18,7 @@ import numpy as np
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from data import RowLoader
+from data import RowLoader, order_of
 from machinery import disk, shards
 from machinery.shards import Manifest
 
@@ -53,7 +53,7 @@ def sparse_folder(folder: Path, gigabytes: float, row_len: int = 2049) -> None:
 
 def loader_rate(manifest: Manifest, position: int, micro_batch: int = 16, batches: int = 400):
     """Rows/s of a consumer that does nothing else."""
-    loader = RowLoader(manifest, seed=0, micro_batch=micro_batch, position=position)
+    loader = RowLoader(manifest, order_of(manifest), micro_batch, position=position)
     loader.next_batch()
     t0 = time.perf_counter()
     for _ in range(batches):
@@ -75,7 +75,7 @@ def main() -> None:
         t0 = time.perf_counter()
         manifest = Manifest.load(folder)
         manifest.check()
-        loader = RowLoader(manifest, seed=0, micro_batch=32)
+        loader = RowLoader(manifest, order_of(manifest), 32)
         loader.next_batch()
         print(f"{args.gigabytes:.0f} GB: first batch after {time.perf_counter() - t0:.3f} s")
         loader.close()

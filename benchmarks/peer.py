@@ -41,6 +41,7 @@ import config as cfg
 import data
 import flops
 import train
+from bits_per_byte import score_text
 from machinery import build, folders, ranks
 from machinery.plan import make_plan
 from runs import ROOT
@@ -148,7 +149,8 @@ class Peer:
         self.model.load_state_dict(self.build().state_dict())
         self.optimizer.state.clear()
         preset = replace(run.preset, train=replace(run.preset.train, seed=seed))
-        loader = build.open_loader(run.manifest, preset, run.plan, run.world, 0)
+        order = folders.order_of(preset, run.plan, run.manifest)
+        loader = build.open_loader(run.manifest, order, run.plan, run.world, 0)
         batches = ((x, y.clamp(min=-1)) for x, y in iter(loader.next_batch, None))  # -1: ignored
         decay_begins = horizon - round(0.65 * horizon)
         try:
@@ -162,7 +164,7 @@ class Peer:
             loader.close()
 
     def scored(self, run: train.Run) -> nn.Module:
-        """The model as flops.score_text calls it."""
+        """The model as bits_per_byte.score_text calls it."""
         model = self.model
 
         class Scored(nn.Module):
@@ -321,7 +323,8 @@ class Ours:
                     tensor.zero_()
         plan = replace(run.plan, steps=horizon)
         preset = replace(run.preset, train=replace(run.preset.train, seed=seed, steps=horizon))
-        loader = build.open_loader(run.manifest, preset, plan, run.world, 0)
+        order = folders.order_of(preset, plan, run.manifest)
+        loader = build.open_loader(run.manifest, order, plan, run.world, 0)
         try:
             own = replace(run, preset=preset, plan=plan, loader=loader)
             for numbers in train.take_steps(own, train.Progress()):
@@ -332,7 +335,7 @@ class Ours:
             loader.close()
 
     def scored(self, run: train.Run) -> nn.Module:
-        """The model as flops.score_text calls it."""
+        """The model as bits_per_byte.score_text calls it."""
         return run.model
 
 
@@ -340,7 +343,7 @@ def score(side, run: train.Run, rows: int) -> float:
     """Bits per byte of the first held-out rows; eager, so that no further graph is compiled."""
     at_once = min(8, rows)
     batches = data.val_batches(run.manifest, at_once, rows, device=run.world.device)
-    return flops.score_text(side.scored(run), batches, run.token_bytes, at_once)[1]
+    return score_text(side.scored(run), batches, run.token_bytes, at_once)[1]
 
 
 def open_run(args, run_dir: str, stack: ExitStack) -> train.Run:
@@ -352,7 +355,7 @@ def open_run(args, run_dir: str, stack: ExitStack) -> train.Run:
     options = replace(options, compile=not args.no_compile, micro_batch=args.micro_batch)
     world = ranks.start("auto", "auto")
     preset = replace(preset, name=args.preset, train=how, run=options)
-    manifest, preset = folders.open_data(preset, world)
+    manifest, preset = folders.open_data(preset.run.data_dir, preset)
     return build_run(preset, world, manifest, stack)
 
 

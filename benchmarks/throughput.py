@@ -35,7 +35,7 @@ import flops
 import optim
 import train
 from config import GPTConfig
-from machinery import build, cli, ranks
+from machinery import build, cli, folders, ranks
 from machinery.log import Log
 from machinery.plan import make_plan
 from runs import ROOT, device_name, table
@@ -126,7 +126,8 @@ def build_run(preset: cfg.Preset, world: ranks.World, rows, stack: ExitStack) ->
     model = build.build_model(preset.model, plan, world, preset.train.seed)
     optimizers = build.build_optimizers(model, preset, plan, world)
     step_model, val_model, plan = build.compile_step(model, optimizers, plan, world, log)
-    loader = build.open_loader(rows, preset, plan, world, step=0)
+    order = folders.order_of(preset, plan, rows)
+    loader = build.open_loader(rows, order, plan, world, step=0)
     stack.callback(loader.close)
     return train.Run(
         preset=preset,
@@ -143,6 +144,7 @@ def build_run(preset: cfg.Preset, world: ranks.World, rows, stack: ExitStack) ->
         loader=loader,
         meter=build.make_meter(model, world, preset.run),
         token_bytes=torch.from_numpy(rows.token_bytes()).to(world.device),
+        report=None,
     )
 
 

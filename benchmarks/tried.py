@@ -21,7 +21,28 @@ from machinery import cli
 GATE_CHANNELS = 24  # what a gate looks at
 # Adam moves a weight by the rate, 0.005: a factor that is 100 times its weight, by 0.5.
 FAST = {"smear": 40, "smear_gate": 40, "residual": 1, "first": 100, "backout": 40}
-NEW = dict.fromkeys(FAST, "scalar")
+
+
+def along(weight: torch.Tensor) -> torch.Tensor:
+    """From 0 at the first layer to 1 at the last."""
+    return torch.linspace(0, 1, len(weight), device=weight.device)
+
+
+BEGINS = {
+    "smear": lambda weight: weight.zero_(),
+    "smear_gate": lambda weight: weight.uniform_(0, 0.02),
+    "residual": lambda weight: weight.copy_(1.15 - 0.10 * along(weight)),
+    "first": lambda weight: weight.copy_(0.20 - 0.15 * along(weight)),
+    "backout": lambda weight: weight.fill_(0.2),
+}
+
+
+def new_kind(name: str) -> tuple:
+    """A line of model.KINDS."""
+    return "scalar", lambda weight, config: BEGINS[name](weight).div_(FAST[name]), None
+
+
+NEW = {name: new_kind(name) for name in FAST}
 
 
 class Tried(model.GPT):
@@ -44,23 +65,6 @@ class Tried(model.GPT):
             self.first = nn.Parameter(torch.empty(config.n_layer))
         if "backout" in self.ideas:
             self.backout = nn.Parameter(torch.empty(1))
-
-    @torch.no_grad()
-    def init_weight(self, name, weight):
-        kind, along = model.kind_of(name), torch.linspace(0, 1, len(weight), device=weight.device)
-        if kind == "smear_gate":
-            weight.uniform_(0, 0.02)
-        elif kind == "smear":
-            weight.zero_()
-        elif kind == "residual":
-            weight.copy_(1.15 - 0.10 * along)
-        elif kind == "first":
-            weight.copy_(0.20 - 0.15 * along)
-        elif kind == "backout":
-            weight.fill_(0.2)
-        else:
-            return super().init_weight(name, weight)
-        weight.div_(FAST.get(kind, 1))
 
     def forward(self, idx, targets=None, reduction="mean", cache=None):
         assert cache is None, "an idea that is tried out is not sampled from"
@@ -153,7 +157,7 @@ def try_out(idea: str) -> None:
     if idea in IDEAS:
         setattr(*IDEAS[idea])
     else:
-        model.GROUP_OF |= NEW
+        model.KINDS |= NEW
         Tried.ideas += (idea,)
         model.GPT = Tried
 

@@ -14,7 +14,7 @@
 import json
 import math
 
-import check
+import judging
 import lesson
 import torch
 import torch.nn.functional as F
@@ -275,7 +275,7 @@ for line in bytes(drawn[0].tolist()).decode("ascii", "replace").strip().split("\
 # model must be tuned as carefully as the new one, or the comparison is worth nothing.)
 
 # %%
-count = check.load(lesson.COURSE / "solutions/ex01.py").bits_per_byte
+count = judging.load(lesson.COURSE / "solutions/ex01.py").bits_per_byte
 learned, asked = (bytes(x.tolist()) for x in (training, held[1:]))
 counted = {alpha: count(learned, asked, 6, alpha) for alpha in (8.0, 64.0, 512.0)}
 rows = [(f"counting, alpha {alpha:g}", found) for alpha, found in counted.items()]

@@ -21,7 +21,7 @@ import time
 import numpy as np
 import torch
 
-from data import RowLoader
+from data import RowLoader, order_of
 
 LOAD, COMPUTE, STEPS = 0.010, 0.020, 15  # seconds, seconds, steps
 now = time.perf_counter
@@ -212,7 +212,8 @@ class SlowDisk:
 
 def consume(ring: int, step_s: float) -> tuple[torch.Tensor, float]:
     """-> 20 batches of 8 rows, milliseconds of waiting per batch."""
-    loader = RowLoader(SlowDisk(), seed=0, micro_batch=8, prefetch=ring)
+    slow = SlowDisk()
+    loader = RowLoader(slow, order_of(slow), micro_batch=8, prefetch=ring)
     batches = [loader.next_batch()[0]]
     loader.pop_wait_s()  # nobody reads ahead of the first batch
     for _ in range(19):

@@ -8,7 +8,7 @@
 # last. How do you see that a small model learns?
 #
 # Source: *Pré-Treino Eficiente de Modelos de Linguagem*, "Avaliação dos Checkpoints", "Tabela 9.1"
-# (the tournament), "Avaliação", "Tabela 10.1", "Tabela 10.2". Core files: `flops.py`, `score_text`;
+# (the tournament), "Avaliação", "Tabela 10.1", "Tabela 10.2". Core files: `bits_per_byte.py`;
 # `choice.py` and `judge.py` of instruments/exams/. Before: lesson 31. Next: 33. Takes 45 seconds on
 # two cores.
 
@@ -21,7 +21,7 @@ import torch
 
 import optim
 from config import GPTConfig, TrainConfig
-from flops import score_text
+from bits_per_byte import score_text
 from instruments.exams import choice, judge
 from model import GPT
 from published import ALWAYS_A, MMLU, MODELS_10_2, OTHERS_10_2, TABLE_9_1, TABLE_10_1, TABLE_10_2

@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
-import check
+import judging
 
 WANTED = 0.97  # of the mutants that are not explained
 SPARE_S = 1  # a mutant may compute for this long, and three times as long as the reference
@@ -140,10 +140,10 @@ def survives(oracle, module: ast.Module, path: Path, cpu_s: float) -> tuple[bool
         answer = ModuleType("mutant")
         answer.__file__ = str(path)
         exec(compile(module, str(path), "exec"), vars(answer))
-        return check.verdict(oracle, answer, cpu_s)
+        return judging.verdict(oracle, answer, cpu_s)
 
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    said = check.apart(path, judge, cpu_s)
+    said = judging.apart(path, judge, cpu_s)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return said is None, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
@@ -167,7 +167,7 @@ class Score:
 def score(exercise: Path, solution: Path, oracle, same: dict[str, str] | None = None) -> Score:
     """Count the mutants that the oracle refuses; print those that it accepts and none explains."""
     result, same = Score(), dict(same or {})
-    _, needed = survives(oracle, ast.parse(solution.read_text()), solution, check.CPU_S)
+    _, needed = survives(oracle, ast.parse(solution.read_text()), solution, judging.CPU_S)
     for line, text, module in mutants(exercise, solution):
         result.total += 1
         if not survives(oracle, module, solution, 3 * needed + SPARE_S)[0]:

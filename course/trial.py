@@ -3,7 +3,7 @@
 import time
 from collections import Counter
 
-import check
+import judging
 import lesson
 import numpy as np
 import torch
@@ -81,9 +81,9 @@ def trial(number: int, yours, ours) -> str | None:
         began = time.process_time()
         try:
             # numpy's parts are called inside of autograd.Functions, where torch records nothing
-            with check.limit(20, 60), torch.set_grad_enabled(number == 5):
+            with judging.limit(20, 60), torch.set_grad_enabled(number == 5):
                 results.append(flat(call(part)))
-        except check.TooLong:
+        except judging.TooLong:
             return "its trial did not end within 20 s"
         except Exception as error:
             return f"in its trial: {type(error).__name__}: {error}"

@@ -1,6 +1,6 @@
 """What a solved exercise of the spine is worth: the line that check.py prints after "solved"."""
 
-import check
+import judging
 import lesson
 
 # Bits per byte of yours.py without and with a part, on the way of README.md: the weekend's parts
@@ -24,7 +24,7 @@ def worth(number: int) -> str | None:
     """None for an exercise that is no part of the trainer."""
     if number == 1:
         training, held = (bytes(text.tolist()) for text in lesson.exam())
-        answer = check.load(lesson.COURSE / "exercises/ex01.py")
+        answer = judging.load(lesson.COURSE / "exercises/ex01.py")
         bits = answer.bits_per_byte(training, held[1:], 6, 64.0)
         return f"on the exam of lessons 1 to 4: {bits:.3f} bits per byte, the line to get under"
     line = WORTH.get(number)

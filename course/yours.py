@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-import check
+import judging
 import lesson
 import numpy as np
 import torch  # noqa: F401  once, before the children are made
@@ -43,10 +43,10 @@ def judged(number: int, path: Path) -> str | None:
     memory = lesson.OUT / "yours.json"
     known = json.loads(memory.read_text()) if memory.exists() else {}
     if key not in known:
-        said = check.apart(path, lambda path: by_judge(exercise, path))
+        said = judging.apart(path, lambda path: by_judge(exercise, path))
         rest = [f"not begun: write {name} too" for name in PARTS[number].later]
         if said is None or said.startswith(tuple(rest)):  # what the run calls is accepted
-            said = check.apart(path, lambda path: by_trial(number, path))
+            said = judging.apart(path, lambda path: by_trial(number, path))
             said = said and f"accepted by check.py {number}, but {said}"
         elif not said.startswith("not begun"):
             said = f"python course/check.py {number}: {said}"
@@ -57,19 +57,19 @@ def judged(number: int, path: Path) -> str | None:
 
 def by_judge(exercise: Path, path: Path) -> str | None:
     try:
-        answer = check.load(path)
+        answer = judging.load(path)
     except Exception as error:
         return f"{type(error).__name__}: {error}"
-    said = check.verdict(check.load(exercise).oracle, answer)
+    said = judging.verdict(judging.load(exercise).oracle, answer)
     return said and said.removeprefix("AssertionError: ")
 
 
 def by_trial(number: int, path: Path) -> str | None:
-    return trial(number, check.load(path), reference(number))
+    return trial(number, judging.load(path), reference(number))
 
 
 def reference(number: int):
-    return check.load(lesson.COURSE / f"solutions/ex{number:02d}.py")
+    return judging.load(lesson.COURSE / f"solutions/ex{number:02d}.py")
 
 
 def collect(folder: Path, only: set[int], fill: str) -> tuple[dict[str, Part], list[dict]]:
@@ -79,7 +79,7 @@ def collect(folder: Path, only: set[int], fill: str) -> tuple[dict[str, Part], l
         path = folder / f"ex{number:02d}.py"
         said = judged(number, path) if number in only else "not begun"
         yours, plain = said is None, said is not None and fill == "plain" and bool(spec.plain)
-        owner = check.load(path) if yours else reference(number)
+        owner = judging.load(path) if yours else reference(number)
         for name in spec.functions:
             function = PLAIN.get(name, getattr(owner, name)) if plain else getattr(owner, name)
             parts[name] = Part(number, function, yours)
@@ -96,12 +96,12 @@ def guarded(parts: dict[str, Part], have: set[int], steps: int, seed: int) -> di
 
     def child(_: Path) -> str | None:
         try:
-            with check.limit(RUN_S, RUN_WALL_S):
+            with judging.limit(RUN_S, RUN_WALL_S):
                 result.write_text(json.dumps(run(parts, have, steps, seed)))
         except Refused as error:
             post(error.args[0], True)
             return f"{error.args[1]}"
-        except check.TooLong as late:
+        except judging.TooLong as late:
             return f"{late}"
         except Exception as error:  # in what joins the parts, outside of all
             if not Part.last.yours:
@@ -110,7 +110,7 @@ def guarded(parts: dict[str, Part], have: set[int], steps: int, seed: int) -> di
             return f"what it returned cannot be used: {type(error).__name__}: {error}"
         return None
 
-    said = check.apart(Path(__file__), child, RUN_S, RUN_WALL_S)
+    said = judging.apart(Path(__file__), child, RUN_S, RUN_WALL_S)
     if result.exists():
         return json.loads(result.read_text())
     if said is None or said.startswith("the program ended") or said.startswith("no end"):

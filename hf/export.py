@@ -21,7 +21,7 @@ from hf import card, mapping, parity, template, tokenizer_json
 from machinery import cli, disk, trained
 from machinery.errors import DataError, StorageError
 from machinery.output import say
-from machinery.shards import Manifest
+from machinery.shards import Manifest, is_published
 from model import GPT
 from tokenizer import Tokenizer
 
@@ -45,6 +45,10 @@ def main(argv: list[str]) -> int:
     word, options = cli.first_word(argv)
     config = cli.read_options(ExportConfig(**trained.find_model(word)), options, "export.py")
     parity.need_transformers()  # after --help
+    if config.data_dir and is_published(config.data_dir):
+        from stores import stage
+
+        config = replace(config, data_dir=stage.copy(config.data_dir))
     export(config)
     return 0
 

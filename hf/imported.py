@@ -24,8 +24,9 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_
 import config as cfg
 from config import GPTConfig, UsageError
 from hf import mapping, parity, tokenizer_json
-from machinery import disk, folders, ranks
+from machinery import disk, folders
 from machinery.errors import CheckpointError, ParityError
+from machinery.ranks import Team
 from machinery.shards import Manifest
 from model import GPT, kind_of
 from tokenizer import Tokenizer
@@ -266,16 +267,16 @@ class Source:
         row, window = preset.model.seq_len, self.window
         self.need(row <= (window or row), f"its attention sees {window} positions, a row has {row}")
 
-    def load_into(self, model: GPT) -> str:
+    def load_into(self, model: GPT, team: Team) -> str:
         """Give the model, sharded or not, these weights; returns what to print. The first rank
         reads and compares them."""
         state, said, problem = {}, "", None
-        if not (dist.is_initialized() and dist.get_rank()):
+        if team.rank == 0:
             try:
                 state, said = self.read(model.config)
             except (UsageError, CheckpointError, ParityError) as error:
                 problem = error
-        if problem := ranks.any_rank(problem):
+        if problem := team.any(problem):
             raise problem
         whole = dict(full_state_dict=True, broadcast_from_rank0=dist.is_initialized())
         set_model_state_dict(model, state, options=StateDictOptions(**whole))

@@ -25,7 +25,7 @@ import data
 import flops
 import optim
 from config import UsageError
-from machinery import checkpoint, cli, disk, errors, folders, ranks
+from machinery import checkpoint, disk, errors, folders, ranks
 from machinery.checkpoint import Checkpointer
 from machinery.log import Log, is_done
 from machinery.plan import USABLE, Plan, micro_batch_for
@@ -35,7 +35,7 @@ from model import GPT
 OUT_OF_MEMORY = "out of memory"
 
 
-def describe(asked: cfg.Preset, preset: cfg.Preset, plan: Plan, manifest: Manifest, world) -> str:
+def describe(asked: cfg.Preset, preset: cfg.Preset, plan: Plan, manifest, order, world) -> str:
     """The plan, this machine and the data, as lines to print. UsageError if weights and optimizer
     state do not fit into memory, StorageError if one checkpoint does not fit on the disk."""
     dtype, threads = str(world.dtype).removeprefix("torch."), torch.get_num_threads()
@@ -45,7 +45,7 @@ def describe(asked: cfg.Preset, preset: cfg.Preset, plan: Plan, manifest: Manife
         raise UsageError(f"weights and optimizer take {sizes}: use a smaller preset, or more GPUs")
     if not is_done(run_dir := Path(preset.run.run_dir)):
         disk.check_room(run_dir, plan.save_bytes, "choose another --run_dir")
-    return "\n".join((plan.text, on, folders.describe_data(asked, preset, plan, manifest)))
+    return "\n".join((plan.text, on, folders.describe_data(asked, preset, plan, manifest, order)))
 
 
 # ---------------------------------------------------------------------------------- the model
@@ -118,7 +118,7 @@ def load(
     if state and options.init_from:
         checkpoints.log(f"{options.init_from} is not read: the run has its own checkpoint")
     elif source:
-        checkpoints.log(source.load_into(model))
+        checkpoints.log(source.load_into(model, checkpoints.team))
     elif options.init_from:
         start = checkpoints.find_other(Path(options.init_from))
         other = checkpoint.read_trainer(start).get("identity", {})
@@ -146,7 +146,7 @@ def compile_step(
     while True:
         step_model, problem = try_step(model, plan, validate=on_gpu)
         model.train().zero_grad(set_to_none=True)
-        problem = ranks.any_rank(problem)
+        problem = world.team.any(problem)
         if problem is None:
             break
         torch.compiler.reset()  # graphs of another size would count as recompiles
@@ -222,21 +222,17 @@ def explain_errors(argv: list[str], world: ranks.World, progress) -> Iterator[No
 
 
 def open_loader(
-    manifest: Manifest, preset: cfg.Preset, plan: Plan, world: ranks.World, step: int
+    manifest: Manifest, order: data.Order, plan: Plan, world: ranks.World, step: int
 ) -> data.RowLoader:
     """A loader of this rank's training rows, from step `step` on."""
-    config = preset.train
     return data.RowLoader(
         manifest,
-        seed=config.seed,
-        micro_batch=plan.micro_batch,
+        order,
+        plan.micro_batch,
         rank=world.rank,
         world_size=world.world_size,
         position=step * plan.rows_per_step,
         rows_per_step=plan.rows_per_step,
-        weights=cli.weights(config.mixture),
-        decay_weights=cli.weights(config.decay_mixture),
-        decay_from=plan.decay_begins * plan.rows_per_step,
         device=world.device,
     )
 

@@ -16,12 +16,10 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
 from torch.distributed.checkpoint import HuggingFaceStorageReader as Reader
@@ -33,6 +31,7 @@ from config import LARGEST, UsageError
 from machinery import disk
 from machinery.errors import CheckpointError, DataError, NonFiniteError, StorageError, is_lost_rank
 from machinery.output import json_of, say
+from machinery.ranks import Team
 from optim import FIRST_SCALE, local
 
 Optimizers = list[torch.optim.Optimizer]
@@ -47,42 +46,6 @@ RECORD = {  # what train.py puts into trainer.json; of a whole number its least 
     "fp16_scale": FIRST_SCALE, "fp16_good_steps": 0,
 }  # fmt: skip
 warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or unini")
-
-
-class Team:
-    """The ranks that save together, in a gloo group of their own: a save in the background must
-    not interleave with training's collectives. alone: this process only."""
-
-    def __init__(self, alone: bool = False):
-        self.rank, self.size, self.group = 0, 1, None
-        if dist.is_initialized() and not alone:
-            self.rank, self.size = dist.get_rank(), dist.get_world_size()
-            day = timedelta(days=1)  # the other ranks wait while the first one uploads
-            self.group = dist.new_group(backend="gloo", timeout=day)
-        self.for_dcp = {"process_group": self.group, "no_dist": self.size == 1}
-
-    def on_all(self, work: Callable[[], Any], otherwise: type = StorageError) -> list:
-        """Run work() on every rank; returns the results by rank. If one rank fails, all ranks raise
-        its error, so that none waits: as class `otherwise`, unless its own has an exit code."""
-        result = error = None
-        try:
-            result = work()
-        except (Exception, dcp.CheckpointException) as e:  # DCP's is only a BaseException
-            rank, (why, _) = next(iter(getattr(e, "failures", {self.rank: (e, None)}).items()))
-            is_ours, by = hasattr(e, "exit_code"), f"rank {rank}: " if self.size > 1 else ""
-            text = str(e) if is_ours else f"{type(why).__name__}: {why}"
-            error = (type(e) if is_ours else otherwise)(by + text)
-        found = [(result, error)] * self.size
-        if self.size > 1:
-            dist.all_gather_object(found, (result, error), group=self.group)
-        for _, error in found:
-            if error:
-                raise error
-        return [result for result, _ in found]
-
-    def on_first(self, work: Callable[[], Any], otherwise: type = StorageError) -> Any:
-        """Run work() on rank 0 only; every rank gets its result, or its error."""
-        return self.on_all(lambda: work() if self.rank == 0 else None, otherwise)[0]
 
 
 # ------------------------------------------------------------------------ the folders on disk
@@ -361,7 +324,7 @@ class Checkpointer:
         self.keep, self.keep_step, self.keep_every = keep, keep_step, keep_every
         if mirror:
             mirror.keep, mirror.stays = keep, self._stays
-        self._team = Team()
+        self.team = Team()
         self._resumed_from = self._best = ""  # names of checkpoints
         self._valid: set[str] = set()  # names of those that this process has written or verified
         self._memory: dict[str, Tensor] = {}  # what _copy writes to
@@ -369,7 +332,7 @@ class Checkpointer:
         self._error: Exception | None = None  # of the last save
         self._failures = 0  # in a row
         self._warned: set[str] = set()  # what _try could not do
-        self._team.on_first(self._open)
+        self.team.on_first(self._open)
 
     def _open(self) -> None:
         """Remove what a killed run has left half written or half deleted."""
@@ -389,22 +352,22 @@ class Checkpointer:
         """Load the checkpoint at `path`, or else the newest valid one; returns its trainer.json,
         or None. check(path, trainer) may raise before anything is copied or loaded."""
         state = _state(model, optimizers)
-        found, trainer = self._team.on_first(lambda: self._find(path, check), CheckpointError)
+        found, trainer = self.team.on_first(lambda: self._find(path, check), CheckpointError)
         if found:
             if check:
                 check(found, trainer)
             self._resumed_from = found.name
             self._valid.add(found.name)
-            _read_into(self._team, found, state)
+            _read_into(self.team, found, state)
         # A first copy, which faults the pages in: with new ones, each save would take longer.
-        self._copy(_own(state, self._team))
+        self._copy(_own(state, self.team))
         return trainer
 
     def find_other(self, path: Path) -> Path:
         """The checkpoint at `path`, or the newest valid one of the run there. The first rank reads
         and hashes it, for all."""
         find = lambda: latest_valid(path / "checkpoints", self.log) or _verify(path)
-        return self._team.on_first(find, CheckpointError)
+        return self.team.on_first(find, CheckpointError)
 
     def _find(self, given: Path | None, check) -> tuple[Path | None, dict | None]:
         """The checkpoint to resume from, and its trainer.json; both None if there is none. One of
@@ -431,10 +394,10 @@ class Checkpointer:
             self.log(f"step {step}: waited {time.perf_counter() - start:.1f} s for the last save")
         self.join(raises=self.error is not None)
         state = _state(model, optimizers)
-        if self._team.size > 1 and len(set(self._team.on_all(lambda: _checksum(state)))) > 1:
+        if self.team.size > 1 and len(set(self.team.on_all(lambda: _checksum(state)))) > 1:
             self.log(f"warning: step {step}: the ranks' replicas of the weights are not the same")
-        state = _own(state, self._team)
-        record = json_of(trainer | {"step": step, "world_size": self._team.size}, indent=1)
+        state = _own(state, self.team)
+        record = json_of(trainer | {"step": step, "world_size": self.team.size}, indent=1)
         if wait or self._failures == MAX_FAILURES - 1:  # a third failure must raise here and now
             self._run(step, state, record, start)
             self.join(raises=wait or self.error is not None)
@@ -456,7 +419,7 @@ class Checkpointer:
     def mark_best(self, step: int) -> None:
         """Keep the checkpoint of `step`, even while it is being saved, until another is better."""
         self._best = f"step_{step:08d}"
-        if self._team.rank == 0 and (self.root / self._best).exists():
+        if self.team.rank == 0 and (self.root / self._best).exists():
             self._try("name the best", disk.write_text, self.root / "best", self._best)
 
     @property
@@ -483,7 +446,7 @@ class Checkpointer:
         ranks wait for the first: if one exits, the launcher soon kills those that still work."""
         self.join(raises=True)
         close = lambda: self.mirror.close(self.root / newest_first(self._valid)[0])
-        self._team.on_first(lambda: self.mirror and self._try("close the mirror", close))
+        self.team.on_first(lambda: self.mirror and self._try("close the mirror", close))
 
     def leave(self, kind, error, trace) -> None:
         """However a run ends, wait for a save in flight, unless it is waiting for a lost rank."""
@@ -493,7 +456,7 @@ class Checkpointer:
     def _run(self, step, state, record, start, stall_s=None) -> None:
         """Publish and tidy up; the outcome is left in self._error, the same on all ranks."""
         try:
-            path = _publish(self._team, self.root, step, state, record)
+            path = _publish(self.team, self.root, step, state, record)
         except NonFiniteError as e:
             self._error, self._failures = e, MAX_FAILURES  # training must not continue
             return
@@ -506,7 +469,7 @@ class Checkpointer:
         self._error, self._failures = None, 0
         took_s = time.perf_counter() - start
         self.log(f"saved {path} in {took_s:.2f} s, training paused {stall_s or took_s:.2f} s")
-        self._team.on_first(lambda: self._tidy(path))  # the others wait for the upload here
+        self.team.on_first(lambda: self._tidy(path))  # the others wait for the upload here
 
     def _tidy(self, path: Path) -> None:
         """After a save: `best`, the mirror, retention."""

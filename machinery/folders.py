@@ -13,7 +13,7 @@ import config as cfg
 import data
 import optim
 from config import UsageError
-from machinery import checkpoint, cli, disk, stage
+from machinery import checkpoint, cli, disk
 from machinery.errors import CheckpointError
 from machinery.plan import Plan
 from machinery.ranks import World
@@ -22,19 +22,15 @@ from machinery.shards import Manifest
 OF_DATA = {"seq_len", "vocab_size", "bos_id"}  # fields of the model that the data decides
 
 
-def open_data(preset: cfg.Preset, world: World) -> tuple[Manifest, cfg.Preset]:
-    """The prepared data, checked, and copied to a local folder first if it is published or with
-    --stage; and the preset, with the fields OF_DATA of its model as the data has them."""
-    options = preset.run
-    if options.stage or stage.is_published(options.data_dir):
-        manifest = stage.once_per_node(options.data_dir, options.stage, world)
-    else:
-        manifest = Manifest.load(options.data_dir, preset.name)
+def open_data(folder: str, preset: cfg.Preset) -> tuple[Manifest, cfg.Preset]:
+    """The prepared data in `folder`, checked; and the preset, with the fields OF_DATA of its model
+    as the data has them. folder: --data_dir, or its local copy."""
+    manifest = Manifest.load(folder, preset.name)
     manifest.check()
     seq_len = manifest.row_len - 1
     found = dict(vocab_size=manifest.vocab_size, seq_len=seq_len, bos_id=manifest.bos_id)
     remedy = "leave it out, or prepare the data that way"
-    preset = decide(preset, found, options.data_dir, remedy)
+    preset = decide(preset, found, preset.run.data_dir, remedy)
     return manifest, preset
 
 
@@ -50,12 +46,23 @@ def decide(preset: cfg.Preset, found: dict, where: str, remedy: str, free=()) ->
     return replace(preset, model=replace(asked, **found | by_hand))
 
 
-def describe_data(asked: cfg.Preset, preset: cfg.Preset, plan: Plan, manifest: Manifest) -> str:
+def order_of(preset: cfg.Preset, plan: Plan, manifest: Manifest) -> data.Order:
+    """The order of the run's rows: its seed, its mixtures, and where the second one begins."""
+    train = preset.train
+    return data.order_of(
+        manifest,
+        train.seed,
+        cli.weights(train.mixture),
+        cli.weights(train.decay_mixture),
+        plan.decay_begins * plan.rows_per_step,
+    )
+
+
+def describe_data(
+    asked: cfg.Preset, preset: cfg.Preset, plan: Plan, manifest: Manifest, order: data.Order
+) -> str:
     """Lines on the data: its size, how often it is repeated, which options it decided."""
-    train, folder = preset.train, preset.run.data_dir
-    mixtures = cli.weights(train.mixture), cli.weights(train.decay_mixture)
-    decay_from = plan.decay_begins * plan.rows_per_step
-    order = data.order_of(manifest, train.seed, *mixtures, decay_from)
+    folder = preset.run.data_dir
     epochs, name = max(zip(order.epochs(plan.steps * plan.rows_per_step), manifest.sources))
     of = f" of {name}" if len(manifest.sources) > 1 else ""
     lines = [

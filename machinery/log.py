@@ -17,6 +17,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import ModuleType
 
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -140,14 +141,13 @@ class Log:
             self.wandb = None
 
 
-def write_report(log: Log, run=None, step: int = 0) -> str:
+def write_report(log: Log, report: ModuleType | None, run=None, step: int = 0) -> str:
     """Write loss.png and report.html, and of a `run` in progress a sample of its text.
-    Returns the line to print; it also reports an error, which must not end the run."""
-    if not log.is_first:
-        return ""
+    Returns the line to print; it also reports an error, which must not end the run. report:
+    instruments/pages/report.py; None on the other ranks, or if it cannot be imported."""
+    if report is None:
+        return "report      none: instruments/ cannot be imported"
     try:
-        from instruments.pages import report
-
         if run:
             kernels = SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH
             with sdpa_kernel([*kernels]):  # cuDNN would plan each length anew

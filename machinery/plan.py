@@ -13,7 +13,6 @@ import numpy as np
 import torch
 
 import config as cfg
-import flops
 import optim
 from config import UsageError
 from machinery import cli
@@ -70,7 +69,7 @@ def make_plan(preset: cfg.Preset, world: World) -> Plan:
         why = f"tokens_per_step {config.tokens_per_step} is not a multiple of a row of"
         how = f"try --tokens_per_step {(rows + 1) * model.seq_len}"
         raise UsageError(f"{why} {model.seq_len} tokens; {how}")
-    per_token = flops.activation_bytes(model, world.dtype.itemsize, run.recompute)
+    per_token = activation_bytes(model, world.dtype.itemsize, run.recompute)
     limit = MICRO_BATCH_TOKENS[world.device.type]
     if world.device.type == "cuda":
         limit = min(limit, room_for_activations(model, world, params, state, parallel) / per_token)
@@ -98,6 +97,26 @@ def make_plan(preset: cfg.Preset, world: World) -> Plan:
     memory = f"{parallel if W > 1 else 'one rank'}: state needs {state / 1e9:.2f} GB, activations "
     memory += f"about {needed:.2f} GB, a rank has {world.memory_bytes / 1e9:.1f} GB"
     return replace(plan, text=table(plan, preset, meta, params, memory))
+
+
+def activation_bytes(config, itemsize: int = 2, recompute: bool = False) -> int:
+    """GPU memory per token at the peak of a compiled step, in addition to weights, gradients and
+    optimizer: what each layer keeps for backward, and the logits.
+
+    recompute: a layer keeps only its inputs, and backward recomputes one layer at a time. An
+    estimate; tests compare it with what the compiler decides to keep."""
+    q, kv = config.n_head * config.head_dim, config.n_kv_head * config.head_dim
+    layer = 4 * config.n_embd  # the input of attention and of the MLP, before the norm and after it
+    layer += 2 * q + 2 * kv  # queries, keys, values, and what attention returns
+    layer += (q + kv) if config.qk_norm else 0  # queries and keys before their norm
+    values = kv // 2 if "value_embeds" in config.extras else 0  # one in every other layer
+    layer += 2 * values  # as looked up, and times their gate
+    # ReLU squared keeps only its result; SwiGLU keeps gate and up as well
+    layer += config.mlp_hidden * (3 if config.mlp == "swiglu" else 1)
+    once = 4 * config.n_embd  # around the embedding and the last norm
+    once += config.padded_vocab  # the logits, whose gradient takes their place
+    kept = config.n_embd + values if recompute else layer
+    return itemsize * (config.n_layer * kept + recompute * layer + once)
 
 
 def room_for_activations(model, world: World, params, state: int, parallel: str) -> float:

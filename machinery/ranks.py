@@ -8,19 +8,62 @@ import contextlib
 import ctypes
 import os
 import signal
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.checkpoint import CheckpointException as DCPError
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from config import UsageError
 from machinery import cli
-from machinery.errors import RankError
+from machinery.errors import RankError, StorageError
 
 MEET_S, NODES_MEET_S = 30.0, 300.0  # for all to start and connect: on one node, on several
 ANSWER_S = 600.0  # to join a collective; one may be compiling. A save has a group of its own
+
+
+class Team:
+    """Ranks that act together, in a gloo group of their own: what one thread does with it must not
+    interleave with the collectives of another. alone: this process only. answer_s: how long the
+    others wait for a rank; by default a day, as the first one may upload a checkpoint."""
+
+    def __init__(self, alone: bool = False, answer_s: float = 86_400.0):
+        self.rank, self.size, self.group = 0, 1, None
+        if dist.is_initialized() and not alone:
+            self.rank, self.size = dist.get_rank(), dist.get_world_size()
+            self.group = dist.new_group(backend="gloo", timeout=timedelta(seconds=answer_s))
+        self.for_dcp = {"process_group": self.group, "no_dist": self.size == 1}
+
+    def on_all(self, work: Callable[[], Any], otherwise: type = StorageError) -> list:
+        """Run work() on every rank; returns the results by rank. If one rank fails, all ranks raise
+        its error, so that none waits: as class `otherwise`, unless its own has an exit code."""
+        result = error = None
+        try:
+            result = work()
+        except (Exception, DCPError) as e:  # DCP's is only a BaseException
+            rank, (why, _) = next(iter(getattr(e, "failures", {self.rank: (e, None)}).items()))
+            is_ours, by = hasattr(e, "exit_code"), f"rank {rank}: " if self.size > 1 else ""
+            text = str(e) if is_ours else f"{type(why).__name__}: {why}"
+            error = (type(e) if is_ours else otherwise)(by + text)
+        found = [(result, error)] * self.size
+        if self.size > 1:
+            dist.all_gather_object(found, (result, error), group=self.group)
+        for _, error in found:
+            if error:
+                raise error
+        return [result for result, _ in found]
+
+    def on_first(self, work: Callable[[], Any], otherwise: type = StorageError) -> Any:
+        """Run work() on rank 0 only; every rank gets its result, or its error."""
+        return self.on_all(lambda: work() if self.rank == 0 else None, otherwise)[0]
+
+    def any(self, value: Any) -> Any:
+        """The first true value that a rank has, or None; the same on all."""
+        return next(filter(None, self.on_all(lambda: value)), None)
 
 
 @dataclass(frozen=True)
@@ -33,6 +76,7 @@ class World:
     device: torch.device
     dtype: torch.dtype
     memory_bytes: int  # of the GPU that has least; without GPUs, a rank's share of host memory
+    team: Team = field(default_factory=lambda: Team(alone=True))
 
     is_first = property(lambda self: self.rank == 0)
 
@@ -91,7 +135,7 @@ def start(device: str = "auto", dtype: str = "auto") -> World:
         meet_and_test(world, MEET_S if world_size == here else NODES_MEET_S)
         least = torch.tensor(memory_bytes)  # all ranks must plan alike, for the smallest of them
         dist.all_reduce(least, dist.ReduceOp.MIN)
-        world = replace(world, memory_bytes=int(least))
+        world = replace(world, memory_bytes=int(least), team=Team(answer_s=ANSWER_S))
     return world
 
 
@@ -133,15 +177,6 @@ def meet_and_test(world: World, timeout_s: float) -> None:
             "GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME; within one, try NCCL_P2P_DISABLE=1"
         ) from None
     _set_pg_timeout(timedelta(seconds=ANSWER_S))
-
-
-def any_rank(problem: object) -> object:
-    """On all ranks: the first true value (a text, an exception) that a rank has, or None."""
-    problems = [problem]
-    if dist.is_initialized():
-        problems *= dist.get_world_size()
-        dist.all_gather_object(problems, problem)
-    return next(filter(None, problems), None)
 
 
 class Signals:

@@ -34,9 +34,16 @@ from machinery.errors import DataError
 from tokenizer import Tokenizer
 
 FORMAT = 2  # version of the folder; goes up when older ones can no longer be read
+CACHE = "data/cache"  # of copies of published data, by fingerprint
 SHARD_ROWS = 16_384  # 67 MB of rows of 2,049 two-byte tokens
 AGAIN = "run the same prepare_data.py command again"
 REMEDY = f"delete it and {AGAIN} (only missing files are redone)"
+
+
+def is_published(data_dir: str) -> bool:
+    """Whether data is as `prepare_data.py --publish` leaves it: behind a URL, or in a folder that
+    has objects. stores/stage.py copies it to a local folder before it is read."""
+    return "://" in data_dir or Path(data_dir, "objects").is_dir()
 
 
 def damaged(path: Path, how: str, remedy: str = REMEDY) -> DataError:

@@ -16,10 +16,10 @@ from pathlib import Path
 import torch
 
 from config import PRESETS, Dtype, GPTConfig, Local, UsageError, find_preset
-from machinery import checkpoint, disk, ranks, stage
+from machinery import checkpoint, disk, ranks
 from machinery.errors import CheckpointError
 from machinery.output import json_of, say
-from machinery.shards import Manifest
+from machinery.shards import CACHE, Manifest, is_published
 from model import GPT
 from tokenizer import Tokenizer
 
@@ -148,11 +148,8 @@ def open_data(config: EvalConfig, trainer: dict) -> Manifest:
     folder, identity = config.data_dir or trainer.get("data_dir"), trainer["identity"]
     if not folder:
         raise UsageError(f"{trainer['path']} does not say what it was trained on; give --data_dir")
-    is_far = stage.is_published(folder)
-    if is_far and config.data_dir:
-        folder = stage.copy(folder, stage.CACHE)
-    elif is_far:
-        url, folder = folder, disk.inside(stage.CACHE, str(identity.get("data_fingerprint"))[:16])
+    if is_published(folder):
+        url, folder = folder, disk.inside(CACHE, str(identity.get("data_fingerprint"))[:16])
         if not (folder / "manifest.json").exists():
             why = f"{trainer['path']} was trained on {url}, which is opened only if you ask for it"
             raise UsageError(f"{why}: give --data_dir {shlex.quote(url)}")

@@ -1,7 +1,8 @@
-"""A row of prepared data as text: `python prepare_data.py show [PRESET] [--row N | --find TEXT]`.
+"""A row of prepared data as text: `python prepare_data.py show [PRESET] [--row N | --find TEXT]`;
+and all rows compared with the manifest: `python prepare_data.py verify [PRESET]`.
 
 Reads only DATA_DIR; writes nothing. A document in a row begins with BOS, and so does a piece of
-one that was cut: a line before each says how many tokens it has. prepare_data.py calls `main`.
+one that was cut: a line before each says how many tokens it has.
 """
 
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ import numpy as np
 
 from config import LARGEST, PRESETS, Local, UsageError, find_preset
 from machinery import cli
-from machinery.output import printable
+from machinery.output import printable, say
 from machinery.shards import Manifest, damaged
 from tokenizer import Tokenizer
 
@@ -31,7 +32,7 @@ class ShowConfig:
     """Training or validation rows."""
 
 
-def main(argv: list[str]) -> int:
+def show(argv: list[str]) -> int:
     """`show [PRESET] [--option value ...]`: print one row."""
     name, options = cli.first_word(argv)
     if not find_preset(name):
@@ -41,6 +42,16 @@ def main(argv: list[str]) -> int:
     tokenizer = Tokenizer.load(manifest.tokenizer_file())
     lines = describe(manifest, tokenizer, config, pick(manifest, tokenizer, config))
     print(printable("\n".join(lines)))
+    return 0
+
+
+def verify(argv: list[str]) -> int:
+    """Compare every file with its sha256 in the manifest; DataError if one is damaged."""
+    preset = cli.parse("prepare_data.py verify", "data", argv)
+    manifest = Manifest.load(preset.data.data_dir, preset.name)
+    manifest.check()
+    manifest.verify()
+    say(f"{manifest.dir}: {len(manifest.all_shards())} shards, every sha256 as expected")
     return 0
 
 

@@ -472,7 +472,7 @@ def mute(only_rank: int) -> None:
 
 def store(renew_s: float, watch_s: float, *protocols: str) -> None:
     """A lease that is renewed and watched for so long; and more protocols of URLs."""
-    from machinery import mirror, store
+    from stores import mirror, store
 
     mirror.RENEW_S, mirror.WATCH_S, store.PAUSES_S = renew_s, watch_s, (0.05, 0.05)
     store.PROTOCOLS.update(protocols)

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from conftest import until  # noqa: F401
 
-from machinery import mirror, store
-from machinery.mirror import Mirror
+from stores import mirror, store
+from stores.mirror import Mirror
 
 KEYS = {"AWS_ACCESS_KEY_ID": "AKIDfortests", "AWS_SECRET_ACCESS_KEY": "s3cr3t-of-the-tests"}
 

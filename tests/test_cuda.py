@@ -13,7 +13,7 @@ from faults import start
 
 import model
 from config import GPTConfig
-from data import RowLoader
+from data import RowLoader, order_of
 from machinery import shards
 
 DEVICE = torch.device(os.environ.get("TEST_DEVICE", "cuda"))
@@ -70,8 +70,9 @@ def test_a_compiled_step_in_bf16_is_the_eager_one_in_fp32(changes):
 def test_pinned_batches_are_the_rows_of_the_data_also_when_the_device_is_behind(small_data):
     """A buffer that is refilled before its copy has happened would show here."""
     manifest = shards.Manifest.load(small_data)
-    args = dict(seed=3, micro_batch=8, prefetch=2)
-    here, there = RowLoader(manifest, **args), RowLoader(manifest, device=DEVICE, **args)
+    order = order_of(manifest, 3)
+    here = RowLoader(manifest, order, 8, prefetch=2)
+    there = RowLoader(manifest, order, 8, device=DEVICE, prefetch=2)
     busy = torch.randn(2048, 2048, device=DEVICE)
     on_device = []
     for _ in range(40):

@@ -25,7 +25,7 @@ from data_helpers import make_folder, pieces_of, row_of
 
 import data
 from config import UsageError
-from data import Order, Permutation, Quota, RowLoader, pack, val_batches
+from data import Order, Permutation, Quota, RowLoader, order_of, pack, val_batches
 from machinery import disk, shards
 from machinery.errors import DataError
 from machinery.shards import Manifest
@@ -198,9 +198,9 @@ def manifest(tmp_path) -> Manifest:
 
 
 @contextmanager
-def loading(manifest, **how):
+def loading(manifest, seed=1, micro_batch=2, **how):
     """A RowLoader that is closed, also after a failure."""
-    with closing(RowLoader(manifest, **dict(seed=1, micro_batch=2) | how)) as loader:
+    with closing(RowLoader(manifest, order_of(manifest, seed), micro_batch, **how)) as loader:
         yield loader
 
 
@@ -256,9 +256,10 @@ def test_the_loader_reads_ahead_of_a_slow_disk(manifest, monkeypatch):
 
 def test_the_global_sequence_is_the_same_at_every_world_size(manifest):
     def rows(world_size, micro_batch, position=40):
-        how = dict(seed=1, micro_batch=micro_batch, position=position, weights={"a": 1, "b": 2})
         ranks, out = range(world_size), []
-        loaders = [RowLoader(manifest, rank=r, world_size=world_size, **how) for r in ranks]
+        how = dict(position=position, world_size=world_size)
+        how |= dict(order=order_of(manifest, 1, {"a": 1, "b": 2}), micro_batch=micro_batch)
+        loaders = [RowLoader(manifest, rank=r, **how) for r in ranks]
         for _ in range(48 // (world_size * micro_batch)):
             for loader in loaders:
                 out += loader.next_batch()[0].tolist()
@@ -276,8 +277,8 @@ def test_the_global_sequence_is_the_same_at_every_world_size(manifest):
 def test_the_end_of_a_step_is_filled_with_targets_that_do_not_count(manifest):
     """Steps of 5 rows on 2 ranks, 2 rows at a time: each row once, in its own step."""
     order, seen = Order([230, 90], [230, 90], 3), []
-    how = dict(seed=3, micro_batch=2, world_size=2, position=40, rows_per_step=5)
-    loaders = [RowLoader(manifest, rank=r, **how) for r in range(2)]
+    how = dict(world_size=2, position=40, rows_per_step=5)
+    loaders = [RowLoader(manifest, order, 2, rank=r, **how) for r in range(2)]
     for _ in range(3):
         rows = []
         for _ in range(2):  # batches of each rank
@@ -310,7 +311,7 @@ def test_the_reader_sleeps_while_a_copy_to_a_gpu_is_in_flight(device, used, mani
     monkeypatch.setattr(torch, "empty", lambda *size, pin_memory, **how: honest(*size, **how))
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: set_to.append(device.index))
-    loader = RowLoader(manifest, seed=1, micro_batch=2, device=device, prefetch=3)
+    loader = RowLoader(manifest, order_of(manifest), 2, device=device, prefetch=3)
     assert waited.wait(10)
     loader.close()
     assert made == 3 * [dict(blocking=True)] and set_to == used

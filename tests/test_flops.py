@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import nn
 
+from bits_per_byte import score_text
 from data import IGNORED
-from flops import Meter, find_peak, mfu, peak_flops, score_text
+from flops import Meter, find_peak, mfu, peak_flops
 
 # Strings as torch.cuda.get_device_name() and friends return them.
 NAMES = {

@@ -10,9 +10,9 @@ from chat_helpers import random_model
 from conftest import losses
 from faults import start
 
-import flops
 from config import GPTConfig
 from instruments.run import forecast
+from machinery.plan import activation_bytes
 from model import GPT
 
 SHAPE = dict(seq_len=64, vocab_size=128, n_layer=4, n_embd=32, mlp_hidden=128)
@@ -75,10 +75,10 @@ def test_the_plan_knows_what_a_compiled_step_keeps(extras):
     tokens = torch.randint(128, (8, 128))
     step = torch.compile(gpt, backend="aot_eager_decomp_partition", dynamic=False, fullgraph=True)
     _, _, kept = gradients(gpt, tokens, True, step)
-    two, one = (flops.activation_bytes(replace(gpt.config, n_layer=n)) for n in (2, 1))
-    estimate = flops.activation_bytes(gpt.config, recompute=True)
+    two, one = (activation_bytes(replace(gpt.config, n_layer=n)) for n in (2, 1))
+    estimate = activation_bytes(gpt.config, recompute=True)
     assert 1 <= estimate / (kept / tokens.numel() + two - one) < 1.15
-    assert estimate < 0.5 * flops.activation_bytes(gpt.config)
+    assert estimate < 0.5 * activation_bytes(gpt.config)
 
 
 COMPILED = [pytest.param(n, "--compile", 1e-5, marks=pytest.mark.slow) for n in (1, 2)]

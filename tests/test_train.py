@@ -18,10 +18,10 @@ from test_counted import assert_same
 from test_faults import assert_same_state, checkpoints, status
 
 import eval as eval_program
-import flops
 import train
+from bits_per_byte import score_text
 from config import GPTConfig, UsageError
-from data import RowLoader
+from data import RowLoader, order_of
 from instruments.pages import report
 from machinery import build, disk, log
 from machinery.shards import Manifest
@@ -78,7 +78,7 @@ def test_a_number_of_your_own_needs_one_line(small_data, tmp_path):
     spoil = [faults.edited(tmp_path / "mine", "train.py", place, f"{mine}  {place}")]
     text = fork(small_data, tmp_path / "run", "--micro_batch", 2, world=2, spoil=spoil)
     manifest = Manifest.load(small_data)
-    loader = RowLoader(manifest, seed=0, micro_batch=8)
+    loader = RowLoader(manifest, order_of(manifest), 8)
     begins = [int((loader.next_batch()[0] == manifest.bos_id).sum()) for _ in range(12)]
     steps = [r for r in metrics(tmp_path / "run") if "loss" in r]
     assert [r["begins"] for r in steps] == begins and min(begins) >= 8
@@ -99,10 +99,10 @@ def test_a_step_has_the_measures_of_a_validation_on_its_rows(tmp_path):
     for step in range(1, 4):
         checkpoint = str(tmp_path / "run" / "checkpoints" / f"step_{step:08d}")
         model, _ = eval_program.load_model(EvalConfig("", checkpoint, device="cpu", dtype="fp32"))
-        with closing(RowLoader(manifest, seed=0, micro_batch=8, position=8 * step)) as loader:
+        with closing(RowLoader(manifest, order_of(manifest), 8, position=8 * step)) as loader:
             batch = loader.next_batch()
         special += int((size[batch[1]] == 0).sum())
-        loss, bpb, _ = flops.score_text(model, [batch], size)
+        loss, bpb, _ = score_text(model, [batch], size)
         found = of_steps[step + 1]
         assert (found["loss"], found["bpb"]) == pytest.approx((loss, bpb), rel=1e-6)
     assert special > 0
@@ -304,7 +304,7 @@ def test_a_run_made_longer_is_the_run_planned_that_way(small_data, tmp_path):
 def test_the_best_validation_is_saved_and_kept(small_data, tmp_path, monkeypatch):
     """By the clock alone no checkpoint would fall on it."""
     bpb = iter([4.0, 3.0, 2.9, 2.8, 2.0, 2.5, 2.6, 0.1])  # the last: of other rows, all of them
-    monkeypatch.setattr(flops, "score_text", lambda *args, **options: (1.0, next(bpb), {}))
+    monkeypatch.setattr(train, "score_text", lambda *args, **options: (1.0, next(bpb), {}))
     here(small_data, tmp_path, "--eval_every", 2, "--save_every", 3)
     assert (tmp_path / "checkpoints" / "best").read_text() == "step_00000008"
     assert checkpoints(tmp_path) == [4, 8, 9, 12]  # at 4 the decay begins

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 import data
+from bits_per_byte import loss_and_bpb, sums_of
 from config import Count, UsageError
-from flops import loss_and_bpb, sums_of
 from instruments.pages.multiplier import CLASSES, rows_file
 from machinery import disk, trained
 from machinery.errors import NonFiniteError
@@ -70,7 +70,7 @@ def copy_classes(ids: Tensor) -> Tensor:
 @torch.no_grad()
 def score(model: GPT, batches: Iterable, token_bytes: Tensor) -> tuple[Tensor, Tensor]:
     """Inputs and targets (B, T) -> sums of each row by class of targets, (N, classes, 4) fp32, as
-    flops.sums_of has them: nats, targets, nats of text and bytes of text; and sums of each
+    bits_per_byte.sums_of has them: nats, targets, nats of text and bytes of text; and sums of each
     position, (2, T) fp64: nats and targets. Both on the host.
 
     Of the targets that count: in a conversation, only answers do. Nothing else of a batch is kept,

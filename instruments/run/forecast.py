@@ -22,7 +22,7 @@ import torch
 import config as cfg
 import flops
 from config import GPTConfig, UsageError
-from machinery import cli, folders, plan, ranks, stage
+from machinery import cli, folders, plan, ranks, shards
 from machinery.log import short
 from machinery.output import say
 from model import GPT
@@ -104,10 +104,12 @@ def show(preset: cfg.Preset, world: ranks.World) -> int:
     """`train.py --plan`: print the page for this machine, and the data if it is here, once."""
     typed, lines = preset, []
     folder = typed.run.data_dir
-    is_far = typed.run.stage or stage.is_published(folder)
+    is_far = typed.run.stage or shards.is_published(folder)
     if not is_far and Path(folder, "manifest.json").is_file():
-        manifest, preset = folders.open_data(typed, world)
-        lines = [folders.describe_data(typed, preset, plan.make_plan(preset, world), manifest)]
+        manifest, preset = folders.open_data(folder, typed)
+        decided = plan.make_plan(preset, world)
+        order = folders.order_of(preset, decided, manifest)
+        lines = [folders.describe_data(typed, preset, decided, manifest, order)]
     text = "\n".join([page(preset, world), *lines])
     if world.is_first:
         say(text)

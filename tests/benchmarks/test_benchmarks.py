@@ -95,7 +95,7 @@ def test_a_change_is_told_in_tokens_of_each_class_and_seed():
 
 def test_the_ideas_of_the_model_change_nothing_where_they_are_neutral(monkeypatch):
     monkeypatch.setattr(model, "GPT", model.GPT)  # Tried takes its place, until the end of the test
-    monkeypatch.setattr(model, "GROUP_OF", dict(model.GROUP_OF))
+    monkeypatch.setattr(model, "KINDS", dict(model.KINDS))
     monkeypatch.setattr(tried.Tried, "ideas", ())
     shape = dict(seq_len=24, vocab_size=64, n_layer=3, n_embd=48, n_head=2, n_kv_head=2)
     config = model.GPTConfig(**shape, head_dim=24, mlp_hidden=96, extras=("value_embeds",))

@@ -25,7 +25,7 @@ import resume
 import throughput
 import trace_kernels
 from config import UsageError
-from machinery import build, cli, shards
+from machinery import build, cli, folders, shards
 
 
 # ------------------------------------------------------------------------ the parts, and their end
@@ -282,7 +282,8 @@ def test_the_peer_has_its_own_schedules_on_the_rows_that_ours_sees(checkout, sma
     preset = dataclasses.replace(preset, model=WIDE, run=options)
     with contextlib.ExitStack() as stack:
         ours = throughput.build_run(preset, world, manifest, stack)
-        loader = build.open_loader(manifest, preset, ours.plan, world, 0)
+        order = folders.order_of(preset, ours.plan, manifest)
+        loader = build.open_loader(manifest, order, ours.plan, world, 0)
         stack.callback(loader.close)
         expected = [loader.next_batch()[0] for _ in range(2)]
         theirs = peer.Peer(preset.model, 2**19 // 16, world)

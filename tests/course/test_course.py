@@ -15,6 +15,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import check
+import judging
 import lesson
 import mutants
 import numpy as np
@@ -34,17 +35,17 @@ MUTANTS_LONG = {1, 2, 3, 7, 8, 12, 13, 15, 18, 19, 20, 22, 23, 32, 33, 35}  # ov
 
 # --------------------------------------------------------------------- 1. the oracles can tell
 LONG = {1, 2, 6, 8, 11, 12, 13, 18, 19, 20, 22, 23, 24, 27, 28, 32, 33, 35}  # over 1.5 seconds
-ORACLES = [pytest.param(n, marks=pytest.mark.slow) if n in LONG else n for n in check.EXERCISES]
+ORACLES = [pytest.param(n, marks=pytest.mark.slow) if n in LONG else n for n in judging.EXERCISES]
 
 
 @pytest.mark.parametrize("number", ORACLES)
 def test_the_oracle_accepts_the_reference_and_refuses_wrong_answers(number, monkeypatch):
     """Each for its own reason, on a slow machine too: the 20 seconds are for learners."""
     for name in ("CPU_S", "WALL_S"):
-        monkeypatch.setattr(check, name, 1000)
+        monkeypatch.setattr(judging, name, 1000)
     assert check.prove(number) == []
-    exercise, _ = check.files(number)
-    said = check.verdict(exercise.oracle, exercise)
+    exercise, _ = judging.files(number)
+    said = judging.verdict(exercise.oracle, exercise)
     assert said and said.startswith("not begun"), said
 
 
@@ -108,8 +109,8 @@ def test_without_assertions_nothing_is_judged():
 
 @pytest.mark.timing
 def test_a_judge_ends_by_itself(told, monkeypatch):
-    monkeypatch.setattr(check, "CPU_S", 0.3)
-    monkeypatch.setattr(check, "WALL_S", 3)
+    monkeypatch.setattr(judging, "CPU_S", 0.3)
+    monkeypatch.setattr(judging, "WALL_S", 3)
     assert "f([1, 1], 1) (line 2: while True: pass)" in told("while True: pass")
     assert "no end within" in told("return x", JUDGE + "\nwhile True: pass")
     assert "f([1, 1], 1) (line 2: " in told("import time; time.sleep(99)")
@@ -118,7 +119,7 @@ def test_a_judge_ends_by_itself(told, monkeypatch):
         while True:
             pass
 
-    said = check.verdict(lambda answer: answer.f(), SimpleNamespace(f=endless))
+    said = judging.verdict(lambda answer: answer.f(), SimpleNamespace(f=endless))
     assert said.startswith("TooLong: no end within")
 
 
@@ -136,7 +137,7 @@ def test_an_oracle_that_cannot_tell_is_found_out(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [n for n in check.EXERCISES if n not in MUTANTS_LONG])
+@pytest.mark.parametrize("number", [n for n in judging.EXERCISES if n not in MUTANTS_LONG])
 def test_an_oracle_is_sharp(number):
     """Those that take seconds; for all of them: python course/check.py --mutants"""
     assert check.sharp(number)
@@ -215,12 +216,12 @@ def test_each_lesson_has_its_parts():
             sources=re.search(r"\n# Sources?: [^%]*\bCore(\n#)? files?:", text),
             claims=text.count("lesson.holds(") >= 3 and "lesson.table(" in text,
             picture=f'lesson.save(fig, "{path.stem}")' in text,
-            exercise=f"exercises/ex{number:02d}.py" in text and number in check.EXERCISES,
+            exercise=f"exercises/ex{number:02d}.py" in text and number in judging.EXERCISES,
             cells=all(cell.strip() for cell in cells) and len(code) <= 165,
         )
         wrong += [f"{path.stem}: {name}" for name, there in parts.items() if not there]
     assert not wrong
-    assert check.EXERCISES == [int(name[:2]) for name in NAMES]
+    assert judging.EXERCISES == [int(name[:2]) for name in NAMES]
 
 
 @pytest.mark.parametrize("readme", ["README.md", "README.pt.md"])
@@ -263,7 +264,7 @@ def test_the_one_file_run_has_the_losses_of_train(compiled, small_data, tmp_path
     monkeypatch.setattr(train, "log_step", log_step)
     try:
         assert train.main(words) == 128 + signal.SIGTERM
-        one_file = check.load(path)
+        one_file = judging.load(path)
         bare = one_file.train(preset, small_data, steps, compiled, 1)
     finally:
         torch.use_deterministic_algorithms(False)

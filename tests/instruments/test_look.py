@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 import data
 import eval as evaluate
 import train
+from bits_per_byte import score_text
 from config import GPTConfig, UsageError
-from flops import score_text
 from instruments.pages import look
 from instruments.pages.look import Probe
 from machinery.errors import NonFiniteError

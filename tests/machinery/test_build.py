@@ -118,7 +118,7 @@ def test_all_ranks_run_eager_if_one_has_no_compiler(kind, monkeypatch):
     """And on a GPU alone the optimizers and the validation are compiled, too."""
     problems, compiled = ["no compiler", None, None], []
     monkeypatch.setattr(build, "try_step", lambda model, plan, validate: (plan.compile, None))
-    monkeypatch.setattr(ranks, "any_rank", lambda x: x if type(x) is bool else problems.pop(0))
+    monkeypatch.setattr(ranks.Team, "any", lambda _, x: x if type(x) is bool else problems.pop(0))
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda share: None)
     monkeypatch.setattr(optim, "compile_steps", compiled.append)
     world, model = small_world(kind), mock.Mock()

@@ -110,7 +110,7 @@ def test_verify_reads_every_byte(manifest):
 def test_a_flipped_byte_is_found_before_its_row_is_trained_on(world, position, own_data, tmp_path):
     """One bit of the row at that position of the run, which its 8 rows a step reach in time."""
     manifest = Manifest.load(own_data)
-    order = order_of(manifest, 0, None, None, 0)
+    order = order_of(manifest)
     shard, row = manifest.locate("train", *order(position))
     file = shard["file"]
     flip(own_data / file, 128 + row * 2 * manifest.row_len + 70)

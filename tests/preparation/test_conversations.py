@@ -244,7 +244,7 @@ def test_a_step_is_the_mean_over_the_answers(tuned, base, chat_data, tmp_path, c
     assert f"weights from {newest}" in capsys.readouterr().out
     assert_same(tuned, tmp_path / "run")
     manifest = Manifest.load(chat_data)
-    loader = data.RowLoader(manifest, seed=0, micro_batch=8)
+    loader = data.RowLoader(manifest, data.order_of(manifest), 8)
     inputs, targets = loader.next_batch()
     loader.close()
     gpt, _ = eval.load_model(EvalConfig(checkpoint=str(newest), device="cpu", dtype="fp32"))

@@ -245,9 +245,7 @@ def test_case_22_done_units_are_not_redone(jsonl, undisturbed, tmp_path):
     records = sorted((folder / ".units").glob("*/docs_*.json"))
     assert len(records) == Manifest.load(undisturbed).tree["sources"][0]["units"] > 4
     records[3].unlink()
-    negative = records[0].read_text().replace('"documents": ', '"documents": -')
-    beyond = re.sub(r'("leftover": \[\s*\[\s*)\d+', r"\g<1>400", records[1].read_text())
-    for record, damaged in zip(records, (negative, beyond, '{"splits": 0}')):
+    for record, damaged in zip(records, (records[0].read_text()[:100], "{}", '{"splits": 0}')):
         record.write_text(damaged)
     times = {p: p.stat().st_mtime_ns for p in folder.glob("*/*/unit_*.npy")}
     assert prepare(folder, "--source", f"files:{jsonl}").returncode == 0

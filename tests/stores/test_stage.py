@@ -2,6 +2,7 @@
 a real S3 server, where it was published."""
 
 import shutil
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -15,9 +16,10 @@ from test_shards import FIRST, edit
 import eval as evaluate
 from config import UsageError
 from instruments.run import forecast
-from machinery import cli, disk, folders, shards, stage
+from machinery import cli, disk, shards
 from machinery.errors import DataError
 from machinery.shards import Manifest
+from stores import stage
 
 pytest.importorskip("moto")
 pytest.importorskip("s3fs")
@@ -148,8 +150,8 @@ def test_a_folder_that_was_published_is_read_as_a_url_is(
     preset = cli.parse("train.py", "train", ["tiny", "--data_dir", "far", *options])
     forecast.show(preset, small_world())
     assert not (tmp_path / "data").exists()  # a plan copies nothing
-    copied, _ = folders.open_data(preset, small_world())
-    assert copied.dir.parts[:-1] == (("near",) if options else ("data", "cache"))
+    copied = Path(stage.once_per_node("far", preset.run.stage, small_world()))
+    assert copied.parts[:-1] == (("near",) if options else ("data", "cache"))
     loss = ["loss", str(own_run), "--device", "cpu", "--rows", "2"]
     assert evaluate.main([*loss, "--data_dir", "far"]) == 0
 
@@ -160,5 +162,5 @@ def test_an_error_of_the_copy_ends_every_rank(small_data, tmp_path, s3):  # noqa
 
 def test_the_first_rank_of_each_node_copies(small_data, tmp_path):
     world = SimpleNamespace(rank=8, local_rank=0)
-    copied = stage.once_per_node(str(small_data), str(tmp_path), world)
-    assert copied.dir.parent == tmp_path and copied.rows("val") > 0
+    copied = Path(stage.once_per_node(str(small_data), str(tmp_path), world))
+    assert copied.parent == tmp_path and Manifest.load(copied).rows("val") > 0

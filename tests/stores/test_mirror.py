@@ -19,12 +19,13 @@ from store_helpers import Notes, error, open_mirror, quick, s3, server, until, u
 from test_checkpoint import TENSORS, assert_same, build, names, snapshot, steps_in, train
 
 from config import UsageError
-from machinery import checkpoint, disk, mirror, stage
+from machinery import checkpoint, disk
 from machinery.checkpoint import Checkpointer, newest_first, why_invalid
 from machinery.errors import CheckpointError, DataError, StorageError
-from machinery.mirror import Lease
 from machinery.shards import Manifest
-from machinery.store import Store
+from stores import mirror, stage
+from stores.mirror import Lease
+from stores.store import Store
 
 BIG = f"dcp/{TENSORS}"  # the tensors of a checkpoint
 pytest.importorskip("moto")

@@ -13,28 +13,22 @@ from config import UsageError
 from machinery import disk
 from machinery.errors import DataError
 from machinery.output import say
-from machinery.shards import Manifest
-from machinery.store import Store
+from machinery.shards import CACHE, Manifest, is_published
+from stores.store import Store
 
-CACHE = "data/cache"
 THREADS = 16
 
 
-def is_published(data_dir: str) -> bool:
-    """Whether data is as `publish` leaves it: behind a URL, or in a folder that has objects."""
-    return "://" in data_dir or Path(data_dir, "objects").is_dir()
-
-
-def once_per_node(data_dir: str, folder: str, world) -> Manifest:
+def once_per_node(data_dir: str, folder: str, world) -> str:
     """The first rank of each node copies the data into `folder` (empty: CACHE) while the others
-    wait; returns the copy's manifest. An error is raised on all ranks. world: ranks.World."""
-    from machinery.checkpoint import Team  # imports torch, which prepare_data.py must not
+    wait; returns the folder of the copy. An error is raised on all ranks. world: ranks.World."""
+    from machinery.ranks import Team  # imports torch, which prepare_data.py must not
 
     copies = Team().on_all(lambda: copy(data_dir, folder) if world.local_rank == 0 else None)
-    return Manifest.load(next(filter(None, copies)))
+    return next(filter(None, copies))
 
 
-def copy(data_dir: str, folder: str | Path) -> str:
+def copy(data_dir: str, folder: str | Path = "") -> str:
     """Copy data into `folder` (empty: CACHE) and verify it; returns the folder of the copy."""
     store, far = Store(data_dir), is_published(data_dir)
     folder, text = Path(folder or CACHE), store.read("manifest.json")

@@ -28,7 +28,7 @@ from machinery import disk
 from machinery.checkpoint import MANIFEST, newest_first, read_trainer
 from machinery.errors import CheckpointError, DataError, StorageError
 from machinery.log import Log
-from machinery.store import Store
+from stores.store import Store
 
 SMALL = (
     "metrics.jsonl", "config.json", "tokenizer.json", "status.json", "samples.jsonl", "eval.jsonl",
@@ -40,14 +40,17 @@ RENEW_S, WATCH_S = 15.0, 60.0  # of the lease
 
 @contextlib.contextmanager
 def open_mirror(options: RunConfig, log: Log) -> Iterator["Mirror | None"]:
-    """The run's mirror, whose lease is given back however the run ends; None without --mirror, and
-    on all ranks but the first."""
-    mirror = Mirror(options.mirror, log) if options.mirror and log.is_first else None
+    """The run's mirror, whose lease is given back however the run ends; None on all ranks but the
+    first."""
+    if not log.is_first:
+        yield None
+        return
+    mirror = Mirror(options.mirror, log)
     try:
         yield mirror
     finally:
         with contextlib.suppress(StorageError):
-            mirror and mirror.lease.give_back()
+            mirror.lease.give_back()
 
 
 def text_of(content: bytes | None) -> str:

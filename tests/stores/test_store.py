@@ -8,9 +8,9 @@ import pytest
 from store_helpers import error, quick, s3, server, url  # noqa: F401
 
 from config import UsageError
-from machinery import store
 from machinery.errors import DataError, StorageError
-from machinery.store import Store
+from stores import store
+from stores.store import Store
 
 pytest.importorskip("moto")
 pytest.importorskip("s3fs")

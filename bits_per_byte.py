@@ -1,0 +1,60 @@
+"""The measure of a model: its loss on text, in nats per token and in bits per byte.
+
+Nats per token depend on the tokenizer: with larger tokens there are fewer to predict. Bits per byte
+do not, so that models with different tokenizers can be compared. Both are ratios of sums over the
+targets, which may be added up over rows, ranks and sources. Next: eval.py, its command `loss`.
+"""
+
+import math
+from collections.abc import Iterable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+
+def sums_of(nats: Tensor, targets: Tensor, token_bytes: Tensor) -> dict[str, Tensor]:
+    """The arguments of `loss_and_bpb`, by name, summed over each row: (B,) each, in fp32.
+
+    nats (B, T): the loss of each target; targets (B, T): below 0, a target counts nowhere;
+    token_bytes (V,): a special token has 0 bytes, and is no text."""
+    counted = targets >= 0
+    size = token_bytes[targets.clamp(min=0)] * counted  # (B, T)
+    sums = dict(nats=nats * counted, counted=counted, text_nats=nats * (size > 0), bytes=size)
+    return {name: x.sum(1, dtype=torch.float32) for name, x in sums.items()}
+
+
+def loss_and_bpb(nats, counted, text_nats, bytes) -> tuple[float, float]:
+    """Nats per target, and bits per byte of text: the latter do not depend on the tokenizer."""
+    return nats / max(counted, 1), text_nats / math.log(2) / max(bytes, 1)
+
+
+@torch.no_grad()
+def score_text(
+    model: nn.Module, batches: Iterable, token_bytes: Tensor, rows: int = 0, sources=(), names=()
+) -> tuple[float, float, dict[str, float]]:
+    """Loss in nats per token and in bits per byte of text, over all ranks' batches; the latter also
+    by source: their mean, weighted by bytes of text, is that of all.
+
+    batches: inputs and targets (B, T), equally many on every rank (a sharded model's ranks run in
+    lockstep). rows: in every forward pass, since a compiled model is compiled for one shape; a
+    smaller batch is filled up with copies of its own rows, which are not scored. sources: for each
+    row in turn, the index of its source in `names`."""
+    parts = []  # read after the loop, so that the host never waits for the device in between
+    training = model.training
+    model.eval()
+    for inputs, targets in batches:
+        n = len(inputs)
+        fill = torch.arange(max(n, rows), device=inputs.device) % n  # 0 .. n - 1, then again
+        nats = model(inputs[fill], targets[fill], reduction="none")[:n]  # (n, T)
+        parts.append(torch.stack([*sums_of(nats, targets, token_bytes).values()]))
+    model.train(training)
+    by_row = torch.cat(parts, dim=1).cpu().double()  # (4, rows of this rank)
+    source_of = torch.tensor(sources or [0] * by_row.size(1))
+    by_source = torch.zeros(4, max(1, len(names)), dtype=torch.double)
+    by_source.index_add_(1, source_of, by_row)
+    if dist.is_initialized():
+        dist.all_reduce(by_source)
+    each = {name: sums for name, sums in zip(names, by_source.T.tolist()) if sums[3]}
+    bits = {name: loss_and_bpb(*sums)[1] for name, sums in each.items()}
+    return *loss_and_bpb(*by_source.sum(1).tolist()), bits
