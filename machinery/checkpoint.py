@@ -39,7 +39,6 @@ FORMAT = 3  # version of the folder; goes up when older ones can no longer be re
 MANIFEST = "MANIFEST.json"
 MAX_FAILURES = 3  # failed saves in a row that end the run
 FILE_BYTES = 1 << 30  # a file's size, roughly; the writer holds it in memory twice
-BLOCK_BYTES = 1 << 28  # of host memory, for the copies of many tensors
 RECORD = {  # what train.py puts into trainer.json; of a whole number its least value
     "step": 0, "tokens": 0, "world_size": 1, "micro_batch": 1, "skipped": 0, "eval_tokens": 0,
     "best_bpb": math.inf, "identity": {}, "model": {}, "data_dir": "", "dtype": "",
@@ -172,29 +171,11 @@ def _own(state: dict[str, Tensor], team: Team) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def _host_memory(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """A tensor on the host for each of `state`, for all saves to copy into. Beside a GPU the memory
-    is pinned, and comes in blocks that hold many tensors each: torch rounds what it pins up to a
-    power of two, and for each tensor by itself that would take 1.4 times the state."""
-    sizes = {name: 64 * max(1, math.ceil(local(t).nbytes / 64)) for name, t in state.items()}
-    left = sum(sizes.values())
-    free = []  # the free end of each block
+    """A tensor on the host for each of `state`, for all saves to copy into; pinned beside a GPU."""
+    pin = torch.cuda.is_available()
     copies = {}
-    for name in sorted(sizes, key=sizes.get, reverse=True):  # into the first block with room for it
-        tensor = state[name]
-        part = local(tensor)
-        size = sizes[name]
-        n = next((n for n, room in enumerate(free) if len(room) >= size), len(free))
-        if n == len(free):
-            # for a tensor that is larger than a block, the next power of two
-            nbytes = min(left, max(BLOCK_BYTES, 1 << (size - 1).bit_length()))
-            pin = torch.cuda.is_available()
-            free.append(torch.empty(nbytes, dtype=torch.uint8, pin_memory=pin))
-        own, free[n] = free[n].tensor_split([size])
-        left -= size
-        # A storage of its own: DCP would clone a tensor that does not fill its storage. At least
-        # one element, as frombuffer refuses none.
-        memory = torch.frombuffer(own.numpy(), dtype=part.dtype, count=max(1, part.numel()))
-        memory = memory[: part.numel()].view(part.shape)
+    for name, tensor in state.items():
+        memory = torch.empty_like(local(tensor), device="cpu", pin_memory=pin)
         copies[name] = memory
         if isinstance(tensor, DTensor):
             copies[name] = tensor.to("cpu", copy=True)

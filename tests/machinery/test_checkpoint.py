@@ -29,13 +29,11 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-import config
 import optim
 from config import UsageError
 from machinery import checkpoint, disk
 from machinery.checkpoint import Checkpointer
 from machinery.errors import CheckpointError, DataError, NonFiniteError, StorageError
-from model import GPT
 
 STAGES = ("begin", "write", "hash", "manifest", "rename")
 TENSORS = "shard-00001-model-00001-of-00001.safetensors"  # of the first rank
@@ -611,55 +609,6 @@ def test_retention_counts_what_this_process_has_written_or_verified(run, log):
     again.resume(model, optimizers)  # verifies 40
     again.save(50, model, optimizers, {}, wait=True)
     assert steps_in(run.root) == [40, 50]
-
-
-# ---------------------------------------------------------------------- memory for the copies
-def state_of(preset: str) -> dict[str, torch.Tensor]:
-    """Weights and moments of its optimizers, without their numbers."""
-    found, state = config.find_preset(preset), {}
-    with torch.device("meta"):
-        model = GPT(found.model)
-    for kind, weights in model.param_groups().items():
-        moments = 1 if kind == "matrix" and found.train.optimizer == "muon" else 2
-        state |= {f"{kind}.{n}.{m}": w for n, w in enumerate(weights) for m in range(1 + moments)}
-    return state
-
-
-@pytest.mark.parametrize("preset", ["d12", "d20", "d24", "d34", "smol-135m"])
-def test_pinned_copies_take_little_more_than_the_state(preset, monkeypatch):
-    """As torch pins memory: in powers of two. The blocks are as large as on a GPU, but nothing
-    touches them here."""
-    state, pinned, honest = state_of(preset), [], torch.empty
-
-    def empty(nbytes, dtype, pin_memory):
-        assert pin_memory
-        pinned.append(1 << (nbytes - 1).bit_length())
-        return honest(nbytes, dtype=dtype)
-
-    monkeypatch.setattr(torch, "empty", empty)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    copies = checkpoint._host_memory(state)
-    assert {n: (t.shape, t.dtype) for n, t in copies.items()} == {
-        n: (t.shape, t.dtype) for n, t in state.items()
-    }
-    nbytes = sum(t.nbytes for t in state.values())
-    each = sum(1 << (t.nbytes - 1).bit_length() for t in state.values())
-    assert nbytes <= sum(pinned) < 1.06 * nbytes < 1.2 * nbytes < each
-
-
-def test_copies_lie_side_by_side_and_each_fills_its_storage(monkeypatch):
-    """Also of sizes that are no multiple of anything, and of none at all."""
-    monkeypatch.setattr(checkpoint, "BLOCK_BYTES", 1000)
-    shapes = [(), (0, 5), (3,), (7, 11), (300,), (2, 2), (251,), (1000,)]
-    state = {str(shape): torch.randn(shape) for shape in shapes}
-    state["step"] = torch.tensor(3, dtype=torch.int64)
-    copies = checkpoint._host_memory(state)
-    for name, tensor in state.items():
-        copies[name].copy_(tensor)
-    for name, tensor in state.items():  # none has overwritten another
-        assert torch.equal(copies[name], tensor) and copies[name].dtype == tensor.dtype
-        assert copies[name].untyped_storage().nbytes() == max(4, tensor.nbytes)
-        assert copies[name].data_ptr() % 64 == 0
 
 
 # ---------------------------------------------------------------------------- many ranks
