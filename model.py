@@ -19,63 +19,6 @@ from torch.utils.checkpoint import checkpoint
 from config import VALUE_GATE_CHANNELS, GPTConfig, UsageError
 
 
-def normal(std: float) -> Callable:
-    """How a weight begins: N(0, std^2)."""
-    return lambda weight, config: weight.normal_(0, std)
-
-
-def uniform(times: float) -> Callable:
-    """How a weight begins: uniform, with a standard deviation of times * C^-1/2."""
-
-    def fill(weight: Tensor, config: GPTConfig) -> None:
-        bound = 3**0.5 * config.n_embd**-0.5 * times  # that of U(-b, b) is b / sqrt(3)
-        weight.uniform_(-bound, bound)
-
-    return fill
-
-
-def zero(weight: Tensor, config: GPTConfig) -> None:
-    weight.zero_()
-
-
-def almost_off(weight: Tensor, config: GPTConfig) -> None:
-    weight.uniform_(0, 0.02)
-
-
-def by_depth(weight: Tensor, config: GPTConfig) -> None:
-    weight.normal_(0, 0.006 / (2 * config.n_layer) ** 0.5)
-
-
-# Each kind of weight, the last word of its name: how it is optimized, and how it begins beside an
-# untied head (nanochat's values) and a tied one (DeepSeek LLM's 0.006, with Megatron-LM's scaling
-# of the projections: a tied table must be small, or each token would predict itself). A new weight
-# needs a line here. A bare nn.Parameter must also be cast where it is used, with `.to(x.dtype)`:
-# otherwise everything after it is computed in fp32.
-KINDS = {
-    "embed": ("embedding", normal(0.8), normal(0.006)),
-    "value_embeds": ("embedding", uniform(1.0), normal(0.006)),
-    "head": ("head", normal(0.001), None),
-    "q": ("matrix", uniform(1.0), normal(0.006)),
-    "k": ("matrix", uniform(1.0), normal(0.006)),
-    "v": ("matrix", uniform(1.0), normal(0.006)),
-    "out": ("matrix", zero, by_depth),
-    "up": ("matrix", uniform(0.4), normal(0.006)),
-    "gate": ("matrix", uniform(0.4), normal(0.006)),
-    "down": ("matrix", zero, by_depth),
-    "value_gate": ("matrix", almost_off, almost_off),
-}  # a fourth group, "scalar", is for gains and biases, of which this model has none
-
-
-def kind_of(name: str) -> str:
-    """The key in KINDS: "blocks.3.attn.q.weight" -> "q"."""
-    words = name.removesuffix(".weight").split(".")
-    kind = "value_embeds" if words[0] == "value_embeds" else words[-1]
-    if kind not in KINDS:
-        how = f"give {kind!r} a line in KINDS (model.py)"
-        raise UsageError(f"the weight {name!r} has no initial value and no optimizer; {how}")
-    return kind
-
-
 def rms_norm(x: Tensor) -> Tensor:
     """x / sqrt(mean(x^2) + 1e-6) over the last dimension, no weight (Zhang & Sennrich 2019)."""
     return F.rms_norm(x, (x.size(-1),), eps=1e-6)
@@ -307,11 +250,11 @@ class GPT(nn.Module):
     @torch.no_grad()
     def init_weight(self, name: str, weight: Tensor) -> None:
         """Initialize `weight` (whole, no shard) as the weight `name`."""
-        _, untied, tied = KINDS[kind_of(name)]
+        kind = KINDS[kind_of(name)]
         if self.config.tie_embeddings:
-            tied(weight, self.config)
+            kind.tied(weight, self.config)
         else:
-            untied(weight, self.config)
+            kind.untied(weight, self.config)
             self._init_previous_token_head(name, weight)
 
     def _init_previous_token_head(self, name: str, weight: Tensor) -> None:
@@ -345,7 +288,7 @@ class GPT(nn.Module):
         groups = {"matrix": [], "embedding": [], "head": [], "scalar": []}
         for name, p in self.named_parameters():
             tied = name == "embed.weight" and self.config.tie_embeddings
-            groups["head" if tied else KINDS[kind_of(name)][0]].append(p)
+            groups["head" if tied else KINDS[kind_of(name)].group].append(p)
         return groups
 
     # ---------------------------------------------------------------- forward
@@ -446,3 +389,70 @@ class GPT(nn.Module):
     def generate(self, idx: Tensor, *args, **options) -> Tensor:
         """The prompts with all of `stream` appended: idx (B, T) -> (B, T + n)."""
         return torch.cat([idx, *self.stream(idx, *args, **options)], dim=1)
+
+
+# ------------------------------------------------------------------- the kinds of weights
+
+
+def normal(std: float) -> Callable:
+    """How a weight begins: N(0, std^2)."""
+    return lambda weight, config: weight.normal_(0, std)
+
+
+def uniform(times: float) -> Callable:
+    """How a weight begins: uniform, with a standard deviation of times * C^-1/2."""
+
+    def fill(weight: Tensor, config: GPTConfig) -> None:
+        bound = 3**0.5 * config.n_embd**-0.5 * times  # that of U(-b, b) is b / sqrt(3)
+        weight.uniform_(-bound, bound)
+
+    return fill
+
+
+def zero(weight: Tensor, config: GPTConfig) -> None:
+    weight.zero_()
+
+
+def almost_off(weight: Tensor, config: GPTConfig) -> None:
+    weight.uniform_(0, 0.02)
+
+
+def by_depth(weight: Tensor, config: GPTConfig) -> None:
+    weight.normal_(0, 0.006 / (2 * config.n_layer) ** 0.5)
+
+
+class Kind(NamedTuple):
+    """A kind of weight. It begins with the values that untied(weight, config) or tied(...) fills
+    in, by whether the embedding is also the head."""
+
+    group: str  # how it is optimized: matrix, embedding, head, or scalar: gains, biases
+    untied: Callable  # nanochat's values
+    tied: Callable | None  # DeepSeek LLM's 0.006; Megatron-LM's scaling of the projections
+
+
+# By the last word of a weight's name. A new weight needs a line here. A bare nn.Parameter must also
+# be cast where it is used, with `.to(x.dtype)`: otherwise everything after it is computed in fp32.
+# A table that is tied must be small, or each token would predict itself.
+KINDS = {
+    "embed": Kind("embedding", normal(0.8), normal(0.006)),
+    "value_embeds": Kind("embedding", uniform(1.0), normal(0.006)),
+    "head": Kind("head", normal(0.001), None),
+    "q": Kind("matrix", uniform(1.0), normal(0.006)),
+    "k": Kind("matrix", uniform(1.0), normal(0.006)),
+    "v": Kind("matrix", uniform(1.0), normal(0.006)),
+    "out": Kind("matrix", zero, by_depth),
+    "up": Kind("matrix", uniform(0.4), normal(0.006)),
+    "gate": Kind("matrix", uniform(0.4), normal(0.006)),
+    "down": Kind("matrix", zero, by_depth),
+    "value_gate": Kind("matrix", almost_off, almost_off),
+}
+
+
+def kind_of(name: str) -> str:
+    """The key in KINDS: "blocks.3.attn.q.weight" -> "q"."""
+    words = name.removesuffix(".weight").split(".")
+    kind = "value_embeds" if words[0] == "value_embeds" else words[-1]
+    if kind not in KINDS:
+        how = f"give {kind!r} a line in KINDS (model.py)"
+        raise UsageError(f"the weight {name!r} has no initial value and no optimizer; {how}")
+    return kind

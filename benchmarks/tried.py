@@ -37,9 +37,9 @@ BEGINS = {
 }
 
 
-def new_kind(name: str) -> tuple:
+def new_kind(name: str) -> model.Kind:
     """A line of model.KINDS."""
-    return "scalar", lambda weight, config: BEGINS[name](weight).div_(FAST[name]), None
+    return model.Kind("scalar", lambda weight, config: BEGINS[name](weight).div_(FAST[name]), None)
 
 
 NEW = {name: new_kind(name) for name in FAST}

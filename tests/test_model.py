@@ -191,7 +191,9 @@ def test_a_weight_that_a_table_does_not_know_is_refused(monkeypatch):
     for ask in (model.init_weights, model.param_groups):
         with pytest.raises(UsageError, match=r"blocks.0.attn.gain"):
             ask()
-    monkeypatch.setitem(model_file.KINDS, "gain", ("scalar", model_file.normal(0.5), None))
+    monkeypatch.setitem(
+        model_file.KINDS, "gain", model_file.Kind("scalar", model_file.normal(0.5), None)
+    )
     assert model.param_groups()["scalar"] == [model.blocks[0].attn.gain]
     model.init_weights()
     assert (model.blocks[0].attn.gain != 1).all()
