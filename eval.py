@@ -8,7 +8,7 @@
     look        a page on what the model does inside: where it looks, what each head is worth
     noise       the gradient noise scale: the batch beyond which more tokens a step gain little
     tournament  checkpoints continue the same prompts, and a judge compares them
-    serve       a page to try it, and OpenAI's protocol for programs
+    serve       a page to try it
     report      a page on a run; `compare RUN RUN ...` puts several into one picture
     plan        memory, hours, dollars and loss of a preset on another machine
 

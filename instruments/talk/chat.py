@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from config import Count, UsageError
-from instruments.talk.drawing import DrawConfig, Piece, Wish, Writer
+from instruments.talk.drawing import DrawConfig, Piece, Writer
 from machinery.output import printable, say
 from machinery.trained import is_tuned, open_tokenizer
 from model import GPT
@@ -67,13 +67,19 @@ class Talk:
     def answer(self) -> Iterator[Piece]:
         """Draw the answer to the last question, until the model ends it or it is long enough. What
         was drawn stays in the conversation, even if the caller stops early."""
-        config, drawn = self.config, self.exchanges[-1][1]
-        draws = dict(temperature=config.temperature, top_k=config.top_k, top_p=config.top_p)
-        draws |= dict(max_tokens=self.most, seed=config.seed + len(self.exchanges))
-        for piece in self.writer.write(Wish([self.ids(self.exchanges)], [1], **draws)):
-            if piece:
-                drawn += [t.id for t in piece.tokens if t.id not in self.writer.ends]
-                yield piece
+        config = self.config
+        drawn = self.exchanges[-1][1]
+        pieces = self.writer.write(
+            self.ids(self.exchanges),
+            max_new_tokens=self.most,
+            temperature=config.temperature,
+            top_k=config.top_k,
+            top_p=config.top_p,
+            seed=config.seed + len(self.exchanges),
+        )
+        for piece in pieces:
+            drawn += [t.id for t in piece.tokens if t.id not in self.writer.ends]
+            yield piece
 
 
 def questions() -> Iterator[str]:
@@ -95,7 +101,7 @@ def reply(talk: Talk, question: str) -> None:
     try:
         for piece in talk.answer():
             print(printable(piece.text), end="", flush=True)
-            if piece.finish == "length":
+            if piece.end == "length":
                 say(f"\n[cut at {talk.most} tokens]", end="")
     except KeyboardInterrupt:
         print("\n[stopped]", end="")
