@@ -41,9 +41,10 @@ def check_values(options) -> None:
     """UsageError if a number in a dataclass is out of its range, as NaN always is; or for a URL as
     the name of a Local file, which would make a folder of that name, password included."""
     for option in fields(options):
-        if option.type is Local and "://" in getattr(options, option.name):
+        value = getattr(options, option.name)
+        if option.type is Local and "://" in value:
             raise UsageError(f"--{option.name} is a URL, but must be a path on this machine")
-        if isinstance(value := getattr(options, option.name), (int, float)):
+        if isinstance(value, (int, float)):
             most = LARGEST if isinstance(value, int) else 1e30
             least, most = getattr(option.type, "__metadata__", (0, most))
             if not least <= value <= most:

@@ -35,8 +35,8 @@ NUMBERS = {  # of a request: type, least, most
     "seed": (int, 0, 1 << 53),
 }
 NO_API = (
-    "there is only a page here; for programs, python export.py MODEL makes a folder that "
-    "transformers serve or vLLM serves"
+    "there is only a page here: python export.py MODEL makes a folder for transformers; if that is "
+    "a Llama, `transformers serve` or vLLM serves it to programs (docs/serve.md)"
 )
 POLICY = (
     "default-src 'none'; script-src 'nonce-NONCE'; style-src 'nonce-NONCE'; connect-src 'self'; "
@@ -156,7 +156,9 @@ class Handler(BaseHTTPRequestHandler):
         for piece in service.draw(ids, {name: fields[name] for name in NUMBERS}):
             self.wfile.write(json.dumps(asdict(piece)).encode() + b"\n")
 
-    def send(self, status: int, kind: str, text: str = "", policy: str = "") -> None:
+    def send(
+        self, status: int, kind: str, text: str = "", policy: str = "default-src 'none'"
+    ) -> None:
         self.send_response(status)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Security-Policy", policy)
