@@ -13,19 +13,19 @@
 
 # %%
 import lesson  # first: it puts the project on the path
+import gzip
+import json
 import os
-import tempfile
 import weakref
-from pathlib import Path
 
 import numpy as np
 import torch
 from torch.autograd.graph import saved_tensors_hooks
+from torch.profiler import profile, record_function
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from config import GPTConfig
-from instruments.run.profiler import Profile
 from model import GPT
 
 os.environ["KINETO_LOG_LEVEL"] = "99"  # the profiler would print its own start and end
@@ -165,27 +165,32 @@ lesson.holds(all(map(torch.equal, grads, same)), "recomputed or kept, the gradie
 # torch stops a block where backward needs nothing more: its last matmul.
 #
 # ## The ledger against the profiler
-# The ledger knows six moments. PyTorch's profiler sees every allocation. `train.py --profile` makes
-# its table, and a trace to open in https://ui.perfetto.dev (this one is out/18_trace.json.gz). It
-# counts from the first profiled step on, so weights and moments, which were there before, are not
-# in its sum.
+# The ledger knows six moments. PyTorch's profiler sees every allocation, and the time of every
+# operator. `train.py --profile` prints its table, regions first, and writes a trace to open in
+# https://ui.perfetto.dev (this lesson's is out/18_trace.json.gz). It counts from the profiled step
+# on, so weights and moments, which were there before, are not in its sum.
 
 # %%
 model = new_model()
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-folder = tempfile.TemporaryDirectory(dir=lesson.OUT)
-with Profile(Path(folder.name), torch.device("cpu")) as profile:
-    while not profile.done:
-        with torch.profiler.record_function("forward"):
-            loss = model(x, y)
-        loss.backward()
-        with torch.profiler.record_function("optimizer"):
-            optimizer.step()
-            optimizer.zero_grad()
-        profile.step()
-print("\n".join(profile.table().split("\n")[:8]))  # the other lines name its files
-events = profile.trace_events()
-profile.trace.replace(lesson.OUT / "18_trace.json.gz")
+
+
+def step() -> None:
+    with record_function("forward"):
+        loss = model(x, y)
+    loss.backward()
+    optimizer.step()  # a region of its own, by torch
+    optimizer.zero_grad()
+
+
+step()  # the first one makes the moments
+with profile(profile_memory=True) as profiled:
+    step()
+TRACE = lesson.OUT / "18_trace.json.gz"
+profiled.export_chrome_trace(str(TRACE))
+events = json.loads(gzip.decompress(TRACE.read_bytes()))["traceEvents"]
+table = profiled.key_averages().table("self_cpu_time_total", 6, max_name_column_width=32)
+print("\n".join(line[:90] for line in table.splitlines()))  # the other columns are of memory
 forward = next(e for e in events if e["name"] == "forward" and e.get("dur"))
 memory = [e for e in events if e["name"] == "[memory]" and e["args"]["Device Type"] == 0]
 memory = [(e["ts"], e["args"]["Total Allocated"]) for e in memory]  # microseconds, bytes
