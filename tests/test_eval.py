@@ -61,17 +61,24 @@ def test_a_run_a_checkpoint_and_the_options_name_the_same_model(trained, capsys,
         evaluate.main(["sample", str(path.with_name("step_00000013"))])
 
 
-def test_a_record_goes_to_the_run_of_the_checkpoint(trained, capsys, tmp_path, monkeypatch):
+@pytest.fixture
+def exam(tmp_path):
+    row = json.dumps(dict(query="def f", choices=["(x):", "qqq"], gold=0))
+    (tmp_path / "exam.jsonl").write_text(9 * f"{row}\n")
+    return tmp_path / "exam.jsonl"
+
+
+def test_a_record_goes_to_the_run_of_the_checkpoint(trained, capsys, tmp_path, monkeypatch, exam):
     (path,) = (trained / "checkpoints").glob("step_00000012")
     assert models.run_of(tmp_path / "mirror" / trained.name / path.name).name == trained.name
     monkeypatch.chdir(path.parent)
     before = len(records(trained)) if (trained / "eval.jsonl").exists() else 0
     look(capsys, "loss", path.name, *CPU, "--rows", 8)
-    look(capsys, "choice", path, "--device", "cpu", "--limit", 8)
+    look(capsys, "choice", path, "--device", "cpu", "--limit", 8, "--task", exam)
     found = records(trained)[before:]
     assert [r.get("norm") for r in found] == [None, "sum", "per character"]
     assert found[0]["run_dir"] == str(trained) and not (path / "eval.jsonl").exists()
-    assert found[1]["n"] == 8 and found[1]["chance"] == 0.25 and found[1]["dtype"] == "fp32"
+    assert found[1]["n"] == 8 and found[1]["chance"] == 0.5 and found[1]["dtype"] == "fp32"
 
     copy = shutil.copytree(path, tmp_path / "copy")  # where no line can be written
     (copy / "eval.jsonl").mkdir()
@@ -107,9 +114,7 @@ def alone(own_run, small_data, tmp_path):
 
 
 @pytest.mark.parametrize("name", NEED_NO_DATA)
-def test_a_run_without_its_data_folder_is_sampled_and_asked(name, alone, tmp_path, capsys):
-    exam = tmp_path / "exam.jsonl"
-    exam.write_text(2 * (json.dumps(dict(query="def f", choices=["(x):", "qqq"], gold=0)) + "\n"))
+def test_a_run_without_its_data_folder_is_sampled_and_asked(name, alone, exam, capsys):
     words = [str(word).format(model=alone, exam=exam) for word in NEED_NO_DATA[name]]
     assert look(capsys, *words, "--device", "cpu")
     with pytest.raises(UsageError, match="gone/manifest.json"):
@@ -142,12 +147,13 @@ def test_an_exported_folder_is_a_model_too(trained, small_data, capsys, tmp_path
     assert len({re.search(r"[\d.]+ bits", out)[0] for out in outs}) == 1
 
 
-def test_a_tokenizer_that_has_changed_is_not_used(trained, small_data, tmp_path):
+def test_a_tokenizer_that_has_changed_is_not_used(trained, small_data, tmp_path, exam):
     data = shutil.copytree(small_data, tmp_path / "data")
     (data / "tokenizer.json").write_text((data / "tokenizer.json").read_text() + " ")
     run_dir = shutil.copytree(trained, tmp_path / "run")
     (run_dir / "tokenizer.json").unlink()  # else it is the run's own that is used
-    for name, *more in (["loss"], ["sample", "--prompt", "a"], ["choice", "--limit", "8"]):
+    asked = ["choice", "--task", str(exam)]
+    for name, *more in (["loss"], ["sample", "--prompt", "a"], asked):
         with pytest.raises(DataError, match="tokenizer.json"):
             evaluate.main([name, str(run_dir), "--data_dir", str(data), *more])
 

@@ -17,11 +17,11 @@ from statistics import NormalDist
 from string import ascii_uppercase
 
 from config import Count, Dtype, Local, UsageError, install
-from instruments.exams.likelihood import log_likelihoods
-from instruments.exams.questions import Question, continuations, from_file, sample
+from instruments.exams.likelihood import encode_pair, log_likelihoods
+from instruments.exams.questions import Question, from_file
 from machinery import disk
 from machinery.output import say
-from machinery.trained import EvalConfig, is_tuned, keep_record, open_data, open_tokenizer
+from machinery.trained import EvalConfig, is_tuned, keep_record, open_tokenizer
 from model import GPT
 from tokenizer import Tokenizer
 
@@ -35,10 +35,9 @@ Answered = list[tuple[Question, list[float]]]  # questions, and the nats of thei
 class ChoiceConfig(EvalConfig):
     """Multiple choice: which answer does the model find likeliest?"""
 
-    task: tuple[str, ...] = ("continuation",)
-    """continuation (held-out text, no download), tasks of lm_eval (hellaswag, arc_easy, mmlu ...)
-    and of instruments/exams/tasks (enem, oab ...), or JSONL files with `query`, `choices` and
-    `gold`."""
+    task: tuple[str, ...] = ()
+    """Tasks of lm_eval (hellaswag, arc_easy, mmlu ...) and of instruments/exams/tasks (enem, oab
+    ...), or JSONL files with `query`, `choices` and `gold`."""
     shots: int = 0
     """Solved examples before each question."""
     limit: int = 0
@@ -54,34 +53,28 @@ class ChoiceConfig(EvalConfig):
 
 def answer_all(config: ChoiceConfig, load_model: Callable) -> None:
     """`eval.py choice`: print the accuracy of each task, and keep a record of it."""
-    if not config.task:
-        raise UsageError("--task needs a name; leave it out for continuation")
+    if not config.task or "continuation" in config.task:
+        named = "an exam, as --task hellaswag, or a file of questions (docs/evaluation.md)"
+        raise UsageError(f"choice needs {named}; held-out text is scored by eval.py loss")
     model, trainer = load_model(config)
     tokenizer, tuned = open_tokenizer(config, trainer), is_tuned(trainer)
     if tuned:
         print("tuned on conversations: each question is a user's, each answer the model's")
     asked, answered, lines = {}, {}, []
     for task in config.task:  # all are read before the first is scored
-        load_manifest = lambda: open_data(config, trainer)
-        asked[task] = read_task(task, config, model.config.seq_len, load_manifest)
+        asked[task] = read_task(task, config)
     for task, questions in asked.items():
         answered[task] = score(questions, model, tokenizer, config.batch, tuned)
         lines += [dict(task=task, gold=q.gold, nats=nats) for q, nats in answered[task]]
-    for record in report(answered, config.shots, tokenizer):
+    for record in report(answered, config.shots):
         keep_record(config, trainer, **record)
     if config.save:
         disk.write_text(Path(config.save), "".join(json.dumps(line) + "\n" for line in lines))
 
 
-def read_task(
-    task: str, config: ChoiceConfig, seq_len: int, load_manifest: Callable
-) -> list[Question]:
-    """The questions of a task. load_manifest(): opens the data, for a task that needs them."""
-    if task == "continuation":
-        if config.shots:
-            raise UsageError(f"continuation takes no examples; leave --shots {config.shots} out")
-        found = sample(continuations(load_manifest(), seq_len), config.limit)
-    elif task.endswith(".jsonl") or Path(task).is_file():
+def read_task(task: str, config: ChoiceConfig) -> list[Question]:
+    """The questions of a task."""
+    if task.endswith(".jsonl") or Path(task).is_file():
         found = from_file(task, config.shots, config.limit)
     else:
         try:
@@ -99,7 +92,7 @@ def score(
     questions: list[Question], model: GPT, tokenizer: Tokenizer, batch: int, tuned: bool = False
 ) -> Answered:
     """The nats of each question's answers."""
-    pairs = [pair for question in questions for pair in question.pairs(tokenizer, tuned)]
+    pairs = [encode_pair(tokenizer, *texts, tuned) for q in questions for texts in q.given]
     nats = iter(x for x, _ in log_likelihoods(model, pairs, batch, tell=True))
     return [(question, [next(nats) for _ in question.answers]) for question in questions]
 
@@ -163,9 +156,9 @@ def picks_of(nats: list[list[float]], texts: list[tuple[str, ...]], norm: str) -
     return [values.index(max(values)) for values in scaled]
 
 
-def report(answered: dict[str, Answered], shots: int, tokenizer: Tokenizer) -> Iterator[dict]:
+def report(answered: dict[str, Answered], shots: int) -> Iterator[dict]:
     """Print the figures of each task; yields a record of each."""
-    texts = {task: [q.texts(tokenizer) for q, _ in own] for task, own in answered.items()}
+    texts = {task: [q.answers for q, _ in own] for task, own in answered.items()}
     count = sum(len(norms_of(own)) for own in texts.values())
     limit = limit_of_z(count)
     for task, own in answered.items():

@@ -1,5 +1,5 @@
 """instruments/exams/choice.py, questions.py, likelihood.py and lines.py: figures against simulation
-and slow oracles, questions from a file and from held-out text, log-likelihoods one at a time."""
+and slow oracles, questions from a file, log-likelihoods one at a time."""
 
 import json
 import math
@@ -16,9 +16,8 @@ from config import UsageError
 from instruments.exams import choice
 from instruments.exams.likelihood import encode_pair, log_likelihoods
 from instruments.exams.lines import has_fields, read_lines
-from instruments.exams.questions import Question, continuations, from_file, is_question, sample
+from instruments.exams.questions import Question, from_file, is_question, sample
 from machinery.errors import DataError, NonFiniteError
-from machinery.shards import Manifest
 from preparation.chat import marks
 from tokenizer import Tokenizer
 
@@ -71,21 +70,21 @@ def test_the_verdict_in_words():
         assert choice.verdict(found, choice.limit_of_z(1), letters) == words
 
 
-def report(capsys, tokenizer, **measured) -> tuple[list[dict], str]:
+def report(capsys, **measured) -> tuple[list[dict], str]:
     """The records of tasks whose nats are given, and what is printed."""
     capsys.readouterr()
-    records = list(choice.report(measured, 0, tokenizer))
+    records = list(choice.report(measured, 0))
     return records, capsys.readouterr().out
 
 
-def test_norms_divide_by_characters(tokenizer, capsys):
+def test_norms_divide_by_characters(capsys):
     """A figure per norm, each from the answer's own length without the space in front."""
     rng, answered = random.Random(2), []
     for _ in range(30):
         answers = tuple("é" * rng.randrange(1, 9) + "x" * rng.randrange(9) for _ in range(3))
         nats = [-len(a) * rng.uniform(0.5, 1.5) for a in answers]
         answered.append((Question("Which?", answers, rng.randrange(3)), nats))
-    records, _ = report(capsys, tokenizer, task=answered)
+    records, _ = report(capsys, task=answered)
     lengths = {"sum": lambda answer: 1, "per character": len}
     for record, (norm, length) in zip(records, lengths.items(), strict=True):
         scaled = [[x / length(a) for x, a in zip(nats, q.answers)] for q, nats in answered]
@@ -94,16 +93,14 @@ def test_norms_divide_by_characters(tokenizer, capsys):
     assert len({r["accuracy"] for r in records}) > 1
 
 
-def test_letters_are_told_from_answers(tokenizer, capsys):
+def test_letters_are_told_from_answers(capsys):
     """Of letters one norm, the one that is named most, and what always naming one would score."""
     rng = random.Random(3)
     answers = [tuple(ascii_uppercase[: rng.randrange(3, 6)]) for _ in range(40)]
     asked = [
         (Question("?", a, rng.randrange(3)), [-(k != 1) for k in range(len(a))]) for a in answers
     ]
-    records, said = report(
-        capsys, tokenizer, letters=asked, same=[(Question("?", ("a", "b"), 0), [0, 1])] * 2
-    )
+    records, said = report(capsys, letters=asked, same=[(Question("?", ("a", "b"), 0), [0, 1])] * 2)
     assert [(r["task"], r["norm"]) for r in records] == [("letters", "sum"), ("same", "sum")]
     golds = [q.gold for q, _ in asked]
     assert records[0]["hits"] == golds.count(1) and records[0]["most_picked"] == 1
@@ -135,26 +132,9 @@ def test_what_is_no_question():
     assert not any(is_question(good | dict(gold=gold)) for gold in (2, -1, True, "0"))
 
 
-def test_a_continuation_is_what_follows_in_the_held_out_text(small_data):
-    manifest = Manifest.load(small_data)
-    asked = continuations(manifest, 64)
-    rows = [manifest.row("val", 0, i).tolist() for i in range(manifest.rows("val", 0))]
-    texts = [" ".join(map(str, row)) + " " for row in rows]
-    found = lambda ids: any(" ".join(map(str, ids)) + " " in text for text in texts)
-    right, wrong = [], []
-    for q in asked:
-        context, answer = q.given[q.gold]
-        assert found([manifest.bos_id, *context, *answer])
-        right.append(tuple(q.answers[q.gold]))
-        wrong += [tuple(a) for i, a in enumerate(q.answers) if i != q.gold]
-    assert sorted(wrong) == sorted(3 * right)  # a span's own likelihood tells nothing
-    assert len({q.gold for q in asked[: len(asked) // 4]}) == 4
-
-
-def test_the_command_asks_a_file_and_held_out_text(small_data, tmp_path, capsys, monkeypatch):
+def test_the_command_asks_files(tokenizer, tmp_path, monkeypatch):
     """By a model that knows one token: the likeliest answer is the one with most of it."""
-    kept, manifest = [], Manifest.load(small_data)
-    tokenizer = Tokenizer.load(small_data / "tokenizer.json")
+    kept = []
     (known,) = tokenizer.encode(" x")[:1]
 
     def model(ids, targets, reduction):
@@ -162,7 +142,6 @@ def test_the_command_asks_a_file_and_held_out_text(small_data, tmp_path, capsys,
 
     model.config, model.cos = type("Config", (), dict(seq_len=64)), torch.zeros(1)
     monkeypatch.setattr(choice, "open_tokenizer", lambda config, trainer: tokenizer)
-    monkeypatch.setattr(choice, "open_data", lambda config, trainer: manifest)
     monkeypatch.setattr(choice, "keep_record", lambda config, trainer, **f: kept.append(f))
     path = tmp_path / "own.jsonl"
     row = dict(query="q", choices=["x", "z"], gold=0)
@@ -172,21 +151,23 @@ def test_the_command_asks_a_file_and_held_out_text(small_data, tmp_path, capsys,
         config = choice.ChoiceConfig(task=task, save=str(tmp_path / "saved.jsonl"), **more)
         choice.answer_all(config, lambda config: (model, dict(identity={})))
 
-    answer(str(path), "continuation", limit=20)
+    longer = tmp_path / "longer.jsonl"
+    longer.write_text(25 * f"{json.dumps(row)}\n")
+    answer(str(path), str(longer), limit=20)
     counts = [(f["task"], f["n"]) for f in kept if f["norm"] == "sum"]
-    assert counts == [(str(path), 2), ("continuation", 20)]
+    assert counts == [(str(path), 2), (str(longer), 20)]
     assert kept[0]["hits"] == 1 and kept[0]["chance_sd"] == pytest.approx(math.sqrt(2 / 4) / 2)
     lines = [json.loads(x) for x in (tmp_path / "saved.jsonl").read_text().splitlines()]
     assert len(lines) == 22 and lines[1]["gold"] == 1 and lines[0]["nats"][0] > lines[0]["nats"][1]
     path.write_text(json.dumps(row))
-    for task, more in (
-        ([str(path)], {}),  # one question has no standard error
-        (["continuation"], dict(shots=2)),
-        ([str(tmp_path / "none.jsonl")], {}),
-        ([], {}),
+    for task, said in (
+        ([str(path)], "a standard error"),  # of one question there is none
+        ([str(tmp_path / "none.jsonl")], "cannot be read"),
+        ([], "eval.py loss"),
+        (["continuation"], "eval.py loss"),
     ):
-        with pytest.raises(UsageError):
-            answer(*task, **more)
+        with pytest.raises(UsageError, match=said):
+            answer(*task)
 
 
 @pytest.fixture(scope="module")
