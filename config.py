@@ -275,7 +275,7 @@ class RunConfig:
     plan: bool = False
     """Print the run's size, data, hours and dollars, and stop. Other machines: `eval.py plan`."""
     usd_per_hour: float = 3.0
-    """What one GPU costs; for --plan and the report."""
+    """What one GPU costs; for --plan."""
     peak_tflops: float = 0.0
     """Peak of one device in dense TFLOP/s, for MFU; 0: looked up by name; on a CPU, measured."""
 
@@ -430,7 +430,8 @@ def find_preset(word: str) -> Preset | None:
     return PRESETS.get(word) or (preset_of_depth(int(depth[1])) if depth else None)
 
 
-# Options of nanoGPT, nanochat, Megatron-LM and the Trainer of transformers, under ours.
+# Options of nanoGPT, nanochat, Megatron-LM and the Trainer of transformers, under ours; and one
+# of ours that only some commands have.
 _FOREIGN = {
     "--tokens_per_step (in tokens)": "batch_size global_batch_size total_batch_size",
     "--micro_batch": "device_batch_size micro_batch_size per_device_train_batch_size",
@@ -456,5 +457,6 @@ _FOREIGN = {
     "--wandb": "wandb_log wandb_project report_to",
     "no option: from elsewhere, type ssh -L 8049:localhost:8049 MACHINE": "host token",
     "the first word, a preset such as d12, or --init_from": "model model_name_or_path config",
+    "an option of train.py --plan and of eval.py plan": "usd_per_hour",
 }
 FOREIGN = {name: here for here, names in _FOREIGN.items() for name in names.split()}

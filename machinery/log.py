@@ -216,10 +216,9 @@ def duration(seconds: float) -> str:
 
 def start_of(argv: list[str], preset, world) -> dict:
     """The `start` record of metrics.jsonl: on what this process runs, and by which command."""
-    options, on_gpu = preset.run, world.device.type == "cuda"
+    options = preset.run
     device = cpu_name() if world.device.type == "cpu" else world.device_name
-    facts = dict(device=device, on_gpu=on_gpu, world_size=world.world_size)
-    facts |= dict(usd_per_hour=options.usd_per_hour, eval_tokens=options.eval_tokens)
+    facts = dict(device=device, world_size=world.world_size, eval_tokens=options.eval_tokens)
     facts |= dict(data_dir=options.data_dir, init_from=options.init_from)
     # word by word: in a whole line, the @ of another word would seem to end a password
     command = shlex.join(["train.py", *map(public, argv)])

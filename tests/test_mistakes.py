@@ -115,7 +115,7 @@ TO_ONE = {
     },
     "eval.py report": {
         "{run}/checkpoints/step_00000012": ("step_00000012",),
-        "{run} --usd_per_hour nan": ("usd_per_hour nan",),
+        "{run} --usd_per_hour 3": ("--usd_per_hour", "eval.py plan"),
     },
     "eval.py": {"": ("loss, sample, chat, choice",)},
     "eval.py choice tiny": {"--run_dir {run} --task": ("--task",)},

@@ -1,11 +1,10 @@
-"""The pictures of a run's page: its curves, and exams over checkpoints.
+"""The pictures of a run's page, and of several runs.
 
-Draws what records.py has checked, as SVGs in the page's colours or as PNGs. An exam has a gray
-band, in which a model that guesses falls in 95 of 100 cases. Next: report.py puts them on the page.
+Draws what records.py has checked, as SVGs in the page's colours or as PNGs. Next: report.py puts
+them on the page.
 """
 
 import io
-import math
 import os
 import re
 from collections.abc import Callable
@@ -15,8 +14,6 @@ import numpy as np
 from instruments.pages.records import Run, plain
 from machinery.log import short
 
-GUESSING = 1.96  # standard deviations on each side hold 95% of what guessing gives
-MOST = 12  # exams that are drawn, and lines in one; eval.jsonl may hold any number
 PANELS = (  # title, unit, key of the training records, key of the validations, is it noisy?
     ("bits per byte", "", "bpb", "val_bpb", True),
     ("loss", "nats per token", "loss", "val_loss", True),
@@ -67,16 +64,14 @@ def svg_of(panel: Callable) -> tuple[str, str]:
     return box, drawn.partition("<defs>\n  <clipPath")[0].removesuffix("</svg>")
 
 
-def draw_run(run: Run) -> tuple[list[tuple[str, str, str]], bytes, int]:
-    """(title, viewBox, SVG) of each picture of the page, none before a step; loss.png; and how many
-    exams, those taken first, are left out."""
+def draw_run(run: Run) -> tuple[list[tuple[str, str, str]], bytes]:
+    """(title, viewBox, SVG) of each picture of the page; and loss.png. Nothing before a step."""
     if not run.steps:
-        return [], b"", 0
+        return [], b""
     waits = run.median("data_wait_ms") >= 10 * run.median("step_s")  # 1% of a step
-    panels, exams = PANELS if waits else PANELS[:-1], panels_of_exams(run)
-    drawn = [(title, lambda axes, p=(title, *p): draw_steps(axes, run, *p)) for title, *p in panels]
-    pictures = [(title, *svg_of(draw)) for title, draw in drawn + exams[-MOST:]]
-    return pictures, paint("png", (6, 4), drawn[0][1]), len(exams[:-MOST])
+    panels = PANELS if waits else PANELS[:-1]
+    pictures = [(p[0], *svg_of(lambda axes, p=p: draw_steps(axes, run, *p))) for p in panels]
+    return pictures, paint("png", (6, 4), lambda axes: draw_steps(axes, run, *panels[0]))
 
 
 def draw_steps(axes, run: Run, title, unit, key, val_key, is_noisy) -> None:
@@ -133,35 +128,3 @@ def draw_compared(runs: list[Run], common: int) -> bytes:
         axes.legend(frameon=False)
 
     return paint("png", (11, 4.5), over_tokens, lambda axes: draw(axes, by_time=True))
-
-
-# --------------------------------------------------------------------------- exams
-
-
-def panels_of_exams(run: Run) -> list[tuple[str, Callable]]:
-    """(title, panel) of each exam (CORE included) that eval.py gave the run's checkpoints."""
-    exams: dict[tuple, list[dict]] = {}
-    for r in run.scores():
-        exams.setdefault((r["task"], r.get("mode"), r.get("shots") or 0, r["n"]), []).append(r)
-    return [(plain(r[0]["task"]), lambda axes, r=r: draw_exam(axes, r)) for r in exams.values()]
-
-
-def draw_exam(axes, records: list[dict]) -> None:
-    """The score over the checkpoints, with its standard error, a line for each norm."""
-    r = records[-1]
-    deviation = r.get("chance_sd") or math.sqrt(r["chance"] * (1 - r["chance"]) / r["n"])
-    low, high = (r["chance"] + side * GUESSING * deviation for side in (-1, 1))
-    axes.axhspan(low, high, color="black", alpha=0.1)
-    axes.axhline(r["chance"], color="0.5", linewidth=0.8, linestyle=":", label="guessing")
-    for norm in [*dict.fromkeys(r.get("norm") or "" for r in records)][-MOST:]:
-        latest = {r["step"]: r for r in records if (r.get("norm") or "") == norm}
-        own = [latest[step] for step in sorted(latest)]
-        points = [(r["tokens"], r.get("core", r.get("accuracy")), r["stderr"]) for r in own]
-        style = dict(marker="o", markersize=3, linewidth=1.2)
-        axes.errorbar(*zip(*points), label=label(norm) or "score", **style)
-    if r.get("gpt2_xl") is not None:
-        axes.axhline(r["gpt2_xl"], color="tab:red", linewidth=0.8, label="GPT-2 XL")
-    kind = ", ".join(filter(None, (r["task"], r.get("mode"))))
-    axes.set_title(f"{label(kind)}: {r['n']:,} questions", fontsize="medium")
-    axes.set_xlabel("tokens")
-    axes.legend(fontsize="small", frameon=False)

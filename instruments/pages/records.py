@@ -7,7 +7,6 @@ that does not fit is left out. Next: report.py makes the pages.
 
 import math
 import statistics
-from collections.abc import Callable
 from contextlib import suppress
 from itertools import accumulate
 from pathlib import Path
@@ -31,16 +30,14 @@ def number(x: object) -> bool:
 TYPES = {  # of a field, whatever record it is in
     number: "step tokens loss bpb lr norm step_s data_wait_ms tflops_full tflops_causal mfu_full "
     "mfu_causal eval_s save_s report_s wait_s saving val_bpb val_loss val_rows full_val_bpb "
-    "full_val_loss skipped usd_per_hour last_step eval_tokens accuracy core gpt2_xl shots chance",
-    lambda x: isinstance(x, str): "command device data_dir init_from prompt text task mode",
-    lambda x: isinstance(x, bool): "on_gpu",
-    lambda x: number(x) and x > 0: "tokens_per_s world_size n",
-    lambda x: number(x) and x >= 0: "stderr chance_sd",
+    "full_val_loss skipped last_step eval_tokens",
+    lambda x: isinstance(x, str): "command device data_dir init_from prompt text",
+    lambda x: number(x) and x > 0: "tokens_per_s world_size",
     lambda x: number(x) and 0 <= x < 2.5e11: "time last_time",  # since 1970; a year of four digits
     lambda x: isinstance(x, dict) and all(map(number, x.values())): "val_bpb_by_source "
     "full_val_bpb_by_source",
     lambda x: fits(x, "wait_s saving"): "watch",
-    lambda x: fits(x, "command device data_dir time on_gpu world_size"): "start",
+    lambda x: fits(x, "command device data_dir time world_size"): "start",
 }
 CHECKS = {name: check for check, names in TYPES.items() for name in names.split()}
 NEEDED = {  # the field that tells a kind of line in metrics.jsonl -> those that it must have
@@ -53,12 +50,12 @@ NEEDED = {  # the field that tells a kind of line in metrics.jsonl -> those that
 }
 
 
-def fits(x: object, needed: str, **checks: Callable) -> bool:
+def fits(x: object, needed: str) -> bool:
     """Whether x is a dict that has the needed fields, and its other known fields are of their
     types, or None."""
     if not isinstance(x, dict) or any(x.get(name) is None for name in needed.split()):
         return False
-    known = {name: check for name, check in (CHECKS | checks).items() if x.get(name) is not None}
+    known = {name: check for name, check in CHECKS.items() if x.get(name) is not None}
     return all(check(x[name]) for name, check in known.items())
 
 
@@ -70,17 +67,6 @@ def is_record(line: dict) -> bool:
 
 def is_sample(line: dict) -> bool:
     return fits(line, "step tokens prompt text")
-
-
-def is_score(line: dict) -> bool:
-    """Whether a line of eval.jsonl can be drawn: CORE is a mean of centered accuracies; any other
-    exam has an accuracy. Its `norm` is a word, no gradient's norm."""
-    is_word = lambda x: isinstance(x, str)
-    return (
-        fits(line, "step tokens chance n stderr task", norm=is_word)
-        and number(line.get("core", line.get("accuracy")))
-        and (bool(line.get("chance_sd")) or 0 <= line["chance"] <= 1)
-    )
 
 
 def plain(value: object) -> str:
@@ -127,10 +113,6 @@ class Run:
             self.config["init_from"] = self.starts[0].get("init_from")
             sizes = dict.fromkeys(start.get("eval_tokens") for start in self.starts)
             self.config["eval_tokens"] = ", then ".join(map(str, sizes))
-
-    def scores(self) -> list[dict]:
-        """The results of the exams that eval.py gave its checkpoints."""
-        return [r for r in read_jsonl(self.dir / "eval.jsonl", lambda _: True) if is_score(r)]
 
     @property
     def first_step(self) -> int:

@@ -16,7 +16,7 @@ from jinja2 import Environment, FileSystemLoader
 
 from config import Local, UsageError, find_preset
 from instruments.pages import curves, multiplier
-from instruments.pages.records import PAUSES, Run, plain, slow_steps
+from instruments.pages.records import Run, plain, slow_steps
 from instruments.talk.sample import SampleConfig, continuations, find_prompts
 from machinery import cli, disk
 from machinery.log import duration, short
@@ -35,9 +35,6 @@ class ReportConfig:
 
     run_dir: Local = ""
     """Folder of the run; empty: runs/PRESET."""
-    usd_per_hour: float = 0.0
-    """Price of one GPU (of the machine, if it has none); 0: the one given to train.py, if it ran
-    on a GPU."""
 
 
 # ------------------------------------------------------------------------------------ the page
@@ -45,23 +42,22 @@ class ReportConfig:
 
 def rewrite(config: ReportConfig, load_model) -> None:
     """`eval.py report`: write the page anew, and print where it is."""
-    say(write(config.run_dir, config.usd_per_hour))
+    say(write(config.run_dir))
 
 
-def write(run_dir: str | Path, usd_per_hour: float = 0.0) -> Path:
-    """Write RUN_DIR/loss.png and report.html; returns the path of the page. usd_per_hour: of one
-    GPU, or of a machine without one; 0: as the run was told, if it was on GPUs."""
+def write(run_dir: str | Path) -> Path:
+    """Write RUN_DIR/loss.png and report.html; returns the path of the page."""
     run = Run(run_dir)
-    pictures, loss_png, left_out = curves.draw_run(run)
-    processes, (preset, facts) = run.processes(), configuration(run)
+    pictures, loss_png = curves.draw_run(run)
+    processes = run.processes()
+    preset, facts = configuration(run)
     html = TEMPLATES.get_template("report.html").render(
         title=f"Run {run.dir.resolve().name}",
         run=run,
         machines=dict.fromkeys(f"{p['world_size']} x {p['device']}" for p in processes),
         slow=slow_steps(processes),
         pictures=pictures,
-        left_out=left_out,
-        starts=with_price(processes, usd_per_hour),
+        starts=processes,
         manifest=run.manifest(),
         plain=plain,
         preset=preset,
@@ -89,16 +85,6 @@ def configuration(run: Run) -> tuple[str, list[tuple[str, str]]]:
         if text != usual[key] if key in usual else value:
             facts.append((key, text[:12] if key in HASHES else text or "none"))
     return word if preset else "", facts
-
-
-def with_price(processes: list[dict], usd_per_hour: float) -> list[dict]:
-    """The processes that trained, each with its price in `usd`; and the sums over all of them."""
-    for p in processes:
-        price = usd_per_hour or (p["on_gpu"] and p.get("usd_per_hour")) or 0.0
-        n_gpus = p["world_size"] if p["on_gpu"] else 1  # without one, it is the machine's price
-        p["usd"] = p["seconds"] / 3600 * price * n_gpus
-    sums = {key: sum(p[key] for p in processes) for key in ("seconds", *PAUSES, "usd")}
-    return [*processes, sums] if processes else []
 
 
 # -------------------------------------------------------------------------------- several runs
