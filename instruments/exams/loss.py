@@ -20,7 +20,7 @@ from torch import Tensor
 import data
 from bits_per_byte import loss_and_bpb, sums_of
 from config import Count, UsageError
-from instruments.pages.multiplier import CLASSES, rows_file
+from instruments.pages.multiplier import rows_file
 from machinery import disk, trained
 from machinery.errors import NonFiniteError
 from machinery.log import sources_line
@@ -29,6 +29,13 @@ from machinery.trained import EvalConfig
 from model import GPT
 
 PARTS = 16  # of a row, for the loss by position
+CLASSES = (  # of targets
+    "two tokens seen before, followed by the same",
+    "two tokens seen before, followed by another",
+    "one token seen before, followed by the same",
+    "one token seen before, followed by another",
+    "after a token that is new in its row",
+)
 
 
 @dataclass(frozen=True)

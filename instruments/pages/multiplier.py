@@ -7,23 +7,15 @@ neighbours, since a long document fills several (a block bootstrap: Künsch 1989
 """
 
 import io
-import re
 from pathlib import Path
 
 import numpy as np
 
-from instruments.pages.records import Run, number
+from instruments.pages.records import Run
 from machinery import disk
 from machinery.errors import DataError
 from machinery.log import short
 
-CLASSES = (
-    "two tokens seen before, followed by the same",
-    "two tokens seen before, followed by another",
-    "one token seen before, followed by the same",
-    "one token seen before, followed by another",
-    "after a token that is new in its row",
-)
 BLOCK = 8  # rows that are drawn together
 DRAWS = 1000
 LARGEST_ROWS = 1 << 28  # bytes of the largest file that is read: three million rows
@@ -33,21 +25,18 @@ def rows_file(run_dir: Path, step: int) -> Path:
     return run_dir / f"val_rows_{step:08d}.npy"
 
 
-def read_rows(run: Run) -> dict[int, np.ndarray]:
-    """{tokens: (rows, classes, 4)}, as exams/loss.py keeps them; a damaged file is left out."""
-    found = {}
-    for path in run.dir.glob("val_rows_*.npy"):
-        step = re.fullmatch(r"val_rows_(\d{1,12})\.npy", path.name)
-        per_step = run.config.get("tokens_per_step")
-        if step and number(per_step):
-            try:
-                content = io.BytesIO(disk.read_bytes(path, LARGEST_ROWS))
-                rows = np.lib.format.read_array(content, allow_pickle=False).astype(np.float64)
-            except (DataError, OSError, ValueError, MemoryError):
-                continue
-            if rows.ndim == 3 and rows.shape[1:] == (len(CLASSES), 4) and np.isfinite(rows).all():
-                found[int(step[1]) * per_step] = rows
-    return found
+def newest_rows(run: Run) -> np.ndarray | None:
+    """(rows, classes, 4), as exams/loss.py keeps them, of the newest step; None if there are none,
+    or the file is damaged."""
+    files = sorted(run.dir.glob("val_rows_*.npy"))
+    if not files:
+        return None
+    try:
+        content = io.BytesIO(disk.read_bytes(files[-1], LARGEST_ROWS))
+        rows = np.lib.format.read_array(content, allow_pickle=False).astype(np.float64)
+    except (DataError, OSError, ValueError, MemoryError):
+        return None
+    return rows if rows.ndim == 3 and rows.shape[2] == 4 else None
 
 
 def multiplier(loss: float, tokens: float, curve: list[tuple[float, float]]) -> float:
@@ -63,51 +52,37 @@ def multiplier(loss: float, tokens: float, curve: list[tuple[float, float]]) -> 
 
 
 def luck(ours: np.ndarray, theirs: np.ndarray, seed: int = 0) -> np.ndarray:
-    """Rows of the same text, (rows, classes, 4) -> (DRAWS, classes + 1): by how much the difference
-    in bits per byte, theirs - ours, changes when the rows are resampled; the last column: of all
-    classes together."""
+    """Rows of the same text, (rows, classes, 4) -> (DRAWS,): by how much the difference in bits per
+    byte, theirs - ours, changes when the rows are resampled."""
     begin = np.arange(0, len(ours), BLOCK)
-    sums = [np.add.reduceat(rows[..., 2:], begin) for rows in (ours, theirs)]
-    sums = [np.concatenate([x, x.sum(1, keepdims=True)], axis=1) for x in sums]  # all of them
-    nats, size = sums[1][..., 0] - sums[0][..., 0], sums[0][..., 1]  # (blocks, classes + 1)
+    a, b = (np.add.reduceat(rows[..., 2:], begin).sum(1) for rows in (ours, theirs))  # (blocks, 2)
+    nats = b[:, 0] - a[:, 0]
+    size = a[:, 1]
     drawn = np.random.default_rng(seed).integers(len(begin), size=(DRAWS, len(begin)))
-    bits = lambda i: nats[i].sum(-2) / np.log(2) / np.maximum(size[i].sum(-2), 1)
+    bits = lambda i: nats[i].sum(-1) / np.log(2) / np.maximum(size[i].sum(-1), 1)
     return bits(drawn) - bits(np.arange(len(begin)))
 
 
 def told(base: Run, other: Run, common: float) -> list[str]:
-    """What `other` needs for what `base` has after `common` tokens, a half and a quarter of them;
-    and the same by class of targets, where both runs have kept rows of two checkpoints."""
+    """What `other` needs for what `base` has after `common` tokens, a half and a quarter of
+    them."""
     points = lambda run: [(r["tokens"], r["val_bpb"]) for r in run.validations if r["tokens"] > 0]
     curves = [points(base), points(other)]
-    kept = [read_rows(run) for run in (base, other)]
-    noise, why = luck_of(*kept)
+    noise, why = luck_of(newest_rows(base), newest_rows(other))
     lines = [f"{other.dir} needs, for what {base.dir} has after so many tokens{why}:"]
     for tokens in (common, common / 2, common / 4):
         if tokens >= max(curve[0][0] for curve in curves):
-            lines.append(f"  {short(tokens)}: {needed(tokens, *curves, noise and noise[-1])}")
-    if noise and all(len(rows) > 1 for rows in kept):
-        both = min(max(rows) for rows in kept)
-        for k, name in enumerate(CLASSES):
-            by_class = [[(at, bits_of(x[:, k])) for at, x in rows.items()] for rows in kept]
-            lines.append(f"  {short(both)}, {name}: {needed(both, *by_class, noise[k])}")
+            lines.append(f"  {short(tokens)}: {needed(tokens, *curves, noise)}")
     return lines
 
 
-def bits_of(sums: np.ndarray) -> float:
-    """(rows, 4) -> bits per byte."""
-    _, _, nats, size = sums.sum(0)
-    return nats / np.log(2) / max(size, 1)
-
-
-def luck_of(ours: dict, theirs: dict) -> tuple[list[np.ndarray] | None, str]:
-    """`luck` for each class and for all, from the newest rows of each run; or None, and why not."""
-    if not ours or not theirs:
+def luck_of(a: np.ndarray | None, b: np.ndarray | None) -> tuple[np.ndarray | None, str]:
+    """`luck` by the rows of each run; or None, and why not."""
+    if a is None or b is None:
         return None, " (how sure that is: python eval.py loss, of each)"
-    a, b = ours[max(ours)], theirs[max(theirs)]
     if a.shape != b.shape or (a[..., 3] != b[..., 3]).any():
         return None, " (how sure that is cannot be said: eval.py loss scored different text)"
-    return [*luck(a, b).T], ""
+    return luck(a, b), ""
 
 
 def needed(tokens: float, ours: list, theirs: list, noise: np.ndarray | None) -> str:
