@@ -7,7 +7,6 @@ from one that knows. A model that was tuned on conversations is asked in their t
 calls `answer_all`. Next: questions.py and harness.py have the questions.
 """
 
-import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -16,10 +15,9 @@ from pathlib import Path
 from statistics import NormalDist
 from string import ascii_uppercase
 
-from config import Count, Dtype, Local, UsageError, install
+from config import Count, Dtype, UsageError, install
 from instruments.exams.likelihood import encode_pair, log_likelihoods
 from instruments.exams.questions import Question, from_file
-from machinery import disk
 from machinery.output import say
 from machinery.trained import EvalConfig, is_tuned, keep_record, open_tokenizer
 from model import GPT
@@ -44,8 +42,6 @@ class ChoiceConfig(EvalConfig):
     """Ask only N questions of each task, drawn from all, the same each time; 0: all."""
     batch: Count = 8
     """Answers per forward pass."""
-    save: Local = ""
-    """Write each question's log-likelihoods to this JSONL file."""
     dtype: Dtype = "fp32"
     """Dtype of the computation. Only fp32 gives the figures of lm_eval: bf16 moves an answer's
     log-likelihood by a tenth of a nat, which decides close questions."""
@@ -57,19 +53,16 @@ def answer_all(config: ChoiceConfig, load_model: Callable) -> None:
         named = "an exam, as --task hellaswag, or a file of questions (docs/evaluation.md)"
         raise UsageError(f"choice needs {named}; held-out text is scored by eval.py loss")
     model, trainer = load_model(config)
-    tokenizer, tuned = open_tokenizer(config, trainer), is_tuned(trainer)
+    tokenizer = open_tokenizer(config, trainer)
+    tuned = is_tuned(trainer)
     if tuned:
         print("tuned on conversations: each question is a user's, each answer the model's")
-    asked, answered, lines = {}, {}, []
-    for task in config.task:  # all are read before the first is scored
-        asked[task] = read_task(task, config)
+    asked = {task: read_task(task, config) for task in config.task}  # all, before one is scored
+    answered = {}
     for task, questions in asked.items():
         answered[task] = score(questions, model, tokenizer, config.batch, tuned)
-        lines += [dict(task=task, gold=q.gold, nats=nats) for q, nats in answered[task]]
     for record in report(answered, config.shots):
         keep_record(config, trainer, **record)
-    if config.save:
-        disk.write_text(Path(config.save), "".join(json.dumps(line) + "\n" for line in lines))
 
 
 def read_task(task: str, config: ChoiceConfig) -> list[Question]:
@@ -106,18 +99,30 @@ def statistics(picks: Sequence[int], golds: Sequence[int], options: Sequence[int
 
     Also what a constant answer would look like: the share of the position picked most often, and
     the accuracy of always naming the position that is most often right."""
-    n, hits = len(picks), sum(p == g for p, g in zip(picks, golds))
+    n = len(picks)
+    hits = sum(pick == gold for pick, gold in zip(picks, golds))
+    p = hits / n
     expected = sum(1 / k for k in options)
     deviation = math.sqrt(sum(1 / k * (1 - 1 / k) for k in options))
-    (picked, times), (best, right) = (Counter(x).most_common(1)[0] for x in (picks, golds))
-    p = hits / n
-    stderr, z = math.sqrt(p * (1 - p) / max(1, n - 1)), (hits - expected) / deviation
-    middle, half = hits + 1.92, math.sqrt(3.84 * (n * p * (1 - p) + 0.96))  # 3.84 = 1.96^2
-    score = dict(n=n, hits=hits, accuracy=p, stderr=stderr, z=z)
-    score |= dict(low=(middle - half) / (n + 3.84), high=(middle + half) / (n + 3.84))
-    score |= dict(chance=expected / n, chance_sd=deviation / n)
-    score |= dict(most_picked=picked, most_picked_share=times / n)
-    return score | dict(best_constant=best, best_constant_accuracy=right / n)
+    middle = hits + 1.92  # 1.92 = 1.96^2 / 2
+    half = math.sqrt(3.84 * (n * p * (1 - p) + 0.96))
+    picked, times = Counter(picks).most_common(1)[0]
+    best, right = Counter(golds).most_common(1)[0]
+    return dict(
+        n=n,
+        hits=hits,
+        accuracy=p,
+        stderr=math.sqrt(p * (1 - p) / max(1, n - 1)),
+        z=(hits - expected) / deviation,
+        low=(middle - half) / (n + 3.84),
+        high=(middle + half) / (n + 3.84),
+        chance=expected / n,
+        chance_sd=deviation / n,
+        most_picked=picked,
+        most_picked_share=times / n,
+        best_constant=best,
+        best_constant_accuracy=right / n,
+    )
 
 
 def limit_of_z(count: int) -> float:
@@ -139,35 +144,35 @@ def verdict(figures: dict, limit: float, letters: bool) -> str:
     return "above chance"
 
 
-def norms_of(texts: list[tuple[str, ...]]) -> list[str]:
+def norms_of(own: Answered) -> list[str]:
     """The `sum`, and `per character` if the answers of a question differ in length: letters do not,
     so that dividing by it changes nothing."""
-    differ = any(len(set(map(len, answers))) > 1 for answers in texts)
+    differ = any(len(set(map(len, question.answers))) > 1 for question, _ in own)
     return [*NORMS] if differ else ["sum"]
 
 
-def picks_of(nats: list[list[float]], texts: list[tuple[str, ...]], norm: str) -> list[int]:
+def picks_of(own: Answered, norm: str) -> list[int]:
     """The likeliest answer of each question. norm: by the sum of the nats, or by that divided by
     the characters of the answer (without the space in front)."""
     length = NORMS[norm]
-    scaled = [
-        [x / max(1, length(text)) for x, text in zip(*question)] for question in zip(nats, texts)
-    ]
-    return [values.index(max(values)) for values in scaled]
+    picks = []
+    for question, nats in own:
+        scaled = [x / max(1, length(text)) for x, text in zip(nats, question.answers)]
+        picks.append(scaled.index(max(scaled)))
+    return picks
 
 
 def report(answered: dict[str, Answered], shots: int) -> Iterator[dict]:
     """Print the figures of each task; yields a record of each."""
-    texts = {task: [q.answers for q, _ in own] for task, own in answered.items()}
-    count = sum(len(norms_of(own)) for own in texts.values())
+    count = sum(len(norms_of(own)) for own in answered.values())
     limit = limit_of_z(count)
     for task, own in answered.items():
-        questions, nats = zip(*own)
-        golds, options = [q.gold for q in questions], [len(q.answers) for q in questions]
-        letters = all(answers == (*ascii_uppercase[: len(answers)],) for answers in texts[task])
-        say(f"{task}: {len(questions):,} questions, {shots} examples")
-        for norm in norms_of(texts[task]):
-            f = statistics(picks_of(nats, texts[task], norm), golds, options)
+        golds = [question.gold for question, _ in own]
+        options = [len(nats) for _, nats in own]
+        letters = all("".join(q.answers) == ascii_uppercase[: len(q.answers)] for q, _ in own)
+        say(f"{task}: {len(own):,} questions, {shots} examples")
+        for norm in norms_of(own):
+            f = statistics(picks_of(own, norm), golds, options)
             say(
                 f"  {norm:13}  {f['accuracy']:.4f} ({f['low']:.3f} to {f['high']:.3f})  "
                 f"chance {f['chance']:.4f}  z {f['z']:+6.2f}  {verdict(f, limit, letters)}"
