@@ -11,7 +11,6 @@ import csv
 import hashlib
 import math
 import random
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
@@ -25,7 +24,6 @@ from config import Count, Dtype, Local, UsageError
 from instruments.exams.likelihood import Pair, log_likelihoods
 from instruments.exams.lines import LARGEST, has_fields, read_lines
 from machinery import cli, disk
-from machinery.log import duration
 from machinery.output import say
 from machinery.trained import EvalConfig, keep_record, open_tokenizer
 from model import GPT
@@ -36,6 +34,10 @@ WHERE = (
     "or by git clone --depth 1 https://github.com/mosaicml/llm-foundry, and name it: --folder"
 )
 CHUNK = 256  # items that are encoded and scored at once
+HEAD = (
+    "task                             shots            items  accuracy            centered"
+    "          GPT-2 XL  constant"
+)
 
 
 @dataclass(frozen=True)
@@ -162,7 +164,8 @@ def spans(kind: str, rows: list[list[int]], seq_len: int) -> list[Pair]:
         starts = [len(row) - shared for row in rows]
     pairs = []
     for row, start in zip(rows, starts):
-        row, start = row[-seq_len:], max(1, start - max(0, len(row) - seq_len))
+        start = max(1, start - max(0, len(row) - seq_len))
+        row = row[-seq_len:]
         pairs.append((row[:start], row[start:]))
     return pairs[1:] if kind == "lm" else pairs
 
@@ -177,7 +180,9 @@ def score(
 ) -> list[dict]:
     """For each item: whether the model is right; the mean nats per token of its spans, NaN for an
     empty one, as where one answer begins another; and whether it was cropped."""
-    lines, seq_len, is_lm = [], model.config.seq_len, task.kind == "lm"
+    lines = []
+    seq_len = model.config.seq_len
+    is_lm = task.kind == "lm"
     for at in tqdm(range(0, len(items), CHUNK), task.name, disable=None, leave=False):
         places = range(at, min(at + CHUNK, len(items)))
         rows = [
@@ -199,17 +204,26 @@ def score(
 def figures_of(task: Task, items: list[dict], lines: list[dict]) -> dict:
     """For a task: accuracy with its standard error, both centered too, and what guessing and an
     answer that is always the same would get."""
-    n, hits, scale = len(items), sum(line["correct"] for line in lines), 1 - task.base / 100
-    p, option, guess = hits / n, FIELDS[task.kind][1], 0.0
+    n = len(items)
+    hits = sum(line["correct"] for line in lines)
+    scale = 1 - task.base / 100
+    p = hits / n
     stderr = math.sqrt(p * (1 - p) / (n - 1))
-    if option:
-        guess = sum(1 / len(item[option]) for item in items) / n
+    option = FIELDS[task.kind][1]
+    guess = sum(1 / len(item[option]) for item in items) / n if option else 0.0
     answers = Counter(item["gold" if option else "continuation"] for item in items)
-    found = dict(n=n, hits=hits, accuracy=p, stderr=stderr)
-    found |= dict(centered=centered(p, task.base), centered_stderr=stderr / scale)
-    found |= dict(guess=guess, guess_sd=math.sqrt(guess * (1 - guess) / n) / scale)
-    found |= dict(constant_accuracy=max(answers.values()) / n)
-    found |= dict(cropped=sum(line["cropped"] for line in lines))
+    found = dict(
+        n=n,
+        hits=hits,
+        accuracy=p,
+        stderr=stderr,
+        centered=centered(p, task.base),
+        centered_stderr=stderr / scale,
+        guess=guess,
+        guess_sd=math.sqrt(guess * (1 - guess) / n) / scale,
+        constant_accuracy=max(answers.values()) / n,
+        cropped=sum(line["cropped"] for line in lines),
+    )
     if task.letters:
         most, count = Counter(pick(line["means"]) for line in lines).most_common(1)[0]
         found |= dict(most_picked=most, most_picked_share=count / n)
@@ -225,8 +239,8 @@ def measure(config: CoreConfig, load_model: Callable) -> None:
         raise UsageError(f"core needs the folder of the tasks' files; {WHERE}")
     by_name = {task.name: task for task in TASKS}
     tasks = [cli.find("task", name, by_name) for name in dict.fromkeys(config.tasks)] or TASKS
-    files, asked = find_files(tasks, config.folder), {}
-    for task, path in files.items():
+    asked = {}
+    for task, path in find_files(tasks, config.folder).items():
         asked[task] = shuffled(read_items(task, path), config.limit)
         if len(asked[task]) <= max(1, task.shots):
             why = f"{task.name} has {len(asked[task])} items to ask, too few beside its examples"
@@ -234,34 +248,32 @@ def measure(config: CoreConfig, load_model: Callable) -> None:
         if not git_blob(path).startswith(task.blob):
             say(f"warning: {path} is not the file that CORE is measured on")
     model, trainer = load_model(config)
-    tokenizer, figures, begun = open_tokenizer(config, trainer), {}, time.monotonic()
+    tokenizer = open_tokenizer(config, trainer)
+    figures = {}
     say(f"CORE: {len(asked)} of {len(TASKS)} tasks, seq_len {model.config.seq_len}")
-    head = f"{'task':33}shots            items  accuracy"
-    say(f"{head}            centered          GPT-2 XL  constant")
+    say(HEAD)
     for task, items in asked.items():
         scored = score(task, items, model, tokenizer, config.batch)
         figures[task] = figures_of(task, items, scored)
-        say("\n".join(lines_of(task, figures[task])))
-    seconds = time.monotonic() - begun
-    record = summary(figures) | dict(seq_len=model.config.seq_len, seconds=seconds)
+        show(task, figures[task])
+    record = summary(figures)
     say("\n".join(conclusion(record)))
-    say(f"{duration(seconds)}, with --dtype {config.dtype}")
-    keep_record(config, trainer, **record)
+    keep_record(config, trainer, seq_len=model.config.seq_len, **record)
 
 
-def lines_of(task: Task, f: dict) -> Iterator[str]:
-    """The line of a task, and remarks on its figure."""
+def show(task: Task, f: dict) -> None:
+    """Print the line of a task, and remarks on its figure."""
     items = f"{f['n']:,} of {task.items:,}"
-    yield (
+    say(
         f"{task.name:33}{task.shots:>5} {items:>16}  {f['accuracy']:.4f} +- {f['stderr']:.4f}  "
         f"{f['centered']:+.4f} +- {f['centered_stderr']:.4f}  {task.gpt2_xl:8.3f}  "
         f"{f['constant_accuracy']:8.3f}"
     )
     if f["cropped"]:
-        yield f"    {f['cropped']:,} items cropped: they lost their first examples"
+        say(f"    {f['cropped']:,} items cropped: they lost their first examples")
     if task.letters:
         letter = ascii_uppercase[f["most_picked"]]
-        yield f"    {letter} is predicted in {f['most_picked_share']:.1%} of the items"
+        say(f"    {letter} is predicted in {f['most_picked_share']:.1%} of the items")
 
 
 # ------------------------------------------------------------------------------ the conclusion
@@ -271,16 +283,20 @@ def summary(figures: dict[Task, dict]) -> dict:
     """The record for eval.jsonl: the mean of the centered accuracies, called `core` only if all
     tasks are there, with its standard error; what guessing and constant answers would get; and the
     tasks' figures."""
-    count, whole = len(figures), len(figures) == len(TASKS)
+    count = len(figures)
+    whole = count == len(TASKS)
     mean = lambda name: sum(centered(f[name], task.base) for task, f in figures.items()) / count
     error = lambda name: math.sqrt(sum(f[name] ** 2 for f in figures.values())) / count
-    record = dict(task="core" if whole else f"core, {count} of {len(TASKS)} tasks")
-    record |= {"core" if whole else "mean": mean("accuracy")}
-    record |= dict(n=sum(f["n"] for f in figures.values()), stderr=error("centered_stderr"))
-    record |= dict(constant=mean("constant_accuracy"), chance=mean("guess"))
-    record |= dict(chance_sd=error("guess_sd"))
-    record |= dict(gpt2_xl=GPT2_XL) if whole else {}
-    return record | dict(tasks={task.name: f for task, f in figures.items()})
+    return {
+        "task": "core" if whole else f"core, {count} of {len(TASKS)} tasks",
+        "core" if whole else "mean": mean("accuracy"),
+        "n": sum(f["n"] for f in figures.values()),
+        "stderr": error("centered_stderr"),
+        "constant": mean("constant_accuracy"),
+        "chance": mean("guess"),
+        "chance_sd": error("guess_sd"),
+        "tasks": {task.name: f for task, f in figures.items()},
+    }
 
 
 def centered(accuracy: float, percent: float) -> float:
