@@ -5,7 +5,6 @@ them on the page.
 """
 
 import io
-import os
 import re
 from collections.abc import Callable
 
@@ -33,8 +32,6 @@ def label(text: str) -> str:
 
 def paint(form: str, size: tuple[float, float], *panels: Callable) -> bytes:
     """Panels side by side, each drawn by a function of its axes. form: png or svg."""
-    if os.path.expanduser("~").startswith("~"):  # who has no home, for which matplotlib asks
-        os.environ.setdefault("MPLCONFIGDIR", os.devnull)  # it then makes a folder, and removes it
     from matplotlib import rc_context
     from matplotlib.figure import Figure  # no pyplot: works without a display
 

@@ -8,17 +8,17 @@ ends; eval.py calls the rest. Next: report.html, the template.
 
 import json
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from jinja2 import Environment, FileSystemLoader
 
-from config import Local, UsageError, find_preset
+from config import Local, UsageError
 from instruments.pages import curves, multiplier
 from instruments.pages.records import Run, plain, slow_steps
 from instruments.talk.sample import SampleConfig, continuations, find_prompts
-from machinery import cli, disk
+from machinery import disk
 from machinery.log import duration, short
 from machinery.output import say
 from tokenizer import Tokenizer
@@ -26,7 +26,6 @@ from tokenizer import Tokenizer
 SAMPLE_TOKENS, SAMPLE_SHOWN = 40, 72  # at a validation: tokens drawn, characters on the screen
 FOLDER = FileSystemLoader(Path(__file__).parent)
 TEMPLATES = Environment(loader=FOLDER, autoescape=True, trim_blocks=True, lstrip_blocks=True)
-HASHES = ("data_fingerprint", "tokenizer_sha256")  # of 64 digits, of which 12 are shown
 
 
 @dataclass(frozen=True)
@@ -50,7 +49,6 @@ def write(run_dir: str | Path) -> Path:
     run = Run(run_dir)
     pictures, loss_png = curves.draw_run(run)
     processes = run.processes()
-    preset, facts = configuration(run)
     html = TEMPLATES.get_template("report.html").render(
         title=f"Run {run.dir.resolve().name}",
         run=run,
@@ -60,8 +58,7 @@ def write(run_dir: str | Path) -> Path:
         starts=processes,
         manifest=run.manifest(),
         plain=plain,
-        preset=preset,
-        configuration=facts,
+        configuration=[(key, plain(value)) for key, value in run.config.items() if value],
         now=time.time(),
         date=lambda seconds: time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds)),
         short=short,
@@ -71,20 +68,6 @@ def write(run_dir: str | Path) -> Path:
     if loss_png:
         disk.write_bytes(run.dir / "loss.png", loss_png)
     return run.dir / "report.html"
-
-
-def configuration(run: Run) -> tuple[str, list[tuple[str, str]]]:
-    """The preset that the run was begun with, if it is known; and (name, text) of what differs from
-    it, or of all that is not empty."""
-    word = cli.first_word(run.starts[0]["command"].split()[1:])[0] if run.starts else ""
-    preset, facts = find_preset(word), []
-    fields = asdict(preset.train) | asdict(preset.model) if preset else {}
-    usual = {key: plain(value) for key, value in fields.items()}
-    for key, value in run.config.items():
-        text = plain(value)
-        if text != usual[key] if key in usual else value:
-            facts.append((key, text[:12] if key in HASHES else text or "none"))
-    return word if preset else "", facts
 
 
 # -------------------------------------------------------------------------------- several runs
@@ -107,11 +90,14 @@ def compared(folders: list[str]) -> str:
             why = "has no validation after its first step yet: let it run on, or compare other runs"
             raise UsageError(f"{run.dir} {why}")
     common = max(set.intersection(*({r["tokens"] for r in run.validations} for run in runs)) | {0})
-    if between := common <= 0:
+    between = common <= 0
+    if between:
         common = min(run.validations[-1]["tokens"] for run in runs)
-    whole, base = all(run.whole_validation for run in runs), 0.0
-    last, at = "bpb of all rows" if whole else "last bpb", f"bpb at {short(common)}"
+    whole = all(run.whole_validation for run in runs)
+    last = "bpb of all rows" if whole else "last bpb"
+    at = f"bpb at {short(common)}"
     rows = [("run", "tokens", last, at, "difference", "tok/s", "training time")]
+    base = None
     for run in runs:
         known = [(r["tokens"], r["val_bpb"]) for r in run.validations]
         if known[0][0] > common:
@@ -119,21 +105,30 @@ def compared(folders: list[str]) -> str:
             why = f"{begins}, after another run has ended ({short(common)})"
             raise UsageError(f"{why}; compare runs that overlap")
         bpb = float(np.interp(common, *zip(*known)))  # between two validations, if need be
-        base = base or bpb
-        difference = round(bpb - base, 4) or 0.0  # not -0.0000
-        final = run.whole_validation["full_val_bpb"] if whole else known[-1][1]
-        figures = f"{final:.4f}", f"{bpb:.4f}", f"{difference:+.4f}"
-        speed = short(run.median("tokens_per_s"))
+        if base is None:
+            base = bpb
         took = f"n/a, begins at step {run.first_step:,}"
         if run.first_step == 1:
             took = duration(run.seconds_at(common))
-        rows.append((plain(run.dir), short(run.tokens), *figures, speed, took))
-    lines = [*table(rows), ""]
+        rows.append(
+            (
+                plain(run.dir),
+                short(run.tokens),
+                f"{run.whole_validation['full_val_bpb'] if whole else known[-1][1]:.4f}",
+                f"{bpb:.4f}",
+                f"{round(bpb - base, 4) or 0.0:+.4f}",  # not -0.0000
+                short(run.median("tokens_per_s")),
+                took,
+            )
+        )
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+    lines.append("")
     for run in runs[1:]:
         lines += multiplier.told(runs[0], run, common)
     lines += differences(runs)
-    warning = f"warning: not all have a validation at {short(common)}: read off between two"
-    lines += [warning] * between
+    if between:
+        lines.append(f"warning: not all have a validation at {short(common)}: read off between two")
     path = runs[0].dir.parent / "compare.png"
     try:
         disk.write_bytes(path, curves.draw_compared(runs, common))
@@ -143,28 +138,24 @@ def compared(folders: list[str]) -> str:
     return "\n".join(lines)
 
 
-def table(rows: list[tuple[str, ...]]) -> list[str]:
-    """The lines of a table, each column as wide as its widest cell."""
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
-
-
 def differences(runs: list[Run]) -> list[str]:
     """Each field of the configuration that differs; then how far the figures can be trusted."""
-    keys = {key: 0 for run in runs for key in run.config}
-    values = {key: [plain(run.config.get(key)) or "none" for run in runs] for key in keys}
-    differ = {key: found for key, found in values.items() if len(set(found)) > 1}
-    lines = [f"{key}: {', '.join(found)}" for key, found in differ.items()]
     if unknown := [str(run.dir) for run in runs if not run.config]:
         return [f"no config.json in {', '.join(unknown)}: what else differs is not known"]
+    differ = {}
+    for key in dict.fromkeys(key for run in runs for key in run.config):
+        found = [plain(run.config.get(key)) or "none" for run in runs]
+        if len(set(found)) > 1:
+            differ[key] = found
+    mixed = any("then" in plain(run.config.get("eval_tokens")) for run in runs)
     advice = "trust a difference only if it is larger than that between two seeds"
     if "data_fingerprint" in differ:
         advice = "warning: the data differ, so the bits per byte are of different text"
-    elif "eval_tokens" in differ or any("then" in size for size in values.get("eval_tokens", ())):
+    elif mixed or "eval_tokens" in differ:
         advice = "warning: eval_tokens differ, so the bits per byte are of more or less text"
     elif not differ.keys() - {"seed"}:
         advice = "no difference: only the seed differs, so all of it is noise"
-    return [*lines, advice]
+    return [*(f"{key}: {', '.join(found)}" for key, found in differ.items()), advice]
 
 
 # -------------------------------------------------------------------------------- while it trains

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from browsing import SCREENS, browser, opened  # noqa: F401
-from conftest import PNG, ROOT, SMALL, metrics, run
+from conftest import ROOT, SMALL, metrics
 from data_helpers import prepare_tiny
 
 import eval
@@ -124,7 +124,7 @@ def test_the_page_tells_the_figures_of_a_run_and_needs_nothing_else(tmp_path):
     assert rows["validation"] == scored
     assert rows["on all 348 rows"].startswith("2.1000 bits per byte, 4.2000 nats")
     assert rows["speed"] == "500 tok/s, mfu 30.0% full, 25.0% causal"
-    assert rows["extras"] == "value_embeds <b>" and rows.keys().isdisjoint({"optimizer", "best"})
+    assert rows["extras"] == "value_embeds <b>" and rows.keys().isdisjoint({"seed", "best"})
     one = dict(steps="0 to 10", time="30s", command="train.py tiny")
     assert one.items() <= page.starts[0].items()
     assert page.texts("pre") == ["if a < b:\n    return"]
@@ -351,8 +351,7 @@ def trained(two_sources, tmp_path_factory):
 def test_a_finished_run_writes_its_page(trained, two_sources):
     page = Page((trained / "report.html").read_text())
     rows, manifest = page.rows, json.loads((two_sources / "manifest.json").read_text())
-    assert "in 12 steps" in page.head and rows["data_fingerprint"] == manifest["fingerprint"][:12]
-    assert page.texts("summary")[-1] == "Configuration: what differs from tiny"
+    assert "in 12 steps" in page.head and rows["data_fingerprint"] == manifest["fingerprint"]
     assert rows["folder"] == str(two_sources) and "documents" in rows["train, docs"]
     lines = (trained / "metrics.jsonl").read_text().splitlines()
     assert all(is_record(json.loads(line)) for line in lines)
@@ -374,15 +373,6 @@ def test_a_finished_run_writes_its_page(trained, two_sources):
 def test_a_page_is_written_anew(trained):
     (trained / "report.html").unlink()
     assert eval.main(["report", str(trained)]) == 0 and (trained / "report.html").exists()
-
-
-def test_who_has_no_home_has_a_page(tmp_path, monkeypatch):
-    """Like a uid without a name, in a container without HOME: what begins with ~ stays so."""
-    for name in ("MPLCONFIGDIR", "XDG_CONFIG_HOME", "XDG_CACHE_HOME"):
-        monkeypatch.delenv(name, raising=False)
-    folder = make_run(tmp_path / "run", ten_steps())
-    done = run("eval.py", "report", "--run_dir", folder, HOME="~/app")
-    assert done.returncode == 0 and (folder / "loss.png").stat().st_size > len(PNG), done.stderr
 
 
 def test_prompts_are_how_held_out_documents_begin_unless_the_text_is_the_presets(two_sources):
