@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from itertools import takewhile
 from pathlib import Path
-from string import ascii_uppercase
 
 from tqdm import tqdm
 
@@ -70,7 +69,6 @@ class Task:
     file: str
     blob: str  # the first digits of `git hash-object FILE`
     gpt2_xl: float  # accuracy, on at most 1,000 items
-    letters: bool  # the answers are letters
 
 
 def read_table() -> list[Task]:
@@ -212,7 +210,7 @@ def figures_of(task: Task, items: list[dict], lines: list[dict]) -> dict:
     option = FIELDS[task.kind][1]
     guess = sum(1 / len(item[option]) for item in items) / n if option else 0.0
     answers = Counter(item["gold" if option else "continuation"] for item in items)
-    found = dict(
+    return dict(
         n=n,
         hits=hits,
         accuracy=p,
@@ -224,10 +222,6 @@ def figures_of(task: Task, items: list[dict], lines: list[dict]) -> dict:
         constant_accuracy=max(answers.values()) / n,
         cropped=sum(line["cropped"] for line in lines),
     )
-    if task.letters:
-        most, count = Counter(pick(line["means"]) for line in lines).most_common(1)[0]
-        found |= dict(most_picked=most, most_picked_share=count / n)
-    return found
 
 
 # ------------------------------------------------------------------------------------- the run
@@ -262,7 +256,7 @@ def measure(config: CoreConfig, load_model: Callable) -> None:
 
 
 def show(task: Task, f: dict) -> None:
-    """Print the line of a task, and remarks on its figure."""
+    """Print the line of a task."""
     items = f"{f['n']:,} of {task.items:,}"
     say(
         f"{task.name:33}{task.shots:>5} {items:>16}  {f['accuracy']:.4f} +- {f['stderr']:.4f}  "
@@ -271,9 +265,6 @@ def show(task: Task, f: dict) -> None:
     )
     if f["cropped"]:
         say(f"    {f['cropped']:,} items cropped: they lost their first examples")
-    if task.letters:
-        letter = ascii_uppercase[f["most_picked"]]
-        say(f"    {letter} is predicted in {f['most_picked_share']:.1%} of the items")
 
 
 # ------------------------------------------------------------------------------ the conclusion

@@ -73,15 +73,15 @@ def hold(config: TournamentConfig, load_model: Callable) -> None:
     written[HUMAN] = human
     n = config.max_new_tokens
     written[LOOP] = [(prompt[-LOOP_LEN:] * n)[:n] for prompt in prompts]
-    decoded = {name: [tokenizer.decode(ids) for ids in texts] for name, texts in written.items()}
-    asked, model = [tokenizer.decode(prompt) for prompt in prompts], load(judging)
+    decoded = {name: [*map(tokenizer.decode, texts)] for name, texts in written.items()}
+    asked = [*map(tokenizer.decode, prompts)]
+    model = load(judging)
     wins = judge.compare([judge.novel_mean(model, prompts, x) for x in written.values()])
     table = rate(list(written), wins)
     doubts = kinship(trainers[judging], [trainers[path] for path in paths]) + why_untrusted(table)
     show(table, str(judging), len(prompts), doubts)
-    won = {name: dict(zip(decoded, row)) for name, row in zip(decoded, wins.sum(0).tolist())}
-    report = dict(config=asdict(config), judge=str(judging), doubts=doubts, players=table, wins=won)
     path = Path(config.run_dir) / "tournament.json"
+    report = dict(config=asdict(config), judge=str(judging), doubts=doubts, players=table)
     write_json(path, report | dict(prompts=asked, completions=decoded))
     say(f"wrote {path}")
 
@@ -92,9 +92,10 @@ def hold(config: TournamentConfig, load_model: Callable) -> None:
 def entrants(config: TournamentConfig) -> tuple[list[Path], Path]:
     """The players' checkpoints, as named or else the run's, oldest first; and the judge's, which
     does not play, as a judge prefers its own text."""
-    root, folder = Path(config.run_dir) / "checkpoints", Path(config.judge or config.run_dir)
-    named = [Path(p) for p in dict.fromkeys(config.players) if p]
+    root = Path(config.run_dir) / "checkpoints"
+    folder = Path(config.judge or config.run_dir)
     judging = checkpoint.latest_valid(folder / "checkpoints") or folder
+    named = [*map(Path, dict.fromkeys(config.players))]
     players = named or checkpoint.checkpoints(root)[::-1]
     players = [path for path in players if path.resolve() != judging.resolve()]
     if not players:
@@ -118,9 +119,11 @@ def check_fits(trainer: dict, manifest, longest: int, new_tokens: int) -> None:
 def documents(config: TournamentConfig, manifest) -> tuple[Texts, Texts]:
     """Token ids of the beginnings of held-out documents, at most one of a row, and of what
     follows."""
-    begin, whole = config.prompt_tokens, config.prompt_tokens + config.max_new_tokens
-    sources, found = range(len(manifest.sources)), []
+    begin = config.prompt_tokens
+    whole = begin + config.max_new_tokens
+    sources = range(len(manifest.sources))
     rows = [(source, i) for source in sources for i in range(manifest.rows("val", source))]
+    found = []
     for k in np.random.default_rng(config.seed).permutation(len(rows)):
         row = manifest.row("val", *rows[k]).astype(np.int64)
         for ids in np.split(row, np.flatnonzero(row == manifest.bos_id))[1:]:  # BOS in front
@@ -167,7 +170,8 @@ def why_untrusted(table: list[dict]) -> list[str]:
     rating = {row["name"]: row["rating"] for row in table}
     # equal ratings share the better place; two that differ by rounding are equal
     place = {name: 1 + sum(r > own + 1e-6 for r in rating.values()) for name, own in rating.items()}
-    doubts, n = [], len(table)
+    n = len(table)
+    doubts = []
     if place[LOOP] <= (n + 1) / 2:
         doubts.append(f"it puts the loop in place {place[LOOP]} of {n}, not in the lower half")
     if place.get(HUMAN, 0) > -(-n // 3):

@@ -13,13 +13,13 @@ import numpy as np
 from instruments.pages.records import Run, plain
 from machinery.log import short
 
-PANELS = (  # title, unit, key of the training records, key of the validations, is it noisy?
-    ("bits per byte", "", "bpb", "val_bpb", True),
-    ("loss", "nats per token", "loss", "val_loss", True),
-    ("gradient norm", "", "norm", None, True),
-    ("learning rate", "factor of its peak", "lr", None, False),
-    ("speed", "tokens per second", "tokens_per_s", None, False),
-    ("waiting for data", "ms per step", "data_wait_ms", None, False),
+PANELS = (  # title, key of the training records, key of the validations, is it noisy?
+    ("bits per byte", "bpb", "val_bpb", True),
+    ("loss, nats per token", "loss", "val_loss", True),
+    ("gradient norm", "norm", None, True),
+    ("learning rate, factor of its peak", "lr", None, False),
+    ("speed, tokens per second", "tokens_per_s", None, False),
+    ("waiting for data, ms per step", "data_wait_ms", None, False),
 )
 # matplotlib's -> the page's.
 COLOURS = {"#000000": "currentColor", "#1f77b4": "var(--first)", "#ff7f0e": "var(--second)"}
@@ -71,10 +71,12 @@ def draw_run(run: Run) -> tuple[list[tuple[str, str, str]], bytes]:
     return pictures, paint("png", (6, 4), lambda axes: draw_steps(axes, run, *panels[0]))
 
 
-def draw_steps(axes, run: Run, title, unit, key, val_key, is_noisy) -> None:
+def draw_steps(axes, run: Run, title, key, val_key, is_noisy) -> None:
     """One quantity of the steps against the tokens trained on, which begin at the first step."""
-    tokens, values = (np.array([r[name] for r in run.steps], float) for name in ("tokens", key))
-    shown = np.unique(np.geomspace(1, last := len(tokens), 600).round().astype(int)) - 1
+    tokens = np.array([r["tokens"] for r in run.steps], float)
+    values = np.array([r[key] for r in run.steps], float)
+    last = len(tokens)
+    shown = np.unique(np.geomspace(1, last, 600).round().astype(int)) - 1
     if is_noisy:
         axes.plot(tokens[shown], values[shown], color="black", alpha=0.2, linewidth=0.6)
         values = np.array(smooth(values))
@@ -84,7 +86,7 @@ def draw_steps(axes, run: Run, title, unit, key, val_key, is_noisy) -> None:
         style = "o-" if len(points) > 2 else "o"  # a line between two would look like a decline
         axes.plot(*zip(*points), style, markersize=3, linewidth=1.2, label="validation")
         axes.legend(fontsize="small", frameon=False)
-    axes.set_title(", ".join(filter(None, (title, unit))), fontsize="medium")
+    axes.set_title(title, fontsize="medium")
     axes.set_xlabel("tokens")
     if last > 2 and 0 < tokens[0] < tokens[-1]:
         axes.set_xscale("log", subs=[])

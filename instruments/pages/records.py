@@ -65,10 +65,6 @@ def is_record(line: dict) -> bool:
     return kind is not None and fits(line, NEEDED[kind])
 
 
-def is_sample(line: dict) -> bool:
-    return fits(line, "step tokens prompt text")
-
-
 def plain(value: object) -> str:
     """For a screen or a picture: one line without control characters."""
     words = " ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
@@ -102,6 +98,7 @@ class Run:
         self.whole_validation = next((r for r in records[::-1] if "full_val_bpb" in r), None)
         self.skipped = sum("skipped" in r for r in records)
         self.tokens = max((r.get("tokens") or 0 for r in records), default=0)
+        is_sample = lambda line: fits(line, "step tokens prompt text")
         samples = read_jsonl(self.dir / "samples.jsonl", is_sample)
         self.samples = sorted(thinned(samples), key=lambda r: r["step"])
         self.config = read_json(self.dir / "config.json")
@@ -141,10 +138,13 @@ class Run:
             if (after.get("last_time") or 0) > last["time"]:
                 last = last | {"time": after["last_time"], "step": after.get("last_step") or 0}
             if "step" in last:
-                process = start | {key: last.get(key) or 0 for key in PAUSES}
-                process |= {"own": own, "begin": own[0]["step"] - 1 if own else None}
-                process |= {"end": last["step"], "seconds": last["time"] - start["time"]}
-                processes.append(process)
+                facts = dict(
+                    own=own,
+                    begin=own[0]["step"] - 1 if own else None,
+                    end=last["step"],
+                    seconds=last["time"] - start["time"],
+                )
+                processes.append(start | {key: last.get(key) or 0 for key in PAUSES} | facts)
         return processes
 
     def manifest(self) -> shards.Manifest | None:

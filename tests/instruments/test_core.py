@@ -228,8 +228,7 @@ def folder(tmp_path_factory):
         lines = []
         for i in range(14):
             story = f"Item {i}: the fox met the hen. " * (1 + i % 3)
-            choices = [*"ABCD"] if task.letters else options
-            item = dict(query=story, choices=choices, gold=i * i % 4)
+            item = dict(query=story, choices=options, gold=i * i % 4)
             if task.kind == "schema":
                 contexts = [f"{story}Then the {a}" for a in options[:2]]
                 item = dict(context_options=contexts, continuation="fox ran.", gold=i % 2)
@@ -256,7 +255,7 @@ def test_the_whole_of_core_and_a_part(own_run, folder, capsys):
     mean = sum(f["centered"] for f in record["tasks"].values()) / 22
     assert record["core"] == pytest.approx(mean)
     assert f"CORE: {mean:.4f} +- {record['stderr']:.4f}" in out
-    assert "14 items cropped" in out and re.search(r"is predicted in [\d.]+% of the items", out)
+    assert "14 items cropped" in out
     assert out.count("is not the file that CORE is measured on") == 22
     for name, f in record["tasks"].items():
         assert re.search(rf"^{name} .* {f['accuracy']:.4f} \+- {f['stderr']:.4f}", out, re.M)

@@ -131,8 +131,6 @@ def test_the_judge_does_not_play_and_the_controls_always_do(trained, tmp_path, c
 
     completions = report["completions"]
     assert {len(texts) for texts in completions.values()} == {12} and len(report["prompts"]) == 12
-    wins = report["wins"]  # wins and losses make 12 of each pair; against itself, half of them
-    assert all(wins[a][b] + wins[b][a] == 12 for a in wins for b in wins) and len(wins) == 4
     for prompt, loop in zip(report["prompts"], completions["loop"]):
         assert prompt.endswith(loop[: len(loop) // 2]), "the loop repeats the end of the prompt"
 
