@@ -66,9 +66,11 @@ def questions(name: str, shots: int, limit: int) -> Iterator[Question]:
 def question_of(task, requests: list) -> Question:
     """The requests that lm_eval makes from a row -> a question."""
     row = requests[0].doc
-    answers, gold = task.doc_to_choice(row), task.doc_to_target(row)
+    answers = task.doc_to_choice(row)
+    gold = task.doc_to_target(row)
     if task.multiple_input:  # the answers are contexts of one continuation
-        answers, gold = [gold] * len(answers), task.doc_to_text(row)
+        answers = [gold] * len(answers)
+        gold = task.doc_to_text(row)
     if isinstance(gold, str):
         gold = answers.index(gold)
     if not isinstance(gold, int):

@@ -13,7 +13,9 @@ import torch
 
 def novel(prompt: list[int], completion: list[int]) -> list[bool]:
     """Which tokens end a bigram not seen before: [1, 2] and [1, 2, 3] -> [True, False, True]."""
-    seen, new, text = set(zip(prompt, prompt[1:])), [], prompt[-1:] + completion
+    seen = set(zip(prompt, prompt[1:]))
+    new = []
+    text = prompt[-1:] + completion
     for bigram in zip(text, text[1:]):
         new.append(bigram not in seen)
         seen.add(bigram)
@@ -41,7 +43,8 @@ def novel_mean(model, prompts: list[list[int]], completions: list[list[int]]) ->
 def compare(scores: list[np.ndarray]) -> np.ndarray:
     """P players' scores, (N,) each -> wins (N, P, P)."""
     s = np.stack(scores, axis=1)  # (N, P)
-    better, equal = s[:, :, None] > s[:, None], s[:, :, None] == s[:, None]
+    better = s[:, :, None] > s[:, None]
+    equal = s[:, :, None] == s[:, None]
     return better + 0.5 * equal
 
 

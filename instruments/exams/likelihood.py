@@ -58,7 +58,9 @@ def log_likelihoods(
 
     A pair longer than seq_len + 1 tokens loses the beginning of its context; UsageError for a
     continuation that does not fit alone. tell: print how many were too long, show progress."""
-    seq_len, device, found = model.config.seq_len, model.cos.device, [(0.0, False)] * len(pairs)
+    seq_len = model.config.seq_len
+    device = model.cos.device
+    found = [(0.0, False)] * len(pairs)
     lengths = [len(context) + len(answer) for context, answer in pairs]
     most = max(len(answer) for _, answer in pairs)
     if most > seq_len:
@@ -71,7 +73,8 @@ def log_likelihoods(
         batch = max(1, min(batch, LOGITS // (max(lengths) * model.config.vocab_size)))
     with tqdm(total=len(pairs), unit="answer", disable=None if tell else True) as bar:
         for part, ids in padded(pairs, batch, seq_len + 1):
-            x, y = ids[:, :-1].to(device), ids[:, 1:].to(device)  # (B, T)
+            x = ids[:, :-1].to(device)  # (B, T)
+            y = ids[:, 1:].to(device)  # (B, T)
             if greedy:
                 logits = model(x)  # (B, T, V)
                 loss = F.cross_entropy(logits.float().mT, y, reduction="none").cpu()

@@ -41,7 +41,8 @@ def has_fields(row: object, texts: list[str], options: str = "") -> bool:
         return False
     if not options:
         return True
-    choices, gold = row.get(options), row.get("gold")
+    choices = row.get(options)
+    gold = row.get("gold")
     if not isinstance(choices, list) or not all(isinstance(text, str) for text in choices):
         return False
     return 2 <= len(choices) <= 26 and type(gold) is int and 0 <= gold < len(choices)

@@ -104,7 +104,8 @@ def score(model: GPT, batches: Iterable, token_bytes: Tensor) -> tuple[Tensor, T
 def measure(config: LossConfig, load_model) -> None:
     """Print the loss, append it to eval.jsonl, and keep the figures of each row."""
     model, trainer = load_model(config)
-    manifest, device = trained.open_data(config, trainer), model.cos.device
+    manifest = trained.open_data(config, trainer)
+    device = model.cos.device
     if (long := manifest.row_len - 1) > (most := model.config.seq_len):
         why = f"the rows of {manifest.dir} have {long} inputs, but {trainer['path']} reads {most}"
         raise UsageError(f"{why}; docs/context.md tells how a model learns to read more")
@@ -148,6 +149,7 @@ def table(sums: Tensor) -> list[str]:
     lines = [f"{'targets':44}  share  nats each  bits per byte  share of the bits"]
     for name, of in zip(CLASSES, sums):
         nats, bpb = loss_and_bpb(*of.tolist())
-        share, bits = of[1] / whole[1].clamp(min=1), of[2] / whole[2].clamp(min=1)
+        share = of[1] / whole[1].clamp(min=1)
+        bits = of[2] / whole[2].clamp(min=1)
         lines.append(f"{name:44} {share:6.1%} {nats:10.4f} {bpb:14.4f} {bits:18.1%}")
     return lines

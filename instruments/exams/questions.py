@@ -24,11 +24,12 @@ class Question:
 def from_file(path: str, shots: int, limit: int) -> list[Question]:
     """The questions of a JSONL file except its first `shots`, which precede each as solved
     examples. limit: ask this many (0: all), a sample that is the same each time."""
-    rows = [*map(ours, read_lines(path, lambda row: is_question(ours(row)), SHAPE))]
+    rows = [*map(ours, read_lines(path, is_question, SHAPE))]
     examples = "".join(f"{r['query']} {r['choices'][r['gold']]}\n\n" for r in rows[:shots])
     questions = []
     for i in sample(range(shots, len(rows)), limit):
-        query, choices = rows[i]["query"], rows[i]["choices"]
+        query = rows[i]["query"]
+        choices = rows[i]["choices"]
         given = tuple((examples + query, f" {choice}") for choice in choices)
         questions.append(Question(given, tuple(choices), rows[i]["gold"]))
     return questions
@@ -55,6 +56,7 @@ def sample(places, limit: int) -> list:
 
 def is_question(row: object) -> bool:
     """Whether a line of a file is a question."""
+    row = ours(row)
     if not has_fields(row, ["query"], "choices"):
         return False
     return all(row["choices"]) and len(set(row["choices"])) == len(row["choices"])

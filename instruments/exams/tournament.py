@@ -24,7 +24,8 @@ from machinery.trained import EvalConfig, is_tuned, open_data
 from model import GPT
 from tokenizer import Tokenizer
 
-HUMAN, LOOP = "human text", "loop"
+HUMAN = "human text"
+LOOP = "loop"
 LOOP_LEN = 8  # tokens
 
 Texts = list[list[int]]  # token ids of one text for each prompt
@@ -106,7 +107,8 @@ def entrants(config: TournamentConfig) -> tuple[list[Path], Path]:
 
 def check_fits(trainer: dict, manifest, longest: int, new_tokens: int) -> None:
     """UsageError for a player, or a judge, that cannot read what the others write."""
-    path, has = trainer["path"], trainer["model"]["seq_len"]
+    path = trainer["path"]
+    has = trainer["model"]["seq_len"]
     if trainer["identity"]["tokenizer_sha256"] != manifest.tokenizer_sha256:
         raise UsageError(f"{path} has another tokenizer than the text of {manifest.dir}")
     if is_tuned(trainer):
@@ -139,7 +141,8 @@ def documents(config: TournamentConfig, manifest) -> tuple[Texts, Texts]:
 def continue_all(model, prompts: Texts, config: TournamentConfig) -> Texts:
     """Continue each prompt at temperature 1, as samples loop at a lower one, and a judge by
     likelihood likes loops. The draws are the same for every player."""
-    bos, device = model.config.bos_id, model.cos.device
+    bos = model.config.bos_id
+    device = model.cos.device
     generator = torch.Generator(device).manual_seed(config.seed)
     idx = torch.tensor([[bos, *prompt] for prompt in prompts], device=device)  # (N, T)
     out = model.generate(idx, config.max_new_tokens, 1.0, 0, generator, stop_id=bos)

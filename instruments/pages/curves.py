@@ -36,7 +36,8 @@ def paint(form: str, size: tuple[float, float], *panels: Callable) -> bytes:
     from matplotlib.figure import Figure  # no pyplot: works without a display
 
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": "", "axes.titlelocation": "left"}):
-        figure, buffer = Figure(figsize=size, layout="constrained"), io.BytesIO()
+        figure = Figure(figsize=size, layout="constrained")
+        buffer = io.BytesIO()
         for axes, draw in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels):
             draw(axes)
             axes.grid(color="black", alpha=0.12, linewidth=0.6)
@@ -53,7 +54,8 @@ def svg_of(panel: Callable) -> tuple[str, str]:
     """A panel for a page: the viewBox of an SVG, and its elements, without style sheets, links
     and clip paths, and with ids for markers only. matplotlib escapes the texts in them."""
     drawn = paint("svg", (4.6, 2.9), panel).decode()
-    box, drawn = re.search(r'viewBox="([^"]*)"', drawn)[1], drawn.partition("</defs>")[2]
+    box = re.search(r'viewBox="([^"]*)"', drawn)[1]
+    drawn = drawn.partition("</defs>")[2]
     drawn = re.sub(r'(?<=<g) id="[^"]*"| clip-path="[^"]*"|font-family: [^;"]*; ', "", drawn)
     drawn = re.sub(r' d="[^"]*"', lambda d: re.sub(r"(\.\d)\d+|\n", r"\1", d[0]), drawn)
     for colour, own in COLOURS.items():
@@ -98,7 +100,8 @@ def draw_steps(axes, run: Run, title, key, val_key, is_noisy) -> None:
 
 def smooth(values) -> list[float]:
     """Moving average of the values, over about the last 20, or a tenth of those until then."""
-    average, averages = values[0], []
+    average = values[0]
+    averages = []
     for n, value in enumerate(values):
         average += max(0.05, 1 / (1 + n / 10)) * (value - average)
         averages.append(average)

@@ -18,7 +18,6 @@ import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from html import escape
-from itertools import islice
 from pathlib import Path
 from typing import Annotated
 
@@ -38,11 +37,11 @@ from tokenizer import Tokenizer
 
 BIT = math.log(2)  # nats
 LONGEST = 512  # tokens on a page: its maps take a byte for each head and pair of these
-KINDS = {  # of head, by where most of its attention goes
+KINDS = {  # of head, by where most of its attention goes; test: to copies, in the copy test
     "previous": "previous token",
     "first": "first token",
     "self": "the token itself",
-    "copy": "induction",
+    "test": "induction",
 }
 
 
@@ -79,7 +78,11 @@ class Probe(TorchFunctionMode):
         without computing. Blocks from `end` on return what they get. off: (layer, part) adds
         nothing; the part is a head's number, "attention" or "mlp"."""
         super().__init__()
-        self.model, self.known, self.begin, self.end, self.off = model, known, begin, end, off
+        self.model = model
+        self.known = known
+        self.begin = begin
+        self.end = end
+        self.off = off
         self.layer: int | None = None  # of the block that is running
         self.maps: dict[int, Tensor] = {}  # layer -> (H, T, T) fp32, a row per query
         self.error: dict[int, float] = {}  # layer -> largest difference, relative to the output
@@ -88,7 +91,9 @@ class Probe(TorchFunctionMode):
     @torch.no_grad()
     def __call__(self, ids: Tensor) -> Tensor:
         """ids (T,) -> logits (T, V) in fp32."""
-        self.T, hooks, blocks = len(ids), [], self.model.blocks
+        self.T = len(ids)
+        hooks = []
+        blocks = self.model.blocks
         try:
             for i, block in enumerate(blocks):
                 if i < self.begin:
@@ -176,7 +181,8 @@ def habits(p: Tensor, ids: Tensor, config) -> dict[str, tuple[Tensor, float]]:
     begun less than two tokens before do not count."""
     i = torch.arange(len(ids), device=ids.device)  # (T,)
     begins = torch.where(ids == config.bos_id, i, 0).cummax(0).values  # of each one's document
-    query, key = i[:, None], i[None]
+    query = i[:, None]
+    key = i[None]
     first = (key == 0) | (key == begins[:, None])
     copy = (ids[:, None] == ids.roll(1)[None]) & (key >= 1) & (key <= query - 2) & ~first  # (T, T)
     visible = key <= query
@@ -200,10 +206,15 @@ def copy_test(model: GPT, size: Tensor) -> dict:
     draw = torch.randperm(len(text), generator=torch.Generator().manual_seed(0))
     once = text[draw[: min(100, model.config.seq_len // 2 - 1)]]
     ids = torch.cat([torch.tensor([model.config.bos_id]), once, once]).to(model.cos.device)
-    probe, n = Probe(model), len(once)
-    bits = nats_of(probe(ids), ids) / BIT  # the first of the second half comes unannounced
-    found = dict(n=n, first=bits[:n].mean().item(), again=bits[n + 1 :].mean().item())
-    return found | dict(habits={i: habits(p, ids, model.config) for i, p in probe.maps.items()})
+    probe = Probe(model)
+    n = len(once)
+    bits = nats_of(probe(ids), ids) / BIT
+    return dict(
+        n=n,
+        first=bits[:n].mean().item(),
+        again=bits[n + 1 :].mean().item(),  # the first of the second half comes unannounced
+        habits={i: habits(p, ids, model.config) for i, p in probe.maps.items()},
+    )
 
 
 def describe_heads(probe: Probe, ids: Tensor, test: dict) -> list[dict]:
@@ -218,7 +229,7 @@ def describe_heads(probe: Probe, ids: Tensor, test: dict) -> list[dict]:
             places["test"] = test["habits"][i]["copy"]
         for h in range(len(probe.maps[i])):
             own = {name: (share[h].item(), equal) for name, (share, equal) in places.items()}
-            by = {name: own.get("test" if name == "copy" else name, (0, 1)) for name in KINDS}
+            by = {name: own.get(name, (0, 1)) for name in KINDS}
             best = max(by, key=lambda name: by[name][0])
             share, equal = by[best]
             kind = KINDS[best] if share > max(1 / 3, 2 * equal) else "mixed"
@@ -235,11 +246,13 @@ def switch_off(probe: Probe, ids: Tensor, size: Tensor, heads: list[dict]) -> It
     text's bits per byte, with two standard errors (a short text has few tokens)."""
     from tqdm import tqdm
 
-    model, parts = probe.model, []
+    model = probe.model
+    parts = []
     for i, block in enumerate(model.blocks):
         parts += [(i, "attention")] * hasattr(block, "attn") + [(i, "mlp")] * hasattr(block, "mlp")
     parts += [(h["layer"], h["head"]) for h in heads]
-    whole, counts = nats_of(Probe(model)(ids), ids), size[ids[1:]] > 0
+    whole = nats_of(Probe(model)(ids), ids)
+    counts = size[ids[1:]] > 0
     n_bytes = max(1, size[ids[1:]].sum().item())
     for layer, part in tqdm(parts, desc="parts switched off", disable=None, leave=False):
         off = Probe(model, probe.returned, begin=layer, off=(layer, part))
@@ -259,20 +272,24 @@ def rounded(x: Tensor, digits: int = 3) -> list:
 
 def measure(model: GPT, ids: Tensor, tokenizer: Tokenizer) -> dict:
     """All that the page says of a text, ids (T,) with BOS first."""
-    config, L = model.config, len(model.blocks)
+    config = model.config
+    L = len(model.blocks)
     size = torch.from_numpy(tokenizer.token_bytes).to(ids.device)  # (V,) bytes of each token
     probe = Probe(model)
     logits = probe(ids)  # (T, V)
     if not logits.isfinite().all():
         raise NonFiniteError("the model's output for this text is NaN or infinite")
-    nats, top = nats_of(logits, ids), logits.softmax(-1).topk(min(5, config.vocab_size))
+    nats = nats_of(logits, ids)
+    top = logits.softmax(-1).topk(min(5, config.vocab_size))
     lens = []  # after n layers, at each position: the guess, its probability, the next token's
     for n in range(L + 1):
         early = Probe(model, probe.returned, begin=n, end=n)(ids)
-        own, (p, guess) = nats_of(early, ids), early.softmax(-1).max(-1)
+        own = nats_of(early, ids)
+        p, guess = early.softmax(-1).max(-1)
         rows = zip(guess.tolist(), rounded(p), [*rounded((-own).exp()), 0.0])
         lens.append(dict(mean=own.mean().item() / BIT, rows=list(rows)))
-    test, seen = copy_test(model, size), probe.layers_seen()
+    test = copy_test(model, size)
+    seen = probe.layers_seen()
     heads = describe_heads(probe, ids, test)
     below = torch.ones(len(ids), len(ids), dtype=torch.bool).tril()
     maps = [(255 * probe.maps[i].cpu()[:, below]).round().byte().numpy().tobytes() for i in seen]
@@ -312,18 +329,17 @@ def choose_text(
     rows = manifest.rows("val")
     if config.row >= rows:
         raise UsageError(f"--row {config.row}: there are {rows:,} held-out rows, from 0 on")
-    batches = data.val_batches(manifest, 1, config.row + 1)
-    inputs, targets = next(islice(batches, config.row, None))  # (1, T) each
-    source = manifest.sources[data.val_places(manifest, config.row + 1)[-1][0]]
-    ids = [*inputs[0].tolist(), targets[0, -1].item()]
-    return ids, f"held-out row {config.row} of {source}"
+    source, place = data.val_places(manifest, config.row + 1)[-1]
+    ids = manifest.row("val", source, place).tolist()
+    return ids, f"held-out row {config.row} of {manifest.sources[source]}"
 
 
 def look(config: LookConfig, load_model: Callable) -> None:
     """`eval.py look`: write the page, and print where it is. load_model: EvalConfig -> (model,
     trainer.json)."""
     model, trainer = load_model(config)
-    tokenizer, run_dir = open_tokenizer(config, trainer), run_of(trainer["path"])
+    tokenizer = open_tokenizer(config, trainer)
+    run_dir = run_of(trainer["path"])
     ids, source = choose_text(config, model, tokenizer, trainer)
     if len(ids) > (limit := min(config.tokens, model.config.seq_len)):
         say(f"the page shows the first {limit:,} of {len(ids):,} tokens")

@@ -23,7 +23,8 @@ from machinery.log import duration, short
 from machinery.output import say
 from tokenizer import Tokenizer
 
-SAMPLE_TOKENS, SAMPLE_SHOWN = 40, 72  # at a validation: tokens drawn, characters on the screen
+SAMPLE_TOKENS = 40  # drawn at a validation
+SAMPLE_SHOWN = 72  # characters on the screen
 FOLDER = FileSystemLoader(Path(__file__).parent)
 TEMPLATES = Environment(loader=FOLDER, autoescape=True, trim_blocks=True, lstrip_blocks=True)
 
@@ -171,7 +172,8 @@ def update(run, step: int) -> str:
     else:
         tokenizer = Tokenizer.load(run.manifest.tokenizer_file())
         prompt = find_prompts((), run.preset.name, run.manifest)[0]
-        tuned, config = bool(run.manifest.marks), SampleConfig(max_new_tokens=SAMPLE_TOKENS)
+        tuned = bool(run.manifest.marks)
+        config = SampleConfig(max_new_tokens=SAMPLE_TOKENS)
         was_training = run.model.training
         run.model.eval()
         try:

@@ -75,7 +75,8 @@ def parse_gpus(asked: str) -> NamedGPUs:
     """ "8xH100" -> eight of them."""
     count, name = re.fullmatch(r"(?:(\d+)x)?(.*)", asked).groups()
     name = name if flops.find_card(name) else f"RTX {name}"
-    card, n = flops.find_card(name), int(count or 1)
+    card = flops.find_card(name)
+    n = int(count or 1)
     if card is None or not n:
         known = f"choose from {', '.join(flops.CARDS)}, or several: 8xH100"
         raise UsageError(f"--gpu {asked} is not in the table; {known}")
@@ -102,7 +103,8 @@ def page_of(argv: list[str]) -> str:
 
 def show(preset: cfg.Preset, world: ranks.World) -> int:
     """`train.py --plan`: print the page for this machine, and the data if it is here, once."""
-    typed, lines = preset, []
+    typed = preset
+    lines = []
     folder = typed.run.data_dir
     is_far = typed.run.stage or shards.is_published(folder)
     if not is_far and Path(folder, "manifest.json").is_file():
@@ -118,9 +120,12 @@ def show(preset: cfg.Preset, world: ranks.World) -> int:
 
 def page(preset: cfg.Preset, world: ranks.World, usd: float = 0.0) -> str:
     """The plan with hours, dollars and, for a `dN`, the loss; and what `usd`, if any, buys."""
-    run, n_gpus = preset.run, world.world_size if world.device.type == "cuda" else 0
-    card, peak = flops.find_card(world.device_name), flops.find_peak(world, run.peak_tflops)
-    price, is_dial = run.usd_per_hour * max(1, n_gpus), on_the_dial(preset)
+    run = preset.run
+    n_gpus = world.world_size if world.device.type == "cuda" else 0
+    card = flops.find_card(world.device_name)
+    peak = flops.find_peak(world, run.peak_tflops)
+    price = run.usd_per_hour * max(1, n_gpus)
+    is_dial = on_the_dial(preset)
     if card and preset.train.dtype == "fp32":
         raise UsageError("--plan knows what cards do in 16 bits only; leave --dtype fp32 out")
     if usd and not (is_dial and card and price):
@@ -168,7 +173,8 @@ class Estimate(NamedTuple):
 
 def estimate(preset: cfg.Preset, world: ranks.World, peak: float) -> Estimate:
     """Speed and time of a run on a machine with this peak, in FLOP/s of one device."""
-    decided, card = plan.make_plan(preset, world), flops.find_card(world.device_name)
+    decided = plan.make_plan(preset, world)
+    card = flops.find_card(world.device_name)
     tokens = decided.steps * decided.tokens_per_step
     if card:
         speed = decided.tokens_per_step / step_s(decided, preset.model, card, peak)
@@ -234,10 +240,13 @@ def each_depth(asked: cfg.Preset, world, peak: float, usd: float, hours: float) 
     """What the dollars (as hours) buy at each depth whose state fits in memory; and the best."""
     options = replace(asked.run, micro_batch=0)  # what fits one depth need not fit another
     room = 0.5 * world.memory_bytes * world.world_size  # the rest is for gradients and activations
-    lines, bought, losses = [f"${usd:,.2f} buys  depth  tokens  per weight  bits per byte"], {}, {}
+    lines = [f"${usd:,.2f} buys  depth  tokens  per weight  bits per byte"]
+    bought = {}
+    losses = {}
     for depth in DEPTHS:
         preset = replace(cfg.preset_of_depth(depth), run=options)
-        run, weights = estimate(preset, world, peak), matmul_weights(preset.model)
+        run = estimate(preset, world, peak)
+        weights = matmul_weights(preset.model)
         if run.plan.save_bytes > room:
             break
         bought[depth] = weights, 1 + int(run.tokens_per_s * 3600 * hours)
@@ -246,9 +255,11 @@ def each_depth(asked: cfg.Preset, world, peak: float, usd: float, hours: float) 
             f"{f'd{depth}':>17}{short(bought[depth][1]):>8}{bought[depth][1] / weights:>12.1f}  "
             f"{losses[depth]:.3f} ({low:.3f} to {high:.3f})"
         )
-    best, why = min(losses, key=losses.get), "best"
+    best = min(losses, key=losses.get)
+    why = "best"
     if (own := asked.model.n_layer) in bought and alike(bought[own], bought[best]):
-        best, why = own, "as good as the best, as far as the law can tell"
+        best = own
+        why = "as good as the best, as far as the law can tell"
     run = f"d{best} --tokens {bought[best][1] / 1e9:.3g}B"
     return [*lines, f"{why}: prepare_data.py {run}; train.py {run}"]
 
@@ -280,7 +291,8 @@ def step_s(decided: plan.Plan, c: GPTConfig, card: flops.Card, peak: float) -> f
 def traffic(c: GPTConfig) -> int:
     """Bytes per token that the compiled elementwise kernels read and write, forward and backward:
     counted in the generated code, in tensors of two bytes."""
-    q, kv = c.n_head * c.head_dim, c.n_kv_head * c.head_dim
+    q = c.n_head * c.head_dim
+    kv = c.n_kv_head * c.head_dim
     layer = 18 * c.n_embd  # adding to the residual stream, and norm
     layer += (6 if c.qk_norm else 4) * (q + kv)  # rotation, and the norm of queries and keys
     layer += 4 * kv if "value_embeds" in c.extras else 0  # 8 in every other layer

@@ -42,14 +42,17 @@ def estimate(squares: Tensor, dots: Tensor) -> tuple[float, float]:
     E|g_k|^2 = |G|^2 + tr(Sigma), of a batch, and products of different gradients have the mean
     |G|^2; both are averaged first and divided once, as a mean of ratios has no meaning. The error
     is the jackknife's: the estimate again, without each of the gradients in turn."""
-    K, squares, dots = len(squares), squares.double(), dots.double()
+    K = len(squares)
+    squares = squares.double()
+    dots = dots.double()
 
     def scale(n: int, total: Tensor, power: Tensor) -> Tensor:
         """n gradients, |their sum|^2, the sum of their squares -> tr(Sigma) / |G|^2."""
         signal = (total - power) / (n * (n - 1))
         return torch.where(signal > 0, (power / n - signal) / signal, torch.nan)
 
-    total, power = dots.sum(), squares.sum()
+    total = dots.sum()
+    power = squares.sum()
     without = scale(K - 1, total - 2 * dots + squares, power - squares)  # (K,)
     error = ((K - 1) * without.var(correction=0)).sqrt()
     return scale(K, total, power).item(), error.item()
@@ -58,7 +61,9 @@ def estimate(squares: Tensor, dots: Tensor) -> tuple[float, float]:
 def compare(model: torch.nn.Module, batches: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     """|g_k|^2 and g_k . (sum of all), (K,) each, of 1,024 x the loss. Reads the batches twice,
     to hold one sum in memory instead of K gradients."""
-    total, squares, dots = [torch.zeros_like(p) for p in model.parameters()], [], []
+    total = [torch.zeros_like(p) for p in model.parameters()]
+    squares = []
+    dots = []
     for read in range(2):
         for inputs, targets in batches:
             model.zero_grad()
@@ -79,12 +84,14 @@ def measure(config: NoiseConfig, load_model: Callable) -> int:
     """`eval.py noise`: print the noise scale, and append it to eval.jsonl. load_model: EvalConfig
     -> (model, trainer.json)."""
     model, trainer = load_model(config)
-    manifest, n = open_data(config, trainer), config.batches * config.batch
+    manifest = open_data(config, trainer)
+    n = config.batches * config.batch
     rows = sum(manifest.rows("train", i) for i in range(len(manifest.sources)))
     if n > rows:
         why = f"--batches {config.batches} x {config.batch} rows, but {manifest.dir} has {rows:,}"
         raise UsageError(f"{why}; try --batches {rows // config.batch}")
-    T, device = min(manifest.row_len - 1, model.config.seq_len), model.cos.device
+    T = min(manifest.row_len - 1, model.config.seq_len)
+    device = model.cos.device
     place_of = data.order_of(manifest, config.seed, None, None, 0)
     drawn = np.stack([manifest.row("train", *place_of(i))[: T + 1] for i in range(n)])  # (n, T + 1)
     inputs = torch.from_numpy(drawn[:, :-1].astype(np.int64)).to(device)

@@ -31,7 +31,8 @@ def table(profile: torch.profiler.profile, on_gpu: bool) -> str:
 def run(run, steps: Iterator[dict], log_step: Callable, progress) -> int:
     """`train.py --profile`: take a few of the `steps`, log them, print the table. Returns the exit
     code. run, progress: train.py's; steps yields the numbers of each, as floats by name."""
-    world, log = run.world, run.log
+    world = run.world
+    log = run.log
     own = f"/rank_{world.rank}" if world.world_size > 1 else ""
     folder = disk.inside(log.run_dir, f"profile{own}")
     folder.mkdir(parents=True, exist_ok=True)

@@ -177,8 +177,7 @@ def test_a_page_of_an_unfinished_run(name, tmp_path):
 
 # ---------------------------------------------------------------------- what a stranger's run says
 EVIL = "</pre><script>document.title = 1</script><img src=http://127.0.0.1:9 onerror=x()> $\\frac$"
-ODD = [EVIL, "\ud800\x1b[2J\0", "", None, True, -1, 1e308, 10**400, math.nan, [], [EVIL], {}]
-ODD += [{EVIL: EVIL}, {"": None}, [[[]]]]
+ODD = [EVIL, "\ud800\x1b[2J\0", None, True, -1, 10**400, math.nan, [EVIL], {EVIL: EVIL}, {}]
 
 
 def every_field(record: dict):
