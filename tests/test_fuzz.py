@@ -183,6 +183,8 @@ def test_eval(here, name):
     base = ["tiny", *["--device", "cpu"] * (name != "report")]
     if name == "tournament":
         base += "--n_prompts 2 --prompt_tokens 8 --max_new_tokens 8".split()
+    if name == "choice":
+        base += ["--task", "exam.jsonl"]
     assert not is_refused(evaluate.main, [name, *base], [])
 
     @profile(12)
