@@ -6,6 +6,7 @@ import os
 import random
 import subprocess
 import sys
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, nullcontext, redirect_stderr, redirect_stdout
 from pathlib import Path
@@ -111,6 +112,18 @@ def in_process(*argv, processes: bool = False) -> subprocess.CompletedProcess:
         except SystemExit as end:
             code = end.code
     return subprocess.CompletedProcess(argv, code, out.getvalue(), err.getvalue())
+
+
+def documents_of(spec: str, encoding: str = "utf-8") -> tuple[list, Counter]:
+    """The documents of a source, sorted, and the notes made; checked as at a start."""
+    from preparation import reading, sources
+
+    source = sources.parse(spec, encoding)
+    sources.find_files.cache_clear()
+    units, _ = sources.list_units(source)
+    sources.check(source, units)
+    notes = reading.Notes()
+    return sorted(d for unit in units for d in sources.documents(source, unit, notes)), notes
 
 
 def pieces_of(row) -> list[tuple[int, ...]]:

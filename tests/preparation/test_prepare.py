@@ -25,12 +25,20 @@ import numpy as np
 import pytest
 import torch
 from conftest import ROOT, environment, flip, until
-from data_helpers import fingerprint, hashes, pieces_of, prepare, prepared, write_jsonl
+from data_helpers import (
+    documents_of,
+    fingerprint,
+    hashes,
+    pieces_of,
+    prepare,
+    prepared,
+    write_jsonl,
+)
 
 import config
 import prepare_data
 from config import DataConfig, UsageError
-from machinery import cli, disk, errors, plan, shards
+from machinery import cli, disk, errors, plan
 from machinery.shards import Manifest
 from model import GPT
 from preparation import copies, reading, sources, worker
@@ -65,6 +73,12 @@ def pieces(folder: Path, split: str) -> list[str]:
     return [p for p in found if p]
 
 
+def ids_in(folder: Path, split: str) -> Counter:
+    """How often each token is in the rows of a split."""
+    files = [folder / shard["file"] for shard in Manifest.load(folder).all_shards((split,))]
+    return Counter(i for file in files for i in np.load(file).ravel().tolist())
+
+
 def error_of(done: subprocess.CompletedProcess, code: int) -> str:
     """The one sentence that a failed run prints."""
     assert done.returncode == code, (done.returncode, done.stderr)
@@ -76,34 +90,28 @@ def error_of(done: subprocess.CompletedProcess, code: int) -> str:
 
 # ------------------------------------------------------------------------------- the whole
 def test_what_is_prepared_is_the_text(jsonl, undisturbed):
-    """Every character of every document is in a row, but for the last partial row of each split;
-    validation is apart from training, by the documents' content."""
+    """Every character of every document is in a row, but for the last partial row of each split."""
     manifest = Manifest.load(undisturbed)
-    manifest.check()
     manifest.verify()
     texts = texts_of(jsonl)
-    found = {split: pieces(undisturbed, split) for split in ("train", "val")}
-    everything = "\x00".join(texts)
-    for split in ("train", "val"):
-        assert all(p in everything for p in found[split] if "\ufffd" not in p)
-    facts = manifest.tree["splits"]
-    assert sum(f["docs"]["documents"] for f in facts.values()) == 320
-    sizes = sum(f["docs"]["bytes"] for f in facts.values())
-    assert sizes == sum(len(t.encode()) for t in texts)
-    tokenizer, lost = Tokenizer.load(undisturbed / "tokenizer.json"), 0
-    for split, f in facts.items():
-        packing = f["docs"]["packing"]
-        lost += packing["dropped"]
-        assert 0 <= packing["dropped"] < manifest.row_len
-        kept = f["docs"]["tokens"] - packing["dropped"]
-        assert manifest.rows(split) * 65 == kept + packing["bos"]
-    in_rows = Counter()
-    for shard in manifest.all_shards():
-        in_rows.update(np.load(undisturbed / shard["file"]).ravel().tolist())
+    tokenizer = Tokenizer.load(undisturbed / "tokenizer.json")
     in_text = Counter(i for t in texts for i in tokenizer.encode(t))
-    assert in_rows[0] > 0 and not in_text[0]
-    assert not (in_rows - in_text - Counter({0: in_rows[0]}))  # no token that was not in the text
-    assert sum((in_text - in_rows).values()) == lost
+    in_rows = Counter()
+    documents = size = lost = 0
+    for split, by_source in manifest.tree["splits"].items():
+        facts = by_source["docs"]
+        dropped = facts["packing"]["dropped"]
+        assert 0 <= dropped < manifest.row_len
+        assert manifest.rows(split) * 65 == facts["tokens"] - dropped + facts["packing"]["bos"]
+        whole = [p for p in pieces(undisturbed, split) if "\ufffd" not in p]
+        assert all(p in "\x00".join(texts) for p in whole)
+        documents += facts["documents"]
+        size += facts["bytes"]
+        lost += dropped
+        in_rows += ids_in(undisturbed, split)
+    assert documents == 320 and size == sum(len(t.encode()) for t in texts)
+    del in_rows[0]  # BOS
+    assert not in_rows - in_text and (in_text - in_rows).total() == lost
 
 
 def test_duplicates_fall_on_one_side(tmp_path):
@@ -132,29 +140,19 @@ def test_a_finished_folder_is_left_alone(jsonl, undisturbed):
 def test_data_of_an_older_library_is_kept_while_it_is_whole(tmp_path, monkeypatch):
     """Its text is gone, so what is missing of it cannot be made again: all of it is made anew."""
     folder, source = tmp_path / "d", ("--source", "stdlib")
-    library = {
-        path.name: path for path in data_helpers.write_texts(tmp_path / "library").glob("*.txt")
-    }
+    texts = data_helpers.write_texts(tmp_path / "library")
+    library = {path.name: path for path in texts.iterdir()}
     monkeypatch.setattr(sources, "_installed_files", lambda place: library)
-    manifest = data_helpers.make_folder(
-        folder, {"train": {"stdlib": 300}, "val": {"stdlib": 9}}, row_len=65
-    )
-    asked = DataConfig(data_dir=str(folder), vocab_size=400, row_len=65)
-    tree = manifest.tree | {
-        "options": worker.Job(asked).options,
-        "tokens_wanted": 0,
-        "prepared_from": "the text of an older Python",
-    }
-    disk.write_json(folder / "manifest.json", tree | {"fingerprint": shards.fingerprint(tree)})
+    prepared(folder, *source)
+    made = fingerprint(folder)
+    (texts / "0000.txt").write_text("another Python")
     assert "have changed since" in prepared(folder, *source)
-    path = folder / manifest.all_shards(("train",))[1]["file"]
+    assert fingerprint(folder) == made
+    path = folder / Manifest.load(folder).all_shards(("train",))[0]["file"]
     path.unlink()
-    done = prepare(folder, *source)
-    assert done.returncode == 0 and f"{path} cannot be read" in done.stderr, done.stderr
-    assert Manifest.load(folder).tree["prepared_from"] != tree["prepared_from"]
+    assert f"{path} cannot be read" in prepare(folder, *source).stderr
+    assert fingerprint(folder) != made
     prepared(folder, program=("verify",))
-    other = prepare(folder, *source, "--nfc")
-    assert "made with other options" in error_of(other, 2)
 
 
 def test_verify_by_hand_and_repair(jsonl, undisturbed, tmp_path):
@@ -276,9 +274,6 @@ def test_a_folder_is_prepared_by_one_program_at_a_time(jsonl, undisturbed, tmp_p
         message = error_of(prepare(folder, *source), 2)
         assert f"{folder} is in use by process" in message and "another --data_dir" in message
         assert (folder / ".tmp-of_the_other").exists()
-    assert prepare(folder, *source).returncode == 0
-    (tmp_path / "file").touch()
-    assert str(tmp_path / "file") in error_of(prepare(tmp_path / "file" / "below", *source), 2)
 
 
 def test_sixteen_units_begin_before_the_size_of_one_is_known():
@@ -374,50 +369,27 @@ def test_tokens_stops_after_enough_units_and_extends(jsonl, undisturbed, tmp_pat
     tree = Manifest.load(folder).tree
     assert tree["sources"][0]["units"] < tree["sources"][0]["units_in_source"]
     assert 30_000 <= tree["splits"]["train"]["docs"]["tokens"] < 30_000 + whole / 6
-    assert prepare(folder, "--source", f"files:{jsonl}").returncode == 0  # and now everything
-    listed = {f for s in Manifest.load(folder).all_shards() for f, _, _ in shards.files_of(s)}
-    assert set(hashes(folder)) == listed  # no rows of the smaller selection are left
-    assert [s["sha256"] for s in Manifest.load(folder).all_shards(("train",))] == [
-        s["sha256"] for s in Manifest.load(undisturbed).all_shards(("train",))
-    ]
+    prepared(folder, "--source", f"files:{jsonl}")  # and now everything
+    assert hashes(folder) == hashes(undisturbed)  # no rows of the smaller selection are left
 
 
 # ------------------------------------------------------------------------------ the formats
-def test_the_same_documents_from_every_format(tmp_path, monkeypatch):
-    import zstandard
-
-    monkeypatch.setattr(sources, "SMALLEST_UNIT", 30_000)
-    path = write_jsonl(tmp_path / "a.jsonl", 150)
-    texts, raw = texts_of(path), path.read_bytes()
-    (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(raw))
-    (tmp_path / "C.JSONL.ZST").write_bytes(zstandard.compress(raw))
-    for name, column in (("d.parquet", texts), ("e.parquet", [t.encode() for t in texts])):
-        data_helpers.write_parquet(tmp_path / name, 20, id=range(150), text=column)
-    names = ("a.jsonl", "b.jsonl.gz", "C.JSONL.ZST", "d.parquet", "e.parquet")
-    for place in (*(tmp_path / name for name in names), f"hf:file://{tmp_path}/d.parquet"):
-        assert sorted(read_all(place)[0]) == sorted(texts), place
-    assert len(sources.list_units(sources.parse(f"files:{path}"))[0]) > 2
-
-
-def read_all(place: Path | str) -> tuple[list[str], Counter]:
-    """The documents of a file, a folder or a spec, and the notes made."""
-    spec = place if isinstance(place, str) else f"files:{place}"
-    source, notes = sources.parse(spec), Notes()
-    sources.find_files.cache_clear()
-    units, _ = sources.list_units(source)
-    return [text for unit in units for text in sources.documents(source, unit, notes)], notes
+def test_parquet_is_read_by_its_row_groups_and_from_the_hub(tmp_path):
+    """Of text, or of its bytes. The other formats: test_reading.py."""
+    texts = texts_of(write_jsonl(tmp_path / "a.jsonl", 150))
+    for column in ([t.encode() for t in texts], texts):
+        data_helpers.write_parquet(tmp_path / "d.parquet", 20, id=range(150), text=column)
+        for kind in ("files:", "hf:file://"):
+            assert documents_of(f"{kind}{tmp_path}/d.parquet") == (sorted(texts), {})
 
 
 def test_hidden_files_and_loops_are_left_out_and_a_locked_folder_is_named(tmp_path, monkeypatch):
     (tmp_path / "a.txt").write_text("text")
     (tmp_path / "._a.txt").write_bytes(b"\0\5\x16\7 of a Mac")
     (tmp_path / "loop").symlink_to(tmp_path)
-    (tmp_path / "gone.txt").symlink_to(tmp_path / "nothing")
-    assert read_all(tmp_path)[0] == ["text"]
+    assert documents_of(f"files:{tmp_path}")[0] == ["text"]
     (tmp_path / "loop").unlink()
     (tmp_path / "locked").mkdir()
-    (tmp_path / "open").mkdir()
-    (tmp_path / "open" / "b.txt").write_text("more")
     scandir = os.scandir  # root may read a locked folder, so the refusal is put in
 
     def refuse(path):
@@ -428,7 +400,7 @@ def test_hidden_files_and_loops_are_left_out_and_a_locked_folder_is_named(tmp_pa
     monkeypatch.setattr(os, "scandir", refuse)
     for place in (tmp_path, tmp_path / "*" / "*.txt"):
         with pytest.raises(errors.DataError, match="locked"):
-            read_all(place)
+            documents_of(f"files:{place}")
 
 
 def test_a_byte_order_mark_is_not_text_but_a_zero_is(tmp_path):
@@ -440,30 +412,31 @@ def test_a_byte_order_mark_is_not_text_but_a_zero_is(tmp_path):
         ("b.jsonl", b'{"text": 0}\n', "0"),
     ):
         (tmp_path / name).write_bytes(raw)
-        assert read_all(tmp_path / name)[0] == [expected]
+        assert documents_of(f"files:{tmp_path}/{name}")[0] == [expected]
 
 
 def test_plain_text_of_any_size_is_read_whole(tmp_path, monkeypatch):
     """Without line ends as well: in pieces of a few units, whatever the size."""
-    monkeypatch.setattr(sources, "SMALLEST_UNIT", 1000)
-    monkeypatch.setattr(sources, "LARGEST_UNIT", 1000)
-    monkeypatch.setattr(reading, "LARGEST_UNIT", 1000)
-    monkeypatch.setattr(reading, "MB", 300)
-    monkeypatch.setattr(reading, "DOCUMENT", 300)
+    for owner, name, size in (
+        (sources, "SMALLEST_UNIT", 1000),
+        (sources, "LARGEST_UNIT", 1000),
+        (reading, "LARGEST_UNIT", 1000),
+        (reading, "MB", 300),
+        (reading, "DOCUMENT", 300),
+    ):
+        monkeypatch.setattr(owner, name, size)
     rng = random.Random(0)
     for trial in range(40):
         size = rng.choice([0, 1, 299, 300, 301, 5000])
-        text = "".join(
-            rng.choice(["a", "é", "汉", "👍", " ", "\n" if trial % 3 else "-"]) for _ in range(size)
-        )
+        text = "".join(rng.choices("aé汉👍 " + ("\n" if trial % 3 else "-"), k=size))
         name = tmp_path / (f"{trial}.txt" if trial % 4 else f"{trial}.txt.gz")
         with gzip.open(name, "w") if name.suffix == ".gz" else open(name, "wb") as file:
             file.write(text.encode())
-        source, notes = sources.parse(f"files:{name}"), Notes()
+        source = sources.parse(f"files:{name}")
+        notes = Notes()
         units, _ = sources.list_units(source)
-        parts = []
-        for unit in sorted(units, key=lambda unit: unit["pieces"][0][1]):
-            parts.append([*sources.documents(source, unit, notes)])
+        units.sort(key=lambda unit: unit["pieces"][0][1])
+        parts = [[*sources.documents(source, unit, notes)] for unit in units]
         assert "".join(map("".join, parts)) == text
         assert all(len(document) <= 300 for part in parts for document in part)
         assert name.suffix == ".gz" or max(len("".join(p).encode()) for p in parts) <= 3 * 1000
@@ -472,13 +445,9 @@ def test_plain_text_of_any_size_is_read_whole(tmp_path, monkeypatch):
 
 def test_a_long_json_line_is_left_out(tmp_path, monkeypatch):
     monkeypatch.setattr(reading, "LARGEST_LINE", 5000)
-    lines = [json.dumps({"text": word}) for word in ("one", "y" * 30_000, "two", "z" * 4000)]
-    for name, write in (("a.jsonl", open), ("a.jsonl.gz", gzip.open)):
-        with write(tmp_path / name, "wt") as file:
-            file.write("\n".join(lines))
-        texts, notes = read_all(tmp_path / name)
-        assert sorted(texts) == ["one", "two", "z" * 4000]
-        assert list(notes.values()) == [1]
+    write(tmp_path / "a.jsonl", ["one", "y" * 30_000, "two", "z" * 4000])
+    texts, notes = documents_of(f"files:{tmp_path}/a.jsonl")
+    assert texts == ["one", "two", "z" * 4000] and [*notes.values()] == [1]
 
 
 def test_a_missing_field_of_any_source_is_found_before_any_work(jsonl, tmp_path):
@@ -505,44 +474,32 @@ def chat_set(tmp_path, monkeypatch) -> str:
 
 
 def test_the_split_of_a_hub_source_can_be_named(chat_set, tmp_path):
-    texts = lambda spec: read_all(spec)[0]
-    assert texts(chat_set) == texts(f"{chat_set}:default") == [f"train {i}" for i in range(5)]
-    assert texts(f"{chat_set}::train_sft") == [f"train_sft {i}" for i in range(5)]
-    assert texts(f"{chat_set}:default:train_sft") == texts(f"{chat_set}::train_sft")
+    for end, split in (("", "train"), ("::train_sft", "train_sft"), (":default:train", "train")):
+        assert documents_of(chat_set + end)[0] == [f"{split} {i}" for i in range(5)]
     with pytest.raises(UsageError, match="nothere.*train_sft"):
-        texts(f"{chat_set}::nothere")
+        documents_of(f"{chat_set}::nothere")
     options = {"data_dir": str(tmp_path / "d"), "tokens": "1M", "vocab_size": 400, "row_len": 9}
     jobs = [worker.Job(DataConfig((chat_set + end,), **options)) for end in ("", "::train_sft")]
-    assert jobs[0].key != jobs[1].key and len(list((tmp_path / "d" / ".units").iterdir())) == 2
+    assert jobs[0].key != jobs[1].key
 
 
 def test_a_bug_in_what_reads_a_hub_record_is_no_mistake_of_the_user(chat_set, monkeypatch):
     """Nor is it a source that cannot be read; the library's own errors are."""
-
-    def document_of(*args):
-        _, _ = [1, 2, 3]
-
-    source = sources.parse(chat_set)
-    unit = sources.list_units(source)[0][0]
-    monkeypatch.setattr(sources, "document_of", document_of)
-    with pytest.raises(ValueError, match="too many values to unpack") as raised:
-        list(sources.documents(source, unit, Notes()))
-    assert not hasattr(raised.value, "exit_code")
+    monkeypatch.setattr(sources, "document_of", mock.Mock(side_effect=ValueError("a bug")))
+    with pytest.raises(ValueError, match="^a bug$"):
+        documents_of(chat_set)
 
 
 def test_specs():
     parse = sources.parse
     assert parse("files:a/b c.txt").name == "b_c"
     assert parse("files:..").name == parse("..=files:x").name == "files"  # not a folder above
-    assert parse("code=files:tests#body").fields == ("body",) and parse("x=stdlib").name == "x"
+    assert parse("files:" + "x" * 300).name == "x" * 200  # a folder's name as well
     hf = parse("math=hf:Org/set:four@abc#q+a")
     found = (hf.name, hf.place, hf.config, hf.revision, hf.fields)
     assert found == ("math", "Org/set", "four", "abc", ("q", "a"))
     hf = parse("hf:Org/set::train_sft@refs/pr/1")
     assert (hf.name, hf.config, hf.split, hf.revision) == ("set", None, "train_sft", "refs/pr/1")
-    hf = parse("hf:Org/set:four:val")
-    assert (hf.config, hf.split, parse("hf:Org/set:four").split) == ("four", "val", "train")
-    assert parse("hf:http://127.0.0.1:80/a.parquet").place == "http://127.0.0.1:80/a.parquet"
     for bad in ("", "files:", "http://x", "std", "x:60=stdlib"):
         with pytest.raises(ValueError, match="a path that is there, or"):
             parse(bad)
@@ -557,7 +514,7 @@ def test_the_list_of_a_hub_source_is_kept(tmp_path):
     with mock.patch.object(sources, "_hf_load", side_effect=OSError("no network")):
         assert worker.Job(config).key == key
     [listing] = (tmp_path / ".units").iterdir()
-    for damaged in ("5", "{", "{}", '{"units": [5], "facts": {"revision": 0, "shards": 1}}'):
+    for damaged in ("5", "{", "{}"):
         listing.write_text(damaged)
         assert worker.Job(config).key == key
     found = [{"shard": 0, "of": 1}], {"revision": "abc", "shards": 1}
@@ -567,16 +524,14 @@ def test_the_list_of_a_hub_source_is_kept(tmp_path):
 
 
 def test_stdlib_leaves_installed_packages_out(tmp_path, monkeypatch):
-    paths = {"stdlib": tmp_path / "lib", "purelib": tmp_path / "lib" / "site-packages"}
     for name in ("abc.py", "json/decoder.py", "site-packages/numpy/core.py", "page.html"):
-        (paths["stdlib"] / name).parent.mkdir(parents=True, exist_ok=True)
-        (paths["stdlib"] / name).write_text("text")
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    paths = {"stdlib": tmp_path, "purelib": tmp_path / "site-packages"}
     monkeypatch.setattr(sources.sysconfig, "get_paths", lambda: paths)
-    sources.find_files.cache_clear()
-    library = ["stdlib/abc.py", "stdlib/json/decoder.py"]
-    for place, more in (("stdlib", []), ("stdlib+site", ["site/numpy/core.py"])):
-        assert [*sources.local_files(sources.parse(place))] == [*more, *library]
-    sources.find_files.cache_clear()
+    library = {"stdlib/abc.py", "stdlib/json/decoder.py"}
+    for place, more in (("stdlib", set()), ("stdlib+site", {"site/numpy/core.py"})):
+        assert sources._installed_files(place).keys() == library | more
 
 
 def test_case_22_a_source_that_stays_away(monkeypatch):
@@ -593,8 +548,7 @@ def test_case_22_a_source_that_stays_away(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "error, code",
-    [(ValueError("BuilderConfig 'x' not found"), 2), (ConnectionError("gone"), 3), (OSError(), 3)],
+    "error, code", [(ValueError("BuilderConfig 'x' not found"), 2), (ConnectionError("gone"), 3)]
 )
 def test_an_error_of_the_hubs_library_is_a_sentence(error, code, monkeypatch):
     monkeypatch.setattr(sources, "_hf_load", mock.Mock(side_effect=error))
@@ -607,26 +561,22 @@ def test_an_error_of_the_hubs_library_is_a_sentence(error, code, monkeypatch):
 def test_case_25_odd_text_loses_nothing_and_says_so(tmp_path):
     folder = data_helpers.write_texts(tmp_path / "t", 60)
     (folder / "empty.txt").touch()
-    (folder / "short.txt").write_text("One sentence.")
     (folder / "latin1.txt").write_bytes("coração não".encode("latin-1"))
     (folder / "nul.txt").write_bytes(b"a few \x00 of them \x00\x00 in a text")
     forged = "".join(SPECIAL_TOKENS)
     for i in range(100):  # some of them are for validation
         (folder / f"special{i}.txt").write_text(f"before {forged} after {i}")
     prepared(tmp_path / "d", "--source", f"files:{folder}", "--val_fraction", "0.1")
-    manifest = Manifest.load(tmp_path / "d")
-    assert list(manifest.tree["notes"].values()) == [1, 1]  # of latin1.txt and of empty.txt
-    names = sources.local_files(sources.parse(f"files:{folder}"))
-    facts = [manifest.tree["splits"][s]["t"] for s in ("train", "val")]
-    assert sum(f["documents"] for f in facts) >= len(names) - 1  # a held-out block cuts its file
-    assert sum(f["bytes"] for f in facts) == sum(p.stat().st_size for p in names.values()) + 3
-    for split, f in zip(("train", "val"), facts):
+    tree = Manifest.load(tmp_path / "d").tree
+    assert list(tree["notes"].values()) == [1, 1]  # of latin1.txt and of empty.txt
+    size = 0
+    for split, by_source in tree["splits"].items():
+        size += by_source["t"]["bytes"]
         assert sum(forged in piece for piece in pieces(tmp_path / "d", split)) > 3
-        in_rows = Counter()
-        for shard in manifest.all_shards((split,)):
-            in_rows.update(np.load(tmp_path / "d" / shard["file"]).ravel().tolist())
-        assert in_rows[0] == f["packing"]["bos"]  # the packer's, and none of the text
-        assert not in_rows.keys() & {1, 2, 3} and f["packing"]["dropped"] < 65
+        in_rows = ids_in(tmp_path / "d", split)
+        assert in_rows[0] == by_source["t"]["packing"]["bos"]  # the packer's, none of the text
+        assert not in_rows.keys() & {1, 2, 3}
+    assert size == sum(path.stat().st_size for path in folder.iterdir()) + 3  # ç, ã, ã: two bytes
 
 
 GZIP = gzip.compress(b"some text\n" * 5000)
@@ -635,11 +585,8 @@ TEXT = {"a.txt": b"um dois tres " * 300}
 CASES = {  # name -> (files, exit code, what the error names, options)
     "empty folder": ({"page.html": b"text"}, 2, "/t", []),
     "a program": ({"a.txt": b"\x7fELF\2\1\1\0"}, 3, "a.txt is ELF", []),
-    "utf16": ({"a.txt": "text".encode("utf-16")}, 3, "a.txt is UTF-16", []),
     "noise": ({"a.txt": random.Random(0).randbytes(1000)}, 3, "a.txt is binary", []),
-    "bad json": ({"a.jsonl": b'{"text": "a"}\n{"text": \n'}, 3, "a.jsonl", []),
     "deep json": ({"a.jsonl": b'{"text": ' + 100_000 * b"[" + b"\n"}, 3, "a.jsonl", []),
-    "no field": ({"a.jsonl": b'{"body": "a", "title": "b"}\n'}, 2, "have body, title", []),
     "bad name": ({os.fsdecode(b"caf\xe9.txt"): b"text"}, 2, "caf\\udce9.txt", []),
     "broken gz": ({"a.txt.gz": GZIP[: len(GZIP) // 2]}, 3, "a.txt.gz", []),
     "damaged gz": (
@@ -649,19 +596,16 @@ CASES = {  # name -> (files, exit code, what the error names, options)
     "little text": ({"a.txt": b"um dois"}, 2, "less than one row of 65", []),
     "small vocabulary": (TEXT, 2, "100", ["--vocab_size", "100"]),
     "no tokenizer": (TEXT, 2, "/t/tokenizer.json", ["--tokenizer", "FOLDER"]),
-    "no validation": (TEXT, 2, "1e-05", ["--val_fraction", "0.00001"]),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_case_25_what_cannot_be_read_is_one_sentence(case, tmp_path, monkeypatch):
+def test_case_25_what_cannot_be_read_is_one_sentence(case, tmp_path):
     files, code, named, options = CASES[case]
     folder = tmp_path / "t"
     folder.mkdir()
     for name, content in files.items():
         (folder / name).write_bytes(content)
-    if case == "no validation":
-        monkeypatch.setattr(worker, "SMALL", 0)  # else a small corpus holds out a row at least
     options = [str(folder) if option == "FOLDER" else option for option in options]
     done = prepare(tmp_path / "d", "--source", f"files:{folder}", *options)
     assert named in error_of(done, code)
@@ -676,7 +620,7 @@ def test_what_is_not_there_or_a_pipe_is_one_sentence(tmp_path):
 
 
 def test_too_little_held_out_is_a_warning_with_a_remedy_that_works(tmp_path, monkeypatch):
-    dialogue(tmp_path / "input.txt", 150_000)
+    dialogue(tmp_path / "input.txt", 160_000)
     source = ("--source", f"files:{tmp_path / 'input.txt'}")
     for fraction in ("0.02", "0.5"):
         said = prepared(tmp_path / fraction, *source, "--val_fraction", fraction)
@@ -694,9 +638,9 @@ def test_a_mixture_of_sources_and_an_existing_tokenizer(jsonl, undisturbed, tmp_
     tokenizer = ("--tokenizer", str(undisturbed / "tokenizer.json"))
     prepared(tmp_path / "d", *tokenizer, "--source", *places)
     manifest = Manifest.load(tmp_path / "d")
-    assert manifest.sources == ["web", "books"] and manifest.rows("train", 1) > 50
+    assert manifest.sources == ["web", "books"]
+    assert manifest.rows("train", 1) > 50 and manifest.rows("val", 0) > 0
     assert manifest.tokenizer_sha256 == Manifest.load(undisturbed).tokenizer_sha256
-    assert manifest.rows("val", 0) > 0
     same = prepare(tmp_path / "e", "--source", f"files:{jsonl}", f"files:{jsonl}")
     assert "two sources are named 'docs'" in error_of(same, 2)
 
@@ -705,13 +649,12 @@ def test_shares_of_the_tokens_wanted(jsonl, tmp_path):
     write_jsonl(tmp_path / "books.jsonl", 320, seed=1)
     places = f"web=files:{jsonl}", f"books=files:{tmp_path / 'books.jsonl'}"
     mixture = ("--mixture", "web=3", "books=1")
-    said = prepared(tmp_path / "d", "--tokens", "60k", "--source", *places, *mixture)
-    assert "asked for" not in said
+    prepared(tmp_path / "d", "--tokens", "60k", "--source", *places, *mixture)
     facts = Manifest.load(tmp_path / "d").tree["splits"]["train"]
-    units = 15_000  # at least, and a source goes on to the end of its last one
-    assert 45_000 <= facts["web"]["tokens"] < 45_000 + units
-    assert 15_000 <= facts["books"]["tokens"] < 15_000 + units
-    for wrong in (("web=1",), ("web=1", "books=0"), ("web=1", "books=1", "more=1")):
+    for name, wanted in (("web", 45_000), ("books", 15_000)):
+        # at least, and a source goes on to the end of its last unit
+        assert wanted <= facts[name]["tokens"] < wanted + 15_000
+    for wrong in (("web=1",), ("web=1", "books=0")):
         refused = prepare(tmp_path / "f", "--source", *places, "--mixture", *wrong)
         assert "must give each source (web, books) a share above 0" in error_of(refused, 2)
 
@@ -755,17 +698,14 @@ def test_each_preset_prepares_what_it_trains_on():
 # --------------------------------------------------------------------------- one text file
 def dialogue(path: Path, size: int) -> str:
     """A play in one file, as people bring it first: invented words, each speech with a number."""
-    rng, parts, length = random.Random(size), [], 0
-    syllables = [a + b for a in "bcdfghklmnprstvw" for b in ("a", "e", "i", "o", "ou", "ea")]
-    words = ["".join(rng.choices(syllables, k=rng.choice((1, 2, 2, 3)))) for _ in range(6000)]
-    weights = [1 / rank for rank in range(1, len(words) + 1)]
-    while length < size:
-        speech = " ".join(rng.choices(words, weights, k=rng.randrange(8, 60)))
+    rng = random.Random(size)
+    words = ["".join(rng.choices("aeioudglmnprst", k=rng.randint(2, 9))) for _ in range(3000)]
+    text = ""
+    while len(text) < size:
         number = rng.randrange(10**11, 10**12)
-        parts.append(f"{rng.choice(('ROMEO', 'JULIET', 'All'))}:\n{number} {speech}.\n\n")
-        length += len(parts[-1])
-    path.write_text(text := "".join(parts)[:size])
-    return text
+        text += f"ROMEO:\n{number} {' '.join(rng.choices(words, k=40))}.\n\n"
+    path.write_text(text[:size])
+    return text[:size]
 
 
 @pytest.mark.parametrize("size", [100_000, 1_100_000])
@@ -776,18 +716,16 @@ def test_case_28_one_text_file_gets_a_vocabulary_and_validation_text_of_its_own(
     said = prepared(tmp_path / "d", "--source", f"files:{tmp_path / 'input.txt'}", *options)
     manifest = Manifest.load(tmp_path / "d")
     assert manifest.vocab_size == 2048 and "note" not in said
+    assert len(re.findall(r"^(?:train|val  ) [\d,]+ pieces of documents \|", said, re.M)) == 2
     train, val = (manifest.tree["splits"][split]["input"] for split in ("train", "val"))
     assert 0.02 <= val["bytes"] / size <= 0.10 and manifest.rows("val") >= 1
     assert train["bytes"] + val["bytes"] == size
     # training text is cut only where a piece is held out, and into the pieces that are read
     assert train["documents"] <= val["documents"] + 1 + size // 40_000
-    found = {split: pieces(tmp_path / "d", split) for split in ("train", "val")}
-    assert all(p in text for p in found["val"] + found["train"] if "\ufffd" not in p)
-    in_training = "\x00".join(found["train"])
-    held_out = [p for p in found["val"] if len(p) > 40]
-    assert held_out and not [p for p in held_out if p in in_training]
-    numbers = [set(re.findall(r"\b\d{12}\b", "\x00".join(p))) for p in found.values()]
-    assert len(numbers[1]) > 5 and not numbers[0] & numbers[1]
+    found = ["\x00".join(pieces(tmp_path / "d", split)) for split in ("train", "val")]
+    assert all(p in text for both in found for p in both.split("\x00") if "\ufffd" not in p)
+    in_train, in_val = (set(re.findall(r"\b\d{12}\b", part)) for part in found)
+    assert len(in_val) > 5 and not in_train & in_val
 
 
 def test_a_tokenizer_reads_all_of_a_few_files_and_a_page_of_each_of_many(tmp_path, monkeypatch):
@@ -840,15 +778,6 @@ def test_a_start_removes_nothing_of_others(jsonl, tmp_path):
     assert [name for name in left.split() if (folder / name).exists()] == []
 
 
-def test_pieces_of_one_file_are_not_called_documents(jsonl, tmp_path):
-    (tmp_path / "one.txt").write_text("\n".join(f"line {i} of {i * i}" for i in range(4000)))
-    for source, what in ((tmp_path / "one.txt", "pieces of documents"), (jsonl, "documents")):
-        done = prepare(tmp_path / source.stem, "--source", f"files:{source}", "--vocab_size", 300)
-        lines = [line for line in done.stdout.splitlines() if line.startswith(("train", "val"))]
-        assert len(lines) == 2
-        assert all(re.match(rf"\w+ +[\d,]+ {what} \|", line) for line in lines), lines
-
-
 def test_a_token_in_the_url_of_a_dataset_is_kept_nowhere():
     """Neither in the manifest, a model card, nor in the name of the source, a folder's."""
     source = sources.parse("hf:https://me:hunter2@host/x.parquet?sig=hunter2")
@@ -868,17 +797,14 @@ def test_a_preparation_leaves_copies_out(tmp_path):
     folder.mkdir()
     for i in range(6):  # several units
         write(folder / f"{i}.jsonl", texts[i::6])
-    for way in ("none", "exact"):
-        data_helpers.prepare_tiny(tmp_path / way, "--source", f"files:{folder}", "--dedup", way)
-    every, unique = (Manifest.load(tmp_path / way).tree for way in ("none", "exact"))
-    size = lambda tree: sum(tree["splits"][s]["texts"]["bytes"] for s in ("train", "val"))
-    assert sum(every["notes"].values()) == 0 and sum(unique["notes"].values()) == 25
-    assert size(every) == sum(len(text.encode()) for text in texts)
-    assert size(unique) == sum(len(text.encode()) for text in set(texts))
     words = ("--source", f"files:{folder}", "--dedup", "exact")
-    data_helpers.prepare_tiny(tmp_path / "two", *words, processes=True)
-    fingerprints = {Manifest.load(tmp_path / name).fingerprint for name in ("exact", "two")}
-    assert len(fingerprints) == 1
+    for name, processes in (("one", False), ("two", True)):
+        data_helpers.prepare_tiny(tmp_path / name, *words, processes=processes)
+    tree = Manifest.load(tmp_path / "one").tree
+    assert sum(tree["notes"].values()) == 25
+    size = sum(by_source["texts"]["bytes"] for by_source in tree["splits"].values())
+    assert size == sum(len(text.encode()) for text in set(texts))
+    assert fingerprint(tmp_path / "one") == fingerprint(tmp_path / "two")
 
 
 def test_the_sample_for_the_tokenizer_has_no_copies(tmp_path):
@@ -894,9 +820,7 @@ def test_the_sample_for_the_tokenizer_has_no_copies(tmp_path):
 
 
 def test_a_source_that_must_be_downloaded_is_refused():
-    class Job:
-        config = DataConfig(("hf:some/data",), tokens="1M", dedup="exact")
-        sources = [worker.sources.parse("hf:some/data")]
-
+    config = DataConfig(("hf:some/data",), tokens="1M", dedup="exact")
+    job = SimpleNamespace(config=config, sources=[sources.parse("hf:some/data")])
     with pytest.raises(UsageError, match="hf:some/data"):
-        copies.find(Job, None)
+        copies.find(job, None)
