@@ -6,29 +6,17 @@ import gzip
 import json
 import lzma
 import re
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zstandard
-from data_helpers import prepare, prepare_tiny, write_jsonl, write_texts
+from data_helpers import documents_of, prepare, prepare_tiny, write_jsonl, write_texts
 
-from config import DataConfig, UsageError
+from config import UsageError
 from machinery.errors import DataError
 from machinery.shards import Manifest
-from preparation import chat, reading, sources, worker
-from preparation.reading import Notes
-
-
-def read(spec: str, encoding: str = "utf-8") -> tuple[list, Notes]:
-    """The documents of a source, sorted, and the notes made; checked as at a start."""
-    source = sources.parse(spec, encoding)
-    sources.find_files.cache_clear()
-    units, _ = sources.list_units(source)
-    sources.check(source, units)
-    notes = Notes()
-    return sorted(d for unit in units for d in sources.documents(source, unit, notes)), notes
+from preparation import chat, reading, sources
 
 
 def lines(*records: object) -> bytes:
@@ -36,48 +24,37 @@ def lines(*records: object) -> bytes:
 
 
 # ----------------------------------------------------------------------------------------- names
-NAMES = ["C#", "notes #2", "a [1]", "a[1-3]", "ação", "x=y", "b#c#d", "st*r", "?", "hf:x", "#", " "]
+NAMES = ["C#", "a[1-3]", "ação", "x=y", "b#c#d", "st*r", "hf:x", " "]
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_path_is_read_as_it_is_named(name, tmp_path, monkeypatch):
     """Beside what it would be without its # and with its brackets as a pattern."""
-    for other in ("C", "notes ", "a 1", "a1", "x", "y", "b", "b#c", "star", "f", name):
+    for other in ("C", "a1", "x", "y", "b", "b#c", "star", name):
         (tmp_path / other).mkdir(exist_ok=True)
         (tmp_path / other / "a.txt").write_text(f"text of {other}")
-        (tmp_path / f"{other}.jsonl").write_bytes(
-            lines({"body": f"record of {other}", "text": "no"})
-        )
+        record = {"body": f"record of {other}", "text": "no"}
+        (tmp_path / f"{other}.jsonl").write_bytes(lines(record))
     monkeypatch.chdir(tmp_path)
     for place in (name, f"{tmp_path}/{name}"):
-        for spec in (
-            f"files:{place}",
-            f"n=files:{place}",
-            f"files:{place}/*.txt",
-            f"{place}/a.txt",
-        ):
-            assert read(spec)[0] == [f"text of {name}"], spec
-        assert read(f"files:{place}.jsonl#body")[0] == [f"record of {name}"]
+        for spec in (f"files:{place}", f"n=files:{place}", f"files:{place}/*.txt"):
+            assert documents_of(spec)[0] == [f"text of {name}"], spec
+        assert documents_of(f"files:{place}.jsonl#body")[0] == [f"record of {name}"]
     assert sources.parse(f"n=files:{name}").name == "n"
-    assert read(name)[0] == [f"text of {name}"]
+    assert documents_of(name)[0] == [f"text of {name}"]
 
 
 def test_a_folder_called_stdlib_is_not_the_standard_library(tmp_path, monkeypatch):
-    for name in ("stdlib", "chats:stdlib"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "a.txt").write_text("text")
+    (tmp_path / "stdlib").mkdir()
+    (tmp_path / "stdlib" / "a.txt").write_text("text")
     monkeypatch.chdir(tmp_path)
-    assert [sources.parse(s).kind for s in ("stdlib", "n=stdlib", "chats:stdlib")] == [
-        "stdlib",
-        "stdlib",
-        "chats",
-    ]
-    assert read("files:stdlib")[0] == read("files:chats:stdlib")[0] == ["text"]
+    assert sources.parse("stdlib").kind == sources.parse("n=stdlib").kind == "stdlib"
+    assert documents_of("files:stdlib")[0] == ["text"]
 
 
 def test_what_is_not_there_is_named_in_full(tmp_path):
     with pytest.raises(UsageError, match=re.escape(f"{tmp_path}/C#: no such file")):
-        read(f"files:{tmp_path}/C#")
+        documents_of(f"files:{tmp_path}/C#")
 
 
 # ---------------------------------------------------------------------------------------- fields
@@ -86,10 +63,8 @@ TABLE = [["text", "body", "n"], *([r["text"], f'"{r["body"]}"', str(r["id"])] fo
 CSV = "\n".join(",".join(row) for row in TABLE).encode()
 FORMATS = {
     "a.jsonl": lines(*ROWS),
-    "a.ndjson": lines(*ROWS).replace(b"\n", b"\r\n"),
-    "a.json": json.dumps(ROWS, indent=2).encode(),
     "b.json": codecs.BOM_UTF8 + b"\n " + json.dumps(ROWS).encode(),
-    "lines.json": lines(*ROWS),
+    "lines.json": lines(*ROWS).replace(b"\n", b"\r\n"),
     "c4.00000-of-01024.json.gz": gzip.compress(lines(*ROWS)),
     "array.json.xz": lzma.compress(json.dumps(ROWS).encode()),
     "A.JSONL.BZ2": bz2.compress(lines(*ROWS)),
@@ -104,28 +79,21 @@ FORMATS = {
 def test_a_field_is_used_in_every_format_of_records(name, tmp_path):
     path = tmp_path / name
     path.write_bytes(FORMATS[name])
-    for field in ("text", "body"):
-        expected = sorted(row[field] for row in ROWS)
-        for spec in (
-            f"files:{path}#{field}",
-            f"files:{tmp_path}#{field}",
-            f"files:{tmp_path}/*#{field}",
-        ):
-            assert read(spec)[0] == expected, spec
-    assert read(f"files:{path}")[0] == sorted(row["text"] for row in ROWS)
+    for place in (path, tmp_path, tmp_path / "*"):
+        assert documents_of(f"files:{place}#body")[0] == sorted(row["body"] for row in ROWS), place
+    assert documents_of(f"files:{path}")[0] == sorted(row["text"] for row in ROWS)
     with pytest.raises(UsageError, match="no field 'txt'.*which have .*text, body"):
-        read(f"files:{path}#txt")
+        documents_of(f"files:{path}#txt")
 
 
-@pytest.mark.parametrize("name", ["a.txt", "a.md", "a.html", "a.txt.gz", "noending"])
-def test_a_field_of_plain_text_is_refused(name, tmp_path):
-    (tmp_path / name).write_bytes(gzip.compress(b"text") if name.endswith("gz") else b"text")
-    with pytest.raises(UsageError, match=f"{name} is plain text, which has no field 'body'"):
-        read(f"files:{tmp_path}/{name}#body")
+def test_a_field_of_plain_text_is_refused(tmp_path):
+    (tmp_path / "a.md").write_text("text")
+    with pytest.raises(UsageError, match="a.md is plain text, which has no field 'body'"):
+        documents_of(f"files:{tmp_path}/a.md#body")
     (tmp_path / "b.jsonl").write_bytes(lines({"body": "record"}))
-    assert read(f"files:{tmp_path}#body")[0] == ["record"]  # a folder's own texts are left out
+    assert documents_of(f"files:{tmp_path}#body")[0] == ["record"]  # a folder's texts are left out
     with pytest.raises(UsageError, match="stdlib has no fields"):
-        read("stdlib#body")
+        documents_of("stdlib#body")
 
 
 TABLES = {  # what a table holds -> its documents
@@ -148,68 +116,57 @@ def test_cells_hold_what_they_hold(tmp_path):
     path = tmp_path / "a.csv"
     for text, expected in TABLES.items():
         path.write_text(text)
-        documents, notes = read(f"files:{path}")
+        documents, notes = documents_of(f"files:{path}")
         assert documents == expected, text
         assert ("more cells" in str(notes)) == ("tail" in text)
     for text, where in DAMAGED_TABLES.items():
         path.write_text(text)
         with pytest.raises(DataError, match=f"a.csv.*{where}"):
-            read(f"files:{path}")
+            documents_of(f"files:{path}")
     twice = pa.Table.from_arrays([pa.array(["a"]), pa.array(["b"])], names=["text", "text"])
     pq.write_table(twice, tmp_path / "a.parquet")
     with pytest.raises(DataError, match="two of its columns"):
-        read(f"files:{tmp_path}/a.parquet")
+        documents_of(f"files:{tmp_path}/a.parquet")
 
 
 def test_a_record_is_on_one_side(tmp_path):
     """However few files there are, and however small they are on the disk."""
     row = "2024-01-01 INFO user logged in from the usual place and went away\n"
-    rows = [{"text": f"LOG {i}\n" + row * 40} for i in range(200)]
-    raw = lines(*rows)
-    files = {"jsonl": raw, "jsonl.gz": gzip.compress(raw), "json.xz": lzma.compress(raw)}
-    for name, content in files.items():
-        (tmp_path / f"a.{name}").write_bytes(content)
-        said = prepare_tiny(tmp_path / name, "--source", f"files:{tmp_path}/a.{name}")
-        counts = [int(n) for n in re.findall(r"(?:train|val  ) (\d+) documents", said)]
-        assert sum(counts) == 200 and min(counts) > 10, said
+    raw = lines(*({"text": f"LOG {i}\n" + row * 40} for i in range(200)))
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(raw))
+    said = prepare_tiny(tmp_path / "d", "--source", f"files:{tmp_path}/a.jsonl.gz")
+    counts = [int(n) for n in re.findall(r"(?:train|val  ) (\d+) documents", said)]
+    assert sum(counts) == 200 and min(counts) > 10, said
 
 
 def test_what_is_no_text_is_named_among_records(tmp_path):
-    for name in ("a.jsonl", "a.csv", "a.tsv", "a.json"):
-        for content, what in (
-            (lines(*ROWS).decode().encode("utf-16"), "UTF-16"),
-            (b"%PDF-1", "PDF"),
-        ):
-            (tmp_path / name).write_bytes(content)
-            with pytest.raises(DataError, match=f"{name} is {what}.*convert"):
-                read(f"files:{tmp_path}/{name}")
-    (tmp_path / "a.jsonl").write_text('[{"text": "a"}]')
-    with pytest.raises(DataError, match="read from a .json"):
-        read(f"files:{tmp_path}/a.jsonl")
-    (tmp_path / "a.json").write_text('{\n "data": [{"text": "a"}]\n}')
-    with pytest.raises(DataError, match="one array of records"):
-        read(f"files:{tmp_path}/a.json")
+    for name, content, words in (
+        ("a.jsonl", lines(*ROWS).decode().encode("utf-16"), "a.jsonl is UTF-16.*convert"),
+        ("a.csv", b"%PDF-1", "a.csv is PDF.*convert"),
+        ("a.jsonl", b'[{"text": "a"}]', "read from a .json"),
+        ("a.json", b'{\n "data": [{"text": "a"}]\n}', "one array of records"),
+    ):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(DataError, match=words):
+            documents_of(f"files:{tmp_path}/{name}")
     far = pa.table({"text": pa.array([2**62] * 3, pa.timestamp("us"))})
     pq.write_table(far, tmp_path / "a.parquet")
     with pytest.raises(DataError, match="a.parquet cannot be read"):
-        read(f"files:{tmp_path}/a.parquet")
+        documents_of(f"files:{tmp_path}/a.parquet")
     (tmp_path / "a.jsonl.txt").write_bytes(lines(*ROWS))
-    assert "begin as JSON" in str(read(f"files:{tmp_path}/a.jsonl.txt")[1])
-    for ending in ("gz", "xz", "bz2", "zst"):
+    assert "begin as JSON" in str(documents_of(f"files:{tmp_path}/a.jsonl.txt")[1])
+    for ending in ("gz", "zst"):
         (tmp_path / f"empty.txt.{ending}").touch()
-    with pytest.raises(UsageError, match="4 empty files"):
-        read(f"files:{tmp_path}/*.txt.*")
+    with pytest.raises(UsageError, match="2 empty files"):
+        documents_of(f"files:{tmp_path}/*.txt.*")
 
 
 ODD_RECORDS = {  # one of many -> the documents it gives, and the note
     '{"n": 1}': ([], "records without the field 'text'"),
     '{"text": null}': ([], "empty documents"),
     '{"text": NaN}': ([], "empty documents"),
-    '{"text": true}': ([], "records left out, whose field 'text' holds a bool, not text"),
-    '{"text": ["a"]}': ([], "records left out, whose field 'text' holds a list, not text"),
     '{"text": {"en": "a"}}': ([], "records left out, whose field 'text' holds a dict, not text"),
     '{"n": ' + "7" * 5000 + ', "text": "long"}': (["long"], None),
-    '{"n": [-' + "7" * 5000 + '], "text": "deep"}': (["deep"], None),
     '{"text": ' + "7" * 5000 + "}": (["7" * 5000], None),
     '{"n": 1e999999, "m": NaN, "text": "inf"}': (["inf"], None),
 }
@@ -219,13 +176,11 @@ ODD_RECORDS = {  # one of many -> the documents it gives, and the note
 @pytest.mark.parametrize("ending", ["jsonl", "json"])
 def test_an_odd_record_costs_itself_alone_and_is_counted(record, ending, tmp_path):
     found, note = ODD_RECORDS[record]
-    good = ['{"text": "good"}'] * 9
-    text = "\n".join([*good, record, *good])
-    (tmp_path / f"a.{ending}").write_text(
-        text if ending == "jsonl" else f"[{','.join([*good, record])}]"
-    )
-    documents, notes = read(f"files:{tmp_path}/a.{ending}")
-    assert [d for d in documents if d != "good"] == found and documents.count("good") >= 9
+    records = ['{"text": "good"}', record, '{"text": "good"}']
+    text = "\n".join(records) if ending == "jsonl" else f"[{','.join(records)}]"
+    (tmp_path / f"a.{ending}").write_text(text)
+    documents, notes = documents_of(f"files:{tmp_path}/a.{ending}")
+    assert documents == sorted(["good", "good", *found])
     assert notes == ({note: 1} if note else {})
     assert not note or "left out" not in note or notes.examples[note]
 
@@ -234,14 +189,12 @@ def test_an_optional_field_is_joined_where_it_is(tmp_path):
     """In a few records of many, or in one of two files of a table."""
     rows = [{"q": f"q{i}", "a": f"a{i}"} | ({"more": "m"} if i == 700 else {}) for i in range(900)]
     (tmp_path / "a.jsonl").write_bytes(lines(*rows))
-    documents, notes = read(f"files:{tmp_path}/a.jsonl#q+more+a")
+    documents, notes = documents_of(f"files:{tmp_path}/a.jsonl#q+more+a")
     assert "q700\n\nm\n\na700" in documents and "q5\n\na5" in documents and len(documents) == 900
     assert notes == {"records without the field 'more'": 899}
-    (tmp_path / "p").mkdir()
-    pq.write_table(pa.table({"q": ["q0"], "x": [0]}), tmp_path / "p" / "a.parquet")
-    pq.write_table(pa.table({"q": ["q1"], "more": ["m"]}), tmp_path / "p" / "b.parquet")
-    pq.write_table(pa.table({"id": [3, 4]}), tmp_path / "p" / "c.parquet")
-    documents, notes = read(f"files:{tmp_path}/p#q+more")
+    for i, columns in enumerate(({"q": ["q0"]}, {"q": ["q1"], "more": ["m"]}, {"id": [3, 4]})):
+        pq.write_table(pa.table(columns), tmp_path / f"{i}.parquet")
+    documents, notes = documents_of(f"files:{tmp_path}/*.parquet#q+more")
     assert documents == ["q0", "q1\n\nm"]
     assert notes == {"records without the field 'more'": 3, "records without the field 'q'": 2}
 
@@ -250,87 +203,71 @@ def test_a_field_that_no_record_has_is_refused_before_all_is_read(tmp_path, monk
     monkeypatch.setattr(sources, "FIRST_RECORDS", 50)
     write_jsonl(tmp_path / "a.jsonl", 500)
     with pytest.raises(UsageError, match="no field 'titel' in the first 50 records, .*id, text"):
-        read(f"files:{tmp_path}/a.jsonl#text+titel")
-    monkeypatch.setattr(reading, "_line_records", lambda *args: iter([{"n": 1}] * 10**9))
-    with pytest.raises(UsageError, match="no field 'text'"):
-        read(f"files:{tmp_path}/a.jsonl")
+        documents_of(f"files:{tmp_path}/a.jsonl#text+titel")
 
 
 def test_an_error_names_the_line(tmp_path, monkeypatch):
     monkeypatch.setattr(sources, "SMALLEST_UNIT", 5_000)  # in several pieces
     path = write_jsonl(tmp_path / "a.jsonl", 300)
     good = path.read_text().splitlines()
-    for at in (0, 150, 299):
+    for at in (0, 299):
         path.write_text("\n".join([*good[:at], "{'text': 'python'}", *good[at:]]))
-        source = sources.parse(f"files:{path}")
-        sources.find_files.cache_clear()
         with pytest.raises(DataError, match=f"line {at + 1},"):
-            for unit in sources.list_units(source)[0]:
-                list(sources.documents(source, unit, Notes()))
+            documents_of(f"files:{path}")
     for text, why in (("[1, 2]", "item 0"), ('[{"text": "a"}', "is not JSON"), ("", "no text")):
         (tmp_path / "b.json").write_text(text)
         with pytest.raises((DataError, UsageError), match=f"b.json.*{why}"):
-            read(f"files:{tmp_path}/b.json")
+            documents_of(f"files:{tmp_path}/b.json")
     monkeypatch.setattr(reading, "LARGEST_ARRAY", 10)
     (tmp_path / "b.json").write_text('[{"text": "a"}]')
     with pytest.raises(DataError, match=r"jq -c '.\[\]' b.json > b.jsonl"):
-        read(f"files:{tmp_path}/b.json")
+        documents_of(f"files:{tmp_path}/b.json")
 
 
 # ----------------------------------------------------------------------------- folders and files
 def test_what_a_folder_has_beside_its_text_is_said(tmp_path):
     folder = write_texts(tmp_path / "t", 60)
-    for name in ("a.html", "b.html", "c.json", "d.csv.gz", "LICENSE", ".hidden"):
-        (folder / name).write_text("{}")
+    for name in ("a.html", "b.html", "d.csv.gz", "LICENSE", ".hidden"):
+        (folder / name).touch()
     (folder / "gone.txt").symlink_to(folder / "nothing")
     said = prepare_tiny(tmp_path / "d", "--source", f"files:{folder}")
     assert "not read: 2 .html" in said and ".hidden" not in said
     facts = Manifest.load(tmp_path / "d").tree["sources"][0]
-    kinds = {".html": 2, ".json": 1, ".csv": 1, "without an ending": 1, "no regular file": 1}
-    assert facts["not_read"] == kinds
-    assert facts["files"] == 60 and facts["documents"] == 60
+    kinds = {".html": 2, ".csv": 1, "without an ending": 1, "no regular file": 1}
+    assert facts["not_read"] == kinds and facts["files"] == facts["documents"] == 60
 
 
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
 ANNEX = b"/annex/objects/SHA256E-s5--abc.txt\n"
 
 
-@pytest.mark.parametrize(
-    "name", ["txt", "jsonl", "json", "csv", "parquet", "txt.gz", "jsonl.zst", "md.xz"]
-)
+@pytest.mark.parametrize("name", ["a.txt", "a.csv", "a.parquet", "a.jsonl.zst", "a.md.xz"])
 def test_a_pointer_is_not_its_file(name, tmp_path):
     for content, how in ((POINTER, "git lfs pull"), (ANNEX, "git annex get")):
-        path = tmp_path / f"a.{name}"
-        path.write_bytes(content)
-        with pytest.raises(DataError, match=f"a.{name} is a pointer.*{how}"):
-            read(f"files:{path}")
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(DataError, match=f"{name} is a pointer.*{how}"):
+            documents_of(f"files:{tmp_path}/{name}")
 
 
-@pytest.mark.parametrize("window", [20, 28, 31])
-def test_zstd_of_any_window_and_of_several_frames(window, tmp_path):
-    how = zstandard.ZstdCompressionParameters(window_log=window, enable_ldm=True)
-    with open(tmp_path / "a.txt.zst", "wb") as file:
-        for word in ("first ", "second"):
-            with zstandard.ZstdCompressor(compression_params=how).stream_writer(
-                file, closefd=False
-            ) as z:
-                z.write(word.encode())
-    assert read(f"files:{tmp_path}/a.txt.zst")[0] == ["first second"]
-    whole = (tmp_path / "a.txt.zst").read_bytes()
-    (tmp_path / "a.txt.zst").write_bytes(whole[:-3])
-    with pytest.raises(DataError, match=r"a.txt.zst cannot be read"):
-        read(f"files:{tmp_path}/a.txt.zst")
+def test_zstd_of_any_window_and_of_several_frames(tmp_path):
+    how = zstandard.ZstdCompressionParameters(window_log=31, enable_ldm=True)
+    engine = zstandard.ZstdCompressor(compression_params=how)
+    path = tmp_path / "a.txt.zst"
+    with open(path, "wb") as file:
+        for word in (b"first ", b"second"):
+            with engine.stream_writer(file, closefd=False) as frame:
+                frame.write(word)
+    assert documents_of(f"files:{path}")[0] == ["first second"]
+    path.write_bytes(path.read_bytes()[:-3])
+    with pytest.raises(DataError, match="a.txt.zst cannot be read"):
+        documents_of(f"files:{path}")
 
 
 # ------------------------------------------------------------------------------------- encodings
 ENCODED = {
     "gbk": "今天天气很好，我们去公园散步。",
-    "big5": "今天天氣很好，我們去公園散步。",
     "cp1251": "Сегодня хорошая погода.",
-    "koi8-r": "Сегодня хорошая погода.",
-    "shift_jis": "今日はいい天気です。",
     "cp1252": "The word “quoted” — in English.",
-    "latin-1": "Não há coração.",
 }
 
 
@@ -339,39 +276,33 @@ ENCODED = {
 def test_text_of_another_encoding_is_refused_unless_it_is_named(encoding, ending, tmp_path):
     text = ENCODED[encoding]
     record = json.dumps({"text": text}, ensure_ascii=False)
-    content = {"txt": text * 9, "jsonl": record, "csv": f"text\n{text}", "json": f"[{record}]"}
+    content = {"txt": text, "jsonl": record, "csv": f"text\n{text}", "json": f"[{record}]"}
     path = tmp_path / f"a.{ending}"
-    raw = content[ending.removesuffix(".gz")].encode(encoding)
-    path.write_bytes(gzip.compress(raw) if ending == "txt.gz" else raw)
+    with reading.COMPRESSIONS.get(path.suffix, open)(path, "wb") as file:
+        file.write(content[ending.removesuffix(".gz")].encode(encoding))
     with pytest.raises(UsageError, match=r"\d+% of the first .* bytes of .*--encoding"):
-        read(f"files:{path}")
-    named = sources.encoding_of(encoding.upper())
-    expected = text * 9 if "txt" in ending else text
-    assert read(f"files:{path}", named)[0] == [expected]
+        documents_of(f"files:{path}")
+    assert documents_of(f"files:{path}", sources.encoding_of(encoding.upper()))[0] == [text]
 
 
 def test_a_long_text_of_another_encoding_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(reading, "DOCUMENT", 100)
     (tmp_path / "a.txt").write_bytes((ENCODED["gbk"] * 100).encode("gbk"))
-    records = [{"text": ENCODED["gbk"]}] * 300
-    (tmp_path / "a.json").write_bytes(json.dumps(records, ensure_ascii=False).encode("gbk"))
-    for name in ("a.txt", "a.json"):
-        with pytest.raises(UsageError, match="--encoding"):
-            read(f"files:{tmp_path}/{name}")
+    with pytest.raises(UsageError, match="--encoding"):
+        documents_of(f"files:{tmp_path}/a.txt")
 
 
 def test_a_few_documents_of_another_encoding_are_a_note(tmp_path):
     folder = write_texts(tmp_path / "t", 20)
     (folder / "old.txt").write_bytes("coração".encode("latin-1"))
-    documents, notes = read(f"files:{folder}")
+    documents, notes = documents_of(f"files:{folder}")
     assert "coração" in documents and [*notes.values()] == [1]
-    (tmp_path / "b.txt").write_bytes(("coração " * 9).encode() + b"\xe9")  # one byte of many
-    assert read(f"files:{tmp_path}/b.txt")[0] == ["coração " * 9 + "é"]
-    (tmp_path / "c.txt").write_bytes(b"plain English " * 999 + b"\xe9")
-    assert read(f"files:{tmp_path}/c.txt")[0] == ["plain English " * 999 + "é"]
-    for wrong in ("utf-16", "klingon", "rot13", "hex", "idna", "undefined"):
+    for text in ("coração " * 9 + "é", "plain English " * 999 + "é"):  # one byte of many
+        (tmp_path / "b.txt").write_bytes(text[:-1].encode() + b"\xe9")
+        assert documents_of(f"files:{tmp_path}/b.txt")[0] == [text]
+    for wrong in ("utf-16", "klingon", "rot13", "undefined"):
         with pytest.raises(UsageError, match=f"--encoding {wrong} is none"):
-            worker.Job(DataConfig((f"files:{folder}",), encoding=wrong, row_len=65, vocab_size=400))
+            sources.encoding_of(wrong)
 
 
 def test_windows_line_ends_are_said_with_their_share(tmp_path):
@@ -383,13 +314,11 @@ def test_windows_line_ends_are_said_with_their_share(tmp_path):
 
 
 def test_one_text_many_times_cannot_be_held_out(tmp_path):
-    text = "The only story that there is. " * 9
-    (tmp_path / "a.jsonl").write_bytes(lines(*[{"text": text}] * 3000))
+    text = {"text": "The only story that there is. " * 9}
+    (tmp_path / "a.jsonl").write_bytes(lines(*[text] * 3000))
     done = prepare(tmp_path / "d", "--source", f"files:{tmp_path}/a.jsonl")
     assert done.returncode == 2 and "there is only one text" in done.stderr
-    (tmp_path / "a.jsonl").write_bytes(
-        lines(*[{"text": text}] * 3000, *[{"text": text[:99]}] * 3000)
-    )
+    (tmp_path / "a.jsonl").write_bytes(lines(*[text, {"text": "Another. " * 9}] * 3000))
     assert prepare(tmp_path / "d", "--source", f"files:{tmp_path}/a.jsonl").returncode == 0
 
 
@@ -401,19 +330,16 @@ def said(*turns: tuple[str, object]) -> list[dict]:
 ASKED = [("user", "q"), ("assistant", "a")]
 PARTS = [{"type": "text", "text": "a"}]
 READ_ALIKE = [
-    said(("User", "q"), ("ASSISTANT", "a")),
-    said(("human", "q"), ("model", "a")),
-    said((" user ", "q"), ("bot", PARTS)),
+    said((" User ", "q"), ("bot", PARTS)),
     said(("prompter", ["q"]), ("ai", ["a", ""])),
     [{"role": None, "from": "human", "value": "q"}, {"from": "gpt", "value": "a", "content": None}],
-    [{"role": "user", "from": None, "content": "q"}, {"role": "assistant", "content": PARTS}],
     [{"from": "human", "content": "q"}, {"role": "chatgpt", "value": "a", "content": ""}],
 ]
 LEFT_OUT = {
     "roles out of turn": [said(("gpt", "a"), *ASKED), said(("user", "q"), *ASKED), []],
-    "a role other than": [said(("tool", "q"), *ASKED), said((None, "q")), said((7, "q"))],
+    "a role other than": [said(("tool", "q"), *ASKED), said((7, "q"))],
     "a part that is not text": [said(("user", None)), said(("user", [{"type": "image"}]))],
-    "something else than turns": ["text", [1], [{"speaker": "user", "text": "q"}], {"a": 1}, 7],
+    "something else than turns": ["text", [1], [{"speaker": "user", "text": "q"}]],
 }
 
 
@@ -422,43 +348,24 @@ def test_roles_are_read_as_people_write_them():
     assert chat.read_turns(silent) == [("user", "q"), ("assistant", "")]
     for turns in READ_ALIKE:
         assert chat.read_turns(turns) == ASKED, turns
-    for system in ("system", "developer", "System"):
-        assert chat.read_turns(said((system, "s"), *ASKED)) == [("system", "s"), *ASKED]
+    assert chat.read_turns(said(("developer", "s"), *ASKED)) == [("system", "s"), *ASKED]
     for reason, cases in LEFT_OUT.items():
         for turns in cases:
             with pytest.raises(chat.TurnsError, match=reason):
                 chat.read_turns(turns)
 
 
-@pytest.mark.parametrize("reason", LEFT_OUT)
-def test_if_all_are_left_out_the_error_says_why(reason, tmp_path):
-    turns = LEFT_OUT[reason][0]
+def test_if_conversations_are_left_out_it_is_said_why(tmp_path):
+    odd = {"messages": said(("tool", "q"))}
     path = tmp_path / "a.jsonl"
-    path.write_bytes(lines(*[{"messages": turns}] * 300))
-    with pytest.raises(
-        UsageError, match=rf"300 conversations left out, with {reason}.*for example"
-    ):
-        read(f"files:{path}#messages")
-    good = {"messages": said(*ASKED)}
-    path.write_bytes(lines(good, *[{"messages": turns}] * 300))
+    why = "left out, with a role other.*, for example ."
+    path.write_bytes(lines(*[odd] * 300))
+    with pytest.raises(UsageError, match=f"300 conversations {why}"):
+        documents_of(f"files:{path}#messages")
+    path.write_bytes(lines({"messages": said(*ASKED)}, *[odd] * 300))
     done = prepare(tmp_path / "d", "--source", f"files:{path}#messages")
-    assert done.returncode == 2 and f"300 conversations left out, with {reason}" in done.stderr
-    more = [
-        {"messages": said(("user", f"number {i}?"), ("assistant", f"it is {i} " * 9))}
-        for i in range(400)
-    ]
-    path.write_bytes(lines(*more, *[{"messages": turns}] * 3))
+    assert done.returncode == 2 and re.search(f"300 conversations {why}", done.stderr)
+    good = [said(("user", f"number {i}?"), ("assistant", f"it is {i} " * 9)) for i in range(400)]
+    path.write_bytes(lines(*({"messages": turns} for turns in good), *[odd] * 3))
     text = prepare_tiny(tmp_path / "e", "--source", f"files:{path}#messages")
-    assert re.search(rf"note  3 conversations left out, with {reason}.*, for example .", text)
-
-
-def test_too_little_text_comes_with_what_was_left_out(tmp_path):
-    path = tmp_path / "a.jsonl"
-    path.write_bytes(lines({"text": "one"}, {"text": "two"}, *[{"text": ["three"]}] * 300))
-    done = prepare(tmp_path / "d", "--source", f"files:{path}")
-    assert done.returncode == 2 and "less than one row" in done.stderr
-    assert "300 records left out, whose field 'text' holds a list" in done.stderr
-
-
-def test_names_may_be_any_that_a_file_system_takes():
-    assert Path(sources.parse("files:" + "x" * 300).name).name == "x" * 200
+    assert re.search(f"note  3 conversations {why}", text)
