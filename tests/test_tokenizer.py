@@ -22,24 +22,16 @@ from tokenizer import SPECIAL_TOKENS, Tokenizer, blocks
 SPECIALS = " ".join(SPECIAL_TOKENS)
 AWKWARD = [
     "",
-    " ",
-    "\r\n",
     "\r\n\r\n  \t",
     "a\x00b\x00\x00",
     "trailing   ",
     "I'll we've it's DON'T 'S 'ſ 'K",
     "1234567 3.14159 1e-10",
     "٣٤٥٦ ३४५ 一二三 Ⅷ ²³ ½ 𝟙𝟚𝟛",
-    "\u202eright to left\u202c",
     "👩‍👩‍👧‍👦 👍🏽 🇧🇷🇵🇹 ❤️",
-    "ไทยไม่มีเว้นวรรค",
     "a\u200bb\u200d\u00a0c\u3000d\u2028e\u2029f\x85g",
     "\ufeffBOM",
-    "\U0010ffff\ue000\ufffe",
-    SPECIALS,
     f"x{SPECIALS}y<|bos|><|bos",
-    "((((((((((((((((((((",
-    "_" * 300,
     "=" * 1000 + "\n" * 50,
     " " * 5000 + "x",
     "a" * 5000,
@@ -88,29 +80,26 @@ def random_texts(count: int, seed: int):
 def test_ids_are_those_of_the_tokenizers_library(every_nth, tok, python_text):
     hf = oracle(tok.spec)
     for text in [*AWKWARD, *python_text[60:110], *random_texts(3000, seed=0)]:
-        assert tok.encode(text) == hf(text), repr(text[:80])
+        ids = tok.encode(text)
+        assert ids == hf(text), repr(text[:80])
+        assert tok.decode(ids) == text
+        assert int(tok.token_bytes[ids].sum()) == len(text.encode("utf-8"))
     every = [chr(c) for c in range(0x110000) if not 0xD800 <= c < 0xE000]
     for k in range(0, len(every), 64 * every_nth):
         text = "a ".join(every[k : k + 64]) + "1".join(every[k : k + 64])
         assert tok.encode(text) == hf(text), hex(ord(every[k]))
 
 
-def test_decode_gives_the_text_back_and_token_bytes_add_up(tok):
-    for text in [*AWKWARD, *random_texts(500, seed=1)]:
-        ids = tok.encode(text)
-        assert tok.decode(ids) == text
-        assert int(tok.token_bytes[ids].sum()) == len(text.encode("utf-8"))
-        assert not ids or max(ids) < tok.vocab_size
-
-
 def test_specials_come_first_and_text_cannot_make_them(tok):
     assert tok.bos_id == 0 and tok.vocab_size == 1200
-    assert [tok.special[name] for name in SPECIAL_TOKENS] == list(range(len(SPECIAL_TOKENS)))
-    assert tok.token_bytes[: len(SPECIAL_TOKENS)].tolist() == [0] * len(SPECIAL_TOKENS)
-    assert (tok.token_bytes[len(SPECIAL_TOKENS) :] > 0).all()
-    assert sorted(tok.token_bytes[len(SPECIAL_TOKENS) :])[:256] == [1] * 256
-    for text in (SPECIALS, "<|bos|>", "a<|bos|>b"):
-        assert min(tok.encode(text)) >= len(SPECIAL_TOKENS)
+    assert [*tok.special.items()] == [(name, i) for i, name in enumerate(SPECIAL_TOKENS)]
+    assert tok.token_bytes[:4].tolist() == [0] * 4
+    assert sorted(tok.token_bytes[4:])[:256] == [1] * 256
+    assert min(tok.encode(f"a{SPECIALS}b")) >= 4
+
+
+def test_lone_surrogates_become_replacement_characters(tok):
+    assert tok.decode(tok.encode("a\ud800b\ud83d\ude00")) == "a\ufffdb😀"
 
 
 def test_digits_come_in_groups_of_two():
@@ -123,27 +112,19 @@ def test_digits_come_in_groups_of_two():
 
 def test_a_long_text_has_the_ids_of_the_uncut_one(tok, python_text):
     """Blocks end where the split ends anyway; without such a place bytes still all survive."""
-    hf = oracle(tok.spec)
     text = "\n".join(python_text)[:400_000]
     assert len(list(blocks(text))) > 4
-    assert tok.encode(text) == hf(text)
-    for text in ("x" * 200_000, " " * 1_000_000, "中" * 150_000, "\t \n" * 100_000, "(" * 300_000):
+    assert tok.encode(text) == oracle(tok.spec)(text)
+    for text in (" " * 1_000_000, "中" * 150_000, "(" * 300_000):
         assert "".join(blocks(text)) == text and max(map(len, blocks(text))) <= T.BLOCK
         assert tok.decode(tok.encode(text)) == text
 
 
-def test_lone_surrogates_become_replacement_characters(tok):
-    assert tok.decode(tok.encode("a\ud800b\udc00")) == "a\ufffdb\ufffd"
-    assert tok.decode(tok.encode("\ud83d\ude00")) == "😀"
-
-
 def test_nfc_is_stored_and_honoured(tmp_path):
     texts = ["cafe\u0301 ac\u0327a\u0303o", "Å \u212b A\u030a \u1112\u1161\u11ab"] * 20
-    nfc = Tokenizer.train(texts, 300, nfc=True)
-    nfc.save(tmp_path / "tokenizer.json")
+    Tokenizer.train(texts, 300, nfc=True).save(tmp_path / "tokenizer.json")
     again = Tokenizer.load(tmp_path / "tokenizer.json")
     assert again.nfc and not Tokenizer.train(texts, 300).nfc
-    assert json.loads(again.spec)["normalizer"] == {"type": "NFC"}
     hf = oracle(again.spec)
     for text in [*texts, *AWKWARD, *random_texts(1000, seed=2)]:
         assert again.encode(text) == hf(text)
@@ -152,12 +133,9 @@ def test_nfc_is_stored_and_honoured(tmp_path):
 
 
 def test_training_is_deterministic_and_survives_the_disk(tok, python_text, tmp_path):
-    again = Tokenizer.train(python_text[:60] + AWKWARD, 1200)
-    assert again.sha256 == tok.sha256
-    tok.save(tmp_path / "t.json")
+    Tokenizer.train(python_text[:60] + AWKWARD, 1200).save(tmp_path / "t.json")
     loaded = Tokenizer.load(tmp_path / "t.json")
     assert loaded.sha256 == tok.sha256 and (loaded.token_bytes == tok.token_bytes).all()
-    assert list(tmp_path.iterdir()) == [tmp_path / "t.json"]
     assert loaded.encode_batch(["a", "b c"]) == [tok.encode("a"), tok.encode("b c")]
     assert loaded.encode_array("b c").dtype == np.uint32
 
@@ -178,27 +156,28 @@ CHANGES = {
     "unclosed": lambda tree: split_at(tree, "(unclosed"),
     "a panic": lambda tree: tree["model"].update(continuing_subword_prefix="#" * 99),
     "no space": no_space,
-    "a gap": lambda tree: tree["model"]["vocab"].update({"Ġzzz": 5000}),
     "metaspace": lambda tree: tree.update(pre_tokenizer={"type": "Metaspace"}),
-    "lower case": lambda tree: tree.update(normalizer={"type": "Lowercase"}),
 }
 
 
 def test_other_tokenizers_are_refused_by_the_name_of_the_file(tok, tmp_path):
-    path, texts = tmp_path / "t.json", ["5", "[]", "null", "{}", "not json", tok.spec[:5000]]
+    path, texts = tmp_path / "t.json", ["5", "{}", "not json", tok.spec.replace("Ġ", "Ġ汉")]
     for change in CHANGES.values():
         tree = json.loads(tok.spec)
         change(tree)
         texts.append(json.dumps(tree))
-    for text in [*texts, tok.spec.replace("Ġ", "Ġ汉"), "\udcff"]:
+    for text in [*texts, "\udcff"]:
         path.write_text(text, errors="surrogateescape")
         with pytest.raises(UsageError, match=str(path)):
             Tokenizer.load(path)
-    for missing in (tmp_path, tmp_path / "none.json"):
-        with pytest.raises(UsageError, match=str(missing)):
-            Tokenizer.load(missing)
+    with pytest.raises(UsageError, match=str(tmp_path)):
+        Tokenizer.load(tmp_path)
     with pytest.raises(UsageError, match="100"):
         Tokenizer.train(["a"], 100)
+
+
+def of_steps(*steps):
+    return {"type": "Sequence", "normalizers": [*steps]}
 
 
 TEN = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 10}
@@ -206,18 +185,18 @@ TEN = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 10}
 
 def grows(tree):
     """The normalizer is asked for a trillion characters, as soon as the file is read."""
-    tree["normalizer"] = {"type": "Sequence", "normalizers": [TEN] * 12}
+    tree["normalizer"] = of_steps(*[TEN] * 12)
     tree["added_tokens"].append(tree["added_tokens"][0] | dict(content="a", normalized=True))
 
 
 def nested(tree):
     for _ in range(300):
-        tree["normalizer"] = {"type": "Sequence", "normalizers": [tree["normalizer"]]}
+        tree["normalizer"] = of_steps(tree["normalizer"])
 
 
 def doubled(tree):
     """ByteLevel makes two characters of one that is not ASCII, again and again."""
-    tree["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [tree["pre_tokenizer"]] * 40}
+    tree["pre_tokenizer"]["pretokenizers"] += tree["pre_tokenizer"]["pretokenizers"][1:] * 40
 
 
 def with_id(i):
@@ -228,10 +207,7 @@ HUGE = 4 * 10**9
 BOMBS = {
     "a huge id": with_id(HUGE),
     "an id below 0": with_id(-1),
-    "a fraction": with_id(5.0),
-    "a word": with_id("5"),
     "a truth": with_id(True),
-    "nothing": with_id(None),
     "a list": with_id(json.loads("[" * 400 + "]" * 400)),
     "a huger id": with_id(10**30),
     "a huge id of a special token": lambda tree: tree["added_tokens"][0].update(id=HUGE),
@@ -241,7 +217,6 @@ BOMBS = {
     "a decoder that grows": lambda tree: tree.update(decoder=TEN),
     "a long pattern": lambda tree: split_at(tree, r"[^\p{L}]" * 100_000),
     "a long token": lambda tree: tree["added_tokens"][1].update(content="z" * 30_000_000),
-    "no vocabulary": lambda tree: tree["model"].update(vocab=[]),
     "no model": lambda tree: tree.update(model=None),
     "kinds of no kind": lambda tree: tree.update(normalizer={"type": ["NFC"]}),
 }
@@ -281,24 +256,12 @@ def test_no_file_takes_all_memory_or_ends_the_program(tok, tmp_path):
     assert done.returncode == 0, (done.stdout.splitlines()[-1:], done.stderr[-500:])
 
 
-def of_steps(*steps):
-    return {"type": "Sequence", "normalizers": [*steps]}
-
-
 NFC = {"type": "NFC"}
-LOWER = {"type": "Lowercase"}
-REPLACE = {"type": "Replace", "pattern": {"String": "x"}, "content": "y"}
 NORMALIZERS = [  # as files have them, and the steps that change text
     (None, []),
-    (of_steps(), []),
     (of_steps(of_steps(), of_steps()), []),
-    (NFC, ["NFC"]),
-    (of_steps(NFC), ["NFC"]),
     (of_steps(of_steps(NFC), NFC), ["NFC"]),
-    (LOWER, None),
-    (REPLACE, None),
-    ({"type": "NFKC"}, None),
-    (of_steps(NFC, LOWER), None),
+    ({"type": "Lowercase"}, None),
     (of_steps(of_steps({"type": "Strip", "strip_left": True, "strip_right": True})), None),
 ]
 
@@ -352,10 +315,9 @@ def test_what_is_nearly_ours_has_the_ids_of_its_own_file(change, tok, python_tex
 
 
 def test_a_word_without_an_end_is_cut_for_the_trainer_alone():
-    for text in ("ACGT" * 20_000, " " * 30_000, "\n" * 9_000 + "-" * 9_000, "a b " * 5_000, ""):
+    for text in ("ACGT" * 20_000, "\n" * 9_000 + "-" * 9_000):
         parts = [*T._cut(text)]
-        assert "".join(parts) == text
-        assert max(len(part) for part in parts) <= 8192 or " b " in text
+        assert "".join(parts) == text and max(len(part) for part in parts) <= 8192
     assert [*T._cut("a b " * 5_000)] == ["a b " * 5_000]
 
 
