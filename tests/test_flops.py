@@ -169,11 +169,11 @@ class Table(nn.Module):
 
 
 def test_bits_per_byte_is_the_nats_of_the_text_over_its_bytes():
-    """By a loop over the targets, also of each source; 0 stands for no text, some do not count."""
+    """By a loop over the targets, also of each source; 4 stands for no text, some do not count."""
     rows = torch.randint(0, 5, (7, 9), generator=torch.Generator().manual_seed(0))
     inputs, targets = rows[:, :-1], rows[:, 1:].clone()
     targets[2, 1:4] = targets[6, 5:] = IGNORED
-    size, sources = [0, 1, 1, 2, 3], [0, 1, 1, 0, 1, 0, 1]
+    size, sources = [3, 1, 1, 2, 0], [0, 1, 1, 0, 1, 0, 1]
     nats, text_nats, n_bytes = [], [0.0, 0.0], [0, 0]
     for source, before, after in zip(sources, inputs.tolist(), targets.tolist()):
         for token, target in zip(before, after):

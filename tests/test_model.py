@@ -267,6 +267,17 @@ def test_generation_is_seeded_and_stops_at_the_stop_token():
         model.generate(tokens(SMALL), 1)
 
 
+def test_a_batch_ends_once_each_row_has_stopped(monkeypatch):
+    drawn = iter([[5, 1], [2, 5], [3, 3]])
+
+    def forward(self, idx, cache):
+        return 9.0 * F.one_hot(torch.tensor(next(drawn)), 100)[:, None]  # (2, 1, V)
+
+    monkeypatch.setattr(GPT, "forward", forward)
+    out = build(SMALL).generate(tokens(SMALL, length=4), 8, temperature=0, stop_id=5)
+    assert out[:, 4:].tolist() == [[5, 2], [1, 5]]
+
+
 @pytest.mark.parametrize("name", ["plain", "extras", "stock"])
 def test_meta_build_equals_plain_build(name):
     plain = GPT(VARIANTS[name])

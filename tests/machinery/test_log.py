@@ -127,6 +127,15 @@ def test_lines_that_are_no_records_are_left_out(tmp_path):
     assert [json.loads(line) for line in kept.splitlines()] == [sample]  # its text as it was
 
 
+@pytest.mark.parametrize("validates", [True, False])
+def test_a_validation_that_comes_again_is_recorded_once(validates, tmp_path):
+    lines = [{"step": 4, "val_bpb": 3.0}, {"step": 5, "loss": 2.0}, {"step": 5, "val_bpb": 1.0}]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    log.Log(tmp_path, is_first=True, wandb=False).begin(5, validates=validates, start={})
+    kept = [line for line in metrics(tmp_path) if "start" not in line]
+    assert kept == (lines[:2] if validates else lines)
+
+
 def test_what_cannot_be_read_today_is_kept(tmp_path):
     (tmp_path / "metrics.jsonl" / "inner").mkdir(parents=True)
     log.Log(tmp_path, is_first=True, wandb=False).begin(1, validates=False, start={})

@@ -472,6 +472,18 @@ def test_a_run_that_is_taken_over_stops_and_writes_no_more(tmp_path, s3, stops):
     assert toy.far_steps() == [1] and toy.store.read("lease") == other and stops == [signal.SIGTERM]
 
 
+def test_a_checkpoint_that_is_deleted_stops_counting_first(tmp_path, monkeypatch):
+    """Killed in between, it would else be taken for a whole one."""
+    toy, removed = Toy(tmp_path, str(tmp_path / "far"), []), []
+    honest = Store.remove
+    note = lambda store, name, *args, **how: removed.append(name) or honest(store, name)
+    for step in (1, 2, 3):
+        monkeypatch.setattr(Store, "remove", note if step == 3 else honest)
+        toy.save(step)
+    assert removed[0] == "step_00000001/MANIFEST.json" and removed[1] == "step_00000001"
+    toy.saver.finish()
+
+
 def test_a_store_that_has_lost_the_lease_gets_it_again(tmp_path, url, stops, monkeypatch):  # noqa: F811
     """With all else, as when a disk is exchanged; nobody has taken over, and the run goes on."""
     monkeypatch.setattr(mirror, "RENEW_S", 60.0)  # else it would be written while all is removed
