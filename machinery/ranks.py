@@ -76,7 +76,7 @@ class World:
     device: torch.device
     dtype: torch.dtype
     memory_bytes: int  # of the GPU that has least; without GPUs, a rank's share of host memory
-    team: Team = field(default_factory=lambda: Team(alone=True))
+    team: Team = field(default_factory=lambda: Team(alone=True), kw_only=True)
 
     is_first = property(lambda self: self.rank == 0)
 
