@@ -190,7 +190,7 @@ TRACE = lesson.OUT / "18_trace.json.gz"
 profiled.export_chrome_trace(str(TRACE))
 events = json.loads(gzip.decompress(TRACE.read_bytes()))["traceEvents"]
 table = profiled.key_averages().table("self_cpu_time_total", 6, max_name_column_width=32)
-print("\n".join(line[:90] for line in table.splitlines()))  # the other columns are of memory
+print("\n".join(line[:74] for line in table.splitlines()))  # its first columns
 forward = next(e for e in events if e["name"] == "forward" and e.get("dur"))
 memory = [e for e in events if e["name"] == "[memory]" and e["args"]["Device Type"] == 0]
 memory = [(e["ts"], e["args"]["Total Allocated"]) for e in memory]  # microseconds, bytes

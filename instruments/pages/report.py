@@ -8,17 +8,17 @@ ends; eval.py calls the rest. Next: report.html, the template.
 
 import json
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
 from jinja2 import Environment, FileSystemLoader
 
-from config import Local, UsageError
+from config import Local, UsageError, find_preset
 from instruments.pages import curves, multiplier
 from instruments.pages.records import Run, plain, slow_steps
 from instruments.talk.sample import SampleConfig, continuations, find_prompts
-from machinery import disk
+from machinery import cli, disk
 from machinery.log import duration, short
 from machinery.output import say
 from tokenizer import Tokenizer
@@ -50,6 +50,7 @@ def write(run_dir: str | Path) -> Path:
     run = Run(run_dir)
     pictures, loss_png = curves.draw_run(run)
     processes = run.processes()
+    preset, facts = configuration(run)
     html = TEMPLATES.get_template("report.html").render(
         title=f"Run {run.dir.resolve().name}",
         run=run,
@@ -59,7 +60,8 @@ def write(run_dir: str | Path) -> Path:
         starts=processes,
         manifest=run.manifest(),
         plain=plain,
-        configuration=[(key, plain(value)) for key, value in run.config.items() if value],
+        preset=preset,
+        configuration=facts,
         now=time.time(),
         date=lambda seconds: time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds)),
         short=short,
@@ -69,6 +71,19 @@ def write(run_dir: str | Path) -> Path:
     if loss_png:
         disk.write_bytes(run.dir / "loss.png", loss_png)
     return run.dir / "report.html"
+
+
+def configuration(run: Run) -> tuple[str, list[tuple[str, str]]]:
+    """The preset that the run was begun with, if it is known; and (name, text) of what differs from
+    it, or of all."""
+    word = cli.first_word(run.starts[0]["command"].split()[1:])[0] if run.starts else ""
+    preset = find_preset(word)
+    usual = asdict(preset.train) | asdict(preset.model) if preset else {}
+    facts = []
+    for key, value in run.config.items():
+        if plain(value) != plain(usual.get(key)):
+            facts.append((key, plain(value) or "none"))
+    return word if preset else "", facts
 
 
 # -------------------------------------------------------------------------------- several runs

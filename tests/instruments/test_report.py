@@ -124,7 +124,7 @@ def test_the_page_tells_the_figures_of_a_run_and_needs_nothing_else(tmp_path):
     assert rows["validation"] == scored
     assert rows["on all 348 rows"].startswith("2.1000 bits per byte, 4.2000 nats")
     assert rows["speed"] == "500 tok/s, mfu 30.0% full, 25.0% causal"
-    assert rows["extras"] == "value_embeds <b>" and rows.keys().isdisjoint({"seed", "best"})
+    assert rows["extras"] == "value_embeds <b>" and rows.keys().isdisjoint({"optimizer", "best"})
     one = dict(steps="0 to 10", time="30s", command="train.py tiny")
     assert one.items() <= page.starts[0].items()
     assert page.texts("pre") == ["if a < b:\n    return"]
@@ -351,6 +351,7 @@ def test_a_finished_run_writes_its_page(trained, two_sources):
     page = Page((trained / "report.html").read_text())
     rows, manifest = page.rows, json.loads((two_sources / "manifest.json").read_text())
     assert "in 12 steps" in page.head and rows["data_fingerprint"] == manifest["fingerprint"]
+    assert page.texts("summary")[-1] == "Configuration: what differs from tiny"
     assert rows["folder"] == str(two_sources) and "documents" in rows["train, docs"]
     lines = (trained / "metrics.jsonl").read_text().splitlines()
     assert all(is_record(json.loads(line)) for line in lines)
