@@ -123,17 +123,12 @@ def test_transformers_computes_the_same_and_the_folder_can_be_read_back(case, ex
 
     theirs = open_in_transformers(folder)  # the comparison once more, without parity.py
     torch.testing.assert_close(theirs(ids).logits, logits, atol=2e-5, rtol=0)
-    theirs.generation_config.eos_token_id = None
-    ours.config = replace(ours.config, doc_mask=False)
-    prompt, mask = ids[:1, :8], torch.ones(1, 8)  # no mask: BOS would pass for padding
-    greedy = theirs.generate(prompt, attention_mask=mask, max_new_tokens=40, do_sample=False)
-    assert greedy.tolist() == ours.generate(prompt, 40, temperature=0).tolist()
 
 
 @pytest.mark.parametrize("extras", [EXTRAS, ("key_offset",)], ids=["all", "key_offset"])
 @torch.no_grad()
 def test_the_own_file_keeps_what_came_before_in_the_cache(extras, export_model):
-    """In chunks, taken back, by beams, and with padding on the left."""
+    """In chunks, taken back and by beams. Padding on the left: parity.py compares it."""
     changes = dict(extras=extras, n_layer=3)
     ours = build(**changes)
     theirs = open_in_transformers(export_model(build(**changes)))
@@ -156,14 +151,6 @@ def test_the_own_file_keeps_what_came_before_in_the_cache(extras, export_model):
     found = [theirs.generate(ids[:, :20], use_cache=on, **beams) for on in (True, False)]
     assert torch.equal(*found)
 
-    mask = torch.ones_like(ids)
-    mask[0, :20] = 0
-    padded = torch.cat([torch.cat([torch.full((20,), 7), ids[0, :40]])[None], ids[1:]])
-    positions = (mask.cumsum(1) - 1).clamp(min=0)
-    logits = theirs(padded, attention_mask=mask, position_ids=positions).logits
-    torch.testing.assert_close(logits[0, 20:], expected[0, :40], atol=3e-5, rtol=0)
-    torch.testing.assert_close(logits[1], expected[1], atol=3e-5, rtol=0)
-
     loss = theirs(ids, labels=ids).loss  # for those who finetune it
     assert loss.item() == pytest.approx(ours(ids[:, :-1], ids[:, 1:]).item(), abs=1e-4)
 
@@ -172,11 +159,11 @@ def test_what_the_own_file_does_not_read_is_an_error(export_model):
     """A tensor or a cache under another name would vanish, and the text would be wrong."""
     theirs = open_in_transformers(export_model(build(extras=EXTRAS, n_layer=3)))
     ids = torch.ones(1, 4, dtype=torch.long)
-    for value in (torch.ones(1, 4), transformers.DynamicCache(config=theirs.config)):
+    cache = transformers.DynamicCache(config=theirs.config)
+    for value in (torch.ones(1, 4), cache):
         with pytest.raises(TypeError, match="past_of_the_future"):
             theirs(ids, past_of_the_future=value)
-    cache = transformers.DynamicCache(config=theirs.config)  # as `generate` of 5.24 hands it over
-    theirs(ids[:, :3], cache=cache, use_cache=True)
+    theirs(ids[:, :3], cache=cache, use_cache=True)  # as `generate` of 5.24 hands it over
     again = theirs(ids[:, 3:], cache=cache, use_cache=True).logits
     torch.testing.assert_close(again, theirs(ids).logits[:, 3:], atol=3e-5, rtol=0)
 
@@ -300,8 +287,9 @@ def test_the_folder(export_model):
     theirs = transformers.AutoTokenizer.from_pretrained(folder)
     batch = theirs(["def", "def name_1(x)"], padding=True)  # on the left, as generation needs it
     assert batch["attention_mask"][0][0] == 0 and batch["input_ids"][0][-1] != 0
+    assert theirs.chat_template is None and theirs.split_special_tokens  # it is not tuned
     card = (folder / "README.md").read_text()
-    for words in ("7 steps, 7,000 tokens", "`f00d`", "`stdlib`", transformers.__version__):
+    for words in ("7 steps, 7,000 tokens", "`f00d`", "`stdlib`", "it does not answer"):
         assert words in card
 
 
@@ -516,7 +504,7 @@ def test_what_counts_is_what_transformers_masks(theirs):
         assert out["assistant_masks"] == expected
 
 
-def test_parts_that_are_text_are_joined(theirs):
+def test_parts_that_are_text_are_joined_and_others_refused(theirs):
     turns = [("system", "Be <|end|> brief."), ("user", "What is it? \n"), ("assistant", "A pen")]
     how = dict(return_dict=False) | template.TYPED
     expected = theirs.apply_chat_template(as_messages(turns), **how)
@@ -527,17 +515,9 @@ def test_parts_that_are_text_are_joined(theirs):
     for odd in (image, ["a", image], None, 5, [dict(text=5)]):
         with pytest.raises(Exception, match="a content or a part of one is not text"):
             theirs.apply_chat_template(as_messages([("user", odd)]))
-
-
-@pytest.mark.parametrize(
-    "roles", [["assistant"], ["user", "user"], ["user", "system"], ["user", "tool"]]
-)
-def test_roles_out_of_turn_are_refused_there_too(theirs, roles):
-    messages = [dict(role=role, content="x") for role in roles]
-    with pytest.raises(UsageError):
-        chat.read_turns(messages)
-    with pytest.raises(Exception, match="roles out of turn"):
-        theirs.apply_chat_template(messages)
+    for roles in ("assistant", "user user", "user system", "user tool"):
+        with pytest.raises(Exception, match="roles out of turn"):
+            theirs.apply_chat_template(as_messages((role, "x") for role in roles.split()))
 
 
 FIRST = [("system", "Answer briefly."), ("user", "What is it?")]
@@ -564,8 +544,6 @@ def test_the_pipeline_answers_as_ours(export_tuned, tokenizer, capsys):
     changes = dict(extras=("key_offset", "value_embeds"), seq_len=256)
     ours, folder = ending(tokenizer, **changes), export_tuned(ending(tokenizer, **changes))
     assert re.search(r"and [1-9]\d conversations", capsys.readouterr().out)  # compared, too
-    config = json.loads((folder / "tokenizer_config.json").read_text())
-    assert config["split_special_tokens"] is False and config["eos_token"] == "<|end|>"
     tree = json.loads((folder / "generation_config.json").read_text())
     assert (tree["bos_token_id"], tree["eos_token_id"], tree["pad_token_id"]) == (0, [END, 0], 0)
     assert is_tuned(mapping.load_exported(folder)[1])
@@ -616,10 +594,3 @@ def test_a_wrong_template_is_refused(mutant, export_tuned, tmp_path, monkeypatch
     spoil, words = MUTANTS[mutant]
     spoil(monkeypatch)
     refused(export_tuned, build(), tmp_path, words)
-
-
-def test_a_base_model_has_no_template(export_model):
-    folder = export_model(build())
-    config = json.loads((folder / "tokenizer_config.json").read_text())
-    assert "chat_template" not in config and config["split_special_tokens"] is True
-    assert "it does not answer" in (folder / "README.md").read_text()
