@@ -430,8 +430,8 @@ def find_preset(word: str) -> Preset | None:
     return PRESETS.get(word) or (preset_of_depth(int(depth[1])) if depth else None)
 
 
-# Options of nanoGPT, nanochat, Megatron-LM and the Trainer of transformers, under ours; and one
-# of ours that only some commands have.
+# Options of nanoGPT, nanochat, Megatron-LM and the Trainer of transformers, under ours; and those
+# of ours that are gone, or that only some commands have.
 _FOREIGN = {
     "--tokens_per_step (in tokens)": "batch_size global_batch_size total_batch_size",
     "--micro_batch": "device_batch_size micro_batch_size per_device_train_batch_size",
