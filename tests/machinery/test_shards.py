@@ -32,25 +32,25 @@ def edit(folder: Path, place: tuple, value) -> None:
 
 
 FIRST = "splits", "train", "a", "shards", 0
-WRONG = {
-    ("row_len",): ["9", 9.0, None, True, -1, 0, 1, [9]],
-    ("dtype",): ["<i2", "|O", None, 2, ["<u2"]],
-    ("tokenizer",): [None, 5, [], {}],
-    ("tokenizer", "vocab_size"): ["50", None, 1e400, -1],
-    ("tokenizer", "bos_id"): ["0", None, 1 << 60],
-    ("tokenizer", "sha256"): [None, "", "x" * 64, "../" + "a" * 61, "A" * 64, "a" * 64 + "\n", 5],
-    ("tokenizer", "marks"): ["abc", [1, "2", 3], 7, {"1": 2}, [], [1], [1, 2], [1, 2, 3, 4]],
-    ("sources",): [None, {}, "ab", [1], [{}], [{"name": 5}], [{"name": "a\x1b"}]],
-    ("splits",): [None, [], {"train": {}}],
-    ("splits", "val", "b"): [None, [], {"shards": {}}, {"shards": None}],
-    FIRST: [None, 5, [], {}],
-    (*FIRST, "rows"): ["50", 50.0, -1, None],
-    (*FIRST, "max"): ["3", None],
-    (*FIRST, "bytes"): ["1", -5, 1 << 53, None],
-    (*FIRST, "sha256"): ["/etc/passwd", "a" * 63, None],
-    (*FIRST, "file"): [None, 5, ["x"], {}],
-    (*FIRST, "crc32_file"): [None, 5],
-    (*FIRST, "crc32_sha256"): ["../../x", None],
+WRONG = {  # of each field another type, and a value that is out of its range
+    ("row_len",): ["9", True, 1],
+    ("dtype",): ["<i2", ["<u2"]],
+    ("tokenizer",): [None, {}],
+    ("tokenizer", "vocab_size"): ["50", 1e400, -1],
+    ("tokenizer", "bos_id"): [None, 1 << 60],
+    ("tokenizer", "sha256"): ["../" + "a" * 61, "A" * 64, "a" * 64 + "\n", 5],
+    ("tokenizer", "marks"): ["abc", [1, "2", 3], {"1": 2}, [1, 2]],
+    ("sources",): [{}, [1], [{"name": "a\x1b"}]],
+    ("splits",): [None, {"train": {}}],
+    ("splits", "val", "b"): [[], {"shards": {}}],
+    FIRST: [None, {}],
+    (*FIRST, "rows"): ["50", -1],
+    (*FIRST, "max"): [None],
+    (*FIRST, "bytes"): ["1", 1 << 53],
+    (*FIRST, "sha256"): ["/etc/passwd", None],
+    (*FIRST, "file"): [None, ["x"]],
+    (*FIRST, "crc32_file"): [5],
+    (*FIRST, "crc32_sha256"): ["../../x"],
 }
 
 
