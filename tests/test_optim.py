@@ -1,6 +1,5 @@
 """optim.py: Muon against a loop over matrices, the schedules' values, options that are not read."""
 
-import copy
 import dataclasses
 from functools import partial
 
@@ -113,27 +112,6 @@ def test_compiled_muon_takes_more_shapes_than_dynamo_would(monkeypatch):
     torch.testing.assert_close(found, go(*make(start), grads), atol=1e-6, rtol=1e-5)
 
 
-@pytest.mark.parametrize("in_place", [True, False])
-def test_a_resumed_muon_steps_on_the_loaded_state(in_place):
-    torch.manual_seed(0)
-    grads = [[torch.randn(s) for s in SHAPES] for _ in range(4)]
-    params, optimizer = make([torch.randn(s) for s in SHAPES])
-    go(params, optimizer, grads[:2])
-    resumed, other = make(params)
-    if in_place:  # as checkpoint.py does
-        for p, q in zip(params, resumed):
-            for name, t in optimizer.state[p].items():
-                other.state[q][name].copy_(t)
-    else:
-        other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-    go(params, optimizer, grads[2:])
-    go(resumed, other, grads[2:])
-    for p, q in zip(params, resumed):
-        assert torch.equal(p, q)
-        for name, t in optimizer.state[p].items():  # and a second save holds what the steps did
-            assert torch.equal(t, other.state[q][name])
-
-
 def test_optimizers_on_two_ranks_divided_and_sharded(tmp_path):
     run = start(None, tmp_path / "run", argv=[], world=2, main="ranks_muon:main")
     assert run.end(0).count("agrees") == 2
@@ -148,8 +126,6 @@ def test_schedules():
     assert lr_at(50, 100, "wsd", 0, decay=0.0) == 1.0
     short = [lr_at(s, 50, "wsd", warmup=40, decay=0.65) for s in range(50)]  # warm after 40 of 50
     assert max(abs(a - b) for a, b in zip(short, short[1:])) < 0.05  # and yet without a jump
-    with pytest.raises(ValueError, match="nosuch"):
-        lr_at(50, 100, "nosuch")
     momentum = [momentum_at(s, 4000) for s in (0, 200, 400, 1400, 2700, 4000)]
     assert momentum == pytest.approx([0.85, 0.91, 0.97, 0.97, 0.935, 0.90])
     assert momentum_at(100, 1000, warmup=10) == pytest.approx(0.91)
@@ -163,33 +139,30 @@ def groups_of_one() -> dict:
 def test_only_the_schedule_with_a_decay_bends_the_momentum():
     for schedule, last in (("wsd", 0.90), ("cosine", 0.97)):
         config = TrainConfig(schedule=schedule)
-        optimizers = build(groups_of_one(), config, width=64)
-        before = [g["weight_decay"] for g in optimizers[1].param_groups]
+        muon, adam = optimizers = build(groups_of_one(), config, width=64)
+        before = [g["weight_decay"] for g in adam.param_groups]
         factor = set_schedule(optimizers, 990, 1000, config)
         assert factor == lr_at(990, 1000, schedule, config.warmup, config.decay, config.final_lr)
         assert 0 < factor < 0.1
-        for group in (g for optimizer in optimizers for g in optimizer.param_groups):
+        for group in (*muon.param_groups, *adam.param_groups):
             assert group["lr"] == group["base_lr"] * factor > 0
-        (muon,) = optimizers[0].param_groups  # of one shape
-        assert muon["weight_decay"] == config.weight_decay * factor > 0
-        assert [g["weight_decay"] for g in optimizers[1].param_groups] == before
+        (matrices,) = muon.param_groups  # of one shape
+        assert matrices["weight_decay"] == config.weight_decay * factor > 0
+        assert [g["weight_decay"] for g in adam.param_groups] == before
         set_schedule(optimizers, 1000, 1000, config)
-        assert muon["momentum"] == pytest.approx(last)
+        assert matrices["momentum"] == pytest.approx(last)
 
 
-@pytest.mark.parametrize("tokens", [512, 8192, 32_768])
-def test_the_factor_of_a_batch_is_the_part_of_a_step_along_the_true_gradient(tokens):
+def test_the_factor_of_a_batch_is_the_part_of_a_step_along_the_true_gradient():
     """Relative to that part at the batch for which the rates are; the noise is three times it."""
     torch.manual_seed(0)
     size, rates_at = 1_000_000, 2048
     g = torch.randn(size)
     one_token = (3 * rates_at) ** 0.5 * torch.randn(size)  # of B0 times the squared norm of g
-
-    def along(batch):
-        return torch.cosine_similarity(g, g + one_token / batch**0.5, dim=0).item()
-
-    factor = lr_batch_factor(tokens, rates_at)
-    assert factor == pytest.approx(along(tokens) / along(rates_at), rel=0.01)
+    along = lambda batch: torch.cosine_similarity(g, g + one_token / batch**0.5, dim=0).item()
+    for tokens in (512, 32_768):
+        expected = along(tokens) / along(rates_at)
+        assert lr_batch_factor(tokens, rates_at) == pytest.approx(expected, rel=0.01)
 
 
 def rates(config, width: int) -> list[float]:
@@ -198,8 +171,7 @@ def rates(config, width: int) -> list[float]:
 
 
 @pytest.mark.parametrize(
-    "preset, tokens, factor",
-    [("tiny", 256, 0.4), ("d12", 524_288, 1), ("d12", 2**40, 2), ("d20", 1_048_576, 1.6**0.5)],
+    "preset, tokens, factor", [("tiny", 256, 0.4), ("d12", 2**40, 2), ("d20", 1_048_576, 1.6**0.5)]
 )
 def test_the_rates_of_a_preset_are_for_the_batch_at_which_they_were_tuned(preset, tokens, factor):
     """And for a width of 768: at a quarter of it those of the tables are twice as large."""
@@ -209,8 +181,6 @@ def test_the_rates_of_a_preset_are_for_the_batch_at_which_they_were_tuned(preset
     narrow = [factor * lr * by for lr, by in zip(tuned, (1, 2, 2, 1))]
     assert rates(config, 192) == pytest.approx(narrow)
     assert rates(dataclasses.replace(config, optimizer="adamw"), 192) == [config.lr] * 2
-    with pytest.raises(ValueError, match="lion"):
-        rates(dataclasses.replace(config, optimizer="lion"), 768)
 
 
 def test_options_that_the_optimizer_or_the_schedule_ignores_are_named():
