@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from chat_helpers import here, write_chats
 from conftest import losses
-from data_helpers import pieces_of, write_parquet
+from data_helpers import documents_of, pieces_of, write_parquet
 from test_counted import assert_same
 
 import data
@@ -20,7 +20,6 @@ from machinery import checkpoint
 from machinery.shards import Manifest
 from machinery.trained import EvalConfig
 from preparation import chat, sources, stdlib_chats
-from preparation.reading import Notes
 from tokenizer import Tokenizer
 
 pytest_plugins = ["chat_helpers"]
@@ -28,21 +27,17 @@ pytest_plugins = ["chat_helpers"]
 
 def test_a_reply_is_asked_for_after_a_question_alone(tokenizer):
     turns = [("system", "Be brief."), ("user", "<|end|> Hi"), ("assistant", ""), ("user", "the")]
-    for asked in (turns, turns[1:2]):
-        assert chat.encode(asked, tokenizer, reply=True) == [*chat.encode(asked, tokenizer), 2]
+    assert chat.encode(turns, tokenizer, reply=True) == [*chat.encode(turns, tokenizer), 2]
     for cannot in ([], turns[:1], turns[:3]):
         with pytest.raises(UsageError):
             chat.encode(cannot, tokenizer, reply=True)
 
 
 def test_both_forms_of_turns_are_read():
-    said = [("system", "s"), ("human", "q"), ("gpt", "a"), ("human", "")]
-    theirs = [{"from": role, "value": text} for role, text in said]
-    turns = [("system", "s"), ("user", "q"), ("assistant", "a"), ("user", "")]
+    theirs = [{"from": "system", "value": "s"}, {"from": "human", "value": ""}]
+    turns = [("system", "s"), ("user", "")]
     ours = [{"role": role, "content": text, "id": 7} for role, text in turns]
     assert chat.read_turns(theirs) == chat.read_turns(ours) == turns
-    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-    assert chat.read_turns([{"role": "user", "content": parts}]) == [("user", "ab")]
 
 
 WORDS = ["", " ", "cat", "the mat", "\n\n", "olá 汉"]
@@ -51,10 +46,8 @@ WORDS += ["<|assistant|>", "a<|end|>b", "<|bos|>", "\ud800"]
 
 def random_turns(rng: random.Random, most: int = 4) -> list[chat.Turn]:
     """A conversation of awkward words; a question at its end may have no answer."""
-    say = lambda: "".join(rng.choices(WORDS, k=rng.randint(0, 6)))
-    turns = [("system", say())] if rng.random() < 0.3 else []
-    for _ in range(rng.randint(1, most)):
-        turns += [("user", say()), ("assistant", say())]
+    roles = ["system"] * (rng.random() < 0.3) + ["user", "assistant"] * rng.randint(1, most)
+    turns = [(role, "".join(rng.choices(WORDS, k=rng.randint(0, 6)))) for role in roles]
     return turns[:-1] if rng.random() < 0.2 and len(turns) > 3 else turns
 
 
@@ -79,23 +72,20 @@ def counted(ids: list[int]) -> list[bool]:
 
 def test_what_counts_follows_from_the_ids_alone(tokenizer):
     """1,000 conversations, special tokens typed into many, against a mask made beside the text."""
-    rng, answers, all_targets = random.Random(0), 0, 0
+    rng = random.Random(0)
     for _ in range(1000):
         turns = random_turns(rng)
         ids, counts = beside(turns, tokenizer)
         assert [0, *chat.encode(turns, tokenizer)] == ids
         assert counted(ids) == counts[1:], turns
-        answers, all_targets = answers + sum(counts), all_targets + len(ids) - 1
-    assert 0.3 < answers / all_targets < 0.6
 
 
 def test_all_of_a_row_of_text_counts_and_filler_does_not():
-    rows = np.array([[0, 7, 8, 0, 9], [0, 1, 3, 2, 3], [1, 7, 3, 2, 8], [0, 2, 3, 0, 0]], np.uint16)
+    rows = np.array([[0, 7, 8, 0, 9], [1, 7, 3, 2, 8], [0, 2, 3, 0, 0]], np.uint16)
     no = data.IGNORED
-    expected = [[7, 8, 0, 9], [no, no, no, 3], [no, no, no, 8], [no, 3, no, no]]
+    expected = [[7, 8, 0, 9], [no, no, no, 8], [no, 3, no, no]]
     assert data.targets_of(rows, (1, 2, 3)).tolist() == expected
     assert data.targets_of(rows).tolist() == rows[:, 1:].tolist()
-    assert data.targets_of(rows[:0], (1, 2, 3)).shape == (0, 4)
 
 
 def slow_pieces(turns, tokenizer, row_len):
@@ -130,21 +120,19 @@ def test_pieces_end_between_exchanges_and_what_is_lost_is_counted(tokenizer):
     assert cut > 100
 
 
-@pytest.mark.parametrize("buffer", [7, 1000])
-def test_whole_documents_are_packed_without_a_cut(buffer):
-    rng = np.random.default_rng(buffer)
+def test_whole_documents_are_packed_without_a_cut():
+    rng = np.random.default_rng(1000)
     docs = [rng.integers(1, 9, rng.integers(1, 20)).astype(np.uint16) for _ in range(500)]
-    packed = data.pack(iter(docs), 20, 0, buffer, whole=True)
-    rows, found = list(packed), []
-    for row in rows:
-        found += [piece[1:] for piece in pieces_of(row) if len(piece) > 1]
-        assert len(row) == 20 and row[1] != 0
-    assert Counter(found) == Counter(map(tuple, docs))
-    stats = packed.stats
-    assert packed.leftover == [] and stats.cuts == stats.splits == stats.dropped == 0
-    assert len(rows) * 20 == stats.tokens + stats.bos == sum(map(len, docs)) + stats.bos
-    if buffer == 1000:
-        assert stats.bos - stats.documents < 60  # filler: hardly more than the last row's
+    for buffer in (7, 1000):
+        packed = data.pack(iter(docs), 20, 0, buffer, whole=True)
+        rows = list(packed)
+        assert all(len(row) == 20 and row[1] != 0 for row in rows)
+        found = [piece[1:] for row in rows for piece in pieces_of(row) if len(piece) > 1]
+        assert Counter(found) == Counter(map(tuple, docs))
+        stats = packed.stats
+        assert packed.leftover == [] and stats.cuts == stats.splits == stats.dropped == 0
+        assert len(rows) * 20 == stats.tokens + stats.bos == sum(map(len, docs)) + stats.bos
+    assert stats.bos - stats.documents < 60  # filler: hardly more than the last row's
 
 
 def rows_of(manifest: Manifest, split: str) -> list[list[int]]:
@@ -155,55 +143,33 @@ def test_rows_on_disk_hold_whole_conversations_and_count_their_answers(chat_data
     """Every row against the masks made beside the text; a conversation is on one side only."""
     manifest = Manifest.load(chat_data)
     tokenizer, known = Tokenizer.load(manifest.tokenizer_file()), {}
-    assert manifest.marks == (1, 2, 3)
     for said in map(json.loads, (chat_data.parent / "chats.jsonl").read_text().splitlines()):
         ids, counts = beside(chat.read_turns(said["messages"]), tokenizer)
         known[tuple(ids)] = counts
     found = {"train": Counter(), "val": Counter()}
-    scored = [row for _, targets in data.val_batches(manifest, 7) for row in targets.tolist()]
     for split, pieces in found.items():
         for row in rows_of(manifest, split):
-            if split == "val":
-                assert [target != data.IGNORED for target in scored.pop(0)] == counted(row)
             pieces.update(piece for piece in pieces_of(row) if len(piece) > 1)
             expected = [c for piece in pieces_of(row) for c in known.get(piece, [False])]
             assert counted(row) == expected[1:]
-    assert (found["train"] + found["val"]).total() == 400 and len(found["val"]) > 20
-    assert set(found["train"]) | set(found["val"]) == set(known)
-    assert not set(found["train"]) & set(found["val"])
+    scored = [row for _, targets in data.val_batches(manifest, 7) for row in targets]
+    for row, targets in zip(rows_of(manifest, "val"), scored):
+        assert (targets != data.IGNORED).tolist() == counted(row)
+    assert len(scored) == manifest.rows("val")
+    train, val = found.values()
+    assert (train + val).total() == 400 and len(val) > 20
+    assert {*train, *val} == {*known} and not {*train} & {*val}
 
 
-def documents(spec: str) -> tuple[list, Counter]:
-    source, notes = sources.parse(spec), Notes()
-    units, _ = sources.list_units(source)
-    return [d for unit in units for d in sources.documents(source, unit, notes)], notes
-
-
-def test_conversations_from_parquet_and_jsonl_in_either_form(tmp_path):
+def test_conversations_from_parquet_and_jsonl(tmp_path):
     """Of the Hub, any split: test_prepare.py."""
     said = write_chats(tmp_path / "a.jsonl", 5)
-    turns = [chat.read_turns(messages) for messages in said]
-    write_parquet(tmp_path / "p.parquet", messages=said, source=["x"] * 5)
-    names = {"user": "human", "assistant": "gpt", "system": "system"}
-    theirs = [[{"from": names[role], "value": text} for role, text in t] for t in turns]
-    lines = [json.dumps({"conversations": t}) for t in theirs]
-    (tmp_path / "b.jsonl").write_text("\n".join([*lines, '{"conversations": []}']))
-    assert documents(f"files:{tmp_path}/a.jsonl#messages") == (turns, {})
-    assert documents(f"files:{tmp_path}/p.parquet#messages") == (turns, {})
-    assert documents(f"hf:file://{tmp_path}/p.parquet#messages") == (turns, {})
-    assert documents(f"files:{tmp_path}/b.jsonl#conversations") == (turns, {"empty documents": 1})
-
-
-def test_odd_records_are_counted_and_another_form_is_refused(tmp_path):
-    file, good = tmp_path / "c.jsonl", [{"role": "user", "content": "q"}]
-    tool = [*good, {"role": "tool", "content": "x"}]
-    lines = [good, tool, tool, [*good, *good], [{"role": "user", "content": None}]]
-    lines += [[{"role": "assistant", "content": "a"}], [{"role": "user", "content": [{}]}]]
-    file.write_text("\n".join(json.dumps({"messages": m}) for m in lines))
-    turns, notes = documents(f"files:{file}#messages")
-    assert turns == [[("user", "q")]]
-    assert sorted(notes.values()) == [2, 2, 2]  # roles that there are not, out of turn, no text
-    assert all("tool" in notes.examples[reason] for reason in notes if "a role other" in reason)
+    turns = sorted(map(chat.read_turns, said))
+    write_parquet(tmp_path / "p.parquet", messages=[*said, []])
+    assert documents_of(f"files:{tmp_path}/a.jsonl#messages") == (turns, {})
+    for kind in ("files:", "hf:file://"):
+        found = documents_of(f"{kind}{tmp_path}/p.parquet#messages")
+        assert found == (turns, {"empty documents": 1})
 
 
 def test_conversations_of_the_standard_library():
@@ -214,8 +180,10 @@ def test_conversations_of_the_standard_library():
         '    def add_all(self, numbers):\n        """Add all of these numbers up."""\n'
         'def _hidden(a):\n    """Nobody should know of this one."""\n'
     ) * 30
-    told = [list(stdlib_chats.conversations(f"stdlib/m{i}.py", code.encode())) for i in range(80)]
-    assert told[3] == list(stdlib_chats.conversations("stdlib/m3.py", code.encode()))
+    read = lambda name: [*stdlib_chats.conversations(f"stdlib/{name}", code.encode())]
+    told = [read(f"m{i}.py") for i in range(80)]
+    assert told[3] == read("m3.py") and read("test/x.py") == []
+    assert [*stdlib_chats.conversations("stdlib/x.py", b"def f(:")] == []
     assert all(len(t) == 2 for t in told)  # not `for you`, nor what is hidden
     said = [chat.read_turns(turns) for conversations in told for turns in conversations]
     answers = {q: a for turns in said for (_, q), (_, a) in zip(turns[-2::-2], turns[::-2])}
@@ -223,8 +191,6 @@ def test_conversations_of_the_standard_library():
     assert all(name in takes for name in ("first", "second", "*rest"))
     assert "numbers" in answers["What do I pass to add_all(numbers)?"]
     assert answers["What does add do?"] == "Return the sum of all numbers."
-    for name, text in (("test/x.py", code), ("x.py", "def f(:")):
-        assert not list(stdlib_chats.conversations(f"stdlib/{name}", text.encode()))
     source = sources.parse("chats:stdlib")
     assert source.conversations and source.installed and not source.remote
 

@@ -1,6 +1,5 @@
 """`prepare_data.py show`: a row with its documents, its source and its shard."""
 
-import json
 import re
 
 import numpy as np
@@ -13,6 +12,8 @@ from machinery.errors import DataError
 from machinery.shards import Manifest
 from preparation import sources
 from tokenizer import Tokenizer
+
+pytest_plugins = ["chat_helpers"]
 
 
 @pytest.fixture(scope="module")
@@ -44,13 +45,13 @@ def test_every_row_is_its_documents(folders, split, capsys, monkeypatch):
     monkeypatch.setattr(sources, "local_files", lambda source: pytest.fail(source.place))
     manifest = Manifest.load(folders / "data")
     tokenizer = Tokenizer.load(folders / "data" / "tokenizer.json")
-    rows = [(s, r) for s in range(len(manifest.sources)) for r in range(manifest.rows(split, s))]
-    assert len(rows) == manifest.rows(split) > 3
-    for n, (source, row) in [*enumerate(rows)][:: max(1, len(rows) // 6)]:
+    rows = [(s, r) for s in range(2) for r in range(manifest.rows(split, s))]
+    assert len(rows) > 3
+    for n in range(0, len(rows), max(1, len(rows) // 6)):
         out = shown(capsys, folders, "--row", n, "--split", split)
-        shard, within = manifest.locate(split, source, row)
+        shard, within = manifest.locate(split, *rows[n])
         assert f"{folders / 'data' / shard['file']}, row {within}," in out
-        ids = manifest.row(split, source, row).tolist()
+        ids = manifest.row(split, *rows[n]).tolist()
         _, *parts = re.split(r"\n\n---- BOS, document \d+: (.*)\n", out[:-1])
         heads, texts = parts[::2], parts[1::2]
         filled = int((re.search(r"65 tokens, (\d+) of them", out) or [0, 0])[1])
@@ -62,25 +63,17 @@ def test_every_row_is_its_documents(folders, split, capsys, monkeypatch):
 
 
 def test_mistakes_name_the_value(folders, monkeypatch):
-    data = ["--data_dir", str(folders / "data")]
-    for args, value in (
-        ([*data, "--row", "100000"], "100000"),
-        ([*data, "--find", "no such text"], "'no such text'"),
-        (["tyni"], "tiny"),
-    ):
-        with pytest.raises(UsageError, match=value):
-            prepare_data.main(["show", *args])
+    data = ["show", "--data_dir", str(folders / "data")]
+    for args in (["--row", "100000"], ["--find", "no such text"]):
+        with pytest.raises(UsageError, match=args[1]):
+            prepare_data.main([*data, *args])
     monkeypatch.setattr(Manifest, "row", lambda *args: np.array([0, 60_000]))  # a stranger's
     with pytest.raises(DataError, match="60000"):
-        prepare_data.main(["show", *data])
+        prepare_data.main(data)
 
 
-def test_conversations_are_shown_with_their_roles(tmp_path, capsys):
-    turns = [("user", "How many hens has {}?"), ("assistant", "The fox has {} hens.")]
-    messages = lambda k: [dict(role=role, content=text.format(k)) for role, text in turns]
-    lines = [json.dumps(dict(messages=messages(k))) for k in range(400)]
-    (tmp_path / "all.jsonl").write_text("\n".join(lines))
-    prepare_tiny(tmp_path / "data", "--source", f"files:{tmp_path}#messages")
-    whole = "<|user|>How many hens has 123?<|end|><|assistant|>The fox has 123 hens.<|end|>"
-    out = shown(capsys, tmp_path, "--find", "The fox has 123 hens.")
-    assert f" tokens\n{whole}" in out and not re.search(r": 1 tokens|, 0 of them BOS", out)
+def test_conversations_are_shown_with_their_roles(chat_data, capsys):
+    out = shown(capsys, chat_data.parent, "--find", "I say cat dog.")
+    assert "Say cat dog<|end|><|assistant|>I say cat dog.<|end|>" in out and not re.search(
+        r": 1 tokens|, 0 of them BOS", out
+    )
