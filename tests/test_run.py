@@ -52,11 +52,12 @@ def torch_of(folder) -> str:
 @pytest.mark.parametrize(
     "says, code, torch",
     [
-        ("580.65.06", 0, "torch==2.13.0"), ("610.10", 0, "torch==2.13.0"),
-        ("535.183.01\n535.183.01", 0, "torch==2.10.0"), ("525.60.13", 0, "torch==2.10.0"),
-        ("No devices were found", 6, "torch==2.13.0"), ("[N/A]", 0, "torch==2.13.0"),
+        ("580.65.06", 0, "torch==2.13.0"),
+        ("535.183.01\n535.183.01", 0, "torch==2.10.0"),
+        ("525.60.13", 0, "torch==2.10.0"),
+        ("No devices were found", 6, "torch==2.13.0"),
     ],
-)  # fmt: skip
+)
 def test_torch_fits_the_driver(says, code, torch, machine, tmp_path):
     done = machine(says, code)
     assert done.returncode == 0, done.stderr
@@ -90,14 +91,7 @@ def test_half_a_venv_is_made_again(machine, tmp_path):
 
 
 def test_options_go_to_the_training_but_no_folder(machine, tmp_path):
-    for words in (
-        "tiny --run_dir x",
-        "d12 --run-dir=x",
-        "d12 --plan",
-        "lesson",
-        "lesson x",
-        "lesson 99",
-    ):
+    for words in ("tiny --run_dir x", "d12 --run-dir=x", "d12 --plan", "lesson", "lesson 99"):
         done = machine("580.65", words=words.split())
         assert done.returncode == 2 and words.removeprefix("lesson ") in done.stderr
     done = machine("580.65", words=["-h"])
@@ -108,29 +102,22 @@ def test_options_go_to_the_training_but_no_folder(machine, tmp_path):
 @pytest.mark.parametrize(
     "words, prepares, store",
     [
-        ("tiny", True, False),
         ("d12 --mirror s3://b/runs --keep 3", True, True),
         ("d12 --mirror gs://b/runs --data_dir gs://b/data", False, True),
         ("d12 --data-dir=data/other", False, False),
     ],
 )
 def test_a_whole_run(words, prepares, store, machine, tmp_path):
-    (tmp_path / "runs" / words.split()[0] / "checkpoints" / "step_00000001").mkdir(parents=True)
+    (tmp_path / "runs" / "d12" / "checkpoints" / "step_00000001").mkdir(parents=True)
     done = machine("580.65", words=words.split())
     assert done.returncode == 0, done.stderr
-    preset = words.split()[0]
-    said = (tmp_path / "commands").read_text().splitlines()
     assert (tmp_path / ".venv" / "requirements-store.txt").exists() == store
-    programs = [line for line in said if ".py" in line]
-    scores = [f"eval.py loss {preset}", f"eval.py sample {preset}"]
-    first = [f"prepare_data.py {preset}"] if prepares else []
-    train = f"train.py {words}"
-    assert programs == [*first, train, *scores]
-    (tmp_path / "runs" / preset / "eval.jsonl").write_text("")
+    begin = [*["prepare_data.py d12"] * prepares, f"train.py {words}"]
+    once = [*begin, "eval.py loss d12", "eval.py sample d12"]
+    assert _commands(tmp_path, ".py") == once
+    (tmp_path / "runs" / "d12" / "eval.jsonl").write_text("")
     assert machine("580.65", words=words.split()).returncode == 0
-    said = (tmp_path / "commands").read_text().splitlines()
-    programs += [*first, train]  # what it had scored is not scored again
-    assert [line for line in said if ".py" in line] == programs
+    assert _commands(tmp_path, ".py") == [*once, *begin]  # what it had scored is not scored again
 
 
 SUITE = "-m pytest -n 4 --dist worksteal"
@@ -141,31 +128,29 @@ FIRST, AGAIN = f"{TIMING} --cache-clear", f"{TIMING} --last-failed"
 @pytest.mark.parametrize(
     "fails, code, runs",
     [
-        ([], 0, [SUITE, FIRST]),
         ([SUITE], 1, [SUITE, FIRST]),
         ([FIRST], 0, [SUITE, FIRST, AGAIN]),
         ([FIRST, AGAIN], 1, [SUITE, FIRST, AGAIN]),
-        ([SUITE, FIRST], 1, [SUITE, FIRST, AGAIN]),
     ],
 )
 def test_only_what_depends_on_the_clock_is_tried_again(fails, code, runs, machine, tmp_path):
     (tmp_path / "fails").write_text("\n".join(fails))
     assert machine("580.65").returncode == code
-    assert _tests(tmp_path) == runs
+    assert _commands(tmp_path, "-m pytest") == runs
     (tmp_path / "fails").write_text(f"{SUITE} -k x")
     assert machine("580.65", words=["test", "-k", "x"]).returncode == 1
-    assert _tests(tmp_path) == [*runs, f"{SUITE} -k x"]
+    assert _commands(tmp_path, "-m pytest") == [*runs, f"{SUITE} -k x"]
 
 
-def _tests(folder) -> list[str]:
-    lines = (folder / "commands").read_text().splitlines()
-    return [line for line in lines if line.startswith("-m pytest")]
+def _commands(folder, part: str) -> list[str]:
+    """What Python was asked to run, of all that has this part."""
+    return [line for line in (folder / "commands").read_text().splitlines() if part in line]
 
 
 @pytest.mark.parametrize("fails", ["none", "test", "test -m slow and not timing"])
 def test_ci_runs_the_commands_of_the_readme_and_nothing_twice(fails, tmp_path):
-    (tmp_path / ".ci").mkdir()
-    (tmp_path / "bin").mkdir()
+    for name in (".ci", "bin"):
+        (tmp_path / name).mkdir()
     shutil.copy(ROOT / ".ci" / "run", tmp_path / ".ci" / "run")
     _script(tmp_path / "run.sh", f'echo "run.sh $*"; [ "$*" != "{fails}" ]\n')
     _script(tmp_path / "bin" / "chromium", "")
@@ -173,16 +158,7 @@ def test_ci_runs_the_commands_of_the_readme_and_nothing_twice(fails, tmp_path):
     command = ["bash", tmp_path / ".ci" / "run"]
     done = subprocess.run(command, capture_output=True, text=True, env=env)
     assert done.returncode == (fails != "none"), done.stderr
-    words = [
-        "",
-        "eval",
-        "store",
-        "scaling",
-        "cluster",
-        "course",
-        "test",
-        "test -m slow and not timing",
-    ]
+    words = [*" eval store scaling cluster course test".split(" "), "test -m slow and not timing"]
     assert done.stdout.splitlines() == [f"run.sh {word}" for word in words]
 
 
