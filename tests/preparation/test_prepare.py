@@ -278,13 +278,9 @@ def test_a_folder_is_prepared_by_one_program_at_a_time(jsonl, undisturbed, tmp_p
 
 def test_sixteen_units_begin_before_the_size_of_one_is_known():
     job = SimpleNamespace(tokens=10**9, shares=(1.0,), sources=("web",), units=[range(6000)])
-    running = {}
-    while unit := worker.next_unit(job, {}, running):
-        running[len(running)] = unit
-    assert list(running.values()) == [(0, u) for u in range(16)]
-    done = {(0, 0): {"tokens": 5 * 10**8}}
-    assert worker.next_unit(job, done, {}) == (0, 1)
-    assert worker.next_unit(job, done, {1: (0, 1)}) is None  # two of that size are enough
+    assert [u for _, u in worker.first_units(job, 0, {})] == [*range(16)]
+    known = {(0, 0): {"tokens": 5 * 10**8}}
+    assert [u for _, u in worker.first_units(job, 0, known)] == [0, 1]  # two of that size
 
 
 def test_an_edit_that_keeps_size_and_time_trains_the_tokenizer_again(tmp_path):
@@ -507,9 +503,8 @@ def test_specs():
 
 def test_the_list_of_a_hub_source_is_kept(tmp_path):
     path = write_jsonl(tmp_path / "a.jsonl", 1)
-    config = DataConfig(
-        (f"hf:file://{path}",), data_dir=str(tmp_path), tokens="1M", vocab_size=400, row_len=65
-    )
+    options = dict(data_dir=str(tmp_path), tokens="1M", vocab_size=400, row_len=65)
+    config = DataConfig((f"hf:file://{path}",), **options)
     key = worker.Job(config).key
     with mock.patch.object(sources, "_hf_load", side_effect=OSError("no network")):
         assert worker.Job(config).key == key
@@ -538,23 +533,18 @@ def test_case_22_a_source_that_stays_away(monkeypatch):
     """The Hub's library tries again, and so do we no more; then a sentence."""
     import datasets
 
-    for name in ("READ", "OPEN"):
-        monkeypatch.setattr(datasets.config, f"STREAMING_{name}_MAX_RETRIES", 3)
-    for name in ("READ_RETRY", "OPEN_RETRY", "READ_SERVER_UNAVAILABLE_RETRY"):
-        monkeypatch.setattr(datasets.config, f"STREAMING_{name}_INTERVAL", 0.01)
+    monkeypatch.setattr(datasets.config, "STREAMING_READ_MAX_RETRIES", 1)
+    monkeypatch.setattr(datasets.config, "STREAMING_OPEN_MAX_RETRIES", 1)
     source = sources.parse("hf:http://127.0.0.1:1/a.parquet")
     with pytest.raises(errors.DataError, match=source.place):
         list(sources.documents(source, {"shard": 0, "of": 1}, Notes()))
 
 
-@pytest.mark.parametrize(
-    "error, code", [(ValueError("BuilderConfig 'x' not found"), 2), (ConnectionError("gone"), 3)]
-)
-def test_an_error_of_the_hubs_library_is_a_sentence(error, code, monkeypatch):
-    monkeypatch.setattr(sources, "_hf_load", mock.Mock(side_effect=error))
-    with pytest.raises((UsageError, errors.DataError), match="hf:http://host/a.parquet") as raised:
+def test_a_name_that_the_hub_has_not_is_a_mistake_of_the_user(monkeypatch):
+    missing = ValueError("BuilderConfig 'x' not found")
+    monkeypatch.setattr(sources, "_hf_load", mock.Mock(side_effect=missing))
+    with pytest.raises(UsageError, match="hf:http://host/a.parquet"):
         sources.list_units(sources.parse("hf:http://host/a.parquet"))
-    assert raised.value.exit_code == code
 
 
 # --------------------------------------------------------------------- case 25: bad text
@@ -595,12 +585,15 @@ CASES = {  # name -> (files, exit code, what the error names, options)
     "broken parquet": ({"a.parquet": b"PAR1 nonsense"}, 3, "a.parquet", []),
     "little text": ({"a.txt": b"um dois"}, 2, "less than one row of 65", []),
     "small vocabulary": (TEXT, 2, "100", ["--vocab_size", "100"]),
+    "no validation": (TEXT, 2, "the val split has", ["--val_fraction", "0.00001"]),
     "no tokenizer": (TEXT, 2, "/t/tokenizer.json", ["--tokenizer", "FOLDER"]),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_case_25_what_cannot_be_read_is_one_sentence(case, tmp_path):
+def test_case_25_what_cannot_be_read_is_one_sentence(case, tmp_path, monkeypatch):
+    if case == "no validation":
+        monkeypatch.setattr(worker, "SMALL", 0)  # else a small corpus holds out a row at least
     files, code, named, options = CASES[case]
     folder = tmp_path / "t"
     folder.mkdir()
@@ -619,44 +612,39 @@ def test_what_is_not_there_or_a_pipe_is_one_sentence(tmp_path):
         assert str(tmp_path / name) in error_of(done, 2)
 
 
-def test_too_little_held_out_is_a_warning_with_a_remedy_that_works(tmp_path, monkeypatch):
+def test_too_little_held_out_is_a_warning_with_a_remedy_that_works(tmp_path):
     dialogue(tmp_path / "input.txt", 160_000)
     source = ("--source", f"files:{tmp_path / 'input.txt'}")
-    for fraction in ("0.02", "0.5"):
+    for fraction, is_enough in (("0.02", False), ("0.5", True)):
         said = prepared(tmp_path / fraction, *source, "--val_fraction", fraction)
         held = Manifest.load(tmp_path / fraction).tree["splits"]["val"]["input"]["tokens"]
-        assert (held < prepare_data.ENOUGH) == (f"only {held:,} tokens are held out" in said)
-        assert (fraction == "0.5") == (held > prepare_data.ENOUGH)
-    monkeypatch.setattr(worker, "SMALL", 100_000)  # a larger text, too, holds out a row at least
-    config = DataConfig(source[1:], data_dir=str(tmp_path), val_fraction=1e-4, row_len=65)
+        assert is_enough == (held >= prepare_data.ENOUGH)
+        assert is_enough == (f"only {held:,} tokens are held out" not in said)
+
+
+def test_a_larger_text_holds_out_a_row_at_least(tmp_path, monkeypatch):
+    monkeypatch.setattr(worker, "SMALL", 100_000)
+    dialogue(tmp_path / "input.txt", 160_000)
+    config = DataConfig((str(tmp_path / "input.txt"),), val_fraction=1e-4, row_len=65)
     assert worker.Job(config).val_below > 1e-3 * 2**64
 
 
-def test_a_mixture_of_sources_and_an_existing_tokenizer(jsonl, undisturbed, tmp_path):
-    data_helpers.write_texts(tmp_path / "texts", 40)
-    places = f"web=files:{jsonl}", f"books=files:{tmp_path / 'texts'}"
-    tokenizer = ("--tokenizer", str(undisturbed / "tokenizer.json"))
-    prepared(tmp_path / "d", *tokenizer, "--source", *places)
-    manifest = Manifest.load(tmp_path / "d")
-    assert manifest.sources == ["web", "books"]
-    assert manifest.rows("train", 1) > 50 and manifest.rows("val", 0) > 0
-    assert manifest.tokenizer_sha256 == Manifest.load(undisturbed).tokenizer_sha256
-    same = prepare(tmp_path / "e", "--source", f"files:{jsonl}", f"files:{jsonl}")
-    assert "two sources are named 'docs'" in error_of(same, 2)
-
-
-def test_shares_of_the_tokens_wanted(jsonl, tmp_path):
+def test_shares_of_the_tokens_wanted_with_an_existing_tokenizer(jsonl, undisturbed, tmp_path):
     write_jsonl(tmp_path / "books.jsonl", 320, seed=1)
     places = f"web=files:{jsonl}", f"books=files:{tmp_path / 'books.jsonl'}"
-    mixture = ("--mixture", "web=3", "books=1")
-    prepared(tmp_path / "d", "--tokens", "60k", "--source", *places, *mixture)
-    facts = Manifest.load(tmp_path / "d").tree["splits"]["train"]
+    asked = ("--tokens", "60k", "--tokenizer", str(undisturbed / "tokenizer.json"))
+    prepared(tmp_path / "d", *asked, "--source", *places, "--mixture", "web=3", "books=1")
+    manifest = Manifest.load(tmp_path / "d")
+    assert manifest.tokenizer_sha256 == Manifest.load(undisturbed).tokenizer_sha256
+    assert manifest.sources == ["web", "books"] and manifest.rows("val", 0) > 0
     for name, wanted in (("web", 45_000), ("books", 15_000)):
         # at least, and a source goes on to the end of its last unit
-        assert wanted <= facts[name]["tokens"] < wanted + 15_000
+        assert wanted <= manifest.tree["splits"]["train"][name]["tokens"] < wanted + 15_000
     for wrong in (("web=1",), ("web=1", "books=0")):
         refused = prepare(tmp_path / "f", "--source", *places, "--mixture", *wrong)
         assert "must give each source (web, books) a share above 0" in error_of(refused, 2)
+    same = prepare(tmp_path / "f", "--source", places[0], places[0])
+    assert "two sources are named 'web'" in error_of(same, 2)
 
 
 def test_a_presets_mixture_shares_its_own_sources_only(monkeypatch):
@@ -674,7 +662,6 @@ def test_too_little_disk_is_said_before_any_work(jsonl, tmp_path, monkeypatch):
     assert not (tmp_path / "d").exists()
     much = ("--tokens", "900T")
     assert "1890000.0 GB" in error_of(prepare(tmp_path / "d", *hub, *much), 6)  # with 5% of slack
-    prepared(tmp_path / "d", *hub, "--tokens", "all")
     local = ("--source", f"files:{jsonl}")  # has a size, whatever is wanted of it
     prepared(tmp_path / "e", *local, *much)
     usage = shutil.disk_usage(tmp_path)._replace(free=100_000)
@@ -802,21 +789,11 @@ def test_a_preparation_leaves_copies_out(tmp_path):
         data_helpers.prepare_tiny(tmp_path / name, *words, processes=processes)
     tree = Manifest.load(tmp_path / "one").tree
     assert sum(tree["notes"].values()) == 25
+    every = data_helpers.in_process("tiny", "--data_dir", tmp_path / "one", *words[:2])
+    assert "holds other data" in error_of(every, 2)
     size = sum(by_source["texts"]["bytes"] for by_source in tree["splits"].values())
     assert size == sum(len(text.encode()) for text in set(texts))
     assert fingerprint(tmp_path / "one") == fingerprint(tmp_path / "two")
-
-
-def test_the_sample_for_the_tokenizer_has_no_copies(tmp_path):
-    source = write(tmp_path / "a.jsonl", ["one text", "one text", "another"])
-    config = DataConfig((source,), data_dir=str(tmp_path / "d"), dedup="exact", row_len=9)
-    job = worker.Job(config)
-    assert job.options != worker.Job(replace(config, dedup="none")).options
-    assert list(job.texts(0, 0)) == ["one text", "one text", "another"]
-    with worker.open_pool(1) as (pool, _):
-        job.copies = copies.find(job, pool)
-    assert job.copies == {(0, 0): {1}}
-    assert list(job.texts(0, 0)) == ["one text", "another"]
 
 
 def test_a_source_that_must_be_downloaded_is_refused():
