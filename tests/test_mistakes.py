@@ -3,6 +3,7 @@
 The former are real processes, which run a copy of the project with a line replaced."""
 
 import importlib
+import json
 import re
 import sys
 from pathlib import Path
@@ -60,8 +61,8 @@ def test_a_mistake_in_the_middle_of_a_run_is_in_its_status(small_data, tmp_path)
     text = start(small_data, run_dir, "--eval_every", 3, world=2, spoil=spoil).end(1)
     assert_traceback(text, tmp_path / "mine" / "train.py", "", "IndexError: list index")
     assert text.count("IndexError") == 2
-    status = (run_dir / "status.json").read_text()
-    assert '"failed"' in status and '"exit_code": 1' in status and '"step": 3' in status
+    status = json.loads((run_dir / "status.json").read_text())
+    assert (status["state"], status["exit_code"], status["step"]) == ("failed", 1, 3)
 
 
 # Wrong words -> what the sentence has to name: what was given, and a way out.
@@ -76,8 +77,6 @@ TO_ONE = {
         "--mlp gelu": ("--mlp", "relu2", "swiglu", "'gelu'"),
         "--model d12": ("--model", "the first word"),
         "--extras value_embed": ("'value_embed'", "key_offset", "value_embeds"),
-        "--n_layer 999999999999": ("--n_layer 999999999999", "1 or more, up to 256"),
-        "--logit_softcap nan": ("--logit_softcap nan", "0 or more"),
         "--n_head 3 --n_kv_head 2": ("n_head 3", "n_kv_head 2"),
         "--data_dir {data} --steps 0 --tokens 2X": ("'2X'", "2B", "500M"),
         "--device cuda:99": ("cuda:99", "--device"),
@@ -87,13 +86,11 @@ TO_ONE = {
         "--data_dir {run}": ("prepare_data.py tiny --data_dir NEW_FOLDER",),
         "--data_dir {data} --n_layer 250 --n_embd 8192 --n_head 128": ("GB", "smaller preset"),
         "--dropout 0.1": ("--dropout", "read about once"),
-        "--data_dir {data} --run_dir {run}x --init_from nowhere": ("nowhere",),
         "{same} --n_layer 3": ("n_layer", "2", "3", "--run_dir"),
     },
     "train.py d13x": {"": ("'d13x'", "d12", "tiny")},
     "prepare_data.py tiny": {
         "--source files:nowhere": ("nowhere",),
-        "--source hf:a": ("hf:a", "--tokens 2B"),
         "--source wikipedia": ("wikipedia", "stdlib"),
         "--source files:{data}": ("files:/", ".txt"),
     },
@@ -101,18 +98,10 @@ TO_ONE = {
     "eval.py loss tiny": {
         "--run_dir nowhere": ("nowhere", "train.py"),
         "--run_dir {run} --data_dir nowhere": ("nowhere", "python prepare_data.py"),
-        "--run_dir {run} --batch 0": ("--batch 0",),
-        "--run_dir {run} --rows -5": ("--rows -5",),
     },
     "eval.py loss no_run": {"": ("'no_run'", "tiny", "biatron-345m")},
     "eval.py lose tiny": {"": ("'lose'", "loss")},
-    "eval.py sample tiny": {
-        "--run_dir {run} --temperature -1": ("--temperature -1",),
-        "--run_dir {run} --temperature nan": ("--temperature nan",),
-        "--run_dir {run} --top_p 0": ("top_p=0.0",),
-        "--run_dir {run} --seed 18446744073709551616": ("--seed 18",),
-        "--run_dir {run} --prompt " + "word" * 80: ("seq_len 64",),
-    },
+    "eval.py sample tiny": {"--run_dir {run} --prompt " + "word" * 80: ("seq_len 64",)},
     "eval.py report": {
         "{run}/checkpoints/step_00000012": ("step_00000012",),
         "{run} --usd_per_hour 3": ("--usd_per_hour", "eval.py plan"),
