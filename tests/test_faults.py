@@ -10,7 +10,6 @@ import re
 import shutil
 import signal
 import time
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -86,9 +85,8 @@ def resumed_at(text: str) -> int:
 
 
 # ------------------------------------------------------------------------- killed at any moment
-@pytest.mark.parametrize("world", [pytest.param(1, marks=pytest.mark.slow), 2])
-def test_killed_at_random_steps_it_replays_the_same_bits(world, whole, small_data, tmp_path):
-    expected, draw = losses(whole(world)), random.Random(world)
+def test_killed_at_random_steps_it_replays_the_same_bits(whole, small_data, tmp_path):
+    expected, draw, world = losses(whole(2)), random.Random(2), 2
     run_dir, seen, args = tmp_path / "run", 0, (*LONG, "--save_every", 3)
     for saved in (0, 1):  # before there is a checkpoint, perhaps, and after
         run = start(small_data, run_dir, *args, world=world, spoil=[("slow", 0.05)])
@@ -104,6 +102,11 @@ def test_killed_at_random_steps_it_replays_the_same_bits(world, whole, small_dat
     assert not leftovers(run_dir)
 
 
+def validations(run_dir) -> list[tuple]:
+    names = ("val_bpb", "full_val_bpb")
+    return [(r["step"], name, r[name]) for r in metrics(run_dir) for name in names if name in r]
+
+
 def test_a_kill_between_the_last_save_and_its_validation_loses_neither(small_data, tmp_path):
     """The checkpoint of the last step is there, but not the validation, nor the report."""
     run_dir, plain = tmp_path / "run", tmp_path / "plain"
@@ -114,12 +117,8 @@ def test_a_kill_between_the_last_save_and_its_validation_loses_neither(small_dat
         start(small_data, run_dir, *args, spoil=spoil).end(-signal.SIGKILL)
         assert checkpoints(run_dir)[-1] == step
     start(small_data, run_dir, *args).end(0)
-    for name, steps in (("val_bpb", [0, 8, 16, 24]), ("full_val_bpb", [24])):
-        found, expected = (
-            {r["step"]: r[name] for r in metrics(of) if name in r} for of in (run_dir, plain)
-        )
-        assert found == expected and [*found] == steps
-        assert len([r for r in metrics(run_dir) if name in r]) == len(steps)
+    assert validations(run_dir) == validations(plain)
+    assert [step for step, *_ in validations(plain)] == [0, 8, 16, 24, 24]
     assert (run_dir / "report.html").exists() and status(run_dir)["state"] == "done"
     best = Path("checkpoints", "best")
     assert (run_dir / best).read_text() == (plain / best).read_text()
@@ -271,11 +270,6 @@ def test_a_disk_that_is_full_for_metrics_costs_their_lines_alone(whole, small_da
     assert_same_state(run_dir, whole())
 
 
-def test_the_final_save_may_not_fail(small_data, tmp_path):
-    text = start(small_data, tmp_path / "run", spoil=[("failing_saves", 12, 12)]).end(6)
-    assert "done:" not in text and status(tmp_path / "run")["state"] == "failed"
-
-
 # ------------------------------------------------------------------ signals
 @pytest.mark.parametrize(
     "signum, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
@@ -324,19 +318,6 @@ def test_sigterm_to_torchrun_stops_both_ranks_at_the_same_step(whole, small_data
     assert_same_run(run_dir, whole(2))
 
 
-@pytest.mark.slow
-def test_sigkill_of_one_rank_ends_the_launcher_soon(whole, small_data, tmp_path):
-    run_dir = tmp_path / "run"
-    args = [*LONG, "--save_every", 2]
-    run = launch(small_data, run_dir, *args, spoil=[("slow", 0.05)])
-    run.until_step(9).kill(ranks=[1]).end(1, timeout_s=40)
-    for path in checkpoint.checkpoints(run_dir / "checkpoints"):
-        assert checkpoint.why_invalid(path) is None
-    assert resumed_at(start(small_data, run_dir, *args, world=2).end(0)) >= 6
-    assert not leftovers(run_dir)
-    assert_same_run(run_dir, whole(2))
-
-
 # ------------------------------------------------------------------ numbers that are none
 def weights_after(text: str, rank: int) -> dict[int, str]:
     """step -> fingerprint of a rank's weights and optimizer state after it."""
@@ -380,46 +361,36 @@ def test_nan_is_skipped_when_that_was_allowed_and_only_so_often(small_data, tmp_
 
 
 # ------------------------------------------------------------------ killed again and again
-WAYS = {"1 rank": (1, "ddp"), "DDP x 2": (2, "ddp"), "FSDP x 2": (2, "fsdp")}
-ENDS = ("SIGKILL", "SIGKILL of one rank", "SIGTERM")
 
 
 @pytest.mark.slow
 def test_soak(small_data, tmp_path):
-    """30 kills: at a random moment, in a step, in a save, or while it starts; then a run on a
+    """30 kills: at a random moment, in a step, in a save, or while it starts; each time a run on a
     number of ranks that is drawn as well. It has the losses of one that nobody disturbed."""
-    kills, steps, draw, run_dir = 30, 120, random.Random(0), tmp_path / "run"
+    steps, draw, run_dir = 120, random.Random(0), tmp_path / "run"
     args = ("--steps", steps, "--lr_scale", 0.1, "--save_every", 2, "--eval_every", 25)
     start(small_data, tmp_path / "plain" / "run", *args).end(0)
-    expected, counts, worst = losses(tmp_path / "plain" / "run"), Counter(), 0.0
-    for kill in range(kills + 1):
-        way, end = draw.choice([*WAYS]), draw.choice(ENDS)
-        world, parallel = WAYS[way]
+    expected = losses(tmp_path / "plain" / "run")
+    for kill in range(30):
+        world, parallel = draw.choice([(1, "ddp"), (2, "ddp"), (2, "fsdp")])
         how = dict(world=world, spoil=[("slow", 0.02)])
         run = start(small_data, run_dir, *args, "--parallel", parallel, **how)
-        if kill == kills:
-            run.end(0, timeout_s=120)
-            break
-        counts.update((way, end))
         if draw.random() < 0.2:  # while it starts
             time.sleep(draw.uniform(0, 0.8))
         else:
-            newest = checkpoint.checkpoints(run_dir / "checkpoints")[:1]
-            goal = int(newest[0].name[5:]) if newest else 0
-            goal = min(goal + draw.randint(1, max(2, 2 * steps // kills)), steps - 1)
+            goal = min(run.step() + draw.randint(1, 8), steps - 1)
             run.until(lambda run=run, goal=goal: run.step() >= goal or not run.alive())
             time.sleep(draw.uniform(0, 0.05))
-        ranks = [draw.randrange(world)] if end == "SIGKILL of one rank" else None
-        run.kill(signal.SIGTERM if end == "SIGTERM" else signal.SIGKILL, ranks)
+        signum = draw.choice([signal.SIGKILL, signal.SIGTERM])
+        run.kill(signum, draw.choice([None, [draw.randrange(world)]]))
         with contextlib.suppress(AssertionError):  # the rest ends by itself, or is ended, as by
             run.until(lambda run=run: not run.alive(), timeout_s=10)  # a launcher
         text = run.kill().end()
-        seen = [r for r in records(run_dir) if "loss" in r]
-        worst = max([worst, *(abs(r["loss"] - expected[r["step"]]) for r in seen)])
+        assert "is not used" not in text and "none of the" not in text, text
         for path in checkpoint.checkpoints(run_dir / "checkpoints"):
             assert (why := checkpoint.why_invalid(path)) is None, f"kill {kill}: {path}: {why}"
-        assert "is not used" not in text and "none of the" not in text, text
+        for record in records(run_dir):
+            assert "loss" not in record or abs(record["loss"] - expected[record["step"]]) <= 1e-5
+    start(small_data, run_dir, *args).end(0, timeout_s=120)
     assert not leftovers(run_dir)
-    print(dict(counts, worst=worst))
-    assert worst <= 1e-5
     assert_close(run_dir, tmp_path / "plain" / "run")
