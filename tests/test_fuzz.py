@@ -25,7 +25,16 @@ import flops
 import optim
 import prepare_data
 import train
-from config import LARGEST, PRESETS, DataConfig, GPTConfig, RunConfig, TrainConfig, UsageError
+from config import (
+    EXTRAS,
+    LARGEST,
+    PRESETS,
+    DataConfig,
+    GPTConfig,
+    RunConfig,
+    TrainConfig,
+    UsageError,
+)
 from hf.export import ExportConfig
 from machinery import cli
 from machinery.errors import CheckpointError, DataError, StorageError
@@ -53,18 +62,18 @@ def begins(*args, **options):
 
 
 CHARACTERS = st.characters(exclude_characters="\0/", codec="utf-8") | st.sampled_from("\udcff -=\n")
-JUNK = st.sampled_from(["", " ", "-", "--", "nan", "None", "x" * 300, "é\n", "0x10", "1_0"])
+JUNK = st.sampled_from(["", "--", "nan", "None", "x" * 300, "é\n", "0x10", "1_0"])
 TEXT = st.text(CHARACTERS, max_size=12) | JUNK
-WHOLE = st.sampled_from([0, 1, 2, 3, 7, 64, 4096, 1 << 20, 10**6, 10**9, LARGEST, 10**18, 1 << 63])
-WHOLE = st.one_of(WHOLE.flatmap(lambda n: st.sampled_from([n, n, n + 1, n - 1, -n])))
-WHOLE = st.one_of(st.integers(0, 9), WHOLE, st.integers(0, 100_000), st.integers())
-REAL = st.sampled_from([0.0, 1.0, -1.0, 0.5, 1e-30, 1e-9, 1e9, 1e15, 1e30, float("inf")])
+EDGE = st.sampled_from([1, 64, 4096, 1 << 20, 10**9, LARGEST, 1 << 63])
+EDGE = st.builds(lambda n, more: n + more, EDGE, st.integers(-1, 1))
+WHOLE = st.one_of(st.integers(0, 9), EDGE, EDGE.map(lambda n: -n), st.integers())
+REAL = st.sampled_from([0.0, 1.0, 1e-30, 1e9, 1e30, float("inf")])
 REAL = st.one_of(st.floats(0, 1), REAL, st.floats(0, 1000), st.floats())
-PLACES = ["auto", "nowhere", "nowhere/step_00000001", ".", "/", "/dev/null", "a/" * 2000, "cpu"]
-AMOUNTS = ["2B", "500M", "1e400", "infB", "nan", "0", "-1", "1T", "9" * 400, "all", "1e15T"]
-ITEMS = ["a=1", "a=1 b=2", "texts=1", "texts=-1", "texts=1e400", "=", "texts=0", "key_offset"]
+PLACES = ["auto", "nowhere/step_00000001", ".", "/", "/dev/null", "a/" * 2000, "cpu", "cuda:99"]
+AMOUNTS = ["2B", "1e400", "infB", "0", "-1", "9" * 400, "all", "1e15T", "8xH100", "0xH100"]
+ITEMS = ["a=1", "texts=1", "texts=-1", "texts=1e400", "=", "texts=0", "key_offset"]
 SPECS = ["stdlib", "files:", "files:nowhere", "files:texts", "a=files:texts#x+y", "hf:", "hf:a:b:c"]
-TEXTS = TEXT | st.sampled_from([*PLACES, *AMOUNTS, *ITEMS, *SPECS, "cuda:99", "8xH100", "0xH100"])
+TEXTS = TEXT | st.sampled_from([*PLACES, *AMOUNTS, *ITEMS, *SPECS])
 
 
 def words_for(option) -> st.SearchStrategy[list[str]]:
@@ -216,11 +225,11 @@ SMALL_MODEL = st.builds(
     **{name: st.booleans() for name in ("qk_norm", "embed_norm", "tie_embeddings", "doc_mask")},
     vocab_size=st.integers(1, 70),
     n_embd=st.integers(1, 24),
-    mlp=st.sampled_from(["relu2", "swiglu", "gelu"]),
+    mlp=st.sampled_from(["relu2", "swiglu"]),
     logit_softcap=st.just(0.0) | st.floats(0.01, 100),
-    rope_theta=REAL,
-    nope_every=st.integers(-1, 3),
-    extras=st.lists(st.sampled_from(["", "key_offset", "value_embeds", "more"]), max_size=3),
+    rope_theta=st.floats(1, 1e9),
+    nope_every=st.integers(0, 3),
+    extras=st.sampled_from([(), ("key_offset",), ("value_embeds",), EXTRAS]),
 )
 
 
@@ -228,7 +237,7 @@ SMALL_MODEL = st.builds(
 @given(SMALL_MODEL)
 def test_a_model_that_is_accepted_computes(fields):
     try:
-        config = GPTConfig(**{**fields, "extras": tuple(fields["extras"])})
+        config = GPTConfig(**fields)
     except UsageError:
         return
     model = GPT(config)
