@@ -115,22 +115,11 @@ def test_a_judge_ends_by_itself(told, monkeypatch):
     assert "no end within" in told("return x", JUDGE + "\nwhile True: pass")
     assert "f([1, 1], 1) (line 2: " in told("import time; time.sleep(99)")
 
-    def endless():
-        while True:
-            pass
-
-    said = judging.verdict(lambda answer: answer.f(), SimpleNamespace(f=endless))
-    assert said.startswith("TooLong: no end within")
-
 
 def test_an_oracle_that_cannot_tell_is_found_out(monkeypatch):
-    def answer():
-        raise ValueError("not an assertion")
-
     exercise = SimpleNamespace(oracle=lambda answer: answer.f())
-    solution = SimpleNamespace(
-        __file__="", f=lambda: 1, WRONG={"right": dict(f=int), "ends": dict(f=answer)}
-    )
+    wrong = {"right": dict(f=int), "ends": dict(f=lambda: int("not an assertion"))}
+    solution = SimpleNamespace(__file__="", f=int, WRONG=wrong)
     monkeypatch.setattr(check, "files", lambda number: (exercise, solution))
     few, accepted, no_assertion = check.prove(0)
     assert "fewer than three" in few and "is accepted" in accepted and "ValueError" in no_assertion
@@ -159,19 +148,14 @@ def test_mutants_change_what_the_exercise_asks_for_and_nothing_else(tmp_path, mo
     assert len(found) == 6 and {*found} == {(2, m) for m in of_f} | {(6, m) for m in of_g}
 
     def judge(answer):
-        assert answer.f(2) == 4 and answer.f(9) == 0
-
-    def hangs_or_fails(answer):
         while answer.f(2) != 4:  # forever, or an error
             pass
-        judge(answer)
+        assert answer.f(9) == 0
 
     score = mutants.score(exercise, solution, lambda answer: None)
-    assert (score.refused, score.total) == (0, 6)
-    score = mutants.score(exercise, solution, hangs_or_fails)
-    assert (score.refused, score.total, score.passes) == (4, 6, False)
+    assert (score.refused, score.total, score.passes) == (0, 6, False)
     f = "return g(x) if x < 3 else 0: "
-    same = {f + "`3` -> `4`": "3 is not asked", f + "`x < 3` -> `x <= 3`": "nor is it here"}
+    same = dict.fromkeys((f + "`3` -> `4`", f + "`x < 3` -> `x <= 3`"), "3 is not asked")
     score = mutants.score(exercise, solution, judge, same)
     assert score.passes and (score.refused, score.explained, score.stale) == (4, 2, 0)
     score = mutants.score(exercise, solution, judge, same | {f + "dropped": "refused"})
@@ -205,19 +189,17 @@ def test_a_claim_that_hangs_on_its_seed_is_told(tmp_path):
 
 # ------------------------------------------------------------------- 3. the lessons are whole
 def test_each_lesson_has_its_parts():
-    """Sources, a claim or three, a table, a picture, an exercise."""
+    """Sources, a picture, an exercise; that it has claims and a table is seen when it runs."""
     wrong = []
     for path in LESSONS:
         text, number = path.read_text(), int(path.stem[:2])
-        cells = re.split(r"^# %%", text, flags=re.MULTILINE)[1:]
         code = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
         parts = dict(
             begins=re.search(rf"^lesson\.begin\({number}, ", text, re.MULTILINE),
             sources=re.search(r"\n# Sources?: [^%]*\bCore(\n#)? files?:", text),
-            claims=text.count("lesson.holds(") >= 3 and "lesson.table(" in text,
             picture=f'lesson.save(fig, "{path.stem}")' in text,
-            exercise=f"exercises/ex{number:02d}.py" in text and number in judging.EXERCISES,
-            cells=all(cell.strip() for cell in cells) and len(code) <= 165,
+            exercise=f"exercises/ex{number:02d}.py" in text,
+            length=len(code) <= 165,
         )
         wrong += [f"{path.stem}: {name}" for name, there in parts.items() if not there]
     assert not wrong
@@ -237,19 +219,17 @@ def test_the_first_page_lists_the_lessons_and_labs(readme):
 # ---------------------------------------------------- what lessons build is what the project has
 @pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_the_one_file_run_has_the_losses_of_train(compiled, small_data, tmp_path, monkeypatch):
-    """Of 20 steps of a small model, but for the order of sums."""
+    """Of 20 steps of a small model, but for the order of sums. It is made of four files of ours."""
     import config
     import train
     from tokenizer import Tokenizer
 
-    path = COURSE / "one_file.py"
-    tree = ast.parse(path.read_text())
-    names = {n.module for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)}
-    names |= {a.name for n in ast.walk(tree) if isinstance(n, ast.Import) for a in n.names}
+    path, steps, run_dir = COURSE / "one_file.py", 20, tmp_path / "run"
+    names = re.findall(r"^ *(?:from|import) (\w+)", path.read_text(), re.MULTILINE)
     assert {n for n in names if (ROOT / f"{n}.py").exists()} == {"model", "optim", "data", "config"}
 
-    preset, steps, run_dir = config.PRESETS["tiny"], 20, tmp_path / "run"
     shape = dict(n_layer=1, n_embd=64, n_head=2, n_kv_head=2, head_dim=32, mlp_hidden=128)
+    preset = config.PRESETS["tiny"]
     preset = replace(preset, model=replace(preset.model, **shape))
     words = "tiny --device cpu --eval_tokens 2048 --peak_tflops 1".split()
     words += ["--compile" if compiled else "--no_compile"]
@@ -310,15 +290,15 @@ def test_the_gpt_of_lesson_4_is_that_of_model_py():
 # ----------------------------------------------------------------------------------- the labs
 def test_a_lab_is_judged_by_the_noise_of_its_seeds():
     base = [1.50, 1.52, 1.49]
-    assert judge.verdict(base, base).word == "no difference"
-    better = [b - 0.02 + d for b, d in zip(base, (0, 0.002, 0.001))]
-    assert judge.verdict(base, better).word == "helped"
-    assert judge.verdict(base, [b + 0.02 for b in base]).word == "harmed"
-    mixed = judge.verdict(base, [1.47, 1.53, 1.48])
-    assert mixed.word == "no difference" and mixed.mean < 0
+    for changed, word in (
+        (base, "no difference"),
+        ([1.480, 1.502, 1.471], "helped"),
+        ([1.52, 1.54, 1.51], "harmed"),
+        ([1.47, 1.53, 1.48], "no difference"),
+    ):
+        assert judge.verdict(base, changed).word == word
     # 95%: of changes that do nothing, about 5% are called a help or a harm
-    rng = np.random.default_rng(0)
-    draws = rng.normal(0, 1, (2000, 3)).tolist()
+    draws = np.random.default_rng(0).normal(0, 1, (2000, 3)).tolist()
     called = np.mean([judge.verdict([0.0] * 3, d).word != "no difference" for d in draws])
     assert 0.03 < called < 0.07
 

@@ -28,7 +28,7 @@ def small(monkeypatch, tmp_path):
     return collected
 
 
-@pytest.mark.parametrize("only", [set(), {1, 2, 3, 4, 5}, {6, 7}, {*spine.PARTS}])
+@pytest.mark.parametrize("only", [set(), {1, 2, 3, 4, 5}, {6, 7}])
 def test_it_trains_with_any_parts(small, only):
     parts, have, rows = small(only)
     assert have == only | {5, 32}  # without a loop or an exam there is no run
@@ -38,7 +38,7 @@ def test_it_trains_with_any_parts(small, only):
 
 
 def test_the_reference_in_the_place_of_a_part_changes_no_bit(small):
-    runs = [yours.guarded(*small(only, "ours")[:2], 3, 0) for only in (set(), {3}, {*spine.PARTS})]
+    runs = [yours.guarded(*small(only, "ours")[:2], 3, 0) for only in (set(), {*spine.PARTS})]
     assert len({run["bits"] for run in runs}) == 1
 
 
@@ -75,7 +75,7 @@ def test_a_file_is_judged_once_until_it_changes(monkeypatch, tmp_path):
     path.write_text((lesson.COURSE / "solutions/ex21.py").read_text())
     assert yours.judged(21, path) is None
     with monkeypatch.context() as patch:
-        patch.setattr(yours.check, "apart", fails)  # it is not asked again
+        patch.setattr(yours.judging, "apart", fails)  # it is not asked again
         assert yours.judged(21, path) is None
     path.write_text(path.read_text().replace("min(1.0, rising", "min(1.1, rising"))
     assert yours.judged(21, path).startswith("python course/check.py 21: rate(")
