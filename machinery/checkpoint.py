@@ -358,7 +358,8 @@ class Checkpointer:
         if path is None and given:
             path = _verify(given)
         elif is_own and path.name != given.name:  # else one folder would hold two histories
-            why = f"{given} is not the newest valid checkpoint of its run ({path.name} is)"
+            _verify(given)  # if it was passed over, it says why
+            why = f"{given} is not the newest checkpoint of its run ({path.name} is)"
             remedy = "leave out --resume, or choose another --run_dir to go back to it"
             raise UsageError(f"{why}; {remedy}")
         return path, path and read_trainer(path)

@@ -584,9 +584,8 @@ def test_resume_from_a_given_checkpoint(run, log):
         saver.resume(model, optimizers, older)  # saves of both would be mixed
     assert Checkpointer(run.root.parent / "back").resume(model, optimizers, older)["step"] == 10
     flip(newest / "trainer.json", 3)
-    with pytest.raises(UsageError, match="step_00000010 is"):
+    with pytest.raises(CheckpointError, match="trainer.json"):
         saver.resume(model, optimizers, newest)
-    assert any("trainer.json" in text for text in log)
     saver = Checkpointer(run.root, log=log.append)
     assert saver.resume(model, optimizers, older)["step"] == 10  # none that is valid is newer
     for step in (20, 30, 40):
