@@ -455,7 +455,7 @@ _FOREIGN = {
     "--recompute": "gradient_checkpointing",
     "--resume auto, the default: the same command goes on": "resume_from_checkpoint",
     "--wandb": "wandb_log wandb_project report_to",
-    "no option: from elsewhere, type ssh -L 8049:localhost:8049 MACHINE": "host token",
+    "done by ssh: ssh -L 8049:localhost:8049 MACHINE": "host token",
     "the first word, a preset such as d12, or --init_from": "model model_name_or_path config",
     "an option of train.py --plan and of eval.py plan": "usd_per_hour",
 }
