@@ -270,6 +270,11 @@ def test_a_disk_that_is_full_for_metrics_costs_their_lines_alone(whole, small_da
     assert_same_state(run_dir, whole())
 
 
+def test_the_final_save_may_not_fail(small_data, tmp_path):
+    text = start(small_data, tmp_path / "run", spoil=[("failing_saves", 12, 12)]).end(6)
+    assert "done:" not in text and status(tmp_path / "run")["state"] == "failed"
+
+
 # ------------------------------------------------------------------ signals
 @pytest.mark.parametrize(
     "signum, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
