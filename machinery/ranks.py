@@ -76,6 +76,7 @@ class World:
     device: torch.device
     dtype: torch.dtype
     memory_bytes: int  # of the GPU that has least; without GPUs, a rank's share of host memory
+    # For what the ranks decide together before the first step.
     team: Team = field(default_factory=lambda: Team(alone=True), kw_only=True)
 
     is_first = property(lambda self: self.rank == 0)
