@@ -8,6 +8,7 @@ paints pictures.
 
 import contextlib
 import functools
+import itertools
 import json
 import multiprocessing
 import os
@@ -480,14 +481,14 @@ def store(renew_s: float, watch_s: float, *protocols: str) -> None:
 
 def dies_in_file_operation(number: int) -> None:
     """SIGKILL before the operation of that number on the names of files, or after it if odd."""
-    done = []
+    numbers = itertools.count(1)  # threads share it: each operation has a number of its own
     for name in ("mkdir", "rename", "replace", "unlink", "rmdir", "fsync"):
 
         @instead_of("os", name)
         def operate(honest, *args, **how):
-            done.append(args)
-            result = honest(*args, **how) if len(done) < number or number % 2 else None
-            if len(done) == number:
+            own = next(numbers)
+            result = honest(*args, **how) if own < number or number % 2 else None
+            if own == number:
                 os.kill(os.getpid(), signal.SIGKILL)
             return result
 
