@@ -407,24 +407,27 @@ def uniform(times: float) -> Callable:
 
 
 def zero(weight: Tensor, config: GPTConfig) -> None:
+    """With an untied head, a projection adds nothing to the residual stream at first."""
     weight.zero_()
 
 
 def almost_off(weight: Tensor, config: GPTConfig) -> None:
+    """A gate begins near sigmoid(0)."""
     weight.uniform_(0, 0.02)
 
 
 def by_depth(weight: Tensor, config: GPTConfig) -> None:
+    """The 2 L projections together add as much as one of them would at 0.006."""
     weight.normal_(0, 0.006 / (2 * config.n_layer) ** 0.5)
 
 
 class Kind(NamedTuple):
-    """A kind of weight. It begins with the values that untied(weight, config) or tied(...) fills
-    in, by whether the embedding is also the head."""
+    """How a kind of weight is optimized, and the functions of (weight, config) that fill in its
+    initial values: beside an untied head, or beside a tied one."""
 
-    group: str  # how it is optimized: matrix, embedding, head, or scalar: gains, biases
+    group: str  # matrix, embedding, head or scalar (gains and biases)
     untied: Callable  # nanochat's values
-    tied: Callable | None  # DeepSeek LLM's 0.006; Megatron-LM's scaling of the projections
+    tied: Callable | None  # DeepSeek LLM's 0.006, Megatron-LM's scaling; no head has one
 
 
 # By the last word of a weight's name. A new weight needs a line here. A bare nn.Parameter must also

@@ -14,14 +14,12 @@ Exit codes: 0 solved (or proven), 1 not yet, 2 no such exercise.
 """
 
 import ast
-import os
 import sys
 from types import SimpleNamespace
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # of torch: its limit counts all threads' seconds
-import lesson  # puts the project on the path
+from judging import EXERCISES, apart, examine, files, verdict  # first: it limits torch's threads
+import lesson
 import mutants
-from judging import EXERCISES, apart, examine, files, verdict
 from worth import worth
 
 

@@ -2,6 +2,7 @@
 
 errors      every exit code, in one table
 cli         a command line becomes a preset; a mistake becomes one sentence
+output      what is printed is printable; what is recorded has no secret of a URL
 disk        a file is complete or absent; no name or link leads out of its folder
 shards      rows on disk: each is checked against its checksum whenever it is read
 ranks       device and dtype are chosen; ranks connect, and answer each other, in bounded time
@@ -9,9 +10,6 @@ plan        every decision that the program takes is printed before the first st
 folders     a run reads only the data it began with, and no other run writes into its folder
 build       each weight is allocated once; a fallback after a failed trial step is printed
 checkpoint  killed anywhere, a run resumes from the newest valid checkpoint to the same bits
-store       failed requests are retried; a download is checked against its sha256
-mirror      a run outlives its machine; two machines do not write one run
-stage       data is on a local disk, whole and verified, before the first step
 log         what a run did is in metrics.jsonl, whatever else fails
 trained     one word finds a trained model; nothing in its files opens a network connection
 """
