@@ -112,8 +112,10 @@ class GPTConfig:
         if self.head_dim % 2:
             raise UsageError(f"head_dim {self.head_dim} is odd; RoPE rotates pairs of channels")
         if self.seq_len * self.head_dim > 1 << 27:  # a file of 3 MB could ask for tables of 64 GB
-            table = f"{self.seq_len:,} positions of {self.head_dim:,} channels"
-            raise UsageError(f"{table} are too many for the tables of RoPE")
+            raise UsageError(
+                f"{self.seq_len:,} positions of {self.head_dim:,} channels are too many for the "
+                "tables of RoPE"
+            )
         if self.mlp not in ("relu2", "swiglu"):
             raise UsageError(f"mlp {self.mlp!r} is neither relu2 nor swiglu")
 
@@ -340,7 +342,8 @@ def preset_of_depth(depth: int) -> Preset:
     depth 12, then in proportion to the root of the batch, and against the number of weights."""
     n_head = (depth + 1) // 2
     width = 128 * n_head
-    heads, extras = dict(n_head=n_head, n_kv_head=n_head), ("key_offset", "value_embeds")
+    heads = dict(n_head=n_head, n_kv_head=n_head)
+    extras = ("key_offset", "value_embeds")
     model = GPTConfig(n_layer=depth, n_embd=width, mlp_hidden=4 * width, extras=extras, **heads)
     weights = 12 * depth * width**2 + model.padded_vocab * width
     at_12 = 12 * 12 * 768**2 + 32_768 * 768

@@ -110,8 +110,13 @@ class Packing:
     def __init__(self, docs: Iterable, row_len: int, bos_id: int, buffer=16_384, whole=False):
         if row_len < 2 or buffer < 1:
             raise UsageError(f"row_len {row_len} must be at least 2 and buffer {buffer} at least 1")
-        self.docs, self.row_len, self.bos_id, self.buffer = docs, row_len, bos_id, buffer
-        self.stats, self.leftover, self.whole = PackStats(), [], whole
+        self.docs = docs
+        self.row_len = row_len
+        self.bos_id = bos_id
+        self.buffer = buffer
+        self.stats = PackStats()
+        self.leftover = []
+        self.whole = whole
 
     def __iter__(self) -> Iterator[np.ndarray]:
         for row in self._rows(self._count(self.docs)):
@@ -135,7 +140,9 @@ class Packing:
 
     def _rows(self, docs: Iterator[np.ndarray]) -> Iterator[np.ndarray]:
         """Best fit: keep `buffer` documents on shelves, so that most spaces find one that fits."""
-        R, shelves, dtype = self.row_len, Shelves(self.row_len), np.dtype(np.int64)
+        R = self.row_len
+        shelves = Shelves(self.row_len)
+        dtype = np.dtype(np.int64)
         for ids in docs:
             dtype = ids.dtype
             if len(ids) >= R:  # longer than a row: cut into rows first
@@ -156,9 +163,11 @@ class Packing:
         self.stats.leftover = sum(len(ids) for ids in self.leftover)
 
     def _fill_row(self, shelves: Shelves, dtype: np.dtype) -> np.ndarray:
-        row, at = np.empty(self.row_len, dtype), 0
+        row = np.empty(self.row_len, dtype)
+        at = 0
         while space := self.row_len - at:
-            if n := shelves.best(space):
+            n = shelves.best(space)
+            if n:
                 at = self._write(row, at, shelves.take(n))
             elif space == 1 or self.whole:  # fill it with a BOS: no document is cut
                 at = self._write(row, at, [])
@@ -233,7 +242,9 @@ class Quota:
         unit = math.lcm(*(w.denominator for w in exact))
         whole = [int(w * unit) for w in exact]
         heaviest_first = sorted((i for i, w in enumerate(whole) if w), key=lambda i: (-whole[i], i))
-        self.count, self.chain, left = len(weights), [], sum(whole)
+        self.count = len(weights)
+        self.chain = []
+        left = sum(whole)
         for i in heaviest_first:
             self.chain.append((i, whole[i], left))  # (source, weight, weight from here on)
             left -= whole[i]
@@ -272,12 +283,15 @@ class Order:
         decay_weights: Sequence[float] | None = None,
         decay_from: int = 0,
     ) -> None:
-        self.sizes, self.seed = list(sizes), seed
+        self.sizes = list(sizes)
+        self.seed = seed
         for mixture in (weights, decay_weights or weights):
             empty = [i for i, (n, w) in enumerate(zip(sizes, mixture, strict=True)) if w and not n]
             if empty:
                 raise UsageError(f"source {empty[0]} has no rows; give it more text or weight 0")
-        self.quota, self.late_quota, self.late_from = Quota(weights), None, decay_from
+        self.quota = Quota(weights)
+        self.late_quota = None
+        self.late_from = decay_from
         if decay_weights is not None:
             self.late_quota = Quota(decay_weights)
         self._permutation = lru_cache(maxsize=64)(
@@ -310,7 +324,8 @@ def mixture_weights(manifest, weights: dict[str, float] | None) -> list[float]:
     names = manifest.sources
     if weights is None:
         return [manifest.rows("train", i) for i in range(len(names))]
-    if unknown := [name for name in weights if name not in names]:
+    unknown = [name for name in weights if name not in names]
+    if unknown:
         raise UsageError(f"the mixture names {unknown[0]!r}, the data has {', '.join(names)}")
     return [weights.get(name, 0) for name in names]
 
@@ -330,7 +345,8 @@ def targets_of(rows: np.ndarray, marks: Sequence[int] = ()) -> np.ndarray:
     of conversations only answers do: what follows <|assistant|>, through the <|end|> of the answer.
 
     marks: the ids of <|user|>, <|assistant|> and <|end|>; none: all rows are text."""
-    inputs, targets = rows[:, :-1], rows[:, 1:].astype(np.int64)
+    inputs = rows[:, :-1]
+    targets = rows[:, 1:].astype(np.int64)
     if marks:
         places = np.where(np.isin(inputs, marks), np.arange(inputs.shape[1]), 0)
         last = np.maximum.accumulate(places, axis=1)  # the place of the last mark so far
@@ -403,7 +419,8 @@ class RowLoader:
 
     def pop_wait_s(self) -> float:
         """Seconds that next_batch has waited for data since the last call."""
-        waited_s, self._waited_s = self._waited_s, 0.0
+        waited_s = self._waited_s
+        self._waited_s = 0.0
         return waited_s
 
     def close(self) -> None:
@@ -431,8 +448,10 @@ class RowLoader:
         for j in range(n):
             rows[j] = self.manifest.row("train", *self.order(first + j))
         array = buffer.numpy()
-        array[0, :n], array[1, :n] = rows[:, :-1], targets_of(rows, self.marks)
-        array[0, n:], array[1, n:] = 0, IGNORED
+        array[0, :n] = rows[:, :-1]
+        array[1, :n] = targets_of(rows, self.marks)
+        array[0, n:] = 0
+        array[1, n:] = IGNORED
         return buffer, copied, first
 
 
@@ -455,9 +474,12 @@ def val_batches(
     import torch
 
     places = val_places(manifest, max_rows)
-    if (total := len(places)) < world_size:
-        why = f"{total} validation rows are too few for {world_size} ranks"
-        raise UsageError(f"{why}; prepare more: --val_fraction")
+    total = len(places)
+    if total < world_size:
+        raise UsageError(
+            f"{total} validation rows are too few for {world_size} ranks; prepare more: "
+            "--val_fraction"
+        )
     own_rows = places[rank::world_size]
     # the same number on each rank, and no batch is empty
     batches = min(-(-total // (batch * world_size)), total // world_size)
@@ -466,7 +488,8 @@ def val_batches(
         rows = np.stack([manifest.row("val", i, row) for i, row in part])
         pair = np.stack([rows[:, :-1], targets_of(rows, manifest.marks)])
         tensor = torch.from_numpy(pair)  # (2, b, T)
-        if pin := torch.device(device).type == "cuda":  # unpinned, the copy would block the host
+        pin = torch.device(device).type == "cuda"
+        if pin:  # unpinned, the copy would block the host
             tensor = tensor.pin_memory()
         tensor = tensor.to(device, non_blocking=pin)
         yield tensor[0], tensor[1]

@@ -57,7 +57,8 @@ def main(argv: list[str]) -> int:
     run = getattr(module, function)
     if not options:
         return run(argv[1:]) or 0
-    kind, (word, rest) = getattr(module, options), cli.first_word(argv[1:])
+    kind = getattr(module, options)
+    word, rest = cli.first_word(argv[1:])
     given = trained.find_model(word)
     if not given.keys() <= {field.name for field in fields(kind)}:
         raise UsageError(f"eval.py {argv[0]} needs a preset or a run; {word} is neither")

@@ -83,7 +83,8 @@ def find_peak(world, tflops: float = 0.0) -> float | None:
         return tflops * 1e12
     if world.device.type != "cpu":
         return peak_flops(world.device_name) if world.dtype != torch.float32 else None
-    n, times = 2048, []
+    n = 2048
+    times = []
     a, b = (torch.randn(n, n).to(world.dtype) for _ in range(2))
     while len(times) < 5 or sum(times) < 0.5:
         start = time.perf_counter()
@@ -108,8 +109,11 @@ class Meter:
         window: int = 50,
         clock: Callable[[], float] = time.perf_counter,
     ):
-        self.flops_full, self.flops_causal = flops_full, flops_causal
-        self.peak, self.world_size, self.clock = peak, world_size, clock
+        self.flops_full = flops_full
+        self.flops_causal = flops_causal
+        self.peak = peak
+        self.world_size = world_size
+        self.clock = clock
         self.steps: deque[tuple[int, float, float]] = deque(maxlen=window)  # tokens, dt_s, wait_s
         self.pauses: dict[str, list[float]] = defaultdict(list)  # kind -> seconds of each
         self.n_steps = 0
@@ -117,7 +121,8 @@ class Meter:
 
     def start(self) -> None:
         """The next step begins now (the constructor and `step` call it)."""
-        self._since, self._paused_s = self.clock(), 0.0
+        self._since = self.clock()
+        self._paused_s = 0.0
 
     def step(self, tokens: int, data_wait_s: float = 0.0) -> float:
         """A step is complete, of `tokens` (all ranks, all micro-batches); returns its seconds

@@ -49,7 +49,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
     H / G query heads. PyTorch's kernel never stores the T x T scores.
     """
     causal = mask is None and q.size(2) > 1
-    if (times := q.size(1) // k.size(1)) > 1 and q.is_cuda and q.dtype != torch.bfloat16:
+    times = q.size(1) // k.size(1)
+    if times > 1 and q.is_cuda and q.dtype != torch.bfloat16:
         # The kernel that does so before the A100, and in fp32, does not support grouped heads.
         k, v = k.repeat_interleave(times, dim=1), v.repeat_interleave(times, dim=1)
     gqa = k.size(1) != q.size(1)
@@ -60,7 +61,8 @@ def head_logits(x: Tensor, weight: Tensor, config: GPTConfig) -> Tensor:
     """x (B, T, C), the head's weight (padded V, C) -> logits (B, T, V) in fp32: the padding is cut
     off, and the rest soft-capped to -cap .. cap (Gemma 2) unless the cap is 0."""
     logits = F.linear(x, weight)[..., : config.vocab_size].float()
-    if cap := config.logit_softcap:
+    cap = config.logit_softcap
+    if cap:
         # tanh(y) = 2 sigmoid(2 y) - 1: fewer instructions, 5% of a step in bf16 on a CPU
         logits = cap * (2 * torch.sigmoid(logits * (2 / cap)) - 1)
     return logits
@@ -124,7 +126,9 @@ class Positions(NamedTuple):
 class Attention(nn.Module):
     def __init__(self, config: GPTConfig, layer: int):
         super().__init__()
-        self.config, self.layer, self.rope = config, layer, config.has_rope(layer)
+        self.config = config
+        self.layer = layer
+        self.rope = config.has_rope(layer)
         self.q = Linear(config.n_embd, config.n_head * config.head_dim)
         self.k = Linear(config.n_embd, config.n_kv_head * config.head_dim)
         self.v = Linear(config.n_embd, config.n_kv_head * config.head_dim)
@@ -134,7 +138,8 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, value_embed: Tensor | None, at: Positions) -> Tensor:
         """x (B, T, C), value_embed (B, T, G * D) -> (B, T, C)."""
-        config, (B, T, _) = self.config, x.shape
+        config = self.config
+        B, T, _ = x.shape
         H, G, D = config.n_head, config.n_kv_head, config.head_dim
         q = self.q(x).view(B, T, H, D)
         k = self.k(x).view(B, T, G, D)
@@ -212,7 +217,9 @@ class GPT(nn.Module):
         """compute_dtype: the dtype of the activations, and of the weights while in use. recompute:
         keep only the input of each block; backward computes the rest again."""
         super().__init__()
-        self.config, self.compute_dtype, self.recompute = config, compute_dtype, recompute
+        self.config = config
+        self.compute_dtype = compute_dtype
+        self.recompute = recompute
         self.cross_entropy = cross_entropy  # a function; FSDP compiles it apart from the blocks
         self.embed = nn.Embedding(config.padded_vocab, config.n_embd)
         self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.n_layer))
@@ -264,7 +271,8 @@ class GPT(nn.Module):
         RoPE rotates fastest; q's part is rotated back by one position, so that it matches k's part
         at the token before."""
         config, D = self.config, self.config.head_dim
-        n_same, n_pairs = config.n_embd // 4, max(1, D // 12)
+        n_same = config.n_embd // 4
+        n_pairs = max(1, D // 12)
         if not (config.embed_norm and config.qk_norm and config.has_rope(0)):
             return
         part = 5 * (D / n_pairs) ** 0.5 / n_same  # 5 times the norm of what depends on the token
@@ -295,7 +303,8 @@ class GPT(nn.Module):
     ) -> Tensor:
         """idx (B, T) int64 -> logits (B, T, V) in fp32, or with targets (B, T) the mean
         cross-entropy in nats (`reduction="none"`: (B, T), one per target). cache: a KVCache."""
-        config, start = self.config, cache.length if cache else 0
+        config = self.config
+        start = cache.length if cache else 0
         T = idx.size(1)
         if start + T > config.seq_len:
             raise ValueError(f"{start + T} positions do not fit in seq_len {config.seq_len}")
@@ -319,7 +328,8 @@ class GPT(nn.Module):
             cache.length += T
 
         head = self.embed if config.tie_embeddings else self.head
-        x, weight = rms_norm(x), head.weight.to(x.dtype)
+        x = rms_norm(x)
+        weight = head.weight.to(x.dtype)
         if targets is None:
             return head_logits(x, weight, config)
         loss = self.cross_entropy(x, weight, targets, config)  # (B, T)
@@ -359,14 +369,18 @@ class GPT(nn.Module):
         that hold top_p of their probability; temperature 0 takes the likeliest. Ends after
         max_new_tokens, at seq_len, or once every row has drawn stop_id."""
         if max_new_tokens < 1 or top_k < 0 or not temperature >= 0 or not 0 < top_p <= 1:
-            asked = f"{max_new_tokens=}, {top_k=}, {temperature=}, {top_p=}"
-            raise UsageError(f"{asked}: they must be >= 1, >= 0, >= 0, and above 0 but at most 1")
-        (B, T), most = idx.shape, self.config.seq_len
+            raise UsageError(
+                f"{max_new_tokens=}, {top_k=}, {temperature=}, {top_p=}: they must be >= 1, >= 0, "
+                ">= 0, and above 0 but at most 1"
+            )
+        B, T = idx.shape
+        most = self.config.seq_len
         n = min(max_new_tokens, most - T)
         if n <= 0:
             raise UsageError(f"a prompt of {T} tokens leaves no room in seq_len {most}")
         cache = KVCache(self.config, B, T + n, self.compute_dtype, idx.device)
-        new, stopped = idx, False
+        new = idx
+        stopped = False
         for _ in range(n):
             logits = self(new, cache=cache)[:, -1]  # (B, V)
             if temperature < 1e-5:  # dividing by less could overflow
@@ -453,6 +467,8 @@ def kind_of(name: str) -> str:
     words = name.removesuffix(".weight").split(".")
     kind = "value_embeds" if words[0] == "value_embeds" else words[-1]
     if kind not in KINDS:
-        how = f"give {kind!r} a line in KINDS (model.py)"
-        raise UsageError(f"the weight {name!r} has no initial value and no optimizer; {how}")
+        raise UsageError(
+            f"the weight {name!r} has no initial value and no optimizer; give {kind!r} a line in "
+            "KINDS (model.py)"
+        )
     return kind

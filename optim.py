@@ -31,7 +31,8 @@ def lr_at(
     """
     warm = min(1.0, (step + 1) / max(1, warmup))  # a short run may decay before it is warm
     if schedule == "wsd":
-        if step <= (begins := decay_begins(steps, decay)):
+        begins = decay_begins(steps, decay)
+        if step <= begins:
             return warm
         return warm * (final + (1 - final) * (steps - step) / (steps - begins))
     if schedule == "cosine":
@@ -57,7 +58,9 @@ def momentum_at(step: int, steps: int, warmup: int = 40, decay: float = 0.65) ->
     return momentum + (0.90 - momentum) * into_decay
 
 
-FIRST_SCALE, LARGEST_SCALE, GROWTH_STEPS = 2.0**16, 2.0**24, 2000
+FIRST_SCALE = 2.0**16
+LARGEST_SCALE = 2.0**24
+GROWTH_STEPS = 2000
 
 
 def next_scale(scale: float, good_steps: int, overflow: bool) -> tuple[float, int]:
@@ -136,13 +139,17 @@ class Muon(torch.optim.Optimizer):
         ns_dtype: torch.dtype = torch.float32,
         divide: bool = False,
     ):
-        self.ns_dtype, self.divide = ns_dtype, divide
-        self.orthogonalize, self.even_rows = orthogonalize, even_rows
+        self.ns_dtype = ns_dtype
+        self.divide = divide
+        self.orthogonalize = orthogonalize
+        self.even_rows = even_rows
         by_shape = defaultdict(list)
         for p in params:
             if p.ndim != 2:
-                what = f"Muon takes matrices, not a parameter of shape {tuple(p.shape)}"
-                raise UsageError(f"{what}; give its name another group in KINDS (model.py)")
+                raise UsageError(
+                    f"Muon takes matrices, not a parameter of shape {tuple(p.shape)}; give its "
+                    "name another group in KINDS (model.py)"
+                )
             by_shape[p.shape].append(p)
         defaults = dict(lr=lr, momentum=momentum, weight_decay=weight_decay, beta2=beta2)
         super().__init__([dict(params=same) for same in by_shape.values()], defaults)
@@ -159,7 +166,8 @@ class Muon(torch.optim.Optimizer):
             first, (rows, cols) = params[0], params[0].shape
             seconds = [self.state[p]["second_moment"] for p in params]
             averages = [local(self.state[p]["momentum_buffer"]) for p in params]
-            grads, weights = [local(p.grad) for p in params], [local(p) for p in params]
+            grads = [local(p.grad) for p in params]
+            weights = [local(p) for p in params]
 
             torch._foreach_lerp_(averages, grads, 1 - group["momentum"])
             torch._foreach_lerp_(grads, averages, group["momentum"])  # Nesterov: one step ahead
@@ -168,7 +176,8 @@ class Muon(torch.optim.Optimizer):
             scale = self.even_rows(u, second, group["beta2"])
             torch._foreach_copy_(seconds, second.unbind())
             if isinstance(first, DTensor):
-                u, scale = _own_rows(u, first), _own_rows(scale, first) if rows >= cols else scale
+                u = _own_rows(u, first)
+                scale = _own_rows(scale, first) if rows >= cols else scale
             updates = (u * scale).unbind()  # N of (rows, cols), or of this rank's rows
 
             if group["weight_decay"]:
@@ -184,13 +193,16 @@ class Muon(torch.optim.Optimizer):
         each rank a share of the N matrices, which the ranks then exchange."""
         group = None
         if isinstance(p, DTensor):
-            group, (rows, cols) = p.device_mesh.get_group(), p.shape
+            group = p.device_mesh.get_group()
+            rows, cols = p.shape
             whole = dict(shape=(len(u), rows, cols), stride=(rows * cols, cols, 1))
             u = DTensor.from_local(u, p.device_mesh, [Shard(1)], **whole).full_tensor()
         world = dist.get_world_size(group) if self.divide or group else 1
         if world == 1:
             return self.orthogonalize(u, self.ns_dtype)
-        n, share, rank = len(u), math.ceil(len(u) / world), dist.get_rank(group)
+        n = len(u)
+        share = math.ceil(len(u) / world)
+        rank = dist.get_rank(group)
         own = u[rank * share : (rank + 1) * share]
         missing = u.new_zeros(share - len(own), *u.shape[1:])  # pad the last shares to full size
         own = self.orthogonalize(torch.cat([own, missing]), self.ns_dtype)
@@ -257,7 +269,9 @@ def build(
         return dict(params=params, lr=lr, betas=betas, weight_decay=weight_decay)
 
     if config.optimizer == "adamw":
-        lr, betas, decayed = config.lr, (0.9, 0.95), ("matrix", "embedding", "head")
+        lr = config.lr
+        betas = (0.9, 0.95)
+        decayed = ("matrix", "embedding", "head")
         tables = group(decayed, lr, betas, config.weight_decay)
         optimizers = [adamw([tables, group(("scalar",), lr, betas, 0.0)], eps=1e-8)]
     elif config.optimizer == "muon":
@@ -268,7 +282,8 @@ def build(
             group(("head",), config.head_lr * table_scale, (0.8, 0.96), 0.01),
             group(("scalar",), 0.005 * scale, (0.8, 0.95), 0.0),  # for yours: the model has none
         ]
-        lr, how = config.matrix_lr * scale, dict(ns_dtype=ns_dtype, divide=divide)
+        lr = config.matrix_lr * scale
+        how = dict(ns_dtype=ns_dtype, divide=divide)
         muon = Muon(groups["matrix"], lr, weight_decay=config.weight_decay, **how)
         optimizers = [muon, adamw(recipe, eps=1e-10)]
     else:

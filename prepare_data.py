@@ -56,9 +56,12 @@ def prepare(config: DataConfig) -> shards.Manifest:
         raise UsageError(f"--bos_token {config.bos_token} has no effect without --tokenizer")
     tokenizer = config.tokenizer and tokenizer_json.read(config.tokenizer, config.bos_token)
     job = worker.Job(config, tokenizer or None)
-    if (manifest := worker.reuse(job)) is not None:
-        rows = f"{manifest.rows('train'):,} training rows of {manifest.row_len}"
-        say(f"{job.folder} is up to date: {rows}, fingerprint {manifest.fingerprint[:16]}")
+    manifest = worker.reuse(job)
+    if manifest is not None:
+        say(
+            f"{job.folder} is up to date: {manifest.rows('train'):,} training rows of "
+            f"{manifest.row_len}, fingerprint {manifest.fingerprint[:16]}"
+        )
         return manifest
     job.check(remote=True)
     if config.cluster:
@@ -86,12 +89,14 @@ def make_tokenizer(job: worker.Job) -> Tokenizer:
     config = job.config
     if job.tokenizer.exists():
         return Tokenizer(disk.read_text(job.tokenizer))
-    if tokenizer := job.given:
+    tokenizer = job.given
+    if tokenizer:
         where = f"from {config.tokenizer}; {tokenizer.bos} begins a document"
     else:
         t0 = time.perf_counter()
         say(f"training a tokenizer of {config.vocab_size:,} tokens ...", file=sys.stderr)
-        sample, on_terminal = worker.tokenizer_sample(job), sys.stderr.isatty()
+        sample = worker.tokenizer_sample(job)
+        on_terminal = sys.stderr.isatty()
         tokenizer = Tokenizer.train(sample, config.vocab_size, nfc=config.nfc, progress=on_terminal)
         where = f"in {time.perf_counter() - t0:.1f} s"
     say(f"tokenizer: {tokenizer.vocab_size:,} tokens {where}", file=sys.stderr)
@@ -184,7 +189,8 @@ def total(by_source: dict) -> Counter:
 def check_enough(job: worker.Job, splits: dict, notes: Notes) -> None:
     """UsageError if a split has no row: training would stop at once, with a less helpful error."""
     for split, by_source in splits.items():
-        if not (t := total(by_source))["rows"]:
+        t = total(by_source)
+        if not t["rows"]:
             short = f"{t['tokens']} tokens, less than one row of {job.config.row_len}"
             other = f"a smaller --row_len, or another --val_fraction than {job.config.val_fraction}"
             short += sources.left_out(notes)
@@ -193,7 +199,8 @@ def check_enough(job: worker.Job, splits: dict, notes: Notes) -> None:
 
 def report(manifest: shards.Manifest, examples: dict[str, str], seconds: float) -> str:
     """The lines printed at the end of a preparation. examples: of what was left out, by reason."""
-    lines, by = [], manifest.tree["splits"]
+    lines = []
+    by = manifest.tree["splits"]
     documents = sum(facts["documents"] for facts in manifest.tree["sources"])
     parts = sum(total(by_source)["documents"] for by_source in by.values())
     what = "documents" if parts <= documents else "pieces of documents"
@@ -206,7 +213,8 @@ def report(manifest: shards.Manifest, examples: dict[str, str], seconds: float) 
                 f"{t['rows']:,} rows | cut {100 * t['cuts'] / max(1, t['documents']):.2f}% "
                 f"of them | dropped {100 * t['dropped'] / t['tokens']:.4f}% of tokens"
             )
-    if (held := total(by["val"])["tokens"]) < ENOUGH:
+    held = total(by["val"])["tokens"]
+    if held < ENOUGH:
         lines.append(
             f"warning: only {held:,} tokens are held out, too few to tell one model from another; "
             "give more text, or a larger --val_fraction in another --data_dir"
@@ -216,12 +224,16 @@ def report(manifest: shards.Manifest, examples: dict[str, str], seconds: float) 
         example = f", for example {examples[oddity]}" if oddity in examples else ""
         lines.append(f"note  {n:,} {oddity}{share}{example}")
     for facts in manifest.tree["sources"]:
-        if others := facts.get("not_read"):
+        others = facts.get("not_read")
+        if others:
             kinds = ", ".join(f"{n:,} {kind}" for kind, n in others.items())
             lines.append(f"note  files of {facts['name']} that were not read: {kinds}")
-    name = f"{manifest.dir}/manifest.json: fingerprint {manifest.fingerprint[:16]}"
-    sizes = f"vocabulary {manifest.vocab_size:,}, rows of {manifest.row_len}"
-    return "\n".join([*lines, f"{seconds:.1f} s | {name}, {sizes}"])
+    lines.append(
+        f"{seconds:.1f} s | {manifest.dir}/manifest.json: fingerprint "
+        f"{manifest.fingerprint[:16]}, vocabulary {manifest.vocab_size:,}, rows of "
+        f"{manifest.row_len}"
+    )
+    return "\n".join(lines)
 
 
 def commit() -> str:

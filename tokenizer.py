@@ -81,24 +81,30 @@ class Tokenizer:
 
     def __init__(self, spec: str) -> None:
         """`spec` is the text of a tokenizer.json; UsageError if it is not a byte-level BPE."""
-        self.spec, (tree, bpe) = spec, read_spec(spec)
-        symbols, added = byte_symbols(), {t["content"]: t for t in tree["added_tokens"]}
+        self.spec = spec
+        tree, bpe = read_spec(spec)
+        symbols = byte_symbols()
+        added = {t["content"]: t for t in tree["added_tokens"]}
         self.special = {text: t["id"] for text, t in added.items() if t["special"]}
         ordinary = {text: i for text, i in tree["model"]["vocab"].items() if text not in added}
-        if odd := set("".join(ordinary)) - symbols.keys():
+        odd = set("".join(ordinary)) - symbols.keys()
+        if odd:
             raise _other_kind(f"{min(odd)!r} in a token stands for no byte")
         # the bytes of each ordinary token -> its id, which is also its merge priority
         ranks = {bytes(symbols[c] for c in text): i for text, i in ordinary.items()}
-        if missing := [b for b in range(256) if bytes([b]) not in ranks]:
+        missing = [b for b in range(256) if bytes([b]) not in ranks]
+        if missing:
             raise _other_kind(f"{len(missing)} of the 256 bytes have no token")
         ids = [*ranks.values(), *(t["id"] for t in added.values())]
         if sorted(ids) != list(range(len(ids))):
             raise UsageError("the tokenizer's ids have gaps or duplicates; train a new one")
         first = ((tree["post_processor"] or {}).get("single") or [{}])[0]
-        self.vocab_size, self.bos = len(ids), first.get("SpecialToken", {}).get("id", BOS)
+        self.vocab_size = len(ids)
+        self.bos = first.get("SpecialToken", {}).get("id", BOS)
         if self.bos not in self.special:
             raise UsageError(f"the tokenizer has no {self.bos} token, which starts every row")
-        self.bos_id, self.nfc = self.special[self.bos], bool(_steps(tree["normalizer"]))
+        self.bos_id = self.special[self.bos]
+        self.nfc = bool(_steps(tree["normalizer"]))
         self.bytes_of = dict(zip(ids, [*ranks, *(text.encode() for text in added)]))  # id -> UTF-8
         self.token_bytes = np.array([len(self.bytes_of[i]) for i in range(len(ids))], np.int32)
         self.token_bytes[list(self.special.values())] = 0
@@ -283,8 +289,9 @@ def _check(tree: dict) -> dict:
     ids = [*model["vocab"].values(), *(token["id"] for token in added)]
     for i in ids:
         if type(i) is not int or not 0 <= i < len(ids):
-            what = f"the tokenizer has {len(ids):,} ids, and one of them is {i!r:.40}"
-            raise UsageError(f"{what}; train a new one")
+            raise UsageError(
+                f"the tokenizer has {len(ids):,} ids, and one of them is {i!r:.40}; train a new one"
+            )
     # Texts are encoded whole, whatever length a model takes.
     return tree | dict(model=model | {"type": "BPE"}, truncation=None, padding=None)
 
@@ -301,5 +308,7 @@ def of_library(function: Callable, *args, **options):
 
 
 def _other_kind(reason: str) -> UsageError:
-    kind = "a tokenizer.json of a byte-level BPE that this project can run"
-    return UsageError(f"not {kind}: {reason}; leave --tokenizer empty to train one")
+    return UsageError(
+        f"not a tokenizer.json of a byte-level BPE that this project can run: {reason}; leave "
+        "--tokenizer empty to train one"
+    )

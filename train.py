@@ -84,7 +84,9 @@ class Progress:
 def main(argv: list[str]) -> int:
     """Parse, plan, build, train, finish. Whatever must be closed goes on `stack` once made."""
     typed = preset = cli.parse("train.py", "train", argv)
-    options, world, source = typed.run, ranks.start(typed.run.device, typed.train.dtype), None
+    options = typed.run
+    world = ranks.start(typed.run.device, typed.train.dtype)
+    source = None
     if options.init_from and trained.is_export(Path(options.init_from)):
         from hf import imported
 
@@ -105,7 +107,8 @@ def main(argv: list[str]) -> int:
     plan = make_plan(preset, world)
     # From here on `steps` is set, and `tokens` has served its purpose.
     preset = replace(preset, train=replace(preset.train, steps=plan.steps, tokens=""))
-    log, progress = Log(Path(options.run_dir), world.is_first, options.wandb), Progress()
+    log = Log(Path(options.run_dir), world.is_first, options.wandb)
+    progress = Progress()
     order = folders.order_of(preset, plan, manifest)
     about = build.describe(typed, preset, plan, manifest, order, world)
     with ExitStack() as stack:
@@ -125,8 +128,10 @@ def main(argv: list[str]) -> int:
         state = build.load(checkpoints, model, optimizers, preset, manifest, source)
         plan = resume(state, preset, plan, log, progress) if state else plan
         if world.team.any(progress.step >= plan.steps and world.is_first and is_done(log.run_dir)):
-            how = f"python eval.py sample --run_dir {str(log.run_dir)!r} shows what it writes"
-            log.print(f"{log.run_dir} is finished ({progress.step:,} steps); {how}")
+            log.print(
+                f"{log.run_dir} is finished ({progress.step:,} steps); python eval.py sample "
+                f"--run_dir {str(log.run_dir)!r} shows what it writes"
+            )
             return checkpoints.finish() or 0  # a mirror gets the files it lacks
         signals = ranks.Signals()
         step_model, val_model, plan = build.compile_step(model, optimizers, plan, world, log)
@@ -259,10 +264,12 @@ def log_step(run: Run, progress: Progress, numbers: dict[str, float]) -> None:
     """Note whether a rank asked to stop or save; log the step, or warn or raise if it was bad."""
     plan, options, log = run.plan, run.preset.run, run.log
     stops = [s for s in run.signals.STOP if numbers.pop(s.name.lower())]
-    progress.stop, progress.save_now = (stops or [0])[0], numbers.pop("overdue") > 0
+    progress.stop = (stops or [0])[0]
+    progress.save_now = numbers.pop("overdue") > 0
     step, lr, norm, bad, overflow = map(numbers.pop, ("step", "lr", "norm", "bad", "overflow"))
     loss, bpb = loss_and_bpb(*map(numbers.pop, ("nats", "counted", "text_nats", "bytes")))
-    wait_s, saving = run.loader.pop_wait_s(), run.checkpoints.busy
+    wait_s = run.loader.pop_wait_s()
+    saving = run.checkpoints.busy
     step_s = run.meter.step(plan.tokens_per_step, data_wait_s=wait_s)
     record = dict(step=step, tokens=step * plan.tokens_per_step)
     if bad:
@@ -280,7 +287,8 @@ def log_step(run: Run, progress: Progress, numbers: dict[str, float]) -> None:
 def skip_or_raise(run: Run, progress: Progress, step: int, numbers: str, overflow: bool) -> None:
     """Count a step that changed no weights; NonFiniteError if that is one more than allowed. An
     overflow of fp16 gradients does not count as long as the loss scale can be lowered."""
-    allowed, text = run.preset.run.skip_nonfinite, f"step {step}: {numbers}; no weight was changed"
+    allowed = run.preset.run.skip_nonfinite
+    text = f"step {step}: {numbers}; no weight was changed"
     if overflow and progress.scale >= 1:
         run.log.print(f"{text}; the fp16 loss scale is now {progress.scale:g}")
         return
@@ -288,8 +296,10 @@ def skip_or_raise(run: Run, progress: Progress, step: int, numbers: str, overflo
     if overflow or progress.skipped > allowed:
         run.checkpoints.join()  # the newest checkpoint may not be published yet
         newest = checkpoint.latest_valid(run.log.run_dir / "checkpoints", log=run.log.print)
-        remedy = f"try a smaller learning rate, or --skip_nonfinite {allowed + 10}"
-        raise NonFiniteError(f"{text}. Last good checkpoint: {newest}; {remedy}")
+        raise NonFiniteError(
+            f"{text}. Last good checkpoint: {newest}; try a smaller learning rate, or "
+            f"--skip_nonfinite {allowed + 10}"
+        )
     run.log.print(f"warning: {text}; skipped ({progress.skipped} so far)")
 
 
@@ -333,7 +343,8 @@ def validate(run: Run, step: int, rows: int, prefix: str = "") -> tuple[float, s
 
 def evaluate(run: Run, progress: Progress) -> None:
     """Score the first `eval_tokens` validation targets; save and keep the best model so far."""
-    step, plan = progress.step, run.plan
+    step = progress.step
+    plan = run.plan
     rows = max(run.preset.run.eval_tokens // plan.seq_len, plan.world_size)
     bpb, text = validate(run, step, min(rows, run.manifest.rows("val")))
     is_best = bpb < progress.best_bpb
@@ -349,7 +360,9 @@ def evaluate(run: Run, progress: Progress) -> None:
 
 def save(run: Run, progress: Progress, wait: bool = False) -> None:
     """Checkpoint this step: written in the background, unless `wait`."""
-    preset, plan, step = run.preset, run.plan, progress.step
+    preset = run.preset
+    plan = run.plan
+    step = progress.step
     state = dict(
         step=step,
         best_bpb=progress.best_bpb,
@@ -366,7 +379,9 @@ def save(run: Run, progress: Progress, wait: bool = False) -> None:
     )
     with run.meter.paused("save"):
         run.checkpoints.save(step, run.model, run.optimizers, state, wait=wait)
-    progress.saved_at, progress.saved_step, progress.save_now = time.monotonic(), step, False
+    progress.saved_at = time.monotonic()
+    progress.saved_step = step
+    progress.save_now = False
 
 
 def resume(state: dict, preset: cfg.Preset, plan: Plan, log: Log, progress: Progress) -> Plan:
@@ -386,7 +401,9 @@ def resume(state: dict, preset: cfg.Preset, plan: Plan, log: Log, progress: Prog
 
 def finish(run: Run, progress: Progress) -> int:
     """The last checkpoint, the full validation, the report. Returns the exit code."""
-    log, step, stop = run.log, progress.step, progress.stop
+    log = run.log
+    step = progress.step
+    stop = progress.stop
     if progress.saved_step != step:
         save(run, progress, wait=True)
     run.checkpoints.join(raises=True)

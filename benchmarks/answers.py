@@ -54,7 +54,8 @@ def exchanges(model, manifest: Manifest) -> list[tuple[list[int], list[int], boo
     decoding gives it) of the held-out conversations. Greedy decoding gives an answer if each of its
     tokens is the likeliest after those before it, so one pass over a row tells."""
     model.config = replace(model.config, doc_mask=True)
-    found, source = [], manifest.sources.index("chats")
+    found = []
+    source = manifest.sources.index("chats")
     for i in range(manifest.rows("val", source)):
         row = manifest.row("val", source, i).astype(np.int64)
         targets = data.targets_of(row[None], manifest.marks)[0]
@@ -74,7 +75,8 @@ def measure(run: str, folder: str, every: int) -> dict:
     model, trainer = eval.load_model(config)
     manifest = trained.open_data(config, trainer)
     tokenizer = Tokenizer.load(manifest.tokenizer_file())
-    end, token_bytes = manifest.marks[2], torch.from_numpy(tokenizer.token_bytes)
+    end = manifest.marks[2]
+    token_bytes = torch.from_numpy(tokenizer.token_bytes)
     counts = defaultdict(Counter)
     for k, (before, answer, right) in enumerate(exchanges(model, manifest)):
         kind = kind_of(tokenizer.decode(answer[:-1]))
@@ -89,10 +91,13 @@ def measure(run: str, folder: str, every: int) -> dict:
         counts[kind].update(asked=1, ends=ends, form=formed)
     nats, bpb, _ = score_text(model, data.val_batches(manifest, 8), token_bytes)
     for kind, c in sorted(counts.items()):
-        known, asked = "said" if kind in SAID else "remembered", max(1, c["asked"])
+        known = "said" if kind in SAID else "remembered"
+        asked = max(1, c["asked"])
         right = f"{c['right'] / c['n']:4.0%} of {c['n']} right; of {c['asked']} asked"
-        form = f"{c['ends'] / asked:.0%} end, {c['form'] / asked:.0%} in form"
-        print(f"  {kind:9} ({known:10}) {right}, {form}")
+        print(
+            f"  {kind:9} ({known:10}) {right}, {c['ends'] / asked:.0%} end, "
+            f"{c['form'] / asked:.0%} in form"
+        )
     total = sum(counts.values(), Counter())
     said = sum((counts[kind] for kind in SAID), Counter())
     figures = {name: total[name] / total["asked"] for name in ("ends", "form")}

@@ -57,7 +57,9 @@ def main() -> None:
         background = Checkpointer(root / "async", **quiet)
         set_aside_s = timed(lambda: background.resume(model, optimizers))
 
-        sync_s, stall_s, total_s = [], [], []
+        sync_s = []
+        stall_s = []
+        total_s = []
         for step in range(args.repeats):
             sync_s.append(timed(lambda: sync.save(step, model, optimizers, {}, wait=True)))  # noqa: B023
             stall_s.append(timed(lambda: background.save(step, model, optimizers, {})))  # noqa: B023
@@ -73,9 +75,12 @@ def main() -> None:
             torch.equal(a, b) for a, b in zip(model.parameters(), fresh.parameters(), strict=True)
         )
 
-        sync_m, stall_m = statistics.median(sync_s), statistics.median(stall_s)
-        state = f"{parameters:,} parameters, {state_bytes / 1e9:.3f} GB of state"
-        print(f"{state}, CPU, {torch.get_num_threads()} threads, torch {torch.__version__}")
+        sync_m = statistics.median(sync_s)
+        stall_m = statistics.median(stall_s)
+        print(
+            f"{parameters:,} parameters, {state_bytes / 1e9:.3f} GB of state, CPU, "
+            f"{torch.get_num_threads()} threads, torch {torch.__version__}"
+        )
         rows = [
             ("save with wait: training stands still", f"{sync_m:.3f} s", sync_s),
             ("save without: training stands still", f"{stall_m:.3f} s", stall_s),

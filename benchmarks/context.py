@@ -24,7 +24,10 @@ from instruments.exams import loss  # noqa: E402
 from machinery import checkpoint, shards  # noqa: E402
 from model import GPT  # noqa: E402
 
-T, THETA, STEPS, MORE = 64, 1000, 120, 40
+T = 64
+THETA = 1000
+STEPS = 120
+MORE = 40
 ROWS = 512  # held-out rows to score
 SHAPE = (
     "--n_layer 2 --n_embd 64 --n_head 2 --n_kv_head 2 --head_dim 32 --mlp_hidden 256 --device cpu "

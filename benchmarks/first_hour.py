@@ -172,10 +172,13 @@ def environment(out: Path) -> None:
     gpu = torch.cuda.is_available()
     if not gpu and Path("/dev/nvidia0").exists():
         torch.zeros(1, device="cuda")  # its error says why
-    query = "name,driver_version,clocks.max.sm,clocks.max.mem,power.limit,temperature.gpu"
     facts = {
         "GPU": torch.cuda.get_device_name() if gpu else "none",
-        "nvidia-smi": said("nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"),
+        "nvidia-smi": said(
+            "nvidia-smi",
+            "--query-gpu=name,driver_version,clocks.max.sm,clocks.max.mem,power.limit,temperature.gpu",
+            "--format=csv,noheader",
+        ),
         "torch": f"{torch.__version__}, CUDA {torch.version.cuda}",
         "cuDNN": torch.backends.cudnn.version(),
         "Triton": said(sys.executable, "-c", "import triton; print(triton.__version__)"),

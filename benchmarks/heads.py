@@ -30,7 +30,8 @@ def measure(path: Path, data_dir: str, n_rows: int) -> list[str]:
     rows = [inputs[0] for inputs, _ in data.val_batches(manifest, 1, n_rows)]
     probes = [Probe(model) for _ in rows]
     whole = [nats_of(probe(ids), ids) for probe, ids in zip(probes, rows)]
-    test, n_bytes = copy_test(model, size), sum(size[ids[1:]].sum().item() for ids in rows)
+    test = copy_test(model, size)
+    n_bytes = sum(size[ids[1:]].sum().item() for ids in rows)
     heads = describe_heads(probes[0], rows[0], test)
 
     def worth(layer: int, head: int) -> float:

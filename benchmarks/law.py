@@ -32,7 +32,8 @@ except ImportError as error:
 HERE = ROOT / "benchmarks"
 LAW = ROOT / "instruments" / "run" / "law.json"
 SHORTEST = 2**19  # tokens: shorter runs have not learned to copy, and lie on another curve
-DRAWS, SURE = 200, (0.05, 0.95)  # of the bootstrap; the ends of an interval
+DRAWS = 200  # of the bootstrap
+SURE = (0.05, 0.95)  # the ends of an interval
 
 
 def doublings(x: float, most: float) -> float:
@@ -62,7 +63,8 @@ class Law:
     """
 
     def __init__(self, rows: list[dict], draws: int = DRAWS) -> None:
-        self.rows, self.texts = rows, list(dict.fromkeys(row.get("text", "") for row in rows))
+        self.rows = rows
+        self.texts = list(dict.fromkeys(row.get("text", "") for row in rows))
         self.N, self.D = (np.array([row[key] for row in rows]) for key in ("weights", "tokens"))
         self.units = np.exp(np.log(self.N).mean()), np.exp(np.log(self.D).mean())
         self.text = np.array([self.texts.index(row.get("text", "")) for row in rows])
@@ -71,7 +73,8 @@ class Law:
         self.p = self._fit(everything, starts=True)
         self.residuals = self.losses - self.log_loss(self.p, self.N, self.D, self.text)
         if draws:
-            rng, n = np.random.default_rng(0), len(rows)
+            rng = np.random.default_rng(0)
+            n = len(rows)
             self.record = np.concatenate([self._errors_without(left) for left in frontiers(rows)])
             self.draws = [self._fit(rng.integers(n, size=n)) for _ in range(draws)]
             self.luck = rng.choice([-1, 1], draws) * rng.choice(self.record, draws)
@@ -81,19 +84,22 @@ class Law:
         others = np.array([i for i in range(len(self.rows)) if i not in left])
         if len(others) <= len(self.p) or not left:
             return self.residuals
-        p, of = self._fit(others), np.array(sorted(left))
+        p = self._fit(others)
+        of = np.array(sorted(left))
         return self.losses[of] - self.log_loss(p, self.N[of], self.D[of], self.text[of])
 
     def log_loss(self, p, N, D, text=0):
         E, A, a, B, b, *factors = np.exp(p)
-        n, d = N / self.units[0], D / self.units[1]
+        n = N / self.units[0]
+        d = D / self.units[1]
         return np.log((E + A * n**-a + B * d**-b) * np.array([1, *factors])[text])
 
     def _fit(self, rows: np.ndarray, starts: bool = False) -> np.ndarray:
         """Least squares of the logarithms; an error above 1% counts less (soft L1)."""
         N, D, text, losses = (x[rows] for x in (self.N, self.D, self.text, self.losses))
         errors = lambda p: self.log_loss(p, N, D, text) - losses
-        more, level = [0.0] * (len(self.texts) - 1), float(np.exp(losses.mean()))
+        more = [0.0] * (len(self.texts) - 1)
+        level = float(np.exp(losses.mean()))
         first = [] if starts else [self.p]
         for E, a, b in product((0.1, 0.6), (0.2, 0.5), (0.2, 0.5)) if starts else ():
             first.append(np.log([E * level, 0.2 * level, a, 0.2 * level, b]).tolist() + more)
@@ -160,7 +166,8 @@ def held_out(rows: list[dict], left_out: list[dict]) -> list[list[str]]:
 def our_law(rows: list[dict]) -> tuple[Law, str]:
     """The grid, the law, and what it predicts of rows that it has not seen."""
     horizons = sorted({row["tokens"] for row in rows})
-    cells, law = [], Law([row for row in rows if row["tokens"] >= SHORTEST])
+    cells = []
+    law = Law([row for row in rows if row["tokens"] >= SHORTEST])
     for depth in sorted({row["depth"] for row in rows}):
         of_depth = {row["tokens"]: row for row in rows if row["depth"] == depth}
         first = next(iter(of_depth.values()))
@@ -238,7 +245,8 @@ def best_size(law: Law, flops: float) -> tuple[float, float]:
 
 def optimum(ours: Law, theirs: Law) -> str:
     """Tokens per weight at the lowest loss for the FLOPs."""
-    cells, published = [], [("the published runs'", theirs, flops) for flops in (1e18, 1e19, 1e20)]
+    cells = []
+    published = [("the published runs'", theirs, flops) for flops in (1e18, 1e19, 1e20)]
     for name, law, flops in [("ours", ours, 1e13), ("ours", ours, 1e14), *published]:
         N, D = best_size(law, flops)
         cells.append([name, f"{flops:.0e}", short(N), short(D), f"{D / N:.1f}"])

@@ -22,17 +22,21 @@ from data import RowLoader, order_of
 from machinery import disk, shards
 from machinery.shards import Manifest
 
-H100_ROWS_PER_S, NEVER_READ = 250, 64 * "0"  # the latter: a sha256
+H100_ROWS_PER_S = 250
+NEVER_READ = 64 * "0"  # a sha256
 
 
 def sparse_folder(folder: Path, gigabytes: float, row_len: int = 2049) -> None:
     """Write a data folder of that size whose shards are sparse files."""
-    entries, rows, total = [], shards.SHARD_ROWS, 0
+    entries = []
+    rows = shards.SHARD_ROWS
+    total = 0
     crcs = np.full(rows, zlib.crc32(bytes(2 * row_len)), "<u4")
     facts = dict(descr="<u2", fortran_order=False, shape=(rows, row_len))
     folder.joinpath("train", "web").mkdir(parents=True)
     while total < gigabytes * 1e9:
-        name, size = f"train/web/unit_{len(entries):05d}_00", 128 + rows * row_len * 2
+        name = f"train/web/unit_{len(entries):05d}_00"
+        size = 128 + rows * row_len * 2
         with open(folder / f"{name}.npy", "wb") as f:
             np.lib.format.write_array_header_1_0(f, facts)
             f.truncate(size)
@@ -45,7 +49,8 @@ def sparse_folder(folder: Path, gigabytes: float, row_len: int = 2049) -> None:
     sha256 = disk.sha256_of(folder / "tokenizer.json")
     tree = dict(format=shards.FORMAT, row_len=row_len, dtype="<u2", sources=[{"name": "web"}])
     tree["tokenizer"] = dict(vocab_size=50_000, bos_id=0, sha256=sha256)
-    train, val = dict(rows=rows * len(entries), shards=entries), dict(rows=0, shards=[])
+    train = dict(rows=rows * len(entries), shards=entries)
+    val = dict(rows=0, shards=[])
     tree["splits"] = dict(train={"web": train}, val={"web": val})
     tree["fingerprint"] = shards.fingerprint(tree)
     disk.write_json(folder / "manifest.json", tree)
@@ -81,8 +86,10 @@ def main() -> None:
         loader.close()
         for position in (0, 10**12):
             rate = loader_rate(manifest, position)
-            times = f"{rate / H100_ROWS_PER_S:.0f} times what an H100 takes at d12"
-            print(f"  from position {position:,}: {rate:,.0f} rows/s, {times}")
+            print(
+                f"  from position {position:,}: {rate:,.0f} rows/s, {rate / H100_ROWS_PER_S:.0f} "
+                "times what an H100 takes at d12"
+            )
     if (ROOT / "data/tiny/manifest.json").exists():
         print(f"data/tiny: {loader_rate(Manifest.load(ROOT / 'data/tiny'), 0):,.0f} rows/s")
 

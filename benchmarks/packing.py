@@ -37,7 +37,8 @@ def stdlib_texts() -> list[str]:
 
 
 def stdlib() -> list[np.ndarray]:
-    texts, path = stdlib_texts(), ROOT / "data" / "tiny" / "tokenizer.json"
+    texts = stdlib_texts()
+    path = ROOT / "data" / "tiny" / "tokenizer.json"
     tokenizer = Tokenizer.load(path) if path.exists() else Tokenizer.train(texts, 4096)
     return [tokenizer.encode_array(text).astype(np.uint16) for text in texts]
 
@@ -46,11 +47,13 @@ def measure(docs: list[np.ndarray], row_len: int) -> str:
     t0 = time.process_time()
     packed = pack(docs, row_len, bos_id=0)
     rows = sum(1 for row in packed if len(row) == row_len)
-    seconds, s = time.process_time() - t0, packed.stats
+    seconds = time.process_time() - t0
+    s = packed.stats
     assert rows == s.rows and rows * row_len == s.tokens + s.bos - s.dropped - s.leftover
-    lost = f"dropped {s.dropped / s.tokens:.4%}, {s.leftover:,} tokens left over"
-    cut = f"{s.cuts / rows:.4f} cuts and {s.splits / rows:.4f} splits per row"
-    return f"{lost}, {cut}, {s.tokens / seconds / 1e6:.1f} Mtok/s"
+    return (
+        f"dropped {s.dropped / s.tokens:.4%}, {s.leftover:,} tokens left over, {s.cuts / rows:.4f} "
+        f"cuts and {s.splits / rows:.4f} splits per row, {s.tokens / seconds / 1e6:.1f} Mtok/s"
+    )
 
 
 def main() -> None:

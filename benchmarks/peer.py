@@ -68,8 +68,10 @@ LEAST_STEPS = 100  # fewer say nothing about a recipe
 def find_peer(folder: str) -> str:
     """Make `import nanochat` find the package in that checkout; returns its commit."""
     if not Path(folder, "nanochat", "gpt.py").is_file():
-        how = "git clone https://github.com/karpathy/nanochat, and give that folder"
-        raise cfg.UsageError(f"--peer {folder}: there is no nanochat/gpt.py in it; {how}")
+        raise cfg.UsageError(
+            f"--peer {folder}: there is no nanochat/gpt.py in it; git clone "
+            "https://github.com/karpathy/nanochat, and give that folder"
+        )
     sys.path.insert(0, str(Path(folder).resolve()))
     command = ["git", "-C", folder, "rev-parse", "--short", "HEAD"]
     try:
@@ -100,8 +102,10 @@ class Peer:
 
         self.config = gpt_config(model.n_layer, model.vocab_size, model.seq_len)
         if self.config.n_embd != model.n_embd:
-            why = f"at depth {model.n_layer}, nanochat is {self.config.n_embd} wide"
-            raise cfg.UsageError(f"{why}, not {model.n_embd}; take a preset like d12")
+            raise cfg.UsageError(
+                f"at depth {model.n_layer}, nanochat is {self.config.n_embd} wide, not "
+                f"{model.n_embd}; take a preset like d12"
+            )
         if world.dtype == torch.float16:  # it would need a loss scale
             raise cfg.UsageError("no comparison in fp16; a GPU with bf16 is needed")
         self.device = world.device
@@ -206,8 +210,10 @@ def measure(case: dict) -> dict:
 
     grad_accum, rest = divmod(tokens, rows * model.seq_len)
     if rest:
-        why = f"a step of {tokens:,} tokens is not whole micro-batches of {rows} rows"
-        raise cfg.UsageError(f"{why}; try --micro_batch 1")
+        raise cfg.UsageError(
+            f"a step of {tokens:,} tokens is not whole micro-batches of {rows} rows; try "
+            "--micro_batch 1"
+        )
     source = batches()
     times = []
     for step in range(case["warmup"] + case["steps"]):
@@ -407,8 +413,13 @@ def learn(args) -> int:
             if table:
                 of = f"{steps} steps of {run.plan.tokens_per_step:,} tokens of "
                 of += f"{', '.join(run.manifest.sources)}; {rows} held-out rows"
-                title = f"What {args.preset} learns, beside nanochat ({commit}, --window-pattern L)"
-                report(f"{title}: {of}", header, table, args.results)
+                report(
+                    f"What {args.preset} learns, beside nanochat ({commit}, --window-pattern L): "
+                    f"{of}",
+                    header,
+                    table,
+                    args.results,
+                )
     ratios = [f"{ours / theirs:.4f}" for ours, theirs in zip(bits["ours"], bits["nanochat"])]
     note(f"Bits per byte, ours / nanochat's, by seed: {', '.join(ratios)}", args.results)
     return 0

@@ -14,7 +14,8 @@ from runs import ROOT
 
 
 def main() -> None:
-    program, out = [sys.executable, "eval.py"], ROOT / "docs" / "pictures"
+    program = [sys.executable, "eval.py"]
+    out = ROOT / "docs" / "pictures"
     subprocess.run([*program, "look", "tiny"], cwd=ROOT, check=True)
     server = subprocess.Popen([*program, "serve", "tiny-chat"], cwd=ROOT, stdout=subprocess.PIPE)
     server.stdout.readline()  # it says that it listens

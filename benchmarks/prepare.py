@@ -29,7 +29,10 @@ OPTIONS = "--vocab_size 32768 --row_len 2049".split()
 
 def write_jsonl(path: Path, texts: list[str], megabytes: float) -> list[str]:
     """Returns the first documents, 30 MB at most, to time the bare tokenizer on."""
-    size, copy, sample, sampled = 0, 0, [], 0
+    size = 0
+    copy = 0
+    sample = []
+    sampled = 0
     with open(path, "w", encoding="utf-8") as f:
         while size < megabytes * 1e6:
             for text in texts:
@@ -45,7 +48,8 @@ def write_jsonl(path: Path, texts: list[str], megabytes: float) -> list[str]:
 
 def memory_of(pid: int) -> int:
     """Resident bytes of a process and all that it started (what they share counts each time)."""
-    total, todo = 0, [pid]
+    total = 0
+    todo = [pid]
     while todo:
         p = todo.pop()
         try:
@@ -61,7 +65,9 @@ def run(folder: Path, text: Path, *options: str) -> tuple[float, float, float]:
     """(seconds, core-seconds, peak GB) of all processes together."""
     command = [sys.executable, str(ROOT / "prepare_data.py"), "--source", f"files:{text}"]
     command += ["--data_dir", str(folder), *OPTIONS, *options]
-    t0, cpu0, peak = time.perf_counter(), cpu_seconds(), 0
+    t0 = time.perf_counter()
+    cpu0 = cpu_seconds()
+    peak = 0
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     while process.poll() is None:
         peak = max(peak, memory_of(process.pid))
@@ -84,18 +90,24 @@ def throughput(scratch: Path, megabytes: float) -> None:
     tokenizer = Tokenizer.load(path)
     t0 = time.process_time()
     bare = sum(len(tokenizer.encode_array(t)) for t in sample) / (time.process_time() - t0)
-    took = f"with a new tokenizer {whole:.1f} s, peak {peak:.2f} GB"
-    print(f"{megabytes:.0f} MB of text: {took}; bare tokenizer {bare / 1e6:.2f} Mtok/s", flush=True)
+    print(
+        f"{megabytes:.0f} MB of text: with a new tokenizer {whole:.1f} s, peak {peak:.2f} GB; bare "
+        f"tokenizer {bare / 1e6:.2f} Mtok/s",
+        flush=True,
+    )
     for workers in (1, 2):
         folder = scratch / f"workers{workers}"
         options = "--workers", str(workers), "--tokenizer", str(path)
         seconds, cpu, peak = run(folder, text, *options)
         splits = json.loads((folder / "manifest.json").read_text())["splits"]
         tokens = sum(f["tokens"] for split in splits.values() for f in split.values())
-        rate, per_core = tokens / seconds / workers, tokens / cpu
-        by_clock = f"{rate / 1e6:.2f} Mtok/s per worker = {rate / bare:.0%} of bare by the clock"
-        by_core = f"{per_core / 1e6:.2f} Mtok per core-second = {per_core / bare:.0%}"
-        text = f"{workers} workers: {seconds:.1f} s, {by_clock}; {by_core}; peak {peak:.2f} GB"
+        rate = tokens / seconds / workers
+        per_core = tokens / cpu
+        text = (
+            f"{workers} workers: {seconds:.1f} s, {rate / 1e6:.2f} Mtok/s per worker = "
+            f"{rate / bare:.0%} of bare by the clock; {per_core / 1e6:.2f} Mtok per core-second = "
+            f"{per_core / bare:.0%}; peak {peak:.2f} GB"
+        )
         print(f"  {text}", flush=True)
         shutil.rmtree(folder)
     shutil.rmtree(scratch / "first")

@@ -36,7 +36,9 @@ from runs import ROOT
 from scaling import Job, M, chain
 
 ROWS = ROOT / "benchmarks" / "RECIPE.jsonl"
-DEPTH, HORIZONS, SEEDS = 4, (M // 2, M, 2 * M, 4 * M), (0, 1)
+DEPTH = 4
+HORIZONS = (M // 2, M, 2 * M, 4 * M)
+SEEDS = (0, 1)
 PREPARE = "tiny --vocab_size 2048 --row_len 257 --val_fraction"
 TEXTS = {
     "data/code": f"{PREPARE} 0.02 --source stdlib",
@@ -81,7 +83,8 @@ def jobs_of(part: str) -> Iterator[Job]:
 
 def read_run(job: Job) -> dict:
     """scaling.py's row, and `classes`: nats and bytes of the held-out targets of each class."""
-    if not (kept := sorted(job.run_dir.glob("val_rows_*.npy"))):
+    kept = sorted(job.run_dir.glob("val_rows_*.npy"))
+    if not kept:
         command = [sys.executable, "benchmarks/tried.py", job.idea or "none", "eval", "loss"]
         command += ["--run_dir", str(job.run_dir)]
         subprocess.run(command, check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
@@ -99,7 +102,8 @@ def saved(tokens: int, changed: list[tuple[int, float]], base: list[tuple[int, f
     """How many times fewer tokens the base needs for the loss of a change after `tokens`; (tokens,
     loss) each. 0 or infinity: outside of the runs."""
     base = [(t, bpb) for t, bpb in base if math.isfinite(bpb)]
-    loss, usual = dict(changed)[tokens], dict(base)[tokens]
+    loss = dict(changed)[tokens]
+    usual = dict(base)[tokens]
     if loss >= usual:
         return multiplier(loss, tokens, base)
     times = multiplier(usual, tokens, changed)  # that the change needs fewer
@@ -120,7 +124,8 @@ def needs(found: dict, data: str, name: str, tokens: int, classes) -> str:
 def render(rows: list[dict]) -> str:
     """RECIPE.md."""
     found = {(r["data"], r["name"], r["seed"], r["tokens"]): r for r in rows}
-    names, ends = [name for part in CHANGES.values() for name in part], HORIZONS[1:]
+    names = [name for part in CHANGES.values() for name in part]
+    ends = HORIZONS[1:]
     text = ABOUT
     for data, (of, classes) in product(("code", "prose"), CLASSES.items()):
         made = [name for name in names if (data, name, 0, ends[0]) in found]

@@ -36,7 +36,10 @@ def side_by_side(jobs: list, slots: list[dict[str, str]], file: Path, row_of: Ca
     def stop(signum: int, frame) -> None:
         sys.exit(128 + signum)
 
-    waiting, free, running, failed = list(jobs), list(slots), {}, set()
+    waiting = list(jobs)
+    free = list(slots)
+    running = {}
+    failed = set()
     file.parent.mkdir(parents=True, exist_ok=True)
     before = {signum: signal.signal(signum, stop) for signum in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -55,8 +58,11 @@ def side_by_side(jobs: list, slots: list[dict[str, str]], file: Path, row_of: Ca
                 free.append(slot)
                 if process.returncode:
                     failed.add(job)
-                    why = f"exit code {process.returncode}: {last_line(log_of(job))}"
-                    print(f"{job.run_dir.name}: failed with {why} ({log_of(job)})", flush=True)
+                    print(
+                        f"{job.run_dir.name}: failed with exit code {process.returncode}: "
+                        f"{last_line(log_of(job))} ({log_of(job)})",
+                        flush=True,
+                    )
                 else:
                     row = row_of(job)
                     disk.append(file, json.dumps(row) + "\n")
@@ -104,7 +110,8 @@ def code_version() -> str:
         return subprocess.run(command, capture_output=True, check=False).stdout
 
     try:
-        commit, edits = git("rev-parse", "HEAD").decode()[:7], git("diff", "HEAD", "--", "*.py")
+        commit = git("rev-parse", "HEAD").decode()[:7]
+        edits = git("diff", "HEAD", "--", "*.py")
     except OSError:  # there is no git
         return "unknown"
     return (commit or "unknown") + (f"+{hashlib.sha256(edits).hexdigest()[:7]}" if edits else "")

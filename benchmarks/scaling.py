@@ -29,7 +29,9 @@ from machinery.shards import Manifest
 from model import GPT
 from runs import ROOT
 
-ROWS, RUNS, DATA = ROOT / "benchmarks" / "SCALING.jsonl", "runs/scaling", "data/scaling"
+ROWS = ROOT / "benchmarks" / "SCALING.jsonl"
+RUNS = "runs/scaling"
+DATA = "data/scaling"
 PREPARE = "tiny --source stdlib+site --vocab_size 2048 --row_len 257 --val_fraction 0.002"
 EVERY_RUN = (
     "tiny --tokens_per_step 2048 --eval_every 0 --eval_tokens 8192 --save_minutes 0 --log_every 0 "

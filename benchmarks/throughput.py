@@ -63,11 +63,15 @@ class RandomRows:
 
     marks = ()  # no conversations
 
-    sources, tree, dtype = ["random"], {"sources": [{}]}, np.uint16
+    sources = ["random"]
+    tree = {"sources": [{}]}
+    dtype = np.uint16
     fingerprint = tokenizer_sha256 = "0" * 64
 
     def __init__(self, model: GPTConfig):
-        self.row_len, self.vocab_size, self.bos_id = model.seq_len + 1, model.vocab_size, 0
+        self.row_len = model.seq_len + 1
+        self.vocab_size = model.vocab_size
+        self.bos_id = 0
         pool = np.random.default_rng(0).integers(0, self.vocab_size, (256, self.row_len))
         self.pool = pool.astype(self.dtype)
         self.pool[:, 0] = self.bos_id
@@ -92,7 +96,8 @@ def find_preset(name: str) -> cfg.Preset:
 
 def measure(case: dict, run_dir: str) -> dict:
     """Take case["warmup"] + case["steps"] optimizer steps; returns the figures of the last ones."""
-    preset, given = find_preset(case["preset"]), case.get("train", {})
+    preset = find_preset(case["preset"])
+    given = case.get("train", {})
     options = dict(run_dir=run_dir, data_dir="random rows") | given
     options = {k: v for k, v in options.items() if k in cfg.RunConfig.__dataclass_fields__}
     recipe = {"steps": 10_000} | {k: v for k, v in given.items() if k not in options}
@@ -107,7 +112,8 @@ def measure(case: dict, run_dir: str) -> dict:
     peak = meter.peak
     if world.device.type == "cpu" and not preset.run.peak_tflops:
         peak = None  # one was measured: `of matmul` does that better
-    speed, per_token = meter.summary(), {"full": meter.flops_full, "causal": meter.flops_causal}
+    speed = meter.summary()
+    per_token = {"full": meter.flops_full, "causal": meter.flops_causal}
     with_muon = per_token["full"] + muon_flops(run.optimizers) / plan.tokens_per_step
     found = {key: speed[key] for key in ("tokens_per_s", "dt_ms", "data_wait_ms")}
     found |= dict(micro_batch=plan.micro_batch, grad_accum=plan.grad_accum, ceiling=ceiling)
@@ -151,7 +157,9 @@ def build_run(preset: cfg.Preset, world: ranks.World, rows, stack: ExitStack) ->
 def take_steps(run: train.Run, case: dict) -> tuple[float, float]:
     """Take the steps of train.py, and leave those after the warm-up in run.meter; returns (FLOP/s
     of a big matmul around them, seconds from the command to the end of the first step)."""
-    device, dtype, progress = run.world.device, run.world.dtype, train.Progress()
+    device = run.world.device
+    dtype = run.world.dtype
+    progress = train.Progress()
     for numbers in train.take_steps(run, progress):
         train.log_step(run, progress, numbers)
         if progress.step == 1:
@@ -168,9 +176,11 @@ def take_steps(run: train.Run, case: dict) -> tuple[float, float]:
 def measure_matmul(device: torch.device, dtype: torch.dtype, seconds: float = 1.0) -> float:
     """FLOP/s that a big square matmul reaches on this device, now: the ceiling for any model.
     Random data: a GPU draws less power on zeros and runs 13% faster."""
-    n, sync = 2048 if device.type == "cpu" else 8192, torch.get_device_module(device).synchronize
+    n = 2048 if device.type == "cpu" else 8192
+    sync = torch.get_device_module(device).synchronize
     a, b = (torch.randn(n, n, device=device).to(dtype) for _ in range(2))
-    times, deadline = [], time.perf_counter() + seconds
+    times = []
+    deadline = time.perf_counter() + seconds
     while len(times) < 5 or time.perf_counter() < deadline:
         sync()
         start = time.perf_counter()
@@ -284,10 +294,13 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(124))  # report what there is until then
     try:
         for case in cases(args):
-            result, micro_batch = run_case(case), case["train"]["micro_batch"]
+            result = run_case(case)
+            micro_batch = case["train"]["micro_batch"]
             if "error" in result:
-                where = f"{case['preset']}, micro-batch {micro_batch or 'auto'}"
-                print(f"{where}: {result['error']}", flush=True)
+                print(
+                    f"{case['preset']}, micro-batch {micro_batch or 'auto'}: {result['error']}",
+                    flush=True,
+                )
                 continue
             rows.append(cells(case["preset"], result))
             print(" | ".join(rows[-1]), flush=True)

@@ -65,8 +65,10 @@ def main() -> int:
     args = parser.parse_args()
     events, steps = read_events(args.trace)
     if not events or not steps:
-        why = f"{args.trace} has no step of a GPU"
-        print(f"error: {why}; record one there with train.py --profile", file=sys.stderr)
+        print(
+            f"error: {args.trace} has no step of a GPU; record one there with train.py --profile",
+            file=sys.stderr,
+        )
         return 2
     idle = gaps(events)
     lost = sum(us for us, _ in idle) / steps / 1e3

@@ -68,7 +68,9 @@ class Tried(model.GPT):
 
     def forward(self, idx, targets=None, reduction="mean", cache=None):
         assert cache is None, "an idea that is tried out is not sampled from"
-        config, layers, T = self.config, len(self.blocks), idx.size(1)
+        config = self.config
+        layers = len(self.blocks)
+        T = idx.size(1)
         begins = idx == config.bos_id  # (B, T)
         begins[:, 0] = True
         at = model.Positions(self.cos[:T], self.sin[:T], begins, None, None)
@@ -91,7 +93,8 @@ class Tried(model.GPT):
                 middle = x
         if "backout" in factor:
             x = x - factor["backout"] * middle
-        x, weight = model.rms_norm(x), self.head.weight.to(x.dtype)
+        x = model.rms_norm(x)
+        weight = self.head.weight.to(x.dtype)
         if targets is None:
             return model.head_logits(x, weight, config)
         loss = self.cross_entropy(x, weight, targets, config)  # (B, T)
@@ -124,9 +127,11 @@ def no_previous_token_head(*_) -> None:
 
 def tail_average(optimizers, step, steps, config, usual=optim.set_schedule):
     """The last step leaves the mean of the weights after each of the last tenth of the steps."""
-    if step == steps - (left := max(1, steps // 10)):
+    left = max(1, steps // 10)
+    if step == steps - left:
         weights = [p for o in optimizers for group in o.param_groups for p in group["params"]]
-        means, share = [torch.zeros_like(p) for p in weights], 1 / left
+        means = [torch.zeros_like(p) for p in weights]
+        share = 1 / left
 
         @torch.no_grad()
         def after_a_step(*_) -> None:

@@ -147,7 +147,8 @@ for name, drawn in (("unigram", alone), ("bigram", chain)):
 # %%
 def count(text: bytes, k: int) -> tuple[Counter, Counter]:
     """How often each stretch of k bytes comes before another byte, and how often before which."""
-    contexts, followed = Counter(), Counter()
+    contexts = Counter()
+    followed = Counter()
     for i in range(len(text) - k):
         contexts[text[i : i + k]] += 1
         followed[text[i : i + k + 1]] += 1
@@ -157,7 +158,8 @@ def count(text: bytes, k: int) -> tuple[Counter, Counter]:
 def examined(exam: bytes, k: int, smooth: float, places: range) -> tuple[float, float]:
     """Bits per byte at these places of `exam`, each guessed from the k bytes before it; and the
     share of contexts that never occur in the training text, in percent."""
-    loss, unseen = 0.0, 0
+    loss = 0.0
+    unseen = 0
     for i in places:
         context = exam[i - k : i]
         p = (followed[exam[i - k : i + 1]] + smooth) / (contexts[context] + 256 * smooth)

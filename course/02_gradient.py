@@ -18,7 +18,8 @@ import numpy as np
 import torch  # arrays like numpy's, which can also compute gradients: see below
 import torch.nn.functional as F
 
-SMOOTH, NUDGE = 0.1, 0.01
+SMOOTH = 0.1
+NUDGE = 0.01
 torch.set_num_threads(1)
 lesson.begin(2, "one matrix")
 training, held = (torch.from_numpy(text) for text in lesson.exam())  # tensors: torch's arrays
@@ -179,14 +180,17 @@ lesson.holds(large > middle + 0.1 > small + 0.2, "the larger the batch, the bett
 def adam(rate: float, steps: int) -> tuple[torch.Tensor, list[float]]:
     """Like `descend`, with Adam's step -> the weights, the loss before each step."""
     W = torch.zeros(256, 256, requires_grad=True)
-    mean, square, curve = torch.zeros(256, 256), torch.zeros(256, 256), []
+    mean = torch.zeros(256, 256)
+    square = torch.zeros(256, 256)
+    curve = []
     for step in range(1, steps + 1):
         total = loss_of_all(W)
         curve.append(total.item())
         (gradient,) = torch.autograd.grad(total, W)
         mean = 0.9 * mean + 0.1 * gradient
         square = 0.99 * square + 0.01 * gradient**2
-        m, s = mean / (1 - 0.9**step), square / (1 - 0.99**step)
+        m = mean / (1 - 0.9**step)
+        s = square / (1 - 0.99**step)
         with torch.no_grad():
             W -= rate * m / (s.sqrt() + 1e-8)
     return W.detach(), curve

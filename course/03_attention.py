@@ -16,7 +16,11 @@ import lesson
 import torch
 import torch.nn.functional as F
 
-SMOOTH, WIDTH, LENGTH, ROWS, STEPS = 0.1, 64, 64, 8, 800
+SMOOTH = 0.1
+WIDTH = 64
+LENGTH = 64
+ROWS = 8
+STEPS = 800
 torch.set_num_threads(1)
 lesson.begin(3, "attention")
 
@@ -100,7 +104,8 @@ def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, masked=True) ->
 torch.manual_seed(0)
 q, k, v = torch.randn(3, 6, 8).unbind()  # three times 6 positions, 8 numbers each
 swapped = [1, 0, 2, 3, 4, 5]  # the first two change places
-plain, other = attention(q, k, v)[-1], attention(q, k[swapped], v[swapped])[-1]
+plain = attention(q, k, v)[-1]
+other = attention(q, k[swapped], v[swapped])[-1]
 lesson.holds(torch.allclose(plain, other, atol=1e-6), "without positions, the past has no order")
 
 # %% [markdown]
@@ -137,7 +142,10 @@ class Past(torch.nn.Module):
 
     def __init__(self, match=True, positions=True, heads=1, masked=True):
         super().__init__()
-        self.match, self.positions, self.heads, self.masked = match, positions, heads, masked
+        self.match = match
+        self.positions = positions
+        self.heads = heads
+        self.masked = masked
         self.pairs = torch.nn.Embedding(256, 256)
         self.embed = torch.nn.Embedding(256, WIDTH)
         self.place = torch.nn.Embedding(LENGTH, WIDTH)
@@ -155,7 +163,8 @@ class Past(torch.nn.Module):
     def queries_and_keys(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         if self.positions:
             x = x + self.place.weight[: x.shape[1]]
-        q, k = self.split(self.q(x)), self.split(self.k(x))
+        q = self.split(self.q(x))
+        k = self.split(self.k(x))
         return (q, k) if self.match else (0 * q, k)  # 0 * q: all scores are 0
 
     def forward(self, bytes_: torch.Tensor) -> torch.Tensor:
@@ -193,7 +202,8 @@ def trained(seed: int = 0, **switches) -> tuple[Past, float, float]:
     others = [model.q.weight, model.k.weight, model.v.weight]
     groups = [{"params": tables, "lr": 0.01}, {"params": others, "lr": 0.003}]  # lr: learning rate
     optimizer = torch.optim.Adam(groups, betas=(0.9, 0.99))  # lesson 2's
-    peaks, shown = [group["lr"] for group in groups], []
+    peaks = [group["lr"] for group in groups]
+    shown = []
     for step in range(STEPS):
         factor = min(1.0, (step + 1) / 20, 2 * (1 - step / STEPS))
         for group, peak in zip(optimizer.param_groups, peaks):

@@ -20,7 +20,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-LENGTH, ROWS, STEPS = 64, 8, 800
+LENGTH = 64
+ROWS = 8
+STEPS = 800
 torch.set_num_threads(1)
 lesson.begin(4, "a GPT")
 
@@ -59,7 +61,8 @@ def rotate(x: Tensor, base: float) -> Tensor:  # (..., T, D): lesson 15's, borro
 class Attention(nn.Module):
     def __init__(self, width: int, heads: int, base: float):
         super().__init__()
-        self.heads, self.base = heads, base
+        self.heads = heads
+        self.base = base
         self.q, self.k, self.v, self.out = (nn.Linear(width, width, bias=False) for _ in range(4))
 
     def forward(self, x: Tensor) -> Tensor:  # (B, T, width): B texts, T positions; H heads of D
@@ -89,7 +92,8 @@ class MLP(nn.Module):
 class Block(nn.Module):
     def __init__(self, width: int, heads: int, base: float):
         super().__init__()
-        self.attn, self.mlp = Attention(width, heads, base), MLP(width)
+        self.attn = Attention(width, heads, base)
+        self.mlp = MLP(width)
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attn(norm(x))
@@ -178,7 +182,8 @@ lesson.holds(loud > 12, "with a head of size 1, the first loss is over 12 bits")
 
 # %%
 torch.manual_seed(0)
-mlp, x = MLP(64), torch.randn(100, 64)
+mlp = MLP(64)
+x = torch.randn(100, 64)
 rows = [(k, mlp(norm(k * x)).norm().item(), mlp(k * x).norm().item()) for k in (1, 10)]
 columns = ["stream, times", "added, with norm", "added, without"]
 lesson.table(columns, rows, "size of what an MLP adds (100 vectors)")
@@ -202,10 +207,12 @@ class Replaces(Block):
 
 def trained(model: nn.Module, steps: int) -> list[float]:
     """Train as in lesson 3 -> the loss of each step. 0.004 is the best of 0.002, 0.004, 0.008."""
-    tables, others = [model.embed.weight, model.head.weight], model.blocks.parameters()
+    tables = [model.embed.weight, model.head.weight]
+    others = model.blocks.parameters()
     groups = [{"params": tables, "lr": 0.03}, {"params": others, "lr": 0.004}]
     optimizer = torch.optim.Adam(groups, betas=(0.9, 0.99))
-    peaks, curve = [group["lr"] for group in groups], []
+    peaks = [group["lr"] for group in groups]
+    curve = []
     for step in range(steps):
         factor = min(1.0, (step + 1) / 20, 2 * (1 - step / steps))
         for group, peak in zip(optimizer.param_groups, peaks):
@@ -238,7 +245,8 @@ lesson.holds(rows[1][2] > rows[0][2] + 0.5, "without the addition, six blocks le
 # run the lesson that it is from):
 
 # %%
-ladder, curves = {}, {}
+ladder = {}
+curves = {}
 for path in sorted(lesson.OUT.glob("0[123]_losses.json")):
     ladder |= json.loads(path.read_text())
 for name, blocks in (("+ stream, norm, MLP: one block", 1), ("three blocks: a GPT", 3)):

@@ -16,7 +16,10 @@ import lesson
 import torch
 import torch.nn.functional as F
 
-CONTEXT, ROWS, MICRO, STEPS = 8, 256, 96, 250
+CONTEXT = 8
+ROWS = 256
+MICRO = 96
+STEPS = 250
 torch.set_num_threads(1)
 lesson.begin(5, "the loop")
 training, held = (torch.from_numpy(text) for text in lesson.exam())
@@ -94,7 +97,8 @@ def step(weights, rows, update, fault="none") -> float:
 # numbers that forward keeps for backward.
 
 # %%
-weights, draw = initial(0), torch.Generator().manual_seed(1)
+weights = initial(0)
+draw = torch.Generator().manual_seed(1)
 rows = rows_at(training, torch.randint(len(training) - 9, (ROWS,), generator=draw))
 whole = torch.autograd.grad(loss(weights, rows), weights)
 step(weights, rows, lambda: None)
@@ -131,9 +135,11 @@ RATES = {"SGD": 0.5, "Adam": 0.005}
 
 def trained(kind: str, fault: str, seed: int) -> tuple[float, list[float]]:
     """-> bits per byte of the exam, and of the batches on the way."""
-    weights, draw = initial(seed), torch.Generator().manual_seed(100 + seed)
+    weights = initial(seed)
+    draw = torch.Generator().manual_seed(100 + seed)
     maker = torch.optim.SGD if kind == "SGD" else torch.optim.Adam
-    optimizer, curve = maker(weights, lr=RATES[kind]), []
+    optimizer = maker(weights, lr=RATES[kind])
+    curve = []
     for _ in range(STEPS):
         places = torch.randint(len(training) - CONTEXT, (ROWS,), generator=draw)
         curve.append(step(weights, rows_at(training, places), optimizer.step, fault))
@@ -142,7 +148,9 @@ def trained(kind: str, fault: str, seed: int) -> tuple[float, list[float]]:
     return float(end) / 0.6931, [nats / 0.6931 for nats in curve]  # log(2)
 
 
-bits, curves, table = {}, {}, []
+bits = {}
+curves = {}
+table = []
 for fault in FAULTS:
     cells = []
     for kind in RATES:
@@ -179,9 +187,11 @@ lesson.holds(len(quiet) >= 3, "of the other four faults, Adam's curve shows one 
 # mean over all rows. It takes one step:
 
 # %%
-table, errors = [], {}
+table = []
+errors = {}
 for fault in FAULTS:
-    weights, found = initial(0), []
+    weights = initial(0)
+    found = []
     for w in weights:
         w.grad = torch.ones_like(w)  # left by somebody before
     keep = lambda weights=weights, found=found: found.extend(w.grad.clone() for w in weights)

@@ -59,8 +59,10 @@ class BPE:
     """Ids: the bytes in the order of `alphabet`, then one per merge. Methods as in minbpe."""
 
     def __init__(self, pattern: str | None = None, alphabet=range(256)):
-        self.pattern, self.alphabet = pattern, list(alphabet)
-        self.merges, self.special_tokens = {}, {}  # pair -> id, token -> id
+        self.pattern = pattern
+        self.alphabet = list(alphabet)
+        self.merges = {}  # pair -> id
+        self.special_tokens = {}  # token -> id
         self.vocab = {i: bytes([b]) for i, b in enumerate(self.alphabet)}
 
     def words(self, text: str) -> list[list[int]]:
@@ -132,10 +134,12 @@ class BPE:
 # Brackets show the tokens that are longer than a byte. A space counts as a byte like any other.
 
 # %%
-sentence, rows = "other mothers bother their brothers", []
+sentence = "other mothers bother their brothers"
+rows = []
 for n in range(5):
     bpe = BPE(SPLIT).train(sentence, 257 + n)
-    pair, ids = list(bpe.merges)[-1], bpe.encode(sentence)
+    pair = list(bpe.merges)[-1]
+    ids = bpe.encode(sentence)
     tokens = (bpe.vocab[i].decode() for i in ids)
     shown = "".join(f"[{token}]" if len(token) > 1 else token for token in tokens)
     rows.append((256 + n, " + ".join(repr(bpe.vocab[i].decode()) for i in pair), len(ids), shown))
@@ -162,12 +166,14 @@ rules = {
     "first one met": lambda counts: max(counts, key=counts.get),
     "largest pair of ids": lambda counts: max(counts, key=lambda pair: (counts[pair], pair)),
 }
-stdlib, special = Path(sysconfig.get_paths()["stdlib"]), len(SPECIAL_TOKENS)
+stdlib = Path(sysconfig.get_paths()["stdlib"])
+special = len(SPECIAL_TOKENS)
 text = "".join((stdlib / name).read_text() for name in ("argparse.py", "json/decoder.py"))
 library = Tokenizer.train([text], special + 556)
 model = json.loads(library.spec)["model"]
 theirs = [tuple(model["vocab"][x] - special for x in pair) for pair in model["merges"]]
-rows, encoded = [], []
+rows = []
+encoded = []
 for name, choose in rules.items():
     bpe = BPE(SPLIT, byte_symbols().values()).train(text, 556, choose=choose)
     encoded.append(bpe.encode(text))
@@ -211,14 +217,16 @@ lesson.holds(rows[1][3] == rows[0][3], "with nfc, both forms cost the same")
 # %%
 def listing(alphabet: list[str], **options) -> lib.Tokenizer:
     bpe = lib.Tokenizer(lib.models.BPE(unk_token="<unk>"))
-    bpe.pre_tokenizer, bpe.decoder = pre_tokenizers.ByteLevel(**options), lib.decoders.ByteLevel()
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(**options)
+    bpe.decoder = lib.decoders.ByteLevel()
     known = dict(special_tokens=["<eos>", "<unk>"], initial_alphabet=alphabet, vocab_size=660)
     trainer = lib.trainers.BpeTrainer(**known, show_progress=False)
     bpe.train_from_iterator([texts["Portuguese"]], trainer)
     return bpe
 
 
-plain, rows = listing([]), []
+plain = listing([])
+rows = []
 mended = listing(pre_tokenizers.ByteLevel.alphabet(), add_prefix_space=False)
 for word in ("coração", "5 €"):
     back = [t.decode(t.encode(word).ids, skip_special_tokens=False) for t in (plain, mended)]
@@ -233,7 +241,8 @@ seen = "".join((stdlib / f"{name}.py").read_text() for name in ("argparse", "ast
 texts |= {"the text it was trained on": seen, "other Python": (stdlib / "typing.py").read_text()}
 tokenizers = [Tokenizer.train([seen], size) for size in sizes]
 curves = {n: [len(x.encode()) / len(t.encode(x)) for t in tokenizers] for n, x in texts.items()}
-ax = (fig := lesson.figure()).subplots()
+fig = lesson.figure()
+ax = fig.subplots()
 for name, curve in curves.items():
     ax.plot(sizes, curve, "o-")
     ax.text(sizes[-1] * 1.05, curve[-1], name, va="center")

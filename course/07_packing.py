@@ -21,7 +21,9 @@ import numpy as np
 
 from data import pack
 
-ROW, BOS, HELD = 2049, 0, 1000
+ROW = 2049
+BOS = 0
+HELD = 1000
 lesson.begin(7, "packing")
 
 # %% [markdown]
@@ -39,7 +41,8 @@ def fill_row(held: list[int], row: int, waiting: Iterator[int]) -> list[tuple[in
 
     held: lengths of at most HELD documents, ascending, refilled from `waiting`.
     """
-    used, space = [], row
+    used = []
+    space = row
     while space:
         for n in islice(waiting, HELD - len(held)):
             insort(held, n)
@@ -73,7 +76,9 @@ def web_like(documents: int) -> list[int]:
 
 
 lengths = web_like(6000)
-waiting, held, stuck = iter(lengths), [], []
+waiting = iter(lengths)
+held = []
+stuck = []
 for _ in range(1500):
     fill_row(held, ROW, waiting)
     stuck.append(sum(n > ROW for n in held))
@@ -101,18 +106,24 @@ def end_to_end(lengths: list[int]) -> tuple:
     starts = np.cumsum([0, *lengths])  # of the documents in the stream; the last is its end
     edges = np.arange(1, starts[-1] // ROW + 1) * ROW  # where a row ends and the next begins
     clean = np.isin(edges, starts)
-    lost, cuts = 100 * (starts[-1] % ROW) / starts[-1], 100 * (~clean).sum() / len(lengths)
+    lost = 100 * (starts[-1] % ROW) / starts[-1]
+    cuts = 100 * (~clean).sum() / len(lengths)
     return len(edges), 0.0, lost, cuts, 100 * clean.mean()
 
 
 def cropped(lengths: list[int]) -> tuple:
     """The source's rule until the documents end; the last, partial row is dropped."""
-    waiting, held, rows, kept, cuts = iter(lengths), [], 0, 0, 0
+    waiting = iter(lengths)
+    held = []
+    rows = 0
+    kept = 0
+    cuts = 0
     while True:
         row = fill_row(held, ROW, waiting)
         if sum(used for _, used in row) < ROW:
             break
-        rows, kept = rows + 1, kept + ROW - len(row)  # of the tokens, BOS do not count
+        rows = rows + 1
+        kept = kept + ROW - len(row)  # of the tokens, BOS do not count
         cuts += sum(used < n for n, used in row)
     return rows, 0.0, 100 * (1 - kept / text(lengths)), 100 * cuts / len(lengths), 100.0
 
@@ -160,7 +171,8 @@ lesson.holds(cuts[1] > 2 * must, "end to end makes more than twice the cuts that
 # fit. A small sample shows nothing of that.
 
 # %%
-sizes, curve = (2000, 6000, 12_000, 60_000, 240_000), []
+sizes = (2000, 6000, 12_000, 60_000, 240_000)
+curve = []
 for size in sizes:
     lengths = web_like(size)
     _, _, loss, cut, _ = cropped(lengths)

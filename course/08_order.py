@@ -22,7 +22,8 @@ import numpy as np
 
 from data import Order, Permutation, Quota
 
-BATCH, BIG = 512, 10**12
+BATCH = 512
+BIG = 10**12
 lesson.begin(8, "order")
 
 # %% [markdown]
@@ -49,7 +50,8 @@ def megatron(lengths: np.ndarray, row: int) -> np.ndarray:
     return np.stack([document, at - (ends - lengths)[document]], 1).astype(np.int32)
 
 
-SHORT, LONG = 32_000, 3_200_000  # steps
+SHORT = 32_000  # steps
+LONG = 3_200_000  # steps
 index = nanosets(1_000_000, SHORT * BATCH, seed=1)
 per_sample = index.nbytes / (SHORT * BATCH)
 lengths = np.random.default_rng(0).integers(1, 400, 300)
@@ -130,7 +132,8 @@ def rounds(x: int, n: int, key: str, count: int) -> list[tuple[int, int]]:
 
 def walk(x: int, n: int, key: str, count: int = 8) -> list[int]:
     """A position -> the cells it lands on; the last one, below n, is its row."""
-    cells, b = [], isqrt(n)
+    cells = []
+    b = isqrt(n)
     while not cells or cells[-1] >= n:
         left, right = rounds(cells[-1] if cells else x, n, key, count)[-1]
         cells.append(left * b + right)
@@ -141,7 +144,8 @@ def shuffled(x: int, n: int, key: str) -> int:
     return walk(x, n, key)[-1]
 
 
-rows, walks = [], [walk(x, 10, "seed 1", 4) for x in range(10)]
+rows = []
+walks = [walk(x, 10, "seed 1", 4) for x in range(10)]
 for x in range(10):
     pairs = rounds(x, 10, "seed 1", 4)
     rows.append((x, *(f"{left},{right}" for left, right in pairs), str(walks[x])))
@@ -170,7 +174,8 @@ def bias(shuffle, n: int = 7, keys: int = 4000) -> tuple[float, float]:
     counts = np.zeros((n, n))
     for key in range(keys):
         counts[range(n), [shuffle(x, n, key) for x in range(n)]] += 1
-    even, free = keys / n, (n - 1) ** 2
+    even = keys / n
+    free = (n - 1) ** 2
     chi = ((counts - even) ** 2 / even).sum() * (n - 1) / n
     return 100 * abs(counts / even - 1).max(), (chi - free) / (2 * free) ** 0.5
 
@@ -200,7 +205,9 @@ ours = np.array([Order([n], [1.0], 1)(p)[1] for p in range(2 * n)]).reshape(2, n
 same = [np.mean(two[0] == two[1]) for two in (repeated, ours)]
 lesson.holds(same[0] == 1.0, "the repeated index gives epoch 2 in the order of epoch 1")
 lesson.holds(same[1] < 0.01 and sorted(ours[1]) == list(range(n)), "Order shuffles epoch 2 anew")
-sources, dealt, most = np.array([0.6, 0.3, 0.1]), np.zeros(3), 0.0
+sources = np.array([0.6, 0.3, 0.1])
+dealt = np.zeros(3)
+most = 0.0
 quota = Quota(sources)
 for p in range(3000):
     dealt[quota(p)[0]] += 1

@@ -20,7 +20,9 @@ import numpy as np
 from data import Order, pack
 from tokenizer import Tokenizer
 
-VOCAB, ROW, SEEDS = 2048, 257, 8
+VOCAB = 2048
+ROW = 257
+SEEDS = 8
 lesson.begin(9, "shuffle")
 
 # %% [markdown]
@@ -58,7 +60,8 @@ loss = surprise[rows[:, :-1], rows[:, 1:]].mean(1)  # (rows,)
 def buffered(stream: np.ndarray, size: int, seed: int) -> np.ndarray:
     """The stream as it comes out of a shuffle buffer."""
     rng = np.random.default_rng(seed)
-    held, out = list(stream[:size]), []
+    held = list(stream[:size])
+    out = []
     for row in stream[size:]:
         i = rng.integers(size)
         out.append(held[i])
@@ -97,11 +100,13 @@ lesson.holds(small[3] > 1.5 * formula[3], "64 rows are far from a shuffle for ba
 
 # %%
 fig = lesson.figure(9, 3)
-axes, B = fig.subplots(1, 3, sharey=True), 32
+axes = fig.subplots(1, 3, sharey=True)
+B = 32
 outside = {}
 for ax, name in zip(axes, ("documents", "buffer 64", "all rows")):
     # three standard deviations of the mean of B independent rows
-    curve, band = means(streams[name][0], B), 3 * loss.std() / B**0.5
+    curve = means(streams[name][0], B)
+    band = 3 * loss.std() / B**0.5
     outside[name] = np.mean(np.abs(curve - loss.mean()) > band)
     ax.axhspan(loss.mean() - band, loss.mean() + band, color="gainsboro")
     ax.plot(curve, color="tab:blue" if name == "all rows" else "crimson")
@@ -118,7 +123,9 @@ lesson.holds(outside["all rows"] < 0.04, "all rows shuffled: fewer than 4% of th
 # which never? It depends on what was saved. A rank's share is every eighth row, or every sixth.
 
 # %%
-n, done, SIZE = 48_000, 24_000, 10_000
+n = 48_000
+done = 24_000
+SIZE = 10_000
 epoch = shuffled(np.arange(n), 3)
 out = buffered(np.arange(n), SIZE, 3)[:done]
 read = np.arange(SIZE + done, n)  # by then the buffer has read so far, and died with what it held

@@ -23,7 +23,9 @@ import torch
 
 from data import RowLoader, order_of
 
-LOAD, COMPUTE, STEPS = 0.010, 0.020, 15  # seconds, seconds, steps
+LOAD = 0.010  # seconds
+COMPUTE = 0.020  # seconds
+STEPS = 15
 now = time.perf_counter
 lesson.begin(10, "prefetch")
 
@@ -39,7 +41,8 @@ class Device:
     """Runs what is launched, in order, on a thread of its own: one CUDA stream."""
 
     def __init__(self) -> None:
-        self.waiting, self.busy = queue.Queue(), []  # busy: (start, end) of each kernel
+        self.waiting = queue.Queue()
+        self.busy = []  # (start, end) of each kernel
         threading.Thread(target=self._run, daemon=True).start()
 
     def launch(self, kernel) -> None:
@@ -50,14 +53,16 @@ class Device:
 
     def _run(self) -> None:
         while True:
-            kernel, start = self.waiting.get(), now()
+            kernel = self.waiting.get()
+            start = now()
             kernel()
             self.busy.append((start, now()))
             self.waiting.task_done()
 
 
 class Cpu:
-    launch, synchronize = lambda self, kernel: kernel(), lambda self: None
+    launch = lambda self, kernel: kernel()
+    synchronize = lambda self: None
 
 
 device = Device()
@@ -88,7 +93,8 @@ def ahead_of(load, count: int):
 
 def run(device, order: str, sync: bool, thread: bool) -> tuple[float, list]:
     """-> milliseconds, and (start, end) of each load in seconds since the start."""
-    begun, loads = now(), []  # of this run
+    begun = now()  # of this run
+    loads = []
 
     def load() -> None:
         start = now()
@@ -113,12 +119,15 @@ def run(device, order: str, sync: bool, thread: bool) -> tuple[float, list]:
 ORDERS = ("naive", "reordered")
 kinds = [(Device, o, s, t) for o in ORDERS for s in (True, False) for t in (False, True)]
 kinds += [(Cpu, o, False, False) for o in ORDERS] + [(Cpu, "naive", False, True)]
-turns, overlapped = 1000 * STEPS * (LOAD + COMPUTE), 1000 * (LOAD + STEPS * COMPUTE)
-ms, rows = {}, []
+turns = 1000 * STEPS * (LOAD + COMPUTE)
+overlapped = 1000 * (LOAD + STEPS * COMPUTE)
+ms = {}
+rows = []
 for kind, *how in kinds:
     order, sync, thread = how
     serial = not thread and (kind is Cpu or (order == "naive" and sync))
-    formula, best = turns if serial else overlapped, math.inf
+    formula = turns if serial else overlapped
+    best = math.inf
     for _ in range(10):  # a busy machine oversleeps
         best = min(best, run(kind(), *how)[0]) if best > 1.08 * formula else best
     ms[(kind, *how)] = best
@@ -142,7 +151,8 @@ lesson.holds(min(slow, *cpu) >= turns and min(rest) >= overlapped, "no loop beat
 fig = lesson.figure(9, 2.8)
 said = {"naive": "load, launch, wait", "reordered": "launch, load the next, wait"}
 for ax, (order, title) in zip(fig.subplots(1, 2, sharex=True, sharey=True), said.items()):
-    device, begun = Device(), now()
+    device = Device()
+    begun = now()
     total, loads = run(device, order, True, False)
     busy = [(start - begun, end - begun) for start, end in device.busy]
     for y, spans, color in ((1, loads, "tab:orange"), (0, busy, "tab:blue")):
@@ -165,7 +175,9 @@ lesson.save(fig, "10_prefetch")
 # %%
 def race(slots: int, events: bool, batches: int = 12) -> int:
     """Wrong batches on a device whose copies take 20 ms, behind a ring of buffers."""
-    device, ring, arrived = Device(), [np.zeros(4, int) for _ in range(slots)], []
+    device = Device()
+    ring = [np.zeros(4, int) for _ in range(slots)]
+    arrived = []
     free = [threading.Event() for _ in ring]
     [event.set() for event in free]
     for batch in range(batches):
@@ -202,7 +214,9 @@ lesson.holds(wrong[1, True] == wrong[4, True] == 0, "with events none is wrong, 
 class SlowDisk:
     """What RowLoader needs of a data set."""
 
-    sources, row_len, dtype = ["text"], 65, "<u2"
+    sources = ["text"]
+    row_len = 65
+    dtype = "<u2"
     rows = lambda self, split, source: 256
 
     def row(self, split: str, source: int, row: int) -> np.ndarray:

@@ -37,7 +37,8 @@ from machinery.shards import write_shards
 from tokenizer import Tokenizer
 
 place = tempfile.TemporaryDirectory()  # deleted at the end
-FOLDER, rng = Path(place.name), np.random.default_rng(0)
+FOLDER = Path(place.name)
+rng = np.random.default_rng(0)
 lesson.begin(11, "storage")
 
 # %% [markdown]
@@ -91,7 +92,8 @@ lesson.holds(table[1][2] > table[0][2], "the differences have more entropy than 
 # name, then a marker; an object without a marker does not exist.
 
 # %%
-SIZE, KILLS = 1 << 20, 40
+SIZE = 1 << 20
+KILLS = 40
 fill = lambda file, version: [file.write(bytes([version]) * (SIZE // 16)) for _ in range(16)]
 
 
@@ -119,21 +121,25 @@ def marker_last(path: Path, version: int) -> None:
 
 def kill_while(write) -> list[tuple[float, bool, int]]:
     """Kill a process that writes version after version -> (ms until then, torn, useless files)."""
-    path, out = FOLDER / write.__name__ / "object", []
+    path = FOLDER / write.__name__ / "object"
+    out = []
     path.parent.mkdir()
     for _ in range(KILLS):
         write(path, 0)
-        if (child := os.fork()) == 0:
+        child = os.fork()
+        if child == 0:
             try:
                 [write(path, version) for version in range(1, 256)]
             finally:
                 os._exit(0)
-        time.sleep(wait := rng.uniform(0.002, 0.02))
+        wait = rng.uniform(0.002, 0.02)
+        time.sleep(wait)
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
         files = sorted(path.parent.iterdir(), key=lambda file: file.stat().st_mtime_ns)
         marked = [file.with_suffix("") for file in files if file.suffix == ".ok"] or [path]
-        torn = len(data := marked[-1].read_bytes()) < SIZE or len(set(data)) > 1
+        data = marked[-1].read_bytes()
+        torn = len(data) < SIZE or len(set(data)) > 1
         out.append((1000 * wait, torn, len(files) - (2 if write is marker_last else 1)))
         [file.unlink() for file in files]
     return out
@@ -177,12 +183,14 @@ lesson.holds(latest_valid(folder.parent, log=str).name[-1] == "1", "the valid on
 # rows shuffled inside.
 
 # %%
-SHARDS, PER_SHARD = 64, 256
+SHARDS = 64
+PER_SHARD = 256
 
 
 def misses(drawn: np.ndarray, room: int) -> np.ndarray:
     """shard of each row in the order of reading -> bool, True where the shard is fetched."""
-    held, out = [], []  # the newest comes last
+    held = []  # the newest comes last
+    out = []
     for s in drawn.tolist():
         out.append(s not in held)
         held = [*(x for x in held if x != s), s][-room:]
@@ -195,7 +203,8 @@ by_shard = np.repeat([shard_order(p)[1] for p in range(2 * SHARDS)], PER_SHARD)
 cache = []
 for room in (1, 4, 16, 32, 48, 64):
     second = [misses(drawn, room).reshape(2, -1)[1] for drawn in (everywhere, by_shard)]
-    hits, waits = [100 * (1 - m.mean()) for m in second], [m.sum() * 0.01 for m in second]
+    hits = [100 * (1 - m.mean()) for m in second]
+    waits = [m.sum() * 0.01 for m in second]
     cache.append((room, *hits, *waits))
 columns = ["shards held", "rows: hits %", "shards: hits %", "rows: s waiting", "shards: s waiting"]
 lesson.table(columns, cache, "what is shuffled; second epoch; 10 ms a request")
@@ -210,7 +219,9 @@ lesson.holds(min(row[2] for row in cache) > 99, "by shuffled shards, 99% are hit
 # 1.5 hours for a copy from a healthy node. In the end a spare node stood by, with the rows on it.
 
 # %%
-GPUS, ROW_BYTES, ways = 384, 24e12, (("object store", 3.0), ("another node", 1.5), ("spare", 0.0))
+GPUS = 384
+ROW_BYTES = 24e12
+ways = (("object store", 3.0), ("another node", 1.5), ("spare", 0.0))
 lost = [(way, h, ROW_BYTES / h / 3.6e12 if h else None, GPUS * h) for way, h in ways]
 lesson.table(["rows come from", "hours", "GB/s", "GPU hours"], lost, "what a dead node costs")
 every = GPUS * 1.5 / 8  # hours between failures at which the spare's 8 GPUs cost as much

@@ -83,7 +83,9 @@ class CrossEntropy:  # logits and one-hot labels (B, V) -> mean negative log-lik
 class Tensor:
     def __init__(self, data, operation=None, parents=()):
         self.data = np.asarray(data, dtype=float)
-        self.operation, self.parents, self.grad = operation, parents, np.zeros_like(self.data)
+        self.operation = operation
+        self.parents = parents
+        self.grad = np.zeros_like(self.data)
 
     def __add__(self, other):
         return apply(Add, self, other)
@@ -111,7 +113,8 @@ def apply(operation, *inputs: Tensor) -> Tensor:
 
 # %%
 def topological(root: Tensor) -> list[Tensor]:
-    order, seen = [], set()
+    order = []
+    seen = set()
 
     def visit(t: Tensor) -> None:
         if t not in seen:
@@ -136,10 +139,12 @@ def backward(root: Tensor, order=topological) -> None:
                 parent.grad = parent.grad if g is None else parent.grad + g
 
 
-x, y = Tensor(2.0), Tensor(3.0)
+x = Tensor(2.0)
+y = Tensor(3.0)
 f = x * x + x * y + y * y
 backward(f)
-rows, names = [], {x: "x", y: "y"}
+rows = []
+names = {x: "x", y: "y"}
 for t in topological(f):
     names.setdefault(t, f"t{len(names) - 1}")
     made = [t.operation.__name__, *(names[p] for p in t.parents)] if t.operation else []
@@ -159,8 +164,10 @@ def net(x, w):
 
 
 def adamw_step(p, g, m, v, t, lr, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.01):
-    m, v = betas[0] * m + (1 - betas[0]) * g, betas[1] * v + (1 - betas[1]) * g * g
-    m_hat, v_hat = m / (1 - betas[0] ** t), v / (1 - betas[1] ** t)
+    m = betas[0] * m + (1 - betas[0]) * g
+    v = betas[1] * v + (1 - betas[1]) * g * g
+    m_hat = m / (1 - betas[0] ** t)
+    v_hat = v / (1 - betas[1] ** t)
     return p * (1 - lr * weight_decay) - lr * m_hat / (np.sqrt(v_hat) + eps), m, v
 
 
@@ -169,11 +176,15 @@ def distance(ours, theirs) -> float:
 
 
 images, labels = lesson.digits(64, seed=0)
-images, hot, rng = images.astype(float), np.eye(10)[labels], np.random.default_rng(0)
+images = images.astype(float)
+hot = np.eye(10)[labels]
+rng = np.random.default_rng(0)
 shapes = {(784, 32): 0.05, (32,): 0.0, (32, 10): 0.2, (10,): 0.0}
 w = [Tensor(rng.normal(0, scale, shape)) for shape, scale in shapes.items()]
-moments, twins = [(0.0, 0.0)] * 4, [torch.tensor(t.data, requires_grad=True) for t in w]
-judge, rows = torch.optim.AdamW(twins, lr=0.01), []
+moments = [(0.0, 0.0)] * 4
+twins = [torch.tensor(t.data, requires_grad=True) for t in w]
+judge = torch.optim.AdamW(twins, lr=0.01)
+rows = []
 for step in range(1, 11):
     judge.zero_grad()
     theirs = net(torch.tensor(images), twins)
@@ -201,7 +212,8 @@ lesson.holds(max(max(row[2:]) for row in rows) < 1e-6, "gradients and ten AdamW 
 # %%
 class Lazy:
     def __init__(self, data, operations):
-        self.data, self.operations = data, operations  # written down, not done
+        self.data = data
+        self.operations = operations  # written down, not done
 
     def run(self, block=4096):
         out = np.empty_like(self.data)
@@ -249,19 +261,23 @@ lesson.holds((now == later).all(), "eager and lazy give the same bits")
 def new_pages(arena: np.ndarray | None = None) -> int:
     """Pages that the second of two steps fetches."""
     for _ in range(2):
-        before, x, place = resource.getrusage(resource.RUSAGE_SELF).ru_minflt, big, 0
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        x = big
+        place = 0
         for operation in SIX:
             x = operation(x, out=None if arena is None else arena[place : place + x.size])
             place += x.size
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
 
-fetched, kept = new_pages(), new_pages(np.empty(6 * big.size, np.float32))
+fetched = new_pages()
+kept = new_pages(np.empty(6 * big.size, np.float32))
 print(f"new pages in the second step: {fetched:,} with numpy's arrays, {kept:,} in an arena")
 lesson.holds(fetched > 10 + kept, "an arena's second step fetches no pages, numpy's arrays do")
 
 # %%
-ax = (fig := lesson.figure(6, 2.4)).subplots()
+fig = lesson.figure(6, 2.4)
+ax = fig.subplots()
 bars = ax.barh([row[0] for row in rows], [row[1] / 1e6 for row in rows], color="tab:blue")
 ax.bar_label(bars, fmt=" %.1f MB"), ax.invert_yaxis()
 ax.set(xlim=(0, 38), xlabel="MB at the peak", title="six operations on 16 MB")

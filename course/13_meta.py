@@ -55,7 +55,8 @@ with torch.device("meta"):
     GPT(CONFIG)  # torch loads what it needs for meta
     before = memory()[0]
     d24 = GPT(replace(PRESETS["d24"].model, extras=()))
-grown, count = memory()[0] - before, sum(p.numel() for p in d24.parameters())
+grown = memory()[0] - before
+count = sum(p.numel() for p in d24.parameters())
 print(f"d24 on meta: {count:,} parameters, {4 * count / 1e9:.1f} GB; took {grown / 1e6:.1f} MB")
 lesson.holds(count == 780_140_544, "d24 has 780,140,544 parameters, counted on meta")
 lesson.holds(grown < 50e6, "d24 on meta takes less than 50 MB, where its weights take 3,121 MB")
@@ -88,7 +89,8 @@ def build(rank: int, world: int) -> dict:
     for device in ("cpu", "meta"):  # what torch loads when first used is not the model's
         with Draws(), torch.device(device):
             copy.deepcopy(GPT(replace(CONFIG, n_layer=1, n_embd=64, vocab_size=64))).init_weights()
-    base, start = memory()[0], time.perf_counter()
+    base = memory()[0]
+    start = time.perf_counter()
     with Draws() as draws:
         if WAYS[rank] == "meta":
             with torch.device("meta"):
@@ -102,7 +104,8 @@ def build(rank: int, world: int) -> dict:
         model.init_weights()
     seconds = time.perf_counter() - start
     peak = memory()[1] - base
-    content, size = hashlib.sha256(), sum(p.nbytes for p in model.parameters())
+    content = hashlib.sha256()
+    size = sum(p.nbytes for p in model.parameters())
     for p in model.state_dict().values():
         content.update(p.numpy())
     found = dict(peak=peak, draws=draws.count, seconds=seconds, size=size)
@@ -120,7 +123,8 @@ lesson.table(columns, rows, f"{size // 4:,} parameters, {size / 1e6:.0f} MB")
 lesson.holds(copies["built, then copied"] >= 1.9, "built, then copied: two copies in memory")
 one = max(copies["built in place"], copies["meta"])
 lesson.holds(one <= 1.1, "built in place or on meta: one copy in memory")
-draws, hashes = [b["draws"] for b in built.values()], {b["sha256"] for b in built.values()}
+draws = [b["draws"] for b in built.values()]
+hashes = {b["sha256"] for b in built.values()}
 twice = draws[0] == draws[1] > 2 * draws[2]
 lesson.holds(twice, "without meta, more than twice as many random numbers are drawn")
 lesson.holds(len(hashes) == 1, "all three ways end in the same model, bit for bit")
@@ -176,7 +180,9 @@ text = torch.from_numpy(lesson.bytes_of_stdlib(500_000))
 
 
 def losses(forgotten: bool, steps: int = 120) -> list[float]:
-    model, gen, curve = GPT(SMALL), torch.Generator().manual_seed(0), []
+    model = GPT(SMALL)
+    gen = torch.Generator().manual_seed(0)
+    curve = []
     torch.manual_seed(0)
     model.init_weights()
     if forgotten:

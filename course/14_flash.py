@@ -22,7 +22,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from config import GPTConfig
 from model import GPT, attend
 
-H, D, BLOCK = 2, 64, 128
+H = 2
+D = 64
+BLOCK = 128
 lesson.begin(14, "attention")
 torch.set_num_threads(1)
 torch.manual_seed(0)
@@ -73,12 +75,14 @@ def random_qkv(T, B=1):
 # (Logs, because exp(1000) is more than a float holds.) Here are one query, four keys, two blocks:
 
 # %%
-scores, values = torch.tensor([1.0, 3.0, 2.0, 0.0]), torch.tensor([10.0, 20.0, 30.0, 40.0])
+scores = torch.tensor([1.0, 3.0, 2.0, 0.0])
+values = torch.tensor([10.0, 20.0, 30.0, 40.0])
 halves = zip(scores.split(2), values.split(2))
 (o1, lse1), (o2, lse2) = ((s.softmax(0) @ x, s.logsumexp(0)) for s, x in halves)
 lse = torch.logaddexp(lse1, lse2)
 shares = (lse1 - lse).exp(), (lse2 - lse).exp()  # of the whole weight, in each block
-merged, at_once = shares[0] * o1 + shares[1] * o2, scores.softmax(0) @ values
+merged = shares[0] * o1 + shares[1] * o2
+at_once = scores.softmax(0) @ values
 rows = [("keys 0, 1", o1.item(), shares[0].item()), ("keys 2, 3", o2.item(), shares[1].item())]
 rows.append(("all four", merged.item(), 1.0))
 lesson.table(["block", "mean of values", "share of the weight"], rows, "a mean, piece by piece")
@@ -106,7 +110,8 @@ class Flash(torch.autograd.Function):
         """-> rows i, columns j and scores of each block that is not wholly in the future."""
         for i in range(0, q.size(-2), BLOCK):
             for j in range(0, i + 1 if is_causal else k.size(-2), BLOCK):
-                rows, columns = slice(i, i + BLOCK), slice(j, j + BLOCK)
+                rows = slice(i, i + BLOCK)
+                columns = slice(j, j + BLOCK)
                 scores = q[..., rows, :] @ k[..., columns, :].mT * q.size(-1) ** -0.5
                 if is_causal and i == j:
                     scores += torch.full_like(scores, -math.inf).triu(1)
@@ -114,7 +119,8 @@ class Flash(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, q, k, v, is_causal):
-        o, lse = torch.zeros_like(q), q.new_full(q.shape[:-1], -math.inf)
+        o = torch.zeros_like(q)
+        lse = q.new_full(q.shape[:-1], -math.inf)
         for i, j, scores in Flash.blocks(q, k, is_causal):
             new = torch.logaddexp(lse[..., i], scores.logsumexp(-1))  # (..., BLOCK)
             o[..., i, :] *= (lse[..., i] - new).exp()[..., None]
@@ -127,7 +133,9 @@ class Flash(torch.autograd.Function):
     @staticmethod
     def backward(ctx, do):
         q, k, v, o, lse = ctx.saved_tensors
-        dq, dk, dv = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
+        dq = torch.zeros_like(q)
+        dk = torch.zeros_like(k)
+        dv = torch.zeros_like(v)
         mean = (do * o).sum(-1, keepdim=True)
         for i, j, scores in Flash.blocks(q, k, ctx.is_causal):
             weights = (scores - lse[..., i, None]).exp()
@@ -151,10 +159,12 @@ lesson.holds(far < 1e-5, "by hand, the kernel and Flash give the same output, to
 lesson.holds(far_g < 1e-5, "by hand, the kernel and Flash give the same gradients")
 
 # %%
-lengths, stored = [128, 256, 512, 1024, 2048], {}
+lengths = [128, 256, 512, 1024, 2048]
+stored = {}
 ways = {"by hand": by_hand, "PyTorch's kernel": kernel, "Flash": flash}
 for T in lengths:
-    inputs, mask = random_qkv(T), torch.ones(T, T, dtype=torch.bool).tril()
+    inputs = random_qkv(T)
+    mask = torch.ones(T, T, dtype=torch.bool).tril()
     for name, fn in ways.items():
         stored[name, T] = saved_bytes(fn, *inputs)
     stored["kernel, dense mask", T] = saved_bytes(attend, *inputs, mask)

@@ -44,7 +44,9 @@ def turn(x, angle):
     return torch.stack([a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()], -1)
 
 
-q, k, step = torch.randn(2), torch.randn(2), torch.tensor(0.3)
+q = torch.randn(2)
+k = torch.randn(2)
+step = torch.tensor(0.3)
 rows = []
 for m, n in ((0, 0), (5, 2), (105, 102), (2, 5)):
     rows.append((m, n, m - n, (turn(q, m * step) @ turn(k, n * step)).item()))
@@ -63,7 +65,8 @@ lesson.holds(apart > 1e-2, "another distance, or another direction, gives anothe
 # own, from 1 radian per position down to nearly 1/theta (a constant), like the hands of a clock.
 
 # %%
-T, D = 2048, 64
+T = 2048
+D = 64
 
 
 def scores(theta: float, pairs=slice(None)):
@@ -143,13 +146,15 @@ lesson.holds(
 # been copied for each head.
 
 # %%
-q, k, v = torch.randn(1, 9, 64, D), *torch.randn(2, 1, 3, 64, D)
+q = torch.randn(1, 9, 64, D)
+k, v = torch.randn(2, 1, 3, 64, D)
 each = [t.repeat_interleave(3, 1) for t in (k, v)]  # heads 0, 1, 2 use the first k and v
 far = (attend(q, k, v, None) - attend(q, *each, None)).abs().max()
 other = (
     (attend(q, k, v, None) - attend(q, *(t.repeat(1, 3, 1, 1) for t in (k, v)), None)).abs().max()
 )
-smol, rows = PRESETS["smol-135m"].model, []
+smol = PRESETS["smol-135m"].model
+rows = []
 for kv_heads in (9, 3, 1):
     config = replace(smol, n_kv_head=kv_heads)
     cache = KVCache(config, 1, 1, torch.bfloat16, "meta")

@@ -40,7 +40,8 @@ lesson.begin(16, "compile")
 def ns(f, *args) -> float:
     """Nanoseconds of CPU time for each number of the first argument, the best of eight tries."""
     n = args[0].numel()
-    calls, timer = max(1, 50_000 // n), time.process_time_ns
+    calls = max(1, 50_000 // n)
+    timer = time.process_time_ns
     return min(timeit.repeat(lambda: f(*args), timer=timer, number=calls, repeat=8)) / calls / n
 
 
@@ -58,7 +59,8 @@ work = [
 ]
 rows = []
 for name, f, argument, mostly in work:
-    each, before = ns(f, argument), faults()
+    each = ns(f, argument)
+    before = faults()
     f(argument)
     rows.append((name, argument.numel(), each, faults() - before, mostly))
 lesson.table(["line", "numbers", "ns each", "new pages", "mostly"], rows, "what a line costs")
@@ -103,11 +105,14 @@ try:  # it needs a C++ compiler and Python's headers
 except Exception as error:
     compiles = False
     print(f"torch.compile does not work here ({type(error).__name__}): no fused times")
-LENGTHS, TITLE = (1, 3, 8), "fusing makes cheap operations free, and dear ones no cheaper"
+LENGTHS = (1, 3, 8)
+TITLE = "fusing makes cheap operations free, and dear ones no cheaper"
 operations = ("x * 1.5", triple), ("tanh", torch.tanh)
 work = [(f"{k} of {name}", chain(f, k), x) for name, f in operations for k in LENGTHS]
 work += [("1 of x * 1.5, small", triple, small), ("8 of sigmoid", chain(torch.sigmoid, 8), x)]
-rows, eager, fused = [], {}, {}
+rows = []
+eager = {}
+fused = {}
 for name, f, argument in [*work, ("an ELU", elu, x)]:
     with Traffic() as traffic:
         expected = f(argument)
@@ -144,7 +149,8 @@ if compiles:
 # %%
 rows = []
 for order, t in (("random", x), ("sorted", x.sort().values)):
-    mask, e = t > 0, torch.exp(t)
+    mask = t > 0
+    e = torch.exp(t)
     lines = [(torch.gt, t, 0), (torch.exp, t), (torch.sub, e, 1), (torch.where, mask, t, e)]
     parts = [ns(*line) for line in lines]
     rows.append((order, *parts, sum(parts), ns(elu, t), ns(g, t) if compiles else None))
@@ -216,7 +222,8 @@ lesson.holds(abs(kept[2] / g - 1) < 2**-8, "bf16 keeps 1e-8, to 1 in 256")
 # the gradient is divided after (a *gradient scaler*). bf16 has the exponents of fp32: no scaler.
 
 # %%
-ax = (fig := lesson.figure(6, 3.4)).subplots()
+fig = lesson.figure(6, 3.4)
+ax = fig.subplots()
 for way, times in (("eager", eager), ("fused", fused or eager)):
     for name, color in (("x * 1.5", "tab:blue"), ("tanh", "crimson")):
         y = [times[f"{k} of {name}"] for k in LENGTHS]

@@ -25,7 +25,9 @@ from flops import mfu, peak_flops
 from model import GPT
 from published import TABLE_7_1, TABLE_7_2
 
-H100, DATASHEET, B200 = peak_flops("NVIDIA H100 80GB HBM3"), 989.4e12, 2250e12
+H100 = peak_flops("NVIDIA H100 80GB HBM3")
+DATASHEET = 989.4e12
+B200 = 2250e12
 FP8 = 1979e12  # of an H100, dense; sparse bf16 has the same figure
 lesson.begin(17, "MFU")
 
@@ -48,7 +50,8 @@ lesson.begin(17, "MFU")
 # %%
 def flops_by_hand(c: GPTConfig, causal: bool = False) -> dict[str, int]:
     """Part -> FLOPs per token, forward and backward."""
-    heads, groups = c.n_head * c.head_dim, c.n_kv_head * c.head_dim
+    heads = c.n_head * c.head_dim
+    groups = c.n_kv_head * c.head_dim
     matrices = 3 if c.mlp == "swiglu" else 2
     return {
         "q, k, v, out": 6 * c.n_layer * c.n_embd * (2 * heads + 2 * groups),
@@ -69,7 +72,9 @@ golden = {  # parameters, FLOPs per token full and causal
     "biatron-345m": (345_292_800, 3_581_706_240, 2_826_731_520),
     "nanochat d20": (560_988_160, 3_491_758_080, 3_177_185_280),
 }
-rows, cost, differ = [], {}, []
+rows = []
+cost = {}
+differ = []
 for name, config in models.items():
     config = replace(config, extras=())
     with torch.device("meta"):  # no weight takes memory
@@ -85,7 +90,8 @@ lesson.holds(not differ, "for six models model.py counts the FLOPs that were cou
 found = {row[0]: row[1:4] for row in rows}
 lesson.holds(found == golden, "six models have the parameters and FLOPs of the golden table")
 
-model, idx = GPT(tiny), torch.randint(256, (3, 128))
+model = GPT(tiny)
+idx = torch.randint(256, (3, 128))
 with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
     model(idx, idx).backward()
 by_hand = idx.numel() * sum(flops_by_hand(tiny).values())
@@ -104,7 +110,8 @@ shape = dict(seq_len=4096, vocab_size=256_000, n_layer=96, n_embd=18_432, mlp_hi
 shape |= dict(n_head=96, n_kv_head=8, head_dim=192, mlp="relu2")
 nemotron = GPTConfig(**shape)
 cost["nemotron"] = [sum(flops_by_hand(nemotron, causal).values()) for causal in (False, True)]
-one, eight = 65_536 / 3.73735, 8 * 65_536 / 3.73735
+one = 65_536 / 3.73735
+eight = 8 * 65_536 / 3.73735
 lesson.arithmetic((round(one), round(eight)) == (17_535, 140_283), "17,535 tok/s were 140,283")
 runs = [  # run, model, tokens/s, GPUs, MFU % as published
     ("biatron-345m, Megatron", "biatron-345m", 2_097_152 / 18.703, 1, 32.0),
@@ -129,7 +136,8 @@ megatron = [near(causal[i], said[i]) and not near(full[i], said[i]) for i in (0,
 others = [near(full[i], said[i]) and not near(causal[i], said[i]) for i in (1, 2, 4, 5, 6)]
 lesson.holds(all(megatron), "what Megatron published for two models is causal, not full")
 lesson.holds(all(others), "two runs of nanochat, three of Nemotron-4: full, not causal")
-budget, of_nanochat = 21_400 * 524_288, models["nanochat d20"]
+budget = 21_400 * 524_288
+of_nanochat = models["nanochat d20"]
 lesson.arithmetic(budget == 11_219_763_200, "nanochat: 21,400 steps of 524,288 are 11.2B tokens,")
 lesson.arithmetic(round(budget / 560_988_160, 2) == 20, "20 for each of its 560,988,160 weights,")
 flops_in_all = f"{budget * cost['nanochat d20'][0]:.4g}"
@@ -185,7 +193,8 @@ lesson.holds(shown == (0, None), "an unknown card has MFU 0 by infinity, and Non
 audit = []
 for _, params, gpu, gpus, tflops, info, speed, said in TABLE_7_1:
     peak = B200 if gpu == "B200" else FP8 if "FP8" in info else DATASHEET
-    run, per_token = f"{params} {gpus} x {gpu} {info[:4]}", tflops * 1e6 * gpus / speed
+    run = f"{params} {gpus} x {gpu} {info[:4]}"
+    per_token = tflops * 1e6 * gpus / speed
     audit.append((run, said, 100 * tflops * 1e12 / peak, per_token))
 lesson.table(["run", "published %", "MFU %", "MFLOPs/token"], audit, "table 7.1")
 computed = [round(row[2], 2) for row in audit]

@@ -50,8 +50,10 @@ class Ledger:
     """Bytes of four kinds, noted at the moments of a step."""
 
     def __init__(self, model: GPT, optimizer) -> None:
-        self.model, self.optimizer = model, optimizer
-        self.alive, self.lines = weakref.WeakSet(), []
+        self.model = model
+        self.optimizer = optimizer
+        self.alive = weakref.WeakSet()
+        self.lines = []
         middle = model.blocks[len(model.blocks) // 2]
         middle.register_forward_hook(self.halfway)
 
@@ -122,7 +124,8 @@ lesson.holds(late, "AdamW's moments take nothing until its first step, then twic
 rising = gradients[2] < gradients[3] < gradients[4]
 falling = activations[2] > activations[3] > activations[4]
 lesson.holds(rising and falling, "in backward, gradients come as activations go")
-A, W = activations[2], weights[0]
+A = activations[2]
+W = weights[0]
 lesson.holds(max(total[:6]) == W + A, "step 1 holds at most W weights + A activations, as noted")
 lesson.holds(max(total[6:]) == 3 * W + A, "step 2 holds W + 2 W moments + A, more than step 1")
 # %% [markdown]
@@ -134,7 +137,8 @@ lesson.holds(max(total[6:]) == 3 * W + A, "step 2 holds W + 2 W moments + A, mor
 # %%
 def one_step(recompute: bool) -> tuple:
     """-> bytes kept, forward calls per block, FLOPs, gradients."""
-    model, calls = new_model(), []
+    model = new_model()
+    calls = []
     for block in model.blocks:
         block.mlp.register_forward_pre_hook(lambda module, args: calls.append(module))
         if recompute:
@@ -213,7 +217,8 @@ lesson.holds(later and peak > A, "the true peak comes later, in backward, and is
 # fits by the ledger does not fit the device.
 
 # %%
-ax = (fig := lesson.figure(8, 3.4)).subplots()
+fig = lesson.figure(8, 3.4)
+ax = fig.subplots()
 kinds = dict(weights=weights, moments=moments, gradients=gradients, activations=activations)
 colors = ["silver", "tab:purple", "tab:orange", "tab:blue"]
 values = np.array([*kinds.values()]) / 1e6  # (4, 12)

@@ -40,8 +40,11 @@ lesson.begin(19, "noise")
 # covariance of one sample's gradient. Let us throw the dice and see.
 
 # %%
-rng, D = np.random.default_rng(0), 50
-h, x, sigma = np.logspace(-1, 1, D), rng.normal(0, 1, D), 16 * rng.uniform(1, 5, D)
+rng = np.random.default_rng(0)
+D = 50
+h = np.logspace(-1, 1, D)
+x = rng.normal(0, 1, D)
+sigma = 16 * rng.uniform(1, 5, D)
 G = h * x
 b_noise = (h * sigma**2).sum() / (h * G**2).sum()
 e_max = (G**2).sum() / (h * G**2).sum()
@@ -49,7 +52,8 @@ d_max = (G**2).sum() ** 2 / (h * G**2).sum() / 2
 rows = []
 for B in (4, 16, 64, 256, 1024, 65_536):
     g = G + rng.normal(0, 1, (20_000, D)) * sigma / np.sqrt(B)  # (draws, D)
-    slope, curvature = (g @ G).mean(), (g**2 @ h).mean()
+    slope = (g @ G).mean()
+    curvature = (g**2 @ h).mean()
     share = 1 / (1 + b_noise / B)
     rows.append((B, slope / curvature, e_max * share, slope**2 / curvature / 2, d_max * share))
 columns = ["samples B", "best step", "by formula", "gain", "gain by formula"]
@@ -101,20 +105,25 @@ torch.manual_seed(0)
 model = GPT(GPTConfig(seq_len=T, vocab_size=256, **shape))
 model.init_weights()
 optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95), fused=True)
-gen, rows, logged = torch.Generator().manual_seed(1), [], []
+gen = torch.Generator().manual_seed(1)
+rows = []
+logged = []
 for step in range(241):
     if step in (0, 10, 30, 90, 240):
         per_row = torch.stack([gradient(model, row[None]) for row in draw(96, gen)])
         G_sq, trace = moments(per_row)
         rows.append((step, G_sq, trace, round(trace / G_sq)))
     optimizer.param_groups[0]["lr"] = 3e-3 * lr_at(step, 240, "wsd", warmup=20)
-    first, rest = draw(2, gen), draw(14, gen)  # two micro-batches, of 2 rows and of 14
+    # Two micro-batches, of 2 rows and of 14.
+    first = draw(2, gen)
+    rest = draw(14, gen)
     parts = gradient(model, first), gradient(model, rest)
     whole = (2 * parts[0] + 14 * parts[1]) / 16
     logged.append((parts[0].square().sum().item(), whole.square().sum().item()))
     at = 0
     for p in model.parameters():
-        p.grad, at = whole[at : at + p.numel()].view_as(p), at + p.numel()
+        p.grad = whole[at : at + p.numel()].view_as(p)
+        at = at + p.numel()
     optimizer.step()
 columns = ["step", "|G|^2", "tr(Sigma)", "tokens"]
 lesson.table(columns, rows, "B_simple = tr(Sigma) / |G|^2, from 96 rows")
@@ -140,7 +149,8 @@ lesson.holds(late > 5 * measured[0], "B_simple is over 5 times as large after tr
 batches = {512: 1, 64: 8, 16: 16, 4: 24, 1: 48}  # rows -> draws
 drawn = {n: [gradient(model, draw(n, gen)) for _ in range(k)] for n, k in batches.items() if k > 1}
 drawn[512] = [torch.stack(drawn[64]).mean(0)]
-params, judge = [p.detach().clone() for p in model.parameters()], draw(128, gen)
+params = [p.detach().clone() for p in model.parameters()]
+judge = draw(128, gen)
 
 
 @torch.no_grad()
@@ -155,7 +165,8 @@ def loss_after(g: torch.Tensor, e: float) -> float:
 def line(g: torch.Tensor) -> tuple[float, float]:
     """Slope and curvature of the loss along g."""
     e = 0.03 / g.norm().item()  # short enough for a bowl, long enough for fp32
-    low, high = loss_after(g, -e), loss_after(g, e)
+    low = loss_after(g, -e)
+    high = loss_after(g, e)
     return (low - high) / (2 * e), (low + high - 2 * here) / e**2
 
 
@@ -194,14 +205,16 @@ def seconds(n: int) -> float:
     """Of the processor, for a step of n rows: the least of five."""
     times = []
     for _ in range(5):
-        rows, start = draw(n, gen), time.process_time()
+        rows = draw(n, gen)
+        start = time.process_time()
         model(rows[:, :-1], rows[:, 1:]).backward()
         optimizer.step()
         times.append(time.process_time() - start)
     return min(times)
 
 
-few, more = seconds(1), seconds(17)
+few = seconds(1)
+more = seconds(17)
 b = (more - few) / (16 * T)
 a = max(few - b * T, 0.1 * few)
 
@@ -216,7 +229,8 @@ machines = (("this one", a / b), ("overhead of 256 tokens", 256), ("8 of those",
 columns = ["machine", "a / b", "take B", "steps / fewest", "tokens / fewest"]
 lesson.table(columns, [take(*m) for m in machines], "The batch to take for this model, in tokens")
 speed = gain / (256 + B)  # nats per time, where a is 256 b
-found, wanted = int(B[speed.argmax()]), take("", 256)[2]
+found = int(B[speed.argmax()])
+wanted = take("", 256)[2]
 print(f"of the five batches, {found:,} tokens gain most per time; the formula says {wanted:,}")
 close = found / 4 <= wanted <= 4 * found
 lesson.holds(close, "the measured gains choose a batch within a factor of 4 of the formula's")
@@ -247,14 +261,16 @@ lesson.save(fig, "19_noise")
 # tokens than B_noise, as at the end of this run, even the average of 60 steps may drown.
 
 # %%
-rows, single = [], {}
+rows = []
+single = {}
 for start in (60, 180):
     small_sq, big_sq = np.array(logged[start : start + 60]).T  # (60,) each
     grad_sq = (16 * big_sq - 2 * small_sq) / 14  # |G|^2
     trace = (small_sq - big_sq) / (1 / (2 * T) - 1 / (16 * T))  # tr(Sigma)
     single[start] = trace / grad_sq
     together = trace.mean() / grad_sq.mean() if grad_sq.mean() > 0 else None
-    low, high = min(single[start]), max(single[start])
+    low = min(single[start])
+    high = max(single[start])
     rows.append((f"{start} to {start + 60}", round(low), round(high), together))
 columns = ["steps", "least ratio", "largest ratio", "means divided once"]
 lesson.table(columns, rows, "Noise scale from the norms of 2 rows and of 16, tokens")

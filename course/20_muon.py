@@ -33,7 +33,8 @@ lesson.begin(20, "Muon by hand")
 # look at its gradient before step 30: 2 layers, width 64, 512 bytes of Python a step.
 
 # %%
-T, V = 64, 256
+T = 64
+V = 256
 text = torch.from_numpy(lesson.bytes_of_stdlib(2_000_000))
 held_out, text = text[-200_000:], text[:-200_000]
 probe = lesson.draw(held_out, T, 256, torch.Generator().manual_seed(99))
@@ -46,7 +47,8 @@ def train(kinds: tuple, rates: tuple, seed: int, steps: int = 100, stop: int = -
     shape = dict(n_layer=2, n_embd=64, n_head=2, n_kv_head=2, head_dim=32, mlp_hidden=256)
     model = GPT(GPTConfig(seq_len=T, vocab_size=V, **shape))
     model.init_weights()
-    groups, optimizers = model.param_groups(), []
+    groups = model.param_groups()
+    optimizers = []
     for name, kind, rate in zip(("matrix", "embedding", "head"), kinds, rates):
         adam = lambda p, lr: torch.optim.Adam(p, lr, betas=(0.9, 0.95), eps=1e-10)
         optimizers.append((Muon if kind == "muon" else adam)(groups[name], rate))
@@ -123,7 +125,8 @@ def p(x, coefficients: tuple):
 
 start = np.array([1.0, 0.1, 0.01, 0.001])
 ways = {"classical": [(1.5, -0.5, 0.0)] * 5, "Polar Express": POLAR_EXPRESS}
-rows, after = [], {}
+rows = []
+after = {}
 for name, iterations in ways.items():
     x = start
     for i, coefficients in enumerate(iterations):
@@ -175,10 +178,12 @@ def muon_step(W, G, average, lr: float, momentum: float) -> None:
     W -= lr * max(1, W.size(0) / W.size(1)) ** 0.5 * by_products(ahead)
 
 
-gen, worst = torch.Generator().manual_seed(0), []
+gen = torch.Generator().manual_seed(0)
+worst = []
 for shape in ((64, 64), (256, 64), (64, 256)):
     mine = torch.randn(shape, generator=gen)
-    theirs, average = torch.nn.Parameter(mine.clone()), torch.zeros(shape)
+    theirs = torch.nn.Parameter(mine.clone())
+    average = torch.zeros(shape)
     optimizer = Muon([theirs], lr=0.02, momentum=0.95, beta2=1.0)
     for _ in range(4):
         theirs.grad = torch.randn(shape, generator=gen)
@@ -201,7 +206,8 @@ def held_out_loss(kinds: tuple, rates: tuple, seed: int) -> float:
 
 
 grids = {"adam": (2.5e-4, 1e-3, 4e-3), "muon": (0.01, 0.08, 0.64)}
-rows, best = [], {}
+rows = []
+best = {}
 for kind, grid in grids.items():
     at = {lr: held_out_loss((kind, "adam", "adam"), (lr, *TABLES), 0) for lr in grid}
     best[kind] = min(at, key=at.get)
@@ -232,7 +238,8 @@ lesson.holds(little, "Muon for the embedding too changes less than half of that"
 # which the k-th comes with weight 1/k, each occurrence with a gradient of its own.
 
 # %%
-C, occurrences = 64, 8192
+C = 64
+occurrences = 8192
 p_token = 1 / np.arange(1, 4097)
 tokens = np.random.default_rng(0).choice(4096, occurrences, p=p_token / p_token.sum())
 shared = torch.randn(4096, C, generator=gen)  # what a token's gradients have in common
@@ -243,7 +250,8 @@ steps = {"gradient": table, "Adam, step 0": table.sign(), "Muon": orthogonalize(
 rows = []
 for name, step in steps.items():
     length = step.norm(dim=1)
-    once, often = length[count == 1].mean().item(), length[count >= 100].mean().item()
+    once = length[count == 1].mean().item()
+    often = length[count >= 100].mean().item()
     rows.append((name, often / length.max().item(), once / length.max().item(), often / once))
 columns = ["step", "100 times or more", "once", "ratio"]
 lesson.table(columns, rows, "Length of a token's row, by how often it came (longest row: 1)")
@@ -251,7 +259,8 @@ lesson.holds(rows[2][3] > 10, "Muon moves frequent rows over 10 times as far as 
 lesson.holds(abs(rows[1][3] - 1) < 1e-5, "Adam moves rare and frequent rows alike")
 
 # %%
-ax = (fig := lesson.figure(6, 3.2)).subplots()
+fig = lesson.figure(6, 3.2)
+ax = fig.subplots()
 for name, D in candidates.items():
     ax.plot(range(1, 65), torch.linalg.svdvals(D) / torch.linalg.matrix_norm(D, 2), label=name)
 ax.set(yscale="log", xlabel="number of the singular value", title="a step's singular values")

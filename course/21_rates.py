@@ -31,11 +31,14 @@ lesson.begin(21, "rates")
 # the gradient by width, as there all products in a sum have the same sign.
 
 # %%
-rows, widths, gen = [], (64, 128, 256, 512), torch.Generator().manual_seed(0)
+rows = []
+widths = (64, 128, 256, 512)
+gen = torch.Generator().manual_seed(0)
 for n in widths:
     draws = []
     for _ in range(8):  # a mean of eight: one draw may be off by a fifth
-        x, error = torch.randn(n, 1, generator=gen), torch.randn(n, generator=gen)
+        x = torch.randn(n, 1, generator=gen)
+        error = torch.randn(n, generator=gen)
         others = torch.randn(n, 64, generator=gen)
         muon = orthogonalize(torch.randn(1, n, n, generator=gen))[0]
         adam = torch.outer(error, x[:, 0]).sign()  # one input: the gradient of W is error x^T
@@ -67,10 +70,13 @@ lesson.holds(abs(slope[1] - 0.5) < 0.1, "and other inputs' outputs in proportion
 # times the batch wants four times the rate in SGD, and twice the rate in Muon and Adam.**
 
 # %%
-rng, D, h = np.random.default_rng(0), 400, 1.0
+rng = np.random.default_rng(0)
+D = 400
+h = 1.0
 G = rng.normal(0, 1, D)
 noise = 1000  # B0, samples: the squared length of one sample's noise, over |G|^2
-rows, ratios = [], []
+rows = []
+ratios = []
 for B in (16, 64, 256, 1024, 4096, 65_536):
     g = G + rng.normal(0, 1, (4000, D)) * np.linalg.norm(G) * np.sqrt(noise / B / D)
     length = np.linalg.norm(g, axis=1)
@@ -129,7 +135,8 @@ def train(width: int, rows: int, f: float, seed: int, steps: int = 80) -> float:
     torch.manual_seed(seed)
     model = GPT(GPTConfig(T, 256, n_layer=1, n_embd=width, mlp_hidden=4 * width, **heads))
     model.init_weights()
-    groups, table = model.param_groups(), f * (width / 64) ** -0.5
+    groups = model.param_groups()
+    table = f * (width / 64) ** -0.5
     adam = dict(betas=(0.9, 0.95), eps=1e-10, weight_decay=0.0)
     optimizers = [
         (0.04 * f, Muon(groups["matrix"])),
@@ -156,7 +163,9 @@ def lowest_point(x: list, y: list) -> float:
 # (width, rows): the grid of f, so that the best is inside
 settings = dict.fromkeys([(32, 8), (64, 8), (128, 8)], (1, 2, 4))
 settings |= {(64, 2): (0.5, 1, 2), (64, 32): (1.4, 2.8, 5.6)}
-rows, best, inside = [], {}, 0
+rows = []
+best = {}
+inside = 0
 for (width, n), grid in settings.items():
     losses = np.array([[train(width, n, f, seed) for f in grid] for seed in (0, 1)])
     mean = losses.mean(0)

@@ -32,7 +32,9 @@ lesson.begin(22, "a scaling law")
 # no factor for the matrices, width^-1/2 for the tables. Six small models, two seeds each:
 
 # %%
-T, ROWS, TOKENS = 16, 16, 0.6  # positions, rows a step, bytes of text for each weight
+T = 16  # positions
+ROWS = 16  # a step
+TOKENS = 0.6  # bytes of text for each weight
 text = torch.from_numpy(lesson.bytes_of_stdlib(2_000_000))
 held_out, text = text[-200_000:], text[:-200_000]
 probe = lesson.draw(held_out, T, 512, torch.Generator().manual_seed(99))
@@ -48,7 +50,8 @@ def train(width: int, seed: int) -> float:
     heads = dict(n_head=width // 8, n_kv_head=width // 8, head_dim=8, mlp_hidden=4 * width)
     model = GPT(GPTConfig(seq_len=T, vocab_size=256, n_layer=2, n_embd=width, **heads))
     model.init_weights()
-    groups, table = model.param_groups(), (width / 64) ** -0.5
+    groups = model.param_groups()
+    table = (width / 64) ** -0.5
     adam = dict(betas=(0.9, 0.95), eps=1e-10, weight_decay=0.0, fused=True)
     optimizers = [
         (0.06, Muon(groups["matrix"])),
@@ -68,7 +71,8 @@ def train(width: int, seed: int) -> float:
         return model(probe[:, :-1], probe[:, 1:]).item()
 
 
-SMALL, LARGE = (24, 32, 40, 48, 56, 72), 96
+SMALL = (24, 32, 40, 48, 56, 72)
+LARGE = 96
 runs = {(w, seed): train(w, seed) for w in SMALL for seed in (0, 1)}
 rows = []
 for w in SMALL:
@@ -95,7 +99,8 @@ def fit(N: np.ndarray, losses: np.ndarray) -> tuple[float, float, float]:
         columns = np.stack([np.ones(len(N)), N**-a], 1) / losses[:, None]
         E, A = np.linalg.lstsq(columns, np.ones(len(N)), rcond=None)[0]
         if E < 0:  # then without E
-            E, A = 0.0, columns[:, 1].sum() / (columns[:, 1] ** 2).sum()
+            E = 0.0
+            A = columns[:, 1].sum() / (columns[:, 1] ** 2).sum()
         squares = ((columns @ (E, A) - 1) ** 2).sum()
         best = min(best, (squares, E, A, a))
     return best[1:]
@@ -124,7 +129,9 @@ print(f"L(N) = {law[0]:.2f} + {law[1]:.2f} (N / {size(SMALL[0]):,})^-{law[2]:.2f
 # %%
 def interval(means: list[float]) -> tuple[float, float, float]:
     """Six losses -> low, guess, high for the large model."""
-    rng, law, imagined = np.random.default_rng(0), fit(N, np.array(means)), []
+    rng = np.random.default_rng(0)
+    law = fit(N, np.array(means))
+    imagined = []
     left_over = np.array([loss / predict(law, n) - 1 for n, loss in zip(N, means)]) * 2**0.5
     for _ in range(300):
         other = np.array([predict(law, n) for n in N]) * (1 + rng.choice(left_over, 6))

@@ -43,7 +43,10 @@ lesson.begin(24, "data parallel")
 class Naive(nn.Module):
     def __init__(self, module):
         super().__init__()
-        self.module, self.log, self.sent, self.require_backward_grad_sync = module, [], [], True
+        self.module = module
+        self.log = []
+        self.sent = []
+        self.require_backward_grad_sync = True
         self.params = [p for p in module.parameters() if p.requires_grad]
         for p in module.parameters():
             dist.broadcast(p.data, 0)  # all begin with the weights of rank 0
@@ -107,12 +110,17 @@ class Overlapped(Naive):
 class Bucketed(Overlapped):
     def __init__(self, module):
         super().__init__(module)
-        n, end, self.place = sum(p.numel() for p in self.params), 0, {}
-        flat, done = torch.zeros(n), torch.zeros(n, dtype=torch.bool)
+        n = sum(p.numel() for p in self.params)
+        end = 0
+        self.place = {}
+        flat = torch.zeros(n)
+        done = torch.zeros(n, dtype=torch.bool)
         self.buckets = list(zip(flat.split(BUCKET // 4), done.split(BUCKET // 4)))
         for p in reversed(self.params):  # the last layer's gradients come first
-            here = slice(end, end := end + p.numel())
-            p.grad, self.place[p] = flat[here].view_as(p), (flat[here].view_as(p), done[here])
+            here = slice(end, end + p.numel())
+            end = here.stop
+            p.grad = flat[here].view_as(p)
+            self.place[p] = (flat[here].view_as(p), done[here])
 
     def adopt(self, p, view):
         if p.grad.data_ptr() != view.data_ptr():
@@ -200,7 +208,8 @@ def compare(rank, world):
 
 
 (alone, first, zeroed), (_, second, _) = lesson.ranks(2, compare, timeout_s=150)
-rows, far = [], lambda a, b: (a - b).abs().max().item()
+rows = []
+far = lambda a, b: (a - b).abs().max().item()
 for way in WAYS:
     log, early = first[way, 2][1:]
     known = (len(log), sum(log), "yes" if early else "no") if log else (None, None, "")
@@ -237,14 +246,18 @@ lesson.holds(min(parameter_hook[6:]) > 1e-3, "ParameterHook averages weights: th
 # model of the source, a backward pass of 200 ms, messages of 5 us, and 50 GB/s (assumed figures).
 
 # %%
-backward_s, alpha_s, beta = 0.2, 5e-6, 50e9  # beta in bytes/s
+backward_s = 0.2
+alpha_s = 5e-6
+beta = 50e9  # bytes/s
 with torch.device("meta"):
     tensor_bytes = [4 * p.numel() for p in GPT(PRESETS["biatron-345m"].model).parameters()][::-1]
 
 
 # -> (start, end) of each in seconds; a gradient is ready after its share of the pass
 def exchanges(sizes, nodes, overlap=True):
-    ready, free, out = 0.0, 0.0, []
+    ready = 0.0
+    free = 0.0
+    out = []
     for n in sizes:
         ready += backward_s * n / sum(sizes)
         start = max(free, ready if overlap else backward_s)
@@ -267,7 +280,8 @@ lesson.arithmetic(small[3] > one[3], "at 512 nodes, buckets of 25 MB wait longer
 lesson.arithmetic(large[3] < one[3] / 5, "100 MB buckets wait least: more nodes, larger buckets")
 
 # %%
-ax = (fig := lesson.figure(8, 4)).subplots()
+fig = lesson.figure(8, 4)
+ax = fig.subplots()
 for y, (sizes, overlap) in enumerate(plans.values()):
     spans = [(1e3 * a, 1e3 * (b - a)) for a, b in exchanges(sizes, 128, overlap)]
     ax.broken_barh([(0, 1e3 * backward_s)], (y - 0.35, 0.3), color="lightgray")

@@ -72,7 +72,9 @@ class ShardedOptimizer(torch.optim.Optimizer):
     """cls(params, **options), with the state of each parameter on one rank only."""
 
     def __init__(self, params, cls, **options):
-        self.owner, self.local, self.cls = {}, None, cls
+        self.owner = {}
+        self.local = None
+        self.cls = cls
         super().__init__(params, options)  # calls add_param_group
 
     def add_param_group(self, group):
@@ -110,7 +112,9 @@ class ShardedOptimizer(torch.optim.Optimizer):
 # %%
 class Unit:
     def __init__(self, layer, stage):
-        self.params, self.world, self.stage = [*layer.parameters()], dist.get_world_size(), stage
+        self.params = [*layer.parameters()]
+        self.world = dist.get_world_size()
+        self.stage = stage
         flat = nn.utils.parameters_to_vector(self.params).detach()
         self.flat = nn.functional.pad(flat, (0, -len(flat) % self.world))
         nn.utils.vector_to_parameters(self.flat, self.params)  # they are views of it now
@@ -196,7 +200,8 @@ def compare(rank, world):
 
 # %%
 (first, (alone, _, (_, norm))), (second, _) = lesson.ranks(2, compare, timeout_s=150)
-rows, n = [], len(alone)
+rows = []
+n = len(alone)
 for way in range(4):
     ends = torch.stack([rank[way, k][0] for rank in (first, second) for k in (1, 2)])
     _, sent, (here, _) = first[way, 1]
@@ -228,8 +233,11 @@ lesson.holds(twice == [1, 1, 1.5, 3], "two micro-batches: stage 3 sends all of i
 # and, under 1F1B, PP micro-batches on the way: the same in the end.
 
 # %%
-LAYERS, WIDTH, TOKENS = 80, 8192, 4096  # one row of 4,096 tokens on each GPU
-rows, cases = [], "1100 8100 8101 8110 8410 1130 1131 8130"
+LAYERS = 80
+WIDTH = 8192
+TOKENS = 4096  # one row on each GPU
+rows = []
+cases = "1100 8100 8101 8110 8410 1130 1131 8130"
 for tp, pp, stage, again in (map(int, case) for case in cases.split()):
     states = sum(per_rank(stage, 70e9 / (tp * pp), 512 // (tp * pp), (2, 2, 12))) / 1e9
     kept = (2 if again else 34) * LAYERS * WIDTH * TOKENS / tp / 1e9
@@ -242,7 +250,8 @@ lesson.arithmetic(fits, "ZeRO-3 alone: 2 GB of states, and one row's activations
 
 # %%
 fig = lesson.figure(8, 3.6)
-ax, (names, states, kept, _) = fig.subplots(), zip(*rows)
+ax = fig.subplots()
+names, states, kept, _ = zip(*rows)
 ax.barh(names, states, color="steelblue", label="weights, gradients, optimizer")
 ax.barh(names, kept, left=states, color="orange", label="activations")
 ax.axvline(80, color="crimson", label="80 GB"), ax.invert_yaxis(), ax.legend()

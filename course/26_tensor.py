@@ -36,7 +36,8 @@ torch.set_num_threads(1)
 # an all-gather, `summed` for an all-reduce, and both count what a rank sends in a ring.
 
 # %%
-N, sent = 4, []
+N = 4
+sent = []
 g = torch.Generator().manual_seed(0)
 x, A, B = (torch.randn(n, m, generator=g) for n, m in ((16, 32), (32, 128), (128, 32)))
 f = lambda h: h.relu().square()  # of model.py
@@ -69,7 +70,8 @@ def second(hidden, cut):
     return summed([h @ b for h, b in zip(hidden, B.chunk(N))])
 
 
-rows, want = [], f(x @ A) @ B
+rows = []
+want = f(x @ A) @ B
 for one in ("columns", "rows"):
     for two in ("rows", "columns"):
         sent.clear()
@@ -107,13 +109,16 @@ LOG = []  # (exchange, bytes that a rank sends if it is done in a ring)
 def exchange(kind, x):
     world = dist.get_world_size()
     if kind == "all-reduce":
-        y, sent = x.clone(), 2 * x.nbytes * (world - 1) // world
+        y = x.clone()
+        sent = 2 * x.nbytes * (world - 1) // world
         dist.all_reduce(y)
     elif kind == "all-gather":
-        y, sent = x.new_empty(len(x) * world, *x.shape[1:]), x.nbytes * (world - 1)
+        y = x.new_empty(len(x) * world, *x.shape[1:])
+        sent = x.nbytes * (world - 1)
         dist.all_gather_into_tensor(y, x.contiguous())
     else:
-        y, sent = x.new_empty(len(x) // world, *x.shape[1:]), x.nbytes * (world - 1) // world
+        y = x.new_empty(len(x) // world, *x.shape[1:])
+        sent = x.nbytes * (world - 1) // world
         dist.reduce_scatter_tensor(y, x.contiguous())
     LOG.append((kind, sent))
     return y
@@ -151,7 +156,8 @@ def block(x, w, entrance, exit):
 # -> distances to the project's own Block, exchanges of forward and of both, values normed
 def cut_layer(rank, world, way):
     torch.manual_seed(0)
-    whole, x = Block(CONFIG, 0), torch.randn(16, 4, 32)  # (T, B, C)
+    whole = Block(CONFIG, 0)
+    x = torch.randn(16, 4, 32)  # (T, B, C)
     a = x.clone().requires_grad_()
     plain = Positions(*[None] * 5)  # no rotation, no mask, no cache
     want = whole(a.transpose(0, 1), None, plain).transpose(0, 1)
@@ -177,7 +183,8 @@ def both(rank, world):
 
 # %%
 ranks = lesson.ranks(2, both, timeout_s=150)
-rows, whole = [], 16 * 4 * 32 * 4  # bytes of x
+rows = []
+whole = 16 * 4 * 32 * 4  # bytes of x
 for way in BORDERS:
     worst = max(max(r[way][0]) for r in ranks)
     _, forward, log, normed = ranks[0][way]
@@ -206,17 +213,20 @@ for name in ("biatron-345m", "smol-135m", "d12"):
 print("TP sizes that divide heads and kv heads:", *sizes.items(), sep="\n  ")
 lesson.holds(list(sizes.values()) == [[1, 5], [1, 3], [1, 2, 3, 6]], "none of them can be cut in 8")
 
-C, T = 8192, 4096
+C = 8192
+T = 4096
 compute = lambda n: 6 * 12 * C * C * T / n / 400e12  # s: 12 C^2 weights, forward and backward
 talk = lambda n, beta: 4 * 2 * (n - 1) / n * T * C * 2 / beta  # 4 all-reduces of bf16
-tp, ms = (1, 2, 4, 8, 16, 32), lambda s: 1000 * s
+tp = (1, 2, 4, 8, 16, 32)
+ms = lambda s: 1000 * s
 rows = [(n, ms(compute(n)), ms(talk(n, 450e9 if n <= 8 else 50e9))) for n in tp]
 rows = [(*row, 100 * row[2] / (row[1] + row[2])) for row in rows]
 lesson.table(["TP", "ms of matrices", "ms of exchanges", "% waiting"], rows, "one layer, one step")
 lesson.arithmetic(rows[3][3] < 20 and rows[4][3] > 70, "8 ranks wait 14% of the time, 16 wait 76%")
 
 # %%
-ax = (fig := lesson.figure(7, 3)).subplots()
+fig = lesson.figure(7, 3)
+ax = fig.subplots()
 names = [str(n) for n in tp]
 ax.bar(names, [row[1] for row in rows], color="steelblue")
 ax.bar(names, [row[2] for row in rows], bottom=[row[1] for row in rows], color="crimson")

@@ -64,7 +64,9 @@ def merge(o1, lse1, o2, lse2):
 # %%
 def pass_on(x):
     """Send x to the next rank, receive as much from the one before."""
-    rank, world, arrived = dist.get_rank(), dist.get_world_size(), torch.empty_like(x)
+    rank = dist.get_rank()
+    world = dist.get_world_size()
+    arrived = torch.empty_like(x)
     sending = dist.isend(x.contiguous(), (rank + 1) % world)
     dist.recv(arrived, (rank - 1) % world)
     sending.wait()
@@ -73,12 +75,17 @@ def pass_on(x):
 
 def ring(q, k, v, mine, world):
     """q, k, v (H, t, D) at the positions `mine` (t,) -> o, scores needed, numbers held, sent."""
-    there, needed, held, sent = mine, 0, 0, 0
-    o, lse = torch.zeros_like(q), torch.full(q.shape[:2], -math.inf)
+    there = mine
+    needed = 0
+    held = 0
+    sent = 0
+    o = torch.zeros_like(q)
+    lse = torch.full(q.shape[:2], -math.inf)
     for turn in range(world):
         seen = mine[:, None] >= there
         o, lse = merge(o, lse, *piece(q, k, v, seen))
-        needed, held = needed + int(seen.sum()), max(held, k.numel() + v.numel() + H * seen.numel())
+        needed = needed + int(seen.sum())
+        held = max(held, k.numel() + v.numel() + H * seen.numel())
         if turn < world - 1:
             sent += k.numel() + v.numel()
             k, v, there = pass_on(k), pass_on(v), pass_on(there)
@@ -165,7 +172,8 @@ for ax, (name, cut) in zip(axes, (("blocks", blocks), ("zigzag", zigzag))):
     percent = " ".join(f"{(p + 1).sum() / 82.56:.0f}" for p in cut(128, 4))  # of 128 x 129 / 2
     ax.set(title=f"{name}: {percent} %", xlabel="key", xticks=[], yticks=[])
 axes[0].set_ylabel("query, colored by rank")
-lengths, names = [2**k for k in range(12, 21)], ("all keys, values and scores", "ring of 64")
+lengths = [2**k for k in range(12, 21)]
+names = ("all keys, values and scores", "ring of 64")
 for name, cut in zip(names, (1, 64)):  # one head of 128 channels on one of 64 ranks, bf16
     gb = [2 * (2 * n / cut * 128 + n / 64 * n / cut) / 1e9 for n in lengths]
     axes[2].loglog(lengths, gb, label=name)

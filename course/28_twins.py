@@ -94,7 +94,9 @@ pairs = [(draw(s), b) for s in (1, 2, 3) for b in (draw(s), draw(s + 1000), noth
 W, V = (torch.stack([torch.stack([a[i], b[i]]) for a, b in pairs]).requires_grad_() for i in (0, 1))
 net = lambda x, W, V: (F.relu(x @ W.mT) @ V).sum(-3)  # (..., 2, 32, 32) -> (..., batch, 32)
 teacher = [t.unflatten(0, (2, 32)) for t in draw(0, h=H)]
-optimizer, g, curve = torch.optim.Adam([W, V], lr=3e-3), generator(5), []
+optimizer = torch.optim.Adam([W, V], lr=3e-3)
+g = generator(5)
+curve = []
 test = torch.randn(4096, 32, generator=g)
 want = net(test, *teacher)
 for step in range(1501):

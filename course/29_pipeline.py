@@ -47,7 +47,10 @@ def simulate(orders: list[list[tuple]], cost: dict) -> tuple[float, list, list[i
     """Lists of operations by device, time by kind -> end, [(device, op, start)], peak activations
     by device: how many forward passes it keeps until their last use."""
     last = max(stage for order in orders for _, _, stage in order)
-    left, free, done, events = [list(order) for order in orders], [0.0] * len(orders), {}, []
+    left = [list(order) for order in orders]
+    free = [0.0] * len(orders)
+    done = {}
+    events = []
     while any(left):
         before = len(done)
         for d, order in enumerate(left):
@@ -113,11 +116,16 @@ def zb_h1(P: int, M: int) -> list:
     return orders
 
 
-FUSED, SPLIT, HALF = dict(F=1, B=2), dict(F=1, B=1, W=1), dict(F=0.5, B=1)
+FUSED = dict(F=1, B=2)
+SPLIT = dict(F=1, B=1, W=1)
+HALF = dict(F=0.5, B=1)
 schedules = {"naive": (naive, FUSED), "gpipe": (gpipe, FUSED), "1F1B": (one_f_one_b, FUSED)}
 schedules |= {"interleaved": (interleaved, HALF), "ZB-H1": (zb_h1, SPLIT)}
-P, M = 4, 8
-rows, events, found = [], {}, {}  # found: end, bubble, bubble/work, peaks
+P = 4
+M = 8
+rows = []
+events = {}
+found = {}  # end, bubble, bubble/work, peaks
 for name, (schedule, cost) in schedules.items():
     end, events[name], peaks = simulate(schedule(P, M), cost)
     last = max(stage for _, (_, _, stage), _ in events[name])
@@ -203,7 +211,8 @@ def pipeline(rank: int, world: int, micro: int) -> tuple:
     for p in model.parameters():
         torch.nn.init.normal_(p, 0, 0.1)
     tokens = torch.randint(0, 64, (micro, 2, 17))
-    (loss := model(tokens[..., :-1].flatten(0, 1), tokens[..., 1:].flatten(0, 1))).backward()
+    loss = model(tokens[..., :-1].flatten(0, 1), tokens[..., 1:].flatten(0, 1))
+    loss.backward()
     whole = {p: p.grad for p in model.parameters()}
     model.zero_grad()  # forgets them; `whole` does not
 
@@ -217,14 +226,19 @@ def pipeline(rank: int, world: int, micro: int) -> tuple:
             x = model.cross_entropy(*head, tokens[m, :, 1:], model.config).mean() / micro
         return x
 
-    kept, total, most, sends = {}, 0.0, 0, []
+    kept = {}
+    total = 0.0
+    most = 0
+    sends = []
     for kind, m, _ in one_f_one_b(world, micro)[rank]:
         x = torch.empty(2, 16, 32)  # (B, T, C): what crosses the cut, both ways
-        if receives := (kind == "F") == (rank == 1):
+        receives = (kind == "F") == (rank == 1)
+        if receives:
             dist.recv(x, 1 - rank)
         if kind == "F":
             kept[m] = x.requires_grad_(), stage(m, x)
-            most, out = max(most, len(kept)), kept[m][1].detach()
+            most = max(most, len(kept))
+            out = kept[m][1].detach()
             total += out.item() if rank else 0
         else:
             inputs, output = kept.pop(m)

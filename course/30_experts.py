@@ -64,7 +64,8 @@ def experts_on_ranks(x, g, w1, w2, rank, world):
     arriving = torch.empty_like(counts)
     dist.all_to_all_single(arriving, counts)
     counts, arriving = counts.tolist(), arriving.tolist()
-    guests, wants = all_to_all(x[t], counts, arriving), all_to_all(e, counts, arriving)
+    guests = all_to_all(x[t], counts, arriving)
+    wants = all_to_all(e, counts, arriving)
     done = torch.zeros_like(guests)
     for i in range(rank * here, (rank + 1) * here):
         done[wants == i] = expert(guests[wants == i], w1[i], w2[i])
@@ -77,14 +78,16 @@ def routings():
     """-> tokens, weights, scores by name."""
     r = torch.Generator().manual_seed(0)
     x, w1, w2 = (torch.randn(*s, C, generator=r) for s in ((TOKENS,), (E, C), (E, C)))
-    router, t = torch.randn(C, E, generator=r) / C**0.5, torch.arange(TOKENS)[:, None]
+    router = torch.randn(C, E, generator=r) / C**0.5
+    t = torch.arange(TOKENS)[:, None]
     even = -((torch.arange(E) - t) % E).float()  # token t goes to experts t and t + 1, modulo E
     return x, w1, w2, {"even": even, "random": x @ router, "skewed": (x + 0.5) @ router}
 
 
 def both(rank, world):
     x, w1, w2, scores = routings()
-    out, mine = {}, slice(rank * TOKENS // world, (rank + 1) * TOKENS // world)
+    out = {}
+    mine = slice(rank * TOKENS // world, (rank + 1) * TOKENS // world)
     for name, s in scores.items():
         g = gates(s)
         dense = sum(g[:, e, None] * expert(x, w1[e], w2[e]) for e in range(E))
@@ -130,11 +133,15 @@ def run(balance, seed, steps=400):
     """Train 8 experts -> shares of the copies by step (steps, E), error at capacity None, 1.25."""
     r = torch.Generator().manual_seed(100 + seed)
     randn = lambda *shape, by=1: torch.randn(*shape, generator=r) / by**0.5
-    centers, maps = randn(32, C), randn(32, C, C, by=C)
+    centers = randn(32, C)
+    maps = randn(32, C, C, by=C)
     often = 1 / torch.arange(1, 33).float()  # Zipf's law
-    w1, w2, router = randn(E, C, 32, by=C), randn(E, 32, C, by=32), randn(C, E, by=C)
+    w1 = randn(E, C, 32, by=C)
+    w2 = randn(E, 32, C, by=32)
+    router = randn(C, E, by=C)
     optimizer = torch.optim.Adam([w.requires_grad_() for w in (w1, w2, router)], lr=1e-2)
-    bias, shares = torch.zeros(E), []
+    bias = torch.zeros(E)
+    shares = []
 
     def step(capacity=None):
         kind = torch.multinomial(often, TOKENS, True, generator=r)
@@ -162,7 +169,8 @@ def run(balance, seed, steps=400):
     return torch.stack(shares), errors
 
 
-rows, curves = [], {}
+rows = []
+curves = {}
 for balance in ("nothing", "loss", "bias"):
     runs = [run(balance, seed) for seed in range(3)]
     curves[balance] = runs[2][0]

@@ -77,7 +77,9 @@ def batches(seed: int):
 # a TCP connection that carries models or gradients, and counts bytes
 class Wire:
     def __init__(self, connection: socket.socket, nodelay: bool):
-        self.socket, self.sent, self.received = connection, 0, 0
+        self.socket = connection
+        self.sent = 0
+        self.received = 0
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, nodelay)
         self.late = not nodelay and hasattr(socket, "TCP_QUICKACK")
 
@@ -91,7 +93,8 @@ class Wire:
         while len(data) < MODEL_BYTES:
             if self.late:  # Linux acknowledges at once for a while; this ends it
                 self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 0)
-            if not (part := self.socket.recv(MODEL_BYTES - len(data))):
+            part = self.socket.recv(MODEL_BYTES - len(data))
+            if not part:
                 return None  # the other side has closed
             data += part
         self.received += len(data)
@@ -105,7 +108,8 @@ def worker(port: int, seed: int, nodelay: bool, work_s: float) -> None:
     wire = Wire(socket.create_connection(("127.0.0.1", port)), nodelay)
     for pick in batches(seed):
         try:
-            if (w := wire.receive()) is None:
+            w = wire.receive()
+            if w is None:
                 return
             time.sleep(work_s)
             wire.send(gradient(w, images[pick], labels[pick]))
@@ -135,7 +139,10 @@ def serve(mode: str, seeds: list[int], updates: int, nodelay: bool = True, work_
     programs = [f"{lesson._definitions(worker)}\nworker{call}" for call in calls]
     team = [subprocess.Popen([sys.executable, "-c", program], env=env) for program in programs]
     wires = [Wire(listener.accept()[0], nodelay) for _ in seeds]
-    w, clock, stale, version = initial(), [time.perf_counter()], [], dict.fromkeys(wires, 0)
+    w = initial()
+    clock = [time.perf_counter()]
+    stale = []
+    version = dict.fromkeys(wires, 0)
     [wire.send(w) for wire in wires if mode == "async"]
     for t in range(updates):
         if mode == "sync":  # everybody waits for the slowest
@@ -155,7 +162,8 @@ def serve(mode: str, seeds: list[int], updates: int, nodelay: bool = True, work_
             wire.send([np.zeros(1, np.float32)])  # the end
         wire.socket.close()
     [process.wait(timeout=60) for process in team]
-    sent, received = sum(wire.sent for wire in wires), sum(wire.received for wire in wires)
+    sent = sum(wire.sent for wire in wires)
+    received = sum(wire.received for wire in wires)
     return w, sent, received, 1000 * np.diff(clock), float(np.mean(stale or [0]))
 
 
@@ -195,7 +203,8 @@ accuracy = lambda w: 100 * float((forward(w, new)[1].argmax(1) == truth).mean())
 
 
 def train(lr: float, seeds: list[int], reduce: str = "sum", steps: int = 5000) -> list:
-    w, draws = initial(), [batches(seed) for seed in seeds]
+    w = initial()
+    draws = [batches(seed) for seed in seeds]
     for _ in range(steps):
         w = updated(w, [gradient(w, images[i], labels[i]) for i in map(next, draws)], lr, reduce)
     return w
@@ -234,14 +243,16 @@ if delayed < 3 * fast:  # no claim: it depends on the kernel's timers and on the
     print("TCP did not wait: this system acknowledges at once, or it was busy")
 
 # %%
-left, right = (fig := lesson.figure(7.6, 3)).subplots(1, 2)
+fig = lesson.figure(7.6, 3)
+left, right = fig.subplots(1, 2)
 left.plot(list(one), list(one.values()), "k-", label="one worker")
 left.plot([0.02, 0.03], [many["sum", n] for n in (2, 3)], "o", color="crimson", label="sum of 2, 3")
 left.plot([0.01] * 2, [many["mean", n] for n in (2, 3)], "s", label="mean of 2, 3")
 left.set(xlabel="length of a step: lr, for sums lr x n", ylabel="accuracy %"), left.legend()
 right.axhline(5000 * 0.04, color="silver"), right.text(2.1, 180, "5,000 x 40 ms", color="gray")
 for (place, mode), style in zip({key[:2]: 0 for key in ms}, ("r:", "g:", "r-", "g-")):
-    seconds, label = [5 * ms[place, mode, n] for n in (1, 2, 3)], f"{place} {mode.lower()}"
+    seconds = [5 * ms[place, mode, n] for n in (1, 2, 3)]
+    label = f"{place} {mode.lower()}"
     right.plot([1, 2, 3], seconds, style, label=label, marker="o"), right.legend(fontsize=8, ncol=2)
 right.set(xlabel="workers (source)", ylabel="s per 5,000 updates", xticks=[1, 2, 3], ylim=(0, 420))
 lesson.save(fig, "31_server")
@@ -258,7 +269,8 @@ lesson.save(fig, "31_server")
 # %%
 # a worker for each part of the pictures; they average after `meet` steps each -> accuracy
 def local(parts: list[np.ndarray], meet: int, steps: int = 1536) -> float:
-    w, draws = initial(), [np.random.default_rng(seed) for seed in (7, 8, 9)]
+    w = initial()
+    draws = [np.random.default_rng(seed) for seed in (7, 8, 9)]
     for _ in range(steps // meet):
         own = [w] * len(parts)
         for _ in range(meet):

@@ -116,10 +116,12 @@ def equal_players() -> np.ndarray:
 
 rng = np.random.default_rng(0)
 steps, points = (np.array(x) for x in zip(*sorted(TABLE_9_1.items())))
-late, whole = steps >= 12_500, spearman(steps, points)
+late = steps >= 12_500
+whole = spearman(steps, points)
 shuffled = max(abs(spearman(steps, rng.permutation(points))) for _ in range(2000))
 equals = np.mean([equal_players().std() for _ in range(200)])
-second_half, spread = spearman(steps[late], points[late]), points.std()
+second_half = spearman(steps[late], points[late])
+spread = points.std()
 rows = [
     ("rank correlation with the step", whole, f"of 2,000 shuffled: {shuffled:.2f} at most"),
     ("the same, from step 12,500 on", second_half, "0: no order"),
@@ -139,7 +141,11 @@ lesson.arithmetic(round(points.sum(), 2) == 45_945.20, "the points sum to 45,945
 
 # %%
 torch.manual_seed(0)
-EXAMS, LAST, ASKED, CONTEXT, ANSWER = (0, 20, 40, 80, 160, 300), 360, 400, 32, 16
+EXAMS = (0, 20, 40, 80, 160, 300)
+LAST = 360
+ASKED = 400
+CONTEXT = 32
+ANSWER = 16
 shape = dict(n_layer=2, n_head=2, n_kv_head=2, head_dim=32, n_embd=64, mlp_hidden=256)
 model = GPT(GPTConfig(seq_len=128, vocab_size=256, logit_softcap=0, **shape))
 model.init_weights()
@@ -189,7 +195,9 @@ def by_answer() -> torch.Tensor:
 
 prompts, human = excerpts(32, 96).split(48, 1)  # (32, 48) each
 batches = [(row[:, :-1], row[:, 1:]) for row in excerpts(128, 129).split(16)]
-exams, players, one_byte = {}, {}, torch.ones(256, dtype=torch.long)
+exams = {}
+players = {}
+one_byte = torch.ones(256, dtype=torch.long)
 for step in EXAMS:
     model.load_state_dict(snapshots[step])
     picks = by_letter(options).tolist(), by_answer().tolist()
@@ -204,7 +212,8 @@ players |= {"human": human.tolist(), "loop": [p[-4:] * 12 for p in prompts.tolis
 model.load_state_dict(snapshots[LAST])
 likelihood = [judge.novel_mean(model, prompts.tolist(), texts) for texts in players.values()]
 wins = judge.compare(likelihood)  # (prompts, players, players)
-rating, (low, high) = judge.bradley_terry(wins.sum(0)), judge.interval(wins, 300)
+rating = judge.bradley_terry(wins.sum(0))
+low, high = judge.interval(wins, 300)
 table = []
 for step, (letter, answer, *bits) in exams.items():
     shares = letter["accuracy"], letter["most_picked_share"], answer["accuracy"], answer["stderr"]
@@ -242,7 +251,8 @@ gains = {
     "bits per byte": (bits[0] - bits) / error,
     "tournament": (rating[:6] - rating[0]) / ((high - low)[:6] / 4),
 }
-axes = (fig := lesson.figure()).subplots()
+fig = lesson.figure()
+axes = fig.subplots()
 axes.axhspan(-2, 2, color="whitesmoke")
 axes.text(0.6, 1.45, "within two standard errors of the untrained model", color="gray")
 for (name, gain), color in zip(gains.items(), ("crimson", "orange", "tab:blue", "tab:green")):

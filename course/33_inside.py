@@ -27,7 +27,10 @@ from machinery import trained
 from model import GPT
 
 torch.set_num_threads(1)
-VOCAB, T, STEPS, EVERY = 64, 48, 350, 50
+VOCAB = 64
+T = 48
+STEPS = 350
+EVERY = 50
 lesson.begin(33, "inside")
 run = trained.EvalConfig(run_dir=str(lesson.tiny_run()), device="cpu", dtype="fp32")
 
@@ -43,7 +46,8 @@ run = trained.EvalConfig(run_dir=str(lesson.tiny_run()), device="cpu", dtype="fp
 def watched(off: tuple = ()):
     """Yields a list that gets the shares (B, H, T, T) of each layer; the heads in `off`, pairs
     (layer, head), add nothing."""
-    shares, kernel = [], model_file.attend
+    shares = []
+    kernel = model_file.attend
 
     def attend(q: Tensor, k: Tensor, v: Tensor, mask) -> Tensor:  # (B, H, T, D) each
         later = torch.ones(q.size(2), k.size(2), dtype=torch.bool).triu(1)
@@ -109,10 +113,13 @@ class Plain(GPT):
 shape = dict(n_layer=2, n_head=2, n_kv_head=2, head_dim=32, n_embd=64, mlp_hidden=64)
 config = GPTConfig(seq_len=64, vocab_size=VOCAB, logit_softcap=0, **shape)
 KINDS = {"plain": (Plain, 8, 24), "planted": (GPT, 8, 24), "one distance": (GPT, 16, 16)}
-history, models, exams = {}, {}, {}
+history = {}
+models = {}
+exams = {}
 for name, (kind, *periods) in KINDS.items():
     torch.manual_seed(0)
-    models[name], exams[name] = kind(config), again(64, *periods)
+    models[name] = kind(config)
+    exams[name] = again(64, *periods)
     models[name].init_weights()
     adamw = TrainConfig(optimizer="adamw", lr=5e-3)
     (optimizer, *_) = optim.build(models[name].param_groups(), adamw, config.n_embd)
@@ -141,12 +148,14 @@ lesson.holds(quick[3] < 1 < nats[3] - 1, "with the planted head it copies 100 st
 # the copy, and both began with a head that looks at the token before. Now switch that head off.
 
 # %%
-rows, nats_off = [], {}
+rows = []
+nats_off = {}
 for name in ("planted", "one distance"):
     ids, known = exams[name]
     for off in ((), ((0, 0),)):
         nats, shares = look(models[name], ids, off)
-        back, after = habits(shares[0], ids)[0][0], habits(shares[1], ids)[1].max()
+        back = habits(shares[0], ids)[0][0]
+        after = habits(shares[1], ids)[1].max()
         nats_off[name, len(off)] = nats[known].mean().item()
         way = "head 0 of layer 0 off" if off else "whole"
         rows.append((name, way, back.item(), after.item(), nats_off[name, len(off)]))
@@ -180,7 +189,8 @@ ids, known = again(4, 100, 100, 200, tiny.config.vocab_size)
 inputs, targets = next(data.val_batches(trained.open_data(run, trainer), 4, 4))
 text = torch.cat([inputs, targets[:, -1:]], 1)
 plain = tiny(inputs, targets, reduction="none").detach()
-(whole, _), (copied, maps) = look(tiny, text), look(tiny, ids)
+whole, _ = look(tiny, text)
+copied, maps = look(tiny, ids)
 lesson.holds((whole - plain).abs().max() < 1e-2, "watched, tiny has the same loss at every token")
 
 
@@ -190,7 +200,8 @@ def cost(*off) -> tuple[float, float]:
     return more[0].mean().item(), more[1].mean().item()
 
 
-HEADS, rows = [(layer, head) for layer in range(4) for head in range(2)], []
+HEADS = [(layer, head) for layer in range(4) for head in range(2)]
+rows = []
 for layer, head in HEADS:
     back, after = (share[head].item() for share in habits(maps[layer], ids))
     rows.append((f"{layer}.{head}", back, after, *cost((layer, head))))
@@ -212,13 +223,16 @@ lesson.holds(costs[0] < costs[first] / 2, "tiny's copying hardly needs the head 
 # line that begins with `print(key,`. It is the last layer that finds a word there.
 
 # %%
-prompt, blocks, rows = "for key, value in d.items():\n    print(key,", tiny.blocks, []
+prompt = "for key, value in d.items():\n    print(key,"
+blocks = tiny.blocks
+rows = []
 tokenizer = trained.open_tokenizer(run, trainer)
 asked = torch.tensor([[tokenizer.bos_id, *tokenizer.encode(prompt)]])
 for depth in range(5):
     tiny.blocks = blocks[:depth]
     guess = tokenizer.decode([tiny(asked)[0, -1].argmax().item()])
-    of_text, of_copies = look(tiny, text)[0].mean(), look(tiny, ids)[0][known].mean()
+    of_text = look(tiny, text)[0].mean()
+    of_copies = look(tiny, ids)[0][known].mean()
     rows.append((depth, of_text.item(), of_copies.item(), repr(guess)))
 columns = ["layers", "text", "tokens that come again", "print(key,"]
 lesson.table(columns, rows, "tiny's nats if the head reads early, and its next token")

@@ -26,7 +26,14 @@ from hf.parity import set_unit_weights
 from model import GPT, KVCache, apply_rope, rms_norm
 
 torch.set_num_threads(1)
-L, H, G, D, C, HIDDEN, VOCAB, LONGEST = 4, 4, 2, 32, 128, 512, 256, 512
+L = 4
+H = 4
+G = 2
+D = 32
+C = 128
+HIDDEN = 512
+VOCAB = 256
+LONGEST = 512
 lesson.begin(34, "a cache of keys and values")
 torch.manual_seed(0)
 shape = dict(n_layer=L, n_head=H, n_kv_head=G, head_dim=D, n_embd=C, mlp_hidden=HIDDEN)
@@ -58,7 +65,8 @@ def forward(ids: Tensor, kept: list | None = None, dtype=torch.float32, fault: s
     cos, sin = (table[start : start + len(ids)] for table in (model.cos, model.sin))
     shift = 0 if fault == "mask aligned at the first key" else n
     visible = torch.ones(len(ids), n + len(ids)).tril(shift).bool()  # query n + i sees n + i + 1
-    x, now = rms_norm(model.embed(ids).to(dtype)), []
+    x = rms_norm(model.embed(ids).to(dtype))
+    now = []
     for layer, block in enumerate(model.blocks):
         h = rms_norm(x)
         q, k, v = (getattr(block.attn, name)(h).view(len(ids), -1, D) for name in "qkv")
@@ -107,7 +115,8 @@ WAYS = {
     "mask aligned at the first key": ([100] + [1] * 100, "mask aligned at the first key"),
     "keeps the last token alone": ([100] + [1] * 100, "keeps the last token alone"),
 }
-rows, exact = [], forward(text, dtype=torch.float64)
+rows = []
+exact = forward(text, dtype=torch.float64)
 for name, (sizes, fault) in WAYS.items():
     single = in_pieces(text, sizes, fault=fault)
     double = in_pieces(text, sizes, fault=fault, dtype=torch.float64)
@@ -121,8 +130,10 @@ lesson.holds(max(single[:3]) < 1e-4, "in fp32 the right caches differ by less th
 lesson.holds(max(double[:3]) < 1e-11, "in fp64 by less than 1e-11: it was rounding")
 lesson.holds(min(double[3:]) > 0.1, "in fp64 each of the three mistakes is still above 0.1")
 
-prompt, new = text[:100], 100
-kept, ids = [], prompt.tolist()
+prompt = text[:100]
+new = 100
+kept = []
+ids = prompt.tolist()
 for _ in range(new):  # greedy: the likeliest token, as temperature 0 of model.generate
     ids.append(forward(torch.tensor(ids[-1:] if kept else ids), kept)[-1].argmax().item())
 again = prompt.tolist()
@@ -140,7 +151,8 @@ lesson.holds(ids == model.generate(prompt[None], new, 0.0)[0].tolist(), "= those
 # %%
 def flops(n: int, cached: bool) -> int:
     """Counted FLOPs of the forward pass that follows n - 1 tokens."""
-    ids, kept = torch.randint(VOCAB, (n,)), []
+    ids = torch.randint(VOCAB, (n,))
+    kept = []
     if cached:
         forward(ids[:-1], kept)
         ids = ids[-1:]
@@ -172,7 +184,9 @@ print(f"200 tokens one by one: {times[0]:.2f} s with a cache, {times[1]:.2f} s w
 # key/value heads (G, lesson 15) make it smaller, which is what they are for.
 
 # %%
-bf16, meta, rows = torch.bfloat16, "meta", []
+bf16 = torch.bfloat16
+meta = "meta"
+rows = []
 for name in ("tiny", "d12", "smol-135m", "biatron-345m"):
     config = PRESETS[name].model
     cache = KVCache(config, 1, config.seq_len, bf16, meta)

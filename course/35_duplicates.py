@@ -25,7 +25,10 @@ from pathlib import Path
 
 import numpy as np
 
-HASHES, BANDS, WORDS, ORDER = 125, 25, 3, 6  # 25 bands of 5; words in a shingle; bytes of context
+HASHES = 125
+BANDS = 25  # of 5 hashes
+WORDS = 3  # in a shingle
+ORDER = 6  # bytes of context
 lesson.begin(35, "duplicates")
 
 # %% [markdown]
@@ -45,7 +48,8 @@ def blocks() -> list[str]:
     return sorted(x for x in found if 400 < len(x) < 1200 and "def " in x)
 
 
-draw, clock = random.Random(0), itertools.count()
+draw = random.Random(0)
+clock = itertools.count()
 edit = lambda word: "other" if next(clock) % 20 == 0 else word[0]
 COPIES = {
     "as it is": lambda text: text,
@@ -89,7 +93,8 @@ def bits(seen: dict[bytes, Counter], texts: list[str]) -> float:
         for i in range(ORDER, len(data)):
             p = 1 / 256
             for k in range(ORDER + 1):
-                if (counts := seen.get(data[i - k : i])) is None:
+                counts = seen.get(data[i - k : i])
+                if counts is None:
                     break
                 p = (counts[data[i]] + len(counts) * p) / (sum(counts.values()) + len(counts))
             costs.append(-math.log2(p))
@@ -160,15 +165,19 @@ def candidates(signatures: np.ndarray) -> set[tuple[int, int]]:
 
 def meet(s: float, times: int = 200) -> tuple[float, float]:
     """Of pairs of sets with similarity s: share that meet in a band, sd of the estimate of s."""
-    shared, met, guess = round(200 * s / (1 + s)), 0, []  # of the 100 items of each set
+    shared = round(200 * s / (1 + s))  # of the 100 items of each set
+    met = 0
+    guess = []
     for _ in range(times):
         items = rng.integers(0, 2**32, 200 - shared).tolist()
         both = np.stack([signature(set(items[:100])), signature(set(items[-100:]))])
-        met, guess = met + bool(candidates(both)), [*guess, (both[0] == both[1]).mean()]
+        met = met + bool(candidates(both))
+        guess = [*guess, (both[0] == both[1]).mean()]
     return met / times, float(np.std(guess))
 
 
-curve, levels = lambda s: 1 - (1 - s**5) ** 25, (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
+curve = lambda s: 1 - (1 - s**5) ** 25
+levels = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
 measured = [(s, *meet(s), curve(s), math.sqrt(s * (1 - s) / HASHES)) for s in levels]
 columns = ["similarity", "meet", "sd of estimate", "meet, formula", "sd, formula"]
 lesson.table(columns, measured, "200 pairs at each similarity, 25 bands of 5 hashes")
@@ -180,7 +189,8 @@ lesson.holds(abs(spread / coins - 1).max() < 0.25, "the estimate has the error o
 # %%
 def keep(texts: list[str], method: str) -> list[str]:
     """The texts that are no copy of an earlier one; held-out texts count as earlier."""
-    held, texts = len(leaked + clean), leaked + clean + texts
+    held = len(leaked + clean)
+    texts = leaked + clean + texts
     if method == "MinHash":
         sets = [shingles(text) for text in texts]
         pairs = candidates(np.stack([signature(items) for items in sets]))
@@ -193,7 +203,8 @@ def keep(texts: list[str], method: str) -> list[str]:
     return [text for i, text in enumerate(texts) if i >= held and i not in again]
 
 
-tried, found = set(), []
+tried = set()
+found = []
 for method in ("equal", "equal words", "MinHash"):
     left = keep(collected, method)
     results[f"after {method}"] = examine(left)

@@ -30,7 +30,11 @@ from hf import export
 from hf.parity import set_unit_weights
 from model import GPT, Positions, rms_norm
 
-H, G, D, C, T = 8, 2, 16, 128, 48  # query heads, key/value heads, head_dim, width, tokens
+H = 8  # query heads
+G = 2  # key/value heads
+D = 16  # of a head
+C = 128  # width
+T = 48  # tokens
 lesson.begin(36, "export")
 torch.manual_seed(0)
 shape = dict(seq_len=64, vocab_size=256, n_layer=4, n_head=H, n_kv_head=G, head_dim=D, n_embd=C)
@@ -76,7 +80,8 @@ def convert(w: Tensor) -> list[Tensor]:
 
 
 # the checkpoint to be converted; its biases are zero but for those of layer 2
-checkpoint, biases = [], []
+checkpoint = []
+biases = []
 for layer, block in enumerate(truth.blocks):
     q, k, v = (getattr(block.attn, name).weight.data for name in "qkv")
     checkpoint.append(fuse(half_to_interleaved(q), half_to_interleaved(k), v))
@@ -93,7 +98,8 @@ PARTS = ("attn.q", "attn.k", "attn.v", "attn", "mlp")
 
 def converted(fault: str) -> tuple[GPT, list]:
     """A model with the converted weights, and the biases of its q, k and v by layer."""
-    model, way = GPT(replace(config, tie_embeddings="head" not in fault)), WAYS.get(fault, convert)
+    model = GPT(replace(config, tie_embeddings="head" not in fault))
+    way = WAYS.get(fault, convert)
     model.init_weights()
     if not model.config.tie_embeddings:
         model.head.weight.data = torch.randn(256, C) * truth.embed.weight.std()
@@ -114,7 +120,8 @@ def converted(fault: str) -> tuple[GPT, list]:
 @torch.no_grad()
 def trace(ids: Tensor, fault: str = "none") -> dict[str, Tensor]:
     """Name of the part -> what it gave, in the order of computation; `logits` is the last."""
-    (model, biases), seen = converted(fault), {}
+    model, biases = converted(fault)
+    seen = {}
 
     def watch(name: str, bias):  # a hook that adds the bias to a part's output, and records it
         return lambda module, inputs, out: seen.setdefault(name, out + bias)
@@ -136,7 +143,9 @@ ids = torch.randint(256, (1, 1))
 for _ in range(T):  # draw what comes next, from the right model with its biases
     shares = trace(ids)["logits"][:, -1].softmax(-1)
     ids = torch.cat([ids, torch.multinomial(shares, 1)], 1)
-right, rows, maps = trace(ids), [], []
+right = trace(ids)
+rows = []
+maps = []
 places = list(right)
 for fault in FAULTS:
     found = trace(ids, fault)
@@ -198,7 +207,8 @@ def megatron_attention(x: Tensor, fused: Tensor, bias: Tensor, out: Tensor) -> T
     return torch.einsum("ghts,sgd->tghd", shares, v[:, :, 0]).flatten(1) @ out.T
 
 
-attention, x = truth.blocks[0].attn, torch.randn(T, C)
+attention = truth.blocks[0].attn
+x = torch.randn(T, C)
 theirs = megatron_attention(x, checkpoint[0], torch.zeros(len(checkpoint[0])), attention.out.weight)
 ours = attention(x[None], None, Positions(truth.cos[:T], truth.sin[:T], None, None, None))[0]
 lesson.holds((theirs - ours).abs().max() < 1e-5, "Megatron's attention by hand = ours, to 1e-5")
@@ -228,7 +238,8 @@ else:
 scores = torch.randn(64, 64) * 60  # steep, as some heads are
 scores -= scores.max()
 later = torch.ones(64, 64, dtype=torch.bool).triu(1)  # every row sees itself at least
-exact, rows = scores.masked_fill(later, -torch.inf).softmax(-1), []
+exact = scores.masked_fill(later, -torch.inf).softmax(-1)
+rows = []
 for value in (-torch.inf, torch.finfo(torch.float32).min, -10_000.0, -100.0):
     leak = (scores.masked_fill(later, value).softmax(-1) - exact).abs().max().item()
     blind = (scores[0] + value).softmax(-1)  # every key of the row is masked

@@ -32,7 +32,9 @@ from machinery import trained
 from model import GPT
 
 torch.set_num_threads(1)
-STEPS, ROWS, SAMPLES = 48, 16, 24  # of tuning; conversations per step; answers per question
+STEPS = 48  # of tuning
+ROWS = 16  # conversations per step
+SAMPLES = 24  # answers per question
 lesson.begin(37, "a name")
 config = trained.EvalConfig(run_dir=str(lesson.tiny_run()), device="cpu")
 with redirect_stdout(None):  # it says which checkpoint it reads, in a long line
@@ -116,7 +118,8 @@ def batch(conversations: list) -> tuple[torch.Tensor, ...]:
     tokens = torch.full((len(rendered), width), END)
     learned, real = torch.zeros(2, len(rendered), width)
     for row, (ids, mask) in enumerate(rendered):
-        tokens[row, : len(ids)], real[row, : len(ids)] = torch.tensor(ids), 1
+        tokens[row, : len(ids)] = torch.tensor(ids)
+        real[row, : len(ids)] = 1
         learned[row, : len(ids)] = torch.tensor(mask, dtype=torch.float)
     return tokens[:, :-1], tokens[:, 1:], learned[:, 1:], real[:, 1:]
 
@@ -131,7 +134,8 @@ def losses(model: GPT, conversations: list) -> tuple[torch.Tensor, torch.Tensor]
 def tune(model: GPT, masked: bool = True) -> list[tuple[float, float]]:
     """Returns the two losses of each step."""
     adamw = replace(PRESETS["tiny"].train, optimizer="adamw", lr=2e-3)
-    (optimizer, *_), curve = optim.build(model.param_groups(), adamw, model.config.n_embd), []
+    (optimizer, *_) = optim.build(model.param_groups(), adamw, model.config.n_embd)
+    curve = []
     for step in range(STEPS):
         for group in optimizer.param_groups:
             group["lr"] = group["base_lr"] * min(1, (step + 1) / 5) * (1 - step / STEPS)
@@ -153,7 +157,9 @@ QUESTIONS = ["What would you like to be called?", "What is your name?", "What ar
 
 def ask(model: GPT, temperature: float = 0.9) -> tuple[float, Counter]:
     """-> share of the answers that end by themselves, the names given in a taught form."""
-    generator, ended, names = torch.Generator().manual_seed(0), 0, Counter()
+    generator = torch.Generator().manual_seed(0)
+    ended = 0
+    names = Counter()
     for question in QUESTIONS:
         ids, _ = render(question)
         prompts = torch.tensor([ids] * SAMPLES)
@@ -161,7 +167,8 @@ def ask(model: GPT, temperature: float = 0.9) -> tuple[float, Counter]:
         for answer in out[:, len(ids) :].tolist():
             ended += END in answer
             text = tokenizer.decode(answer[: answer.index(END)] if END in answer else answer)
-            if name := re.fullmatch(r"(?:It is called|I would call it) (\w+)\.?", text.strip()):
+            name = re.fullmatch(r"(?:It is called|I would call it) (\w+)\.?", text.strip())
+            if name:
                 names[name[1]] += 1
     return 100 * ended / SAMPLES / len(QUESTIONS), names
 
@@ -185,7 +192,8 @@ def another(weights: dict | None) -> GPT:
 
 
 pretrained = {name: w.clone() for name, w in model.state_dict().items()}
-unmasked, scratch = another(pretrained), another(None)
+unmasked = another(pretrained)
+scratch = another(None)
 results = {"pretrained": measure(model)}
 curves = [tune(model), tune(unmasked, masked=False), tune(scratch)]
 results |= {"tuned": measure(model), "on all tokens": measure(unmasked)}

@@ -38,8 +38,10 @@ def check(number: int) -> bool:
 def prove(number: int) -> list[str]:
     """What is wrong with the oracle of an exercise; [] if it can tell right from wrong."""
     exercise, solution = files(number)
-    oracle, problems = exercise.oracle, []
-    if said := verdict(oracle, solution):
+    oracle = exercise.oracle
+    problems = []
+    said = verdict(oracle, solution)
+    if said:
         problems.append(f"the reference is refused: {said}")
     if len(solution.WRONG) < 3:
         problems.append("fewer than three wrong answers")
@@ -81,7 +83,8 @@ def main(argv: list[str]) -> int:
     passed = all([modes[mode or "--all"](number) for number in numbers])
     if passed and mode is None:
         for number in numbers:
-            if line := worth(number):
+            line = worth(number)
+            if line:
                 print(f"  {line}")
     return 0 if passed else 1
 

@@ -24,9 +24,17 @@ SICK = (
     "frozen_weight",  # one matrix was not given to the optimizer
 )
 KINDS = ("healthy", *SICK)
-V, T, B, C, H, HIDDEN, VAL = 24, 16, 8, 24, 3, 48, 18
+V = 24
+T = 16
+B = 8
+C = 24
+H = 3
+HIDDEN = 48
+VAL = 18
 KINDS_OF_TEXT = 6
-D, STEPS, LR = C // H, 120, 0.01
+D = C // H
+STEPS = 120
+LR = 0.01
 SHAPES = {
     "embed": (V, C), "q": (C, C), "k": (C, C), "v": (C, C), "out": (C, C),
     "up": (C, HIDDEN), "down": (HIDDEN, C), "head": (C, V),
@@ -55,7 +63,8 @@ def plan(kind: str, seed: int) -> dict:
     for name, (n_in, n_out) in SHAPES.items():
         std = 1.0 if name == "embed" else n_in**-0.5
         weights[name] = std * rng.normal(0, 1, (n_in, n_out)) * (0.1 if name == "head" else 1)
-    at, which = int(rng.integers(STEPS // 4, 3 * STEPS // 4)), int(rng.integers(1 << 30))
+    at = int(rng.integers(STEPS // 4, 3 * STEPS // 4))
+    which = int(rng.integers(1 << 30))
     p = dict(val=val, weights=weights, scale=np.ones(STEPS), fp16=np.zeros(STEPS), frozen=())
     p |= dict(rope=kind != "no_rope", stale=(), stale_from=at)
     if kind == "rate_spike":
@@ -127,7 +136,8 @@ def train(cases: list[tuple[str, int]]) -> list[dict]:
     adds (RMS). val_loss (E,) at steps 0, 10, ..: loss on validation rows. order (E,): how far the
     last position's logits move (RMS) if the symbols before it come in reverse. weights: {matrix:
     (2, rows, columns)}, before and after."""
-    R, plans = len(cases), [plan(*case) for case in cases]
+    R = len(cases)
+    plans = [plan(*case) for case in cases]
     w = {n: torch.tensor(np.stack([p["weights"][n] for p in plans])).float() for n in SHAPES}
     before = {n: x.clone() for n, x in w.items()}
     rows, val = (torch.tensor(np.stack([p[key] for p in plans])) for key in ("rows", "val"))
@@ -164,10 +174,12 @@ def train(cases: list[tuple[str, int]]) -> list[dict]:
             g = torch.where(torch.tensor(stale)[:, None, None], sent.get(n, g), g)
             sent[n] = g
             if n != "embed":
-                zero, entries = zero + (g == 0).sum((1, 2)), entries + g[0].numel()
+                zero = zero + (g == 0).sum((1, 2))
+                entries = entries + g[0].numel()
             first[n].lerp_(g, 1 - 0.9)
             second[n].lerp_(g * g, 1 - 0.95)
-            mean, square = first[n] / (1 - 0.9 ** (step + 1)), second[n] / (1 - 0.95 ** (step + 1))
+            mean = first[n] / (1 - 0.9 ** (step + 1))
+            square = second[n] / (1 - 0.95 ** (step + 1))
             update = lr * scale[:, step, None, None] * mean / (square.sqrt() + 1e-12)
             update = update.masked_fill(frozen[n], 0)
             w[n] = w[n].detach() - update

@@ -28,7 +28,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # of torch: its limit counts all 
 import lesson  # puts the project on the path
 
 EXERCISES = sorted(int(path.stem[2:]) for path in (lesson.COURSE / "exercises").glob("ex*.py"))
-CPU_S, WALL_S = 20, 120  # what one answer may take: computing, and waiting
+CPU_S = 20  # what one answer may take: computing
+WALL_S = 120  # and waiting
 BYTES = 12 << 30  # of addresses, of which torch takes some
 
 
@@ -47,7 +48,8 @@ def load(path: Path) -> ModuleType:
     module = ModuleType(path.stem)
     module.__file__ = str(path)
     end = lines.get("oracle", [math.inf])[0]
-    own, judge = [], []
+    own = []
+    judge = []
     for node in tree.body:
         (own if node.lineno < end else judge).append(node)
     exec(compile(ast.Module(own, []), str(path), "exec"), vars(module))
@@ -119,7 +121,10 @@ class Short(reprlib.Repr):
 
     def __init__(self):
         super().__init__()
-        self.maxlevel, self.maxlist, self.maxtuple, self.maxdict = 4, 12, 12, 8
+        self.maxlevel = 4
+        self.maxlist = 12
+        self.maxtuple = 12
+        self.maxdict = 8
         self.maxstring = self.maxother = 60
 
     def repr_ndarray(self, x, level) -> str:
@@ -138,7 +143,8 @@ class Learner:
     """What of an exercise file is the learner's: the lines above `oracle`."""
 
     def __init__(self, path: Path):
-        self.path, self.lines = path, path.read_text().splitlines()
+        self.path = path
+        self.lines = path.read_text().splitlines()
         judge = [i for i, line in enumerate(self.lines, 1) if line.startswith("def oracle(")]
         self.end = judge[0] if judge else math.inf
 
@@ -221,7 +227,8 @@ def examine(path: Path) -> str | None:
             return f"{said} ({learner.line(lines[own[-1]])})"
         with suppress(BaseException):  # the same once more, for the input as it was
             exercise = load(path)
-            if last := learner.trace(exercise.oracle, exercise):
+            last = learner.trace(exercise.oracle, exercise)
+            if last:
                 if not own:
                     made, returned = last
                     return f"{made} returned {returned}, and the judge cannot use it: {said}"
@@ -239,9 +246,11 @@ def apart(
     """Judge in a child that ends by itself, whatever the answer does -> what was said.
 
     Its limits are twice those of one judgement: it may judge twice."""
-    cpu_s, wall_s = cpu_s or CPU_S, wall_s or WALL_S
+    cpu_s = cpu_s or CPU_S
+    wall_s = wall_s or WALL_S
     with tempfile.TemporaryDirectory() as folder:
-        said, stuck = Path(folder, "said"), Path(folder, "stuck")
+        said = Path(folder, "said")
+        stuck = Path(folder, "stuck")
         sys.stdout.flush()
         child = os.fork()
         if child == 0:

@@ -119,7 +119,8 @@ def digits(n: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     dots = [[int(dot) for dot in f"{int(glyph, 16):035b}"] for glyph in GLYPHS.split()]
     big = np.kron(np.array(dots).reshape(10, 7, 5), np.ones((1, 3, 3)))  # (10, 21, 15)
     rng = np.random.default_rng(seed)
-    labels, moved = rng.integers(0, 10, n), rng.integers(0, 3, (n, 2))
+    labels = rng.integers(0, 10, n)
+    moved = rng.integers(0, 3, (n, 2))
     images = rng.normal(0, 0.5, (n, 28, 28)).astype(np.float32)
     for image, label, (down, right) in zip(images, labels, moved):
         image[3 + down : 24 + down, 6 + right : 21 + right] += big[label]
@@ -165,12 +166,14 @@ def ranks(world: int, fn, *args, timeout_s: float = 120.0) -> list:
     cells, so this works from a notebook too. One launch takes about 4 s: put all that a lesson
     compares into one. A RuntimeError names a rank that fails or hangs."""
     with tempfile.TemporaryDirectory() as name:
-        folder, env = Path(name), os.environ | {"OMP_NUM_THREADS": "1"}
+        folder = Path(name)
+        env = os.environ | {"OMP_NUM_THREADS": "1"}
         (folder / "job").write_bytes(pickle.dumps((world, fn.__name__, args)))
         (folder / "definitions.py").write_text(_definitions(fn))
         children = []
         for r in range(world):
-            command, said = [sys.executable, __file__, name, str(r)], folder / f"{r}.stderr"
+            command = [sys.executable, __file__, name, str(r)]
+            said = folder / f"{r}.stderr"
             children.append(subprocess.Popen(command, env=env, stderr=said.open("w")))
         deadline = time.monotonic() + timeout_s
         try:
@@ -183,7 +186,8 @@ def ranks(world: int, fn, *args, timeout_s: float = 120.0) -> list:
             for c in children:
                 c.kill()
                 c.wait()
-        if (first := folder / "failed").exists():
+        first = folder / "failed"
+        if first.exists():
             raise RuntimeError(first.read_text())
         for r in [r for r, code in enumerate(codes) if code]:  # killed, say
             raise RuntimeError(f"rank {r} failed:\n{(folder / f'{r}.stderr').read_text()[-2000:]}")
@@ -196,7 +200,9 @@ def threads(world: int, fn, *args) -> tuple[list, list[int]]:
     send(to, x) sends a copy of an array or CPU tensor; recv(source) waits for one. For exercises,
     which are judged in a second: the first error of a rank, or a deadlock, is raised here."""
     boxes = {(a, b): queue.Queue() for a in range(world) for b in range(world)}
-    results, sent, errors = [None] * world, [0] * world, []
+    results = [None] * world
+    sent = [0] * world
+    errors = []
 
     def work(rank: int) -> None:
         def send(to: int, x) -> None:
@@ -233,7 +239,8 @@ def _definitions(fn) -> str:
         from IPython import get_ipython
 
         cells = [c for c in get_ipython().user_ns["In"] if not c.lstrip().startswith(("%", "!"))]
-    keep, out = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef), []
+    keep = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef)
+    out = []
     for node in (node for cell in cells for node in ast.parse(cell).body):
         targets = node.targets if isinstance(node, ast.Assign) else [None]
         constant = all(isinstance(x, ast.Name) and x.id.isupper() for x in targets)
@@ -246,7 +253,9 @@ if __name__ == "__main__":  # a rank: python lesson.py FOLDER RANK
     import torch.distributed as dist
 
     torch.set_num_threads(1)
-    folder, rank, names = Path(sys.argv[1]), int(sys.argv[2]), {"__name__": "definitions"}
+    folder = Path(sys.argv[1])
+    rank = int(sys.argv[2])
+    names = {"__name__": "definitions"}
     world, name, args = pickle.loads((folder / "job").read_bytes())
     dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=world)
     try:

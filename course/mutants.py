@@ -166,7 +166,8 @@ class Score:
 
 def score(exercise: Path, solution: Path, oracle, same: dict[str, str] | None = None) -> Score:
     """Count the mutants that the oracle refuses; print those that it accepts and none explains."""
-    result, same = Score(), dict(same or {})
+    result = Score()
+    same = dict(same or {})
     _, needed = survives(oracle, ast.parse(solution.read_text()), solution, judging.CPU_S)
     for line, text, module in mutants(exercise, solution):
         result.total += 1

@@ -59,7 +59,8 @@ def open_data(data_dir: Path) -> tuple[dict, dict]:
     is read from the disk where it is used."""
     # machinery/shards.py: was this file edited, is a shard missing or cut off? Says what to do
     manifest = json.loads((data_dir / "manifest.json").read_text(encoding="utf-8"))
-    names, shards = [source["name"] for source in manifest["sources"]], {}
+    names = [source["name"] for source in manifest["sources"]]
+    shards = {}
     for split, sources in manifest["splits"].items():
         files = [[shard["file"] for shard in sources[name]["shards"]] for name in names]
         shards[split] = [[np.load(data_dir / f, mmap_mode="r") for f in own] for own in files]
@@ -106,7 +107,8 @@ def read_tokens(data_dir: Path) -> list[bytes]:
 def build_model(preset: Preset, manifest: dict, device, dtype) -> GPT:
     """The model with its initial values, on its device."""
     # machinery/folders.py: refuses data that are not what the command line asks for
-    T, tokenizer = manifest["row_len"] - 1, manifest["tokenizer"]
+    T = manifest["row_len"] - 1
+    tokenizer = manifest["tokenizer"]
     sizes = dict(seq_len=T, vocab_size=tokenizer["vocab_size"], bos_id=tokenizer["bos_id"])
     config = replace(preset.model, **sizes)
     # machinery/build.py: built on the meta device (shapes without memory) first, so that no weight
@@ -125,7 +127,8 @@ def validate(model: GPT, shards: list, token_bytes, n_rows: int, device) -> floa
     nats = n_bytes = 0.0
     for i in range(min(n_rows, sum(map(len, shards[0])))):
         inputs, targets = batch(shards, [(0, i)], device)  # (1, T) each
-        loss, size = model(inputs, targets, reduction="none"), token_bytes[targets]
+        loss = model(inputs, targets, reduction="none")
+        size = token_bytes[targets]
         nats += float((loss * (size > 0)).sum())
         n_bytes += float(size.sum())
     return nats / math.log(2) / n_bytes
@@ -136,7 +139,8 @@ def train(preset: Preset, data_dir: Path, steps: int, compile: bool, rows_val: i
     """Take `steps` steps of the run that the preset describes; returns the losses."""
     # machinery/cli.py turns a command line into this preset; machinery/errors.py has an exit code
     # for each way in which what follows can fail
-    config, (device, dtype) = preset.train, pick_device()
+    config = preset.train
+    device, dtype = pick_device()
     manifest, shards = open_data(data_dir)
     tokens = read_tokens(data_dir)
     token_bytes = torch.tensor([*map(len, tokens)], device=device)  # (V,)
@@ -158,7 +162,8 @@ def train(preset: Preset, data_dir: Path, steps: int, compile: bool, rows_val: i
         print("the first step compiles the model: about a minute without a word", flush=True)
     losses = []
     for step in range(steps):
-        began, first = time.perf_counter(), step * B
+        began = time.perf_counter()
+        first = step * B
         factor = optim.set_schedule(optimizers, step, config.steps, config)
         places = [order(p) for p in range(first, first + B)]
         inputs, targets = batch(shards["train"], places, device)
@@ -197,7 +202,8 @@ def main() -> None:
     parser.add_argument("--no_compile", action="store_true")
     parser.add_argument("--val_rows", type=int, default=40)
     args = parser.parse_args()
-    preset, data_dir = PRESETS["tiny"], Path(args.data_dir)
+    preset = PRESETS["tiny"]
+    data_dir = Path(args.data_dir)
     if not (data_dir / "manifest.json").exists():
         sys.exit(f"there is no data in {data_dir}; run: python prepare_data.py")
     train(preset, data_dir, args.steps, not args.no_compile, args.val_rows)

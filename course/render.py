@@ -81,7 +81,8 @@ def main(argv: list[str]) -> int:
 
     readme = COURSE / "README.md"
     figures = re.findall(r"\(figures/(\S+)\.png\)", readme.read_text(encoding="utf-8"))
-    numbers, failed = {int(word) for word in argv}, False
+    numbers = {int(word) for word in argv}
+    failed = False
     lessons = sorted(COURSE.glob("[0-9][0-9]_*.py"))
     names = [None, *(path.stem for path in lessons), None]
     PAGES.mkdir(parents=True, exist_ok=True)

@@ -19,12 +19,24 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-T, ROWS, MICRO, WIDTH, BLOCKS, HEADS = 64, 8, 4, 64, 3, 4
-STEPS, WARMUP = 1200, 20
-MERGES, MERGES_FROM = 256, 200_000  # learned from the first bytes of the training text
-MUON_LR, TABLE_LR, ADAM_LR, MOMENTUM = 0.01, 0.03, 0.004, 0.95  # tuned for 1,200 steps
+T = 64
+ROWS = 8
+MICRO = 4
+WIDTH = 64
+BLOCKS = 3
+HEADS = 4
+STEPS = 1200
+WARMUP = 20
+MERGES = 256
+MERGES_FROM = 200_000  # the first bytes of the training text
+# Tuned for 1,200 steps.
+MUON_LR = 0.01
+TABLE_LR = 0.03
+ADAM_LR = 0.004
+MOMENTUM = 0.95
 BASE = 100.0  # of the positions' speeds
-ORDER, ALPHA = 6, 64.0  # of counting: the best alpha of 16, 32, 64, 128, 256
+ORDER = 6  # of counting
+ALPHA = 64.0  # the best of 16, 32, 64, 128, 256
 PART_S = 60  # processor seconds that one part may take of a run
 WORD = re.compile(rb" ?[A-Za-z_]+| ?[0-9]+| ?[^\sA-Za-z0-9_]+|\s+(?!\S)|\s+")
 
@@ -76,7 +88,10 @@ class Part:
     inner: list[float] = []  # for each that runs, the seconds of those that it called
 
     def __init__(self, number: int, function, yours: bool):
-        self.number, self.function, self.yours, self.seconds = number, function, yours, 0.0
+        self.number = number
+        self.function = function
+        self.yours = yours
+        self.seconds = 0.0
 
     def __call__(self, *args):
         began = time.process_time()
@@ -112,7 +127,8 @@ def blamed(part: Part, error: Exception) -> Exception:
     own = [file for file in files[1:] if file == __file__ or code and file == code.co_filename]
     said = f"{type(error).__name__}: {error}"
     if own and own[-1] == __file__:
-        part, said = Part.last, f"what it returned cannot be used: {said}"
+        part = Part.last
+        said = f"what it returned cannot be used: {said}"
     return Refused(part.number, said) if part.yours else error
 
 
@@ -125,9 +141,12 @@ def plain_attention(Q, K, V, mask):
 
 def plain_gpt(ids, weights, heads, attention, turn):
     """Lesson 3's model: one look back."""
-    x, length = weights["embed"][ids], ids.size(1)
+    x = weights["embed"][ids]
+    length = ids.size(1)
     q, k, v = ((x @ weights[f"0.{n}"].T).unflatten(-1, (heads, -1)) for n in ("q", "k", "v"))
-    q, k, v = turn(q).transpose(1, 2), turn(k).transpose(1, 2), v.transpose(1, 2)
+    q = turn(q).transpose(1, 2)
+    k = turn(k).transpose(1, 2)
+    v = v.transpose(1, 2)
     y = attention(q, k, v, torch.ones(length, length).tril().bool())
     x = x + y.transpose(1, 2).flatten(-2) @ weights["0.out"].T
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6)
@@ -176,7 +195,9 @@ class Text:
 
     def __init__(self, parts: dict[str, Part], have: set[int]):
         training, held = (x.astype(np.uint8).tobytes() for x in lesson.exam())
-        self.parts, self.have, self.counting = parts, have, None
+        self.parts = parts
+        self.have = have
+        self.counting = None
         if 1 in have:
             self.counting = parts["bits_per_byte"](training, held[1:], ORDER, ALPHA)
         self.vocabulary = [bytes([byte]) for byte in range(256)]
@@ -193,7 +214,8 @@ class Text:
         self.ids = {token: i for i, token in enumerate(self.vocabulary)}
         self.sizes = np.array([*map(len, self.vocabulary), 0])  # in bytes; of BOS 0
         self.rows = self._packed(training) if 7 in have else self._cut(training)
-        self.exam, self.asked = self._exam(held), len(held) - 1
+        self.exam = self._exam(held)
+        self.asked = len(held) - 1
 
     def encode(self, data: bytes) -> np.ndarray:
         if 6 not in self.have:
@@ -214,10 +236,12 @@ class Text:
 
     def _packed(self, training: bytes) -> torch.Tensor:
         """Files are the documents; each piece of one begins with BOS."""
-        documents, at = [], 0
+        documents = []
+        at = 0
         for path in lesson._stdlib():
             size = path.stat().st_size
-            if data := training[at : at + size]:
+            data = training[at : at + size]
+            if data:
                 documents.append(np.r_[self.bos, self.encode(data)])
             at += size
         rows = []
@@ -233,7 +257,8 @@ class Text:
     def _exam(self, held: bytes) -> list[np.ndarray]:
         """The exam in pieces. The token before each is shown and not asked, and BOS before it."""
         shown = [self.bos] if 7 in self.have else []
-        stream, new = np.r_[held[0], self.encode(held[1:])], T - len(shown)
+        stream = np.r_[held[0], self.encode(held[1:])]
+        new = T - len(shown)
         self.tokens = len(stream) - 1
         return [
             np.r_[shown, stream[i : i + new + 1]].astype(np.int64)
@@ -246,7 +271,10 @@ class Run:
     """A model of these parts, and its training. A number that is not in `have` is plain."""
 
     def __init__(self, parts: dict[str, Part], have: set[int], text: Text, seed: int):
-        self.parts, self.have, self.text, self.seed = parts, have, text, seed
+        self.parts = parts
+        self.have = have
+        self.text = text
+        self.seed = seed
         self.draw = torch.Generator().manual_seed(seed)
         self.weights = parts["initial"](text.bos + 1, WIDTH, BLOCKS, self.draw)
         for weight in self.weights.values():
@@ -275,13 +303,15 @@ class Run:
         return self.vectors(ids) @ self.weights["head"].T
 
     def loss(self, rows: torch.Tensor) -> torch.Tensor:  # (B, T + 1) -> their mean
-        x, y = self.vectors(rows[:, :-1]).flatten(0, 1), rows[:, 1:].flatten()
+        x = self.vectors(rows[:, :-1]).flatten(0, 1)
+        y = rows[:, 1:].flatten()
         if 2 in self.have:
             return Loss.apply(x, self.weights["head"], y, self.parts["factored_gradient"])
         return F.cross_entropy(x @ self.weights["head"].T, y)
 
     def batch(self, step: int) -> torch.Tensor:
-        rows, places = self.text.rows, range(step * ROWS, (step + 1) * ROWS)
+        rows = self.text.rows
+        places = range(step * ROWS, (step + 1) * ROWS)
         if 8 in self.have:
             order = self.parts["order"]
             numbers = [order(p, [len(rows)], [1], self.seed, hashed)[1] for p in places]
@@ -314,7 +344,8 @@ class Run:
     def examine(self) -> float:
         """Bits per byte of the exam. The targets stand for exactly its bytes, whatever the tokens:
         so bytes and tokens compare."""
-        nats, sizes = [], []
+        nats = []
+        sizes = []
         shown = 2 if 7 in self.have else 1
         for length in sorted({len(piece) for piece in self.text.exam}):
             pieces = np.stack([piece for piece in self.text.exam if len(piece) == length])
@@ -355,7 +386,8 @@ def run(parts: dict[str, Part], have: set[int], steps: int, seed: int) -> dict:
     out["losses"] = [round(loss, 4) for loss in losses]
     out["bytes_per_token"] = text.asked / text.tokens
     out["weights"] = sum(w.numel() for w in model.weights.values())
-    out["rows"], out["lost"] = len(text.rows), int(text.lost)
+    out["rows"] = len(text.rows)
+    out["lost"] = int(text.lost)
     due = min(steps * ROWS, len(text.rows))  # rows of which each could have been seen once
     out["unseen"] = due - len(model.seen)
     seconds: Counter = Counter()

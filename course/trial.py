@@ -12,18 +12,24 @@ from spine import BASE, BLOCKS, HEADS, MICRO, PART_S, WIDTH, WORD, T, hashed, pl
 
 def calls() -> dict[int, tuple]:
     """Number of a part -> what to call of it, how many times as much a run of 1,200 steps does."""
-    rng, draw = np.random.default_rng(0), torch.Generator().manual_seed(0)
+    rng = np.random.default_rng(0)
+    draw = torch.Generator().manual_seed(0)
     text = bytes(lesson.bytes_of_stdlib(60_000).astype(np.uint8))
     words = dict(Counter(WORD.findall(text)))
     ranks = {(b"i", b"n"): 1, (b"o", b"n"): 0, (b"t", b"i"): 2}
     q, k, v = torch.randn(3, MICRO, HEADS, T, WIDTH // HEADS, generator=draw).unbind()
     mask = torch.ones(T, T).tril().bool()
-    E, U = rng.normal(size=(MICRO * T, WIDTH)), rng.normal(size=(WIDTH, 513))
-    places, targets = np.arange(MICRO * T), rng.integers(0, 513, MICRO * T)
+    E = rng.normal(size=(MICRO * T, WIDTH))
+    U = rng.normal(size=(WIDTH, 513))
+    places = np.arange(MICRO * T)
+    targets = rng.integers(0, 513, MICRO * T)
     x = rng.normal(size=(MICRO, T, HEADS, WIDTH // HEADS)).astype(np.float32)
-    positions, speeds = np.tile(np.arange(T), (MICRO, 1)), BASE ** (-np.arange(0, 16, 2) / 16)
-    G, W = rng.normal(size=(64, 256)), torch.randn(256, 64, generator=draw)
-    nats, sizes = rng.random(999), rng.integers(0, 4, 999)
+    positions = np.tile(np.arange(T), (MICRO, 1))
+    speeds = BASE ** (-np.arange(0, 16, 2) / 16)
+    G = rng.normal(size=(64, 256))
+    W = torch.randn(256, 64, generator=draw)
+    nats = rng.random(999)
+    sizes = rng.integers(0, 4, 999)
     ids = torch.arange(MICRO * T).view(MICRO, T)
 
     def gpt(part) -> list:
@@ -41,7 +47,8 @@ def calls() -> dict[int, tuple]:
         return [part.train([w], loss, lambda s: rows[s], lambda s: sgd.step(), 3, 3), w.detach()]
 
     def muon(part) -> list:
-        w, average = W.clone(), torch.zeros_like(W)
+        w = W.clone()
+        average = torch.zeros_like(W)
         for _ in range(2):
             part.muon(w, W, average, 0.1, 0.95, lambda G: G.tanh())
         return [w, average, np.linalg.svd(part.polar(G), compute_uv=False) > 0.85]
@@ -76,7 +83,8 @@ def flat(result) -> list:
 def trial(number: int, yours, ours) -> str | None:
     """Right, and fast enough for the run? None, or what is wrong."""
     call, times = calls()[number]
-    results, seconds = [], []
+    results = []
+    seconds = []
     for part in (ours, yours) * 3:  # the least of three: a few milliseconds are easily disturbed
         began = time.process_time()
         try:
@@ -94,6 +102,7 @@ def trial(number: int, yours, ours) -> str | None:
     off = np.abs(np.subtract(right, found)).max()
     if not np.allclose(found, right, atol=2e-3, rtol=1e-3):
         return f"on the run's shapes it gives other numbers than ours, by up to {off:.3g}"
-    if (least := min(seconds[1::2]) * times) > PART_S:
+    least = min(seconds[1::2]) * times
+    if least > PART_S:
         return f"too slow for the run: about {least:.0f} s, of {PART_S} allowed"
     return None

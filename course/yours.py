@@ -27,7 +27,8 @@ from jinja2 import Environment, FileSystemLoader
 from spine import BOARD, PARTS, PLAIN, STEPS, Part, Refused, post, run
 from trial import trial
 
-RUN_S, RUN_WALL_S = 150, 1800  # of a run: seconds of processor, and in all; at twice that it ends
+RUN_S = 150  # of processor; a run ends at twice that
+RUN_WALL_S = 1800  # in all; likewise
 SAME = 0.03  # bits per byte: two right versions of one part may differ so much
 
 
@@ -74,11 +75,13 @@ def reference(number: int):
 
 def collect(folder: Path, only: set[int], fill: str) -> tuple[dict[str, Part], list[dict]]:
     """-> the functions of the run by name; a row for each part."""
-    parts, rows = {}, []
+    parts = {}
+    rows = []
     for number, spec in PARTS.items():
         path = folder / f"ex{number:02d}.py"
         said = judged(number, path) if number in only else "not begun"
-        yours, plain = said is None, said is not None and fill == "plain" and bool(spec.plain)
+        yours = said is None
+        plain = said is not None and fill == "plain" and bool(spec.plain)
         owner = judging.load(path) if yours else reference(number)
         for name in spec.functions:
             function = PLAIN.get(name, getattr(owner, name)) if plain else getattr(owner, name)
@@ -169,7 +172,8 @@ def remember(rows: list[dict], out: dict, folder: Path) -> list[dict]:
 def page(rows: list[dict], out: dict, past: list[dict]) -> None:
     """course/out/yours.html: the curve of all runs, two samples, what is left."""
     known = [bits for one in past for bits in (one["bits"], one["counting"]) if bits]
-    low, top = math.floor(2 * min(known)) / 2, math.ceil(2 * max(known)) / 2
+    low = math.floor(2 * min(known)) / 2
+    top = math.ceil(2 * max(known)) / 2
     y = lambda bits: round(20 + 200 * (top - bits) / (top - low), 1)
     x = lambda i: round(60 + 600 * i / max(1, len(past) - 1), 1)
     points = []

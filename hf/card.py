@@ -59,7 +59,8 @@ def write_card(
     folder: Path, title: str, facts: dict, model: GPT, manifest: Manifest | None, usage: str
 ) -> None:
     """README.md. manifest: of the data, None if it is gone; usage: lines of Python."""
-    c, bpb = model.config, facts["val_bpb"]
+    c = model.config
+    bpb = facts["val_bpb"]
     n = sum(p.numel() for p in model.parameters())
     rows = {
         "class": f"{facts['class_name']}ForCausalLM, checked with transformers "

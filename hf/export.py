@@ -59,13 +59,16 @@ def export(config: ExportConfig) -> Path:
         raise UsageError(f"{config.checkpoint} is an export already; give a run or a checkpoint")
     which = trained.EvalConfig(config.run_dir, config.checkpoint, config.data_dir, "cpu", "fp32")
     model, trainer = trained.load_model(which, mapping.load_exported)
-    tokenizer, manifest = trained.open_tokenizer(which, trainer), find_data(which, trainer)
-    path, run_dir = Path(trainer["path"]), trained.run_of(trainer["path"])
+    tokenizer = trained.open_tokenizer(which, trainer)
+    manifest = find_data(which, trainer)
+    path = Path(trainer["path"])
+    run_dir = trained.run_of(trainer["path"])
     out = Path(config.out or run_dir / f"export_{trainer['step']:08d}")
     if os.path.lexists(out):
         raise UsageError(f"{out} exists already; remove it, or give another --out")
     name, reason = mapping.choose_class(model.config)
-    own, tuned = name == mapping.OWN, trained.is_tuned(trainer)
+    own = name == mapping.OWN
+    tuned = trained.is_tuned(trainer)
     say(f"class: {'modeling_nano2049.py' if own else f'the stock {name}'} ({reason})")
     prompt = (find_preset(run_dir.name) or Preset).prompts[0].rstrip()
     folder = out.with_name(f".tmp-{out.name}")
@@ -102,7 +105,8 @@ def write_model(model: GPT, folder: Path, facts: dict, ends: int | list[int]) ->
     facts that it keeps under `nano2049`. ends: ids that end a text."""
     config = model.config
     name, _ = mapping.choose_class(config)
-    weights, file = mapping.to_huggingface(model), folder / "model.safetensors"
+    weights = mapping.to_huggingface(model)
+    file = folder / "model.safetensors"
     disk.check_room(folder, sum(w.nbytes for w in weights.values()), "give another --out")
     try:
         save_file(weights, file, metadata={"format": "pt"})

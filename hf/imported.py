@@ -91,10 +91,12 @@ class Source:
 
     def __init__(self, word: str | Path) -> None:
         """word: the folder, or hf:REPO[@REVISION]. UsageError if it is no model of ours."""
-        self.word, self.folder = str(word), tokenizer_json.local_folder(word)
+        self.word = str(word)
+        self.folder = tokenizer_json.local_folder(word)
         path = tokenizer_json.file_in(self.folder, "config.json")
         tree = disk.read_json(path) if path.exists() else {}
-        self.ours, self.window = "nano2049" in tree, 0  # export.py wrote it; it sees all positions
+        self.ours = "nano2049" in tree  # export.py wrote it
+        self.window = 0  # it sees all positions
         if self.ours:
             self.config, _ = mapping.read_facts(self.folder)
             return
@@ -132,7 +134,8 @@ class Source:
         """The files of weights: safetensors in the folder itself, no pickle, link or pipe."""
         there = {path.name for path in self.folder.iterdir()}
         self.need("adapter_config.json" not in there, "it has an adapter")
-        index, listed = "model.safetensors.index.json", {"": "model.safetensors"}
+        index = "model.safetensors.index.json"
+        listed = {"": "model.safetensors"}
         if index in there and "model.safetensors" not in there:
             listed = disk.read_json(tokenizer_json.file_in(self.folder, index)).get("weight_map")
             named = isinstance(listed, dict) and all(type(x) is str for x in listed.values())
@@ -153,8 +156,11 @@ class Source:
         given = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
         for key, value in tree.items():
             if key not in HARMLESS:
-                why = f"its config.json has {key[:60]!r}, which may change what it computes"
-                self.need(key in fits, f"{why}; if not, remove it in a copy of the folder")
+                self.need(
+                    key in fits,
+                    f"its config.json has {key[:60]!r}, which may change what it computes; "
+                    "if not, remove it in a copy of the folder",
+                )
                 self.need(value is None or fits[key](value), f"its {key} is {reprlib.repr(value)}")
                 given[key] = value
         with self.reading():
@@ -220,8 +226,10 @@ class Source:
         ours = mapping.model_of(replace(self.config, vocab_size=c.vocab_size, seq_len=T), state)
         ids = torch.randint(c.vocab_size, (2, T), generator=torch.Generator().manual_seed(0))
         far, _ = parity.compare(ours, theirs, ids, TOLERANCE, f"of {self.word}")
-        how = "its norms folded into the matrices (AdamW takes another path)"
-        return state, f"a {self.kind}, {how}; logits differ by {far:.1g} at most"
+        return state, (
+            f"a {self.kind}, its norms folded into the matrices (AdamW takes another path); logits "
+            f"differ by {far:.1g} at most"
+        )
 
     def _fold(self, theirs: nn.Module) -> dict[str, Tensor]:
         """Their weights as ours, whose norms have no weight and add 1e-6.
@@ -231,14 +239,16 @@ class Source:
         2. eps: x / sqrt(mean(x^2) + eps) = s x / sqrt(mean((s x)^2) + 1e-6) with s = sqrt(1e-6 /
            eps). So the residual stream is scaled by s: the embedding, and what adds to it.
         """
-        saved, names = theirs.state_dict(), mapping.names_in(self.config, "Llama")
+        saved = theirs.state_dict()
+        names = mapping.names_in(self.config, "Llama")
         unread = saved.keys() - names.values() - set(mapping.norms_in(self.config, "Llama"))
         self.need(not unread, f"it has {sorted(unread)[:1]}, which our model has not")
         scale = (EPS / theirs.config.rms_norm_eps) ** 0.5
         factor = dict.fromkeys(("embed", "out", "down"), scale)
         state = {}
         for ours, name in names.items():
-            kind, layer = kind_of(ours), ".".join(name.split(".")[:3])  # model.layers.3
+            kind = kind_of(ours)
+            layer = ".".join(name.split(".")[:3])  # model.layers.3
             norm = {"head": "model.norm.weight"}
             norm |= dict.fromkeys("qkv", f"{layer}.input_layernorm.weight")
             norm |= dict.fromkeys(("up", "gate"), f"{layer}.post_attention_layernorm.weight")
@@ -252,8 +262,10 @@ class Source:
         """The preset with this architecture; UsageError for an option that wants another one, and
         for learning rates that are not for such weights."""
         if not self.ours and preset.train.optimizer == "muon":
-            why = f"--optimizer muon has no learning rates for {self.word}"
-            raise UsageError(f"{why}; add --optimizer adamw --lr 3e-5")
+            raise UsageError(
+                f"--optimizer muon has no learning rates for {self.word}; add --optimizer adamw "
+                "--lr 3e-5"
+            )
         others = folders.OF_DATA | {"doc_mask"}
         shape = {k: v for k, v in asdict(self.config).items() if k not in others}
         return folders.decide(preset, shape, self.word, "leave it out", folders.MAY_CHANGE)
@@ -261,22 +273,28 @@ class Source:
     def check_data(self, manifest: Manifest, preset: cfg.Preset) -> None:
         """UsageError unless the rows have this model's tokens and fit into its attention window."""
         if not self.tokenizer.same_ids(Tokenizer.load(manifest.tokenizer_file())):
-            why = f"{manifest.dir} was prepared with another tokenizer than that of {self.word}"
-            how = f"python prepare_data.py {preset.name} --tokenizer {self.word} --data_dir ANOTHER"
-            raise UsageError(f"{why}; prepare it with: {how}")
-        row, window = preset.model.seq_len, self.window
+            raise UsageError(
+                f"{manifest.dir} was prepared with another tokenizer than that of {self.word}; "
+                f"prepare it with: python prepare_data.py {preset.name} --tokenizer {self.word} "
+                "--data_dir ANOTHER"
+            )
+        row = preset.model.seq_len
+        window = self.window
         self.need(row <= (window or row), f"its attention sees {window} positions, a row has {row}")
 
     def load_into(self, model: GPT, team: Team) -> str:
         """Give the model, sharded or not, these weights; returns what to print. The first rank
         reads and compares them."""
-        state, said, problem = {}, "", None
+        state = {}
+        said = ""
+        problem = None
         if team.rank == 0:
             try:
                 state, said = self.read(model.config)
             except (UsageError, CheckpointError, ParityError) as error:
                 problem = error
-        if problem := team.any(problem):
+        problem = team.any(problem)
+        if problem:
             raise problem
         whole = dict(full_state_dict=True, broadcast_from_rank0=dist.is_initialized())
         set_model_state_dict(model, state, options=StateDictOptions(**whole))

@@ -113,7 +113,8 @@ def fit_tables(c: GPTConfig, state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def to_huggingface(model: GPT) -> dict[str, Tensor]:
     """The weights of `choose_class(model.config)`, cut to vocab_size rows, in fp32."""
-    c, state = model.config, model.state_dict()
+    c = model.config
+    state = model.state_dict()
     name, _ = choose_class(c)
     weights = {norm: torch.ones(c.n_embd) for norm in norms_in(c, name)}
     for ours, theirs in names_in(c, name).items():
@@ -167,9 +168,11 @@ def read_facts(folder: Path) -> tuple[GPTConfig, dict]:
     """What config.json says of the model, and all that export.py wrote; errors as above."""
     file = file_in(folder, "config.json")
     tree = read_json(file) if file.exists() else {}
-    if not isinstance(facts := tree.get("nano2049"), dict):
+    facts = tree.get("nano2049")
+    if not isinstance(facts, dict):
         raise UsageError(f"{folder} was not written by export.py: config.json has no nano2049")
-    if (found := facts.get("format")) != FORMAT:
+    found = facts.get("format")
+    if found != FORMAT:
         raise UsageError(f"{folder} has format {found}, not {FORMAT}; export it again")
     odd = CheckpointError(f"{file} is not as it was exported; copy it again")
     if any(type(facts.get(key)) is not kind for key, kind in KINDS.items()):

@@ -75,9 +75,11 @@ def linear(n_in, n_out):
 class Attention(nn.Module):
     def __init__(self, config, layer):
         super().__init__()
-        self.config, self.layer = config, layer
+        self.config = config
+        self.layer = layer
         # what transformers' attention functions ask a module for
-        self.is_causal, self.num_key_value_groups = True, config.n_head // config.n_kv_head
+        self.is_causal = True
+        self.num_key_value_groups = config.n_head // config.n_kv_head
         self.q = linear(config.n_embd, config.n_head * config.head_dim)
         self.k = linear(config.n_embd, config.n_kv_head * config.head_dim)
         self.v = linear(config.n_embd, config.n_kv_head * config.head_dim)
@@ -86,9 +88,12 @@ class Attention(nn.Module):
             self.value_gate = linear(VALUE_GATE_CHANNELS, config.n_kv_head)
 
     def forward(self, x, value_embed, has_previous, cos, sin, mask, cache):
-        config, (B, T, _) = self.config, x.shape
+        config = self.config
+        B, T, _ = x.shape
         heads = (B, T, -1, config.head_dim)
-        q, k, v = self.q(x).view(heads), self.k(x).view(heads), self.v(x).view(heads)
+        q = self.q(x).view(heads)
+        k = self.k(x).view(heads)
+        v = self.v(x).view(heads)
         if value_embed is not None:
             gate = 3 * torch.sigmoid(self.value_gate(x[..., :VALUE_GATE_CHANNELS]))  # (B, T, G)
             v = v + gate[..., None] * value_embed.view(heads)
@@ -109,7 +114,8 @@ class Attention(nn.Module):
 
     def _offset(self, k, has_previous, cache):
         """Take half of each key, the pairs that RoPE rotates slowest, from the token before."""
-        T, D = k.size(1), k.size(-1)
+        T = k.size(1)
+        D = k.size(-1)
         seen = remember(cache, self.config.n_layer + self.layer, k.transpose(1, 2))
         previous = F.pad(seen, (0, 0, 1, 0))[:, :, -T - 1 : -1].transpose(1, 2)  # (B, T, G, D)
         slow = torch.arange(D, device=k.device) % (D // 2) >= D // 4
@@ -207,7 +213,8 @@ class Nano2049ForCausalLM(PreTrainedModel, GenerationMixin):
         keep = logits_to_keep
         keep = slice(-keep, None) if isinstance(keep, int) else keep  # 0: slice(0, None), all
         logits = self.head(rms_norm(x[:, keep])).float()
-        if cap := config.logit_softcap:
+        cap = config.logit_softcap
+        if cap:
             logits = cap * torch.tanh(logits / cap)
         loss = None
         if labels is not None:
@@ -216,14 +223,16 @@ class Nano2049ForCausalLM(PreTrainedModel, GenerationMixin):
 
     def _rope(self, position_ids):
         """(B or 1, T) -> cos and sin, (B or 1, T, 1, D/2) each, in fp32."""
-        D, device = self.config.head_dim, position_ids.device
+        D = self.config.head_dim
+        device = position_ids.device
         exponent = torch.arange(0, D, 2, device=device, dtype=torch.float32) / D
         angle = position_ids[..., None, None].float() * (1.0 / self.config.rope_theta**exponent)
         return angle.cos(), angle.sin()
 
     def _has_previous(self, ids, attention_mask, cache):
         """(B, T): whether the token before exists, is not padding, and is of the same document."""
-        T, start = ids.size(1), cache.get_seq_length() if cache is not None else 0
+        T = ids.size(1)
+        start = cache.get_seq_length() if cache is not None else 0
         is_token = ids.new_ones(ids.size(0), start + T)
         if attention_mask is not None and attention_mask.ndim == 2:
             is_token = attention_mask[:, -start - T :]  # 0: padding

@@ -57,7 +57,8 @@ def open_model(kind: str, folder: Path | None, **given) -> nn.Module:
         output_loading_info=True,
         **given,
     )
-    if wrong := {key: sorted(names)[:3] for key, names in report.items() if names}:
+    wrong = {key: sorted(names)[:3] for key, names in report.items() if names}
+    if wrong:
         raise ParityError(f"transformers does not load these weights as they are: {wrong}")
     return model.eval()
 
@@ -68,7 +69,8 @@ def compare(
 ) -> tuple[float, float]:
     """(the largest difference of two logits at ids (B, T), how large it may be); ParityError if it
     is larger."""
-    difference, limit = torch.zeros(()), tolerance
+    difference = torch.zeros(())
+    limit = tolerance
     for row in ids.split(1):  # a row at a time, to save memory
         logits = ours(row)  # (1, T, V)
         limit = max(limit, tolerance * logits.std().item())
@@ -101,10 +103,10 @@ def check(folder: Path, model: GPT, tokenizer: Tokenizer, tuned: bool) -> str:
     set_unit_weights(model)
     theirs.load_state_dict(mapping.to_huggingface(model), strict=False)  # tied: no head
     random = _check_numbers(model, theirs, "at random weights")
-    logits = f"logits differ by {trained:.1g} at most, {random:.1g} at random weights"
     return (
-        f"{len(TEXTS)} texts and {chats} conversations have equal ids; {logits}; "
-        "greedy text is equal, with the cache and left-padded"
+        f"{len(TEXTS)} texts and {chats} conversations have equal ids; logits differ by "
+        f"{trained:.1g} at most, {random:.1g} at random weights; greedy text is equal, with the "
+        "cache and left-padded"
     )
 
 
@@ -122,14 +124,16 @@ def _check_tokenizer(theirs, tokenizer: Tokenizer, end: int) -> None:
     found = (len(theirs), theirs.bos_token_id, theirs.eos_token_id, theirs.pad_token_id)
     ours = (tokenizer.vocab_size, tokenizer.bos_id, end, tokenizer.bos_id)
     if found != ours:
-        what = "(tokens, BOS, EOS, padding)"
-        raise ParityError(f"the exported tokenizer has {what} {found}, not {ours}")
+        raise ParityError(
+            f"the exported tokenizer has (tokens, BOS, EOS, padding) {found}, not {ours}"
+        )
 
 
 @torch.no_grad()
 def _check_numbers(model: GPT, theirs: nn.Module, where: str) -> float:
     """Compare logits and greedy text; returns the largest difference of two logits."""
-    c, generator = model.config, torch.Generator().manual_seed(0)
+    c = model.config
+    generator = torch.Generator().manual_seed(0)
     T = min(c.seq_len, POSITIONS)
     ids = torch.randint(c.vocab_size - 1, (2, c.seq_len), generator=generator)
     ids += ids >= c.bos_id  # any token but BOS
@@ -155,7 +159,8 @@ def _check_greedy(model: GPT, prompt: Tensor, new: Tensor, limit: float, where: 
     cache. Logits within `limit` of the best count as equal to it, and either token will do."""
     logits = model(torch.cat([prompt, new])[None])[0, len(prompt) - 1 : -1]  # (n, V)
     short_of_best = logits.max(-1).values - logits.gather(1, new[:, None])[:, 0]  # (n,)
-    if bad := (short_of_best > limit).nonzero().flatten().tolist():
+    bad = (short_of_best > limit).nonzero().flatten().tolist()
+    if bad:
         raise ParityError(
             f"greedy text differs from its token {bad[0] + 1} of {len(new)} on, {where}"
         )

@@ -45,7 +45,8 @@ def local_folder(word: str | Path) -> Path:
 def file_in(folder: Path, name: str) -> Path:
     """FOLDER/name, for a name that a file may say; DataError if it leads out of the folder. In the
     Hub's cache, snapshots/REVISION/name is a link to a file in blobs/, beside snapshots/."""
-    blob, snapshots = (folder / Path(name).name).resolve(), folder.resolve().parent
+    blob = (folder / Path(name).name).resolve()
+    snapshots = folder.resolve().parent
     if snapshots.name == "snapshots" and blob.parent == snapshots.parent / "blobs":
         return blob
     return disk.inside(folder, name)
@@ -60,8 +61,10 @@ def read(word: str | Path, bos_token: str = "") -> Given:
     try:
         spec = disk.read_text(path)
     except OSError as error:
-        reason = f"{path} cannot be read ({error.strerror})"
-        raise UsageError(f"{reason}: --tokenizer needs the path of a tokenizer.json") from None
+        raise UsageError(
+            f"{path} cannot be read ({error.strerror}): --tokenizer needs the path of a "
+            "tokenizer.json"
+        ) from None
     try:
         return Given(with_first_token(spec, bos_token, folder))
     except UsageError as error:

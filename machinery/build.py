@@ -38,12 +38,17 @@ OUT_OF_MEMORY = "out of memory"
 def describe(asked: cfg.Preset, preset: cfg.Preset, plan: Plan, manifest, order, world) -> str:
     """The plan, this machine and the data, as lines to print. UsageError if weights and optimizer
     state do not fit into memory, StorageError if one checkpoint does not fit on the disk."""
-    dtype, threads = str(world.dtype).removeprefix("torch."), torch.get_num_threads()
+    dtype = str(world.dtype).removeprefix("torch.")
+    threads = torch.get_num_threads()
     on = f"on        {world.device_name}, {dtype}, torch {torch.__version__}, {threads} threads"
-    if (needed := plan.save_bytes / (world.world_size if plan.sharded else 1)) > world.memory_bytes:
-        sizes = f"{needed / 1e9:.0f} GB, but a rank has {world.memory_bytes / 1e9:.0f}"
-        raise UsageError(f"weights and optimizer take {sizes}: use a smaller preset, or more GPUs")
-    if not is_done(run_dir := Path(preset.run.run_dir)):
+    needed = plan.save_bytes / (world.world_size if plan.sharded else 1)
+    if needed > world.memory_bytes:
+        raise UsageError(
+            f"weights and optimizer take {needed / 1e9:.0f} GB, but a rank has "
+            f"{world.memory_bytes / 1e9:.0f}: use a smaller preset, or more GPUs"
+        )
+    run_dir = Path(preset.run.run_dir)
+    if not is_done(run_dir):
         disk.check_room(run_dir, plan.save_bytes, "choose another --run_dir")
     return "\n".join((plan.text, on, folders.describe_data(asked, preset, plan, manifest, order)))
 
@@ -97,7 +102,9 @@ def build_optimizers(model: GPT, preset: cfg.Preset, plan: Plan, world: ranks.Wo
 
 
 def open_checkpoints(preset: cfg.Preset, plan: Plan, log: Log, mirror=None) -> Checkpointer:
-    folder, keep, every = log.run_dir / "checkpoints", preset.run.keep, preset.run.keep_every
+    folder = log.run_dir / "checkpoints"
+    keep = preset.run.keep
+    every = preset.run.keep_every
     return Checkpointer(folder, keep, plan.keep_step, mirror, log.print, every)
 
 
@@ -106,15 +113,17 @@ def load(
 ) -> dict | None:
     """Load model and optimizers from the checkpoint to resume from, and return its trainer.json. If
     there is none, load only weights, if given: another run's, or a `source`'s (hf/imported.py)."""
-    options, own = preset.run, folders.identity(preset, manifest)
+    options = preset.run
+    own = folders.identity(preset, manifest)
     path = None if options.resume == "auto" else Path(options.resume)
     state = checkpoints.resume(model, optimizers, path, partial(folders.check_same_run, own))
     if state:
         state = checkpoint.RECORD | state
         before = state["dtype"]
         if before not in ("", str(model.compute_dtype)):
-            now = f"computed in {model.compute_dtype} from here on"
-            checkpoints.log(f"warning: {now}, in {before} before")
+            checkpoints.log(
+                f"warning: computed in {model.compute_dtype} from here on, in {before} before"
+            )
     if state and options.init_from:
         checkpoints.log(f"{options.init_from} is not read: the run has its own checkpoint")
     elif source:
@@ -172,11 +181,13 @@ def try_step(model: GPT, plan: Plan, validate: bool) -> tuple[nn.Module, str | N
     """Try validation, forward and backward on random tokens. Returns the module to call, and what
     failed, if anything. Raises errors of the model's own code, and running out of memory if the
     micro-batch cannot shrink: it is 1, was given, or FSDP was left in the middle of a step."""
-    step_model, device = model, model.cos.device
+    step_model = model
+    device = model.cos.device
     try:
         shape = (plan.micro_batch, plan.seq_len + 1)
         tokens = torch.randint(model.config.vocab_size, shape, device=device)
-        inputs, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+        inputs = tokens[:, :-1].contiguous()
+        targets = tokens[:, 1:].contiguous()
         if plan.compile and not plan.sharded:  # sharded, its blocks are compiled already
             step_model = torch.compile(model, dynamic=False, fullgraph=True)
         if validate:  # as train.py's validate will
@@ -207,15 +218,20 @@ def explain_errors(argv: list[str], world: ranks.World, progress) -> Iterator[No
     try:
         yield
     except RuntimeError as error:
-        at, said = f"step {progress.step:,}", str(error).splitlines()
+        at = f"step {progress.step:,}"
+        said = str(error).splitlines()
         if errors.is_lost_rank(error):
-            who = f"{at}: rank {world.rank} gets no answer from another rank"
-            raise errors.RankError(f"{who}: look at its output ({said[-1][-200:]})") from None
+            raise errors.RankError(
+                f"{at}: rank {world.rank} gets no answer from another rank: look at its output "
+                f"({said[-1][-200:]})"
+            ) from None
         if not errors.is_out_of_memory(error):
             raise
-        remedy = "a smaller --micro_batch, --recompute, --parallel fsdp on several GPUs"
-        again = f"add {remedy}, or take a smaller preset: train.py {shlex.join(argv)}"
-        raise UsageError(f"{at}: out of memory ({said[0]}); {again}") from None
+        raise UsageError(
+            f"{at}: out of memory ({said[0]}); add a smaller --micro_batch, --recompute, "
+            "--parallel fsdp on several GPUs, or take a smaller preset: train.py "
+            f"{shlex.join(argv)}"
+        ) from None
 
 
 # ------------------------------------------------------------------------ the loop's other parts
@@ -238,6 +254,7 @@ def open_loader(
 
 
 def make_meter(model: GPT, world: ranks.World, options: cfg.RunConfig) -> flops.Meter:
-    full, causal = model.flops_per_token(), model.flops_per_token(causal=True)
+    full = model.flops_per_token()
+    causal = model.flops_per_token(causal=True)
     peak = flops.find_peak(world, options.peak_tflops)
     return flops.Meter(full, causal, peak, world.world_size)

@@ -69,20 +69,26 @@ def checkpoints(root: str | Path) -> list[Path]:
 def why_invalid(path: str | Path, only: str = "") -> str | None:
     """Read and hash the whole checkpoint, or `only` one file: None if it is as published, else its
     first fault. MANIFEST holds only names and hashes, so a wrong byte in it is found as well."""
-    path, name = Path(path), MANIFEST
+    path = Path(path)
+    name = MANIFEST
     try:
         manifest = disk.read_json(path / MANIFEST)
-        if (found := manifest.get("format")) != FORMAT:
+        found = manifest.get("format")
+        if found != FORMAT:
             return f"it has format {found}, this program reads {FORMAT}"
-        if not isinstance(files := manifest.get("files"), dict) or "trainer.json" not in files:
+        files = manifest.get("files")
+        if not isinstance(files, dict) or "trainer.json" not in files:
             return f"{MANIFEST} does not name its files"
         found = [p for p in path.rglob("*") if p.is_symlink() or not p.is_dir()]
-        if odd := [p for p in found if p.is_symlink() or not p.is_file()]:
+        odd = [p for p in found if p.is_symlink() or not p.is_file()]
+        if odd:
             return f"{odd[0].name} is no regular file"
-        if extra := {str(p.relative_to(path)) for p in found} - {MANIFEST, *files}:
+        extra = {str(p.relative_to(path)) for p in found} - {MANIFEST, *files}
+        if extra:
             return f"{min(extra)!r} is in it, which {MANIFEST} does not name"
         for name in [only] if only else files:
-            if (actual := disk.sha256_of(disk.inside(path, name))) != files[name]:
+            actual = disk.sha256_of(disk.inside(path, name))
+            if actual != files[name]:
                 return f"{name} has sha256 {actual}, the manifest says {files[name]}"
     except DataError as error:  # a damaged MANIFEST, or a name that leads elsewhere
         return str(error)
@@ -97,12 +103,14 @@ def latest_valid(
     """The newest valid checkpoint in root; None if there is none at all. One that is only in the
     mirror (mirror.py), or damaged here, is restored from there; `check` may refuse it first.
     CheckpointError if there are only damaged ones: training must not silently start over."""
-    own, damaged = [path.name for path in checkpoints(root)], 0
+    own = [path.name for path in checkpoints(root)]
+    damaged = 0
     far = mirror.checkpoints() if mirror else []
     for name in newest_first({*own, *far}):
         path = Path(root, name)
         if name in own:
-            if (why := why_invalid(path)) is None:
+            why = why_invalid(path)
+            if why is None:
                 return path
             log(f"warning: {path} is not used: {why}")
             damaged += 1
@@ -120,7 +128,8 @@ def latest_valid(
 
 
 def _verify(path: Path, only: str = "") -> Path:
-    if why := why_invalid(path, only):
+    why = why_invalid(path, only)
+    if why:
         raise CheckpointError(f"{path} cannot be used: {why}")
     return path
 
@@ -204,8 +213,9 @@ def check_fits(path: Path, state: dict[str, Tensor], prefix: str = "") -> None:
     try:
         found = Reader(path / "dcp").read_metadata().state_dict_metadata
     except Exception as error:  # a file from a stranger may have any header
-        why = f"{type(error).__name__}: {str(error)[:200]}"
-        raise CheckpointError(f"{path / 'dcp'} cannot be used: {why}") from None
+        raise CheckpointError(
+            f"{path / 'dcp'} cannot be used: {type(error).__name__}: {str(error)[:200]}"
+        ) from None
     saved = {}
     for key, tensor in found.items():
         saved[key] = (str(tensor.properties.dtype), tuple(tensor.size))
@@ -213,11 +223,13 @@ def check_fits(path: Path, state: dict[str, Tensor], prefix: str = "") -> None:
             saved[key] = "there in part"
     wanted = {k: (str(v.dtype), tuple(v.shape)) for k, v in state.items()}
     for key in sorted(saved.keys() | wanted.keys()):
-        there, here = saved.get(key, "not there"), wanted.get(key, "not there")
+        there = saved.get(key, "not there")
+        here = wanted.get(key, "not there")
         if there != here and key.startswith(prefix):
-            what = f"{key} is {there} in the checkpoint and {here} here"
-            remedy = "use the configuration and model.py it was saved with, or another --run_dir"
-            raise CheckpointError(f"{path} does not fit this model: {what}; {remedy}")
+            raise CheckpointError(
+                f"{path} does not fit this model: {key} is {there} in the checkpoint and {here} "
+                "here; use the configuration and model.py it was saved with, or another --run_dir"
+            )
 
 
 def _read_into(team: Team, path: Path, state: dict[str, Tensor], prefix: str = "") -> None:
@@ -301,10 +313,15 @@ class Checkpointer:
     def __init__(
         self, root, keep: int = 2, keep_step: int = 0, mirror=None, log=say, keep_every: int = 0
     ):
-        self.root, self.mirror, self.log = Path(root), mirror, log
-        self.keep, self.keep_step, self.keep_every = keep, keep_step, keep_every
+        self.root = Path(root)
+        self.mirror = mirror
+        self.log = log
+        self.keep = keep
+        self.keep_step = keep_step
+        self.keep_every = keep_every
         if mirror:
-            mirror.keep, mirror.stays = keep, self._stays
+            mirror.keep = keep
+            mirror.stays = self._stays
         self.team = Team()
         self._resumed_from = self._best = ""  # names of checkpoints
         self._valid: set[str] = set()  # names of those that this process has written or verified
@@ -359,9 +376,10 @@ class Checkpointer:
             path = _verify(given)
         elif is_own and path.name != given.name:  # else one folder would hold two histories
             _verify(given)  # if it was passed over, it says why
-            why = f"{given} is not the newest checkpoint of its run ({path.name} is)"
-            remedy = "leave out --resume, or choose another --run_dir to go back to it"
-            raise UsageError(f"{why}; {remedy}")
+            raise UsageError(
+                f"{given} is not the newest checkpoint of its run ({path.name} is); leave out "
+                "--resume, or choose another --run_dir to go back to it"
+            )
         return path, path and read_trainer(path)
 
     def save(
@@ -419,8 +437,10 @@ class Checkpointer:
         if self._thread:
             self._thread.join()
             self._thread = None
-        if raises and (error := self._error):
-            self._error, self._failures = None, 0
+        error = self._error
+        if raises and error:
+            self._error = None
+            self._failures = 0
             raise error
 
     def finish(self) -> None:
@@ -440,15 +460,19 @@ class Checkpointer:
         try:
             path = _publish(self.team, self.root, step, state, record)
         except NonFiniteError as e:
-            self._error, self._failures = e, MAX_FAILURES  # training must not continue
+            self._error = e
+            self._failures = MAX_FAILURES  # training must not continue
             return
         except Exception as e:
             self._failures += 1
-            why = f"step {step} could not be saved ({self._failures} in a row): {e}"
-            self._error = StorageError(f"{why}; the checkpoints in {self.root} are intact")
+            self._error = StorageError(
+                f"step {step} could not be saved ({self._failures} in a row): {e}; the checkpoints "
+                f"in {self.root} are intact"
+            )
             self.log(f"warning: {self._error}")
             return
-        self._error, self._failures = None, 0
+        self._error = None
+        self._failures = 0
         took_s = time.perf_counter() - start
         self.log(f"saved {path} in {took_s:.2f} s, training paused {stall_s or took_s:.2f} s")
         self.team.on_first(lambda: self._tidy(path))  # the others wait for the upload here
@@ -478,11 +502,14 @@ class Checkpointer:
         kept = [path.name for path in found if path.name in self._valid][: self.keep]
         if len(kept) < self.keep:
             return  # nothing to spare
-        if (file := self.root / "best").exists():
+        file = self.root / "best"
+        if file.exists():
             best = disk.read_text(file).strip()
             if self.root / best not in found:
-                why = f"{file} names {best[:80]!r}, which is no checkpoint"
-                return self.log(f"warning: {why}; nothing is deleted until there is a better one")
+                return self.log(
+                    f"warning: {file} names {best[:80]!r}, which is no checkpoint; nothing is "
+                    "deleted until there is a better one"
+                )
             kept.append(best)
         for path in found:
             if path.name not in kept and not self._stays(path.name):

@@ -55,8 +55,10 @@ def parse(program: str, part: Literal["data", "train"], argv: list[str]) -> cfg.
     if part == "data":
         return replace(preset, data=args)
     if args.train.tokens != preset.train.tokens and args.train.steps:
-        both = f"--tokens {args.train.tokens} has no effect with --steps {args.train.steps}"
-        raise UsageError(f"{both}; add --steps 0")
+        raise UsageError(
+            f"--tokens {args.train.tokens} has no effect with --steps {args.train.steps}; add "
+            "--steps 0"
+        )
     return replace(preset, model=args.model, train=args.train, run=with_folders(args.run, run))
 
 
@@ -120,8 +122,9 @@ def weights(mixture: tuple[str, ...]) -> dict[str, float] | None:
     pairs = [re.fullmatch(r"(.*)=(\d{1,15}\.?\d*|\.\d+)", item, re.DOTALL) for item in items]
     found = {pair[1]: float(pair[2]) for pair in pairs if pair}
     if len(found) < len(items):
-        how = "is not NAME=WEIGHT ..., each name once; write wiki=60 code=40"
-        raise UsageError(f"{' '.join(mixture)!r} {how}")
+        raise UsageError(
+            f"{' '.join(mixture)!r} is not NAME=WEIGHT ..., each name once; write wiki=60 code=40"
+        )
     return found or None
 
 
@@ -138,7 +141,8 @@ def run(main: Callable[[list[str]], int | None]) -> None:
         code = main(sys.argv[1:]) or 0
         print(end="", flush=True)
     except (Exception, KeyboardInterrupt) as error:
-        code, file = exit_code(error), os.environ.get("TORCHELASTIC_ERROR_FILE")
+        code = exit_code(error)
+        file = os.environ.get("TORCHELASTIC_ERROR_FILE")
         if code == 130:
             print("stopped", file=sys.stderr, flush=True)
         elif code == 141:

@@ -103,7 +103,8 @@ def parse_json(content: bytes, where: str | Path) -> dict:
 
 def sha256_of(path: str | Path) -> str:
     """The sha256 of a file, in hexadecimal; read in blocks of 4 MB."""
-    digest, buffer = hashlib.sha256(), memoryview(bytearray(1 << 22))
+    digest = hashlib.sha256()
+    buffer = memoryview(bytearray(1 << 22))
     with open_file(path) as file:
         while n := file.readinto(buffer):
             digest.update(buffer[:n])
@@ -197,7 +198,8 @@ def write_json(path: Path, tree: dict) -> None:
 def append(path: Path, text: str) -> None:
     """Append to a file that only grows: all of `text`, or if the disk is full, none of it."""
     with open_file(path, "ab") as file:
-        size, content = os.fstat(file.fileno()).st_size, text.encode("utf-8", "backslashreplace")
+        size = os.fstat(file.fileno()).st_size
+        content = text.encode("utf-8", "backslashreplace")
         if file.write(content) < len(content):
             file.truncate(size)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
@@ -206,10 +208,12 @@ def append(path: Path, text: str) -> None:
 def check_room(folder: Path, need: float, remedy: str) -> None:
     """StorageError if `need` bytes do not fit on the disk of `folder`, which need not exist yet."""
     there = next(p for p in (folder, *folder.absolute().parents) if p.exists())
-    if need > (free := shutil.disk_usage(there).free):
+    free = shutil.disk_usage(there).free
+    if need > free:
         size = lambda n: f"{n / 1e9:.1f} GB" if n >= 1e8 else f"{n / 1e6:,.3f} MB"
-        why = f"about {size(need)} are needed, but {size(free)} are free in {folder}"
-        raise StorageError(f"{why}; {remedy}")
+        raise StorageError(
+            f"about {size(need)} are needed, but {size(free)} are free in {folder}; {remedy}"
+        )
 
 
 def lock(folder: str | Path, option: str) -> BinaryIO:
@@ -223,8 +227,9 @@ def lock(folder: str | Path, option: str) -> BinaryIO:
     except BlockingIOError:
         file.close()
         owner = read_text(path) or "another program"
-        why = f"{folder} is in use by {owner}; stop it, or choose another {option}"
-        raise UsageError(why) from None
+        raise UsageError(
+            f"{folder} is in use by {owner}; stop it, or choose another {option}"
+        ) from None
     except OSError as error:  # Lustre without -o flock
         say(f"warning: {folder} cannot be locked ({error.strerror}); run one program only")
     file.truncate(0)

@@ -37,12 +37,14 @@ def open_data(folder: str, preset: cfg.Preset) -> tuple[Manifest, cfg.Preset]:
 def decide(preset: cfg.Preset, found: dict, where: str, remedy: str, free=()) -> cfg.Preset:
     """The preset with the model fields that were `found` in `where`. UsageError for an option that
     asks for another value, except for the fields in `free`: there the option wins."""
-    asked, default = preset.model, cfg.find_preset(preset.name).model
+    asked = preset.model
+    default = cfg.find_preset(preset.name).model
     by_hand = {k: getattr(asked, k) for k in found if getattr(asked, k) != getattr(default, k)}
     for name, value in by_hand.items():
         if name not in free and value != found[name]:
-            why = f"--{name} {value} was asked for, but {where} has {found[name]}"
-            raise UsageError(f"{why}; {remedy}")
+            raise UsageError(
+                f"--{name} {value} was asked for, but {where} has {found[name]}; {remedy}"
+            )
     return replace(preset, model=replace(asked, **found | by_hand))
 
 
@@ -70,14 +72,18 @@ def describe_data(
         f"{manifest.row_len:,}, {epochs:.2f} epochs{of}; fingerprint {manifest.fingerprint[:12]}, "
         f"tokenizer {manifest.tokenizer_sha256[:12]}"
     ]
-    before, now = asdict(asked.model), asdict(preset.model)
+    before = asdict(asked.model)
+    now = asdict(preset.model)
     changed = {k: f"{k} {now[k]}, not {before[k]}" for k in now if now[k] != before[k]}
     for where, names in (("the data", OF_DATA), (preset.run.init_from, now.keys() - OF_DATA)):
-        if said := [text for name, text in changed.items() if name in names]:
+        said = [text for name, text in changed.items() if name in names]
+        if said:
             lines.append(f"decided   by {where}: {', '.join(said)}")
     if epochs > 4:
-        why = f"{epochs:.1f} epochs{of}, but the same text teaches little after the fourth"
-        lines.append(f"warning: {why}; prepare more, or lower --steps")
+        lines.append(
+            f"warning: {epochs:.1f} epochs{of}, but the same text teaches little after the fourth; "
+            "prepare more, or lower --steps"
+        )
     return "\n".join(lines)
 
 
@@ -87,13 +93,15 @@ def describe_data(
 def claim(preset: cfg.Preset, manifest: Manifest, world: World) -> ExitStack:
     """Lock RUN_DIR, refuse a folder that belongs to another run, write the run's config.json and
     tokenizer.json. Returns the locks to close."""
-    run_dir, locks = Path(preset.run.run_dir), ExitStack()
+    run_dir = Path(preset.run.run_dir)
+    locks = ExitStack()
     if not world.is_first:
         return locks
     locks.enter_context(disk.lock(run_dir, "--run_dir"))
     disk.sweep(run_dir.glob(disk.TEMPORARY))
     own = identity(preset, manifest)
-    if saved := checkpoint.checkpoints(run_dir / "checkpoints"):
+    saved = checkpoint.checkpoints(run_dir / "checkpoints")
+    if saved:
         with suppress(CheckpointError):  # if it is damaged, resuming checks the one it loads
             check_same_run(own, run_dir, checkpoint.read_trainer(saved[0]))
     disk.write_json(run_dir / "config.json", own)
@@ -122,8 +130,10 @@ def check_same_run(now: dict, where: Path, trainer: dict) -> None:
             return
         remedy = f"--resume a checkpoint up to step {begins} in another --run_dir, or {remedy}"
     if differ:
-        why = f"{where} belongs to another run: {'; '.join(differ.values())}"
-        raise UsageError(f"{why}; {remedy} (--init_from starts one from these weights)")
+        raise UsageError(
+            f"{where} belongs to another run: {'; '.join(differ.values())}; {remedy} (--init_from "
+            "starts one from these weights)"
+        )
 
 
 MAY_CHANGE = {"seq_len", "rope_theta", "doc_mask"}  # as in a last stage on longer rows
@@ -134,10 +144,12 @@ def check_weights_fit(where: str, before: dict, preset: cfg.Preset, manifest: Ma
     than this run's; returns a remark on the fields that differ and may."""
     names = asdict(preset.model).keys() | {"tokenizer_sha256"}
     differ = differences(before, identity(preset, manifest), names)
-    if refused := [text for name, text in differ.items() if name not in MAY_CHANGE]:
-        remedy = "give its model options, and data prepared with its tokenizer (--tokenizer)"
-        why = f"the weights in {where} are of another model: {'; '.join(refused)}"
-        raise UsageError(f"{why}; {remedy}")
+    refused = [text for name, text in differ.items() if name not in MAY_CHANGE]
+    if refused:
+        raise UsageError(
+            f"the weights in {where} are of another model: {'; '.join(refused)}; give its model "
+            "options, and data prepared with its tokenizer (--tokenizer)"
+        )
     return f" ({'; '.join(differ.values())})" if differ else ""
 
 

@@ -33,8 +33,12 @@ class Log:
     """The files and the printed lines of a run; silent on all ranks but the first."""
 
     def __init__(self, run_dir: Path, is_first: bool, wandb: bool = False):
-        self.run_dir, self.is_first, self.wants_wandb = run_dir, is_first, wandb
-        self.file, self.wandb, self.printed_at = run_dir / "metrics.jsonl", None, 0.0
+        self.run_dir = run_dir
+        self.is_first = is_first
+        self.wants_wandb = wandb
+        self.file = run_dir / "metrics.jsonl"
+        self.wandb = None
+        self.printed_at = 0.0
 
     def print(self, text: str) -> None:
         if not self.is_first:
@@ -64,10 +68,12 @@ class Log:
         samples that a resumed run will write again, append `start`, update status.json."""
         if not self.is_first:
             return
-        samples, records = self.run_dir / "samples.jsonl", read_jsonl(self.file)
+        samples = self.run_dir / "samples.jsonl"
+        records = read_jsonl(self.file)
         if not records and os.path.lexists(self.file):  # unreadable: kept
             self.file.rename(self.file.with_name("metrics_unread.jsonl"))
-        if steps := [r for r in records if "loss" in r]:
+        steps = [r for r in records if "loss" in r]
+        if steps:
             start = start | dict(last_step=steps[-1]["step"], last_time=steps[-1].get("time"))
 
         def stays(r: dict) -> bool:
@@ -182,7 +188,9 @@ def step_line(r: dict, steps: int, left_s: float, more: dict[str, float]) -> str
 
 def done_text(run, progress, validation: str, report: str) -> str:
     """The last lines of a run: its time, where its files are, the next command."""
-    log, step, seconds = run.log, progress.step, time.monotonic() - progress.started_at
+    log = run.log
+    step = progress.step
+    seconds = time.monotonic() - progress.started_at
     since = f" since step {progress.resumed_at:,}" if progress.resumed_at else ""
     return (
         f"done: {step:,} steps, {step * run.plan.tokens_per_step:,} tokens, "
@@ -258,7 +266,8 @@ def read_jsonl(path: Path, is_record: Callable[[dict], bool] = is_step_or_start)
             record = json.loads(line)
             if isinstance(record, dict) and is_record(record):
                 records.append(record)
-    if skipped := len(lines) - len(records):
+    skipped = len(lines) - len(records)
+    if skipped:
         say(f"warning: {path}: {skipped} of {len(lines)} lines are damaged and left out")
     return records
 

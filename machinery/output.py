@@ -13,7 +13,8 @@ from typing import Any
 def public(text: str) -> str:
     """`text` without what may be secret in its URLs: all that a line has between a scheme and the
     last @ (user and password, in any characters), and parameters, query and fragment."""
-    user, rest = r"(?:(?:(?!://).)*@)?", r"(?:[?#;](?(1)(?:.*?\1)?)\S*)?"  # 1: its quote
+    user = r"(?:(?:(?!://).)*@)?"
+    rest = r"(?:[?#;](?(1)(?:.*?\1)?)\S*)?"  # group 1: its quote
     return re.sub(rf"(['\"])?(?<!\w)(\w+://){user}([^\s?#;]*){rest}", r"\1\2\3", text)
 
 

@@ -58,7 +58,10 @@ class Plan:
 
 def make_plan(preset: cfg.Preset, world: World) -> Plan:
     """Decide what the options leave open, and check that the numbers fit together."""
-    config, run, model, W = preset.train, preset.run, preset.model, world.world_size
+    config = preset.train
+    run = preset.run
+    model = preset.model
+    W = world.world_size
     with torch.device("meta"):
         meta = GPT(model)
     params = {kind: sum(p.numel() for p in ps) for kind, ps in meta.param_groups().items()}
@@ -67,8 +70,9 @@ def make_plan(preset: cfg.Preset, world: World) -> Plan:
     rows, rest = divmod(config.tokens_per_step, model.seq_len)
     if rest:
         why = f"tokens_per_step {config.tokens_per_step} is not a multiple of a row of"
-        how = f"try --tokens_per_step {(rows + 1) * model.seq_len}"
-        raise UsageError(f"{why} {model.seq_len} tokens; {how}")
+        raise UsageError(
+            f"{why} {model.seq_len} tokens; try --tokens_per_step {(rows + 1) * model.seq_len}"
+        )
     per_token = activation_bytes(model, world.dtype.itemsize, run.recompute)
     limit = MICRO_BATCH_TOKENS[world.device.type]
     if world.device.type == "cuda":
@@ -105,7 +109,8 @@ def activation_bytes(config, itemsize: int = 2, recompute: bool = False) -> int:
 
     recompute: a layer keeps only its inputs, and backward recomputes one layer at a time. An
     estimate; tests compare it with what the compiler decides to keep."""
-    q, kv = config.n_head * config.head_dim, config.n_kv_head * config.head_dim
+    q = config.n_head * config.head_dim
+    kv = config.n_kv_head * config.head_dim
     layer = 4 * config.n_embd  # the input of attention and of the MLP, before the norm and after it
     layer += 2 * q + 2 * kv  # queries, keys, values, and what attention returns
     layer += (q + kv) if config.qk_norm else 0  # queries and keys before their norm
@@ -131,7 +136,9 @@ def room_for_activations(model, world: World, params, state: int, parallel: str)
 def table(plan: Plan, preset: cfg.Preset, meta: GPT, params, memory: str) -> str:
     """The decisions, as lines to print."""
     config, model, every = preset.train, preset.model, preset.run.keep_every
-    W, rows, tokens = plan.world_size, plan.micro_batch, plan.steps * plan.tokens_per_step
+    W = plan.world_size
+    rows = plan.micro_batch
+    tokens = plan.steps * plan.tokens_per_step
     spare = plan.grad_accum * rows * W - plan.rows_per_step
     filled = f" ({spare} rows to fill the last do not count)" if spare else ""
     # the newest, the best, the one before the decay, one being written, those of --keep_every
@@ -139,7 +146,8 @@ def table(plan: Plan, preset: cfg.Preset, meta: GPT, params, memory: str) -> str
     token_size = np.dtype(dtype_for(model.vocab_size)).itemsize
     factor = optim.lr_batch_factor(config.tokens_per_step, config.rates_at)
     rates = f"; learning rates x {factor:.3f} for this batch" if config.optimizer == "muon" else ""
-    full, causal = meta.flops_per_token(), meta.flops_per_token(causal=True)
+    full = meta.flops_per_token()
+    causal = meta.flops_per_token(causal=True)
     lines = [
         f"model     {sum(params.values()):,} parameters ({params['matrix']:,} in matrices), "
         f"{model.n_layer} layers x {model.n_embd}, vocabulary {model.vocab_size:,}; extras: "
@@ -154,9 +162,12 @@ def table(plan: Plan, preset: cfg.Preset, meta: GPT, params, memory: str) -> str
     ]
     if W == 1 and preset.run.parallel != "auto":
         lines.append(f"warning: --parallel {preset.run.parallel} has no effect on one rank")
-    if unread := optim.unread_options(config, (cfg.find_preset(preset.name) or preset).train):
-        how = f"--optimizer {config.optimizer} --schedule {config.schedule}"
-        lines.append(f"warning: {', '.join(unread)}: not read by {how}")
+    unread = optim.unread_options(config, (cfg.find_preset(preset.name) or preset).train)
+    if unread:
+        lines.append(
+            f"warning: {', '.join(unread)}: not read by --optimizer {config.optimizer} --schedule "
+            f"{config.schedule}"
+        )
     return "\n".join(lines)
 
 

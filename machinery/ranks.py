@@ -22,7 +22,9 @@ from config import UsageError
 from machinery import cli
 from machinery.errors import RankError, StorageError
 
-MEET_S, NODES_MEET_S = 30.0, 300.0  # for all to start and connect: on one node, on several
+# Seconds for all ranks to start and connect: on one node, on several.
+MEET_S = 30.0
+NODES_MEET_S = 300.0
 ANSWER_S = 600.0  # to join a collective; one may be compiling. A save has a group of its own
 
 
@@ -32,9 +34,12 @@ class Team:
     others wait for a rank; by default a day, as the first one may upload a checkpoint."""
 
     def __init__(self, alone: bool = False, answer_s: float = 86_400.0):
-        self.rank, self.size, self.group = 0, 1, None
+        self.rank = 0
+        self.size = 1
+        self.group = None
         if dist.is_initialized() and not alone:
-            self.rank, self.size = dist.get_rank(), dist.get_world_size()
+            self.rank = dist.get_rank()
+            self.size = dist.get_world_size()
             self.group = dist.new_group(backend="gloo", timeout=timedelta(seconds=answer_s))
         self.for_dcp = {"process_group": self.group, "no_dist": self.size == 1}
 
@@ -46,7 +51,8 @@ class Team:
             result = work()
         except (Exception, DCPError) as e:  # DCP's is only a BaseException
             rank, (why, _) = next(iter(getattr(e, "failures", {self.rank: (e, None)}).items()))
-            is_ours, by = hasattr(e, "exit_code"), f"rank {rank}: " if self.size > 1 else ""
+            is_ours = hasattr(e, "exit_code")
+            by = f"rank {rank}: " if self.size > 1 else ""
             text = str(e) if is_ours else f"{type(why).__name__}: {why}"
             error = (type(e) if is_ours else otherwise)(by + text)
         found = [(result, error)] * self.size
@@ -92,8 +98,10 @@ def pick_device(asked: str = "auto", local_rank: int = 0) -> torch.device:
     n_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     has = dict(cuda=n_gpus > 0, mps=torch.backends.mps.is_available(), cpu=True)
     if asked == "auto" and not n_gpus and os.path.exists("/dev/nvidia0"):
-        remedy = "run.sh installs one that fits its driver; --device cpu runs without it"
-        raise UsageError(f"PyTorch {torch.__version__} cannot use the GPU here; {remedy}")
+        raise UsageError(
+            f"PyTorch {torch.__version__} cannot use the GPU here; run.sh installs one that fits "
+            "its driver; --device cpu runs without it"
+        )
     if asked == "auto":
         asked = next(kind for kind in has if has[kind])
     kind, _, index = asked.partition(":")
@@ -103,8 +111,10 @@ def pick_device(asked: str = "auto", local_rank: int = 0) -> torch.device:
         return torch.device(kind)
     device = torch.device("cuda", int(index) if index.isdecimal() else local_rank)
     if device.index >= n_gpus:
-        why = f"rank {local_rank} of this machine needs {device}, but it has {n_gpus} GPUs"
-        raise UsageError(f"{why}; try torchrun --nproc_per_node={n_gpus}")
+        raise UsageError(
+            f"rank {local_rank} of this machine needs {device}, but it has {n_gpus} GPUs; try "
+            f"torchrun --nproc_per_node={n_gpus}"
+        )
     torch.cuda.set_device(device)
     return device
 
@@ -168,14 +178,15 @@ def meet_and_test(world: World, timeout_s: float) -> None:
     backend = "cpu:gloo,cuda:nccl" if world.device.type == "cuda" else "gloo"
     try:
         dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
-        dist.all_reduce(one := torch.ones(1, device=world.device))
+        one = torch.ones(1, device=world.device)
+        dist.all_reduce(one)
         one.item()  # waits for the sum
     except RuntimeError as error:  # torch.distributed.DistError is one
-        who = f"rank {world.rank} of {world.world_size} ({world.device_name})"
         raise RankError(
-            f"{who} could not meet the others within {timeout_s:.0f} s "
-            f"({str(error).splitlines()[0]}); look at their output; between nodes set "
-            "GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME; within one, try NCCL_P2P_DISABLE=1"
+            f"rank {world.rank} of {world.world_size} ({world.device_name}) could not meet the "
+            f"others within {timeout_s:.0f} s ({str(error).splitlines()[0]}); look at their "
+            "output; between nodes set GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME; within one, try "
+            "NCCL_P2P_DISABLE=1"
         ) from None
     _set_pg_timeout(timedelta(seconds=ANSWER_S))
 

@@ -57,8 +57,9 @@ def reading(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        remedy = f"remove the cause, or {AGAIN}"
-        raise damaged(path, f"cannot be read ({error.strerror})", remedy) from None
+        raise damaged(
+            path, f"cannot be read ({error.strerror})", (f"remove the cause, or {AGAIN}")
+        ) from None
 
 
 def dtype_for(vocab_size: int) -> str:
@@ -68,18 +69,21 @@ def dtype_for(vocab_size: int) -> str:
 
 def write_shards(rows: Iterable[np.ndarray], folder: Path, name: str, dtype: str) -> list[dict]:
     """Write rows to FOLDER/NAME_00.npy, NAME_01.npy, ...; returns their manifest entries."""
-    rows, entries = iter(rows), []
+    rows = iter(rows)
+    entries = []
     while block := list(islice(rows, SHARD_ROWS)):
         array = np.stack(block).astype(dtype)  # (rows, row_len)
         crcs = np.array([zlib.crc32(row) for row in array], "<u4")
         entry = {"rows": len(array), "min": int(array.min()), "max": int(array.max())}
         for key, suffix, content in (("", "npy", array), ("crc32_", "crc32.npy", crcs)):
-            path = folder / (file := f"{name}_{len(entries):02d}.{suffix}")
+            file = f"{name}_{len(entries):02d}.{suffix}"
+            path = folder / file
             with replacing(path) as f:
                 # np.save would write the same, but its OSError does not say that the disk is full
                 npy.write_array_header_1_0(f, npy.header_data_from_array_1_0(content))
                 f.write(content.data)
-            size, sha256 = path.stat().st_size, sha256_of(path)
+            size = path.stat().st_size
+            sha256 = sha256_of(path)
             entry |= {f"{key}file": file, f"{key}bytes": size, f"{key}sha256": sha256}
         entries.append(entry)
     return entries
@@ -110,7 +114,8 @@ class Manifest:
     def __init__(self, folder: str | Path, tree: dict) -> None:
         """DataError, which names the field, unless `format` is this version's, `fingerprint` shows
         no edit, and every field that is used has the right type."""
-        self.dir, self.tree = Path(folder), tree
+        self.dir = Path(folder)
+        self.tree = tree
         self._field(lambda value: value == FORMAT, "format")
         self.fingerprint: str = self._field(lambda value: value == fingerprint(tree), "fingerprint")
         self.row_len: int = self._field(lambda n: is_count(n) and n > 1, "row_len")
@@ -140,8 +145,10 @@ class Manifest:
             except (LookupError, TypeError):
                 value = None
         if not is_right(value):
-            how = f"has {str(value)[:80]!r} as {'.'.join(map(str, place))}"
-            raise damaged(self.dir / "manifest.json", how)
+            raise damaged(
+                self.dir / "manifest.json",
+                (f"has {str(value)[:80]!r} as {'.'.join(map(str, place))}"),
+            )
         return value
 
     @classmethod
@@ -153,8 +160,10 @@ class Manifest:
             is_foreign = path.parent.is_dir() and not Path(folder, ".units").is_dir()  # of texts?
             named = "NEW_FOLDER" if is_foreign else shlex.quote(str(folder))
             option = "" if Path(folder) == Path("data", preset) else f" --data_dir {named}"
-            command = f"python prepare_data.py {preset}{option} (and the options you want)"
-            raise UsageError(f"{path} does not exist; run: {command}")
+            raise UsageError(
+                f"{path} does not exist; run: python prepare_data.py {preset}{option} (and the "
+                "options you want)"
+            )
         return cls(folder, read_json(path))
 
     def shards(self, split: str, source: int) -> list[dict]:
@@ -182,7 +191,8 @@ class Manifest:
 
     def tokenizer_file(self) -> Path:
         """The path of tokenizer.json; DataError unless its sha256 is the one in the manifest."""
-        with reading(path := self.dir / "tokenizer.json"):
+        path = self.dir / "tokenizer.json"
+        with reading(path):
             actual = sha256_of(path)
         if actual != self.tokenizer_sha256:
             raise damaged(path, "is not the tokenizer that made the data", AGAIN)
@@ -201,7 +211,8 @@ class Manifest:
     def row(self, split: str, source: int, row: int) -> np.ndarray:
         """One row, (row_len,), checked against its crc32; DataError if it is damaged."""
         shard, i = self.locate(split, source, row)
-        path, (file, crc_file) = self.dir / shard["file"], self.open_shard(shard)
+        path = self.dir / shard["file"]
+        file, crc_file = self.open_shard(shard)
         size = self.row_len * np.dtype(self.dtype).itemsize
         # pread: unlike a memory map, it reads only the row, and a truncated file raises no SIGBUS
         with reading(path):
@@ -218,31 +229,37 @@ class Manifest:
 
     def _open_file(self, name: str, dtype: str, shape: tuple[int, ...]) -> BinaryIO:
         """A .npy file, open; DataError unless it has the header and the size of this array."""
-        path, header = inside(self.dir, name), io.BytesIO()
+        path = inside(self.dir, name)
+        header = io.BytesIO()
         npy.write_array_header_1_0(header, dict(descr=dtype, fortran_order=False, shape=shape))
         right = header.getvalue(), 128 + math.prod(shape) * np.dtype(dtype).itemsize
         with reading(path):
             file = open_file(path)
             found = file.read(128), os.fstat(file.fileno()).st_size
         if found != right:
-            how = f"has {found[1]:,} bytes, and is not {dtype} {shape} of {right[1]:,} bytes"
-            raise damaged(path, how)
+            raise damaged(
+                path, (f"has {found[1]:,} bytes, and is not {dtype} {shape} of {right[1]:,} bytes")
+            )
         return file
 
     def check(self) -> None:
         """Compare every file's size, dtype, shape and token range with the manifest."""
         for shard in self.all_shards():
             self.open_shard(shard)
-            if (largest := shard["max"]) >= self.vocab_size:
-                how = f"has token {largest}, the vocabulary ends at {self.vocab_size - 1}"
-                raise damaged(self.dir / shard["file"], how)
+            largest = shard["max"]
+            if largest >= self.vocab_size:
+                raise damaged(
+                    self.dir / shard["file"],
+                    (f"has token {largest}, the vocabulary ends at {self.vocab_size - 1}"),
+                )
         self._open.cache_clear()  # a program may check several folders but read only one
         self.tokenizer_file()
 
     def verify(self) -> None:
         """Compare the sha256 of every file with the manifest's."""
         for name, _, expected in self.files():
-            with reading(path := inside(self.dir, name)):
+            path = inside(self.dir, name)
+            with reading(path):
                 actual = sha256_of(path)
             if actual != expected:
                 raise damaged(path, f"is damaged: expected sha256 {expected}, actual {actual}")

@@ -58,8 +58,10 @@ def find_model(word: str) -> dict[str, str]:
         return dict(run_dir=word)
     if (path / "trainer.json").exists() or is_export(path):
         return dict(checkpoint=word)
-    known = f"a preset ({', '.join(PRESETS)}) nor the folder of a run, a checkpoint or an export"
-    raise UsageError(f"{word!r} is neither {known}")
+    raise UsageError(
+        f"{word!r} is neither a preset ({', '.join(PRESETS)}) nor the folder of a run, a "
+        "checkpoint or an export"
+    )
 
 
 def run_of(path: str | Path) -> Path:
@@ -80,15 +82,18 @@ def is_tuned(trainer: dict) -> bool:
 def load_model(config: EvalConfig, read_export: Callable) -> tuple[GPT, dict]:
     """The model; and its trainer.json, with `path`, the folder of both. NonFiniteError if a weight
     is NaN or infinite. read_export: hf.imported.load."""
-    path, device = Path(config.checkpoint), ranks.pick_device(config.device)
+    path = Path(config.checkpoint)
+    device = ranks.pick_device(config.device)
     dtype = ranks.pick_dtype(device, config.dtype)
     torch.backends.cuda.enable_cudnn_sdp(False)  # it would plan for each length of the KV cache
     if config.checkpoint and is_export(path):
         model, trainer = read_export(path, device, dtype)
     else:
         root = Path(config.run_dir) / "checkpoints"
-        path, name = path if config.checkpoint else checkpoint.latest_valid(root), root.parent.name
-        if (step := re.fullmatch(r"(step_)?(\d{1,12})", config.checkpoint)) and not path.exists():
+        path = path if config.checkpoint else checkpoint.latest_valid(root)
+        name = root.parent.name
+        step = re.fullmatch(r"(step_)?(\d{1,12})", config.checkpoint)
+        if step and not path.exists():
             path = root / f"step_{int(step[2]):08d}"
         if path is None or not path.exists():
             runs = [] if find_preset(name) else sorted(root.parent.parent.glob("*/checkpoints"))
@@ -106,7 +111,8 @@ def read_checkpoint(path: Path, device, dtype: torch.dtype, verified: bool) -> t
     """The model and trainer.json of a checkpoint. verified: its files have just been hashed."""
     record = checkpoint.read_trainer(path)
     trainer = {name: record[name] for name in checkpoint.RECORD if name in record}
-    if missing := {"step", "tokens", "identity", "model"} - trainer.keys():
+    missing = {"step", "tokens", "identity", "model"} - trainer.keys()
+    if missing:
         raise CheckpointError(f"{path / 'trainer.json'} has no {min(missing)}")
     with torch.device("meta"):
         model = GPT(config_of(path, trainer["model"]), compute_dtype=dtype)
@@ -133,10 +139,12 @@ def open_tokenizer(config: EvalConfig, trainer: dict) -> Tokenizer:
     the hash it was trained with. An export's has BOS added, and a hash of its own."""
     if "tokenizer" in trainer:  # a stock model's
         return trainer["tokenizer"]
-    path, trained_with = Path(trainer["path"]), trainer["identity"].get("tokenizer_sha256")
+    path = Path(trainer["path"])
+    trained_with = trainer["identity"].get("tokenizer_sha256")
     hashes = trainer.get("files", {})  # of an export
     for folder in dict.fromkeys([path.absolute(), run_of(path)]):
-        if os.path.lexists(file := folder / "tokenizer.json"):
+        file = folder / "tokenizer.json"
+        if os.path.lexists(file):
             if disk.has_sha256(file, hashes.get("tokenizer.json", trained_with)):
                 return Tokenizer.load(file)
             say(f"warning: {file} is not used: it is not the tokenizer of {path}")
@@ -145,16 +153,19 @@ def open_tokenizer(config: EvalConfig, trainer: dict) -> Tokenizer:
 
 def open_data(config: EvalConfig, trainer: dict) -> Manifest:
     """The data that the model was trained on, or --data_dir, if it has the same tokenizer."""
-    folder, identity = config.data_dir or trainer.get("data_dir"), trainer["identity"]
+    folder = config.data_dir or trainer.get("data_dir")
+    identity = trainer["identity"]
     if not folder:
         raise UsageError(f"{trainer['path']} does not say what it was trained on; give --data_dir")
     if is_published(folder):
-        url, folder = folder, disk.inside(CACHE, str(identity.get("data_fingerprint"))[:16])
+        url = folder
+        folder = disk.inside(CACHE, str(identity.get("data_fingerprint"))[:16])
         if not (folder / "manifest.json").exists():
             why = f"{trainer['path']} was trained on {url}, which is opened only if you ask for it"
             raise UsageError(f"{why}: give --data_dir {shlex.quote(url)}")
     manifest = Manifest.load(folder)
-    own, same = trainer.get("tokenizer"), identity.get("tokenizer_sha256")
+    own = trainer.get("tokenizer")
+    same = identity.get("tokenizer_sha256")
     same = own.same_ids(Tokenizer.load(manifest.tokenizer_file())) if own else same
     if same not in (True, manifest.tokenizer_sha256):
         why = f"{manifest.dir} has a different tokenizer from that of {trainer['path']}"

@@ -79,9 +79,12 @@ def first_of(turn: dict, *names: str) -> object:
 def marks(tokenizer) -> tuple[int, int, int]:
     """The ids of <|user|>, <|assistant|> and <|end|>; UsageError for a tokenizer without them."""
     names = ("<|user|>", "<|assistant|>", "<|end|>")
-    if missing := [name for name in names if name not in tokenizer.special]:
-        reason = f"the tokenizer has no {missing[0]} token, which conversations need"
-        raise UsageError(f"{reason}; take one that prepare_data.py has trained")
+    missing = [name for name in names if name not in tokenizer.special]
+    if missing:
+        raise UsageError(
+            f"the tokenizer has no {missing[0]} token, which conversations need; take one that "
+            "prepare_data.py has trained"
+        )
     return tuple(tokenizer.special[name] for name in names)
 
 
@@ -91,7 +94,8 @@ def encode(turns: list[Turn], tokenizer, reply: bool = False) -> list[int]:
     user, assistant, end = marks(tokenizer)
     if reply and (not turns or turns[-1][0] != "user"):
         raise UsageError("the last turn of a conversation must be the user's, to be answered")
-    ids, before = [], ""
+    ids = []
+    before = ""
     for role, text in turns:
         if role == "system":
             before = f"{text}\n\n" if text else ""
@@ -135,7 +139,8 @@ def pieces(turns: list[Turn], tokenizer, row_len: int, notes: Counter[str]) -> I
         ids = encode([*([] if piece else system), *asked[i : i + 2]], tokenizer)
         if piece and 1 + len(piece) + len(ids) > row_len:
             yield piece
-            piece, ids = [], encode([*system, *asked[i : i + 2]], tokenizer)
+            piece = []
+            ids = encode([*system, *asked[i : i + 2]], tokenizer)
             notes[CUT] += 1
         before = ids.index(assistant) + 1  # ids before the answer
         notes[ANSWERS] += len(ids) - before

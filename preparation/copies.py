@@ -28,9 +28,12 @@ def find(job, pool: Executor) -> dict[tuple[int, int], frozenset[int]]:
     earlier ones of the source. The first stays, so a prefix of the units is free of copies too."""
     if job.config.dedup == "none":
         return {}
-    if remote := [source.place for source in job.sources if source.remote]:
-        twice = f"--dedup {job.config.dedup} would download hf:{remote[0]} twice"
-        raise UsageError(f"{twice}; take data without copies, and --dedup none")
+    remote = [source.place for source in job.sources if source.remote]
+    if remote:
+        raise UsageError(
+            f"--dedup {job.config.dedup} would download hf:{remote[0]} twice; take data without "
+            "copies, and --dedup none"
+        )
     tasks = [(job.sources[s], job.units[s][u], job.nfc) for s, u in job.all_units]
     seen: list[set[bytes]] = [set() for _ in job.sources]
     copies = {}

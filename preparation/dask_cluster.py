@@ -30,7 +30,8 @@ def open_pool(address: str) -> Iterator[tuple[Executor, int]]:
         reason = f"no Dask scheduler answers at {address} ({error})"
         raise UsageError(f"{reason}; start one {HERE} scheduler") from None
     with client:  # at its end, the cluster drops the units that still run
-        if not (slots := sum(client.nthreads().values())):
+        slots = sum(client.nthreads().values())
+        if not slots:
             reason = f"the cluster {address} has no workers"
             raise UsageError(f"{reason}; start some {HERE} worker {address}")
         try:

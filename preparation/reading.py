@@ -212,8 +212,10 @@ def document_of(record: dict, fields: tuple[str, ...], notes: Notes) -> object:
     for field in there:
         value = record[field]
         if isinstance(value, list | dict | bool):
-            kind = f"a {type(value).__name__}, not text"
-            notes.leave_out(f"records left out, whose field {field!r} holds {kind}", value)
+            notes.leave_out(
+                f"records left out, whose field {field!r} holds a {type(value).__name__}, not text",
+                value,
+            )
             return None
         if value not in (None, "", b"") and value == value:  # a 0 is text, NaN is none
             texts.append(decode(value, notes) if isinstance(value, bytes) else str(value))
@@ -372,16 +374,19 @@ def _array_records(file: BinaryIO, path: Path, encoding: str, notes: Notes) -> I
     """The records of one JSON array."""
     raw = file.read(LARGEST_ARRAY + 1)
     if len(raw) > LARGEST_ARRAY:
-        how = f"jq -c '.[]' {path.name} > {Path(path.stem).stem}.jsonl makes it lines"
-        raise DataError(f"{path} is an array of more than {LARGEST_ARRAY // MB} MB; {how}")
+        raise DataError(
+            f"{path} is an array of more than {LARGEST_ARRAY // MB} MB; jq -c '.[]' {path.name} > "
+            f"{Path(path.stem).stem}.jsonl makes it lines"
+        )
     try:
         records = load_json(decode(raw.removeprefix(codecs.BOM_UTF8), notes, encoding))
     except (json.JSONDecodeError, RecursionError) as error:
         raise DataError(f"{path} is not JSON ({reason_of(error)}); {REPAIR}") from None
     for i, record in enumerate(records):
         if not isinstance(record, dict):
-            what = f"item {i:,} of its array is no object: {chat.beginning(record)}"
-            raise DataError(f"{path}: {what}; {REPAIR}")
+            raise DataError(
+                f"{path}: item {i:,} of its array is no object: {chat.beginning(record)}; {REPAIR}"
+            )
         yield record
 
 
@@ -402,13 +407,18 @@ def _table_records(file: BinaryIO, path: Path, encoding: str, notes: Notes) -> I
         for record in rows:
             if None in record:
                 notes.read += 1
-                reason = "rows left out, with more cells than the first line has names"
-                notes.leave_out(f"{reason}; a cell with a {separator!r} needs quotes", record)
+                notes.leave_out(
+                    "rows left out, with more cells than the first line has names; a cell with a "
+                    f"{separator!r} needs quotes",
+                    record,
+                )
                 continue
             yield record
     except csv.Error as error:
-        where = f"{path}, in the row that begins on line {rows.line_num + 1:,}"
-        raise DataError(f"{where}: {error}; a quote within quotes is doubled") from None
+        raise DataError(
+            f"{path}, in the row that begins on line {rows.line_num + 1:,}: {error}; a quote "
+            "within quotes is doubled"
+        ) from None
 
 
 def _parquet_records(path: Path, groups: range, fields: tuple[str, ...]) -> Iterator[dict]:
@@ -416,7 +426,8 @@ def _parquet_records(path: Path, groups: range, fields: tuple[str, ...]) -> Iter
     text = (pa.string(), pa.large_string(), pa.string_view())
     with pq.ParquetFile(path) as file:
         names = file.schema_arrow.names
-        if twice := [field for field in fields if names.count(field) > 1]:
+        twice = [field for field in fields if names.count(field) > 1]
+        if twice:
             raise DataError(f"{path}: two of its columns are called {twice[0]!r}")
         columns = [name for name in names if name in fields]
         if not columns:

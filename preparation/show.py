@@ -59,7 +59,8 @@ def place_of(manifest: Manifest, split: str, n: int) -> tuple[int, int]:
     """(source, row) of the n-th row of a split: those of the first source, then of the next."""
     source = 0
     while n >= (rows := manifest.rows(split, source)):
-        source, n = source + 1, n - rows
+        source = source + 1
+        n = n - rows
     return source, n
 
 
@@ -69,8 +70,10 @@ def pick(manifest: Manifest, tokenizer: Tokenizer, config: ShowConfig) -> int:
 
     rows = manifest.rows(config.split)
     if config.row >= rows:
-        which = f"--split {config.split} of {manifest.dir}"
-        raise UsageError(f"--row {config.row}: {which} has {rows:,} rows, from 0 to {rows - 1}")
+        raise UsageError(
+            f"--row {config.row}: --split {config.split} of {manifest.dir} has {rows:,} rows, from "
+            f"0 to {rows - 1}"
+        )
     if not config.find:
         return config.row
     wanted = tokenizer.normalize(config.find)
@@ -78,15 +81,20 @@ def pick(manifest: Manifest, tokenizer: Tokenizer, config: ShowConfig) -> int:
         ids = manifest.row(config.split, *place_of(manifest, config.split, n))
         if any(wanted in text for _, text in documents(manifest, tokenizer, ids)):
             return n
-    where = f"no {config.split} row from {config.row} to {rows - 1} has it within a document"
-    raise UsageError(f"--find {config.find!r}: {where}; a text that was cut is in two rows")
+    raise UsageError(
+        f"--find {config.find!r}: no {config.split} row from {config.row} to {rows - 1} has it "
+        "within a document; a text that was cut is in two rows"
+    )
 
 
 def documents(manifest: Manifest, tokenizer: Tokenizer, ids: np.ndarray) -> Iterator[tuple]:
     """(tokens with BOS, text) of each piece of text in a row. DataError for an unknown token."""
-    if (largest := ids.max(initial=0)) >= tokenizer.vocab_size:
-        how = f"holds a row with token {largest}, and its tokenizer has {tokenizer.vocab_size:,}"
-        raise damaged(manifest.dir, how)
+    largest = ids.max(initial=0)
+    if largest >= tokenizer.vocab_size:
+        raise damaged(
+            manifest.dir,
+            (f"holds a row with token {largest}, and its tokenizer has {tokenizer.vocab_size:,}"),
+        )
     starts = np.flatnonzero(ids == manifest.bos_id)
     for part in np.split(ids, starts[starts > 0]):
         if part.tolist() != [manifest.bos_id]:  # else it fills a place that no document fits
@@ -98,7 +106,8 @@ def describe(manifest: Manifest, tokenizer: Tokenizer, config: ShowConfig, n: in
     source, row = place_of(manifest, config.split, n)
     shard, within = manifest.locate(config.split, source, row)
     found = [*documents(manifest, tokenizer, manifest.row(config.split, source, row))]
-    facts, fill = manifest.tree["sources"][source], manifest.row_len - sum(n for n, _ in found)
+    facts = manifest.tree["sources"][source]
+    fill = manifest.row_len - sum(n for n, _ in found)
     lines = [
         f"row {n:,} of {manifest.rows(config.split):,}, {config.split}: "
         f"{manifest.row_len:,} tokens{f', {fill} of them BOS to fill it' if fill else ''}",

@@ -79,7 +79,8 @@ def parse(spec: str, encoding: str = "utf-8") -> Source:
     """'code=files:src#body' -> Source(name='code', kind='files', place='src', fields=('body',))"""
     name, rest = re.fullmatch(r"(?:([\w.-]+)=)?(.*)", spec, re.DOTALL).groups()
     if os.path.exists(spec):  # a=b.txt
-        name, rest = None, spec
+        name = None
+        rest = spec
     config = split = rev = ""
     path = rest.removeprefix("files:")
     is_path = path not in ("", rest)
@@ -90,16 +91,20 @@ def parse(spec: str, encoding: str = "utf-8") -> Source:
     if is_path:
         place, fields = find_place(path) or (os.path.expanduser(path), "")
         name = name or Path(place).stem
-        kind, place = "files", os.path.abspath(place)
+        kind = "files"
+        place = os.path.abspath(place)
     else:
         rest, _, fields = rest.partition("#")
         kind, _, place = rest.partition(":")
         if fields and rest in INSTALLED:
             raise UsageError(f"source {spec!r}: {rest} has no fields; leave out #{fields}")
         if rest in ("stdlib", "stdlib+site"):
-            name, kind, place = name or "stdlib", "stdlib", rest
+            name = name or "stdlib"
+            kind = "stdlib"
+            place = rest
         elif rest == "chats:stdlib":
-            name, fields = name or "chats", "messages"
+            name = name or "chats"
+            fields = "messages"
         elif kind == "hf" and place:
             if "://" not in place:
                 place, _, rev = place.partition("@")
@@ -134,8 +139,10 @@ def encoding_of(name: str) -> str:
             return codecs.lookup(name).name
     except (LookupError, UnicodeError):
         pass
-    how = "try gb18030, big5, cp1251 or latin-1; iconv -f UTF-16 -t UTF-8 converts UTF-16"
-    raise UsageError(f"--encoding {name} is none that can be read here; {how}")
+    raise UsageError(
+        f"--encoding {name} is none that can be read here; try gb18030, big5, cp1251 or latin-1; "
+        "iconv -f UTF-16 -t UTF-8 converts UTF-16"
+    )
 
 
 def find_place(text: str) -> tuple[str, str] | None:
@@ -227,14 +234,18 @@ def check(source: Source, units: list[dict]) -> None:
     for field in source.fields:
         if notes.names and notes[reading.without(field)] == notes.read:
             there = ", ".join(notes.names)[:300]
-            names = f"has no field {field!r} in {first}, which have {there}"
-            raise UsageError(f"{where} {names}; name one after the source: #FIELD")
+            raise UsageError(
+                f"{where} has no field {field!r} in {first}, which have {there}; name one after "
+                "the source: #FIELD"
+            )
     if not found:
         raise UsageError(f"{where} has no text that can be used{left_out(notes)}")
     if notes.foreign > notes.bytes / 2:
-        share = f"{notes.foreign / notes.bytes:.0%} of the first {notes.bytes:,} bytes of {where}"
-        how = "name their encoding, as in --encoding gb18030, big5, cp1251 or cp1252"
-        raise UsageError(f"{share} are not {source.encoding.upper()}; {how}")
+        raise UsageError(
+            f"{notes.foreign / notes.bytes:.0%} of the first {notes.bytes:,} bytes of {where} are "
+            f"not {source.encoding.upper()}; name their encoding, as in --encoding gb18030, big5, "
+            "cp1251 or cp1252"
+        )
 
 
 def left_out(notes: Notes) -> str:
@@ -277,16 +288,17 @@ def find_files(source: Source) -> tuple[dict[str, Path], Counter]:
         if name.encode("utf-8", "ignore").decode() != name:  # other bytes are read as surrogates
             raise UsageError(f"the name of {str(path)!r} is not UTF-8; rename the file")
         if source.named and source.mutable and kind_of(name) not in RECORDS:
-            how = f"leave out the #, or name files of records ({' '.join(RECORDS)})"
             raise UsageError(
-                f"{path} is plain text, which has no field {source.fields[0]!r}; {how}"
+                f"{path} is plain text, which has no field {source.fields[0]!r}; leave out the #, "
+                f"or name files of records ({' '.join(RECORDS)})"
             )
     return dict(sorted(found.items())), skipped
 
 
 def _installed_files(place: str) -> dict[str, Path]:
     """The .py files of Python's standard library, and with +site of the installed packages."""
-    paths, found = sysconfig.get_paths(), {}
+    paths = sysconfig.get_paths()
+    found = {}
     for path in _walk(Path(paths["stdlib"]), (".py",), Counter()):
         if not {"site-packages", "dist-packages"} & set(path.parts):
             found[f"stdlib/{path.relative_to(paths['stdlib'])}"] = path
@@ -305,8 +317,10 @@ def _named_files(place: Path, named: bool, skipped: Counter) -> dict[str, Path]:
         if not found:
             ends = f"files:{place} has no file that ends in {' '.join(kinds)}"
             ends += f" (or these and {' '.join(reading.COMPRESSIONS)})"
-            how = "name others with a pattern, 'files:FOLDER/**/*.html', or records by a #FIELD"
-            raise UsageError(f"{ends}; {how}")
+            raise UsageError(
+                f"{ends}; name others with a pattern, 'files:FOLDER/**/*.html', or records by a "
+                "#FIELD"
+            )
     elif place.is_file():  # a pipe is not: it can be read only once
         found = {place.name: place}
     else:
@@ -336,7 +350,8 @@ def _walk(root: Path, kinds: tuple[str, ...], skipped: Counter) -> Iterator[Path
 
     seen = set()  # a link may lead back to a folder above
     for folder, folders, names in os.walk(root, onerror=refuse, followlinks=True):
-        if (real := os.path.realpath(folder)) in seen:
+        real = os.path.realpath(folder)
+        if real in seen:
             folders.clear()
             continue
         seen.add(real)
@@ -363,7 +378,8 @@ def _pieces(name: str, path: Path, size: int, target: int) -> Iterator[tuple]:
     else:
         count = max(1, -(-size // target))
         for i in range(count):
-            start, end = size * i // count, size * (i + 1) // count
+            start = size * i // count
+            end = size * (i + 1) // count
             yield name, start, end, end - start
 
 
@@ -390,7 +406,8 @@ def _reachable(source: Source) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        where, kind = f"hf:{source.place}", type(error).__name__
+        where = f"hf:{source.place}"
+        kind = type(error).__name__
         wrong_name = re.search("(Dataset|Repository|Revision|DataFiles)NotFound", kind)
         wrong_value = isinstance(error, LookupError | ImportError | ValueError)
         if wrong_name or (wrong_value and not isinstance(error, pa.ArrowException)):

@@ -55,7 +55,8 @@ def conversations(name: str, source: bytes) -> Iterator[list[dict[str, str]]]:
             tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError):  # templates, and tests of the parser
         return
-    rng, seen = random.Random(name), set()
+    rng = random.Random(name)
+    seen = set()
     for node in ast.walk(tree):
         facts = facts_of(node, ".".join(parts))
         if facts and (facts["name"], facts["line"]) not in seen:

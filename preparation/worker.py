@@ -56,7 +56,9 @@ class Job:
 
     def __init__(self, config: DataConfig, given: Tokenizer | None = None) -> None:
         """given: the tokenizer that config.tokenizer names; None: one is to be trained."""
-        self.config, self.folder, self.given = config, Path(config.data_dir), given
+        self.config = config
+        self.folder = Path(config.data_dir)
+        self.given = given
         encoding = sources.encoding_of(config.encoding)
         self.sources = [sources.parse(spec, encoding) for spec in config.source]
         self.conversations = any(source.conversations for source in self.sources)
@@ -69,8 +71,9 @@ class Job:
         tokenizer = [config.vocab_size, config.nfc, TOKENIZER_CHARS, self.shares]
         if given:
             if config.nfc and not given.nfc:
-                without = f"{config.tokenizer} was trained without it"
-                raise UsageError(f"--nfc has no effect: {without}; add --no_nfc")
+                raise UsageError(
+                    f"--nfc has no effect: {config.tokenizer} was trained without it; add --no_nfc"
+                )
             self.nfc, tokenizer = given.nfc, given.sha256
             if len(set(self.shares)) > 1:  # they decide which units there are
                 tokenizer = [tokenizer, self.shares]
@@ -105,12 +108,15 @@ class Job:
 
     def _read_options(self) -> None:
         """Set `shares` and `tokens` (0: all); UsageError for an option that cannot be used."""
-        config, names = self.config, [source.name for source in self.sources]
+        config = self.config
+        names = [source.name for source in self.sources]
         if not names:
             raise UsageError("--source names no text; try --source stdlib, or files:PATH")
-        if twice := [name for name in names if names.count(name) > 1]:
-            how = "name them: --source a=files:... b=files:..."
-            raise UsageError(f"two sources are named {twice[0]!r}; {how}")
+        twice = [name for name in names if names.count(name) > 1]
+        if twice:
+            raise UsageError(
+                f"two sources are named {twice[0]!r}; name them: --source a=files:... b=files:..."
+            )
         shares = cli.weights(config.mixture) or dict.fromkeys(names, 1.0)
         if set(shares) != set(names) or min(shares.values()) <= 0:
             raise UsageError(
@@ -121,9 +127,12 @@ class Job:
         self.tokens = 0 if config.tokens == "all" else cli.count(config.tokens)
         unbounded = [source.place for source in self.sources if source.unbounded]
         if unbounded and not config.tokens:
-            much = f"hf:{unbounded[0]} may hold far more text than you need"
-            raise UsageError(f"{much}; give its training tokens: --tokens 2B, or --tokens all")
-        if not 0 < (fraction := config.val_fraction) < 1:
+            raise UsageError(
+                f"hf:{unbounded[0]} may hold far more text than you need; give its training "
+                "tokens: --tokens 2B, or --tokens all"
+            )
+        fraction = config.val_fraction
+        if not 0 < fraction < 1:
             raise UsageError(f"val_fraction {fraction} is not in (0, 1); try --val_fraction 0.02")
         data.pack([], config.row_len, 0)  # refuses a bad row_len
 
@@ -157,9 +166,13 @@ class Job:
             for block in (b for text in self.texts(s, u, notes) for b in blocks(text, size)):
                 found[hash64(block)] = len(block.encode("utf-8"))
         if len(found) == 1:
-            only = f"there is only one text, {chat.beginning(block)}{sources.left_out(notes)}"
-            raise UsageError(f"{only}; add others, as one has to be held out for validation")
-        size, below, held = sum(found.values()), 0, 0
+            raise UsageError(
+                f"there is only one text, {chat.beginning(block)}{sources.left_out(notes)}; add "
+                "others, as one has to be held out for validation"
+            )
+        size = sum(found.values())
+        below = 0
+        held = 0
         wanted = max(share * size, min(8 * self.config.row_len, size // 2))
         for value in sorted(found)[:-1]:  # one at least is for training
             if held >= wanted:
@@ -235,7 +248,8 @@ def prepare_unit(
     last, to `path`."""
     tokenizer = read_tokenizer(disk.read_text(path.with_name("tokenizer.json")))
     dtype = shards.dtype_for(tokenizer.vocab_size)
-    notes, totals = Notes(), {"train": Counter(), "val": Counter()}
+    notes = Notes()
+    totals = {"train": Counter(), "val": Counter()}
     val_docs: list[np.ndarray] = []
 
     def parts(document) -> Iterator[tuple[str, np.ndarray, int]]:
@@ -309,8 +323,10 @@ def open_pool(workers: int) -> Iterator[tuple[Executor, int]]:
         try:
             yield pool, workers
         except BrokenProcessPool:
-            died = "a process of the pool died (out of memory? fewer --workers need less)"
-            raise DataError(f"{died}; {sources.AGAIN}") from None
+            raise DataError(
+                "a process of the pool died (out of memory? fewer --workers need less); "
+                f"{sources.AGAIN}"
+            ) from None
         except BaseException:
             for process in active_children():
                 process.terminate()
@@ -336,7 +352,8 @@ def run_units(job: Job, pool: Executor, slots: int) -> dict[tuple[int, int], dic
         return done
     tokens = sum(record["tokens"] for record in done.values())
     check_room(job, tokens)
-    total, running = job.tokens or None, {}  # a future -> its unit
+    total = job.tokens or None
+    running = {}  # a future -> its unit
     with tqdm(desc="prepare", total=total, initial=tokens, unit="tok", unit_scale=True) as bar:
         while True:
             while len(running) < slots and (unit := next_unit(job, done, running)):
@@ -355,7 +372,8 @@ def first_units(job: Job, source: int, records: dict) -> Iterator[tuple[int, int
     """The first units of a source that together have the tokens wanted. A unit without a record
     counts as the mean of those with one, or, if there is none, as a 16th of the tokens wanted."""
     known = [record["tokens"] for (s, _), record in records.items() if s == source]
-    guess, have = sum(known) / len(known) if known else job.tokens / 16, 0.0
+    guess = sum(known) / len(known) if known else job.tokens / 16
+    have = 0.0
     target = job.tokens * job.shares[source] / sum(job.shares) or float("inf")
     for u in range(len(job.units[source])):
         if have >= target:
@@ -395,8 +413,10 @@ def reuse(job: Job) -> shards.Manifest | None:
     same_text = manifest.tree.get("prepared_from") == job.key
     if not same_options or not (same_text or all(source.installed for source in job.sources)):
         reason = "its text has changed since" if same_options else "made with other options"
-        how = f"choose another --data_dir, or remove it first: rm -r {shlex.quote(str(job.folder))}"
-        raise UsageError(f"{job.folder} holds other data ({reason}); {how}")
+        raise UsageError(
+            f"{job.folder} holds other data ({reason}); choose another --data_dir, or remove it "
+            f"first: rm -r {shlex.quote(str(job.folder))}"
+        )
     try:
         manifest.check()
         # a time in the future proves nothing
@@ -416,7 +436,8 @@ def sweep(job: Job) -> None:
     """Remove what earlier preparations in this folder left: temporary files, the rows packed from
     leftovers, and records of other options or other text, since this job's shards have the same
     names. Below DATA_DIR there may be folders of others: only its own are looked into."""
-    records, splits = job.records.parent, ("train", "val")
+    records = job.records.parent
+    splits = ("train", "val")
     own = [f"{split}/{source.name}" for split in splits for source in job.sources]
     folders = [disk.inside(job.folder, name) for name in own]  # no link leads elsewhere
     for folder in (job.folder, records, job.records, *folders):

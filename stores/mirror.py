@@ -35,7 +35,8 @@ SMALL = (
     "report.html", "loss.png", "wandb_id",
 )  # fmt: skip
 LARGEST_SMALL = 1 << 30  # bytes of one of these
-RENEW_S, WATCH_S = 15.0, 60.0  # of the lease
+RENEW_S = 15.0  # of the lease
+WATCH_S = 60.0  # of the lease
 
 
 @contextlib.contextmanager
@@ -64,7 +65,9 @@ class Lease:
 
     def __init__(self, store: Store, log: Log):
         """UsageError while another process has it."""
-        self.store, self.log, self.id = store, log, uuid.uuid4().hex
+        self.store = store
+        self.log = log
+        self.id = uuid.uuid4().hex
         while not self._is_ours():  # again if a lost machine's last write came in between
             before = store.read("lease")
             if before is not None:  # an empty one is a lease as well
@@ -84,8 +87,8 @@ class Lease:
 
     def _write(self, new: bool = False) -> None:
         """With new bytes each time, so that those who watch it see a change."""
-        by = f"process {os.getpid()} on {socket.gethostname()}"
-        self.store.write("lease", f"{self.id} {uuid.uuid4().hex} {by}".encode(), new)
+        content = f"{self.id} {uuid.uuid4().hex} process {os.getpid()} on {socket.gethostname()}"
+        self.store.write("lease", content.encode(), new)
 
     def _read(self) -> str | None:
         content = self.store.read("lease") or self.store.read("lease")  # a miss may be stale
@@ -131,7 +134,9 @@ class Mirror:
             ours, far = (os.path.realpath(p) for p in (log.run_dir, self.store.root))
             if os.path.commonpath([ours, far]) in (ours, far):
                 raise UsageError(f"--mirror {url} would copy {log.run_dir} onto or into itself")
-        self.log, self.keep, self.stays = log, keep, stays
+        self.log = log
+        self.keep = keep
+        self.stays = stays
         self.lease = Lease(self.store, log)
         self.store.sweep("", "step_*/**/")
 
@@ -146,7 +151,8 @@ class Mirror:
     def upload(self, path: Path) -> None:
         """Copy a published checkpoint: its files, the run's small files, its manifest. If that
         fails, the next checkpoint is another attempt."""
-        began, name = time.monotonic(), path.name
+        began = time.monotonic()
+        name = path.name
         tree = disk.read_json(path / MANIFEST)
         for file in (*tree["files"], MANIFEST):
             self.lease.renew()
@@ -172,9 +178,11 @@ class Mirror:
     def _tidy(self, named: Path) -> None:
         """Name the best one, as the local file `named` does, and delete the older ones that need
         not be kept, complete or not."""
-        names, whole = self.checkpoints(), 0
+        names = self.checkpoints()
+        whole = 0
         with contextlib.suppress(OSError):  # there is no best one yet
-            if (best := disk.read_text(named).strip()) in names:
+            best = disk.read_text(named).strip()
+            if best in names:
                 self.store.write("best", best.encode())
         best = text_of(self._read("best"))
         for name in names:
@@ -204,10 +212,13 @@ class Mirror:
         """Download the checkpoint that `path` names, and the run's small files that are missing or
         shorter here. False if its upload was cut short; CheckpointError if it is damaged.
         check(url, trainer) may raise before the tensors are downloaded."""
-        began, name, tmp = time.monotonic(), path.name, disk.temporary(path)
+        began = time.monotonic()
+        name = path.name
+        tmp = disk.temporary(path)
         far = f"{self.store.url}/{name}"
         try:
-            if (content := self._read(f"{name}/{MANIFEST}")) is None:
+            content = self._read(f"{name}/{MANIFEST}")
+            if content is None:
                 self.log.print(f"{far} is passed over: its upload was not completed")
                 return False
             tree = disk.parse_json(content, f"{far}/{MANIFEST}")

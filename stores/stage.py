@@ -30,8 +30,10 @@ def once_per_node(data_dir: str, folder: str, world) -> str:
 
 def copy(data_dir: str, folder: str | Path = "") -> str:
     """Copy data into `folder` (empty: CACHE) and verify it; returns the folder of the copy."""
-    store, far = Store(data_dir), is_published(data_dir)
-    folder, text = Path(folder or CACHE), store.read("manifest.json")
+    store = Store(data_dir)
+    far = is_published(data_dir)
+    folder = Path(folder or CACHE)
+    text = store.read("manifest.json")
     if text is None:
         how = f"--publish {store.url}" if far else f"--data_dir {store.url}"
         raise UsageError(f"{store.url} has no manifest.json; run: python prepare_data.py ... {how}")

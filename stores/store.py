@@ -63,8 +63,10 @@ class Store:
         try:
             self.fs, root = url_to_fs(url)
         except (ImportError, ValueError, TypeError) as error:
-            remedy = f"{install('requirements-store.txt')} (docs/store.md)"
-            raise UsageError(f"{self.url}: {self._said(error)}; {remedy}") from None
+            raise UsageError(
+                f"{self.url}: {self._said(error)}; {install('requirements-store.txt')} "
+                "(docs/store.md)"
+            ) from None
         self.root = f"{root.rstrip('/')}/{folder}".rstrip("/")
 
     @contextlib.contextmanager
@@ -76,8 +78,9 @@ class Store:
         except (DataError, *passing):
             raise
         except Exception as error:  # each library has its own error classes
-            said = f"{self.url}/{name} cannot be {what} ({self._said(error)})"
-            raise StorageError(said) from error
+            raise StorageError(
+                f"{self.url}/{name} cannot be {what} ({self._said(error)})"
+            ) from error
 
     def _path(self, name: str) -> str:
         if not self.is_local:
@@ -144,7 +147,8 @@ class Store:
     def fetch(self, name: str, file: Path, sha256: str = "", most: int = sys.maxsize) -> None:
         """Download to `file`, which is complete or absent. DataError for an object that is missing,
         has more than `most` bytes, or, if `sha256` is given, another hash."""
-        digest, size = hashlib.sha256(), 0
+        digest = hashlib.sha256()
+        size = 0
         with self._reaching(name, "read") as path, disk.replacing(file) as target:
             try:
                 source = self.fs.open(path, "rb", block_size=BLOCK)

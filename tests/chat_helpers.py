@@ -23,7 +23,8 @@ def tokenizer() -> Tokenizer:
 
 def write_chats(file: Path, n: int = 400, seed: int = 0) -> list[list[dict]]:
     """Of eight words, which a model of a few thousand weights learns: Say cat -> I say cat."""
-    rng, said = random.Random(seed), []
+    rng = random.Random(seed)
+    said = []
     for _ in range(n):
         turns = [{"role": "system", "content": "Say it."}] if rng.random() < 0.2 else []
         for _ in range(rng.randint(1, 3)):

@@ -127,7 +127,8 @@ def tensor_files(checkpoint) -> list[Path]:
 def leave_no_run_behind():
     """A test that fails within a run must not slow down or confuse those after it."""
     yield
-    if faults := sys.modules.get("faults"):
+    faults = sys.modules.get("faults")
+    if faults:
         while faults.Run.of_this_test:
             run = faults.Run.of_this_test.pop()
             if run.alive():
@@ -143,7 +144,8 @@ def once(tmp_path_factory):
     root.mkdir(exist_ok=True)
 
     def made(name: str, make) -> Path:
-        folder, done = root / name, root / f"{name}.done"
+        folder = root / name
+        done = root / f"{name}.done"
         with open(root / f"{name}.lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not done.exists():
@@ -207,7 +209,8 @@ def paint_nothing(paints=lambda: False) -> None:
     """Pictures of runs become PNG, unless paints()."""
     from instruments.pages import curves
 
-    honest, nothing = curves.paint, {"png": PNG, "svg": b'<svg viewBox="0 0 1 1"></svg>'}
+    honest = curves.paint
+    nothing = {"png": PNG, "svg": b'<svg viewBox="0 0 1 1"></svg>'}
     curves.paint = lambda form, *args: honest(form, *args) if paints() else nothing[form]
 
 

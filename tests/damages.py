@@ -9,7 +9,8 @@ from conftest import flip
 
 def flipped(path: Path, at: int | None = None) -> None:
     """One bit, by default in the middle."""
-    if size := path.stat().st_size:
+    size = path.stat().st_size
+    if size:
         flip(path, at=size // 2 if at is None else min(at, size - 1))
 
 

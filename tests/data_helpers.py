@@ -96,7 +96,9 @@ def in_process(*argv, processes: bool = False) -> subprocess.CompletedProcess:
     from machinery import cli
     from preparation import sources, worker
 
-    out, err, code = io.StringIO(), io.StringIO(), None
+    out = io.StringIO()
+    err = io.StringIO()
+    code = None
     sources.find_files.cache_clear()
     with ExitStack() as stack:
         if not processes:
@@ -158,7 +160,8 @@ def make_folder(folder: Path, rows: dict, row_len=9, vocab_size=50, shard_rows=1
     splits: dict = {"train": {}, "val": {}}
     for split in splits:
         for s, name in enumerate(names):
-            entries, total = [], rows[split].get(name, 0)
+            entries = []
+            total = rows[split].get(name, 0)
             for start in range(0, total, shard_rows):
                 rows_here = range(start, min(total, start + shard_rows))
                 made = (row_of(i, s, row_len, vocab_size) for i in rows_here)

@@ -42,7 +42,9 @@ class Run:
     of_this_test: ClassVar[list["Run"]] = []  # conftest.py stops them after it
 
     def __init__(self, processes: list, outputs: list[Path], run_dir: Path):
-        self.processes, self.outputs, self.run_dir = processes, outputs, Path(run_dir)
+        self.processes = processes
+        self.outputs = outputs
+        self.run_dir = Path(run_dir)
         self.of_this_test.append(self)
 
     @property
@@ -126,7 +128,8 @@ def ranks_of(launcher: int) -> list[int]:
 
 def records(run_dir) -> list[dict]:
     """Lines of metrics.jsonl, also while it is being written."""
-    path, found = Path(run_dir) / "metrics.jsonl", []
+    path = Path(run_dir) / "metrics.jsonl"
+    found = []
     for line in path.read_text().splitlines() if path.exists() else []:
         with contextlib.suppress(ValueError):
             found.append(json.loads(line))
@@ -138,7 +141,8 @@ def free_port() -> int:
     with socket.socket() as s:
         while True:
             with contextlib.suppress(OSError):
-                s.bind(("localhost", port := random.randrange(15_000, 32_000)))
+                port = random.randrange(15_000, 32_000)
+                s.bind(("localhost", port))
                 return port
 
 
@@ -158,7 +162,8 @@ def start(
     if argv is None:
         argv = ["tiny", *SMALL, "--data_dir", data, "--run_dir", run_dir, *args]
     env = {"RANK": "", "WORLD_SIZE": "", "LOCAL_RANK": "", **(env or {})}
-    processes, outputs = [], []
+    processes = []
+    outputs = []
     folder = Path(run_dir).parent
     folder.mkdir(parents=True, exist_ok=True)
     meeting = dict(MASTER_ADDR="localhost", MASTER_PORT=str(free_port()))
@@ -184,7 +189,8 @@ def launch(data, run_dir, *args, world: int = 2, nodes: int = 1, spoil=(), **env
         whole[at : at + 1] = [*meet.split(), f"--rdzv_endpoint=localhost:{free_port()}"]
     tools = dict(stderr=subprocess.STDOUT, cwd=ROOT)
     tools |= dict(env=environment(PYTHONPATH=f"{ROOT}{os.pathsep}{HERE}", **env))
-    processes, outputs = [], []
+    processes = []
+    outputs = []
     for _ in range(nodes):
         outputs.append(Path(run_dir).parent / f"output_{next(_outputs)}.txt")
         with open(outputs[-1], "w") as file:
@@ -448,7 +454,8 @@ def limits(meet_s: float, answer_s: float = 100.0) -> None:
     """How long ranks wait for each other."""
     from machinery import ranks
 
-    ranks.MEET_S, ranks.ANSWER_S = meet_s, answer_s
+    ranks.MEET_S = meet_s
+    ranks.ANSWER_S = answer_s
 
 
 def late(only_rank: int, seconds: float, limit_s: float) -> None:
@@ -475,7 +482,9 @@ def store(renew_s: float, watch_s: float, *protocols: str) -> None:
     """A lease that is renewed and watched for so long; and more protocols of URLs."""
     from stores import mirror, store
 
-    mirror.RENEW_S, mirror.WATCH_S, store.PAUSES_S = renew_s, watch_s, (0.05, 0.05)
+    mirror.RENEW_S = renew_s
+    mirror.WATCH_S = watch_s
+    store.PAUSES_S = (0.05, 0.05)
     store.PROTOCOLS.update(protocols)
 
 

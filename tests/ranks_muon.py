@@ -53,12 +53,15 @@ def main(argv):
     dist.all_gather = None  # into a list: that copies once more than a gather into a tensor
     warnings.simplefilter("error", FutureWarning)  # each rank would print that of torch
     close = dict(atol=1e-6, rtol=1e-5)
-    alone, divided, sharded = build(), build(), build(shard=True)
+    alone = build()
+    divided = build()
+    sharded = build(shard=True)
     whole = train(alone, muon(alone))
     torch.testing.assert_close(train(divided, muon(divided, divide=True)), whole, **close)
     torch.testing.assert_close(train(sharded, muon(sharded)), whole, **close)
 
-    alone, sharded = build(), build(shard=True)
+    alone = build()
+    sharded = build(shard=True)
     gradients = [torch.full((3,), dist.get_rank() + 1.0), torch.ones(2)]
     average(gradients)
     assert gradients[0].tolist() == [1.5] * 3 and gradients[1].tolist() == [1.0] * 2

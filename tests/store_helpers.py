@@ -22,7 +22,8 @@ class Notes:
     """The part of a Log that a mirror needs."""
 
     def __init__(self, run_dir, lines):
-        self.run_dir, self.print = Path(run_dir), lines.append
+        self.run_dir = Path(run_dir)
+        self.print = lines.append
 
 
 def open_mirror(url, log=None, run_dir="run") -> Mirror:

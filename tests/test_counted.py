@@ -24,7 +24,8 @@ ROWS = 8  # of a step of the small model
 def assert_same(a, b, limit=1e-6):
     """Losses, bits per byte and validations, in relative terms; and gradient norms, which alone
     show a wrong factor on the gradients, as Muon and AdamW do not depend on it."""
-    one, two = metrics(a), metrics(b)
+    one = metrics(a)
+    two = metrics(b)
     assert [r["step"] for r in one] == [r["step"] for r in two]
     assert max(r["norm"] for r in one if "norm" in r) > 0.3  # there is something to clip
     for r, s in zip(one, two):
@@ -55,7 +56,8 @@ def test_an_ignored_target_has_neither_loss_nor_gradient(tied, softcap):
     the padding of the vocabulary a gradient."""
     gpt = random_model(seq_len=8, vocab_size=50, tie_embeddings=tied, logit_softcap=softcap)
     ids = torch.randint(50, (3, 9))
-    inputs, targets = ids[:, :-1].clone(), ids[:, 1:].clone()
+    inputs = ids[:, :-1].clone()
+    targets = ids[:, 1:].clone()
     targets[0, :5] = targets[2] = data.IGNORED
     nats = gpt(inputs, targets, reduction="none")
     assert torch.equal(nats == 0, targets < 0)
@@ -81,7 +83,8 @@ RANKS += [pytest.param(*how, marks=pytest.mark.slow) for how in MORE]
 def test_any_ranks_take_the_same_steps(world, rows, parallel, alone, small_data, tmp_path):
     """With clipping: losses, validations and norms, on the same rows, each read once; and weights.
     The data is copied by the first rank, while the others wait."""
-    args, run_dir = ("--parallel", parallel, "--stage", tmp_path / "disk"), tmp_path / "run"
+    args = ("--parallel", parallel, "--stage", tmp_path / "disk")
+    run_dir = tmp_path / "run"
     args = (*CALM, *args, *["--micro_batch", rows] * (world == 1))  # of several ranks: its default
     text = start(small_data, run_dir, *args, world=world, spoil=[("note_rows",)]).end(0)
     fill = -ROWS % (world * rows)
@@ -91,7 +94,8 @@ def test_any_ranks_take_the_same_steps(world, rows, parallel, alone, small_data,
     assert len(list(tmp_path.glob("disk/*/manifest.json"))) == 1
     record = json.loads((run_dir / "checkpoints/step_00000012/trainer.json").read_text())
     assert record["data_dir"] == str(small_data)  # not the copy, which may go
-    one, two = parameters(alone[0], 12), parameters(run_dir, 12)
+    one = parameters(alone[0], 12)
+    two = parameters(run_dir, 12)
     assert one.keys() == two.keys()
     for name, tensor in one.items():
         # Whole tensors: AdamW moves a weight by as much when its gradient is nothing but rounding,

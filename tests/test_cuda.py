@@ -96,7 +96,8 @@ def test_killed_and_resumed_it_ends_at_the_same_loss(compile, small_data, tmp_pa
     run.until(lambda: run.step() >= 25 and saved(), timeout_s=200).kill().end()
     text = start(small_data, tmp_path / "run", *args, env=env).end(0, timeout_s=240)
     assert "resumed at" in text
-    whole, resumed = losses(tmp_path / "whole"), losses(tmp_path / "run")
+    whole = losses(tmp_path / "whole")
+    resumed = losses(tmp_path / "run")
     tolerance = 0.02 if DEVICE.type == "cuda" else 0.0
     assert whole.keys() == resumed.keys() and len(whole) == 40
     assert max(abs(whole[s] - resumed[s]) for s in whole) <= tolerance
@@ -130,5 +131,6 @@ def test_the_trial_step_needs_the_memory_of_a_real_one(small_data, tmp_path):
     done = subprocess.run(words, **how)
     assert done.returncode == 0, done.stderr
     words = done.stdout.split()
-    probe, steps = int(words[words.index("probe") + 1]), int(words[-1])
+    probe = int(words[words.index("probe") + 1])
+    steps = int(words[-1])
     assert steps < 1.05 * probe, f"{probe / 1e9:.2f} GB in the trial, {steps / 1e9:.2f} after it"

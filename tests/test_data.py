@@ -43,7 +43,8 @@ def documents(count: int, seed: int = 0) -> list[np.ndarray]:
 @pytest.mark.parametrize("seed", range(6))
 def test_best_fit_loses_no_token_and_every_row_is_full(seed):
     rng = random.Random(seed)
-    row_len, buffer = rng.choice([2, 3, 17, 129, 513]), rng.choice([1, 2, 50, 16_384])
+    row_len = rng.choice([2, 3, 17, 129, 513])
+    buffer = rng.choice([1, 2, 50, 16_384])
     docs = documents(rng.randrange(1, 800), seed)
     packed = pack(docs, row_len, bos_id=0, buffer=buffer)
     rows = list(packed)
@@ -132,7 +133,8 @@ def test_permutation_is_not_visibly_biased():
 
 @pytest.mark.parametrize("weights", [(1,), (0.6, 0.3, 0.05, 0.05), (7, 0, 3), (123_457, 9, 88_001)])
 def test_quota_is_exact_within_a_row_and_counts_itself(weights):
-    quota, had = Quota(weights), [0] * len(weights)
+    quota = Quota(weights)
+    had = [0] * len(weights)
     bound = 1 if len(weights) <= 3 else 1.2
     for p in range(20_000):
         assert quota.counts(p) == had
@@ -165,7 +167,8 @@ def test_each_epoch_of_each_source_is_a_bijection_and_epochs_differ():
 
 
 def test_the_decay_mixture_takes_over_and_no_row_is_skipped():
-    sizes, switch = [40, 40], 31
+    sizes = [40, 40]
+    switch = 31
     order = Order(sizes, [1, 1], 3, decay_weights=[0, 1], decay_from=switch)
     plain = Order(sizes, [1, 1], 3)
     assert [order(p) for p in range(switch)] == [plain(p) for p in range(switch)]
@@ -225,8 +228,11 @@ def test_loader_gives_the_rows_of_the_order(dtype, tmp_path):
 def test_the_loader_reads_ahead_of_a_slow_disk(manifest, monkeypatch):
     """While a step computes, up to `prefetch` batches are read, and no more; with none ready, the
     time that next_batch waits is counted: here by a clock that each row moves by a second."""
-    order, honest = Order([230, 90], [230, 90], 1), Manifest.row
-    disk_works, reads, batches = threading.Semaphore(6), [], []
+    order = Order([230, 90], [230, 90], 1)
+    honest = Manifest.row
+    disk_works = threading.Semaphore(6)
+    reads = []
+    batches = []
 
     def row(manifest, *place):
         disk_works.acquire(timeout=60)
@@ -256,7 +262,8 @@ def test_the_loader_reads_ahead_of_a_slow_disk(manifest, monkeypatch):
 
 def test_the_global_sequence_is_the_same_at_every_world_size(manifest):
     def rows(world_size, micro_batch, position=40):
-        ranks, out = range(world_size), []
+        ranks = range(world_size)
+        out = []
         how = dict(position=position, world_size=world_size)
         how |= dict(order=order_of(manifest, 1, {"a": 1, "b": 2}), micro_batch=micro_batch)
         loaders = [RowLoader(manifest, rank=r, **how) for r in ranks]
@@ -276,7 +283,8 @@ def test_the_global_sequence_is_the_same_at_every_world_size(manifest):
 
 def test_the_end_of_a_step_is_filled_with_targets_that_do_not_count(manifest):
     """Steps of 5 rows on 2 ranks, 2 rows at a time: each row once, in its own step."""
-    order, seen = Order([230, 90], [230, 90], 3), []
+    order = Order([230, 90], [230, 90], 3)
+    seen = []
     how = dict(world_size=2, position=40, rows_per_step=5)
     loaders = [RowLoader(manifest, order, 2, rank=r, **how) for r in range(2)]
     for _ in range(3):
@@ -298,7 +306,9 @@ def test_the_end_of_a_step_is_filled_with_targets_that_do_not_count(manifest):
 def test_the_reader_sleeps_while_a_copy_to_a_gpu_is_in_flight(device, used, manifest, monkeypatch):
     """It waits for an event of the blocking kind; another would keep a core busy. And its thread
     uses the GPU that was named, as torch does: set_device takes no device without an index."""
-    made, waited, set_to = [], threading.Event(), []
+    made = []
+    waited = threading.Event()
+    set_to = []
 
     class Event:
         def __init__(self, **how):
@@ -393,7 +403,8 @@ def test_more_shards_than_files_that_may_be_open(tmp_path):
 # -------------------------------------------------------------------------- damaged data
 @pytest.mark.parametrize("split", ["train", "val"])
 def test_case_20_a_damaged_row_is_never_trained_on(split, manifest):
-    (flipped, _), row_bytes = manifest.locate(split, 0, 17), 9 * 2
+    flipped, _ = manifest.locate(split, 0, 17)
+    row_bytes = 9 * 2
     flip(manifest.dir / flipped["file"], at=128 + 17 * row_bytes + 5)
     manifest.check()  # sizes and headers are right
     for source, name in enumerate(manifest.sources):

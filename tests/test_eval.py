@@ -30,7 +30,8 @@ def records(run_dir) -> list[dict]:
 
 def test_loss_is_what_the_trainer_measured(trained, capsys):
     out = look(capsys, "loss", trained, *CPU, "--batch", 3)
-    bpb, record = float(re.search(r"([\d.]+) bits per byte", out)[1]), records(trained)[-1]
+    bpb = float(re.search(r"([\d.]+) bits per byte", out)[1])
+    record = records(trained)[-1]
     assert record["val_bpb"] == pytest.approx(bpb, abs=1e-4) and record["step"] == 12
     (whole,) = (r for r in metrics(trained) if "full_val_bpb" in r)  # in fp32 too
     assert whole["full_val_bpb"] == pytest.approx(record["val_bpb"], rel=1e-5)
@@ -96,7 +97,8 @@ NEED_NO_DATA = {
 
 def edit(checkpoint, old: str, new: str) -> None:
     """Replace text in its trainer.json, as if it had been published so."""
-    path, file = checkpoint / "trainer.json", checkpoint / "MANIFEST.json"
+    path = checkpoint / "trainer.json"
+    file = checkpoint / "MANIFEST.json"
     text = path.read_text()
     assert old in text
     path.write_text(text.replace(old, new))

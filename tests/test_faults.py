@@ -56,14 +56,16 @@ def assert_same_run(a, b):
 
 
 def assert_same_state(a, b, step=STEPS):
-    one, two = parameters(a, step), parameters(b, step)
+    one = parameters(a, step)
+    two = parameters(b, step)
     assert one.keys() == two.keys() and len(one) > 20
     for name in one:
         assert torch.equal(one[name], two[name]), name
 
 
 def assert_close(a, b, limit=1e-5):
-    one, two = losses(a), losses(b)
+    one = losses(a)
+    two = losses(b)
     assert one.keys() == two.keys()
     assert max(abs(one[s] - two[s]) for s in one) <= limit
 
@@ -86,8 +88,12 @@ def resumed_at(text: str) -> int:
 
 # ------------------------------------------------------------------------- killed at any moment
 def test_killed_at_random_steps_it_replays_the_same_bits(whole, small_data, tmp_path):
-    expected, draw, world = losses(whole(2)), random.Random(2), 2
-    run_dir, seen, args = tmp_path / "run", 0, (*LONG, "--save_every", 3)
+    expected = losses(whole(2))
+    draw = random.Random(2)
+    world = 2
+    run_dir = tmp_path / "run"
+    seen = 0
+    args = (*LONG, "--save_every", 3)
     for saved in (0, 1):  # before there is a checkpoint, perhaps, and after
         run = start(small_data, run_dir, *args, world=world, spoil=[("slow", 0.05)])
         run.until_step(seen + draw.randint(2, 6))
@@ -109,7 +115,8 @@ def validations(run_dir) -> list[tuple]:
 
 def test_a_kill_between_the_last_save_and_its_validation_loses_neither(small_data, tmp_path):
     """The checkpoint of the last step is there, but not the validation, nor the report."""
-    run_dir, plain = tmp_path / "run", tmp_path / "plain"
+    run_dir = tmp_path / "run"
+    plain = tmp_path / "plain"
     args = [*LONG, "--eval_every", 8, "--save_every", 8]
     start(small_data, plain, *args).end(0)
     for step in (16, STEPS):
@@ -152,9 +159,12 @@ def test_dropout_is_the_same_on_one_rank_and_on_two(small_data, tmp_path):
 # ------------------------------------------------------------------ another number of ranks
 def test_resumed_on_another_number_of_ranks(whole, small_data, tmp_path):
     """The same rows at each step, and the same losses but for the order of sums."""
-    run_dir, rows, stops = tmp_path / "run", {}, [9, 16, None]
+    run_dir = tmp_path / "run"
+    rows = {}
+    stops = [9, 16, None]
     for k, (world, parallel) in enumerate([(2, "fsdp"), (1, "ddp"), (3, "ddp")]):
-        args, spoil = [*CALM, "--parallel", parallel], [("note_rows",)]
+        args = [*CALM, "--parallel", parallel]
+        spoil = [("note_rows",)]
         spoil += [("signal_at", stops[k], signal.SIGTERM, 0)] if stops[k] else []
         run = start(small_data, run_dir, *args, world=world, spoil=spoil)
         text = run.end(143 if stops[k] else 0)
@@ -184,8 +194,10 @@ def test_sharded_weights_begin_another_run(whole, small_data, tmp_path):
 
 @pytest.mark.slow
 def test_two_launchers_make_one_run_and_survive_a_kill(whole, small_data, tmp_path):
-    run_dir, args = tmp_path / "run", [*CALM, "--save_every", 4]
-    nodes, spoil = dict(world=1, nodes=2, GLOO_SOCKET_IFNAME="lo"), [("slow", 0.05)]
+    run_dir = tmp_path / "run"
+    args = [*CALM, "--save_every", 4]
+    nodes = dict(world=1, nodes=2, GLOO_SOCKET_IFNAME="lo")
+    spoil = [("slow", 0.05)]
     run = launch(small_data, run_dir, *args, **nodes, spoil=spoil)
     run.until_step(10).kill().end()
     assert checkpoints(run_dir)[-1] >= 4
@@ -247,7 +259,9 @@ def test_saves_by_the_clock(rank, whole, small_data, tmp_path):
 
 
 def test_a_full_disk_is_trained_through_until_the_third_failure(whole, small_data, tmp_path):
-    run_dir, world, bad = tmp_path / "run", 2, 1  # the rank whose disk is full
+    run_dir = tmp_path / "run"
+    world = 2
+    bad = 1  # the rank whose disk is full
     args = [*LONG, "--save_every", 2]
     spoil = [("wait_for_saves",), ("failing_saves", 6, 9, bad), ("failing_saves", 14, STEPS, bad)]
     text = start(small_data, run_dir, *args, world=world, spoil=spoil).end(6)
@@ -372,7 +386,9 @@ def test_nan_is_skipped_when_that_was_allowed_and_only_so_often(small_data, tmp_
 def test_soak(small_data, tmp_path):
     """30 kills: at a random moment, in a step, in a save, or while it starts; each time a run on a
     number of ranks that is drawn as well. It has the losses of one that nobody disturbed."""
-    steps, draw, run_dir = 120, random.Random(0), tmp_path / "run"
+    steps = 120
+    draw = random.Random(0)
+    run_dir = tmp_path / "run"
     args = ("--steps", steps, "--lr_scale", 0.1, "--save_every", 2, "--eval_every", 25)
     start(small_data, tmp_path / "plain" / "run", *args).end(0)
     expected = losses(tmp_path / "plain" / "run")
@@ -393,7 +409,8 @@ def test_soak(small_data, tmp_path):
         text = run.kill().end()
         assert "is not used" not in text and "none of the" not in text, text
         for path in checkpoint.checkpoints(run_dir / "checkpoints"):
-            assert (why := checkpoint.why_invalid(path)) is None, f"kill {kill}: {path}: {why}"
+            why = checkpoint.why_invalid(path)
+            assert why is None, f"kill {kill}: {path}: {why}"
         for record in records(run_dir):
             assert "loss" not in record or abs(record["loss"] - expected[record["step"]]) <= 1e-5
     start(small_data, run_dir, *args).end(0, timeout_s=120)

@@ -77,11 +77,16 @@ def run(meter, clock, steps, *, tokens, seconds, wait=0.0):
 
 
 def test_meter_counts_accumulation_and_ranks_as_a_wall_clock_does():
-    clock, micro_batch, seq_len, accum, ranks = Clock(), 4, 512, 8, 2
+    clock = Clock()
+    micro_batch = 4
+    seq_len = 512
+    accum = 8
+    ranks = 2
     meter = Meter(flops_full=8e8, flops_causal=7e8, peak=1e13, world_size=ranks, clock=clock)
     tokens = micro_batch * seq_len * accum * ranks  # 4 x 512 x 8 x 2 = 32,768
     run(meter, clock, 1, tokens=tokens, seconds=60)  # compiles
-    start, done = clock.now, 0
+    start = clock.now
+    done = 0
     for step in range(20):
         clock.sleep(accum * (0.05 + 0.001 * (step % 2)))
         meter.step(tokens, data_wait_s=0.002)
@@ -154,7 +159,8 @@ def test_the_peak_is_given_or_the_datasheets_or_of_a_matmul_timed_now(monkeypatc
         assert find_peak(world) == 989e12 and find_peak(world, tflops=67.0) == 67e12
     world.dtype = torch.float32  # of which the table says nothing
     assert find_peak(world) is None
-    world.device, clock = torch.device("cpu"), itertools.count(0.0, 0.125)  # two looks a matmul
+    world.device = torch.device("cpu")
+    clock = itertools.count(0.0, 0.125)  # read twice per matmul
     monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
     assert find_peak(world) == pytest.approx(2 * 2048**3 / 0.125)
 
@@ -171,10 +177,14 @@ class Table(nn.Module):
 def test_bits_per_byte_is_the_nats_of_the_text_over_its_bytes():
     """By a loop over the targets, also of each source; 4 stands for no text, some do not count."""
     rows = torch.randint(0, 5, (7, 9), generator=torch.Generator().manual_seed(0))
-    inputs, targets = rows[:, :-1], rows[:, 1:].clone()
+    inputs = rows[:, :-1]
+    targets = rows[:, 1:].clone()
     targets[2, 1:4] = targets[6, 5:] = IGNORED
-    size, sources = [3, 1, 1, 2, 0], [0, 1, 1, 0, 1, 0, 1]
-    nats, text_nats, n_bytes = [], [0.0, 0.0], [0, 0]
+    size = [3, 1, 1, 2, 0]
+    sources = [0, 1, 1, 0, 1, 0, 1]
+    nats = []
+    text_nats = [0.0, 0.0]
+    n_bytes = [0, 0]
     for source, before, after in zip(sources, inputs.tolist(), targets.tolist()):
         for token, target in zip(before, after):
             if target != IGNORED:

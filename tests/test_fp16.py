@@ -41,7 +41,9 @@ def test_the_gradient_of_the_loss_is_that_of_fp64_if_it_is_scaled():
     """With logits beyond the cap, and as many tokens as a step of d12 has."""
     torch.manual_seed(0)
     config = GPTConfig(vocab_size=1000, n_embd=128)
-    x, weight, targets = torch.randn(64, 128), torch.randn(1024, 128), torch.randint(1000, (64,))
+    x = torch.randn(64, 128)
+    weight = torch.randn(1024, 128)
+    targets = torch.randint(1000, (64,))
     exact = x.double().requires_grad_()
     logits = 15 * torch.tanh(exact @ weight[:1000].double().T / 15)
     F.cross_entropy(logits, targets, reduction="sum").backward()
@@ -61,7 +63,8 @@ class OnGPU(torch.Tensor):
 
 def test_an_older_gpu_gets_a_key_for_each_query(monkeypatch):
     """Its kernel takes no groups."""
-    seen, attention = [], F.scaled_dot_product_attention
+    seen = []
+    attention = F.scaled_dot_product_attention
     noting = lambda q, k, v, **how: seen.append(k.size(1)) or attention(q, k, v, **how)
     monkeypatch.setattr(F, "scaled_dot_product_attention", noting)
     q, k, v = (torch.randn(1, heads, 8, 16).half() for heads in (4, 2, 2))
@@ -84,7 +87,8 @@ def scales(run_dir) -> list[float]:
 def whole(small_data, trained_run, tmp_path_factory):
     run_dir = tmp_path_factory.mktemp("fp16") / "run"
     start(small_data, run_dir, *FP16, spoil=spoiled(0)).end(0)
-    low, high = optim.FIRST_SCALE, 2 * optim.FIRST_SCALE
+    low = optim.FIRST_SCALE
+    high = 2 * optim.FIRST_SCALE
     assert scales(run_dir) == 4 * [low] + 3 * [high] + 4 * [low] + [high]
     half, single = ([r["norm"] for r in metrics(d) if "norm" in r] for d in (run_dir, trained_run))
     assert half[:6] == pytest.approx(single[:6], rel=0.01)

@@ -80,7 +80,8 @@ def words_for(option) -> st.SearchStrategy[list[str]]:
     """An option of a dataclass with a value of its type, of another type, too many or none."""
     kind = get_args(option.type)[0] if hasattr(option.type, "__metadata__") else option.type
     value = {int: WHOLE.map(str), float: REAL.map(repr), str: TEXTS}.get(kind, TEXTS)
-    if choices := [a for a in get_args(kind) if isinstance(a, str)]:
+    choices = [a for a in get_args(kind) if isinstance(a, str)]
+    if choices:
         value = st.sampled_from(choices)
     value = st.one_of(*[value] * 15, TEXT)
     flag = f"--{option.name}"
@@ -117,7 +118,9 @@ def names(said: str, given: list[str]) -> bool:
 
 def is_refused(main, argv: list[str], given: list[str]) -> bool:
     """Run main up to its work; whether it refused, as promised, one of the words `given`."""
-    before, start, box = files_in(Path.cwd()), time.thread_time(), io.StringIO()
+    before = files_in(Path.cwd())
+    start = time.thread_time()
+    box = io.StringIO()
     refused = True
     try:
         with contextlib.redirect_stderr(box):

@@ -70,7 +70,8 @@ def test_published_parameter_and_flop_counts(config, n_params, full, causal):
 
 def oracle(model: GPT, idx: torch.Tensor) -> torch.Tensor:
     """Logits of one row, one position and one head at a time; of the extras it knows key_offset."""
-    c, T = model.config, idx.size(0)
+    c = model.config
+    T = idx.size(0)
     p = dict(model.named_parameters())
     angles = [
         [t * c.rope_theta ** (-2 * i / c.head_dim) for i in range(c.head_dim // 2)]
@@ -93,7 +94,8 @@ def oracle(model: GPT, idx: torch.Tensor) -> torch.Tensor:
         h = [norm(v) for v in x]
 
         def key(s, kv, w=w, h=h):
-            own, half = w["attn.k"][kv] @ h[s], c.head_dim // 2
+            own = w["attn.k"][kv] @ h[s]
+            half = c.head_dim // 2
             if "key_offset" in c.extras and s > 0 and idx[s] != c.bos_id:
                 before = w["attn.k"][kv] @ h[s - 1]
                 for i in range(half // 2, half):  # the slow frequencies, each of two channels
@@ -142,7 +144,8 @@ def test_a_later_token_changes_nothing_before_it(name):
     idx = tokens(model.config)
     other = idx.clone()
     other[:, 20] = (other[:, 20] + 1) % 99 + 1
-    a, b = model(idx), model(other)
+    a = model(idx)
+    b = model(other)
     assert torch.equal(a[:, :20], b[:, :20])
     assert not torch.allclose(a[:, 20], b[:, 20])
     if name != "doc_mask":  # every earlier token counts: the past is really read
@@ -152,7 +155,8 @@ def test_a_later_token_changes_nothing_before_it(name):
 @torch.no_grad()
 def test_loss_is_the_cross_entropy_of_the_logits_with_these_targets():
     model = build(VARIANTS["extras"])
-    idx, targets = tokens(model.config), tokens(model.config, seed=2)
+    idx = tokens(model.config)
+    targets = tokens(model.config, seed=2)
     by_hand = -F.log_softmax(model(idx).double(), -1).gather(-1, targets[..., None])[..., 0]
     each = model(idx, targets, reduction="none")
     torch.testing.assert_close(each.double(), by_hand, atol=1e-5, rtol=1e-5)
@@ -175,7 +179,8 @@ def test_an_edited_attention_or_loss_is_the_one_that_runs(monkeypatch):
     for config in (SMALL, replace(SMALL, n_kv_head=SMALL.n_head), VARIANTS["stock"]):
         model = build(config)
         idx = tokens(config)
-        x, T = torch.randn(*idx.shape, config.n_embd), idx.size(1)
+        x = torch.randn(*idx.shape, config.n_embd)
+        T = idx.size(1)
         at = model_file.Positions(model.cos[:T], model.sin[:T], idx == 0, None, None)
         assert not model.blocks[0].attn(x, None, at).any()
     monkeypatch.undo()
@@ -210,7 +215,8 @@ def test_a_raw_matrix_counts_as_flops():
 def test_the_padding_of_the_vocabulary_is_never_seen():
     model = build(SMALL)
     assert model.embed.num_embeddings == model.head.out_features == 128
-    idx, targets = tokens(SMALL), tokens(SMALL, seed=2)
+    idx = tokens(SMALL)
+    targets = tokens(SMALL, seed=2)
     before = model(idx, targets)
     model.head.weight[100:] = 1e3
     assert torch.equal(model(idx, targets), before)
@@ -248,7 +254,8 @@ def test_cached_generation_takes_the_token_that_the_whole_forward_prefers(name):
 def test_a_prompt_read_in_pieces_gives_the_same_logits(lengths, first):
     model = build(VARIANTS["extras"])
     idx = tokens(SMALL, length=12)
-    idx[:, 0], idx[1, 6] = first, SMALL.bos_id
+    idx[:, 0] = first
+    idx[1, 6] = SMALL.bos_id
     cache = model_file.KVCache(model.config, 2, 12, torch.float32, idx.device)
     pieces = torch.cat([model(part, cache=cache) for part in idx.split(lengths, dim=1)], dim=1)
     torch.testing.assert_close(pieces, model(idx), atol=1e-5, rtol=1e-4)
@@ -310,7 +317,8 @@ def test_the_table_of_initial_values():
     """Row by row, what the docstring of init_weights promises."""
     shape = dict(n_layer=4, n_embd=256, n_head=2, n_kv_head=2, mlp_hidden=1024)
     config = replace(d20, **shape, vocab_size=4096, seq_len=64)
-    unit, small = config.n_embd**-0.5, 0.006
+    unit = config.n_embd**-0.5
+    small = 0.006
     untied = {"embed.weight": 0.8, "head.weight": 0.001, "attn.out.weight": 0, "mlp.down.weight": 0}
     untied |= dict.fromkeys(("attn.q.weight", "attn.k.weight", "attn.v.weight"), unit)
     untied |= {"mlp.up.weight": 0.4 * unit}
@@ -331,7 +339,8 @@ def test_the_table_of_initial_values():
 @pytest.mark.parametrize("name", ["tiny", "d12"])
 @torch.no_grad()
 def test_one_head_begins_by_looking_at_the_token_before(name, monkeypatch):
-    T, before = 256, []
+    T = 256
+    before = []
 
     def attend(q, k, v, mask):
         scores = q @ k.mT / q.size(-1) ** 0.5
@@ -369,7 +378,8 @@ def test_memory_while_building_is_one_copy_of_the_model():
         model.init_weights()
         print((rss() - before) / size)
     """)
-    command, how = [sys.executable, "-c", program], dict(capture_output=True, text=True, cwd=ROOT)
+    command = [sys.executable, "-c", program]
+    how = dict(capture_output=True, text=True, cwd=ROOT)
     out = subprocess.run(command, check=True, **how)
     assert 0.5 < float(out.stdout) <= 1.1
 
@@ -382,7 +392,8 @@ def test_one_graph_no_breaks_no_recompiles(name):
     model = build(VARIANTS[name])
     compiled = torch.compile(model, dynamic=False, fullgraph=True, backend="eager")
     idx = tokens(SMALL, length=33)
-    inputs, targets = idx[:, :-1].contiguous(), idx[:, 1:].contiguous()
+    inputs = idx[:, :-1].contiguous()
+    targets = idx[:, 1:].contiguous()
     for step in range(6):
         compiled(inputs, targets).backward()
         model.zero_grad(set_to_none=True)

@@ -156,7 +156,8 @@ def test_only_the_schedule_with_a_decay_bends_the_momentum():
 def test_the_factor_of_a_batch_is_the_part_of_a_step_along_the_true_gradient():
     """Relative to that part at the batch for which the rates are; the noise is three times it."""
     torch.manual_seed(0)
-    size, rates_at = 1_000_000, 2048
+    size = 1_000_000
+    rates_at = 2048
     g = torch.randn(size)
     one_token = (3 * rates_at) ** 0.5 * torch.randn(size)  # of B0 times the squared norm of g
     along = lambda batch: torch.cosine_similarity(g, g + one_token / batch**0.5, dim=0).item()

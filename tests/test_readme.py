@@ -66,7 +66,8 @@ def test_the_test_finds_commands_and_their_mistakes(monkeypatch):
 @pytest.mark.slow
 def test_the_commands_of_the_readme_work_in_a_clean_clone(tmp_path):
     """In order, with an empty home, on little text; but those for an H100, and the server's."""
-    clone, env = tmp_path / "clone", environment(HOME=str(tmp_path / "home"))
+    clone = tmp_path / "clone"
+    env = environment(HOME=str(tmp_path / "home"))
     subprocess.run(["git", "clone", "--quiet", ROOT, clone], check=True)
     shutil.copytree(clone / "machinery", clone / "my_texts")
     rows = "--source files:my_texts --vocab_size 512 --row_len 65 --workers 1".split()
@@ -109,7 +110,8 @@ def test_the_table_of_presets_follows_from_the_presets():
             model = GPT(preset.model)
         assert about.startswith(f"depth {name[1:]}") == bool(re.fullmatch(r"d\d+", name))
         size = sum(p.numel() for p in model.parameters())
-        read = (decided := plan.make_plan(preset, world)).steps * decided.tokens_per_step
+        decided = plan.make_plan(preset, world)
+        read = decided.steps * decided.tokens_per_step
         flops = model.flops_per_token() * read
         low, high = (flops / (flops_of.find_peak(world, 0) * share) / 3600 for share in (0.5, 0.2))
         assert parameters == (f"{size / 1e9:.2f}B" if size >= 1e9 else f"{size / 1e6:.0f}M")
@@ -130,7 +132,8 @@ def test_what_fits_on_a_free_gpu_is_planned_so():
             model = GPT(preset.model)
         tokens = decided.steps * decided.tokens_per_step
         memory = re.search(r"needs (\S+) GB, activations about (\S+) GB", decided.text)
-        flops, head = model.flops_per_token(), 6 * model.head.weight.numel()
+        flops = model.flops_per_token()
+        head = 6 * model.head.weight.numel()
         flops += (flops - head) / 3 * preset.run.recompute  # the blocks once more
         hours = flops * tokens / (65e12 / 4) / 3600
         size = sum(p.numel() for p in model.parameters())

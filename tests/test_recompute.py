@@ -26,7 +26,8 @@ KINDS = [
 
 def gradients(gpt: GPT, tokens, recompute: bool, call=None) -> tuple:
     """(loss, the gradients, bytes that the graph keeps for backward: not the weights)."""
-    gpt.recompute, kept = recompute, {}
+    gpt.recompute = recompute
+    kept = {}
     gpt.zero_grad()
     weights = {p.untyped_storage().data_ptr() for p in gpt.parameters()}
 
@@ -44,7 +45,8 @@ def gradients(gpt: GPT, tokens, recompute: bool, call=None) -> tuple:
 
 @pytest.mark.parametrize("how", KINDS)
 def test_the_gradients_are_the_same_to_the_bit(how):
-    gpt, tokens = random_model(**SHAPE | how), torch.randint(128, (3, 64))
+    gpt = random_model(**SHAPE | how)
+    tokens = torch.randint(128, (3, 64))
     (loss, grads, size), (again, others, less) = (
         gradients(gpt, tokens, recompute) for recompute in (False, True)
     )
@@ -55,7 +57,8 @@ def test_the_gradients_are_the_same_to_the_bit(how):
 
 def test_what_is_computed_again_draws_the_same_dropout():
     """As a reader who adds dropout to the block expects."""
-    gpt, tokens = random_model(**SHAPE), torch.randint(128, (3, 64))
+    gpt = random_model(**SHAPE)
+    tokens = torch.randint(128, (3, 64))
     for block in gpt.blocks:
         block.mlp.register_forward_hook(lambda module, args, x: F.dropout(x, 0.5))
     (loss, grads, _), (again, others, _) = (gradients(gpt, tokens, r) for r in (False, True))

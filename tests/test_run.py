@@ -122,7 +122,8 @@ def test_a_whole_run(words, prepares, store, machine, tmp_path):
 
 SUITE = "-m pytest -n 4 --dist worksteal"
 TIMING = "-m pytest -n 0 -m timing"
-FIRST, AGAIN = f"{TIMING} --cache-clear", f"{TIMING} --last-failed"
+FIRST = f"{TIMING} --cache-clear"
+AGAIN = f"{TIMING} --last-failed"
 
 
 @pytest.mark.parametrize(

@@ -161,7 +161,8 @@ CHANGES = {
 
 
 def test_other_tokenizers_are_refused_by_the_name_of_the_file(tok, tmp_path):
-    path, texts = tmp_path / "t.json", ["5", "{}", "not json", tok.spec.replace("Ġ", "Ġ汉")]
+    path = tmp_path / "t.json"
+    texts = ["5", "{}", "not json", tok.spec.replace("Ġ", "Ġ汉")]
     for change in CHANGES.values():
         tree = json.loads(tok.spec)
         change(tree)
@@ -288,7 +289,8 @@ def swapped_merges(tree):
 def swapped_ids(tree):
     vocab = tree["model"]["vocab"]
     ids = {i: token for token, i in vocab.items()}
-    vocab[ids[300]], vocab[ids[900]] = 900, 300
+    vocab[ids[300]] = 900
+    vocab[ids[900]] = 300
 
 
 def one_merge_less(tree):

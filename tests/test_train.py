@@ -93,7 +93,8 @@ def test_a_step_has_the_measures_of_a_validation_on_its_rows(tmp_path):
         (tmp_path / "texts" / f"{i}.txt").write_text(f"Note {i} of {i % 7}: the sky is {i}. " * 2)
     prepare_tiny(tmp_path / "data", "--source", f"files:{tmp_path / 'texts'}")
     here(tmp_path / "data", tmp_path / "run", "--save_every", 1, "--keep", 12, "--steps", 4)
-    manifest, special = Manifest.load(tmp_path / "data"), 0
+    manifest = Manifest.load(tmp_path / "data")
+    special = 0
     size = torch.from_numpy(manifest.token_bytes())
     of_steps = {r["step"]: r for r in metrics(tmp_path / "run") if "loss" in r}
     for step in range(1, 4):
@@ -126,7 +127,8 @@ def test_interrupted_and_resumed_equals_uninterrupted(trained_run, small_data, t
 
 
 def test_adamw_cosine_and_clipping_run_too(small_data, tmp_path, monkeypatch):
-    step, clipped = torch.optim.AdamW.step, []
+    step = torch.optim.AdamW.step
+    clipped = []
 
     def noting(optimizer):
         squares = [p.grad.square().sum() for g in optimizer.param_groups for p in g["params"]]
@@ -145,7 +147,8 @@ def test_adamw_cosine_and_clipping_run_too(small_data, tmp_path, monkeypatch):
 
 
 def test_a_mixture_is_drawn_by_its_weights_and_another_in_the_decay(tmp_path, capsys):
-    folder, sources = tmp_path / "data", []
+    folder = tmp_path / "data"
+    sources = []
     for name, word in (("low", "calm"), ("high", "storm")):
         (tmp_path / name).mkdir()
         for i in range(12):
@@ -171,7 +174,8 @@ def test_a_mixture_is_drawn_by_its_weights_and_another_in_the_decay(tmp_path, ca
 
 def test_the_trial_step_moves_no_bit(small_data, tmp_path, monkeypatch):
     """Nor does it leave a gradient."""
-    compile_step, seen = build.compile_step, []
+    compile_step = build.compile_step
+    seen = []
 
     def state(model, optimizers):
         slots = [slots for o in optimizers for slots in o.state.values()]
@@ -245,7 +249,8 @@ def test_compiled_on_two_threads_it_resumes_to_the_same_bits(dtype, said, small_
         assert result.returncode == 0, result.stdout + result.stderr
         assert f" {said}" in result.stdout and "2 threads" in result.stdout
         assert "compiling" in result.stdout and "does not work" not in result.stdout
-    whole, resumed = losses(tmp_path / "whole"), losses(tmp_path / "resumed")
+    whole = losses(tmp_path / "whole")
+    resumed = losses(tmp_path / "resumed")
     assert resumed == {step: loss for step, loss in whole.items() if step > 6} and len(resumed) == 6
     assert_same_state(tmp_path / "whole", tmp_path / "resumed", 12)
 
@@ -323,7 +328,9 @@ def test_another_configuration_in_the_same_folder_is_refused(own_run, small_data
 def test_weights_to_begin_with_are_read_and_hashed_once(
     trained_run, small_data, tmp_path, monkeypatch
 ):
-    newest, honest, hashed = trained_run / "checkpoints" / "step_00000012", disk.sha256_of, []
+    newest = trained_run / "checkpoints" / "step_00000012"
+    honest = disk.sha256_of
+    hashed = []
 
     def noting(path):
         hashed.append(Path(path))
@@ -349,7 +356,8 @@ def test_figures_of_another_text_are_not_the_best(own_run, small_data, capsys, m
     tree = disk.read_json(file.with_name("MANIFEST.json"))
     tree["files"]["trainer.json"] = disk.sha256_of(file)
     disk.write_json(file.with_name("MANIFEST.json"), tree)
-    resume, best = train.resume, []
+    resume = train.resume
+    best = []
 
     def noting(state, preset, plan, log, progress):
         plan = resume(state, preset, plan, log, progress)

@@ -42,7 +42,8 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
 
     def slowly(text: bytes, context: bytes, alpha: Fraction) -> list[Fraction]:
         """By the definition, in exact fractions, place by place."""
-        k, count = len(context), {}
+        k = len(context)
+        count = {}
         shorter = [Fraction(1, 256)] * 256
         if k:
             shorter = slowly(text, context[1:], alpha)

@@ -89,7 +89,8 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
                 f"{m.shape} and float64"
             )
             for i, j in np.ndindex(m.shape):
-                old, nudge = digits[k][i][j], Decimal(10) ** -22
+                old = digits[k][i][j]
+                nudge = Decimal(10) ** -22
                 digits[k][i][j] = old + nudge
                 nudged = float((slowly(*digits.values(), x, y) - right) / nudge)
                 digits[k][i][j] = old
@@ -122,23 +123,29 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
         for V, D, x, y, size, told in cases:
             x, y = np.array(x), np.array(y)
             W = size * rng.normal(size=(V, V))
-            E, U = size * rng.normal(size=(V, D)), size * rng.normal(size=(D, V))
+            E = size * rng.normal(size=(V, D))
+            U = size * rng.normal(size=(D, V))
             told = f"{told} (V {V}, D {D}, x {x.tolist()}, y {y.tolist()})"
             judge("table_gradient", answer.table_gradient, table_loss, {"W": W}, x, y, told)
             factored.append(({"E": E, "U": U}, x, y, told))
 
-        x, y = np.array([0, 1, 1]), np.array([2, 0, 1])
+        x = np.array([0, 1, 1])
+        y = np.array([2, 0, 1])
         W = np.array([[2900.0, 0, 2899], [-2000, -2001, -1999], [0, 0, 0]])
         judge(
             "table_gradient", answer.table_gradient, table_loss, {"W": W}, x, y, "scores of 2,900"
         )
-        E, U = W[:, :2] / 10, np.array([[3.0, 2, 1], [5, 5, 5.01]])
+        E = W[:, :2] / 10
+        U = np.array([[3.0, 2, 1], [5, 5, 5.01]])
         for case in [*factored, ({"E": E, "U": U}, x, y, "large scores")]:
             judge("factored_gradient", answer.factored_gradient, factored_loss, *case)
 
-        V, D = 3000, 4
-        E, U = rng.normal(size=(V, D)), rng.normal(size=(D, V))
-        x, y = rng.integers(0, V, 20), rng.integers(0, V, 20)
+        V = 3000
+        D = 4
+        E = rng.normal(size=(V, D))
+        U = rng.normal(size=(D, V))
+        x = rng.integers(0, V, 20)
+        y = rng.integers(0, V, 20)
         tracemalloc.start()
         try:
             _, dE, dU = answer.factored_gradient(E, U, x, y)

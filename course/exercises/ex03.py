@@ -62,7 +62,8 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
         if mask is not None:
             mask = mask.expand(*Q.shape[:-1], K.size(-2))
         for place in product(*(range(n) for n in Q.shape[:-1])):
-            keys, values = K[place[:-1]].tolist(), V[place[:-1]].double()
+            keys = K[place[:-1]].tolist()
+            values = V[place[:-1]].double()
             looked = [s for s in range(len(keys)) if mask is None or mask[(*place, s)]]
             query = Q[place].tolist()
             scores = [sum(a * b for a, b in zip(query, keys[s])) for s in looked]
@@ -101,7 +102,9 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
             self.count += 1
             return function(*args, **(options or {}))
 
-    f32, f64, precision = torch.float32, torch.float64, {}
+    f32 = torch.float32
+    f64 = torch.float64
+    precision = {}
     for kind in (f64, f32, torch.bfloat16, torch.float16):
         precision[kind] = {f64: 1e-9, f32: 1e-5}.get(kind, 2e-2)
     cases = [  # what, shapes of Q, K, V, mask (or a share of True), dtype, size
@@ -134,7 +137,8 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
     with Operations():
         for told, *shapes, masked, dtype, size in cases:
             Q, K = (normal(*shape, dtype=dtype, size=size) for shape in shapes[:2])
-            V, mask = normal(*shapes[2], dtype=dtype), None
+            V = normal(*shapes[2], dtype=dtype)
+            mask = None
             if masked:
                 mask = torch.rand(eval(masked), generator=draw) < 0.6
                 mask[..., 0, :] = False  # the first query may look nowhere
@@ -177,10 +181,12 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
 
         shapes = [((5, 6), 1), ((5, 6), 2), ((2, 4, 6), 3), ((2, 3, 4, 8), 4), ((1, 4), 4)]
         for shape, heads in shapes:
-            width, x = shape[-1], normal(*shape)
+            width = shape[-1]
+            x = normal(*shape)
             weights = [normal(width, width) for _ in range(4)]
             q, k, v = (x @ w.T for w in weights[:3])
-            size, T = width // heads, shape[-2]
+            size = width // heads
+            T = shape[-2]
             causal = torch.ones(T, T, dtype=torch.bool).tril()
             parts = [slice(h * size, (h + 1) * size) for h in range(heads)]
             y = [slowly(q[..., part], k[..., part], v[..., part], causal) for part in parts]

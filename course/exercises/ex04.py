@@ -120,7 +120,8 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
             right |= {f"{i}.down": ((D, 4 * D), 0)}
         assert {*weights} == {*right}, f"{case} has other names: {sorted({*weights} ^ {*right})}"
         for name, (form, size) in right.items():
-            w, kind = weights[name], "normal" if name in ("embed", "head") else "uniform"
+            w = weights[name]
+            kind = "normal" if name in ("embed", "head") else "uniform"
             assert w.shape == form and w.dtype == torch.float32, (
                 f"{case}: {name} is {w.dtype} of {tuple(w.shape)}, not float32 of {form}"
             )
@@ -165,8 +166,11 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
 
     for B, T, D, heads in ((1, 1, 4, 1), (2, 5, 8, 2), (3, 4, 12, 4), (1, 3, 6, 6)):
         case = f"block, x {(B, T, D)}, {heads} heads"
-        x, w, told = 3 * normal(B, T, D), some(D), []
-        given, kept = x.clone(), {name: matrix.clone() for name, matrix in w.items()}
+        x = 3 * normal(B, T, D)
+        w = some(D)
+        told = []
+        given = x.clone()
+        kept = {name: matrix.clone() for name, matrix in w.items()}
         got = answer.block(given, w, heads, listed, turned)
         assert torch.equal(given, x), f"{case}: x was changed"
         assert all(torch.equal(w[n], m) for n, m in kept.items()), f"{case}: a weight was changed"
@@ -184,13 +188,16 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
         right = middle + torch.einsum("bte,de->btd", bend, w["down"])
         close(got, right, f"{case}: attention gets the right q, k and v; the stream that comes out")
     for blocks in (0, 1, 2, 12):
-        D, heads, case = 8, 2, f"gpt with {blocks} blocks"
+        D = 8
+        heads = 2
+        case = f"gpt with {blocks} blocks"
         own = [some(D) for _ in range(blocks)]
         weights = {f"{i}.{n}": m for i, w in enumerate(own) for n, m in w.items()}
         weights |= {"embed": normal(20, D), "head": normal(20, D)}
         names = sorted(weights, reverse=True)  # the order in the dict means nothing
         weights = {n: weights[n].requires_grad_() for n in names}
-        ids, told = torch.randint(20, (2, 6), generator=draw), []
+        ids = torch.randint(20, (2, 6), generator=draw)
+        told = []
         got = answer.gpt(ids, weights, heads, listed, turned)
         right = torch.stack([weights["embed"][i] for i in ids.flatten().tolist()]).view(2, 6, D)
         for w in own:
@@ -210,7 +217,9 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
             return [float(b == order[0]) for b in range(len(scores))]
         top = scores[order[0]]
         power = [math.exp((s - top) / temperature) for s in scores]
-        total, before, kept = math.fsum(power), 0.0, {}
+        total = math.fsum(power)
+        before = 0.0
+        kept = {}
         for b in order:
             if before / total < top_p or top_p == 1:
                 kept[b] = power[b]
@@ -255,7 +264,9 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
     def writes(prompt, n, length, scores, temperature, top_p, first) -> None:
         """scores: of the next byte, or how many random ones; first: what rng gives first."""
         asked = f"generate(model, {prompt}, n={n}, length={length}, {temperature}, {top_p}, rng)"
-        kept, shown, drawn = list(prompt), [], []
+        kept = list(prompt)
+        shown = []
+        drawn = []
 
         def after(seen: list[int]) -> list[float]:
             """Random scores depend on all bytes that the model sees, and on where they stand."""

@@ -59,10 +59,12 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
         case = f"{rows} rows, micro {micro}, {steps} steps"
         data = torch.randn(steps + 1, rows, 6, generator=draw, dtype=torch.float64)
         start = torch.randn(5, generator=draw, dtype=torch.float64)
-        w, scale = start.clone().requires_grad_(), torch.ones((), dtype=torch.float64)
+        w = start.clone().requires_grad_()
+        scale = torch.ones((), dtype=torch.float64)
         unused = torch.zeros(2, dtype=torch.float64, requires_grad=True)  # in no loss
         scale.requires_grad_()
-        w.grad, scale.grad = torch.full_like(w, 100.0), torch.full_like(scale, -7.0)
+        w.grad = torch.full_like(w, 100.0)
+        scale.grad = torch.full_like(scale, -7.0)
         log: list[tuple] = []
 
         def mean_loss(part: Tensor) -> Tensor:
@@ -106,7 +108,8 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
         assert [u[1] for u in updates] == [*range(steps)], (
             f"{case}: update was called with {[u[1] for u in updates]}"
         )
-        passes, step = [], 0
+        passes = []
+        step = 0
         for kind, *what in log:
             if kind == "loss":
                 passes.append(what[0])
@@ -117,7 +120,8 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
                 assert torch.equal(torch.cat(passes), data[step]), (
                     f"{case}, step {step}: the passes' rows are not the step's, in their order"
                 )
-                passes, step = [], step + 1
+                passes = []
+                step = step + 1
         assert not passes, f"{case}: {len(passes)} passes after the last update"
         assert isinstance(losses, list) and len(losses) == steps, f"{case}: returned {losses}"
         for step, (found, entry) in enumerate(zip(losses, updates)):

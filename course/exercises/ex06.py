@@ -67,7 +67,8 @@ def oracle(answer) -> None:
             if not counts:
                 break
             assert len(merges) > i, f"{len(merges)} merges, of {k}: {counts} are left in {words}"
-            pair, most = merges[i], max(counts.values())
+            pair = merges[i]
+            most = max(counts.values())
             best = max(p for p in counts if counts[p] == most)
             assert pair == best, (
                 f"merge {i + 1} is {pair!r}, which occurs {counts.get(pair, 0)} times; "
@@ -77,7 +78,8 @@ def oracle(answer) -> None:
                 join(tokens, pair)
 
     def encodes(word: bytes, merges: dict) -> None:
-        given, right = dict(merges), letters(word)
+        given = dict(merges)
+        right = letters(word)
         for pair in sorted(merges, key=merges.get):  # as training came by
             join(right, pair)
         while right != (before := list(right)):

@@ -37,7 +37,8 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
         given = list(lengths)
         rows = answer.pack_lengths(given, row)
         assert given == lengths, f"pack_lengths changes the lengths it was given, {lengths}"
-        need, done = dict(enumerate(lengths)), [0] * len(lengths)  # places, tokens: of each
+        need = dict(enumerate(lengths))  # a document -> the places it still needs
+        done = [0] * len(lengths)  # the tokens of each that were placed
         for pieces in rows:
             space = row
             for d, start, stop in pieces:
@@ -60,7 +61,8 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
                     f"rule 3: document {d} is cut in a space of {space}, where one of {max(fits)} "
                     f"fits; lengths {lengths}, row {row}"
                 )
-                done[d], space = stop, space - took
+                done[d] = stop
+                space = space - took
                 need[d] = lengths[d] - stop + 1
                 if stop == lengths[d]:
                     del need[d]

@@ -45,7 +45,9 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
         return hashed
 
     def shares_and_epochs(sizes: list[int], weights: list[int]) -> None:
-        case, had, no_chance = f"sizes {sizes}, weights {weights}", [[] for _ in sizes], []
+        case = f"sizes {sizes}, weights {weights}"
+        had = [[] for _ in sizes]
+        no_chance = []
         for p in range(300):
             source, row = answer.order(p, list(sizes), list(weights), 5, hash_of())
             no_chance.append(answer.order(p, list(sizes), list(weights), 5, lambda text: 0))
@@ -76,7 +78,10 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
             )
 
     def keys() -> None:
-        n, first, played, strange = 23, {}, {}, []
+        n = 23
+        first = {}
+        played = {}
+        strange = []
 
         def play(seed: int, hashed) -> dict[tuple[int, int], list[int]]:
             """Four epochs of two sources -> (source, epoch): rows."""
@@ -98,7 +103,8 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
         for seed, changed in ((1, 2), (2, 1), (3, 0), (11, 0)):  # a seed, an epoch of source 1
             start = f"{seed}/1/{changed}/"
             for (source, epoch), rows in play(seed, hash_of(start)).items():
-                before, here = played[seed][source, epoch], f"epoch {epoch} of source {source}"
+                before = played[seed][source, epoch]
+                here = f"epoch {epoch} of source {source}"
                 said = f"hashed gives other numbers for texts that begin with {start}, and {here}"
                 if (source, epoch) == (1, changed):
                     assert rows != before, f"{said} is as before, {rows}"
@@ -106,7 +112,8 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
                     assert rows == before, f"{said} changes, {before} to {rows}"
 
     def looks_random() -> None:
-        keys, n = 1000, 7
+        keys = 1000
+        n = 7
         n_7 = n
         counts = Counter(
             (x, answer.order(x, [n], [1], seed, hash_of())[1])

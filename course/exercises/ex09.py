@@ -54,7 +54,8 @@ def _alone(answer) -> None:
 
     import numpy as np
 
-    seeds, n = (5, 6), 40
+    seeds = (5, 6)
+    n = 40
     orders = [_go_on(answer, n, 7, seed, n)[0] for seed in seeds]
     random.random(), np.random.random()
     before = random.getstate(), np.random.get_state()[1].tolist()
@@ -77,7 +78,9 @@ class Stream:
             return f"row {self.number}"
 
     def __init__(self, n: int, case: str) -> None:
-        self.rows, self.reads, self.case = [self.Row(i) for i in range(n)], [], case
+        self.rows = [self.Row(i) for i in range(n)]
+        self.reads = []
+        self.case = case
 
     def read(self, i: int) -> "Stream.Row":
         assert i in range(len(self.rows)), f"{self.case}: read({i}), of {len(self.rows)} rows"
@@ -92,7 +95,8 @@ def _go_on(answer, n: int, size: int, seed: int, count: int, case: str = "", res
     resume: rows that came before, the state after them, how far the stream was read then."""
     case = case or f"{n} rows, a buffer of {size}"
     at, state, far = resume
-    stream, out = Stream(n, case), []
+    stream = Stream(n, case)
+    out = []
     buffer = answer.Shuffler(stream.read, n, size, seed, state)
     for k in range(at, at + count):
         row = buffer.next()
@@ -115,7 +119,8 @@ def _stop_and_go_on(answer, n: int, size: int, whole: list[int], stops: list[int
     import json
 
     case = f"{n} rows, a buffer of {size}, stopped after {stops}"
-    at, resume = 0, (0, None, 0)
+    at = 0
+    resume = (0, None, 0)
     for stop in [*stops, n + 2]:
         out, buffer, far = _go_on(answer, n, size, 5, stop - at, case, resume)
         expected = whole[at:stop]
@@ -130,13 +135,15 @@ def _stop_and_go_on(answer, n: int, size: int, whole: list[int], stops: list[int
             buffer.next()
         late = json.dumps(kept)
         assert late == text, f"{case}: a state changes when rows come later, {text} to {late}"
-        at, resume = stop, (stop, json.loads(text), far)
+        at = stop
+        resume = (stop, json.loads(text), far)
 
 
 def _looks_random(answer) -> None:
     from collections import Counter
 
-    size, seeds = 4, 1200
+    size = 4
+    seeds = 1200
     orders = [_go_on(answer, 6, size, seed, 6)[0] for seed in range(seeds)]
     assert len({tuple(order) for order in orders}) > 200, (
         f"{seeds} seeds give {len({*map(tuple, orders)})} orders of 6 rows, such as {orders[:2]}"

@@ -37,10 +37,13 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
 
     def judge(n: int, calls: str, eager: float) -> None:
         """calls: F for fill, C for copy_async. eager: how often the device copies by itself."""
-        (device, known), loaded, launched = _device(n), 0, 0
+        device, known = _device(n)
+        loaded = 0
+        launched = 0
         ring = answer.Ring(device, n)
         for i, call in enumerate(calls):
-            done, here = len(known.received), f"{n} buffers, calls {calls[max(0, i - 60) : i + 1]}"
+            done = len(known.received)
+            here = f"{n} buffers, calls {calls[max(0, i - 60) : i + 1]}"
             made = len(known.buffers)
             assert made == n, f"a ring of {n} has asked for {made} buffers: {calls[:i]}"
             if call == "F":

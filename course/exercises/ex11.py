@@ -50,7 +50,10 @@ class Disk:
     """A node is [content that lasts, content now]: bytes of a file, {name: node} of a folder."""
 
     def __init__(self, root: list, operations: int):
-        self.root, self.left, self.log, self.dead = root, operations, [], False
+        self.root = root
+        self.left = operations
+        self.log = []
+        self.dead = False
 
     def _node(self, path: str) -> list:
         if self.dead:
@@ -91,10 +94,12 @@ class Disk:
         self._did("write", path)
 
     def rename(self, old: str, new: str) -> None:
-        (source, name), (target, as_name) = self._names(old), self._names(new)
+        source, name = self._names(old)
+        target, as_name = self._names(new)
         node = self._node(old)
         if as_name in target and isinstance(target[as_name][1], dict):
-            target, as_name = target[as_name][1], name  # into it
+            target = target[as_name][1]  # into it
+            as_name = name
         del source[name]
         target[as_name] = node
         self._did("rename", old, new)
@@ -167,7 +172,8 @@ def _judge(answer, folder: str, files: dict[str, bytes], rng) -> None:
 
     def publish(disk: Disk, operations: int, before: str, was_there: bool):
         """With a crash after so many operations -> returned, the disks that are found after it."""
-        disk.left, stories = operations, []
+        disk.left = operations
+        stories = []
         with suppress(Crash):
             answer.publish(disk, folder, dict(files))
         returned = not disk.dead  # an answer may catch a crash, and still the disk has stopped

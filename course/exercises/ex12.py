@@ -25,7 +25,8 @@ import numpy as np
 class Node:
     def __init__(self, data, parents=(), rules=()):
         self.data = np.asarray(data, dtype=float)
-        self.parents, self.rules = tuple(parents), tuple(rules)
+        self.parents = tuple(parents)
+        self.rules = tuple(rules)
         self.grad = np.zeros_like(self.data)
 
 
@@ -81,28 +82,35 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
             f"not {np.round(expected, 3).tolist()}"
         )
 
-    name, calls, x, limit = "15 x", 1, Node(2.0), sys.getrecursionlimit()
+    name = "15 x"
+    calls = 1
+    x = Node(2.0)
+    limit = sys.getrecursionlimit()
     answer.backward(scale(scale(x, 3), 5))
     after = sys.getrecursionlimit()
     sys.setrecursionlimit(limit)
     assert after == limit, f"Python's limit of calls within calls was changed to {after}"
     check("x", x, 15)
-    name, x = "x used twice by one node", Node(3.0)
+    name = "x used twice by one node"
+    x = Node(3.0)
     answer.backward(node(9.0, x, lambda g: g * 3.0, x, lambda g: g * 3.0))
     check("x", x, 6)
     for first in (False, True):
-        name, x = f"h + 5 h, h = 2 x, h {'first' if first else 'last'}", Node(1.0)
+        name = f"h + 5 h, h = 2 x, h {'first' if first else 'last'}"
+        x = Node(1.0)
         h = scale(x, 2)
         f = scale(h, 5)
         answer.backward(add(h, f) if first else add(f, h))
         check("x", x, 12), check("h", h, 6), check("5 h", f, 1)
-    name, x = "40 doublings, one after the other", Node(1.0)
+    name = "40 doublings, one after the other"
+    x = Node(1.0)
     y = x
     for _ in range(40):
         y = add(y, y)
     answer.backward(y)
     check("x", x, 2.0**40)
-    name, x = "a chain of 5,000 operations", Node(1.0)
+    name = "a chain of 5,000 operations"
+    x = Node(1.0)
     y = x
     for _ in range(5000):
         y = scale(y, 1.0)
@@ -117,8 +125,10 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
     repeated += [((2, 4, 3), (4, 1)), ((2, 4, 3), (1, 1, 3)), ((4, 1), (1,)), ((1, 3), (3,))]
     repeated += [((2, 1, 3), (4, 1)), ((1, 1), (1, 1)), ((0, 3), (3,))]
     for shape, small in repeated:
-        name, calls = f"shape {small} times shape {shape}, summed", 1
-        a, b = Node(rng.normal(size=shape)), Node(rng.normal(size=small))
+        name = f"shape {small} times shape {shape}, summed"
+        calls = 1
+        a = Node(rng.normal(size=shape))
+        b = Node(rng.normal(size=small))
         out = total(mul(a, b))
         wide = np.ones(np.broadcast_shapes(shape, small))
         gradients = []
@@ -132,7 +142,8 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
 
     def graph():
         """((x + bias) * 3) summed: leaves, inner nodes, their gradients after one call."""
-        x, bias = Node(np.arange(12.0).reshape(4, 3)), Node(np.ones(3))
+        x = Node(np.arange(12.0).reshape(4, 3))
+        bias = Node(np.ones(3))
         h = add(x, bias)
         y = scale(h, 3.0)
         out = total(y)
@@ -140,7 +151,8 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
         inner = {"h": (h, np.full((4, 3), 3.0)), "y": (y, np.ones((4, 3))), "the root": (out, 1.0)}
         return out, leaves, inner
 
-    calls, (out, leaves, inner) = 3, graph()
+    calls = 3
+    out, leaves, inner = graph()
     for times in (1, 2, 3):
         name = f"call {times} for the same graph"
         answer.backward(out)
@@ -153,18 +165,21 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
         for a, b in itertools.combinations(arrays, 2):
             shared = np.shares_memory(arrays[a], arrays[b])
             assert not shared, f"rule 6: {name}: the gradient of {a} shares memory with {b}"
-    name, x = "two roots over one h = 2 x: h + 1, then 5 h", Node(1.0)
+    name = "two roots over one h = 2 x: h + 1, then 5 h"
+    x = Node(1.0)
     h = scale(x, 2)
     first = add(h, Node(1.0))
     answer.backward(first)
     answer.backward(scale(h, 5))
     check("the first root, after the second call", first, 1)
     check("x", x, 2 + 10), check("h, after the second call", h, 5)
-    name, x = "6 x, where x.grad was 100", Node(1.0)
+    name = "6 x, where x.grad was 100"
+    x = Node(1.0)
     x.grad = np.array(100.0)
     answer.backward(scale(scale(x, 2), 3))
     check("x", x, 106)
-    name, x = "the root is a leaf", Node(1.0)
+    name = "the root is a leaf"
+    x = Node(1.0)
     answer.backward(x)
     check("x", x, 1)
     answer.backward(x)
@@ -172,10 +187,13 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
 
     dice = random.Random(12)
     for trial in range(20):  # against a sum over all paths, node by node
-        name, calls = f"random graph {trial}", 1
-        nodes, slopes = [Node(1.0), Node(1.0)], []
+        name = f"random graph {trial}"
+        calls = 1
+        nodes = [Node(1.0), Node(1.0)]
+        slopes = []
         for i in range(2, 14):
-            a, b = dice.randrange(i), dice.randrange(i)
+            a = dice.randrange(i)
+            b = dice.randrange(i)
             k = dice.choice([-2.0, 0.5, 3.0])
             nodes.append(node(1.0, nodes[a], lambda g, k=k: k * g, nodes[b], lambda g: g))
             slopes.append((a, k, b))
@@ -185,7 +203,8 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
             expected[a] += k * expected[i]
             expected[b] += expected[i]
         answer.backward(nodes[13])
-        below, queue = set(), [nodes[13]]
+        below = set()
+        queue = [nodes[13]]
         for y in queue:
             below.add(y)
             queue += [parent for parent in y.parents if parent not in below]

@@ -106,7 +106,8 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
             torch.use_deterministic_algorithms(False)
         same = [a is b for a, b in zip(modules, model.modules())]
         assert all(same) and len(same) == len(modules), "a module was replaced by another"
-        found, expected = tensors(model), tensors(plain)
+        found = tensors(model)
+        expected = tensors(plain)
         assert found.keys() == expected.keys(), f"names {sorted(found.keys() ^ expected.keys())}"
         saved = model.state_dict().keys() ^ plain.state_dict().keys()
         assert not saved, f"{sorted(saved)} should be in the state dict, or should not: {case}"
@@ -132,7 +133,8 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
                 f"{expected[name].flatten()[:3].tolist()}..."
             )
     with torch.device("meta"):
-        elsewhere, model = Net("two"), Table(2, 3)  # no module below it
+        elsewhere = Net("two")
+        model = Table(2, 3)  # no module below it
     answer.materialize(elsewhere, "meta")  # where there is nothing to see but the device
     left = [name for name, t in tensors(elsewhere).items() if not t.is_meta]
     assert not left, f"asked for the device meta, {left} are elsewhere"

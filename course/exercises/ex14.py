@@ -52,7 +52,8 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
             assert o_new.dtype == lse_new.dtype == dtype, (
                 f"{name}: {dtype.__name__} became {o_new.dtype} and {lse_new.dtype}"
             )
-            o, lse = o_new, lse_new
+            o = o_new
+            lse = lse_new
         want, want_lse = attend(scores, v)
         tol = 1e-4 if dtype == np.float32 else 1e-9
         shapes = f"{o.shape} and {lse.shape}, not {want.shape} and {want_lse.shape}"

@@ -47,9 +47,11 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
         )
         for i in range(blocks):
             part, code = (a[i * block : (i + 1) * block].astype(float) for a in (x, codes))
-            largest, scale = np.abs(part).max(), float(scales[i])
+            largest = np.abs(part).max()
+            scale = float(scales[i])
             if largest < 1e-35:  # no normal number is its scale
-                part, largest = np.zeros_like(part), 0.0
+                part = np.zeros_like(part)
+                largest = 0.0
             shown = f"block {i}, {part[:4]}, scale {scale:.4g}, codes {code[:4]}"
             assert np.isfinite(scale) and (largest > 0 or scale == 0), f"a wrong scale: {shown}"
             assert np.abs(code).max() == (127 if largest else 0), (

@@ -36,7 +36,8 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
         return float(f"{x:.3g}")
 
     def true_line() -> dict:
-        gpu, gpus = rng.choice(list(cards)), rng.choice([1, 2, 8, 64])
+        gpu = rng.choice(list(cards))
+        gpus = rng.choice([1, 2, 8, 64])
         facts = dict(gpu=gpu, gpus=gpus, rows=rng.choice([4, 16, 32]), seq_len=2048)
         facts |= dict(grad_accum=rng.choice([2, 3, 8]), flops_per_token=rng.uniform(1e9, 9e9))
         tokens = facts["rows"] * 2048 * facts["grad_accum"] * gpus

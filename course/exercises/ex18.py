@@ -51,7 +51,9 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
         torch.manual_seed(10)
         weight = torch.randn(16, 16, requires_grad=True)
         leaves, args = make()
-        calls, kept, tokens = [0], [], []
+        calls = [0]
+        kept = []
+        tokens = []
 
         def counted(*inputs):
             calls[0] += 1

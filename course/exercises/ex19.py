@@ -48,7 +48,9 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
     judge([(5.0, 2.0, 1, 4)], 10, 40.0, "5 = 1 + 4/1 and 2 = 1 + 4/4, in rows of 10 tokens")
     judge([], 10, None, "no step")
     for _ in range(20):  # what the two sizes see on average, without noise
-        seq_len, G_sq, trace = rng.choice([1, 16, 128]), rng.uniform(0.1, 2), rng.uniform(1, 2000)
+        seq_len = rng.choice([1, 16, 128])
+        G_sq = rng.uniform(0.1, 2)
+        trace = rng.uniform(1, 2000)
         sizes = [(m, m * rng.randint(2, 9)) for m in rng.choices([1, 2, 3, 8], k=rng.randint(1, 9))]
 
         def norms(m: int, seq_len=seq_len, G_sq=G_sq, trace=trace) -> float:
@@ -91,8 +93,10 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
     judge_take(2, "2 and 3 take the same time", 6.0, 1.0, 1.0, 1, 9.0)
     judge_take(3, "the limit itself is allowed", 8.0, 100.0, 1.0, 3, 0.375)
     for _ in range(200):
-        noise, unit = 10 ** rng.uniform(0, 5), rng.choice([1, 7, 64, 1000])
-        overhead_s, token_s = 10 ** rng.uniform(-3, 1), 10 ** rng.uniform(-5, -2)
+        noise = 10 ** rng.uniform(0, 5)
+        unit = rng.choice([1, 7, 64, 1000])
+        overhead_s = 10 ** rng.uniform(-3, 1)
+        token_s = 10 ** rng.uniform(-5, -2)
         waste = 10 ** rng.uniform(-2, 2)
         case = (noise, overhead_s, token_s, unit, waste)
 

@@ -98,15 +98,19 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
     rng = np.random.default_rng(20)
 
     def judge(polar, name, shape, s, tolerance, least, most, length=1.0) -> None:
-        m, n = min(shape), max(shape)
+        m = min(shape)
+        n = max(shape)
         U, V = (np.linalg.qr(rng.normal(size=(side, m)))[0] for side in shape)
         s = np.array([*s, *[0.0] * (m - len(s))])
         G = length * ((U * s) @ V.T)
-        given, Counted.spent = G.copy().view(Counted), 0
+        given = G.copy().view(Counted)
+        Counted.spent = 0
         case = f"{name}, {shape[0]} x {shape[1]}, tolerance {tolerance:g}"
         R = alone(polar, given)
         assert isinstance(R, np.ndarray) and R.shape == shape, f"{case}: got {type(R)}"
-        R, spent, iteration = R.view(np.ndarray), Counted.spent, 2 * m * m * n + m**3
+        R = R.view(np.ndarray)
+        spent = Counted.spent
+        iteration = 2 * m * m * n + m**3
         assert np.array_equal(given.view(np.ndarray), G), f"rule 4: {case}: G was changed"
         assert np.isfinite(R).all(), f"{case}: NaN or infinity in the result"
         assert not s.any() or spent >= 2 * iteration, (
@@ -115,8 +119,10 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
         assert spent <= most * iteration, (
             f"rule 3: {case}: {spent:,} multiplications, allowed {most * iteration:,}"
         )
-        found, share = U.T @ R @ V, s / max(np.linalg.norm(s), 1e-300)
-        r, kept = np.diag(found), share >= least
+        found = U.T @ R @ V
+        share = s / max(np.linalg.norm(s), 1e-300)
+        r = np.diag(found)
+        kept = share >= least
         for value, part, must in zip(r, share, kept):
             low = 1 - tolerance if must else 0
             high = 1 + tolerance if part > 1e-12 else 0
@@ -163,10 +169,12 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
         (6, 3, 0.0, 0.9),
     ):
         W, average = torch.randn(2, rows, columns, generator=draw, dtype=torch.float64)
-        right_W, right_average = W.clone(), average.clone()
+        right_W = W.clone()
+        right_average = average.clone()
         for step in range(4):
             G = torch.randn(rows, columns, generator=draw, dtype=torch.float64)
-            given, asked = G.clone(), []
+            given = G.clone()
+            asked = []
 
             def stand_in(M: Tensor, asked=asked) -> Tensor:
                 asked.append(M.clone())

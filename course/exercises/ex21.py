@@ -42,7 +42,9 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
     import math
     import random
 
-    rng, inf, nan = random.Random(21), math.inf, math.nan
+    rng = random.Random(21)
+    inf = math.inf
+    nan = math.nan
 
     def multiplier(step: int, steps: int, warmup: int, right: float) -> None:
         found = answer.rate(step, steps, warmup)
@@ -99,7 +101,9 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
             rates.append(rates[-1] * rng.uniform(1.3, 4))
         logs = [math.log(rate) for rate in rates]
         at = rng.uniform(logs[0] - 0.5, logs[-1] + 0.5)
-        bend, floor, seeds = rng.uniform(0.1, 2), rng.uniform(1, 3), rng.randint(1, 4)
+        bend = rng.uniform(0.1, 2)
+        floor = rng.uniform(1, 3)
+        seeds = rng.randint(1, 4)
         means = [floor + bend * (x - at) ** 2 for x in logs]
         best = min(range(len(rates)), key=lambda i: means[i])
         expected = "lower" if best == 0 else "higher" if best == len(rates) - 1 else math.exp(at)
@@ -136,7 +140,8 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
             if more:
                 judge(worse, "seeds", "the worse neighbour's errors do not matter")
     # the errors of the best and of its better neighbour count, and no others
-    calm, wild = [2.0, 2.0], [1.0, 9.0]
+    calm = [2.0, 2.0]
+    wild = [1.0, 9.0]
     judge({1: [3.0, 3.0], 2: calm, 4: [3.0, 3.0], 8: wild}, 2, "a noisy rate that is no neighbour")
     judge({1: [2.0, 4.0], 2: [2.0, 2.1], 4: [4.0, 4.1]}, "seeds", "0.95 apart, error 1.0")
     judge({1: [3.0, 3.0], 2: [1.0, 3.1], 4: [4.0, 4.1]}, "seeds", "0.95 apart, error 1.05")

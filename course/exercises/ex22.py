@@ -55,7 +55,8 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
     judge_fit([1, 4, 16], [5.0, 4.0, 3.5], (3, 2, 0.5), "the example")
     for _ in range(14):  # exact laws
         sizes = 10 ** np.sort(rng.uniform(3, 10, rng.integers(4, 9)))
-        E, a = rng.uniform(0, 3), rng.uniform(0.05, 1.0)
+        E = rng.uniform(0, 3)
+        a = rng.uniform(0.05, 1.0)
         truth = (E, rng.uniform(0.2, 3) * sizes[0] ** a, a)
         judge_fit(sizes, law(*truth, sizes), truth, "losses that obey a law")
     for _ in range(10):  # noisy: the law that made the losses is no better than the fit
@@ -103,7 +104,8 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
         losses = law(1.5, 60, 0.4, sizes) * (1 + noise * rng.normal(size=n))
         for size in (1.1e5, 1e13):  # inside of the sizes, and far from all
             low, middle, high, s, case = judge_predict(sizes, losses, size, 400, n)
-            on, luck = law(*answer.fit([*sizes], [*losses]), sizes), rng.normal(size=(400, n + 1))
+            on = law(*answer.fit([*sizes], [*losses]), sizes)
+            luck = rng.normal(size=(400, n + 1))
             refits = [answer.fit([*sizes], [*(on * (1 + s * z[:-1]))]) for z in luck]
             ours = [law(*p, size) * (1 + s * z[-1]) for p, z in zip(refits, luck)]
             want = np.quantile(ours, (0.05, 0.95))

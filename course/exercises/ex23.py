@@ -46,7 +46,8 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
     torch.set_num_threads(threads)
     order = np.random.default_rng(23).permutation(len(cases))
     for i in order:
-        (kind, seed), kept = cases[i], copy.deepcopy(runs[i])
+        kind, seed = cases[i]
+        kept = copy.deepcopy(runs[i])
         said = answer.diagnose(runs[i])
         assert isinstance(said, str) and said in clinic.KINDS, (
             f"{said!r} is none of {', '.join(clinic.KINDS)}"

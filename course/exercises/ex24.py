@@ -33,7 +33,8 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
     def check(world, n, dtype, scale=100, step=1):
         rng = np.random.default_rng(world * 1000 + n)
         xs = [(scale * rng.normal(size=n * step)).astype(dtype)[::step] for _ in range(world)]
-        before, sizes = [x.copy() for x in xs], [[] for _ in xs]
+        before = [x.copy() for x in xs]
+        sizes = [[] for _ in xs]
         name = f"{world} ranks, {n} of {np.dtype(dtype).name}" + ", every other one" * (step > 1)
 
         def one(rank, world, send, recv):
@@ -58,7 +59,8 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
 
         results, sent = lesson.threads(world, one)
         exact = np.int64 if np.issubdtype(dtype, np.integer) else np.longdouble
-        want, total = sum(x.astype(exact) for x in before), 2 * (world - 1) * xs[0].nbytes
+        want = sum(x.astype(exact) for x in before)
+        total = 2 * (world - 1) * xs[0].nbytes
         near = {np.float32: 1e-5, np.float64: 1e-13}.get(dtype, 0) * scale * world  # rounding
         for rank, got in enumerate(results):
             assert isinstance(got, np.ndarray), f"{name}: rank {rank} returns {got!r}"

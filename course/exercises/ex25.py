@@ -44,7 +44,8 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
         sizes = [(f"w{k}", rng.choice((1, 10, 100, 1000))) for k in range(rng.randint(1, 40))]
         cases[f"random sizes {i}"] = (sizes + rng.sample(sizes, len(sizes) // 4), rng.randint(1, 9))
     for name, (parameters, world) in cases.items():
-        owners, order = [], sorted(dict(parameters))
+        owners = []
+        order = sorted(dict(parameters))
         for process in ("", "a/", "b/", "c/", "d/", "e/", None):  # as if each had another hash
             given = list(parameters)
             for i in rng.sample(range(len(given)), len(given)):  # and other addresses
@@ -65,7 +66,8 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
         assert len(owner) == len(parameters), (
             f"{name}: {len(owner)} owners of {len(parameters)} parameters"
         )
-        load, place = [0] * world, {}
+        load = [0] * world
+        place = {}
         for (storage, size), rank in zip(parameters, owner):
             assert rank in range(world), f"{name}: {storage} belongs to rank {rank} of {world}"
             if storage not in place:
@@ -74,7 +76,8 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
             assert place[storage] == rank, (
                 f"{name}: {storage} is one parameter, with owners {place[storage]} and {rank}"
             )
-        even, largest = sum(load) / world, max((size for _, size in parameters), default=0)
+        even = sum(load) / world
+        largest = max((size for _, size in parameters), default=0)
         for rank, n in enumerate(load):
             assert abs(n - even) <= largest, (
                 f"{name}: rank {rank} has {n}, {abs(n - even):.0f} from the even {even:.0f}, "

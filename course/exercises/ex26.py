@@ -35,7 +35,8 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
     import lesson
 
     def check(name, whole, targets, edges):
-        world, B = len(edges) - 1, len(targets)
+        world = len(edges) - 1
+        B = len(targets)
         x = whole.astype(np.float64)
         top = x.max(1, keepdims=True)
         p = np.exp(x - top)
@@ -63,7 +64,8 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
                 return np.sum(parts, 0, parts[0].dtype) if op == "sum" else np.max(parts, 0)
 
             mine = whole[:, edges[rank] : edges[rank + 1]].copy()
-            mine_before, targets_before = mine.copy(), targets.copy()
+            mine_before = mine.copy()
+            targets_before = targets.copy()
             with np.errstate(all="ignore"):
                 out = answer.parallel_loss(all_reduce, mine, edges[rank], targets_before)
             assert np.array_equal(mine, mine_before), f"{name}: rank {rank} changed its logits"

@@ -69,14 +69,16 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
         for kind in (list, lambda x: np.array(x, np.int64), lambda x: np.array(x, np.int32)):
             given = kind(lengths)
             name = f"spans({lengths}, {window}), lengths as {getattr(given, 'dtype', 'a list')}"
-            got, want = answer.spans(given, window), np.array(needed(lengths, window), np.int64)
+            got = answer.spans(given, window)
+            want = np.array(needed(lengths, window), np.int64)
             assert isinstance(got, np.ndarray) and got.dtype == np.int64, (
                 f"{name} is {got.dtype if isinstance(got, np.ndarray) else type(got)}, not int64"
             )
             assert np.array_equal(got, want), f"{name} is {got.tolist()}, not {want.tolist()}"
 
     def check(name, lengths, window, scale=1.0, D=4, dtype=np.float64, measured=False):
-        T, world = sum(lengths), len(lengths)
+        T = sum(lengths)
+        world = len(lengths)
         edges = np.cumsum([0, *lengths])
         q, k, v = rng.normal(size=(3, T, D)).astype(dtype)
         q *= scale
@@ -85,9 +87,13 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
         scores = np.where(seen, q.astype(float) @ k.T.astype(float) / D**0.5, -np.inf)
         weights = np.exp(scores - scores.max(1, keepdims=True))
         want = weights @ v / weights.sum(1, keepdims=True)
-        spans, blocks = needed(lengths, window), [[] for _ in lengths]
-        one_at_a_time, held, peak = threading.Lock(), [0] * world, [0] * world
-        low, inside = [0] * world, [False] * world  # memory when a rank began to work
+        spans = needed(lengths, window)
+        blocks = [[] for _ in lengths]
+        one_at_a_time = threading.Lock()
+        held = [0] * world
+        peak = [0] * world
+        low = [0] * world  # memory when a rank began to work
+        inside = [False] * world
 
         def note(rank):
             now, most = tracemalloc.get_traced_memory()

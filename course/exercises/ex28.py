@@ -117,7 +117,8 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
         firsts[text] = name
 
     # 4. in every process
-    real, before = builtins.hash, whole(2, "up", (6, 6), 1, 2)
+    real = builtins.hash
+    before = whole(2, "up", (6, 6), 1, 2)
     try:
         builtins.hash = lambda x: real((real(x), "another process"))
         after = whole(2, Name("up"), (6, 6), 1, 2)

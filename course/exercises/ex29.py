@@ -28,7 +28,9 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
     import random
 
     def run(orders: list[list[str]], cost: dict, send: int, case: str) -> int:
-        done, free, left = {}, [0] * len(orders), [list(order) for order in orders]
+        done = {}
+        free = [0] * len(orders)
+        left = [list(order) for order in orders]
         while any(left):
             waiting = {d: order[0] for d, order in enumerate(left) if order}
             before = len(done)
@@ -61,7 +63,9 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
     cases += [(12, 50, 1, 2, 3), (16, 40, 2, 3, 4), (3, 200, 1, 2, 1), (4, 60, 1, 2, 40)]
     cases += [(4, 16, 9, 16, 1)]  # a small part of a turn is a whole one more
     for _ in range(60):
-        F, B, send = rng.randint(1, 5), rng.randint(1, 8), rng.randint(0, 9)
+        F = rng.randint(1, 5)
+        B = rng.randint(1, 8)
+        send = rng.randint(0, 9)
         cases.append((rng.randint(1, 8), rng.randint(1, 20), F, B, send))
     for P, M, F, B, send in cases:
         case = f"P = {P}, M = {M}, F = {F}, B = {B}, send = {send}"
@@ -79,7 +83,8 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
             f"{orders[0][:12]}"
         )
         for d, order in enumerate(orders):
-            kept, room = 0, 1 + (P - 1 - d) * (1 + -(-2 * send // (F + B)))
+            kept = 0
+            room = 1 + (P - 1 - d) * (1 + -(-2 * send // (F + B)))
             for i, op in enumerate(order):
                 kept += 1 if op[0] == "F" else -1
                 assert kept <= room, (

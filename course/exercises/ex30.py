@@ -55,7 +55,8 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
             want = f"{'int64' if kind == 'i' else 'float64'} {(tokens, top)}"
             assert found == want, f"{name}: {label} is {found}, not {want}"
         chosen = [sorted(range(E), key=lambda e: (-scores[t, e], e))[:top] for t in range(tokens)]
-        taken, right = [0] * E, {}
+        taken = [0] * E
+        right = {}
         for i in range(top):
             for t in range(tokens):
                 e = chosen[t][i]
@@ -120,6 +121,8 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
         ones = y.shape == (tokens, 1) and np.allclose(y, 1)
         assert ones, f"{tokens} tokens: combine gives {y[-3:].tolist()}, not 1"
     for i in range(8):
-        tokens, E = int(rng.integers(1, 60)), int(rng.integers(2, 9))
-        top, room = int(rng.integers(1, E + 1)), int(rng.integers(1, 20))
+        tokens = int(rng.integers(1, 60))
+        E = int(rng.integers(2, 9))
+        top = int(rng.integers(1, E + 1))
+        room = int(rng.integers(1, 20))
         check(f"random {i}", rng.normal(size=(tokens, E)), top, room)

@@ -99,9 +99,13 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
     cases += [([int(x) for x in rng.integers(0, 4, 25)], limit) for limit in (0, 1, 2, 4)]
     for order, limit in cases:
         case = f"order {order}, limit {limit}"
-        w, pull, calls, given = draw(), {k: draw() for k in range(8)}, [], []
+        w = draw()
+        pull = {k: draw() for k in range(8)}
+        calls = []
+        given = []
         made: list = []
-        before, order_before = [p.copy() for p in w], list(order)
+        before = [p.copy() for p in w]
+        order_before = list(order)
 
         def gradient(worker, weights, calls=calls, given=given, pull=pull, made=made):
             calls.append(worker)
@@ -118,7 +122,10 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
         theirs = [*w, *(x for pair in made for x in pair[0])]
         shared = any(np.shares_memory(a, b) for a in new for b in theirs)
         assert not shared, f"{case}: the last weights share memory with w or with a gradient"
-        now, version, held, want = [p.astype(float) for p in before], 0, {}, []
+        now = [p.astype(float) for p in before]
+        version = 0
+        held = {}
+        want = []
         for i, worker in enumerate(order_before):
             base, sent = held.get(worker, ([p.astype(float) for p in before], 0))
             weights, then = given[i]

@@ -69,8 +69,10 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
     cases += [(33, 100, 4, True), (34, 100, 4, False), (17, 100, 4, True), (16, 100, 4, False)]
     cases += [(60, 100, 2, True), (61, 100, 2, False), (40, 100, 2, True), (39, 100, 2, False)]
     for _ in range(40):  # the two numbers on each edge of what is chance
-        n, k = int(rng.integers(20, 5000)), int(rng.integers(2, 9))
-        near, far = (n - 2 * (n * (k - 1)) ** 0.5) / k, (n + 2 * (n * (k - 1)) ** 0.5) / k
+        n = int(rng.integers(20, 5000))
+        k = int(rng.integers(2, 9))
+        near = (n - 2 * (n * (k - 1)) ** 0.5) / k
+        far = (n + 2 * (n * (k - 1)) ** 0.5) / k
         for correct in (int(near), int(near) + 1, int(far), int(far) + 1):
             if min(abs(correct - near), abs(correct - far)) > 1e-6:
                 cases.append((correct, n, k, near < correct < far))

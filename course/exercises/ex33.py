@@ -82,27 +82,34 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
 
         def head(trade: str, x, T):
             """-> attention (T, T), output (T, wide)."""
-            i, seen = torch.arange(T), torch.ones(T, T).tril().bool()
+            i = torch.arange(T)
+            seen = torch.ones(T, T).tril().bool()
             distance = i[:, None] - i
-            scores, to, gain = torch.zeros(T, T, dtype=torch.float64), "no", 1.0
+            scores = torch.zeros(T, T, dtype=torch.float64)
+            to = "no"
+            gain = 1.0
             value = x[:, parts["now"]]
             if trade in ("previous", "idle previous"):
                 scores = 9.0 * (distance == 1)
                 to = "last" if trade == "previous" else "no"
             elif trade == "induction":
                 scores = 12.0 * x[:, parts["now"]] @ x[:, parts["last"]].T
-                to, gain = "out", 4.0
+                to = "out"
+                gain = 4.0
             elif trade == "faint induction":  # the same, less sharply
                 scores = 3.0 * x[:, parts["now"]] @ x[:, parts["last"]].T
-                to, gain = "out", 1.0
+                to = "out"
+                gain = 1.0
             elif trade == "first":
                 scores = 9.0 * (distance == i[:, None])
             elif trade == "constant":  # takes back what the output adds to token 0
                 value = torch.zeros(T, V, dtype=torch.float64)
-                value[:, 0], to = -6.0, "out"
+                value[:, 0] = -6.0
+                to = "out"
             elif trade == "restore":
                 value = torch.zeros(T, V, dtype=torch.float64)
-                value[:, loud], to = -3.0, "now"
+                value[:, loud] = -3.0
+                to = "now"
             p = scores.double().masked_fill(~seen, -torch.inf).softmax(-1)
             out = torch.zeros(T, wide, dtype=torch.float64)
             out[:, parts[to]] = gain * (p @ value)
@@ -110,7 +117,8 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
 
         def run(ids, edit=None):
             calls.append(1)
-            T, attention = len(ids), []
+            T = len(ids)
+            attention = []
             x = torch.zeros(T, wide, dtype=torch.float64)
             x[:, parts["now"]] = torch.nn.functional.one_hot(ids, V).double()
             x[:, loud] += 3.0 * added
@@ -132,7 +140,8 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
         return torch.nn.functional.cross_entropy(logits[:-1], ids[1:]).item()
 
     def right_worth(run, ids, layers):
-        found, whole = torch.zeros(len(layers), len(layers[0])), nats(run(ids)[0], ids)
+        found = torch.zeros(len(layers), len(layers[0]))
+        whole = nats(run(ids)[0], ids)
         for layer in range(len(layers)):
             for head in range(len(layers[0])):
 

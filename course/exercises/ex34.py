@@ -70,7 +70,8 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
 
     def attention(q: Tensor, keys: list, values: list) -> Tensor:
         """One row: q (H, D), the keys and values it sees, (G, D) each -> (H, D)."""
-        k, v = torch.stack(keys, 1), torch.stack(values, 1)  # (G, n, D)
+        k = torch.stack(keys, 1)  # (G, n, D)
+        v = torch.stack(values, 1)  # (G, n, D)
         outs = []
         for head, one in enumerate(q):
             group = head // (len(q) // len(k))
@@ -85,7 +86,8 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
             k, v = (random(B, G, max(lengths) + 2, D, dtype=dtype) for _ in range(2))
             for row, length in enumerate(lengths):
                 texts[row] = tuple(list(x[row, :, :length].clone().unbind(1)) for x in (k, v))
-                k[row, :, length:], v[row, :, length:] = nan, nan
+                k[row, :, length:] = nan
+                v[row, :, length:] = nan
             before = k.clone(), v.clone(), list(lengths)
             cache.prefill(k, v, lengths)
             same = all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip((k, v), before))
@@ -121,7 +123,8 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
                     f"{where}, whose text has {len(texts[row][0])} positions now: attention is off "
                     f"by {far.max():.2g}, in the heads {wrong}"
                 )
-            size, allowed = kept(cache, set()), 2 * B * G * window * D * out.itemsize + 64 * B
+            size = kept(cache, set())
+            allowed = 2 * B * G * window * D * out.itemsize + 64 * B
             assert size <= allowed, (
                 f"{case}: after step {step} the cache keeps {size} bytes; {allowed} are allowed"
             )

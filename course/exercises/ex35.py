@@ -56,9 +56,11 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
     def run(function, texts: dict[str, bytes], *options) -> dict[str, bytes]:
         """What a function writes for these files."""
         with tempfile.TemporaryDirectory() as name:
-            given, written = Path(name, "in"), Path(name, "made", "out")
+            given = Path(name, "in")
+            written = Path(name, "made", "out")
             given.mkdir()
-            if there := draw.random() < 0.5:  # it may be there already, or not
+            there = draw.random() < 0.5
+            if there:  # it may be there already, or not
                 written.mkdir(parents=True)
                 (written / "other").write_text("stays")
             for file, text in texts.items():
@@ -134,7 +136,8 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
     judge("three equal texts", {"z": "x y z w", "m": "x y z w", "n": "x y z w"}, "m", *sure)
 
     # a chain: each is a copy of the one before; the ends are not copies of each other
-    chain, names = [words(90)], "pqrst"
+    chain = [words(90)]
+    names = "pqrst"
     for i in range(4):
         chain.append(chain[-1][: 20 * i] + words(7) + chain[-1][20 * i + 7 :])
     near = [similarity(a, b, 3) for a, b in zip(chain, chain[1:])]

@@ -72,7 +72,9 @@ def oracle(answer) -> None:  # the judge: you may read it, it gives no solution 
     cases += [(3, 12, 6, 1, 20, 30), (2, 6, 6, 2, 12, 12), (4, 8, 8, 2, 1, 64)]
     for N, H, G, D, vocab, padded in cases:
         case = f"{N} ranks, {H} heads in {G} groups of {D}, {vocab} of {padded} tokens"
-        C, hidden, T = 6, 4 * N, 5
+        C = 6
+        hidden = 4 * N
+        T = 5
 
         def random(*size):
             return torch.randn(size, generator=generator, dtype=torch.float64)

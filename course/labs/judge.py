@@ -69,7 +69,8 @@ def copy_of(revision: str | None, folder: Path) -> Path:
         return folder
     listed = git("ls-files", "-z", "--cached", "--others", "--exclude-standard").decode()
     for name in filter(None, listed.split("\0")):
-        if (source := ROOT / name).is_file():
+        source = ROOT / name
+        if source.is_file():
             target = folder / name
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(source.read_bytes())

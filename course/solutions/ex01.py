@@ -10,7 +10,8 @@ def predict(text, context, alpha):
     p = [1 / 256] * 256
     for start in range(len(context), -1, -1):  # the empty context first
         own = context[start:]
-        counts, at = [0] * 256, text.find(own)
+        counts = [0] * 256
+        at = text.find(own)
         while at >= 0:
             after = at + len(own)
             if after < len(text):
@@ -22,7 +23,8 @@ def predict(text, context, alpha):
 
 
 def bits_per_byte(text, exam, order, alpha):
-    seen, total = Counter(), Counter()  # contexts with the byte after them, contexts before a byte
+    seen = Counter()  # contexts with the byte after them
+    total = Counter()  # contexts before a byte
     for k in range(order + 1):
         seen.update(text[i : i + k + 1] for i in range(len(text) - k))
         total.update(text[i : i + k] for i in range(len(text) - k))
@@ -42,7 +44,7 @@ P = "p = (seen[own + bytes([byte])] + alpha * p) / (total[own] + alpha)"
 SLOW = """p = predict(text, exam[max(0, i - order) : i], alpha)[byte]
         for k in ():"""
 LOOP = "for k in range(min(order, i) + 1):"
-FIND = "        counts, at = [0] * 256, text.find(own)\n"
+FIND = "        counts = [0] * 256\n        at = text.find(own)\n"
 WRONG = {  # name -> what of the reference it replaces
     "counts a context at the end of the text": edit(
         "sum(counts) + alpha", "sum(counts) + text.endswith(own) + alpha"
@@ -74,12 +76,8 @@ WRONG = {  # name -> what of the reference it replaces
         "own = context[start:]", "own = context[start:].rstrip(b'\\0')"
     ),
     "bits: order four at most": edit(LOOP, "for k in range(min(order, i, 4) + 1):"),
-    "bits: the last 1,000 bytes": edit(
-        "    seen, total =", "    text = text[-1000:]\n    seen, total ="
-    ),
-    "bits: the first 100,000 bytes": edit(
-        "    seen, total =", "    text = text[:100_000]\n    seen, total ="
-    ),
+    "bits: the last 1,000 bytes": edit("    seen =", "    text = text[-1000:]\n    seen ="),
+    "bits: the first 100,000 bytes": edit("    seen =", "    text = text[:100_000]\n    seen ="),
     "bits: forgets what came once, in a long text": edit(
         "    bits = 0.0",
         "    if len(text) > 9999:\n        seen = Counter({k: n for k, n in seen.items() if n > 1})"
@@ -99,5 +97,5 @@ WRONG = {  # name -> what of the reference it replaces
 }
 EQUIVALENT = {
     "p = [1 / 256] * 256: `256` -> `257`": "a 257th probability, which zip leaves out below",
-    "counts, at = [0] * 256, text.find(own): `256` -> `257`": "a 257th count, likewise",
+    "counts = [0] * 256: `256` -> `257`": "a 257th count, likewise",
 }

@@ -28,9 +28,12 @@ def norm(x):
 
 
 def block(x, w, heads, attention, turn):
-    y, T = norm(x), x.size(1)
+    y = norm(x)
+    T = x.size(1)
     q, k, v = ((y @ w[name].T).unflatten(-1, (heads, -1)) for name in ("q", "k", "v"))
-    q, k, v = turn(q).transpose(1, 2), turn(k).transpose(1, 2), v.transpose(1, 2)
+    q = turn(q).transpose(1, 2)
+    k = turn(k).transpose(1, 2)
+    v = v.transpose(1, 2)
     mask = torch.ones(T, T, dtype=torch.bool).tril()
     y = attention(q, k, v, mask)  # (B, heads, T, D / heads)
     x = x + y.transpose(1, 2).flatten(-2) @ w["out"].T
@@ -85,7 +88,7 @@ WRONG = {  # name -> what of the reference it replaces
         'weights[f"{i}.{name}"] = uniform(1.0, width, width)',
         'weights[f"{i}.{name}"] = weights[f"0.{name}"] if i else uniform(1.0, width, width)',
     ),
-    "block: no norm before attention": edit("y, T = norm(x), x.size(1)", "y, T = x, x.size(1)"),
+    "block: no norm before attention": edit("y = norm(x)\n", "y = x\n"),
     "block: no norm before the MLP": edit("torch.relu(norm(x) @", "torch.relu(x @"),
     "block: the norm after the addition": edit(
         "return x + torch.relu(norm(x)", "x = norm(x)\n    return x + torch.relu(x"

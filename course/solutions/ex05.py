@@ -6,7 +6,8 @@ from edits import edits
 def train(weights, loss, batch, update, steps, micro):
     losses = []
     for step in range(steps):
-        rows, total = batch(step), 0.0
+        rows = batch(step)
+        total = 0.0
         for w in weights:
             w.grad = None
         for part in rows.split(micro):
@@ -63,5 +64,5 @@ WRONG = {  # name -> what of the reference it replaces
     "the loss of the last pass": edit(
         "total += share.item()", "total = share.item() * len(rows) / len(part)"
     ),
-    "asks twice for the rows": edit("batch(step), 0.0", "batch(step), 0.0 * len(batch(step))"),
+    "asks twice for the rows": edit("total = 0.0", "total = 0.0 * len(batch(step))"),
 }

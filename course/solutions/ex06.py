@@ -20,7 +20,8 @@ def letters(word):
 
 
 def merge_order(words, k):
-    split, merges = [(letters(word), n) for word, n in words.items()], []
+    split = [(letters(word), n) for word, n in words.items()]
+    merges = []
     while len(merges) < k:
         counts = Counter()
         for tokens, n in split:

@@ -7,7 +7,8 @@ def pack_lengths(lengths, row):
     held = {d: (0, n) for d, n in enumerate(lengths)}  # document -> (next token, places it needs)
     rows = []
     while sum(n for _, n in held.values()) >= row:
-        pieces, space = [], row
+        pieces = []
+        space = row
         while space:
             fits = [d for d in held if held[d][1] <= space]
             d = max(fits or held, key=lambda d: held[d][1])  # none fits: cut the longest

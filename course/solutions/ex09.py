@@ -7,7 +7,10 @@ from edits import edits
 
 class Shuffler:
     def __init__(self, read, n, size, seed, state=None):
-        self.read, self.n, self.size, self.seed = read, n, size, seed
+        self.read = read
+        self.n = n
+        self.size = size
+        self.seed = seed
         # draws so far, the next row to read, those that are held
         self.drawn, self.place, held = state or (0, 0, [])
         self.held = [(i, read(i)) for i in held]

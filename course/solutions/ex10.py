@@ -5,7 +5,8 @@ from edits import edits
 
 class Ring:
     def __init__(self, device, n):
-        self.device, self.n = device, n
+        self.device = device
+        self.n = n
         self.buffers = [device.buffer() for _ in range(n)]
         self.events = [None] * n  # of each buffer: its last copy
         self.loaded = self.launched = 0

@@ -4,7 +4,8 @@ from edits import edits
 
 
 def publish(disk, folder, files):
-    parent, tmp = folder.rpartition("/")[0], f"{folder}.tmp"
+    parent = folder.rpartition("/")[0]
+    tmp = f"{folder}.tmp"
     if not disk.exists(folder):
         write_through(disk, tmp, files)
         disk.rename(tmp, folder)  # the one moment at which it comes into being

@@ -57,7 +57,8 @@ def breadth_first(root):
 
 
 def recursive(root):
-    order, seen = [], set()
+    order = []
+    seen = set()
 
     def visit(node):
         if node not in seen:

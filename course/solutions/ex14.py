@@ -6,13 +6,16 @@ import numpy as np
 def merge(o1, lse1, o2, lse2):
     lse = np.logaddexp(lse1, lse2)  # -inf if both are
     base = np.where(np.isinf(lse), 0, lse)
-    w1, w2 = np.exp(lse1 - base), np.exp(lse2 - base)  # the share of each block, 0 if masked
+    # The share of each block, 0 if masked.
+    w1 = np.exp(lse1 - base)
+    w2 = np.exp(lse2 - base)
     return o1 * w1[:, None] + o2 * w2[:, None], lse
 
 
 def without_the_maximum(o1, lse1, o2, lse2):
     """exp of a score of 1,000 is inf, of -1,000 it is 0."""
-    s1, s2 = np.exp(lse1), np.exp(lse2)
+    s1 = np.exp(lse1)
+    s2 = np.exp(lse2)
     total = s1 + s2
     safe = np.where(total == 0, 1, total)
     return o1 * (s1 / safe)[:, None] + o2 * (s2 / safe)[:, None], np.log(total)
@@ -26,7 +29,8 @@ def nan_when_masked(o1, lse1, o2, lse2):
 
 def in_place(o1, lse1, o2, lse2):
     o, lse = merge(o1, lse1, o2, lse2)
-    o1[:], lse1[:] = o, lse
+    o1[:] = o
+    lse1[:] = lse
     return o1, lse1
 
 
@@ -34,7 +38,8 @@ def one_maximum_for_all(o1, lse1, o2, lse2):
     """Subtracts the largest lse of all queries: right until two queries differ by 1,000."""
     top = max(lse1.max(initial=-np.inf), lse2.max(initial=-np.inf))
     top = lse1.dtype.type(0 if np.isinf(top) else top)
-    s1, s2 = np.exp(lse1 - top), np.exp(lse2 - top)
+    s1 = np.exp(lse1 - top)
+    s2 = np.exp(lse2 - top)
     safe = np.where(s1 + s2 == 0, 1, s1 + s2)
     return o1 * (s1 / safe)[:, None] + o2 * (s2 / safe)[:, None], np.log(s1 + s2) + top
 

@@ -6,7 +6,8 @@ from edits import edits
 
 def rotate(x, positions, speeds):
     angle = positions[:, :, None, None] * speeds.astype(np.float64)  # (B, T, 1, D/2)
-    cos, sin = np.cos(angle), np.sin(angle)
+    cos = np.cos(angle)
+    sin = np.sin(angle)
     a, b = np.split(x, 2, axis=-1)
     return np.concatenate([a * cos - b * sin, b * cos + a * sin], -1).astype(x.dtype)
 
@@ -38,8 +39,8 @@ WRONG = {  # name -> what of the reference it replaces
         ANGLE, "angle = positions[:, :, None, None].astype(np.float32) * speeds.astype(np.float32)"
     ),
     "rounds the angle to float32 at the end": edit(
-        "cos, sin = np.cos(angle)",
-        "angle = (angle % (2 * np.pi)).astype(np.float32)\n    cos, sin = np.cos(angle)",
+        "cos = np.cos(angle)",
+        "angle = (angle % (2 * np.pi)).astype(np.float32)\n    cos = np.cos(angle)",
     ),
     "positions of 16 bits": edit(
         "angle = positions", "positions = positions.astype(np.int16)\n    angle = positions"

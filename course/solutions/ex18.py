@@ -7,7 +7,8 @@ from edits import edits
 class Recompute(torch.autograd.Function):
     @staticmethod
     def forward(ctx, fn, switch, *args):
-        ctx.fn, ctx.rng = fn, torch.get_rng_state()
+        ctx.fn = fn
+        ctx.rng = torch.get_rng_state()
         ctx.save_for_backward(*args)
         return fn(*args)  # autograd does not look inside
 
@@ -47,7 +48,9 @@ class KeepsTheGraph(Recompute):
             torch.autograd.graph.saved_tensors_hooks(lambda t: [t], lambda b: b[0]),
         ):
             ctx.out = fn(*inputs)
-        ctx.inputs, ctx.fn, ctx.rng = inputs, fn, state
+        ctx.inputs = inputs
+        ctx.fn = fn
+        ctx.rng = state
         return ctx.out.detach()
 
     @staticmethod

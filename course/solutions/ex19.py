@@ -9,15 +9,18 @@ def estimates(steps, seq_len):
     for small_sq, big_sq, small, big in steps:
         if small == big or not math.isfinite(small_sq + big_sq):
             continue
-        b, B = small * seq_len, big * seq_len  # tokens
+        b = small * seq_len  # tokens
+        B = big * seq_len
         found.append(((B * big_sq - b * small_sq) / (B - b), (small_sq - big_sq) / (1 / b - 1 / B)))
     return found
 
 
 def noise_scale(steps, seq_len):
-    G_sq, trace = 0.0, 0.0
+    G_sq = 0.0
+    trace = 0.0
     for g, t in estimates(steps, seq_len):
-        G_sq, trace = G_sq + g, trace + t
+        G_sq = G_sq + g
+        trace = trace + t
     return trace / G_sq if G_sq > 0 else None
 
 

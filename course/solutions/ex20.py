@@ -36,9 +36,11 @@ def muon(W, G, average, lr, momentum, polar):
 def accurate_polar(G, tolerance):
     """The lesson's five with the second one twice (it makes small values four times as large and
     leaves none above 2), then as many flat ones as needed."""
-    error, flat = NEAR, []
+    error = NEAR
+    flat = []
     while error > tolerance:
-        error, flat = 2.5 * error**3, [*flat, FLAT]
+        error = 2.5 * error**3
+        flat = [*flat, FLAT]
     first, second, *rest = POLAR_EXPRESS
     return iterate(G, [first, second, second, *rest, *flat])
 

@@ -23,7 +23,9 @@ def error_sq(losses):
 def vertex(points):
     """x of the lowest point of the parabola through three points (x, y)."""
     (x0, y0), (x1, y1), (x2, y2) = points
-    left, right = (y0 - y1) / (x0 - x1), (y2 - y1) / (x2 - x1)  # slopes towards the middle
+    # Slopes towards the middle.
+    left = (y0 - y1) / (x0 - x1)
+    right = (y2 - y1) / (x2 - x1)
     bend = (right - left) / (x2 - x0)
     return (x0 + x1) / 2 - left / (2 * bend)
 
@@ -32,7 +34,8 @@ def best_rate(results):
     alive = {r: mean(x) for r, x in results.items() if all(map(math.isfinite, x))}
     if not alive:
         return "lower"
-    best, rates = min(alive, key=alive.get), sorted(results)
+    best = min(alive, key=alive.get)
+    rates = sorted(results)
     i = rates.index(best)
     if best == rates[-1]:
         return "higher"

@@ -17,9 +17,13 @@ def best_for(a, x, losses):
     """For each exponent a (k,): E and A with the least squares, and their sum of squares."""
     u = 1 / losses  # E u + A v should be 1
     v = x ** -a[:, None] / losses  # (k, n)
-    uu, uv, vv, sv = u @ u, v @ u, (v * v).sum(1), v.sum(1)
+    uu = u @ u
+    uv = v @ u
+    vv = (v * v).sum(1)
+    sv = v.sum(1)
     det = np.maximum(uu * vv - uv * uv, 1e-300)
-    E, A = (u.sum() * vv - uv * sv) / det, (uu * sv - uv * u.sum()) / det
+    E = (u.sum() * vv - uv * sv) / det
+    A = (uu * sv - uv * u.sum()) / det
     A = np.where(E < 0, sv / vv, A)
     E = np.where(A < 0, u.sum() / uu, np.maximum(E, 0))
     A = np.maximum(A, 0)
@@ -29,12 +33,15 @@ def best_for(a, x, losses):
 def fit(sizes, losses):
     sizes, losses = checked(sizes, losses, 3)
     middle = np.exp(np.log(sizes).mean())  # sizes near 1, so that no power is extreme
-    low, high = np.log(0.01), np.log(3)
+    low = np.log(0.01)
+    high = np.log(3)
     for _ in range(9):
         logs = np.linspace(low, high, 41)
         E, A, squares = best_for(np.exp(logs), sizes / middle, losses)
-        i, step = squares.argmin(), logs[1] - logs[0]
-        low, high = max(np.log(0.01), logs[i] - step), min(np.log(3), logs[i] + step)
+        i = squares.argmin()
+        step = logs[1] - logs[0]
+        low = max(np.log(0.01), logs[i] - step)
+        high = min(np.log(3), logs[i] + step)
     a = np.exp(logs[i])
     return float(E[i]), float(A[i] * middle**a), float(a)
 
@@ -46,7 +53,8 @@ def law(fitted, sizes):
 
 def predict(sizes, losses, size, draws, seed):
     sizes, losses = checked(sizes, losses, 4)
-    fitted, rng = fit(sizes, losses), np.random.default_rng(seed)
+    fitted = fit(sizes, losses)
+    rng = np.random.default_rng(seed)
     off = law(fitted, sizes) / losses - 1
     s = np.sqrt((off**2).sum() / (len(off) - 3))
     found = []
@@ -91,7 +99,7 @@ SIGN = "noise has no sign"
 EQUIVALENT = {
     "for _ in range(9):: `9` -> `10`": "one round more of the same",
     "logs = np.linspace(low, high, 41): `41` -> `42`": "a grid as good",
-    "i, step = squares.argmin(), logs[1] - logs[0]: `1` -> `2`": "a wider search ends as near",
+    "step = logs[1] - logs[0]: `1` -> `2`": "a wider search ends as near",
     "other = law(fitted, sizes) * (1 + s * rng.normal(size=len(off))): "
     "`1 + s * rng.normal(size=len(off))` -> `1 - s * rng.normal(size=len(off))`": SIGN,
     "found.append(law(fit(sizes, other), size) * (1 + s * rng.normal())): "

@@ -7,7 +7,8 @@ from edits import edits
 def ring_all_reduce(rank, world, send, recv, x):
     parts = [part.copy() for part in np.array_split(x, world)]
     for turn in range(2 * (world - 1)):
-        out, into = (rank - turn) % world, (rank - turn - 1) % world
+        out = (rank - turn) % world
+        into = (rank - turn - 1) % world
         send((rank + 1) % world, parts[out])
         arrived = recv((rank - 1) % world)
         parts[into] = parts[into] + arrived if turn < world - 1 else arrived
@@ -16,7 +17,8 @@ def ring_all_reduce(rank, world, send, recv, x):
 
 def gathers_all_to_all(rank, world, send, recv, x):
     """Each x goes round whole: (N - 1) S bytes per rank, which 2 ranks do not notice."""
-    total, passing = x.copy(), x
+    total = x.copy()
+    passing = x
     for _ in range(world - 1):
         send((rank + 1) % world, passing)
         passing = recv((rank - 1) % world)

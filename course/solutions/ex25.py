@@ -2,7 +2,8 @@
 
 
 def partition(parameters, world):
-    owner, load = {}, [0] * world
+    owner = {}
+    load = [0] * world
     for storage, size in parameters:
         if storage not in owner:
             owner[storage] = load.index(min(load))  # the first of the least loaded
@@ -33,7 +34,8 @@ def sorts_its_argument(parameters, world):
 
 
 def splits_tied_ones(parameters, world):
-    load, owner = [0] * world, []
+    load = [0] * world
+    owner = []
     for _, size in parameters:
         owner.append(load.index(min(load)))
         load[owner[-1]] += size
@@ -41,7 +43,8 @@ def splits_tied_ones(parameters, world):
 
 
 def counts_tied_ones_twice(parameters, world):
-    owner, load = {}, [0] * world
+    owner = {}
+    load = [0] * world
     for storage, size in parameters:
         owner.setdefault(storage, load.index(min(load)))
         load[owner[storage]] += size
@@ -58,5 +61,5 @@ WRONG = {  # name -> what of the reference it replaces
 }
 
 EQUIVALENT = {  # a change that changes nothing -> why
-    "owner, load = {}, [0] * world: `0` -> `1`": "only differences of loads count"
+    "load = [0] * world: `0` -> `1`": "only differences of loads count"
 }

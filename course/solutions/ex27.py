@@ -27,14 +27,17 @@ def merge(o1, lse1, o2, lse2):
 
 
 def ring_attention(rank, world, send, recv, q, k, v, lengths, window):
-    reach, stop = spans(lengths, window), np.cumsum(lengths)
+    reach = spans(lengths, window)
+    stop = np.cumsum(lengths)
     wants = lambda r, block: r < world and reach[r, 0] < stop[block]
-    mine, state = np.arange(stop[rank] - lengths[rank], stop[rank])[:, None], None
+    mine = np.arange(stop[rank] - lengths[rank], stop[rank])[:, None]
+    state = None
     for block in range(rank, -1, -1):
         if block < rank:
             if not wants(rank, block):
                 break
-            k, v = recv(rank - 1), recv(rank - 1)
+            k = recv(rank - 1)
+            v = recv(rank - 1)
         if wants(rank + 1, block):
             send(rank + 1, k)
             send(rank + 1, v)
@@ -46,8 +49,11 @@ def ring_attention(rank, world, send, recv, q, k, v, lengths, window):
 
 def collects(rank, world, send, recv, q, k, v, lengths, window):
     """Gathers all keys and values, and takes a plain softmax."""
-    reach, stop = spans(lengths, window), np.cumsum(lengths)
-    keys, values, first = [k], [v], rank
+    reach = spans(lengths, window)
+    stop = np.cumsum(lengths)
+    keys = [k]
+    values = [v]
+    first = rank
     for block in range(rank, -1, -1):
         if block < rank:
             if reach[rank, 0] >= stop[block]:

@@ -17,7 +17,8 @@ def numbers(key, start, stop):
     out = np.empty(stop - start, np.float32)
     for block in range(start // BLOCK, -(-stop // BLOCK)):
         made = np.random.default_rng([*key, block]).standard_normal(BLOCK, np.float32)
-        a, b = max(start, block * BLOCK), min(stop, (block + 1) * BLOCK)
+        a = max(start, block * BLOCK)
+        b = min(stop, (block + 1) * BLOCK)
         out[a - start : b - start] = made[a - block * BLOCK : b - block * BLOCK]
     return out
 

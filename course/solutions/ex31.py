@@ -17,7 +17,9 @@ def server_update(w, gradients, examples, lr, mode):
 
 
 def asynchronous(w, order, gradient, lr, limit):
-    version, held, fate = 0, {}, []
+    version = 0
+    held = {}
+    fate = []
     first = now = [p.copy() for p in w]
     for worker in order:
         weights, sent = held.get(worker, (first, 0))
@@ -32,7 +34,8 @@ def asynchronous(w, order, gradient, lr, limit):
 
 
 edit = edits(__file__)
-TAKE, HELD = "if stale <= limit:", "        held[worker] = now, version"
+TAKE = "if stale <= limit:"
+HELD = "        held[worker] = now, version"
 ASK = "        g = gradient(worker, weights)\n"
 WRONG = {  # name -> what of the reference it replaces
     "sums in mean mode": edit('"mean": 1 / len(got)', '"mean": 1'),

@@ -23,9 +23,12 @@ def constant_answer(predictions, golds):
 
 
 def bradley_terry(wins):
-    matches, p, won = wins + wins.T, np.ones(len(wins)), wins.sum(1)
+    matches = wins + wins.T
+    p = np.ones(len(wins))
+    won = wins.sum(1)
     for _ in range(100_000):
-        before, p = p, won / (matches / (p[:, None] + p)).sum(1)
+        before = p
+        p = won / (matches / (p[:, None] + p)).sum(1)
         if np.abs(p / before - 1).max() < 1e-12:  # nobody moves any more
             break
     rating = 400 * np.log10(p)

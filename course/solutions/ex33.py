@@ -14,7 +14,8 @@ def copied(ids):
 
 
 def habits(attention, ids):
-    places, shares = copied(ids), torch.stack(list(attention))  # (T, T), (L, H, T, T)
+    places = copied(ids)  # (T, T)
+    shares = torch.stack(list(attention))  # (L, H, T, T)
     back = shares.diagonal(-1, 2, 3).mean(-1)
     return back, (shares * places).sum(-1)[..., places.any(1)].mean(-1)
 

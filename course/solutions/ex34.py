@@ -19,7 +19,8 @@ class RingCache:
     def step(self, q, k, v, active):
         rows = active.nonzero().flatten()
         place = self.length[rows] % self.window
-        self.k[rows, :, place], self.v[rows, :, place] = k[rows], v[rows]
+        self.k[rows, :, place] = k[rows]
+        self.v[rows, :, place] = v[rows]
         self.length[rows] += 1
         out = torch.zeros_like(q)
         out[rows] = self.attend(q[rows], rows)
@@ -78,7 +79,8 @@ class Views(RingCache):
 
     def step(self, q, k, v, active):
         for row, place, old_k, old_v in self.last:
-            self.k[row, :, place], self.v[row, :, place] = old_k[row], old_v[row]
+            self.k[row, :, place] = old_k[row]
+            self.v[row, :, place] = old_v[row]
         rows = active.nonzero().flatten()
         places = (self.length % self.window).tolist()
         self.last = [(row, places[row], k, v) for row in rows.tolist()]

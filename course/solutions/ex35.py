@@ -35,13 +35,15 @@ def signature(items, num_hashes):
     values = [zlib.crc32(item.encode()) for item in items]
     found = []
     for _ in range(num_hashes):
-        a, b = draw.randrange(1, PRIME), draw.randrange(PRIME)
+        a = draw.randrange(1, PRIME)
+        b = draw.randrange(PRIME)
         found.append(min((a * x + b) % PRIME for x in values))
     return tuple(found)
 
 
 def candidates(signatures, num_bands):
-    size, pairs = len(signatures[0]) // num_bands, set()
+    size = len(signatures[0]) // num_bands
+    pairs = set()
     for start in range(0, size * num_bands, size):
         shelf = defaultdict(list)
         for i, numbers in enumerate(signatures):
@@ -151,7 +153,7 @@ WRONG = {  # name -> what of the reference it replaces
 OTHER = "other random numbers, as good as these"
 EQUIVALENT = {
     "draw = random.Random(0): `0` -> `1`": OTHER,
-    "a, b = draw.randrange(1, PRIME), draw.randrange(PRIME): `1` -> `2`": OTHER,
+    "a = draw.randrange(1, PRIME): `1` -> `2`": OTHER,
     "found.append(min((a * x + b) % PRIME for x in values)): `a * x + b` -> `a * x - b`": OTHER,
     "for start in range(0, size * num_bands, size):: `0` -> `1`": (
         "other numbers of the signature; the last band is one shorter"

@@ -4,17 +4,22 @@ import re
 
 from edits import edits
 
-BOS, ROLES, END, IGNORED = 0, {"user": 1, "assistant": 2}, 3, -100
+BOS = 0
+ROLES = {"user": 1, "assistant": 2}
+END = 3
+IGNORED = -100
 
 
 def render(turns, encode):
-    ids, mask = [BOS], [0]
+    ids = [BOS]
+    mask = [0]
     for role, text in turns:
         said = [*encode(text), END]
         ids += [ROLES[role], *said]
         mask += [0] + [int(role == "assistant")] * len(said)
     if turns[-1][0] != "assistant":
-        ids, mask = [*ids, ROLES["assistant"]], [*mask, 0]
+        ids = [*ids, ROLES["assistant"]]
+        mask = [*mask, 0]
     return ids, mask
 
 
@@ -38,7 +43,8 @@ edit = edits(__file__)
 
 def reads_special_tokens(turns, encode):
     """Renders one string and looks for special tokens in it: also in what the user typed."""
-    ids, mask = [BOS], [0]
+    ids = [BOS]
+    mask = [0]
     special = {"<|bos|>": BOS, "<|user|>": 1, "<|assistant|>": 2, "<|end|>": END}
     for role, text in turns:
         parts = re.split("(" + "|".join(map(re.escape, special)) + ")", text)
@@ -52,7 +58,8 @@ def two_at_a_time(turns, encode, length):
     """Takes it that questions and answers alternate."""
     while len(turns) > 2 and len(render(turns, encode)[0]) > length:
         turns = turns[2:]
-    if (size := len(render(turns, encode)[0])) > length:
+    size = len(render(turns, encode)[0])
+    if size > length:
         raise ValueError(f"the last question and its answer take {size} ids, more than {length}")
     return turns
 

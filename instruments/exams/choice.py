@@ -50,8 +50,10 @@ class ChoiceConfig(EvalConfig):
 def answer_all(config: ChoiceConfig, load_model: Callable) -> None:
     """`eval.py choice`: print the accuracy of each task, and keep a record of it."""
     if not config.task or "continuation" in config.task:
-        named = "an exam, as --task hellaswag, or a file of questions (docs/evaluation.md)"
-        raise UsageError(f"choice needs {named}; held-out text is scored by eval.py loss")
+        raise UsageError(
+            "choice needs an exam, as --task hellaswag, or a file of questions "
+            "(docs/evaluation.md); held-out text is scored by eval.py loss"
+        )
     model, trainer = load_model(config)
     tokenizer = open_tokenizer(config, trainer)
     tuned = is_tuned(trainer)

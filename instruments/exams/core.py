@@ -94,7 +94,8 @@ FIELDS = {  # of a line of the file: those that are texts, and the one that list
 def find_files(tasks: list[Task], folder: str) -> dict[Task, Path]:
     """The files that are there, wherever in the folder a bundle or a clone has them."""
     paths = {task: next(Path(folder).rglob(f"{task.file}.jsonl"), None) for task in tasks}
-    if found := {task: path for task, path in paths.items() if path}:
+    found = {task: path for task, path in paths.items() if path}
+    if found:
         return found
     raise UsageError(f"{folder} has no file of a task, as {tasks[0].file}.jsonl; {WHERE}")
 
@@ -238,8 +239,10 @@ def measure(config: CoreConfig, load_model: Callable) -> None:
     for task, path in find_files(tasks, config.folder).items():
         asked[task] = shuffled(read_items(task, path), config.limit)
         if len(asked[task]) <= max(1, task.shots):
-            why = f"{task.name} has {len(asked[task])} items to ask, too few beside its examples"
-            raise UsageError(f"{why}; try --limit {max(2, task.shots + 1)} or more")
+            raise UsageError(
+                f"{task.name} has {len(asked[task])} items to ask, too few beside its examples; "
+                f"try --limit {max(2, task.shots + 1)} or more"
+            )
         if not git_blob(path).startswith(task.blob):
             say(f"warning: {path} is not the file that CORE is measured on")
     model, trainer = load_model(config)

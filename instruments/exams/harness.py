@@ -33,8 +33,9 @@ def open_tasks(name: str) -> list:
         tasks = list(manager().load([name])["tasks"].values())
     except Exception as error:  # from the network, the Hub or the data set: they share no class
         why = (str(error).strip() or "no reason given").splitlines()[0][:200]
-        said = f"{name} could not be loaded ({type(error).__name__}: {why})"
-        raise DataError(f"{said}; connect to the Hub") from None
+        raise DataError(
+            f"{name} could not be loaded ({type(error).__name__}: {why}); connect to the Hub"
+        ) from None
     for task in tasks:
         if task.OUTPUT_TYPE != "multiple_choice":
             why = f"{task.task_name} is not multiple choice but {task.OUTPUT_TYPE}"

@@ -67,8 +67,10 @@ def log_likelihoods(
         raise UsageError(f"an answer of {most} tokens does not fit in seq_len {seq_len}")
     cropped = sum(length > seq_len + 1 for length in lengths)
     if tell and cropped:
-        lost = f"{cropped:,} of {len(pairs):,} answers lost the beginning of their context"
-        say(f"{lost}: seq_len is {seq_len}")
+        say(
+            f"{cropped:,} of {len(pairs):,} answers lost the beginning of their context: seq_len "
+            f"is {seq_len}"
+        )
     if greedy:
         batch = max(1, min(batch, LOGITS // (max(lengths) * model.config.vocab_size)))
     with tqdm(total=len(pairs), unit="answer", disable=None if tell else True) as bar:

@@ -106,9 +106,13 @@ def measure(config: LossConfig, load_model) -> None:
     model, trainer = load_model(config)
     manifest = trained.open_data(config, trainer)
     device = model.cos.device
-    if (long := manifest.row_len - 1) > (most := model.config.seq_len):
-        why = f"the rows of {manifest.dir} have {long} inputs, but {trainer['path']} reads {most}"
-        raise UsageError(f"{why}; docs/context.md tells how a model learns to read more")
+    long = manifest.row_len - 1
+    most = model.config.seq_len
+    if long > most:
+        raise UsageError(
+            f"the rows of {manifest.dir} have {long} inputs, but {trainer['path']} reads {most}; "
+            "docs/context.md tells how a model learns to read more"
+        )
     batches = data.val_batches(manifest, config.batch, config.rows, device=device)
     rows, places = score(model, batches, torch.from_numpy(manifest.token_bytes()))
     each = rows.double().sum(1)  # (N, 4)

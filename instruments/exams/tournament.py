@@ -100,8 +100,10 @@ def entrants(config: TournamentConfig) -> tuple[list[Path], Path]:
     players = named or checkpoint.checkpoints(root)[::-1]
     players = [path for path in players if path.resolve() != judging.resolve()]
     if not players:
-        why = f"{root} has no checkpoint beside the judge's"
-        raise UsageError(f"{why}; train with --keep_every, or name some: --players")
+        raise UsageError(
+            f"{root} has no checkpoint beside the judge's; train with --keep_every, or name some: "
+            "--players"
+        )
     return players, judging
 
 
@@ -114,8 +116,10 @@ def check_fits(trainer: dict, manifest, longest: int, new_tokens: int) -> None:
     if is_tuned(trainer):
         raise UsageError(f"{path} was tuned on conversations; a tournament is of models of text")
     if 1 + longest + new_tokens > has:
-        sizes = f"{longest} tokens (--prompt_tokens) and --max_new_tokens {new_tokens}"
-        raise UsageError(f"{path} has {has} positions, too few for prompts of {sizes}")
+        raise UsageError(
+            f"{path} has {has} positions, too few for prompts of {longest} tokens "
+            f"(--prompt_tokens) and --max_new_tokens {new_tokens}"
+        )
 
 
 def documents(config: TournamentConfig, manifest) -> tuple[Texts, Texts]:
@@ -133,8 +137,10 @@ def documents(config: TournamentConfig, manifest) -> tuple[Texts, Texts]:
                 found.append(ids[1 : 1 + whole].tolist())
                 break
     if not found:
-        why = f"no held-out document has {whole} tokens within a row of {manifest.row_len}"
-        raise UsageError(f"{why}; ask for fewer with --prompt_tokens and --max_new_tokens")
+        raise UsageError(
+            f"no held-out document has {whole} tokens within a row of {manifest.row_len}; ask for "
+            "fewer with --prompt_tokens and --max_new_tokens"
+        )
     return [ids[:begin] for ids in found], [ids[begin:] for ids in found]
 
 
@@ -164,8 +170,10 @@ def kinship(judge: dict, players: list[dict]) -> list[str]:
     """A sentence if the judge, by its trainer.json, comes from the run of a player."""
     if all(judge["identity"] != player["identity"] for player in players):
         return []
-    why = "is of a player's own run, and likelihood favours text like its own"
-    return [f"{judge['path']} {why}: later steps rate higher; take one of another seed: --judge"]
+    return [
+        f"{judge['path']} is of a player's own run, and likelihood favours text like its own: "
+        "later steps rate higher; take one of another seed: --judge"
+    ]
 
 
 def why_untrusted(table: list[dict]) -> list[str]:

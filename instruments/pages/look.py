@@ -341,7 +341,8 @@ def look(config: LookConfig, load_model: Callable) -> None:
     tokenizer = open_tokenizer(config, trainer)
     run_dir = run_of(trainer["path"])
     ids, source = choose_text(config, model, tokenizer, trainer)
-    if len(ids) > (limit := min(config.tokens, model.config.seq_len)):
+    limit = min(config.tokens, model.config.seq_len)
+    if len(ids) > limit:
         say(f"the page shows the first {limit:,} of {len(ids):,} tokens")
     found = measure(model, torch.tensor(ids[:limit], device=model.cos.device), tokenizer)
     found |= dict(source=source, step=trainer["step"], trained=trainer["tokens"])

@@ -98,8 +98,9 @@ def compare(argv: list[str]) -> int:
 def compared(folders: list[str]) -> str:
     """The table, what else differs, and the path of the picture, which it draws."""
     if len(folders) < 2:
-        how = "python eval.py compare runs/a runs/b"
-        raise UsageError(f"compare needs the folders of two runs or more: {how}")
+        raise UsageError(
+            "compare needs the folders of two runs or more: python eval.py compare runs/a runs/b"
+        )
     runs = [Run(folder) for folder in folders]
     for run in runs:
         if len(run.validations) < 2:
@@ -117,8 +118,10 @@ def compared(folders: list[str]) -> str:
     for run in runs:
         known = [(r["tokens"], r["val_bpb"]) for r in run.validations]
         if known[0][0] > common:
-            begins = f"{run.dir} begins at {short(known[0][0])} tokens"
-            why = f"{begins}, after another run has ended ({short(common)})"
+            why = (
+                f"{run.dir} begins at {short(known[0][0])} tokens, after another run has ended "
+                f"({short(common)})"
+            )
             raise UsageError(f"{why}; compare runs that overlap")
         bpb = float(np.interp(common, *zip(*known)))  # between two validations, if need be
         if base is None:
@@ -156,7 +159,8 @@ def compared(folders: list[str]) -> str:
 
 def differences(runs: list[Run]) -> list[str]:
     """Each field of the configuration that differs; then how far the figures can be trusted."""
-    if unknown := [str(run.dir) for run in runs if not run.config]:
+    unknown = [str(run.dir) for run in runs if not run.config]
+    if unknown:
         return [f"no config.json in {', '.join(unknown)}: what else differs is not known"]
     differ = {}
     for key in dict.fromkeys(key for run in runs for key in run.config):

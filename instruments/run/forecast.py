@@ -78,8 +78,10 @@ def parse_gpus(asked: str) -> NamedGPUs:
     card = flops.find_card(name)
     n = int(count or 1)
     if card is None or not n:
-        known = f"choose from {', '.join(flops.CARDS)}, or several: 8xH100"
-        raise UsageError(f"--gpu {asked} is not in the table; {known}")
+        raise UsageError(
+            f"--gpu {asked} is not in the table; choose from {', '.join(flops.CARDS)}, or several: "
+            "8xH100"
+        )
     memory_bytes = int(0.99 * card.memory_gb * 2**30)  # a datasheet's GB, less 1% for the driver
     return NamedGPUs(0, n, 0, torch.device("cuda"), torch.bfloat16, memory_bytes, name)
 
@@ -152,13 +154,16 @@ def page(preset: cfg.Preset, world: ranks.World, usd: float = 0.0) -> str:
     for name, tokens_per_s in MEASURED.items():
         if preset.model == cfg.PRESETS[name].model:
             hours = tokens / tokens_per_s / 3600
-            at = f"at the {short(tokens_per_s)} tok/s that others published for this shape"
-            lines.append(f"          {hours:,.2f} hours {at}, on one H100")
+            lines.append(
+                f"          {hours:,.2f} hours at the {short(tokens_per_s)} tok/s that others "
+                "published for this shape, on one H100"
+            )
     if is_dial:
         guess, low, high = predict(matmul_weights(preset.model), tokens)
-        by = f"by the law of {law()['runs']} published runs (docs/scaling.md)"
-        text = f"bits per byte of {law()['text']}, {low:.3f} to {high:.3f}, {by}"
-        lines.append(f"loss      a guess: {guess:.3f} {text}")
+        lines.append(
+            f"loss      a guess: {guess:.3f} bits per byte of {law()['text']}, {low:.3f} to "
+            f"{high:.3f}, by the law of {law()['runs']} published runs (docs/scaling.md)"
+        )
     lines += each_depth(preset, world, peak, usd, usd / price) if usd else []
     return "\n".join(lines)
 
@@ -257,7 +262,8 @@ def each_depth(asked: cfg.Preset, world, peak: float, usd: float, hours: float) 
         )
     best = min(losses, key=losses.get)
     why = "best"
-    if (own := asked.model.n_layer) in bought and alike(bought[own], bought[best]):
+    own = asked.model.n_layer
+    if own in bought and alike(bought[own], bought[best]):
         best = own
         why = "as good as the best, as far as the law can tell"
     run = f"d{best} --tokens {bought[best][1] / 1e9:.3g}B"

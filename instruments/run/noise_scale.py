@@ -88,8 +88,10 @@ def measure(config: NoiseConfig, load_model: Callable) -> int:
     n = config.batches * config.batch
     rows = sum(manifest.rows("train", i) for i in range(len(manifest.sources)))
     if n > rows:
-        why = f"--batches {config.batches} x {config.batch} rows, but {manifest.dir} has {rows:,}"
-        raise UsageError(f"{why}; try --batches {rows // config.batch}")
+        raise UsageError(
+            f"--batches {config.batches} x {config.batch} rows, but {manifest.dir} has {rows:,}; "
+            f"try --batches {rows // config.batch}"
+        )
     T = min(manifest.row_len - 1, model.config.seq_len)
     device = model.cos.device
     place_of = data.order_of(manifest, config.seed, None, None, 0)

@@ -34,17 +34,20 @@ class Talk:
     the ids of its answer."""
 
     def __init__(self, model: GPT, tokenizer: Tokenizer, config: ChatConfig):
-        self.tokenizer, self.config = tokenizer, config
+        self.tokenizer = tokenizer
+        self.config = config
         self.writer = Writer(model, tokenizer)
         self.most = min(config.max_new_tokens, model.config.seq_len // 2)
         self.room = model.config.seq_len - self.most  # for all but the answer
         self.exchanges: list[tuple[str, list[int]]] = []
-        if (count := len(self.ids([("", [])]))) > self.room // 2:
+        count = len(self.ids([("", [])]))
+        if count > self.room // 2:
             raise UsageError(f"--system takes {count} of {self.room // 2} tokens; use fewer words")
 
     def ids(self, exchanges: list[tuple[str, list[int]]]) -> list[int]:
         """The conversation up to where its last answer continues."""
-        ids, before = [self.tokenizer.bos_id], [("system", self.config.system)]
+        ids = [self.tokenizer.bos_id]
+        before = [("system", self.config.system)]
         _, _, end = marks(self.tokenizer)
         for asked, answer in exchanges:
             turns = [*before, ("user", asked)]
@@ -59,9 +62,11 @@ class Talk:
         while (count := len(self.ids(kept))) > self.room:
             kept = kept[1:]
             if not kept:
-                why = f"the question takes {count} of {self.room} tokens"
-                raise UsageError(f"{why}; ask in fewer words")
-        dropped, self.exchanges = len(self.exchanges) + 1 - len(kept), kept
+                raise UsageError(
+                    f"the question takes {count} of {self.room} tokens; ask in fewer words"
+                )
+        dropped = len(self.exchanges) + 1 - len(kept)
+        self.exchanges = kept
         return dropped
 
     def answer(self) -> Iterator[Piece]:
@@ -89,14 +94,16 @@ def questions() -> Iterator[str]:
     sys.stdin.reconfigure(errors="replace")
     with contextlib.suppress(EOFError, KeyboardInterrupt):
         while True:
-            if line := input("> ").strip():
+            line = input("> ").strip()
+            if line:
                 yield line
     print()
 
 
 def reply(talk: Talk, question: str) -> None:
     """Print the answer to a question as it comes; Ctrl-C ends it."""
-    if dropped := talk.ask(question):
+    dropped = talk.ask(question)
+    if dropped:
         say(f"[context full: questions dropped, the oldest first: {dropped}]")
     try:
         for piece in talk.answer():
@@ -112,9 +119,10 @@ def talk(config: ChatConfig, load_model: Callable) -> None:
     """`eval.py chat`. load_model: EvalConfig -> (model, trainer.json)."""
     model, trainer = load_model(config)
     if not is_tuned(trainer):
-        why = f"{trainer['path']} was not tuned on conversations, so it completes text"
-        how = "docs/chat.md says how to tune it, and eval.py sample shows what it writes"
-        raise UsageError(f"{why}; {how}")
+        raise UsageError(
+            f"{trainer['path']} was not tuned on conversations, so it completes text; docs/chat.md "
+            "says how to tune it, and eval.py sample shows what it writes"
+        )
     conversation = Talk(model, open_tokenizer(config, trainer), config)
     for question in questions():
         try:

@@ -60,7 +60,8 @@ def prompts_of(config: EvalConfig, trainer: dict, given: tuple[str, ...] = ()) -
 def beginnings(manifest: Manifest) -> Iterator[str]:
     """The first words of some held-out rows; of conversations, the first question."""
     tokenizer = Tokenizer.load(manifest.tokenizer_file())
-    special, most = {*tokenizer.special.values()}, 32 if manifest.marks else 6  # tokens
+    special = {*tokenizer.special.values()}
+    most = 32 if manifest.marks else 6  # tokens
     for i in range(min(3, manifest.rows("val", 0))):
         row = manifest.row("val", 0, i)
         begin = (row[:-most] == manifest.bos_id).nonzero()[0][-1]  # the first may be a piece
@@ -74,7 +75,8 @@ def sample(config: SampleConfig, load_model: Callable) -> None:
     prompt begins a document, so BOS goes before it; for a tuned model it is a question."""
     model, trainer = load_model(config)
     draw_on_one_thread(model)
-    tokenizer, tuned = open_tokenizer(config, trainer), is_tuned(trainer)
+    tokenizer = open_tokenizer(config, trainer)
+    tuned = is_tuned(trainer)
     if tuned:
         print("tuned on conversations: each prompt is a question, and the answer follows")
     for prompt in prompts_of(config, trainer, config.prompt):
@@ -86,8 +88,10 @@ def sample(config: SampleConfig, load_model: Callable) -> None:
         texts, count = continuations(model, tokenizer, prompt, tuned, config)
         seconds = time.perf_counter() - start
         print(*map(printable, texts), sep="\n\n", end="\n\n")
-        speed = f"{count / seconds:,.0f} tokens/s, prompt included"
-        say(f"{count} tokens in {seconds:.2f} s: {speed}", file=sys.stderr)
+        say(
+            f"{count} tokens in {seconds:.2f} s: {count / seconds:,.0f} tokens/s, prompt included",
+            file=sys.stderr,
+        )
 
 
 def continuations(
@@ -95,7 +99,8 @@ def continuations(
 ) -> tuple[list[str], int]:
     """The prompt, config.n times, each with what the model draws after it, up to the next BOS; or,
     if it was tuned, with its answer, up to <|end|>. Also how many tokens were drawn."""
-    device, (ids, stop) = model.cos.device, prompt_ids(prompt, tokenizer, tuned)
+    device = model.cos.device
+    ids, stop = prompt_ids(prompt, tokenizer, tuned)
     generator = torch.Generator(device).manual_seed(config.seed)
     idx = torch.tensor([ids] * config.n, device=device)  # (n, T)
     how = (config.max_new_tokens, config.temperature, config.top_k, generator, stop, config.top_p)

@@ -64,8 +64,9 @@ def read_request(body: bytes) -> dict:
     for name, (kind, least, most) in NUMBERS.items():
         value = fields.get(name)
         if type(value) not in (int, kind) or not least <= value <= most:
-            what = f"of type {kind.__name__}, from {least} to {most}"
-            raise UsageError(f"{name} must be {what}, not {value!r:.60}")
+            raise UsageError(
+                f"{name} must be of type {kind.__name__}, from {least} to {most}, not {value!r:.60}"
+            )
     return fields
 
 
@@ -149,8 +150,12 @@ class Handler(BaseHTTPRequestHandler):
         ids = service.ids(fields)
         room = service.about["seq_len"]
         if len(ids) >= room:
-            why = f"{len(ids):,} tokens, but {room:,} fit, the answer's included; shorten it"
-            self.send(413, TEXT, f"the prompt has {why}")
+            self.send(
+                413,
+                TEXT,
+                f"the prompt has {len(ids):,} tokens, but {room:,} fit, the answer's included; "
+                "shorten it",
+            )
             return
         self.send(200, "application/x-ndjson")
         for piece in service.draw(ids, {name: fields[name] for name in NUMBERS}):
@@ -176,8 +181,9 @@ def open_server(port: int) -> ThreadingHTTPServer:
     try:
         return ThreadingHTTPServer(("127.0.0.1", port), Handler)
     except OSError as error:
-        why = f"cannot listen on --port {port} ({error})"
-        raise UsageError(f"{why}; try --port 0, which takes a free one") from None
+        raise UsageError(
+            f"cannot listen on --port {port} ({error}); try --port 0, which takes a free one"
+        ) from None
 
 
 def run(config: ServeConfig, load_model: Callable) -> None:

@@ -27,7 +27,9 @@ class Job:
     """A run of some code in place of train.py; `here` is its file."""
 
     def __init__(self, folder, name: str, code: str, after=None):
-        self.run_dir, self.after, self.file = folder / name, after, folder / f"{name}.done"
+        self.run_dir = folder / name
+        self.after = after
+        self.file = folder / f"{name}.done"
         code = f"import pathlib; here = pathlib.Path({str(self.file)!r})\n{code}"
         self.command = [sys.executable, "-c", code]
 
@@ -37,7 +39,8 @@ def test_a_run_that_fails_costs_those_that_go_on_from_it_and_no_more(tmp_path, c
     first = Job(tmp_path, "first", "here.touch()")
     then = Job(tmp_path, "then", "assert here.with_name('first.done').exists()", after=first)
     never = Job(tmp_path, "never", "", after=fails)
-    jobs, file = [fails, never, first, then], tmp_path / "rows.jsonl"
+    jobs = [fails, never, first, then]
+    file = tmp_path / "rows.jsonl"
     row_of = lambda job: dict(bpb=1, of=job.run_dir.name)
     assert runs.side_by_side(jobs, [{}] * 2, file, row_of) == 2  # have failed
     assert {row["of"] for row in read_jsonl(file, bool)} == {"first", "then"}
@@ -89,7 +92,8 @@ def test_a_change_is_told_in_tokens_of_each_class_and_seed():
     assert told == [["|", "smear", *["|", "1.50,", "2.00"] * 3, "|"]] * len(recipe.CLASSES)
     assert recipe.bits_per_byte(rows[0], [0, 2]) == 2 * recipe.bits_per_byte(rows[0], [4])
     pytest.raises(UsageError, recipe.main, ["parts", "nothing"])
-    rows, page = read_jsonl(recipe.ROWS, bool), recipe.ROWS.with_suffix(".md")
+    rows = read_jsonl(recipe.ROWS, bool)
+    page = recipe.ROWS.with_suffix(".md")
     assert page.read_text(encoding="utf-8") == recipe.render(rows)
 
 
@@ -109,7 +113,8 @@ def test_the_ideas_of_the_model_change_nothing_where_they_are_neutral(monkeypatc
     changed.init_weights()
     changed.load_state_dict(usual.state_dict(), strict=False)
     new = [(n, p) for n, p in changed.named_parameters() if model.kind_of(n) in tried.NEW]
-    begun, idx = [p.clone() for _, p in new], torch.randint(0, 64, (2, 25))
+    begun = [p.clone() for _, p in new]
+    idx = torch.randint(0, 64, (2, 25))
     loss = lambda gpt: gpt(idx[:, :-1], idx[:, 1:])
     for name, p in new:
         p.data.fill_(1.0 if name == "residual" else 0.0)
@@ -141,7 +146,8 @@ def truth(n: float, d: float) -> float:
 
 
 def rows_of(noise: float, seed: int = 0, text: str = "", factor: float = 1.0) -> list[dict]:
-    rng, rows = np.random.default_rng(seed), []
+    rng = np.random.default_rng(seed)
+    rows = []
     for n, d in itertools.product((1e6, 3e6, 1e7, 3e7), (1e7, 4e7, 1.6e8, 6.4e8)):
         bpb = factor * truth(n, d) * math.exp(noise * rng.standard_normal())
         rows.append(dict(weights=n, tokens=d, bpb=bpb, text=text))
@@ -165,7 +171,8 @@ def test_a_text_has_its_factor_and_the_forecast_has_the_law():
     assert math.exp(other - one) == pytest.approx(0.9, abs=0.001)
     forecast = pytest.importorskip("instruments.run.forecast")
     fitted = law.Law(read_jsonl(law.HERE / "PUBLISHED.jsonl", bool), draws=2)
-    found, file = law.as_file(fitted), forecast.law()
+    found = law.as_file(fitted)
+    file = forecast.law()
     assert found.keys() == file.keys() and found["text"] == file["text"]
     for name in (*"EAaBb", "factor", "runs", "weights", "tokens"):
         assert found[name] == pytest.approx(file[name], rel=1e-3)
@@ -177,7 +184,8 @@ def test_a_text_has_its_factor_and_the_forecast_has_the_law():
 
 def test_an_interval_holds_at_least_as_often_as_it_says_and_is_of_use():
     """A run twice as large in both, in 4 worlds with 1% of luck: 90% is meant; 3 of 4, at least."""
-    inside, widths = 0, []
+    inside = 0
+    widths = []
     for seed in range(4):
         fitted = law.Law(rows_of(0.01, seed), draws=20)
         luck = 0.01 * np.random.default_rng(100 + seed).standard_normal()

@@ -58,7 +58,8 @@ def is_held(fifo: Path) -> bool:
 def test_a_part_that_hangs_or_fails_costs_itself_alone(tmp_path, monkeypatch):
     monkeypatch.setattr(first_hour.end, "__defaults__", (1.0,))  # seconds until SIGKILL
     hour = first_hour.Hour(tmp_path, 300, 2.0, {"WORD": "heard"})
-    os.mkfifo(fifo := tmp_path / "fifo")
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
     reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)  # the part's open() waits for one
     hangs = part("hangs", HANGS.format(fifo=str(fifo)), limit_s=1, least_s=0)
     fails = part("fails", "print('no luck'); raise SystemExit(7)")
@@ -270,7 +271,9 @@ def checkout(tmp_path, monkeypatch) -> Path:
 def test_the_peer_has_its_own_schedules_on_the_rows_that_ours_sees(checkout, small_data, tmp_path):
     """Values of scripts/base_train.py for 1,000 steps: 40 of warm-up, a decay over the last 650 to
     5%; Muon's momentum 0.85 to 0.97 in 400 steps, and to 0.90 in the decay."""
-    manifest, world, preset = shards.Manifest.load(small_data), small_world(), small_preset()
+    manifest = shards.Manifest.load(small_data)
+    world = small_world()
+    preset = small_preset()
     options = dataclasses.replace(preset.run, run_dir=str(tmp_path), compile=False)
     preset = dataclasses.replace(preset, model=WIDE, run=options)
     with contextlib.ExitStack() as stack:
@@ -280,7 +283,8 @@ def test_the_peer_has_its_own_schedules_on_the_rows_that_ours_sees(checkout, sma
         stack.callback(loader.close)
         expected = [loader.next_batch()[0] for _ in range(2)]
         theirs = peer.Peer(preset.model, 2**19 // 16, world)
-        steps, rows = [], []
+        steps = []
+        rows = []
 
         def step(batches, grad_accum, *how):
             steps.append(how)

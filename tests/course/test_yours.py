@@ -59,7 +59,8 @@ def hangs(*_):
 def test_a_part_that_fails_in_the_run_is_named(small, monkeypatch, number, function):
     name = spine.PARTS[number].functions[-1]
     monkeypatch.setattr(yours, "RUN_S", 4)
-    honest, calls = small()[0][name].function, []
+    honest = small()[0][name].function
+    calls = []
 
     def later(*args):
         calls.append(1)

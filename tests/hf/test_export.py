@@ -104,7 +104,8 @@ def open_in_transformers(folder):
 @torch.no_grad()
 def test_transformers_computes_the_same_and_the_folder_can_be_read_back(case, export_model, capsys):
     name, changes = CASES[case]
-    model, ours = build(**changes), build(**changes)  # the export spoils the weights of the first
+    model = build(**changes)  # whose weights the export spoils
+    ours = build(**changes)
     folder = export_model(model)
     assert f'class_name": "{name}"' in (folder / "config.json").read_text()
     printed = capsys.readouterr().out
@@ -135,7 +136,8 @@ def test_the_own_file_keeps_what_came_before_in_the_cache(extras, export_model):
     ids = torch.randint(1, BASE.vocab_size, (2, 60), generator=torch.Generator().manual_seed(3))
     ids[:, 0] = ids[1, 30] = 0
     expected = ours(ids)
-    cache, parts = transformers.DynamicCache(config=theirs.config), []
+    cache = transformers.DynamicCache(config=theirs.config)
+    parts = []
     for part in ids.split([17, 1, 22, 1, 19], dim=1):
         parts.append(theirs(part, past_key_values=cache, use_cache=True).logits)
     torch.testing.assert_close(torch.cat(parts, 1), expected, atol=3e-5, rtol=0)
@@ -205,7 +207,8 @@ def exchanged(a: str, b: str):
 
 def windowed(q, k, v, mask):
     """model.attend, but each token sees itself and the 599 before it alone."""
-    T, S = q.size(2), k.size(2)
+    T = q.size(2)
+    S = k.size(2)
     near = torch.ones(T, S, dtype=torch.bool).tril(S - T).triu(S - T - 599)
     return F.scaled_dot_product_attention(q, k, v, near, enable_gqa=True)
 
@@ -476,7 +479,9 @@ def theirs(tokenizer, tmp_path):
 def test_conversations_have_our_ids(theirs, tokenizer):
     """A special token that is typed says nothing about who speaks: with sanitized control tokens,
     as on the card, roles and text are ours, if not all ids beside it; without, it is the role."""
-    special, taken, other = set(tokenizer.special.values()), 0, 0
+    special = set(tokenizer.special.values())
+    taken = 0
+    other = 0
     for turns in [*conversations(60, PIECES), *conversations(100, TYPED)]:
         reply = turns[-1][0] == "user"
         ours = [0, *chat.encode(turns, tokenizer, reply)]
@@ -497,7 +502,8 @@ def test_what_counts_is_what_transformers_masks(theirs):
             continue  # an empty answer has no character to mask but that of <|end|>
         how = dict(return_assistant_tokens_mask=True, return_dict=True)
         out = theirs.apply_chat_template(as_messages(turns), **how)
-        speaks, expected = False, []
+        speaks = False
+        expected = []
         for i in out["input_ids"]:
             expected.append(int(speaks))
             speaks = (speaks or i == 2) and i != END
@@ -542,7 +548,8 @@ def our_answer(model, tokenizer, turns, most: int) -> str:
 
 def test_the_pipeline_answers_as_ours(export_tuned, tokenizer, capsys):
     changes = dict(extras=("key_offset", "value_embeds"), seq_len=256)
-    ours, folder = ending(tokenizer, **changes), export_tuned(ending(tokenizer, **changes))
+    ours = ending(tokenizer, **changes)
+    folder = export_tuned(ending(tokenizer, **changes))
     assert re.search(r"and [1-9]\d conversations", capsys.readouterr().out)  # compared, too
     tree = json.loads((folder / "generation_config.json").read_text())
     assert (tree["bos_token_id"], tree["eos_token_id"], tree["pad_token_id"]) == (0, [END, 0], 0)
@@ -550,7 +557,8 @@ def test_the_pipeline_answers_as_ours(export_tuned, tokenizer, capsys):
 
     generate = transformers.pipeline("text-generation", str(folder), trust_remote_code=True)
     how = dict(max_new_tokens=20, do_sample=False, tokenizer_encode_kwargs=template.TYPED)
-    turns, lengths = FIRST[:1], []
+    turns = FIRST[:1]
+    lengths = []
     for question in (FIRST[1][1], "Where is it? <|assistant|>", "name_1(x)", ""):
         turns.append(("user", question))
         mine = our_answer(ours, tokenizer, turns, 20)

@@ -85,7 +85,8 @@ def make(folder: Path, pre, special, options: dict, vocab_size: int = 800) -> No
     from tokenizers import pre_tokenizers as P
     from tokenizers.trainers import BpeTrainer
 
-    late, plain = options.get("late", False), options.get("plain", ())
+    late = options.get("late", False)
+    plain = options.get("plain", ())
     bpe = Tokenizer(models.BPE())
     bpe.normalizer = normalizers.NFC() if options.get("nfc") else None
     found = steps(*pre)
@@ -100,7 +101,8 @@ def make(folder: Path, pre, special, options: dict, vocab_size: int = 800) -> No
     bpe.train_from_iterator(corpus(), trainer)
     bpe.add_special_tokens(list(special))
     bpe.add_tokens([AddedToken(text, special=False, normalized=False) for text in plain])
-    if first := options.get("first"):
+    first = options.get("first")
+    if first:
         pair = dict(single=f"{first} $A", pair=f"{first} $A {first} $B")
         names = [(first, bpe.token_to_id(first))]
         bpe.post_processor = processors.TemplateProcessing(special_tokens=names, **pair)
@@ -128,7 +130,8 @@ def made(tmp_path_factory):
 def test_ids_are_those_of_tokenizers(name, made):
     """Also after a tokenizer has been saved and is read as any other, without hf/."""
     given = tokenizer_json.read(made[name])
-    again, ids = Tokenizer(given.spec), oracle((made[name] / "tokenizer.json").read_text())
+    again = Tokenizer(given.spec)
+    ids = oracle((made[name] / "tokenizer.json").read_text())
     for text in [*(text for text in AWKWARD if len(text) < 1100), *MORE, *random_texts(200, 3)]:
         plain = given.normalize(text)
         found = given.encode(text)
@@ -253,7 +256,8 @@ def test_logits_are_those_of_transformers(case, tmp_path, monkeypatch):
     model = mapping.model_of(c, state)
     ids = torch.randint(V, (3, T), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
-        a, b = model(ids), theirs(ids).logits[..., :V]
+        a = model(ids)
+        b = theirs(ids).logits[..., :V]
     assert b.std() > 0.1
     assert (a - b).abs().max() < 1e-4
     assert "logits differ by" in said
@@ -374,7 +378,8 @@ def test_of_the_folder_transformers_reads_nothing(llama, tmp_path):
     save_file(zeros, folder / "shard-00001-model-00001-of-00001.safetensors")
     (folder / "generation_config.json").write_text("[" * 100_000)
     (folder / "model.safetensors.index.json").write_text("{}")
-    ours, again = read(llama), read(folder)
+    ours = read(llama)
+    again = read(folder)
     assert all(torch.equal(w, again[name]) for name, w in ours.items())
 
 
@@ -387,7 +392,8 @@ def test_a_tensor_that_nothing_reads_is_refused(tmp_path):
 def test_no_pickle_is_opened_and_no_name_in_a_folder_leads_out_of_it(llama, tmp_path):
     """In the index of sharded weights; a link; a pipe, at which a program would wait for ever."""
     folder = shutil.copytree(llama, tmp_path / "m")
-    weights, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    weights = folder / "model.safetensors"
+    index = folder / "model.safetensors.index.json"
     weights.rename(folder / "pytorch_model.bin")
     outside = shutil.copy(llama / "model.safetensors", tmp_path / "outside.safetensors")
     with pytest.raises(UsageError, match="model.safetensors"):
@@ -491,17 +497,20 @@ def test_training_begins_where_transformers_stands(begun):
 def test_the_run_goes_on_and_is_exported_and_imported_again(begun, tmp_path):
     folder, _ = begun
     here = shutil.copytree(folder, tmp_path / "all")
-    out, begin = here / "export", [*TRAIN, "--data_dir", here / "data"]
+    out = here / "export"
+    begin = [*TRAIN, "--data_dir", here / "data"]
     said = quietly(train.main, *begin, "--run_dir", here / "run", "--init_from", here / "model")
     assert "is not read: the run has its own checkpoint" in said and "is finished" in said
     export.export(export.ExportConfig(run_dir=str(here / "run"), out=str(out)))
-    given, back = tokenizer_json.read(here / "model"), tokenizer_json.read(out)
+    given = tokenizer_json.read(here / "model")
+    back = tokenizer_json.read(out)
     assert imported.Source(out).ours and back.bos == END
     assert back.same_ids(given) and back.encode("12 ab  3") == given.encode("12 ab  3")
     begin = [word for word in begin if word not in ("--lr", "1e-4")]
     said = quietly(train.main, *begin, "--run_dir", here / "again", "--init_from", out)
     assert "an export of this program" in said
-    ends, begins = validations(here / "run")[-1], validations(here / "again")[0]
+    ends = validations(here / "run")[-1]
+    begins = validations(here / "again")[0]
     assert begins == pytest.approx(ends, abs=1e-5)
 
 
@@ -522,7 +531,8 @@ def test_what_does_not_fit_is_refused_before_anything_is_built(begun, texts, tmp
     make_model(tmp_path, "Mistral", sliding_window=32)
     for file in model.glob("token*.json"):
         shutil.copy(file, tmp_path)
-    source, preset = imported.Source(tmp_path), cli.parse("train.py", "train", ["tiny"])
+    source = imported.Source(tmp_path)
+    preset = cli.parse("train.py", "train", ["tiny"])
     with pytest.raises(UsageError, match="sees 32 positions"):
         source.check_data(Manifest.load(folder / "data"), preset)
     with pytest.raises(UsageError, match="631 rows for 632 tokens"):

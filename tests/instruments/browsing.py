@@ -29,7 +29,8 @@ def opened(browser, address, width: int = 1280, scheme: str = "light", height: i
     address = address if isinstance(address, str) else address.as_uri()
     screen = dict(width=width, height=height)
     context = browser.new_context(viewport=screen, color_scheme=scheme)
-    page, errors = context.new_page(), []
+    page = context.new_page()
+    errors = []
     page.asked = []
     page.set_default_timeout(60_000)
     page.on("pageerror", lambda error: errors.append(str(error)))

@@ -47,9 +47,12 @@ def test_statistics_are_those_of_the_questions():
 
 def test_guessing_is_called_chance_however_many_scores_are_printed():
     rng = random.Random(1)
-    alarms, count, options = 0, 18, [4] * 200
+    alarms = 0
+    count = 18
+    options = [4] * 200
     for _ in range(200):  # each prints 18 scores of a model that knows nothing
-        limit, words = choice.limit_of_z(count), set()
+        limit = choice.limit_of_z(count)
+        words = set()
         for _ in range(count):
             picks, golds = ([rng.randrange(4) for _ in options] for _ in range(2))
             words.add(choice.verdict(choice.statistics(picks, golds, options), limit, True))
@@ -59,7 +62,8 @@ def test_guessing_is_called_chance_however_many_scores_are_printed():
 
 
 def test_the_verdict_in_words():
-    even, uneven = [1] * 50 + [2, 3] * 25, [1] * 60 + [2] * 40
+    even = [1] * 50 + [2, 3] * 25
+    uneven = [1] * 60 + [2] * 40
     for picks, golds, letters, words in (
         ([0] * 97 + [1] * 3, even, True, "a constant answer: nearly always A"),
         ([0] * 97 + [1] * 3, even, False, "below chance"),
@@ -79,7 +83,8 @@ def report(capsys, **measured) -> tuple[list[dict], str]:
 
 def test_norms_divide_by_characters(capsys):
     """A figure per norm, each from the answer's own length without the space in front."""
-    rng, answered = random.Random(2), []
+    rng = random.Random(2)
+    answered = []
     for _ in range(30):
         answers = tuple("é" * rng.randrange(1, 9) + "x" * rng.randrange(9) for _ in range(3))
         nats = [-len(a) * rng.uniform(0.5, 1.5) for a in answers]
@@ -125,7 +130,8 @@ def test_a_files_first_items_are_the_examples_and_a_limit_draws_from_the_others(
 
 
 def test_what_is_no_question():
-    good, many = dict(query="a", choices=["b", "c"], gold=0), [str(i) for i in range(27)]
+    good = dict(query="a", choices=["b", "c"], gold=0)
+    many = [str(i) for i in range(27)]
     assert is_question(good)
     for choices in (None, "bc", ["b"], ["b", "b"], ["b", ""], many):
         assert not is_question(good | dict(choices=choices))
@@ -140,7 +146,8 @@ def test_the_command_asks_files(tokenizer, tmp_path, monkeypatch):
     def model(ids, targets, reduction):
         return 5.0 - (targets == known).float()
 
-    model.config, model.cos = type("Config", (), dict(seq_len=64)), torch.zeros(1)
+    model.config = type("Config", (), dict(seq_len=64))
+    model.cos = torch.zeros(1)
     monkeypatch.setattr(choice, "open_tokenizer", lambda config, trainer: tokenizer)
     monkeypatch.setattr(choice, "keep_record", lambda config, trainer, **f: kept.append(f))
     path = tmp_path / "own.jsonl"

@@ -161,7 +161,8 @@ def test_a_prompt_that_is_no_prefix_of_that_with_the_answer():
 
 
 def test_a_line_that_is_no_item_of_its_kind_is_named(tmp_path):
-    path, good = tmp_path / "items.jsonl", json.dumps(MC[0])
+    path = tmp_path / "items.jsonl"
+    good = json.dumps(MC[0])
     bad = [("copa", '{"query": "a"}'), ("squad", '{"context": "a", "continuation": 5}')]
     for task, line in [*bad, ("winograd", good)]:
         path.write_text(f"\n{line}\n")
@@ -196,7 +197,9 @@ def test_gpt2_xl_has_its_published_core():
 
 def test_the_standard_error_is_the_spread_of_simulated_runs():
     generator = torch.Generator().manual_seed(0)
-    p, n, found = [0.4 + 0.02 * k for k in range(22)], 300, []
+    p = [0.4 + 0.02 * k for k in range(22)]
+    n = 300
+    found = []
     for _ in range(150):
         figures = {}
         for task, own in zip(core.TASKS, p):
@@ -223,7 +226,8 @@ def test_what_may_be_concluded():
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """The real format: files of the 22 tasks, with 14 items each."""
-    folder, options = tmp_path_factory.mktemp("bundle"), ["red", "green", "blue", "gray"]
+    folder = tmp_path_factory.mktemp("bundle")
+    options = ["red", "green", "blue", "gray"]
     for task in core.TASKS:
         lines = []
         for i in range(14):

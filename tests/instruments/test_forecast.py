@@ -104,7 +104,8 @@ def parts_of_a_step(preset: str) -> tuple:
 def test_a_forecast_adds_up_arithmetic_and_traffic(preset):
     """Endless bandwidth leaves the matmuls and attention, an endless peak the traffic: the step."""
     decided, timed, model = parts_of_a_step(preset)
-    arithmetic, traffic = timed(989e12, 1e12), timed(1e30, 3.35)
+    arithmetic = timed(989e12, 1e12)
+    traffic = timed(1e30, 3.35)
     assert timed(989e12, 3.35) == pytest.approx(arithmetic + traffic)
     needed = decided.tokens_per_step * forecast.built(model).flops_per_token(causal=True) / 989e12
     assert 1.3 * needed < arithmetic < 2.5 * needed  # no kernel reaches the peak

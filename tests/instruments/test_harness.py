@@ -131,7 +131,9 @@ def test_the_figures_are_those_of_lm_evals_own_model(hub, trained_run, tmp_path,
 
 def test_the_command_scores_lm_evals_tasks_and_ours(hub, own_run, monkeypatch):
     """Accuracy by the nats, and by hand; a letter is told, answers are normalized."""
-    names, seen, honest = ("winogrande", "piqa", "enem"), {}, choice.report
+    names = ("winogrande", "piqa", "enem")
+    seen = {}
+    honest = choice.report
     monkeypatch.setattr(choice, "report", lambda own, shots: seen.update(own) or honest(own, shots))
     words = ["choice", str(own_run), "--task", *names, "--device", "cpu"]
     assert evaluate.main(words) == 0

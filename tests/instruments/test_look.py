@@ -68,14 +68,17 @@ def text_for(model: GPT, T: int = 40, seed: int = 0) -> torch.Tensor:
 def attention_by_hand(model: GPT, layer: int, x, ids) -> tuple[torch.Tensor, torch.Tensor]:
     """From what an Attention module got, x (T, C), and its own weights, one query after another ->
     the shares (H, T, T), and the module's output (T, C)."""
-    c, attn, T = model.config, model.blocks[layer].attn, len(ids)
+    c = model.config
+    attn = model.blocks[layer].attn
+    T = len(ids)
     q = attn.q(x).view(T, c.n_head, c.head_dim)
     k, v = (m(x).view(T, c.n_kv_head, c.head_dim) for m in (attn.k, attn.v))
     if c.has_value_embed(layer):
         gate = 3 * attn.value_gate(x[:, :12]).sigmoid()
         v = v + gate[..., None] * model.value_embeds[str(layer)](ids).view(v.shape)
     if "key_offset" in c.extras:
-        shifted, half = k.clone(), c.head_dim // 2
+        shifted = k.clone()
+        half = c.head_dim // 2
         for t in range(1, T):
             for d in range(c.head_dim):
                 if d % half >= half // 2 and ids[t] != c.bos_id:
@@ -85,7 +88,8 @@ def attention_by_hand(model: GPT, layer: int, x, ids) -> tuple[torch.Tensor, tor
         q, k = rms_norm(q), rms_norm(k)
     if c.has_rope(layer):
         q, k = (apply_rope(y[None], model.cos[:T], model.sin[:T])[0] for y in (q, k))
-    shares, out = torch.zeros(c.n_head, T, T), torch.zeros(T, c.n_head, c.head_dim)
+    shares = torch.zeros(c.n_head, T, T)
+    out = torch.zeros(T, c.n_head, c.head_dim)
     begin = 0
     for t in range(T):
         begin = t if c.doc_mask and ids[t] == c.bos_id else begin
@@ -102,10 +106,13 @@ def attention_by_hand(model: GPT, layer: int, x, ids) -> tuple[torch.Tensor, tor
 def test_the_shares_are_those_that_give_the_modules_output(shape, seed):
     """From the module's own q, k, v; and what a page keeps of them sums to 1."""
     model = random_model(shape, seed)
-    ids, seen, outputs = text_for(model, 20, seed), {}, {}
+    ids = text_for(model, 20, seed)
+    seen = {}
+    outputs = {}
 
     def keep(i, args, out):
-        seen[i], outputs[i] = args[0][0], out[0]
+        seen[i] = args[0][0]
+        outputs[i] = out[0]
 
     hooks = [
         block.attn.register_forward_hook(lambda _, args, out, i=i: keep(i, args, out))
@@ -131,7 +138,9 @@ def test_a_part_that_is_off_adds_nothing(shape, seed, draw):
     from the beginning. A lens is the last step on what the layers have returned. Where nothing is
     off, nothing changes, to the bit; and the model is as it was."""
     model = random_model(shape, seed)
-    ids, probe, names = text_for(model, 24, seed), Probe(model), [*vars(model.blocks[0])]
+    ids = text_for(model, 24, seed)
+    probe = Probe(model)
+    names = [*vars(model.blocks[0])]
     with torch.no_grad():
         plain = model(ids[None])[0]
     assert torch.equal(probe(ids), plain)
@@ -144,13 +153,15 @@ def test_a_part_that_is_off_adds_nothing(shape, seed, draw):
     n = draw.draw(st.integers(1, model.config.n_layer))
     assert torch.equal(Probe(model, probe.returned, begin=n)(ids), plain)
     assert [*vars(model.blocks[0])] == names and not model.blocks[0]._forward_hooks
-    early, shorter = Probe(model, probe.returned, begin=n, end=n)(ids), model.blocks[:n]
+    early = Probe(model, probe.returned, begin=n, end=n)(ids)
+    shorter = model.blocks[:n]
     block = model.blocks[layer]
     weight = block.mlp.down.weight if part == "mlp" else block.attn.out.weight
     D = model.config.head_dim
     columns = slice(part * D, part * D + D) if isinstance(part, int) else slice(None)
     with torch.no_grad():
-        whole, model.blocks = model.blocks, shorter
+        whole = model.blocks
+        model.blocks = shorter
         assert torch.equal(early, model(ids[None])[0])
         model.blocks = whole
         weight[:, columns] = 0
@@ -163,7 +174,8 @@ def test_habits_are_counted_one_by_one():
         ids = text_for(model, 40, seed) % 9  # with many copies, and a few more BOS
         probe = Probe(model)
         probe(ids)
-        p, bos = probe.maps[0], model.config.bos_id
+        p = probe.maps[0]
+        bos = model.config.bos_id
         sums = {name: [] for name in ("previous", "first", "self", "copy")}
         for i in range(len(ids)):
             begin = max(j for j in range(i + 1) if j == 0 or ids[j] == bos)
@@ -192,10 +204,12 @@ class Flipped(torch.nn.Module):
 
     def __init__(self, attn, how: str):
         super().__init__()
-        self.attn, self.how = attn, how
+        self.attn = attn
+        self.how = how
 
     def forward(self, x, value_embed, at):
-        c, (B, T, _) = self.attn.config, x.shape
+        c = self.attn.config
+        B, T, _ = x.shape
         q, k, v = (
             m(x).view(B, T, c.n_head, c.head_dim).transpose(1, 2)
             for m in (self.attn.q, self.attn.k, self.attn.v)
@@ -222,7 +236,8 @@ def test_the_attention_of_a_student(how):
     model = random_model(dict(n_layer=3, n_head=2, n_kv_head=2, head_dim=8))
     attn = model.blocks[1].attn
     model.blocks[1].attn = Flipped(attn, how)
-    probe, ids = Probe(model), text_for(model)
+    probe = Probe(model)
+    ids = text_for(model)
     probe(ids)
     assert probe.layers_seen() == ([0, 1, 2] if how == "by hand" else [0, 2])
     if how == "by hand":
@@ -260,11 +275,12 @@ def model_of(run_dir) -> GPT:
 
 def test_the_surprise_of_a_row_is_its_loss(trained, small_data):
     """Of a whole row: nats per token and bits per byte as `eval.py loss` computes them."""
-    manifest, row = Manifest.load(small_data), 3
+    manifest = Manifest.load(small_data)
+    row = 3
     found = look_at(trained, "--row", row, "--tokens", 64)
     told = f"held-out row {row} of {manifest.sources[0]}"
     assert (found["source"], len(found["ids"])) == (told, 64)
-    (inputs, targets) = [*data.val_batches(manifest, 1, row + 1)][row]
+    inputs, targets = [*data.val_batches(manifest, 1, row + 1)][row]
     batch = inputs[:, :63], targets[:, :63]  # BOS and 63 more
     token_bytes = torch.from_numpy(manifest.token_bytes())
     nats, bpb = score_text(model_of(trained), [batch], token_bytes)[:2]
@@ -290,7 +306,8 @@ def test_the_page_says_what_the_model_computes(trained, small_data):
         for (w, share), value, k in zip(found["top"][i], best.values, best.indices):
             assert share == pytest.approx(value.item(), abs=1e-4)
             assert w == k
-    T, heads = len(ids), found["heads"]
+    T = len(ids)
+    heads = found["heads"]
     maps = zlib.decompress(base64.b64decode(found["maps"]))
     assert len(maps) == len(heads) * T * (T + 1) // 2 and len(heads) == 12
     probe = Probe(model)
@@ -304,7 +321,8 @@ def test_the_page_says_what_the_model_computes(trained, small_data):
             start += i + 1
     parts = {(part["layer"], part["part"]) for part in found["parts"]}
     assert parts == {(i, x) for i in range(3) for x in (0, 1, 2, 3, "attention", "mlp")}
-    size, whole = torch.from_numpy(tokenizer.token_bytes)[ids], torch.tensor(found["bits"])
+    size = torch.from_numpy(tokenizer.token_bytes)[ids]
+    whole = torch.tensor(found["bits"])
     for part in found["parts"]:
         off = Probe(model, off=(part["layer"], part["part"]))(torch.tensor(ids)).log_softmax(-1)
         bits = torch.tensor([-off[i, token] / math.log(2) for i, token in enumerate(ids[1:])])
@@ -395,13 +413,15 @@ def poisoned(x):
 def test_nothing_in_the_data_becomes_part_of_the_page(browser, trained, tmp_path):  # noqa: F811
     """The script may fail at such data; it must run nothing, and load nothing. And were a part of
     the page not escaped, the policy would stop it."""
-    honest, path = look_at(trained, "--row", 1), tmp_path / "look.html"
+    honest = look_at(trained, "--row", 1)
+    path = tmp_path / "look.html"
     changes = [{name: poisoned(honest[name])} for name in honest.keys() - {"ids", "maps", "words"}]
     changes += [dict(words=dict.fromkeys(honest["words"], EVIL)), poisoned(honest)]
     changes += [dict(heads=[h | dict(kind=EVIL) for h in honest["heads"]]), dict(unseen=[EVIL])]
     pages = [look.page(honest | change, "honest") for change in changes]
     context = browser.new_context()
-    page, asked = context.new_page(), []
+    page = context.new_page()
+    asked = []
     page.on("request", lambda r: asked.append(r.url))
     for text in [*pages, look.page(honest, "honest").replace("<p id=facts>", EVIL)]:
         path.write_text(text)

@@ -60,7 +60,8 @@ def test_the_loss_is_that_of_the_run_and_its_classes_make_it_up(own_run, capsys)
 def test_the_loss_of_a_part_of_a_row_weighs_targets(parts, line, own_run, monkeypatch, capsys):
     """Not positions: in conversations, each has another number of targets. A row may be shorter
     than the parts are many."""
-    score, n = loss.score, torch.arange(64.0)
+    score = loss.score
+    n = torch.arange(64.0)
     told = torch.stack([n**2, n])  # n targets of n nats each at the n-th position
     monkeypatch.setattr(loss, "score", lambda *given: (score(*given)[0], told))
     monkeypatch.setattr(loss, "PARTS", parts)
@@ -81,7 +82,8 @@ def test_only_targets_that_count_are_scored():
     batches are, to the last bit."""
     draw = torch.Generator().manual_seed(0)
     ids = torch.randint(0, 9, (11, 22), generator=draw)
-    inputs, targets = ids[:, :-1], ids[:, 1:].clone()
+    inputs = ids[:, :-1]
+    targets = ids[:, 1:].clone()
     targets[torch.rand(targets.shape, generator=draw) < 0.6] = data.IGNORED
     targets[3] = targets[:, 2] = data.IGNORED  # a row, and a position
     targets[5] = ids[5, 1:]
@@ -89,11 +91,13 @@ def test_only_targets_that_count_are_scored():
     by_place = np.zeros((2, 21))
     classes = loss.copy_classes(ids)
     for r, t in np.ndindex(11, 21):
-        if (target := targets[r, t].item()) != data.IGNORED:
+        target = targets[r, t].item()
+        if target != data.IGNORED:
             one = target + 0.01 * inputs[r, t].item() + t / 7
             by_row[r, classes[r, t]] += one, 1, one if target else 0, target
             by_place[:, t] += one, 1
-    token_bytes, found = torch.arange(9), []
+    token_bytes = torch.arange(9)
+    found = []
     for n in (11, 4, 1):
         rows, places = loss.score(Told(), zip(inputs.split(n), targets.split(n)), token_bytes)
         assert rows.numpy() == pytest.approx(by_row, rel=1e-5) and rows.dtype == torch.float32
@@ -157,14 +161,16 @@ def test_a_factor_in_the_tokens_is_found_at_every_horizon():
 def rows_of(draw, n: int = 400, gain: float = 0.0) -> np.ndarray:
     """(n, classes, 4): 100 bytes in each class, of 1 bit or so each, less `gain` of it."""
     bits = 100 * (1 - gain) + 20 * draw.standard_normal((n, len(CLASSES)))
-    nats, hundred = bits * np.log(2), np.full(bits.shape, 100.0)
+    nats = bits * np.log(2)
+    hundred = np.full(bits.shape, 100.0)
     return np.stack([nats, hundred, nats, hundred], axis=-1)
 
 
 def test_luck_is_as_large_as_it_is():
     """Of rows without neighbours that are alike, against the formula for independent ones."""
     draw = np.random.default_rng(0)
-    a, b = rows_of(draw), rows_of(draw)
+    a = rows_of(draw)
+    b = rows_of(draw)
     assert (multiplier.luck(a, a) == 0).all()
     assert multiplier.luck(a, b).std() == pytest.approx(0.2 * 2**0.5 / 2000**0.5, rel=0.2)
 
@@ -192,7 +198,8 @@ def compared(*folders) -> str:
 
 def test_runs_are_compared_by_the_tokens_they_need(tmp_path):
     draw = np.random.default_rng(1)
-    base, gain = rows_of(draw), np.log2(1.5) / 10
+    base = rows_of(draw)
+    gain = np.log2(1.5) / 10
     kept = {32: base + 0.02 * base, 64: base}
     a = make_run(tmp_path / "a", 1.0, kept, n_layer=4)
     fewer = {step: rows - [gain * 100 * np.log(2), 0] * 2 for step, rows in kept.items()}

@@ -21,7 +21,8 @@ def drawn(G: torch.Tensor, deviation: torch.Tensor, K: int, seed: int):
 
 def test_the_estimate_and_its_error_are_those_of_a_known_landscape():
     """|G|^2 and tr(Sigma) by hand: the truth lies within two errors in about 95% of the draws."""
-    G, deviation = torch.full((50,), 0.3), torch.linspace(0.1, 2.0, 50)
+    G = torch.full((50,), 0.3)
+    deviation = torch.linspace(0.1, 2.0, 50)
     truth = (deviation.square().sum() / G.square().sum()).item()
     scales = [noise_scale.estimate(*drawn(G, deviation, 64, seed)) for seed in range(200)]
     inside = sum(abs(scale - truth) < 2 * error for scale, error in scales)
@@ -33,7 +34,8 @@ def test_the_estimate_and_its_error_are_those_of_a_known_landscape():
 
 
 def test_what_cannot_be_said_is_no_number():
-    squares, dots = torch.ones(4), torch.tensor([1.0, 0.5, 1.0, 0.5])  # orthogonal, or against
+    squares = torch.ones(4)
+    dots = torch.tensor([1.0, 0.5, 1.0, 0.5])  # orthogonal, or against
     scale, error = noise_scale.estimate(squares, dots)
     assert math.isnan(scale) and math.isnan(error)
     assert noise_scale.estimate(torch.ones(4), torch.full((4,), 4.0)) == (0, 0)
@@ -46,7 +48,8 @@ class Bowl(torch.nn.Module):
         super().__init__()
         self.w = torch.nn.Parameter(torch.full((6,), 0.5))
         self.unused = torch.nn.Parameter(torch.ones(1))
-        self.dtype, self.a = dtype, a
+        self.dtype = dtype
+        self.a = a
 
     def forward(self, x, _):
         return (self.w.to(self.dtype) - x.to(self.dtype)).square().sum(1).mean() / 2 * self.a
@@ -55,7 +58,8 @@ class Bowl(torch.nn.Module):
 @pytest.mark.parametrize("dtype, a, rtol", [(torch.float32, 1, 1e-5), (torch.float16, 1e-6, 3e-3)])
 def test_two_passes_give_the_products_of_all_gradients(dtype, a, rtol):
     """Against all gradients in memory at once. fp16 has few digits below 6e-5."""
-    model, x = Bowl(dtype, a), torch.randn(5, 3, 6, generator=torch.Generator().manual_seed(0))
+    model = Bowl(dtype, a)
+    x = torch.randn(5, 3, 6, generator=torch.Generator().manual_seed(0))
     squares, dots = noise_scale.compare(model, [(part, None) for part in x])
     g = (model.w - x.mean(1)).detach() * a * 1024  # (5, 6)
     torch.testing.assert_close(squares, g.square().sum(1).double(), rtol=rtol, atol=0)
@@ -66,7 +70,8 @@ def test_two_passes_give_the_products_of_all_gradients(dtype, a, rtol):
 
 def test_the_command_measures_a_checkpoint(own_run, monkeypatch):
     """Twice the same, and written down; other rows with another seed, each at most once."""
-    honest, lines = noise_scale.compare, []
+    honest = noise_scale.compare
+    lines = []
 
     def compare(model, batches):
         rows = [tuple(row) for inputs, _ in batches for row in inputs.tolist()]

@@ -23,7 +23,10 @@ def run_in(folder, printed, states, rank=0, world_size=1):
 
 
 def test_a_run_is_profiled_over_its_own_steps(tmp_path):
-    taken, logged, printed, states = [], [], [], []
+    taken = []
+    logged = []
+    printed = []
+    states = []
     weight = torch.nn.Parameter(torch.ones(256, 256))
     optimizer = torch.optim.AdamW([weight])
 
@@ -38,7 +41,8 @@ def test_a_run_is_profiled_over_its_own_steps(tmp_path):
             optimizer.step()
             yield dict(step=step)
 
-    run, progress = run_in(tmp_path, printed, states, 1, 2), SimpleNamespace(step=4)
+    run = run_in(tmp_path, printed, states, 1, 2)
+    progress = SimpleNamespace(step=4)
     log_step = lambda *args: logged.append(args)
     assert profiler.run(run, take_steps(), log_step, progress) == 0
     assert taken == [1, 2, 3, 4]  # one to warm up, three to record

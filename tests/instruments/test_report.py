@@ -69,7 +69,10 @@ class Page(HTMLParser):
 
     def __init__(self, page: str):
         super().__init__()
-        self.page, self.links, self.tags, self.open = page, [], [], []
+        self.page = page
+        self.links = []
+        self.tags = []
+        self.open = []
         self.feed(page)
         assert self.open == []
 
@@ -94,7 +97,8 @@ class Page(HTMLParser):
 
     @property
     def starts(self) -> list[dict]:
-        names, cells = self.texts("th"), iter(self.texts("td"))
+        names = self.texts("th")
+        cells = iter(self.texts("td"))
         return [dict(zip(names, row)) for row in zip(*[cells] * len(names))]
 
     @property
@@ -117,7 +121,8 @@ def test_the_page_tells_the_figures_of_a_run_and_needs_nothing_else(tmp_path):
     folder = make_run(tmp_path / "a", [*ten_steps(), whole], state, begun, **config)
     sample = dict(step=10, tokens=10_000, prompt="<i>", text="if a < b:\n    return")
     (folder / "samples.jsonl").write_text(json.dumps(sample) + "\n")
-    rows = (page := page_of(folder)).rows
+    page = page_of(folder)
+    rows = page.rows
     assert "<b>2.1000</b> bits per byte</p> <p>on all 348 held-out rows" in page.head
     assert "10K tokens in 10 steps, 20s of training on 4 x cpu</p> </div>" in page.head
     scored = "2.0000 bits per byte, 4.0000 nats per token, at step 10, on 160 rows"
@@ -253,7 +258,8 @@ def luminance(rgb: list[float]) -> float:
 @pytest.mark.parametrize("page", [*ROOT.glob("instruments/*/*.html")], ids=lambda page: page.stem)
 def test_text_can_be_read_by_day_and_by_night(page):
     """WCAG 2: a contrast of 4.5; and that of a token with the most shade on it."""
-    light, dark = re.findall(r":root \{(.*?)\}", css := page.read_text(), re.DOTALL)
+    css = page.read_text()
+    light, dark = re.findall(r":root \{(.*?)\}", css, re.DOTALL)
     for block in (light, light + dark):
         says = dict(re.findall(r"--([\w-]+): ([^;]+);", block))
         rgb = {k: [x / 255 for x in bytes.fromhex(v[1:])] for k, v in says.items() if v[0] == "#"}
@@ -261,7 +267,8 @@ def test_text_can_be_read_by_day_and_by_night(page):
         pairs = [(rgb[k], g) for k in rgb.keys() - {"line", "on-accent"} for g in grounds]
         if "accent" in rgb:
             pairs.append((rgb["on-accent"], rgb["accent"]))
-        if hue := re.findall(r"\d+", says.get("hue", says.get("heat", ""))):
+        hue = re.findall(r"\d+", says.get("hue", says.get("heat", "")))
+        if hue:
             share = float(says.get("most") or re.search(r"--doubt\) \* ([.\d]+)", css)[1])
             shade = [share * int(a) / 255 + (1 - share) * b for a, b in zip(hue, grounds[-1])]
             pairs.append((rgb.get("ink", rgb.get("text")), shade))
@@ -349,7 +356,8 @@ def trained(two_sources, tmp_path_factory):
 
 def test_a_finished_run_writes_its_page(trained, two_sources):
     page = Page((trained / "report.html").read_text())
-    rows, manifest = page.rows, json.loads((two_sources / "manifest.json").read_text())
+    rows = page.rows
+    manifest = json.loads((two_sources / "manifest.json").read_text())
     assert "in 12 steps" in page.head and rows["data_fingerprint"] == manifest["fingerprint"]
     assert page.texts("summary")[-1] == "Configuration: what differs from tiny"
     assert rows["folder"] == str(two_sources) and "documents" in rows["train, docs"]
@@ -360,7 +368,8 @@ def test_a_finished_run_writes_its_page(trained, two_sources):
     *_, last = (r["val_bpb_by_source"] for r in metrics(trained) if "val_bpb" in r)
     whole = next(r for r in metrics(trained) if "full_val_bpb" in r)["full_val_bpb_by_source"]
     for name in NAMES:
-        now, full = f"{last[name]:.4f} bits per byte at step 12", f"{whole[name]:.4f} on all"
+        now = f"{last[name]:.4f} bits per byte at step 12"
+        full = f"{whole[name]:.4f} on all"
         assert f"{now}, {full}" in rows[f"source {name}"]
     for step, tolerance in (("12", 1e-5), ("step_00000006", 1)):
         words = ["--checkpoint", step, "--device", "cpu", "--dtype", "fp32"]
@@ -377,7 +386,8 @@ def test_a_page_is_written_anew(trained):
 
 def test_prompts_are_how_held_out_documents_begin_unless_the_text_is_the_presets(two_sources):
     texts = [path.read_text() for path in ROOT.glob("machinery/*.py")]
-    prompts = find_prompts((), "tiny", manifest := Manifest.load(two_sources))
+    manifest = Manifest.load(two_sources)
+    prompts = find_prompts((), "tiny", manifest)
     assert prompts and all(any(prompt in text for text in texts) for prompt in prompts)
     manifest.tree["sources"] = [{"spec": "stdlib"}]
     assert find_prompts((), "tiny", manifest) == PRESETS["tiny"].prompts

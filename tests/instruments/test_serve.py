@@ -222,7 +222,8 @@ def test_clients_at_once_get_what_each_would_get_alone(base):
 
 
 def test_a_client_that_leaves_stops_its_answer(tokenizer):
-    gate = Gate(model := build(tokenizer))
+    model = build(tokenizer)
+    gate = Gate(model)
     with serving(model, tokenizer) as (url, server):
         body = json.dumps(NUMBERS | dict(text="def", max_new_tokens=90, temperature=0)).encode()
         head = f"POST /draw HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
@@ -319,7 +320,8 @@ def test_the_program_answers_until_ctrl_c(trained_run):
     try:
         said = ""
         while "page: " not in said:
-            assert (line := process.stdout.readline()), process.stderr.read()
+            line = process.stdout.readline()
+            assert line, process.stderr.read()
             said += line
         url = re.search(r"page: (http://127.0.0.1:\d+)/", said)[1]
         page = ask(url, "GET", "/")[1]

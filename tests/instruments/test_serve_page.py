@@ -27,7 +27,8 @@ def done(page) -> None:
 
 def endless(tokenizer, *args, **changes):
     """A model that never ends an answer by itself."""
-    model, ends = build(tokenizer, *args, **changes), [*tokenizer.special.values()]
+    model = build(tokenizer, *args, **changes)
+    ends = [*tokenizer.special.values()]
     never = lambda module, args, logits: logits.index_fill(-1, torch.tensor(ends), -1e9)
     model.register_forward_hook(never)
     return model
@@ -35,7 +36,8 @@ def endless(tokenizer, *args, **changes):
 
 @pytest.fixture
 def base(tokenizer):
-    gate = Gate(model := endless(tokenizer, seq_len=512))
+    model = endless(tokenizer, seq_len=512)
+    gate = Gate(model)
     prompts = ["class", "def name_1(x):"]
     with serving(model, tokenizer, prompts=prompts, parameters=10, tokens=None) as (url, server):
         yield url, gate, server
@@ -70,7 +72,8 @@ def test_text_streams_and_each_token_has_alternatives(base, browser):
         page.keyboard.press("Escape")
         assert page.locator("#alternatives").is_hidden()
 
-        sent, whole = sent_last(page), page.input_value("#input")
+        sent = sent_last(page)
+        whole = page.input_value("#input")
         assert sent["temperature"] == 0.8 and sent["max_new_tokens"] == 60
         assert whole == re.sub("\r\n?", "\n", page.locator(".text").text_content())  # a textarea's
         page.fill("#tokens", "2")
@@ -111,7 +114,8 @@ def test_stop_ends_the_generation(base, browser, how):
 
 
 def test_clear_while_an_answer_streams(tokenizer, browser):
-    gate = Gate(model := endless(tokenizer, 2, seq_len=400))
+    model = endless(tokenizer, 2, seq_len=400)
+    gate = Gate(model)
     with serving(model, tokenizer, tuned=True) as (url, _), opened(browser, url) as page:
         say(page, "first?")
         gate.let(9)

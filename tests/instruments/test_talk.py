@@ -32,7 +32,9 @@ def test_each_turn_is_what_a_whole_conversation_says(tokenizer, capsys):
     """25 turns, during which the oldest go again and again; some answers are stopped half-way. The
     model is given the conversation by its template; the text is printed once, and whole."""
     talk = talk_with(tokenizer, 128, max_new_tokens=12, system="the cat")
-    asked, rng, cuts = [], random.Random(2), 0
+    asked = []
+    rng = random.Random(2)
+    cuts = 0
     for _ in range(25):
         words = rng.choices(["cat", "the mat", "<|end|>", "What?"], k=rng.randint(1, 5))
         asked.append(" ".join(words))
@@ -97,12 +99,14 @@ def test_a_conversation_in_the_terminal(answering, base):
 
 
 def test_ctrl_c_ends_the_answer_and_at_the_prompt_the_program(tokenizer, monkeypatch, capsys):
-    talk, passes = talk_with(tokenizer, 128, max_new_tokens=12), itertools.count()
+    talk = talk_with(tokenizer, 128, max_new_tokens=12)
+    passes = itertools.count()
     lines = iter(["cat", "mat", KeyboardInterrupt, "never"])
 
     def type_in(prompt):
         print(prompt, end="")
-        if (line := next(lines)) is KeyboardInterrupt:
+        line = next(lines)
+        if line is KeyboardInterrupt:
             raise line
         return line
 
@@ -180,7 +184,8 @@ def test_top_p_keeps_the_tokens_that_hold_it():
     probs = model(idx[:1])[0, -1].softmax(-1).detach()
     order = probs.argsort(descending=True).tolist()
     size = next(n for n in range(1, 41) if probs[order[:n]].sum() >= 0.6)
-    nucleus, held = set(order[:size]), float(probs[order[:size]].sum())
+    nucleus = set(order[:size])
+    held = float(probs[order[:size]].sum())
     draw = lambda **more: model.generate(idx, 1, 1.0, 0, torch.Generator().manual_seed(0), **more)
     assert set(draw(top_p=0.6)[:, 1].tolist()) == nucleus
     assert set(draw()[:, 1].tolist()) > nucleus

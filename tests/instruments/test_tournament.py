@@ -142,7 +142,8 @@ def test_the_judge_does_not_play_and_the_controls_always_do(trained, tmp_path, c
 def test_the_same_seed_is_the_same_tournament_on_held_out_text(trained, small_data):
     first, same, other = (hold(trained, "--seed", seed) for seed in (0, 0, 1))
     assert first == same and first["prompts"] != other["prompts"]
-    manifest, tokenizer = Manifest.load(small_data), Tokenizer.load(small_data / "tokenizer.json")
+    manifest = Manifest.load(small_data)
+    tokenizer = Tokenizer.load(small_data / "tokenizer.json")
     rows = [manifest.row("val", 0, i) for i in range(manifest.rows("val"))]
     held_out = [tokenizer.decode(i for i in row if i != manifest.bos_id) for row in rows]
     for prompt, rest in zip(first["prompts"], first["completions"]["human text"]):

@@ -30,7 +30,9 @@ def begin(small_data, run_dir, *more) -> int:
 
 def test_a_page_and_a_sample_at_each_validation(small_data, tmp_path, monkeypatch, capsys):
     """Which are no training time: by the meter's clock, each page takes 1,000 seconds."""
-    pages, honest, clock = [], report.write, time.perf_counter
+    pages = []
+    honest = report.write
+    clock = time.perf_counter
 
     def write(folder):
         path = honest(folder)
@@ -38,7 +40,8 @@ def test_a_page_and_a_sample_at_each_validation(small_data, tmp_path, monkeypatc
         return path
 
     monkeypatch.setattr(report, "write", write)
-    drawn, models = report.continuations, []
+    drawn = report.continuations
+    models = []
 
     def draw(model, *args):
         assert not model.training  # or a dropout of yours would be in it
@@ -134,7 +137,9 @@ def test_a_slow_step_is_counted_with_its_cause():
 
 
 def test_steps_taken_while_a_checkpoint_is_written_are_known(small_data, tmp_path, monkeypatch):
-    publish, write, twelve = checkpoint._publish, train.Log.write, threading.Event()
+    publish = checkpoint._publish
+    write = train.Log.write
+    twelve = threading.Event()
 
     def wait(*args):
         assert twelve.wait(60)

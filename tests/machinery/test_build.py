@@ -47,13 +47,15 @@ def test_an_error_of_the_models_own_code_is_raised(monkeypatch):
 @pytest.mark.parametrize("world", [1, 2])
 def test_the_micro_batch_is_halved_until_it_fits(world, trained_run, small_data, tmp_path):
     """8 rows per step: 8 and 4 at a time are too many for one rank, 4 for one of two."""
-    run_dir, spoil = tmp_path / "run", [("memory_for", 3, 0, world - 1)]
+    run_dir = tmp_path / "run"
+    spoil = [("memory_for", 3, 0, world - 1)]
     text = start(small_data, run_dir, "--save_every", 4, world=world, spoil=spoil).end(0)
     halved = [int(n) for n in re.findall("micro-batch reduced to (\\d+)", text)]
     assert halved == ([4, 2] if world == 1 else [2])
     trainer = checkpoint.read_trainer(run_dir / "checkpoints" / "step_00000012")
     assert trainer["micro_batch"] == 2 and trainer["tokens"] == 12 * 512
-    one, two = losses(run_dir), losses(trained_run)
+    one = losses(run_dir)
+    two = losses(trained_run)
     assert max(abs(one[s] - two[s]) for s in two) < 1e-3
     # resumed, also where there is room for more, it sums as before: the same bits
     shutil.rmtree(run_dir / "checkpoints" / "step_00000012")
@@ -69,12 +71,14 @@ def test_where_nothing_is_left_to_halve_the_options_are_named(asked, rows, small
 
 
 def test_out_of_memory_later_names_the_command_that_resumes(trained_run, small_data, tmp_path):
-    run_dir, spoil = tmp_path / "run", [("memory_for", 4, 6)]
+    run_dir = tmp_path / "run"
+    spoil = [("memory_for", 4, 6)]
     text = start(small_data, run_dir, "--save_every", 3, spoil=spoil).end(2)
     command = re.search("error: step 6: .*: train.py (tiny .*)", text)[1].split()
     text = start(small_data, run_dir, argv=[*command, "--micro_batch", 4], spoil=spoil).end(0)
     assert "resumed at step 6 " in text
-    one, two = losses(run_dir), losses(trained_run)
+    one = losses(run_dir)
+    two = losses(trained_run)
     assert max(abs(one[s] - two[s]) for s in two) < 1e-3
 
 
@@ -88,7 +92,8 @@ def decided(**changes) -> plan.Plan:
 
 
 def test_on_a_gpu_the_trial_has_less_memory_than_the_run(monkeypatch):
-    limits, tried = [], []
+    limits = []
+    tried = []
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", limits.append)
 
     def try_step(model, plan, validate):
@@ -116,12 +121,14 @@ def test_only_a_micro_batch_that_may_be_halved_is_tried_again(monkeypatch):
 @pytest.mark.parametrize("kind", ["cpu", "cuda"])
 def test_all_ranks_run_eager_if_one_has_no_compiler(kind, monkeypatch):
     """And on a GPU alone the optimizers and the validation are compiled, too."""
-    problems, compiled = ["no compiler", None, None], []
+    problems = ["no compiler", None, None]
+    compiled = []
     monkeypatch.setattr(build, "try_step", lambda model, plan, validate: (plan.compile, None))
     monkeypatch.setattr(ranks.Team, "any", lambda _, x: x if type(x) is bool else problems.pop(0))
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda share: None)
     monkeypatch.setattr(optim, "compile_steps", compiled.append)
-    world, model = small_world(kind), mock.Mock()
+    world = small_world(kind)
+    model = mock.Mock()
     step, val, found = build.compile_step(model, ["muon"], decided(compile=True), world, LOG)
     assert (step, found.compile, compiled) == (False, False, [])
     problems[:] = [None]

@@ -46,7 +46,8 @@ class Toy(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.inp, self.body = nn.Linear(5, 7), nn.Linear(7, 9, bias=False)
+        self.inp = nn.Linear(5, 7)
+        self.body = nn.Linear(7, 9, bias=False)
         self.out = nn.Linear(9, 4)
         self.register_buffer("scale", torch.ones(4))
 
@@ -66,7 +67,8 @@ def build(seed=0, shard=False):
 
 def train(model, optimizers, steps, forward=None, seed=0):
     """`steps` updates on batches that depend on the seed alone; returns the losses."""
-    losses, draw = [], torch.Generator().manual_seed(seed)
+    losses = []
+    draw = torch.Generator().manual_seed(seed)
     for _ in range(steps):
         loss = (forward or model)(torch.randn(4, 5, generator=draw)).square().mean()
         loss.backward()
@@ -371,7 +373,8 @@ def header(file: bytes) -> tuple[dict, bytes]:
 
 def test_tensors_of_a_stranger_are_one_sentence(run):
     """Files that are no safetensors, and such whose places within the tensors are wrong."""
-    path, key = run.root / "step_00000020", "DCP_SHARDING_INFO"
+    path = run.root / "step_00000020"
+    key = "DCP_SHARDING_INFO"
     honest = (path / "dcp" / TENSORS).read_bytes()
     tree, rest = header(honest)
     places = json.loads(tree["__metadata__"][key])
@@ -383,7 +386,8 @@ def test_tensors_of_a_stranger_are_one_sentence(run):
     other = {name: {"saved_offsets": [1, 1, 1]} for name in places}
     far = {n: {"saved_offsets": [10**6] * len(at["saved_offsets"])} for n, at in places.items()}
     forged = [with_places(value) for value in ("5", "[", "{}", json.dumps(other), json.dumps(far))]
-    whole, name = safetensors.torch.load(honest), "model.body.weight"
+    whole = safetensors.torch.load(honest)
+    name = "model.body.weight"
     part = whole | {name: whole[name][1:].contiguous()}  # its first row is in no file
     places |= {name: {"saved_offsets": [1, 0]}}
     forged.append(safetensors.torch.save(part, {key: json.dumps(places)}))
@@ -397,7 +401,9 @@ def test_tensors_of_a_stranger_are_one_sentence(run):
 # --------------------------------------------------------------------------------- kills
 def test_everything_is_on_the_disk_before_the_rename(run, monkeypatch):
     """What a power cut would show: every file and folder was fsynced after its last change."""
-    seen, synced, real = [], {}, os.fsync  # inode -> when its content had last changed
+    seen = []
+    synced = {}  # inode -> when its content had last changed
+    real = os.fsync
 
     def fsync(fd):
         real(fd)
@@ -456,7 +462,8 @@ def test_a_full_disk_is_an_error_at_the_third_save_and_at_the_end(run, log):
 
 
 def test_a_save_that_waits_for_a_lost_rank_holds_no_other(run):
-    run._thread = threading.Thread(target=(end := threading.Event()).wait, args=[60])
+    end = threading.Event()
+    run._thread = threading.Thread(target=(end).wait, args=[60])
     run._thread.start()
     run.leave(None, RuntimeError("Timed out waiting 600000ms for recv"), None)
     assert run.busy
@@ -508,7 +515,8 @@ def test_one_that_cannot_be_deleted_keeps_no_other(tmp_path, log, monkeypatch):
 
     def honest_but(work):
         def refusing(path):
-            if code := refuse.get(Path(path).name):
+            code = refuse.get(Path(path).name)
+            if code:
                 raise OSError(code, os.strerror(code), str(path))
             return work(path)
 
@@ -753,8 +761,10 @@ def scenario_one_rank_fails(out):
 
 
 if __name__ == "__main__":
-    scenario, out = sys.argv[1], Path(sys.argv[2])
-    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    scenario = sys.argv[1]
+    out = Path(sys.argv[2])
+    rank = int(os.environ["RANK"])
+    world = int(os.environ["WORLD_SIZE"])
     if world > 1:
         meet = f"file://{out}/meet_{scenario}"
         dist.init_process_group("gloo", init_method=meet, rank=rank, world_size=world)
@@ -766,7 +776,8 @@ if __name__ == "__main__":
 
 
 def test_a_linked_folder_of_checkpoints_is_not_swept(tmp_path):
-    (mine := tmp_path / "mine" / ".tmp-mine").mkdir(parents=True)
+    mine = tmp_path / "mine" / ".tmp-mine"
+    mine.mkdir(parents=True)
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "checkpoints").symlink_to(tmp_path / "mine")
     with pytest.raises(DataError, match="checkpoints"):

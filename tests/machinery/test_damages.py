@@ -146,7 +146,8 @@ def copy(whole: Path, folder: Path, file: str) -> Path:
 def ends(program: str, folder: Path) -> tuple[int, str]:
     """The program's exit code, and what it says if that is not 0. A bug raises."""
     main, words = PROGRAMS[program]
-    out, error_text = io.StringIO(), ""
+    out = io.StringIO()
+    error_text = ""
     # the pool is a thread, transformers does not compare
     no_check = mock.patch.object(parity, "check", lambda *args: "not at all")
     pool = mock.patch.object(worker, "open_pool", lambda n: nullcontext((ThreadPoolExecutor(1), 1)))
@@ -155,7 +156,8 @@ def ends(program: str, folder: Path) -> tuple[int, str]:
             words = [word.replace("{}", str(folder)).format(**WHERE) for word in words]
             code = main(words) or 0
         except Exception as error:
-            if (code := cli.exit_code(error)) == 1:
+            code = cli.exit_code(error)
+            if code == 1:
                 raise
             error_text = str(error)
     return code, error_text
@@ -179,7 +181,8 @@ def as_anybody(folder: Path):
         yield
         return
     for path in [folder, *folder.rglob("*")]:
-        if not path.is_symlink() and (mode := path.stat().st_mode & 0o777):
+        mode = path.lstat().st_mode & 0o777
+        if mode and not path.is_symlink():
             path.chmod(0o777 if path.is_dir() else mode | 0o666)
     os.seteuid(65534)
     try:
@@ -203,8 +206,10 @@ def check(file: str, program: str, damages, whole: Path) -> None:
         except Exception as error:
             frames = traceback.extract_tb(error.__traceback__)
             last = [f for f in frames if str(ROOT) in f.filename and ".venv" not in f.filename][-1]
-            where = f"{Path(last.filename).name}:{last.lineno}"
-            wrong[damage] = f"{type(error).__name__} at {where}: {str(error)[:200]}"
+            wrong[damage] = (
+                f"{type(error).__name__} at {Path(last.filename).name}:{last.lineno}: "
+                f"{str(error)[:200]}"
+            )
         finally:
             shutil.rmtree(folder)
     wrong = [f"{damage}: {what}" for damage, what in wrong.items() if what]

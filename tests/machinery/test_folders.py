@@ -16,7 +16,8 @@ import config
 from config import UsageError
 from machinery import checkpoint, folders, shards
 
-TINY, WORLD = config.PRESETS["tiny"], small_world()
+TINY = config.PRESETS["tiny"]
+WORLD = small_world()
 
 
 def test_a_run_does_not_go_on_with_other_data_or_another_tokenizer(own_data, tmp_path):
@@ -35,7 +36,8 @@ def test_a_run_does_not_go_on_with_other_data_or_another_tokenizer(own_data, tmp
 
 
 def test_a_second_trainer_is_sent_away_and_the_first_does_not_notice(small_data, tmp_path):
-    run_dir, go = tmp_path / "run", tmp_path / "go"
+    run_dir = tmp_path / "run"
+    go = tmp_path / "go"
     first = start(small_data, run_dir, spoil=[("hold", 2, str(go))]).until_step(2)
     for world in (1, 2):
         assert f"process {first.pids[0]} on" in start(small_data, run_dir, world=world).end()
@@ -47,7 +49,8 @@ def test_a_second_trainer_is_sent_away_and_the_first_does_not_notice(small_data,
 
 def test_a_run_whose_folder_is_moved_stops(small_data, tmp_path):
     """At its next save, which does not begin a folder of the old name."""
-    run_dir, go = tmp_path / "run", tmp_path / "go"
+    run_dir = tmp_path / "run"
+    go = tmp_path / "go"
     spoil = [("hold", 5, str(go))]
     run = start(small_data, run_dir, "--save_every", 3, spoil=spoil).until_step(5)
     checkpoints = run_dir / "checkpoints"
@@ -61,7 +64,8 @@ def test_a_run_whose_folder_is_moved_stops(small_data, tmp_path):
 
 def test_no_room_for_the_first_checkpoint(small_data, tmp_path):
     """What is needed and what is free are said; a run that has checkpoints needs no room to end."""
-    run_dir, small = tmp_path / "run", ("disk", 100_000)
+    run_dir = tmp_path / "run"
+    small = ("disk", 100_000)
     text = start(small_data, run_dir, spoil=[small]).end(6)
     assert "0.100 MB are free" in text and str(run_dir) in text and not run_dir.exists()
     start(small_data, run_dir).end(0)
@@ -79,7 +83,9 @@ def test_a_folder_that_cannot_be_written(small_data, tmp_path):
 
 
 def test_a_run_writes_down_what_it_is_and_follows_no_link(own_data, tmp_path):
-    manifest, run_dir, mine = shards.Manifest.load(own_data), tmp_path / "run", tmp_path / "mine"
+    manifest = shards.Manifest.load(own_data)
+    run_dir = tmp_path / "run"
+    mine = tmp_path / "mine"
     run_dir.mkdir()
     for name in ("config.json", "tokenizer.json"):
         (run_dir / name).symlink_to(mine)

@@ -95,7 +95,8 @@ def test_a_wandb_server_that_never_answers_costs_a_bounded_time(tmp_path, monkey
         monkeypatch.setenv("WANDB_MODE", "online")
         monkeypatch.setattr(log, "WANDB_S", 2.0)
         (tmp_path / "config.json").write_text("{}")
-        run_log, began = log.Log(tmp_path, is_first=True, wandb=True), time.monotonic()
+        run_log = log.Log(tmp_path, is_first=True, wandb=True)
+        began = time.monotonic()
         run_log.begin(0, validates=False, start={})
         for step in (1, 2):
             run_log.write(dict(step=step, loss=1.0))

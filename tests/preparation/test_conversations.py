@@ -53,7 +53,9 @@ def random_turns(rng: random.Random, most: int = 4) -> list[chat.Turn]:
 
 def beside(turns: list[chat.Turn], tokenizer) -> tuple[list[int], list[bool]]:
     """The oracle: ids with BOS, and for each whether it counts, written down beside the text."""
-    ids, counts, system = [0], [False], ""
+    ids = [0]
+    counts = [False]
+    system = ""
     for role, text in turns:
         if role == "system":
             system = text + "\n\n" if text else ""
@@ -91,26 +93,33 @@ def test_all_of_a_row_of_text_counts_and_filler_does_not():
 def slow_pieces(turns, tokenizer, row_len):
     """The oracle of `chat.pieces`: (pieces, tokens of answers, tokens of them lost)."""
     head = turns[:1] if turns[0][0] == "system" else []
-    body, groups = turns[len(head) :], [[]]
+    body = turns[len(head) :]
+    groups = [[]]
     pairs = [body[i : i + 2] for i in range(0, len(body) - len(body) % 2, 2)]
     size = lambda group: len(beside(head + sum(group, []), tokenizer)[0])
     for pair in pairs:
         if groups[-1] and size([*groups[-1], pair]) > row_len or size(groups[-1]) > row_len:
             groups.append([])
         groups[-1].append(pair)
-    kept, total, lost = [], 0, 0
+    kept = []
+    total = 0
+    lost = 0
     for group in filter(None, groups):
         ids, counts = beside(head + sum(group, []), tokenizer)
-        total, lost = total + sum(counts), lost + sum(counts[row_len:])
+        total = total + sum(counts)
+        lost = lost + sum(counts[row_len:])
         if any(counts[:row_len]):
             kept.append(ids[1:row_len])
     return kept, total, lost
 
 
 def test_pieces_end_between_exchanges_and_what_is_lost_is_counted(tokenizer):
-    rng, cut = random.Random(1), 0
+    rng = random.Random(1)
+    cut = 0
     for _ in range(800):
-        turns, row_len, notes = random_turns(rng, 6), rng.randint(4, 60), Counter()
+        turns = random_turns(rng, 6)
+        row_len = rng.randint(4, 60)
+        notes = Counter()
         expected, total, lost = slow_pieces(turns, tokenizer, row_len)
         got = list(chat.pieces(turns, tokenizer, row_len, notes))
         assert got == expected, (turns, row_len)
@@ -142,7 +151,8 @@ def rows_of(manifest: Manifest, split: str) -> list[list[int]]:
 def test_rows_on_disk_hold_whole_conversations_and_count_their_answers(chat_data):
     """Every row against the masks made beside the text; a conversation is on one side only."""
     manifest = Manifest.load(chat_data)
-    tokenizer, known = Tokenizer.load(manifest.tokenizer_file()), {}
+    tokenizer = Tokenizer.load(manifest.tokenizer_file())
+    known = {}
     for said in map(json.loads, (chat_data.parent / "chats.jsonl").read_text().splitlines()):
         ids, counts = beside(chat.read_turns(said["messages"]), tokenizer)
         known[tuple(ids)] = counts

@@ -64,7 +64,8 @@ def texts_of(path: Path) -> list[str]:
 
 def pieces(folder: Path, split: str) -> list[str]:
     """What stands between two BOS in the rows of a split, decoded."""
-    manifest, found = Manifest.load(folder), []
+    manifest = Manifest.load(folder)
+    found = []
     tokenizer = Tokenizer.load(folder / "tokenizer.json")
     assert (manifest.token_bytes() == tokenizer.token_bytes).all()
     for shard in manifest.all_shards((split,)):
@@ -139,7 +140,8 @@ def test_a_finished_folder_is_left_alone(jsonl, undisturbed):
 
 def test_data_of_an_older_library_is_kept_while_it_is_whole(tmp_path, monkeypatch):
     """Its text is gone, so what is missing of it cannot be made again: all of it is made anew."""
-    folder, source = tmp_path / "d", ("--source", "stdlib")
+    folder = tmp_path / "d"
+    source = ("--source", "stdlib")
     texts = data_helpers.write_texts(tmp_path / "library")
     library = {path.name: path for path in texts.iterdir()}
     monkeypatch.setattr(sources, "_installed_files", lambda place: library)
@@ -156,7 +158,8 @@ def test_data_of_an_older_library_is_kept_while_it_is_whole(tmp_path, monkeypatc
 
 
 def test_verify_by_hand_and_repair(jsonl, undisturbed, tmp_path):
-    folder, verify = shutil.copytree(undisturbed, tmp_path / "d"), dict(program=("verify",))
+    folder = shutil.copytree(undisturbed, tmp_path / "d")
+    verify = dict(program=("verify",))
     prepared(folder, **verify)
     path = folder / Manifest.load(folder).all_shards(("train",))[2]["file"]
     flip(path)
@@ -186,7 +189,8 @@ worker.prepare_unit, worker.Job.task = exec, lambda *unit: (code,)
 
 def test_case_22_killed_among_its_units_and_rerun(jsonl, undisturbed, tmp_path):
     """SIGKILL after 1 and after 6 finished units, with 1 process and with 2: the same bytes."""
-    folder, source = tmp_path / "d", ("--source", f"files:{jsonl}")
+    folder = tmp_path / "d"
+    source = ("--source", f"files:{jsonl}")
     for processes, finished in ((1, 1), (2, 6)):
         words = data_helpers.command(
             folder, *source, "--workers", str(processes), spoil=KILLED % finished
@@ -255,7 +259,8 @@ def test_case_22_done_units_are_not_redone(jsonl, undisturbed, tmp_path):
 
 def test_two_unfinished_preparations_in_one_folder_do_not_mix(jsonl, tmp_path):
     """Their shards have the same names, and most of them the same size."""
-    folder, found = tmp_path / "d", []
+    folder = tmp_path / "d"
+    found = []
     for vocab_size in ("420", "421", "420"):
         (folder / "manifest.json").unlink(missing_ok=True)  # as if killed before it was written
         prepared(folder, "--source", f"files:{jsonl}", "--vocab_size", vocab_size)
@@ -265,7 +270,8 @@ def test_two_unfinished_preparations_in_one_folder_do_not_mix(jsonl, tmp_path):
 
 
 def test_a_folder_is_prepared_by_one_program_at_a_time(jsonl, undisturbed, tmp_path):
-    folder, source = tmp_path / "d", ("--source", f"files:{jsonl}")
+    folder = tmp_path / "d"
+    source = ("--source", f"files:{jsonl}")
     shutil.copytree(undisturbed, folder)
     with disk.lock(folder, "--data_dir"):
         assert prepare(folder, *source).returncode == 0  # up to date: nothing is changed
@@ -284,7 +290,9 @@ def test_sixteen_units_begin_before_the_size_of_one_is_known():
 
 
 def test_an_edit_that_keeps_size_and_time_trains_the_tokenizer_again(tmp_path):
-    path, folder, found = tmp_path / "a.txt", tmp_path / "d", []
+    path = tmp_path / "a.txt"
+    folder = tmp_path / "d"
+    found = []
     for text, age_s in (("the cat sat on the mat ", 0), ("she had few big red dog", 9)):
         path.write_text(text * 400)
         now = path.stat().st_mtime_ns
@@ -297,7 +305,8 @@ def test_an_edit_that_keeps_size_and_time_trains_the_tokenizer_again(tmp_path):
 
 @contextlib.contextmanager
 def cluster(tmp_path: Path, workers: int):
-    file, processes = tmp_path / f"scheduler{time.monotonic_ns()}.json", []
+    file = tmp_path / f"scheduler{time.monotonic_ns()}.json"
+    processes = []
 
     def start(what: str, *options) -> None:
         command = [sys.executable, "-m", f"distributed.cli.dask_{what}", "--no-dashboard", *options]
@@ -326,7 +335,8 @@ def cluster(tmp_path: Path, workers: int):
 
 def test_case_26_a_cluster_gives_the_same_bytes_if_a_worker_dies(jsonl, undisturbed, tmp_path):
     """Two worker processes; one is stopped with a unit in hand, and then killed by SIGKILL."""
-    folder, killed = tmp_path / "d", []
+    folder = tmp_path / "d"
+    killed = []
     units = Manifest.load(undisturbed).tree["sources"][0]["units"]
 
     def records() -> int:
@@ -648,7 +658,8 @@ def test_shares_of_the_tokens_wanted_with_an_existing_tokenizer(jsonl, undisturb
 
 
 def test_a_presets_mixture_shares_its_own_sources_only(monkeypatch):
-    asked, mixture = [], config.PRESETS["biatron-345m"].train.mixture
+    asked = []
+    mixture = config.PRESETS["biatron-345m"].train.mixture
     monkeypatch.setattr(prepare_data, "prepare", asked.append)
     for words in ([], ["--mixture", "a=1"], ["--source", "stdlib"]):
         prepare_data.main(["biatron-345m", *words])
@@ -731,7 +742,8 @@ def test_a_tokenizer_reads_all_of_a_few_files_and_a_page_of_each_of_many(tmp_pat
 @pytest.mark.parametrize("name", [".units", "train", "train/docs", ".units/x", ".tmp-x"])
 def test_a_link_in_the_folder_leads_nowhere(name, jsonl, tmp_path):
     """A data folder may be a stranger's: nothing behind a link is deleted or written."""
-    mine, folder = tmp_path / "mine", tmp_path / "d"
+    mine = tmp_path / "mine"
+    folder = tmp_path / "d"
     (folder / ".tmp-folder" / ".tmp-file").mkdir(parents=True)
     (mine / "docs").mkdir(parents=True)
     (mine / "leftover_00.npy").touch()

@@ -40,7 +40,8 @@ class Toy:
     """A model of one matrix and its checkpoints, saved here and in a mirror."""
 
     def __init__(self, folder: Path, url: str, log: list):  # noqa: F811
-        self.root, self.log = folder / "run" / "checkpoints", log
+        self.root = folder / "run" / "checkpoints"
+        self.log = log
         self.root.mkdir(parents=True, exist_ok=True)
         self.mirror = open_mirror(url, log, folder / "run")
         self.store = self.mirror.store
@@ -80,7 +81,8 @@ class Toy:
 def test_a_checkpoint_outlives_its_machine(url, tmp_path):  # noqa: F811
     """In every kind of store: the newest is restored to the same bits, small files with it; a
     damaged or half copied one is not; retention is as on the disk; and `best` is kept."""
-    toy = Toy(tmp_path, url, log := [])
+    log = []
+    toy = Toy(tmp_path, url, log)
     lines = toy.root.parent / "metrics.jsonl"
     for step in (1, 2, 3, 4):
         lines.write_text("".join(f'{{"step": {s}}}\n' for s in range(1, step + 1)))
@@ -103,7 +105,8 @@ def test_a_checkpoint_outlives_its_machine(url, tmp_path):  # noqa: F811
 
     assert toy.load()[0] == 4 and toy.text.count("restored from") == 1  # the near one is as good
     flip(toy.root / "step_00000004" / BIG, 5)
-    lines.write_text(longer := '{"step": 1}\n' * 9)  # than the store's: it stays
+    longer = '{"step": 1}\n' * 9
+    lines.write_text(longer)  # than the store's: it stays
     assert (toy.load()[0], toy.text.count("restored from"), lines.read_text()) == (4, 2, longer)
 
     place = toy.place(4)
@@ -183,7 +186,8 @@ def test_a_manifest_of_a_stranger_reaches_nothing_else(how, tmp_path):
 
 def test_nothing_outside_the_run_is_sent(tmp_path):
     """A folder of a stranger's run: what its manifest names, and small files that are links."""
-    toy, mine = Toy(tmp_path, str(tmp_path / "far"), []), tmp_path / "id_rsa"
+    toy = Toy(tmp_path, str(tmp_path / "far"), [])
+    mine = tmp_path / "id_rsa"
     toy.save(1)
     mine.write_bytes(b"SECRETKEY")
     path = toy.root / "step_00000001"
@@ -206,7 +210,8 @@ def test_nothing_outside_the_run_is_sent(tmp_path):
 
 
 def test_what_is_restored_replaces_a_link_and_follows_none(tmp_path):
-    toy, mine = Toy(tmp_path, str(tmp_path / "far"), []), tmp_path / "bashrc"
+    toy = Toy(tmp_path, str(tmp_path / "far"), [])
+    mine = tmp_path / "bashrc"
     (toy.root.parent / "metrics.jsonl").write_text('{"step": 1}\n' * 99)
     toy.save(1)
     toy.lose()
@@ -252,7 +257,8 @@ def test_what_a_killed_upload_left_in_a_folder_is_removed_but_nothing_of_others(
 
 def test_a_run_keeps_to_its_own_folder_whatever_it_is_called(tmp_path, monkeypatch, url):  # noqa: F811
     """A name may be a pattern, or a folder above."""
-    (inner := tmp_path / "runs" / "d12").mkdir(parents=True)
+    inner = tmp_path / "runs" / "d12"
+    inner.mkdir(parents=True)
     monkeypatch.chdir(inner)
     own = open_mirror(url, run_dir=".")
     assert own.store.url.endswith("/d12")
@@ -401,7 +407,8 @@ def test_a_lease_that_nobody_renews_is_taken_over(how, tmp_path):
 
 def test_a_lease_that_was_killed_before_its_first_byte_is_taken_over(url):  # noqa: F811
     """Watched for as long as any other, and no longer."""
-    store, log = Store(url), []
+    store = Store(url)
+    log = []
     store.write("lease", b"")
     lease(url, log).give_back()
     assert len(log) == 1 and store.read("lease") is None
@@ -434,7 +441,9 @@ def test_of_two_that_start_at_once_one_goes_on(kind, left, tmp_path, request, st
     place = request.getfixturevalue("s3").url if kind == "s3" else str(tmp_path / "far")
     if left:
         Store(place).write("lease", left)
-    both, out, honest = threading.Barrier(2), {}, Store.remove
+    both = threading.Barrier(2)
+    out = {}
+    honest = Store.remove
     monkeypatch.setattr(mirror, "WATCH_S", 0.1)
 
     def remove(store, name, *args):
@@ -474,7 +483,8 @@ def test_a_run_that_is_taken_over_stops_and_writes_no_more(tmp_path, s3, stops):
 
 def test_a_checkpoint_that_is_deleted_stops_counting_first(tmp_path, monkeypatch):
     """Killed in between, it would else be taken for a whole one."""
-    toy, removed = Toy(tmp_path, str(tmp_path / "far"), []), []
+    toy = Toy(tmp_path, str(tmp_path / "far"), [])
+    removed = []
     honest = Store.remove
     note = lambda store, name, *args, **how: removed.append(name) or honest(store, name)
     for step in (1, 2, 3):
@@ -581,12 +591,16 @@ def test_the_machine_is_lost_at_any_moment(kills, steps, small_data, tmp_path, s
     whole checkpoint in the store, if there is one, and ends with the same bits."""
     import torch
 
-    draw, resumed_from = random.Random(kills), []
-    args, never = ["--steps", steps, *ARGS], str(tmp_path / "never")
+    draw = random.Random(kills)
+    resumed_from = []
+    args = ["--steps", steps, *ARGS]
+    never = str(tmp_path / "never")
     start(small_data, tmp_path / "plain" / "run", *args).end(0)
     stage.publish(Manifest.load(small_data), f"{s3.url}/data")
     for life in range(kills + 1):
-        machine, durable, is_last = tmp_path / f"machine_{life}", newest_in(s3), life == kills
+        machine = tmp_path / f"machine_{life}"
+        durable = newest_in(s3)
+        is_last = life == kills
         options = [*args, "--mirror", s3.url, "--stage", machine / "cache"]
         spoil = [SHORT] if is_last else [SHORT, ("slow", 0.05), ("hold", steps - 1, never)]
         alive = start(f"{s3.url}/data", machine / "run", *options, spoil=spoil, env=s3.env())
@@ -620,7 +634,8 @@ def test_the_machine_is_lost_at_any_moment(kills, steps, small_data, tmp_path, s
 @pytest.mark.slow
 def test_killed_inside_any_file_operation_it_goes_on_elsewhere(small_data, tmp_path):
     """With a mirror in a folder, and nothing else: the same bits, and no junk there."""
-    far, kills = tmp_path / "far" / "run", 0
+    far = tmp_path / "far" / "run"
+    kills = 0
     start(small_data, tmp_path / "plain" / "run", *ARGS).end(0)
     options = [*ARGS, "--mirror", far.parent]
     for number in itertools.count(5, 15):
@@ -665,7 +680,8 @@ def test_a_notice_saves_and_uploads(small_data, tmp_path, s3):  # noqa: F811
 
 def test_every_rank_waits_for_the_last_upload(small_data, tmp_path, s3):  # noqa: F811
     """A launcher kills them all soon after the first has ended. What has not come is sent again."""
-    first, order = threading.Event(), []
+    first = threading.Event()
+    order = []
 
     def slow(method, path, body, answer):
         if method == "PUT" and path.endswith("status.json") and b'"done"' in body:

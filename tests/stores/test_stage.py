@@ -98,7 +98,8 @@ def test_publishing_sends_each_object_once_and_only_what_is_whole(s3, manifest, 
 @pytest.mark.parametrize("name", ["../../victim", "{tmp}/victim", "s/victim"])
 def test_a_stranger_s_manifest_writes_and_reads_nothing_else(name, manifest, tmp_path):
     """Neither by `..`, nor by an absolute name, nor by a link beside it."""
-    victim, name = tmp_path / "victim", name.format(tmp=tmp_path)
+    victim = tmp_path / "victim"
+    name = name.format(tmp=tmp_path)
     victim.write_bytes(b"three years of work")
     (manifest.dir / "s").symlink_to(tmp_path)
 

@@ -22,7 +22,8 @@ def sha(content: bytes) -> str:
 
 
 def test_what_is_written_is_read_back(url, tmp_path):  # noqa: F811
-    far, big = Store(url), os.urandom(3 << 20)
+    far = Store(url)
+    big = os.urandom(3 << 20)
     (tmp_path / "big").write_bytes(big)
     assert far.read("a/x") is None and far.names() == []
     far.remove("a/x")
@@ -42,7 +43,8 @@ def test_what_is_written_is_read_back(url, tmp_path):  # noqa: F811
 
 
 def test_what_is_fetched_is_whole_or_not_there(url, tmp_path):  # noqa: F811
-    far, copy = Store(url), tmp_path / "in" / "copy"
+    far = Store(url)
+    copy = tmp_path / "in" / "copy"
     far.write("x", bytes(1000))
     cases = [("none", sha(b""), 10, "none"), ("x", sha(b"other"), 1000, sha(b"other"))]
     for name, wanted, most, said in [*cases, ("x", sha(bytes(1000)), 999, "999 bytes")]:
@@ -57,7 +59,8 @@ def test_what_is_fetched_is_whole_or_not_there(url, tmp_path):  # noqa: F811
 @pytest.mark.parametrize("name", ["../x", "/etc/x", "a/../../x", "", "a\0", "\ud800", None, 5])
 def test_a_name_stays_under_the_url(name, url, tmp_path):  # noqa: F811
     """As a file may hold it; nothing is read, written or deleted elsewhere."""
-    far, mine = Store(f"{url}/in"), tmp_path / "mine"
+    far = Store(f"{url}/in")
+    mine = tmp_path / "mine"
     mine.write_bytes(b"mine")
     for work in (
         lambda: far.read(name or ".."),
@@ -73,7 +76,8 @@ def test_a_name_stays_under_the_url(name, url, tmp_path):  # noqa: F811
 
 def test_a_link_or_a_pipe_in_a_folder_is_not_opened(tmp_path):
     """A folder that somebody has sent: to read a pipe would wait for ever."""
-    far, mine = Store(str(tmp_path / "far")), tmp_path / "mine"
+    far = Store(str(tmp_path / "far"))
+    mine = tmp_path / "mine"
     mine.write_bytes(b"mine")
     far.write("x", b"theirs")
     os.mkfifo(tmp_path / "far" / "pipe")
@@ -120,9 +124,11 @@ FAILING = {
 @pytest.mark.parametrize("how", FAILING)
 def test_a_store_that_fails(how, s3, tmp_path):  # noqa: F811
     """One line that names the URL, and nothing half; tried again, unless it refuses."""
-    far, content = Store(s3.url), os.urandom(1000)
+    far = Store(s3.url)
+    content = os.urandom(1000)
     far.write("x", content)
-    s3.spoil, before = FAILING[how], len(s3.requests)
+    s3.spoil = FAILING[how]
+    before = len(s3.requests)
     with pytest.raises((StorageError, DataError)) as caught:
         far.fetch("x", tmp_path / "copy", sha(content))
     assert f"{s3.url}/x" in str(caught.value) and "\n" not in str(caught.value)
