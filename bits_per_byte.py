@@ -31,28 +31,29 @@ def loss_and_bpb(nats, counted, text_nats, bytes) -> tuple[float, float]:
 
 @torch.no_grad()
 def score_text(
-    model: nn.Module, batches: Iterable, token_bytes: Tensor, rows: int = 0, sources=(), names=()
+    model: nn.Module, batches: Iterable, token_bytes: Tensor, rows: int = 0, names=("",)
 ) -> tuple[float, float, dict[str, float]]:
     """Loss in nats per token and in bits per byte of text, over all ranks' batches; the latter also
     by source: their mean, weighted by bytes of text, is that of all.
 
-    batches: inputs and targets (B, T), equally many on every rank (a sharded model's ranks run in
-    lockstep). rows: in every forward pass, since a compiled model is compiled for one shape; a
-    smaller batch is filled up with copies of its own rows, which are not scored. sources: for each
-    row in turn, the index of its source in `names`."""
+    batches: inputs and targets (B, T), and for each row the index of its source in `names`; equally
+    many batches on every rank (a sharded model's ranks run in lockstep). rows: in every forward
+    pass, since a compiled model is compiled for one shape; a smaller batch is filled up with copies
+    of its own rows, which are not scored."""
     parts = []  # read after the loop, so that the host never waits for the device in between
+    source_of = []  # each row
     training = model.training
     model.eval()
-    for inputs, targets in batches:
+    for inputs, targets, sources in batches:
         n = len(inputs)
         fill = torch.arange(max(n, rows), device=inputs.device) % n  # 0 .. n - 1, then again
         nats = model(inputs[fill], targets[fill], reduction="none")[:n]  # (n, T)
         parts.append(torch.stack([*sums_of(nats, targets, token_bytes).values()]))
+        source_of += sources
     model.train(training)
     by_row = torch.cat(parts, dim=1).cpu().double()  # (4, rows of this rank)
-    source_of = torch.tensor(sources or [0] * by_row.size(1))
-    by_source = torch.zeros(4, max(1, len(names)), dtype=torch.double)
-    by_source.index_add_(1, source_of, by_row)
+    by_source = torch.zeros(4, len(names), dtype=torch.double)
+    by_source.index_add_(1, torch.tensor(source_of), by_row)
     if dist.is_initialized():
         dist.all_reduce(by_source)
     each = {name: sums for name, sums in zip(names, by_source.T.tolist()) if sums[3]}

@@ -2,15 +2,19 @@
 
 1. prepare_data.py tokenizes documents and packs them (`pack`) into rows of row_len tokens:
 
-       row 17  | BOS the cat sat . BOS a longer document, cut | exactly row_len tokens
-       row 18  | BOS at the end of row 17 . BOS yes . BOS no  | no padding, no token lost
+       row 17  | BOS the cat sat . BOS there was once a king | exactly row_len tokens
+       row 18  | BOS who had a horse . BOS yes . BOS no       | no padding, no token lost
+
+   The story of the king is longer than what was left of row 17: it is cut, and what remains is
+   packed like a document of its own.
 
 2. `Order` maps position p = 0, 1, 2, ... to (source, row): shuffled, and in the mixture's shares.
 3. `RowLoader` reads the rows of a batch ahead of time; inputs = row[:-1], targets = row[1:].
 
 Guarantees, for text: no token is lost except in the last, partial row of a source; the only filler
 is one BOS where a single place is left. The row at a position depends only on data, mixtures and
-seed, so the loader's whole state is one integer. Next: train.py, the loop.
+seed, so the loader's whole state is one integer. `manifest` is a machinery.shards.Manifest: it
+knows the sources of a data folder and reads their rows. Next: train.py, the loop.
 """
 
 import hashlib
@@ -39,24 +43,25 @@ class PackStats:
 
     documents: int = 0
     tokens: int = 0  # of the documents, without BOS
-    bos: int = 0  # BOS tokens written, one at the start of each piece of a document
+    bos: int = 0  # BOS tokens written: before each piece of a document, and as filler
     rows: int = 0
     splits: int = 0  # full rows made of one document that is longer than a row
     cuts: int = 0  # documents cut because none fitted in the space left in a row
-    dropped: int = 0  # tokens thrown away; best fit throws away none
-    leftover: int = 0  # tokens in `Packing.leftover`: less than a row, which its caller may drop
+    dropped: int = 0  # tokens thrown away: none by `pack`
+    leftover: int = 0  # tokens in `pack.leftover`, less than a row, which its caller may drop
 
 
 class Shelves:
     """Documents by length: one shelf per length (BOS included), and a bit per non-empty shelf, so
-    that two operations find the longest document that fits, however many there are."""
+    that a few operations on integers find the document to take, however many there are."""
 
     def __init__(self, row_len: int) -> None:
         self.row_len = row_len
         self.shelves: list[list[np.ndarray]] = [[] for _ in range(row_len + 1)]
-        # shelves[n] is not empty: bit n of `has`, and bit row_len - n of `has_complement`
-        self.has = self.has_complement = 0
-        self.documents = self.tokens = 0  # on all shelves; tokens with a BOS per document
+        self.has = 0  # bit n: shelves[n] is not empty
+        self.has_complement = 0  # bit row_len - n: the same; `best` looks up complements in it
+        self.documents = 0  # on all shelves
+        self.tokens = 0  # theirs, with a BOS per document
 
     def put(self, ids: np.ndarray) -> None:
         n = len(ids) + 1
@@ -81,22 +86,26 @@ class Shelves:
 
         First choice: one that fills the space exactly. Second: the longest whose *complement* (the
         length that fills the remaining space) is there too; looking one step ahead makes 5 times
-        fewer cuts. Third: the longest.
+        fewer cuts. Third: the longest. For a space of 7, and documents of 3, 4 and 6 tokens:
+
+            fits          bits 3, 4, 6    the longest, 6, would leave 1, which no document fills
+            complements   bits 4, 3, 1    of each: 7 - 3, 7 - 4, 7 - 6
+            pairs         bits 3, 4       lengths in both; the longer is taken: 4, and then 3
         """
-        fits = self.has & ((2 << space) - 1)  # shelves 0 .. space
+        fits = self.has & ((2 << space) - 1)  # bits 0 .. space
         if not fits:
             return 0
         longest = fits.bit_length() - 1
-        # bit n: shelves n and space - n are not empty; so the highest bit is space / 2 or more
-        pairs = fits & (self.has_complement >> (self.row_len - space))
+        complements = self.has_complement >> (self.row_len - space)  # bit space - n: n is there
+        pairs = fits & complements
         if longest == space or not pairs:
             return longest
         n = pairs.bit_length() - 1
-        lone = 2 * n == space and len(self.shelves[n]) == 1  # no complement but itself
+        lone = 2 * n == space and len(self.shelves[n]) == 1  # a single document is no pair
         return longest if lone else n
 
 
-class Packing:
+class pack:  # in lower case, as `map` and `zip` are: it reads as a verb
     """Documents (sequences of ids, without BOS) -> rows, arrays of exactly `row_len` ids.
 
     >>> packed = pack([[5, 6], [7, 8, 9, 4]], row_len=4, bos_id=0)
@@ -104,7 +113,8 @@ class Packing:
     ([[0, 7, 8, 9], [0, 5, 6, 0]], [[4]])
 
     Iterate over it, then read `.stats` and `.leftover`: documents, together less than a row, which
-    the caller may pack again. whole: cut no document, fill rows with BOS, leave nothing over.
+    the caller may pack again. whole, for conversations: cut no document, fill rows with BOS, leave
+    nothing over.
     """
 
     def __init__(self, docs: Iterable, row_len: int, bos_id: int, buffer=16_384, whole=False):
@@ -131,12 +141,13 @@ class Packing:
                 self.stats.tokens += len(ids)
                 yield ids
 
-    def _write(self, row: np.ndarray, at: int, ids: Sequence[int]) -> int:
-        """Write BOS + ids at `at`; returns where the next document starts."""
+    def _write(self, row: np.ndarray, start: int, ids: Sequence[int]) -> int:
+        """Write BOS + ids from `start` on; returns where the next document starts."""
         self.stats.bos += 1
-        row[at] = self.bos_id
-        row[at + 1 : at + 1 + len(ids)] = ids
-        return at + 1 + len(ids)
+        end = start + 1 + len(ids)
+        row[start] = self.bos_id
+        row[start + 1 : end] = ids
+        return end
 
     def _rows(self, docs: Iterator[np.ndarray]) -> Iterator[np.ndarray]:
         """Best fit: keep `buffer` documents on shelves, so that most spaces find one that fits."""
@@ -164,22 +175,20 @@ class Packing:
 
     def _fill_row(self, shelves: Shelves, dtype: np.dtype) -> np.ndarray:
         row = np.empty(self.row_len, dtype)
-        at = 0
-        while space := self.row_len - at:
+        start = 0
+        while start < self.row_len:
+            space = self.row_len - start
             n = shelves.best(space)
             if n:
-                at = self._write(row, at, shelves.take(n))
+                start = self._write(row, start, shelves.take(n))
             elif space == 1 or self.whole:  # fill it with a BOS: no document is cut
-                at = self._write(row, at, [])
+                start = self._write(row, start, [])
             else:  # cut the longest: its tail stays long, and short documents are kept to fill gaps
                 ids = shelves.take(shelves.has.bit_length() - 1)
-                at = self._write(row, at, ids[: space - 1])
+                start = self._write(row, start, ids[: space - 1])
                 shelves.put(ids[space - 1 :])
                 self.stats.cuts += 1
         return row
-
-
-pack = Packing  # reads as a verb at the call
 
 
 # -------------------------------------------------------------------------------------- order
@@ -195,7 +204,8 @@ def mix64(x: int) -> int:
 
 
 class Permutation:
-    """A keyed bijection of 0..n-1, computed one element at a time: no table, whatever n.
+    """A shuffle of 0..n-1, different for each key, computed one element at a time: no table,
+    whatever n, and a resumed run asks for any element at once.
 
     A Feistel network on pairs (l, r) with l < a, r < b, a * b just above n (Black and Rogaway
     2002): each round adds to one half a keyed hash of the other half, which can be undone, so the
@@ -208,7 +218,7 @@ class Permutation:
     def __init__(self, n: int, *key: int) -> None:
         self.n = n
         self.b = max(1, math.isqrt(n))
-        self.a = -(-n // self.b)
+        self.a = -(-n // self.b)  # n / b, rounded up
         name = "/".join(map(str, key))
         self.keys = [
             int.from_bytes(hashlib.blake2b(f"{name}/{i}".encode(), digest_size=8).digest(), "big")
@@ -228,11 +238,13 @@ class Permutation:
 
 
 class Quota:
-    """Deals positions 0, 1, 2, ... to sources in exact proportion to their weights.
+    """Deals positions 0, 1, 2, ... to sources in proportion to their weights.
 
     A chain, heaviest source first: of the n positions that reach a source, it takes
-    round(n * its share of the weight from here on), in integers, and passes on the others. So a
-    count is within 1 of its share for up to 3 sources, within 1.7 for up to 16.
+    round(n * its share of the weight from here on), in integers, and passes on the others. With
+    weights 5, 3 and 2: of the first 10 positions the first source takes 5 (5 of 10), of the other 5
+    the second takes 3 (3 of 5), and the third the 2 that are left. A count is within 1 of its share
+    for up to 3 sources, within 1.7 for up to 16 (counted in tests/test_data.py).
     """
 
     def __init__(self, weights: Sequence[float]) -> None:
@@ -251,28 +263,34 @@ class Quota:
 
     def __call__(self, p: int) -> tuple[int, int]:
         """Position p -> (source, how many earlier positions that source had)."""
-        for source, w, total in self.chain:
-            had = (2 * p * w + total) // (2 * total)  # round(p * w / total)
-            if (2 * (p + 1) * w + total) // (2 * total) > had:
+        for source, weight, total in self.chain:
+            had = rounded(p * weight, total)
+            if rounded((p + 1) * weight, total) > had:  # with p it takes one more
                 return source, had
-            p -= had
+            p -= had  # the position among those that the next source gets to see
         raise AssertionError("the last source takes every position that reaches it")
 
     def counts(self, p: int) -> list[int]:
         """How many of the first p positions each source has had."""
         counts = [0] * self.count
-        for source, w, total in self.chain:
-            counts[source] = (2 * p * w + total) // (2 * total)
+        for source, weight, total in self.chain:
+            counts[source] = rounded(p * weight, total)
             p -= counts[source]
         return counts
+
+
+def rounded(a: int, b: int) -> int:
+    """a / b to the nearest integer, in integers alone."""
+    return (2 * a + b) // (2 * b)
 
 
 class Order:
     """Position p >= 0 -> (source, row). A pure function: nothing to save, nothing to replay.
 
     p -> (source, i-th row drawn from it) by quota -> epoch, index = divmod(i, size) -> that epoch's
-    permutation of the source's rows. From position `decay_from` on, `decay_weights` apply; each
-    source continues where it was, so that no row comes twice before all have come once.
+    permutation of the source's rows. weights: the mixture, of sources. From position `decay_from`
+    on, where the learning rate begins to decay, it is `decay_weights`; each source continues where
+    it was, so that no row comes twice before all have come once.
     """
 
     def __init__(
@@ -290,10 +308,8 @@ class Order:
             if empty:
                 raise UsageError(f"source {empty[0]} has no rows; give it more text or weight 0")
         self.quota = Quota(weights)
-        self.late_quota = None
+        self.late_quota = Quota(decay_weights) if decay_weights else None
         self.late_from = decay_from
-        if decay_weights is not None:
-            self.late_quota = Quota(decay_weights)
         self._permutation = lru_cache(maxsize=64)(
             lambda source, epoch: Permutation(self.sizes[source], seed, source, epoch)
         )
@@ -348,21 +364,25 @@ def targets_of(rows: np.ndarray, marks: Sequence[int] = ()) -> np.ndarray:
     inputs = rows[:, :-1]
     targets = rows[:, 1:].astype(np.int64)
     if marks:
-        places = np.where(np.isin(inputs, marks), np.arange(inputs.shape[1]), 0)
-        last = np.maximum.accumulate(places, axis=1)  # the place of the last mark so far
+        column = np.where(np.isin(inputs, marks), np.arange(inputs.shape[1]), 0)
+        last = np.maximum.accumulate(column, axis=1)  # (n, T): where the last mark stands
         is_answer = np.take_along_axis(inputs, last, axis=1) == marks[1]
-        targets[is_answer.any(1, keepdims=True) & ~is_answer] = IGNORED
+        has_answer = is_answer.any(axis=1, keepdims=True)  # (n, 1): rows without one are text
+        targets[has_answer & ~is_answer] = IGNORED
     return targets
 
 
 class RowLoader:
-    """Batches by position. A thread reads ahead into a small ring of (pinned) buffers.
+    """Batches by position. A thread reads ahead into a small ring of buffers; for a GPU they are
+    pinned, that is, memory that the GPU copies from by itself while the program goes on.
 
-    A micro-batch of all ranks takes the next world_size * micro_batch positions; rank r reads
-    those from r * micro_batch on. Where the rows of a step end (rows_per_step; 0: they fill one
-    micro-batch), the rest of the batch is filled with rows whose targets are IGNORED, and the next
-    step begins with the next row. So the rows of a step, taken together, are the same for any
-    number of ranks and any split into micro-batches.
+    The ranks' micro-batches follow each other: with 2 ranks and micro-batches of 4 rows, rank 0
+    takes positions 0 to 3, rank 1 those from 4 to 7, then rank 0 from 8 on. With 10 rows per step,
+    positions 10 to 15 belong to the next step: rank 0's second micro-batch is filled up with 2 rows
+    whose targets are IGNORED, rank 1's with 4. So the rows of a step, taken together, are the same
+    for any number of ranks and any split into micro-batches.
+
+    With rows_per_step 0, a step has one micro-batch of each rank.
     """
 
     def __init__(
@@ -382,14 +402,14 @@ class RowLoader:
 
         self.manifest = manifest
         self.order = order
-        self.first_row = position
-        self.marks = getattr(manifest, "marks", ())
+        self.position = position  # of the first row of the latest batch
+        self.marks = manifest.marks
         self.micro_batch = micro_batch
         self.device = torch.device(device)
-        self._places = self._micro_batches(rank, world_size, rows_per_step)
+        self._spans = self._spans_from(position, rank, world_size, rows_per_step)
         pin = self.device.type == "cuda"
         shape = (2, micro_batch, manifest.row_len - 1)
-        # a new thread uses the first GPU, whose index is 0; set_device does not take "cuda" alone
+        # a new thread uses GPU 0, so it is told which one; set_device does not take "cuda" alone
         use_device = partial(torch.cuda.set_device, self.device) if self.device.index else None
         self._thread = ThreadPoolExecutor(1, initializer=use_device)
         self._ahead: deque[Future] = deque()  # batches that are read already, or queued
@@ -400,22 +420,23 @@ class RowLoader:
             self._read_into(buffer, torch.cuda.Event(blocking=True) if pin else None)
 
     def next_batch(self):
-        """-> inputs, targets: int64 (micro_batch, row_len - 1) each, on the device. `first_row` is
-        then the position of its first row. An error in the reading thread is raised here."""
+        """-> inputs, targets: int64 (micro_batch, row_len - 1) each, on the device. `position` is
+        then that of its first row. An error in the reading thread is raised here."""
         t0 = time.perf_counter()
-        buffer, copied, self.first_row = self._ahead[0].result()
+        buffer, copy_done, self.position = self._ahead[0].result()
         self._waited_s += time.perf_counter() - t0
-        self._ahead.popleft()
-        batch = buffer.to(self.device, non_blocking=copied is not None, copy=True)
-        if copied is not None:
-            copied.record()  # until the copy has passed this point, the buffer is in use
-        self._read_into(buffer, copied)
+        self._ahead.popleft()  # after an error it stays: the next call raises it again
+        # copy: on a CPU too, where `to` alone would return the buffer itself
+        batch = buffer.to(self.device, non_blocking=copy_done is not None, copy=True)
+        if copy_done is not None:
+            copy_done.record()  # until the copy has passed this point, the buffer is in use
+        self._read_into(buffer, copy_done)
         return batch[0], batch[1]
 
     def random_seed(self) -> int:
         """A seed for whatever draws random numbers in this micro-batch, such as dropout: it depends
         on the position, so that a resumed run draws the same."""
-        return mix64(mix64(self.order.seed) ^ self.first_row)
+        return mix64(mix64(self.order.seed) ^ self.position)
 
     def pop_wait_s(self) -> float:
         """Seconds that next_batch has waited for data since the last call."""
@@ -427,37 +448,40 @@ class RowLoader:
         """Stop reading, for good."""
         self._thread.shutdown(cancel_futures=True)
 
-    def _micro_batches(self, rank: int, world_size: int, rows: int) -> Iterator[tuple[int, int]]:
-        """For each of this rank's micro-batches: (position of its first row, end of the step)."""
+    def _spans_from(
+        self, position: int, rank: int, world_size: int, rows: int
+    ) -> Iterator[tuple[int, int]]:
+        """For each of this rank's micro-batches: the position of its first row, and of the first
+        that belongs to the next step."""
         at_once = world_size * self.micro_batch
         rows = rows or at_once
-        for begin in count(self.first_row, rows):
+        for begin in count(position, rows):  # of each step, without end
             for first in range(begin, begin + rows, at_once):
                 yield first + rank * self.micro_batch, begin + rows
 
-    def _read_into(self, buffer, copied) -> None:
+    def _read_into(self, buffer, copy_done) -> None:
         """Have the thread read the next batch into `buffer`."""
-        task = self._thread.submit(self._read, buffer, copied, *next(self._places))
+        task = self._thread.submit(self._read, buffer, copy_done, *next(self._spans))
         self._ahead.append(task)
 
-    def _read(self, buffer, copied, first: int, end: int) -> tuple:
-        if copied is not None:
-            copied.synchronize()  # its last copy to the GPU may still be in flight
-        n = min(max(0, end - first), self.micro_batch)  # rows left in this step
+    def _read(self, buffer, copy_done, position: int, end: int) -> tuple:
+        if copy_done is not None:
+            copy_done.synchronize()  # the buffer's last copy, if there was one, may be in flight
+        n = min(max(0, end - position), self.micro_batch)  # rows left in this step
         rows = np.empty((n, self.manifest.row_len), dtype=self.manifest.dtype)
         for j in range(n):
-            rows[j] = self.manifest.row("train", *self.order(first + j))
+            rows[j] = self.manifest.row("train", *self.order(position + j))
         array = buffer.numpy()
         array[0, :n] = rows[:, :-1]
         array[1, :n] = targets_of(rows, self.marks)
         array[0, n:] = 0
         array[1, n:] = IGNORED
-        return buffer, copied, first
+        return buffer, copy_done, position
 
 
-def val_places(manifest, max_rows: int = 0) -> list[tuple[int, int]]:
+def val_rows(manifest, max_rows: int = 0) -> list[tuple[int, int]]:
     """(source, row) of the first `max_rows` validation rows (0: all), in an order that never
-    changes: sources take turns; within a source, rows come in unit order."""
+    changes: sources take turns, each with its rows in the order in which they were prepared."""
     sources = range(len(manifest.sources))
     turns = sorted((row, i) for i in sources for row in range(manifest.rows("val", i)))
     return [(i, row) for row, i in turns[: max_rows or None]]
@@ -466,30 +490,31 @@ def val_places(manifest, max_rows: int = 0) -> list[tuple[int, int]]:
 def val_batches(
     manifest, batch: int, max_rows: int = 0, rank: int = 0, world_size: int = 1, device="cpu"
 ) -> Iterator[tuple]:
-    """The rows of `val_places`, each once: (inputs, targets) like RowLoader, of about `batch` rows.
+    """The rows of `val_rows`, each once, in batches of about `batch` rows: inputs and targets like
+    RowLoader's, and a list with the source of each row.
 
     Rank r reads rows r, r + world_size, ... Each rank has the same number of batches, since a
     sharded model needs all ranks, so batch sizes may differ by one.
     """
     import torch
 
-    places = val_places(manifest, max_rows)
-    total = len(places)
+    all_rows = val_rows(manifest, max_rows)
+    total = len(all_rows)
     if total < world_size:
         raise UsageError(
             f"{total} validation rows are too few for {world_size} ranks; prepare more: "
             "--val_fraction"
         )
-    own_rows = places[rank::world_size]
-    # the same number on each rank, and no batch is empty
-    batches = min(-(-total // (batch * world_size)), total // world_size)
+    own_rows = all_rows[rank::world_size]
+    # The same number on each rank; not more than the rank with fewest rows has, so none is empty.
+    batches = min(math.ceil(total / (batch * world_size)), total // world_size)
     for k in range(batches):
         part = own_rows[len(own_rows) * k // batches : len(own_rows) * (k + 1) // batches]
-        rows = np.stack([manifest.row("val", i, row) for i, row in part])
+        rows = np.stack([manifest.row("val", source, row) for source, row in part])
         pair = np.stack([rows[:, :-1], targets_of(rows, manifest.marks)])
         tensor = torch.from_numpy(pair)  # (2, b, T)
         pin = torch.device(device).type == "cuda"
         if pin:  # unpinned, the copy would block the host
             tensor = tensor.pin_memory()
         tensor = tensor.to(device, non_blocking=pin)
-        yield tensor[0], tensor[1]
+        yield tensor[0], tensor[1], [source for source, _ in part]

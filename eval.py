@@ -37,7 +37,7 @@ COMMANDS = {
     "core": ("instruments.exams.core", "measure", "CoreConfig"),
     "look": ("instruments.pages.look", "look", "LookConfig"),
     "noise": ("instruments.run.noise_scale", "measure", "NoiseConfig"),
-    "tournament": ("instruments.exams.tournament", "hold", "TournamentConfig"),
+    "tournament": ("instruments.exams.tournament", "play", "TournamentConfig"),
     "serve": ("instruments.talk.serve", "run", "ServeConfig"),
     "report": ("instruments.pages.report", "rewrite", "ReportConfig"),
     "compare": ("instruments.pages.report", "compare", ""),

@@ -106,7 +106,7 @@ def orthogonalize(g: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     return x.mT.contiguous() if tall else x
 
 
-def even_rows(u: Tensor, second: Tensor, beta2: float) -> Tensor:
+def rescale(u: Tensor, second: Tensor, beta2: float) -> Tensor:
     """Factors on the rows of u (N, rows, cols), or on the columns of a wide u, that give them all
     the same long-run size and keep the norm of each matrix (NorMuon, Li et al. 2025).
     second: running mean square, updated: (N, rows, 1) or (N, 1, cols), fp32, like the result."""
@@ -142,7 +142,7 @@ class Muon(torch.optim.Optimizer):
         self.ns_dtype = ns_dtype
         self.divide = divide
         self.orthogonalize = orthogonalize
-        self.even_rows = even_rows
+        self.rescale = rescale
         by_shape = defaultdict(list)
         for p in params:
             if p.ndim != 2:
@@ -163,7 +163,8 @@ class Muon(torch.optim.Optimizer):
     def step(self) -> None:
         for group in self.param_groups:  # its parameters have one shape
             params = group["params"]
-            first, (rows, cols) = params[0], params[0].shape
+            first = params[0]
+            rows, cols = first.shape
             seconds = [self.state[p]["second_moment"] for p in params]
             averages = [local(self.state[p]["momentum_buffer"]) for p in params]
             grads = [local(p.grad) for p in params]
@@ -173,7 +174,7 @@ class Muon(torch.optim.Optimizer):
             torch._foreach_lerp_(grads, averages, group["momentum"])  # Nesterov: one step ahead
             u = self._whole_orthogonalized(torch.stack(grads), first)  # (N, rows, cols)
             second = torch.stack(seconds)
-            scale = self.even_rows(u, second, group["beta2"])
+            scale = self.rescale(u, second, group["beta2"])
             torch._foreach_copy_(seconds, second.unbind())
             if isinstance(first, DTensor):
                 u = _own_rows(u, first)
@@ -258,7 +259,7 @@ def lr_batch_factor(tokens_per_step: int, rates_at: int) -> float:
 def build(
     groups: dict[str, list[Tensor]], config, width: int, *, ns_dtype=torch.float32, divide=False
 ) -> list[torch.optim.Optimizer]:
-    """The optimizers of a TrainConfig; `base_lr` is what the schedule multiplies.
+    """The optimizers of a TrainConfig; `initial_lr` is what the schedule multiplies.
 
     groups: as GPT.param_groups gives them. width: of the residual stream. The tables' betas and
     weight decay are nanochat's, except those of the value embeddings (benchmarks/RESULTS.md).
@@ -282,15 +283,20 @@ def build(
             group(("head",), config.head_lr * table_scale, (0.8, 0.96), 0.01),
             group(("scalar",), 0.005 * scale, (0.8, 0.95), 0.0),  # for yours: the model has none
         ]
-        lr = config.matrix_lr * scale
-        how = dict(ns_dtype=ns_dtype, divide=divide)
-        muon = Muon(groups["matrix"], lr, weight_decay=config.weight_decay, **how)
+        muon = Muon(
+            groups["matrix"],
+            lr=config.matrix_lr * scale,
+            weight_decay=config.weight_decay,
+            ns_dtype=ns_dtype,
+            divide=divide,
+        )
         optimizers = [muon, adamw(recipe, eps=1e-10)]
     else:
         raise ValueError(f"optimizer {config.optimizer!r} is neither muon nor adamw")
     for optimizer in optimizers:
         for g in optimizer.param_groups:
-            g["base_lr"], g["base_weight_decay"] = g["lr"], g["weight_decay"]
+            g["initial_lr"] = g["lr"]
+            g["initial_weight_decay"] = g["weight_decay"]
     return optimizers
 
 
@@ -322,10 +328,10 @@ def set_schedule(optimizers: list[torch.optim.Optimizer], step: int, steps: int,
     decay = config.decay if config.schedule == "wsd" else 0.0
     for optimizer in optimizers:
         for group in optimizer.param_groups:
-            group["lr"] = group["base_lr"] * factor
+            group["lr"] = group["initial_lr"] * factor
             if isinstance(optimizer, Muon):
                 group["momentum"] = momentum_at(step, steps, config.warmup, decay)
-                group["weight_decay"] = group["base_weight_decay"] * factor
+                group["weight_decay"] = group["initial_weight_decay"] * factor
     return factor
 
 
@@ -334,11 +340,10 @@ def compile_steps(optimizers: list[torch.optim.Optimizer]) -> None:
     torch._dynamo.config.recompile_limit = 64  # Dynamo's own limit would be 8 shapes
     for muon in (optimizer for optimizer in optimizers if isinstance(optimizer, Muon)):
         muon.orthogonalize = torch.compile(orthogonalize, dynamic=False, fullgraph=True)
-        muon.even_rows = torch.compile(even_rows, dynamic=False, fullgraph=True)
+        muon.rescale = torch.compile(rescale, dynamic=False, fullgraph=True)
 
 
-def average(gradients: list[Tensor]) -> None:
-    """Average over ranks that each hold the gradients of a whole model."""
+def sum_over_ranks(gradients: list[Tensor]) -> None:
+    """Sum over ranks that each have the gradients of a whole model."""
     for reduction in [dist.all_reduce(gradient, async_op=True) for gradient in gradients]:
         reduction.wait()
-    torch._foreach_mul_(gradients, 1 / dist.get_world_size())

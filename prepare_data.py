@@ -200,12 +200,12 @@ def check_enough(job: worker.Job, splits: dict, notes: Notes) -> None:
 def report(manifest: shards.Manifest, examples: dict[str, str], seconds: float) -> str:
     """The lines printed at the end of a preparation. examples: of what was left out, by reason."""
     lines = []
-    by = manifest.tree["splits"]
+    splits = manifest.tree["splits"]
     documents = sum(facts["documents"] for facts in manifest.tree["sources"])
-    parts = sum(total(by_source)["documents"] for by_source in by.values())
+    parts = sum(total(by_source)["documents"] for by_source in splits.values())
     what = "documents" if parts <= documents else "pieces of documents"
     for split in ("train", "val"):
-        t = total(by[split])
+        t = total(splits[split])
         if t["tokens"]:
             lines.append(
                 f"{split:5} {t['documents']:,} {what} | {t['bytes'] / 1e6:,.2f} MB | "
@@ -213,7 +213,7 @@ def report(manifest: shards.Manifest, examples: dict[str, str], seconds: float) 
                 f"{t['rows']:,} rows | cut {100 * t['cuts'] / max(1, t['documents']):.2f}% "
                 f"of them | dropped {100 * t['dropped'] / t['tokens']:.4f}% of tokens"
             )
-    held = total(by["val"])["tokens"]
+    held = total(splits["val"])["tokens"]
     if held < ENOUGH:
         lines.append(
             f"warning: only {held:,} tokens are held out, too few to tell one model from another; "

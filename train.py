@@ -4,10 +4,12 @@ Reads DATA_DIR (from prepare_data.py); writes RUN_DIR. Run again, it resumes fro
 checkpoint: bit for bit on a CPU with the same number of threads, up to rounding on a GPU (where the
 order of summation is not fixed).
 
-One straight line: `main` parses, plans and builds; `take_steps` is the optimization loop; `train`
-logs, saves and evaluates around it; `finish` ends the run. `Run` holds the parts, `Progress` the
-counters. Fault tolerance is in machinery/. Shapes: B rows per micro-batch, T positions. Next:
-tokenizer.py, where the ids come from.
+Read `take_steps` first: it is the optimization loop. `train` logs, saves and evaluates around it;
+`main` parses, plans and builds what they need, and `finish` ends the run. `Run` holds the parts,
+`Progress` the counters, `Step` the numbers of one step. A rank is one process, with one GPU of its
+own; in data parallel (ddp) each has a whole model and rows of its own, with FSDP each keeps a share
+of every weight as well. Fault tolerance is in machinery/. Shapes: B rows per micro-batch, T
+positions. Next: tokenizer.py, where the ids come from.
 """
 
 import gc
@@ -22,8 +24,10 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
 
-if "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:  # the older name of the same setting
-    os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")  # read by the import
+# Let the GPU's memory be extended in place, so that less is lost in gaps between tensors of many
+# sizes. `import torch` reads it; what you have set, under its older name too, stays.
+if "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:
+    os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -54,7 +58,7 @@ class Run:
     signals: ranks.Signals
     model: torch.nn.Module  # saved and sampled from
     step_model: torch.nn.Module  # the same weights, compiled
-    val_model: torch.nn.Module  # the same weights, as validation runs them
+    val_model: torch.nn.Module  # the same weights, compiled only on a GPU
     optimizers: list[torch.optim.Optimizer]
     checkpoints: checkpoint.Checkpointer
     loader: data.RowLoader
@@ -81,17 +85,41 @@ class Progress:
     save_now: bool = False  # by the first rank's clock, a checkpoint is due
 
 
+@dataclass(frozen=True)
+class Step:
+    """The numbers of one optimizer step, over all its micro-batches and ranks."""
+
+    number: int  # from 1 on
+    lr: float  # the schedule's factor on every learning rate
+    loss: float  # the mean cross-entropy, in nats (-ln p), of the targets that count
+    bpb: float  # bits per byte of text
+    norm: float  # of the loss's gradient, before clipping
+    scale: float  # the loss scale of fp16; 1 in other dtypes
+    more: dict[str, float]  # sums that you have added to `take_steps`; in fp16 the loss scale
+
+    @property
+    def bad(self) -> bool:
+        """Not finite: such a step changes no weight."""
+        return not math.isfinite(self.loss + self.norm)
+
+    @property
+    def overflow(self) -> bool:
+        """Bad only because the gradients, scaled, are too large for fp16: a smaller scale helps."""
+        return self.bad and math.isfinite(self.loss) and self.scale > 1
+
+
 def main(argv: list[str]) -> int:
     """Parse, plan, build, train, finish. Whatever must be closed goes on `stack` once made."""
-    typed = preset = cli.parse("train.py", "train", argv)
+    typed = cli.parse("train.py", "train", argv)
+    preset = typed  # the model, the data and the plan fill in the rest
     options = typed.run
-    world = ranks.start(typed.run.device, typed.train.dtype)
-    source = None
+    world = ranks.start(options.device, typed.train.dtype)
+    foreign = None  # the model of another program that training begins from
     if options.init_from and trained.is_export(Path(options.init_from)):
         from hf import imported
 
-        source = imported.Source(options.init_from)
-        preset = source.complete(typed)
+        foreign = imported.ForeignModel(options.init_from)
+        preset = foreign.complete(typed)
     if options.plan:
         from instruments.run import forecast
 
@@ -102,17 +130,17 @@ def main(argv: list[str]) -> int:
 
         folder = stage.once_per_node(folder, options.stage, world)
     manifest, preset = folders.open_data(folder, preset)
-    if source:
-        source.check_data(manifest, preset)
+    if foreign:
+        foreign.check_data(manifest, preset)
     plan = make_plan(preset, world)
-    # From here on `steps` is set, and `tokens` has served its purpose.
+    # --tokens was another way to say --steps: from here on the latter alone is set.
     preset = replace(preset, train=replace(preset.train, steps=plan.steps, tokens=""))
     log = Log(Path(options.run_dir), world.is_first, options.wandb)
     progress = Progress()
-    order = folders.order_of(preset, plan, manifest)
+    order = folders.training_order(preset, plan, manifest)
     about = build.describe(typed, preset, plan, manifest, order, world)
     with ExitStack() as stack:
-        stack.enter_context(folders.claim(preset, manifest, world))
+        stack.enter_context(folders.lock_run(preset, manifest, world))
         mirror = None  # gets copies of the checkpoints
         if options.mirror:
             from stores import mirror as mirrors
@@ -125,15 +153,18 @@ def main(argv: list[str]) -> int:
         optimizers = build.build_optimizers(model, preset, plan, world)
         checkpoints = build.open_checkpoints(preset, plan, log, mirror)
         stack.push(checkpoints.leave)  # a save in flight ends first
-        state = build.load(checkpoints, model, optimizers, preset, manifest, source)
-        plan = resume(state, preset, plan, log, progress) if state else plan
-        if world.team.any(progress.step >= plan.steps and world.is_first and is_done(log.run_dir)):
+        state = build.load(checkpoints, model, optimizers, preset, manifest, foreign)
+        if state:
+            plan = resume(state, preset, plan, log, progress)
+        if progress.step >= plan.steps and world.team.on_first(lambda: is_done(log.run_dir)):
             log.print(
                 f"{log.run_dir} is finished ({progress.step:,} steps); python eval.py sample "
                 f"--run_dir {str(log.run_dir)!r} shows what it writes"
             )
-            return checkpoints.finish() or 0  # a mirror gets the files it lacks
+            checkpoints.finish()  # a mirror gets the files it lacks
+            return 0
         signals = ranks.Signals()
+        # The plan changes if a micro-batch does not fit in memory: it is made smaller.
         step_model, val_model, plan = build.compile_step(model, optimizers, plan, world, log)
         loader = build.open_loader(manifest, order, plan, world, progress.step)
         stack.callback(loader.close)
@@ -179,61 +210,75 @@ def find_report() -> ModuleType | None:
 
 def train(run: Run, progress: Progress) -> None:
     """Take the steps; log each one, save and evaluate when due."""
-    plan, options = run.plan, run.preset.run
     if eval_is_due(run, progress):
         evaluate(run, progress)  # on resume too: a kill may have come between save and validation
-    for numbers in take_steps(run, progress):
-        log_step(run, progress, numbers)
-        by_steps = any(is_due(progress.step, n) for n in (options.save_every, options.keep_every))
-        if by_steps or progress.save_now or progress.step in (plan.keep_step, plan.steps):
+    for step in take_steps(run, progress):
+        log_step(run, progress, step)
+        if save_is_due(run, progress):
             save(run, progress)  # before the validation: a kill during it then loses no step
-        if eval_is_due(run, progress) and not progress.stop:  # a scheduler does not wait
+        if eval_is_due(run, progress) and not progress.stop:  # a signal leaves no time for it
             evaluate(run, progress)
 
 
-def take_steps(run: Run, progress: Progress) -> Iterator[dict[str, float]]:
-    """Take one optimizer step after another, until the last one or a signal. Yields each step's
-    numbers, summed over its micro-batches and over the ranks."""
+def take_steps(run: Run, progress: Progress) -> Iterator[Step]:
+    """Take one optimizer step after another, until the last one or a signal; yield the numbers of
+    each.
+
+    The loss of a step is the sum of the nats of its targets that count, over all micro-batches and
+    all ranks, divided by how many count: in text all `tokens_per_step`, in conversations only those
+    of answers. How many is known after the last micro-batch. So backward divides by
+    `tokens_per_step`, and afterwards the gradients are multiplied by tokens_per_step / counted.
+    """
     plan, world, config = run.plan, run.world, run.preset.train
     is_fp16 = world.dtype == torch.float16
     progress.saved_at = time.monotonic()
     run.meter.start()
     while progress.step < plan.steps and not progress.stop:
-        step = progress.step
-        lr_factor = optim.set_schedule(run.optimizers, step, plan.steps, config)
+        lr = optim.set_schedule(run.optimizers, progress.step, plan.steps, config)
         scale = progress.scale if is_fp16 else 1.0
         sums = defaultdict(float)
         for _ in range(plan.grad_accum):
             with record_function("data"):
                 inputs, targets = run.loader.next_batch()  # (B, T) each
-            torch.manual_seed(run.loader.random_seed())  # for dropout, if there is any
+            torch.manual_seed(run.loader.random_seed())  # for what you add, such as dropout
             nats = run.step_model(inputs, targets, reduction="none")  # (B, T), 0 where ignored
-            loss = nats.sum() / plan.tokens_per_step  # this micro-batch's share of the mean
-            (loss * (scale * world.world_size)).backward()  # undoes the averaging over ranks
+            part = nats.sum() / plan.tokens_per_step  # of the step's loss
+            (part * scale).backward()  # adds to the gradients of the micro-batches before
+            # For the loss and bits per byte: nats, targets that count, nats and bytes of text.
             for name, of_rows in sums_of(nats.detach(), targets, run.token_bytes).items():
                 sums[name] += of_rows.sum()
             # Your own number: sums["yours"] += ... is added up over the ranks, logged and printed.
 
         gradients = [p.grad for p in run.model.parameters()]  # sharded: each rank has its part
-        if plan.parallel == "ddp":  # FSDP averages within backward
-            optim.average(gradients)
+        if plan.parallel == "ddp":  # FSDP sums them within backward
+            optim.sum_over_ranks(gradients)
         norm = torch.nn.utils.get_total_norm(gradients)
-        norm = norm.full_tensor() if plan.sharded else norm  # (), over all ranks
+        if plan.sharded:
+            norm = norm.full_tensor()  # (), of all ranks' parts
 
         # The one place where the host waits for the device, and where a step is judged.
-        numbers = agree(run, progress, sums, norm)
-        numbers |= dict(step=step + 1, lr=lr_factor)
-        factor = plan.tokens_per_step / max(numbers["counted"], 1) / scale  # text: all count
-        numbers["norm"] *= factor
-        numbers["bad"] = not math.isfinite(numbers["nats"] + numbers["norm"])
-        numbers["overflow"] = is_fp16 and numbers["bad"] and math.isfinite(numbers["nats"])
+        totals, norm = agree(run, progress, sums, norm)
+        # On the gradients, which stand for another number of targets, and are scaled:
+        factor = plan.tokens_per_step / max(totals["counted"], 1)
+        factor /= scale
+        measured = [totals.pop(name) for name in ("nats", "counted", "text_nats", "bytes")]
+        loss, bpb = loss_and_bpb(*measured)
+        step = Step(
+            number=progress.step + 1,
+            lr=lr,
+            loss=loss,
+            bpb=bpb,
+            norm=norm * factor,
+            scale=scale,
+            more=totals,  # what is left: yours
+        )
         if is_fp16:
-            numbers["scale"] = scale
-            after = optim.next_scale(scale, progress.good_steps, numbers["overflow"])
+            step.more["scale"] = scale
+            after = optim.next_scale(scale, progress.good_steps, step.overflow)
             progress.scale, progress.good_steps = after
-        if not numbers["bad"]:
-            if 0 < config.grad_clip < numbers["norm"]:
-                factor *= config.grad_clip / numbers["norm"]
+        if not step.bad:
+            if 0 < config.grad_clip < step.norm:
+                factor *= config.grad_clip / step.norm
             if factor != 1:
                 torch._foreach_mul_(gradients, factor)
             for optimizer in run.optimizers:
@@ -241,59 +286,64 @@ def take_steps(run: Run, progress: Progress) -> Iterator[dict[str, float]]:
         run.model.zero_grad(set_to_none=True)
         del gradients  # else they stay in memory beside the next ones
         progress.step += 1
-        yield numbers
+        yield step
 
 
-def agree(run: Run, progress: Progress, sums: dict[str, Tensor], norm: Tensor) -> dict[str, float]:
-    """Sum over the ranks, in one all-reduce, a step's numbers and each rank's requests (to stop, to
-    save); copy them to the host together with `norm`, which already covers all ranks."""
-    asked = {s.name.lower(): run.signals.received == s for s in run.signals.STOP}
+def agree(
+    run: Run, progress: Progress, sums: dict[str, Tensor], norm: Tensor
+) -> tuple[dict[str, float], float]:
+    """Sum a step's numbers over the ranks; `norm` is the same on all of them already. Set
+    progress.stop and progress.save_now if one rank was asked to stop, or the first is to save. It
+    takes one all-reduce and one copy to the host."""
     minutes = (time.monotonic() - progress.saved_at) / 60
-    due = 0 < run.preset.run.save_minutes < minutes and not run.checkpoints.busy
-    due = due or run.checkpoints.error is not None  # the next save raises it
-    sums = sums | asked | dict(overdue=run.world.is_first and due)
+    save_now = 0 < run.preset.run.save_minutes < minutes and not run.checkpoints.busy
+    save_now = save_now or run.checkpoints.error is not None  # so that all ranks raise it
+    flags = [run.signals.received == s for s in run.signals.STOP]
+    flags.append(run.world.is_first and save_now)
     zero = torch.zeros_like(norm)  # adding a flag to it takes no blocking copy to the device
-    total = torch.stack([zero + x for x in sums.values()])
+    total = torch.stack([zero + x for x in (*sums.values(), *flags)])
     if dist.is_initialized():
         with record_function("communication"):
             dist.all_reduce(total)
-    return dict(zip([*sums, "norm"], torch.cat([total, norm[None]]).tolist()))
+    *numbers, norm = torch.cat([total, norm[None]]).tolist()
+    flags = numbers[len(sums) :]
+    asked = [s for s, flag in zip(run.signals.STOP, flags) if flag]
+    progress.stop = asked[0] if asked else 0
+    progress.save_now = flags[-1] > 0
+    return dict(zip(sums, numbers)), norm  # by name; the flags, at the end, have none
 
 
-def log_step(run: Run, progress: Progress, numbers: dict[str, float]) -> None:
-    """Note whether a rank asked to stop or save; log the step, or warn or raise if it was bad."""
+def log_step(run: Run, progress: Progress, step: Step) -> None:
+    """Log a step, or warn or raise if it was bad."""
     plan, options, log = run.plan, run.preset.run, run.log
-    stops = [s for s in run.signals.STOP if numbers.pop(s.name.lower())]
-    progress.stop = (stops or [0])[0]
-    progress.save_now = numbers.pop("overdue") > 0
-    step, lr, norm, bad, overflow = map(numbers.pop, ("step", "lr", "norm", "bad", "overflow"))
-    loss, bpb = loss_and_bpb(*map(numbers.pop, ("nats", "counted", "text_nats", "bytes")))
     wait_s = run.loader.pop_wait_s()
-    saving = run.checkpoints.busy
     step_s = run.meter.step(plan.tokens_per_step, data_wait_s=wait_s)
-    record = dict(step=step, tokens=step * plan.tokens_per_step)
-    if bad:
-        skip_or_raise(run, progress, step, f"loss {loss}, gradient norm {norm}", overflow)
-        log.write(record | dict(skipped=progress.skipped) | numbers)
+    record = dict(step=step.number, tokens=step.number * plan.tokens_per_step)
+    if step.bad:
+        skip_or_raise(run, progress, step)
+        log.write(record | dict(skipped=progress.skipped) | step.more)
         return
-    record |= dict(loss=loss, bpb=bpb, lr=lr, norm=norm, time=time.time(), step_s=step_s)
-    record |= run.meter.summary() | dict(watch=dict(saving=saving, wait_s=wait_s))
-    log.write(record | numbers)  # what is left: numbers of your own
-    silent = options.log_every and time.monotonic() - log.printed_at > 15  # seconds
-    if step in (1, plan.steps) or is_due(step, options.log_every) or silent:
-        log.print(logs.step_line(record, plan.steps, logs.time_left_s(run, step), numbers))
+    record |= dict(loss=step.loss, bpb=step.bpb, lr=step.lr, norm=step.norm)
+    record |= dict(time=time.time(), step_s=step_s) | run.meter.summary()
+    # The report reads from `watch` what may have slowed a step down.
+    record |= dict(watch=dict(saving=run.checkpoints.busy, wait_s=wait_s))
+    log.write(record | step.more)
+    long_silent = options.log_every and time.monotonic() - log.printed_at > 15  # seconds
+    if step.number in (1, plan.steps) or is_due(step.number, options.log_every) or long_silent:
+        left_s = logs.time_left_s(run, step.number)
+        log.print(logs.step_line(record, plan.steps, left_s, step.more))
 
 
-def skip_or_raise(run: Run, progress: Progress, step: int, numbers: str, overflow: bool) -> None:
+def skip_or_raise(run: Run, progress: Progress, step: Step) -> None:
     """Count a step that changed no weights; NonFiniteError if that is one more than allowed. An
-    overflow of fp16 gradients does not count as long as the loss scale can be lowered."""
+    overflow of fp16 does not count: the next step has a smaller loss scale."""
     allowed = run.preset.run.skip_nonfinite
-    text = f"step {step}: {numbers}; no weight was changed"
-    if overflow and progress.scale >= 1:
+    text = f"step {step.number}: loss {step.loss}, gradient norm {step.norm}; no weight was changed"
+    if step.overflow:
         run.log.print(f"{text}; the fp16 loss scale is now {progress.scale:g}")
         return
     progress.skipped += 1
-    if overflow or progress.skipped > allowed:
+    if progress.skipped > allowed:
         run.checkpoints.join()  # the newest checkpoint may not be published yet
         newest = checkpoint.latest_valid(run.log.run_dir / "checkpoints", log=run.log.print)
         raise NonFiniteError(
@@ -311,6 +361,15 @@ def is_due(step: int, every: int) -> bool:
     return every > 0 and step % every == 0
 
 
+def save_is_due(run: Run, progress: Progress) -> bool:
+    """Also at the plan's keep_step, the last before the learning rate falls: a longer run can begin
+    from there."""
+    step = progress.step
+    options = run.preset.run
+    by_steps = is_due(step, options.save_every) or is_due(step, options.keep_every)
+    return by_steps or progress.save_now or step in (run.plan.keep_step, run.plan.steps)
+
+
 def eval_is_due(run: Run, progress: Progress) -> bool:
     """At the start too: a validation that fails should fail in the first minute."""
     step = progress.step
@@ -321,14 +380,12 @@ def validate(run: Run, step: int, rows: int, prefix: str = "") -> tuple[float, s
     """Score the first `rows` validation rows and log the figures, their names prefixed with
     `prefix`; returns bits per byte and the text to print."""
     manifest, world, plan = run.manifest, run.world, run.plan
-    own_rows = data.val_places(manifest, rows)[world.rank :: world.world_size]
-    sources = [source for source, _ in own_rows]
     batches = data.val_batches(
         manifest, plan.micro_batch, rows, world.rank, world.world_size, world.device
     )
     with run.meter.paused("eval"):
         loss, bpb, by_source = score_text(
-            run.val_model, batches, run.token_bytes, plan.micro_batch, sources, manifest.sources
+            run.val_model, batches, run.token_bytes, plan.micro_batch, manifest.sources
         )
     epochs = run.loader.order.epochs(step * plan.rows_per_step)  # so far, by source
     figures = dict(val_loss=loss, val_bpb=bpb, val_bpb_by_source=by_source)
@@ -353,13 +410,14 @@ def evaluate(run: Run, progress: Progress) -> None:
     if is_best and step:
         if progress.saved_step != step:
             save(run, progress)
-        run.checkpoints.mark_best(step)
+        run.checkpoints.mark_best(step)  # once it is saved
     with run.meter.paused("report"):
         run.log.print(write_report(run.log, run.report, run, step))
 
 
 def save(run: Run, progress: Progress, wait: bool = False) -> None:
-    """Checkpoint this step: written in the background, unless `wait`."""
+    """Checkpoint this step: written in the background, unless `wait`. The Checkpointer adds the
+    world size."""
     preset = run.preset
     plan = run.plan
     step = progress.step

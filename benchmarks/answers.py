@@ -83,13 +83,16 @@ def measure(run: str, folder: str, every: int) -> dict:
         counts[kind].update(n=1, right=right)
         if k % every or len(before) + MOST > model.config.seq_len:
             continue
-        stream = model.stream(torch.tensor([before]), MOST, 0.0, 0, None, end)
+        stream = model.stream(
+            torch.tensor([before]), max_new_tokens=MOST, temperature=0, stop_id=end
+        )
         drawn = [token.item() for token in stream]
         ends = drawn[-1] == end
         formed = ends and kind_of(tokenizer.decode(drawn[:-1])) == kind
         assert (drawn == answer) == right or MOST < len(answer)
         counts[kind].update(asked=1, ends=ends, form=formed)
-    nats, bpb, _ = score_text(model, data.val_batches(manifest, 8), token_bytes)
+    batches = data.val_batches(manifest, 8)
+    nats, bpb, _ = score_text(model, batches, token_bytes, names=manifest.sources)
     for kind, c in sorted(counts.items()):
         known = "said" if kind in SAID else "remembered"
         asked = max(1, c["asked"])

@@ -94,8 +94,8 @@ def show(found: dict[str, list[torch.Tensor]]) -> None:
         for part in torch.arange(len(seeds[0])).tensor_split(8):
             parts.append((f"{part[0]}-{part[-1]}", [float(n[part].mean()) for n in seeds]))
         cells = (
-            f"{at} {statistics.mean(n):.3f}+-{statistics.stdev(n) if n[1:] else 0:.3f}"
-            for at, n in parts
+            f"{start} {statistics.mean(n):.3f}+-{statistics.stdev(n) if n[1:] else 0:.3f}"
+            for start, n in parts
         )
         print(f"{name:40} {'  '.join(cells)}")
 

@@ -95,8 +95,8 @@ class Hour:
                     self.report(part, f"ok ({took:.0f} s)")
                 else:
                     self.failed += 1
-                    said = f"stopped after {took:.0f} s" if code is None else f"exit code {code}"
-                    self.report(part, f"failed: {said}: {self.last_lines(part, 1)[0][:120]}")
+                    ending = f"stopped after {took:.0f} s" if code is None else f"exit code {code}"
+                    self.report(part, f"failed: {ending}: {self.last_lines(part, 1)[0][:120]}")
             time.sleep(0.05)
 
     def start(self, part: Part, limit: float) -> None:
@@ -344,11 +344,11 @@ def check(args) -> None:
     """ValueError if the options do not fit together."""
     missing = [name for name in NEEDED if not importlib.util.find_spec(name)]
     if missing:
-        how = "install requirements.txt there, or make .venv: bash run.sh test"
-        raise ValueError(f"{sys.executable} has no {', '.join(missing)}; {how}")
+        remedy = "install requirements.txt there, or make .venv: bash run.sh test"
+        raise ValueError(f"{sys.executable} has no {', '.join(missing)}; {remedy}")
     if args.peer and not Path(args.peer, "nanochat", "gpt.py").is_file():
-        how = "git clone https://github.com/karpathy/nanochat, and give that folder"
-        raise ValueError(f"--peer {args.peer}: no nanochat/gpt.py is in it; {how}")
+        remedy = "git clone https://github.com/karpathy/nanochat, and give that folder"
+        raise ValueError(f"--peer {args.peer}: no nanochat/gpt.py is in it; {remedy}")
     if args.preset and not config.find_preset(args.preset):
         raise ValueError(f"--preset {args.preset}: there is none; try d6, d12 or smol-135m")
     if args.minutes <= 0:

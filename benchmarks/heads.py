@@ -27,7 +27,7 @@ def measure(path: Path, data_dir: str, n_rows: int) -> list[str]:
     model, trainer = evaluate.load_model(config)
     manifest = open_data(config, trainer)
     size = torch.from_numpy(manifest.token_bytes())
-    rows = [inputs[0] for inputs, _ in data.val_batches(manifest, 1, n_rows)]
+    rows = [inputs[0] for inputs, *_ in data.val_batches(manifest, 1, n_rows)]
     probes = [Probe(model) for _ in rows]
     whole = [nats_of(probe(ids), ids) for probe, ids in zip(probes, rows)]
     test = copy_test(model, size)
@@ -43,9 +43,9 @@ def measure(path: Path, data_dir: str, n_rows: int) -> list[str]:
         return change / BIT / n_bytes
 
     cells = [f"{trainer['step']}"]
-    for place in ("previous", "test"):
-        best = max(heads, key=lambda head: head["places"][place][0])
-        layer, head, share = best["layer"], best["head"], best["places"][place][0]
+    for pattern in ("previous", "test"):
+        best = max(heads, key=lambda head: head["places"][pattern][0])
+        layer, head, share = best["layer"], best["head"], best["places"][pattern][0]
         cells += [f"{layer}.{head}", f"{share:.0%}", f"{worth(layer, head):+.3f}"]
     induction = [f"{h['layer']}.{h['head']}" for h in heads if h["kind"] == "induction"]
     bpb = sum((nats * (size[ids[1:]] > 0)).sum().item() for nats, ids in zip(whole, rows))

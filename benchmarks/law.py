@@ -77,7 +77,7 @@ class Law:
             n = len(rows)
             self.record = np.concatenate([self._errors_without(left) for left in frontiers(rows)])
             self.draws = [self._fit(rng.integers(n, size=n)) for _ in range(draws)]
-            self.luck = rng.choice([-1, 1], draws) * rng.choice(self.record, draws)
+            self.chance = rng.choice([-1, 1], draws) * rng.choice(self.record, draws)
 
     def _errors_without(self, left: set[int]) -> np.ndarray:
         """What a law of the other rows is off by for these; the residuals if too few are left."""
@@ -104,13 +104,13 @@ class Law:
         for E, a, b in product((0.1, 0.6), (0.2, 0.5), (0.2, 0.5)) if starts else ():
             first.append(np.log([E * level, 0.2 * level, a, 0.2 * level, b]).tolist() + more)
         bounds = [-12.0] * 5 + [-1.0] * len(more), [2.0] * 5 + [1.0] * len(more)
-        how = dict(loss="soft_l1", f_scale=0.01, bounds=bounds)
-        return min((least_squares(errors, p, **how) for p in first), key=lambda r: r.cost).x
+        options = dict(loss="soft_l1", f_scale=0.01, bounds=bounds)
+        return min((least_squares(errors, p, **options) for p in first), key=lambda r: r.cost).x
 
     def predict(self, N: float, D: float, text: int = 0) -> tuple[float, float, float]:
         """(bits per byte, the least, the most): what 90% of runs should lie between."""
         far = doublings(N, self.N.max()) + doublings(D, self.D.max())
-        errors = self.luck * max(1.0, far)
+        errors = self.chance * max(1.0, far)
         imagined = [self.log_loss(p, N, D, text) + e for p, e in zip(self.draws, errors)]
         low, high = np.quantile(imagined, SURE)
         return tuple(np.exp([self.log_loss(self.p, N, D, text), low, high]))
@@ -157,9 +157,9 @@ def held_out(rows: list[dict], left_out: list[dict]) -> list[list[str]]:
     for row in left_out:
         guess, low, high = law.predict(row["weights"], row["tokens"])
         inside = "yes" if low <= row["bpb"] <= high else "**no**"
-        said = f"{guess:.3f}", f"{low:.3f} to {high:.3f}", f"{row['bpb']:.3f}"
+        cells = f"{guess:.3f}", f"{low:.3f} to {high:.3f}", f"{row['bpb']:.3f}"
         name = f"depth {row['depth']}, {short(row['tokens'])} tokens"
-        lines.append([name, *said, f"{100 * (guess / row['bpb'] - 1):+.1f}%", inside])
+        lines.append([name, *cells, f"{100 * (guess / row['bpb'] - 1):+.1f}%", inside])
     return lines
 
 
@@ -208,9 +208,9 @@ def predictions(ours: Law, theirs: Law) -> str:
     cells = []
     for name in ("d12", "d20", "d24"):
         N, D = shape_of(name)
-        said = ours.predict(N, D), forecast.predict(N, D), alone.predict(N, D)
-        said = ["{:.3f} ({:.3f} to {:.3f})".format(*x) for x in said]
-        cells.append([name, short(N), short(D), *said])
+        figures = ours.predict(N, D), forecast.predict(N, D), alone.predict(N, D)
+        figures = ["{:.3f} ({:.3f} to {:.3f})".format(*x) for x in figures]
+        cells.append([name, short(N), short(D), *figures])
     header = ["preset", "weights", "tokens", "our law", "the published runs'"]
     header.append(f"of the {len(alone.rows)} on {same} alone")
     counts = [f"{theirs.text.tolist().count(i)} on {text}" for i, text in enumerate(theirs.texts)]
@@ -308,7 +308,7 @@ def as_file(law: Law) -> dict:
     tree = dict(text=law.texts[1], **dict(zip("EAaBb", law.constants())))
     tree |= dict(factor=float(np.exp(law.p[5])), runs=len(law.rows))
     tree |= dict(weights=int(law.N.max()), tokens=int(law.D.max()))
-    draws = [[*law.constants(p), np.exp(p[5]), e] for p, e in zip(law.draws, law.luck)]
+    draws = [[*law.constants(p), np.exp(p[5]), e] for p, e in zip(law.draws, law.chance)]
     return tree | dict(draws=[[float(f"{x:.6g}") for x in draw] for draw in draws])
 
 

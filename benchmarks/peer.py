@@ -153,7 +153,7 @@ class Peer:
         self.model.load_state_dict(self.build().state_dict())
         self.optimizer.state.clear()
         preset = replace(run.preset, train=replace(run.preset.train, seed=seed))
-        order = folders.order_of(preset, run.plan, run.manifest)
+        order = folders.training_order(preset, run.plan, run.manifest)
         loader = build.open_loader(run.manifest, order, run.plan, run.world, 0)
         batches = ((x, y.clamp(min=-1)) for x, y in iter(loader.next_batch, None))  # -1: ignored
         decay_begins = horizon - round(0.65 * horizon)
@@ -262,9 +262,11 @@ def speed(args) -> int:
     """Measure both sides in turn; returns the exit code."""
     preset = find_preset(args.preset)
     tokens = args.tokens_per_step or preset.train.tokens_per_step
-    how = dict(tokens_per_step=tokens, dtype="auto", device="auto", compile=not args.no_compile)
-    how |= dict(micro_batch=args.micro_batch)
-    case = dict(preset=args.preset, train=how, steps=args.steps, warmup=args.warmup, peer=args.peer)
+    options = dict(tokens_per_step=tokens, dtype="auto", device="auto", compile=not args.no_compile)
+    options |= dict(micro_batch=args.micro_batch)
+    case = dict(
+        preset=args.preset, train=options, steps=args.steps, warmup=args.warmup, peer=args.peer
+    )
     programs = {"ours": "throughput.py", "nanochat": "peer.py"}
     about = [find_peer(args.peer), f"windows of {preset.model.seq_len:,}"]
     rows = []
@@ -272,13 +274,13 @@ def speed(args) -> int:
     try:
         for side in args.sides * args.rounds:
             result = run_case(case, program=ROOT / "benchmarks" / programs[side])
-            while "out of memory" in result.get("error", "") and how["micro_batch"] > 1:
-                how["micro_batch"] //= 2
+            while "out of memory" in result.get("error", "") and options["micro_batch"] > 1:
+                options["micro_batch"] //= 2
                 result = run_case(case, program=ROOT / "benchmarks" / programs[side])
             if "error" in result:
                 print(f"{side}: {result['error']}", flush=True)
                 continue
-            how["micro_batch"] = result["micro_batch"]  # the same for the other side
+            options["micro_batch"] = result["micro_batch"]  # the same for the other side
             rows.append(cells(side, result))
             speeds[side].append(result["tokens_per_s"])
             print(" | ".join(rows[-1]), flush=True)
@@ -300,8 +302,8 @@ def speed(args) -> int:
 
 def planned_rows(preset: cfg.Preset, tokens_per_step: int, world: ranks.World) -> int:
     """The micro-batch that our plan takes on this device."""
-    how = replace(preset.train, tokens_per_step=tokens_per_step, steps=1)
-    return make_plan(replace(preset, train=how), world).micro_batch
+    train_config = replace(preset.train, tokens_per_step=tokens_per_step, steps=1)
+    return make_plan(replace(preset, train=train_config), world).micro_batch
 
 
 def note(text: str, results: str) -> None:
@@ -329,14 +331,14 @@ class Ours:
                     tensor.zero_()
         plan = replace(run.plan, steps=horizon)
         preset = replace(run.preset, train=replace(run.preset.train, seed=seed, steps=horizon))
-        order = folders.order_of(preset, plan, run.manifest)
+        order = folders.training_order(preset, plan, run.manifest)
         loader = build.open_loader(run.manifest, order, plan, run.world, 0)
         try:
             own = replace(run, preset=preset, plan=plan, loader=loader)
-            for numbers in train.take_steps(own, train.Progress()):
-                if numbers["bad"]:
-                    raise FloatingPointError(f"step {numbers['step']}: the loss is not finite")
-                yield numbers["nats"] / max(numbers["counted"], 1)
+            for step in train.take_steps(own, train.Progress()):
+                if step.bad:
+                    raise FloatingPointError(f"step {step.number}: the loss is not finite")
+                yield step.loss
         finally:
             loader.close()
 
@@ -349,18 +351,18 @@ def score(side, run: train.Run, rows: int) -> float:
     """Bits per byte of the first held-out rows; eager, so that no further graph is compiled."""
     at_once = min(8, rows)
     batches = data.val_batches(run.manifest, at_once, rows, device=run.world.device)
-    return score_text(side.scored(run), batches, run.token_bytes, at_once)[1]
+    return score_text(side.scored(run), batches, run.token_bytes, at_once, run.manifest.sources)[1]
 
 
 def open_run(args, run_dir: str, stack: ExitStack) -> train.Run:
     """The run of the preset, on the data that was given and with the batch that was."""
     preset = find_preset(args.preset)
     tokens = args.tokens_per_step or preset.train.tokens_per_step
-    how = replace(preset.train, tokens_per_step=tokens, steps=10_000)
+    train_config = replace(preset.train, tokens_per_step=tokens, steps=10_000)
     options = replace(preset.run, data_dir=args.data_dir, run_dir=run_dir, save_minutes=0.0)
     options = replace(options, compile=not args.no_compile, micro_batch=args.micro_batch)
     world = ranks.start("auto", "auto")
-    preset = replace(preset, name=args.preset, train=how, run=options)
+    preset = replace(preset, name=args.preset, train=train_config, run=options)
     manifest, preset = folders.open_data(preset.run.data_dir, preset)
     return build_run(preset, world, manifest, stack)
 
@@ -406,8 +408,8 @@ def learn(args) -> int:
                     took_s = time.monotonic() - start
                     bits[side.name].append(score(side, run, rows))
                     marks = [mean_before(losses, steps * n // 4) for n in (1, 2, 3, 4)]
-                    said = [f"{bits[side.name][-1]:.4f}", *(f"{loss:.3f}" for loss in marks)]
-                    table.append([str(seed), side.name, *said, f"{took_s:.0f}"])
+                    cells = [f"{bits[side.name][-1]:.4f}", *(f"{loss:.3f}" for loss in marks)]
+                    table.append([str(seed), side.name, *cells, f"{took_s:.0f}"])
                     print(" | ".join(table[-1]), flush=True)
         finally:
             if table:

@@ -132,7 +132,7 @@ def build_run(preset: cfg.Preset, world: ranks.World, rows, stack: ExitStack) ->
     model = build.build_model(preset.model, plan, world, preset.train.seed)
     optimizers = build.build_optimizers(model, preset, plan, world)
     step_model, val_model, plan = build.compile_step(model, optimizers, plan, world, log)
-    order = folders.order_of(preset, plan, rows)
+    order = folders.training_order(preset, plan, rows)
     loader = build.open_loader(rows, order, plan, world, step=0)
     stack.callback(loader.close)
     return train.Run(
@@ -160,8 +160,8 @@ def take_steps(run: train.Run, case: dict) -> tuple[float, float]:
     device = run.world.device
     dtype = run.world.dtype
     progress = train.Progress()
-    for numbers in train.take_steps(run, progress):
-        train.log_step(run, progress, numbers)
+    for step in train.take_steps(run, progress):
+        train.log_step(run, progress, step)
         if progress.step == 1:
             first_step_s = time.time() - case["asked_at"]
         if progress.step == case["warmup"]:
@@ -217,8 +217,8 @@ def run_case(case: dict, timeout_s: float = 900, program: str | Path = __file__)
     case = json.dumps({**case, "asked_at": time.time()})
     try:
         command = [sys.executable, str(Path(program).resolve()), "--case", case]
-        how = dict(capture_output=True, text=True, check=False)
-        done = subprocess.run(command, timeout=timeout_s, **how)
+        options = dict(capture_output=True, text=True, check=False)
+        done = subprocess.run(command, timeout=timeout_s, **options)
     except subprocess.TimeoutExpired:
         return {"error": f"took more than {timeout_s:.0f} s"}
     if done.returncode:

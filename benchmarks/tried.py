@@ -71,16 +71,16 @@ class Tried(model.GPT):
         config = self.config
         layers = len(self.blocks)
         T = idx.size(1)
-        begins = idx == config.bos_id  # (B, T)
-        begins[:, 0] = True
-        at = model.Positions(self.cos[:T], self.sin[:T], begins, None, None)
+        ctx = model.Context(idx, self.cos[:T], self.sin[:T], None, None)
         x = model.rms_norm(self.embed(idx).to(self.compute_dtype))  # (B, T, C)
         own = ((name.removesuffix(".weight"), p) for name, p in self.named_parameters())
         factor = {name: FAST[name] * p.to(x.dtype) for name, p in own if name in FAST}
         if "smear" in factor:
             gate = torch.sigmoid(x[..., :GATE_CHANNELS] @ factor["smear_gate"].mT)  # (B, T, 1)
+            begins = idx == config.bos_id  # (B, T)
+            begins[:, 0] = True
             gate = factor["smear"] * gate * ~begins[..., None]
-            x = x + gate * model.token_before(x, None, 0)
+            x = x + gate * model.previous(x, None, 0)
         first = x
         for layer, block in enumerate(self.blocks):
             value_embed = None
@@ -88,7 +88,7 @@ class Tried(model.GPT):
                 value_embed = self.value_embeds[str(layer)](idx).to(x.dtype)
             if "first" in factor:
                 x = factor["residual"][layer] * x + factor["first"][layer] * first
-            x = block(x, value_embed, at)
+            x = block(x, value_embed, ctx)
             if layer == layers // 2:
                 middle = x
         if "backout" in factor:

@@ -217,6 +217,7 @@ class SlowDisk:
     sources = ["text"]
     row_len = 65
     dtype = "<u2"
+    marks = ()  # no conversations
     rows = lambda self, split, source: 256
 
     def row(self, split: str, source: int, row: int) -> np.ndarray:

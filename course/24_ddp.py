@@ -9,7 +9,7 @@
 #
 # Source: *Pré-Treino Eficiente de Modelos de Linguagem*, "Paralelismo de Dados" (three
 # optimizations, two listings, ring all-reduce), "Segunda Otimização: Sincronizar um lote/bucket de
-# gradientes". Core files: `train.py`, `take_steps`; `optim.py`, `average`. Before:
+# gradientes". Core files: `train.py`, `take_steps`; `optim.py`, `sum_over_ranks`. Before:
 # lesson 23. Next: lesson 25. Takes 14 seconds on two cores.
 
 # %%
@@ -298,7 +298,8 @@ lesson.save(fig, "24_ddp")
 # the first `zero_grad()`. `TensorHook` gets the last micro-batch's gradient alone; the sum of the
 # earlier ones differs from rank to rank. `ParameterHook` gets the parameter. A test that calls
 # `zero_grad(set_to_none=False)`, or trains with one micro-batch, sees two of them pass.
-# (This trainer averages after backward: its model is one compiled graph, so nothing overlaps.)
+# This trainer sums after backward: its model is one compiled graph, so nothing overlaps. Its loss
+# is divided by the targets of all ranks, which makes the sum the mean.
 # Average `p.grad`, ask where it lies, and test that the ranks are equal, bit for bit.
 #
 # ## Exercise

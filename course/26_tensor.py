@@ -20,7 +20,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from config import PRESETS, GPTConfig
-from model import Block, Positions, attend, rms_norm
+from model import Block, Context, attend, rms_norm
 
 SHAPE = dict(n_layer=1, n_embd=32, n_head=4, n_kv_head=2, head_dim=8, mlp_hidden=64)
 CONFIG = GPTConfig(**SHAPE, mlp="swiglu", nope_every=1, qk_norm=False)
@@ -159,7 +159,7 @@ def cut_layer(rank, world, way):
     whole = Block(CONFIG, 0)
     x = torch.randn(16, 4, 32)  # (T, B, C)
     a = x.clone().requires_grad_()
-    plain = Positions(*[None] * 5)  # no rotation, no mask, no cache
+    plain = Context(*[None] * 5)  # no rotation, no mask, no cache
     want = whole(a.transpose(0, 1), None, plain).transpose(0, 1)
     (want.square().sum() / 64).backward()
     split = {name.split(".")[-2]: p for name, p in whole.named_parameters()}

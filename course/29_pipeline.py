@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from config import GPTConfig
-from model import GPT, Positions, rms_norm
+from model import GPT, Context, rms_norm
 
 lesson.begin(29, "pipeline")
 
@@ -220,7 +220,7 @@ def pipeline(rank: int, world: int, micro: int) -> tuple:
         if rank == 0:
             x = rms_norm(model.embed(tokens[m, :, :-1]))  # (B, T, C)
         for block in model.blocks[2 * rank : 2 * rank + 2]:
-            x = block(x, None, Positions(model.cos, model.sin, None, None, None))
+            x = block(x, None, Context(None, model.cos, model.sin, None, None))
         if rank == 1:
             head = rms_norm(x), model.head.weight
             x = model.cross_entropy(*head, tokens[m, :, 1:], model.config).mean() / micro

@@ -151,7 +151,7 @@ model = GPT(GPTConfig(seq_len=128, vocab_size=256, logit_softcap=0, **shape))
 model.init_weights()
 text = torch.from_numpy(lesson.bytes_of_stdlib(1_000_000))
 text, held_out = text[:-100_000], text[-100_000:]
-(optimizer, *_) = optim.build(model.param_groups(), TrainConfig(optimizer="adamw", lr=3e-3), 64)
+optimizer, *_ = optim.build(model.param_groups(), TrainConfig(optimizer="adamw", lr=3e-3), 64)
 snapshots = {}
 for step in range(LAST + 1):
     if step in (*EXAMS, LAST):
@@ -194,7 +194,7 @@ def by_answer() -> torch.Tensor:
 
 
 prompts, human = excerpts(32, 96).split(48, 1)  # (32, 48) each
-batches = [(row[:, :-1], row[:, 1:]) for row in excerpts(128, 129).split(16)]
+batches = [(row[:, :-1], row[:, 1:], [0] * 16) for row in excerpts(128, 129).split(16)]
 exams = {}
 players = {}
 one_byte = torch.ones(256, dtype=torch.long)
@@ -204,7 +204,8 @@ for step in EXAMS:
     scores = [choice.statistics(picked, gold.tolist(), [4] * ASKED) for picked in picks]
     bits = [score_text(model, [batch], one_byte)[1] for batch in batches]
     draws = torch.Generator().manual_seed(0)
-    players[f"step {step}"] = model.generate(prompts, 48, 1.0, 0, draws)[:, 48:].tolist()
+    texts = model.generate(prompts, 48, temperature=1.0, top_k=0, generator=draws)
+    players[f"step {step}"] = texts[:, 48:].tolist()
     exams[step] = *scores, np.mean(bits), np.std(bits, ddof=1) / len(bits) ** 0.5
 turned = [(by_letter(options.roll(k, 1)) == (gold + k) % 4).float().mean() for k in range(4)]
 players |= {"human": human.tolist(), "loop": [p[-4:] * 12 for p in prompts.tolist()]}

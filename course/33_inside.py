@@ -122,7 +122,7 @@ for name, (kind, *periods) in KINDS.items():
     exams[name] = again(64, *periods)
     models[name].init_weights()
     adamw = TrainConfig(optimizer="adamw", lr=5e-3)
-    (optimizer, *_) = optim.build(models[name].param_groups(), adamw, config.n_embd)
+    optimizer, *_ = optim.build(models[name].param_groups(), adamw, config.n_embd)
     for step in range(STEPS + 1):
         if step % EVERY == 0:
             ids, known = exams[name]
@@ -186,7 +186,7 @@ with redirect_stdout(None):  # it says which checkpoint it reads, in a long line
     tiny, trainer = eval.load_model(run)
 torch.manual_seed(0)
 ids, known = again(4, 100, 100, 200, tiny.config.vocab_size)
-inputs, targets = next(data.val_batches(trained.open_data(run, trainer), 4, 4))
+inputs, targets, _ = next(data.val_batches(trained.open_data(run, trainer), 4, 4))
 text = torch.cat([inputs, targets[:, -1:]], 1)
 plain = tiny(inputs, targets, reduction="none").detach()
 whole, _ = look(tiny, text)

@@ -140,7 +140,9 @@ again = prompt.tolist()
 for _ in range(new):
     again.append(forward(torch.tensor(again))[-1].argmax().item())
 lesson.holds(ids == again, "100 tokens written with a cache = 100 written without one")
-lesson.holds(ids == model.generate(prompt[None], new, 0.0)[0].tolist(), "= those of model.generate")
+lesson.holds(
+    ids == model.generate(prompt[None], new, temperature=0)[0].tolist(), "= those of model.generate"
+)
 
 # %% [markdown]
 # ## What it saves, and what it takes

@@ -28,7 +28,7 @@ import model as model_file
 from config import GPTConfig
 from hf import export
 from hf.parity import set_unit_weights
-from model import GPT, Positions, rms_norm
+from model import GPT, Context, rms_norm
 
 H = 8  # query heads
 G = 2  # key/value heads
@@ -210,7 +210,8 @@ def megatron_attention(x: Tensor, fused: Tensor, bias: Tensor, out: Tensor) -> T
 attention = truth.blocks[0].attn
 x = torch.randn(T, C)
 theirs = megatron_attention(x, checkpoint[0], torch.zeros(len(checkpoint[0])), attention.out.weight)
-ours = attention(x[None], None, Positions(truth.cos[:T], truth.sin[:T], None, None, None))[0]
+ctx = Context(None, truth.cos[:T], truth.sin[:T], None, None)
+ours = attention(x[None], None, ctx)[0]
 lesson.holds((theirs - ours).abs().max() < 1e-5, "Megatron's attention by hand = ours, to 1e-5")
 if find_spec("transformers") and find_spec("safetensors"):
     from transformers import AutoModelForCausalLM, logging
@@ -224,7 +225,9 @@ if find_spec("transformers") and find_spec("safetensors"):
     print(f"{type(stock).__name__}: logits differ by {far:.1e}")
     lesson.holds(far < 1e-4, "a stock class of transformers gives our logits, to 1e-4")
     greedy = stock.generate(ids[:, :8], max_new_tokens=24, do_sample=False, pad_token_id=0)
-    lesson.holds(torch.equal(greedy, truth.generate(ids[:, :8], 24, 0.0)), "and our greedy text")
+    lesson.holds(
+        torch.equal(greedy, truth.generate(ids[:, :8], 24, temperature=0)), "and our greedy text"
+    )
 else:
     print("transformers is not installed: the stock class is skipped")
 

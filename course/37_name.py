@@ -134,11 +134,11 @@ def losses(model: GPT, conversations: list) -> tuple[torch.Tensor, torch.Tensor]
 def tune(model: GPT, masked: bool = True) -> list[tuple[float, float]]:
     """Returns the two losses of each step."""
     adamw = replace(PRESETS["tiny"].train, optimizer="adamw", lr=2e-3)
-    (optimizer, *_) = optim.build(model.param_groups(), adamw, model.config.n_embd)
+    optimizer, *_ = optim.build(model.param_groups(), adamw, model.config.n_embd)
     curve = []
     for step in range(STEPS):
         for group in optimizer.param_groups:
-            group["lr"] = group["base_lr"] * min(1, (step + 1) / 5) * (1 - step / STEPS)
+            group["lr"] = group["initial_lr"] * min(1, (step + 1) / 5) * (1 - step / STEPS)
         answers, everything = losses(model, batches[step])
         (answers if masked else everything).backward()
         optimizer.step()
@@ -163,7 +163,7 @@ def ask(model: GPT, temperature: float = 0.9) -> tuple[float, Counter]:
     for question in QUESTIONS:
         ids, _ = render(question)
         prompts = torch.tensor([ids] * SAMPLES)
-        out = model.generate(prompts, 24, temperature, 50, generator, stop_id=END)
+        out = model.generate(prompts, 24, temperature=temperature, stop_id=END, generator=generator)
         for answer in out[:, len(ids) :].tolist():
             ended += END in answer
             text = tokenizer.decode(answer[: answer.index(END)] if END in answer else answer)

@@ -86,7 +86,7 @@ GIVEN = {
 """What a value must be -> the keys of config.json that transformers is given."""
 
 
-class Source:
+class ForeignModel:
     """A folder with a model for transformers. Made from its config.json; `read` opens the rest."""
 
     def __init__(self, word: str | Path) -> None:
@@ -102,8 +102,8 @@ class Source:
             return
         parity.need_transformers()
         kind = tree.get("model_type")
-        why = f"a {reprlib.repr(kind)} is none of {', '.join(KINDS)} (docs/begin.md)"
-        self.need(kind in list(KINDS), why)  # it may be of any type
+        message = f"a {reprlib.repr(kind)} is none of {', '.join(KINDS)} (docs/begin.md)"
+        self.need(kind in list(KINDS), message)  # it may be of any type
         self.kind = KINDS[kind]
         self.files = self._weight_files()
         self.theirs = self._their_config(tree)
@@ -286,11 +286,11 @@ class Source:
         """Give the model, sharded or not, these weights; returns what to print. The first rank
         reads and compares them."""
         state = {}
-        said = ""
+        remark = ""
         problem = None
         if team.rank == 0:
             try:
-                state, said = self.read(model.config)
+                state, remark = self.read(model.config)
             except (UsageError, CheckpointError, ParityError) as error:
                 problem = error
         problem = team.any(problem)
@@ -298,17 +298,18 @@ class Source:
             raise problem
         whole = dict(full_state_dict=True, broadcast_from_rank0=dist.is_initialized())
         set_model_state_dict(model, state, options=StateDictOptions(**whole))
-        return f"weights from {self.word}: {said}"
+        return f"weights from {self.word}: {remark}"
 
 
 def load(word: str | Path, device="cpu", dtype: torch.dtype = torch.float32) -> tuple[GPT, dict]:
     """The model for eval.py: (GPT in eval mode, facts like those of trainer.json)."""
-    source = Source(word)
-    if source.ours:
-        return mapping.load_exported(source.folder, device, dtype)
-    tokenizer, tokens = source.tokenizer, source.tokenizer.vocab_size
-    c = replace(source.config, vocab_size=tokens, bos_id=tokenizer.bos_id)
-    state, said = source.read(c)
-    facts = dict(step=0, tokens=0, model=asdict(c), about=said, tokenizer=tokenizer)
+    foreign = ForeignModel(word)
+    if foreign.ours:
+        return mapping.load_exported(foreign.folder, device, dtype)
+    tokenizer = foreign.tokenizer
+    tokens = tokenizer.vocab_size
+    c = replace(foreign.config, vocab_size=tokens, bos_id=tokenizer.bos_id)
+    state, remark = foreign.read(c)
+    facts = dict(step=0, tokens=0, model=asdict(c), about=remark, tokenizer=tokenizer)
     facts["identity"] = {"tokenizer_sha256": tokenizer.sha256}
     return mapping.model_of(c, state, dtype, device), facts

@@ -37,8 +37,8 @@ TEXTS = (
 def need_transformers() -> None:
     release = version("transformers") if find_spec("transformers") else "0.0"
     if tuple(map(int, release.split(".")[:2])) < (5, 23):
-        how = install("requirements-eval.txt")
-        raise UsageError(f"transformers 5.23 or newer is needed, {release} is installed; {how}")
+        remedy = install("requirements-eval.txt")
+        raise UsageError(f"transformers 5.23 or newer is needed, {release} is installed; {remedy}")
 
 
 def open_model(kind: str, folder: Path | None, **given) -> nn.Module:
@@ -140,7 +140,8 @@ def _check_numbers(model: GPT, theirs: nn.Module, where: str) -> float:
     ids[:, 0] = ids[1, T // 2] = c.bos_id  # the second row has two documents
     difference, limit = compare(model, theirs, ids, TOLERANCE, where)
     n = min(NEW_TOKENS, T // 2)
-    long, short = ids[0, : T - n], ids[1, 1 : 1 + (T - n) // 2]  # the second without BOS in front
+    long = ids[0, : T - n]
+    short = ids[1, 1 : 1 + (T - n) // 2]  # without BOS in front
     padding = len(long) - len(short)
     batch = torch.stack([long, torch.cat([torch.full((padding,), c.bos_id), short])])  # (2, T - n)
     mask = torch.ones_like(batch)

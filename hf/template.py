@@ -50,14 +50,14 @@ def check(theirs, tokenizer: Tokenizer, texts: tuple[str, ...]) -> int:
     differ; the special ones, which say who speaks, and the text must be the same."""
     special = set(tokenizer.special.values())
     for i, text in enumerate(texts):
-        said = [text, texts[i - 1], texts[i - 2], texts[i - 3]]
-        whole = list(zip(("system", "user", "assistant", "user"), said))
+        variants = [text, texts[i - 1], texts[i - 2], texts[i - 3]]
+        whole = list(zip(("system", "user", "assistant", "user"), variants))
         for turns, reply in ((whole, True), (whole[1:3], False)):
             ours = [tokenizer.bos_id, *chat.encode(turns, tokenizer, reply)]
             messages = [dict(role=role, content=content) for role, content in turns]
-            how = dict(add_generation_prompt=reply, return_dict=False) | TYPED
-            ids = theirs.apply_chat_template(messages, **how)
-            typed = any(token in content for token in tokenizer.special for content in said)
+            options = dict(add_generation_prompt=reply, return_dict=False) | TYPED
+            ids = theirs.apply_chat_template(messages, **options)
+            typed = any(token in content for token in tokenizer.special for content in variants)
             roles, our_roles = ([i for i in row if i in special] for row in (ids, ours))
             if ids != ours and not (typed and roles == our_roles):
                 raise ParityError(f"the chat template encodes {str(turns)[:80]} differently")

@@ -71,7 +71,8 @@ def build_model(config: cfg.GPTConfig, plan: Plan, world: ranks.World, seed: int
 
 
 def shard(model: GPT, plan: Plan, world: ranks.World) -> None:
-    """Shard every weight over the ranks (FSDP2), and compile the blocks and the loss."""
+    """Shard every weight over the ranks (FSDP2), and compile the blocks and the loss. Backward sums
+    the gradients over the ranks, which FSDP would average."""
     if plan.compile:
         # Block by block, since FSDP's gathering of weights in between cannot be traced. Torch
         # counts the recompiles of all blocks together: one per kind of block and micro-batch size.
@@ -84,6 +85,8 @@ def shard(model: GPT, plan: Plan, world: ranks.World) -> None:
     mesh = dist.init_device_mesh(world.device.type, (world.world_size,))
     for module in (*model.blocks, model):
         fully_shard(module, mesh=mesh, mp_policy=policy)
+        module.set_gradient_divide_factor(1.0)
+        module.set_force_sum_reduction_for_comms(True)
 
 
 @torch.no_grad()
@@ -91,14 +94,19 @@ def init_sharded(model: GPT) -> None:
     """The same weights as on one rank: each rank draws every full weight, and keeps its shard."""
     for name, p in model.named_parameters():
         whole = torch.empty(p.shape, dtype=p.dtype, device=p.device)
-        model.init_weight(name, whole)
+        model.init_one(name, whole)
         p.copy_(distribute_tensor(whole, p.device_mesh, p.placements, src_data_rank=None))
     model.init_tables()
 
 
 def build_optimizers(model: GPT, preset: cfg.Preset, plan: Plan, world: ranks.World):
-    how = dict(ns_dtype=world.dtype, divide=plan.parallel == "ddp")
-    return optim.build(model.param_groups(), preset.train, preset.model.n_embd, **how)
+    return optim.build(
+        model.param_groups(),
+        preset.train,
+        preset.model.n_embd,
+        ns_dtype=world.dtype,
+        divide=plan.parallel == "ddp",
+    )
 
 
 def open_checkpoints(preset: cfg.Preset, plan: Plan, log: Log, mirror=None) -> Checkpointer:
@@ -109,10 +117,11 @@ def open_checkpoints(preset: cfg.Preset, plan: Plan, log: Log, mirror=None) -> C
 
 
 def load(
-    checkpoints: Checkpointer, model: GPT, optimizers, preset, manifest: Manifest, source=None
+    checkpoints: Checkpointer, model: GPT, optimizers, preset, manifest: Manifest, foreign=None
 ) -> dict | None:
     """Load model and optimizers from the checkpoint to resume from, and return its trainer.json. If
-    there is none, load only weights, if given: another run's, or a `source`'s (hf/imported.py)."""
+    there is none, load only weights, if given: another run's, or those of another program's model
+    (hf/imported.py)."""
     options = preset.run
     own = folders.identity(preset, manifest)
     path = None if options.resume == "auto" else Path(options.resume)
@@ -126,8 +135,8 @@ def load(
             )
     if state and options.init_from:
         checkpoints.log(f"{options.init_from} is not read: the run has its own checkpoint")
-    elif source:
-        checkpoints.log(source.load_into(model, checkpoints.team))
+    elif foreign:
+        checkpoints.log(foreign.load_into(model, checkpoints.team))
     elif options.init_from:
         start = checkpoints.find_other(Path(options.init_from))
         other = checkpoint.read_trainer(start).get("identity", {})
@@ -205,9 +214,9 @@ def try_step(model: GPT, plan: Plan, validate: bool) -> tuple[nn.Module, str | N
             if step_model is not model and not is_memory:
                 model(inputs, targets)  # eagerly: a mistake in it gets Python's own traceback
             raise
-        why = error.inner_exception
-        said = (str(why).strip() or "no message").splitlines()[0]
-        return step_model, f"{type(why).__name__}: {said}"
+        cause = error.inner_exception
+        message = (str(cause).strip() or "no message").splitlines()[0]
+        return step_model, f"{type(cause).__name__}: {message}"
     return step_model, None
 
 
@@ -218,17 +227,17 @@ def explain_errors(argv: list[str], world: ranks.World, progress) -> Iterator[No
     try:
         yield
     except RuntimeError as error:
-        at = f"step {progress.step:,}"
-        said = str(error).splitlines()
+        when = f"step {progress.step:,}"
+        lines = str(error).splitlines()
         if errors.is_lost_rank(error):
             raise errors.RankError(
-                f"{at}: rank {world.rank} gets no answer from another rank: look at its output "
-                f"({said[-1][-200:]})"
+                f"{when}: rank {world.rank} gets no answer from another rank: look at its output "
+                f"({lines[-1][-200:]})"
             ) from None
         if not errors.is_out_of_memory(error):
             raise
         raise UsageError(
-            f"{at}: out of memory ({said[0]}); add a smaller --micro_batch, --recompute, "
+            f"{when}: out of memory ({lines[0]}); add a smaller --micro_batch, --recompute, "
             "--parallel fsdp on several GPUs, or take a smaller preset: train.py "
             f"{shlex.join(argv)}"
         ) from None

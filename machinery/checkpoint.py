@@ -109,10 +109,10 @@ def latest_valid(
     for name in newest_first({*own, *far}):
         path = Path(root, name)
         if name in own:
-            why = why_invalid(path)
-            if why is None:
+            reason = why_invalid(path)
+            if reason is None:
                 return path
-            log(f"warning: {path} is not used: {why}")
+            log(f"warning: {path} is not used: {reason}")
             damaged += 1
         if name in far:
             try:
@@ -122,8 +122,8 @@ def latest_valid(
                 log(f"warning: {mirror.store.url}/{name} is not used: {error}")
                 damaged += 1
     if damaged:
-        why = f"none of the {damaged} checkpoints in {root} is valid"
-        raise CheckpointError(f"{why}; restore one from a copy, or move them away to start over")
+        reason = f"none of the {damaged} checkpoints in {root} is valid"
+        raise CheckpointError(f"{reason}; restore one from a copy, or move them away to start over")
     return None
 
 

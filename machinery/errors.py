@@ -34,9 +34,9 @@ REMEDIES = {  # of an OSError with one of these: code 6
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether a device is out of memory, judged by the message of torch, the driver, Triton, cuDNN
     or cuBLAS."""
-    said = repr(error).lower().replace(" ", "")
+    text = repr(error).lower().replace(" ", "")
     known = "outofmemory", "alloc_failed", "cublascreate", "allocatememory"
-    return any(words in said for words in known)
+    return any(words in text for words in known)
 
 
 def is_lost_rank(error: BaseException) -> bool:

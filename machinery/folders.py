@@ -48,7 +48,7 @@ def decide(preset: cfg.Preset, found: dict, where: str, remedy: str, free=()) ->
     return replace(preset, model=replace(asked, **found | by_hand))
 
 
-def order_of(preset: cfg.Preset, plan: Plan, manifest: Manifest) -> data.Order:
+def training_order(preset: cfg.Preset, plan: Plan, manifest: Manifest) -> data.Order:
     """The order of the run's rows: its seed, its mixtures, and where the second one begins."""
     train = preset.train
     return data.order_of(
@@ -66,23 +66,23 @@ def describe_data(
     """Lines on the data: its size, how often it is repeated, which options it decided."""
     folder = preset.run.data_dir
     epochs, name = max(zip(order.epochs(plan.steps * plan.rows_per_step), manifest.sources))
-    of = f" of {name}" if len(manifest.sources) > 1 else ""
+    whose = f" of {name}" if len(manifest.sources) > 1 else ""
     lines = [
         f"data      {folder}: {manifest.tokens('train'):,} training tokens in rows of "
-        f"{manifest.row_len:,}, {epochs:.2f} epochs{of}; fingerprint {manifest.fingerprint[:12]}, "
-        f"tokenizer {manifest.tokenizer_sha256[:12]}"
+        f"{manifest.row_len:,}, {epochs:.2f} epochs{whose}; fingerprint "
+        f"{manifest.fingerprint[:12]}, tokenizer {manifest.tokenizer_sha256[:12]}"
     ]
     before = asdict(asked.model)
     now = asdict(preset.model)
     changed = {k: f"{k} {now[k]}, not {before[k]}" for k in now if now[k] != before[k]}
     for where, names in (("the data", OF_DATA), (preset.run.init_from, now.keys() - OF_DATA)):
-        said = [text for name, text in changed.items() if name in names]
-        if said:
-            lines.append(f"decided   by {where}: {', '.join(said)}")
+        changes = [text for name, text in changed.items() if name in names]
+        if changes:
+            lines.append(f"decided   by {where}: {', '.join(changes)}")
     if epochs > 4:
         lines.append(
-            f"warning: {epochs:.1f} epochs{of}, but the same text teaches little after the fourth; "
-            "prepare more, or lower --steps"
+            f"warning: {epochs:.1f} epochs{whose}, but the same text teaches little after the "
+            "fourth; prepare more, or lower --steps"
         )
     return "\n".join(lines)
 
@@ -90,7 +90,7 @@ def describe_data(
 # ------------------------------------------------------------------------------- RUN_DIR
 
 
-def claim(preset: cfg.Preset, manifest: Manifest, world: World) -> ExitStack:
+def lock_run(preset: cfg.Preset, manifest: Manifest, world: World) -> ExitStack:
     """Lock RUN_DIR, refuse a folder that belongs to another run, write the run's config.json and
     tokenizer.json. Returns the locks to close."""
     run_dir = Path(preset.run.run_dir)

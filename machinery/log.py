@@ -100,12 +100,12 @@ class Log:
         try:
             yield
         except (Exception, KeyboardInterrupt) as error:
-            why = public(str(error) or "interrupted")[:1000]  # before a URL is cut
+            reason = public(str(error) or "interrupted")[:1000]  # before a URL is cut
             with suppress(OSError):  # a full disk must not hide the error
                 if not is_done(self.run_dir):  # else the new command was wrong, not the run
                     code = cli.exit_code(error)
                     state = "preempted" if code == 130 else "failed"
-                    self.status(state, step=progress.step, error=why, exit_code=code)
+                    self.status(state, step=progress.step, error=reason, exit_code=code)
             raise
         finally:
             if self.wandb:
@@ -121,11 +121,11 @@ class Log:
         id_file = self.run_dir / "wandb_id"
         if not id_file.exists():
             disk.write_text(id_file, uuid.uuid4().hex[:12])
-        how = dict(project=os.environ.get("WANDB_PROJECT", "nano2049"), name=self.run_dir.name)
-        how |= dict(id=disk.read_text(id_file), resume="allow", dir=self.run_dir)
+        options = dict(project=os.environ.get("WANDB_PROJECT", "nano2049"), name=self.run_dir.name)
+        options |= dict(id=disk.read_text(id_file), resume="allow", dir=self.run_dir)
         sys.argv = [*map(public, sys.argv)]  # it records the command
-        how |= dict(settings=wandb.Settings(init_timeout=WANDB_S, finish_timeout=WANDB_S))
-        self.wandb = wandb.init(config=disk.read_json(self.run_dir / "config.json"), **how)
+        options |= dict(settings=wandb.Settings(init_timeout=WANDB_S, finish_timeout=WANDB_S))
+        self.wandb = wandb.init(config=disk.read_json(self.run_dir / "config.json"), **options)
 
     def _try_wandb(self, call: Callable) -> None:
         """Whatever it raises, and whether or not it ever returns."""

@@ -69,9 +69,9 @@ def make_plan(preset: cfg.Preset, world: World) -> Plan:
     parallel = pick_parallel(run.parallel, world, state)
     rows, rest = divmod(config.tokens_per_step, model.seq_len)
     if rest:
-        why = f"tokens_per_step {config.tokens_per_step} is not a multiple of a row of"
         raise UsageError(
-            f"{why} {model.seq_len} tokens; try --tokens_per_step {(rows + 1) * model.seq_len}"
+            f"tokens_per_step {config.tokens_per_step} is not a multiple of a row of "
+            f"{model.seq_len} tokens; try --tokens_per_step {(rows + 1) * model.seq_len}"
         )
     per_token = activation_bytes(model, world.dtype.itemsize, run.recompute)
     limit = MICRO_BATCH_TOKENS[world.device.type]
@@ -79,8 +79,10 @@ def make_plan(preset: cfg.Preset, world: World) -> Plan:
         limit = min(limit, room_for_activations(model, world, params, state, parallel) / per_token)
     most = max(1, int(limit / model.seq_len))
     if run.micro_batch > rows:
-        why = f"--micro_batch {run.micro_batch} is more than the {rows} rows of a step"
-        raise UsageError(f"{why}; try --micro_batch {math.ceil(rows / W)}")
+        raise UsageError(
+            f"--micro_batch {run.micro_batch} is more than the {rows} rows of a step; try "
+            f"--micro_batch {math.ceil(rows / W)}"
+        )
     steps = steps_for(config, params)
     begins = optim.decay_begins(steps, config.decay)
     plan = Plan(

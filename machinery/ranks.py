@@ -50,11 +50,11 @@ class Team:
         try:
             result = work()
         except (Exception, DCPError) as e:  # DCP's is only a BaseException
-            rank, (why, _) = next(iter(getattr(e, "failures", {self.rank: (e, None)}).items()))
+            rank, (cause, _) = next(iter(getattr(e, "failures", {self.rank: (e, None)}).items()))
             is_ours = hasattr(e, "exit_code")
-            by = f"rank {rank}: " if self.size > 1 else ""
-            text = str(e) if is_ours else f"{type(why).__name__}: {why}"
-            error = (type(e) if is_ours else otherwise)(by + text)
+            who = f"rank {rank}: " if self.size > 1 else ""
+            text = str(e) if is_ours else f"{type(cause).__name__}: {cause}"
+            error = (type(e) if is_ours else otherwise)(who + text)
         found = [(result, error)] * self.size
         if self.size > 1:
             dist.all_gather_object(found, (result, error), group=self.group)

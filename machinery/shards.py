@@ -46,9 +46,9 @@ def is_published(data_dir: str) -> bool:
     return "://" in data_dir or Path(data_dir, "objects").is_dir()
 
 
-def damaged(path: Path, how: str, remedy: str = REMEDY) -> DataError:
+def damaged(path: Path, fault: str, remedy: str = REMEDY) -> DataError:
     """The error for a damaged file."""
-    return DataError(f"{path} {how}; {remedy}")
+    return DataError(f"{path} {fault}; {remedy}")
 
 
 @contextmanager
@@ -58,7 +58,7 @@ def reading(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise damaged(
-            path, f"cannot be read ({error.strerror})", (f"remove the cause, or {AGAIN}")
+            path, f"cannot be read ({error.strerror})", f"remove the cause, or {AGAIN}"
         ) from None
 
 
@@ -128,26 +128,25 @@ class Manifest:
         self.sources: list[str] = [self._field(is_text, "sources", i, "name") for i in indices]
         self._starts = {}  # (split, source index) -> first row of each shard, then the total
         for split, (source, name) in product(("train", "val"), enumerate(self.sources)):
-            place = "splits", split, name, "shards"
-            indices = range(len(self._field(is_list, *place)))
+            keys = "splits", split, name, "shards"
+            indices = range(len(self._field(is_list, *keys)))
             for i, (field, is_right) in product(indices, SHARD.items()):
-                self._field(is_right, *place, i, field)
+                self._field(is_right, *keys, i, field)
             rows = (shard["rows"] for shard in self.shards(split, source))
             self._starts[split, source] = [0, *accumulate(rows)]
         allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]  # open files; 256 on macOS
         self._open = lru_cache(maxsize=allowed * 3 // 4)(self._open_file)
 
-    def _field(self, is_right: Callable[[Any], bool], *place: str | int) -> Any:
+    def _field(self, is_right: Callable[[Any], bool], *keys: str | int) -> Any:
         value = self.tree
-        for key in place:
+        for key in keys:
             try:
                 value = value[key]
             except (LookupError, TypeError):
                 value = None
         if not is_right(value):
             raise damaged(
-                self.dir / "manifest.json",
-                (f"has {str(value)[:80]!r} as {'.'.join(map(str, place))}"),
+                self.dir / "manifest.json", f"has {str(value)[:80]!r} as {'.'.join(map(str, keys))}"
             )
         return value
 
@@ -172,8 +171,8 @@ class Manifest:
 
     def all_shards(self, splits: tuple[str, ...] = ("train", "val")) -> list[dict]:
         """The shard entries of all sources in these splits, in order."""
-        places = product(splits, range(len(self.sources)))
-        return [shard for place in places for shard in self.shards(*place)]
+        pairs = product(splits, range(len(self.sources)))
+        return [shard for place in pairs for shard in self.shards(*place)]
 
     def files(self) -> list[tuple[str, int, str]]:
         """(name, bytes, sha256) of every file but the manifest; bytes is 0 if not known."""
@@ -238,7 +237,7 @@ class Manifest:
             found = file.read(128), os.fstat(file.fileno()).st_size
         if found != right:
             raise damaged(
-                path, (f"has {found[1]:,} bytes, and is not {dtype} {shape} of {right[1]:,} bytes")
+                path, f"has {found[1]:,} bytes, and is not {dtype} {shape} of {right[1]:,} bytes"
             )
         return file
 
@@ -250,7 +249,7 @@ class Manifest:
             if largest >= self.vocab_size:
                 raise damaged(
                     self.dir / shard["file"],
-                    (f"has token {largest}, the vocabulary ends at {self.vocab_size - 1}"),
+                    f"has token {largest}, the vocabulary ends at {self.vocab_size - 1}",
                 )
         self._open.cache_clear()  # a program may check several folders but read only one
         self.tokenizer_file()

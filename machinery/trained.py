@@ -98,12 +98,12 @@ def load_model(config: EvalConfig, read_export: Callable) -> tuple[GPT, dict]:
         if path is None or not path.exists():
             runs = [] if find_preset(name) else sorted(root.parent.parent.glob("*/checkpoints"))
             names = ", ".join(map(str, checkpoint.checkpoints(root) or [p.parent for p in runs]))
-            how = f"there are {names}" if names else f"train one first: python train.py {name}"
-            raise UsageError(f"there is no checkpoint in {(path or root).absolute()}; {how}")
+            remedy = f"there are {names}" if names else f"train one first: python train.py {name}"
+            raise UsageError(f"there is no checkpoint in {(path or root).absolute()}; {remedy}")
         model, trainer = read_checkpoint(path, device, dtype, verified=not config.checkpoint)
     checkpoint.check_finite(model.state_dict(), f"{path} cannot be used")
-    said = trainer.get("about") or f"step {trainer['step']:,}, {trainer['tokens']:,} tokens"
-    say(f"{path}: {said}; computed in {dtype}")
+    text = trainer.get("about") or f"step {trainer['step']:,}, {trainer['tokens']:,} tokens"
+    say(f"{path}: {text}; computed in {dtype}")
     return model.eval(), trainer | {"path": str(path)}
 
 
@@ -161,15 +161,19 @@ def open_data(config: EvalConfig, trainer: dict) -> Manifest:
         url = folder
         folder = disk.inside(CACHE, str(identity.get("data_fingerprint"))[:16])
         if not (folder / "manifest.json").exists():
-            why = f"{trainer['path']} was trained on {url}, which is opened only if you ask for it"
-            raise UsageError(f"{why}: give --data_dir {shlex.quote(url)}")
+            message = (
+                f"{trainer['path']} was trained on {url}, which is opened only if you ask for it"
+            )
+            raise UsageError(f"{message}: give --data_dir {shlex.quote(url)}")
     manifest = Manifest.load(folder)
     own = trainer.get("tokenizer")
     same = identity.get("tokenizer_sha256")
     same = own.same_ids(Tokenizer.load(manifest.tokenizer_file())) if own else same
     if same not in (True, manifest.tokenizer_sha256):
-        why = f"{manifest.dir} has a different tokenizer from that of {trainer['path']}"
-        raise UsageError(f"{why}; give the folder of the data it was trained on with --data_dir")
+        message = f"{manifest.dir} has a different tokenizer from that of {trainer['path']}"
+        raise UsageError(
+            f"{message}; give the folder of the data it was trained on with --data_dir"
+        )
     return manifest
 
 

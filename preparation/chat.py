@@ -69,11 +69,11 @@ def read_turns(value: object) -> list[Turn]:
 
 def first_of(turn: dict, *names: str) -> object:
     """The value of the first of these keys that is neither null nor empty, else an empty one."""
-    there = [turn[name] for name in names if turn.get(name) is not None]
-    for value in there:
+    found = [turn[name] for name in names if turn.get(name) is not None]
+    for value in found:
         if value:
             return value
-    return there[0] if there else None
+    return found[0] if found else None
 
 
 def marks(tokenizer) -> tuple[int, int, int]:

@@ -24,8 +24,8 @@ def open_pool(address: str) -> Iterator[tuple[Executor, int]]:
 
         client = Client(address, timeout="30s")
     except ImportError:
-        how = install("requirements-cluster.txt")
-        raise UsageError(f"--cluster needs Dask: {how}") from None
+        remedy = install("requirements-cluster.txt")
+        raise UsageError(f"--cluster needs Dask: {remedy}") from None
     except (OSError, ValueError) as error:
         reason = f"no Dask scheduler answers at {address} ({error})"
         raise UsageError(f"{reason}; start one {HERE} scheduler") from None
@@ -42,5 +42,5 @@ def open_pool(address: str) -> Iterator[tuple[Executor, int]]:
         except Exception as error:
             if ModuleNotFoundError not in (type(error), type(error.__cause__)):
                 raise
-            how = "start its scheduler and workers with the repository's folder in PYTHONPATH"
-            raise UsageError(f"the cluster {address} cannot import our code; {how}") from None
+            remedy = "start its scheduler and workers with the repository's folder in PYTHONPATH"
+            raise UsageError(f"the cluster {address} cannot import our code; {remedy}") from None

@@ -161,9 +161,9 @@ def reason_of(error: Exception) -> str:
 
 def refuse_pointer(path: Path, start: bytes) -> None:
     """DataError if a file, which begins so, only says where its text is."""
-    for magic, (program, how) in POINTERS.items():
+    for magic, (program, remedy) in POINTERS.items():
         if start.startswith(magic):
-            raise DataError(f"{path} is a pointer of {program}, not the file; fetch it: {how}")
+            raise DataError(f"{path} is a pointer of {program}, not the file; fetch it: {remedy}")
 
 
 def refuse_other(path: Path, start: bytes) -> None:
@@ -171,10 +171,12 @@ def refuse_other(path: Path, start: bytes) -> None:
     refuse_pointer(path, start)
     start = start[:4096]
     controls = sum(byte < 9 or 13 < byte < 32 for byte in start)
-    what = "binary, or UTF-16 without its mark" if 16 * controls > max(len(start), 512) else None
-    what = next((NOT_TEXT[magic] for magic in NOT_TEXT if start.startswith(magic)), what)
-    if what:
-        raise DataError(f"{path} is {what}, not text in an encoding that is read; convert it first")
+    fault = "binary, or UTF-16 without its mark" if 16 * controls > max(len(start), 512) else None
+    fault = next((NOT_TEXT[magic] for magic in NOT_TEXT if start.startswith(magic)), fault)
+    if fault:
+        raise DataError(
+            f"{path} is {fault}, not text in an encoding that is read; convert it first"
+        )
 
 
 def read_file(
@@ -201,15 +203,15 @@ def document_of(record: dict, fields: tuple[str, ...], notes: Notes) -> object:
     notes.read += 1
     if not notes.names:
         notes.names = [*record]
-    there = [field for field in fields if field in record]
-    for field in set(fields) - set(there):
+    found = [field for field in fields if field in record]
+    for field in set(fields) - set(found):
         notes[without(field)] += 1
-    if not there:
+    if not found:
         return None
     if chat.is_turns(fields):
         return record[fields[0]] or ""
     texts = []
-    for field in there:
+    for field in found:
         value = record[field]
         if isinstance(value, list | dict | bool):
             notes.leave_out(
@@ -355,13 +357,13 @@ def _line_records(
             record = None
         if not isinstance(record, dict):
             lines += _lines_before(path, start)
-            what = f"not a JSON object on line {lines:,}, which starts {text[:60]!r}"
-            how = REPAIR
+            fault = f"not a JSON object on line {lines:,}, which starts {text[:60]!r}"
+            remedy = REPAIR
             if kind_of(path.name) == ".json":
-                how = "a .json is read if it is one array of records, or has a record per line"
+                remedy = "a .json is read if it is one array of records, or has a record per line"
             elif text.startswith("["):
-                how = "an array of records is read from a .json"
-            raise DataError(f"{path}: {what}; {how}")
+                remedy = "an array of records is read from a .json"
+            raise DataError(f"{path}: {fault}; {remedy}")
         yield record
 
 

@@ -93,7 +93,7 @@ def documents(manifest: Manifest, tokenizer: Tokenizer, ids: np.ndarray) -> Iter
     if largest >= tokenizer.vocab_size:
         raise damaged(
             manifest.dir,
-            (f"holds a row with token {largest}, and its tokenizer has {tokenizer.vocab_size:,}"),
+            f"holds a row with token {largest}, and its tokenizer has {tokenizer.vocab_size:,}",
         )
     starts = np.flatnonzero(ids == manifest.bos_id)
     for part in np.split(ids, starts[starts > 0]):

@@ -219,9 +219,16 @@ class Job:
 
     def task(self, source: int, unit: int) -> tuple:
         """The arguments of `prepare_unit`: plain values, which any process can unpickle."""
-        what = self.sources[source], self.units[source][unit], self.record_path(source, unit)
-        how = self.config.row_len, self.block_of(source), self.val_below
-        return *what, f"unit_{unit:05d}", *how, self.copies.get((source, unit), frozenset())
+        return (
+            self.sources[source],
+            self.units[source][unit],
+            self.record_path(source, unit),
+            f"unit_{unit:05d}",
+            self.config.row_len,
+            self.block_of(source),
+            self.val_below,
+            self.copies.get((source, unit), frozenset()),
+        )
 
 
 def hash64(text: str) -> int:

@@ -76,8 +76,8 @@ class Lease:
                 while (now := store.read("lease")) == before and time.monotonic() < end:
                     time.sleep(RENEW_S / 5)
                 if now not in (before, None):
-                    by = " ".join(text_of(now).split()[2:])[:100]
-                    raise UsageError(f"{store.url} is in use by {by}; choose another --mirror")
+                    owner = " ".join(text_of(now).split()[2:])[:100]
+                    raise UsageError(f"{store.url} is in use by {owner}; choose another --mirror")
                 store.remove("lease")
             with contextlib.suppress(FileExistsError):  # another's; or ours, and an answer was lost
                 self._write(new=True)
@@ -202,8 +202,8 @@ class Mirror:
             self.upload(newest)
         else:
             tree = disk.parse_json(content, f"{name}/{MANIFEST}")
-            there = f"{name}/{tree.get('run', '')}"
-            if any(self.store.read(f"{there}/{small}") != now for small, now in self._small()):
+            folder = f"{name}/{tree.get('run', '')}"
+            if any(self.store.read(f"{folder}/{small}") != now for small, now in self._small()):
                 self._commit(name, tree)
             self._tidy(newest.with_name("best"))
         self.lease.give_back()
@@ -222,15 +222,17 @@ class Mirror:
                 self.log.print(f"{far} is passed over: its upload was not completed")
                 return False
             tree = disk.parse_json(content, f"{far}/{MANIFEST}")
-            place = f"{name}/{tree.pop('copy', '')}"
+            folder = f"{name}/{tree.pop('copy', '')}"
             beside = f"{name}/{tree.pop('run', '')}"
             disk.write_json(tmp / MANIFEST, tree)
-            self.store.fetch(f"{place}/trainer.json", tmp / "trainer.json", most=disk.LARGEST_SMALL)
+            self.store.fetch(
+                f"{folder}/trainer.json", tmp / "trainer.json", most=disk.LARGEST_SMALL
+            )
             trainer = read_trainer(tmp)
             if check:
                 check(far, trainer)
             for file, sha256 in tree["files"].items():
-                self.store.fetch(f"{place}/{file}", disk.inside(tmp, file), sha256)
+                self.store.fetch(f"{folder}/{file}", disk.inside(tmp, file), sha256)
             for small in SMALL:
                 content = self.store.read(f"{beside}/{small}", LARGEST_SMALL)
                 own = self.log.run_dir / small

@@ -35,8 +35,10 @@ def copy(data_dir: str, folder: str | Path = "") -> str:
     folder = Path(folder or CACHE)
     text = store.read("manifest.json")
     if text is None:
-        how = f"--publish {store.url}" if far else f"--data_dir {store.url}"
-        raise UsageError(f"{store.url} has no manifest.json; run: python prepare_data.py ... {how}")
+        option = f"--publish {store.url}" if far else f"--data_dir {store.url}"
+        raise UsageError(
+            f"{store.url} has no manifest.json; run: python prepare_data.py ... {option}"
+        )
     manifest = Manifest(store.url, disk.parse_json(text, f"{store.url}/manifest.json"))
     target = folder / manifest.fingerprint[:16]
 

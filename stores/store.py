@@ -160,8 +160,8 @@ class Store:
                     digest.update(block)
                     size += len(block)
             if size > most or sha256 not in ("", digest.hexdigest()):
-                how = f"over {most:,} bytes" if size > most else f"its sha256 is not {sha256}"
-                raise DataError(f"{self.url}/{name} is damaged: {how}")
+                fault = f"over {most:,} bytes" if size > most else f"its sha256 is not {sha256}"
+                raise DataError(f"{self.url}/{name} is damaged: {fault}")
 
     def sweep(self, *folders: str) -> None:
         """Remove what killed programs have left half written in these folders (patterns of glob),

@@ -258,8 +258,8 @@ def after_step(more) -> None:
     """Let more(run, progress) run once a step is taken and its numbers are written down."""
 
     @instead_of("train", "log_step")
-    def log_step(honest, run, progress, numbers):
-        honest(run, progress, numbers)
+    def log_step(honest, run, progress, step):
+        honest(run, progress, step)
         more(run, progress)
 
 
@@ -425,15 +425,15 @@ def note_weights() -> None:
     import hashlib
 
     @instead_of("train", "log_step")
-    def log_step(honest, run, progress, numbers):
+    def log_step(honest, run, progress, step):
         digest = hashlib.sha256()
         tensors = [p.detach() for p in run.model.parameters()]
         for optimizer in run.optimizers:
             tensors += [t for slots in optimizer.state.values() for t in slots.values()]
         for tensor in tensors:
             digest.update(getattr(tensor, "_local_tensor", tensor).numpy().tobytes())
-        print(f"rank {rank()} weights {numbers['step']} {digest.hexdigest()}", flush=True)
-        honest(run, progress, numbers)
+        print(f"rank {rank()} weights {step.number} {digest.hexdigest()}", flush=True)
+        honest(run, progress, step)
 
 
 def note_rows() -> None:
@@ -444,7 +444,7 @@ def note_rows() -> None:
     def next_batch(honest, loader):
         inputs, targets = honest(loader)
         count = int((targets[:, 0] != data.IGNORED).sum())  # the others only fill the batch
-        for p in range(loader.first_row, loader.first_row + count):
+        for p in range(loader.position, loader.position + count):
             shard, row = loader.manifest.locate("train", *loader.order(p))
             print(f"position {p}: {shard['file']} row {row}", flush=True)
         return inputs, targets

@@ -8,7 +8,7 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from optim import Muon, adamw, average
+from optim import Muon, adamw, sum_over_ranks
 
 
 def build(shard=False):
@@ -63,8 +63,8 @@ def main(argv):
     alone = build()
     sharded = build(shard=True)
     gradients = [torch.full((3,), dist.get_rank() + 1.0), torch.ones(2)]
-    average(gradients)
-    assert gradients[0].tolist() == [1.5] * 3 and gradients[1].tolist() == [1.0] * 2
+    sum_over_ranks(gradients)
+    assert [g.tolist() for g in gradients] == [[3.0] * 3, [2.0] * 2]
     torch.testing.assert_close(train(sharded, adam(sharded)), train(alone, adam(alone)), **close)
 
     print(f"rank {dist.get_rank()} agrees")

@@ -222,7 +222,7 @@ def test_loader_gives_the_rows_of_the_order(dtype, tmp_path):
                 expected = row_of(row, source, 9, 50)
                 assert inputs[j].tolist() == expected[:-1].tolist()
                 assert targets[j].tolist() == expected[1:].tolist()
-        assert loader.first_row == 216
+        assert loader.position == 216
 
 
 def test_the_loader_reads_ahead_of_a_slow_disk(manifest, monkeypatch):
@@ -271,7 +271,7 @@ def test_the_global_sequence_is_the_same_at_every_world_size(manifest):
             for loader in loaders:
                 out += loader.next_batch()[0].tolist()
         for r, loader in enumerate(loaders):  # the first row of the last batch
-            assert loader.first_row == position + 48 - (world_size - r) * micro_batch
+            assert loader.position == position + 48 - (world_size - r) * micro_batch
             loader.close()
         assert len({loader.random_seed() for loader in loaders}) == world_size
         return out
@@ -342,8 +342,8 @@ def test_batches_are_not_overwritten_by_later_ones(manifest):
 def test_each_validation_row_once_in_a_fixed_order(manifest, world_size, max_rows, batch):
     ranks = [list(val_batches(manifest, batch, max_rows, r, world_size)) for r in range(world_size)]
     assert len({len(batches) for batches in ranks}) == 1  # the same number on each rank
-    per_rank = [[row for x, _ in batches for row in x.tolist()] for batches in ranks]
-    assert all(0 < len(x) <= 4 for batches in ranks for x, _ in batches)
+    per_rank = [[row for x, *_ in batches for row in x.tolist()] for batches in ranks]
+    assert all(0 < len(x) <= 4 for batches in ranks for x, *_ in batches)
     seen = [row for k in range(30) for row in (rows[k] for rows in per_rank if k < len(rows))]
     places = [(s, i) for i in range(21) for s, size in ((0, 21), (1, 5)) if i < size]
     expected = [row_of(i, s, 9, 50)[:-1].tolist() for s, i in places[: max_rows or None]]

@@ -191,12 +191,13 @@ def test_bits_per_byte_is_the_nats_of_the_text_over_its_bytes():
                 nats.append(0.1 * token + 0.5 * target)
                 text_nats[source] += nats[-1] if size[target] else 0
                 n_bytes[source] += size[target]
-    batches = list(zip(inputs.split(4), targets.split(4)))  # of 4 rows, and of 3
+    parts = (sources[:4], sources[4:])  # of 4 rows, and of 3
+    batches = list(zip(inputs.split(4), targets.split(4), parts))
     model = Table().train()
     for fixed, shapes in ((0, [(4, 8), (3, 8)]), (4, [(4, 8)] * 2)):
         model.shapes = []
-        how = dict(sources=sources, names=("a", "b", "empty"))
-        loss, bpb, by_source = score_text(model, batches, torch.tensor(size), fixed, **how)
+        names = ("a", "b", "empty")
+        loss, bpb, by_source = score_text(model, batches, torch.tensor(size), fixed, names)
         assert loss == pytest.approx(sum(nats) / len(nats))
         assert bpb == pytest.approx(sum(text_nats) / sum(n_bytes) / math.log(2))
         each = [n / b / math.log(2) for n, b in zip(text_nats, n_bytes)]

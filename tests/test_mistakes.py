@@ -24,8 +24,8 @@ WRONG = {
     ),
     "a thread that fails": (
         "data.py",
-        'rows[j] = self.manifest.row("train", *self.order(first + j))',
-        'rows[j] = self.manifest.row("train", *self.order(first + j))[:-1]',
+        'rows[j] = self.manifest.row("train", *self.order(position + j))',
+        'rows[j] = self.manifest.row("train", *self.order(position + j))[:-1]',
         "ValueError: could not broadcast input array",
     ),
 }

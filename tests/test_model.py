@@ -181,8 +181,8 @@ def test_an_edited_attention_or_loss_is_the_one_that_runs(monkeypatch):
         idx = tokens(config)
         x = torch.randn(*idx.shape, config.n_embd)
         T = idx.size(1)
-        at = model_file.Positions(model.cos[:T], model.sin[:T], idx == 0, None, None)
-        assert not model.blocks[0].attn(x, None, at).any()
+        ctx = model_file.Context(idx, model.cos[:T], model.sin[:T], None, None)
+        assert not model.blocks[0].attn(x, None, ctx).any()
     monkeypatch.undo()
     monkeypatch.setattr(model_file, "cross_entropy", lambda *args: torch.full((2, 3), 7.0))
     assert build(SMALL)(tokens(SMALL), tokens(SMALL)) == 7

@@ -145,7 +145,7 @@ def test_only_the_schedule_with_a_decay_bends_the_momentum():
         assert factor == lr_at(990, 1000, schedule, config.warmup, config.decay, config.final_lr)
         assert 0 < factor < 0.1
         for group in (*muon.param_groups, *adam.param_groups):
-            assert group["lr"] == group["base_lr"] * factor > 0
+            assert group["lr"] == group["initial_lr"] * factor > 0
         (matrices,) = muon.param_groups  # of one shape
         assert matrices["weight_decay"] == config.weight_decay * factor > 0
         assert [g["weight_decay"] for g in adam.param_groups] == before

@@ -101,7 +101,7 @@ def test_a_step_has_the_measures_of_a_validation_on_its_rows(tmp_path):
         checkpoint = str(tmp_path / "run" / "checkpoints" / f"step_{step:08d}")
         model, _ = eval_program.load_model(EvalConfig("", checkpoint, device="cpu", dtype="fp32"))
         with closing(RowLoader(manifest, order_of(manifest), 8, position=8 * step)) as loader:
-            batch = loader.next_batch()
+            batch = *loader.next_batch(), [0] * 8
         special += int((size[batch[1]] == 0).sum())
         loss, bpb, _ = score_text(model, [batch], size)
         found = of_steps[step + 1]
@@ -373,7 +373,7 @@ def test_figures_of_another_text_are_not_the_best(own_run, small_data, capsys, m
     assert "resumed at step 8" in out and re.search(r"done: 12 steps, .* since step 8;", out)
     begun = starts(own_run)
     assert [s["eval_tokens"] == 64 for s in begun] == [False, True]
-    assert f"{begun[0]['eval_tokens']}, then 64" in str(report.Run(own_run).config)
+    assert f"{begun[0]['eval_tokens']}, then 64" in str(report.RunFolder(own_run).config)
 
 
 def test_time_left_has_every_validation_that_will_come():

@@ -122,8 +122,8 @@ def shuffled(items: list[dict], limit: int) -> list[dict]:
 
 def examples_of(i: int, n: int, shots: int) -> list[int]:
     """The indices of item i's examples among n items: a sample of all the others."""
-    places = random.Random(1234 + i).sample(range(n - 1), shots)
-    return [place + (place >= i) for place in places]
+    indices = random.Random(1234 + i).sample(range(n - 1), shots)
+    return [index + (index >= i) for index in indices]
 
 
 def written(task: Task, item: dict) -> list[str]:
@@ -183,16 +183,16 @@ def score(
     lines = []
     seq_len = model.config.seq_len
     is_lm = task.kind == "lm"
-    for at in tqdm(range(0, len(items), CHUNK), task.name, disable=None, leave=False):
-        places = range(at, min(at + CHUNK, len(items)))
+    for start in tqdm(range(0, len(items), CHUNK), task.name, disable=None, leave=False):
+        indices = range(start, min(start + CHUNK, len(items)))
         rows = [
             [[tokenizer.bos_id, *tokenizer.encode(text)] for text in prompts(task, items, i)]
-            for i in places
+            for i in indices
         ]
         pairs = [spans(task.kind, own, seq_len) for own in rows]
         flat = [pair for own in pairs for pair in own]
         found = iter(log_likelihoods(model, flat, batch, greedy=is_lm))
-        for i, asked, own in zip(places, rows, pairs):
+        for i, asked, own in zip(indices, rows, pairs):
             nats, hits = zip(*(next(found) for _ in own))
             means = [-x / len(span) if span else math.nan for x, (_, span) in zip(nats, own)]
             correct = hits[0] if is_lm else pick(means) == items[i]["gold"]

@@ -32,15 +32,15 @@ def open_tasks(name: str) -> list:
     try:
         tasks = list(manager().load([name])["tasks"].values())
     except Exception as error:  # from the network, the Hub or the data set: they share no class
-        why = (str(error).strip() or "no reason given").splitlines()[0][:200]
+        reason = (str(error).strip() or "no reason given").splitlines()[0][:200]
         raise DataError(
-            f"{name} could not be loaded ({type(error).__name__}: {why}); connect to the Hub"
+            f"{name} could not be loaded ({type(error).__name__}: {reason}); connect to the Hub"
         ) from None
     for task in tasks:
         if task.OUTPUT_TYPE != "multiple_choice":
-            why = f"{task.task_name} is not multiple choice but {task.OUTPUT_TYPE}"
+            reason = f"{task.task_name} is not multiple choice but {task.OUTPUT_TYPE}"
             raise UsageError(
-                f"{why}; lm_eval itself scores it, from an export (docs/evaluation.md)"
+                f"{reason}; lm_eval itself scores it, from an export (docs/evaluation.md)"
             )
     return tasks
 
@@ -48,9 +48,9 @@ def open_tasks(name: str) -> list:
 def questions(name: str, shots: int, limit: int) -> Iterator[Question]:
     """The questions of a task or a group. limit: this many of all (0: all), a sample that is the
     same each time."""
-    places = [(task, i) for task in open_tasks(name) for i in range(len(task.eval_docs))]
+    examples = [(task, i) for task in open_tasks(name) for i in range(len(task.eval_docs))]
     chosen: dict = {}
-    for task, i in sample(places, limit):
+    for task, i in sample(examples, limit):
         chosen.setdefault(task, []).append(i)
     for task, own in chosen.items():  # as lm_eval's simple_evaluate does
         if task.config.num_fewshot != 0:  # 0: the task takes no examples

@@ -40,8 +40,8 @@ def padded(pairs: list[Pair], batch: int, most: int) -> Iterator[tuple[list[int]
     """The pairs as rows, the longest first: their indices, and their ids (B, T). A row of more
     than `most` ids loses its beginning; a shorter one is padded on its right."""
     order = sorted(range(len(pairs)), key=lambda i: -len(pairs[i][0]) - len(pairs[i][1]))
-    for at in range(0, len(pairs), batch):
-        part = order[at : at + batch]
+    for start in range(0, len(pairs), batch):
+        part = order[start : start + batch]
         rows = [(pairs[i][0] + pairs[i][1])[-most:] for i in part]
         ids = torch.zeros(len(part), len(rows[0]), dtype=torch.long)
         for r, row in enumerate(rows):

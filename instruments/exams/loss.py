@@ -54,9 +54,9 @@ class LossConfig(EvalConfig):
 def last_equal(keys: Tensor) -> Tensor:
     """keys (B, T) -> the place in its row of the last equal key before each, (B, T) int64; -1 if
     there is none. A stable sort puts equal keys side by side, in the order in which they stood."""
-    found, places = keys.sort(stable=True)  # (B, T) each: sorted keys, and where they stood
-    before = places[:, :-1].where(found.diff() == 0, -1)
-    return torch.full_like(places, -1).scatter(1, places[:, 1:], before)
+    found, order = keys.sort(stable=True)  # (B, T) each: sorted keys, and where they stood
+    before = order[:, :-1].where(found.diff() == 0, -1)
+    return torch.full_like(order, -1).scatter(1, order[:, 1:], before)
 
 
 def copy_classes(ids: Tensor) -> Tensor:
@@ -69,9 +69,9 @@ def copy_classes(ids: Tensor) -> Tensor:
     targets = ids[:, 1:]
     pairs = inputs.roll(1, dims=1) << 32 | inputs  # (B, T): two ids in one number of 64 bits
     pair_at = last_equal(pairs)  # 0 is none, too: no token is before the first
-    at = pair_at.where(pair_at > 0, last_equal(inputs))
-    differs = targets.gather(1, at.clamp(min=0)) != targets
-    return (2 * (pair_at < 1) + differs).masked_fill(at < 0, 4)
+    index = pair_at.where(pair_at > 0, last_equal(inputs))
+    differs = targets.gather(1, index.clamp(min=0)) != targets
+    return (2 * (pair_at < 1) + differs).masked_fill(index < 0, 4)
 
 
 @torch.no_grad()
@@ -83,22 +83,22 @@ def score(model: GPT, batches: Iterable, token_bytes: Tensor) -> tuple[Tensor, T
     Of the targets that count: in a conversation, only answers do. Nothing else of a batch is kept,
     so that a long held-out text fits into memory."""
     rows = bytearray()  # tensors, kept one by one, would leave the heap full of holes
-    places = torch.zeros(2, 1, dtype=torch.double)  # (2, T) from the first batch on
-    for inputs, targets in batches:
+    by_position = torch.zeros(2, 1, dtype=torch.double)  # (2, T) from the first batch on
+    for inputs, targets, *_ in batches:
         nats = model(inputs, targets, reduction="none").cpu()  # (B, T)
         targets = targets.cpu()
         counted = targets != data.IGNORED
         nats = nats.where(counted, 0)
         if not nats.isfinite().all():
             raise NonFiniteError("the loss of held-out text is NaN or infinite")
-        places = places + torch.stack([nats, counted]).sum(1, dtype=torch.double)
+        by_position = by_position + torch.stack([nats, counted]).sum(1, dtype=torch.double)
         classes = copy_classes(torch.cat([inputs.cpu(), targets[:, -1:]], dim=1))
         sums = []  # (B,) each
         for k in range(len(CLASSES)):
             of_class = targets.where(classes == k, data.IGNORED)
             sums += sums_of(nats, of_class, token_bytes).values()
         rows += torch.stack(sums, dim=1).numpy().tobytes()  # (B, classes * 4)
-    return torch.frombuffer(rows, dtype=torch.float32).view(-1, len(CLASSES), 4), places
+    return torch.frombuffer(rows, dtype=torch.float32).view(-1, len(CLASSES), 4), by_position
 
 
 def measure(config: LossConfig, load_model) -> None:
@@ -114,10 +114,10 @@ def measure(config: LossConfig, load_model) -> None:
             "docs/context.md tells how a model learns to read more"
         )
     batches = data.val_batches(manifest, config.batch, config.rows, device=device)
-    rows, places = score(model, batches, torch.from_numpy(manifest.token_bytes()))
+    rows, by_position = score(model, batches, torch.from_numpy(manifest.token_bytes()))
     each = rows.double().sum(1)  # (N, 4)
     nats, bpb = loss_and_bpb(*each.sum(0).tolist())
-    source_of = torch.tensor([source for source, _ in data.val_places(manifest, config.rows)])
+    source_of = torch.tensor([source for source, _ in data.val_rows(manifest, config.rows)])
     sums = {name: each[source_of == i].sum(0) for i, name in enumerate(manifest.sources)}
     by_source = {name: loss_and_bpb(*x.tolist())[1] for name, x in sums.items() if x[3]}
     say(
@@ -126,10 +126,10 @@ def measure(config: LossConfig, load_model) -> None:
     )
     if config.by == "copy":
         say("\n".join(table(rows.double().sum(0))))
-    T = places.size(1)
+    T = by_position.size(1)
     parts = torch.arange(T).tensor_split(min(PARTS, T))
     for part in parts if config.by == "position" else ():
-        total, n = places[:, part].sum(1)
+        total, n = by_position[:, part].sum(1)
         say(f"{part[0]:,} to {part[-1]:,}: {total / n:.4f} nats per token")
     figures = dict(val_loss=nats, val_bpb=bpb, val_bpb_by_source=by_source, rows=len(rows))
     trained.keep_record(config, trainer, **figures, data_fingerprint=manifest.fingerprint)

@@ -44,14 +44,14 @@ def ours(row: object) -> object:
     return row
 
 
-def sample(places, limit: int) -> list:
-    """`limit` of the places (0: all) in their order. Drawn, since files are often sorted by
-    subject; the same places each time."""
-    places = list(places)
-    if limit and limit < len(places):
-        chosen = random.Random(0).sample(range(len(places)), limit)
-        places = [places[i] for i in sorted(chosen)]
-    return places
+def sample(items, limit: int) -> list:
+    """`limit` of the items (0: all) in their order. Drawn, since files are often sorted by subject;
+    the same ones each time."""
+    items = list(items)
+    if limit and limit < len(items):
+        chosen = random.Random(0).sample(range(len(items)), limit)
+        items = [items[i] for i in sorted(chosen)]
+    return items
 
 
 def is_question(row: object) -> bool:

@@ -56,7 +56,7 @@ class TournamentConfig:
     newest, which then does not play. One of another seed or run does not favour its own kind."""
 
 
-def hold(config: TournamentConfig, load_model: Callable) -> None:
+def play(config: TournamentConfig, load_model: Callable) -> None:
     """`eval.py tournament`: print ratings of the players, and write them to
     RUN_DIR/tournament.json. load_model: EvalConfig -> (model, trainer.json)."""
     paths, judging = entrants(config)
@@ -151,7 +151,9 @@ def continue_all(model, prompts: Texts, config: TournamentConfig) -> Texts:
     device = model.cos.device
     generator = torch.Generator(device).manual_seed(config.seed)
     idx = torch.tensor([[bos, *prompt] for prompt in prompts], device=device)  # (N, T)
-    out = model.generate(idx, config.max_new_tokens, 1.0, 0, generator, stop_id=bos)
+    out = model.generate(
+        idx, config.max_new_tokens, temperature=1.0, top_k=0, stop_id=bos, generator=generator
+    )
     drawn = out[:, idx.size(1) :].tolist()
     return [list(itertools.takewhile(lambda i: i != bos, ids)) for ids in drawn]
 

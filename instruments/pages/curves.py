@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from instruments.pages.records import Run, plain
+from instruments.pages.records import RunFolder, plain
 from machinery.log import short
 
 PANELS = (  # title, key of the training records, key of the validations, is it noisy?
@@ -63,7 +63,7 @@ def svg_of(panel: Callable) -> tuple[str, str]:
     return box, drawn.partition("<defs>\n  <clipPath")[0].removesuffix("</svg>")
 
 
-def draw_run(run: Run) -> tuple[list[tuple[str, str, str]], bytes]:
+def draw_run(run: RunFolder) -> tuple[list[tuple[str, str, str]], bytes]:
     """(title, viewBox, SVG) of each picture of the page; and loss.png. Nothing before a step."""
     if not run.steps:
         return [], b""
@@ -73,7 +73,7 @@ def draw_run(run: Run) -> tuple[list[tuple[str, str, str]], bytes]:
     return pictures, paint("png", (6, 4), lambda axes: draw_steps(axes, run, *panels[0]))
 
 
-def draw_steps(axes, run: Run, title, key, val_key, is_noisy) -> None:
+def draw_steps(axes, run: RunFolder, title, key, val_key, is_noisy) -> None:
     """One quantity of the steps against the tokens trained on, which begin at the first step."""
     tokens = np.array([r["tokens"] for r in run.steps], float)
     values = np.array([r[key] for r in run.steps], float)
@@ -108,7 +108,7 @@ def smooth(values) -> list[float]:
     return averages
 
 
-def draw_compared(runs: list[Run], common: int) -> bytes:
+def draw_compared(runs: list[RunFolder], common: int) -> bytes:
     """Validation bits per byte over tokens and over training time."""
     is_long = max(run.seconds_at(run.tokens) for run in runs) > 2 * 3600
     unit_s, unit = (3600, "hours") if is_long else (60, "minutes")

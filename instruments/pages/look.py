@@ -188,14 +188,14 @@ def habits(p: Tensor, ids: Tensor, config) -> dict[str, tuple[Tensor, float]]:
     visible = key <= query
     if config.doc_mask:
         visible = visible & (key >= begins[:, None])
-    places = {"previous": key == query - 1, "first": first, "self": key == query, "copy": copy}
+    patterns = {"previous": key == query - 1, "first": first, "self": key == query, "copy": copy}
     found = {}
-    for name, place in places.items():
-        place = place & visible
-        rows = place.any(1) & (i - begins >= 2)
+    for name, pattern in patterns.items():
+        pattern = pattern & visible
+        rows = pattern.any(1) & (i - begins >= 2)
         if rows.any():
-            equal = (place.sum(1) / visible.sum(1))[rows].mean().item()
-            found[name] = (p * place).sum(-1)[:, rows].mean(-1).cpu(), equal
+            equal = (pattern.sum(1) / visible.sum(1))[rows].mean().item()
+            found[name] = (p * pattern).sum(-1)[:, rows].mean(-1).cpu(), equal
     return found
 
 
@@ -224,11 +224,11 @@ def describe_heads(probe: Probe, ids: Tensor, test: dict) -> list[dict]:
     where nothing but copying tells the next token."""
     found = []
     for i in probe.layers_seen():
-        places = habits(probe.maps[i], ids, probe.model.config)
+        patterns = habits(probe.maps[i], ids, probe.model.config)
         if "copy" in test["habits"].get(i, {}):
-            places["test"] = test["habits"][i]["copy"]
+            patterns["test"] = test["habits"][i]["copy"]
         for h in range(len(probe.maps[i])):
-            own = {name: (share[h].item(), equal) for name, (share, equal) in places.items()}
+            own = {name: (share[h].item(), equal) for name, (share, equal) in patterns.items()}
             by = {name: own.get(name, (0, 1)) for name in KINDS}
             best = max(by, key=lambda name: by[name][0])
             share, equal = by[best]
@@ -329,8 +329,8 @@ def choose_text(
     rows = manifest.rows("val")
     if config.row >= rows:
         raise UsageError(f"--row {config.row}: there are {rows:,} held-out rows, from 0 on")
-    source, place = data.val_places(manifest, config.row + 1)[-1]
-    ids = manifest.row("val", source, place).tolist()
+    source, row = data.val_rows(manifest, config.row + 1)[-1]
+    ids = manifest.row("val", source, row).tolist()
     return ids, f"held-out row {config.row} of {manifest.sources[source]}"
 
 

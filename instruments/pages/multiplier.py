@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from instruments.pages.records import Run
+from instruments.pages.records import RunFolder
 from machinery import disk
 from machinery.errors import DataError
 from machinery.log import short
@@ -25,7 +25,7 @@ def rows_file(run_dir: Path, step: int) -> Path:
     return run_dir / f"val_rows_{step:08d}.npy"
 
 
-def newest_rows(run: Run) -> np.ndarray | None:
+def newest_rows(run: RunFolder) -> np.ndarray | None:
     """(rows, classes, 4), as exams/loss.py keeps them, of the newest step; None if there are none,
     or the file is damaged."""
     files = sorted(run.dir.glob("val_rows_*.npy"))
@@ -44,14 +44,14 @@ def multiplier(loss: float, tokens: float, curve: list[tuple[float, float]]) -> 
     `tokens`: 2 is half of them, 0: it never got there, infinity: it had it by the first. curve:
     (tokens, loss) of its validations, between which the loss is taken to fall in proportion to the
     logarithm of the tokens."""
-    at, losses = np.array(sorted(curve)).T
+    tokens_at, losses = np.array(sorted(curve)).T
     best = np.minimum.accumulate(losses)
     if not best[-1] <= loss <= best[0]:
         return 0.0 if loss < best[-1] else float("inf")
-    return tokens / float(np.exp(np.interp(-loss, -best, np.log(at))))
+    return tokens / float(np.exp(np.interp(-loss, -best, np.log(tokens_at))))
 
 
-def luck(ours: np.ndarray, theirs: np.ndarray, seed: int = 0) -> np.ndarray:
+def bootstrap(ours: np.ndarray, theirs: np.ndarray, seed: int = 0) -> np.ndarray:
     """Rows of the same text, (rows, classes, 4) -> (DRAWS,): by how much the difference in bits per
     byte, theirs - ours, changes when the rows are resampled."""
     begin = np.arange(0, len(ours), BLOCK)
@@ -63,33 +63,33 @@ def luck(ours: np.ndarray, theirs: np.ndarray, seed: int = 0) -> np.ndarray:
     return bits(drawn) - bits(np.arange(len(begin)))
 
 
-def told(base: Run, other: Run, common: float) -> list[str]:
+def lines_of(base: RunFolder, other: RunFolder, common: float) -> list[str]:
     """What `other` needs for what `base` has after `common` tokens, a half and a quarter of
     them."""
     points = lambda run: [(r["tokens"], r["val_bpb"]) for r in run.validations if r["tokens"] > 0]
     curves = [points(base), points(other)]
-    noise, why = luck_of(newest_rows(base), newest_rows(other))
-    lines = [f"{other.dir} needs, for what {base.dir} has after so many tokens{why}:"]
+    noise, remark = noise_of(newest_rows(base), newest_rows(other))
+    lines = [f"{other.dir} needs, for what {base.dir} has after so many tokens{remark}:"]
     for tokens in (common, common / 2, common / 4):
         if tokens >= max(curve[0][0] for curve in curves):
             lines.append(f"  {short(tokens)}: {needed(tokens, *curves, noise)}")
     return lines
 
 
-def luck_of(a: np.ndarray | None, b: np.ndarray | None) -> tuple[np.ndarray | None, str]:
-    """`luck` by the rows of each run; or None, and why not."""
+def noise_of(a: np.ndarray | None, b: np.ndarray | None) -> tuple[np.ndarray | None, str]:
+    """`bootstrap` by the rows of each run; or None, and why not."""
     if a is None or b is None:
         return None, " (how sure that is: python eval.py loss, of each)"
     if a.shape != b.shape or (a[..., 3] != b[..., 3]).any():
         return None, " (how sure that is cannot be said: eval.py loss scored different text)"
-    return luck(a, b), ""
+    return bootstrap(a, b), ""
 
 
 def needed(tokens: float, ours: list, theirs: list, noise: np.ndarray | None) -> str:
-    """In words, for the loss of `ours`, a curve, after `tokens`. noise: draws of what luck adds to
-    the difference in bits per byte; None: not known."""
-    at, losses = np.array(sorted(ours)).T
-    loss = float(np.interp(np.log(tokens), np.log(at), losses))
+    """In words, for the loss of `ours`, a curve, after `tokens`. noise: draws of what chance adds
+    to the difference in bits per byte; None: not known."""
+    tokens_at, losses = np.array(sorted(ours)).T
+    loss = float(np.interp(np.log(tokens), np.log(tokens_at), losses))
     times = multiplier(loss, tokens, theirs)
     if times in (0, np.inf):  # beyond its last validation, or before its first
         word, (end, _) = ("no more", min(theirs)) if times else ("more", max(theirs))
@@ -100,7 +100,7 @@ def needed(tokens: float, ours: list, theirs: list, noise: np.ndarray | None) ->
     word = "as many" if times < 1 else "fewer"
     if times < 1:
         times, low, high = (1 / x if x else np.inf for x in (times, high, low))
-    said = f"{times:.2f} times {word} tokens"
+    text = f"{times:.2f} times {word} tokens"
     if noise is not None:
-        said += f" ({low:.2f} to {high:.2f}{'; no difference' if same else ''})"
-    return said
+        text += f" ({low:.2f} to {high:.2f}{'; no difference' if same else ''})"
+    return text

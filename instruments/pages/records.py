@@ -83,7 +83,7 @@ def read_json(path: Path) -> dict:
 # --------------------------------------------------------------------------------------- the run
 
 
-class Run:
+class RunFolder:
     """What a run folder says. steps, validations: records of metrics.jsonl, in order."""
 
     def __init__(self, folder: str | Path):

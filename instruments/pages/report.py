@@ -16,7 +16,7 @@ from jinja2 import Environment, FileSystemLoader
 
 from config import Local, UsageError, find_preset
 from instruments.pages import curves, multiplier
-from instruments.pages.records import Run, plain, slow_steps
+from instruments.pages.records import RunFolder, plain, slow_steps
 from instruments.talk.sample import SampleConfig, continuations, find_prompts
 from machinery import cli, disk
 from machinery.log import duration, short
@@ -47,7 +47,7 @@ def rewrite(config: ReportConfig, load_model) -> None:
 
 def write(run_dir: str | Path) -> Path:
     """Write RUN_DIR/loss.png and report.html; returns the path of the page."""
-    run = Run(run_dir)
+    run = RunFolder(run_dir)
     pictures, loss_png = curves.draw_run(run)
     processes = run.processes()
     preset, facts = configuration(run)
@@ -73,7 +73,7 @@ def write(run_dir: str | Path) -> Path:
     return run.dir / "report.html"
 
 
-def configuration(run: Run) -> tuple[str, list[tuple[str, str]]]:
+def configuration(run: RunFolder) -> tuple[str, list[tuple[str, str]]]:
     """The preset that the run was begun with, if it is known; and (name, text) of what differs from
     it, or of all."""
     word = cli.first_word(run.starts[0]["command"].split()[1:])[0] if run.starts else ""
@@ -101,28 +101,30 @@ def compared(folders: list[str]) -> str:
         raise UsageError(
             "compare needs the folders of two runs or more: python eval.py compare runs/a runs/b"
         )
-    runs = [Run(folder) for folder in folders]
+    runs = [RunFolder(folder) for folder in folders]
     for run in runs:
         if len(run.validations) < 2:
-            why = "has no validation after its first step yet: let it run on, or compare other runs"
-            raise UsageError(f"{run.dir} {why}")
+            reason = (
+                "has no validation after its first step yet: let it run on, or compare other runs"
+            )
+            raise UsageError(f"{run.dir} {reason}")
     common = max(set.intersection(*({r["tokens"] for r in run.validations} for run in runs)) | {0})
     between = common <= 0
     if between:
         common = min(run.validations[-1]["tokens"] for run in runs)
     whole = all(run.whole_validation for run in runs)
     last = "bpb of all rows" if whole else "last bpb"
-    at = f"bpb at {short(common)}"
-    rows = [("run", "tokens", last, at, "difference", "tok/s", "training time")]
+    label = f"bpb at {short(common)}"
+    rows = [("run", "tokens", last, label, "difference", "tok/s", "training time")]
     base = None
     for run in runs:
         known = [(r["tokens"], r["val_bpb"]) for r in run.validations]
         if known[0][0] > common:
-            why = (
+            reason = (
                 f"{run.dir} begins at {short(known[0][0])} tokens, after another run has ended "
                 f"({short(common)})"
             )
-            raise UsageError(f"{why}; compare runs that overlap")
+            raise UsageError(f"{reason}; compare runs that overlap")
         bpb = float(np.interp(common, *zip(*known)))  # between two validations, if need be
         if base is None:
             base = bpb
@@ -144,7 +146,7 @@ def compared(folders: list[str]) -> str:
     lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
     lines.append("")
     for run in runs[1:]:
-        lines += multiplier.told(runs[0], run, common)
+        lines += multiplier.lines_of(runs[0], run, common)
     lines += differences(runs)
     if between:
         lines.append(f"warning: not all have a validation at {short(common)}: read off between two")
@@ -157,7 +159,7 @@ def compared(folders: list[str]) -> str:
     return "\n".join(lines)
 
 
-def differences(runs: list[Run]) -> list[str]:
+def differences(runs: list[RunFolder]) -> list[str]:
     """Each field of the configuration that differs; then how far the figures can be trusted."""
     unknown = [str(run.dir) for run in runs if not run.config]
     if unknown:

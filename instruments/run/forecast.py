@@ -112,7 +112,7 @@ def show(preset: cfg.Preset, world: ranks.World) -> int:
     if not is_far and Path(folder, "manifest.json").is_file():
         manifest, preset = folders.open_data(folder, typed)
         decided = plan.make_plan(preset, world)
-        order = folders.order_of(preset, decided, manifest)
+        order = folders.training_order(preset, decided, manifest)
         lines = [folders.describe_data(typed, preset, decided, manifest, order)]
     text = "\n".join([page(preset, world), *lines])
     if world.is_first:
@@ -131,12 +131,12 @@ def page(preset: cfg.Preset, world: ranks.World, usd: float = 0.0) -> str:
     if card and preset.train.dtype == "fp32":
         raise UsageError("--plan knows what cards do in 16 bits only; leave --dtype fp32 out")
     if usd and not (is_dial and card and price):
-        why = f"--usd {usd} compares depths, for a card that has a price"
-        raise UsageError(f"{why}: eval.py plan d12 --gpu H100 --usd 50 --usd_per_hour 3")
+        reason = f"--usd {usd} compares depths, for a card that has a price"
+        raise UsageError(f"{reason}: eval.py plan d12 --gpu H100 --usd 50 --usd_per_hour 3")
     on = f"on        {world.world_size} x {world.device_name}"
     if peak is None:
-        why = "its peak is unknown; set --peak_tflops, or name a known card: eval.py plan --gpu"
-        return f"{plan.make_plan(preset, world).text}\n{on}\ntime      n/a: {why}"
+        reason = "its peak is unknown; set --peak_tflops, or name a known card: eval.py plan --gpu"
+        return f"{plan.make_plan(preset, world).text}\n{on}\ntime      n/a: {reason}"
     on += f", {world.memory_bytes / 1e9:.1f} GB, {peak / 1e12:,.2f} TFLOP/s"
     on += f", {card.memory_tb_s} TB/s" if card else ""
     own = estimate(preset, world, peak)
@@ -261,13 +261,13 @@ def each_depth(asked: cfg.Preset, world, peak: float, usd: float, hours: float) 
             f"{losses[depth]:.3f} ({low:.3f} to {high:.3f})"
         )
     best = min(losses, key=losses.get)
-    why = "best"
+    reason = "best"
     own = asked.model.n_layer
     if own in bought and alike(bought[own], bought[best]):
         best = own
-        why = "as good as the best, as far as the law can tell"
+        reason = "as good as the best, as far as the law can tell"
     run = f"d{best} --tokens {bought[best][1] / 1e9:.3g}B"
-    return [*lines, f"{why}: prepare_data.py {run}; train.py {run}"]
+    return [*lines, f"{reason}: prepare_data.py {run}; train.py {run}"]
 
 
 def step_s(decided: plan.Plan, c: GPTConfig, card: flops.Card, peak: float) -> float:

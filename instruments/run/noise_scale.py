@@ -94,7 +94,7 @@ def measure(config: NoiseConfig, load_model: Callable) -> int:
         )
     T = min(manifest.row_len - 1, model.config.seq_len)
     device = model.cos.device
-    place_of = data.order_of(manifest, config.seed, None, None, 0)
+    place_of = data.order_of(manifest, config.seed)
     drawn = np.stack([manifest.row("train", *place_of(i))[: T + 1] for i in range(n)])  # (n, T + 1)
     inputs = torch.from_numpy(drawn[:, :-1].astype(np.int64)).to(device)
     targets = torch.from_numpy(data.targets_of(drawn, manifest.marks)).to(device)  # (n, T)

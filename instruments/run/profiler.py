@@ -28,9 +28,9 @@ def table(profile: torch.profiler.profile, on_gpu: bool) -> str:
     return rows.table(row_limit=ROWS, max_name_column_width=40)
 
 
-def run(run, steps: Iterator[dict], log_step: Callable, progress) -> int:
+def run(run, steps: Iterator, log_step: Callable, progress) -> int:
     """`train.py --profile`: take a few of the `steps`, log them, print the table. Returns the exit
-    code. run, progress: train.py's; steps yields the numbers of each, as floats by name."""
+    code. run, progress, and what steps yields, are train.py's."""
     world = run.world
     log = run.log
     own = f"/rank_{world.rank}" if world.world_size > 1 else ""
@@ -43,8 +43,8 @@ def run(run, steps: Iterator[dict], log_step: Callable, progress) -> int:
         schedule=torch.profiler.schedule(wait=0, warmup=WARMUP, active=STEPS, repeat=1),
         on_trace_ready=lambda profile: profile.export_chrome_trace(str(trace)),
     ) as profile:
-        for numbers in islice(steps, last):
-            log_step(run, progress, numbers)
+        for step in islice(steps, last):
+            log_step(run, progress, step)
             if profile.step_num + 1 in (WARMUP, last):
                 torch.get_device_module(world.device).synchronize()  # record whole steps
             profile.step()

@@ -83,11 +83,18 @@ class Writer:
         device = self.model.cos.device
         idx = torch.tensor([ids], device=device)  # (1, T)
         generator = torch.Generator(device).manual_seed(seed)
-        options = dict(temperature=temperature, top_k=top_k, top_p=top_p, generator=generator)
+        stream = self.model.stream(
+            idx,
+            max_new_tokens=max_new_tokens,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            generator=generator,
+        )
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         tokens = []  # those whose text has not come yet: they begin a character
         end = "length"
-        for drawn in self.model.stream(idx, max_new_tokens, **options):
+        for drawn in stream:
             token = self.token(drawn.item())
             tokens.append(token)
             if token.id in self.ends:  # it has no text, but alternatives

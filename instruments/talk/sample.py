@@ -103,8 +103,15 @@ def continuations(
     ids, stop = prompt_ids(prompt, tokenizer, tuned)
     generator = torch.Generator(device).manual_seed(config.seed)
     idx = torch.tensor([ids] * config.n, device=device)  # (n, T)
-    how = (config.max_new_tokens, config.temperature, config.top_k, generator, stop, config.top_p)
-    out = model.generate(idx, *how)  # (n, T + new)
+    out = model.generate(  # (n, T + new)
+        idx,
+        config.max_new_tokens,
+        temperature=config.temperature,
+        top_k=config.top_k,
+        top_p=config.top_p,
+        stop_id=stop,
+        generator=generator,
+    )
     rows = [[*takewhile(lambda i: i != stop, row)] for row in out[:, len(ids) :].tolist()]
     texts = [prompt + "\n" * tuned + tokenizer.decode(row) for row in rows]
     return texts, sum(map(len, rows))

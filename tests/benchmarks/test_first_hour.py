@@ -278,7 +278,7 @@ def test_the_peer_has_its_own_schedules_on_the_rows_that_ours_sees(checkout, sma
     preset = dataclasses.replace(preset, model=WIDE, run=options)
     with contextlib.ExitStack() as stack:
         ours = throughput.build_run(preset, world, manifest, stack)
-        order = folders.order_of(preset, ours.plan, manifest)
+        order = folders.training_order(preset, ours.plan, manifest)
         loader = build.open_loader(manifest, order, ours.plan, world, 0)
         stack.callback(loader.close)
         expected = [loader.next_batch()[0] for _ in range(2)]

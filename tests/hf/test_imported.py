@@ -228,7 +228,7 @@ def make_model(folder: Path, name: str, **options):
 
 
 def read(word) -> dict:
-    source = imported.Source(word)
+    source = imported.ForeignModel(word)
     return source.read(replace(source.config, vocab_size=V))[0]
 
 
@@ -247,7 +247,7 @@ def test_logits_are_those_of_transformers(case, tmp_path, monkeypatch):
     """On all positions that the model has, with tables cut to the tokens of a smaller tokenizer."""
     name, options = EXACT[case]
     theirs = make_model(tmp_path, name, **options)
-    source = imported.Source(tmp_path)
+    source = imported.ForeignModel(tmp_path)
     assert len(list(tmp_path.glob("*.safetensors"))) > 5 or case != "shards"
     T = 64 if "window" in case else 96
     assert source.config.seq_len == T and source.config.vocab_size == 631
@@ -273,12 +273,12 @@ def test_what_transformers_4_wrote_is_read_too(tmp_path):
     tree = json.loads(file.read_text())
     tree |= {"rope_theta": tree.pop("rope_parameters")["rope_theta"], "head_dim": None}
     file.write_text(json.dumps(tree | {"rope_scaling": None}))
-    source = imported.Source(tmp_path)
+    source = imported.ForeignModel(tmp_path)
     assert source.config.rope_theta == 77_000.0
     source.read(source.config)
     file.write_text(json.dumps(tree | {"rope_scaling": {"type": "linear", "factor": 2.0}}))
     with pytest.raises(UsageError, match="linear"):
-        imported.Source(tmp_path)
+        imported.ForeignModel(tmp_path)
 
 
 YARN = dict(rope_type="yarn", rope_theta=5e5, factor=8.0)
@@ -339,7 +339,7 @@ def test_odd_values_are_refused_before_transformers_makes_anything_of_them(kind,
                     continue
                 file.write_text(json.dumps(tree | {key: value}))
                 with pytest.raises(UsageError, match=key) as e:
-                    imported.Source(file.parent)
+                    imported.ForeignModel(file.parent)
                 assert "Memory" not in str(e.value) and len(str(e.value)) < 500
     finally:
         resource.setrlimit(resource.RLIMIT_AS, limits)
@@ -353,7 +353,7 @@ def __getattr__(name):
     does_nothing = lambda self, x=None, *args, **options: x
     return type(name, (), {"__init__": lambda self, *a, **k: None, "__call__": does_nothing})
 """
-READ = "import sys; from hf import imported; s = imported.Source(sys.argv[1]); s.read(s.config)"
+READ = "import sys; from hf.imported import *; s = ForeignModel(sys.argv[1]); s.read(s.config)"
 
 
 def test_nobody_is_asked_for_the_code_that_a_file_names(llama, tmp_path):
@@ -397,22 +397,22 @@ def test_no_pickle_is_opened_and_no_name_in_a_folder_leads_out_of_it(llama, tmp_
     weights.rename(folder / "pytorch_model.bin")
     outside = shutil.copy(llama / "model.safetensors", tmp_path / "outside.safetensors")
     with pytest.raises(UsageError, match="model.safetensors"):
-        imported.Source(folder)
+        imported.ForeignModel(folder)
     for name in ("pytorch_model.bin", "../outside.safetensors", str(outside), ""):
         index.write_text(json.dumps({"weight_map": {"model.norm.weight": name}}))
         with pytest.raises(UsageError, match="is a pickle"):
-            imported.Source(folder)
+            imported.ForeignModel(folder)
     index.unlink()
     weights.symlink_to(outside)
     with pytest.raises(DataError, match="link"):
-        imported.Source(folder)
+        imported.ForeignModel(folder)
     weights.unlink()
     os.mkfifo(weights)
     with pytest.raises(UsageError, match="model.safetensors"):
-        imported.Source(folder)
+        imported.ForeignModel(folder)
     (folder / "adapter_config.json").write_text("{}")  # it names another folder
     with pytest.raises(UsageError, match="adapter"):
-        imported.Source(folder)
+        imported.ForeignModel(folder)
 
 
 def test_a_model_of_the_hub_is_read_from_its_cache(llama, tmp_path, monkeypatch):
@@ -422,7 +422,7 @@ def test_a_model_of_the_hub_is_read_from_its_cache(llama, tmp_path, monkeypatch)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(UsageError, match="hf:me/other"):
-        imported.Source("hf:me/other")
+        imported.ForeignModel("hf:me/other")
     snapshot = tmp_path / "models--me--mine" / "snapshots" / "abc"
     snapshot.mkdir(parents=True)
     shutil.copytree(llama, tmp_path / "models--me--mine" / "blobs")
@@ -433,7 +433,7 @@ def test_a_model_of_the_hub_is_read_from_its_cache(llama, tmp_path, monkeypatch)
     (snapshot / "config.json").unlink()
     (snapshot / "config.json").symlink_to(llama / "config.json")
     with pytest.raises(DataError, match="link"):
-        imported.Source("hf:me/mine")
+        imported.ForeignModel("hf:me/mine")
 
 
 TRAIN = (
@@ -481,7 +481,7 @@ def test_training_begins_where_transformers_stands(begun):
     assert f"decided   by {folder / 'model'}: n_head 9, not 2" in said
     theirs = transformers.AutoModelForCausalLM.from_pretrained(folder / "model").eval()
     losses = []
-    for inputs, targets in data.val_batches(Manifest.load(folder / "data"), 8, 16):
+    for inputs, targets, _ in data.val_batches(Manifest.load(folder / "data"), 8, 16):
         with torch.no_grad():
             logits = theirs(inputs).logits[..., :V]
         counts = targets != data.IGNORED
@@ -504,7 +504,7 @@ def test_the_run_goes_on_and_is_exported_and_imported_again(begun, tmp_path):
     export.export(export.ExportConfig(run_dir=str(here / "run"), out=str(out)))
     given = tokenizer_json.read(here / "model")
     back = tokenizer_json.read(out)
-    assert imported.Source(out).ours and back.bos == END
+    assert imported.ForeignModel(out).ours and back.bos == END
     assert back.same_ids(given) and back.encode("12 ab  3") == given.encode("12 ab  3")
     begin = [word for word in begin if word not in ("--lr", "1e-4")]
     said = quietly(train.main, *begin, "--run_dir", here / "again", "--init_from", out)
@@ -531,7 +531,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_built(begun, texts, tmp
     make_model(tmp_path, "Mistral", sliding_window=32)
     for file in model.glob("token*.json"):
         shutil.copy(file, tmp_path)
-    source = imported.Source(tmp_path)
+    source = imported.ForeignModel(tmp_path)
     preset = cli.parse("train.py", "train", ["tiny"])
     with pytest.raises(UsageError, match="sees 32 positions"):
         source.check_data(Manifest.load(folder / "data"), preset)

@@ -280,8 +280,8 @@ def test_the_surprise_of_a_row_is_its_loss(trained, small_data):
     found = look_at(trained, "--row", row, "--tokens", 64)
     told = f"held-out row {row} of {manifest.sources[0]}"
     assert (found["source"], len(found["ids"])) == (told, 64)
-    inputs, targets = [*data.val_batches(manifest, 1, row + 1)][row]
-    batch = inputs[:, :63], targets[:, :63]  # BOS and 63 more
+    inputs, targets, sources = [*data.val_batches(manifest, 1, row + 1)][row]
+    batch = inputs[:, :63], targets[:, :63], sources  # BOS and 63 more
     token_bytes = torch.from_numpy(manifest.token_bytes())
     nats, bpb = score_text(model_of(trained), [batch], token_bytes)[:2]
     assert sum(found["bits"]) * math.log(2) / 63 == pytest.approx(nats, abs=1e-3)

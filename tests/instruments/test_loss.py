@@ -15,7 +15,7 @@ import eval as evaluate
 from instruments.exams import loss
 from instruments.exams.loss import CLASSES
 from instruments.pages import multiplier, report
-from instruments.pages.records import Run
+from instruments.pages.records import RunFolder
 from machinery.errors import NonFiniteError
 
 CPU = ("--device", "cpu", "--dtype", "fp32")
@@ -42,7 +42,7 @@ def test_the_loss_is_that_of_the_run_and_its_classes_make_it_up(own_run, capsys)
     out = capsys.readouterr().out
     record = json.loads((own_run / "eval.jsonl").read_text().splitlines()[-1])
     assert np.mean([float(x) for x in parts]) == pytest.approx(record["val_loss"], abs=1e-4)
-    rows = multiplier.newest_rows(Run(own_run))
+    rows = multiplier.newest_rows(RunFolder(own_run))
     nats, targets, text_nats, size = rows.sum((0, 1))
     assert nats / targets == pytest.approx(record["val_loss"], rel=1e-6)
     assert text_nats / np.log(2) / size == pytest.approx(record["val_bpb"], rel=1e-6)
@@ -171,8 +171,8 @@ def test_luck_is_as_large_as_it_is():
     draw = np.random.default_rng(0)
     a = rows_of(draw)
     b = rows_of(draw)
-    assert (multiplier.luck(a, a) == 0).all()
-    assert multiplier.luck(a, b).std() == pytest.approx(0.2 * 2**0.5 / 2000**0.5, rel=0.2)
+    assert (multiplier.bootstrap(a, a) == 0).all()
+    assert multiplier.bootstrap(a, b).std() == pytest.approx(0.2 * 2**0.5 / 2000**0.5, rel=0.2)
 
 
 def make_run(folder, ahead: float, rows: dict[int, np.ndarray], **config):
@@ -222,10 +222,10 @@ def test_runs_are_compared_by_the_tokens_they_need(tmp_path):
 @pytest.mark.parametrize("damage", [b"", b"\x93NUMPY\x01\x00", b"x" * 300])
 def test_a_damaged_file_of_rows_is_left_out(damage, tmp_path):
     run = make_run(tmp_path / "a", 1.0, {32: rows_of(np.random.default_rng(0))})
-    assert len(multiplier.newest_rows(Run(run))) == 400
+    assert len(multiplier.newest_rows(RunFolder(run))) == 400
     newest = multiplier.rows_file(run, 64)
     newest.write_bytes(damage)
-    assert multiplier.newest_rows(Run(run)) is None
+    assert multiplier.newest_rows(RunFolder(run)) is None
     newest.unlink()
     newest.symlink_to(multiplier.rows_file(run, 32))
-    assert multiplier.newest_rows(Run(run)) is None
+    assert multiplier.newest_rows(RunFolder(run)) is None

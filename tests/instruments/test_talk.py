@@ -170,7 +170,7 @@ def test_a_text_ends_where_its_own_row_stopped():
     class Model:
         cos = torch.zeros(1)
 
-        def generate(self, idx, *_):
+        def generate(self, idx, most, **_):
             assert idx.tolist() == [[256, *b">"]] * 2
             return torch.cat([idx, torch.tensor([[97, 98, 256], [99, 256, 97]])], dim=1)
 
@@ -186,7 +186,9 @@ def test_top_p_keeps_the_tokens_that_hold_it():
     size = next(n for n in range(1, 41) if probs[order[:n]].sum() >= 0.6)
     nucleus = set(order[:size])
     held = float(probs[order[:size]].sum())
-    draw = lambda **more: model.generate(idx, 1, 1.0, 0, torch.Generator().manual_seed(0), **more)
+    draw = lambda **more: model.generate(
+        idx, 1, temperature=1.0, top_k=0, generator=torch.Generator().manual_seed(0), **more
+    )
     assert set(draw(top_p=0.6)[:, 1].tolist()) == nucleus
     assert set(draw()[:, 1].tolist()) > nucleus
     share = (draw(top_p=0.6)[:, 1] == order[0]).float().mean()

@@ -164,7 +164,7 @@ def test_who_cannot_read_the_texts_is_told_before_anybody_writes(trained, monkey
     ):
         shown[newest] = good | {part: good[part] | change}
         with pytest.raises(UsageError, match=f"(?=.*{newest}).*{words}"):
-            tournament.hold(tournament.TournamentConfig(**options), lambda _: pytest.fail("loaded"))
+            tournament.play(tournament.TournamentConfig(**options), lambda _: pytest.fail("loaded"))
 
 
 def test_mistakes_are_sentences(trained, tmp_path):

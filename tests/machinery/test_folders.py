@@ -90,7 +90,7 @@ def test_a_run_writes_down_what_it_is_and_follows_no_link(own_data, tmp_path):
     for name in ("config.json", "tokenizer.json"):
         (run_dir / name).symlink_to(mine)
     one = dataclasses.replace(TINY, run=config.RunConfig(run_dir=str(run_dir)))
-    folders.claim(one, manifest, WORLD).close()
+    folders.lock_run(one, manifest, WORLD).close()
     found = json.loads((run_dir / "config.json").read_text())
     assert found == json.loads(json.dumps(folders.identity(one, manifest)))
     assert (run_dir / "tokenizer.json").read_bytes() == (own_data / "tokenizer.json").read_bytes()

@@ -162,7 +162,7 @@ def test_rows_on_disk_hold_whole_conversations_and_count_their_answers(chat_data
             pieces.update(piece for piece in pieces_of(row) if len(piece) > 1)
             expected = [c for piece in pieces_of(row) for c in known.get(piece, [False])]
             assert counted(row) == expected[1:]
-    scored = [row for _, targets in data.val_batches(manifest, 7) for row in targets]
+    scored = [row for _, targets, _ in data.val_batches(manifest, 7) for row in targets]
     for row, targets in zip(rows_of(manifest, "val"), scored):
         assert (targets != data.IGNORED).tolist() == counted(row)
     assert len(scored) == manifest.rows("val")
