@@ -27,7 +27,9 @@ def rms_norm(x: Tensor) -> Tensor:
 def rope_tables(seq_len: int, head_dim: int, theta: float, device=None) -> tuple[Tensor, Tensor]:
     """cos and sin of position * frequency: (seq_len, head_dim / 2) each, fp32 (Su et al. 2021)."""
     exponent = torch.arange(0, head_dim, 2, device=device, dtype=torch.float32) / head_dim
-    frequency = 1.0 / theta**exponent  # equal, bit for bit, to that of the library transformers
+    # 1 for the first pair, falling to almost 1 / theta for the last; in this order of operations,
+    # bit for bit that of the library transformers
+    frequency = 1.0 / theta**exponent
     angle = torch.outer(torch.arange(seq_len, device=device, dtype=torch.float32), frequency)
     return angle.cos(), angle.sin()
 
@@ -70,8 +72,8 @@ def head_logits(x: Tensor, weight: Tensor, config: GPTConfig) -> Tensor:
     logits = F.linear(x, weight)[..., : config.vocab_size].float()
     cap = config.logit_softcap
     if cap:
-        # cap * tanh(logits / cap); tanh(y) = 2 sigmoid(2 y) - 1 has fewer instructions: 5% of a
-        # step in bf16 on a CPU
+        # This is cap * torch.tanh(logits / cap), since tanh(y) = 2 sigmoid(2 y) - 1. As a sigmoid
+        # it saves 5% of a step in bf16 on a CPU.
         logits = cap * (2 * torch.sigmoid(logits * (2 / cap)) - 1)
     return logits
 
@@ -80,7 +82,7 @@ def cross_entropy(x: Tensor, weight: Tensor, targets: Tensor, config: GPTConfig)
     """-log softmax(head_logits)[target] in nats: targets (B, T) -> (B, T), 0 where a target is
     data.IGNORED."""
     logits = head_logits(x, weight, config)  # (B, T, V)
-    # It wants the classes second, (B, V, T). Its ignore_index, -100, is data.IGNORED.
+    # PyTorch wants the classes second, (B, V, T). Its ignore_index, -100, is data.IGNORED.
     return F.cross_entropy(logits.transpose(1, 2), targets, reduction="none")
 
 
@@ -161,7 +163,7 @@ class Attention(nn.Module):
         if "key_offset" in config.extras:
             # Half of each key comes from the token before, so that one layer can find what followed
             # an earlier copy of a token; otherwise it takes two. It is the half that RoPE rotates
-            # slowest: a copy may be far away.
+            # slowest, which compares tokens also where they are far from each other.
             pair = torch.arange(D, device=x.device) % (D // 2)  # of the channels i and i + D/2
             slow = pair >= D // 4  # the frequency falls with the pair's number
             begins = ctx.idx == config.bos_id  # (B, T): a document's first token keeps its own key
@@ -312,8 +314,9 @@ class GPT(nn.Module):
             weight[:, :D].normal_(0, out_std)
 
     def param_groups(self) -> dict[str, list[nn.Parameter]]:
-        """Parameters grouped by how they are optimized (optim.py): matrix, embedding, head, which a
-        tied table counts as, and scalar, for parameters that you add."""
+        """The parameters by group. With --optimizer muon, Muon takes "matrix", and AdamW takes
+        "embedding" and "head", each with a rate of its own. A table that is both counts as "head".
+        "scalar" is for gains and biases that you add; it is empty here."""
         groups = {"matrix": [], "embedding": [], "head": [], "scalar": []}
         for name, p in self.named_parameters():
             tied = name == "embed.weight" and self.config.tie_embeddings
@@ -374,11 +377,11 @@ class GPT(nn.Module):
 
     def flops_per_token(self, causal: bool = False) -> int:
         """FLOPs of forward and backward per token. A matmul takes 6 per weight: a multiplication
-        and an addition in forward, for the input's gradient and for the weight's. Every 2-D weight
-        is one but the look-up tables; a tied table counts once, as the head. Attention multiplies
-        by keys and by values: 12 L H D T if each query meets all T keys (PaLM, appendix B: the
-        usual "MFU"), half of that if `causal` (Megatron-LM). Recomputation and the optimizer are
-        not counted."""
+        and an addition each for its result, its input's gradient and its weight's. Every 2-D weight
+        is one but the look-up tables; a tied table counts once, as the head. Attention has two
+        products, with the keys and with the values, each of 6 per channel and pair of positions:
+        12 L H D T if each query meets all T keys (PaLM, appendix B: the usual "MFU"), half of that
+        if `causal` (Megatron-LM). Recomputation and the optimizer are not counted."""
         c = self.config
         lookups = sum(p.numel() for p in self.param_groups()["embedding"])
         matmul = sum(p.numel() for p in self.parameters() if p.ndim == 2) - lookups
@@ -412,7 +415,7 @@ class GPT(nn.Module):
         if n <= 0:
             raise UsageError(f"a prompt of {T} tokens leaves no room in seq_len {most}")
         cache = KVCache(self.config, B, T + n, self.compute_dtype, idx.device)
-        new = idx
+        new = idx  # at first the whole prompts; then only the newest ids: the cache has the rest
         stopped = False
         for _ in range(n):
             logits = self(new, cache=cache)[:, -1]  # (B, V)
@@ -448,7 +451,7 @@ def uniform(times: float) -> Callable:
     """How a weight begins: uniform, with a standard deviation of times * C^-1/2."""
 
     def fill(weight: Tensor, config: GPTConfig) -> None:
-        bound = 3**0.5 * config.n_embd**-0.5 * times  # U(-b, b) has b / sqrt(3)
+        bound = 3**0.5 * config.n_embd**-0.5 * times  # U(-b, b) has the deviation b / sqrt(3)
         weight.uniform_(-bound, bound)
 
     return fill
@@ -479,9 +482,10 @@ class Kind(NamedTuple):
     tied: Callable | None  # DeepSeek LLM's 0.006, Megatron-LM's scaling; then there is no head
 
 
-# By `kind_of` a weight's name. A new weight needs a line here. A bare nn.Parameter must also
-# be cast where it is used, with `.to(x.dtype)`: otherwise everything after it is computed in fp32.
-# A table that is tied must be small, or each token would predict itself.
+# kind_of(a weight's name): Kind(group, initial values beside an untied head, beside a tied one).
+# A new weight needs a line here. A bare nn.Parameter must also be cast where it is used, with
+# `.to(x.dtype)`: otherwise everything after it is computed in fp32. A table that is tied begins
+# small: the product of a large embedding with itself would make each token predict itself.
 KINDS = {
     "embed": Kind("embedding", normal(0.8), normal(0.006)),
     "value_embeds": Kind("embedding", uniform(1.0), normal(0.006)),

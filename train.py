@@ -74,7 +74,7 @@ class Progress:
     step: int = 0  # optimizer steps taken
     best_bpb: float = math.inf
     skipped: int = 0  # steps with non-finite numbers, which changed no weights
-    scale: float = optim.FIRST_SCALE  # the loss scale of fp16
+    scale: float = optim.FIRST_SCALE  # the loss scale of fp16 (optim.next_scale)
     good_steps: int = 0  # steps without overflow since the scale changed
     resumed_at: int = 0
     saved_step: int = -1
@@ -95,7 +95,7 @@ class Step:
     bpb: float  # bits per byte of text
     norm: float  # of the loss's gradient, before clipping
     scale: float  # the loss scale of fp16; 1 in other dtypes
-    more: dict[str, float]  # sums that you have added to `take_steps`; in fp16 the loss scale
+    more: dict[str, float]  # sums that somebody has added to take_steps; in fp16 the loss scale
 
     @property
     def bad(self) -> bool:
@@ -242,11 +242,11 @@ def take_steps(run: Run, progress: Progress) -> Iterator[Step]:
                 inputs, targets = run.loader.next_batch()  # (B, T) each
             torch.manual_seed(run.loader.random_seed())  # for what you add, such as dropout
             nats = run.step_model(inputs, targets, reduction="none")  # (B, T), 0 where ignored
-            part = nats.sum() / plan.tokens_per_step  # of the step's loss
+            part = nats.sum() / plan.tokens_per_step  # what these rows add to the step's loss
             (part * scale).backward()  # adds to the gradients of the micro-batches before
             # For the loss and bits per byte: nats, targets that count, nats and bytes of text.
-            for name, of_rows in sums_of(nats.detach(), targets, run.token_bytes).items():
-                sums[name] += of_rows.sum()
+            for name, row_sums in sums_of(nats.detach(), targets, run.token_bytes).items():
+                sums[name] += row_sums.sum()
             # Your own number: sums["yours"] += ... is added up over the ranks, logged and printed.
 
         gradients = [p.grad for p in run.model.parameters()]  # sharded: each rank has its part
@@ -258,7 +258,8 @@ def take_steps(run: Run, progress: Progress) -> Iterator[Step]:
 
         # The one place where the host waits for the device, and where a step is judged.
         totals, norm = agree(run, progress, sums, norm)
-        # On the gradients, which stand for another number of targets, and are scaled:
+        # What makes the gradients those of the mean loss: they were divided by tokens_per_step, not
+        # by the targets that count, and in fp16 multiplied by the loss scale.
         factor = plan.tokens_per_step / max(totals["counted"], 1)
         factor /= scale
         measured = [totals.pop(name) for name in ("nats", "counted", "text_nats", "bytes")]
@@ -362,8 +363,9 @@ def is_due(step: int, every: int) -> bool:
 
 
 def save_is_due(run: Run, progress: Progress) -> bool:
-    """Also at the plan's keep_step, the last before the learning rate falls: a longer run can begin
-    from there."""
+    """Every save_every and keep_every steps, when save_minutes have passed (`agree` finds out),
+    after the last step, and at the plan's keep_step, the last before the learning rate falls: a
+    longer run can begin from there."""
     step = progress.step
     options = run.preset.run
     by_steps = is_due(step, options.save_every) or is_due(step, options.keep_every)
