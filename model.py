@@ -163,7 +163,7 @@ class Attention(nn.Module):
         if "key_offset" in config.extras:
             # Half of each key comes from the token before, so that one layer can find what followed
             # an earlier copy of a token; otherwise it takes two. It is the half that RoPE rotates
-            # slowest, which compares tokens also where they are far from each other.
+            # slowest: there, tokens that are far apart can still be compared.
             pair = torch.arange(D, device=x.device) % (D // 2)  # of the channels i and i + D/2
             slow = pair >= D // 4  # the frequency falls with the pair's number
             begins = ctx.idx == config.bos_id  # (B, T): a document's first token keeps its own key
@@ -451,7 +451,7 @@ def uniform(times: float) -> Callable:
     """How a weight begins: uniform, with a standard deviation of times * C^-1/2."""
 
     def fill(weight: Tensor, config: GPTConfig) -> None:
-        bound = 3**0.5 * config.n_embd**-0.5 * times  # U(-b, b) has the deviation b / sqrt(3)
+        bound = 3**0.5 * config.n_embd**-0.5 * times  # U(-b, b) has the std b / sqrt(3)
         weight.uniform_(-bound, bound)
 
     return fill

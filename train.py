@@ -95,7 +95,7 @@ class Step:
     bpb: float  # bits per byte of text
     norm: float  # of the loss's gradient, before clipping
     scale: float  # the loss scale of fp16; 1 in other dtypes
-    more: dict[str, float]  # sums that somebody has added to take_steps; in fp16 the loss scale
+    more: dict[str, float]  # the sums that you add in take_steps; in fp16 also the loss scale
 
     @property
     def bad(self) -> bool:

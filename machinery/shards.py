@@ -172,7 +172,7 @@ class Manifest:
     def all_shards(self, splits: tuple[str, ...] = ("train", "val")) -> list[dict]:
         """The shard entries of all sources in these splits, in order."""
         pairs = product(splits, range(len(self.sources)))
-        return [shard for place in pairs for shard in self.shards(*place)]
+        return [shard for pair in pairs for shard in self.shards(*pair)]
 
     def files(self) -> list[tuple[str, int, str]]:
         """(name, bytes, sha256) of every file but the manifest; bytes is 0 if not known."""

@@ -115,7 +115,7 @@ def test_all_ranks_skip(world, parallel, whole, small_data, tmp_path):
 
 
 @pytest.mark.parametrize("what, step", [("gradients", 17), ("loss", 1)])
-def test_a_scale_below_1_or_a_loss_that_is_not_finite_stops(what, step, small_data, tmp_path):
+def test_an_overflow_at_scale_1_or_a_loss_of_nan_stops(what, step, small_data, tmp_path):
     spoil = [("poison", [*range(1, 21)], 0, what)]
     start(small_data, tmp_path / "run", *FP16, "--steps", 20, spoil=spoil).end(5)
     assert len([r for r in metrics(tmp_path / "run") if "skipped" in r]) == step - 1

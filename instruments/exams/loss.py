@@ -76,9 +76,9 @@ def copy_classes(ids: Tensor) -> Tensor:
 
 @torch.no_grad()
 def score(model: GPT, batches: Iterable, token_bytes: Tensor) -> tuple[Tensor, Tensor]:
-    """Inputs and targets (B, T) -> sums of each row by class of targets, (N, classes, 4) fp32, as
-    bits_per_byte.sums_of has them: nats, targets, nats of text and bytes of text; and sums of each
-    position, (2, T) fp64: nats and targets. Both on the host.
+    """Inputs and targets (B, T), the first two of a batch -> sums of each row by class of targets,
+    (N, classes, 4) fp32, as bits_per_byte.sums_of has them: nats, targets, nats and bytes of text;
+    and sums of each position, (2, T) fp64: nats and targets. Both on the host.
 
     Of the targets that count: in a conversation, only answers do. Nothing else of a batch is kept,
     so that a long held-out text fits into memory."""
