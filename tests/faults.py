@@ -496,10 +496,11 @@ def dies_in_file_operation(number: int) -> None:
         @instead_of("os", name)
         def operate(honest, *args, **how):
             own = next(numbers)
-            result = honest(*args, **how) if own < number or number % 2 else None
-            if own == number:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return result
+            try:
+                return honest(*args, **how) if own < number or number % 2 else None
+            finally:  # even if it fails, as that of a folder which exists
+                if own == number:
+                    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def little_memory(only_rank: int, nbytes: int) -> None:
