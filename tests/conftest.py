@@ -55,7 +55,7 @@ def run(program: str, *args, nproc: int = 0, timeout: int = 120, **env):
     return subprocess.run(command(program, args, nproc), env=environment(**env), **how)
 
 
-def until(ready, timeout_s: float = 60.0) -> None:
+def until(ready, timeout_s: float = 200.0) -> None:
     """Wait for ready(), of something that happens soon, but in its own time."""
     deadline = time.monotonic() + timeout_s
     while not ready():

@@ -65,7 +65,7 @@ class Run:
         """The last step in metrics.jsonl."""
         return max((r["step"] for r in records(self.run_dir) if "loss" in r), default=0)
 
-    def until(self, ready, timeout_s: float = 60.0) -> "Run":
+    def until(self, ready, timeout_s: float = 200.0) -> "Run":
         """Wait for ready(); the run may not end before."""
         deadline = time.monotonic() + timeout_s
         while not ready():
@@ -96,7 +96,7 @@ class Run:
     def codes(self) -> list[int | None]:
         return [_code(p) for p in self.processes]
 
-    def end(self, *codes: int, timeout_s: float = 60.0) -> str:
+    def end(self, *codes: int, timeout_s: float = 200.0) -> str:
         """Wait for the end, which must come with these exit codes (of all, if one); the output."""
         deadline = time.monotonic() + timeout_s
         while self.alive() and time.monotonic() < deadline:
@@ -287,12 +287,12 @@ def wait_for_saves() -> None:
         checkpoints.join()
 
 
-def hold(step: int, until: str) -> None:
-    """After a step, wait until this file exists."""
+def hold(step: int, until: str = "a signal") -> None:
+    """After a step, wait until this file exists, or a signal is received."""
 
     @after_step
     def wait(run, progress):
-        while progress.step == step and not Path(until).exists():
+        while progress.step == step and not (Path(until).exists() or run.signals.received):
             time.sleep(0.01)
 
 
@@ -484,7 +484,7 @@ def store(renew_s: float, watch_s: float, *protocols: str) -> None:
 
     mirror.RENEW_S = renew_s
     mirror.WATCH_S = watch_s
-    store.PAUSES_S = (0.05, 0.05)
+    store.PAUSES_S = (0.05, 0.1, 0.2, 0.4)
     store.PROTOCOLS.update(protocols)
 
 

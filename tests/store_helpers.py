@@ -137,7 +137,7 @@ _folders = itertools.count()
 @pytest.fixture
 def quick(monkeypatch):
     """No long pauses, and a lease that is watched for a moment."""
-    monkeypatch.setattr(store, "PAUSES_S", (0.01, 0.01))
+    monkeypatch.setattr(store, "PAUSES_S", (0.01, 0.02, 0.04, 0.08, 0.16))
     monkeypatch.setattr(mirror, "RENEW_S", 0.05)
     monkeypatch.setattr(mirror, "WATCH_S", 2.0)
 

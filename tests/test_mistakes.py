@@ -39,7 +39,7 @@ def test_a_students_mistake_is_shown_with_its_line(name, how, small_data, tmp_pa
     """Compiled as well: it is no fault of the compiler, so nothing runs eager instead."""
     file, line, wrong, says = WRONG[name]
     spoil = [edited(tmp_path / "mine", file, line, wrong)]
-    text = start(small_data, tmp_path / "run", how, spoil=spoil).end(1, timeout_s=120)
+    text = start(small_data, tmp_path / "run", how, spoil=spoil).end(1)
     assert "runs eager" not in text
     assert_traceback(text, tmp_path / "mine" / file, wrong, says)
 

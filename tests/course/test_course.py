@@ -170,7 +170,7 @@ def test_mutants_change_what_the_exercise_asks_for_and_nothing_else(tmp_path, mo
 def test_a_lesson_runs_through(path):
     figure = lesson.OUT / f"{path.stem}.png"
     figure.unlink(missing_ok=True)
-    tools = dict(capture_output=True, text=True, timeout=300, env=environment())
+    tools = dict(capture_output=True, text=True, timeout=1200, env=environment())
     done = subprocess.run([sys.executable, path], **tools)
     if done.returncode == 2 and "run bash run.sh first" in done.stderr:
         pytest.skip("this lesson looks at runs/tiny")
