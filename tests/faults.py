@@ -287,8 +287,8 @@ def wait_for_saves() -> None:
         checkpoints.join()
 
 
-def hold(step: int, until: str = "a signal") -> None:
-    """After a step, wait until this file exists, or a signal is received."""
+def hold(step: int, until: str = "no such file") -> None:
+    """After a step, wait until a signal is received, or the file `until` exists."""
 
     @after_step
     def wait(run, progress):
@@ -498,7 +498,7 @@ def dies_in_file_operation(number: int) -> None:
             own = next(numbers)
             try:
                 return honest(*args, **how) if own < number or number % 2 else None
-            finally:  # even if it fails, as that of a folder which exists
+            finally:  # an operation may fail: mkdir does if the folder exists
                 if own == number:
                     os.kill(os.getpid(), signal.SIGKILL)
 

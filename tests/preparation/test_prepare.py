@@ -215,7 +215,7 @@ def test_case_22_a_killed_program_leaves_no_process_and_a_killed_process_is_name
         children = children()
         os.kill(process.pid if is_parent else children[0], signal.SIGKILL)
         said = process.communicate(timeout=60)[1]
-        until(lambda pids=children: not any(map(words_of, pids)))
+        until(lambda pids=children: not any(map(command_of, pids)))
         assert process.returncode == (-signal.SIGKILL if is_parent else 3), said
         assert "Traceback" not in said and ("a process of the pool died" in said) != is_parent
 
@@ -223,11 +223,11 @@ def test_case_22_a_killed_program_leaves_no_process_and_a_killed_process_is_name
 def children_of(pid: int) -> list[int]:
     """The processes of its pool."""
     found = map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
-    return [p for p in found if b"spawn_main" in words_of(p)]
+    return [p for p in found if b"spawn_main" in command_of(p)]
 
 
-def words_of(pid: int) -> bytes:
-    """Its command; none if it is gone."""
+def command_of(pid: int) -> bytes:
+    """The command line of a process; empty if it has ended."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     return b""

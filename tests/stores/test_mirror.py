@@ -465,7 +465,7 @@ def test_of_two_that_start_at_once_one_goes_on(kind, left, tmp_path, request, st
         thread.join()
     (won,) = filter(None, out.values())
     won.renew()
-    won._over.set()
+    won._over.set()  # its thread renews no more
     assert len(out) == 2 and not stops
 
 
@@ -637,7 +637,7 @@ def test_killed_inside_any_file_operation_it_goes_on_elsewhere(small_data, tmp_p
     kills = 0
     start(small_data, plain, *ARGS).end(0)
     options = [*ARGS, "--mirror", far.parent]
-    no_clock = ("store", 60, 0.6, "memory")  # renewals of the lease would be counted as well
+    no_clock = ("store", 60, 0.6, "memory")  # a lease renewed in between would change the numbers
     for number in itertools.count(5, 101):
         spoil = [no_clock, ("dies_in_file_operation", number)]
         dying = start(small_data, one, *options, spoil=spoil)
@@ -653,7 +653,7 @@ def test_killed_inside_any_file_operation_it_goes_on_elsewhere(small_data, tmp_p
         assert not [*tmp_path.rglob(".tmp-*"), *tmp_path.rglob(".trash-*")]
         near = newest_first(os.listdir(two / "checkpoints"))
         there = os.listdir(far)
-        # The rate begins to fall after step 4.
+        # Step 4 is kept, too: after it, the learning rate begins to fall.
         kept = {*near, *newest_first(there)[:2], "step_00000004"}
         assert {*there} - kept == {"best"}
         shutil.rmtree(two)
@@ -679,20 +679,19 @@ def test_a_notice_saves_and_uploads(small_data, tmp_path, s3):  # noqa: F811
 
 def test_every_rank_waits_for_the_last_upload(small_data, tmp_path, s3):  # noqa: F811
     """A launcher kills them all soon after the first has ended. What has not come is sent again."""
-    first = threading.Event()
-    order = []
+    codes = []
 
     def slow(method, path, body, answer):
         if method == "PUT" and path.endswith("status.json") and b'"done"' in body:
-            first.wait(1)
-            order.append([p.exitcode for p in two.processes])
+            time.sleep(1)  # a rank that does not wait has ended by now
+            codes.append([p.exitcode for p in two.processes])
         return answer(body)
 
     s3.spoil = slow
     options = (*ARGS, "--mirror", s3.url)
     two = start(small_data, tmp_path / "run", *options, world=2, spoil=[SHORT], env=s3.env())
     two.end(0)
-    assert order and all(codes == [None, None] for codes in order)
+    assert codes and all(of_ranks == [None, None] for of_ranks in codes)
     assert f"{s3.folder}/run/lease" not in s3.keys(s3.folder)
     Store(f"{s3.url}/run").remove("step_00000012/MANIFEST.json")  # had that been all that was sent
     start(small_data, tmp_path / "run", *options, env=s3.env()).end(0)
