@@ -90,12 +90,8 @@ class Lease:
         content = f"{self.id} {uuid.uuid4().hex} process {os.getpid()} on {socket.gethostname()}"
         self.store.write("lease", content.encode(), new)
 
-    def _read(self) -> str | None:
-        content = self.store.read("lease") or self.store.read("lease")  # a miss may be stale
-        return None if content is None else text_of(content)
-
     def _is_ours(self) -> bool:
-        return (self._read() or "").startswith(self.id)
+        return text_of(self.store.find("lease")).startswith(self.id)
 
     def _renew_often(self) -> None:
         while not self._over.wait(RENEW_S):
@@ -106,8 +102,8 @@ class Lease:
         """Change the lease, or write it again if the store has lost it. StorageError if the store
         fails, or if another machine has taken over: then this run is stopped by SIGTERM."""
         if not self._over.is_set():
-            lease = self._read()
-            if lease is None or lease.startswith(self.id):
+            lease = self.store.find("lease")
+            if lease is None or text_of(lease).startswith(self.id):
                 try:
                     return self._write(new=lease is None)
                 except FileExistsError:  # it is there: the next renewal will see whose it is
@@ -143,10 +139,6 @@ class Mirror:
     def checkpoints(self) -> list[str]:
         """The names of the checkpoints in the store, newest first; some may be incomplete."""
         return newest_first(self.store.names())
-
-    def _read(self, name: str) -> bytes | None:
-        """Read an object; a miss is tried once more, as a store may miss what it has."""
-        return self.store.read(name) or self.store.read(name)
 
     def upload(self, path: Path) -> None:
         """Copy a published checkpoint: its files, the run's small files, its manifest. If that
@@ -184,7 +176,7 @@ class Mirror:
             best = disk.read_text(named).strip()
             if best in names:
                 self.store.write("best", best.encode())
-        best = text_of(self._read("best"))
+        best = text_of(self.store.find("best"))
         for name in names:
             if whole >= self.keep and name != best and not self.stays(name):
                 self.lease.renew()
@@ -197,7 +189,7 @@ class Mirror:
         as there; return the lease."""
         self.lease.renew()
         name = newest.name
-        content = self._read(f"{name}/{MANIFEST}")
+        content = self.store.find(f"{name}/{MANIFEST}")
         if content is None:
             self.upload(newest)
         else:
@@ -217,7 +209,7 @@ class Mirror:
         tmp = disk.temporary(path)
         far = f"{self.store.url}/{name}"
         try:
-            content = self._read(f"{name}/{MANIFEST}")
+            content = self.store.find(f"{name}/{MANIFEST}")
             if content is None:
                 self.log.print(f"{far} is passed over: its upload was not completed")
                 return False

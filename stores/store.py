@@ -108,6 +108,10 @@ class Store:
                 raise DataError(f"{self.url}/{name} is larger than {most >> 20} MB")
             return content
 
+    def find(self, name: str) -> bytes | None:
+        """`read`; a miss is tried once more, as a store may miss what it has."""
+        return self.read(name) or self.read(name)
+
     @patient
     def names(self) -> list[str]:
         """The names of what is directly under the URL."""
