@@ -121,18 +121,16 @@ class Lease:
 
 
 class Mirror:
-    """The checkpoints of a run in a store. keep: how many of the newest are kept, apart from the
-    best and those for which stays(name) is true."""
+    """The checkpoints of a run in a store. The Checkpointer that it is given to sets `keep`, how
+    many of the newest are kept, and `stays`: stays(name) is true of others that are."""
 
-    def __init__(self, url: str, log: Log, keep: int = 2, stays: Callable = lambda name: False):
+    def __init__(self, url: str, log: Log):
         self.store = Store(url, Path(os.path.abspath(log.run_dir)).name)
         if self.store.is_local:
             ours, far = (os.path.realpath(p) for p in (log.run_dir, self.store.root))
             if os.path.commonpath([ours, far]) in (ours, far):
                 raise UsageError(f"--mirror {url} would copy {log.run_dir} onto or into itself")
         self.log = log
-        self.keep = keep
-        self.stays = stays
         self.lease = Lease(self.store, log)
         self.store.sweep("", "step_*/**/")
 
