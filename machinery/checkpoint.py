@@ -16,6 +16,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -304,24 +305,24 @@ def _commit(tmp: Path, path: Path, record: str, hashes: list[dict[str, str]]) ->
     disk.put_in_place(tmp, path)  # (5) its rename makes the checkpoint exist
 
 
+@dataclass
 class Checkpointer:
     """All checkpoints of a run, saved in the background; every rank calls every method. root: their
     folder, which this run owns (disk.lock). keep: how many of the newest stay, apart from the best,
     the one resumed from, that of keep_step, and each whose step is a multiple of keep_every.
     mirror (mirror.py; first rank only): receives a copy of each."""
 
-    def __init__(
-        self, root, keep: int = 2, keep_step: int = 0, mirror=None, log=say, keep_every: int = 0
-    ):
-        self.root = Path(root)
-        self.mirror = mirror
-        self.log = log
-        self.keep = keep
-        self.keep_step = keep_step
-        self.keep_every = keep_every
-        if mirror:
-            mirror.keep = keep
-            mirror.stays = self._stays
+    root: Path
+    keep: int = 2
+    keep_step: int = 0
+    mirror: Any = None
+    log: Callable = say
+    keep_every: int = 0
+
+    def __post_init__(self):
+        if self.mirror:
+            self.mirror.keep = self.keep
+            self.mirror.stays = self._stays
         self.team = Team()
         self._resumed_from = self._best = ""  # names of checkpoints
         self._valid: set[str] = set()  # names of those that this process has written or verified
