@@ -109,7 +109,7 @@ class Log:
             raise
         finally:
             if self.wandb:
-                self._try_wandb(lambda: self.wandb.finish())
+                self._try_wandb(self.wandb.finish)
 
     def _open_wandb(self) -> None:
         """A resumed run stays the same run in wandb: its id is in RUN_DIR/wandb_id."""
@@ -121,11 +121,16 @@ class Log:
         id_file = self.run_dir / "wandb_id"
         if not id_file.exists():
             disk.write_text(id_file, uuid.uuid4().hex[:12])
-        options = dict(project=os.environ.get("WANDB_PROJECT", "nano2049"), name=self.run_dir.name)
-        options |= dict(id=disk.read_text(id_file), resume="allow", dir=self.run_dir)
         sys.argv = [*map(public, sys.argv)]  # it records the command
-        options |= dict(settings=wandb.Settings(init_timeout=WANDB_S, finish_timeout=WANDB_S))
-        self.wandb = wandb.init(config=disk.read_json(self.run_dir / "config.json"), **options)
+        self.wandb = wandb.init(
+            project=os.environ.get("WANDB_PROJECT", "nano2049"),
+            name=self.run_dir.name,
+            id=disk.read_text(id_file),
+            resume="allow",
+            dir=self.run_dir,
+            settings=wandb.Settings(init_timeout=WANDB_S, finish_timeout=WANDB_S),
+            config=disk.read_json(self.run_dir / "config.json"),
+        )
 
     def _try_wandb(self, call: Callable) -> None:
         """Whatever it raises, and whether or not it ever returns."""
