@@ -59,8 +59,10 @@ class Log:
             self.print(f"warning: {self.file}: {error.strerror}; a line is lost")
         if self.wandb and "step" in record:
             group = "val" if "val_rows" in record else "train"  # of wandb's panels
-            names = {n: f"{'speed' if SPEED.search(n) else group}/{n}" for n in record}
-            named = {names[n].replace("/val_", "/"): x for n, x in record.items()}
+            named = {
+                f"{'speed' if SPEED.search(name) else group}/{name.removeprefix('val_')}": x
+                for name, x in record.items()
+            }
             self._try_wandb(lambda: self.wandb.log(named, step=record["step"]))
 
     def begin(self, step: int, validates: bool, start: dict) -> None:
