@@ -5,7 +5,7 @@ in these folders is refused here, before a model is built. Next: build.py builds
 """
 
 import json
-from contextlib import ExitStack, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -90,14 +90,13 @@ def describe_data(
 # ------------------------------------------------------------------------------- RUN_DIR
 
 
-def lock_run(preset: cfg.Preset, manifest: Manifest, world: World) -> ExitStack:
+def lock_run(preset: cfg.Preset, manifest: Manifest, world: World) -> AbstractContextManager:
     """Lock RUN_DIR, refuse a folder that belongs to another run, write the run's config.json and
-    tokenizer.json. Returns the locks to close."""
-    run_dir = Path(preset.run.run_dir)
-    locks = ExitStack()
+    tokenizer.json. Returns the lock to close."""
     if not world.is_first:
-        return locks
-    locks.enter_context(disk.lock(run_dir, "--run_dir"))
+        return nullcontext()
+    run_dir = Path(preset.run.run_dir)
+    lock = disk.lock(run_dir, "--run_dir")
     disk.sweep(run_dir.glob(disk.TEMPORARY))
     own = identity(preset, manifest)
     saved = checkpoint.checkpoints(run_dir / "checkpoints")
@@ -106,7 +105,7 @@ def lock_run(preset: cfg.Preset, manifest: Manifest, world: World) -> ExitStack:
             check_same_run(own, run_dir, checkpoint.read_trainer(saved[0]))
     disk.write_json(run_dir / "config.json", own)
     disk.write_bytes(run_dir / "tokenizer.json", disk.read_bytes(manifest.tokenizer_file()))
-    return locks
+    return lock
 
 
 def identity(preset: cfg.Preset, manifest: Manifest) -> dict:
