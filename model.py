@@ -252,7 +252,6 @@ class GPT(nn.Module):
 
     # ---------------------------------------------------------------- initial values
 
-    @torch.no_grad()
     def init_weights(self) -> None:
         """Give every weight the initial value that KINDS, below the class, has for its kind. If the
         output head is not tied to the embedding, one attention head gets other values. Random
