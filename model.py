@@ -202,11 +202,11 @@ class ReluSquared(torch.autograd.Function):
 class MLP(nn.Module):
     def __init__(self, config: GPTConfig):
         super().__init__()
+        self.swiglu = config.mlp == "swiglu"
         self.up = Linear(config.n_embd, config.mlp_hidden)
-        if config.mlp == "swiglu":
+        if self.swiglu:
             self.gate = Linear(config.n_embd, config.mlp_hidden)
         self.down = Linear(config.mlp_hidden, config.n_embd)
-        self.swiglu = config.mlp == "swiglu"
 
     def forward(self, x):
         if self.swiglu:
