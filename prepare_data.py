@@ -9,7 +9,6 @@ resumes: the same command does only what is missing. A finished dataset is left 
 preparation/worker.py does a unit, preparation/sources.py reads text. Next: optim.py.
 """
 
-import importlib
 import subprocess
 import sys
 import time
@@ -24,19 +23,17 @@ from config import DataConfig, UsageError, find_preset
 from hf import tokenizer_json
 from machinery import cli, disk, shards
 from machinery.output import say
-from preparation import chat, copies, sources, worker
+from preparation import chat, copies, show, sources, worker
 from preparation.reading import Notes
 from tokenizer import Tokenizer
 
-# command -> (module, function, which gets the words typed after it)
-COMMANDS = {"verify": ("preparation.show", "verify"), "show": ("preparation.show", "show")}
+COMMANDS = {"verify": show.verify, "show": show.show}  # each gets the words typed after it
 ENOUGH = 20_000  # held-out tokens: with fewer, chance decides which checkpoint is the best
 
 
 def main(argv: list[str]) -> int:
     if argv and argv[0] in COMMANDS:
-        room, function = COMMANDS[argv[0]]
-        return getattr(importlib.import_module(room), function)(argv[1:])
+        return COMMANDS[argv[0]](argv[1:])
     preset = cli.parse("prepare_data.py", "data", argv)
     config = preset.data
     if not config.mixture and config.source == find_preset(preset.name).data.source:
