@@ -86,7 +86,7 @@ def measure(config: NoiseConfig, load_model: Callable) -> int:
     model, trainer = load_model(config)
     manifest = open_data(config, trainer)
     n = config.batches * config.batch
-    rows = sum(manifest.rows("train", i) for i in range(len(manifest.sources)))
+    rows = manifest.rows("train")
     if n > rows:
         raise UsageError(
             f"--batches {config.batches} x {config.batch} rows, but {manifest.dir} has {rows:,}; "
