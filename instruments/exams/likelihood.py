@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import torch
 import torch.nn.functional as F
+from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 
 from config import UsageError
@@ -43,10 +44,8 @@ def padded(pairs: list[Pair], batch: int, most: int) -> Iterator[tuple[list[int]
     for start in range(0, len(pairs), batch):
         part = order[start : start + batch]
         rows = [(pairs[i][0] + pairs[i][1])[-most:] for i in part]
-        ids = torch.zeros(len(part), len(rows[0]), dtype=torch.long)
-        for r, row in enumerate(rows):
-            ids[r, : len(row)] = torch.tensor(row)  # attention is causal: what follows is not seen
-        yield part, ids
+        # attention is causal: what follows a row is not seen
+        yield part, pad_sequence([*map(torch.tensor, rows)], batch_first=True)
 
 
 @torch.no_grad()
