@@ -203,6 +203,11 @@ def mix64(x: int) -> int:
     return x ^ (x >> 31)
 
 
+def hash64(text: str) -> int:
+    """64 bits that depend on the text alone: the same on every machine."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
+
+
 class Permutation:
     """A shuffle of 0..n-1, different for each key, computed one element at a time: no table,
     whatever n, and a resumed run asks for any element at once.
@@ -220,10 +225,7 @@ class Permutation:
         self.b = max(1, math.isqrt(n))
         self.a = -(-n // self.b)  # n / b, rounded up
         name = "/".join(map(str, key))
-        self.keys = [
-            int.from_bytes(hashlib.blake2b(f"{name}/{i}".encode(), digest_size=8).digest(), "big")
-            for i in range(self.ROUNDS)
-        ]
+        self.keys = [hash64(f"{name}/{i}") for i in range(self.ROUNDS)]
 
     def __call__(self, x: int) -> int:
         a, b, keys = self.a, self.b, self.keys

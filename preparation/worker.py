@@ -164,7 +164,7 @@ class Job:
         for s, u in self.all_units:
             size = self.block_of(s)
             for block in (b for text in self.texts(s, u, notes) for b in blocks(text, size)):
-                found[hash64(block)] = len(block.encode("utf-8"))
+                found[data.hash64(block)] = len(block.encode("utf-8"))
         if len(found) == 1:
             raise UsageError(
                 f"there is only one text, {chat.beginning(block)}{sources.left_out(notes)}; add "
@@ -231,16 +231,10 @@ class Job:
         )
 
 
-def hash64(text: str) -> int:
-    """64 bits that depend on the text alone: the same on every machine."""
-    raw = text.encode("utf-8")
-    return int.from_bytes(hashlib.blake2b(raw, digest_size=8).digest(), "big")
-
-
 def split_text(text: str, block: int, val_below: int) -> Iterator[tuple[str, str]]:
     """A normalized document -> ("train" or "val", text), block by block, by the content alone: a
     text that occurs twice is on one side only. Neighboring blocks on a side stay together."""
-    side = lambda part: "val" if hash64(part) < val_below else "train"
+    side = lambda part: "val" if data.hash64(part) < val_below else "train"
     for split, run in groupby(blocks(text, block), side):
         yield split, "".join(run)
 
@@ -267,7 +261,7 @@ def prepare_unit(
                 ids = tokenizer.encode_array(part, normalized=True)
                 yield split, ids, len(part.encode("utf-8"))
         else:
-            split = "val" if hash64(text) < val_below else "train"
+            split = "val" if data.hash64(text) < val_below else "train"
             for piece in chat.pieces(document, tokenizer, row_len, notes):
                 yield split, np.array(piece), int(tokenizer.token_bytes[piece].sum())
 
