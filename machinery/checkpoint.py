@@ -23,8 +23,6 @@ from typing import Any
 import torch
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
-from torch.distributed.checkpoint import HuggingFaceStorageReader as Reader
-from torch.distributed.checkpoint import HuggingFaceStorageWriter as Writer
 from torch.distributed.checkpoint import state_dict as dcp_state
 from torch.distributed.tensor import DTensor
 
@@ -212,7 +210,7 @@ def check_fits(path: Path, state: dict[str, Tensor], prefix: str = "") -> None:
     """CheckpointError unless names (those that begin with `prefix`), dtypes and shapes are the
     checkpoint's: DCP itself would cast dtypes and ignore extra keys."""
     try:
-        found = Reader(path / "dcp").read_metadata().state_dict_metadata
+        found = dcp.HuggingFaceStorageReader(path / "dcp").read_metadata().state_dict_metadata
     except Exception as error:  # a file from a stranger may have any header
         raise CheckpointError(
             f"{path / 'dcp'} cannot be used: {type(error).__name__}: {str(error)[:200]}"
@@ -235,8 +233,8 @@ def check_fits(path: Path, state: dict[str, Tensor], prefix: str = "") -> None:
 
 def _read_into(team: Team, path: Path, state: dict[str, Tensor], prefix: str = "") -> None:
     team.on_all(lambda: check_fits(path, state, prefix), CheckpointError)
-    reading = dict(storage_reader=Reader(path / "dcp"), **team.for_dcp)
-    team.on_all(lambda: dcp.load(state, **reading), CheckpointError)
+    reader = dcp.HuggingFaceStorageReader(path / "dcp")
+    team.on_all(lambda: dcp.load(state, storage_reader=reader, **team.for_dcp), CheckpointError)
 
 
 def weights_of(model: nn.Module) -> dict[str, Tensor]:
@@ -268,7 +266,8 @@ def _publish(team: Team, root: Path, step: int, state: dict[str, Tensor], record
     file_of = {name: 1 + end // FILE_BYTES for name, end in zip(names, ends)}
     try:
         team.on_all(lambda: check_finite(state))
-        writer = Writer(str(tmp / "dcp"), file_of, save_distributed=True)  # it fsyncs each file
+        folder = str(tmp / "dcp")
+        writer = dcp.HuggingFaceStorageWriter(folder, file_of, save_distributed=True)  # it fsyncs
         # The state is in host memory already: DCP's copy-ahead would only synchronize with the GPU
         # every few tensors, that is, wait for training.
         writer.per_thread_copy_ahead = 0
