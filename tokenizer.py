@@ -281,8 +281,9 @@ def _check(tree: dict) -> dict:
     for part, known in STEPS.items():
         steps = _steps(tree.get(part))
         if set(steps) - known or steps.count("ByteLevel") > 1:
-            kinds = ", ".join(steps)
-            raise _other_kind(f"its {part} changes the text, or is unknown here: {kinds:.80}")
+            raise _other_kind(
+                f"its {part} changes the text, or is unknown here: {', '.join(steps):.80}"
+            )
     # Of each character, the library makes up to 6 KB of a pattern, and 75 bytes of an added token.
     if len(json.dumps(tree.get("pre_tokenizer"))) > 1 << 14 or len(json.dumps(added)) > 1 << 22:
         raise _other_kind("its patterns or its added tokens are too long")

@@ -471,8 +471,9 @@ def finish(run: Run, progress: Progress) -> int:
         log.status("preempted", step=step, exit_code=128 + stop)
         write_report(log, run.report)
         run.checkpoints.finish()  # the mirror gets the last files
-        name = signal.Signals(stop).name
-        log.print(f"stopped by {name} after step {step:,}; the same command resumes")
+        log.print(
+            f"stopped by {signal.Signals(stop).name} after step {step:,}; the same command resumes"
+        )
         return 128 + stop
     _, text = validate(run, step, run.manifest.rows("val"), prefix="full_")
     log.status("done", step=step, exit_code=0)

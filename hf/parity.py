@@ -37,8 +37,10 @@ TEXTS = (
 def need_transformers() -> None:
     release = version("transformers") if find_spec("transformers") else "0.0"
     if tuple(map(int, release.split(".")[:2])) < (5, 23):
-        remedy = install("requirements-eval.txt")
-        raise UsageError(f"transformers 5.23 or newer is needed, {release} is installed; {remedy}")
+        raise UsageError(
+            f"transformers 5.23 or newer is needed, {release} is installed; "
+            f"{install('requirements-eval.txt')}"
+        )
 
 
 def open_model(kind: str, folder: Path | None, **given) -> nn.Module:

@@ -38,9 +38,8 @@ OUT_OF_MEMORY = "out of memory"
 def describe(asked: cfg.Preset, preset: cfg.Preset, plan: Plan, manifest, order, world) -> str:
     """The plan, this machine and the data, as lines to print. UsageError if weights and optimizer
     state do not fit into memory, StorageError if one checkpoint does not fit on the disk."""
-    dtype = str(world.dtype).removeprefix("torch.")
-    threads = torch.get_num_threads()
-    on = f"on        {world.device_name}, {dtype}, torch {torch.__version__}, {threads} threads"
+    on = f"on        {world.device_name}, {str(world.dtype).removeprefix('torch.')}, "
+    on += f"torch {torch.__version__}, {torch.get_num_threads()} threads"
     needed = plan.save_bytes / (world.world_size if plan.sharded else 1)
     if needed > world.memory_bytes:
         raise UsageError(

@@ -226,9 +226,9 @@ def lock(folder: str | Path, option: str) -> BinaryIO:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         file.close()
-        owner = read_text(path) or "another program"
         raise UsageError(
-            f"{folder} is in use by {owner}; stop it, or choose another {option}"
+            f"{folder} is in use by {read_text(path) or 'another program'}; stop it, or choose "
+            f"another {option}"
         ) from None
     except OSError as error:  # Lustre without -o flock
         say(f"warning: {folder} cannot be locked ({error.strerror}); run one program only")

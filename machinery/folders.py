@@ -64,12 +64,11 @@ def describe_data(
     asked: cfg.Preset, preset: cfg.Preset, plan: Plan, manifest: Manifest, order: data.Order
 ) -> str:
     """Lines on the data: its size, how often it is repeated, which options it decided."""
-    folder = preset.run.data_dir
     epochs, name = max(zip(order.epochs(plan.steps * plan.rows_per_step), manifest.sources))
     whose = f" of {name}" if len(manifest.sources) > 1 else ""
     lines = [
-        f"data      {folder}: {manifest.tokens('train'):,} training tokens in rows of "
-        f"{manifest.row_len:,}, {epochs:.2f} epochs{whose}; fingerprint "
+        f"data      {preset.run.data_dir}: {manifest.tokens('train'):,} training tokens in rows "
+        f"of {manifest.row_len:,}, {epochs:.2f} epochs{whose}; fingerprint "
         f"{manifest.fingerprint[:12]}, tokenizer {manifest.tokenizer_sha256[:12]}"
     ]
     before = asdict(asked.model)

@@ -148,13 +148,12 @@ def table(plan: Plan, preset: cfg.Preset, meta: GPT, params, memory: str) -> str
     token_size = np.dtype(dtype_for(model.vocab_size)).itemsize
     factor = optim.lr_batch_factor(config.tokens_per_step, config.rates_at)
     rates = f"; learning rates x {factor:.3f} for this batch" if config.optimizer == "muon" else ""
-    full = meta.flops_per_token()
-    causal = meta.flops_per_token(causal=True)
     lines = [
         f"model     {sum(params.values()):,} parameters ({params['matrix']:,} in matrices), "
         f"{model.n_layer} layers x {model.n_embd}, vocabulary {model.vocab_size:,}; extras: "
         f"{', '.join(model.extras) or 'none'}",
-        f"FLOPs     {full:,} per token in the full convention, {causal:,} in the causal one",
+        f"FLOPs     {meta.flops_per_token():,} per token in the full convention, "
+        f"{meta.flops_per_token(causal=True):,} in the causal one",
         f"run       {plan.steps:,} steps x {plan.tokens_per_step:,} tokens = {tokens:,} tokens",
         f"step      {rows} rows x {model.seq_len:,} tokens x {plan.grad_accum} accumulated x {W} "
         f"rank{'s' * (W > 1)}{filled}{rates}",

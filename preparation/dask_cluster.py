@@ -24,23 +24,27 @@ def open_pool(address: str) -> Iterator[tuple[Executor, int]]:
 
         client = Client(address, timeout="30s")
     except ImportError:
-        remedy = install("requirements-cluster.txt")
-        raise UsageError(f"--cluster needs Dask: {remedy}") from None
+        raise UsageError(f"--cluster needs Dask: {install('requirements-cluster.txt')}") from None
     except (OSError, ValueError) as error:
-        reason = f"no Dask scheduler answers at {address} ({error})"
-        raise UsageError(f"{reason}; start one {HERE} scheduler") from None
+        raise UsageError(
+            f"no Dask scheduler answers at {address} ({error}); start one {HERE} scheduler"
+        ) from None
     with client:  # at its end, the cluster drops the units that still run
         slots = sum(client.nthreads().values())
         if not slots:
-            reason = f"the cluster {address} has no workers"
-            raise UsageError(f"{reason}; start some {HERE} worker {address}")
+            raise UsageError(
+                f"the cluster {address} has no workers; start some {HERE} worker {address}"
+            )
         try:
             yield client.get_executor(pure=False, retries=2), slots
         except KilledWorker as error:
-            reason = f"the workers of a unit died each time ({error})"
-            raise DataError(f"{reason}; {sources.AGAIN}") from None
+            raise DataError(
+                f"the workers of a unit died each time ({error}); {sources.AGAIN}"
+            ) from None
         except Exception as error:
             if ModuleNotFoundError not in (type(error), type(error.__cause__)):
                 raise
-            remedy = "start its scheduler and workers with the repository's folder in PYTHONPATH"
-            raise UsageError(f"the cluster {address} cannot import our code; {remedy}") from None
+            raise UsageError(
+                f"the cluster {address} cannot import our code; start its scheduler and workers "
+                "with the repository's folder in PYTHONPATH"
+            ) from None

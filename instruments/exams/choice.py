@@ -75,8 +75,9 @@ def read_task(task: str, config: ChoiceConfig) -> list[Question]:
         try:
             from instruments.exams import harness
         except ImportError as error:
-            remedy = install("requirements-eval.txt")
-            raise UsageError(f"--task {task} needs the package {error.name}: {remedy}") from None
+            raise UsageError(
+                f"--task {task} needs the package {error.name}: {install('requirements-eval.txt')}"
+            ) from None
         found = list(harness.questions(task, config.shots, config.limit))
     if len(found) < 2:
         raise UsageError(f"{task} leaves {len(found)} to ask; a standard error needs 2 or more")

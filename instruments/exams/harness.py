@@ -38,9 +38,9 @@ def open_tasks(name: str) -> list:
         ) from None
     for task in tasks:
         if task.OUTPUT_TYPE != "multiple_choice":
-            reason = f"{task.task_name} is not multiple choice but {task.OUTPUT_TYPE}"
             raise UsageError(
-                f"{reason}; lm_eval itself scores it, from an export (docs/evaluation.md)"
+                f"{task.task_name} is not multiple choice but {task.OUTPUT_TYPE}; lm_eval itself "
+                "scores it, from an export (docs/evaluation.md)"
             )
     return tasks
 

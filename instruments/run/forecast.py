@@ -131,8 +131,10 @@ def page(preset: cfg.Preset, world: ranks.World, usd: float = 0.0) -> str:
     if card and preset.train.dtype == "fp32":
         raise UsageError("--plan knows what cards do in 16 bits only; leave --dtype fp32 out")
     if usd and not (is_dial and card and price):
-        reason = f"--usd {usd} compares depths, for a card that has a price"
-        raise UsageError(f"{reason}: eval.py plan d12 --gpu H100 --usd 50 --usd_per_hour 3")
+        raise UsageError(
+            f"--usd {usd} compares depths, for a card that has a price: eval.py plan d12 --gpu "
+            "H100 --usd 50 --usd_per_hour 3"
+        )
     on = f"on        {world.world_size} x {world.device_name}"
     if peak is None:
         reason = "its peak is unknown; set --peak_tflops, or name a known card: eval.py plan --gpu"

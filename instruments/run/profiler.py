@@ -56,7 +56,6 @@ def run(run, steps: Iterator, log_step: Callable, progress) -> int:
         on_gpu = world.device.type == "cuda"
         log.print(f"where the time goes, sums of {recorded} steps:\n{table(profile, on_gpu)}")
         if on_gpu:
-            peak = torch.cuda.max_memory_allocated()
-            log.print(f"peak memory {peak / 1e6:,.1f} MB allocated")
+            log.print(f"peak memory {torch.cuda.max_memory_allocated() / 1e6:,.1f} MB allocated")
         log.print(f"trace: {trace} (open it in https://ui.perfetto.dev)")
     return 0
