@@ -13,6 +13,7 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from string import ascii_uppercase
 from typing import NamedTuple
 
@@ -93,6 +94,7 @@ def find_peak(world, tflops: float = 0.0) -> float | None:
     return 2 * n**3 / statistics.median(times[2:])  # the first two warm up
 
 
+@dataclass
 class Meter:
     """Speed over the last `window` optimizer steps, and the time left.
 
@@ -100,21 +102,15 @@ class Meter:
     reading to the next, which is one step. The first step of a process compiles, so it leaves the
     window as soon as there is a second. Nothing here is saved: a resumed run starts afresh."""
 
-    def __init__(
-        self,
-        flops_full: float,
-        flops_causal: float,
-        peak: float | None = None,
-        world_size: int = 1,
-        window: int = 50,
-        clock: Callable[[], float] = time.perf_counter,
-    ):
-        self.flops_full = flops_full
-        self.flops_causal = flops_causal
-        self.peak = peak
-        self.world_size = world_size
-        self.clock = clock
-        self.steps: deque[tuple[int, float, float]] = deque(maxlen=window)  # tokens, dt_s, wait_s
+    flops_full: float
+    flops_causal: float
+    peak: float | None = None
+    world_size: int = 1
+    window: int = 50
+    clock: Callable[[], float] = time.perf_counter
+
+    def __post_init__(self):
+        self.steps: deque[tuple[int, float, float]] = deque(maxlen=self.window)  # tokens, dt, wait
         self.pauses: dict[str, list[float]] = defaultdict(list)  # kind -> seconds of each
         self.n_steps = 0
         self.start()
