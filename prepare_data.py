@@ -188,10 +188,11 @@ def check_enough(job: worker.Job, splits: dict, notes: Notes) -> None:
     for split, by_source in splits.items():
         t = total(by_source)
         if not t["rows"]:
-            short = f"{t['tokens']} tokens, less than one row of {job.config.row_len}"
-            other = f"a smaller --row_len, or another --val_fraction than {job.config.val_fraction}"
-            short += sources.left_out(notes)
-            raise UsageError(f"the {split} split has {short}; give it more text, {other}")
+            raise UsageError(
+                f"the {split} split has {t['tokens']} tokens, less than one row of "
+                f"{job.config.row_len}{sources.left_out(notes)}; give it more text, a smaller "
+                f"--row_len, or another --val_fraction than {job.config.val_fraction}"
+            )
 
 
 def report(manifest: shards.Manifest, examples: dict[str, str], seconds: float) -> str:
