@@ -192,9 +192,8 @@ class Job:
         a record only if it is longer than a document."""
         return self.block if sources.is_plain_text(self.sources[source]) else DOCUMENT
 
-    def texts(self, source: int, unit: int, notes: Notes | None = None) -> Iterator[str]:
+    def texts(self, source: int, unit: int, notes: Notes) -> Iterator[str]:
         """The documents of a unit, normalized: the form in which they are split and tokenized."""
-        notes = Notes() if notes is None else notes
         documents = sources.documents(self.sources[source], self.units[source][unit], notes)
         copies = self.copies.get((source, unit), ())
         for i, document in enumerate(documents):
@@ -306,7 +305,7 @@ def tokenizer_sample(job: Job) -> Iterator[str]:
         units = min(TOKENIZER_UNITS, len(job.units[s]))
         for u in range(units):
             left = TOKENIZER_CHARS * share / sum(job.shares) / units
-            texts = job.texts(s, u)
+            texts = job.texts(s, u, Notes())
             size = job.block_of(s)
             parts = (part for t in texts for part in split_text(t, size, job.val_below))
             for part in (part for split, part in parts if split == "train"):
