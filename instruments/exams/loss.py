@@ -140,7 +140,7 @@ def measure(config: LossConfig, load_model) -> None:
 def keep_rows(path: Path, rows: Tensor) -> None:
     """Write them as a .npy; if that fails, say so and go on."""
     content = io.BytesIO()
-    np.lib.format.write_array(content, rows.numpy())
+    np.save(content, rows.numpy())
     try:
         disk.write_bytes(path, content.getvalue())
     except OSError as error:
