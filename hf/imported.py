@@ -102,8 +102,10 @@ class ForeignModel:
             return
         parity.need_transformers()
         kind = tree.get("model_type")
-        message = f"a {reprlib.repr(kind)} is none of {', '.join(KINDS)} (docs/begin.md)"
-        self.need(kind in list(KINDS), message)  # it may be of any type
+        self.need(
+            kind in list(KINDS),  # it may be of any type
+            f"a {reprlib.repr(kind)} is none of {', '.join(KINDS)} (docs/begin.md)",
+        )
         self.kind = KINDS[kind]
         self.files = self._weight_files()
         self.theirs = self._their_config(tree)
