@@ -105,6 +105,7 @@ class Shelves:
         return longest if lone else n
 
 
+@dataclass
 class pack:  # in lower case, as `map` and `zip` are: it reads as a verb
     """Documents (sequences of ids, without BOS) -> rows, arrays of exactly `row_len` ids.
 
@@ -117,16 +118,19 @@ class pack:  # in lower case, as `map` and `zip` are: it reads as a verb
     nothing over.
     """
 
-    def __init__(self, docs: Iterable, row_len: int, bos_id: int, buffer=16_384, whole=False):
-        if row_len < 2 or buffer < 1:
-            raise UsageError(f"row_len {row_len} must be at least 2 and buffer {buffer} at least 1")
-        self.docs = docs
-        self.row_len = row_len
-        self.bos_id = bos_id
-        self.buffer = buffer
+    docs: Iterable
+    row_len: int
+    bos_id: int
+    buffer: int = 16_384
+    whole: bool = False
+
+    def __post_init__(self):
+        if self.row_len < 2 or self.buffer < 1:
+            raise UsageError(
+                f"row_len {self.row_len} must be at least 2 and buffer {self.buffer} at least 1"
+            )
         self.stats = PackStats()
         self.leftover = []
-        self.whole = whole
 
     def __iter__(self) -> Iterator[np.ndarray]:
         for row in self._rows(self._count(self.docs)):
